@@ -1,0 +1,174 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "fmt/format.h"
+#include "forebay/aio/engine.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/format.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kTmpfsMagic = 0x01021994;  // linux/magic.h
+constexpr int64_t kRamfsMagic = 0x858458f6;
+
+struct alignas(kIoAlignBytes) Block {
+  std::array<std::byte, kIoAlignBytes> bytes;
+  std::span<std::byte> span() { return bytes; }
+};
+
+absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
+  const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
+  int fd = -1;
+  do {
+    fd = ::open(path.c_str(), flags, 0600);
+  } while (fd < 0 && errno == EINTR);
+  const int error = errno;
+  if (fd < 0 && error == ELOOP) {
+    return StorageError(
+        fmt::format("'{}' is a symbolic link; forebay does not read or write its stores through "
+                    "links. Replace it by the file itself",
+                    path));
+  }
+  if (fd < 0 && error == EEXIST) {
+    return StorageError(fmt::format(
+        "'{}' exists already and is not overwritten. Remove it or choose another folder", path));
+  }
+  if (fd < 0 && error == ENOENT && !create) {
+    return BadInputError(fmt::format("'{}' does not exist", path));
+  }
+  if (fd < 0) return StorageError(fmt::format("opening '{}' failed", path), error);
+  UniqueFd owned(fd);
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
+  if (!S_ISREG(info.st_mode)) {
+    return StorageError(fmt::format("'{}' is not a regular file", path));
+  }
+  return owned;
+}
+
+absl::Status ReserveSpace(int fd, const std::string& path, int64_t size_bytes) {
+  int error = 0;
+  do {
+    error = ::fallocate(fd, 0, 0, size_bytes) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  // Such a file system cannot promise space; the file gets its size, and a later write may meet
+  // ENOSPC.
+  if (error == EOPNOTSUPP) error = ::ftruncate(fd, size_bytes) == 0 ? 0 : errno;
+  if (error == 0) return absl::OkStatus();
+  if (error == ENOSPC || error == EDQUOT) {
+    struct statfs info = {};
+    const bool known = ::fstatfs(fd, &info) == 0;
+    return DoesNotFitError(fmt::format(
+        "'{}' needs {} ({} bytes), but its file system has {} free: {}. Free space there or choose "
+        "another folder (--nvme)",
+        path, FormatBytes(size_bytes), size_bytes,
+        known ? FormatBytes(static_cast<int64_t>(info.f_bavail) * info.f_bsize) : "too little",
+        ErrnoText(error)));
+  }
+  return StorageError(fmt::format("reserving {} bytes for '{}' failed", size_bytes, path), error);
+}
+
+// "" when the kernel offers direct I/O at our alignment, else why not.
+std::string WhyNotOffered(int fd) {
+  struct statfs fs = {};
+  if (::fstatfs(fd, &fs) == 0) {
+    const int64_t magic = static_cast<int64_t>(static_cast<uint32_t>(fs.f_type));
+    // They accept the flag and any alignment, but their files are the page cache.
+    if (magic == kTmpfsMagic || magic == kRamfsMagic) return "tmpfs keeps its files in RAM";
+  }
+#ifdef STATX_DIOALIGN
+  struct statx info = {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+      (info.stx_mask & STATX_DIOALIGN) != 0) {
+    if (info.stx_dio_offset_align == 0) return "the file system has no direct I/O";
+    const int64_t needed = std::max(info.stx_dio_offset_align, info.stx_dio_mem_align);
+    if (needed > kIoAlignBytes)
+      return fmt::format("the device wants transfers aligned to {} bytes", needed);
+  }
+#endif
+  return "";
+}
+
+// Switches O_DIRECT on or off. 0 or errno.
+int SetDirect(int fd, bool direct) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0) return errno;
+  const int wanted = direct ? flags | O_DIRECT : flags & ~O_DIRECT;
+  return ::fcntl(fd, F_SETFL, wanted) == 0 ? 0 : errno;
+}
+
+// Some file systems accept the flag and refuse the transfer. EINVAL: not direct; anything else: an
+// error of the device. A new file is written, read back and left zeroed.
+absl::StatusOr<bool> TransfersWork(int fd, const std::string& path, bool create) {
+  Block written;
+  written.bytes.fill(std::byte{0xa5});
+  Block read;
+  read.bytes.fill(std::byte{0});
+  const auto failed = [&](std::string_view what) {
+    return StorageError(
+        fmt::format("a first direct {} of {} bytes at 0 of '{}' failed", what, kIoAlignBytes, path),
+        errno);
+  };
+  if (create && ::pwrite(fd, written.bytes.data(), kIoAlignBytes, 0) != kIoAlignBytes) {
+    if (errno == EINVAL) return false;
+    return failed("write");
+  }
+  const ssize_t got = ::pread(fd, read.bytes.data(), kIoAlignBytes, 0);
+  if (got < 0 && errno == EINVAL) return false;
+  if (got < 0) return failed("read");
+  if (!create) return true;
+  if (got != kIoAlignBytes || read.bytes != written.bytes) {
+    return StorageError(
+        fmt::format("'{}' gave back other bytes than were just written to it: its device or file "
+                    "system cannot be trusted. Choose another "
+                    "folder (--nvme)",
+                    path));
+  }
+  written.bytes.fill(std::byte{0});
+  if (::pwrite(fd, written.bytes.data(), kIoAlignBytes, 0) != kIoAlignBytes) return failed("write");
+  return true;
+}
+
+absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path, bool create) {
+  DirectFile file;
+  file.fd = std::move(fd);
+  file.why_not_direct = WhyNotOffered(file.fd.get());
+  if (file.why_not_direct.empty()) {
+    const int error = SetDirect(file.fd.get(), true);
+    if (error != 0)
+      file.why_not_direct = fmt::format("the file system refused O_DIRECT: {}", ErrnoText(error));
+  }
+  if (!file.why_not_direct.empty()) return file;
+  FOREBAY_ASSIGN_OR_RETURN(file.direct, TransfersWork(file.fd.get(), path, create));
+  if (!file.direct) {
+    file.why_not_direct = "the file system accepted O_DIRECT and refused a direct transfer";
+    const int error = SetDirect(file.fd.get(), false);
+    if (error != 0)
+      return StorageError(fmt::format("switching '{}' to buffered I/O failed", path), error);
+  }
+  return file;
+}
+
+}  // namespace
+
+absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
+                                          const DirectFileOptions& options) {
+  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create));
+  if (!options.create) return MakeDirect(std::move(fd), path, false);
+  FOREBAY_CHECK(options.size_bytes > 0 && options.size_bytes % kIoAlignBytes == 0);
+  absl::Status reserved = ReserveSpace(fd.get(), path, options.size_bytes);
+  absl::StatusOr<DirectFile> file =
+      reserved.ok() ? MakeDirect(std::move(fd), path, true) : std::move(reserved);
+  if (!file.ok()) ::unlink(path.c_str());  // made by this call
+  return file;
+}
+
+}  // namespace forebay

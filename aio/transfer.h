@@ -1,0 +1,52 @@
+// What remains of one transfer after each system call: the rules for short transfers, retries and
+// ends of file that every engine shares, whichever way it makes its calls. Pure: no system call, no
+// sleep.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "forebay/aio/engine.h"
+
+namespace forebay {
+
+// Thread-compatible. Borrows `buffer` and `path`.
+class Transfer {
+ public:
+  enum class Next : uint8_t {
+    kCall,    // make a call for rest() at rest_offset_bytes(), after waiting backoff_us()
+    kDone,    // everything was moved
+    kFailed,  // status() says why
+  };
+
+  Transfer(IoKind kind, int64_t offset_bytes, std::span<std::byte> buffer, std::string_view path)
+      : kind_(kind), offset_bytes_(offset_bytes), buffer_(buffer), path_(path) {}
+
+  std::span<std::byte> rest() const { return buffer_.subspan(static_cast<size_t>(done_bytes_)); }
+  int64_t rest_offset_bytes() const { return offset_bytes_ + done_bytes_; }
+  int64_t backoff_us() const { return backoff_us_; }
+
+  // Takes the result of a call for rest(): bytes moved, or -errno.
+  Next Apply(int64_t result);
+
+  // StorageError or CorruptError after kFailed; allocates only then.
+  absl::Status status() const;
+
+ private:
+  Next RetryUnlessExhausted(int64_t backoff_us);
+
+  IoKind kind_;
+  int64_t offset_bytes_;
+  std::span<std::byte> buffer_;
+  std::string_view path_;
+  int64_t done_bytes_ = 0;  // always a multiple of kIoAlignBytes until all is done
+  int64_t backoff_us_ = 0;
+  int calls_without_progress_ = 0;
+  int64_t last_result_ = 0;  // of the latest call that was not interrupted
+  bool at_end_of_file_ = false;
+};
+
+}  // namespace forebay

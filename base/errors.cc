@@ -1,0 +1,74 @@
+#include "forebay/base/errors.h"
+
+#include <cstring>
+
+#include "absl/strings/cord.h"
+#include "fmt/format.h"
+
+namespace forebay {
+namespace {
+
+constexpr char kExitPayload[] = "forebay/exit_code";
+
+absl::Status Make(absl::StatusCode code, ExitCode exit_code, std::string_view message) {
+  absl::Status status(code, std::string(message));
+  status.SetPayload(kExitPayload, absl::Cord(std::to_string(static_cast<int>(exit_code))));
+  return status;
+}
+
+}  // namespace
+
+absl::Status UsageError(std::string_view message) {
+  return Make(absl::StatusCode::kInvalidArgument, ExitCode::kUsage, message);
+}
+absl::Status BadInputError(std::string_view message) {
+  return Make(absl::StatusCode::kInvalidArgument, ExitCode::kBadInput, message);
+}
+absl::Status DoesNotFitError(std::string_view message) {
+  return Make(absl::StatusCode::kResourceExhausted, ExitCode::kDoesNotFit, message);
+}
+absl::Status StorageError(std::string_view message, int error_number) {
+  return StorageError(fmt::format("{}: {}", message, ErrnoText(error_number)));
+}
+absl::Status StorageError(std::string_view message) {
+  return Make(absl::StatusCode::kUnknown, ExitCode::kStorage, message);
+}
+absl::Status OutOfMemoryError(std::string_view message) {
+  return Make(absl::StatusCode::kResourceExhausted, ExitCode::kOutOfMemory, message);
+}
+absl::Status NumericalError(std::string_view message) {
+  return Make(absl::StatusCode::kOutOfRange, ExitCode::kNumerical, message);
+}
+absl::Status CorruptError(std::string_view message) {
+  return Make(absl::StatusCode::kDataLoss, ExitCode::kCorrupt, message);
+}
+absl::Status EnvironmentError(std::string_view message) {
+  return Make(absl::StatusCode::kFailedPrecondition, ExitCode::kEnvironment, message);
+}
+absl::Status InterruptedError(std::string_view message) {
+  return Make(absl::StatusCode::kAborted, ExitCode::kInterrupted, message);
+}
+
+ExitCode ExitCodeOf(const absl::Status& status) {
+  if (status.ok()) return ExitCode::kOk;
+  const auto payload = status.GetPayload(kExitPayload);
+  if (!payload.has_value()) return ExitCode::kInternal;
+  return static_cast<ExitCode>(std::stoi(std::string(*payload)));
+}
+
+absl::Status Annotate(const absl::Status& status, std::string_view context) {
+  if (status.ok()) return status;
+  absl::Status annotated(status.code(), fmt::format("{}: {}", context, MessageOf(status)));
+  status.ForEachPayload(
+      [&](auto url, const absl::Cord& payload) { annotated.SetPayload(url, payload); });
+  return annotated;
+}
+
+std::string ErrnoText(int error_number) {
+  const char* name = strerrorname_np(error_number);
+  const char* text = strerrordesc_np(error_number);
+  return fmt::format("{} ({})", name ? name : std::to_string(error_number).c_str(),
+                     text ? text : "unknown error");
+}
+
+}  // namespace forebay

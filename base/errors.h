@@ -1,0 +1,75 @@
+// Errors that the world can cause, each with the exit code that the command line gives it
+// (docs/cli.md, "Exit codes"). Modules return absl::Status; only tools/ turns it into an exit code.
+//
+// A message has three parts: what failed with its values; the cause or limit; what to do.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace forebay {
+
+enum class ExitCode : int {
+  kOk = 0,
+  kInternal = 1,      // a bug in forebay
+  kUsage = 2,         // command line or configuration
+  kBadInput = 3,      // model or data invalid
+  kDoesNotFit = 4,    // found before starting: memory or disk budget too small
+  kStorage = 5,       // an I/O operation failed
+  kOutOfMemory = 6,   // memory ran out while running
+  kNumerical = 7,     // NaN, divergence
+  kCorrupt = 8,       // checkpoint or store corrupt or incompatible
+  kEnvironment = 9,   // driver, kernel feature, run locked by another process
+  kRegressed = 10,    // a comparison regressed
+  kInterrupted = 75,  // stopped on request; resumable
+};
+
+absl::Status UsageError(std::string_view message);
+absl::Status BadInputError(std::string_view message);
+absl::Status DoesNotFitError(std::string_view message);
+// `error_number`: the errno of the failed call; its name and text are appended to `message`.
+absl::Status StorageError(std::string_view message, int error_number);
+absl::Status StorageError(std::string_view message);
+absl::Status OutOfMemoryError(std::string_view message);
+absl::Status NumericalError(std::string_view message);
+absl::Status CorruptError(std::string_view message);
+absl::Status EnvironmentError(std::string_view message);
+absl::Status InterruptedError(std::string_view message);
+
+// The exit code that `status` was made with; kInternal for a status made without one.
+ExitCode ExitCodeOf(const absl::Status& status);
+
+// `status` with `context` and ": " put in front of its message; the code and exit code are kept.
+absl::Status Annotate(const absl::Status& status, std::string_view context);
+
+// The message as std::string (Debian's absl::string_view is not std::string_view).
+inline std::string MessageOf(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+// "EIO (Input/output error)".
+std::string ErrnoText(int error_number);
+
+}  // namespace forebay
+
+#define FOREBAY_RETURN_IF_ERROR(expression)                                 \
+  do {                                                                      \
+    if (absl::Status forebay_status = (expression); !forebay_status.ok()) { \
+      return forebay_status;                                                \
+    }                                                                       \
+  } while (false)
+
+#define FOREBAY_CONCAT_INNER(a, b) a##b
+#define FOREBAY_CONCAT(a, b) FOREBAY_CONCAT_INNER(a, b)
+
+// FOREBAY_ASSIGN_OR_RETURN(auto value, MakeValue());
+#define FOREBAY_ASSIGN_OR_RETURN(declaration, expression) \
+  FOREBAY_ASSIGN_OR_RETURN_IMPL(FOREBAY_CONCAT(forebay_or_, __LINE__), declaration, expression)
+#define FOREBAY_ASSIGN_OR_RETURN_IMPL(temporary, declaration, expression) \
+  auto temporary = (expression);                                          \
+  if (!temporary.ok()) return temporary.status();                         \
+  declaration = *std::move(temporary)

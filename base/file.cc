@@ -1,0 +1,203 @@
+#include "forebay/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+
+namespace forebay {
+namespace {
+
+absl::Status WriteNewFile(const std::string& path, std::string_view contents) {
+  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
+  FOREBAY_RETURN_IF_ERROR(PwriteAll(fd.get(), std::as_bytes(std::span(contents)), 0, path));
+  return SyncFile(fd.get(), path);
+}
+
+}  // namespace
+
+void UniqueFd::Reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags) {
+  const bool may_create = (flags & O_CREAT) != 0;
+  const int all_flags = flags | O_CLOEXEC | (may_create ? O_NOFOLLOW : 0);
+  int fd = -1;
+  do {
+    fd = ::open(path.c_str(), all_flags, 0600);
+  } while (fd < 0 && errno == EINTR);
+  if (fd >= 0) return UniqueFd(fd);
+  const int error = errno;
+  if (!may_create && (error == ENOENT || error == ENOTDIR)) {
+    return BadInputError(fmt::format("'{}' does not exist", path));
+  }
+  if (may_create && error == ELOOP) {
+    return StorageError(
+        fmt::format("'{}' is a symbolic link; forebay does not write through links it did not "
+                    "make. Remove it or "
+                    "choose another path",
+                    path));
+  }
+  return StorageError(fmt::format("opening '{}' failed", path), error);
+}
+
+absl::Status PreadAll(int fd, std::span<std::byte> data, int64_t offset_bytes,
+                      std::string_view path) {
+  size_t done = 0;
+  while (done < data.size()) {
+    const ssize_t got = ::pread(fd, data.data() + done, data.size() - done,
+                                offset_bytes + static_cast<int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      return StorageError(
+          fmt::format("reading {} bytes of '{}' at {} failed", data.size(), path, offset_bytes),
+          errno);
+    }
+    if (got == 0) {
+      return CorruptError(
+          fmt::format("'{}' ends at {}, but {} bytes were expected at {}: it is "
+                      "truncated",
+                      path, offset_bytes + static_cast<int64_t>(done), data.size(), offset_bytes));
+    }
+    done += static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PwriteAll(int fd, std::span<const std::byte> data, int64_t offset_bytes,
+                       std::string_view path) {
+  size_t done = 0;
+  while (done < data.size()) {
+    const ssize_t put = ::pwrite(fd, data.data() + done, data.size() - done,
+                                 offset_bytes + static_cast<int64_t>(done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) {
+      return StorageError(
+          fmt::format("writing {} bytes to '{}' at {} failed", data.size(), path, offset_bytes),
+          put < 0 ? errno : EIO);
+    }
+    done += static_cast<size_t>(put);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyncFile(int fd, std::string_view path) {
+  if (::fdatasync(fd) != 0) {
+    return StorageError(
+        fmt::format("flushing '{}' to the device failed; what was written since the "
+                    "last flush may be lost",
+                    path),
+        errno);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes) {
+  // Without O_NONBLOCK a FIFO would be waited for instead of refused; regular files ignore it.
+  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY | O_NONBLOCK));
+  struct stat info = {};
+  if (::fstat(fd.get(), &info) != 0)
+    return StorageError(fmt::format("stat of '{}' failed", path), errno);
+  if (!S_ISREG(info.st_mode)) return BadInputError(fmt::format("'{}' is not a regular file", path));
+  if (info.st_size > max_bytes) {
+    return BadInputError(fmt::format("'{}' has {} bytes; at most {} are expected in such a file",
+                                     path, info.st_size, max_bytes));
+  }
+  std::string contents(static_cast<size_t>(info.st_size), '\0');
+  FOREBAY_RETURN_IF_ERROR(PreadAll(fd.get(), std::as_writable_bytes(std::span(contents)), 0, path));
+  return contents;
+}
+
+absl::Status WriteFileAtomically(const std::string& path, std::string_view contents) {
+  const std::string temporary = path + ".tmp";
+  ::unlink(temporary.c_str());  // of a writer that was killed
+  absl::Status status = WriteNewFile(temporary, contents);
+  if (status.ok() && ::rename(temporary.c_str(), path.c_str()) != 0) {
+    status = StorageError(fmt::format("renaming '{}' to '{}' failed", temporary, path), errno);
+  }
+  if (!status.ok()) {
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  const std::string directory = std::filesystem::path(path).parent_path().string();
+  return SyncDirectory(directory.empty() ? "." : directory);
+}
+
+absl::Status SyncDirectory(const std::string& directory) {
+  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(directory, O_RDONLY | O_DIRECTORY));
+  if (::fsync(fd.get()) != 0) {
+    return StorageError(fmt::format("fsync of the folder '{}' failed", directory), errno);
+  }
+  return absl::OkStatus();
+}
+
+bool FileExists(const std::string& path) {
+  return ::access(path.c_str(), F_OK) == 0;
+}
+
+bool IsDirectory(const std::string& path) {
+  struct stat info = {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+absl::StatusOr<int64_t> FileSize(const std::string& path) {
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return BadInputError(fmt::format("'{}' does not exist", path));
+    return StorageError(fmt::format("stat of '{}' failed", path), errno);
+  }
+  return static_cast<int64_t>(info.st_size);
+}
+
+absl::Status MakeDirectories(const std::string& path) {
+  std::string partial;
+  size_t position = 0;
+  while (position <= path.size()) {
+    const size_t slash = std::min(path.find('/', position), path.size());
+    partial = path.substr(0, slash);
+    position = slash + 1;
+    if (partial.empty() || IsDirectory(partial)) continue;
+    if (::mkdir(partial.c_str(), 0700) != 0 && !(errno == EEXIST && IsDirectory(partial))) {
+      return StorageError(fmt::format("creating the folder '{}' failed", partial), errno);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (error) return StorageError(fmt::format("removing '{}' failed", path), error.value());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> FreeSpace(const std::string& path) {
+  struct statvfs info = {};
+  if (::statvfs(path.c_str(), &info) != 0) {
+    return StorageError(fmt::format("asking for the free space of '{}' failed", path), errno);
+  }
+  return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
+}
+
+std::string JoinPath(std::string_view directory, std::string_view name) {
+  if (directory.empty()) return std::string(name);
+  return fmt::format("{}{}{}", directory, directory.back() == '/' ? "" : "/", name);
+}
+
+std::string ProgramDirectory() {
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? std::string() : program.parent_path().string();
+}
+
+}  // namespace forebay

@@ -1,0 +1,79 @@
+// Small-file and path work for every module: configuration, manifests, records, logs. Bulk
+// transfers of tensors go through aio/ instead.
+//
+// Rules (docs/architecture.md, "Files"): created 0600, never through a symbolic link, replaced
+// atomically (temporary file, fsync, rename, fsync of the folder).
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace forebay {
+
+// Owns a file descriptor. Move-only.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  ~UniqueFd() { Reset(); }
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) {
+      Reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void Reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// open(2) with O_CLOEXEC, mode 0600 for O_CREAT, and O_NOFOLLOW when it may create. BadInputError
+// when the file does not exist (and is not created), StorageError otherwise; the message names the
+// path.
+absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags);
+
+// Reads or writes all of `data` at `offset_bytes`, resuming after short transfers and EINTR.
+// `path` is for messages. StorageError; a read past the end of the file is a CorruptError.
+absl::Status PreadAll(int fd, std::span<std::byte> data, int64_t offset_bytes,
+                      std::string_view path);
+absl::Status PwriteAll(int fd, std::span<const std::byte> data, int64_t offset_bytes,
+                       std::string_view path);
+// fdatasync; a failure is a StorageError and must never be retried (docs/architecture.md).
+absl::Status SyncFile(int fd, std::string_view path);
+
+// The whole file. BadInputError when it is missing or longer than `max_bytes`.
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
+// Replaces `path` atomically and durably.
+absl::Status WriteFileAtomically(const std::string& path, std::string_view contents);
+// fsync of a folder, so that names created, renamed or removed in it survive a power cut.
+absl::Status SyncDirectory(const std::string& directory);
+
+bool FileExists(const std::string& path);
+bool IsDirectory(const std::string& path);
+absl::StatusOr<int64_t> FileSize(const std::string& path);
+// mkdir -p, mode 0700 for the folders it makes. A final component that is a symbolic link to a
+// folder is accepted (users link /data); StorageError otherwise.
+absl::Status MakeDirectories(const std::string& path);
+// Removes a tree without following symbolic links.
+absl::Status RemoveTree(const std::string& path);
+// Bytes available to this user on the file system of `path` (which must exist).
+absl::StatusOr<int64_t> FreeSpace(const std::string& path);
+// "a/b" from "a" and "b".
+std::string JoinPath(std::string_view directory, std::string_view name);
+// The folder of the running program (/proc/self/exe).
+std::string ProgramDirectory();
+
+}  // namespace forebay

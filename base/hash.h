@@ -1,0 +1,48 @@
+// XXH3, inlined: 3x faster in cache than the shared library's call (measured in
+// docs/performance.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#ifndef XXH_INLINE_ALL
+#define XXH_INLINE_ALL
+#endif
+#include "xxhash.h"
+
+namespace forebay {
+
+inline uint64_t Xxh3_64(std::span<const std::byte> data) {
+  return XXH3_64bits(data.data(), data.size());
+}
+
+// A running XXH3-128. Movable, thread-compatible.
+class Xxh3_128 {
+ public:
+  Xxh3_128() { XXH3_128bits_reset(&state_); }
+  void Update(std::span<const std::byte> data) {
+    XXH3_128bits_update(&state_, data.data(), data.size());
+  }
+  void Update(std::string_view text) { XXH3_128bits_update(&state_, text.data(), text.size()); }
+  void UpdateInt(int64_t value) { XXH3_128bits_update(&state_, &value, sizeof(value)); }
+  // 32 lower-case hexadecimal digits, canonical (big-endian) order as `xxh128sum` prints.
+  std::string Hex() const {
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state_));
+    static constexpr char kDigits[] = "0123456789abcdef";
+    std::string hex;
+    for (const unsigned char byte : canonical.digest) {
+      hex.push_back(kDigits[byte >> 4]);
+      hex.push_back(kDigits[byte & 15]);
+    }
+    return hex;
+  }
+
+ private:
+  XXH3_state_t state_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,28 @@
+// Strict JSON for files that people or other programs write: duplicate keys, deep nesting and bytes
+// after the value are errors, integers stay integers. Built on nlohmann::json.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+
+namespace forebay {
+
+// Keys keep their order, so that what we write back reads as it was written.
+using Json = nlohmann::ordered_json;
+
+struct JsonParseOptions {
+  bool allow_comments = false;  // // and /* */, for configuration files
+  int max_depth = 64;
+};
+
+// Parses `text`; `source` (a path, perhaps with a line) is named in errors. BadInputError with line
+// and column; never throws.
+absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view source,
+                               const JsonParseOptions& options = {});
+absl::StatusOr<Json> ReadJsonFile(const std::string& path, int64_t max_bytes,
+                                  const JsonParseOptions& options = {});
+
+}  // namespace forebay

@@ -1,0 +1,67 @@
+// The inventory: which tensors a model has, which layer each belongs to and where it lies in that
+// layer's flat vector of elements. Import, store, plan, optimizer and export all read this table.
+//
+// A *layer* is the unit that streams: it is read, computed with and updated as a whole. Its tensors
+// are laid one after another in one flat vector, each starting at a multiple of kTensorAlignElems;
+// the vector is padded with zeros to a multiple of kLayerAlignElems, so that every plane of every
+// tile (2 or 4 bytes an element) is a whole number of 4 KiB blocks on disk.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace forebay {
+
+inline constexpr int64_t kTensorAlignElems = 64;
+inline constexpr int64_t kLayerAlignElems = 2048;
+
+using Shape = std::vector<int64_t>;
+
+// Number of elements; 1 for rank 0. Requires: the product fits int64 (parsers check it).
+int64_t NumElems(const Shape& shape);
+// "[576, 1536]".
+std::string ToString(const Shape& shape);
+
+struct TensorSpec {
+  std::string name;          // Hugging Face name, unique in the inventory
+  Shape shape;               // Hugging Face shape, row-major
+  int role = 0;              // the owner's own meaning (model/: TensorRole); opaque to storage
+  bool decay = true;         // weight decay applies (false for norms and biases)
+  int layer = 0;             // index into Inventory::layers
+  int64_t offset_elems = 0;  // into the layer's flat vector
+  int64_t num_elems = 0;     // NumElems(shape)
+};
+
+struct LayerSpec {
+  std::string name;      // "embed", "layers.7", "head"
+  int first_tensor = 0;  // index into Inventory::tensors
+  int num_tensors = 0;
+  int64_t num_elems = 0;  // of the padded flat vector
+};
+
+class Inventory {
+ public:
+  // Starts a new layer; the tensors added next belong to it.
+  void BeginLayer(std::string name);
+  // Appends a tensor to the current layer and returns its index. Requires: BeginLayer was called.
+  int Add(std::string name, Shape shape, int role, bool decay);
+
+  const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  const std::vector<LayerSpec>& layers() const { return layers_; }
+  int num_layers() const { return static_cast<int>(layers_.size()); }
+  // nullptr when there is no tensor of that name.
+  const TensorSpec* Find(std::string_view name) const;
+  // Elements of all tensors, without padding.
+  int64_t num_params() const { return num_params_; }
+  // Elements of all layers, with padding: what storage holds.
+  int64_t num_padded_elems() const;
+
+ private:
+  std::vector<TensorSpec> tensors_;
+  std::vector<LayerSpec> layers_;
+  int64_t num_params_ = 0;
+};
+
+}  // namespace forebay

@@ -1,0 +1,64 @@
+# forebay_library(<module> SOURCES a.cc b.cc DEPS forebay::base ...): one static library per folder.
+function(forebay_library module)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(forebay_${module} STATIC ${ARG_SOURCES})
+  add_library(forebay::${module} ALIAS forebay_${module})
+  # SYSTEM would hide our own warnings; third-party headers are marked SYSTEM by their packages.
+  target_include_directories(forebay_${module} PUBLIC $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>)
+  target_link_libraries(forebay_${module} PUBLIC ${ARG_DEPS})
+endfunction()
+
+# Modules whose tests also run under the sanitizers. oneDNN and libgomp, which model/ and so train/ call,
+# are not instrumented.
+set(FOREBAY_CORE_MODULES base device memory aio swap optimizer data)
+
+# forebay_test(<name> SOURCES x_test.cc DEPS ... LABELS unit): one GoogleTest program, one ctest entry per
+# test program (so that a suite of hundreds of cases costs one process start). FILTER is a GoogleTest
+# filter. A second entry for the same program (its slow cases, say) names it instead of sources:
+# forebay_test(<name> PROGRAM <program> FILTER *Slow* LABELS slow).
+# Tests of a core module also get the label "core" and are built by the target core_tests.
+function(forebay_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT;PROGRAM;FILTER" "SOURCES;DEPS;LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  if(NOT ARG_PROGRAM)
+    set(ARG_PROGRAM ${name})
+    add_executable(${name} ${ARG_SOURCES})
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests_bin)
+    target_link_libraries(${name} PRIVATE ${ARG_DEPS} forebay_test_main)
+    # The libraries are optimised; optimising the checks around them only makes builds longer.
+    if(CMAKE_BUILD_TYPE STREQUAL "Release")
+      target_compile_options(${name} PRIVATE -O1)
+    endif()
+  endif()
+  set(arguments "")
+  if(ARG_FILTER)
+    set(arguments "--gtest_filter=${ARG_FILTER}")
+  endif()
+  add_test(NAME ${name} COMMAND ${ARG_PROGRAM} ${arguments})
+
+  file(RELATIVE_PATH module ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
+  if(module IN_LIST FOREBAY_CORE_MODULES)
+    if(NOT TARGET core_tests)
+      add_custom_target(core_tests)
+    endif()
+    add_dependencies(core_tests ${ARG_PROGRAM})
+    list(APPEND ARG_LABELS core)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77)
+endfunction()
+
+# forebay_pytest(<name> SOURCES x_test.py... LABELS e2e torch): runs pytest on these files in the Python
+# environment of the tests (build/test-venv, made by scripts/test; skipped where it is missing). The
+# tests find the programs through FOREBAY_BIN.
+function(forebay_pytest name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 900)
+  endif()
+  list(TRANSFORM ARG_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  add_test(NAME ${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/run_pytest.sh ${ARG_SOURCES})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77
+    ENVIRONMENT "FOREBAY_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+endfunction()

@@ -1,0 +1,56 @@
+// One child process with its standard input and output in our hands. Private to data/.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/file.h"
+
+namespace forebay {
+
+enum class ChildStreams {
+  kOurs,    // input and output are connected to this object; standard error is shared
+  kShared,  // all three are shared with this process
+};
+
+// Owned by one thread.
+class ChildProcess {
+ public:
+  // Runs args[0] (a path; no shell, no search) with default signal handling and no descriptor of
+  // ours but the standard ones. EnvironmentError when it cannot be run.
+  static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(const std::vector<std::string>& args,
+                                                             ChildStreams streams);
+  // Ends the child's input, lets it finish and collects it.
+  ~ChildProcess();
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  // Sends all of `text`; false when the child reads no more. Raises no SIGPIPE.
+  bool Send(std::string_view text);
+  void EndInput();
+  // The next line without its newline; false at the end of the output.
+  bool ReadLine(std::string& line);
+  // Everything up to the end of the output.
+  std::string ReadAll();
+  // Waits for the end. Returns the exit code, or 128 + the signal that ended the child. May be
+  // called again.
+  int Wait();
+
+ private:
+  explicit ChildProcess(pid_t pid) : pid_(pid) {}
+  bool Fill();
+
+  pid_t pid_;
+  bool collected_ = false;
+  int exit_code_ = 0;
+  UniqueFd input_;
+  UniqueFd output_;
+  std::string buffer_;  // read from the child and not yet returned
+};
+
+}  // namespace forebay

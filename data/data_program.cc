@@ -1,0 +1,266 @@
+#include "forebay/data/data_program.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/data/child_process.h"
+#include "forebay/data/packed_file.h"
+
+namespace forebay {
+namespace {
+
+constexpr char kProgramName[] = "forebay-data";
+constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+bool IsExecutable(const std::string& path) {
+  return !IsDirectory(path) && ::access(path.c_str(), X_OK) == 0;
+}
+
+std::vector<std::string> FoldersInPath() {
+  std::vector<std::string> folders;
+  const char* path = std::getenv("PATH");
+  std::string_view rest = path == nullptr ? "" : path;
+  while (!rest.empty()) {
+    const size_t colon = std::min(rest.find(':'), rest.size());
+    // An empty entry means the current folder to a shell; running what lies there would be a trap.
+    if (colon > 0) folders.emplace_back(rest.substr(0, colon));
+    rest.remove_prefix(std::min(colon + 1, rest.size()));
+  }
+  return folders;
+}
+
+// The program's end as our error. `message` is its own.
+absl::Status ErrorOf(int exit_code, const std::string& message) {
+  switch (static_cast<ExitCode>(exit_code)) {
+    case ExitCode::kUsage:
+      return UsageError(message);
+    case ExitCode::kBadInput:
+      return BadInputError(message);
+    case ExitCode::kDoesNotFit:
+      return DoesNotFitError(message);
+    case ExitCode::kStorage:
+      return StorageError(message);
+    case ExitCode::kOutOfMemory:
+      return OutOfMemoryError(message);
+    case ExitCode::kCorrupt:
+      return CorruptError(message);
+    case ExitCode::kEnvironment:
+      return EnvironmentError(message);
+    case ExitCode::kInterrupted:
+      return InterruptedError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+// The error that the program printed as its document, or what can be said without one.
+absl::Status ErrorFrom(int exit_code, const std::string& output) {
+  const absl::StatusOr<Json> document = ParseJson(output, kProgramName);
+  if (document.ok() && document->is_object() && document->contains("error")) {
+    const Json& error = (*document)["error"];
+    if (error.is_object() && error.contains("message") && error["message"].is_string()) {
+      return ErrorOf(exit_code, error["message"].get<std::string>());
+    }
+  }
+  // 130 and 143: SIGINT and SIGTERM, which a terminal or a batch system sends to the whole group.
+  if (exit_code == 130 || exit_code == 143 ||
+      exit_code == static_cast<int>(ExitCode::kInterrupted)) {
+    return InterruptedError("forebay-data was interrupted");
+  }
+  if (exit_code == 137) {
+    return OutOfMemoryError(
+        "forebay-data was killed, most likely because memory ran out: split the data into several "
+        "files");
+  }
+  return ErrorOf(exit_code,
+                 fmt::format("forebay-data ended with exit code {}; what it printed above says why",
+                             exit_code));
+}
+
+absl::StatusOr<std::unique_ptr<ChildProcess>> StartDataProgram(std::vector<std::string> args,
+                                                               ChildStreams streams) {
+  FOREBAY_ASSIGN_OR_RETURN(std::string program, FindDataProgram());
+  args.insert(args.begin(), std::move(program));
+  return ChildProcess::Start(args, streams);
+}
+
+absl::StatusOr<Json> ParseReply(const std::string& text) {
+  absl::StatusOr<Json> reply = ParseJson(text, "the answer of forebay-data");
+  if (!reply.ok()) return absl::InternalError(MessageOf(reply.status()));
+  return reply;
+}
+
+absl::Status UnexpectedReply(std::string_view what) {
+  return absl::InternalError(
+      fmt::format("forebay-data's answer has no {}: the two programs are of different versions; "
+                  "build both again",
+                  what));
+}
+
+// The limit that the first of `keys` in config.json states.
+std::optional<int64_t> LimitIn(const Json& config, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) {
+    if (config.contains(key) && config[key].is_number_integer()) return config[key].get<int64_t>();
+  }
+  return std::nullopt;
+}
+
+// A packed file needs no Python: only a look at whether it fits.
+absl::StatusOr<PackResult> AcceptPackedFile(const PackRequest& request) {
+  FOREBAY_ASSIGN_OR_RETURN(const auto file, PackedFile::Open(request.data));
+  const PackedFileInfo& info = file->info();
+  if (info.seq != request.seq) {
+    return BadInputError(fmt::format(
+        "'{}' is packed in rows of {} tokens, but --seq={}: pack the text again, or use "
+        "--seq={}",
+        request.data, info.seq, request.seq, info.seq));
+  }
+  const std::string config_path = JoinPath(request.model, "config.json");
+  FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(config_path, kMaxConfigBytes));
+  if (!config.is_object())
+    return BadInputError(fmt::format("'{}' holds no JSON object", config_path));
+  const int64_t vocab_size = LimitIn(config, {"vocab_size"}).value_or(0);
+  if (info.vocab_size > vocab_size) {
+    return BadInputError(
+        fmt::format("'{}' was packed for a vocabulary of {}, the model has {}: pack the text again "
+                    "with this model",
+                    request.data, info.vocab_size, vocab_size));
+  }
+  const int64_t positions =
+      LimitIn(config, {"max_position_embeddings", "n_positions"}).value_or(kNoLimit);
+  if (info.longest_segment > positions) {
+    return BadInputError(
+        fmt::format("'{}' has a sample of {} tokens in a row, the model has {} positions: pack the "
+                    "text again with --seq={}",
+                    request.data, info.longest_segment, positions, positions));
+  }
+  Json report = {{"path", request.data},
+                 {"rows", info.num_rows},
+                 {"seq", info.seq},
+                 {"tokens", info.num_tokens},
+                 {"trained", info.num_trained},
+                 {"samples", info.num_samples},
+                 {"digest", info.digest},
+                 {"tokenizer_digest", info.tokenizer_digest},
+                 {"cached", true}};
+  return PackResult{request.data, true, std::move(report)};
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> FindDataProgram() {
+  const std::string beside = JoinPath(ProgramDirectory(), kProgramName);
+  if (IsExecutable(beside)) return beside;
+  if (const char* named = std::getenv("FOREBAY_DATA"); named != nullptr && named[0] != '\0') {
+    if (IsExecutable(named)) return std::string(named);
+    return EnvironmentError(
+        fmt::format("FOREBAY_DATA names '{}', which is no executable program: unset it or correct "
+                    "it",
+                    named));
+  }
+  for (const std::string& folder : FoldersInPath()) {
+    std::string candidate = JoinPath(folder, kProgramName);
+    if (IsExecutable(candidate)) return candidate;
+  }
+  return EnvironmentError(
+      fmt::format("the program '{}', which turns text into tokens, is neither at '{}' nor in PATH: "
+                  "run scripts/build, or set FOREBAY_DATA to its path",
+                  kProgramName, beside));
+}
+
+absl::StatusOr<Json> RunDataProgram(const std::vector<std::string>& args,
+                                    const std::string& input) {
+  std::vector<std::string> all_args = args;
+  all_args.push_back("--format=json");
+  FOREBAY_ASSIGN_OR_RETURN(const auto child,
+                           StartDataProgram(std::move(all_args), ChildStreams::kOurs));
+  child->Send(input);  // a child that stops reading has an error to tell
+  child->EndInput();
+  const std::string output = child->ReadAll();
+  if (const int exit_code = child->Wait(); exit_code != 0) return ErrorFrom(exit_code, output);
+  return ParseReply(output);
+}
+
+absl::StatusOr<int> RunDataProgramOnTerminal(const std::vector<std::string>& args) {
+  FOREBAY_ASSIGN_OR_RETURN(const auto child, StartDataProgram(args, ChildStreams::kShared));
+  return child->Wait();
+}
+
+absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request) {
+  if (IsPackedFile(request.data)) return AcceptPackedFile(request);
+  std::vector<std::string> args = {"pack", "--data=" + request.data, "--model=" + request.model,
+                                   fmt::format("--seq={}", request.seq),
+                                   "--cache=" + request.cache};
+  if (request.truncate) args.push_back("--truncate");
+  FOREBAY_ASSIGN_OR_RETURN(Json report, RunDataProgram(args));
+  if (!report.is_object() || !report.contains("path") || !report["path"].is_string())
+    return UnexpectedReply("path");
+  PackResult result;
+  result.path = report["path"].get<std::string>();
+  result.cached = report.value("cached", false);
+  result.report = std::move(report);
+  return result;
+}
+
+absl::StatusOr<EncodedPrompt> EncodePrompt(const std::string& model, const std::string& prompt,
+                                           bool chat) {
+  std::vector<std::string> args = {"encode", "--model=" + model};
+  if (chat) args.push_back("--chat");
+  const std::string line =
+      Json({{"prompt", prompt}}).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  FOREBAY_ASSIGN_OR_RETURN(const Json reply, RunDataProgram(args, line));
+  EncodedPrompt encoded;
+  try {
+    encoded.tokens = reply.at("tokens").get<std::vector<int32_t>>();
+    encoded.eos_token_ids = reply.at("eos").get<std::vector<int64_t>>();
+  } catch (const Json::exception&) {
+    return UnexpectedReply("tokens");
+  }
+  return encoded;
+}
+
+struct TokenDecoder::Impl {
+  std::unique_ptr<ChildProcess> child;
+
+  // The next answer: a JSON string, or the program's error.
+  absl::StatusOr<std::string> ReadText() {
+    std::string line;
+    if (!child->ReadLine(line)) return ErrorFrom(child->Wait(), child->ReadAll());
+    FOREBAY_ASSIGN_OR_RETURN(const Json reply, ParseReply(line));
+    if (reply.is_string()) return reply.get<std::string>();
+    child->EndInput();
+    return ErrorFrom(child->Wait(), line);
+  }
+};
+
+TokenDecoder::TokenDecoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TokenDecoder::~TokenDecoder() = default;
+
+absl::StatusOr<std::unique_ptr<TokenDecoder>> TokenDecoder::Start(const std::string& model) {
+  auto impl = std::make_unique<Impl>();
+  FOREBAY_ASSIGN_OR_RETURN(
+      impl->child, StartDataProgram({"decode", "--model=" + model, "--stream", "--format=json"},
+                                    ChildStreams::kOurs));
+  return std::unique_ptr<TokenDecoder>(new TokenDecoder(std::move(impl)));
+}
+
+absl::StatusOr<std::string> TokenDecoder::Push(int32_t token) {
+  impl_->child->Send(
+      fmt::format("{}\n", token));  // a child that stops reading has an error to tell
+  return impl_->ReadText();
+}
+
+absl::StatusOr<std::string> TokenDecoder::Finish() {
+  impl_->child->EndInput();
+  return impl_->ReadText();
+}
+
+}  // namespace forebay

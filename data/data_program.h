@@ -1,0 +1,77 @@
+// Runs the Python program `forebay-data` (text to tokens, chat templates, GGUF), as git runs
+// `git-foo`: a child process, no shell, JSON over its standard streams. Commands and keys:
+// docs/formats.md, "forebay-data". Not for: reading what it wrote (packed_file.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/json.h"
+
+namespace forebay {
+
+// The program's path: beside the running binary, then $FOREBAY_DATA, then in $PATH.
+// EnvironmentError with what to do when it is nowhere.
+absl::StatusOr<std::string> FindDataProgram();
+
+// Runs `forebay-data ARGS --format=json` to its end and returns the one JSON document that it
+// printed. Its progress goes to our standard error. `input` becomes its standard input. A failure
+// carries the program's own message and the exit code that it chose (3 for bad data, ...);
+// InterruptedError when a signal ended it.
+absl::StatusOr<Json> RunDataProgram(const std::vector<std::string>& args,
+                                    const std::string& input = "");
+
+// Runs `forebay-data ARGS` on our own terminal: all three streams are shared, so that colours and
+// progress work. Returns its exit code; what went wrong it has already said.
+absl::StatusOr<int> RunDataProgramOnTerminal(const std::vector<std::string>& args);
+
+struct PackRequest {
+  std::string data;       // .txt, .jsonl or packed file
+  std::string model;      // Hugging Face folder
+  int64_t seq = 0;        // tokens per row
+  bool truncate = false;  // cut over-long prompts and chats instead of refusing them
+  std::string cache;      // folder for the packed result, made when missing
+};
+struct PackResult {
+  std::string path;     // of the packed file; `data` itself when it was packed already
+  bool cached = false;  // nothing had to be done
+  Json report;          // rows, tokens, trained, samples, padding_share, ...
+};
+// Text as a packed file that fits `model` and `seq`. Errors as RunDataProgram.
+absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request);
+
+struct EncodedPrompt {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t>
+      eos_token_ids;  // where generation stops: generation_config's list, else the tokenizer's
+};
+// Tokens of `prompt` as the tokenizer makes them; with `chat`, of one user turn through the model's
+// chat template, ready for the assistant's.
+absl::StatusOr<EncodedPrompt> EncodePrompt(const std::string& model, const std::string& prompt,
+                                           bool chat);
+
+// Turns tokens into text one at a time, through one child process that lives as long as this
+// object. Owned by one thread.
+class TokenDecoder {
+ public:
+  static absl::StatusOr<std::unique_ptr<TokenDecoder>> Start(const std::string& model);
+  ~TokenDecoder();  // ends the child
+  TokenDecoder(const TokenDecoder&) = delete;
+  TokenDecoder& operator=(const TokenDecoder&) = delete;
+
+  // The text that became complete with `token`: empty while a multi-byte character is unfinished,
+  // and for special tokens.
+  absl::StatusOr<std::string> Push(int32_t token);
+  // What is left when no more tokens come (an unfinished character becomes U+FFFD). Call once.
+  absl::StatusOr<std::string> Finish();
+
+ private:
+  struct Impl;
+  explicit TokenDecoder(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace forebay

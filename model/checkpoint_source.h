@@ -1,0 +1,46 @@
+// A ParamSource over a checkpoint folder: generation and evaluation read weights straight from
+// safetensors files. Layers that fit the budget stay in memory; the rest stream through a window,
+// read ahead by one thread.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/model/param_source.h"
+#include "forebay/model/safetensors.h"
+
+namespace forebay {
+
+// Owned by one thread, beside its own reading thread.
+class CheckpointSource : public ParamSource {
+ public:
+  // `dtype`: what the weights are converted to (kBF16 or kF32). `max_bytes`: for resident layers
+  // and the window together; 0: all resident. Reads the resident layers. `budget` must outlive it.
+  // BadInputError for checkpoints that are no such model, DoesNotFitError naming the least that
+  // works, OutOfMemoryError when `budget` refuses.
+  static absl::StatusOr<std::unique_ptr<CheckpointSource>> Create(
+      const std::string& model_directory, const DecoderConfig& config, DType dtype,
+      int64_t max_bytes, MemoryBudget* budget);
+  // The smallest `max_bytes`: two buffers for blocks, one for the larger of embedding and output
+  // layer (tied models have the embedding only, which stays), and the final norm.
+  static int64_t LeastBytes(const DecoderConfig& config, DType dtype);
+  ~CheckpointSource() override;
+  void Expect(std::span<const int> layers) override;
+  // After an error every later call returns the same one.
+  absl::StatusOr<WeightsLease> Acquire(int layer) override;
+  int num_resident_layers() const;
+
+ protected:
+  void Release(int layer) override;
+
+ private:
+  struct Impl;
+  explicit CheckpointSource(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace forebay

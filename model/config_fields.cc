@@ -1,0 +1,104 @@
+#include "forebay/model/config_fields.h"
+
+#include <limits>
+
+#include "fmt/format.h"
+
+namespace forebay {
+
+const Json* ConfigFields::Find(std::string_view key) const {
+  const auto found = json_.find(std::string(key));
+  return found == json_.end() || found->is_null() ? nullptr : &*found;
+}
+
+bool ConfigFields::IsNull(std::string_view key) const {
+  const auto found = json_.find(std::string(key));
+  return found != json_.end() && found->is_null();
+}
+
+std::string ConfigFields::Describe(std::string_view key, const Json& value) const {
+  constexpr size_t kLongest = 80;
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return fmt::format("'{}{}' is {}", path_, key, text);
+}
+
+int64_t ConfigFields::Int(std::string_view key, IntRange range,
+                          std::optional<int64_t> fallback) const {
+  const Json* const value = Find(key);
+  if (value == nullptr) {
+    if (!fallback.has_value()) Problem(fmt::format("'{}{}' is missing", path_, key));
+    return fallback.value_or(range.least);
+  }
+  if (!value->is_number_integer()) {
+    Problem(fmt::format("{}, but a whole number is expected", Describe(key, *value)));
+    return fallback.value_or(range.least);
+  }
+  const bool above_int64 = value->is_number_unsigned() &&
+                           value->get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()};
+  if (above_int64 || value->get<int64_t>() < range.least || value->get<int64_t>() > range.most) {
+    Problem(fmt::format("{}, but {} to {} is supported", Describe(key, *value), range.least,
+                        range.most));
+    return fallback.value_or(range.least);
+  }
+  return value->get<int64_t>();
+}
+
+double ConfigFields::Number(std::string_view key, NumberRange range,
+                            std::optional<double> fallback) const {
+  const Json* const value = Find(key);
+  if (value == nullptr) {
+    if (!fallback.has_value()) Problem(fmt::format("'{}{}' is missing", path_, key));
+    return fallback.value_or(range.most);
+  }
+  if (!value->is_number()) {
+    Problem(fmt::format("{}, but a number is expected", Describe(key, *value)));
+    return fallback.value_or(range.most);
+  }
+  const double number = value->get<double>();
+  const bool enough = range.includes_least ? number >= range.least : number > range.least;
+  if (!enough || !(number <= range.most)) {
+    Problem(fmt::format("{}, but a number {} {} and at most {} is supported", Describe(key, *value),
+                        range.includes_least ? "at least" : "above", range.least, range.most));
+    return fallback.value_or(range.most);
+  }
+  return number;
+}
+
+bool ConfigFields::Bool(std::string_view key, bool fallback) const {
+  const Json* const value = Find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_boolean()) {
+    Problem(fmt::format("{}, but true or false is expected", Describe(key, *value)));
+    return fallback;
+  }
+  return value->get<bool>();
+}
+
+std::string ConfigFields::String(std::string_view key, std::string_view fallback) const {
+  const Json* const value = Find(key);
+  if (value == nullptr) return std::string(fallback);
+  if (!value->is_string()) {
+    Problem(fmt::format("{}, but a string is expected", Describe(key, *value)));
+    return std::string(fallback);
+  }
+  return value->get<std::string>();
+}
+
+std::vector<int64_t> ReadTokenIds(const ConfigFields& fields, std::string_view key) {
+  const Json* const value = fields.Find(key);
+  if (value == nullptr) return {};
+  if (!value->is_array()) return {fields.Int(key, kTokenRange, std::nullopt)};
+  std::vector<int64_t> tokens;
+  for (const Json& token : *value) {
+    if (!token.is_number_integer() || token < kTokenRange.least || token > kTokenRange.most) {
+      fields.Problem(
+          fmt::format("{}, but token numbers are expected", fields.Describe(key, *value)));
+      return {};
+    }
+    tokens.push_back(token.get<int64_t>());
+  }
+  return tokens;
+}
+
+}  // namespace forebay

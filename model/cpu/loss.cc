@@ -1,0 +1,201 @@
+// Cross-entropy through the output projection. Trained rows are gathered first, so that the others
+// cost nothing; logits exist for one chunk of rows (and of the vocabulary, where that is large) at
+// a time.
+#include "forebay/model/cpu/loss.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "forebay/base/check.h"
+#include "forebay/model/cpu/gemm.h"
+#include "forebay/model/cpu/kernels.h"
+
+namespace forebay::cpu {
+namespace {
+
+// What is known of a row of logits.
+struct RowState {
+  int64_t token = 0;  // its row in x
+  int32_t target = 0;
+  float max = -std::numeric_limits<float>::infinity();
+  float sum = 0;  // of exp(logit - max)
+  float target_logit = 0;
+
+  float LogSumExp() const { return max + std::log(sum); }
+  void Absorb(float chunk_max, float chunk_sum) {
+    const float new_max = std::max(max, chunk_max);
+    const float old = sum == 0 ? 0.0f : sum * std::exp(max - new_max);
+    sum = old + chunk_sum * std::exp(chunk_max - new_max);
+    max = new_max;
+  }
+};
+
+static_assert(sizeof(RowState) <= kLossRowBytes);
+
+class ChunkedLoss {
+ public:
+  ChunkedLoss(Context& context, const Linear& head, const float* x, const LossChunks& chunks,
+              const LossGradients& gradients)
+      : impl_(context.impl()),
+        head_(head),
+        x_(x),
+        gradients_(gradients),
+        vocab_chunk_(chunks.VocabChunk(head.out)) {
+    FOREBAY_CHECK(!head.in_out && head.bias == nullptr);
+    rows_ = impl_.shared.Get<RowState>(Slot::kLossRows, chunks.max_tokens);
+    input_ = impl_.shared.Get<float>(Slot::kLossInput, chunks.max_tokens * head.in);
+    logits_ = impl_.shared.Get<float>(Slot::kLogits, chunks.max_tokens * vocab_chunk_);
+    if (gradients.dx != nullptr) {
+      dinput_ = impl_.shared.Get<float>(Slot::kLossGradient, chunks.max_tokens * head.in);
+    }
+  }
+
+  void Append(int64_t token, int32_t target) {
+    FOREBAY_CHECK(target < head_.out);
+    rows_[num_rows_] = RowState{.token = token, .target = target};
+    ++num_rows_;
+  }
+  int64_t num_rows() const { return num_rows_; }
+
+  // Adds the loss of the appended rows to `sum`, makes their gradients, and forgets them.
+  void Finish(double& sum) {
+    impl_.ParallelBlocks(num_rows_, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        std::memcpy(input_ + row * head_.in, x_ + rows_[row].token * head_.in,
+                    static_cast<size_t>(head_.in) * sizeof(float));
+      }
+    });
+    const bool whole = vocab_chunk_ == head_.out;
+    for (int64_t first = 0; first < head_.out; first += vocab_chunk_) {
+      MakeLogits(first);
+      Measure(first, whole && gradients_.dx != nullptr);
+    }
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      sum += static_cast<double>(rows_[row].LogSumExp() - rows_[row].target_logit);
+    }
+    if (gradients_.dx != nullptr) {
+      for (int64_t first = 0; first < head_.out; first += vocab_chunk_) {
+        if (!whole) MakeLogits(first);
+        LogitGradients(first, whole);
+        AddGradients(first);
+      }
+      Scatter();
+    }
+    num_rows_ = 0;
+  }
+
+ private:
+  int64_t Width(int64_t first) const { return std::min(vocab_chunk_, head_.out - first); }
+  int64_t RowStride() const { return head_.row_stride == 0 ? head_.in : head_.row_stride; }
+  WeightOperand Weights(int64_t first, bool transposed) const {
+    return {.dtype = head_.dtype,
+            .data = ElementAt(head_.weight, head_.dtype, first * RowStride()),
+            .row_stride = RowStride(),
+            .transposed = transposed};
+  }
+
+  void MakeLogits(int64_t first) {
+    const int64_t width = Width(first);
+    WeightGemm(impl_, num_rows_, width, head_.in, input_, head_.in, Weights(first, true), nullptr,
+               logits_, width, false);
+  }
+  // `keep_exp`: logits become exp(logit - max), for a gradient that follows at once.
+  void Measure(int64_t first, bool keep_exp) {
+    const int64_t width = Width(first);
+    impl_.pool.ParallelFor(num_rows_, [&](int64_t index) {
+      RowState& row = rows_[index];
+      float* logits = logits_ + index * width;
+      if (row.target >= first && row.target < first + width) {
+        row.target_logit = logits[row.target - first];
+      }
+      const float max = kernels::Max(logits, width);
+      row.Absorb(max, keep_exp ? kernels::ExpInPlace(max, width, logits)
+                               : kernels::SumExp(logits, max, width));
+    });
+  }
+  // logits become (softmax - onehot) * scale.
+  void LogitGradients(int64_t first, bool are_exp) {
+    const int64_t width = Width(first);
+    const float scale = static_cast<float>(gradients_.scale);
+    impl_.pool.ParallelFor(num_rows_, [&](int64_t index) {
+      const RowState& row = rows_[index];
+      float* logits = logits_ + index * width;
+      if (are_exp) {
+        kernels::Scale(scale / row.sum, width, logits);
+      } else {
+        kernels::ScaledExpInPlace(row.LogSumExp(), scale, width, logits);
+      }
+      if (row.target >= first && row.target < first + width) logits[row.target - first] -= scale;
+    });
+  }
+  void AddGradients(int64_t first) {
+    const int64_t width = Width(first);
+    WeightGemm(impl_, num_rows_, head_.in, width, logits_, width, Weights(first, false), nullptr,
+               dinput_, head_.in, first > 0);
+    OuterGemm(impl_, width, head_.in, num_rows_, logits_, input_,
+              gradients_.dweight + first * RowStride(), RowStride());
+  }
+  void Scatter() {
+    impl_.ParallelBlocks(num_rows_, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        std::memcpy(gradients_.dx + rows_[row].token * head_.in, dinput_ + row * head_.in,
+                    static_cast<size_t>(head_.in) * sizeof(float));
+      }
+    });
+  }
+
+  Context::Impl& impl_;
+  const Linear& head_;
+  const float* x_;
+  const LossGradients& gradients_;
+  const int64_t vocab_chunk_;
+  int64_t num_rows_ = 0;
+  RowState* rows_ = nullptr;
+  float* input_ = nullptr;
+  float* dinput_ = nullptr;
+  float* logits_ = nullptr;
+};
+
+}  // namespace
+
+int64_t LossChunks::VocabChunk(int64_t vocab) const {
+  const int64_t most = std::max<int64_t>(1, max_logits / max_tokens);
+  const int64_t count = (vocab + most - 1) / most;
+  return (vocab + count - 1) / count;
+}
+
+LossResult CrossEntropy(Context& context, const Linear& head, const float* x,
+                        std::span<const int32_t> targets, const LossChunks& chunks,
+                        const LossGradients& gradients) {
+  LossResult result;
+  ChunkedLoss loss(context, head, x, chunks, gradients);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const int64_t token = static_cast<int64_t>(i);
+    if (targets[i] < 0) {
+      if (gradients.dx != nullptr) std::fill_n(gradients.dx + token * head.in, head.in, 0.0f);
+      continue;
+    }
+    loss.Append(token, targets[i]);
+    ++result.num_trained;
+    if (loss.num_rows() == chunks.max_tokens) loss.Finish(result.loss_sum);
+  }
+  if (loss.num_rows() > 0) loss.Finish(result.loss_sum);
+  return result;
+}
+
+LossResult CrossEntropyForward(Context& context, const Linear& head, const float* x,
+                               std::span<const int32_t> targets) {
+  return CrossEntropy(context, head, x, targets, LossChunks(), LossGradients());
+}
+
+LossResult CrossEntropyForwardBackward(Context& context, const Linear& head, const float* x,
+                                       std::span<const int32_t> targets, double scale, float* dx,
+                                       float* dweight) {
+  FOREBAY_CHECK(dx != nullptr && dweight != nullptr);
+  return CrossEntropy(context, head, x, targets, LossChunks(),
+                      {.scale = scale, .dx = dx, .dweight = dweight});
+}
+
+}  // namespace forebay::cpu

@@ -1,0 +1,171 @@
+// The operators of a decoder on the CPU, forward and backward. Activations are fp32, row-major;
+// weights are bf16 or fp32. Matrix products go to oneDNN in blocks whose size depends on the shape
+// alone, each block on one thread: so every result is the same bits for every number of threads.
+//
+// Shapes: tokens = rows of the activation matrix. All pointers are borrowed for the call. Buffers
+// do not overlap unless said. Nothing here fails: shapes are the caller's to get right
+// (FOREBAY_CHECK).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "forebay/base/dtype.h"
+#include "forebay/base/parallel.h"
+#include "forebay/data/micro_batch.h"
+
+namespace forebay::cpu {
+
+enum class Precision : uint8_t {
+  kFp32,
+  kBf16,  // GEMM inputs are bf16 (native AVX-512/AMX products, fp32 sums) where the CPU has them;
+          // elsewhere bf16 weights are widened and multiplied in fp32
+};
+
+// Threads, precision and per-thread scratch of all operators. Owned by one thread at a time.
+class Context {
+ public:
+  // `num_threads` >= 1.
+  Context(int num_threads, Precision precision);
+  ~Context();
+  ThreadPool& pool();
+  Precision precision() const;
+  bool native_bf16() const;             // bf16 products in hardware
+  std::string kernel_identity() const;  // "onednn 2.6.3 avx2 fp32-widened": recorded in runs
+  // What the grow-only scratch holds by now; the planner charges its bound, ScratchBytes(...).
+  int64_t scratch_bytes() const;
+  struct Impl;
+  Impl& impl() { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// c [m, n] (+)= op(a) * op(b), all fp32. lda, ldb, ldc: row strides as stored. op(a) is [m, k],
+// op(b) is [k, n].
+struct GemmShape {
+  int64_t m, n, k;
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+  int64_t lda, ldb, ldc;
+};
+void Gemm(Context& context, const GemmShape& shape, const float* a, const float* b, float* c);
+
+// One linear layer's weights: y = x W^T + bias with W [out, in], or y = x W + bias with W [in,
+// out].
+struct Linear {
+  DType dtype = DType::kBF16;
+  const void* weight = nullptr;
+  const void* bias = nullptr;  // [out] in `dtype`, or nullptr
+  int64_t in = 0, out = 0;
+  bool in_out = false;  // W is stored [in, out]
+  int64_t row_stride =
+      0;  // elements between rows of W as stored (a slice of a fused tensor); 0: dense
+};
+// x: [tokens, in] (row stride in), y: [tokens, out], overwritten, or added to.
+void LinearForward(Context& context, const Linear& linear, const float* x, int64_t tokens, float* y,
+                   bool accumulate = false);
+// dx: [tokens, in] (+)= dy W.
+void LinearBackwardInput(Context& context, const Linear& linear, const float* dy, int64_t tokens,
+                         float* dx, bool accumulate);
+// dweight (as W is stored, same row stride, fp32) += dy^T x; dbias [out] += column sums of dy
+// (nullptr: none).
+void LinearBackwardWeight(Context& context, const Linear& linear, const float* x, const float* dy,
+                          int64_t tokens, float* dweight, float* dbias);
+
+// y = x / sqrt(mean(x^2) + eps) * weight over rows of `width` elements. `inverse_rms`: [rows],
+// written.
+void RmsNormForward(Context& context, const float* x, const void* weight, DType dtype, double eps,
+                    int64_t rows, int64_t width, float* y, float* inverse_rms);
+// dx (+)= ..., dweight [width] += ... Sums over rows in blocks of fixed size, added in order.
+void RmsNormBackward(Context& context, const float* x, const void* weight, DType dtype,
+                     const float* inverse_rms, const float* dy, int64_t rows, int64_t width,
+                     float* dx, bool accumulate_dx, float* dweight);
+// y = (x - mean) / sqrt(var + eps) * weight + bias. mean, inverse_std: [rows], written.
+void LayerNormForward(Context& context, const float* x, const void* weight, const void* bias,
+                      DType dtype, double eps, int64_t rows, int64_t width, float* y, float* mean,
+                      float* inverse_std);
+void LayerNormBackward(Context& context, const float* x, const void* weight, DType dtype,
+                       const float* mean, const float* inverse_std, const float* dy, int64_t rows,
+                       int64_t width, float* dx, bool accumulate_dx, float* dweight, float* dbias);
+
+// cos, sin: [max_positions, head_dim / 2] fp32 tables (model/rope.h), already multiplied by yarn's
+// attention factor.
+struct RopeTable {
+  std::span<const float> cos, sin;
+  int64_t head_dim = 0;
+};
+// In place on x [tokens, heads, head_dim]: rotates the pairs (i, i + head_dim/2) by the token's
+// position. `inverse` applies the transpose (the backward pass).
+void Rope(Context& context, const RopeTable& table, std::span<const int32_t> positions,
+          int64_t heads, float* x, bool inverse);
+
+// Causal grouped-query attention inside segments. q: [tokens, heads, head_dim]; k, v: [tokens,
+// kv_heads, head_dim].
+struct AttentionShape {
+  int64_t tokens = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t window = 0;  // 0: all; else key j is visible to query i when i - window < j <= i
+  std::span<const Segment> segments;
+};
+// o: [tokens, heads, head_dim]; log_sum_exp: [heads, tokens], written for the backward pass. Rows
+// outside every segment (padding) are zero.
+void AttentionForward(Context& context, const AttentionShape& shape, const float* q, const float* k,
+                      const float* v, float* o, float* log_sum_exp);
+// dq, dk, dv are overwritten.
+void AttentionBackward(Context& context, const AttentionShape& shape, const float* q,
+                       const float* k, const float* v, const float* o, const float* log_sum_exp,
+                       const float* d_o, float* dq, float* dk, float* dv);
+// One step of generation: `num_queries` new tokens of one sequence whose first has position
+// `first_position`; keys and values [first_position + num_queries, kv_heads, head_dim] are cached.
+void AttentionCached(Context& context, int64_t num_queries, int64_t first_position, int64_t heads,
+                     int64_t kv_heads, int64_t head_dim, int64_t window, const float* q,
+                     const float* k_cache, const float* v_cache, float* o);
+
+// out = silu(gate) * up, elementwise over `count`.
+void SwiGluForward(Context& context, const float* gate, const float* up, int64_t count, float* out);
+// dgate and dup may be the same buffers as gate and up.
+void SwiGluBackward(Context& context, const float* gate, const float* up, const float* dout,
+                    int64_t count, float* dgate, float* dup);
+// The tanh form that GPT-2 uses (transformers' gelu_new).
+void GeluTanhForward(Context& context, const float* x, int64_t count, float* out);
+void GeluTanhBackward(Context& context, const float* x, const float* dout, int64_t count,
+                      float* dx);
+
+// y += x.
+void Add(Context& context, const float* x, int64_t count, float* y);
+
+// out[i] = table[tokens[i]] ; table [vocab, hidden] in `dtype`.
+void EmbeddingForward(Context& context, const void* table, DType dtype,
+                      std::span<const int32_t> tokens, int64_t hidden, float* out, bool accumulate);
+// dtable[tokens[i]] += dout[i], in the order of i for every row of the table.
+void EmbeddingBackward(Context& context, std::span<const int32_t> tokens, int64_t hidden,
+                       const float* dout, float* dtable);
+
+// Cross-entropy of x [tokens, hidden] against `targets` (-1: not trained) through the output
+// projection `head`
+// ([vocab, hidden]), with the logits made chunk by chunk (tokens and vocabulary) and never kept
+// whole.
+struct LossResult {
+  double loss_sum = 0;  // sum over trained tokens of -log p(target), fp32 terms, summed in order
+  int64_t num_trained = 0;
+};
+LossResult CrossEntropyForward(Context& context, const Linear& head, const float* x,
+                               std::span<const int32_t> targets);
+// Also the gradients of loss_sum * scale: dx [tokens, hidden] overwritten, dweight [vocab, hidden]
+// fp32 +=.
+LossResult CrossEntropyForwardBackward(Context& context, const Linear& head, const float* x,
+                                       std::span<const int32_t> targets, double scale, float* dx,
+                                       float* dweight);
+// logits [rows, vocab] fp32, for generation.
+void Logits(Context& context, const Linear& head, const float* x, int64_t rows, float* logits);
+
+// Upper bound of the scratch that a Context grows to, with an allowance for oneDNN's own, for the
+// planner. attention_width: heads * head_dim, where that is larger than `hidden`.
+int64_t ScratchBytes(int num_threads, Precision precision, int64_t max_tokens, int64_t hidden,
+                     int64_t intermediate, int64_t vocab, int64_t head_dim,
+                     int64_t attention_width = 0);
+
+}  // namespace forebay::cpu

@@ -1,0 +1,132 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "forebay/model/cpu/vector_kernels.cc"
+#include "hwy/foreach_target.h"  // must come before highway.h
+#include "hwy/highway.h"
+//
+#include "forebay/model/cpu/for_each-inl.h"
+#include "forebay/model/cpu/kernels.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace forebay::cpu::kernels::HWY_NAMESPACE {
+
+void WidenBf16(const Bf16* in, int64_t count, float* out) {
+  ForEach(count,
+          [&](auto d, int64_t i) HWY_ATTR { hn::StoreU(LoadWeights(d, in + i), d, out + i); });
+}
+
+// The upper halves of fp32 bit patterns, rounded to nearest even, in u32 lanes.
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundedUpperHalf(D /* d */, hn::Vec<D> value) {
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd));
+  const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40u));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(value));
+  return hn::IfThenElse(is_nan, quiet, rounded);
+}
+
+void NarrowToBf16(const float* in, int64_t count, Bf16* out) {
+  ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
+    const hn::RebindToSigned<decltype(d)> di;
+    const hn::Rebind<uint16_t, decltype(d)> d16;
+    // Lanes are below 65536, so the saturation of this narrowing never acts.
+    const auto halves = hn::BitCast(di, RoundedUpperHalf(d, hn::LoadU(d, in + i)));
+    hn::StoreU(hn::DemoteTo(d16, halves), d16, out + i);
+  });
+}
+
+void NarrowTransposed(const float* in, int64_t rows, int64_t columns, int64_t stride, Bf16* out) {
+  // Squares that fit the first-level cache: narrowed along rows, then written along columns.
+  constexpr int64_t kSide = 32;
+  Bf16 square[kSide][kSide];
+  for (int64_t row = 0; row < rows; row += kSide) {
+    const int64_t height = HWY_MIN(kSide, rows - row);
+    for (int64_t column = 0; column < columns; column += kSide) {
+      const int64_t width = HWY_MIN(kSide, columns - column);
+      for (int64_t r = 0; r < height; ++r) {
+        NarrowToBf16(in + (row + r) * stride + column, width, square[r]);
+      }
+      for (int64_t c = 0; c < width; ++c) {
+        for (int64_t r = 0; r < height; ++r) out[(column + c) * rows + row + r] = square[r][c];
+      }
+    }
+  }
+}
+
+void Add(const float* x, int64_t count, float* y) {
+  ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
+    hn::StoreU(hn::Add(hn::LoadU(d, y + i), hn::LoadU(d, x + i)), d, y + i);
+  });
+}
+
+void AddBf16(const Bf16* x, int64_t count, float* y) {
+  ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
+    hn::StoreU(hn::Add(hn::LoadU(d, y + i), LoadWeights(d, x + i)), d, y + i);
+  });
+}
+
+void Scale(float factor, int64_t count, float* y) {
+  ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
+    hn::StoreU(hn::Mul(hn::LoadU(d, y + i), hn::Set(d, factor)), d, y + i);
+  });
+}
+
+float Dot(const float* x, const float* y, int64_t count) {
+  return SumOver(count, [&](auto d, int64_t i, auto sum) HWY_ATTR {
+    return hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, y + i), sum);
+  });
+}
+
+void AddScaled(float factor, const float* x, int64_t count, float* y) {
+  ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
+    hn::StoreU(hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, x + i), hn::LoadU(d, y + i)), d, y + i);
+  });
+}
+
+}  // namespace forebay::cpu::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace forebay::cpu::kernels {
+
+HWY_EXPORT(WidenBf16);
+HWY_EXPORT(NarrowToBf16);
+HWY_EXPORT(NarrowTransposed);
+HWY_EXPORT(Add);
+HWY_EXPORT(AddBf16);
+HWY_EXPORT(Scale);
+HWY_EXPORT(Dot);
+HWY_EXPORT(AddScaled);
+
+void WidenBf16(const Bf16* in, int64_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(WidenBf16)(in, count, out);
+}
+void NarrowToBf16(const float* in, int64_t count, Bf16* out) {
+  HWY_DYNAMIC_DISPATCH(NarrowToBf16)(in, count, out);
+}
+void NarrowTransposed(const float* in, int64_t rows, int64_t columns, int64_t stride, Bf16* out) {
+  HWY_DYNAMIC_DISPATCH(NarrowTransposed)(in, rows, columns, stride, out);
+}
+void Add(const float* x, int64_t count, float* y) {
+  HWY_DYNAMIC_DISPATCH(Add)(x, count, y);
+}
+void AddWeights(const void* weights, DType dtype, int64_t count, float* y) {
+  if (dtype == DType::kBF16) {
+    HWY_DYNAMIC_DISPATCH(AddBf16)(static_cast<const Bf16*>(weights), count, y);
+  } else {
+    Add(static_cast<const float*>(weights), count, y);
+  }
+}
+void Scale(float factor, int64_t count, float* y) {
+  HWY_DYNAMIC_DISPATCH(Scale)(factor, count, y);
+}
+float Dot(const float* x, const float* y, int64_t count) {
+  return HWY_DYNAMIC_DISPATCH(Dot)(x, y, count);
+}
+void AddScaled(float factor, const float* x, int64_t count, float* y) {
+  HWY_DYNAMIC_DISPATCH(AddScaled)(factor, x, count, y);
+}
+
+}  // namespace forebay::cpu::kernels
+#endif  // HWY_ONCE

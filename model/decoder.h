@@ -1,0 +1,118 @@
+// A decoder's computation, layer by layer, on the CPU: what a training step and generation call. It
+// holds no weights: each call is given the flat vector of its layer (param_source.h) and, in
+// backward, the fp32 gradient vector to add to.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/data/micro_batch.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/model/cpu/ops.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/model/param_source.h"
+
+namespace forebay {
+
+struct DecoderOptions {
+  int num_threads = 1;
+  cpu::Precision precision = cpu::Precision::kBf16;
+  int64_t max_tokens = 0;  // of the largest micro-batch (rows * seq)
+  bool training = true;    // makes the workspace of the backward pass too
+};
+
+// Bytes that Create charges for these options: the activations of one block (decoder_workspace.h)
+// in whole pages, and the operators' scratch (cpu::ScratchBytes). The planner's figure.
+int64_t DecoderWorkspaceBytes(const DecoderConfig& config, const DecoderOptions& options);
+
+// Keys (rotated) and values of one sequence, all layers, fp32. Owned by the caller of generation;
+// used by one thread.
+class KvCache {
+ public:
+  // `budget` must outlive it. BadInputError when max_length exceeds the model's positions,
+  // OutOfMemoryError. Requires: max_length > 0.
+  static absl::StatusOr<KvCache> Create(MemoryBudget* budget, const DecoderConfig& config,
+                                        int64_t max_length);
+  // Bytes that Create charges.
+  static int64_t BytesFor(const DecoderConfig& config, int64_t max_length);
+  int64_t length() const { return length_; }
+  int64_t max_length() const { return max_length_; }
+  // Forgets all but the first `length` tokens. Requires: 0 <= length <= length().
+  void Truncate(int64_t length);
+
+ private:
+  friend class Decoder;
+  float* Keys(int layer) const;    // [max_length, kv_heads, head_dim]
+  float* Values(int layer) const;  // the same
+  // [max_length, head_dim / 2]: a sequence may be longer than the decoder's own tables
+  // (max_tokens).
+  std::span<float> RopeCos() const;
+  std::span<float> RopeSin() const;
+
+  HostBuffer memory_;
+  int num_layers_ = 0;
+  int64_t row_floats_ = 0;  // kv_heads * head_dim
+  int64_t half_head_ = 0;   // 0 with learned positions
+  int64_t length_ = 0;
+  int64_t max_length_ = 0;
+};
+
+// Owned by one thread.
+class Decoder {
+ public:
+  // `budget` must outlive it. OutOfMemoryError.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Create(const DecoderConfig& config,
+                                                         const DecoderOptions& options,
+                                                         MemoryBudget* budget);
+  ~Decoder();
+  const DecoderConfig& config() const;
+  const Inventory& inventory() const;
+  cpu::Context& context();
+
+  // Training, one micro-batch. x, dx: [tokens, hidden] fp32. Requires: at most max_tokens tokens,
+  // all in the vocabulary; positions of the model.
+  void Embed(const LayerWeights& embed, const MicroBatch& batch, std::span<float> x);
+  // x in place: the input of the block becomes its output.
+  void ForwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
+                    std::span<float> x);
+  // `x`: the block's input (the activation checkpoint); the forward pass is recomputed from it. dx
+  // in: gradient of the block's output; out: of its input. gradient: the layer's flat fp32 vector,
+  // added to.
+  void BackwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
+                     std::span<const float> x, std::span<float> dx, std::span<float> gradient);
+  // Final norm, output projection and loss. `embed` is used when embeddings are tied.
+  cpu::LossResult Loss(const LayerWeights& head, const LayerWeights& embed, const MicroBatch& batch,
+                       std::span<const float> x);
+  // Also the gradients of loss_sum * scale: dx [tokens, hidden] written, the two gradient vectors
+  // added to
+  // (`embed_gradient` only when tied; it may be empty otherwise).
+  cpu::LossResult LossAndGradient(const LayerWeights& head, const LayerWeights& embed,
+                                  const MicroBatch& batch, std::span<const float> x, double scale,
+                                  std::span<float> dx, std::span<float> head_gradient,
+                                  std::span<float> embed_gradient);
+  void BackwardEmbed(const MicroBatch& batch, std::span<const float> dx, std::span<float> gradient);
+
+  // The layers that a pass acquires, in order, for ParamSource::Expect.
+  std::vector<int> ForwardOrder() const;   // embed, blocks, head (and embed again when tied)
+  std::vector<int> BackwardOrder() const;  // blocks, last to first
+
+  // Generation: appends `tokens` (at least one) to the cached sequence and writes the logits
+  // [vocab] of what follows the last. Runs max_tokens at a time, each run over all layers.
+  // Announces to `source` the layers that it acquires. BadInputError when the cache has no room for
+  // them or a token is outside the vocabulary; the source's errors. After an error the cache is as
+  // before.
+  absl::Status Extend(ParamSource& source, std::span<const int32_t> tokens, KvCache& cache,
+                      std::span<float> logits);
+
+ private:
+  struct Impl;
+  explicit Decoder(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace forebay

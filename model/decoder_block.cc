@@ -1,0 +1,238 @@
+// One block, forward and backward. With x its input:
+//   x1 = x + out(attention(rope(norm(query(n))), rope(norm(key(n))), value(n))) where n = norm(x)
+//   y  = x1 + down(act(gate(m), up(m)))                                         where m = norm(x1)
+#include <algorithm>
+
+#include "forebay/base/check.h"
+#include "forebay/model/decoder_impl.h"
+
+namespace forebay {
+
+void Decoder::Impl::Normalize(const NormTensors& norm, const LayerWeights& weights, const float* x,
+                              int64_t rows, int64_t width, float* y,
+                              const NormStatistics& statistics) {
+  const void* const weight = ElementOf(weights, norm.weight);
+  if (statistics.mean == nullptr) {
+    cpu::RmsNormForward(context, x, weight, weights.dtype, config.norm_eps, rows, width, y,
+                        statistics.inverse);
+  } else {
+    cpu::LayerNormForward(context, x, weight, ElementOf(weights, norm.bias), weights.dtype,
+                          config.norm_eps, rows, width, y, statistics.mean, statistics.inverse);
+  }
+}
+
+void Decoder::Impl::NormalizeBackward(const NormTensors& norm, const LayerWeights& weights,
+                                      const float* x, const NormStatistics& statistics,
+                                      const float* dy, int64_t rows, int64_t width, float* dx,
+                                      bool accumulate, std::span<float> gradient) {
+  const void* const weight = ElementOf(weights, norm.weight);
+  float* const dweight = ElementOf(gradient, norm.weight);
+  if (statistics.mean == nullptr) {
+    cpu::RmsNormBackward(context, x, weight, weights.dtype, statistics.inverse, dy, rows, width, dx,
+                         accumulate, dweight);
+  } else {
+    cpu::LayerNormBackward(context, x, weight, weights.dtype, statistics.mean, statistics.inverse,
+                           dy, rows, width, dx, accumulate, dweight,
+                           ElementOf(gradient, norm.bias));
+  }
+}
+
+void Decoder::Impl::LinearWeightBackward(const LinearTensors& linear, const LayerWeights& weights,
+                                         const float* x, const float* dy, int64_t tokens,
+                                         std::span<float> gradient) {
+  cpu::LinearBackwardWeight(context, linear.View(weights), x, dy, tokens,
+                            ElementOf(gradient, linear.weight), ElementOf(gradient, linear.bias));
+}
+
+BlockInput Decoder::Impl::InputOf(const MicroBatch& batch) const {
+  BlockInput input;
+  input.tokens = static_cast<int64_t>(batch.tokens.size());
+  FOREBAY_CHECK(input.tokens <= options.max_tokens);
+  input.positions = batch.positions;
+  if (config.positions == PositionKind::kRope) {
+    const size_t size = options.max_tokens * (config.head_dim / 2);
+    input.rope = {{workspace.rope_cos, size}, {workspace.rope_sin, size}, config.head_dim};
+  }
+  return input;
+}
+
+int64_t Decoder::Impl::WindowOf(int block) const {
+  return config.window.empty() ? 0 : config.window[block];
+}
+
+cpu::AttentionShape Decoder::Impl::AttentionOf(int block, const MicroBatch& batch) const {
+  cpu::AttentionShape shape;
+  shape.tokens = static_cast<int64_t>(batch.tokens.size());
+  shape.heads = config.num_heads;
+  shape.kv_heads = config.num_kv_heads;
+  shape.head_dim = config.head_dim;
+  shape.window = WindowOf(block);
+  shape.segments = batch.segments;
+  return shape;
+}
+
+void Decoder::Impl::ProjectQkv(const BlockTensors& block, const LayerWeights& weights,
+                               const BlockInput& input, const float* x, float* key, float* value) {
+  const int64_t tokens = input.tokens;
+  float* const query = workspace.query;
+  float* const raw_query = config.qk_norm ? workspace.raw_query : query;
+  float* const raw_key = config.qk_norm ? workspace.raw_key : key;
+  Normalize(block.attention_norm, weights, x, tokens, config.hidden_size, workspace.normed,
+            workspace.attention_statistics);
+  cpu::LinearForward(context, block.query.View(weights), workspace.normed, tokens, raw_query);
+  cpu::LinearForward(context, block.key.View(weights), workspace.normed, tokens, raw_key);
+  cpu::LinearForward(context, block.value.View(weights), workspace.normed, tokens, value);
+  if (config.qk_norm) {
+    Normalize(block.query_norm, weights, raw_query, tokens * config.num_heads, config.head_dim,
+              query, workspace.query_statistics);
+    Normalize(block.key_norm, weights, raw_key, tokens * config.num_kv_heads, config.head_dim, key,
+              workspace.key_statistics);
+  }
+  if (config.positions == PositionKind::kRope) {
+    cpu::Rope(context, input.rope, input.positions, config.num_heads, query, /*inverse=*/false);
+    cpu::Rope(context, input.rope, input.positions, config.num_kv_heads, key, /*inverse=*/false);
+  }
+}
+
+void Decoder::Impl::ActivateMlp(const BlockTensors& block, const LayerWeights& weights,
+                                int64_t tokens) {
+  const int64_t count = tokens * config.intermediate_size;
+  cpu::LinearForward(context, block.up.View(weights), workspace.normed, tokens, workspace.up);
+  if (config.mlp == MlpKind::kSwiGlu) {
+    cpu::LinearForward(context, block.gate.View(weights), workspace.normed, tokens, workspace.gate);
+    cpu::SwiGluForward(context, workspace.gate, workspace.up, count, workspace.activated);
+  } else {
+    cpu::GeluTanhForward(context, workspace.up, count, workspace.activated);
+  }
+}
+
+void Decoder::Impl::FinishBlock(const BlockTensors& block, const LayerWeights& weights,
+                                int64_t tokens, float* x) {
+  cpu::LinearForward(context, block.attention_out.View(weights), workspace.attended, tokens, x,
+                     /*accumulate=*/true);
+  Normalize(block.mlp_norm, weights, x, tokens, config.hidden_size, workspace.normed,
+            workspace.mlp_statistics);
+  ActivateMlp(block, weights, tokens);
+  cpu::LinearForward(context, block.down.View(weights), workspace.activated, tokens, x,
+                     /*accumulate=*/true);
+}
+
+void Decoder::ForwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
+                           std::span<float> x) {
+  Impl& impl = *impl_;
+  const DecoderWorkspace& workspace = impl.workspace;
+  const BlockTensors& tensors = impl.tensors.blocks[block];
+  const BlockInput input = impl.InputOf(batch);
+  FOREBAY_CHECK(static_cast<int64_t>(x.size()) == input.tokens * impl.config.hidden_size);
+  impl.ProjectQkv(tensors, weights, input, x.data(), workspace.key, workspace.value);
+  cpu::AttentionForward(impl.context, impl.AttentionOf(block, batch), workspace.query,
+                        workspace.key, workspace.value, workspace.attended, workspace.log_sum_exp);
+  impl.FinishBlock(tensors, weights, input.tokens, x.data());
+}
+
+void Decoder::Impl::Recompute(int block, const LayerWeights& weights, const MicroBatch& batch,
+                              const float* x) {
+  const BlockTensors& block_tensors = tensors.blocks[block];
+  const BlockInput input = InputOf(batch);
+  ProjectQkv(block_tensors, weights, input, x, workspace.key, workspace.value);
+  cpu::AttentionForward(context, AttentionOf(block, batch), workspace.query, workspace.key,
+                        workspace.value, workspace.attended, workspace.log_sum_exp);
+  std::copy_n(x, input.tokens * config.hidden_size, workspace.residual);
+  cpu::LinearForward(context, block_tensors.attention_out.View(weights), workspace.attended,
+                     input.tokens, workspace.residual, /*accumulate=*/true);
+  Normalize(block_tensors.mlp_norm, weights, workspace.residual, input.tokens, config.hidden_size,
+            workspace.normed, workspace.mlp_statistics);
+  ActivateMlp(block_tensors, weights, input.tokens);
+}
+
+void Decoder::Impl::BackwardMlp(const BlockTensors& block, const LayerWeights& weights,
+                                int64_t tokens, float* dx, std::span<float> gradient) {
+  const int64_t count = tokens * config.intermediate_size;
+  const bool gated = config.mlp == MlpKind::kSwiGlu;
+  LinearWeightBackward(block.down, weights, workspace.activated, dx, tokens, gradient);
+  cpu::LinearBackwardInput(context, block.down.View(weights), dx, tokens, workspace.d_activated,
+                           /*accumulate=*/false);
+  if (gated) {
+    cpu::SwiGluBackward(context, workspace.gate, workspace.up, workspace.d_activated, count,
+                        workspace.d_gate, workspace.d_up);
+  } else {
+    cpu::GeluTanhBackward(context, workspace.up, workspace.d_activated, count, workspace.d_up);
+  }
+  LinearWeightBackward(block.up, weights, workspace.normed, workspace.d_up, tokens, gradient);
+  cpu::LinearBackwardInput(context, block.up.View(weights), workspace.d_up, tokens,
+                           workspace.d_mlp_normed, /*accumulate=*/false);
+  if (gated) {
+    LinearWeightBackward(block.gate, weights, workspace.normed, workspace.d_gate, tokens, gradient);
+    cpu::LinearBackwardInput(context, block.gate.View(weights), workspace.d_gate, tokens,
+                             workspace.d_mlp_normed, /*accumulate=*/true);
+  }
+  NormalizeBackward(block.mlp_norm, weights, workspace.residual, workspace.mlp_statistics,
+                    workspace.d_mlp_normed, tokens, config.hidden_size, dx, /*accumulate=*/true,
+                    gradient);
+}
+
+void Decoder::Impl::BackwardRotation(const BlockTensors& block, const LayerWeights& weights,
+                                     const BlockInput& input, std::span<float> gradient) {
+  if (config.positions == PositionKind::kRope) {
+    cpu::Rope(context, input.rope, input.positions, config.num_heads, workspace.d_query,
+              /*inverse=*/true);
+    cpu::Rope(context, input.rope, input.positions, config.num_kv_heads, workspace.d_key,
+              /*inverse=*/true);
+  }
+  if (config.qk_norm) {
+    NormalizeBackward(block.query_norm, weights, workspace.raw_query, workspace.query_statistics,
+                      workspace.d_query, input.tokens * config.num_heads, config.head_dim,
+                      workspace.d_raw_query, /*accumulate=*/false, gradient);
+    NormalizeBackward(block.key_norm, weights, workspace.raw_key, workspace.key_statistics,
+                      workspace.d_key, input.tokens * config.num_kv_heads, config.head_dim,
+                      workspace.d_raw_key, /*accumulate=*/false, gradient);
+  }
+}
+
+void Decoder::Impl::BackwardAttention(int block, const LayerWeights& weights,
+                                      const MicroBatch& batch, const float* x, float* dx,
+                                      std::span<float> gradient) {
+  const BlockTensors& block_tensors = tensors.blocks[block];
+  const BlockInput input = InputOf(batch);
+  const int64_t tokens = input.tokens;
+  LinearWeightBackward(block_tensors.attention_out, weights, workspace.attended, dx, tokens,
+                       gradient);
+  cpu::LinearBackwardInput(context, block_tensors.attention_out.View(weights), dx, tokens,
+                           workspace.d_attended, /*accumulate=*/false);
+  cpu::AttentionBackward(context, AttentionOf(block, batch), workspace.query, workspace.key,
+                         workspace.value, workspace.attended, workspace.log_sum_exp,
+                         workspace.d_attended, workspace.d_query, workspace.d_key,
+                         workspace.d_value);
+  BackwardRotation(block_tensors, weights, input, gradient);
+
+  // `normed` holds the MLP's input by now: attention's is made again, which costs less than its
+  // memory.
+  Normalize(block_tensors.attention_norm, weights, x, tokens, config.hidden_size, workspace.normed,
+            workspace.attention_statistics);
+  float* const d_query = config.qk_norm ? workspace.d_raw_query : workspace.d_query;
+  float* const d_key = config.qk_norm ? workspace.d_raw_key : workspace.d_key;
+  const auto project = [&](const LinearTensors& linear, const float* dy, bool accumulate) {
+    LinearWeightBackward(linear, weights, workspace.normed, dy, tokens, gradient);
+    cpu::LinearBackwardInput(context, linear.View(weights), dy, tokens,
+                             workspace.d_attention_normed, accumulate);
+  };
+  project(block_tensors.query, d_query, /*accumulate=*/false);
+  project(block_tensors.key, d_key, /*accumulate=*/true);
+  project(block_tensors.value, workspace.d_value, /*accumulate=*/true);
+  NormalizeBackward(block_tensors.attention_norm, weights, x, workspace.attention_statistics,
+                    workspace.d_attention_normed, tokens, config.hidden_size, dx,
+                    /*accumulate=*/true, gradient);
+}
+
+void Decoder::BackwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
+                            std::span<const float> x, std::span<float> dx,
+                            std::span<float> gradient) {
+  Impl& impl = *impl_;
+  FOREBAY_CHECK(impl.options.training);
+  FOREBAY_CHECK(x.size() == batch.tokens.size() * impl.config.hidden_size && dx.size() == x.size());
+  impl.Recompute(block, weights, batch, x.data());
+  impl.BackwardMlp(impl.tensors.blocks[block], weights, batch.tokens.size(), dx.data(), gradient);
+  impl.BackwardAttention(block, weights, batch, x.data(), dx.data(), gradient);
+}
+
+}  // namespace forebay

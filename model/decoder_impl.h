@@ -1,0 +1,95 @@
+// What a Decoder is made of. Private to model/decoder*.cc.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "forebay/memory/host_buffer.h"
+#include "forebay/model/cpu/ops.h"
+#include "forebay/model/decoder.h"
+#include "forebay/model/decoder_tensors.h"
+#include "forebay/model/decoder_workspace.h"
+
+namespace forebay {
+
+// Memory that the operators' context grows to, charged for as long as the decoder lives.
+class ScratchCharge {
+ public:
+  ScratchCharge() = default;
+  ScratchCharge(const ScratchCharge&) = delete;
+  ScratchCharge& operator=(const ScratchCharge&) = delete;
+  ~ScratchCharge();
+  absl::Status Charge(MemoryBudget* budget, int64_t size_bytes);
+
+ private:
+  MemoryBudget* budget_ = nullptr;
+  int64_t size_bytes_ = 0;
+};
+
+// The tokens of one pass through a block: of a micro-batch, or of a cached sequence.
+struct BlockInput {
+  int64_t tokens = 0;
+  std::span<const int32_t> positions;
+  cpu::RopeTable rope;
+};
+
+struct Decoder::Impl {
+  Impl(const DecoderConfig& config, const DecoderOptions& options);
+
+  // y = norm(x) over rows of `width`.
+  void Normalize(const NormTensors& norm, const LayerWeights& weights, const float* x, int64_t rows,
+                 int64_t width, float* y, const NormStatistics& statistics);
+  // dx (+)= its gradient; the norm's own gradients are added to `gradient`.
+  void NormalizeBackward(const NormTensors& norm, const LayerWeights& weights, const float* x,
+                         const NormStatistics& statistics, const float* dy, int64_t rows,
+                         int64_t width, float* dx, bool accumulate, std::span<float> gradient);
+  // Gradients of `linear` from its input and the gradient of its output.
+  void LinearWeightBackward(const LinearTensors& linear, const LayerWeights& weights,
+                            const float* x, const float* dy, int64_t tokens,
+                            std::span<float> gradient);
+
+  BlockInput InputOf(const MicroBatch& batch) const;
+  cpu::AttentionShape AttentionOf(int block, const MicroBatch& batch) const;
+  int64_t WindowOf(int block) const;
+
+  // Queries into workspace.query; keys and values to the addresses given (the workspace's, or a
+  // cache's).
+  void ProjectQkv(const BlockTensors& block, const LayerWeights& weights, const BlockInput& input,
+                  const float* x, float* key, float* value);
+  // x += what attention found (workspace.attended), then x += MLP(x).
+  void FinishBlock(const BlockTensors& block, const LayerWeights& weights, int64_t tokens,
+                   float* x);
+  // workspace.activated = the MLP's inner activations of workspace.normed.
+  void ActivateMlp(const BlockTensors& block, const LayerWeights& weights, int64_t tokens);
+
+  // Everything that the backward pass needs of the forward pass, from the block's input.
+  void Recompute(int block, const LayerWeights& weights, const MicroBatch& batch, const float* x);
+  void BackwardMlp(const BlockTensors& block, const LayerWeights& weights, int64_t tokens,
+                   float* dx, std::span<float> gradient);
+  void BackwardAttention(int block, const LayerWeights& weights, const MicroBatch& batch,
+                         const float* x, float* dx, std::span<float> gradient);
+  void BackwardRotation(const BlockTensors& block, const LayerWeights& weights,
+                        const BlockInput& input, std::span<float> gradient);
+
+  cpu::Linear Projection(const LayerWeights& head, const LayerWeights& embed) const;
+
+  // Generation.
+  absl::Status ExtendChunk(ParamSource& source, std::span<const int32_t> tokens, KvCache& cache,
+                           std::span<float> logits);
+  void ExtendBlock(int block, const LayerWeights& weights, const BlockInput& input, KvCache& cache);
+
+  const DecoderConfig config;
+  const DecoderOptions options;
+  const Inventory inventory;
+  const DecoderTensors tensors;
+  const int64_t query_width, key_width;
+  const std::vector<int> forward_order;
+  const std::vector<int> extend_order;  // of a chunk whose logits nobody asks for: without the head
+  cpu::Context context;
+  HostBuffer memory;
+  ScratchCharge scratch;
+  DecoderWorkspace workspace;
+};
+
+}  // namespace forebay

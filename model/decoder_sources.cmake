@@ -1,0 +1,8 @@
+# The decoder's part of the model library (model/CMakeLists.txt).
+set(MODEL_decoder_SOURCES
+  decoder.cc
+  decoder_block.cc
+  decoder_extend.cc
+  decoder_tensors.cc
+  decoder_workspace.cc
+  kv_cache.cc)

@@ -1,0 +1,124 @@
+#include "forebay/model/model_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/hash.h"
+#include "forebay/base/json.h"
+#include "forebay/model/config_fields.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
+constexpr int64_t kMaxTokenizerBytes = int64_t{256}
+                                       << 20;  // tokenizer.json of a large vocabulary has 20 MB
+
+// Everything that transformers may read of a tokenizer, in the order of the digest.
+constexpr std::array<std::string_view, 7> kTokenizerFiles = {"tokenizer.json",
+                                                             "tokenizer_config.json",
+                                                             "special_tokens_map.json",
+                                                             "added_tokens.json",
+                                                             "vocab.json",
+                                                             "merges.txt",
+                                                             "chat_template.jinja"};
+constexpr std::string_view kGenerationConfig = "generation_config.json";
+
+absl::Status CopyFile(const std::string& from, const std::string& to, std::string_view name) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::string contents,
+                           ReadWholeFile(JoinPath(from, name), kMaxTokenizerBytes));
+  return WriteFileAtomically(JoinPath(to, name), contents);
+}
+
+absl::Status CopyConfig(const std::string& from, const std::string& to, DType dtype) {
+  FOREBAY_ASSIGN_OR_RETURN(Json json, ReadJsonFile(JoinPath(from, "config.json"), kMaxConfigBytes));
+  if (!json.is_object()) {
+    return BadInputError(
+        fmt::format("{}: a JSON object is expected", JoinPath(from, "config.json")));
+  }
+  // transformers 5 writes `dtype` and still reads `torch_dtype`, which is all that older ones know.
+  for (const char* const key : {"dtype", "torch_dtype"}) {
+    if (json.contains(key)) json[key] = TorchName(dtype);
+  }
+  if (!json.contains("dtype") && !json.contains("torch_dtype"))
+    json["torch_dtype"] = TorchName(dtype);
+  return WriteFileAtomically(JoinPath(to, "config.json"),
+                             json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+// Names of the sentencepiece models ("tokenizer.model") in the folder, sorted.
+absl::StatusOr<std::vector<std::string>> SentencePieceModels(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.ends_with(".model") && it->is_regular_file(error)) names.push_back(name);
+  }
+  if (error) return StorageError(fmt::format("listing '{}' failed", directory), error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::StatusOr<std::vector<std::string>> TokenizerFiles(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const std::string_view name : kTokenizerFiles) {
+    if (FileExists(JoinPath(directory, name))) names.emplace_back(name);
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> models, SentencePieceModels(directory));
+  names.insert(names.end(), models.begin(), models.end());
+  return names;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_directory,
+                                                    const DecoderConfig& config) {
+  const std::string path = JoinPath(model_directory, kGenerationConfig);
+  if (!FileExists(path)) return config.eos_token_ids;
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigBytes));
+  if (!json.is_object()) return BadInputError(fmt::format("{}: a JSON object is expected", path));
+  std::vector<std::string> problems;
+  std::vector<int64_t> tokens = ReadTokenIds(ConfigFields(json, "", &problems), "eos_token_id");
+  if (!problems.empty())
+    return BadInputError(fmt::format("{}: {}. Correct the file", path, problems.front()));
+  return tokens.empty() ? config.eos_token_ids : tokens;
+}
+
+absl::Status CopySidecarFiles(const std::string& from, const std::string& to, DType dtype) {
+  FOREBAY_RETURN_IF_ERROR(CopyConfig(from, to, dtype));
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> names, TokenizerFiles(from));
+  if (FileExists(JoinPath(from, kGenerationConfig))) names.emplace_back(kGenerationConfig);
+  for (const std::string& name : names) {
+    FOREBAY_RETURN_IF_ERROR(CopyFile(from, to, name));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> TokenizerDigest(const std::string& model_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, TokenizerFiles(model_directory));
+  if (names.empty()) {
+    return BadInputError(
+        fmt::format("'{}' has no tokenizer. A model folder holds tokenizer.json and "
+                    "tokenizer_config.json; download them with the model",
+                    model_directory));
+  }
+  Xxh3_128 hash;
+  for (const std::string& name : names) {
+    FOREBAY_ASSIGN_OR_RETURN(const std::string contents,
+                             ReadWholeFile(JoinPath(model_directory, name), kMaxTokenizerBytes));
+    hash.UpdateInt(static_cast<int64_t>(name.size()));
+    hash.Update(name);
+    hash.UpdateInt(static_cast<int64_t>(contents.size()));
+    hash.Update(contents);
+  }
+  return hash.Hex();
+}
+
+}  // namespace forebay

@@ -1,0 +1,173 @@
+#include "forebay/optimizer/held_gradients.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/optimizer/kernels/gradient_norm.h"
+
+namespace forebay {
+namespace {
+
+// 64 Ki elements: long enough to hide the cost of handing out a task, short enough to share a small
+// layer.
+constexpr int64_t kBlocksPerTask = 32;
+
+}  // namespace
+
+int64_t HeldGradients::AreaBytes(const Placement& placement, const TileMap& tiles,
+                                 int64_t bytes_per_elem) {
+  int64_t bytes = 0;
+  for (size_t layer = 0; layer < placement.gradients.size(); ++layer) {
+    if (placement.gradients[layer] == Tier::kNvme) {
+      bytes += tiles.layer_elems(static_cast<int>(layer)) * bytes_per_elem;
+    }
+  }
+  return bytes;
+}
+
+HeldGradients::HeldGradients(bool is_bf16, const Placement& placement, TensorStore* store,
+                             std::vector<std::span<std::byte>> staging)
+    : is_bf16_(is_bf16),
+      placement_(placement),
+      store_(store),
+      staging_(std::move(staging)),
+      spills_(staging_.size()),
+      spilled_layer_(staging_.size()) {
+  const Inventory& inventory = store->inventory();
+  int64_t host_bytes = 0;
+  int64_t area_bytes = 0;
+  int64_t max_layer_elems = 0;
+  for (int layer = 0; layer < inventory.num_layers(); ++layer) {
+    int64_t& end_bytes = IsSpilled(layer) ? area_bytes : host_bytes;
+    layer_offset_bytes_.push_back(end_bytes);
+    end_bytes += inventory.layers()[layer].num_elems * elem_bytes();
+    max_layer_elems = std::max(max_layer_elems, inventory.layers()[layer].num_elems);
+    paddings_.push_back(PaddingOf(inventory, layer));
+  }
+  FOREBAY_CHECK(area_bytes == 0 || staging_.size() >= 2);
+  block_sums_.resize(max_layer_elems / kNormBlockElems);
+  layer_sums_.resize(inventory.num_layers());
+  handed_.resize(inventory.num_layers());
+}
+
+absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
+    bool is_bf16, const Placement& placement, TensorStore* store, MemoryBudget* budget,
+    std::vector<std::span<std::byte>> staging) {
+  FOREBAY_CHECK(static_cast<int>(placement.gradients.size()) == store->inventory().num_layers());
+  std::unique_ptr<HeldGradients> held(
+      new HeldGradients(is_bf16, placement, store, std::move(staging)));
+  int64_t host_bytes = 0;
+  for (int layer = 0; layer < store->inventory().num_layers(); ++layer) {
+    if (!held->IsSpilled(layer)) {
+      host_bytes += store->tiles().layer_elems(layer) * held->elem_bytes();
+    }
+  }
+  if (host_bytes > 0) {
+    FOREBAY_ASSIGN_OR_RETURN(held->host_, HostBuffer::Create(budget, "gradients held", host_bytes));
+  }
+  return held;
+}
+
+HeldGradients::~HeldGradients() {
+  Abandon();
+}
+
+absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, ThreadPool& pool) {
+  const int64_t num_elems = store_->tiles().layer_elems(layer);
+  FOREBAY_CHECK(static_cast<int64_t>(gradient.size()) == num_elems);
+  FOREBAY_CHECK(!handed_[layer]);
+  // Anything else would creep into the norm and, from there, into every weight.
+  for (const Padding& padding : paddings_[layer]) {
+    for (int64_t i = padding.first_elem; i < padding.end_elem; ++i) FOREBAY_CHECK(gradient[i] == 0);
+  }
+  if (IsSpilled(layer)) {
+    FOREBAY_RETURN_IF_ERROR(RoundAndSpill(layer, gradient, pool));
+  } else {
+    Round(gradient, 0, num_elems, host_.data() + layer_offset_bytes_[layer], pool);
+  }
+  double sum = 0;
+  for (int64_t block = 0; block < num_elems / kNormBlockElems; ++block) sum += block_sums_[block];
+  layer_sums_[layer] = sum;
+  handed_[layer] = true;
+  return absl::OkStatus();
+}
+
+void HeldGradients::Round(std::span<const float> gradient, int64_t first, int64_t num_elems,
+                          std::byte* to, ThreadPool& pool) {
+  const int64_t num_blocks = num_elems / kNormBlockElems;
+  const int64_t num_tasks = (num_blocks + kBlocksPerTask - 1) / kBlocksPerTask;
+  pool.ParallelFor(num_tasks, [&](int64_t task) {
+    const int64_t end = std::min(num_blocks, (task + 1) * kBlocksPerTask);
+    for (int64_t block = task * kBlocksPerTask; block < end; ++block) {
+      const int64_t offset = block * kNormBlockElems;
+      const float* from = gradient.data() + first + offset;
+      block_sums_[first / kNormBlockElems + block] =
+          is_bf16_
+              ? RoundAndSumSquares(from, kNormBlockElems, reinterpret_cast<Bf16*>(to) + offset)
+              : CopyAndSumSquares(from, kNormBlockElems, reinterpret_cast<float*>(to) + offset);
+    }
+  });
+}
+
+absl::Status HeldGradients::RoundAndSpill(int layer, std::span<const float> gradient,
+                                          ThreadPool& pool) {
+  const TileMap& tiles = store_->tiles();
+  for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) {
+    const Tile& tile = tiles.tiles()[i];
+    const int slot = next_staging_;
+    FOREBAY_RETURN_IF_ERROR(AwaitSpill(slot));
+    const std::span<std::byte> buffer = staging_[slot].first(Bytes(tile));
+    Round(gradient, tile.first_elem, tile.num_elems, buffer.data(), pool);
+    store_->StartWriteGradient(AreaOffset(tile), buffer, spills_[slot]);
+    spilled_layer_[slot] = layer;
+    next_staging_ = (slot + 1) % static_cast<int>(staging_.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HeldGradients::AwaitSpill(int slot) {
+  const absl::Status status = store_->engine().Wait(spills_[slot]);
+  if (!status.ok()) {
+    const std::string& name = store_->inventory().layers()[spilled_layer_[slot]].name;
+    failure_.Update(Annotate(
+        status, fmt::format("optimizer: setting aside the gradient of layer '{}' until the "
+                            "norm is known failed; the last committed step is intact",
+                            name)));
+  }
+  return failure_;
+}
+
+absl::Status HeldGradients::Finish() {
+  for (const uint8_t handed : handed_) FOREBAY_CHECK(handed);
+  for (size_t slot = 0; slot < spills_.size(); ++slot) {
+    AwaitSpill(static_cast<int>(slot)).IgnoreError();  // kept in failure_
+  }
+  std::fill(handed_.begin(), handed_.end(), 0);
+  return failure_;
+}
+
+void HeldGradients::Abandon() {
+  for (size_t slot = 0; slot < spills_.size(); ++slot) {
+    AwaitSpill(static_cast<int>(slot)).IgnoreError();  // kept in failure_
+  }
+  std::fill(handed_.begin(), handed_.end(), 0);
+}
+
+int64_t HeldGradients::AreaOffset(const Tile& tile) const {
+  return layer_offset_bytes_[tile.layer] + tile.first_elem * elem_bytes();
+}
+
+const std::byte* HeldGradients::HostTile(const Tile& tile) const {
+  FOREBAY_CHECK(!IsSpilled(tile.layer));
+  return host_.data() + layer_offset_bytes_[tile.layer] + tile.first_elem * elem_bytes();
+}
+
+void HeldGradients::StartReadTile(const Tile& tile, std::span<std::byte> buffer, IoOp& op) const {
+  FOREBAY_CHECK(IsSpilled(tile.layer));
+  store_->StartReadGradient(AreaOffset(tile), buffer.first(Bytes(tile)), op);
+}
+
+}  // namespace forebay

@@ -1,0 +1,83 @@
+// Where finished gradients wait until the global norm is known: in host memory, or in the store's
+// gradient area.
+//
+// Not for: deciding which (swap/placement.h), or what the norm is used for (train/).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/parallel.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/optimizer/decay_runs.h"
+#include "forebay/swap/placement.h"
+#include "forebay/swap/tensor_store.h"
+
+namespace forebay {
+
+// Owned by one thread, but for StartReadTile and HostTile.
+class HeldGradients {
+ public:
+  // `staging`: at least two aligned buffers of a tile's gradient each, needed when the placement
+  // spills a layer. They are used from Hand until Finish or Abandon returns. Everything pointed to
+  // must outlive it.
+  static absl::StatusOr<std::unique_ptr<HeldGradients>> Create(
+      bool is_bf16, const Placement& placement, TensorStore* store, MemoryBudget* budget,
+      std::vector<std::span<std::byte>> staging);
+  ~HeldGradients();
+  HeldGradients(const HeldGradients&) = delete;
+  HeldGradients& operator=(const HeldGradients&) = delete;
+
+  // Bytes of the store's gradient area that layers placed on NVMe need.
+  static int64_t AreaBytes(const Placement& placement, const TileMap& tiles,
+                           int64_t bytes_per_elem);
+
+  // As OffloadedAdamW::Hand.
+  absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
+  // Waits until all spilled gradients are written. Requires: every layer was handed over.
+  absl::Status Finish();
+  // Forgets what was handed over.
+  void Abandon();
+
+  // Of the layer's rounded gradient; not finite when one of its elements is not.
+  double sum_of_squares(int layer) const { return layer_sums_[layer]; }
+  bool is_bf16() const { return is_bf16_; }
+  bool IsSpilled(int layer) const { return placement_.gradients[layer] == Tier::kNvme; }
+  // The gradient of a tile that is held in host memory.
+  const std::byte* HostTile(const Tile& tile) const;
+  // Starts reading the gradient of a spilled tile into the front of `buffer`.
+  void StartReadTile(const Tile& tile, std::span<std::byte> buffer, IoOp& op) const;
+
+ private:
+  HeldGradients(bool is_bf16, const Placement& placement, TensorStore* store,
+                std::vector<std::span<std::byte>> staging);
+  int64_t elem_bytes() const { return is_bf16_ ? 2 : 4; }
+  int64_t Bytes(const Tile& tile) const { return tile.num_elems * elem_bytes(); }
+  int64_t AreaOffset(const Tile& tile) const;
+  // Rounds elements [first, first + num_elems) of the layer to `to` and fills their blocks' sums.
+  void Round(std::span<const float> gradient, int64_t first, int64_t num_elems, std::byte* to,
+             ThreadPool& pool);
+  absl::Status RoundAndSpill(int layer, std::span<const float> gradient, ThreadPool& pool);
+  absl::Status AwaitSpill(int slot);
+
+  const bool is_bf16_;
+  const Placement& placement_;
+  TensorStore* const store_;
+  HostBuffer host_;
+  std::vector<int64_t> layer_offset_bytes_;     // in host_ or in the gradient area
+  std::vector<std::vector<Padding>> paddings_;  // by layer
+  std::vector<std::span<std::byte>> staging_;
+  std::vector<IoOp> spills_;        // by staging buffer
+  std::vector<int> spilled_layer_;  // by staging buffer: for messages
+  int next_staging_ = 0;
+  absl::Status failure_;            // of a spill
+  std::vector<double> block_sums_;  // of the layer being handed over
+  std::vector<double> layer_sums_;
+  std::vector<uint8_t> handed_;  // by layer
+};
+
+}  // namespace forebay

@@ -1,0 +1,30 @@
+// Rounds a finished gradient to the dtype it is handed over in and sums the squares of the rounded
+// values, in an order that depends on element indexes alone. So the norm has the same bits for all
+// instruction sets, threads and placements.
+#pragma once
+
+#include <cstdint>
+
+#include "forebay/base/bfloat16.h"
+#include "forebay/base/tensor_spec.h"
+
+namespace forebay {
+
+// Sums are formed per block of a layer's flat vector and then added in the order of the blocks. A
+// tile of any size is a whole number of blocks.
+inline constexpr int64_t kNormBlockElems = kLayerAlignElems;
+
+// Sum of squares of `num_elems` gradients after rounding to bf16 (nearest, ties to even), which are
+// written to `rounded`. Within the block 16 partial sums, by index modulo 16, are added in order at
+// the end. Products of two bf16 or fp32 values are exact in double, so fused multiply-add changes
+// nothing. The sum is finite exactly when all rounded values are (fp32's largest square is far
+// below double's range). Requires: num_elems is a multiple of 16. Buffers do not overlap.
+double RoundAndSumSquares(const float* gradient, int64_t num_elems, Bf16* rounded);
+// The same, handing over fp32: `copied` gets the values as they are.
+double CopyAndSumSquares(const float* gradient, int64_t num_elems, float* copied);
+
+// The references that define the bits.
+double RoundAndSumSquaresRef(const float* gradient, int64_t num_elems, Bf16* rounded);
+double CopyAndSumSquaresRef(const float* gradient, int64_t num_elems, float* copied);
+
+}  // namespace forebay

@@ -1,0 +1,329 @@
+#include "forebay/optimizer/offloaded_adamw.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/errors.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/optimizer/decay_runs.h"
+#include "forebay/optimizer/held_gradients.h"
+#include "forebay/optimizer/staged_tiles.h"
+#include "forebay/optimizer/tile_writes.h"
+
+namespace forebay {
+namespace {
+
+// Elements per task of an update: long enough to hide the cost of handing it out, short enough to
+// share a tile. AdamW is elementwise, so the cut does not show in the result.
+constexpr int64_t kTaskElems = int64_t{16} << 10;
+
+int64_t GradientBytesPerElem(const OffloadedAdamWOptions& options) {
+  return options.gradient_is_bf16 ? 2 : 4;
+}
+
+int64_t MaxTileElems(const TileMap& tiles) {
+  return tiles.max_state_bytes() / StateBytesPerElem(tiles.layout());
+}
+
+bool AnyOnNvme(const std::vector<Tier>& tiers) {
+  return std::find(tiers.begin(), tiers.end(), Tier::kNvme) != tiers.end();
+}
+
+}  // namespace
+
+struct OffloadedAdamW::Impl {
+  Impl(const OffloadedAdamWOptions& options_in, const Placement& placement_in,
+       TensorStore* store_in);
+
+  absl::Status MakeStaging(MemoryBudget* budget);
+  absl::Status LoadHostState(MemoryBudget* budget);
+  absl::Status UpdateTile(int tile, std::span<std::byte> weights);
+  void RunKernel(const AdamWTile& whole, const Tile& tile);
+  bool AnyIsDue() const;
+  absl::Status Failure() const {
+    std::lock_guard lock(mutex);
+    return failure;
+  }
+
+  const OffloadedAdamWOptions options;
+  const Placement placement;
+  TensorStore* const store;
+  const TileMap& tiles;
+  std::vector<std::vector<DecayRun>> decay_runs;  // by layer
+  ThreadPool pool;
+
+  // Buffers before the transfers that use them, so that these end first.
+  HostBuffer staging_memory;
+  std::vector<StagingBuffer> staging;
+  HostBuffer host_state;
+  std::vector<int64_t> host_state_offset_bytes;  // by tile; meaningless for tiles on NVMe
+  std::unique_ptr<TileWrites> writes;
+  std::unique_ptr<HeldGradients> gradients;
+  std::vector<std::atomic<bool>> due;  // by layer
+  std::unique_ptr<StagedTiles> staged;
+
+  bool backward_finished = false;  // training thread
+  AdamWStep step;                  // of the updates that are due
+  double tile_wait_s = 0;          // of the layer being updated
+
+  mutable std::mutex mutex;
+  absl::Status failure;  // mutex: of an update; no further one is taken
+  OptimizerStats stats;  // mutex
+};
+
+OffloadedAdamW::Impl::Impl(const OffloadedAdamWOptions& options_in, const Placement& placement_in,
+                           TensorStore* store_in)
+    : options(options_in),
+      placement(placement_in),
+      store(store_in),
+      tiles(store_in->tiles()),
+      pool(options_in.num_threads, "adamw"),
+      host_state_offset_bytes(store_in->tiles().num_tiles()),
+      due(store_in->inventory().num_layers()) {
+  for (int layer = 0; layer < store->inventory().num_layers(); ++layer) {
+    decay_runs.push_back(DecayRunsOf(store->inventory(), layer));
+  }
+}
+
+// ---- Creation ----------------------------------------------------------------------------------
+
+int64_t OffloadedAdamW::StagingBytes(const OffloadedAdamWOptions& options, const TileMap& tiles) {
+  return options.num_staging_tiles *
+         (tiles.max_state_bytes() + MaxTileElems(tiles) * GradientBytesPerElem(options));
+}
+
+int64_t OffloadedAdamW::GradientAreaBytes(const OffloadedAdamWOptions& options,
+                                          const Placement& placement, const TileMap& tiles) {
+  return HeldGradients::AreaBytes(placement, tiles, GradientBytesPerElem(options));
+}
+
+absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(
+    const OffloadedAdamWOptions& options, const Placement& placement, TensorStore* store,
+    MemoryBudget* budget) {
+  FOREBAY_CHECK(options.adamw.eps > 0 && options.num_staging_tiles >= 2);
+  FOREBAY_CHECK(static_cast<int>(placement.state.size()) == store->tiles().num_tiles());
+  auto impl = std::make_unique<Impl>(options, placement, store);
+  FOREBAY_RETURN_IF_ERROR(impl->MakeStaging(budget));
+  FOREBAY_RETURN_IF_ERROR(impl->LoadHostState(budget));
+  // The staging buffers of gradients serve both ways: spilling ends before the first read.
+  std::vector<std::span<std::byte>> gradient_staging;
+  for (const StagingBuffer& buffer : impl->staging) gradient_staging.push_back(buffer.gradient);
+  FOREBAY_ASSIGN_OR_RETURN(impl->gradients,
+                           HeldGradients::Create(options.gradient_is_bf16, impl->placement, store,
+                                                 budget, std::move(gradient_staging)));
+  impl->writes = std::make_unique<TileWrites>(store);
+  impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
+                                               impl->gradients.get(), impl->writes.get());
+  return std::unique_ptr<OffloadedAdamW>(new OffloadedAdamW(std::move(impl)));
+}
+
+OffloadedAdamW::OffloadedAdamW(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+OffloadedAdamW::~OffloadedAdamW() = default;
+
+absl::Status OffloadedAdamW::Impl::MakeStaging(MemoryBudget* budget) {
+  const int64_t state_bytes = AnyOnNvme(placement.state) ? tiles.max_state_bytes() : 0;
+  const int64_t gradient_bytes =
+      AnyOnNvme(placement.gradients) ? MaxTileElems(tiles) * GradientBytesPerElem(options) : 0;
+  const int64_t buffer_bytes = state_bytes + gradient_bytes;
+  staging.resize(options.num_staging_tiles);
+  if (buffer_bytes == 0) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(
+      staging_memory,
+      HostBuffer::Create(budget, "optimizer staging", options.num_staging_tiles * buffer_bytes));
+  for (int i = 0; i < options.num_staging_tiles; ++i) {
+    const auto buffer = staging_memory.bytes().subspan(i * buffer_bytes, buffer_bytes);
+    staging[i] = {buffer.first(state_bytes), buffer.subspan(state_bytes)};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OffloadedAdamW::Impl::LoadHostState(MemoryBudget* budget) {
+  int64_t size_bytes = 0;
+  for (int i = 0; i < tiles.num_tiles(); ++i) {
+    if (placement.state[i] != Tier::kHost) continue;
+    host_state_offset_bytes[i] = size_bytes;
+    size_bytes += tiles.StateBytes(tiles.tiles()[i]);
+  }
+  if (size_bytes == 0) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(host_state,
+                           HostBuffer::Create(budget, "optimizer state in RAM", size_bytes));
+  std::array<IoOp, 8> reads;
+  absl::Status status;
+  for (int i = 0; i < tiles.num_tiles() && status.ok(); ++i) {
+    if (placement.state[i] != Tier::kHost) continue;
+    IoOp& read = reads[i % reads.size()];
+    status.Update(store->engine().Wait(read));
+    store->StartReadState(
+        i,
+        host_state.bytes().subspan(host_state_offset_bytes[i], tiles.StateBytes(tiles.tiles()[i])),
+        IoClass::kDemandRead, read);
+  }
+  for (IoOp& read : reads) status.Update(store->engine().Wait(read));
+  if (status.ok()) return status;
+  return Annotate(status, "optimizer: loading the state that is kept in memory failed");
+}
+
+// ---- Gradients ---------------------------------------------------------------------------------
+
+absl::Status OffloadedAdamW::Hand(int layer, std::span<const float> gradient, ThreadPool& pool) {
+  FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
+  return impl_->gradients->Hand(layer, gradient, pool);
+}
+
+absl::StatusOr<GradientStats> OffloadedAdamW::FinishBackward() {
+  FOREBAY_RETURN_IF_ERROR(impl_->gradients->Finish());
+  GradientStats stats;
+  double sum = 0;
+  for (int layer = 0; layer < impl_->store->inventory().num_layers(); ++layer) {
+    const double layer_sum = impl_->gradients->sum_of_squares(layer);
+    if (!std::isfinite(layer_sum) && stats.first_nonfinite_layer < 0) {
+      stats.first_nonfinite_layer = layer;
+    }
+    sum += layer_sum;
+  }
+  stats.norm = std::sqrt(sum);
+  impl_->backward_finished = true;
+  return stats;
+}
+
+void OffloadedAdamW::AbandonStep() {
+  impl_->gradients->Abandon();
+  impl_->backward_finished = false;
+}
+
+void OffloadedAdamW::BeginUpdate(const AdamWStep& step) {
+  FOREBAY_CHECK(impl_->backward_finished && !impl_->AnyIsDue());
+  impl_->backward_finished = false;
+  impl_->step = step;
+  impl_->staged->Begin();
+  // Last: from here on the swapper's thread may update.
+  for (std::atomic<bool>& due : impl_->due) due.store(true, std::memory_order_release);
+}
+
+// ---- Update ------------------------------------------------------------------------------------
+
+bool OffloadedAdamW::Impl::AnyIsDue() const {
+  // Acquire: what the swapper's thread did for a layer happened before its update ceased to be due.
+  return std::any_of(due.begin(), due.end(), [](const std::atomic<bool>& layer_is_due) {
+    return layer_is_due.load(std::memory_order_acquire);
+  });
+}
+
+bool OffloadedAdamW::UpdateIsDue(int layer) const {
+  return impl_->due[layer].load(std::memory_order_acquire);
+}
+
+absl::Status OffloadedAdamW::UpdateLayer(int layer, std::span<std::byte> weights) {
+  Impl& impl = *impl_;
+  FOREBAY_RETURN_IF_ERROR(impl.Failure());
+  FOREBAY_CHECK(UpdateIsDue(layer));
+  FOREBAY_CHECK(static_cast<int64_t>(weights.size()) ==
+                impl.tiles.layer_elems(layer) * WeightBytesPerElem(impl.tiles.layout()));
+  const Stopwatch stopwatch;
+  impl.tile_wait_s = 0;
+  for (int i = impl.tiles.first_tile(layer); i < impl.tiles.first_tile(layer + 1); ++i) {
+    const Tile& tile = impl.tiles.tiles()[i];
+    const absl::Status status = impl.UpdateTile(
+        i, weights.subspan(tile.first_elem * WeightBytesPerElem(impl.tiles.layout()),
+                           impl.tiles.WeightBytes(tile)));
+    if (!status.ok()) {
+      std::lock_guard lock(impl.mutex);
+      impl.failure = Annotate(status, fmt::format("step {}: updating layer '{}'", impl.step.step,
+                                                  impl.store->inventory().layers()[layer].name));
+      return impl.failure;
+    }
+  }
+  {
+    std::lock_guard lock(impl.mutex);
+    impl.stats.io_wait_s += impl.tile_wait_s;
+    impl.stats.update_s += stopwatch.Seconds() - impl.tile_wait_s;
+    impl.stats.updated_elems += impl.tiles.layer_elems(layer);
+  }
+  impl.staged->EndLayer(layer);
+  impl.due[layer].store(false, std::memory_order_release);
+  return absl::OkStatus();
+}
+
+absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> weights) {
+  const Tile& spec = tiles.tiles()[tile];
+  const Stopwatch stopwatch;
+  StagingBuffer buffer;
+  if (staged->Needs(tile)) {
+    FOREBAY_ASSIGN_OR_RETURN(buffer, staged->Await(tile));
+  }
+  // Memory that stays in place may still be on its way to the disk from the step before.
+  FOREBAY_RETURN_IF_ERROR(writes->AwaitWeights(tile));
+  FOREBAY_RETURN_IF_ERROR(writes->AwaitState(tile));
+  tile_wait_s += stopwatch.Seconds();
+
+  const std::span<std::byte> state =
+      (staged->StateIsRead(tile) ? buffer.state
+                                 : host_state.bytes().subspan(host_state_offset_bytes[tile]))
+          .first(tiles.StateBytes(spec));
+  const StatePlanes planes = PlanesOf(tiles.layout(), spec.num_elems);
+  AdamWTile whole;
+  whole.layout = tiles.layout();
+  whole.num_elems = spec.num_elems;
+  whole.weight = weights.data();
+  if (tiles.layout() == Layout::kBf16) {
+    whole.remainder = reinterpret_cast<int16_t*>(state.data() + planes.remainder);
+  }
+  whole.m = reinterpret_cast<float*>(state.data() + planes.m);
+  whole.v = reinterpret_cast<float*>(state.data() + planes.v);
+  whole.gradient =
+      staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(spec);
+  whole.gradient_is_bf16 = options.gradient_is_bf16;
+  RunKernel(whole, spec);
+
+  writes->StartState(tile, state, step.step);
+  writes->StartWeights(tile, weights, step.step);
+  if (staged->Needs(tile)) staged->Done();
+  return absl::OkStatus();
+}
+
+void OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, const Tile& tile) {
+  const std::vector<DecayRun>& runs = decay_runs[tile.layer];
+  const int64_t num_tasks = (tile.num_elems + kTaskElems - 1) / kTaskElems;
+  pool.ParallelFor(num_tasks, [&](int64_t task) {
+    // In the layer's flat vector.
+    const int64_t begin = tile.first_elem + task * kTaskElems;
+    const int64_t end = std::min(begin + kTaskElems, tile.first_elem + tile.num_elems);
+    auto run = std::upper_bound(runs.begin(), runs.end(), begin,
+                                [](int64_t elem, const DecayRun& r) { return elem < r.end_elem; });
+    for (int64_t first = begin; first < end; ++run) {
+      const int64_t run_end = std::min(end, run->end_elem);
+      AdamWSimd(options.adamw, step,
+                Part(whole, first - tile.first_elem, run_end - first, run->decay));
+      first = run_end;
+    }
+  });
+}
+
+absl::Status OffloadedAdamW::AwaitWriteBack(int layer) {
+  absl::Status first_error;
+  for (int i = impl_->tiles.first_tile(layer); i < impl_->tiles.first_tile(layer + 1); ++i) {
+    first_error.Update(impl_->writes->AwaitWeights(i));
+  }
+  return first_error;
+}
+
+absl::Status OffloadedAdamW::AwaitAllWrites() {
+  absl::Status status = impl_->writes->AwaitAll();
+  status.Update(impl_->Failure());
+  return status;
+}
+
+OptimizerStats OffloadedAdamW::stats() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->stats;
+}
+
+}  // namespace forebay

@@ -1,0 +1,96 @@
+// The out-of-core optimizer: holds finished gradients until their global norm is known, then
+// updates each layer's tiles as the swapper brings the layer in for the next forward pass
+// (swap/swapper.h), reading state ahead and writing behind.
+//
+//   backward:  Hand(layer, gradient) for every layer      rounds once, adds to the norm, holds in
+//   RAM or spills then:      FinishBackward() -> norm; BeginUpdate(scalars)   every layer's update
+//   becomes due then:      UpdateLayer(layer) as layers come in, on the swapper's thread
+//
+// Clipping is global and exact: no gradient is applied before the norm of all is known.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/parallel.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/optimizer/adamw.h"
+#include "forebay/swap/placement.h"
+#include "forebay/swap/swapper.h"
+#include "forebay/swap/tensor_store.h"
+
+namespace forebay {
+
+struct OffloadedAdamWOptions {
+  AdamWConfig adamw;
+  bool gradient_is_bf16 = true;  // what Hand rounds to; else fp32
+  int num_threads = 1;           // of the update
+  int num_staging_tiles = 4;     // state tiles in flight; >= 2
+};
+
+struct GradientStats {
+  double norm = 0;                 // L2 norm of the gradients as handed over (rounded)
+  int first_nonfinite_layer = -1;  // in the order of the inventory; -1: all finite
+};
+
+struct OptimizerStats {
+  double update_s = 0;   // time in kernels
+  double io_wait_s = 0;  // time UpdateLayer waited for state
+  int64_t updated_elems = 0;
+};
+
+// Threads: UpdateLayer and AwaitWriteBack belong to the swapper's thread, UpdateIsDue and stats to
+// any, the rest to the training thread. Nothing is allocated after Create. After an error the
+// object takes no further updates; the last committed step is intact.
+class OffloadedAdamW : public TileUpdater {
+ public:
+  // Loads host-resident state from the store, which must have a committed step. Everything pointed
+  // to must outlive it. OutOfMemoryError, StorageError. Requires: adamw.eps > 0 (else 0/0 where a
+  // gradient is zero).
+  static absl::StatusOr<std::unique_ptr<OffloadedAdamW>> Create(
+      const OffloadedAdamWOptions& options, const Placement& placement, TensorStore* store,
+      MemoryBudget* budget);
+  ~OffloadedAdamW() override;
+  // At most what Create charges beside the placement's resident bytes, for the planner (less when
+  // no gradient is spilled).
+  static int64_t StagingBytes(const OffloadedAdamWOptions& options, const TileMap& tiles);
+  // Bytes of StoreOptions::gradient_area_bytes that `placement` needs.
+  static int64_t GradientAreaBytes(const OffloadedAdamWOptions& options, const Placement& placement,
+                                   const TileMap& tiles);
+
+  // Takes over the finished gradient of `layer`: the layer's padded flat vector, fp32, already a
+  // mean over the step's tokens. Rounds it to the hand-over dtype and adds its squared norm in
+  // fixed blocks by element index (so the norm has the same bits whatever the tiles, threads and
+  // placement). Padding must be zero. `pool`: the caller's compute threads. The buffer is free for
+  // reuse on return. Each layer once per step, in any order that is the same every step.
+  absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
+
+  // Waits for spilled gradients to be written. StorageError. Requires: every layer was handed over.
+  absl::StatusOr<GradientStats> FinishBackward();
+  // Makes every layer's update due and starts reading state. Requires: FinishBackward, and every
+  // update of the step before was applied.
+  void BeginUpdate(const AdamWStep& step);
+  // Forgets the gradients handed over for a step that is abandoned before BeginUpdate. Updates that
+  // were due before stay due.
+  void AbandonStep();
+
+  bool UpdateIsDue(int layer) const override;
+  absl::Status UpdateLayer(int layer, std::span<std::byte> weights) override;
+  absl::Status AwaitWriteBack(int layer) override;
+
+  // Waits until everything that was updated is written, weights and state; then the store may
+  // commit, once no update is due any more. The first error. May run beside AwaitWriteBack.
+  absl::Status AwaitAllWrites();
+
+  OptimizerStats stats() const;
+
+ private:
+  struct Impl;
+  explicit OffloadedAdamW(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace forebay

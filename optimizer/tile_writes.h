@@ -1,0 +1,59 @@
+// The write-backs of updated tiles: started by the update, checked and reported to the store when
+// somebody waits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "forebay/aio/engine.h"
+#include "forebay/swap/tensor_store.h"
+
+namespace forebay {
+
+// Weights are awaited by any thread: the swapper's wants its buffer back while the training thread
+// prepares a commit. The rest is thread-compatible. `store` must outlive it.
+class TileWrites {
+ public:
+  explicit TileWrites(TensorStore* store);
+  ~TileWrites();  // waits for what is under way
+  TileWrites(const TileWrites&) = delete;
+  TileWrites& operator=(const TileWrites&) = delete;
+
+  // `buffer` is borrowed until the matching Await returns. `step` is for messages. Requires: the
+  // last write of this tile's weights or state was awaited.
+  void StartWeights(int tile, std::span<std::byte> buffer, int64_t step);
+  void StartState(int tile, std::span<std::byte> buffer, int64_t step);
+
+  // Waits for the last write, if there was one, and tells the store that it is complete. A
+  // StorageError names layer, step and tile, and is what every later call for the same tile
+  // returns.
+  absl::Status AwaitWeights(int tile);
+  absl::Status AwaitState(int tile);
+  // Of all tiles. The first error, after waiting for everything.
+  absl::Status AwaitAll();
+
+  // Whether AwaitState would wait.
+  bool StateIsPending(int tile) const { return state_[tile].op.pending(); }
+
+ private:
+  struct Write {
+    IoOp op;
+    int64_t step = kNone;
+    absl::Status failure;
+  };
+  static constexpr int64_t kNone = -1;
+  // Whether a write completed that the store does not know yet.
+  absl::Status Await(Write& write, int tile, std::string_view what, bool& completed);
+
+  TensorStore* const store_;
+  std::mutex weights_mutex_;    // held while waiting: both threads want the same completions
+  std::vector<Write> weights_;  // by tile
+  std::vector<Write> state_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,119 @@
+"""The command line: one subcommand per job. Results on standard output, progress and errors on standard error.
+
+With --format=json there is one JSON document on standard output, also for an error: {"error": {message, exit_code}}.
+"""
+
+import argparse
+import json
+import sys
+
+from .errors import DataProgramError, UsageError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+
+def _add_data_arguments(parser, needs_seq):
+    parser.add_argument("--model", required=True, help="Hugging Face model folder (config.json, tokenizer.json)")
+    parser.add_argument("--data", required=True, help=".txt, .jsonl or packed file")
+    parser.add_argument("--seq", type=int, required=needs_seq, help="tokens per row")
+    parser.add_argument("--truncate", action="store_true", help="cut over-long prompts and chats instead of refusing")
+    parser.add_argument("--template", help="chat template to use instead of the model's")
+
+
+def _make_parser():
+    parser = _Parser(prog="forebay-data", description="Text to packed tokens, prompts, and GGUF files for forebay.")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--format", choices=("text", "json"), default="text")
+
+    def add(name, text):
+        return commands.add_parser(name, help=text, description=text, parents=[common], allow_abbrev=False)
+
+    packer = add("pack", "tokenize and pack data into a file, or into a cache folder")
+    _add_data_arguments(packer, needs_seq=True)
+    target = packer.add_mutually_exclusive_group()
+    target.add_argument("--out", help="packed file to write")
+    target.add_argument("--cache", help="folder of packed files, named after a digest of what they depend on")
+
+    shower = add("show", "print samples with their trained tokens marked")
+    _add_data_arguments(shower, needs_seq=False)
+    shower.add_argument("-n", "--n", type=int, default=2, help="how many")
+
+    checker = add("check", "count samples and tokens, and find every sample that cannot be trained on")
+    _add_data_arguments(checker, needs_seq=False)
+
+    encoder = add("encode", 'tokens of prompts: JSON lines {"prompt"} or {"messages"} on standard input')
+    encoder.add_argument("--model", required=True)
+    encoder.add_argument("--chat", action="store_true", help="a prompt is a user's turn of the chat template")
+    encoder.add_argument("--template", help="chat template to use instead of the model's")
+
+    decoder = add("decode", "text of tokens: one id per line on standard input")
+    decoder.add_argument("--model", required=True)
+    decoder.add_argument("--stream", action="store_true", help="accepted for clarity: output is always streamed")
+
+    add("eos", "special tokens, and where generation stops").add_argument("--model", required=True)
+
+    converter = add("gguf", "convert a GGUF file to a Hugging Face model folder")
+    converter.add_argument("--gguf", required=True, help="file to convert")
+    converter.add_argument("--out", required=True, help="folder to make")
+    converter.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="of the weights written")
+    return parser
+
+
+def _dispatch(options):
+    """Returns the exit code. Modules are imported where they are used: `gguf` is needed by one command only."""
+    if options.command in ("encode", "decode", "eos"):
+        from . import prompts
+        result = getattr(prompts, options.command)(options)
+        if result is not None:
+            print(json.dumps(result))
+        return 0
+    if options.command == "gguf":
+        from . import gguf_convert
+        report, describe = gguf_convert.convert(options), gguf_convert.describe
+    elif options.command == "pack":
+        from . import pack
+        report, describe = pack.pack(options), pack.describe
+    else:
+        from . import show
+        report = getattr(show, options.command)(options)
+        describe = show.describe_samples if options.command == "show" else show.describe_check
+    print(json.dumps(report, ensure_ascii=False) if options.format == "json" else describe(report))
+    return 3 if report.get("num_problems") else 0
+
+
+def _wants_json(arguments):
+    """Known before the arguments are parsed, as parsing may fail."""
+    return "--format=json" in arguments or "json" in arguments[1:] and "--format" in arguments
+
+
+def main(arguments):
+    # Whatever the locale says: data and the forebay binary speak UTF-8.
+    sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    sys.stdout.reconfigure(encoding="utf-8")
+    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
+    try:
+        return _dispatch(_make_parser().parse_args(arguments))
+    except DataProgramError as error:
+        return _report_error(arguments, str(error), error.exit_code)
+    except OSError as error:
+        name = f" of '{error.filename}'" if error.filename is not None else ""
+        return _report_error(arguments, f"input or output{name} failed: {error.strerror or error}", 5)
+    except MemoryError:
+        return _report_error(arguments, "memory ran out; split the data into several files and pack them apart", 6)
+    except KeyboardInterrupt:
+        return 75
+
+
+def _report_error(arguments, message, exit_code):
+    try:
+        if _wants_json(arguments):
+            print(json.dumps({"error": {"message": message, "exit_code": exit_code}}), flush=True)
+        else:
+            print(f"forebay-data: error: {message}", file=sys.stderr)
+    except BrokenPipeError:
+        pass  # nobody listens any more
+    return exit_code

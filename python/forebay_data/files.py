@@ -1,0 +1,107 @@
+"""Reading small files with clear errors, writing files atomically, and reporting progress."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+
+from .errors import BadInputError, StorageError
+
+
+def read_bytes(path, what):
+    """The whole file; `what` says in errors what the file is for."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise BadInputError(f"'{path}' does not exist: {what}") from None
+    except IsADirectoryError:
+        raise BadInputError(f"'{path}' is a folder, not a file: {what}") from None
+
+
+def read_json(path, what):
+    """A JSON object from a file; BadInputError names the line of a syntax error."""
+    try:
+        value = json.loads(read_bytes(path, what).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"'{path}' is not UTF-8 (byte {error.start}): {what}") from None
+    except json.JSONDecodeError as error:
+        raise BadInputError(f"'{path}' is not valid JSON at line {error.lineno}, column {error.colno} "
+                            f"({error.msg}): {what}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"'{path}' is not valid JSON ({error}): {what}") from None
+    if not isinstance(value, dict):
+        raise BadInputError(f"'{path}' holds a JSON {type(value).__name__}, not an object: {what}")
+    return value
+
+
+def read_json_if_present(path, what):
+    return read_json(path, what) if os.path.lexists(path) else {}
+
+
+@contextlib.contextmanager
+def atomic_writer(path):
+    """Opens a binary file that replaces `path` when the block succeeds, and leaves nothing behind when it does not.
+
+    Created 0600, never through a symbolic link, flushed to the device before it gets its name.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb", buffering=1 << 20) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+        folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder_descriptor)
+        finally:
+            os.close(folder_descriptor)
+    except OSError as error:
+        raise StorageError(f"writing '{path}' failed: {error.strerror}. Nothing was replaced; check the space and "
+                           f"the permissions of '{folder}'") from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def write_text(path, text):
+    with atomic_writer(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def make_folder(path):
+    """mkdir -p, 0700 for what it makes."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"creating the folder '{path}' failed: {error.strerror}") from error
+
+
+class Progress:
+    """Lines on standard error about work that takes more than two seconds: one live line on a terminal."""
+
+    def __init__(self, label, total):
+        self._label = label
+        self._total = max(total, 1)
+        self._next_s = time.monotonic() + 2
+        self._live = False
+
+    def update(self, done):
+        now = time.monotonic()
+        if now < self._next_s:
+            return
+        terminal = sys.stderr.isatty()
+        self._next_s = now + (0.5 if terminal else 10)
+        self._live = terminal
+        line = f"forebay-data: {self._label} {100 * done / self._total:.0f} %"
+        print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    def close(self):
+        if self._live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,60 @@
+"""`encode`, `decode` and `eos`: what generation needs of the tokenizer, over standard input and output."""
+
+import datetime
+import json
+import signal
+import sys
+
+from .errors import BadInputError
+from .samples import parse_prompt
+from .template import load_chat_template
+from .tokenizer import ModelConfig, ModelTokenizer, StreamDecoder
+
+
+def encode(options):
+    """One JSON object {"tokens": [...], "eos": [...]} for every JSON line {"prompt"} or {"messages"}."""
+    tokenizer = ModelTokenizer(options.model, ModelConfig(options.model))
+    stop_ids = tokenizer.stop_ids()
+    template = None
+    for number, line in enumerate(sys.stdin, 1):
+        if not line.strip():
+            continue
+        where = f"standard input:{number}"
+        record = parse_prompt(line, where)
+        if options.chat and "prompt" in record:
+            record = {"messages": [{"role": "user", "content": record["prompt"]}]}
+        if "prompt" in record:
+            tokens = tokenizer.prefix_ids + tokenizer.encode(record["prompt"])
+        else:
+            template = template or load_chat_template(tokenizer, options.template, now=datetime.datetime.now)
+            tokens = tokenizer.encode(template.render(record["messages"], add_generation_prompt=True))
+        if not tokens:
+            raise BadInputError(f"{where}: the prompt has no token; write something")
+        print(json.dumps({"tokens": tokens, "eos": stop_ids}), flush=True)
+
+
+def decode(options):
+    """Text as soon as it is complete: bare, or with --format=json one JSON string for every input line."""
+    config = ModelConfig(options.model)
+    tokenizer = ModelTokenizer(options.model, config)
+    decoder = StreamDecoder(tokenizer)
+    if options.format == "json":
+        # A program listens, which decides itself what Ctrl-C means; this one ends with its input.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def emit(text):
+        print(json.dumps(text) if options.format == "json" else text,
+              end="\n" if options.format == "json" else "", flush=True)
+
+    for number, line in enumerate(sys.stdin, 1):
+        if not line.strip().isdecimal() or int(line) >= config.vocab_size:
+            raise BadInputError(f"standard input:{number}: {line.strip()!r} is not a token id below "
+                                f"{config.vocab_size}")
+        emit(decoder.push(int(line)))
+    emit(decoder.finish())
+
+
+def eos(options):
+    """Special token ids of the tokenizer, and where generation stops."""
+    tokenizer = ModelTokenizer(options.model, ModelConfig(options.model))
+    return {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "stop": tokenizer.stop_ids()}

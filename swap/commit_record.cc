@@ -1,0 +1,130 @@
+#include "forebay/swap/commit_record.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/hash.h"
+
+namespace forebay {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the formats are little-endian");
+
+constexpr char kMagic[8] = {'F', 'B', 'C', 'O', 'M', 'M', 'I', 'T'};
+constexpr uint32_t kVersion = 1;
+
+// The bytes on disk (docs/formats.md, "commit.fbs"); natural alignment leaves no holes.
+struct DiskRecord {
+  char magic[8];
+  uint32_t version;
+  uint32_t slot;
+  uint8_t uuid[16];
+  uint64_t sequence;
+  int64_t step;
+  uint64_t previous_hash;
+  uint32_t trainer_bytes;
+  uint32_t reserved;
+  char trainer[kCommitTrainerBytesMax];
+  uint8_t zeros[kCommitRecordBytes - kCommitTrainerBytesMax - 72];
+  uint64_t hash;  // XXH3-64 of everything before it
+};
+static_assert(sizeof(DiskRecord) == kCommitRecordBytes && offsetof(DiskRecord, trainer) == 64);
+
+uint64_t HashOf(const DiskRecord& record) {
+  return Xxh3_64(std::as_bytes(std::span(&record, 1)).first(offsetof(DiskRecord, hash)));
+}
+
+}  // namespace
+
+uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> bytes) {
+  FOREBAY_CHECK(static_cast<int64_t>(bytes.size()) == kCommitRecordBytes);
+  FOREBAY_CHECK(static_cast<int64_t>(record.trainer.size()) <= kCommitTrainerBytesMax);
+  DiskRecord disk = {};
+  std::memcpy(disk.magic, kMagic, sizeof(kMagic));
+  disk.version = kVersion;
+  disk.slot = record.slot;
+  std::ranges::copy(record.uuid, disk.uuid);
+  disk.sequence = record.sequence;
+  disk.step = record.step;
+  disk.previous_hash = record.previous_hash;
+  disk.trainer_bytes = static_cast<uint32_t>(record.trainer.size());
+  std::ranges::copy(record.trainer, disk.trainer);
+  disk.hash = HashOf(disk);
+  std::memcpy(bytes.data(), &disk, sizeof(disk));
+  return disk.hash;
+}
+
+absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
+                                               std::string_view source) {
+  FOREBAY_CHECK(static_cast<int64_t>(bytes.size()) == kCommitRecordBytes);
+  DecodedCopy copy;
+  if (std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; })) return copy;
+  DiskRecord disk;
+  std::memcpy(&disk, bytes.data(), sizeof(disk));
+  copy.state = CopyState::kBad;
+  if (std::memcmp(disk.magic, kMagic, sizeof(kMagic)) != 0 || disk.hash != HashOf(disk))
+    return copy;
+  if (disk.version != kVersion) {
+    return CorruptError(
+        fmt::format("'{}' has records of format version {}; this program reads version {}. Use the "
+                    "forebay that wrote it",
+                    source, disk.version, kVersion));
+  }
+  if (disk.slot > 1 || disk.trainer_bytes > kCommitTrainerBytesMax) return copy;
+  copy.state = CopyState::kGood;
+  std::ranges::copy(disk.uuid, copy.record.uuid.begin());
+  copy.record.sequence = disk.sequence;
+  copy.record.step = disk.step;
+  copy.record.slot = disk.slot;
+  copy.record.previous_hash = disk.previous_hash;
+  copy.record.trainer.assign(disk.trainer, disk.trainer_bytes);
+  copy.hash = disk.hash;
+  return copy;
+}
+
+absl::StatusOr<std::optional<DecodedCopy>> ChooseCommit(const DecodedCopy& first,
+                                                        const DecodedCopy& second,
+                                                        const StoreUuid& uuid,
+                                                        std::string_view source) {
+  for (const DecodedCopy* copy : {&first, &second}) {
+    if (copy->state == CopyState::kGood && copy->record.uuid != uuid) {
+      return CorruptError(
+          fmt::format("'{}' belongs to another store than the manifest beside it. Put back the "
+                      "files that belong together",
+                      source));
+    }
+  }
+  const bool first_good = first.state == CopyState::kGood;
+  const bool second_good = second.state == CopyState::kGood;
+  if (!first_good && !second_good) {
+    if (first.state == CopyState::kBad && second.state == CopyState::kBad) {
+      return CorruptError(
+          fmt::format("both commit records of '{}' are damaged, so it cannot be said which slot is "
+                      "whole. Restore the store from a copy, or "
+                      "start again from the last exported model",
+                      source));
+    }
+    return std::nullopt;
+  }
+  if (!first_good) return second;
+  if (!second_good) return first;
+  const bool first_newer = first.record.sequence >= second.record.sequence;
+  const DecodedCopy& newer = first_newer ? first : second;
+  const DecodedCopy& older = first_newer ? second : first;
+  const uint64_t apart = newer.record.sequence - older.record.sequence;
+  if ((apart == 0 && newer.hash != older.hash) ||
+      (apart == 1 && newer.record.previous_hash != older.hash)) {
+    return CorruptError(
+        fmt::format("the commit records {} and {} of '{}' do not belong to one history: parts of "
+                    "two copies of the store were mixed. Put "
+                    "back the files that belong together",
+                    older.record.sequence, newer.record.sequence, source));
+  }
+  return newer;
+}
+
+}  // namespace forebay

@@ -1,0 +1,57 @@
+// The record that makes a step real: its bytes, and which of two copies to believe
+// (docs/formats.md, "commit.fbs"). Pure.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace forebay {
+
+inline constexpr int64_t kCommitRecordBytes = 4096;
+inline constexpr int64_t kCommitTrainerBytesMax = 3072;
+
+using StoreUuid = std::array<uint8_t, 16>;
+
+struct CommitRecord {
+  StoreUuid uuid = {};
+  uint64_t sequence = 0;  // 1, 2, ... over the life of the store
+  int64_t step = 0;
+  uint32_t slot = 0;           // 0: A, 1: B
+  uint64_t previous_hash = 0;  // of the record before; of the first record: 0
+  std::string trainer;         // JSON text, at most kCommitTrainerBytesMax
+};
+
+// Requires: bytes.size() == kCommitRecordBytes and the trainer's text fits. Returns the record's
+// hash.
+uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> bytes);
+
+enum class CopyState : uint8_t {
+  kEmpty,  // never written: all zero
+  kBad,    // torn or damaged: the hash does not fit
+  kGood,
+};
+struct DecodedCopy {
+  CopyState state = CopyState::kEmpty;
+  CommitRecord record;  // when kGood
+  uint64_t hash = 0;    // when kGood
+};
+// CorruptError for an intact record of an unknown format version; `source` names the file.
+absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
+                                               std::string_view source);
+
+// The newest good copy; nothing when the store was never committed (a torn first record included:
+// its step never became real). CorruptError when both copies are damaged, when a record belongs to
+// another store, or when two successive ones do not chain.
+absl::StatusOr<std::optional<DecodedCopy>> ChooseCommit(const DecodedCopy& first,
+                                                        const DecodedCopy& second,
+                                                        const StoreUuid& uuid,
+                                                        std::string_view source);
+
+}  // namespace forebay

@@ -1,0 +1,40 @@
+// Which tiles live in host memory and which stay on NVMe (design: "Placement: static and striped").
+// Pure: `plan` prints the very object that `train` executes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/swap/tile_map.h"
+
+namespace forebay {
+
+enum class Tier : uint8_t { kHost, kNvme };
+enum class TierChoice : uint8_t { kAuto, kHost, kNvme };
+
+// Weights are placed by layer (they are lent as whole layers), state and held gradients by tile.
+struct Placement {
+  std::vector<Tier> weights;    // per layer
+  std::vector<Tier> state;      // per tile
+  std::vector<Tier> gradients;  // per layer: where a finished gradient waits for the global norm
+  int64_t host_weight_bytes = 0;
+  int64_t host_state_bytes = 0;
+  int64_t host_gradient_bytes = 0;
+};
+
+struct PlacementOptions {
+  TierChoice weights = TierChoice::kAuto;
+  TierChoice state = TierChoice::kAuto;
+  TierChoice gradients = TierChoice::kAuto;
+  int64_t gradient_bytes_per_elem = 2;
+  int64_t host_bytes = 0;  // what is left of the budget for residency
+};
+
+// Fills host memory in the order of value per byte: gradients (a spilled byte costs a write and a
+// read), weights, then state; what stays on NVMe is spread evenly over the layers. DoesNotFitError
+// when a choice of kHost needs more than `host_bytes`; the message names the need.
+absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& options);
+
+}  // namespace forebay

@@ -1,0 +1,138 @@
+#include "forebay/swap/store_manifest.h"
+
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/hash.h"
+
+namespace forebay {
+namespace {
+
+constexpr char kFormat[] = "forebay-store";
+constexpr int64_t kVersion = 1;
+constexpr char kChecksumKey[] = "xxh3_128";
+
+// Of the object without its checksum, as one line: blanks may change, values may not.
+std::string ChecksumOf(Json json) {
+  json.erase(kChecksumKey);
+  Xxh3_128 hash;
+  hash.Update(json.dump());
+  return hash.Hex();
+}
+
+std::string ToHex(const StoreUuid& uuid) {
+  std::string hex;
+  for (const uint8_t byte : uuid) hex += fmt::format("{:02x}", byte);
+  return hex;
+}
+
+bool FromHex(const std::string& hex, StoreUuid& uuid) {
+  if (hex.size() != 2 * uuid.size()) return false;
+  if (hex.find_first_not_of("0123456789abcdef") != std::string::npos) return false;
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    uuid[i] = static_cast<uint8_t>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+  }
+  return true;
+}
+
+Json LayersToJson(const Inventory& inventory) {
+  Json layers = Json::array();
+  for (const LayerSpec& layer : inventory.layers()) {
+    Json tensors = Json::array();
+    for (int i = 0; i < layer.num_tensors; ++i) {
+      const TensorSpec& tensor = inventory.tensors()[layer.first_tensor + i];
+      tensors.push_back({{"name", tensor.name},
+                         {"shape", tensor.shape},
+                         {"role", tensor.role},
+                         {"decay", tensor.decay},
+                         {"offset_elems", tensor.offset_elems}});
+    }
+    layers.push_back(
+        {{"name", layer.name}, {"num_elems", layer.num_elems}, {"tensors", std::move(tensors)}});
+  }
+  return layers;
+}
+
+// Whether the shape's element count is sane, so that no product of ours overflows.
+bool IsSane(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) {
+    if (extent < 0 || __builtin_mul_overflow(count, extent, &count)) return false;
+  }
+  return count <= int64_t{1} << 48;
+}
+
+// Throws Json::exception on keys that are missing or of a wrong type; false on values that do not
+// fit together.
+bool LayersFromJson(const Json& layers, Inventory& inventory) {
+  for (const Json& layer : layers) {
+    inventory.BeginLayer(layer.at("name").get<std::string>());
+    for (const Json& tensor : layer.at("tensors")) {
+      auto shape = tensor.at("shape").get<Shape>();
+      if (!IsSane(shape)) return false;
+      const int index = inventory.Add(tensor.at("name").get<std::string>(), std::move(shape),
+                                      tensor.at("role").get<int>(), tensor.at("decay").get<bool>());
+      const auto offset_elems = tensor.at("offset_elems").get<int64_t>();
+      if (inventory.tensors()[index].offset_elems != offset_elems) return false;
+    }
+    if (inventory.layers().back().num_elems != layer.at("num_elems").get<int64_t>()) return false;
+  }
+  return inventory.num_layers() > 0;
+}
+
+bool FieldsFromJson(const Json& json, StoreManifest& manifest) {
+  const auto layout = json.at("layout").get<std::string>();
+  if (layout != NameOf(Layout::kBf16) && layout != NameOf(Layout::kFp32)) return false;
+  manifest.layout = layout == NameOf(Layout::kBf16) ? Layout::kBf16 : Layout::kFp32;
+  manifest.tile_elems = json.at("tile_elems").get<int64_t>();
+  manifest.gradient_area_bytes = json.at("gradient_area_bytes").get<int64_t>();
+  return FromHex(json.at("uuid").get<std::string>(), manifest.uuid) && manifest.tile_elems > 0 &&
+         manifest.tile_elems % kLayerAlignElems == 0 && manifest.gradient_area_bytes >= 0 &&
+         LayersFromJson(json.at("layers"), manifest.inventory);
+}
+
+}  // namespace
+
+std::string EncodeManifest(const StoreManifest& manifest) {
+  Json json = {{"format", kFormat},
+               {"version", kVersion},
+               {"uuid", ToHex(manifest.uuid)},
+               {"layout", NameOf(manifest.layout)},
+               {"tile_elems", manifest.tile_elems},
+               {"gradient_area_bytes", manifest.gradient_area_bytes},
+               {"layers", LayersToJson(manifest.inventory)}};
+  json[kChecksumKey] = ChecksumOf(json);
+  return json.dump(1) + "\n";
+}
+
+absl::StatusOr<StoreManifest> DecodeManifest(std::string_view text, std::string_view source) {
+  const auto corrupt = [&](std::string_view why) {
+    return CorruptError(fmt::format(
+        "the manifest '{}' {}. Restore it from a copy, or start the run again", source, why));
+  };
+  const absl::StatusOr<Json> json = ParseJson(text, source);
+  if (!json.ok()) return corrupt(fmt::format("is damaged ({})", MessageOf(json.status())));
+  try {
+    if (!json->is_object() || json->value("format", "") != kFormat) {
+      return corrupt("is not that of a forebay store");
+    }
+    const auto version = json->at("version").get<int64_t>();
+    if (version != kVersion) {
+      return CorruptError(
+          fmt::format("the store of '{}' has format version {}; this program reads version {}. Use "
+                      "the forebay that wrote it",
+                      source, version, kVersion));
+    }
+    if (json->at(kChecksumKey).get<std::string>() != ChecksumOf(*json)) {
+      return corrupt("is damaged: its checksum does not fit its contents");
+    }
+    StoreManifest manifest;
+    if (!FieldsFromJson(*json, manifest)) return corrupt("has values that do not fit together");
+    return manifest;
+  } catch (const Json::exception& error) {
+    return corrupt(fmt::format("is damaged ({})", error.what()));
+  }
+}
+
+}  // namespace forebay

@@ -1,0 +1,92 @@
+// The window of layers in host memory: reads announced layers ahead of their use, has due updates
+// applied to them on the way in, and lends them out. Layers that the placement keeps in RAM are
+// lent without a read.
+//
+// One background thread (the only one that calls the updater) stages the announced accesses in
+// order:
+//   take a window buffer -> read the weights (skipped when the layer still lies in a buffer) -> if
+//   an update of the layer is due: TileUpdater::UpdateLayer in place -> ready for Acquire.
+// Weight reads run ahead of that by as many buffers as are free. So the forward pass of step t+1
+// finds layer l updated by step t, and the update's I/O overlaps the computation of the layers
+// before it (lazy update, design §6).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/swap/placement.h"
+#include "forebay/swap/tensor_store.h"
+
+namespace forebay {
+
+// What the optimizer does to a layer on its way in. Called on the swapper's thread only.
+class TileUpdater {
+ public:
+  virtual ~TileUpdater() = default;
+  // Whether `layer` has a finished gradient whose update has been released (step scalars known) and
+  // not applied.
+  // A layer's update becomes due before its next access is announced (see Swapper::Expect).
+  virtual bool UpdateIsDue(int layer) const = 0;
+  // Applies the update to `weights` (the layer's flat vector, in the store's weight dtype) and
+  // starts writing weights and state to the other slot. On return `weights` is final; it stays
+  // borrowed for the write-back until AwaitWriteBack(layer) returns.
+  virtual absl::Status UpdateLayer(int layer, std::span<std::byte> weights) = 0;
+  virtual absl::Status AwaitWriteBack(int layer) = 0;
+};
+
+struct SwapperOptions {
+  int num_block_buffers = 3;  // window buffers for ordinary layers; >= 2 (one lent, one arriving)
+  int num_large_buffers =
+      1;  // for layers larger than the largest block (embedding, output projection); >= 1
+  int first_block_layer = 1;  // layers in [first, last] are ordinary: they share the block buffers
+  int last_block_layer = 1;
+};
+
+struct SwapperStats {
+  double wait_s = 0;         // time Acquire blocked
+  int64_t weight_reads = 0;  // layers read
+  int64_t weight_hits = 0;   // accesses served without a read
+};
+
+class Swapper {
+ public:
+  // `updater` may be nullptr (evaluation). Host-resident weights are read from the store here.
+  // Everything pointed to must outlive the swapper.
+  static absl::StatusOr<std::unique_ptr<Swapper>> Create(const SwapperOptions& options,
+                                                         const Placement& placement,
+                                                         TensorStore* store, TileUpdater* updater,
+                                                         MemoryBudget* budget);
+  ~Swapper();
+  // What Create charges for the window, whatever the placement; resident layers come on top
+  // (Placement::host_weight_bytes).
+  static int64_t WindowBytes(const SwapperOptions& options, const TileMap& tiles);
+
+  // As ParamSource's (model/param_source.h), which train/ implements with this class. Used by one
+  // thread.
+  void Expect(std::span<const int> layers);
+  // At most two leases at a time, and never two different large layers with one large buffer. The
+  // first error of any read, update or write-back; it stays.
+  absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
+  void Release(int layer);
+
+  // Applies every due update that no announced access applies, waits for all write-backs and for
+  // the staging thread to be idle. After it the store holds the state of the finished step and may
+  // be committed.
+  absl::Status ApplyAllUpdates();
+
+  // Abandons announced accesses that were not acquired (a stop in mid-step).
+  void CancelExpected();
+
+  SwapperStats stats() const;
+
+ private:
+  struct Impl;
+  explicit Swapper(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,111 @@
+// The store: every tile's weights and optimizer state in two slots on NVMe, and the commit record
+// that says which slot is real. The swap area is the checkpoint (design §8; docs/formats.md has the
+// bytes).
+//
+// Life of a step: all tiles are written to the slot that is not committed (StartWrite*), each once;
+// when every write is complete, Commit flushes the files and publishes one record in two places;
+// from then on the new slot is the committed one. Reads return the newest completed write of a
+// tile. A crash before the record is durable leaves the old slot, whole.
+//
+// Not for: deciding what lives in RAM (placement.h) or when to read (swapper.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
+#include "forebay/base/json.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/swap/tile_map.h"
+
+namespace forebay {
+
+struct StoreOptions {
+  std::string directory;  // of the store alone; created 0700
+  Layout layout = Layout::kBf16;
+  int64_t tile_elems = kDefaultTileElems;
+  // Bytes of the area where gradients wait when they do not fit in RAM; 0: none.
+  int64_t gradient_area_bytes = 0;
+};
+
+// What a commit carries for a resume. `trainer` is the trainer's own object (data position, RNG,
+// schedule, configuration digest, kernel identity); at most 3 KiB when written out.
+struct CommitInfo {
+  int64_t step = 0;
+  Json trainer;
+};
+
+enum class Plane : uint8_t { kMaster, kM, kV };
+
+// Thread-safe for different tiles; Commit and ReadTensor* by one thread, Commit while no transfer
+// is pending. One process at a time (flock, with the holder's PID in the error). `engine` must
+// outlive the store, and every op it started must be complete when the store ends.
+class TensorStore {
+ public:
+  // Reserves all space at once (DoesNotFitError names what is missing), writes nothing but the
+  // manifest. The store has no committed step until the first Commit. UsageError when the folder
+  // already holds a store. What a creation that failed or was killed left behind is removed.
+  static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
+                                                             const Inventory& inventory,
+                                                             Engine* engine);
+  // Opens the newest committed state. CorruptError (damaged or foreign files, unknown format
+  // version), EnvironmentError (in use by another process), BadInputError (no store there).
+  static absl::StatusOr<std::unique_ptr<TensorStore>> Open(const std::string& directory,
+                                                           Engine* engine);
+  ~TensorStore();
+
+  static int64_t DiskBytes(const TileMap& tiles, int64_t gradient_area_bytes);
+
+  const Inventory& inventory() const;
+  const TileMap& tiles() const;
+  bool has_commit() const;
+  const CommitInfo& committed() const;  // Requires: has_commit()
+  const std::string& directory() const;
+  // Of the scratch area for gradients, as the store was created.
+  int64_t gradient_area_bytes() const;
+  bool direct_io() const;  // false: the file system has no O_DIRECT; the page cache is used
+  const std::string& why_not_direct() const;
+
+  // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with
+  // engine->Wait. Buffers are kIoAlignBytes-aligned and of exactly WeightBytes/StateBytes(tile).
+  // After a write completed without error the caller reports it with
+  // MarkWeightsWritten/MarkStateWritten; later reads see it. Requires: a tile that is read was
+  // committed or written before; each tile is written once between two commits.
+  void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
+  void StartReadState(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
+  void StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op);
+  void StartWriteState(int tile, std::span<std::byte> buffer, IoOp& op);
+  void MarkWeightsWritten(int tile);
+  void MarkStateWritten(int tile);
+
+  // Scratch area for gradients, addressed by the caller; nothing in it survives a restart.
+  void StartReadGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
+  void StartWriteGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
+
+  // Publishes a step. Requires: every tile was written since the last commit (FOREBAY_CHECK).
+  // Blocks for the flushes. UsageError when `info.trainer` does not fit (nothing was touched).
+  // After a StorageError the new step may or may not be the one that the next Open finds (it is one
+  // or the other, whole), and the store refuses further commits.
+  absl::Status Commit(const CommitInfo& info);
+
+  // Synchronous access to committed values: export, digest, inspect. `out`: elements
+  // [first_elem, first_elem + out.size()) of the tensor, fp32, whatever the layout. kMaster is
+  // exact (bf16 layout: joined from w16 and r16).
+  absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
+                          std::span<float> out);
+  // The bf16 weights as stored (bf16 layout only; w16, never a re-cast of the master).
+  absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out);
+
+  Engine& engine();
+
+ private:
+  struct Impl;
+  explicit TensorStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace forebay

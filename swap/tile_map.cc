@@ -1,0 +1,39 @@
+#include "forebay/swap/tile_map.h"
+
+#include <algorithm>
+
+#include "forebay/base/check.h"
+
+namespace forebay {
+
+TileMap::TileMap(const Inventory& inventory, Layout layout, int64_t tile_elems)
+    : layout_(layout), tile_elems_(tile_elems) {
+  FOREBAY_CHECK(tile_elems > 0 && tile_elems % kLayerAlignElems == 0);
+  for (int layer = 0; layer < inventory.num_layers(); ++layer) {
+    first_tile_.push_back(num_tiles());
+    const int64_t layer_elems = inventory.layers()[layer].num_elems;
+    layer_elems_.push_back(layer_elems);
+    for (int64_t first = 0; first < layer_elems; first += tile_elems) {
+      Tile tile;
+      tile.layer = layer;
+      tile.first_elem = first;
+      tile.num_elems = std::min(tile_elems, layer_elems - first);
+      tile.weight_offset_bytes = weight_area_bytes_;
+      tile.state_offset_bytes = state_area_bytes_;
+      weight_area_bytes_ += WeightBytes(tile);
+      state_area_bytes_ += StateBytes(tile);
+      max_state_bytes_ = std::max(max_state_bytes_, StateBytes(tile));
+      tiles_.push_back(tile);
+    }
+  }
+  first_tile_.push_back(num_tiles());
+}
+
+StatePlanes PlanesOf(Layout layout, int64_t num_elems) {
+  StatePlanes planes;
+  planes.m = layout == Layout::kBf16 ? 2 * num_elems : 0;
+  planes.v = planes.m + 4 * num_elems;
+  return planes;
+}
+
+}  // namespace forebay

@@ -1,0 +1,69 @@
+// Geometry of the store: which elements each tile holds and where its planes lie on disk. Pure.
+//
+// A tile is the unit of I/O, update and placement: `tile_elems` consecutive elements of one layer's
+// flat vector (the last tile of a layer may be shorter). The tiles of one layer are contiguous in
+// the weights area, so that a layer is one extent however it is tiled.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "forebay/base/tensor_spec.h"
+#include "forebay/swap/layout.h"
+
+namespace forebay {
+
+inline constexpr int64_t kDefaultTileElems = int64_t{1} << 20;
+
+struct Tile {
+  int layer = 0;
+  int64_t first_elem = 0;           // in the layer's flat vector
+  int64_t num_elems = 0;            // multiple of kLayerAlignElems
+  int64_t weight_offset_bytes = 0;  // in the weights area of either slot
+  int64_t state_offset_bytes = 0;   // in the state area of either slot
+};
+
+class TileMap {
+ public:
+  // Requires: tile_elems is a positive multiple of kLayerAlignElems.
+  TileMap(const Inventory& inventory, Layout layout, int64_t tile_elems);
+
+  Layout layout() const { return layout_; }
+  int64_t tile_elems() const { return tile_elems_; }
+  const std::vector<Tile>& tiles() const { return tiles_; }
+  int num_layers() const { return static_cast<int>(layer_elems_.size()); }
+  int num_tiles() const { return static_cast<int>(tiles_.size()); }
+  // Tiles of `layer`: [first_tile(layer), first_tile(layer + 1)).
+  int first_tile(int layer) const { return first_tile_[layer]; }
+  int64_t layer_elems(int layer) const { return layer_elems_[layer]; }
+  // Of one slot.
+  int64_t weight_area_bytes() const { return weight_area_bytes_; }
+  int64_t state_area_bytes() const { return state_area_bytes_; }
+
+  // Bytes of a tile's weight plane and of its state planes.
+  int64_t WeightBytes(const Tile& tile) const {
+    return tile.num_elems * WeightBytesPerElem(layout_);
+  }
+  int64_t StateBytes(const Tile& tile) const { return tile.num_elems * StateBytesPerElem(layout_); }
+  int64_t max_state_bytes() const { return max_state_bytes_; }
+
+ private:
+  Layout layout_;
+  int64_t tile_elems_;
+  std::vector<Tile> tiles_;
+  std::vector<int> first_tile_;
+  std::vector<int64_t> layer_elems_;
+  int64_t weight_area_bytes_ = 0;
+  int64_t state_area_bytes_ = 0;
+  int64_t max_state_bytes_ = 0;
+};
+
+// Where the planes of a state tile begin, in bytes, within its state bytes: [r16] m v.
+struct StatePlanes {
+  int64_t remainder = 0;  // int16, bf16 layout only
+  int64_t m = 0;          // fp32
+  int64_t v = 0;          // fp32
+};
+StatePlanes PlanesOf(Layout layout, int64_t num_elems);
+
+}  // namespace forebay

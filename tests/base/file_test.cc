@@ -1,0 +1,187 @@
+#include "forebay/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "forebay/base/errors.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using ::testing::HasSubstr;
+
+class FileTest : public ::testing::Test {
+ protected:
+  FileTest() {
+    std::string pattern = ::testing::TempDir() + "/forebay-file-XXXXXX";
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~FileTest() override { EXPECT_TRUE(RemoveTree(folder_).ok()); }
+  std::string Path(std::string_view name) const { return JoinPath(folder_, name); }
+  static mode_t ModeOf(const std::string& path) {
+    struct stat info = {};
+    EXPECT_EQ(::stat(path.c_str(), &info), 0);
+    return info.st_mode & 0777;
+  }
+
+  std::string folder_;
+};
+
+TEST_F(FileTest, AtomicWriteReplacesTheContentsAndLeavesNoTemporary) {
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "first, and longer").ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "second").ok());
+  EXPECT_EQ(*ReadWholeFile(Path("f"), 100), "second");
+  EXPECT_FALSE(FileExists(Path("f.tmp")));
+}
+
+TEST_F(FileTest, FilesAreCreatedForTheOwnerAlone) {
+  const mode_t old_mask = ::umask(0);
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "x").ok());
+  ASSERT_TRUE(MakeDirectories(Path("d/e")).ok());
+  ::umask(old_mask);
+  EXPECT_EQ(ModeOf(Path("f")), 0600u);
+  EXPECT_EQ(ModeOf(Path("d")), 0700u);
+  EXPECT_EQ(ModeOf(Path("d/e")), 0700u);
+}
+
+TEST_F(FileTest, AtomicWriteReplacesALinkInsteadOfWritingThroughIt) {
+  ASSERT_TRUE(WriteFileAtomically(Path("precious"), "keep").ok());
+  ASSERT_EQ(::symlink(Path("precious").c_str(), Path("link").c_str()), 0);
+  ASSERT_TRUE(WriteFileAtomically(Path("link"), "new").ok());
+  EXPECT_EQ(*ReadWholeFile(Path("precious"), 100), "keep");
+  EXPECT_EQ(*ReadWholeFile(Path("link"), 100), "new");
+}
+
+TEST_F(FileTest, AtomicWriteSurvivesALinkInTheTemporarysPlace) {
+  ASSERT_TRUE(WriteFileAtomically(Path("precious"), "keep").ok());
+  ASSERT_EQ(::symlink(Path("precious").c_str(), Path("f.tmp").c_str()), 0);
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "new").ok());
+  EXPECT_EQ(*ReadWholeFile(Path("precious"), 100), "keep");
+}
+
+TEST_F(FileTest, AFailedAtomicWriteLeavesNothingBehind) {
+  ASSERT_TRUE(MakeDirectories(Path("f/occupied")).ok());
+  const absl::Status status = WriteFileAtomically(Path("f"), "x");
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage);
+  EXPECT_THAT(MessageOf(status), HasSubstr("EISDIR"));
+  EXPECT_FALSE(FileExists(Path("f.tmp")));
+}
+
+TEST_F(FileTest, CreatingThroughALinkIsRefused) {
+  ASSERT_EQ(::symlink(Path("elsewhere").c_str(), Path("link").c_str()), 0);
+  const auto fd = OpenFile(Path("link"), O_WRONLY | O_CREAT);
+  EXPECT_EQ(ExitCodeOf(fd.status()), ExitCode::kStorage);
+  EXPECT_THAT(MessageOf(fd.status()), HasSubstr("is a symbolic link"));
+  EXPECT_FALSE(FileExists(Path("elsewhere")));
+}
+
+TEST_F(FileTest, AMissingFileIsBadInputAndNamed) {
+  const auto contents = ReadWholeFile(Path("missing"), 100);
+  EXPECT_EQ(ExitCodeOf(contents.status()), ExitCode::kBadInput);
+  EXPECT_EQ(MessageOf(contents.status()), "'" + Path("missing") + "' does not exist");
+  EXPECT_EQ(ExitCodeOf(FileSize(Path("missing")).status()), ExitCode::kBadInput);
+}
+
+TEST_F(FileTest, ReadingTooLargeAFileIsRefusedBeforeReading) {
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "123456").ok());
+  EXPECT_TRUE(ReadWholeFile(Path("f"), 6).ok());
+  const auto contents = ReadWholeFile(Path("f"), 5);
+  EXPECT_EQ(ExitCodeOf(contents.status()), ExitCode::kBadInput);
+  EXPECT_THAT(MessageOf(contents.status()), HasSubstr("has 6 bytes; at most 5"));
+}
+
+TEST_F(FileTest, ReadingAFolderOrAFifoIsRefusedAndNeverWaits) {
+  EXPECT_THAT(MessageOf(ReadWholeFile(folder_, 100).status()), HasSubstr("not a regular file"));
+  ASSERT_EQ(::mkfifo(Path("fifo").c_str(), 0600), 0);
+  EXPECT_THAT(MessageOf(ReadWholeFile(Path("fifo"), 100).status()),
+              HasSubstr("not a regular file"));
+}
+
+TEST_F(FileTest, AReadPastTheEndSaysThatTheFileIsTruncated) {
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "12345").ok());
+  const auto fd = OpenFile(Path("f"), O_RDONLY);
+  std::byte buffer[4];
+  const absl::Status status = PreadAll(fd->get(), buffer, 3, Path("f"));
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt);
+  EXPECT_THAT(MessageOf(status), HasSubstr("ends at 5, but 4 bytes were expected at 3"));
+}
+
+TEST_F(FileTest, ReadsAndWritesAtOffsets) {
+  const auto fd = OpenFile(Path("f"), O_RDWR | O_CREAT);
+  ASSERT_TRUE(fd.ok());
+  const std::string text = "forebay";
+  ASSERT_TRUE(PwriteAll(fd->get(), std::as_bytes(std::span(text)), 10, "f").ok());
+  ASSERT_TRUE(SyncFile(fd->get(), "f").ok());
+  EXPECT_EQ(*FileSize(Path("f")), 17);
+  std::string back(4, ' ');
+  ASSERT_TRUE(PreadAll(fd->get(), std::as_writable_bytes(std::span(back)), 13, "f").ok());
+  EXPECT_EQ(back, "ebay");
+}
+
+TEST_F(FileTest, TransfersOnABadDescriptorNameTheCause) {
+  std::byte buffer[4] = {};
+  EXPECT_THAT(MessageOf(PreadAll(-1, buffer, 0, "f")), HasSubstr("reading 4 bytes of 'f' at 0"));
+  EXPECT_THAT(MessageOf(PwriteAll(-1, buffer, 0, "f")), HasSubstr("EBADF"));
+  EXPECT_EQ(ExitCodeOf(SyncFile(-1, "f")), ExitCode::kStorage);
+}
+
+TEST_F(FileTest, AFullDeviceIsAStorageErrorThatSaysSo) {
+  const auto fd = OpenFile("/dev/full", O_WRONLY);
+  if (!fd.ok()) GTEST_SKIP() << "no /dev/full here";
+  const std::byte buffer[4] = {};
+  EXPECT_THAT(MessageOf(PwriteAll(fd->get(), buffer, 0, "/dev/full")), HasSubstr("ENOSPC"));
+}
+
+TEST_F(FileTest, MakeDirectoriesAcceptsWhatIsThereAndRefusesFilesInTheWay) {
+  ASSERT_TRUE(MakeDirectories(Path("a/b")).ok());
+  EXPECT_TRUE(MakeDirectories(Path("a/b/")).ok());
+  ASSERT_EQ(::symlink(Path("a").c_str(), Path("link").c_str()), 0);
+  EXPECT_TRUE(MakeDirectories(Path("link/c")).ok());
+  EXPECT_TRUE(IsDirectory(Path("a/c")));
+  ASSERT_TRUE(WriteFileAtomically(Path("file"), "").ok());
+  EXPECT_EQ(ExitCodeOf(MakeDirectories(Path("file"))), ExitCode::kStorage);
+}
+
+TEST_F(FileTest, RemoveTreeDoesNotFollowLinks) {
+  ASSERT_TRUE(MakeDirectories(Path("tree")).ok());
+  ASSERT_TRUE(MakeDirectories(Path("outside")).ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("outside/keep"), "x").ok());
+  ASSERT_EQ(::symlink(Path("outside").c_str(), Path("tree/link").c_str()), 0);
+  ASSERT_TRUE(RemoveTree(Path("tree")).ok());
+  EXPECT_FALSE(FileExists(Path("tree")));
+  EXPECT_TRUE(FileExists(Path("outside/keep")));
+  EXPECT_TRUE(RemoveTree(Path("tree")).ok()) << "removing nothing is fine";
+}
+
+TEST_F(FileTest, FreeSpaceIsPositiveAndNeedsAnExistingPath) {
+  EXPECT_GT(*FreeSpace(folder_), 0);
+  EXPECT_EQ(ExitCodeOf(FreeSpace(Path("missing")).status()), ExitCode::kStorage);
+}
+
+TEST_F(FileTest, UniqueFdClosesOnceAndMoves) {
+  UniqueFd first(::open("/dev/null", O_RDONLY));
+  const int number = first.get();
+  UniqueFd second = std::move(first);
+  EXPECT_EQ(second.get(), number);
+  second.Reset();
+  EXPECT_FALSE(second.valid());
+  EXPECT_EQ(::fcntl(number, F_GETFD), -1);
+}
+
+TEST(JoinPath, PutsOneSlashBetween) {
+  EXPECT_EQ(JoinPath("a", "b"), "a/b");
+  EXPECT_EQ(JoinPath("a/", "b"), "a/b");
+  EXPECT_EQ(JoinPath("", "b"), "b");
+}
+
+TEST(ProgramDirectory, HoldsTheRunningProgram) {
+  EXPECT_TRUE(FileExists(JoinPath(ProgramDirectory(), "base_test")));
+}
+
+}  // namespace
+}  // namespace forebay

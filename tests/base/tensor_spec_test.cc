@@ -1,0 +1,70 @@
+#include "forebay/base/tensor_spec.h"
+
+#include "forebay/base/dtype.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+Inventory TwoLayers() {
+  Inventory inventory;
+  inventory.BeginLayer("embed");
+  inventory.Add("embed.weight", {100, 10}, 0, true);
+  inventory.BeginLayer("layers.0");
+  inventory.Add("norm.weight", {10}, 1, false);
+  inventory.Add("up.weight", {30, 10}, 2, true);
+  inventory.Add("down.weight", {10, 30}, 3, true);
+  return inventory;
+}
+
+TEST(Inventory, TensorsStartAtAlignedOffsetsOfTheirLayer) {
+  const Inventory inventory = TwoLayers();
+  EXPECT_EQ(inventory.Find("embed.weight")->offset_elems, 0);
+  EXPECT_EQ(inventory.Find("norm.weight")->offset_elems, 0);
+  EXPECT_EQ(inventory.Find("up.weight")->offset_elems, 64);
+  EXPECT_EQ(inventory.Find("down.weight")->offset_elems, 384);  // 64 + 300, rounded up
+}
+
+TEST(Inventory, LayersArePaddedToWholeBlocks) {
+  const Inventory inventory = TwoLayers();
+  EXPECT_EQ(inventory.layers()[0].num_elems, 2048);
+  EXPECT_EQ(inventory.layers()[1].num_elems, 2048);
+  EXPECT_EQ(inventory.num_padded_elems(), 4096);
+  EXPECT_EQ(inventory.num_params(), 1000 + 10 + 300 + 300);
+}
+
+TEST(Inventory, LayersKnowTheirTensorsAndTensorsTheirLayer) {
+  const Inventory inventory = TwoLayers();
+  ASSERT_EQ(inventory.num_layers(), 2);
+  EXPECT_EQ(inventory.layers()[1].name, "layers.0");
+  EXPECT_EQ(inventory.layers()[1].first_tensor, 1);
+  EXPECT_EQ(inventory.layers()[1].num_tensors, 3);
+  EXPECT_EQ(inventory.Find("down.weight")->layer, 1);
+  EXPECT_FALSE(inventory.Find("norm.weight")->decay);
+}
+
+TEST(Inventory, FindReturnsNullForAnUnknownName) {
+  EXPECT_EQ(TwoLayers().Find("nothing"), nullptr);
+}
+
+TEST(InventoryDeathTest, ATensorNeedsALayer) {
+  Inventory inventory;
+  EXPECT_DEATH(inventory.Add("x", {1}, 0, true), "internal error");
+}
+
+TEST(Shape, CountsAndPrints) {
+  EXPECT_EQ(NumElems({}), 1);
+  EXPECT_EQ(NumElems({576, 1536}), 884'736);
+  EXPECT_EQ(ToString(Shape{576, 1536}), "[576, 1536]");
+  EXPECT_EQ(ToString(Shape{}), "[]");
+}
+
+TEST(DType, HasTheSpellingsOfSafetensorsAndTorch) {
+  EXPECT_EQ(SafetensorsName(DType::kBF16), "BF16");
+  EXPECT_EQ(TorchName(DType::kF16), "float16");
+  EXPECT_EQ(SizeOf(DType::kF32), 4);
+  EXPECT_EQ(SizeOf(DType::kBF16), 2);
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,63 @@
+"""Shared pieces of the training comparisons: where the program is, and runs of it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(_ROOT / "python"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from forebay_data import packed_file  # noqa: E402
+
+
+class Forebay:
+    """The program under test, with the calls that the comparisons make."""
+
+    def __init__(self, binary):
+        self.binary = binary
+
+    def run(self, *arguments, check=True, **settings):
+        command = [self.binary, *arguments]
+        command += [f"--{key}={value}" for key, value in settings.items()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+        if check and done.returncode != 0:
+            raise AssertionError(f"{' '.join(command)}\nexit {done.returncode}\n{done.stderr}")
+        return done
+
+    def digest(self, run_directory):
+        done = self.run("inspect", str(run_directory), "--hash", "--format=json")
+        return json.loads(done.stdout)["digest"]
+
+
+@pytest.fixture(scope="session")
+def forebay():
+    return Forebay(os.path.join(os.environ["FOREBAY_BIN"], "forebay"))
+
+
+def random_rows(num_rows, seq, vocab, seed):
+    """Packed rows with several segments, untrained tokens and padding: (tokens, flags), both [num_rows, seq]."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, min(vocab, 256), (num_rows, seq)).astype(np.uint32)
+    flags = np.full((num_rows, seq), packed_file.TRAINED, np.uint8)
+    for row in range(num_rows):
+        starts = np.sort(rng.choice(np.arange(4, seq - 8), 2, replace=False))
+        for start in (0, *starts):
+            flags[row, start] = packed_file.SEGMENT_START
+        # A prompt that is not trained, and padding at the end.
+        flags[row, 1:4] = 0
+        padding = int(rng.integers(0, 5))
+        if padding:
+            flags[row, seq - padding :] = packed_file.PADDING
+            tokens[row, seq - padding :] = 0
+    return tokens, flags
+
+
+def write_rows(path, tokens, flags, vocab):
+    packed_file.write_rows(path, tokens, flags, vocab_size=vocab)
+    return str(path)

@@ -1,0 +1,149 @@
+"""The training run that forebay must reproduce, written with PyTorch and transformers."""
+
+import contextlib
+import json
+import math
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def learning_rate(step, num_steps, lr, warmup, schedule):
+    """Step counts from 1. The rule of docs/cli.md, --schedule."""
+    if warmup > 0 and step <= warmup:
+        return lr * step / warmup
+    if schedule == "constant":
+        return lr
+    p = (step - 1 - warmup) / (num_steps - warmup)
+    return lr * (1 - p) if schedule == "linear" else lr * (1 + math.cos(math.pi * p)) / 2
+
+
+def decay_groups(model, weight_decay):
+    """As transformers.Trainer: norms and biases are not decayed."""
+    decayed, undecayed = [], []
+    for parameter in model.parameters():
+        (decayed if parameter.dim() > 1 else undecayed).append(parameter)
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": undecayed, "weight_decay": 0.0},
+    ]
+
+
+def segments_of(row_flags):
+    """(begin, end) of each segment of a row; padding belongs to none."""
+    begin, segments = None, []
+    for i, flags in enumerate(row_flags):
+        if flags & 4 or flags & 2:
+            if begin is not None:
+                segments.append((begin, i))
+            begin = None
+        if not flags & 4 and flags & 2:
+            begin = i
+    if begin is not None:
+        segments.append((begin, len(row_flags)))
+    return segments
+
+
+def loss_sum(model, row_tokens, row_flags):
+    """Sum of -log p(target) over the trained tokens of one row. Each segment is run as a sequence of its own, which is
+    what packing must be equal to."""
+    total, count = 0.0, 0
+    for begin, end in segments_of(row_flags):
+        tokens = torch.tensor(row_tokens[begin:end], dtype=torch.long)[None]
+        trained = torch.tensor([bool(f & 1) for f in row_flags[begin + 1 : end]])
+        if not trained.any():
+            continue
+        logits = model(input_ids=tokens).logits[0, :-1].float()
+        losses = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+        total = total + losses[trained].sum()
+        count += int(trained.sum())
+    return total, count
+
+
+def cpu_multiplies_bf16():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        return "avx512_bf16" in file.read()
+
+
+@contextlib.contextmanager
+def bf16_linears():
+    """Autocast to bf16. Where the CPU has no bf16 products PyTorch's take minutes a step, so the linear layers then
+    multiply the same rounded values in fp32 and round the result: what autocast computes, without its kernels."""
+    if cpu_multiplies_bf16():
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
+        return
+    linear = torch.nn.functional.linear
+
+    def rounded(x):
+        return x.bfloat16().float()
+
+    def linear_bf16(x, weight, bias=None):
+        y = linear(rounded(x), rounded(weight), None if bias is None else rounded(bias))
+        return rounded(y)
+
+    torch.nn.functional.linear = linear_bf16
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear
+
+
+def load(model_directory, attention="eager"):
+    model = AutoModelForCausalLM.from_pretrained(
+        model_directory, dtype=torch.float32, attn_implementation=attention
+    )
+    model.eval()  # forebay has no dropout
+    return model
+
+
+def train(model, batches, settings, autocast=False):
+    """`batches[s]`: the (tokens, flags) rows of step s. Returns one dict per step: loss, grad_norm, lr."""
+    optimizer = torch.optim.AdamW(
+        decay_groups(model, settings["weight_decay"]),
+        lr=settings["lr"],
+        betas=settings["betas"],
+        eps=settings["eps"],
+    )
+    history = []
+    for step, rows in enumerate(batches, start=1):
+        lr = learning_rate(
+            step, len(batches), settings["lr"], settings["warmup"], settings["schedule"]
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.zero_grad(set_to_none=True)
+        trained = sum(
+            sum(bool(f & 1) for f in flags[begin + 1 : end])
+            for _, flags in rows
+            for begin, end in segments_of(flags)
+        )
+        loss = 0.0
+        for tokens, flags in rows:
+            with bf16_linears() if autocast else contextlib.nullcontext():
+                row_loss, count = loss_sum(model, tokens, flags)
+            if count:
+                (row_loss / trained).backward()
+                loss += float(row_loss.detach()) / trained
+        norm = torch.nn.utils.clip_grad_norm_(
+            model.parameters(), settings["clip"] if settings["clip"] > 0 else float("inf")
+        )
+        optimizer.step()
+        history.append({"step": step, "loss": loss, "grad_norm": float(norm), "lr": lr})
+    return history
+
+
+def relative_l2(model, other):
+    """Relative L2 distance of all parameters together."""
+    difference, norm = 0.0, 0.0
+    theirs = dict(other.named_parameters())
+    for name, parameter in model.named_parameters():
+        a, b = parameter.detach().double(), theirs[name].detach().double()
+        difference += float(((a - b) ** 2).sum())
+        norm += float((b**2).sum())
+    return math.sqrt(difference / norm)
+
+
+def read_metrics(run_directory):
+    with open(f"{run_directory}/metrics.jsonl", encoding="utf-8") as file:
+        return [line for line in map(json.loads, file) if line["step"] > 0]

@@ -1,0 +1,122 @@
+"""The master test: the same run gives the same bits whatever the tiers, tiles, threads, stops and resumes."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import tiny_models
+from conftest import random_rows, write_rows
+
+SETTINGS = dict(batch=2, accum=2, seq=48, steps=6, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3)
+
+
+@pytest.fixture(scope="module", params=["llama_tied", "qwen2"])
+def task(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    model = str(directory / "model")
+    vocab = tiny_models.make(request.param, model)
+    tokens, flags = random_rows(10, 48, vocab, seed=4)
+    data = write_rows(directory / "data.fbd", tokens, flags, vocab)
+    return dict(model=model, data=data)
+
+
+def train(forebay, task, out, check=True, extra=(), **changes):
+    return forebay.run("train", *extra, check=check, out=out, **task, **dict(SETTINGS, **changes))
+
+
+@pytest.fixture(scope="module")
+def expected(forebay, task, tmp_path_factory):
+    out = tmp_path_factory.mktemp("expected") / "run"
+    train(forebay, task, out, weights_tier="nvme", state_tier="nvme")
+    return forebay.digest(out)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(weights_tier="host", state_tier="host"),
+        dict(weights_tier="nvme", state_tier="host"),
+        dict(weights_tier="host", state_tier="nvme"),
+        dict(io_threads=1),
+        dict(io_threads=4),
+        dict(threads=1),
+        dict(threads=3),
+        dict(tile_elems=2048),
+        dict(tile_elems=8192, threads=1, io_threads=3),
+    ],
+    ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),
+)
+def test_the_digest_does_not_depend_on(forebay, task, expected, tmp_path, changes):
+    train(forebay, task, tmp_path / "run", **dict(dict(weights_tier="nvme", state_tier="nvme"), **changes))
+    assert forebay.digest(tmp_path / "run") == expected
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_stop_and_resume_gives_the_bits_of_one_run(forebay, task, expected, tmp_path, stop_after):
+    out = tmp_path / "run"
+    stopped = train(forebay, task, out, check=False, stop_after=stop_after)
+    assert stopped.returncode == 75, stopped.stderr
+    train(forebay, task, out, extra=["--resume"])
+    assert forebay.digest(out) == expected
+    steps = [json.loads(line)["step"] for line in open(out / "metrics.jsonl")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_at_any_moment_can_be_resumed(forebay, task, expected, tmp_path, kind):
+    out = tmp_path / "run"
+    arguments = {**task, **SETTINGS, "out": out, "batch": 2}
+    command = [forebay.binary, "train"] + [f"--{k}={v}" for k, v in arguments.items()]
+    finished = False
+    for attempt in range(40):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        # Later every time, so that the signal meets start, steps, commits and export.
+        time.sleep(0.02 + 0.013 * attempt)
+        process.send_signal(kind)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:
+            finished = True
+            break
+        assert process.returncode in (75, -kind, -signal.SIGKILL), errors
+        ready = os.path.exists(out / "run.json") and json.load(open(out / "run.json"))["state"] == "ready"
+        if ready and "--resume" not in command:
+            command.append("--resume")
+    if not finished:
+        subprocess.run(command, check=True, capture_output=True)
+    assert forebay.digest(out) == expected
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(lr=2e-3), dict(seed=4), dict(batch=4, accum=1), dict(clip=1.0), dict(steps=7)]
+)
+def test_resuming_with_other_settings_names_the_difference(forebay, task, tmp_path, changes):
+    out = tmp_path / "run"
+    train(forebay, task, out, check=False, stop_after=1)
+    before = forebay.digest(out)
+    refused = train(forebay, task, out, check=False, extra=["--resume"], **changes)
+    assert refused.returncode == 2, refused.stderr
+    for key in changes:
+        assert key in refused.stderr
+    assert forebay.digest(out) == before
+
+
+def test_an_occupied_folder_is_refused_and_left_alone(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "thesis.txt").write_text("do not touch")
+    refused = train(forebay, task, out, check=False)
+    assert refused.returncode == 2, refused.stderr
+    assert os.listdir(out) == ["thesis.txt"]
+
+
+def test_a_run_made_from_random_weights_trains(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("init", "--run", config=f"{task['model']}/config.json", out=out, seed=7)
+    before = forebay.digest(out)
+    # The config says float32, so that is how the run was made.
+    train(forebay, dict(task, model=f"{out}/source"), out, extra=["--resume"], precision="fp32")
+    assert forebay.digest(out) != before
+    assert os.path.exists(out / "model" / "model.safetensors")

@@ -1,0 +1,79 @@
+"""Training with forebay equals training with PyTorch: the same losses, gradient norms and final weights."""
+
+import pytest
+import reference
+import tiny_models
+from conftest import random_rows, write_rows
+
+STEPS = 20
+SETTINGS = dict(
+    lr=2e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, clip=0.5, warmup=5, schedule="cosine"
+)
+BATCH, ACCUM, SEQ = 2, 2, 48
+
+
+def train_with_forebay(forebay, model, data, out, **changes):
+    settings = dict(SETTINGS, betas="0.9,0.95", batch=BATCH, accum=ACCUM, seq=SEQ, steps=STEPS)
+    settings.update(changes)
+    forebay.run("train", model=model, data=data, out=out, ram="1GiB", **settings)
+    return reference.read_metrics(out)
+
+
+def compare(ours, theirs, loss_relative, norm_relative):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs):
+        assert a["loss"] == pytest.approx(b["loss"], rel=loss_relative), (a["step"], a, b)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=norm_relative), (a["step"], a, b)
+        assert a["lr"] == pytest.approx(b["lr"], rel=1e-9)
+
+
+@pytest.mark.parametrize("family", list(tiny_models.FAMILIES))
+def test_fp32_training_equals_pytorch(forebay, tmp_path, family):
+    model_directory = str(tmp_path / "model")
+    vocab = tiny_models.make(family, model_directory)
+    # As many rows as a step takes: every step sees all of them, in whatever order.
+    tokens, flags = random_rows(BATCH * ACCUM, SEQ, vocab, seed=1)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, vocab)
+
+    model = reference.load(model_directory)
+    batches = [list(zip(tokens.tolist(), flags.tolist()))] * STEPS
+    theirs = reference.train(model, batches, SETTINGS)
+    ours = train_with_forebay(forebay, model_directory, data, tmp_path / "run", precision="fp32")
+
+    compare(ours, theirs, loss_relative=2e-4, norm_relative=1e-3)
+    trained = reference.load(str(tmp_path / "run" / "model"))
+    assert reference.relative_l2(trained, model) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
+def test_bf16_training_follows_pytorch_autocast(forebay, tmp_path, family):
+    model_directory = str(tmp_path / "model")
+    vocab = tiny_models.make(family, model_directory)
+    tokens, flags = random_rows(BATCH * ACCUM, SEQ, vocab, seed=2)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, vocab)
+
+    model = reference.load(model_directory)
+    batches = [list(zip(tokens.tolist(), flags.tolist()))] * STEPS
+    theirs = reference.train(model, batches, SETTINGS, autocast=True)
+    ours = train_with_forebay(forebay, model_directory, data, tmp_path / "run", precision="bf16")
+
+    for a, b in zip(ours, theirs):
+        assert abs(a["loss"] - b["loss"]) < 2e-2, (a, b)
+
+
+def test_the_exported_folder_gives_the_same_logits_in_transformers(forebay, tmp_path):
+    import torch
+
+    model_directory = str(tmp_path / "model")
+    vocab = tiny_models.make("qwen2", model_directory)
+    tokens, flags = random_rows(4, SEQ, vocab, seed=3)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, vocab)
+    # One step of a size far below fp32: the weights come out as they went in.
+    train_with_forebay(
+        forebay, model_directory, data, tmp_path / "run",
+        precision="fp32", lr=1e-30, weight_decay=0, steps=1, warmup=0,
+    )
+    before = reference.load(model_directory)
+    after = reference.load(str(tmp_path / "run" / "model"))
+    inputs = torch.tensor(tokens[:, :32].astype("int64"))
+    assert torch.equal(before(inputs).logits, after(inputs).logits)

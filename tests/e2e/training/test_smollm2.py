@@ -1,0 +1,143 @@
+"""The real model: SmolLM2-135M-Instruct on real text, beside transformers and PyTorch.
+
+Needs FOREBAY_SMOLLM2_GGUF (scripts/test gets the file); the long comparison runs with FOREBAY_FULL=1.
+"""
+
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+import reference
+from conftest import write_rows
+
+from forebay_data import packed_file
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time there was a",
+    "def fibonacci(n):\n",
+    "In the beginning God created",
+    "The three primary colours are",
+]
+
+
+@pytest.fixture(scope="session")
+def smollm2(forebay, tmp_path_factory):
+    gguf = os.environ.get("FOREBAY_SMOLLM2_GGUF", "")
+    if not gguf:
+        pytest.skip("FOREBAY_SMOLLM2_GGUF is not set: the model file was not fetched")
+    directory = tmp_path_factory.mktemp("smollm2") / "model"
+    subprocess.run([f"{forebay.binary}-data", "gguf", "--gguf", gguf, "--out", str(directory)], check=True)
+    return str(directory)
+
+
+def real_rows(model, num_rows, seq, skip=0):
+    """Consecutive text of the King James Bible, in rows that are one segment each."""
+    from tokenizers import Tokenizer
+
+    # Debian's bible(1); its text package is what scripts/demo uses too.
+    path = f"{os.environ['PATH']}:/usr/games"
+    text = subprocess.run(
+        ["bible", "-f", "gen1:1-exo40:38"], capture_output=True, text=True, check=True, env={"PATH": path}
+    ).stdout
+    tokens = Tokenizer.from_file(f"{model}/tokenizer.json").encode(text).ids
+    tokens = np.array(tokens[skip : skip + num_rows * seq], np.uint32).reshape(num_rows, seq)
+    flags = np.full((num_rows, seq), packed_file.TRAINED, np.uint8)
+    flags[:, 0] = packed_file.SEGMENT_START
+    return tokens, flags
+
+
+def train_both(forebay, model, tmp_path, precision, steps, lr, rows=4, batch=2, accum=2, seq=64):
+    tokens, flags = real_rows(model, rows, seq)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, 49152)
+    settings = dict(
+        lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, clip=1.0, warmup=4, schedule="linear"
+    )
+    theirs_model = reference.load(model, attention="sdpa")
+    batches = [list(zip(tokens.tolist(), flags.tolist()))] * steps
+    theirs = reference.train(theirs_model, batches, settings, autocast=precision == "bf16")
+    out = tmp_path / "run"
+    forebay.run(
+        "train", model=model, data=data, out=out, ram="1GiB", weights_tier="nvme", state_tier="nvme",
+        batch=batch, accum=accum, seq=seq, steps=steps, precision=precision,
+        **dict(settings, betas="0.9,0.999"),
+    )
+    return reference.read_metrics(out), theirs, out, theirs_model
+
+
+def test_20_steps_in_fp32_equal_pytorch(forebay, smollm2, tmp_path):
+    # fp32 state of 135 M parameters does not fit in 1 GiB beside its gradients, so this also spills them.
+    ours, theirs, out, theirs_model = train_both(forebay, smollm2, tmp_path, "fp32", steps=20, lr=1e-5)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=2e-4), (a, b)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3), (a, b)
+    assert reference.relative_l2(reference.load(str(out / "model")), theirs_model) < 1e-4
+
+
+def test_20_steps_in_bf16_follow_pytorch_autocast(forebay, smollm2, tmp_path):
+    ours, theirs, _, _ = train_both(forebay, smollm2, tmp_path, "bf16", steps=20, lr=2e-6, seq=128)
+    for a, b in zip(ours, theirs, strict=True):
+        assert abs(a["loss"] - b["loss"]) < 2e-2, (a, b)
+
+
+@pytest.mark.skipif(os.environ.get("FOREBAY_FULL") != "1", reason="long: scripts/test --full runs it")
+def test_300_steps_in_bf16_reach_the_same_held_out_loss(forebay, smollm2, tmp_path):
+    steps, batch, seq = 300, 2, 256
+    tokens, flags = real_rows(smollm2, steps * batch, seq)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, 49152)
+    held_out = real_rows(smollm2, 16, seq, skip=steps * batch * seq)
+    held_out_file = write_rows(tmp_path / "held_out.fbd", *held_out, 49152)
+    settings = dict(
+        lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, clip=1.0, warmup=10, schedule="linear"
+    )
+    out = tmp_path / "run"
+    forebay.run(
+        "train", model=smollm2, data=data, out=out, ram="1GiB", batch=batch, accum=1, seq=seq, steps=steps,
+        **dict(settings, betas="0.9,0.999"),
+    )
+    # The sampler visits every row once; the order of an epoch does not matter for where 300 steps end up within the bound.
+    rows = list(zip(tokens.tolist(), flags.tolist()))
+    order = np.random.default_rng(0).permutation(len(rows))
+    batches = [[rows[i] for i in order[s * batch : (s + 1) * batch]] for s in range(steps)]
+    model = reference.load(smollm2, attention="sdpa")
+    reference.train(model, batches, settings, autocast=True)
+
+    def loss_of(directory):
+        done = forebay.run("eval", "--format=json", model=directory, data=held_out_file, precision="fp32", ram="4GiB")
+        return json.loads(done.stdout)["loss"]
+
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = loss_of(out / "model"), loss_of(tmp_path / "theirs")
+    print(f"held-out loss after 300 steps: forebay {ours:.4f}, PyTorch {theirs:.4f}")
+    assert ours == pytest.approx(theirs, rel=3e-3)
+
+
+def test_greedy_generation_equals_transformers(forebay, smollm2):
+    import torch
+    from tokenizers import Tokenizer
+
+    model = reference.load(smollm2)
+    tokenizer = Tokenizer.from_file(f"{smollm2}/tokenizer.json")
+    for prompt in PROMPTS:
+        inputs = torch.tensor([tokenizer.encode(prompt).ids])
+        expected = model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=64, do_sample=False
+        )[0, inputs.shape[1] :].tolist()
+        done = forebay.run(
+            "generate", "--format=json", model=smollm2, prompt=prompt, precision="fp32", ram="2GiB",
+            max_tokens=64, temperature=0,
+        )
+        assert json.loads(done.stdout)["tokens"] == expected, prompt
+
+
+def test_generation_streams_the_same_tokens_under_a_small_budget(forebay, smollm2):
+    def tokens(ram):
+        done = forebay.run(
+            "generate", "--format=json", model=smollm2, prompt=PROMPTS[0], ram=ram, max_tokens=16, temperature=0
+        )
+        return json.loads(done.stdout)["tokens"]
+
+    # 269 MB of weights: with 2 GiB all of them stay in memory, with 320 MiB they stream.
+    assert tokens("2GiB") == tokens("320MiB")

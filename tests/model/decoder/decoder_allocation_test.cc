@@ -1,0 +1,88 @@
+// Nothing is allocated on the step path: the program's operator new is counted.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "forebay/tests/model/decoder/tiny_models.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+std::atomic<int64_t> num_allocations{0};
+
+void* CountedAllocation(size_t size, size_t alignment) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  void* const memory =
+      alignment <= alignof(std::max_align_t)
+          ? std::malloc(size)
+          : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(size_t size) {
+  return CountedAllocation(size, 1);
+}
+void* operator new(size_t size, std::align_val_t alignment) {
+  return CountedAllocation(size, static_cast<size_t>(alignment));
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+namespace forebay::testing {
+namespace {
+
+class DecoderAllocation : public ::testing::TestWithParam<cpu::Precision> {};
+
+TEST_P(DecoderAllocation, StepPathAllocatesNothingAfterWarmUp) {
+  const DType dtype = GetParam() == cpu::Precision::kFp32 ? DType::kF32 : DType::kBF16;
+  for (const std::string& name : TinyModelNames()) {
+    const TinyModel model = MakeTinyModel(name, dtype);
+    const MicroBatch batch = MakeBatch(model, {{30, 9}}, 40);
+    Runner runner(model, {2, GetParam(), 40, true}, dtype);
+    runner.LossAndGradients(batch, 1.0);
+    const int64_t before = num_allocations.load();
+    runner.LossAndGradients(batch, 1.0);
+    EXPECT_EQ(num_allocations.load() - before, 0) << name;
+  }
+}
+
+TEST(ExtendAllocation, ANewTokenAllocatesNothingAfterWarmUp) {
+  for (const std::string& name : TinyModelNames()) {
+    const TinyModel model = MakeTinyModel(name);
+    Runner runner(model, {2, cpu::Precision::kFp32, 8, false});
+    KvCache cache = *KvCache::Create(&runner.budget(), model.config, 30);
+    const std::vector<int32_t> tokens = MakeBatch(model, {{20}}, 20).tokens;
+    std::vector<float> logits(model.config.vocab_size);
+    ASSERT_TRUE(runner.decoder().Extend(runner.source(), tokens, cache, logits).ok());
+    const int32_t token = 1;
+    const auto extend = [&] {
+      return runner.decoder().Extend(runner.source(), {&token, 1}, cache, logits).ok();
+    };
+    ASSERT_TRUE(extend());
+    const int64_t before = num_allocations.load();
+    ASSERT_TRUE(extend());
+    EXPECT_EQ(num_allocations.load() - before, 0) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, DecoderAllocation,
+                         ::testing::Values(cpu::Precision::kFp32, cpu::Precision::kBf16),
+                         [](const auto& test) {
+                           return test.param == cpu::Precision::kFp32 ? "Fp32" : "Bf16";
+                         });
+
+}  // namespace
+}  // namespace forebay::testing

@@ -1,0 +1,222 @@
+#include "forebay/model/checkpoint_source.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "forebay/base/errors.h"
+#include "gmock/gmock.h"
+#include "sample_configs.h"
+#include "sample_files.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+class CheckpointSourceTest : public FolderTest {
+ protected:
+  void UseConfig(Json json, DType stored, int num_layers) {
+    json[json.contains("n_layer") ? "n_layer" : "num_hidden_layers"] = num_layers;
+    config_ = ParseDecoderConfig(json, "config.json").value();
+    inventory_ = BuildInventory(config_);
+    tensors_ = RandomTensors(inventory_, stored);
+    Write("model.safetensors", MakeSafetensors(tensors_));
+  }
+  std::unique_ptr<CheckpointSource> Create(DType dtype, int64_t max_bytes) {
+    auto source = CheckpointSource::Create(directory_, config_, dtype, max_bytes, &budget_);
+    EXPECT_TRUE(source.ok()) << source.status();
+    return source.ok() ? *std::move(source) : nullptr;
+  }
+  // The layer's flat vector as it must be: tensors at their places, zeros elsewhere.
+  std::vector<float> Expected(int layer) const {
+    std::vector<float> values(
+        static_cast<size_t>(inventory_.layers()[static_cast<size_t>(layer)].num_elems));
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const TensorSpec& spec = inventory_.tensors()[i];
+      if (spec.layer != layer) continue;
+      std::copy(tensors_[i].values.begin(), tensors_[i].values.end(),
+                values.begin() + static_cast<std::ptrdiff_t>(spec.offset_elems));
+    }
+    return values;
+  }
+  static std::vector<float> Values(const LayerWeights& weights) {
+    std::vector<float> values(weights.data.size() / static_cast<size_t>(SizeOf(weights.dtype)));
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (weights.dtype == DType::kF32) {
+        std::memcpy(&values[i], weights.data.data() + i * 4, 4);
+      } else {
+        uint16_t half = 0;
+        std::memcpy(&half, weights.data.data() + i * 2, 2);
+        values[i] = Bf16ToFloat(half);
+      }
+    }
+    return values;
+  }
+  std::vector<int> Order() const {
+    std::vector<int> order;
+    for (int layer = 0; layer < inventory_.num_layers(); ++layer) order.push_back(layer);
+    if (config_.tied_embeddings) order.push_back(EmbedLayer());
+    return order;
+  }
+  // A forward pass, as the decoder asks for it; every layer must be right.
+  void Pass(CheckpointSource& source) {
+    const std::vector<int> order = Order();
+    source.Expect(order);
+    WeightsLease head;
+    for (const int layer : order) {
+      auto lease = source.Acquire(layer);
+      ASSERT_TRUE(lease.ok()) << lease.status();
+      ASSERT_EQ(reinterpret_cast<uintptr_t>(lease->weights().data.data()) % 64, 0u);
+      ASSERT_TRUE(Values(lease->weights()) == Expected(layer)) << "layer " << layer;
+      if (layer == HeadLayer(config_)) head = *std::move(lease);
+    }
+  }
+
+  DecoderConfig config_;
+  Inventory inventory_;
+  std::vector<SampleTensor> tensors_;
+  MemoryBudget budget_{0};
+};
+
+TEST_F(CheckpointSourceTest, KeepsEverythingWithoutALimit) {
+  UseConfig(LlamaSample(), DType::kBF16, 3);
+  const auto source = Create(DType::kBF16, 0);
+  EXPECT_EQ(source->num_resident_layers(), 5);
+  Pass(*source);
+  Pass(*source);
+}
+
+TEST_F(CheckpointSourceTest, StreamsWithinTheLeastMemory) {
+  UseConfig(LlamaSample(), DType::kBF16, 6);
+  const int64_t least = CheckpointSource::LeastBytes(config_, DType::kBF16);
+  const auto source = Create(DType::kBF16, least);
+  EXPECT_EQ(source->num_resident_layers(), 0);
+  EXPECT_LE(budget_.used_bytes(), least);
+  for (int i = 0; i < 20; ++i) Pass(*source);
+}
+
+TEST_F(CheckpointSourceTest, TiedModelsKeepTheEmbeddingAndStreamTheBlocks) {
+  UseConfig(Gpt2Sample(), DType::kF16, 6);
+  const int64_t least = CheckpointSource::LeastBytes(config_, DType::kBF16);
+  const auto source = Create(DType::kBF16, least);
+  EXPECT_EQ(source->num_resident_layers(), 2);
+  EXPECT_LE(budget_.used_bytes(), least);
+  // RandomTensors are exact in bf16, but fp16 has fewer exponents: what is compared is what was
+  // stored.
+  for (SampleTensor& tensor : tensors_) {
+    for (float& value : tensor.values)
+      value = Bf16ToFloat(FloatToBf16(Fp16ToFloat(FloatToFp16(value))));
+  }
+  for (int i = 0; i < 20; ++i) Pass(*source);
+}
+
+TEST_F(CheckpointSourceTest, WidensToFloats) {
+  UseConfig(LlamaSample(), DType::kBF16, 4);
+  const auto source = Create(DType::kF32, CheckpointSource::LeastBytes(config_, DType::kF32));
+  Pass(*source);
+}
+
+TEST_F(CheckpointSourceTest, EveryBudgetBetweenLeastAndAllWorksAndIsKept) {
+  UseConfig(LlamaSample(), DType::kF32, 5);
+  const int64_t least = CheckpointSource::LeastBytes(config_, DType::kF32);
+  const int64_t all = [&] {
+    const auto source = Create(DType::kF32, 0);
+    return budget_.used_bytes();
+  }();
+  int before = 0;
+  for (int64_t max_bytes = least; max_bytes <= all; max_bytes += 4096) {
+    const auto source = Create(DType::kF32, max_bytes);
+    EXPECT_LE(budget_.used_bytes(), max_bytes);
+    EXPECT_GE(source->num_resident_layers(), before);
+    before = source->num_resident_layers();
+    Pass(*source);
+  }
+  EXPECT_EQ(before, 7);
+  EXPECT_EQ(budget_.used_bytes(), 0);
+}
+
+TEST_F(CheckpointSourceTest, LayersMayBeHeldWhileTheNextAreRead) {
+  UseConfig(LlamaSample(), DType::kBF16, 4);
+  const auto source = Create(DType::kBF16, CheckpointSource::LeastBytes(config_, DType::kBF16));
+  source->Expect(Order());
+  auto embed = source->Acquire(0);
+  auto first = source->Acquire(1);
+  // Time for the reading thread to do what it should not: overwrite what is held.
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(Values(embed->weights()) == Expected(0));
+  EXPECT_TRUE(Values(first->weights()) == Expected(1));
+}
+
+TEST_F(CheckpointSourceTest, TheSameLayerMayBeHeldTwice) {
+  UseConfig(LlamaSample(), DType::kBF16, 4);
+  const auto source = Create(DType::kBF16, CheckpointSource::LeastBytes(config_, DType::kBF16));
+  const std::vector<int> order = {2, 2, 3, 2};
+  source->Expect(order);
+  auto first = source->Acquire(2);
+  {
+    const auto second = source->Acquire(2);
+    EXPECT_TRUE(Values(second->weights()) == Expected(2));
+  }
+  {
+    const auto other = source->Acquire(3);
+    EXPECT_TRUE(Values(other->weights()) == Expected(3));
+  }
+  EXPECT_TRUE(Values(first->weights()) == Expected(2));
+  first->Reset();
+  EXPECT_TRUE(Values(source->Acquire(2)->weights()) == Expected(2));
+}
+
+TEST_F(CheckpointSourceTest, StoppingWithUnreadAnnouncementsDoesNotHang) {
+  UseConfig(LlamaSample(), DType::kBF16, 6);
+  const auto source = Create(DType::kBF16, CheckpointSource::LeastBytes(config_, DType::kBF16));
+  source->Expect(Order());
+  source->Expect(Order());
+  EXPECT_TRUE(source->Acquire(0).ok());
+}
+
+TEST_F(CheckpointSourceTest, AReadErrorReachesAcquireAndStays) {
+  UseConfig(LlamaSample(), DType::kBF16, 6);
+  const auto source = Create(DType::kBF16, CheckpointSource::LeastBytes(config_, DType::kBF16));
+  ASSERT_EQ(::truncate(Path("model.safetensors").c_str(), 64), 0);
+  source->Expect(Order());
+  EXPECT_EQ(ExitCodeOf(source->Acquire(0).status()), ExitCode::kCorrupt);
+  source->Expect(Order());
+  EXPECT_EQ(ExitCodeOf(source->Acquire(3).status()), ExitCode::kCorrupt);
+}
+
+TEST_F(CheckpointSourceTest, TooLittleMemoryNamesTheLeast) {
+  UseConfig(LlamaSample(), DType::kBF16, 6);
+  const absl::Status status =
+      CheckpointSource::Create(directory_, config_, DType::kBF16, 4096, &budget_).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(status), HasSubstr("at least"));
+  EXPECT_EQ(budget_.used_bytes(), 0);
+}
+
+TEST_F(CheckpointSourceTest, ABudgetThatRefusesIsReported) {
+  UseConfig(LlamaSample(), DType::kBF16, 3);
+  MemoryBudget small(4096);
+  EXPECT_EQ(
+      ExitCodeOf(CheckpointSource::Create(directory_, config_, DType::kBF16, 0, &small).status()),
+      ExitCode::kOutOfMemory);
+  EXPECT_EQ(small.used_bytes(), 0);
+}
+
+TEST_F(CheckpointSourceTest, AnotherModelsWeightsAreRefused) {
+  UseConfig(LlamaSample(), DType::kBF16, 3);
+  config_ = ParseDecoderConfig(SampleOf("Qwen3ForCausalLM"), "config.json").value();
+  EXPECT_EQ(
+      ExitCodeOf(CheckpointSource::Create(directory_, config_, DType::kBF16, 0, &budget_).status()),
+      ExitCode::kBadInput);
+}
+
+TEST_F(CheckpointSourceTest, AModelOfOneBlockStreams) {
+  UseConfig(LlamaSample(), DType::kBF16, 1);
+  const auto source = Create(DType::kBF16, CheckpointSource::LeastBytes(config_, DType::kBF16));
+  for (int i = 0; i < 3; ++i) Pass(*source);
+}
+
+}  // namespace
+}  // namespace forebay

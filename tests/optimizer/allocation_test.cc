@@ -1,0 +1,91 @@
+// The step path allocates nothing after Create: counted by replacing the global operator new of
+// this program.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+std::atomic<int64_t> num_allocations = 0;
+
+void* Allocate(size_t size_bytes) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  void* const memory = std::malloc(size_bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(size_t size_bytes) {
+  return Allocate(size_bytes);
+}
+void* operator new[](size_t size_bytes) {
+  return Allocate(size_bytes);
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace forebay {
+namespace {
+
+TEST(OffloadedAdamWAllocation, AStepAllocatesNothingOnAnyThread) {
+  const TemporaryFolder folder;
+  OffloadedRun::Options options;
+  options.state = Tiers::kMixed;
+  options.gradients = Tiers::kMixed;
+  options.num_threads = 2;
+  options.num_io_threads = 2;
+  const auto run = OffloadedRun::Start(options, folder.path());
+  ASSERT_TRUE(run.ok()) << run.status();
+  OffloadedAdamW& optimizer = (*run)->optimizer();
+  const TileMap& tiles = (*run)->store().tiles();
+  std::vector<std::vector<float>> gradients;
+  std::vector<HostBuffer> weights;
+  for (int layer = 0; layer < (*run)->num_layers(); ++layer) {
+    gradients.push_back(GradientOf((*run)->store().inventory(), layer, 1));
+    auto buffer = HostBuffer::Create(&(*run)->budget(), "test", tiles.layer_elems(layer) * 2);
+    ASSERT_TRUE(buffer.ok());
+    weights.push_back(*std::move(buffer));
+  }
+
+  const int64_t before = num_allocations.load();
+  bool ok = true;
+  for (int layer = (*run)->num_layers() - 1; layer >= 0; --layer) {
+    ok = ok && optimizer.Hand(layer, gradients[layer], (*run)->pool()).ok();
+  }
+  ok = ok && optimizer.FinishBackward().ok();
+  optimizer.BeginUpdate(ScalarsOfStep(1, 1.0));
+  for (int layer = 0; layer < (*run)->num_layers(); ++layer) {
+    ok = ok && optimizer.UpdateLayer(layer, weights[layer].bytes()).ok();
+    ok = ok && optimizer.AwaitWriteBack(layer).ok();
+  }
+  ok = ok && optimizer.AwaitAllWrites().ok();
+  EXPECT_EQ(num_allocations.load(), before);
+  EXPECT_TRUE(ok);
+}
+
+TEST(OffloadedAdamWAllocation, TheCounterCounts) {
+  const int64_t before = num_allocations.load();
+  const auto memory = std::make_unique<std::vector<float>>(100);
+  EXPECT_EQ(num_allocations.load(), before + 2);
+  EXPECT_EQ(memory->size(), 100u);
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,128 @@
+// The optimizer under the real swapper: updates are applied on the swapper's thread while the
+// layers come in for the next forward pass, and the step before is committed in the middle of the
+// next.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/swap/swapper.h"
+#include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kNumSteps = 4;
+
+struct Variant {
+  std::string name;
+  Tiers weights;
+  Tiers state;
+  Tiers gradients;
+};
+
+class OffloadedAdamWSwapperTest : public testing::TestWithParam<Variant> {
+ protected:
+  void SetUp() override {
+    OffloadedRun::Options options;
+    options.weights = GetParam().weights;
+    options.state = GetParam().state;
+    options.gradients = GetParam().gradients;
+    options.tile_elems = 2048;
+    options.num_threads = 2;
+    options.num_io_threads = 2;
+    auto run = OffloadedRun::Start(options, folder_.path());
+    ASSERT_TRUE(run.ok()) << run.status();
+    run_ = *std::move(run);
+    SwapperOptions window;
+    window.num_block_buffers = 2;
+    window.first_block_layer = 1;
+    window.last_block_layer = 2;
+    auto swapper = Swapper::Create(window, run_->placement(), &run_->store(), &run_->optimizer(),
+                                   &run_->budget());
+    ASSERT_TRUE(swapper.ok()) << swapper.status();
+    swapper_ = *std::move(swapper);
+  }
+
+  // Borrows each layer in turn and checks that its weights are those of `expected_`.
+  void Forward() {
+    for (int layer = 0; layer < run_->num_layers(); ++layer) {
+      const auto weights = swapper_->Acquire(layer);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      const void* const expected =
+          expected_.layer(layer).Tile(0, expected_.layer(layer).size(), false).weight;
+      ASSERT_EQ(std::memcmp(weights->data(), expected, weights->size()), 0) << "layer " << layer;
+      swapper_->Release(layer);
+    }
+  }
+
+  void Backward(int64_t step) {
+    for (int layer = run_->num_layers() - 1; layer >= 0; --layer) {
+      ASSERT_TRUE(swapper_->Acquire(layer).ok());
+      const std::vector<float> gradient = GradientOf(run_->store().inventory(), layer, step);
+      ASSERT_TRUE(run_->optimizer().Hand(layer, gradient, run_->pool()).ok());
+      swapper_->Release(layer);
+    }
+  }
+
+  void Commit(int64_t step) {
+    ASSERT_TRUE(run_->optimizer().AwaitAllWrites().ok());
+    ASSERT_TRUE(run_->store().Commit({step, Json::object()}).ok());
+  }
+
+  const TemporaryFolder folder_;
+  InMemoryAdamW expected_{Layout::kBf16, true};
+  std::unique_ptr<OffloadedRun> run_;
+  std::unique_ptr<Swapper> swapper_;
+};
+
+TEST_P(OffloadedAdamWSwapperTest, EveryForwardPassSeesTheWeightsOfAdamWInMemory) {
+  for (int64_t step = 1; step <= kNumSteps; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    swapper_->Expect(std::vector<int>{0, 1, 2, 3});
+    swapper_->Expect(std::vector<int>{3, 2, 1, 0});
+    ASSERT_NO_FATAL_FAILURE(Forward());
+    if (step > 1) {
+      ASSERT_NO_FATAL_FAILURE(Commit(step - 1));
+    }
+    ASSERT_NO_FATAL_FAILURE(Backward(step));
+    const auto stats = run_->optimizer().FinishBackward();
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    run_->optimizer().BeginUpdate(ScalarsOfStep(step, stats->norm));
+    expected_.Step(step);
+  }
+  ASSERT_TRUE(swapper_->ApplyAllUpdates().ok());
+  ASSERT_NO_FATAL_FAILURE(Commit(kNumSteps));
+  ExpectStoreHolds(run_->store(), expected_);
+}
+
+TEST_P(OffloadedAdamWSwapperTest, AStopInTheForwardPassKeepsTheStepBeforeWhole) {
+  swapper_->Expect(std::vector<int>{3, 2, 1, 0});
+  ASSERT_NO_FATAL_FAILURE(Backward(1));
+  const auto stats = run_->optimizer().FinishBackward();
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  run_->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm));
+  expected_.Step(1);
+
+  swapper_->Expect(std::vector<int>{0, 1, 2, 3});
+  ASSERT_TRUE(swapper_->Acquire(0).ok());
+  swapper_->Release(0);
+  swapper_->CancelExpected();
+  run_->optimizer().AbandonStep();
+  ASSERT_TRUE(swapper_->ApplyAllUpdates().ok());
+  ASSERT_NO_FATAL_FAILURE(Commit(1));
+  ExpectStoreHolds(run_->store(), expected_);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Variants, OffloadedAdamWSwapperTest,
+    testing::Values(Variant{"AllOnNvme", Tiers::kNvme, Tiers::kNvme, Tiers::kNvme},
+                    Variant{"AllInMemory", Tiers::kHost, Tiers::kHost, Tiers::kHost},
+                    Variant{"Mixed", Tiers::kMixed, Tiers::kMixed, Tiers::kMixed},
+                    Variant{"StateOnNvme", Tiers::kMixed, Tiers::kNvme, Tiers::kHost}),
+    [](const testing::TestParamInfo<Variant>& variant) { return variant.param.name; });
+
+}  // namespace
+}  // namespace forebay

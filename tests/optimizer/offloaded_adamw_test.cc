@@ -1,0 +1,231 @@
+#include "forebay/optimizer/offloaded_adamw.h"
+
+#include <bit>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kNumSteps = 3;
+
+struct Variant {
+  std::string name;
+  OffloadedRun::Options options;
+};
+
+class OffloadedAdamWTest : public testing::TestWithParam<Variant> {};
+
+TEST_P(OffloadedAdamWTest, EveryStepLeavesTheBitsOfAdamWInMemory) {
+  const OffloadedRun::Options& options = GetParam().options;
+  InMemoryAdamW expected(options.layout, options.gradient_is_bf16);
+  const TemporaryFolder folder;
+  const auto run = OffloadedRun::Start(options, folder.path());
+  ASSERT_TRUE(run.ok()) << run.status();
+  for (int64_t step = 1; step <= kNumSteps; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    const double expected_norm = expected.Step(step);
+    const absl::StatusOr<double> norm = (*run)->Step(step);
+    ASSERT_TRUE(norm.ok()) << norm.status();
+    ASSERT_EQ(std::bit_cast<uint64_t>(*norm), std::bit_cast<uint64_t>(expected_norm));
+    ExpectStoreHolds((*run)->store(), expected);
+  }
+}
+
+std::vector<Variant> Variants() {
+  const Layout bf16 = Layout::kBf16;
+  const Layout fp32 = Layout::kFp32;
+  constexpr int64_t kWholeLayers = int64_t{1} << 20;
+  // layout, bf16 gradients, tile elems, state, gradients, update threads, I/O threads, staging
+  // tiles
+  return {
+      {"AllOnNvme", {bf16, true, 6144, Tiers::kNvme, Tiers::kHost, 1, 1, 4}},
+      {"AllOnNvmeWithSpilledGradients", {bf16, true, 6144, Tiers::kNvme, Tiers::kNvme, 2, 2, 4}},
+      {"AllInMemory", {bf16, true, 6144, Tiers::kHost, Tiers::kHost, 3, 1, 4}},
+      {"StateInMemoryWithSpilledGradients",
+       {bf16, true, 6144, Tiers::kHost, Tiers::kNvme, 2, 2, 2}},
+      {"MixedTiers", {bf16, true, 2048, Tiers::kMixed, Tiers::kMixed, 3, 2, 3}},
+      {"SmallTilesAndTheLeastStaging", {bf16, true, 2048, Tiers::kNvme, Tiers::kNvme, 1, 2, 2}},
+      {"StagingForTheWholeStore", {bf16, true, 6144, Tiers::kNvme, Tiers::kNvme, 2, 1, 64}},
+      {"OneTileForEachLayer", {bf16, true, kWholeLayers, Tiers::kNvme, Tiers::kMixed, 2, 2, 2}},
+      {"Fp32Gradients", {bf16, false, 6144, Tiers::kMixed, Tiers::kMixed, 2, 2, 4}},
+      {"Fp32Layout", {fp32, false, 6144, Tiers::kMixed, Tiers::kMixed, 2, 2, 4}},
+      {"Fp32LayoutWithBf16Gradients", {fp32, true, 2048, Tiers::kNvme, Tiers::kNvme, 1, 1, 4}},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, OffloadedAdamWTest, testing::ValuesIn(Variants()),
+                         [](const testing::TestParamInfo<Variant>& variant) {
+                           return variant.param.name;
+                         });
+
+class OffloadedAdamWBehaviour : public testing::Test {
+ protected:
+  std::unique_ptr<OffloadedRun> Start(const OffloadedRun::Options& options) {
+    auto run = OffloadedRun::Start(options, folder_.path());
+    EXPECT_TRUE(run.ok()) << run.status();
+    return run.ok() ? *std::move(run) : nullptr;
+  }
+
+  const TemporaryFolder folder_;
+  const OffloadedRun::Options mixed_ = {.state = Tiers::kMixed, .gradients = Tiers::kMixed};
+};
+
+TEST_F(OffloadedAdamWBehaviour, ARunThatIsOpenedAgainContinuesWithTheSameBits) {
+  InMemoryAdamW expected(Layout::kBf16, true);
+  for (int64_t step = 1; step <= kNumSteps; ++step) {
+    expected.Step(step);
+    const auto run = Start(mixed_);
+    ASSERT_TRUE(run->Step(step).ok());
+  }
+  ExpectStoreHolds(Start(mixed_)->store(), expected);
+}
+
+TEST_F(OffloadedAdamWBehaviour, LayersMayBeUpdatedInAnyOrder) {
+  InMemoryAdamW expected(Layout::kBf16, true);
+  OffloadedRun::Options options = mixed_;
+  options.tile_elems = 2048;
+  const auto run = Start(options);
+  for (const std::vector<int>& order :
+       {std::vector<int>{2, 0, 3, 1}, std::vector<int>{3, 2, 1, 0}, std::vector<int>{1, 3, 0, 2}}) {
+    const int64_t step = run->store().committed().step + 1;
+    expected.Step(step);
+    const auto stats = run->Backward(step);
+    ASSERT_TRUE(stats.ok());
+    run->optimizer().BeginUpdate(ScalarsOfStep(step, stats->norm));
+    for (const int layer : order) ASSERT_TRUE(run->UpdateLayer(layer).ok());
+    ASSERT_TRUE(run->Commit(step).ok());
+    ExpectStoreHolds(run->store(), expected);
+  }
+}
+
+TEST_F(OffloadedAdamWBehaviour, AnUpdateIsDueFromItsReleaseUntilItIsApplied) {
+  const auto run = Start(mixed_);
+  const auto stats = run->Backward(1);
+  ASSERT_TRUE(stats.ok());
+  EXPECT_FALSE(run->optimizer().UpdateIsDue(2));
+  run->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm));
+  EXPECT_TRUE(run->optimizer().UpdateIsDue(2));
+  ASSERT_TRUE(run->UpdateLayer(2).ok());
+  EXPECT_FALSE(run->optimizer().UpdateIsDue(2));
+  EXPECT_TRUE(run->optimizer().UpdateIsDue(1));
+}
+
+TEST_F(OffloadedAdamWBehaviour, AStepAbandonedInBackwardLeavesNoTrace) {
+  InMemoryAdamW expected(Layout::kBf16, true);
+  const auto run = Start(mixed_);
+  const Inventory& inventory = run->store().inventory();
+  for (const int layer : {3, 2}) {
+    ASSERT_TRUE(run->optimizer().Hand(layer, GradientOf(inventory, layer, 77), run->pool()).ok());
+  }
+  run->optimizer().AbandonStep();
+  expected.Step(1);
+  ASSERT_TRUE(run->Step(1).ok());
+  ExpectStoreHolds(run->store(), expected);
+}
+
+TEST_F(OffloadedAdamWBehaviour, AStepAbandonedAfterBackwardLeavesNoTrace) {
+  InMemoryAdamW expected(Layout::kBf16, true);
+  const auto run = Start(mixed_);
+  ASSERT_TRUE(run->Backward(77).ok());
+  run->optimizer().AbandonStep();
+  expected.Step(1);
+  ASSERT_TRUE(run->Step(1).ok());
+  ExpectStoreHolds(run->store(), expected);
+}
+
+TEST_F(OffloadedAdamWBehaviour, AbandoningAStepKeepsTheUpdatesOfTheStepBefore) {
+  InMemoryAdamW expected(Layout::kBf16, true);
+  const auto run = Start(mixed_);
+  const auto stats = run->Backward(1);
+  ASSERT_TRUE(stats.ok());
+  run->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm));
+  ASSERT_TRUE(run->UpdateLayer(0).ok());
+  run->optimizer().AbandonStep();  // step 2, in its forward pass
+  for (const int layer : {1, 2, 3}) ASSERT_TRUE(run->UpdateLayer(layer).ok());
+  ASSERT_TRUE(run->Commit(1).ok());
+  expected.Step(1);
+  ExpectStoreHolds(run->store(), expected);
+}
+
+TEST_F(OffloadedAdamWBehaviour, NamesTheFirstLayerWithAGradientThatIsNotFinite) {
+  using Limits = std::numeric_limits<float>;
+  // The last one is finite in fp32, but not as the bf16 that is handed over.
+  for (const float bad : {Limits::quiet_NaN(), -Limits::infinity(), Limits::max()}) {
+    const auto run = Start(mixed_);
+    for (int layer = 3; layer >= 0; --layer) {
+      std::vector<float> gradient = GradientOf(run->store().inventory(), layer, 1);
+      if (layer == 1 || layer == 2) gradient[100] = bad;
+      ASSERT_TRUE(run->optimizer().Hand(layer, gradient, run->pool()).ok());
+    }
+    const auto stats = run->optimizer().FinishBackward();
+    ASSERT_TRUE(stats.ok());
+    EXPECT_EQ(stats->first_nonfinite_layer, 1);
+    EXPECT_FALSE(std::isfinite(stats->norm));
+  }
+}
+
+TEST_F(OffloadedAdamWBehaviour, ReportsFiniteGradientsAsSuch) {
+  const auto run = Start(mixed_);
+  const auto stats = run->Backward(1);
+  ASSERT_TRUE(stats.ok());
+  EXPECT_EQ(stats->first_nonfinite_layer, -1);
+}
+
+TEST_F(OffloadedAdamWBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) {
+  OffloadedRun::Options options = mixed_;
+  options.gradients = Tiers::kNvme;
+  const auto run = Start(options);
+  const OffloadedAdamWOptions told = {
+      .adamw = kTestAdamW, .gradient_is_bf16 = true, .num_staging_tiles = 4};
+  const auto charged = run->budget().by_purpose();
+  EXPECT_EQ(charged.at("optimizer staging"),
+            OffloadedAdamW::StagingBytes(told, run->store().tiles()));
+  int64_t state_bytes = 0;
+  for (int i = 0; i < run->store().tiles().num_tiles(); ++i) {
+    if (run->placement().state[i] == Tier::kHost) {
+      state_bytes += run->store().tiles().StateBytes(run->store().tiles().tiles()[i]);
+    }
+  }
+  EXPECT_EQ(charged.at("optimizer state in RAM"), state_bytes);
+  EXPECT_FALSE(charged.contains("gradients held"));
+}
+
+TEST_F(OffloadedAdamWBehaviour, NeedsAnAreaForSpilledGradientsOnly) {
+  const auto run = Start(mixed_);
+  const TileMap& tiles = run->store().tiles();
+  const OffloadedAdamWOptions bf16 = {.adamw = kTestAdamW, .gradient_is_bf16 = true};
+  const OffloadedAdamWOptions fp32 = {.adamw = kTestAdamW, .gradient_is_bf16 = false};
+  // Layers 0 and 2 are spilled.
+  const int64_t spilled_elems = tiles.layer_elems(0) + tiles.layer_elems(2);
+  EXPECT_EQ(OffloadedAdamW::GradientAreaBytes(bf16, run->placement(), tiles), 2 * spilled_elems);
+  EXPECT_EQ(OffloadedAdamW::GradientAreaBytes(fp32, run->placement(), tiles), 4 * spilled_elems);
+}
+
+TEST_F(OffloadedAdamWBehaviour, CountsTheElementsItUpdated) {
+  const auto run = Start(mixed_);
+  ASSERT_TRUE(run->Step(1).ok());
+  EXPECT_EQ(run->optimizer().stats().updated_elems, run->store().inventory().num_padded_elems());
+  EXPECT_GT(run->optimizer().stats().update_s, 0);
+}
+
+using OffloadedAdamWDeathTest = OffloadedAdamWBehaviour;
+
+TEST_F(OffloadedAdamWDeathTest, RefusesAGradientThatTouchesPadding) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const auto run = Start(mixed_);
+  std::vector<float> gradient = GradientOf(run->store().inventory(), 1, 1);
+  gradient[40] = 1e-3f;  // the norm has 37 elements, the next tensor begins at 64
+  EXPECT_DEATH(run->optimizer().Hand(1, gradient, run->pool()).IgnoreError(), "gradient");
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,124 @@
+"""The program as a user and as the forebay binary run it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from conftest import write_lines
+
+MAIN = pathlib.Path(__file__).resolve().parents[2] / "python" / "forebay_data_main.py"
+
+
+def run(*args, stdin="", environment=None):
+    return subprocess.run([sys.executable, str(MAIN), *map(str, args)], input=stdin, capture_output=True, text=True,
+                          encoding="utf-8", env={**os.environ, **(environment or {})})
+
+
+def run_json(*args, **others):
+    done = run(*args, "--format=json", **others)
+    assert done.returncode == 0, done
+    return json.loads(done.stdout)
+
+
+def test_pack_show_and_check_agree(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"prompt": "the", "completion": " cat"}])
+    packed = run_json("pack", "--model", model, "--data", data, "--seq=32", "--out", tmp_path / "o")
+    shown = run_json("show", "--model", model, "--data", tmp_path / "o", "-n1")
+    checked = run_json("check", "--model", model, "--data", data, "--seq=32")
+    [sample] = shown["samples"]
+    assert packed["tokens"] == checked["tokens"] == sample["num_tokens"] == len(sample["tokens"])
+    assert packed["trained"] == sample["num_trained"] == sum(token["trained"] for token in sample["tokens"])
+    assert "".join(part["text"] for part in sample["parts"] if part["trained"]) == " cat<|im_end|>"
+
+
+def test_show_marks_trained_tokens_in_plain_text(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"prompt": "the", "completion": " cat é"}])
+    done = run("show", "--model", model, "--data", data, environment={"LC_ALL": "C"})
+    assert done.returncode == 0 and "the« cat é<|im_end|>»" in done.stdout
+
+
+def test_check_with_problems_exits_3(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}, {"text": ""}])
+    done = run("check", "--model", model, "--data", data, "--seq=32")
+    assert done.returncode == 3 and "d.jsonl:2: the sample has no trained token" in done.stdout
+
+
+def test_error_goes_to_standard_error_with_its_exit_code(model, tmp_path):
+    done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out", tmp_path / "o")
+    assert done.returncode == 3 and done.stdout == ""
+    assert done.stderr.startswith("forebay-data: error: ") and "no.txt' does not exist" in done.stderr
+
+
+def test_error_is_a_document_for_programs(model, tmp_path):
+    done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out=x", "--format=json")
+    assert done.returncode == 3 and done.stderr == ""
+    assert json.loads(done.stdout)["error"]["exit_code"] == 3
+
+
+@pytest.mark.parametrize("args", [[], ["pack"], ["nonsense"], ["pack", "--model=m", "--data=d", "--seq=x"],
+                                  ["eos", "--model=m", "--colour"]])
+def test_usage_errors_exit_2(args):
+    done = run(*args)
+    assert done.returncode == 2 and "--help" in done.stderr
+
+
+def test_unwritable_output_exits_5(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}])
+    done = run("pack", "--model", model, "--data", data, "--seq=32", "--out=/proc/nowhere/o")
+    assert done.returncode == 5 and "/proc/nowhere" in done.stderr
+
+
+def test_missing_package_exits_9_and_says_how_to_install(tmp_path):
+    (tmp_path / "tokenizers.py").write_text("raise ImportError('gone', name='tokenizers')")
+    done = run("eos", "--model=m", environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 9 and "'tokenizers' cannot be imported" in done.stderr and "pip install" in done.stderr
+
+
+def test_prompts_are_encoded_line_by_line(model, tokenizer):
+    chat = [{"role": "user", "content": "Hello"}]
+    lines = "".join(json.dumps(record) + "\n" for record in [{"prompt": "the é"}, {"messages": chat}])
+    plain, messages = map(json.loads, run("encode", "--model", model, stdin=lines).stdout.splitlines())
+    assert plain == {"tokens": tokenizer.encode("the é"), "eos": [2]}
+    assert tokenizer.decode(messages["tokens"]) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    as_chat = run_json("encode", "--model", model, "--chat", stdin='{"prompt": "Hello"}')
+    assert as_chat == messages
+
+
+@pytest.mark.parametrize("line", ["x", '{"prompt": 1}', '{"text": "a"}', '{"prompt": ""}'])
+def test_bad_prompt_exits_3(model, line):
+    assert run("encode", "--model", model, stdin=line).returncode == 3
+
+
+def test_decode_answers_each_token_before_the_next(model, tokenizer):
+    text = "the cat 😀 sat"
+    with subprocess.Popen([sys.executable, str(MAIN), "decode", "--model", str(model), "--format=json"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as child:
+        answers = []
+        for token in tokenizer.encode(text):
+            child.stdin.write(f"{token}\n")
+            answers.append(json.loads(child.stdout.readline()))
+        child.stdin.close()
+        answers.append(json.loads(child.stdout.readline()))
+        assert child.wait(timeout=10) == 0
+    assert "".join(answers) == text
+
+
+@pytest.mark.parametrize("line", ["-1", "400", "a", "1.5", ""])
+def test_bad_token_exits_3(model, line):
+    assert run("decode", "--model", model, stdin=f"{line}\n").returncode == 3
+
+
+def test_special_tokens_are_listed(model):
+    assert run_json("eos", "--model", model) == {"bos": 1, "eos": 2, "pad": 0, "stop": [2]}
+
+
+def test_launcher_starts_the_program(model):
+    folder = os.environ.get("FOREBAY_BIN")
+    if folder is None:
+        pytest.skip("FOREBAY_BIN is not set; ctest sets it")
+    done = subprocess.run([f"{folder}/forebay-data", "eos", "--model", str(model)], capture_output=True, text=True,
+                          env={**os.environ, "FOREBAY_PYTHON": sys.executable})
+    assert done.returncode == 0 and json.loads(done.stdout)["eos"] == 2, done.stderr

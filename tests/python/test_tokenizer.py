@@ -1,0 +1,95 @@
+"""Tokenizing long texts in pieces, and decoding token by token."""
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from forebay_data import tokenizer as tokenizer_module
+from forebay_data.tokenizer import StreamDecoder
+
+PARTS = ["the cat sat on the mat", " and the dog", "\n", "\n\n", "\r\n", "  ", " \n ", "\t", "12345", "!!!", "...\n",
+         "naïve café", " 日本語", "😀", "\u0301", "don't", "<|im_end|>", "def f(x):\n\treturn x\n", "-" * 40, " " * 40]
+
+
+def random_text(seed, parts):
+    rng = random.Random(seed)
+    return "".join(rng.choice(PARTS) + rng.choice(["", " ", "\n"]) for _ in range(parts))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "PIECE_CHARS", 500)
+    monkeypatch.setattr(tokenizer_module, "WINDOW_CHARS", 100)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pieces_give_the_tokens_of_the_whole(tokenizer, small_pieces, seed):
+    text = random_text(seed, 3000)
+    assert len(tokenizer._split(text)) > 20
+    assert tokenizer.encode_long(text).tolist() == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("text", ["", "a", "a" * 5000, " " * 5000, "\n" * 5000, "x\n" * 3000, "ab " * 2000])
+def test_texts_without_or_with_many_places_to_cut(tokenizer, small_pieces, text):
+    assert tokenizer.encode_long(text).tolist() == tokenizer.encode(text)
+    assert "".join(tokenizer._split(text)) == text
+
+
+def test_tokenizer_whose_tokens_span_every_place_is_not_cut(model, tokenizer, small_pieces):
+    whole = Tokenizer(models.BPE(unk_token="?"))  # no pre-tokenizer: merges run across words and lines
+    whole.train_from_iterator(["ab\ncd ef\n" * 50], trainers.BpeTrainer(vocab_size=200, special_tokens=["?"],
+                                                                      show_progress=False))
+    tokenizer._tokenizer = whole
+    text = "ab\ncd ef\n" * 300
+    assert tokenizer.encode_long(text).tolist() == tokenizer.encode(text)
+
+
+def test_stream_gives_every_character_whole_and_once(tokenizer):
+    text = random_text(1, 200).replace("<|im_end|>", "")
+    decoder = StreamDecoder(tokenizer)
+    pieces = [decoder.push(token) for token in tokenizer.encode(text)] + [decoder.finish()]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert max(map(len, pieces)) < 30  # it streams
+
+
+def test_stream_skips_special_tokens(tokenizer):
+    decoder = StreamDecoder(tokenizer)
+    ids = tokenizer.encode("<|im_start|>Hello<|im_end|> world")
+    assert "".join([decoder.push(token) for token in ids]) + decoder.finish() == "Hello world"
+
+
+def test_unfinished_character_becomes_a_replacement_at_the_end(tokenizer):
+    decoder = StreamDecoder(tokenizer)
+    ids = tokenizer.encode("a😀")
+    assert [decoder.push(token) for token in ids[:-1]] == ["a"] + [""] * (len(ids) - 2)
+    assert decoder.finish() == "\ufffd"
+    assert decoder.finish() == ""
+
+
+def test_bytes_that_never_become_a_character_do_not_stop_the_stream(tokenizer):
+    decoder = StreamDecoder(tokenizer)
+    first_byte = tokenizer.encode("😀")[0]
+    pieces = [decoder.push(token) for token in [first_byte, *tokenizer.encode(" the cat")]]
+    assert "".join(pieces).endswith(" the cat")
+
+
+def test_truncation_and_padding_settings_of_the_file_are_ignored(model, tmp_path):
+    from conftest import load_tokenizer, make_model
+    folder = make_model(tmp_path / "m")
+    file = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    file.enable_truncation(2)
+    file.enable_padding(length=7)
+    file.save(str(folder / "tokenizer.json"))
+    assert load_tokenizer(folder).encode("the cat sat on") == load_tokenizer(model).encode("the cat sat on")
+
+
+def test_stop_tokens_come_from_generation_config_first(model, tmp_path):
+    from conftest import load_tokenizer, make_model
+    folder = make_model(tmp_path / "m")
+    assert load_tokenizer(folder).stop_ids() == [2]
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    assert load_tokenizer(folder).stop_ids() == [2, 0]
+    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
+    assert load_tokenizer(folder).stop_ids() == [0]

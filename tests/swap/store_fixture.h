@@ -1,0 +1,106 @@
+// A small store with recognisable contents, for the tests of this folder.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "forebay/aio/engine.h"
+#include "forebay/base/check.h"
+#include "forebay/base/counter_rng.h"
+#include "forebay/base/errors.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/swap/tensor_store.h"
+
+namespace forebay {
+
+// Four layers: a large "embed", two blocks of several tensors, a small "head"; with tiles of 4096
+// elements 5 + 2 * 2 + 1.
+inline Inventory SmallInventory() {
+  Inventory inventory;
+  inventory.BeginLayer("embed");
+  inventory.Add("embed.weight", {130, 150}, 1, true);
+  for (int block = 0; block < 2; ++block) {
+    const std::string prefix = "layers." + std::to_string(block);
+    inventory.BeginLayer(prefix);
+    inventory.Add(prefix + ".norm", {37}, 2, false);
+    inventory.Add(prefix + ".up", {50, 64}, 3, true);
+    inventory.Add(prefix + ".down", {64, 41}, 4, true);
+  }
+  inventory.BeginLayer("head");
+  inventory.Add("head.norm", {1700}, 2, false);
+  return inventory;
+}
+inline constexpr int64_t kSmallTileElems = 4096;
+
+// Bytes that depend on everything that must not be mixed up.
+inline void FillPattern(std::span<std::byte> bytes, int64_t step, int tile, bool state) {
+  const CounterRng rng(static_cast<uint64_t>(step),
+                       static_cast<uint64_t>(2 * tile + (state ? 1 : 0)));
+  for (size_t i = 0; i + 8 <= bytes.size(); i += 8) {
+    const uint64_t word = rng.Bits64(i);
+    std::memcpy(bytes.data() + i, &word, 8);
+  }
+}
+
+// Aligned scratch memory of a test.
+class Scratch {
+ public:
+  explicit Scratch(int64_t size_bytes) {
+    auto buffer = HostBuffer::Create(&budget_, "test", size_bytes);
+    FOREBAY_CHECK(buffer.ok());
+    buffer_ = *std::move(buffer);
+  }
+  std::span<std::byte> first(int64_t size_bytes) { return buffer_.bytes().first(size_bytes); }
+
+ private:
+  MemoryBudget budget_{0};
+  HostBuffer buffer_;
+};
+
+// Writes all tiles of `step` and commits it.
+inline absl::Status WriteStep(TensorStore& store, int64_t step) {
+  Scratch scratch(store.tiles().max_state_bytes());
+  IoOp op;
+  for (int i = 0; i < store.tiles().num_tiles(); ++i) {
+    const Tile& tile = store.tiles().tiles()[i];
+    const auto weights = scratch.first(store.tiles().WeightBytes(tile));
+    FillPattern(weights, step, i, false);
+    store.StartWriteWeights(i, weights, op);
+    FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
+    store.MarkWeightsWritten(i);
+    const auto state = scratch.first(store.tiles().StateBytes(tile));
+    FillPattern(state, step, i, true);
+    store.StartWriteState(i, state, op);
+    FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
+    store.MarkStateWritten(i);
+  }
+  return store.Commit({step, Json{{"tokens_seen", step * 1000}}});
+}
+
+// Whether every tile holds `step` and nothing else.
+inline bool HoldsStep(TensorStore& store, int64_t step) {
+  Scratch read(store.tiles().max_state_bytes());
+  Scratch expected(store.tiles().max_state_bytes());
+  IoOp op;
+  for (int i = 0; i < store.tiles().num_tiles(); ++i) {
+    const Tile& tile = store.tiles().tiles()[i];
+    for (const bool state : {false, true}) {
+      const int64_t bytes =
+          state ? store.tiles().StateBytes(tile) : store.tiles().WeightBytes(tile);
+      if (state) {
+        store.StartReadState(i, read.first(bytes), IoClass::kDemandRead, op);
+      } else {
+        store.StartReadWeights(i, read.first(bytes), IoClass::kDemandRead, op);
+      }
+      FillPattern(expected.first(bytes), step, i, state);
+      if (!store.engine().Wait(op).ok()) return false;
+      if (std::memcmp(read.first(bytes).data(), expected.first(bytes).data(), bytes) != 0)
+        return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace forebay

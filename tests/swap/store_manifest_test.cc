@@ -1,0 +1,95 @@
+#include "forebay/swap/store_manifest.h"
+
+#include "forebay/base/errors.h"
+#include "forebay/tests/swap/store_fixture.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+StoreManifest SmallManifest() {
+  StoreManifest manifest;
+  manifest.uuid = {0xab, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xff};
+  manifest.layout = Layout::kFp32;
+  manifest.tile_elems = kSmallTileElems;
+  manifest.gradient_area_bytes = 8192;
+  manifest.inventory = SmallInventory();
+  return manifest;
+}
+
+std::string Replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(StoreManifest, DecodesToWhatWasEncoded) {
+  const StoreManifest manifest = SmallManifest();
+  const auto decoded = DecodeManifest(EncodeManifest(manifest), "manifest.json");
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->uuid, manifest.uuid);
+  EXPECT_EQ(decoded->layout, manifest.layout);
+  EXPECT_EQ(decoded->tile_elems, manifest.tile_elems);
+  EXPECT_EQ(decoded->gradient_area_bytes, 8192);
+  ASSERT_EQ(decoded->inventory.tensors().size(), manifest.inventory.tensors().size());
+  for (size_t i = 0; i < manifest.inventory.tensors().size(); ++i) {
+    const TensorSpec& expected = manifest.inventory.tensors()[i];
+    const TensorSpec& actual = decoded->inventory.tensors()[i];
+    EXPECT_EQ(actual.name, expected.name);
+    EXPECT_EQ(actual.shape, expected.shape);
+    EXPECT_EQ(actual.role, expected.role);
+    EXPECT_EQ(actual.decay, expected.decay);
+    EXPECT_EQ(actual.layer, expected.layer);
+    EXPECT_EQ(actual.offset_elems, expected.offset_elems);
+  }
+  EXPECT_EQ(decoded->inventory.layers()[1].name, "layers.0");
+}
+
+TEST(StoreManifest, AChangedValueIsFoundByTheChecksum) {
+  const std::string text = Replaced(EncodeManifest(SmallManifest()), "layers.1.up", "layers.1.uq");
+  const auto decoded = DecodeManifest(text, "manifest.json");
+  EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
+  EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("'manifest.json'"));
+  EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("checksum"));
+}
+
+TEST(StoreManifest, EveryFlippedBitIsFoundOrHarmless) {
+  const std::string good = EncodeManifest(SmallManifest());
+  for (size_t bit = 0; bit < 8 * good.size(); bit += 11) {
+    std::string text = good;
+    text[bit / 8] = static_cast<char>(text[bit / 8] ^ (1 << (bit % 8)));
+    const auto decoded = DecodeManifest(text, "manifest.json");
+    if (decoded.ok()) {
+      EXPECT_EQ(EncodeManifest(*decoded), good) << bit;
+    } else {
+      EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt) << bit;
+    }
+  }
+}
+
+TEST(StoreManifest, EveryTruncationIsFound) {
+  const std::string good = EncodeManifest(SmallManifest());
+  for (size_t size = 0; size + 1 < good.size(); size += 13) {
+    EXPECT_EQ(ExitCodeOf(DecodeManifest(good.substr(0, size), "manifest.json").status()),
+              ExitCode::kCorrupt);
+  }
+}
+
+TEST(StoreManifest, AnUnknownVersionIsNamed) {
+  const std::string text =
+      Replaced(EncodeManifest(SmallManifest()), "\"version\": 1", "\"version\": 2");
+  const auto decoded = DecodeManifest(text, "manifest.json");
+  EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
+  EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("version 2; this program reads version 1"));
+}
+
+TEST(StoreManifest, AnotherProgramsFileIsNoStore) {
+  const auto decoded = DecodeManifest(R"({"format": "something else"})", "manifest.json");
+  EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
+  EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("forebay store"));
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,108 @@
+"""Rules about the whole tree that no compiler checks. Run by ctest; exits 1 and lists every violation.
+
+The table of allowed includes is the one in docs/architecture.md, so that page and test cannot differ.
+"""
+
+import pathlib
+import re
+import sys
+
+MAX_LINES = 600
+MAX_COLUMNS = 100
+# May include anything of ours, and headers beside them: they sit above every module.
+UNRESTRICTED = {"tests", "bench"}
+# Third-party headers that belong to one place: what leaks here cannot be replaced there.
+THIRD_PARTY = {
+    re.compile(r"(oneapi/)?dnnl"): ("model/",),
+    re.compile(r"hwy/"): ("model/", "optimizer/"),
+    re.compile(r"CLI/"): ("tools/",),
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
+
+
+def read_arrows(architecture):
+    """The rows of the table after the marker: {"swap": {"base", ...}}."""
+    text = architecture.read_text()
+    marker = text.index("<!-- arrows -->")
+    arrows = {}
+    for line in text[marker:].splitlines()[1:]:
+        if not line.startswith("|"):
+            if arrows:
+                break
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        folder = re.fullmatch(r"`(\w+)/`", cells[0])
+        if folder:
+            arrows[folder[1]] = set(re.findall(r"`(\w+)`", cells[1]))
+    if not arrows:
+        raise ValueError(f"{architecture} has no table after '<!-- arrows -->'")
+    return arrows
+
+
+def check_include(path, folder, spelling, target, arrows):
+    """The problem with one #include, or None."""
+    if target.startswith("forebay/"):
+        if spelling == "<":
+            return f'{target}: our own headers are included with quotes: "{target}"'
+        module = target.split("/")[1]
+        if folder in UNRESTRICTED or module == folder:
+            return None
+        if folder not in arrows:
+            return f"folder '{folder}' is not in the table of docs/architecture.md"
+        if module not in arrows[folder]:
+            return f"{folder}/ may not include {module}/ ({target}); see the table in docs/architecture.md"
+        return None
+    if spelling == '"' and folder not in UNRESTRICTED and (path.parent / target).exists():
+        return f'"{target}": spell it "forebay/<module>/<file>.h"'
+    for pattern, places in THIRD_PARTY.items():
+        if pattern.match(target) and folder not in UNRESTRICTED and not f"{folder}/".startswith(places):
+            return f"{target} may only be included in {' and '.join(places)}"
+    return None
+
+
+def check_file(path, root, arrows):
+    """Yields 'file:line: problem'."""
+    relative = path.relative_to(root)
+    folder = relative.parts[0]
+    lines = path.read_text(errors="replace").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if len(lines) > MAX_LINES:
+        yield f"{relative}: {len(lines)} lines; at most {MAX_LINES}, so that a file is one idea"
+    raw_string = False  # text in R"(...)" is data, which no formatter may break
+    for number, line in enumerate(lines, 1):
+        is_data = raw_string or 'R"' in line
+        raw_string = is_data and line.rfind('R"') > line.rfind(')"') or raw_string and ')"' not in line
+        if len(line) > MAX_COLUMNS and not is_data:
+            yield f"{relative}:{number}: {len(line)} columns; at most {MAX_COLUMNS}"
+        if "\t" in line:
+            yield f"{relative}:{number}: a tab; indent with spaces"
+        include = INCLUDE.match(line)
+        if include:
+            problem = check_include(path, folder, include[1], include[2], arrows)
+            if problem:
+                yield f"{relative}:{number}: {problem}"
+
+
+def sources_of(root, arrows):
+    """Our C++ and CUDA files."""
+    for folder in sorted({*arrows, *UNRESTRICTED}):
+        for suffix in ("h", "cc", "cu", "cuh"):
+            yield from sorted((root / folder).rglob(f"*.{suffix}"))
+
+
+def check_tree(root):
+    arrows = read_arrows(root / "docs" / "architecture.md")
+    return [problem for path in sources_of(root, arrows) for problem in check_file(path, root, arrows)]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    problems = check_tree(root)
+    print("\n".join(problems))
+    print(f"check_tree: {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""check_tree finds what it is there to find."""
+
+import pathlib
+import tempfile
+import unittest
+
+import check_tree
+
+TABLE = """
+<!-- arrows -->
+| folder | may include | for |
+|---|---|---|
+| `base/` | | x |
+| `swap/` | `base` | x |
+| `model/` | `base` | x |
+| `tools/` | `base` | x |
+
+Text after the table.
+"""
+
+
+class CheckTreeTest(unittest.TestCase):
+    def problems_of(self, files):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name, contents in {"docs/architecture.md": TABLE, **files}.items():
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(contents)
+            return check_tree.check_tree(root)
+
+    def assert_one_problem(self, files, text):
+        problems = self.problems_of(files)
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn(text, problems[0])
+
+    def test_a_tree_that_keeps_the_rules_has_no_problem(self):
+        self.assertEqual(self.problems_of({
+            "base/a.h": "#pragma once\n#include <vector>\n",
+            "swap/b.cc": '#include "forebay/swap/b.h"\n\n#include "forebay/base/a.h"\n',
+            "model/m.cc": '#include "oneapi/dnnl/dnnl.hpp"\n#include "hwy/highway.h"\n',
+            "tools/main.cc": '#include "CLI/CLI.hpp"\n',
+            "tests/swap/t.cc": '#include "forebay/model/m.h"\n#include "forebay/swap/b.h"\n',
+        }), [])
+
+    def test_an_arrow_that_is_not_in_the_table_is_found(self):
+        self.assert_one_problem({"base/a.cc": 'int x;\n  #  include "forebay/swap/b.h"\n'},
+                                "base/a.cc:2: base/ may not include swap/")
+
+    def test_the_forbidden_arrow_from_model_to_swap_is_found(self):
+        self.assert_one_problem({"model/cpu/m.h": '#include "forebay/swap/b.h"\n'}, "model/cpu/m.h:1")
+
+    def test_a_third_party_header_outside_its_place_is_found(self):
+        self.assert_one_problem({"swap/b.cc": '#include "oneapi/dnnl/dnnl.hpp"\n'}, "only be included in model/")
+        self.assert_one_problem({"base/b.cc": '#include "hwy/highway.h"\n'}, "model/ and optimizer/")
+        self.assert_one_problem({"base/b.cc": '#include "CLI/CLI.hpp"\n'}, "tools/")
+
+    def test_another_spelling_of_our_headers_is_found(self):
+        self.assert_one_problem({"base/a.h": "", "base/a.cc": '#include "a.h"\n'}, "spell it")
+        self.assert_one_problem({"base/a.cc": "#include <forebay/base/a.h>\n"}, "with quotes")
+
+    def test_a_long_line_a_tab_and_a_long_file_are_found(self):
+        self.assert_one_problem({"base/a.cc": f"// {'x' * 98}\n"}, "base/a.cc:1: 101 columns")
+        self.assert_one_problem({"base/a.cc": "\tint x;\n"}, "a tab")
+        self.assert_one_problem({"base/a.cc": "\n" * 601}, "601 lines")
+        self.assertEqual(self.problems_of({"base/a.cc": "\n" * 600}), [])
+
+    def test_a_missing_table_is_an_error(self):
+        with self.assertRaises(ValueError):
+            self.problems_of({"docs/architecture.md": "no table here"})
+        with self.assertRaises(ValueError):
+            self.problems_of({"docs/architecture.md": "<!-- arrows -->\n\ntext\n"})
+
+
+if __name__ == "__main__":
+    unittest.main()

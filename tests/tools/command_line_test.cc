@@ -1,0 +1,138 @@
+#include "forebay/tools/command_line.h"
+
+#include "forebay/tools/command.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+struct Outcome {
+  int exit_code = 0;
+  std::string out;
+  std::string err;
+};
+
+Outcome RunCommand(const std::vector<std::string>& args) {
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Outcome outcome;
+  outcome.exit_code = RunCommandLine(args);
+  outcome.out = testing::internal::GetCapturedStdout();
+  outcome.err = testing::internal::GetCapturedStderr();
+  return outcome;
+}
+
+TEST(NormalizeFlags, HyphensInNamesBecomeUnderscores) {
+  EXPECT_THAT(NormalizeFlags({"--eval-data=a-b.txt", "--dry-run", "x-y", "-h"}),
+              ElementsAre("--eval_data=a-b.txt", "--dry_run", "x-y", "-h"));
+}
+
+TEST(NormalizeFlags, WhatFollowsTwoHyphensIsLeftAlone) {
+  EXPECT_THAT(NormalizeFlags({"--", "--a-b"}), ElementsAre("--", "--a-b"));
+}
+
+TEST(CommandLine, WithoutACommandTheOverviewGoesToStderr) {
+  const Outcome outcome = RunCommand({});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("Usage: forebay COMMAND"));
+}
+
+TEST(CommandLine, HelpListsEveryCommandAndTheExitCodes) {
+  const Outcome outcome = RunCommand({"--help"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  for (const CommandEntry& entry : Commands())
+    EXPECT_THAT(outcome.out, HasSubstr("  " + entry.name + " "));
+  EXPECT_THAT(outcome.out, HasSubstr("  data "));
+  EXPECT_THAT(outcome.out, HasSubstr("75 stopped on request, resumable"));
+}
+
+TEST(CommandLine, EveryCommandHasAHelpPageWithExitCodesAndAnExample) {
+  for (const CommandEntry& entry : Commands()) {
+    const Outcome outcome = RunCommand({entry.name, "--help"});
+    EXPECT_EQ(outcome.exit_code, 0) << entry.name;
+    EXPECT_THAT(outcome.out, HasSubstr(entry.example)) << entry.name;
+    EXPECT_THAT(outcome.out, HasSubstr("Exit codes:")) << entry.name;
+    EXPECT_THAT(outcome.out, HasSubstr("--format")) << entry.name;
+  }
+}
+
+TEST(CommandLine, AnUnknownCommandNamesTheNearest) {
+  const Outcome outcome = RunCommand({"trian"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("forebay: error: unknown command 'trian'; did you mean 'train'?"));
+}
+
+TEST(CommandLine, AnUnknownFlagNamesTheNearest) {
+  const Outcome outcome = RunCommand({"inspect", "x", "--tensor"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("unknown flag '--tensor'; did you mean '--tensors'?"));
+}
+
+TEST(CommandLine, UnknownFlagsOfTrainAreReportedWithItsOtherProblems) {
+  const Outcome outcome =
+      RunCommand({"train", "--bacth=4", "--lr=fast", "--model=m", "--data=d", "--out=o"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("2 problems with the options:"));
+  EXPECT_THAT(outcome.err, HasSubstr("unknown flag '--bacth=4'; did you mean '--batch'?"));
+  EXPECT_THAT(outcome.err, HasSubstr("--lr is 'fast'"));
+}
+
+TEST(CommandLine, AnArgumentTooManyIsRefused) {
+  const Outcome outcome = RunCommand({"clean", "a", "b"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("unexpected argument 'b'"));
+}
+
+TEST(CommandLine, AMissingArgumentIsNamed) {
+  const Outcome outcome = RunCommand({"clean"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("RUN is required"));
+}
+
+TEST(CommandLine, WithFormatJsonTheErrorIsADocumentOnStdoutToo) {
+  const Outcome outcome = RunCommand({"clean", "/nonexistent", "--format", "json"});
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("forebay: error: "));
+  EXPECT_THAT(outcome.out, HasSubstr("\"exit_code\":3"));
+}
+
+TEST(CommandLine, AnUnknownFormatIsRefused) {
+  const Outcome outcome = RunCommand({"version", "--format=xml"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--format is 'xml'; allowed: text or json"));
+}
+
+TEST(CommandLine, VersionIsACommandAndAFlag) {
+  EXPECT_EQ(RunCommand({"version"}).out, RunCommand({"--version"}).out);
+  EXPECT_THAT(RunCommand({"version"}).out, HasSubstr("forebay "));
+}
+
+TEST(CommandLine, GenerateNeedsExactlyOneOfPromptAndChat) {
+  EXPECT_THAT(RunCommand({"generate", "--model=m"}).err,
+              HasSubstr("give either --prompt or --chat"));
+  EXPECT_THAT(RunCommand({"generate", "--model=m", "--prompt=a", "--chat=b"}).err,
+              HasSubstr("give either --prompt or --chat"));
+}
+
+TEST(CommandLine, SharedModelFlagsAreCheckedLikeTheTables) {
+  const Outcome outcome =
+      RunCommand({"eval", "--model=m", "--data=d", "--ram=lots", "--precision=fp8"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--ram is 'lots'"));
+  EXPECT_THAT(outcome.err, HasSubstr("--precision is 'fp8'; allowed: bf16 or fp32"));
+}
+
+TEST(CommandLine, AMissingModelIsBadInput) {
+  const Outcome outcome = RunCommand({"plan", "/nonexistent/model"});
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("/nonexistent/model"));
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,140 @@
+#include "forebay/train/option_table.h"
+
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+// Whether the option accepts what a flag would give it.
+bool Accepts(std::string_view name, std::string_view text) {
+  const OptionSpec* spec = FindOption(name);
+  const std::optional<Json> value = spec->parse(text);
+  TrainOptions options;
+  return value.has_value() && spec->set(*value, options);
+}
+
+TEST(OptionTable, NamesAreUnique) {
+  std::set<std::string> names;
+  for (const OptionSpec& spec : OptionTable())
+    EXPECT_TRUE(names.insert(spec.name).second) << spec.name;
+}
+
+TEST(OptionTable, EveryOptionBelongsToASection) {
+  for (const OptionSpec& spec : OptionTable()) {
+    EXPECT_THAT(OptionSections(), testing::Contains(spec.section)) << spec.name;
+  }
+}
+
+TEST(OptionTable, EveryDefaultIsAllowedAndRoundTripsThroughItsText) {
+  for (const OptionSpec& spec : OptionTable()) {
+    const Json before = spec.get(TrainOptions{});
+    const std::optional<Json> parsed = spec.parse(ValueText(before));
+    ASSERT_TRUE(parsed.has_value()) << spec.name;
+    TrainOptions options;
+    ASSERT_TRUE(spec.set(*parsed, options)) << spec.name;
+    EXPECT_EQ(spec.get(options), before) << spec.name;
+  }
+}
+
+TEST(OptionTable, EveryValueRoundTripsThroughJson) {
+  const std::vector<std::pair<std::string, std::string>> values = {
+      {"model", "a b"},       {"truncate", "true"},
+      {"batch", "7"},         {"seed", "18446744073709551615"},
+      {"lr", "1.5e-06"},      {"schedule", "cosine"},
+      {"betas", "0.8,0.95"},  {"ram", "1073741824"},
+      {"threads", "3"},       {"tile_elems", "4096"},
+      {"state_tier", "nvme"}, {"precision", "fp32"},
+      {"layout", "fp32"},     {"grad_dtype", "fp32"},
+      {"export", "none"},     {"decay_all", "true"}};
+  for (const auto& [name, text] : values) {
+    const OptionSpec* spec = FindOption(name);
+    TrainOptions options, copy;
+    ASSERT_TRUE(spec->set(*spec->parse(text), options)) << name;
+    EXPECT_EQ(OptionText(options, name), text);
+    ASSERT_TRUE(spec->set(Json::parse(spec->get(options).dump()), copy)) << name;
+    EXPECT_EQ(spec->get(copy), spec->get(options)) << name;
+    EXPECT_NE(spec->get(copy), spec->get(TrainOptions{})) << name;
+  }
+}
+
+TEST(OptionTable, ImpossibleValuesAreRefused) {
+  const std::vector<std::pair<std::string, std::string>> values = {
+      {"batch", "0"},
+      {"batch", "-1"},
+      {"batch", "4.5"},
+      {"batch", ""},
+      {"batch", "four"},
+      {"accum", "65537"},
+      {"accum", "99999999999999999999999"},
+      {"seq", "1"},
+      {"seed", "-1"},
+      {"steps", "-1"},
+      {"epochs", "0"},
+      {"lr", "0"},
+      {"lr", "-1e-5"},
+      {"lr", "nan"},
+      {"lr", "inf"},
+      {"lr", "1e-5x"},
+      {"eps", "0"},
+      {"clip", "-1"},
+      {"weight_decay", "-0.1"},
+      {"betas", "0.9"},
+      {"betas", "0.9,1"},
+      {"betas", "1,0.9"},
+      {"betas", "-0.1,0.9"},
+      {"betas", "0.9,0.99,0.9"},
+      {"ram", "lots"},
+      {"ram", "12"},
+      {"ram", "-1"},
+      {"ram", "1e30"},
+      {"tile_elems", "1000"},
+      {"tile_elems", "0"},
+      {"tile_elems", "-2048"},
+      {"tile_elems", "2049"},
+      {"schedule", "polynomial"},
+      {"precision", "fp16"},
+      {"weights_tier", "gpu"},
+      {"keep", "0"},
+      {"threads", "-1"},
+      {"io_threads", "0"},
+      {"truncate", "maybe"},
+      {"export", "gguf"}};
+  for (const auto& [name, text] : values) EXPECT_FALSE(Accepts(name, text)) << name << "=" << text;
+}
+
+TEST(OptionTable, SizesTakeSuffixes) {
+  TrainOptions options;
+  ASSERT_TRUE(FindOption("ram")->set(Json("1.5GiB"), options));
+  EXPECT_EQ(options.ram_bytes, 3 * (int64_t{1} << 29));
+  ASSERT_TRUE(FindOption("ram")->set(Json("auto"), options));
+  EXPECT_EQ(options.ram_bytes, 0);
+  ASSERT_TRUE(FindOption("tile_elems")->set(Json("512K"), options));
+  EXPECT_EQ(options.tile_elems, 512 << 10);
+}
+
+TEST(OptionTable, ARefusedValueChangesNothing) {
+  TrainOptions options;
+  EXPECT_FALSE(FindOption("betas")->set(Json::array({0.5, 1.5}), options));
+  EXPECT_EQ(options.beta1, TrainOptions{}.beta1);
+}
+
+TEST(OptionTable, ValuesOfAnotherJsonTypeAreRefused) {
+  TrainOptions options;
+  EXPECT_FALSE(FindOption("batch")->set(Json("4"), options));
+  EXPECT_FALSE(FindOption("batch")->set(Json(4.0), options));
+  EXPECT_FALSE(FindOption("lr")->set(Json(nullptr), options));
+  EXPECT_FALSE(FindOption("model")->set(Json(3), options));
+  EXPECT_FALSE(FindOption("truncate")->set(Json(1), options));
+  EXPECT_FALSE(FindOption("betas")->set(Json::array({"0.9", "0.99"}), options));
+}
+
+TEST(OptionTable, HyphensCountAsUnderscores) {
+  EXPECT_EQ(FindOption("eval-data"), FindOption("eval_data"));
+  EXPECT_EQ(FindOption("no_such_option"), nullptr);
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,273 @@
+#include "forebay/train/plan.h"
+
+#include <numeric>
+
+#include "forebay/base/errors.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+DecoderConfig Llama(int64_t vocab, int64_t hidden, int64_t intermediate, int layers, int64_t heads,
+                    int64_t kv_heads, bool tied) {
+  DecoderConfig config;
+  config.architecture = "LlamaForCausalLM";
+  config.vocab_size = vocab;
+  config.hidden_size = hidden;
+  config.intermediate_size = intermediate;
+  config.num_layers = layers;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_dim = hidden / heads;
+  config.max_positions = 4096;
+  config.tied_embeddings = tied;
+  config.window.assign(layers, 0);
+  return config;
+}
+DecoderConfig SmolLm2() {
+  return Llama(49152, 576, 1536, 30, 9, 3, true);
+}
+DecoderConfig Llama13B() {
+  return Llama(32000, 5120, 13824, 40, 40, 40, false);
+}
+
+MachineLimits BigMachine() {
+  MachineLimits limits;
+  limits.available_memory_bytes = 128 * kGiB;
+  limits.num_cores = 2;
+  limits.nvme_free_bytes = limits.out_free_bytes = int64_t{4000} * 1000 * 1000 * 1000;
+  return limits;
+}
+
+TrainOptions SmallRun() {
+  TrainOptions options;
+  options.out = "out";
+  options.batch = 4;
+  options.seq = 256;
+  options.ram_bytes = kGiB;
+  options.weights_tier = TierChoice::kNvme;
+  options.state_tier = TierChoice::kNvme;
+  return options;
+}
+
+int64_t HostBytesOf(const Plan& plan, std::string_view prefix) {
+  int64_t bytes = 0;
+  for (const PlanTerm& term : plan.terms) {
+    if (term.name.starts_with(prefix)) bytes += term.host_bytes;
+  }
+  return bytes;
+}
+
+// The size that the message recommends behind "--ram=", in bytes.
+int64_t RecommendedRam(const absl::Status& status) {
+  const std::string message = MessageOf(status);
+  const size_t at = message.rfind("--ram=");
+  return at == std::string::npos ? 0 : std::stoll(message.substr(at + 6)) * kMiB;
+}
+
+TEST(Plan, SmolLm2WithEverythingOnNvmeFitsOneGibibyte) {
+  const auto plan = MakePlan(SmolLm2(), SmallRun(), BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->ram_budget_bytes, kGiB);
+  EXPECT_LE(plan->host_bytes, kGiB);
+  EXPECT_EQ(plan->tokens_per_step, 1024);
+  EXPECT_EQ(plan->placement.host_weight_bytes, 0);
+  EXPECT_EQ(plan->placement.host_state_bytes, 0);
+  EXPECT_EQ(plan->gradient_area_bytes, 0);
+}
+
+TEST(Plan, TermsSumToTheTotals) {
+  const auto plan = MakePlan(SmolLm2(), SmallRun(), BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  int64_t host = 0;
+  int64_t nvme = 0;
+  for (const PlanTerm& term : plan->terms) {
+    host += term.host_bytes;
+    nvme += term.nvme_bytes;
+  }
+  EXPECT_EQ(host, plan->host_bytes);
+  EXPECT_EQ(nvme, plan->nvme_bytes);
+}
+
+TEST(Plan, TwoSlotsOfTheExactLayoutTakeTwentyFourBytesPerParameter) {
+  TrainOptions options = SmallRun();
+  options.export_format = ExportFormat::kNone;
+  const auto plan = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto params = static_cast<double>(BuildInventory(SmolLm2()).num_params());
+  EXPECT_NEAR(static_cast<double>(plan->nvme_bytes) / params, 24.0, 0.1);
+}
+
+TEST(Plan, AllOnNvmeReadsFourteenAndWritesTwelveBytesPerParameterOfABlock) {
+  const Inventory inventory = BuildInventory(SmolLm2());
+  const int64_t embed = inventory.layers()[EmbedLayer()].num_elems;
+  const int64_t head = inventory.layers()[HeadLayer(SmolLm2())].num_elems;
+  const int64_t all = inventory.num_padded_elems();
+  const auto plan = MakePlan(SmolLm2(), SmallRun(), BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // The tied embedding stays in its buffer; the final norm is read once.
+  EXPECT_EQ(plan->read_bytes_per_step, 14 * (all - embed - head) + 10 * embed + 12 * head);
+  EXPECT_EQ(plan->write_bytes_per_step, 12 * all);
+}
+
+TEST(Plan, ThirteenBillionParametersFitSixtyFourGibibytes) {
+  TrainOptions options;
+  options.batch = 1;
+  options.seq = 2048;
+  options.ram_bytes = 64 * kGiB;
+  const auto plan = MakePlan(Llama13B(), options, BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_LE(plan->host_bytes, 64 * kGiB);
+  EXPECT_EQ(plan->gradient_area_bytes, 0);
+  // 13.016 G parameters: 26 GB of gradients held, and twice 156 GB of state beside the exported
+  // model.
+  EXPECT_NEAR(static_cast<double>(HostBytesOf(*plan, "gradients held")), 26.03e9, 0.1e9);
+  EXPECT_NEAR(static_cast<double>(plan->nvme_bytes), 312.4e9 + 26.03e9, 1e9);
+}
+
+TEST(Plan, GradientsGoToNvmeWhenMemoryIsShort) {
+  TrainOptions options;
+  options.batch = 1;
+  options.seq = 1024;
+  options.ram_bytes = 16 * kGiB;
+  const auto plan = MakePlan(Llama13B(), options, BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_LE(plan->host_bytes, 16 * kGiB);
+  EXPECT_GT(plan->gradient_area_bytes, 10 * kGiB);
+  // What is left is less than the gradient of one more layer (317 M elements).
+  EXPECT_LT(plan->placement.host_weight_bytes + plan->placement.host_state_bytes,
+            int64_t{640'000'000});
+}
+
+TEST(Plan, TooLittleMemoryIsRefusedWithTheLeastThatWorks) {
+  TrainOptions options = SmallRun();
+  options.ram_bytes = 200 * kMiB;
+  const auto refused = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("activation checkpoints"));
+  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("--batch, --seq or --accum"));
+  const int64_t least = RecommendedRam(refused.status());
+  options.ram_bytes = least;
+  EXPECT_TRUE(MakePlan(SmolLm2(), options, BigMachine()).ok());
+  options.ram_bytes = least - kMiB;
+  EXPECT_FALSE(MakePlan(SmolLm2(), options, BigMachine()).ok());
+}
+
+TEST(Plan, TheLeastThatWorksCountsWhatMustStayInRam) {
+  TrainOptions options = SmallRun();
+  options.state_tier = TierChoice::kHost;
+  const auto refused = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("--state_tier=auto"));
+  options.ram_bytes = RecommendedRam(refused.status());
+  const auto plan = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->placement.host_state_bytes, plan->tiles.state_area_bytes());
+}
+
+TEST(Plan, BuffersShrinkBeforeARunIsRefused) {
+  TrainOptions options = SmallRun();
+  options.ram_bytes = 1;
+  options.ram_bytes = RecommendedRam(MakePlan(SmolLm2(), options, BigMachine()).status());
+  const auto plan = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->num_staging_tiles, 2);
+  EXPECT_EQ(plan->window.num_block_buffers, 2);
+}
+
+TEST(Plan, SpareMemoryHoldsStateAndWeights) {
+  TrainOptions options = SmallRun();
+  options.weights_tier = options.state_tier = TierChoice::kAuto;
+  options.ram_bytes = 8 * kGiB;
+  const auto plan = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->placement.host_weight_bytes, plan->tiles.weight_area_bytes());
+  EXPECT_EQ(plan->placement.host_state_bytes, plan->tiles.state_area_bytes());
+  EXPECT_EQ(plan->read_bytes_per_step, 0);
+}
+
+TEST(Plan, WithoutRamAShareOfWhatIsAvailableIsTaken) {
+  TrainOptions options = SmallRun();
+  options.ram_bytes = 0;
+  MachineLimits limits = BigMachine();
+  limits.available_memory_bytes = 10 * kGiB;
+  const auto plan = MakePlan(SmolLm2(), options, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->ram_budget_bytes, 8 * kGiB);
+}
+
+TEST(Plan, MoreMemoryThanTheMachineHasIsRefused) {
+  TrainOptions options = SmallRun();
+  options.ram_bytes = 256 * kGiB;
+  const auto refused = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()),
+              HasSubstr("--ram=256 GiB is more than this process can have: 128 GiB"));
+}
+
+TEST(Plan, RowsLongerThanTheModelsPositionsAreRefused) {
+  TrainOptions options = SmallRun();
+  options.seq = 4097;
+  const auto refused = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("use --seq=4096 or less"));
+}
+
+TEST(Plan, AFullDiskIsFoundBeforeTheStart) {
+  MachineLimits limits = BigMachine();
+  limits.nvme_free_bytes = limits.out_free_bytes = 1000 * 1000 * 1000;
+  const auto refused = MakePlan(SmolLm2(), SmallRun(), limits);
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()),
+              HasSubstr("on the file system of 'out/swap', which has 1.00 GB free"));
+}
+
+TEST(Plan, AFullDiskForTheExportIsFoundOnItsOwnFileSystem) {
+  MachineLimits limits = BigMachine();
+  limits.one_file_system = false;
+  limits.out_free_bytes = 100 * 1000 * 1000;
+  const auto refused = MakePlan(SmolLm2(), SmallRun(), limits);
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("the exported model needs 269 MB"));
+}
+
+TEST(Plan, AResumedRunNeedsNoNewDiskSpace) {
+  MachineLimits limits = BigMachine();
+  limits.nvme_free_bytes = limits.out_free_bytes = 0;
+  TrainOptions options = SmallRun();
+  options.resume = true;
+  EXPECT_TRUE(MakePlan(SmolLm2(), options, limits).ok());
+}
+
+TEST(Plan, TheTableShowsEveryTotal) {
+  const auto plan = MakePlan(SmolLm2(), SmallRun(), BigMachine());
+  ASSERT_TRUE(plan.ok());
+  const std::string table = FormatPlan(*plan, SmolLm2(), SmallRun());
+  EXPECT_THAT(table, HasSubstr("LlamaForCausalLM   135 M params   30 layers"));
+  EXPECT_THAT(table, HasSubstr("1024 tokens/step (4 x 256 x 1)"));
+  EXPECT_THAT(table, HasSubstr("RAM 1.00 GiB"));
+  EXPECT_THAT(table, HasSubstr("verdict    fits"));
+  for (const PlanTerm& term : plan->terms) {
+    if (term.host_bytes + term.nvme_bytes == 0) continue;
+    EXPECT_THAT(table, HasSubstr(term.name));
+  }
+}
+
+TEST(Plan, TheJsonFormHasTheSameTotals) {
+  const auto plan = MakePlan(SmolLm2(), SmallRun(), BigMachine());
+  ASSERT_TRUE(plan.ok());
+  const Json json = ToJson(*plan);
+  EXPECT_EQ(json["host_bytes"], plan->host_bytes);
+  EXPECT_EQ(json["nvme_bytes"], plan->nvme_bytes);
+  EXPECT_EQ(json["terms"].size(), plan->terms.size());
+  EXPECT_EQ(json["placement"]["num_layers"], 32);
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,230 @@
+#include "forebay/train/resolve_options.h"
+
+#include <filesystem>
+
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+// What a train command needs, plus `flags`.
+OptionInputs TrainInputs(std::vector<std::pair<std::string, std::string>> flags = {}) {
+  OptionInputs inputs;
+  inputs.flags = {{"model", "m"}, {"data", "d.txt"}, {"out", "o"}};
+  inputs.flags.insert(inputs.flags.end(), flags.begin(), flags.end());
+  return inputs;
+}
+
+std::string MessageFor(const OptionInputs& inputs) {
+  const absl::StatusOr<ResolvedOptions> resolved = ResolveOptions(inputs, OptionsUse::kTrain);
+  EXPECT_EQ(ExitCodeOf(resolved.status()), ExitCode::kUsage);
+  return MessageOf(resolved.status());
+}
+
+class ConfigFile : public testing::Test {
+ protected:
+  OptionInputs WithConfig(std::string_view text) {
+    OptionInputs inputs = TrainInputs();
+    inputs.config_file = folder_.Path("config.json");
+    EXPECT_TRUE(WriteFileAtomically(inputs.config_file, text).ok());
+    return inputs;
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(ConfigFile, EachSourceOverridesTheOnesBeforeIt) {
+  OptionInputs inputs = WithConfig(R"({"data": {"batch": 2, "accum": 2, "seq": 64}})");
+  inputs.flags.emplace_back("accum", "3");
+  inputs.flags.emplace_back("seq", "128");
+  inputs.sets = {"data.seq=256"};
+  const auto resolved = ResolveOptions(inputs, OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->options.batch, 2);
+  EXPECT_EQ(resolved->options.accum, 3);
+  EXPECT_EQ(resolved->options.seq, 256);
+  const Json& data = resolved->resolved["data"];
+  EXPECT_EQ(data["batch"]["origin"], "config " + inputs.config_file);
+  EXPECT_EQ(data["accum"]["origin"], "flag");
+  EXPECT_EQ(data["seq"]["origin"], "--set");
+  EXPECT_EQ(data["seq"]["value"], 256);
+  EXPECT_EQ(data["seed"]["origin"], "default");
+}
+
+TEST_F(ConfigFile, CommentsListsAndSizesAreUnderstood) {
+  const auto resolved = ResolveOptions(WithConfig(R"({
+    // a comment
+    "optim": {"betas": [0.8, 0.9], "lr": 1},  /* another */
+    "offload": {"ram": "2GiB", "tile_elems": "64K"}
+  })"),
+                                       OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->options.beta1, 0.8);
+  EXPECT_EQ(resolved->options.lr, 1.0);
+  EXPECT_EQ(resolved->options.ram_bytes, int64_t{2} << 30);
+  EXPECT_EQ(resolved->options.tile_elems, 64 << 10);
+}
+
+TEST_F(ConfigFile, AResolvedConfigurationIsOneToo) {
+  OptionInputs first = TrainInputs({{"lr", "3e-4"}, {"precision", "fp32"}});
+  const auto resolved = ResolveOptions(first, OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok());
+  const auto again = ResolveOptions(WithConfig(resolved->resolved.dump()), OptionsUse::kTrain);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->options.lr, 3e-4);
+  EXPECT_EQ(again->options.layout, Layout::kFp32);
+  EXPECT_EQ(again->resolved["offload"]["layout"]["origin"], "planner");
+}
+
+TEST_F(ConfigFile, UnknownNamesAreNamedWithTheNearest) {
+  EXPECT_THAT(MessageFor(WithConfig(R"({"optm": {"lr": 1}})")),
+              HasSubstr("unknown section 'optm'; did you mean 'optim'?"));
+  EXPECT_THAT(MessageFor(WithConfig(R"({"data": {"bacth": 1}})")),
+              HasSubstr("unknown key 'data.bacth'; did you mean 'batch'?"));
+}
+
+TEST_F(ConfigFile, AKeyInTheWrongPlaceIsToldWhereItBelongs) {
+  EXPECT_THAT(MessageFor(WithConfig(R"({"data": {"lr": 1}})")),
+              HasSubstr("'lr' belongs into the section 'optim'"));
+  EXPECT_THAT(MessageFor(WithConfig(R"({"lr": 1})")),
+              HasSubstr("'lr' belongs into the section 'optim'"));
+}
+
+TEST_F(ConfigFile, AValueThatIsNotAllowedIsNamedWithItsFile) {
+  const std::string message = MessageFor(WithConfig(R"({"data": {"batch": -4}})"));
+  EXPECT_THAT(message, HasSubstr("data.batch in "));
+  EXPECT_THAT(message, HasSubstr("is -4; allowed: a whole number from 1 to 65536"));
+}
+
+TEST_F(ConfigFile, AFileThatIsNoConfigurationIsAUsageError) {
+  EXPECT_THAT(MessageFor(WithConfig("{\"data\": ")), HasSubstr("not valid JSON at line 1"));
+  EXPECT_THAT(MessageFor(WithConfig("[1]")),
+              HasSubstr("an object of sections (model, data, optim, offload, io)"));
+  EXPECT_THAT(MessageFor(WithConfig(R"({"data": 3})")),
+              HasSubstr("the section 'data' is not an object"));
+  EXPECT_THAT(MessageFor(WithConfig(R"({"data": {"batch": 1, "batch": 2}})")),
+              HasSubstr("appears twice"));
+  OptionInputs missing = TrainInputs();
+  missing.config_file = folder_.Path("nowhere.json");
+  EXPECT_THAT(MessageFor(missing), HasSubstr("nowhere.json' does not exist"));
+}
+
+class ResumedRun : public ConfigFile {
+ protected:
+  OptionInputs InRun(std::vector<std::pair<std::string, std::string>> flags) {
+    OptionInputs inputs;
+    inputs.flags = {{"out", folder_.path()}};
+    inputs.flags.insert(inputs.flags.end(), flags.begin(), flags.end());
+    return inputs;
+  }
+  void SaveRun(std::vector<std::pair<std::string, std::string>> flags) {
+    OptionInputs inputs = InRun(flags);
+    inputs.flags.emplace_back("model", "m");
+    inputs.flags.emplace_back("data", "d.txt");
+    const auto resolved = ResolveOptions(inputs, OptionsUse::kTrain);
+    ASSERT_TRUE(resolved.ok()) << resolved.status();
+    ASSERT_TRUE(
+        WriteFileAtomically(folder_.Path("resolved_config.json"), resolved->resolved.dump()).ok());
+  }
+};
+
+TEST_F(ResumedRun, TakesOverTheSettingsOfTheRun) {
+  SaveRun({{"lr", "0.5"}, {"steps", "20"}, {"stop_after", "4"}});
+  const auto resolved =
+      ResolveOptions(InRun({{"resume", "true"}, {"threads", "2"}}), OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->options.model, "m");
+  EXPECT_EQ(resolved->options.lr, 0.5);
+  EXPECT_EQ(resolved->options.steps, 20);
+  EXPECT_EQ(resolved->options.stop_after, 0);
+  EXPECT_EQ(resolved->options.threads, 2);
+  EXPECT_EQ(resolved->resolved["optim"]["lr"]["origin"], "run " + folder_.path());
+}
+
+TEST_F(ResumedRun, FlagsOverrideTheSettingsOfTheRun) {
+  SaveRun({{"ram", "2GiB"}});
+  const auto resolved =
+      ResolveOptions(InRun({{"resume", "true"}, {"ram", "3GiB"}}), OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->options.ram_bytes, int64_t{3} << 30);
+}
+
+TEST_F(ResumedRun, WithoutResumeTheRunIsNotRead) {
+  SaveRun({});
+  EXPECT_THAT(MessageFor(InRun({})), HasSubstr("--model is required"));
+}
+
+TEST(ResolveOptions, AllProblemsAreReportedAtOnce) {
+  OptionInputs inputs;
+  inputs.flags = {{"batch", "0"}, {"lr", "fast"}};
+  inputs.unknown_flags = {"--eval_dta=x"};
+  inputs.sets = {"warmpu=1", "nonsense", "io.lr=1"};
+  const std::string message = MessageFor(inputs);
+  EXPECT_THAT(message, HasSubstr("9 problems with the options:"));
+  EXPECT_THAT(message, HasSubstr("unknown flag '--eval_dta=x'; did you mean '--eval_data'?"));
+  EXPECT_THAT(message, HasSubstr("--batch is 0; allowed: a whole number from 1 to 65536"));
+  EXPECT_THAT(message, HasSubstr("--lr is 'fast'; allowed: a number above 0 to 10"));
+  EXPECT_THAT(message, HasSubstr("--set warmpu=1: unknown key 'warmpu'; did you mean 'warmup'?"));
+  EXPECT_THAT(message, HasSubstr("--set nonsense: write it as section.key=value or key=value"));
+  EXPECT_THAT(message, HasSubstr("--set io.lr=1: the key 'lr' belongs into the section 'optim'"));
+  EXPECT_THAT(message, HasSubstr("--model is required"));
+  EXPECT_THAT(message, HasSubstr("--data is required"));
+  EXPECT_THAT(message, HasSubstr("--out is required"));
+}
+
+TEST(ResolveOptions, APlanNeedsOnlyAModel) {
+  OptionInputs inputs;
+  inputs.flags = {{"model", "m"}};
+  EXPECT_TRUE(ResolveOptions(inputs, OptionsUse::kPlan).ok());
+}
+
+TEST(ResolveOptions, LayoutAndGradientsFollowThePrecision) {
+  const auto fp32 = ResolveOptions(TrainInputs({{"precision", "fp32"}}), OptionsUse::kTrain);
+  ASSERT_TRUE(fp32.ok());
+  EXPECT_EQ(fp32->options.layout, Layout::kFp32);
+  EXPECT_EQ(fp32->options.grad_dtype, DType::kF32);
+  const auto mixed = ResolveOptions(TrainInputs({{"grad_dtype", "fp32"}}), OptionsUse::kTrain);
+  ASSERT_TRUE(mixed.ok());
+  EXPECT_EQ(mixed->options.layout, Layout::kBf16);
+  EXPECT_EQ(mixed->options.grad_dtype, DType::kF32);
+}
+
+TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
+  EXPECT_THAT(MessageFor(TrainInputs({{"layout", "fp32"}})),
+              HasSubstr("--layout=fp32 does not go with --precision=bf16"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"layout", "bf16"}, {"precision", "fp32"}})),
+              HasSubstr("--layout=bf16 does not go with --precision=fp32"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"steps", "5"}, {"epochs", "2"}})),
+              HasSubstr("--steps and --epochs exclude"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"steps", "5"}, {"warmup", "6"}})),
+              HasSubstr("--warmup=6 is longer than the run"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"eval_every", "5"}})),
+              HasSubstr("--eval_every=5 needs --eval_data"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"save_every", "5"}, {"export", "none"}})),
+              HasSubstr("--save_every=5 does not go with --export=none"));
+}
+
+TEST(ResolveOptions, SeveralDisksAreRefusedWithWhatIsSupported) {
+  EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,/b"}})),
+              HasSubstr("--nvme=/a,/b: one folder is supported"));
+}
+
+TEST(ResolveOptions, TheModelFolderIsNeverTheOutput) {
+  EXPECT_THAT(MessageFor(TrainInputs({{"out", "x/../m"}})),
+              HasSubstr("--out=x/../m is the model folder"));
+}
+
+TEST(ResolveOptions, TheLastOfRepeatedFlagsCounts) {
+  const auto resolved =
+      ResolveOptions(TrainInputs({{"seed", "1"}, {"seed", "2"}}), OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok());
+  EXPECT_EQ(resolved->options.seed, 2u);
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,61 @@
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/tools/command.h"
+#include "forebay/tools/model_flags.h"
+#include "forebay/tools/progress_line.h"
+#include "forebay/train/evaluate_model.h"
+
+namespace forebay {
+namespace {
+
+class EvalCommand : public Command {
+ public:
+  void Declare(CLI::App& app) override {
+    flags_.Declare(app);
+    app.add_option("--data", options_.data, "text: .txt, .jsonl or a packed file")
+        ->type_name("PATH")
+        ->required();
+    app.add_option("--seq", options_.seq,
+                   "tokens per row, at most the model's positions (default: 1024)")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
+    app.add_option("--batch", options_.batch, "rows computed together (default: 4)")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+    app.add_flag("--truncate", options_.truncate,
+                 "cut over-long prompts and chats instead of refusing them");
+  }
+
+  absl::Status Run(const CommandContext& context) override {
+    FOREBAY_RETURN_IF_ERROR(flags_.Read());
+    options_.model = flags_.model;
+    options_.precision = flags_.precision;
+    options_.ram_bytes = flags_.ram_bytes;
+    options_.threads = flags_.threads;
+    ProgressLine progress;
+    FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
+                             EvaluateModel(options_, [&](const std::string& what, double fraction) {
+                               progress.Show(what, fraction);
+                             }));
+    progress.Clear();
+    if (context.json) {
+      fmt::print("{}\n", ToJson(result).dump());
+    } else {
+      fmt::print("loss        {:.4f}\nperplexity  {:.4g}\ntokens      {} ({} predicted)\n",
+                 result.loss, result.perplexity, result.num_tokens, result.num_trained);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  ModelFlags flags_;
+  EvaluateModelOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeEvalCommand() {
+  return std::make_unique<EvalCommand>();
+}
+
+}  // namespace forebay

@@ -1,0 +1,64 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/format.h"
+#include "forebay/tools/command.h"
+#include "forebay/tools/progress_line.h"
+#include "forebay/train/init_model.h"
+
+namespace forebay {
+namespace {
+
+class InitCommand : public Command {
+ public:
+  void Declare(CLI::App& app) override {
+    app.add_option("--config", options_.config,
+                   "config.json, or a folder that holds one and a tokenizer")
+        ->type_name("PATH")
+        ->required();
+    app.add_option("--out", options_.out, "folder to make")->type_name("PATH")->required();
+    app.add_flag("--run", options_.as_run,
+                 "make a run of step 0 for 'train --resume', not a model folder");
+    app.add_option("--seed", options_.seed, "of the random numbers (default: 0)")->type_name("N");
+    app.add_option("--dtype", options_.dtype, "of the weights (default: the config's)")
+        ->type_name("bf16|fp16|fp32")
+        ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  }
+
+  absl::Status Run(const CommandContext& context) override {
+    options_.num_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    ProgressLine progress;
+    FOREBAY_ASSIGN_OR_RETURN(const InitResult result, InitModel(options_, [&](double fraction) {
+                               progress.Show("writing random weights", fraction);
+                             }));
+    progress.Clear();
+    if (context.json) {
+      fmt::print("{}\n", ToJson(result).dump());
+    } else if (options_.as_run) {
+      fmt::print(
+          "made a run of step 0 in '{0}': {1}, {2} parameters\ntrain it with: forebay train "
+          "--resume --out={0} "
+          "--model={3} --data=FILE\n",
+          options_.out, result.architecture, FormatCount(result.num_params), result.model);
+    } else {
+      fmt::print("made a model in '{}': {}, {} parameters\n", options_.out, result.architecture,
+                 FormatCount(result.num_params));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  InitOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeInitCommand() {
+  return std::make_unique<InitCommand>();
+}
+
+}  // namespace forebay

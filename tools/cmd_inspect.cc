@@ -1,0 +1,82 @@
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/format.h"
+#include "forebay/tools/command.h"
+#include "forebay/train/inspect.h"
+
+namespace forebay {
+namespace {
+
+std::string DTypeCounts(const Json& dtypes) {
+  std::string text;
+  for (const auto& [dtype, count] : dtypes.items()) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count.get<int64_t>(), dtype);
+  }
+  return text;
+}
+
+std::string Text(const Json& json) {
+  std::string text;
+  const auto line = [&](std::string_view name, const std::string& value) {
+    text += fmt::format("{:<13}{}\n", name, value);
+  };
+  const int64_t bytes = json["bytes"].get<int64_t>();
+  line(json["kind"].get<std::string>(), json["path"].get<std::string>());
+  const std::string architecture = json["architecture"].get<std::string>();
+  if (!architecture.empty()) line("architecture", architecture);
+  line("tensors", fmt::format("{}, {} parameters, {}", json["num_tensors"].get<int64_t>(),
+                              FormatCount(json["params"].get<int64_t>()), FormatBytes(bytes)));
+  if (json["kind"] == "model") {
+    line("dtypes", DTypeCounts(json["dtypes"]));
+    line("shape", fmt::format("{} layers of width {}, vocabulary {}, {} positions",
+                              json["layers"].get<int64_t>(), json["hidden"].get<int64_t>(),
+                              json["vocab"].get<int64_t>(), json["max_positions"].get<int64_t>()));
+  } else {
+    line("step", fmt::format("{} (committed)", json["step"].get<int64_t>()));
+    line("store",
+         fmt::format("{}, {} in two slots, layout {}, tiles of {} elements",
+                     json["store"].get<std::string>(),
+                     FormatBytes(json["store_bytes"].get<int64_t>()),
+                     json["layout"].get<std::string>(), json["tile_elems"].get<int64_t>()));
+    line("from model", json["model"].get<std::string>());
+  }
+  if (json.contains("digest")) line("digest", json["digest"].get<std::string>());
+  if (!json.contains("tensors")) return text;
+  text += "\n";
+  for (const Json& tensor : json["tensors"]) {
+    text += fmt::format("{:<52} {:<5} {:>10}  {}\n", tensor["name"].get<std::string>(),
+                        tensor["dtype"].get<std::string>(),
+                        FormatBytes(tensor["bytes"].get<int64_t>()), tensor["shape"].dump());
+  }
+  return text;
+}
+
+class InspectCommand : public Command {
+ public:
+  void Declare(CLI::App& app) override {
+    app.add_option("PATH", path_, "model folder or run folder")->required();
+    app.add_flag("--hash", options_.hash,
+                 "a digest over all values, the same whatever the tiers and tiles (XXH3-128)");
+    app.add_flag("--tensors", options_.tensors, "every tensor with dtype, bytes and shape");
+  }
+
+  absl::Status Run(const CommandContext& context) override {
+    FOREBAY_ASSIGN_OR_RETURN(const Json json, Inspect(path_, options_));
+    // Names of tensors come from files of others.
+    fmt::print("{}", context.json ? json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
+                                  : Text(json));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string path_;
+  InspectOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeInspectCommand() {
+  return std::make_unique<InspectCommand>();
+}
+
+}  // namespace forebay

@@ -1,0 +1,46 @@
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/tools/command.h"
+#include "forebay/tools/option_flags.h"
+#include "forebay/train/plan.h"
+#include "forebay/train/resolve_options.h"
+
+namespace forebay {
+namespace {
+
+class PlanCommand : public Command {
+ public:
+  void Declare(CLI::App& app) override {
+    app.add_option("MODEL", model_, "the same as --model");
+    flags_.Declare(app);
+  }
+  bool ReportsUnknownFlags() const override { return true; }
+
+  absl::Status Run(const CommandContext& context) override {
+    OptionInputs inputs = flags_.Inputs(context);
+    if (!model_.empty()) inputs.flags.insert(inputs.flags.begin(), {"model", model_});
+    FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
+                             ResolveOptions(inputs, OptionsUse::kPlan));
+    const TrainOptions& options = resolved.options;
+    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
+    MachineLimits limits = AskMachine(options);
+    // With --ram the question may be about another machine than this one.
+    if (options.ram_bytes > 0) limits.available_memory_bytes = 0;
+    FOREBAY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, options, limits));
+    fmt::print("{}", context.json ? ToJson(plan).dump(2) + "\n" : FormatPlan(plan, model, options));
+    return absl::OkStatus();
+  }
+
+ private:
+  OptionFlags flags_;
+  std::string model_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakePlanCommand() {
+  return std::make_unique<PlanCommand>();
+}
+
+}  // namespace forebay

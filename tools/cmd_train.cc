@@ -1,0 +1,40 @@
+#include <unistd.h>
+
+#include "forebay/base/errors.h"
+#include "forebay/tools/command.h"
+#include "forebay/tools/option_flags.h"
+#include "forebay/tools/stop_signal.h"
+#include "forebay/tools/train_output.h"
+#include "forebay/train/resolve_options.h"
+#include "forebay/train/trainer.h"
+
+namespace forebay {
+namespace {
+
+class TrainCommand : public Command {
+ public:
+  void Declare(CLI::App& app) override { flags_.Declare(app); }
+  bool ReportsUnknownFlags() const override { return true; }
+
+  absl::Status Run(const CommandContext& context) override {
+    FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
+                             ResolveOptions(flags_.Inputs(context), OptionsUse::kTrain));
+    CatchStopSignals();
+    TrainOutputOptions output_options;
+    output_options.json = context.json;
+    output_options.live = ::isatty(STDERR_FILENO) == 1;
+    TrainOutput output(output_options);
+    return Train(resolved, StopRequested, output);
+  }
+
+ private:
+  OptionFlags flags_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeTrainCommand() {
+  return std::make_unique<TrainCommand>();
+}
+
+}  // namespace forebay

@@ -1,0 +1,54 @@
+#include "forebay/tools/option_flags.h"
+
+#include "fmt/format.h"
+#include "forebay/train/option_table.h"
+
+namespace forebay {
+namespace {
+
+std::string GroupName(const std::string& section) {
+  static const std::map<std::string, std::string> names = {{"model", "Model"},
+                                                           {"data", "Data"},
+                                                           {"optim", "Optimization"},
+                                                           {"offload", "Offload"},
+                                                           {"io", "Files"}};
+  return names.at(section);
+}
+
+}  // namespace
+
+void OptionFlags::Declare(CLI::App& app) {
+  app.add_option("--config", config_,
+                 "JSON file with these options by section (comments are allowed)")
+      ->type_name("FILE")
+      ->take_last();
+  app.add_option("--set", sets_, "sets one option after everything else; may be given many times")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+  for (const OptionSpec& spec : OptionTable()) {
+    std::string& text = texts_[spec.name];
+    const std::string help = spec.is_switch()
+                                 ? spec.help
+                                 : fmt::format("{} (default: {})", spec.help, spec.default_text);
+    CLI::Option* flag = spec.is_switch() ? app.add_flag("--" + spec.name, text, help)
+                                         : app.add_option("--" + spec.name, text, help);
+    if (!spec.is_switch()) flag->type_name(spec.value_name);
+    flag->group(GroupName(spec.section))->take_last();
+    flags_.push_back(flag);
+  }
+}
+
+OptionInputs OptionFlags::Inputs(const CommandContext& context) const {
+  OptionInputs inputs;
+  inputs.config_file = config_;
+  inputs.sets = sets_;
+  inputs.unknown_flags = context.unknown_flags;
+  for (size_t i = 0; i < flags_.size(); ++i) {
+    const std::string& name = OptionTable()[i].name;
+    if (flags_[i]->count() > 0) inputs.flags.emplace_back(name, texts_.at(name));
+  }
+  return inputs;
+}
+
+}  // namespace forebay

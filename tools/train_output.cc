@@ -1,0 +1,156 @@
+#include "forebay/tools/train_output.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "fmt/format.h"
+#include "forebay/base/format.h"
+
+namespace forebay {
+namespace {
+
+// A number of `json`, 0 when it is missing or null (a loss that is not finite).
+double Number(const Json& json, const char* key) {
+  return json.contains(key) && json.at(key).is_number() ? json.at(key).get<double>() : 0.0;
+}
+
+int64_t Bytes(const Json& json, const char* key) {
+  return static_cast<int64_t>(Number(json, key));
+}
+
+std::string Gigabytes(double bytes) {
+  return fmt::format("{:.{}f}", bytes / 1e9, bytes < 0.1e9 ? 3 : 1);
+}
+
+// A path as a shell reads it.
+std::string Quoted(const std::string& path) {
+  const bool plain = !path.empty() && std::ranges::all_of(path, [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("/._-+=:,@").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return path;
+  std::string quoted = "'";
+  for (const char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::string LossLine(const Json& summary) {
+  std::string line = fmt::format("loss       {:.4f} in the last step", Number(summary, "loss"));
+  if (summary.contains("eval_loss_before") && summary.contains("eval_loss")) {
+    line += fmt::format("; held-out {:.4f} before, {:.4f} after",
+                        Number(summary, "eval_loss_before"), Number(summary, "eval_loss"));
+  } else if (summary.contains("eval_loss")) {
+    line += fmt::format("; held-out {:.4f}", Number(summary, "eval_loss"));
+  }
+  return line + "\n";
+}
+
+std::string NextCommands(const std::string& run, const std::string& model) {
+  if (model.empty()) {
+    return fmt::format(
+        "next       forebay inspect {0}\n           forebay inspect {0} --hash\n           forebay "
+        "clean {0}\n",
+        Quoted(run));
+  }
+  return fmt::format(
+      "next       forebay generate --model={0} --prompt='Once upon a time'\n"
+      "           forebay eval --model={0} --data=FILE\n"
+      "           forebay inspect {0} --tensors\n",
+      Quoted(model));
+}
+
+}  // namespace
+
+std::string FormatStep(const Json& metrics, int64_t ram_budget_bytes) {
+  const double step_s = Number(metrics, "step_s");
+  std::string line = fmt::format(
+      "step {}/{} | loss {:.4f} | gnorm {:.3g} | lr {:.2g} | {} | {:.0f} tok/s | nvme r{} w{} GB | "
+      "io wait {:.0f}%",
+      Bytes(metrics, "step"), Bytes(metrics, "num_steps"), Number(metrics, "loss"),
+      Number(metrics, "grad_norm"), Number(metrics, "lr"), FormatDuration(step_s),
+      Number(metrics, "tokens_per_s"), Gigabytes(Number(metrics, "read_bytes")),
+      Gigabytes(Number(metrics, "write_bytes")),
+      step_s > 0 ? 100 * Number(metrics, "io_wait_s") / step_s : 0.0);
+  line += fmt::format(" | ram {}/{} GB", Gigabytes(Number(metrics, "rss_bytes")),
+                      Gigabytes(static_cast<double>(ram_budget_bytes)));
+  line += fmt::format(" | eta {}", FormatDuration(Number(metrics, "eta_s")));
+  if (metrics.contains("eval_loss"))
+    line += fmt::format(" | held-out {:.4f}", Number(metrics, "eval_loss"));
+  return line;
+}
+
+std::string FormatSummary(const Json& summary) {
+  const std::string run = summary.value("run", "");
+  const std::string model = summary.value("model", "");
+  std::string text =
+      fmt::format("\ndone       {} steps in {}, {:.0f} tokens/s\n", Bytes(summary, "steps"),
+                  FormatDuration(Number(summary, "seconds")), Number(summary, "tokens_per_s"));
+  text += LossLine(summary);
+  text += fmt::format(
+      "disk       {} read + {} written per step ({:.1f} + {:.1f} bytes per parameter, {} "
+      "parameters)\n",
+      FormatBytes(Bytes(summary, "read_bytes_per_step")),
+      FormatBytes(Bytes(summary, "write_bytes_per_step")), Number(summary, "read_bytes_per_param"),
+      Number(summary, "write_bytes_per_param"), FormatCount(Bytes(summary, "params")));
+  text += fmt::format("memory     {} at the peak, of a budget of {}\n",
+                      FormatBinaryBytes(Bytes(summary, "rss_bytes")),
+                      FormatBinaryBytes(Bytes(summary, "ram_budget_bytes")));
+  const int64_t in_ram = Bytes(summary, "host_weight_bytes") + Bytes(summary, "host_state_bytes");
+  text += fmt::format("state      {} in {}{}\n", FormatBytes(Bytes(summary, "store_bytes")),
+                      summary.value("store", ""),
+                      in_ram > 0
+                          ? fmt::format(", and {} of it in RAM while training", FormatBytes(in_ram))
+                          : std::string(", none of it in RAM"));
+  text += fmt::format("           give that space back with: forebay clean {}\n", Quoted(run));
+  if (!model.empty()) text += fmt::format("model      {}\n", model);
+  return text + NextCommands(run, model);
+}
+
+void TrainOutput::OnPlan(const std::string& table, const Json& plan) {
+  ram_budget_bytes_ = Bytes(plan, "ram_budget_bytes");
+  options_.json ? PrintEvent("plan", {{"plan", plan}}) : PrintResult(table);
+}
+
+void TrainOutput::OnPhase(const std::string& phase, double fraction) {
+  if (options_.live) return live_.Show(phase, fraction);
+  // Without a terminal a phase is announced once.
+  if (phase != phase_) fmt::print(options_.progress, "{}\n", phase);
+  phase_ = phase;
+}
+
+void TrainOutput::OnProgress(int64_t step, int64_t num_steps, double fraction) {
+  phase_.clear();
+  live_.Show(fmt::format("step {}/{}", step, num_steps), fraction);
+}
+
+void TrainOutput::OnStep(const Json& metrics) {
+  phase_.clear();
+  options_.json ? PrintEvent("step", metrics)
+                : PrintResult(FormatStep(metrics, ram_budget_bytes_) + "\n");
+}
+
+void TrainOutput::OnNote(const std::string& line) {
+  if (options_.json) return PrintEvent("note", {{"text", line}});
+  live_.Clear();
+  fmt::print(options_.progress, "{}\n", line);
+}
+
+void TrainOutput::OnDone(const Json& summary) {
+  options_.json ? PrintEvent("done", summary) : PrintResult(FormatSummary(summary));
+}
+
+// Results and the live line may share a terminal; and whoever reads a pipe or a log sees a step
+// when it happened.
+void TrainOutput::PrintResult(const std::string& text) {
+  live_.Clear();
+  fmt::print(options_.results, "{}", text);
+  std::fflush(options_.results);
+}
+
+void TrainOutput::PrintEvent(const char* event, const Json& fields) {
+  Json line = {{"event", event}};
+  line.update(fields);
+  PrintResult(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace forebay

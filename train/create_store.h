@@ -1,0 +1,25 @@
+// Makes a run's store from weights that come layer by layer: import of a checkpoint, and random
+// initialisation. Never holds more than one layer.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/swap/tensor_store.h"
+
+namespace forebay {
+
+// Writes the master weights of one tensor into `values` (fp32, the tensor's elements in order).
+using TensorFiller = std::function<absl::Status(const TensorSpec& tensor, std::span<float> values)>;
+
+// Creates the store, fills it (moments zero) and publishes `first_commit`. On error the new store's
+// files are removed.
+absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
+    const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
+    const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget);
+
+}  // namespace forebay

@@ -1,0 +1,64 @@
+#include "forebay/train/evaluate_model.h"
+
+#include <algorithm>
+
+#include "forebay/base/errors.h"
+#include "forebay/data/data_program.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/train/model_session.h"
+#include "forebay/train/pack_cache.h"
+
+namespace forebay {
+namespace {
+
+// More would save no time: computation hides the reading by then.
+constexpr int64_t kMaxMicroBatchesPerPass = 64;
+
+absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOptions& options,
+                                                       const DecoderConfig& config) {
+  PackRequest request;
+  request.data = options.data;
+  request.model = options.model;
+  request.seq = std::min(options.seq, config.max_positions);
+  request.truncate = options.truncate;
+  request.cache = PackCacheDirectory();
+  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request));
+  return PackedFile::Open(packed.path);
+}
+
+}  // namespace
+
+absl::StatusOr<EvaluationResult> EvaluateModel(
+    const EvaluateModelOptions& options,
+    const std::function<void(const std::string&, double)>& progress) {
+  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.model));
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<PackedFile> data, OpenPacked(options, config));
+  const int64_t num_batches = (data->info().num_rows + options.batch - 1) / options.batch;
+  const auto bytes_for = [&](int64_t micro_batches) {
+    return EvaluationBytes(config, options.batch, data->info().seq, micro_batches);
+  };
+  ModelSessionOptions session_options;
+  session_options.model = options.model;
+  session_options.ram_bytes = options.ram_bytes;
+  session_options.precision = options.precision;
+  session_options.threads = options.threads;
+  session_options.max_tokens = options.batch * data->info().seq;
+  session_options.other_bytes = bytes_for(1);
+  session_options.other_bytes_at_most = bytes_for(std::min(num_batches, kMaxMicroBatchesPerPass));
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSession> session,
+                           ModelSession::Open(session_options, config));
+  const int64_t batches_per_pass = session->other_bytes() / bytes_for(1);
+  FOREBAY_ASSIGN_OR_RETURN(
+      const HostBuffer activations,
+      HostBuffer::Create(&session->budget(), "activations", bytes_for(batches_per_pass)));
+  EvaluateOptions evaluate;
+  evaluate.rows_per_micro_batch = options.batch;
+  evaluate.activations = activations.As<float>();
+  evaluate.progress = [&](double fraction) {
+    if (progress) progress("evaluating", fraction);
+    return absl::OkStatus();
+  };
+  return Evaluate(session->decoder(), session->source(), *data, evaluate);
+}
+
+}  // namespace forebay

@@ -1,0 +1,23 @@
+// Writes the committed weights of a store as a Hugging Face folder, a chunk of a tensor at a time.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "forebay/swap/tensor_store.h"
+
+namespace forebay {
+
+// `model_directory`: the folder that the run started from; its config and tokenizer files are
+// copied. `destination` appears complete (written beside, flushed, renamed) or not at all; an
+// earlier one is replaced. Weights are BF16 (layout bf16: w16 as stored) or F32 (layout fp32).
+// `progress(fraction)`.
+absl::Status ExportModel(TensorStore& store, const std::string& model_directory,
+                         const std::string& destination,
+                         const std::function<void(double)>& progress);
+
+// Removes the oldest exports ("step-N" folders) until `keep` remain.
+absl::Status PruneExports(const std::string& exports_directory, int64_t keep);
+
+}  // namespace forebay

@@ -1,0 +1,82 @@
+#include "forebay/train/fingerprint.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/hash.h"
+#include "forebay/model/safetensors.h"
+#include "forebay/train/option_table.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kMaxConfigBytes = 16 << 20;
+constexpr int64_t kSampledElems = 1024;  // of every tensor
+
+bool HasWeights(const std::string& directory) {
+  return FileExists(JoinPath(directory, "model.safetensors")) ||
+         FileExists(JoinPath(directory, "model.safetensors.index.json"));
+}
+
+// The model folder as far as it can be known without reading all of it.
+absl::StatusOr<std::string> SampleModel(const std::string& directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::string config,
+                           ReadWholeFile(JoinPath(directory, "config.json"), kMaxConfigBytes));
+  Xxh3_128 hash;
+  hash.Update(config);
+  // The source folder of a run made by `forebay init --run` has no weights: they were never outside
+  // the store.
+  if (!HasWeights(directory)) return hash.Hex();
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                           CheckpointReader::Open(directory));
+  std::vector<float> sample;
+  for (const auto& [name, tensor] : reader->tensors()) {
+    hash.Update(name);
+    hash.Update(tensor.entry.dtype_name);
+    for (const int64_t extent : tensor.entry.shape) hash.UpdateInt(extent);
+    sample.resize(std::min(kSampledElems, NumElems(tensor.entry.shape)));
+    // Tensors of other types (masks) are no parameters; their headings are enough.
+    if (!reader->ReadF32(tensor, 0, sample).ok()) continue;
+    hash.Update(std::as_bytes(std::span(sample)));
+  }
+  return hash.Hex();
+}
+
+}  // namespace
+
+absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_steps,
+                                     const PackedFileInfo& data) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::string model, SampleModel(options.model));
+  Json fingerprint;
+  fingerprint["model"] = model;
+  fingerprint["tokenizer"] = data.tokenizer_digest;
+  fingerprint["data"] = data.digest;
+  fingerprint["steps"] = num_steps;
+  for (const char* key :
+       {"batch", "accum", "seq", "seed", "lr", "warmup", "schedule", "weight_decay", "decay_all",
+        "betas", "eps", "clip", "precision", "layout", "grad_dtype"}) {
+    fingerprint[key] = OptionText(options, key);
+  }
+  return fingerprint;
+}
+
+absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
+  std::string differences;
+  for (const auto& [key, value] : now.items()) {
+    const Json before = of_run.contains(key) ? of_run.at(key) : Json();
+    if (before == value) continue;
+    differences += fmt::format("\n  {}: the run has {}, this command has {}", key, before.dump(),
+                               value.dump());
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return UsageError(
+      fmt::format("cannot resume: what follows would change the result of the run.{}\nUse the "
+                  "values of the run, "
+                  "or start a new run with another --out",
+                  differences));
+}
+
+}  // namespace forebay

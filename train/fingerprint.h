@@ -1,0 +1,24 @@
+// Everything that changes the bits of a run's result, as an object of named values: written to
+// run.json at the start, compared on --resume. Threads, tiers, tiles and folders are not in it,
+// since they change nothing.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/base/json.h"
+#include "forebay/data/packed_file.h"
+#include "forebay/train/options.h"
+
+namespace forebay {
+
+// `num_steps`: the length of the schedule. Reads a sample of the model's files (config, tensor
+// names and the first bytes of every tensor), so it takes milliseconds for any size.
+absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_steps,
+                                     const PackedFileInfo& data);
+
+// UsageError that lists every difference with both values.
+absl::Status CompareFingerprints(const Json& of_run, const Json& now);
+
+}  // namespace forebay

@@ -1,0 +1,117 @@
+#include "forebay/train/inspect.h"
+
+#include <map>
+#include <memory>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/model/safetensors.h"
+#include "forebay/train/run_folder.h"
+
+namespace forebay {
+namespace {
+
+Json TensorEntry(const std::string& name, const Shape& shape, std::string_view dtype,
+                 int64_t bytes) {
+  Json entry;
+  entry["name"] = name;
+  entry["shape"] = shape;
+  entry["dtype"] = dtype;
+  entry["bytes"] = bytes;
+  return entry;
+}
+
+absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions& options) {
+  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(path));
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                           CheckpointReader::Open(path));
+  int64_t params = 0;
+  int64_t bytes = 0;
+  std::map<std::string, int64_t> dtypes;
+  Json tensors = Json::array();
+  for (const auto& [name, tensor] : reader->tensors()) {
+    const SafetensorsEntry& entry = tensor.entry;
+    const int64_t tensor_bytes = entry.end_bytes - entry.begin_bytes;
+    params += NumElems(entry.shape);
+    bytes += tensor_bytes;
+    ++dtypes[entry.dtype_name];
+    tensors.push_back(TensorEntry(name, entry.shape, entry.dtype_name, tensor_bytes));
+  }
+  Json json;
+  json["kind"] = "model";
+  json["path"] = path;
+  json["architecture"] = config.architecture;
+  json["layers"] = config.num_layers;
+  json["hidden"] = config.hidden_size;
+  json["vocab"] = config.vocab_size;
+  json["max_positions"] = config.max_positions;
+  json["num_tensors"] = tensors.size();
+  json["params"] = params;
+  json["bytes"] = bytes;
+  json["dtypes"] = dtypes;
+  if (options.hash) {
+    FOREBAY_ASSIGN_OR_RETURN(json["digest"], ModelDigest(path));
+  }
+  if (options.tensors) json["tensors"] = std::move(tensors);
+  return json;
+}
+
+absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
+  FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path));
+  const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
+                           OpenRunStore(path, engine.get()));
+  if (!store->has_commit()) {
+    return CorruptError(fmt::format(
+        "the store of run '{}' holds no committed step: it was stopped before the first one",
+        path));
+  }
+  const TileMap& tiles = store->tiles();
+  const DType dtype = WeightDType(tiles.layout());
+  const int64_t bytes_per_elem =
+      WeightBytesPerElem(tiles.layout()) + StateBytesPerElem(tiles.layout());
+  Json tensors = Json::array();
+  for (const TensorSpec& tensor : store->inventory().tensors()) {
+    tensors.push_back(TensorEntry(tensor.name, tensor.shape, SafetensorsName(dtype),
+                                  tensor.num_elems * bytes_per_elem));
+  }
+  const std::string model = run.value("model", "");
+  const absl::StatusOr<DecoderConfig> config = ReadDecoderConfig(model);
+  Json json;
+  json["kind"] = "run";
+  json["path"] = path;
+  // The folder that the run started from may be gone; the store stands for itself.
+  json["architecture"] = config.ok() ? config->architecture : "";
+  json["num_tensors"] = tensors.size();
+  json["params"] = store->inventory().num_params();
+  json["bytes"] = store->inventory().num_params() * bytes_per_elem;
+  json["step"] = store->committed().step;
+  json["layout"] = NameOf(tiles.layout());
+  json["tile_elems"] = tiles.tile_elems();
+  json["store"] = store->directory();
+  json["store_bytes"] = TensorStore::DiskBytes(tiles, 0);
+  json["model"] = model;
+  if (options.hash) {
+    FOREBAY_ASSIGN_OR_RETURN(json["digest"], StateDigest(*store));
+  }
+  if (options.tensors) json["tensors"] = std::move(tensors);
+  return json;
+}
+
+}  // namespace
+
+absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options) {
+  if (!FileExists(path)) return BadInputError(fmt::format("'{}' does not exist", path));
+  if (IsRunFolder(path)) return InspectRun(path, options);
+  if (!IsDirectory(path) || !FileExists(JoinPath(path, "config.json"))) {
+    return BadInputError(
+        fmt::format("'{}' is neither a model folder (it has no config.json) nor a run folder (it "
+                    "has no run.json)",
+                    path));
+  }
+  return InspectModel(path, options);
+}
+
+}  // namespace forebay

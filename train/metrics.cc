@@ -1,0 +1,81 @@
+#include "forebay/train/metrics.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <ctime>
+
+#include "fmt/chrono.h"
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kMaxMetricsBytes = int64_t{4} << 30;
+
+int64_t StatusFieldBytes(std::string_view status, std::string_view field) {
+  const size_t at = status.find(field);
+  if (at == std::string_view::npos) return 0;
+  const size_t digit = status.find_first_of("0123456789", at);
+  if (digit == std::string_view::npos) return 0;
+  int64_t kib = 0;
+  std::from_chars(status.data() + digit, status.data() + status.size(), kib);
+  return kib * 1024;
+}
+
+}  // namespace
+
+absl::StatusOr<LineLog> LineLog::Open(const std::string& path) {
+  LineLog log;
+  log.path_ = path;
+  FOREBAY_ASSIGN_OR_RETURN(log.fd_, OpenFile(path, O_WRONLY | O_CREAT));
+  FOREBAY_ASSIGN_OR_RETURN(log.size_bytes_, FileSize(path));
+  return log;
+}
+
+absl::Status LineLog::Append(std::string_view line) {
+  const std::string text = fmt::format("{}\n", line);
+  FOREBAY_RETURN_IF_ERROR(PwriteAll(fd_.get(), std::as_bytes(std::span(text)), size_bytes_, path_));
+  size_bytes_ += static_cast<int64_t>(text.size());
+  return absl::OkStatus();
+}
+
+absl::Status TruncateMetrics(const std::string& path, int64_t last_step) {
+  if (!FileExists(path)) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMaxMetricsBytes));
+  size_t keep = 0;
+  for (;;) {
+    const size_t newline = text.find('\n', keep);
+    if (newline == std::string::npos) break;
+    const auto line = ParseJson(std::string_view(text).substr(keep, newline - keep), path);
+    if (!line.ok() || !line->is_object() || !line->contains("step") ||
+        !(*line)["step"].is_number_integer() || (*line)["step"].get<int64_t>() > last_step) {
+      break;
+    }
+    keep = newline + 1;
+  }
+  if (keep == text.size()) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_WRONLY | O_NOFOLLOW));
+  if (::ftruncate(fd.get(), static_cast<off_t>(keep)) != 0) {
+    return StorageError(fmt::format("truncating '{}' to {} bytes failed", path, keep), errno);
+  }
+  return absl::OkStatus();
+}
+
+std::string WithTimestamp(std::string_view text) {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}", fmt::gmtime(std::time(nullptr)), text);
+}
+
+ProcessMemory ReadProcessMemory() {
+  // procfs files report size 0, so this is no case for ReadWholeFile.
+  const UniqueFd fd(::open("/proc/self/status", O_RDONLY | O_CLOEXEC));
+  char buffer[8192];
+  const ssize_t got = fd.valid() ? ::read(fd.get(), buffer, sizeof(buffer)) : 0;
+  const std::string_view status(buffer, got > 0 ? static_cast<size_t>(got) : 0);
+  return {StatusFieldBytes(status, "VmRSS:"), StatusFieldBytes(status, "VmHWM:")};
+}
+
+}  // namespace forebay

@@ -1,0 +1,43 @@
+// The logs of a run: metrics.jsonl (one object per step, the truth that other formats are derived
+// from) and events.log.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/base/file.h"
+#include "forebay/base/json.h"
+
+namespace forebay {
+
+// A file that only grows, one line at a time. Owned by one thread.
+class LineLog {
+ public:
+  // Opens or creates `path` for appending.
+  static absl::StatusOr<LineLog> Open(const std::string& path);
+  absl::Status Append(std::string_view line);
+
+ private:
+  UniqueFd fd_;
+  std::string path_;
+  int64_t size_bytes_ = 0;
+};
+
+// Drops the lines of steps after `last_step` (they were not committed before a crash, and will be
+// run again) and a torn last line.
+absl::Status TruncateMetrics(const std::string& path, int64_t last_step);
+
+// "2026-11-21T08:30:00Z text".
+std::string WithTimestamp(std::string_view text);
+
+// Memory of this process in bytes: resident now, and the most it ever was (VmRSS, VmHWM).
+struct ProcessMemory {
+  int64_t resident_bytes = 0;
+  int64_t peak_bytes = 0;
+};
+ProcessMemory ReadProcessMemory();
+
+}  // namespace forebay

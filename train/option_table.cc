@@ -1,0 +1,389 @@
+#include "forebay/train/option_table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/format.h"
+#include "forebay/base/tensor_spec.h"
+
+namespace forebay {
+namespace {
+
+// More than anybody counts to, and safe to multiply by.
+constexpr int64_t kManySteps = int64_t{1} << 40;
+
+template <typename T>
+std::optional<T> ParseWhole(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
+  return value;
+}
+
+template <typename T>
+std::optional<Json> ParseNumber(std::string_view text) {
+  const std::optional<T> value = ParseWhole<T>(text);
+  if (!value.has_value()) return std::nullopt;
+  return Json(*value);
+}
+
+std::optional<Json> ParseAsText(std::string_view text) {
+  return Json(std::string(text));
+}
+
+OptionSpec Row(std::string_view section, std::string_view name, std::string_view help) {
+  OptionSpec spec;
+  spec.section = section;
+  spec.name = name;
+  spec.help = help;
+  return spec;
+}
+
+// `member`: any integer type of TrainOptions.
+template <typename T>
+OptionSpec Whole(std::string_view section, std::string_view name, T TrainOptions::*member, T least,
+                 T most, std::string_view help) {
+  OptionSpec spec = Row(section, name, help);
+  spec.value_name = "N";
+  spec.allowed = std::cmp_greater_equal(most, kManySteps)
+                     ? fmt::format("a whole number, {} or more", least)
+                     : fmt::format("a whole number from {} to {}", least, most);
+  // Negative numbers must reach the range check instead of failing as text.
+  spec.parse = std::is_unsigned_v<T> ? ParseNumber<uint64_t> : ParseNumber<int64_t>;
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    if (!value.is_number_integer()) return false;
+    if constexpr (std::is_unsigned_v<T>) {
+      if (!value.is_number_unsigned() && value.get<int64_t>() < 0) return false;
+      options.*member = value.get<T>();
+      return true;
+    }
+    if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62) return false;
+    const int64_t number = value.get<int64_t>();
+    if (number < static_cast<int64_t>(least) || number > static_cast<int64_t>(most)) return false;
+    options.*member = static_cast<T>(number);
+    return true;
+  };
+  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
+  return spec;
+}
+
+struct RealRange {
+  double least = 0;
+  double most = 0;
+  bool above_least = false;  // least itself is not allowed
+  bool below_most = false;   // most itself is not allowed
+  bool Contains(double value) const {
+    return std::isfinite(value) && (above_least ? value > least : value >= least) &&
+           (below_most ? value < most : value <= most);
+  }
+  std::string Text() const {
+    return fmt::format("{} {} {} {}", above_least ? "above" : "from", least,
+                       below_most ? "to below" : "to", most);
+  }
+};
+
+OptionSpec Real(std::string_view section, std::string_view name, double TrainOptions::*member,
+                RealRange range, std::string_view help) {
+  OptionSpec spec = Row(section, name, help);
+  spec.value_name = "X";
+  spec.allowed = "a number " + range.Text();
+  spec.parse = ParseNumber<double>;
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    if (!value.is_number() || !range.Contains(value.get<double>())) return false;
+    options.*member = value.get<double>();
+    return true;
+  };
+  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
+  return spec;
+}
+
+OptionSpec Betas(std::string_view section, std::string_view help) {
+  const RealRange range = {.least = 0, .most = 1, .below_most = true};
+  OptionSpec spec = Row(section, "betas", help);
+  spec.value_name = "X,X";
+  spec.allowed = "two numbers from 0 to below 1, such as 0.9,0.999";
+  spec.parse = [](std::string_view text) -> std::optional<Json> {
+    const size_t comma = text.find(',');
+    if (comma == std::string_view::npos) return std::nullopt;
+    const auto first = ParseWhole<double>(text.substr(0, comma));
+    const auto second = ParseWhole<double>(text.substr(comma + 1));
+    if (!first.has_value() || !second.has_value()) return std::nullopt;
+    return Json::array({*first, *second});
+  };
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    if (!value.is_array() || value.size() != 2 || !value[0].is_number() || !value[1].is_number())
+      return false;
+    const double first = value[0].get<double>();
+    const double second = value[1].get<double>();
+    if (!range.Contains(first) || !range.Contains(second)) return false;
+    options.beta1 = first;
+    options.beta2 = second;
+    return true;
+  };
+  spec.get = [](const TrainOptions& options) {
+    return Json::array({options.beta1, options.beta2});
+  };
+  return spec;
+}
+
+OptionSpec Switch(std::string_view section, std::string_view name, bool TrainOptions::*member,
+                  std::string_view help) {
+  OptionSpec spec = Row(section, name, help);
+  spec.allowed = "true or false";
+  spec.parse = [](std::string_view text) -> std::optional<Json> {
+    if (text == "true" || text == "1" || text == "yes" || text == "on") return Json(true);
+    if (text == "false" || text == "0" || text == "no" || text == "off") return Json(false);
+    return std::nullopt;
+  };
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    if (!value.is_boolean()) return false;
+    options.*member = value.get<bool>();
+    return true;
+  };
+  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
+  return spec;
+}
+
+OptionSpec Path(std::string_view section, std::string_view name, std::string TrainOptions::*member,
+                std::string_view help) {
+  OptionSpec spec = Row(section, name, help);
+  spec.value_name = "PATH";
+  spec.allowed = "a path";
+  spec.parse = ParseAsText;
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    if (!value.is_string()) return false;
+    options.*member = value.get<std::string>();
+    return true;
+  };
+  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
+  return spec;
+}
+
+// The value of a number or of a text such as "1GiB"; -1 when it is neither.
+int64_t SizeOrMinusOne(const Json& value) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62) return -1;
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (!value.is_string()) return -1;
+  const absl::StatusOr<int64_t> size = ParseSize(value.get_ref<const std::string&>());
+  return size.ok() ? *size : -1;
+}
+
+OptionSpec Ram(std::string_view section, std::string_view help) {
+  constexpr int64_t kLeast = int64_t{1} << 20;
+  OptionSpec spec = Row(section, "ram", help);
+  spec.value_name = "SIZE";
+  spec.allowed = "auto, or a size of 1MiB or more, such as 900M or 16GiB";
+  spec.parse = ParseAsText;
+  spec.set = [](const Json& value, TrainOptions& options) {
+    const int64_t size = value == "auto" ? 0 : SizeOrMinusOne(value);
+    if (size < kLeast && value != "auto") return false;
+    options.ram_bytes = size;
+    return true;
+  };
+  spec.get = [](const TrainOptions& options) {
+    return options.ram_bytes == 0 ? Json("auto") : Json(options.ram_bytes);
+  };
+  return spec;
+}
+
+OptionSpec TileElems(std::string_view section, std::string_view help) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  OptionSpec spec = Row(section, "tile_elems", help);
+  spec.value_name = "N";
+  spec.allowed = fmt::format("a multiple of {} from {} to {}; K and M are 2^10 and 2^20",
+                             kLayerAlignElems, kLayerAlignElems, kMost);
+  spec.parse = ParseAsText;
+  spec.set = [](const Json& value, TrainOptions& options) {
+    const int64_t elems = SizeOrMinusOne(value);
+    if (elems < kLayerAlignElems || elems > kMost || elems % kLayerAlignElems != 0) return false;
+    options.tile_elems = elems;
+    return true;
+  };
+  spec.get = [](const TrainOptions& options) { return Json(options.tile_elems); };
+  return spec;
+}
+
+template <typename T>
+using Choices = std::vector<std::pair<std::string, T>>;
+
+template <typename T>
+OptionSpec Choice(std::string_view section, std::string_view name, T TrainOptions::*member,
+                  Choices<T> choices, std::string_view help) {
+  OptionSpec spec = Row(section, name, help);
+  for (const auto& [text, value] : choices) {
+    spec.value_name += (spec.value_name.empty() ? "" : "|") + text;
+    spec.allowed += (spec.allowed.empty() ? "" : " or ") + text;
+  }
+  spec.parse = ParseAsText;
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    for (const auto& [text, choice] : choices) {
+      if (value != text) continue;
+      options.*member = choice;
+      return true;
+    }
+    return false;
+  };
+  spec.get = [=](const TrainOptions& options) {
+    const auto found = std::ranges::find_if(
+        choices, [&](const auto& choice) { return choice.second == options.*member; });
+    FOREBAY_CHECK(found != choices.end());
+    return Json(found->first);
+  };
+  return spec;
+}
+
+std::vector<OptionSpec> ModelAndDataRows() {
+  using O = TrainOptions;
+  return {
+      Path("model", "model", &O::model, "Hugging Face folder: config.json, safetensors, tokenizer"),
+      Path("data", "data", &O::data, "text to train on: .txt, .jsonl or a packed file"),
+      Path("data", "eval_data", &O::eval_data,
+           "held-out text to measure the loss on, same formats"),
+      Whole<int64_t>("data", "eval_every", &O::eval_every, 0, kManySteps,
+                     "steps between evaluations; 0: at the end only"),
+      Switch("data", "truncate", &O::truncate,
+             "cut over-long prompts and chats instead of refusing them"),
+      Whole<int64_t>("data", "batch", &O::batch, 1, 65536, "packed rows per micro-batch"),
+      Whole<int64_t>("data", "accum", &O::accum, 1, 65536, "micro-batches per step"),
+      Whole<int64_t>("data", "seq", &O::seq, 2, int64_t{1} << 24, "tokens per packed row"),
+      Whole<uint64_t>("data", "seed", &O::seed, 0, std::numeric_limits<uint64_t>::max(),
+                      "of the order of the data"),
+  };
+}
+
+std::vector<OptionSpec> OptimRows() {
+  using O = TrainOptions;
+  return {
+      Whole<int64_t>("optim", "steps", &O::steps, 0, kManySteps,
+                     "length of the run; 0: from --epochs"),
+      Real("optim", "epochs", &O::epochs, {.least = 0, .most = 1e6, .above_least = true},
+           "passes over the data, when --steps is not given"),
+      Whole<int64_t>("optim", "stop_after", &O::stop_after, 0, kManySteps,
+                     "stop resumably after this many steps, schedule unchanged; 0: off"),
+      Real("optim", "lr", &O::lr, {.least = 0, .most = 10, .above_least = true},
+           "peak learning rate"),
+      Whole<int64_t>("optim", "warmup", &O::warmup, 0, kManySteps, "steps of linear warm-up"),
+      Choice<LrSchedule>("optim", "schedule", &O::schedule,
+                         {{"constant", LrSchedule::kConstant},
+                          {"linear", LrSchedule::kLinear},
+                          {"cosine", LrSchedule::kCosine}},
+                         "learning rate after the warm-up"),
+      Real("optim", "weight_decay", &O::weight_decay, {.least = 0, .most = 10},
+           "AdamW's decoupled decay"),
+      Switch("optim", "decay_all", &O::decay_all, "decay norms and biases too"),
+      Betas("optim", "AdamW's beta1 and beta2"),
+      Real("optim", "eps", &O::eps, {.least = 0, .most = 1, .above_least = true},
+           "AdamW's epsilon"),
+      Real("optim", "clip", &O::clip, {.least = 0, .most = 1e9},
+           "most global gradient norm; 0: no clipping"),
+  };
+}
+
+std::vector<OptionSpec> OffloadRows() {
+  using O = TrainOptions;
+  const Choices<TierChoice> tiers = {
+      {"auto", TierChoice::kAuto}, {"host", TierChoice::kHost}, {"nvme", TierChoice::kNvme}};
+  return {
+      Path("offload", "nvme", &O::nvme, "folder of the swap area, on a fast local disk"),
+      Ram("offload", "memory budget of the process"),
+      Choice<cpu::Precision>("offload", "precision", &O::precision,
+                             {{"bf16", cpu::Precision::kBf16}, {"fp32", cpu::Precision::kFp32}},
+                             "of matrix products"),
+      Choice<Layout>("offload", "layout", &O::layout,
+                     {{"bf16", Layout::kBf16}, {"fp32", Layout::kFp32}},
+                     "how weights are kept: bf16 with an exact fp32 master, or fp32"),
+      Choice<DType>("offload", "grad_dtype", &O::grad_dtype,
+                    {{"bf16", DType::kBF16}, {"fp32", DType::kF32}},
+                    "of finished gradients (they are summed in fp32)"),
+      Whole<int>("offload", "threads", &O::threads, 0, 1024, "compute threads; 0: one per core"),
+      Whole<int>("offload", "io_threads", &O::io_threads, 1, 256,
+                 "threads that read and write the swap area"),
+      TileElems("offload", "elements of one tile, the unit of disk transfers"),
+      Choice<TierChoice>("offload", "weights_tier", &O::weights_tier, tiers,
+                         "where weights live between uses"),
+      Choice<TierChoice>("offload", "state_tier", &O::state_tier, tiers,
+                         "where the optimizer's state lives"),
+  };
+}
+
+std::vector<OptionSpec> IoRows() {
+  using O = TrainOptions;
+  return {
+      Path("io", "out", &O::out, "run folder: logs, and the trained model in OUT/model"),
+      Whole<int64_t>("io", "save_every", &O::save_every, 0, kManySteps,
+                     "steps between exports to OUT/exports; 0: off"),
+      Whole<int64_t>("io", "keep", &O::keep, 1, 1000000, "exports kept in OUT/exports"),
+      Choice<ExportFormat>("io", "export", &O::export_format,
+                           {{"hf", ExportFormat::kHuggingFace}, {"none", ExportFormat::kNone}},
+                           "format of the trained model"),
+      Switch("io", "resume", &O::resume, "continue the run in OUT; its settings are the defaults"),
+      Switch("io", "dry_run", &O::dry_run, "check everything and print the plan, then stop"),
+  };
+}
+
+// Defaults that are worked out from other options or from the machine.
+std::string DefaultText(const OptionSpec& spec) {
+  if (spec.name == "nvme") return "OUT/swap";
+  if (spec.name == "layout" || spec.name == "grad_dtype") return "as --precision";
+  if (spec.name == "model" || spec.name == "data" || spec.name == "out") return "required";
+  return ValueText(spec.get(TrainOptions{}));
+}
+
+std::vector<OptionSpec> MakeTable() {
+  std::vector<OptionSpec> table;
+  for (std::vector<OptionSpec> rows : {ModelAndDataRows(), OptimRows(), OffloadRows(), IoRows()}) {
+    std::ranges::move(rows, std::back_inserter(table));
+  }
+  for (OptionSpec& spec : table) spec.default_text = DefaultText(spec);
+  return table;
+}
+
+}  // namespace
+
+const std::vector<OptionSpec>& OptionTable() {
+  static const std::vector<OptionSpec> table = MakeTable();
+  return table;
+}
+
+const std::vector<std::string>& OptionSections() {
+  static const std::vector<std::string> sections = {"model", "data", "optim", "offload", "io"};
+  return sections;
+}
+
+std::string WithUnderscores(std::string_view name) {
+  std::string result(name);
+  std::ranges::replace(result, '-', '_');
+  return result;
+}
+
+const OptionSpec* FindOption(std::string_view name) {
+  const std::string key = WithUnderscores(name);
+  const auto found = std::ranges::find(OptionTable(), key, &OptionSpec::name);
+  return found == OptionTable().end() ? nullptr : &*found;
+}
+
+std::string ValueText(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_array()) {
+    std::string text;
+    for (const Json& item : value) text += (text.empty() ? "" : ",") + ValueText(item);
+    return text;
+  }
+  if (value.is_number_float()) return fmt::format("{}", value.get<double>());
+  return value.dump();
+}
+
+std::string OptionText(const TrainOptions& options, std::string_view name) {
+  const OptionSpec* spec = FindOption(name);
+  FOREBAY_CHECK(spec != nullptr);
+  return ValueText(spec->get(options));
+}
+
+}  // namespace forebay

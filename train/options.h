@@ -1,0 +1,73 @@
+// Every setting of a training run, with the one table that defines its flag, its configuration key,
+// default, range and help text (option_table.cc). tools/ makes flags of the table; --config and
+// --set go through it too.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/json.h"
+#include "forebay/model/cpu/ops.h"
+#include "forebay/swap/layout.h"
+#include "forebay/swap/placement.h"
+
+namespace forebay {
+
+enum class LrSchedule : uint8_t { kConstant, kLinear, kCosine };
+enum class ExportFormat : uint8_t { kHuggingFace, kNone };
+
+struct TrainOptions {
+  // model, data
+  std::string model;       // Hugging Face folder
+  std::string data;        // .txt, .jsonl or packed file
+  std::string eval_data;   // the same; empty: no evaluation
+  int64_t eval_every = 0;  // steps; 0: at the end only (when eval_data is given)
+  bool truncate = false;   // cut over-long prompts and chats instead of refusing them
+  int64_t batch = 4;       // packed rows per micro-batch
+  int64_t accum = 1;       // micro-batches per step
+  int64_t seq = 1024;      // tokens per row
+  uint64_t seed = 0;
+
+  // optim
+  int64_t steps = 0;  // 0: from epochs
+  double epochs = 1;
+  int64_t stop_after = 0;  // ends after that many steps of this process, schedule unchanged; 0: off
+  double lr = 2e-5;
+  int64_t warmup = 0;  // steps
+  LrSchedule schedule = LrSchedule::kLinear;
+  double weight_decay = 0.01;
+  bool decay_all = false;  // also norms and biases
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  double clip = 1.0;  // global L2 norm; 0: off
+
+  // offload
+  std::string nvme;       // folder of the swap area; empty: OUT/swap
+  int64_t ram_bytes = 0;  // budget of the process; 0: what is available less a margin (planner)
+  cpu::Precision precision = cpu::Precision::kBf16;
+  Layout layout = Layout::kBf16;    // follows precision unless set
+  DType grad_dtype = DType::kBF16;  // hand-over; follows precision unless set
+  int threads = 0;                  // compute; 0: all cores
+  int io_threads = 2;
+  int64_t tile_elems = kDefaultTileElems;
+  TierChoice weights_tier = TierChoice::kAuto;
+  TierChoice state_tier = TierChoice::kAuto;
+
+  // io
+  std::string out;         // run folder
+  int64_t save_every = 0;  // steps; exports to OUT/exports/step-N
+  int64_t keep = 2;        // exports kept
+  ExportFormat export_format = ExportFormat::kHuggingFace;
+  bool resume = false;
+  bool dry_run = false;
+};
+
+// Where a value came from: "default", "config FILE", "flag", "--set", "planner".
+struct ResolvedOptions {
+  TrainOptions options;
+  Json resolved;  // {"section": {"key": {"value": ..., "origin": ...}}}
+};
+
+}  // namespace forebay

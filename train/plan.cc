@@ -1,0 +1,358 @@
+#include "forebay/train/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/format.h"
+#include "forebay/model/decoder.h"
+#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/swap/tensor_store.h"
+#include "forebay/train/step.h"
+
+namespace forebay {
+namespace {
+
+// Buffers whose number only changes speed, from comfortable to the least that works.
+struct Buffers {
+  int num_staging_tiles;
+  int num_block_buffers;
+};
+constexpr std::array<Buffers, 3> kBufferChoices = {{{4, 3}, {2, 3}, {2, 2}}};
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// Tokens, targets, positions and flags of a packed row while it is a MicroBatch; segments are few.
+constexpr int64_t kBatchBytesPerToken = 16;
+
+class Planner {
+ public:
+  Planner(const DecoderConfig& model, const TrainOptions& options, const MachineLimits& limits)
+      : model_(model),
+        options_(options),
+        limits_(limits),
+        inventory_(BuildInventory(model)),
+        tiles_(inventory_, options.layout, options.tile_elems),
+        gradient_bytes_per_elem_(SizeOf(options.grad_dtype)) {}
+
+  absl::StatusOr<Plan> Make() {
+    FOREBAY_RETURN_IF_ERROR(CheckPositions());
+    FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, Budget());
+    const Buffers buffers = ChooseBuffers(budget);
+    Plan plan;
+    plan.tiles = tiles_;
+    plan.tokens_per_step = options_.batch * options_.accum * options_.seq;
+    plan.ram_budget_bytes = budget;
+    plan.num_staging_tiles = buffers.num_staging_tiles;
+    plan.window = Window(buffers);
+    plan.terms = FixedTerms(buffers);
+    const int64_t left = budget - HostBytes(plan.terms);
+    if (left < DemandedBytes()) return DoesNotFit(budget);
+    FOREBAY_ASSIGN_OR_RETURN(plan.placement, Place(tiles_, PlacementFor(left)));
+    plan.gradient_area_bytes = SpilledGradientBytes(plan.placement);
+    AddPlacedTerms(plan);
+    CountTransfers(plan);
+    FOREBAY_RETURN_IF_ERROR(CheckDisk(plan));
+    return plan;
+  }
+
+ private:
+  absl::Status CheckPositions() const {
+    if (options_.seq <= model_.max_positions) return absl::OkStatus();
+    return UsageError(
+        fmt::format("--seq={} is more than the {} positions of the model; use --seq={} or less",
+                    options_.seq, model_.max_positions, model_.max_positions));
+  }
+
+  absl::StatusOr<int64_t> Budget() const {
+    const int64_t available = limits_.available_memory_bytes;
+    if (options_.ram_bytes == 0)
+      return static_cast<int64_t>(static_cast<double>(available) * kAutoShare);
+    if (available > 0 && options_.ram_bytes > available) {
+      return DoesNotFitError(fmt::format(
+          "--ram={} is more than this process can have: {} is available now "
+          "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
+          FormatBinaryBytes(options_.ram_bytes), FormatBinaryBytes(available), available / kMiB));
+    }
+    return options_.ram_bytes;
+  }
+
+  SwapperOptions Window(const Buffers& buffers) const {
+    SwapperOptions window;
+    window.num_block_buffers = buffers.num_block_buffers;
+    window.num_large_buffers = 1;
+    window.first_block_layer = BlockLayer(0);
+    window.last_block_layer = BlockLayer(model_.num_layers - 1);
+    return window;
+  }
+
+  // All that a run needs whatever is placed where.
+  std::vector<PlanTerm> FixedTerms(const Buffers& buffers) const {
+    const int64_t tokens_per_step = options_.batch * options_.accum * options_.seq;
+    const StepMemory step = StepMemoryFor(model_, inventory_, tokens_per_step);
+    DecoderOptions decoder;
+    decoder.num_threads = options_.threads > 0 ? options_.threads : limits_.num_cores;
+    decoder.precision = options_.precision;
+    decoder.max_tokens = options_.batch * options_.seq;
+    OffloadedAdamWOptions optimizer;
+    optimizer.gradient_is_bf16 = options_.grad_dtype == DType::kBF16;
+    optimizer.num_threads = decoder.num_threads;
+    optimizer.num_staging_tiles = buffers.num_staging_tiles;
+    const char* const kTokens = "--batch, --seq or --accum";
+    return {
+        {"program", kRuntimeBytes, 0, ""},
+        {fmt::format("window of {} layers", buffers.num_block_buffers),
+         Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
+        {"optimizer staging", OffloadedAdamW::StagingBytes(optimizer, tiles_), 0, "--tile_elems"},
+        {"gradient of one block (fp32)", step.block_gradient_bytes, 0, ""},
+        {"gradient of the embedding (fp32)", step.large_gradient_bytes, 0, ""},
+        {"activation checkpoints", step.checkpoint_bytes, 0, kTokens},
+        {"activation gradients", step.activation_gradient_bytes, 0, kTokens},
+        {"decoder workspace", DecoderWorkspaceBytes(model_, decoder), 0,
+         "--batch, --seq or --threads"},
+        {"tokens of a step", tokens_per_step * kBatchBytesPerToken, 0, kTokens},
+    };
+  }
+
+  static int64_t HostBytes(const std::vector<PlanTerm>& terms) {
+    return std::accumulate(terms.begin(), terms.end(), int64_t{0},
+                           [](int64_t sum, const PlanTerm& term) { return sum + term.host_bytes; });
+  }
+
+  // What --weights_tier=host and --state_tier=host ask for.
+  int64_t DemandedBytes() const {
+    return (options_.weights_tier == TierChoice::kHost ? tiles_.weight_area_bytes() : 0) +
+           (options_.state_tier == TierChoice::kHost ? tiles_.state_area_bytes() : 0);
+  }
+
+  int64_t AllGradientBytes() const {
+    return inventory_.num_padded_elems() * gradient_bytes_per_elem_;
+  }
+
+  // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
+  // in every step, a buffer less only some overlap. When none does, the largest that fits at all.
+  Buffers ChooseBuffers(int64_t budget) const {
+    for (const int64_t wanted : {DemandedBytes() + AllGradientBytes(), DemandedBytes()}) {
+      for (const Buffers& buffers : kBufferChoices) {
+        if (HostBytes(FixedTerms(buffers)) + wanted <= budget) return buffers;
+      }
+    }
+    return kBufferChoices.back();
+  }
+
+  PlacementOptions PlacementFor(int64_t left) const {
+    PlacementOptions placement;
+    placement.weights = options_.weights_tier;
+    placement.state = options_.state_tier;
+    placement.gradient_bytes_per_elem = gradient_bytes_per_elem_;
+    placement.host_bytes = left;
+    return placement;
+  }
+
+  int64_t SpilledGradientBytes(const Placement& placement) const {
+    int64_t bytes = 0;
+    for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
+      if (placement.gradients[layer] == Tier::kNvme)
+        bytes += tiles_.layer_elems(layer) * gradient_bytes_per_elem_;
+    }
+    return bytes;
+  }
+
+  void AddPlacedTerms(Plan& plan) const {
+    const bool bf16 = options_.layout == Layout::kBf16;
+    const int64_t areas = tiles_.weight_area_bytes() + tiles_.state_area_bytes();
+    const int64_t store = TensorStore::DiskBytes(tiles_, plan.gradient_area_bytes);
+    const char* const kTiers = "--weights_tier or --state_tier";
+    plan.terms.push_back(
+        {fmt::format("gradients held ({})", DTypeName(gradient_bytes_per_elem_ == 2)),
+         plan.placement.host_gradient_bytes, plan.gradient_area_bytes, ""});
+    plan.terms.push_back({fmt::format("weights ({})", DTypeName(bf16)),
+                          plan.placement.host_weight_bytes, tiles_.weight_area_bytes(), kTiers});
+    plan.terms.push_back({bf16 ? "state (r16, m, v)" : "state (m, v)",
+                          plan.placement.host_state_bytes, tiles_.state_area_bytes(), kTiers});
+    plan.terms.push_back(
+        {"second slot and records", 0, store - areas - plan.gradient_area_bytes, ""});
+    if (options_.export_format != ExportFormat::kNone) {
+      plan.terms.push_back({"exported model", 0, ExportBytes(), "--keep or --export=none"});
+    }
+    plan.host_bytes = HostBytes(plan.terms);
+    for (const PlanTerm& term : plan.terms) plan.nvme_bytes += term.nvme_bytes;
+  }
+
+  static const char* DTypeName(bool bf16) { return bf16 ? "bf16" : "fp32"; }
+
+  // The model in OUT/model, and what --save_every keeps beside it. One more is written before the
+  // oldest goes.
+  int64_t ExportBytes() const {
+    const int64_t model = inventory_.num_params() * SizeOf(WeightDType(options_.layout));
+    return options_.save_every > 0 ? model * (options_.keep + 2) : model;
+  }
+
+  // How often the weights of a layer are read from NVMe in one step: blocks by the forward and the
+  // backward pass; the embedding and the output projection once. A tied embedding is the only layer
+  // that uses the large buffer, so it stays.
+  int64_t WeightReads(int layer) const {
+    if (layer == EmbedLayer()) return model_.tied_embeddings ? 0 : 1;
+    return layer == HeadLayer(model_) ? 1 : 2;
+  }
+
+  void CountTransfers(Plan& plan) const {
+    for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
+      const int64_t elems = tiles_.layer_elems(layer);
+      if (plan.placement.weights[layer] == Tier::kNvme) {
+        plan.read_bytes_per_step +=
+            WeightReads(layer) * elems * WeightBytesPerElem(options_.layout);
+      }
+      if (plan.placement.gradients[layer] == Tier::kNvme) {
+        plan.read_bytes_per_step += elems * gradient_bytes_per_elem_;
+        plan.write_bytes_per_step += elems * gradient_bytes_per_elem_;
+      }
+    }
+    for (int tile = 0; tile < tiles_.num_tiles(); ++tile) {
+      if (plan.placement.state[tile] == Tier::kNvme) {
+        plan.read_bytes_per_step += tiles_.StateBytes(tiles_.tiles()[tile]);
+      }
+    }
+    // A step is committed whole, so that what lives in RAM is written too.
+    plan.write_bytes_per_step += tiles_.weight_area_bytes() + tiles_.state_area_bytes();
+  }
+
+  absl::Status DoesNotFit(int64_t budget) const {
+    std::vector<PlanTerm> terms = FixedTerms(kBufferChoices.back());
+    if (options_.weights_tier == TierChoice::kHost) {
+      terms.push_back({"weights in RAM", tiles_.weight_area_bytes(), 0, "--weights_tier=auto"});
+    }
+    if (options_.state_tier == TierChoice::kHost) {
+      terms.push_back(
+          {"optimizer state in RAM", tiles_.state_area_bytes(), 0, "--state_tier=auto"});
+    }
+    const int64_t least = HostBytes(terms);
+    std::ranges::stable_sort(terms, std::ranges::greater{}, &PlanTerm::host_bytes);
+    std::string largest;
+    for (size_t i = 0; i < std::min<size_t>(4, terms.size()); ++i) {
+      largest += fmt::format(
+          "\n  {:<34}{:>10}{}", terms[i].name, FormatBytes(terms[i].host_bytes),
+          terms[i].shrink_with.empty() ? "" : "   smaller with " + terms[i].shrink_with);
+    }
+    const std::string given =
+        options_.ram_bytes > 0
+            ? fmt::format("--ram={}", FormatBinaryBytes(budget))
+            : fmt::format("the budget is {} ({:.0f} % of the memory that is available)",
+                          FormatBinaryBytes(budget), kAutoShare * 100);
+    return DoesNotFitError(
+        fmt::format("this run needs at least {} of memory, and {}. The largest parts:{}\nThe least "
+                    "that works is --ram={}MiB",
+                    FormatBinaryBytes(least), given, largest, (least + kMiB - 1) / kMiB));
+  }
+
+  absl::Status CheckDisk(const Plan& plan) const {
+    // A run that continues has its swap area already, and replaces its exports.
+    if (options_.resume) return absl::OkStatus();
+    const int64_t exports = options_.export_format == ExportFormat::kNone ? 0 : ExportBytes();
+    const int64_t store = plan.nvme_bytes - exports;
+    const std::string swap = options_.nvme.empty() ? options_.out + "/swap" : options_.nvme;
+    const int64_t on_nvme = limits_.one_file_system ? store + exports : store;
+    if (limits_.nvme_free_bytes >= 0 && on_nvme > limits_.nvme_free_bytes) {
+      return DoesNotFitError(
+          fmt::format("the swap area{} needs {} on the file system of '{}', which has {} free. "
+                      "Free space there, or name a folder "
+                      "on another disk with --nvme",
+                      limits_.one_file_system && exports > 0 ? " and the exported model" : "",
+                      FormatBytes(on_nvme), swap, FormatBytes(limits_.nvme_free_bytes)));
+    }
+    if (!limits_.one_file_system && limits_.out_free_bytes >= 0 &&
+        exports > limits_.out_free_bytes) {
+      return DoesNotFitError(
+          fmt::format("the exported model needs {} on the file system of '{}', which has {} free. "
+                      "Free space there, choose another "
+                      "--out, or keep fewer exports with --keep",
+                      FormatBytes(exports), options_.out, FormatBytes(limits_.out_free_bytes)));
+    }
+    return absl::OkStatus();
+  }
+
+  const DecoderConfig& model_;
+  const TrainOptions& options_;
+  const MachineLimits& limits_;
+  const Inventory inventory_;
+  const TileMap tiles_;
+  const int64_t gradient_bytes_per_elem_;
+};
+
+int64_t CountHost(const std::vector<Tier>& tiers) {
+  return std::ranges::count(tiers, Tier::kHost);
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
+                              const MachineLimits& limits) {
+  return Planner(model, options, limits).Make();
+}
+
+absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options) {
+  return MakePlan(model, options, AskMachine(options));
+}
+
+Json ToJson(const Plan& plan) {
+  Json json;
+  json["fits"] = true;
+  json["ram_budget_bytes"] = plan.ram_budget_bytes;
+  json["host_bytes"] = plan.host_bytes;
+  json["nvme_bytes"] = plan.nvme_bytes;
+  json["tokens_per_step"] = plan.tokens_per_step;
+  json["read_bytes_per_step"] = plan.read_bytes_per_step;
+  json["write_bytes_per_step"] = plan.write_bytes_per_step;
+  json["gradient_area_bytes"] = plan.gradient_area_bytes;
+  json["tile_elems"] = plan.tiles.tile_elems();
+  json["num_tiles"] = plan.tiles.num_tiles();
+  json["num_staging_tiles"] = plan.num_staging_tiles;
+  json["num_block_buffers"] = plan.window.num_block_buffers;
+  json["num_large_buffers"] = plan.window.num_large_buffers;
+  json["placement"] = {{"weight_layers_in_ram", CountHost(plan.placement.weights)},
+                       {"num_layers", plan.placement.weights.size()},
+                       {"state_tiles_in_ram", CountHost(plan.placement.state)},
+                       {"gradient_layers_in_ram", CountHost(plan.placement.gradients)},
+                       {"host_weight_bytes", plan.placement.host_weight_bytes},
+                       {"host_state_bytes", plan.placement.host_state_bytes},
+                       {"host_gradient_bytes", plan.placement.host_gradient_bytes}};
+  json["terms"] = Json::array();
+  for (const PlanTerm& term : plan.terms) {
+    json["terms"].push_back(
+        {{"name", term.name}, {"host_bytes", term.host_bytes}, {"nvme_bytes", term.nvme_bytes}});
+  }
+  return json;
+}
+
+std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const TrainOptions& options) {
+  const auto bytes = [](int64_t count) {
+    return count == 0 ? std::string("-") : FormatBytes(count);
+  };
+  const Inventory inventory = BuildInventory(model);
+  std::string table = fmt::format(
+      "model      {}   {} params   {} layers   {} + AdamW   {} tokens/step ({} x {} x {})\n",
+      model.architecture, FormatCount(inventory.num_params()), model.num_layers,
+      NameOf(options.layout), plan.tokens_per_step, options.batch, options.seq, options.accum);
+  table += fmt::format("{:<36}{:>16}{:>12}\n", "",
+                       "RAM " + FormatBinaryBytes(plan.ram_budget_bytes), "NVMe");
+  for (const PlanTerm& term : plan.terms) {
+    if (term.host_bytes == 0 && term.nvme_bytes == 0) continue;
+    table += fmt::format("{:<36}{:>16}{:>12}\n", term.name, bytes(term.host_bytes),
+                         bytes(term.nvme_bytes));
+  }
+  table +=
+      fmt::format("{:<36}{:>16}{:>12}\n", "total", bytes(plan.host_bytes), bytes(plan.nvme_bytes));
+  const double params = static_cast<double>(inventory.num_params());
+  table +=
+      fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param)\n",
+                  FormatBytes(plan.read_bytes_per_step), FormatBytes(plan.write_bytes_per_step),
+                  static_cast<double>(plan.read_bytes_per_step) / params,
+                  static_cast<double>(plan.write_bytes_per_step) / params);
+  table += fmt::format("verdict    fits; RAM spare {}\n",
+                       FormatBytes(plan.ram_budget_bytes - plan.host_bytes));
+  return table;
+}
+
+}  // namespace forebay

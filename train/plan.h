@@ -1,0 +1,67 @@
+// What a run will need and where everything will lie, before it starts. `plan` prints this object;
+// `train` executes it. The arithmetic is explained in docs/architecture.md, "The plan".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/json.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/swap/placement.h"
+#include "forebay/swap/swapper.h"
+#include "forebay/train/machine_limits.h"
+#include "forebay/train/options.h"
+
+namespace forebay {
+
+struct PlanTerm {
+  std::string
+      name;  // "gradients held (bf16)": also the MemoryBudget purpose where there is one buffer
+  int64_t host_bytes = 0;
+  int64_t nvme_bytes = 0;
+  std::string
+      shrink_with;  // the flags that make it smaller: "--batch, --seq or --accum"; empty: none does
+};
+
+struct Plan {
+  TileMap tiles{Inventory(), Layout::kBf16, kDefaultTileElems};
+  Placement placement;
+  SwapperOptions window;
+  int num_staging_tiles = 4;
+  int64_t tokens_per_step = 0;  // packed rows * seq, padding included
+  int64_t ram_budget_bytes = 0;
+  int64_t gradient_area_bytes = 0;  // NVMe scratch for spilled gradients
+  std::vector<PlanTerm> terms;      // sums to the totals
+  int64_t host_bytes = 0;
+  int64_t nvme_bytes = 0;
+  int64_t read_bytes_per_step = 0;
+  int64_t write_bytes_per_step = 0;
+};
+
+// What a run of `options` needs and how it fits into `limits`. Pure. When memory is short, buffers
+// shrink and gradients go to NVMe before anything is refused; what is left over holds gradients,
+// weights and state in RAM.
+//
+// The budget is options.ram_bytes, or kAutoShare of what is available. UsageError when --seq
+// exceeds the model's positions. DoesNotFitError (memory or disk) names the largest terms, the
+// flags that shrink them, and the least --ram that works.
+absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
+                              const MachineLimits& limits);
+// On this machine.
+absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options);
+
+// {"fits", "ram_budget_bytes", "host_bytes", "nvme_bytes", ..., "terms": [...], "placement": {...}}
+// (docs/cli.md).
+Json ToJson(const Plan& plan);
+// The table that `plan` and the start of `train` print.
+std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const TrainOptions& options);
+
+// What the program itself needs (code, libraries, stacks, small allocations), measured; part of
+// every plan.
+inline constexpr int64_t kRuntimeBytes = int64_t{96} << 20;
+// The share of the available memory that a run takes when --ram is not given.
+inline constexpr double kAutoShare = 0.8;
+
+}  // namespace forebay

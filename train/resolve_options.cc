@@ -1,0 +1,307 @@
+#include "forebay/train/resolve_options.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <system_error>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/format.h"
+#include "forebay/train/option_table.h"
+#include "forebay/train/run_folder.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kMaxConfigBytes = 1 << 20;
+constexpr char kFromDefault[] = "default";
+constexpr char kFromPlanner[] = "planner";
+
+// Values, origins and problems while the sources are read one after another.
+class Resolver {
+ public:
+  Resolver() {
+    for (const OptionSpec& spec : OptionTable()) origin_[spec.name] = kFromDefault;
+  }
+
+  void AddProblem(std::string problem) { problems_.push_back(std::move(problem)); }
+
+  // `where`: how the user wrote it, for messages ("--batch", "data.batch in run.json").
+  void Set(const OptionSpec& spec, const Json& value, std::string_view where,
+           std::string_view origin) {
+    if (!spec.set(value, options_)) {
+      AddProblem(fmt::format("{} is {}; allowed: {}", where, value.dump(), spec.allowed));
+      return;
+    }
+    origin_[spec.name] = origin;
+  }
+
+  void SetText(const OptionSpec& spec, std::string_view text, std::string_view where,
+               std::string_view origin) {
+    const std::optional<Json> value = spec.parse(text);
+    if (!value.has_value()) {
+      AddProblem(fmt::format("{} is '{}'; allowed: {}", where, text, spec.allowed));
+      return;
+    }
+    Set(spec, *value, where, origin);
+  }
+
+  bool IsGiven(const std::string& name) const {
+    const std::string& origin = origin_.at(name);
+    return origin != kFromDefault && origin != kFromPlanner;
+  }
+
+  // Sets what follows from other values, unless the user said it.
+  template <typename T>
+  void Derive(const std::string& name, T TrainOptions::*member, T value) {
+    if (IsGiven(name)) return;
+    options_.*member = value;
+    origin_[name] = kFromPlanner;
+  }
+
+  const TrainOptions& options() const { return options_; }
+
+  absl::StatusOr<ResolvedOptions> Finish() const {
+    if (problems_.size() == 1) return UsageError(problems_[0]);
+    if (!problems_.empty()) {
+      std::string message = fmt::format("{} problems with the options:", problems_.size());
+      for (const std::string& problem : problems_) message += "\n  " + problem;
+      return UsageError(message);
+    }
+    ResolvedOptions resolved{options_, Json::object()};
+    for (const OptionSpec& spec : OptionTable()) {
+      resolved.resolved[spec.section][spec.name] = {{"value", spec.get(options_)},
+                                                    {"origin", origin_.at(spec.name)}};
+    }
+    return resolved;
+  }
+
+ private:
+  TrainOptions options_;
+  std::map<std::string, std::string> origin_;
+  std::vector<std::string> problems_;
+};
+
+std::vector<std::string> OptionNames() {
+  std::vector<std::string> names;
+  for (const OptionSpec& spec : OptionTable()) names.push_back(spec.name);
+  return names;
+}
+
+// resolved_config.json keeps values with their origins; a configuration written by hand keeps bare
+// values.
+bool HasOrigin(const Json& value) {
+  return value.is_object() && value.contains("value") && value.contains("origin");
+}
+
+// Whether somebody chose the value: what the planner worked out is worked out again.
+bool WasGiven(const Json& value) {
+  return !HasOrigin(value) ||
+         (value.at("origin") != kFromDefault && value.at("origin") != kFromPlanner);
+}
+
+void ReadSection(const std::string& section, const Json& keys, const std::string& file,
+                 std::string_view origin, Resolver& resolver) {
+  for (const auto& [key, value] : keys.items()) {
+    const OptionSpec* spec = FindOption(key);
+    if (spec == nullptr) {
+      resolver.AddProblem(fmt::format("{}: unknown key '{}.{}'{}", file, section, key,
+                                      DidYouMean(key, OptionNames(), "")));
+    } else if (spec->section != section) {
+      resolver.AddProblem(fmt::format("{}: the key '{}' belongs into the section '{}', not '{}'",
+                                      file, key, spec->section, section));
+    } else if (WasGiven(value)) {
+      const Json& bare = HasOrigin(value) ? value.at("value") : value;
+      const std::string where = fmt::format("{}.{} in {}", section, key, file);
+      // Sizes and lists may be written as on the command line.
+      bare.is_string() ? resolver.SetText(*spec, bare.get<std::string>(), where, origin)
+                       : resolver.Set(*spec, bare, where, origin);
+    }
+  }
+}
+
+absl::Status ReadConfig(const std::string& file, Resolver& resolver) {
+  const absl::StatusOr<Json> parsed = ReadJsonFile(file, kMaxConfigBytes, {.allow_comments = true});
+  // A configuration that cannot be read is a mistake in the command, not in model or data.
+  if (!parsed.ok()) return UsageError("--config: " + MessageOf(parsed.status()));
+  const Json& config = *parsed;
+  if (!config.is_object()) {
+    return UsageError(fmt::format("--config: {}: a configuration is an object of sections ({})",
+                                  file, fmt::join(OptionSections(), ", ")));
+  }
+  for (const auto& [section, keys] : config.items()) {
+    if (std::ranges::find(OptionSections(), section) == OptionSections().end()) {
+      const OptionSpec* option = FindOption(section);
+      resolver.AddProblem(option != nullptr
+                              ? fmt::format("{}: the key '{}' belongs into the section '{}'", file,
+                                            section, option->section)
+                              : fmt::format("{}: unknown section '{}'{}; the sections are {}", file,
+                                            section, DidYouMean(section, OptionSections(), ""),
+                                            fmt::join(OptionSections(), ", ")));
+    } else if (!keys.is_object()) {
+      resolver.AddProblem(fmt::format("{}: the section '{}' is not an object", file, section));
+    } else {
+      ReadSection(section, keys, file, "config " + file, resolver);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ReadSet(const std::string& text, Resolver& resolver) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos) {
+    resolver.AddProblem(fmt::format("--set {}: write it as section.key=value or key=value", text));
+    return;
+  }
+  std::string key = text.substr(0, equals);
+  const size_t dot = key.find('.');
+  const std::string section = dot == std::string::npos ? "" : key.substr(0, dot);
+  if (dot != std::string::npos) key = key.substr(dot + 1);
+  const OptionSpec* spec = FindOption(key);
+  if (spec == nullptr) {
+    resolver.AddProblem(
+        fmt::format("--set {}: unknown key '{}'{}", text, key, DidYouMean(key, OptionNames(), "")));
+  } else if (!section.empty() && section != spec->section) {
+    resolver.AddProblem(fmt::format("--set {}: the key '{}' belongs into the section '{}'", text,
+                                    key, spec->section));
+  } else {
+    resolver.SetText(*spec, std::string_view(text).substr(equals + 1), "--set " + key, "--set");
+  }
+}
+
+// The value that a flag (or --set) gives to `name`, or "".
+std::string GivenText(const OptionInputs& inputs, std::string_view name) {
+  std::string text;
+  for (const auto& [flag, value] : inputs.flags) {
+    if (WithUnderscores(flag) == name) text = value;
+  }
+  return text;
+}
+
+// What the run was started with: all that its user said then. What the planner worked out is worked
+// out again.
+absl::Status ReadRunSettings(const OptionInputs& inputs, Resolver& resolver) {
+  const std::string out = GivenText(inputs, "out");
+  if (GivenText(inputs, "resume") != "true" || out.empty()) return absl::OkStatus();
+  const std::string file = RunPaths(out).resolved_config;
+  if (!FileExists(file))
+    return absl::OkStatus();  // a run that was never trained, or none: the trainer says so
+  FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(file, kMaxConfigBytes));
+  static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after", "out"};
+  for (const OptionSpec& spec : OptionTable()) {
+    const Json::json_pointer at("/" + spec.section + "/" + spec.name);
+    if (kOnlyOnce.contains(spec.name) || !config.contains(at)) continue;
+    const Json& entry = config.at(at);
+    if (!HasOrigin(entry) || !WasGiven(entry)) continue;
+    resolver.Set(spec, entry.at("value"), fmt::format("{}.{} in {}", spec.section, spec.name, file),
+                 "run " + out);
+  }
+  return absl::OkStatus();
+}
+
+// Whether two paths name one place, as far as it exists.
+bool SamePlace(const std::string& a, const std::string& b) {
+  std::error_code error_a, error_b;
+  const auto canonical_a = std::filesystem::weakly_canonical(a, error_a);
+  const auto canonical_b = std::filesystem::weakly_canonical(b, error_b);
+  return !error_a && !error_b && canonical_a == canonical_b;
+}
+
+void DeriveValues(Resolver& resolver) {
+  const bool bf16 = resolver.options().precision == cpu::Precision::kBf16;
+  resolver.Derive("layout", &TrainOptions::layout, bf16 ? Layout::kBf16 : Layout::kFp32);
+  resolver.Derive("grad_dtype", &TrainOptions::grad_dtype, bf16 ? DType::kBF16 : DType::kF32);
+}
+
+void CheckRequired(OptionsUse use, Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const auto require = [&](const char* name, const std::string& value) {
+    if (value.empty())
+      resolver.AddProblem(fmt::format("--{} is required: {}", name, FindOption(name)->help));
+  };
+  require("model", options.model);
+  if (use == OptionsUse::kPlan) return;
+  require("data", options.data);
+  require("out", options.out);
+}
+
+void CheckTogether(Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const bool bf16 = options.precision == cpu::Precision::kBf16;
+  if (bf16 != (options.layout == Layout::kBf16)) {
+    resolver.AddProblem(fmt::format(
+        "--layout={} does not go with --precision={}: matrix products read the weights as they are "
+        "stored. Leave --layout out, or give both the same value",
+        NameOf(options.layout), bf16 ? "bf16" : "fp32"));
+  }
+  if (resolver.IsGiven("steps") && options.steps > 0 && resolver.IsGiven("epochs")) {
+    resolver.AddProblem("--steps and --epochs exclude one another; give one");
+  }
+  if (options.steps > 0 && options.warmup > options.steps) {
+    resolver.AddProblem(fmt::format(
+        "--warmup={} is longer than the run (--steps={}), so the learning rate would never "
+        "reach --lr",
+        options.warmup, options.steps));
+  }
+  if (options.eval_every > 0 && options.eval_data.empty()) {
+    resolver.AddProblem(fmt::format("--eval_every={} needs --eval_data", options.eval_every));
+  }
+  if (options.save_every > 0 && options.export_format == ExportFormat::kNone) {
+    resolver.AddProblem(
+        fmt::format("--save_every={} does not go with --export=none", options.save_every));
+  }
+  if (options.nvme.find(',') != std::string::npos) {
+    resolver.AddProblem(fmt::format(
+        "--nvme={}: one folder is supported; join several disks with RAID 0 (mdadm, LVM) "
+        "and name the folder where that is mounted",
+        options.nvme));
+  }
+  if (!options.out.empty() && !options.model.empty() && SamePlace(options.out, options.model)) {
+    resolver.AddProblem(fmt::format(
+        "--out={} is the model folder; choose another, so that nothing of it is overwritten",
+        options.out));
+  }
+}
+
+}  // namespace
+
+std::string DidYouMean(std::string_view name, const std::vector<std::string>& known,
+                       std::string_view prefix) {
+  const std::string nearest = NearestName(name, known);
+  return nearest.empty() ? "" : fmt::format("; did you mean '{}{}'?", prefix, nearest);
+}
+
+absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, OptionsUse use) {
+  Resolver resolver;
+  for (const std::string& flag : inputs.unknown_flags) {
+    const std::string name = WithUnderscores(flag.substr(0, flag.find('=')).substr(2));
+    std::vector<std::string> known = OptionNames();
+    known.insert(known.end(), {"config", "set", "format", "help"});
+    resolver.AddProblem(fmt::format("unknown flag '{}'{}", flag, DidYouMean(name, known, "--")));
+  }
+  FOREBAY_RETURN_IF_ERROR(ReadRunSettings(inputs, resolver));
+  if (!inputs.config_file.empty())
+    FOREBAY_RETURN_IF_ERROR(ReadConfig(inputs.config_file, resolver));
+  for (const auto& [name, text] : inputs.flags) {
+    const OptionSpec* spec = FindOption(name);
+    if (spec != nullptr) resolver.SetText(*spec, text, "--" + spec->name, "flag");
+  }
+  for (const std::string& set : inputs.sets) ReadSet(set, resolver);
+  DeriveValues(resolver);
+  CheckRequired(use, resolver);
+  CheckTogether(resolver);
+  return resolver.Finish();
+}
+
+ResolvedOptions ResolvedFrom(const TrainOptions& options, std::string_view origin) {
+  ResolvedOptions resolved{options, Json::object()};
+  for (const OptionSpec& spec : OptionTable()) {
+    resolved.resolved[spec.section][spec.name] = {{"value", spec.get(options)}, {"origin", origin}};
+  }
+  return resolved;
+}
+
+}  // namespace forebay

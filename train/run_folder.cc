@@ -1,0 +1,146 @@
+#include "forebay/train/run_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <numeric>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/hash.h"
+#include "forebay/model/safetensors.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kMaxRunJsonBytes = 1 << 20;
+constexpr int64_t kDigestChunkElems = int64_t{1} << 20;
+
+void HashHeading(Xxh3_128& hash, std::string_view name, const Shape& shape) {
+  hash.UpdateInt(static_cast<int64_t>(name.size()));
+  hash.Update(name);
+  hash.UpdateInt(static_cast<int64_t>(shape.size()));
+  for (const int64_t extent : shape) hash.UpdateInt(extent);
+}
+
+// Hashes `num_elems` values that `read(first, out)` delivers, a chunk at a time.
+template <typename Read>
+absl::Status HashValues(Xxh3_128& hash, int64_t num_elems, std::vector<float>& chunk, Read read) {
+  for (int64_t first = 0; first < num_elems; first += kDigestChunkElems) {
+    const auto out = std::span(chunk).first(std::min(kDigestChunkElems, num_elems - first));
+    FOREBAY_RETURN_IF_ERROR(read(first, out));
+    hash.Update(std::as_bytes(out));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+RunPaths::RunPaths(std::string out_directory)
+    : out(std::move(out_directory)),
+      run_json(JoinPath(out, "run.json")),
+      resolved_config(JoinPath(out, "resolved_config.json")),
+      plan(JoinPath(out, "plan.json")),
+      metrics(JoinPath(out, "metrics.jsonl")),
+      events(JoinPath(out, "events.log")),
+      model(JoinPath(out, "model")),
+      exports(JoinPath(out, "exports")) {}
+
+bool IsRunFolder(const std::string& directory) {
+  return FileExists(RunPaths(directory).run_json);
+}
+
+absl::StatusOr<Json> ReadRunJson(const std::string& run_directory) {
+  const RunPaths paths(run_directory);
+  if (!IsRunFolder(run_directory)) {
+    return BadInputError(
+        fmt::format("'{}' is not a run folder of forebay (it has no run.json)", run_directory));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(Json json, ReadJsonFile(paths.run_json, kMaxRunJsonBytes));
+  if (!json.is_object() || !json.contains("format") || json["format"] != kRunFormat ||
+      !json.contains("store") || !json["store"].is_string()) {
+    return CorruptError(fmt::format(
+        "'{}' is damaged or was written by another version of forebay (this one reads format {})",
+        paths.run_json, kRunFormat));
+  }
+  return json;
+}
+
+absl::StatusOr<std::string> StoreDirectoryOf(const std::string& run_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
+  const std::string store = json["store"].get<std::string>();
+  return store.starts_with('/') ? store : JoinPath(run_directory, store);
+}
+
+absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run_directory,
+                                                          Engine* engine) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(run_directory));
+  if (!IsDirectory(directory)) {
+    return BadInputError(
+        fmt::format("the swap area of run '{}' is not at '{}'. It was removed ('forebay clean'), "
+                    "or its disk is "
+                    "not mounted",
+                    run_directory, directory));
+  }
+  return TensorStore::Open(directory, engine);
+}
+
+absl::StatusOr<std::string> StateDigest(TensorStore& store) {
+  if (!store.has_commit()) {
+    return CorruptError(
+        fmt::format("the store in '{}' holds no committed step", store.directory()));
+  }
+  std::vector<const TensorSpec*> tensors;
+  for (const TensorSpec& tensor : store.inventory().tensors()) tensors.push_back(&tensor);
+  std::ranges::sort(tensors, {}, &TensorSpec::name);
+  Xxh3_128 hash;
+  std::vector<float> chunk(kDigestChunkElems);
+  for (const TensorSpec* tensor : tensors) {
+    HashHeading(hash, tensor->name, tensor->shape);
+    for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
+      FOREBAY_RETURN_IF_ERROR(
+          HashValues(hash, tensor->num_elems, chunk, [&](int64_t first, std::span<float> out) {
+            return store.ReadTensor(*tensor, plane, first, out);
+          }));
+    }
+  }
+  hash.UpdateInt(store.committed().step);
+  return hash.Hex();
+}
+
+absl::StatusOr<std::string> ModelDigest(const std::string& model_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                           CheckpointReader::Open(model_directory));
+  Xxh3_128 hash;
+  std::vector<float> chunk(kDigestChunkElems);
+  for (const auto& entry : reader->tensors()) {
+    const CheckpointReader::Tensor& tensor = entry.second;
+    HashHeading(hash, entry.first, tensor.entry.shape);
+    FOREBAY_RETURN_IF_ERROR(HashValues(
+        hash, NumElems(tensor.entry.shape), chunk,
+        [&](int64_t first, std::span<float> out) { return reader->ReadF32(tensor, first, out); }));
+  }
+  return hash.Hex();
+}
+
+absl::StatusOr<int64_t> CleanRun(const std::string& run_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(run_directory));
+  if (!IsDirectory(directory)) return 0;
+  // Opening takes the lock: a run that is training keeps its store. A store that cannot be opened
+  // for another reason (damaged, or never finished) is removed all the same: that is what was asked
+  // for.
+  const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
+  const auto store = TensorStore::Open(directory, engine.get());
+  if (!store.ok() && ExitCodeOf(store.status()) == ExitCode::kEnvironment) return store.status();
+  int64_t freed = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    if (entry.is_regular_file(error)) freed += static_cast<int64_t>(entry.file_size(error));
+  }
+  FOREBAY_RETURN_IF_ERROR(RemoveTree(directory));
+  return freed;
+}
+
+}  // namespace forebay

@@ -1,0 +1,241 @@
+#include "forebay/train/run_prepare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <thread>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/format.h"
+#include "forebay/base/hash.h"
+#include "forebay/data/data_program.h"
+#include "forebay/data/sampler.h"
+#include "forebay/model/safetensors.h"
+#include "forebay/train/create_store.h"
+#include "forebay/train/fingerprint.h"
+#include "forebay/train/metrics.h"
+#include "forebay/train/pack_cache.h"
+
+namespace forebay {
+namespace {
+
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  const std::string absolute = std::filesystem::absolute(path, error).lexically_normal().string();
+  return error ? path : absolute;
+}
+
+absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
+                                                     const TrainOptions& options,
+                                                     const DecoderConfig& config) {
+  PackRequest request;
+  request.data = data;
+  request.model = options.model;
+  request.seq = options.seq;
+  request.truncate = options.truncate;
+  request.cache = PackCacheDirectory();
+  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request));
+  const std::string& path = packed.path;
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(path));
+  const PackedFileInfo& info = file->info();
+  if (info.seq != options.seq) {
+    return BadInputError(fmt::format(
+        "'{}' is packed in rows of {} tokens, but --seq is {}. Use --seq={} or pack it again", path,
+        info.seq, options.seq, info.seq));
+  }
+  if (info.vocab_size > config.vocab_size) {
+    return BadInputError(
+        fmt::format("'{}' was packed for a vocabulary of {} tokens; the model has {}", path,
+                    info.vocab_size, config.vocab_size));
+  }
+  if (info.num_trained == 0) {
+    return BadInputError(fmt::format("'{}' has no token that would be trained", data));
+  }
+  return file;
+}
+
+absl::StatusOr<int64_t> NumSteps(const TrainOptions& options, const PackedFileInfo& data) {
+  if (options.steps > 0) return options.steps;
+  const int64_t per_epoch =
+      Sampler(data.num_rows, options.seed).StepsPerEpoch(options.batch * options.accum);
+  const double steps = std::ceil(options.epochs * static_cast<double>(per_epoch));
+  return std::max<int64_t>(1, static_cast<int64_t>(steps));
+}
+
+// Where the store of a new run goes: OUT/swap, or a folder of its own inside another --nvme.
+std::string NewStoreDirectory(const TrainOptions& options) {
+  const std::string inside = JoinPath(options.out, "swap");
+  if (options.nvme.empty() || options.nvme == inside) return inside;
+  const std::string out = AbsolutePath(options.out);
+  Xxh3_128 hash;
+  hash.Update(out);
+  return JoinPath(AbsolutePath(options.nvme),
+                  fmt::format("forebay-{}-{}", std::filesystem::path(out).filename().string(),
+                              hash.Hex().substr(0, 8)));
+}
+
+// As run.json records it: relative when it lies inside the run, so that the run can be moved.
+std::string RecordedStoreDirectory(const TrainOptions& options) {
+  const std::string directory = NewStoreDirectory(options);
+  return directory == JoinPath(options.out, "swap") ? "swap" : directory;
+}
+
+absl::Status WriteRunJson(const PreparedRun& run, std::string_view state, const Json& fingerprint) {
+  const Json json = {{"format", kRunFormat},
+                     {"state", state},
+                     {"store", RecordedStoreDirectory(run.options)},
+                     {"model", AbsolutePath(run.options.model)},
+                     {"fingerprint", fingerprint}};
+  return WriteFileAtomically(run.paths.run_json, json.dump(2) + "\n");
+}
+
+// An --out that is new, empty, or holds a start that never reached its first commit. UsageError
+// otherwise.
+absl::Status ClaimOutFolder(const PreparedRun& run) {
+  const std::string& out = run.options.out;
+  if (!FileExists(out)) return MakeDirectories(out);
+  if (!IsDirectory(out)) return UsageError(fmt::format("--out '{}' is not a folder", out));
+  if (IsRunFolder(out)) {
+    FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(out));
+    if (json.value("state", "") != "creating") {
+      return UsageError(fmt::format(
+          "--out '{}' holds another run. Continue it with --resume, or choose another folder",
+          out));
+    }
+    FOREBAY_ASSIGN_OR_RETURN(const std::string store, StoreDirectoryOf(out));
+    return RemoveTree(store);
+  }
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(out, error)) {
+    // A start that was killed while it wrote its first file leaves this behind.
+    if (entry.path().filename() == "run.json.tmp") continue;
+    return UsageError(fmt::format(
+        "--out '{}' is not empty. Choose a new or empty folder; nothing was changed", out));
+  }
+  if (error) return StorageError(fmt::format("listing '{}' failed", out), error.value());
+  return absl::OkStatus();
+}
+
+absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolved) {
+  FOREBAY_RETURN_IF_ERROR(
+      WriteFileAtomically(run.paths.resolved_config, resolved.resolved.dump(2) + "\n"));
+  return WriteFileAtomically(run.paths.plan, ToJson(run.plan).dump(2) + "\n");
+}
+
+absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
+                       TrainObserver& observer, PreparedRun& run) {
+  const Inventory inventory = BuildInventory(run.config);
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                           CheckpointReader::Open(run.options.model));
+  FOREBAY_ASSIGN_OR_RETURN(const auto sources, MatchCheckpoint(*reader, run.config, inventory));
+  if (run.options.dry_run) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(ClaimOutFolder(run));
+  FOREBAY_RETURN_IF_ERROR(WriteRunJson(run, "creating", fingerprint));
+  FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
+  StoreOptions store;
+  store.directory = NewStoreDirectory(run.options);
+  store.layout = run.options.layout;
+  store.tile_elems = run.options.tile_elems;
+  store.gradient_area_bytes = run.plan.gradient_area_bytes;
+  int64_t done_elems = 0;
+  const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
+    // The store has its own copy of the inventory; names identify tensors in both.
+    const int64_t position = inventory.Find(tensor.name) - inventory.tensors().data();
+    done_elems += tensor.num_elems;
+    observer.OnPhase("importing the model",
+                     static_cast<double>(done_elems) / static_cast<double>(inventory.num_params()));
+    return reader->ReadF32(*sources[position], 0, values);
+  };
+  CommitInfo first;
+  first.trainer = {{"num_steps", run.num_steps}};
+  FOREBAY_ASSIGN_OR_RETURN(run.store, CreateFilledStore(store, inventory, fill, first,
+                                                        run.engine.get(), run.budget.get()));
+  return WriteRunJson(run, "ready", fingerprint);
+}
+
+// Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
+absl::StatusOr<Json> OpenRunToResume(PreparedRun& run) {
+  const std::string& out = run.options.out;
+  if (!IsRunFolder(out)) {
+    return UsageError(fmt::format(
+        "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(Json json, ReadRunJson(out));
+  if (json.value("state", "") == "creating") {
+    return UsageError(
+        fmt::format("--resume: the run in '{}' was stopped before its first commit; there is "
+                    "nothing to resume. "
+                    "Start it again without --resume",
+                    out));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, run.engine.get()));
+  if (!run.store->has_commit()) {
+    return CorruptError(fmt::format("the store of run '{}' holds no committed step", out));
+  }
+  run.options.tile_elems = run.store->tiles().tile_elems();
+  run.resumed = true;
+  return json;
+}
+
+absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprint, Json run_json,
+                         PreparedRun& run) {
+  const bool known = run_json.contains("fingerprint") && run_json["fingerprint"].is_object();
+  if (known) FOREBAY_RETURN_IF_ERROR(CompareFingerprints(run_json["fingerprint"], fingerprint));
+  if (run.store->tiles().layout() != run.options.layout) {
+    return UsageError(fmt::format("--resume: the run has layout {}, this command asks for {}",
+                                  NameOf(run.store->tiles().layout()), NameOf(run.options.layout)));
+  }
+  if (run.plan.gradient_area_bytes > run.store->gradient_area_bytes()) {
+    return DoesNotFitError(fmt::format(
+        "--resume: with --ram={} gradients would wait on disk in {}, but this run's store has room "
+        "for {} of them. "
+        "Resume with at least the --ram that the run was started with",
+        FormatBinaryBytes(run.plan.ram_budget_bytes), FormatBytes(run.plan.gradient_area_bytes),
+        FormatBytes(run.store->gradient_area_bytes())));
+  }
+  if (run.options.dry_run) return absl::OkStatus();
+  // A run made by `forebay init --run` gets its fingerprint from its first training session.
+  if (!known) {
+    run_json["fingerprint"] = fingerprint;
+    FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.run_json, run_json.dump(2) + "\n"));
+  }
+  FOREBAY_RETURN_IF_ERROR(TruncateMetrics(run.paths.metrics, run.store->committed().step));
+  return WriteRecords(run, resolved);
+}
+
+}  // namespace
+
+absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObserver& observer) {
+  PreparedRun run;
+  run.options = resolved.options;
+  if (run.options.threads <= 0) {
+    run.options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  }
+  run.paths = RunPaths(run.options.out);
+  run.model_directory = run.options.model;
+  run.engine = CreateThreadsEngine({.num_threads = run.options.io_threads});
+  FOREBAY_ASSIGN_OR_RETURN(run.config, ReadDecoderConfig(run.options.model));
+  Json run_json;
+  if (run.options.resume) {
+    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(run));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options));
+  observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
+  FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run.options, run.config));
+  if (!run.options.eval_data.empty()) {
+    FOREBAY_ASSIGN_OR_RETURN(run.eval_data,
+                             OpenData(run.options.eval_data, run.options, run.config));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(run.num_steps, NumSteps(run.options, run.data->info()));
+  FOREBAY_ASSIGN_OR_RETURN(const Json fingerprint,
+                           MakeFingerprint(run.options, run.num_steps, run.data->info()));
+  run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
+  FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
+  FOREBAY_RETURN_IF_ERROR(run.resumed ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
+                                      : CreateRun(resolved, fingerprint, observer, run));
+  return run;
+}
+
+}  // namespace forebay

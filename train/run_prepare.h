@@ -1,0 +1,42 @@
+// Everything before the first step: model, plan, data, run folder and store, checked in the order
+// in which a mistake costs the user least; nothing is written until all that can be checked
+// beforehand was.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
+#include "forebay/data/packed_file.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/swap/tensor_store.h"
+#include "forebay/train/options.h"
+#include "forebay/train/plan.h"
+#include "forebay/train/run_folder.h"
+#include "forebay/train/trainer.h"
+
+namespace forebay {
+
+struct PreparedRun {
+  TrainOptions options;  // with what the planner settled (threads, budget)
+  DecoderConfig config;
+  Plan plan;
+  int64_t num_steps = 0;  // of the whole run
+  std::unique_ptr<PackedFile> data;
+  std::unique_ptr<PackedFile> eval_data;  // nullptr: no evaluation
+  RunPaths paths{""};
+  std::string model_directory;  // where the export takes config and tokenizer files from
+  bool resumed = false;
+  // In this order, so that each is destroyed before what it uses.
+  std::unique_ptr<MemoryBudget> budget;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<TensorStore> store;  // nullptr after a dry run
+};
+
+// UsageError (occupied --out, other settings than the run's), BadInputError (model, data),
+// DoesNotFitError (memory, disk).
+absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObserver& observer);
+
+}  // namespace forebay

@@ -1,0 +1,57 @@
+#include "forebay/train/run_session.h"
+
+#include "forebay/base/errors.h"
+
+namespace forebay {
+namespace {
+
+OffloadedAdamWOptions OptimizerOptions(const TrainOptions& options, const Plan& plan) {
+  OffloadedAdamWOptions result;
+  result.adamw = {options.beta1, options.beta2, options.eps, options.weight_decay};
+  result.gradient_is_bf16 = options.grad_dtype == DType::kBF16;
+  result.num_threads = options.threads;
+  result.num_staging_tiles = plan.num_staging_tiles;
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(const Plan& plan,
+                                                               const TrainOptions& options,
+                                                               const DecoderConfig& config,
+                                                               std::unique_ptr<TensorStore> store,
+                                                               MemoryBudget* budget) {
+  auto session = std::unique_ptr<RunSession>(new RunSession());
+  session->store_ = std::move(store);
+  TensorStore* const tensors = session->store_.get();
+  FOREBAY_ASSIGN_OR_RETURN(
+      session->optimizer_,
+      OffloadedAdamW::Create(OptimizerOptions(options, plan), plan.placement, tensors, budget));
+  FOREBAY_ASSIGN_OR_RETURN(session->swapper_, Swapper::Create(plan.window, plan.placement, tensors,
+                                                              session->optimizer_.get(), budget));
+  session->source_ = std::make_unique<SwapperSource>(session->swapper_.get(),
+                                                     WeightDType(tensors->tiles().layout()));
+  DecoderOptions decoder_options;
+  decoder_options.num_threads = options.threads;
+  decoder_options.precision = options.precision;
+  decoder_options.max_tokens = options.batch * options.seq;
+  FOREBAY_ASSIGN_OR_RETURN(session->decoder_, Decoder::Create(config, decoder_options, budget));
+  FOREBAY_ASSIGN_OR_RETURN(
+      TrainingStep step,
+      TrainingStep::Create(session->decoder_.get(), session->source_.get(),
+                           session->optimizer_.get(), plan.tokens_per_step, budget));
+  session->step_ = std::make_unique<TrainingStep>(std::move(step));
+  return session;
+}
+
+absl::Status RunSession::FinishUpdates() {
+  FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
+  return optimizer_->AwaitAllWrites();
+}
+
+void RunSession::AbandonStep() {
+  swapper_->CancelExpected();
+  optimizer_->AbandonStep();
+}
+
+}  // namespace forebay

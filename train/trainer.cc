@@ -1,0 +1,383 @@
+#include "forebay/train/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/format.h"
+#include "forebay/data/packed_file.h"
+#include "forebay/data/sampler.h"
+#include "forebay/train/create_store.h"
+#include "forebay/train/evaluate.h"
+#include "forebay/train/export.h"
+#include "forebay/train/fingerprint.h"
+#include "forebay/train/lr_schedule.h"
+#include "forebay/train/metrics.h"
+#include "forebay/train/run_folder.h"
+#include "forebay/train/run_prepare.h"
+#include "forebay/train/run_session.h"
+
+namespace forebay {
+namespace {
+
+// Counters at one moment; the difference of two is what a step did.
+struct Counters {
+  IoStats io;
+  double wait_s = 0;
+  double update_s = 0;
+};
+
+class TrainingRun {
+ public:
+  TrainingRun(const ResolvedOptions& resolved, const std::function<bool()>& stop,
+              TrainObserver& observer)
+      : resolved_(resolved), options_(resolved.options), stop_(stop), observer_(observer) {}
+
+  absl::Status Run() {
+    FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, observer_));
+    if (options_.dry_run) {
+      observer_.OnNote(
+          "dry run: model, data, memory and disk space are in order; nothing was written");
+      return absl::OkStatus();
+    }
+    FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));
+    FOREBAY_ASSIGN_OR_RETURN(events_, LineLog::Open(prepared_.paths.events));
+    FOREBAY_RETURN_IF_ERROR(OpenSession());
+    const absl::Status status = TrainAndExport();
+    // The log is a courtesy; the error itself is what the caller reports.
+    if (!status.ok()) events_.Append(WithTimestamp(MessageOf(status))).IgnoreError();
+    return status;
+  }
+
+ private:
+  absl::Status OpenSession();
+  absl::Status TrainAndExport();
+  absl::Status RunSteps();
+  absl::Status RunStep(int64_t step);
+  absl::Status FillBatches(int64_t step);
+  absl::Status CheckFinite(int64_t step, const StepResult& result);
+  absl::Status CommitStep(int64_t step);
+  absl::Status StopInMidStep(const absl::Status& reason);
+  bool EvaluatesAfter(int64_t step) const;
+  bool SavesAfter(int64_t step) const;
+  absl::Status AfterStep(int64_t step, Json& line);
+  absl::StatusOr<double> EvaluateHeldOut();
+  absl::Status SaveExport(int64_t step);
+  Json StepLine(int64_t step, const StepResult& result, double lr, double step_s,
+                const Counters& before, const Counters& after) const;
+  Json Summary() const;
+  Counters ReadCounters() const;
+  absl::Status Note(const std::string& line);
+
+  const ResolvedOptions& resolved_;
+  const TrainOptions& options_;
+  const std::function<bool()>& stop_;
+  TrainObserver& observer_;
+
+  PreparedRun prepared_;
+  LineLog metrics_;
+  LineLog events_;
+  std::unique_ptr<RunSession> session_;
+  std::unique_ptr<Sampler> sampler_;
+  std::vector<MicroBatch> batches_;  // memory is reused from step to step
+  size_t num_batches_ = 0;
+  int64_t first_step_ = 0;  // of this process
+  int64_t committed_step_ = 0;
+  int64_t released_step_ = 0;  // whose update is applied or due: what a stop keeps
+  // Sums over the steps of this process.
+  double session_s_ = 0;
+  int64_t session_tokens_ = 0;
+  int64_t session_read_bytes_ = 0;
+  int64_t session_write_bytes_ = 0;
+  double first_eval_loss_ = std::nan("");
+  double last_eval_loss_ = std::nan("");
+  double last_loss_ = std::nan("");
+};
+
+absl::Status TrainingRun::OpenSession() {
+  committed_step_ = prepared_.store->committed().step;
+  released_step_ = committed_step_;
+  first_step_ = committed_step_ + 1;
+  FOREBAY_ASSIGN_OR_RETURN(session_,
+                           RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
+                                              std::move(prepared_.store), prepared_.budget.get()));
+  sampler_ = std::make_unique<Sampler>(prepared_.data->info().num_rows, options_.seed);
+  batches_.resize(options_.accum);
+  const std::string kernel = session_->decoder().context().kernel_identity();
+  FOREBAY_RETURN_IF_ERROR(
+      Note(fmt::format("compute: {}, {} threads", kernel, prepared_.options.threads)));
+  FOREBAY_RETURN_IF_ERROR(Note(fmt::format(
+      "disk: {}{}", prepared_.engine->name(),
+      session_->store().direct_io() ? ", direct I/O"
+                                    : ", through the page cache: this file system has no "
+                                      "O_DIRECT (choose a folder on ext4 or XFS with --nvme)")));
+  const Json& committed = session_->store().committed().trainer;
+  if (committed.contains("kernel") && committed["kernel"] != kernel) {
+    FOREBAY_RETURN_IF_ERROR(
+        Note(fmt::format("the steps so far were computed with '{}', these with '{}': results stay "
+                         "correct, but differ in "
+                         "the last bits from an uninterrupted run",
+                         committed["kernel"].get<std::string>(), kernel)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::TrainAndExport() {
+  if (prepared_.resumed) {
+    FOREBAY_RETURN_IF_ERROR(
+        Note(fmt::format("resuming after step {} of {}", committed_step_, prepared_.num_steps)));
+  } else if (prepared_.eval_data != nullptr) {
+    FOREBAY_ASSIGN_OR_RETURN(first_eval_loss_, EvaluateHeldOut());
+    FOREBAY_RETURN_IF_ERROR(
+        Note(fmt::format("held-out loss before the first step: {:.4f}", first_eval_loss_)));
+    Json line = {{"step", 0}, {"eval_loss", first_eval_loss_}};
+    FOREBAY_RETURN_IF_ERROR(metrics_.Append(line.dump()));
+  }
+  FOREBAY_RETURN_IF_ERROR(RunSteps());
+  if (options_.export_format == ExportFormat::kHuggingFace) {
+    FOREBAY_RETURN_IF_ERROR(
+        ExportModel(session_->store(), prepared_.model_directory, prepared_.paths.model,
+                    [&](double fraction) { observer_.OnPhase("exporting", fraction); }));
+  }
+  observer_.OnDone(Summary());
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::RunSteps() {
+  for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
+    const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
+    if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
+    FOREBAY_RETURN_IF_ERROR(status);
+    if (options_.stop_after > 0 && step - first_step_ + 1 >= options_.stop_after &&
+        step < prepared_.num_steps) {
+      return StopInMidStep(InterruptedError(
+          fmt::format("stopped after {} steps, as --stop_after asks", options_.stop_after)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The step before is applied and committed; the one in progress leaves no trace.
+absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
+  session_->AbandonStep();
+  FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
+  FOREBAY_RETURN_IF_ERROR(CommitStep(released_step_));
+  return InterruptedError(fmt::format(
+      "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
+      MessageOf(reason), committed_step_, prepared_.num_steps));
+}
+
+absl::Status TrainingRun::FillBatches(int64_t step) {
+  const std::vector<int64_t> rows = sampler_->RowsOfStep(step - 1, options_.batch * options_.accum);
+  num_batches_ = 0;
+  for (size_t first = 0; first < rows.size(); first += options_.batch) {
+    const size_t count = std::min<size_t>(options_.batch, rows.size() - first);
+    FOREBAY_RETURN_IF_ERROR(
+        prepared_.data->ReadRows(std::span(rows).subspan(first, count), batches_[num_batches_++]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::RunStep(int64_t step) {
+  const Stopwatch watch;
+  const Counters before = ReadCounters();
+  FOREBAY_RETURN_IF_ERROR(FillBatches(step));
+  TrainingStep::Hooks hooks;
+  hooks.previous_step_applied = [&]() -> absl::Status {
+    if (committed_step_ == step - 1) return absl::OkStatus();
+    FOREBAY_RETURN_IF_ERROR(session_->optimizer().AwaitAllWrites());
+    return CommitStep(step - 1);
+  };
+  hooks.progress = [&](double fraction) -> absl::Status {
+    if (stop_()) return InterruptedError("stopped on request");
+    observer_.OnProgress(step, prepared_.num_steps, fraction);
+    return absl::OkStatus();
+  };
+  FOREBAY_ASSIGN_OR_RETURN(const StepResult result,
+                           session_->step().Run(std::span(batches_).first(num_batches_), hooks));
+  FOREBAY_RETURN_IF_ERROR(CheckFinite(step, result));
+
+  AdamWStep scalars;
+  scalars.step = step;
+  scalars.lr =
+      LearningRate({options_.schedule, options_.lr, options_.warmup, prepared_.num_steps}, step);
+  // torch.nn.utils.clip_grad_norm_: the scale is clip / (norm + 1e-6), never above 1.
+  scalars.gradient_scale =
+      options_.clip > 0 ? std::min(1.0, options_.clip / (result.gradient_norm + 1e-6)) : 1.0;
+  session_->optimizer().BeginUpdate(scalars);
+  released_step_ = step;
+  // Otherwise the update is applied while the next step's forward pass goes by, and committed
+  // there.
+  if (step == prepared_.num_steps || EvaluatesAfter(step) || SavesAfter(step)) {
+    FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
+    FOREBAY_RETURN_IF_ERROR(CommitStep(step));
+  }
+
+  const Counters after = ReadCounters();
+  const double step_s = watch.Seconds();
+  session_s_ += step_s;
+  session_tokens_ += result.num_tokens;
+  session_read_bytes_ += after.io.read_bytes - before.io.read_bytes;
+  session_write_bytes_ += after.io.write_bytes - before.io.write_bytes;
+  last_loss_ = result.loss;
+  Json line = StepLine(step, result, scalars.lr, step_s, before, after);
+  return AfterStep(step, line);
+}
+
+absl::Status TrainingRun::CheckFinite(int64_t step, const StepResult& result) {
+  if (result.first_nonfinite_layer < 0 && std::isfinite(result.loss)) return absl::OkStatus();
+  const std::string where =
+      result.first_nonfinite_layer < 0
+          ? std::string("the loss")
+          : fmt::format("the gradient of '{}'",
+                        session_->store().inventory().layers()[result.first_nonfinite_layer].name);
+  session_->AbandonStep();
+  return NumericalError(fmt::format(
+      "step {}: {} is not finite (loss {}). Nothing of this step was applied; the run is committed "
+      "after step {}. Lower --lr or add --warmup, check the data, and start again or --resume",
+      step, where, result.loss, committed_step_));
+}
+
+absl::Status TrainingRun::CommitStep(int64_t step) {
+  if (committed_step_ == step) return absl::OkStatus();
+  CommitInfo info;
+  info.step = step;
+  info.trainer = {{"num_steps", prepared_.num_steps},
+                  {"rows_per_step", options_.batch * options_.accum},
+                  {"seed", options_.seed},
+                  {"kernel", session_->decoder().context().kernel_identity()}};
+  FOREBAY_RETURN_IF_ERROR(session_->store().Commit(info));
+  committed_step_ = step;
+  return absl::OkStatus();
+}
+
+bool TrainingRun::EvaluatesAfter(int64_t step) const {
+  return prepared_.eval_data != nullptr &&
+         (step == prepared_.num_steps ||
+          (options_.eval_every > 0 && step % options_.eval_every == 0));
+}
+
+bool TrainingRun::SavesAfter(int64_t step) const {
+  return options_.save_every > 0 && step % options_.save_every == 0 && step < prepared_.num_steps;
+}
+
+absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
+  absl::Status evaluated;
+  if (EvaluatesAfter(step)) {
+    const absl::StatusOr<double> loss = EvaluateHeldOut();
+    evaluated = loss.status();
+    if (loss.ok()) line["eval_loss"] = last_eval_loss_ = *loss;
+  }
+  // The step itself is done and committed even when its evaluation was interrupted.
+  FOREBAY_RETURN_IF_ERROR(metrics_.Append(line.dump()));
+  FOREBAY_RETURN_IF_ERROR(evaluated);
+  const int64_t done = step - first_step_ + 1;
+  line["num_steps"] = prepared_.num_steps;
+  line["eta_s"] =
+      session_s_ / static_cast<double>(done) * static_cast<double>(prepared_.num_steps - step);
+  observer_.OnStep(line);
+  return SavesAfter(step) ? SaveExport(step) : absl::OkStatus();
+}
+
+absl::Status TrainingRun::SaveExport(int64_t step) {
+  FOREBAY_RETURN_IF_ERROR(MakeDirectories(prepared_.paths.exports));
+  const std::string destination = JoinPath(prepared_.paths.exports, fmt::format("step-{}", step));
+  FOREBAY_RETURN_IF_ERROR(
+      ExportModel(session_->store(), prepared_.model_directory, destination,
+                  [&](double fraction) { observer_.OnPhase("exporting", fraction); }));
+  FOREBAY_RETURN_IF_ERROR(
+      Note(fmt::format("exported the model of step {} to {}", step, destination)));
+  return PruneExports(prepared_.paths.exports, options_.keep);
+}
+
+absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
+  EvaluateOptions evaluate;
+  evaluate.rows_per_micro_batch = options_.batch;
+  evaluate.activations = session_->step().idle_activations();
+  evaluate.progress = [&](double fraction) -> absl::Status {
+    if (stop_()) return InterruptedError("stopped on request");
+    observer_.OnPhase("evaluating", fraction);
+    return absl::OkStatus();
+  };
+  FOREBAY_ASSIGN_OR_RETURN(
+      const EvaluationResult result,
+      Evaluate(session_->decoder(), session_->source(), *prepared_.eval_data, evaluate));
+  return result.loss;
+}
+
+Json TrainingRun::StepLine(int64_t step, const StepResult& result, double lr, double step_s,
+                           const Counters& before, const Counters& after) const {
+  const ProcessMemory memory = ReadProcessMemory();
+  const double io_wait_s = after.wait_s - before.wait_s;
+  Json line;
+  line["step"] = step;
+  line["loss"] = result.loss;
+  line["grad_norm"] = result.gradient_norm;
+  line["lr"] = lr;
+  line["tokens"] = result.num_tokens;
+  line["step_s"] = step_s;
+  line["tokens_per_s"] = static_cast<double>(result.num_tokens) / step_s;
+  line["compute_s"] = step_s - io_wait_s;
+  line["io_wait_s"] = io_wait_s;
+  line["optimizer_s"] = after.update_s - before.update_s;
+  line["read_bytes"] = after.io.read_bytes - before.io.read_bytes;
+  line["write_bytes"] = after.io.write_bytes - before.io.write_bytes;
+  line["host_peak_bytes"] = prepared_.budget->peak_bytes();
+  line["rss_bytes"] = memory.peak_bytes;
+  return line;
+}
+
+Json TrainingRun::Summary() const {
+  const int64_t steps = prepared_.num_steps - first_step_ + 1;
+  const auto per_step = [&](int64_t bytes) { return steps > 0 ? bytes / steps : 0; };
+  const int64_t params = session_->store().inventory().num_params();
+  const int64_t read = per_step(session_read_bytes_);
+  const int64_t write = per_step(session_write_bytes_);
+  Json summary;
+  summary["steps"] = steps;
+  summary["loss"] = last_loss_;
+  if (!std::isnan(first_eval_loss_)) summary["eval_loss_before"] = first_eval_loss_;
+  if (!std::isnan(last_eval_loss_)) summary["eval_loss"] = last_eval_loss_;
+  summary["tokens_per_s"] =
+      session_s_ > 0 ? static_cast<double>(session_tokens_) / session_s_ : 0.0;
+  summary["seconds"] = session_s_;
+  summary["params"] = params;
+  summary["read_bytes_per_step"] = read;
+  summary["write_bytes_per_step"] = write;
+  summary["read_bytes_per_param"] = static_cast<double>(read) / static_cast<double>(params);
+  summary["write_bytes_per_param"] = static_cast<double>(write) / static_cast<double>(params);
+  summary["rss_bytes"] = ReadProcessMemory().peak_bytes;
+  summary["ram_budget_bytes"] = prepared_.plan.ram_budget_bytes;
+  summary["store"] = session_->store().directory();
+  summary["store_bytes"] =
+      TensorStore::DiskBytes(session_->store().tiles(), prepared_.plan.gradient_area_bytes);
+  summary["host_weight_bytes"] = prepared_.plan.placement.host_weight_bytes;
+  summary["host_state_bytes"] = prepared_.plan.placement.host_state_bytes;
+  summary["run"] = prepared_.paths.out;
+  summary["model"] = options_.export_format == ExportFormat::kNone ? "" : prepared_.paths.model;
+  return summary;
+}
+
+Counters TrainingRun::ReadCounters() const {
+  return {prepared_.engine->stats(), session_->swapper().stats().wait_s,
+          session_->optimizer().stats().update_s};
+}
+
+absl::Status TrainingRun::Note(const std::string& line) {
+  observer_.OnNote(line);
+  return events_.Append(WithTimestamp(line));
+}
+
+}  // namespace
+
+absl::Status Train(const ResolvedOptions& resolved, const std::function<bool()>& stop,
+                   TrainObserver& observer) {
+  return TrainingRun(resolved, stop, observer).Run();
+}
+
+}  // namespace forebay

@@ -1,0 +1,34 @@
+// Runs a training run from options to the exported model. The step itself is train/step.h.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "forebay/base/json.h"
+#include "forebay/train/options.h"
+#include "forebay/train/plan.h"
+
+namespace forebay {
+
+// What the run tells its user. Called on the training thread; must not fail.
+class TrainObserver {
+ public:
+  virtual ~TrainObserver() = default;
+  virtual void OnPlan(const std::string& table, const Json& plan) = 0;
+  // "importing", "evaluating", "exporting": long work other than steps. fraction in [0, 1].
+  virtual void OnPhase(const std::string& phase, double fraction) = 0;
+  // Within a step: fraction done; for a live line.
+  virtual void OnProgress(int64_t step, int64_t num_steps, double fraction) = 0;
+  // The object that was appended to metrics.jsonl, with "num_steps" and "eta_s" added.
+  virtual void OnStep(const Json& metrics) = 0;
+  virtual void OnNote(const std::string& line) = 0;  // one line, also in events.log
+  // The closing summary (stable keys; docs/cli.md).
+  virtual void OnDone(const Json& summary) = 0;
+};
+
+// `stop`: polled between layers; true ends the run resumably with InterruptedError (exit 75).
+absl::Status Train(const ResolvedOptions& resolved, const std::function<bool()>& stop,
+                   TrainObserver& observer);
+
+}  // namespace forebay
