@@ -22,8 +22,8 @@ struct MatmulShape {
   bool accumulate = false;
   DType input = DType::kBF16;  // of a and b; kF32 runs the same code on any CPU, for tests
 
-  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 that <=> is compared with for
-  // a pointer.
+  // clang-tidy 14 takes the 0 that the result of <=> is compared with for a pointer.
+  // NOLINTNEXTLINE(modernize-use-nullptr)
   friend auto operator<=>(const MatmulShape&, const MatmulShape&) = default;
 };
 
