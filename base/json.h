@@ -2,6 +2,7 @@
 // after the value are errors, integers stay integers. Built on nlohmann::json.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,9 @@ namespace forebay {
 
 // Keys keep their order, so that what we write back reads as it was written.
 using Json = nlohmann::ordered_json;
+
+// No configuration file that a person wrote is as long; a longer one is another file by mistake.
+inline constexpr int64_t kMaxConfigFileBytes = int64_t{16} << 20;
 
 struct JsonParseOptions {
   bool allow_comments = false;  // // and /* */, for configuration files

@@ -6,6 +6,17 @@ function(forebay_library module)
   # SYSTEM would hide our own warnings; third-party headers are marked SYSTEM by their packages.
   target_include_directories(forebay_${module} PUBLIC $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>)
   target_link_libraries(forebay_${module} PUBLIC ${ARG_DEPS})
+  if(FOREBAY_UNITY)
+    set_target_properties(forebay_${module} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    # Warns of a type in a .cc file with a member whose type lies in an anonymous namespace of the same file.
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      target_compile_options(forebay_${module} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+    endif()
+    # Highway compiles these once per CPU target by including them again: they stay alone.
+    set(kernels ${ARG_SOURCES})
+    list(FILTER kernels INCLUDE REGEX "_(kernels|simd)\\.cc$")
+    set_source_files_properties(${kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
 endfunction()
 
 # Modules whose tests also run under the sanitizers. oneDNN and libgomp, which model/ and so train/ call,

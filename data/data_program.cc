@@ -17,7 +17,6 @@ namespace forebay {
 namespace {
 
 constexpr char kProgramName[] = "forebay-data";
-constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 bool IsExecutable(const std::string& path) {
@@ -124,7 +123,7 @@ absl::StatusOr<PackResult> AcceptPackedFile(const PackRequest& request) {
         request.data, info.seq, request.seq, info.seq));
   }
   const std::string config_path = JoinPath(request.model, "config.json");
-  FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(config_path, kMaxConfigBytes));
+  FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(config_path, kMaxConfigFileBytes));
   if (!config.is_object())
     return BadInputError(fmt::format("'{}' holds no JSON object", config_path));
   const int64_t vocab_size = LimitIn(config, {"vocab_size"}).value_or(0);

@@ -12,8 +12,6 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
-
 // Limits far above any published model. They also prove that no product below overflows: a block
 // has at most 4 * 2^20 * 2^18 + 3 * 2^20 * 2^18 elements, 2^12 blocks and two vocabularies of 2^42
 // stay below 2^54.
@@ -361,7 +359,7 @@ absl::StatusOr<DecoderConfig> ReadDecoderConfig(const std::string& model_directo
                     "config.json and its safetensors files",
                     model_directory));
   }
-  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigBytes));
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigFileBytes));
   return ParseDecoderConfig(json, path);
 }
 

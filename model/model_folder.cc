@@ -16,7 +16,6 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 constexpr int64_t kMaxTokenizerBytes = int64_t{256}
                                        << 20;  // tokenizer.json of a large vocabulary has 20 MB
 
@@ -37,7 +36,8 @@ absl::Status CopyFile(const std::string& from, const std::string& to, std::strin
 }
 
 absl::Status CopyConfig(const std::string& from, const std::string& to, DType dtype) {
-  FOREBAY_ASSIGN_OR_RETURN(Json json, ReadJsonFile(JoinPath(from, "config.json"), kMaxConfigBytes));
+  FOREBAY_ASSIGN_OR_RETURN(Json json,
+                           ReadJsonFile(JoinPath(from, "config.json"), kMaxConfigFileBytes));
   if (!json.is_object()) {
     return BadInputError(
         fmt::format("{}: a JSON object is expected", JoinPath(from, "config.json")));
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_dir
                                                     const DecoderConfig& config) {
   const std::string path = JoinPath(model_directory, kGenerationConfig);
   if (!FileExists(path)) return config.eos_token_ids;
-  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigBytes));
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigFileBytes));
   if (!json.is_object()) return BadInputError(fmt::format("{}: a JSON object is expected", path));
   std::vector<std::string> problems;
   std::vector<int64_t> tokens = ReadTokenIds(ConfigFields(json, "", &problems), "eos_token_id");

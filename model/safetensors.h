@@ -18,6 +18,9 @@
 
 namespace forebay {
 
+// The reference implementation's limit; readers refuse longer headers.
+inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
+
 struct SafetensorsEntry {
   std::string name;
   std::string dtype_name;  // as in the file: "BF16", "I64", ...

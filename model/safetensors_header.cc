@@ -17,7 +17,6 @@ static_assert(std::endian::native == std::endian::little,
               "safetensors is little-endian, and so is what follows");
 
 constexpr int64_t kLengthBytes = 8;
-constexpr int64_t kMaxHeaderBytes = 100'000'000;  // the reference's limit
 // Ours; published models have 10^5 tensors of 4 dimensions and names of 100 bytes at most.
 constexpr size_t kMaxTensors = size_t{1} << 20;
 constexpr size_t kMaxRank = 64;
@@ -229,11 +228,11 @@ absl::StatusOr<int64_t> SafetensorsHeaderBytes(std::span<const std::byte> prefix
   }
   uint64_t length = 0;
   std::memcpy(&length, prefix.data(), sizeof(length));
-  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
+  if (length > static_cast<uint64_t>(kMaxSafetensorsHeaderBytes)) {
     return BadInputError(
         fmt::format("{}: it says that its header has {} bytes; at most {} are accepted. This is no "
                     "safetensors file, or it is damaged",
-                    source, length, kMaxHeaderBytes));
+                    source, length, kMaxSafetensorsHeaderBytes));
   }
   const auto header_bytes = static_cast<int64_t>(length);
   if (header_bytes > file_size_bytes - kLengthBytes) {

@@ -8,7 +8,7 @@ namespace forebay {
 namespace {
 
 constexpr size_t kMaxFileNameBytes = 255;  // NAME_MAX
-constexpr int kMaxUnknownDepth = 8;
+constexpr int kMaxUnknownIndexDepth = 8;
 
 // Whether `name` can only be a file of the model's own folder.
 bool IsBareFileName(std::string_view name) {
@@ -42,7 +42,7 @@ absl::StatusOr<std::map<std::string, std::string, std::less<>>> ParseSafetensors
                                              Printable(position->first)));
   };
   const bool parsed = scanner.Object([&](const std::string& key) {
-    if (key != "weight_map") return scanner.SkipValue(kMaxUnknownDepth);
+    if (key != "weight_map") return scanner.SkipValue(kMaxUnknownIndexDepth);
     if (has_weight_map) return scanner.Fail("the key 'weight_map' appears twice");
     has_weight_map = true;
     return scanner.Object(add_tensor);

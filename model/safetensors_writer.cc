@@ -19,7 +19,6 @@ namespace forebay {
 namespace {
 
 constexpr int64_t kDataAlignBytes = 4096;
-constexpr int64_t kMaxHeaderBytes = 100'000'000;
 // Written data is pushed to the disk in pieces of this size and then dropped from the page cache,
 // so that exporting a large model neither fills memory with dirty pages nor ends in one long flush.
 constexpr int64_t kFlushBytes = int64_t{32} << 20;
@@ -57,11 +56,11 @@ absl::StatusOr<std::string> MakeHeader(const std::string& path,
   const auto used = static_cast<int64_t>(sizeof(uint64_t) + json.size());
   const int64_t padded = (used + kDataAlignBytes - 1) / kDataAlignBytes * kDataAlignBytes;
   json.append(static_cast<size_t>(padded - used), ' ');
-  if (static_cast<int64_t>(json.size()) > kMaxHeaderBytes) {
+  if (static_cast<int64_t>(json.size()) > kMaxSafetensorsHeaderBytes) {
     return BadInputError(fmt::format(
         "'{}': {} tensors need a header of {} bytes; safetensors allows {}. Write them to "
         "several files",
-        path, tensors.size(), json.size(), kMaxHeaderBytes));
+        path, tensors.size(), json.size(), kMaxSafetensorsHeaderBytes));
   }
   const uint64_t length = json.size();
   json.insert(0, reinterpret_cast<const char*>(&length), sizeof(length));

@@ -15,7 +15,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the formats are little-endian");
 
 constexpr char kMagic[8] = {'F', 'B', 'C', 'O', 'M', 'M', 'I', 'T'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kCommitVersion = 1;
 
 // The bytes on disk (docs/formats.md, "commit.fbs"); natural alignment leaves no holes.
 struct DiskRecord {
@@ -45,7 +45,7 @@ uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> byt
   FOREBAY_CHECK(static_cast<int64_t>(record.trainer.size()) <= kCommitTrainerBytesMax);
   DiskRecord disk = {};
   std::memcpy(disk.magic, kMagic, sizeof(kMagic));
-  disk.version = kVersion;
+  disk.version = kCommitVersion;
   disk.slot = record.slot;
   std::ranges::copy(record.uuid, disk.uuid);
   disk.sequence = record.sequence;
@@ -68,11 +68,11 @@ absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
   copy.state = CopyState::kBad;
   if (std::memcmp(disk.magic, kMagic, sizeof(kMagic)) != 0 || disk.hash != HashOf(disk))
     return copy;
-  if (disk.version != kVersion) {
+  if (disk.version != kCommitVersion) {
     return CorruptError(
         fmt::format("'{}' has records of format version {}; this program reads version {}. Use the "
                     "forebay that wrote it",
-                    source, disk.version, kVersion));
+                    source, disk.version, kCommitVersion));
   }
   if (disk.slot > 1 || disk.trainer_bytes > kCommitTrainerBytesMax) return copy;
   copy.state = CopyState::kGood;

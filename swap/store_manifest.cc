@@ -10,7 +10,7 @@ namespace forebay {
 namespace {
 
 constexpr char kFormat[] = "forebay-store";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kManifestVersion = 1;
 constexpr char kChecksumKey[] = "xxh3_128";
 
 // Of the object without its checksum, as one line: blanks may change, values may not.
@@ -96,7 +96,7 @@ bool FieldsFromJson(const Json& json, StoreManifest& manifest) {
 
 std::string EncodeManifest(const StoreManifest& manifest) {
   Json json = {{"format", kFormat},
-               {"version", kVersion},
+               {"version", kManifestVersion},
                {"uuid", ToHex(manifest.uuid)},
                {"layout", NameOf(manifest.layout)},
                {"tile_elems", manifest.tile_elems},
@@ -118,11 +118,11 @@ absl::StatusOr<StoreManifest> DecodeManifest(std::string_view text, std::string_
       return corrupt("is not that of a forebay store");
     }
     const auto version = json->at("version").get<int64_t>();
-    if (version != kVersion) {
+    if (version != kManifestVersion) {
       return CorruptError(
           fmt::format("the store of '{}' has format version {}; this program reads version {}. Use "
                       "the forebay that wrote it",
-                      source, version, kVersion));
+                      source, version, kManifestVersion));
     }
     if (json->at(kChecksumKey).get<std::string>() != ChecksumOf(*json)) {
       return corrupt("is damaged: its checksum does not fit its contents");

@@ -16,13 +16,13 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kChunkElems = int64_t{1} << 20;
+constexpr int64_t kExportChunkElems = int64_t{1} << 20;
 
 absl::Status WriteTensor(TensorStore& store, const TensorSpec& tensor, SafetensorsWriter& writer,
                          std::vector<float>& chunk) {
   const bool bf16 = store.tiles().layout() == Layout::kBf16;
-  for (int64_t first = 0; first < tensor.num_elems; first += kChunkElems) {
-    const int64_t count = std::min(kChunkElems, tensor.num_elems - first);
+  for (int64_t first = 0; first < tensor.num_elems; first += kExportChunkElems) {
+    const int64_t count = std::min(kExportChunkElems, tensor.num_elems - first);
     if (bf16) {
       const std::span<uint16_t> out(reinterpret_cast<uint16_t*>(chunk.data()), count);
       FOREBAY_RETURN_IF_ERROR(store.ReadTensorW16(tensor, first, out));
@@ -47,7 +47,7 @@ absl::Status WriteWeights(TensorStore& store, const std::string& directory,
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
                            SafetensorsWriter::Create(JoinPath(directory, "model.safetensors"),
                                                      planned, {{"format", "pt"}}));
-  std::vector<float> chunk(kChunkElems);
+  std::vector<float> chunk(kExportChunkElems);
   int64_t done = 0;
   for (const TensorSpec* tensor : tensors) {
     FOREBAY_RETURN_IF_ERROR(WriteTensor(store, *tensor, *writer, chunk));

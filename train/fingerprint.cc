@@ -7,13 +7,13 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/json.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/train/option_table.h"
 
 namespace forebay {
 namespace {
 
-constexpr int64_t kMaxConfigBytes = 16 << 20;
 constexpr int64_t kSampledElems = 1024;  // of every tensor
 
 bool HasWeights(const std::string& directory) {
@@ -24,7 +24,7 @@ bool HasWeights(const std::string& directory) {
 // The model folder as far as it can be known without reading all of it.
 absl::StatusOr<std::string> SampleModel(const std::string& directory) {
   FOREBAY_ASSIGN_OR_RETURN(const std::string config,
-                           ReadWholeFile(JoinPath(directory, "config.json"), kMaxConfigBytes));
+                           ReadWholeFile(JoinPath(directory, "config.json"), kMaxConfigFileBytes));
   Xxh3_128 hash;
   hash.Update(config);
   // The source folder of a run made by `forebay init --run` has no weights: they were never outside

@@ -21,8 +21,7 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kMaxConfigBytes = 16 << 20;
-constexpr int64_t kChunkElems = int64_t{1} << 20;
+constexpr int64_t kInitChunkElems = int64_t{1} << 20;
 constexpr int64_t kTaskElems = int64_t{1} << 14;
 
 enum class Fill { kZero, kOne, kNormal };
@@ -75,7 +74,7 @@ absl::StatusOr<Source> ReadSource(const std::string& path) {
   const bool is_folder = IsDirectory(path);
   if (is_folder) source.directory = path;
   const std::string file = is_folder ? JoinPath(path, "config.json") : path;
-  FOREBAY_ASSIGN_OR_RETURN(source.json, ReadJsonFile(file, kMaxConfigBytes));
+  FOREBAY_ASSIGN_OR_RETURN(source.json, ReadJsonFile(file, kMaxConfigFileBytes));
   FOREBAY_ASSIGN_OR_RETURN(source.config, ParseDecoderConfig(source.json, file));
   return source;
 }
@@ -137,12 +136,13 @@ absl::Status WriteModelFolder(const InitOptions& options, const Source& source, 
                            SafetensorsWriter::Create(JoinPath(options.out, "model.safetensors"),
                                                      planned, {{"format", "pt"}}));
   ThreadPool pool(options.num_threads, "init");
-  std::vector<float> chunk(kChunkElems);
+  std::vector<float> chunk(kInitChunkElems);
   std::vector<std::byte> bytes;
   int64_t done = 0;
   for (const TensorSpec* tensor : tensors) {
-    for (int64_t first = 0; first < tensor->num_elems; first += kChunkElems) {
-      const auto values = std::span(chunk).first(std::min(kChunkElems, tensor->num_elems - first));
+    for (int64_t first = 0; first < tensor->num_elems; first += kInitChunkElems) {
+      const auto values =
+          std::span(chunk).first(std::min(kInitChunkElems, tensor->num_elems - first));
       FillInitialValues(source.config, *tensor, options.seed, first, values, pool);
       Convert(values, dtype, bytes);
       FOREBAY_RETURN_IF_ERROR(writer->Append(bytes));

@@ -11,8 +11,6 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kMiB = int64_t{1} << 20;
-
 DType WeightDTypeFor(cpu::Precision precision) {
   return precision == cpu::Precision::kBf16 ? DType::kBF16 : DType::kF32;
 }
@@ -35,7 +33,7 @@ absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const Decode
     return DoesNotFitError(fmt::format(
         "this model needs at least {} of memory here, but the budget is {}. Use --ram={}MiB or "
         "more",
-        FormatBinaryBytes(least), FormatBinaryBytes(budget_bytes), (least + kMiB - 1) / kMiB));
+        FormatBinaryBytes(least), FormatBinaryBytes(budget_bytes), MebibytesUp(least)));
   }
   Shares shares{options.other_bytes, budget_bytes - fixed};
   const int64_t all_weights = BuildInventory(config).num_padded_elems() * SizeOf(dtype);

@@ -22,8 +22,6 @@ struct Buffers {
 };
 constexpr std::array<Buffers, 3> kBufferChoices = {{{4, 3}, {2, 3}, {2, 2}}};
 
-constexpr int64_t kMiB = int64_t{1} << 20;
-
 // Tokens, targets, positions and flags of a packed row while it is a MicroBatch; segments are few.
 constexpr int64_t kBatchBytesPerToken = 16;
 
@@ -74,7 +72,7 @@ class Planner {
       return DoesNotFitError(fmt::format(
           "--ram={} is more than this process can have: {} is available now "
           "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
-          FormatBinaryBytes(options_.ram_bytes), FormatBinaryBytes(available), available / kMiB));
+          FormatBinaryBytes(options_.ram_bytes), FormatBinaryBytes(available), available >> 20));
     }
     return options_.ram_bytes;
   }
@@ -244,7 +242,7 @@ class Planner {
     return DoesNotFitError(
         fmt::format("this run needs at least {} of memory, and {}. The largest parts:{}\nThe least "
                     "that works is --ram={}MiB",
-                    FormatBinaryBytes(least), given, largest, (least + kMiB - 1) / kMiB));
+                    FormatBinaryBytes(least), given, largest, MebibytesUp(least)));
   }
 
   absl::Status CheckDisk(const Plan& plan) const {

@@ -16,7 +16,6 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kMaxConfigBytes = 1 << 20;
 constexpr char kFromDefault[] = "default";
 constexpr char kFromPlanner[] = "planner";
 
@@ -124,7 +123,8 @@ void ReadSection(const std::string& section, const Json& keys, const std::string
 }
 
 absl::Status ReadConfig(const std::string& file, Resolver& resolver) {
-  const absl::StatusOr<Json> parsed = ReadJsonFile(file, kMaxConfigBytes, {.allow_comments = true});
+  const absl::StatusOr<Json> parsed =
+      ReadJsonFile(file, kMaxConfigFileBytes, {.allow_comments = true});
   // A configuration that cannot be read is a mistake in the command, not in model or data.
   if (!parsed.ok()) return UsageError("--config: " + MessageOf(parsed.status()));
   const Json& config = *parsed;
@@ -189,7 +189,7 @@ absl::Status ReadRunSettings(const OptionInputs& inputs, Resolver& resolver) {
   const std::string file = RunPaths(out).resolved_config;
   if (!FileExists(file))
     return absl::OkStatus();  // a run that was never trained, or none: the trainer says so
-  FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(file, kMaxConfigBytes));
+  FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(file, kMaxConfigFileBytes));
   static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after", "out"};
   for (const OptionSpec& spec : OptionTable()) {
     const Json::json_pointer at("/" + spec.section + "/" + spec.name);

@@ -1,4 +1,4 @@
-"""One peer run for bench/compare_step: PyTorch bf16 with everything in RAM, or DeepSpeed ZeRO-3 on NVMe.
+"""One peer run for bench/compare_step: PyTorch with everything in RAM, or DeepSpeed ZeRO-3 on NVMe.
 
 Prints one JSON object: {"who", "step_s": [...], "tokens_per_s", "rss_bytes"}. Reads the peak RSS of its own process.
 """
@@ -21,8 +21,8 @@ def make_model(arguments, dtype):
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def run_torch(arguments):
-    model = make_model(arguments, torch.bfloat16)
+def run_torch(arguments, dtype):
+    model = make_model(arguments, dtype)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
@@ -74,7 +74,7 @@ def run_deepspeed(arguments):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("who", choices=["torch", "deepspeed"])
+    parser.add_argument("who", choices=["torch_bf16", "torch_fp32", "deepspeed"])
     parser.add_argument("--config", required=True, help="folder with a config.json")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq", type=int, default=256)
@@ -84,19 +84,25 @@ def main():
     arguments = parser.parse_args()
 
     torch.set_num_threads(arguments.threads)
-    step = (run_torch if arguments.who == "torch" else run_deepspeed)(arguments)
+    if arguments.who == "deepspeed":
+        step = run_deepspeed(arguments)
+    else:
+        step = run_torch(arguments, torch.bfloat16 if arguments.who == "torch_bf16" else torch.float32)
     generator = torch.Generator().manual_seed(0)
     seconds = []
-    for _ in range(arguments.steps + 1):  # the first one warms up and is not counted
+    # The first step warms up and is not counted, unless it is the only one that there is time for.
+    warmup_steps = 1 if arguments.steps > 1 else 0
+    for _ in range(arguments.steps + warmup_steps):
         tokens = torch.randint(0, 49152, (arguments.batch, arguments.seq), generator=generator)
         start = time.monotonic()
         step(tokens)
         seconds.append(time.monotonic() - start)
-    median = sorted(seconds[1:])[len(seconds[1:]) // 2]
+    seconds = seconds[warmup_steps:]
+    median = sorted(seconds)[len(seconds) // 2]
     json.dump(
         {
             "who": arguments.who,
-            "step_s": seconds[1:],
+            "step_s": seconds,
             "tokens_per_s": arguments.batch * arguments.seq / median,
             "rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         },
