@@ -100,6 +100,27 @@ TEST(OpenDirectFile, AFolderIsNoFile) {
   EXPECT_EQ(ExitCodeOf(OpenDirectFile(folder.path(), {}).status()), ExitCode::kStorage);
 }
 
+TEST(OpenDirectFile, GrowsAFileThatIsShorterThanAskedForAndKeepsItsBytes) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("file");
+  ASSERT_TRUE(WriteFileAtomically(path, "kept").ok());
+  ASSERT_TRUE(OpenDirectFile(path, {.size_bytes = 1 << 20}).ok());
+  struct stat info = {};
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_size, 1 << 20);
+  EXPECT_GE(info.st_blocks * 512, 1 << 20);
+  EXPECT_EQ(ReadWholeFile(path, 1 << 20)->substr(0, 4), "kept");
+}
+
+TEST(OpenDirectFile, LeavesALongerFileAsLongAsItIs) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("file");
+  ASSERT_TRUE(OpenDirectFile(path, {.create = true, .size_bytes = 1 << 20}).ok());
+  ASSERT_TRUE(OpenDirectFile(path, {.size_bytes = 4096}).ok());
+  ASSERT_TRUE(OpenDirectFile(path, {}).ok());
+  EXPECT_EQ(*FileSize(path), 1 << 20);
+}
+
 TEST(OpenDirectFile, AFullFileSystemIsNamedWithNeedAndFreeSpaceAndNothingIsLeft) {
   const TemporaryFolder folder;
   const auto free_bytes = FreeSpace(folder.path());
