@@ -94,11 +94,11 @@ TEST_F(OffloadedAdamWBehaviour, OtherTiersAtEveryOpeningContinueWithTheSameBits)
   InMemoryAdamW expected(Layout::kBf16, true);
   int64_t step = 0;
   // Gradients begin to be spilled late, so that the area is made, grown and left alone.
-  for (const auto [state, gradients] : {std::pair{Tiers::kHost, Tiers::kHost},
-                                        {Tiers::kNvme, Tiers::kMixed},
-                                        {Tiers::kMixed, Tiers::kNvme},
-                                        {Tiers::kHost, Tiers::kMixed},
-                                        {Tiers::kNvme, Tiers::kHost}}) {
+  for (const auto& [state, gradients] : {std::pair{Tiers::kHost, Tiers::kHost},
+                                         {Tiers::kNvme, Tiers::kMixed},
+                                         {Tiers::kMixed, Tiers::kNvme},
+                                         {Tiers::kHost, Tiers::kMixed},
+                                         {Tiers::kNvme, Tiers::kHost}}) {
     OffloadedRun::Options options = mixed_;
     options.state = state;
     options.gradients = gradients;
