@@ -54,14 +54,18 @@ absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
   return owned;
 }
 
-absl::Status ReserveSpace(int fd, const std::string& path, int64_t size_bytes) {
+// `old_size_bytes`: of the file, which never shrinks here.
+absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_bytes,
+                          int64_t size_bytes) {
   int error = 0;
   do {
     error = ::fallocate(fd, 0, 0, size_bytes) == 0 ? 0 : errno;
   } while (error == EINTR);
   // Such a file system cannot promise space; the file gets its size, and a later write may meet
   // ENOSPC.
-  if (error == EOPNOTSUPP) error = ::ftruncate(fd, size_bytes) == 0 ? 0 : errno;
+  if (error == EOPNOTSUPP) {
+    error = size_bytes <= old_size_bytes || ::ftruncate(fd, size_bytes) == 0 ? 0 : errno;
+  }
   if (error == 0) return absl::OkStatus();
   if (error == ENOSPC || error == EDQUOT) {
     struct statfs info = {};
@@ -74,6 +78,18 @@ absl::Status ReserveSpace(int fd, const std::string& path, int64_t size_bytes) {
         ErrnoText(error)));
   }
   return StorageError(fmt::format("reserving {} bytes for '{}' failed", size_bytes, path), error);
+}
+
+// Also where the file is long enough already: a copy of it may have holes.
+absl::Status ReserveInExisting(int fd, const std::string& path, int64_t size_bytes) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
+  absl::Status status = ReserveSpace(fd, path, info.st_size, size_bytes);
+  // What the file system gave before it was full goes back to it. Its failure would add nothing to
+  // the error that is being reported.
+  if (!status.ok()) [[maybe_unused]]
+    const int ignored = ::ftruncate(fd, info.st_size);
+  return status;
 }
 
 // "" when the kernel offers direct I/O at our alignment, else why not.
@@ -161,10 +177,16 @@ absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path, bool
 
 absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
                                           const DirectFileOptions& options) {
+  FOREBAY_CHECK(options.size_bytes >= (options.create ? 1 : 0));
+  FOREBAY_CHECK(options.size_bytes % kIoAlignBytes == 0);
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create));
-  if (!options.create) return MakeDirect(std::move(fd), path, false);
-  FOREBAY_CHECK(options.size_bytes > 0 && options.size_bytes % kIoAlignBytes == 0);
-  absl::Status reserved = ReserveSpace(fd.get(), path, options.size_bytes);
+  if (!options.create) {
+    if (options.size_bytes > 0) {
+      FOREBAY_RETURN_IF_ERROR(ReserveInExisting(fd.get(), path, options.size_bytes));
+    }
+    return MakeDirect(std::move(fd), path, false);
+  }
+  absl::Status reserved = ReserveSpace(fd.get(), path, 0, options.size_bytes);
   absl::StatusOr<DirectFile> file =
       reserved.ok() ? MakeDirect(std::move(fd), path, true) : std::move(reserved);
   if (!file.ok()) ::unlink(path.c_str());  // made by this call

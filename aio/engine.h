@@ -99,8 +99,10 @@ std::unique_ptr<Engine> CreateThreadsEngine(const EngineOptions& options);
 
 struct DirectFileOptions {
   bool create = false;  // O_CREAT | O_EXCL; else the file must exist
-  int64_t size_bytes =
-      0;  // with create: reserved with fallocate, so that writing cannot meet ENOSPC
+  // Reserved with fallocate, so that writing cannot meet ENOSPC. With create: the file's size.
+  // Without: at least so many; a shorter file grows, a longer one stays; 0: the file stays as it
+  // is.
+  int64_t size_bytes = 0;
 };
 struct DirectFile {
   UniqueFd fd;
@@ -110,8 +112,8 @@ struct DirectFile {
 };
 // Opens (or creates, 0600) a file for an engine with O_DIRECT, never through a symbolic link, and
 // proves by a real transfer that direct I/O works. DoesNotFitError when the space cannot be
-// reserved (a file it made is removed again), BadInputError when the file does not exist,
-// StorageError otherwise.
+// reserved (a file it made is removed again, one it found has its old size), BadInputError when the
+// file does not exist, StorageError otherwise.
 absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
                                           const DirectFileOptions& options);
 

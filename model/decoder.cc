@@ -21,10 +21,9 @@ int64_t WorkspaceBytes(const DecoderConfig& config, const DecoderOptions& option
 }
 
 int64_t ComputeScratchBytes(const DecoderConfig& config, const DecoderOptions& options) {
-  const int64_t widest = std::max(config.hidden_size, config.num_heads * config.head_dim);
-  return cpu::ScratchBytes(options.num_threads, options.precision, options.max_tokens, widest,
-                           std::max(widest, config.intermediate_size), config.vocab_size,
-                           config.head_dim);
+  return cpu::ScratchBytes(options.num_threads, options.precision, options.max_tokens,
+                           config.hidden_size, config.intermediate_size, config.vocab_size,
+                           config.head_dim, config.num_heads * config.head_dim);
 }
 
 std::vector<int> MakeForwardOrder(const DecoderConfig& config) {

@@ -17,15 +17,17 @@ constexpr int64_t kBlocksPerTask = 32;
 
 }  // namespace
 
-int64_t HeldGradients::AreaBytes(const Placement& placement, const TileMap& tiles,
-                                 int64_t bytes_per_elem) {
-  int64_t bytes = 0;
-  for (size_t layer = 0; layer < placement.gradients.size(); ++layer) {
-    if (placement.gradients[layer] == Tier::kNvme) {
-      bytes += tiles.layer_elems(static_cast<int>(layer)) * bytes_per_elem;
-    }
+GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
+                              int64_t bytes_per_elem) {
+  FOREBAY_CHECK(static_cast<int>(placement.gradients.size()) == tiles.num_layers());
+  GradientPlaces places;
+  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
+    const bool spilled = placement.gradients[layer] == Tier::kNvme;
+    int64_t& end_bytes = spilled ? places.area_bytes : places.host_bytes;
+    places.offset_bytes.push_back(end_bytes);
+    end_bytes += tiles.layer_elems(layer) * bytes_per_elem;
   }
-  return bytes;
+  return places;
 }
 
 HeldGradients::HeldGradients(bool is_bf16, const Placement& placement, TensorStore* store,
@@ -33,21 +35,18 @@ HeldGradients::HeldGradients(bool is_bf16, const Placement& placement, TensorSto
     : is_bf16_(is_bf16),
       placement_(placement),
       store_(store),
+      places_(PlaceGradients(placement, store->tiles(), is_bf16 ? 2 : 4)),
       staging_(std::move(staging)),
       spills_(staging_.size()),
       spilled_layer_(staging_.size()) {
   const Inventory& inventory = store->inventory();
-  int64_t host_bytes = 0;
-  int64_t area_bytes = 0;
   int64_t max_layer_elems = 0;
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
-    int64_t& end_bytes = IsSpilled(layer) ? area_bytes : host_bytes;
-    layer_offset_bytes_.push_back(end_bytes);
-    end_bytes += inventory.layers()[layer].num_elems * elem_bytes();
     max_layer_elems = std::max(max_layer_elems, inventory.layers()[layer].num_elems);
     paddings_.push_back(PaddingOf(inventory, layer));
   }
-  FOREBAY_CHECK(area_bytes == 0 || staging_.size() >= 2);
+  FOREBAY_CHECK(places_.area_bytes == 0 || staging_.size() >= 2);
+  FOREBAY_CHECK(places_.area_bytes <= store->gradient_area_bytes());
   block_sums_.resize(max_layer_elems / kNormBlockElems);
   layer_sums_.resize(inventory.num_layers());
   handed_.resize(inventory.num_layers());
@@ -56,17 +55,11 @@ HeldGradients::HeldGradients(bool is_bf16, const Placement& placement, TensorSto
 absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
     bool is_bf16, const Placement& placement, TensorStore* store, MemoryBudget* budget,
     std::vector<std::span<std::byte>> staging) {
-  FOREBAY_CHECK(static_cast<int>(placement.gradients.size()) == store->inventory().num_layers());
   std::unique_ptr<HeldGradients> held(
       new HeldGradients(is_bf16, placement, store, std::move(staging)));
-  int64_t host_bytes = 0;
-  for (int layer = 0; layer < store->inventory().num_layers(); ++layer) {
-    if (!held->IsSpilled(layer)) {
-      host_bytes += store->tiles().layer_elems(layer) * held->elem_bytes();
-    }
-  }
-  if (host_bytes > 0) {
-    FOREBAY_ASSIGN_OR_RETURN(held->host_, HostBuffer::Create(budget, "gradients held", host_bytes));
+  if (held->places_.host_bytes > 0) {
+    FOREBAY_ASSIGN_OR_RETURN(
+        held->host_, HostBuffer::Create(budget, "gradients held", held->places_.host_bytes));
   }
   return held;
 }
@@ -86,7 +79,7 @@ absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, Thr
   if (IsSpilled(layer)) {
     FOREBAY_RETURN_IF_ERROR(RoundAndSpill(layer, gradient, pool));
   } else {
-    Round(gradient, 0, num_elems, host_.data() + layer_offset_bytes_[layer], pool);
+    Round(gradient, 0, num_elems, host_.data() + places_.offset_bytes[layer], pool);
   }
   double sum = 0;
   for (int64_t block = 0; block < num_elems / kNormBlockElems; ++block) sum += block_sums_[block];
@@ -121,7 +114,7 @@ absl::Status HeldGradients::RoundAndSpill(int layer, std::span<const float> grad
     FOREBAY_RETURN_IF_ERROR(AwaitSpill(slot));
     const std::span<std::byte> buffer = staging_[slot].first(Bytes(tile));
     Round(gradient, tile.first_elem, tile.num_elems, buffer.data(), pool);
-    store_->StartWriteGradient(AreaOffset(tile), buffer, spills_[slot]);
+    store_->StartWriteGradient(OffsetOf(tile), buffer, spills_[slot]);
     spilled_layer_[slot] = layer;
     next_staging_ = (slot + 1) % static_cast<int>(staging_.size());
   }
@@ -156,18 +149,14 @@ void HeldGradients::Abandon() {
   std::fill(handed_.begin(), handed_.end(), 0);
 }
 
-int64_t HeldGradients::AreaOffset(const Tile& tile) const {
-  return layer_offset_bytes_[tile.layer] + tile.first_elem * elem_bytes();
-}
-
 const std::byte* HeldGradients::HostTile(const Tile& tile) const {
   FOREBAY_CHECK(!IsSpilled(tile.layer));
-  return host_.data() + layer_offset_bytes_[tile.layer] + tile.first_elem * elem_bytes();
+  return host_.data() + OffsetOf(tile);
 }
 
 void HeldGradients::StartReadTile(const Tile& tile, std::span<std::byte> buffer, IoOp& op) const {
   FOREBAY_CHECK(IsSpilled(tile.layer));
-  store_->StartReadGradient(AreaOffset(tile), buffer.first(Bytes(tile)), op);
+  store_->StartReadGradient(OffsetOf(tile), buffer.first(Bytes(tile)), op);
 }
 
 }  // namespace forebay

@@ -19,22 +19,30 @@
 
 namespace forebay {
 
+// Where every layer's gradient lies: those that stay in host memory one after another there, the
+// others one after another in the store's gradient area. All offsets are multiples of
+// kIoAlignBytes, because layers are multiples of kLayerAlignElems. Pure; planner, store and
+// HeldGradients all take it from here.
+struct GradientPlaces {
+  std::vector<int64_t> offset_bytes;  // by layer, of its first element
+  int64_t host_bytes = 0;
+  int64_t area_bytes = 0;
+};
+GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
+                              int64_t bytes_per_elem);
+
 // Owned by one thread, but for StartReadTile and HostTile.
 class HeldGradients {
  public:
   // `staging`: at least two aligned buffers of a tile's gradient each, needed when the placement
   // spills a layer. They are used from Hand until Finish or Abandon returns. Everything pointed to
-  // must outlive it.
+  // must outlive it. Requires: the store's gradient area has GradientPlaces::area_bytes.
   static absl::StatusOr<std::unique_ptr<HeldGradients>> Create(
       bool is_bf16, const Placement& placement, TensorStore* store, MemoryBudget* budget,
       std::vector<std::span<std::byte>> staging);
   ~HeldGradients();
   HeldGradients(const HeldGradients&) = delete;
   HeldGradients& operator=(const HeldGradients&) = delete;
-
-  // Bytes of the store's gradient area that layers placed on NVMe need.
-  static int64_t AreaBytes(const Placement& placement, const TileMap& tiles,
-                           int64_t bytes_per_elem);
 
   // As OffloadedAdamW::Hand.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
@@ -57,7 +65,10 @@ class HeldGradients {
                 std::vector<std::span<std::byte>> staging);
   int64_t elem_bytes() const { return is_bf16_ ? 2 : 4; }
   int64_t Bytes(const Tile& tile) const { return tile.num_elems * elem_bytes(); }
-  int64_t AreaOffset(const Tile& tile) const;
+  // In host_ or in the gradient area.
+  int64_t OffsetOf(const Tile& tile) const {
+    return places_.offset_bytes[tile.layer] + tile.first_elem * elem_bytes();
+  }
   // Rounds elements [first, first + num_elems) of the layer to `to` and fills their blocks' sums.
   void Round(std::span<const float> gradient, int64_t first, int64_t num_elems, std::byte* to,
              ThreadPool& pool);
@@ -67,8 +78,8 @@ class HeldGradients {
   const bool is_bf16_;
   const Placement& placement_;
   TensorStore* const store_;
+  const GradientPlaces places_;
   HostBuffer host_;
-  std::vector<int64_t> layer_offset_bytes_;     // in host_ or in the gradient area
   std::vector<std::vector<Padding>> paddings_;  // by layer
   std::vector<std::span<std::byte>> staging_;
   std::vector<IoOp> spills_;        // by staging buffer

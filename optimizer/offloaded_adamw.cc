@@ -102,7 +102,7 @@ int64_t OffloadedAdamW::StagingBytes(const OffloadedAdamWOptions& options, const
 
 int64_t OffloadedAdamW::GradientAreaBytes(const OffloadedAdamWOptions& options,
                                           const Placement& placement, const TileMap& tiles) {
-  return HeldGradients::AreaBytes(placement, tiles, GradientBytesPerElem(options));
+  return PlaceGradients(placement, tiles, GradientBytesPerElem(options)).area_bytes;
 }
 
 absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(

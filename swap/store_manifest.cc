@@ -86,9 +86,8 @@ bool FieldsFromJson(const Json& json, StoreManifest& manifest) {
   if (layout != NameOf(Layout::kBf16) && layout != NameOf(Layout::kFp32)) return false;
   manifest.layout = layout == NameOf(Layout::kBf16) ? Layout::kBf16 : Layout::kFp32;
   manifest.tile_elems = json.at("tile_elems").get<int64_t>();
-  manifest.gradient_area_bytes = json.at("gradient_area_bytes").get<int64_t>();
   return FromHex(json.at("uuid").get<std::string>(), manifest.uuid) && manifest.tile_elems > 0 &&
-         manifest.tile_elems % kLayerAlignElems == 0 && manifest.gradient_area_bytes >= 0 &&
+         manifest.tile_elems % kLayerAlignElems == 0 &&
          LayersFromJson(json.at("layers"), manifest.inventory);
 }
 
@@ -100,7 +99,6 @@ std::string EncodeManifest(const StoreManifest& manifest) {
                {"uuid", ToHex(manifest.uuid)},
                {"layout", NameOf(manifest.layout)},
                {"tile_elems", manifest.tile_elems},
-               {"gradient_area_bytes", manifest.gradient_area_bytes},
                {"layers", LayersToJson(manifest.inventory)}};
   json[kChecksumKey] = ChecksumOf(json);
   return json.dump(1) + "\n";

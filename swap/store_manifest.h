@@ -15,7 +15,6 @@ struct StoreManifest {
   StoreUuid uuid = {};
   Layout layout = Layout::kBf16;
   int64_t tile_elems = 0;
-  int64_t gradient_area_bytes = 0;
   Inventory inventory;
 };
 

@@ -45,14 +45,17 @@ absl::StatusOr<StoreUuid> NewUuid() {
 // ---- Files
 
 std::vector<TensorStore::Impl::FileSpec> TensorStore::Impl::FileSpecs() {
-  std::vector<FileSpec> specs = {{kWeightsName, 2 * tiles.weight_area_bytes(), &weights_file},
-                                 {kStateName, 2 * tiles.state_area_bytes(), &state_file},
-                                 {kCommitName, kCommitFileBytes, &commit_file}};
-  if (manifest.gradient_area_bytes > 0) {
-    specs.push_back(
-        {kGradientsName, RoundUpToBlock(manifest.gradient_area_bytes), &gradients_file});
-  }
-  return specs;
+  return {{kWeightsName, 2 * tiles.weight_area_bytes(), &weights_file},
+          {kStateName, 2 * tiles.state_area_bytes(), &state_file},
+          {kCommitName, kCommitFileBytes, &commit_file}};
+}
+
+absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path, int& number) {
+  FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
+  if (!file.direct) why_not_direct = file.why_not_direct;
+  number = engine->AddFile(std::move(file.fd), path);
+  files.push_back(number);
+  return absl::OkStatus();
 }
 
 absl::Status TensorStore::Impl::OpenFiles(bool create) {
@@ -71,10 +74,7 @@ absl::Status TensorStore::Impl::OpenFiles(bool create) {
     FOREBAY_ASSIGN_OR_RETURN(
         DirectFile file,
         OpenDirectFile(path, {.create = create, .size_bytes = create ? spec.size_bytes : 0}));
-    FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
-    if (!file.direct) why_not_direct = file.why_not_direct;
-    *spec.number = engine->AddFile(std::move(file.fd), path);
-    files.push_back(*spec.number);
+    FOREBAY_RETURN_IF_ERROR(AddFile(std::move(file), path, *spec.number));
   }
   return absl::OkStatus();
 }
@@ -282,7 +282,6 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   FOREBAY_ASSIGN_OR_RETURN(manifest.uuid, NewUuid());
   manifest.layout = options.layout;
   manifest.tile_elems = options.tile_elems;
-  manifest.gradient_area_bytes = options.gradient_area_bytes;
   manifest.inventory = inventory;
   const std::string manifest_text = EncodeManifest(manifest);
 
@@ -292,6 +291,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   absl::Status status =
       CheckFreeSpace(options.directory, DiskBytes(impl->tiles, options.gradient_area_bytes));
   if (status.ok()) status = impl->OpenFiles(/*create=*/true);
+  if (status.ok()) status = impl->EnsureGradientArea(options.gradient_area_bytes);
   if (status.ok()) status = impl->FlushAll();
   // Last, because the manifest is what makes these files a store.
   if (status.ok()) {
@@ -325,6 +325,47 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(const std::string
   return std::unique_ptr<TensorStore>(new TensorStore(std::move(impl)));
 }
 
+// ---- The area for gradients
+
+// Neither the file nor its name is flushed: what a crash takes of them, the next call makes again.
+absl::Status TensorStore::Impl::EnsureGradientArea(int64_t size_bytes) {
+  const int64_t needed_bytes = RoundUpToBlock(size_bytes);
+  if (needed_bytes <= gradient_area_bytes) return absl::OkStatus();
+  const std::string path = JoinPath(directory, kGradientsName);
+  // Through a descriptor of its own, so that an area in use stays in use when this fails.
+  FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {.create = !FileExists(path),
+                                                                  .size_bytes = needed_bytes}));
+  if (gradients_file >= 0) {
+    engine->RemoveFile(gradients_file);  // and with it the lock on the file
+    std::erase(files, gradients_file);
+    gradients_file = -1;
+    gradient_area_bytes = 0;
+  }
+  FOREBAY_RETURN_IF_ERROR(AddFile(std::move(file), path, gradients_file));
+  gradient_area_bytes = needed_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status TensorStore::EnsureGradientArea(int64_t size_bytes) {
+  FOREBAY_RETURN_IF_ERROR(CheckGradientArea(size_bytes));
+  return Annotate(impl_->EnsureGradientArea(size_bytes),
+                  fmt::format("making room for gradients in '{}'", impl_->directory));
+}
+
+absl::Status TensorStore::CheckGradientArea(int64_t size_bytes) const {
+  const std::string path = JoinPath(impl_->directory, kGradientsName);
+  const int64_t missing_bytes = RoundUpToBlock(size_bytes) - FileSize(path).value_or(0);
+  if (missing_bytes <= 0) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeSpace(impl_->directory));
+  if (missing_bytes <= free_bytes) return absl::OkStatus();
+  return DoesNotFitError(fmt::format(
+      "gradients that do not fit in RAM need {} ({} bytes) more in '{}', but {} ({} bytes) are "
+      "free "
+      "there. Free {}, or use more memory (--ram), so that fewer gradients have to wait on disk",
+      FormatBytes(missing_bytes), missing_bytes, impl_->directory, FormatBytes(free_bytes),
+      free_bytes, FormatBytes(missing_bytes - free_bytes)));
+}
+
 const Inventory& TensorStore::inventory() const {
   return impl_->manifest.inventory;
 }
@@ -339,7 +380,7 @@ const CommitInfo& TensorStore::committed() const {
   return impl_->committed;
 }
 int64_t TensorStore::gradient_area_bytes() const {
-  return impl_->manifest.gradient_area_bytes;
+  return impl_->gradient_area_bytes;
 }
 
 const std::string& TensorStore::directory() const {

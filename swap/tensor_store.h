@@ -28,7 +28,7 @@ struct StoreOptions {
   std::string directory;  // of the store alone; created 0700
   Layout layout = Layout::kBf16;
   int64_t tile_elems = kDefaultTileElems;
-  // Bytes of the area where gradients wait when they do not fit in RAM; 0: none.
+  // As EnsureGradientArea.
   int64_t gradient_area_bytes = 0;
 };
 
@@ -65,8 +65,6 @@ class TensorStore {
   bool has_commit() const;
   const CommitInfo& committed() const;  // Requires: has_commit()
   const std::string& directory() const;
-  // Of the scratch area for gradients, as the store was created.
-  int64_t gradient_area_bytes() const;
   bool direct_io() const;  // false: the file system has no O_DIRECT; the page cache is used
   const std::string& why_not_direct() const;
 
@@ -82,7 +80,15 @@ class TensorStore {
   void MarkWeightsWritten(int tile);
   void MarkStateWritten(int tile);
 
-  // Scratch area for gradients, addressed by the caller; nothing in it survives a restart.
+  // Scratch area for gradients, addressed by the caller; nothing in it survives a restart. It is no
+  // part of what the store holds: a store has none when it is opened, and who wants one asks for it
+  // here, which makes the area, or makes it larger, and reserves its space. Only its own file is
+  // touched. A crash in the middle leaves a store that opens; an error leaves the area as it was:
+  // DoesNotFitError (no space), StorageError. Requires: no transfer of the area is pending.
+  absl::Status EnsureGradientArea(int64_t size_bytes);
+  // The DoesNotFitError that EnsureGradientArea would end with, without changing anything.
+  absl::Status CheckGradientArea(int64_t size_bytes) const;
+  int64_t gradient_area_bytes() const;
   void StartReadGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
   void StartWriteGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
 

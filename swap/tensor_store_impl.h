@@ -43,6 +43,8 @@ struct TensorStore::Impl {
   };
   std::vector<FileSpec> FileSpecs();
   absl::Status OpenFiles(bool create);
+  absl::Status AddFile(DirectFile file, const std::string& path, int& number);
+  absl::Status EnsureGradientArea(int64_t size_bytes);
   absl::Status FlushAll();
   absl::Status RecoverCommit();
   absl::Status ReadCopies(DecodedCopy& first, DecodedCopy& second);
@@ -79,6 +81,7 @@ struct TensorStore::Impl {
   int state_file = -1;
   int gradients_file = -1;
   int commit_file = -1;
+  int64_t gradient_area_bytes = 0;
   std::string why_not_direct;
 
   bool has_commit = false;

@@ -78,15 +78,15 @@ void TensorStore::MarkStateWritten(int tile) {
 }
 
 void TensorStore::StartReadGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op) {
-  FOREBAY_CHECK(offset_bytes >= 0 && offset_bytes + static_cast<int64_t>(buffer.size()) <=
-                                         RoundUpToBlock(impl_->manifest.gradient_area_bytes));
+  FOREBAY_CHECK(offset_bytes >= 0 &&
+                offset_bytes + static_cast<int64_t>(buffer.size()) <= impl_->gradient_area_bytes);
   impl_->Start(op, IoKind::kRead, IoClass::kDemandRead, impl_->gradients_file, offset_bytes,
                buffer);
 }
 
 void TensorStore::StartWriteGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op) {
-  FOREBAY_CHECK(offset_bytes >= 0 && offset_bytes + static_cast<int64_t>(buffer.size()) <=
-                                         RoundUpToBlock(impl_->manifest.gradient_area_bytes));
+  FOREBAY_CHECK(offset_bytes >= 0 &&
+                offset_bytes + static_cast<int64_t>(buffer.size()) <= impl_->gradient_area_bytes);
   impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->gradients_file, offset_bytes,
                buffer);
 }

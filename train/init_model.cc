@@ -174,8 +174,6 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   StoreOptions store;
   store.directory = result.store;
   store.layout = dtype == DType::kBF16 ? Layout::kBf16 : Layout::kFp32;
-  // The budget of the training to come is not known: there is room for every gradient.
-  store.gradient_area_bytes = inventory.num_padded_elems() * SizeOf(dtype);
   ThreadPool pool(options.num_threads, "init");
   int64_t done = 0;
   const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {

@@ -49,7 +49,8 @@ class Planner {
     const int64_t left = budget - HostBytes(plan.terms);
     if (left < DemandedBytes()) return DoesNotFit(budget);
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, Place(tiles_, PlacementFor(left)));
-    plan.gradient_area_bytes = SpilledGradientBytes(plan.placement);
+    plan.gradient_area_bytes =
+        OffloadedAdamW::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
     AddPlacedTerms(plan);
     CountTransfers(plan);
     FOREBAY_RETURN_IF_ERROR(CheckDisk(plan));
@@ -86,6 +87,13 @@ class Planner {
     return window;
   }
 
+  OffloadedAdamWOptions Optimizer(const Buffers& buffers) const {
+    OffloadedAdamWOptions optimizer;
+    optimizer.gradient_is_bf16 = options_.grad_dtype == DType::kBF16;
+    optimizer.num_staging_tiles = buffers.num_staging_tiles;
+    return optimizer;
+  }
+
   // All that a run needs whatever is placed where.
   std::vector<PlanTerm> FixedTerms(const Buffers& buffers) const {
     const int64_t tokens_per_step = options_.batch * options_.accum * options_.seq;
@@ -94,16 +102,13 @@ class Planner {
     decoder.num_threads = options_.threads > 0 ? options_.threads : limits_.num_cores;
     decoder.precision = options_.precision;
     decoder.max_tokens = options_.batch * options_.seq;
-    OffloadedAdamWOptions optimizer;
-    optimizer.gradient_is_bf16 = options_.grad_dtype == DType::kBF16;
-    optimizer.num_threads = decoder.num_threads;
-    optimizer.num_staging_tiles = buffers.num_staging_tiles;
     const char* const kTokens = "--batch, --seq or --accum";
     return {
         {"program", kRuntimeBytes, 0, ""},
         {fmt::format("window of {} layers", buffers.num_block_buffers),
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
-        {"optimizer staging", OffloadedAdamW::StagingBytes(optimizer, tiles_), 0, "--tile_elems"},
+        {"optimizer staging", OffloadedAdamW::StagingBytes(Optimizer(buffers), tiles_), 0,
+         "--tile_elems"},
         {"gradient of one block (fp32)", step.block_gradient_bytes, 0, ""},
         {"gradient of the embedding (fp32)", step.large_gradient_bytes, 0, ""},
         {"activation checkpoints", step.checkpoint_bytes, 0, kTokens},
@@ -147,15 +152,6 @@ class Planner {
     placement.gradient_bytes_per_elem = gradient_bytes_per_elem_;
     placement.host_bytes = left;
     return placement;
-  }
-
-  int64_t SpilledGradientBytes(const Placement& placement) const {
-    int64_t bytes = 0;
-    for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
-      if (placement.gradients[layer] == Tier::kNvme)
-        bytes += tiles_.layer_elems(layer) * gradient_bytes_per_elem_;
-    }
-    return bytes;
   }
 
   void AddPlacedTerms(Plan& plan) const {

@@ -8,7 +8,6 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/base/format.h"
 #include "forebay/base/hash.h"
 #include "forebay/data/data_program.h"
 #include "forebay/data/sampler.h"
@@ -187,14 +186,11 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
     return UsageError(fmt::format("--resume: the run has layout {}, this command asks for {}",
                                   NameOf(run.store->tiles().layout()), NameOf(run.options.layout)));
   }
-  if (run.plan.gradient_area_bytes > run.store->gradient_area_bytes()) {
-    return DoesNotFitError(fmt::format(
-        "--resume: with --ram={} gradients would wait on disk in {}, but this run's store has room "
-        "for {} of them. "
-        "Resume with at least the --ram that the run was started with",
-        FormatBinaryBytes(run.plan.ram_budget_bytes), FormatBytes(run.plan.gradient_area_bytes),
-        FormatBytes(run.store->gradient_area_bytes())));
-  }
+  // With less memory than the run was started with, gradients may have to wait on disk.
+  const absl::Status room = run.options.dry_run
+                                ? run.store->CheckGradientArea(run.plan.gradient_area_bytes)
+                                : run.store->EnsureGradientArea(run.plan.gradient_area_bytes);
+  FOREBAY_RETURN_IF_ERROR(Annotate(room, "--resume"));
   if (run.options.dry_run) return absl::OkStatus();
   // A run made by `forebay init --run` gets its fingerprint from its first training session.
   if (!known) {

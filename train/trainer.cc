@@ -12,6 +12,7 @@
 #include "forebay/base/format.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/sampler.h"
+#include "forebay/train/clip.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/evaluate.h"
 #include "forebay/train/export.h"
@@ -206,9 +207,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   scalars.step = step;
   scalars.lr =
       LearningRate({options_.schedule, options_.lr, options_.warmup, prepared_.num_steps}, step);
-  // torch.nn.utils.clip_grad_norm_: the scale is clip / (norm + 1e-6), never above 1.
-  scalars.gradient_scale =
-      options_.clip > 0 ? std::min(1.0, options_.clip / (result.gradient_norm + 1e-6)) : 1.0;
+  scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm);
   session_->optimizer().BeginUpdate(scalars);
   released_step_ = step;
   // Otherwise the update is applied while the next step's forward pass goes by, and committed

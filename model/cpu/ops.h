@@ -163,9 +163,9 @@ LossResult CrossEntropyForwardBackward(Context& context, const Linear& head, con
 void Logits(Context& context, const Linear& head, const float* x, int64_t rows, float* logits);
 
 // Upper bound of the scratch that a Context grows to, with an allowance for oneDNN's own, for the
-// planner. attention_width: heads * head_dim, where that is larger than `hidden`.
+// planner. attention_width: heads * head_dim, which may be larger than `hidden`.
 int64_t ScratchBytes(int num_threads, Precision precision, int64_t max_tokens, int64_t hidden,
                      int64_t intermediate, int64_t vocab, int64_t head_dim,
-                     int64_t attention_width = 0);
+                     int64_t attention_width);
 
 }  // namespace forebay::cpu

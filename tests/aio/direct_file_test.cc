@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -6,6 +7,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 
 #include "forebay/aio/engine.h"
 #include "forebay/base/errors.h"
@@ -98,6 +100,49 @@ TEST(OpenDirectFile, AMissingFileIsBadInput) {
 TEST(OpenDirectFile, AFolderIsNoFile) {
   const TemporaryFolder folder;
   EXPECT_EQ(ExitCodeOf(OpenDirectFile(folder.path(), {}).status()), ExitCode::kStorage);
+}
+
+TEST(OpenDirectFile, GrowsAFileThatIsShorterThanAskedForAndKeepsItsBytes) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("file");
+  ASSERT_TRUE(WriteFileAtomically(path, "kept").ok());
+  ASSERT_TRUE(OpenDirectFile(path, {.size_bytes = 1 << 20}).ok());
+  struct stat info = {};
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_size, 1 << 20);
+  EXPECT_GE(info.st_blocks * 512, 1 << 20);
+  EXPECT_EQ(ReadWholeFile(path, 1 << 20)->substr(0, 4), "kept");
+}
+
+// ext4 gives all it has before it finds that this is not enough, and leaves the file that long.
+TEST(OpenDirectFile, AFileThatCannotGrowHasItsOldSizeAgainAndTheDiskItsSpace) {
+  const TemporaryFolder folder;
+  const std::string image = folder.Path("image");
+  const std::string mounted = folder.Path("mounted");
+  ASSERT_TRUE(MakeDirectories(mounted).ok());
+  const std::string command = "truncate -s 16M '" + image + "' && mkfs.ext4 -q '" + image +
+                              "' && mount -o loop '" + image + "' '" + mounted + "'";
+  if (std::system((command + " >/dev/null 2>&1").c_str()) != 0) {
+    GTEST_SKIP() << "mounting a small ext4 needs root, loop devices and mkfs.ext4";
+  }
+  const std::string path = JoinPath(mounted, "file");
+  ASSERT_TRUE(OpenDirectFile(path, {.create = true, .size_bytes = 1 << 20}).ok());
+  const int64_t free_bytes = *FreeSpace(mounted);
+  const absl::Status status = OpenDirectFile(path, {.size_bytes = 1 << 26}).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(status), HasSubstr(path));
+  EXPECT_EQ(*FileSize(path), 1 << 20);
+  EXPECT_GE(*FreeSpace(mounted), free_bytes - (1 << 16)) << "but for the file system's own records";
+  EXPECT_EQ(::umount(mounted.c_str()), 0);
+}
+
+TEST(OpenDirectFile, LeavesALongerFileAsLongAsItIs) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("file");
+  ASSERT_TRUE(OpenDirectFile(path, {.create = true, .size_bytes = 1 << 20}).ok());
+  ASSERT_TRUE(OpenDirectFile(path, {.size_bytes = 4096}).ok());
+  ASSERT_TRUE(OpenDirectFile(path, {}).ok());
+  EXPECT_EQ(*FileSize(path), 1 << 20);
 }
 
 TEST(OpenDirectFile, AFullFileSystemIsNamedWithNeedAndFreeSpaceAndNothingIsLeft) {

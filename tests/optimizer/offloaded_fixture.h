@@ -215,6 +215,9 @@ class OffloadedRun {
     adamw.num_staging_tiles = options.num_staging_tiles;
     run->placement_ =
         PlacementOf(run->store().tiles(), options.weights, options.state, options.gradients);
+    // Not a byte more than what is announced.
+    FOREBAY_RETURN_IF_ERROR(run->store().EnsureGradientArea(
+        OffloadedAdamW::GradientAreaBytes(adamw, run->placement_, run->store().tiles())));
     FOREBAY_ASSIGN_OR_RETURN(
         run->optimizer_,
         OffloadedAdamW::Create(adamw, run->placement_, run->store_.get(), &run->budget_));
@@ -234,7 +237,6 @@ class OffloadedRun {
     store_options.directory = path;
     store_options.layout = options_.layout;
     store_options.tile_elems = options_.tile_elems;
-    store_options.gradient_area_bytes = start.inventory().num_padded_elems() * 4;
     FOREBAY_ASSIGN_OR_RETURN(store_,
                              TensorStore::Create(store_options, start.inventory(), engine_.get()));
     return WriteStartingPoint(*store_, start);

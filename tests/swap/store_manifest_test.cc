@@ -14,7 +14,6 @@ StoreManifest SmallManifest() {
   manifest.uuid = {0xab, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0xff};
   manifest.layout = Layout::kFp32;
   manifest.tile_elems = kSmallTileElems;
-  manifest.gradient_area_bytes = 8192;
   manifest.inventory = SmallInventory();
   return manifest;
 }
@@ -32,7 +31,6 @@ TEST(StoreManifest, DecodesToWhatWasEncoded) {
   EXPECT_EQ(decoded->uuid, manifest.uuid);
   EXPECT_EQ(decoded->layout, manifest.layout);
   EXPECT_EQ(decoded->tile_elems, manifest.tile_elems);
-  EXPECT_EQ(decoded->gradient_area_bytes, 8192);
   ASSERT_EQ(decoded->inventory.tensors().size(), manifest.inventory.tensors().size());
   for (size_t i = 0; i < manifest.inventory.tensors().size(); ++i) {
     const TensorSpec& expected = manifest.inventory.tensors()[i];

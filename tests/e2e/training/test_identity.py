@@ -65,6 +65,18 @@ def test_stop_and_resume_gives_the_bits_of_one_run(forebay, task, expected, tmp_
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+def test_metrics_of_steps_that_were_never_committed_are_replaced(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    train(forebay, task, out, check=False, stop_after=3)
+    before = (out / "metrics.jsonl").read_text()
+    # A kill leaves the line of the step that was being committed, and maybe the beginning of one more.
+    (out / "metrics.jsonl").write_text(before + before.splitlines()[-1].replace('"step":3', '"step":4') + '\n{"st')
+    train(forebay, task, out, extra=["--resume"])
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[:3] == before.splitlines()
+
+
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_at_any_moment_can_be_resumed(forebay, task, expected, tmp_path, kind):
     out = tmp_path / "run"

@@ -64,6 +64,30 @@ TEST(DecoderWorkspace, BudgetTooSmallIsAnErrorThatChargesNothing) {
   EXPECT_EQ(budget.used_bytes(), 0);
 }
 
+// Heads as wide together as 256 times the model: what they need must not hide in the allowance for
+// oneDNN.
+TEST(DecoderWorkspace, ScratchOfHeadsWiderThanTheModelIsCharged) {
+  const TinyModel model = MakeModel("Qwen3WideHeads", R"({"architectures": ["Qwen3ForCausalLM"],
+      "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+      "num_attention_heads": 64, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 61,
+      "max_position_embeddings": 64, "tie_word_embeddings": true})",
+                                    DType::kBF16, 1);
+  const std::vector<std::vector<int64_t>> rows(64, {10, 10});
+  const DecoderOptions options = {1, cpu::Precision::kBf16, 64 * 20, true};
+  Runner runner(model, options, DType::kBF16);
+  runner.LossAndGradients(MakeBatch(model, rows, 20), 0.01);
+  DecoderWorkspace unplaced;
+  EXPECT_LE(runner.decoder().context().scratch_bytes() +
+                PlaceWorkspace(model.config, options, nullptr, unplaced),
+            DecoderWorkspaceBytes(model.config, options));
+
+  // Also where this CPU takes none of it: as the operators' own bound for such a model.
+  const int64_t bound = cpu::ScratchBytes(1, cpu::Precision::kBf16, options.max_tokens, 32, 48, 61,
+                                          128, /*attention_width=*/64 * 128);
+  EXPECT_GE(DecoderWorkspaceBytes(model.config, options),
+            PlaceWorkspace(model.config, options, nullptr, unplaced) + bound);
+}
+
 // Buffers that live at the same time. Checked as addresses, so that a new buffer cannot quietly
 // land on another.
 TEST(DecoderWorkspace, BuffersThatLiveTogetherDoNotOverlap) {

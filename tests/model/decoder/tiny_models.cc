@@ -110,9 +110,14 @@ std::vector<std::string> TinyModelNames() {
 }
 
 TinyModel MakeTinyModel(const std::string& name, DType dtype, uint64_t seed) {
+  return MakeModel(name, Configs().at(name), dtype, seed);
+}
+
+TinyModel MakeModel(const std::string& name, const std::string& config_json, DType dtype,
+                    uint64_t seed) {
   TinyModel model;
   model.name = name;
-  model.config = *ParseDecoderConfig(*ParseJson(Configs().at(name), name), name);
+  model.config = *ParseDecoderConfig(*ParseJson(config_json, name), name);
   model.inventory = BuildInventory(model.config);
   uint64_t stream = 0;
   for (const TensorSpec& tensor : model.inventory.tensors()) {

@@ -55,6 +55,9 @@ struct TinyModel {
 // Every family and every feature that a config can ask for.
 std::vector<std::string> TinyModelNames();
 TinyModel MakeTinyModel(const std::string& name, DType dtype = DType::kF32, uint64_t seed = 1);
+// The model of any config.json.
+TinyModel MakeModel(const std::string& name, const std::string& config_json, DType dtype,
+                    uint64_t seed);
 
 // One row after another; each inner list holds the lengths of a row's segments, the rest of `seq`
 // is padding. Tokens are random, and the first third of every segment is not trained.

@@ -2,7 +2,9 @@
 
 #include <numeric>
 
+#include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
+#include "forebay/optimizer/held_gradients.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -143,6 +145,41 @@ TEST(Plan, GradientsGoToNvmeWhenMemoryIsShort) {
   // What is left is less than the gradient of one more layer (317 M elements).
   EXPECT_LT(plan->placement.host_weight_bytes + plan->placement.host_state_bytes,
             int64_t{640'000'000});
+}
+
+// What the store is asked for is what the optimizer will write to, whatever the shapes and however
+// little memory is left over.
+TEST(Plan, TheGradientAreaCoversEveryOffsetThatHeldGradientsUse) {
+  int num_spilling = 0;
+  const CounterRng rng(/*seed=*/5);
+  for (uint64_t i = 0; i < 300; ++i) {
+    SCOPED_TRACE(i);
+    const auto draw = [&](uint64_t place, uint64_t bound) {
+      return static_cast<int64_t>(rng.Below(8 * i + place, bound));
+    };
+    const int64_t heads = 1 + draw(0, 5);
+    const DecoderConfig config =
+        Llama(301 + draw(1, 9000), heads * 2 * (3 + draw(2, 40)), 17 + draw(3, 900),
+              static_cast<int>(1 + draw(4, 7)), heads, heads, i % 2 == 0);
+    TrainOptions options;
+    options.out = "out";
+    options.batch = 1;
+    options.seq = 32;
+    options.tile_elems = kLayerAlignElems * (1 + draw(5, 9));
+    options.grad_dtype = i % 3 == 0 ? DType::kF32 : DType::kBF16;
+    options.ram_bytes = kMiB;
+    options.ram_bytes = RecommendedRam(MakePlan(config, options, BigMachine()).status());
+    options.ram_bytes += draw(6, 2 * kMiB);
+    const auto plan = MakePlan(config, options, BigMachine());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const GradientPlaces places =
+        PlaceGradients(plan->placement, plan->tiles, SizeOf(options.grad_dtype));
+    ASSERT_EQ(plan->gradient_area_bytes, places.area_bytes);
+    ASSERT_EQ(plan->placement.host_gradient_bytes, places.host_bytes);
+    ASSERT_LE(plan->host_bytes, plan->ram_budget_bytes);
+    num_spilling += places.area_bytes > 0 ? 1 : 0;
+  }
+  EXPECT_GT(num_spilling, 30);
 }
 
 TEST(Plan, TooLittleMemoryIsRefusedWithTheLeastThatWorks) {

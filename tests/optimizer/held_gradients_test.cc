@@ -1,0 +1,139 @@
+// Where gradients wait, for inventories that nobody would choose: what is announced is what is
+// used.
+#include "forebay/optimizer/held_gradients.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "forebay/base/bfloat16.h"
+#include "forebay/base/counter_rng.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+// Layers and tensors of awkward sizes, tiles that divide nothing, gradients anywhere.
+struct RandomCase {
+  explicit RandomCase(uint64_t seed) : rng(seed) {
+    const int num_layers = 1 + Draw(6);
+    for (int layer = 0; layer < num_layers; ++layer) {
+      const std::string name = "layers." + std::to_string(layer);
+      inventory.BeginLayer(name);
+      const int num_tensors = 1 + Draw(5);
+      for (int tensor = 0; tensor < num_tensors; ++tensor) {
+        Shape shape = {1 + Draw(131)};
+        if (Draw(2) == 0) shape.push_back(1 + Draw(97));
+        inventory.Add(name + "." + std::to_string(tensor), shape, 0, Draw(2) == 0);
+      }
+      placement.gradients.push_back(Draw(3) == 0 ? Tier::kHost : Tier::kNvme);
+    }
+    tile_elems = kLayerAlignElems * (1 + Draw(5));
+    is_bf16 = Draw(2) == 0;
+  }
+  int Draw(int bound) { return static_cast<int>(rng.Below(num_drawn++, bound)); }
+  int64_t elem_bytes() const { return is_bf16 ? 2 : 4; }
+
+  const CounterRng rng;
+  uint64_t num_drawn = 0;
+  Inventory inventory;
+  Placement placement;
+  int64_t tile_elems = 0;
+  bool is_bf16 = true;
+};
+
+TEST(PlaceGradients, TilesLieInWholeBlocksWithoutOverlapsOrHolesUpToTheEnd) {
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomCase random(seed);
+    const TileMap tiles(random.inventory, Layout::kBf16, random.tile_elems);
+    const GradientPlaces places = PlaceGradients(random.placement, tiles, random.elem_bytes());
+    int64_t area_end = 0;
+    int64_t host_end = 0;
+    for (const Tile& tile : tiles.tiles()) {
+      const bool spilled = random.placement.gradients[tile.layer] == Tier::kNvme;
+      int64_t& end = spilled ? area_end : host_end;
+      const int64_t begin = places.offset_bytes[tile.layer] + tile.first_elem * random.elem_bytes();
+      const int64_t bytes = tile.num_elems * random.elem_bytes();
+      ASSERT_EQ(begin, end);
+      ASSERT_EQ(begin % kIoAlignBytes, 0);
+      ASSERT_EQ(bytes % kIoAlignBytes, 0);
+      end += bytes;
+    }
+    ASSERT_EQ(places.area_bytes, area_end);
+    ASSERT_EQ(places.host_bytes, host_end);
+  }
+}
+
+TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
+  const TemporaryFolder folder;
+  const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 2});
+  ThreadPool pool(2);
+  int num_spilled = 0;
+  for (uint64_t seed = 0; seed < 25; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomCase random(seed);
+    const TileMap tiles(random.inventory, Layout::kBf16, random.tile_elems);
+    const GradientPlaces places = PlaceGradients(random.placement, tiles, random.elem_bytes());
+    auto store = TensorStore::Create({.directory = folder.Path(std::to_string(seed)),
+                                      .tile_elems = random.tile_elems,
+                                      .gradient_area_bytes = places.area_bytes},
+                                     random.inventory, engine.get());
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_EQ((*store)->gradient_area_bytes(), places.area_bytes);
+
+    MemoryBudget budget(0);
+    const int64_t tile_bytes = random.tile_elems * random.elem_bytes();
+    auto staging = HostBuffer::Create(&budget, "staging", 3 * tile_bytes);
+    ASSERT_TRUE(staging.ok());
+    const auto held = HeldGradients::Create(
+        random.is_bf16, random.placement, store->get(), &budget,
+        {staging->bytes().first(tile_bytes), staging->bytes().subspan(tile_bytes, tile_bytes)});
+    ASSERT_TRUE(held.ok()) << held.status();
+    EXPECT_EQ(budget.used_bytes(), 3 * tile_bytes + places.host_bytes);
+
+    std::vector<std::vector<float>> gradients;
+    for (int layer = 0; layer < random.inventory.num_layers(); ++layer) {
+      std::vector<float>& gradient = gradients.emplace_back(tiles.layer_elems(layer));
+      const LayerSpec& spec = random.inventory.layers()[layer];
+      for (int i = 0; i < spec.num_tensors; ++i) {
+        const TensorSpec& tensor = random.inventory.tensors()[spec.first_tensor + i];
+        for (int64_t j = 0; j < tensor.num_elems; ++j) {
+          const CounterRng values(seed, static_cast<uint64_t>(layer + 1));
+          gradient[tensor.offset_elems + j] =
+              static_cast<float>(values.Normal(static_cast<uint64_t>(tensor.offset_elems + j)));
+        }
+      }
+      ASSERT_EQ((*held)->Hand(layer, gradient, pool), absl::OkStatus());
+    }
+    ASSERT_EQ((*held)->Finish(), absl::OkStatus());
+
+    const std::span<std::byte> read = staging->bytes().subspan(2 * tile_bytes);
+    for (const Tile& tile : tiles.tiles()) {
+      const std::byte* bytes = nullptr;
+      if ((*held)->IsSpilled(tile.layer)) {
+        IoOp op;
+        (*held)->StartReadTile(tile, read, op);
+        ASSERT_EQ(engine->Wait(op), absl::OkStatus());
+        bytes = read.data();
+        ++num_spilled;
+      } else {
+        bytes = (*held)->HostTile(tile);
+      }
+      for (int64_t i = 0; i < tile.num_elems; ++i) {
+        const float expected = gradients[tile.layer][tile.first_elem + i];
+        if (random.is_bf16) {
+          ASSERT_EQ(reinterpret_cast<const Bf16*>(bytes)[i], FloatToBf16(expected)) << i;
+        } else {
+          ASSERT_EQ(reinterpret_cast<const float*>(bytes)[i], expected) << i;
+        }
+      }
+    }
+  }
+  EXPECT_GT(num_spilled, 50);
+}
+
+}  // namespace
+}  // namespace forebay
