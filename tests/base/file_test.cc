@@ -102,6 +102,20 @@ TEST_F(FileTest, ReadingAFolderOrAFifoIsRefusedAndNeverWaits) {
               HasSubstr("not a regular file"));
 }
 
+TEST_F(FileTest, FilesOfTheKernelAreReadThoughTheySayThatTheyAreEmpty) {
+  ASSERT_EQ(*FileSize("/proc/meminfo"), 0);
+  const auto contents = ReadWholeFile("/proc/meminfo", 1 << 20);
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_THAT(*contents, HasSubstr("MemAvailable:"));
+  EXPECT_EQ(ExitCodeOf(ReadWholeFile("/proc/meminfo", 10).status()), ExitCode::kBadInput);
+}
+
+TEST_F(FileTest, LargeFilesAreReadWhole) {
+  const std::string large(300'000, 'x');
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), large + "end").ok());
+  EXPECT_EQ(*ReadWholeFile(Path("f"), 1 << 20), large + "end");
+}
+
 TEST_F(FileTest, AReadPastTheEndSaysThatTheFileIsTruncated) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "12345").ok());
   const auto fd = OpenFile(Path("f"), O_RDONLY);
