@@ -127,6 +127,26 @@ absl::Status UnknownCommand(const std::string& name) {
                   nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
 }
 
+bool IsUtf8(const std::string& text) {
+  try {
+    return !Json(text).dump().empty();
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
+// File names may be any bytes, but run.json, logs and results are JSON, which holds UTF-8 alone.
+absl::Status CheckText(const std::vector<std::string>& args) {
+  for (const std::string& argument : args) {
+    if (IsUtf8(argument)) continue;
+    const std::string shown = Json(argument).dump(-1, ' ', false, Json::error_handler_t::replace);
+    return UsageError(fmt::format(
+        "the argument {} is not valid UTF-8. Rename the file or folder, or name it through a link",
+        shown));
+  }
+  return absl::OkStatus();
+}
+
 int Dispatch(const std::vector<std::string>& args) {
   const std::string name = args.empty() ? "" : args[0];
   if (name.empty() || name == "help" || name == "--help" || name == "-h") {
@@ -139,6 +159,7 @@ int Dispatch(const std::vector<std::string>& args) {
   const auto entry = std::ranges::find(Commands(), command, &CommandEntry::name);
   const bool json = WantsJson(rest);
   if (entry == Commands().end()) return Report(UnknownCommand(name), json);
+  if (const absl::Status text = CheckText(rest); !text.ok()) return Report(text, json);
   return Report(ParseAndRun(*entry, NormalizeFlags(rest)), json);
 }
 

@@ -10,6 +10,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/train/most_tokens.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/run_folder.h"
 
@@ -236,6 +237,12 @@ void CheckTogether(Resolver& resolver) {
         "--layout={} does not go with --precision={}: matrix products read the weights as they are "
         "stored. Leave --layout out, or give both the same value",
         NameOf(options.layout), bf16 ? "bf16" : "fp32"));
+  }
+  const int64_t tokens_per_step = options.batch * options.accum * options.seq;
+  if (tokens_per_step > kMostTokensAtOnce) {
+    resolver.AddProblem(fmt::format(
+        "--batch={} times --accum={} times --seq={} makes steps of {} tokens; the most is {}",
+        options.batch, options.accum, options.seq, tokens_per_step, kMostTokensAtOnce));
   }
   if (resolver.IsGiven("steps") && options.steps > 0 && resolver.IsGiven("epochs")) {
     resolver.AddProblem("--steps and --epochs exclude one another; give one");

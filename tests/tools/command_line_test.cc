@@ -102,6 +102,14 @@ TEST(CommandLine, WithFormatJsonTheErrorIsADocumentOnStdoutToo) {
   EXPECT_THAT(outcome.out, HasSubstr("\"exit_code\":3"));
 }
 
+TEST(CommandLine, AnArgumentThatNoJsonFileCanHoldIsRefused) {
+  for (const char* command : {"clean", "inspect"}) {
+    const Outcome outcome = RunCommand({command, "/nonexistent/\xff", "--format=json"});
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("/nonexistent/\xef\xbf\xbd\" is not valid UTF-8"));
+  }
+}
+
 TEST(CommandLine, AnUnknownFormatIsRefused) {
   const Outcome outcome = RunCommand({"version", "--format=xml"});
   EXPECT_EQ(outcome.exit_code, 2);
