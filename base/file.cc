@@ -44,7 +44,7 @@ absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags) {
   if (!may_create && (error == ENOENT || error == ENOTDIR)) {
     return BadInputError(fmt::format("'{}' does not exist", path));
   }
-  if (may_create && error == ELOOP) {
+  if ((all_flags & O_NOFOLLOW) != 0 && error == ELOOP) {
     return StorageError(
         fmt::format("'{}' is a symbolic link; forebay does not write through links it did not "
                     "make. Remove it or "

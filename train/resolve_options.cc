@@ -33,11 +33,7 @@ class Resolver {
   // `where`: how the user wrote it, for messages ("--batch", "data.batch in run.json").
   void Set(const OptionSpec& spec, const Json& value, std::string_view where,
            std::string_view origin) {
-    if (!spec.set(value, options_)) {
-      AddProblem(fmt::format("{} is {}; allowed: {}", where, value.dump(), spec.allowed));
-      return;
-    }
-    origin_[spec.name] = origin;
+    SetAs(spec, value, value.dump(), where, origin);
   }
 
   void SetText(const OptionSpec& spec, std::string_view text, std::string_view where,
@@ -47,7 +43,8 @@ class Resolver {
       AddProblem(fmt::format("{} is '{}'; allowed: {}", where, text, spec.allowed));
       return;
     }
-    Set(spec, *value, where, origin);
+    // As typed: JSON has no words for nan and inf.
+    SetAs(spec, *value, text, where, origin);
   }
 
   bool IsGiven(const std::string& name) const {
@@ -81,6 +78,16 @@ class Resolver {
   }
 
  private:
+  // `shown`: the value as the user wrote it.
+  void SetAs(const OptionSpec& spec, const Json& value, std::string_view shown,
+             std::string_view where, std::string_view origin) {
+    if (spec.set(value, options_)) {
+      origin_[spec.name] = origin;
+    } else {
+      AddProblem(fmt::format("{} is {}; allowed: {}", where, shown, spec.allowed));
+    }
+  }
+
   TrainOptions options_;
   std::map<std::string, std::string> origin_;
   std::vector<std::string> problems_;

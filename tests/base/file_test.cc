@@ -80,6 +80,13 @@ TEST_F(FileTest, CreatingThroughALinkIsRefused) {
   EXPECT_FALSE(FileExists(Path("elsewhere")));
 }
 
+TEST_F(FileTest, ALinkWhereAFileOfOursShouldBeIsNamed) {
+  ASSERT_TRUE(WriteFileAtomically(Path("precious"), "keep").ok());
+  ASSERT_EQ(::symlink(Path("precious").c_str(), Path("link").c_str()), 0);
+  const auto fd = OpenFile(Path("link"), O_WRONLY | O_NOFOLLOW);
+  EXPECT_THAT(MessageOf(fd.status()), HasSubstr("'" + Path("link") + "' is a symbolic link"));
+}
+
 TEST_F(FileTest, AMissingFileIsBadInputAndNamed) {
   const auto contents = ReadWholeFile(Path("missing"), 100);
   EXPECT_EQ(ExitCodeOf(contents.status()), ExitCode::kBadInput);
