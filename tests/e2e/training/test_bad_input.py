@@ -200,9 +200,9 @@ DATA_FAULTS = [
     ("d.txt", b"words\nand \xff more", 3, ["d.txt:2", "not UTF-8", "0xff", "iconv"]),
     ("d.jsonl", TEXT + b"\n{'text': 1}\n", 3, ["d.jsonl:2", "not valid JSON"]),
     ("d.jsonl", TEXT + b'\n{"txt": "a"}\n', 3, ["d.jsonl:2", "unknown key 'txt'"]),
-    ("d.jsonl", TEXT + b'\n\n{"prompt": "a", "completion": ""}\n' * 2, 3, ["d.jsonl:3"]),
+    ("d.jsonl", TEXT + b'\n\n{"prompt": "", "completion": ""}\n', 3, ["d.jsonl:3", "no trained token"]),
     ("d.jsonl", b'{"prompt": "' + b"x" * 40 + b'", "completion": "y"}', 3, ["d.jsonl:1", "--seq=32", "--truncate"]),
-    ("d.jsonl", b'{"messages": [{"role": "user", "content": "a"}]}', 3, ["d.jsonl:1"]),
+    ("d.jsonl", b'{"messages": [{"role": "user", "content": "a"}]}', 3, ["d.jsonl:1", "chat template", "data pack"]),
     ("d.pdf", b"%PDF", 3, ["d.pdf", ".jsonl"]),
     ("d.packed", b"FBPACKED" + b"\0" * 100, 3, ["d.packed", "damaged", "forebay data pack"]),
 ]
@@ -267,7 +267,7 @@ def test_impossible_values(forebay, good, tmp_path, key, values):
         settings = {name: v for name, v in good.items() if name != key}
         for flag in (f"--{key}={value}", f"--set={key}={value}"):
             message = refusal(forebay, tmp_path, settings, 2, flag)
-            assert_words(message, key, f"'{value}'" if f"'{value}'" in message else value, "allowed: ")
+            assert_words(message, key, value, "allowed: ")
 
 
 def test_impossible_values_in_a_configuration(forebay, good, tmp_path):
@@ -310,13 +310,13 @@ def test_names_that_are_not_utf8(forebay, good, tmp_path):
 
 def test_the_least_memory_that_is_named_works(forebay, good, tmp_path):
     message = refusal(forebay, tmp_path, good, 4, ram="4MiB")
-    assert_words(message, "--ram=4 MiB", "The least that works is --ram=")
+    assert_words(message, "--ram=4.00 MiB", "The least that works is --ram=")
     least = message.split("The least that works is --ram=")[1].split()[0].rstrip(".")
     forebay.run("train", **dict(good, out=tmp_path / "run", ram=least))
 
 
 def test_more_memory_than_the_machine_has(forebay, good, tmp_path):
-    assert_words(refusal(forebay, tmp_path, good, 4, ram="4T"), "--ram=4 TiB", "available", "Use --ram=")
+    assert_words(refusal(forebay, tmp_path, good, 4, ram="4T"), "--ram=4.00 TiB", "available", "Use --ram=")
 
 
 def test_without_ram_a_share_of_what_is_available_is_taken(forebay, good):

@@ -21,12 +21,12 @@ def task(forebay, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def slow_task(forebay, tmp_path_factory):
-    """One layer takes longer than two signals: 512 rows go through each before the next is begun."""
+    """One layer takes longer than two signals: 64 rows go through each before the next is begun."""
     folder = tmp_path_factory.mktemp("slow")
-    tokens, flags = random_rows(512, 128, 256, seed=6)
+    tokens, flags = random_rows(64, 128, 256, seed=6)
     data = write_rows(folder / "data.fbd", tokens, flags, 256)
     model = make_model(forebay, folder / "model", hidden_size=256, intermediate_size=512)
-    return dict(model=model, data=data, batch=8, accum=64, seq=128, steps=3, lr=1e-3, ram="2GiB", threads=1)
+    return dict(model=model, data=data, batch=8, accum=8, seq=128, steps=2, lr=1e-3, ram="2GiB", threads=1)
 
 
 @pytest.fixture(scope="module")
