@@ -70,6 +70,15 @@ std::vector<std::string> FlagNames(const CLI::App& app) {
   return names;
 }
 
+// Of what the command could not place, the arguments that look like flags.
+std::vector<std::string> UnknownFlags(const CLI::App& app) {
+  std::vector<std::string> flags;
+  for (const std::string& argument : app.remaining()) {
+    if (argument.starts_with("--")) flags.push_back(argument);
+  }
+  return flags;
+}
+
 absl::Status UnknownArguments(const CLI::App& app, const std::vector<std::string>& flags,
                               const std::vector<std::string>& rest) {
   std::string message;
@@ -102,6 +111,12 @@ absl::Status ParseAndRun(const CommandEntry& entry, std::vector<std::string> arg
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     return absl::OkStatus();
+  } catch (const CLI::RequiredError& error) {
+    // A required flag that was mistyped is both missing and unknown; the typing error says more.
+    const std::vector<std::string> flags = UnknownFlags(app);
+    if (!flags.empty()) return UnknownArguments(app, flags, app.remaining());
+    return UsageError(
+        fmt::format("{}. 'forebay {} --help' lists all flags", error.what(), entry.name));
   } catch (const CLI::ParseError& error) {
     return UsageError(
         fmt::format("{}. 'forebay {} --help' lists all flags", error.what(), entry.name));
@@ -112,8 +127,7 @@ absl::Status ParseAndRun(const CommandEntry& entry, std::vector<std::string> arg
   CommandContext context;
   context.json = format == "json";
   const std::vector<std::string> rest = app.remaining();
-  std::ranges::copy_if(rest, std::back_inserter(context.unknown_flags),
-                       [](const std::string& argument) { return argument.starts_with("--"); });
+  context.unknown_flags = UnknownFlags(app);
   if (!rest.empty() && (context.unknown_flags.empty() || !command->ReportsUnknownFlags())) {
     return UnknownArguments(app, context.unknown_flags, rest);
   }
