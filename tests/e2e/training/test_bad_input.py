@@ -73,6 +73,11 @@ def assert_words(text, *words):
         assert word in text, text
 
 
+def numbers(cases):
+    """Names of parametrized cases that say nothing: pytest makes folders of them, and messages name folders."""
+    return [str(number) for number in range(len(cases))]
+
+
 # ---- The model ----
 
 CONFIG_FAULTS = [
@@ -93,7 +98,7 @@ CONFIG_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("fault, words", CONFIG_FAULTS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("fault, words", CONFIG_FAULTS, ids=numbers(CONFIG_FAULTS))
 def test_config(forebay, good, model, tmp_path, fault, words):
     path = model / "config.json"
     if fault is None:
@@ -148,7 +153,7 @@ FILE_FAULTS = [
     (lambda p: change_header(p, transpose), ["model.layers.0.mlp.up_proj.weight", "[64, 128]", "[128, 64]"]),
     (lambda p: change_header(p, change_dtype), ["model.layers.0.mlp.up_proj.weight", "I16", "BF16"]),
     (lambda p: change_header(p, overlap), ["overlap"]),
-    (lambda p: p.write_bytes(p.read_bytes()[:-100]), ["truncated"]),
+    (lambda p: p.write_bytes(p.read_bytes()[:-100]), ["bytes of data", "Download the file again"]),
     (lambda p: p.write_bytes(p.read_bytes()[:5]), ["5 bytes"]),
     (lambda p: p.write_bytes(b""), ["0 bytes"]),
     (lambda p: p.write_bytes(struct.pack("<Q", 1 << 60) + b"{}"), ["header"]),
@@ -157,7 +162,7 @@ FILE_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("fault, words", FILE_FAULTS, ids=[str(words) for _, words in FILE_FAULTS])
+@pytest.mark.parametrize("fault, words", FILE_FAULTS, ids=numbers(FILE_FAULTS))
 def test_safetensors(forebay, good, model, tmp_path, fault, words):
     fault(model / "model.safetensors")
     assert_words(refusal(forebay, tmp_path, good, 3, model=model), str(model), *words)
@@ -208,7 +213,7 @@ DATA_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("name, contents, code, words", DATA_FAULTS, ids=[f"{f[0]}-{f[3][-1]}" for f in DATA_FAULTS])
+@pytest.mark.parametrize("name, contents, code, words", DATA_FAULTS, ids=numbers(DATA_FAULTS))
 def test_data(forebay, good, tmp_path, cache, name, contents, code, words):
     (tmp_path / name).write_bytes(contents)
     for key in ("data", "eval_data"):
@@ -261,7 +266,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("key, values", NUMBERS, ids=[key for key, _ in NUMBERS])
+@pytest.mark.parametrize("key, values", NUMBERS, ids=numbers(NUMBERS))
 def test_impossible_values(forebay, good, tmp_path, key, values):
     for value in values:
         settings = {name: v for name, v in good.items() if name != key}
@@ -388,3 +393,35 @@ def test_an_occupied_output_is_found_before_the_data_is_read(forebay, good, tmp_
         changes = dict(out=tmp_path / "mine", data=tmp_path / "not-there")
         assert_words(refusal(forebay, tmp_path, good, 2, *flags, **changes), "mine", "not empty")
     assert os.listdir(tmp_path / "mine") == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_the_least_memory_without_training_works_too(forebay, good, tmp_path, cache, command):
+    (tmp_path / "d.txt").write_text("some words")
+    what = dict(data=tmp_path / "d.txt", seq=SEQ) if command == "eval" else dict(prompt="some", max_tokens=4)
+    refused = forebay.run(command, check=False, model=good["model"], ram="3MiB", **what)
+    assert refused.returncode == 4, refused.stderr
+    assert_words(refused.stderr, "3.00 MiB", "at least", "Use --ram=")
+    least = refused.stderr.split("Use --ram=")[1].split()[0]
+    forebay.run(command, model=good["model"], ram=least, **what)
+
+
+@pytest.mark.parametrize("command", ["eval", "generate", "inspect", "plan"])
+def test_a_damaged_model_is_named_by_every_command(forebay, good, model, tmp_path, cache, command):
+    (tmp_path / "d.txt").write_text("some words")
+    arguments = {
+        "eval": [f"--model={model}", f"--data={tmp_path / 'd.txt'}", f"--seq={SEQ}", "--ram=1GiB"],
+        "generate": [f"--model={model}", "--prompt=some", "--ram=1GiB"],
+        "inspect": [str(model)],
+        "plan": [str(model), "--ram=1GiB", f"--seq={SEQ}"],
+    }[command]
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    if command != "plan":  # which asks for the sizes in config.json alone
+        refused = forebay.run(command, *arguments, check=False)
+        assert refused.returncode == 3, refused.stderr
+        assert_words(refused.stderr, "model.safetensors", "bytes of data", "Download the file again")
+    (model / "config.json").write_text("{")
+    refused = forebay.run(command, *arguments, check=False)
+    assert refused.returncode == 3, refused.stderr
+    assert_words(refused.stderr, "config.json", "line 1")
