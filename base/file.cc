@@ -16,6 +16,9 @@
 namespace forebay {
 namespace {
 
+// Asked for beyond the size that a file claims, so that its end shows without a further call.
+constexpr size_t kReadAheadBytes = 4096;
+
 absl::Status WriteNewFile(const std::string& path, std::string_view contents) {
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
   FOREBAY_RETURN_IF_ERROR(PwriteAll(fd.get(), std::as_bytes(std::span(contents)), 0, path));
@@ -41,7 +44,7 @@ absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags) {
   if (!may_create && (error == ENOENT || error == ENOTDIR)) {
     return BadInputError(fmt::format("'{}' does not exist", path));
   }
-  if (may_create && error == ELOOP) {
+  if ((all_flags & O_NOFOLLOW) != 0 && error == ELOOP) {
     return StorageError(
         fmt::format("'{}' is a symbolic link; forebay does not write through links it did not "
                     "make. Remove it or "
@@ -109,13 +112,25 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_b
   if (::fstat(fd.get(), &info) != 0)
     return StorageError(fmt::format("stat of '{}' failed", path), errno);
   if (!S_ISREG(info.st_mode)) return BadInputError(fmt::format("'{}' is not a regular file", path));
-  if (info.st_size > max_bytes) {
+  const auto too_long = [&](int64_t size_bytes) {
     return BadInputError(fmt::format("'{}' has {} bytes; at most {} are expected in such a file",
-                                     path, info.st_size, max_bytes));
+                                     path, size_bytes, max_bytes));
+  };
+  if (info.st_size > max_bytes) return too_long(info.st_size);
+  // To the end of the file, not for st_size bytes: files of /proc and /sys say 0 and have contents.
+  std::string contents;
+  for (;;) {
+    const size_t done = contents.size();
+    const size_t left = static_cast<size_t>(info.st_size) > done ? info.st_size - done : 0;
+    contents.resize(done + left + kReadAheadBytes);
+    const ssize_t got =
+        ::pread(fd.get(), contents.data() + done, contents.size() - done, static_cast<off_t>(done));
+    contents.resize(done + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (got < 0 && errno != EINTR)
+      return StorageError(fmt::format("reading '{}' failed", path), errno);
+    if (static_cast<int64_t>(contents.size()) > max_bytes) return too_long(contents.size());
+    if (got == 0) return contents;
   }
-  std::string contents(static_cast<size_t>(info.st_size), '\0');
-  FOREBAY_RETURN_IF_ERROR(PreadAll(fd.get(), std::as_writable_bytes(std::span(contents)), 0, path));
-  return contents;
 }
 
 absl::Status WriteFileAtomically(const std::string& path, std::string_view contents) {

@@ -41,7 +41,10 @@ absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view source,
     return BadInputError(
         fmt::format("{}: not valid JSON at line {}, column {}", source, line, column));
   } catch (const Json::exception& error) {
-    return BadInputError(fmt::format("{}: not valid JSON ({})", source, error.what()));
+    // "[json.exception.out_of_range.406] number overflow parsing '1e999'"
+    const std::string_view what = error.what();
+    return BadInputError(
+        fmt::format("{}: not valid JSON ({})", source, what.substr(what.find(']') + 2)));
   }
 }
 

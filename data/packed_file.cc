@@ -186,8 +186,9 @@ absl::Status PackedFile::Impl::SetInfo(const Header& header, const std::string& 
       header.longest_segment > header.seq) {
     return Damaged(path, "the counts in its header contradict each other");
   }
-  FOREBAY_ASSIGN_OR_RETURN(const Json json,
-                           ParseJson(info_text, fmt::format("info of '{}'", path)));
+  const absl::StatusOr<Json> parsed = ParseJson(info_text, "its info");
+  if (!parsed.ok()) return Damaged(path, MessageOf(parsed.status()));
+  const Json& json = *parsed;
   if (!json.is_object() || !json.contains("tokenizer_digest") ||
       !json["tokenizer_digest"].is_string() || !json.contains("provenance") ||
       !json["provenance"].is_object()) {

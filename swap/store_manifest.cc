@@ -1,5 +1,6 @@
 #include "forebay/swap/store_manifest.h"
 
+#include <limits>
 #include <utility>
 
 #include "fmt/format.h"
@@ -12,6 +13,7 @@ namespace {
 constexpr char kFormat[] = "forebay-store";
 constexpr int64_t kManifestVersion = 1;
 constexpr char kChecksumKey[] = "xxh3_128";
+constexpr int64_t kMaxElems = int64_t{1} << 48;
 
 // Of the object without its checksum, as one line: blanks may change, values may not.
 std::string ChecksumOf(Json json) {
@@ -60,7 +62,20 @@ bool IsSane(const Shape& shape) {
   for (const int64_t extent : shape) {
     if (extent < 0 || __builtin_mul_overflow(count, extent, &count)) return false;
   }
-  return count <= int64_t{1} << 48;
+  return count <= kMaxElems;
+}
+
+// Whether tiles can be counted with int and bytes with int64: nothing that a model could need is
+// more.
+bool IsSane(const Inventory& inventory, int64_t tile_elems) {
+  int64_t num_elems = 0;
+  int64_t num_tiles = 0;
+  for (const LayerSpec& layer : inventory.layers()) {
+    num_elems += layer.num_elems;
+    num_tiles += layer.num_elems / tile_elems + 1;
+    if (num_elems > kMaxElems || num_tiles > std::numeric_limits<int>::max()) return false;
+  }
+  return true;
 }
 
 // Throws Json::exception on keys that are missing or of a wrong type; false on values that do not
@@ -70,7 +85,8 @@ bool LayersFromJson(const Json& layers, Inventory& inventory) {
     inventory.BeginLayer(layer.at("name").get<std::string>());
     for (const Json& tensor : layer.at("tensors")) {
       auto shape = tensor.at("shape").get<Shape>();
-      if (!IsSane(shape)) return false;
+      // Also the sum so far, so that no offset or sum of what follows overflows.
+      if (!IsSane(shape) || inventory.num_params() > kMaxElems) return false;
       const int index = inventory.Add(tensor.at("name").get<std::string>(), std::move(shape),
                                       tensor.at("role").get<int>(), tensor.at("decay").get<bool>());
       const auto offset_elems = tensor.at("offset_elems").get<int64_t>();
@@ -88,7 +104,8 @@ bool FieldsFromJson(const Json& json, StoreManifest& manifest) {
   manifest.tile_elems = json.at("tile_elems").get<int64_t>();
   return FromHex(json.at("uuid").get<std::string>(), manifest.uuid) && manifest.tile_elems > 0 &&
          manifest.tile_elems % kLayerAlignElems == 0 &&
-         LayersFromJson(json.at("layers"), manifest.inventory);
+         LayersFromJson(json.at("layers"), manifest.inventory) &&
+         IsSane(manifest.inventory, manifest.tile_elems);
 }
 
 }  // namespace

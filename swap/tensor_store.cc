@@ -366,6 +366,26 @@ absl::Status TensorStore::CheckGradientArea(int64_t size_bytes) const {
       free_bytes, FormatBytes(missing_bytes - free_bytes)));
 }
 
+absl::StatusOr<int64_t> TensorStore::Remove(const std::string& directory) {
+  const std::string lock_path = JoinPath(directory, kLockName);
+  if (!FileExists(lock_path)) {
+    return BadInputError(fmt::format(
+        "'{}' holds no store of forebay ('{}' is missing), so nothing of it was removed", directory,
+        kLockName));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const UniqueFd lock, TakeStoreLock(lock_path));
+  int64_t freed_bytes = 0;
+  for (const char* name : kDataNames) {
+    const std::string path = JoinPath(directory, name);
+    freed_bytes += FileExists(path) ? FileSize(path).value_or(0) : 0;
+  }
+  RemoveStoreFiles(directory);
+  ::unlink(lock_path.c_str());
+  // Fails where something else is in the folder, which then stays.
+  ::rmdir(directory.c_str());
+  return freed_bytes;
+}
+
 const Inventory& TensorStore::inventory() const {
   return impl_->manifest.inventory;
 }

@@ -56,6 +56,10 @@ class TensorStore {
   // version), EnvironmentError (in use by another process), BadInputError (no store there).
   static absl::StatusOr<std::unique_ptr<TensorStore>> Open(const std::string& directory,
                                                            Engine* engine);
+  // Removes the files of the store in `directory`, whole or not, and the folder when nothing else
+  // is in it; what no store makes stays. Returns the bytes that were freed. EnvironmentError (in
+  // use), BadInputError (no store there).
+  static absl::StatusOr<int64_t> Remove(const std::string& directory);
   ~TensorStore();
 
   static int64_t DiskBytes(const TileMap& tiles, int64_t gradient_area_bytes);

@@ -2,6 +2,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/tools/command.h"
 #include "forebay/tools/model_flags.h"
+#include "forebay/tools/number_checks.h"
 #include "forebay/train/generate_text.h"
 
 namespace forebay {
@@ -20,13 +21,14 @@ class GenerateCommand : public Command {
     app.add_option("--temperature", options_.sampling.temperature,
                    "0: the likeliest token each time (default: 0)")
         ->type_name("X")
-        ->check(CLI::Range(0.0, 100.0));
+        ->check(CheckReal(0, 100));
     app.add_option("--top_p", options_.sampling.top_p,
                    "only the likeliest tokens with this probability (default: 1)")
         ->type_name("X")
-        ->check(CLI::Range(1e-6, 1.0));
+        ->check(CheckReal(1e-6, 1));
     app.add_option("--seed", options_.sampling.seed, "of the random choices (default: 0)")
-        ->type_name("N");
+        ->type_name("N")
+        ->check(CheckSeed);
   }
 
   absl::Status Run(const CommandContext& context) override {

@@ -7,6 +7,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/tools/command.h"
+#include "forebay/tools/number_checks.h"
 #include "forebay/tools/progress_line.h"
 #include "forebay/train/init_model.h"
 
@@ -23,7 +24,9 @@ class InitCommand : public Command {
     app.add_option("--out", options_.out, "folder to make")->type_name("PATH")->required();
     app.add_flag("--run", options_.as_run,
                  "make a run of step 0 for 'train --resume', not a model folder");
-    app.add_option("--seed", options_.seed, "of the random numbers (default: 0)")->type_name("N");
+    app.add_option("--seed", options_.seed, "of the random numbers (default: 0)")
+        ->type_name("N")
+        ->check(CheckSeed);
     app.add_option("--dtype", options_.dtype, "of the weights (default: the config's)")
         ->type_name("bf16|fp16|fp32")
         ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));

@@ -70,6 +70,15 @@ std::vector<std::string> FlagNames(const CLI::App& app) {
   return names;
 }
 
+// Of what the command could not place, the arguments that look like flags.
+std::vector<std::string> UnknownFlags(const CLI::App& app) {
+  std::vector<std::string> flags;
+  for (const std::string& argument : app.remaining()) {
+    if (argument.starts_with("--")) flags.push_back(argument);
+  }
+  return flags;
+}
+
 absl::Status UnknownArguments(const CLI::App& app, const std::vector<std::string>& flags,
                               const std::vector<std::string>& rest) {
   std::string message;
@@ -102,6 +111,12 @@ absl::Status ParseAndRun(const CommandEntry& entry, std::vector<std::string> arg
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     return absl::OkStatus();
+  } catch (const CLI::RequiredError& error) {
+    // A required flag that was mistyped is both missing and unknown; the typing error says more.
+    const std::vector<std::string> flags = UnknownFlags(app);
+    if (!flags.empty()) return UnknownArguments(app, flags, app.remaining());
+    return UsageError(
+        fmt::format("{}. 'forebay {} --help' lists all flags", error.what(), entry.name));
   } catch (const CLI::ParseError& error) {
     return UsageError(
         fmt::format("{}. 'forebay {} --help' lists all flags", error.what(), entry.name));
@@ -112,8 +127,7 @@ absl::Status ParseAndRun(const CommandEntry& entry, std::vector<std::string> arg
   CommandContext context;
   context.json = format == "json";
   const std::vector<std::string> rest = app.remaining();
-  std::ranges::copy_if(rest, std::back_inserter(context.unknown_flags),
-                       [](const std::string& argument) { return argument.starts_with("--"); });
+  context.unknown_flags = UnknownFlags(app);
   if (!rest.empty() && (context.unknown_flags.empty() || !command->ReportsUnknownFlags())) {
     return UnknownArguments(app, context.unknown_flags, rest);
   }
@@ -125,6 +139,26 @@ absl::Status UnknownCommand(const std::string& name) {
   return UsageError(
       fmt::format("unknown command '{}'{}\n  'forebay --help' lists all commands", name,
                   nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+}
+
+bool IsUtf8(const std::string& text) {
+  try {
+    return !Json(text).dump().empty();
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
+// File names may be any bytes, but run.json, logs and results are JSON, which holds UTF-8 alone.
+absl::Status CheckText(const std::vector<std::string>& args) {
+  for (const std::string& argument : args) {
+    if (IsUtf8(argument)) continue;
+    const std::string shown = Json(argument).dump(-1, ' ', false, Json::error_handler_t::replace);
+    return UsageError(fmt::format(
+        "the argument {} is not valid UTF-8. Rename the file or folder, or name it through a link",
+        shown));
+  }
+  return absl::OkStatus();
 }
 
 int Dispatch(const std::vector<std::string>& args) {
@@ -139,6 +173,7 @@ int Dispatch(const std::vector<std::string>& args) {
   const auto entry = std::ranges::find(Commands(), command, &CommandEntry::name);
   const bool json = WantsJson(rest);
   if (entry == Commands().end()) return Report(UnknownCommand(name), json);
+  if (const absl::Status text = CheckText(rest); !text.ok()) return Report(text, json);
   return Report(ParseAndRun(*entry, NormalizeFlags(rest)), json);
 }
 

@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
   if (status.ok()) return store;
   store.reset();
   // The first error is the one to report; a store left behind is named by the next start.
-  RemoveTree(options.directory).IgnoreError();
+  TensorStore::Remove(options.directory).IgnoreError();
   return Annotate(status, fmt::format("filling the store in '{}'", options.directory));
 }
 

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/data/data_program.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/train/model_session.h"
+#include "forebay/train/most_tokens.h"
 #include "forebay/train/pack_cache.h"
 
 namespace forebay {
@@ -31,6 +33,11 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOption
 absl::StatusOr<EvaluationResult> EvaluateModel(
     const EvaluateModelOptions& options,
     const std::function<void(const std::string&, double)>& progress) {
+  if (options.batch * options.seq > kMostTokensAtOnce) {
+    return UsageError(fmt::format("--batch={} times --seq={} is {} tokens; the most is {}",
+                                  options.batch, options.seq, options.batch * options.seq,
+                                  kMostTokensAtOnce));
+  }
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.model));
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<PackedFile> data, OpenPacked(options, config));
   const int64_t num_batches = (data->info().num_rows + options.batch - 1) / options.batch;

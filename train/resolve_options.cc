@@ -10,6 +10,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/train/most_tokens.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/run_folder.h"
 
@@ -31,11 +32,7 @@ class Resolver {
   // `where`: how the user wrote it, for messages ("--batch", "data.batch in run.json").
   void Set(const OptionSpec& spec, const Json& value, std::string_view where,
            std::string_view origin) {
-    if (!spec.set(value, options_)) {
-      AddProblem(fmt::format("{} is {}; allowed: {}", where, value.dump(), spec.allowed));
-      return;
-    }
-    origin_[spec.name] = origin;
+    SetAs(spec, value, value.dump(), where, origin);
   }
 
   void SetText(const OptionSpec& spec, std::string_view text, std::string_view where,
@@ -45,7 +42,8 @@ class Resolver {
       AddProblem(fmt::format("{} is '{}'; allowed: {}", where, text, spec.allowed));
       return;
     }
-    Set(spec, *value, where, origin);
+    // As typed: JSON has no words for nan and inf.
+    SetAs(spec, *value, text, where, origin);
   }
 
   bool IsGiven(const std::string& name) const {
@@ -79,6 +77,16 @@ class Resolver {
   }
 
  private:
+  // `shown`: the value as the user wrote it.
+  void SetAs(const OptionSpec& spec, const Json& value, std::string_view shown,
+             std::string_view where, std::string_view origin) {
+    if (spec.set(value, options_)) {
+      origin_[spec.name] = origin;
+    } else {
+      AddProblem(fmt::format("{} is {}; allowed: {}", where, shown, spec.allowed));
+    }
+  }
+
   TrainOptions options_;
   std::map<std::string, std::string> origin_;
   std::vector<std::string> problems_;
@@ -236,6 +244,12 @@ void CheckTogether(Resolver& resolver) {
         "--layout={} does not go with --precision={}: matrix products read the weights as they are "
         "stored. Leave --layout out, or give both the same value",
         NameOf(options.layout), bf16 ? "bf16" : "fp32"));
+  }
+  const int64_t tokens_per_step = options.batch * options.accum * options.seq;
+  if (tokens_per_step > kMostTokensAtOnce) {
+    resolver.AddProblem(fmt::format(
+        "--batch={} times --accum={} times --seq={} makes steps of {} tokens; the most is {}",
+        options.batch, options.accum, options.seq, tokens_per_step, kMostTokensAtOnce));
   }
   if (resolver.IsGiven("steps") && options.steps > 0 && resolver.IsGiven("epochs")) {
     resolver.AddProblem("--steps and --epochs exclude one another; give one");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <numeric>
 #include <vector>
 
@@ -38,16 +37,6 @@ absl::Status HashValues(Xxh3_128& hash, int64_t num_elems, std::vector<float>& c
 
 }  // namespace
 
-RunPaths::RunPaths(std::string out_directory)
-    : out(std::move(out_directory)),
-      run_json(JoinPath(out, "run.json")),
-      resolved_config(JoinPath(out, "resolved_config.json")),
-      plan(JoinPath(out, "plan.json")),
-      metrics(JoinPath(out, "metrics.jsonl")),
-      events(JoinPath(out, "events.log")),
-      model(JoinPath(out, "model")),
-      exports(JoinPath(out, "exports")) {}
-
 bool IsRunFolder(const std::string& directory) {
   return FileExists(RunPaths(directory).run_json);
 }
@@ -59,8 +48,11 @@ absl::StatusOr<Json> ReadRunJson(const std::string& run_directory) {
         fmt::format("'{}' is not a run folder of forebay (it has no run.json)", run_directory));
   }
   FOREBAY_ASSIGN_OR_RETURN(Json json, ReadJsonFile(paths.run_json, kMaxRunJsonBytes));
+  const auto has_text = [&](const char* key) {
+    return json.contains(key) && json[key].is_string();
+  };
   if (!json.is_object() || !json.contains("format") || json["format"] != kRunFormat ||
-      !json.contains("store") || !json["store"].is_string()) {
+      !has_text("state") || !has_text("store") || !has_text("model")) {
     return CorruptError(fmt::format(
         "'{}' is damaged or was written by another version of forebay (this one reads format {})",
         paths.run_json, kRunFormat));
@@ -128,19 +120,8 @@ absl::StatusOr<std::string> ModelDigest(const std::string& model_directory) {
 absl::StatusOr<int64_t> CleanRun(const std::string& run_directory) {
   FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(run_directory));
   if (!IsDirectory(directory)) return 0;
-  // Opening takes the lock: a run that is training keeps its store. A store that cannot be opened
-  // for another reason (damaged, or never finished) is removed all the same: that is what was asked
-  // for.
-  const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
-  const auto store = TensorStore::Open(directory, engine.get());
-  if (!store.ok() && ExitCodeOf(store.status()) == ExitCode::kEnvironment) return store.status();
-  int64_t freed = 0;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    if (entry.is_regular_file(error)) freed += static_cast<int64_t>(entry.file_size(error));
-  }
-  FOREBAY_RETURN_IF_ERROR(RemoveTree(directory));
-  return freed;
+  // Only what stores are made of: run.json may have been written by anybody.
+  return TensorStore::Remove(directory);
 }
 
 }  // namespace forebay

@@ -4,16 +4,27 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
+#include "forebay/base/file.h"
 #include "forebay/base/json.h"
 #include "forebay/swap/tensor_store.h"
 
 namespace forebay {
 
 struct RunPaths {
-  explicit RunPaths(std::string out_directory);
+  explicit RunPaths(std::string out_directory)
+      : out(std::move(out_directory)),
+        run_json(JoinPath(out, "run.json")),
+        resolved_config(JoinPath(out, "resolved_config.json")),
+        plan(JoinPath(out, "plan.json")),
+        metrics(JoinPath(out, "metrics.jsonl")),
+        events(JoinPath(out, "events.log")),
+        model(JoinPath(out, "model")),
+        exports(JoinPath(out, "exports")) {}
+
   std::string out;
   std::string run_json;  // where the store is, model folder, fingerprint: what a resume compares
   std::string resolved_config;  // resolved_config.json

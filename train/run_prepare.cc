@@ -4,11 +4,13 @@
 #include <cmath>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/output_folder.h"
 #include "forebay/data/data_program.h"
 #include "forebay/data/sampler.h"
 #include "forebay/model/safetensors.h"
@@ -90,22 +92,18 @@ absl::Status WriteRunJson(const PreparedRun& run, std::string_view state, const 
   return WriteFileAtomically(run.paths.run_json, json.dump(2) + "\n");
 }
 
-// An --out that is new, empty, or holds a start that never reached its first commit. UsageError
-// otherwise.
-absl::Status ClaimOutFolder(const PreparedRun& run) {
-  const std::string& out = run.options.out;
-  if (!FileExists(out)) return MakeDirectories(out);
-  if (!IsDirectory(out)) return UsageError(fmt::format("--out '{}' is not a folder", out));
-  if (IsRunFolder(out)) {
-    FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(out));
-    if (json.value("state", "") != "creating") {
-      return UsageError(fmt::format(
-          "--out '{}' holds another run. Continue it with --resume, or choose another folder",
-          out));
-    }
-    FOREBAY_ASSIGN_OR_RETURN(const std::string store, StoreDirectoryOf(out));
-    return RemoveTree(store);
-  }
+// The store of a start in --out that never reached its first commit, whose remains may be replaced;
+// "" when there is none. UsageError when --out holds a whole run.
+absl::StatusOr<std::string> StoreOfUnfinishedStart(const std::string& out) {
+  if (!IsRunFolder(out)) return std::string();
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(out));
+  if (json["state"] == "creating") return StoreDirectoryOf(out);
+  return UsageError(fmt::format(
+      "--out '{}' holds another run. Continue it with --resume, or choose another folder", out));
+}
+
+absl::Status CheckOutIsEmpty(const std::string& out) {
+  if (!FileExists(out)) return absl::OkStatus();
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(out, error)) {
     // A start that was killed while it wrote its first file leaves this behind.
@@ -117,20 +115,74 @@ absl::Status ClaimOutFolder(const PreparedRun& run) {
   return absl::OkStatus();
 }
 
+absl::Status CheckStoreFolderIsFree(const std::string& store) {
+  std::error_code error;
+  const bool is_link = std::filesystem::is_symlink(store, error);
+  if (!is_link && !FileExists(store)) return absl::OkStatus();
+  if (!is_link && IsDirectory(store) && std::filesystem::is_empty(store, error))
+    return absl::OkStatus();
+  return UsageError(fmt::format(
+      "the swap area of this run would be '{}', which holds something already: perhaps that of a "
+      "run with the same --out, whose folder was removed since. Remove it if nothing of it is "
+      "needed, or choose another --out or --nvme",
+      store));
+}
+
+// What a new run may put its files into: an --out that is new, empty, or holds an unfinished start,
+// and a folder for the store that is new or empty. UsageError otherwise; StorageError where nothing
+// can be written. Changes nothing.
+absl::Status CheckFoldersAreFree(const TrainOptions& options) {
+  const std::string& out = options.out;
+  const std::string store = NewStoreDirectory(options);
+  if (FileExists(out) && !IsDirectory(out))
+    return UsageError(fmt::format("--out '{}' is not a folder", out));
+  FOREBAY_RETURN_IF_ERROR(Annotate(CheckWritable(out), "--out"));
+  FOREBAY_RETURN_IF_ERROR(
+      Annotate(CheckWritable(store), options.nvme.empty() ? "--out" : "--nvme"));
+  FOREBAY_ASSIGN_OR_RETURN(const std::string unfinished, StoreOfUnfinishedStart(out));
+  if (unfinished.empty()) FOREBAY_RETURN_IF_ERROR(CheckOutIsEmpty(out));
+  return unfinished == store ? absl::OkStatus() : CheckStoreFolderIsFree(store);
+}
+
+// Takes the folders of a new run. Once run.json says "creating", what lies in the store's folder is
+// ours to remove; before that it is not.
+absl::Status ClaimFolders(const PreparedRun& run) {
+  const std::string& out = run.options.out;
+  FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
+  FOREBAY_RETURN_IF_ERROR(MakeDirectories(out));
+  FOREBAY_ASSIGN_OR_RETURN(const std::string unfinished, StoreOfUnfinishedStart(out));
+  if (unfinished.empty()) return absl::OkStatus();
+  const absl::Status removed = TensorStore::Remove(unfinished).status();
+  // BadInput: the start was stopped before it had made a store.
+  return ExitCodeOf(removed) == ExitCode::kBadInput ? absl::OkStatus() : removed;
+}
+
 absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolved) {
   FOREBAY_RETURN_IF_ERROR(
       WriteFileAtomically(run.paths.resolved_config, resolved.resolved.dump(2) + "\n"));
   return WriteFileAtomically(run.paths.plan, ToJson(run.plan).dump(2) + "\n");
 }
 
+// The weights that a new run starts from: the tensors of the inventory in the model's files.
+struct ModelSource {
+  Inventory inventory;
+  std::unique_ptr<CheckpointReader> reader;
+  std::vector<const CheckpointReader::Tensor*> tensors;  // in the order of the inventory
+};
+
+absl::StatusOr<ModelSource> OpenModel(const PreparedRun& run) {
+  ModelSource source;
+  source.inventory = BuildInventory(run.config);
+  FOREBAY_ASSIGN_OR_RETURN(source.reader, CheckpointReader::Open(run.options.model));
+  FOREBAY_ASSIGN_OR_RETURN(source.tensors,
+                           MatchCheckpoint(*source.reader, run.config, source.inventory));
+  return source;
+}
+
 absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
-                       TrainObserver& observer, PreparedRun& run) {
-  const Inventory inventory = BuildInventory(run.config);
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
-                           CheckpointReader::Open(run.options.model));
-  FOREBAY_ASSIGN_OR_RETURN(const auto sources, MatchCheckpoint(*reader, run.config, inventory));
+                       const ModelSource& source, TrainObserver& observer, PreparedRun& run) {
   if (run.options.dry_run) return absl::OkStatus();
-  FOREBAY_RETURN_IF_ERROR(ClaimOutFolder(run));
+  FOREBAY_RETURN_IF_ERROR(ClaimFolders(run));
   FOREBAY_RETURN_IF_ERROR(WriteRunJson(run, "creating", fingerprint));
   FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
   StoreOptions store;
@@ -141,15 +193,15 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   int64_t done_elems = 0;
   const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
     // The store has its own copy of the inventory; names identify tensors in both.
-    const int64_t position = inventory.Find(tensor.name) - inventory.tensors().data();
+    const int64_t position = source.inventory.Find(tensor.name) - source.inventory.tensors().data();
     done_elems += tensor.num_elems;
-    observer.OnPhase("importing the model",
-                     static_cast<double>(done_elems) / static_cast<double>(inventory.num_params()));
-    return reader->ReadF32(*sources[position], 0, values);
+    observer.OnPhase("importing the model", static_cast<double>(done_elems) /
+                                                static_cast<double>(source.inventory.num_params()));
+    return source.reader->ReadF32(*source.tensors[position], 0, values);
   };
   CommitInfo first;
   first.trainer = {{"num_steps", run.num_steps}};
-  FOREBAY_ASSIGN_OR_RETURN(run.store, CreateFilledStore(store, inventory, fill, first,
+  FOREBAY_ASSIGN_OR_RETURN(run.store, CreateFilledStore(store, source.inventory, fill, first,
                                                         run.engine.get(), run.budget.get()));
   return WriteRunJson(run, "ready", fingerprint);
 }
@@ -212,10 +264,16 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
   run.engine = CreateThreadsEngine({.num_threads = run.options.io_threads});
+  // The folders first, then the model: a look at either costs nothing, while making tokens of the
+  // data may take minutes.
+  if (!run.options.resume) FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
   FOREBAY_ASSIGN_OR_RETURN(run.config, ReadDecoderConfig(run.options.model));
   Json run_json;
+  ModelSource source;
   if (run.options.resume) {
     FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(run));
+  } else {
+    FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options));
   observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
@@ -225,12 +283,19 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
                              OpenData(run.options.eval_data, run.options, run.config));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.num_steps, NumSteps(run.options, run.data->info()));
+  if (run.options.warmup > run.num_steps) {
+    return UsageError(fmt::format(
+        "--warmup={} is longer than the run: --epochs={} of '{}' are {} steps of {} rows, so the "
+        "learning rate would never reach --lr",
+        run.options.warmup, run.options.epochs, run.options.data, run.num_steps,
+        run.options.batch * run.options.accum));
+  }
   FOREBAY_ASSIGN_OR_RETURN(const Json fingerprint,
                            MakeFingerprint(run.options, run.num_steps, run.data->info()));
   run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
   FOREBAY_RETURN_IF_ERROR(run.resumed ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
-                                      : CreateRun(resolved, fingerprint, observer, run));
+                                      : CreateRun(resolved, fingerprint, source, observer, run));
   return run;
 }
 

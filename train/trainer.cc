@@ -10,6 +10,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/base/output_folder.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/sampler.h"
 #include "forebay/train/clip.h"
@@ -284,7 +285,7 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
 }
 
 absl::Status TrainingRun::SaveExport(int64_t step) {
-  FOREBAY_RETURN_IF_ERROR(MakeDirectories(prepared_.paths.exports));
+  FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(prepared_.paths.exports));
   const std::string destination = JoinPath(prepared_.paths.exports, fmt::format("step-{}", step));
   FOREBAY_RETURN_IF_ERROR(
       ExportModel(session_->store(), prepared_.model_directory, destination,

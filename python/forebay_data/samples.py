@@ -142,9 +142,9 @@ class SampleReader:
         return [record["prompt"], record["completion"]], make
 
     def _plan_chat(self, where, record):
-        if self._template is None:
-            self._template = self._load_template()
         try:
+            if self._template is None:
+                self._template = self._load_template()
             text, spans = self._template.render_with_spans(record["messages"], self._tokenizer.special_texts)
         except BadInputError as error:
             raise BadInputError(f"{where}: {error}") from None

@@ -139,8 +139,8 @@ class ChatTemplate:
         head, mark, tail = rendered.partition(_BEGIN)
         if not mark or not text.startswith(head) or not text.endswith(tail):
             raise BadInputError(f"the chat template in {self._source} writes turn {index + 1} in a way that does not "
-                                "show what the assistant says; mark it with {% generation %} blocks and give the "
-                                "template with --template")
+                                "show what the assistant says; mark it with {% generation %} blocks and pack the data "
+                                "with 'forebay data pack --template=FILE'")
         return len(head), len(text) - len(tail)
 
 
@@ -187,6 +187,7 @@ def load_chat_template(tokenizer, template_path=None, now=lambda: PACKING_DATE):
         text = named.get("default")
     if not isinstance(text, str):
         raise BadInputError(f"the model in '{tokenizer.folder}' has no chat template (neither chat_template.jinja nor "
-                            "'chat_template' in tokenizer_config.json): give one with --template FILE, or use "
-                            "prompt and completion instead of messages")
+                            "'chat_template' in tokenizer_config.json): put its chat_template.jinja there, "
+                            "pack the data with 'forebay data pack --template=FILE', or use prompt and completion "
+                            "instead of messages")
     return ChatTemplate(text, f"'{path}'", tokenizer.special_tokens, now)

@@ -80,6 +80,13 @@ TEST_F(FileTest, CreatingThroughALinkIsRefused) {
   EXPECT_FALSE(FileExists(Path("elsewhere")));
 }
 
+TEST_F(FileTest, ALinkWhereAFileOfOursShouldBeIsNamed) {
+  ASSERT_TRUE(WriteFileAtomically(Path("precious"), "keep").ok());
+  ASSERT_EQ(::symlink(Path("precious").c_str(), Path("link").c_str()), 0);
+  const auto fd = OpenFile(Path("link"), O_WRONLY | O_NOFOLLOW);
+  EXPECT_THAT(MessageOf(fd.status()), HasSubstr("'" + Path("link") + "' is a symbolic link"));
+}
+
 TEST_F(FileTest, AMissingFileIsBadInputAndNamed) {
   const auto contents = ReadWholeFile(Path("missing"), 100);
   EXPECT_EQ(ExitCodeOf(contents.status()), ExitCode::kBadInput);
@@ -100,6 +107,20 @@ TEST_F(FileTest, ReadingAFolderOrAFifoIsRefusedAndNeverWaits) {
   ASSERT_EQ(::mkfifo(Path("fifo").c_str(), 0600), 0);
   EXPECT_THAT(MessageOf(ReadWholeFile(Path("fifo"), 100).status()),
               HasSubstr("not a regular file"));
+}
+
+TEST_F(FileTest, FilesOfTheKernelAreReadThoughTheySayThatTheyAreEmpty) {
+  ASSERT_EQ(*FileSize("/proc/meminfo"), 0);
+  const auto contents = ReadWholeFile("/proc/meminfo", 1 << 20);
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_THAT(*contents, HasSubstr("MemAvailable:"));
+  EXPECT_EQ(ExitCodeOf(ReadWholeFile("/proc/meminfo", 10).status()), ExitCode::kBadInput);
+}
+
+TEST_F(FileTest, LargeFilesAreReadWhole) {
+  const std::string large(300'000, 'x');
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), large + "end").ok());
+  EXPECT_EQ(*ReadWholeFile(Path("f"), 1 << 20), large + "end");
 }
 
 TEST_F(FileTest, AReadPastTheEndSaysThatTheFileIsTruncated) {

@@ -54,7 +54,7 @@ TEST(ParseJson, RefusesTextThatIsNotUtf8) {
 }
 
 TEST(ParseJson, RefusesNumbersThatNoDoubleHolds) {
-  EXPECT_THAT(ErrorOf("[1e999]"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(ErrorOf("[1e999]"), HasSubstr("not valid JSON (number overflow parsing '1e999')"));
 }
 
 TEST(ParseJson, CommentsAreForConfigurationFilesAlone) {

@@ -1,6 +1,7 @@
 #include "forebay/swap/store_manifest.h"
 
 #include "forebay/base/errors.h"
+#include "forebay/base/hash.h"
 #include "forebay/tests/swap/store_fixture.h"
 #include "gmock/gmock.h"
 
@@ -87,6 +88,53 @@ TEST(StoreManifest, AnotherProgramsFileIsNoStore) {
   const auto decoded = DecodeManifest(R"({"format": "something else"})", "manifest.json");
   EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
   EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("forebay store"));
+}
+
+// With a right checksum, as damage alone cannot make.
+std::string Encoded(Json json) {
+  json.erase("xxh3_128");
+  Xxh3_128 hash;
+  hash.Update(json.dump());
+  json["xxh3_128"] = hash.Hex();
+  return json.dump();
+}
+
+TEST(StoreManifest, SizesWhoseSumOverflowsAreRefused) {
+  Json json = Json::parse(EncodeManifest(SmallManifest()));
+  ASSERT_TRUE(DecodeManifest(Encoded(json), "manifest.json").ok());
+  constexpr int64_t kHuge = int64_t{1} << 48;
+  json["layers"] = Json::array();
+  for (int layer = 0; layer < 3; ++layer) {
+    json["layers"].push_back({{"name", "l"},
+                              {"num_elems", kHuge},
+                              {"tensors",
+                               {{{"name", "t"},
+                                 {"shape", {kHuge}},
+                                 {"role", 1},
+                                 {"decay", true},
+                                 {"offset_elems", 0}}}}});
+  }
+  const auto decoded = DecodeManifest(Encoded(json), "manifest.json");
+  EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
+  EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("do not fit together"));
+}
+
+TEST(StoreManifest, MoreTilesThanCanBeCountedAreRefused) {
+  Json json = Json::parse(EncodeManifest(SmallManifest()));
+  constexpr int64_t kMany = int64_t{1} << 44;
+  json["tile_elems"] = 2048;
+  json["layers"] = Json::array({{{"name", "l"},
+                                 {"num_elems", kMany},
+                                 {"tensors",
+                                  {{{"name", "t"},
+                                    {"shape", {kMany}},
+                                    {"role", 1},
+                                    {"decay", true},
+                                    {"offset_elems", 0}}}}}});
+  const auto decoded = DecodeManifest(Encoded(json), "manifest.json");
+  EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
+  json["tile_elems"] = 1 << 30;
+  EXPECT_TRUE(DecodeManifest(Encoded(json), "manifest.json").ok());
 }
 
 }  // namespace

@@ -255,6 +255,36 @@ TEST_F(TensorStoreTest, ReplacesWhatAKilledCreationLeftBehind) {
   EXPECT_FALSE(MustCreate()->has_commit());
 }
 
+TEST_F(TensorStoreTest, RemovalGivesBackItsSpaceAndItsFolder) {
+  MakeSteps(2);
+  const auto freed_bytes = TensorStore::Remove(directory_);
+  ASSERT_TRUE(freed_bytes.ok()) << freed_bytes.status();
+  EXPECT_EQ(*freed_bytes,
+            TensorStore::DiskBytes(TileMap(SmallInventory(), Layout::kBf16, kSmallTileElems), 0));
+  EXPECT_FALSE(FileExists(directory_));
+}
+
+TEST_F(TensorStoreTest, RemovalLeavesWhatNoStoreMade) {
+  MakeSteps(1);
+  ASSERT_TRUE(WriteFileAtomically(File("thesis.txt"), "precious").ok());
+  ASSERT_TRUE(TensorStore::Remove(directory_).ok());
+  EXPECT_EQ(*ReadWholeFile(File("thesis.txt"), 100), "precious");
+  EXPECT_FALSE(FileExists(File("manifest.json")));
+}
+
+TEST_F(TensorStoreTest, RemovalOfAFolderWithoutAStoreIsRefused) {
+  ASSERT_TRUE(MakeDirectories(directory_).ok());
+  ASSERT_TRUE(WriteFileAtomically(File("weights.fbs"), "precious").ok());
+  EXPECT_EQ(ExitCodeOf(TensorStore::Remove(directory_).status()), ExitCode::kBadInput);
+  EXPECT_EQ(*ReadWholeFile(File("weights.fbs"), 100), "precious");
+}
+
+TEST_F(TensorStoreTest, RemovalWhileInUseIsRefused) {
+  const auto store = MustCreate();
+  EXPECT_EQ(ExitCodeOf(TensorStore::Remove(directory_).status()), ExitCode::kEnvironment);
+  EXPECT_TRUE(FileExists(File("manifest.json")));
+}
+
 TEST_F(TensorStoreTest, AFolderWithoutAStoreIsBadInput) {
   const absl::Status status = OpenError();
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);

@@ -74,6 +74,23 @@ TEST(CommandLine, AnUnknownFlagNamesTheNearest) {
   EXPECT_THAT(outcome.err, HasSubstr("unknown flag '--tensor'; did you mean '--tensors'?"));
 }
 
+TEST(CommandLine, ARequiredFlagThatIsMistypedNamesTheNearest) {
+  const Outcome outcome = RunCommand({"eval", "--mdoel=m", "--data=d"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("unknown flag '--mdoel=m'; did you mean '--model'?"));
+}
+
+TEST(CommandLine, NumbersThatAreNoneOrTooLargeAreRefused) {
+  for (const char* flag :
+       {"--temperature=nan", "--temperature=-1", "--temperature=inf", "--top_p=nan", "--top_p=0",
+        "--seed=-1", "--seed=18446744073709551616"}) {
+    const Outcome outcome = RunCommand({"generate", "--model=m", "--prompt=a", flag});
+    EXPECT_EQ(outcome.exit_code, 2) << flag;
+    EXPECT_THAT(outcome.err, HasSubstr("' is no ")) << flag;
+  }
+  EXPECT_EQ(RunCommand({"init", "--config=c", "--out=o", "--seed=-1"}).exit_code, 2);
+}
+
 TEST(CommandLine, UnknownFlagsOfTrainAreReportedWithItsOtherProblems) {
   const Outcome outcome =
       RunCommand({"train", "--bacth=4", "--lr=fast", "--model=m", "--data=d", "--out=o"});
@@ -100,6 +117,14 @@ TEST(CommandLine, WithFormatJsonTheErrorIsADocumentOnStdoutToo) {
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_THAT(outcome.err, HasSubstr("forebay: error: "));
   EXPECT_THAT(outcome.out, HasSubstr("\"exit_code\":3"));
+}
+
+TEST(CommandLine, AnArgumentThatNoJsonFileCanHoldIsRefused) {
+  for (const char* command : {"clean", "inspect"}) {
+    const Outcome outcome = RunCommand({command, "/nonexistent/\xff", "--format=json"});
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("/nonexistent/\xef\xbf\xbd\" is not valid UTF-8"));
+  }
 }
 
 TEST(CommandLine, AnUnknownFormatIsRefused) {

@@ -35,6 +35,30 @@ class Forebay:
         return json.loads(done.stdout)["digest"]
 
 
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def make_model(forebay, folder, **changes):
+    """A model folder with random weights and no tokenizer, made without PyTorch."""
+    config = folder.parent / f"{folder.name}.config.json"
+    config.write_text(json.dumps({**TINY, **changes}))
+    forebay.run("init", config=config, out=folder, seed=3)
+    return str(folder)
+
+
 @pytest.fixture(scope="session")
 def forebay():
     return Forebay(os.path.join(os.environ["FOREBAY_BIN"], "forebay"))

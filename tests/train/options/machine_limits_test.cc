@@ -1,5 +1,7 @@
 #include "forebay/train/machine_limits.h"
 
+#include <unistd.h>
+
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
@@ -54,6 +56,12 @@ TEST_F(FakeRoot, AVersionOneGroupWithoutLimitDoesNotCount) {
   Write("/proc/self/cgroup", "4:memory:/\n");
   Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   EXPECT_EQ(AvailableMemoryBytes(root_.path()), 4096 * kMiB);
+}
+
+TEST(AvailableMemory, OfThisMachineIsLessThanItHas) {
+  const int64_t has = ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
+  EXPECT_GT(AvailableMemoryBytes(), 0);
+  EXPECT_LT(AvailableMemoryBytes(), has);
 }
 
 TEST(AskMachine, AnswersForFoldersThatDoNotExistYet) {

@@ -1,0 +1,209 @@
+"""The run folder: which files a run leaves, what they hold, who may read them, and what is never touched."""
+
+import json
+import os
+import re
+import stat
+
+import pytest
+from conftest import make_model, random_rows, write_rows
+
+SEQ = 32
+STEP_KEYS = {
+    "step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "compute_s", "io_wait_s", "optimizer_s",
+    "read_bytes", "write_bytes", "host_peak_bytes", "rss_bytes",
+}
+
+
+@pytest.fixture(scope="module")
+def task(forebay, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    data = write_rows(folder / "data.fbd", *random_rows(12, SEQ, 256, seed=5), 256)
+    held_out = write_rows(folder / "held_out.fbd", *random_rows(5, SEQ, 256, seed=6), 256)
+    model = make_model(forebay, folder / "model")
+    return dict(model=model, data=data, eval_data=held_out, batch=2, seq=SEQ, steps=4, lr=1e-3, ram="1GiB")
+
+
+@pytest.fixture(scope="module")
+def run(forebay, task, tmp_path_factory):
+    """A whole run with everything in it, and what it printed."""
+    out = tmp_path_factory.mktemp("run") / "run"
+    old_mask = os.umask(0)
+    try:
+        done = forebay.run("train", "--format=json", out=out, eval_every=2, save_every=1, keep=2, **task)
+    finally:
+        os.umask(old_mask)
+    return out, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def metrics(out):
+    return [json.loads(line) for line in open(out / "metrics.jsonl", encoding="utf-8")]
+
+
+def test_metrics_have_exactly_the_promised_keys(run):
+    lines = metrics(run[0])
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert set(lines[0]) == {"step", "eval_loss"}  # the loss before the first step
+    for line in lines[1:]:
+        assert set(line) == STEP_KEYS | ({"eval_loss"} if line["step"] in (2, 4) else set())
+        assert all(isinstance(value, (int, float)) for value in line.values())
+
+
+def test_json_output_is_one_object_per_line(run):
+    out, events = run
+    assert [e["event"] for e in events if e["event"] != "note"] == ["plan", "step", "step", "step", "step", "done"]
+    steps = [e for e in events if e["event"] == "step"]
+    for printed, kept in zip(steps, metrics(out)[1:], strict=True):
+        assert {key: printed[key] for key in kept} == kept
+        assert set(printed) - set(kept) == {"event", "num_steps", "eta_s"}
+    done = events[-1]
+    assert done["model"] == str(out / "model")
+    losses = [line["eval_loss"] for line in metrics(out) if "eval_loss" in line]
+    assert (done["eval_loss_before"], done["eval_loss"]) == (losses[0], losses[-1])
+
+
+def test_the_last_exports_are_kept(run):
+    # Of the steps 1 to 3: that of the last step is the result itself.
+    assert sorted(os.listdir(run[0] / "exports")) == ["step-2", "step-3"]
+    assert sorted(os.listdir(run[0] / "exports" / "step-3")) == sorted(os.listdir(run[0] / "model"))
+
+
+def test_events_are_dated_lines_that_say_what_happened(run):
+    lines = (run[0] / "events.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ .", line) for line in lines)
+    text = "\n".join(lines)
+    for words in ("compute: ", "disk: ", "held-out loss before the first step", "exported the model of step 3"):
+        assert words in text
+
+
+def test_an_error_is_the_last_event(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    stopped = forebay.run("train", check=False, out=out, stop_after=2, **task)
+    assert stopped.returncode == 75
+    last = (out / "events.log").read_text().splitlines()[-1]
+    assert "stopped after 2 steps, as --stop_after asks" in last
+
+
+def test_files_belong_to_their_owner_alone(run):
+    # The run was made with umask 0.
+    for folder, folders, files in os.walk(run[0].parent / "run"):
+        for name in folders:
+            assert stat.S_IMODE(os.lstat(os.path.join(folder, name)).st_mode) == 0o700, (folder, name)
+        for name in files:
+            assert stat.S_IMODE(os.lstat(os.path.join(folder, name)).st_mode) == 0o600, (folder, name)
+
+
+def test_the_resolved_configuration_names_every_origin(run):
+    resolved = json.loads((run[0] / "resolved_config.json").read_text())
+    assert resolved["optim"]["steps"] == {"value": 4, "origin": "flag"}
+    assert resolved["optim"]["warmup"] == {"value": 0, "origin": "default"}
+    assert resolved["offload"]["layout"] == {"value": "bf16", "origin": "planner"}
+    assert json.loads((run[0] / "plan.json").read_text())["fits"] is True
+
+
+def test_without_export_no_model_is_written(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    done = forebay.run("train", "--export=none", out=out, **task)
+    assert not os.path.exists(out / "model") and not os.path.exists(out / "exports")
+    assert "forebay generate" not in done.stdout
+    # The state is all there: a resume with export makes the model without another step.
+    forebay.run("train", "--resume", "--export=hf", out=out, **task)
+    assert os.path.exists(out / "model" / "model.safetensors")
+
+
+def test_a_whole_run_is_not_overwritten(forebay, run, task):
+    before = forebay.digest(run[0])
+    refused = forebay.run("train", check=False, out=run[0], **task)
+    assert refused.returncode == 2
+    assert "holds another run. Continue it with --resume" in refused.stderr
+    assert forebay.digest(run[0]) == before
+
+
+def test_links_in_the_run_folder_are_not_followed(forebay, task, tmp_path):
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("x")
+    settings = dict(task, out=out, save_every=1)
+    assert forebay.run("train", check=False, stop_after=1, **settings).returncode == 75
+    for name in ("metrics.jsonl", "exports"):
+        if os.path.isdir(out / name):
+            (out / name / "step-1").rename(tmp_path / "step-1")
+            os.rmdir(out / name)
+        else:
+            os.remove(out / name)
+        os.symlink(elsewhere if name == "exports" else elsewhere / "precious", out / name)
+        refused = forebay.run("train", "--resume", check=False, **settings)
+        assert refused.returncode in (2, 5), refused.stderr
+        assert "is a symbolic link" in refused.stderr and name in refused.stderr
+        os.remove(out / name)
+    assert os.listdir(elsewhere) == ["precious"] and (elsewhere / "precious").read_text() == "x"
+
+
+def store_inside(nvme):
+    """The one folder that a run makes inside --nvme."""
+    (name,) = os.listdir(nvme)
+    return nvme / name
+
+
+def test_the_swap_area_gets_a_folder_of_its_own_inside_nvme(forebay, task, tmp_path):
+    nvme = tmp_path / "nvme"
+    forebay.run("train", out=tmp_path / "run", nvme=nvme, **task)
+    assert store_inside(nvme).name.startswith("forebay-run-")
+    assert not os.path.exists(tmp_path / "run" / "swap")
+    forebay.run("clean", str(tmp_path / "run"))
+    assert os.listdir(nvme) == []
+
+
+def test_the_swap_area_of_another_run_is_never_removed(forebay, task, tmp_path):
+    """A run folder was deleted, its swap area in --nvme was not: the same command must not take that as its own,
+    however often it is tried."""
+    nvme, settings = tmp_path / "nvme", dict(task, out=tmp_path / "run", nvme=tmp_path / "nvme")
+    forebay.run("train", **settings)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    before = forebay.digest(tmp_path / "moved")
+    for _ in range(3):
+        refused = forebay.run("train", check=False, **settings)
+        assert refused.returncode == 2 and "holds something already" in refused.stderr
+        assert str(store_inside(nvme)) in refused.stderr
+    assert forebay.digest(tmp_path / "moved") == before
+
+
+def test_a_link_in_place_of_the_swap_area_is_not_followed(forebay, task, tmp_path):
+    nvme, elsewhere = tmp_path / "nvme", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    forebay.run("train", out=tmp_path / "run", nvme=nvme, **task)
+    store = store_inside(nvme)
+    forebay.run("clean", str(tmp_path / "run"))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    os.symlink(elsewhere, store)
+    refused = forebay.run("train", check=False, out=tmp_path / "run", nvme=nvme, **task)
+    assert refused.returncode == 2, refused.stderr
+    assert os.listdir(elsewhere) == []
+
+
+@pytest.mark.parametrize("state", ["ready", "creating"])
+def test_a_run_json_of_others_cannot_make_us_remove_their_files(forebay, task, tmp_path, state):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "weights.fbs").write_text("x")
+    out = tmp_path / "run"
+    out.mkdir()
+    run_json = {"format": 1, "state": state, "store": str(precious), "model": task["model"], "fingerprint": None}
+    (out / "run.json").write_text(json.dumps(run_json))
+    forebay.run("clean", str(out), check=False)
+    forebay.run("train", check=False, out=out, **task)
+    assert (precious / "weights.fbs").read_text() == "x"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "state": 3, "store": "swap"}'])
+def test_a_damaged_run_json_is_named(forebay, task, tmp_path, text):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "run.json").write_text(text)
+    for arguments in (["inspect", str(out)], ["clean", str(out)]):
+        refused = forebay.run(*arguments, check=False)
+        assert refused.returncode in (3, 8) and "run.json" in refused.stderr, refused.stderr
+    for flags in ([], ["--resume"]):
+        refused = forebay.run("train", *flags, check=False, out=out, **task)
+        assert refused.returncode in (3, 8) and "run.json" in refused.stderr, refused.stderr
+    assert os.listdir(out) == ["run.json"]

@@ -1,0 +1,100 @@
+// The small files of a store: a manifest (the first byte of the input is even) or two copies of the
+// commit record. Checksums are made here, as no mutation would ever find them. Whatever is accepted
+// is written again as it was read.
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "forebay/base/errors.h"
+#include "forebay/base/hash.h"
+#include "forebay/base/json.h"
+#include "forebay/swap/commit_record.h"
+#include "forebay/swap/store_manifest.h"
+#include "forebay/swap/tile_map.h"
+
+namespace {
+
+constexpr char kChecksumKey[] = "xxh3_128";
+constexpr int64_t kManyTiles = 1 << 16;
+
+void Require(bool condition) {
+  if (!condition) std::abort();
+}
+
+void RequireCorrupt(const absl::Status& status) {
+  Require(forebay::ExitCodeOf(status) == forebay::ExitCode::kCorrupt);
+}
+
+void FuzzManifest(std::string text) {
+  auto json = forebay::ParseJson(text, "fuzzed");
+  if (json.ok() && json->is_object()) {
+    json->erase(kChecksumKey);
+    forebay::Xxh3_128 hash;
+    hash.Update(json->dump());
+    (*json)[kChecksumKey] = hash.Hex();
+    text = json->dump();
+  }
+  const auto manifest = forebay::DecodeManifest(text, "fuzzed");
+  if (!manifest.ok()) return RequireCorrupt(manifest.status());
+  const auto again = forebay::DecodeManifest(forebay::EncodeManifest(*manifest), "again");
+  Require(again.ok());
+  Require(forebay::EncodeManifest(*again) == forebay::EncodeManifest(*manifest));
+  const forebay::Inventory& inventory = manifest->inventory;
+  Require(inventory.num_params() >= 0 && inventory.num_params() <= inventory.num_padded_elems());
+  if (inventory.num_padded_elems() / manifest->tile_elems > kManyTiles) return;
+  const forebay::TileMap tiles(inventory, manifest->layout, manifest->tile_elems);
+  Require(tiles.weight_area_bytes() + tiles.state_area_bytes() ==
+          12 * inventory.num_padded_elems());
+}
+
+forebay::DecodedCopy DecodeCopy(std::span<const uint8_t> input) {
+  std::array<std::byte, forebay::kCommitRecordBytes> bytes = {};
+  std::memcpy(bytes.data(), input.data(), std::min(input.size(), bytes.size()));
+  if (!input.empty()) {
+    constexpr size_t kHashAt = forebay::kCommitRecordBytes - sizeof(uint64_t);
+    const uint64_t hash = forebay::Xxh3_64(std::span(bytes).first(kHashAt));
+    std::memcpy(bytes.data() + kHashAt, &hash, sizeof(hash));
+  }
+  const auto copy = forebay::DecodeCommitRecord(bytes, "fuzzed");
+  if (!copy.ok()) {
+    RequireCorrupt(copy.status());
+    return {};
+  }
+  if (copy->state == forebay::CopyState::kGood) {
+    std::array<std::byte, forebay::kCommitRecordBytes> again;
+    forebay::EncodeCommitRecord(copy->record, again);
+    const auto decoded = forebay::DecodeCommitRecord(again, "again");
+    Require(decoded.ok() && decoded->state == forebay::CopyState::kGood);
+    Require(decoded->record.slot == copy->record.slot && decoded->record.slot <= 1);
+    Require(decoded->record.step == copy->record.step);
+    Require(decoded->record.trainer == copy->record.trainer);
+  }
+  return *copy;
+}
+
+// Two records of equal length, one after the other.
+void FuzzCommit(std::span<const uint8_t> input) {
+  const forebay::DecodedCopy first = DecodeCopy(input.first(input.size() / 2));
+  const forebay::DecodedCopy second = DecodeCopy(input.subspan(input.size() / 2));
+  const auto chosen = forebay::ChooseCommit(first, second, first.record.uuid, "fuzzed");
+  if (!chosen.ok()) return RequireCorrupt(chosen.status());
+  if (!chosen->has_value()) return;
+  Require((*chosen)->state == forebay::CopyState::kGood);
+  Require((*chosen)->record.sequence >= first.record.sequence ||
+          first.state != forebay::CopyState::kGood);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 1) return 0;
+  const std::span input(data + 1, size - 1);
+  if (data[0] % 2 == 0) {
+    FuzzManifest(std::string(reinterpret_cast<const char*>(input.data()), input.size()));
+  } else {
+    FuzzCommit(input);
+  }
+  return 0;
+}
