@@ -8,7 +8,6 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/base/format.h"
 #include "forebay/base/hash.h"
 #include "forebay/data/data_program.h"
 #include "forebay/data/sampler.h"

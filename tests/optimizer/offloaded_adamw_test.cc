@@ -3,6 +3,7 @@
 #include <bit>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "forebay/tests/optimizer/offloaded_fixture.h"
@@ -87,6 +88,25 @@ TEST_F(OffloadedAdamWBehaviour, ARunThatIsOpenedAgainContinuesWithTheSameBits) {
     ASSERT_TRUE(run->Step(step).ok());
   }
   ExpectStoreHolds(Start(mixed_)->store(), expected);
+}
+
+TEST_F(OffloadedAdamWBehaviour, OtherTiersAtEveryOpeningContinueWithTheSameBits) {
+  InMemoryAdamW expected(Layout::kBf16, true);
+  int64_t step = 0;
+  // Gradients begin to be spilled late, so that the area is made, grown and left alone.
+  for (const auto& [state, gradients] : {std::pair{Tiers::kHost, Tiers::kHost},
+                                         {Tiers::kNvme, Tiers::kMixed},
+                                         {Tiers::kMixed, Tiers::kNvme},
+                                         {Tiers::kHost, Tiers::kMixed},
+                                         {Tiers::kNvme, Tiers::kHost}}) {
+    OffloadedRun::Options options = mixed_;
+    options.state = state;
+    options.gradients = gradients;
+    expected.Step(++step);
+    const auto run = Start(options);
+    ASSERT_TRUE(run->Step(step).ok());
+    ExpectStoreHolds(run->store(), expected);
+  }
 }
 
 TEST_F(OffloadedAdamWBehaviour, LayersMayBeUpdatedInAnyOrder) {
