@@ -18,6 +18,34 @@ def learning_rate(step, num_steps, lr, warmup, schedule):
     return lr * (1 - p) if schedule == "linear" else lr * (1 + math.cos(math.pi * p)) / 2
 
 
+def philox(index, stream, seed):
+    """The first 64 bits of Philox4x32-10 (Salmon et al. 2011), as base/counter_rng.h."""
+    mask = 0xFFFFFFFF
+    x = [index & mask, index >> 32, stream & mask, stream >> 32]
+    k0, k1 = seed & mask, seed >> 32
+    for _ in range(10):
+        a, b = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [(b >> 32) ^ x[1] ^ k0, b & mask, (a >> 32) ^ x[3] ^ k1, a & mask]
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return x[1] << 32 | x[0]
+
+
+def epoch_order(num_rows, seed=0, epoch=0):
+    """The order in which an epoch visits the rows: Fisher and Yates with counted random numbers (docs/formats.md)."""
+    order = list(range(num_rows))
+    for i in range(num_rows - 1, 0, -1):
+        j = philox(i, epoch, seed) * (i + 1) >> 64
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+def epoch_batches(tokens, flags, rows_per_step):
+    """The rows of each step of the first epoch under --seed=0."""
+    rows = list(zip(tokens.tolist(), flags.tolist()))
+    order = epoch_order(len(rows))
+    return [[rows[i] for i in order[s : s + rows_per_step]] for s in range(0, len(rows), rows_per_step)]
+
+
 def decay_groups(model, weight_decay):
     """As transformers.Trainer: norms and biases are not decayed."""
     decayed, undecayed = [], []
