@@ -137,17 +137,18 @@ absl::StatusOr<bool> TransfersWork(int fd, const std::string& path, bool create)
   return true;
 }
 
-absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path, bool create) {
+absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path,
+                                      const DirectFileOptions& options) {
   DirectFile file;
   file.fd = std::move(fd);
-  file.why_not_direct = WhyNotOffered(file.fd.get());
+  file.why_not_direct = options.direct ? WhyNotOffered(file.fd.get()) : "it was not asked for";
   if (file.why_not_direct.empty()) {
     const int error = SetDirect(file.fd.get(), true);
     if (error != 0)
       file.why_not_direct = fmt::format("the file system refused O_DIRECT: {}", ErrnoText(error));
   }
   if (!file.why_not_direct.empty()) return file;
-  FOREBAY_ASSIGN_OR_RETURN(file.direct, TransfersWork(file.fd.get(), path, create));
+  FOREBAY_ASSIGN_OR_RETURN(file.direct, TransfersWork(file.fd.get(), path, options.create));
   if (!file.direct) {
     file.why_not_direct = "the file system accepted O_DIRECT and refused a direct transfer";
     const int error = SetDirect(file.fd.get(), false);
@@ -162,11 +163,11 @@ absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path, bool
 absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
                                           const DirectFileOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create));
-  if (!options.create) return MakeDirect(std::move(fd), path, false);
+  if (!options.create) return MakeDirect(std::move(fd), path, options);
   FOREBAY_CHECK(options.size_bytes > 0 && options.size_bytes % kIoAlignBytes == 0);
   absl::Status reserved = ReserveSpace(fd.get(), path, options.size_bytes);
   absl::StatusOr<DirectFile> file =
-      reserved.ok() ? MakeDirect(std::move(fd), path, true) : std::move(reserved);
+      reserved.ok() ? MakeDirect(std::move(fd), path, options) : std::move(reserved);
   if (!file.ok()) ::unlink(path.c_str());  // made by this call
   return file;
 }
