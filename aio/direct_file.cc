@@ -141,12 +141,8 @@ absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path,
                                       const DirectFileOptions& options) {
   DirectFile file;
   file.fd = std::move(fd);
-  file.why_not_direct = options.direct ? WhyNotOffered(file.fd.get()) : "it was not asked for";
-  if (file.why_not_direct.empty()) {
-    const int error = SetDirect(file.fd.get(), true);
-    if (error != 0)
-      file.why_not_direct = fmt::format("the file system refused O_DIRECT: {}", ErrnoText(error));
-  }
+  file.why_not_direct =
+      options.direct ? SwitchToDirect(file.fd.get()) : "buffered transfers were asked for";
   if (!file.why_not_direct.empty()) return file;
   FOREBAY_ASSIGN_OR_RETURN(file.direct, TransfersWork(file.fd.get(), path, options.create));
   if (!file.direct) {
@@ -159,6 +155,13 @@ absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path,
 }
 
 }  // namespace
+
+std::string SwitchToDirect(int fd) {
+  const std::string why_not = WhyNotOffered(fd);
+  if (!why_not.empty()) return why_not;
+  const int error = SetDirect(fd, true);
+  return error == 0 ? "" : fmt::format("the file system refused O_DIRECT: {}", ErrnoText(error));
+}
 
 absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
                                           const DirectFileOptions& options) {

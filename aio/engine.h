@@ -170,6 +170,9 @@ struct DirectFile {
       false;  // false: the file system refused O_DIRECT (or lied: tmpfs); page cache is used
   std::string why_not_direct;
 };
+// Switches O_DIRECT on where the kernel offers it at our alignment; else says why not.
+std::string SwitchToDirect(int fd);
+
 // Opens (or creates, 0600) a file for an engine with O_DIRECT, never through a symbolic link, and
 // proves by a real transfer that direct I/O works. DoesNotFitError when the space cannot be
 // reserved (a file it made is removed again), BadInputError when the file does not exist,

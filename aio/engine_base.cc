@@ -286,6 +286,7 @@ absl::Status EngineBase::Wait(IoOp& op) {
       std::string line;
       const int64_t deadline_us = WatchStall(lock, op, line);
       Report(lock, line);
+      NotifyCompleted(lock);  // others whose ops were given up with it
       if (op.pending()) Sleep(lock, deadline_us);
     }
   }

@@ -82,6 +82,7 @@ class EngineBase : public Engine {
   // Starts the next piece that the queues, caps and slots allow; nullptr: none.
   Slot* Start(Lock& lock);
   // Takes the result of a piece, after which the slot is free and the op may be complete.
+  // CancelledError: it was not moved because the op is not wanted any more, which knows why.
   void Finish(Lock& lock, Slot& slot, absl::Status status);
   // What to do with a piece that could go on: nothing if its op is not wanted any more.
   static bool IsWanted(const Slot& slot) {

@@ -13,7 +13,7 @@
 namespace forebay {
 namespace {
 
-// How long the kernel gets to hand back what was cancelled.
+// How long the kernel gets to hand back what was cancelled, at most.
 constexpr double kCancelGraceS = 5;
 
 int64_t Us(double seconds) {
@@ -59,7 +59,7 @@ void EngineBase::Report(Lock& lock, const std::string& line) {
 int64_t EngineBase::WatchStall(Lock& lock, IoOp& op, std::string& line) {
   const int64_t report_us = Us(options_.stall_report_s);
   const int64_t limit_us = Us(options_.stall_limit_s);
-  const int64_t give_up_us = limit_us + Us(kCancelGraceS);
+  const int64_t give_up_us = limit_us + std::min(limit_us, Us(kCancelGraceS));
   const int64_t quiet_us = QuietUs(op);
   const int64_t last_us = NowUs() - quiet_us;
   if (quiet_us < std::min(report_us, limit_us)) return last_us + std::min(report_us, limit_us);

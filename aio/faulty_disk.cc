@@ -13,9 +13,12 @@ int64_t FaultyDisk::Transfer(IoKind kind, int fd, std::string_view path,
   if (fault.delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(fault.delay_us));
   if (fault.error != 0) return fault.error;
   std::span<std::byte> part = buffer.first(static_cast<size_t>(fault.asked_bytes));
+  // Direct transfers need aligned memory, so the bit of a write is flipped in place meanwhile.
   std::vector<std::byte> flipped;
-  if (fault.flip && kind == IoKind::kWrite) part = flipped = FaultScript::Flipped(fault, part);
+  if (fault.flip && kind == IoKind::kWrite) flipped = FaultScript::Flipped(fault, part);
+  std::swap_ranges(flipped.begin(), flipped.end(), part.begin());
   const int64_t result = system_.Transfer(kind, fd, path, part, offset_bytes);
+  std::swap_ranges(flipped.begin(), flipped.end(), part.begin());
   if (fault.flip && kind == IoKind::kRead) {
     std::ranges::copy(FaultScript::Flipped(fault, part), part.begin());
   }

@@ -22,6 +22,8 @@ namespace {
 // and every call stays within what devices take in one request.
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 constexpr int64_t kNever = INT64_MAX;
+// What an errand lets pass on a disk whose clock runs only while it is driven.
+constexpr int64_t kMomentUs = 1000;
 
 // What a Run touches. Apart from the engine, because a thread that is left behind in a Run (libaio
 // blocks in submission when the device stalls) still has it.
@@ -108,7 +110,7 @@ class RingEngine : public EngineBase {
     errand.next = std::exchange(errands_, &errand);
     WakeDriver(lock);
     while (!errand.done) {
-      if (!DriveAsWaiter(lock, NowUs())) changed_.wait(lock);
+      if (!DriveAsWaiter(lock, NowUs() + kMomentUs)) changed_.wait(lock);
     }
   }
 
@@ -145,8 +147,9 @@ class RingEngine : public EngineBase {
   // the engine is gone.
   bool RunOnce(Lock& lock, IoThread::Calls* guard, int64_t deadline_us) {
     RunErrands();
-    while (Slot* const slot = Start(lock)) Call(*slot);
     SendCancels(lock);
+    NotifyCompleted(lock);  // opens the lock, so nothing may have been looked at before
+    while (Slot* const slot = Start(lock)) Call(*slot);
     int64_t timeout_us = IoPort::kNoTimeout;
     const int64_t now_us = NowUs();
     deadline_us = std::min(deadline_us, StartRetries(now_us));
@@ -200,7 +203,7 @@ class RingEngine : public EngineBase {
       } else {
         due_us_[tag] = kNever;
         --num_backing_off_;
-        Finish(lock, slot, absl::OkStatus());  // the op knows that it was cancelled
+        Finish(lock, slot, absl::CancelledError());
       }
     }
   }
@@ -208,8 +211,9 @@ class RingEngine : public EngineBase {
   void Take(Lock& lock, const IoPort::Result& result) {
     Slot& slot = slots_[result.tag];
     FOREBAY_CHECK(slot.used);
-    // The op itself knows that and why it was cancelled.
-    if (result.result == -ECANCELED && !IsWanted(slot)) return Finish(lock, slot, {});
+    if (result.result == -ECANCELED && !IsWanted(slot)) {
+      return Finish(lock, slot, absl::CancelledError());
+    }
     if (slot.kind == IoKind::kFlush) {
       return Finish(lock, slot, FlushStatus(slot, static_cast<int>(result.result)));
     }
@@ -219,7 +223,7 @@ class RingEngine : public EngineBase {
       case Transfer::Next::kFailed:
         return Finish(lock, slot, slot.transfer.status());
       case Transfer::Next::kCall:
-        if (!IsWanted(slot)) return Finish(lock, slot, {});
+        if (!IsWanted(slot)) return Finish(lock, slot, absl::CancelledError());
         due_us_[result.tag] = NowUs() + slot.transfer.backoff_us();
         ++num_backing_off_;
     }

@@ -88,7 +88,11 @@ class ThreadsEngine : public EngineBase {
       if (next == Transfer::Next::kFailed) status = slot.transfer.status();
       lock.lock();
       if (slot.kind == IoKind::kFlush) status = FlushStatus(slot, static_cast<int>(result));
-      if (next != Transfer::Next::kCall || !IsWanted(slot)) break;
+      if (next != Transfer::Next::kCall) break;
+      if (!IsWanted(slot)) {
+        status = absl::CancelledError();
+        break;
+      }
     }
     Finish(lock, slot, std::move(status));
     // This thread takes one of the pieces that may start now; if there are more, so may others.

@@ -118,6 +118,7 @@ class EngineFixture : public testing::TestWithParam<EngineCase> {
 
   Engine& engine() { return *under_test_.engine; }
   FaultScript& script() { return *under_test_.script; }
+  std::shared_ptr<FaultScript> script_ptr() { return under_test_.script; }
   void EndEngine() { under_test_.engine.reset(); }
 
   HostBuffer Buffer(int64_t size_bytes) {

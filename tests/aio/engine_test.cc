@@ -235,14 +235,14 @@ TEST_P(EngineTest, RegisteredBuffersMoveTheSameBytes) {
 TEST_P(EngineTest, MoreFilesThanAnyTableHasRoomForAreServed) {
   const HostBuffer buffer = Buffer(4096);
   std::vector<int> files;
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 70; ++i) {
     const std::string path = folder_.Path("file" + std::to_string(i));
     auto file = OpenDirectFile(path, {.create = true, .size_bytes = 4096});
     ASSERT_TRUE(file.ok()) << file.status();
     files.push_back(engine().AddFile(std::move(file->fd), path));
   }
   for (const int pass : {0, 1}) {
-    for (int i = 0; i < 100; ++i) {
+    for (int i = 0; i < 70; ++i) {
       if (pass == 0) FillRandom(buffer.bytes(), 300 + i);
       file_ = files[i];
       ASSERT_TRUE(Run(pass == 0 ? IoKind::kWrite : IoKind::kRead, 0, buffer.bytes()).ok());
