@@ -72,6 +72,18 @@ int64_t FaultScript::num_calls() const {
   return num_calls_;
 }
 
+void FaultScript::CountInFlight(IoKind kind, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  (kind == IoKind::kRead ? reading_ : writing_) += bytes;
+  peak_load_.in_flight_bytes = std::max(peak_load_.in_flight_bytes, reading_ + writing_);
+  peak_load_.opposing_bytes = std::max(peak_load_.opposing_bytes, std::min(reading_, writing_));
+}
+
+DiskLoad FaultScript::peak_load() const {
+  const std::lock_guard lock(mutex_);
+  return peak_load_;
+}
+
 void FaultScript::ReleaseStalled() {
   const std::lock_guard lock(mutex_);
   released_ = true;

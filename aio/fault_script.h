@@ -53,6 +53,12 @@ struct Fault {
   uint64_t random = 0;
 };
 
+// What a disk had to do at one time, at most.
+struct DiskLoad {
+  int64_t in_flight_bytes = 0;
+  int64_t opposing_bytes = 0;  // of the direction that had less in flight, reads or writes
+};
+
 // Thread-safe.
 class FaultScript {
  public:
@@ -68,6 +74,9 @@ class FaultScript {
   void RecordFlush(std::string_view path);
   std::vector<DiskEvent> events() const;
   int64_t num_calls() const;
+  // A transfer of a port begins (`bytes` above 0) or ends.
+  void CountInFlight(IoKind kind, int64_t bytes);
+  DiskLoad peak_load() const;
 
   void ReleaseStalled();
   bool released() const;
@@ -79,6 +88,9 @@ class FaultScript {
   std::condition_variable released_changed_;
   int64_t num_calls_ = 0;
   bool released_ = false;
+  int64_t reading_ = 0;
+  int64_t writing_ = 0;
+  DiskLoad peak_load_;
   std::vector<DiskEvent> events_;
 };
 

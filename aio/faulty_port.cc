@@ -85,12 +85,14 @@ class FaultyPort : public IoPort {
       std::swap_ranges(pending.flipped.begin(), pending.flipped.end(), call.buffer.begin());
     }
     pending.call = call;
+    script_->CountInFlight(call.kind, static_cast<int64_t>(call.buffer.size()));
     inner_->Queue(call);
   }
 
   void Alter(Result& result) {
     Pending& pending = calls_[result.tag];
     const Call& call = pending.call;
+    script_->CountInFlight(call.kind, -static_cast<int64_t>(call.buffer.size()));
     if (pending.fault.flip && call.kind == IoKind::kRead) {
       std::ranges::copy(FaultScript::Flipped(pending.fault, call.buffer), call.buffer.begin());
     } else if (pending.fault.flip && call.kind == IoKind::kWrite) {

@@ -125,6 +125,9 @@ class IoUringPort : public IoPort {
   }
 
   absl::Status RegisterBuffers(std::span<std::byte> memory) override {
+    if (buffers_error_ != 0) {
+      return EnvironmentError(WhyNotRegistered(buffers_error_, memory.size()));
+    }
     const size_t num_needed = (memory.size() + kBufferBytesMax - 1) / kBufferBytesMax;
     const auto num_free = static_cast<size_t>(
         std::ranges::count_if(buffers_, [](const auto& buffer) { return buffer.empty(); }));

@@ -68,9 +68,10 @@ absl::Status TensorStore::Impl::OpenFiles(bool create) {
             spec.size_bytes));
       }
     }
-    FOREBAY_ASSIGN_OR_RETURN(
-        DirectFile file,
-        OpenDirectFile(path, {.create = create, .size_bytes = create ? spec.size_bytes : 0}));
+    FOREBAY_ASSIGN_OR_RETURN(DirectFile file,
+                             OpenDirectFile(path, {.create = create,
+                                                   .size_bytes = create ? spec.size_bytes : 0,
+                                                   .direct = engine->direct()}));
     FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
     if (!file.direct) why_not_direct = file.why_not_direct;
     *spec.number = engine->AddFile(std::move(file.fd), path);

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "fmt/format.h"
+#include "forebay/aio/open_engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
@@ -124,12 +125,27 @@ absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolve
   return WriteFileAtomically(run.paths.plan, ToJson(run.plan).dump(2) + "\n");
 }
 
+// The engine for the store in `directory`, which need not exist yet.
+absl::Status OpenEngineFor(const std::string& directory, TrainObserver& observer,
+                           PreparedRun& run) {
+  EngineOptions options;
+  options.engine = run.options.engine;
+  options.strict = run.options.engine_strict;
+  options.num_threads = run.options.io_threads;
+  options.report = [&observer](const std::string& line) { observer.OnWarning(line); };
+  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened, OpenEngine(options, directory));
+  run.engine = std::move(opened.engine);
+  run.engine_line = std::move(opened.line);
+  return absl::OkStatus();
+}
+
 absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
                        TrainObserver& observer, PreparedRun& run) {
   const Inventory inventory = BuildInventory(run.config);
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                            CheckpointReader::Open(run.options.model));
   FOREBAY_ASSIGN_OR_RETURN(const auto sources, MatchCheckpoint(*reader, run.config, inventory));
+  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(NewStoreDirectory(run.options), observer, run));
   if (run.options.dry_run) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(ClaimOutFolder(run));
   FOREBAY_RETURN_IF_ERROR(WriteRunJson(run, "creating", fingerprint));
@@ -156,7 +172,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
 }
 
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
-absl::StatusOr<Json> OpenRunToResume(PreparedRun& run) {
+absl::StatusOr<Json> OpenRunToResume(TrainObserver& observer, PreparedRun& run) {
   const std::string& out = run.options.out;
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(
@@ -170,6 +186,8 @@ absl::StatusOr<Json> OpenRunToResume(PreparedRun& run) {
                     "Start it again without --resume",
                     out));
   }
+  FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(out));
+  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directory, observer, run));
   FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, run.engine.get()));
   if (!run.store->has_commit()) {
     return CorruptError(fmt::format("the store of run '{}' holds no committed step", out));
@@ -215,11 +233,10 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   }
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
-  run.engine = CreateThreadsEngine({.num_threads = run.options.io_threads});
   FOREBAY_ASSIGN_OR_RETURN(run.config, ReadDecoderConfig(run.options.model));
   Json run_json;
   if (run.options.resume) {
-    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(run));
+    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(observer, run));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options));
   observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));

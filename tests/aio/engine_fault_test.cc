@@ -120,6 +120,28 @@ TEST_P(EngineFaultTest, AFlippedBitIsTheOnlyDifference) {
   }
 }
 
+TEST_P(EngineFaultTest, KeepsToItsCapOfBytesAndToOneDirectionAtATime) {
+  if (GetParam().under == Under::kThreads) GTEST_SKIP() << "its cap is the number of its threads";
+  EngineCase capped = GetParam();
+  capped.options.block_bytes = 8192;
+  capped.options.max_in_flight_bytes = 65536;
+  capped.options.burst_bytes = 32768;
+  Start(capped, {});
+  const HostBuffer buffer = Buffer(kFileBytes);
+  std::array<IoOp, 16> ops;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    Prepare(ops[i], i % 2 == 0 ? IoKind::kRead : IoKind::kWrite, i * 65536,
+            buffer.bytes().subspan(i * 65536, 65536));
+    ops[i].io_class = i % 2 == 0 ? IoClass::kPrefetch : IoClass::kWriteBack;
+    engine().Submit(ops[i]);
+  }
+  for (IoOp& op : ops) EXPECT_TRUE(engine().Wait(op).ok());
+  const DiskLoad load = script().peak_load();
+  EXPECT_LE(load.in_flight_bytes, 65536);
+  EXPECT_GT(load.in_flight_bytes, 16384) << "and it makes use of it";
+  EXPECT_LE(load.opposing_bytes, 8192) << "one block of the direction that runs dry";
+}
+
 TEST_P(EngineFaultTest, RecordsWhatReachedTheDisk) {
   Start({.record = true});
   const HostBuffer buffer = Buffer(8192);
