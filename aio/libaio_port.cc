@@ -78,12 +78,15 @@ class LibaioPort : public IoPort {
 
   int Run(std::span<Result> results, int64_t timeout_us) override {
     SubmitReady();
+    if (!wake_armed_) ArmWake().IgnoreError();
     int num_results = 0;
     const auto room = [&] { return num_results < static_cast<int>(results.size()); };
     for (; room() && !failed_.empty(); failed_.pop_back()) results[num_results++] = failed_.back();
     if (num_results > 0) timeout_us = 0;
     // What the kernel did not take yet is tried again soon, with what ends meanwhile.
-    if (!ready_.empty()) timeout_us = timeout_us < 0 ? kRetryUs : std::min(timeout_us, kRetryUs);
+    if (!ready_.empty() || !wake_armed_) {
+      timeout_us = timeout_us < 0 ? kRetryUs : std::min(timeout_us, kRetryUs);
+    }
     timespec timeout = {timeout_us / 1'000'000, timeout_us % 1'000'000 * 1000};
     const long most = std::min<long>(static_cast<long>(events_.size()),
                                      static_cast<long>(results.size()) - num_results);
@@ -94,8 +97,7 @@ class LibaioPort : public IoPort {
       if (events_[i].obj == &wake_call_) {
         uint64_t wakes = 0;
         [[maybe_unused]] const ssize_t got = ::read(wake_fd_.get(), &wakes, sizeof(wakes));
-        // Only a kernel that refuses what it took before can fail here; stalls are noticed anyway.
-        ArmWake().IgnoreError();
+        wake_armed_ = false;
       } else {
         results[num_results++] = {static_cast<uint32_t>(events_[i].obj - blocks_.data()),
                                   ResultOf(events_[i])};
@@ -158,7 +160,8 @@ class LibaioPort : public IoPort {
     ::io_prep_poll(&wake_call_, wake_fd_.get(), POLLIN);
     iocb* call = &wake_call_;
     const int result = calls_->Submit(context_, 1, &call);
-    return result == 1 ? absl::OkStatus() : EnvironmentError(WhyNoLibaio(-result));
+    wake_armed_ = result == 1;
+    return wake_armed_ ? absl::OkStatus() : EnvironmentError(WhyNoLibaio(-result));
   }
 
   const std::unique_ptr<LibaioCalls> calls_;
@@ -166,6 +169,7 @@ class LibaioPort : public IoPort {
   bool abandoned_ = false;
   UniqueFd wake_fd_;
   iocb wake_call_ = {};
+  bool wake_armed_ = false;
   std::vector<iocb> blocks_;    // by tag
   std::vector<iocb*> ready_;    // not taken by the kernel yet
   std::vector<Result> failed_;  // refused by it
