@@ -123,7 +123,7 @@ void EngineBase::Submit(IoOp& op) {
   op.waited_for_ = false;
   op.num_in_flight_ = 0;
   op.taken_bytes_ = 0;
-  op.progress_us_ = NowUs();
+  op.progress_us_ = ClockUs();
   ++file.num_pending;
   ++num_pending_;
   op.state_.store(IoOp::State::kPending, std::memory_order_relaxed);
@@ -181,7 +181,7 @@ EngineBase::Slot* EngineBase::Start(Lock&) {
   const DeviceQueue::Piece piece = device->queue.Take(block_bytes_);
   IoOp& op = *piece.op;
   File& file = FileAt(op.file);
-  const int64_t now_us = NowUs();
+  const int64_t now_us = ClockUs();
   slot->op = &op;
   slot->file = &file;
   slot->kind = op.kind;
@@ -217,7 +217,7 @@ void EngineBase::Finish(Lock&, Slot& slot, absl::Status status) {
   if (slot.kind == IoKind::kFlush && !status.ok()) slot.file->flush_failed = true;
   slot.used = false;
   ++num_free_slots_;
-  device.progress_us = NowUs();
+  device.progress_us = ClockUs();
   device.reported = false;
   if (op == nullptr) {
     --device.num_lost;
@@ -287,7 +287,7 @@ absl::Status EngineBase::Wait(IoOp& op) {
       const int64_t deadline_us = WatchStall(lock, op, line);
       Report(lock, line);
       NotifyCompleted(lock);  // others whose ops were given up with it
-      if (op.pending()) Sleep(lock, deadline_us);
+      if (op.pending()) SleepOnWatch(lock, deadline_us);
     }
   }
   op.state_.store(IoOp::State::kIdle, std::memory_order_relaxed);

@@ -133,6 +133,10 @@ class EngineBase : public Engine {
   absl::Status EndedEarly(const IoOp& op) const;
   std::string Describe(const IoOp& op) const;
   int64_t QuietUs(const IoOp& op) const;
+  // NowUs without the time during which this process did not run: what devices are judged by.
+  int64_t ClockUs() const { return NowUs() - paused_us_; }
+  // Sleep until `deadline_us` of ClockUs at most.
+  void SleepOnWatch(Lock& lock, int64_t deadline_us);
   bool WatchForShutdown(Lock& lock);
 
   std::condition_variable completed_;
@@ -140,7 +144,9 @@ class EngineBase : public Engine {
   std::deque<std::unique_ptr<Device>> devices_;
   size_t next_device_ = 0;  // whose turn it is
   int num_free_slots_ = 0;
-  int num_pending_ = 0;  // ops
+  int num_pending_ = 0;    // ops
+  int64_t awake_us_ = 0;   // when a watcher last woke up
+  int64_t paused_us_ = 0;  // the sum of all pauses
   bool wake_waiters_ = false;
   bool stopping_ = false;
   IoStats stats_;

@@ -16,6 +16,11 @@ namespace {
 // How long the kernel gets to hand back what was cancelled, at most.
 constexpr double kCancelGraceS = 5;
 
+// A sleeper that wakes so much too late was not late because of a device: the process was stopped
+// (Ctrl-Z), or its machine was. It sleeps in short naps, so that little of a pause counts.
+constexpr int64_t kPauseUs = 2'000'000;
+constexpr int64_t kNapUs = 5'000'000;
+
 int64_t Us(double seconds) {
   return static_cast<int64_t>(seconds * 1e6);
 }
@@ -35,7 +40,15 @@ int64_t EngineBase::QuietUs(const IoOp& op) const {
   const Device& device = *files_[static_cast<size_t>(op.file)].device;
   int64_t last_us = op.progress_us_;
   if (op.num_in_flight_ == 0) last_us = std::max(last_us, device.progress_us);
-  return NowUs() - last_us;
+  return ClockUs() - last_us;
+}
+
+void EngineBase::SleepOnWatch(Lock& lock, int64_t deadline_us) {
+  const int64_t wake_us = std::min(deadline_us + paused_us_, NowUs() + kNapUs);
+  Sleep(lock, wake_us);
+  const int64_t now_us = NowUs();
+  const int64_t late_us = now_us - std::max(wake_us, std::exchange(awake_us_, now_us));
+  if (late_us > kPauseUs) paused_us_ += late_us;
 }
 
 // The line for `options_.report`; empty when this stall was reported before.
@@ -61,7 +74,7 @@ int64_t EngineBase::WatchStall(Lock& lock, IoOp& op, std::string& line) {
   const int64_t limit_us = Us(options_.stall_limit_s);
   const int64_t give_up_us = limit_us + std::min(limit_us, Us(kCancelGraceS));
   const int64_t quiet_us = QuietUs(op);
-  const int64_t last_us = NowUs() - quiet_us;
+  const int64_t last_us = ClockUs() - quiet_us;
   if (quiet_us < std::min(report_us, limit_us)) return last_us + std::min(report_us, limit_us);
   if (quiet_us >= report_us) line = StallLine(op, quiet_us);
   if (quiet_us < limit_us) return last_us + limit_us;
@@ -131,7 +144,7 @@ void EngineBase::GiveUp(IoOp& op) {
 // Watches over one op of every device; false when nothing is pending.
 bool EngineBase::WatchForShutdown(Lock& lock) {
   if (num_pending_ == 0) return false;
-  int64_t deadline_us = NowUs() + Us(options_.stall_report_s);
+  int64_t deadline_us = ClockUs() + Us(options_.stall_report_s);
   for (const auto& device : devices_) {
     IoOp* op = device->queue.empty() ? nullptr : &device->queue.Any();
     for (const Slot& slot : slots_) {
@@ -142,7 +155,7 @@ bool EngineBase::WatchForShutdown(Lock& lock) {
     deadline_us = std::min(deadline_us, WatchStall(lock, *op, line));
     Report(lock, line);
   }
-  if (num_pending_ > 0) Sleep(lock, deadline_us);
+  if (num_pending_ > 0) SleepOnWatch(lock, deadline_us);
   return num_pending_ > 0;
 }
 

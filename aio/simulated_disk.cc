@@ -16,7 +16,8 @@ namespace {
 
 class SimulatedDisk : public IoPort {
  public:
-  explicit SimulatedDisk(const SimulatedDiskOptions& options) : options_(options) {
+  explicit SimulatedDisk(const SimulatedDiskOptions& options)
+      : options_(options), pause_us_(options.pause_us) {
     FOREBAY_CHECK(options.least_latency_us > 0 &&
                   options.most_latency_us >= options.least_latency_us);
   }
@@ -47,7 +48,7 @@ class SimulatedDisk : public IoPort {
     const int64_t deadline_us = timeout_us < 0 ? INT64_MAX : NowUs() + timeout_us;
     if (none || next->done_us > deadline_us) {
       // With nothing to wait for, time passes all the same.
-      if (timeout_us > 0) now_us_ = deadline_us;
+      if (timeout_us > 0) now_us_ = deadline_us + std::exchange(pause_us_, 0);
       return 0;
     }
     now_us_ = std::max(NowUs(), next->done_us);
@@ -73,6 +74,7 @@ class SimulatedDisk : public IoPort {
   SystemDiskCalls system_;
   std::atomic<int64_t> now_us_ = 1;
   uint64_t num_calls_ = 0;
+  int64_t pause_us_ = 0;  // still to come
   std::vector<InFlight> in_flight_;
 };
 

@@ -16,6 +16,9 @@ struct SimulatedDiskOptions {
   int64_t least_latency_us = 50;
   int64_t most_latency_us = 5000;
   int depth = 32;
+  // Once, the clock jumps by this while the disk has nothing to do, as if the process had stood
+  // still.
+  int64_t pause_us = 0;
 };
 
 // Faults go on top of it: MakeFaultyPort(MakeSimulatedDisk(...), script).

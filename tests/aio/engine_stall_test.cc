@@ -135,6 +135,26 @@ TEST_P(EngineStallTest, TheEndOfAnEngineDoesNotWaitForEver) {
   for (IoOp& op : ops) EXPECT_FALSE(op.pending());
 }
 
+TEST(EngineStall, TimeInWhichTheProcessStoodStillIsNotTheDevices) {
+  std::vector<std::string> lines;
+  EngineOptions options;
+  options.report = [&lines](const std::string& line) { lines.push_back(line); };
+  const auto script = std::make_shared<FaultScript>(FaultPlan{.stall_call = 0});
+  const auto engine = CreateSimulatedEngine(options, {.pause_us = 3'600'000'000}, script);
+  const TemporaryFolder folder;
+  auto file = OpenDirectFile(folder.Path("file"), {.create = true, .size_bytes = 4096});
+  ASSERT_TRUE(file.ok()) << file.status();
+  MemoryBudget budget(0);
+  const auto buffer = HostBuffer::Create(&budget, "test", 4096);
+  IoOp op;
+  op.file = engine->AddFile(std::move(file->fd), folder.Path("file"));
+  op.buffer = buffer->bytes();
+  engine->Submit(op);
+  EXPECT_FALSE(engine->Wait(op).ok());
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], HasSubstr("has completed nothing for 15")) << "and not for an hour";
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, EngineStallTest, testing::ValuesIn(PlainCases()),
                          [](const auto& c) { return c.param.name; });
 
