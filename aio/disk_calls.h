@@ -16,7 +16,7 @@ class DiskCalls {
  public:
   virtual ~DiskCalls() = default;
   // One pread or pwrite: bytes moved, or -errno. `kind` is no flush. `path` is the name that the
-  // file was added with.
+  // file was added with; it and `fd` may be gone when a call that the engine gave up comes back.
   virtual int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
                            int64_t offset_bytes) = 0;
   // One fdatasync: 0 or -errno.

@@ -69,6 +69,7 @@ void EngineBase::RemoveFile(int file) {
     File& entry = FileAt(file);
     FOREBAY_CHECK(entry.num_pending == 0);
     registered = entry.registered;
+    KeepOpenIfLost(entry);
     closed_later = std::move(entry.fd);
   }
   if (registered >= 0) UnregisterFile(registered);

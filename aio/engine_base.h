@@ -126,6 +126,7 @@ class EngineBase : public Engine {
   void CompleteIfOver(IoOp& op);
   void CancelOp(Lock& lock, IoOp& op, IoOp::Cancelled why);
   void GiveUp(IoOp& op);
+  void KeepOpenIfLost(File& file);
   // Looks after the device of a pending op; the time at which to look again, and a line to report.
   int64_t WatchStall(Lock& lock, IoOp& op, std::string& line);
   std::string StallLine(const IoOp& op, int64_t quiet_us);

@@ -141,6 +141,13 @@ void EngineBase::GiveUp(IoOp& op) {
   }
 }
 
+// A thread or the kernel may be in the middle of a call on it. Its number must not become another
+// file's, so it stays open until the process ends.
+void EngineBase::KeepOpenIfLost(File& file) {
+  const auto is_lost = [&file](const Slot& slot) { return slot.used && slot.file == &file; };
+  if (std::ranges::any_of(slots_, is_lost)) file.fd.Release();
+}
+
 // Watches over one op of every device; false when nothing is pending.
 bool EngineBase::WatchForShutdown(Lock& lock) {
   if (num_pending_ == 0) return false;
@@ -164,6 +171,7 @@ bool EngineBase::Shutdown() {
   while (WatchForShutdown(lock)) {
   }
   stopping_ = true;
+  for (File& file : files_) KeepOpenIfLost(file);
   return std::ranges::any_of(devices_, [](const auto& device) { return device->num_lost > 0; });
 }
 

@@ -1,15 +1,33 @@
 #include "forebay/aio/faulty_disk.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
 namespace forebay {
 
+namespace {
+
+// A call that stalls in the kernel keeps its file, also when the engine is gone and its descriptor
+// is somebody else's.
+UniqueFd StallOn(int fd, FaultScript& script) {
+  UniqueFd kept(::dup(fd));
+  script.AwaitRelease();
+  return kept;
+}
+
+}  // namespace
+
 int64_t FaultyDisk::Transfer(IoKind kind, int fd, std::string_view path,
                              std::span<std::byte> buffer, int64_t offset_bytes) {
   const Fault fault = script_.Next(static_cast<int64_t>(buffer.size()));
-  if (fault.stall) script_.AwaitRelease();
+  UniqueFd kept;
+  if (fault.stall) {
+    kept = StallOn(fd, script_);
+    fd = kept.get();
+  }
   if (fault.delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(fault.delay_us));
   if (fault.error != 0) return fault.error;
   std::span<std::byte> part = buffer.first(static_cast<size_t>(fault.asked_bytes));
@@ -30,7 +48,11 @@ int64_t FaultyDisk::Transfer(IoKind kind, int fd, std::string_view path,
 
 int FaultyDisk::Flush(int fd, std::string_view path) {
   const Fault fault = script_.Next(0);
-  if (fault.stall) script_.AwaitRelease();
+  UniqueFd kept;
+  if (fault.stall) {
+    kept = StallOn(fd, script_);
+    fd = kept.get();
+  }
   if (fault.error != 0) return fault.error;
   const int result = system_.Flush(fd, path);
   if (script_.plan().record && result == 0) script_.RecordFlush(path);

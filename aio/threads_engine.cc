@@ -22,6 +22,25 @@ namespace {
 // into requests by itself.
 constexpr int64_t kBlockBytes = int64_t{16} << 20;
 
+// A call with all that it needs: while it lasts the engine may end, and then only `calls` is there.
+struct BlockingCall {
+  DiskCalls* calls;
+  IoKind kind;
+  int fd;
+  bool is_cached;
+  std::string_view path;
+  std::span<std::byte> buffer;
+  int64_t offset_bytes;
+
+  int64_t Make() const {
+    if (kind == IoKind::kFlush) return calls->Flush(fd, path);
+    const int64_t moved = calls->Transfer(kind, fd, path, buffer, offset_bytes);
+    if (moved <= 0 || !is_cached) return moved;
+    const int dropped = calls->DropCache(kind, fd, offset_bytes, moved);
+    return dropped < 0 ? dropped : moved;
+  }
+};
+
 class ThreadsEngine : public EngineBase {
  public:
   ThreadsEngine(const EngineOptions& options, std::shared_ptr<DiskCalls> calls)
@@ -71,14 +90,12 @@ class ThreadsEngine : public EngineBase {
 
   // Moves one piece. False when the engine is gone.
   bool Move(Lock& lock, IoThread::Calls& guard, Slot& slot) {
-    const int fd = slot.file->fd.get();
-    const bool is_cached = slot.file->is_cached;
-    const std::string_view path = slot.file->path;
     absl::Status status;
     while (true) {
+      const BlockingCall call = CallOf(slot);
       lock.unlock();
       guard.Begin();
-      const int64_t result = Call(*calls_, slot.kind, slot.transfer, fd, is_cached, path);
+      const int64_t result = call.Make();
       if (!guard.End()) return false;
       const Transfer::Next next =
           slot.kind == IoKind::kFlush ? Transfer::Next::kDone : slot.transfer.Apply(result);
@@ -101,15 +118,14 @@ class ThreadsEngine : public EngineBase {
     return true;
   }
 
-  // Static: when a call returns, the engine may be gone, and then only `calls` is there.
-  static int64_t Call(DiskCalls& calls, IoKind kind, const Transfer& transfer, int fd,
-                      bool is_cached, std::string_view path) {
-    if (kind == IoKind::kFlush) return calls.Flush(fd, path);
-    const int64_t offset_bytes = transfer.rest_offset_bytes();
-    const int64_t moved = calls.Transfer(kind, fd, path, transfer.rest(), offset_bytes);
-    if (moved <= 0 || !is_cached) return moved;
-    const int dropped = calls.DropCache(kind, fd, offset_bytes, moved);
-    return dropped < 0 ? dropped : moved;
+  BlockingCall CallOf(const Slot& slot) const {
+    return {calls_.get(),
+            slot.kind,
+            slot.file->fd.get(),
+            slot.file->is_cached,
+            slot.file->path,
+            slot.transfer.rest(),
+            slot.transfer.rest_offset_bytes()};
   }
 
   const std::shared_ptr<DiskCalls> calls_;
