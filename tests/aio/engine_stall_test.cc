@@ -91,8 +91,9 @@ TEST_P(EngineStallTest, WhatQueuesBehindAStalledOpFailsWithIt) {
     engine().Submit(ops[i]);
   }
   const Stopwatch watch;
-  EXPECT_FALSE(engine().Wait(ops[0]).ok());
-  for (IoOp& op : ops) engine().Wait(op).IgnoreError();
+  int num_failed = 0;  // with several threads, any of them may make the call that stalls
+  for (IoOp& op : ops) num_failed += engine().Wait(op).ok() ? 0 : 1;
+  EXPECT_GE(num_failed, 1);
   EXPECT_LT(watch.Seconds(), 10);
 }
 
