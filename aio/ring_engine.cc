@@ -109,9 +109,20 @@ class RingEngine : public EngineBase {
     Lock lock(mutex_);
     errand.next = std::exchange(errands_, &errand);
     WakeDriver(lock);
+    const std::chrono::duration<double> limit(options_.stall_limit_s);
     while (!errand.done) {
-      if (!DriveAsWaiter(lock, NowUs() + kMomentUs)) changed_.wait(lock);
+      if (DriveAsWaiter(lock, NowUs() + kMomentUs)) continue;
+      // A thread that a stalled device holds in a call (libaio) runs no errands.
+      if (changed_.wait_for(lock, limit) == std::cv_status::timeout && !errand.done) {
+        return Withdraw(errand);
+      }
     }
+  }
+
+  void Withdraw(const Errand& errand) {
+    Errand** link = &errands_;
+    while (*link != &errand) link = &(*link)->next;
+    *link = errand.next;
   }
 
   void RunErrands() {
