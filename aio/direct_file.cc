@@ -153,17 +153,14 @@ absl::StatusOr<bool> TransfersWork(int fd, const std::string& path, bool create)
   return true;
 }
 
-absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path, bool create) {
+absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path,
+                                      const DirectFileOptions& options) {
   DirectFile file;
   file.fd = std::move(fd);
-  file.why_not_direct = WhyNotOffered(file.fd.get());
-  if (file.why_not_direct.empty()) {
-    const int error = SetDirect(file.fd.get(), true);
-    if (error != 0)
-      file.why_not_direct = fmt::format("the file system refused O_DIRECT: {}", ErrnoText(error));
-  }
+  file.why_not_direct =
+      options.direct ? SwitchToDirect(file.fd.get()) : "buffered transfers were asked for";
   if (!file.why_not_direct.empty()) return file;
-  FOREBAY_ASSIGN_OR_RETURN(file.direct, TransfersWork(file.fd.get(), path, create));
+  FOREBAY_ASSIGN_OR_RETURN(file.direct, TransfersWork(file.fd.get(), path, options.create));
   if (!file.direct) {
     file.why_not_direct = "the file system accepted O_DIRECT and refused a direct transfer";
     const int error = SetDirect(file.fd.get(), false);
@@ -175,6 +172,13 @@ absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path, bool
 
 }  // namespace
 
+std::string SwitchToDirect(int fd) {
+  const std::string why_not = WhyNotOffered(fd);
+  if (!why_not.empty()) return why_not;
+  const int error = SetDirect(fd, true);
+  return error == 0 ? "" : fmt::format("the file system refused O_DIRECT: {}", ErrnoText(error));
+}
+
 absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
                                           const DirectFileOptions& options) {
   FOREBAY_CHECK(options.size_bytes >= (options.create ? 1 : 0));
@@ -184,11 +188,11 @@ absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
     if (options.size_bytes > 0) {
       FOREBAY_RETURN_IF_ERROR(ReserveInExisting(fd.get(), path, options.size_bytes));
     }
-    return MakeDirect(std::move(fd), path, false);
+    return MakeDirect(std::move(fd), path, options);
   }
   absl::Status reserved = ReserveSpace(fd.get(), path, 0, options.size_bytes);
   absl::StatusOr<DirectFile> file =
-      reserved.ok() ? MakeDirect(std::move(fd), path, true) : std::move(reserved);
+      reserved.ok() ? MakeDirect(std::move(fd), path, options) : std::move(reserved);
   if (!file.ok()) ::unlink(path.c_str());  // made by this call
   return file;
 }

@@ -1,5 +1,6 @@
 // Moves bytes between one range of a file and one buffer, asynchronously. The seam through which
 // all bulk disk traffic passes: real engines and fault injectors implement the same interface.
+// open_engine.h chooses the engine that this machine can run.
 //
 // Not for: knowing what the bytes mean (swap/), or small files (base/file.h).
 #pragma once
@@ -7,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,9 +22,12 @@ namespace forebay {
 // O_DIRECT wants offset, length and address to be multiples of this on every device we support.
 inline constexpr int64_t kIoAlignBytes = 4096;
 
-enum class IoKind : uint8_t { kRead, kWrite };
+// A flush makes everything durable that was written to the file and completed before it was
+// submitted; it has neither offset nor buffer.
+enum class IoKind : uint8_t { kRead, kWrite, kFlush };
 
-// Served in this order; first in, first out within a class.
+// Served in this order; first in, first out within a class. device_queue.h has the bound within
+// which a lower class gets its turn all the same.
 enum class IoClass : uint8_t { kDemandRead, kPrefetch, kWriteBack };
 
 class Engine;
@@ -46,12 +51,23 @@ class IoOp {
   bool pending() const { return state_.load(std::memory_order_acquire) == State::kPending; }
 
  private:
+  friend class DeviceQueue;
   friend class EngineBase;
-  friend class IoQueue;
   enum class State : uint8_t { kIdle, kPending, kDone };
+  enum class Cancelled : uint8_t { kNo, kOnRequest, kBecauseStalled };
+  int64_t left_bytes() const { return static_cast<int64_t>(buffer.size()) - taken_bytes_; }
+
   std::atomic<State> state_{State::kIdle};
+  // Below: guarded by the engine's lock while the op is pending. All of an op's bookkeeping lies in
+  // the op, so that submitting allocates nothing.
+  Cancelled cancelled_ = Cancelled::kNo;
+  bool queued_ = false;      // in its device's queue, so part of it has not started yet
+  bool waited_for_ = false;  // a thread sleeps until it is done
+  int num_in_flight_ = 0;    // pieces
+  int64_t taken_bytes_ = 0;  // from the front: started, and perhaps complete
+  int64_t progress_us_ = 0;  // when it was submitted, or a piece of it last started or ended
   absl::Status status_;
-  IoOp* next_ = nullptr;  // intrusive queue link: submitting allocates nothing
+  IoOp* next_ = nullptr;
 };
 
 struct IoStats {
@@ -62,13 +78,33 @@ struct IoStats {
   int64_t flushes = 0;
 };
 
+enum class EngineKind : uint8_t { kAuto, kIoUring, kLibaio, kThreads, kBuffered };
+
 struct EngineOptions {
-  int num_threads = 2;  // I/O threads of the threads engine
+  EngineKind engine = EngineKind::kAuto;  // what OpenEngine begins with
+  bool strict = false;                    // OpenEngine refuses to take anything less
+  int num_threads = 2;                    // I/O threads of the threads engine
+  // The longest transfer that the kernel is asked for in one call: longer ops are cut into pieces
+  // of this, so that the classes take turns and the caps hold. 0: what suits the engine.
+  int64_t block_bytes = 0;
+  // Started and not complete, for each device. More only adds latency.
+  int64_t max_in_flight_bytes = int64_t{32} << 20;
+  // Reads and writes of one device take turns of this length (device_queue.h).
+  int64_t burst_bytes = int64_t{32} << 20;
+  // A device that completes nothing for so long is reported, and for so long given up: what it was
+  // asked for is cancelled.
+  double stall_report_s = 15;
+  double stall_limit_s = 300;
+  // Takes one line about a device that stalls. Called by the thread that waits for it, without a
+  // lock; must not throw and must not call the engine. May be empty.
+  std::function<void(const std::string& line)> report;
 };
 
 // Thread-safe.
 class Engine {
  public:
+  // Completes what is queued and in flight first: the kernel must be done with every buffer before
+  // its owner may free it. A device that stalls is waited for no longer than stall_limit_s.
   virtual ~Engine() = default;
 
   // Takes over an open descriptor and returns its number for IoOp::file. `path` is for messages.
@@ -76,26 +112,51 @@ class Engine {
   // Closes a file. Requires: none of its ops is pending. Its number is not used again.
   virtual void RemoveFile(int file) = 0;
 
+  // Tells the kernel where the buffers lie, once instead of at every transfer (io_uring; the other
+  // engines have no use for it and say OK). Optional: after an error, which names the limit and the
+  // fix, transfers from and to `memory` work as before, with a little more CPU. EnvironmentError.
+  virtual absl::Status RegisterBuffers(std::span<std::byte> memory) = 0;
+  // Must precede the freeing of registered memory, whose address may come to mean something else.
+  // Requires: no pending op uses it. Memory that is not registered is OK.
+  virtual void UnregisterBuffers(std::span<std::byte> memory) = 0;
+
   // Queues `op` and returns at once. Every completion is checked: short transfers continue where
   // they stopped, EAGAIN and EINTR are retried (bounded), anything else becomes the op's error.
   virtual void Submit(IoOp& op) = 0;
 
   // Blocks until `op` is complete and returns its result. An op that was never submitted, or was
-  // already waited for, is OK. StorageError (names file, offset, length, errno and the fix);
-  // CorruptError when the file ends before the range.
+  // already waited for, is OK. StorageError (names file, device, offset, length, errno and the
+  // fix); CorruptError when the file ends before the range; InterruptedError after Cancel.
+  // Does not hang: a device that stalls makes it a StorageError after stall_limit_s. If the kernel
+  // kept the transfer even then, the message says so, and the buffer must not be used for anything
+  // else, as a late transfer may still change it; unmapping it is safe.
   virtual absl::Status Wait(IoOp& op) = 0;
 
-  // Makes everything written to `file` and completed before this call durable. A failure is final:
-  // every later flush of the file fails too (docs/architecture.md, "Durability").
+  // Asks for an early end of a pending op: what has not started does not start, what has is taken
+  // back where the kernel can. The op stays pending until then: Wait follows as always.
+  virtual void Cancel(IoOp& op) = 0;
+
+  // Submits a flush and waits for it. A failure is final: every later flush of the file fails too
+  // (docs/architecture.md, "Durability").
   virtual absl::Status Flush(int file) = 0;
 
   virtual IoStats stats() const = 0;
   // "threads (2)": for logs.
   virtual std::string name() const = 0;
+  // Whether files for this engine are to be opened with O_DIRECT (DirectFileOptions::direct).
+  virtual bool direct() const = 0;
 };
 
-// pread/pwrite on `num_threads` threads of its own.
+// pread/pwrite on `num_threads` threads of its own; needs nothing of the kernel.
 std::unique_ptr<Engine> CreateThreadsEngine(const EngineOptions& options);
+
+// One ring, submitted to and reaped by one thread. EnvironmentError where the kernel, a sysctl or a
+// seccomp profile refuses it; the message says which, and the fix.
+absl::StatusOr<std::unique_ptr<Engine>> CreateIoUringEngine(const EngineOptions& options);
+
+// Linux native AIO on one thread: what containers still allow when they forbid io_uring. For
+// O_DIRECT alone, since its buffered transfers are synchronous. EnvironmentError likewise.
+absl::StatusOr<std::unique_ptr<Engine>> CreateLibaioEngine(const EngineOptions& options);
 
 struct DirectFileOptions {
   bool create = false;  // O_CREAT | O_EXCL; else the file must exist
@@ -103,6 +164,7 @@ struct DirectFileOptions {
   // Without: at least so many; a shorter file grows, a longer one stays; 0: the file stays as it
   // is.
   int64_t size_bytes = 0;
+  bool direct = true;  // false: do not even try
 };
 struct DirectFile {
   UniqueFd fd;
@@ -110,6 +172,9 @@ struct DirectFile {
       false;  // false: the file system refused O_DIRECT (or lied: tmpfs); page cache is used
   std::string why_not_direct;
 };
+// Switches O_DIRECT on where the kernel offers it at our alignment; else says why not.
+std::string SwitchToDirect(int fd);
+
 // Opens (or creates, 0600) a file for an engine with O_DIRECT, never through a symbolic link, and
 // proves by a real transfer that direct I/O works. DoesNotFitError when the space cannot be
 // reserved (a file it made is removed again, one it found has its old size), BadInputError when the

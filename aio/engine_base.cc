@@ -1,8 +1,15 @@
 #include "forebay/aio/engine_base.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/aio/block_device.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 
@@ -12,155 +19,284 @@ IoOp::~IoOp() {
   FOREBAY_CHECK(!pending());
 }
 
-bool IoQueue::empty() const {
-  for (const Lane& lane : lanes_) {
-    if (lane.first != nullptr) return false;
-  }
-  return true;
+EngineBase::Device::Device(dev_t device_id, int64_t burst_bytes)
+    : id(device_id), name(DeviceName(device_id)), queue(burst_bytes) {}
+
+EngineBase::EngineBase(const EngineOptions& options, int num_slots, int64_t block_bytes)
+    : options_(options),
+      block_bytes_(options.block_bytes > 0 ? options.block_bytes : block_bytes),
+      slots_(static_cast<size_t>(num_slots)),
+      num_free_slots_(num_slots) {
+  FOREBAY_CHECK(block_bytes_ % kIoAlignBytes == 0 && options.burst_bytes > 0);
 }
 
-void IoQueue::Push(IoOp& op) {
-  Lane& lane = lanes_[static_cast<size_t>(op.io_class)];
-  op.next_ = nullptr;
-  (lane.first == nullptr ? lane.first : lane.last->next_) = &op;
-  lane.last = &op;
-}
-
-int IoQueue::ChooseLane() const {
-  int chosen = -1;
-  for (int i = kNumClasses - 1; i >= 0; --i) {
-    if (lanes_[i].first == nullptr) continue;
-    if (lanes_[i].passed_over >= kMaxPassedOver) return i;
-    chosen = i;
-  }
-  return chosen;
-}
-
-IoOp& IoQueue::Pop() {
-  const int chosen = ChooseLane();
-  FOREBAY_CHECK(chosen >= 0);
-  for (Lane& lane : lanes_) {
-    if (lane.first != nullptr) ++lane.passed_over;
-  }
-  Lane& lane = lanes_[chosen];
-  lane.passed_over = 0;
-  IoOp& op = *lane.first;
-  lane.first = op.next_;
-  if (lane.first == nullptr) lane.last = nullptr;
-  op.next_ = nullptr;
-  return op;
-}
+// ---- Files
 
 EngineBase::File& EngineBase::FileAt(int file) {
   FOREBAY_CHECK(file >= 0 && file < static_cast<int>(files_.size()) && files_[file].fd.valid());
   return files_[file];
 }
 
+EngineBase::Device& EngineBase::DeviceOf(dev_t id) {
+  const auto found = std::ranges::find_if(devices_, [&](const auto& d) { return d->id == id; });
+  if (found != devices_.end()) return **found;
+  devices_.push_back(std::make_unique<Device>(id, options_.burst_bytes));
+  return *devices_.back();
+}
+
 int EngineBase::AddFile(UniqueFd fd, std::string path) {
   FOREBAY_CHECK(fd.valid());
-  const std::lock_guard lock(mutex_);
-  files_.push_back({std::move(fd), std::move(path)});
+  struct stat info = {};
+  // A network file system may not answer; its files then share one queue.
+  if (::fstat(fd.get(), &info) != 0) info = {};
+  const int registered = RegisterFile(fd.get());
+  const Lock lock(mutex_);
+  File file;
+  file.is_cached = (::fcntl(fd.get(), F_GETFL) & O_DIRECT) == 0 && S_ISREG(info.st_mode);
+  file.registered = registered;
+  file.fd = std::move(fd);
+  file.path = std::move(path);
+  file.device = &DeviceOf(info.st_dev);
+  files_.push_back(std::move(file));
   return static_cast<int>(files_.size()) - 1;
 }
 
 void EngineBase::RemoveFile(int file) {
-  const std::lock_guard lock(mutex_);
-  File& entry = FileAt(file);
-  FOREBAY_CHECK(entry.num_pending == 0);
-  entry.fd.Reset();
+  int registered = -1;
+  UniqueFd closed_later;
+  {
+    const Lock lock(mutex_);
+    File& entry = FileAt(file);
+    FOREBAY_CHECK(entry.num_pending == 0);
+    registered = entry.registered;
+    KeepOpenIfLost(entry);
+    closed_later = std::move(entry.fd);
+  }
+  if (registered >= 0) UnregisterFile(registered);
 }
 
-void EngineBase::Submit(IoOp& op) {
+// ---- Submitting
+
+void EngineBase::CheckFields(const IoOp& op) const {
+  FOREBAY_CHECK(op.state_.load(std::memory_order_relaxed) == IoOp::State::kIdle);
+  if (op.kind == IoKind::kFlush) {
+    FOREBAY_CHECK(op.buffer.empty());
+    return;
+  }
   const auto address = reinterpret_cast<uintptr_t>(op.buffer.data());
   FOREBAY_CHECK(!op.buffer.empty() && op.offset_bytes >= 0);
   FOREBAY_CHECK(
       (address | op.buffer.size() | static_cast<uint64_t>(op.offset_bytes)) % kIoAlignBytes == 0);
-  FOREBAY_CHECK(op.state_.load(std::memory_order_relaxed) == IoOp::State::kIdle);
-  {
-    const std::lock_guard lock(mutex_);
-    FOREBAY_CHECK(!stopping_);
-    ++FileAt(op.file).num_pending;
-    op.state_.store(IoOp::State::kPending, std::memory_order_relaxed);
-    queue_.Push(op);
+}
+
+absl::Status EngineBase::Refusal(const IoOp& op, const File& file) const {
+  if (op.kind == IoKind::kFlush && file.flush_failed) {
+    // The kernel reports a lost write once and then says OK: asking again would turn the loss
+    // into a success.
+    return StorageError(
+        fmt::format("aio: an earlier flush of '{}' failed, so what was written before it may be "
+                    "lost. Nothing can be committed to "
+                    "this file any more: end the run and resume from the last commit",
+                    file.path));
   }
-  queued_.notify_one();
+  for (const Slot& slot : slots_) {
+    if (!slot.used || slot.op != nullptr) continue;
+    const std::span<std::byte> lost = slot.transfer.buffer();
+    const bool overlaps = op.buffer.data() < lost.data() + lost.size() &&
+                          lost.data() < op.buffer.data() + op.buffer.size();
+    if (slot.file->device == file.device || overlaps) {
+      return StorageError(fmt::format(
+          "aio: {} was not started: {} was given up after {} stalled, and the kernel still has it. "
+          "Look at 'dmesg' and the device, then resume from the last commit",
+          Describe(op), slot.transfer.Description(), slot.file->device->name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void EngineBase::Submit(IoOp& op) {
+  CheckFields(op);
+  Lock lock(mutex_);
+  FOREBAY_CHECK(!stopping_);
+  File& file = FileAt(op.file);
+  Device& device = *file.device;
+  op.cancelled_ = IoOp::Cancelled::kNo;
+  op.waited_for_ = false;
+  op.num_in_flight_ = 0;
+  op.taken_bytes_ = 0;
+  op.progress_us_ = ClockUs();
+  ++file.num_pending;
+  ++num_pending_;
+  op.state_.store(IoOp::State::kPending, std::memory_order_relaxed);
+  if (device.num_lost > 0 || op.kind == IoKind::kFlush) {
+    op.status_ = Refusal(op, file);
+    if (!op.status_.ok()) return Complete(op);
+  }
+  device.queue.Push(op);
+  OnSubmit(lock);
+}
+
+absl::Status EngineBase::Flush(int file) {
+  IoOp op;
+  op.kind = IoKind::kFlush;
+  op.file = file;
+  Submit(op);
+  return Wait(op);
+}
+
+// ---- Starting and finishing pieces
+
+bool EngineBase::MayStart(const Device& device) const {
+  if (device.queue.empty()) return false;
+  if (device.Idle()) return true;
+  const IoKind kind = device.queue.Peek().kind;
+  if (kind == IoKind::kFlush) return true;
+  if (device.reading + device.writing + block_bytes_ > options_.max_in_flight_bytes) return false;
+  // The other direction is left to run dry, but for one block, which keeps the device busy
+  // while the first of this direction are on their way.
+  return device.Opposing(kind) <= block_bytes_;
+}
+
+EngineBase::Device* EngineBase::NextDevice() {
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    Device& device = *devices_[(next_device_ + i) % devices_.size()];
+    if (!MayStart(device)) continue;
+    next_device_ = (next_device_ + i + 1) % devices_.size();
+    return &device;
+  }
+  return nullptr;
+}
+
+EngineBase::Slot* EngineBase::FreeSlot() {
+  if (num_free_slots_ == 0) return nullptr;
+  for (Slot& slot : slots_) {
+    if (!slot.used) return &slot;
+  }
+  return nullptr;
+}
+
+EngineBase::Slot* EngineBase::Start(Lock&) {
+  Slot* const slot = FreeSlot();
+  Device* const device = slot == nullptr ? nullptr : NextDevice();
+  if (device == nullptr) return nullptr;
+  const DeviceQueue::Piece piece = device->queue.Take(block_bytes_);
+  IoOp& op = *piece.op;
+  File& file = FileAt(op.file);
+  const int64_t now_us = ClockUs();
+  slot->op = &op;
+  slot->file = &file;
+  slot->kind = op.kind;
+  slot->bytes = piece.bytes;
+  slot->used = true;
+  slot->cancel_wanted = false;
+  slot->transfer = Transfer(
+      op.kind, op.offset_bytes + piece.offset_bytes,
+      op.buffer.subspan(static_cast<size_t>(piece.offset_bytes), static_cast<size_t>(piece.bytes)),
+      file.name());
+  --num_free_slots_;
+  if (device->Idle()) device->progress_us = now_us;
+  ++device->num_in_flight;
+  device->Direction(op.kind) += piece.bytes;
+  ++op.num_in_flight_;
+  op.progress_us_ = now_us;
+  return slot;
+}
+
+absl::Status EngineBase::FlushStatus(const Slot& slot, int result) const {
+  if (result == 0) return absl::OkStatus();
+  return StorageError(
+      fmt::format("aio: flushing '{}' to the device {} failed: {}. What was written since the last "
+                  "flush may be lost; the committed state is "
+                  "not touched. Look at 'dmesg' and the drive's health (smartctl -a), then resume "
+                  "from the last commit",
+                  slot.file->path, slot.file->device->name, ErrnoText(-result)));
+}
+
+void EngineBase::Finish(Lock&, Slot& slot, absl::Status status) {
+  Device& device = *slot.file->device;
+  IoOp* const op = std::exchange(slot.op, nullptr);
+  if (slot.kind == IoKind::kFlush && !status.ok()) slot.file->flush_failed = true;
+  slot.used = false;
+  ++num_free_slots_;
+  device.progress_us = ClockUs();
+  device.reported = false;
+  if (op == nullptr) {
+    --device.num_lost;
+    return;
+  }
+  --device.num_in_flight;
+  device.Direction(slot.kind) -= slot.bytes;
+  --op->num_in_flight_;
+  op->progress_us_ = device.progress_us;
+  if (!status.ok() && op->status_.ok()) op->status_ = std::move(status);
+  CompleteIfOver(*op);
+}
+
+// An op whose first piece failed gets no further ones.
+void EngineBase::CompleteIfOver(IoOp& op) {
+  const bool ended_early = !op.status_.ok() || op.cancelled_ != IoOp::Cancelled::kNo;
+  if (op.queued_ && ended_early) FileAt(op.file).device->queue.Remove(op);
+  if (op.num_in_flight_ > 0 || op.queued_) return;
+  const bool all_moved = op.left_bytes() == 0 && op.status_.ok();
+  if (op.cancelled_ != IoOp::Cancelled::kNo && !(all_moved && op.kind != IoKind::kFlush)) {
+    op.status_ = EndedEarly(op);
+  }
+  Complete(op);
+}
+
+void EngineBase::Complete(IoOp& op) {
+  --FileAt(op.file).num_pending;
+  --num_pending_;
+  if (op.status_.ok()) {
+    const auto bytes = static_cast<int64_t>(op.buffer.size());
+    stats_.flushes += op.kind == IoKind::kFlush ? 1 : 0;
+    stats_.read_ops += op.kind == IoKind::kRead ? 1 : 0;
+    stats_.write_ops += op.kind == IoKind::kWrite ? 1 : 0;
+    (op.kind == IoKind::kRead ? stats_.read_bytes : stats_.write_bytes) += bytes;
+  }
+  // Sleepers that wait for others stay asleep.
+  wake_waiters_ = wake_waiters_ || op.waited_for_ || num_pending_ == 0;
+  // The last touch: the owner may end the op as soon as it sees this.
+  op.state_.store(IoOp::State::kDone, std::memory_order_release);
+}
+
+void EngineBase::NotifyCompleted(Lock& lock) {
+  if (!std::exchange(wake_waiters_, false)) return;
+  lock.unlock();
+  completed_.notify_all();
+  lock.lock();
+}
+
+// ---- Waiting
+
+int64_t EngineBase::NowUs() const {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+}
+
+void EngineBase::Sleep(Lock& lock, int64_t deadline_us) {
+  completed_.wait_until(
+      lock, std::chrono::steady_clock::time_point(std::chrono::microseconds(deadline_us)));
 }
 
 absl::Status EngineBase::Wait(IoOp& op) {
   if (op.pending()) {
-    std::unique_lock lock(mutex_);
-    completed_.wait(lock, [&op] { return !op.pending(); });
+    Lock lock(mutex_);
+    op.waited_for_ = true;
+    while (op.pending()) {
+      std::string line;
+      const int64_t deadline_us = WatchStall(lock, op, line);
+      Report(lock, line);
+      NotifyCompleted(lock);  // others whose ops were given up with it
+      if (op.pending()) SleepOnWatch(lock, deadline_us);
+    }
   }
   op.state_.store(IoOp::State::kIdle, std::memory_order_relaxed);
   return std::exchange(op.status_, absl::OkStatus());
 }
 
-EngineBase::Job EngineBase::TakeNext() {
-  std::unique_lock lock(mutex_);
-  queued_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-  if (queue_.empty()) return {};
-  IoOp& op = queue_.Pop();
-  const File& file = FileAt(op.file);
-  return {&op, file.fd.get(), file.path};
-}
-
-void EngineBase::Complete(const Job& job, absl::Status status) {
-  {
-    const std::lock_guard lock(mutex_);
-    IoOp& op = *job.op;
-    --FileAt(op.file).num_pending;
-    if (status.ok()) {
-      const bool read = op.kind == IoKind::kRead;
-      (read ? stats_.read_bytes : stats_.write_bytes) += static_cast<int64_t>(op.buffer.size());
-      ++(read ? stats_.read_ops : stats_.write_ops);
-    }
-    op.status_ = std::move(status);
-    // The last touch: the owner may end the op as soon as it sees this.
-    op.state_.store(IoOp::State::kDone, std::memory_order_release);
-  }
-  completed_.notify_all();
-}
-
-void EngineBase::BeginStop() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  queued_.notify_all();
-}
-
-absl::Status EngineBase::Flush(int file) {
-  int fd = -1;
-  File* entry = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    entry = &FileAt(file);
-    fd = entry->fd.get();
-    if (entry->flush_failed) {
-      // The kernel reports a lost write once and then says OK: asking again would turn the loss
-      // into a success.
-      return StorageError(
-          fmt::format("aio: an earlier flush of '{}' failed, so what was written before it may be "
-                      "lost. Nothing can be committed to "
-                      "this file any more: end the run and resume from the last commit",
-                      entry->path));
-    }
-    ++stats_.flushes;
-  }
-  const int result = FlushCall(fd, entry->path);
-  if (result == 0) return absl::OkStatus();
-  const std::lock_guard lock(mutex_);
-  entry->flush_failed = true;
-  return StorageError(
-      fmt::format("aio: flushing '{}' to the device failed: {}. What was written since the last "
-                  "flush may be lost; the committed state is "
-                  "not touched. Look at 'dmesg' and the drive's health (smartctl -a), then resume "
-                  "from the last commit",
-                  entry->path, ErrnoText(-result)));
-}
-
 IoStats EngineBase::stats() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return stats_;
 }
 

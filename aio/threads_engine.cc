@@ -1,92 +1,143 @@
 // The engine that works everywhere: pread and pwrite on threads of its own.
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
 #include "forebay/aio/disk_calls.h"
 #include "forebay/aio/engine_base.h"
-#include "forebay/aio/transfer.h"
+#include "forebay/aio/io_thread.h"
 #include "forebay/base/check.h"
 
 namespace forebay {
 namespace {
 
-// Blocks every signal in the calling thread while it lives: threads made meanwhile inherit that, so
-// Ctrl-C reaches the program's own threads, and a file size limit gives EFBIG instead of a deadly
-// SIGXFSZ.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+// A call costs the threads engine a thread while it lasts, so calls are long: the kernel cuts them
+// into requests by itself.
+constexpr int64_t kBlockBytes = int64_t{16} << 20;
 
- private:
-  sigset_t before_;
+// A call with all that it needs: while it lasts the engine may end, and then only `calls` is there.
+struct BlockingCall {
+  DiskCalls* calls;
+  IoKind kind;
+  int fd;
+  bool is_cached;
+  std::string_view path;
+  std::span<std::byte> buffer;
+  int64_t offset_bytes;
+
+  int64_t Make() const {
+    if (kind == IoKind::kFlush) return calls->Flush(fd, path);
+    const int64_t moved = calls->Transfer(kind, fd, path, buffer, offset_bytes);
+    if (moved <= 0 || !is_cached) return moved;
+    const int dropped = calls->DropCache(kind, fd, offset_bytes, moved);
+    return dropped < 0 ? dropped : moved;
+  }
 };
 
 class ThreadsEngine : public EngineBase {
  public:
-  ThreadsEngine(int num_threads, std::unique_ptr<DiskCalls> owned_calls, DiskCalls* calls)
-      : owned_calls_(std::move(owned_calls)), calls_(calls) {
-    FOREBAY_CHECK(num_threads >= 1);
-    const SignalsBlocked signals_blocked;
-    for (int i = 0; i < num_threads; ++i) {
-      threads_.emplace_back([this] { Work(); });
-      ::pthread_setname_np(threads_.back().native_handle(),
-                           fmt::format("forebay-io-{}", i).c_str());
+  ThreadsEngine(const EngineOptions& options, std::shared_ptr<DiskCalls> calls)
+      : EngineBase(CapsFor(options), options.num_threads, kBlockBytes), calls_(std::move(calls)) {
+    FOREBAY_CHECK(options.num_threads >= 1);
+    for (int i = 0; i < options.num_threads; ++i) {
+      threads_.emplace_back(
+          fmt::format("forebay-io-{}", i), [this](IoThread::Calls& guard) { Work(guard); }, calls_);
     }
   }
 
-  // Queued ops are completed first: their owners may be waiting for them.
   ~ThreadsEngine() override {
-    BeginStop();
-    for (std::thread& thread : threads_) thread.join();
+    const bool some_lost = Shutdown();
+    queued_.notify_all();
+    for (IoThread& thread : threads_) thread.End(some_lost);
   }
 
-  std::string name() const override { return fmt::format("threads ({})", threads_.size()); }
+  std::string name() const override {
+    return fmt::format("{} ({})", direct() ? "threads" : "buffered threads", threads_.size());
+  }
+  bool direct() const override { return options_.engine != EngineKind::kBuffered; }
 
  private:
-  void Work() {
-    for (Job job = TakeNext(); job.op != nullptr; job = TakeNext()) Complete(job, Move(job));
+  // The number of threads is the cap.
+  static EngineOptions CapsFor(EngineOptions options) {
+    const int64_t block = options.block_bytes > 0 ? options.block_bytes : kBlockBytes;
+    options.max_in_flight_bytes =
+        std::max(options.max_in_flight_bytes, block * options.num_threads);
+    return options;
   }
 
-  absl::Status Move(const Job& job) {
-    Transfer transfer(job.op->kind, job.op->offset_bytes, job.op->buffer, job.path);
+  void OnSubmit(Lock&) override { queued_.notify_one(); }
+
+  void Work(IoThread::Calls& guard) {
+    Lock lock(mutex_);
     while (true) {
-      const int64_t result = calls_->Transfer(job.op->kind, job.fd, job.path, transfer.rest(),
-                                              transfer.rest_offset_bytes());
-      switch (transfer.Apply(result)) {
-        case Transfer::Next::kDone:
-          return absl::OkStatus();
-        case Transfer::Next::kFailed:
-          return transfer.status();
-        case Transfer::Next::kCall:
-          if (transfer.backoff_us() > 0) {
-            std::this_thread::sleep_for(std::chrono::microseconds(transfer.backoff_us()));
-          }
+      Slot* const slot = Start(lock);
+      if (slot != nullptr) {
+        if (!Move(lock, guard, *slot)) return;
+      } else if (stopping()) {
+        return;
+      } else {
+        queued_.wait(lock);
       }
     }
   }
 
-  int FlushCall(int fd, std::string_view path) override { return calls_->Flush(fd, path); }
+  // Moves one piece. False when the engine is gone.
+  bool Move(Lock& lock, IoThread::Calls& guard, Slot& slot) {
+    absl::Status status;
+    while (true) {
+      const BlockingCall call = CallOf(slot);
+      lock.unlock();
+      guard.Begin();
+      const int64_t result = call.Make();
+      if (!guard.End()) return false;
+      const Transfer::Next next =
+          slot.kind == IoKind::kFlush ? Transfer::Next::kDone : slot.transfer.Apply(result);
+      if (next == Transfer::Next::kCall && slot.transfer.backoff_us() > 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(slot.transfer.backoff_us()));
+      }
+      if (next == Transfer::Next::kFailed) status = slot.transfer.status();
+      lock.lock();
+      if (slot.kind == IoKind::kFlush) status = FlushStatus(slot, static_cast<int>(result));
+      if (next != Transfer::Next::kCall) break;
+      if (!IsWanted(slot)) {
+        status = absl::CancelledError();
+        break;
+      }
+    }
+    Finish(lock, slot, std::move(status));
+    // This thread takes one of the pieces that may start now; if there are more, so may others.
+    queued_.notify_all();
+    NotifyCompleted(lock);
+    return true;
+  }
 
-  const std::unique_ptr<DiskCalls> owned_calls_;
-  DiskCalls* const calls_;
-  std::vector<std::thread> threads_;
+  BlockingCall CallOf(const Slot& slot) const {
+    return {calls_.get(),
+            slot.kind,
+            slot.file->fd.get(),
+            slot.file->is_cached,
+            slot.file->path,
+            slot.transfer.rest(),
+            slot.transfer.rest_offset_bytes()};
+  }
+
+  const std::shared_ptr<DiskCalls> calls_;
+  std::condition_variable queued_;
+  std::vector<IoThread> threads_;
 };
+
+// Says that the kernel has no such call here, rather than that a write failed.
+bool IsNotSupported(int error_number) {
+  return error_number == EINVAL || error_number == ESPIPE || error_number == ENOSYS ||
+         error_number == EOPNOTSUPP || error_number == EPERM;
+}
 
 }  // namespace
 
@@ -102,14 +153,32 @@ int SystemDiskCalls::Flush(int fd, std::string_view) {
   return ::fdatasync(fd) == 0 ? 0 : -errno;
 }
 
+// Without this, a run through the page cache would fill the memory beside its budget with pages
+// that are not read again before they are evicted.
+int DiskCalls::DropCache(IoKind kind, int fd, int64_t offset_bytes, int64_t size_bytes) {
+  if (kind == IoKind::kWrite) {
+    constexpr int kWriteOut =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    // Its error is the only report of a failed write-out: a later fdatasync would say OK.
+    if (::sync_file_range(fd, offset_bytes, size_bytes, kWriteOut) != 0 && !IsNotSupported(errno)) {
+      return -errno;
+    }
+  }
+  ::posix_fadvise(fd, offset_bytes, size_bytes, POSIX_FADV_DONTNEED);
+  return 0;
+}
+
 std::unique_ptr<Engine> CreateThreadsEngine(const EngineOptions& options) {
-  auto calls = std::make_unique<SystemDiskCalls>();
-  DiskCalls* const borrowed = calls.get();
-  return std::make_unique<ThreadsEngine>(options.num_threads, std::move(calls), borrowed);
+  return CreateThreadsEngine(options, std::make_shared<SystemDiskCalls>());
+}
+
+std::unique_ptr<Engine> CreateThreadsEngine(const EngineOptions& options,
+                                            std::shared_ptr<DiskCalls> calls) {
+  return std::make_unique<ThreadsEngine>(options, std::move(calls));
 }
 
 std::unique_ptr<Engine> CreateThreadsEngine(const EngineOptions& options, DiskCalls* calls) {
-  return std::make_unique<ThreadsEngine>(options.num_threads, nullptr, calls);
+  return CreateThreadsEngine(options, std::shared_ptr<DiskCalls>(calls, [](DiskCalls*) {}));
 }
 
 }  // namespace forebay

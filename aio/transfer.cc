@@ -32,6 +32,10 @@ std::string_view Advice(int error_number) {
     case EROFS:
       return "The file system became read-only, which usually follows a device error: look at "
              "'dmesg'";
+    case ENODEV:
+    case ENXIO:
+    case ESTALE:
+      return "The device is gone: reconnect or replace it, mount its file system again, and resume";
     case EAGAIN:
       return "The kernel kept refusing for lack of resources: lower the load on the machine and "
              "resume";
@@ -83,10 +87,14 @@ Transfer::Next Transfer::RetryUnlessExhausted(int64_t backoff_us) {
   return ++calls_without_progress_ < kMaxCallsWithoutProgress ? Next::kCall : Next::kFailed;
 }
 
+std::string Transfer::Description() const {
+  return fmt::format("{} of {} bytes at {} of '{}'{}{}", kind_ == IoKind::kRead ? "read" : "write",
+                     buffer_.size(), offset_bytes_, file_.path, file_.device.empty() ? "" : " on ",
+                     file_.device);
+}
+
 absl::Status Transfer::status() const {
-  const std::string what =
-      fmt::format("aio: {} of {} bytes at {} of '{}'", kind_ == IoKind::kRead ? "read" : "write",
-                  buffer_.size(), offset_bytes_, path_);
+  const std::string what = "aio: " + Description();
   if (at_end_of_file_) {
     return CorruptError(
         fmt::format("{} met the end of the file at {}: the file is truncated. Restore it from a "

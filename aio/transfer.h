@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -13,7 +14,14 @@
 
 namespace forebay {
 
-// Thread-compatible. Borrows `buffer` and `path`.
+// The file as messages name it.
+struct FileName {
+  std::string_view path;
+  std::string_view device;  // "vda"; empty: unknown
+};
+
+// Thread-compatible. Borrows `buffer` and the texts of `file`. Not for flushes, which have nothing
+// to continue.
 class Transfer {
  public:
   enum class Next : uint8_t {
@@ -22,12 +30,16 @@ class Transfer {
     kFailed,  // status() says why
   };
 
-  Transfer(IoKind kind, int64_t offset_bytes, std::span<std::byte> buffer, std::string_view path)
-      : kind_(kind), offset_bytes_(offset_bytes), buffer_(buffer), path_(path) {}
+  Transfer() = default;
+  Transfer(IoKind kind, int64_t offset_bytes, std::span<std::byte> buffer, const FileName& file)
+      : kind_(kind), offset_bytes_(offset_bytes), buffer_(buffer), file_(file) {}
 
   std::span<std::byte> rest() const { return buffer_.subspan(static_cast<size_t>(done_bytes_)); }
   int64_t rest_offset_bytes() const { return offset_bytes_ + done_bytes_; }
   int64_t backoff_us() const { return backoff_us_; }
+  std::span<std::byte> buffer() const { return buffer_; }
+  // "read of 4096 bytes at 8192 of 'state.fbs' on vda".
+  std::string Description() const;
 
   // Takes the result of a call for rest(): bytes moved, or -errno.
   Next Apply(int64_t result);
@@ -38,10 +50,10 @@ class Transfer {
  private:
   Next RetryUnlessExhausted(int64_t backoff_us);
 
-  IoKind kind_;
-  int64_t offset_bytes_;
+  IoKind kind_ = IoKind::kRead;
+  int64_t offset_bytes_ = 0;
   std::span<std::byte> buffer_;
-  std::string_view path_;
+  FileName file_;
   int64_t done_bytes_ = 0;  // always a multiple of kIoAlignBytes until all is done
   int64_t backoff_us_ = 0;
   int calls_without_progress_ = 0;

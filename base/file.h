@@ -32,6 +32,8 @@ class UniqueFd {
     }
     return *this;
   }
+  // Gives it up without closing it.
+  int Release() { return std::exchange(fd_, -1); }
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
   void Reset();

@@ -71,9 +71,10 @@ absl::Status TensorStore::Impl::OpenFiles(bool create) {
             spec.size_bytes));
       }
     }
-    FOREBAY_ASSIGN_OR_RETURN(
-        DirectFile file,
-        OpenDirectFile(path, {.create = create, .size_bytes = create ? spec.size_bytes : 0}));
+    FOREBAY_ASSIGN_OR_RETURN(DirectFile file,
+                             OpenDirectFile(path, {.create = create,
+                                                   .size_bytes = create ? spec.size_bytes : 0,
+                                                   .direct = engine->direct()}));
     FOREBAY_RETURN_IF_ERROR(AddFile(std::move(file), path, *spec.number));
   }
   return absl::OkStatus();

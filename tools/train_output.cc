@@ -135,6 +135,11 @@ void TrainOutput::OnNote(const std::string& line) {
   fmt::print(options_.progress, "{}\n", line);
 }
 
+// Other threads may be in the middle of a line, so this one is a write of its own, on a new one.
+void TrainOutput::OnWarning(const std::string& line) {
+  fmt::print(options_.progress, "\nforebay: warning: {}\n", line);
+}
+
 void TrainOutput::OnDone(const Json& summary) {
   options_.json ? PrintEvent("done", summary) : PrintResult(FormatSummary(summary));
 }

@@ -29,6 +29,7 @@ class TrainOutput : public TrainObserver {
   void OnProgress(int64_t step, int64_t num_steps, double fraction) override;
   void OnStep(const Json& metrics) override;
   void OnNote(const std::string& line) override;
+  void OnWarning(const std::string& line) override;
   void OnDone(const Json& summary) override;
 
  private:

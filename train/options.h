@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
 #include "forebay/base/json.h"
 #include "forebay/model/cpu/ops.h"
 #include "forebay/swap/layout.h"
@@ -50,7 +51,9 @@ struct TrainOptions {
   Layout layout = Layout::kBf16;    // follows precision unless set
   DType grad_dtype = DType::kBF16;  // hand-over; follows precision unless set
   int threads = 0;                  // compute; 0: all cores
-  int io_threads = 2;
+  EngineKind engine = EngineKind::kAuto;
+  bool engine_strict = false;  // refuses a lesser engine than the one asked for
+  int io_threads = 2;          // of the threads engine
   int64_t tile_elems = kDefaultTileElems;
   TierChoice weights_tier = TierChoice::kAuto;
   TierChoice state_tier = TierChoice::kAuto;

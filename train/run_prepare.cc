@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fmt/format.h"
+#include "forebay/aio/open_engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
@@ -163,6 +164,20 @@ absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolve
   return WriteFileAtomically(run.paths.plan, ToJson(run.plan).dump(2) + "\n");
 }
 
+// The engine for the store in `directory`, which need not exist yet.
+absl::Status OpenEngineFor(const std::string& directory, TrainObserver& observer,
+                           PreparedRun& run) {
+  EngineOptions options;
+  options.engine = run.options.engine;
+  options.strict = run.options.engine_strict;
+  options.num_threads = run.options.io_threads;
+  options.report = [&observer](const std::string& line) { observer.OnWarning(line); };
+  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened, OpenEngine(options, directory));
+  run.engine = std::move(opened.engine);
+  run.engine_line = std::move(opened.line);
+  return absl::OkStatus();
+}
+
 // The weights that a new run starts from: the tensors of the inventory in the model's files.
 struct ModelSource {
   Inventory inventory;
@@ -207,7 +222,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
 }
 
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
-absl::StatusOr<Json> OpenRunToResume(PreparedRun& run) {
+absl::StatusOr<Json> OpenRunToResume(TrainObserver& observer, PreparedRun& run) {
   const std::string& out = run.options.out;
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(
@@ -221,6 +236,8 @@ absl::StatusOr<Json> OpenRunToResume(PreparedRun& run) {
                     "Start it again without --resume",
                     out));
   }
+  FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(out));
+  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directory, observer, run));
   FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, run.engine.get()));
   if (!run.store->has_commit()) {
     return CorruptError(fmt::format("the store of run '{}' holds no committed step", out));
@@ -263,7 +280,6 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   }
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
-  run.engine = CreateThreadsEngine({.num_threads = run.options.io_threads});
   // The folders first, then the model: a look at either costs nothing, while making tokens of the
   // data may take minutes.
   if (!run.options.resume) FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
@@ -271,9 +287,10 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   Json run_json;
   ModelSource source;
   if (run.options.resume) {
-    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(run));
+    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(observer, run));
   } else {
     FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
+    FOREBAY_RETURN_IF_ERROR(OpenEngineFor(NewStoreDirectory(run.options), observer, run));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options));
   observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));

@@ -32,6 +32,7 @@ struct PreparedRun {
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<MemoryBudget> budget;
   std::unique_ptr<Engine> engine;
+  std::string engine_line;             // which one it is and why, for the log
   std::unique_ptr<TensorStore> store;  // nullptr after a dry run
 };
 

@@ -113,11 +113,7 @@ absl::Status TrainingRun::OpenSession() {
   const std::string kernel = session_->decoder().context().kernel_identity();
   FOREBAY_RETURN_IF_ERROR(
       Note(fmt::format("compute: {}, {} threads", kernel, prepared_.options.threads)));
-  FOREBAY_RETURN_IF_ERROR(Note(fmt::format(
-      "disk: {}{}", prepared_.engine->name(),
-      session_->store().direct_io() ? ", direct I/O"
-                                    : ", through the page cache: this file system has no "
-                                      "O_DIRECT (choose a folder on ext4 or XFS with --nvme)")));
+  FOREBAY_RETURN_IF_ERROR(Note("disk: " + prepared_.engine_line));
   const Json& committed = session_->store().committed().trainer;
   if (committed.contains("kernel") && committed["kernel"] != kernel) {
     FOREBAY_RETURN_IF_ERROR(
@@ -353,6 +349,7 @@ Json TrainingRun::Summary() const {
   summary["write_bytes_per_param"] = static_cast<double>(write) / static_cast<double>(params);
   summary["rss_bytes"] = ReadProcessMemory().peak_bytes;
   summary["ram_budget_bytes"] = prepared_.plan.ram_budget_bytes;
+  summary["engine"] = prepared_.engine->name();
   summary["store"] = session_->store().directory();
   summary["store_bytes"] =
       TensorStore::DiskBytes(session_->store().tiles(), prepared_.plan.gradient_area_bytes);

@@ -11,7 +11,7 @@
 
 namespace forebay {
 
-// What the run tells its user. Called on the training thread; must not fail.
+// What the run tells its user. Called on the training thread, but for OnWarning; must not fail.
 class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
@@ -23,6 +23,9 @@ class TrainObserver {
   // The object that was appended to metrics.jsonl, with "num_steps" and "eta_s" added.
   virtual void OnStep(const Json& metrics) = 0;
   virtual void OnNote(const std::string& line) = 0;  // one line, also in events.log
+  // Something that cannot wait for the end of a step, such as a disk that stalls. Called on any
+  // thread, unlike the others.
+  virtual void OnWarning(const std::string& line) = 0;
   // The closing summary (stable keys; docs/cli.md).
   virtual void OnDone(const Json& summary) = 0;
 };

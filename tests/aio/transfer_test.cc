@@ -14,7 +14,7 @@ using testing::HasSubstr;
 class TransferTest : public testing::Test {
  protected:
   Transfer Make(IoKind kind = IoKind::kRead) {
-    return Transfer(kind, 40960, std::span(bytes_), "/nvme/state.fbs");
+    return Transfer(kind, 40960, std::span(bytes_), {"/nvme/state.fbs", "nvme0n1"});
   }
   std::vector<std::byte> bytes_{16384};
 };
@@ -115,9 +115,19 @@ TEST_F(TransferTest, OtherErrorsAreFinalAndSayWhatWhereWhyAndWhatToDo) {
   EXPECT_EQ(transfer.Apply(-EIO), Transfer::Next::kFailed);
   EXPECT_EQ(ExitCodeOf(transfer.status()), ExitCode::kStorage);
   EXPECT_THAT(MessageOf(transfer.status()),
-              HasSubstr("write of 16384 bytes at 40960 of '/nvme/state.fbs' failed after 4096"));
+              HasSubstr("write of 16384 bytes at 40960 of '/nvme/state.fbs' on nvme0n1 failed "
+                        "after 4096"));
   EXPECT_THAT(MessageOf(transfer.status()), HasSubstr("EIO"));
   EXPECT_THAT(MessageOf(transfer.status()), HasSubstr("smartctl"));
+}
+
+TEST_F(TransferTest, AVanishedDeviceIsNamedAsSuch) {
+  for (const int error : {ENODEV, ENXIO}) {
+    Transfer transfer = Make();
+    EXPECT_EQ(transfer.Apply(-error), Transfer::Next::kFailed);
+    EXPECT_EQ(ExitCodeOf(transfer.status()), ExitCode::kStorage);
+    EXPECT_THAT(MessageOf(transfer.status()), HasSubstr("The device is gone"));
+  }
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ THIRD_PARTY = {
     re.compile(r"(oneapi/)?dnnl"): ("model/",),
     re.compile(r"hwy/"): ("model/", "optimizer/"),
     re.compile(r"CLI/"): ("tools/",),
+    re.compile(r"(liburing|libaio)\.h"): ("aio/",),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 

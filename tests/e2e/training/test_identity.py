@@ -46,12 +46,36 @@ def expected(forebay, task, tmp_path_factory):
         dict(threads=3),
         dict(tile_elems=2048),
         dict(tile_elems=8192, threads=1, io_threads=3),
+        dict(engine="io_uring"),
+        dict(engine="libaio"),
+        dict(engine="threads"),
+        dict(engine="buffered"),
+        dict(engine="libaio", tile_elems=2048, state_tier="host"),
     ],
     ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),
 )
 def test_the_digest_does_not_depend_on(forebay, task, expected, tmp_path, changes):
     train(forebay, task, tmp_path / "run", **dict(dict(weights_tier="nvme", state_tier="nvme"), **changes))
     assert forebay.digest(tmp_path / "run") == expected
+
+
+@pytest.mark.parametrize("engine", ["threads", "buffered"])  # which every machine has
+def test_the_log_and_the_summary_name_the_engine(forebay, task, tmp_path, engine):
+    done = train(forebay, task, tmp_path / "run", engine=engine, extra=["--engine_strict"], format="json", export="none")
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert "threads (2)" in summary["engine"]
+    log = (tmp_path / "run" / "events.log").read_text()
+    assert f"disk: {summary['engine']}, " in log
+    assert ("through the page cache" in log) == (engine == "buffered")
+
+
+def test_a_run_goes_on_with_another_engine(forebay, task, expected, tmp_path):
+    out = tmp_path / "run"
+    for engine in ("io_uring", "buffered"):
+        assert train(forebay, task, out, check=False, stop_after=1, engine=engine,
+                     extra=["--resume"] if out.exists() else []).returncode == 75
+    train(forebay, task, out, engine="libaio", extra=["--resume"])
+    assert forebay.digest(out) == expected
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 5])

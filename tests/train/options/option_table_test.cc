@@ -48,7 +48,8 @@ TEST(OptionTable, EveryValueRoundTripsThroughJson) {
       {"threads", "3"},       {"tile_elems", "4096"},
       {"state_tier", "nvme"}, {"precision", "fp32"},
       {"layout", "fp32"},     {"grad_dtype", "fp32"},
-      {"export", "none"},     {"decay_all", "true"}};
+      {"export", "none"},     {"decay_all", "true"},
+      {"engine", "libaio"},   {"engine_strict", "true"}};
   for (const auto& [name, text] : values) {
     const OptionSpec* spec = FindOption(name);
     TrainOptions options, copy;
@@ -100,6 +101,8 @@ TEST(OptionTable, ImpossibleValuesAreRefused) {
       {"keep", "0"},
       {"threads", "-1"},
       {"io_threads", "0"},
+      {"engine", "spdk"},
+      {"engine_strict", "perhaps"},
       {"truncate", "maybe"},
       {"export", "gguf"}};
   for (const auto& [name, text] : values) EXPECT_FALSE(Accepts(name, text)) << name << "=" << text;

@@ -1,0 +1,121 @@
+#include "forebay/aio/engine_probe.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/counter_rng.h"
+#include "forebay/base/errors.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kFullBytes = int64_t{1} << 20;
+
+std::string NearestExisting(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::path at = std::filesystem::absolute(folder, error);
+  while (!error && !IsDirectory(at.string()) && at.has_parent_path() && at != at.parent_path()) {
+    at = at.parent_path();
+  }
+  return at.string();
+}
+
+// Page-aligned memory for one op, outside every budget: 2 MiB for a moment.
+class Scratch {
+ public:
+  Scratch() {
+    void* const mapped =
+        ::mmap(nullptr, 2 * kFullBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped != MAP_FAILED) data_ = static_cast<std::byte*>(mapped);
+  }
+  ~Scratch() {
+    if (data_ != nullptr) ::munmap(data_, 2 * kFullBytes);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  bool valid() const { return data_ != nullptr; }
+  std::span<std::byte> first(int64_t bytes) { return {data_, static_cast<size_t>(bytes)}; }
+  std::span<std::byte> second(int64_t bytes) {
+    return {data_ + kFullBytes, static_cast<size_t>(bytes)};
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+};
+
+absl::Status RunOp(Engine& engine, IoKind kind, int file, int64_t offset_bytes,
+                   std::span<std::byte> buffer) {
+  IoOp op;
+  op.kind = kind;
+  op.file = file;
+  op.offset_bytes = offset_bytes;
+  op.buffer = buffer;
+  engine.Submit(op);
+  return engine.Wait(op);
+}
+
+absl::Status RoundTrip(Engine& engine, int file, const std::string& path) {
+  Scratch memory;
+  if (!memory.valid()) {
+    return OutOfMemoryError("aio: the system refused 2 MiB for trying the disk: " +
+                            ErrnoText(errno));
+  }
+  const CounterRng rng(0x70726f6265);
+  int64_t offset_bytes = 0;
+  for (const int64_t bytes : {kIoAlignBytes, kFullBytes}) {
+    const std::span<std::byte> written = memory.first(bytes);
+    const std::span<std::byte> read = memory.second(bytes);
+    for (size_t i = 0; i < written.size(); ++i) {
+      written[i] = static_cast<std::byte>(rng.Words(i / 4)[i % 4]);
+    }
+    FOREBAY_RETURN_IF_ERROR(RunOp(engine, IoKind::kWrite, file, offset_bytes, written));
+    FOREBAY_RETURN_IF_ERROR(RunOp(engine, IoKind::kRead, file, offset_bytes, read));
+    if (!std::ranges::equal(read, written)) {
+      return StorageError(fmt::format(
+          "aio: {} bytes at {} of a new file '{}' were read back differently than written: its "
+          "device or file system cannot be trusted. Choose another folder (--nvme)",
+          bytes, offset_bytes, path));
+    }
+    offset_bytes += bytes;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ScratchFile> OpenScratchFile(const std::string& folder, bool direct) {
+  const std::string existing = NearestExisting(folder);
+  ScratchFile file;
+  file.path = JoinPath(existing, fmt::format(".forebay-probe-{}", ::getpid()));
+  file.fd = UniqueFd(::open(existing.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!file.fd.valid()) {
+    // Not every file system has files without names.
+    constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+    file.fd = UniqueFd(::open(file.path.c_str(), kFlags, 0600));
+    if (!file.fd.valid()) {
+      return StorageError(fmt::format("making a file in '{}' failed", existing), errno);
+    }
+    ::unlink(file.path.c_str());
+  }
+  file.why_not_direct =
+      direct ? SwitchToDirect(file.fd.get()) : "buffered transfers were asked for";
+  return file;
+}
+
+absl::Status ProveEngine(Engine& engine, const std::string& folder) {
+  FOREBAY_ASSIGN_OR_RETURN(ScratchFile scratch, OpenScratchFile(folder, engine.direct()));
+  const std::string path = scratch.path;
+  const int file = engine.AddFile(std::move(scratch.fd), path);
+  const absl::Status status = RoundTrip(engine, file, path);
+  engine.RemoveFile(file);
+  return status;
+}
+
+}  // namespace forebay

@@ -1,0 +1,37 @@
+// The fastest engine that this machine, this user and this folder can run, found by trying.
+//
+//   io_uring with O_DIRECT -> libaio with O_DIRECT -> threads with O_DIRECT -> threads, buffered
+//
+// Each rung is proved by real transfers: kernels, containers and file systems that accept a call
+// and fail the transfer are common. libaio is never used without O_DIRECT, as it is synchronous
+// then.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
+
+namespace forebay {
+
+// What was chosen. `kind` is never kAuto.
+struct OpenedEngine {
+  std::unique_ptr<Engine> engine;
+  EngineKind kind = EngineKind::kThreads;
+  // "io_uring (...), direct I/O", or which rung was taken instead, why, and how to get the better
+  // one. One line, for logs.
+  std::string line;
+};
+
+// An engine for files in `folder` (of which the nearest part that exists is tried; nothing is left
+// behind). Begins with `options.engine` and goes down from there, never up. With `options.strict`,
+// EnvironmentError instead of a step down (kAuto: instead of anything but io_uring with O_DIRECT).
+// StorageError when even a plain transfer fails there.
+absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options, const std::string& folder);
+
+// "io_uring", as --engine spells it.
+std::string_view NameOf(EngineKind kind);
+
+}  // namespace forebay

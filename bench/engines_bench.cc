@@ -1,0 +1,196 @@
+// The I/O engines beside each other on one file, in turn, because disks and machines drift:
+//   build/bench_bin/engines_bench FOLDER [GiB] [block KiB] [rounds] [in flight MiB]
+// Prints for every engine and kind of load the median GB/s of the rounds with least and most, and
+// the CPU time of the whole process for each GB. "mixed" is half reads, half writes, in alternation
+// as the engine's queues arrange it. Not for: comparisons with other programs.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "forebay/aio/engine.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/counter_rng.h"
+#include "forebay/base/errors.h"
+#include "forebay/memory/host_buffer.h"
+
+namespace forebay {
+namespace {
+
+struct Settings {
+  std::string folder;
+  int64_t file_bytes = int64_t{1} << 30;
+  int64_t block_bytes = 0;
+  int rounds = 3;
+  int64_t in_flight_bytes = int64_t{32} << 20;
+};
+
+struct Load {
+  const char* name;
+  bool reads;
+  bool writes;
+};
+constexpr Load kLoads[] = {{"read", true, false}, {"write", false, true}, {"mixed", true, true}};
+
+// As long as a tile's state in the default layout.
+constexpr int64_t kOpBytes = int64_t{10} << 20;
+constexpr int kNumOps = 12;
+
+double CpuSeconds() {
+  struct rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+void Require(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "engines_bench: %s\n", MessageOf(status).c_str());
+  std::exit(static_cast<int>(ExitCodeOf(status)));
+}
+
+struct Contender {
+  std::string name;
+  std::unique_ptr<Engine> engine;
+  int file = -1;
+  std::vector<double> gb_per_s[3];
+  double cpu_s[3] = {};
+  double gb[3] = {};
+};
+
+struct Pass {
+  double seconds = 0;
+  double bytes = 0;
+};
+
+// Goes through the file once; ops are kept in flight as the trainer does, each waited for in its
+// turn and then used again.
+Pass RunLoad(Contender& contender, const Load& load, const HostBuffer& memory, int64_t file_bytes) {
+  const int64_t num_ops = file_bytes / kOpBytes;
+  std::vector<IoOp> ops(kNumOps);
+  Pass pass;
+  const Stopwatch watch;
+  for (int64_t i = 0; i < num_ops + kNumOps; ++i) {
+    IoOp& op = ops[static_cast<size_t>(i % kNumOps)];
+    Require(contender.engine->Wait(op));
+    if (i >= num_ops) continue;
+    op.kind = load.reads && (!load.writes || i % 2 == 0) ? IoKind::kRead : IoKind::kWrite;
+    op.io_class = op.kind == IoKind::kRead ? IoClass::kPrefetch : IoClass::kWriteBack;
+    op.file = contender.file;
+    op.offset_bytes = i * kOpBytes;
+    op.buffer = memory.bytes().subspan(static_cast<size_t>(i % kNumOps * kOpBytes),
+                                       static_cast<size_t>(kOpBytes));
+    contender.engine->Submit(op);
+    pass.bytes += static_cast<double>(kOpBytes);
+  }
+  if (load.writes) Require(contender.engine->Flush(contender.file));
+  pass.seconds = watch.Seconds();
+  return pass;
+}
+
+absl::StatusOr<Contender> Make(const Settings& settings, const std::string& name,
+                               const HostBuffer& memory, const std::string& path) {
+  EngineOptions options;
+  options.block_bytes = settings.block_bytes;
+  options.max_in_flight_bytes = settings.in_flight_bytes;
+  Contender contender;
+  contender.name = name;
+  absl::StatusOr<std::unique_ptr<Engine>> engine;
+  if (name.starts_with("io_uring")) {
+    engine = CreateIoUringEngine(options);
+  } else if (name == "libaio") {
+    engine = CreateLibaioEngine(options);
+  } else {
+    options.num_threads = std::atoi(name.c_str() + name.find(' '));
+    engine = CreateThreadsEngine(options);
+  }
+  if (!engine.ok()) return engine.status();
+  contender.engine = *std::move(engine);
+  if (name == "io_uring, registered") {
+    FOREBAY_RETURN_IF_ERROR(contender.engine->RegisterBuffers(memory.bytes()));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {}));
+  if (!file.direct) std::printf("no direct I/O here: %s\n", file.why_not_direct.c_str());
+  contender.file = contender.engine->AddFile(std::move(file.fd), path);
+  return contender;
+}
+
+void FillMemory(const HostBuffer& memory) {
+  const CounterRng rng(1);
+  const auto words = memory.As<uint64_t>();
+  for (size_t i = 0; i < words.size(); ++i) words[i] = rng.Bits64(i);
+}
+
+void Print(const std::vector<Contender>& contenders) {
+  std::printf("%-22s %-6s %8s %8s %8s %10s\n", "engine", "load", "GB/s", "least", "most",
+              "CPU ms/GB");
+  for (size_t load = 0; load < std::size(kLoads); ++load) {
+    for (const Contender& c : contenders) {
+      std::vector<double> sorted = c.gb_per_s[load];
+      std::ranges::sort(sorted);
+      std::printf("%-22s %-6s %8.2f %8.2f %8.2f %10.1f\n", c.name.c_str(), kLoads[load].name,
+                  sorted[sorted.size() / 2], sorted.front(), sorted.back(),
+                  c.cpu_s[load] * 1000 / c.gb[load]);
+    }
+  }
+}
+
+int Main(const Settings& settings) {
+  const std::string path = settings.folder + "/engines_bench." + std::to_string(::getpid());
+  MemoryBudget budget(0);
+  auto memory = HostBuffer::Create(&budget, "bench", kNumOps * kOpBytes);
+  Require(memory.status());
+  FillMemory(*memory);
+  Require(OpenDirectFile(path, {.create = true, .size_bytes = settings.file_bytes}).status());
+  std::vector<Contender> contenders;
+  for (const char* name :
+       {"io_uring, registered", "io_uring", "libaio", "threads 2", "threads 8"}) {
+    auto contender = Make(settings, name, *memory, path);
+    if (contender.ok()) {
+      contenders.push_back(*std::move(contender));
+    } else {
+      std::printf("%s: %s\n", name, MessageOf(contender.status()).c_str());
+    }
+  }
+  ::unlink(path.c_str());  // the engines have it open; nothing is left behind
+  // Extents are allocated, but the first write also marks them as written.
+  RunLoad(contenders[0], kLoads[1], *memory, settings.file_bytes);
+  for (int round = 0; round < settings.rounds; ++round) {
+    for (size_t load = 0; load < std::size(kLoads); ++load) {
+      for (Contender& c : contenders) {
+        const double cpu_before = CpuSeconds();
+        const Pass pass = RunLoad(c, kLoads[load], *memory, settings.file_bytes);
+        c.cpu_s[load] += CpuSeconds() - cpu_before;
+        c.gb[load] += pass.bytes / 1e9;
+        c.gb_per_s[load].push_back(pass.bytes / 1e9 / pass.seconds);
+      }
+    }
+  }
+  Print(contenders);
+  return 0;
+}
+
+}  // namespace
+}  // namespace forebay
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr,
+                 "usage: engines_bench FOLDER [GiB] [block KiB] [rounds] [in flight MiB]\n");
+    return 2;
+  }
+  forebay::Settings settings;
+  settings.folder = argv[1];
+  if (argc > 2) settings.file_bytes = static_cast<int64_t>(std::atof(argv[2]) * (1 << 30)) & ~4095;
+  if (argc > 3) settings.block_bytes = std::atoll(argv[3]) << 10;
+  if (argc > 4) settings.rounds = std::max(1, std::atoi(argv[4]));
+  if (argc > 5) settings.in_flight_bytes = std::atoll(argv[5]) << 20;
+  return forebay::Main(settings);
+}
