@@ -13,6 +13,7 @@
 #include "forebay/base/output_folder.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/sampler.h"
+#include "forebay/memory/process_memory.h"
 #include "forebay/train/clip.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/evaluate.h"
@@ -118,6 +119,7 @@ absl::Status TrainingRun::OpenSession() {
       session_->store().direct_io() ? ", direct I/O"
                                     : ", through the page cache: this file system has no "
                                       "O_DIRECT (choose a folder on ext4 or XFS with --nvme)")));
+  FOREBAY_RETURN_IF_ERROR(Note(DescribePages(prepared_.budget->pages())));
   const Json& committed = session_->store().committed().trainer;
   if (committed.contains("kernel") && committed["kernel"] != kernel) {
     FOREBAY_RETURN_IF_ERROR(
