@@ -11,9 +11,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
-#include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/base/format.h"
 #include "forebay/base/parallel.h"
 #include "forebay/memory/numa.h"
 

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <string>
 
 #include "forebay/base/file.h"
 #include "forebay/memory/page_mapping.h"
