@@ -182,7 +182,7 @@ void UnmapPages(std::byte* data, int64_t size_bytes) {
 std::string TransparentHugeObstacle(std::string_view enabled, bool disabled_for_process) {
   if (disabled_for_process) {
     return "transparent huge pages are switched off for this process (prctl PR_SET_THP_DISABLE). "
-           "Look for MemoryTHP in the service, or for the program that started it";
+           "Look in what started it: a service manager, a container runtime, a wrapper";
   }
   if (enabled.empty()) return "this kernel has no transparent huge pages. Take one that has";
   if (enabled.find("[never]") != std::string_view::npos) {
