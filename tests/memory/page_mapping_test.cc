@@ -53,7 +53,7 @@ int64_t PageFaults() {
   return usage.ru_minflt + usage.ru_majflt;
 }
 
-// Seconds of touching aside, what a first write to each page costs.
+// What a first write to each page costs.
 int64_t FaultsOfTouching(std::span<std::byte> bytes) {
   const int64_t before = PageFaults();
   for (size_t at = 0; at < bytes.size(); at += kBasePageBytes) bytes[at] = std::byte{1};
@@ -107,6 +107,22 @@ TEST(PageMapping, SaysOfTransparentHugePagesWhatTheKernelSays) {
   EXPECT_EQ(mapped->pages.missed_bytes, 8 * kMib - *told);
   EXPECT_EQ(mapped->pages.base_bytes, 9 * kMib - *told);
   EXPECT_EQ(mapped->pages.missed_reason.empty(), *told == 8 * kMib);
+}
+
+TEST(PageMapping, GetsTransparentHugePagesWhereAnyoneDoes) {
+  // Asks for them itself, three times the size, so that an aligned part is large enough.
+  const size_t size = 24 * kMib;
+  void* const own =
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(own, MAP_FAILED);
+  ::madvise(own, size, MADV_HUGEPAGE);
+  const std::span<std::byte> own_bytes(static_cast<std::byte*>(own), size);
+  FaultsOfTouching(own_bytes);
+  const int64_t had = HugeBytesBySmaps(own_bytes).value_or(0);
+  ::munmap(own, size);
+  if (had < 8 * kMib) GTEST_SKIP() << "no transparent huge pages are to be had here";
+  const Mapped mapped(8 * kMib, PageKind::kTransparentHuge);
+  EXPECT_GT(mapped->pages.transparent_huge_bytes, 0);
 }
 
 TEST(PageMapping, TheTwoWaysToAskTheKernelAgree) {
