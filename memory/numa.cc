@@ -33,21 +33,31 @@ std::optional<int> ReadNode(const fs::path& file) {
   return error == std::errc() ? std::optional(node) : std::nullopt;
 }
 
-// Of a device folder in sysfs. Only hardware has a node, so look at each parent; RAID and
-// device-mapper have none themselves, but what they are made of has.
-int NodeOfFolder(const fs::path& folder, const fs::path& top, int depth) {
+int NodeOfFolder(const fs::path& folder, const fs::path& top, int depth);
+
+// Of what a RAID or device-mapper device is made of. nullopt: it is made of nothing; -1: its parts
+// do not agree.
+std::optional<int> NodeOfParts(const fs::path& folder, const fs::path& top, int depth) {
   std::error_code error;
-  std::optional<int> below;
-  for (const fs::directory_entry& part : fs::directory_iterator(folder / "slaves", error)) {
-    const fs::path target = fs::canonical(part.path(), error);
+  std::optional<int> found;
+  for (fs::directory_iterator part(folder / "slaves", error), end; !error && part != end;
+       part.increment(error)) {
+    const fs::path target = fs::canonical(part->path(), error);
     if (error || depth >= kMaxStacked) return -1;
     const int node = NodeOfFolder(target, top, depth + 1);
-    if (below.has_value() && *below != node) return -1;
-    below = node;
+    if (found.has_value() && *found != node) return -1;
+    found = node;
   }
-  if (below.has_value()) return *below;
+  return found;
+}
+
+// Of a device folder in sysfs. Only hardware has a node, so look at each parent (a partition lies
+// in its disk, a disk in its controller).
+int NodeOfFolder(const fs::path& folder, const fs::path& top, int depth) {
   for (fs::path at = folder; at != top && at != at.parent_path(); at = at.parent_path()) {
-    if (const std::optional<int> node = ReadNode(at / "numa_node")) return *node < 0 ? -1 : *node;
+    std::optional<int> node = ReadNode(at / "numa_node");
+    if (!node.has_value()) node = NodeOfParts(at, top, depth);
+    if (node.has_value()) return *node < 0 ? -1 : *node;
   }
   return -1;
 }

@@ -66,11 +66,13 @@ TEST(Numa, OfARaidIsThatOfItsDisksWhereTheyAgree) {
   sysfs.AddDevice("259:0", "devices/pci0/nvme0n1");
   sysfs.AddDevice("259:1", "devices/pci1/nvme1n1");
   sysfs.AddDevice("9:0", "devices/virtual/block/md0");
+  sysfs.AddDevice("259:9", "devices/virtual/block/md0/md0p1");
   sysfs.AddPart("devices/virtual/block/md0", "devices/pci0/nvme0n1");
   sysfs.AddPart("devices/virtual/block/md0", "devices/pci1/nvme1n1");
   sysfs.SetNode("devices/pci0", 1);
   sysfs.SetNode("devices/pci1", 1);
   EXPECT_EQ(NumaNodeOfDevice(9, 0, sysfs.path()), 1);
+  EXPECT_EQ(NumaNodeOfDevice(259, 9, sysfs.path()), 1) << "a partition of it";
   sysfs.SetNode("devices/pci1", 0);
   EXPECT_EQ(NumaNodeOfDevice(9, 0, sysfs.path()), -1);
 }
