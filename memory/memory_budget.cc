@@ -61,6 +61,21 @@ void MemoryBudget::Release(std::string_view purpose, int64_t bytes) {
   if (found->second == 0) by_purpose_.erase(found);
 }
 
+void MemoryBudget::AddPages(const PageTally& pages) {
+  const std::lock_guard lock(mutex_);
+  pages_.Add(pages);
+}
+
+void MemoryBudget::SubtractPages(const PageTally& pages) {
+  const std::lock_guard lock(mutex_);
+  pages_.Subtract(pages);
+}
+
+PageTally MemoryBudget::pages() const {
+  const std::lock_guard lock(mutex_);
+  return pages_;
+}
+
 int64_t MemoryBudget::used_bytes() const {
   const std::lock_guard lock(mutex_);
   return used_bytes_;

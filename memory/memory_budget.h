@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "forebay/memory/page_tally.h"
 
 namespace forebay {
 
@@ -22,6 +23,12 @@ class MemoryBudget {
   absl::Status Charge(std::string_view purpose, int64_t bytes);
   void Release(std::string_view purpose, int64_t bytes);
 
+  // What pages the buffers that are charged here got (HostBuffer says so); the sum over those that
+  // live, with the first reason why some are worse than they should be.
+  void AddPages(const PageTally& pages);
+  void SubtractPages(const PageTally& pages);
+  PageTally pages() const;
+
   int64_t used_bytes() const;
   int64_t peak_bytes() const;
   int64_t limit_bytes() const { return limit_bytes_; }
@@ -33,6 +40,7 @@ class MemoryBudget {
   int64_t used_bytes_ = 0;
   int64_t peak_bytes_ = 0;
   std::map<std::string, int64_t, std::less<>> by_purpose_;
+  PageTally pages_;
 };
 
 }  // namespace forebay

@@ -1,8 +1,10 @@
 #include "forebay/memory/pinned_pool.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "forebay/base/check.h"
+#include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 
 namespace forebay {
@@ -27,18 +29,19 @@ void PinnedLease::Reset() {
 }
 
 absl::StatusOr<std::unique_ptr<PinnedPool>> PinnedPool::Create(MemoryBudget* budget,
-                                                               std::string_view purpose,
-                                                               int64_t buffer_bytes,
-                                                               int num_buffers) {
-  constexpr int64_t kPageBytes = 4096;
-  FOREBAY_CHECK(buffer_bytes > 0 && num_buffers > 0);
+                                                               const PinnedPoolOptions& options) {
+  FOREBAY_CHECK(options.buffer_bytes > 0 && options.num_takers > 0 && options.max_held > 0);
+  FOREBAY_CHECK(options.num_buffers > options.num_takers * (options.max_held - 1));
   std::unique_ptr<PinnedPool> pool(new PinnedPool);
-  pool->buffer_bytes_ = (buffer_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  FOREBAY_ASSIGN_OR_RETURN(pool->memory_,
-                           HostBuffer::Create(budget, purpose, pool->buffer_bytes_ * num_buffers));
-  pool->num_buffers_ = num_buffers;
-  // Lowest index on top, so that a pool used lightly touches few of its pages.
-  for (int index = num_buffers - 1; index >= 0; --index) pool->free_.push_back(index);
+  pool->buffer_bytes_ =
+      (options.buffer_bytes + kBasePageBytes - 1) / kBasePageBytes * kBasePageBytes;
+  FOREBAY_ASSIGN_OR_RETURN(
+      pool->memory_, HostBuffer::Create(budget, options.purpose,
+                                        pool->buffer_bytes_ * options.num_buffers, options.memory));
+  pool->num_buffers_ = options.num_buffers;
+  pool->free_.reserve(static_cast<size_t>(options.num_buffers));
+  // Lowest index on top: the last one given back is taken first, while it is in the cache.
+  for (int index = options.num_buffers - 1; index >= 0; --index) pool->free_.push_back(index);
   return pool;
 }
 
@@ -46,7 +49,11 @@ PinnedPool::~PinnedPool() {
   FOREBAY_CHECK(static_cast<int>(free_.size()) == num_buffers_);
 }
 
-PinnedLease PinnedPool::MakeLease(int index) {
+PinnedLease PinnedPool::Lend() {
+  const int index = free_.back();
+  free_.pop_back();
+  ++stats_.num_takes;
+  stats_.max_lent = std::max(stats_.max_lent, num_buffers_ - static_cast<int>(free_.size()));
   PinnedLease lease;
   lease.pool_ = this;
   lease.index_ = index;
@@ -57,26 +64,39 @@ PinnedLease PinnedPool::MakeLease(int index) {
 
 PinnedLease PinnedPool::Take() {
   std::unique_lock lock(mutex_);
-  given_back_.wait(lock, [this] { return !free_.empty(); });
-  const int index = free_.back();
-  free_.pop_back();
-  return MakeLease(index);
+  const int64_t turn = next_turn_++;
+  const auto is_my_turn = [&] { return serving_turn_ == turn && !free_.empty(); };
+  if (!is_my_turn()) {
+    const Stopwatch watch;
+    turn_.wait(lock, is_my_turn);
+    ++stats_.num_waits;
+    stats_.longest_wait_s = std::max(stats_.longest_wait_s, watch.Seconds());
+  }
+  ++serving_turn_;
+  PinnedLease lease = Lend();
+  if (!free_.empty() && serving_turn_ < next_turn_) turn_.notify_all();
+  return lease;
 }
 
 std::optional<PinnedLease> PinnedPool::TryTake() {
   const std::lock_guard lock(mutex_);
-  if (free_.empty()) return std::nullopt;
-  const int index = free_.back();
-  free_.pop_back();
-  return MakeLease(index);
+  if (free_.empty() || serving_turn_ < next_turn_) return std::nullopt;
+  return Lend();
 }
 
 void PinnedPool::GiveBack(int index) {
-  {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(index);
-  }
-  given_back_.notify_one();
+  const std::lock_guard lock(mutex_);
+  free_.push_back(index);
+  // All of them, for only the one whose turn it is may go on. Under the lock: a taker that gets
+  // this buffer may end the pool as soon as the lock is free.
+  if (serving_turn_ < next_turn_) turn_.notify_all();
+}
+
+PinnedPoolStats PinnedPool::stats() const {
+  const std::lock_guard lock(mutex_);
+  PinnedPoolStats stats = stats_;
+  stats.num_waiting = static_cast<int>(next_turn_ - serving_turn_);
+  return stats;
 }
 
 }  // namespace forebay

@@ -13,6 +13,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/memory/numa.h"
 #include "forebay/optimizer/decay_runs.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/optimizer/staged_tiles.h"
@@ -137,7 +138,8 @@ absl::Status OffloadedAdamW::Impl::MakeStaging(MemoryBudget* budget) {
   if (buffer_bytes == 0) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(
       staging_memory,
-      HostBuffer::Create(budget, "optimizer staging", options.num_staging_tiles * buffer_bytes));
+      HostBuffer::Create(budget, "optimizer staging", options.num_staging_tiles * buffer_bytes,
+                         {.numa_node = NumaNodeOfPath(store->directory())}));
   for (int i = 0; i < options.num_staging_tiles; ++i) {
     const auto buffer = staging_memory.bytes().subspan(i * buffer_bytes, buffer_bytes);
     staging[i] = {buffer.first(state_bytes), buffer.subspan(state_bytes)};

@@ -14,6 +14,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/memory/numa.h"
 #include "forebay/swap/access_queue.h"
 
 namespace forebay {
@@ -78,7 +79,8 @@ struct Swapper::Impl {
   enum class Command : uint8_t { kNone, kApplyAllUpdates, kCancelExpected, kStop };
   using Lock = std::unique_lock<std::mutex>;
 
-  Impl(TensorStore* the_store, TileUpdater* the_updater) : store(the_store), updater(the_updater) {}
+  Impl(TensorStore* the_store, TileUpdater* the_updater)
+      : store(the_store), updater(the_updater), numa_node(NumaNodeOfPath(the_store->directory())) {}
 
   absl::Status MakeBuffers(const SwapperOptions& options, const Placement& placement,
                            MemoryBudget* budget);
@@ -115,6 +117,7 @@ struct Swapper::Impl {
   TensorStore* const store;
   TileUpdater* const updater;
   std::vector<BufferClass> class_of_layer;
+  const int numa_node;  // of the disk: where the buffers are
   std::vector<Buffer> buffers;
   std::vector<int> buffer_of_layer;  // -1: in none
   AccessQueue updates;  // of ApplyAllUpdates: layers that no announced access brings in
@@ -139,8 +142,8 @@ absl::Status Swapper::Impl::AddBuffer(BufferClass buffer_class, int64_t bytes, i
   buffer.buffer_class = buffer_class;
   const bool resident = buffer_class == BufferClass::kResident;
   FOREBAY_ASSIGN_OR_RETURN(
-      buffer.memory,
-      HostBuffer::Create(budget, resident ? "resident weights" : "weights window", bytes));
+      buffer.memory, HostBuffer::Create(budget, resident ? "resident weights" : "weights window",
+                                        bytes, {.numa_node = numa_node}));
   buffer.ops = std::make_unique<IoOp[]>(static_cast<size_t>(max_tiles));
   buffers.push_back(std::move(buffer));
   return absl::OkStatus();

@@ -335,7 +335,8 @@ absl::Status TensorStore::Impl::EnsureGradientArea(int64_t size_bytes) {
   const std::string path = JoinPath(directory, kGradientsName);
   // Through a descriptor of its own, so that an area in use stays in use when this fails.
   FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {.create = !FileExists(path),
-                                                                  .size_bytes = needed_bytes}));
+                                                                  .size_bytes = needed_bytes,
+                                                                  .direct = engine->direct()}));
   if (gradients_file >= 0) {
     engine->RemoveFile(gradients_file);  // and with it the lock on the file
     std::erase(files, gradients_file);

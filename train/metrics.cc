@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <ctime>
 
 #include "fmt/chrono.h"
@@ -15,16 +14,6 @@ namespace forebay {
 namespace {
 
 constexpr int64_t kMaxMetricsBytes = int64_t{4} << 30;
-
-int64_t StatusFieldBytes(std::string_view status, std::string_view field) {
-  const size_t at = status.find(field);
-  if (at == std::string_view::npos) return 0;
-  const size_t digit = status.find_first_of("0123456789", at);
-  if (digit == std::string_view::npos) return 0;
-  int64_t kib = 0;
-  std::from_chars(status.data() + digit, status.data() + status.size(), kib);
-  return kib * 1024;
-}
 
 }  // namespace
 
@@ -67,15 +56,6 @@ absl::Status TruncateMetrics(const std::string& path, int64_t last_step) {
 
 std::string WithTimestamp(std::string_view text) {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ} {}", fmt::gmtime(std::time(nullptr)), text);
-}
-
-ProcessMemory ReadProcessMemory() {
-  // procfs files report size 0, so this is no case for ReadWholeFile.
-  const UniqueFd fd(::open("/proc/self/status", O_RDONLY | O_CLOEXEC));
-  char buffer[8192];
-  const ssize_t got = fd.valid() ? ::read(fd.get(), buffer, sizeof(buffer)) : 0;
-  const std::string_view status(buffer, got > 0 ? static_cast<size_t>(got) : 0);
-  return {StatusFieldBytes(status, "VmRSS:"), StatusFieldBytes(status, "VmHWM:")};
 }
 
 }  // namespace forebay

@@ -33,11 +33,4 @@ absl::Status TruncateMetrics(const std::string& path, int64_t last_step);
 // "2026-11-21T08:30:00Z text".
 std::string WithTimestamp(std::string_view text);
 
-// Memory of this process in bytes: resident now, and the most it ever was (VmRSS, VmHWM).
-struct ProcessMemory {
-  int64_t resident_bytes = 0;
-  int64_t peak_bytes = 0;
-};
-ProcessMemory ReadProcessMemory();
-
 }  // namespace forebay

@@ -13,6 +13,7 @@
 #include "forebay/base/output_folder.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/sampler.h"
+#include "forebay/memory/process_memory.h"
 #include "forebay/train/clip.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/evaluate.h"
@@ -114,6 +115,7 @@ absl::Status TrainingRun::OpenSession() {
   FOREBAY_RETURN_IF_ERROR(
       Note(fmt::format("compute: {}, {} threads", kernel, prepared_.options.threads)));
   FOREBAY_RETURN_IF_ERROR(Note("disk: " + prepared_.engine_line));
+  FOREBAY_RETURN_IF_ERROR(Note(DescribePages(prepared_.budget->pages())));
   const Json& committed = session_->store().committed().trainer;
   if (committed.contains("kernel") && committed["kernel"] != kernel) {
     FOREBAY_RETURN_IF_ERROR(

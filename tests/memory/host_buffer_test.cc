@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -11,6 +12,7 @@
 namespace forebay {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 uint64_t Address(const HostBuffer& buffer) {
@@ -53,11 +55,92 @@ TEST(HostBuffer, LargeOnesAreAlignedForHugePages) {
   }
 }
 
-TEST(HostBuffer, IsNotInheritedByForkedChildren) {
+TEST(HostBuffer, IsNeitherInheritedByChildrenNorDumped) {
   MemoryBudget budget(0);
   const auto buffer = HostBuffer::Create(&budget, "test", int64_t{4} << 20);
   ASSERT_TRUE(buffer.ok());
-  EXPECT_THAT(VmFlags(buffer->data()), HasSubstr(" dc"));
+  EXPECT_THAT(VmFlags(buffer->data()), AllOf(HasSubstr(" dc"), HasSubstr(" dd")));
+}
+
+TEST(HostBuffer, IsCountedInTheBudgetByThePagesItGot) {
+  MemoryBudget budget(0);
+  {
+    const auto buffer = HostBuffer::Create(&budget, "test", (int64_t{5} << 20) + 1);
+    ASSERT_TRUE(buffer.ok());
+    const PageTally pages = budget.pages();
+    EXPECT_EQ(pages.reserved_huge_bytes + pages.transparent_huge_bytes + pages.base_bytes,
+              budget.used_bytes());
+    EXPECT_EQ(budget.used_bytes(), (int64_t{5} << 20) + 4096) << "no rounding to huge pages";
+    EXPECT_EQ(buffer->page_kind() == PageKind::kBase, pages.missed_bytes >= int64_t{2} << 20);
+  }
+  EXPECT_EQ(DescribePages(budget.pages()), "pages: none");
+}
+
+TEST(HostBuffer, TakesNoBetterPagesThanItIsAllowed) {
+  MemoryBudget budget(0);
+  const auto buffer =
+      HostBuffer::Create(&budget, "test", int64_t{4} << 20, {.best_pages = PageKind::kBase});
+  ASSERT_TRUE(buffer.ok());
+  EXPECT_EQ(buffer->page_kind(), PageKind::kBase);
+  EXPECT_EQ(budget.pages().base_bytes, int64_t{4} << 20);
+  EXPECT_EQ(budget.pages().missed_bytes, 0) << "nothing to complain about";
+  EXPECT_EQ(buffer->IoPieces().size(), 1u);
+}
+
+// Remembers what is pinned; reads it when it goes, which crashes if the memory went first.
+class FakeDevice : public Device {
+ public:
+  explicit FakeDevice(bool refuses = false) : refuses_(refuses) {}
+  DeviceKind kind() const override { return DeviceKind::kHost; }
+  std::string name() const override { return "fake"; }
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override { return NotHere(); }
+  absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override { return NotHere(); }
+  std::span<std::byte> pinned;
+  std::byte last_seen{0};
+
+ protected:
+  absl::StatusOr<void*> AllocateBytes(int64_t) override { return NotHere(); }
+  void FreeBytes(void*) override {}
+  absl::Status PinBytes(std::span<std::byte> memory) override {
+    if (refuses_) return NotHere();
+    pinned = memory;
+    return absl::OkStatus();
+  }
+  void UnpinBytes(std::span<std::byte> memory) override {
+    last_seen = memory.back();
+    pinned = {};
+  }
+
+ private:
+  static absl::Status NotHere() { return EnvironmentError("not here"); }
+  const bool refuses_;
+};
+
+TEST(HostBuffer, IsPinnedWholeForItsDeviceUntilJustBeforeItGoes) {
+  MemoryBudget budget(0);
+  FakeDevice device;
+  {
+    auto made = HostBuffer::Create(&budget, "test", 8192, {.device = &device});
+    ASSERT_TRUE(made.ok());
+    EXPECT_TRUE(made->pinned());
+    const HostBuffer buffer = *std::move(made);
+    EXPECT_TRUE(buffer.pinned());
+    EXPECT_EQ(device.pinned.data(), buffer.data());
+    EXPECT_EQ(device.pinned.size(), 8192u);
+    buffer.bytes().back() = std::byte{7};
+  }
+  EXPECT_TRUE(device.pinned.empty());
+  EXPECT_EQ(device.last_seen, std::byte{7});
+}
+
+TEST(HostBuffer, ThatADeviceRefusesToPinWorksAndSaysSo) {
+  MemoryBudget budget(0);
+  FakeDevice device(true);
+  const auto buffer = HostBuffer::Create(&budget, "weights", 8192, {.device = &device});
+  ASSERT_TRUE(buffer.ok());
+  EXPECT_FALSE(buffer->pinned());
+  EXPECT_THAT(DescribePages(budget.pages()),
+              HasSubstr("'weights' is not pinned for fake, so copies block: not here"));
 }
 
 TEST(HostBuffer, ChargesWholePagesWhileItLives) {

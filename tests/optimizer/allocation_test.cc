@@ -1,47 +1,11 @@
-// The step path allocates nothing after Create: counted by replacing the global operator new of
-// this program.
-#include <atomic>
-#include <cstdlib>
-#include <new>
+// The step path allocates nothing after Create.
+#include <memory>
 #include <vector>
 
+#include "forebay/tests/allocation_counter.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
-
-namespace {
-
-std::atomic<int64_t> num_allocations = 0;
-
-void* Allocate(size_t size_bytes) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  void* const memory = std::malloc(size_bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// Inlined on one side only, a replaced pair looks mismatched to g++.
-
-void* operator new(size_t size_bytes) {
-  return Allocate(size_bytes);
-}
-void* operator new[](size_t size_bytes) {
-  return Allocate(size_bytes);
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept {
-  std::free(memory);
-}
 
 namespace forebay {
 namespace {

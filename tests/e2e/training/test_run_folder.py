@@ -72,7 +72,7 @@ def test_events_are_dated_lines_that_say_what_happened(run):
     lines = (run[0] / "events.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ .", line) for line in lines)
     text = "\n".join(lines)
-    for words in ("compute: ", "disk: ", "held-out loss before the first step", "exported the model of step 3"):
+    for words in ("compute: ", "disk: ", "pages: ", "held-out loss before the first step", "exported the model of step 3"):
         assert words in text
 
 

@@ -1,0 +1,42 @@
+// Counts the allocations of a test program by replacing its global operator new. Include it in
+// exactly one source of the program.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace forebay {
+
+inline std::atomic<int64_t> num_allocations = 0;
+
+inline void* CountedAllocation(size_t size_bytes) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  void* const memory = std::malloc(size_bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace forebay
+
+// Inlined on one side only, a replaced pair looks mismatched to g++.
+
+void* operator new(size_t size_bytes) {
+  return forebay::CountedAllocation(size_bytes);
+}
+void* operator new[](size_t size_bytes) {
+  return forebay::CountedAllocation(size_bytes);
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept {
+  std::free(memory);
+}
