@@ -20,7 +20,7 @@
 namespace forebay {
 namespace {
 
-constexpr unsigned kDepth = 128;
+constexpr unsigned kUringDepth = 128;
 constexpr unsigned kNumFiles = 64;
 constexpr unsigned kNumBuffers = 64;
 // The kernel refuses longer registrations.
@@ -55,7 +55,7 @@ class IoUringPort : public IoPort {
     if (opened_) ::io_uring_queue_exit(&ring_);
   }
 
-  int depth() const override { return kDepth; }
+  int depth() const override { return kUringDepth; }
 
   void Queue(const Call& call) override {
     io_uring_sqe* const sqe = NextSqe();
@@ -93,7 +93,7 @@ class IoUringPort : public IoPort {
     unsigned num_seen = 0;
     io_uring_for_each_cqe(&ring_, head, cqe) {
       const uint64_t tag = ::io_uring_cqe_get_data64(cqe);
-      const bool is_call = tag < kDepth;
+      const bool is_call = tag < kUringDepth;
       if (is_call && num_results == results.size()) break;
       if (is_call) results[num_results++] = {static_cast<uint32_t>(tag), cqe->res};
       if (tag == kWakeTag) wake_read_due_ = true;
@@ -182,7 +182,7 @@ class IoUringPort : public IoPort {
       std::memset(&params, 0, sizeof(params));
       params.flags = flags;
       // Room for every call, cancellations of each (on request, then by a stall), and the wake-up.
-      result = ::io_uring_queue_init_params(4 * kDepth, &ring_, &params);
+      result = ::io_uring_queue_init_params(4 * kUringDepth, &ring_, &params);
       if (result != -EINVAL) break;
     }
     if (result != 0) return EnvironmentError(WhyNoIoUring(-result));

@@ -18,14 +18,14 @@
 namespace forebay {
 namespace {
 
-constexpr int kDepth = 128;
+constexpr int kLibaioDepth = 128;
 
 class LibaioPort : public IoPort {
  public:
   explicit LibaioPort(std::unique_ptr<LibaioCalls> calls)
-      : calls_(std::move(calls)), blocks_(kDepth), events_(kDepth + 1) {
-    ready_.reserve(kDepth + 1);
-    failed_.reserve(2 * kDepth);
+      : calls_(std::move(calls)), blocks_(kLibaioDepth), events_(kLibaioDepth + 1) {
+    ready_.reserve(kLibaioDepth + 1);
+    failed_.reserve(2 * kLibaioDepth);
   }
 
   // Waits for every call in flight, but for those of a device that stalled: their context is left
@@ -36,7 +36,7 @@ class LibaioPort : public IoPort {
 
   absl::Status Open() {
     // One more for the wake-up.
-    const int result = calls_->Setup(kDepth + 1, &context_);
+    const int result = calls_->Setup(kLibaioDepth + 1, &context_);
     if (result != 0) {
       context_ = nullptr;
       return EnvironmentError(WhyNoLibaio(-result));
@@ -46,7 +46,7 @@ class LibaioPort : public IoPort {
     return ArmWake();
   }
 
-  int depth() const override { return kDepth; }
+  int depth() const override { return kLibaioDepth; }
 
   void Queue(const Call& call) override {
     iocb& block = blocks_[call.tag];

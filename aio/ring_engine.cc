@@ -20,7 +20,7 @@ namespace {
 
 // One huge page: measured, half of it costs a quarter more CPU, and twice as much saves little
 // (docs/performance.md), while classes take turns and the cap of bytes counts in these.
-constexpr int64_t kBlockBytes = int64_t{2} << 20;
+constexpr int64_t kRingBlockBytes = int64_t{2} << 20;
 constexpr int64_t kNever = INT64_MAX;
 // What an errand lets pass on a disk whose clock runs only while it is driven.
 constexpr int64_t kMomentUs = 1000;
@@ -37,7 +37,7 @@ class RingEngine : public EngineBase {
  public:
   RingEngine(const EngineOptions& options, RingDrive drive, int depth,
              std::shared_ptr<PortAndResults> io)
-      : EngineBase(options, depth, kBlockBytes),
+      : EngineBase(options, depth, kRingBlockBytes),
         drive_(drive),
         due_us_(static_cast<size_t>(depth), kNever),
         io_(std::move(io)) {

@@ -20,7 +20,7 @@ namespace {
 
 // A call costs the threads engine a thread while it lasts, so calls are long: the kernel cuts them
 // into requests by itself.
-constexpr int64_t kBlockBytes = int64_t{16} << 20;
+constexpr int64_t kThreadBlockBytes = int64_t{16} << 20;
 
 // A call with all that it needs: while it lasts the engine may end, and then only `calls` is there.
 struct BlockingCall {
@@ -44,7 +44,8 @@ struct BlockingCall {
 class ThreadsEngine : public EngineBase {
  public:
   ThreadsEngine(const EngineOptions& options, std::shared_ptr<DiskCalls> calls)
-      : EngineBase(CapsFor(options), options.num_threads, kBlockBytes), calls_(std::move(calls)) {
+      : EngineBase(CapsFor(options), options.num_threads, kThreadBlockBytes),
+        calls_(std::move(calls)) {
     FOREBAY_CHECK(options.num_threads >= 1);
     for (int i = 0; i < options.num_threads; ++i) {
       threads_.emplace_back(
@@ -66,7 +67,7 @@ class ThreadsEngine : public EngineBase {
  private:
   // The number of threads is the cap.
   static EngineOptions CapsFor(EngineOptions options) {
-    const int64_t block = options.block_bytes > 0 ? options.block_bytes : kBlockBytes;
+    const int64_t block = options.block_bytes > 0 ? options.block_bytes : kThreadBlockBytes;
     options.max_in_flight_bytes =
         std::max(options.max_in_flight_bytes, block * options.num_threads);
     return options;
