@@ -290,10 +290,13 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
     FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(observer, run));
   } else {
     FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
-    FOREBAY_RETURN_IF_ERROR(OpenEngineFor(NewStoreDirectory(run.options), observer, run));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options));
   observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
+  // After the plan, which knows whether the disk has room: trying an engine writes a small file.
+  if (!run.options.resume) {
+    FOREBAY_RETURN_IF_ERROR(OpenEngineFor(NewStoreDirectory(run.options), observer, run));
+  }
   FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run.options, run.config));
   if (!run.options.eval_data.empty()) {
     FOREBAY_ASSIGN_OR_RETURN(run.eval_data,
