@@ -20,8 +20,7 @@ inline void* CountedAllocation(size_t size_bytes) {
 
 }  // namespace forebay
 
-// Inlined on one side only, a replaced pair looks mismatched to g++.
-
+// The attribute: inlined on one side only, a replaced pair looks mismatched to g++.
 void* operator new(size_t size_bytes) {
   return forebay::CountedAllocation(size_bytes);
 }

@@ -1,47 +1,13 @@
 // Submitting, moving and waiting allocate nothing once an engine runs: counted by replacing the
 // global operator new of this program.
-#include <atomic>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <string>
 
 #include "forebay/aio/engine.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/tests/allocation_counter.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
-
-namespace {
-
-std::atomic<int64_t> num_allocations = 0;
-
-void* Allocate(size_t size_bytes) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  void* const memory = std::malloc(size_bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(size_t size_bytes) {
-  return Allocate(size_bytes);
-}
-void* operator new[](size_t size_bytes) {
-  return Allocate(size_bytes);
-}
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete[](void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
-void operator delete[](void* memory, size_t) noexcept {
-  std::free(memory);
-}
 
 namespace forebay {
 namespace {
