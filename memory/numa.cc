@@ -88,7 +88,7 @@ std::string PreferNumaNode(std::span<std::byte> memory, int node) {
     // The call itself: libnuma would be a dependency for one line. The kernel reads one bit less
     // than it is told.
     const long result = ::syscall(SYS_mbind, memory.data(), memory.size(), MPOL_PREFERRED, mask,
-                                  static_cast<unsigned long>(kMaxNodes + 1), 0u);
+                                  static_cast<unsigned long>(kMaxNodes) + 1, 0u);
     if (result == 0) return "";
     failure = errno;
   }
