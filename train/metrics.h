@@ -26,9 +26,12 @@ class LineLog {
   int64_t size_bytes_ = 0;
 };
 
-// Drops the lines of steps after `last_step` (they were not committed before a crash, and will be
-// run again) and a torn last line.
-absl::Status TruncateMetrics(const std::string& path, int64_t last_step);
+// Makes the file end with the line of the committed step. Drops the lines of later steps (they were
+// not committed before a crash, and will be run again) and a torn last line. Where a kill came
+// between the commit and its line, `committed_line`, an object with "step" that the commit carries,
+// stands in for it; null: the commit carries none.
+absl::Status AlignMetrics(const std::string& path, int64_t committed_step,
+                          const Json& committed_line);
 
 // "2026-11-21T08:30:00Z text".
 std::string WithTimestamp(std::string_view text);

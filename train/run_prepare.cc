@@ -266,7 +266,10 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
     run_json["fingerprint"] = fingerprint;
     FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.run_json, run_json.dump(2) + "\n"));
   }
-  FOREBAY_RETURN_IF_ERROR(TruncateMetrics(run.paths.metrics, run.store->committed().step));
+  const CommitInfo& committed = run.store->committed();
+  const Json& trainer = committed.trainer;
+  FOREBAY_RETURN_IF_ERROR(AlignMetrics(run.paths.metrics, committed.step,
+                                       trainer.contains("metrics") ? trainer["metrics"] : Json()));
   return WriteRecords(run, resolved);
 }
 

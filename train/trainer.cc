@@ -71,8 +71,8 @@ class TrainingRun {
   absl::Status AfterStep(int64_t step, Json& line);
   absl::StatusOr<double> EvaluateHeldOut();
   absl::Status SaveExport(int64_t step);
-  Json StepLine(int64_t step, const StepResult& result, double lr, double step_s,
-                const Counters& before, const Counters& after) const;
+  Json StepLine(int64_t num_tokens, double step_s, const Counters& before,
+                const Counters& after) const;
   Json Summary() const;
   Counters ReadCounters() const;
   absl::Status Note(const std::string& line);
@@ -100,6 +100,8 @@ class TrainingRun {
   double first_eval_loss_ = std::nan("");
   double last_eval_loss_ = std::nan("");
   double last_loss_ = std::nan("");
+  // Of released_step_: what of its metrics does not depend on the clock.
+  Json released_line_;
 };
 
 absl::Status TrainingRun::OpenSession() {
@@ -209,6 +211,11 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm);
   session_->optimizer().BeginUpdate(scalars);
   released_step_ = step;
+  released_line_ = {{"step", step},
+                    {"loss", result.loss},
+                    {"grad_norm", result.gradient_norm},
+                    {"lr", scalars.lr},
+                    {"tokens", result.num_tokens}};
   // Otherwise the update is applied while the next step's forward pass goes by, and committed
   // there.
   if (step == prepared_.num_steps || EvaluatesAfter(step) || SavesAfter(step)) {
@@ -223,7 +230,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   session_read_bytes_ += after.io.read_bytes - before.io.read_bytes;
   session_write_bytes_ += after.io.write_bytes - before.io.write_bytes;
   last_loss_ = result.loss;
-  Json line = StepLine(step, result, scalars.lr, step_s, before, after);
+  Json line = StepLine(result.num_tokens, step_s, before, after);
   return AfterStep(step, line);
 }
 
@@ -248,7 +255,8 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
   info.trainer = {{"num_steps", prepared_.num_steps},
                   {"rows_per_step", options_.batch * options_.accum},
                   {"seed", options_.seed},
-                  {"kernel", session_->decoder().context().kernel_identity()}};
+                  {"kernel", session_->decoder().context().kernel_identity()},
+                  {"metrics", released_line_}};
   FOREBAY_RETURN_IF_ERROR(session_->store().Commit(info));
   committed_step_ = step;
   return absl::OkStatus();
@@ -308,18 +316,13 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
   return result.loss;
 }
 
-Json TrainingRun::StepLine(int64_t step, const StepResult& result, double lr, double step_s,
-                           const Counters& before, const Counters& after) const {
+Json TrainingRun::StepLine(int64_t num_tokens, double step_s, const Counters& before,
+                           const Counters& after) const {
   const ProcessMemory memory = ReadProcessMemory();
   const double io_wait_s = after.wait_s - before.wait_s;
-  Json line;
-  line["step"] = step;
-  line["loss"] = result.loss;
-  line["grad_norm"] = result.gradient_norm;
-  line["lr"] = lr;
-  line["tokens"] = result.num_tokens;
+  Json line = released_line_;
   line["step_s"] = step_s;
-  line["tokens_per_s"] = static_cast<double>(result.num_tokens) / step_s;
+  line["tokens_per_s"] = static_cast<double>(num_tokens) / step_s;
   line["compute_s"] = step_s - io_wait_s;
   line["io_wait_s"] = io_wait_s;
   line["optimizer_s"] = after.update_s - before.update_s;
@@ -354,7 +357,7 @@ Json TrainingRun::Summary() const {
   summary["engine"] = prepared_.engine->name();
   summary["store"] = session_->store().directory();
   summary["store_bytes"] =
-      TensorStore::DiskBytes(session_->store().tiles(), prepared_.plan.gradient_area_bytes);
+      TensorStore::DiskBytes(session_->store().tiles(), session_->store().gradient_area_bytes());
   summary["host_weight_bytes"] = prepared_.plan.placement.host_weight_bytes;
   summary["host_state_bytes"] = prepared_.plan.placement.host_state_bytes;
   summary["run"] = prepared_.paths.out;

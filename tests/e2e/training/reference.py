@@ -72,20 +72,25 @@ def segments_of(row_flags):
     return segments
 
 
-def loss_sum(model, row_tokens, row_flags):
-    """Sum of -log p(target) over the trained tokens of one row. Each segment is run as a sequence of its own, which is
-    what packing must be equal to."""
-    total, count = 0.0, 0
-    for begin, end in segments_of(row_flags):
-        tokens = torch.tensor(row_tokens[begin:end], dtype=torch.long)[None]
-        trained = torch.tensor([bool(f & 1) for f in row_flags[begin + 1 : end]])
-        if not trained.any():
-            continue
-        logits = model(input_ids=tokens).logits[0, :-1].float()
-        losses = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
-        total = total + losses[trained].sum()
-        count += int(trained.sum())
-    return total, count
+def segments_by_length(rows):
+    """The (tokens, trained) of all segments of `rows` that train anything, those of one length together."""
+    by_length = {}
+    for tokens, flags in rows:
+        for begin, end in segments_of(flags):
+            trained = [bool(f & 1) for f in flags[begin + 1 : end]]
+            if any(trained):
+                by_length.setdefault(end - begin, []).append((tokens[begin:end], trained))
+    return by_length.values()
+
+
+def loss_sum(model, segments):
+    """Sum of -log p(target) over the trained tokens of segments of one length. Each is a sequence of its own, which is what
+    packing must be equal to."""
+    tokens = torch.tensor([tokens for tokens, _ in segments], dtype=torch.long)
+    trained = torch.tensor([trained for _, trained in segments])
+    logits = model(input_ids=tokens).logits[:, :-1].float()
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    return losses[trained.flatten()].sum()
 
 
 def cpu_multiplies_bf16():
@@ -147,12 +152,11 @@ def train(model, batches, settings, autocast=False):
             for begin, end in segments_of(flags)
         )
         loss = 0.0
-        for tokens, flags in rows:
+        for segments in segments_by_length(rows):
             with bf16_linears() if autocast else contextlib.nullcontext():
-                row_loss, count = loss_sum(model, tokens, flags)
-            if count:
-                (row_loss / trained).backward()
-                loss += float(row_loss.detach()) / trained
+                segments_loss = loss_sum(model, segments)
+            (segments_loss / trained).backward()
+            loss += float(segments_loss.detach()) / trained
         norm = torch.nn.utils.clip_grad_norm_(
             model.parameters(), settings["clip"] if settings["clip"] > 0 else float("inf")
         )

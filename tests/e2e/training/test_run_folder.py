@@ -84,6 +84,20 @@ def test_an_error_is_the_last_event(forebay, task, tmp_path):
     assert "stopped after 2 steps, as --stop_after asks" in last
 
 
+def test_a_committed_step_without_its_line_gets_one_on_resume(forebay, task, tmp_path):
+    """A kill may come between the commit of a step and its line in metrics.jsonl."""
+    out = tmp_path / "run"
+    assert forebay.run("train", check=False, out=out, stop_after=2, **task).returncode == 75
+    whole = metrics(out)
+    assert [line["step"] for line in whole] == [0, 1, 2]
+    torn = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(torn[:-1]) + torn[-1][:20])
+    forebay.run("train", "--resume", out=out, **task)
+    lines = metrics(out)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert lines[2] == {key: whole[2][key] for key in ("step", "loss", "grad_norm", "lr", "tokens")}
+
+
 def test_files_belong_to_their_owner_alone(run):
     # The run was made with umask 0.
     for folder, folders, files in os.walk(run[0].parent / "run"):
