@@ -12,6 +12,7 @@
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
 #include "forebay/model/config_fields.h"
+#include "forebay/model/families.h"
 
 namespace forebay {
 namespace {
@@ -42,14 +43,7 @@ absl::Status CopyConfig(const std::string& from, const std::string& to, DType dt
     return BadInputError(
         fmt::format("{}: a JSON object is expected", JoinPath(from, "config.json")));
   }
-  // transformers 5 writes `dtype` and still reads `torch_dtype`, which is all that older ones know.
-  for (const char* const key : {"dtype", "torch_dtype"}) {
-    if (json.contains(key)) json[key] = TorchName(dtype);
-  }
-  if (!json.contains("dtype") && !json.contains("torch_dtype"))
-    json["torch_dtype"] = TorchName(dtype);
-  return WriteFileAtomically(JoinPath(to, "config.json"),
-                             json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return WriteConfig(std::move(json), dtype, to);
 }
 
 // Names of the sentencepiece models ("tokenizer.model") in the folder, sorted.
@@ -89,6 +83,25 @@ absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_dir
   if (!problems.empty())
     return BadInputError(fmt::format("{}: {}. Correct the file", path, problems.front()));
   return tokens.empty() ? config.eos_token_ids : tokens;
+}
+
+absl::Status WriteConfig(Json config, DType dtype, const std::string& directory) {
+  // transformers 5 writes `dtype` and still reads `torch_dtype`, which is all that older ones know.
+  for (const char* const key : {"dtype", "torch_dtype"}) {
+    if (config.contains(key)) config[key] = TorchName(dtype);
+  }
+  if (!config.contains("dtype") && !config.contains("torch_dtype"))
+    config["torch_dtype"] = TorchName(dtype);
+  // Without it transformers does not know the model; this program goes by `architectures` first.
+  if (!config.contains("model_type")) {
+    const Json& names = config["architectures"];
+    const Family* family = names.is_array() && !names.empty() && names[0].is_string()
+                               ? FindFamily(names[0].get<std::string>())
+                               : nullptr;
+    if (family != nullptr) config["model_type"] = family->model_type;
+  }
+  return WriteFileAtomically(JoinPath(directory, "config.json"),
+                             config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 absl::Status CopySidecarFiles(const std::string& from, const std::string& to, DType dtype) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
+#include "forebay/base/json.h"
 #include "forebay/model/decoder_config.h"
 
 namespace forebay {
@@ -16,6 +17,10 @@ namespace forebay {
 // else config.json's. Empty when neither says. BadInputError when the file is malformed.
 absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_directory,
                                                     const DecoderConfig& config);
+
+// Writes `config` as config.json into `directory`, with `dtype` as that of the weights, and with
+// the `model_type` that transformers needs where only `architectures` says it. StorageError.
+absl::Status WriteConfig(Json config, DType dtype, const std::string& directory);
 
 // Copies what belongs to a model whatever its weights: config.json (with `dtype` as that of the
 // weights), the tokenizer's files, generation_config.json and chat templates, as far as they exist.

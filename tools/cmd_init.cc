@@ -44,9 +44,9 @@ class InitCommand : public Command {
     } else if (options_.as_run) {
       fmt::print(
           "made a run of step 0 in '{0}': {1}, {2} parameters\ntrain it with: forebay train "
-          "--resume --out={0} "
-          "--model={3} --data=FILE\n",
-          options_.out, result.architecture, FormatCount(result.num_params), result.model);
+          "--resume --out={0} --data=FILE{3}\n",
+          options_.out, result.architecture, FormatCount(result.num_params),
+          result.precision == "fp32" ? " --precision=fp32" : "");
     } else {
       fmt::print("made a model in '{}': {}, {} parameters\n", options_.out, result.architecture,
                  FormatCount(result.num_params));

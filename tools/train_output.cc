@@ -82,16 +82,23 @@ std::string FormatStep(const Json& metrics, int64_t ram_budget_bytes) {
 std::string FormatSummary(const Json& summary) {
   const std::string run = summary.value("run", "");
   const std::string model = summary.value("model", "");
+  const bool any_steps = Bytes(summary, "steps") > 0;
   std::string text =
-      fmt::format("\ndone       {} steps in {}, {:.0f} tokens/s\n", Bytes(summary, "steps"),
-                  FormatDuration(Number(summary, "seconds")), Number(summary, "tokens_per_s"));
+      any_steps
+          ? fmt::format("\ndone       {} steps in {}, {:.0f} tokens/s\n", Bytes(summary, "steps"),
+                        FormatDuration(Number(summary, "seconds")), Number(summary, "tokens_per_s"))
+          : fmt::format("\ndone       nothing was left to train: all {} steps are committed\n",
+                        Bytes(summary, "num_steps"));
   text += LossLine(summary);
-  text += fmt::format(
-      "disk       {} read + {} written per step ({:.1f} + {:.1f} bytes per parameter, {} "
-      "parameters)\n",
-      FormatBytes(Bytes(summary, "read_bytes_per_step")),
-      FormatBytes(Bytes(summary, "write_bytes_per_step")), Number(summary, "read_bytes_per_param"),
-      Number(summary, "write_bytes_per_param"), FormatCount(Bytes(summary, "params")));
+  if (any_steps) {
+    text += fmt::format(
+        "disk       {} read + {} written per step ({:.1f} + {:.1f} bytes per parameter, {} "
+        "parameters)\n",
+        FormatBytes(Bytes(summary, "read_bytes_per_step")),
+        FormatBytes(Bytes(summary, "write_bytes_per_step")),
+        Number(summary, "read_bytes_per_param"), Number(summary, "write_bytes_per_param"),
+        FormatCount(Bytes(summary, "params")));
+  }
   text += fmt::format("memory     {} at the peak, of a budget of {}\n",
                       FormatBinaryBytes(Bytes(summary, "rss_bytes")),
                       FormatBinaryBytes(Bytes(summary, "ram_budget_bytes")));

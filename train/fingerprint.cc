@@ -45,6 +45,15 @@ absl::StatusOr<std::string> SampleModel(const std::string& directory) {
   return hash.Hex();
 }
 
+// What differs when the digest under `key` does; "" when the key is an option, which has a value.
+std::string_view ContentsBehind(std::string_view key) {
+  if (key == "data") return "the tokens of --data are not those that the run was started with";
+  if (key == "model") return "the files in --model are not those that the run was started with";
+  if (key == "tokenizer")
+    return "the tokenizer in --model is not the one that the run was started with";
+  return "";
+}
+
 }  // namespace
 
 absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_steps,
@@ -68,8 +77,13 @@ absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
   for (const auto& [key, value] : now.items()) {
     const Json before = of_run.contains(key) ? of_run.at(key) : Json();
     if (before == value) continue;
-    differences += fmt::format("\n  {}: the run has {}, this command has {}", key, before.dump(),
-                               value.dump());
+    if (const std::string_view contents = ContentsBehind(key); !contents.empty()) {
+      differences += fmt::format("\n  {} (digest {} in the run, {} now)", contents, before.dump(),
+                                 value.dump());
+    } else {
+      differences += fmt::format("\n  --{}: the run has {}, this command has {}", key,
+                                 before.dump(), value.dump());
+    }
   }
   if (differences.empty()) return absl::OkStatus();
   return UsageError(

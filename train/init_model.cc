@@ -106,9 +106,7 @@ absl::Status CheckOutIsFree(const std::string& out) {
 // config.json and what belongs to it, with the dtype of the new weights.
 absl::Status WriteSidecars(const Source& source, const std::string& directory, DType dtype) {
   if (!source.directory.empty()) return CopySidecarFiles(source.directory, directory, dtype);
-  Json json = source.json;
-  json[json.contains("dtype") ? "dtype" : "torch_dtype"] = TorchName(dtype);
-  return WriteFileAtomically(JoinPath(directory, "config.json"), json.dump(2) + "\n");
+  return WriteConfig(source.json, dtype, directory);
 }
 
 // `values` as the bytes of `dtype`, in `bytes`.
@@ -221,7 +219,10 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
   result.architecture = source.config.architecture;
   result.num_params = BuildInventory(source.config).num_params();
   result.model = options.as_run ? JoinPath(options.out, "source") : options.out;
-  if (options.as_run) result.store = JoinPath(options.out, "swap");
+  if (options.as_run) {
+    result.store = JoinPath(options.out, "swap");
+    result.precision = dtype == DType::kBF16 ? "bf16" : "fp32";
+  }
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(options.out));
   const absl::Status status = options.as_run ? WriteRun(options, source, dtype, result, progress)
                                              : WriteModelFolder(options, source, dtype, progress);
@@ -239,7 +240,10 @@ Json ToJson(const InitResult& result) {
   json["architecture"] = result.architecture;
   json["params"] = result.num_params;
   json["model"] = result.model;
-  if (!result.store.empty()) json["store"] = result.store;
+  if (!result.store.empty()) {
+    json["store"] = result.store;
+    json["precision"] = result.precision;
+  }
   return json;
 }
 

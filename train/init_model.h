@@ -40,7 +40,8 @@ struct InitResult {
   int64_t num_params = 0;
   std::string
       model;  // the model folder, or the folder in the run that stands for it (config, tokenizer)
-  std::string store;  // of a run; empty for a model folder
+  std::string store;      // of a run; empty for a model folder
+  std::string precision;  // of a run: the --precision that goes with its state
 };
 
 // UsageError when `out` is occupied; BadInputError when the configuration is not one of a supported
@@ -49,7 +50,7 @@ struct InitResult {
 absl::StatusOr<InitResult> InitModel(const InitOptions& options,
                                      const std::function<void(double)>& progress);
 
-// {"architecture", "params", "model", "store"}.
+// {"architecture", "params", "model"}, and of a run also "store" and "precision".
 Json ToJson(const InitResult& result);
 
 }  // namespace forebay

@@ -4,10 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 
 #include "fmt/chrono.h"
 #include "fmt/format.h"
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 
 namespace forebay {
@@ -16,11 +18,15 @@ namespace {
 constexpr int64_t kMaxMetricsBytes = int64_t{4} << 30;
 
 // -1: not a line of a step.
-int64_t StepOf(std::string_view line, const std::string& path) {
-  const auto json = ParseJson(line, path);
-  if (!json.ok() || !json->is_object() || !json->contains("step")) return -1;
-  const Json& step = (*json)["step"];
+int64_t StepOf(const absl::StatusOr<Json>& line) {
+  if (!line.ok() || !line->is_object() || !line->contains("step")) return -1;
+  const Json& step = (*line)["step"];
   return step.is_number_integer() ? step.get<int64_t>() : -1;
+}
+
+absl::Status Truncate(int fd, int64_t size_bytes, const std::string& path) {
+  if (::ftruncate(fd, size_bytes) == 0) return absl::OkStatus();
+  return StorageError(fmt::format("truncating '{}' to {} bytes failed", path, size_bytes), errno);
 }
 
 }  // namespace
@@ -28,7 +34,7 @@ int64_t StepOf(std::string_view line, const std::string& path) {
 absl::StatusOr<LineLog> LineLog::Open(const std::string& path) {
   LineLog log;
   log.path_ = path;
-  FOREBAY_ASSIGN_OR_RETURN(log.fd_, OpenFile(path, O_WRONLY | O_CREAT));
+  FOREBAY_ASSIGN_OR_RETURN(log.fd_, OpenFile(path, O_RDWR | O_CREAT));
   FOREBAY_ASSIGN_OR_RETURN(log.size_bytes_, FileSize(path));
   return log;
 }
@@ -40,31 +46,48 @@ absl::Status LineLog::Append(std::string_view line) {
   return absl::OkStatus();
 }
 
-absl::Status AlignMetrics(const std::string& path, int64_t committed_step,
-                          const Json& committed_line) {
+absl::Status LineLog::ReplaceLast(std::string_view line) {
+  std::string tail(static_cast<size_t>(std::min(size_bytes_, kMaxLineBytes)), '\0');
+  FOREBAY_CHECK(!tail.empty());
+  const int64_t tail_begin = size_bytes_ - static_cast<int64_t>(tail.size());
+  FOREBAY_RETURN_IF_ERROR(
+      PreadAll(fd_.get(), std::as_writable_bytes(std::span(tail)), tail_begin, path_));
+  const size_t newline = tail.size() < 2 ? std::string::npos : tail.rfind('\n', tail.size() - 2);
+  FOREBAY_CHECK(newline != std::string::npos || tail_begin == 0);
+  const int64_t begin =
+      newline == std::string::npos ? 0 : tail_begin + static_cast<int64_t>(newline) + 1;
+  FOREBAY_RETURN_IF_ERROR(Truncate(fd_.get(), begin, path_));
+  size_bytes_ = begin;
+  return Append(line);
+}
+
+absl::StatusOr<Json> AlignMetrics(const std::string& path, int64_t committed_step,
+                                  const Json& committed_line) {
   std::string text;
   if (FileExists(path)) {
     FOREBAY_ASSIGN_OR_RETURN(text, ReadWholeFile(path, kMaxMetricsBytes));
   }
   size_t keep = 0;
-  int64_t last_step = -1;
+  Json last;
   for (;;) {
     const size_t newline = text.find('\n', keep);
     if (newline == std::string::npos) break;
-    const int64_t step = StepOf(std::string_view(text).substr(keep, newline - keep), path);
+    absl::StatusOr<Json> line =
+        ParseJson(std::string_view(text).substr(keep, newline - keep), path);
+    const int64_t step = StepOf(line);
     if (step < 0 || step > committed_step) break;
-    last_step = step;
+    last = *std::move(line);
     keep = newline + 1;
   }
   if (keep < text.size()) {
     FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_WRONLY | O_NOFOLLOW));
-    if (::ftruncate(fd.get(), static_cast<off_t>(keep)) != 0) {
-      return StorageError(fmt::format("truncating '{}' to {} bytes failed", path, keep), errno);
-    }
+    FOREBAY_RETURN_IF_ERROR(Truncate(fd.get(), static_cast<int64_t>(keep), path));
   }
-  if (last_step == committed_step || !committed_line.is_object()) return absl::OkStatus();
+  if (StepOf(last) == committed_step) return last;
+  if (StepOf(committed_line) != committed_step) return Json();
   FOREBAY_ASSIGN_OR_RETURN(LineLog log, LineLog::Open(path));
-  return log.Append(committed_line.dump());
+  FOREBAY_RETURN_IF_ERROR(log.Append(committed_line.dump()));
+  return committed_line;
 }
 
 std::string WithTimestamp(std::string_view text) {

@@ -19,6 +19,10 @@ class LineLog {
   // Opens or creates `path` for appending.
   static absl::StatusOr<LineLog> Open(const std::string& path);
   absl::Status Append(std::string_view line);
+  // Puts `line` in the place of the last one. Requires: the log has lines, the last of at most
+  // kMaxLineBytes.
+  absl::Status ReplaceLast(std::string_view line);
+  static constexpr int64_t kMaxLineBytes = int64_t{64} << 10;
 
  private:
   UniqueFd fd_;
@@ -29,9 +33,10 @@ class LineLog {
 // Makes the file end with the line of the committed step. Drops the lines of later steps (they were
 // not committed before a crash, and will be run again) and a torn last line. Where a kill came
 // between the commit and its line, `committed_line`, an object with "step" that the commit carries,
-// stands in for it; null: the commit carries none.
-absl::Status AlignMetrics(const std::string& path, int64_t committed_step,
-                          const Json& committed_line);
+// stands in for it; null: the commit carries none. Returns the line of the committed step, null
+// where there is none.
+absl::StatusOr<Json> AlignMetrics(const std::string& path, int64_t committed_step,
+                                  const Json& committed_line);
 
 // "2026-11-21T08:30:00Z text".
 std::string WithTimestamp(std::string_view text);

@@ -194,9 +194,18 @@ std::string GivenText(const OptionInputs& inputs, std::string_view name) {
 absl::Status ReadRunSettings(const OptionInputs& inputs, Resolver& resolver) {
   const std::string out = GivenText(inputs, "out");
   if (GivenText(inputs, "resume") != "true" || out.empty()) return absl::OkStatus();
+  if (!IsRunFolder(out)) {
+    return UsageError(fmt::format(
+        "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
+  }
   const std::string file = RunPaths(out).resolved_config;
-  if (!FileExists(file))
-    return absl::OkStatus();  // a run that was never trained, or none: the trainer says so
+  // A run that was made by `forebay init --run` and never trained.
+  if (!FileExists(file)) {
+    FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(out));
+    resolver.Set(*FindOption("model"), run["model"], "model in " + RunPaths(out).run_json,
+                 "run " + out);
+    return absl::OkStatus();
+  }
   FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(file, kMaxConfigFileBytes));
   static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after", "out"};
   for (const OptionSpec& spec : OptionTable()) {

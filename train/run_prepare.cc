@@ -18,6 +18,7 @@
 #include "forebay/train/create_store.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/metrics.h"
+#include "forebay/train/option_table.h"
 #include "forebay/train/pack_cache.h"
 
 namespace forebay {
@@ -158,9 +159,17 @@ absl::Status ClaimFolders(const PreparedRun& run) {
   return ExitCodeOf(removed) == ExitCode::kBadInput ? absl::OkStatus() : removed;
 }
 
+// resolved_config.json is what a later --resume reads, perhaps from another folder.
 absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolved) {
-  FOREBAY_RETURN_IF_ERROR(
-      WriteFileAtomically(run.paths.resolved_config, resolved.resolved.dump(2) + "\n"));
+  Json config = resolved.resolved;
+  for (const char* const name : {"model", "data", "eval_data", "nvme"}) {
+    Json& value = config[FindOption(name)->section][name]["value"];
+    if (value.is_string() && !value.get_ref<const std::string&>().empty()) {
+      value = AbsolutePath(value.get_ref<const std::string&>());
+    }
+  }
+  config[FindOption("tile_elems")->section]["tile_elems"]["value"] = run.options.tile_elems;
+  FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.resolved_config, config.dump(2) + "\n"));
   return WriteFileAtomically(run.paths.plan, ToJson(run.plan).dump(2) + "\n");
 }
 
@@ -221,8 +230,21 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   return WriteRunJson(run, "ready", fingerprint);
 }
 
+// The tiles of a store are made once; a command that asks for others would not get them.
+absl::Status CheckTilesAreTheRuns(const ResolvedOptions& resolved, const TensorStore& store) {
+  const Json& entry = resolved.resolved[FindOption("tile_elems")->section]["tile_elems"];
+  const int64_t tile_elems = store.tiles().tile_elems();
+  if (entry["origin"] == "default" || resolved.options.tile_elems == tile_elems) {
+    return absl::OkStatus();
+  }
+  return UsageError(fmt::format(
+      "--tile_elems={}: the run has tiles of {}, which are made once. Leave --tile_elems out",
+      resolved.options.tile_elems, tile_elems));
+}
+
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
-absl::StatusOr<Json> OpenRunToResume(TrainObserver& observer, PreparedRun& run) {
+absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObserver& observer,
+                                     PreparedRun& run) {
   const std::string& out = run.options.out;
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(
@@ -242,6 +264,7 @@ absl::StatusOr<Json> OpenRunToResume(TrainObserver& observer, PreparedRun& run) 
   if (!run.store->has_commit()) {
     return CorruptError(fmt::format("the store of run '{}' holds no committed step", out));
   }
+  FOREBAY_RETURN_IF_ERROR(CheckTilesAreTheRuns(resolved, *run.store));
   run.options.tile_elems = run.store->tiles().tile_elems();
   run.resumed = true;
   return json;
@@ -252,8 +275,11 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
   const bool known = run_json.contains("fingerprint") && run_json["fingerprint"].is_object();
   if (known) FOREBAY_RETURN_IF_ERROR(CompareFingerprints(run_json["fingerprint"], fingerprint));
   if (run.store->tiles().layout() != run.options.layout) {
-    return UsageError(fmt::format("--resume: the run has layout {}, this command asks for {}",
-                                  NameOf(run.store->tiles().layout()), NameOf(run.options.layout)));
+    const std::string_view layout = NameOf(run.store->tiles().layout());
+    return UsageError(
+        fmt::format("--resume: the state of the run has layout {}, this command would train with "
+                    "{}. Give --precision={}",
+                    layout, NameOf(run.options.layout), layout));
   }
   // With less memory than the run was started with, gradients may have to wait on disk.
   const absl::Status room = run.options.dry_run
@@ -268,8 +294,9 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
   }
   const CommitInfo& committed = run.store->committed();
   const Json& trainer = committed.trainer;
-  FOREBAY_RETURN_IF_ERROR(AlignMetrics(run.paths.metrics, committed.step,
-                                       trainer.contains("metrics") ? trainer["metrics"] : Json()));
+  FOREBAY_ASSIGN_OR_RETURN(run.committed_line,
+                           AlignMetrics(run.paths.metrics, committed.step,
+                                        trainer.contains("metrics") ? trainer["metrics"] : Json()));
   return WriteRecords(run, resolved);
 }
 
@@ -290,7 +317,7 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   Json run_json;
   ModelSource source;
   if (run.options.resume) {
-    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(observer, run));
+    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(resolved, observer, run));
   } else {
     FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
   }

@@ -60,6 +60,7 @@ class TrainingRun {
  private:
   absl::Status OpenSession();
   absl::Status TrainAndExport();
+  absl::Status EvaluateWhatIsDue();
   absl::Status RunSteps();
   absl::Status RunStep(int64_t step);
   absl::Status FillBatches(int64_t step);
@@ -108,6 +109,10 @@ absl::Status TrainingRun::OpenSession() {
   committed_step_ = prepared_.store->committed().step;
   released_step_ = committed_step_;
   first_step_ = committed_step_ + 1;
+  const Json& committed_line = prepared_.committed_line;
+  if (committed_line.contains("loss") && committed_line["loss"].is_number()) {
+    last_loss_ = committed_line["loss"].get<double>();
+  }
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
                                               std::move(prepared_.store), prepared_.budget.get()));
@@ -133,13 +138,10 @@ absl::Status TrainingRun::TrainAndExport() {
   if (prepared_.resumed) {
     FOREBAY_RETURN_IF_ERROR(
         Note(fmt::format("resuming after step {} of {}", committed_step_, prepared_.num_steps)));
-  } else if (prepared_.eval_data != nullptr) {
-    FOREBAY_ASSIGN_OR_RETURN(first_eval_loss_, EvaluateHeldOut());
-    FOREBAY_RETURN_IF_ERROR(
-        Note(fmt::format("held-out loss before the first step: {:.4f}", first_eval_loss_)));
-    Json line = {{"step", 0}, {"eval_loss", first_eval_loss_}};
-    FOREBAY_RETURN_IF_ERROR(metrics_.Append(line.dump()));
   }
+  const absl::Status evaluated = EvaluateWhatIsDue();
+  if (ExitCodeOf(evaluated) == ExitCode::kInterrupted) return StopInMidStep(evaluated);
+  FOREBAY_RETURN_IF_ERROR(evaluated);
   FOREBAY_RETURN_IF_ERROR(RunSteps());
   if (options_.export_format == ExportFormat::kHuggingFace) {
     FOREBAY_RETURN_IF_ERROR(
@@ -150,6 +152,27 @@ absl::Status TrainingRun::TrainAndExport() {
   return absl::OkStatus();
 }
 
+// Before the first step, and after a committed one whose evaluation was interrupted.
+absl::Status TrainingRun::EvaluateWhatIsDue() {
+  Json& line = prepared_.committed_line;
+  if (committed_step_ == 0) {
+    if (prepared_.eval_data == nullptr || line.is_object()) return absl::OkStatus();
+    FOREBAY_ASSIGN_OR_RETURN(first_eval_loss_, EvaluateHeldOut());
+    FOREBAY_RETURN_IF_ERROR(
+        Note(fmt::format("held-out loss before the first step: {:.4f}", first_eval_loss_)));
+    line = {{"step", 0}, {"eval_loss", first_eval_loss_}};
+    return metrics_.Append(line.dump());
+  }
+  if (!EvaluatesAfter(committed_step_) || !line.is_object() || line.contains("eval_loss")) {
+    return absl::OkStatus();
+  }
+  FOREBAY_ASSIGN_OR_RETURN(last_eval_loss_, EvaluateHeldOut());
+  FOREBAY_RETURN_IF_ERROR(
+      Note(fmt::format("held-out loss after step {}: {:.4f}", committed_step_, last_eval_loss_)));
+  line["eval_loss"] = last_eval_loss_;
+  return metrics_.ReplaceLast(line.dump());
+}
+
 absl::Status TrainingRun::RunSteps() {
   for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
     const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
@@ -157,8 +180,8 @@ absl::Status TrainingRun::RunSteps() {
     FOREBAY_RETURN_IF_ERROR(status);
     if (options_.stop_after > 0 && step - first_step_ + 1 >= options_.stop_after &&
         step < prepared_.num_steps) {
-      return StopInMidStep(InterruptedError(
-          fmt::format("stopped after {} steps, as --stop_after asks", options_.stop_after)));
+      return StopInMidStep(
+          InterruptedError(fmt::format("stopped, as --stop_after={} asks,", options_.stop_after)));
     }
   }
   return absl::OkStatus();
@@ -341,6 +364,7 @@ Json TrainingRun::Summary() const {
   const int64_t write = per_step(session_write_bytes_);
   Json summary;
   summary["steps"] = steps;
+  summary["num_steps"] = prepared_.num_steps;
   summary["loss"] = last_loss_;
   if (!std::isnan(first_eval_loss_)) summary["eval_loss_before"] = first_eval_loss_;
   if (!std::isnan(last_eval_loss_)) summary["eval_loss"] = last_eval_loss_;

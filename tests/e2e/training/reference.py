@@ -99,27 +99,34 @@ def cpu_multiplies_bf16():
 
 
 @contextlib.contextmanager
-def bf16_linears():
-    """Autocast to bf16. Where the CPU has no bf16 products PyTorch's take minutes a step, so the linear layers then
-    multiply the same rounded values in fp32 and round the result: what autocast computes, without its kernels."""
-    if cpu_multiplies_bf16():
+def autocast(model):
+    """torch.autocast to bf16. Where the CPU has no bf16 products it takes minutes a step for all but toy models, which then
+    get an emulation: linear layers and attention compute in fp32 from operands rounded to bf16, and their results are
+    rounded. Sums inside are then exact to fp32, where PyTorch's kernels may round between."""
+    small = sum(parameter.numel() for parameter in model.parameters()) < 10_000_000
+    if cpu_multiplies_bf16() or small:
         with torch.autocast("cpu", torch.bfloat16):
             yield
         return
-    linear = torch.nn.functional.linear
+    functional = torch.nn.functional
+    originals = {name: getattr(functional, name) for name in ("linear", "scaled_dot_product_attention")}
 
     def rounded(x):
-        return x.bfloat16().float()
+        return x.bfloat16().float() if torch.is_tensor(x) and x.is_floating_point() else x
 
-    def linear_bf16(x, weight, bias=None):
-        y = linear(rounded(x), rounded(weight), None if bias is None else rounded(bias))
-        return rounded(y)
+    def emulated(function):
+        def call(*arguments, **named):
+            return rounded(function(*map(rounded, arguments), **{key: rounded(value) for key, value in named.items()}))
 
-    torch.nn.functional.linear = linear_bf16
+        return call
+
+    for name, function in originals.items():
+        setattr(functional, name, emulated(function))
     try:
         yield
     finally:
-        torch.nn.functional.linear = linear
+        for name, function in originals.items():
+            setattr(functional, name, function)
 
 
 def load(model_directory, attention="eager"):
@@ -130,7 +137,7 @@ def load(model_directory, attention="eager"):
     return model
 
 
-def train(model, batches, settings, autocast=False):
+def train(model, batches, settings, bf16=False):
     """`batches[s]`: the (tokens, flags) rows of step s. Returns one dict per step: loss, grad_norm, lr."""
     optimizer = torch.optim.AdamW(
         decay_groups(model, settings["weight_decay"]),
@@ -153,7 +160,7 @@ def train(model, batches, settings, autocast=False):
         )
         loss = 0.0
         for segments in segments_by_length(rows):
-            with bf16_linears() if autocast else contextlib.nullcontext():
+            with autocast(model) if bf16 else contextlib.nullcontext():
                 segments_loss = loss_sum(model, segments)
             (segments_loss / trained).backward()
             loss += float(segments_loss.detach()) / trained

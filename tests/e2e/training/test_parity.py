@@ -54,7 +54,7 @@ def test_bf16_training_follows_pytorch_autocast(forebay, tmp_path, family):
 
     model = reference.load(model_directory)
     batches = [list(zip(tokens.tolist(), flags.tolist()))] * STEPS
-    theirs = reference.train(model, batches, SETTINGS, autocast=True)
+    theirs = reference.train(model, batches, SETTINGS, bf16=True)
     ours = train_with_forebay(forebay, model_directory, data, tmp_path / "run", precision="bf16")
 
     for a, b in zip(ours, theirs):

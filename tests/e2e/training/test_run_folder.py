@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+import subprocess
 
 import pytest
 from conftest import make_model, random_rows, write_rows
@@ -81,7 +82,7 @@ def test_an_error_is_the_last_event(forebay, task, tmp_path):
     stopped = forebay.run("train", check=False, out=out, stop_after=2, **task)
     assert stopped.returncode == 75
     last = (out / "events.log").read_text().splitlines()[-1]
-    assert "stopped after 2 steps, as --stop_after asks" in last
+    assert "stopped, as --stop_after=2 asks, after step 2 of 4" in last
 
 
 def test_a_committed_step_without_its_line_gets_one_on_resume(forebay, task, tmp_path):
@@ -221,3 +222,59 @@ def test_a_damaged_run_json_is_named(forebay, task, tmp_path, text):
         refused = forebay.run("train", *flags, check=False, out=out, **task)
         assert refused.returncode in (3, 8) and "run.json" in refused.stderr, refused.stderr
     assert os.listdir(out) == ["run.json"]
+
+
+def test_a_run_goes_on_from_another_folder(forebay, task, tmp_path):
+    """The records of a run hold whole paths, however they were written."""
+    here, there, out = tmp_path / "here", tmp_path / "there", tmp_path / "run"
+    for folder in (here, there):
+        folder.mkdir()
+    os.symlink(task["model"], here / "model")
+    os.symlink(task["data"], here / "data.fbd")
+    settings = dict(task, model="model", data="data.fbd", eval_data=os.path.relpath(task["eval_data"], here), out=out)
+    first = [forebay.binary, "train", "--stop_after=1", *(f"--{key}={value}" for key, value in settings.items())]
+    assert subprocess.run(first, cwd=here, capture_output=True).returncode == 75
+    second = subprocess.run([forebay.binary, "train", "--resume", f"--out={out}"], cwd=there, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+
+
+def test_resume_without_a_run_says_so_first(forebay, tmp_path):
+    refused = forebay.run("train", "--resume", check=False, out=tmp_path / "nothing")
+    assert refused.returncode == 2
+    assert "nothing' holds no run. Check --out" in refused.stderr and "--model" not in refused.stderr
+
+
+def test_other_tiles_than_the_runs_are_refused(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    assert forebay.run("train", check=False, out=out, stop_after=1, tile_elems=8192, **task).returncode == 75
+    refused = forebay.run("train", "--resume", check=False, out=out, tile_elems=4096, **task)
+    assert refused.returncode == 2
+    assert "--tile_elems=4096: the run has tiles of 8192, which are made once" in refused.stderr
+    forebay.run("train", "--resume", out=out)
+    resolved = json.loads((out / "resolved_config.json").read_text())
+    assert resolved["offload"]["tile_elems"]["value"] == 8192
+
+
+def test_other_data_than_the_runs_is_named(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    assert forebay.run("train", check=False, out=out, stop_after=1, **task).returncode == 75
+    refused = forebay.run("train", "--resume", check=False, out=out, **dict(task, data=task["eval_data"]))
+    assert refused.returncode == 2
+    assert "the tokens of --data are not those that the run was started with" in refused.stderr
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_run_of_random_weights_trains_with_the_command_that_init_prints(forebay, task, tmp_path, dtype):
+    out = tmp_path / "run"
+    config = os.path.join(task["model"], "config.json")
+    made = forebay.run("init", "--run", config=config, out=out, dtype=dtype)
+    printed = made.stdout.split("train it with: ")[1].split()
+    assert printed[:2] == ["forebay", "train"]
+    command = [f"--data={task['data']}" if word == "--data=FILE" else word for word in printed[2:]]
+    forebay.run("train", *command, seq=SEQ, batch=2, steps=1)
+
+
+def test_the_exported_config_says_what_transformers_needs(run, task):
+    # The config of the task has `architectures` alone.
+    assert "model_type" not in json.loads(open(os.path.join(task["model"], "..", "model.config.json")).read())
+    assert json.loads((run[0] / "model" / "config.json").read_text())["model_type"] == "llama"

@@ -1,5 +1,6 @@
 """Stopping a run from outside: what each signal promises, and that a resume gives the bits of one run."""
 
+import json
 import os
 import signal
 import subprocess
@@ -121,3 +122,31 @@ def test_a_run_killed_before_its_first_commit_is_started_again(forebay, task, ex
     else:
         forebay.run("train", "--resume", **settings)
     assert forebay.digest(out) == expected
+
+
+def test_an_interrupted_evaluation_is_made_up_for(forebay, slow_task, tmp_path):
+    settings = dict(slow_task, eval_data=slow_task["data"])
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    forebay.run("train", out=whole, **settings)
+    expected = [json.loads(line).get("eval_loss") for line in open(whole / "metrics.jsonl")]
+
+    before_the_steps = start(forebay, out, settings)
+    wait_for(before_the_steps.stderr, "evaluating")
+    before_the_steps.send_signal(signal.SIGTERM)
+    code, errors = finish(before_the_steps)
+    assert code == 75 and "after step 0 of 2. All of it is saved" in errors, errors
+
+    after_the_steps = start(forebay, out, settings, "--resume")
+    wait_for(after_the_steps.stderr, "held-out loss before the first step")
+    wait_for(after_the_steps.stderr, "evaluating")
+    after_the_steps.send_signal(signal.SIGTERM)
+    code, errors = finish(after_the_steps)
+    assert code == 75 and "after step 2 of 2. All of it is saved" in errors, errors
+
+    done = forebay.run("train", "--resume", out=out, **settings)
+    assert "nothing was left to train: all 2 steps are committed" in done.stdout
+    assert "nan" not in done.stdout
+    lines = [json.loads(line) for line in open(out / "metrics.jsonl")]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert [line.get("eval_loss") for line in lines] == expected
+    assert f"loss       {lines[2]['loss']:.4f} in the last step" in done.stdout

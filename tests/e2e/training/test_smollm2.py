@@ -58,7 +58,7 @@ def train_both(forebay, model, tmp_path, precision, steps, lr, batch=2, accum=2,
     )
     theirs_model = reference.load(model, attention="sdpa")
     batches = reference.epoch_batches(tokens, flags, batch * accum)
-    theirs = reference.train(theirs_model, batches, settings, autocast=precision == "bf16")
+    theirs = reference.train(theirs_model, batches, settings, bf16=precision == "bf16")
     out = tmp_path / "run"
     forebay.run(
         "train", model=model, data=data, out=out, ram="1GiB", weights_tier="nvme", state_tier="nvme",
@@ -101,7 +101,7 @@ def test_300_steps_in_bf16_reach_the_same_held_out_loss(forebay, smollm2, tmp_pa
     )
     batches = reference.epoch_batches(tokens, flags, batch)
     model = reference.load(smollm2, attention="sdpa")
-    reference.train(model, batches, settings, autocast=True)
+    reference.train(model, batches, settings, bf16=True)
 
     def loss_of(directory):
         done = forebay.run("eval", "--format=json", model=directory, data=held_out_file, precision="fp32", ram="4GiB")
