@@ -164,6 +164,9 @@ struct DirectFileOptions {
   // Without: at least so many; a shorter file grows, a longer one stays; 0: the file stays as it
   // is.
   int64_t size_bytes = 0;
+  // false: the file gets its length and no space, for files that are never filled as far
+  // (folding_engine.h).
+  bool reserve = true;
   bool direct = true;  // false: do not even try
 };
 struct DirectFile {

@@ -15,13 +15,6 @@
 namespace forebay {
 namespace {
 
-// Buffers whose number only changes speed, from comfortable to the least that works.
-struct Buffers {
-  int num_staging_tiles;
-  int num_block_buffers;
-};
-constexpr std::array<Buffers, 3> kBufferChoices = {{{4, 3}, {2, 3}, {2, 2}}};
-
 // Tokens, targets, positions and flags of a packed row while it is a MicroBatch; segments are few.
 constexpr int64_t kBatchBytesPerToken = 16;
 
@@ -38,12 +31,13 @@ class Planner {
   absl::StatusOr<Plan> Make() {
     FOREBAY_RETURN_IF_ERROR(CheckPositions());
     FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, Budget());
-    const Buffers buffers = ChooseBuffers(budget);
+    const StepBuffers buffers = ChooseBuffers(budget);
     Plan plan;
     plan.tiles = tiles_;
     plan.tokens_per_step = options_.batch * options_.accum * options_.seq;
     plan.ram_budget_bytes = budget;
     plan.num_staging_tiles = buffers.num_staging_tiles;
+    plan.schedule = ChainSchedule(inventory_.num_layers(), model_.tied_embeddings);
     plan.window = Window(buffers);
     plan.terms = FixedTerms(buffers);
     const int64_t left = budget - HostBytes(plan.terms);
@@ -52,7 +46,10 @@ class Planner {
     plan.gradient_area_bytes =
         OffloadedAdamW::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
     AddPlacedTerms(plan);
-    CountTransfers(plan);
+    const StepTransfers transfers = CountTransfers(plan.schedule, plan.window, plan.placement,
+                                                   tiles_, gradient_bytes_per_elem_);
+    plan.read_bytes_per_step = transfers.read_bytes;
+    plan.write_bytes_per_step = transfers.write_bytes;
     FOREBAY_RETURN_IF_ERROR(CheckDisk(plan));
     return plan;
   }
@@ -78,16 +75,11 @@ class Planner {
     return options_.ram_bytes;
   }
 
-  SwapperOptions Window(const Buffers& buffers) const {
-    SwapperOptions window;
-    window.num_block_buffers = buffers.num_block_buffers;
-    window.num_large_buffers = 1;
-    window.first_block_layer = BlockLayer(0);
-    window.last_block_layer = BlockLayer(model_.num_layers - 1);
-    return window;
+  SwapperOptions Window(const StepBuffers& buffers) const {
+    return ChainWindow(inventory_.num_layers(), buffers);
   }
 
-  OffloadedAdamWOptions Optimizer(const Buffers& buffers) const {
+  OffloadedAdamWOptions Optimizer(const StepBuffers& buffers) const {
     OffloadedAdamWOptions optimizer;
     optimizer.gradient_is_bf16 = options_.grad_dtype == DType::kBF16;
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
@@ -95,7 +87,7 @@ class Planner {
   }
 
   // All that a run needs whatever is placed where.
-  std::vector<PlanTerm> FixedTerms(const Buffers& buffers) const {
+  std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers) const {
     const int64_t tokens_per_step = options_.batch * options_.accum * options_.seq;
     const StepMemory step = StepMemoryFor(model_, inventory_, tokens_per_step);
     DecoderOptions decoder;
@@ -136,13 +128,13 @@ class Planner {
 
   // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
   // in every step, a buffer less only some overlap. When none does, the largest that fits at all.
-  Buffers ChooseBuffers(int64_t budget) const {
+  StepBuffers ChooseBuffers(int64_t budget) const {
     for (const int64_t wanted : {DemandedBytes() + AllGradientBytes(), DemandedBytes()}) {
-      for (const Buffers& buffers : kBufferChoices) {
+      for (const StepBuffers& buffers : kStepBufferChoices) {
         if (HostBytes(FixedTerms(buffers)) + wanted <= budget) return buffers;
       }
     }
-    return kBufferChoices.back();
+    return kStepBufferChoices.back();
   }
 
   PlacementOptions PlacementFor(int64_t left) const {
@@ -184,37 +176,8 @@ class Planner {
     return options_.save_every > 0 ? model * (options_.keep + 2) : model;
   }
 
-  // How often the weights of a layer are read from NVMe in one step: blocks by the forward and the
-  // backward pass; the embedding and the output projection once. A tied embedding is the only layer
-  // that uses the large buffer, so it stays.
-  int64_t WeightReads(int layer) const {
-    if (layer == EmbedLayer()) return model_.tied_embeddings ? 0 : 1;
-    return layer == HeadLayer(model_) ? 1 : 2;
-  }
-
-  void CountTransfers(Plan& plan) const {
-    for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
-      const int64_t elems = tiles_.layer_elems(layer);
-      if (plan.placement.weights[layer] == Tier::kNvme) {
-        plan.read_bytes_per_step +=
-            WeightReads(layer) * elems * WeightBytesPerElem(options_.layout);
-      }
-      if (plan.placement.gradients[layer] == Tier::kNvme) {
-        plan.read_bytes_per_step += elems * gradient_bytes_per_elem_;
-        plan.write_bytes_per_step += elems * gradient_bytes_per_elem_;
-      }
-    }
-    for (int tile = 0; tile < tiles_.num_tiles(); ++tile) {
-      if (plan.placement.state[tile] == Tier::kNvme) {
-        plan.read_bytes_per_step += tiles_.StateBytes(tiles_.tiles()[tile]);
-      }
-    }
-    // A step is committed whole, so that what lives in RAM is written too.
-    plan.write_bytes_per_step += tiles_.weight_area_bytes() + tiles_.state_area_bytes();
-  }
-
   absl::Status DoesNotFit(int64_t budget) const {
-    std::vector<PlanTerm> terms = FixedTerms(kBufferChoices.back());
+    std::vector<PlanTerm> terms = FixedTerms(kStepBufferChoices.back());
     if (options_.weights_tier == TierChoice::kHost) {
       terms.push_back({"weights in RAM", tiles_.weight_area_bytes(), 0, "--weights_tier=auto"});
     }

@@ -10,7 +10,7 @@
 #include "forebay/base/json.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/swap/placement.h"
-#include "forebay/swap/swapper.h"
+#include "forebay/swap/step_schedule.h"
 #include "forebay/train/machine_limits.h"
 #include "forebay/train/options.h"
 
@@ -28,6 +28,7 @@ struct PlanTerm {
 struct Plan {
   TileMap tiles{Inventory(), Layout::kBf16, kDefaultTileElems};
   Placement placement;
+  StepSchedule schedule;
   SwapperOptions window;
   int num_staging_tiles = 4;
   int64_t tokens_per_step = 0;  // packed rows * seq, padding included
