@@ -76,6 +76,10 @@ struct IoStats {
   int64_t read_ops = 0;
   int64_t write_ops = 0;
   int64_t flushes = 0;
+  // Time during which reads, or writes, were in flight; of the time with both, each has half.
+  // Summed over the devices.
+  int64_t read_us = 0;
+  int64_t write_us = 0;
 };
 
 enum class EngineKind : uint8_t { kAuto, kIoUring, kLibaio, kThreads, kBuffered };

@@ -157,6 +157,13 @@ bool EngineBase::MayStart(const Device& device) const {
   return device.Opposing(kind) <= block_bytes_;
 }
 
+void EngineBase::CountTime(Device& device, int64_t now_us) {
+  const int64_t elapsed_us = now_us - std::exchange(device.counted_us, now_us);
+  const int64_t share_us = device.reading > 0 && device.writing > 0 ? elapsed_us / 2 : elapsed_us;
+  if (device.reading > 0) stats_.read_us += share_us;
+  if (device.writing > 0) stats_.write_us += share_us;
+}
+
 EngineBase::Device* EngineBase::NextDevice() {
   for (size_t i = 0; i < devices_.size(); ++i) {
     Device& device = *devices_[(next_device_ + i) % devices_.size()];
@@ -195,6 +202,7 @@ EngineBase::Slot* EngineBase::Start(Lock&) {
       file.name());
   --num_free_slots_;
   if (device->Idle()) device->progress_us = now_us;
+  CountTime(*device, now_us);
   ++device->num_in_flight;
   device->Direction(op.kind) += piece.bytes;
   ++op.num_in_flight_;
@@ -224,6 +232,7 @@ void EngineBase::Finish(Lock&, Slot& slot, absl::Status status) {
     --device.num_lost;
     return;
   }
+  CountTime(device, device.progress_us);
   --device.num_in_flight;
   device.Direction(slot.kind) -= slot.bytes;
   --op->num_in_flight_;

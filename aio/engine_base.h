@@ -51,6 +51,7 @@ class EngineBase : public Engine {
     int num_lost = 0;       // pieces that were given up and that the kernel still has
     int64_t reading = 0;    // bytes in flight
     int64_t writing = 0;
+    int64_t counted_us = 0;   // up to when IoStats count the time in flight
     int64_t progress_us = 0;  // when a piece last ended, or one started on an idle device
     bool reported = false;    // since then
   };
@@ -118,6 +119,8 @@ class EngineBase : public Engine {
   Device& DeviceOf(dev_t id);
   Device* NextDevice();
   bool MayStart(const Device& device) const;
+  // Counts the time that the device's reads and writes were in flight. Before either changes.
+  void CountTime(Device& device, int64_t now_us);
   Slot* FreeSlot();
   void CheckFields(const IoOp& op) const;
   // OK, or why an op cannot even be queued.
