@@ -46,7 +46,7 @@ struct PatternTally {
   int64_t num_misdirected = 0;
   int64_t num_foreign = 0;
   int64_t num_damaged = 0;
-  int64_t num_torn = 0;  // ranges, each written at once, that are partly good and partly not
+  int64_t num_torn = 0;       // ranges, each written at once, that are partly good and partly not
   std::string first_problem;  // verdict, offset and what was found; "" when all is good
 
   int64_t num_bad() const { return num_stale + num_misdirected + num_foreign + num_damaged; }

@@ -9,8 +9,8 @@
 namespace forebay {
 
 int LatencyHistogram::IndexOf(int64_t duration_ns) {
-  const auto value = static_cast<uint64_t>(
-      std::clamp<int64_t>(duration_ns, 0, (int64_t{1} << kMaxBits) - 1));
+  const auto value =
+      static_cast<uint64_t>(std::clamp<int64_t>(duration_ns, 0, (int64_t{1} << kMaxBits) - 1));
   if (value < 2 * kSub) return static_cast<int>(value);
   const int top_bit = std::bit_width(value) - 1;
   const int shift = top_bit - kSubBits;
