@@ -80,9 +80,23 @@ struct IoStats {
   // Summed over the devices.
   int64_t read_us = 0;
   int64_t write_us = 0;
+  // With EngineOptions::time_submissions: calls that were handed to the kernel, and how long that
+  // took the thread that did it. Zeros for the threads engine, whose calls are the transfers.
+  int64_t submitted_calls = 0;
+  int64_t submit_ns = 0;
 };
 
 enum class EngineKind : uint8_t { kAuto, kIoUring, kLibaio, kThreads, kBuffered };
+
+// Who drives an asynchronous engine (io_uring, libaio); the threads engine has its own threads.
+enum class RingDrive : uint8_t {
+  // A thread of its own submits and reaps: transfers go on while every caller computes.
+  kOwnThread,
+  // Whoever waits does: nothing is submitted or reaped but in Wait and WaitAny, which costs no
+  // hand-over between threads. For callers that do nothing but I/O. Kernels want a ring to be used
+  // by one thread, so all calls are made by the thread that created the engine.
+  kWaiter,
+};
 
 struct EngineOptions {
   EngineKind engine = EngineKind::kAuto;  // what OpenEngine begins with
@@ -99,6 +113,10 @@ struct EngineOptions {
   // asked for is cancelled.
   double stall_report_s = 15;
   double stall_limit_s = 300;
+  RingDrive drive = RingDrive::kOwnThread;
+  // Hands calls to the kernel apart from waiting, and times it (IoStats::submit_ns): one system
+  // call more for each batch.
+  bool time_submissions = false;
   // Takes one line about a device that stalls. Called by the thread that waits for it, without a
   // lock; must not throw and must not call the engine. May be empty.
   std::function<void(const std::string& line)> report;
@@ -135,6 +153,11 @@ class Engine {
   // kept the transfer even then, the message says so, and the buffer must not be used for anything
   // else, as a late transfer may still change it; unmapping it is safe.
   virtual absl::Status Wait(IoOp& op) = 0;
+
+  // Blocks until at least one of `ops` is not pending; Wait then returns its result at once. For
+  // callers that keep many in flight and use each again as soon as it is complete. Watches over
+  // stalls as Wait does. Returns at once when `ops` is empty.
+  virtual void WaitAny(std::span<IoOp* const> ops) = 0;
 
   // Asks for an early end of a pending op: what has not started does not start, what has is taken
   // back where the kernel can. The op stays pending until then: Wait follows as always.

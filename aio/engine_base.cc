@@ -304,6 +304,26 @@ absl::Status EngineBase::Wait(IoOp& op) {
   return std::exchange(op.status_, absl::OkStatus());
 }
 
+void EngineBase::WaitAny(std::span<IoOp* const> ops) {
+  const auto any_complete = [ops] {
+    return ops.empty() || !std::ranges::all_of(ops, [](const IoOp* op) { return op->pending(); });
+  };
+  if (any_complete()) return;
+  Lock lock(mutex_);
+  for (IoOp* op : ops) op->waited_for_ = true;
+  while (!any_complete()) {
+    int64_t deadline_us = INT64_MAX;
+    for (IoOp* op : ops) {
+      if (!op->pending()) break;  // since a report opened the lock
+      std::string line;
+      deadline_us = std::min(deadline_us, WatchStall(lock, *op, line));
+      Report(lock, line);
+    }
+    NotifyCompleted(lock);  // others whose ops were given up with these
+    if (!any_complete()) SleepOnWatch(lock, deadline_us);
+  }
+}
+
 IoStats EngineBase::stats() const {
   const Lock lock(mutex_);
   return stats_;

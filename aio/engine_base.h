@@ -29,6 +29,7 @@ class EngineBase : public Engine {
   void UnregisterBuffers(std::span<std::byte>) override {}
   void Submit(IoOp& op) override;
   absl::Status Wait(IoOp& op) override;
+  void WaitAny(std::span<IoOp* const> ops) override;
   void Cancel(IoOp& op) override;
   absl::Status Flush(int file) override;
   IoStats stats() const override;
@@ -90,6 +91,10 @@ class EngineBase : public Engine {
     return slot.op != nullptr && slot.op->cancelled_ == IoOp::Cancelled::kNo;
   }
   absl::Status FlushStatus(const Slot& slot, int result) const;
+  void CountSubmission(Lock&, int64_t num_calls, int64_t submit_ns) {
+    stats_.submitted_calls += num_calls;
+    stats_.submit_ns += submit_ns;
+  }
   // Wakes the threads that wait for what Finish completed since the last call. Without the lock.
   void NotifyCompleted(Lock& lock);
 

@@ -45,6 +45,7 @@ class FoldingEngine : public Engine {
   }
   void Submit(IoOp& op) override;
   absl::Status Wait(IoOp& op) override { return inner_->Wait(op); }
+  void WaitAny(std::span<IoOp* const> ops) override { inner_->WaitAny(ops); }
   void Cancel(IoOp& op) override { inner_->Cancel(op); }
   absl::Status Flush(int file) override;
   IoStats stats() const override { return inner_->stats(); }

@@ -46,6 +46,7 @@ class RecordingEngine : public Engine {
     inner_->Submit(op);
   }
   absl::Status Wait(IoOp& op) override { return inner_->Wait(op); }
+  void WaitAny(std::span<IoOp* const> ops) override { inner_->WaitAny(ops); }
   void Cancel(IoOp& op) override { inner_->Cancel(op); }
   absl::Status Flush(int file) override { return inner_->Flush(file); }
   IoStats stats() const override { return inner_->stats(); }
