@@ -107,6 +107,8 @@ struct EngineOptions {
   int64_t block_bytes = 0;
   // Started and not complete, for each device. More only adds latency.
   int64_t max_in_flight_bytes = int64_t{32} << 20;
+  // The same while the next to start is a write; 0: as above.
+  int64_t max_writing_bytes = 0;
   // Reads and writes of one device take turns of this length (device_queue.h).
   int64_t burst_bytes = int64_t{32} << 20;
   // A device that completes nothing for so long is reported, and for so long given up: what it was

@@ -151,7 +151,9 @@ bool EngineBase::MayStart(const Device& device) const {
   if (device.Idle()) return true;
   const IoKind kind = device.queue.Peek().kind;
   if (kind == IoKind::kFlush) return true;
-  if (device.reading + device.writing + block_bytes_ > options_.max_in_flight_bytes) return false;
+  const bool own_cap = kind == IoKind::kWrite && options_.max_writing_bytes > 0;
+  const int64_t cap = own_cap ? options_.max_writing_bytes : options_.max_in_flight_bytes;
+  if (device.reading + device.writing + block_bytes_ > cap) return false;
   // The other direction is left to run dry, but for one block, which keeps the device busy
   // while the first of this direction are on their way.
   return device.Opposing(kind) <= block_bytes_;

@@ -31,7 +31,8 @@ EngineOptions EngineOptionsOf(const Job& job, int depth) {
   EngineOptions options;
   options.strict = job.strict;
   options.block_bytes = job.block_bytes;
-  options.max_in_flight_bytes = job.block_bytes * depth;
+  options.max_in_flight_bytes = job.cap_bytes > 0 ? job.cap_bytes : job.block_bytes * depth;
+  if (job.burst_bytes > 0) options.burst_bytes = job.burst_bytes;
   options.num_threads = depth;
   options.drive = RingDrive::kWaiter;
   options.time_submissions = true;

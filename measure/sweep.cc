@@ -53,7 +53,7 @@ class Search {
 
   SweepBest best() const {
     return {session_.targets()[static_cast<size_t>(target_)]->directory, BestPoint(points_),
-            KneePoint(points_)};
+            KneePoint(points_), points_};
   }
 
  private:
@@ -141,6 +141,14 @@ const SweepPoint& KneePoint(const std::vector<SweepPoint>& points, double share)
   return *knee;
 }
 
+absl::StatusOr<SweepBest> SweepTarget(BenchSession& session, const Job& job, int target,
+                                      const SweepOptions& options, const BenchHooks& hooks,
+                                      std::vector<CellResult>& runs) {
+  Search search(session, job, target, options, hooks, runs);
+  FOREBAY_RETURN_IF_ERROR(search.Run());
+  return search.best();
+}
+
 absl::StatusOr<SweepReport> RunSweep(const Job& job, const SweepOptions& options,
                                      const BenchHooks& hooks) {
   Job first = job;
@@ -151,9 +159,9 @@ absl::StatusOr<SweepReport> RunSweep(const Job& job, const SweepOptions& options
   SweepReport sweep;
   sweep.report = BeginReport(job, *session);
   for (int target = 0; target < static_cast<int>(job.targets.size()); ++target) {
-    Search search(*session, first, target, options, hooks, sweep.report.runs);
-    FOREBAY_RETURN_IF_ERROR(search.Run());
-    sweep.best.push_back(search.best());
+    FOREBAY_ASSIGN_OR_RETURN(
+        sweep.best.emplace_back(),
+        SweepTarget(*session, first, target, options, hooks, sweep.report.runs));
   }
   return sweep;
 }

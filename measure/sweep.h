@@ -33,6 +33,7 @@ struct SweepBest {
   SweepPoint best;
   // The fewest bytes in flight that reach 97 % of the best: more only adds latency.
   SweepPoint knee;
+  std::vector<SweepPoint> points;  // all that were measured
 };
 
 struct SweepReport {
@@ -44,6 +45,12 @@ struct SweepReport {
 // Errors of RunJob.
 absl::StatusOr<SweepReport> RunSweep(const Job& job, const SweepOptions& options,
                                      const BenchHooks& hooks);
+
+// The search over one folder of an open session; what was measured is added to `runs`. Errors of
+// RunCells.
+absl::StatusOr<SweepBest> SweepTarget(BenchSession& session, const Job& job, int target,
+                                      const SweepOptions& options, const BenchHooks& hooks,
+                                      std::vector<CellResult>& runs);
 
 // The point with the best score, and the one with the fewest bytes in flight among those with its
 // engine and block that reach `share` of it. Requires: not empty.

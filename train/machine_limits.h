@@ -17,6 +17,9 @@ struct MachineLimits {
   int64_t nvme_free_bytes = -1;
   int64_t out_free_bytes = -1;
   bool one_file_system = true;  // of the two
+  // Of the disk of the swap area, as it was measured (disk_profile.h); 0: not known.
+  double read_bytes_per_s = 0;
+  double write_bytes_per_s = 0;
 };
 
 // Asks the kernel, for the folders that `options` names (or, where they do not exist yet, their

@@ -50,6 +50,14 @@ class Planner {
                                                    tiles_, gradient_bytes_per_elem_);
     plan.read_bytes_per_step = transfers.read_bytes;
     plan.write_bytes_per_step = transfers.write_bytes;
+    plan.rated_tbw = options_.rated_tbw;
+    plan.num_steps = options_.steps;
+    // A disk does one at a time: reading and writing take turns.
+    if (limits_.read_bytes_per_s > 0 && limits_.write_bytes_per_s > 0) {
+      plan.io_s_per_step =
+          static_cast<double>(transfers.read_bytes) / limits_.read_bytes_per_s +
+          static_cast<double>(transfers.write_bytes) / limits_.write_bytes_per_s;
+    }
     FOREBAY_RETURN_IF_ERROR(CheckDisk(plan));
     return plan;
   }
@@ -238,6 +246,21 @@ class Planner {
   const int64_t gradient_bytes_per_elem_;
 };
 
+int64_t StepsUntil(double rated_tbw, int64_t write_bytes) {
+  return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(write_bytes));
+}
+
+std::string WearLine(const Plan& plan) {
+  if (plan.num_steps == 0) {
+    return fmt::format("wear       a drive of {} TBW lasts {} steps\n", plan.rated_tbw,
+                       StepsUntil(plan.rated_tbw, plan.write_bytes_per_step));
+  }
+  const double bytes =
+      static_cast<double>(plan.num_steps) * static_cast<double>(plan.write_bytes_per_step);
+  return fmt::format("wear       {} steps write {:.3g} TB = {:.2g} % of a drive of {} TBW\n",
+                     plan.num_steps, bytes / 1e12, bytes / 1e10 / plan.rated_tbw, plan.rated_tbw);
+}
+
 int64_t CountHost(const std::vector<Tier>& tiers) {
   return std::ranges::count(tiers, Tier::kHost);
 }
@@ -249,10 +272,6 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   return Planner(model, options, limits).Make();
 }
 
-absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options) {
-  return MakePlan(model, options, AskMachine(options));
-}
-
 Json ToJson(const Plan& plan) {
   Json json;
   json["fits"] = true;
@@ -262,6 +281,10 @@ Json ToJson(const Plan& plan) {
   json["tokens_per_step"] = plan.tokens_per_step;
   json["read_bytes_per_step"] = plan.read_bytes_per_step;
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
+  json["io_seconds_per_step"] =
+      plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
+  json["rated_tbw"] = plan.rated_tbw;
+  json["steps_until_tbw"] = StepsUntil(plan.rated_tbw, plan.write_bytes_per_step);
   json["gradient_area_bytes"] = plan.gradient_area_bytes;
   json["tile_elems"] = plan.tiles.tile_elems();
   json["num_tiles"] = plan.tiles.num_tiles();
@@ -303,10 +326,12 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
       fmt::format("{:<36}{:>16}{:>12}\n", "total", bytes(plan.host_bytes), bytes(plan.nvme_bytes));
   const double params = static_cast<double>(inventory.num_params());
   table +=
-      fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param)\n",
+      fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param){}\n",
                   FormatBytes(plan.read_bytes_per_step), FormatBytes(plan.write_bytes_per_step),
                   static_cast<double>(plan.read_bytes_per_step) / params,
-                  static_cast<double>(plan.write_bytes_per_step) / params);
+                  static_cast<double>(plan.write_bytes_per_step) / params,
+                  plan.io_s_per_step > 0 ? " = " + FormatDuration(plan.io_s_per_step) : "");
+  table += WearLine(plan);
   table += fmt::format("verdict    fits; RAM spare {}\n",
                        FormatBytes(plan.ram_budget_bytes - plan.host_bytes));
   return table;
