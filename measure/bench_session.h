@@ -25,6 +25,9 @@ struct BenchHooks {
   // What goes on, how far it is (0 to 1), and the bandwidth of the moment in bytes per second (0:
   // not known). Several times a second. May be empty.
   std::function<void(std::string_view phase, double fraction, double bytes_per_s)> progress;
+  // Called after each pass of a cell, for who measures the same in turn by other means; its error
+  // ends the run. May be empty.
+  std::function<absl::Status(const BenchCell& cell)> beside;
 };
 
 struct BenchTarget {

@@ -70,6 +70,12 @@ struct Job {
   int repeats = 3;
 };
 
+// What is measured together: a load, and the targets (indices) that it goes to at once.
+struct BenchCell {
+  LoadKind load;
+  std::vector<int> targets;
+};
+
 // In flight in one engine at most: the depth of a ring.
 inline constexpr int kMaxDepthPerThread = 128;
 

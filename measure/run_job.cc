@@ -58,6 +58,7 @@ absl::Status RunOnce(BenchSession& session, const Job& job, EngineKind engine,
   FOREBAY_ASSIGN_OR_RETURN(PassResult pass,
                            session.Pass(job, cell.load, cell.targets, weights, engine, hooks));
   progress.passes.push_back(std::move(pass));
+  if (hooks.beside) FOREBAY_RETURN_IF_ERROR(hooks.beside(cell));
   if (!job.verify || !cell.load.writes()) return absl::OkStatus();
   for (const int target : cell.targets) {
     FOREBAY_ASSIGN_OR_RETURN(const PatternTally tally, session.ReadBack(job, target, hooks));

@@ -25,11 +25,6 @@ struct BenchReport {
 // A report of a session that has no runs yet.
 BenchReport BeginReport(const Job& job, const BenchSession& session);
 
-// What is measured together: a load, and the targets (indices) that it goes to at once.
-struct BenchCell {
-  LoadKind load;
-  std::vector<int> targets;
-};
 std::vector<BenchCell> CellsOf(const Job& job);
 
 // Runs every cell once, then every cell again, `job.repeats` times: the disk and the machine drift,

@@ -1,7 +1,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 #include "forebay/tools/option_flags.h"
 #include "forebay/train/disk_profile.h"
 #include "forebay/train/plan.h"
