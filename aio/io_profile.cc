@@ -194,7 +194,7 @@ std::string ReadProfile(const Json& json, IoProfile& profile) {
     fields.Problem("format", fmt::format("is not {}: the file is of another version of forebay",
                                          kIoProfileFormat));
   }
-  fields.Text("version");
+  fields.Text("made_by");
   const Json* const devices = fields.Find("devices");
   if (devices != nullptr &&
       (!devices->is_array() || devices->empty() || devices->size() > kMostDevices)) {
@@ -230,7 +230,7 @@ absl::StatusOr<DeviceKey> AskDeviceKey(const std::string& folder) {
 Json ToJson(const IoProfile& profile, std::string_view version) {
   Json json;
   json["format"] = kIoProfileFormat;
-  json["version"] = std::string(version);
+  json["made_by"] = fmt::format("swap-bench tune {}", version);
   json["devices"] = Json::array();
   for (const DeviceProfile& device : profile.devices) {
     json["devices"].push_back({{"directory", device.directory},

@@ -19,8 +19,8 @@ constexpr double kLiveS = 1;
 // Of a results file, near its beginning.
 constexpr char kJsonMark[] = "\"name\": \"swap-bench\"";
 
-// OK when `path` may be written: it is not there, or it holds `mark`, so that it is an earlier
-// result.
+}  // namespace
+
 absl::Status CheckReplaceable(const std::string& flag, const std::string& path, const char* mark) {
   if (path.empty()) return absl::OkStatus();
   if (FileExists(path)) {
@@ -44,15 +44,15 @@ absl::Status CheckReplaceable(const std::string& flag, const std::string& path, 
   return CheckWritable(folder);
 }
 
-}  // namespace
-
-void OutputFlags::Declare(CLI::App& app) {
+void OutputFlags::Declare(CLI::App& app, bool plot) {
   app.add_option("--out", out_, "write the results as JSON, whatever is printed")
       ->type_name("FILE")
       ->take_last();
-  app.add_option("--plot", plot_, "write a picture of the results")
-      ->type_name("FILE.svg")
-      ->take_last();
+  if (plot) {
+    app.add_option("--plot", plot_, "write a picture of the results")
+        ->type_name("FILE.svg")
+        ->take_last();
+  }
   app.add_flag("--live", live_, "a line each second with the bandwidth, on stderr");
 }
 

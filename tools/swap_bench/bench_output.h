@@ -15,7 +15,8 @@ namespace forebay {
 // --out, --plot and --live.
 class OutputFlags {
  public:
-  void Declare(CLI::App& app);
+  // `plot`: there is a picture of these results.
+  void Declare(CLI::App& app, bool plot = true);
   // Before anything is measured: UsageError where a file is in the way that swap-bench did not
   // make, StorageError where there is no room for one.
   absl::Status Check() const;
@@ -28,6 +29,10 @@ class OutputFlags {
   std::string plot_;
   bool live_ = false;
 };
+
+// OK when `path` (of a flag; "" names none) may be written: it is not there, or it holds `mark` near
+// its beginning, so that it is an earlier result. UsageError; StorageError where there is no room.
+absl::Status CheckReplaceable(const std::string& flag, const std::string& path, const char* mark);
 
 // Hooks of a run that stop at Ctrl-C and show what goes on: on a terminal in a live line, with
 // --live as a line each second anywhere. Must outlive the run.

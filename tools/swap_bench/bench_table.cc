@@ -115,10 +115,8 @@ std::string HostLine(const HostInfo& host, const std::string& version) {
 }
 
 std::string Head(const BenchReport& report, const std::string& version) {
-  std::string text = HostLine(report.host, version) + "\n";
-  for (const StorageInfo& storage : report.devices) text += StorageLine(storage) + "\n";
   const Job& job = report.job;
-  text += fmt::format(
+  return MachineText(report, version) + fmt::format(
       "method: file of {} filled with {}, {} s measured after {} s of warm-up, {} "
       "interleaved repeat{}, {} thread{}\n\n",
       FormatBinaryBytes(job.size_bytes),
@@ -127,7 +125,6 @@ std::string Head(const BenchReport& report, const std::string& version) {
           : fmt::format("data that is {} % zeros", job.compressible_percent),
       job.seconds, job.warmup_s, job.repeats, job.repeats == 1 ? "" : "s", job.threads,
       job.threads == 1 ? "" : "s");
-  return text;
 }
 
 // Verdicts by their text, with the runs that they are about.
@@ -151,12 +148,6 @@ std::string Verdicts(const BenchReport& report) {
     }
     text += "\n";
   }
-  return text;
-}
-
-std::string Notes(const std::vector<std::string>& warnings) {
-  std::string text;
-  for (const std::string& warning : warnings) text += "note: " + warning + "\n";
   return text;
 }
 
@@ -197,11 +188,27 @@ std::string SizeText(int64_t bytes) {
   return fmt::format("{}", bytes);
 }
 
-std::string ReportText(const BenchReport& report, const std::string& version) {
+std::string NotesText(const std::vector<std::string>& warnings) {
+  std::string text;
+  for (const std::string& warning : warnings) text += "note: " + warning + "\n";
+  return text;
+}
+
+std::string MachineText(const BenchReport& report, const std::string& version) {
+  std::string text = HostLine(report.host, version) + "\n";
+  for (const StorageInfo& storage : report.devices) text += StorageLine(storage) + "\n";
+  return text;
+}
+
+std::string RunsText(const BenchReport& report, const std::string& version) {
   TextTable table;
   table.Add(Header());
   for (const CellResult& run : report.runs) table.Add(Row(run));
-  return Head(report, version) + table.Text() + "\n" + Verdicts(report) + Notes(report.warnings);
+  return Head(report, version) + table.Text() + "\n";
+}
+
+std::string ReportText(const BenchReport& report, const std::string& version) {
+  return RunsText(report, version) + Verdicts(report) + NotesText(report.warnings);
 }
 
 std::string ReportCsv(const BenchReport& report, std::span<const double> percentiles) {
@@ -236,16 +243,13 @@ std::string ReportCsv(const BenchReport& report, std::span<const double> percent
 }
 
 std::string SweepText(const SweepReport& sweep, const std::string& version) {
-  TextTable table;
-  table.Add(Header());
-  for (const CellResult& run : sweep.report.runs) table.Add(Row(run));
-  std::string text = Head(sweep.report, version) + table.Text() + "\n";
+  std::string text = RunsText(sweep.report, version);
   for (const SweepBest& best : sweep.best) {
     const std::vector<LoadKind>& loads = sweep.report.job.loads;
     text += fmt::format("best {}: {}\nknee {}: {}\n", best.device, PointText(best.best, loads),
                         best.device, PointText(best.knee, loads));
   }
-  return text + Notes(sweep.report.warnings);
+  return text + NotesText(sweep.report.warnings);
 }
 
 std::string ProbeText(const ProbeReport& probe, const std::string& version) {
@@ -265,7 +269,7 @@ std::string ProbeText(const ProbeReport& probe, const std::string& version) {
                           engine.line);
     }
     text += fmt::format("  --engine=auto takes {}\n", device.chosen);
-    text += Notes(device.warnings);
+    text += NotesText(device.warnings);
   }
   return text;
 }

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "forebay/measure/compare.h"
 #include "forebay/measure/probe.h"
@@ -11,6 +12,11 @@
 
 namespace forebay {
 
+// The machine and the folders.
+std::string MachineText(const BenchReport& report, const std::string& version);
+// And how it was measured, and a row for each run.
+std::string RunsText(const BenchReport& report, const std::string& version);
+std::string NotesText(const std::vector<std::string>& warnings);
 // Machine, folders, a row for each run, verdicts, notes.
 std::string ReportText(const BenchReport& report, const std::string& version);
 // A header and a row for each run; the columns are those of the JSON (docs/formats.md).

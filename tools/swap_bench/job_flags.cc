@@ -1,7 +1,6 @@
 #include "forebay/tools/swap_bench/job_flags.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -11,18 +10,10 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/tools/swap_bench/flag_reader.h"
 
 namespace forebay {
 namespace {
-
-// A whole text as a number; nullopt: it is none.
-template <typename T>
-std::optional<T> Whole(std::string_view text) {
-  T value = {};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 std::vector<std::string> Split(std::string_view text, char separator) {
   std::vector<std::string> parts;
@@ -33,49 +24,6 @@ std::vector<std::string> Split(std::string_view text, char separator) {
     text.remove_prefix(at + 1);
   }
 }
-
-// Reads flags one after another and keeps what is wrong with any.
-class FlagReader {
- public:
-  template <typename T>
-  void Take(const std::string& name, const absl::StatusOr<T>& value, T& into) {
-    if (value.ok()) {
-      into = *value;
-    } else {
-      Problem(name, MessageOf(value.status()));
-    }
-  }
-  template <typename T>
-  void TakeNumber(const std::string& name, const std::string& text, T& into) {
-    const std::optional<T> value = Whole<T>(text);
-    if (value.has_value()) {
-      into = *value;
-    } else {
-      Problem(name, fmt::format("'{}' is not a whole number that fits", text));
-    }
-  }
-  // One of a few words.
-  template <typename T>
-  void TakeWord(const std::string& name, const std::string& text,
-                const std::vector<std::pair<std::string, T>>& words, T& into) {
-    std::string allowed;
-    for (const auto& [word, value] : words) {
-      if (word == text) {
-        into = value;
-        return;
-      }
-      allowed += (allowed.empty() ? "" : " or ") + word;
-    }
-    Problem(name, fmt::format("'{}'; allowed: {}", text, allowed));
-  }
-  void Problem(const std::string& name, const std::string& what) {
-    text_ += fmt::format("{}--{}: {}", text_.empty() ? "" : "\n  ", name, what);
-  }
-  absl::Status status() const { return text_.empty() ? absl::OkStatus() : UsageError(text_); }
-
- private:
-  std::string text_;
-};
 
 void ReadFlush(FlagReader& reader, const std::string& text, Job& job) {
   if (text.starts_with("every=")) {
@@ -217,12 +165,7 @@ absl::StatusOr<Job> JobFlags::Read() const {
   FlagReader reader;
   for (const std::string& directory : directories_) job.targets.push_back(ParseTarget(directory));
   reader.Take("op", ParseLoads(Text("op")), job.loads);
-  std::vector<std::pair<std::string, EngineKind>> engines;
-  for (const EngineKind kind : {EngineKind::kAuto, EngineKind::kIoUring, EngineKind::kLibaio,
-                                EngineKind::kThreads, EngineKind::kBuffered}) {
-    engines.emplace_back(NameOf(kind), kind);
-  }
-  reader.TakeWord("engine", Text("engine"), engines, job.engine);
+  reader.TakeWord("engine", Text("engine"), EngineWords(), job.engine);
   job.strict = Given("engine_strict");
   reader.Take("size", ParseSize(Text("size")), job.size_bytes);
   reader.TakeNumber("threads", Text("threads"), job.threads);

@@ -11,6 +11,10 @@ std::vector<CommandEntry> SwapBenchCommands() {
        "swap-bench probe /nvme", MakeBenchProbeCommand},
       {"sweep", "the best block size, bytes in flight and engine",
        "swap-bench sweep /nvme --budget=3m --plot=sweep.svg", MakeBenchSweepCommand},
+      {"tune", "engine settings for these disks, as an io.json that forebay reads",
+       "swap-bench tune /nvme --out=io.json", MakeBenchTuneCommand},
+      {"step", "how long a training step of a model takes, by replaying its transfers",
+       "swap-bench step /nvme --params=13B --layout=bf16", MakeBenchStepCommand},
       {"compare", "two results files beside each other",
        "swap-bench compare before.json after.json --fail_below=5%", MakeBenchCompareCommand},
   };

@@ -12,6 +12,8 @@ const Program& SwapBenchProgram();
 std::unique_ptr<Command> MakeBenchRunCommand();
 std::unique_ptr<Command> MakeBenchProbeCommand();
 std::unique_ptr<Command> MakeBenchSweepCommand();
+std::unique_ptr<Command> MakeBenchTuneCommand();
+std::unique_ptr<Command> MakeBenchStepCommand();
 std::unique_ptr<Command> MakeBenchCompareCommand();
 
 }  // namespace forebay
