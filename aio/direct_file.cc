@@ -188,7 +188,8 @@ absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create));
   if (!options.create) {
     if (options.size_bytes > 0) {
-      FOREBAY_RETURN_IF_ERROR(ReserveInExisting(fd.get(), path, options.size_bytes, options.reserve));
+      FOREBAY_RETURN_IF_ERROR(
+          ReserveInExisting(fd.get(), path, options.size_bytes, options.reserve));
     }
     return MakeDirect(std::move(fd), path, options);
   }

@@ -60,8 +60,8 @@ void FoldingEngine::Submit(IoOp& op) {
   op.file = place.inner_file;
   if (op.kind != IoKind::kFlush && place.folded_bytes > 0) {
     op.offset_bytes =
-        place.first_byte + FoldedOffset(op.offset_bytes, static_cast<int64_t>(op.buffer.size()),
-                                        place.folded_bytes);
+        place.first_byte +
+        FoldedOffset(op.offset_bytes, static_cast<int64_t>(op.buffer.size()), place.folded_bytes);
   }
   inner_->Submit(op);
 }

@@ -48,7 +48,8 @@ absl::StatusOr<std::string> FileSystemId(int fd, const std::string& path) {
     return "uuid:" + Hex(std::span(uuid.bytes).first(uuid.length));
   }
   struct statfs info = {};
-  if (::fstatfs(fd, &info) != 0) return StorageError(fmt::format("statfs of '{}' failed", path), errno);
+  if (::fstatfs(fd, &info) != 0)
+    return StorageError(fmt::format("statfs of '{}' failed", path), errno);
   std::array<uint8_t, sizeof(info.f_fsid)> fsid = {};
   std::memcpy(fsid.data(), &info.f_fsid, fsid.size());
   return "fsid:" + Hex(fsid);
@@ -94,9 +95,9 @@ class Fields {
   int64_t Bytes(std::string_view key, int64_t unit) {
     const Json* const value = Find(key);
     if (value == nullptr) return 0;
-    const bool whole = value->is_number_integer() &&
-                       !(value->is_number_unsigned() &&
-                         value->get<uint64_t>() > static_cast<uint64_t>(kMostBytes));
+    const bool whole =
+        value->is_number_integer() && !(value->is_number_unsigned() &&
+                                        value->get<uint64_t>() > static_cast<uint64_t>(kMostBytes));
     const int64_t bytes = whole ? value->get<int64_t>() : 0;
     if (bytes <= 0 || bytes > kMostBytes || bytes % unit != 0) {
       Problem(key, fmt::format("is {}; allowed: a multiple of {} from {} to {}", Dump(*value), unit,
@@ -121,7 +122,8 @@ class Fields {
 
   void Problem(std::string_view key, std::string_view what) {
     if (!problem_.empty()) return;
-    problem_ = fmt::format("'{}{}{}' {}", where_, where_.empty() || key.empty() ? "" : ".", key, what);
+    problem_ =
+        fmt::format("'{}{}{}' {}", where_, where_.empty() || key.empty() ? "" : ".", key, what);
   }
 
   // After everything was read: what is there and was not asked for.
@@ -148,8 +150,8 @@ class Fields {
 };
 
 std::optional<EngineKind> EngineOf(std::string_view name) {
-  for (const EngineKind kind : {EngineKind::kIoUring, EngineKind::kLibaio, EngineKind::kThreads,
-                                EngineKind::kBuffered}) {
+  for (const EngineKind kind :
+       {EngineKind::kIoUring, EngineKind::kLibaio, EngineKind::kThreads, EngineKind::kBuffered}) {
     if (NameOf(kind) == name) return kind;
   }
   return std::nullopt;
@@ -264,8 +266,8 @@ absl::StatusOr<IoProfile> ParseIoProfile(std::string_view text, std::string_view
 
 absl::StatusOr<IoProfile> ReadIoProfile(const std::string& path) {
   if (!FileExists(path)) {
-    return BadInputError(fmt::format(
-        "'{}' does not exist. 'swap-bench tune DIR --out={}' makes it", path, path));
+    return BadInputError(
+        fmt::format("'{}' does not exist. 'swap-bench tune DIR --out={}' makes it", path, path));
   }
   FOREBAY_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMaxConfigFileBytes));
   return ParseIoProfile(text, path);

@@ -47,8 +47,8 @@ struct Job {
   std::vector<LoadKind> loads = {{LoadOp::kRead, 100}, {LoadOp::kWrite, 0}, {LoadOp::kMixed, 50}};
   int64_t block_bytes = int64_t{1} << 20;  // of one operation
   int depth = 32;                          // operations in flight, on each target
-  // Of the engine, where they are not to be what suits `depth` (EngineOptions): then operations wait
-  // in its queues, and it chooses among them. 0: not set.
+  // Of the engine, where they are not to be what suits `depth` (EngineOptions): then operations
+  // wait in its queues, and it chooses among them. 0: not set.
   int64_t cap_bytes = 0;
   int64_t burst_bytes = 0;
   EngineKind engine = EngineKind::kAuto;

@@ -18,7 +18,11 @@ class Tuner {
  public:
   Tuner(BenchSession& session, const Job& job, int target, const TuneOptions& options,
         const BenchHooks& hooks, std::vector<CellResult>& runs)
-      : session_(session), job_(job), target_(target), options_(options), hooks_(hooks),
+      : session_(session),
+        job_(job),
+        target_(target),
+        options_(options),
+        hooks_(hooks),
         runs_(runs) {
     // The one that the trainer's ladder takes.
     job_.engine = at().engine;
@@ -31,9 +35,8 @@ class Tuner {
     device.directory = at().directory;
     FOREBAY_ASSIGN_OR_RETURN(device.key, AskDeviceKey(device.directory));
     const size_t first_run = runs_.size();
-    FOREBAY_ASSIGN_OR_RETURN(
-        const SweepBest best,
-        SweepTarget(session_, job_, target_, options_.sweep, hooks_, runs_));
+    FOREBAY_ASSIGN_OR_RETURN(const SweepBest best,
+                             SweepTarget(session_, job_, target_, options_.sweep, hooks_, runs_));
     device.engine = best.best.engine;
     device.block_bytes = best.best.block_bytes;
     const SweepPoint& reads = KneeOfLoad(best.points, device.engine, device.block_bytes, kReads);
@@ -117,8 +120,8 @@ const SweepPoint& KneeOfLoad(std::span<const SweepPoint> points, EngineKind engi
 const BurstPoint& KneeOfBursts(std::span<const BurstPoint> points, double share) {
   FOREBAY_CHECK(!points.empty());
   const double best = std::ranges::max_element(points, {}, &BurstPoint::gbps)->gbps;
-  return *std::ranges::find_if(
-      points, [&](const BurstPoint& point) { return point.gbps >= share * best; });
+  return *std::ranges::find_if(points,
+                               [&](const BurstPoint& point) { return point.gbps >= share * best; });
 }
 
 Json DeepSpeedAio(const DeviceProfile& device) {
@@ -137,9 +140,8 @@ absl::StatusOr<TuneReport> RunTune(const Job& job, const TuneOptions& options,
   TuneReport tuned;
   tuned.report = BeginReport(job, *session);
   for (int target = 0; target < static_cast<int>(job.targets.size()); ++target) {
-    FOREBAY_ASSIGN_OR_RETURN(
-        tuned.profile.devices.emplace_back(),
-        Tuner(*session, job, target, options, hooks, tuned.report.runs).Run());
+    FOREBAY_ASSIGN_OR_RETURN(tuned.profile.devices.emplace_back(),
+                             Tuner(*session, job, target, options, hooks, tuned.report.runs).Run());
   }
   return tuned;
 }

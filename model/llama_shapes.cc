@@ -50,7 +50,9 @@ DecoderConfig ConfigOf(const KnownShape& shape) {
   return config;
 }
 
-int64_t ParamsOf(const KnownShape& shape) { return BuildInventory(ConfigOf(shape)).num_params(); }
+int64_t ParamsOf(const KnownShape& shape) {
+  return BuildInventory(ConfigOf(shape)).num_params();
+}
 
 // At `place` between two values, as sizes of models grow: by ratios.
 double Between(int64_t low, int64_t high, double place) {
@@ -80,8 +82,8 @@ KnownShape Interpolate(const KnownShape& low, const KnownShape& high, int64_t nu
   shape.layers = 2;
   const int64_t block = ParamsOf(shape) - with_one;
   const auto wanted = static_cast<double>(num_params - (with_one - block));
-  shape.layers =
-      static_cast<int>(std::clamp<int64_t>(std::llround(wanted / static_cast<double>(block)), 1, 4096));
+  shape.layers = static_cast<int>(
+      std::clamp<int64_t>(std::llround(wanted / static_cast<double>(block)), 1, 4096));
   return shape;
 }
 
@@ -89,7 +91,8 @@ KnownShape Interpolate(const KnownShape& low, const KnownShape& high, int64_t nu
 
 LlamaShape LlamaShapeOf(int64_t num_params) {
   const auto distance = [num_params](const KnownShape& shape) {
-    return std::abs(std::log(static_cast<double>(ParamsOf(shape)) / static_cast<double>(num_params)));
+    return std::abs(
+        std::log(static_cast<double>(ParamsOf(shape)) / static_cast<double>(num_params)));
   };
   const KnownShape& nearest = *std::ranges::min_element(kKnown, {}, distance);
   if (distance(nearest) <= kTolerance) return {ConfigOf(nearest), std::string(nearest.name)};

@@ -122,10 +122,10 @@ absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(
   // The staging buffers of gradients serve both ways: spilling ends before the first read.
   std::vector<std::span<std::byte>> gradient_staging;
   for (const StagingBuffer& buffer : impl->staging) gradient_staging.push_back(buffer.gradient);
-  FOREBAY_ASSIGN_OR_RETURN(impl->gradients,
-                           HeldGradients::Create(options.gradient_is_bf16, impl->placement,
-                                                 &impl->arithmetic(), store, budget,
-                                                 std::move(gradient_staging)));
+  FOREBAY_ASSIGN_OR_RETURN(
+      impl->gradients,
+      HeldGradients::Create(options.gradient_is_bf16, impl->placement, &impl->arithmetic(), store,
+                            budget, std::move(gradient_staging)));
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
                                                impl->gradients.get(), impl->writes.get());

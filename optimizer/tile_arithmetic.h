@@ -18,8 +18,8 @@ class TileArithmetic {
   // One step on a run of elements with one decay setting. The planes are updated in place.
   virtual void Update(const AdamWStep& step, const AdamWTile& run) const = 0;
 
-  // Writes kNormBlockElems gradients to `to`, rounded to bf16 or as they are, and returns the sum of
-  // squares of what was written. The default is what every optimizer wants.
+  // Writes kNormBlockElems gradients to `to`, rounded to bf16 or as they are, and returns the sum
+  // of squares of what was written. The default is what every optimizer wants.
   virtual double RoundGradient(const float* from, bool to_bf16, std::byte* to) const;
 };
 

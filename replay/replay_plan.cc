@@ -21,8 +21,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   const int64_t gradient_bytes_per_elem = options.gradient_is_bf16 ? 2 : 4;
   PlacementOptions placement;
   placement.weights = placement.state = TierChoice::kNvme;
-  placement.gradients =
-      options.gradients == Tier::kHost ? TierChoice::kHost : TierChoice::kNvme;
+  placement.gradients = options.gradients == Tier::kHost ? TierChoice::kHost : TierChoice::kNvme;
   placement.gradient_bytes_per_elem = gradient_bytes_per_elem;
   placement.host_bytes = std::numeric_limits<int64_t>::max();
   const absl::StatusOr<Placement> placed = Place(plan.tiles, placement);

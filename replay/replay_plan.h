@@ -30,9 +30,9 @@ struct ReplayPlan {
   SwapperOptions window;
   Placement placement;
   int64_t gradient_area_bytes = 0;
-  int64_t store_bytes = 0;     // of the files that it stands for
-  int64_t host_bytes = 0;      // of all buffers
-  StepTransfers transfers;     // of one step
+  int64_t store_bytes = 0;  // of the files that it stands for
+  int64_t host_bytes = 0;   // of all buffers
+  StepTransfers transfers;  // of one step
   int64_t largest_op_bytes = 0;
 
   // Layers between the first and the last.

@@ -107,10 +107,9 @@ class StepBench {
         "replaying a step needs {} of memory for the window, staging tiles and gradients of {} "
         "blocks; {}. {}Use --ram={}MiB or more on a machine that has it",
         FormatBinaryBytes(plan.host_bytes), least,
-        options_.ram_bytes > 0
-            ? fmt::format("--ram is {}", FormatBinaryBytes(report_.budget_bytes))
-            : fmt::format("half of what is available is {}",
-                          FormatBinaryBytes(report_.budget_bytes)),
+        options_.ram_bytes > 0 ? fmt::format("--ram is {}", FormatBinaryBytes(report_.budget_bytes))
+                               : fmt::format("half of what is available is {}",
+                                             FormatBinaryBytes(report_.budget_bytes)),
         replay.gradients == Tier::kHost
             ? "With --gradients=nvme, as a run of a model this large has it, less is needed. "
             : "",
@@ -124,12 +123,11 @@ class StepBench {
       return UsageError(fmt::format(
           "--size is {}, but transfers of up to {} need a file of {} or more: take --size={}MiB, "
           "or smaller tiles (--tile_elems)",
-          FormatBinaryBytes(options_.size_bytes),
-          FormatBinaryBytes(report_.whole.largest_op_bytes), FormatBinaryBytes(least_bytes),
-          MebibytesUp(least_bytes)));
+          FormatBinaryBytes(options_.size_bytes), FormatBinaryBytes(report_.whole.largest_op_bytes),
+          FormatBinaryBytes(least_bytes), MebibytesUp(least_bytes)));
     }
-    report_.file_bytes = std::min(options_.size_bytes, report_.whole.store_bytes) /
-                         kIoAlignBytes * kIoAlignBytes;
+    report_.file_bytes =
+        std::min(options_.size_bytes, report_.whole.store_bytes) / kIoAlignBytes * kIoAlignBytes;
     return absl::OkStatus();
   }
 
@@ -201,10 +199,10 @@ class StepBench {
     const auto stop = [&] {
       if (hooks_.progress) {
         const double elapsed_s = watch.Seconds();
-        hooks_.progress(fmt::format("replaying {} of {} layers", plan.num_blocks(),
-                                    report_.whole.num_blocks()),
-                        std::min(1.0, elapsed_s / options_.seconds),
-                        static_cast<double>(MovedBytes(engine) - before_bytes) / elapsed_s);
+        hooks_.progress(
+            fmt::format("replaying {} of {} layers", plan.num_blocks(), report_.whole.num_blocks()),
+            std::min(1.0, elapsed_s / options_.seconds),
+            static_cast<double>(MovedBytes(engine) - before_bytes) / elapsed_s);
       }
       return Stopped();
     };
@@ -256,8 +254,7 @@ class StepBench {
 
 }  // namespace
 
-int BlocksToReplay(const ReplayPlan& whole, double bytes_per_s, double seconds,
-                   int64_t ram_bytes) {
+int BlocksToReplay(const ReplayPlan& whole, double bytes_per_s, double seconds, int64_t ram_bytes) {
   const int all = whole.num_blocks();
   int chosen = 0;
   for (int blocks = std::min(kLeastSliceBlocks, all); blocks <= all; ++blocks) {

@@ -62,8 +62,9 @@ struct StepBenchReport {
 absl::StatusOr<StepBenchReport> RunStepBench(const StepBenchOptions& options,
                                              const BenchHooks& hooks);
 
-// How many blocks to replay: as many as `bytes_per_s` can do about one step of within `seconds`, and
-// whose buffers fit `ram_bytes`, and no fewer than kLeastSliceBlocks. 0: not even those fit. Pure.
+// How many blocks to replay: as many as `bytes_per_s` can do about one step of within `seconds`,
+// and whose buffers fit `ram_bytes`, and no fewer than kLeastSliceBlocks. 0: not even those fit.
+// Pure.
 int BlocksToReplay(const ReplayPlan& whole, double bytes_per_s, double seconds, int64_t ram_bytes);
 
 // A window of three blocks has to read some of them again.

@@ -41,11 +41,11 @@ absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan&
   options.gradient_is_bf16 = plan.options.gradient_is_bf16;
   options.num_threads = num_threads;
   options.num_staging_tiles = plan.options.buffers.num_staging_tiles;
-  FOREBAY_ASSIGN_OR_RETURN(replay->optimizer_, OffloadedAdamW::Create(options, replay->plan_.placement,
-                                                                      store, budget));
-  FOREBAY_ASSIGN_OR_RETURN(
-      replay->swapper_, Swapper::Create(plan.window, replay->plan_.placement, store,
-                                        replay->optimizer_.get(), budget));
+  FOREBAY_ASSIGN_OR_RETURN(replay->optimizer_,
+                           OffloadedAdamW::Create(options, replay->plan_.placement, store, budget));
+  FOREBAY_ASSIGN_OR_RETURN(replay->swapper_,
+                           Swapper::Create(plan.window, replay->plan_.placement, store,
+                                           replay->optimizer_.get(), budget));
   return replay;
 }
 

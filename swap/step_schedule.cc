@@ -73,9 +73,8 @@ class WindowTrace {
       if (buffer.num_users > 0) continue;
       if (buffer.layer < 0) return &buffer;
       const size_t use = NextUse(buffer.layer, access);
-      const bool better =
-          chosen == nullptr || use > chosen_use ||
-          (use == chosen_use && buffer.last_use < chosen->last_use);
+      const bool better = chosen == nullptr || use > chosen_use ||
+                          (use == chosen_use && buffer.last_use < chosen->last_use);
       if (!better) continue;
       chosen = &buffer;
       chosen_use = use;

@@ -84,7 +84,8 @@ struct Swapper::Impl {
     return store->inventory().layers()[layer].name;
   }
   std::span<std::byte> WeightsIn(const Buffer& buffer, int layer) const {
-    return buffer.memory.bytes().first(static_cast<size_t>(LayerWeightBytes(store->tiles(), layer)));
+    return buffer.memory.bytes().first(
+        static_cast<size_t>(LayerWeightBytes(store->tiles(), layer)));
   }
 
   TensorStore* const store;
@@ -289,8 +290,8 @@ int Swapper::Impl::ChooseBuffer(BufferClass buffer_class, int64_t position, Acce
     // Between equals the one whose use lies longest ago. Buffers are released in that order, so the
     // choice does not depend on how many of them are free by now: a step reads the same layers
     // however fast the disk is (step_schedule.h counts on it).
-    const bool better = use > chosen_use ||
-                        (use == chosen_use && buffer.last_use < buffers[chosen].last_use);
+    const bool better =
+        use > chosen_use || (use == chosen_use && buffer.last_use < buffers[chosen].last_use);
     if (!better) continue;
     chosen = static_cast<int>(i);
     chosen_use = use;

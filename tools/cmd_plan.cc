@@ -30,7 +30,7 @@ class PlanCommand : public Command {
     if (options.ram_bytes > 0) limits.available_memory_bytes = 0;
     FOREBAY_ASSIGN_OR_RETURN(const DiskProfile profile,
                              ReadDiskProfile(options.bench, SwapFolderOf(options)));
-    if (!profile.warning.empty()) fmt::print(stderr, "warning: {}\n", profile.warning);
+    if (!profile.warning.empty()) fmt::print(stderr, "forebay: warning: {}\n", profile.warning);
     AddRates(profile, limits);
     FOREBAY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, options, limits));
     fmt::print("{}", context.json ? ToJson(plan).dump(2) + "\n" : FormatPlan(plan, model, options));

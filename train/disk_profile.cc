@@ -46,7 +46,10 @@ absl::StatusOr<OpenedEngine> OpenProfiledEngine(const EngineOptions& options,
   if (!profile.device.has_value()) return OpenEngine(options, folder);
   FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened,
                            OpenEngine(WithProfile(options, *profile.device), folder));
-  if (opened.kind == profile.device->engine) return opened;
+  if (opened.kind == profile.device->engine) {
+    opened.line += "; transfers cut and queued as --bench says";
+    return opened;
+  }
   profile.warning = fmt::format(
       "--bench is not used for '{}': it was measured with the engine {}, and this run has {}",
       folder, NameOf(profile.device->engine), NameOf(opened.kind));

@@ -17,8 +17,8 @@ struct DiskProfile {
   std::string warning;                  // why it does not hold; "" when it does
 };
 
-// For a swap area in `folder`, which need not exist yet. BadInputError when the file is not there or
-// not valid.
+// For a swap area in `folder`, which need not exist yet. BadInputError when the file is not there
+// or not valid.
 absl::StatusOr<DiskProfile> ReadDiskProfile(const std::string& bench, const std::string& folder);
 
 // Where the swap area of `options` is looked for.

@@ -54,9 +54,8 @@ class Planner {
     plan.num_steps = options_.steps;
     // A disk does one at a time: reading and writing take turns.
     if (limits_.read_bytes_per_s > 0 && limits_.write_bytes_per_s > 0) {
-      plan.io_s_per_step =
-          static_cast<double>(transfers.read_bytes) / limits_.read_bytes_per_s +
-          static_cast<double>(transfers.write_bytes) / limits_.write_bytes_per_s;
+      plan.io_s_per_step = static_cast<double>(transfers.read_bytes) / limits_.read_bytes_per_s +
+                           static_cast<double>(transfers.write_bytes) / limits_.write_bytes_per_s;
     }
     FOREBAY_RETURN_IF_ERROR(CheckDisk(plan));
     return plan;
@@ -281,8 +280,7 @@ Json ToJson(const Plan& plan) {
   json["tokens_per_step"] = plan.tokens_per_step;
   json["read_bytes_per_step"] = plan.read_bytes_per_step;
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
-  json["io_seconds_per_step"] =
-      plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
+  json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
   json["rated_tbw"] = plan.rated_tbw;
   json["steps_until_tbw"] = StepsUntil(plan.rated_tbw, plan.write_bytes_per_step);
   json["gradient_area_bytes"] = plan.gradient_area_bytes;

@@ -39,7 +39,8 @@ struct Plan {
   int64_t nvme_bytes = 0;
   int64_t read_bytes_per_step = 0;
   int64_t write_bytes_per_step = 0;
-  double io_s_per_step = 0;  // the disk's time for those, where its speeds are known; 0: they are not
+  double io_s_per_step =
+      0;  // the disk's time for those, where its speeds are known; 0: they are not
   double rated_tbw = 0;
   int64_t num_steps = 0;  // 0: not known
 };

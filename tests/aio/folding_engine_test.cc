@@ -45,11 +45,11 @@ class FoldingEngineTest : public testing::Test {
  protected:
   FoldingEngineTest() : inner_(CreateSimulatedEngine({}, {}, nullptr)) {
     common_ = inner_->AddFile(NewFile("common", 8 * kBlock), folder_.Path("common"));
-    engine_ = std::make_unique<FoldingEngine>(
-        inner_.get(), FoldOptions{.file = common_,
-                                  .size_bytes = 8 * kBlock,
-                                  .least_bytes = 4 * kBlock,
-                                  .together_bytes = 80 * kBlock});
+    engine_ =
+        std::make_unique<FoldingEngine>(inner_.get(), FoldOptions{.file = common_,
+                                                                  .size_bytes = 8 * kBlock,
+                                                                  .least_bytes = 4 * kBlock,
+                                                                  .together_bytes = 80 * kBlock});
     long_ = engine_->AddFile(NewFile("long", 60 * kBlock), folder_.Path("long"));
     other_ = engine_->AddFile(NewFile("other", 20 * kBlock), folder_.Path("other"));
     short_ = engine_->AddFile(NewFile("short", 2 * kBlock), folder_.Path("short"));

@@ -31,7 +31,9 @@ DeviceProfile Sample() {
   return device;
 }
 
-Json SampleJson() { return ToJson(IoProfile{{Sample()}}, "0.1.0"); }
+Json SampleJson() {
+  return ToJson(IoProfile{{Sample()}}, "0.1.0");
+}
 
 absl::Status ParseError(const Json& json) {
   return ParseIoProfile(json.dump(), "io.json").status();

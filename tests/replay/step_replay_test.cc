@@ -16,7 +16,9 @@ namespace {
 
 using testing::HasSubstr;
 
-bool Never() { return false; }
+bool Never() {
+  return false;
+}
 
 // A large embedding, seven blocks of two tiles with padding, and a small last layer.
 Inventory ModelInventory() {
@@ -66,8 +68,8 @@ class StepReplayTest : public testing::TestWithParam<Variant> {
 
 TEST_P(StepReplayTest, EveryStepMovesWhatThePlanSaysInTheMemoryThatItSays) {
   const auto engine = CreateThreadsEngine({.num_threads = 2});
-  auto store = TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory,
-                                   engine.get());
+  auto store =
+      TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory, engine.get());
   ASSERT_TRUE(store.ok()) << store.status();
   ASSERT_TRUE(WriteStep(**store, 0).ok());
   auto replay = StepReplay::Create(plan_, GetParam().compute, 2, store->get(), &budget_);
@@ -123,8 +125,8 @@ INSTANTIATE_TEST_SUITE_P(
 class StepReplayContents : public testing::Test {
  protected:
   bool HoldsThePatternAfterTwoSteps(ReplayCompute compute) {
-    auto store = TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory,
-                                     engine_.get());
+    auto store =
+        TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory, engine_.get());
     EXPECT_TRUE(store.ok() && WriteStep(**store, 0).ok());
     auto replay = StepReplay::Create(plan_, compute, 1, store->get(), &budget_);
     EXPECT_TRUE(replay.ok() && (*replay)->Start(Never).ok());

@@ -105,8 +105,8 @@ TEST(CountWeightReads, LayersInRamAreNotRead) {
 TEST(CountTransfers, AStepReadsAndWritesAllStateAndCountsItsCommit) {
   const Inventory inventory = Chain(6, 20'000);
   const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
-  const StepTransfers transfers = CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}),
-                                                 AllOnNvme(tiles), tiles, 2);
+  const StepTransfers transfers =
+      CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}), AllOnNvme(tiles), tiles, 2);
   const int64_t elems = inventory.num_padded_elems();
   // Two large layers of 20480 elements, and six blocks of 4096 that are found at one turn each.
   EXPECT_EQ(transfers.read_bytes, 10 * elems + 2 * (2 * 20480 + 6 * 4096));
@@ -141,13 +141,12 @@ TEST(CountWeightReads, IsWhatTheSwapperReads) {
     const TemporaryFolder folder;
     const auto engine =
         CreateThreadsEngine({.num_threads = 1 + static_cast<int>(random.Below(20, 3))});
-    auto store =
-        TensorStore::Create({.directory = folder.Path("store")}, inventory, engine.get());
+    auto store = TensorStore::Create({.directory = folder.Path("store")}, inventory, engine.get());
     ASSERT_TRUE(store.ok()) << store.status();
     ASSERT_TRUE(WriteStep(**store, 0).ok());
     const StepSchedule schedule = ChainSchedule(inventory.num_layers(), tied);
-    const SwapperOptions window = ChainWindow(
-        inventory.num_layers(), {4, 2 + static_cast<int>(random.Below(21, 4))});
+    const SwapperOptions window =
+        ChainWindow(inventory.num_layers(), {4, 2 + static_cast<int>(random.Below(21, 4))});
     Placement placement = AllOnNvme((*store)->tiles());
     for (size_t i = 0; i < placement.weights.size(); ++i) {
       if (random.Below(30 + i, 4) == 0) placement.weights[i] = Tier::kHost;

@@ -30,8 +30,9 @@ class OutputFlags {
   bool live_ = false;
 };
 
-// OK when `path` (of a flag; "" names none) may be written: it is not there, or it holds `mark` near
-// its beginning, so that it is an earlier result. UsageError; StorageError where there is no room.
+// OK when `path` (of a flag; "" names none) may be written: it is not there, or it holds `mark`
+// near its beginning, so that it is an earlier result. UsageError; StorageError where there is no
+// room.
 absl::Status CheckReplaceable(const std::string& flag, const std::string& path, const char* mark);
 
 // Hooks of a run that stop at Ctrl-C and show what goes on: on a terminal in a live line, with

@@ -116,15 +116,16 @@ std::string HostLine(const HostInfo& host, const std::string& version) {
 
 std::string Head(const BenchReport& report, const std::string& version) {
   const Job& job = report.job;
-  return MachineText(report, version) + fmt::format(
-      "method: file of {} filled with {}, {} s measured after {} s of warm-up, {} "
-      "interleaved repeat{}, {} thread{}\n\n",
-      FormatBinaryBytes(job.size_bytes),
-      job.compressible_percent == 0
-          ? "incompressible data"
-          : fmt::format("data that is {} % zeros", job.compressible_percent),
-      job.seconds, job.warmup_s, job.repeats, job.repeats == 1 ? "" : "s", job.threads,
-      job.threads == 1 ? "" : "s");
+  return MachineText(report, version) +
+         fmt::format(
+             "method: file of {} filled with {}, {} s measured after {} s of warm-up, {} "
+             "interleaved repeat{}, {} thread{}\n\n",
+             FormatBinaryBytes(job.size_bytes),
+             job.compressible_percent == 0
+                 ? "incompressible data"
+                 : fmt::format("data that is {} % zeros", job.compressible_percent),
+             job.seconds, job.warmup_s, job.repeats, job.repeats == 1 ? "" : "s", job.threads,
+             job.threads == 1 ? "" : "s");
 }
 
 // Verdicts by their text, with the runs that they are about.

@@ -26,9 +26,11 @@ class BenchStepCommand : public Command {
     text("params", params_, "N", "a Llama model of about so many parameters: 13B, 1.1B, 135M");
     text("config", config_, "PATH", "instead: a config.json, or a folder that holds one");
     text("layout", layout_, "bf16|fp32", "how weights are kept (default: bf16)");
-    text("grad_dtype", gradient_dtype_, "bf16|fp32", "of finished gradients (default: as --layout)");
+    text("grad_dtype", gradient_dtype_, "bf16|fp32",
+         "of finished gradients (default: as --layout)");
     text("gradients", gradients_, "ram|nvme",
-         "where they wait for their norm; nvme: what a run does whose --ram is short (default: ram)");
+         "where they wait for their norm; nvme: what a run does whose --ram is short (default: "
+         "ram)");
     text("tile_elems", tile_elems_, "N", "elements of one tile (default: 1M)");
     text("ram", ram_, "SIZE", "for all buffers (default: half of what is available)");
     text("compute", compute_, "none|adamw",
@@ -54,10 +56,10 @@ class BenchStepCommand : public Command {
     Json json = ReportToJson(report.bench, FOREBAY_VERSION, {});
     json["step"] = {{"model", model_}};
     json["step"].update(StepToJson(report, rated_tbw_));
-    fmt::print("{}", context.json              ? DumpResults(json)
-                     : context.format == "csv" ? StepCsv(report, rated_tbw_)
-                                               : StepText(report, model_, rated_tbw_,
-                                                          FOREBAY_VERSION));
+    fmt::print("{}", context.json ? DumpResults(json)
+                     : context.format == "csv"
+                         ? StepCsv(report, rated_tbw_)
+                         : StepText(report, model_, rated_tbw_, FOREBAY_VERSION));
     return output_.WriteFiles(json, "");
   }
 

@@ -14,7 +14,9 @@ std::string SecondsText(const Spread& seconds, int num_steps) {
   return text;
 }
 
-std::string Percent(double share) { return fmt::format("{:.0f} %", share * 100); }
+std::string Percent(double share) {
+  return fmt::format("{:.0f} %", share * 100);
+}
 
 int64_t StepsUntil(double rated_tbw, const StepTransfers& transfers) {
   return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(transfers.write_bytes));
@@ -30,14 +32,15 @@ std::string MethodText(const StepBenchReport& report) {
       SecondsText(report.slice_s, report.num_steps));
   if (report.sliced()) {
     text += fmt::format(
-        "           the step above is EXTRAPOLATED from it, in proportion to the bytes ({} of {})\n",
+        "           the step above is EXTRAPOLATED from it, in proportion to the bytes ({} of "
+        "{})\n",
         FormatBytes(report.slice_transfers.read_bytes + report.slice_transfers.write_bytes),
         FormatBytes(report.whole.transfers.read_bytes + report.whole.transfers.write_bytes));
   }
   if (report.folded()) {
-    text += fmt::format("           a file of {} stood for the store of {}\n",
-                        FormatBinaryBytes(report.file_bytes),
-                        FormatBytes(report.whole.store_bytes));
+    text +=
+        fmt::format("           a file of {} stood for the store of {}\n",
+                    FormatBinaryBytes(report.file_bytes), FormatBytes(report.whole.store_bytes));
   }
   return text;
 }
@@ -51,15 +54,16 @@ std::string StepText(const StepBenchReport& report, const std::string& model, do
   const auto params = static_cast<double>(whole.inventory.num_params());
   const double total = static_cast<double>(bytes.read_bytes + bytes.write_bytes);
   std::string text = MachineText(report.bench, version);
-  text += fmt::format("\nmodel      {}   {} params   {} blocks   layout {}   durability step\n", model,
-                      FormatCount(whole.inventory.num_params()), whole.num_blocks(),
+  text += fmt::format("\nmodel      {}   {} params   {} blocks   layout {}   durability step\n",
+                      model, FormatCount(whole.inventory.num_params()), whole.num_blocks(),
                       NameOf(whole.options.layout));
-  text += fmt::format("placement  weights and state on NVMe, gradients {}; {}\n",
-                      whole.options.gradients == Tier::kHost ? "in RAM" : "on NVMe",
-                      report.options.compute == ReplayCompute::kNone ? "I/O alone"
-                                                                     : "with the AdamW update");
-  text += fmt::format("step       {}{} at {:.2f} GB/s\n", SecondsText(report.step_s, report.num_steps),
-                      report.sliced() ? ", extrapolated," : "", total / report.step_s.median / 1e9);
+  text += fmt::format(
+      "placement  weights and state on NVMe, gradients {}; {}\n",
+      whole.options.gradients == Tier::kHost ? "in RAM" : "on NVMe",
+      report.options.compute == ReplayCompute::kNone ? "I/O alone" : "with the AdamW update");
+  text +=
+      fmt::format("step       {}{} at {:.2f} GB/s\n", SecondsText(report.step_s, report.num_steps),
+                  report.sliced() ? ", extrapolated," : "", total / report.step_s.median / 1e9);
   text += fmt::format("per step   {} read + {} written ({:.1f} + {:.1f} B/param)\n",
                       FormatBytes(bytes.read_bytes), FormatBytes(bytes.write_bytes),
                       static_cast<double>(bytes.read_bytes) / params,
@@ -87,8 +91,7 @@ std::string StepCsv(const StepBenchReport& report, double rated_tbw) {
       report.options.compute == ReplayCompute::kNone ? "none" : "adamw", report.engine,
       report.step_s.median, report.step_s.min, report.step_s.max, whole.transfers.read_bytes,
       whole.transfers.write_bytes, report.reading, report.writing, report.committing,
-      StepsUntil(rated_tbw, whole.transfers), report.sliced(), report.num_blocks,
-      report.num_steps);
+      StepsUntil(rated_tbw, whole.transfers), report.sliced(), report.num_blocks, report.num_steps);
 }
 
 std::string TuneText(const TuneReport& tuned, const std::string& version) {

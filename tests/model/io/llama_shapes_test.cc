@@ -10,7 +10,9 @@ namespace {
 
 using testing::HasSubstr;
 
-int64_t ParamsOf(const DecoderConfig& config) { return BuildInventory(config).num_params(); }
+int64_t ParamsOf(const DecoderConfig& config) {
+  return BuildInventory(config).num_params();
+}
 
 struct Published {
   int64_t asked;

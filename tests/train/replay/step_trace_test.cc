@@ -129,12 +129,12 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
       std::ranges::fill(values, 0.01f);
       return absl::OkStatus();
     };
-    absl::StatusOr<std::unique_ptr<TensorStore>> store = CreateFilledStore(
-        {.directory = folder_.Path(name),
-         .layout = options_.layout,
-         .tile_elems = options_.tile_elems,
-         .gradient_area_bytes = gradient_area_bytes},
-        BuildInventory(config_), fill, {}, engine_.get(), &budget_);
+    absl::StatusOr<std::unique_ptr<TensorStore>> store =
+        CreateFilledStore({.directory = folder_.Path(name),
+                           .layout = options_.layout,
+                           .tile_elems = options_.tile_elems,
+                           .gradient_area_bytes = gradient_area_bytes},
+                          BuildInventory(config_), fill, {}, engine_.get(), &budget_);
     FOREBAY_CHECK(store.ok());
     return *std::move(store);
   }
@@ -231,14 +231,15 @@ TEST_P(StepTraceTest, PlanTrainerAndReplayStateTheSameBytes) {
   EXPECT_EQ(moved.write_bytes, replay.transfers.write_bytes);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Variants, StepTraceTest,
-    testing::ValuesIn(std::vector<Variant>{
-        {"Tied", true, Tier::kHost, Layout::kBf16},
-        {"TiedSpilled", true, Tier::kNvme, Layout::kBf16},
-        {"Untied", false, Tier::kHost, Layout::kBf16},
-        {"UntiedFp32Spilled", false, Tier::kNvme, Layout::kFp32}}),
-    [](const testing::TestParamInfo<Variant>& variant) { return variant.param.name; });
+INSTANTIATE_TEST_SUITE_P(Variants, StepTraceTest,
+                         testing::ValuesIn(std::vector<Variant>{
+                             {"Tied", true, Tier::kHost, Layout::kBf16},
+                             {"TiedSpilled", true, Tier::kNvme, Layout::kBf16},
+                             {"Untied", false, Tier::kHost, Layout::kBf16},
+                             {"UntiedFp32Spilled", false, Tier::kNvme, Layout::kFp32}}),
+                         [](const testing::TestParamInfo<Variant>& variant) {
+                           return variant.param.name;
+                         });
 
 }  // namespace
 }  // namespace forebay
