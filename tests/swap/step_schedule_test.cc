@@ -128,7 +128,7 @@ TEST(CountTransfers, SpilledGradientsAreWrittenAndReadOnce) {
 
 // The window of the swapper itself, over models, windows and disk speeds of all kinds.
 TEST(CountWeightReads, IsWhatTheSwapperReads) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(seed);
     const CounterRng random(seed);
     const int num_blocks = 1 + static_cast<int>(random.Below(0, 7));
