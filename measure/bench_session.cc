@@ -43,6 +43,11 @@ std::string QueueSetting(const StorageInfo& storage, const std::string& key) {
   return found == storage.queue.end() ? "" : found->second;
 }
 
+// "26G", as --size takes it.
+std::string GibibytesUp(int64_t bytes) {
+  return fmt::format("{}G", (bytes + (int64_t{1} << 30) - 1) >> 30);
+}
+
 // Below this, a drive may serve everything from caches of its own.
 int64_t AdvisedBytes(const StorageInfo& storage, bool direct) {
   if (!direct) return 2 * AskHost().memory_bytes;
@@ -156,7 +161,7 @@ void BenchSession::Warn(const Job& job, const BenchTarget& target) {
     warnings_.push_back(fmt::format(
         "{}: a file of {} may fit into a cache of the {}; --size={} is large enough to see past it",
         target.directory, FormatBinaryBytes(job.size_bytes),
-        target.file.direct() ? "drive" : "system", FormatBinaryBytes(advised)));
+        target.file.direct() ? "drive" : "system", GibibytesUp(advised)));
   }
 }
 

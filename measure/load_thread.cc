@@ -56,7 +56,8 @@ absl::Status LoadThread::Open() {
   options.stall_limit_s = plan_.stall_limit_s;
   // The threads of that engine serve all files.
   options.num_threads = depth * static_cast<int>(plan_.files.size());
-  FOREBAY_ASSIGN_OR_RETURN(engine_, MakeEngineOf(plan_.engine, options));
+  FOREBAY_ASSIGN_OR_RETURN(engine_, plan_.make_engine ? plan_.make_engine(options)
+                                                      : MakeEngineOf(plan_.engine, options));
   for (BenchFile* file : plan_.files) {
     FOREBAY_ASSIGN_OR_RETURN(const int number, file->AddTo(*engine_));
     OpenRegion(*file, number);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,6 +29,8 @@ struct LoadPlan {
   std::vector<int> stripe;  // files in the order of their turns; one file: {0}
   const BlockPattern* pattern = nullptr;
   double stall_limit_s = 300;
+  // Instead of MakeEngineOf, for tests on disks that misbehave.
+  std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineOptions& options)> make_engine;
 };
 
 // What one thread moved.

@@ -72,7 +72,11 @@ void StepReplay::FillGradient() {
 }
 
 absl::Status StepReplay::Start(const std::function<bool()>& stop) {
-  swapper_->Expect(plan_.schedule.backward);
+  const StepSchedule& schedule = plan_.schedule;
+  const auto loss = static_cast<size_t>(schedule.num_loss_layers);
+  swapper_->Expect(std::span(schedule.forward).last(loss));
+  swapper_->Expect(schedule.backward);
+  FOREBAY_RETURN_IF_ERROR(Loss());
   return Backward(stop);
 }
 

@@ -43,8 +43,9 @@ class StepReplay {
                                                             TensorStore* store,
                                                             MemoryBudget* budget);
 
-  // A backward pass, after which window and gradients are as between any two steps of a run. Before
-  // the first RunStep. `stop` is asked between layers: InterruptedError. StorageError.
+  // The loss and a backward pass, after which window and gradients are as between any two steps of
+  // a run. Before the first RunStep. `stop` is asked between layers: InterruptedError.
+  // StorageError.
   absl::Status Start(const std::function<bool()>& stop);
   // One step, from the moment when the gradients' norm is known to the same moment of the next. At
   // both nothing is in flight.

@@ -75,8 +75,8 @@ void BenchProgress::Show(std::string_view phase, double fraction, double bytes_p
   const std::string text = bytes_per_s > 0 ? fmt::format("{} {:.2f} GB/s", phase, bytes_per_s / 1e9)
                                            : std::string(phase);
   line_.Show(text, fraction);
-  if (!live_ || (printed_ && since_printed_.Seconds() < kLiveS)) return;
-  printed_ = true;
+  if (!live_ || (phase == phase_ && since_printed_.Seconds() < kLiveS)) return;
+  phase_ = phase;
   since_printed_.Restart();
   line_.Clear();
   fmt::print(stderr, "{} {:.0f} %\n", text, std::clamp(fraction, 0.0, 1.0) * 100);

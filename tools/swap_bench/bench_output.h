@@ -36,7 +36,7 @@ class OutputFlags {
 absl::Status CheckReplaceable(const std::string& flag, const std::string& path, const char* mark);
 
 // Hooks of a run that stop at Ctrl-C and show what goes on: on a terminal in a live line, with
-// --live as a line each second anywhere. Must outlive the run.
+// --live as a line for each phase and each second anywhere. Must outlive the run.
 class BenchProgress {
  public:
   explicit BenchProgress(bool live) : live_(live) {}
@@ -48,7 +48,7 @@ class BenchProgress {
 
   const bool live_;
   ProgressLine line_;
-  bool printed_ = false;
+  std::string phase_;  // the one that was printed last
   Stopwatch since_printed_;
 };
 

@@ -81,6 +81,7 @@ class Panel {
   }
 
   std::string Draw() const {
+    if (lines_.empty()) return TextAt(kLeft, top_ + 20, title_ + ": nothing was measured");
     const double left_x =
         log_x_ ? std::pow(10, std::floor(std::log10(std::max(least_x_, 1e-9)))) : 0;
     const double right_x = std::max(most_x_, left_x + (log_x_ ? left_x : 1e-9));
