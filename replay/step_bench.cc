@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,8 @@ constexpr int64_t kLeastFoldedBytes = 64 << 10;
 // room for its own.
 constexpr int64_t kLeastOpsInFile = 16;
 constexpr int kMaxSteps = 1000;
+// Of the memory that is available, where --ram does not say: as the trainer.
+constexpr int64_t kRamPercent = 80;
 
 int64_t TotalBytes(const StepTransfers& transfers) {
   return transfers.read_bytes + transfers.write_bytes;
@@ -94,7 +97,8 @@ class StepBench {
 
   // The most comfortable buffers with which something can be replayed.
   absl::Status ChooseBuffers() {
-    report_.budget_bytes = options_.ram_bytes > 0 ? options_.ram_bytes : AvailableMemoryBytes() / 2;
+    report_.budget_bytes =
+        options_.ram_bytes > 0 ? options_.ram_bytes : AvailableMemoryBytes() / 100 * kRamPercent;
     ReplayOptions replay = options_.replay;
     for (const StepBuffers& buffers : kStepBufferChoices) {
       replay.buffers = buffers;
@@ -172,6 +176,7 @@ class StepBench {
         PlanReplay(WithFewerBlocks(options_.inventory, report_.num_blocks), report_.whole.options);
     EngineOptions engine_options;  // the trainer's
     engine_options.report = [this](const std::string& line) {
+      const std::lock_guard lock(warnings_mutex_);  // several threads wait for transfers
       report_.bench.warnings.push_back(line);
     };
     FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
@@ -249,6 +254,7 @@ class StepBench {
   const BenchHooks& hooks_;
   Job job_;
   std::unique_ptr<BenchSession> session_;
+  std::mutex warnings_mutex_;
   StepBenchReport report_;
 };
 

@@ -26,7 +26,7 @@ struct StepBenchOptions {
   EngineKind engine = EngineKind::kAuto;
   bool strict = false;
   int64_t size_bytes = int64_t{4} << 30;  // of the file that stands for a larger store
-  int64_t ram_bytes = 0;                  // for all buffers; 0: half of what is available
+  int64_t ram_bytes = 0;                  // for all buffers; 0: 80 % of what is available
   double seconds = 30;                    // about as long as replayed steps take
   uint64_t seed = 1;
 };

@@ -32,7 +32,7 @@ class BenchStepCommand : public Command {
          "where they wait for their norm; nvme: what a run does whose --ram is short (default: "
          "ram)");
     text("tile_elems", tile_elems_, "N", "elements of one tile (default: 1M)");
-    text("ram", ram_, "SIZE", "for all buffers (default: half of what is available)");
+    text("ram", ram_, "SIZE", "for all buffers (default: 80 % of what is available)");
     text("compute", compute_, "none|adamw",
          "I/O alone, or with the optimizer's update (default: none)");
     text("threads", threads_, "N", "of the update; 0: one per core (default: 0)");
