@@ -56,11 +56,13 @@ absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
 
 // `old_size_bytes`: of the file, which never shrinks here.
 absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_bytes,
-                          int64_t size_bytes) {
-  int error = 0;
-  do {
-    error = ::fallocate(fd, 0, 0, size_bytes) == 0 ? 0 : errno;
-  } while (error == EINTR);
+                          int64_t size_bytes, bool reserve) {
+  int error = EOPNOTSUPP;
+  if (reserve) {
+    do {
+      error = ::fallocate(fd, 0, 0, size_bytes) == 0 ? 0 : errno;
+    } while (error == EINTR);
+  }
   // Such a file system cannot promise space; the file gets its size, and a later write may meet
   // ENOSPC.
   if (error == EOPNOTSUPP) {
@@ -81,10 +83,10 @@ absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_byte
 }
 
 // Also where the file is long enough already: a copy of it may have holes.
-absl::Status ReserveInExisting(int fd, const std::string& path, int64_t size_bytes) {
+absl::Status ReserveInExisting(int fd, const std::string& path, int64_t size_bytes, bool reserve) {
   struct stat info = {};
   if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
-  absl::Status status = ReserveSpace(fd, path, info.st_size, size_bytes);
+  absl::Status status = ReserveSpace(fd, path, info.st_size, size_bytes, reserve);
   // What the file system gave before it was full goes back to it. Its failure would add nothing to
   // the error that is being reported.
   if (!status.ok()) [[maybe_unused]]
@@ -186,11 +188,12 @@ absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create));
   if (!options.create) {
     if (options.size_bytes > 0) {
-      FOREBAY_RETURN_IF_ERROR(ReserveInExisting(fd.get(), path, options.size_bytes));
+      FOREBAY_RETURN_IF_ERROR(
+          ReserveInExisting(fd.get(), path, options.size_bytes, options.reserve));
     }
     return MakeDirect(std::move(fd), path, options);
   }
-  absl::Status reserved = ReserveSpace(fd.get(), path, 0, options.size_bytes);
+  absl::Status reserved = ReserveSpace(fd.get(), path, 0, options.size_bytes, options.reserve);
   absl::StatusOr<DirectFile> file =
       reserved.ok() ? MakeDirect(std::move(fd), path, options) : std::move(reserved);
   if (!file.ok()) ::unlink(path.c_str());  // made by this call

@@ -76,9 +76,27 @@ struct IoStats {
   int64_t read_ops = 0;
   int64_t write_ops = 0;
   int64_t flushes = 0;
+  // Time during which reads, or writes, were in flight; of the time with both, each has half.
+  // Summed over the devices.
+  int64_t read_us = 0;
+  int64_t write_us = 0;
+  // With EngineOptions::time_submissions: calls that were handed to the kernel, and how long that
+  // took the thread that did it. Zeros for the threads engine, whose calls are the transfers.
+  int64_t submitted_calls = 0;
+  int64_t submit_ns = 0;
 };
 
 enum class EngineKind : uint8_t { kAuto, kIoUring, kLibaio, kThreads, kBuffered };
+
+// Who drives an asynchronous engine (io_uring, libaio); the threads engine has its own threads.
+enum class RingDrive : uint8_t {
+  // A thread of its own submits and reaps: transfers go on while every caller computes.
+  kOwnThread,
+  // Whoever waits does: nothing is submitted or reaped but in Wait and WaitAny, which costs no
+  // hand-over between threads. For callers that do nothing but I/O. Kernels want a ring to be used
+  // by one thread, so all calls are made by the thread that created the engine.
+  kWaiter,
+};
 
 struct EngineOptions {
   EngineKind engine = EngineKind::kAuto;  // what OpenEngine begins with
@@ -89,12 +107,18 @@ struct EngineOptions {
   int64_t block_bytes = 0;
   // Started and not complete, for each device. More only adds latency.
   int64_t max_in_flight_bytes = int64_t{32} << 20;
+  // The same while the next to start is a write; 0: as above.
+  int64_t max_writing_bytes = 0;
   // Reads and writes of one device take turns of this length (device_queue.h).
   int64_t burst_bytes = int64_t{32} << 20;
   // A device that completes nothing for so long is reported, and for so long given up: what it was
   // asked for is cancelled.
   double stall_report_s = 15;
   double stall_limit_s = 300;
+  RingDrive drive = RingDrive::kOwnThread;
+  // Hands calls to the kernel apart from waiting, and times it (IoStats::submit_ns): one system
+  // call more for each batch.
+  bool time_submissions = false;
   // Takes one line about a device that stalls. Called by the thread that waits for it, without a
   // lock; must not throw and must not call the engine. May be empty.
   std::function<void(const std::string& line)> report;
@@ -132,6 +156,11 @@ class Engine {
   // else, as a late transfer may still change it; unmapping it is safe.
   virtual absl::Status Wait(IoOp& op) = 0;
 
+  // Blocks until at least one of `ops` is not pending; Wait then returns its result at once. For
+  // callers that keep many in flight and use each again as soon as it is complete. Watches over
+  // stalls as Wait does. Returns at once when `ops` is empty.
+  virtual void WaitAny(std::span<IoOp* const> ops) = 0;
+
   // Asks for an early end of a pending op: what has not started does not start, what has is taken
   // back where the kernel can. The op stays pending until then: Wait follows as always.
   virtual void Cancel(IoOp& op) = 0;
@@ -164,6 +193,9 @@ struct DirectFileOptions {
   // Without: at least so many; a shorter file grows, a longer one stays; 0: the file stays as it
   // is.
   int64_t size_bytes = 0;
+  // false: the file gets its length and no space, for files that are never filled as far
+  // (folding_engine.h).
+  bool reserve = true;
   bool direct = true;  // false: do not even try
 };
 struct DirectFile {

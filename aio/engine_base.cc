@@ -151,10 +151,19 @@ bool EngineBase::MayStart(const Device& device) const {
   if (device.Idle()) return true;
   const IoKind kind = device.queue.Peek().kind;
   if (kind == IoKind::kFlush) return true;
-  if (device.reading + device.writing + block_bytes_ > options_.max_in_flight_bytes) return false;
+  const bool own_cap = kind == IoKind::kWrite && options_.max_writing_bytes > 0;
+  const int64_t cap = own_cap ? options_.max_writing_bytes : options_.max_in_flight_bytes;
+  if (device.reading + device.writing + block_bytes_ > cap) return false;
   // The other direction is left to run dry, but for one block, which keeps the device busy
   // while the first of this direction are on their way.
   return device.Opposing(kind) <= block_bytes_;
+}
+
+void EngineBase::CountTime(Device& device, int64_t now_us) {
+  const int64_t elapsed_us = now_us - std::exchange(device.counted_us, now_us);
+  const int64_t share_us = device.reading > 0 && device.writing > 0 ? elapsed_us / 2 : elapsed_us;
+  if (device.reading > 0) stats_.read_us += share_us;
+  if (device.writing > 0) stats_.write_us += share_us;
 }
 
 EngineBase::Device* EngineBase::NextDevice() {
@@ -195,6 +204,7 @@ EngineBase::Slot* EngineBase::Start(Lock&) {
       file.name());
   --num_free_slots_;
   if (device->Idle()) device->progress_us = now_us;
+  CountTime(*device, now_us);
   ++device->num_in_flight;
   device->Direction(op.kind) += piece.bytes;
   ++op.num_in_flight_;
@@ -224,6 +234,7 @@ void EngineBase::Finish(Lock&, Slot& slot, absl::Status status) {
     --device.num_lost;
     return;
   }
+  CountTime(device, device.progress_us);
   --device.num_in_flight;
   device.Direction(slot.kind) -= slot.bytes;
   --op->num_in_flight_;
@@ -293,6 +304,26 @@ absl::Status EngineBase::Wait(IoOp& op) {
   }
   op.state_.store(IoOp::State::kIdle, std::memory_order_relaxed);
   return std::exchange(op.status_, absl::OkStatus());
+}
+
+void EngineBase::WaitAny(std::span<IoOp* const> ops) {
+  const auto any_complete = [ops] {
+    return ops.empty() || !std::ranges::all_of(ops, [](const IoOp* op) { return op->pending(); });
+  };
+  if (any_complete()) return;
+  Lock lock(mutex_);
+  for (IoOp* op : ops) op->waited_for_ = true;
+  while (!any_complete()) {
+    int64_t deadline_us = INT64_MAX;
+    for (IoOp* op : ops) {
+      if (!op->pending()) break;  // since a report opened the lock
+      std::string line;
+      deadline_us = std::min(deadline_us, WatchStall(lock, *op, line));
+      Report(lock, line);
+    }
+    NotifyCompleted(lock);  // others whose ops were given up with these
+    if (!any_complete()) SleepOnWatch(lock, deadline_us);
+  }
 }
 
 IoStats EngineBase::stats() const {

@@ -29,6 +29,7 @@ class EngineBase : public Engine {
   void UnregisterBuffers(std::span<std::byte>) override {}
   void Submit(IoOp& op) override;
   absl::Status Wait(IoOp& op) override;
+  void WaitAny(std::span<IoOp* const> ops) override;
   void Cancel(IoOp& op) override;
   absl::Status Flush(int file) override;
   IoStats stats() const override;
@@ -51,6 +52,7 @@ class EngineBase : public Engine {
     int num_lost = 0;       // pieces that were given up and that the kernel still has
     int64_t reading = 0;    // bytes in flight
     int64_t writing = 0;
+    int64_t counted_us = 0;   // up to when IoStats count the time in flight
     int64_t progress_us = 0;  // when a piece last ended, or one started on an idle device
     bool reported = false;    // since then
   };
@@ -89,6 +91,10 @@ class EngineBase : public Engine {
     return slot.op != nullptr && slot.op->cancelled_ == IoOp::Cancelled::kNo;
   }
   absl::Status FlushStatus(const Slot& slot, int result) const;
+  void CountSubmission(Lock&, int64_t num_calls, int64_t submit_ns) {
+    stats_.submitted_calls += num_calls;
+    stats_.submit_ns += submit_ns;
+  }
   // Wakes the threads that wait for what Finish completed since the last call. Without the lock.
   void NotifyCompleted(Lock& lock);
 
@@ -118,6 +124,8 @@ class EngineBase : public Engine {
   Device& DeviceOf(dev_t id);
   Device* NextDevice();
   bool MayStart(const Device& device) const;
+  // Counts the time that the device's reads and writes were in flight. Before either changes.
+  void CountTime(Device& device, int64_t now_us);
   Slot* FreeSlot();
   void CheckFields(const IoOp& op) const;
   // OK, or why an op cannot even be queued.

@@ -121,6 +121,7 @@ void EngineBase::CancelOp(Lock& lock, IoOp& op, IoOp::Cancelled why) {
 // The kernel keeps the pieces, whose slots stay used until it gives them back; the op ends.
 void EngineBase::GiveUp(IoOp& op) {
   Device& device = *FileAt(op.file).device;
+  CountTime(device, ClockUs());
   op.status_ = EndedEarly(op);
   for (Slot& slot : slots_) {
     if (slot.op != &op) continue;

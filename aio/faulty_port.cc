@@ -49,6 +49,8 @@ class FaultyPort : public IoPort {
     made_up_.push_back({tag, -ECANCELED});
   }
 
+  void Submit() override { inner_->Submit(); }
+
   int Run(std::span<Result> results, int64_t timeout_us) override {
     if (script_->released()) {
       for (Pending& pending : calls_) {

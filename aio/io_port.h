@@ -42,6 +42,9 @@ class IoPort {
   virtual void Queue(const Call& call) = 0;
   // Asks the kernel for a call back. Its result comes all the same: -ECANCELED, or what it was.
   virtual void Cancel(uint32_t tag) = 0;
+  // Hands over what is queued without waiting, so that the time it takes can be told. Optional: Run
+  // hands over what is left.
+  virtual void Submit() {}
   // Hands over what is queued, waits for a result, a Wake or the timeout, and takes as many results
   // as are there and fit; their number.
   virtual int Run(std::span<Result> results, int64_t timeout_us) = 0;
@@ -62,12 +65,6 @@ class IoPort {
   virtual std::string name() const = 0;
 };
 
-enum class RingDrive : uint8_t {
-  // A thread of its own submits and reaps.
-  kOwnThread,
-  // Whoever waits does: nothing happens but in Wait, so one caller sees one order of events.
-  kWaiter,
-};
 // The port is made by the thread that will own it, which some kernels insist on.
 using PortFactory = std::function<absl::StatusOr<std::unique_ptr<IoPort>>()>;
 // An engine over the port that `factory` makes, or the factory's error.

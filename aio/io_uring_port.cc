@@ -85,6 +85,8 @@ class IoUringPort : public IoPort {
     ::io_uring_sqe_set_data64(sqe, kIgnoreTag);
   }
 
+  void Submit() override { ::io_uring_submit(&ring_); }
+
   int Run(std::span<Result> results, int64_t timeout_us) override {
     SubmitAndWait(timeout_us);
     io_uring_cqe* cqe = nullptr;

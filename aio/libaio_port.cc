@@ -76,6 +76,8 @@ class LibaioPort : public IoPort {
     calls_->Cancel(context_, block, &event);
   }
 
+  void Submit() override { SubmitReady(); }
+
   int Run(std::span<Result> results, int64_t timeout_us) override {
     SubmitReady();
     if (!wake_armed_) ArmWake().IgnoreError();

@@ -58,22 +58,6 @@ absl::Status CheckStrict(const EngineOptions& options, const Rung& rung, const s
 
 }  // namespace
 
-std::string_view NameOf(EngineKind kind) {
-  switch (kind) {
-    case EngineKind::kAuto:
-      return "auto";
-    case EngineKind::kIoUring:
-      return "io_uring";
-    case EngineKind::kLibaio:
-      return "libaio";
-    case EngineKind::kThreads:
-      return "threads";
-    case EngineKind::kBuffered:
-      return "buffered";
-  }
-  return "unknown";
-}
-
 absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options, const std::string& folder) {
   std::string why_not_direct;
   if (options.engine != EngineKind::kBuffered) {

@@ -33,6 +33,12 @@ struct PortAndResults {
   std::vector<IoPort::Call> calls;  // ready to be queued
 };
 
+int64_t TimedSubmit(IoPort& port) {
+  const auto begin = std::chrono::steady_clock::now();
+  port.Submit();
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
+}
+
 class RingEngine : public EngineBase {
  public:
   RingEngine(const EngineOptions& options, RingDrive drive, int depth,
@@ -166,15 +172,19 @@ class RingEngine : public EngineBase {
     deadline_us = std::min(deadline_us, StartRetries(now_us));
     if (deadline_us != kNever) timeout_us = std::max<int64_t>(0, deadline_us - now_us);
     PortAndResults& io = *io_;
+    const auto num_calls = static_cast<int64_t>(io.calls.size());
+    const bool timed = options_.time_submissions && num_calls > 0;
     for (const IoPort::Call& call : io.calls) io.port->Queue(call);
     io.calls.clear();
     asleep_ = true;
     lock.unlock();
     if (guard != nullptr) guard->Begin();
+    const int64_t submit_ns = timed ? TimedSubmit(*io.port) : 0;
     const int num_results = io.port->Run(io.results, timeout_us);
     if (guard != nullptr && !guard->End()) return false;
     lock.lock();
     asleep_ = false;
+    if (timed) CountSubmission(lock, num_calls, submit_ns);
     for (int i = 0; i < num_results; ++i) Take(lock, io.results[i]);
     NotifyCompleted(lock);
     return true;
@@ -317,11 +327,11 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateRingEngine(const EngineOptions& op
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> CreateIoUringEngine(const EngineOptions& options) {
-  return CreateRingEngine(options, RingDrive::kOwnThread, OpenIoUringPort);
+  return CreateRingEngine(options, options.drive, OpenIoUringPort);
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> CreateLibaioEngine(const EngineOptions& options) {
-  return CreateRingEngine(options, RingDrive::kOwnThread, [] { return OpenLibaioPort(); });
+  return CreateRingEngine(options, options.drive, [] { return OpenLibaioPort(); });
 }
 
 }  // namespace forebay

@@ -45,6 +45,9 @@ absl::Status CorruptError(std::string_view message) {
 absl::Status EnvironmentError(std::string_view message) {
   return Make(absl::StatusCode::kFailedPrecondition, ExitCode::kEnvironment, message);
 }
+absl::Status RegressedError(std::string_view message) {
+  return Make(absl::StatusCode::kFailedPrecondition, ExitCode::kRegressed, message);
+}
 absl::Status InterruptedError(std::string_view message) {
   return Make(absl::StatusCode::kAborted, ExitCode::kInterrupted, message);
 }

@@ -38,6 +38,7 @@ absl::Status OutOfMemoryError(std::string_view message);
 absl::Status NumericalError(std::string_view message);
 absl::Status CorruptError(std::string_view message);
 absl::Status EnvironmentError(std::string_view message);
+absl::Status RegressedError(std::string_view message);
 absl::Status InterruptedError(std::string_view message);
 
 // The exit code that `status` was made with; kInternal for a status made without one.

@@ -86,6 +86,20 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text) {
   return static_cast<int64_t>(value * scale);
 }
 
+absl::StatusOr<double> ParseDuration(std::string_view text) {
+  const absl::Status error = UsageError(fmt::format(
+      "'{}' is not a time; write a number with ms, s, m or h, for example 30s or 500ms", text));
+  double value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code != std::errc() || !(value >= 0)) return error;
+  const std::string_view unit(end, text.size() - static_cast<size_t>(end - text.data()));
+  if (unit.empty() || unit == "s") return value;
+  if (unit == "ms") return value / 1000;
+  if (unit == "m") return value * 60;
+  if (unit == "h") return value * 3600;
+  return error;
+}
+
 std::string NearestName(std::string_view name, const std::vector<std::string>& candidates) {
   std::string best;
   int best_distance = static_cast<int>(std::max<size_t>(2, name.size() / 3)) + 1;

@@ -363,4 +363,14 @@ absl::StatusOr<DecoderConfig> ReadDecoderConfig(const std::string& model_directo
   return ParseDecoderConfig(json, path);
 }
 
+absl::StatusOr<DecoderConfig> ReadDecoderConfigAt(const std::string& path) {
+  if (IsDirectory(path)) return ReadDecoderConfig(path);
+  if (!FileExists(path)) {
+    return BadInputError(fmt::format(
+        "'{}' does not exist. Name a config.json, or the folder of a model that holds one", path));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigFileBytes));
+  return ParseDecoderConfig(json, path);
+}
+
 }  // namespace forebay

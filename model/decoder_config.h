@@ -108,6 +108,8 @@ enum class TensorRole : int {
 // was read and what is supported.
 absl::StatusOr<DecoderConfig> ParseDecoderConfig(const Json& json, std::string_view source);
 absl::StatusOr<DecoderConfig> ReadDecoderConfig(const std::string& model_directory);
+// `path`: the folder of a model, or its config.json alone.
+absl::StatusOr<DecoderConfig> ReadDecoderConfigAt(const std::string& path);
 
 // Layers in order: 0 "embed"; 1..num_layers "layers.<i>"; num_layers+1 "head" (final norm, and the
 // output projection when it is not tied).

@@ -1,11 +1,7 @@
 set(MODEL_io_SOURCES
   checkpoint_reader.cc
   checkpoint_source.cc
-  config_fields.cc
   convert_floats.cc
-  decoder_config.cc
-  families.cc
-  inventory.cc
   json_scanner.cc
   match_checkpoint.cc
   model_folder.cc

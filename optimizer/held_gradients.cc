@@ -30,10 +30,12 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
   return places;
 }
 
-HeldGradients::HeldGradients(bool is_bf16, const Placement& placement, TensorStore* store,
+HeldGradients::HeldGradients(bool is_bf16, const Placement& placement,
+                             const TileArithmetic* arithmetic, TensorStore* store,
                              std::vector<std::span<std::byte>> staging)
     : is_bf16_(is_bf16),
       placement_(placement),
+      arithmetic_(arithmetic),
       store_(store),
       places_(PlaceGradients(placement, store->tiles(), is_bf16 ? 2 : 4)),
       staging_(std::move(staging)),
@@ -53,10 +55,10 @@ HeldGradients::HeldGradients(bool is_bf16, const Placement& placement, TensorSto
 }
 
 absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
-    bool is_bf16, const Placement& placement, TensorStore* store, MemoryBudget* budget,
-    std::vector<std::span<std::byte>> staging) {
+    bool is_bf16, const Placement& placement, const TileArithmetic* arithmetic, TensorStore* store,
+    MemoryBudget* budget, std::vector<std::span<std::byte>> staging) {
   std::unique_ptr<HeldGradients> held(
-      new HeldGradients(is_bf16, placement, store, std::move(staging)));
+      new HeldGradients(is_bf16, placement, arithmetic, store, std::move(staging)));
   if (held->places_.host_bytes > 0) {
     FOREBAY_ASSIGN_OR_RETURN(
         held->host_, HostBuffer::Create(budget, "gradients held", held->places_.host_bytes));
@@ -96,11 +98,8 @@ void HeldGradients::Round(std::span<const float> gradient, int64_t first, int64_
     const int64_t end = std::min(num_blocks, (task + 1) * kBlocksPerTask);
     for (int64_t block = task * kBlocksPerTask; block < end; ++block) {
       const int64_t offset = block * kNormBlockElems;
-      const float* from = gradient.data() + first + offset;
-      block_sums_[first / kNormBlockElems + block] =
-          is_bf16_
-              ? RoundAndSumSquares(from, kNormBlockElems, reinterpret_cast<Bf16*>(to) + offset)
-              : CopyAndSumSquares(from, kNormBlockElems, reinterpret_cast<float*>(to) + offset);
+      block_sums_[first / kNormBlockElems + block] = arithmetic_->RoundGradient(
+          gradient.data() + first + offset, is_bf16_, to + offset * elem_bytes());
     }
   });
 }

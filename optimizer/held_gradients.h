@@ -14,6 +14,7 @@
 #include "forebay/base/parallel.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/optimizer/decay_runs.h"
+#include "forebay/optimizer/tile_arithmetic.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/tensor_store.h"
 
@@ -38,8 +39,8 @@ class HeldGradients {
   // spills a layer. They are used from Hand until Finish or Abandon returns. Everything pointed to
   // must outlive it. Requires: the store's gradient area has GradientPlaces::area_bytes.
   static absl::StatusOr<std::unique_ptr<HeldGradients>> Create(
-      bool is_bf16, const Placement& placement, TensorStore* store, MemoryBudget* budget,
-      std::vector<std::span<std::byte>> staging);
+      bool is_bf16, const Placement& placement, const TileArithmetic* arithmetic,
+      TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging);
   ~HeldGradients();
   HeldGradients(const HeldGradients&) = delete;
   HeldGradients& operator=(const HeldGradients&) = delete;
@@ -61,8 +62,8 @@ class HeldGradients {
   void StartReadTile(const Tile& tile, std::span<std::byte> buffer, IoOp& op) const;
 
  private:
-  HeldGradients(bool is_bf16, const Placement& placement, TensorStore* store,
-                std::vector<std::span<std::byte>> staging);
+  HeldGradients(bool is_bf16, const Placement& placement, const TileArithmetic* arithmetic,
+                TensorStore* store, std::vector<std::span<std::byte>> staging);
   int64_t elem_bytes() const { return is_bf16_ ? 2 : 4; }
   int64_t Bytes(const Tile& tile) const { return tile.num_elems * elem_bytes(); }
   // In host_ or in the gradient area.
@@ -77,6 +78,7 @@ class HeldGradients {
 
   const bool is_bf16_;
   const Placement& placement_;
+  const TileArithmetic* const arithmetic_;
   TensorStore* const store_;
   const GradientPlaces places_;
   HostBuffer host_;

@@ -48,6 +48,9 @@ struct OffloadedAdamW::Impl {
   absl::Status LoadHostState(MemoryBudget* budget);
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
   void RunKernel(const AdamWTile& whole, const Tile& tile);
+  const TileArithmetic& arithmetic() const {
+    return options.arithmetic != nullptr ? *options.arithmetic : adamw;
+  }
   bool AnyIsDue() const;
   absl::Status Failure() const {
     std::lock_guard lock(mutex);
@@ -55,6 +58,7 @@ struct OffloadedAdamW::Impl {
   }
 
   const OffloadedAdamWOptions options;
+  const AdamWArithmetic adamw;
   const Placement placement;
   TensorStore* const store;
   const TileMap& tiles;
@@ -83,6 +87,7 @@ struct OffloadedAdamW::Impl {
 OffloadedAdamW::Impl::Impl(const OffloadedAdamWOptions& options_in, const Placement& placement_in,
                            TensorStore* store_in)
     : options(options_in),
+      adamw(options_in.adamw),
       placement(placement_in),
       store(store_in),
       tiles(store_in->tiles()),
@@ -109,7 +114,7 @@ int64_t OffloadedAdamW::GradientAreaBytes(const OffloadedAdamWOptions& options,
 absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(
     const OffloadedAdamWOptions& options, const Placement& placement, TensorStore* store,
     MemoryBudget* budget) {
-  FOREBAY_CHECK(options.adamw.eps > 0 && options.num_staging_tiles >= 2);
+  FOREBAY_CHECK(options.num_staging_tiles >= 2);
   FOREBAY_CHECK(static_cast<int>(placement.state.size()) == store->tiles().num_tiles());
   auto impl = std::make_unique<Impl>(options, placement, store);
   FOREBAY_RETURN_IF_ERROR(impl->MakeStaging(budget));
@@ -117,9 +122,10 @@ absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(
   // The staging buffers of gradients serve both ways: spilling ends before the first read.
   std::vector<std::span<std::byte>> gradient_staging;
   for (const StagingBuffer& buffer : impl->staging) gradient_staging.push_back(buffer.gradient);
-  FOREBAY_ASSIGN_OR_RETURN(impl->gradients,
-                           HeldGradients::Create(options.gradient_is_bf16, impl->placement, store,
-                                                 budget, std::move(gradient_staging)));
+  FOREBAY_ASSIGN_OR_RETURN(
+      impl->gradients,
+      HeldGradients::Create(options.gradient_is_bf16, impl->placement, &impl->arithmetic(), store,
+                            budget, std::move(gradient_staging)));
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
                                                impl->gradients.get(), impl->writes.get());
@@ -302,8 +308,7 @@ void OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, const Tile& tile) {
                                 [](int64_t elem, const DecayRun& r) { return elem < r.end_elem; });
     for (int64_t first = begin; first < end; ++run) {
       const int64_t run_end = std::min(end, run->end_elem);
-      AdamWSimd(options.adamw, step,
-                Part(whole, first - tile.first_elem, run_end - first, run->decay));
+      arithmetic().Update(step, Part(whole, first - tile.first_elem, run_end - first, run->decay));
       first = run_end;
     }
   });

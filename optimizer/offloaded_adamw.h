@@ -1,6 +1,7 @@
 // The out-of-core optimizer: holds finished gradients until their global norm is known, then
 // updates each layer's tiles as the swapper brings the layer in for the next forward pass
-// (swap/swapper.h), reading state ahead and writing behind.
+// (swap/swapper.h), reading state ahead and writing behind. What is computed on a tile is behind
+// tile_arithmetic.h.
 //
 //   backward:  Hand(layer, gradient) for every layer      rounds once, adds to the norm, holds in
 //   RAM or spills then:      FinishBackward() -> norm; BeginUpdate(scalars)   every layer's update
@@ -18,6 +19,7 @@
 #include "forebay/base/parallel.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/optimizer/adamw.h"
+#include "forebay/optimizer/tile_arithmetic.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/swapper.h"
 #include "forebay/swap/tensor_store.h"
@@ -26,6 +28,8 @@ namespace forebay {
 
 struct OffloadedAdamWOptions {
   AdamWConfig adamw;
+  // What is computed instead of AdamW; must outlive the optimizer. nullptr: AdamW as above.
+  const TileArithmetic* arithmetic = nullptr;
   bool gradient_is_bf16 = true;  // what Hand rounds to; else fp32
   int num_threads = 1;           // of the update
   int num_staging_tiles = 4;     // state tiles in flight; >= 2

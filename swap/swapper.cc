@@ -22,34 +22,6 @@ namespace {
 
 constexpr int kMaxLeases = 2;
 
-// Which buffers may hold a layer.
-enum class BufferClass : uint8_t { kBlock, kLarge, kResident };
-constexpr int kNumWindowClasses = 2;
-
-// The sizes that `options` and the layers' sizes ask for.
-struct WindowShape {
-  int64_t block_bytes = 0;
-  int64_t large_bytes = 0;  // 0: every layer fits a block buffer
-};
-
-int64_t LayerBytes(const TileMap& tiles, int layer) {
-  return tiles.layer_elems(layer) * WeightBytesPerElem(tiles.layout());
-}
-
-WindowShape ShapeOf(const SwapperOptions& options, const TileMap& tiles) {
-  WindowShape shape;
-  int64_t largest_bytes = 0;
-  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
-    const int64_t bytes = LayerBytes(tiles, layer);
-    largest_bytes = std::max(largest_bytes, bytes);
-    if (layer >= options.first_block_layer && layer <= options.last_block_layer) {
-      shape.block_bytes = std::max(shape.block_bytes, bytes);
-    }
-  }
-  if (largest_bytes > shape.block_bytes) shape.large_bytes = largest_bytes;
-  return shape;
-}
-
 }  // namespace
 
 // Who touches what: everything is the staging thread's, except what is marked "mutex", which both
@@ -71,6 +43,7 @@ struct Swapper::Impl {
     bool in_write_back = false;   // AwaitWriteBack is still to be called
     int num_users = 0;            // mutex: accesses and leases that need it
     int num_exposed = 0;          // mutex: those of them that are ready or lent
+    int64_t last_use = 0;         // mutex: by num_uses
   };
   struct Lease {
     int layer = -1;
@@ -111,7 +84,8 @@ struct Swapper::Impl {
     return store->inventory().layers()[layer].name;
   }
   std::span<std::byte> WeightsIn(const Buffer& buffer, int layer) const {
-    return buffer.memory.bytes().first(static_cast<size_t>(LayerBytes(store->tiles(), layer)));
+    return buffer.memory.bytes().first(
+        static_cast<size_t>(LayerWeightBytes(store->tiles(), layer)));
   }
 
   TensorStore* const store;
@@ -129,6 +103,7 @@ struct Swapper::Impl {
   Command command = Command::kNone;  // mutex
   AccessQueue announced;             // mutex
   std::vector<Lease> leases;         // mutex
+  int64_t num_uses = 0;              // mutex: accesses that have ended
   absl::Status failure;              // mutex: the first error; nothing is staged after it
   SwapperStats stats;                // mutex
   std::thread thread;
@@ -152,14 +127,11 @@ absl::Status Swapper::Impl::AddBuffer(BufferClass buffer_class, int64_t bytes, i
 absl::Status Swapper::Impl::MakeBuffers(const SwapperOptions& options, const Placement& placement,
                                         MemoryBudget* budget) {
   const TileMap& tiles = store->tiles();
-  const WindowShape shape = ShapeOf(options, tiles);
+  const WindowShape shape = WindowShapeOf(options, tiles);
+  class_of_layer = BufferClassesOf(options, placement, tiles);
   int max_tiles = 0;
   for (int layer = 0; layer < tiles.num_layers(); ++layer) {
     max_tiles = std::max(max_tiles, tiles.first_tile(layer + 1) - tiles.first_tile(layer));
-    const bool fits_block = LayerBytes(tiles, layer) <= shape.block_bytes;
-    class_of_layer.push_back(placement.weights[layer] == Tier::kHost ? BufferClass::kResident
-                             : fits_block                            ? BufferClass::kBlock
-                                                                     : BufferClass::kLarge);
   }
   for (int i = 0; i < options.num_block_buffers; ++i) {
     FOREBAY_RETURN_IF_ERROR(AddBuffer(BufferClass::kBlock, shape.block_bytes, max_tiles, budget));
@@ -171,7 +143,7 @@ absl::Status Swapper::Impl::MakeBuffers(const SwapperOptions& options, const Pla
   for (int layer = 0; layer < tiles.num_layers(); ++layer) {
     if (ClassOf(layer) != BufferClass::kResident) continue;
     FOREBAY_RETURN_IF_ERROR(
-        AddBuffer(BufferClass::kResident, LayerBytes(tiles, layer), max_tiles, budget));
+        AddBuffer(BufferClass::kResident, LayerWeightBytes(tiles, layer), max_tiles, budget));
     buffers.back().layer = layer;
     buffer_of_layer[layer] = static_cast<int>(buffers.size()) - 1;
   }
@@ -315,9 +287,11 @@ int Swapper::Impl::ChooseBuffer(BufferClass buffer_class, int64_t position, Acce
     if (buffer.buffer_class != buffer_class || buffer.num_users > 0) continue;
     if (buffer.layer < 0) return static_cast<int>(i);
     const int64_t use = NextUse(buffer.layer, position, queue);
-    // Between equals, one that need not be waited for.
-    const bool better = use > chosen_use || (use == chosen_use && buffers[chosen].in_write_back &&
-                                             !buffer.in_write_back);
+    // Between equals the one whose use lies longest ago. Buffers are released in that order, so the
+    // choice does not depend on how many of them are free by now: a step reads the same layers
+    // however fast the disk is (step_schedule.h counts on it).
+    const bool better =
+        use > chosen_use || (use == chosen_use && buffer.last_use < buffers[chosen].last_use);
     if (!better) continue;
     chosen = static_cast<int>(i);
     chosen_use = use;
@@ -377,6 +351,7 @@ void Swapper::Impl::ApplyDueUpdates(Lock& lock) {
     Buffer& buffer = buffers[updates.PopReady().buffer];
     --buffer.num_users;
     --buffer.num_exposed;
+    buffer.last_use = ++num_uses;
   }
   lock.unlock();
   absl::Status status;
@@ -421,7 +396,7 @@ Swapper::~Swapper() {
 }
 
 int64_t Swapper::WindowBytes(const SwapperOptions& options, const TileMap& tiles) {
-  const WindowShape shape = ShapeOf(options, tiles);
+  const WindowShape shape = WindowShapeOf(options, tiles);
   return options.num_block_buffers * shape.block_bytes +
          options.num_large_buffers * shape.large_bytes;
 }
@@ -486,6 +461,7 @@ void Swapper::Release(int layer) {
     Impl::Buffer& buffer = impl_->buffers[lease->buffer];
     --buffer.num_users;
     --buffer.num_exposed;
+    buffer.last_use = ++impl_->num_uses;
     impl_->leases.erase(lease);
     impl_->wake_requested = true;
   }

@@ -20,6 +20,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/swap/window.h"
 
 namespace forebay {
 
@@ -36,14 +37,6 @@ class TileUpdater {
   // borrowed for the write-back until AwaitWriteBack(layer) returns.
   virtual absl::Status UpdateLayer(int layer, std::span<std::byte> weights) = 0;
   virtual absl::Status AwaitWriteBack(int layer) = 0;
-};
-
-struct SwapperOptions {
-  int num_block_buffers = 3;  // window buffers for ordinary layers; >= 2 (one lent, one arriving)
-  int num_large_buffers =
-      1;  // for layers larger than the largest block (embedding, output projection); >= 1
-  int first_block_layer = 1;  // layers in [first, last] are ordinary: they share the block buffers
-  int last_block_layer = 1;
 };
 
 struct SwapperStats {

@@ -74,6 +74,7 @@ absl::Status TensorStore::Impl::OpenFiles(bool create) {
     FOREBAY_ASSIGN_OR_RETURN(DirectFile file,
                              OpenDirectFile(path, {.create = create,
                                                    .size_bytes = create ? spec.size_bytes : 0,
+                                                   .reserve = reserve_space,
                                                    .direct = engine->direct()}));
     FOREBAY_RETURN_IF_ERROR(AddFile(std::move(file), path, *spec.number));
   }
@@ -289,8 +290,11 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd lock, ClaimFolder(options.directory));
   auto impl = std::make_unique<Impl>(options.directory, engine, std::move(manifest));
   impl->lock = std::move(lock);
-  absl::Status status =
-      CheckFreeSpace(options.directory, DiskBytes(impl->tiles, options.gradient_area_bytes));
+  impl->reserve_space = !options.unfilled;
+  impl->has_commit = options.unfilled;
+  const int64_t needed_bytes =
+      options.unfilled ? 0 : DiskBytes(impl->tiles, options.gradient_area_bytes);
+  absl::Status status = CheckFreeSpace(options.directory, needed_bytes);
   if (status.ok()) status = impl->OpenFiles(/*create=*/true);
   if (status.ok()) status = impl->EnsureGradientArea(options.gradient_area_bytes);
   if (status.ok()) status = impl->FlushAll();
@@ -336,6 +340,7 @@ absl::Status TensorStore::Impl::EnsureGradientArea(int64_t size_bytes) {
   // Through a descriptor of its own, so that an area in use stays in use when this fails.
   FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {.create = !FileExists(path),
                                                                   .size_bytes = needed_bytes,
+                                                                  .reserve = reserve_space,
                                                                   .direct = engine->direct()}));
   if (gradients_file >= 0) {
     engine->RemoveFile(gradients_file);  // and with it the lock on the file

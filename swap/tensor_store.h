@@ -30,6 +30,10 @@ struct StoreOptions {
   int64_t tile_elems = kDefaultTileElems;
   // As EnsureGradientArea.
   int64_t gradient_area_bytes = 0;
+  // For measurements alone: a store at step 0 whose tiles were never written, in files that have
+  // their length but no space. What is read from it is whatever `engine` finds there
+  // (aio/folding_engine.h).
+  bool unfilled = false;
 };
 
 // What a commit carries for a resume. `trainer` is the trainer's own object (data position, RNG,

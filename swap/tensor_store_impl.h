@@ -82,6 +82,7 @@ struct TensorStore::Impl {
   int gradients_file = -1;
   int commit_file = -1;
   int64_t gradient_area_bytes = 0;
+  bool reserve_space = true;
   std::string why_not_direct;
 
   bool has_commit = false;

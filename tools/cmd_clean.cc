@@ -2,7 +2,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/base/json.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 #include "forebay/train/run_folder.h"
 
 namespace forebay {

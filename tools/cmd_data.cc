@@ -1,7 +1,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/data/data_program.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 
 namespace forebay {
 

@@ -1,6 +1,6 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 #include "forebay/tools/model_flags.h"
 #include "forebay/tools/progress_line.h"
 #include "forebay/train/evaluate_model.h"

@@ -6,7 +6,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 #include "forebay/tools/number_checks.h"
 #include "forebay/tools/progress_line.h"
 #include "forebay/train/init_model.h"

@@ -1,7 +1,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 #include "forebay/train/inspect.h"
 
 namespace forebay {

@@ -1,8 +1,9 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 #include "forebay/tools/option_flags.h"
+#include "forebay/train/disk_profile.h"
 #include "forebay/train/plan.h"
 #include "forebay/train/resolve_options.h"
 
@@ -27,6 +28,10 @@ class PlanCommand : public Command {
     MachineLimits limits = AskMachine(options);
     // With --ram the question may be about another machine than this one.
     if (options.ram_bytes > 0) limits.available_memory_bytes = 0;
+    FOREBAY_ASSIGN_OR_RETURN(const DiskProfile profile,
+                             ReadDiskProfile(options.bench, SwapFolderOf(options)));
+    if (!profile.warning.empty()) fmt::print(stderr, "forebay: warning: {}\n", profile.warning);
+    AddRates(profile, limits);
     FOREBAY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, options, limits));
     fmt::print("{}", context.json ? ToJson(plan).dump(2) + "\n" : FormatPlan(plan, model, options));
     return absl::OkStatus();

@@ -1,7 +1,7 @@
 #include <unistd.h>
 
 #include "forebay/base/errors.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 #include "forebay/tools/option_flags.h"
 #include "forebay/tools/stop_signal.h"
 #include "forebay/tools/train_output.h"
@@ -19,7 +19,7 @@ class TrainCommand : public Command {
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
                              ResolveOptions(flags_.Inputs(context), OptionsUse::kTrain));
-    CatchStopSignals();
+    CatchStopSignals("\nforebay: stopping after the running step; once more ends at once\n");
     TrainOutputOptions output_options;
     output_options.json = context.json;
     output_options.live = ::isatty(STDERR_FILENO) == 1;

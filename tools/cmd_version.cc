@@ -1,6 +1,6 @@
 #include "fmt/format.h"
 #include "forebay/base/json.h"
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 
 namespace forebay {
 namespace {

@@ -1,5 +1,5 @@
-// The commands of `forebay`: one file each (cmd_*.cc), listed in commands.cc, run by
-// command_line.cc.
+// The commands of a program: one file each (cmd_*.cc), listed in one table, run by command_line.cc.
+// Shared by `forebay` and `swap-bench`.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ namespace forebay {
 
 // What every command is given beside its own flags.
 struct CommandContext {
-  bool json = false;  // --format=json: results and errors as JSON documents on stdout
+  std::string format;  // of Program::formats
+  bool json = false;   // format is "json": results and errors as documents on stdout
   std::vector<std::string> unknown_flags;  // as typed; empty unless the command reports them itself
 };
 
@@ -34,22 +35,21 @@ struct CommandEntry {
   std::string name;
   std::string summary;  // one line for the overview
   std::string example;  // under the command's help
-  std::unique_ptr<Command> (*make)();
+  std::unique_ptr<Command> (*make)() = nullptr;
+  // Instead of `make`: takes the arguments as they are and returns the exit code.
+  int (*forward)(const std::vector<std::string>& args) = nullptr;
 };
-// In the order of the overview. `data` is not among them: it forwards its arguments as they are
-// (data_command.h).
-const std::vector<CommandEntry>& Commands();
 
-std::unique_ptr<Command> MakeTrainCommand();
-std::unique_ptr<Command> MakePlanCommand();
-std::unique_ptr<Command> MakeGenerateCommand();
-std::unique_ptr<Command> MakeEvalCommand();
-std::unique_ptr<Command> MakeInspectCommand();
-std::unique_ptr<Command> MakeInitCommand();
-std::unique_ptr<Command> MakeCleanCommand();
-std::unique_ptr<Command> MakeVersionCommand();
-
-// Runs `forebay-data` with these arguments on our terminal and returns its exit code.
-int RunDataCommand(const std::vector<std::string>& args);
+struct Program {
+  std::string name;                    // "forebay"
+  std::string version;                 // printed by --version where there is no such command
+  std::string about;                   // the first lines of the overview
+  std::vector<CommandEntry> commands;  // in the order of the overview
+  std::vector<std::string> formats;    // of --format, the default first; "json" is among them
+  std::string exit_codes;              // for --help
+  std::string out_of_memory_advice;    // "use a smaller --ram"
+  // The command that is meant when the first argument names none but a folder or a flag; "": none.
+  std::string default_command;
+};
 
 }  // namespace forebay

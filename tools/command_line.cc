@@ -7,35 +7,28 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/base/json.h"
-#include "forebay/tools/command.h"
 
 namespace forebay {
 namespace {
 
-constexpr char kDataName[] = "data";
-constexpr char kDataSummary[] = "show, check and pack training data";
-
-std::vector<std::string> CommandNames() {
-  std::vector<std::string> names = {kDataName, "help"};
-  for (const CommandEntry& entry : Commands()) names.push_back(entry.name);
+std::vector<std::string> CommandNames(const Program& program) {
+  std::vector<std::string> names = {"help"};
+  for (const CommandEntry& entry : program.commands) names.push_back(entry.name);
   return names;
 }
 
-std::string Overview() {
-  std::string text =
-      "forebay trains language models whose state is larger than RAM: weights and optimizer state "
-      "live on NVMe\n"
-      "and stream through memory layer by layer.\n\nUsage: forebay COMMAND [FLAGS]\n\nCommands:\n";
-  for (const CommandEntry& entry : Commands()) {
+std::string Overview(const Program& program) {
+  std::string text = program.about + "\nCommands:\n";
+  for (const CommandEntry& entry : program.commands) {
     text += fmt::format("  {:<10}{}\n", entry.name, entry.summary);
-    if (entry.name == "train") text += fmt::format("  {:<10}{}\n", kDataName, kDataSummary);
   }
-  return text +
-         "\n'forebay COMMAND --help' lists the flags of a command; hyphens and underscores are the "
-         "same in them.\n\n" +
-         ExitCodeHelp();
+  return text + fmt::format(
+                    "\n'{} COMMAND --help' lists the flags of a command; hyphens and underscores "
+                    "are the same in them.\n\n{}",
+                    program.name, program.exit_codes);
 }
 
 bool WantsJson(const std::vector<std::string>& args) {
@@ -47,12 +40,12 @@ bool WantsJson(const std::vector<std::string>& args) {
 }
 
 // Prints `status` when it is an error and returns its exit code.
-int Report(const absl::Status& status, bool json) {
+int Report(const Program& program, const absl::Status& status, bool json) {
   if (status.ok()) return static_cast<int>(ExitCode::kOk);
   const int code = static_cast<int>(ExitCodeOf(status));
   const bool interrupted = ExitCodeOf(status) == ExitCode::kInterrupted;
   std::fflush(stdout);
-  fmt::print(stderr, "forebay: {}{}\n", interrupted ? "" : "error: ", MessageOf(status));
+  fmt::print(stderr, "{}: {}{}\n", program.name, interrupted ? "" : "error: ", MessageOf(status));
   if (json) {
     const Json error = {{"error", {{"message", MessageOf(status)}, {"exit_code", code}}}};
     // Paths in messages may hold any bytes.
@@ -79,7 +72,8 @@ std::vector<std::string> UnknownFlags(const CLI::App& app) {
   return flags;
 }
 
-absl::Status UnknownArguments(const CLI::App& app, const std::vector<std::string>& flags,
+absl::Status UnknownArguments(const Program& program, const CLI::App& app,
+                              const std::vector<std::string>& flags,
                               const std::vector<std::string>& rest) {
   std::string message;
   for (const std::string& flag : flags) {
@@ -89,21 +83,23 @@ absl::Status UnknownArguments(const CLI::App& app, const std::vector<std::string
                            nearest.empty() ? "" : fmt::format("; did you mean '--{}'?", nearest));
   }
   if (message.empty()) message = fmt::format("unexpected argument '{}'", rest.front());
-  return UsageError(message +
-                    fmt::format("\n  'forebay {} --help' lists all flags", app.get_name()));
+  return UsageError(
+      message + fmt::format("\n  '{} {} --help' lists all flags", program.name, app.get_name()));
 }
 
 // Parses and runs one command. CLI11 reports by exceptions; they end here.
-absl::Status ParseAndRun(const CommandEntry& entry, std::vector<std::string> args) {
+absl::Status ParseAndRun(const Program& program, const CommandEntry& entry,
+                         std::vector<std::string> args) {
   CLI::App app(entry.summary, entry.name);
   app.allow_extras();
   app.get_formatter()->column_width(34);
-  app.footer(fmt::format("\nExample:\n  {}\n\n{}", entry.example, ExitCodeHelp()));
+  app.footer(fmt::format("\nExample:\n  {}\n\n{}", entry.example, program.exit_codes));
   const std::unique_ptr<Command> command = entry.make();
   command->Declare(app);
-  std::string format = "text";
-  app.add_option("--format", format, "of results and errors (default: text)")
-      ->type_name("text|json")
+  const std::string formats = fmt::format("{}", fmt::join(program.formats, "|"));
+  std::string format = program.formats.front();
+  app.add_option("--format", format, fmt::format("of results and errors (default: {})", format))
+      ->type_name(formats)
       ->take_last();
   std::ranges::reverse(args);  // as CLI11 wants them
   try {
@@ -114,31 +110,33 @@ absl::Status ParseAndRun(const CommandEntry& entry, std::vector<std::string> arg
   } catch (const CLI::RequiredError& error) {
     // A required flag that was mistyped is both missing and unknown; the typing error says more.
     const std::vector<std::string> flags = UnknownFlags(app);
-    if (!flags.empty()) return UnknownArguments(app, flags, app.remaining());
+    if (!flags.empty()) return UnknownArguments(program, app, flags, app.remaining());
     return UsageError(
-        fmt::format("{}. 'forebay {} --help' lists all flags", error.what(), entry.name));
+        fmt::format("{}. '{} {} --help' lists all flags", error.what(), program.name, entry.name));
   } catch (const CLI::ParseError& error) {
     return UsageError(
-        fmt::format("{}. 'forebay {} --help' lists all flags", error.what(), entry.name));
+        fmt::format("{}. '{} {} --help' lists all flags", error.what(), program.name, entry.name));
   }
-  if (format != "text" && format != "json") {
-    return UsageError(fmt::format("--format is '{}'; allowed: text or json", format));
+  if (std::ranges::find(program.formats, format) == program.formats.end()) {
+    return UsageError(
+        fmt::format("--format is '{}'; allowed: {}", format, fmt::join(program.formats, " or ")));
   }
   CommandContext context;
+  context.format = format;
   context.json = format == "json";
   const std::vector<std::string> rest = app.remaining();
   context.unknown_flags = UnknownFlags(app);
   if (!rest.empty() && (context.unknown_flags.empty() || !command->ReportsUnknownFlags())) {
-    return UnknownArguments(app, context.unknown_flags, rest);
+    return UnknownArguments(program, app, context.unknown_flags, rest);
   }
   return command->Run(context);
 }
 
-absl::Status UnknownCommand(const std::string& name) {
-  const std::string nearest = NearestName(name, CommandNames());
-  return UsageError(
-      fmt::format("unknown command '{}'{}\n  'forebay --help' lists all commands", name,
-                  nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest)));
+absl::Status UnknownCommand(const Program& program, const std::string& name) {
+  const std::string nearest = NearestName(name, CommandNames(program));
+  return UsageError(fmt::format("unknown command '{}'{}\n  '{} --help' lists all commands", name,
+                                nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest),
+                                program.name));
 }
 
 bool IsUtf8(const std::string& text) {
@@ -161,20 +159,39 @@ absl::Status CheckText(const std::vector<std::string>& args) {
   return absl::OkStatus();
 }
 
-int Dispatch(const std::vector<std::string>& args) {
+// Whether the default command is meant: `first` is a flag or looks like a path, or is nothing like
+// the name of a command.
+bool MeansDefault(const Program& program, const std::string& first) {
+  if (program.default_command.empty()) return false;
+  return first.starts_with("-") || first.find('/') != std::string::npos || IsDirectory(first) ||
+         NearestName(first, CommandNames(program)).empty();
+}
+
+int Dispatch(const Program& program, const std::vector<std::string>& args) {
   const std::string name = args.empty() ? "" : args[0];
   if (name.empty() || name == "help" || name == "--help" || name == "-h") {
-    fmt::print(name.empty() ? stderr : stdout, "{}", Overview());
+    fmt::print(name.empty() ? stderr : stdout, "{}", Overview(program));
     return static_cast<int>(name.empty() ? ExitCode::kUsage : ExitCode::kOk);
   }
-  const std::vector<std::string> rest(args.begin() + 1, args.end());
-  if (name == kDataName) return RunDataCommand(rest);
-  const std::string command = name == "--version" ? "version" : name;
-  const auto entry = std::ranges::find(Commands(), command, &CommandEntry::name);
+  const auto find = [&](const std::string& command) {
+    return std::ranges::find(program.commands, command, &CommandEntry::name);
+  };
+  const auto none = program.commands.end();
+  auto entry = find(name == "--version" ? "version" : name);
+  if (name == "--version" && entry == none) {
+    fmt::print("{} {}\n", program.name, program.version);
+    return static_cast<int>(ExitCode::kOk);
+  }
+  std::vector<std::string> rest(args.begin() + 1, args.end());
+  if (entry == none && MeansDefault(program, name)) {
+    entry = find(program.default_command);
+    rest = args;
+  }
   const bool json = WantsJson(rest);
-  if (entry == Commands().end()) return Report(UnknownCommand(name), json);
-  if (const absl::Status text = CheckText(rest); !text.ok()) return Report(text, json);
-  return Report(ParseAndRun(*entry, NormalizeFlags(rest)), json);
+  if (entry == none) return Report(program, UnknownCommand(program, name), json);
+  if (entry->forward != nullptr) return entry->forward(rest);
+  if (const absl::Status text = CheckText(rest); !text.ok()) return Report(program, text, json);
+  return Report(program, ParseAndRun(program, *entry, NormalizeFlags(rest)), json);
 }
 
 }  // namespace
@@ -190,27 +207,16 @@ std::vector<std::string> NormalizeFlags(const std::vector<std::string>& args) {
   return normalized;
 }
 
-std::string ExitCodeHelp() {
-  return "Exit codes:\n"
-         "  0 done   1 internal error (please report)   2 command line or configuration\n"
-         "  3 model or data invalid   4 does not fit (memory or disk; nothing was started)\n"
-         "  5 storage I/O failed   6 out of memory   7 numerical failure\n"
-         "  8 checkpoint or store corrupt or incompatible   9 environment (missing program, run in "
-         "use)\n"
-         "  75 stopped on request, resumable   130 ended at once by a second signal\n";
-}
-
-int RunCommandLine(const std::vector<std::string>& args) {
+int RunCommandLine(const Program& program, const std::vector<std::string>& args) {
   try {
-    return Dispatch(args);
+    return Dispatch(program, args);
   } catch (const std::bad_alloc&) {
-    fmt::print(
-        stderr,
-        "forebay: error: out of memory. Free memory on this machine, or use a smaller --ram\n");
+    fmt::print(stderr, "{}: error: out of memory. Free memory on this machine, or {}\n",
+               program.name, program.out_of_memory_advice);
     return static_cast<int>(ExitCode::kOutOfMemory);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "forebay: internal error: {}. This is a bug in forebay; please report it\n",
-               error.what());
+    fmt::print(stderr, "{}: internal error: {}. This is a bug in forebay; please report it\n",
+               program.name, error.what());
     return static_cast<int>(ExitCode::kInternal);
   }
 }

@@ -1,12 +1,15 @@
-#include "forebay/tools/command.h"
+#include "forebay/tools/commands.h"
 
 namespace forebay {
 
-const std::vector<CommandEntry>& Commands() {
-  static const std::vector<CommandEntry> commands = {
+namespace {
+
+std::vector<CommandEntry> ForebayCommands() {
+  return {
       {"train", "fine-tune a model, with its state on NVMe inside a memory budget",
        "forebay train --model=models/smollm2 --data=book.txt --out=runs/book --ram=1GiB --steps=60",
        MakeTrainCommand},
+      {"data", "show, check and pack training data", "", nullptr, RunDataCommand},
       {"plan", "what a run would need: bytes per tier, fits or not",
        "forebay plan models/smollm2 --ram=1GiB --batch=4 --seq=256", MakePlanCommand},
       {"generate", "continue a prompt or answer a chat message",
@@ -21,7 +24,33 @@ const std::vector<CommandEntry>& Commands() {
       {"clean", "give the swap space of a run back", "forebay clean runs/book", MakeCleanCommand},
       {"version", "the version of forebay", "forebay version", MakeVersionCommand},
   };
-  return commands;
+}
+
+constexpr char kExitCodes[] =
+    "Exit codes:\n"
+    "  0 done   1 internal error (please report)   2 command line or configuration\n"
+    "  3 model or data invalid   4 does not fit (memory or disk; nothing was started)\n"
+    "  5 storage I/O failed   6 out of memory   7 numerical failure\n"
+    "  8 checkpoint or store corrupt or incompatible   9 environment (missing program, run in "
+    "use)\n"
+    "  75 stopped on request, resumable   130 ended at once by a second signal\n";
+
+}  // namespace
+
+const Program& ForebayProgram() {
+  static const Program program = {
+      .name = "forebay",
+      .version = FOREBAY_VERSION,
+      .about =
+          "forebay trains language models whose state is larger than RAM: weights and optimizer "
+          "state live on NVMe\n"
+          "and stream through memory layer by layer.\n\nUsage: forebay COMMAND [FLAGS]\n",
+      .commands = ForebayCommands(),
+      .formats = {"text", "json"},
+      .exit_codes = kExitCodes,
+      .out_of_memory_advice = "use a smaller --ram",
+  };
+  return program;
 }
 
 }  // namespace forebay

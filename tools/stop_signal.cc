@@ -12,19 +12,20 @@ constexpr int kEndedBySignal = 130;
 
 // A signal handler can reach nothing but a global.
 std::atomic<bool> stop_requested{false};
+std::string_view stop_message;  // set before the handlers are
 static_assert(std::atomic<bool>::is_always_lock_free, "must be usable in a signal handler");
 
 void OnSignal(int) {
   if (stop_requested.exchange(true)) _exit(kEndedBySignal);
-  static constexpr char kMessage[] =
-      "\nforebay: stopping after the running step; once more ends at once\n";
   // Nothing can be done about an error here.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
+  [[maybe_unused]] const ssize_t written =
+      ::write(STDERR_FILENO, stop_message.data(), stop_message.size());
 }
 
 }  // namespace
 
-void CatchStopSignals() {
+void CatchStopSignals(std::string_view message) {
+  stop_message = message;
   struct sigaction action {};
   action.sa_handler = OnSignal;
   sigemptyset(&action.sa_mask);

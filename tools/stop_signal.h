@@ -2,11 +2,13 @@
 // at once with 130.
 #pragma once
 
+#include <string_view>
+
 namespace forebay {
 
 // Installs the handlers for the rest of the process, and ignores SIGPIPE: a closed pipe must not
-// kill a run.
-void CatchStopSignals();
+// kill a run. `message` is written to stderr at the first signal; it must live for ever.
+void CatchStopSignals(std::string_view message);
 // Whether a signal asked to stop. Async-signal-safe to be called anywhere, from any thread.
 bool StopRequested();
 

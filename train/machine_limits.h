@@ -17,15 +17,13 @@ struct MachineLimits {
   int64_t nvme_free_bytes = -1;
   int64_t out_free_bytes = -1;
   bool one_file_system = true;  // of the two
+  // Of the disk of the swap area, as it was measured (disk_profile.h); 0: not known.
+  double read_bytes_per_s = 0;
+  double write_bytes_per_s = 0;
 };
 
 // Asks the kernel, for the folders that `options` names (or, where they do not exist yet, their
 // nearest parent).
 MachineLimits AskMachine(const TrainOptions& options);
-
-// Memory that the process may use: the least of MemAvailable and of the room that is left in its
-// cgroups (v2 and v1, with every parent; the page cache that can be dropped counts as room), in
-// bytes. `root` stands for "/" in tests.
-int64_t AvailableMemoryBytes(const std::string& root = "");
 
 }  // namespace forebay

@@ -54,6 +54,8 @@ struct TrainOptions {
   EngineKind engine = EngineKind::kAuto;
   bool engine_strict = false;  // refuses a lesser engine than the one asked for
   int io_threads = 2;          // of the threads engine
+  std::string bench;           // io.json of `swap-bench tune`; empty: none
+  double rated_tbw = 600;      // endurance of the drive in TB written
   int64_t tile_elems = kDefaultTileElems;
   TierChoice weights_tier = TierChoice::kAuto;
   TierChoice state_tier = TierChoice::kAuto;

@@ -15,13 +15,6 @@
 namespace forebay {
 namespace {
 
-// Buffers whose number only changes speed, from comfortable to the least that works.
-struct Buffers {
-  int num_staging_tiles;
-  int num_block_buffers;
-};
-constexpr std::array<Buffers, 3> kBufferChoices = {{{4, 3}, {2, 3}, {2, 2}}};
-
 // Tokens, targets, positions and flags of a packed row while it is a MicroBatch; segments are few.
 constexpr int64_t kBatchBytesPerToken = 16;
 
@@ -38,12 +31,13 @@ class Planner {
   absl::StatusOr<Plan> Make() {
     FOREBAY_RETURN_IF_ERROR(CheckPositions());
     FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, Budget());
-    const Buffers buffers = ChooseBuffers(budget);
+    const StepBuffers buffers = ChooseBuffers(budget);
     Plan plan;
     plan.tiles = tiles_;
     plan.tokens_per_step = options_.batch * options_.accum * options_.seq;
     plan.ram_budget_bytes = budget;
     plan.num_staging_tiles = buffers.num_staging_tiles;
+    plan.schedule = ChainSchedule(inventory_.num_layers(), model_.tied_embeddings);
     plan.window = Window(buffers);
     plan.terms = FixedTerms(buffers);
     const int64_t left = budget - HostBytes(plan.terms);
@@ -52,7 +46,17 @@ class Planner {
     plan.gradient_area_bytes =
         OffloadedAdamW::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
     AddPlacedTerms(plan);
-    CountTransfers(plan);
+    const StepTransfers transfers = CountTransfers(plan.schedule, plan.window, plan.placement,
+                                                   tiles_, gradient_bytes_per_elem_);
+    plan.read_bytes_per_step = transfers.read_bytes;
+    plan.write_bytes_per_step = transfers.write_bytes;
+    plan.rated_tbw = options_.rated_tbw;
+    plan.num_steps = options_.steps;
+    // A disk does one at a time: reading and writing take turns.
+    if (limits_.read_bytes_per_s > 0 && limits_.write_bytes_per_s > 0) {
+      plan.io_s_per_step = static_cast<double>(transfers.read_bytes) / limits_.read_bytes_per_s +
+                           static_cast<double>(transfers.write_bytes) / limits_.write_bytes_per_s;
+    }
     FOREBAY_RETURN_IF_ERROR(CheckDisk(plan));
     return plan;
   }
@@ -78,16 +82,11 @@ class Planner {
     return options_.ram_bytes;
   }
 
-  SwapperOptions Window(const Buffers& buffers) const {
-    SwapperOptions window;
-    window.num_block_buffers = buffers.num_block_buffers;
-    window.num_large_buffers = 1;
-    window.first_block_layer = BlockLayer(0);
-    window.last_block_layer = BlockLayer(model_.num_layers - 1);
-    return window;
+  SwapperOptions Window(const StepBuffers& buffers) const {
+    return ChainWindow(inventory_.num_layers(), buffers);
   }
 
-  OffloadedAdamWOptions Optimizer(const Buffers& buffers) const {
+  OffloadedAdamWOptions Optimizer(const StepBuffers& buffers) const {
     OffloadedAdamWOptions optimizer;
     optimizer.gradient_is_bf16 = options_.grad_dtype == DType::kBF16;
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
@@ -95,7 +94,7 @@ class Planner {
   }
 
   // All that a run needs whatever is placed where.
-  std::vector<PlanTerm> FixedTerms(const Buffers& buffers) const {
+  std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers) const {
     const int64_t tokens_per_step = options_.batch * options_.accum * options_.seq;
     const StepMemory step = StepMemoryFor(model_, inventory_, tokens_per_step);
     DecoderOptions decoder;
@@ -136,13 +135,13 @@ class Planner {
 
   // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
   // in every step, a buffer less only some overlap. When none does, the largest that fits at all.
-  Buffers ChooseBuffers(int64_t budget) const {
+  StepBuffers ChooseBuffers(int64_t budget) const {
     for (const int64_t wanted : {DemandedBytes() + AllGradientBytes(), DemandedBytes()}) {
-      for (const Buffers& buffers : kBufferChoices) {
+      for (const StepBuffers& buffers : kStepBufferChoices) {
         if (HostBytes(FixedTerms(buffers)) + wanted <= budget) return buffers;
       }
     }
-    return kBufferChoices.back();
+    return kStepBufferChoices.back();
   }
 
   PlacementOptions PlacementFor(int64_t left) const {
@@ -184,37 +183,8 @@ class Planner {
     return options_.save_every > 0 ? model * (options_.keep + 2) : model;
   }
 
-  // How often the weights of a layer are read from NVMe in one step: blocks by the forward and the
-  // backward pass; the embedding and the output projection once. A tied embedding is the only layer
-  // that uses the large buffer, so it stays.
-  int64_t WeightReads(int layer) const {
-    if (layer == EmbedLayer()) return model_.tied_embeddings ? 0 : 1;
-    return layer == HeadLayer(model_) ? 1 : 2;
-  }
-
-  void CountTransfers(Plan& plan) const {
-    for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
-      const int64_t elems = tiles_.layer_elems(layer);
-      if (plan.placement.weights[layer] == Tier::kNvme) {
-        plan.read_bytes_per_step +=
-            WeightReads(layer) * elems * WeightBytesPerElem(options_.layout);
-      }
-      if (plan.placement.gradients[layer] == Tier::kNvme) {
-        plan.read_bytes_per_step += elems * gradient_bytes_per_elem_;
-        plan.write_bytes_per_step += elems * gradient_bytes_per_elem_;
-      }
-    }
-    for (int tile = 0; tile < tiles_.num_tiles(); ++tile) {
-      if (plan.placement.state[tile] == Tier::kNvme) {
-        plan.read_bytes_per_step += tiles_.StateBytes(tiles_.tiles()[tile]);
-      }
-    }
-    // A step is committed whole, so that what lives in RAM is written too.
-    plan.write_bytes_per_step += tiles_.weight_area_bytes() + tiles_.state_area_bytes();
-  }
-
   absl::Status DoesNotFit(int64_t budget) const {
-    std::vector<PlanTerm> terms = FixedTerms(kBufferChoices.back());
+    std::vector<PlanTerm> terms = FixedTerms(kStepBufferChoices.back());
     if (options_.weights_tier == TierChoice::kHost) {
       terms.push_back({"weights in RAM", tiles_.weight_area_bytes(), 0, "--weights_tier=auto"});
     }
@@ -275,6 +245,21 @@ class Planner {
   const int64_t gradient_bytes_per_elem_;
 };
 
+int64_t StepsUntil(double rated_tbw, int64_t write_bytes) {
+  return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(write_bytes));
+}
+
+std::string WearLine(const Plan& plan) {
+  if (plan.num_steps == 0) {
+    return fmt::format("wear       a drive of {} TBW lasts {} steps\n", plan.rated_tbw,
+                       StepsUntil(plan.rated_tbw, plan.write_bytes_per_step));
+  }
+  const double bytes =
+      static_cast<double>(plan.num_steps) * static_cast<double>(plan.write_bytes_per_step);
+  return fmt::format("wear       {} steps write {:.3g} TB = {:.2g} % of a drive of {} TBW\n",
+                     plan.num_steps, bytes / 1e12, bytes / 1e10 / plan.rated_tbw, plan.rated_tbw);
+}
+
 int64_t CountHost(const std::vector<Tier>& tiers) {
   return std::ranges::count(tiers, Tier::kHost);
 }
@@ -286,10 +271,6 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   return Planner(model, options, limits).Make();
 }
 
-absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options) {
-  return MakePlan(model, options, AskMachine(options));
-}
-
 Json ToJson(const Plan& plan) {
   Json json;
   json["fits"] = true;
@@ -299,6 +280,9 @@ Json ToJson(const Plan& plan) {
   json["tokens_per_step"] = plan.tokens_per_step;
   json["read_bytes_per_step"] = plan.read_bytes_per_step;
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
+  json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
+  json["rated_tbw"] = plan.rated_tbw;
+  json["steps_until_tbw"] = StepsUntil(plan.rated_tbw, plan.write_bytes_per_step);
   json["gradient_area_bytes"] = plan.gradient_area_bytes;
   json["tile_elems"] = plan.tiles.tile_elems();
   json["num_tiles"] = plan.tiles.num_tiles();
@@ -340,10 +324,12 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
       fmt::format("{:<36}{:>16}{:>12}\n", "total", bytes(plan.host_bytes), bytes(plan.nvme_bytes));
   const double params = static_cast<double>(inventory.num_params());
   table +=
-      fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param)\n",
+      fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param){}\n",
                   FormatBytes(plan.read_bytes_per_step), FormatBytes(plan.write_bytes_per_step),
                   static_cast<double>(plan.read_bytes_per_step) / params,
-                  static_cast<double>(plan.write_bytes_per_step) / params);
+                  static_cast<double>(plan.write_bytes_per_step) / params,
+                  plan.io_s_per_step > 0 ? " = " + FormatDuration(plan.io_s_per_step) : "");
+  table += WearLine(plan);
   table += fmt::format("verdict    fits; RAM spare {}\n",
                        FormatBytes(plan.ram_budget_bytes - plan.host_bytes));
   return table;

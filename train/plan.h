@@ -10,7 +10,7 @@
 #include "forebay/base/json.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/swap/placement.h"
-#include "forebay/swap/swapper.h"
+#include "forebay/swap/step_schedule.h"
 #include "forebay/train/machine_limits.h"
 #include "forebay/train/options.h"
 
@@ -28,6 +28,7 @@ struct PlanTerm {
 struct Plan {
   TileMap tiles{Inventory(), Layout::kBf16, kDefaultTileElems};
   Placement placement;
+  StepSchedule schedule;
   SwapperOptions window;
   int num_staging_tiles = 4;
   int64_t tokens_per_step = 0;  // packed rows * seq, padding included
@@ -38,6 +39,10 @@ struct Plan {
   int64_t nvme_bytes = 0;
   int64_t read_bytes_per_step = 0;
   int64_t write_bytes_per_step = 0;
+  double io_s_per_step =
+      0;  // the disk's time for those, where its speeds are known; 0: they are not
+  double rated_tbw = 0;
+  int64_t num_steps = 0;  // 0: not known
 };
 
 // What a run of `options` needs and how it fits into `limits`. Pure. When memory is short, buffers
@@ -49,8 +54,6 @@ struct Plan {
 // flags that shrink them, and the least --ram that works.
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits);
-// On this machine.
-absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options);
 
 // {"fits", "ram_budget_bytes", "host_bytes", "nvme_bytes", ..., "terms": [...], "placement": {...}}
 // (docs/cli.md).

@@ -16,6 +16,7 @@
 #include "forebay/data/sampler.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/train/create_store.h"
+#include "forebay/train/disk_profile.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/metrics.h"
 #include "forebay/train/option_table.h"
@@ -181,7 +182,9 @@ absl::Status OpenEngineFor(const std::string& directory, TrainObserver& observer
   options.strict = run.options.engine_strict;
   options.num_threads = run.options.io_threads;
   options.report = [&observer](const std::string& line) { observer.OnWarning(line); };
-  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened, OpenEngine(options, directory));
+  FOREBAY_ASSIGN_OR_RETURN(DiskProfile profile, ReadDiskProfile(run.options.bench, directory));
+  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened, OpenProfiledEngine(options, directory, profile));
+  if (!profile.warning.empty()) observer.OnWarning(profile.warning);
   run.engine = std::move(opened.engine);
   run.engine_line = std::move(opened.line);
   return absl::OkStatus();
@@ -321,7 +324,11 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   } else {
     FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
   }
-  FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options));
+  MachineLimits limits = AskMachine(run.options);
+  FOREBAY_ASSIGN_OR_RETURN(const DiskProfile profile,
+                           ReadDiskProfile(run.options.bench, SwapFolderOf(run.options)));
+  AddRates(profile, limits);
+  FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
   observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
   // After the plan, which knows whether the disk has room: trying an engine writes a small file.
   if (!run.options.resume) {

@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(const Plan& plan,
   FOREBAY_ASSIGN_OR_RETURN(
       TrainingStep step,
       TrainingStep::Create(session->decoder_.get(), session->source_.get(),
-                           session->optimizer_.get(), plan.tokens_per_step, budget));
+                           session->optimizer_.get(), plan.schedule, plan.tokens_per_step, budget));
   session->step_ = std::make_unique<TrainingStep>(std::move(step));
   return session;
 }

@@ -19,17 +19,33 @@ StepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory
   return {(config.num_layers + 1) * activation_bytes, activation_bytes, block * 4, large * 4};
 }
 
+namespace {
+
+// The order in which the functions below call OffloadedAdamW::Hand.
+std::vector<int> HandOverOrder(const Decoder& decoder) {
+  std::vector<int> order = {HeadLayer(decoder.config())};
+  for (const int layer : decoder.BackwardOrder()) order.push_back(layer);
+  order.push_back(EmbedLayer());
+  return order;
+}
+
+}  // namespace
+
 absl::StatusOr<TrainingStep> TrainingStep::Create(Decoder* decoder, ParamSource* source,
                                                   OffloadedAdamW* optimizer,
+                                                  const StepSchedule& schedule,
                                                   int64_t tokens_per_step, MemoryBudget* budget) {
+  FOREBAY_CHECK(schedule.forward == decoder->ForwardOrder());
+  FOREBAY_CHECK(schedule.backward == decoder->BackwardOrder());
+  FOREBAY_CHECK(schedule.handed == HandOverOrder(*decoder));
   const StepMemory memory = StepMemoryFor(decoder->config(), decoder->inventory(), tokens_per_step);
   TrainingStep step;
   step.decoder_ = decoder;
   step.source_ = source;
   step.optimizer_ = optimizer;
   step.tokens_per_step_ = tokens_per_step;
-  step.forward_order_ = decoder->ForwardOrder();
-  step.backward_order_ = decoder->BackwardOrder();
+  step.schedule_ = schedule;
+  step.accesses_ = schedule.Accesses();
   FOREBAY_ASSIGN_OR_RETURN(step.checkpoints_, HostBuffer::Create(budget, "activation checkpoints",
                                                                  memory.checkpoint_bytes));
   FOREBAY_ASSIGN_OR_RETURN(
@@ -58,8 +74,7 @@ absl::StatusOr<StepResult> TrainingStep::Run(std::span<const MicroBatch> batches
   // means.
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, result.num_trained));
 
-  source_->Expect(forward_order_);
-  source_->Expect(backward_order_);
+  source_->Expect(accesses_);
   FOREBAY_RETURN_IF_ERROR(Forward(batches, hooks));
   FOREBAY_ASSIGN_OR_RETURN(const double loss_sum, LossAndHead(batches, scale, hooks));
   FOREBAY_RETURN_IF_ERROR(Backward(batches, hooks));
@@ -123,10 +138,10 @@ absl::StatusOr<double> TrainingStep::LossAndHead(std::span<const MicroBatch> bat
 absl::Status TrainingStep::Backward(std::span<const MicroBatch> batches, const Hooks& hooks) {
   const DecoderConfig& config = decoder_->config();
   ThreadPool& pool = decoder_->context().pool();
-  for (int block = config.num_layers - 1; block >= 0; --block) {
+  for (const int layer : schedule_.backward) {
+    const int block = layer - BlockLayer(0);
     FOREBAY_RETURN_IF_ERROR(
         hooks.progress(0.35 + 0.65 * (config.num_layers - 1 - block) / config.num_layers));
-    const int layer = BlockLayer(block);
     const std::span<float> gradient = ZeroedGradient(block_gradient_, layer);
     FOREBAY_ASSIGN_OR_RETURN(const WeightsLease lease, source_->Acquire(layer));
     for (size_t b = 0; b < batches.size(); ++b) {

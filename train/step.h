@@ -18,6 +18,7 @@
 #include "forebay/model/decoder.h"
 #include "forebay/model/param_source.h"
 #include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/swap/step_schedule.h"
 
 namespace forebay {
 
@@ -45,9 +46,11 @@ StepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory
 // Owned by the training thread. Everything pointed to must outlive it.
 class TrainingStep {
  public:
-  // `tokens_per_step`: the most tokens (padding included) of all micro-batches together.
+  // `schedule`: of the plan; the decoder's own orders. `tokens_per_step`: the most tokens (padding
+  // included) of all micro-batches together.
   static absl::StatusOr<TrainingStep> Create(Decoder* decoder, ParamSource* source,
-                                             OffloadedAdamW* optimizer, int64_t tokens_per_step,
+                                             OffloadedAdamW* optimizer,
+                                             const StepSchedule& schedule, int64_t tokens_per_step,
                                              MemoryBudget* budget);
 
   struct Hooks {
@@ -81,8 +84,8 @@ class TrainingStep {
   OffloadedAdamW* optimizer_ = nullptr;
   int64_t tokens_per_step_ = 0;
   std::vector<int64_t> first_token_;  // of each micro-batch within the step, and one past the last
-  std::vector<int> forward_order_;
-  std::vector<int> backward_order_;
+  StepSchedule schedule_;
+  std::vector<int> accesses_;  // of the schedule
   HostBuffer checkpoints_;
   HostBuffer activation_gradient_;
   HostBuffer block_gradient_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -93,6 +94,7 @@ class TrainingRun {
   int64_t first_step_ = 0;  // of this process
   int64_t committed_step_ = 0;
   int64_t released_step_ = 0;  // whose update is applied or due: what a stop keeps
+  Counters counted_;           // up to what the lines of metrics.jsonl count
   // Sums over the steps of this process.
   double session_s_ = 0;
   int64_t session_tokens_ = 0;
@@ -174,6 +176,7 @@ absl::Status TrainingRun::EvaluateWhatIsDue() {
 }
 
 absl::Status TrainingRun::RunSteps() {
+  counted_ = ReadCounters();
   for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
     const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
     if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
@@ -210,7 +213,6 @@ absl::Status TrainingRun::FillBatches(int64_t step) {
 
 absl::Status TrainingRun::RunStep(int64_t step) {
   const Stopwatch watch;
-  const Counters before = ReadCounters();
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
   TrainingStep::Hooks hooks;
   hooks.previous_step_applied = [&]() -> absl::Status {
@@ -232,6 +234,9 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   scalars.lr =
       LearningRate({options_.schedule, options_.lr, options_.warmup, prepared_.num_steps}, step);
   scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm);
+  // Here nothing is in flight, so that every byte is counted with one step: with that which reads
+  // it, or applies its update.
+  Counters after = ReadCounters();
   session_->optimizer().BeginUpdate(scalars);
   released_step_ = step;
   released_line_ = {{"step", step},
@@ -244,9 +249,10 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   if (step == prepared_.num_steps || EvaluatesAfter(step) || SavesAfter(step)) {
     FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
     FOREBAY_RETURN_IF_ERROR(CommitStep(step));
+    after = ReadCounters();
   }
 
-  const Counters after = ReadCounters();
+  const Counters before = std::exchange(counted_, after);
   const double step_s = watch.Seconds();
   session_s_ += step_s;
   session_tokens_ += result.num_tokens;
@@ -301,6 +307,7 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
     const absl::StatusOr<double> loss = EvaluateHeldOut();
     evaluated = loss.status();
     if (loss.ok()) line["eval_loss"] = last_eval_loss_ = *loss;
+    counted_ = ReadCounters();  // evaluation is no part of the next step
   }
   // The step itself is done and committed even when its evaluation was interrupted.
   FOREBAY_RETURN_IF_ERROR(metrics_.Append(line.dump()));
@@ -310,7 +317,10 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   line["eta_s"] =
       session_s_ / static_cast<double>(done) * static_cast<double>(prepared_.num_steps - step);
   observer_.OnStep(line);
-  return SavesAfter(step) ? SaveExport(step) : absl::OkStatus();
+  if (!SavesAfter(step)) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(SaveExport(step));
+  counted_ = ReadCounters();  // nor is an export
+  return absl::OkStatus();
 }
 
 absl::Status TrainingRun::SaveExport(int64_t step) {

@@ -53,7 +53,7 @@ inline absl::StatusOr<EngineUnderTest> MakeEngine(const EngineCase& c, const Fau
     if (!port.ok()) return port.status();
     return MakeFaultyPort(*std::move(port), made.script);
   };
-  auto engine = CreateRingEngine(c.options, RingDrive::kOwnThread, factory);
+  auto engine = CreateRingEngine(c.options, c.options.drive, factory);
   if (!engine.ok()) return engine.status();
   made.engine = *std::move(engine);
   return made;

@@ -57,5 +57,29 @@ TEST_F(SimulatedDiskTest, DoesOtherThingsWithAnotherSeed) {
   EXPECT_NE(OrderOfWrites(3), OrderOfWrites(4));
 }
 
+TEST_F(SimulatedDiskTest, TheEngineCountsTheTimeThatReadsAndWritesTake) {
+  const auto engine =
+      CreateSimulatedEngine({}, {.least_latency_us = 1000, .most_latency_us = 1000}, nullptr);
+  const std::string path = folder_.Path("timed");
+  auto file = OpenDirectFile(path, {.create = true, .size_bytes = 4096});
+  const int number = engine->AddFile(std::move(file->fd), path);
+  auto buffer = HostBuffer::Create(&budget_, "test", 4096);
+  const auto run = [&](IoKind kind) {
+    IoOp op;
+    op.kind = kind;
+    op.file = number;
+    op.buffer = buffer->bytes();
+    engine->Submit(op);
+    EXPECT_TRUE(engine->Wait(op).ok());
+  };
+  run(IoKind::kWrite);
+  EXPECT_EQ(engine->stats().write_us, 1000);
+  EXPECT_EQ(engine->stats().read_us, 0);
+  run(IoKind::kRead);
+  run(IoKind::kRead);
+  EXPECT_EQ(engine->stats().write_us, 1000);
+  EXPECT_EQ(engine->stats().read_us, 2000);
+}
+
 }  // namespace
 }  // namespace forebay

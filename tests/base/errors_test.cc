@@ -18,6 +18,7 @@ TEST(Errors, EachKindCarriesItsExitCode) {
   EXPECT_EQ(ExitCodeOf(NumericalError("x")), ExitCode::kNumerical);
   EXPECT_EQ(ExitCodeOf(CorruptError("x")), ExitCode::kCorrupt);
   EXPECT_EQ(ExitCodeOf(EnvironmentError("x")), ExitCode::kEnvironment);
+  EXPECT_EQ(ExitCodeOf(RegressedError("x")), ExitCode::kRegressed);
   EXPECT_EQ(ExitCodeOf(InterruptedError("x")), ExitCode::kInterrupted);
 }
 

@@ -69,6 +69,20 @@ TEST(ParseSize, RefusesWhatIsNoSizeAndSaysWhatOneIs) {
   }
 }
 
+TEST(ParseDuration, AcceptsTheUsualUnits) {
+  EXPECT_EQ(*ParseDuration("3"), 3);
+  EXPECT_EQ(*ParseDuration("0.2s"), 0.2);
+  EXPECT_EQ(*ParseDuration("500ms"), 0.5);
+  EXPECT_EQ(*ParseDuration("2m"), 120);
+  EXPECT_EQ(*ParseDuration("1h"), 3600);
+}
+
+TEST(ParseDuration, RefusesWhatIsNoTime) {
+  for (const char* text : {"", "s", "-1s", "3d", "3 s", "nan", "1s2"}) {
+    EXPECT_FALSE(ParseDuration(text).ok()) << text;
+  }
+}
+
 TEST(NearestName, FindsTheNameThatWasMeant) {
   const std::vector<std::string> names = {"weight_decay", "warmup", "steps", "seq"};
   EXPECT_EQ(NearestName("weight-decay", names), "weight_decay");

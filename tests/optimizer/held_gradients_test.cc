@@ -70,6 +70,7 @@ TEST(PlaceGradients, TilesLieInWholeBlocksWithoutOverlapsOrHolesUpToTheEnd) {
 TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
   const TemporaryFolder folder;
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 2});
+  const AdamWArithmetic arithmetic{AdamWConfig()};
   ThreadPool pool(2);
   int num_spilled = 0;
   for (uint64_t seed = 0; seed < 25; ++seed) {
@@ -89,7 +90,7 @@ TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
     auto staging = HostBuffer::Create(&budget, "staging", 3 * tile_bytes);
     ASSERT_TRUE(staging.ok());
     const auto held = HeldGradients::Create(
-        random.is_bf16, random.placement, store->get(), &budget,
+        random.is_bf16, random.placement, &arithmetic, store->get(), &budget,
         {staging->bytes().first(tile_bytes), staging->bytes().subspan(tile_bytes, tile_bytes)});
     ASSERT_TRUE(held.ok()) << held.status();
     EXPECT_EQ(budget.used_bytes(), 3 * tile_bytes + places.host_bytes);

@@ -5,6 +5,7 @@
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/optimizer/held_gradients.h"
+#include "forebay/swap/commit_record.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -106,16 +107,17 @@ TEST(Plan, TwoSlotsOfTheExactLayoutTakeTwentyFourBytesPerParameter) {
   EXPECT_NEAR(static_cast<double>(plan->nvme_bytes) / params, 24.0, 0.1);
 }
 
-TEST(Plan, AllOnNvmeReadsFourteenAndWritesTwelveBytesPerParameterOfABlock) {
+TEST(Plan, AllOnNvmeReadsWeightsTwiceAndStateOnceButWhatTheWindowStillHolds) {
   const Inventory inventory = BuildInventory(SmolLm2());
-  const int64_t embed = inventory.layers()[EmbedLayer()].num_elems;
+  const int64_t block = inventory.layers()[BlockLayer(0)].num_elems;
   const int64_t head = inventory.layers()[HeadLayer(SmolLm2())].num_elems;
   const int64_t all = inventory.num_padded_elems();
   const auto plan = MakePlan(SmolLm2(), SmallRun(), BigMachine());
   ASSERT_TRUE(plan.ok()) << plan.status();
-  // The tied embedding stays in its buffer; the final norm is read once.
-  EXPECT_EQ(plan->read_bytes_per_step, 14 * (all - embed - head) + 10 * embed + 12 * head);
-  EXPECT_EQ(plan->write_bytes_per_step, 12 * all);
+  // Of 30 blocks, the forward pass finds three in the window and the backward pass two (the final
+  // norm took the place of the third). The tied embedding stays in its buffer.
+  EXPECT_EQ(plan->read_bytes_per_step, 10 * all + 2 * (55 * block + head));
+  EXPECT_EQ(plan->write_bytes_per_step, 12 * all + 2 * kCommitRecordBytes);
 }
 
 TEST(Plan, ThirteenBillionParametersFitSixtyFourGibibytes) {

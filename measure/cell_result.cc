@@ -1,0 +1,194 @@
+#include "forebay/measure/cell_result.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+
+namespace forebay {
+namespace {
+
+// Two such parts must not overlap.
+constexpr double kEndS = 10;
+
+// What the kernel may count more or less: requests at the edges, metadata.
+constexpr double kTolerance = 0.02;
+constexpr double kBusyShare = 0.9;
+
+Spread SpreadOver(std::span<const PassResult> passes,
+                  const std::function<double(const PassResult&)>& value) {
+  std::vector<double> values;
+  for (const PassResult& pass : passes) values.push_back(value(pass));
+  return SpreadOf(std::move(values));
+}
+
+double Gbps(int64_t bytes, double seconds) {
+  return seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0;
+}
+
+std::optional<double> Ratio(double counted, int64_t own) {
+  if (own == 0) return std::nullopt;
+  return counted / static_cast<double>(own);
+}
+
+struct Totals {
+  int64_t bytes = 0;
+  int64_t ops = 0;
+  double seconds = 0;
+  double cpu_s = 0;
+  std::optional<int64_t> process_bytes = 0;
+  std::optional<int64_t> disk_bytes = 0;
+  int64_t disk_requests = 0;  // as they reached the block layer, before merging
+  std::optional<int64_t> punted_bytes = 0;
+  int64_t submit_ns = 0;
+  int64_t submitted_calls = 0;
+};
+
+Totals TotalsOf(std::span<const PassResult> passes) {
+  Totals totals;
+  const auto add = [](std::optional<int64_t>& sum, bool known, int64_t bytes) {
+    sum = known && sum.has_value() ? std::optional(*sum + bytes) : std::nullopt;
+  };
+  for (const PassResult& pass : passes) {
+    totals.bytes += pass.all_read_bytes + pass.all_write_bytes;
+    totals.ops += pass.all_ops;
+    totals.seconds += pass.all_seconds;
+    totals.cpu_s += pass.cpu_s;
+    const IoAccount process = pass.process_io.value_or(IoAccount{});
+    add(totals.process_bytes, pass.process_io.has_value(),
+        process.read_bytes + process.write_bytes);
+    const DiskAccount disk = pass.disk.value_or(DiskAccount{});
+    add(totals.disk_bytes, pass.disk.has_value(), disk.read_bytes + disk.write_bytes);
+    totals.disk_requests += disk.read_ios + disk.read_merges + disk.write_ios + disk.write_merges;
+    add(totals.punted_bytes, pass.punted_bytes >= 0, pass.punted_bytes);
+    totals.submit_ns += pass.submit_ns;
+    totals.submitted_calls += pass.submitted_calls;
+  }
+  return totals;
+}
+
+void SummarizeCosts(std::span<const PassResult> passes, CellResult& cell) {
+  const Totals totals = TotalsOf(passes);
+  if (totals.submitted_calls > 0) {
+    cell.submit_us =
+        static_cast<double>(totals.submit_ns) / 1e3 / static_cast<double>(totals.submitted_calls);
+  }
+  const double gb = static_cast<double>(totals.bytes) / 1e9;
+  cell.cpu_ms_per_gb = gb > 0 ? totals.cpu_s * 1e3 / gb : 0;
+  cell.cpu_cores = totals.seconds > 0 ? totals.cpu_s / totals.seconds : 0;
+  if (totals.punted_bytes.has_value()) {
+    cell.punted = Ratio(static_cast<double>(*totals.punted_bytes), totals.bytes);
+  }
+  if (totals.process_bytes.has_value()) {
+    cell.process_ratio = Ratio(static_cast<double>(*totals.process_bytes), totals.bytes);
+  }
+  if (!totals.disk_bytes.has_value() || totals.ops == 0) return;
+  cell.disk_ratio = Ratio(static_cast<double>(*totals.disk_bytes), totals.bytes);
+  // The requests of others would count as splits.
+  if (std::abs(cell.disk_ratio.value_or(0) - 1) > kTolerance) return;
+  const double per_op = static_cast<double>(totals.disk_requests) / static_cast<double>(totals.ops);
+  cell.splits = std::max(0.0, per_op - 1);
+}
+
+void SummarizeSeries(const PassResult& pass, CellResult& cell) {
+  for (size_t i = 0; i < pass.series.size(); ++i) {
+    cell.series.emplace_back(static_cast<double>(i + 1) * pass.interval_s, pass.series[i]);
+  }
+  const auto num_end = static_cast<std::ptrdiff_t>(kEndS / std::max(pass.interval_s, 1e-3));
+  if (pass.all_write_bytes == 0 || std::ssize(pass.series) < 2 * num_end) return;
+  const auto sum = [&](auto begin, auto end) {
+    return Gbps(std::accumulate(begin, end, int64_t{0}), kEndS);
+  };
+  cell.first10_gbps = sum(pass.series.begin(), pass.series.begin() + num_end);
+  cell.last10_gbps = sum(pass.series.end() - num_end, pass.series.end());
+}
+
+std::string Percent(double share) {
+  return fmt::format("{:.{}f} %", share * 100, share < 0.0995 ? 1 : 0);
+}
+
+void JudgeCounters(const CellResult& cell, std::vector<std::string>& verdict) {
+  const double process = cell.process_ratio.value_or(1);
+  const double disk = cell.disk_ratio.value_or(1);
+  if (process < 1 - kTolerance) {
+    verdict.push_back(fmt::format(
+        "page cache suspected: the kernel counted only {} of these bytes at the storage",
+        Percent(process)));
+  } else if (disk < 1 - kTolerance) {
+    verdict.push_back(fmt::format(
+        "a cache or compression below the file system is suspected: the disk counted only {} of "
+        "these bytes",
+        Percent(disk)));
+  }
+  if (process > 1 + kTolerance) {
+    verdict.push_back(
+        fmt::format("the file system moved {} of these bytes (copy on write, or "
+                    "blocks that are smaller than its own)",
+                    Percent(process)));
+  } else if (disk > 1 + kTolerance) {
+    verdict.push_back(fmt::format("the disk was not idle beside this: it counted {} of these bytes",
+                                  Percent(disk)));
+  }
+}
+
+}  // namespace
+
+std::string LoadName(const LoadKind& load) {
+  if (load.op != LoadOp::kMixed) return std::string(NameOf(load.op));
+  return fmt::format("mixed{}", load.read_percent);
+}
+
+CellResult Summarize(std::span<const PassResult> passes) {
+  FOREBAY_CHECK(!passes.empty());
+  CellResult cell;
+  cell.gbps = SpreadOver(passes, [](const PassResult& p) { return p.bytes_per_s() / 1e9; });
+  cell.read_gbps =
+      SpreadOver(passes, [](const PassResult& p) { return Gbps(p.read_bytes, p.seconds); });
+  cell.write_gbps =
+      SpreadOver(passes, [](const PassResult& p) { return Gbps(p.write_bytes, p.seconds); });
+  const bool flushed =
+      std::ranges::all_of(passes, [](const PassResult& p) { return p.flush_s.has_value(); });
+  if (flushed) {
+    cell.flushed_gbps =
+        SpreadOver(passes, [](const PassResult& p) { return p.flushed_bytes_per_s() / 1e9; });
+    cell.flush_ms = SpreadOver(passes, [](const PassResult& p) { return *p.flush_s * 1e3; }).median;
+  }
+  std::vector<double> rates;
+  for (const PassResult& pass : passes) {
+    cell.bytes += pass.bytes();
+    cell.seconds += pass.seconds;
+    cell.latency.Add(pass.latency);
+    rates.push_back(pass.bytes_per_s());
+    if (!pass.not_registered.empty() && cell.reasons.empty()) {
+      cell.reasons.push_back(pass.not_registered);
+    }
+  }
+  SummarizeCosts(passes, cell);
+  SummarizeSeries(passes[MedianIndex(rates)], cell);
+  return cell;
+}
+
+std::vector<std::string> VerdictOf(const CellResult& cell, int num_cores) {
+  std::vector<std::string> verdict;
+  if (cell.bytes == 0) {
+    return {"nothing was completed in the measured time; take a longer --time"};
+  }
+  // These engines have a thread for each operation in flight.
+  const bool threaded = cell.key.engine == "threads" || cell.key.engine == "buffered";
+  const double core_limit = threaded ? num_cores : std::min(num_cores, cell.threads);
+  if (cell.cpu_cores >= kBusyShare * core_limit) {
+    verdict.push_back(fmt::format("CPU-bound: {} of one core is busy", Percent(cell.cpu_cores)));
+  } else {
+    verdict.push_back(fmt::format("device-bound (CPU {} of one core)", Percent(cell.cpu_cores)));
+  }
+  JudgeCounters(cell, verdict);
+  if (cell.verified.has_value() && cell.verified->num_bad() > 0) {
+    verdict.push_back("the disk gave back other bytes than were written to it");
+  }
+  for (const std::string& reason : cell.reasons) verdict.push_back(reason);
+  return verdict;
+}
+
+}  // namespace forebay

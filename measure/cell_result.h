@@ -1,0 +1,72 @@
+// What was measured of one cell: one load on one target at one setting, over all its repeats.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "forebay/measure/job.h"
+#include "forebay/measure/latency_histogram.h"
+#include "forebay/measure/pass.h"
+#include "forebay/measure/statistics.h"
+
+namespace forebay {
+
+// What makes two cells comparable.
+struct CellKey {
+  std::string device;  // the folder as it was named; several, striped: joined with "+"
+  LoadKind load;
+  int64_t block_bytes = 0;
+  int64_t inflight_bytes = 0;  // on each device
+  std::string engine;          // "io_uring"
+  bool operator==(const CellKey&) const = default;
+};
+
+// "mixed50".
+std::string LoadName(const LoadKind& load);
+
+struct CellResult {
+  CellKey key;
+  int threads = 1;
+  bool fixed = false;  // buffers were registered
+  std::string pages;   // "thp": what most of the memory is in
+  std::string pattern;
+  // Why the engine is not the one that was asked for, or buffers were not registered.
+  std::vector<std::string> reasons;
+
+  int64_t bytes = 0;   // measured, of all repeats
+  double seconds = 0;  // measured, of all repeats
+  Spread gbps;         // over the repeats; 1 GB is 10^9 bytes
+  Spread read_gbps;    // its parts
+  Spread write_gbps;
+  std::optional<Spread> flushed_gbps;  // with the time of the final fdatasync
+  LatencyHistogram latency;            // from submission to completion
+  std::optional<double> submit_us;     // the thread's time to hand one operation to the kernel
+  double cpu_ms_per_gb = 0;
+  double cpu_cores = 0;            // busy, of the whole process
+  std::optional<double> punted;    // share of the bytes that io_uring's workers moved
+  std::optional<double> splits;    // requests of the device per operation, less one
+  std::optional<double> flush_ms;  // median
+  // What the kernel counted, over what was asked of it: of this process, and at the disks.
+  std::optional<double> process_ratio;
+  std::optional<double> disk_ratio;
+  std::optional<int> steady_repeats;  // that reached the steady state, where it was asked for
+  // Bytes by time, of the repeat that is the median: (end of the interval in seconds, bytes).
+  std::vector<std::pair<double, int64_t>> series;
+  std::optional<double> first10_gbps;  // of long loads with writes
+  std::optional<double> last10_gbps;
+  std::optional<PatternTally> verified;
+  std::vector<std::string> verdict;
+};
+
+// The passes of one cell. Fills everything but key, pages, pattern, threads, reasons and verdict.
+// Requires: at least one pass.
+CellResult Summarize(std::span<const PassResult> passes);
+
+// In words, what bounded the load and what is odd about it. `cell` is complete but for this.
+std::vector<std::string> VerdictOf(const CellResult& cell, int num_cores);
+
+}  // namespace forebay

@@ -1,0 +1,98 @@
+#include "forebay/measure/probe.h"
+
+#include <array>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/aio/open_engine.h"
+#include "forebay/base/errors.h"
+#include "forebay/measure/bench_session.h"
+#include "forebay/measure/report_json.h"
+
+namespace forebay {
+namespace {
+
+// As much as a run keeps in flight.
+constexpr int64_t kTriedBytes = int64_t{32} << 20;
+
+constexpr std::array<EngineKind, 4> kEngines = {EngineKind::kIoUring, EngineKind::kLibaio,
+                                                EngineKind::kThreads, EngineKind::kBuffered};
+
+EngineProbe TryEngine(EngineKind kind, const std::string& directory) {
+  EngineOptions options;
+  options.engine = kind;
+  options.strict = true;
+  options.drive = RingDrive::kWaiter;
+  const absl::StatusOr<OpenedEngine> opened = OpenEngine(options, directory);
+  return {kind, opened.ok(), opened.ok() ? opened->line : MessageOf(opened.status())};
+}
+
+void TryMemory(ProbeReport& probe) {
+  MemoryBudget budget(0);
+  const auto buffer = HostBuffer::Create(&budget, "probe", kTriedBytes);
+  if (!buffer.ok()) {
+    probe.pages = probe.not_registered = MessageOf(buffer.status());
+    return;
+  }
+  probe.pages = DescribePages(buffer->pages());
+  EngineOptions options;
+  options.drive = RingDrive::kWaiter;
+  const auto engine = CreateIoUringEngine(options);
+  if (!engine.ok()) {
+    probe.not_registered = MessageOf(engine.status());
+    return;
+  }
+  const absl::Status registered = (*engine)->RegisterBuffers(buffer->bytes());
+  if (!registered.ok()) probe.not_registered = MessageOf(registered);
+  (*engine)->UnregisterBuffers(buffer->bytes());
+}
+
+}  // namespace
+
+absl::StatusOr<ProbeReport> ProbeMachine(std::span<const std::string> directories) {
+  ProbeReport probe;
+  probe.host = AskHost();
+  TryMemory(probe);
+  for (const std::string& directory : directories) {
+    if (!IsDirectory(directory)) {
+      return BadInputError(
+          fmt::format("'{}' is no folder. Name one on the disk to be looked at", directory));
+    }
+    StorageProbe device;
+    FOREBAY_ASSIGN_OR_RETURN(device.storage, AskStorage(directory));
+    for (const EngineKind kind : kEngines) device.engines.push_back(TryEngine(kind, directory));
+    EngineOptions options;
+    options.drive = RingDrive::kWaiter;
+    FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine chosen, OpenEngine(options, directory));
+    device.chosen = chosen.line;
+    device.storage.direct.verified = chosen.engine->direct();
+    device.warnings = StorageWarnings(device.storage);
+    probe.devices.push_back(std::move(device));
+  }
+  return probe;
+}
+
+Json ProbeToJson(const ProbeReport& probe, const std::string& version) {
+  Json devices = Json::array();
+  for (const StorageProbe& device : probe.devices) {
+    Json json = StorageToJson(device.storage);
+    Json engines = Json::array();
+    for (const EngineProbe& engine : device.engines) {
+      engines.push_back(
+          {{"engine", NameOf(engine.kind)}, {"works", engine.works}, {"line", engine.line}});
+    }
+    json["engines"] = std::move(engines);
+    json["chosen"] = device.chosen;
+    json["warnings"] = device.warnings;
+    devices.push_back(std::move(json));
+  }
+  return {
+      {"schema", kReportSchema},
+      {"tool", {{"name", "swap-bench"}, {"version", version}}},
+      {"host", HostToJson(probe.host)},
+      {"pages", probe.pages},
+      {"not_registered", probe.not_registered.empty() ? Json(nullptr) : Json(probe.not_registered)},
+      {"devices", std::move(devices)}};
+}
+
+}  // namespace forebay

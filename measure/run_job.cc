@@ -1,0 +1,169 @@
+#include "forebay/measure/run_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/aio/open_engine.h"
+#include "forebay/base/errors.h"
+
+namespace forebay {
+namespace {
+
+// One cell on its way through the repeats.
+struct CellProgress {
+  BenchCell cell;
+  std::vector<PassResult> passes;
+  PatternTally read_back;
+};
+
+std::string DeviceOf(const BenchSession& session, const std::vector<int>& targets) {
+  std::string device;
+  for (const int target : targets) {
+    device +=
+        (device.empty() ? "" : "+") + session.targets()[static_cast<size_t>(target)]->directory;
+  }
+  return device;
+}
+
+// Bandwidth that the same load reached on one target alone, in the passes so far; 0: none.
+double MeasuredAlone(const std::vector<CellProgress>& all, const LoadKind& load, int target) {
+  for (const CellProgress& progress : all) {
+    if (progress.cell.targets.size() != 1 || progress.cell.targets[0] != target) continue;
+    if (progress.cell.load == load && !progress.passes.empty()) {
+      return progress.passes.back().bytes_per_s();
+    }
+  }
+  return 0;
+}
+
+// Of a striped load: what was asked for, else what was measured, else equal.
+std::vector<double> WeightsOf(const BenchSession& session, const std::vector<CellProgress>& all,
+                              const BenchCell& cell) {
+  std::vector<double> weights;
+  for (const int target : cell.targets) {
+    const double asked = session.targets()[static_cast<size_t>(target)]->weight;
+    weights.push_back(asked > 0 ? asked : MeasuredAlone(all, cell.load, target));
+  }
+  const bool all_known = std::ranges::all_of(weights, [](double weight) { return weight > 0; });
+  if (!all_known) std::ranges::fill(weights, 1.0);
+  return weights;
+}
+
+absl::Status RunOnce(BenchSession& session, const Job& job, EngineKind engine,
+                     std::vector<CellProgress>& all, CellProgress& progress,
+                     const BenchHooks& hooks) {
+  const BenchCell& cell = progress.cell;
+  const std::vector<double> weights = WeightsOf(session, all, cell);
+  FOREBAY_ASSIGN_OR_RETURN(PassResult pass,
+                           session.Pass(job, cell.load, cell.targets, weights, engine, hooks));
+  progress.passes.push_back(std::move(pass));
+  if (hooks.beside) FOREBAY_RETURN_IF_ERROR(hooks.beside(cell));
+  if (!job.verify || !cell.load.writes()) return absl::OkStatus();
+  for (const int target : cell.targets) {
+    FOREBAY_ASSIGN_OR_RETURN(const PatternTally tally, session.ReadBack(job, target, hooks));
+    progress.read_back.Add(tally);
+  }
+  return absl::OkStatus();
+}
+
+CellResult ResultOf(const BenchSession& session, const Job& job, EngineKind asked,
+                    const CellProgress& progress) {
+  CellResult result = Summarize(progress.passes);
+  const BenchCell& cell = progress.cell;
+  const EngineKind engine = asked == EngineKind::kAuto ? session.EngineOf(cell.targets) : asked;
+  result.key = {DeviceOf(session, cell.targets), cell.load, job.block_bytes,
+                job.block_bytes * job.depth, std::string(NameOf(engine))};
+  result.threads = job.threads;
+  result.fixed =
+      job.fixed && engine == EngineKind::kIoUring && progress.passes[0].not_registered.empty();
+  const PageTally& pages = session.pages();
+  const bool huge = pages.transparent_huge_bytes + pages.reserved_huge_bytes > pages.base_bytes;
+  result.pages = !huge                                                      ? "4k"
+                 : pages.reserved_huge_bytes > pages.transparent_huge_bytes ? "huge"
+                                                                            : "thp";
+  result.pattern = NameOf(job.pattern);
+  if (!pages.missed_reason.empty()) {
+    result.reasons.push_back("pages of 4 KiB: " + pages.missed_reason);
+  }
+  for (const int target : cell.targets) {
+    const BenchTarget& at = *session.targets()[static_cast<size_t>(target)];
+    if (asked == EngineKind::kAuto && !at.engine_as_asked)
+      result.reasons.push_back("fell back to " + at.engine_line);
+  }
+  if (job.steady.has_value()) {
+    result.steady_repeats = static_cast<int>(
+        std::ranges::count_if(progress.passes, [](const PassResult& pass) { return pass.steady; }));
+  }
+  if (job.verify) {
+    PatternTally verified = progress.read_back;
+    for (const PassResult& pass : progress.passes) verified.Add(pass.verified);
+    result.verified = verified;
+  }
+  result.verdict = VerdictOf(result, AskHost().num_cores);
+  return result;
+}
+
+}  // namespace
+
+BenchReport BeginReport(const Job& job, const BenchSession& session) {
+  BenchReport report;
+  report.host = AskHost();
+  report.job = job;
+  for (const auto& target : session.targets()) report.devices.push_back(target->storage);
+  report.warnings = session.warnings();
+  return report;
+}
+
+std::vector<BenchCell> CellsOf(const Job& job) {
+  std::vector<BenchCell> cells;
+  for (const LoadKind& load : job.loads) {
+    std::vector<int> all;
+    for (int target = 0; target < static_cast<int>(job.targets.size()); ++target) {
+      cells.push_back({load, {target}});
+      all.push_back(target);
+    }
+    if (all.size() > 1) cells.push_back({load, all});
+  }
+  return cells;
+}
+
+absl::StatusOr<std::vector<CellResult>> RunCells(BenchSession& session, const Job& job,
+                                                 const std::vector<BenchCell>& cells,
+                                                 EngineKind engine, const BenchHooks& hooks) {
+  std::vector<CellProgress> all;
+  for (const BenchCell& cell : cells) all.push_back({cell, {}, {}});
+  for (int repeat = 0; repeat < job.repeats; ++repeat) {
+    for (CellProgress& progress : all) {
+      FOREBAY_RETURN_IF_ERROR(RunOnce(session, job, engine, all, progress, hooks));
+    }
+  }
+  std::vector<CellResult> results;
+  for (const CellProgress& progress : all)
+    results.push_back(ResultOf(session, job, engine, progress));
+  return results;
+}
+
+absl::StatusOr<BenchReport> RunJob(const Job& job, const BenchHooks& hooks) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<BenchSession> session,
+                           BenchSession::Open(job, hooks));
+  BenchReport report = BeginReport(job, *session);
+  FOREBAY_ASSIGN_OR_RETURN(report.runs,
+                           RunCells(*session, job, CellsOf(job), EngineKind::kAuto, hooks));
+  return report;
+}
+
+absl::Status CheckVerified(const BenchReport& report) {
+  for (const CellResult& run : report.runs) {
+    if (!run.verified.has_value() || run.verified->num_bad() == 0) continue;
+    return CorruptError(
+        fmt::format("'{}' gave back {} of {} blocks other than they were written ({}): {}. Do not "
+                    "keep anything "
+                    "on this disk; look at 'dmesg' and its health (smartctl -a)",
+                    run.key.device, run.verified->num_bad(), run.verified->num_blocks,
+                    LoadName(run.key.load), run.verified->first_problem));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace forebay

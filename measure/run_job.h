@@ -1,0 +1,44 @@
+// The benchmark as `swap-bench run` does it: every load on every folder alone and, where there are
+// several, on all of them striped, in interleaved repeats.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/measure/bench_session.h"
+#include "forebay/measure/cell_result.h"
+#include "forebay/measure/host_info.h"
+#include "forebay/measure/job.h"
+
+namespace forebay {
+
+struct BenchReport {
+  HostInfo host;
+  std::vector<StorageInfo> devices;
+  Job job;
+  std::vector<CellResult> runs;
+  std::vector<std::string> warnings;
+};
+
+// A report of a session that has no runs yet.
+BenchReport BeginReport(const Job& job, const BenchSession& session);
+
+std::vector<BenchCell> CellsOf(const Job& job);
+
+// Runs every cell once, then every cell again, `job.repeats` times: the disk and the machine drift,
+// and so all cells have their share of it. `engine`: kAuto takes what the session found to work. A
+// result for each cell, verdict included. Errors of BenchSession::Pass and ReadBack.
+absl::StatusOr<std::vector<CellResult>> RunCells(BenchSession& session, const Job& job,
+                                                 const std::vector<BenchCell>& cells,
+                                                 EngineKind engine, const BenchHooks& hooks);
+
+// Opens a session and runs all cells of `job`. Errors of BenchSession::Open and RunCells. What the
+// disk gave back wrong is no error but in the results.
+absl::StatusOr<BenchReport> RunJob(const Job& job, const BenchHooks& hooks);
+
+// CorruptError when a block of any run was not as it was written.
+absl::Status CheckVerified(const BenchReport& report);
+
+}  // namespace forebay

@@ -1,0 +1,67 @@
+#include "forebay/replay/replay_plan.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "forebay/base/check.h"
+#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/swap/swapper.h"
+#include "forebay/swap/tensor_store.h"
+
+namespace forebay {
+
+ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) {
+  ReplayPlan plan;
+  plan.options = options;
+  plan.inventory = inventory;
+  plan.tiles = TileMap(inventory, options.layout, options.tile_elems);
+  plan.schedule = ChainSchedule(inventory.num_layers(), options.loss_reads_first);
+  plan.window = ChainWindow(inventory.num_layers(), options.buffers);
+
+  const int64_t gradient_bytes_per_elem = options.gradient_is_bf16 ? 2 : 4;
+  PlacementOptions placement;
+  placement.weights = placement.state = TierChoice::kNvme;
+  placement.gradients = options.gradients == Tier::kHost ? TierChoice::kHost : TierChoice::kNvme;
+  placement.gradient_bytes_per_elem = gradient_bytes_per_elem;
+  placement.host_bytes = std::numeric_limits<int64_t>::max();
+  const absl::StatusOr<Placement> placed = Place(plan.tiles, placement);
+  FOREBAY_CHECK(placed.ok());  // nothing is more than such a budget
+  plan.placement = *placed;
+
+  OffloadedAdamWOptions optimizer;
+  optimizer.gradient_is_bf16 = options.gradient_is_bf16;
+  optimizer.num_staging_tiles = options.buffers.num_staging_tiles;
+  plan.gradient_area_bytes =
+      OffloadedAdamW::GradientAreaBytes(optimizer, plan.placement, plan.tiles);
+  plan.store_bytes = TensorStore::DiskBytes(plan.tiles, plan.gradient_area_bytes);
+  plan.transfers = CountTransfers(plan.schedule, plan.window, plan.placement, plan.tiles,
+                                  gradient_bytes_per_elem);
+  plan.largest_op_bytes = plan.tiles.max_state_bytes();
+
+  int64_t largest_layer_elems = 0;
+  for (const LayerSpec& layer : inventory.layers()) {
+    largest_layer_elems = std::max(largest_layer_elems, layer.num_elems);
+  }
+  plan.host_bytes = Swapper::WindowBytes(plan.window, plan.tiles) +
+                    OffloadedAdamW::StagingBytes(optimizer, plan.tiles) +
+                    plan.placement.host_gradient_bytes + largest_layer_elems * 4;
+  return plan;
+}
+
+Inventory WithFewerBlocks(const Inventory& inventory, int num_blocks) {
+  const int last = inventory.num_layers() - 1;
+  FOREBAY_CHECK(num_blocks >= 1 && num_blocks <= last - 1);
+  Inventory fewer;
+  for (int layer = 0; layer <= last; ++layer) {
+    if (layer > num_blocks && layer < last) continue;
+    const LayerSpec& spec = inventory.layers()[layer];
+    fewer.BeginLayer(spec.name);
+    for (int i = 0; i < spec.num_tensors; ++i) {
+      const TensorSpec& tensor = inventory.tensors()[spec.first_tensor + i];
+      fewer.Add(tensor.name, tensor.shape, tensor.role, tensor.decay);
+    }
+  }
+  return fewer;
+}
+
+}  // namespace forebay

@@ -1,0 +1,48 @@
+// What a replayed step needs and moves: the plan of a training run reduced to what touches the
+// disk. Pure.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "forebay/base/tensor_spec.h"
+#include "forebay/swap/placement.h"
+#include "forebay/swap/step_schedule.h"
+#include "forebay/swap/tile_map.h"
+
+namespace forebay {
+
+// All weights and all state are on NVMe, so that the disk carries everything.
+struct ReplayOptions {
+  Layout layout = Layout::kBf16;
+  int64_t tile_elems = kDefaultTileElems;
+  bool gradient_is_bf16 = true;
+  Tier gradients = Tier::kHost;   // where finished gradients wait for their norm
+  bool loss_reads_first = false;  // tied embeddings
+  StepBuffers buffers;
+};
+
+struct ReplayPlan {
+  ReplayOptions options;
+  Inventory inventory;
+  TileMap tiles{Inventory(), Layout::kBf16, kDefaultTileElems};
+  StepSchedule schedule;
+  SwapperOptions window;
+  Placement placement;
+  int64_t gradient_area_bytes = 0;
+  int64_t store_bytes = 0;  // of the files that it stands for
+  int64_t host_bytes = 0;   // of all buffers
+  StepTransfers transfers;  // of one step
+  int64_t largest_op_bytes = 0;
+
+  // Layers between the first and the last.
+  int num_blocks() const { return inventory.num_layers() - 2; }
+};
+
+// Requires: at least three layers, of which those between the first and the last share a shape.
+ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options);
+
+// The same model with fewer blocks. Requires: 1 <= num_blocks <= those of `inventory`.
+Inventory WithFewerBlocks(const Inventory& inventory, int num_blocks);
+
+}  // namespace forebay

@@ -1,0 +1,76 @@
+// swap-bench step: how long one training step of a model takes on a disk, found by replaying steps
+// of the model, or of a slice of it where the whole would take too long.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
+#include "forebay/base/json.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/measure/bench_session.h"
+#include "forebay/measure/run_job.h"
+#include "forebay/measure/statistics.h"
+#include "forebay/replay/replay_plan.h"
+#include "forebay/replay/step_replay.h"
+
+namespace forebay {
+
+struct StepBenchOptions {
+  std::string directory;
+  Inventory inventory;
+  ReplayOptions replay;  // its buffers are chosen by what fits
+  ReplayCompute compute = ReplayCompute::kNone;
+  int num_threads = 1;  // of the update
+  EngineKind engine = EngineKind::kAuto;
+  bool strict = false;
+  int64_t size_bytes = int64_t{4} << 30;  // of the file that stands for a larger store
+  int64_t ram_bytes = 0;                  // for all buffers; 0: 80 % of what is available
+  double seconds = 30;                    // about as long as replayed steps take
+  uint64_t seed = 1;
+};
+
+struct StepBenchReport {
+  BenchReport bench;  // host, disk and warnings; no runs
+  std::string engine;
+  std::string engine_line;
+  StepBenchOptions options;
+
+  ReplayPlan whole;               // of the model
+  int num_blocks = 0;             // that were replayed: of a slice, fewer than the model has
+  StepTransfers slice_transfers;  // of one replayed step, as the engine counted them
+  int num_steps = 0;              // that were replayed
+  int64_t file_bytes = 0;         // of the file on the disk
+  int64_t budget_bytes = 0;       // for buffers
+  int64_t peak_bytes = 0;         // that buffers took
+
+  Spread slice_s;  // of one replayed step
+  Spread step_s;   // of a step of the model: the same, or in proportion to the bytes
+  // Shares of the time of the replayed steps.
+  double reading = 0;  // reads were in flight
+  double writing = 0;
+  double committing = 0;  // the rest of the writes, flushes and the record were waited for
+  double updating = 0;    // in the update's kernels
+
+  bool sliced() const { return num_blocks < whole.num_blocks(); }
+  bool folded() const { return file_bytes < whole.store_bytes; }
+};
+
+// UsageError, BadInputError, DoesNotFitError (memory, disk), StorageError, EnvironmentError (with
+// `strict`), OutOfMemoryError, InterruptedError. Leaves nothing behind.
+absl::StatusOr<StepBenchReport> RunStepBench(const StepBenchOptions& options,
+                                             const BenchHooks& hooks);
+
+// How many blocks to replay: as many as `bytes_per_s` can do about one step of within `seconds`,
+// and whose buffers fit `ram_bytes`, and no fewer than kLeastSliceBlocks. 0: not even those fit.
+// Pure.
+int BlocksToReplay(const ReplayPlan& whole, double bytes_per_s, double seconds, int64_t ram_bytes);
+
+// A window of three blocks has to read some of them again.
+inline constexpr int kLeastSliceBlocks = 4;
+
+// The keys beside those of every result (docs/formats.md, "swap-bench results").
+Json StepToJson(const StepBenchReport& report, double rated_tbw);
+
+}  // namespace forebay

@@ -1,0 +1,156 @@
+#include "forebay/replay/step_replay.h"
+
+#include <algorithm>
+
+#include "forebay/base/check.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/counter_rng.h"
+#include "forebay/base/errors.h"
+#include "forebay/optimizer/decay_runs.h"
+
+namespace forebay {
+namespace {
+
+absl::Status CheckStop(const std::function<bool()>& stop) {
+  return stop() ? InterruptedError("stopped on request") : absl::OkStatus();
+}
+
+}  // namespace
+
+StepReplay::StepReplay(const ReplayPlan& plan, int num_threads, TensorStore* store)
+    : plan_(plan),
+      accesses_(plan.schedule.Accesses()),
+      store_(store),
+      pool_(num_threads, "replay") {}
+
+absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan& plan,
+                                                               ReplayCompute compute,
+                                                               int num_threads, TensorStore* store,
+                                                               MemoryBudget* budget) {
+  std::unique_ptr<StepReplay> replay(new StepReplay(plan, num_threads, store));
+  int64_t largest_layer_elems = 0;
+  for (const LayerSpec& layer : plan.inventory.layers()) {
+    largest_layer_elems = std::max(largest_layer_elems, layer.num_elems);
+  }
+  FOREBAY_ASSIGN_OR_RETURN(
+      replay->gradient_,
+      HostBuffer::Create(budget, "gradient of one layer (fp32)", largest_layer_elems * 4));
+  replay->FillGradient();
+  OffloadedAdamWOptions options;
+  options.arithmetic = compute == ReplayCompute::kNone ? &replay->nothing_ : nullptr;
+  options.gradient_is_bf16 = plan.options.gradient_is_bf16;
+  options.num_threads = num_threads;
+  options.num_staging_tiles = plan.options.buffers.num_staging_tiles;
+  FOREBAY_ASSIGN_OR_RETURN(replay->optimizer_,
+                           OffloadedAdamW::Create(options, replay->plan_.placement, store, budget));
+  FOREBAY_ASSIGN_OR_RETURN(replay->swapper_,
+                           Swapper::Create(plan.window, replay->plan_.placement, store,
+                                           replay->optimizer_.get(), budget));
+  return replay;
+}
+
+// Numbers of the size of gradients, none alike, and zero wherever any layer has padding.
+void StepReplay::FillGradient() {
+  const std::span<float> gradient = gradient_.As<float>();
+  constexpr int64_t kTaskElems = int64_t{1} << 16;
+  const auto num_elems = static_cast<int64_t>(gradient.size());
+  const CounterRng rng(/*seed=*/1);
+  pool_.ParallelFor((num_elems + kTaskElems - 1) / kTaskElems, [&](int64_t task) {
+    const int64_t end = std::min(num_elems, (task + 1) * kTaskElems);
+    for (int64_t i = task * kTaskElems; i < end; i += 4) {
+      const auto words = rng.Words(static_cast<uint64_t>(i));
+      for (int64_t j = 0; j < std::min<int64_t>(4, end - i); ++j) {
+        gradient[i + j] = (static_cast<float>(words[j] >> 8) * 0x1p-23f - 1.0f) * 1e-3f;
+      }
+    }
+  });
+  for (int layer = 0; layer < plan_.inventory.num_layers(); ++layer) {
+    for (const Padding& padding : PaddingOf(plan_.inventory, layer)) {
+      std::fill(gradient.begin() + padding.first_elem, gradient.begin() + padding.end_elem, 0.0f);
+    }
+  }
+}
+
+absl::Status StepReplay::Start(const std::function<bool()>& stop) {
+  const StepSchedule& schedule = plan_.schedule;
+  const auto loss = static_cast<size_t>(schedule.num_loss_layers);
+  swapper_->Expect(std::span(schedule.forward).last(loss));
+  swapper_->Expect(schedule.backward);
+  FOREBAY_RETURN_IF_ERROR(Loss());
+  return Backward(stop);
+}
+
+absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& stop) {
+  const IoStats io = store_->engine().stats();
+  const double wait_s = swapper_->stats().wait_s;
+  const double update_s = optimizer_->stats().update_s;
+  ReplayedStep result;
+  const Stopwatch watch;
+  // No step changes much, whatever the values are: they stay in the range of ordinary numbers.
+  optimizer_->BeginUpdate({.step = ++step_, .lr = 1e-9, .gradient_scale = 1});
+  swapper_->Expect(accesses_);
+  FOREBAY_RETURN_IF_ERROR(Forward(stop));
+  FOREBAY_RETURN_IF_ERROR(Loss());
+  const Stopwatch commit;
+  FOREBAY_RETURN_IF_ERROR(Commit());
+  result.commit_s = commit.Seconds();
+  FOREBAY_RETURN_IF_ERROR(Backward(stop));
+  result.seconds = watch.Seconds();
+  const IoStats after = store_->engine().stats();
+  result.transfers = {after.read_bytes - io.read_bytes, after.write_bytes - io.write_bytes};
+  result.wait_s = swapper_->stats().wait_s - wait_s;
+  result.update_s = optimizer_->stats().update_s - update_s;
+  return result;
+}
+
+absl::Status StepReplay::Access(int layer) {
+  FOREBAY_RETURN_IF_ERROR(swapper_->Acquire(layer).status());
+  swapper_->Release(layer);
+  return absl::OkStatus();
+}
+
+absl::Status StepReplay::Forward(const std::function<bool()>& stop) {
+  const std::vector<int>& order = plan_.schedule.forward;
+  for (size_t i = 0; i + plan_.schedule.num_loss_layers < order.size(); ++i) {
+    FOREBAY_RETURN_IF_ERROR(CheckStop(stop));
+    FOREBAY_RETURN_IF_ERROR(Access(order[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepReplay::Loss() {
+  const std::span<const int> layers =
+      std::span(plan_.schedule.forward).last(static_cast<size_t>(plan_.schedule.num_loss_layers));
+  for (const int layer : layers) FOREBAY_RETURN_IF_ERROR(swapper_->Acquire(layer).status());
+  for (const int layer : layers) swapper_->Release(layer);
+  return absl::OkStatus();
+}
+
+absl::Status StepReplay::Commit() {
+  FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
+  return store_->Commit({.step = step_, .trainer = Json::object()});
+}
+
+absl::Status StepReplay::Backward(const std::function<bool()>& stop) {
+  auto next = plan_.schedule.backward.begin();
+  for (const int layer : plan_.schedule.handed) {
+    FOREBAY_RETURN_IF_ERROR(CheckStop(stop));
+    const bool reads = next != plan_.schedule.backward.end() && *next == layer;
+    if (reads) FOREBAY_RETURN_IF_ERROR(swapper_->Acquire(layer).status());
+    const absl::Status handed = Hand(layer);
+    if (reads) {
+      swapper_->Release(layer);
+      ++next;
+    }
+    FOREBAY_RETURN_IF_ERROR(handed);
+  }
+  return optimizer_->FinishBackward().status();
+}
+
+absl::Status StepReplay::Hand(int layer) {
+  const std::span<const float> gradient =
+      gradient_.As<float>().first(plan_.inventory.layers()[layer].num_elems);
+  return optimizer_->Hand(layer, gradient, pool_);
+}
+
+}  // namespace forebay

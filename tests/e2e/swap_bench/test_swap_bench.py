@@ -1,0 +1,303 @@
+"""swap-bench as somebody uses it for the first time: what it prints, refuses and leaves alone. Nothing here
+depends on how fast the disk is."""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import pwd
+import re
+import resource
+import shutil
+import subprocess
+import xml.etree.ElementTree
+
+import pytest
+from conftest import SMALL
+
+RUN_KEYS = [
+    "device", "op", "read_percent", "bs", "inflight", "engine", "threads", "fixed", "pages", "pattern", "reasons",
+    "bytes", "seconds", "gbps", "read_gbps", "write_gbps", "flushed_gbps", "lat_us", "submit_us", "cpu_ms_per_gb",
+    "cpu_cores", "punted", "splits", "flush_ms", "process_ratio", "disk_ratio", "steady_repeats", "series",
+    "first10_gbps", "last10_gbps", "verify", "errors", "verdict",
+]
+
+
+def test_links_storage_alone(bench):
+    libraries = subprocess.run(["ldd", bench.binary], capture_output=True, text=True, check=True).stdout
+    for word in ("dnnl", "cuda", "cudart", "torch", "gomp", "python"):
+        assert word not in libraries, libraries
+
+
+def test_help_names_every_command_and_flag(bench):
+    overview = bench.run("--help").stdout
+    for command in ("run", "probe", "sweep", "compare"):
+        assert f"  {command} " in overview
+        page = bench.run(command, "--help").stdout
+        assert "Exit codes:" in page and "--format" in page and "swap-bench" in page
+    flags = bench.run("run", "--help").stdout
+    for flag in ("op", "bs", "qd", "inflight", "engine", "size", "time", "warmup", "steady", "threads", "fixed", "pages",
+                 "numa", "pattern", "verify", "flush", "fill", "percentiles", "seed", "plot", "live", "fio", "out"):
+        assert f"--{flag}" in flags
+    assert bench.run(expect=2).stderr.startswith("swap-bench tells")
+    assert re.fullmatch(r"swap-bench \d+\.\d+\.\d+\n", bench.run("--version").stdout)
+
+
+def test_a_folder_alone_is_a_run(bench, disk):
+    text = bench.run(disk, *SMALL).stdout
+    rows = [line.split() for line in text.splitlines() if line.startswith(str(disk) + " ")]
+    assert [row[1] for row in rows] == ["read", "write", "mixed50"]
+    assert text.count("verdict ") == 3
+    assert "incompressible data" in text and "interleaved" in text
+
+
+def test_json_has_the_documented_keys_and_sound_figures(bench, disk):
+    report = bench.json("run", disk, *SMALL, "--verify", "--percentiles=50,95,99.99")
+    assert list(report) == ["schema", "tool", "host", "devices", "config", "runs", "warnings"]
+    assert report["schema"] == 1 and report["tool"]["name"] == "swap-bench"
+    assert report["devices"][0]["path"] == str(disk)
+    assert report["config"]["size"] == 64 << 20
+    assert [run["op"] for run in report["runs"]] == ["read", "write", "mixed"]
+    for run in report["runs"]:
+        assert list(run) == RUN_KEYS
+        assert run["bs"] == 1 << 20 and run["inflight"] == 8 << 20
+        assert run["bytes"] > 0 and run["gbps"]["min"] <= run["gbps"]["median"] <= run["gbps"]["max"]
+        latency = run["lat_us"]
+        assert list(latency) == ["p50", "p99", "p999", "p95", "p9999", "max", "hist"]
+        assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"] <= latency["max"]
+        assert sum(count for _, count in latency["hist"]) * run["bs"] == run["bytes"]
+        assert sum(count for _, count in run["series"]) <= run["bytes"]
+        assert run["verify"]["blocks"] > 0 and run["verify"]["bad"] == 0
+        assert run["errors"] == [] and run["verdict"]
+        assert run["punted"] is None or run["engine"] == "io_uring"
+    assert report["runs"][0]["flush_ms"] is None and report["runs"][1]["flush_ms"] is not None
+
+
+def test_csv_has_a_row_for_each_run(bench, disk):
+    rows = list(csv.DictReader(io.StringIO(bench.run(disk, *SMALL, "--format=csv", "--op=read,mixed=70").stdout)))
+    assert [(row["op"], row["read_percent"]) for row in rows] == [("read", "100"), ("mixed", "70")]
+    for row in rows:
+        assert None not in row and float(row["gbps_median"]) > 0 and float(row["p999_us"]) > 0
+
+
+def test_every_engine_that_works_is_used_when_asked_for(bench, disk):
+    engines = {engine["engine"]: engine["works"] for engine in bench.json("probe", disk)["devices"][0]["engines"]}
+    assert set(engines) == {"io_uring", "libaio", "threads", "buffered"}
+    assert engines["buffered"]
+    for engine, works in engines.items():
+        run = bench.json(disk, *SMALL, "--op=mixed", f"--engine={engine}")["runs"][0]
+        if works:
+            assert run["engine"] == engine
+        else:
+            assert run["engine"] != engine and any("fell back" in line for line in run["verdict"])
+
+
+def test_several_folders_are_measured_alone_and_striped(bench, disk, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    runs = bench.json(f"{disk}:3", f"{other}:1", *SMALL, "--op=read")["runs"]
+    assert [run["device"] for run in runs] == [str(disk), str(other), f"{disk}+{other}"]
+    assert list(other.iterdir()) == []
+
+
+def test_all_options_at_once(bench, disk):
+    run = bench.json("run", disk, "--op", "mixed=30", "--bs=256K", "--inflight=4M", "--engine=auto", "--size=64M",
+                     "--time=0.3s", "--warmup=0", "--steady=bw:50%/0.5s", "--threads=2", "--fixed=off", "--pages=4k",
+                     "--numa=auto", "--pattern=rand", "--verify", "--flush=every=8", "--fill=compressible=50",
+                     "--seed=7", "--repeats=2", "--live")["runs"][0]
+    assert (run["bs"], run["inflight"], run["threads"], run["pattern"]) == (256 << 10, 4 << 20, 2, "rand")
+    assert run["fixed"] is False and run["pages"] == "4k" and run["verify"]["bad"] == 0
+    assert bench.json(disk, *SMALL, "--op=read", "--pages=huge", "--numa=0")["runs"][0]["pages"] in ("huge", "thp", "4k")
+
+
+def test_live_prints_lines_without_a_terminal(bench, disk):
+    lines = bench.run(disk, *SMALL, "--op=read", "--live").stderr.splitlines()
+    assert any(line.startswith("filling a file in ") for line in lines)
+
+
+def test_hyphens_are_underscores(bench, disk):
+    bench.run(disk, *SMALL, "--op=read", "--engine-strict", "--engine=threads")
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--sice=1G"], "did you mean '--size'?"),
+    (["--size=0"], "--size is 0"),
+    (["--size=1M"], "need a file of 64.0 MiB"),
+    (["--size=big"], "is not a size"),
+    (["--qd=1000000"], "allowed: 1 to 128"),
+    (["--qd=0"], "--qd is 0"),
+    (["--qd=8", "--inflight=8M"], "give this or --qd"),
+    (["--inflight=4K"], "less than one operation"),
+    (["--bs=1000"], "multiple of 4096"),
+    (["--op=raed"], "allowed: read, write, mixed"),
+    (["--op=mixed=100"], "1 to 99"),
+    (["--engine=fast"], "allowed: auto or io_uring"),
+    (["--time=0"], "--time"),
+    (["--time=soon"], "is not a time"),
+    (["--steady=2%"], "bw:2%/5s"),
+    (["--flush=often"], "every=N"),
+    (["--fill=zeros"], "compressible=PERCENT"),
+    (["--pages=1g"], "thp or huge or 4k"),
+    (["--numa=x"], "whole number"),
+    (["--percentiles=0"], "above 0 to 100"),
+    (["--format=xml"], "table or json or csv"),
+    (["--plot=picture.png"], ".svg"),
+    (["--fio", "--verify"], "give one of them"),
+])
+def test_what_cannot_be_is_refused_with_the_reason(bench, disk, flags, words):
+    assert words in bench.run("run", disk, *flags, expect=2).stderr
+
+
+def test_errors_are_documents_too(bench, disk):
+    document = json.loads(bench.run(disk, "--size=0", "--format=json", expect=2).stdout)
+    assert document["error"]["exit_code"] == 2 and "--size" in document["error"]["message"]
+
+
+def test_a_mistyped_command_is_not_a_folder(bench):
+    assert "did you mean 'probe'?" in bench.run("prob", expect=2).stderr
+
+
+def test_a_folder_that_is_none(bench, tmp_path):
+    for arguments in (["/there/is/none"], ["run", "/there/is/none"], ["probe", "/there/is/none"],
+                      ["sweep", "/there/is/none"]):
+        assert "is no folder" in bench.run(*arguments, expect=3).stderr
+    file = tmp_path / "file"
+    file.write_text("mine")
+    bench.run("run", file, expect=3)
+    assert file.read_text() == "mine"
+
+
+def test_what_lies_in_the_folder_is_left_alone(bench, tmp_path):
+    names = ["swap-bench.tmp", ".forebay-probe-1", "swap-bench", "data.bin"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    bench.run(tmp_path, *SMALL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert all((tmp_path / name).read_text() == name for name in names)
+
+
+def test_out_and_plot_are_written_and_replaced_but_nobody_elses(bench, disk, tmp_path):
+    out, plot = tmp_path / "results.json", tmp_path / "results.svg"
+    for _ in range(2):
+        text = bench.run(disk, *SMALL, "--op=read", f"--out={out}", f"--plot={plot}").stdout
+        assert "verdict" in text
+        assert json.loads(out.read_text())["runs"][0]["op"] == "read"
+        assert xml.etree.ElementTree.fromstring(plot.read_text()).tag.endswith("svg")
+    foreign = tmp_path / "mine.json"
+    foreign.write_text("{}")
+    for flag in (f"--out={foreign}", f"--plot={tmp_path / 'x' / 'a.svg'}"):
+        bench.run(disk, *SMALL, flag, expect=2)
+    assert foreign.read_text() == "{}"
+    occupied = tmp_path / "new.json"
+    (tmp_path / "new.json.tmp").write_text("mine")
+    assert "in the way" in bench.run(disk, *SMALL, f"--out={occupied}", expect=2).stderr
+    assert (tmp_path / "new.json.tmp").read_text() == "mine"
+
+
+def test_probe_says_what_there_is(bench, disk):
+    text = bench.run("probe", disk).stdout
+    assert "--engine=auto takes" in text and "registered buffers:" in text
+    document = bench.json("probe", disk)
+    assert document["schema"] == 1 and document["devices"][0]["chosen"]
+    bench.run("probe", disk, "--format=csv", expect=2)
+
+
+def test_sweep_finds_settings(bench, disk, tmp_path):
+    plot = tmp_path / "sweep.svg"
+    report = bench.json("sweep", disk, "--size=64M", "--op=read", "--budget=1s", f"--plot={plot}")
+    best = report["best"][0]
+    for point in (best["best"], best["knee"]):
+        assert point["bs"] > 0 and point["inflight"] >= point["bs"] and point["gbps"][0] > 0
+    assert best["knee"]["inflight"] <= best["best"]["inflight"]
+    assert len({run["bs"] for run in report["runs"]}) >= 4
+    xml.etree.ElementTree.fromstring(plot.read_text())
+    assert "knee" in bench.run("sweep", disk, "--size=64M", "--op=read", "--budget=1s").stdout
+    assert "unknown flag" in bench.run("sweep", disk, "--bs=1M", expect=2).stderr
+
+
+def scaled(report, factor):
+    copy = json.loads(json.dumps(report))
+    for run in copy["runs"]:
+        run["gbps"] = {key: value * factor for key, value in run["gbps"].items()}
+    return copy
+
+
+def test_compare_has_an_exit_code_for_scripts(bench, disk, tmp_path):
+    report = bench.json(disk, *SMALL)
+    files = {}
+    for name, content in (("a", report), ("slow", scaled(report, 0.8)), ("near", scaled(report, 0.97)),
+                          ("other", {**report, "runs": []}), ("no", {"schema": 9})):
+        files[name] = tmp_path / f"{name}.json"
+        files[name].write_text(json.dumps(content))
+    assert "1.000" in bench.run("compare", files["a"], files["a"], "--fail_below=0%").stdout
+    bench.run("compare", files["a"], files["slow"])
+    assert "80.0 %" in bench.run("compare", files["a"], files["slow"], "--fail-below=5%", expect=10).stderr
+    bench.run("compare", files["a"], files["near"], "--fail-below=5%")
+    bench.run("compare", files["slow"], files["a"], "--fail-below=5%")
+    assert "no run in common" in bench.run("compare", files["a"], files["other"], expect=3).stderr
+    assert "schema is 9" in bench.run("compare", files["a"], files["no"], expect=3).stderr
+    bench.run("compare", files["a"], tmp_path / "none.json", expect=3)
+    bench.run("compare", files["a"], files["a"], "--fail_below=lots", expect=2)
+    cells = bench.json("compare", files["a"], files["slow"])["cells"]
+    assert len(cells) == 3 and all(abs(cell["ratio"] - 0.8) < 1e-9 for cell in cells)
+    rows = list(csv.DictReader(io.StringIO(bench.run("compare", files["a"], files["slow"], "--format=csv").stdout)))
+    assert len(rows) == 3
+
+
+def test_fio_beside_it_or_how_to_get_it(bench, disk, tmp_path):
+    missing = bench.run(disk, *SMALL, "--fio", expect=9, env={**os.environ, "PATH": str(tmp_path)}).stderr
+    assert "apt-get install fio" in missing
+    if shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+    text = bench.run(disk, *SMALL, "--op=read,mixed", "--fio").stderr
+    assert f"fio read {disk}" in text and f"fio mixed50 {disk}" in text
+
+
+def test_a_full_disk_is_found_before_anything_is_measured(bench, mounted):
+    done = mounted(bench.binary, ["tmpfs", "-osize=16m"], "FOLDER", *SMALL)
+    assert done.returncode == 4 and "has no room for a file of 64.0 MiB" in done.stderr
+
+
+def test_a_disk_that_is_read_only(bench, mounted):
+    done = mounted(bench.binary, ["tmpfs", "-oro"], "FOLDER", *SMALL)
+    assert done.returncode == 5 and "EROFS" in done.stderr
+
+
+def test_tmpfs_is_measured_and_named(bench, mounted):
+    done = mounted(bench.binary, ["tmpfs", "-osize=128m"], "FOLDER", *SMALL, "--format=json", "--verify")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["devices"][0]["fs"] == "tmpfs" and not report["devices"][0]["direct"]["verified"]
+    assert any("RAM" in warning for warning in report["warnings"])
+    for run in report["runs"]:
+        assert run["engine"] == "buffered" and any("tmpfs keeps" in line for line in run["verdict"])
+        assert run["verify"]["bad"] == 0
+    strict = mounted(bench.binary, ["tmpfs", "-osize=128m"], "FOLDER", *SMALL, "--engine_strict")
+    assert strict.returncode == 9 and "forbids a lesser engine" in strict.stderr
+
+
+def test_a_user_with_little_locked_memory_still_measures(bench, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    nobody = pwd.getpwnam("nobody")
+    binary = tmp_path / "swap-bench"
+    shutil.copy(bench.binary, binary)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.owner() == "root" and parent != pathlib.Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+
+    def become_nobody():
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 << 20, 8 << 20))
+        os.setgid(nobody.pw_gid)
+        os.setuid(nobody.pw_uid)
+
+    done = subprocess.run([binary, folder, "--op=read", *SMALL, "--qd=32", "--format=json"], capture_output=True,
+                          text=True, timeout=300, preexec_fn=become_nobody)
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)["runs"][0]
+    if run["engine"] == "io_uring":
+        assert run["fixed"] is False and any("ulimit -l" in reason for reason in run["reasons"])

@@ -1,0 +1,233 @@
+#include "forebay/measure/pass.h"
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <vector>
+
+#include "forebay/base/errors.h"
+#include "forebay/tests/measure/bench_fixture.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+class PassTest : public testing::Test {
+ protected:
+  // Makes the file, filled with the pattern, and the plan of `job_` on it.
+  void Prepare(EngineKind kind, bool direct) {
+    auto file = BenchFile::Create(folder_.path(), job_.size_bytes, direct, job_.verify);
+    ASSERT_TRUE(file.ok()) << file.status();
+    file_ = *std::move(file);
+    plan_.job = &job_;
+    plan_.engine = kind;
+    plan_.files = {&file_};
+    plan_.stripe = {0};
+    plan_.pattern = &pattern_;
+    for (int i = 0; i < job_.threads; ++i) {
+      auto buffer = HostBuffer::Create(&budget_, "test", LoadMemoryBytes(job_, i, 1));
+      ASSERT_TRUE(buffer.ok()) << buffer.status();
+      memory_.push_back(*std::move(buffer));
+    }
+    Fill();
+  }
+  void Fill() {
+    const auto engine = CreateThreadsEngine({});
+    FilePass pass;
+    pass.kind = IoKind::kWrite;
+    pass.block_bytes = kTestBlockBytes;
+    pass.memory = memory_[0].bytes();
+    pass.use = [&](int64_t offset, std::span<std::byte> buffer) {
+      pattern_.Fill(buffer, file_.NextPlace(offset, static_cast<int64_t>(buffer.size())));
+    };
+    pass.stop = [] { return false; };
+    ASSERT_EQ(RunFilePass(*engine, file_, pass), absl::OkStatus());
+  }
+  absl::StatusOr<PassResult> Run(const LoadKind& load) {
+    plan_.load = load;
+    return RunPass(plan_, memory_, hooks_);
+  }
+
+  TemporaryFolder folder_;
+  Job job_ = SmallJob(folder_.path());
+  MemoryBudget budget_{0};
+  const BlockPattern pattern_{1, 0};
+  BenchFile file_;
+  std::vector<HostBuffer> memory_;
+  LoadPlan plan_;
+  PassHooks hooks_;
+};
+
+class EnginePassTest : public PassTest, public testing::WithParamInterface<EngineKind> {
+ protected:
+  void Prepare() {
+    const std::string why_not = WhyNotHere(GetParam(), folder_.path());
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+    PassTest::Prepare(GetParam(), GetParam() != EngineKind::kBuffered);
+  }
+};
+
+void ExpectSound(const PassResult& pass) {
+  EXPECT_GT(pass.bytes(), 0);
+  EXPECT_LE(pass.read_bytes, pass.all_read_bytes);
+  EXPECT_LE(pass.write_bytes, pass.all_write_bytes);
+  EXPECT_EQ(pass.latency.count(), pass.bytes() / kTestBlockBytes);
+  EXPECT_EQ(pass.all_ops, (pass.all_read_bytes + pass.all_write_bytes) / kTestBlockBytes);
+  EXPECT_NEAR(pass.seconds, 0.1, 1e-9);
+  EXPECT_GE(pass.all_seconds, 0.12);
+  EXPECT_GT(pass.cpu_s, 0);
+  EXPECT_EQ(std::accumulate(pass.series.begin(), pass.series.end(), int64_t{0}), pass.bytes());
+}
+
+TEST_P(EnginePassTest, ReadsForTheSetTime) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  const auto pass = Run({LoadOp::kRead, 100});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  ExpectSound(*pass);
+  EXPECT_EQ(pass->all_write_bytes, 0);
+  EXPECT_FALSE(pass->flush_s.has_value());
+}
+
+TEST_P(EnginePassTest, WritesAndTimesTheFlushApart) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  const auto pass = Run({LoadOp::kWrite, 0});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  ExpectSound(*pass);
+  EXPECT_EQ(pass->all_read_bytes, 0);
+  ASSERT_TRUE(pass->flush_s.has_value());
+  EXPECT_LE(pass->flushed_bytes_per_s(), pass->bytes_per_s());
+}
+
+TEST_P(EnginePassTest, MixesReadsAndWritesAsAsked) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  const auto pass = Run({LoadOp::kMixed, 75});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  ExpectSound(*pass);
+  const double share = static_cast<double>(pass->all_read_bytes) /
+                       static_cast<double>(pass->all_read_bytes + pass->all_write_bytes);
+  // Exact but for what is in flight in the last turn.
+  EXPECT_NEAR(share, 0.75, 0.75 * 4 / static_cast<double>(pass->all_ops) + 0.01);
+}
+
+TEST_P(EnginePassTest, SeveralThreadsShareTheDepth) {
+  job_.threads = 3;
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  const auto pass = Run({LoadOp::kRead, 100});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  ExpectSound(*pass);
+}
+
+TEST_P(EnginePassTest, RandomReadsVerifyWhatTheyRead) {
+  job_.verify = true;
+  job_.pattern = AccessPattern::kRandom;
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  const auto pass = Run({LoadOp::kMixed, 50});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_EQ(pass->verified.num_blocks, pass->all_read_bytes / kPatternBlockBytes);
+  EXPECT_EQ(pass->verified.num_bad(), 0) << pass->verified.first_problem;
+}
+
+TEST_P(EnginePassTest, FlushesEveryNWrites) {
+  job_.flush = FlushRule::kEveryN;
+  job_.flush_every = 2;
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  const auto pass = Run({LoadOp::kWrite, 0});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_GT(pass->all_write_bytes, 0);
+}
+
+TEST_P(EnginePassTest, AStopEndsItEarly) {
+  job_.seconds = 3600;
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  int num_asked = 0;
+  hooks_.stop = [&] { return ++num_asked > 2; };
+  const auto pass = Run({LoadOp::kWrite, 0});
+  EXPECT_EQ(ExitCodeOf(pass.status()), ExitCode::kInterrupted);
+}
+
+TEST_P(EnginePassTest, ASteadyBandwidthEndsItEarly) {
+  job_.seconds = 60;
+  job_.steady = SteadyRule{.max_trend = 1e9, .window_s = 0.5};
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  const auto pass = Run({LoadOp::kRead, 100});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_TRUE(pass->steady);
+  EXPECT_LT(pass->seconds, 30);
+}
+
+TEST_P(EnginePassTest, TheKernelsCountersAgreeOnDirectTransfers) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  if (GetParam() == EngineKind::kBuffered) GTEST_SKIP() << "the page cache reads ahead";
+  const auto pass = Run({LoadOp::kRead, 100});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  if (!pass->process_io.has_value()) GTEST_SKIP() << "this kernel does not count";
+  EXPECT_EQ(pass->process_io->read_bytes, pass->all_read_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, EnginePassTest, testing::ValuesIn(EngineKinds()),
+                         [](const auto& c) { return std::string(NameOf(c.param)); });
+
+// ---- On a simulated disk
+
+class FaultyPassTest : public PassTest {
+ protected:
+  // Its clock runs as fast as it is driven, so that many operations fit into a short pass.
+  void Prepare(const FaultPlan& faults) {
+    PassTest::Prepare(EngineKind::kThreads, false);
+    plan_.make_engine = [faults](const EngineOptions& options) {
+      return CreateSimulatedEngine(options, {}, std::make_shared<FaultScript>(faults));
+    };
+  }
+};
+
+TEST_F(FaultyPassTest, TheFirstErrorEndsThePassForAllThreads) {
+  job_.seconds = 3600;
+  job_.threads = 2;
+  Prepare({.fail_call = 20});
+  const auto pass = Run({LoadOp::kWrite, 0});
+  EXPECT_EQ(ExitCodeOf(pass.status()), ExitCode::kStorage);
+  EXPECT_THAT(MessageOf(pass.status()), HasSubstr("EIO"));
+}
+
+TEST_F(FaultyPassTest, ABitThatFlipsInAReadIsFound) {
+  job_.verify = true;
+  Prepare({.flip_call = 10});
+  const auto pass = Run({LoadOp::kRead, 100});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_EQ(pass->verified.num_damaged, 1) << pass->verified.first_problem;
+}
+
+TEST_F(FaultyPassTest, AStaleBlockIsFoundWhileReading) {
+  job_.verify = true;
+  Prepare({});
+  file_.NextPlace(kTestBlockBytes, kTestBlockBytes);  // a write that the disk never saw
+  const auto pass = Run({LoadOp::kRead, 100});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_GT(pass->verified.num_stale, 0);
+  EXPECT_EQ(pass->verified.num_stale, pass->verified.num_bad());
+}
+
+TEST_F(FaultyPassTest, AnEngineThatCannotBeMadeIsTheErrorOfThePass) {
+  Prepare({});
+  plan_.make_engine = [](const EngineOptions&) -> absl::StatusOr<std::unique_ptr<Engine>> {
+    return EnvironmentError("no engine today");
+  };
+  EXPECT_EQ(MessageOf(Run({LoadOp::kRead, 100}).status()), "no engine today");
+}
+
+TEST_F(FaultyPassTest, OperationsNeverOverlap) {
+  // Sixteen blocks for four operations: random offsets would often meet.
+  job_.pattern = AccessPattern::kRandom;
+  job_.size_bytes = 16 * kTestBlockBytes;
+  job_.verify = true;
+  Prepare({});
+  const auto pass = Run({LoadOp::kMixed, 50});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_GT(pass->all_ops, 100);
+  EXPECT_EQ(pass->verified.num_bad(), 0) << pass->verified.first_problem;
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,78 @@
+#include "forebay/measure/tune.h"
+
+#include <vector>
+
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+SweepPoint Point(int64_t block_bytes, int64_t inflight_bytes, double read, double write,
+                 EngineKind engine = EngineKind::kIoUring) {
+  return {.block_bytes = block_bytes,
+          .inflight_bytes = inflight_bytes,
+          .engine = engine,
+          .gbps = {read, write}};
+}
+
+constexpr int64_t kMiB = 1 << 20;
+
+// Bandwidth that rises with what is in flight and then stays, as disks have it.
+std::vector<SweepPoint> SaturatingCurve(double read_knee, double write_knee) {
+  std::vector<SweepPoint> points;
+  for (int64_t inflight = 128 * kMiB; inflight >= kMiB; inflight /= 2) {
+    const auto x = static_cast<double>(inflight / kMiB);
+    points.push_back(
+        Point(kMiB, inflight, std::min(1.0, x / read_knee) * 6, std::min(1.0, x / write_knee) * 4));
+  }
+  return points;
+}
+
+TEST(KneeOfLoad, IsWhereEachCurveBecomesFlat) {
+  const std::vector<SweepPoint> points = SaturatingCurve(16, 4);
+  EXPECT_EQ(KneeOfLoad(points, EngineKind::kIoUring, kMiB, 0).inflight_bytes, 16 * kMiB);
+  EXPECT_EQ(KneeOfLoad(points, EngineKind::kIoUring, kMiB, 1).inflight_bytes, 4 * kMiB);
+}
+
+TEST(KneeOfLoad, TakesAPointWithinThreePercentOfTheBest) {
+  std::vector<SweepPoint> points = {Point(kMiB, 32 * kMiB, 6.0, 1), Point(kMiB, 8 * kMiB, 5.83, 1),
+                                    Point(kMiB, 4 * kMiB, 5.81, 1)};
+  EXPECT_EQ(KneeOfLoad(points, EngineKind::kIoUring, kMiB, 0).inflight_bytes, 8 * kMiB);
+  EXPECT_EQ(KneeOfLoad(points, EngineKind::kIoUring, kMiB, 0, 0.9).inflight_bytes, 4 * kMiB);
+}
+
+TEST(KneeOfLoad, LooksAtNoOtherBlockOrEngine) {
+  const std::vector<SweepPoint> points = {
+      Point(kMiB, 32 * kMiB, 5, 1), Point(kMiB, 16 * kMiB, 3, 1), Point(2 * kMiB, 2 * kMiB, 9, 9),
+      Point(kMiB, kMiB, 9, 9, EngineKind::kThreads)};
+  EXPECT_EQ(KneeOfLoad(points, EngineKind::kIoUring, kMiB, 0).inflight_bytes, 32 * kMiB);
+}
+
+TEST(KneeOfLoad, OfADiskThatGetsSlowerWithMoreIsItsPeak) {
+  const std::vector<SweepPoint> points = {Point(kMiB, 2 * kMiB, 2, 1), Point(kMiB, 4 * kMiB, 5, 1),
+                                          Point(kMiB, 8 * kMiB, 4, 1),
+                                          Point(kMiB, 64 * kMiB, 3, 1)};
+  EXPECT_EQ(KneeOfLoad(points, EngineKind::kIoUring, kMiB, 0).inflight_bytes, 4 * kMiB);
+}
+
+TEST(KneeOfBursts, IsTheShortestThatCostsNoBandwidth) {
+  const std::vector<BurstPoint> points = {
+      {4 * kMiB, 2.0}, {8 * kMiB, 2.9}, {16 * kMiB, 2.95}, {32 * kMiB, 3.0}, {64 * kMiB, 2.99}};
+  EXPECT_EQ(KneeOfBursts(points).burst_bytes, 16 * kMiB);
+  EXPECT_EQ(KneeOfBursts(points, 0.9).burst_bytes, 8 * kMiB);
+}
+
+TEST(DeepSpeedAio, HasTheSameBlockAndDepth) {
+  DeviceProfile device;
+  device.block_bytes = kMiB;
+  device.inflight_read_bytes = 8 * kMiB;
+  const Json aio = DeepSpeedAio(device)["aio"];
+  EXPECT_EQ(aio["block_size"], kMiB);
+  EXPECT_EQ(aio["queue_depth"], 8);
+  EXPECT_EQ(aio["intra_op_parallelism"], 1);
+  EXPECT_EQ(aio["single_submit"], false);
+  EXPECT_EQ(aio["overlap_events"], true);
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,56 @@
+#include "forebay/tools/swap_bench/fio_check.h"
+
+#include "forebay/base/errors.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::Not;
+
+constexpr int64_t kSize = int64_t{1} << 30;
+
+TEST(FioArguments, AreTheSameJob) {
+  Job job;
+  job.block_bytes = 1 << 20;
+  job.depth = 32;
+  const auto arguments =
+      FioArguments(job, {LoadOp::kMixed, 70}, EngineKind::kIoUring, "/proc/1/fd/3", kSize, true);
+  EXPECT_THAT(
+      arguments,
+      AllOf(Contains("--filename=/proc/1/fd/3"), Contains("--rw=rw"), Contains("--rwmixread=70"),
+            Contains("--ioengine=io_uring"), Contains("--bs=1048576"), Contains("--iodepth=32"),
+            Contains("--numjobs=1"), Contains("--runtime=3000ms"), Contains("--ramp_time=500ms"),
+            Contains("--fixedbufs"), Contains("--registerfiles"), Contains("--mem=mmaphuge"),
+            Contains("--direct=1"), Contains("--allow_file_create=0")));
+}
+
+TEST(FioArguments, ASynchronousEngineHasAJobForEachOperationInFlight) {
+  Job job;
+  job.pattern = AccessPattern::kRandom;
+  const auto arguments =
+      FioArguments(job, {LoadOp::kRead, 100}, EngineKind::kThreads, "/f", kSize, false);
+  EXPECT_THAT(arguments, AllOf(Contains("--ioengine=psync"), Contains("--numjobs=32"),
+                               Contains("--iodepth=1"), Contains("--rw=randread"),
+                               Not(Contains("--fixedbufs")), Not(Contains("--mem=mmaphuge"))));
+}
+
+TEST(FioBytesPerSecond, AddsBothDirections) {
+  const auto rate = FioBytesPerSecond(
+      "note: something\n{\"jobs\": [{\"read\": {\"bw_bytes\": 100}, \"write\": {\"bw_bytes\": "
+      "50}}]}");
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_EQ(*rate, 150);
+}
+
+TEST(FioBytesPerSecond, RefusesWhatIsNoResult) {
+  for (const char* text : {"", "nothing", "{}", "{\"jobs\": []}", "{\"jobs\": [{\"read\": 3}]}"}) {
+    EXPECT_FALSE(FioBytesPerSecond(text).ok()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace forebay

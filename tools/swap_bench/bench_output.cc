@@ -1,0 +1,102 @@
+#include "forebay/tools/swap_bench/bench_output.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/output_folder.h"
+#include "forebay/tools/stop_signal.h"
+#include "forebay/tools/swap_bench/svg_plot.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kMaxResultsBytes = int64_t{256} << 20;
+constexpr double kLiveS = 1;
+// Of a results file, near its beginning.
+constexpr char kJsonMark[] = "\"name\": \"swap-bench\"";
+
+}  // namespace
+
+absl::Status CheckReplaceable(const std::string& flag, const std::string& path, const char* mark) {
+  if (path.empty()) return absl::OkStatus();
+  if (FileExists(path)) {
+    const absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxResultsBytes);
+    if (text.ok() && std::string_view(*text).substr(0, 512).find(mark) != std::string_view::npos) {
+      return absl::OkStatus();
+    }
+    return UsageError(fmt::format(
+        "--{}={} is there and was not made by swap-bench: it is left as it is. Name another file",
+        flag, path));
+  }
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (!IsDirectory(folder)) {
+    return UsageError(fmt::format("--{}={}: '{}' is no folder", flag, path, folder));
+  }
+  // The file is written under this name first.
+  if (FileExists(path + ".tmp")) {
+    return UsageError(fmt::format("'{}.tmp' is in the way of --{}; move it", path, flag));
+  }
+  return CheckWritable(folder);
+}
+
+void OutputFlags::Declare(CLI::App& app, bool plot) {
+  app.add_option("--out", out_, "write the results as JSON, whatever is printed")
+      ->type_name("FILE")
+      ->take_last();
+  if (plot) {
+    app.add_option("--plot", plot_, "write a picture of the results")
+        ->type_name("FILE.svg")
+        ->take_last();
+  }
+  app.add_flag("--live", live_, "a line each second with the bandwidth, on stderr");
+}
+
+absl::Status OutputFlags::Check() const {
+  if (!plot_.empty() && !plot_.ends_with(".svg")) {
+    return UsageError(
+        fmt::format("--plot={} does not end in .svg, the one format there is", plot_));
+  }
+  FOREBAY_RETURN_IF_ERROR(CheckReplaceable("out", out_, kJsonMark));
+  return CheckReplaceable("plot", plot_, kSvgMark);
+}
+
+absl::Status OutputFlags::WriteFiles(const Json& results, const std::string& svg) const {
+  if (!out_.empty()) FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(out_, DumpResults(results)));
+  if (!plot_.empty()) FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(plot_, svg));
+  return absl::OkStatus();
+}
+
+void BenchProgress::Show(std::string_view phase, double fraction, double bytes_per_s) {
+  const std::string text = bytes_per_s > 0 ? fmt::format("{} {:.2f} GB/s", phase, bytes_per_s / 1e9)
+                                           : std::string(phase);
+  line_.Show(text, fraction);
+  if (!live_ || (phase == phase_ && since_printed_.Seconds() < kLiveS)) return;
+  phase_ = phase;
+  since_printed_.Restart();
+  line_.Clear();
+  fmt::print(stderr, "{} {:.0f} %\n", text, std::clamp(fraction, 0.0, 1.0) * 100);
+}
+
+BenchHooks BenchProgress::Hooks() {
+  BenchHooks hooks;
+  hooks.stop = StopRequested;
+  hooks.progress = [this](std::string_view phase, double fraction, double bytes_per_s) {
+    Show(phase, fraction, bytes_per_s);
+  };
+  return hooks;
+}
+
+void CatchBenchStopSignals() {
+  CatchStopSignals("\nswap-bench: stopping; once more ends at once\n");
+}
+
+std::string DumpResults(const Json& json) {
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace forebay

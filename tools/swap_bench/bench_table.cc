@@ -1,0 +1,342 @@
+#include "forebay/tools/swap_bench/bench_table.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/aio/open_engine.h"
+#include "forebay/base/format.h"
+
+namespace forebay {
+namespace {
+
+// Rows of cells; every column as wide as its widest cell, the first one to the left.
+class TextTable {
+ public:
+  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  std::string Text() const {
+    std::vector<size_t> widths;
+    for (const auto& row : rows_) {
+      widths.resize(std::max(widths.size(), row.size()), 0);
+      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    }
+    std::string text;
+    for (const auto& row : rows_) {
+      std::string line;
+      for (size_t i = 0; i < row.size(); ++i) {
+        line += i == 0 ? fmt::format("{:<{}}", row[i], widths[i])
+                       : fmt::format("  {:>{}}", row[i], widths[i]);
+      }
+      line.erase(line.find_last_not_of(' ') + 1);
+      text += line + "\n";
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+std::string Gb(double gbps) {
+  return fmt::format("{:.{}f}", gbps, gbps < 0.1 ? 4 : 2);
+}
+
+std::string Ms(int64_t ns) {
+  return fmt::format("{:.{}f}", static_cast<double>(ns) / 1e6, ns < 10'000'000 ? 2 : 1);
+}
+
+std::string PercentOrDash(const std::optional<double>& share) {
+  return share.has_value() ? fmt::format("{:.0f}%", *share * 100) : "-";
+}
+
+std::string VerifyText(const std::optional<PatternTally>& tally) {
+  if (!tally.has_value()) return "-";
+  return tally->num_bad() == 0 ? "ok" : fmt::format("{} BAD", tally->num_bad());
+}
+
+std::vector<std::string> Row(const CellResult& cell) {
+  const auto percentile = [&](double percent) {
+    return cell.latency.count() > 0 ? Ms(cell.latency.PercentileNs(percent)) : "-";
+  };
+  return {cell.key.device,
+          LoadName(cell.key.load),
+          SizeText(cell.key.block_bytes),
+          SizeText(cell.key.inflight_bytes),
+          cell.key.engine,
+          Gb(cell.gbps.median),
+          fmt::format("({}..{})", Gb(cell.gbps.min), Gb(cell.gbps.max)),
+          cell.flushed_gbps.has_value() ? Gb(cell.flushed_gbps->median) : "-",
+          percentile(50),
+          percentile(99),
+          percentile(99.9),
+          cell.latency.count() > 0 ? Ms(cell.latency.max_ns()) : "-",
+          cell.submit_us.has_value() ? fmt::format("{:.1f}", *cell.submit_us) : "-",
+          fmt::format("{:.1f}", cell.cpu_ms_per_gb),
+          PercentOrDash(cell.punted),
+          PercentOrDash(cell.splits),
+          cell.flush_ms.has_value() ? fmt::format("{:.1f}", *cell.flush_ms) : "-",
+          VerifyText(cell.verified)};
+}
+
+const std::vector<std::string>& Header() {
+  static const std::vector<std::string> header = {
+      "device",     "op",        "bs",    "inflt", "engine",   "GB/s",
+      "(min..max)", "+flush",    "p50ms", "p99ms", "p99.9",    "max",
+      "submit-us",  "cpu ms/GB", "punt",  "split", "flush ms", "verify"};
+  return header;
+}
+
+std::string StorageLine(const StorageInfo& storage) {
+  const std::string direct =
+      !storage.direct.verified
+          ? fmt::format("no O_DIRECT: {}",
+                        storage.direct.why_not.empty() ? "not used" : storage.direct.why_not)
+      : storage.direct.off_align > 0
+          ? fmt::format("O_DIRECT verified, align {}/{}", storage.direct.mem_align,
+                        storage.direct.off_align)
+          : "O_DIRECT verified";
+  std::string line =
+      fmt::format("{}: {} on {} ({}), {} of {} free", storage.path, storage.fs, storage.device,
+                  direct, FormatBytes(storage.free_bytes), FormatBytes(storage.total_bytes));
+  const auto cache = storage.queue.find("write_cache");
+  if (cache != storage.queue.end()) line += ", write cache: " + cache->second;
+  if (!storage.pcie.speed.empty()) {
+    line += fmt::format(", PCIe {} x{}", storage.pcie.speed, storage.pcie.width);
+  }
+  return line;
+}
+
+std::string HostLine(const HostInfo& host, const std::string& version) {
+  return fmt::format("swap-bench {}  host {}  kernel {}  {} x {}  {} RAM  thp {}  memlock {}",
+                     version, host.name, host.kernel, host.num_cores,
+                     host.cpu.empty() ? "CPU" : host.cpu, FormatBinaryBytes(host.memory_bytes),
+                     host.transparent_huge_pages,
+                     host.memlock_bytes < 0 ? "unlimited" : FormatBinaryBytes(host.memlock_bytes));
+}
+
+std::string Head(const BenchReport& report, const std::string& version) {
+  const Job& job = report.job;
+  return MachineText(report, version) +
+         fmt::format(
+             "method: file of {} filled with {}, {} s measured after {} s of warm-up, {} "
+             "interleaved repeat{}, {} thread{}\n\n",
+             FormatBinaryBytes(job.size_bytes),
+             job.compressible_percent == 0
+                 ? "incompressible data"
+                 : fmt::format("data that is {} % zeros", job.compressible_percent),
+             job.seconds, job.warmup_s, job.repeats, job.repeats == 1 ? "" : "s", job.threads,
+             job.threads == 1 ? "" : "s");
+}
+
+// Verdicts by their text, with the runs that they are about.
+std::string Verdicts(const BenchReport& report) {
+  std::string text;
+  for (const CellResult& run : report.runs) {
+    text += fmt::format("verdict {} {}: {}", run.key.device, LoadName(run.key.load),
+                        fmt::join(run.verdict, "; "));
+    if (run.key.load.op == LoadOp::kMixed) {
+      text += fmt::format("; {} read + {} written GB/s", Gb(run.read_gbps.median),
+                          Gb(run.write_gbps.median));
+    }
+    if (run.first10_gbps.has_value() && run.last10_gbps.has_value()) {
+      text += fmt::format("; first 10 s {} GB/s, last 10 s {} GB/s", Gb(*run.first10_gbps),
+                          Gb(*run.last10_gbps));
+    }
+    if (run.process_ratio.has_value() || run.disk_ratio.has_value()) {
+      const std::optional<double>& ratio =
+          run.disk_ratio.has_value() ? run.disk_ratio : run.process_ratio;
+      text += fmt::format("; kernel counters match {:.1f} %", *ratio * 100);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+// A field as RFC 4180 has it.
+std::string CsvField(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+std::string CsvOrEmpty(const std::optional<double>& value) {
+  return value.has_value() ? fmt::format("{}", *value) : "";
+}
+
+std::string PointText(const SweepPoint& point, const std::vector<LoadKind>& loads) {
+  std::string rates;
+  for (size_t i = 0; i < loads.size() && i < point.gbps.size(); ++i) {
+    rates += fmt::format("{}{} {} GB/s", i == 0 ? "" : ", ", LoadName(loads[i]), Gb(point.gbps[i]));
+  }
+  return fmt::format("--bs={} --inflight={} --engine={}: {}", SizeText(point.block_bytes),
+                     SizeText(point.inflight_bytes), NameOf(point.engine), rates);
+}
+
+std::vector<std::string> KeyCells(const CellKey& key) {
+  return {key.device, LoadName(key.load), SizeText(key.block_bytes), SizeText(key.inflight_bytes),
+          key.engine};
+}
+
+}  // namespace
+
+std::string SizeText(int64_t bytes) {
+  for (const auto& [unit, shift] : {std::pair('G', 30), std::pair('M', 20), std::pair('K', 10)}) {
+    if (bytes >= int64_t{1} << shift && bytes % (int64_t{1} << shift) == 0) {
+      return fmt::format("{}{}", bytes >> shift, unit);
+    }
+  }
+  return fmt::format("{}", bytes);
+}
+
+std::string NotesText(const std::vector<std::string>& warnings) {
+  std::string text;
+  for (const std::string& warning : warnings) text += "note: " + warning + "\n";
+  return text;
+}
+
+std::string MachineText(const BenchReport& report, const std::string& version) {
+  std::string text = HostLine(report.host, version) + "\n";
+  for (const StorageInfo& storage : report.devices) text += StorageLine(storage) + "\n";
+  return text;
+}
+
+std::string RunsText(const BenchReport& report, const std::string& version) {
+  TextTable table;
+  table.Add(Header());
+  for (const CellResult& run : report.runs) table.Add(Row(run));
+  return Head(report, version) + table.Text() + "\n";
+}
+
+std::string ReportText(const BenchReport& report, const std::string& version) {
+  return RunsText(report, version) + Verdicts(report) + NotesText(report.warnings);
+}
+
+std::string ReportCsv(const BenchReport& report, std::span<const double> percentiles) {
+  std::string text =
+      "device,op,read_percent,bs,inflight,engine,threads,gbps_median,gbps_min,gbps_max,"
+      "read_gbps,write_gbps,flushed_gbps";
+  for (const double percent : percentiles) text += fmt::format(",{}_us", PercentileKey(percent));
+  text +=
+      ",max_us,submit_us,cpu_ms_per_gb,punted,splits,flush_ms,process_ratio,disk_ratio,bad_"
+      "blocks\n";
+  for (const CellResult& run : report.runs) {
+    text += fmt::format(
+        "{},{},{},{},{},{},{},{},{},{},{},{},{}", CsvField(run.key.device), NameOf(run.key.load.op),
+        run.key.load.read_percent, run.key.block_bytes, run.key.inflight_bytes, run.key.engine,
+        run.threads, run.gbps.median, run.gbps.min, run.gbps.max, run.read_gbps.median,
+        run.write_gbps.median,
+        run.flushed_gbps.has_value() ? fmt::format("{}", run.flushed_gbps->median) : "");
+    for (const double percent : percentiles) {
+      text +=
+          run.latency.count() == 0
+              ? ","
+              : fmt::format(",{}", static_cast<double>(run.latency.PercentileNs(percent)) / 1e3);
+    }
+    text += fmt::format(",{},{},{},{},{},{},{},{},{}\n",
+                        static_cast<double>(run.latency.max_ns()) / 1e3, CsvOrEmpty(run.submit_us),
+                        run.cpu_ms_per_gb, CsvOrEmpty(run.punted), CsvOrEmpty(run.splits),
+                        CsvOrEmpty(run.flush_ms), CsvOrEmpty(run.process_ratio),
+                        CsvOrEmpty(run.disk_ratio),
+                        run.verified.has_value() ? fmt::format("{}", run.verified->num_bad()) : "");
+  }
+  return text;
+}
+
+std::string SweepText(const SweepReport& sweep, const std::string& version) {
+  std::string text = RunsText(sweep.report, version);
+  for (const SweepBest& best : sweep.best) {
+    const std::vector<LoadKind>& loads = sweep.report.job.loads;
+    text += fmt::format("best {}: {}\nknee {}: {}\n", best.device, PointText(best.best, loads),
+                        best.device, PointText(best.knee, loads));
+  }
+  return text + NotesText(sweep.report.warnings);
+}
+
+std::string ProbeText(const ProbeReport& probe, const std::string& version) {
+  std::string text = HostLine(probe.host, version) + "\n" + probe.pages + "\n";
+  text += fmt::format("registered buffers: {}\n",
+                      probe.not_registered.empty() ? "yes" : probe.not_registered);
+  for (const StorageProbe& device : probe.devices) {
+    text += "\n" + StorageLine(device.storage) + "\n";
+    text += fmt::format("  mounted {}\n", device.storage.mount_options);
+    std::string queue;
+    for (const auto& [key, value] : device.storage.queue) {
+      queue += fmt::format("{}{}={}", queue.empty() ? "" : " ", key, value);
+    }
+    if (!queue.empty()) text += fmt::format("  queue {}\n", queue);
+    for (const EngineProbe& engine : device.engines) {
+      text += fmt::format("  {:<9} {}  {}\n", NameOf(engine.kind), engine.works ? "yes" : "no ",
+                          engine.line);
+    }
+    text += fmt::format("  --engine=auto takes {}\n", device.chosen);
+    text += NotesText(device.warnings);
+  }
+  return text;
+}
+
+std::string ComparisonText(const ReportComparison& comparison) {
+  TextTable table;
+  table.Add(
+      {"device", "op", "bs", "inflt", "engine", "before GB/s", "after GB/s", "ratio", "(noise)"});
+  for (const CellComparison& cell : comparison.cells) {
+    std::vector<std::string> row = KeyCells(cell.key);
+    for (std::string& text : std::vector{
+             Gb(cell.before.median), Gb(cell.after.median), fmt::format("{:.3f}", cell.ratio),
+             fmt::format("({:.3f}..{:.3f})", cell.least_ratio, cell.most_ratio)}) {
+      row.push_back(std::move(text));
+    }
+    table.Add(std::move(row));
+  }
+  std::string text = table.Text();
+  for (const CellKey& key : comparison.only_before) {
+    text += fmt::format("only before: {}\n", fmt::join(KeyCells(key), " "));
+  }
+  for (const CellKey& key : comparison.only_after) {
+    text += fmt::format("only after: {}\n", fmt::join(KeyCells(key), " "));
+  }
+  return text;
+}
+
+std::string ComparisonCsv(const ReportComparison& comparison) {
+  std::string text =
+      "device,op,read_percent,bs,inflight,engine,before_gbps,after_gbps,ratio,least_ratio,"
+      "most_ratio\n";
+  for (const CellComparison& cell : comparison.cells) {
+    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{}\n", CsvField(cell.key.device),
+                        NameOf(cell.key.load.op), cell.key.load.read_percent, cell.key.block_bytes,
+                        cell.key.inflight_bytes, cell.key.engine, cell.before.median,
+                        cell.after.median, cell.ratio, cell.least_ratio, cell.most_ratio);
+  }
+  return text;
+}
+
+Json ComparisonToJson(const ReportComparison& comparison) {
+  const auto key_json = [](const CellKey& key) -> Json {
+    return {{"device", key.device},
+            {"op", NameOf(key.load.op)},
+            {"read_percent", key.load.read_percent},
+            {"bs", key.block_bytes},
+            {"inflight", key.inflight_bytes},
+            {"engine", key.engine}};
+  };
+  Json cells = Json::array();
+  for (const CellComparison& cell : comparison.cells) {
+    Json json = key_json(cell.key);
+    json["before_gbps"] = cell.before.median;
+    json["after_gbps"] = cell.after.median;
+    json["ratio"] = cell.ratio;
+    json["least_ratio"] = cell.least_ratio;
+    json["most_ratio"] = cell.most_ratio;
+    cells.push_back(std::move(json));
+  }
+  Json only_before = Json::array();
+  for (const CellKey& key : comparison.only_before) only_before.push_back(key_json(key));
+  Json only_after = Json::array();
+  for (const CellKey& key : comparison.only_after) only_after.push_back(key_json(key));
+  return {{"cells", std::move(cells)},
+          {"only_before", std::move(only_before)},
+          {"only_after", std::move(only_after)}};
+}
+
+}  // namespace forebay

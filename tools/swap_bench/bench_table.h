@@ -1,0 +1,35 @@
+// Results for people and for spreadsheets. Pure.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "forebay/measure/compare.h"
+#include "forebay/measure/probe.h"
+#include "forebay/measure/run_job.h"
+#include "forebay/measure/sweep.h"
+
+namespace forebay {
+
+// The machine and the folders.
+std::string MachineText(const BenchReport& report, const std::string& version);
+// And how it was measured, and a row for each run.
+std::string RunsText(const BenchReport& report, const std::string& version);
+std::string NotesText(const std::vector<std::string>& warnings);
+// Machine, folders, a row for each run, verdicts, notes.
+std::string ReportText(const BenchReport& report, const std::string& version);
+// A header and a row for each run; the columns are those of the JSON (docs/formats.md).
+std::string ReportCsv(const BenchReport& report, std::span<const double> percentiles);
+
+std::string SweepText(const SweepReport& sweep, const std::string& version);
+std::string ProbeText(const ProbeReport& probe, const std::string& version);
+
+std::string ComparisonText(const ReportComparison& comparison);
+std::string ComparisonCsv(const ReportComparison& comparison);
+Json ComparisonToJson(const ReportComparison& comparison);
+
+// "1M", "256K", "4096": as --bs takes it.
+std::string SizeText(int64_t bytes);
+
+}  // namespace forebay

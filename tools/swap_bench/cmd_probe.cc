@@ -1,0 +1,40 @@
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/measure/probe.h"
+#include "forebay/tools/swap_bench/bench_output.h"
+#include "forebay/tools/swap_bench/bench_table.h"
+#include "forebay/tools/swap_bench/program.h"
+
+namespace forebay {
+namespace {
+
+class BenchProbeCommand : public Command {
+ public:
+  void Declare(CLI::App& app) override {
+    app.add_option("DIR", directories_, "folders on the disks to be looked at")->required();
+  }
+
+  absl::Status Run(const CommandContext& context) override {
+    if (context.format == "csv") {
+      return UsageError("--format=csv is for results of run and compare; allowed: table or json");
+    }
+    FOREBAY_ASSIGN_OR_RETURN(const ProbeReport probe, ProbeMachine(directories_));
+    fmt::print("{}", context.json ? DumpResults(ProbeToJson(probe, FOREBAY_VERSION))
+                                  : ProbeText(probe, FOREBAY_VERSION));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<std::string> directories_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeBenchProbeCommand() {
+  return std::make_unique<BenchProbeCommand>();
+}
+
+}  // namespace forebay

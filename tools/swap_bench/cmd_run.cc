@@ -1,0 +1,71 @@
+#include <memory>
+#include <optional>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/measure/report_json.h"
+#include "forebay/measure/run_job.h"
+#include "forebay/tools/swap_bench/bench_output.h"
+#include "forebay/tools/swap_bench/bench_table.h"
+#include "forebay/tools/swap_bench/fio_check.h"
+#include "forebay/tools/swap_bench/job_flags.h"
+#include "forebay/tools/swap_bench/program.h"
+#include "forebay/tools/swap_bench/svg_plot.h"
+
+namespace forebay {
+namespace {
+
+class BenchRunCommand : public Command {
+ public:
+  void Declare(CLI::App& app) override {
+    flags_.Declare(app);
+    app.add_flag("--fio", fio_, "run fio too, in turn with every pass, and print both");
+    output_.Declare(app);
+  }
+
+  absl::Status Run(const CommandContext& context) override {
+    FOREBAY_ASSIGN_OR_RETURN(const Job job, flags_.Read());
+    FOREBAY_RETURN_IF_ERROR(CheckJob(job));
+    FOREBAY_RETURN_IF_ERROR(output_.Check());
+    if (fio_ && job.verify) {
+      return UsageError("--fio overwrites the blocks that --verify looks at; give one of them");
+    }
+    if (fio_) FOREBAY_RETURN_IF_ERROR(CheckFioInstalled());
+    CatchBenchStopSignals();
+    BenchProgress progress(output_.live());
+    BenchHooks hooks = progress.Hooks();
+    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<BenchSession> session,
+                             BenchSession::Open(job, hooks));
+    FioCheck fio(*session, job);
+    if (fio_) hooks.beside = [&](const BenchCell& cell) { return fio.Run(cell); };
+    const std::vector<BenchCell> cells = CellsOf(job);
+    BenchReport report = BeginReport(job, *session);
+    FOREBAY_ASSIGN_OR_RETURN(report.runs, RunCells(*session, job, cells, EngineKind::kAuto, hooks));
+    progress.Clear();
+    if (fio_) fmt::print(stderr, "{}", fio.Text(cells, report.runs));
+    return Print(report, context);
+  }
+
+ private:
+  absl::Status Print(const BenchReport& report, const CommandContext& context) const {
+    FOREBAY_ASSIGN_OR_RETURN(const std::vector<double> percentiles, flags_.Percentiles());
+    const Json json = ReportToJson(report, FOREBAY_VERSION, percentiles);
+    fmt::print("{}", context.json              ? DumpResults(json)
+                     : context.format == "csv" ? ReportCsv(report, percentiles)
+                                               : ReportText(report, FOREBAY_VERSION));
+    FOREBAY_RETURN_IF_ERROR(output_.WriteFiles(json, ReportSvg(report)));
+    return CheckVerified(report);
+  }
+
+  JobFlags flags_{JobUse::kRun};
+  OutputFlags output_;
+  bool fio_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeBenchRunCommand() {
+  return std::make_unique<BenchRunCommand>();
+}
+
+}  // namespace forebay

@@ -1,0 +1,151 @@
+#include <cmath>
+#include <thread>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/format.h"
+#include "forebay/measure/report_json.h"
+#include "forebay/model/llama_shapes.h"
+#include "forebay/replay/step_bench.h"
+#include "forebay/tools/swap_bench/bench_output.h"
+#include "forebay/tools/swap_bench/program.h"
+#include "forebay/tools/swap_bench/step_text.h"
+#include "forebay/tools/swap_bench/storage_flags.h"
+
+namespace forebay {
+namespace {
+
+class BenchStepCommand : public Command {
+ public:
+  void Declare(CLI::App& app) override {
+    app.add_option("DIR", options_.directory, "a folder on the disk to be measured")->required();
+    const auto text = [&app](const std::string& name, std::string& into, const std::string& value,
+                             const std::string& help) {
+      app.add_option("--" + name, into, help)->type_name(value)->take_last();
+    };
+    text("params", params_, "N", "a Llama model of about so many parameters: 13B, 1.1B, 135M");
+    text("config", config_, "PATH", "instead: a config.json, or a folder that holds one");
+    text("layout", layout_, "bf16|fp32", "how weights are kept (default: bf16)");
+    text("grad_dtype", gradient_dtype_, "bf16|fp32",
+         "of finished gradients (default: as --layout)");
+    text("gradients", gradients_, "ram|nvme",
+         "where they wait for their norm; nvme: what a run does whose --ram is short (default: "
+         "ram)");
+    text("tile_elems", tile_elems_, "N", "elements of one tile (default: 1M)");
+    text("ram", ram_, "SIZE", "for all buffers (default: 80 % of what is available)");
+    text("compute", compute_, "none|adamw",
+         "I/O alone, or with the optimizer's update (default: none)");
+    text("threads", threads_, "N", "of the update; 0: one per core (default: 0)");
+    text("time", time_, "TIME",
+         "about as long as steps are replayed; a model that takes longer is cut to a slice "
+         "(default: 30s)");
+    text("tbw", tbw_, "X", "TB that the drive is rated to write in its life (default: 600)");
+    storage_.Declare(app);
+    output_.Declare(app, /*plot=*/false);
+  }
+
+  absl::Status Run(const CommandContext& context) override {
+    FOREBAY_RETURN_IF_ERROR(Read());
+    FOREBAY_RETURN_IF_ERROR(ReadModel());
+    FOREBAY_RETURN_IF_ERROR(output_.Check());
+    CatchBenchStopSignals();
+    BenchProgress progress(output_.live());
+    FOREBAY_ASSIGN_OR_RETURN(const StepBenchReport report,
+                             RunStepBench(options_, progress.Hooks()));
+    progress.Clear();
+    Json json = ReportToJson(report.bench, FOREBAY_VERSION, {});
+    json["step"] = {{"model", model_}};
+    json["step"].update(StepToJson(report, rated_tbw_));
+    fmt::print("{}", context.json ? DumpResults(json)
+                     : context.format == "csv"
+                         ? StepCsv(report, rated_tbw_)
+                         : StepText(report, model_, rated_tbw_, FOREBAY_VERSION));
+    return output_.WriteFiles(json, "");
+  }
+
+ private:
+  absl::Status Read() {
+    FlagReader reader;
+    ReplayOptions& replay = options_.replay;
+    reader.TakeWord<Layout>("layout", layout_, {{"bf16", Layout::kBf16}, {"fp32", Layout::kFp32}},
+                            replay.layout);
+    replay.gradient_is_bf16 = replay.layout == Layout::kBf16;
+    if (!gradient_dtype_.empty()) {
+      reader.TakeWord<bool>("grad_dtype", gradient_dtype_, {{"bf16", true}, {"fp32", false}},
+                            replay.gradient_is_bf16);
+    }
+    reader.TakeWord<Tier>("gradients", gradients_, {{"ram", Tier::kHost}, {"nvme", Tier::kNvme}},
+                          replay.gradients);
+    reader.Take("tile_elems", ParseSize(tile_elems_), replay.tile_elems);
+    if (replay.tile_elems <= 0 || replay.tile_elems % kLayerAlignElems != 0 ||
+        replay.tile_elems > int64_t{1} << 30) {
+      reader.Problem("tile_elems", fmt::format("'{}' is no multiple of {} up to 1G", tile_elems_,
+                                               kLayerAlignElems));
+    }
+    if (!ram_.empty()) reader.Take("ram", ParseSize(ram_), options_.ram_bytes);
+    reader.TakeWord<ReplayCompute>(
+        "compute", compute_, {{"none", ReplayCompute::kNone}, {"adamw", ReplayCompute::kAdamW}},
+        options_.compute);
+    reader.TakeNumber("threads", threads_, options_.num_threads);
+    if (options_.num_threads < 0 || options_.num_threads > 1024) {
+      reader.Problem("threads", fmt::format("'{}' is not from 0 to 1024", threads_));
+    }
+    if (options_.num_threads == 0) {
+      options_.num_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    }
+    reader.Take("time", ParseDuration(time_), options_.seconds);
+    reader.TakeNumber("tbw", tbw_, rated_tbw_);
+    if (!(rated_tbw_ > 0 && rated_tbw_ <= 1e9)) {
+      reader.Problem("tbw", fmt::format("'{}' is no number above 0 to 1e9", tbw_));
+    }
+    storage_.Read(reader);
+    options_.engine = storage_.engine;
+    options_.strict = storage_.strict;
+    options_.size_bytes = storage_.size_bytes;
+    options_.seed = storage_.seed;
+    return reader.status();
+  }
+
+  absl::Status ReadModel() {
+    if (params_.empty() == config_.empty()) {
+      return UsageError(
+          "which model? Give --params, such as --params=13B, or --config with a config.json");
+    }
+    DecoderConfig config;
+    if (!config_.empty()) {
+      FOREBAY_ASSIGN_OR_RETURN(config, ReadDecoderConfigAt(config_));
+      model_ = config_;
+    } else {
+      const absl::StatusOr<int64_t> count = ParseParamCount(params_);
+      if (!count.ok()) return Annotate(count.status(), "--params");
+      LlamaShape shape = LlamaShapeOf(*count);
+      config = std::move(shape.config);
+      model_ = std::move(shape.description);
+    }
+    options_.inventory = BuildInventory(config);
+    options_.replay.loss_reads_first = config.tied_embeddings;
+    return absl::OkStatus();
+  }
+
+  StepBenchOptions options_;
+  StorageFlags storage_;
+  OutputFlags output_;
+  double rated_tbw_ = 600;
+  std::string model_;
+  std::string params_, config_, gradient_dtype_, ram_;
+  std::string layout_ = "bf16";
+  std::string gradients_ = "ram";
+  std::string tile_elems_ = "1M";
+  std::string compute_ = "none";
+  std::string threads_ = "0";
+  std::string time_ = "30s";
+  std::string tbw_ = "600";
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeBenchStepCommand() {
+  return std::make_unique<BenchStepCommand>();
+}
+
+}  // namespace forebay

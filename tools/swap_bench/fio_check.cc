@@ -1,0 +1,184 @@
+#include "forebay/tools/swap_bench/fio_check.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/json.h"
+#include "forebay/memory/page_tally.h"
+
+extern char** environ;
+
+namespace forebay {
+namespace {
+
+struct FioOutcome {
+  int exit_code = -1;
+  std::string output;
+};
+
+// Runs a program of PATH and takes what it prints; its errors go to our stderr.
+absl::StatusOr<FioOutcome> RunProgram(const std::vector<std::string>& arguments) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return EnvironmentError("pipe: " + ErrnoText(errno));
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, writer.get(), STDOUT_FILENO);
+  std::vector<char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  pid_t child = -1;
+  const int error = ::posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) {
+    return EnvironmentError(fmt::format("starting {} failed: {}", arguments[0], ErrnoText(error)));
+  }
+  writer.Reset();
+  FioOutcome outcome;
+  char part[4096];
+  while (true) {
+    const ssize_t got = ::read(reader.get(), part, sizeof(part));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    outcome.output.append(part, static_cast<size_t>(got));
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return outcome;
+}
+
+// Whether reserved huge pages of 2 MiB for so much are free.
+bool HugePagesFree(int64_t bytes) {
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 64);
+  return text.ok() && std::atoll(text->c_str()) * kHugePageBytes >= bytes + kHugePageBytes;
+}
+
+const char* FioEngine(EngineKind engine) {
+  if (engine == EngineKind::kIoUring) return "io_uring";
+  return engine == EngineKind::kLibaio ? "libaio" : "psync";
+}
+
+}  // namespace
+
+absl::Status CheckFioInstalled() {
+  const absl::StatusOr<FioOutcome> outcome = RunProgram({"fio", "--version"});
+  if (outcome.ok() && outcome->exit_code == 0) return absl::OkStatus();
+  return EnvironmentError(
+      "--fio needs the program fio, which is not in PATH. Install it (apt-get install fio), or "
+      "leave "
+      "--fio out");
+}
+
+std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, EngineKind engine,
+                                      const std::string& path, int64_t size_bytes,
+                                      bool huge_pages) {
+  const bool random = job.pattern == AccessPattern::kRandom;
+  std::string rw = load.op == LoadOp::kRead ? "read" : load.op == LoadOp::kWrite ? "write" : "rw";
+  if (random) rw = "rand" + rw;
+  // A synchronous engine has as many in flight as it has jobs.
+  const bool synchronous = engine == EngineKind::kThreads;
+  const int jobs = synchronous ? job.depth : job.threads;
+  const int depth = synchronous ? 1 : std::max(1, job.depth / job.threads);
+  std::vector<std::string> arguments = {
+      "fio",
+      "--name=swap-bench",
+      "--filename=" + path,
+      "--allow_file_create=0",
+      "--direct=1",
+      "--thread",
+      "--group_reporting",
+      "--time_based",
+      "--output-format=json",
+      "--rw=" + rw,
+      fmt::format("--ioengine={}", FioEngine(engine)),
+      fmt::format("--bs={}", job.block_bytes),
+      fmt::format("--iodepth={}", depth),
+      fmt::format("--numjobs={}", jobs),
+      fmt::format("--size={}", size_bytes / jobs),
+      fmt::format("--offset_increment={}", size_bytes / jobs),
+      fmt::format("--runtime={}ms", static_cast<int64_t>(job.seconds * 1000)),
+      fmt::format("--ramp_time={}ms", static_cast<int64_t>(job.warmup_s * 1000))};
+  if (load.op == LoadOp::kMixed)
+    arguments.push_back(fmt::format("--rwmixread={}", load.read_percent));
+  if (engine == EngineKind::kIoUring) arguments.push_back("--registerfiles");
+  if (engine == EngineKind::kIoUring && job.fixed) arguments.push_back("--fixedbufs");
+  if (huge_pages) arguments.push_back("--mem=mmaphuge");
+  return arguments;
+}
+
+absl::StatusOr<double> FioBytesPerSecond(const std::string& output) {
+  // Notes may stand before the document.
+  const size_t begin = output.find('{');
+  FOREBAY_ASSIGN_OR_RETURN(
+      const Json json,
+      ParseJson(begin == std::string::npos ? "" : std::string_view(output).substr(begin),
+                "the output of fio"));
+  double sum = 0;
+  try {
+    for (const char* direction : {"read", "write"}) {
+      sum += json.at("jobs").at(0).at(direction).at("bw_bytes").get<double>();
+    }
+  } catch (const Json::exception&) {
+    return EnvironmentError("the output of fio has no bandwidth; is it older than 3.0?");
+  }
+  return sum;
+}
+
+absl::Status FioCheck::Run(const BenchCell& cell) {
+  const EngineKind engine = session_.EngineOf(cell.targets);
+  if (cell.targets.size() > 1 || engine == EngineKind::kBuffered) return absl::OkStatus();
+  const BenchTarget& target = *session_.targets()[static_cast<size_t>(cell.targets[0])];
+  const bool huge = job_.pages != BenchPages::kBase && HugePagesFree(job_.block_bytes * job_.depth);
+  FOREBAY_ASSIGN_OR_RETURN(
+      const FioOutcome outcome,
+      RunProgram(FioArguments(job_, cell.load, engine, target.file.PathForOthers(),
+                              target.file.size_bytes(), huge)));
+  if (outcome.exit_code != 0) {
+    return EnvironmentError(
+        fmt::format("fio ended with exit code {}; its message is above. Leave "
+                    "--fio out to measure without it",
+                    outcome.exit_code));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const double bytes_per_s, FioBytesPerSecond(outcome.output));
+  auto found = std::ranges::find_if(measured_, [&](const Measured& measured) {
+    return measured.cell.load == cell.load && measured.cell.targets == cell.targets;
+  });
+  if (found == measured_.end()) {
+    measured_.push_back({cell, {}, huge ? "reserved huge pages" : "4 KiB pages"});
+    found = measured_.end() - 1;
+  }
+  found->gbps.push_back(bytes_per_s / 1e9);
+  return absl::OkStatus();
+}
+
+std::string FioCheck::Text(const std::vector<BenchCell>& cells,
+                           const std::vector<CellResult>& runs) const {
+  std::string text;
+  for (const Measured& measured : measured_) {
+    for (size_t i = 0; i < cells.size(); ++i) {
+      if (cells[i].load != measured.cell.load || cells[i].targets != measured.cell.targets)
+        continue;
+      const Spread spread = SpreadOf(measured.gbps);
+      text += fmt::format(
+          "fio {} {}: {:.2f} GB/s ({:.2f}..{:.2f}), in {}; swap-bench has {:.3f} of it\n",
+          LoadName(measured.cell.load), runs[i].key.device, spread.median, spread.min, spread.max,
+          measured.pages, spread.median > 0 ? runs[i].gbps.median / spread.median : 0);
+    }
+  }
+  return text;
+}
+
+}  // namespace forebay

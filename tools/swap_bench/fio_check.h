@@ -1,0 +1,46 @@
+// The same load through fio, where it is installed: a second opinion from a program that everybody
+// knows.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/measure/run_job.h"
+
+namespace forebay {
+
+// EnvironmentError when fio is not in PATH.
+absl::Status CheckFioInstalled();
+
+// One pass of fio over the session's own files. Remembers the results. Owned by one thread.
+class FioCheck {
+ public:
+  FioCheck(const BenchSession& session, const Job& job) : session_(session), job_(job) {}
+
+  // Runs `cell` once. Striped cells and the buffered engine are left out: fio has neither.
+  // EnvironmentError when fio fails.
+  absl::Status Run(const BenchCell& cell);
+  // "fio read /nvme: 1.61 GB/s (1.58..1.65), 0.98 of it here; its buffers are in 4 KiB pages", a
+  // line for each cell. `runs`: what swap-bench measured, in the order of `cells`.
+  std::string Text(const std::vector<BenchCell>& cells, const std::vector<CellResult>& runs) const;
+
+ private:
+  struct Measured {
+    BenchCell cell;
+    std::vector<double> gbps;
+    std::string pages;
+  };
+
+  const BenchSession& session_;
+  const Job& job_;
+  std::vector<Measured> measured_;
+};
+
+// The command for one target's file. `huge_pages`: with buffers in reserved huge pages.
+std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, EngineKind engine,
+                                      const std::string& path, int64_t size_bytes, bool huge_pages);
+// Bytes per second, reads and writes together, of fio's JSON.
+absl::StatusOr<double> FioBytesPerSecond(const std::string& output);
+
+}  // namespace forebay

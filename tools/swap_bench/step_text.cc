@@ -1,0 +1,112 @@
+#include "forebay/tools/swap_bench/step_text.h"
+
+#include "fmt/format.h"
+#include "forebay/aio/open_engine.h"
+#include "forebay/base/format.h"
+#include "forebay/tools/swap_bench/bench_table.h"
+
+namespace forebay {
+namespace {
+
+std::string SecondsText(const Spread& seconds, int num_steps) {
+  std::string text = fmt::format("{:.3g} s", seconds.median);
+  if (num_steps > 1) text += fmt::format(" ({:.3g}..{:.3g})", seconds.min, seconds.max);
+  return text;
+}
+
+std::string Percent(double share) {
+  return fmt::format("{:.0f} %", share * 100);
+}
+
+int64_t StepsUntil(double rated_tbw, const StepTransfers& transfers) {
+  return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(transfers.write_bytes));
+}
+
+// What was really done, where it is not a step of the whole model on a whole store.
+std::string MethodText(const StepBenchReport& report) {
+  std::string text = fmt::format(
+      "replayed   {} step{} of {}, {} each\n", report.num_steps, report.num_steps == 1 ? "" : "s",
+      report.sliced() ? fmt::format("a slice of {} of the {} blocks", report.num_blocks,
+                                    report.whole.num_blocks())
+                      : std::string("the whole model"),
+      SecondsText(report.slice_s, report.num_steps));
+  if (report.sliced()) {
+    text += fmt::format(
+        "           the step above is EXTRAPOLATED from it, in proportion to the bytes ({} of "
+        "{})\n",
+        FormatBytes(report.slice_transfers.read_bytes + report.slice_transfers.write_bytes),
+        FormatBytes(report.whole.transfers.read_bytes + report.whole.transfers.write_bytes));
+  }
+  if (report.folded()) {
+    text +=
+        fmt::format("           a file of {} stood for the store of {}\n",
+                    FormatBinaryBytes(report.file_bytes), FormatBytes(report.whole.store_bytes));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string StepText(const StepBenchReport& report, const std::string& model, double rated_tbw,
+                     const std::string& version) {
+  const ReplayPlan& whole = report.whole;
+  const StepTransfers& bytes = whole.transfers;
+  const auto params = static_cast<double>(whole.inventory.num_params());
+  const double total = static_cast<double>(bytes.read_bytes + bytes.write_bytes);
+  std::string text = MachineText(report.bench, version);
+  text += fmt::format("\nmodel      {}   {} params   {} blocks   layout {}   durability step\n",
+                      model, FormatCount(whole.inventory.num_params()), whole.num_blocks(),
+                      NameOf(whole.options.layout));
+  text += fmt::format(
+      "placement  weights and state on NVMe, gradients {}; {}\n",
+      whole.options.gradients == Tier::kHost ? "in RAM" : "on NVMe",
+      report.options.compute == ReplayCompute::kNone ? "I/O alone" : "with the AdamW update");
+  text +=
+      fmt::format("step       {}{} at {:.2f} GB/s\n", SecondsText(report.step_s, report.num_steps),
+                  report.sliced() ? ", extrapolated," : "", total / report.step_s.median / 1e9);
+  text += fmt::format("per step   {} read + {} written ({:.1f} + {:.1f} B/param)\n",
+                      FormatBytes(bytes.read_bytes), FormatBytes(bytes.write_bytes),
+                      static_cast<double>(bytes.read_bytes) / params,
+                      static_cast<double>(bytes.write_bytes) / params);
+  text += fmt::format("time       {} reading, {} writing; {} waiting to commit",
+                      Percent(report.reading), Percent(report.writing), Percent(report.committing));
+  if (report.options.compute == ReplayCompute::kAdamW) {
+    text += fmt::format(", {} in the update", Percent(report.updating));
+  }
+  text += fmt::format("\nwear       {} TBW = {} steps\n", rated_tbw, StepsUntil(rated_tbw, bytes));
+  text += MethodText(report);
+  text += fmt::format("engine     {}\nmemory     {} of buffers\n", report.engine_line,
+                      FormatBinaryBytes(report.peak_bytes));
+  return text + NotesText(report.bench.warnings);
+}
+
+std::string StepCsv(const StepBenchReport& report, double rated_tbw) {
+  const ReplayPlan& whole = report.whole;
+  return fmt::format(
+      "params,blocks,layout,gradients,compute,engine,seconds_median,seconds_min,seconds_max,"
+      "read_bytes,write_bytes,reading,writing,committing,steps_until_tbw,extrapolated,"
+      "replayed_blocks,replayed_steps\n{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+      whole.inventory.num_params(), whole.num_blocks(), NameOf(whole.options.layout),
+      whole.options.gradients == Tier::kHost ? "ram" : "nvme",
+      report.options.compute == ReplayCompute::kNone ? "none" : "adamw", report.engine,
+      report.step_s.median, report.step_s.min, report.step_s.max, whole.transfers.read_bytes,
+      whole.transfers.write_bytes, report.reading, report.writing, report.committing,
+      StepsUntil(rated_tbw, whole.transfers), report.sliced(), report.num_blocks, report.num_steps);
+}
+
+std::string TuneText(const TuneReport& tuned, const std::string& version) {
+  std::string text = RunsText(tuned.report, version);
+  for (const DeviceProfile& device : tuned.profile.devices) {
+    text += fmt::format(
+        "tuned {}: engine {}, blocks of {}, in flight {} reading and {} writing, turns of {}\n"
+        "  reads {:.2f} GB/s, writes {:.2f} GB/s, mixed {:.2f} GB/s, flush {:.1f} ms\n",
+        device.directory, NameOf(device.engine), SizeText(device.block_bytes),
+        SizeText(device.inflight_read_bytes), SizeText(device.inflight_write_bytes),
+        SizeText(device.burst_bytes), device.read_bytes_per_s / 1e9, device.write_bytes_per_s / 1e9,
+        device.mixed_bytes_per_s / 1e9, device.flush_ms);
+    text += fmt::format("  for DeepSpeed: {}\n", DeepSpeedAio(device).dump());
+  }
+  return text + NotesText(tuned.report.warnings);
+}
+
+}  // namespace forebay

@@ -1,0 +1,35 @@
+// What --bench says about the disk of a run's swap area.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "forebay/aio/io_profile.h"
+#include "forebay/aio/open_engine.h"
+#include "forebay/train/machine_limits.h"
+#include "forebay/train/options.h"
+
+namespace forebay {
+
+struct DiskProfile {
+  std::optional<DeviceProfile> device;  // nullopt: without --bench, or it does not hold here
+  std::string warning;                  // why it does not hold; "" when it does
+};
+
+// For a swap area in `folder`, which need not exist yet. BadInputError when the file is not there
+// or not valid.
+absl::StatusOr<DiskProfile> ReadDiskProfile(const std::string& bench, const std::string& folder);
+
+// Where the swap area of `options` is looked for.
+std::string SwapFolderOf(const TrainOptions& options);
+
+// The measured speeds, for the plan.
+void AddRates(const DiskProfile& profile, MachineLimits& limits);
+
+// As OpenEngine, with the settings of the profile where the engine is the one that it was measured
+// with. Otherwise without them, and `profile` becomes one that does not hold.
+absl::StatusOr<OpenedEngine> OpenProfiledEngine(const EngineOptions& options,
+                                                const std::string& folder, DiskProfile& profile);
+
+}  // namespace forebay
