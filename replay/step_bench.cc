@@ -310,7 +310,8 @@ Json StepToJson(const StepBenchReport& report, double rated_tbw) {
   json["reading"] = report.reading;
   json["writing"] = report.writing;
   json["committing"] = report.committing;
-  json["updating"] = report.updating;
+  json["updating"] =
+      report.options.compute == ReplayCompute::kNone ? Json(nullptr) : Json(report.updating);
   json["rated_tbw"] = rated_tbw;
   json["steps_until_tbw"] =
       static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(whole.transfers.write_bytes));

@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan&
   OffloadedAdamWOptions options;
   options.arithmetic = compute == ReplayCompute::kNone ? &replay->nothing_ : nullptr;
   options.gradient_is_bf16 = plan.options.gradient_is_bf16;
-  options.num_threads = num_threads;
+  options.num_threads = compute == ReplayCompute::kNone ? 1 : num_threads;
   options.num_staging_tiles = plan.options.buffers.num_staging_tiles;
   FOREBAY_ASSIGN_OR_RETURN(replay->optimizer_,
                            OffloadedAdamW::Create(options, replay->plan_.placement, store, budget));
