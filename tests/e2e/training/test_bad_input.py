@@ -8,34 +8,9 @@ import struct
 import subprocess
 
 import pytest
-from conftest import make_model, random_rows, write_rows
+from conftest import make_model, random_rows, write_rows, write_tokenizer
 
 SEQ = 32
-SPECIAL = {"<|end|>": 254, "<|pad|>": 255}
-
-
-def write_tokenizer(folder, largest_id=255):
-    """One token per byte of printable ASCII, and two special ones; written out, so that no library is needed."""
-    vocab = {chr(code): code for code in range(33, 127)}
-    vocab |= {"\u0120": 32, "\u010a": 10}  # how byte-level tokenizers spell the blank and the end of a line
-    special = {"<|end|>": SPECIAL["<|end|>"], "<|pad|>": largest_id}
-    added = [
-        {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": True}
-        for text, number in special.items()
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                  "vocab": {**vocab, **special}, "merges": []},
-    }
-    with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
-        json.dump(tokenizer, file)
-    with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as file:
-        json.dump({"eos_token": "<|end|>", "pad_token": "<|pad|>"}, file)
 
 
 @pytest.fixture(scope="module")
