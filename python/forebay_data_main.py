@@ -1,8 +1,16 @@
 """Starts forebay-data: checks the interpreter and the packages, then runs the command line."""
 
+import os
+import signal
 import sys
 
-PACKAGES = "numpy 'tokenizers>=0.20' 'jinja2>=3.1.6' xxhash gguf"
+# Before the imports, which take a while: Ctrl-C ends them without a word. cli.main has a handler of its own.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+# A panic of the Rust library behind tokenizers becomes an error of ours; where in it says nothing to a user.
+os.environ["RUST_BACKTRACE"] = "0"
+
+PACKAGES = "numpy, tokenizers>=0.20, jinja2>=3.1.6, xxhash and gguf"
 
 
 def missing_package():
@@ -26,15 +34,10 @@ def run():
     if problem is None:
         from forebay_data import cli
         return cli.main(sys.argv[1:])
-    message = (f"forebay-data: {problem} by {sys.executable}. Install what it needs with: {sys.executable} -m pip "
-               f"install {PACKAGES}, or set FOREBAY_PYTHON to a Python that "
-               "has them")
-    if "--format=json" in sys.argv:
-        import json
-        print(json.dumps({"error": {"message": message.removeprefix("forebay-data: "), "exit_code": 9}}))
-    else:
-        print(message, file=sys.stderr)
-    return 9
+    from forebay_data.errors import report_error
+    return report_error(sys.argv[1:], f"{problem} by {sys.executable}: run scripts/build, which makes a Python "
+                        f"environment with all that is needed in build/venv, or set FOREBAY_PYTHON to a Python that has "
+                        f"{PACKAGES}", 9)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """The command line: one subcommand per job. Results on standard output, progress and errors on standard error.
 
 With --format=json there is one JSON document on standard output, also for an error: {"error": {message, exit_code}}.
+An error is on standard error too, except with --errors=document, for programs that report it themselves.
 """
 
 import argparse
 import json
+import signal
 import sys
 
-from .errors import DataProgramError, UsageError
+from . import DEFAULT_SEQ
+from .errors import DataProgramError, UsageError, report_error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -15,10 +18,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
 
-def _add_data_arguments(parser, needs_seq):
+def _add_data_arguments(parser, default_seq):
     parser.add_argument("--model", required=True, help="Hugging Face model folder (config.json, tokenizer.json)")
     parser.add_argument("--data", required=True, help=".txt, .jsonl or packed file")
-    parser.add_argument("--seq", type=int, required=needs_seq, help="tokens per row")
+    parser.add_argument("--seq", type=int, help=f"tokens per row (default: {default_seq}; a packed file has its own)")
     parser.add_argument("--truncate", action="store_true", help="cut over-long prompts and chats instead of refusing")
     parser.add_argument("--template", help="chat template to use instead of the model's")
 
@@ -28,22 +31,24 @@ def _make_parser():
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--format", choices=("text", "json"), default="text")
+    common.add_argument("--errors", choices=("all", "document"), default="all",
+                        help="'document': with --format=json leave them off standard error")
 
     def add(name, text):
         return commands.add_parser(name, help=text, description=text, parents=[common], allow_abbrev=False)
 
     packer = add("pack", "tokenize and pack data into a file, or into a cache folder")
-    _add_data_arguments(packer, needs_seq=True)
+    _add_data_arguments(packer, DEFAULT_SEQ)
     target = packer.add_mutually_exclusive_group()
     target.add_argument("--out", help="packed file to write")
     target.add_argument("--cache", help="folder of packed files, named after a digest of what they depend on")
 
     shower = add("show", "print samples with their trained tokens marked")
-    _add_data_arguments(shower, needs_seq=False)
+    _add_data_arguments(shower, "the model's positions")
     shower.add_argument("-n", "--n", type=int, default=2, help="how many")
 
     checker = add("check", "count samples and tokens, and find every sample that cannot be trained on")
-    _add_data_arguments(checker, needs_seq=False)
+    _add_data_arguments(checker, DEFAULT_SEQ)
 
     encoder = add("encode", 'tokens of prompts: JSON lines {"prompt"} or {"messages"} on standard input')
     encoder.add_argument("--model", required=True)
@@ -52,7 +57,7 @@ def _make_parser():
 
     decoder = add("decode", "text of tokens: one id per line on standard input")
     decoder.add_argument("--model", required=True)
-    decoder.add_argument("--stream", action="store_true", help="accepted for clarity: output is always streamed")
+    decoder.add_argument("--stream", action="store_true", help="begin with an empty text when ready for tokens")
 
     add("eos", "special tokens, and where generation stops").add_argument("--model", required=True)
 
@@ -85,35 +90,23 @@ def _dispatch(options):
     return 3 if report.get("num_problems") else 0
 
 
-def _wants_json(arguments):
-    """Known before the arguments are parsed, as parsing may fail."""
-    return "--format=json" in arguments or "json" in arguments[1:] and "--format" in arguments
-
-
 def main(arguments):
     # Whatever the locale says: data and the forebay binary speak UTF-8.
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     sys.stdout.reconfigure(encoding="utf-8")
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        return _dispatch(_make_parser().parse_args(arguments))
+        # From here on Ctrl-C cleans up: temporary files are removed on the way out.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = _dispatch(_make_parser().parse_args(arguments))
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return code
     except DataProgramError as error:
-        return _report_error(arguments, str(error), error.exit_code)
+        return report_error(arguments, str(error), error.exit_code)
     except OSError as error:
         name = f" of '{error.filename}'" if error.filename is not None else ""
-        return _report_error(arguments, f"input or output{name} failed: {error.strerror or error}", 5)
+        return report_error(arguments, f"input or output{name} failed: {error.strerror or error}", 5)
     except MemoryError:
-        return _report_error(arguments, "memory ran out; split the data into several files and pack them apart", 6)
+        return report_error(arguments, "memory ran out; split the data into several files and pack them apart", 6)
     except KeyboardInterrupt:
         return 75
-
-
-def _report_error(arguments, message, exit_code):
-    try:
-        if _wants_json(arguments):
-            print(json.dumps({"error": {"message": message, "exit_code": exit_code}}), flush=True)
-        else:
-            print(f"forebay-data: error: {message}", file=sys.stderr)
-    except BrokenPipeError:
-        pass  # nobody listens any more
-    return exit_code

@@ -3,11 +3,14 @@
 import json
 import os
 import pathlib
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
-from conftest import write_lines
+from conftest import make_model, write_lines
 
 MAIN = pathlib.Path(__file__).resolve().parents[2] / "python" / "forebay_data_main.py"
 
@@ -34,6 +37,17 @@ def test_pack_show_and_check_agree(model, tmp_path):
     assert "".join(part["text"] for part in sample["parts"] if part["trained"]) == " cat<|im_end|>"
 
 
+def test_rows_have_1024_tokens_where_seq_is_not_given(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}])
+    assert run_json("check", "--model", model, "--data", data)["seq"] == 1024
+    assert run_json("pack", "--model", model, "--data", data, "--out", tmp_path / "o")["seq"] == 1024
+    for command in ("check", "pack"):
+        assert "default: 1024" in run(command, "--help").stdout
+    # A packed file has rows already.
+    run_json("pack", "--model", model, "--data", data, "--seq=32", "--out", tmp_path / "p")
+    assert run_json("check", "--model", model, "--data", tmp_path / "p")["seq"] == 32
+
+
 def test_show_marks_trained_tokens_in_plain_text(model, tmp_path):
     data = write_lines(tmp_path / "d.jsonl", [{"prompt": "the", "completion": " cat é"}])
     done = run("show", "--model", model, "--data", data, environment={"LC_ALL": "C"})
@@ -52,8 +66,17 @@ def test_error_goes_to_standard_error_with_its_exit_code(model, tmp_path):
     assert done.stderr.startswith("forebay-data: error: ") and "no.txt' does not exist" in done.stderr
 
 
-def test_error_is_a_document_for_programs(model, tmp_path):
-    done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out=x", "--format=json")
+@pytest.mark.parametrize("format", [["--format=json"], ["--format", "json"]])
+def test_error_is_a_document_too_with_format_json(model, tmp_path, format):
+    done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out=x", *format)
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == error["exit_code"] == 3
+    assert done.stderr == f"forebay-data: error: {error['message']}\n"
+
+
+def test_program_that_reports_errors_itself_gets_the_document_alone(model, tmp_path):
+    done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out=x", "--format=json",
+               "--errors=document")
     assert done.returncode == 3 and done.stderr == ""
     assert json.loads(done.stdout)["error"]["exit_code"] == 3
 
@@ -74,7 +97,26 @@ def test_unwritable_output_exits_5(model, tmp_path):
 def test_missing_package_exits_9_and_says_how_to_install(tmp_path):
     (tmp_path / "tokenizers.py").write_text("raise ImportError('gone', name='tokenizers')")
     done = run("eos", "--model=m", environment={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 9 and "'tokenizers' cannot be imported" in done.stderr and "pip install" in done.stderr
+    assert done.returncode == 9 and done.stdout == ""
+    assert "'tokenizers' cannot be imported" in done.stderr and "run scripts/build" in done.stderr
+    # Debian's own Python refuses pip.
+    assert "pip install" not in done.stderr
+    done = run("eos", "--model=m", "--format=json", environment={"PYTHONPATH": str(tmp_path)})
+    error = json.loads(done.stdout)["error"]
+    assert error["exit_code"] == 9 and done.stderr == f"forebay-data: error: {error['message']}\n"
+
+
+def test_launcher_without_python_says_so_in_both_ways(tmp_path):
+    folder = os.environ.get("FOREBAY_BIN")
+    if folder is None:
+        pytest.skip("FOREBAY_BIN is not set; ctest sets it")
+    # Away from the build's own environment, which comes first.
+    shutil.copy(f"{folder}/forebay-data", tmp_path / "forebay-data")
+    done = subprocess.run([tmp_path / "forebay-data", "eos", "--model=m", "--format=json"], capture_output=True,
+                          text=True, env={**os.environ, "FOREBAY_PYTHON": "/no/python"})
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == error["exit_code"] == 9 and "FOREBAY_PYTHON" in error["message"]
+    assert done.stderr == f"forebay-data: error: {error['message']}\n"
 
 
 def test_prompts_are_encoded_line_by_line(model, tokenizer):
@@ -92,6 +134,12 @@ def test_bad_prompt_exits_3(model, line):
     assert run("encode", "--model", model, stdin=line).returncode == 3
 
 
+def test_chat_without_a_template_advises_a_prompt(tmp_path):
+    done = run("encode", "--model", make_model(tmp_path / "m", template=None), "--chat", stdin='{"prompt": "Hello"}')
+    assert done.returncode == 3 and "has no chat template" in done.stderr
+    assert "--prompt instead of --chat" in done.stderr and "data pack" not in done.stderr
+
+
 def test_decode_answers_each_token_before_the_next(model, tokenizer):
     text = "the cat 😀 sat"
     with subprocess.Popen([sys.executable, str(MAIN), "decode", "--model", str(model), "--format=json"],
@@ -104,6 +152,14 @@ def test_decode_answers_each_token_before_the_next(model, tokenizer):
         answers.append(json.loads(child.stdout.readline()))
         assert child.wait(timeout=10) == 0
     assert "".join(answers) == text
+
+
+def test_streamed_decode_says_when_it_is_ready(model):
+    with subprocess.Popen([sys.executable, str(MAIN), "decode", "--model", str(model), "--stream", "--format=json"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as child:
+        assert json.loads(child.stdout.readline()) == ""
+        child.stdin.close()
+        assert json.loads(child.stdout.readline()) == "" and child.wait(timeout=10) == 0
 
 
 @pytest.mark.parametrize("line", ["-1", "400", "a", "1.5", ""])
@@ -122,3 +178,20 @@ def test_launcher_starts_the_program(model):
     done = subprocess.run([f"{folder}/forebay-data", "eos", "--model", str(model)], capture_output=True, text=True,
                           env={**os.environ, "FOREBAY_PYTHON": sys.executable})
     assert done.returncode == 0 and json.loads(done.stdout)["eos"] == 2, done.stderr
+
+
+def test_ctrl_c_at_any_moment_is_quiet(model):
+    folder = os.environ.get("FOREBAY_BIN")
+    if folder is None:
+        pytest.skip("FOREBAY_BIN is not set; ctest sets it")
+    command = [f"{folder}/forebay-data", "encode", "--model", str(model)]
+    for delay_ms in range(0, 500, 20):
+        # In a group of its own, as a terminal makes one for each command.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, start_new_session=True) as child:
+            time.sleep(delay_ms / 1000)
+            os.killpg(child.pid, signal.SIGINT)
+            output, errors = child.communicate("", timeout=30)
+        assert output == errors == "", f"after {delay_ms} ms: {errors}"
+        # 0: it came while Python itself started, where it is ignored.
+        assert child.returncode in (-signal.SIGINT, 75, 0), f"after {delay_ms} ms: {child.returncode}"
