@@ -7,6 +7,7 @@
 // then.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -30,6 +31,10 @@ struct OpenedEngine {
 // EnvironmentError instead of a step down (kAuto: instead of anything but io_uring with O_DIRECT).
 // StorageError when even a plain transfer fails there.
 absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options, const std::string& folder);
+
+// OpenEngine, or what stands in for it.
+using EngineOpener = std::function<absl::StatusOr<OpenedEngine>(const EngineOptions& options,
+                                                                const std::string& folder)>;
 
 // "io_uring", as --engine spells it.
 std::string_view NameOf(EngineKind kind);

@@ -42,10 +42,12 @@ void AddRates(const DiskProfile& profile, MachineLimits& limits) {
 }
 
 absl::StatusOr<OpenedEngine> OpenProfiledEngine(const EngineOptions& options,
-                                                const std::string& folder, DiskProfile& profile) {
-  if (!profile.device.has_value()) return OpenEngine(options, folder);
+                                                const std::string& folder,
+                                                const EngineOpener& open_engine,
+                                                DiskProfile& profile) {
+  if (!profile.device.has_value()) return open_engine(options, folder);
   FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened,
-                           OpenEngine(WithProfile(options, *profile.device), folder));
+                           open_engine(WithProfile(options, *profile.device), folder));
   if (opened.kind == profile.device->engine) {
     opened.line += "; transfers cut and queued as --bench says";
     return opened;
@@ -54,7 +56,7 @@ absl::StatusOr<OpenedEngine> OpenProfiledEngine(const EngineOptions& options,
       "--bench is not used for '{}': it was measured with the engine {}, and this run has {}",
       folder, NameOf(profile.device->engine), NameOf(opened.kind));
   profile.device.reset();
-  return OpenEngine(options, folder);
+  return open_engine(options, folder);
 }
 
 }  // namespace forebay

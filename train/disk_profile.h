@@ -27,9 +27,11 @@ std::string SwapFolderOf(const TrainOptions& options);
 // The measured speeds, for the plan.
 void AddRates(const DiskProfile& profile, MachineLimits& limits);
 
-// As OpenEngine, with the settings of the profile where the engine is the one that it was measured
-// with. Otherwise without them, and `profile` becomes one that does not hold.
+// As `open_engine`, with the settings of the profile where the engine is the one that it was
+// measured with. Otherwise without them, and `profile` becomes one that does not hold.
 absl::StatusOr<OpenedEngine> OpenProfiledEngine(const EngineOptions& options,
-                                                const std::string& folder, DiskProfile& profile);
+                                                const std::string& folder,
+                                                const EngineOpener& open_engine,
+                                                DiskProfile& profile);
 
 }  // namespace forebay

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/aio/open_engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
@@ -177,14 +176,16 @@ absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolve
 
 // The engine for the store in `directory`, which need not exist yet.
 absl::Status OpenEngineFor(const std::string& directory, TrainObserver& observer,
-                           PreparedRun& run) {
+                           const TrainEnvironment& environment, PreparedRun& run) {
   EngineOptions options;
   options.engine = run.options.engine;
   options.strict = run.options.engine_strict;
   options.num_threads = run.options.io_threads;
   options.report = [&observer](const std::string& line) { observer.OnWarning(line); };
   FOREBAY_ASSIGN_OR_RETURN(DiskProfile profile, ReadDiskProfile(run.options.bench, directory));
-  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened, OpenProfiledEngine(options, directory, profile));
+  FOREBAY_ASSIGN_OR_RETURN(
+      OpenedEngine opened,
+      OpenProfiledEngine(options, directory, environment.open_engine, profile));
   if (!profile.warning.empty()) observer.OnWarning(profile.warning);
   run.engine = std::move(opened.engine);
   run.engine_line = std::move(opened.line);
@@ -261,6 +262,7 @@ absl::Status CheckTilesAreTheRuns(const ResolvedOptions& resolved, const TensorS
 
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
 absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObserver& observer,
+                                     const TrainEnvironment& environment,
                                      PreparedRun& run) {
   const std::string& out = run.options.out;
   if (!IsRunFolder(out)) {
@@ -276,7 +278,7 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
                     out));
   }
   FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(out));
-  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directory, observer, run));
+  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directory, observer, environment, run));
   FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, run.engine.get()));
   if (!run.store->has_commit()) {
     return CorruptError(fmt::format("the store of run '{}' holds no committed step", out));
@@ -318,7 +320,8 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
 }
 
 absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
-                                    const std::function<bool()>& stop, TrainObserver& observer) {
+                                    const std::function<bool()>& stop, TrainObserver& observer,
+                                    const TrainEnvironment& environment) {
   PreparedRun run;
   run.options = resolved.options;
   if (run.options.threads <= 0) {
@@ -333,7 +336,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   Json run_json;
   ModelSource source;
   if (run.options.resume) {
-    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(resolved, observer, run));
+    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(resolved, observer, environment, run));
   } else {
     FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
   }
@@ -345,7 +348,8 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
   // After the plan, which knows whether the disk has room: trying an engine writes a small file.
   if (!run.options.resume) {
-    FOREBAY_RETURN_IF_ERROR(OpenEngineFor(NewStoreDirectory(run.options), observer, run));
+    FOREBAY_RETURN_IF_ERROR(
+        OpenEngineFor(NewStoreDirectory(run.options), observer, environment, run));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run.options, run.config, stop));
   if (!run.options.eval_data.empty()) {
@@ -374,8 +378,9 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
 }  // namespace
 
 absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved,
-                                       const std::function<bool()>& stop, TrainObserver& observer) {
-  absl::StatusOr<PreparedRun> run = Prepare(resolved, stop, observer);
+                                       const std::function<bool()>& stop, TrainObserver& observer,
+                                       const TrainEnvironment& environment) {
+  absl::StatusOr<PreparedRun> run = Prepare(resolved, stop, observer, environment);
   if (ExitCodeOf(run.status()) != ExitCode::kInterrupted) return run;
   return InterruptedError(
       fmt::format("stopped on request before the first step: {}. Start the same command again",

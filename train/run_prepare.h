@@ -42,6 +42,7 @@ struct PreparedRun {
 // DoesNotFitError (memory, disk). `stop` as for Train: true ends the preparation within about a
 // second with InterruptedError; the same command then works as if this one had never been.
 absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved,
-                                       const std::function<bool()>& stop, TrainObserver& observer);
+                                       const std::function<bool()>& stop, TrainObserver& observer,
+                                       const TrainEnvironment& environment);
 
 }  // namespace forebay
