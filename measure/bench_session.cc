@@ -210,8 +210,10 @@ absl::Status BenchSession::Fill(const Job& job, BenchTarget& target, const Bench
   fill.block_bytes = kFillBlockBytes;
   FOREBAY_ASSIGN_OR_RETURN(HostBuffer memory,
                            HostBuffer::Create(&budget_, "filling", kFillDepth * kFillBlockBytes));
+  EngineOptions options = EngineOptionsOf(fill, kFillDepth);
+  options.report = hooks.report;
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                           MakeEngineOf(target.engine, EngineOptionsOf(fill, kFillDepth)));
+                           MakeEngineOf(target.engine, options));
   const std::string phase = fmt::format("filling a file in {}", target.directory);
   FilePass pass;
   pass.kind = IoKind::kWrite;
@@ -238,8 +240,9 @@ absl::StatusOr<PatternTally> BenchSession::ReadBack(const Job& job, int target,
       std::clamp<int64_t>(kFillDepth * kFillBlockBytes / job.block_bytes, 1, kFillDepth));
   FOREBAY_ASSIGN_OR_RETURN(HostBuffer memory,
                            HostBuffer::Create(&budget_, "reading back", depth * job.block_bytes));
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                           MakeEngineOf(at.engine, EngineOptionsOf(job, depth)));
+  EngineOptions options = EngineOptionsOf(job, depth);
+  options.report = hooks.report;
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, MakeEngineOf(at.engine, options));
   PatternTally tally;
   const std::string phase = fmt::format("reading back {}", at.directory);
   FilePass pass;
@@ -268,6 +271,7 @@ absl::StatusOr<PassResult> BenchSession::Pass(const Job& job, const LoadKind& lo
   plan.load = load;
   plan.engine = engine == EngineKind::kAuto ? EngineOf(targets) : engine;
   plan.pattern = &pattern_;
+  plan.report = hooks.report;
   plan.stripe = StripeOrder(weights);
   std::string names;
   for (const int target : targets) {

@@ -25,6 +25,8 @@ struct BenchHooks {
   // What goes on, how far it is (0 to 1), and the bandwidth of the moment in bytes per second (0:
   // not known). Several times a second. May be empty.
   std::function<void(std::string_view phase, double fraction, double bytes_per_s)> progress;
+  // Takes a line about a device that stalls; called by the threads that wait for it. May be empty.
+  std::function<void(const std::string& line)> report;
   // Called after each pass of a cell, for who measures the same in turn by other means; its error
   // ends the run. May be empty.
   std::function<absl::Status(const BenchCell& cell)> beside;

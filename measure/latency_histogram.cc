@@ -38,7 +38,10 @@ void LatencyHistogram::Add(const LatencyHistogram& other) {
 
 int64_t LatencyHistogram::PercentileNs(double percent) const {
   FOREBAY_CHECK(percent > 0 && percent <= 100);
-  const auto rank = static_cast<int64_t>(std::ceil(percent / 100 * static_cast<double>(count_)));
+  // 99.9 % of 1000 are 999, though the product is a little more.
+  constexpr double kRounding = 1e-6;
+  const auto rank =
+      static_cast<int64_t>(std::ceil(percent / 100 * static_cast<double>(count_) - kRounding));
   int64_t seen = 0;
   for (int i = 0; i < kNumBuckets; ++i) {
     seen += counts_[static_cast<size_t>(i)];

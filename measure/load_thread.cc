@@ -53,7 +53,7 @@ int LoadThread::Depth(const Job& job, int index) {
 absl::Status LoadThread::Open() {
   const int depth = Depth(job_, index_);
   EngineOptions options = EngineOptionsOf(job_, depth);
-  options.stall_limit_s = plan_.stall_limit_s;
+  options.report = plan_.report;
   // The threads of that engine serve all files.
   options.num_threads = depth * static_cast<int>(plan_.files.size());
   FOREBAY_ASSIGN_OR_RETURN(engine_, plan_.make_engine ? plan_.make_engine(options)

@@ -28,7 +28,8 @@ struct LoadPlan {
   std::vector<BenchFile*> files;
   std::vector<int> stripe;  // files in the order of their turns; one file: {0}
   const BlockPattern* pattern = nullptr;
-  double stall_limit_s = 300;
+  // Takes a line about a device that stalls (EngineOptions::report). May be empty.
+  std::function<void(const std::string& line)> report;
   // Instead of MakeEngineOf, for tests on disks that misbehave.
   std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineOptions& options)> make_engine;
 };

@@ -13,8 +13,15 @@ namespace forebay {
 namespace {
 
 constexpr int kLookMs = 50;
-// Passes that are long enough get one point a second, short ones ten.
+// Passes that are long enough get one point a second, short ones ten; and a steady state is judged
+// by ten points.
 constexpr double kLongPassS = 20;
+
+double IntervalOf(const Job& job) {
+  const double interval_s = job.seconds >= kLongPassS ? 1.0 : 0.1;
+  if (!job.steady.has_value()) return interval_s;
+  return std::clamp(job.steady->window_s / 10, 0.05, interval_s);
+}
 
 // One thread of the pass, from its engine's beginning to its end.
 struct PassThread {
@@ -177,7 +184,7 @@ absl::StatusOr<PassResult> RunPass(const LoadPlan& plan, std::span<const HostBuf
                                    const PassHooks& hooks) {
   const Job& job = *plan.job;
   FOREBAY_CHECK(static_cast<int>(memory.size()) == job.threads && !plan.stripe.empty());
-  const double interval_s = job.seconds >= kLongPassS ? 1.0 : 0.1;
+  const double interval_s = IntervalOf(job);
   LoadClock clock(job.threads, job.warmup_s, job.seconds, interval_s);
   std::vector<PassThread> threads(static_cast<size_t>(job.threads));
   std::vector<std::thread> running;

@@ -56,13 +56,14 @@ TEST(IoProfile, IsReadBackAsItWasWritten) {
 }
 
 TEST(IoProfile, EveryKeyIsRequiredAndNamedWhenItIsMissing) {
-  for (const auto& [key, value] : SampleJson().items()) {
+  const Json sample = SampleJson();
+  for (const auto& [key, value] : sample.items()) {
     Json json = SampleJson();
     json.erase(key);
     EXPECT_EQ(ExitCodeOf(ParseError(json)), ExitCode::kBadInput) << key;
     EXPECT_THAT(MessageOf(ParseError(json)), HasSubstr("'" + key + "' is missing"));
   }
-  for (const auto& [key, value] : SampleJson()["devices"][0].items()) {
+  for (const auto& [key, value] : sample["devices"][0].items()) {
     Json json = SampleJson();
     json["devices"][0].erase(key);
     EXPECT_EQ(ExitCodeOf(ParseError(json)), ExitCode::kBadInput) << key;

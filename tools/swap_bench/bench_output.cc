@@ -88,6 +88,10 @@ BenchHooks BenchProgress::Hooks() {
   hooks.progress = [this](std::string_view phase, double fraction, double bytes_per_s) {
     Show(phase, fraction, bytes_per_s);
   };
+  hooks.report = [](const std::string& line) {
+    // One write on a line of its own, as it comes from another thread.
+    fmt::print(stderr, "\nswap-bench: warning: {}\n", line);
+  };
   return hooks;
 }
 

@@ -5,6 +5,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/measure/report_json.h"
 #include "forebay/measure/run_job.h"
+#include "forebay/tools/stop_signal.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/bench_table.h"
 #include "forebay/tools/swap_bench/fio_check.h"
@@ -37,7 +38,13 @@ class BenchRunCommand : public Command {
     FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<BenchSession> session,
                              BenchSession::Open(job, hooks));
     FioCheck fio(*session, job);
-    if (fio_) hooks.beside = [&](const BenchCell& cell) { return fio.Run(cell); };
+    if (fio_) {
+      hooks.beside = [&](const BenchCell& cell) {
+        const absl::Status status = fio.Run(cell);
+        // Ctrl-C reaches fio as well, which then fails.
+        return StopRequested() ? InterruptedError("stopped on request") : status;
+      };
+    }
     const std::vector<BenchCell> cells = CellsOf(job);
     BenchReport report = BeginReport(job, *session);
     FOREBAY_ASSIGN_OR_RETURN(report.runs, RunCells(*session, job, cells, EngineKind::kAuto, hooks));

@@ -21,7 +21,7 @@ int Count(std::string_view text, std::string_view part) {
   return count;
 }
 
-CellResult Run(const std::string& device, double gbps) {
+CellResult RunOf(const std::string& device, double gbps) {
   CellResult run;
   run.key = {device, {LoadOp::kRead, 100}, 1 << 20, 8 << 20, "io_uring"};
   run.gbps.median = gbps;
@@ -32,7 +32,7 @@ CellResult Run(const std::string& device, double gbps) {
 
 TEST(ReportSvg, DrawsTwoLinesForEachRun) {
   BenchReport report;
-  report.runs = {Run("/a", 1), Run("/b<&>", 2)};
+  report.runs = {RunOf("/a", 1), RunOf("/b<&>", 2)};
   const std::string svg = ReportSvg(report);
   EXPECT_THAT(svg, testing::StartsWith(kSvgMark));
   EXPECT_EQ(Count(svg, "<polyline"), 4);
@@ -53,7 +53,7 @@ TEST(SweepSvg, HasAFieldForEachPoint) {
   SweepReport sweep;
   for (const int64_t block : {1 << 20, 2 << 20}) {
     for (const int64_t inflight : {4 << 20, 8 << 20, 16 << 20}) {
-      CellResult run = Run("/a", static_cast<double>(inflight) / 1e7);
+      CellResult run = RunOf("/a", static_cast<double>(inflight) / 1e7);
       run.key.block_bytes = block;
       run.key.inflight_bytes = inflight;
       sweep.report.runs.push_back(run);
