@@ -1,7 +1,8 @@
 #include "forebay/data/child_process.h"
 
 #include <fcntl.h>
-#include <spawn.h>
+#include <poll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 
 extern char** environ;
@@ -19,32 +21,85 @@ extern char** environ;
 namespace forebay {
 namespace {
 
-// posix_spawn with `input` and `output` (-1: shared) as the child's standard streams. Returns an
-// errno.
+constexpr int kStopPollMs = 100;
+constexpr int kHeedsSigtermMs = 1000;
+constexpr int kCannotBeRun = 127;  // as a shell says it; the parent knows the errno
+
+// Blocks every signal of this thread for the object's life.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// `fd` as the standard stream `stream` of the program to be run.
+bool UseAs(int fd, int stream) {
+  // dup2 of a descriptor to itself would leave O_CLOEXEC on.
+  return fd == stream ? ::fcntl(fd, F_SETFD, 0) == 0 : ::dup2(fd, stream) >= 0;
+}
+
+// The child between fork and exec: async-signal-safe calls alone, as other threads may have held
+// locks. Returns only when the program cannot be run, with errno.
+void BecomeProgram(char* const* argv, pid_t parent, int input, int output) {
+  if (::prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return;
+  // The parent may have died before that.
+  if (::getppid() != parent) ::_exit(128 + SIGTERM);
+  if (input >= 0 && !UseAs(input, STDIN_FILENO)) return;
+  if (output >= 0 && !UseAs(output, STDOUT_FILENO)) return;
+  // It starts as from a shell, whatever this process handles, ignores or blocks.
+  for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execve(argv[0], argv, environ);
+}
+
+// Starts args[0] with `input` and `output` (-1: shared) as its standard streams. Returns an errno.
+// Not posix_spawn, which has no place for the signal of the parent's death.
 int Spawn(const std::vector<std::string>& args, int input, int output, pid_t& pid) {
   std::vector<char*> argv;
   argv.reserve(args.size() + 1);
   for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  if (input >= 0) posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
-  if (output >= 0) posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-  // The child starts as from a shell, whatever this process blocks or ignores.
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  sigset_t defaults;
-  sigemptyset(&defaults);
-  for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGHUP}) sigaddset(&defaults, signal);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &defaults);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  const int error = posix_spawn(&pid, argv[0], &actions, &attributes, argv.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
+  // Closed by a successful exec; otherwise the child writes its errno.
+  std::array<int, 2> ends;
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return errno;
+  UniqueFd failure(ends[0]), child_failure(ends[1]);
+  const pid_t parent = ::getpid();
+  {
+    // Until the child has its own handlers, a signal would run ours in it.
+    const AllSignalsBlocked blocked;
+    pid = ::fork();
+    if (pid < 0) return errno;
+    if (pid == 0) {
+      BecomeProgram(argv.data(), parent, input, output);
+      const int error = errno;
+      [[maybe_unused]] const ssize_t told = ::write(child_failure.get(), &error, sizeof(error));
+      ::_exit(kCannotBeRun);
+    }
+  }
+  child_failure.Reset();
+  int error = 0;
+  ssize_t got = 0;
+  do {
+    got = ::read(failure.get(), &error, sizeof(error));
+  } while (got < 0 && errno == EINTR);
+  if (got != sizeof(error)) return 0;
+  ::waitpid(pid, nullptr, 0);
   return error;
+}
+
+int ExitCodeFrom(int status) {
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 }  // namespace
@@ -123,8 +178,15 @@ bool ChildProcess::ReadLine(std::string& line) {
   return true;
 }
 
-std::string ChildProcess::ReadAll() {
-  while (Fill()) {
+std::string ChildProcess::ReadAll(const StopFunction& stop) {
+  while (true) {
+    if (stop) {
+      pollfd output = {output_.get(), POLLIN, 0};
+      const int ready = ::poll(&output, 1, kStopPollMs);
+      if (stop()) break;
+      if (ready <= 0) continue;
+    }
+    if (!Fill()) break;
   }
   return std::exchange(buffer_, {});
 }
@@ -136,11 +198,29 @@ int ChildProcess::Wait() {
       if (errno == EINTR) continue;
       exit_code_ = 1;  // somebody else collected it: nothing is known of its end
     } else {
-      exit_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      exit_code_ = ExitCodeFrom(status);
     }
     collected_ = true;
   }
   return exit_code_;
+}
+
+bool ChildProcess::HasEnded() {
+  int status = 0;
+  if (!collected_ && ::waitpid(pid_, &status, WNOHANG) == pid_) {
+    exit_code_ = ExitCodeFrom(status);
+    collected_ = true;
+  }
+  return collected_;
+}
+
+void ChildProcess::Terminate() {
+  if (HasEnded()) return;
+  ::kill(pid_, SIGTERM);
+  const Stopwatch watch;
+  while (!HasEnded() && watch.Seconds() * 1000 < kHeedsSigtermMs) ::usleep(5000);
+  if (!HasEnded()) ::kill(pid_, SIGKILL);
+  Wait();
 }
 
 }  // namespace forebay

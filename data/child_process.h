@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,7 +19,11 @@ enum class ChildStreams {
   kShared,  // all three are shared with this process
 };
 
-// Owned by one thread.
+// Asks a wait to end early: polled some times a second, on the waiting thread. May be empty.
+using StopFunction = std::function<bool()>;
+
+// Owned by one thread, which must live as long as the object: the child gets SIGTERM when that
+// thread ends, so that a parent that is killed leaves no process behind.
 class ChildProcess {
  public:
   // Runs args[0] (a path; no shell, no search) with default signal handling and no descriptor of
@@ -35,15 +40,21 @@ class ChildProcess {
   void EndInput();
   // The next line without its newline; false at the end of the output.
   bool ReadLine(std::string& line);
-  // Everything up to the end of the output.
-  std::string ReadAll();
+  // Everything up to the end of the output, or up to when `stop` says true, which leaves the child
+  // running.
+  std::string ReadAll(const StopFunction& stop = {});
   // Waits for the end. Returns the exit code, or 128 + the signal that ended the child. May be
   // called again.
   int Wait();
+  // Ends the child with SIGTERM, or with SIGKILL when it does not heed that within a second, and
+  // collects it.
+  void Terminate();
 
  private:
   explicit ChildProcess(pid_t pid) : pid_(pid) {}
   bool Fill();
+  // Collects the child if it has ended.
+  bool HasEnded();
 
   pid_t pid_;
   bool collected_ = false;

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <array>
+#include <csignal>
 #include <cstdlib>
 #include <limits>
 #include <optional>
@@ -175,31 +177,40 @@ absl::StatusOr<std::string> FindDataProgram() {
                   kProgramName, beside));
 }
 
-absl::StatusOr<Json> RunDataProgram(const std::vector<std::string>& args,
-                                    const std::string& input) {
+absl::StatusOr<Json> RunDataProgram(const std::vector<std::string>& args, const std::string& input,
+                                    const std::function<bool()>& stop) {
   std::vector<std::string> all_args = args;
   all_args.push_back("--format=json");
   FOREBAY_ASSIGN_OR_RETURN(const auto child,
                            StartDataProgram(std::move(all_args), ChildStreams::kOurs));
   child->Send(input);  // a child that stops reading has an error to tell
   child->EndInput();
-  const std::string output = child->ReadAll();
+  const std::string output = child->ReadAll(stop);
+  if (stop && stop()) {
+    child->Terminate();
+    return InterruptedError("stopped on request");
+  }
   if (const int exit_code = child->Wait(); exit_code != 0) return ErrorFrom(exit_code, output);
   return ParseReply(output);
 }
 
 absl::StatusOr<int> RunDataProgramOnTerminal(const std::vector<std::string>& args) {
   FOREBAY_ASSIGN_OR_RETURN(const auto child, StartDataProgram(args, ChildStreams::kShared));
-  return child->Wait();
+  // A terminal sends Ctrl-C to both; what it means is the child's to decide and its code to say.
+  const auto before = std::signal(SIGINT, SIG_IGN);
+  const int exit_code = child->Wait();
+  std::signal(SIGINT, before);
+  return exit_code;
 }
 
-absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request) {
+absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request,
+                                         const std::function<bool()>& stop) {
   if (IsPackedFile(request.data)) return AcceptPackedFile(request);
   std::vector<std::string> args = {"pack", "--data=" + request.data, "--model=" + request.model,
                                    fmt::format("--seq={}", request.seq),
                                    "--cache=" + request.cache};
   if (request.truncate) args.push_back("--truncate");
-  FOREBAY_ASSIGN_OR_RETURN(Json report, RunDataProgram(args));
+  FOREBAY_ASSIGN_OR_RETURN(Json report, RunDataProgram(args, "", stop));
   if (!report.is_object() || !report.contains("path") || !report["path"].is_string())
     return UnexpectedReply("path");
   PackResult result;

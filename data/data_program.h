@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,12 +21,15 @@ absl::StatusOr<std::string> FindDataProgram();
 // Runs `forebay-data ARGS --format=json` to its end and returns the one JSON document that it
 // printed. Its progress goes to our standard error. `input` becomes its standard input. A failure
 // carries the program's own message and the exit code that it chose (3 for bad data, ...);
-// InterruptedError when a signal ended it.
+// InterruptedError when a signal ended it. `stop` (may be empty) is polled some times a second;
+// true ends the program at once, with InterruptedError.
 absl::StatusOr<Json> RunDataProgram(const std::vector<std::string>& args,
-                                    const std::string& input = "");
+                                    const std::string& input = "",
+                                    const std::function<bool()>& stop = {});
 
 // Runs `forebay-data ARGS` on our own terminal: all three streams are shared, so that colours and
-// progress work. Returns its exit code; what went wrong it has already said.
+// progress work. Returns its exit code; what went wrong it has already said. Ctrl-C is the
+// program's: this process ignores it meanwhile.
 absl::StatusOr<int> RunDataProgramOnTerminal(const std::vector<std::string>& args);
 
 struct PackRequest {
@@ -40,8 +44,9 @@ struct PackResult {
   bool cached = false;  // nothing had to be done
   Json report;          // rows, tokens, trained, samples, padding_share, ...
 };
-// Text as a packed file that fits `model` and `seq`. Errors as RunDataProgram.
-absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request);
+// Text as a packed file that fits `model` and `seq`. `stop` and errors as RunDataProgram.
+absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request,
+                                         const std::function<bool()>& stop = {});
 
 struct EncodedPrompt {
   std::vector<int32_t> tokens;

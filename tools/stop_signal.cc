@@ -16,8 +16,7 @@ static_assert(std::atomic<bool>::is_always_lock_free, "must be usable in a signa
 
 void OnSignal(int) {
   if (stop_requested.exchange(true)) _exit(kEndedBySignal);
-  static constexpr char kMessage[] =
-      "\nforebay: stopping after the running step; once more ends at once\n";
+  static constexpr char kMessage[] = "\nforebay: stopping; once more ends at once\n";
   // Nothing can be done about an error here.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
 }

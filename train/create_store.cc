@@ -30,7 +30,8 @@ void FillTile(Layout layout, std::span<const float> master, std::byte* weights, 
 // Buffers of one layer and one tile, and the walk over them.
 class StoreFiller {
  public:
-  StoreFiller(TensorStore* store, const TensorFiller& fill) : store_(store), fill_(fill) {}
+  StoreFiller(TensorStore* store, const TensorFiller& fill, const std::function<bool()>& stop)
+      : store_(store), fill_(fill), stop_(stop) {}
 
   absl::Status Run(MemoryBudget* budget) {
     const TileMap& tiles = store_->tiles();
@@ -62,6 +63,7 @@ class StoreFiller {
     }
     for (int tile = store_->tiles().first_tile(layer); tile < store_->tiles().first_tile(layer + 1);
          ++tile) {
+      if (stop_ && stop_()) return InterruptedError("stopped on request");
       FOREBAY_RETURN_IF_ERROR(WriteTile(tile, master));
     }
     return absl::OkStatus();
@@ -89,18 +91,22 @@ class StoreFiller {
 
   TensorStore* const store_;
   const TensorFiller& fill_;
+  const std::function<bool()>& stop_;
   HostBuffer master_;
   HostBuffer tile_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
-    const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
-    const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget) {
+absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(const StoreOptions& options,
+                                                               const Inventory& inventory,
+                                                               const TensorFiller& fill,
+                                                               const CommitInfo& first_commit,
+                                                               Engine* engine, MemoryBudget* budget,
+                                                               const std::function<bool()>& stop) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Create(options, inventory, engine));
-  absl::Status status = StoreFiller(store.get(), fill).Run(budget);
+  absl::Status status = StoreFiller(store.get(), fill, stop).Run(budget);
   if (status.ok()) status = store->Commit(first_commit);
   if (status.ok()) return store;
   store.reset();

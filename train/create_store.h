@@ -17,9 +17,11 @@ namespace forebay {
 using TensorFiller = std::function<absl::Status(const TensorSpec& tensor, std::span<float> values)>;
 
 // Creates the store, fills it (moments zero) and publishes `first_commit`. On error the new store's
-// files are removed.
+// files are removed. `stop` (may be empty) is polled between tiles; true ends with
+// InterruptedError.
 absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
-    const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget);
+    const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
+    const std::function<bool()>& stop = {});
 
 }  // namespace forebay

@@ -32,14 +32,15 @@ std::string AbsolutePath(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
                                                      const TrainOptions& options,
-                                                     const DecoderConfig& config) {
+                                                     const DecoderConfig& config,
+                                                     const std::function<bool()>& stop) {
   PackRequest request;
   request.data = data;
   request.model = options.model;
   request.seq = options.seq;
   request.truncate = options.truncate;
   request.cache = PackCacheDirectory();
-  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request));
+  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request, stop));
   const std::string& path = packed.path;
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(path));
   const PackedFileInfo& info = file->info();
@@ -203,8 +204,21 @@ absl::StatusOr<ModelSource> OpenModel(const PreparedRun& run) {
   return source;
 }
 
+// All of `values` from the model's files, in pieces between which `stop` is heard.
+absl::Status ReadTensor(const CheckpointReader& reader, const CheckpointReader::Tensor& tensor,
+                        const std::function<bool()>& stop, std::span<float> values) {
+  constexpr size_t kPieceElems = size_t{1} << 24;
+  for (size_t first = 0; first < values.size(); first += kPieceElems) {
+    if (stop()) return InterruptedError("stopped on request");
+    const auto piece = values.subspan(first, std::min(kPieceElems, values.size() - first));
+    FOREBAY_RETURN_IF_ERROR(reader.ReadF32(tensor, static_cast<int64_t>(first), piece));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
-                       const ModelSource& source, TrainObserver& observer, PreparedRun& run) {
+                       const ModelSource& source, const std::function<bool()>& stop,
+                       TrainObserver& observer, PreparedRun& run) {
   if (run.options.dry_run) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(ClaimFolders(run));
   FOREBAY_RETURN_IF_ERROR(WriteRunJson(run, "creating", fingerprint));
@@ -221,12 +235,12 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
     done_elems += tensor.num_elems;
     observer.OnPhase("importing the model", static_cast<double>(done_elems) /
                                                 static_cast<double>(source.inventory.num_params()));
-    return source.reader->ReadF32(*source.tensors[position], 0, values);
+    return ReadTensor(*source.reader, *source.tensors[position], stop, values);
   };
   CommitInfo first;
   first.trainer = {{"num_steps", run.num_steps}};
   FOREBAY_ASSIGN_OR_RETURN(run.store, CreateFilledStore(store, source.inventory, fill, first,
-                                                        run.engine.get(), run.budget.get()));
+                                                        run.engine.get(), run.budget.get(), stop));
   return WriteRunJson(run, "ready", fingerprint);
 }
 
@@ -300,9 +314,8 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
   return WriteRecords(run, resolved);
 }
 
-}  // namespace
-
-absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObserver& observer) {
+absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
+                                    const std::function<bool()>& stop, TrainObserver& observer) {
   PreparedRun run;
   run.options = resolved.options;
   if (run.options.threads <= 0) {
@@ -327,11 +340,12 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   if (!run.options.resume) {
     FOREBAY_RETURN_IF_ERROR(OpenEngineFor(NewStoreDirectory(run.options), observer, run));
   }
-  FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run.options, run.config));
+  FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run.options, run.config, stop));
   if (!run.options.eval_data.empty()) {
     FOREBAY_ASSIGN_OR_RETURN(run.eval_data,
-                             OpenData(run.options.eval_data, run.options, run.config));
+                             OpenData(run.options.eval_data, run.options, run.config, stop));
   }
+  if (stop()) return InterruptedError("stopped on request");
   FOREBAY_ASSIGN_OR_RETURN(run.num_steps, NumSteps(run.options, run.data->info()));
   if (run.options.warmup > run.num_steps) {
     return UsageError(fmt::format(
@@ -344,9 +358,21 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
                            MakeFingerprint(run.options, run.num_steps, run.data->info()));
   run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
-  FOREBAY_RETURN_IF_ERROR(run.resumed ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
-                                      : CreateRun(resolved, fingerprint, source, observer, run));
+  FOREBAY_RETURN_IF_ERROR(run.resumed
+                              ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
+                              : CreateRun(resolved, fingerprint, source, stop, observer, run));
   return run;
+}
+
+}  // namespace
+
+absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved,
+                                       const std::function<bool()>& stop, TrainObserver& observer) {
+  absl::StatusOr<PreparedRun> run = Prepare(resolved, stop, observer);
+  if (ExitCodeOf(run.status()) != ExitCode::kInterrupted) return run;
+  return InterruptedError(
+      fmt::format("stopped on request before the first step: {}. Start the same command again",
+                  resolved.options.resume ? "the run is as it was" : "nothing was begun"));
 }
 
 }  // namespace forebay

@@ -3,6 +3,7 @@
 // beforehand was.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -38,7 +39,9 @@ struct PreparedRun {
 };
 
 // UsageError (occupied --out, other settings than the run's), BadInputError (model, data),
-// DoesNotFitError (memory, disk).
-absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObserver& observer);
+// DoesNotFitError (memory, disk). `stop` as for Train: true ends the preparation within about a
+// second with InterruptedError; the same command then works as if this one had never been.
+absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved,
+                                       const std::function<bool()>& stop, TrainObserver& observer);
 
 }  // namespace forebay

@@ -42,7 +42,7 @@ class TrainingRun {
       : resolved_(resolved), options_(resolved.options), stop_(stop), observer_(observer) {}
 
   absl::Status Run() {
-    FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, observer_));
+    FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_));
     if (options_.dry_run) {
       observer_.OnNote(
           "dry run: model, data, memory and disk space are in order; nothing was written");

@@ -1,12 +1,16 @@
 #include "forebay/data/data_program.h"
 
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "gmock/gmock.h"
 #include "packed_bytes.h"
@@ -97,6 +101,70 @@ TEST_F(DataProgramTest, IgnoredSignalsAreNotInherited) {
   Install("kill -INT $$; echo 1");
   EXPECT_EQ(ExitCodeOf(RunDataProgram({}).status()), ExitCode::kInterrupted);
   std::signal(SIGINT, before);
+}
+
+TEST_F(DataProgramTest, StopEndsTheProgramAtOnce) {
+  // The second one does not heed SIGTERM.
+  for (const char* script : {"exec sleep 100", "trap '' TERM; exec sleep 100"}) {
+    Install(script);
+    const Stopwatch watch;
+    const absl::Status status =
+        RunDataProgram({}, "", [&] { return watch.Seconds() > 0.3; }).status();
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
+    EXPECT_LT(watch.Seconds(), 50) << script;
+  }
+}
+
+TEST_F(DataProgramTest, StopThatIsNeverAskedChangesNothing) {
+  Install("sleep 0.5; echo 7");
+  const auto document = RunDataProgram({}, "", [] { return false; });
+  ASSERT_TRUE(document.ok()) << document.status();
+  EXPECT_EQ(*document, 7);
+}
+
+TEST_F(DataProgramTest, ProgramDiesWithItsParent) {
+  Install("echo $$ >" + folder_ + "/pid; mv " + folder_ + "/pid " + folder_ +
+          "/started; exec sleep 100");
+  // Orphans come to this process, which can tell their end from a zombie's life.
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  const pid_t parent = ::fork();
+  ASSERT_GE(parent, 0);
+  if (parent == 0) {
+    RunDataProgram({}).IgnoreError();
+    ::_exit(0);
+  }
+  while (!std::filesystem::exists(folder_ + "/started")) ::usleep(1000);
+  pid_t child = 0;
+  std::ifstream(folder_ + "/started") >> child;
+  ::kill(parent, SIGKILL);
+  ASSERT_EQ(::waitpid(parent, nullptr, 0), parent);
+  int status = 0;
+  pid_t ended = 0;
+  const Stopwatch watch;
+  while (ended == 0 && watch.Seconds() < 50) {
+    ended = ::waitpid(child, &status, WNOHANG);
+    ::usleep(1000);
+  }
+  if (ended == 0) ::kill(child, SIGKILL);
+  EXPECT_EQ(ended, child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+TEST_F(DataProgramTest, CtrlCOnTheTerminalIsTheProgramsToAnswer) {
+  Install("kill -INT $PPID; exit 75");
+  const auto code = RunDataProgramOnTerminal({"pack"});
+  ASSERT_TRUE(code.ok());
+  EXPECT_EQ(*code, 75);
+}
+
+TEST_F(DataProgramTest, ProgramThatCannotBeRunSaysWhy) {
+  std::ofstream(folder_ + "/forebay-data") << "#!" + folder_ + "/no-shell\n";
+  chmod((folder_ + "/forebay-data").c_str(), 0700);
+  setenv("FOREBAY_DATA", (folder_ + "/forebay-data").c_str(), 1);
+  const absl::Status status = RunDataProgram({}).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment);
+  EXPECT_THAT(MessageOf(status), HasSubstr("ENOENT"));
 }
 
 TEST_F(DataProgramTest, OutputThatIsNoJsonIsInternal) {

@@ -11,6 +11,8 @@ import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
 
 SEQ = 32
+
+
 @pytest.fixture(scope="module")
 def good(forebay, tmp_path_factory):
     folder = tmp_path_factory.mktemp("good")

@@ -2,11 +2,13 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
+import time
 
 import pytest
-from conftest import make_model, random_rows, write_rows
+from conftest import make_model, random_rows, write_rows, write_tokenizer
 
 SEQ, BATCH, ACCUM, STEPS = 64, 2, 2, 8
 SETTINGS = dict(batch=BATCH, accum=ACCUM, seq=SEQ, steps=STEPS, lr=1e-3, ram="1GiB", seed=3)
@@ -150,3 +152,154 @@ def test_an_interrupted_evaluation_is_made_up_for(forebay, slow_task, tmp_path):
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert [line.get("eval_loss") for line in lines] == expected
     assert f"loss       {lines[2]['loss']:.4f} in the last step" in done.stdout
+
+
+# ---- Before the first step: the Python program makes tokens, then the store is filled ----
+
+@pytest.fixture(scope="module")
+def text_task(forebay, tmp_path_factory):
+    """Text whose tokens take many seconds, most of them inside one call that Python cannot interrupt."""
+    folder = tmp_path_factory.mktemp("text")
+    search = {"type": "Replace", "pattern": {"Regex": "[a-z]+[0-9]+"}, "content": ""}
+    model = make_model(forebay, folder / "model")
+    write_tokenizer(model, normalizer={"type": "Sequence", "normalizers": [search] * 20})
+    data = folder / "book.txt"
+    data.write_text("and it came to pass in those days\n" * 60000)
+    return dict(model=model, data=data, seq=128, batch=64, steps=1, ram="1GiB")
+
+
+@pytest.fixture(scope="module")
+def import_task(forebay, tmp_path_factory):
+    """A store of thousands of tiles, so that filling it takes seconds."""
+    folder = tmp_path_factory.mktemp("import")
+    tokens, flags = random_rows(2, 64, 256, seed=6)
+    data = write_rows(folder / "data.fbd", tokens, flags, 256)
+    model = make_model(forebay, folder / "model", hidden_size=256, intermediate_size=1024)
+    return dict(model=model, data=data, batch=1, seq=64, steps=1, ram="1GiB", tile_elems=2048)
+
+
+def start_group(forebay, out, settings, *extra):
+    """As a shell starts it: in a process group of its own, which Ctrl-C reaches as a whole."""
+    command = [forebay.binary, "train", f"--out={out}", *extra] + [f"--{k}={v}" for k, v in settings.items()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def packing_child(process):
+    """The PID of forebay-data, once it is there."""
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None:
+        for pid in children.read_text().split():
+            if b"pack" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return int(pid)
+    raise AssertionError(f"the program ended without packing: {finish(process)}")
+
+
+def is_alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pid):
+    begin = time.monotonic()
+    while is_alive(pid):
+        assert time.monotonic() - begin < 5, "forebay-data is still there"
+        time.sleep(0.01)
+
+
+def assert_nothing_was_begun(code, errors):
+    assert code == 75, errors
+    assert "stopped on request before the first step: nothing was begun. Start the same command again" in errors
+    assert "Traceback" not in errors
+
+
+STOPS = {
+    "the process": lambda process: os.kill(process.pid, signal.SIGTERM),
+    "the group": lambda process: os.killpg(process.pid, signal.SIGINT),
+}
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.1, 2], ids=["at its start", "while it imports", "while it tokenizes"])
+@pytest.mark.parametrize("whom", STOPS)
+def test_a_signal_while_tokens_are_made_ends_at_once(forebay, text_task, tmp_path, monkeypatch, whom, delay_s):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    process = start_group(forebay, tmp_path / "run", text_task)
+    child = packing_child(process)
+    time.sleep(delay_s)
+    begin = time.monotonic()
+    STOPS[whom](process)
+    code, errors = finish(process)
+    assert time.monotonic() - begin < 3
+    assert_nothing_was_begun(code, errors)
+    assert not is_alive(child)
+    assert not os.path.exists(tmp_path / "run")
+
+
+def test_two_signals_while_tokens_are_made_leave_no_orphan(forebay, text_task, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    process = start_group(forebay, tmp_path / "run", text_task)
+    child = packing_child(process)
+    time.sleep(1)
+    for kind in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        process.send_signal(kind)
+    code, errors = finish(process)
+    assert code == 130, errors
+    wait_until_gone(child)
+
+
+def test_a_kill_while_tokens_are_made_leaves_no_orphan_and_the_next_start_works(
+        forebay, text_task, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    process = start_group(forebay, tmp_path / "run", text_task)
+    child = packing_child(process)
+    process.kill()
+    finish(process)
+    wait_until_gone(child)
+    forebay.run("train", out=tmp_path / "run", **text_task)
+
+
+def importing(process, out):
+    """Returns while the store is filled."""
+    while not os.path.exists(out / "swap" / "weights.fbs"):
+        assert process.poll() is None, finish(process)
+
+
+@pytest.mark.parametrize("whom", STOPS)
+def test_a_signal_while_the_store_is_filled_ends_at_once(forebay, import_task, tmp_path, whom):
+    out = tmp_path / "run"
+    process = start_group(forebay, out, import_task)
+    importing(process, out)
+    begin = time.monotonic()
+    STOPS[whom](process)
+    code, errors = finish(process)
+    assert time.monotonic() - begin < 3
+    assert_nothing_was_begun(code, errors)
+    assert not os.path.exists(out / "swap" / "weights.fbs")
+    forebay.run("train", out=out, **import_task)
+    forebay.run("train", out=tmp_path / "whole", **import_task)
+    assert forebay.digest(out) == forebay.digest(tmp_path / "whole")
+
+
+def test_two_signals_while_the_store_is_filled_end_at_once_and_the_next_start_works(forebay, import_task, tmp_path):
+    out = tmp_path / "run"
+    process = start_group(forebay, out, import_task)
+    importing(process, out)
+    for kind in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        process.send_signal(kind)
+    code, errors = finish(process)
+    assert code == 130, errors
+    forebay.run("train", out=out, **import_task)
+
+
+def test_ctrl_c_while_generation_starts_is_quiet(forebay, text_task):
+    command = [forebay.binary, "generate", f"--model={text_task['model']}", "--prompt=and it", "--ram=1GiB"]
+    for delay_ms in range(0, 600, 50):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   start_new_session=True)
+        time.sleep(delay_ms / 1000)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        code, errors = finish(process)
+        assert "Traceback" not in errors, f"after {delay_ms} ms: {errors}"
+        assert code in (-signal.SIGINT, 0), errors
