@@ -1,8 +1,16 @@
 """Starts forebay-data: checks the interpreter and the packages, then runs the command line."""
 
+import os
+import signal
 import sys
 
-PACKAGES = "numpy 'tokenizers>=0.20' 'jinja2>=3.1.6' xxhash gguf"
+# Before the imports, which take a while: Ctrl-C ends them without a word. cli.main has a handler of its own.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+# A panic of the Rust library behind tokenizers becomes an error of ours; where in it says nothing to a user.
+os.environ["RUST_BACKTRACE"] = "0"
+
+PACKAGES = "numpy, tokenizers>=0.20, jinja2>=3.1.6, xxhash and gguf"
 
 
 def missing_package():

@@ -6,6 +6,7 @@ With --format=json there is one JSON document on standard output, also for an er
 import argparse
 import json
 import sys
+import signal
 
 from .errors import DataProgramError, UsageError
 
@@ -96,7 +97,11 @@ def main(arguments):
     sys.stdout.reconfigure(encoding="utf-8")
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        return _dispatch(_make_parser().parse_args(arguments))
+        # From here on Ctrl-C cleans up: temporary files are removed on the way out.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = _dispatch(_make_parser().parse_args(arguments))
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return code
     except DataProgramError as error:
         return _report_error(arguments, str(error), error.exit_code)
     except OSError as error:

@@ -3,8 +3,11 @@
 import json
 import os
 import pathlib
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import write_lines
@@ -122,3 +125,20 @@ def test_launcher_starts_the_program(model):
     done = subprocess.run([f"{folder}/forebay-data", "eos", "--model", str(model)], capture_output=True, text=True,
                           env={**os.environ, "FOREBAY_PYTHON": sys.executable})
     assert done.returncode == 0 and json.loads(done.stdout)["eos"] == 2, done.stderr
+
+
+def test_ctrl_c_at_any_moment_is_quiet(model):
+    folder = os.environ.get("FOREBAY_BIN")
+    if folder is None:
+        pytest.skip("FOREBAY_BIN is not set; ctest sets it")
+    command = [f"{folder}/forebay-data", "encode", "--model", str(model)]
+    for delay_ms in range(0, 500, 20):
+        # In a group of its own, as a terminal makes one for each command.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, start_new_session=True) as child:
+            time.sleep(delay_ms / 1000)
+            os.killpg(child.pid, signal.SIGINT)
+            output, errors = child.communicate("", timeout=30)
+        assert output == errors == "", f"after {delay_ms} ms: {errors}"
+        # 0: it came while Python itself started, where it is ignored.
+        assert child.returncode in (-signal.SIGINT, 75, 0), f"after {delay_ms} ms: {child.returncode}"
