@@ -8,6 +8,7 @@ import json
 import sys
 import signal
 
+from . import DEFAULT_SEQ
 from .errors import DataProgramError, UsageError
 
 
@@ -16,10 +17,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
 
-def _add_data_arguments(parser, needs_seq):
+def _add_data_arguments(parser, default_seq):
     parser.add_argument("--model", required=True, help="Hugging Face model folder (config.json, tokenizer.json)")
     parser.add_argument("--data", required=True, help=".txt, .jsonl or packed file")
-    parser.add_argument("--seq", type=int, required=needs_seq, help="tokens per row")
+    parser.add_argument("--seq", type=int, help=f"tokens per row (default: {default_seq}; a packed file has its own)")
     parser.add_argument("--truncate", action="store_true", help="cut over-long prompts and chats instead of refusing")
     parser.add_argument("--template", help="chat template to use instead of the model's")
 
@@ -34,17 +35,17 @@ def _make_parser():
         return commands.add_parser(name, help=text, description=text, parents=[common], allow_abbrev=False)
 
     packer = add("pack", "tokenize and pack data into a file, or into a cache folder")
-    _add_data_arguments(packer, needs_seq=True)
+    _add_data_arguments(packer, DEFAULT_SEQ)
     target = packer.add_mutually_exclusive_group()
     target.add_argument("--out", help="packed file to write")
     target.add_argument("--cache", help="folder of packed files, named after a digest of what they depend on")
 
     shower = add("show", "print samples with their trained tokens marked")
-    _add_data_arguments(shower, needs_seq=False)
+    _add_data_arguments(shower, "the model's positions")
     shower.add_argument("-n", "--n", type=int, default=2, help="how many")
 
     checker = add("check", "count samples and tokens, and find every sample that cannot be trained on")
-    _add_data_arguments(checker, needs_seq=False)
+    _add_data_arguments(checker, DEFAULT_SEQ)
 
     encoder = add("encode", 'tokens of prompts: JSON lines {"prompt"} or {"messages"} on standard input')
     encoder.add_argument("--model", required=True)

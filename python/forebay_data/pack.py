@@ -6,7 +6,7 @@ from array import array
 import numpy as np
 import xxhash
 
-from . import PACKER_VERSION, packed_file
+from . import DEFAULT_SEQ, PACKER_VERSION, packed_file
 from .errors import BadInputError, UsageError, count_of
 from .files import make_folder, read_bytes
 from .packed_file import PackedInfo
@@ -130,7 +130,7 @@ def pack(options):
     config = ModelConfig(options.model)
     if packed_file.is_packed(options.data):
         return accept_packed(options.data, config, options.seq)
-    require_seq(options.seq)
+    settle_seq(options)
     tokenizer = ModelTokenizer(options.model, config)
     if options.cache is None:
         check_output(options.out, options.data)
@@ -174,9 +174,12 @@ def check_output(path, data):
         raise UsageError(f"--out and --data are the same file, '{path}'")
 
 
-def require_seq(seq):
-    if seq is None or not 2 <= seq <= MAX_SEQ:
-        raise UsageError(f"--seq={seq} is impossible: give the tokens of a row, 2 to {MAX_SEQ}")
+def settle_seq(options):
+    """The default for text, which unlike a packed file has no rows of its own."""
+    if options.seq is None:
+        options.seq = DEFAULT_SEQ
+    if not 2 <= options.seq <= MAX_SEQ:
+        raise UsageError(f"--seq={options.seq} is impossible: give the tokens of a row, 2 to {MAX_SEQ}")
 
 
 def raise_problem(message):

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import packed_file
 from .errors import BadInputError, UsageError, count_of
-from .pack import MAX_SEQ, RowBuilder, accept_packed, info_of, read_corpus, report_of, require_seq
+from .pack import MAX_SEQ, RowBuilder, accept_packed, info_of, read_corpus, report_of, settle_seq
 from .samples import SampleOptions, SampleReader
 from .template import load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer
@@ -49,7 +49,7 @@ def check(options):
         for _, tokens, trained in _packed_segments(options.data, tokenizer):
             statistics.add("packed", tokens, trained)
         return {**report, **statistics.report(), "problems": [], "num_problems": 0}
-    require_seq(options.seq)
+    settle_seq(options)
     problems = []
     corpus = read_corpus(options, config, tokenizer, problems.append,
                          lambda sample: statistics.add(sample.kind, sample.tokens, sample.trained))

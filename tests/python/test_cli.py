@@ -37,6 +37,17 @@ def test_pack_show_and_check_agree(model, tmp_path):
     assert "".join(part["text"] for part in sample["parts"] if part["trained"]) == " cat<|im_end|>"
 
 
+def test_rows_have_1024_tokens_where_seq_is_not_given(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}])
+    assert run_json("check", "--model", model, "--data", data)["seq"] == 1024
+    assert run_json("pack", "--model", model, "--data", data, "--out", tmp_path / "o")["seq"] == 1024
+    for command in ("check", "pack"):
+        assert "default: 1024" in run(command, "--help").stdout
+    # A packed file has rows already.
+    run_json("pack", "--model", model, "--data", data, "--seq=32", "--out", tmp_path / "p")
+    assert run_json("check", "--model", model, "--data", tmp_path / "p")["seq"] == 32
+
+
 def test_show_marks_trained_tokens_in_plain_text(model, tmp_path):
     data = write_lines(tmp_path / "d.jsonl", [{"prompt": "the", "completion": " cat é"}])
     done = run("show", "--model", model, "--data", data, environment={"LC_ALL": "C"})
