@@ -19,6 +19,8 @@ namespace forebay {
 namespace {
 
 constexpr char kProgramName[] = "forebay-data";
+// One JSON document on standard output; errors too, which whoever calls us reports.
+constexpr std::array<const char*, 2> kReplies = {"--format=json", "--errors=document"};
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 bool IsExecutable(const std::string& path) {
@@ -180,7 +182,7 @@ absl::StatusOr<std::string> FindDataProgram() {
 absl::StatusOr<Json> RunDataProgram(const std::vector<std::string>& args, const std::string& input,
                                     const std::function<bool()>& stop) {
   std::vector<std::string> all_args = args;
-  all_args.push_back("--format=json");
+  all_args.insert(all_args.end(), kReplies.begin(), kReplies.end());
   FOREBAY_ASSIGN_OR_RETURN(const auto child,
                            StartDataProgram(std::move(all_args), ChildStreams::kOurs));
   child->Send(input);  // a child that stops reading has an error to tell
@@ -256,9 +258,9 @@ TokenDecoder::~TokenDecoder() = default;
 
 absl::StatusOr<std::unique_ptr<TokenDecoder>> TokenDecoder::Start(const std::string& model) {
   auto impl = std::make_unique<Impl>();
-  FOREBAY_ASSIGN_OR_RETURN(
-      impl->child, StartDataProgram({"decode", "--model=" + model, "--stream", "--format=json"},
-                                    ChildStreams::kOurs));
+  FOREBAY_ASSIGN_OR_RETURN(impl->child, StartDataProgram({"decode", "--model=" + model, "--stream",
+                                                          kReplies[0], kReplies[1]},
+                                                         ChildStreams::kOurs));
   return std::unique_ptr<TokenDecoder>(new TokenDecoder(std::move(impl)));
 }
 

@@ -34,15 +34,10 @@ def run():
     if problem is None:
         from forebay_data import cli
         return cli.main(sys.argv[1:])
-    message = (f"forebay-data: {problem} by {sys.executable}. Install what it needs with: {sys.executable} -m pip "
-               f"install {PACKAGES}, or set FOREBAY_PYTHON to a Python that "
-               "has them")
-    if "--format=json" in sys.argv:
-        import json
-        print(json.dumps({"error": {"message": message.removeprefix("forebay-data: "), "exit_code": 9}}))
-    else:
-        print(message, file=sys.stderr)
-    return 9
+    from forebay_data.errors import report_error
+    return report_error(sys.argv[1:], f"{problem} by {sys.executable}: run scripts/build, which makes a Python "
+                        f"environment with all that is needed in build/venv, or set FOREBAY_PYTHON to a Python that has "
+                        f"{PACKAGES}", 9)
 
 
 if __name__ == "__main__":

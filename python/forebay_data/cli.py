@@ -1,6 +1,7 @@
 """The command line: one subcommand per job. Results on standard output, progress and errors on standard error.
 
 With --format=json there is one JSON document on standard output, also for an error: {"error": {message, exit_code}}.
+An error is on standard error too, except with --errors=document, for programs that report it themselves.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import sys
 import signal
 
 from . import DEFAULT_SEQ
-from .errors import DataProgramError, UsageError
+from .errors import DataProgramError, UsageError, report_error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,6 +31,8 @@ def _make_parser():
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--format", choices=("text", "json"), default="text")
+    common.add_argument("--errors", choices=("all", "document"), default="all",
+                        help="'document': with --format=json leave them off standard error")
 
     def add(name, text):
         return commands.add_parser(name, help=text, description=text, parents=[common], allow_abbrev=False)
@@ -87,11 +90,6 @@ def _dispatch(options):
     return 3 if report.get("num_problems") else 0
 
 
-def _wants_json(arguments):
-    """Known before the arguments are parsed, as parsing may fail."""
-    return "--format=json" in arguments or "json" in arguments[1:] and "--format" in arguments
-
-
 def main(arguments):
     # Whatever the locale says: data and the forebay binary speak UTF-8.
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
@@ -104,22 +102,11 @@ def main(arguments):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return code
     except DataProgramError as error:
-        return _report_error(arguments, str(error), error.exit_code)
+        return report_error(arguments, str(error), error.exit_code)
     except OSError as error:
         name = f" of '{error.filename}'" if error.filename is not None else ""
-        return _report_error(arguments, f"input or output{name} failed: {error.strerror or error}", 5)
+        return report_error(arguments, f"input or output{name} failed: {error.strerror or error}", 5)
     except MemoryError:
-        return _report_error(arguments, "memory ran out; split the data into several files and pack them apart", 6)
+        return report_error(arguments, "memory ran out; split the data into several files and pack them apart", 6)
     except KeyboardInterrupt:
         return 75
-
-
-def _report_error(arguments, message, exit_code):
-    try:
-        if _wants_json(arguments):
-            print(json.dumps({"error": {"message": message, "exit_code": exit_code}}), flush=True)
-        else:
-            print(f"forebay-data: error: {message}", file=sys.stderr)
-    except BrokenPipeError:
-        pass  # nobody listens any more
-    return exit_code

@@ -1,4 +1,7 @@
-"""Errors that files and users can cause, each with the exit code of docs/cli.md."""
+"""Errors that files and users can cause, each with the exit code of docs/cli.md, and how they are reported."""
+
+import json
+import sys
 
 
 class DataProgramError(Exception):
@@ -26,3 +29,23 @@ class EnvironmentProblem(DataProgramError):
 def count_of(number, noun):
     """'1 token', '7 tokens'."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def report_error(arguments, message, exit_code):
+    """To standard error and, with --format=json, as a document to standard output. Returns `exit_code`.
+
+    `arguments` as they were typed: the error may be that they cannot be parsed.
+    """
+    wants_document = _has(arguments, "--format", "json")
+    try:
+        if wants_document:
+            print(json.dumps({"error": {"message": message, "exit_code": exit_code}}), flush=True)
+        if not (wants_document and _has(arguments, "--errors", "document")):
+            print(f"forebay-data: error: {message}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        pass  # nobody listens any more
+    return exit_code
+
+
+def _has(arguments, flag, value):
+    return f"{flag}={value}" in arguments or (flag, value) in zip(arguments, arguments[1:])

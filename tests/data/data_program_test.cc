@@ -213,7 +213,8 @@ TEST_F(DataProgramTest, PackRequestBecomesArguments) {
   EXPECT_EQ(result->path, "/c/x.packed");
   EXPECT_TRUE(result->cached);
   EXPECT_EQ(result->report["args"],
-            "pack --data=-d.txt --model=m --seq=128 --cache=c --truncate --format=json");
+            "pack --data=-d.txt --model=m --seq=128 --cache=c --truncate --format=json "
+            "--errors=document");
 }
 
 TEST_F(DataProgramTest, PackedFileIsUsedAsItIsWithoutTheProgram) {

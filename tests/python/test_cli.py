@@ -66,8 +66,17 @@ def test_error_goes_to_standard_error_with_its_exit_code(model, tmp_path):
     assert done.stderr.startswith("forebay-data: error: ") and "no.txt' does not exist" in done.stderr
 
 
-def test_error_is_a_document_for_programs(model, tmp_path):
-    done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out=x", "--format=json")
+@pytest.mark.parametrize("format", [["--format=json"], ["--format", "json"]])
+def test_error_is_a_document_too_with_format_json(model, tmp_path, format):
+    done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out=x", *format)
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == error["exit_code"] == 3
+    assert done.stderr == f"forebay-data: error: {error['message']}\n"
+
+
+def test_program_that_reports_errors_itself_gets_the_document_alone(model, tmp_path):
+    done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out=x", "--format=json",
+               "--errors=document")
     assert done.returncode == 3 and done.stderr == ""
     assert json.loads(done.stdout)["error"]["exit_code"] == 3
 
@@ -88,7 +97,26 @@ def test_unwritable_output_exits_5(model, tmp_path):
 def test_missing_package_exits_9_and_says_how_to_install(tmp_path):
     (tmp_path / "tokenizers.py").write_text("raise ImportError('gone', name='tokenizers')")
     done = run("eos", "--model=m", environment={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 9 and "'tokenizers' cannot be imported" in done.stderr and "pip install" in done.stderr
+    assert done.returncode == 9 and done.stdout == ""
+    assert "'tokenizers' cannot be imported" in done.stderr and "run scripts/build" in done.stderr
+    # Debian's own Python refuses pip.
+    assert "pip install" not in done.stderr
+    done = run("eos", "--model=m", "--format=json", environment={"PYTHONPATH": str(tmp_path)})
+    error = json.loads(done.stdout)["error"]
+    assert error["exit_code"] == 9 and done.stderr == f"forebay-data: error: {error['message']}\n"
+
+
+def test_launcher_without_python_says_so_in_both_ways(tmp_path):
+    folder = os.environ.get("FOREBAY_BIN")
+    if folder is None:
+        pytest.skip("FOREBAY_BIN is not set; ctest sets it")
+    # Away from the build's own environment, which comes first.
+    shutil.copy(f"{folder}/forebay-data", tmp_path / "forebay-data")
+    done = subprocess.run([tmp_path / "forebay-data", "eos", "--model=m", "--format=json"], capture_output=True,
+                          text=True, env={**os.environ, "FOREBAY_PYTHON": "/no/python"})
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == error["exit_code"] == 9 and "FOREBAY_PYTHON" in error["message"]
+    assert done.stderr == f"forebay-data: error: {error['message']}\n"
 
 
 def test_prompts_are_encoded_line_by_line(model, tokenizer):
