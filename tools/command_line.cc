@@ -154,9 +154,11 @@ absl::Status CheckText(const std::vector<std::string>& args) {
   for (const std::string& argument : args) {
     if (IsUtf8(argument)) continue;
     const std::string shown = Json(argument).dump(-1, ' ', false, Json::error_handler_t::replace);
-    return UsageError(fmt::format(
-        "the argument {} is not valid UTF-8. Rename the file or folder, or name it through a link",
-        shown));
+    return UsageError(
+        fmt::format("the argument {} is not valid UTF-8. Give text in UTF-8; rename a file or "
+                    "folder that has such "
+                    "a name, or name it through a link",
+                    shown));
   }
   return absl::OkStatus();
 }

@@ -7,7 +7,7 @@ import sys
 
 from .errors import BadInputError
 from .samples import parse_prompt
-from .template import load_chat_template
+from .template import FOR_GENERATION, load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer, StreamDecoder
 
 
@@ -26,7 +26,8 @@ def encode(options):
         if "prompt" in record:
             tokens = tokenizer.prefix_ids + tokenizer.encode(record["prompt"])
         else:
-            template = template or load_chat_template(tokenizer, options.template, now=datetime.datetime.now)
+            template = template or load_chat_template(tokenizer, options.template, datetime.datetime.now,
+                                                      FOR_GENERATION)
             tokens = tokenizer.encode(template.render(record["messages"], add_generation_prompt=True))
         if not tokens:
             raise BadInputError(f"{where}: the prompt has no token; write something")

@@ -169,8 +169,16 @@ def _without_trailing_space(turn, special_texts):
     return len(stripped) if stripped.endswith(special_texts) else len(turn)
 
 
-def load_chat_template(tokenizer, template_path=None, now=lambda: PACKING_DATE):
-    """The template of --template, of chat_template.jinja or of tokenizer_config.json."""
+FOR_PACKING = ("pack the data with 'forebay data pack --template=FILE', or use prompt and completion instead of "
+               "messages")
+FOR_GENERATION = "or give the text to continue with --prompt instead of --chat"
+
+
+def load_chat_template(tokenizer, template_path=None, now=lambda: PACKING_DATE, advice=FOR_PACKING):
+    """The template of --template, of chat_template.jinja or of tokenizer_config.json.
+
+    `advice`: what else can be done where there is none.
+    """
     what = "the chat template"
     in_folder = os.path.join(tokenizer.folder, "chat_template.jinja")
     path = template_path or (in_folder if os.path.lexists(in_folder) else None)
@@ -187,7 +195,5 @@ def load_chat_template(tokenizer, template_path=None, now=lambda: PACKING_DATE):
         text = named.get("default")
     if not isinstance(text, str):
         raise BadInputError(f"the model in '{tokenizer.folder}' has no chat template (neither chat_template.jinja nor "
-                            "'chat_template' in tokenizer_config.json): put its chat_template.jinja there, "
-                            "pack the data with 'forebay data pack --template=FILE', or use prompt and completion "
-                            "instead of messages")
+                            f"'chat_template' in tokenizer_config.json): put its chat_template.jinja there, {advice}")
     return ChatTemplate(text, f"'{path}'", tokenizer.special_tokens, now)

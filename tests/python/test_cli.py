@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from conftest import write_lines
+from conftest import make_model, write_lines
 
 MAIN = pathlib.Path(__file__).resolve().parents[2] / "python" / "forebay_data_main.py"
 
@@ -132,6 +132,12 @@ def test_prompts_are_encoded_line_by_line(model, tokenizer):
 @pytest.mark.parametrize("line", ["x", '{"prompt": 1}', '{"text": "a"}', '{"prompt": ""}'])
 def test_bad_prompt_exits_3(model, line):
     assert run("encode", "--model", model, stdin=line).returncode == 3
+
+
+def test_chat_without_a_template_advises_a_prompt(tmp_path):
+    done = run("encode", "--model", make_model(tmp_path / "m", template=None), "--chat", stdin='{"prompt": "Hello"}')
+    assert done.returncode == 3 and "has no chat template" in done.stderr
+    assert "--prompt instead of --chat" in done.stderr and "data pack" not in done.stderr
 
 
 def test_decode_answers_each_token_before_the_next(model, tokenizer):
