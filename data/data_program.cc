@@ -264,6 +264,10 @@ absl::StatusOr<std::unique_ptr<TokenDecoder>> TokenDecoder::Start(const std::str
   return std::unique_ptr<TokenDecoder>(new TokenDecoder(std::move(impl)));
 }
 
+absl::Status TokenDecoder::AwaitReady() {
+  return impl_->ReadText().status();
+}
+
 absl::StatusOr<std::string> TokenDecoder::Push(int32_t token) {
   impl_->child->Send(
       fmt::format("{}\n", token));  // a child that stops reading has an error to tell

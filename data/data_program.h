@@ -62,11 +62,15 @@ absl::StatusOr<EncodedPrompt> EncodePrompt(const std::string& model, const std::
 // object. Owned by one thread.
 class TokenDecoder {
  public:
+  // Returns while the child still starts.
   static absl::StatusOr<std::unique_ptr<TokenDecoder>> Start(const std::string& model);
   ~TokenDecoder();  // ends the child
   TokenDecoder(const TokenDecoder&) = delete;
   TokenDecoder& operator=(const TokenDecoder&) = delete;
 
+  // Waits until the child has loaded the tokenizer, so that no later call waits for its start. Call
+  // once, before the first Push.
+  absl::Status AwaitReady();
   // The text that became complete with `token`: empty while a multi-byte character is unfinished,
   // and for special tokens.
   absl::StatusOr<std::string> Push(int32_t token);

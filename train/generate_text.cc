@@ -40,6 +40,9 @@ absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
   generate.sampling = options.sampling;
   generate.eos_token_ids = prompt.eos_token_ids;
 
+  // It starts while the model is opened.
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TokenDecoder> decoder,
+                           TokenDecoder::Start(options.model));
   ModelSessionOptions session_options;
   session_options.model = options.model;
   session_options.ram_bytes = options.ram_bytes;
@@ -50,8 +53,8 @@ absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
       KvCache::BytesFor(config, GenerationLength(prompt_tokens, generate));
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSession> session,
                            ModelSession::Open(session_options, config));
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TokenDecoder> decoder,
-                           TokenDecoder::Start(options.model));
+  // The speed that is reported is the model's, so Generate must not wait for it.
+  FOREBAY_RETURN_IF_ERROR(decoder->AwaitReady());
 
   GeneratedText generated;
   const auto add = [&](const std::string& piece) {

@@ -6,8 +6,8 @@ An error is on standard error too, except with --errors=document, for programs t
 
 import argparse
 import json
-import sys
 import signal
+import sys
 
 from . import DEFAULT_SEQ
 from .errors import DataProgramError, UsageError, report_error
@@ -57,7 +57,7 @@ def _make_parser():
 
     decoder = add("decode", "text of tokens: one id per line on standard input")
     decoder.add_argument("--model", required=True)
-    decoder.add_argument("--stream", action="store_true", help="accepted for clarity: output is always streamed")
+    decoder.add_argument("--stream", action="store_true", help="begin with an empty text when ready for tokens")
 
     add("eos", "special tokens, and where generation stops").add_argument("--model", required=True)
 

@@ -47,6 +47,8 @@ def decode(options):
         print(json.dumps(text) if options.format == "json" else text,
               end="\n" if options.format == "json" else "", flush=True)
 
+    if options.stream:
+        emit("")
     for number, line in enumerate(sys.stdin, 1):
         if not line.strip().isdecimal() or int(line) >= config.vocab_size:
             raise BadInputError(f"standard input:{number}: {line.strip()!r} is not a token id below "

@@ -256,9 +256,10 @@ TEST_F(DataProgramTest, PromptIsEncodedThroughOneJsonLine) {
 }
 
 TEST_F(DataProgramTest, DecoderAnswersEveryTokenAndTheEnd) {
-  Install(R"(while read -r token; do echo "\"<$token>\""; done; echo '"end"')");
+  Install(R"(echo '""'; while read -r token; do echo "\"<$token>\""; done; echo '"end"')");
   auto decoder = TokenDecoder::Start("m");
   ASSERT_TRUE(decoder.ok()) << decoder.status();
+  ASSERT_TRUE((*decoder)->AwaitReady().ok());
   for (int32_t token = 0; token < 100; ++token) {
     const auto text = (*decoder)->Push(token);
     ASSERT_TRUE(text.ok()) << text.status();
@@ -273,9 +274,17 @@ TEST_F(DataProgramTest, DecoderTellsTheErrorOfItsProgram) {
   Install(R"(echo '{"error":{"message":"no tokenizer.json","exit_code":3}}'; exit 3)");
   auto decoder = TokenDecoder::Start("m");
   ASSERT_TRUE(decoder.ok());
-  const absl::Status status = (*decoder)->Push(1).status();
+  const absl::Status status = (*decoder)->AwaitReady();
   EXPECT_EQ(MessageOf(status), "no tokenizer.json");
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
+}
+
+TEST_F(DataProgramTest, DecoderIsReadyWhenItsProgramSaysSo) {
+  Install("sleep 0.3; touch " + folder_ + "/loaded; echo '\"\"'; read -r token");
+  auto decoder = TokenDecoder::Start("m");
+  ASSERT_TRUE(decoder.ok());
+  ASSERT_TRUE((*decoder)->AwaitReady().ok());
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/loaded"));
 }
 
 TEST_F(DataProgramTest, DecoderThatDiesIsAnError) {

@@ -154,6 +154,14 @@ def test_decode_answers_each_token_before_the_next(model, tokenizer):
     assert "".join(answers) == text
 
 
+def test_streamed_decode_says_when_it_is_ready(model):
+    with subprocess.Popen([sys.executable, str(MAIN), "decode", "--model", str(model), "--stream", "--format=json"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as child:
+        assert json.loads(child.stdout.readline()) == ""
+        child.stdin.close()
+        assert json.loads(child.stdout.readline()) == "" and child.wait(timeout=10) == 0
+
+
 @pytest.mark.parametrize("line", ["-1", "400", "a", "1.5", ""])
 def test_bad_token_exits_3(model, line):
     assert run("decode", "--model", model, stdin=f"{line}\n").returncode == 3
