@@ -1,6 +1,7 @@
 #include "forebay/data/packed_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 
 #include <algorithm>
 #include <array>
@@ -291,6 +292,9 @@ absl::StatusOr<std::unique_ptr<PackedFile>> PackedFile::Open(const std::string& 
   auto impl = std::make_unique<Impl>();
   impl->path = path;
   FOREBAY_ASSIGN_OR_RETURN(impl->fd, OpenFile(path, O_RDONLY));
+  // Keeps forebay-data from removing the file from its cache (python/forebay_data/cache.py). Where
+  // there are no locks the open file lives on without its name.
+  ::flock(impl->fd.get(), LOCK_SH | LOCK_NB);
   FOREBAY_RETURN_IF_ERROR(impl->ReadHeader());
   FOREBAY_RETURN_IF_ERROR(impl->CheckContents());
   impl->row_flags.resize(static_cast<size_t>(impl->info.seq));

@@ -34,8 +34,8 @@ struct PackedFileInfo {
 // True when the file starts as packed files do (the rest may still be damaged).
 bool IsPackedFile(const std::string& path);
 
-// Reads rows from the file as they are asked for. Owned by one thread, as ReadRows uses scratch
-// memory.
+// Reads rows from the file as they are asked for, and holds a shared flock on it. Owned by one
+// thread, as ReadRows uses scratch memory.
 class PackedFile {
  public:
   // Checks the header, the size, the digest of the content, and every token and flag.

@@ -6,7 +6,7 @@ from array import array
 import numpy as np
 import xxhash
 
-from . import DEFAULT_SEQ, PACKER_VERSION, packed_file
+from . import DEFAULT_SEQ, PACKER_VERSION, cache, packed_file
 from .errors import BadInputError, UsageError, count_of
 from .files import make_folder, read_bytes
 from .packed_file import PackedInfo
@@ -141,10 +141,13 @@ def pack(options):
         try:
             packed = packed_file.read_info(path)
             packed_file.check_contents(path, packed)
+            cache.mark_used(path)
             return {**report_of(path, packed), "cached": True}
         except BadInputError:
             pass  # damaged: packed again below
-    return {**_pack_to(path, options, config, tokenizer), "cached": False}
+    report = _pack_to(path, options, config, tokenizer)
+    cache.remove_unused(options.cache)
+    return {**report, "cached": False}
 
 
 def accept_packed(path, config, seq):

@@ -1,7 +1,11 @@
 """Rows of packed files: what is in them, what is trained, how full they are."""
 
+import fcntl
+import os
+import pathlib
 import random
 import stat
+import time
 
 import numpy as np
 import pytest
@@ -215,3 +219,42 @@ def test_damaged_cache_is_packed_again(model, tmp_path):
         file.write(b"\xff")
     assert cache_report(model, data, tmp_path / "cache") == first
     packed_file.check_contents(first["path"], packed_file.read_info(first["path"]))
+
+
+def set_age(path, days):
+    then = time.time() - days * 24 * 60 * 60
+    os.utime(path, (then, then))
+
+
+def test_cache_drops_what_was_long_not_used_when_something_new_comes(model, tmp_path):
+    folder = tmp_path / "cache"
+    reports = [cache_report(model, write_lines(tmp_path / "d.jsonl", [{"text": text}]), folder)
+               for text in ("one", "two", "three")]
+    old, used, recent = (pathlib.Path(report["path"]) for report in reports)
+    set_age(old, 31)
+    set_age(used, 31)
+    set_age(recent, 29)
+    others = [folder / "notes.txt", folder / "link.packed", folder / "x.packed.tmp7", folder / "y.packed.tmp8"]
+    for path in others:
+        path.symlink_to(recent) if path.name == "link.packed" else path.write_text("x")
+        os.utime(path, (0, 0), follow_symlinks=False)
+    os.utime(others[-1])  # of a packer at work
+    # What is used again is as good as new, and nothing is dropped without need.
+    assert cache_report(model, write_lines(tmp_path / "d.jsonl", [{"text": "two"}]), folder)["cached"]
+    assert old.exists()
+    new = cache_report(model, write_lines(tmp_path / "d.jsonl", [{"text": "four"}]), folder)["path"]
+    assert set(folder.iterdir()) == {used, recent, pathlib.Path(new), others[0], others[1], others[3]}
+
+
+def test_cache_keeps_what_is_in_use(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "one"}])
+    old = pathlib.Path(cache_report(model, data, tmp_path / "cache")["path"])
+    set_age(old, 31)
+    write_lines(data, [{"text": "two"}])
+    with open(old, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as a run does
+        cache_report(model, data, tmp_path / "cache")
+        assert old.exists()
+    write_lines(data, [{"text": "three"}])
+    cache_report(model, data, tmp_path / "cache")
+    assert not old.exists()

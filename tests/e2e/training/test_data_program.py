@@ -1,0 +1,85 @@
+"""forebay and the Python program beside it: who starts when, who reports, and what is kept between runs."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import pytest
+from conftest import Forebay, make_model, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(forebay, tmp_path_factory):
+    folder = make_model(forebay, tmp_path_factory.mktemp("models") / "model")
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def beside(forebay, tmp_path):
+    """A copy of forebay whose Python program is the shell script that the test writes: `beside(script)`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    shutil.copy2(forebay.binary, folder / "forebay")
+
+    def install(script):
+        program = folder / "forebay-data"
+        program.write_text(f"#!/bin/sh\nreal={pathlib.Path(forebay.binary).parent}/forebay-data\n{script}\n")
+        program.chmod(0o700)
+        return Forebay(str(folder / "forebay"))
+    return install
+
+
+def test_the_speed_of_generation_leaves_the_start_of_the_decoder_out(beside, model):
+    slow = beside('[ "$1" != decode ] || sleep 3\nexec "$real" "$@"')
+    done = slow.run("generate", "--format=json", model=model, prompt="and it", max_tokens=3, ram="1GiB")
+    report = json.loads(done.stdout)
+    seconds = (len(report["tokens"]) - 1) / report["tokens_per_s"]
+    assert 0 < seconds < 2
+
+
+@pytest.mark.parametrize("format", [["--format=json"], ["--format", "json"]])
+def test_an_error_of_data_is_on_both_streams_with_format_json(forebay, beside, model, tmp_path, format):
+    command = ["check", f"--model={model}", f"--data={tmp_path / 'no.txt'}", *format]
+    missing_file = forebay.run("data", *command, check=False)
+    missing_program = beside("")
+    (tmp_path / "bin" / "forebay-data").unlink()
+    missing = subprocess.run([missing_program.binary, "data", *command], capture_output=True, text=True,
+                             env={**os.environ, "FOREBAY_DATA": "/no/such/program"})
+    for done, code, words in ((missing_file, 3, "no.txt' does not exist"), (missing, 9, "FOREBAY_DATA names")):
+        error = json.loads(done.stdout)["error"]
+        assert done.returncode == error["exit_code"] == code
+        assert words in error["message"] and error["message"] in done.stderr and "error: " in done.stderr
+
+
+def test_an_error_of_the_program_is_reported_once(forebay, model, tmp_path):
+    done = forebay.run("train", "--format=json", check=False, model=model, data=tmp_path / "no.txt", out=tmp_path / "run")
+    assert done.returncode == 3 and done.stderr.count("no.txt' does not exist") == 1
+
+
+def test_data_that_a_run_has_open_stays_in_the_cache(forebay, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "d.txt").write_text("and it came to pass " * 200)
+    settings = dict(model=model, data=tmp_path / "d.txt", seq=32, batch=1, steps=100000, ram="1GiB")
+    command = [forebay.binary, "train", f"--out={tmp_path / 'run'}"] + [f"--{k}={v}" for k, v in settings.items()]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert any("step 1/" in line for line in run.stdout)
+        [packed] = (tmp_path / "cache" / "forebay" / "packed").iterdir()
+        then = time.time() - 40 * 24 * 60 * 60
+
+        def pack_another(text):
+            os.utime(packed, (then, then))
+            (tmp_path / "e.txt").write_text(text)
+            forebay.run("data", "pack", model=model, data=tmp_path / "e.txt", seq=32, cache=packed.parent)
+
+        pack_another("while the run goes on")
+        assert packed.exists()
+    finally:
+        run.kill()
+        run.communicate()
+    pack_another("when it is over")
+    assert not packed.exists()
