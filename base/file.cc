@@ -19,6 +19,13 @@ namespace {
 // Asked for beyond the size that a file claims, so that its end shows without a further call.
 constexpr size_t kReadAheadBytes = 4096;
 
+absl::Status WithAccessAdvice(const absl::Status& status) {
+  return StorageError(MessageOf(status) +
+                      ". Run forebay as a user who may, or have the owner give this one the right "
+                      "(chmod, chown) to "
+                      "it and to every folder on the way");
+}
+
 absl::Status WriteNewFile(const std::string& path, std::string_view contents) {
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
   FOREBAY_RETURN_IF_ERROR(PwriteAll(fd.get(), std::as_bytes(std::span(contents)), 0, path));
@@ -51,7 +58,8 @@ absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags) {
                     "choose another path",
                     path));
   }
-  return StorageError(fmt::format("opening '{}' failed", path), error);
+  const absl::Status failed = StorageError(fmt::format("opening '{}' failed", path), error);
+  return error == EACCES ? WithAccessAdvice(failed) : failed;
 }
 
 absl::Status PreadAll(int fd, std::span<std::byte> data, int64_t offset_bytes,
@@ -158,6 +166,15 @@ absl::Status SyncDirectory(const std::string& directory) {
 
 bool FileExists(const std::string& path) {
   return ::access(path.c_str(), F_OK) == 0;
+}
+
+absl::StatusOr<bool> ProbePath(const std::string& path) {
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) == 0) return true;
+  const int error = errno;
+  if (error == ENOENT || error == ENOTDIR) return false;
+  const absl::Status failed = StorageError(fmt::format("looking at '{}' failed", path), error);
+  return error == EACCES ? WithAccessAdvice(failed) : failed;
 }
 
 bool IsDirectory(const std::string& path) {

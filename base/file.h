@@ -63,7 +63,12 @@ absl::Status WriteFileAtomically(const std::string& path, std::string_view conte
 // fsync of a folder, so that names created, renamed or removed in it survive a power cut.
 absl::Status SyncDirectory(const std::string& directory);
 
+// False where the file system refuses to say as well: for messages about what others made, use
+// ProbePath.
 bool FileExists(const std::string& path);
+// Whether there is something at `path`. StorageError with errno and fix when that cannot be known:
+// EACCES on a folder of the way above all.
+absl::StatusOr<bool> ProbePath(const std::string& path);
 bool IsDirectory(const std::string& path);
 absl::StatusOr<int64_t> FileSize(const std::string& path);
 // mkdir -p, mode 0700 for the folders it makes. A final component that is a symbolic link to a

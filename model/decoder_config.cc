@@ -346,6 +346,8 @@ absl::StatusOr<DecoderConfig> ParseDecoderConfig(const Json& json, std::string_v
 }
 
 absl::StatusOr<DecoderConfig> ReadDecoderConfig(const std::string& model_directory) {
+  // Before the question whether it is a folder, which one that cannot be looked at would fail too.
+  FOREBAY_RETURN_IF_ERROR(ProbePath(model_directory).status());
   if (!IsDirectory(model_directory)) {
     return BadInputError(fmt::format(
         "'{}' is not a folder. A model is given as the folder that holds its config.json "
@@ -353,7 +355,8 @@ absl::StatusOr<DecoderConfig> ReadDecoderConfig(const std::string& model_directo
         model_directory));
   }
   const std::string path = JoinPath(model_directory, "config.json");
-  if (!FileExists(path)) {
+  FOREBAY_ASSIGN_OR_RETURN(const bool has_config, ProbePath(path));
+  if (!has_config) {
     return BadInputError(
         fmt::format("'{}' has no config.json. A model is given as the folder that holds its "
                     "config.json and its safetensors files",

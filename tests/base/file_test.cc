@@ -32,6 +32,29 @@ class FileTest : public ::testing::Test {
   std::string folder_;
 };
 
+TEST_F(FileTest, ProbeTellsWhatIsMissingFromWhatIsForbidden) {
+  ASSERT_TRUE(WriteFileAtomically(Path("f"), "x").ok());
+  EXPECT_TRUE(*ProbePath(Path("f")));
+  EXPECT_FALSE(*ProbePath(Path("g")));
+  EXPECT_FALSE(*ProbePath(Path("f/g")));
+  // Root may look everywhere.
+  constexpr uid_t kNobody = 65534;
+  const uid_t user = ::geteuid();
+  ASSERT_TRUE(MakeDirectories(Path("closed")).ok());
+  ASSERT_EQ(::chmod(Path("closed").c_str(), 0), 0);
+  ASSERT_EQ(::chmod(folder_.c_str(), 0755), 0);
+  ASSERT_TRUE(user != 0 || ::seteuid(kNobody) == 0);
+  const absl::Status looked = ProbePath(Path("closed/f")).status();
+  const absl::Status opened = OpenFile(Path("closed/f"), O_RDONLY).status();
+  ASSERT_TRUE(user != 0 || ::seteuid(user) == 0);
+  ::chmod(Path("closed").c_str(), 0700);
+  for (const absl::Status& status : {looked, opened}) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage);
+    EXPECT_THAT(MessageOf(status), HasSubstr("closed/f' failed: EACCES"));
+    EXPECT_THAT(MessageOf(status), HasSubstr("chmod"));
+  }
+}
+
 TEST_F(FileTest, AtomicWriteReplacesTheContentsAndLeavesNoTemporary) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "first, and longer").ok());
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "second").ok());

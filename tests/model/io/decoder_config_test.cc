@@ -1,5 +1,8 @@
 #include "forebay/model/decoder_config.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 
@@ -350,6 +353,23 @@ TEST_F(ModelFolder, SaysWhatAFolderWithoutConfigLacks) {
   const absl::Status status = ReadDecoderConfig(directory_).status();
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
   EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(directory_), HasSubstr("has no config.json")));
+}
+
+TEST_F(ModelFolder, SaysThatAFolderIsForbidden) {
+  constexpr uid_t kNobody = 65534;
+  const uid_t user = ::geteuid();  // root may look everywhere
+  ASSERT_TRUE(MakeDirectories(JoinPath(directory_, "m/inside")).ok());
+  ASSERT_EQ(::chmod(directory_.c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(JoinPath(directory_, "m").c_str(), 0), 0);
+  ASSERT_TRUE(user != 0 || ::seteuid(kNobody) == 0);
+  const absl::Status folder = ReadDecoderConfig(JoinPath(directory_, "m")).status();
+  const absl::Status within = ReadDecoderConfig(JoinPath(directory_, "m/inside")).status();
+  ASSERT_TRUE(user != 0 || ::seteuid(user) == 0);
+  ::chmod(JoinPath(directory_, "m").c_str(), 0700);
+  for (const absl::Status& status : {folder, within}) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage);
+    EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(directory_ + "/m"), HasSubstr("EACCES")));
+  }
 }
 
 TEST_F(ModelFolder, SaysThatAFileIsNoFolder) {
