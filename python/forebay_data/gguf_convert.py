@@ -8,10 +8,12 @@ import os
 
 import numpy as np
 
-from .errors import BadInputError, EnvironmentProblem, UsageError
+from .errors import BadInputError, UsageError
 from .files import Progress, make_folder, write_text
+from .gguf_file import GgufFile
 from .gguf_tokenizer import convert_tokenizer, encode_tokenizer, special_token_ids
 from .safetensors_writer import write_safetensors
+from .tokenizer import load_tokenizer
 
 _ARCHITECTURES = {
     # GGUF's name: (transformers' class, model_type, q and k rows are permuted)
@@ -33,56 +35,10 @@ _OUTER_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm
 _WEIGHTS_FILE = "model.safetensors"
 
 
-class _GgufFile:
-    def __init__(self, path):
-        try:
-            import gguf
-        except ImportError:
-            raise EnvironmentProblem("converting GGUF files needs the Python package 'gguf': install it with "
-                                     "'pip install gguf'") from None
-        if not os.path.isfile(path):
-            raise BadInputError(f"'{path}' does not exist: --gguf names the file to convert")
-        self.path = path
-        self._dequantize = gguf.quants.dequantize
-        try:
-            self._reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
-            raise BadInputError(f"'{path}' is no GGUF file that can be read, or is damaged: {error}") from None
-        self.architecture = self.metadata("general.architecture", None)
-        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-
-    def metadata(self, key, default):
-        field = self._reader.fields.get(key)
-        return default if field is None else field.contents()
-
-    def setting(self, key, default):
-        """One of the architecture's own values."""
-        return self.metadata(f"{self.architecture}.{key}", default)
-
-    def require(self, key):
-        value = self.setting(key, None)
-        if value is None:
-            raise BadInputError(f"'{self.path}' has no '{self.architecture}.{key}': it is incomplete")
-        return value
-
-    def shape(self, name):
-        return tuple(int(size) for size in reversed(self.tensors[name].shape))
-
-    def values(self, name):
-        """The tensor as float32 in the order of its Hugging Face shape."""
-        tensor = self.tensors[name]
-        try:
-            values = self._dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError:
-            raise BadInputError(f"'{self.path}': '{name}' is quantised as {tensor.tensor_type.name}, which the package "
-                                "'gguf' cannot undo: take another file of this model") from None
-        return values.reshape(self.shape(name))
-
-
 def convert(options):
     """Runs `forebay-data gguf`; returns its report."""
-    file = _GgufFile(options.gguf)
-    if file.architecture not in _ARCHITECTURES:
+    file = GgufFile(options.gguf)
+    if not isinstance(file.architecture, str) or file.architecture not in _ARCHITECTURES:
         raise BadInputError(f"'{options.gguf}' holds a '{file.architecture}' model; supported: "
                             f"{', '.join(_ARCHITECTURES)}")
     if file.setting("rope.scaling.type", "none") != "none" or "rope_freqs.weight" in file.tensors:
@@ -92,7 +48,8 @@ def convert(options):
         raise UsageError(f"'{options.out}' holds a model already: forebay does not overwrite it; choose another --out")
     names = _map_names(file)
     config = _make_config(file, options.dtype, tied="lm_head.weight" not in names)
-    tokenizer, tokenizer_config = convert_tokenizer(file.metadata, int(file.require("context_length")))
+    _check_shapes(file, names, config)
+    tokenizer, tokenizer_config = _convert_tokenizer(file)
     if len(tokenizer["model"]["vocab"]) > config["vocab_size"]:
         raise BadInputError(f"'{options.gguf}' has {len(tokenizer['model']['vocab'])} tokens but an embedding of "
                             f"{config['vocab_size']} rows: it is damaged")
@@ -115,22 +72,35 @@ def describe(report):
             f"{report['dtype']} tensors")
 
 
+def _convert_tokenizer(file):
+    """(tokenizer.json, tokenizer_config.json), which the tokenizers library accepts."""
+    try:
+        tokenizer, config = convert_tokenizer(file.metadata, file.integer("context_length"))
+    except BadInputError as error:
+        raise BadInputError(f"'{file.path}': {error}") from None
+    load_tokenizer(f"the tokenizer in '{file.path}'", encode_tokenizer(tokenizer).encode("utf-8"))
+    return tokenizer, config
+
+
 def _map_names(file):
     """{Hugging Face name: GGUF name}, sorted; every tensor of the file must have its place."""
     names = {}
+    num_blocks = file.integer("block_count")
+    # More blocks than tensors cannot be complete; their names are not even listed then.
+    known_blocks = {str(block) for block in range(min(num_blocks, len(file.tensors)))}
     for source in file.tensors:
         stem, _, kind = source.rpartition(".")
         target = _OUTER_TENSORS.get(stem)
         if target is None and stem.startswith("blk."):
             _, block, part = (stem.split(".") + ["", ""])[:3]
-            if part in _BLOCK_TENSORS and block.isdecimal():
+            if part in _BLOCK_TENSORS and block in known_blocks:
                 target = f"model.layers.{block}.{_BLOCK_TENSORS[part]}"
         if target is None or kind not in ("weight", "bias"):
             raise BadInputError(f"'{file.path}': the tensor '{source}' has no place in a {file.architecture} model")
         names[f"{target}.{kind}"] = source
-    expected = {f"model.layers.{block}.{part}.weight" for block in range(int(file.require("block_count")))
-                for part in _BLOCK_TENSORS.values()} | {"model.embed_tokens.weight", "model.norm.weight"}
-    missing = sorted(expected - set(names))
+    expected = [f"model.layers.{block}.{part}.weight" for block in range(min(num_blocks, len(file.tensors) + 1))
+                for part in _BLOCK_TENSORS.values()] + ["model.embed_tokens.weight", "model.norm.weight"]
+    missing = sorted(set(expected) - set(names))
     if missing:
         raise BadInputError(f"'{file.path}' lacks {len(missing)} tensors, the first being '{missing[0]}': it is "
                             "incomplete, or one part of several")
@@ -139,22 +109,22 @@ def _map_names(file):
 
 def _make_config(file, dtype, tied):
     class_name, model_type, _ = _ARCHITECTURES[file.architecture]
-    hidden, heads = int(file.require("embedding_length")), int(file.require("attention.head_count"))
+    hidden, heads = file.integer("embedding_length"), file.integer("attention.head_count")
     special = special_token_ids(file.metadata)
     config = {
         "architectures": [class_name],
         "model_type": model_type,
         "vocab_size": file.shape("token_embd.weight")[0],
         "hidden_size": hidden,
-        "intermediate_size": int(file.require("feed_forward_length")),
-        "num_hidden_layers": int(file.require("block_count")),
+        "intermediate_size": file.integer("feed_forward_length"),
+        "num_hidden_layers": file.integer("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(file.setting("attention.head_count_kv", heads)),
-        "head_dim": int(file.setting("attention.key_length", hidden // heads)),
+        "num_key_value_heads": file.integer("attention.head_count_kv", heads),
+        "head_dim": file.integer("attention.key_length", hidden // heads),
         "hidden_act": "silu",
-        "max_position_embeddings": int(file.require("context_length")),
-        "rms_norm_eps": _shortest(file.require("attention.layer_norm_rms_epsilon")),
-        "rope_theta": _shortest(file.setting("rope.freq_base", 10000.0)),
+        "max_position_embeddings": file.integer("context_length"),
+        "rms_norm_eps": file.real("attention.layer_norm_rms_epsilon"),
+        "rope_theta": file.real("rope.freq_base", 10000.0),
         "initializer_range": 0.02,
         "tie_word_embeddings": tied,
         "use_cache": True,
@@ -165,6 +135,28 @@ def _make_config(file, dtype, tied):
         config.update(attention_bias="blk.0.attn_q.bias" in file.tensors,
                       mlp_bias="blk.0.ffn_up.bias" in file.tensors)
     return config
+
+
+def _check_shapes(file, names, config):
+    """Every tensor against the sizes of the configuration, before anything is written."""
+    hidden, mlp = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    if config["head_dim"] % 2:
+        raise BadInputError(f"'{file.path}' has heads of {config['head_dim']} values, but positions rotate pairs: it is "
+                            "damaged")
+    vocabulary = (config["vocab_size"], hidden)
+    shapes = {"embed_tokens": vocabulary, "lm_head": vocabulary, "q_proj": (queries, hidden), "k_proj": (keys, hidden),
+              "v_proj": (keys, hidden), "o_proj": (hidden, queries), "gate_proj": (mlp, hidden),
+              "up_proj": (mlp, hidden), "down_proj": (hidden, mlp)}
+    for name, source in names.items():
+        _, part, kind = ("." + name).rsplit(".", 2)
+        wanted = shapes.get(part, (hidden,))  # norms
+        if kind == "bias":
+            wanted = wanted[:1]
+        if file.shape(source) != wanted:
+            raise BadInputError(f"'{file.path}': '{source}' has the shape {list(file.shape(source))}, but the settings "
+                                f"make it {list(wanted)}: the file is damaged")
 
 
 def _make_generation_config(file):
@@ -190,11 +182,6 @@ def unpermute(values, num_heads):
     """Rows of q and k from GGUF's order (pairs that rotate together are neighbours) to Hugging Face's (halves)."""
     half = values.shape[0] // num_heads // 2
     return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-
-
-def _shortest(value):
-    """The shortest decimal that is the same float32: GGUF's 9.999999747378752e-06 is 1e-05."""
-    return float(str(np.float32(value)))
 
 
 def _encode(value):

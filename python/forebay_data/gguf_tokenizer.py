@@ -39,14 +39,14 @@ def convert_tokenizer(metadata, context_length):
         raise BadInputError(f"the GGUF file has a '{model}' tokenizer; only byte-level BPE ('gpt2') is converted: take "
                             "tokenizer.json from the model's original folder")
     pre = metadata("tokenizer.ggml.pre", "default")
-    if pre not in _PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         raise BadInputError(f"the GGUF file splits words as '{pre}', which is not supported (supported: "
                             f"{', '.join(sorted(_PRE_TOKENIZERS))}): take tokenizer.json from the model's original "
                             "folder")
     steps, normalizer, ignore_merges = _PRE_TOKENIZERS[pre]
-    tokens = metadata("tokenizer.ggml.tokens", [])
-    merges = metadata("tokenizer.ggml.merges", [])
-    types = metadata("tokenizer.ggml.token_type", [1] * len(tokens))
+    tokens = _list_of(str, metadata, "tokens", [])
+    merges = _list_of(str, metadata, "merges", [])
+    types = _list_of(int, metadata, "token_type", [1] * len(tokens))
     if not tokens or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise BadInputError(f"the GGUF file has {len(tokens)} tokens ({len(set(tokens))} different) with {len(types)} "
                             "types: its vocabulary is damaged")
@@ -69,7 +69,7 @@ def convert_tokenizer(metadata, context_length):
               "model_max_length": context_length,
               **{f"{name}_token": tokens[index] for name, index in special.items()}}
     template = metadata("tokenizer.chat_template", None)
-    if template is not None:
+    if isinstance(template, str):
         config["chat_template"] = template
     return tokenizer, config
 
@@ -78,7 +78,17 @@ def special_token_ids(metadata):
     """{"bos": id, ...} of those that the file names."""
     names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     ids = {name: metadata(f"tokenizer.ggml.{key}_token_id", None) for name, key in names.items()}
-    return {name: int(index) for name, index in ids.items() if index is not None}
+    for name, index in ids.items():
+        if index is not None and type(index) is not int:
+            raise BadInputError(f"the GGUF file's {name} token is {repr(index)[:80]}, not a token's number")
+    return {name: index for name, index in ids.items() if index is not None}
+
+
+def _list_of(kind, metadata, key, default):
+    values = metadata(f"tokenizer.ggml.{key}", default)
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        raise BadInputError(f"the GGUF file's 'tokenizer.ggml.{key}' is no list of {kind.__name__}: it is damaged")
+    return values
 
 
 def _special_tokens(metadata, tokens):

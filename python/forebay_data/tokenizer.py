@@ -1,5 +1,6 @@
 """The tokenizer of a model folder and what forebay needs to know about it."""
 
+import contextlib
 import os
 import re
 
@@ -52,7 +53,8 @@ class ModelTokenizer:
         path = os.path.join(folder, "tokenizer.json")
         contents = read_bytes(path, "a tokenizer is needed to turn text into tokens; copy the tokenizer.json of the "
                                     "model here (transformers writes one with save_pretrained)")
-        self._tokenizer = _load(path, contents)
+        self._path = path
+        self._tokenizer = load_tokenizer(f"'{path}'", contents)
         self.settings = read_json_if_present(os.path.join(folder, "tokenizer_config.json"), "the tokenizer's settings")
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if size > config.vocab_size:
@@ -73,6 +75,10 @@ class ModelTokenizer:
         digest.update(repr((self.bos_id, self.eos_id)).encode())
         self.digest = digest.hexdigest()
 
+    def _usable(self):
+        """Around the use of a tokenizer that could be loaded, but whose parts may contradict each other."""
+        return _library_errors(f"the tokenizer in '{self._path}' cannot be used, so it is damaged")
+
     def _read_special_tokens(self):
         """{"eos_token": "<|im_end|>", ...}: tokenizer_config.json, then special_tokens_map.json."""
         fallback = read_json_if_present(os.path.join(self.folder, "special_tokens_map.json"), "the special tokens")
@@ -90,8 +96,9 @@ class ModelTokenizer:
         return None if text is None else self._tokenizer.token_to_id(text)
 
     def _find_prefix(self):
-        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
-        full = self._tokenizer.encode("a", add_special_tokens=True).ids
+        with self._usable():
+            plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+            full = self._tokenizer.encode("a", add_special_tokens=True).ids
         for start in range(len(full) - len(plain) + 1):
             if full[start:start + len(plain)] == plain:
                 return full[:start]
@@ -105,7 +112,8 @@ class ModelTokenizer:
 
     def encode_batch(self, texts):
         """Token ids (lists) of each text as it stands, without special tokens around it."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with self._usable():
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode(self, text):
@@ -147,7 +155,8 @@ class ModelTokenizer:
         return None
 
     def decode(self, ids, skip_special_tokens=False):
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        with self._usable():
+            return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def stop_ids(self):
         """Where generation ends: generation_config.json's list, else the tokenizer's EOS."""
@@ -187,14 +196,21 @@ class StreamDecoder:
         return text[len(done):]
 
 
-def _load(path, contents):
+@contextlib.contextmanager
+def _library_errors(problem):
+    """What the library raises as a BadInputError that begins with `problem`."""
     try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(contents)
+        yield
     except BaseException as error:  # the Rust side raises bare Exception and, on a panic, BaseException
-        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)):
             raise
-        raise BadInputError(f"'{path}' is no tokenizer that this version of 'tokenizers' "
-                            f"({tokenizers.__version__}) reads: {error}") from None
+        raise BadInputError(f"{problem}: {error}") from None
+
+
+def load_tokenizer(what, contents):
+    """The library's tokenizer from the bytes of a tokenizer.json; `what` names it in errors."""
+    with _library_errors(f"{what} is no tokenizer that this version of 'tokenizers' ({tokenizers.__version__}) reads"):
+        tokenizer = tokenizers.Tokenizer.from_buffer(contents)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
