@@ -62,7 +62,7 @@ def make_model(forebay, folder, **changes):
 SPECIAL = {"<|end|>": 254, "<|pad|>": 255}
 
 
-def write_tokenizer(folder, largest_id=255):
+def write_tokenizer(folder, largest_id=255, normalizer=None):
     """One token per byte of printable ASCII, and two special ones; written out, so that no library is needed."""
     vocab = {chr(code): code for code in range(33, 127)}
     vocab |= {"\u0120": 32, "\u010a": 10}  # how byte-level tokenizers spell the blank and the end of a line
@@ -74,7 +74,7 @@ def write_tokenizer(folder, largest_id=255):
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
         "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                   "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
@@ -112,27 +112,3 @@ def random_rows(num_rows, seq, vocab, seed):
 def write_rows(path, tokens, flags, vocab):
     packed_file.write_rows(path, tokens, flags, vocab_size=vocab)
     return str(path)
-
-
-def write_tokenizer(folder, largest_id=255, normalizer=None):
-    """One token per byte of printable ASCII, and two special ones; written out, so that no library is needed."""
-    vocab = {chr(code): code for code in range(33, 127)}
-    vocab |= {"\u0120": 32, "\u010a": 10}  # how byte-level tokenizers spell the blank and the end of a line
-    special = {"<|end|>": 254, "<|pad|>": largest_id}
-    added = [
-        {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": True}
-        for text, number in special.items()
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
-        "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                  "vocab": {**vocab, **special}, "merges": []},
-    }
-    with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
-        json.dump(tokenizer, file)
-    with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as file:
-        json.dump({"eos_token": "<|end|>", "pad_token": "<|pad|>"}, file)

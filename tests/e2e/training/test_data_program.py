@@ -56,7 +56,8 @@ def test_an_error_of_data_is_on_both_streams_with_format_json(forebay, beside, m
 
 
 def test_an_error_of_the_program_is_reported_once(forebay, model, tmp_path):
-    done = forebay.run("train", "--format=json", check=False, model=model, data=tmp_path / "no.txt", out=tmp_path / "run")
+    done = forebay.run("train", "--format=json", check=False, model=model, seq=32, data=tmp_path / "no.txt",
+                       out=tmp_path / "run")
     assert done.returncode == 3 and done.stderr.count("no.txt' does not exist") == 1
 
 
