@@ -5,19 +5,49 @@
 #include "forebay/base/counter_rng.h"
 
 namespace forebay {
+namespace {
 
-Fault FaultScript::Next(int64_t size_bytes) {
+// A direct transfer that ends short stops at a sector, which need not be a block.
+constexpr int64_t kSectorBytes = 512;
+
+void CutShort(Fault& fault, int64_t num_sectors) {
+  fault.moved_bytes = kSectorBytes * num_sectors;
+  fault.asked_bytes = std::min(
+      (fault.moved_bytes + kIoAlignBytes - 1) / kIoAlignBytes * kIoAlignBytes, fault.asked_bytes);
+}
+
+}  // namespace
+
+bool FaultScript::Fails() const {
+  const auto number = static_cast<int64_t>(calls_.size()) - 1;
+  if (plan_.fail_call >= 0 &&
+      (number == plan_.fail_call || (plan_.fail_all_after && number > plan_.fail_call))) {
+    return true;
+  }
+  if (!plan_.fail_named.has_value()) return false;
+  CallName named = *plan_.fail_named;
+  const CallName& call = calls_.back();
+  if (plan_.fail_all_after && call.nth > named.nth) named.nth = call.nth;
+  return call == named;
+}
+
+Fault FaultScript::Next(IoKind kind, std::string_view path, int64_t offset_bytes,
+                        int64_t size_bytes) {
   int64_t call = 0;
+  bool fails = false;
   {
     const std::lock_guard lock(mutex_);
-    call = num_calls_++;
+    call = static_cast<int64_t>(calls_.size());
+    CallName name = {kind, std::string(path.substr(path.rfind('/') + 1)), offset_bytes, 0};
+    name.nth = num_same_[name]++;
+    calls_.push_back(std::move(name));
+    fails = Fails();
   }
   Fault fault;
   fault.asked_bytes = fault.moved_bytes = size_bytes;
-  const bool fails = plan_.fail_call >= 0 &&
-                     (call == plan_.fail_call || (plan_.fail_all_after && call > plan_.fail_call));
-  if (fails) {
-    fault.error = -plan_.error_number;
+  const bool is_short = fails && plan_.effect == FaultEffect::kShort;
+  if (fails && !is_short) {
+    fault.made_up = plan_.effect == FaultEffect::kError ? -plan_.error_number : 0;
     return fault;
   }
   fault.stall = call == plan_.stall_call;
@@ -30,16 +60,12 @@ Fault FaultScript::Next(int64_t size_bytes) {
     fault.delay_us =
         static_cast<int64_t>(rng.Below(index, static_cast<uint64_t>(plan_.max_delay_us) + 1));
   }
-  if (plan_.again_every > 0 && call % plan_.again_every == 0) fault.error = -EAGAIN;
+  if (plan_.again_every > 0 && call % plan_.again_every == 0) fault.made_up = -EAGAIN;
   if (plan_.max_transfer_bytes > 0 && size_bytes > plan_.max_transfer_bytes) {
-    // A direct transfer that ends short stops at a sector, which need not be a block.
-    constexpr int64_t kSectorBytes = 512;
     const auto num_sectors = static_cast<uint64_t>(plan_.max_transfer_bytes / kSectorBytes);
-    fault.moved_bytes =
-        kSectorBytes * (1 + static_cast<int64_t>(rng.Below(index + 1, num_sectors)));
-    fault.asked_bytes = std::min(
-        (fault.moved_bytes + kIoAlignBytes - 1) / kIoAlignBytes * kIoAlignBytes, size_bytes);
+    CutShort(fault, 1 + static_cast<int64_t>(rng.Below(index + 1, num_sectors)));
   }
+  if (is_short) CutShort(fault, size_bytes / 2 / kSectorBytes);
   return fault;
 }
 
@@ -69,7 +95,12 @@ std::vector<DiskEvent> FaultScript::events() const {
 
 int64_t FaultScript::num_calls() const {
   const std::lock_guard lock(mutex_);
-  return num_calls_;
+  return static_cast<int64_t>(calls_.size());
+}
+
+std::vector<CallName> FaultScript::calls() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
 }
 
 void FaultScript::CountInFlight(IoKind kind, int64_t bytes) {

@@ -6,7 +6,9 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,10 +18,31 @@
 
 namespace forebay {
 
+// A call by what it does: the same one in every run of the same work, whichever thread comes first.
+struct CallName {
+  IoKind kind = IoKind::kRead;
+  std::string file;  // without its folder
+  int64_t offset_bytes = 0;
+  int64_t nth = 0;  // of the calls with this kind, file and offset, from 0
+
+  auto operator<=>(const CallName&) const = default;
+};
+
+// What the disk makes of a call that fails.
+enum class FaultEffect : uint8_t {
+  kError,    // an error, and nothing moved
+  kShort,    // half of the bytes moved
+  kNothing,  // no error, and nothing moved
+};
+
 struct FaultPlan {
   // Calls (transfers and flushes together) are numbered from 0 in the order in which they start.
-  int64_t fail_call = -1;       // this call fails with `error_number`; -1: none
-  bool fail_all_after = false;  // and so does every later one: a dead device
+  int64_t fail_call = -1;              // this call fails; -1: none
+  std::optional<CallName> fail_named;  // so does this one
+  // And so does every later one (a dead device); with fail_named, every later one of its kind, file
+  // and offset.
+  bool fail_all_after = false;
+  FaultEffect effect = FaultEffect::kError;  // a flush knows errors alone
   int error_number = EIO;
   int64_t max_transfer_bytes =
       0;  // longer transfers are cut short, at any multiple of 512 bytes; 0: never
@@ -44,7 +67,7 @@ struct DiskEvent {
 
 // What is to happen to one call.
 struct Fault {
-  int error = 0;  // -errno: the disk is not asked
+  std::optional<int> made_up;  // the result, 0 or -errno: the disk is not asked
   bool stall = false;
   bool flip = false;
   int64_t delay_us = 0;
@@ -65,8 +88,9 @@ class FaultScript {
   explicit FaultScript(const FaultPlan& plan) : plan_(plan) {}
   const FaultPlan& plan() const { return plan_; }
 
-  // Numbers a call of `size_bytes` (0 for a flush) and says what happens to it.
-  Fault Next(int64_t size_bytes);
+  // Numbers and names a call of `size_bytes` (0 for a flush) to the file at `path`, and says what
+  // happens to it.
+  Fault Next(IoKind kind, std::string_view path, int64_t offset_bytes, int64_t size_bytes);
   // A copy of `data` with the fault's bit flipped.
   static std::vector<std::byte> Flipped(const Fault& fault, std::span<const std::byte> data);
 
@@ -74,6 +98,8 @@ class FaultScript {
   void RecordFlush(std::string_view path);
   std::vector<DiskEvent> events() const;
   int64_t num_calls() const;
+  // All calls so far, in the order in which they started.
+  std::vector<CallName> calls() const;
   // A transfer of a port begins (`bytes` above 0) or ends.
   void CountInFlight(IoKind kind, int64_t bytes);
   DiskLoad peak_load() const;
@@ -83,10 +109,14 @@ class FaultScript {
   void AwaitRelease();
 
  private:
+  // Whether the newest call is one that the plan lets fail.
+  bool Fails() const;
+
   const FaultPlan plan_;
   mutable std::mutex mutex_;
   std::condition_variable released_changed_;
-  int64_t num_calls_ = 0;
+  std::vector<CallName> calls_;
+  std::map<CallName, int64_t> num_same_;  // by the name of the first of them
   bool released_ = false;
   int64_t reading_ = 0;
   int64_t writing_ = 0;

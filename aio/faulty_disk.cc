@@ -22,14 +22,14 @@ UniqueFd StallOn(int fd, FaultScript& script) {
 
 int64_t FaultyDisk::Transfer(IoKind kind, int fd, std::string_view path,
                              std::span<std::byte> buffer, int64_t offset_bytes) {
-  const Fault fault = script_.Next(static_cast<int64_t>(buffer.size()));
+  const Fault fault = script_.Next(kind, path, offset_bytes, static_cast<int64_t>(buffer.size()));
   UniqueFd kept;
   if (fault.stall) {
     kept = StallOn(fd, script_);
     fd = kept.get();
   }
   if (fault.delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(fault.delay_us));
-  if (fault.error != 0) return fault.error;
+  if (fault.made_up.has_value()) return *fault.made_up;
   std::span<std::byte> part = buffer.first(static_cast<size_t>(fault.asked_bytes));
   // Direct transfers need aligned memory, so the bit of a write is flipped in place meanwhile.
   std::vector<std::byte> flipped;
@@ -47,13 +47,13 @@ int64_t FaultyDisk::Transfer(IoKind kind, int fd, std::string_view path,
 }
 
 int FaultyDisk::Flush(int fd, std::string_view path) {
-  const Fault fault = script_.Next(0);
+  const Fault fault = script_.Next(IoKind::kFlush, path, 0, 0);
   UniqueFd kept;
   if (fault.stall) {
     kept = StallOn(fd, script_);
     fd = kept.get();
   }
-  if (fault.error != 0) return fault.error;
+  if (fault.made_up.has_value()) return *fault.made_up;
   const int result = system_.Flush(fd, path);
   if (script_.plan().record && result == 0) script_.RecordFlush(path);
   return result;

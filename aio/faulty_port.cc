@@ -31,12 +31,16 @@ class FaultyPort : public IoPort {
 
   void Queue(const Call& call) override {
     Pending& pending = calls_[call.tag];
-    pending = {call, script_->Next(static_cast<int64_t>(call.buffer.size())), {}, false};
+    pending = {call,
+               script_->Next(call.kind, call.path, call.offset_bytes,
+                             static_cast<int64_t>(call.buffer.size())),
+               {},
+               false};
     const Fault& fault = pending.fault;
     if (fault.stall) {
       pending.stalled = true;
-    } else if (fault.error != 0) {
-      made_up_.push_back({call.tag, fault.error});
+    } else if (fault.made_up.has_value()) {
+      made_up_.push_back({call.tag, *fault.made_up});
     } else {
       Pass(pending);
     }

@@ -20,16 +20,17 @@ function(forebay_library module)
 endfunction()
 
 # Modules whose tests also run under the sanitizers. oneDNN and libgomp, which model/ and so train/ call,
-# are not instrumented.
+# are not instrumented; a test above them that is worth it says SANITIZED.
 set(FOREBAY_CORE_MODULES base device memory aio swap optimizer data)
 
 # forebay_test(<name> SOURCES x_test.cc DEPS ... LABELS unit): one GoogleTest program, one ctest entry per
 # test program (so that a suite of hundreds of cases costs one process start). FILTER is a GoogleTest
 # filter. A second entry for the same program (its slow cases, say) names it instead of sources:
 # forebay_test(<name> PROGRAM <program> FILTER *Slow* LABELS slow).
-# Tests of a core module also get the label "core" and are built by the target core_tests.
+# Tests of a core module, and those with SANITIZED, also get the label "core" and are built by the target
+# core_tests.
 function(forebay_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT;PROGRAM;FILTER" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SANITIZED" "TIMEOUT;PROGRAM;FILTER" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
@@ -50,7 +51,7 @@ function(forebay_test name)
   add_test(NAME ${name} COMMAND ${ARG_PROGRAM} ${arguments})
 
   file(RELATIVE_PATH module ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
-  if(module IN_LIST FOREBAY_CORE_MODULES)
+  if(module IN_LIST FOREBAY_CORE_MODULES OR ARG_SANITIZED)
     if(NOT TARGET core_tests)
       add_custom_target(core_tests)
     endif()

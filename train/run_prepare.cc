@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/aio/open_engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
@@ -175,13 +174,13 @@ absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolve
 
 // The engine for the store in `directory`, which need not exist yet.
 absl::Status OpenEngineFor(const std::string& directory, TrainObserver& observer,
-                           PreparedRun& run) {
+                           const TrainEnvironment& environment, PreparedRun& run) {
   EngineOptions options;
   options.engine = run.options.engine;
   options.strict = run.options.engine_strict;
   options.num_threads = run.options.io_threads;
   options.report = [&observer](const std::string& line) { observer.OnWarning(line); };
-  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened, OpenEngine(options, directory));
+  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine opened, environment.open_engine(options, directory));
   run.engine = std::move(opened.engine);
   run.engine_line = std::move(opened.line);
   return absl::OkStatus();
@@ -244,7 +243,7 @@ absl::Status CheckTilesAreTheRuns(const ResolvedOptions& resolved, const TensorS
 
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
 absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObserver& observer,
-                                     PreparedRun& run) {
+                                     const TrainEnvironment& environment, PreparedRun& run) {
   const std::string& out = run.options.out;
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(
@@ -259,7 +258,7 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
                     out));
   }
   FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(out));
-  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directory, observer, run));
+  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directory, observer, environment, run));
   FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, run.engine.get()));
   if (!run.store->has_commit()) {
     return CorruptError(fmt::format("the store of run '{}' holds no committed step", out));
@@ -302,7 +301,8 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
 
 }  // namespace
 
-absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObserver& observer) {
+absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObserver& observer,
+                                       const TrainEnvironment& environment) {
   PreparedRun run;
   run.options = resolved.options;
   if (run.options.threads <= 0) {
@@ -317,7 +317,7 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   Json run_json;
   ModelSource source;
   if (run.options.resume) {
-    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(resolved, observer, run));
+    FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(resolved, observer, environment, run));
   } else {
     FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
   }
@@ -325,7 +325,8 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObs
   observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
   // After the plan, which knows whether the disk has room: trying an engine writes a small file.
   if (!run.options.resume) {
-    FOREBAY_RETURN_IF_ERROR(OpenEngineFor(NewStoreDirectory(run.options), observer, run));
+    FOREBAY_RETURN_IF_ERROR(
+        OpenEngineFor(NewStoreDirectory(run.options), observer, environment, run));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run.options, run.config));
   if (!run.options.eval_data.empty()) {

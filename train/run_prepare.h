@@ -39,6 +39,7 @@ struct PreparedRun {
 
 // UsageError (occupied --out, other settings than the run's), BadInputError (model, data),
 // DoesNotFitError (memory, disk).
-absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObserver& observer);
+absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved, TrainObserver& observer,
+                                       const TrainEnvironment& environment);
 
 }  // namespace forebay

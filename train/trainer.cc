@@ -38,11 +38,15 @@ struct Counters {
 class TrainingRun {
  public:
   TrainingRun(const ResolvedOptions& resolved, const std::function<bool()>& stop,
-              TrainObserver& observer)
-      : resolved_(resolved), options_(resolved.options), stop_(stop), observer_(observer) {}
+              TrainObserver& observer, const TrainEnvironment& environment)
+      : resolved_(resolved),
+        options_(resolved.options),
+        stop_(stop),
+        observer_(observer),
+        environment_(environment) {}
 
   absl::Status Run() {
-    FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, observer_));
+    FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, observer_, environment_));
     if (options_.dry_run) {
       observer_.OnNote(
           "dry run: model, data, memory and disk space are in order; nothing was written");
@@ -82,6 +86,7 @@ class TrainingRun {
   const TrainOptions& options_;
   const std::function<bool()>& stop_;
   TrainObserver& observer_;
+  const TrainEnvironment& environment_;
 
   PreparedRun prepared_;
   LineLog metrics_;
@@ -402,8 +407,8 @@ absl::Status TrainingRun::Note(const std::string& line) {
 }  // namespace
 
 absl::Status Train(const ResolvedOptions& resolved, const std::function<bool()>& stop,
-                   TrainObserver& observer) {
-  return TrainingRun(resolved, stop, observer).Run();
+                   TrainObserver& observer, const TrainEnvironment& environment) {
+  return TrainingRun(resolved, stop, observer, environment).Run();
 }
 
 }  // namespace forebay

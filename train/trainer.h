@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "forebay/aio/open_engine.h"
 #include "forebay/base/json.h"
 #include "forebay/train/options.h"
 #include "forebay/train/plan.h"
@@ -30,8 +31,17 @@ class TrainObserver {
   virtual void OnDone(const Json& summary) = 0;
 };
 
+// What a run takes from the world around it, for programs that put something else in its place:
+// tests, a disk that fails. No option reaches it.
+struct TrainEnvironment {
+  // The engine for the swap area in `folder`, as OpenEngine gives it.
+  std::function<absl::StatusOr<OpenedEngine>(const EngineOptions& options,
+                                             const std::string& folder)>
+      open_engine = OpenEngine;
+};
+
 // `stop`: polled between layers; true ends the run resumably with InterruptedError (exit 75).
 absl::Status Train(const ResolvedOptions& resolved, const std::function<bool()>& stop,
-                   TrainObserver& observer);
+                   TrainObserver& observer, const TrainEnvironment& environment = {});
 
 }  // namespace forebay

@@ -104,6 +104,38 @@ TEST_P(EngineFaultTest, ADeviceThatIsBusyForeverIsGivenUpWithinABound) {
   EXPECT_THAT(MessageOf(status), AllOf(HasSubstr("made no progress"), HasSubstr("EAGAIN")));
 }
 
+TEST_P(EngineFaultTest, ACallCanBeNamedByWhatItDoes) {
+  const HostBuffer buffer = Buffer(4096);
+  const CallName second = {IoKind::kWrite, "file", 8192, 1};
+  for (const bool for_ever : {false, true}) {
+    Start({.fail_named = second, .fail_all_after = for_ever});
+    std::string outcomes;
+    for (const int64_t offset_bytes : {8192, 4096, 8192, 4096, 8192}) {
+      outcomes += Run(IoKind::kWrite, offset_bytes, buffer.bytes()).ok() ? '+' : '-';
+      EXPECT_TRUE(Run(IoKind::kRead, offset_bytes, buffer.bytes()).ok());
+    }
+    EXPECT_EQ(outcomes, for_ever ? "++-+-" : "++-++");
+    EXPECT_THAT(script().calls(), testing::Contains(second));
+  }
+}
+
+TEST_P(EngineFaultTest, ACallThatMovesLittleOrNothingGoesOnOrIsTheEndOfTheFile) {
+  const HostBuffer written = Buffer(16384);
+  const HostBuffer read = Buffer(16384);
+  FillRandom(written.bytes(), 14);
+  for (const FaultEffect effect : {FaultEffect::kShort, FaultEffect::kNothing}) {
+    Start({.fail_call = 0, .effect = effect});
+    EXPECT_EQ(Run(IoKind::kWrite, 0, written.bytes()), absl::OkStatus());
+    Start({.fail_call = 0, .effect = effect});
+    const absl::Status status = Run(IoKind::kRead, 0, read.bytes());
+    if (effect == FaultEffect::kNothing) {
+      EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+    } else {
+      EXPECT_TRUE(std::ranges::equal(read.bytes(), written.bytes())) << status;
+    }
+  }
+}
+
 TEST_P(EngineFaultTest, AFlippedBitIsTheOnlyDifference) {
   const HostBuffer written = Buffer(65536);
   const HostBuffer read = Buffer(65536);

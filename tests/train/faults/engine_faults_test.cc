@@ -1,0 +1,303 @@
+// Every transfer and flush of a training run fails in every way: the run ends with the right error
+// or does without the transfer, and goes on from its last commit to the bits of a run that was
+// never disturbed. Nothing leaks, nothing hangs.
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/counter_rng.h"
+#include "forebay/base/errors.h"
+#include "forebay/tests/aio/engine_fixture.h"
+#include "forebay/tests/train/faults/fault_suite.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+struct FaultKind {
+  const char* name;
+  FaultEffect effect = FaultEffect::kError;
+  int error_number = EIO;
+  bool for_ever = false;
+};
+constexpr FaultKind kFaultKinds[] = {
+    {"EIO"},
+    {"ENOSPC", FaultEffect::kError, ENOSPC},
+    {"EINVAL", FaultEffect::kError, EINVAL},
+    {"ENODEV", FaultEffect::kError, ENODEV},
+    {"EAGAIN", FaultEffect::kError, EAGAIN},
+    {"EAGAIN-for-ever", FaultEffect::kError, EAGAIN, true},
+    {"EINTR", FaultEffect::kError, EINTR},
+    {"EINTR-for-ever", FaultEffect::kError, EINTR, true},
+    {"short", FaultEffect::kShort},
+    {"nothing", FaultEffect::kNothing},
+    {"nothing-for-ever", FaultEffect::kNothing, EIO, true},
+};
+
+// What the command line would end with. A flush that failed is never tried again; a read that gives
+// nothing is the end of a file that must be longer.
+ExitCode ExpectedExit(IoKind kind, const FaultKind& fault) {
+  if (kind == IoKind::kFlush) return ExitCode::kStorage;
+  if (fault.effect == FaultEffect::kShort) return ExitCode::kOk;
+  if (fault.effect == FaultEffect::kNothing && kind == IoKind::kRead) return ExitCode::kCorrupt;
+  const bool passes = fault.effect == FaultEffect::kNothing || fault.error_number == EAGAIN ||
+                      fault.error_number == EINTR;
+  return passes && !fault.for_ever ? ExitCode::kOk : ExitCode::kStorage;
+}
+
+// What an error names beside the file.
+std::string ExpectedWord(const FaultKind& fault) {
+  if (fault.effect == FaultEffect::kNothing) return "bytes at";
+  // An interrupted call has no error of its own to tell.
+  return fault.error_number == EINTR ? "" : ErrnoText(fault.error_number);
+}
+
+std::string NameOfCall(const CallName& call) {
+  const char* const kinds[] = {"read", "write", "flush"};
+  return fmt::format("{} {} {} {}", kinds[static_cast<int>(call.kind)], call.file,
+                     call.offset_bytes, call.nth);
+}
+
+struct Setting {
+  const char* name;
+  Under under = Under::kSimulatedDisk;
+  bool roomy = false;
+  bool resumed = false;  // the process that fails goes on with a run that another one began
+};
+void PrintTo(const Setting& setting, std::ostream* out) {
+  *out << setting.name;
+}
+constexpr Setting kSettings[] = {
+    {"SimulatedDisk"},
+    {"SimulatedDiskRoomy", Under::kSimulatedDisk, true},
+    {"SimulatedDiskResumed", Under::kSimulatedDisk, false, true},
+    {"Threads", Under::kThreads},
+    {"IoUring", Under::kIoUring},
+    {"Libaio", Under::kLibaio},
+};
+
+class EngineFaultsTest : public testing::TestWithParam<Setting> {
+ protected:
+  struct Case {
+    CallName call;
+    FaultKind fault;
+    std::string name() const { return fmt::format("{} {}", NameOfCall(call), fault.name); }
+  };
+
+  void SetUp() override {
+    std::printf("seed %llu\n", static_cast<unsigned long long>(FaultSeed()));
+    const absl::Status status = RunOn({}, Options("undisturbed"), calls_);
+    if (ExitCodeOf(status) == ExitCode::kEnvironment) GTEST_SKIP() << status;
+    ASSERT_TRUE(status.ok()) << status;
+    auto expected = ResultOf(folder_.Path("undisturbed"));
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    expected_ = *std::move(expected);
+    std::ranges::sort(calls_);
+    if (GetParam().resumed) MakeBegun();
+  }
+
+  // Of a run from the start.
+  TrainOptions Options(const std::string& name) const {
+    const std::string out = folder_.Path(name);
+    return GetParam().roomy ? task_.RoomyRun(out) : task_.TightRun(out);
+  }
+  // Of the process that the cases are about, in a folder that is ready for it.
+  TrainOptions PreparedOptions(const std::string& name) const {
+    TrainOptions options = Options(name);
+    options.resume = GetParam().resumed;
+    if (options.resume) {
+      std::filesystem::copy(folder_.Path("begun"), folder_.Path(name),
+                            std::filesystem::copy_options::recursive);
+    }
+    return options;
+  }
+
+  // Trains on a disk with `faults`; what it was asked for goes to `calls`.
+  absl::Status RunOn(const FaultPlan& faults, const TrainOptions& options,
+                     std::vector<CallName>& calls) {
+    std::shared_ptr<FaultScript> script;
+    TrainEnvironment environment;
+    environment.open_engine = [&](const EngineOptions& engine_options,
+                                  const std::string&) -> absl::StatusOr<OpenedEngine> {
+      const EngineCase engine = {"", GetParam().under, engine_options, {}};
+      FOREBAY_ASSIGN_OR_RETURN(EngineUnderTest made, MakeEngine(engine, faults));
+      script = made.script;
+      OpenedEngine opened;
+      opened.engine = std::move(made.engine);
+      opened.line = "a disk that fails";
+      return opened;
+    };
+    absl::Status status = TrainToy(options, environment);
+    if (script != nullptr) calls = script->calls();
+    return status;
+  }
+
+  // A run that another process began, and the calls of the one that goes on with it.
+  void MakeBegun() {
+    TrainOptions options = Options("begun");
+    options.stop_after = 1;
+    ASSERT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kInterrupted);
+    ASSERT_TRUE(RunOn({}, PreparedOptions("continued"), calls_).ok());
+    std::ranges::sort(calls_);
+  }
+
+  std::vector<FaultKind> KindsFor(const CallName& call) const {
+    std::vector<FaultKind> kinds;
+    for (const FaultKind& fault : kFaultKinds) {
+      // A flush moves no bytes, so it has errors alone.
+      if (call.kind != IoKind::kFlush || fault.effect == FaultEffect::kError)
+        kinds.push_back(fault);
+    }
+    return kinds;
+  }
+
+  // Every call with every fault.
+  std::vector<Case> AllCases() const {
+    std::vector<Case> cases;
+    for (const CallName& call : calls_) {
+      for (const FaultKind& fault : KindsFor(call)) cases.push_back({call, fault});
+    }
+    return cases;
+  }
+
+  // One in `stride` of the calls, each with EIO when `with_eio` says so and with one other fault.
+  std::vector<Case> DrawnCases(uint64_t stride, bool with_eio) const {
+    std::vector<Case> cases;
+    const CounterRng rng(FaultSeed(), static_cast<uint64_t>(GetParam().under));
+    for (size_t i = rng.Below(0, stride); i < calls_.size(); i += stride) {
+      const std::vector<FaultKind> kinds = KindsFor(calls_[i]);
+      // From call to call the next of the others, so that each comes up as often.
+      const size_t other = 1 + (i / stride + rng.Below(1, 1000)) % (kinds.size() - 1);
+      if (with_eio) cases.push_back({calls_[i], kinds[0]});
+      cases.push_back({calls_[i], kinds[other]});
+    }
+    return cases;
+  }
+
+  void RunCases(std::vector<Case> cases) {
+    if (const std::string only = OnlyCase(); !only.empty()) {
+      cases = AllCases();
+      std::erase_if(cases, [&](const Case& c) { return c.name() != only; });
+      ASSERT_EQ(cases.size(), 1u) << "no case is named '" << only << "'";
+    }
+    CaseLimit limit(std::chrono::seconds(kUnderSanitizer ? 120 : 20));
+    const Handles before = CountHandles();
+    size_t num_never_made = 0;
+    for (const Case& c : cases) {
+      SCOPED_TRACE("repeat with: " + RepeatCommand(c.name()));
+      limit.Begin(RepeatCommand(c.name()));
+      bool made = false;
+      for (int attempt = 0; attempt < 4 && !made && !HasFailure(); ++attempt) RunCase(c, made);
+      num_never_made += made ? 0 : 1;
+      ExpectNoMoreThan(before);
+      ASSERT_FALSE(HasFailure()) << "the other cases were left out";
+    }
+    std::printf("%zu cases over %zu calls; %zu times the call was not made\n", cases.size(),
+                calls_.size(), num_never_made);
+    EXPECT_LE(num_never_made, cases.size() / 10);
+  }
+
+  // `made`: whether the run came to make the call. What is read ahead may depend on time.
+  void RunCase(const Case& c, bool& made) {
+    const TrainOptions options = PreparedOptions("run");
+    FaultPlan faults;
+    faults.fail_named = c.call;
+    faults.fail_all_after = c.fault.for_ever;
+    faults.effect = c.fault.effect;
+    faults.error_number = c.fault.error_number;
+    faults.seed = FaultSeed();
+    std::vector<CallName> calls;
+    const absl::Status status = RunOn(faults, options, calls);
+    made = std::ranges::count(calls, c.call) == 1;
+    EXPECT_EQ(ExitCodeOf(status), made ? ExpectedExit(c.call.kind, c.fault) : ExitCode::kOk)
+        << status;
+    if (!status.ok()) {
+      EXPECT_THAT(MessageOf(status), HasSubstr(c.call.file));
+      EXPECT_THAT(MessageOf(status), HasSubstr(ExpectedWord(c.fault)));
+    }
+    if (c.call.kind == IoKind::kFlush) ExpectLastFlush(calls, c.call);
+    ExpectResumesTo(expected_, options, status);
+    ASSERT_TRUE(RemoveTree(options.out).ok());
+  }
+
+  // The kernel reports lost writes once: another flush of the file would say that all is well.
+  static void ExpectLastFlush(const std::vector<CallName>& calls, const CallName& failed) {
+    CallName next = failed;
+    ++next.nth;
+    EXPECT_EQ(std::ranges::count(calls, next), 0) << "a failed flush was tried again";
+  }
+
+  // The toy's few KB need no device but for the engines that need a real one.
+  const TemporaryFolder folder_{GetParam().under == Under::kSimulatedDisk
+                                    ? FolderInRam()
+                                    : std::filesystem::temp_directory_path()};
+  const ToyTask task_{folder_.path()};
+  std::vector<CallName> calls_;
+  ToyResult expected_;
+};
+
+TEST_P(EngineFaultsTest, EveryRunWritesAndFlushesTheSame) {
+  const auto without_reads = [](std::vector<CallName> calls) {
+    std::erase_if(calls, [](const CallName& call) { return call.kind == IoKind::kRead; });
+    std::ranges::sort(calls);
+    std::vector<std::string> names;
+    std::ranges::transform(calls, std::back_inserter(names), NameOfCall);
+    return names;
+  };
+  for (int i = 0; i < 3; ++i) {
+    std::vector<CallName> calls;
+    ASSERT_TRUE(RunOn({.seed = static_cast<uint64_t>(i)}, PreparedOptions("run"), calls).ok());
+    EXPECT_EQ(without_reads(calls), without_reads(calls_));
+    ASSERT_TRUE(RemoveTree(folder_.Path("run")).ok());
+  }
+}
+
+TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
+  EXPECT_LE(calls_.size(), 300u);
+  const auto has = [&](IoKind kind, const std::string& file) {
+    return std::ranges::any_of(
+        calls_, [&](const CallName& call) { return call.kind == kind && call.file == file; });
+  };
+  for (const std::string file : {"weights.fbs", "state.fbs", "commit.fbs"}) {
+    for (const IoKind kind : {IoKind::kRead, IoKind::kWrite, IoKind::kFlush}) {
+      // Nothing is known of a new store that would have to be read.
+      const bool is_read_back = GetParam().resumed || file != "commit.fbs";
+      EXPECT_EQ(has(kind, file), kind != IoKind::kRead || is_read_back) << file;
+    }
+  }
+  EXPECT_EQ(has(IoKind::kWrite, "gradients.fbs"), !GetParam().roomy);
+  EXPECT_EQ(has(IoKind::kRead, "gradients.fbs"), !GetParam().roomy);
+}
+
+// What a test of minutes can do: every call once with EIO and once with another fault on the
+// simulated disk, a part of that elsewhere.
+TEST_P(EngineFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits) {
+  const bool simulated = GetParam().under == Under::kSimulatedDisk;
+  if (kUnderSanitizer) {
+    RunCases(DrawnCases(simulated ? 2 : 16, /*with_eio=*/false));
+  } else if (simulated && !GetParam().roomy && !GetParam().resumed) {
+    RunCases(DrawnCases(1, /*with_eio=*/true));
+  } else {
+    RunCases(DrawnCases(simulated ? 1 : 8, /*with_eio=*/false));
+  }
+}
+
+// Every call in every way on the simulated disk, where a device that says EAGAIN for ever takes no
+// time; every call in two ways elsewhere.
+TEST_P(EngineFaultsTest, SlowEveryCallFailsInEveryWay) {
+  const bool simulated = GetParam().under == Under::kSimulatedDisk;
+  RunCases(simulated ? AllCases() : DrawnCases(1, /*with_eio=*/true));
+}
+
+INSTANTIATE_TEST_SUITE_P(Disks, EngineFaultsTest, testing::ValuesIn(kSettings),
+                         [](const auto& c) { return std::string(c.param.name); });
+
+}  // namespace
+}  // namespace forebay

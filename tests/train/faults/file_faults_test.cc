@@ -1,0 +1,122 @@
+// Every system call that a training run makes to its small files fails: records, logs, locks, the
+// making of the store's files, the export. The run ends with an error, or does without the call,
+// and can go on, or be started again, to the bits of a run that was never disturbed.
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/tests/train/faults/failing_calls.h"
+#include "forebay/tests/train/faults/fault_suite.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class FileFaultsTest : public testing::TestWithParam<bool> {
+ protected:
+  // With true, the process that fails goes on with a run that another one began.
+  bool resumed() const { return GetParam(); }
+
+  void SetUp() override {
+    ASSERT_TRUE(TrainToy(task_.TightRun(out_)).ok());
+    auto expected = ResultOf(out_);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    expected_ = *std::move(expected);
+    const TrainOptions options = Prepare();
+    const FailingCalls watch(out_);
+    ASSERT_TRUE(TrainToy(options).ok());
+    calls_ = watch.calls();
+  }
+
+  // The folder for the process that the cases are about, and its options.
+  TrainOptions Prepare() const {
+    EXPECT_TRUE(RemoveTree(out_).ok());
+    TrainOptions options = task_.TightRun(out_);
+    if (!resumed()) return options;
+    options.stop_after = 1;
+    EXPECT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kInterrupted);
+    options.stop_after = 0;
+    options.resume = true;
+    return options;
+  }
+
+  void RunCase(const FileCall& call, int error_number) {
+    const TrainOptions options = Prepare();
+    absl::Status status;
+    {
+      const FailingCalls watch(out_, call, error_number);
+      status = TrainToy(options);
+      ASSERT_EQ(std::ranges::count(watch.calls(), call), 1) << "the call was never made";
+    }
+    if (!status.ok()) {
+      // Space that cannot be reserved is found before the start.
+      const bool may_not_fit = call.function == "fallocate" && error_number == ENOSPC;
+      EXPECT_EQ(ExitCodeOf(status), may_not_fit ? ExitCode::kDoesNotFit : ExitCode::kStorage)
+          << status;
+      EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(out_), HasSubstr(ErrnoText(error_number))));
+    }
+    ExpectResumesTo(expected_, options, status);
+  }
+
+  const TemporaryFolder folder_{FolderInRam()};
+  const ToyTask task_{folder_.path()};
+  const std::string out_ = folder_.Path("run");
+  ToyResult expected_;
+  std::vector<FileCall> calls_;
+};
+
+TEST_P(FileFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits) {
+  std::printf("seed %llu\n", static_cast<unsigned long long>(FaultSeed()));
+  CaseLimit limit(std::chrono::seconds(kUnderSanitizer ? 120 : 20));
+  const Handles before = CountHandles();
+  // The sanitizers take ten times as long; what they look for is much the same in all cases.
+  const uint64_t stride = kUnderSanitizer && OnlyCase().empty() ? 5 : 1;
+  uint64_t number = FaultSeed();
+  int num_cases = 0;
+  for (const FileCall& call : calls_) {
+    for (const int error_number : {EIO, ENOSPC}) {
+      if (number++ % stride != 0) continue;
+      const std::string name =
+          fmt::format("{} {} {} {}", call.function, call.file, call.nth, ErrnoText(error_number));
+      if (!OnlyCase().empty() && OnlyCase() != name) continue;
+      SCOPED_TRACE("repeat with: " + RepeatCommand(name));
+      limit.Begin(RepeatCommand(name));
+      ASSERT_NO_FATAL_FAILURE(RunCase(call, error_number));
+      ExpectNoMoreThan(before);
+      ASSERT_FALSE(HasFailure()) << "the other cases were left out";
+      ++num_cases;
+    }
+  }
+  EXPECT_GT(num_cases, 0);
+  std::printf("%d cases over %zu calls\n", num_cases, calls_.size());
+}
+
+TEST_P(FileFaultsTest, TheCallsThatMatterAreAmongThem) {
+  const auto has = [&](const char* function, const std::string& file) {
+    return std::ranges::any_of(calls_, [&](const FileCall& call) {
+      return call.function == function && call.file.ends_with(file);
+    });
+  };
+  EXPECT_TRUE(has("rename", "run.json") || resumed());
+  EXPECT_TRUE(has("fallocate", "/swap/weights.fbs") || resumed());
+  EXPECT_TRUE(has("rename", "/swap/manifest.json") || resumed());
+  EXPECT_TRUE(has("flock", "/swap/state.fbs"));
+  EXPECT_TRUE(has("open", "/swap/commit.fbs"));
+  EXPECT_TRUE(has("pwrite", "/metrics.jsonl"));
+  EXPECT_TRUE(has("pwrite", "/events.log"));
+  EXPECT_TRUE(has("rename", "/model"));
+  EXPECT_TRUE(has("fdatasync", "/model.safetensors.tmp"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Runs, FileFaultsTest, testing::Values(false, true),
+                         [](const auto& c) { return c.param ? "Resumed" : "FromTheStart"; });
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,54 @@
+// Training runs of a toy model within the test's own process: small enough that a run has a few
+// hundred transfers, and can be repeated once for every one of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/train/options.h"
+#include "forebay/train/trainer.h"
+
+namespace forebay {
+
+inline constexpr int64_t kToySteps = 3;
+
+// What is the same after every run of the same settings.
+struct ToyResult {
+  std::string state;  // digest of the committed state
+  std::string model;  // digest of the exported model
+  bool operator==(const ToyResult&) const = default;
+};
+
+// A model folder and its data, from which any number of runs start.
+class ToyTask {
+ public:
+  // Makes both in `folder`, which exists.
+  explicit ToyTask(const std::string& folder);
+
+  // A run in `out` with weights and state on disk. Gradients wait there too, since the memory is
+  // the least that works.
+  TrainOptions TightRun(const std::string& out) const;
+  // The same model in fp32 with gradients in RAM: other files, other transfers.
+  TrainOptions RoomyRun(const std::string& out) const;
+
+ private:
+  std::string model_;
+  std::string data_;
+  int64_t least_ram_bytes_ = 0;
+};
+
+absl::Status TrainToy(const TrainOptions& options, const TrainEnvironment& environment = {});
+// Goes on with the run in `options.out` if there is one, and starts it anew if it never came so
+// far.
+absl::Status TrainToyOn(TrainOptions options);
+
+// Of a whole run. An error of whatever is missing.
+absl::StatusOr<ToyResult> ResultOf(const std::string& out);
+
+// The steps that metrics.jsonl has lines of.
+std::vector<int64_t> StepsInMetrics(const std::string& out);
+
+}  // namespace forebay
