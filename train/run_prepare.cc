@@ -262,8 +262,7 @@ absl::Status CheckTilesAreTheRuns(const ResolvedOptions& resolved, const TensorS
 
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
 absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObserver& observer,
-                                     const TrainEnvironment& environment,
-                                     PreparedRun& run) {
+                                     const TrainEnvironment& environment, PreparedRun& run) {
   const std::string& out = run.options.out;
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(

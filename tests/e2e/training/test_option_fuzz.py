@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import time
 
 import pytest
@@ -39,22 +40,26 @@ def mathematics(rng):
     )
 
 
-def manner(rng, task, starts):
+def manner(rng, held_out, starts):
     """Settings that must not change a bit, some of them left out. `starts`: those of a start are among them."""
     drawn = dict(
         engine=rng.choice(["auto", "io_uring", "libaio", "threads", "buffered"]),
         engine_strict=rng.random() < 0.2, io_threads=rng.randint(1, 5), threads=rng.randint(0, 4),
         weights_tier=rng.choice(["auto", "host", "nvme"]), state_tier=rng.choice(["auto", "host", "nvme"]),
         ram=rng.choice(["1GiB", "1GiB", "300M", "110M", "98M", "auto"]),
-        save_every=rng.randint(0, 2), keep=rng.randint(1, 2), export=rng.choice(["hf", "none"]),
+        keep=rng.randint(1, 2),
     )
     if rng.random() < 0.3:
-        drawn |= dict(eval_data=task["eval_data"], eval_every=rng.randint(0, 2))
+        drawn |= dict(eval_data=held_out, eval_every=rng.randint(0, 2))
     if starts:
         drawn |= dict(tile_elems=rng.choice(["2048", "4K", "6144", "64K", "1M"]))
     kept = {key: value for key, value in drawn.items() if rng.random() < 0.6}
     if "eval_every" in kept and "eval_data" not in kept:
         del kept["eval_every"]
+    # These two go together, and a resume may have one of them from the start.
+    if rng.random() < 0.6:
+        export = rng.choice(["hf", "none"])
+        kept |= dict(export=export, save_every=rng.randint(0, 2) if export == "hf" else 0)
     return kept
 
 
@@ -89,8 +94,11 @@ def mistake(rng, settings):
         (dict(weights_tier="moon"), 2, "weights_tier"),
         (dict(save_every=-1), 2, "save_every"),
         (dict(keep=0), 2, "keep"),
+        (dict(save_every=1, export="none"), 2, "--save_every=1 does not go with --export=none"),
         (dict(export="gguf"), 2, "export"),
         (dict(stop_after=-1), 2, "stop_after"),
+        (dict(epochs=2), 2, "--steps and --epochs exclude one another"),
+        (dict(eval_every=1), 2, "--eval_every=1 needs --eval_data"),
         (dict(eval_data="/nowhere/text.fbd"), 3, "/nowhere/text.fbd"),
         (dict(nvme="/dev/null/swap"), 2, "/dev/null"),
         (dict(bacth=2), 2, "did you mean"),
@@ -146,7 +154,7 @@ class Case:
     def train(self, changes, *flags, out=None):
         """A command with the settings of this case and `changes`. Its end is one of those in docs/cli.md."""
         settings = self.settings | changes
-        paths = dict(model=self.task["model"], data=self.task[self.settings["seq"]], out=out or self.out)
+        paths = dict(model=self.task["model"], data=self.rows("data"), out=out or self.out)
         words = ["train", *flags, *spell(self.rng, paths | settings, self.folder)]
         self.commands.append(" ".join(map(str, words)))
         done = self.forebay.run(*words, check=False, timeout=60)
@@ -155,6 +163,9 @@ class Case:
         assert done.returncode in (0, 2, 3, 4, 9, 75), f"exit {done.returncode}\n{done.stderr}"
         assert done.stderr.count("forebay: error: ") == (0 if done.returncode in (0, 75) else 1), done.stderr
         return done
+
+    def rows(self, of_what):
+        return self.task[f"{of_what} {self.settings['seq']}"]
 
     def assert_refused(self, done, named_by_code):
         assert done.returncode in named_by_code, f"exit {done.returncode}, not {named_by_code}\n{done.stderr}"
@@ -166,10 +177,13 @@ class Case:
     def expected(self):
         key = json.dumps(self.settings)
         if key not in self.references:
+            # Other draws than those of the case, which would be others where the reference is known already.
+            drawn, self.rng = self.rng, random.Random(key)
             out = self.folder / "reference"
             done = self.train(dict(ram="1GiB", threads=1, export="none"), out=out)
             assert done.returncode == 0, done.stderr
             self.references[key] = self.forebay.digest(out)
+            self.rng = drawn
         return self.references[key]
 
     def fail_to_start(self):
@@ -190,7 +204,8 @@ class Case:
             self.assert_refused(self.train(dict(ram="1GiB")), {2: "--out"})
         else:
             changes, code, named = mistake(self.rng, self.settings)
-            if "nvme" not in changes:  # which a run that exists does not ask for again
+            # A run that exists has its swap area, and may have text to measure on.
+            if not changes.keys() & {"nvme", "eval_every"}:
                 self.assert_refused(self.train(dict(ram="1GiB") | changes, "--resume"), {code: named})
         assert self.digest() == before
 
@@ -199,7 +214,7 @@ class Case:
         for _ in range(self.rng.choice([0, 0, 1, 2])):
             self.fail_to_start()
         while True:
-            drawn = manner(self.rng, self.task, starts=True) | stop_after
+            drawn = manner(self.rng, self.rows("held out"), starts=True) | stop_after
             dry = ["--dry_run"] if self.rng.random() < 0.1 else []
             done = self.train(drawn, *dry)
             if done.returncode in (4, 9):
@@ -214,7 +229,7 @@ class Case:
             self.fail_to_go_on()
         before = self.digest()
         while True:
-            drawn = manner(self.rng, self.task, starts=False) | stop_after
+            drawn = manner(self.rng, self.rows("held out"), starts=False) | stop_after
             done = self.train(drawn, "--resume")
             if done.returncode not in (4, 9):
                 assert done.returncode == (75 if stop_after else 0), done.stderr
@@ -240,7 +255,8 @@ def task(forebay, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     drawn = dict(model=make_model(forebay, folder / "model", num_hidden_layers=2))
     for seq, rows in ROWS.items():
-        drawn[seq] = write_rows(folder / f"rows-{seq}.fbd", *random_rows(rows, seq, 256, seed=seq), 256)
+        drawn[f"data {seq}"] = write_rows(folder / f"rows-{seq}.fbd", *random_rows(rows, seq, 256, seed=seq), 256)
+        drawn[f"held out {seq}"] = write_rows(folder / f"held-{seq}.fbd", *random_rows(2, seq, 256, seed=1), 256)
     return drawn
 
 
@@ -263,5 +279,6 @@ def test_any_combination_of_options(forebay, task, tmp_path):
             print("\n".join(case.commands))
             raise
         num_commands += len(case.commands)
+        shutil.rmtree(case.folder)
     print(f"{number} cases, {num_commands} commands")
     assert only or number >= 5, "hardly any case fitted into the time"
