@@ -72,7 +72,8 @@ class EnginePassTest : public PassTest, public testing::WithParamInterface<Engin
 };
 
 void ExpectSound(const PassResult& pass) {
-  EXPECT_GT(pass.bytes(), 0);
+  // On a disk that is busy otherwise, the measured time may see nothing complete.
+  EXPECT_GT(pass.all_ops, 0);
   EXPECT_LE(pass.read_bytes, pass.all_read_bytes);
   EXPECT_LE(pass.write_bytes, pass.all_write_bytes);
   EXPECT_EQ(pass.latency.count(), pass.bytes() / kTestBlockBytes);
