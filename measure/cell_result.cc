@@ -13,6 +13,10 @@ namespace {
 // Two such parts must not overlap.
 constexpr double kEndS = 10;
 
+// Small requests of others that may be among those of the load: more would count as splits of it.
+constexpr double kForeignShare = 0.05;
+constexpr int64_t kLeastRequestBytes = 4096;
+
 // What the kernel may count more or less: requests at the edges, metadata.
 constexpr double kTolerance = 0.02;
 constexpr double kBusyShare = 0.9;
@@ -40,7 +44,9 @@ struct Totals {
   double cpu_s = 0;
   std::optional<int64_t> process_bytes = 0;
   std::optional<int64_t> disk_bytes = 0;
-  int64_t disk_requests = 0;  // as they reached the block layer, before merging
+  // Of the directions that the load has, as they reached the block layer, before merging.
+  int64_t disk_requests = 0;
+  int64_t excess_bytes = 0;  // at the disk, beyond our own
   std::optional<int64_t> punted_bytes = 0;
   int64_t submit_ns = 0;
   int64_t submitted_calls = 0;
@@ -61,7 +67,14 @@ Totals TotalsOf(std::span<const PassResult> passes) {
         process.read_bytes + process.write_bytes);
     const DiskAccount disk = pass.disk.value_or(DiskAccount{});
     add(totals.disk_bytes, pass.disk.has_value(), disk.read_bytes + disk.write_bytes);
-    totals.disk_requests += disk.read_ios + disk.read_merges + disk.write_ios + disk.write_merges;
+    if (pass.all_read_bytes > 0) {
+      totals.disk_requests += disk.read_ios + disk.read_merges;
+      totals.excess_bytes += disk.read_bytes - pass.all_read_bytes;
+    }
+    if (pass.all_write_bytes > 0) {
+      totals.disk_requests += disk.write_ios + disk.write_merges;
+      totals.excess_bytes += disk.write_bytes - pass.all_write_bytes;
+    }
     add(totals.punted_bytes, pass.punted_bytes >= 0, pass.punted_bytes);
     totals.submit_ns += pass.submit_ns;
     totals.submitted_calls += pass.submitted_calls;
@@ -79,15 +92,18 @@ void SummarizeCosts(std::span<const PassResult> passes, CellResult& cell) {
   cell.cpu_ms_per_gb = gb > 0 ? totals.cpu_s * 1e3 / gb : 0;
   cell.cpu_cores = totals.seconds > 0 ? totals.cpu_s / totals.seconds : 0;
   if (totals.punted_bytes.has_value()) {
-    cell.punted = Ratio(static_cast<double>(*totals.punted_bytes), totals.bytes);
+    // The file system's own bytes may come on top.
+    const std::optional<double> share =
+        Ratio(static_cast<double>(*totals.punted_bytes), totals.bytes);
+    if (share.has_value()) cell.punted = std::min(1.0, *share);
   }
   if (totals.process_bytes.has_value()) {
     cell.process_ratio = Ratio(static_cast<double>(*totals.process_bytes), totals.bytes);
   }
   if (!totals.disk_bytes.has_value() || totals.ops == 0) return;
   cell.disk_ratio = Ratio(static_cast<double>(*totals.disk_bytes), totals.bytes);
-  // The requests of others would count as splits.
-  if (std::abs(cell.disk_ratio.value_or(0) - 1) > kTolerance) return;
+  const double foreign = static_cast<double>(std::abs(totals.excess_bytes)) / kLeastRequestBytes;
+  if (foreign > kForeignShare * static_cast<double>(totals.ops)) return;
   const double per_op = static_cast<double>(totals.disk_requests) / static_cast<double>(totals.ops);
   cell.splits = std::max(0.0, per_op - 1);
 }

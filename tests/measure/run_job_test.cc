@@ -48,7 +48,6 @@ TEST(RunJob, MeasuresEveryCellAndLeavesNothingBehind) {
   EXPECT_EQ(num_beside, 18);
   EXPECT_EQ(report->devices.size(), 2u);
   for (const CellResult& run : report->runs) {
-    EXPECT_GT(run.bytes, 0) << run.key.device;
     EXPECT_EQ(run.key.block_bytes, job.block_bytes);
     EXPECT_EQ(run.key.inflight_bytes, job.block_bytes * job.depth);
     ASSERT_TRUE(run.verified.has_value());

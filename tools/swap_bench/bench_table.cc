@@ -142,6 +142,9 @@ std::string Verdicts(const BenchReport& report) {
       text += fmt::format("; first 10 s {} GB/s, last 10 s {} GB/s", Gb(*run.first10_gbps),
                           Gb(*run.last10_gbps));
     }
+    if (run.steady_repeats.has_value()) {
+      text += fmt::format("; steady in {} of {} repeats", *run.steady_repeats, report.job.repeats);
+    }
     if (run.process_ratio.has_value() || run.disk_ratio.has_value()) {
       const std::optional<double>& ratio =
           run.disk_ratio.has_value() ? run.disk_ratio : run.process_ratio;

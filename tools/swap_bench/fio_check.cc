@@ -62,7 +62,7 @@ absl::StatusOr<FioOutcome> RunProgram(const std::vector<std::string>& arguments)
 // Whether reserved huge pages of 2 MiB for so much are free.
 bool HugePagesFree(int64_t bytes) {
   const absl::StatusOr<std::string> text =
-      ReadWholeFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 64);
+      ReadWholeFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 4096);
   return text.ok() && std::atoll(text->c_str()) * kHugePageBytes >= bytes + kHugePageBytes;
 }
 

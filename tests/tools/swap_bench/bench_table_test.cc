@@ -21,6 +21,7 @@ BenchReport Report() {
   run.first10_gbps = 2.25;
   run.last10_gbps = 1.125;
   run.disk_ratio = 1.002;
+  run.steady_repeats = 2;
   run.verdict = {"device-bound", "and more"};
   BenchReport report;
   report.devices.push_back({.path = "/a", .fs = "ext4", .device = "vda"});
@@ -43,6 +44,7 @@ TEST(ReportText, HasFiguresVerdictsAndNotes) {
   EXPECT_THAT(text, HasSubstr("device-bound; and more"));
   EXPECT_THAT(text, HasSubstr("first 10 s 2.25 GB/s, last 10 s 1.12 GB/s"));
   EXPECT_THAT(text, HasSubstr("kernel counters match 100.2 %"));
+  EXPECT_THAT(text, HasSubstr("steady in 2 of 3 repeats"));
   EXPECT_THAT(text, HasSubstr("note: a note"));
 }
 
