@@ -11,6 +11,7 @@
 
 #include "fmt/format.h"
 #include "forebay/aio/folding_engine.h"
+#include "forebay/aio/open_engine.h"
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
@@ -181,7 +182,7 @@ class StepBench {
     };
     FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                              MakeEngineOf(target().engine, engine_options));
-    report_.engine = engine->name();
+    report_.engine = NameOf(target().engine);
     FOREBAY_ASSIGN_OR_RETURN(const int file, target().file.AddTo(*engine));
     FoldingEngine folding(engine.get(), {.file = file,
                                          .size_bytes = report_.file_bytes,

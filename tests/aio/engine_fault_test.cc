@@ -174,6 +174,27 @@ TEST_P(EngineFaultTest, KeepsToItsCapOfBytesAndToOneDirectionAtATime) {
   EXPECT_LE(load.opposing_bytes, 8192) << "one block of the direction that runs dry";
 }
 
+TEST_P(EngineFaultTest, WritesCanHaveACapOfTheirOwn) {
+  if (GetParam().under == Under::kThreads) GTEST_SKIP() << "its cap is the number of its threads";
+  EngineCase capped = GetParam();
+  capped.options.block_bytes = 8192;
+  capped.options.max_in_flight_bytes = 65536;
+  capped.options.max_writing_bytes = 16384;
+  const auto peak_of = [&](IoKind kind) {
+    Start(capped, {});
+    const HostBuffer buffer = Buffer(kFileBytes);
+    std::array<IoOp, 8> ops;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      Prepare(ops[i], kind, i * 65536, buffer.bytes().subspan(i * 65536, 65536));
+      engine().Submit(ops[i]);
+    }
+    for (IoOp& op : ops) EXPECT_TRUE(engine().Wait(op).ok());
+    return script().peak_load().in_flight_bytes;
+  };
+  EXPECT_LE(peak_of(IoKind::kWrite), 16384);
+  EXPECT_GT(peak_of(IoKind::kRead), 16384);
+}
+
 TEST_P(EngineFaultTest, RecordsWhatReachedTheDisk) {
   Start({.record = true});
   const HostBuffer buffer = Buffer(8192);
