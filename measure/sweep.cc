@@ -98,6 +98,7 @@ class Search {
     FOREBAY_ASSIGN_OR_RETURN(std::vector<CellResult> results,
                              RunCells(session_, job, cells, at.engine, hooks_));
     SweepPoint point = at;
+    point.gbps.clear();  // of the point that the search came from
     for (CellResult& result : results) {
       point.gbps.push_back(result.gbps.median);
       runs_.push_back(std::move(result));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "forebay/base/errors.h"
+#include "forebay/measure/sweep.h"
 #include "forebay/tests/measure/bench_fixture.h"
 #include "gmock/gmock.h"
 
@@ -107,6 +108,28 @@ TEST(CheckVerified, NamesTheFolderAndTheFirstProblem) {
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt);
   EXPECT_THAT(MessageOf(status), HasSubstr("'/nvme' gave back 3 of 10 blocks"));
   EXPECT_THAT(MessageOf(status), HasSubstr("why"));
+}
+
+TEST(RunSweep, EveryPointHasTheFiguresOfItsOwnRuns) {
+  const TemporaryFolder folder;
+  Job job = SmallJob(folder.path());
+  job.size_bytes = int64_t{64} << 20;
+  job.loads = {{LoadOp::kRead, 100}, {LoadOp::kWrite, 0}};
+  job.engine = EngineKind::kThreads;
+  SweepOptions options;
+  options.budget_s = 1;
+  options.block_bytes = {512 << 10};
+  options.inflight_bytes = {8 << 20, 16 << 20};
+  const auto sweep = RunSweep(job, options, {});
+  ASSERT_TRUE(sweep.ok()) << sweep.status();
+  const std::vector<SweepPoint>& points = sweep->best[0].points;
+  ASSERT_EQ(points.size(), 4u);
+  ASSERT_EQ(sweep->report.runs.size(), 8u);
+  for (size_t i = 0; i < points.size(); ++i) {
+    ASSERT_EQ(points[i].gbps.size(), 2u);
+    EXPECT_EQ(points[i].gbps[0], sweep->report.runs[2 * i].gbps.median);
+    EXPECT_EQ(points[i].gbps[1], sweep->report.runs[2 * i + 1].gbps.median);
+  }
 }
 
 }  // namespace

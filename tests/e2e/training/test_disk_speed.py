@@ -148,6 +148,7 @@ def test_tune_writes_what_it_prints(tuned):
              if run["op"] == "read" and run["bs"] == device["block"]}
     enough = [inflight for inflight, gbps in reads.items() if gbps >= 0.97 * max(reads.values())]
     assert device["inflight_read_bytes"] == min(enough)
+    assert device["read_bw"] == pytest.approx(reads[min(enough)] * 1e9)
 
 
 def test_tune_replaces_its_own_file_and_no_other(swap_bench, tmp_path):
