@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
-#include <chrono>
+#include <sstream>
 #include <thread>
 
 #include "fmt/format.h"
@@ -15,15 +17,18 @@
 namespace forebay {
 namespace {
 
+using std::chrono::milliseconds;
+
+// A process that works keeps its lock: this is for one that is about to end.
+constexpr milliseconds kHolderPatience(2000);
+
 // 0, EWOULDBLOCK when somebody else kept the lock all the time, or another errno.
-int LockWithPatience(int fd) {
-  using std::chrono::milliseconds;
-  constexpr milliseconds kPatience(2000);
+int LockWithPatience(int fd, milliseconds patience) {
   constexpr milliseconds kPause(20);
   for (milliseconds waited(0);; waited += kPause) {
     const int error = ::flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     if (error != EWOULDBLOCK && error != EINTR) return error;
-    if (waited >= kPatience) return error;
+    if (waited >= patience) return error;
     std::this_thread::sleep_for(kPause);
   }
 }
@@ -36,21 +41,45 @@ std::string ReadHolder(int fd) {
   return holder.substr(0, holder.find_first_not_of("0123456789"));
 }
 
+// The PID that the kernel has for the flock of an open file; "" when it tells none: in another
+// PID namespace, or of a process that has ended. Lines of /proc/locks:
+//   1: FLOCK  ADVISORY  WRITE 708 fd:01:12345 0 EOF
+std::string KernelsHolder(int fd) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return "";
+  const std::string wanted =
+      fmt::format("{:02x}:{:02x}:{}", major(info.st_dev), minor(info.st_dev), info.st_ino);
+  constexpr int64_t kMaxBytes = int64_t{16} << 20;
+  const absl::StatusOr<std::string> locks = ReadWholeFile("/proc/locks", kMaxBytes);
+  std::istringstream lines(locks.ok() ? *locks : "");
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string number, kind, advisory, access, pid, file;
+    words >> number >> kind >> advisory >> access >> pid >> file;
+    if (kind == "FLOCK" && file == wanted && pid.find_first_not_of("0123456789") == pid.npos) {
+      return pid == "0" ? "" : pid;
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
-absl::Status LockOpenFile(int fd, const std::string& path) {
-  const int error = LockWithPatience(fd);
+absl::Status LockOpenFile(int fd, const std::string& path, milliseconds patience) {
+  const int error = LockWithPatience(fd, patience);
   if (error == 0) return absl::OkStatus();
   if (error != EWOULDBLOCK) return StorageError(fmt::format("locking '{}' failed", path), error);
-  return EnvironmentError(
-      fmt::format("'{}' is locked by another process, or by writes of one that has just ended. "
-                  "Wait for it to end, or end it",
-                  path));
+  const std::string holder = KernelsHolder(fd);
+  return EnvironmentError(fmt::format(
+      "'{}' stayed locked for {} ms by process {}, or by what it has in flight if it has ended. "
+      "Wait for it to end, or end it (kill {}); where a disk does not answer, 'dmesg' says so",
+      path, patience.count(), holder.empty() ? "(unknown)" : holder,
+      holder.empty() ? "PID" : holder));
 }
 
 absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDWR | O_CREAT));
-  const int error = LockWithPatience(fd.get());
+  const int error = LockWithPatience(fd.get(), kHolderPatience);
   if (error == EWOULDBLOCK) {
     const std::string holder = ReadHolder(fd.get());
     return EnvironmentError(fmt::format(
