@@ -22,10 +22,10 @@ class Forebay:
     def __init__(self, binary):
         self.binary = binary
 
-    def run(self, *arguments, check=True, **settings):
+    def run(self, *arguments, check=True, timeout=1200, **settings):
         command = [self.binary, *arguments]
         command += [f"--{key}={value}" for key, value in settings.items()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         if check and done.returncode != 0:
             raise AssertionError(f"{' '.join(command)}\nexit {done.returncode}\n{done.stderr}")
         return done

@@ -1,0 +1,101 @@
+"""Worse machines than this one, for a program that a test starts: system calls that are refused, another user, small
+and odd file systems. What needs rights that are missing skips the test with the reason."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import struct
+import subprocess
+
+import pytest
+
+# linux/seccomp.h, linux/filter.h, sys/prctl.h; the numbers of the calls are the same on every architecture.
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
+_RET_ALLOW = 0x7FFF0000
+_RET_ERRNO = 0x00050000
+IO_URING = (425, 426, 427)
+_IO_SETUP = {"x86_64": 206, "aarch64": 0}
+
+
+def io_setup():
+    """The call that libaio begins with."""
+    machine = os.uname().machine
+    if machine not in _IO_SETUP:
+        pytest.skip(f"the number of io_setup on {machine} is not known to this test")
+    return _IO_SETUP[machine]
+
+
+class _SockFprog(ctypes.Structure):
+    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+
+def forbidding(*calls):
+    """A preexec_fn: from then on the kernel refuses these calls with EPERM, as container runtimes make it."""
+    rows = [(0x20, 0, 0, 0)]  # the number of the call
+    rows += [(0x15, len(calls) - i, 0, call) for i, call in enumerate(calls)]  # one of them: to the last row
+    rows += [(0x06, 0, 0, _RET_ALLOW), (0x06, 0, 0, _RET_ERRNO | errno.EPERM)]
+    code = b"".join(struct.pack("HBBI", *row) for row in rows)
+    program = _SockFprog(len(rows), code)
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def confine():
+        if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS")
+        if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "PR_SET_SECCOMP")
+
+    return confine
+
+
+def as_nobody(memlock_bytes):
+    """A preexec_fn: uid nobody with this much locked memory. Root is exempt from that limit, which hides it."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+
+    def confine():
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock_bytes, memlock_bytes))
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+
+    return confine
+
+
+def _must(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"{' '.join(map(str, command))}: {done.stderr.strip() or done.returncode}")
+    return done.stdout.strip()
+
+
+@contextlib.contextmanager
+def tmpfs(folder):
+    folder.mkdir()
+    _must("mount", "-t", "tmpfs", "-o", "size=256m", "none", str(folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def ext4(folder, image, sector_bytes=512, options="rw"):
+    """A small ext4 on a loop device with sectors of that size."""
+    with open(image, "wb") as file:
+        file.truncate(256 << 20)
+    _must("mkfs.ext4", "-q", "-F", "-b", "4096", str(image))
+    loop = _must("losetup", "--find", "--show", f"--sector-size={sector_bytes}", "--direct-io=on", str(image))
+    try:
+        folder.mkdir()
+        _must("mount", "-o", options, loop, str(folder))
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+    finally:
+        subprocess.run(["losetup", "--detach", loop], check=True)
+        os.remove(image)
