@@ -10,7 +10,7 @@ from . import PACKER_VERSION, packed_file
 from .errors import BadInputError, UsageError, count_of
 from .files import make_folder, read_bytes
 from .packed_file import PackedInfo
-from .samples import SampleOptions, SampleReader
+from .samples import SampleOptions, SampleReader, require_data
 from .template import load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer
 
@@ -131,6 +131,7 @@ def pack(options):
     if packed_file.is_packed(options.data):
         return accept_packed(options.data, config, options.seq)
     require_seq(options.seq)
+    require_data(options.data)
     tokenizer = ModelTokenizer(options.model, config)
     if options.cache is None:
         check_output(options.out, options.data)

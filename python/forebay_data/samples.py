@@ -288,6 +288,11 @@ def _join_at_bounds(text, bounds, prefix_ids, tokenizer):
     return tokens, list(np.cumsum([len(piece) for piece in pieces]))
 
 
+def require_data(path):
+    """Asked first: who mistyped --data wants to hear of that, not of a model without a tokenizer."""
+    _open(path).close()
+
+
 def _open(path):
     try:
         return open(path, "rb")

@@ -9,7 +9,7 @@ import numpy as np
 from . import packed_file
 from .errors import BadInputError, UsageError, count_of
 from .pack import MAX_SEQ, RowBuilder, accept_packed, info_of, read_corpus, report_of, require_seq
-from .samples import SampleOptions, SampleReader
+from .samples import SampleOptions, SampleReader, require_data
 from .template import load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer
 
@@ -19,6 +19,7 @@ MAX_PROBLEMS_SHOWN = 20
 def show(options):
     """The first -n samples (segments, of a packed file): {"samples": [{where, tokens, trained, parts}]}."""
     config = ModelConfig(options.model)
+    require_data(options.data)
     tokenizer = ModelTokenizer(options.model, config)
     found = []
     for where, tokens, trained in _first_samples(options, config, tokenizer):
@@ -42,6 +43,7 @@ def describe_samples(report):
 def check(options):
     """Counts over all of the data, and every problem that would stop `pack`."""
     config = ModelConfig(options.model)
+    require_data(options.data)
     tokenizer = ModelTokenizer(options.model, config)
     statistics = _Statistics(tokenizer)
     if packed_file.is_packed(options.data):

@@ -29,7 +29,8 @@ def test_empty_data(model, tmp_path, name, contents):
 
 
 def test_missing_data_and_folders(model, tmp_path):
-    assert "does not exist" in refusal(model, tmp_path / "no.txt")
+    for folder in (model, broken_model(model, tmp_path, "tokenizer.json", None)):
+        assert "no.txt' does not exist: --data" in refusal(folder, tmp_path / "no.txt")
     (tmp_path / "folder.txt").mkdir()
     assert "is a folder" in refusal(model, tmp_path / "folder.txt")
 
