@@ -130,6 +130,8 @@ class ResumedRun : public ConfigFile {
     ASSERT_TRUE(resolved.ok()) << resolved.status();
     ASSERT_TRUE(
         WriteFileAtomically(folder_.Path("resolved_config.json"), resolved->resolved.dump()).ok());
+    // What makes it a run folder.
+    ASSERT_TRUE(WriteFileAtomically(folder_.Path("run.json"), "{}").ok());
   }
 };
 
