@@ -1,7 +1,5 @@
 #include "forebay/swap/step_schedule.h"
 
-#include <limits>
-
 #include "forebay/base/check.h"
 #include "forebay/swap/commit_record.h"
 
@@ -68,25 +66,11 @@ class WindowTrace {
   // As Swapper::Impl::ChooseBuffer.
   Buffer* Choose(size_t access) {
     Buffer* chosen = nullptr;
-    size_t chosen_use = 0;
     for (Buffer& buffer : BuffersOf(accesses_[access].layer)) {
       if (buffer.num_users > 0) continue;
-      if (buffer.layer < 0) return &buffer;
-      const size_t use = NextUse(buffer.layer, access);
-      const bool better = chosen == nullptr || use > chosen_use ||
-                          (use == chosen_use && buffer.last_use < chosen->last_use);
-      if (!better) continue;
-      chosen = &buffer;
-      chosen_use = use;
+      if (chosen == nullptr || buffer.last_use < chosen->last_use) chosen = &buffer;
     }
     return chosen;
-  }
-
-  size_t NextUse(int layer, size_t access) const {
-    for (size_t later = access + 1; later < accesses_.size(); ++later) {
-      if (accesses_[later].layer == layer) return later - access;
-    }
-    return std::numeric_limits<size_t>::max();
   }
 
   const std::vector<BufferClass> classes_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <limits>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -65,8 +64,7 @@ struct Swapper::Impl {
   void Run();
   bool StageNext(Lock& lock, AccessQueue& queue);
   void AssignBuffers(Lock& lock, AccessQueue& queue);
-  int ChooseBuffer(BufferClass buffer_class, int64_t position, AccessQueue& queue);
-  int64_t NextUse(int layer, int64_t position, AccessQueue& queue);
+  int ChooseBuffer(BufferClass buffer_class) const;
   void TakeBuffersBack();
   void ApplyDueUpdates(Lock& lock);
   absl::Status Stage(Buffer& buffer, bool exposed);
@@ -249,7 +247,7 @@ void Swapper::Impl::AssignBuffers(Lock& lock, AccessQueue& queue) {
     // ahead of it have theirs.
     if (!resident && exhausted[static_cast<int>(buffer_class)]) continue;
     const bool found = buffer_of_layer[layer] >= 0;
-    const int index = found ? buffer_of_layer[layer] : ChooseBuffer(buffer_class, position, queue);
+    const int index = found ? buffer_of_layer[layer] : ChooseBuffer(buffer_class);
     if (index < 0) {
       exhausted[static_cast<int>(buffer_class)] = true;
       continue;
@@ -277,35 +275,18 @@ void Swapper::Impl::AssignBuffers(Lock& lock, AccessQueue& queue) {
   }
 }
 
-// Of the buffers that nobody needs, the one whose layer is used last (Belady 1966; every use before
-// `position` has its buffer already). -1: none.
-int Swapper::Impl::ChooseBuffer(BufferClass buffer_class, int64_t position, AccessQueue& queue) {
+// Of the buffers that nobody needs, the one that has been free for longest; -1: none. Layers are
+// used up and down in turn, so its layer is the one that is used again last (Belady 1966). Buffers
+// become free in this order too, so the choice does not depend on how many of them are free by now:
+// a step reads the same layers however fast disk and caller are (step_schedule.h counts on it).
+int Swapper::Impl::ChooseBuffer(BufferClass buffer_class) const {
   int chosen = -1;
-  int64_t chosen_use = -1;
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& buffer = buffers[i];
     if (buffer.buffer_class != buffer_class || buffer.num_users > 0) continue;
-    if (buffer.layer < 0) return static_cast<int>(i);
-    const int64_t use = NextUse(buffer.layer, position, queue);
-    // Between equals the one whose use lies longest ago. Buffers are released in that order, so the
-    // choice does not depend on how many of them are free by now: a step reads the same layers
-    // however fast the disk is (step_schedule.h counts on it).
-    const bool better =
-        use > chosen_use || (use == chosen_use && buffer.last_use < buffers[chosen].last_use);
-    if (!better) continue;
-    chosen = static_cast<int>(i);
-    chosen_use = use;
+    if (chosen < 0 || buffer.last_use < buffers[chosen].last_use) chosen = static_cast<int>(i);
   }
   return chosen;
-}
-
-int64_t Swapper::Impl::NextUse(int layer, int64_t position, AccessQueue& queue) {
-  for (int64_t later = position + 1; later < queue.end(); ++later) {
-    if (queue.At(later).layer == layer) return later - position;
-  }
-  if (&queue == &announced) return std::numeric_limits<int64_t>::max();
-  // The announced accesses go on when the updates are done.
-  return queue.end() - position + NextUse(layer, announced.front() - 1, announced) / 2;
 }
 
 // Brings the weights in `buffer` up to date. `exposed`: somebody may be reading them.
