@@ -104,7 +104,8 @@ def test_300_steps_in_bf16_reach_the_same_held_out_loss(forebay, smollm2, tmp_pa
     reference.train(model, batches, settings, bf16=True)
 
     def loss_of(directory):
-        done = forebay.run("eval", "--format=json", model=directory, data=held_out_file, precision="fp32", ram="4GiB")
+        done = forebay.run("eval", "--format=json", model=directory, data=held_out_file, seq=seq, precision="fp32",
+                           ram="4GiB")
         return json.loads(done.stdout)["loss"]
 
     model.save_pretrained(tmp_path / "theirs")
