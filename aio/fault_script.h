@@ -25,6 +25,7 @@ struct CallName {
   int64_t offset_bytes = 0;
   int64_t nth = 0;  // of the calls with this kind, file and offset, from 0
 
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 means the comparison it generates.
   auto operator<=>(const CallName&) const = default;
 };
 

@@ -197,10 +197,12 @@ absl::StatusOr<Json> RunDataProgram(const std::vector<std::string>& args, const 
 }
 
 absl::StatusOr<int> RunDataProgramOnTerminal(const std::vector<std::string>& args) {
-  FOREBAY_ASSIGN_OR_RETURN(const auto child, StartDataProgram(args, ChildStreams::kShared));
   // A terminal sends Ctrl-C to both; what it means is the child's to decide and its code to say.
+  // Ignored before there is a child, which starts with the default whatever this process does.
   const auto before = std::signal(SIGINT, SIG_IGN);
-  const int exit_code = child->Wait();
+  auto child = StartDataProgram(args, ChildStreams::kShared);
+  absl::StatusOr<int> exit_code =
+      child.ok() ? absl::StatusOr<int>((*child)->Wait()) : absl::StatusOr<int>(child.status());
   std::signal(SIGINT, before);
   return exit_code;
 }

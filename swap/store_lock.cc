@@ -56,7 +56,8 @@ std::string KernelsHolder(int fd) {
     std::istringstream words(line);
     std::string number, kind, advisory, access, pid, file;
     words >> number >> kind >> advisory >> access >> pid >> file;
-    if (kind == "FLOCK" && file == wanted && pid.find_first_not_of("0123456789") == pid.npos) {
+    if (kind == "FLOCK" && file == wanted &&
+        pid.find_first_not_of("0123456789") == std::string::npos) {
       return pid == "0" ? "" : pid;
     }
   }

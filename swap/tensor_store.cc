@@ -204,6 +204,7 @@ absl::Status TensorStore::Commit(const CommitInfo& info) {
     return Annotate(status,
                     fmt::format("committing step {} to '{}' failed", info.step, impl.directory));
   }
+  const std::lock_guard guard(impl.slots_mutex);
   impl.record = std::move(record);
   impl.record_hash = hash;
   impl.committed = info;

@@ -45,9 +45,9 @@ struct CommitInfo {
 
 enum class Plane : uint8_t { kMaster, kM, kV };
 
-// Thread-safe for different tiles; Commit and ReadTensor* by one thread, Commit while no transfer
-// is pending. One process at a time (flock, with the holder's PID in the error). `engine` must
-// outlive the store, and every op it started must be complete when the store ends.
+// Thread-safe for different tiles; Commit and ReadTensor* by one thread. Tiles may be read while
+// Commit runs, but not written. One process at a time (flock, with the holder's PID in the error).
+// `engine` must outlive the store, and every op it started must be complete when the store ends.
 class TensorStore {
  public:
   // Reserves all space at once (DoesNotFitError names what is missing), writes nothing but the

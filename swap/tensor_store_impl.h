@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -51,6 +52,7 @@ struct TensorStore::Impl {
   absl::Status WriteCopies(const CommitRecord& record, uint64_t& hash);
   absl::Status RunOp(IoKind kind, int file, int64_t offset_bytes, std::span<std::byte> buffer);
 
+  // The caller holds slots_mutex, or is the thread that commits.
   uint32_t committed_slot() const { return record.slot; }
   uint32_t working_slot() const { return 1 - record.slot; }
   // The slot that holds a tile's newest value.
@@ -91,6 +93,9 @@ struct TensorStore::Impl {
   CommitInfo committed;
   absl::Status failure;  // of a commit: the store takes no further one
 
+  // Held while a commit turns written tiles into committed ones: layers are read ahead meanwhile,
+  // and must find the slot and their progress of the same moment.
+  mutable std::mutex slots_mutex;
   std::vector<std::atomic<TileProgress>> weights_progress;
   std::vector<std::atomic<TileProgress>> state_progress;
 };

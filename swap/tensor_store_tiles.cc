@@ -29,6 +29,7 @@ void Advance(std::atomic<TileProgress>& progress, TileProgress from, TileProgres
 // ---- Tiles
 
 uint32_t TensorStore::Impl::NewestSlot(const std::atomic<TileProgress>& progress) const {
+  const std::lock_guard guard(slots_mutex);
   if (progress.load(std::memory_order_acquire) == TileProgress::kWritten) return working_slot();
   FOREBAY_CHECK(has_commit);
   return committed_slot();

@@ -59,8 +59,8 @@ class Scratch {
   HostBuffer buffer_;
 };
 
-// Writes all tiles of `step` and commits it.
-inline absl::Status WriteStep(TensorStore& store, int64_t step) {
+// Writes all tiles of `step`.
+inline absl::Status WriteTiles(TensorStore& store, int64_t step) {
   Scratch scratch(store.tiles().max_state_bytes());
   IoOp op;
   for (int i = 0; i < store.tiles().num_tiles(); ++i) {
@@ -76,6 +76,12 @@ inline absl::Status WriteStep(TensorStore& store, int64_t step) {
     FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
     store.MarkStateWritten(i);
   }
+  return absl::OkStatus();
+}
+
+// And commits them.
+inline absl::Status WriteStep(TensorStore& store, int64_t step) {
+  FOREBAY_RETURN_IF_ERROR(WriteTiles(store, step));
   return store.Commit({step, Json{{"tokens_seen", step * 1000}}});
 }
 

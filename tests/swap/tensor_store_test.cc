@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
+#include <thread>
 
 #include "forebay/aio/faulty_disk.h"
 #include "forebay/base/bfloat16.h"
@@ -140,6 +142,27 @@ TEST_F(TensorStoreTest, ReadsSeeATilesNewestCompletedWrite) {
     EXPECT_EQ(std::memcmp(read.first(bytes).data(), expected.first(bytes).data(), bytes), 0)
         << step;
     if (step == 1) store->MarkWeightsWritten(0);
+  }
+}
+
+// Layers are read ahead while the step before is committed.
+TEST_F(TensorStoreTest, ReadsDuringACommitSeeTheNewestWrite) {
+  const auto store = MustCreate();
+  ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
+  for (int64_t step = 2; step < 30; ++step) {
+    ASSERT_EQ(WriteTiles(*store, step), absl::OkStatus());
+    std::atomic<bool> committed{false};
+    bool always_newest = true;
+    std::thread reader([&] {
+      do {
+        always_newest = HoldsStep(*store, step) && always_newest;
+      } while (!committed.load());
+    });
+    const absl::Status status = store->Commit({step, Json::object()});
+    committed.store(true);
+    reader.join();
+    ASSERT_EQ(status, absl::OkStatus());
+    EXPECT_TRUE(always_newest) << step;
   }
 }
 
