@@ -39,9 +39,9 @@ def torch_loss(model_directory, rows):
     model = reference.load(str(model_directory))
     total, count = 0.0, 0
     with torch.no_grad():
-        for tokens, flags in zip(*(part.tolist() for part in rows)):
-            row_total, row_count = reference.loss_sum(model, tokens, flags)
-            total, count = total + float(row_total), count + row_count
+        for segments in reference.segments_by_length(zip(*(part.tolist() for part in rows))):
+            total += float(reference.loss_sum(model, segments))
+            count += sum(sum(trained) for _, trained in segments)
     return total / count
 
 
