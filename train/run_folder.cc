@@ -14,7 +14,6 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kMaxRunJsonBytes = 1 << 20;
 constexpr int64_t kDigestChunkElems = int64_t{1} << 20;
 
 void HashHeading(Xxh3_128& hash, std::string_view name, const Shape& shape) {
@@ -36,29 +35,6 @@ absl::Status HashValues(Xxh3_128& hash, int64_t num_elems, std::vector<float>& c
 }
 
 }  // namespace
-
-bool IsRunFolder(const std::string& directory) {
-  return FileExists(RunPaths(directory).run_json);
-}
-
-absl::StatusOr<Json> ReadRunJson(const std::string& run_directory) {
-  const RunPaths paths(run_directory);
-  if (!IsRunFolder(run_directory)) {
-    return BadInputError(
-        fmt::format("'{}' is not a run folder of forebay (it has no run.json)", run_directory));
-  }
-  FOREBAY_ASSIGN_OR_RETURN(Json json, ReadJsonFile(paths.run_json, kMaxRunJsonBytes));
-  const auto has_text = [&](const char* key) {
-    return json.contains(key) && json[key].is_string();
-  };
-  if (!json.is_object() || !json.contains("format") || json["format"] != kRunFormat ||
-      !has_text("state") || !has_text("store") || !has_text("model")) {
-    return CorruptError(fmt::format(
-        "'{}' is damaged or was written by another version of forebay (this one reads format {})",
-        paths.run_json, kRunFormat));
-  }
-  return json;
-}
 
 absl::StatusOr<std::string> StoreDirectoryOf(const std::string& run_directory) {
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
