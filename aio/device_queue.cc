@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "forebay/aio/transfer.h"
 #include "forebay/base/check.h"
 
 namespace forebay {
@@ -80,6 +81,15 @@ void DeviceQueue::Remove(IoOp& op) {
   if (lane.last == &op) lane.last = before;
   op.next_ = nullptr;
   op.queued_ = false;
+}
+
+bool DeviceQueue::HasUserOf(std::span<const std::byte> memory) const {
+  for (const Lane& lane : lanes_) {
+    for (const IoOp* op = lane.first; op != nullptr; op = op->next_) {
+      if (Overlap(op->buffer, memory)) return true;
+    }
+  }
+  return false;
 }
 
 IoOp& DeviceQueue::Any() {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "forebay/aio/engine.h"
 
@@ -37,6 +39,8 @@ class DeviceQueue {
 
   // Drops what of `op` was not taken yet. Requires: it is queued here.
   void Remove(IoOp& op);
+  // Whether an op that is queued here, in whole or in part, reads or writes any of `memory`.
+  bool HasUserOf(std::span<const std::byte> memory) const;
   // Any op of the queue. Requires: !empty().
   IoOp& Any();
 

@@ -57,12 +57,7 @@ absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
 // `old_size_bytes`: of the file, which never shrinks here.
 absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_bytes,
                           int64_t size_bytes, bool reserve) {
-  int error = EOPNOTSUPP;
-  if (reserve) {
-    do {
-      error = ::fallocate(fd, 0, 0, size_bytes) == 0 ? 0 : errno;
-    } while (error == EINTR);
-  }
+  int error = reserve ? ReserveFileSpace(fd, size_bytes) : EOPNOTSUPP;
   // Such a file system cannot promise space; the file gets its size, and a later write may meet
   // ENOSPC.
   if (error == EOPNOTSUPP) {
@@ -74,7 +69,7 @@ absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_byte
     const bool known = ::fstatfs(fd, &info) == 0;
     return DoesNotFitError(fmt::format(
         "'{}' needs {} ({} bytes), but its file system has {} free: {}. Free space there or choose "
-        "another folder (--nvme)",
+        "another folder (DIR of swap-bench, --nvme of forebay)",
         path, FormatBytes(size_bytes), size_bytes,
         known ? FormatBytes(static_cast<int64_t>(info.f_bavail) * info.f_bsize) : "too little",
         ErrnoText(error)));
@@ -146,8 +141,8 @@ absl::StatusOr<bool> TransfersWork(int fd, const std::string& path, bool create)
   if (got != kIoAlignBytes || read.bytes != written.bytes) {
     return StorageError(
         fmt::format("'{}' gave back other bytes than were just written to it: its device or file "
-                    "system cannot be trusted. Choose another "
-                    "folder (--nvme)",
+                    "system cannot be trusted. Choose another folder (DIR of swap-bench, "
+                    "--nvme of forebay)",
                     path));
   }
   written.bytes.fill(std::byte{0});

@@ -2,6 +2,8 @@
 // the engines' own handling of short transfers and errors is what gets tested.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -21,6 +23,8 @@ class DiskCalls {
                            int64_t offset_bytes) = 0;
   // One fdatasync: 0 or -errno.
   virtual int Flush(int fd, std::string_view path) = 0;
+  // The device that a file is on; `kernels`: what the kernel says.
+  virtual dev_t DeviceIdOf(std::string_view /*path*/, dev_t kernels) const { return kernels; }
   // Lets go of the page cache behind a range that Transfer moved, writing it out first if need be:
   // 0, or -errno of a write that failed.
   virtual int DropCache(IoKind kind, int fd, int64_t offset_bytes, int64_t size_bytes);

@@ -124,6 +124,17 @@ struct EngineOptions {
   std::function<void(const std::string& line)> report;
 };
 
+// What of the buffers that were to be registered with an engine, or with several, is not.
+struct RegistrationGap {
+  int64_t wanted_bytes = 0;
+  int64_t refused_bytes = 0;  // of these
+  int error_number = 0;       // of the first refusal
+
+  void Add(const RegistrationGap& other);
+  // One line with the limit and the fix. Empty when nothing is missing.
+  std::string Note() const;
+};
+
 // Thread-safe.
 class Engine {
  public:
@@ -139,10 +150,16 @@ class Engine {
   // Tells the kernel where the buffers lie, once instead of at every transfer (io_uring; the other
   // engines have no use for it and say OK). Optional: after an error, which names the limit and the
   // fix, transfers from and to `memory` work as before, with a little more CPU. EnvironmentError.
+  // Requires: none of `memory` is registered. BufferRegistration pairs it with its end.
   virtual absl::Status RegisterBuffers(std::span<std::byte> memory) = 0;
   // Must precede the freeing of registered memory, whose address may come to mean something else.
   // Requires: no pending op uses it. Memory that is not registered is OK.
   virtual void UnregisterBuffers(std::span<std::byte> memory) = 0;
+  // How much of what was to be registered, and was not unregistered since, is not, with the limit
+  // and the fix: one line for all buffers together. Empty when all is.
+  virtual std::string RegistrationNote() const = 0;
+  // The same in figures, for who sums it over several engines.
+  virtual RegistrationGap registration_gap() const { return {}; }
 
   // Queues `op` and returns at once. Every completion is checked: short transfers continue where
   // they stopped, EAGAIN and EINTR are retried (bounded), anything else becomes the op's error.

@@ -14,7 +14,6 @@
 #include "forebay/base/errors.h"
 
 namespace forebay {
-
 IoOp::~IoOp() {
   FOREBAY_CHECK(!pending());
 }
@@ -44,6 +43,10 @@ EngineBase::Device& EngineBase::DeviceOf(dev_t id) {
   return *devices_.back();
 }
 
+dev_t EngineBase::DeviceIdOf(const struct stat& info, std::string_view) const {
+  return info.st_dev;
+}
+
 int EngineBase::AddFile(UniqueFd fd, std::string path) {
   FOREBAY_CHECK(fd.valid());
   struct stat info = {};
@@ -55,8 +58,8 @@ int EngineBase::AddFile(UniqueFd fd, std::string path) {
   file.is_cached = (::fcntl(fd.get(), F_GETFL) & O_DIRECT) == 0 && S_ISREG(info.st_mode);
   file.registered = registered;
   file.fd = std::move(fd);
-  file.path = std::move(path);
-  file.device = &DeviceOf(info.st_dev);
+  file.path = paths_->emplace_back(std::move(path));
+  file.device = &DeviceOf(DeviceIdOf(info, file.path));
   files_.push_back(std::move(file));
   return static_cast<int>(files_.size()) - 1;
 }
@@ -101,10 +104,7 @@ absl::Status EngineBase::Refusal(const IoOp& op, const File& file) const {
   }
   for (const Slot& slot : slots_) {
     if (!slot.used || slot.op != nullptr) continue;
-    const std::span<std::byte> lost = slot.transfer.buffer();
-    const bool overlaps = op.buffer.data() < lost.data() + lost.size() &&
-                          lost.data() < op.buffer.data() + op.buffer.size();
-    if (slot.file->device == file.device || overlaps) {
+    if (slot.file->device == file.device || Overlap(op.buffer, slot.transfer.buffer())) {
       return StorageError(fmt::format(
           "aio: {} was not started: {} was given up after {} stalled, and the kernel still has it. "
           "Look at 'dmesg' and the device, then resume from the last commit",
@@ -112,6 +112,16 @@ absl::Status EngineBase::Refusal(const IoOp& op, const File& file) const {
     }
   }
   return absl::OkStatus();
+}
+
+// No op that somebody still waits for may use the memory, in whichever engine.
+void EngineBase::UnregisterBuffers(std::span<std::byte> memory) {
+  const Lock lock(mutex_);
+  for (const Slot& slot : slots_) {
+    // What was given up is the kernel's own affair: it keeps the pages as long as it needs them.
+    FOREBAY_CHECK(slot.op == nullptr || !Overlap(memory, slot.transfer.buffer()));
+  }
+  for (const auto& device : devices_) FOREBAY_CHECK(!device->queue.HasUserOf(memory));
 }
 
 void EngineBase::Submit(IoOp& op) {
@@ -146,9 +156,22 @@ absl::Status EngineBase::Flush(int file) {
 
 // ---- Starting and finishing pieces
 
+// Slots are for all devices: else the slowest would end up with every slot, and the others would
+// have nothing to do. What their equal shares leave over is for whoever comes first.
+bool EngineBase::HasSlotLeft(const Device& device) const {
+  const auto num_slots = static_cast<int>(slots_.size());
+  const auto num_devices = static_cast<int>(devices_.size());
+  const int share = std::max(1, num_slots / num_devices);
+  if (device.num_in_flight < share) return true;
+  int num_spare = num_slots - share * num_devices;
+  for (const auto& each : devices_) num_spare -= std::max(0, each->num_in_flight - share);
+  return num_spare > 0;
+}
+
 bool EngineBase::MayStart(const Device& device) const {
   if (device.queue.empty()) return false;
   if (device.Idle()) return true;
+  if (!HasSlotLeft(device)) return false;
   const IoKind kind = device.queue.Peek().kind;
   if (kind == IoKind::kFlush) return true;
   const bool own_cap = kind == IoKind::kWrite && options_.max_writing_bytes > 0;

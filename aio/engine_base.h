@@ -3,6 +3,7 @@
 // how the bytes of one piece move.
 #pragma once
 
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include <condition_variable>
@@ -26,7 +27,8 @@ class EngineBase : public Engine {
   int AddFile(UniqueFd fd, std::string path) override;
   void RemoveFile(int file) override;
   absl::Status RegisterBuffers(std::span<std::byte>) override { return absl::OkStatus(); }
-  void UnregisterBuffers(std::span<std::byte>) override {}
+  void UnregisterBuffers(std::span<std::byte> memory) override;
+  std::string RegistrationNote() const override { return ""; }
   void Submit(IoOp& op) override;
   absl::Status Wait(IoOp& op) override;
   void WaitAny(std::span<IoOp* const> ops) override;
@@ -58,7 +60,7 @@ class EngineBase : public Engine {
   };
   struct File {
     UniqueFd fd;
-    std::string path;
+    std::string_view path;  // in *paths_
     Device* device = nullptr;
     int num_pending = 0;
     int registered = -1;    // the number that the kernel knows it by, for engines that have one
@@ -102,6 +104,8 @@ class EngineBase : public Engine {
   // up; true when there is such, so that the kernel still knows buffers and files.
   bool Shutdown();
   bool stopping() const { return stopping_; }
+  // What File::path points into: for whoever may still be in a call when the engine is gone.
+  const std::shared_ptr<std::deque<std::string>>& paths() const { return paths_; }
 
   // ---- What an engine adds
   virtual int64_t NowUs() const;
@@ -113,6 +117,9 @@ class EngineBase : public Engine {
   virtual void Sleep(Lock& lock, int64_t deadline_us);
   virtual int RegisterFile(int) { return -1; }
   virtual void UnregisterFile(int) {}
+  // The device that a file is on, of which each has a queue: what the kernel says, where no
+  // simulated disk says otherwise.
+  virtual dev_t DeviceIdOf(const struct stat& info, std::string_view path) const;
 
   const EngineOptions options_;
   const int64_t block_bytes_;
@@ -124,6 +131,7 @@ class EngineBase : public Engine {
   Device& DeviceOf(dev_t id);
   Device* NextDevice();
   bool MayStart(const Device& device) const;
+  bool HasSlotLeft(const Device& device) const;
   // Counts the time that the device's reads and writes were in flight. Before either changes.
   void CountTime(Device& device, int64_t now_us);
   Slot* FreeSlot();
@@ -149,6 +157,8 @@ class EngineBase : public Engine {
   bool WatchForShutdown(Lock& lock);
 
   std::condition_variable completed_;
+  const std::shared_ptr<std::deque<std::string>> paths_ =
+      std::make_shared<std::deque<std::string>>();
   std::deque<File> files_;  // references stay valid while files are added
   std::deque<std::unique_ptr<Device>> devices_;
   size_t next_device_ = 0;  // whose turn it is

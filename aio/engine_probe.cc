@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <utility>
 
 #include "fmt/format.h"
@@ -17,15 +16,6 @@ namespace forebay {
 namespace {
 
 constexpr int64_t kFullBytes = int64_t{1} << 20;
-
-std::string NearestExisting(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::path at = std::filesystem::absolute(folder, error);
-  while (!error && !IsDirectory(at.string()) && at.has_parent_path() && at != at.parent_path()) {
-    at = at.parent_path();
-  }
-  return at.string();
-}
 
 // Page-aligned memory for one op, outside every budget: 2 MiB for a moment.
 class Scratch {
@@ -49,6 +39,26 @@ class Scratch {
  private:
   std::byte* data_ = nullptr;
 };
+
+// What to do where no file can be made.
+const char* MakingAdvice(int error_number) {
+  switch (error_number) {
+    case EROFS:
+      return "It is mounted read-only: remount it, or choose another folder";
+    case EACCES:
+    case EPERM:
+      return "This user may not write there: change the folder's owner or mode, or choose another "
+             "folder";
+    case ENOSPC:
+    case EDQUOT:
+      return "No more files fit (see 'df -i' and the quota): remove some, or choose another folder";
+    case EMFILE:
+    case ENFILE:
+      return "Too many files are open: raise 'ulimit -n'";
+    default:
+      return "Its file system takes no files of ours: choose a folder on a disk";
+  }
+}
 
 absl::Status RunOp(Engine& engine, IoKind kind, int file, int64_t offset_bytes,
                    std::span<std::byte> buffer) {
@@ -80,7 +90,8 @@ absl::Status RoundTrip(Engine& engine, int file, const std::string& path) {
     if (!std::ranges::equal(read, written)) {
       return StorageError(fmt::format(
           "aio: {} bytes at {} of a new file '{}' were read back differently than written: its "
-          "device or file system cannot be trusted. Choose another folder (--nvme)",
+          "device or file system cannot be trusted. Choose another folder (DIR of swap-bench, "
+          "--nvme of forebay)",
           bytes, offset_bytes, path));
     }
     offset_bytes += bytes;
@@ -91,7 +102,7 @@ absl::Status RoundTrip(Engine& engine, int file, const std::string& path) {
 }  // namespace
 
 absl::StatusOr<ScratchFile> OpenScratchFile(const std::string& folder, bool direct) {
-  const std::string existing = NearestExisting(folder);
+  const std::string existing = NearestFolder(folder);
   ScratchFile file;
   file.path = JoinPath(existing, fmt::format(".forebay-probe-{}", ::getpid()));
   file.fd = UniqueFd(::open(existing.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
@@ -100,7 +111,9 @@ absl::StatusOr<ScratchFile> OpenScratchFile(const std::string& folder, bool dire
     constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
     file.fd = UniqueFd(::open(file.path.c_str(), kFlags, 0600));
     if (!file.fd.valid()) {
-      return StorageError(fmt::format("making a file in '{}' failed", existing), errno);
+      const int error = errno;
+      return StorageError(fmt::format("making a file in '{}' failed: {}. {}", existing,
+                                      ErrnoText(error), MakingAdvice(error)));
     }
     ::unlink(file.path.c_str());
   }

@@ -31,6 +31,14 @@ bool FaultScript::Fails() const {
   return call == named;
 }
 
+std::string FaultScript::FileOf(std::string_view path) const {
+  std::string name(path.substr(path.rfind('/') + 1));
+  for (size_t i = 0; i < plan_.folders.size(); ++i) {
+    if (path.starts_with(plan_.folders[i] + "/")) return std::to_string(i) + "/" + name;
+  }
+  return name;
+}
+
 Fault FaultScript::Next(IoKind kind, std::string_view path, int64_t offset_bytes,
                         int64_t size_bytes) {
   int64_t call = 0;
@@ -38,7 +46,7 @@ Fault FaultScript::Next(IoKind kind, std::string_view path, int64_t offset_bytes
   {
     const std::lock_guard lock(mutex_);
     call = static_cast<int64_t>(calls_.size());
-    CallName name = {kind, std::string(path.substr(path.rfind('/') + 1)), offset_bytes, 0};
+    CallName name = {kind, FileOf(path), offset_bytes, 0};
     name.nth = num_same_[name]++;
     calls_.push_back(std::move(name));
     fails = Fails();

@@ -21,7 +21,7 @@ namespace forebay {
 // A call by what it does: the same one in every run of the same work, whichever thread comes first.
 struct CallName {
   IoKind kind = IoKind::kRead;
-  std::string file;  // without its folder
+  std::string file;  // without its folder; "1/weights.fbs" in the second of FaultPlan::folders
   int64_t offset_bytes = 0;
   int64_t nth = 0;  // of the calls with this kind, file and offset, from 0
 
@@ -53,8 +53,10 @@ struct FaultPlan {
   int64_t stall_call = -1;    // this call does not return until ReleaseStalled; -1: none
   bool stall_returns = true;  // when it is cancelled (where the engine can)
   int64_t flip_call = -1;     // one bit of what this call reads, or writes, is wrong; -1: none
-  bool record = false;        // keep every completed write and flush for events()
-  uint64_t seed = 1;          // of the cuts and delays
+  // Where files of one name lie in several folders: calls are named by the folder's number too.
+  std::vector<std::string> folders;
+  bool record = false;  // keep every completed write and flush for events()
+  uint64_t seed = 1;    // of the cuts and delays
 };
 
 // What reached the device. A write may be lost or torn by a crash until a flush of its file
@@ -112,6 +114,7 @@ class FaultScript {
  private:
   // Whether the newest call is one that the plan lets fail.
   bool Fails() const;
+  std::string FileOf(std::string_view path) const;
 
   const FaultPlan plan_;
   mutable std::mutex mutex_;

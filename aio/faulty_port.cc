@@ -19,7 +19,8 @@ class FaultyPort : public IoPort {
   void Wake() override { inner_->Wake(); }
   int RegisterFile(int fd) override { return inner_->RegisterFile(fd); }
   void UnregisterFile(int registered) override { inner_->UnregisterFile(registered); }
-  absl::Status RegisterBuffers(std::span<std::byte> memory) override {
+  bool registers_buffers() const override { return inner_->registers_buffers(); }
+  int RegisterBuffers(std::span<std::byte> memory) override {
     return inner_->RegisterBuffers(memory);
   }
   void UnregisterBuffers(std::span<std::byte> memory) override {

@@ -43,6 +43,8 @@ class FoldingEngine : public Engine {
   void UnregisterBuffers(std::span<std::byte> memory) override {
     inner_->UnregisterBuffers(memory);
   }
+  std::string RegistrationNote() const override { return inner_->RegistrationNote(); }
+  RegistrationGap registration_gap() const override { return inner_->registration_gap(); }
   void Submit(IoOp& op) override;
   absl::Status Wait(IoOp& op) override { return inner_->Wait(op); }
   void WaitAny(std::span<IoOp* const> ops) override { inner_->WaitAny(ops); }

@@ -51,10 +51,13 @@ class IoPort {
   // Ends a Run that waits, or the next one. Thread-safe.
   virtual void Wake() = 0;
 
-  // Both may do nothing (-1; OK): calls then go by descriptor and address.
+  // Both may do nothing (-1; 0): calls then go by descriptor and address.
   virtual int RegisterFile(int) { return -1; }
   virtual void UnregisterFile(int) {}
-  virtual absl::Status RegisterBuffers(std::span<std::byte>) { return absl::OkStatus(); }
+  // Whether the two below do anything. Thread-safe.
+  virtual bool registers_buffers() const { return false; }
+  // 0, or the errno with which the kernel refuses; none of `memory` is registered then.
+  virtual int RegisterBuffers(std::span<std::byte>) { return 0; }
   virtual void UnregisterBuffers(std::span<std::byte>) {}
 
   // The clock of stalls and retries; a simulated disk has its own. Thread-safe.

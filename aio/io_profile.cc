@@ -11,7 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 #include <span>
 
@@ -45,7 +44,8 @@ std::string Hex(std::span<const uint8_t> bytes) {
 absl::StatusOr<std::string> FileSystemId(int fd, const std::string& path) {
   FsUuid uuid;
   if (::ioctl(fd, kGetFsUuid, &uuid) == 0 && uuid.length <= uuid.bytes.size()) {
-    return "uuid:" + Hex(std::span(uuid.bytes).first(uuid.length));
+    const std::string text = FsUuidText(std::span(uuid.bytes).first(uuid.length));
+    if (!text.empty()) return text;
   }
   struct statfs info = {};
   if (::fstatfs(fd, &info) != 0)
@@ -53,16 +53,6 @@ absl::StatusOr<std::string> FileSystemId(int fd, const std::string& path) {
   std::array<uint8_t, sizeof(info.f_fsid)> fsid = {};
   std::memcpy(fsid.data(), &info.f_fsid, fsid.size());
   return "fsid:" + Hex(fsid);
-}
-
-std::string NearestExisting(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::path at = std::filesystem::absolute(folder, error);
-  while (!error && !std::filesystem::exists(at, error) && at != at.parent_path()) {
-    error.clear();
-    at = at.parent_path();
-  }
-  return at.string();
 }
 
 // Reads the keys of one object and keeps the first problem.
@@ -95,10 +85,7 @@ class Fields {
   int64_t Bytes(std::string_view key, int64_t unit) {
     const Json* const value = Find(key);
     if (value == nullptr) return 0;
-    const bool whole =
-        value->is_number_integer() && !(value->is_number_unsigned() &&
-                                        value->get<uint64_t>() > static_cast<uint64_t>(kMostBytes));
-    const int64_t bytes = whole ? value->get<int64_t>() : 0;
+    const int64_t bytes = IntegerOf(*value).value_or(0);
     if (bytes <= 0 || bytes > kMostBytes || bytes % unit != 0) {
       Problem(key, fmt::format("is {}; allowed: a multiple of {} from {} to {}", Dump(*value), unit,
                                unit, kMostBytes));
@@ -214,8 +201,13 @@ std::string ReadProfile(const Json& json, IoProfile& profile) {
 
 }  // namespace
 
+std::string FsUuidText(std::span<const uint8_t> uuid) {
+  const bool none = std::ranges::all_of(uuid, [](uint8_t byte) { return byte == 0; });
+  return none ? "" : "uuid:" + Hex(uuid);
+}
+
 absl::StatusOr<DeviceKey> AskDeviceKey(const std::string& folder) {
-  const std::string path = NearestExisting(folder);
+  const std::string path = NearestFolder(folder);
   FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY | O_DIRECTORY));
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,12 +19,14 @@ namespace forebay {
 // What a measurement holds for. Where any of it has changed, the figures may be another disk's.
 struct DeviceKey {
   std::string device;       // "259:1": major and minor number of the file system
-  std::string file_system;  // "uuid:...", or "fsid:..." where the kernel does not tell the UUID
+  std::string file_system;  // "uuid:...", or "fsid:..." where the kernel tells no UUID
   std::string kernel;       // "6.1.0-18-amd64"
   bool operator==(const DeviceKey&) const = default;
 };
 // Of the file system that `folder` is on (of its nearest part that exists). StorageError.
 absl::StatusOr<DeviceKey> AskDeviceKey(const std::string& folder);
+// "uuid:..."; "" for one of zeros, which file systems without any have.
+std::string FsUuidText(std::span<const uint8_t> uuid);
 
 struct DeviceProfile {
   std::string directory;  // where it was measured; for people

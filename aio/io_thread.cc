@@ -9,12 +9,15 @@
 namespace forebay {
 namespace {
 
-// Blocks every signal in the calling thread while it lives: threads made meanwhile inherit that.
+// Blocks signals in the calling thread while it lives: threads made meanwhile inherit that. Those
+// that an instruction of the thread itself causes stay, since the kernel would end the process
+// without asking its handler.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
+    for (const int fault : {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS}) sigdelset(&all, fault);
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

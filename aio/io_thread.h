@@ -37,7 +37,7 @@ class IoThread {
     State* const state_;
   };
 
-  // Runs `work` with every signal blocked, so that Ctrl-C reaches the program's own threads and a
+  // Runs `work` with signals blocked, so that Ctrl-C reaches the program's own threads and a
   // file size limit gives EFBIG instead of a deadly SIGXFSZ. `keep_alive` lives as long as the
   // thread does.
   IoThread(const std::string& name, std::function<void(Calls&)> work,

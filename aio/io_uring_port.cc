@@ -22,7 +22,8 @@ namespace {
 
 constexpr unsigned kUringDepth = 128;
 constexpr unsigned kNumFiles = 64;
-constexpr unsigned kNumBuffers = 64;
+// Of at most 1 GiB each. The kernel would take 16384; its table has a pointer for each.
+constexpr int kNumBuffers = kMaxRegisteredBuffers;
 // The kernel refuses longer registrations.
 constexpr size_t kBufferBytesMax = size_t{1} << 30;
 
@@ -126,39 +127,26 @@ class IoUringPort : public IoPort {
     files_[registered] = -1;
   }
 
-  absl::Status RegisterBuffers(std::span<std::byte> memory) override {
-    if (buffers_error_ != 0) {
-      return EnvironmentError(WhyNotRegistered(buffers_error_, memory.size()));
-    }
-    const size_t num_needed = (memory.size() + kBufferBytesMax - 1) / kBufferBytesMax;
-    const auto num_free = static_cast<size_t>(
-        std::ranges::count_if(buffers_, [](const auto& buffer) { return buffer.empty(); }));
-    if (num_needed > num_free) {
-      return EnvironmentError(
-          fmt::format("io_uring: {} MiB of buffers were not registered: {} of {} registrations are "
-                      "free. Nothing to do; each transfer costs a little more CPU",
-                      memory.size() >> 20, num_free, buffers_.size()));
-    }
+  bool registers_buffers() const override { return true; }
+  int RegisterBuffers(std::span<std::byte> memory) override {
     for (size_t at = 0; at < memory.size(); at += kBufferBytesMax) {
       const auto part = memory.subspan(at, std::min(kBufferBytesMax, memory.size() - at));
-      const int result = RegisterBuffer(part);
-      if (result == 0) continue;
-      UnregisterBuffers(memory);
-      return EnvironmentError(WhyNotRegistered(-result, memory.size()));
+      const int error_number = buffers_error_ != 0 ? buffers_error_ : RegisterBuffer(part);
+      if (error_number == 0) continue;
+      UnregisterBuffers(memory.first(at));
+      return error_number;
     }
-    return absl::OkStatus();
+    return 0;
   }
 
   void UnregisterBuffers(std::span<std::byte> memory) override {
-    for (size_t i = 0; i < buffers_.size(); ++i) {
-      const bool inside = !buffers_[i].empty() && buffers_[i].data() >= memory.data() &&
-                          buffers_[i].data() < memory.data() + memory.size();
-      if (!inside) continue;
-      const iovec none = {nullptr, 0};
-      const __u64 tag = 0;
-      ::io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(i), &none, &tag, 1);
-      buffers_[i] = {};
+    const auto first = FirstBufferAt(memory.data());
+    auto end = first;
+    for (; end != buffers_.end() && end->memory.data() < memory.data() + memory.size(); ++end) {
+      SetBuffer(end->index, {});
+      free_buffers_.push_back(end->index);
     }
+    buffers_.erase(first, end);
   }
 
   std::string name() const override {
@@ -169,6 +157,11 @@ class IoUringPort : public IoPort {
   }
 
  private:
+  struct Buffer {
+    std::span<std::byte> memory;
+    int index = -1;  // of the kernel's table
+  };
+
   IoUringPort() = default;
 
   // The cheapest mode first; older kernels know fewer flags and answer EINVAL.
@@ -223,20 +216,31 @@ class IoUringPort : public IoPort {
     files_registered_ = ::io_uring_register_files_sparse(&ring_, kNumFiles) == 0;
     if (files_registered_) files_.assign(kNumFiles, -1);
     buffers_error_ = -::io_uring_register_buffers_sparse(&ring_, kNumBuffers);
-    if (buffers_error_ == 0) buffers_.resize(kNumBuffers);
-    // Saves a lookup per call; nothing is lost without it.
-    ::io_uring_register_ring_fd(&ring_);
+    for (int i = kNumBuffers - 1; buffers_error_ == 0 && i >= 0; --i) free_buffers_.push_back(i);
+    // Not io_uring_register_ring_fd, which saves next to nothing: liburing takes it back with the
+    // number that it has in the thread that ends the ring, where that may be another ring's.
   }
 
-  int RegisterBuffer(std::span<std::byte> part) {
-    const auto free = std::ranges::find_if(buffers_, [](const auto& b) { return b.empty(); });
-    if (free == buffers_.end()) return -ENOSPC;
-    const iovec vector = {part.data(), part.size()};
+  int SetBuffer(int index, std::span<std::byte> memory) {
+    const iovec vector = {memory.data(), memory.size()};
     const __u64 tag = 0;
-    const auto index = static_cast<unsigned>(free - buffers_.begin());
-    const int result = ::io_uring_register_buffers_update_tag(&ring_, index, &vector, &tag, 1);
-    if (result < 0) return result;
-    *free = part;
+    return ::io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(index), &vector,
+                                                  &tag, 1);
+  }
+
+  // Returns errno.
+  int RegisterBuffer(std::span<std::byte> memory) {
+    if (free_buffers_.empty()) return E2BIG;
+    const auto place = FirstBufferAt(memory.data());
+    const std::byte* const end = memory.data() + memory.size();
+    // Else the memory of a buffer was given back with its registration, and the kernel would move
+    // bytes to where it was.
+    FOREBAY_CHECK(place == buffers_.end() || place->memory.data() >= end);
+    FOREBAY_CHECK(place == buffers_.begin() || EndOf(*(place - 1)) <= memory.data());
+    const int result = SetBuffer(free_buffers_.back(), memory);
+    if (result < 0) return -result;
+    buffers_.insert(place, {memory, free_buffers_.back()});
+    free_buffers_.pop_back();
     return 0;
   }
 
@@ -255,15 +259,20 @@ class IoUringPort : public IoPort {
   }
 
   // The registration that holds all of `memory`; -1: none.
-  int BufferIndex(std::span<std::byte> memory) const {
-    for (size_t i = 0; i < buffers_.size(); ++i) {
-      const std::span<std::byte> buffer = buffers_[i];
-      if (memory.data() >= buffer.data() &&
-          memory.data() + memory.size() <= buffer.data() + buffer.size()) {
-        return static_cast<int>(i);
-      }
-    }
-    return -1;
+  int BufferIndex(std::span<std::byte> memory) {
+    const auto behind = FirstBufferAt(memory.data() + 1);
+    if (behind == buffers_.begin()) return -1;
+    const Buffer& buffer = *(behind - 1);
+    return memory.data() + memory.size() <= EndOf(buffer) ? buffer.index : -1;
+  }
+
+  static const std::byte* EndOf(const Buffer& buffer) {
+    return buffer.memory.data() + buffer.memory.size();
+  }
+  // The first that begins at `address` or behind it.
+  std::vector<Buffer>::iterator FirstBufferAt(const std::byte* address) {
+    return std::ranges::lower_bound(buffers_, address, {},
+                                    [](const Buffer& buffer) { return buffer.memory.data(); });
   }
 
   io_uring_sqe* NextSqe() {
@@ -280,19 +289,21 @@ class IoUringPort : public IoPort {
   void QueueWakeRead() {
     wake_read_due_ = false;
     io_uring_sqe* const sqe = NextSqe();
-    ::io_uring_prep_read(sqe, wake_fd_.get(), &wake_count_, sizeof(wake_count_), 0);
+    // Where nobody looks, and what is never freed: a ring that is closed ends its calls later on.
+    static uint64_t wake_count;
+    ::io_uring_prep_read(sqe, wake_fd_.get(), &wake_count, sizeof(wake_count), 0);
     ::io_uring_sqe_set_data64(sqe, kWakeTag);
   }
 
   io_uring ring_ = {};
   bool opened_ = false;
   UniqueFd wake_fd_;
-  uint64_t wake_count_ = 0;
   bool wake_read_due_ = false;
   bool files_registered_ = false;
-  std::vector<int> files_;  // descriptors by registration, -1: free
-  int buffers_error_ = 0;
-  std::vector<std::span<std::byte>> buffers_;  // by registration, empty: free
+  std::vector<int> files_;         // descriptors by registration, -1: free
+  int buffers_error_ = 0;          // why no buffer can be registered
+  std::vector<Buffer> buffers_;    // by address, without overlap
+  std::vector<int> free_buffers_;  // indices
 };
 
 }  // namespace

@@ -2,12 +2,17 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <optional>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "fmt/format.h"
+#include "forebay/aio/engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/format.h"
 
 namespace forebay {
 namespace {
@@ -18,11 +23,40 @@ std::string Setting(const std::string& path) {
   return text.ok() ? text->substr(0, text->find('\n')) : "";
 }
 
-std::string MemlockLimit() {
-  struct rlimit limit = {};
-  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "unknown";
-  if (limit.rlim_cur == RLIM_INFINITY) return "unlimited";
-  return fmt::format("{} KiB", limit.rlim_cur >> 10);
+// What may be locked of memory.
+struct MemlockLimit {
+  bool none = false;
+  std::optional<int64_t> kib;  // nullopt: none, or the system does not tell
+
+  static MemlockLimit Ask() {
+    struct rlimit limit = {};
+    if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return {};
+    if (limit.rlim_cur == RLIM_INFINITY) return {true, std::nullopt};
+    return {false, static_cast<int64_t>(limit.rlim_cur >> 10)};
+  }
+  std::string text() const { return kib.has_value() ? fmt::format("{} KiB", *kib) : "not known"; }
+};
+
+// A limit with which `refused_bytes` would not have been refused: all that the user's programs lock
+// counts, which is no more than the limit now.
+int64_t EnoughKib(const MemlockLimit& limit, int64_t refused_bytes, int64_t wanted_bytes) {
+  return 1024 * std::max(MebibytesUp(wanted_bytes),
+                         MebibytesUp(limit.kib.value_or(0) * 1024 + refused_bytes));
+}
+
+// Where no limit is in the way of locking memory.
+constexpr std::string_view kShortOfMemory =
+    "no limit of locked memory is set, so the kernel itself is short of memory. End other programs "
+    "or take less";
+
+// With the fix.
+std::string WhyMemoryWasNotLocked(int64_t refused_bytes, int64_t wanted_bytes) {
+  const MemlockLimit limit = MemlockLimit::Ask();
+  if (limit.none) return std::string(kShortOfMemory);
+  return fmt::format(
+      "the limit of locked memory (ulimit -l) is {}, for all that this user locks. Raise it to {} "
+      "KiB or more with 'ulimit -l', LimitMEMLOCK= or --ulimit memlock=-1",
+      limit.text(), EnoughKib(limit, refused_bytes, wanted_bytes));
 }
 
 }  // namespace
@@ -49,11 +83,14 @@ std::string WhyNoIoUring(int error_number) {
       return refused +
              ": the kernel is older than 5.1, was built without it, or the sandbox hides "
              "it. A kernel from 6.1 on is advised";
-    case ENOMEM:
+    case ENOMEM: {
+      const MemlockLimit limit = MemlockLimit::Ask();
+      if (limit.none) return fmt::format("{}: {}", refused, kShortOfMemory);
       return fmt::format(
           "{}: the limit of locked memory is {} (kernels before 5.12 count rings). Raise it with "
           "'ulimit -l', LimitMEMLOCK= or --ulimit memlock=-1",
-          refused, MemlockLimit());
+          refused, limit.text());
+    }
     case EMFILE:
     case ENFILE:
       return refused + ": too many files are open. Raise 'ulimit -n'";
@@ -81,18 +118,43 @@ std::string WhyNoLibaio(int error_number) {
   }
 }
 
-std::string WhyNotRegistered(int error_number, size_t size_bytes) {
-  const size_t mib = (size_bytes + (size_t{1} << 20) - 1) >> 20;
-  if (error_number == ENOMEM) {
-    return fmt::format(
-        "io_uring: {} MiB of buffers were not registered ({}): the limit of locked memory (ulimit "
-        "-l) is {}. Raise it to {} KiB or more with 'ulimit -l', LimitMEMLOCK= or --ulimit "
-        "memlock=-1; until then each transfer costs a little more CPU",
-        mib, ErrnoText(error_number), MemlockLimit(), size_t{1024} * mib);
+std::string WhyNotRegistered(int error_number, int64_t refused_bytes, int64_t wanted_bytes) {
+  const int64_t refused_mib = MebibytesUp(refused_bytes);
+  const int64_t wanted_mib = MebibytesUp(wanted_bytes);
+  const std::string what = fmt::format("io_uring: {} of buffers were not registered",
+                                       refused_bytes < wanted_bytes
+                                           ? fmt::format("{} of {} MiB", refused_mib, wanted_mib)
+                                           : fmt::format("{} MiB", refused_mib));
+  std::string why;
+  switch (error_number) {
+    case ENOMEM:
+      why = WhyMemoryWasNotLocked(refused_bytes, wanted_bytes);
+      break;
+    case E2BIG:
+      why = fmt::format("the ring's table has room for {} buffers. Fewer and longer ones would fit",
+                        kMaxRegisteredBuffers);
+      break;
+    case ETIMEDOUT:
+      why =
+          "a device that stalls holds the thread that does it. Look at 'dmesg' and the drive's "
+          "health (smartctl -a)";
+      break;
+    default:
+      return fmt::format("{}: {}. Each transfer costs a little more CPU", what,
+                         ErrnoText(error_number));
   }
-  return fmt::format(
-      "io_uring: {} MiB of buffers were not registered: {}. Each transfer costs a little more CPU",
-      mib, ErrnoText(error_number));
+  return fmt::format("{} ({}): {}; until then each transfer costs a little more CPU", what,
+                     ErrnoText(error_number), why);
+}
+
+void RegistrationGap::Add(const RegistrationGap& other) {
+  wanted_bytes += other.wanted_bytes;
+  refused_bytes += other.refused_bytes;
+  if (error_number == 0) error_number = other.error_number;
+}
+
+std::string RegistrationGap::Note() const {
+  return refused_bytes == 0 ? "" : WhyNotRegistered(error_number, refused_bytes, wanted_bytes);
 }
 
 }  // namespace forebay

@@ -2,16 +2,19 @@
 // engine is nearly always a setting.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <string>
 
 namespace forebay {
+
+// Buffers that one ring can have registered.
+inline constexpr int kMaxRegisteredBuffers = 4096;
 
 // `error_number`: of io_uring_setup.
 std::string WhyNoIoUring(int error_number);
 // `error_number`: of io_setup.
 std::string WhyNoLibaio(int error_number);
-// `error_number`: of registering `size_bytes` of buffers with io_uring.
-std::string WhyNotRegistered(int error_number, size_t size_bytes);
+// `error_number`: of registering `refused_bytes` of the `wanted_bytes` of buffers with io_uring.
+std::string WhyNotRegistered(int error_number, int64_t refused_bytes, int64_t wanted_bytes);
 
 }  // namespace forebay

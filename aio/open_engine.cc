@@ -5,6 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/aio/engine_probe.h"
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 
 namespace forebay {
@@ -27,16 +28,18 @@ absl::StatusOr<std::unique_ptr<Engine>> Create(EngineKind kind, EngineOptions op
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> TryRung(const Rung& rung, const EngineOptions& options,
-                                                const std::string& folder) {
+                                                const std::vector<std::string>& folders) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Create(rung.kind, options));
-  FOREBAY_RETURN_IF_ERROR(ProveEngine(*engine, folder));
+  for (const std::string& folder : folders) {
+    FOREBAY_RETURN_IF_ERROR(ProveEngine(*engine, folder));
+  }
   return engine;
 }
 
 std::string NoDirect(const std::string& folder, const std::string& why) {
   return fmt::format(
       "'{}' has no direct I/O ({}), so transfers go through the page cache at a cost in CPU. "
-      "Choose a folder on ext4 or XFS on a local disk (--nvme)",
+      "Choose a folder on ext4 or XFS on a local disk (DIR of swap-bench, --nvme of forebay)",
       folder, why);
 }
 
@@ -58,20 +61,23 @@ absl::Status CheckStrict(const EngineOptions& options, const Rung& rung, const s
 
 }  // namespace
 
-absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options, const std::string& folder) {
-  std::string why_not_direct;
-  if (options.engine != EngineKind::kBuffered) {
-    FOREBAY_ASSIGN_OR_RETURN(const ScratchFile scratch, OpenScratchFile(folder, true));
-    why_not_direct = scratch.why_not_direct;
-  }
+absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options,
+                                        const std::vector<std::string>& folders) {
+  FOREBAY_CHECK(!folders.empty());
   // Why the rungs above were not taken. A folder without direct I/O explains them all.
-  std::string why = why_not_direct.empty() ? "" : NoDirect(folder, why_not_direct);
+  std::string why;
+  for (const std::string& folder : folders) {
+    if (options.engine == EngineKind::kBuffered || !why.empty()) break;
+    FOREBAY_ASSIGN_OR_RETURN(const ScratchFile scratch, OpenScratchFile(folder, true));
+    if (!scratch.why_not_direct.empty()) why = NoDirect(folder, scratch.why_not_direct);
+  }
+  const bool has_direct = why.empty();
   absl::Status last;
   for (const Rung& rung : kLadder) {
     if (options.engine != EngineKind::kAuto && rung.kind < options.engine) continue;
-    if (rung.direct && !why_not_direct.empty()) continue;
+    if (rung.direct && !has_direct) continue;
     FOREBAY_RETURN_IF_ERROR(CheckStrict(options, rung, why));
-    absl::StatusOr<std::unique_ptr<Engine>> engine = TryRung(rung, options, folder);
+    absl::StatusOr<std::unique_ptr<Engine>> engine = TryRung(rung, options, folders);
     if (engine.ok()) {
       OpenedEngine opened;
       opened.line = LineOf(**engine, rung, why);
@@ -82,7 +88,7 @@ absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options, const std:
     last = engine.status();
     why += fmt::format("{}{}", why.empty() ? "" : "; ", MessageOf(last));
   }
-  return Annotate(last, fmt::format("no I/O engine works in '{}'", folder));
+  return Annotate(last, fmt::format("no I/O engine works in '{}'", fmt::join(folders, "', '")));
 }
 
 }  // namespace forebay

@@ -1,4 +1,4 @@
-// The fastest engine that this machine, this user and this folder can run, found by trying.
+// The fastest engine that this machine, this user and these folders can run, found by trying.
 //
 //   io_uring with O_DIRECT -> libaio with O_DIRECT -> threads with O_DIRECT -> threads, buffered
 //
@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
@@ -26,15 +27,17 @@ struct OpenedEngine {
   std::string line;
 };
 
-// An engine for files in `folder` (of which the nearest part that exists is tried; nothing is left
-// behind). Begins with `options.engine` and goes down from there, never up. With `options.strict`,
-// EnvironmentError instead of a step down (kAuto: instead of anything but io_uring with O_DIRECT).
-// StorageError when even a plain transfer fails there.
-absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options, const std::string& folder);
+// An engine for files in all of `folders` (of which the nearest parts that exist are tried; nothing
+// is left behind). Begins with `options.engine` and goes down from there, never up. With
+// `options.strict`, EnvironmentError instead of a step down (kAuto: instead of anything but
+// io_uring with O_DIRECT). StorageError when even a plain transfer fails in one of them. Requires:
+// there is a folder.
+absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options,
+                                        const std::vector<std::string>& folders);
 
 // OpenEngine, or what stands in for it.
-using EngineOpener = std::function<absl::StatusOr<OpenedEngine>(const EngineOptions& options,
-                                                                const std::string& folder)>;
+using EngineOpener = std::function<absl::StatusOr<OpenedEngine>(
+    const EngineOptions& options, const std::vector<std::string>& folders)>;
 
 // "io_uring", as --engine spells it.
 std::string_view NameOf(EngineKind kind);

@@ -12,6 +12,7 @@
 #include "forebay/aio/engine_base.h"
 #include "forebay/aio/io_port.h"
 #include "forebay/aio/io_thread.h"
+#include "forebay/aio/kernel_limits.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 
@@ -31,6 +32,7 @@ struct PortAndResults {
   std::unique_ptr<IoPort> port;
   std::vector<IoPort::Result> results;
   std::vector<IoPort::Call> calls;  // ready to be queued
+  std::shared_ptr<void> paths;      // that they name
 };
 
 int64_t TimedSubmit(IoPort& port) {
@@ -49,6 +51,7 @@ class RingEngine : public EngineBase {
         io_(std::move(io)) {
     io_->results.resize(static_cast<size_t>(depth));
     io_->calls.reserve(static_cast<size_t>(depth));
+    io_->paths = paths();
   }
 
   ~RingEngine() override {
@@ -69,16 +72,54 @@ class RingEngine : public EngineBase {
   void SetThread(std::unique_ptr<IoThread> thread) { thread_ = std::move(thread); }
 
   absl::Status RegisterBuffers(std::span<std::byte> memory) override {
-    absl::Status status;
-    OnDriver([&](IoPort& port) { status = port.RegisterBuffers(memory); });
-    return status;
+    if (!io_->port->registers_buffers()) return absl::OkStatus();
+    int error_number = 0;
+    if (!OnDriver([&](IoPort& port) { error_number = port.RegisterBuffers(memory); })) {
+      error_number = ETIMEDOUT;
+    }
+    const Lock lock(mutex_);
+    const auto size_bytes = static_cast<int64_t>(memory.size());
+    buffers_.push_back({memory, error_number});
+    if (error_number == 0) return absl::OkStatus();
+    return EnvironmentError(WhyNotRegistered(error_number, size_bytes, size_bytes));
   }
+
   void UnregisterBuffers(std::span<std::byte> memory) override {
-    OnDriver([&](IoPort& port) { port.UnregisterBuffers(memory); });
+    EngineBase::UnregisterBuffers(memory);
+    bool is_registered = false;
+    {
+      const Lock lock(mutex_);
+      std::erase_if(buffers_, [&](const Buffer& buffer) {
+        const bool is_part = buffer.memory.data() >= memory.data() &&
+                             buffer.memory.data() < memory.data() + memory.size();
+        is_registered = is_registered || (is_part && buffer.error_number == 0);
+        return is_part;
+      });
+    }
+    if (!is_registered) return;
+    if (OnDriver([&](IoPort& port) { port.UnregisterBuffers(memory); })) return;
+    // The memory goes now: before anything else is registered or moved, the port has to forget it.
+    const Lock lock(mutex_);
+    to_forget_.push_back(memory);
+  }
+
+  std::string RegistrationNote() const override { return registration_gap().Note(); }
+  RegistrationGap registration_gap() const override {
+    const Lock lock(mutex_);
+    RegistrationGap gap;
+    for (const Buffer& buffer : buffers_) {
+      const auto size_bytes = static_cast<int64_t>(buffer.memory.size());
+      gap.Add({size_bytes, buffer.error_number == 0 ? 0 : size_bytes, buffer.error_number});
+    }
+    return gap;
   }
   std::string name() const override { return io_->port->name(); }
 
  private:
+  struct Buffer {
+    std::span<std::byte> memory;
+    int error_number = 0;  // why it is not registered; 0: it is
+  };
   // Something that only the thread of the port may do; lives on the stack of who wants it.
   struct Errand {
     std::function<void(IoPort&)> run;
@@ -109,10 +150,13 @@ class RingEngine : public EngineBase {
     OnDriver([&](IoPort& port) { port.UnregisterFile(registered); });
   }
 
-  void OnDriver(std::function<void(IoPort&)> run) {
+  // False when the port's thread did not come by: a stalled device holds it. Who finds it held does
+  // not wait again, as the end of a run has something to say for every buffer and file.
+  bool OnDriver(std::function<void(IoPort&)> run) {
     Errand errand;
     errand.run = std::move(run);
     Lock lock(mutex_);
+    if (driver_held_) return false;
     errand.next = std::exchange(errands_, &errand);
     WakeDriver(lock);
     const std::chrono::duration<double> limit(options_.stall_limit_s);
@@ -120,9 +164,12 @@ class RingEngine : public EngineBase {
       if (DriveAsWaiter(lock, NowUs() + kMomentUs)) continue;
       // A thread that a stalled device holds in a call (libaio) runs no errands.
       if (changed_.wait_for(lock, limit) == std::cv_status::timeout && !errand.done) {
-        return Withdraw(errand);
+        Withdraw(errand);
+        driver_held_ = true;
+        return false;
       }
     }
+    return true;
   }
 
   void Withdraw(const Errand& errand) {
@@ -132,6 +179,8 @@ class RingEngine : public EngineBase {
   }
 
   void RunErrands() {
+    for (const std::span<std::byte> memory : to_forget_) io_->port->UnregisterBuffers(memory);
+    to_forget_.clear();
     if (errands_ == nullptr) return;
     for (Errand* errand = std::exchange(errands_, nullptr); errand != nullptr;) {
       Errand* const next = errand->next;  // the errand may be gone once it is done
@@ -163,9 +212,10 @@ class RingEngine : public EngineBase {
   // Starts what may start, waits for results until `deadline_us` at most, takes them. False when
   // the engine is gone.
   bool RunOnce(Lock& lock, IoThread::Calls* guard, int64_t deadline_us) {
-    RunErrands();
     SendCancels(lock);
-    NotifyCompleted(lock);  // opens the lock, so nothing may have been looked at before
+    NotifyCompleted(lock);             // opens the lock, so nothing may have been looked at before
+    if (cancels_wanted_) return true;  // nobody wakes a thread that is not asleep yet
+    RunErrands();
     while (Slot* const slot = Start(lock)) Call(*slot);
     int64_t timeout_us = IoPort::kNoTimeout;
     const int64_t now_us = NowUs();
@@ -184,6 +234,7 @@ class RingEngine : public EngineBase {
     if (guard != nullptr && !guard->End()) return false;
     lock.lock();
     asleep_ = false;
+    driver_held_ = false;
     if (timed) CountSubmission(lock, num_calls, submit_ns);
     for (int i = 0; i < num_results; ++i) Take(lock, io.results[i]);
     NotifyCompleted(lock);
@@ -254,9 +305,13 @@ class RingEngine : public EngineBase {
   std::vector<int64_t> due_us_;  // by slot: when a call that backs off is made again
   int num_backing_off_ = 0;
   bool cancels_wanted_ = false;
-  bool asleep_ = false;  // in Run, or about to be
-  bool driven_ = false;  // by a waiter
+  bool asleep_ = false;       // in Run, or about to be
+  bool driven_ = false;       // by a waiter
+  bool driver_held_ = false;  // it ran no errand for the whole of stall_limit_s, and is in that Run
   Errand* errands_ = nullptr;
+  std::vector<Buffer> buffers_;  // that are, or should be, registered
+  // Unregistered and perhaps freed while the port's thread was held; it forgets them first.
+  std::vector<std::span<std::byte>> to_forget_;
   std::condition_variable changed_;  // an errand is done, or nobody drives any more
   const std::shared_ptr<PortAndResults> io_;
   std::unique_ptr<IoThread> thread_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <deque>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,7 +23,11 @@ namespace {
 // into requests by itself.
 constexpr int64_t kThreadBlockBytes = int64_t{16} << 20;
 
-// A call with all that it needs: while it lasts the engine may end, and then only `calls` is there.
+// What a call needs that may outlast the engine.
+using CallOwners = std::pair<std::shared_ptr<DiskCalls>, std::shared_ptr<std::deque<std::string>>>;
+
+// A call with all that it needs: while it lasts the engine may end, and then only what CallOwners
+// keep is there.
 struct BlockingCall {
   DiskCalls* calls;
   IoKind kind;
@@ -49,7 +54,8 @@ class ThreadsEngine : public EngineBase {
     FOREBAY_CHECK(options.num_threads >= 1);
     for (int i = 0; i < options.num_threads; ++i) {
       threads_.emplace_back(
-          fmt::format("forebay-io-{}", i), [this](IoThread::Calls& guard) { Work(guard); }, calls_);
+          fmt::format("forebay-io-{}", i), [this](IoThread::Calls& guard) { Work(guard); },
+          std::make_shared<CallOwners>(calls_, paths()));
     }
   }
 
@@ -74,6 +80,9 @@ class ThreadsEngine : public EngineBase {
   }
 
   void OnSubmit(Lock&) override { queued_.notify_one(); }
+  dev_t DeviceIdOf(const struct stat& info, std::string_view path) const override {
+    return calls_->DeviceIdOf(path, info.st_dev);
+  }
 
   void Work(IoThread::Calls& guard) {
     Lock lock(mutex_);

@@ -20,6 +20,11 @@ struct FileName {
   std::string_view device;  // "vda"; empty: unknown
 };
 
+// Whether two ranges of memory have a byte in common.
+inline bool Overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
+}
+
 // Thread-compatible. Borrows `buffer` and the texts of `file`. Not for flushes, which have nothing
 // to continue.
 class Transfer {

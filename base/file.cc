@@ -182,6 +182,31 @@ bool IsDirectory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  // Not by range: that throws where reading on fails.
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  if (error.value() == ENOENT || error.value() == ENOTDIR) return std::vector<std::string>();
+  if (error) {
+    const absl::Status failed =
+        StorageError(fmt::format("listing '{}' failed", directory), error.value());
+    return error.value() == EACCES ? WithAccessAdvice(failed) : failed;
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+std::string NearestFolder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path at = std::filesystem::absolute(path, error);
+  while (!error && !IsDirectory(at.string()) && at != at.parent_path()) at = at.parent_path();
+  return at.string();
+}
+
 absl::StatusOr<int64_t> FileSize(const std::string& path) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) != 0) {
@@ -219,6 +244,24 @@ absl::StatusOr<int64_t> FreeSpace(const std::string& path) {
     return StorageError(fmt::format("asking for the free space of '{}' failed", path), errno);
   }
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
+}
+
+int ReserveFileSpace(int fd, int64_t size_bytes) {
+  // Asked before it is tried: an attempt takes all that there is until it fails, and meanwhile
+  // every other program on the disk finds it full.
+  struct stat file = {};
+  struct statvfs disk = {};
+  constexpr int64_t kBytesOfStatBlock = 512;
+  const bool known = ::fstat(fd, &file) == 0 && ::fstatvfs(fd, &disk) == 0 && disk.f_blocks > 0;
+  const int64_t wanted_bytes = size_bytes - file.st_blocks * kBytesOfStatBlock;
+  if (known &&
+      wanted_bytes > static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize)) {
+    return ENOSPC;
+  }
+  while (::fallocate(fd, 0, 0, size_bytes) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
 }
 
 std::string JoinPath(std::string_view directory, std::string_view name) {

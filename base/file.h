@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -70,6 +71,10 @@ bool FileExists(const std::string& path);
 // EACCES on a folder of the way above all.
 absl::StatusOr<bool> ProbePath(const std::string& path);
 bool IsDirectory(const std::string& path);
+// The names of what is in a folder, sorted; none where there is no folder. StorageError.
+absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& directory);
+// `path` itself, or the nearest folder above it that is there.
+std::string NearestFolder(const std::string& path);
 absl::StatusOr<int64_t> FileSize(const std::string& path);
 // mkdir -p, mode 0700 for the folders it makes. A final component that is a symbolic link to a
 // folder is accepted (users link /data); StorageError otherwise.
@@ -78,6 +83,10 @@ absl::Status MakeDirectories(const std::string& path);
 absl::Status RemoveTree(const std::string& path);
 // Bytes available to this user on the file system of `path` (which must exist).
 absl::StatusOr<int64_t> FreeSpace(const std::string& path);
+// Gives an open file its space on the disk (fallocate), without changing what it holds; it grows to
+// `size_bytes` where it is shorter. 0 or errno: ENOSPC where less is free, EOPNOTSUPP where the
+// file system cannot promise space.
+int ReserveFileSpace(int fd, int64_t size_bytes);
 // "a/b" from "a" and "b".
 std::string JoinPath(std::string_view directory, std::string_view name);
 // The folder of the running program (/proc/self/exe).

@@ -100,9 +100,23 @@ absl::StatusOr<double> ParseDuration(std::string_view text) {
   return error;
 }
 
+std::string ShellQuoted(const std::string& word) {
+  const bool plain = !word.empty() && std::ranges::all_of(word, [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("/._-+=:,@").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
 std::string NearestName(std::string_view name, const std::vector<std::string>& candidates) {
   std::string best;
-  int best_distance = static_cast<int>(std::max<size_t>(2, name.size() / 3)) + 1;
+  if (name.empty()) return best;
+  // Never so far that no letter of the name is left in what it is taken for.
+  const size_t most = std::min(std::max<size_t>(2, name.size() / 3), name.size() - 1);
+  int best_distance = static_cast<int>(most) + 1;
   for (const std::string& candidate : candidates) {
     const int distance = EditDistance(name, candidate);
     if (distance < best_distance) {

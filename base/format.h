@@ -30,6 +30,9 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text);
 // "3", "3s", "500ms", "2m", "1h": seconds. UsageError (without the option's name) when it is none.
 absl::StatusOr<double> ParseDuration(std::string_view text);
 
+// A path or other word as a shell reads it: in quotes where it needs them.
+std::string ShellQuoted(const std::string& word);
+
 // The candidate closest to `name` by edit distance, or "" when none is close enough to be meant.
 std::string NearestName(std::string_view name, const std::vector<std::string>& candidates);
 

@@ -1,6 +1,7 @@
 #include "forebay/base/json.h"
 
 #include <algorithm>
+#include <limits>
 #include <unordered_set>
 #include <vector>
 
@@ -52,6 +53,15 @@ absl::StatusOr<Json> ReadJsonFile(const std::string& path, int64_t max_bytes,
                                   const JsonParseOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, max_bytes));
   return ParseJson(text, path, options);
+}
+
+std::optional<int64_t> IntegerOf(const Json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned() &&
+      value.get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()}) {
+    return std::nullopt;
+  }
+  return value.get<int64_t>();
 }
 
 }  // namespace forebay

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -28,5 +29,9 @@ absl::StatusOr<Json> ParseJson(std::string_view text, std::string_view source,
                                const JsonParseOptions& options = {});
 absl::StatusOr<Json> ReadJsonFile(const std::string& path, int64_t max_bytes,
                                   const JsonParseOptions& options = {});
+
+// The integer that `value` is; nullopt for other types, fractions, and what int64 does not hold.
+// Json's own get<int64_t>() is undefined for a number like 1e30, and wraps one like 2^63.
+std::optional<int64_t> IntegerOf(const Json& value);
 
 }  // namespace forebay

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "forebay/aio/buffer_registration.h"
 #include "forebay/aio/engine.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/counter_rng.h"
@@ -59,6 +60,7 @@ void Require(const absl::Status& status) {
 struct Contender {
   std::string name;
   std::unique_ptr<Engine> engine;
+  BufferRegistration registration;
   int file = -1;
   std::vector<double> gb_per_s[3];
   double cpu_s[3] = {};
@@ -114,7 +116,8 @@ absl::StatusOr<Contender> Make(const Settings& settings, const std::string& name
   if (!engine.ok()) return engine.status();
   contender.engine = *std::move(engine);
   if (name == "io_uring, registered") {
-    FOREBAY_RETURN_IF_ERROR(contender.engine->RegisterBuffers(memory.bytes()));
+    contender.registration = BufferRegistration(contender.engine.get(), memory.IoPieces(kOpBytes));
+    FOREBAY_RETURN_IF_ERROR(contender.registration.status());
   }
   FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {}));
   if (!file.direct) std::printf("no direct I/O here: %s\n", file.why_not_direct.c_str());

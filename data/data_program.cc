@@ -233,8 +233,18 @@ absl::StatusOr<EncodedPrompt> EncodePrompt(const std::string& model, const std::
   FOREBAY_ASSIGN_OR_RETURN(const Json reply, RunDataProgram(args, line));
   EncodedPrompt encoded;
   try {
-    encoded.tokens = reply.at("tokens").get<std::vector<int32_t>>();
-    encoded.eos_token_ids = reply.at("eos").get<std::vector<int64_t>>();
+    for (const Json& token : reply.at("tokens")) {
+      const std::optional<int64_t> id = IntegerOf(token);
+      if (!id.has_value() || *id < 0 || *id > std::numeric_limits<int32_t>::max()) {
+        return UnexpectedReply("tokens");
+      }
+      encoded.tokens.push_back(static_cast<int32_t>(*id));
+    }
+    for (const Json& token : reply.at("eos")) {
+      const std::optional<int64_t> id = IntegerOf(token);
+      if (!id.has_value()) return UnexpectedReply("tokens");
+      encoded.eos_token_ids.push_back(*id);
+    }
   } catch (const Json::exception&) {
     return UnexpectedReply("tokens");
   }

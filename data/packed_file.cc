@@ -7,7 +7,9 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -53,6 +55,15 @@ absl::Status Damaged(const std::string& path, std::string_view problem) {
   return BadInputError(fmt::format(
       "the packed file '{}' is damaged: {}. Pack the text again with 'forebay data pack'", path,
       problem));
+}
+
+// Fills `bytes` from the start of a regular file; false when it is none or shorter. Opening a pipe
+// would wait for its writer, and take from it what another reader is meant to get.
+bool ReadStart(const std::string& path, std::span<std::byte> bytes) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;
+  const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY);
+  return fd.ok() && PreadAll(fd->get(), bytes, 0, path).ok();
 }
 
 std::string HexOf(std::span<const uint8_t> bytes) {
@@ -282,10 +293,17 @@ const std::string& PackedFile::path() const {
 }
 
 bool IsPackedFile(const std::string& path) {
-  const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY);
   std::array<std::byte, sizeof(kMagic)> magic;
-  return fd.ok() && PreadAll(fd->get(), magic, 0, path).ok() &&
-         std::memcmp(magic.data(), kMagic, sizeof(kMagic)) == 0;
+  return ReadStart(path, magic) && std::memcmp(magic.data(), kMagic, sizeof(kMagic)) == 0;
+}
+
+std::optional<int64_t> PackedRowTokens(const std::string& path) {
+  std::array<std::byte, sizeof(Header)> bytes;
+  if (!IsPackedFile(path) || !ReadStart(path, bytes)) return std::nullopt;
+  Header header;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.version != kVersion || header.seq < 2 || header.seq > kMaxSeq) return std::nullopt;
+  return static_cast<int64_t>(header.seq);
 }
 
 absl::StatusOr<std::unique_ptr<PackedFile>> PackedFile::Open(const std::string& path) {

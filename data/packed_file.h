@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -33,6 +34,10 @@ struct PackedFileInfo {
 
 // True when the file starts as packed files do (the rest may still be damaged).
 bool IsPackedFile(const std::string& path);
+
+// Tokens per row of a packed file, by its header alone (the rest may still be damaged); nullopt
+// when it is none.
+std::optional<int64_t> PackedRowTokens(const std::string& path);
 
 // Reads rows from the file as they are asked for, and holds a shared flock on it. Owned by one
 // thread, as ReadRows uses scratch memory.

@@ -18,27 +18,34 @@
 namespace forebay {
 namespace {
 
+absl::Status NoRoom(const std::string& directory, int64_t size_bytes, const std::string& why,
+                    const std::string& free, std::string_view advice) {
+  return DoesNotFitError(fmt::format("'{}' has no room for a file of {}: {}{} are free. {}",
+                                     directory, FormatBinaryBytes(size_bytes), why, free, advice));
+}
+
 absl::Status Reserve(int fd, const std::string& directory, int64_t size_bytes) {
-  int error = 0;
-  do {
-    error = ::fallocate(fd, 0, 0, size_bytes) == 0 ? 0 : errno;
-  } while (error == EINTR);
+  int error = ReserveFileSpace(fd, size_bytes);
   // Such a file system cannot promise space: a full one shows while the file is filled.
   if (error == EOPNOTSUPP) error = ::ftruncate(fd, size_bytes) == 0 ? 0 : errno;
   if (error == 0) return absl::OkStatus();
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
     const absl::StatusOr<int64_t> free = FreeSpace(directory);
-    return DoesNotFitError(fmt::format(
-        "'{}' has no room for a file of {}: {} ({} are free). Take a smaller --size or another "
-        "folder",
-        directory, FormatBinaryBytes(size_bytes), ErrnoText(error),
-        free.ok() ? FormatBinaryBytes(*free) : "unknown"));
+    return NoRoom(directory, size_bytes, ErrnoText(error) + "; ",
+                  free.ok() ? FormatBinaryBytes(*free) : "an unknown number of bytes",
+                  kTakeASmallerSize);
   }
   return StorageError(fmt::format("reserving {} bytes in '{}' failed", size_bytes, directory),
                       error);
 }
 
 }  // namespace
+
+absl::Status CheckRoom(const std::string& directory, int64_t size_bytes, int64_t free_bytes,
+                       std::string_view advice) {
+  if (free_bytes >= size_bytes) return absl::OkStatus();
+  return NoRoom(directory, size_bytes, "", FormatBinaryBytes(free_bytes), advice);
+}
 
 absl::StatusOr<BenchFile> BenchFile::Create(const std::string& directory, int64_t size_bytes,
                                             bool direct, bool track) {

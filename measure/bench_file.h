@@ -9,6 +9,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,6 +17,13 @@
 #include "forebay/measure/block_pattern.h"
 
 namespace forebay {
+
+// What to do where a file of --size does not fit.
+inline constexpr std::string_view kTakeASmallerSize = "Take a smaller --size or another folder";
+// OK when a file of `size_bytes` fits into the `free_bytes` of `directory`.
+// DoesNotFitError, which ends in `advice`.
+absl::Status CheckRoom(const std::string& directory, int64_t size_bytes, int64_t free_bytes,
+                       std::string_view advice = kTakeASmallerSize);
 
 // Thread-compatible; the generations of different blocks may be used by different threads.
 class BenchFile {

@@ -1,7 +1,10 @@
 #include "forebay/measure/bench_session.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -54,7 +57,34 @@ int64_t AdvisedBytes(const StorageInfo& storage, bool direct) {
   return std::min(int64_t{32} << 30, storage.total_bytes / 10);
 }
 
+absl::Status CheckFoldersDiffer(const std::vector<JobTarget>& targets) {
+  std::map<std::pair<dev_t, ino_t>, std::string> seen;
+  for (const JobTarget& target : targets) {
+    struct stat info = {};
+    if (::stat(target.directory.c_str(), &info) != 0) continue;  // OpenTarget says so
+    const auto [other, is_new] =
+        seen.try_emplace(std::pair(info.st_dev, info.st_ino), target.directory);
+    if (is_new) continue;
+    return UsageError(fmt::format("'{}' and '{}' are one folder: name each folder once",
+                                  other->second, target.directory));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+int64_t BenchSession::huge_bytes() const {
+  int64_t bytes = 0;
+  for (const HostBuffer& buffer : memory_) {
+    bytes += buffer.size_bytes() / kHugePageBytes * kHugePageBytes;
+  }
+  return bytes;
+}
+
+int64_t MemoryForBuffers(BenchPages pages, const std::string& root) {
+  return pages == BenchPages::kReservedHuge ? AvailableMemoryBytes(root)
+                                            : OrdinaryMemoryBytes(root);
+}
 
 std::vector<int> StripeOrder(std::span<const double> weights) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
@@ -84,8 +114,8 @@ std::vector<std::string> StorageWarnings(const StorageInfo& storage) {
   const auto warn = [&](const std::string& text) {
     warnings.push_back(fmt::format("{}: {}", storage.path, text));
   };
-  if (storage.fs == "tmpfs" || storage.fs == "ramfs") {
-    warn("tmpfs keeps its files in RAM, so these are figures of memory, not of a disk");
+  if (storage.in_memory()) {
+    warn(storage.fs + " keeps its files in RAM: what is measured there is memory, not a disk");
   }
   if (storage.fs == "btrfs" || storage.fs == "zfs") {
     warn(storage.fs +
@@ -115,6 +145,7 @@ BenchSession::BenchSession(const Job& job) : pattern_(job.seed, job.compressible
 absl::StatusOr<std::unique_ptr<BenchSession>> BenchSession::Open(const Job& job,
                                                                  const BenchHooks& hooks) {
   FOREBAY_RETURN_IF_ERROR(CheckJob(job));
+  FOREBAY_RETURN_IF_ERROR(CheckFoldersDiffer(job.targets));
   std::unique_ptr<BenchSession> session(new BenchSession(job));
   for (const JobTarget& target : job.targets) {
     FOREBAY_RETURN_IF_ERROR(session->OpenTarget(job, target));
@@ -137,9 +168,11 @@ absl::Status BenchSession::OpenTarget(const Job& job, const JobTarget& target) {
         fmt::format("'{}' is no folder. Name one on the disk to be measured", target.directory));
   }
   FOREBAY_ASSIGN_OR_RETURN(opened->storage, AskStorage(target.directory));
+  // Trying the engines on a full disk would fail with less to the point.
+  FOREBAY_RETURN_IF_ERROR(CheckRoom(target.directory, job.size_bytes, opened->storage.free_bytes));
   EngineOptions options = EngineOptionsOf(job, job.depth);
   options.engine = job.engine;
-  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine engine, OpenEngine(options, target.directory));
+  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine engine, OpenEngine(options, {target.directory}));
   opened->engine = engine.kind;
   opened->engine_line = engine.line;
   const EngineKind asked = job.engine == EngineKind::kAuto ? EngineKind::kIoUring : job.engine;
@@ -156,6 +189,7 @@ void BenchSession::Warn(const Job& job, const BenchTarget& target) {
   for (std::string& warning : StorageWarnings(target.storage)) {
     warnings_.push_back(std::move(warning));
   }
+  if (target.storage.in_memory()) return;  // no file is large enough for that to be a disk
   const int64_t advised = AdvisedBytes(target.storage, target.file.direct());
   if (job.size_bytes < advised) {
     warnings_.push_back(fmt::format(
@@ -183,7 +217,7 @@ absl::Status BenchSession::PrepareMemory(const Job& job, int num_targets) {
   }
   if (enough) return absl::OkStatus();
   memory_.clear();
-  const int64_t available_bytes = AvailableMemoryBytes();
+  const int64_t available_bytes = MemoryForBuffers(job.pages);
   if (needed_bytes > available_bytes / 2) {
     return DoesNotFitError(fmt::format(
         "{} operations of {} in flight need buffers of {}; at most half of the {} of memory that "

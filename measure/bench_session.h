@@ -56,6 +56,8 @@ class BenchSession {
   const std::vector<std::string>& warnings() const { return warnings_; }
   // Of the buffers of the last pass.
   const PageTally& pages() const { return pages_; }
+  // Their whole 2 MiB, each buffer's for itself: what could be in huge pages.
+  int64_t huge_bytes() const;
 
   // Runs `load` as `job` says, which may differ from the session's in block, depth, threads, time,
   // pages and the like, but not in its files. `targets`: indices; several are striped in proportion
@@ -83,6 +85,10 @@ class BenchSession {
   PageTally pages_;
   std::vector<std::string> warnings_;
 };
+
+// The memory that buffers in these pages can have: only those that are asked for get reserved ones.
+// `root` stands for "/" in tests.
+int64_t MemoryForBuffers(BenchPages pages, const std::string& root = "");
 
 // Which file each operation of a striped load goes to, in turn: every file as often as its weight
 // says, evenly spread. Requires: weights above 0.

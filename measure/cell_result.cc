@@ -1,6 +1,7 @@
 #include "forebay/measure/cell_result.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -125,6 +126,22 @@ std::string Percent(double share) {
   return fmt::format("{:.{}f} %", share * 100, share < 0.0995 ? 1 : 0);
 }
 
+bool Matches(const std::optional<double>& ratio) {
+  return std::abs(ratio.value_or(1) - 1) <= kTolerance;
+}
+
+// What bounds a load that leaves the CPU idle: the device, where the kernel's counters show that
+// nothing else stood between.
+std::string Bound(const CellResult& cell) {
+  if (cell.in_memory()) return "bound by memory";
+  if (cell.num_files_in_memory > 0) {
+    return fmt::format("not CPU-bound, and partly memory: {} of {} folders keep their files in RAM",
+                       cell.num_files_in_memory, cell.num_files);
+  }
+  if (cell.key.engine == "buffered") return "not CPU-bound";
+  return CountersMatch(cell) ? "device-bound" : "not CPU-bound";
+}
+
 void JudgeCounters(const CellResult& cell, std::vector<std::string>& verdict) {
   const double process = cell.process_ratio.value_or(1);
   const double disk = cell.disk_ratio.value_or(1);
@@ -154,9 +171,19 @@ void JudgeCounters(const CellResult& cell, std::vector<std::string>& verdict) {
 
 }  // namespace
 
+bool CountersMatch(const CellResult& cell) {
+  return (cell.process_ratio.has_value() || cell.disk_ratio.has_value()) &&
+         Matches(cell.process_ratio) && Matches(cell.disk_ratio);
+}
+
 std::string LoadName(const LoadKind& load) {
   if (load.op != LoadOp::kMixed) return std::string(NameOf(load.op));
   return fmt::format("mixed{}", load.read_percent);
+}
+
+std::optional<double> CellResult::fio_ratio() const {
+  if (!fio.has_value() || fio->gbps.median <= 0) return std::nullopt;
+  return gbps.median / fio->gbps.median;
 }
 
 CellResult Summarize(std::span<const PassResult> passes) {
@@ -200,9 +227,10 @@ std::vector<std::string> VerdictOf(const CellResult& cell, int num_cores) {
   if (cell.cpu_cores >= kBusyShare * core_limit) {
     verdict.push_back(fmt::format("CPU-bound: {} of one core is busy", Percent(cell.cpu_cores)));
   } else {
-    verdict.push_back(fmt::format("device-bound (CPU {} of one core)", Percent(cell.cpu_cores)));
+    verdict.push_back(fmt::format("{} (CPU {} of one core)", Bound(cell), Percent(cell.cpu_cores)));
   }
-  JudgeCounters(cell, verdict);
+  // Of memory there is no storage to count anything, and of a part of it nobody knows how much.
+  if (cell.num_files_in_memory == 0) JudgeCounters(cell, verdict);
   if (cell.verified.has_value() && cell.verified->num_bad() > 0) {
     verdict.push_back("the disk gave back other bytes than were written to it");
   }

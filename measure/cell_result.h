@@ -22,19 +22,30 @@ struct CellKey {
   int64_t block_bytes = 0;
   int64_t inflight_bytes = 0;  // on each device
   std::string engine;          // "io_uring"
+  // Length of the turns that reads and writes take; 0: the engine's own.
+  int64_t burst_bytes = 0;
   bool operator==(const CellKey&) const = default;
 };
 
 // "mixed50".
 std::string LoadName(const LoadKind& load);
 
+// The same load through fio, in turn with ours.
+struct FioFigures {
+  Spread gbps;        // over the repeats
+  std::string pages;  // "reserved huge pages" or "4 KiB pages": where its buffers were
+};
+
 struct CellResult {
   CellKey key;
   int threads = 1;
-  bool fixed = false;  // buffers were registered
-  std::string pages;   // "thp": what most of the memory is in
+  bool fixed = false;           // buffers were registered
+  int num_files = 1;            // of several the load is striped over all
+  int num_files_in_memory = 0;  // on a file system that keeps them in RAM
+  bool in_memory() const { return num_files_in_memory == num_files; }
+  std::string pages;  // "thp": what most of the memory is in
   std::string pattern;
-  // Why the engine is not the one that was asked for, or buffers were not registered.
+  // Why engine, pages, NUMA node or registration are not as asked for.
   std::vector<std::string> reasons;
 
   int64_t bytes = 0;   // measured, of all repeats
@@ -59,12 +70,18 @@ struct CellResult {
   std::optional<double> first10_gbps;  // of long loads with writes
   std::optional<double> last10_gbps;
   std::optional<PatternTally> verified;
+  std::optional<FioFigures> fio;  // where it was asked for and can do the same
+  // Our median over fio's; nullopt without one, and where fio's is 0.
+  std::optional<double> fio_ratio() const;
   std::vector<std::string> verdict;
 };
 
 // The passes of one cell. Fills everything but key, pages, pattern, threads, reasons and verdict.
 // Requires: at least one pass.
 CellResult Summarize(std::span<const PassResult> passes);
+
+// All of the kernel's counters that are known agree with ours.
+bool CountersMatch(const CellResult& cell);
 
 // In words, what bounded the load and what is odd about it. `cell` is complete but for this.
 std::vector<std::string> VerdictOf(const CellResult& cell, int num_cores);

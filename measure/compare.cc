@@ -10,8 +10,8 @@ const ReportCell* FindCell(std::span<const ReportCell> cells, const CellKey& key
   return found == cells.end() ? nullptr : &*found;
 }
 
-double RatioOf(double after, double before) {
-  return before > 0 ? after / before : 0;
+std::optional<double> RatioOf(double after, double before) {
+  return before > 0 ? std::optional(after / before) : std::nullopt;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Two results files beside each other, cell by cell.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,10 +13,11 @@ struct CellComparison {
   CellKey key;
   Spread before;
   Spread after;
-  double ratio = 0;  // of the medians
+  // Of the medians; nullopt, here and below: there was nothing before that could be divided by.
+  std::optional<double> ratio;
   // What the ratio could have been with other repeats: slowest over fastest, and the reverse.
-  double least_ratio = 0;
-  double most_ratio = 0;
+  std::optional<double> least_ratio;
+  std::optional<double> most_ratio;
 };
 
 struct ReportComparison {

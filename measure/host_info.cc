@@ -60,6 +60,16 @@ std::string WithoutEscapes(std::string_view text) {
   return plain;
 }
 
+// The kernel tells options of the mount and of its file system, and some of both.
+std::string OptionsOnce(const std::string& options) {
+  std::vector<std::string> kept;
+  std::istringstream words(options);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (std::ranges::find(kept, word) == kept.end()) kept.push_back(word);
+  }
+  return fmt::format("{}", fmt::join(kept, ","));
+}
+
 // Where `path` is mounted: of the mounts of its device, the longest that leads to it.
 MountEntry MountOf(const std::string& path, dev_t device) {
   const absl::StatusOr<std::string> text = ReadWholeFile("/proc/self/mountinfo", kMaxInfoBytes);
@@ -151,7 +161,7 @@ std::vector<MountEntry> ParseMountInfo(const std::string& text) {
     if (!(front >> id >> parent >> mount.device_number >> root >> point >> options)) continue;
     if (!(back >> mount.fs >> source >> super_options)) continue;
     mount.mount_point = WithoutEscapes(point);
-    mount.options = options + "," + super_options;
+    mount.options = OptionsOnce(options + "," + super_options);
     mounts.push_back(std::move(mount));
   }
   return mounts;

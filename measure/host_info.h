@@ -54,6 +54,8 @@ struct StorageInfo {
   PcieLink pcie;
   int numa_node = -1;
   DirectInfo direct;
+  // Its files are kept in RAM.
+  bool in_memory() const { return fs == "tmpfs" || fs == "ramfs" || fs == "devtmpfs"; }
   bool operator==(const StorageInfo&) const = default;
 };
 // `directory` must exist. All but direct.verified, which takes an engine. StorageError.

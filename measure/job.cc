@@ -1,5 +1,6 @@
 #include "forebay/measure/job.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "fmt/format.h"
@@ -8,6 +9,8 @@
 
 namespace forebay {
 namespace {
+
+constexpr int kMaxThreads = 64;
 
 // Collects what is wrong, so that it is all said at once.
 class Problems {
@@ -37,13 +40,14 @@ void CheckSizes(const Job& job, Problems& problems) {
                               "operations in flight over all folders",
                               job.depth, max_depth, kMaxDepthPerThread));
   if (!block_fits || job.size_bytes <= 0 || job.depth < 1 || job.depth > max_depth) return;
-  const int64_t least_bytes = 2 * job.block_bytes * std::max(job.depth, job.threads);
+  const int64_t least_bytes = LeastFileBytes(job);
+  const int64_t num_operations = job.depth * std::max<int64_t>(1, num_targets);
   problems.Unless(
       job.size_bytes >= least_bytes,
-      fmt::format("--size is {}, but {} operations of {} in flight need a file of {} or more: take "
-                  "--size={} or smaller --bs and --qd",
-                  FormatBinaryBytes(job.size_bytes), job.depth, FormatBinaryBytes(job.block_bytes),
-                  FormatBinaryBytes(least_bytes), least_bytes));
+      fmt::format("--size is {}, but {} operation{} of {} in flight need a file of {}, twice as "
+                  "much, or more: take --size={} or smaller --bs and --qd",
+                  FormatBinaryBytes(job.size_bytes), num_operations, num_operations == 1 ? "" : "s",
+                  FormatBinaryBytes(job.block_bytes), FormatBinaryBytes(least_bytes), least_bytes));
 }
 
 }  // namespace
@@ -58,15 +62,20 @@ absl::Status CheckJob(const Job& job) {
   }
   problems.Unless(!job.loads.empty(),
                   "--op is empty; allowed: read, write, mixed or mixed=PERCENT");
-  problems.Unless(job.threads >= 1 && job.threads <= 64,
-                  fmt::format("--threads is {}; allowed: 1 to 64", job.threads));
-  if (job.threads < 1) return problems.status();
-  problems.Unless(job.threads <= job.depth,
-                  fmt::format("--threads is {}, but only {} operations are in flight (--qd)",
-                              job.threads, job.depth));
-  CheckSizes(job, problems);
+  problems.Unless(job.threads >= 1 && job.threads <= kMaxThreads,
+                  fmt::format("--threads is {}; allowed: 1 to {}", job.threads, kMaxThreads));
+  if (job.threads >= 1 && job.threads <= kMaxThreads) {
+    problems.Unless(job.threads <= job.depth,
+                    fmt::format("--threads is {}, but no more than {} operation{} in flight (--qd)",
+                                job.threads, job.depth, job.depth == 1 ? " is" : "s are"));
+    CheckSizes(job, problems);
+  }
   problems.Unless(job.seconds > 0 && job.seconds <= 86400,
                   fmt::format("--time is {} s; allowed: above 0 to 24h", job.seconds));
+  problems.Unless(!job.steady.has_value() || job.steady->window_s <= job.seconds,
+                  fmt::format("--steady looks at {} s, which --time={}s never reaches: take a "
+                              "longer --time or a shorter window",
+                              job.steady.value_or(SteadyRule()).window_s, job.seconds));
   problems.Unless(job.warmup_s >= 0 && job.warmup_s <= 3600,
                   fmt::format("--warmup is {} s; allowed: 0 to 1h", job.warmup_s));
   problems.Unless(job.repeats >= 1 && job.repeats <= 1000,
@@ -77,6 +86,11 @@ absl::Status CheckJob(const Job& job) {
   problems.Unless(job.flush != FlushRule::kEveryN || job.flush_every >= 1,
                   fmt::format("--flush=every={}; allowed: 1 or more writes", job.flush_every));
   return problems.status();
+}
+
+int64_t LeastFileBytes(const Job& job) {
+  return 2 * job.block_bytes * job.depth *
+         std::max<int64_t>(1, static_cast<int64_t>(job.targets.size()));
 }
 
 std::string_view NameOf(LoadOp op) {

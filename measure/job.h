@@ -81,6 +81,9 @@ inline constexpr int kMaxDepthPerThread = 128;
 
 // UsageError naming everything that cannot be. Pure.
 absl::Status CheckJob(const Job& job);
+// Of the file on each target: so that no two operations in flight are at one place, even where
+// those of a striped load all wait for the slowest disk.
+int64_t LeastFileBytes(const Job& job);
 
 // "read", "write", "mixed"; "seq", "rand"; "thp", "huge", "4k".
 std::string_view NameOf(LoadOp op);

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/format.h"
 #include "forebay/measure/kernel_counters.h"
 
 namespace forebay {
@@ -39,12 +41,10 @@ EngineOptions EngineOptionsOf(const Job& job, int depth) {
   return options;
 }
 
+LoadThread::~LoadThread() = default;
+
 LoadThread::LoadThread(const LoadPlan& plan, LoadClock& clock, int index, const HostBuffer& memory)
     : plan_(plan), job_(*plan.job), clock_(clock), index_(index), memory_(memory) {}
-
-LoadThread::~LoadThread() {
-  for (const std::span<std::byte> piece : registered_) engine_->UnregisterBuffers(piece);
-}
 
 int LoadThread::Depth(const Job& job, int index) {
   return job.depth / job.threads + (index < job.depth % job.threads ? 1 : 0);
@@ -62,8 +62,12 @@ absl::Status LoadThread::Open() {
     FOREBAY_ASSIGN_OR_RETURN(const int number, file->AddTo(*engine_));
     OpenRegion(*file, number);
   }
-  if (job_.fixed) RegisterMemory();
   const size_t num_slots = static_cast<size_t>(depth) * plan_.files.size();
+  FOREBAY_RETURN_IF_ERROR(CheckBlocks(num_slots));
+  if (job_.fixed) {
+    registration_ = BufferRegistration(engine_.get(), memory_.IoPieces(job_.block_bytes));
+    tally_.registration = engine_->registration_gap();
+  }
   slots_ = std::make_unique<Slot[]>(num_slots);
   for (size_t i = 0; i < num_slots; ++i) {
     const auto block = static_cast<size_t>(job_.block_bytes);
@@ -75,15 +79,15 @@ absl::Status LoadThread::Open() {
   return absl::OkStatus();
 }
 
-void LoadThread::RegisterMemory() {
-  for (const std::span<std::byte> piece : memory_.IoPieces(job_.block_bytes)) {
-    const absl::Status status = engine_->RegisterBuffers(piece);
-    if (!status.ok()) {
-      tally_.not_registered = MessageOf(status);
-      return;
-    }
-    registered_.push_back(piece);
-  }
+// So that every operation finds a block, whatever is in flight.
+absl::Status LoadThread::CheckBlocks(size_t num_operations) const {
+  int64_t num_blocks = 0;
+  for (const Region& region : regions_) num_blocks += region.count;
+  if (num_blocks >= static_cast<int64_t>(num_operations)) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "{} operations of {} at a time do not fit into files of {}: take a larger --size, or smaller "
+      "--bs and --qd",
+      num_operations, FormatBinaryBytes(job_.block_bytes), FormatBinaryBytes(job_.size_bytes)));
 }
 
 void LoadThread::OpenRegion(BenchFile& file, int number) {
@@ -99,8 +103,20 @@ void LoadThread::OpenRegion(BenchFile& file, int number) {
   regions_.push_back(std::move(region));
 }
 
+// Of the file whose turn it is. Behind a disk that lags all operations may queue, and where its
+// file has no block left for one more, the next file takes it.
+LoadThread::Region& LoadThread::NextRegion() {
+  auto region = static_cast<size_t>(plan_.stripe[next_turn_]);
+  next_turn_ = (next_turn_ + 1) % plan_.stripe.size();
+  // Open saw to it that there is one.
+  while (regions_[region].num_busy == regions_[region].count) {
+    region = (region + 1) % regions_.size();
+  }
+  return regions_[region];
+}
+
 // A block that is not in flight: two transfers at one place would make it unclear what it holds.
-// There is one, as a region has more blocks than there are operations (CheckJob).
+// Requires: the region has one.
 int64_t LoadThread::TakeBlock(Region& region, IoKind kind) {
   int64_t& next = kind == IoKind::kRead ? region.next_read : region.next_write;
   int64_t block = next;
@@ -110,6 +126,7 @@ int64_t LoadThread::TakeBlock(Region& region, IoKind kind) {
   }
   while (region.busy[static_cast<size_t>(block)] != 0) block = (block + 1) % region.count;
   region.busy[static_cast<size_t>(block)] = 1;
+  ++region.num_busy;
   next = (block + 1) % region.count;
   return block;
 }
@@ -125,9 +142,7 @@ IoKind LoadThread::NextKind() {
 }
 
 void LoadThread::Start(Slot& slot) {
-  const auto turn = static_cast<size_t>(plan_.stripe[next_turn_]);
-  next_turn_ = (next_turn_ + 1) % plan_.stripe.size();
-  Region& region = regions_[turn];
+  Region& region = NextRegion();
   IoOp& op = slot.op;
   op.kind = NextKind();
   op.io_class = op.kind == IoKind::kRead ? IoClass::kPrefetch : IoClass::kWriteBack;
@@ -151,6 +166,7 @@ absl::Status LoadThread::Finish(Slot& slot, int64_t now_ns) {
   slot.started = false;
   FOREBAY_RETURN_IF_ERROR(engine_->Wait(op));
   slot.region->busy[static_cast<size_t>(slot.block)] = 0;
+  --slot.region->num_busy;
   const bool reads = op.kind == IoKind::kRead;
   const int64_t bytes = job_.block_bytes;
   (reads ? tally_.all_read_bytes : tally_.all_write_bytes) += bytes;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "forebay/aio/buffer_registration.h"
 #include "forebay/aio/engine.h"
 #include "forebay/measure/bench_file.h"
 #include "forebay/measure/block_pattern.h"
@@ -51,7 +52,7 @@ struct LoadTally {
   int64_t submit_ns = 0;
   int64_t submitted_calls = 0;
   PatternTally verified;
-  std::string not_registered;  // why buffers are not, where they were to be
+  RegistrationGap registration;  // of the buffers that were to be registered
 };
 
 // An engine of `kind` with these settings: the rungs of aio/open_engine.h without proving them.
@@ -88,10 +89,12 @@ class LoadThread {
     int64_t next_read = 0;
     int64_t next_write = 0;
     std::vector<char> busy;  // blocks that are in flight
+    int64_t num_busy = 0;
   };
 
-  void RegisterMemory();
   void OpenRegion(BenchFile& file, int number);
+  absl::Status CheckBlocks(size_t num_operations) const;
+  Region& NextRegion();
   int64_t TakeBlock(Region& region, IoKind kind);
   IoKind NextKind();
   void Start(Slot& slot);
@@ -109,7 +112,7 @@ class LoadThread {
   std::vector<Region> regions_;
   std::unique_ptr<Slot[]> slots_;
   std::vector<IoOp*> ops_;
-  std::vector<std::span<std::byte>> registered_;
+  BufferRegistration registration_;
   size_t next_turn_ = 0;  // of the stripe
   int mix_ = 0;           // read percents not used up
   uint64_t num_random_ = 0;

@@ -153,7 +153,6 @@ void AddTally(const LoadTally& tally, PassResult& result) {
   result.submit_ns += tally.submit_ns;
   result.submitted_calls += tally.submitted_calls;
   result.verified.Add(tally.verified);
-  if (result.not_registered.empty()) result.not_registered = tally.not_registered;
 }
 
 // What the process moved and its load threads did not: io_uring's workers did.
@@ -202,10 +201,13 @@ absl::StatusOr<PassResult> RunPass(const LoadPlan& plan, std::span<const HostBuf
   TakeDifference(before, TakeSnapshot(plan), result);
   clock.Leave();
   for (std::thread& thread : running) thread.join();
+  RegistrationGap registration;  // of all threads, since one limit counts them together
   for (const PassThread& thread : threads) {
     FOREBAY_RETURN_IF_ERROR(thread.status);
     AddTally(thread.tally, result);
+    registration.Add(thread.tally.registration);
   }
+  result.not_registered = registration.Note();
   if (!whole) return InterruptedError("stopped on request");
   const int64_t measured_ns = clock.end_ns() - clock.measure_ns();
   result.seconds = static_cast<double>(measured_ns) * 1e-9;

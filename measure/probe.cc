@@ -1,12 +1,18 @@
 #include "forebay/measure/probe.h"
 
 #include <array>
+#include <memory>
+#include <string_view>
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/aio/buffer_registration.h"
+#include "forebay/aio/engine_probe.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/errors.h"
+#include "forebay/measure/bench_file.h"
 #include "forebay/measure/bench_session.h"
+#include "forebay/measure/load_thread.h"
 #include "forebay/measure/report_json.h"
 
 namespace forebay {
@@ -14,17 +20,27 @@ namespace {
 
 // As much as a run keeps in flight.
 constexpr int64_t kTriedBytes = int64_t{32} << 20;
+// What trying an engine takes of the disk, and some more.
+constexpr int64_t kTriedFileBytes = int64_t{4} << 20;
 
 constexpr std::array<EngineKind, 4> kEngines = {EngineKind::kIoUring, EngineKind::kLibaio,
                                                 EngineKind::kThreads, EngineKind::kBuffered};
 
-EngineProbe TryEngine(EngineKind kind, const std::string& directory) {
+// Without the ladder of aio/open_engine.h: each for itself.
+EngineProbe TryEngine(EngineKind kind, const std::string& directory,
+                      const std::string& why_not_direct) {
+  const bool direct = kind != EngineKind::kBuffered;
+  if (direct && !why_not_direct.empty()) {
+    return {kind, false, fmt::format("no direct I/O here ({})", why_not_direct)};
+  }
   EngineOptions options;
-  options.engine = kind;
-  options.strict = true;
   options.drive = RingDrive::kWaiter;
-  const absl::StatusOr<OpenedEngine> opened = OpenEngine(options, directory);
-  return {kind, opened.ok(), opened.ok() ? opened->line : MessageOf(opened.status())};
+  const absl::StatusOr<std::unique_ptr<Engine>> engine = MakeEngineOf(kind, options);
+  const absl::Status status = engine.ok() ? ProveEngine(**engine, directory) : engine.status();
+  if (!status.ok()) return {kind, false, MessageOf(status)};
+  return {
+      kind, true,
+      fmt::format("{}, {}", (*engine)->name(), direct ? "direct I/O" : "through the page cache")};
 }
 
 void TryMemory(ProbeReport& probe) {
@@ -35,6 +51,8 @@ void TryMemory(ProbeReport& probe) {
     return;
   }
   probe.pages = DescribePages(buffer->pages());
+  constexpr std::string_view kPrefix = "pages: ";
+  if (probe.pages.starts_with(kPrefix)) probe.pages.erase(0, kPrefix.size());
   EngineOptions options;
   options.drive = RingDrive::kWaiter;
   const auto engine = CreateIoUringEngine(options);
@@ -42,9 +60,8 @@ void TryMemory(ProbeReport& probe) {
     probe.not_registered = MessageOf(engine.status());
     return;
   }
-  const absl::Status registered = (*engine)->RegisterBuffers(buffer->bytes());
-  if (!registered.ok()) probe.not_registered = MessageOf(registered);
-  (*engine)->UnregisterBuffers(buffer->bytes());
+  const BufferRegistration registration(engine->get(), buffer->IoPieces());
+  probe.not_registered = (*engine)->RegistrationNote();
 }
 
 }  // namespace
@@ -60,10 +77,14 @@ absl::StatusOr<ProbeReport> ProbeMachine(std::span<const std::string> directorie
     }
     StorageProbe device;
     FOREBAY_ASSIGN_OR_RETURN(device.storage, AskStorage(directory));
-    for (const EngineKind kind : kEngines) device.engines.push_back(TryEngine(kind, directory));
+    FOREBAY_RETURN_IF_ERROR(CheckRoom(directory, kTriedFileBytes, device.storage.free_bytes,
+                                      "Free some or name another folder"));
+    for (const EngineKind kind : kEngines) {
+      device.engines.push_back(TryEngine(kind, directory, device.storage.direct.why_not));
+    }
     EngineOptions options;
     options.drive = RingDrive::kWaiter;
-    FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine chosen, OpenEngine(options, directory));
+    FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine chosen, OpenEngine(options, {directory}));
     device.chosen = chosen.line;
     device.storage.direct.verified = chosen.engine->direct();
     device.warnings = StorageWarnings(device.storage);

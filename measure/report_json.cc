@@ -48,13 +48,23 @@ Json VerifiedToJson(const std::optional<PatternTally>& tally) {
           {"torn_writes", tally->num_torn}};
 }
 
-Json JobToJson(const Job& job) {
+Json FioToJson(const CellResult& cell) {
+  if (!cell.fio.has_value()) return nullptr;
+  return {{"gbps", ToJson(cell.fio->gbps)},
+          {"pages", cell.fio->pages},
+          {"ratio", OrNull(cell.fio_ratio())}};
+}
+
+Json JobToJson(const BenchReport& report) {
+  const Job& job = report.job;
+  // A search gives each pass its own time and depth, and `step` has no passes.
+  const bool own = report.budget_s.has_value() || report.runs.empty();
   Json json = Json::object();
   json["size"] = job.size_bytes;
-  json["seconds"] = job.seconds;
-  json["warmup_s"] = job.warmup_s;
-  json["repeats"] = job.repeats;
-  json["depth"] = job.depth;
+  json["seconds"] = own ? Json(nullptr) : Json(job.seconds);
+  json["warmup_s"] = own ? Json(nullptr) : Json(job.warmup_s);
+  json["repeats"] = report.runs.empty() ? Json(nullptr) : Json(job.repeats);
+  json["depth"] = own ? Json(nullptr) : Json(job.depth);
   json["engine"] = NameOf(job.engine);
   json["fixed"] = job.fixed;
   json["pages"] = NameOf(job.pages);
@@ -64,6 +74,7 @@ Json JobToJson(const Job& job) {
                                                    : fmt::format("every={}", job.flush_every);
   json["compressible_percent"] = job.compressible_percent;
   json["seed"] = job.seed;
+  json["budget_s"] = OrNull(report.budget_s);
   return json;
 }
 
@@ -107,7 +118,18 @@ std::optional<ReportCell> CellFromJson(const Json& run) {
     return std::nullopt;
   }
   cell.key.load = {*load, static_cast<int>(read_percent)};
+  // Of some runs of tune alone: in all others it is null.
+  Read(run, "burst_bytes", cell.key.burst_bytes);
   return cell;
+}
+
+// What a file holds that swap-bench made and that has no runs; "": it may have some.
+std::string OtherContents(const Json& json) {
+  if (!json.is_object()) return "";
+  if (json.contains("made_by") && json.contains("devices")) return "settings of tune (an io.json)";
+  if (json.contains("step")) return "results of step";
+  if (json.contains("cells")) return "results of compare";
+  return json.contains("not_registered") ? "results of probe" : "";
 }
 
 }  // namespace
@@ -140,20 +162,21 @@ Json StorageToJson(const StorageInfo& storage) {
             {"max_speed", storage.pcie.max_speed},
             {"max_width", storage.pcie.max_width}};
   }
-  return {{"path", storage.path},
-          {"fs", storage.fs},
-          {"mount_options", storage.mount_options},
-          {"device", storage.device},
-          {"total_bytes", storage.total_bytes},
-          {"free_bytes", storage.free_bytes},
-          {"queue", std::move(queue)},
-          {"pcie", std::move(pcie)},
-          {"numa_node", storage.numa_node < 0 ? Json(nullptr) : Json(storage.numa_node)},
-          {"direct",
-           {{"verified", storage.direct.verified},
-            {"why_not", storage.direct.why_not},
-            {"mem_align", storage.direct.mem_align},
-            {"off_align", storage.direct.off_align}}}};
+  return {
+      {"path", storage.path},
+      {"fs", storage.fs},
+      {"mount_options", storage.mount_options},
+      {"device", storage.device},
+      {"total_bytes", storage.total_bytes},
+      {"free_bytes", storage.free_bytes},
+      {"queue", std::move(queue)},
+      {"pcie", std::move(pcie)},
+      {"numa_node", storage.numa_node < 0 ? Json(nullptr) : Json(storage.numa_node)},
+      {"direct",
+       {{"verified", storage.direct.verified},
+        {"why_not", storage.direct.why_not.empty() ? Json(nullptr) : Json(storage.direct.why_not)},
+        {"mem_align", storage.direct.mem_align},
+        {"off_align", storage.direct.off_align}}}};
 }
 
 Json CellToJson(const CellResult& cell, std::span<const double> percentiles) {
@@ -163,6 +186,7 @@ Json CellToJson(const CellResult& cell, std::span<const double> percentiles) {
   json["read_percent"] = cell.key.load.read_percent;
   json["bs"] = cell.key.block_bytes;
   json["inflight"] = cell.key.inflight_bytes;
+  json["burst_bytes"] = cell.key.burst_bytes > 0 ? Json(cell.key.burst_bytes) : Json(nullptr);
   json["engine"] = cell.key.engine;
   json["threads"] = cell.threads;
   json["fixed"] = cell.fixed;
@@ -191,6 +215,7 @@ Json CellToJson(const CellResult& cell, std::span<const double> percentiles) {
   json["first10_gbps"] = OrNull(cell.first10_gbps);
   json["last10_gbps"] = OrNull(cell.last10_gbps);
   json["verify"] = VerifiedToJson(cell.verified);
+  json["fio"] = FioToJson(cell);
   json["errors"] = Json::array();
   if (cell.verified.has_value() && !cell.verified->first_problem.empty()) {
     json["errors"].push_back(cell.verified->first_problem);
@@ -208,16 +233,18 @@ Json ReportToJson(const BenchReport& report, const std::string& version,
   return {
       {"schema", kReportSchema},         {"tool", {{"name", "swap-bench"}, {"version", version}}},
       {"host", HostToJson(report.host)}, {"devices", std::move(devices)},
-      {"config", JobToJson(report.job)}, {"runs", std::move(runs)},
+      {"config", JobToJson(report)},     {"runs", std::move(runs)},
       {"warnings", report.warnings}};
 }
 
 absl::StatusOr<std::vector<ReportCell>> CellsFromJson(const Json& json, const std::string& source) {
   const auto bad = [&](const std::string& what) {
     return BadInputError(
-        fmt::format("{}: {}. A results file is what 'swap-bench run --format=json' or --out writes",
+        fmt::format("{}: {}. A results file is what --out of 'swap-bench run' or 'sweep' writes",
                     source, what));
   };
+  const std::string other = OtherContents(json);
+  if (!other.empty()) return bad(fmt::format("these are {}, which compare does not read", other));
   int64_t schema = 0;
   if (!json.is_object() || !Read(json, "schema", schema)) return bad("this has no \"schema\"");
   if (schema != kReportSchema) {

@@ -6,6 +6,7 @@
 #include "fmt/format.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/format.h"
 
 namespace forebay {
 namespace {
@@ -72,9 +73,11 @@ CellResult ResultOf(const BenchSession& session, const Job& job, EngineKind aske
   CellResult result = Summarize(progress.passes);
   const BenchCell& cell = progress.cell;
   const EngineKind engine = asked == EngineKind::kAuto ? session.EngineOf(cell.targets) : asked;
-  result.key = {DeviceOf(session, cell.targets), cell.load, job.block_bytes,
-                job.block_bytes * job.depth, std::string(NameOf(engine))};
+  result.key = {
+      DeviceOf(session, cell.targets), cell.load,      job.block_bytes, job.block_bytes * job.depth,
+      std::string(NameOf(engine)),     job.burst_bytes};
   result.threads = job.threads;
+  result.num_files = static_cast<int>(cell.targets.size());
   result.fixed =
       job.fixed && engine == EngineKind::kIoUring && progress.passes[0].not_registered.empty();
   const PageTally& pages = session.pages();
@@ -86,8 +89,12 @@ CellResult ResultOf(const BenchSession& session, const Job& job, EngineKind aske
   if (!pages.missed_reason.empty()) {
     result.reasons.push_back("pages of 4 KiB: " + pages.missed_reason);
   }
+  const std::string missing = MissingHugePages(session.huge_bytes(), pages.reserved_huge_bytes);
+  if (job.pages == BenchPages::kReservedHuge && !missing.empty()) result.reasons.push_back(missing);
+  if (!pages.note.empty()) result.reasons.push_back(pages.note);
   for (const int target : cell.targets) {
     const BenchTarget& at = *session.targets()[static_cast<size_t>(target)];
+    if (at.storage.in_memory()) ++result.num_files_in_memory;
     if (asked == EngineKind::kAuto && !at.engine_as_asked)
       result.reasons.push_back("fell back to " + at.engine_line);
   }
@@ -151,6 +158,17 @@ absl::StatusOr<BenchReport> RunJob(const Job& job, const BenchHooks& hooks) {
   FOREBAY_ASSIGN_OR_RETURN(report.runs,
                            RunCells(*session, job, CellsOf(job), EngineKind::kAuto, hooks));
   return report;
+}
+
+std::string MissingHugePages(int64_t huge_bytes, int64_t reserved_bytes) {
+  const int64_t missing_bytes = huge_bytes - reserved_bytes;
+  if (missing_bytes <= 0) return "";
+  const int64_t num_pages = missing_bytes / kHugePageBytes;
+  return fmt::format(
+      "buffers: {} of {} are not in reserved huge pages: there are too few. Reserve {} page{} more "
+      "in vm.nr_hugepages (sysctl, as root)",
+      FormatBinaryBytes(missing_bytes), FormatBinaryBytes(huge_bytes), num_pages,
+      num_pages == 1 ? "" : "s");
 }
 
 absl::Status CheckVerified(const BenchReport& report) {

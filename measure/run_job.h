@@ -2,7 +2,9 @@
 // several, on all of them striped, in interleaved repeats.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +22,9 @@ struct BenchReport {
   Job job;
   std::vector<CellResult> runs;
   std::vector<std::string> warnings;
+  // Of a search, in seconds for each folder: it gives every pass a depth and a time of its own, so
+  // that what the job says of both holds for none.
+  std::optional<double> budget_s;
 };
 
 // A report of a session that has no runs yet.
@@ -37,6 +42,10 @@ absl::StatusOr<std::vector<CellResult>> RunCells(BenchSession& session, const Jo
 // Opens a session and runs all cells of `job`. Errors of BenchSession::Open and RunCells. What the
 // disk gave back wrong is no error but in the results.
 absl::StatusOr<BenchReport> RunJob(const Job& job, const BenchHooks& hooks);
+
+// What to do where buffers of `huge_bytes`, their whole 2 MiB, are in `reserved_bytes` of reserved
+// huge pages, though all were to be: "" when nothing is missing.
+std::string MissingHugePages(int64_t huge_bytes, int64_t reserved_bytes);
 
 // CorruptError when a block of any run was not as it was written.
 absl::Status CheckVerified(const BenchReport& report);

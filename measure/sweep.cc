@@ -1,36 +1,44 @@
 #include "forebay/measure/sweep.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
+#include "fmt/format.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/format.h"
 
 namespace forebay {
 namespace {
 
-constexpr double kShortestPassS = 0.2;
-constexpr double kLongestPassS = 3;
+constexpr double kLeastPassS = 0.05;
+constexpr std::array<EngineKind, 3> kSearchedEngines = {EngineKind::kIoUring, EngineKind::kLibaio,
+                                                        EngineKind::kThreads};
 constexpr int64_t kFirstBlockBytes = int64_t{1} << 20;
 constexpr int64_t kFirstInflightBytes = int64_t{32} << 20;
+
+size_t MostPasses(const Job& job, const SweepOptions& options, size_t num_engines) {
+  const size_t num_points =
+      num_engines + options.block_bytes.size() + options.inflight_bytes.size();
+  return num_points * job.loads.size() * static_cast<size_t>(job.repeats);
+}
 
 // The search over one folder.
 class Search {
  public:
-  Search(BenchSession& session, const Job& job, int target, const SweepOptions& options,
-         const BenchHooks& hooks, std::vector<CellResult>& runs)
-      : session_(session),
+  Search(TargetRuns target, const Job& job, const SweepOptions& options, double budget_s)
+      : target_(target),
         job_(job),
-        target_(target),
         options_(options),
-        hooks_(hooks),
-        runs_(runs) {}
+        engines_(Engines()),
+        budget_(budget_s, MostPasses(job, options, engines_.size()), kLeastPassS) {
+    job_.targets.resize(1);  // one folder at a time, so that CheckJob judges no striped load
+  }
 
   absl::Status Run() {
-    engines_ = Engines();
-    job_.seconds = PassSeconds();
     SweepPoint at;
     at.block_bytes = kFirstBlockBytes;
     at.inflight_bytes = kFirstInflightBytes;
@@ -52,35 +60,23 @@ class Search {
   }
 
   SweepBest best() const {
-    return {session_.targets()[static_cast<size_t>(target_)]->directory, BestPoint(points_),
-            KneePoint(points_), points_};
+    return {target_.folder().directory, BestPoint(points_), KneePoint(points_), points_};
   }
 
  private:
   // Those that work in the folder, the one that the ladder chose first.
   std::vector<EngineKind> Engines() const {
-    const BenchTarget& target = *session_.targets()[static_cast<size_t>(target_)];
-    std::vector<EngineKind> engines = {target.engine};
+    const BenchTarget& folder = target_.folder();
+    std::vector<EngineKind> engines = {folder.engine};
     if (job_.engine != EngineKind::kAuto) return engines;
-    for (const EngineKind kind :
-         {EngineKind::kIoUring, EngineKind::kLibaio, EngineKind::kThreads}) {
-      if (kind <= target.engine) continue;
+    for (const EngineKind kind : kSearchedEngines) {
+      if (kind <= folder.engine) continue;
       EngineOptions options = EngineOptionsOf(job_, 1);
       options.engine = kind;
       options.strict = true;
-      if (OpenEngine(options, target.directory).ok()) engines.push_back(kind);
+      if (OpenEngine(options, {folder.directory}).ok()) engines.push_back(kind);
     }
     return engines;
-  }
-
-  double PassSeconds() const {
-    const size_t num_points =
-        engines_.size() + options_.block_bytes.size() + options_.inflight_bytes.size();
-    const auto num_passes =
-        static_cast<double>(num_points * job_.loads.size() * session_.targets().size() *
-                            static_cast<size_t>(job_.repeats));
-    return std::clamp(options_.budget_s / num_passes - job_.warmup_s, kShortestPassS,
-                      kLongestPassS);
   }
 
   // Each setting once; one that the file or the ring is too small for is left out.
@@ -92,28 +88,22 @@ class Search {
     Job job = job_;
     job.block_bytes = at.block_bytes;
     job.depth = static_cast<int>(at.inflight_bytes / at.block_bytes);
-    if (measured || job.depth < job.threads || !CheckJob(job).ok()) return absl::OkStatus();
-    std::vector<BenchCell> cells;
-    for (const LoadKind& load : job.loads) cells.push_back({load, {target_}});
-    FOREBAY_ASSIGN_OR_RETURN(std::vector<CellResult> results,
-                             RunCells(session_, job, cells, at.engine, hooks_));
-    SweepPoint point = at;
-    point.gbps.clear();  // of the point that the search came from
-    for (CellResult& result : results) {
-      point.gbps.push_back(result.gbps.median);
-      runs_.push_back(std::move(result));
+    if (measured || job.depth < job.threads || !CheckJob(job).ok()) {
+      budget_.LeaveOut(job);
+      return absl::OkStatus();
     }
+    budget_.Share(job);
+    SweepPoint point = at;
+    FOREBAY_ASSIGN_OR_RETURN(point.gbps, target_.Measure(job, at.engine));
     points_.push_back(std::move(point));
     return absl::OkStatus();
   }
 
-  BenchSession& session_;
+  TargetRuns target_;
   Job job_;
-  const int target_;
   const SweepOptions& options_;
-  const BenchHooks& hooks_;
-  std::vector<CellResult>& runs_;
-  std::vector<EngineKind> engines_;
+  const std::vector<EngineKind> engines_;
+  PassBudget budget_;
   std::vector<SweepPoint> points_;
 };
 
@@ -142,27 +132,59 @@ const SweepPoint& KneePoint(const std::vector<SweepPoint>& points, double share)
   return *knee;
 }
 
-absl::StatusOr<SweepBest> SweepTarget(BenchSession& session, const Job& job, int target,
-                                      const SweepOptions& options, const BenchHooks& hooks,
-                                      std::vector<CellResult>& runs) {
-  Search search(session, job, target, options, hooks, runs);
+Job WithFirstPoint(Job job) {
+  job.block_bytes = kFirstBlockBytes;
+  job.depth = static_cast<int>(kFirstInflightBytes / kFirstBlockBytes);
+  return job;
+}
+
+absl::Status CheckSearch(const Job& job) {
+  const Job first = WithFirstPoint(job);
+  // In words of flags that a search has.
+  if (job.size_bytes < LeastFileBytes(first)) {
+    return UsageError(
+        fmt::format("--size is {}; this takes a file of {} or more, such as --size=1G",
+                    FormatBinaryBytes(job.size_bytes), FormatBinaryBytes(LeastFileBytes(first))));
+  }
+  if (job.threads > first.depth) {
+    return UsageError(fmt::format("--threads is {}; allowed: 1 to {}", job.threads, first.depth));
+  }
+  const int64_t most_targets = int64_t{kMaxDepthPerThread} * std::max(1, job.threads) / first.depth;
+  if (std::ssize(job.targets) > most_targets) {
+    return UsageError(fmt::format("{} folders are too many for one search; allowed: {}",
+                                  job.targets.size(), most_targets));
+  }
+  return CheckJob(first);
+}
+
+double LeastSweepS(const Job& job, const SweepOptions& options) {
+  const size_t num_engines = job.engine == EngineKind::kAuto ? std::size(kSearchedEngines) : 1;
+  return kLeastPassS * static_cast<double>(MostPasses(job, options, num_engines));
+}
+
+absl::StatusOr<SweepBest> SweepTarget(TargetRuns target, const Job& job,
+                                      const SweepOptions& options, double folder_budget_s) {
+  Search search(target, job, options, folder_budget_s);
   FOREBAY_RETURN_IF_ERROR(search.Run());
   return search.best();
 }
 
 absl::StatusOr<SweepReport> RunSweep(const Job& job, const SweepOptions& options,
                                      const BenchHooks& hooks) {
-  Job first = job;
-  first.block_bytes = kFirstBlockBytes;
-  first.depth = static_cast<int>(kFirstInflightBytes / kFirstBlockBytes);
+  FOREBAY_RETURN_IF_ERROR(CheckSearch(job));
+  const Job first = WithFirstPoint(job);
+  const auto num_folders = static_cast<double>(job.targets.size());
+  const double folder_budget_s = options.budget_s / num_folders;
+  FOREBAY_RETURN_IF_ERROR(CheckBudget(options.budget_s, LeastSweepS(job, options) * num_folders));
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<BenchSession> session,
                            BenchSession::Open(first, hooks));
   SweepReport sweep;
-  sweep.report = BeginReport(job, *session);
+  sweep.report = BeginReport(first, *session);
+  sweep.report.budget_s = folder_budget_s;
   for (int target = 0; target < static_cast<int>(job.targets.size()); ++target) {
     FOREBAY_ASSIGN_OR_RETURN(
         sweep.best.emplace_back(),
-        SweepTarget(*session, first, target, options, hooks, sweep.report.runs));
+        SweepTarget({*session, target, hooks, sweep.report.runs}, first, options, folder_budget_s));
   }
   return sweep;
 }

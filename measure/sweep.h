@@ -7,11 +7,13 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/measure/run_job.h"
+#include "forebay/measure/target_runs.h"
 
 namespace forebay {
 
 struct SweepOptions {
-  double budget_s = 180;  // for all passes; filling the files comes on top
+  // For all passes in all folders; filling the files comes on top.
+  double budget_s = 180;
   std::vector<int64_t> block_bytes = {256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20};
   std::vector<int64_t> inflight_bytes = {1 << 20,  2 << 20,  4 << 20,  8 << 20,
                                          16 << 20, 32 << 20, 64 << 20, 128 << 20};
@@ -46,11 +48,17 @@ struct SweepReport {
 absl::StatusOr<SweepReport> RunSweep(const Job& job, const SweepOptions& options,
                                      const BenchHooks& hooks);
 
-// The search over one folder of an open session; what was measured is added to `runs`. Errors of
-// RunCells.
-absl::StatusOr<SweepBest> SweepTarget(BenchSession& session, const Job& job, int target,
-                                      const SweepOptions& options, const BenchHooks& hooks,
-                                      std::vector<CellResult>& runs);
+// UsageError where `job` (whose block and depth are the search's own) cannot be searched.
+absl::Status CheckSearch(const Job& job);
+// The least budget for one folder.
+double LeastSweepS(const Job& job, const SweepOptions& options);
+// `job` with the settings that the search begins with.
+Job WithFirstPoint(Job job);
+
+// The search over one folder of an open session, whose passes take `folder_budget_s` of the
+// options' whole. Errors of RunCells.
+absl::StatusOr<SweepBest> SweepTarget(TargetRuns target, const Job& job,
+                                      const SweepOptions& options, double folder_budget_s);
 
 // The point with the best score, and the one with the fewest bytes in flight among those with its
 // engine and block that reach `share` of it. Requires: not empty.

@@ -16,10 +16,10 @@
 namespace forebay {
 
 struct TuneOptions {
-  SweepOptions sweep = {.budget_s = 40};  // of each folder; its loads are reads, and writes
+  double budget_s = 50;  // for the passes in each folder
+  SweepOptions sweep;    // its loads are reads, and writes; its own budget is not used
   // How long reads and writes take turns: tried with mixed loads, shortest first.
   std::vector<int64_t> burst_bytes = {4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20};
-  double burst_seconds = 1.5;  // of each
 };
 
 struct TuneReport {
@@ -28,7 +28,7 @@ struct TuneReport {
 };
 
 // `job` gives the folders, the engine, and the size and contents of the files. Errors of
-// BenchSession::Open and RunCells.
+// BenchSession::Open and RunCells; UsageError where the budget is too short for the disk.
 absl::StatusOr<TuneReport> RunTune(const Job& job, const TuneOptions& options,
                                    const BenchHooks& hooks);
 
@@ -37,12 +37,18 @@ absl::StatusOr<TuneReport> RunTune(const Job& job, const TuneOptions& options,
 const SweepPoint& KneeOfLoad(std::span<const SweepPoint> points, EngineKind engine,
                              int64_t block_bytes, size_t load, double share = 0.97);
 
+// The different turns of at least one block that `burst_bytes` (in order) asks for.
+std::vector<int64_t> BurstsOf(std::span<const int64_t> burst_bytes, int64_t block_bytes);
+
 // The shortest burst whose bandwidth reaches `share` of the best. Requires: not empty, in order.
 struct BurstPoint {
   int64_t burst_bytes = 0;
   double gbps = 0;
 };
 const BurstPoint& KneeOfBursts(std::span<const BurstPoint> points, double share = 0.97);
+
+// UsageError when nothing was completed in the passes that a rate of `device` comes from.
+absl::Status CheckTuned(const DeviceProfile& device);
 
 // The "aio" block of a DeepSpeed configuration with the same block and depth.
 Json DeepSpeedAio(const DeviceProfile& device);

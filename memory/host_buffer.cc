@@ -78,9 +78,10 @@ HostBuffer& HostBuffer::operator=(HostBuffer&& other) noexcept {
 }
 
 PageKind HostBuffer::page_kind() const {
-  if (pages_.reserved_huge_bytes > 0) return PageKind::kReservedHuge;
-  return 2 * pages_.transparent_huge_bytes > huge_bytes_ ? PageKind::kTransparentHuge
-                                                         : PageKind::kBase;
+  const int64_t in_huge_bytes = pages_.reserved_huge_bytes + pages_.transparent_huge_bytes;
+  if (2 * in_huge_bytes <= huge_bytes_) return PageKind::kBase;
+  return pages_.reserved_huge_bytes >= pages_.transparent_huge_bytes ? PageKind::kReservedHuge
+                                                                     : PageKind::kTransparentHuge;
 }
 
 std::vector<std::span<std::byte>> HostBuffer::IoPieces(int64_t unit_bytes) const {

@@ -93,8 +93,8 @@ std::string PreferNumaNode(std::span<std::byte> memory, int node) {
     failure = errno;
   }
   return fmt::format(
-      "Memory is not placed on NUMA node {}, where the disk is: {}; it works, farther away", node,
-      ErrnoText(failure));
+      "Memory is not placed on NUMA node {} as wanted: {}; it works, maybe farther from the disk",
+      node, ErrnoText(failure));
 }
 
 }  // namespace forebay

@@ -13,6 +13,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/file.h"
 #include "forebay/base/parallel.h"
+#include "forebay/memory/available_memory.h"
 #include "forebay/memory/numa.h"
 
 namespace forebay {
@@ -39,9 +40,9 @@ std::byte* MapAligned(int64_t bytes, int64_t alignment) {
   return start + before;
 }
 
-// The first `huge_bytes` in reserved huge pages, the rest behind them in 4 KiB pages; nullptr when
-// there are not enough. The kernel sets the pages aside in mmap or refuses there.
-std::byte* MapReserved(int64_t bytes, int64_t huge_bytes) {
+// The first `reserved_bytes` in reserved huge pages, the rest behind them; nullptr when there are
+// not enough. The kernel sets the pages aside in mmap or refuses there.
+std::byte* MapReserved(int64_t bytes, int64_t reserved_bytes) {
   std::byte* const place = MapAligned(bytes, kHugePageBytes);
   if (place == nullptr) return nullptr;
   // The place is given back and taken anew, not overwritten: a refused MAP_FIXED leaves a hole on
@@ -49,16 +50,17 @@ std::byte* MapReserved(int64_t bytes, int64_t huge_bytes) {
   // place in between only makes this attempt fail.
   UnmapPages(place, bytes);
   constexpr int kReserved = MAP_HUGETLB | MAP_HUGE_2MB | MAP_FIXED_NOREPLACE;
-  std::byte* const data = MapAt(place, huge_bytes, kReserved);
+  std::byte* const data = MapAt(place, reserved_bytes, kReserved);
   if (data == nullptr) return nullptr;
   bool placed = data == place;  // kernels before 4.17 take the place as a hint
-  if (placed && bytes > huge_bytes) {
-    std::byte* const rest = MapAt(place + huge_bytes, bytes - huge_bytes, MAP_FIXED_NOREPLACE);
-    placed = rest == place + huge_bytes;
-    if (rest != nullptr && !placed) UnmapPages(rest, bytes - huge_bytes);
+  if (placed && bytes > reserved_bytes) {
+    std::byte* const rest =
+        MapAt(place + reserved_bytes, bytes - reserved_bytes, MAP_FIXED_NOREPLACE);
+    placed = rest == place + reserved_bytes;
+    if (rest != nullptr && !placed) UnmapPages(rest, bytes - reserved_bytes);
   }
   if (placed) return data;
-  UnmapPages(data, huge_bytes);
+  UnmapPages(data, reserved_bytes);
   return nullptr;
 }
 
@@ -113,14 +115,16 @@ int Settle(PageMapping& mapping, const PageMappingOptions& options) {
 // Tells apart what the kernel gave from what it was asked for.
 void JudgeTransparentHugePages(PageMapping& mapping, PageKind best) {
   PageTally& pages = mapping.pages;
-  pages.base_bytes = mapping.size_bytes;
-  if (mapping.huge_bytes == 0 || best == PageKind::kBase) return;
-  const std::span<const std::byte> body(mapping.data, static_cast<size_t>(mapping.huge_bytes));
+  pages.base_bytes = mapping.size_bytes - pages.reserved_huge_bytes;
+  const int64_t asked_bytes = mapping.huge_bytes - pages.reserved_huge_bytes;
+  if (asked_bytes == 0 || best == PageKind::kBase) return;
+  const std::span<const std::byte> body(mapping.data + pages.reserved_huge_bytes,
+                                        static_cast<size_t>(asked_bytes));
   std::optional<int64_t> huge_bytes = HugeBytesByScan(body);
   if (!huge_bytes.has_value()) huge_bytes = HugeBytesBySmaps(body);
   pages.transparent_huge_bytes = huge_bytes.value_or(0);
   pages.base_bytes -= pages.transparent_huge_bytes;
-  pages.missed_bytes = mapping.huge_bytes - pages.transparent_huge_bytes;
+  pages.missed_bytes = asked_bytes - pages.transparent_huge_bytes;
   if (pages.missed_bytes == 0) return;
   if (!huge_bytes.has_value()) {
     pages.missed_reason =
@@ -133,38 +137,27 @@ void JudgeTransparentHugePages(PageMapping& mapping, PageKind best) {
                                                 ::prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 1);
 }
 
-PageMapping TryReserved(int64_t size_bytes, int64_t huge_bytes, const PageMappingOptions& options) {
-  PageMapping mapping{MapReserved(size_bytes, huge_bytes), size_bytes, huge_bytes, {}, 0};
-  if (mapping.data == nullptr) return mapping;
-  mapping.pages.reserved_huge_bytes = huge_bytes;
-  mapping.pages.base_bytes = size_bytes - huge_bytes;
-  if (Settle(mapping, options) == 0) return mapping;
-  // A limit of the control group on huge pages (hugetlb.2MB.max) shows only now.
-  UnmapPages(mapping.data, size_bytes);
-  return {};
-}
-
-}  // namespace
-
-PageMapping MapPages(int64_t size_bytes, const PageMappingOptions& options) {
-  FOREBAY_CHECK(size_bytes > 0 && size_bytes % kBasePageBytes == 0);
-  const int64_t huge_bytes = size_bytes / kHugePageBytes * kHugePageBytes;
-  if (huge_bytes > 0 && options.best == PageKind::kReservedHuge) {
-    PageMapping mapping = TryReserved(size_bytes, huge_bytes, options);
-    if (mapping.data != nullptr) return mapping;
-  }
+// With `reserved_bytes` in reserved huge pages and the best that there is behind them.
+PageMapping TryToMap(int64_t size_bytes, int64_t reserved_bytes,
+                     const PageMappingOptions& options) {
   PageMapping mapping;
   mapping.size_bytes = size_bytes;
-  mapping.data = MapAligned(size_bytes, huge_bytes > 0 ? kHugePageBytes : kBasePageBytes);
+  mapping.huge_bytes = size_bytes / kHugePageBytes * kHugePageBytes;
+  mapping.pages.reserved_huge_bytes = reserved_bytes;
+  mapping.data =
+      reserved_bytes > 0
+          ? MapReserved(size_bytes, reserved_bytes)
+          : MapAligned(size_bytes, mapping.huge_bytes > 0 ? kHugePageBytes : kBasePageBytes);
   if (mapping.data == nullptr) {
     mapping.error_number = errno;
     return mapping;
   }
-  mapping.huge_bytes = huge_bytes;
-  if (huge_bytes > 0) {
-    ::madvise(mapping.data, static_cast<size_t>(huge_bytes),
+  if (mapping.huge_bytes > reserved_bytes) {
+    ::madvise(mapping.data + reserved_bytes,
+              static_cast<size_t>(mapping.huge_bytes - reserved_bytes),
               options.best == PageKind::kBase ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
   }
+  // A limit of the control group on huge pages (hugetlb.2MB.max) shows only here.
   mapping.error_number = Settle(mapping, options);
   if (mapping.error_number != 0) {
     UnmapPages(mapping.data, size_bytes);
@@ -173,6 +166,23 @@ PageMapping MapPages(int64_t size_bytes, const PageMappingOptions& options) {
   }
   JudgeTransparentHugePages(mapping, options.best);
   return mapping;
+}
+
+}  // namespace
+
+PageMapping MapPages(int64_t size_bytes, const PageMappingOptions& options) {
+  FOREBAY_CHECK(size_bytes > 0 && size_bytes % kBasePageBytes == 0);
+  const int64_t huge_bytes = size_bytes / kHugePageBytes * kHugePageBytes;
+  if (huge_bytes > 0 && options.best == PageKind::kReservedHuge) {
+    PageMapping mapping = TryToMap(size_bytes, huge_bytes, options);
+    if (mapping.data != nullptr) return mapping;
+    // What is reserved is nobody else's to use, so even a part of it is taken: it leaves as much
+    // ordinary memory.
+    const int64_t reserved_bytes = std::min(huge_bytes, FreeReservedHugeBytes());
+    if (reserved_bytes > 0) mapping = TryToMap(size_bytes, reserved_bytes, options);
+    if (mapping.data != nullptr) return mapping;
+  }
+  return TryToMap(size_bytes, 0, options);
 }
 
 void UnmapPages(std::byte* data, int64_t size_bytes) {

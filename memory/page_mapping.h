@@ -1,5 +1,6 @@
-// Anonymous memory in the best pages that the machine gives: reserved huge pages, else transparent
-// ones, else 4 KiB. Every page is there when this returns, so that nothing faults later on.
+// Anonymous memory in the best pages that the machine gives: reserved huge pages as far as there
+// are any, then transparent ones, then 4 KiB. Every page is there when this returns, so that
+// nothing faults later on.
 //
 // Not for users: HostBuffer owns such memory and charges it to a budget.
 #pragma once

@@ -32,11 +32,12 @@ std::string DescribePages(const PageTally& pages) {
   add(pages.base_bytes, "pages of 4 KiB");
   std::string line = fmt::format("pages: {}", kinds.empty() ? "none" : kinds);
   if (pages.missed_bytes > 0) {
+    const int64_t num_pages = pages.missed_bytes / kHugePageBytes;
     line += fmt::format(
         ". {} of them should be huge pages; without, disk transfers are slower and cost several "
-        "times the CPU: {}. Or reserve {} pages more in vm.nr_hugepages (sysctl, as root)",
-        FormatBinaryBytes(pages.missed_bytes), pages.missed_reason,
-        pages.missed_bytes / kHugePageBytes);
+        "times the CPU: {}. Or reserve {} page{} more in vm.nr_hugepages (sysctl, as root)",
+        FormatBinaryBytes(pages.missed_bytes), pages.missed_reason, num_pages,
+        num_pages == 1 ? "" : "s");
   }
   if (!pages.note.empty()) line += fmt::format(". {}", pages.note);
   return line;

@@ -34,14 +34,13 @@ int64_t ConfigFields::Int(std::string_view key, IntRange range,
     Problem(fmt::format("{}, but a whole number is expected", Describe(key, *value)));
     return fallback.value_or(range.least);
   }
-  const bool above_int64 = value->is_number_unsigned() &&
-                           value->get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()};
-  if (above_int64 || value->get<int64_t>() < range.least || value->get<int64_t>() > range.most) {
+  const std::optional<int64_t> integer = IntegerOf(*value);
+  if (!integer.has_value() || *integer < range.least || *integer > range.most) {
     Problem(fmt::format("{}, but {} to {} is supported", Describe(key, *value), range.least,
                         range.most));
     return fallback.value_or(range.least);
   }
-  return value->get<int64_t>();
+  return *integer;
 }
 
 double ConfigFields::Number(std::string_view key, NumberRange range,

@@ -70,12 +70,8 @@ absl::StatusOr<std::string> MakeHeader(const std::string& path,
 
 // Takes the space before anything is written, so that a full disk is found now.
 absl::Status Reserve(int fd, const std::string& path, int64_t size_bytes) {
-  int result = 0;
-  do {
-    result = ::fallocate(fd, 0, 0, size_bytes);
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) return absl::OkStatus();
-  const int error = errno;
+  const int error = ReserveFileSpace(fd, size_bytes);
+  if (error == 0) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeSpace(FolderOf(path)));
   const bool no_space = error == ENOSPC || error == EDQUOT || error == EFBIG;
   // File systems without fallocate (NFS before 4.2, some FUSE) still tell how much is free.

@@ -21,11 +21,12 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem) {
   FOREBAY_CHECK(static_cast<int>(placement.gradients.size()) == tiles.num_layers());
   GradientPlaces places;
-  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
-    const bool spilled = placement.gradients[layer] == Tier::kNvme;
-    int64_t& end_bytes = spilled ? places.area_bytes : places.host_bytes;
+  places.area_bytes.resize(static_cast<size_t>(tiles.num_stripes()));
+  for (const Tile& tile : tiles.tiles()) {
+    const bool spilled = placement.gradients[tile.layer] == Tier::kNvme;
+    int64_t& end_bytes = spilled ? places.area_bytes[tile.stripe] : places.host_bytes;
     places.offset_bytes.push_back(end_bytes);
-    end_bytes += tiles.layer_elems(layer) * bytes_per_elem;
+    end_bytes += tile.num_elems * bytes_per_elem;
   }
   return places;
 }
@@ -47,8 +48,10 @@ HeldGradients::HeldGradients(bool is_bf16, const Placement& placement,
     max_layer_elems = std::max(max_layer_elems, inventory.layers()[layer].num_elems);
     paddings_.push_back(PaddingOf(inventory, layer));
   }
-  FOREBAY_CHECK(places_.area_bytes == 0 || staging_.size() >= 2);
-  FOREBAY_CHECK(places_.area_bytes <= store->gradient_area_bytes());
+  FOREBAY_CHECK(Total(places_.area_bytes) == 0 || staging_.size() >= 2);
+  for (int stripe = 0; stripe < store->tiles().num_stripes(); ++stripe) {
+    FOREBAY_CHECK(places_.area_bytes[stripe] <= store->gradient_area_bytes()[stripe]);
+  }
   block_sums_.resize(max_layer_elems / kNormBlockElems);
   layer_sums_.resize(inventory.num_layers());
   handed_.resize(inventory.num_layers());
@@ -81,7 +84,9 @@ absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, Thr
   if (IsSpilled(layer)) {
     FOREBAY_RETURN_IF_ERROR(RoundAndSpill(layer, gradient, pool));
   } else {
-    Round(gradient, 0, num_elems, host_.data() + places_.offset_bytes[layer], pool);
+    // The tiles of a layer lie one after another.
+    const int first_tile = store_->tiles().first_tile(layer);
+    Round(gradient, 0, num_elems, host_.data() + places_.offset_bytes[first_tile], pool);
   }
   double sum = 0;
   for (int64_t block = 0; block < num_elems / kNormBlockElems; ++block) sum += block_sums_[block];
@@ -113,7 +118,7 @@ absl::Status HeldGradients::RoundAndSpill(int layer, std::span<const float> grad
     FOREBAY_RETURN_IF_ERROR(AwaitSpill(slot));
     const std::span<std::byte> buffer = staging_[slot].first(Bytes(tile));
     Round(gradient, tile.first_elem, tile.num_elems, buffer.data(), pool);
-    store_->StartWriteGradient(OffsetOf(tile), buffer, spills_[slot]);
+    store_->StartWriteGradient(tile.stripe, places_.offset_bytes[i], buffer, spills_[slot]);
     spilled_layer_[slot] = layer;
     next_staging_ = (slot + 1) % static_cast<int>(staging_.size());
   }
@@ -148,14 +153,15 @@ void HeldGradients::Abandon() {
   std::fill(handed_.begin(), handed_.end(), 0);
 }
 
-const std::byte* HeldGradients::HostTile(const Tile& tile) const {
-  FOREBAY_CHECK(!IsSpilled(tile.layer));
-  return host_.data() + OffsetOf(tile);
+const std::byte* HeldGradients::HostTile(int tile) const {
+  FOREBAY_CHECK(!IsSpilled(TileAt(tile).layer));
+  return host_.data() + places_.offset_bytes[tile];
 }
 
-void HeldGradients::StartReadTile(const Tile& tile, std::span<std::byte> buffer, IoOp& op) const {
-  FOREBAY_CHECK(IsSpilled(tile.layer));
-  store_->StartReadGradient(OffsetOf(tile), buffer.first(Bytes(tile)), op);
+void HeldGradients::StartReadTile(int tile, std::span<std::byte> buffer, IoOp& op) const {
+  const Tile& t = TileAt(tile);
+  FOREBAY_CHECK(IsSpilled(t.layer));
+  store_->StartReadGradient(t.stripe, places_.offset_bytes[tile], buffer.first(Bytes(t)), op);
 }
 
 }  // namespace forebay

@@ -20,14 +20,14 @@
 
 namespace forebay {
 
-// Where every layer's gradient lies: those that stay in host memory one after another there, the
-// others one after another in the store's gradient area. All offsets are multiples of
-// kIoAlignBytes, because layers are multiples of kLayerAlignElems. Pure; planner, store and
-// HeldGradients all take it from here.
+// Where every tile's gradient lies: those that stay in host memory one after another there, the
+// others one after another in the store's gradient area, in the part of their tile's stripe. All
+// offsets are multiples of kIoAlignBytes, because tiles are multiples of kLayerAlignElems. Pure;
+// planner, store and HeldGradients all take it from here.
 struct GradientPlaces {
-  std::vector<int64_t> offset_bytes;  // by layer, of its first element
+  std::vector<int64_t> offset_bytes;  // by tile, of its first element
   int64_t host_bytes = 0;
-  int64_t area_bytes = 0;
+  StripeBytes area_bytes;
 };
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem);
@@ -56,20 +56,17 @@ class HeldGradients {
   double sum_of_squares(int layer) const { return layer_sums_[layer]; }
   bool is_bf16() const { return is_bf16_; }
   bool IsSpilled(int layer) const { return placement_.gradients[layer] == Tier::kNvme; }
-  // The gradient of a tile that is held in host memory.
-  const std::byte* HostTile(const Tile& tile) const;
+  // The gradient of a tile (by its number) that is held in host memory.
+  const std::byte* HostTile(int tile) const;
   // Starts reading the gradient of a spilled tile into the front of `buffer`.
-  void StartReadTile(const Tile& tile, std::span<std::byte> buffer, IoOp& op) const;
+  void StartReadTile(int tile, std::span<std::byte> buffer, IoOp& op) const;
 
  private:
   HeldGradients(bool is_bf16, const Placement& placement, const TileArithmetic* arithmetic,
                 TensorStore* store, std::vector<std::span<std::byte>> staging);
   int64_t elem_bytes() const { return is_bf16_ ? 2 : 4; }
   int64_t Bytes(const Tile& tile) const { return tile.num_elems * elem_bytes(); }
-  // In host_ or in the gradient area.
-  int64_t OffsetOf(const Tile& tile) const {
-    return places_.offset_bytes[tile.layer] + tile.first_elem * elem_bytes();
-  }
+  const Tile& TileAt(int tile) const { return store_->tiles().tiles()[tile]; }
   // Rounds elements [first, first + num_elems) of the layer to `to` and fills their blocks' sums.
   void Round(std::span<const float> gradient, int64_t first, int64_t num_elems, std::byte* to,
              ThreadPool& pool);

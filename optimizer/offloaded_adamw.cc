@@ -12,12 +12,11 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
-#include "forebay/memory/host_buffer.h"
-#include "forebay/memory/numa.h"
 #include "forebay/optimizer/decay_runs.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/optimizer/staged_tiles.h"
 #include "forebay/optimizer/tile_writes.h"
+#include "forebay/swap/transfer_buffer.h"
 
 namespace forebay {
 namespace {
@@ -66,9 +65,9 @@ struct OffloadedAdamW::Impl {
   ThreadPool pool;
 
   // Buffers before the transfers that use them, so that these end first.
-  HostBuffer staging_memory;
+  TransferBuffer staging_memory;
   std::vector<StagingBuffer> staging;
-  HostBuffer host_state;
+  TransferBuffer host_state;
   std::vector<int64_t> host_state_offset_bytes;  // by tile; meaningless for tiles on NVMe
   std::unique_ptr<TileWrites> writes;
   std::unique_ptr<HeldGradients> gradients;
@@ -106,8 +105,8 @@ int64_t OffloadedAdamW::StagingBytes(const OffloadedAdamWOptions& options, const
          (tiles.max_state_bytes() + MaxTileElems(tiles) * GradientBytesPerElem(options));
 }
 
-int64_t OffloadedAdamW::GradientAreaBytes(const OffloadedAdamWOptions& options,
-                                          const Placement& placement, const TileMap& tiles) {
+StripeBytes OffloadedAdamW::GradientAreaBytes(const OffloadedAdamWOptions& options,
+                                              const Placement& placement, const TileMap& tiles) {
   return PlaceGradients(placement, tiles, GradientBytesPerElem(options)).area_bytes;
 }
 
@@ -144,8 +143,8 @@ absl::Status OffloadedAdamW::Impl::MakeStaging(MemoryBudget* budget) {
   if (buffer_bytes == 0) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(
       staging_memory,
-      HostBuffer::Create(budget, "optimizer staging", options.num_staging_tiles * buffer_bytes,
-                         {.numa_node = NumaNodeOfPath(store->directory())}));
+      TransferBuffer::Create(store, budget, "optimizer staging",
+                             options.num_staging_tiles * buffer_bytes, buffer_bytes));
   for (int i = 0; i < options.num_staging_tiles; ++i) {
     const auto buffer = staging_memory.bytes().subspan(i * buffer_bytes, buffer_bytes);
     staging[i] = {buffer.first(state_bytes), buffer.subspan(state_bytes)};
@@ -161,8 +160,10 @@ absl::Status OffloadedAdamW::Impl::LoadHostState(MemoryBudget* budget) {
     size_bytes += tiles.StateBytes(tiles.tiles()[i]);
   }
   if (size_bytes == 0) return absl::OkStatus();
-  FOREBAY_ASSIGN_OR_RETURN(host_state,
-                           HostBuffer::Create(budget, "optimizer state in RAM", size_bytes));
+  // Tiles differ in size, so that some lie across two pieces: one in a GiB.
+  FOREBAY_ASSIGN_OR_RETURN(
+      host_state,
+      TransferBuffer::Create(store, budget, "optimizer state in RAM", size_bytes, kIoAlignBytes));
   std::array<IoOp, 8> reads;
   absl::Status status;
   for (int i = 0; i < tiles.num_tiles() && status.ok(); ++i) {
@@ -287,7 +288,7 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
   whole.m = reinterpret_cast<float*>(state.data() + planes.m);
   whole.v = reinterpret_cast<float*>(state.data() + planes.v);
   whole.gradient =
-      staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(spec);
+      staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(tile);
   whole.gradient_is_bf16 = options.gradient_is_bf16;
   RunKernel(whole, spec);
 

@@ -62,8 +62,8 @@ class OffloadedAdamW : public TileUpdater {
   // no gradient is spilled).
   static int64_t StagingBytes(const OffloadedAdamWOptions& options, const TileMap& tiles);
   // Bytes of StoreOptions::gradient_area_bytes that `placement` needs.
-  static int64_t GradientAreaBytes(const OffloadedAdamWOptions& options, const Placement& placement,
-                                   const TileMap& tiles);
+  static StripeBytes GradientAreaBytes(const OffloadedAdamWOptions& options,
+                                       const Placement& placement, const TileMap& tiles);
 
   // Takes over the finished gradient of `layer`: the layer's padded flat vector, fp32, already a
   // mean over the step's tokens. Rounds it to the hand-over dtype and adds its squared norm in

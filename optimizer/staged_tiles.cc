@@ -68,14 +68,14 @@ absl::Status StagedTiles::ReadAhead() {
 }
 
 void StagedTiles::StartReads(Slot& slot, int tile) {
-  const Tile& spec = store_->tiles().tiles()[tile];
   slot.tile = tile;
   if (StateIsRead(tile)) {
-    store_->StartReadState(tile, slot.buffer.state.first(store_->tiles().StateBytes(spec)),
+    const TileMap& tiles = store_->tiles();
+    store_->StartReadState(tile, slot.buffer.state.first(tiles.StateBytes(tiles.tiles()[tile])),
                            IoClass::kPrefetch, slot.state_read);
   }
   if (GradientIsRead(tile)) {
-    gradients_->StartReadTile(spec, slot.buffer.gradient, slot.gradient_read);
+    gradients_->StartReadTile(tile, slot.buffer.gradient, slot.gradient_read);
   }
 }
 

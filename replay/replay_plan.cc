@@ -14,7 +14,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   ReplayPlan plan;
   plan.options = options;
   plan.inventory = inventory;
-  plan.tiles = TileMap(inventory, options.layout, options.tile_elems);
+  plan.tiles = TileMap(inventory, options.layout, options.tile_elems, options.stripe_weights);
   plan.schedule = ChainSchedule(inventory.num_layers(), options.loss_reads_first);
   plan.window = ChainWindow(inventory.num_layers(), options.buffers);
 
@@ -33,7 +33,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   optimizer.num_staging_tiles = options.buffers.num_staging_tiles;
   plan.gradient_area_bytes =
       OffloadedAdamW::GradientAreaBytes(optimizer, plan.placement, plan.tiles);
-  plan.store_bytes = TensorStore::DiskBytes(plan.tiles, plan.gradient_area_bytes);
+  plan.store_bytes = Total(TensorStore::DiskBytes(plan.tiles, plan.gradient_area_bytes));
   plan.transfers = CountTransfers(plan.schedule, plan.window, plan.placement, plan.tiles,
                                   gradient_bytes_per_elem);
   plan.largest_op_bytes = plan.tiles.max_state_bytes();

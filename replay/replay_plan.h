@@ -17,8 +17,9 @@ struct ReplayOptions {
   Layout layout = Layout::kBf16;
   int64_t tile_elems = kDefaultTileElems;
   bool gradient_is_bf16 = true;
-  Tier gradients = Tier::kHost;   // where finished gradients wait for their norm
-  bool loss_reads_first = false;  // tied embeddings
+  StripeWeights stripe_weights = {1};  // of the folders that the store lies in
+  Tier gradients = Tier::kHost;        // where finished gradients wait for their norm
+  bool loss_reads_first = false;       // tied embeddings
   StepBuffers buffers;
 };
 
@@ -29,7 +30,7 @@ struct ReplayPlan {
   StepSchedule schedule;
   SwapperOptions window;
   Placement placement;
-  int64_t gradient_area_bytes = 0;
+  StripeBytes gradient_area_bytes;
   int64_t store_bytes = 0;  // of the files that it stands for
   int64_t host_bytes = 0;   // of all buffers
   StepTransfers transfers;  // of one step

@@ -47,7 +47,7 @@ class ScratchStore {
     store_.reset();
     if (directory_.empty()) return;
     // What is left after an error here is some kilobytes in a folder that says what it is.
-    TensorStore::Remove(directory_).status().IgnoreError();
+    TensorStore::Remove({directory_}).status().IgnoreError();
     ::rmdir(directory_.c_str());
   }
   ScratchStore(const ScratchStore&) = delete;
@@ -60,7 +60,7 @@ class ScratchStore {
     }
     directory_ = path;
     StoreOptions options;
-    options.directory = directory_;
+    options.directories = {directory_};
     options.layout = plan.options.layout;
     options.tile_elems = plan.options.tile_elems;
     options.gradient_area_bytes = plan.gradient_area_bytes;
@@ -101,7 +101,7 @@ class StepBench {
     report_.budget_bytes =
         options_.ram_bytes > 0 ? options_.ram_bytes : AvailableMemoryBytes() / 100 * kRamPercent;
     ReplayOptions replay = options_.replay;
-    for (const StepBuffers& buffers : kStepBufferChoices) {
+    for (const StepBuffers& buffers : StepBufferChoices(/*num_stripes=*/1)) {
       replay.buffers = buffers;
       report_.whole = PlanReplay(options_.inventory, replay);
       if (BlocksToReplay(report_.whole, 0, 0, report_.budget_bytes) > 0) return absl::OkStatus();
@@ -113,7 +113,7 @@ class StepBench {
         "blocks; {}. {}Use --ram={}MiB or more on a machine that has it",
         FormatBinaryBytes(plan.host_bytes), least,
         options_.ram_bytes > 0 ? fmt::format("--ram is {}", FormatBinaryBytes(report_.budget_bytes))
-                               : fmt::format("half of what is available is {}",
+                               : fmt::format("{} % of what is available is {}", kRamPercent,
                                              FormatBinaryBytes(report_.budget_bytes)),
         replay.gradients == Tier::kHost
             ? "With --gradients=nvme, as a run of a model this large has it, less is needed. "
@@ -194,6 +194,8 @@ class StepBench {
     FOREBAY_ASSIGN_OR_RETURN(
         const std::unique_ptr<StepReplay> replay,
         StepReplay::Create(plan, options_.compute, options_.num_threads, store.get(), &budget));
+    const std::string not_registered = engine->RegistrationNote();
+    if (!not_registered.empty()) report_.bench.warnings.push_back(not_registered);
     FOREBAY_RETURN_IF_ERROR(RunSteps(*replay, *engine, plan));
     report_.peak_bytes = budget.peak_bytes();
     return absl::OkStatus();

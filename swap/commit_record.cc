@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
@@ -125,6 +126,62 @@ absl::StatusOr<std::optional<DecodedCopy>> ChooseCommit(const DecodedCopy& first
                     older.record.sequence, newer.record.sequence, source));
   }
   return newer;
+}
+
+namespace {
+
+bool Holds(const DecodedCopy& copy, const DecodedCopy& record) {
+  return copy.state == CopyState::kGood && copy.hash == record.hash;
+}
+
+std::string NewestText(const std::optional<DecodedCopy>& newest) {
+  if (!newest.has_value()) return "was never committed";
+  return fmt::format("was last committed at step {} (record {})", newest->record.step,
+                     newest->record.sequence);
+}
+
+absl::Status MixedError(const FolderCopies& folder, const std::optional<DecodedCopy>& newest,
+                        const FolderCopies& newer, const DecodedCopy& record) {
+  return CorruptError(fmt::format(
+      "the folders of the store do not belong together: '{}' {}, and '{}' {}. One of them is a "
+      "copy from another time. Put back the folders that belong together",
+      folder.source, NewestText(newest), newer.source, NewestText(record)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<ChosenCommit>> ChooseCommit(std::span<const FolderCopies> folders,
+                                                         const StoreUuid& uuid) {
+  std::vector<std::optional<DecodedCopy>> newest;
+  size_t chosen = 0;
+  for (const FolderCopies& folder : folders) {
+    FOREBAY_ASSIGN_OR_RETURN(newest.emplace_back(),
+                             ChooseCommit(folder.first, folder.second, uuid, folder.source));
+    const auto sequence = [&](size_t i) {
+      return newest[i].has_value() ? newest[i]->record.sequence : 0;
+    };
+    if (sequence(newest.size() - 1) > sequence(chosen)) chosen = newest.size() - 1;
+  }
+  if (newest.empty() || !newest[chosen].has_value()) return std::nullopt;
+  const DecodedCopy& record = *newest[chosen];
+  const bool in_a_second_copy = std::ranges::any_of(
+      folders, [&](const FolderCopies& folder) { return Holds(folder.second, record); });
+  for (size_t i = 0; i < folders.size(); ++i) {
+    const FolderCopies& folder = folders[i];
+    if (Holds(folder.first, record) || Holds(folder.second, record)) continue;
+    const DecodedCopy& before = folder.second;
+    const bool is_rival =
+        newest[i].has_value() && newest[i]->record.sequence >= record.record.sequence;
+    const bool follows = record.record.sequence == 1
+                             ? before.state == CopyState::kEmpty
+                             : before.state == CopyState::kGood &&
+                                   before.record.sequence + 1 == record.record.sequence &&
+                                   before.hash == record.record.previous_hash;
+    if (in_a_second_copy || is_rival || !follows) {
+      return MixedError(folder, newest[i], folders[chosen], record);
+    }
+  }
+  return ChosenCommit{record.record, record.hash, folders[chosen].source};
 }
 
 }  // namespace forebay

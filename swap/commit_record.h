@@ -1,4 +1,4 @@
-// The record that makes a step real: its bytes, and which of two copies to believe
+// The record that makes a step real: its bytes, and which of its copies to believe
 // (docs/formats.md, "commit.fbs"). Pure.
 #pragma once
 
@@ -53,5 +53,25 @@ absl::StatusOr<std::optional<DecodedCopy>> ChooseCommit(const DecodedCopy& first
                                                         const DecodedCopy& second,
                                                         const StoreUuid& uuid,
                                                         std::string_view source);
+
+// What one folder of a store has of the record.
+struct FolderCopies {
+  std::string source;  // the file, for messages
+  DecodedCopy first;
+  DecodedCopy second;
+};
+
+struct ChosenCommit {
+  CommitRecord record;
+  uint64_t hash = 0;
+  std::string source;  // of a folder that has it
+};
+
+// As ChooseCommit in each folder, and then the newest of all: a record is written when all data of
+// its step is durable in every folder. CorruptError also when a folder has an older state than a
+// crash could have left it: its second copy must be the record before when the newest is in no
+// second copy yet, as first copies are durable everywhere before a second one is touched.
+absl::StatusOr<std::optional<ChosenCommit>> ChooseCommit(std::span<const FolderCopies> folders,
+                                                         const StoreUuid& uuid);
 
 }  // namespace forebay

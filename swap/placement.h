@@ -33,8 +33,9 @@ struct PlacementOptions {
 };
 
 // Fills host memory in the order of value per byte: gradients (a spilled byte costs a write and a
-// read), weights, then state; what stays on NVMe is spread evenly over the layers. DoesNotFitError
-// when a choice of kHost needs more than `host_bytes`; the message names the need.
+// read), weights, then state; what stays on NVMe is spread evenly over the layers, and of state
+// over the stripes. DoesNotFitError when a choice of kHost needs more than `host_bytes`; the
+// message names the need.
 absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& options);
 
 }  // namespace forebay

@@ -1,5 +1,8 @@
 #include "forebay/swap/step_schedule.h"
 
+#include <algorithm>
+#include <array>
+
 #include "forebay/base/check.h"
 #include "forebay/swap/commit_record.h"
 
@@ -99,6 +102,15 @@ StepSchedule ChainSchedule(int num_layers, bool loss_reads_first) {
   return schedule;
 }
 
+std::vector<StepBuffers> StepBufferChoices(int num_stripes) {
+  constexpr int kTilesOfADisk = 4;
+  constexpr int kMostTiles = 32;
+  std::vector<StepBuffers> choices = {{kTilesOfADisk, 3}, {2, 3}, {2, 2}};
+  const int num_tiles = std::min(kMostTiles, kTilesOfADisk * num_stripes);
+  if (num_stripes > 1) choices.insert(choices.begin(), {num_tiles, 3});
+  return choices;
+}
+
 SwapperOptions ChainWindow(int num_layers, const StepBuffers& buffers) {
   return {.num_block_buffers = buffers.num_block_buffers,
           .num_large_buffers = 1,
@@ -134,9 +146,9 @@ StepTransfers CountTransfers(const StepSchedule& schedule, const SwapperOptions&
     }
   }
   // A step is committed whole, so that what lives in RAM is written too; its record goes to two
-  // places.
-  transfers.write_bytes +=
-      tiles.weight_area_bytes() + tiles.state_area_bytes() + 2 * kCommitRecordBytes;
+  // places in every folder.
+  transfers.write_bytes += tiles.weight_area_bytes() + tiles.state_area_bytes() +
+                           2 * kCommitRecordBytes * tiles.num_stripes();
   return transfers;
 }
 

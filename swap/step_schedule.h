@@ -5,7 +5,6 @@
 // Not for: the transfers themselves (swapper.h and optimizer/), or where things lie (placement.h).
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -39,8 +38,8 @@ struct StepBuffers {
   int num_staging_tiles = 4;
   int num_block_buffers = 3;
 };
-// From comfortable to the least that works.
-inline constexpr std::array<StepBuffers, 3> kStepBufferChoices = {{{4, 3}, {2, 3}, {2, 2}}};
+// From comfortable to the least that works. Of several disks each wants some tiles in flight.
+std::vector<StepBuffers> StepBufferChoices(int num_stripes);
 
 // The window for the same models: all layers but the first and the last share the block buffers.
 SwapperOptions ChainWindow(int num_layers, const StepBuffers& buffers);

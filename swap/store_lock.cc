@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cerrno>
+#include <filesystem>
 #include <sstream>
 #include <thread>
 
@@ -84,8 +85,9 @@ absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
   if (error == EWOULDBLOCK) {
     const std::string holder = ReadHolder(fd.get());
     return EnvironmentError(fmt::format(
-        "the store of '{}' is in use by process {}. Wait for it to end, or end it (kill {})", path,
-        holder.empty() ? "(unknown)" : holder, holder.empty() ? "PID" : holder));
+        "the store in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
+        std::filesystem::path(path).parent_path().string(), holder.empty() ? "(unknown)" : holder,
+        holder.empty() ? "PID" : holder));
   }
   if (error != 0) return StorageError(fmt::format("locking '{}' failed", path), error);
   const std::string holder = fmt::format("{}\n", ::getpid());

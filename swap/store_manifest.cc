@@ -1,5 +1,9 @@
 #include "forebay/swap/store_manifest.h"
 
+#include <sys/random.h>
+
+#include <cerrno>
+
 #include <limits>
 #include <utility>
 
@@ -11,7 +15,7 @@ namespace forebay {
 namespace {
 
 constexpr char kFormat[] = "forebay-store";
-constexpr int64_t kManifestVersion = 1;
+constexpr int64_t kManifestVersion = 2;
 constexpr char kChecksumKey[] = "xxh3_128";
 constexpr int64_t kMaxElems = int64_t{1} << 48;
 
@@ -21,12 +25,6 @@ std::string ChecksumOf(Json json) {
   Xxh3_128 hash;
   hash.Update(json.dump());
   return hash.Hex();
-}
-
-std::string ToHex(const StoreUuid& uuid) {
-  std::string hex;
-  for (const uint8_t byte : uuid) hex += fmt::format("{:02x}", byte);
-  return hex;
 }
 
 bool FromHex(const std::string& hex, StoreUuid& uuid) {
@@ -78,37 +76,86 @@ bool IsSane(const Inventory& inventory, int64_t tile_elems) {
   return true;
 }
 
+// Instead of an integer that is none: fits nowhere in a manifest.
+constexpr int64_t kNoInteger = -1;
+
+int64_t IntegerAt(const Json& object, const char* key) {
+  return IntegerOf(object.at(key)).value_or(kNoInteger);
+}
+
+// With kNoInteger for an extent that is none, which no shape has.
+Shape ShapeFromJson(const Json& json) {
+  Shape shape;
+  for (const Json& extent : json) shape.push_back(IntegerOf(extent).value_or(kNoInteger));
+  return shape;
+}
+
 // Throws Json::exception on keys that are missing or of a wrong type; false on values that do not
 // fit together.
 bool LayersFromJson(const Json& layers, Inventory& inventory) {
   for (const Json& layer : layers) {
     inventory.BeginLayer(layer.at("name").get<std::string>());
     for (const Json& tensor : layer.at("tensors")) {
-      auto shape = tensor.at("shape").get<Shape>();
+      Shape shape = ShapeFromJson(tensor.at("shape"));
       // Also the sum so far, so that no offset or sum of what follows overflows.
       if (!IsSane(shape) || inventory.num_params() > kMaxElems) return false;
+      const int64_t role = IntegerAt(tensor, "role");
+      if (role < 0 || role > std::numeric_limits<int>::max()) return false;
       const int index = inventory.Add(tensor.at("name").get<std::string>(), std::move(shape),
-                                      tensor.at("role").get<int>(), tensor.at("decay").get<bool>());
-      const auto offset_elems = tensor.at("offset_elems").get<int64_t>();
-      if (inventory.tensors()[index].offset_elems != offset_elems) return false;
+                                      static_cast<int>(role), tensor.at("decay").get<bool>());
+      if (inventory.tensors()[index].offset_elems != IntegerAt(tensor, "offset_elems"))
+        return false;
     }
-    if (inventory.layers().back().num_elems != layer.at("num_elems").get<int64_t>()) return false;
+    if (inventory.layers().back().num_elems != IntegerAt(layer, "num_elems")) return false;
   }
   return inventory.num_layers() > 0;
+}
+
+bool StripesFromJson(const Json& json, StoreManifest& manifest) {
+  manifest.stripe_weights.clear();
+  const Json& weights = json.at("stripe_weights");
+  if (!weights.is_array()) return false;
+  for (const Json& entry : weights) {
+    const int64_t weight = IntegerOf(entry).value_or(kNoInteger);
+    if (weight < 1 || weight > kMaxStripeWeight) return false;
+    manifest.stripe_weights.push_back(weight);
+  }
+  const auto num_stripes = static_cast<int64_t>(manifest.stripe_weights.size());
+  const int64_t stripe = IntegerAt(json, "stripe");
+  if (num_stripes < 1 || num_stripes > kMaxStripes || stripe < 0 || stripe >= num_stripes) {
+    return false;
+  }
+  manifest.stripe = static_cast<int>(stripe);
+  return true;
 }
 
 bool FieldsFromJson(const Json& json, StoreManifest& manifest) {
   const auto layout = json.at("layout").get<std::string>();
   if (layout != NameOf(Layout::kBf16) && layout != NameOf(Layout::kFp32)) return false;
   manifest.layout = layout == NameOf(Layout::kBf16) ? Layout::kBf16 : Layout::kFp32;
-  manifest.tile_elems = json.at("tile_elems").get<int64_t>();
+  manifest.tile_elems = IntegerAt(json, "tile_elems");
   return FromHex(json.at("uuid").get<std::string>(), manifest.uuid) && manifest.tile_elems > 0 &&
-         manifest.tile_elems % kLayerAlignElems == 0 &&
+         manifest.tile_elems % kLayerAlignElems == 0 && StripesFromJson(json, manifest) &&
          LayersFromJson(json.at("layers"), manifest.inventory) &&
          IsSane(manifest.inventory, manifest.tile_elems);
 }
 
 }  // namespace
+
+absl::StatusOr<StoreUuid> NewStoreUuid() {
+  StoreUuid uuid;
+  if (::getrandom(uuid.data(), uuid.size(), 0) != static_cast<ssize_t>(uuid.size())) {
+    return EnvironmentError("the kernel gave no random bytes for the store's identity: " +
+                            ErrnoText(errno));
+  }
+  return uuid;
+}
+
+std::string ToHex(const StoreUuid& uuid) {
+  std::string hex;
+  for (const uint8_t byte : uuid) hex += fmt::format("{:02x}", byte);
+  return hex;
+}
 
 std::string EncodeManifest(const StoreManifest& manifest) {
   Json json = {{"format", kFormat},
@@ -116,6 +163,8 @@ std::string EncodeManifest(const StoreManifest& manifest) {
                {"uuid", ToHex(manifest.uuid)},
                {"layout", NameOf(manifest.layout)},
                {"tile_elems", manifest.tile_elems},
+               {"stripe", manifest.stripe},
+               {"stripe_weights", manifest.stripe_weights},
                {"layers", LayersToJson(manifest.inventory)}};
   json[kChecksumKey] = ChecksumOf(json);
   return json.dump(1) + "\n";
@@ -132,7 +181,8 @@ absl::StatusOr<StoreManifest> DecodeManifest(std::string_view text, std::string_
     if (!json->is_object() || json->value("format", "") != kFormat) {
       return corrupt("is not that of a forebay store");
     }
-    const auto version = json->at("version").get<int64_t>();
+    const int64_t version = IntegerAt(*json, "version");
+    if (version == kNoInteger) return corrupt("has no valid version");
     if (version != kManifestVersion) {
       return CorruptError(
           fmt::format("the store of '{}' has format version {}; this program reads version {}. Use "

@@ -1,4 +1,5 @@
-// manifest.json: what a store holds, fixed when it is created (docs/formats.md, "manifest.json").
+// manifest.json: what a store holds, and which of its folders this one is; fixed when the store is
+// created (docs/formats.md, "manifest.json").
 #pragma once
 
 #include <string>
@@ -8,6 +9,7 @@
 #include "forebay/base/tensor_spec.h"
 #include "forebay/swap/commit_record.h"
 #include "forebay/swap/layout.h"
+#include "forebay/swap/stripes.h"
 
 namespace forebay {
 
@@ -16,7 +18,14 @@ struct StoreManifest {
   Layout layout = Layout::kBf16;
   int64_t tile_elems = 0;
   Inventory inventory;
+  StripeWeights stripe_weights = {1};  // one for each folder of the store
+  int stripe = 0;                      // whose folder it is; the one thing in which they differ
 };
+
+// EnvironmentError when the kernel has no random bytes.
+absl::StatusOr<StoreUuid> NewStoreUuid();
+// 32 hexadecimal digits, as the manifest has it.
+std::string ToHex(const StoreUuid& uuid);
 
 // With a checksum over all of it. Ends with a newline.
 std::string EncodeManifest(const StoreManifest& manifest);

@@ -12,9 +12,8 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
-#include "forebay/memory/host_buffer.h"
-#include "forebay/memory/numa.h"
 #include "forebay/swap/access_queue.h"
+#include "forebay/swap/transfer_buffer.h"
 
 namespace forebay {
 namespace {
@@ -35,7 +34,7 @@ constexpr int kMaxLeases = 2;
 struct Swapper::Impl {
   struct Buffer {
     BufferClass buffer_class = BufferClass::kBlock;
-    HostBuffer memory;
+    TransferBuffer memory;
     std::unique_ptr<IoOp[]> ops;  // one for each tile of the layer that is being read
     int layer = -1;               // whose weights it holds or is reading
     int num_reads = 0;            // reads in flight
@@ -51,8 +50,7 @@ struct Swapper::Impl {
   enum class Command : uint8_t { kNone, kApplyAllUpdates, kCancelExpected, kStop };
   using Lock = std::unique_lock<std::mutex>;
 
-  Impl(TensorStore* the_store, TileUpdater* the_updater)
-      : store(the_store), updater(the_updater), numa_node(NumaNodeOfPath(the_store->directory())) {}
+  Impl(TensorStore* the_store, TileUpdater* the_updater) : store(the_store), updater(the_updater) {}
 
   absl::Status MakeBuffers(const SwapperOptions& options, const Placement& placement,
                            MemoryBudget* budget);
@@ -89,7 +87,6 @@ struct Swapper::Impl {
   TensorStore* const store;
   TileUpdater* const updater;
   std::vector<BufferClass> class_of_layer;
-  const int numa_node;  // of the disk: where the buffers are
   std::vector<Buffer> buffers;
   std::vector<int> buffer_of_layer;  // -1: in none
   AccessQueue updates;  // of ApplyAllUpdates: layers that no announced access brings in
@@ -115,8 +112,9 @@ absl::Status Swapper::Impl::AddBuffer(BufferClass buffer_class, int64_t bytes, i
   buffer.buffer_class = buffer_class;
   const bool resident = buffer_class == BufferClass::kResident;
   FOREBAY_ASSIGN_OR_RETURN(
-      buffer.memory, HostBuffer::Create(budget, resident ? "resident weights" : "weights window",
-                                        bytes, {.numa_node = numa_node}));
+      buffer.memory,
+      TransferBuffer::Create(store, budget, resident ? "resident weights" : "weights window", bytes,
+                             store->tiles().max_weight_bytes()));
   buffer.ops = std::make_unique<IoOp[]>(static_cast<size_t>(max_tiles));
   buffers.push_back(std::move(buffer));
   return absl::OkStatus();

@@ -7,33 +7,42 @@
 // from then on the new slot is the committed one. Reads return the newest completed write of a
 // tile. A crash before the record is durable leaves the old slot, whole.
 //
+// A store may be striped over several folders, normally one for each disk (stripes.h). It is one
+// store all the same: a commit is one commit, and it opens with all of its folders or not at all.
+//
 // Not for: deciding what lives in RAM (placement.h) or when to read (swapper.h).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
 #include "forebay/base/json.h"
 #include "forebay/base/tensor_spec.h"
+#include "forebay/swap/commit_record.h"
 #include "forebay/swap/tile_map.h"
 
 namespace forebay {
 
 struct StoreOptions {
-  std::string directory;  // of the store alone; created 0700
+  std::vector<std::string> directories;  // of the store alone; created 0700. One or more
+  StripeWeights stripe_weights;          // by directory; empty: all the same
   Layout layout = Layout::kBf16;
   int64_t tile_elems = kDefaultTileElems;
   // As EnsureGradientArea.
-  int64_t gradient_area_bytes = 0;
+  StripeBytes gradient_area_bytes;
   // For measurements alone: a store at step 0 whose tiles were never written, in files that have
   // their length but no space. What is read from it is whatever `engine` finds there
   // (aio/folding_engine.h).
   bool unfilled = false;
+  // For who has to know it before there is a store (NewStoreUuid); empty: a new one.
+  std::optional<StoreUuid> uuid;
 };
 
 // What a commit carries for a resume. `trainer` is the trainer's own object (data position, RNG,
@@ -51,28 +60,40 @@ enum class Plane : uint8_t { kMaster, kM, kV };
 class TensorStore {
  public:
   // Reserves all space at once (DoesNotFitError names what is missing), writes nothing but the
-  // manifest. The store has no committed step until the first Commit. UsageError when the folder
-  // already holds a store. What a creation that failed or was killed left behind is removed.
+  // manifests. The store has no committed step until the first Commit. UsageError when a folder
+  // already holds a store, or is named twice. A creation that fails leaves nothing behind, no
+  // folder that it made either. What one left that was killed is removed, but not from a folder
+  // that has its manifest by then: of several folders the last may, while the first has none, and
+  // nothing tells it from the part of a store whose first folder is elsewhere. Remove() is for
+  // whoever knows.
   static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
                                                              const Inventory& inventory,
                                                              Engine* engine);
-  // Opens the newest committed state. CorruptError (damaged or foreign files, unknown format
-  // version), EnvironmentError (in use by another process), BadInputError (no store there).
-  static absl::StatusOr<std::unique_ptr<TensorStore>> Open(const std::string& directory,
-                                                           Engine* engine);
-  // Removes the files of the store in `directory`, whole or not, and the folder when nothing else
-  // is in it; what no store makes stays. Returns the bytes that were freed. EnvironmentError (in
-  // use), BadInputError (no store there).
-  static absl::StatusOr<int64_t> Remove(const std::string& directory);
+  // Opens the newest committed state. `directories`: all of the store's, in any order. `uuid`: of
+  // the store that is meant, as ToHex has it (store_manifest.h); "": whichever lies there.
+  // CorruptError (damaged or foreign files, another store than `uuid`, folders that do not belong
+  // together, unknown format version), EnvironmentError (in use by another process), BadInputError
+  // (no store there, a folder missing or beside a copy of it), UsageError (a folder named twice),
+  // StorageError. Of a store that is not the wanted one nothing is touched.
+  static absl::StatusOr<std::unique_ptr<TensorStore>> Open(
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "");
+  // Removes the files of the store in `directories`, whole or not, and each folder when nothing
+  // else is in it; what no store makes stays. Returns the bytes that were freed. EnvironmentError
+  // (in use), BadInputError (no store there), UsageError (a folder named twice), StorageError;
+  // nothing was removed then.
+  static absl::StatusOr<int64_t> Remove(const std::vector<std::string>& directories);
   ~TensorStore();
 
-  static int64_t DiskBytes(const TileMap& tiles, int64_t gradient_area_bytes);
+  // By stripe. `gradient_area_bytes`: as EnsureGradientArea.
+  static StripeBytes DiskBytes(const TileMap& tiles, const StripeBytes& gradient_area_bytes);
 
   const Inventory& inventory() const;
   const TileMap& tiles() const;
   bool has_commit() const;
-  const CommitInfo& committed() const;  // Requires: has_commit()
-  const std::string& directory() const;
+  const CommitInfo& committed() const;                  // Requires: has_commit()
+  const std::vector<std::string>& directories() const;  // by stripe
+  const std::string& directory() const { return directories().front(); }
+  const StoreUuid& uuid() const;
   bool direct_io() const;  // false: the file system has no O_DIRECT; the page cache is used
   const std::string& why_not_direct() const;
 
@@ -88,17 +109,20 @@ class TensorStore {
   void MarkWeightsWritten(int tile);
   void MarkStateWritten(int tile);
 
-  // Scratch area for gradients, addressed by the caller; nothing in it survives a restart. It is no
-  // part of what the store holds: a store has none when it is opened, and who wants one asks for it
-  // here, which makes the area, or makes it larger, and reserves its space. Only its own file is
-  // touched. A crash in the middle leaves a store that opens; an error leaves the area as it was:
-  // DoesNotFitError (no space), StorageError. Requires: no transfer of the area is pending.
-  absl::Status EnsureGradientArea(int64_t size_bytes);
+  // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it
+  // survives a restart. It is no part of what the store holds: a store has none when it is opened,
+  // and who wants one asks for it here, which makes the area, or makes it larger, and reserves its
+  // space. Only its own files are touched. A crash in the middle leaves a store that opens; an
+  // error leaves the area as it was, but that a part that was to grow is gone (of size 0, until it
+  // is asked for again) where the lock on its file could not be taken anew: DoesNotFitError (no
+  // space), StorageError, EnvironmentError (lock). `size_bytes`: by stripe; empty: none. Requires:
+  // no transfer of the area is pending.
+  absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
   // The DoesNotFitError that EnsureGradientArea would end with, without changing anything.
-  absl::Status CheckGradientArea(int64_t size_bytes) const;
-  int64_t gradient_area_bytes() const;
-  void StartReadGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
-  void StartWriteGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
+  absl::Status CheckGradientArea(const StripeBytes& size_bytes) const;
+  const StripeBytes& gradient_area_bytes() const;
+  void StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
+  void StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
 
   // Publishes a step. Requires: every tile was written since the last commit (FOREBAY_CHECK).
   // Blocks for the flushes. UsageError when `info.trainer` does not fit (nothing was touched).

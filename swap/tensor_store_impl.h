@@ -1,5 +1,6 @@
-// The inside of TensorStore, shared by its two source files: tensor_store.cc (creating, opening,
-// committing) and tensor_store_tiles.cc (tiles and tensors). Not for use elsewhere.
+// The inside of TensorStore, shared by its source files: tensor_store.cc (creating, opening,
+// removing), tensor_store_commit.cc (committing and recovering) and tensor_store_tiles.cc (tiles
+// and tensors). Not for use elsewhere.
 #pragma once
 
 #include <atomic>
@@ -11,6 +12,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/swap/commit_record.h"
+#include "forebay/swap/store_folders.h"
 #include "forebay/swap/store_manifest.h"
 #include "forebay/swap/tensor_store.h"
 
@@ -20,37 +22,60 @@ inline int64_t RoundUpToBlock(int64_t bytes) {
   return (bytes + kIoAlignBytes - 1) / kIoAlignBytes * kIoAlignBytes;
 }
 
+inline constexpr int64_t kCommitFileBytes = 2 * kCommitRecordBytes;
+
 // What has happened to one half (weights or state) of a tile since the last commit.
 enum class TileProgress : uint8_t { kCommitted, kWriting, kWritten };
 
 struct TensorStore::Impl {
-  Impl(std::string store_directory, Engine* store_engine, StoreManifest store_manifest)
-      : directory(std::move(store_directory)),
-        engine(store_engine),
+  // One folder, and the numbers that its files have in the engine; -1: it has none.
+  struct Stripe {
+    std::string directory;
+    UniqueFd lock;
+    std::vector<std::string> made;  // as StoreFolder
+    int weights_file = -1;
+    int state_file = -1;
+    int gradients_file = -1;
+    int commit_file = -1;
+  };
+
+  Impl(std::vector<StoreFolder> folders, Engine* store_engine, StoreManifest store_manifest)
+      : engine(store_engine),
         manifest(std::move(store_manifest)),
-        tiles(manifest.inventory, manifest.layout, manifest.tile_elems),
+        tiles(manifest.inventory, manifest.layout, manifest.tile_elems, manifest.stripe_weights),
+        gradient_area_bytes(folders.size()),
         weights_progress(tiles.tiles().size()),
         state_progress(tiles.tiles().size()) {
+    for (StoreFolder& folder : folders) {
+      directories.push_back(folder.directory);
+      Stripe& stripe = stripes.emplace_back();
+      stripe.directory = std::move(folder.directory);
+      stripe.lock = std::move(folder.lock);
+      stripe.made = std::move(folder.made);
+    }
     record.slot = 1;  // nothing is committed yet, and the first writes go to slot A
   }
   ~Impl() {
     for (const int file : files) engine->RemoveFile(file);
   }
 
-  struct FileSpec {
-    const char* name;
-    int64_t size_bytes;
-    int* number;
-  };
-  std::vector<FileSpec> FileSpecs();
   absl::Status OpenFiles(bool create);
+  absl::Status OpenStripe(int index, bool create);
   absl::Status AddFile(DirectFile file, const std::string& path, int& number);
-  absl::Status EnsureGradientArea(int64_t size_bytes);
-  absl::Status FlushAll();
+  absl::Status WriteManifests();
+  void RemoveCreated();
+  absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
+  absl::Status Flush(std::span<const int> numbers);
+  absl::Status FlushData();
   absl::Status RecoverCommit();
-  absl::Status ReadCopies(DecodedCopy& first, DecodedCopy& second);
-  absl::Status WriteCopies(const CommitRecord& record, uint64_t& hash);
+  absl::StatusOr<std::vector<FolderCopies>> ReadCopies();
+  std::vector<int> CommitFiles() const;
+  absl::Status WriteCopies(const CommitRecord& new_record, uint64_t& hash);
+  absl::Status WriteCopy(int copy, std::span<std::byte> bytes, std::span<const int> commit_files);
+  absl::Status RepairCopies(std::span<const FolderCopies> folders);
   absl::Status RunOp(IoKind kind, int file, int64_t offset_bytes, std::span<std::byte> buffer);
+  // "'a', 'b'": for messages.
+  std::string Where() const { return QuotedList(directories); }
 
   // The caller holds slots_mutex, or is the thread that commits.
   uint32_t committed_slot() const { return record.slot; }
@@ -58,32 +83,32 @@ struct TensorStore::Impl {
   // The slot that holds a tile's newest value.
   uint32_t NewestSlot(const std::atomic<TileProgress>& progress) const;
   int64_t WeightOffset(const Tile& tile, uint32_t slot) const {
-    return slot * tiles.weight_area_bytes() + tile.weight_offset_bytes;
+    return slot * tiles.weight_area_bytes(tile.stripe) + tile.weight_offset_bytes;
   }
   int64_t StateOffset(const Tile& tile, uint32_t slot) const {
-    return slot * tiles.state_area_bytes() + tile.state_offset_bytes;
+    return slot * tiles.state_area_bytes(tile.stripe) + tile.state_offset_bytes;
   }
+  int WeightsFile(const Tile& tile) const { return stripes[tile.stripe].weights_file; }
+  int StateFile(const Tile& tile) const { return stripes[tile.stripe].state_file; }
   const Tile& TileAt(int tile) const {
     FOREBAY_CHECK(tile >= 0 && tile < tiles.num_tiles());
     return tiles.tiles()[tile];
   }
   void Start(IoOp& op, IoKind kind, IoClass io_class, int file, int64_t offset_bytes,
              std::span<std::byte> buffer);
+  void StartGradient(IoKind kind, IoClass io_class, int stripe, int64_t offset_bytes,
+                     std::span<std::byte> buffer, IoOp& op);
   template <typename Convert>
   absl::Status ForEachChunk(const TensorSpec& tensor, int64_t first_elem, int64_t num_elems,
                             const Convert& convert);
 
-  const std::string directory;
+  std::vector<std::string> directories;  // by stripe
+  std::vector<Stripe> stripes;
   Engine* const engine;
-  const StoreManifest manifest;
+  const StoreManifest manifest;  // of the first stripe
   const TileMap tiles;
-  UniqueFd lock;
   std::vector<int> files;
-  int weights_file = -1;
-  int state_file = -1;
-  int gradients_file = -1;
-  int commit_file = -1;
-  int64_t gradient_area_bytes = 0;
+  StripeBytes gradient_area_bytes;
   bool reserve_space = true;
   std::string why_not_direct;
 

@@ -40,7 +40,7 @@ void TensorStore::StartReadWeights(int tile, std::span<std::byte> buffer, IoClas
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.WeightBytes(t));
   const uint32_t slot = impl_->NewestSlot(impl_->weights_progress[tile]);
-  impl_->Start(op, IoKind::kRead, io_class, impl_->weights_file, impl_->WeightOffset(t, slot),
+  impl_->Start(op, IoKind::kRead, io_class, impl_->WeightsFile(t), impl_->WeightOffset(t, slot),
                buffer);
 }
 
@@ -49,14 +49,15 @@ void TensorStore::StartReadState(int tile, std::span<std::byte> buffer, IoClass 
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.StateBytes(t));
   const uint32_t slot = impl_->NewestSlot(impl_->state_progress[tile]);
-  impl_->Start(op, IoKind::kRead, io_class, impl_->state_file, impl_->StateOffset(t, slot), buffer);
+  impl_->Start(op, IoKind::kRead, io_class, impl_->StateFile(t), impl_->StateOffset(t, slot),
+               buffer);
 }
 
 void TensorStore::StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op) {
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.WeightBytes(t));
   Advance(impl_->weights_progress[tile], TileProgress::kCommitted, TileProgress::kWriting);
-  impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->weights_file,
+  impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->WeightsFile(t),
                impl_->WeightOffset(t, impl_->working_slot()), buffer);
 }
 
@@ -64,7 +65,7 @@ void TensorStore::StartWriteState(int tile, std::span<std::byte> buffer, IoOp& o
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.StateBytes(t));
   Advance(impl_->state_progress[tile], TileProgress::kCommitted, TileProgress::kWriting);
-  impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->state_file,
+  impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->StateFile(t),
                impl_->StateOffset(t, impl_->working_slot()), buffer);
 }
 
@@ -78,18 +79,21 @@ void TensorStore::MarkStateWritten(int tile) {
   Advance(impl_->state_progress[tile], TileProgress::kWriting, TileProgress::kWritten);
 }
 
-void TensorStore::StartReadGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op) {
-  FOREBAY_CHECK(offset_bytes >= 0 &&
-                offset_bytes + static_cast<int64_t>(buffer.size()) <= impl_->gradient_area_bytes);
-  impl_->Start(op, IoKind::kRead, IoClass::kDemandRead, impl_->gradients_file, offset_bytes,
-               buffer);
+void TensorStore::StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
+                                    IoOp& op) {
+  impl_->StartGradient(IoKind::kRead, IoClass::kDemandRead, stripe, offset_bytes, buffer, op);
 }
 
-void TensorStore::StartWriteGradient(int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op) {
-  FOREBAY_CHECK(offset_bytes >= 0 &&
-                offset_bytes + static_cast<int64_t>(buffer.size()) <= impl_->gradient_area_bytes);
-  impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->gradients_file, offset_bytes,
-               buffer);
+void TensorStore::StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
+                                     IoOp& op) {
+  impl_->StartGradient(IoKind::kWrite, IoClass::kWriteBack, stripe, offset_bytes, buffer, op);
+}
+
+void TensorStore::Impl::StartGradient(IoKind kind, IoClass io_class, int stripe,
+                                      int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op) {
+  FOREBAY_CHECK(stripe >= 0 && stripe < tiles.num_stripes() && offset_bytes >= 0);
+  FOREBAY_CHECK(offset_bytes + static_cast<int64_t>(buffer.size()) <= gradient_area_bytes[stripe]);
+  Start(op, kind, io_class, stripes[stripe].gradients_file, offset_bytes, buffer);
 }
 
 // ---- Reading tensors
@@ -136,17 +140,17 @@ absl::Status TensorStore::ReadTensor(const TensorSpec& tensor, Plane plane, int6
     const int64_t num_out = std::min(count - skip, num_elems - done);
     if (plane == Plane::kMaster) {
       FOREBAY_RETURN_IF_ERROR(
-          read(impl.weights_file, impl.WeightOffset(tile, impl.committed_slot()), *high));
+          read(impl.WeightsFile(tile), impl.WeightOffset(tile, impl.committed_slot()), *high));
     } else {
       FOREBAY_RETURN_IF_ERROR(
-          read(impl.state_file, state + (plane == Plane::kM ? planes.m : planes.v), *high));
+          read(impl.StateFile(tile), state + (plane == Plane::kM ? planes.m : planes.v), *high));
     }
     if (!joined) {
       std::memcpy(out.data() + done, high->bytes.data() + skip * 4,
                   static_cast<size_t>(num_out) * 4);
       return absl::OkStatus();
     }
-    FOREBAY_RETURN_IF_ERROR(read(impl.state_file, state + planes.remainder, *low));
+    FOREBAY_RETURN_IF_ERROR(read(impl.StateFile(tile), state + planes.remainder, *low));
     const auto* w16 = reinterpret_cast<const Bf16*>(high->bytes.data()) + skip;
     const auto* r16 = reinterpret_cast<const int16_t*>(low->bytes.data()) + skip;
     for (int64_t i = 0; i < num_out; ++i) out[done + i] = Join(w16[i], r16[i]);
@@ -165,7 +169,7 @@ absl::Status TensorStore::ReadTensorW16(const TensorSpec& tensor, int64_t first_
                            [&](const Tile& tile, int64_t first, int64_t count, int64_t skip,
                                int64_t done) -> absl::Status {
                              FOREBAY_RETURN_IF_ERROR(impl.RunOp(
-                                 IoKind::kRead, impl.weights_file,
+                                 IoKind::kRead, impl.WeightsFile(tile),
                                  impl.WeightOffset(tile, impl.committed_slot()) + first * 2,
                                  std::span(buffer->bytes).first(static_cast<size_t>(count * 2))));
                              const int64_t num_out = std::min(count - skip, num_elems - done);

@@ -6,9 +6,15 @@
 
 namespace forebay {
 
-TileMap::TileMap(const Inventory& inventory, Layout layout, int64_t tile_elems)
-    : layout_(layout), tile_elems_(tile_elems) {
+TileMap::TileMap(const Inventory& inventory, Layout layout, int64_t tile_elems,
+                 const StripeWeights& stripe_weights)
+    : layout_(layout),
+      tile_elems_(tile_elems),
+      stripe_weights_(stripe_weights),
+      weight_area_bytes_(stripe_weights.size()),
+      state_area_bytes_(stripe_weights.size()) {
   FOREBAY_CHECK(tile_elems > 0 && tile_elems % kLayerAlignElems == 0);
+  StripeDealer dealer(stripe_weights);
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
     first_tile_.push_back(num_tiles());
     const int64_t layer_elems = inventory.layers()[layer].num_elems;
@@ -18,10 +24,12 @@ TileMap::TileMap(const Inventory& inventory, Layout layout, int64_t tile_elems)
       tile.layer = layer;
       tile.first_elem = first;
       tile.num_elems = std::min(tile_elems, layer_elems - first);
-      tile.weight_offset_bytes = weight_area_bytes_;
-      tile.state_offset_bytes = state_area_bytes_;
-      weight_area_bytes_ += WeightBytes(tile);
-      state_area_bytes_ += StateBytes(tile);
+      tile.stripe = dealer.Next(tile.num_elems);
+      tile.weight_offset_bytes = weight_area_bytes_[tile.stripe];
+      tile.state_offset_bytes = state_area_bytes_[tile.stripe];
+      weight_area_bytes_[tile.stripe] += WeightBytes(tile);
+      state_area_bytes_[tile.stripe] += StateBytes(tile);
+      max_weight_bytes_ = std::max(max_weight_bytes_, WeightBytes(tile));
       max_state_bytes_ = std::max(max_state_bytes_, StateBytes(tile));
       tiles_.push_back(tile);
     }

@@ -3,6 +3,7 @@
 #include "forebay/base/format.h"
 #include "forebay/base/json.h"
 #include "forebay/tools/commands.h"
+#include "forebay/tools/print.h"
 #include "forebay/train/run_folder.h"
 
 namespace forebay {
@@ -17,11 +18,24 @@ class CleanCommand : public Command {
   }
 
   absl::Status Run(const CommandContext& context) override {
-    FOREBAY_ASSIGN_OR_RETURN(const int64_t freed, CleanRun(run_));
+    FOREBAY_ASSIGN_OR_RETURN(const CleanedRun cleaned, CleanRun(run_));
     if (context.json) {
-      fmt::print("{}\n", Json({{"run", run_}, {"freed_bytes", freed}}).dump());
-    } else {
-      fmt::print("freed {} of swap space of '{}'\n", FormatBytes(freed), run_);
+      PrintTo(stdout, "{}\n",
+              Json({{"run", run_},
+                    {"freed_bytes", cleaned.freed_bytes},
+                    {"not_there", cleaned.not_there},
+                    {"of_others", cleaned.of_others}})
+                  .dump());
+      return absl::OkStatus();
+    }
+    PrintTo(stdout, "freed {} of swap space of '{}'\n", FormatBytes(cleaned.freed_bytes), run_);
+    for (const std::string& folder : cleaned.not_there) {
+      PrintTo(stdout,
+              "nothing of it is at '{}': it was removed before, or its disk is not mounted\n",
+              folder);
+    }
+    for (const std::string& folder : cleaned.of_others) {
+      PrintTo(stdout, "what is in '{}' is not of this run and was left as it is\n", folder);
     }
     return absl::OkStatus();
   }

@@ -5,6 +5,7 @@
 #include "forebay/base/json.h"
 #include "forebay/data/data_program.h"
 #include "forebay/tools/commands.h"
+#include "forebay/tools/print.h"
 
 namespace forebay {
 namespace {
@@ -22,10 +23,10 @@ int RunDataCommand(const std::vector<std::string>& args) {
   if (exit_code.ok()) return *exit_code;
   const std::string message = MessageOf(exit_code.status());
   const int code = static_cast<int>(ExitCodeOf(exit_code.status()));
-  fmt::print(stderr, "forebay: error: {}\n", message);
+  PrintTo(stderr, "forebay: error: {}\n", message);
   if (AsksForJson(args)) {
     const Json error = {{"error", {{"message", message}, {"exit_code", code}}}};
-    fmt::print("{}\n", error.dump(-1, ' ', false, Json::error_handler_t::replace));
+    PrintTo(stdout, "{}\n", error.dump(-1, ' ', false, Json::error_handler_t::replace));
   }
   return code;
 }

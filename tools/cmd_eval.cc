@@ -2,6 +2,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/model_flags.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
 #include "forebay/train/evaluate_model.h"
 
@@ -15,8 +16,9 @@ class EvalCommand : public Command {
     app.add_option("--data", options_.data, "text: .txt, .jsonl or a packed file")
         ->type_name("PATH")
         ->required();
-    app.add_option("--seq", options_.seq,
-                   "tokens per row, at most the model's positions (default: 1024)")
+    app.add_option(
+           "--seq", options_.seq,
+           "tokens per row, at most the model's positions (default: 1024, or that of packed data)")
         ->type_name("N")
         ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
     app.add_option("--batch", options_.batch, "rows computed together (default: 4)")
@@ -39,10 +41,10 @@ class EvalCommand : public Command {
                              }));
     progress.Clear();
     if (context.json) {
-      fmt::print("{}\n", ToJson(result).dump());
+      PrintTo(stdout, "{}\n", ToJson(result).dump());
     } else {
-      fmt::print("loss        {:.4f}\nperplexity  {:.4g}\ntokens      {} ({} predicted)\n",
-                 result.loss, result.perplexity, result.num_tokens, result.num_trained);
+      PrintTo(stdout, "loss        {:.4f}\nperplexity  {:.4g}\ntokens      {} ({} predicted)\n",
+              result.loss, result.perplexity, result.num_tokens, result.num_trained);
     }
     return absl::OkStatus();
   }

@@ -3,6 +3,7 @@
 #include "forebay/tools/commands.h"
 #include "forebay/tools/model_flags.h"
 #include "forebay/tools/number_checks.h"
+#include "forebay/tools/print.h"
 #include "forebay/train/generate_text.h"
 
 namespace forebay {
@@ -43,22 +44,22 @@ class GenerateCommand : public Command {
     options_.prompt = options_.chat ? chat_ : prompt_;
     const auto print = [&](std::string_view piece) {
       if (context.json) return;
-      fmt::print("{}", piece);
+      PrintTo(stdout, "{}", piece);
       std::fflush(stdout);
     };
     FOREBAY_ASSIGN_OR_RETURN(const GeneratedText generated, GenerateText(options_, print));
     if (context.json) {
-      fmt::print("{}\n", ToJson(generated).dump(-1, ' ', false, Json::error_handler_t::replace));
+      PrintTo(stdout, "{}\n",
+              ToJson(generated).dump(-1, ' ', false, Json::error_handler_t::replace));
       return absl::OkStatus();
     }
-    fmt::print("\n");
+    PrintTo(stdout, "\n");
     std::fflush(stdout);
     const GenerateResult& result = generated.result;
-    fmt::print(
-        stderr,
-        "{} tokens after {} of the prompt, {:.1f} tokens/s ({:.0f} tokens/s for the prompt)\n",
-        result.tokens.size(), result.prompt_tokens, result.TokensPerSecond(),
-        result.PromptTokensPerSecond());
+    PrintTo(stderr,
+            "{} tokens after {} of the prompt, {:.1f} tokens/s ({:.0f} tokens/s for the prompt)\n",
+            result.tokens.size(), result.prompt_tokens, result.TokensPerSecond(),
+            result.PromptTokensPerSecond());
     return absl::OkStatus();
   }
 

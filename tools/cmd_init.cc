@@ -8,6 +8,7 @@
 #include "forebay/base/format.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/number_checks.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
 #include "forebay/train/init_model.h"
 
@@ -40,16 +41,16 @@ class InitCommand : public Command {
                              }));
     progress.Clear();
     if (context.json) {
-      fmt::print("{}\n", ToJson(result).dump());
+      PrintTo(stdout, "{}\n", ToJson(result).dump());
     } else if (options_.as_run) {
-      fmt::print(
-          "made a run of step 0 in '{0}': {1}, {2} parameters\ntrain it with: forebay train "
-          "--resume --out={0} --data=FILE{3}\n",
-          options_.out, result.architecture, FormatCount(result.num_params),
-          result.precision == "fp32" ? " --precision=fp32" : "");
+      PrintTo(stdout,
+              "made a run of step 0 in '{0}': {1}, {2} parameters\ntrain it with: forebay train "
+              "--resume --out={4} --data=FILE{3}\n",
+              options_.out, result.architecture, FormatCount(result.num_params),
+              result.precision == "fp32" ? " --precision=fp32" : "", ShellQuoted(options_.out));
     } else {
-      fmt::print("made a model in '{}': {}, {} parameters\n", options_.out, result.architecture,
-                 FormatCount(result.num_params));
+      PrintTo(stdout, "made a model in '{}': {}, {} parameters\n", options_.out,
+              result.architecture, FormatCount(result.num_params));
     }
     return absl::OkStatus();
   }

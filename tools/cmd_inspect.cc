@@ -2,6 +2,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/tools/commands.h"
+#include "forebay/tools/print.h"
 #include "forebay/train/inspect.h"
 
 namespace forebay {
@@ -33,11 +34,18 @@ std::string Text(const Json& json) {
                               json["vocab"].get<int64_t>(), json["max_positions"].get<int64_t>()));
   } else {
     line("step", fmt::format("{} (committed)", json["step"].get<int64_t>()));
+    const Json& stripes = json["stripes"];
+    const std::string where = stripes.size() == 1 ? stripes[0]["folder"].get<std::string>()
+                                                  : fmt::format("{} folders", stripes.size());
     line("store",
-         fmt::format("{}, {} in two slots, layout {}, tiles of {} elements",
-                     json["store"].get<std::string>(),
+         fmt::format("{}, {} in two slots, layout {}, tiles of {} elements", where,
                      FormatBytes(json["store_bytes"].get<int64_t>()),
                      json["layout"].get<std::string>(), json["tile_elems"].get<int64_t>()));
+    for (size_t i = 0; i < stripes.size() && stripes.size() > 1; ++i) {
+      line("", fmt::format("{}, {}, weight {}", stripes[i]["folder"].get<std::string>(),
+                           FormatBytes(stripes[i]["bytes"].get<int64_t>()),
+                           stripes[i]["weight"].get<int64_t>()));
+    }
     line("from model", json["model"].get<std::string>());
   }
   if (json.contains("digest")) line("digest", json["digest"].get<std::string>());
@@ -63,8 +71,9 @@ class InspectCommand : public Command {
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(const Json json, Inspect(path_, options_));
     // Names of tensors come from files of others.
-    fmt::print("{}", context.json ? json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
-                                  : Text(json));
+    PrintTo(stdout, "{}",
+            context.json ? json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"
+                         : Text(json));
     return absl::OkStatus();
   }
 

@@ -3,9 +3,11 @@
 #include "forebay/model/decoder_config.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/option_flags.h"
+#include "forebay/tools/print.h"
 #include "forebay/train/disk_profile.h"
 #include "forebay/train/plan.h"
 #include "forebay/train/resolve_options.h"
+#include "forebay/train/stripe_weights.h"
 
 namespace forebay {
 namespace {
@@ -14,7 +16,7 @@ class PlanCommand : public Command {
  public:
   void Declare(CLI::App& app) override {
     app.add_option("MODEL", model_, "the same as --model");
-    flags_.Declare(app);
+    flags_.Declare(app, OptionsUse::kPlan);
   }
   bool ReportsUnknownFlags() const override { return true; }
 
@@ -29,11 +31,13 @@ class PlanCommand : public Command {
     // With --ram the question may be about another machine than this one.
     if (options.ram_bytes > 0) limits.available_memory_bytes = 0;
     FOREBAY_ASSIGN_OR_RETURN(const DiskProfile profile,
-                             ReadDiskProfile(options.bench, SwapFolderOf(options)));
-    if (!profile.warning.empty()) fmt::print(stderr, "forebay: warning: {}\n", profile.warning);
+                             ReadDiskProfile(options.bench, SwapFoldersOf(options)));
+    if (!profile.warning.empty()) PrintTo(stderr, "forebay: warning: {}\n", profile.warning);
     AddRates(profile, limits);
+    SetWeights(KnownShares(options, profile, limits), limits);
     FOREBAY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, options, limits));
-    fmt::print("{}", context.json ? ToJson(plan).dump(2) + "\n" : FormatPlan(plan, model, options));
+    PrintTo(stdout, "{}",
+            context.json ? ToJson(plan).dump() + "\n" : FormatPlan(plan, model, options));
     return absl::OkStatus();
   }
 

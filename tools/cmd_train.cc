@@ -13,7 +13,7 @@ namespace {
 
 class TrainCommand : public Command {
  public:
-  void Declare(CLI::App& app) override { flags_.Declare(app); }
+  void Declare(CLI::App& app) override { flags_.Declare(app, OptionsUse::kTrain); }
   bool ReportsUnknownFlags() const override { return true; }
 
   absl::Status Run(const CommandContext& context) override {

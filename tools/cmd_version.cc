@@ -1,28 +1,17 @@
-#include "fmt/format.h"
+#include "forebay/tools/cmd_version.h"
+
 #include "forebay/base/json.h"
-#include "forebay/tools/commands.h"
+#include "forebay/tools/print.h"
 
 namespace forebay {
-namespace {
 
-class VersionCommand : public Command {
- public:
-  void Declare(CLI::App&) override {}
-
-  absl::Status Run(const CommandContext& context) override {
-    if (context.json) {
-      fmt::print("{}\n", Json({{"version", FOREBAY_VERSION}, {"compiler", __VERSION__}}).dump());
-    } else {
-      fmt::print("forebay {}\n", FOREBAY_VERSION);
-    }
-    return absl::OkStatus();
+absl::Status VersionCommand::Run(const CommandContext& context) {
+  if (context.json) {
+    PrintTo(stdout, "{}\n", Json({{"version", FOREBAY_VERSION}, {"compiler", __VERSION__}}).dump());
+  } else {
+    PrintTo(stdout, "{} {}\n", program_, FOREBAY_VERSION);
   }
-};
-
-}  // namespace
-
-std::unique_ptr<Command> MakeVersionCommand() {
-  return std::make_unique<VersionCommand>();
+  return absl::OkStatus();
 }
 
 }  // namespace forebay

@@ -42,7 +42,6 @@ struct CommandEntry {
 
 struct Program {
   std::string name;                    // "forebay"
-  std::string version;                 // printed by --version where there is no such command
   std::string about;                   // the first lines of the overview
   std::vector<CommandEntry> commands;  // in the order of the overview
   std::vector<std::string> formats;    // of --format, the default first; "json" is among them

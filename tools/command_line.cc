@@ -1,6 +1,10 @@
 #include "forebay/tools/command_line.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -10,9 +14,20 @@
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/base/json.h"
+#include "forebay/tools/print.h"
 
 namespace forebay {
 namespace {
+
+// A standard stream that the caller closed is opened on nothing, so that no file of ours gets its
+// number and all that is printed. Read-only: writing results still fails, and is told.
+void OccupyStandardStreams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) == -1 && errno == EBADF) {
+      [[maybe_unused]] const int taken = ::open("/dev/null", O_RDONLY);  // the lowest free number
+    }
+  }
+}
 
 std::vector<std::string> CommandNames(const Program& program) {
   std::vector<std::string> names = {"help"};
@@ -45,14 +60,29 @@ int Report(const Program& program, const absl::Status& status, bool json) {
   const int code = static_cast<int>(ExitCodeOf(status));
   const bool interrupted = ExitCodeOf(status) == ExitCode::kInterrupted;
   std::fflush(stdout);
-  fmt::print(stderr, "{}: {}{}\n", program.name, interrupted ? "" : "error: ", MessageOf(status));
+  PrintTo(stderr, "{}: {}{}\n", program.name, interrupted ? "" : "error: ", MessageOf(status));
   if (json) {
     const Json error = {{"error", {{"message", MessageOf(status)}, {"exit_code", code}}}};
     // Paths in messages may hold any bytes.
-    fmt::print("{}\n", error.dump(-1, ' ', false, Json::error_handler_t::replace));
+    PrintTo(stdout, "{}\n", error.dump(-1, ' ', false, Json::error_handler_t::replace));
     std::fflush(stdout);
   }
   return code;
+}
+
+absl::Status CannotWriteResults(int error_number) {
+  return StorageError(fmt::format(
+      "the results could not all be written to stdout{}. Files that the command makes are whole; "
+      "for the rest run it again with stdout going where there is room",
+      error_number == 0 ? "" : ": " + ErrnoText(error_number)));
+}
+
+// What is still in stdout's buffer is as much a result as what has left it.
+absl::Status FlushResults() {
+  const bool failed_before = std::ferror(stdout) != 0;
+  errno = 0;
+  if (std::fflush(stdout) == 0 && !failed_before) return absl::OkStatus();
+  return CannotWriteResults(errno);
 }
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
@@ -72,8 +102,7 @@ std::vector<std::string> UnknownFlags(const CLI::App& app) {
   return flags;
 }
 
-absl::Status UnknownArguments(const Program& program, const CLI::App& app,
-                              const std::vector<std::string>& flags,
+absl::Status UnknownArguments(const CLI::App& app, const std::vector<std::string>& flags,
                               const std::vector<std::string>& rest) {
   std::string message;
   for (const std::string& flag : flags) {
@@ -83,14 +112,46 @@ absl::Status UnknownArguments(const Program& program, const CLI::App& app,
                            nearest.empty() ? "" : fmt::format("; did you mean '--{}'?", nearest));
   }
   if (message.empty()) message = fmt::format("unexpected argument '{}'", rest.front());
-  return UsageError(
-      message + fmt::format("\n  '{} {} --help' lists all flags", program.name, app.get_name()));
+  return UsageError(message + fmt::format("\n  '{} --help' lists all flags", app.get_name()));
+}
+
+// `args` as CLI11 understands them as they are meant: left alone it takes the argument that follows
+// for the value of '--flag=', and another flag for the value of '--flag'.
+absl::StatusOr<std::vector<std::string>> WithValuesApart(const CLI::App& app,
+                                                         const std::vector<std::string>& args) {
+  std::vector<std::string> apart;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& argument = args[i];
+    apart.push_back(argument);
+    if (!argument.starts_with("--")) continue;
+    if (argument == "--") {
+      apart.insert(apart.end(), args.begin() + static_cast<ptrdiff_t>(i) + 1, args.end());
+      break;
+    }
+    const std::string flag = argument.substr(0, argument.find('='));
+    const CLI::Option* const option = app.get_option_no_throw(flag);
+    if (option == nullptr) continue;
+    const bool takes_value = option->get_items_expected_max() > 0;
+    if (argument.ends_with('=') && argument.size() == flag.size() + 1) {
+      if (!takes_value)
+        return UsageError(fmt::format("'{}' has no value; write '{}'", argument, flag));
+      apart.back() = flag;
+      apart.emplace_back();
+    } else if (takes_value && argument == flag && i + 1 < args.size()) {
+      if (args[i + 1].starts_with("--")) {
+        return UsageError(fmt::format("{0} needs a value, but '{1}' follows it. Write {0}=VALUE",
+                                      flag, args[i + 1]));
+      }
+      apart.push_back(args[++i]);
+    }
+  }
+  return apart;
 }
 
 // Parses and runs one command. CLI11 reports by exceptions; they end here.
 absl::Status ParseAndRun(const Program& program, const CommandEntry& entry,
                          std::vector<std::string> args) {
-  CLI::App app(entry.summary, entry.name);
+  CLI::App app(entry.summary, program.name + " " + entry.name);
   app.allow_extras();
   app.get_formatter()->column_width(34);
   app.footer(fmt::format("\nExample:\n  {}\n\n{}", entry.example, program.exit_codes));
@@ -101,21 +162,20 @@ absl::Status ParseAndRun(const Program& program, const CommandEntry& entry,
   app.add_option("--format", format, fmt::format("of results and errors (default: {})", format))
       ->type_name(formats)
       ->take_last();
+  FOREBAY_ASSIGN_OR_RETURN(args, WithValuesApart(app, args));
   std::ranges::reverse(args);  // as CLI11 wants them
   try {
     app.parse(args);
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
+    PrintTo(stdout, "{}", app.help());
     return absl::OkStatus();
   } catch (const CLI::RequiredError& error) {
     // A required flag that was mistyped is both missing and unknown; the typing error says more.
     const std::vector<std::string> flags = UnknownFlags(app);
-    if (!flags.empty()) return UnknownArguments(program, app, flags, app.remaining());
-    return UsageError(
-        fmt::format("{}. '{} {} --help' lists all flags", error.what(), program.name, entry.name));
+    if (!flags.empty()) return UnknownArguments(app, flags, app.remaining());
+    return UsageError(fmt::format("{}. '{} --help' lists all flags", error.what(), app.get_name()));
   } catch (const CLI::ParseError& error) {
-    return UsageError(
-        fmt::format("{}. '{} {} --help' lists all flags", error.what(), program.name, entry.name));
+    return UsageError(fmt::format("{}. '{} --help' lists all flags", error.what(), app.get_name()));
   }
   if (std::ranges::find(program.formats, format) == program.formats.end()) {
     return UsageError(
@@ -127,7 +187,7 @@ absl::Status ParseAndRun(const Program& program, const CommandEntry& entry,
   const std::vector<std::string> rest = app.remaining();
   context.unknown_flags = UnknownFlags(app);
   if (!rest.empty() && (context.unknown_flags.empty() || !command->ReportsUnknownFlags())) {
-    return UnknownArguments(program, app, context.unknown_flags, rest);
+    return UnknownArguments(app, context.unknown_flags, rest);
   }
   return command->Run(context);
 }
@@ -171,8 +231,9 @@ bool MeansDefault(const Program& program, const std::string& first) {
 
 int Dispatch(const Program& program, const std::vector<std::string>& args) {
   const std::string name = args.empty() ? "" : args[0];
+  if (name == "help" && args.size() > 1) return Dispatch(program, {args[1], "--help"});
   if (name.empty() || name == "help" || name == "--help" || name == "-h") {
-    fmt::print(name.empty() ? stderr : stdout, "{}", Overview(program));
+    PrintTo(name.empty() ? stderr : stdout, "{}", Overview(program));
     return static_cast<int>(name.empty() ? ExitCode::kUsage : ExitCode::kOk);
   }
   const auto find = [&](const std::string& command) {
@@ -180,10 +241,6 @@ int Dispatch(const Program& program, const std::vector<std::string>& args) {
   };
   const auto none = program.commands.end();
   auto entry = find(name == "--version" ? "version" : name);
-  if (name == "--version" && entry == none) {
-    fmt::print("{} {}\n", program.name, program.version);
-    return static_cast<int>(ExitCode::kOk);
-  }
   std::vector<std::string> rest(args.begin() + 1, args.end());
   if (entry == none && MeansDefault(program, name)) {
     entry = find(program.default_command);
@@ -210,15 +267,18 @@ std::vector<std::string> NormalizeFlags(const std::vector<std::string>& args) {
 }
 
 int RunCommandLine(const Program& program, const std::vector<std::string>& args) {
+  OccupyStandardStreams();
   try {
-    return Dispatch(program, args);
+    const int code = Dispatch(program, args);
+    const absl::Status written = FlushResults();
+    return code == static_cast<int>(ExitCode::kOk) ? Report(program, written, false) : code;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "{}: error: out of memory. Free memory on this machine, or {}\n",
-               program.name, program.out_of_memory_advice);
+    PrintTo(stderr, "{}: error: out of memory. Free memory on this machine, or {}\n", program.name,
+            program.out_of_memory_advice);
     return static_cast<int>(ExitCode::kOutOfMemory);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: internal error: {}. This is a bug in forebay; please report it\n",
-               program.name, error.what());
+    PrintTo(stderr, "{}: internal error: {}. This is a bug in forebay; please report it\n",
+            program.name, error.what());
     return static_cast<int>(ExitCode::kInternal);
   }
 }

@@ -1,8 +1,13 @@
 #include "forebay/tools/commands.h"
 
-namespace forebay {
+#include "forebay/tools/cmd_version.h"
 
+namespace forebay {
 namespace {
+
+std::unique_ptr<Command> MakeVersionCommand() {
+  return std::make_unique<VersionCommand>("forebay");
+}
 
 std::vector<CommandEntry> ForebayCommands() {
   return {
@@ -40,7 +45,6 @@ constexpr char kExitCodes[] =
 const Program& ForebayProgram() {
   static const Program program = {
       .name = "forebay",
-      .version = FOREBAY_VERSION,
       .about =
           "forebay trains language models whose state is larger than RAM: weights and optimizer "
           "state live on NVMe\n"

@@ -18,7 +18,6 @@ std::unique_ptr<Command> MakeEvalCommand();
 std::unique_ptr<Command> MakeInspectCommand();
 std::unique_ptr<Command> MakeInitCommand();
 std::unique_ptr<Command> MakeCleanCommand();
-std::unique_ptr<Command> MakeVersionCommand();
 
 // Runs `forebay-data` with these arguments on our terminal and returns its exit code.
 int RunDataCommand(const std::vector<std::string>& args);

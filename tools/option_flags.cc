@@ -15,9 +15,16 @@ std::string GroupName(const std::string& section) {
   return names.at(section);
 }
 
+std::string DefaultNote(const OptionSpec& spec, OptionsUse use) {
+  if (IsRequired(spec.name, use)) return " (required)";
+  const bool none =
+      spec.is_switch() || spec.default_text.empty() || IsRequired(spec.name, OptionsUse::kTrain);
+  return none ? "" : fmt::format(" (default: {})", spec.default_text);
+}
+
 }  // namespace
 
-void OptionFlags::Declare(CLI::App& app) {
+void OptionFlags::Declare(CLI::App& app, OptionsUse use) {
   app.add_option("--config", config_,
                  "JSON file with these options by section (comments are allowed)")
       ->type_name("FILE")
@@ -28,9 +35,7 @@ void OptionFlags::Declare(CLI::App& app) {
       ->take_all();
   for (const OptionSpec& spec : OptionTable()) {
     std::string& text = texts_[spec.name];
-    const std::string help = spec.is_switch()
-                                 ? spec.help
-                                 : fmt::format("{} (default: {})", spec.help, spec.default_text);
+    const std::string help = spec.help + DefaultNote(spec, use);
     CLI::Option* flag = spec.is_switch() ? app.add_flag("--" + spec.name, text, help)
                                          : app.add_option("--" + spec.name, text, help);
     if (!spec.is_switch()) flag->type_name(spec.value_name);

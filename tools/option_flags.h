@@ -15,7 +15,7 @@ namespace forebay {
 class OptionFlags {
  public:
   // Adds every flag of the table to `app`, grouped by section. `this` must outlive the parse.
-  void Declare(CLI::App& app);
+  void Declare(CLI::App& app, OptionsUse use);
   // What was given; call after the parse.
   OptionInputs Inputs(const CommandContext& context) const;
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "fmt/format.h"
+#include "forebay/tools/print.h"
 
 namespace forebay {
 namespace {
@@ -21,14 +22,14 @@ void ProgressLine::Show(std::string_view what, double fraction) {
   if (!terminal_ || (shown_ && since_shown_.Seconds() < kIntervalS)) return;
   shown_ = true;
   since_shown_.Restart();
-  fmt::print(file_, "\r\x1b[K{} {}", what, ProgressBar(fraction));
+  PrintTo(file_, "\r\x1b[K{} {}", what, ProgressBar(fraction));
   std::fflush(file_);
 }
 
 void ProgressLine::Clear() {
   if (!shown_) return;
   shown_ = false;
-  fmt::print(file_, "\r\x1b[K");
+  PrintTo(file_, "\r\x1b[K");
   std::fflush(file_);
 }
 

@@ -5,6 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/format.h"
+#include "forebay/tools/print.h"
 
 namespace forebay {
 namespace {
@@ -20,18 +21,6 @@ int64_t Bytes(const Json& json, const char* key) {
 
 std::string Gigabytes(double bytes) {
   return fmt::format("{:.{}f}", bytes / 1e9, bytes < 0.1e9 ? 3 : 1);
-}
-
-// A path as a shell reads it.
-std::string Quoted(const std::string& path) {
-  const bool plain = !path.empty() && std::ranges::all_of(path, [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("/._-+=:,@").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-  if (plain) return path;
-  std::string quoted = "'";
-  for (const char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
 }
 
 std::string LossLine(const Json& summary) {
@@ -50,13 +39,13 @@ std::string NextCommands(const std::string& run, const std::string& model) {
     return fmt::format(
         "next       forebay inspect {0}\n           forebay inspect {0} --hash\n           forebay "
         "clean {0}\n",
-        Quoted(run));
+        ShellQuoted(run));
   }
   return fmt::format(
       "next       forebay generate --model={0} --prompt='Once upon a time'\n"
       "           forebay eval --model={0} --data=FILE\n"
       "           forebay inspect {0} --tensors\n",
-      Quoted(model));
+      ShellQuoted(model));
 }
 
 }  // namespace
@@ -103,12 +92,13 @@ std::string FormatSummary(const Json& summary) {
                       FormatBinaryBytes(Bytes(summary, "rss_bytes")),
                       FormatBinaryBytes(Bytes(summary, "ram_budget_bytes")));
   const int64_t in_ram = Bytes(summary, "host_weight_bytes") + Bytes(summary, "host_state_bytes");
+  const auto stores = summary.value("stores", std::vector<std::string>());
   text += fmt::format("state      {} in {}{}\n", FormatBytes(Bytes(summary, "store_bytes")),
-                      summary.value("store", ""),
+                      fmt::join(stores, " and "),
                       in_ram > 0
                           ? fmt::format(", and {} of it in RAM while training", FormatBytes(in_ram))
                           : std::string(", none of it in RAM"));
-  text += fmt::format("           give that space back with: forebay clean {}\n", Quoted(run));
+  text += fmt::format("           give that space back with: forebay clean {}\n", ShellQuoted(run));
   if (!model.empty()) text += fmt::format("model      {}\n", model);
   return text + NextCommands(run, model);
 }
@@ -121,7 +111,7 @@ void TrainOutput::OnPlan(const std::string& table, const Json& plan) {
 void TrainOutput::OnPhase(const std::string& phase, double fraction) {
   if (options_.live) return live_.Show(phase, fraction);
   // Without a terminal a phase is announced once.
-  if (phase != phase_) fmt::print(options_.progress, "{}\n", phase);
+  if (phase != phase_) PrintTo(options_.progress, "{}\n", phase);
   phase_ = phase;
 }
 
@@ -139,12 +129,12 @@ void TrainOutput::OnStep(const Json& metrics) {
 void TrainOutput::OnNote(const std::string& line) {
   if (options_.json) return PrintEvent("note", {{"text", line}});
   live_.Clear();
-  fmt::print(options_.progress, "{}\n", line);
+  PrintTo(options_.progress, "{}\n", line);
 }
 
 // Other threads may be in the middle of a line, so this one is a write of its own, on a new one.
 void TrainOutput::OnWarning(const std::string& line) {
-  fmt::print(options_.progress, "\nforebay: warning: {}\n", line);
+  PrintTo(options_.progress, "\nforebay: warning: {}\n", line);
 }
 
 void TrainOutput::OnDone(const Json& summary) {
@@ -155,7 +145,7 @@ void TrainOutput::OnDone(const Json& summary) {
 // when it happened.
 void TrainOutput::PrintResult(const std::string& text) {
   live_.Clear();
-  fmt::print(options_.results, "{}", text);
+  PrintTo(options_.results, "{}", text);
   std::fflush(options_.results);
 }
 

@@ -8,6 +8,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/swap/transfer_buffer.h"
 
 namespace forebay {
 namespace {
@@ -42,10 +43,10 @@ class StoreFiller {
     const int64_t tile_elems = std::min(tiles.tile_elems(), largest_layer);
     FOREBAY_ASSIGN_OR_RETURN(master_,
                              HostBuffer::Create(budget, "import: one layer", largest_layer * 4));
-    FOREBAY_ASSIGN_OR_RETURN(tile_,
-                             HostBuffer::Create(budget, "import: one tile",
-                                                tile_elems * (WeightBytesPerElem(tiles.layout()) +
-                                                              StateBytesPerElem(tiles.layout()))));
+    const int64_t tile_bytes =
+        tile_elems * (WeightBytesPerElem(tiles.layout()) + StateBytesPerElem(tiles.layout()));
+    FOREBAY_ASSIGN_OR_RETURN(
+        tile_, TransferBuffer::Create(store_, budget, "import: one tile", tile_bytes, tile_bytes));
     for (int layer = 0; layer < store_->inventory().num_layers(); ++layer) {
       FOREBAY_RETURN_IF_ERROR(FillLayer(layer));
     }
@@ -93,7 +94,7 @@ class StoreFiller {
   const TensorFiller& fill_;
   const std::function<bool()>& stop_;
   HostBuffer master_;
-  HostBuffer tile_;
+  TransferBuffer tile_;
 };
 
 }  // namespace
@@ -111,8 +112,9 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(const StoreOption
   if (status.ok()) return store;
   store.reset();
   // The first error is the one to report; a store left behind is named by the next start.
-  TensorStore::Remove(options.directory).IgnoreError();
-  return Annotate(status, fmt::format("filling the store in '{}'", options.directory));
+  TensorStore::Remove(options.directories).status().IgnoreError();
+  return Annotate(status,
+                  fmt::format("filling the store in '{}'", fmt::join(options.directories, "', '")));
 }
 
 }  // namespace forebay

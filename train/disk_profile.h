@@ -1,8 +1,8 @@
-// What --bench says about the disk of a run's swap area.
+// What --bench says about the disks of a run's swap area.
 #pragma once
 
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/aio/io_profile.h"
@@ -13,16 +13,15 @@
 namespace forebay {
 
 struct DiskProfile {
-  std::optional<DeviceProfile> device;  // nullopt: without --bench, or it does not hold here
-  std::string warning;                  // why it does not hold; "" when it does
+  // By folder of the swap area. Empty: without --bench, or it does not hold for all of them.
+  std::vector<DeviceProfile> devices;
+  std::string warning;  // why it does not hold; "" when it does
 };
 
-// For a swap area in `folder`, which need not exist yet. BadInputError when the file is not there
+// For a swap area in `folders`, which need not exist yet. BadInputError when the file is not there
 // or not valid.
-absl::StatusOr<DiskProfile> ReadDiskProfile(const std::string& bench, const std::string& folder);
-
-// Where the swap area of `options` is looked for.
-std::string SwapFolderOf(const TrainOptions& options);
+absl::StatusOr<DiskProfile> ReadDiskProfile(const std::string& bench,
+                                            const std::vector<std::string>& folders);
 
 // The measured speeds, for the plan.
 void AddRates(const DiskProfile& profile, MachineLimits& limits);
@@ -30,7 +29,7 @@ void AddRates(const DiskProfile& profile, MachineLimits& limits);
 // As `open_engine`, with the settings of the profile where the engine is the one that it was
 // measured with. Otherwise without them, and `profile` becomes one that does not hold.
 absl::StatusOr<OpenedEngine> OpenProfiledEngine(const EngineOptions& options,
-                                                const std::string& folder,
+                                                const std::vector<std::string>& folders,
                                                 const EngineOpener& open_engine,
                                                 DiskProfile& profile);
 

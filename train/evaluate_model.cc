@@ -16,12 +16,18 @@ namespace {
 // More would save no time: computation hides the reading by then.
 constexpr int64_t kMaxMicroBatchesPerPass = 64;
 
+int64_t RowTokens(const EvaluateModelOptions& options, const DecoderConfig& config) {
+  constexpr int64_t kUsual = 1024;
+  if (options.seq.has_value()) return std::min(*options.seq, config.max_positions);
+  return PackedRowTokens(options.data).value_or(std::min(kUsual, config.max_positions));
+}
+
 absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOptions& options,
-                                                       const DecoderConfig& config) {
+                                                       int64_t seq) {
   PackRequest request;
   request.data = options.data;
   request.model = options.model;
-  request.seq = std::min(options.seq, config.max_positions);
+  request.seq = seq;
   request.truncate = options.truncate;
   request.cache = PackCacheDirectory();
   FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request));
@@ -33,13 +39,13 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOption
 absl::StatusOr<EvaluationResult> EvaluateModel(
     const EvaluateModelOptions& options,
     const std::function<void(const std::string&, double)>& progress) {
-  if (options.batch * options.seq > kMostTokensAtOnce) {
-    return UsageError(fmt::format("--batch={} times --seq={} is {} tokens; the most is {}",
-                                  options.batch, options.seq, options.batch * options.seq,
-                                  kMostTokensAtOnce));
-  }
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.model));
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<PackedFile> data, OpenPacked(options, config));
+  const int64_t seq = RowTokens(options, config);
+  if (options.batch * seq > kMostTokensAtOnce) {
+    return UsageError(fmt::format("--batch={} times rows of {} tokens is {} tokens; the most is {}",
+                                  options.batch, seq, options.batch * seq, kMostTokensAtOnce));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<PackedFile> data, OpenPacked(options, seq));
   const int64_t num_batches = (data->info().num_rows + options.batch - 1) / options.batch;
   const auto bytes_for = [&](int64_t micro_batches) {
     return EvaluationBytes(config, options.batch, data->info().seq, micro_batches);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -13,9 +14,10 @@
 namespace forebay {
 
 struct EvaluateModelOptions {
-  std::string model;      // Hugging Face folder
-  std::string data;       // .txt, .jsonl or packed file
-  int64_t seq = 1024;     // tokens per row; at most the model's positions
+  std::string model;  // Hugging Face folder
+  std::string data;   // .txt, .jsonl or packed file
+  // Tokens per row, cut to the model's positions; nullopt: as data is packed already, else 1024.
+  std::optional<int64_t> seq;
   int64_t batch = 4;      // rows per micro-batch
   bool truncate = false;  // cut over-long prompts and chats instead of refusing them
   int64_t ram_bytes = 0;  // budget of the process; 0: a share of what is available

@@ -86,14 +86,15 @@ absl::Status ExportModel(TensorStore& store, const std::string& model_directory,
 absl::Status PruneExports(const std::string& exports_directory, int64_t keep) {
   constexpr std::string_view kPrefix = "step-";
   std::vector<std::pair<int64_t, std::string>> exports;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(exports_directory, error)) {
-    const std::string name = entry.path().filename().string();
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(exports_directory));
+  for (const std::string& name : names) {
     if (!name.starts_with(kPrefix)) continue;
     int64_t step = 0;
     const char* end = name.data() + name.size();
     const auto [rest, code] = std::from_chars(name.data() + kPrefix.size(), end, step);
-    if (code == std::errc() && rest == end) exports.emplace_back(step, entry.path().string());
+    if (code == std::errc() && rest == end) {
+      exports.emplace_back(step, JoinPath(exports_directory, name));
+    }
   }
   std::ranges::sort(exports);
   for (size_t i = 0; static_cast<int64_t>(exports.size() - i) > keep; ++i) {

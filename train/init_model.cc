@@ -15,6 +15,7 @@
 #include "forebay/base/hash.h"
 #include "forebay/model/model_folder.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/swap/store_manifest.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/run_folder.h"
 
@@ -159,10 +160,12 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
                       const InitResult& result, const std::function<void(double)>& progress) {
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(result.model));
   FOREBAY_RETURN_IF_ERROR(WriteSidecars(source, result.model, dtype));
+  FOREBAY_ASSIGN_OR_RETURN(const StoreUuid uuid, NewStoreUuid());
   std::error_code error;
   Json run = {{"format", kRunFormat},
               {"state", "creating"},
-              {"store", "swap"},
+              {"stores", {"swap"}},
+              {"store_uuid", ToHex(uuid)},
               {"model", std::filesystem::absolute(result.model, error).lexically_normal().string()},
               {"fingerprint", nullptr}};
   const RunPaths paths(options.out);
@@ -170,7 +173,8 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
 
   const Inventory inventory = BuildInventory(source.config);
   StoreOptions store;
-  store.directory = result.store;
+  store.directories = {result.store};
+  store.uuid = uuid;
   store.layout = dtype == DType::kBF16 ? Layout::kBf16 : Layout::kFp32;
   ThreadPool pool(options.num_threads, "init");
   int64_t done = 0;
@@ -184,8 +188,9 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
   CommitInfo first;
   first.trainer = Json::object();
-  FOREBAY_RETURN_IF_ERROR(
-      CreateFilledStore(store, inventory, fill, first, engine.get(), &no_limit).status());
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TensorStore> made,
+      CreateFilledStore(store, inventory, fill, first, engine.get(), &no_limit));
   run["state"] = "ready";
   return WriteFileAtomically(paths.run_json, run.dump(2) + "\n");
 }
@@ -228,9 +233,9 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
                                              : WriteModelFolder(options, source, dtype, progress);
   if (status.ok()) return result;
   // Only what was made here: the folder was new or empty.
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(options.out, error)) {
-    RemoveTree(entry.path().string()).IgnoreError();
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(options.out);
+  for (const std::string& name : names.value_or(std::vector<std::string>())) {
+    RemoveTree(JoinPath(options.out, name)).IgnoreError();
   }
   return Annotate(status, fmt::format("making a model in '{}'", options.out));
 }

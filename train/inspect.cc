@@ -90,8 +90,14 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   json["step"] = store->committed().step;
   json["layout"] = NameOf(tiles.layout());
   json["tile_elems"] = tiles.tile_elems();
-  json["store"] = store->directory();
-  json["store_bytes"] = TensorStore::DiskBytes(tiles, 0);
+  const StripeBytes stripe_bytes = TensorStore::DiskBytes(tiles, {});
+  json["store_bytes"] = Total(stripe_bytes);
+  json["stripes"] = Json::array();
+  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+    json["stripes"].push_back({{"folder", store->directories()[stripe]},
+                               {"weight", tiles.stripe_weights()[stripe]},
+                               {"bytes", stripe_bytes[stripe]}});
+  }
   json["model"] = model;
   if (options.hash) {
     FOREBAY_ASSIGN_OR_RETURN(json["digest"], StateDigest(*store));

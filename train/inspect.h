@@ -17,7 +17,7 @@ struct InspectOptions {
 // bytes; with `tensors`, an array of {name, shape, dtype, bytes}; with `hash`, digest
 // (run_folder.h: StateDigest or ModelDigest).
 //   "model": dtypes, and of the architecture layers, hidden, vocab
-//   "run":   store, step, layout, tile_elems, store_bytes, model
+//   "run":   step, layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
 // BadInputError when `path` is neither; CorruptError or EnvironmentError from the run's store.
 absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options);
 

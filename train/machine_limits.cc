@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <thread>
 
 #include "forebay/base/file.h"
@@ -12,38 +11,40 @@
 namespace forebay {
 namespace {
 
-// The nearest folder of `path` that exists, itself included.
-std::string NearestExisting(const std::string& path) {
-  std::error_code error;
-  std::filesystem::path at = std::filesystem::absolute(path, error);
-  while (!error && !std::filesystem::exists(at, error) && at.has_parent_path() &&
-         at != at.parent_path()) {
-    error.clear();
-    at = at.parent_path();
-  }
-  return at.string();
+void AskFileSystem(const std::string& folder, int64_t& free_bytes, uint64_t& file_system) {
+  const std::string existing = NearestFolder(folder);
+  struct stat info = {};
+  free_bytes = FreeSpace(existing).value_or(-1);
+  if (::stat(existing.c_str(), &info) == 0) file_system = info.st_dev;
 }
 
 }  // namespace
+
+FoldersOfDisks ByFileSystem(const std::vector<DiskLimits>& disks) {
+  FoldersOfDisks folders;
+  for (size_t i = 0; i < disks.size(); ++i) folders[disks[i].file_system].push_back(i);
+  return folders;
+}
+
+std::vector<std::string> SwapFoldersOf(const TrainOptions& options) {
+  if (!options.nvme.empty()) return options.nvme;
+  return {options.out.empty() ? "." : options.out};
+}
 
 MachineLimits AskMachine(const TrainOptions& options) {
   MachineLimits limits;
   limits.available_memory_bytes = AvailableMemoryBytes();
   limits.num_cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const std::string& swap = options.nvme.empty() ? options.out : options.nvme;
-  struct stat swap_stat {
-  }, out_stat{};
-  if (!swap.empty()) {
-    const std::string existing = NearestExisting(swap);
-    limits.nvme_free_bytes = FreeSpace(existing).value_or(-1);
-    ::stat(existing.c_str(), &swap_stat);
+  limits.disks.clear();
+  for (const std::string& folder : SwapFoldersOf(options)) {
+    DiskLimits& disk = limits.disks.emplace_back();
+    disk.folder = options.nvme.empty() ? JoinPath(options.out, "swap") : folder;
+    if (options.nvme.empty() && options.out.empty()) continue;
+    AskFileSystem(folder, disk.free_bytes, disk.file_system);
   }
   if (!options.out.empty()) {
-    const std::string existing = NearestExisting(options.out);
-    limits.out_free_bytes = FreeSpace(existing).value_or(-1);
-    ::stat(existing.c_str(), &out_stat);
+    AskFileSystem(options.out, limits.out_free_bytes, limits.out_file_system);
   }
-  limits.one_file_system = swap_stat.st_dev == out_stat.st_dev;
   return limits;
 }
 

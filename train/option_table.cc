@@ -12,6 +12,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/format.h"
 #include "forebay/base/tensor_spec.h"
+#include "forebay/swap/stripes.h"
 
 namespace forebay {
 namespace {
@@ -166,6 +167,81 @@ OptionSpec Path(std::string_view section, std::string_view name, std::string Tra
   return spec;
 }
 
+// What `text` has between its commas.
+std::vector<std::string_view> SplitAtCommas(std::string_view text) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+// Folders of the swap area. Commas part them, also in a text of a configuration file; of a list
+// there each item is one folder, whatever is in its name.
+OptionSpec Folders(std::string_view section, std::string_view name,
+                   std::vector<std::string> TrainOptions::*member, std::string_view help) {
+  OptionSpec spec = Row(section, name, help);
+  spec.value_name = "PATH,...";
+  spec.allowed = fmt::format("1 to {} paths with commas between them", kMaxStripes);
+  spec.parse = [](std::string_view text) -> std::optional<Json> {
+    Json list = Json::array();
+    for (const std::string_view part : SplitAtCommas(text)) list.push_back(std::string(part));
+    return list;
+  };
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    std::vector<std::string> folders;
+    for (const Json& item : value.is_array() ? value : Json::array({value})) {
+      if (!item.is_string()) return false;
+      folders.push_back(item.get<std::string>());
+    }
+    // "" alone is the default, spelled out.
+    if (folders.size() == 1 && folders.front().empty()) folders.clear();
+    const bool any_empty = std::ranges::any_of(folders, &std::string::empty);
+    if (any_empty || folders.size() > static_cast<size_t>(kMaxStripes)) return false;
+    options.*member = std::move(folders);
+    return true;
+  };
+  spec.get = [=](const TrainOptions& options) {
+    const std::vector<std::string>& folders = options.*member;
+    if (folders.empty()) return Json("");
+    const bool is_plain = folders.size() == 1 && folders.front().find(',') == std::string::npos;
+    return is_plain ? Json(folders.front()) : Json(folders);
+  };
+  return spec;
+}
+
+OptionSpec Weights(std::string_view section, std::string_view name,
+                   std::vector<double> TrainOptions::*member, std::string_view help) {
+  const RealRange range = {.least = 0.001, .most = 1e6};
+  OptionSpec spec = Row(section, name, help);
+  spec.value_name = "X,...";
+  spec.allowed = fmt::format("numbers {} with commas between them", range.Text());
+  spec.parse = [](std::string_view text) -> std::optional<Json> {
+    Json list = Json::array();
+    if (text.empty()) return list;
+    for (const std::string_view part : SplitAtCommas(text)) {
+      const auto number = ParseWhole<double>(part);
+      if (!number.has_value()) return std::nullopt;
+      list.push_back(*number);
+    }
+    return list;
+  };
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    if (!value.is_array() || value.size() > static_cast<size_t>(kMaxStripes)) return false;
+    std::vector<double> weights;
+    for (const Json& item : value) {
+      if (!item.is_number() || !range.Contains(item.get<double>())) return false;
+      weights.push_back(item.get<double>());
+    }
+    options.*member = std::move(weights);
+    return true;
+  };
+  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
+  return spec;
+}
+
 // The value of a number or of a text such as "1GiB"; -1 when it is neither.
 int64_t SizeOrMinusOne(const Json& value) {
   if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62) return -1;
@@ -291,7 +367,10 @@ std::vector<OptionSpec> OffloadRows() {
   const Choices<TierChoice> tiers = {
       {"auto", TierChoice::kAuto}, {"host", TierChoice::kHost}, {"nvme", TierChoice::kNvme}};
   return {
-      Path("offload", "nvme", &O::nvme, "folder of the swap area, on a fast local disk"),
+      Folders("offload", "nvme", &O::nvme,
+              "folder of the swap area, on a fast local disk; of several, each gets a share"),
+      Weights("offload", "nvme_weights", &O::nvme_weights,
+              "share of each folder of --nvme, in proportion to the others'"),
       Ram("offload", "memory budget of the process"),
       Choice<cpu::Precision>("offload", "precision", &O::precision,
                              {{"bf16", cpu::Precision::kBf16}, {"fp32", cpu::Precision::kFp32}},
@@ -314,7 +393,7 @@ std::vector<OptionSpec> OffloadRows() {
       Switch("offload", "engine_strict", &O::engine_strict,
              "stop instead of stepping down to a slower engine"),
       Whole<int>("offload", "io_threads", &O::io_threads, 1, 256,
-                 "I/O threads of the engines threads and buffered"),
+                 "I/O threads of the engines threads and buffered, for each disk"),
       Path("offload", "bench", &O::bench,
            "io.json of 'swap-bench tune': engine settings and disk speeds, where they hold"),
       Real("offload", "tbw", &O::rated_tbw, {.least = 0, .most = 1e9, .above_least = true},
@@ -345,7 +424,9 @@ std::vector<OptionSpec> IoRows() {
 // Defaults that are worked out from other options or from the machine.
 std::string DefaultText(const OptionSpec& spec) {
   if (spec.name == "nvme") return "OUT/swap";
+  if (spec.name == "nvme_weights") return "measured";
   if (spec.name == "layout" || spec.name == "grad_dtype") return "as --precision";
+  if (spec.name == "seq") return "1024, or that of packed data";
   if (spec.name == "model" || spec.name == "data" || spec.name == "out") return "required";
   return ValueText(spec.get(TrainOptions{}));
 }

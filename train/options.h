@@ -45,7 +45,8 @@ struct TrainOptions {
   double clip = 1.0;  // global L2 norm; 0: off
 
   // offload
-  std::string nvme;       // folder of the swap area; empty: OUT/swap
+  std::vector<std::string> nvme;     // folders of the swap area; empty: OUT/swap
+  std::vector<double> nvme_weights;  // of them, in proportion; empty: as fast as they are
   int64_t ram_bytes = 0;  // budget of the process; 0: what is available less a margin (planner)
   cpu::Precision precision = cpu::Precision::kBf16;
   Layout layout = Layout::kBf16;    // follows precision unless set

@@ -7,10 +7,12 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/data/packed_file.h"
 #include "forebay/model/decoder.h"
 #include "forebay/optimizer/offloaded_adamw.h"
 #include "forebay/swap/tensor_store.h"
 #include "forebay/train/step.h"
+#include "forebay/train/stripe_weights.h"
 
 namespace forebay {
 namespace {
@@ -25,10 +27,11 @@ class Planner {
         options_(options),
         limits_(limits),
         inventory_(BuildInventory(model)),
-        tiles_(inventory_, options.layout, options.tile_elems),
+        tiles_(inventory_, options.layout, options.tile_elems, FolderWeights(limits)),
         gradient_bytes_per_elem_(SizeOf(options.grad_dtype)) {}
 
-  absl::StatusOr<Plan> Make() {
+  // Without a look at the disks.
+  absl::StatusOr<Plan> Make() const {
     FOREBAY_RETURN_IF_ERROR(CheckPositions());
     FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, Budget());
     const StepBuffers buffers = ChooseBuffers(budget);
@@ -52,18 +55,94 @@ class Planner {
     plan.write_bytes_per_step = transfers.write_bytes;
     plan.rated_tbw = options_.rated_tbw;
     plan.num_steps = options_.steps;
-    // A disk does one at a time: reading and writing take turns.
-    if (limits_.read_bytes_per_s > 0 && limits_.write_bytes_per_s > 0) {
-      plan.io_s_per_step = static_cast<double>(transfers.read_bytes) / limits_.read_bytes_per_s +
-                           static_cast<double>(transfers.write_bytes) / limits_.write_bytes_per_s;
-    }
-    FOREBAY_RETURN_IF_ERROR(CheckDisk(plan));
+    plan.io_s_per_step = DiskSeconds(transfers);
     return plan;
   }
 
+  // Whether each disk has room for its share.
+  absl::Status CheckDisk(const Plan& plan) const {
+    // A run that continues has its swap area already, and replaces its exports.
+    if (options_.resume) return absl::OkStatus();
+    const int64_t exports = ExportBytesOnDisk();
+    bool together = false;
+    for (const auto& [file_system, folders] : ByFileSystem(limits_.disks)) {
+      const bool beside_exports = exports > 0 && file_system == limits_.out_file_system;
+      together |= beside_exports;
+      const int64_t free_bytes = limits_.disks[folders.front()].free_bytes;
+      int64_t needed_bytes = beside_exports ? exports : 0;
+      std::string names;
+      for (const size_t i : folders) {
+        needed_bytes += plan.stripes[i].nvme_bytes;
+        names += fmt::format("{}'{}'", names.empty() ? "" : " and ", plan.stripes[i].folder);
+      }
+      if (free_bytes < 0 || needed_bytes <= free_bytes) continue;
+      const bool others_have_room = !SharesWithinRoom(plan, 0).empty();
+      return DoesNotFitError(fmt::format(
+          "the swap area{} {} on the file system of {}, which has {} free: {} are missing. "
+          "Free space there, {}name a folder on another disk with --nvme{}",
+          beside_exports ? " and the exported model need" : " needs", FormatBytes(needed_bytes),
+          names, FormatBytes(free_bytes), FormatBytes(needed_bytes - free_bytes),
+          others_have_room ? "" : "or ",
+          others_have_room ? ", or give it a smaller share with --nvme_weights" : ""));
+    }
+    if (!together && limits_.out_free_bytes >= 0 && exports > limits_.out_free_bytes) {
+      return DoesNotFitError(
+          fmt::format("the exported model needs {} on the file system of '{}', which has {} free. "
+                      "Free space there, choose another "
+                      "--out, or keep fewer exports with --keep",
+                      FormatBytes(exports), options_.out, FormatBytes(limits_.out_free_bytes)));
+    }
+    return absl::OkStatus();
+  }
+
+  // Other shares, with which each disk has room for its own if folders are off by no more than
+  // `slack_tiles`; empty: there are none.
+  StripeWeights SharesWithinRoom(const Plan& plan, int64_t slack_tiles) const {
+    SpaceNeeds needs;
+    for (const PlanStripe& stripe : plan.stripes) needs.total_bytes += stripe.nvme_bytes;
+    needs.beside_exports_bytes = ExportBytesOnDisk();
+    const double tile_bytes = static_cast<double>(needs.total_bytes) /
+                              static_cast<double>(inventory_.num_padded_elems()) *
+                              static_cast<double>(options_.tile_elems);
+    needs.slack_bytes = slack_tiles * static_cast<int64_t>(tile_bytes);
+    return WithinRoom(limits_, needs);
+  }
+
  private:
+  static StripeWeights FolderWeights(const MachineLimits& limits) {
+    StripeWeights weights;
+    for (const DiskLimits& disk : limits.disks) weights.push_back(disk.weight);
+    return weights;
+  }
+
+  // Of the disk that has the most to do, as they work side by side. A disk does one at a time:
+  // reading and writing take turns. 0: the speed of one is not known.
+  double DiskSeconds(const StepTransfers& transfers) const {
+    const auto area_bytes = static_cast<double>(tiles_.state_area_bytes());
+    double most = 0;
+    for (const auto& [file_system, folders] : ByFileSystem(limits_.disks)) {
+      double seconds = 0;
+      for (const size_t i : folders) {
+        const DiskLimits& disk = limits_.disks[i];
+        if (disk.read_bytes_per_s <= 0 || disk.write_bytes_per_s <= 0) return 0;
+        const double share =
+            static_cast<double>(tiles_.state_area_bytes(static_cast<int>(i))) / area_bytes;
+        seconds += share * (static_cast<double>(transfers.read_bytes) / disk.read_bytes_per_s +
+                            static_cast<double>(transfers.write_bytes) / disk.write_bytes_per_s);
+      }
+      most = std::max(most, seconds);
+    }
+    return most;
+  }
+
   absl::Status CheckPositions() const {
     if (options_.seq <= model_.max_positions) return absl::OkStatus();
+    if (PackedRowTokens(options_.data) == options_.seq) {
+      return UsageError(fmt::format(
+          "'{}' is packed in rows of {} tokens, more than the {} positions of the model. "
+          "Pack the text again with --seq={} or less",
+          options_.data, options_.seq, model_.max_positions, model_.max_positions));
+    }
     return UsageError(
         fmt::format("--seq={} is more than the {} positions of the model; use --seq={} or less",
                     options_.seq, model_.max_positions, model_.max_positions));
@@ -85,6 +164,8 @@ class Planner {
   SwapperOptions Window(const StepBuffers& buffers) const {
     return ChainWindow(inventory_.num_layers(), buffers);
   }
+
+  StepBuffers LeastBuffers() const { return StepBufferChoices(tiles_.num_stripes()).back(); }
 
   OffloadedAdamWOptions Optimizer(const StepBuffers& buffers) const {
     OffloadedAdamWOptions optimizer;
@@ -137,11 +218,11 @@ class Planner {
   // in every step, a buffer less only some overlap. When none does, the largest that fits at all.
   StepBuffers ChooseBuffers(int64_t budget) const {
     for (const int64_t wanted : {DemandedBytes() + AllGradientBytes(), DemandedBytes()}) {
-      for (const StepBuffers& buffers : kStepBufferChoices) {
+      for (const StepBuffers& buffers : StepBufferChoices(tiles_.num_stripes())) {
         if (HostBytes(FixedTerms(buffers)) + wanted <= budget) return buffers;
       }
     }
-    return kStepBufferChoices.back();
+    return LeastBuffers();
   }
 
   PlacementOptions PlacementFor(int64_t left) const {
@@ -156,17 +237,21 @@ class Planner {
   void AddPlacedTerms(Plan& plan) const {
     const bool bf16 = options_.layout == Layout::kBf16;
     const int64_t areas = tiles_.weight_area_bytes() + tiles_.state_area_bytes();
-    const int64_t store = TensorStore::DiskBytes(tiles_, plan.gradient_area_bytes);
+    const StripeBytes store_bytes = TensorStore::DiskBytes(tiles_, plan.gradient_area_bytes);
+    const int64_t store = Total(store_bytes);
+    const int64_t gradient_area = Total(plan.gradient_area_bytes);
+    for (size_t i = 0; i < limits_.disks.size(); ++i) {
+      plan.stripes.push_back({limits_.disks[i].folder, limits_.disks[i].weight, store_bytes[i]});
+    }
     const char* const kTiers = "--weights_tier or --state_tier";
     plan.terms.push_back(
         {fmt::format("gradients held ({})", DTypeName(gradient_bytes_per_elem_ == 2)),
-         plan.placement.host_gradient_bytes, plan.gradient_area_bytes, ""});
+         plan.placement.host_gradient_bytes, gradient_area, ""});
     plan.terms.push_back({fmt::format("weights ({})", DTypeName(bf16)),
                           plan.placement.host_weight_bytes, tiles_.weight_area_bytes(), kTiers});
     plan.terms.push_back({bf16 ? "state (r16, m, v)" : "state (m, v)",
                           plan.placement.host_state_bytes, tiles_.state_area_bytes(), kTiers});
-    plan.terms.push_back(
-        {"second slot and records", 0, store - areas - plan.gradient_area_bytes, ""});
+    plan.terms.push_back({"second slot and records", 0, store - areas - gradient_area, ""});
     if (options_.export_format != ExportFormat::kNone) {
       plan.terms.push_back({"exported model", 0, ExportBytes(), "--keep or --export=none"});
     }
@@ -176,6 +261,10 @@ class Planner {
 
   static const char* DTypeName(bool bf16) { return bf16 ? "bf16" : "fp32"; }
 
+  int64_t ExportBytesOnDisk() const {
+    return options_.export_format == ExportFormat::kNone ? 0 : ExportBytes();
+  }
+
   // The model in OUT/model, and what --save_every keeps beside it. One more is written before the
   // oldest goes.
   int64_t ExportBytes() const {
@@ -184,7 +273,7 @@ class Planner {
   }
 
   absl::Status DoesNotFit(int64_t budget) const {
-    std::vector<PlanTerm> terms = FixedTerms(kStepBufferChoices.back());
+    std::vector<PlanTerm> terms = FixedTerms(LeastBuffers());
     if (options_.weights_tier == TierChoice::kHost) {
       terms.push_back({"weights in RAM", tiles_.weight_area_bytes(), 0, "--weights_tier=auto"});
     }
@@ -211,32 +300,6 @@ class Planner {
                     FormatBinaryBytes(least), given, largest, MebibytesUp(least)));
   }
 
-  absl::Status CheckDisk(const Plan& plan) const {
-    // A run that continues has its swap area already, and replaces its exports.
-    if (options_.resume) return absl::OkStatus();
-    const int64_t exports = options_.export_format == ExportFormat::kNone ? 0 : ExportBytes();
-    const int64_t store = plan.nvme_bytes - exports;
-    const std::string swap = options_.nvme.empty() ? options_.out + "/swap" : options_.nvme;
-    const int64_t on_nvme = limits_.one_file_system ? store + exports : store;
-    if (limits_.nvme_free_bytes >= 0 && on_nvme > limits_.nvme_free_bytes) {
-      return DoesNotFitError(
-          fmt::format("the swap area{} needs {} on the file system of '{}', which has {} free. "
-                      "Free space there, or name a folder "
-                      "on another disk with --nvme",
-                      limits_.one_file_system && exports > 0 ? " and the exported model" : "",
-                      FormatBytes(on_nvme), swap, FormatBytes(limits_.nvme_free_bytes)));
-    }
-    if (!limits_.one_file_system && limits_.out_free_bytes >= 0 &&
-        exports > limits_.out_free_bytes) {
-      return DoesNotFitError(
-          fmt::format("the exported model needs {} on the file system of '{}', which has {} free. "
-                      "Free space there, choose another "
-                      "--out, or keep fewer exports with --keep",
-                      FormatBytes(exports), options_.out, FormatBytes(limits_.out_free_bytes)));
-    }
-    return absl::OkStatus();
-  }
-
   const DecoderConfig& model_;
   const TrainOptions& options_;
   const MachineLimits& limits_;
@@ -260,6 +323,21 @@ std::string WearLine(const Plan& plan) {
                      plan.num_steps, bytes / 1e12, bytes / 1e10 / plan.rated_tbw, plan.rated_tbw);
 }
 
+// Of several folders alone: of one, the totals have said it.
+std::string StripeLines(const Plan& plan) {
+  std::string lines;
+  int64_t total_bytes = 0;
+  for (const PlanStripe& stripe : plan.stripes) total_bytes += stripe.nvme_bytes;
+  for (size_t i = 0; i < plan.stripes.size() && plan.stripes.size() > 1; ++i) {
+    const PlanStripe& stripe = plan.stripes[i];
+    lines += fmt::format(
+        "{:<11}{} in {} ({:.0f} %)\n", i == 0 ? "swap area" : "", FormatBytes(stripe.nvme_bytes),
+        stripe.folder,
+        100 * static_cast<double>(stripe.nvme_bytes) / static_cast<double>(total_bytes));
+  }
+  return lines;
+}
+
 int64_t CountHost(const std::vector<Tier>& tiers) {
   return std::ranges::count(tiers, Tier::kHost);
 }
@@ -268,7 +346,22 @@ int64_t CountHost(const std::vector<Tier>& tiers) {
 
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits) {
-  return Planner(model, options, limits).Make();
+  const Planner planner(model, options, limits);
+  FOREBAY_ASSIGN_OR_RETURN(Plan plan, planner.Make());
+  const absl::Status room = planner.CheckDisk(plan);
+  if (room.ok()) return plan;
+  // As little slack as works, as what it leaves unused elsewhere may be the faster disk's.
+  for (const int64_t slack_tiles : {1, 4, 16}) {
+    const StripeWeights weights =
+        limits.shares_are_fixed ? StripeWeights() : planner.SharesWithinRoom(plan, slack_tiles);
+    if (weights.empty()) break;
+    MachineLimits other_limits = limits;
+    for (size_t i = 0; i < weights.size(); ++i) other_limits.disks[i].weight = weights[i];
+    const Planner other_planner(model, options, other_limits);
+    FOREBAY_ASSIGN_OR_RETURN(Plan other, other_planner.Make());
+    if (other_planner.CheckDisk(other).ok()) return other;
+  }
+  return room;
 }
 
 Json ToJson(const Plan& plan) {
@@ -283,7 +376,7 @@ Json ToJson(const Plan& plan) {
   json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
   json["rated_tbw"] = plan.rated_tbw;
   json["steps_until_tbw"] = StepsUntil(plan.rated_tbw, plan.write_bytes_per_step);
-  json["gradient_area_bytes"] = plan.gradient_area_bytes;
+  json["gradient_area_bytes"] = Total(plan.gradient_area_bytes);
   json["tile_elems"] = plan.tiles.tile_elems();
   json["num_tiles"] = plan.tiles.num_tiles();
   json["num_staging_tiles"] = plan.num_staging_tiles;
@@ -296,6 +389,11 @@ Json ToJson(const Plan& plan) {
                        {"host_weight_bytes", plan.placement.host_weight_bytes},
                        {"host_state_bytes", plan.placement.host_state_bytes},
                        {"host_gradient_bytes", plan.placement.host_gradient_bytes}};
+  json["stripes"] = Json::array();
+  for (const PlanStripe& stripe : plan.stripes) {
+    json["stripes"].push_back(
+        {{"folder", stripe.folder}, {"weight", stripe.weight}, {"nvme_bytes", stripe.nvme_bytes}});
+  }
   json["terms"] = Json::array();
   for (const PlanTerm& term : plan.terms) {
     json["terms"].push_back(
@@ -322,6 +420,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
   }
   table +=
       fmt::format("{:<36}{:>16}{:>12}\n", "total", bytes(plan.host_bytes), bytes(plan.nvme_bytes));
+  table += StripeLines(plan);
   const double params = static_cast<double>(inventory.num_params());
   table +=
       fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param){}\n",

@@ -25,6 +25,13 @@ struct PlanTerm {
       shrink_with;  // the flags that make it smaller: "--batch, --seq or --accum"; empty: none does
 };
 
+// One folder of the swap area.
+struct PlanStripe {
+  std::string folder;
+  int64_t weight = 1;
+  int64_t nvme_bytes = 0;  // of the store: exports lie in OUT
+};
+
 struct Plan {
   TileMap tiles{Inventory(), Layout::kBf16, kDefaultTileElems};
   Placement placement;
@@ -33,8 +40,9 @@ struct Plan {
   int num_staging_tiles = 4;
   int64_t tokens_per_step = 0;  // packed rows * seq, padding included
   int64_t ram_budget_bytes = 0;
-  int64_t gradient_area_bytes = 0;  // NVMe scratch for spilled gradients
-  std::vector<PlanTerm> terms;      // sums to the totals
+  StripeBytes gradient_area_bytes;  // NVMe scratch for spilled gradients
+  std::vector<PlanStripe> stripes;
+  std::vector<PlanTerm> terms;  // sums to the totals
   int64_t host_bytes = 0;
   int64_t nvme_bytes = 0;
   int64_t read_bytes_per_step = 0;
@@ -52,10 +60,13 @@ struct Plan {
 // The budget is options.ram_bytes, or kAutoShare of what is available. UsageError when --seq
 // exceeds the model's positions. DoesNotFitError (memory or disk) names the largest terms, the
 // flags that shrink them, and the least --ram that works.
+//
+// Where the shares of the folders are not fixed, and a disk has no room for its own, it gets what
+// it has room for and the others the rest: Plan::tiles and Plan::stripes have the shares then.
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits);
 
-// {"fits", "ram_budget_bytes", "host_bytes", "nvme_bytes", ..., "terms": [...], "placement": {...}}
+// {"fits", "ram_budget_bytes", "host_bytes", "nvme_bytes", ..., "terms": [...], "stripes": [...]}
 // (docs/cli.md).
 Json ToJson(const Plan& plan);
 // The table that `plan` and the start of `train` print.

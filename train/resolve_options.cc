@@ -10,6 +10,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/data/packed_file.h"
 #include "forebay/train/most_tokens.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/run_folder.h"
@@ -180,20 +181,12 @@ void ReadSet(const std::string& text, Resolver& resolver) {
   }
 }
 
-// The value that a flag (or --set) gives to `name`, or "".
-std::string GivenText(const OptionInputs& inputs, std::string_view name) {
-  std::string text;
-  for (const auto& [flag, value] : inputs.flags) {
-    if (WithUnderscores(flag) == name) text = value;
-  }
-  return text;
-}
-
 // What the run was started with: all that its user said then. What the planner worked out is worked
 // out again.
-absl::Status ReadRunSettings(const OptionInputs& inputs, Resolver& resolver) {
-  const std::string out = GivenText(inputs, "out");
-  if (GivenText(inputs, "resume") != "true" || out.empty()) return absl::OkStatus();
+absl::Status ReadRunSettings(const std::string& out, Resolver& resolver) {
+  if (out.empty()) {
+    return UsageError("--resume needs --out, the folder of the run that is to go on");
+  }
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(
         "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
@@ -219,6 +212,17 @@ absl::Status ReadRunSettings(const OptionInputs& inputs, Resolver& resolver) {
   return absl::OkStatus();
 }
 
+absl::Status ReadWhatIsSaid(const OptionInputs& inputs, Resolver& resolver) {
+  if (!inputs.config_file.empty())
+    FOREBAY_RETURN_IF_ERROR(ReadConfig(inputs.config_file, resolver));
+  for (const auto& [name, text] : inputs.flags) {
+    const OptionSpec* spec = FindOption(name);
+    if (spec != nullptr) resolver.SetText(*spec, text, "--" + spec->name, "flag");
+  }
+  for (const std::string& set : inputs.sets) ReadSet(set, resolver);
+  return absl::OkStatus();
+}
+
 // Whether two paths name one place, as far as it exists.
 bool SamePlace(const std::string& a, const std::string& b) {
   std::error_code error_a, error_b;
@@ -231,21 +235,50 @@ void DeriveValues(Resolver& resolver) {
   const bool bf16 = resolver.options().precision == cpu::Precision::kBf16;
   resolver.Derive("layout", &TrainOptions::layout, bf16 ? Layout::kBf16 : Layout::kFp32);
   resolver.Derive("grad_dtype", &TrainOptions::grad_dtype, bf16 ? DType::kBF16 : DType::kF32);
+  const std::optional<int64_t> seq = PackedRowTokens(resolver.options().data);
+  if (seq.has_value()) resolver.Derive("seq", &TrainOptions::seq, *seq);
 }
 
 void CheckRequired(OptionsUse use, Resolver& resolver) {
-  const TrainOptions& options = resolver.options();
-  const auto require = [&](const char* name, const std::string& value) {
-    if (value.empty())
-      resolver.AddProblem(fmt::format("--{} is required: {}", name, FindOption(name)->help));
-  };
-  require("model", options.model);
-  if (use == OptionsUse::kPlan) return;
-  require("data", options.data);
-  require("out", options.out);
+  for (const OptionSpec& spec : OptionTable()) {
+    if (IsRequired(spec.name, use) && OptionText(resolver.options(), spec.name).empty()) {
+      resolver.AddProblem(fmt::format("--{} is required: {}", spec.name, spec.help));
+    }
+  }
 }
 
-void CheckTogether(Resolver& resolver) {
+void CheckSwapFolders(OptionsUse use, Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const std::vector<std::string>& folders = options.nvme;
+  for (size_t i = 0; i < folders.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (!SamePlace(folders[i], folders[j])) continue;
+      resolver.AddProblem(
+          fmt::format("--nvme: '{}' and '{}' are the same folder; name each folder once",
+                      folders[j], folders[i]));
+    }
+  }
+  const std::string joined = fmt::format("{}", fmt::join(folders, ","));
+  if (folders.size() > 1 && FileExists(joined) && !std::ranges::all_of(folders, FileExists)) {
+    resolver.AddProblem(fmt::format(
+        "--nvme={0}: commas part folders, and '{0}' is one folder. Name it through a link without "
+        "a comma, or in --config as a list: {{\"offload\": {{\"nvme\": [\"{0}\"]}}}}",
+        joined));
+  }
+  // A run that goes on has its weights, and may be told only where some of its folders are now. A
+  // plan has nothing but what it is told.
+  const size_t num_folders = std::max<size_t>(1, folders.size());
+  const bool goes_on = use == OptionsUse::kTrain && options.resume;
+  if (!goes_on && !options.nvme_weights.empty() && options.nvme_weights.size() != num_folders) {
+    resolver.AddProblem(
+        fmt::format("--nvme_weights={} has {} numbers for {} folder{} of --nvme; "
+                    "give one for each",
+                    OptionText(options, "nvme_weights"), options.nvme_weights.size(), num_folders,
+                    num_folders == 1 ? "" : "s"));
+  }
+}
+
+void CheckTogether(OptionsUse use, Resolver& resolver) {
   const TrainOptions& options = resolver.options();
   const bool bf16 = options.precision == cpu::Precision::kBf16;
   if (bf16 != (options.layout == Layout::kBf16)) {
@@ -276,12 +309,7 @@ void CheckTogether(Resolver& resolver) {
     resolver.AddProblem(
         fmt::format("--save_every={} does not go with --export=none", options.save_every));
   }
-  if (options.nvme.find(',') != std::string::npos) {
-    resolver.AddProblem(fmt::format(
-        "--nvme={}: one folder is supported; join several disks with RAID 0 (mdadm, LVM) "
-        "and name the folder where that is mounted",
-        options.nvme));
-  }
+  CheckSwapFolders(use, resolver);
   if (!options.out.empty() && !options.model.empty() && SamePlace(options.out, options.model)) {
     resolver.AddProblem(fmt::format(
         "--out={} is the model folder; choose another, so that nothing of it is overwritten",
@@ -290,6 +318,11 @@ void CheckTogether(Resolver& resolver) {
 }
 
 }  // namespace
+
+bool IsRequired(std::string_view option, OptionsUse use) {
+  if (option == "model") return true;
+  return use == OptionsUse::kTrain && (option == "data" || option == "out");
+}
 
 std::string DidYouMean(std::string_view name, const std::vector<std::string>& known,
                        std::string_view prefix) {
@@ -305,17 +338,16 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
     known.insert(known.end(), {"config", "set", "format", "help"});
     resolver.AddProblem(fmt::format("unknown flag '{}'{}", flag, DidYouMean(name, known, "--")));
   }
-  FOREBAY_RETURN_IF_ERROR(ReadRunSettings(inputs, resolver));
-  if (!inputs.config_file.empty())
-    FOREBAY_RETURN_IF_ERROR(ReadConfig(inputs.config_file, resolver));
-  for (const auto& [name, text] : inputs.flags) {
-    const OptionSpec* spec = FindOption(name);
-    if (spec != nullptr) resolver.SetText(*spec, text, "--" + spec->name, "flag");
+  // Which run goes on is said like all else, but its settings come before what is said.
+  Resolver said;
+  FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, said));
+  if (said.options().resume) {
+    FOREBAY_RETURN_IF_ERROR(ReadRunSettings(said.options().out, resolver));
   }
-  for (const std::string& set : inputs.sets) ReadSet(set, resolver);
+  FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, resolver));
   DeriveValues(resolver);
   CheckRequired(use, resolver);
-  CheckTogether(resolver);
+  CheckTogether(use, resolver);
   return resolver.Finish();
 }
 

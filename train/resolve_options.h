@@ -17,6 +17,8 @@ enum class OptionsUse : uint8_t {
   kPlan,   // --model
 };
 
+bool IsRequired(std::string_view option, OptionsUse use);
+
 struct OptionInputs {
   std::string config_file;                                 // of --config; empty: none
   std::vector<std::pair<std::string, std::string>> flags;  // name and text, in the order given
@@ -27,7 +29,7 @@ struct OptionInputs {
 // Each source overrides the ones before it:
 //   defaults < the run's own settings (--resume) < --config < flags < --set
 // then what follows from other values is filled in (origin "planner"): layout and grad_dtype from
-// precision, nvme from out.
+// precision, seq from data that is packed already.
 // --config is JSON with comments and the sections of OptionSections(); a resolved_config.json is
 // accepted too.
 //

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -10,6 +10,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/swap/store_folders.h"
 
 namespace forebay {
 namespace {
@@ -36,23 +37,29 @@ absl::Status HashValues(Xxh3_128& hash, int64_t num_elems, std::vector<float>& c
 
 }  // namespace
 
-absl::StatusOr<std::string> StoreDirectoryOf(const std::string& run_directory) {
+absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
+    const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine) {
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
-  const std::string store = json["store"].get<std::string>();
-  return store.starts_with('/') ? store : JoinPath(run_directory, store);
+  std::vector<std::string> missing;
+  for (const std::string& directory : directories) {
+    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(directory));
+    if (!is_there) missing.push_back(directory);
+  }
+  if (!missing.empty()) {
+    return BadInputError(
+        fmt::format("the swap area of run '{}' is not at '{}'. It was removed ('forebay clean'), "
+                    "its disk is not mounted, or it was moved: then 'forebay train --resume' with "
+                    "--nvme finds it again",
+                    run_directory, fmt::join(missing, "', '")));
+  }
+  return TensorStore::Open(directories, engine, StoreUuidOf(json));
 }
 
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run_directory,
                                                           Engine* engine) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(run_directory));
-  if (!IsDirectory(directory)) {
-    return BadInputError(
-        fmt::format("the swap area of run '{}' is not at '{}'. It was removed ('forebay clean'), "
-                    "or its disk is "
-                    "not mounted",
-                    run_directory, directory));
-  }
-  return TensorStore::Open(directory, engine);
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories,
+                           StoreDirectoriesOf(run_directory));
+  return OpenRunStore(run_directory, directories, engine);
 }
 
 absl::StatusOr<std::string> StateDigest(TensorStore& store) {
@@ -93,11 +100,17 @@ absl::StatusOr<std::string> ModelDigest(const std::string& model_directory) {
   return hash.Hex();
 }
 
-absl::StatusOr<int64_t> CleanRun(const std::string& run_directory) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(run_directory));
-  if (!IsDirectory(directory)) return 0;
+absl::StatusOr<CleanedRun> CleanRun(const std::string& run_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories,
+                           StoreDirectoriesOf(run_directory));
   // Only what stores are made of: run.json may have been written by anybody.
-  return TensorStore::Remove(directory);
+  FOREBAY_ASSIGN_OR_RETURN(RemovedParts removed, RemoveParts(directories, StoreUuidOf(json)));
+  CleanedRun cleaned;
+  cleaned.freed_bytes = removed.freed_bytes;
+  cleaned.not_there = std::move(removed.not_there);
+  cleaned.of_others = std::move(removed.of_others);
+  return cleaned;
 }
 
 }  // namespace forebay

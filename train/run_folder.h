@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
@@ -35,13 +36,14 @@ struct RunPaths {
   std::string exports;          // exports/
 };
 
-inline constexpr int kRunFormat = 1;
+inline constexpr int kRunFormat = 2;
 
 // run.json of a run folder, checked for format. BadInputError when there is none, CorruptError when
 // it is damaged.
 //   format       kRunFormat
 //   state        "creating" until the store holds its first commit, then "ready"
-//   store        folder of the store: relative to the run when it lies inside, else absolute
+//   stores       folders of the store: relative to the run when they lie inside, else absolute
+//   store_uuid   of the store, by which its folders are known; null: an earlier version left it so
 //   model        the model folder that the run started from (tokenizer files for the export come
 //   from it) fingerprint  what changes the result (fingerprint.h); null until the first training
 //   session
@@ -49,8 +51,22 @@ absl::StatusOr<Json> ReadRunJson(const std::string& run_directory);
 
 // Whether `directory` is a run folder (has a run.json).
 bool IsRunFolder(const std::string& directory);
-// The store's folder as run.json records it (relative to the run when it lies inside).
-absl::StatusOr<std::string> StoreDirectoryOf(const std::string& run_directory);
+// The store's uuid as run.json (`json`) has it; "" while it has none.
+std::string StoreUuidOf(const Json& json);
+// The store's folders as run.json records them.
+absl::StatusOr<std::vector<std::string>> StoreDirectoriesOf(const std::string& run_directory);
+// The same, but for those folders that lie in `folders` (or in a forebay-* folder there) by now: a
+// run that was moved. BadInputError when one of `folders` holds none of the store's, or when a
+// folder of the store is nowhere; the message names it. CorruptError or StorageError instead when
+// there is something that cannot be read and may be what is missing.
+absl::StatusOr<std::vector<std::string>> FindStoreDirectories(
+    const std::string& run_directory, const std::vector<std::string>& folders);
+// Opens the store that lies in `directories`. BadInputError names those that are not there;
+// CorruptError where another store lies there than that of run.json: another run may have taken the
+// folders of one that was moved. StorageError; otherwise as TensorStore::Open.
+absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
+    const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine);
+// As run.json records them.
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run_directory,
                                                           Engine* engine);
 
@@ -61,7 +77,14 @@ absl::StatusOr<std::string> StateDigest(TensorStore& store);
 // The same over a model folder: names, shapes and fp32 values (no moments, no step).
 absl::StatusOr<std::string> ModelDigest(const std::string& model_directory);
 
-// Removes the run's swap area and says how many bytes that freed. The trained model and logs stay.
-absl::StatusOr<int64_t> CleanRun(const std::string& run_directory);
+struct CleanedRun {
+  int64_t freed_bytes = 0;
+  std::vector<std::string> not_there;  // folders of the swap area of which nothing was found
+  std::vector<std::string> of_others;  // and those in which there are files, but not this run's
+};
+// Removes the run's swap area from all of its folders that hold anything of it; what others hold is
+// not touched. The trained model and logs stay. EnvironmentError when it is in use, StorageError
+// when a folder cannot be looked at; nothing was removed then.
+absl::StatusOr<CleanedRun> CleanRun(const std::string& run_directory);
 
 }  // namespace forebay

@@ -14,12 +14,15 @@
 #include "forebay/data/data_program.h"
 #include "forebay/data/sampler.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/swap/store_folders.h"
+#include "forebay/swap/store_manifest.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/disk_profile.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/metrics.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/pack_cache.h"
+#include "forebay/train/stripe_weights.h"
 
 namespace forebay {
 namespace {
@@ -68,62 +71,94 @@ absl::StatusOr<int64_t> NumSteps(const TrainOptions& options, const PackedFileIn
   return std::max<int64_t>(1, static_cast<int64_t>(steps));
 }
 
-// Where the store of a new run goes: OUT/swap, or a folder of its own inside another --nvme.
-std::string NewStoreDirectory(const TrainOptions& options) {
+// Of the folders that runs make in those of --nvme.
+constexpr std::string_view kStorePrefix = "forebay-";
+constexpr size_t kStoreHashDigits = 8;
+
+// Where the store of a new run goes: OUT/swap, or a folder of its own inside each --nvme.
+std::vector<std::string> NewStoreDirectories(const TrainOptions& options) {
   const std::string inside = JoinPath(options.out, "swap");
-  if (options.nvme.empty() || options.nvme == inside) return inside;
+  if (options.nvme.empty()) return {inside};
   const std::string out = AbsolutePath(options.out);
   Xxh3_128 hash;
   hash.Update(out);
-  return JoinPath(AbsolutePath(options.nvme),
-                  fmt::format("forebay-{}-{}", std::filesystem::path(out).filename().string(),
-                              hash.Hex().substr(0, 8)));
+  const std::string name =
+      fmt::format("{}{}-{}", kStorePrefix, std::filesystem::path(out).filename().string(),
+                  hash.Hex().substr(0, kStoreHashDigits));
+  std::vector<std::string> directories;
+  for (const std::string& nvme : options.nvme) {
+    directories.push_back(nvme == inside ? inside : JoinPath(AbsolutePath(nvme), name));
+  }
+  return directories;
 }
 
-// As run.json records it: relative when it lies inside the run, so that the run can be moved.
-std::string RecordedStoreDirectory(const TrainOptions& options) {
-  const std::string directory = NewStoreDirectory(options);
-  return directory == JoinPath(options.out, "swap") ? "swap" : directory;
+// Without links, however it was spelled; parts of it may not be there yet.
+std::string CanonicalPath(const std::string& path) {
+  std::error_code error;
+  const auto canonical = std::filesystem::weakly_canonical(AbsolutePath(path), error);
+  return error ? AbsolutePath(path) : canonical.string();
 }
 
-absl::Status WriteRunJson(const PreparedRun& run, std::string_view state, const Json& fingerprint) {
+// `path` as seen from `folder`; "" when it does not lie inside. Both are absolute and normal.
+std::string PathInside(const std::string& folder, const std::string& path) {
+  const std::string prefix = JoinPath(folder, "");
+  return path.starts_with(prefix) ? path.substr(prefix.size()) : "";
+}
+
+// As run.json records them: relative when they lie inside the run, so that the run can be moved.
+// That is so when their name does, wherever a link in it leads to, and when they do by another
+// name.
+Json RecordedStoreDirectories(const std::string& out, const std::vector<std::string>& directories) {
+  Json recorded = Json::array();
+  for (const std::string& directory : directories) {
+    std::string inside = PathInside(AbsolutePath(out), AbsolutePath(directory));
+    if (inside.empty()) inside = PathInside(CanonicalPath(out), CanonicalPath(directory));
+    recorded.push_back(inside.empty() ? AbsolutePath(directory) : inside);
+  }
+  return recorded;
+}
+
+absl::Status WriteRunJson(const PreparedRun& run, std::string_view state, const StoreUuid& uuid,
+                          const Json& fingerprint) {
+  const Json stores = RecordedStoreDirectories(run.options.out, NewStoreDirectories(run.options));
   const Json json = {{"format", kRunFormat},
                      {"state", state},
-                     {"store", RecordedStoreDirectory(run.options)},
+                     {"stores", stores},
+                     {"store_uuid", ToHex(uuid)},
                      {"model", AbsolutePath(run.options.model)},
                      {"fingerprint", fingerprint}};
   return WriteFileAtomically(run.paths.run_json, json.dump(2) + "\n");
 }
 
 // The store of a start in --out that never reached its first commit, whose remains may be replaced;
-// "" when there is none. UsageError when --out holds a whole run.
-absl::StatusOr<std::string> StoreOfUnfinishedStart(const std::string& out) {
-  if (!IsRunFolder(out)) return std::string();
+// no folder when there is none. UsageError when --out holds a whole run.
+absl::StatusOr<std::vector<std::string>> StoreOfUnfinishedStart(const std::string& out) {
+  if (!IsRunFolder(out)) return std::vector<std::string>();
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(out));
-  if (json["state"] == "creating") return StoreDirectoryOf(out);
+  if (json["state"] == "creating") return StoreDirectoriesOf(out);
   return UsageError(fmt::format(
       "--out '{}' holds another run. Continue it with --resume, or choose another folder", out));
 }
 
 absl::Status CheckOutIsEmpty(const std::string& out) {
-  if (!FileExists(out)) return absl::OkStatus();
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(out, error)) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(out));
+  for (const std::string& name : names) {
     // A start that was killed while it wrote its first file leaves this behind.
-    if (entry.path().filename() == "run.json.tmp") continue;
+    if (name == "run.json.tmp") continue;
     return UsageError(fmt::format(
         "--out '{}' is not empty. Choose a new or empty folder; nothing was changed", out));
   }
-  if (error) return StorageError(fmt::format("listing '{}' failed", out), error.value());
   return absl::OkStatus();
 }
 
 absl::Status CheckStoreFolderIsFree(const std::string& store) {
   std::error_code error;
   const bool is_link = std::filesystem::is_symlink(store, error);
-  if (!is_link && !FileExists(store)) return absl::OkStatus();
-  if (!is_link && IsDirectory(store) && std::filesystem::is_empty(store, error))
-    return absl::OkStatus();
+  if (!is_link) {
+    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(store));
+    FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(store));
+    if (!is_there || (IsDirectory(store) && names.empty())) return absl::OkStatus();
+  }
   return UsageError(fmt::format(
       "the swap area of this run would be '{}', which holds something already: perhaps that of a "
       "run with the same --out, whose folder was removed since. Remove it if nothing of it is "
@@ -132,19 +167,25 @@ absl::Status CheckStoreFolderIsFree(const std::string& store) {
 }
 
 // What a new run may put its files into: an --out that is new, empty, or holds an unfinished start,
-// and a folder for the store that is new or empty. UsageError otherwise; StorageError where nothing
+// and folders for the store that are new or empty. UsageError otherwise; StorageError where nothing
 // can be written. Changes nothing.
 absl::Status CheckFoldersAreFree(const TrainOptions& options) {
   const std::string& out = options.out;
-  const std::string store = NewStoreDirectory(options);
+  const std::vector<std::string> stores = NewStoreDirectories(options);
   if (FileExists(out) && !IsDirectory(out))
     return UsageError(fmt::format("--out '{}' is not a folder", out));
   FOREBAY_RETURN_IF_ERROR(Annotate(CheckWritable(out), "--out"));
-  FOREBAY_RETURN_IF_ERROR(
-      Annotate(CheckWritable(store), options.nvme.empty() ? "--out" : "--nvme"));
-  FOREBAY_ASSIGN_OR_RETURN(const std::string unfinished, StoreOfUnfinishedStart(out));
+  for (const std::string& store : stores) {
+    FOREBAY_RETURN_IF_ERROR(
+        Annotate(CheckWritable(store), options.nvme.empty() ? "--out" : "--nvme"));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> unfinished, StoreOfUnfinishedStart(out));
   if (unfinished.empty()) FOREBAY_RETURN_IF_ERROR(CheckOutIsEmpty(out));
-  return unfinished == store ? absl::OkStatus() : CheckStoreFolderIsFree(store);
+  for (const std::string& store : stores) {
+    if (std::ranges::count(unfinished, CanonicalPath(store), CanonicalPath) > 0) continue;
+    FOREBAY_RETURN_IF_ERROR(CheckStoreFolderIsFree(store));
+  }
+  return absl::OkStatus();
 }
 
 // Takes the folders of a new run. Once run.json says "creating", what lies in the store's folder is
@@ -153,11 +194,32 @@ absl::Status ClaimFolders(const PreparedRun& run) {
   const std::string& out = run.options.out;
   FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(out));
-  FOREBAY_ASSIGN_OR_RETURN(const std::string unfinished, StoreOfUnfinishedStart(out));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> unfinished, StoreOfUnfinishedStart(out));
   if (unfinished.empty()) return absl::OkStatus();
-  const absl::Status removed = TensorStore::Remove(unfinished).status();
-  // BadInput: the start was stopped before it had made a store.
-  return ExitCodeOf(removed) == ExitCode::kBadInput ? absl::OkStatus() : removed;
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(out));
+  return RemoveParts(unfinished, StoreUuidOf(json)).status();
+}
+
+// Whether a run made a folder of this name in one of --nvme.
+bool IsOfARun(std::string_view name) {
+  if (!name.starts_with(kStorePrefix) || name.size() < kStorePrefix.size() + kStoreHashDigits) {
+    return false;
+  }
+  return name.substr(name.size() - kStoreHashDigits).find_first_not_of("0123456789abcdef") ==
+         std::string_view::npos;
+}
+
+// What --nvme has to name for a new run in the same places as a store in `directories`: the folders
+// that those lie in, but for one that has another name than a run gives, or shares its place.
+std::vector<std::string> FoldersToName(const std::vector<std::string>& directories) {
+  std::vector<std::string> folders;
+  for (const std::string& directory : directories) {
+    const std::filesystem::path path = AbsolutePath(directory);
+    const std::string parent = path.parent_path();
+    const bool is_free = std::ranges::count(folders, parent) == 0;
+    folders.push_back(is_free && IsOfARun(path.filename().string()) ? parent : path.string());
+  }
+  return folders;
 }
 
 // resolved_config.json is what a later --resume reads, perhaps from another folder.
@@ -165,27 +227,42 @@ absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolve
   Json config = resolved.resolved;
   for (const char* const name : {"model", "data", "eval_data", "nvme"}) {
     Json& value = config[FindOption(name)->section][name]["value"];
-    if (value.is_string() && !value.get_ref<const std::string&>().empty()) {
-      value = AbsolutePath(value.get_ref<const std::string&>());
-    }
+    const auto make_absolute = [](Json& path) {
+      const auto& text = path.get_ref<const std::string&>();
+      if (!text.empty()) path = AbsolutePath(text);
+    };
+    if (value.is_string()) make_absolute(value);
+    if (value.is_array()) std::ranges::for_each(value, make_absolute);
   }
+  // On --resume the command may have named but some of the folders, and in any order.
+  Json& nvme = config[FindOption("nvme")->section]["nvme"];
+  const bool names_some = run.resumed && !run.options.nvme.empty() &&
+                          !nvme["origin"].get<std::string>().starts_with("run ");
+  if (names_some) nvme["value"] = FoldersToName(run.store->directories());
   config[FindOption("tile_elems")->section]["tile_elems"]["value"] = run.options.tile_elems;
   FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.resolved_config, config.dump(2) + "\n"));
   return WriteFileAtomically(run.paths.plan, ToJson(run.plan).dump(2) + "\n");
 }
 
-// The engine for the store in `directory`, which need not exist yet.
-absl::Status OpenEngineFor(const std::string& directory, TrainObserver& observer,
+// Of the file systems that the folders are on.
+int NumDisks(const std::vector<std::string>& directories) {
+  TrainOptions options;
+  options.nvme = directories;
+  return static_cast<int>(ByFileSystem(AskMachine(options).disks).size());
+}
+
+// The engine for the store in `directories`, which need not exist yet.
+absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObserver& observer,
                            const TrainEnvironment& environment, PreparedRun& run) {
   EngineOptions options;
   options.engine = run.options.engine;
   options.strict = run.options.engine_strict;
-  options.num_threads = run.options.io_threads;
+  options.num_threads = run.options.io_threads * NumDisks(directories);
   options.report = [&observer](const std::string& line) { observer.OnWarning(line); };
-  FOREBAY_ASSIGN_OR_RETURN(DiskProfile profile, ReadDiskProfile(run.options.bench, directory));
+  FOREBAY_ASSIGN_OR_RETURN(DiskProfile profile, ReadDiskProfile(run.options.bench, directories));
   FOREBAY_ASSIGN_OR_RETURN(
       OpenedEngine opened,
-      OpenProfiledEngine(options, directory, environment.open_engine, profile));
+      OpenProfiledEngine(options, directories, environment.open_engine, profile));
   if (!profile.warning.empty()) observer.OnWarning(profile.warning);
   run.engine = std::move(opened.engine);
   run.engine_line = std::move(opened.line);
@@ -224,11 +301,19 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
                        const ModelSource& source, const std::function<bool()>& stop,
                        TrainObserver& observer, PreparedRun& run) {
   if (run.options.dry_run) return absl::OkStatus();
+  for (const std::string& nvme : run.options.nvme) {
+    // A disk that is not mounted, or a slip of the hand, would go unnoticed.
+    if (!IsDirectory(nvme)) {
+      observer.OnNote(fmt::format("--nvme: '{}' was not there and is made", nvme));
+    }
+  }
   FOREBAY_RETURN_IF_ERROR(ClaimFolders(run));
-  FOREBAY_RETURN_IF_ERROR(WriteRunJson(run, "creating", fingerprint));
-  FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
   StoreOptions store;
-  store.directory = NewStoreDirectory(run.options);
+  FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
+  FOREBAY_RETURN_IF_ERROR(WriteRunJson(run, "creating", *store.uuid, fingerprint));
+  FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
+  store.directories = NewStoreDirectories(run.options);
+  store.stripe_weights = run.plan.tiles.stripe_weights();
   store.layout = run.options.layout;
   store.tile_elems = run.options.tile_elems;
   store.gradient_area_bytes = run.plan.gradient_area_bytes;
@@ -245,7 +330,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   first.trainer = {{"num_steps", run.num_steps}};
   FOREBAY_ASSIGN_OR_RETURN(run.store, CreateFilledStore(store, source.inventory, fill, first,
                                                         run.engine.get(), run.budget.get(), stop));
-  return WriteRunJson(run, "ready", fingerprint);
+  return WriteRunJson(run, "ready", *store.uuid, fingerprint);
 }
 
 // The tiles of a store are made once; a command that asks for others would not get them.
@@ -258,6 +343,28 @@ absl::Status CheckTilesAreTheRuns(const ResolvedOptions& resolved, const TensorS
   return UsageError(fmt::format(
       "--tile_elems={}: the run has tiles of {}, which are made once. Leave --tile_elems out",
       resolved.options.tile_elems, tile_elems));
+}
+
+// So are the shares of its folders.
+absl::Status CheckWeightsAreTheRuns(const TrainOptions& options, const TensorStore& store) {
+  const StripeWeights& weights = store.tiles().stripe_weights();
+  if (options.nvme_weights.empty() || WeightsInProportion(options.nvme_weights) == weights) {
+    return absl::OkStatus();
+  }
+  return UsageError(fmt::format(
+      "--nvme_weights={}: the folders of the run have the shares {}, which are fixed when it "
+      "starts. Leave --nvme_weights out",
+      OptionText(options, "nvme_weights"), fmt::join(weights, ",")));
+}
+
+// Where the store of the run is that goes on: where run.json has it, but for what this command says
+// about it.
+absl::StatusOr<std::vector<std::string>> StoreToResume(const ResolvedOptions& resolved) {
+  const TrainOptions& options = resolved.options;
+  const Json& entry = resolved.resolved[FindOption("nvme")->section]["nvme"];
+  const bool is_said_now = !entry["origin"].get<std::string>().starts_with("run ");
+  if (options.nvme.empty() || !is_said_now) return StoreDirectoriesOf(options.out);
+  return FindStoreDirectories(options.out, options.nvme);
 }
 
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
@@ -276,13 +383,14 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
                     "Start it again without --resume",
                     out));
   }
-  FOREBAY_ASSIGN_OR_RETURN(const std::string directory, StoreDirectoryOf(out));
-  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directory, observer, environment, run));
-  FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, run.engine.get()));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories, StoreToResume(resolved));
+  FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directories, observer, environment, run));
+  FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, directories, run.engine.get()));
   if (!run.store->has_commit()) {
     return CorruptError(fmt::format("the store of run '{}' holds no committed step", out));
   }
   FOREBAY_RETURN_IF_ERROR(CheckTilesAreTheRuns(resolved, *run.store));
+  FOREBAY_RETURN_IF_ERROR(CheckWeightsAreTheRuns(resolved.options, *run.store));
   run.options.tile_elems = run.store->tiles().tile_elems();
   run.resumed = true;
   return json;
@@ -305,9 +413,12 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
                                 : run.store->EnsureGradientArea(run.plan.gradient_area_bytes);
   FOREBAY_RETURN_IF_ERROR(Annotate(room, "--resume"));
   if (run.options.dry_run) return absl::OkStatus();
-  // A run made by `forebay init --run` gets its fingerprint from its first training session.
-  if (!known) {
+  // A run made by `forebay init --run` gets its fingerprint from its first training session, and
+  // one that was moved is found again without being told.
+  const Json stores = RecordedStoreDirectories(run.options.out, run.store->directories());
+  if (!known || run_json["stores"] != stores) {
     run_json["fingerprint"] = fingerprint;
+    run_json["stores"] = stores;
     FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.run_json, run_json.dump(2) + "\n"));
   }
   const CommitInfo& committed = run.store->committed();
@@ -316,6 +427,51 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
                            AlignMetrics(run.paths.metrics, committed.step,
                                         trainer.contains("metrics") ? trainer["metrics"] : Json()));
   return WriteRecords(run, resolved);
+}
+
+// The folders of the swap area as a plan sees them.
+absl::StatusOr<MachineLimits> AskLimits(const PreparedRun& run, DiskProfile& profile) {
+  TrainOptions options = run.options;
+  if (run.resumed) options.nvme = run.store->directories();
+  MachineLimits limits = AskMachine(options);
+  FOREBAY_ASSIGN_OR_RETURN(profile, ReadDiskProfile(options.bench, SwapFoldersOf(options)));
+  AddRates(profile, limits);
+  return limits;
+}
+
+// The plan, and for a new run the engine and the shares of its folders. Trying an engine, or the
+// speed of a disk, writes a small file: only when the plan has found room, in whatever shares.
+absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
+                     const TrainEnvironment& environment, PreparedRun& run) {
+  DiskProfile profile;
+  FOREBAY_ASSIGN_OR_RETURN(MachineLimits limits, AskLimits(run, profile));
+  StripeShares shares =
+      run.resumed ? StripeShares{run.store->tiles().stripe_weights(), "", /*is_fixed=*/true}
+                  : KnownShares(run.options, profile, limits);
+  SetWeights(shares, limits);
+  FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
+  const auto show = [&] {
+    observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
+  };
+  const bool measures = !run.resumed && limits.disks.size() > 1 && shares.origin.empty();
+  if (!measures) show();
+  if (!run.resumed) {
+    FOREBAY_RETURN_IF_ERROR(
+        OpenEngineFor(NewStoreDirectories(run.options), observer, environment, run));
+  }
+  if (measures) {
+    FOREBAY_ASSIGN_OR_RETURN(shares, MeasuredShares(*run.engine, limits, stop));
+    SetWeights(shares, limits);
+    FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
+    show();
+  }
+  if (limits.disks.size() > 1) {
+    const StripeWeights& weights = run.plan.tiles.stripe_weights();
+    if (weights != shares.weights) shares.origin += "; less where there is no room for more";
+    run.stripes_line = SharesText(run.resumed ? run.store->directories() : run.options.nvme,
+                                  weights, shares.origin);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
@@ -339,17 +495,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   } else {
     FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
   }
-  MachineLimits limits = AskMachine(run.options);
-  FOREBAY_ASSIGN_OR_RETURN(const DiskProfile profile,
-                           ReadDiskProfile(run.options.bench, SwapFolderOf(run.options)));
-  AddRates(profile, limits);
-  FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
-  observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
-  // After the plan, which knows whether the disk has room: trying an engine writes a small file.
-  if (!run.options.resume) {
-    FOREBAY_RETURN_IF_ERROR(
-        OpenEngineFor(NewStoreDirectory(run.options), observer, environment, run));
-  }
+  FOREBAY_RETURN_IF_ERROR(PlanRun(stop, observer, environment, run));
   FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run.options, run.config, stop));
   if (!run.options.eval_data.empty()) {
     FOREBAY_ASSIGN_OR_RETURN(run.eval_data,

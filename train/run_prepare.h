@@ -35,6 +35,7 @@ struct PreparedRun {
   std::unique_ptr<MemoryBudget> budget;
   std::unique_ptr<Engine> engine;
   std::string engine_line;             // which one it is and why, for the log
+  std::string stripes_line;            // of several folders, how much is in each; for the log
   std::unique_ptr<TensorStore> store;  // nullptr after a dry run
 };
 

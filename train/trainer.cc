@@ -20,6 +20,7 @@
 #include "forebay/train/evaluate.h"
 #include "forebay/train/export.h"
 #include "forebay/train/fingerprint.h"
+#include "forebay/train/logged_observer.h"
 #include "forebay/train/lr_schedule.h"
 #include "forebay/train/metrics.h"
 #include "forebay/train/run_folder.h"
@@ -54,11 +55,11 @@ class TrainingRun {
       return absl::OkStatus();
     }
     FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));
-    FOREBAY_ASSIGN_OR_RETURN(events_, LineLog::Open(prepared_.paths.events));
+    FOREBAY_RETURN_IF_ERROR(observer_.OpenLog(prepared_.paths.events));
     FOREBAY_RETURN_IF_ERROR(OpenSession());
     const absl::Status status = TrainAndExport();
     // The log is a courtesy; the error itself is what the caller reports.
-    if (!status.ok()) events_.Append(WithTimestamp(MessageOf(status))).IgnoreError();
+    if (!status.ok()) observer_.Log(MessageOf(status)).IgnoreError();
     return status;
   }
 
@@ -81,17 +82,16 @@ class TrainingRun {
                 const Counters& after) const;
   Json Summary() const;
   Counters ReadCounters() const;
-  absl::Status Note(const std::string& line);
+  absl::Status Note(const std::string& line) { return observer_.Note(line); }
 
   const ResolvedOptions& resolved_;
   const TrainOptions& options_;
   const std::function<bool()>& stop_;
-  TrainObserver& observer_;
+  LoggedObserver observer_;  // before the engine, whose warnings it takes
   const TrainEnvironment& environment_;
 
   PreparedRun prepared_;
   LineLog metrics_;
-  LineLog events_;
   std::unique_ptr<RunSession> session_;
   std::unique_ptr<Sampler> sampler_;
   std::vector<MicroBatch> batches_;  // memory is reused from step to step
@@ -129,7 +129,12 @@ absl::Status TrainingRun::OpenSession() {
   FOREBAY_RETURN_IF_ERROR(
       Note(fmt::format("compute: {}, {} threads", kernel, prepared_.options.threads)));
   FOREBAY_RETURN_IF_ERROR(Note("disk: " + prepared_.engine_line));
+  if (!prepared_.stripes_line.empty()) {
+    FOREBAY_RETURN_IF_ERROR(Note("stripes: " + prepared_.stripes_line));
+  }
   FOREBAY_RETURN_IF_ERROR(Note(DescribePages(prepared_.budget->pages())));
+  const std::string not_registered = prepared_.engine->RegistrationNote();
+  if (!not_registered.empty()) FOREBAY_RETURN_IF_ERROR(Note(not_registered));
   const Json& committed = session_->store().committed().trainer;
   if (committed.contains("kernel") && committed["kernel"] != kernel) {
     FOREBAY_RETURN_IF_ERROR(
@@ -394,9 +399,9 @@ Json TrainingRun::Summary() const {
   summary["rss_bytes"] = ReadProcessMemory().peak_bytes;
   summary["ram_budget_bytes"] = prepared_.plan.ram_budget_bytes;
   summary["engine"] = prepared_.engine->name();
-  summary["store"] = session_->store().directory();
-  summary["store_bytes"] =
-      TensorStore::DiskBytes(session_->store().tiles(), session_->store().gradient_area_bytes());
+  summary["stores"] = session_->store().directories();
+  summary["store_bytes"] = Total(
+      TensorStore::DiskBytes(session_->store().tiles(), session_->store().gradient_area_bytes()));
   summary["host_weight_bytes"] = prepared_.plan.placement.host_weight_bytes;
   summary["host_state_bytes"] = prepared_.plan.placement.host_state_bytes;
   summary["run"] = prepared_.paths.out;
@@ -407,11 +412,6 @@ Json TrainingRun::Summary() const {
 Counters TrainingRun::ReadCounters() const {
   return {prepared_.engine->stats(), session_->swapper().stats().wait_s,
           session_->optimizer().stats().update_s};
-}
-
-absl::Status TrainingRun::Note(const std::string& line) {
-  observer_.OnNote(line);
-  return events_.Append(WithTimestamp(line));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ class TrainObserver {
 // What a run takes from the world around it, for programs that put something else in its place:
 // tests, a disk that fails. No option reaches it.
 struct TrainEnvironment {
-  // The engine for the swap area in `folder`, as OpenEngine gives it.
+  // The engine for the folders of the swap area, as OpenEngine gives it.
   EngineOpener open_engine = OpenEngine;
 };
 

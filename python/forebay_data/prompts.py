@@ -30,7 +30,9 @@ def encode(options):
                                                       FOR_GENERATION)
             tokens = tokenizer.encode(template.render(record["messages"], add_generation_prompt=True))
         if not tokens:
-            raise BadInputError(f"{where}: the prompt has no token; write something")
+            raise BadInputError(
+                f"prompt {number} has no token: the tokenizer knows nothing of what is in it. Write something else"
+            )
         print(json.dumps({"tokens": tokens, "eos": stop_ids}), flush=True)
 
 

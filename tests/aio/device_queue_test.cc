@@ -138,5 +138,17 @@ TEST_F(DeviceQueueTest, CanBeFilledAgainAfterItWasEmpty) {
   EXPECT_EQ(TakeAll(queue), "dw");
 }
 
+TEST_F(DeviceQueueTest, KnowsWhichMemoryItsOpsUse) {
+  DeviceQueue queue(100 * kOpBytes);
+  Push(queue, 'p', kOpBytes);
+  IoOp& op = Push(queue, 'w', 2 * kOpBytes);
+  const std::span<const std::byte> memory(memory_);
+  EXPECT_TRUE(queue.HasUserOf(memory.first(1)));
+  EXPECT_TRUE(queue.HasUserOf(memory.subspan(2 * kOpBytes - 1)));
+  EXPECT_FALSE(queue.HasUserOf(memory.subspan(2 * kOpBytes)));
+  queue.Remove(op);
+  EXPECT_FALSE(queue.HasUserOf(memory.subspan(kOpBytes)));
+}
+
 }  // namespace
 }  // namespace forebay

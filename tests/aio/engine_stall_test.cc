@@ -1,8 +1,13 @@
 // What every engine does on a device that stops answering: it says so, it ends what it can, and
 // nothing waits for ever.
+#include <fcntl.h>
+
 #include <array>
+#include <latch>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "forebay/base/clock.h"
@@ -32,6 +37,12 @@ class EngineStallTest : public EngineFixture {
     c.options.report = [this](const std::string& line) { lines_.push_back(line); };
     Start(c, faults);
     if (!IsSkipped()) script_ = script_ptr();
+  }
+  // Asks something of whoever drives the engine, who then looks at the disk as well.
+  void LetItRun() {
+    UniqueFd fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+    ASSERT_TRUE(fd.valid());
+    engine().RemoveFile(engine().AddFile(std::move(fd), path_));
   }
   bool CanCancel() const { return GetParam().under != Under::kThreads; }
 
@@ -75,7 +86,7 @@ TEST_P(EngineStallTest, WhatTheKernelKeepsClosesTheDeviceUntilItComesBack) {
   absl::Status later = second;
   while (!later.ok() && watch.Seconds() < 20) {
     // A simulated disk, and a port that sleeps, notice the release at their next run.
-    engine().UnregisterBuffers(buffer.bytes());
+    LetItRun();
     later = Run(IoKind::kWrite, 4096, buffer.bytes().last(4096));
   }
   EXPECT_TRUE(later.ok()) << later;
@@ -107,7 +118,7 @@ TEST_P(EngineStallTest, AStalledOpCanBeCancelled) {
   Prepare(op, IoKind::kRead, 0, buffer.bytes());
   engine().Submit(op);
   // A simulated disk is driven by whoever asks something of it.
-  while (script().num_calls() == 0) engine().UnregisterBuffers(buffer.bytes());
+  while (script().num_calls() == 0) LetItRun();
   engine().Cancel(op);
   EXPECT_EQ(ExitCodeOf(engine().Wait(op)), ExitCode::kInterrupted);
   EXPECT_TRUE(Run(IoKind::kRead, 0, buffer.bytes()).ok());
@@ -134,6 +145,53 @@ TEST_P(EngineStallTest, TheEndOfAnEngineDoesNotWaitForEver) {
   EndEngine();
   EXPECT_LT(watch.Seconds(), 15);
   for (IoOp& op : ops) EXPECT_FALSE(op.pending());
+}
+
+// Looks at its arguments only when it is let go: a thread that gets no CPU for long.
+class LateCalls : public SystemDiskCalls {
+ public:
+  int64_t Transfer(IoKind, int, std::string_view path, std::span<std::byte> buffer,
+                   int64_t) override {
+    entered_.count_down();
+    go_.wait();
+    seen_ = path;
+    done_.count_down();
+    return static_cast<int64_t>(buffer.size());
+  }
+  void AwaitCall() { entered_.wait(); }
+  std::string LetGo() {
+    go_.count_down();
+    done_.wait();
+    return seen_;
+  }
+
+ private:
+  std::latch entered_{1}, go_{1}, done_{1};
+  std::string seen_;
+};
+
+TEST(EngineStall, ACallThatOutlastsItsEngineStillKnowsItsFile) {
+  const auto calls = std::make_shared<LateCalls>();
+  EngineOptions options;
+  options.num_threads = 1;
+  options.stall_report_s = 0.05;
+  options.stall_limit_s = 0.1;
+  std::unique_ptr<Engine> engine = CreateThreadsEngine(options, calls);
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("file");
+  auto file = OpenDirectFile(path, {.create = true, .size_bytes = 4096});
+  ASSERT_TRUE(file.ok()) << file.status();
+  MemoryBudget budget(0);
+  const auto buffer = HostBuffer::Create(&budget, "test", 4096);
+  ASSERT_TRUE(buffer.ok()) << buffer.status();
+  IoOp op;
+  op.file = engine->AddFile(std::move(file->fd), path);
+  op.buffer = buffer->bytes();
+  engine->Submit(op);
+  calls->AwaitCall();
+  EXPECT_FALSE(engine->Wait(op).ok());
+  engine.reset();
+  EXPECT_EQ(calls->LetGo(), path);
 }
 
 TEST(EngineStall, TimeInWhichTheProcessStoodStillIsNotTheDevices) {

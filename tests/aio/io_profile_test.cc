@@ -167,6 +167,12 @@ TEST(AskDeviceKey, IsTheSameForAFolderAndWhatWillBeInIt) {
   EXPECT_NE(*AskDeviceKey("/proc"), *key);
 }
 
+TEST(FsUuidText, ZerosAreNoIdentity) {
+  EXPECT_EQ(FsUuidText(std::vector<uint8_t>{0, 0x1a}), "uuid:001a");
+  EXPECT_EQ(FsUuidText(std::vector<uint8_t>(16, 0)), "");
+  EXPECT_EQ(FsUuidText({}), "");
+}
+
 TEST(WithProfile, SetsBlockCapsAndBurstAlone) {
   EngineOptions options;
   options.num_threads = 7;

@@ -4,9 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <cstdlib>
 
 #include "forebay/base/errors.h"
+#include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -191,6 +194,14 @@ TEST_F(FileTest, MakeDirectoriesAcceptsWhatIsThereAndRefusesFilesInTheWay) {
   EXPECT_EQ(ExitCodeOf(MakeDirectories(Path("file"))), ExitCode::kStorage);
 }
 
+TEST_F(FileTest, NearestFolderGoesUpToOneThatIsThere) {
+  ASSERT_TRUE(WriteFileAtomically(Path("file"), "").ok());
+  EXPECT_EQ(NearestFolder(folder_), folder_);
+  EXPECT_EQ(NearestFolder(Path("not/there/yet")), folder_);
+  EXPECT_EQ(NearestFolder(Path("file/below")), folder_);
+  EXPECT_EQ(NearestFolder("/"), "/");
+}
+
 TEST_F(FileTest, RemoveTreeDoesNotFollowLinks) {
   ASSERT_TRUE(MakeDirectories(Path("tree")).ok());
   ASSERT_TRUE(MakeDirectories(Path("outside")).ok());
@@ -225,6 +236,52 @@ TEST(JoinPath, PutsOneSlashBetween) {
 
 TEST(ProgramDirectory, HoldsTheRunningProgram) {
   EXPECT_TRUE(FileExists(JoinPath(ProgramDirectory(), "base_test")));
+}
+
+TEST(ReserveFileSpace, TakesNothingWhereThereIsTooLittle) {
+  const TemporaryFolder folder;
+  const auto fd = OpenFile(folder.Path("file"), O_RDWR | O_CREAT);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  const auto free_bytes = FreeSpace(folder.path());
+  ASSERT_TRUE(free_bytes.ok()) << free_bytes.status();
+  EXPECT_EQ(ReserveFileSpace(fd->get(), *free_bytes + (int64_t{1} << 40)), ENOSPC);
+  struct stat info = {};
+  ASSERT_EQ(::fstat(fd->get(), &info), 0);
+  EXPECT_EQ(info.st_blocks, 0) << "an attempt would have filled the disk";
+  EXPECT_EQ(info.st_size, 0);
+}
+
+TEST(ListFolder, GivesSortedNamesAndTellsNoFolderFromOneThatCannotBeRead) {
+  const TemporaryFolder folder;
+  for (const char* name : {"b", "a", ".c"}) {
+    ASSERT_TRUE(WriteFileAtomically(folder.Path(name), "x").ok());
+  }
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(*ListFolder(folder.path()), (Names{".c", "a", "b"}));
+  EXPECT_EQ(*ListFolder(folder.Path("none")), Names());
+  EXPECT_EQ(*ListFolder(folder.Path("a")), Names());
+  ASSERT_EQ(::symlink("loop", folder.Path("loop").c_str()), 0);
+  const absl::Status status = ListFolder(folder.Path("loop")).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage);
+  EXPECT_NE(MessageOf(status).find("loop' failed: ELOOP"), std::string::npos) << status;
+}
+
+TEST(ReserveFileSpace, KeepsWhatTheFileHolds) {
+  const TemporaryFolder folder;
+  const auto fd = OpenFile(folder.Path("file"), O_RDWR | O_CREAT);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  ASSERT_EQ(::pwrite(fd->get(), "abc", 3, 0), 3);
+  const int error = ReserveFileSpace(fd->get(), 1 << 20);
+  if (error == EOPNOTSUPP)
+    GTEST_SKIP() << "the file system of " << folder.path() << " has no fallocate";
+  ASSERT_EQ(error, 0);
+  struct stat info = {};
+  ASSERT_EQ(::fstat(fd->get(), &info), 0);
+  EXPECT_EQ(info.st_size, 1 << 20);
+  EXPECT_GE(info.st_blocks * 512, 1 << 20);
+  std::array<char, 3> held = {};
+  ASSERT_EQ(::pread(fd->get(), held.data(), held.size(), 0), 3);
+  EXPECT_EQ(std::string(held.data(), held.size()), "abc");
 }
 
 }  // namespace

@@ -90,9 +90,20 @@ TEST(NearestName, FindsTheNameThatWasMeant) {
   EXPECT_EQ(NearestName("step", names), "steps");
 }
 
+TEST(ShellQuoted, IsReadByAShellAsItWas) {
+  EXPECT_EQ(ShellQuoted("/runs/book-1.5"), "/runs/book-1.5");
+  EXPECT_EQ(ShellQuoted("a b"), "'a b'");
+  EXPECT_EQ(ShellQuoted("it's"), "'it'\\''s'");
+  EXPECT_EQ(ShellQuoted("$x"), "'$x'");
+  EXPECT_EQ(ShellQuoted(""), "''");
+}
+
 TEST(NearestName, IsSilentWhenNothingIsNear) {
   EXPECT_EQ(NearestName("zzzzzzzz", {"weight_decay", "warmup"}), "");
   EXPECT_EQ(NearestName("x", {}), "");
+  // As far from "seq" as from any name of three letters.
+  EXPECT_EQ(NearestName("x", {"seq", "out"}), "");
+  EXPECT_EQ(NearestName("", {"seq"}), "");
 }
 
 TEST(NearestName, PrefersTheCloserOfTwo) {

@@ -65,6 +65,16 @@ TEST(ParseJson, CommentsAreForConfigurationFilesAlone) {
   EXPECT_EQ((*parsed)["a"], 1);
 }
 
+TEST(IntegerOf, IsTheIntegerOrNothing) {
+  EXPECT_EQ(IntegerOf(Json(3)), 3);
+  EXPECT_EQ(IntegerOf(Json(int64_t{-1} << 62)), int64_t{-1} << 62);
+  EXPECT_EQ(IntegerOf(*ParseJson("9223372036854775807", "x")), INT64_MAX);
+  for (const char* text : {"9223372036854775808", "18446744073709551616", "1e30", "3.0", "2.5",
+                           "\"3\"", "null", "true", "[3]", "{}"}) {
+    EXPECT_EQ(IntegerOf(*ParseJson(text, "x")), std::nullopt) << text;
+  }
+}
+
 TEST(ReadJsonFile, AMissingFileIsNamed) {
   const auto parsed = ReadJsonFile("/nonexistent/config.json", 100);
   EXPECT_EQ(MessageOf(parsed.status()), "'/nonexistent/config.json' does not exist");

@@ -1,5 +1,8 @@
 #include "forebay/data/packed_file.h"
 
+#include <sys/stat.h>
+
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -144,6 +147,26 @@ TEST_F(PackedFileTest, MagicTellsPackedFiles) {
   ASSERT_FALSE(OpenBytes("{\"text\": \"FBPACKED\"}").ok());
   EXPECT_FALSE(IsPackedFile(path_));
   EXPECT_FALSE(IsPackedFile("/nonexistent.packed"));
+}
+
+TEST_F(PackedFileTest, RowLengthIsReadFromTheHeaderAlone) {
+  ASSERT_TRUE(OpenBytes(PackedBytes().Encode()).ok());
+  EXPECT_EQ(PackedRowTokens(path_), 4);
+  ASSERT_FALSE(OpenBytes(PackedBytes().Encode().substr(0, 100)).ok());
+  EXPECT_EQ(PackedRowTokens(path_), 4);
+  PackedBytes absurd;
+  absurd.seq = uint64_t{1} << 40;
+  ASSERT_FALSE(OpenBytes(absurd.Encode()).ok());
+  EXPECT_EQ(PackedRowTokens(path_), std::nullopt);
+  EXPECT_EQ(PackedRowTokens("/nonexistent.packed"), std::nullopt);
+}
+
+// Whoever opened it would wait for a writer, and spoil it for the one who is meant to read it.
+TEST_F(PackedFileTest, NoPipeIsOpenedToSeeWhetherItIsPacked) {
+  std::remove(path_.c_str());
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_FALSE(IsPackedFile(path_));
+  EXPECT_EQ(PackedRowTokens(path_), std::nullopt);
 }
 
 TEST_F(PackedFileTest, OtherFormatsAreRefused) {

@@ -44,7 +44,8 @@ void FuzzManifest(std::string text) {
   const forebay::Inventory& inventory = manifest->inventory;
   Require(inventory.num_params() >= 0 && inventory.num_params() <= inventory.num_padded_elems());
   if (inventory.num_padded_elems() / manifest->tile_elems > kManyTiles) return;
-  const forebay::TileMap tiles(inventory, manifest->layout, manifest->tile_elems);
+  const forebay::TileMap tiles(inventory, manifest->layout, manifest->tile_elems,
+                               manifest->stripe_weights);
   Require(tiles.weight_area_bytes() + tiles.state_area_bytes() ==
           12 * inventory.num_padded_elems());
 }
@@ -79,6 +80,13 @@ void FuzzCommit(std::span<const uint8_t> input) {
   const forebay::DecodedCopy first = DecodeCopy(input.first(input.size() / 2));
   const forebay::DecodedCopy second = DecodeCopy(input.subspan(input.size() / 2));
   const auto chosen = forebay::ChooseCommit(first, second, first.record.uuid, "fuzzed");
+  // The same two as those of two folders, each with one of them twice.
+  const forebay::FolderCopies folders[] = {{"a", first, first}, {"b", second, second}};
+  const auto of_folders = forebay::ChooseCommit(folders, first.record.uuid);
+  if (!of_folders.ok()) RequireCorrupt(of_folders.status());
+  if (of_folders.ok() && of_folders->has_value()) {
+    Require((*of_folders)->hash == first.hash || (*of_folders)->hash == second.hash);
+  }
   if (!chosen.ok()) return RequireCorrupt(chosen.status());
   if (!chosen->has_value()) return;
   Require((*chosen)->state == forebay::CopyState::kGood);

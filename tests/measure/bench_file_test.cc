@@ -16,7 +16,9 @@
 namespace forebay {
 namespace {
 
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr int64_t kSize = int64_t{1} << 20;
 constexpr int64_t kBlock = 64 << 10;
@@ -52,6 +54,17 @@ TEST(BenchFile, MoreThanTheDiskHasDoesNotFit) {
   const auto file = BenchFile::Create(folder.path(), int64_t{1} << 50, true, false);
   EXPECT_EQ(ExitCodeOf(file.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(file.status()), HasSubstr("smaller --size"));
+  // Not what is left while the attempt holds the rest.
+  EXPECT_THAT(MessageOf(file.status()), Not(HasSubstr("0 B are free")));
+}
+
+TEST(CheckRoom, AFileFitsIntoWhatIsFree) {
+  EXPECT_TRUE(CheckRoom("/x", 64 << 20, 64 << 20).ok());
+  const absl::Status status = CheckRoom("/x", 64 << 20, 25 << 20);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(status), HasSubstr("no room for a file of 64.0 MiB: 25.0 MiB are free"));
+  EXPECT_THAT(MessageOf(status), HasSubstr("smaller --size"));
+  EXPECT_THAT(MessageOf(CheckRoom("/x", 2, 1, "Free some")), EndsWith("are free. Free some"));
 }
 
 TEST(BenchFile, GenerationsCountTheWritesOfEachRange) {

@@ -24,7 +24,7 @@ inline std::string WhyNotHere(EngineKind kind, const std::string& folder) {
   EngineOptions options;
   options.engine = kind;
   options.strict = true;
-  const auto opened = OpenEngine(options, folder);
+  const auto opened = OpenEngine(options, {folder});
   return opened.ok() ? "" : std::string(opened.status().message());
 }
 

@@ -137,6 +137,8 @@ TEST_F(VerdictTest, ABusyThreadIsTheBound) {
   EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("CPU-bound: 97 % of one core")));
   cell_.key.engine = "threads";  // which has both cores
   EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("device-bound")));
+  cell_.key.engine = "buffered";  // and a page cache that may be the bound
+  EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("not CPU-bound")));
 }
 
 TEST_F(VerdictTest, FewerBytesAtTheStorageThanAskedForAreCached) {
@@ -151,6 +153,42 @@ TEST_F(VerdictTest, TwoPercentEitherWayAreNothing) {
   cell_.process_ratio = 0.985;
   cell_.disk_ratio = 1.015;
   EXPECT_EQ(Verdict().size(), 1u);
+  EXPECT_TRUE(CountersMatch(cell_));
+}
+
+TEST_F(VerdictTest, WhereAnythingElseTookPartTheDeviceIsNotCalledTheBound) {
+  for (const auto& [process, disk] :
+       {std::pair(1.0, 2.877), std::pair(0.67, 0.683), std::pair(1.0, 0.5), std::pair(1.5, 1.5)}) {
+    cell_.process_ratio = process;
+    cell_.disk_ratio = disk;
+    EXPECT_THAT(Verdict(), Contains("not CPU-bound (CPU 0.5 % of one core)")) << disk;
+    EXPECT_FALSE(CountersMatch(cell_)) << disk;
+  }
+}
+
+TEST_F(VerdictTest, AFileInMemoryIsBoundByMemoryAndHasNoCountersToJudge) {
+  cell_.num_files_in_memory = 1;
+  cell_.process_ratio = 0;
+  cell_.disk_ratio.reset();
+  EXPECT_THAT(Verdict(), ElementsAre("bound by memory (CPU 0.5 % of one core)"));
+}
+
+TEST_F(VerdictTest, OfAStripeThatIsPartlyInMemoryNoBoundIsTold) {
+  cell_.num_files = 3;
+  cell_.num_files_in_memory = 2;
+  cell_.process_ratio = 0.33;
+  EXPECT_THAT(Verdict(), ElementsAre("not CPU-bound, and partly memory: 2 of 3 folders keep their "
+                                     "files in RAM (CPU 0.5 % of one core)"));
+  cell_.num_files_in_memory = 3;
+  EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("bound by memory")));
+}
+
+TEST_F(VerdictTest, WithoutCountersNothingMatchesAndTheDeviceIsNotCalledTheBound) {
+  cell_.process_ratio.reset();
+  EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("device-bound"))) << "the disk's own counter tells";
+  cell_.disk_ratio.reset();
+  EXPECT_FALSE(CountersMatch(cell_));
+  EXPECT_THAT(Verdict(), ElementsAre("not CPU-bound (CPU 0.5 % of one core)"));
 }
 
 TEST_F(VerdictTest, MoreBytesAtTheDiskWereNotOurs) {

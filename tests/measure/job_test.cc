@@ -41,7 +41,16 @@ TEST(CheckJob, NamesTheFlagThatCannotBe) {
       {"--time", [](Job& job) { job.seconds = std::numeric_limits<double>::infinity(); }},
       {"--warmup", [](Job& job) { job.warmup_s = -1; }},
       {"--threads is 0", [](Job& job) { job.threads = 0; }},
-      {"--threads is 33", [](Job& job) { job.threads = 33; }},
+      {"--threads is 33, but no more than 32", [](Job& job) { job.threads = 33; }},
+      {"no more than 1 operation is in flight",
+       [](Job& job) {
+         job.threads = 2;
+         job.depth = 1;
+       }},
+      {"--steady looks at 5 s, which --time=3s never reaches",
+       [](Job& job) {
+         job.steady = SteadyRule{0.02, 5};
+       }},
       {"--repeats", [](Job& job) { job.repeats = 0; }},
       {"--fill", [](Job& job) { job.compressible_percent = 100; }},
       {"--flush", [](Job& job) { job.flush = FlushRule::kEveryN; }},
@@ -64,6 +73,26 @@ TEST(CheckJob, SaysEverythingThatIsWrongAtOnce) {
   EXPECT_THAT(message, HasSubstr("--repeats"));
 }
 
+TEST(CheckJob, TooManyThreadsAreTheOnlyProblemOfTooManyThreads) {
+  Job job = GoodJob();
+  job.threads = 100'000;
+  EXPECT_EQ(MessageOf(CheckJob(job)), "--threads is 100000; allowed: 1 to 64");
+}
+
+TEST(CheckJob, ASteadyStateMayTakeAllOfTheTime) {
+  Job job = GoodJob();
+  job.steady = SteadyRule{0.02, 3};
+  EXPECT_TRUE(CheckJob(job).ok());
+}
+
+TEST(CheckJob, OneOperationIsOne) {
+  Job job = GoodJob();
+  job.depth = 1;
+  job.size_bytes = 1 << 20;
+  EXPECT_THAT(MessageOf(CheckJob(job)), HasSubstr("1 operation of 1.00 MiB in flight need a file "
+                                                  "of 2.00 MiB, twice as much"));
+}
+
 TEST(CheckJob, SeveralFoldersShareTheDepthOfTheRings) {
   Job job = GoodJob();
   job.depth = 100;
@@ -72,6 +101,18 @@ TEST(CheckJob, SeveralFoldersShareTheDepthOfTheRings) {
   EXPECT_THAT(MessageOf(CheckJob(job)), HasSubstr("allowed: 1 to 64"));
   job.threads = 2;
   EXPECT_TRUE(CheckJob(job).ok());
+}
+
+// A stripe's operations may all wait for the slowest of its disks.
+TEST(CheckJob, OfSeveralFoldersEachFileHasRoomForAllOperations) {
+  Job job = GoodJob();
+  job.targets.push_back({"/elsewhere", 0});
+  job.targets.push_back({"/third", 0});
+  job.size_bytes = 191 << 20;
+  EXPECT_THAT(MessageOf(CheckJob(job)), HasSubstr("96 operations of 1.00 MiB in flight need a file "
+                                                  "of 192 MiB, twice as much"));
+  job.size_bytes = 192 << 20;
+  EXPECT_TRUE(CheckJob(job).ok()) << CheckJob(job);
 }
 
 }  // namespace

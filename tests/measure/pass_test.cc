@@ -4,10 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <numeric>
 #include <vector>
 
+#include "fmt/format.h"
+#include "forebay/aio/limited_disk.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/tests/aio/registering_port.h"
 #include "forebay/tests/measure/bench_fixture.h"
 #include "gmock/gmock.h"
 
@@ -254,6 +259,80 @@ TEST_F(FaultyPassTest, OperationsNeverOverlap) {
   ASSERT_TRUE(pass.ok()) << pass.status();
   EXPECT_GT(pass->all_ops, 100);
   EXPECT_EQ(pass->verified.num_bad(), 0) << pass->verified.first_problem;
+}
+
+// Each thread has an engine and a buffer of its own, and one limit counts them together.
+TEST_F(FaultyPassTest, BuffersThatAreNotRegisteredAreToldForAllThreadsTogether) {
+  job_.threads = 2;
+  job_.block_bytes = 1 << 20;
+  job_.size_bytes = 16 << 20;
+  Prepare({});
+  const auto log = std::make_shared<RegistrationLog>();
+  log->refuse = [](std::span<std::byte>) { return ENOMEM; };
+  plan_.make_engine = [log](const EngineOptions& options) {
+    return absl::StatusOr<std::unique_ptr<Engine>>(CreateRegisteringEngine(options, log, [] {
+      return absl::StatusOr<std::unique_ptr<IoPort>>(MakeSimulatedDisk({}));
+    }));
+  };
+  const auto pass = Run({LoadOp::kRead, 100});
+  ASSERT_TRUE(pass.ok()) << pass.status();
+  EXPECT_THAT(pass->not_registered, HasSubstr("io_uring: 4 MiB of buffers were not registered"));
+}
+
+// ---- On disks of set speeds
+
+// One of three disks lags, and so the operations of all of them gather there.
+class StripedPassTest : public PassTest {
+ protected:
+  void Prepare() {
+    job_.size_bytes = 8 * kTestBlockBytes;
+    PassTest::Prepare(EngineKind::kThreads, false);
+    memory_.clear();
+    for (int i = 0; i < job_.threads; ++i) {
+      auto buffer = HostBuffer::Create(&budget_, "test", LoadMemoryBytes(job_, i, kNumDisks));
+      ASSERT_TRUE(buffer.ok()) << buffer.status();
+      memory_.push_back(*std::move(buffer));
+    }
+    plan_.files.clear();
+    plan_.stripe.clear();
+    for (int i = 0; i < kNumDisks; ++i) {
+      const std::string folder = folder_.Path(fmt::format("disk{}", i));
+      ASSERT_EQ(MakeDirectories(folder), absl::OkStatus());
+      auto file = BenchFile::Create(folder, job_.size_bytes, false, false);
+      ASSERT_TRUE(file.ok()) << file.status();
+      files_[i] = *std::move(file);
+      plan_.files.push_back(&files_[i]);
+      plan_.stripe.push_back(i);
+    }
+    plan_.make_engine = [this](const EngineOptions& options) {
+      return CreateThreadsEngine(options,
+                                 std::make_shared<LimitedDiskCalls>(
+                                     std::vector<LimitedDisk>{{folder_.Path("disk0"), 2e6},
+                                                              {folder_.Path("disk1"), 1e9},
+                                                              {folder_.Path("disk2"), 1e9}}));
+    };
+  }
+
+  static constexpr int kNumDisks = 3;
+  BenchFile files_[kNumDisks];
+};
+
+TEST_F(StripedPassTest, ADiskThatLagsNeverTakesMoreThanItsFileHasBlocks) {
+  for (const AccessPattern pattern : {AccessPattern::kSequential, AccessPattern::kRandom}) {
+    job_.pattern = pattern;
+    ASSERT_NO_FATAL_FAILURE(Prepare());
+    const auto pass = Run({LoadOp::kRead, 100});
+    ASSERT_TRUE(pass.ok()) << pass.status();
+    // Far more than what fits into the file of the disk that lags: the others went on.
+    EXPECT_GT(pass->all_ops, 100);
+  }
+}
+
+TEST_F(StripedPassTest, FilesThatAreTooSmallForAllOperationsAreRefused) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  job_.depth = 9;
+  EXPECT_THAT(MessageOf(Run({LoadOp::kRead, 100}).status()),
+              HasSubstr("27 operations of 64.0 KiB at a time do not fit into files of 512 KiB"));
 }
 
 }  // namespace

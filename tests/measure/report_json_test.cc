@@ -45,13 +45,14 @@ TEST(ReportToJson, HasTheDocumentedKeys) {
   EXPECT_THAT(keys(json["devices"][0]),
               testing::ElementsAre("path", "fs", "mount_options", "device", "total_bytes",
                                    "free_bytes", "queue", "pcie", "numa_node", "direct"));
-  EXPECT_THAT(keys(json["runs"][0]),
-              testing::ElementsAre(
-                  "device", "op", "read_percent", "bs", "inflight", "engine", "threads", "fixed",
-                  "pages", "pattern", "reasons", "bytes", "seconds", "gbps", "read_gbps",
-                  "write_gbps", "flushed_gbps", "lat_us", "submit_us", "cpu_ms_per_gb", "cpu_cores",
-                  "punted", "splits", "flush_ms", "process_ratio", "disk_ratio", "steady_repeats",
-                  "series", "first10_gbps", "last10_gbps", "verify", "errors", "verdict"));
+  EXPECT_THAT(
+      keys(json["runs"][0]),
+      testing::ElementsAre("device", "op", "read_percent", "bs", "inflight", "burst_bytes",
+                           "engine", "threads", "fixed", "pages", "pattern", "reasons", "bytes",
+                           "seconds", "gbps", "read_gbps", "write_gbps", "flushed_gbps", "lat_us",
+                           "submit_us", "cpu_ms_per_gb", "cpu_cores", "punted", "splits",
+                           "flush_ms", "process_ratio", "disk_ratio", "steady_repeats", "series",
+                           "first10_gbps", "last10_gbps", "verify", "fio", "errors", "verdict"));
   EXPECT_THAT(keys(json["runs"][0]["lat_us"]),
               testing::ElementsAre("p50", "p99", "p999", "p95", "p9999", "max", "hist"));
 }
@@ -72,12 +73,57 @@ TEST(ReportToJson, KeepsNumbersWholeAndSaysNullForWhatIsUnknown) {
   EXPECT_EQ(run["lat_us"]["hist"][0][1], 1);
 }
 
+TEST(ReportToJson, WhatASearchChoosesForEachPassIsNotPartOfItsConfiguration) {
+  const Json run = ReportToJson(Report(), "1", kPercentiles)["config"];
+  EXPECT_EQ(run["seconds"], 3.0);
+  EXPECT_EQ(run["depth"], 32);
+  EXPECT_TRUE(run["budget_s"].is_null());
+  BenchReport report = Report();
+  report.budget_s = 50;
+  report.job.repeats = 1;
+  const Json search = ReportToJson(report, "1", kPercentiles)["config"];
+  for (const char* key : {"seconds", "warmup_s", "depth"}) EXPECT_TRUE(search[key].is_null());
+  EXPECT_EQ(search["repeats"], 1);
+  EXPECT_EQ(search["budget_s"], 50.0);
+  report = Report();
+  report.runs.clear();  // as of step
+  EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["config"]["repeats"].is_null());
+}
+
+TEST(ReportToJson, TurnsTellRunsOfTuneApart) {
+  BenchReport report = Report();
+  EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["runs"][0]["burst_bytes"].is_null());
+  report.runs[0].key.burst_bytes = 8 << 20;
+  const Json json = ReportToJson(report, "1", kPercentiles);
+  EXPECT_EQ(json["runs"][0]["burst_bytes"], 8 << 20);
+  EXPECT_EQ(CellsFromJson(json, "a.json")->front().key, report.runs[0].key);
+}
+
+TEST(ReportToJson, DirectIoThatWorksHasNoReasonAgainstIt) {
+  BenchReport report = Report();
+  EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["devices"][0]["direct"]["why_not"].is_null());
+  report.devices[0].direct.why_not = "tmpfs";
+  EXPECT_EQ(ReportToJson(report, "1", kPercentiles)["devices"][0]["direct"]["why_not"], "tmpfs");
+}
+
 TEST(ReportToJson, WrongBlocksAreErrors) {
   BenchReport report = Report();
   report.runs[0].verified = PatternTally{.num_blocks = 9, .num_stale = 2, .first_problem = "bad"};
   const Json run = ReportToJson(report, "1", kPercentiles)["runs"][0];
   EXPECT_EQ(run["verify"]["bad"], 2);
   EXPECT_EQ(run["errors"], Json::parse("[\"bad\"]"));
+}
+
+TEST(ReportToJson, HasWhatFioMeasuredBesideOurs) {
+  BenchReport report = Report();
+  EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["runs"][0]["fio"].is_null());
+  report.runs[0].fio = FioFigures{{1.6, 1.5, 1.7}, "4 KiB pages"};
+  EXPECT_EQ(ReportToJson(report, "1", kPercentiles)["runs"][0]["fio"],
+            Json::parse(R"({"gbps": {"median": 1.6, "min": 1.5, "max": 1.7},
+                            "pages": "4 KiB pages", "ratio": 1.25})"));
+  report.runs[0].fio = FioFigures{{0, 0, 0}, "4 KiB pages"};
+  EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["runs"][0]["fio"]["ratio"].is_null())
+      << "there is no ratio to nothing";
 }
 
 TEST(PercentileKey, LeavesThePointOut) {
@@ -104,6 +150,11 @@ TEST(CellsFromJson, RefusesWhatIsNoResultsFile) {
   EXPECT_THAT(message(Json::array()), HasSubstr("a.json: this has no \"schema\""));
   EXPECT_THAT(message({{"schema", 2}}), HasSubstr("its schema is 2"));
   EXPECT_THAT(message({{"schema", 1}}), HasSubstr("no \"runs\""));
+  EXPECT_THAT(message({{"format", 1}, {"made_by", "x"}, {"devices", Json::array()}}),
+              HasSubstr("settings of tune (an io.json), which compare does not read"));
+  EXPECT_THAT(message({{"schema", 1}, {"runs", Json::array()}, {"step", Json::object()}}),
+              HasSubstr("results of step, which compare does not read"));
+  EXPECT_THAT(message({{"schema", 1}, {"not_registered", nullptr}}), HasSubstr("of probe"));
   for (const char* key : {"device", "op", "read_percent", "bs", "inflight", "engine", "gbps"}) {
     Json json = ReportToJson(Report(), "1", kPercentiles);
     json["runs"][0].erase(key);

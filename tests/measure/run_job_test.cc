@@ -1,5 +1,8 @@
 #include "forebay/measure/run_job.h"
 
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <vector>
@@ -12,6 +15,8 @@
 namespace forebay {
 namespace {
 
+using testing::AllOf;
+using testing::Contains;
 using testing::HasSubstr;
 
 TEST(CellsOf, EveryFolderAloneAndSeveralStriped) {
@@ -89,6 +94,93 @@ TEST(RunJob, AFolderThatIsNoneIsBadInput) {
   EXPECT_EQ(ExitCodeOf(RunJob(SmallJob("/there/is/none"), {}).status()), ExitCode::kBadInput);
 }
 
+TEST(RunJob, OneFolderTwiceIsRefusedHoweverItIsWritten) {
+  const TemporaryFolder folder;
+  Job job = SmallJob(folder.path());
+  job.targets.push_back({folder.path() + "/.", 2});
+  const absl::Status status = RunJob(job, {}).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(status), HasSubstr("are one folder"));
+}
+
+TEST(RunJob, WhatWasAskedForAndNotHadIsAReason) {
+  const TemporaryFolder folder;
+  Job job = SmallJob(folder.path());
+  job.loads = {{LoadOp::kRead, 100}};
+  job.numa_node = 1000;
+  auto report = RunJob(job, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(report->runs[0].reasons, Contains(HasSubstr("NUMA node 1000")));
+  EXPECT_THAT(report->runs[0].verdict, Contains(HasSubstr("NUMA node 1000")));
+  job.numa_node = -1;
+  job.pages = BenchPages::kReservedHuge;
+  job.block_bytes = 1 << 20;
+  job.size_bytes = 8 << 20;
+  report = RunJob(job, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  const bool missing = report->runs[0].pages != "huge";
+  EXPECT_EQ(std::ranges::any_of(report->runs[0].reasons,
+                                [](const std::string& reason) {
+                                  return reason.find("vm.nr_hugepages") != std::string::npos;
+                                }),
+            missing);
+}
+
+TEST(MissingHugePages, AreToldAsWhatToReserve) {
+  EXPECT_EQ(MissingHugePages(8 << 20, 8 << 20), "");
+  EXPECT_THAT(MissingHugePages(8 << 20, 6 << 20),
+              AllOf(HasSubstr("2.00 MiB of 8.00 MiB"), HasSubstr("Reserve 1 page more")));
+  EXPECT_THAT(MissingHugePages(8 << 20, 0), HasSubstr("Reserve 4 pages more"));
+}
+
+// Two buffers of 3 MiB have one huge page each, and none in their tails together.
+TEST(BenchSession, TheTailsOfBuffersMakeNoHugePage) {
+  const TemporaryFolder folder;
+  Job job = SmallJob(folder.path());
+  job.threads = 2;
+  job.depth = 6;
+  job.block_bytes = 1 << 20;
+  job.size_bytes = 12 << 20;
+  const auto session = BenchSession::Open(job, {});
+  ASSERT_TRUE(session.ok()) << session.status();
+  const PageTally& pages = (*session)->pages();
+  EXPECT_EQ(pages.reserved_huge_bytes + pages.transparent_huge_bytes + pages.base_bytes, 6 << 20);
+  EXPECT_EQ((*session)->huge_bytes(), 4 << 20);
+}
+
+TEST(MemoryForBuffers, HasReservedHugePagesOnlyWhereTheyAreAskedFor) {
+  const TemporaryFolder root;
+  const auto write = [&](const std::string& path, std::string_view text) {
+    ASSERT_TRUE(MakeDirectories(root.path() + path.substr(0, path.rfind('/'))).ok());
+    ASSERT_TRUE(WriteFileAtomically(root.path() + path, text).ok());
+  };
+  write("/proc/meminfo", "MemAvailable:    1048576 kB\n");
+  write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "512\n");
+  EXPECT_EQ(MemoryForBuffers(BenchPages::kReservedHuge, root.path()), int64_t{2} << 30);
+  EXPECT_EQ(MemoryForBuffers(BenchPages::kTransparentHuge, root.path()), int64_t{1} << 30);
+  EXPECT_EQ(MemoryForBuffers(BenchPages::kBase, root.path()), int64_t{1} << 30);
+}
+
+TEST(RunJob, AStripeThatIsPartlyInMemoryHasNoBound) {
+  const TemporaryFolder folder;
+  struct statfs info = {};
+  const bool disk = ::statfs(folder.path().c_str(), &info) == 0 && info.f_type != TMPFS_MAGIC;
+  if (!disk || ::statfs("/dev/shm", &info) != 0 || info.f_type != TMPFS_MAGIC) {
+    GTEST_SKIP() << "needs a disk and a tmpfs";
+  }
+  const TemporaryFolder memory("/dev/shm");
+  Job job = SmallJob(folder.path());
+  job.targets.push_back({memory.path(), 0});
+  job.loads = {{LoadOp::kRead, 100}};
+  const auto report = RunJob(job, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_EQ(report->runs.size(), 3u);
+  EXPECT_EQ(report->runs[0].num_files_in_memory, 0);
+  EXPECT_TRUE(report->runs[1].in_memory());
+  EXPECT_EQ(report->runs[2].num_files_in_memory, 1);
+  EXPECT_FALSE(report->runs[2].in_memory());
+}
+
 TEST(RunJob, BuffersLargerThanTheMemoryDoNotFit) {
   const TemporaryFolder folder;
   Job job = SmallJob(folder.path());
@@ -129,6 +221,29 @@ TEST(RunSweep, EveryPointHasTheFiguresOfItsOwnRuns) {
     ASSERT_EQ(points[i].gbps.size(), 2u);
     EXPECT_EQ(points[i].gbps[0], sweep->report.runs[2 * i].gbps.median);
     EXPECT_EQ(points[i].gbps[1], sweep->report.runs[2 * i + 1].gbps.median);
+  }
+}
+
+// A search measures one folder at a time, so that each file has room for as much as if it were
+// alone.
+TEST(RunSweep, SeveralFoldersLeaveNoPointOut) {
+  const TemporaryFolder a;
+  const TemporaryFolder b;
+  Job job = SmallJob(a.path());
+  job.targets.push_back({b.path(), 0});
+  job.size_bytes = int64_t{128} << 20;
+  job.loads = {{LoadOp::kRead, 100}};
+  job.engine = EngineKind::kThreads;
+  SweepOptions options;
+  options.budget_s = 1;
+  options.block_bytes = {1 << 20};
+  options.inflight_bytes = {64 << 20};
+  const auto sweep = RunSweep(job, options, {});
+  ASSERT_TRUE(sweep.ok()) << sweep.status();
+  for (const SweepBest& best : sweep->best) {
+    EXPECT_TRUE(std::ranges::any_of(best.points, [](const SweepPoint& point) {
+      return point.inflight_bytes == int64_t{64} << 20;
+    })) << best.device;
   }
 }
 

@@ -3,10 +3,16 @@
 #include <algorithm>
 #include <vector>
 
+#include "forebay/base/errors.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
 namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
 
 SweepPoint Point(int64_t block, int64_t inflight, std::vector<double> gbps,
                  EngineKind engine = EngineKind::kIoUring) {
@@ -26,6 +32,57 @@ TEST(KneePoint, IsTheFewestBytesInFlightThatReachNearlyTheBest) {
   EXPECT_EQ(BestPoint(points).inflight_bytes, 64);
   EXPECT_EQ(KneePoint(points).inflight_bytes, 4);
   EXPECT_EQ(KneePoint(points, 1.0).inflight_bytes, 64);
+}
+
+TEST(CheckSearch, NamesNoFlagThatASearchHasNot) {
+  Job job;
+  job.targets = {{"/a", 0}};
+  EXPECT_TRUE(CheckSearch(job).ok());
+  const auto message = [](const Job& refused) {
+    const absl::Status status = CheckSearch(refused);
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+    EXPECT_THAT(MessageOf(status), Not(HasSubstr("--bs")));
+    EXPECT_THAT(MessageOf(status), Not(HasSubstr("--qd")));
+    return MessageOf(status);
+  };
+  Job small = job;
+  small.size_bytes = 64 << 10;
+  EXPECT_THAT(message(small), HasSubstr("--size is 64.0 KiB; this takes a file of 64.0 MiB"));
+  Job threads = job;
+  threads.threads = 40;
+  EXPECT_THAT(message(threads), HasSubstr("allowed: 1 to 32"));
+  Job folders = job;
+  folders.targets.resize(5, {"/b", 0});
+  EXPECT_THAT(message(folders), HasSubstr("5 folders are too many"));
+}
+
+TEST(CheckBudget, NamesTheLeastInWholeSeconds) {
+  EXPECT_TRUE(CheckBudget(2, 1.7).ok());
+  const absl::Status status = CheckBudget(0.001, 1.7);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(status), HasSubstr("take --budget=2s or more"));
+}
+
+TEST(PassBudget, SharesItsTimeAndShortensWhatComesBehindLongPasses) {
+  Job job;
+  job.loads = {{LoadOp::kRead, 100}, {LoadOp::kWrite, 0}};
+  job.repeats = 1;
+  PassBudget enough(40, 40, 0.05);
+  enough.Share(job);
+  EXPECT_NEAR(job.seconds + job.warmup_s, 1, 0.01);
+  EXPECT_NEAR(job.warmup_s, 0.25, 0.01);
+  PassBudget spent(0, 40, 0.05);
+  spent.Share(job);
+  EXPECT_DOUBLE_EQ(job.seconds + job.warmup_s, 0.05);
+  PassBudget plenty(1000, 4, 0.05);
+  plenty.Share(job);
+  EXPECT_DOUBLE_EQ(job.seconds + job.warmup_s, 3.5);
+  EXPECT_DOUBLE_EQ(job.warmup_s, 0.5);
+  // Left out: the last two passes have the whole time, but no more than their first share.
+  PassBudget rest(4, 4, 0.05);
+  rest.LeaveOut(job);
+  rest.Share(job);
+  EXPECT_NEAR(job.seconds + job.warmup_s, 1, 0.01);
 }
 
 TEST(StripeOrder, GivesEveryFileItsShareEvenlySpread) {
@@ -50,7 +107,10 @@ TEST(StorageWarnings, AreSilentAboutAGoodDisk) {
 }
 
 TEST(StorageWarnings, NameWhatIsWrong) {
-  EXPECT_EQ(StorageWarnings({.path = "/x", .fs = "tmpfs"}).size(), 1u);
+  for (const char* fs : {"tmpfs", "ramfs", "devtmpfs"}) {
+    EXPECT_THAT(StorageWarnings({.path = "/x", .fs = fs}),
+                ElementsAre(HasSubstr(std::string(fs) + " keeps its files in RAM")));
+  }
   EXPECT_EQ(StorageWarnings({.path = "/x", .fs = "btrfs"}).size(), 1u);
   EXPECT_EQ(StorageWarnings({.path = "/x", .fs = "ext4", .mount_options = "rw,nobarrier"}).size(),
             1u);

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "forebay/base/errors.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -55,11 +56,40 @@ TEST(KneeOfLoad, OfADiskThatGetsSlowerWithMoreIsItsPeak) {
   EXPECT_EQ(KneeOfLoad(points, EngineKind::kIoUring, kMiB, 0).inflight_bytes, 4 * kMiB);
 }
 
+TEST(BurstsOf, NoneIsShorterThanABlockAndNoneTriedTwice) {
+  const std::vector<int64_t> asked = {4 * kMiB, 8 * kMiB, 16 * kMiB};
+  EXPECT_EQ(BurstsOf(asked, kMiB), asked);
+  EXPECT_THAT(BurstsOf(asked, 8 * kMiB), testing::ElementsAre(8 * kMiB, 16 * kMiB));
+  EXPECT_THAT(BurstsOf(asked, 6 * kMiB), testing::ElementsAre(6 * kMiB, 8 * kMiB, 16 * kMiB));
+  EXPECT_THAT(BurstsOf(asked, 64 * kMiB), testing::ElementsAre(64 * kMiB));
+}
+
 TEST(KneeOfBursts, IsTheShortestThatCostsNoBandwidth) {
   const std::vector<BurstPoint> points = {
       {4 * kMiB, 2.0}, {8 * kMiB, 2.9}, {16 * kMiB, 2.95}, {32 * kMiB, 3.0}, {64 * kMiB, 2.99}};
   EXPECT_EQ(KneeOfBursts(points).burst_bytes, 16 * kMiB);
   EXPECT_EQ(KneeOfBursts(points, 0.9).burst_bytes, 8 * kMiB);
+}
+
+TEST(CheckTuned, ARateOfNothingIsRefused) {
+  DeviceProfile device;
+  device.directory = "/slow";
+  device.read_bytes_per_s = device.write_bytes_per_s = device.mixed_bytes_per_s = 1;
+  EXPECT_TRUE(CheckTuned(device).ok());
+  device.mixed_bytes_per_s = 0;
+  const absl::Status status = CheckTuned(device);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(status), testing::HasSubstr("no mixed loads were completed in '/slow'"));
+}
+
+TEST(RunTune, ABudgetThatIsTooShortIsRefusedAtOnce) {
+  Job job;
+  job.targets = {{"/there/is/none", 0}};
+  for (const double budget_s : {0.0, 0.001, 2.4}) {
+    const absl::Status status = RunTune(job, {.budget_s = budget_s}, {}).status();
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+    EXPECT_THAT(MessageOf(status), testing::HasSubstr("take --budget=3s or more"));
+  }
 }
 
 TEST(DeepSpeedAio, HasTheSameBlockAndDepth) {

@@ -1,9 +1,11 @@
 #include "forebay/memory/numa.h"
 
 #include <linux/filter.h>
+#include <linux/mempolicy.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -11,7 +13,7 @@
 #include <fstream>
 
 #include "forebay/memory/host_buffer.h"
-#include "forebay/tests/memory/in_child.h"
+#include "forebay/tests/child_process.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 
@@ -95,6 +97,23 @@ TEST(Numa, NodeZeroIsThereUnlessTheKernelKnowsNoNodes) {
     GTEST_SKIP() << buffer->pages().note;
   }
   EXPECT_EQ(buffer->pages().note, "");
+}
+
+TEST(Numa, ABufferIsBoundToTheNodeThatItIsGiven) {
+  MemoryBudget budget(0);
+  const auto bound = HostBuffer::Create(&budget, "test", 8192, {.numa_node = 0});
+  const auto anywhere = HostBuffer::Create(&budget, "test", 8192);
+  ASSERT_TRUE(bound.ok() && anywhere.ok());
+  if (!bound->pages().note.empty()) GTEST_SKIP() << bound->pages().note;
+  // The preferred nodes of the memory at `data`; 0: it may be anywhere.
+  const auto preferred = [](std::byte* data) -> unsigned long {
+    int mode = -1;
+    unsigned long nodes[16] = {};
+    EXPECT_EQ(::syscall(SYS_get_mempolicy, &mode, nodes, 1024ul, data, MPOL_F_ADDR), 0);
+    return mode == MPOL_PREFERRED || mode == MPOL_PREFERRED_MANY ? nodes[0] : 0;
+  };
+  EXPECT_EQ(preferred(bound->data()), 1ul) << "the bit of node 0";
+  EXPECT_EQ(preferred(anywhere->data()), 0ul);
 }
 
 // As containers do it.

@@ -2,107 +2,20 @@
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "fmt/format.h"
 #include "forebay/memory/process_memory.h"
-#include "forebay/tests/memory/in_child.h"
-#include "forebay/tests/memory/reserved_huge_pages.h"
+#include "forebay/tests/child_process.h"
+#include "forebay/tests/memory/mapped_pages.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr int64_t kMib = int64_t{1} << 20;
-
-// Unmaps at its end.
-class Mapped {
- public:
-  Mapped(int64_t size_bytes, PageKind best) : mapping_(MapPages(size_bytes, {best, -1})) {
-    EXPECT_NE(mapping_.data, nullptr) << mapping_.error_number;
-  }
-  ~Mapped() {
-    if (mapping_.data != nullptr) UnmapPages(mapping_.data, mapping_.size_bytes);
-  }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-  const PageMapping* operator->() const { return &mapping_; }
-  std::span<std::byte> bytes() const {
-    return {mapping_.data, static_cast<size_t>(mapping_.size_bytes)};
-  }
-  std::span<std::byte> body() const {
-    return bytes().first(static_cast<size_t>(mapping_.huge_bytes));
-  }
-
- private:
-  PageMapping mapping_;
-};
-
-bool IsZeroed(std::span<const std::byte> bytes) {
-  return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{0}; });
-}
-
-int64_t PageFaults() {
-  struct rusage usage = {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_minflt + usage.ru_majflt;
-}
-
-// What a first write to each page costs.
-// Not instrumented: a sanitizer's shadow of these bytes faults too.
-__attribute__((no_sanitize("address", "thread"))) void Touch(volatile std::byte* data,
-                                                             int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += kBasePageBytes) data[at] = std::byte{1};
-}
-
-int64_t FaultsOfTouching(std::span<std::byte> bytes) {
-  const int64_t before = PageFaults();
-  Touch(bytes.data(), static_cast<int64_t>(bytes.size()));
-  return PageFaults() - before;
-}
-
-TEST(PageMapping, TakesReservedHugePagesForAllButTheEnd) {
-  const ReservedHugePages reserved(4);
-  if (ReservedHugePages::NumFree() < 4) {
-    GTEST_SKIP() << "no 4 huge pages can be reserved here (needs root and unfragmented memory)";
-  }
-  const int64_t free_before = ReservedHugePages::NumFree();
-  {
-    const Mapped mapped(5 * kMib + 4096, PageKind::kReservedHuge);
-    EXPECT_EQ(mapped->pages.reserved_huge_bytes, 4 * kMib);
-    EXPECT_EQ(mapped->pages.base_bytes, kMib + 4096);
-    EXPECT_EQ(mapped->pages.missed_bytes, 0);
-    EXPECT_EQ(ReservedHugePages::NumFree(), free_before - 2);
-    EXPECT_EQ(HugeBytesBySmaps(mapped.bytes()), 4 * kMib);
-    EXPECT_TRUE(IsZeroed(mapped.bytes()));
-    EXPECT_LT(FaultsOfTouching(mapped.bytes()), 16);
-  }
-  EXPECT_EQ(ReservedHugePages::NumFree(), free_before) << "they were not given back";
-}
-
-TEST(PageMapping, WithTooFewReservedPagesTakesTransparentOnes) {
-  const ReservedHugePages reserved(1);
-  const int64_t num_free = ReservedHugePages::NumFree();
-  if (num_free < 1) GTEST_SKIP() << "no huge page can be reserved here (needs root)";
-  const Mapped mapped((num_free + 1) * 2 * kMib, PageKind::kReservedHuge);
-  EXPECT_EQ(mapped->pages.reserved_huge_bytes, 0);
-  EXPECT_EQ(ReservedHugePages::NumFree(), num_free) << "a reserved page was kept for nothing";
-}
-
-TEST(PageMapping, LeavesReservedPagesAloneWhenSmall) {
-  const ReservedHugePages reserved(2);
-  const int64_t num_free = ReservedHugePages::NumFree();
-  if (num_free < 2) GTEST_SKIP() << "no huge pages can be reserved here (needs root)";
-  const Mapped mapped(2 * kMib - 4096, PageKind::kReservedHuge);
-  EXPECT_EQ(mapped->pages.base_bytes, 2 * kMib - 4096);
-  EXPECT_EQ(mapped->pages.missed_bytes, 0);
-  EXPECT_EQ(ReservedHugePages::NumFree(), num_free);
-}
 
 TEST(PageMapping, SaysOfTransparentHugePagesWhatTheKernelSays) {
   const Mapped mapped(9 * kMib, PageKind::kTransparentHuge);

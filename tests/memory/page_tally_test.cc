@@ -26,6 +26,8 @@ TEST(PageTally, SaysWhatWasMissedWhyAndHowToGetIt) {
   EXPECT_THAT(line, HasSubstr("they are switched off"));
   EXPECT_THAT(line, HasSubstr("reserve 50 pages more in vm.nr_hugepages"));
   EXPECT_THAT(line, Not(HasSubstr("\n")));
+  pages.missed_bytes = int64_t{2} << 20;
+  EXPECT_THAT(DescribePages(pages), HasSubstr("reserve 1 page more"));
 }
 
 TEST(PageTally, AddsUpAndKeepsTheFirstReason) {

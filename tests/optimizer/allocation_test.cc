@@ -4,6 +4,7 @@
 
 #include "forebay/tests/allocation_counter.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/optimizer/windowed_run.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
 
@@ -45,6 +46,24 @@ TEST(OffloadedAdamWAllocation, AStepAllocatesNothingOnAnyThread) {
   EXPECT_EQ(num_allocations.load(), before);
   EXPECT_TRUE(ok);
 }
+
+class WindowedStepAllocation : public testing::TestWithParam<bool> {};
+
+TEST_P(WindowedStepAllocation, AStepThroughTheWindowAllocatesNothingOnAnyThread) {
+  const TemporaryFolder folder;
+  auto run = WindowedRun::Start(/*io_uring=*/GetParam(), folder.path());
+  if (ExitCodeOf(run.status()) == ExitCode::kEnvironment) GTEST_SKIP() << run.status();
+  ASSERT_TRUE(run.ok()) << run.status();
+  // Queues grow to their longest in the first step.
+  ASSERT_TRUE((*run)->Step(1) && (*run)->Commit(1) && (*run)->Step(2));
+  const int64_t before = num_allocations.load();
+  const bool ok = (*run)->Step(3);  // with the updates of the second
+  EXPECT_EQ(num_allocations.load(), before);
+  EXPECT_TRUE(ok);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, WindowedStepAllocation, testing::Bool(),
+                         [](const auto& c) { return c.param ? "IoUring" : "Threads"; });
 
 TEST(OffloadedAdamWAllocation, TheCounterCounts) {
   const int64_t before = num_allocations.load();

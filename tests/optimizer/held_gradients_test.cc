@@ -32,6 +32,7 @@ struct RandomCase {
     }
     tile_elems = kLayerAlignElems * (1 + Draw(5));
     is_bf16 = Draw(2) == 0;
+    for (int stripes = 1 + Draw(3); stripes > 0; --stripes) stripe_weights.push_back(1 + Draw(3));
   }
   int Draw(int bound) { return static_cast<int>(rng.Below(num_drawn++, bound)); }
   int64_t elem_bytes() const { return is_bf16 ? 2 : 4; }
@@ -42,20 +43,22 @@ struct RandomCase {
   Placement placement;
   int64_t tile_elems = 0;
   bool is_bf16 = true;
+  StripeWeights stripe_weights;
 };
 
 TEST(PlaceGradients, TilesLieInWholeBlocksWithoutOverlapsOrHolesUpToTheEnd) {
   for (uint64_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE(seed);
     const RandomCase random(seed);
-    const TileMap tiles(random.inventory, Layout::kBf16, random.tile_elems);
+    const TileMap tiles(random.inventory, Layout::kBf16, random.tile_elems, random.stripe_weights);
     const GradientPlaces places = PlaceGradients(random.placement, tiles, random.elem_bytes());
-    int64_t area_end = 0;
+    StripeBytes area_end(random.stripe_weights.size());
     int64_t host_end = 0;
-    for (const Tile& tile : tiles.tiles()) {
+    for (int i = 0; i < tiles.num_tiles(); ++i) {
+      const Tile& tile = tiles.tiles()[i];
       const bool spilled = random.placement.gradients[tile.layer] == Tier::kNvme;
-      int64_t& end = spilled ? area_end : host_end;
-      const int64_t begin = places.offset_bytes[tile.layer] + tile.first_elem * random.elem_bytes();
+      int64_t& end = spilled ? area_end[tile.stripe] : host_end;
+      const int64_t begin = places.offset_bytes[i];
       const int64_t bytes = tile.num_elems * random.elem_bytes();
       ASSERT_EQ(begin, end);
       ASSERT_EQ(begin % kIoAlignBytes, 0);
@@ -76,9 +79,14 @@ TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
   for (uint64_t seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(seed);
     const RandomCase random(seed);
-    const TileMap tiles(random.inventory, Layout::kBf16, random.tile_elems);
+    const TileMap tiles(random.inventory, Layout::kBf16, random.tile_elems, random.stripe_weights);
     const GradientPlaces places = PlaceGradients(random.placement, tiles, random.elem_bytes());
-    auto store = TensorStore::Create({.directory = folder.Path(std::to_string(seed)),
+    std::vector<std::string> directories;
+    for (size_t i = 0; i < random.stripe_weights.size(); ++i) {
+      directories.push_back(folder.Path(std::to_string(seed) + "-" + std::to_string(i)));
+    }
+    auto store = TensorStore::Create({.directories = directories,
+                                      .stripe_weights = random.stripe_weights,
                                       .tile_elems = random.tile_elems,
                                       .gradient_area_bytes = places.area_bytes},
                                      random.inventory, engine.get());
@@ -112,16 +120,17 @@ TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
     ASSERT_EQ((*held)->Finish(), absl::OkStatus());
 
     const std::span<std::byte> read = staging->bytes().subspan(2 * tile_bytes);
-    for (const Tile& tile : tiles.tiles()) {
+    for (int number = 0; number < tiles.num_tiles(); ++number) {
+      const Tile& tile = tiles.tiles()[number];
       const std::byte* bytes = nullptr;
       if ((*held)->IsSpilled(tile.layer)) {
         IoOp op;
-        (*held)->StartReadTile(tile, read, op);
+        (*held)->StartReadTile(number, read, op);
         ASSERT_EQ(engine->Wait(op), absl::OkStatus());
         bytes = read.data();
         ++num_spilled;
       } else {
-        bytes = (*held)->HostTile(tile);
+        bytes = (*held)->HostTile(number);
       }
       for (int64_t i = 0; i < tile.num_elems; ++i) {
         const float expected = gradients[tile.layer][tile.first_elem + i];

@@ -226,8 +226,10 @@ TEST_F(OffloadedAdamWBehaviour, NeedsAnAreaForSpilledGradientsOnly) {
   const OffloadedAdamWOptions fp32 = {.adamw = kTestAdamW, .gradient_is_bf16 = false};
   // Layers 0 and 2 are spilled.
   const int64_t spilled_elems = tiles.layer_elems(0) + tiles.layer_elems(2);
-  EXPECT_EQ(OffloadedAdamW::GradientAreaBytes(bf16, run->placement(), tiles), 2 * spilled_elems);
-  EXPECT_EQ(OffloadedAdamW::GradientAreaBytes(fp32, run->placement(), tiles), 4 * spilled_elems);
+  EXPECT_EQ(Total(OffloadedAdamW::GradientAreaBytes(bf16, run->placement(), tiles)),
+            2 * spilled_elems);
+  EXPECT_EQ(Total(OffloadedAdamW::GradientAreaBytes(fp32, run->placement(), tiles)),
+            4 * spilled_elems);
 }
 
 TEST_F(OffloadedAdamWBehaviour, CountsTheElementsItUpdated) {

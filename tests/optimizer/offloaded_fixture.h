@@ -196,6 +196,7 @@ class OffloadedRun {
     int num_io_threads = 1;
     int num_staging_tiles = 4;
     Tiers weights = Tiers::kNvme;
+    bool io_uring = false;  // instead of threads
   };
 
   // Creates the store in `folder` unless one is there. `disk`: nullptr is the real one.
@@ -205,8 +206,12 @@ class OffloadedRun {
     auto run = std::make_unique<OffloadedRun>();
     run->options_ = options;
     const EngineOptions engine{.num_threads = options.num_io_threads};
-    run->engine_ =
-        disk == nullptr ? CreateThreadsEngine(engine) : CreateThreadsEngine(engine, disk);
+    if (options.io_uring) {
+      FOREBAY_ASSIGN_OR_RETURN(run->engine_, CreateIoUringEngine(engine));
+    } else {
+      run->engine_ =
+          disk == nullptr ? CreateThreadsEngine(engine) : CreateThreadsEngine(engine, disk);
+    }
     FOREBAY_RETURN_IF_ERROR(run->OpenStore(folder));
     OffloadedAdamWOptions adamw;
     adamw.adamw = kTestAdamW;
@@ -229,12 +234,12 @@ class OffloadedRun {
   absl::Status OpenStore(const std::string& folder) {
     const std::string path = JoinPath(folder, "store");
     if (FileExists(path)) {
-      FOREBAY_ASSIGN_OR_RETURN(store_, TensorStore::Open(path, engine_.get()));
+      FOREBAY_ASSIGN_OR_RETURN(store_, TensorStore::Open({path}, engine_.get()));
       return absl::OkStatus();
     }
     InMemoryAdamW start(options_.layout, options_.gradient_is_bf16);
     StoreOptions store_options;
-    store_options.directory = path;
+    store_options.directories = {path};
     store_options.layout = options_.layout;
     store_options.tile_elems = options_.tile_elems;
     FOREBAY_ASSIGN_OR_RETURN(store_,

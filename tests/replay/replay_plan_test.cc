@@ -35,7 +35,7 @@ TEST(ReplayPlan, ThirteenBillionParametersWriteTwelveBytesEach) {
   // that are read once.
   EXPECT_NEAR(static_cast<double>(plan.transfers.read_bytes), 14 * params, 4.5e9);
   EXPECT_LT(static_cast<double>(plan.transfers.read_bytes), 14 * params);
-  EXPECT_EQ(plan.gradient_area_bytes, 0);
+  EXPECT_EQ(Total(plan.gradient_area_bytes), 0);
   EXPECT_NEAR(static_cast<double>(plan.placement.host_gradient_bytes), 2 * params, 0.001e9);
   EXPECT_NEAR(static_cast<double>(plan.store_bytes), 24 * params, 0.001e9);
 }
@@ -46,7 +46,7 @@ TEST(ReplayPlan, SpilledGradientsCostTwoBytesMoreEachWayAndLittleMemory) {
   const int64_t elems = held.inventory.num_padded_elems();
   EXPECT_EQ(spilled.transfers.read_bytes, held.transfers.read_bytes + 2 * elems);
   EXPECT_EQ(spilled.transfers.write_bytes, held.transfers.write_bytes + 2 * elems);
-  EXPECT_EQ(spilled.gradient_area_bytes, 2 * elems);
+  EXPECT_EQ(Total(spilled.gradient_area_bytes), 2 * elems);
   // The window of three blocks, four staging tiles, and one layer's gradient.
   EXPECT_LT(spilled.host_bytes, int64_t{3'400'000'000});
 }

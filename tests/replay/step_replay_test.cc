@@ -1,10 +1,12 @@
 #include "forebay/replay/step_replay.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
 
 #include "forebay/aio/faulty_disk.h"
 #include "forebay/aio/folding_engine.h"
+#include "forebay/aio/limited_disk.h"
 #include "forebay/aio/simulated_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/tests/swap/store_fixture.h"
@@ -45,7 +47,7 @@ ReplayOptions SmallTiles(Layout layout, Tier gradients) {
 }
 
 StoreOptions StoreOf(const ReplayPlan& plan, const std::string& directory) {
-  return {.directory = directory,
+  return {.directories = {directory},
           .layout = plan.options.layout,
           .tile_elems = plan.options.tile_elems,
           .gradient_area_bytes = plan.gradient_area_bytes};
@@ -144,6 +146,50 @@ TEST_F(StepReplayContents, WithoutArithmeticEveryByteComesBackAsItWas) {
   EXPECT_TRUE(HoldsThePatternAfterTwoSteps(ReplayCompute::kNone));
 }
 
+// Two disks that are simulated, one twice as fast as the other: every byte comes back, and each
+// disk has its share of the work.
+TEST_F(StepReplayContents, OnTwoDisksEveryByteComesBackAsItWas) {
+  const std::vector<std::string> folders = {folder_.Path("fast"), folder_.Path("slow")};
+  class CountingDisks : public LimitedDiskCalls {
+   public:
+    using LimitedDiskCalls::LimitedDiskCalls;
+    int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
+                     int64_t offset_bytes) override {
+      const bool fast = path.find("/fast/") != std::string_view::npos;
+      (fast ? fast_bytes : slow_bytes) += static_cast<int64_t>(buffer.size());
+      return LimitedDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
+    }
+    std::atomic<int64_t> fast_bytes = 0;
+    std::atomic<int64_t> slow_bytes = 0;
+  };
+  CountingDisks disks({{folders[0], 2e9}, {folders[1], 1e9}});
+  const auto engine = CreateThreadsEngine({.num_threads = 4}, &disks);
+  ReplayOptions options = SmallTiles(Layout::kBf16, Tier::kNvme);
+  options.stripe_weights = {2, 1};
+  const ReplayPlan plan = PlanReplay(ModelInventory(), options);
+  StoreOptions store_options = StoreOf(plan, "");
+  store_options.directories = folders;
+  store_options.stripe_weights = options.stripe_weights;
+  auto store = TensorStore::Create(store_options, plan.inventory, engine.get());
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_TRUE(WriteStep(**store, 0).ok());
+  {
+    auto replay = StepReplay::Create(plan, ReplayCompute::kNone, 1, store->get(), &budget_);
+    ASSERT_TRUE(replay.ok() && (*replay)->Start(Never).ok());
+    disks.fast_bytes = disks.slow_bytes = 0;
+    for (int step = 0; step < 2; ++step) {
+      const auto replayed = (*replay)->RunStep(Never);
+      ASSERT_TRUE(replayed.ok()) << replayed.status();
+      EXPECT_EQ(replayed->transfers.read_bytes, plan.transfers.read_bytes);
+      EXPECT_EQ(replayed->transfers.write_bytes, plan.transfers.write_bytes);
+    }
+  }
+  const auto fast_share = static_cast<double>(disks.fast_bytes) /
+                          static_cast<double>(disks.fast_bytes + disks.slow_bytes);
+  EXPECT_NEAR(fast_share, 2.0 / 3, 0.05);
+  EXPECT_TRUE(HoldsStep(**store, 0));
+}
+
 TEST_F(StepReplayContents, WithAdamWTheStateIsUpdated) {
   EXPECT_FALSE(HoldsThePatternAfterTwoSteps(ReplayCompute::kAdamW));
 }
@@ -161,7 +207,7 @@ TEST_F(StepReplayContents, AStopEndsItBetweenLayers) {
     replay->reset();
     // What was written in part was not committed; another store may begin where it was.
     store->reset();
-    ASSERT_TRUE(TensorStore::Remove(folder_.Path("store")).ok());
+    ASSERT_TRUE(TensorStore::Remove({folder_.Path("store")}).ok());
     store =
         TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory, engine_.get());
     ASSERT_TRUE(store.ok() && WriteStep(**store, 0).ok());

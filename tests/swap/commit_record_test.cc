@@ -145,5 +145,84 @@ TEST(ChooseCommit, SuccessiveRecordsThatDoNotChainAreCorruption) {
   EXPECT_EQ(Chosen(Good(2, 1), Good(2, 2)), -1);
 }
 
+// Folders of a store, with what they have as (first copy, second copy).
+int64_t ChosenOf(const std::vector<std::pair<DecodedCopy, DecodedCopy>>& copies,
+                 std::string* message = nullptr) {
+  std::vector<FolderCopies> folders;
+  for (const auto& [first, second] : copies) {
+    folders.push_back({std::string(1, static_cast<char>('a' + folders.size())), first, second});
+  }
+  const auto chosen = ChooseCommit(folders, kUuid);
+  if (!chosen.ok()) {
+    EXPECT_EQ(ExitCodeOf(chosen.status()), ExitCode::kCorrupt);
+    if (message != nullptr) *message = MessageOf(chosen.status());
+    return -1;
+  }
+  return chosen->has_value() ? static_cast<int64_t>((*chosen)->record.sequence) : 0;
+}
+
+class ChooseAmongFolders : public testing::Test {
+ protected:
+  const DecodedCopy one_ = Good(1, 0);
+  const DecodedCopy two_ = Good(2, one_.hash);
+  const DecodedCopy three_ = Good(3, two_.hash);
+};
+
+TEST_F(ChooseAmongFolders, WhatACrashInACommitLeavesIsOneStep) {
+  // Before anything, and with the first copies on their way.
+  EXPECT_EQ(ChosenOf({{two_, two_}, {two_, two_}}), 2);
+  EXPECT_EQ(ChosenOf({{Bad(), two_}, {Bad(), two_}}), 2);
+  EXPECT_EQ(ChosenOf({{three_, two_}, {two_, two_}}), 3);
+  EXPECT_EQ(ChosenOf({{two_, two_}, {three_, two_}, {Bad(), two_}}), 3);
+  // With all of them there, and the second ones on their way.
+  EXPECT_EQ(ChosenOf({{three_, two_}, {three_, two_}}), 3);
+  EXPECT_EQ(ChosenOf({{three_, Bad()}, {three_, two_}}), 3);
+  EXPECT_EQ(ChosenOf({{three_, three_}, {three_, Bad()}}), 3);
+}
+
+TEST_F(ChooseAmongFolders, TheFolderOfTheRecordIsSaid) {
+  const auto chosen =
+      ChooseCommit(std::vector<FolderCopies>{{"a", two_, two_}, {"b", three_, two_}}, kUuid);
+  ASSERT_TRUE(chosen.ok() && chosen->has_value());
+  EXPECT_EQ((*chosen)->source, "b");
+  EXPECT_EQ((*chosen)->hash, three_.hash);
+}
+
+TEST_F(ChooseAmongFolders, TheFirstCommitMayCrashToo) {
+  EXPECT_EQ(ChosenOf({{Empty(), Empty()}, {Empty(), Empty()}}), 0);
+  EXPECT_EQ(ChosenOf({{Bad(), Empty()}, {Empty(), Empty()}}), 0);
+  EXPECT_EQ(ChosenOf({{one_, Empty()}, {Empty(), Empty()}}), 1);
+  EXPECT_EQ(ChosenOf({{one_, Empty()}, {Bad(), Empty()}}), 1);
+  EXPECT_EQ(ChosenOf({{one_, Bad()}, {one_, Empty()}}), 1);
+}
+
+TEST_F(ChooseAmongFolders, AFolderFromAnotherTimeIsNamed) {
+  std::string message;
+  // A second copy is new, so every folder had the record.
+  EXPECT_EQ(ChosenOf({{three_, three_}, {two_, two_}}, &message), -1);
+  EXPECT_THAT(message, HasSubstr("'b' was last committed at step 20 (record 2)"));
+  EXPECT_THAT(message, HasSubstr("'a' was last committed at step 30 (record 3)"));
+  EXPECT_EQ(ChosenOf({{one_, one_}, {three_, two_}}, &message), -1);
+  EXPECT_THAT(message, HasSubstr("'a' was last committed at step 10"));
+  EXPECT_EQ(ChosenOf({{two_, one_}, {three_, two_}}), -1);
+  EXPECT_EQ(ChosenOf({{Empty(), Empty()}, {two_, two_}}, &message), -1);
+  EXPECT_THAT(message, HasSubstr("'a' was never committed"));
+  EXPECT_EQ(ChosenOf({{one_, one_}, {Empty(), Empty()}}), -1);
+}
+
+TEST_F(ChooseAmongFolders, TwoHistoriesAreNotMixed) {
+  const DecodedCopy other_two = Good(2, 77);
+  const DecodedCopy other_three = Good(3, other_two.hash);
+  EXPECT_EQ(ChosenOf({{three_, three_}, {other_three, other_three}}), -1);
+  EXPECT_EQ(ChosenOf({{three_, two_}, {other_three, two_}}), -1);
+  EXPECT_EQ(ChosenOf({{three_, two_}, {other_two, other_two}}), -1);
+}
+
+TEST_F(ChooseAmongFolders, DamageBeyondACrashIsNamed) {
+  std::string message;
+  EXPECT_EQ(ChosenOf({{two_, two_}, {Bad(), Bad()}}, &message), -1);
+  EXPECT_THAT(message, HasSubstr("both commit records of 'b' are damaged"));
+}
+
 }  // namespace
 }  // namespace forebay

@@ -1,7 +1,8 @@
 // Crashes at every moment of a small run. A recorded run gives the writes and flushes that reached
 // the disk; every legal state of the disk at every point is rebuilt (writes without a later flush
 // may be missing or torn), and what opens there must be one whole step, and no older than the last
-// one that was promised.
+// one that was promised. A process that is killed leaves its unflushed writes to the next one,
+// which reads them; a power cut then loses those of both.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -26,21 +27,37 @@ constexpr int64_t kNumSteps = 4;
 // File contents by name.
 using Image = std::map<std::string, std::string>;
 
-std::string NameOf(const std::string& path) {
-  return std::filesystem::path(path).filename();
+// "0/weights.fbs": in a folder of the store.
+std::string NameOf(const std::filesystem::path& path) {
+  return path.parent_path().filename() / path.filename();
+}
+
+bool IsCommitFile(const std::string& path) {
+  return path.ends_with("/commit.fbs");
 }
 
 Image LoadImage(const std::string& directory) {
   Image image;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    if (entry.is_directory()) continue;
     image[NameOf(entry.path())] = *ReadWholeFile(entry.path(), 1 << 24);
   }
   return image;
 }
 
+// The folders of a store in `directory`.
+std::vector<std::string> FoldersIn(const std::string& directory, int num_folders) {
+  std::vector<std::string> folders;
+  for (int i = 0; i < num_folders; ++i) {
+    folders.push_back(JoinPath(directory, std::to_string(i)));
+  }
+  return folders;
+}
+
 void SaveImage(const Image& image, const std::string& directory) {
-  ASSERT_TRUE(MakeDirectories(directory).ok());
   for (const auto& [name, contents] : image) {
+    const std::string folder = std::filesystem::path(name).parent_path();
+    ASSERT_TRUE(MakeDirectories(JoinPath(directory, folder)).ok());
     const auto fd = OpenFile(JoinPath(directory, name), O_WRONLY | O_CREAT | O_TRUNC);
     ASSERT_TRUE(fd.ok()) << fd.status();
     ASSERT_TRUE(PwriteAll(fd->get(), std::as_bytes(std::span(contents)), 0, name).ok());
@@ -59,12 +76,12 @@ enum class Loss { kNone, kAll, kOne, kAllButOne, kTornLast, kRandom };
 Image CrashImage(Image image, std::span<const DiskEvent> events, Loss loss, uint64_t seed) {
   std::map<std::string, size_t> last_flush;  // by file: the number of events before its end
   for (size_t i = 0; i < events.size(); ++i) {
-    if (events[i].is_flush) last_flush[events[i].path] = i;
+    if (events[i].is_flush) last_flush[NameOf(events[i].path)] = i;
   }
   std::vector<size_t> unflushed;
   for (size_t i = 0; i < events.size(); ++i) {
     if (events[i].is_flush) continue;
-    const auto flush = last_flush.find(events[i].path);
+    const auto flush = last_flush.find(NameOf(events[i].path));
     const bool durable = flush != last_flush.end() && flush->second > i;
     if (durable) {
       Apply(image, events[i], events[i].data.size());
@@ -90,11 +107,13 @@ Image CrashImage(Image image, std::span<const DiskEvent> events, Loss loss, uint
   return image;
 }
 
-class CrashTest : public testing::Test {
+// The parameter is the number of folders.
+class CrashTest : public testing::TestWithParam<int> {
  protected:
   // Commits step 1, then records steps 2 to kNumSteps.
   void SetUp() override {
     const std::string directory = folder_.Path("recorded");
+    const std::vector<std::string> folders = FoldersIn(directory, GetParam());
     Inventory inventory;
     for (int layer = 0; layer < 2; ++layer) {
       inventory.BeginLayer(std::to_string(layer));
@@ -102,7 +121,7 @@ class CrashTest : public testing::Test {
     }
     const auto engine = CreateThreadsEngine({.num_threads = 1});
     {
-      auto store = TensorStore::Create({.directory = directory, .tile_elems = 2048}, inventory,
+      auto store = TensorStore::Create({.directories = folders, .tile_elems = 2048}, inventory,
                                        engine.get());
       ASSERT_TRUE(store.ok()) << store.status();
       ASSERT_EQ(WriteStep(**store, 1), absl::OkStatus());
@@ -112,7 +131,7 @@ class CrashTest : public testing::Test {
     plan.record = true;
     FaultyDisk disk(plan);
     const auto recorder = CreateThreadsEngine({.num_threads = 1}, &disk);
-    auto store = TensorStore::Open(directory, recorder.get());
+    auto store = TensorStore::Open(folders, recorder.get());
     ASSERT_TRUE(store.ok()) << store.status();
     for (int64_t step = 2; step <= kNumSteps; ++step) {
       ASSERT_EQ(WriteStep(**store, step), absl::OkStatus());
@@ -138,7 +157,7 @@ class CrashTest : public testing::Test {
     plan.record = true;
     FaultyDisk disk(plan);
     const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
-    auto store = TensorStore::Open(directory, engine.get());
+    auto store = TensorStore::Open(FoldersIn(directory, GetParam()), engine.get());
     if (!store.ok()) return MessageOf(store.status());
     if (repair != nullptr) *repair = disk.events();
     if (!(*store)->has_commit()) return "no step is committed";
@@ -149,6 +168,28 @@ class CrashTest : public testing::Test {
     }
     if (!HoldsStep(**store, step)) return "step " + std::to_string(step) + " is mixed with another";
     return "";
+  }
+
+  // A process that goes on where another one was killed: what it finds, and its own events up to
+  // the commit of one more step.
+  struct Resumed {
+    int64_t step = 0;
+    size_t num_events_of_open = 0;
+    std::vector<DiskEvent> events;
+  };
+  void ResumeAfterKill(std::span<const DiskEvent> left, Resumed& next) {
+    const std::string directory = crashed_folder_.Path("crashed");
+    SaveImage(CrashImage(start_, left, Loss::kNone, 0), directory);
+    FaultPlan plan;
+    plan.record = true;
+    FaultyDisk disk(plan);
+    const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
+    auto store = TensorStore::Open(FoldersIn(directory, GetParam()), engine.get());
+    ASSERT_TRUE(store.ok()) << store.status();
+    next.num_events_of_open = disk.events().size();
+    next.step = (*store)->committed().step;
+    ASSERT_EQ(WriteStep(**store, next.step + 1), absl::OkStatus());
+    next.events = disk.events();
   }
 
   // The number of crash states that are wrong, over all points of `events`.
@@ -172,6 +213,40 @@ class CrashTest : public testing::Test {
     return violations;
   }
 
+  // The number of states that are wrong after a kill around one commit, from its first record on,
+  // and a power cut at any moment of the process that goes on. `flushes_first`: or as if it had not
+  // flushed what it is about to read.
+  int CountViolationsAfterKills(bool flushes_first) {
+    int violations = 0;
+    uint64_t seed = 0;
+    size_t begin = events_at_commit_[0];
+    while (events_[begin].is_flush || !IsCommitFile(events_[begin].path)) ++begin;
+    for (size_t killed = begin; killed <= events_at_commit_[1]; ++killed) {
+      const std::span<const DiskEvent> left = std::span(events_).first(killed);
+      Resumed next;
+      ResumeAfterKill(left, next);
+      if (testing::Test::HasFailure()) return ++violations;
+      std::vector<DiskEvent> events(left.begin(), left.end());
+      size_t done = 0;
+      while (!flushes_first && next.events[done].is_flush) ++done;
+      for (;; ++done) {
+        const int64_t promised = done >= next.num_events_of_open ? next.step : PromisedStep(killed);
+        for (const Loss loss : {Loss::kAll, Loss::kOne, Loss::kAllButOne, Loss::kTornLast,
+                                Loss::kRandom, Loss::kRandom, Loss::kRandom, Loss::kRandom}) {
+          const std::string problem = Check(CrashImage(start_, events, loss, ++seed), promised);
+          if (problem.empty()) continue;
+          ++violations;
+          last_problem_ = problem + " (killed after " + std::to_string(killed) +
+                          " events, cut after " + std::to_string(done) + " of the next, loss " +
+                          std::to_string(static_cast<int>(loss)) + ")";
+        }
+        if (done == next.events.size()) break;
+        events.push_back(next.events[done]);
+      }
+    }
+    return violations;
+  }
+
   // The states of the disk are many and small; in RAM they take a tenth of the time.
   static std::filesystem::path FolderInRam() {
     return ::access("/dev/shm", W_OK) == 0 ? std::filesystem::path("/dev/shm")
@@ -186,26 +261,42 @@ class CrashTest : public testing::Test {
   std::string last_problem_;
 };
 
-TEST_F(CrashTest, AtEveryMomentLeavesOneWholeStep) {
+TEST_P(CrashTest, AtEveryMomentLeavesOneWholeStep) {
   EXPECT_EQ(CountViolations(events_, events_at_commit_), 0) << last_problem_;
 }
 
 // The suite must be able to fail: without the flush of the data before the record, some crash mixes
 // steps.
-TEST_F(CrashTest, WouldBeCaughtIfTheDataWereNotFlushedBeforeTheRecord) {
+TEST_P(CrashTest, WouldBeCaughtIfTheDataWereNotFlushedBeforeTheRecord) {
   std::vector<DiskEvent> events;
   std::vector<size_t> commits;
   for (size_t i = 0; i < events_.size(); ++i) {
-    const bool data_flush = events_[i].is_flush && NameOf(events_[i].path) != "commit.fbs";
+    const bool data_flush = events_[i].is_flush && !IsCommitFile(events_[i].path);
     if (!data_flush) events.push_back(events_[i]);
     if (std::ranges::count(events_at_commit_, i + 1) > 0) commits.push_back(events.size());
   }
   EXPECT_GT(CountViolations(events, commits), 0);
 }
 
-TEST_F(CrashTest, ATornRecordInEitherCopyLeavesTheOther) {
+// Nor without that between the two copies: both may be torn then, or one folder have the record in
+// its second copy before another has it at all.
+TEST_P(CrashTest, WouldBeCaughtIfTheFirstCopiesWereNotFlushedBeforeTheSecond) {
+  std::vector<DiskEvent> events;
+  std::vector<size_t> commits;
+  std::map<std::string, int> num_flushes;  // by commit file
+  bool is_open = false;                    // what opening flushes stays
   for (size_t i = 0; i < events_.size(); ++i) {
-    if (events_[i].is_flush || NameOf(events_[i].path) != "commit.fbs") continue;
+    is_open |= !events_[i].is_flush;
+    const bool commit_flush = is_open && events_[i].is_flush && IsCommitFile(events_[i].path);
+    if (!commit_flush || num_flushes[events_[i].path]++ % 2 == 1) events.push_back(events_[i]);
+    if (std::ranges::count(events_at_commit_, i + 1) > 0) commits.push_back(events.size());
+  }
+  EXPECT_GT(CountViolations(events, commits), 0);
+}
+
+TEST_P(CrashTest, ATornRecordInEitherCopyLeavesTheOther) {
+  for (size_t i = 0; i < events_.size(); ++i) {
+    if (events_[i].is_flush || !IsCommitFile(events_[i].path)) continue;
     const Image before = CrashImage(start_, std::span(events_).first(i), Loss::kNone, 0);
     for (int64_t torn = 0; torn <= 4096; torn += kSectorBytes) {
       Image image = before;
@@ -215,21 +306,29 @@ TEST_F(CrashTest, ATornRecordInEitherCopyLeavesTheOther) {
   }
 }
 
-TEST_F(CrashTest, DuringTheRepairOfATornRecordLosesNothing) {
+TEST_P(CrashTest, DuringTheRepairOfATornRecordLosesNothing) {
   int num_repairs = 0;
   for (size_t i = 0; i < events_.size(); ++i) {
-    if (events_[i].is_flush || NameOf(events_[i].path) != "commit.fbs") continue;
+    if (events_[i].is_flush || !IsCommitFile(events_[i].path)) continue;
     Image image = CrashImage(start_, std::span(events_).first(i), Loss::kNone, 0);
     Apply(image, events_[i], 2048);
     int64_t recovered = 0;
     std::vector<DiskEvent> repair;
     ASSERT_EQ(Check(image, PromisedStep(i), &recovered, &repair), "");
-    for (const DiskEvent& event : repair) {
-      if (event.is_flush) continue;
-      ++num_repairs;
-      for (int64_t torn = 0; torn <= 4096; torn += kSectorBytes) {
-        Image again = image;
-        Apply(again, event, torn);
+    for (size_t done = 0; done <= repair.size(); ++done) {
+      const std::span<const DiskEvent> seen = std::span(repair).first(done);
+      std::vector<Image> crashes;
+      for (const Loss loss : {Loss::kNone, Loss::kAll, Loss::kOne, Loss::kAllButOne}) {
+        crashes.push_back(CrashImage(image, seen, loss, done));
+      }
+      for (int64_t torn = 0; done > 0 && !repair[done - 1].is_flush && torn <= 4096;
+           torn += kSectorBytes) {
+        Image& again =
+            crashes.emplace_back(CrashImage(image, seen.first(done - 1), Loss::kNone, 0));
+        Apply(again, repair[done - 1], torn);
+        ++num_repairs;
+      }
+      for (const Image& again : crashes) {
         int64_t recovered_again = 0;
         EXPECT_EQ(Check(again, PromisedStep(i), &recovered_again), "");
         EXPECT_EQ(recovered_again, recovered);
@@ -239,12 +338,12 @@ TEST_F(CrashTest, DuringTheRepairOfATornRecordLosesNothing) {
   EXPECT_GT(num_repairs, 0);
 }
 
-TEST_F(CrashTest, TheRunGoesOnAfterARecoveryAndMayCrashAgain) {
+TEST_P(CrashTest, TheRunGoesOnAfterARecoveryAndMayCrashAgain) {
   // The record of step 3 is in one copy only: the step is real, and the next commit must not tear
   // that copy alone.
   size_t first_copy = 0;
   for (size_t i = events_at_commit_[0]; i < events_at_commit_[1]; ++i) {
-    if (!events_[i].is_flush && NameOf(events_[i].path) == "commit.fbs") {
+    if (!events_[i].is_flush && IsCommitFile(events_[i].path)) {
       first_copy = i;
       break;
     }
@@ -258,7 +357,7 @@ TEST_F(CrashTest, TheRunGoesOnAfterARecoveryAndMayCrashAgain) {
   FaultyDisk disk(plan);
   {
     const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
-    auto store = TensorStore::Open(directory, engine.get());
+    auto store = TensorStore::Open(FoldersIn(directory, GetParam()), engine.get());
     ASSERT_TRUE(store.ok()) << store.status();
     ASSERT_EQ((*store)->committed().step, 3);
     ASSERT_EQ(WriteStep(**store, 4), absl::OkStatus());
@@ -273,6 +372,19 @@ TEST_F(CrashTest, TheRunGoesOnAfterARecoveryAndMayCrashAgain) {
     }
   }
 }
+
+// A kill loses nothing that the next process would not read, and makes nothing durable either: what
+// that process builds upon what it read, a power cut must not bring down.
+TEST_P(CrashTest, APowerCutAfterAKillLosesNothingThatTheNextProcessFound) {
+  EXPECT_EQ(CountViolationsAfterKills(/*flushes_first=*/true), 0) << last_problem_;
+}
+
+TEST_P(CrashTest, WouldBeCaughtIfTheNextProcessDidNotFlushWhatItReads) {
+  EXPECT_GT(CountViolationsAfterKills(/*flushes_first=*/false), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Folders, CrashTest, testing::Values(1, 2, 3),
+                         [](const auto& c) { return std::to_string(c.param); });
 
 }  // namespace
 }  // namespace forebay

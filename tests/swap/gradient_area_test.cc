@@ -28,15 +28,16 @@ class GradientAreaTest : public testing::Test {
  protected:
   // One committed step in a store without an area.
   void SetUp() override {
-    const auto store = TensorStore::Create({.directory = directory_, .tile_elems = kSmallTileElems},
-                                           SmallInventory(), engine_.get());
+    const auto store =
+        TensorStore::Create({.directories = {directory_}, .tile_elems = kSmallTileElems},
+                            SmallInventory(), engine_.get());
     ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_EQ((*store)->gradient_area_bytes(), 0);
+    ASSERT_EQ((*store)->gradient_area_bytes()[0], 0);
     ASSERT_EQ(WriteStep(**store, 1), absl::OkStatus());
   }
 
   std::unique_ptr<TensorStore> MustOpen() {
-    auto store = TensorStore::Open(directory_, engine_.get());
+    auto store = TensorStore::Open({directory_}, engine_.get());
     EXPECT_TRUE(store.ok()) << store.status();
     return *std::move(store);
   }
@@ -49,9 +50,9 @@ class GradientAreaTest : public testing::Test {
     Scratch read(4096);
     IoOp op;
     FillPattern(written.first(4096), 1, static_cast<int>(area_bytes % 1000), true);
-    store.StartWriteGradient(area_bytes - 4096, written.first(4096), op);
+    store.StartWriteGradient(0, area_bytes - 4096, written.first(4096), op);
     FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
-    store.StartReadGradient(area_bytes - 4096, read.first(4096), op);
+    store.StartReadGradient(0, area_bytes - 4096, read.first(4096), op);
     FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
     if (std::memcmp(written.first(4096).data(), read.first(4096).data(), 4096) == 0) {
       return absl::OkStatus();
@@ -85,8 +86,8 @@ class GradientAreaTest : public testing::Test {
 TEST_F(GradientAreaTest, IsMadeWithItsSpaceReservedAndForTheUserAlone) {
   const auto store = MustOpen();
   const bool direct = store->direct_io();
-  ASSERT_EQ(store->EnsureGradientArea(kAreaBytes - 1), absl::OkStatus());
-  EXPECT_EQ(store->gradient_area_bytes(), kAreaBytes) << "whole blocks";
+  ASSERT_EQ(store->EnsureGradientArea({kAreaBytes - 1}), absl::OkStatus());
+  EXPECT_EQ(store->gradient_area_bytes()[0], kAreaBytes) << "whole blocks";
   EXPECT_EQ(UseArea(*store, kAreaBytes), absl::OkStatus());
   struct stat info = {};
   ASSERT_EQ(::stat(area_path().c_str(), &info), 0);
@@ -99,20 +100,20 @@ TEST_F(GradientAreaTest, IsMadeWithItsSpaceReservedAndForTheUserAlone) {
 TEST_F(GradientAreaTest, GrowsAndNeverShrinks) {
   const auto store = MustOpen();
   for (const int64_t area_bytes : {int64_t{4096}, kAreaBytes, 3 * kAreaBytes}) {
-    ASSERT_EQ(store->EnsureGradientArea(area_bytes), absl::OkStatus());
-    EXPECT_EQ(store->gradient_area_bytes(), area_bytes);
+    ASSERT_EQ(store->EnsureGradientArea({area_bytes}), absl::OkStatus());
+    EXPECT_EQ(store->gradient_area_bytes()[0], area_bytes);
     EXPECT_EQ(UseArea(*store, area_bytes), absl::OkStatus());
   }
-  ASSERT_EQ(store->EnsureGradientArea(4096), absl::OkStatus());
-  EXPECT_EQ(store->gradient_area_bytes(), 3 * kAreaBytes);
+  ASSERT_EQ(store->EnsureGradientArea({4096}), absl::OkStatus());
+  EXPECT_EQ(store->gradient_area_bytes()[0], 3 * kAreaBytes);
   EXPECT_EQ(*FileSize(area_path()), 3 * kAreaBytes);
 }
 
 TEST_F(GradientAreaTest, IsNotThereUntilItIsAskedForAfterOpening) {
-  ASSERT_EQ(MustOpen()->EnsureGradientArea(kAreaBytes), absl::OkStatus());
+  ASSERT_EQ(MustOpen()->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
   const auto store = MustOpen();
-  EXPECT_EQ(store->gradient_area_bytes(), 0);
-  ASSERT_EQ(store->EnsureGradientArea(kAreaBytes), absl::OkStatus());
+  EXPECT_EQ(store->gradient_area_bytes()[0], 0);
+  ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
   EXPECT_EQ(UseArea(*store, kAreaBytes), absl::OkStatus());
 }
 
@@ -120,8 +121,8 @@ TEST_F(GradientAreaTest, TouchesNoOtherFile) {
   const auto before = OtherFiles();
   {
     const auto store = MustOpen();
-    ASSERT_EQ(store->EnsureGradientArea(kAreaBytes), absl::OkStatus());
-    ASSERT_EQ(store->EnsureGradientArea(2 * kAreaBytes), absl::OkStatus());
+    ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
+    ASSERT_EQ(store->EnsureGradientArea({2 * kAreaBytes}), absl::OkStatus());
     ASSERT_EQ(UseArea(*store, 2 * kAreaBytes), absl::OkStatus());
   }
   EXPECT_EQ(OtherFiles(), before);
@@ -140,7 +141,7 @@ TEST_F(GradientAreaTest, WhateverACrashLeftOfItIsMadeGood) {
     }
     const auto store = MustOpen();
     ASSERT_TRUE(HoldsStep(*store, step));
-    ASSERT_EQ(store->EnsureGradientArea(kAreaBytes), absl::OkStatus());
+    ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
     EXPECT_EQ(UseArea(*store, kAreaBytes), absl::OkStatus());
     struct stat info = {};
     ASSERT_EQ(::stat(area_path().c_str(), &info), 0);
@@ -159,10 +160,10 @@ TEST_F(GradientAreaTest, AFailureAtAnyCallIsACleanErrorAndTheCommittedStepStaysW
     {
       FaultyDisk disk({.fail_call = fail_call});
       const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
-      auto store = TensorStore::Open(directory_, faulty.get());
+      auto store = TensorStore::Open({directory_}, faulty.get());
       status = store.status();
       for (const int64_t area_bytes : {int64_t{4096}, kAreaBytes}) {
-        if (status.ok()) status = (*store)->EnsureGradientArea(area_bytes);
+        if (status.ok()) status = (*store)->EnsureGradientArea({area_bytes});
         if (status.ok()) status = UseArea(**store, area_bytes);
       }
       if (status.ok()) status = WriteStep(**store, committed + 1);
@@ -177,7 +178,7 @@ TEST_F(GradientAreaTest, AFailureAtAnyCallIsACleanErrorAndTheCommittedStepStaysW
     ASSERT_THAT(step, AnyOf(committed, committed + 1));
     ASSERT_TRUE(HoldsStep(*store, step));
     committed = step;
-    ASSERT_EQ(store->EnsureGradientArea(kAreaBytes), absl::OkStatus());
+    ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
     ASSERT_EQ(UseArea(*store, kAreaBytes), absl::OkStatus());
     if (status.ok() && num_calls <= fail_call) return;  // every call had its turn
   }
@@ -197,22 +198,22 @@ TEST_F(GradientAreaTest, AFullDiskIsAnErrorThatCostsNothing) {
   }
   std::filesystem::copy(directory_, small, std::filesystem::copy_options::recursive);
   {
-    auto store = TensorStore::Open(small, engine_.get());
+    auto store = TensorStore::Open({small}, engine_.get());
     ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_EQ((*store)->EnsureGradientArea(kAreaBytes), absl::OkStatus());
+    ASSERT_EQ((*store)->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
     for (const int64_t too_much : {64 * kAreaBytes, int64_t{1} << 50}) {
-      const absl::Status status = (*store)->EnsureGradientArea(too_much);
+      const absl::Status status = (*store)->EnsureGradientArea({too_much});
       EXPECT_EQ(ExitCodeOf(status), ExitCode::kDoesNotFit);
       EXPECT_THAT(MessageOf(status), HasSubstr(std::to_string(too_much - kAreaBytes) + " bytes"));
       EXPECT_THAT(MessageOf(status), HasSubstr(small));
       EXPECT_THAT(MessageOf(status), HasSubstr("--ram"));
-      EXPECT_EQ((*store)->CheckGradientArea(too_much), status);
+      EXPECT_EQ((*store)->CheckGradientArea({too_much}), status);
       EXPECT_EQ(*FileSize(JoinPath(small, "gradients.fbs")), kAreaBytes);
     }
     // Long enough, but with holes that nothing is left for.
     ASSERT_EQ(::truncate(JoinPath(small, "gradients.fbs").c_str(), 64 * kAreaBytes), 0);
-    EXPECT_EQ(ExitCodeOf((*store)->EnsureGradientArea(64 * kAreaBytes)), ExitCode::kDoesNotFit);
-    EXPECT_EQ((*store)->gradient_area_bytes(), kAreaBytes);
+    EXPECT_EQ(ExitCodeOf((*store)->EnsureGradientArea({64 * kAreaBytes})), ExitCode::kDoesNotFit);
+    EXPECT_EQ((*store)->gradient_area_bytes()[0], kAreaBytes);
     EXPECT_EQ(UseArea(**store, kAreaBytes), absl::OkStatus());
     EXPECT_EQ(WriteStep(**store, 2), absl::OkStatus());
     EXPECT_TRUE(HoldsStep(**store, 2));
@@ -222,7 +223,7 @@ TEST_F(GradientAreaTest, AFullDiskIsAnErrorThatCostsNothing) {
 
 TEST_F(GradientAreaTest, CheckingChangesNothing) {
   const auto store = MustOpen();
-  EXPECT_EQ(store->CheckGradientArea(kAreaBytes), absl::OkStatus());
+  EXPECT_EQ(store->CheckGradientArea({kAreaBytes}), absl::OkStatus());
   EXPECT_FALSE(FileExists(area_path()));
 }
 
@@ -231,30 +232,54 @@ TEST_F(GradientAreaTest, SomethingElseInItsPlaceIsNamedAndTheStoreStaysUsable) {
   ASSERT_EQ(::symlink(folder_.Path("thesis").c_str(), area_path().c_str()), 0);
   {
     const auto store = MustOpen();
-    const absl::Status status = store->EnsureGradientArea(kAreaBytes);
+    const absl::Status status = store->EnsureGradientArea({kAreaBytes});
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage);
     EXPECT_THAT(MessageOf(status), HasSubstr("symbolic link"));
     EXPECT_THAT(MessageOf(status), HasSubstr(area_path()));
-    EXPECT_EQ(store->gradient_area_bytes(), 0);
+    EXPECT_EQ(store->gradient_area_bytes()[0], 0);
     EXPECT_EQ(WriteStep(*store, 2), absl::OkStatus());
   }
   EXPECT_EQ(*ReadWholeFile(folder_.Path("thesis"), 100), "precious");
   ASSERT_EQ(::unlink(area_path().c_str()), 0);
   ASSERT_TRUE(MakeDirectories(area_path()).ok());
   const auto store = MustOpen();
-  EXPECT_EQ(ExitCodeOf(store->EnsureGradientArea(kAreaBytes)), ExitCode::kStorage);
+  EXPECT_EQ(ExitCodeOf(store->EnsureGradientArea({kAreaBytes})), ExitCode::kStorage);
   EXPECT_TRUE(HoldsStep(*store, 2));
+}
+
+TEST_F(GradientAreaTest, AFailureInTheSecondFolderLeavesThatOfTheFirstAsItWas) {
+  const std::vector<std::string> folders = {folder_.Path("a"), folder_.Path("b")};
+  const auto store = TensorStore::Create({.directories = folders, .tile_elems = kSmallTileElems},
+                                         SmallInventory(), engine_.get());
+  ASSERT_TRUE(store.ok()) << store.status();
+  const std::string in_second = JoinPath(folders[1], "gradients.fbs");
+  ASSERT_TRUE(MakeDirectories(in_second).ok());
+  for (const int64_t first_bytes : {int64_t{0}, kAreaBytes}) {
+    ASSERT_EQ((*store)->EnsureGradientArea({first_bytes, 0}), absl::OkStatus());
+    const absl::Status status = (*store)->EnsureGradientArea({2 * kAreaBytes, 4096});
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr(in_second));
+    EXPECT_THAT((*store)->gradient_area_bytes(), testing::ElementsAre(first_bytes, 0));
+    if (first_bytes > 0) {
+      EXPECT_EQ(UseArea(**store, first_bytes), absl::OkStatus());
+    }
+    EXPECT_EQ(WriteStep(**store, first_bytes + 1), absl::OkStatus());
+  }
+  std::filesystem::remove(in_second);
+  ASSERT_EQ((*store)->EnsureGradientArea({2 * kAreaBytes, 4096}), absl::OkStatus());
+  EXPECT_THAT((*store)->gradient_area_bytes(), testing::ElementsAre(2 * kAreaBytes, 4096));
+  EXPECT_EQ(UseArea(**store, 2 * kAreaBytes), absl::OkStatus());
 }
 
 using GradientAreaDeathTest = GradientAreaTest;
 
 TEST_F(GradientAreaDeathTest, TransfersBeyondItAreABug) {
   const auto store = MustOpen();
-  ASSERT_EQ(store->EnsureGradientArea(kAreaBytes), absl::OkStatus());
+  ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
   Scratch scratch(4096);
   IoOp op;
-  EXPECT_DEATH(store->StartWriteGradient(kAreaBytes, scratch.first(4096), op), "internal error");
-  EXPECT_DEATH(store->StartReadGradient(kAreaBytes, scratch.first(4096), op), "internal error");
+  EXPECT_DEATH(store->StartWriteGradient(0, kAreaBytes, scratch.first(4096), op), "internal error");
+  EXPECT_DEATH(store->StartReadGradient(0, kAreaBytes, scratch.first(4096), op), "internal error");
 }
 
 }  // namespace

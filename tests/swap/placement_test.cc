@@ -16,13 +16,13 @@ constexpr int64_t kBlockElems = 8192;
 
 // `num_layers` equal layers of four tiles; per layer 16 KiB gradients, 16 KiB weights, 80 KiB state
 // in four tiles.
-TileMap EqualLayers(int num_layers) {
+TileMap EqualLayers(int num_layers, const StripeWeights& stripe_weights = {1}) {
   Inventory inventory;
   for (int i = 0; i < num_layers; ++i) {
     inventory.BeginLayer("layers." + std::to_string(i));
     inventory.Add("layers." + std::to_string(i) + ".w", {kBlockElems}, 0, true);
   }
-  return TileMap(inventory, Layout::kBf16, kBlockElems / 4);
+  return TileMap(inventory, Layout::kBf16, kBlockElems / 4, stripe_weights);
 }
 constexpr int64_t kLayerWeightBytes = kBlockElems * 2;
 constexpr int64_t kLayerStateBytes = kBlockElems * 10;
@@ -46,6 +46,32 @@ TEST(Placement, WithoutMemoryEverythingStaysOnNvme) {
   EXPECT_THAT(placement.gradients, Each(Tier::kNvme));
   EXPECT_EQ(
       placement.host_weight_bytes + placement.host_state_bytes + placement.host_gradient_bytes, 0);
+}
+
+// Half of the state in RAM would be every other tile, which would be all of one stripe.
+TEST(Placement, WhatStaysOnNvmeIsSpreadOverTheStripes) {
+  for (const StripeWeights& weights : {StripeWeights{1, 1}, StripeWeights{2, 1}}) {
+    const TileMap tiles = EqualLayers(12, weights);
+    for (int eighths = 1; eighths < 8; ++eighths) {
+      PlacementOptions options;
+      options.weights = options.gradients = TierChoice::kNvme;
+      options.host_bytes = 12 * kLayerStateBytes * eighths / 8;
+      const Placement placement = MustPlace(tiles, options);
+      EXPECT_EQ(placement.host_state_bytes,
+                options.host_bytes / (kLayerStateBytes / 4) * (kLayerStateBytes / 4));
+      std::vector<int64_t> on_nvme(weights.size());
+      std::vector<int64_t> all(weights.size());
+      for (int i = 0; i < tiles.num_tiles(); ++i) {
+        ++all[tiles.tiles()[i].stripe];
+        if (placement.state[i] == Tier::kNvme) ++on_nvme[tiles.tiles()[i].stripe];
+      }
+      for (size_t s = 0; s < weights.size(); ++s) {
+        EXPECT_NEAR(static_cast<double>(on_nvme[s]),
+                    static_cast<double>(all[s]) * (8 - eighths) / 8, 1.5)
+            << "stripe " << s << " of " << weights.size() << ", " << eighths << "/8 in RAM";
+      }
+    }
+  }
 }
 
 TEST(Placement, WithEnoughMemoryEverythingIsResident) {

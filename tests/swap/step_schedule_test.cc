@@ -1,5 +1,6 @@
 #include "forebay/swap/step_schedule.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,6 +49,29 @@ std::vector<int> WeightReads(const Inventory& inventory, bool tied, int num_bloc
   return CountWeightReads(ChainSchedule(inventory.num_layers(), tied),
                           ChainWindow(inventory.num_layers(), {4, num_block_buffers}),
                           AllOnNvme(tiles), tiles);
+}
+
+TEST(StepBufferChoices, GoFromTilesForEveryDiskToTheLeastThatWorks) {
+  const auto numbers = [](int num_stripes) {
+    std::vector<std::pair<int, int>> pairs;
+    for (const StepBuffers& buffers : StepBufferChoices(num_stripes)) {
+      pairs.emplace_back(buffers.num_staging_tiles, buffers.num_block_buffers);
+    }
+    return pairs;
+  };
+  using Pair = std::pair<int, int>;
+  EXPECT_THAT(numbers(1), ElementsAre(Pair(4, 3), Pair(2, 3), Pair(2, 2)));
+  EXPECT_THAT(numbers(2), ElementsAre(Pair(8, 3), Pair(4, 3), Pair(2, 3), Pair(2, 2)));
+  for (int num_stripes = 1; num_stripes <= kMaxStripes; ++num_stripes) {
+    const std::vector<std::pair<int, int>> pairs = numbers(num_stripes);
+    EXPECT_EQ(pairs.front().first, std::min(4 * num_stripes, 32));
+    EXPECT_EQ(pairs.back(), Pair(2, 2));
+    for (size_t i = 1; i < pairs.size(); ++i) {
+      EXPECT_LE(pairs[i].first, pairs[i - 1].first);
+      EXPECT_LE(pairs[i].second, pairs[i - 1].second);
+      EXPECT_NE(pairs[i], pairs[i - 1]);
+    }
+  }
 }
 
 TEST(StepSchedule, AChainGoesForwardOnceAndBackwardThroughItsBlocks) {
@@ -141,7 +165,8 @@ TEST(CountWeightReads, IsWhatTheSwapperReads) {
     const TemporaryFolder folder;
     const auto engine =
         CreateThreadsEngine({.num_threads = 1 + static_cast<int>(random.Below(20, 3))});
-    auto store = TensorStore::Create({.directory = folder.Path("store")}, inventory, engine.get());
+    auto store =
+        TensorStore::Create({.directories = {folder.Path("store")}}, inventory, engine.get());
     ASSERT_TRUE(store.ok()) << store.status();
     ASSERT_TRUE(WriteStep(**store, 0).ok());
     const StepSchedule schedule = ChainSchedule(inventory.num_layers(), tied);

@@ -46,6 +46,16 @@ TEST(StoreManifest, DecodesToWhatWasEncoded) {
   EXPECT_EQ(decoded->inventory.layers()[1].name, "layers.0");
 }
 
+TEST(StoreManifest, KeepsTheStripesAndItsOwn) {
+  StoreManifest manifest = SmallManifest();
+  manifest.stripe_weights = {3, 1, kMaxStripeWeight};
+  manifest.stripe = 2;
+  const auto decoded = DecodeManifest(EncodeManifest(manifest), "manifest.json");
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->stripe_weights, manifest.stripe_weights);
+  EXPECT_EQ(decoded->stripe, 2);
+}
+
 TEST(StoreManifest, AChangedValueIsFoundByTheChecksum) {
   const std::string text = Replaced(EncodeManifest(SmallManifest()), "layers.1.up", "layers.1.uq");
   const auto decoded = DecodeManifest(text, "manifest.json");
@@ -77,11 +87,14 @@ TEST(StoreManifest, EveryTruncationIsFound) {
 }
 
 TEST(StoreManifest, AnUnknownVersionIsNamed) {
-  const std::string text =
-      Replaced(EncodeManifest(SmallManifest()), "\"version\": 1", "\"version\": 2");
-  const auto decoded = DecodeManifest(text, "manifest.json");
-  EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
-  EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("version 2; this program reads version 1"));
+  for (const char* const version : {"1", "3"}) {
+    const std::string text = Replaced(EncodeManifest(SmallManifest()), "\"version\": 2",
+                                      std::string("\"version\": ") + version);
+    const auto decoded = DecodeManifest(text, "manifest.json");
+    EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
+    EXPECT_THAT(MessageOf(decoded.status()),
+                HasSubstr(std::string("version ") + version + "; this program reads version 2"));
+  }
 }
 
 TEST(StoreManifest, AnotherProgramsFileIsNoStore) {
@@ -97,6 +110,40 @@ std::string Encoded(Json json) {
   hash.Update(json.dump());
   json["xxh3_128"] = hash.Hex();
   return json.dump();
+}
+
+TEST(StoreManifest, NumbersThatAreNoIntegersOfOursAreRefused) {
+  const Json good = Json::parse(EncodeManifest(SmallManifest()));
+  for (const char* const place : {"/version", "/tile_elems", "/stripe", "/stripe_weights/0",
+                                  "/layers/0/num_elems", "/layers/0/tensors/0/offset_elems",
+                                  "/layers/0/tensors/0/role", "/layers/0/tensors/0/shape/0"}) {
+    for (const char* const number : {"1e71", "-1e71", "9223372036854775808", "0.5", "true", "-1"}) {
+      Json json = good;
+      json.at(Json::json_pointer(place)) = Json::parse(number);
+      EXPECT_EQ(ExitCodeOf(DecodeManifest(Encoded(json), "m").status()), ExitCode::kCorrupt)
+          << place << " " << number;
+    }
+  }
+}
+
+TEST(StoreManifest, ImpossibleStripesAreRefused) {
+  const Json good = Json::parse(EncodeManifest(SmallManifest()));
+  const auto refused = [&](const Json& stripe, const Json& weights) {
+    Json json = good;
+    json["stripe"] = stripe;
+    json["stripe_weights"] = weights;
+    return ExitCodeOf(DecodeManifest(Encoded(json), "m").status()) == ExitCode::kCorrupt;
+  };
+  EXPECT_FALSE(refused(1, {2, 1}));
+  EXPECT_TRUE(refused(2, {2, 1}));
+  EXPECT_TRUE(refused(-1, {2, 1}));
+  EXPECT_TRUE(refused(0, Json::array()));
+  EXPECT_TRUE(refused(0, {0}));
+  EXPECT_TRUE(refused(0, {1.5, 1}));
+  EXPECT_TRUE(refused(0, {kMaxStripeWeight + 1}));
+  EXPECT_TRUE(refused(0, Json({{"a", 1}})));
+  EXPECT_TRUE(refused("0", {1}));
+  EXPECT_TRUE(refused(0, Json(std::vector<int>(kMaxStripes + 1, 1))));
 }
 
 TEST(StoreManifest, SizesWhoseSumOverflowsAreRefused) {

@@ -134,7 +134,7 @@ class SwapperTest : public testing::Test {
   void MakeStore(bool tied = true) {
     engine_ = CreateThreadsEngine({.num_threads = 2});
     auto store = TensorStore::Create(
-        {.directory = directory_, .layout = Layout::kFp32, .tile_elems = kSmallTileElems},
+        {.directories = {directory_}, .layout = Layout::kFp32, .tile_elems = kSmallTileElems},
         ModelInventory(tied), engine_.get());
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
@@ -160,7 +160,7 @@ class SwapperTest : public testing::Test {
     engine_.reset();
     disk_ = std::make_unique<FaultyDisk>(plan);
     engine_ = CreateThreadsEngine({.num_threads = 2}, disk_.get());
-    FOREBAY_ASSIGN_OR_RETURN(store_, TensorStore::Open(directory_, engine_.get()));
+    FOREBAY_ASSIGN_OR_RETURN(store_, TensorStore::Open({directory_}, engine_.get()));
     updater_ = std::make_unique<AddOne>(store_.get());
     return absl::OkStatus();
   }
@@ -468,7 +468,7 @@ TEST_F(SwapperTest, TheSameWeightsWhateverTheWindowAndThePlacement) {
 TEST_F(SwapperTest, AFailedReadIsReportedByAcquireWithTheLayersName) {
   MakeStore();
   FaultPlan plan;
-  plan.fail_call = 2;  // behind the two commit records
+  plan.fail_call = 3;  // behind the flush of the commit records and the two of them
   ASSERT_TRUE(Reopen(plan).ok());
   ASSERT_TRUE(MakeSwapper(2).ok());
   const absl::Status status = ExpectAndUse({3, 4}, 0);

@@ -26,10 +26,10 @@ class TensorStoreTest : public testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<TensorStore>> Create(Layout layout = Layout::kBf16,
                                                       int64_t gradient_area_bytes = 0) {
-    return TensorStore::Create({.directory = directory_,
+    return TensorStore::Create({.directories = {directory_},
                                 .layout = layout,
                                 .tile_elems = kSmallTileElems,
-                                .gradient_area_bytes = gradient_area_bytes},
+                                .gradient_area_bytes = {gradient_area_bytes}},
                                SmallInventory(), engine_.get());
   }
   std::unique_ptr<TensorStore> MustCreate(Layout layout = Layout::kBf16,
@@ -39,7 +39,7 @@ class TensorStoreTest : public testing::Test {
     return *std::move(store);
   }
   std::unique_ptr<TensorStore> MustOpen() {
-    auto store = TensorStore::Open(directory_, engine_.get());
+    auto store = TensorStore::Open({directory_}, engine_.get());
     EXPECT_TRUE(store.ok()) << store.status();
     return *std::move(store);
   }
@@ -49,7 +49,7 @@ class TensorStoreTest : public testing::Test {
     for (int step = 1; step <= num_steps; ++step)
       ASSERT_EQ(WriteStep(*store, step), absl::OkStatus());
   }
-  absl::Status OpenError() { return TensorStore::Open(directory_, engine_.get()).status(); }
+  absl::Status OpenError() { return TensorStore::Open({directory_}, engine_.get()).status(); }
   std::string File(const std::string& name) const { return JoinPath(directory_, name); }
 
   // Overwrites bytes of a file behind the store's back.
@@ -77,7 +77,7 @@ TEST_F(TensorStoreTest, ReservesExactlyWhatItAnnounces) {
   for (const char* name : {"weights.fbs", "state.fbs", "gradients.fbs", "commit.fbs"}) {
     total_bytes += *FileSize(File(name));
   }
-  EXPECT_EQ(total_bytes, TensorStore::DiskBytes(store->tiles(), 10'000));
+  EXPECT_EQ(total_bytes, Total(TensorStore::DiskBytes(store->tiles(), {10'000})));
 }
 
 TEST_F(TensorStoreTest, ItsFilesBelongToTheUserAlone) {
@@ -172,9 +172,9 @@ TEST_F(TensorStoreTest, KeepsGradientsWhereTheCallerPutsThem) {
   Scratch read(8192);
   IoOp op;
   FillPattern(written.first(8192), 1, 1, true);
-  store->StartWriteGradient(4096, written.first(8192), op);
+  store->StartWriteGradient(0, 4096, written.first(8192), op);
   ASSERT_TRUE(engine_->Wait(op).ok());
-  store->StartReadGradient(4096, read.first(8192), op);
+  store->StartReadGradient(0, 4096, read.first(8192), op);
   ASSERT_TRUE(engine_->Wait(op).ok());
   EXPECT_EQ(std::memcmp(read.first(8192).data(), written.first(8192).data(), 8192), 0);
 }
@@ -280,17 +280,17 @@ TEST_F(TensorStoreTest, ReplacesWhatAKilledCreationLeftBehind) {
 
 TEST_F(TensorStoreTest, RemovalGivesBackItsSpaceAndItsFolder) {
   MakeSteps(2);
-  const auto freed_bytes = TensorStore::Remove(directory_);
+  const auto freed_bytes = TensorStore::Remove({directory_});
   ASSERT_TRUE(freed_bytes.ok()) << freed_bytes.status();
-  EXPECT_EQ(*freed_bytes,
-            TensorStore::DiskBytes(TileMap(SmallInventory(), Layout::kBf16, kSmallTileElems), 0));
+  EXPECT_EQ(*freed_bytes, Total(TensorStore::DiskBytes(
+                              TileMap(SmallInventory(), Layout::kBf16, kSmallTileElems), {})));
   EXPECT_FALSE(FileExists(directory_));
 }
 
 TEST_F(TensorStoreTest, RemovalLeavesWhatNoStoreMade) {
   MakeSteps(1);
   ASSERT_TRUE(WriteFileAtomically(File("thesis.txt"), "precious").ok());
-  ASSERT_TRUE(TensorStore::Remove(directory_).ok());
+  ASSERT_TRUE(TensorStore::Remove({directory_}).ok());
   EXPECT_EQ(*ReadWholeFile(File("thesis.txt"), 100), "precious");
   EXPECT_FALSE(FileExists(File("manifest.json")));
 }
@@ -298,13 +298,13 @@ TEST_F(TensorStoreTest, RemovalLeavesWhatNoStoreMade) {
 TEST_F(TensorStoreTest, RemovalOfAFolderWithoutAStoreIsRefused) {
   ASSERT_TRUE(MakeDirectories(directory_).ok());
   ASSERT_TRUE(WriteFileAtomically(File("weights.fbs"), "precious").ok());
-  EXPECT_EQ(ExitCodeOf(TensorStore::Remove(directory_).status()), ExitCode::kBadInput);
+  EXPECT_EQ(ExitCodeOf(TensorStore::Remove({directory_}).status()), ExitCode::kBadInput);
   EXPECT_EQ(*ReadWholeFile(File("weights.fbs"), 100), "precious");
 }
 
 TEST_F(TensorStoreTest, RemovalWhileInUseIsRefused) {
   const auto store = MustCreate();
-  EXPECT_EQ(ExitCodeOf(TensorStore::Remove(directory_).status()), ExitCode::kEnvironment);
+  EXPECT_EQ(ExitCodeOf(TensorStore::Remove({directory_}).status()), ExitCode::kEnvironment);
   EXPECT_TRUE(FileExists(File("manifest.json")));
 }
 
@@ -443,11 +443,12 @@ TEST_F(TensorStoreTest, TrainerStateThatIsTooLongIsRefusedAndHarmsNothing) {
 TEST_F(TensorStoreTest, AfterAFailedFlushItTakesNoCommit) {
   MakeSteps(1);
   FaultPlan plan;
-  // Opening reads two records; a step writes twice per tile; then the first flush fails.
-  plan.fail_call = 2 + 2 * 10;
+  // Opening flushes and reads two records; a step writes twice per tile; then the first flush
+  // fails.
+  plan.fail_call = 3 + 2 * 10;
   FaultyDisk disk(plan);
   const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
-  auto store = TensorStore::Open(directory_, faulty.get());
+  auto store = TensorStore::Open({directory_}, faulty.get());
   ASSERT_TRUE(store.ok()) << store.status();
   const absl::Status first = WriteStep(**store, 2);
   EXPECT_EQ(ExitCodeOf(first), ExitCode::kStorage);

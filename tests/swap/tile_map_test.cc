@@ -37,6 +37,39 @@ TEST(TileMap, LaysTilesOneAfterAnotherOnDisk) {
   }
 }
 
+TEST(TileMap, LaysTheTilesOfEachStripeOneAfterAnother) {
+  for (const StripeWeights& weights : {StripeWeights{1, 1}, StripeWeights{3, 1, 2}}) {
+    const TileMap map(SmallInventory(), Layout::kBf16, kSmallTileElems, weights);
+    StripeBytes weight_ends(weights.size());
+    StripeBytes state_ends(weights.size());
+    for (const Tile& tile : map.tiles()) {
+      EXPECT_EQ(tile.weight_offset_bytes, weight_ends[tile.stripe]);
+      EXPECT_EQ(tile.state_offset_bytes, state_ends[tile.stripe]);
+      weight_ends[tile.stripe] += map.WeightBytes(tile);
+      state_ends[tile.stripe] += map.StateBytes(tile);
+    }
+    for (int stripe = 0; stripe < map.num_stripes(); ++stripe) {
+      EXPECT_GT(weight_ends[stripe], 0);
+      EXPECT_EQ(map.weight_area_bytes(stripe), weight_ends[stripe]);
+      EXPECT_EQ(map.state_area_bytes(stripe), state_ends[stripe]);
+    }
+    EXPECT_EQ(map.weight_area_bytes() + map.state_area_bytes(),
+              SmallInventory().num_padded_elems() * 12);
+  }
+}
+
+// Tiles themselves are the same, so that nothing that is computed can tell.
+TEST(TileMap, StripesChangeNothingButThePlaces) {
+  const TileMap one(SmallInventory(), Layout::kBf16, kSmallTileElems);
+  const TileMap two(SmallInventory(), Layout::kBf16, kSmallTileElems, {2, 1});
+  ASSERT_EQ(one.num_tiles(), two.num_tiles());
+  for (int i = 0; i < one.num_tiles(); ++i) {
+    EXPECT_EQ(one.tiles()[i].layer, two.tiles()[i].layer);
+    EXPECT_EQ(one.tiles()[i].first_elem, two.tiles()[i].first_elem);
+    EXPECT_EQ(one.tiles()[i].num_elems, two.tiles()[i].num_elems);
+  }
+}
+
 TEST(TileMap, PutsALayerAtTheSameBytesHoweverItIsTiled) {
   const TileMap small(SmallInventory(), Layout::kBf16, 2048);
   const TileMap large(SmallInventory(), Layout::kBf16, kDefaultTileElems);

@@ -76,6 +76,8 @@ def check_file(path, root, arrows):
         raw_string = is_data and line.rfind('R"') > line.rfind(')"') or raw_string and ')"' not in line
         if len(line) > MAX_COLUMNS and not is_data:
             yield f"{relative}:{number}: {len(line)} columns; at most {MAX_COLUMNS}"
+        if "fmt::print(" in line and folder not in UNRESTRICTED and not line.lstrip().startswith("//"):
+            yield f"{relative}:{number}: fmt::print throws where it cannot write; use PrintTo of tools/print.h"
         if "\t" in line:
             yield f"{relative}:{number}: a tab; indent with spaces"
         include = INCLUDE.match(line)

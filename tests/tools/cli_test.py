@@ -57,6 +57,52 @@ class CliTest(unittest.TestCase):
         return self.path(name)
 
 
+class Results(CliTest):
+    def test_results_that_cannot_be_written_are_an_error(self):
+        self.make_model(num_hidden_layers=60)
+        # In stdout's buffer, and longer than that.
+        for arguments in (["inspect", "model"], ["inspect", "model", "--tensors"], ["help"]):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run(
+                    [FOREBAY, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=self.folder.name, timeout=120
+                )
+            self.assertEqual(done.returncode, 5, f"{arguments}: {done.stderr}")
+            self.assertIn("could not all be written to stdout", done.stderr)
+            if "--tensors" not in arguments:  # whose first part failed long before the end
+                self.assertIn("ENOSPC", done.stderr)
+
+    def test_errors_that_nobody_hears_change_nothing(self):
+        self.make_model()
+        for arguments, code in ((["inspect", "model"], 0), (["inspect", "nowhere"], 3), (["train"], 2)):
+            for stderr in ("/dev/full", None):
+                with open(stderr or os.devnull, "w", encoding="utf-8") as full:
+                    done = subprocess.run(
+                        [FOREBAY, *arguments], stdout=subprocess.DEVNULL, stderr=full, cwd=self.folder.name, timeout=120,
+                        preexec_fn=None if stderr else lambda: os.close(2),
+                    )
+                self.assertEqual(done.returncode, code, f"{arguments} {stderr}")
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run([FOREBAY, "help"], stdout=full, stderr=full, timeout=120)
+        self.assertEqual(done.returncode, 5)
+
+    def test_a_document_is_one_line(self):
+        self.make_model()
+        for arguments in (["inspect", "model", "--tensors"], ["plan", "--model=model", "--ram=1GiB", "--seq=64"]):
+            text = self.run_forebay(*arguments, "--format=json").stdout
+            self.assertEqual(text.count("\n"), 1, text)
+
+    def test_help_says_how_the_command_is_called_and_what_it_must_have(self):
+        train = self.run_forebay("train", "--help").stdout
+        plan = self.run_forebay("plan", "--help").stdout
+        self.assertIn("Usage: forebay train [OPTIONS]", train)
+        self.assertIn("--data PATH", plan)
+        self.assertEqual(train.count("(required)"), 3)
+        self.assertEqual(plan.count("(required)"), 1)
+        for text in (train, plan):
+            self.assertNotIn("(default: )", text)
+            self.assertNotIn("default: required", text)
+
+
 class InitAndInspect(CliTest):
     def test_model_folder_has_the_tensors_of_its_config(self):
         self.make_model()

@@ -62,6 +62,29 @@ TEST(CommandLine, EveryCommandHasAHelpPageWithExitCodesAndAnExample) {
   }
 }
 
+TEST(CommandLine, HelpOfACommandIsItsHelpPage) {
+  const Outcome outcome = RunCommand({"help", "inspect"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.out, RunCommand({"inspect", "--help"}).out);
+  EXPECT_THAT(RunCommand({"help", "inspct"}).err, HasSubstr("did you mean 'inspect'?"));
+}
+
+TEST(CommandLine, AnEmptyValueIsAValueAndTakesNoOther) {
+  Outcome outcome = RunCommand({"train", "--accum=", "--set", "data.seq=32", "--model=m"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--accum"));
+  outcome = RunCommand({"inspect", "--hash=", "x"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("'--hash=' has no value; write '--hash'"));
+}
+
+TEST(CommandLine, AFlagIsNoValue) {
+  const Outcome outcome = RunCommand({"eval", "--model", "--data=d"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("--model needs a value, but '--data=d' follows it. Write --model=VALUE"));
+}
+
 TEST(CommandLine, AnUnknownCommandNamesTheNearest) {
   const Outcome outcome = RunCommand({"trian"});
   EXPECT_EQ(outcome.exit_code, 2);

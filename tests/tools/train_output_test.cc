@@ -41,6 +41,18 @@ Json StepMetrics() {
           {"eta_s", 579.0}};
 }
 
+TEST(TrainOutput, AWarningIsALineOfItsOwnWhateverIsOnTheLine) {
+  for (const bool json : {false, true}) {
+    const Captured results, progress;
+    TrainOutput output({results.file(), progress.file(), json, /*live=*/true});
+    output.OnProgress(3, 10, 0.5);
+    output.OnWarning("vda has completed nothing for 15 s");
+    EXPECT_THAT(progress.text(),
+                testing::EndsWith("\nforebay: warning: vda has completed nothing for 15 s\n"));
+    EXPECT_EQ(results.text(), "") << "which programs read";
+  }
+}
+
 Json Summary() {
   return {{"steps", 60},
           {"loss", 2.7},
@@ -55,7 +67,7 @@ Json Summary() {
           {"write_bytes_per_param", 11.97},
           {"rss_bytes", 987654321},
           {"ram_budget_bytes", 1073741824},
-          {"store", "runs/book/swap"},
+          {"stores", {"runs/book/swap"}},
           {"store_bytes", 3230000000},
           {"host_weight_bytes", 0},
           {"host_state_bytes", 0},

@@ -8,6 +8,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/output_folder.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/stop_signal.h"
 #include "forebay/tools/swap_bench/svg_plot.h"
 
@@ -16,21 +17,31 @@ namespace {
 
 constexpr int64_t kMaxResultsBytes = int64_t{256} << 20;
 constexpr double kLiveS = 1;
-// Of a results file, near its beginning.
-constexpr char kJsonMark[] = "\"name\": \"swap-bench\"";
+
+bool HasMark(const std::string& text, const char* mark) {
+  return std::string_view(text).substr(0, 512).find(mark) != std::string_view::npos;
+}
+
+// What a file is that may not be replaced.
+std::string WhatItIs(const std::string& text) {
+  if (HasMark(text, kProfileMark)) return "holds settings of swap-bench tune";
+  if (HasMark(text, kSvgMark)) return "holds a picture of swap-bench";
+  if (HasMark(text, kResultsMark)) return "holds results of swap-bench run, sweep or step";
+  return "is there and was not made by swap-bench";
+}
 
 }  // namespace
 
 absl::Status CheckReplaceable(const std::string& flag, const std::string& path, const char* mark) {
   if (path.empty()) return absl::OkStatus();
+  if (IsDirectory(path)) {
+    return UsageError(fmt::format("--{}={} is a folder. Name a file in it", flag, path));
+  }
   if (FileExists(path)) {
-    const absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxResultsBytes);
-    if (text.ok() && std::string_view(*text).substr(0, 512).find(mark) != std::string_view::npos) {
-      return absl::OkStatus();
-    }
-    return UsageError(fmt::format(
-        "--{}={} is there and was not made by swap-bench: it is left as it is. Name another file",
-        flag, path));
+    const std::string text = ReadWholeFile(path, kMaxResultsBytes).value_or("");
+    if (HasMark(text, mark)) return absl::OkStatus();
+    return UsageError(fmt::format("--{}={} {}: it is left as it is. Name another file", flag, path,
+                                  WhatItIs(text)));
   }
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -61,7 +72,7 @@ absl::Status OutputFlags::Check() const {
     return UsageError(
         fmt::format("--plot={} does not end in .svg, the one format there is", plot_));
   }
-  FOREBAY_RETURN_IF_ERROR(CheckReplaceable("out", out_, kJsonMark));
+  FOREBAY_RETURN_IF_ERROR(CheckReplaceable("out", out_, kResultsMark));
   return CheckReplaceable("plot", plot_, kSvgMark);
 }
 
@@ -79,7 +90,7 @@ void BenchProgress::Show(std::string_view phase, double fraction, double bytes_p
   phase_ = phase;
   since_printed_.Restart();
   line_.Clear();
-  fmt::print(stderr, "{} {:.0f} %\n", text, std::clamp(fraction, 0.0, 1.0) * 100);
+  PrintTo(stderr, "{} {:.0f} %\n", text, std::clamp(fraction, 0.0, 1.0) * 100);
 }
 
 BenchHooks BenchProgress::Hooks() {
@@ -90,7 +101,7 @@ BenchHooks BenchProgress::Hooks() {
   };
   hooks.report = [](const std::string& line) {
     // One write on a line of its own, as it comes from another thread.
-    fmt::print(stderr, "\nswap-bench: warning: {}\n", line);
+    PrintTo(stderr, "\nswap-bench: warning: {}\n", line);
   };
   return hooks;
 }

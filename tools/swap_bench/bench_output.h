@@ -30,6 +30,10 @@ class OutputFlags {
   bool live_ = false;
 };
 
+// Of a results file, and of an io.json, near its beginning.
+inline constexpr char kResultsMark[] = "\"name\": \"swap-bench\"";
+inline constexpr char kProfileMark[] = "\"made_by\": \"swap-bench tune";
+
 // OK when `path` (of a flag; "" names none) may be written: it is not there, or it holds `mark`
 // near its beginning, so that it is an earlier result. UsageError; StorageError where there is no
 // room.

@@ -1,6 +1,7 @@
 #include "forebay/tools/swap_bench/bench_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "fmt/format.h"
@@ -54,36 +55,47 @@ std::string VerifyText(const std::optional<PatternTally>& tally) {
   return tally->num_bad() == 0 ? "ok" : fmt::format("{} BAD", tally->num_bad());
 }
 
-std::vector<std::string> Row(const CellResult& cell) {
+// `turns`: with a column for the length of turns.
+std::vector<std::string> KeyCells(const CellKey& key, bool turns) {
+  std::vector<std::string> cells = {key.device, LoadName(key.load), SizeText(key.block_bytes),
+                                    SizeText(key.inflight_bytes)};
+  if (turns) cells.push_back(key.burst_bytes > 0 ? SizeText(key.burst_bytes) : "-");
+  cells.push_back(key.engine);
+  return cells;
+}
+
+std::vector<std::string> KeyHeader(bool turns) {
+  std::vector<std::string> header = {"device", "op", "bs", "inflt"};
+  if (turns) header.emplace_back("turn");
+  header.emplace_back("engine");
+  return header;
+}
+
+std::vector<std::string> Joined(std::vector<std::string> first, std::vector<std::string> rest) {
+  std::ranges::move(rest, std::back_inserter(first));
+  return first;
+}
+
+std::vector<std::string> Row(const CellResult& cell, bool turns) {
   const auto percentile = [&](double percent) {
     return cell.latency.count() > 0 ? Ms(cell.latency.PercentileNs(percent)) : "-";
   };
-  return {cell.key.device,
-          LoadName(cell.key.load),
-          SizeText(cell.key.block_bytes),
-          SizeText(cell.key.inflight_bytes),
-          cell.key.engine,
-          Gb(cell.gbps.median),
-          fmt::format("({}..{})", Gb(cell.gbps.min), Gb(cell.gbps.max)),
-          cell.flushed_gbps.has_value() ? Gb(cell.flushed_gbps->median) : "-",
-          percentile(50),
-          percentile(99),
-          percentile(99.9),
-          cell.latency.count() > 0 ? Ms(cell.latency.max_ns()) : "-",
-          cell.submit_us.has_value() ? fmt::format("{:.1f}", *cell.submit_us) : "-",
-          fmt::format("{:.1f}", cell.cpu_ms_per_gb),
-          PercentOrDash(cell.punted),
-          PercentOrDash(cell.splits),
-          cell.flush_ms.has_value() ? fmt::format("{:.1f}", *cell.flush_ms) : "-",
-          VerifyText(cell.verified)};
+  return Joined(
+      KeyCells(cell.key, turns),
+      {Gb(cell.gbps.median), fmt::format("({}..{})", Gb(cell.gbps.min), Gb(cell.gbps.max)),
+       cell.flushed_gbps.has_value() ? Gb(cell.flushed_gbps->median) : "-", percentile(50),
+       percentile(99), percentile(99.9), cell.latency.count() > 0 ? Ms(cell.latency.max_ns()) : "-",
+       cell.submit_us.has_value() ? fmt::format("{:.1f}", *cell.submit_us) : "-",
+       fmt::format("{:.1f}", cell.cpu_ms_per_gb), PercentOrDash(cell.punted),
+       PercentOrDash(cell.splits),
+       cell.flush_ms.has_value() ? fmt::format("{:.1f}", *cell.flush_ms) : "-",
+       VerifyText(cell.verified)});
 }
 
-const std::vector<std::string>& Header() {
-  static const std::vector<std::string> header = {
-      "device",     "op",        "bs",    "inflt", "engine",   "GB/s",
-      "(min..max)", "+flush",    "p50ms", "p99ms", "p99.9",    "max",
-      "submit-us",  "cpu ms/GB", "punt",  "split", "flush ms", "verify"};
-  return header;
+std::vector<std::string> Header(bool turns) {
+  return Joined(KeyHeader(turns),
+                {"GB/s", "(min..max)", "+flush", "p50ms", "p99ms", "p99.9ms", "maxms", "submit-us",
+                 "cpu ms/GB", "punt", "split", "flush ms", "verify"});
 }
 
 std::string StorageLine(const StorageInfo& storage) {
@@ -114,18 +126,29 @@ std::string HostLine(const HostInfo& host, const std::string& version) {
                      host.memlock_bytes < 0 ? "unlimited" : FormatBinaryBytes(host.memlock_bytes));
 }
 
+// How long was measured, and how often.
+std::string Passes(const BenchReport& report) {
+  const Job& job = report.job;
+  if (!report.budget_s.has_value() || report.runs.empty()) {
+    return fmt::format("{} s measured after {} s of warm-up, {} interleaved repeat{}", job.seconds,
+                       job.warmup_s, job.repeats, job.repeats == 1 ? "" : "s");
+  }
+  const auto [least, most] = std::ranges::minmax(report.runs, {}, &CellResult::seconds);
+  return fmt::format(
+      "{:.2f} to {:.2f} s measured of each setting, once, after up to 0.5 s of "
+      "warm-up, in a budget of {:.3g} s for each folder",
+      least.seconds, most.seconds, *report.budget_s);
+}
+
 std::string Head(const BenchReport& report, const std::string& version) {
   const Job& job = report.job;
   return MachineText(report, version) +
-         fmt::format(
-             "method: file of {} filled with {}, {} s measured after {} s of warm-up, {} "
-             "interleaved repeat{}, {} thread{}\n\n",
-             FormatBinaryBytes(job.size_bytes),
-             job.compressible_percent == 0
-                 ? "incompressible data"
-                 : fmt::format("data that is {} % zeros", job.compressible_percent),
-             job.seconds, job.warmup_s, job.repeats, job.repeats == 1 ? "" : "s", job.threads,
-             job.threads == 1 ? "" : "s");
+         fmt::format("method: file of {} filled with {}, {}, {} thread{}\n\n",
+                     FormatBinaryBytes(job.size_bytes),
+                     job.compressible_percent == 0
+                         ? "incompressible data"
+                         : fmt::format("data that is {} % zeros", job.compressible_percent),
+                     Passes(report), job.threads, job.threads == 1 ? "" : "s");
 }
 
 // Verdicts by their text, with the runs that they are about.
@@ -145,7 +168,7 @@ std::string Verdicts(const BenchReport& report) {
     if (run.steady_repeats.has_value()) {
       text += fmt::format("; steady in {} of {} repeats", *run.steady_repeats, report.job.repeats);
     }
-    if (run.process_ratio.has_value() || run.disk_ratio.has_value()) {
+    if (CountersMatch(run)) {
       const std::optional<double>& ratio =
           run.disk_ratio.has_value() ? run.disk_ratio : run.process_ratio;
       text += fmt::format("; kernel counters match {:.1f} %", *ratio * 100);
@@ -167,6 +190,18 @@ std::string CsvOrEmpty(const std::optional<double>& value) {
   return value.has_value() ? fmt::format("{}", *value) : "";
 }
 
+std::string BurstCsv(const CellKey& key) {
+  return key.burst_bytes > 0 ? fmt::format("{}", key.burst_bytes) : "";
+}
+
+Json JsonOrNull(const std::optional<double>& value) {
+  return value.has_value() ? Json(*value) : Json(nullptr);
+}
+
+std::string RatioText(const std::optional<double>& ratio) {
+  return ratio.has_value() ? fmt::format("{:.3f}", *ratio) : "-";
+}
+
 std::string PointText(const SweepPoint& point, const std::vector<LoadKind>& loads) {
   std::string rates;
   for (size_t i = 0; i < loads.size() && i < point.gbps.size(); ++i) {
@@ -174,11 +209,6 @@ std::string PointText(const SweepPoint& point, const std::vector<LoadKind>& load
   }
   return fmt::format("--bs={} --inflight={} --engine={}: {}", SizeText(point.block_bytes),
                      SizeText(point.inflight_bytes), NameOf(point.engine), rates);
-}
-
-std::vector<std::string> KeyCells(const CellKey& key) {
-  return {key.device, LoadName(key.load), SizeText(key.block_bytes), SizeText(key.inflight_bytes),
-          key.engine};
 }
 
 }  // namespace
@@ -206,8 +236,10 @@ std::string MachineText(const BenchReport& report, const std::string& version) {
 
 std::string RunsText(const BenchReport& report, const std::string& version) {
   TextTable table;
-  table.Add(Header());
-  for (const CellResult& run : report.runs) table.Add(Row(run));
+  const bool turns = std::ranges::any_of(
+      report.runs, [](const CellResult& run) { return run.key.burst_bytes > 0; });
+  table.Add(Header(turns));
+  for (const CellResult& run : report.runs) table.Add(Row(run, turns));
   return Head(report, version) + table.Text() + "\n";
 }
 
@@ -222,7 +254,7 @@ std::string ReportCsv(const BenchReport& report, std::span<const double> percent
   for (const double percent : percentiles) text += fmt::format(",{}_us", PercentileKey(percent));
   text +=
       ",max_us,submit_us,cpu_ms_per_gb,punted,splits,flush_ms,process_ratio,disk_ratio,bad_"
-      "blocks\n";
+      "blocks,burst_bytes\n";
   for (const CellResult& run : report.runs) {
     text += fmt::format(
         "{},{},{},{},{},{},{},{},{},{},{},{},{}", CsvField(run.key.device), NameOf(run.key.load.op),
@@ -236,12 +268,13 @@ std::string ReportCsv(const BenchReport& report, std::span<const double> percent
               ? ","
               : fmt::format(",{}", static_cast<double>(run.latency.PercentileNs(percent)) / 1e3);
     }
-    text += fmt::format(",{},{},{},{},{},{},{},{},{}\n",
+    text += fmt::format(",{},{},{},{},{},{},{},{},{},{}\n",
                         static_cast<double>(run.latency.max_ns()) / 1e3, CsvOrEmpty(run.submit_us),
                         run.cpu_ms_per_gb, CsvOrEmpty(run.punted), CsvOrEmpty(run.splits),
                         CsvOrEmpty(run.flush_ms), CsvOrEmpty(run.process_ratio),
                         CsvOrEmpty(run.disk_ratio),
-                        run.verified.has_value() ? fmt::format("{}", run.verified->num_bad()) : "");
+                        run.verified.has_value() ? fmt::format("{}", run.verified->num_bad()) : "",
+                        BurstCsv(run.key));
   }
   return text;
 }
@@ -257,7 +290,7 @@ std::string SweepText(const SweepReport& sweep, const std::string& version) {
 }
 
 std::string ProbeText(const ProbeReport& probe, const std::string& version) {
-  std::string text = HostLine(probe.host, version) + "\n" + probe.pages + "\n";
+  std::string text = HostLine(probe.host, version) + "\npages: " + probe.pages + "\n";
   text += fmt::format("registered buffers: {}\n",
                       probe.not_registered.empty() ? "yes" : probe.not_registered);
   for (const StorageProbe& device : probe.devices) {
@@ -278,25 +311,35 @@ std::string ProbeText(const ProbeReport& probe, const std::string& version) {
   return text;
 }
 
+std::string ProbeCsv(const ProbeReport& probe) {
+  std::string text = "device,fs,direct,engine,works,line\n";
+  for (const StorageProbe& device : probe.devices) {
+    for (const EngineProbe& engine : device.engines) {
+      text += fmt::format("{},{},{},{},{},{}\n", CsvField(device.storage.path), device.storage.fs,
+                          device.storage.direct.verified, NameOf(engine.kind), engine.works,
+                          CsvField(engine.line));
+    }
+  }
+  return text;
+}
+
 std::string ComparisonText(const ReportComparison& comparison) {
   TextTable table;
-  table.Add(
-      {"device", "op", "bs", "inflt", "engine", "before GB/s", "after GB/s", "ratio", "(noise)"});
+  const bool turns = std::ranges::any_of(
+      comparison.cells, [](const CellComparison& cell) { return cell.key.burst_bytes > 0; });
+  table.Add(Joined(KeyHeader(turns), {"before GB/s", "after GB/s", "ratio", "(noise)"}));
   for (const CellComparison& cell : comparison.cells) {
-    std::vector<std::string> row = KeyCells(cell.key);
-    for (std::string& text : std::vector{
-             Gb(cell.before.median), Gb(cell.after.median), fmt::format("{:.3f}", cell.ratio),
-             fmt::format("({:.3f}..{:.3f})", cell.least_ratio, cell.most_ratio)}) {
-      row.push_back(std::move(text));
-    }
-    table.Add(std::move(row));
+    table.Add(
+        Joined(KeyCells(cell.key, turns),
+               {Gb(cell.before.median), Gb(cell.after.median), RatioText(cell.ratio),
+                fmt::format("({}..{})", RatioText(cell.least_ratio), RatioText(cell.most_ratio))}));
   }
   std::string text = table.Text();
   for (const CellKey& key : comparison.only_before) {
-    text += fmt::format("only before: {}\n", fmt::join(KeyCells(key), " "));
+    text += fmt::format("only before: {}\n", fmt::join(KeyCells(key, key.burst_bytes > 0), " "));
   }
   for (const CellKey& key : comparison.only_after) {
-    text += fmt::format("only after: {}\n", fmt::join(KeyCells(key), " "));
+    text += fmt::format("only after: {}\n", fmt::join(KeyCells(key, key.burst_bytes > 0), " "));
   }
   return text;
 }
@@ -304,12 +347,13 @@ std::string ComparisonText(const ReportComparison& comparison) {
 std::string ComparisonCsv(const ReportComparison& comparison) {
   std::string text =
       "device,op,read_percent,bs,inflight,engine,before_gbps,after_gbps,ratio,least_ratio,"
-      "most_ratio\n";
+      "most_ratio,burst_bytes\n";
   for (const CellComparison& cell : comparison.cells) {
-    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{}\n", CsvField(cell.key.device),
+    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{}\n", CsvField(cell.key.device),
                         NameOf(cell.key.load.op), cell.key.load.read_percent, cell.key.block_bytes,
                         cell.key.inflight_bytes, cell.key.engine, cell.before.median,
-                        cell.after.median, cell.ratio, cell.least_ratio, cell.most_ratio);
+                        cell.after.median, CsvOrEmpty(cell.ratio), CsvOrEmpty(cell.least_ratio),
+                        CsvOrEmpty(cell.most_ratio), BurstCsv(cell.key));
   }
   return text;
 }
@@ -321,6 +365,7 @@ Json ComparisonToJson(const ReportComparison& comparison) {
             {"read_percent", key.load.read_percent},
             {"bs", key.block_bytes},
             {"inflight", key.inflight_bytes},
+            {"burst_bytes", key.burst_bytes > 0 ? Json(key.burst_bytes) : Json(nullptr)},
             {"engine", key.engine}};
   };
   Json cells = Json::array();
@@ -328,9 +373,9 @@ Json ComparisonToJson(const ReportComparison& comparison) {
     Json json = key_json(cell.key);
     json["before_gbps"] = cell.before.median;
     json["after_gbps"] = cell.after.median;
-    json["ratio"] = cell.ratio;
-    json["least_ratio"] = cell.least_ratio;
-    json["most_ratio"] = cell.most_ratio;
+    json["ratio"] = JsonOrNull(cell.ratio);
+    json["least_ratio"] = JsonOrNull(cell.least_ratio);
+    json["most_ratio"] = JsonOrNull(cell.most_ratio);
     cells.push_back(std::move(json));
   }
   Json only_before = Json::array();

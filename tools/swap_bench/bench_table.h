@@ -24,6 +24,8 @@ std::string ReportCsv(const BenchReport& report, std::span<const double> percent
 
 std::string SweepText(const SweepReport& sweep, const std::string& version);
 std::string ProbeText(const ProbeReport& probe, const std::string& version);
+// A header and a row for each engine on each folder.
+std::string ProbeCsv(const ProbeReport& probe);
 
 std::string ComparisonText(const ReportComparison& comparison);
 std::string ComparisonCsv(const ReportComparison& comparison);

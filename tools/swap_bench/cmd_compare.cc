@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <limits>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/measure/compare.h"
 #include "forebay/measure/report_json.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/bench_table.h"
 #include "forebay/tools/swap_bench/job_flags.h"
@@ -47,20 +49,25 @@ class BenchCompareCommand : public Command {
                       "Measure both with the same flags",
                       before_, after_));
     }
-    fmt::print("{}", context.json              ? DumpResults(ComparisonToJson(comparison))
-                     : context.format == "csv" ? ComparisonCsv(comparison)
-                                               : ComparisonText(comparison));
+    PrintTo(stdout, "{}",
+            context.json              ? DumpResults(ComparisonToJson(comparison))
+            : context.format == "csv" ? ComparisonCsv(comparison)
+                                      : ComparisonText(comparison));
     return fail_below_.empty() ? absl::OkStatus() : CheckRatios(comparison, share);
   }
 
  private:
   static absl::Status CheckRatios(const ReportComparison& comparison, double share) {
-    const auto worst = std::ranges::min_element(comparison.cells, {}, &CellComparison::ratio);
-    if (worst->ratio >= 1 - share) return absl::OkStatus();
-    return RegressedError(
-        fmt::format("{} {} is at {:.1f} % of what it was, and --fail_below={:g}% allows {:g} %",
-                    worst->key.device, LoadName(worst->key.load), worst->ratio * 100, share * 100,
-                    (1 - share) * 100));
+    // What had no bandwidth before cannot have become slower.
+    const auto worst =
+        std::ranges::min_element(comparison.cells, {}, [](const CellComparison& cell) {
+          return cell.ratio.value_or(std::numeric_limits<double>::infinity());
+        });
+    const double ratio = worst->ratio.value_or(1);
+    if (ratio >= 1 - share) return absl::OkStatus();
+    return RegressedError(fmt::format(
+        "{} {} is at {:.1f} % of what it was, and --fail_below={:g}% allows {:g} %",
+        worst->key.device, LoadName(worst->key.load), ratio * 100, share * 100, (1 - share) * 100));
   }
 
   std::string before_;

@@ -4,6 +4,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/measure/probe.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/bench_table.h"
 #include "forebay/tools/swap_bench/program.h"
@@ -18,12 +19,11 @@ class BenchProbeCommand : public Command {
   }
 
   absl::Status Run(const CommandContext& context) override {
-    if (context.format == "csv") {
-      return UsageError("--format=csv is for results of run and compare; allowed: table or json");
-    }
     FOREBAY_ASSIGN_OR_RETURN(const ProbeReport probe, ProbeMachine(directories_));
-    fmt::print("{}", context.json ? DumpResults(ProbeToJson(probe, FOREBAY_VERSION))
-                                  : ProbeText(probe, FOREBAY_VERSION));
+    PrintTo(stdout, "{}",
+            context.json              ? DumpResults(ProbeToJson(probe, FOREBAY_VERSION))
+            : context.format == "csv" ? ProbeCsv(probe)
+                                      : ProbeText(probe, FOREBAY_VERSION));
     return absl::OkStatus();
   }
 

@@ -3,8 +3,10 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/measure/report_json.h"
 #include "forebay/measure/run_job.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/stop_signal.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/bench_table.h"
@@ -15,6 +17,18 @@
 
 namespace forebay {
 namespace {
+
+// `swap-bench WORD` runs in the folder WORD, and who typed it may have meant a command.
+absl::Status CheckAreNoCommands(const Job& job) {
+  for (const auto& [name, weight] : job.targets) {
+    if (name.find('/') != std::string::npos || FileExists(name)) continue;
+    std::vector<std::string> commands;
+    for (const CommandEntry& entry : SwapBenchProgram().commands) commands.push_back(entry.name);
+    return BadInputError(fmt::format("'{}' is no folder here, and no command of swap-bench ({})",
+                                     name, fmt::join(commands, ", ")));
+  }
+  return absl::OkStatus();
+}
 
 class BenchRunCommand : public Command {
  public:
@@ -27,6 +41,7 @@ class BenchRunCommand : public Command {
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(const Job job, flags_.Read());
     FOREBAY_RETURN_IF_ERROR(CheckJob(job));
+    FOREBAY_RETURN_IF_ERROR(CheckAreNoCommands(job));
     FOREBAY_RETURN_IF_ERROR(output_.Check());
     if (fio_ && job.verify) {
       return UsageError("--fio overwrites the blocks that --verify looks at; give one of them");
@@ -49,7 +64,8 @@ class BenchRunCommand : public Command {
     BenchReport report = BeginReport(job, *session);
     FOREBAY_ASSIGN_OR_RETURN(report.runs, RunCells(*session, job, cells, EngineKind::kAuto, hooks));
     progress.Clear();
-    if (fio_) fmt::print(stderr, "{}", fio.Text(cells, report.runs));
+    fio.AddTo(cells, report.runs);
+    PrintTo(stderr, "{}", FioText(report.runs));
     return Print(report, context);
   }
 
@@ -57,10 +73,11 @@ class BenchRunCommand : public Command {
   absl::Status Print(const BenchReport& report, const CommandContext& context) const {
     FOREBAY_ASSIGN_OR_RETURN(const std::vector<double> percentiles, flags_.Percentiles());
     const Json json = ReportToJson(report, FOREBAY_VERSION, percentiles);
-    fmt::print("{}", context.json              ? DumpResults(json)
-                     : context.format == "csv" ? ReportCsv(report, percentiles)
-                                               : ReportText(report, FOREBAY_VERSION));
     FOREBAY_RETURN_IF_ERROR(output_.WriteFiles(json, ReportSvg(report)));
+    PrintTo(stdout, "{}",
+            context.json              ? DumpResults(json)
+            : context.format == "csv" ? ReportCsv(report, percentiles)
+                                      : ReportText(report, FOREBAY_VERSION));
     return CheckVerified(report);
   }
 

@@ -7,6 +7,7 @@
 #include "forebay/measure/report_json.h"
 #include "forebay/model/llama_shapes.h"
 #include "forebay/replay/step_bench.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/program.h"
 #include "forebay/tools/swap_bench/step_text.h"
@@ -56,11 +57,12 @@ class BenchStepCommand : public Command {
     Json json = ReportToJson(report.bench, FOREBAY_VERSION, {});
     json["step"] = {{"model", model_}};
     json["step"].update(StepToJson(report, rated_tbw_));
-    fmt::print("{}", context.json ? DumpResults(json)
-                     : context.format == "csv"
-                         ? StepCsv(report, rated_tbw_)
-                         : StepText(report, model_, rated_tbw_, FOREBAY_VERSION));
-    return output_.WriteFiles(json, "");
+    FOREBAY_RETURN_IF_ERROR(output_.WriteFiles(json, ""));
+    PrintTo(stdout, "{}",
+            context.json              ? DumpResults(json)
+            : context.format == "csv" ? StepCsv(report, rated_tbw_)
+                                      : StepText(report, model_, rated_tbw_, FOREBAY_VERSION));
+    return absl::OkStatus();
   }
 
  private:
@@ -94,6 +96,9 @@ class BenchStepCommand : public Command {
       options_.num_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     }
     reader.Take("time", ParseDuration(time_), options_.seconds);
+    if (!(options_.seconds > 0 && options_.seconds <= 86400)) {
+      reader.Problem("time", fmt::format("'{}'; allowed: above 0 to 24h", time_));
+    }
     reader.TakeNumber("tbw", tbw_, rated_tbw_);
     if (!(rated_tbw_ > 0 && rated_tbw_ <= 1e9)) {
       reader.Problem("tbw", fmt::format("'{}' is no number above 0 to 1e9", tbw_));
@@ -107,7 +112,10 @@ class BenchStepCommand : public Command {
   }
 
   absl::Status ReadModel() {
-    if (params_.empty() == config_.empty()) {
+    if (!params_.empty() && !config_.empty()) {
+      return UsageError("--params and --config both say which model: give one of them");
+    }
+    if (params_.empty() && config_.empty()) {
       return UsageError(
           "which model? Give --params, such as --params=13B, or --config with a config.json");
     }

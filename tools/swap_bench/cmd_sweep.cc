@@ -4,6 +4,7 @@
 #include "forebay/base/format.h"
 #include "forebay/measure/report_json.h"
 #include "forebay/measure/sweep.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/bench_table.h"
 #include "forebay/tools/swap_bench/job_flags.h"
@@ -48,7 +49,9 @@ class BenchSweepCommand : public Command {
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(const Job job, flags_.Read());
     SweepOptions options;
-    FOREBAY_ASSIGN_OR_RETURN(options.budget_s, ParseDuration(budget_));
+    const absl::StatusOr<double> budget_s = ParseDuration(budget_);
+    if (!budget_s.ok()) return Annotate(budget_s.status(), "--budget");
+    options.budget_s = *budget_s;
     if (quick_) options.budget_s = kQuickS;
     FOREBAY_RETURN_IF_ERROR(output_.Check());
     CatchBenchStopSignals();
@@ -56,10 +59,12 @@ class BenchSweepCommand : public Command {
     FOREBAY_ASSIGN_OR_RETURN(const SweepReport sweep, RunSweep(job, options, progress.Hooks()));
     progress.Clear();
     const Json json = SweepToJson(sweep);
-    fmt::print("{}", context.json              ? DumpResults(json)
-                     : context.format == "csv" ? ReportCsv(sweep.report, kSweepPercentiles)
-                                               : SweepText(sweep, FOREBAY_VERSION));
-    return output_.WriteFiles(json, SweepSvg(sweep));
+    FOREBAY_RETURN_IF_ERROR(output_.WriteFiles(json, SweepSvg(sweep)));
+    PrintTo(stdout, "{}",
+            context.json              ? DumpResults(json)
+            : context.format == "csv" ? ReportCsv(sweep.report, kSweepPercentiles)
+                                      : SweepText(sweep, FOREBAY_VERSION));
+    return absl::OkStatus();
   }
 
  private:

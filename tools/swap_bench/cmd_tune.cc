@@ -6,6 +6,7 @@
 #include "forebay/base/format.h"
 #include "forebay/measure/report_json.h"
 #include "forebay/measure/tune.h"
+#include "forebay/tools/print.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/bench_table.h"
 #include "forebay/tools/swap_bench/program.h"
@@ -16,10 +17,6 @@ namespace forebay {
 namespace {
 
 const std::vector<double> kTunePercentiles = {50, 99, 99.9};
-// Of the budget: for the passes with mixed loads.
-constexpr double kBurstShare = 0.2;
-// Of an io.json, near its beginning (aio/io_profile.cc).
-constexpr char kProfileMark[] = "\"made_by\": \"swap-bench tune";
 
 Json TuneToJson(const TuneReport& tuned) {
   Json json = ReportToJson(tuned.report, FOREBAY_VERSION, kTunePercentiles);
@@ -54,29 +51,30 @@ class BenchTuneCommand : public Command {
     BenchProgress progress(live_);
     FOREBAY_ASSIGN_OR_RETURN(const TuneReport tuned, RunTune(job, options, progress.Hooks()));
     progress.Clear();
-    fmt::print("{}", context.json              ? DumpResults(TuneToJson(tuned))
-                     : context.format == "csv" ? ReportCsv(tuned.report, kTunePercentiles)
-                                               : TuneText(tuned, FOREBAY_VERSION));
-    if (out_.empty()) return absl::OkStatus();
-    return WriteFileAtomically(out_, DumpResults(ToJson(tuned.profile, FOREBAY_VERSION)));
+    // First, as printing may fail.
+    if (!out_.empty()) {
+      FOREBAY_RETURN_IF_ERROR(
+          WriteFileAtomically(out_, DumpResults(ToJson(tuned.profile, FOREBAY_VERSION))));
+    }
+    PrintTo(stdout, "{}",
+            context.json              ? DumpResults(TuneToJson(tuned))
+            : context.format == "csv" ? ReportCsv(tuned.report, kTunePercentiles)
+                                      : TuneText(tuned, FOREBAY_VERSION));
+    return absl::OkStatus();
   }
 
  private:
   absl::Status Read(Job& job, TuneOptions& options) {
     FlagReader reader;
     storage_.Read(reader);
-    double budget_s = 0;
-    reader.Take("budget", ParseDuration(budget_), budget_s);
+    reader.Take("budget", ParseDuration(budget_), options.budget_s);
     FOREBAY_RETURN_IF_ERROR(reader.status());
     for (const std::string& directory : directories_) job.targets.push_back({directory, 0});
     job.engine = storage_.engine;
     job.strict = storage_.strict;
     job.size_bytes = storage_.size_bytes;
     job.seed = storage_.seed;
-    options.sweep.budget_s = budget_s * (1 - kBurstShare);
-    options.burst_seconds =
-        budget_s * kBurstShare / static_cast<double>(options.burst_bytes.size());
-    return CheckJob(job);
+    return CheckSearch(job);
   }
 
   StorageFlags storage_;

@@ -164,19 +164,25 @@ absl::Status FioCheck::Run(const BenchCell& cell) {
   return absl::OkStatus();
 }
 
-std::string FioCheck::Text(const std::vector<BenchCell>& cells,
-                           const std::vector<CellResult>& runs) const {
-  std::string text;
+void FioCheck::AddTo(const std::vector<BenchCell>& cells, std::vector<CellResult>& runs) const {
   for (const Measured& measured : measured_) {
     for (size_t i = 0; i < cells.size(); ++i) {
-      if (cells[i].load != measured.cell.load || cells[i].targets != measured.cell.targets)
-        continue;
-      const Spread spread = SpreadOf(measured.gbps);
-      text += fmt::format(
-          "fio {} {}: {:.2f} GB/s ({:.2f}..{:.2f}), in {}; swap-bench has {:.3f} of it\n",
-          LoadName(measured.cell.load), runs[i].key.device, spread.median, spread.min, spread.max,
-          measured.pages, spread.median > 0 ? runs[i].gbps.median / spread.median : 0);
+      if (cells[i].load == measured.cell.load && cells[i].targets == measured.cell.targets) {
+        runs[i].fio = {SpreadOf(measured.gbps), measured.pages};
+      }
     }
+  }
+}
+
+std::string FioText(const std::vector<CellResult>& runs) {
+  std::string text;
+  for (const CellResult& run : runs) {
+    if (!run.fio.has_value()) continue;
+    const Spread& gbps = run.fio->gbps;
+    text += fmt::format("fio {} {}: {:.2f} GB/s ({:.2f}..{:.2f}), in {}", LoadName(run.key.load),
+                        run.key.device, gbps.median, gbps.min, gbps.max, run.fio->pages);
+    const std::optional<double> ratio = run.fio_ratio();
+    text += ratio.has_value() ? fmt::format("; swap-bench has {:.3f} of it\n", *ratio) : "\n";
   }
   return text;
 }

@@ -21,9 +21,8 @@ class FioCheck {
   // Runs `cell` once. Striped cells and the buffered engine are left out: fio has neither.
   // EnvironmentError when fio fails.
   absl::Status Run(const BenchCell& cell);
-  // "fio read /nvme: 1.61 GB/s (1.58..1.65), 0.98 of it here; its buffers are in 4 KiB pages", a
-  // line for each cell. `runs`: what swap-bench measured, in the order of `cells`.
-  std::string Text(const std::vector<BenchCell>& cells, const std::vector<CellResult>& runs) const;
+  // Puts what was measured beside what swap-bench measured. `runs`: in the order of `cells`.
+  void AddTo(const std::vector<BenchCell>& cells, std::vector<CellResult>& runs) const;
 
  private:
   struct Measured {
@@ -36,6 +35,10 @@ class FioCheck {
   const Job& job_;
   std::vector<Measured> measured_;
 };
+
+// "fio read /nvme: 1.61 GB/s (1.58..1.65), in 4 KiB pages; swap-bench has 0.980 of it", a line for
+// each run that has such figures.
+std::string FioText(const std::vector<CellResult>& runs);
 
 // The command for one target's file. `huge_pages`: with buffers in reserved huge pages.
 std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, EngineKind engine,

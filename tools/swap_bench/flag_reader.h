@@ -60,7 +60,11 @@ class FlagReader {
     Problem(name, fmt::format("'{}'; allowed: {}", text, allowed));
   }
   void Problem(const std::string& name, const std::string& what) {
-    text_ += fmt::format("{}--{}: {}", text_.empty() ? "" : "\n  ", name, what);
+    Complain(fmt::format("--{}: {}", name, what));
+  }
+  // About what is no flag.
+  void Complain(const std::string& what) {
+    text_ += fmt::format("{}{}", text_.empty() ? "" : "\n  ", what);
   }
   absl::Status status() const { return text_.empty() ? absl::OkStatus() : UsageError(text_); }
 

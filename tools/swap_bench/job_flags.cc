@@ -15,6 +15,9 @@
 namespace forebay {
 namespace {
 
+// A steady state is judged by ten points.
+constexpr double kLeastWindowS = 0.5;
+
 std::vector<std::string> Split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   while (true) {
@@ -59,11 +62,12 @@ const std::vector<JobFlag>& JobFlagTable() {
       {"time", "TIME", "3s", "measured, for each load and repeat", false},
       {"warmup", "TIME", "500ms", "before that, not measured", false},
       {"steady", "bw:X%/TIME", "",
-       "end a pass when the bandwidth changed by less than X % over TIME; --time is the cap",
+       "end a pass when the bandwidth changed by less than X % over TIME (500ms to --time); --time "
+       "is the cap",
        false},
       {"repeats", "N", "3", "of every load, interleaved; median, least and most are printed",
        false},
-      {"threads", "N", "1", "that submit, each with an engine and a share of --qd"},
+      {"threads", "N", "1", "that submit, each with an engine and a share of what is in flight"},
       {"fixed", "on|off", "on", "register the buffers with io_uring"},
       {"pages", "thp|huge|4k", "thp",
        "of the buffers: transparent huge pages, reserved ones (vm.nr_hugepages) or 4 KiB"},
@@ -87,7 +91,7 @@ JobTarget ParseTarget(std::string_view text) {
   }
   const std::optional<double> weight = Whole<double>(text.substr(colon + 1));
   if (!weight.has_value()) return {std::string(text), 0};
-  // Not above 0: CheckJob refuses it by name.
+  // Not above 0: refused, in the words of who wrote it.
   return {std::string(text.substr(0, colon)), *weight > 0 ? *weight : -1};
 }
 
@@ -133,14 +137,20 @@ absl::StatusOr<SteadyRule> ParseSteady(std::string_view text) {
   if (!text.starts_with("bw:") || slash == std::string_view::npos) return error;
   const absl::StatusOr<double> share = ParseShare(text.substr(3, slash - 3));
   const absl::StatusOr<double> window = ParseDuration(text.substr(slash + 1));
-  if (!share.ok() || !window.ok() || *share <= 0 || *window < 0.5) return error;
+  if (!share.ok() || !window.ok()) return error;
+  if (*share <= 0) return UsageError(fmt::format("'{}'; a SHARE above 0 is allowed", text));
+  if (*window < kLeastWindowS) {
+    return UsageError(fmt::format("'{}'; a TIME of {:g}s or more is allowed", text, kLeastWindowS));
+  }
   return SteadyRule{*share, *window};
 }
 
 void JobFlags::Declare(CLI::App& app) {
   app.add_option("DIR", directories_,
-                 "folders on the disks to be measured, DIR or DIR:WEIGHT; several are measured one "
-                 "by one and striped")
+                 use_ == JobUse::kSweep
+                     ? "folders on the disks to be measured, one after the other"
+                     : "folders on the disks to be measured, DIR or DIR:WEIGHT; several are "
+                       "measured one by one and striped")
       ->required();
   for (const JobFlag& flag : JobFlagTable()) {
     if (use_ == JobUse::kSweep && !flag.in_sweep) {
@@ -163,7 +173,20 @@ void JobFlags::Declare(CLI::App& app) {
 absl::StatusOr<Job> JobFlags::Read() const {
   Job job;
   FlagReader reader;
-  for (const std::string& directory : directories_) job.targets.push_back(ParseTarget(directory));
+  for (const std::string& directory : directories_) {
+    job.targets.push_back(ParseTarget(directory));
+    if (use_ == JobUse::kSweep && job.targets.back().weight != 0) {
+      reader.Complain(fmt::format(
+          "'{}' has a weight, but sweep measures each folder alone: leave ':WEIGHT' out",
+          directory));
+      continue;
+    }
+    if (job.targets.back().weight >= 0) continue;
+    reader.Complain(
+        fmt::format("the weight in '{}' is no number above 0: take {}:WEIGHT, such as "
+                    "{}:2, or the folder alone",
+                    directory, job.targets.back().directory, job.targets.back().directory));
+  }
   reader.Take("op", ParseLoads(Text("op")), job.loads);
   reader.TakeWord("engine", Text("engine"), EngineWords(), job.engine);
   job.strict = Given("engine_strict");

@@ -1,7 +1,13 @@
 #include "forebay/tools/swap_bench/program.h"
 
+#include "forebay/tools/cmd_version.h"
+
 namespace forebay {
 namespace {
+
+std::unique_ptr<Command> MakeBenchVersionCommand() {
+  return std::make_unique<VersionCommand>("swap-bench");
+}
 
 std::vector<CommandEntry> SwapBenchCommands() {
   return {
@@ -17,6 +23,7 @@ std::vector<CommandEntry> SwapBenchCommands() {
        "swap-bench step /nvme --params=13B --layout=bf16", MakeBenchStepCommand},
       {"compare", "two results files beside each other",
        "swap-bench compare before.json after.json --fail_below=5%", MakeBenchCompareCommand},
+      {"version", "the version of swap-bench", "swap-bench version", MakeBenchVersionCommand},
   };
 }
 
@@ -35,7 +42,6 @@ constexpr char kExitCodes[] =
 const Program& SwapBenchProgram() {
   static const Program program = {
       .name = "swap-bench",
-      .version = FOREBAY_VERSION,
       .about =
           "swap-bench tells what a disk can do for training from NVMe: large direct transfers, "
           "every "
@@ -44,7 +50,7 @@ const Program& SwapBenchProgram() {
           "       swap-bench COMMAND [FLAGS]\n\n"
           "It works in a file of its own without a name: nothing is overwritten, and nothing is "
           "left "
-          "behind.\n",
+          "behind (but by 'step' when it is killed: a folder swap-bench-step-...).\n",
       .commands = SwapBenchCommands(),
       .formats = {"table", "json", "csv"},
       .exit_codes = kExitCodes,

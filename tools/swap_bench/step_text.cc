@@ -25,11 +25,11 @@ int64_t StepsUntil(double rated_tbw, const StepTransfers& transfers) {
 // What was really done, where it is not a step of the whole model on a whole store.
 std::string MethodText(const StepBenchReport& report) {
   std::string text = fmt::format(
-      "replayed   {} step{} of {}, {} each\n", report.num_steps, report.num_steps == 1 ? "" : "s",
+      "replayed   {} step{} of {}{} {}\n", report.num_steps, report.num_steps == 1 ? "" : "s",
       report.sliced() ? fmt::format("a slice of {} of the {} blocks", report.num_blocks,
                                     report.whole.num_blocks())
                       : std::string("the whole model"),
-      SecondsText(report.slice_s, report.num_steps));
+      report.num_steps == 1 ? " in" : ", each in", SecondsText(report.slice_s, report.num_steps));
   if (report.sliced()) {
     text += fmt::format(
         "           the step above is EXTRAPOLATED from it, in proportion to the bytes ({} of "

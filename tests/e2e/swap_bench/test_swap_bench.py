@@ -11,16 +11,17 @@ import re
 import resource
 import shutil
 import subprocess
+import time
 import xml.etree.ElementTree
 
 import pytest
 from conftest import SMALL
 
 RUN_KEYS = [
-    "device", "op", "read_percent", "bs", "inflight", "engine", "threads", "fixed", "pages", "pattern", "reasons",
+    "device", "op", "read_percent", "bs", "inflight", "burst_bytes", "engine", "threads", "fixed", "pages", "pattern", "reasons",
     "bytes", "seconds", "gbps", "read_gbps", "write_gbps", "flushed_gbps", "lat_us", "submit_us", "cpu_ms_per_gb",
     "cpu_cores", "punted", "splits", "flush_ms", "process_ratio", "disk_ratio", "steady_repeats", "series",
-    "first10_gbps", "last10_gbps", "verify", "errors", "verdict",
+    "first10_gbps", "last10_gbps", "verify", "fio", "errors", "verdict",
 ]
 
 
@@ -53,7 +54,8 @@ def test_a_folder_alone_is_a_run(bench, disk):
 
 
 def test_json_has_the_documented_keys_and_sound_figures(bench, disk):
-    report = bench.json("run", disk, *SMALL, "--verify", "--percentiles=50,95,99.99")
+    # Long enough for a disk that others keep busy to complete something.
+    report = bench.json("run", disk, *SMALL, "--time=2s", "--verify", "--percentiles=50,95,99.99")
     assert list(report) == ["schema", "tool", "host", "devices", "config", "runs", "warnings"]
     assert report["schema"] == 1 and report["tool"]["name"] == "swap-bench"
     assert report["devices"][0]["path"] == str(disk)
@@ -103,7 +105,7 @@ def test_several_folders_are_measured_alone_and_striped(bench, disk, tmp_path):
 
 def test_all_options_at_once(bench, disk):
     run = bench.json("run", disk, "--op", "mixed=30", "--bs=256K", "--inflight=4M", "--engine=auto", "--size=64M",
-                     "--time=0.3s", "--warmup=0", "--steady=bw:50%/0.5s", "--threads=2", "--fixed=off", "--pages=4k",
+                     "--time=0.5s", "--warmup=0", "--steady=bw:50%/0.5s", "--threads=2", "--fixed=off", "--pages=4k",
                      "--numa=auto", "--pattern=rand", "--verify", "--flush=every=8", "--fill=compressible=50",
                      "--seed=7", "--repeats=2", "--live")["runs"][0]
     assert (run["bs"], run["inflight"], run["threads"], run["pattern"]) == (256 << 10, 4 << 20, 2, "rand")
@@ -136,6 +138,9 @@ def test_hyphens_are_underscores(bench, disk):
     (["--time=0"], "--time"),
     (["--time=soon"], "is not a time"),
     (["--steady=2%"], "bw:2%/5s"),
+    (["--steady=bw:5%/100ms"], "a TIME of 0.5s or more"),
+    (["--steady=bw:5%/4s"], "--time=3s never reaches"),
+    (["--threads=100000"], "--threads is 100000; allowed: 1 to 64\n"),
     (["--flush=often"], "every=N"),
     (["--fill=zeros"], "compressible=PERCENT"),
     (["--pages=1g"], "thp or huge or 4k"),
@@ -156,6 +161,35 @@ def test_errors_are_documents_too(bench, disk):
 
 def test_a_mistyped_command_is_not_a_folder(bench):
     assert "did you mean 'probe'?" in bench.run("prob", expect=2).stderr
+    error = bench.run("frobnicate", expect=3).stderr
+    assert "no folder here, and no command of swap-bench (run, probe, sweep, tune, step, compare" in error
+    assert re.fullmatch(r"swap-bench \d+\.\d+\.\d+\n", bench.run("version").stdout)
+
+
+@pytest.mark.parametrize("command", ["tune", "sweep"])
+def test_a_search_names_the_least_budget_and_file(bench, disk, command):
+    for budget in ("0s", "1ms"):
+        assert re.search(r"--budget=\ds or more", bench.run(command, disk, f"--budget={budget}", expect=2).stderr)
+    error = bench.run(command, disk, "--size=64K", expect=2).stderr
+    assert "a file of 64.0 MiB or more" in error and "--bs" not in error and "--qd" not in error
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--params=135M", "--config=config.json"], "give one of them"),
+    (["--params=135M", "--time=0s"], "--time: '0s'; allowed: above 0"),
+])
+def test_step_says_what_is_wrong(bench, disk, arguments, words):
+    assert words in bench.run("step", disk, *arguments, expect=2).stderr
+
+
+def test_the_same_folder_twice_is_refused(bench, disk, tmp_path):
+    (tmp_path / "link").symlink_to(disk)
+    for other in (disk, f"{disk}/", tmp_path / "link"):
+        assert "are one folder" in bench.run("run", f"{disk}:3", other, *SMALL, expect=2).stderr
+
+
+def test_a_weight_that_is_none_is_quoted(bench, disk):
+    assert f"the weight in '{disk}:0' is no number above 0" in bench.run("run", f"{disk}:0", expect=2).stderr
 
 
 def test_a_folder_that_is_none(bench, tmp_path):
@@ -184,6 +218,9 @@ def test_out_and_plot_are_written_and_replaced_but_nobody_elses(bench, disk, tmp
         assert "verdict" in text
         assert json.loads(out.read_text())["runs"][0]["op"] == "read"
         assert xml.etree.ElementTree.fromstring(plot.read_text()).tag.endswith("svg")
+    swapped = bench.run(disk, *SMALL, f"--out={tmp_path / 'results.svg'}", expect=2).stderr
+    assert "holds a picture of swap-bench" in swapped
+    assert "is a folder" in bench.run(disk, *SMALL, f"--out={tmp_path}", expect=2).stderr
     foreign = tmp_path / "mine.json"
     foreign.write_text("{}")
     for flag in (f"--out={foreign}", f"--plot={tmp_path / 'x' / 'a.svg'}"):
@@ -200,7 +237,11 @@ def test_probe_says_what_there_is(bench, disk):
     assert "--engine=auto takes" in text and "registered buffers:" in text
     document = bench.json("probe", disk)
     assert document["schema"] == 1 and document["devices"][0]["chosen"]
-    bench.run("probe", disk, "--format=csv", expect=2)
+    assert not document["pages"].startswith("pages") and "\npages: " in text
+    assert "forbids" not in text
+    engines = document["devices"][0]["engines"]
+    rows = list(csv.DictReader(io.StringIO(bench.run("probe", disk, "--format=csv").stdout)))
+    assert [(row["engine"], row["works"] == "true") for row in rows] == [(e["engine"], e["works"]) for e in engines]
 
 
 def test_sweep_finds_settings(bench, disk, tmp_path):
@@ -211,6 +252,7 @@ def test_sweep_finds_settings(bench, disk, tmp_path):
         assert point["bs"] > 0 and point["inflight"] >= point["bs"] and point["gbps"][0] > 0
     assert best["knee"]["inflight"] <= best["best"]["inflight"]
     assert len({run["bs"] for run in report["runs"]}) >= 4
+    assert report["config"]["budget_s"] == 1 and report["config"]["depth"] is None
     xml.etree.ElementTree.fromstring(plot.read_text())
     assert "knee" in bench.run("sweep", disk, "--size=64M", "--op=read", "--budget=1s").stdout
     assert "unknown flag" in bench.run("sweep", disk, "--bs=1M", expect=2).stderr
@@ -243,6 +285,40 @@ def test_compare_has_an_exit_code_for_scripts(bench, disk, tmp_path):
     assert len(cells) == 3 and all(abs(cell["ratio"] - 0.8) < 1e-9 for cell in cells)
     rows = list(csv.DictReader(io.StringIO(bench.run("compare", files["a"], files["slow"], "--format=csv").stdout)))
     assert len(rows) == 3
+    nothing = tmp_path / "nothing.json"
+    nothing.write_text(json.dumps(scaled(report, 0)))
+    bench.run("compare", nothing, files["a"], "--fail-below=5%")
+    assert bench.json("compare", nothing, files["a"])["cells"][0]["ratio"] is None
+    bench.run("compare", files["a"], nothing, "--fail-below=5%", expect=10)
+
+
+def test_tune_keeps_its_budget_and_tells_turns_apart(bench, disk, tmp_path):
+    out = tmp_path / "io.json"
+    report = bench.json("tune", disk, "--size=64M", "--budget=8s", f"--out={out}")
+    assert sum(run["seconds"] for run in report["runs"]) < 1.5 * 8
+    assert min(json.loads(out.read_text())["devices"][0][key] for key in ("read_bw", "write_bw", "mixed_bw")) > 0
+    mixed = [run for run in report["runs"] if run["op"] == "mixed"]
+    block = mixed[0]["bs"]  # what was best here: no turn is shorter
+    turns = {max(size << 20, block) for size in (4, 8, 16, 32, 64)}
+    assert [run["burst_bytes"] for run in mixed] == sorted(turns)
+    assert report["config"]["seconds"] is None and report["config"]["budget_s"] == 8
+    assert "does not read" in bench.run("compare", out, out, expect=3).stderr
+    assert "holds settings of swap-bench tune" in bench.run(disk, *SMALL, f"--out={out}", expect=2).stderr
+
+
+def test_results_are_in_their_files_when_nobody_reads_the_rest(bench, disk, tmp_path):
+    out, settings = tmp_path / "results.json", tmp_path / "io.json"
+    commands = [["run", disk, *SMALL, "--op=read", f"--out={out}"],
+                ["step", disk, "--params=135M", "--size=128M", "--time=100ms", "--tile_elems=256K",
+                 f"--out={tmp_path / 'step.json'}"],
+                ["sweep", disk, "--size=64M", "--op=read", "--budget=1s", f"--out={tmp_path / 'sweep.json'}"],
+                ["tune", disk, "--size=64M", "--budget=8s", f"--out={settings}"]]
+    for command in commands:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([bench.binary, *map(str, command), "--format=json"], stdout=full,
+                                  stderr=subprocess.PIPE, text=True, timeout=300)
+        assert done.returncode == 5, done.stderr
+        json.loads(pathlib.Path(command[-1].removeprefix("--out=")).read_text())
 
 
 def test_fio_beside_it_or_how_to_get_it(bench, disk, tmp_path):
@@ -250,18 +326,29 @@ def test_fio_beside_it_or_how_to_get_it(bench, disk, tmp_path):
     assert "apt-get install fio" in missing
     if shutil.which("fio") is None:
         pytest.skip("fio is not installed")
-    text = bench.run(disk, *SMALL, "--op=read,mixed", "--fio").stderr
-    assert f"fio read {disk}" in text and f"fio mixed50 {disk}" in text
+    done = bench.run(disk, *SMALL, "--op=read,mixed", "--fio", "--format=json")
+    assert f"fio read {disk}" in done.stderr and f"fio mixed50 {disk}" in done.stderr
+    for run in json.loads(done.stdout)["runs"]:
+        assert run["fio"]["ratio"] == pytest.approx(run["gbps"]["median"] / run["fio"]["gbps"]["median"])
 
 
 def test_a_full_disk_is_found_before_anything_is_measured(bench, mounted):
     done = mounted(bench.binary, ["tmpfs", "-osize=16m"], "FOLDER", *SMALL)
-    assert done.returncode == 4 and "has no room for a file of 64.0 MiB" in done.stderr
+    assert done.returncode == 4 and "has no room for a file of 64.0 MiB: 16.0 MiB are free" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "probe"])
+def test_a_disk_without_any_room_is_no_storage_error(bench, mounted, command):
+    # A page is the least that tmpfs can have.
+    done = mounted(bench.binary, ["tmpfs", "-osize=4k"], command, "FOLDER")
+    assert done.returncode == 4 and "has no room for a file of" in done.stderr
+    assert "resume" not in done.stderr and ".forebay-probe" not in done.stderr
+    assert ("--size" in done.stderr) == (command == "run"), "a flag that the command has not"
 
 
 def test_a_disk_that_is_read_only(bench, mounted):
     done = mounted(bench.binary, ["tmpfs", "-oro"], "FOLDER", *SMALL)
-    assert done.returncode == 5 and "EROFS" in done.stderr
+    assert done.returncode == 5 and "EROFS" in done.stderr and "mounted read-only: remount it" in done.stderr
 
 
 def test_tmpfs_is_measured_and_named(bench, mounted):
@@ -273,6 +360,12 @@ def test_tmpfs_is_measured_and_named(bench, mounted):
     for run in report["runs"]:
         assert run["engine"] == "buffered" and any("tmpfs keeps" in line for line in run["verdict"])
         assert run["verify"]["bad"] == 0
+        assert run["verdict"][0].startswith(("bound by memory", "CPU-bound"))
+    assert not any("large enough" in warning for warning in report["warnings"])
+    text = mounted(bench.binary, ["tmpfs", "-osize=128m"], "FOLDER", *SMALL).stdout
+    assert "match" not in text and "page cache suspected" not in text
+    probe = mounted(bench.binary, ["tmpfs", "-osize=128m"], "probe", "FOLDER").stdout
+    assert "forbids" not in probe and "these are figures" not in probe and "no direct I/O here" in probe
     strict = mounted(bench.binary, ["tmpfs", "-osize=128m"], "FOLDER", *SMALL, "--engine_strict")
     assert strict.returncode == 9 and "forbids a lesser engine" in strict.stderr
 

@@ -2,7 +2,8 @@
 that its mathematics give, or with a documented exit code, a message that names the option, and a run folder that is
 untouched or goes on. It never crashes, hangs, or speaks of a bug.
 
-FOREBAY_FUZZ_SEED repeats a session, FOREBAY_FUZZ_CASE one case of it; FOREBAY_FULL makes it longer."""
+FOREBAY_FUZZ_SEED chooses what is drawn ("random": something new), FOREBAY_FUZZ_CASE one case of it. FOREBAY_FULL draws
+something new, and for longer; without it a change is judged by what the change before it was judged by."""
 
 import itertools
 import json
@@ -15,11 +16,12 @@ import pytest
 from conftest import make_model, random_rows, write_rows
 
 ROWS = {16: 9, 32: 7}  # rows of data for each length
-SECONDS = 300 if os.environ.get("FOREBAY_FULL") else 40
+FULL = os.environ.get("FOREBAY_FULL") == "1"
+SECONDS = 300 if FULL else 40
 SECTIONS = {
     "data": "eval_data eval_every batch accum seq seed",
     "optim": "steps epochs stop_after lr warmup schedule weight_decay decay_all betas eps clip",
-    "offload": "nvme ram precision layout grad_dtype threads engine engine_strict io_threads tile_elems weights_tier "
+    "offload": "nvme nvme_weights ram precision layout grad_dtype threads engine engine_strict io_threads tile_elems weights_tier "
     "state_tier",
     "io": "save_every keep export",
 }
@@ -101,6 +103,8 @@ def mistake(rng, settings):
         (dict(eval_every=1), 2, "--eval_every=1 needs --eval_data"),
         (dict(eval_data="/nowhere/text.fbd"), 3, "/nowhere/text.fbd"),
         (dict(nvme="/dev/null/swap"), 2, "/dev/null"),
+        (dict(nvme=rng.choice(["x,x", "x,,y"])), 2, "nvme"),
+        (dict(nvme_weights=rng.choice(["0", "1,x", "nan"])), 2, "nvme_weights"),
         (dict(bacth=2), 2, "did you mean"),
     ])
 
@@ -214,7 +218,7 @@ class Case:
         for _ in range(self.rng.choice([0, 0, 1, 2])):
             self.fail_to_start()
         while True:
-            drawn = manner(self.rng, self.rows("held out"), starts=True) | stop_after
+            drawn = manner(self.rng, self.rows("held out"), starts=True) | self.swap_folders() | stop_after
             dry = ["--dry_run"] if self.rng.random() < 0.1 else []
             done = self.train(drawn, *dry)
             if done.returncode in (4, 9):
@@ -223,6 +227,16 @@ class Case:
                 assert done.returncode == (75 if stop_after else 0), done.stderr
                 return
             assert not self.out.exists()
+
+    def swap_folders(self):
+        """Folders of the swap area, with or without their shares; or none, which is OUT/swap."""
+        number = self.rng.choice([0, 0, 1, 2, 3])
+        if number == 0:
+            return {}
+        drawn = dict(nvme=",".join(str(self.folder / f"disk{i}") for i in range(number)))
+        if self.rng.random() < 0.5:
+            drawn |= dict(nvme_weights=",".join(str(self.rng.choice([1, 2.5, 7])) for _ in range(number)))
+        return drawn
 
     def go_on(self, stop_after):
         if self.rng.random() < 0.5:
@@ -261,7 +275,8 @@ def task(forebay, tmp_path_factory):
 
 
 def test_any_combination_of_options(forebay, task, tmp_path):
-    seed = int(os.environ.get("FOREBAY_FUZZ_SEED") or random.SystemRandom().randrange(1 << 32))
+    chosen = os.environ.get("FOREBAY_FUZZ_SEED") or ("random" if FULL else "1")
+    seed = random.SystemRandom().randrange(1 << 32) if chosen == "random" else int(chosen)
     print(f"seed {seed}")
     # Few, so that many runs have the same bits to reach.
     rng = random.Random(seed)

@@ -50,6 +50,16 @@ def test_metrics_have_exactly_the_promised_keys(run):
         assert all(isinstance(value, (int, float)) for value in line.values())
 
 
+def test_packed_data_says_how_long_its_rows_are(forebay, task, tmp_path):
+    settings = {key: value for key, value in task.items() if key != "seq"} | {"steps": 1, "export": "none"}
+    forebay.run("train", out=tmp_path / "run", **settings)
+    config = json.loads((tmp_path / "run" / "resolved_config.json").read_text())
+    assert config["data"]["seq"] == {"value": SEQ, "origin": "planner"}
+    forebay.run("train", "--resume", "--dry_run", out=tmp_path / "run")
+    evaluated = forebay.run("eval", "--format=json", model=task["model"], data=task["eval_data"], ram="1GiB")
+    assert json.loads(evaluated.stdout)["tokens"] > 0
+
+
 def test_json_output_is_one_object_per_line(run):
     out, events = run
     assert [e["event"] for e in events if e["event"] != "note"] == ["plan", "step", "step", "step", "step", "done"]
@@ -162,7 +172,8 @@ def store_inside(nvme):
 
 def test_the_swap_area_gets_a_folder_of_its_own_inside_nvme(forebay, task, tmp_path):
     nvme = tmp_path / "nvme"
-    forebay.run("train", out=tmp_path / "run", nvme=nvme, **task)
+    done = forebay.run("train", out=tmp_path / "run", nvme=nvme, **task)
+    assert f"'{nvme}' was not there and is made" in done.stderr
     assert store_inside(nvme).name.startswith("forebay-run-")
     assert not os.path.exists(tmp_path / "run" / "swap")
     forebay.run("clean", str(tmp_path / "run"))
@@ -203,21 +214,29 @@ def test_a_run_json_of_others_cannot_make_us_remove_their_files(forebay, task, t
     (precious / "weights.fbs").write_text("x")
     out = tmp_path / "run"
     out.mkdir()
-    run_json = {"format": 1, "state": state, "store": str(precious), "model": task["model"], "fingerprint": None}
+    run_json = {"format": 2, "state": state, "stores": [str(precious)], "store_uuid": "0" * 32, "model": task["model"],
+                "fingerprint": None}
     (out / "run.json").write_text(json.dumps(run_json))
     forebay.run("clean", str(out), check=False)
     forebay.run("train", check=False, out=out, **task)
     assert (precious / "weights.fbs").read_text() == "x"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "state": 3, "store": "swap"}'])
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", '{"format": 3}', '{"format": 2, "state": 3, "stores": ["swap"]}',
+    '{"format": 1, "state": "ready", "store": "swap", "model": "m"}',
+    '{"format": 2, "state": "ready", "stores": [], "store_uuid": "0", "model": "m"}',
+    '{"format": 2, "state": "ready", "stores": [3], "store_uuid": "0", "model": "m"}',
+    '{"format": 2, "state": "ready", "stores": ["swap"], "model": "m"}',
+])
 def test_a_damaged_run_json_is_named(forebay, task, tmp_path, text):
     out = tmp_path / "run"
     out.mkdir()
     (out / "run.json").write_text(text)
     for arguments in (["inspect", str(out)], ["clean", str(out)]):
         refused = forebay.run(*arguments, check=False)
-        assert refused.returncode in (3, 8) and "run.json" in refused.stderr, refused.stderr
+        assert refused.returncode == 8 and "run.json" in refused.stderr, refused.stderr
+        assert ("has format " in refused.stderr) == (text[:12] in ('{"format": 1', '{"format": 3')), refused.stderr
     for flags in ([], ["--resume"]):
         refused = forebay.run("train", *flags, check=False, out=out, **task)
         assert refused.returncode in (3, 8) and "run.json" in refused.stderr, refused.stderr
@@ -278,3 +297,21 @@ def test_the_exported_config_says_what_transformers_needs(run, task):
     # The config of the task has `architectures` alone.
     assert "model_type" not in json.loads(open(os.path.join(task["model"], "..", "model.config.json")).read())
     assert json.loads((run[0] / "model" / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("engine", ["auto", "buffered"])
+def test_closed_standard_streams_are_nobodys_files(forebay, task, run, tmp_path, engine):
+    """A file of the run that got their numbers would be written to by whatever is printed."""
+    closed = {"<&-", ">&-", "2>&-"}
+    for number, streams in enumerate([closed, {">&-"}, {"2>&-"}]):
+        out = tmp_path / str(number)
+        settings = dict(task, out=out, eval_every=2, engine=engine)
+        flags = " ".join(f"--{key}={value}" for key, value in settings.items())
+        for more in ("--stop_after=2", "--resume"):
+            done = subprocess.run(f"{forebay.binary} train {flags} {more} {' '.join(streams)}", shell=True,
+                                  capture_output=True, text=True, timeout=300)
+            # Results that cannot be written are told, once all else is done.
+            written = ">&-" not in streams
+            assert done.returncode == (5 if not written and more == "--resume" else 0 if more == "--resume" else 75)
+        assert forebay.digest(out) == forebay.digest(run[0])
+        assert [line["step"] for line in metrics(out)] == [0, 1, 2, 3, 4]

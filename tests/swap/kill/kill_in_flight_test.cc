@@ -142,8 +142,8 @@ class KillInFlightTest : public testing::TestWithParam<EngineUnderKill> {
     Inventory inventory;
     inventory.BeginLayer("0");
     inventory.Add("0", {kNumTiles, kTileElems}, 0, true);
-    auto store = TensorStore::Create({.directory = directory_, .tile_elems = kTileElems}, inventory,
-                                     engine->get());
+    auto store = TensorStore::Create({.directories = {directory_}, .tile_elems = kTileElems},
+                                     inventory, engine->get());
     ASSERT_TRUE(store.ok()) << store.status();
     if (!(*store)->direct_io()) GTEST_SKIP() << (*store)->why_not_direct();
     WholeStep step(**store);
@@ -159,7 +159,7 @@ class KillInFlightTest : public testing::TestWithParam<EngineUnderKill> {
   [[noreturn]] void WriteUntilKilled(int64_t step, int told) const {
     const auto engine = GetParam().create(AllAtOnce());
     FOREBAY_CHECK(engine.ok());
-    const auto store = TensorStore::Open(directory_, engine->get());
+    const auto store = TensorStore::Open({directory_}, engine->get());
     FOREBAY_CHECK(store.ok());
     WholeStep tiles(**store);
     tiles.Fill(step);
@@ -223,7 +223,7 @@ TEST_P(KillInFlightTest, NothingIsReadThatIsStillBeingWritten) {
     const auto engine = GetParam().create({});
     ASSERT_TRUE(engine.ok()) << engine.status();
     const Stopwatch watch;
-    const auto store = TensorStore::Open(directory_, engine->get());
+    const auto store = TensorStore::Open({directory_}, engine->get());
     longest_open_s = std::max(longest_open_s, watch.Seconds());
     ASSERT_TRUE(store.ok()) << store.status();
     for (const char* name : {"weights.fbs", "state.fbs", "commit.fbs"}) {

@@ -10,6 +10,7 @@ namespace forebay {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 BenchReport Report() {
   CellResult run;
@@ -48,6 +49,48 @@ TEST(ReportText, HasFiguresVerdictsAndNotes) {
   EXPECT_THAT(text, HasSubstr("note: a note"));
 }
 
+TEST(ReportText, CountersThatDoNotAgreeDoNotMatch) {
+  BenchReport report = Report();
+  report.runs[0].disk_ratio = 2.877;
+  EXPECT_THAT(ReportText(report, "1"), Not(HasSubstr("match")));
+  report.runs[0].disk_ratio = 1.0;
+  report.runs[0].process_ratio = 0.67;
+  EXPECT_THAT(ReportText(report, "1"), Not(HasSubstr("match")));
+}
+
+TEST(ReportText, LatenciesHaveAUnitAndTurnsAColumnWhereThereAreAny) {
+  BenchReport report = Report();
+  EXPECT_THAT(ReportText(report, "1"), HasSubstr("p99.9ms  maxms"));
+  EXPECT_THAT(ReportText(report, "1"), Not(HasSubstr("turn")));
+  report.runs[0].key.burst_bytes = 16 << 20;
+  const std::string text = ReportText(report, "1");
+  EXPECT_THAT(text, testing::ContainsRegex("inflt +turn +engine"));
+  EXPECT_THAT(text, testing::ContainsRegex("32M +16M +io_uring"));
+}
+
+TEST(RunsText, ASearchSaysHowLongItsPassesWere) {
+  BenchReport report = Report();
+  EXPECT_THAT(RunsText(report, "1"), HasSubstr("3 s measured after 0.5 s of warm-up, 3 inter"));
+  report.budget_s = 50;
+  report.runs[0].seconds = 0.5;
+  report.runs.push_back(report.runs[0]);
+  report.runs[1].seconds = 1.25;
+  EXPECT_THAT(RunsText(report, "1"), HasSubstr("0.50 to 1.25 s measured of each setting, once"));
+  EXPECT_THAT(RunsText(report, "1"), HasSubstr("a budget of 50 s for each folder"));
+}
+
+TEST(ProbeCsv, HasARowForEachEngineOnEachFolder) {
+  ProbeReport probe;
+  probe.devices.resize(2);
+  probe.devices[0].storage.path = "/a,b";
+  probe.devices[0].engines = {{EngineKind::kIoUring, true, "io_uring, direct I/O"},
+                              {EngineKind::kLibaio, false, "no"}};
+  probe.devices[1].engines = {{EngineKind::kBuffered, true, "yes"}};
+  const std::string csv = ProbeCsv(probe);
+  EXPECT_EQ(std::ranges::count(csv, '\n'), 4);
+  EXPECT_THAT(csv, HasSubstr("\n\"/a,b\",,false,io_uring,true,\"io_uring, direct I/O\"\n"));
+}
+
 TEST(ReportText, WhatIsNotKnownIsADash) {
   const std::string text = ReportText(Report(), "1");
   const size_t row = text.find("/a, \"b\"");
@@ -69,9 +112,11 @@ TEST(ReportCsv, QuotesFieldsAndHasAsManyAsItsHeader) {
 TEST(ComparisonText, ListsWhatHasNoCounterpart) {
   ReportComparison comparison;
   comparison.cells.push_back({.key = Report().runs[0].key, .ratio = 0.5});
+  comparison.cells.push_back({.key = {"/new", {LoadOp::kRead, 100}, 1, 1, "libaio"}});
   comparison.only_before.push_back({"/gone", {LoadOp::kRead, 100}, 1 << 20, 1 << 20, "libaio"});
   const std::string text = ComparisonText(comparison);
   EXPECT_THAT(text, HasSubstr("0.500"));
+  EXPECT_THAT(text, testing::ContainsRegex("- +\\(-\\.\\.-\\)"));
   EXPECT_THAT(text, HasSubstr("only before: /gone read 1M 1M libaio"));
 }
 

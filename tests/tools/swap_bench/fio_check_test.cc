@@ -38,6 +38,24 @@ TEST(FioArguments, ASynchronousEngineHasAJobForEachOperationInFlight) {
                                Not(Contains("--fixedbufs")), Not(Contains("--mem=mmaphuge"))));
 }
 
+TEST(FioText, IsALineForEachRunThatHasFigures) {
+  std::vector<CellResult> runs(2);
+  EXPECT_EQ(FioText(runs), "");
+  runs[1].key = {"/nvme", {LoadOp::kRead, 100}, 1 << 20, 32 << 20, "io_uring"};
+  runs[1].gbps.median = 1.5;
+  runs[1].fio = FioFigures{{1.6, 1.5, 1.7}, "4 KiB pages"};
+  EXPECT_EQ(FioText(runs),
+            "fio read /nvme: 1.60 GB/s (1.50..1.70), in 4 KiB pages; swap-bench has 0.938 of it\n");
+}
+
+TEST(FioText, HasNoRatioToNothing) {
+  std::vector<CellResult> runs(1);
+  runs[0].key = {"/nvme", {LoadOp::kRead, 100}, 1 << 20, 32 << 20, "io_uring"};
+  runs[0].gbps.median = 1.5;
+  runs[0].fio = FioFigures{{0, 0, 0}, "4 KiB pages"};
+  EXPECT_EQ(FioText(runs), "fio read /nvme: 0.00 GB/s (0.00..0.00), in 4 KiB pages\n");
+}
+
 TEST(FioBytesPerSecond, AddsBothDirections) {
   const auto rate = FioBytesPerSecond(
       "note: something\n{\"jobs\": [{\"read\": {\"bw_bytes\": 100}, \"write\": {\"bw_bytes\": "

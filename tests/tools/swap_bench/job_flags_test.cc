@@ -47,6 +47,12 @@ TEST(JobFlags, TheDefaultsAreTheJobsOwn) {
   EXPECT_FALSE(job->steady.has_value());
 }
 
+TEST(JobFlags, ASweepTakesNoWeights) {
+  EXPECT_THAT(MessageOf(Parse({"/x:7"}, JobUse::kSweep).status()),
+              HasSubstr("'/x:7' has a weight, but sweep measures each folder alone"));
+  EXPECT_TRUE(Parse({"/x", "/y"}, JobUse::kSweep).ok());
+}
+
 TEST(JobFlags, BytesInFlightAreADepth) {
   const auto job = Parse({"/x", "--inflight=64M", "--bs=2M"});
   ASSERT_TRUE(job.ok()) << job.status();
@@ -73,6 +79,13 @@ TEST(ParseTarget, SplitsOffTheWeight) {
   EXPECT_LT(ParseTarget("/a:0").weight, 0);
 }
 
+TEST(ParseTarget, AWeightThatIsNoneIsSaidInTheWordsOfWhoWroteIt) {
+  for (const char* text : {"/a:0", "/a:-3", "/a:nan"}) {
+    const std::string message = MessageOf(Parse({text}).status());
+    EXPECT_THAT(message, HasSubstr(fmt::format("the weight in '{}' is no number above 0", text)));
+  }
+}
+
 TEST(ParseTarget, AFolderMayHaveAColonInItsName) {
   const TemporaryFolder folder;
   const std::string odd = folder.Path("disk:2");
@@ -96,9 +109,11 @@ TEST(ParseSteady, TakesAShareAndATime) {
   ASSERT_TRUE(steady.ok());
   EXPECT_DOUBLE_EQ(steady->max_trend, 0.02);
   EXPECT_EQ(steady->window_s, 5);
-  for (const char* text : {"", "bw:2%", "2%/5s", "bw:x/5s", "bw:2%/x", "bw:0%/5s", "bw:2%/1ms"}) {
-    EXPECT_FALSE(ParseSteady(text).ok()) << text;
+  for (const char* text : {"", "bw:2%", "2%/5s", "bw:x/5s", "bw:2%/x"}) {
+    EXPECT_THAT(MessageOf(ParseSteady(text).status()), HasSubstr("bw:SHARE/TIME")) << text;
   }
+  EXPECT_THAT(MessageOf(ParseSteady("bw:0%/5s").status()), HasSubstr("a SHARE above 0"));
+  EXPECT_THAT(MessageOf(ParseSteady("bw:5%/100ms").status()), HasSubstr("a TIME of 0.5s or more"));
 }
 
 TEST(ParseShare, IsAPercentageOrAFraction) {

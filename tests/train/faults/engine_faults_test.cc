@@ -70,6 +70,7 @@ struct Setting {
   Under under = Under::kSimulatedDisk;
   bool roomy = false;
   bool resumed = false;  // the process that fails goes on with a run that another one began
+  bool striped = false;  // two folders
 };
 void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.name;
@@ -78,7 +79,10 @@ constexpr Setting kSettings[] = {
     {"SimulatedDisk"},
     {"SimulatedDiskRoomy", Under::kSimulatedDisk, true},
     {"SimulatedDiskResumed", Under::kSimulatedDisk, false, true},
+    {"SimulatedDiskTwoFolders", Under::kSimulatedDisk, false, false, true},
+    {"SimulatedDiskTwoFoldersResumed", Under::kSimulatedDisk, false, true, true},
     {"Threads", Under::kThreads},
+    {"ThreadsTwoFolders", Under::kThreads, false, false, true},
     {"IoUring", Under::kIoUring},
     {"Libaio", Under::kLibaio},
 };
@@ -106,6 +110,7 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
   // Of a run from the start.
   TrainOptions Options(const std::string& name) const {
     const std::string out = folder_.Path(name);
+    if (GetParam().striped) return task_.StripedRun(out);
     return GetParam().roomy ? task_.RoomyRun(out) : task_.TightRun(out);
   }
   // Of the process that the cases are about, in a folder that is ready for it.
@@ -120,12 +125,12 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
   }
 
   // Trains on a disk with `faults`; what it was asked for goes to `calls`.
-  absl::Status RunOn(const FaultPlan& faults, const TrainOptions& options,
-                     std::vector<CallName>& calls) {
+  absl::Status RunOn(FaultPlan faults, const TrainOptions& options, std::vector<CallName>& calls) {
+    faults.folders = options.nvme;
     std::shared_ptr<FaultScript> script;
     TrainEnvironment environment;
     environment.open_engine = [&](const EngineOptions& engine_options,
-                                  const std::string&) -> absl::StatusOr<OpenedEngine> {
+                                  const std::vector<std::string>&) -> absl::StatusOr<OpenedEngine> {
       const EngineCase engine = {"", GetParam().under, engine_options, {}};
       FOREBAY_ASSIGN_OR_RETURN(EngineUnderTest made, MakeEngine(engine, faults));
       script = made.script;
@@ -219,12 +224,28 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     EXPECT_EQ(ExitCodeOf(status), made ? ExpectedExit(c.call.kind, c.fault) : ExitCode::kOk)
         << status;
     if (!status.ok()) {
-      EXPECT_THAT(MessageOf(status), HasSubstr(c.call.file));
+      EXPECT_TRUE(NamesFile(MessageOf(status), options, c.call.file)) << status;
       EXPECT_THAT(MessageOf(status), HasSubstr(ExpectedWord(c.fault)));
     }
     if (c.call.kind == IoKind::kFlush) ExpectLastFlush(calls, c.call);
     ExpectResumesTo(expected_, options, status);
     ASSERT_TRUE(RemoveTree(options.out).ok());
+  }
+
+  // Whether there is a quoted path of `file` in the folder that it is in: "1/weights.fbs" is in the
+  // second of --nvme.
+  static bool NamesFile(const std::string& message, const TrainOptions& options,
+                        const std::string& file) {
+    const size_t slash = file.find('/');
+    const bool numbered = slash != std::string::npos;
+    const std::string start = "'" + (numbered ? options.nvme[std::stoul(file)] : options.out) + "/";
+    const std::string end = "/" + (numbered ? file.substr(slash + 1) : file);
+    for (size_t at = message.find(start); at != std::string::npos;
+         at = message.find(start, at + 1)) {
+      const size_t length = message.find('\'', at + 1) - at;
+      if (message.substr(at, length).ends_with(end)) return true;
+    }
+    return false;
   }
 
   // The kernel reports lost writes once: another flush of the file would say that all is well.
@@ -265,15 +286,19 @@ TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
     return std::ranges::any_of(
         calls_, [&](const CallName& call) { return call.kind == kind && call.file == file; });
   };
-  for (const std::string file : {"weights.fbs", "state.fbs", "commit.fbs"}) {
-    for (const IoKind kind : {IoKind::kRead, IoKind::kWrite, IoKind::kFlush}) {
-      // Nothing is known of a new store that would have to be read.
-      const bool is_read_back = GetParam().resumed || file != "commit.fbs";
-      EXPECT_EQ(has(kind, file), kind != IoKind::kRead || is_read_back) << file;
+  const std::vector<std::string> folders =
+      GetParam().striped ? std::vector<std::string>{"0/", "1/"} : std::vector<std::string>{""};
+  for (const std::string& folder : folders) {
+    for (const std::string file : {"weights.fbs", "state.fbs", "commit.fbs"}) {
+      for (const IoKind kind : {IoKind::kRead, IoKind::kWrite, IoKind::kFlush}) {
+        // Nothing is known of a new store that would have to be read.
+        const bool is_read_back = GetParam().resumed || file != "commit.fbs";
+        EXPECT_EQ(has(kind, folder + file), kind != IoKind::kRead || is_read_back) << file;
+      }
     }
+    EXPECT_EQ(has(IoKind::kWrite, folder + "gradients.fbs"), !GetParam().roomy);
+    EXPECT_EQ(has(IoKind::kRead, folder + "gradients.fbs"), !GetParam().roomy);
   }
-  EXPECT_EQ(has(IoKind::kWrite, "gradients.fbs"), !GetParam().roomy);
-  EXPECT_EQ(has(IoKind::kRead, "gradients.fbs"), !GetParam().roomy);
 }
 
 // What a test of minutes can do: every call once with EIO and once with another fault on the

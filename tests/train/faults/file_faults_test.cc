@@ -9,6 +9,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/swap/tensor_store.h"
 #include "forebay/tests/train/faults/failing_calls.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "gmock/gmock.h"
@@ -19,13 +20,28 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-class FileFaultsTest : public testing::TestWithParam<bool> {
+struct FileSetting {
+  const char* name;
+  bool resumed = false;  // the process that fails goes on with a run that another one began
+  bool striped = false;  // two folders
+};
+void PrintTo(const FileSetting& setting, std::ostream* out) {
+  *out << setting.name;
+}
+constexpr FileSetting kFileSettings[] = {{"FromTheStart"},
+                                         {"Resumed", true},
+                                         {"TwoFolders", false, true},
+                                         {"TwoFoldersResumed", true, true}};
+
+class FileFaultsTest : public testing::TestWithParam<FileSetting> {
  protected:
-  // With true, the process that fails goes on with a run that another one began.
-  bool resumed() const { return GetParam(); }
+  bool resumed() const { return GetParam().resumed; }
+  TrainOptions Options() const {
+    return GetParam().striped ? task_.StripedRun(out_) : task_.TightRun(out_);
+  }
 
   void SetUp() override {
-    ASSERT_TRUE(TrainToy(task_.TightRun(out_)).ok());
+    ASSERT_TRUE(TrainToy(Options()).ok());
     auto expected = ResultOf(out_);
     ASSERT_TRUE(expected.ok()) << expected.status();
     expected_ = *std::move(expected);
@@ -38,7 +54,7 @@ class FileFaultsTest : public testing::TestWithParam<bool> {
   // The folder for the process that the cases are about, and its options.
   TrainOptions Prepare() const {
     EXPECT_TRUE(RemoveTree(out_).ok());
-    TrainOptions options = task_.TightRun(out_);
+    TrainOptions options = Options();
     if (!resumed()) return options;
     options.stop_after = 1;
     EXPECT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kInterrupted);
@@ -109,14 +125,50 @@ TEST_P(FileFaultsTest, TheCallsThatMatterAreAmongThem) {
   EXPECT_TRUE(has("rename", "/swap/manifest.json") || resumed());
   EXPECT_TRUE(has("flock", "/swap/state.fbs"));
   EXPECT_TRUE(has("open", "/swap/commit.fbs"));
+  if (!GetParam().striped) return;
+  const auto second_has = [&](const char* function, const std::string& file) {
+    return std::ranges::any_of(calls_, [&](const FileCall& call) {
+      return call.function == function && call.file.starts_with("/more/") &&
+             call.file.ends_with(file);
+    });
+  };
+  EXPECT_TRUE(second_has("fallocate", "/weights.fbs") || resumed());
+  EXPECT_TRUE(second_has("rename", "/manifest.json") || resumed());
+  EXPECT_TRUE(second_has("flock", "/lock"));
+  EXPECT_TRUE(second_has("flock", "/state.fbs"));
+  EXPECT_TRUE(second_has("open", "/commit.fbs"));
+  EXPECT_TRUE(second_has("fallocate", "/gradients.fbs"));
+  EXPECT_TRUE(second_has("flock", "/gradients.fbs"));
   EXPECT_TRUE(has("pwrite", "/metrics.jsonl"));
   EXPECT_TRUE(has("pwrite", "/events.log"));
   EXPECT_TRUE(has("rename", "/model"));
   EXPECT_TRUE(has("fdatasync", "/model.safetensors.tmp"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Runs, FileFaultsTest, testing::Values(false, true),
-                         [](const auto& c) { return c.param ? "Resumed" : "FromTheStart"; });
+// Of a part that is new: one that grows holds the lock itself until it is opened anew.
+TEST(GradientAreaFaults, ALockThatCannotBeTakenLeavesTheAreaAsItWas) {
+  const TemporaryFolder folder(FolderInRam());
+  const auto engine = CreateThreadsEngine({.num_threads = 1});
+  Inventory inventory;
+  inventory.BeginLayer("layer");
+  inventory.Add("weight", {9000}, 0, true);
+  auto store =
+      TensorStore::Create({.directories = {folder.Path("a"), folder.Path("b")}, .tile_elems = 2048},
+                          inventory, engine.get());
+  ASSERT_TRUE(store.ok()) << store.status();
+  {
+    const FailingCalls watch(folder.path(), FileCall{"flock", "/b/gradients.fbs", 0}, EIO);
+    const absl::Status status = (*store)->EnsureGradientArea({4096, 4096});
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(MessageOf(status), HasSubstr(folder.Path("b/gradients.fbs")));
+    EXPECT_THAT((*store)->gradient_area_bytes(), testing::ElementsAre(0, 0));
+  }
+  EXPECT_EQ((*store)->EnsureGradientArea({4096, 4096}), absl::OkStatus());
+  EXPECT_THAT((*store)->gradient_area_bytes(), testing::ElementsAre(4096, 4096));
+}
+
+INSTANTIATE_TEST_SUITE_P(Runs, FileFaultsTest, testing::ValuesIn(kFileSettings),
+                         [](const auto& c) { return std::string(c.param.name); });
 
 }  // namespace
 }  // namespace forebay

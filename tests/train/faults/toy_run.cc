@@ -22,17 +22,6 @@ constexpr char kConfig[] = R"({"architectures": ["LlamaForCausalLM"], "vocab_siz
 constexpr int64_t kSeq = 16;
 constexpr int64_t kNumRows = 6;
 
-class SilentObserver : public TrainObserver {
- public:
-  void OnPlan(const std::string&, const Json&) override {}
-  void OnPhase(const std::string&, double) override {}
-  void OnProgress(int64_t, int64_t, double) override {}
-  void OnStep(const Json&) override {}
-  void OnNote(const std::string&) override {}
-  void OnWarning(const std::string&) override {}
-  void OnDone(const Json&) override {}
-};
-
 // Rows of one segment each.
 PackedBytes MakeRows() {
   PackedBytes bytes;
@@ -110,6 +99,13 @@ TrainOptions ToyTask::TightRun(const std::string& out) const {
   return options;
 }
 
+TrainOptions ToyTask::StripedRun(const std::string& out) const {
+  TrainOptions options = TightRun(out);
+  options.nvme = {JoinPath(out, "swap"), JoinPath(out, "more")};
+  options.nvme_weights = {2, 1};
+  return options;
+}
+
 TrainOptions ToyTask::RoomyRun(const std::string& out) const {
   TrainOptions options = TightRun(out);
   options.precision = cpu::Precision::kFp32;
@@ -121,6 +117,11 @@ TrainOptions ToyTask::RoomyRun(const std::string& out) const {
 
 absl::Status TrainToy(const TrainOptions& options, const TrainEnvironment& environment) {
   SilentObserver observer;
+  return TrainToy(options, environment, observer);
+}
+
+absl::Status TrainToy(const TrainOptions& options, const TrainEnvironment& environment,
+                      TrainObserver& observer) {
   return Train(
       ResolvedFrom(options, "test"), [] { return false; }, observer, environment);
 }

@@ -31,6 +31,8 @@ class ToyTask {
   // A run in `out` with weights and state on disk. Gradients wait there too, since the memory is
   // the least that works.
   TrainOptions TightRun(const std::string& out) const;
+  // The same as TightRun with its state in two folders, both in `out`.
+  TrainOptions StripedRun(const std::string& out) const;
   // The same model in fp32 with gradients in RAM: other files, other transfers.
   TrainOptions RoomyRun(const std::string& out) const;
 
@@ -40,7 +42,21 @@ class ToyTask {
   int64_t least_ram_bytes_ = 0;
 };
 
+// Says nothing.
+class SilentObserver : public TrainObserver {
+ public:
+  void OnPlan(const std::string&, const Json&) override {}
+  void OnPhase(const std::string&, double) override {}
+  void OnProgress(int64_t, int64_t, double) override {}
+  void OnStep(const Json&) override {}
+  void OnNote(const std::string&) override {}
+  void OnWarning(const std::string&) override {}
+  void OnDone(const Json&) override {}
+};
+
 absl::Status TrainToy(const TrainOptions& options, const TrainEnvironment& environment = {});
+absl::Status TrainToy(const TrainOptions& options, const TrainEnvironment& environment,
+                      TrainObserver& observer);
 // Goes on with the run in `options.out` if there is one, and starts it anew if it never came so
 // far.
 absl::Status TrainToyOn(TrainOptions options);

@@ -11,15 +11,30 @@ TEST(AskMachine, AnswersForFoldersThatDoNotExistYet) {
   TrainOptions options;
   options.out = folder.Path("a/b/run");
   const MachineLimits limits = AskMachine(options);
-  EXPECT_GT(limits.nvme_free_bytes, 0);
+  ASSERT_EQ(limits.disks.size(), 1u);
+  EXPECT_EQ(limits.disks[0].folder, folder.Path("a/b/run/swap"));
+  EXPECT_GT(limits.disks[0].free_bytes, 0);
   EXPECT_GT(limits.out_free_bytes, 0);
-  EXPECT_TRUE(limits.one_file_system);
+  EXPECT_EQ(limits.disks[0].file_system, limits.out_file_system);
   EXPECT_GT(limits.available_memory_bytes, 0);
   EXPECT_GE(limits.num_cores, 1);
 }
 
+TEST(AskMachine, AnswersForEveryFolderOfTheSwapArea) {
+  TemporaryFolder folder;
+  TrainOptions options;
+  options.out = folder.Path("run");
+  options.nvme = {folder.Path("a"), "/proc"};
+  const MachineLimits limits = AskMachine(options);
+  ASSERT_EQ(limits.disks.size(), 2u);
+  EXPECT_EQ(limits.disks[0].folder, folder.Path("a"));
+  EXPECT_EQ(limits.disks[0].file_system, limits.out_file_system);
+  EXPECT_NE(limits.disks[1].file_system, limits.out_file_system);
+}
+
 TEST(AskMachine, AsksNothingAboutFoldersThatAreNotNamed) {
-  EXPECT_EQ(AskMachine({}).nvme_free_bytes, -1);
+  ASSERT_EQ(AskMachine({}).disks.size(), 1u);
+  EXPECT_EQ(AskMachine({}).disks[0].free_bytes, -1);
   EXPECT_EQ(AskMachine({}).out_free_bytes, -1);
 }
 

@@ -44,7 +44,8 @@ MachineLimits BigMachine() {
   MachineLimits limits;
   limits.available_memory_bytes = 128 * kGiB;
   limits.num_cores = 2;
-  limits.nvme_free_bytes = limits.out_free_bytes = int64_t{4000} * 1000 * 1000 * 1000;
+  limits.disks[0].folder = "out/swap";
+  limits.disks[0].free_bytes = limits.out_free_bytes = int64_t{4000} * 1000 * 1000 * 1000;
   return limits;
 }
 
@@ -82,7 +83,7 @@ TEST(Plan, SmolLm2WithEverythingOnNvmeFitsOneGibibyte) {
   EXPECT_EQ(plan->tokens_per_step, 1024);
   EXPECT_EQ(plan->placement.host_weight_bytes, 0);
   EXPECT_EQ(plan->placement.host_state_bytes, 0);
-  EXPECT_EQ(plan->gradient_area_bytes, 0);
+  EXPECT_EQ(Total(plan->gradient_area_bytes), 0);
 }
 
 TEST(Plan, TermsSumToTheTotals) {
@@ -128,7 +129,7 @@ TEST(Plan, ThirteenBillionParametersFitSixtyFourGibibytes) {
   const auto plan = MakePlan(Llama13B(), options, BigMachine());
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_LE(plan->host_bytes, 64 * kGiB);
-  EXPECT_EQ(plan->gradient_area_bytes, 0);
+  EXPECT_EQ(Total(plan->gradient_area_bytes), 0);
   // 13.016 G parameters: 26 GB of gradients held, and twice 156 GB of state beside the exported
   // model.
   EXPECT_NEAR(static_cast<double>(HostBytesOf(*plan, "gradients held")), 26.03e9, 0.1e9);
@@ -143,7 +144,7 @@ TEST(Plan, GradientsGoToNvmeWhenMemoryIsShort) {
   const auto plan = MakePlan(Llama13B(), options, BigMachine());
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_LE(plan->host_bytes, 16 * kGiB);
-  EXPECT_GT(plan->gradient_area_bytes, 10 * kGiB);
+  EXPECT_GT(Total(plan->gradient_area_bytes), 10 * kGiB);
   // What is left is less than the gradient of one more layer (317 M elements).
   EXPECT_LT(plan->placement.host_weight_bytes + plan->placement.host_state_bytes,
             int64_t{640'000'000});
@@ -179,7 +180,7 @@ TEST(Plan, TheGradientAreaCoversEveryOffsetThatHeldGradientsUse) {
     ASSERT_EQ(plan->gradient_area_bytes, places.area_bytes);
     ASSERT_EQ(plan->placement.host_gradient_bytes, places.host_bytes);
     ASSERT_LE(plan->host_bytes, plan->ram_budget_bytes);
-    num_spilling += places.area_bytes > 0 ? 1 : 0;
+    num_spilling += Total(places.area_bytes) > 0 ? 1 : 0;
   }
   EXPECT_GT(num_spilling, 30);
 }
@@ -260,7 +261,7 @@ TEST(Plan, RowsLongerThanTheModelsPositionsAreRefused) {
 
 TEST(Plan, AFullDiskIsFoundBeforeTheStart) {
   MachineLimits limits = BigMachine();
-  limits.nvme_free_bytes = limits.out_free_bytes = 1000 * 1000 * 1000;
+  limits.disks[0].free_bytes = limits.out_free_bytes = 1000 * 1000 * 1000;
   const auto refused = MakePlan(SmolLm2(), SmallRun(), limits);
   ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused.status()),
@@ -269,16 +270,118 @@ TEST(Plan, AFullDiskIsFoundBeforeTheStart) {
 
 TEST(Plan, AFullDiskForTheExportIsFoundOnItsOwnFileSystem) {
   MachineLimits limits = BigMachine();
-  limits.one_file_system = false;
+  limits.out_file_system = 1;
   limits.out_free_bytes = 100 * 1000 * 1000;
   const auto refused = MakePlan(SmolLm2(), SmallRun(), limits);
   ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused.status()), HasSubstr("the exported model needs 269 MB"));
 }
 
+// Three folders, of which the first two are on one file system.
+MachineLimits ThreeFolders(const std::vector<int64_t>& weights) {
+  MachineLimits limits = BigMachine();
+  limits.out_file_system = 9;
+  limits.disks.clear();
+  const uint64_t file_systems[] = {1, 1, 2};
+  for (size_t i = 0; i < weights.size(); ++i) {
+    DiskLimits& disk = limits.disks.emplace_back();
+    disk.folder = "/disk" + std::to_string(i);
+    disk.free_bytes = 100 * kGiB;
+    disk.file_system = file_systems[i];
+    disk.weight = weights[i];
+  }
+  return limits;
+}
+
+TEST(Plan, SeveralFoldersShareTheStore) {
+  const auto one = MakePlan(SmolLm2(), SmallRun(), BigMachine());
+  const auto plan = MakePlan(SmolLm2(), SmallRun(), ThreeFolders({1, 2, 1}));
+  ASSERT_TRUE(one.ok() && plan.ok()) << plan.status();
+  ASSERT_EQ(plan->stripes.size(), 3u);
+  int64_t store_bytes = 0;
+  for (const PlanStripe& stripe : plan->stripes) store_bytes += stripe.nvme_bytes;
+  EXPECT_EQ(store_bytes, one->stripes[0].nvme_bytes + 2 * 2 * kCommitRecordBytes);
+  const auto share = [&](int i) {
+    return static_cast<double>(plan->stripes[i].nvme_bytes) / static_cast<double>(store_bytes);
+  };
+  EXPECT_NEAR(share(0), 0.25, 0.01);
+  EXPECT_NEAR(share(1), 0.5, 0.01);
+  EXPECT_EQ(plan->read_bytes_per_step, one->read_bytes_per_step);
+  EXPECT_EQ(plan->write_bytes_per_step, one->write_bytes_per_step + 2 * 2 * kCommitRecordBytes);
+  EXPECT_EQ(ToJson(*plan)["stripes"][1]["folder"], "/disk1");
+  EXPECT_THAT(FormatPlan(*plan, SmolLm2(), SmallRun()), HasSubstr("in /disk1 (50 %)"));
+}
+
+TEST(Plan, FoldersOnOneFileSystemNeedItsSpaceTogether) {
+  MachineLimits limits = ThreeFolders({1, 1, 1});
+  // A third of the store is 1.08 GB.
+  limits.disks[2].free_bytes = 1'500'000'000;
+  limits.disks[0].free_bytes = limits.disks[1].free_bytes = 2'500'000'000;
+  EXPECT_TRUE(MakePlan(SmolLm2(), SmallRun(), limits).ok());
+  limits.disks[0].free_bytes = limits.disks[1].free_bytes = 1'500'000'000;
+  const auto refused = MakePlan(SmolLm2(), SmallRun(), limits);
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()),
+              testing::AllOf(HasSubstr("of '/disk0' and '/disk1', which has 1.50 GB free"),
+                             HasSubstr("are missing")));
+}
+
+// A third of the store is 1.08 GB.
+TEST(Plan, ADiskWithoutRoomForItsShareGetsWhatItHasRoomFor) {
+  MachineLimits limits = ThreeFolders({1, 1, 1});
+  limits.shares_are_fixed = false;
+  limits.disks[2].free_bytes = 500'000'000;
+  const auto plan = MakePlan(SmolLm2(), SmallRun(), limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_LE(plan->stripes[2].nvme_bytes, 500'000'000);
+  EXPECT_GE(plan->stripes[2].nvme_bytes, 350'000'000);
+  EXPECT_NEAR(static_cast<double>(plan->stripes[0].nvme_bytes),
+              static_cast<double>(plan->stripes[1].nvme_bytes), 1e8);
+  const StripeWeights& weights = plan->tiles.stripe_weights();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(plan->stripes[i].weight, weights[i]);
+  EXPECT_EQ(MakePlan(SmolLm2(), SmallRun(), limits)->tiles.stripe_weights(), weights);
+  // Room for more than its share changes nothing.
+  limits.disks[2].free_bytes = 1'500'000'000;
+  EXPECT_THAT(MakePlan(SmolLm2(), SmallRun(), limits)->tiles.stripe_weights(),
+              testing::ElementsAre(1, 1, 1));
+}
+
+TEST(Plan, SharesThatTheUserGaveAreNotChangedAndTheMessageNamesThem) {
+  MachineLimits limits = ThreeFolders({1, 1, 1});
+  limits.disks[2].free_bytes = 500'000'000;
+  const auto refused = MakePlan(SmolLm2(), SmallRun(), limits);
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()),
+              testing::AllOf(HasSubstr("of '/disk2', which has 500 MB free"),
+                             HasSubstr("or give it a smaller share with --nvme_weights")));
+  // Other shares are no help where all disks together are too small.
+  limits.disks[0].free_bytes = limits.disks[1].free_bytes = 1'500'000'000;
+  for (const bool fixed : {true, false}) {
+    limits.shares_are_fixed = fixed;
+    const auto full = MakePlan(SmolLm2(), SmallRun(), limits);
+    ASSERT_EQ(ExitCodeOf(full.status()), ExitCode::kDoesNotFit);
+    EXPECT_THAT(MessageOf(full.status()), testing::Not(HasSubstr("--nvme_weights")));
+  }
+}
+
+TEST(Plan, TheDisksWorkSideBySide) {
+  MachineLimits limits = ThreeFolders({1, 1, 2});
+  for (DiskLimits& disk : limits.disks) disk.read_bytes_per_s = disk.write_bytes_per_s = 1e9;
+  const auto even = MakePlan(SmolLm2(), SmallRun(), limits);
+  ASSERT_TRUE(even.ok()) << even.status();
+  const double one_disk_s =
+      static_cast<double>(even->read_bytes_per_step + even->write_bytes_per_step) / 1e9;
+  EXPECT_NEAR(even->io_s_per_step, one_disk_s / 2, 0.01 * one_disk_s);
+  limits.disks[2].read_bytes_per_s = limits.disks[2].write_bytes_per_s = 0.5e9;
+  EXPECT_NEAR(MakePlan(SmolLm2(), SmallRun(), limits)->io_s_per_step, one_disk_s,
+              0.01 * one_disk_s);
+  limits.disks[1].read_bytes_per_s = 0;
+  EXPECT_EQ(MakePlan(SmolLm2(), SmallRun(), limits)->io_s_per_step, 0);
+}
+
 TEST(Plan, AResumedRunNeedsNoNewDiskSpace) {
   MachineLimits limits = BigMachine();
-  limits.nvme_free_bytes = limits.out_free_bytes = 0;
+  limits.disks[0].free_bytes = limits.out_free_bytes = 0;
   TrainOptions options = SmallRun();
   options.resume = true;
   EXPECT_TRUE(MakePlan(SmolLm2(), options, limits).ok());

@@ -4,6 +4,7 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/tests/data/packed_bytes.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -54,6 +55,20 @@ TEST_F(ConfigFile, EachSourceOverridesTheOnesBeforeIt) {
   EXPECT_EQ(data["seq"]["origin"], "--set");
   EXPECT_EQ(data["seq"]["value"], 256);
   EXPECT_EQ(data["seed"]["origin"], "default");
+}
+
+TEST_F(ConfigFile, PackedDataSaysHowLongRowsAre) {
+  const std::string packed = folder_.Path("data.packed");
+  ASSERT_TRUE(WriteFileAtomically(packed, PackedBytes().Encode()).ok());
+  const auto derived = ResolveOptions(TrainInputs({{"data", packed}}), OptionsUse::kTrain);
+  ASSERT_TRUE(derived.ok()) << derived.status();
+  EXPECT_EQ(derived->options.seq, 4);
+  EXPECT_EQ(derived->resolved["data"]["seq"]["origin"], "planner");
+  // What somebody said stays; the data will be refused with both lengths named.
+  const auto given =
+      ResolveOptions(TrainInputs({{"data", packed}, {"seq", "64"}}), OptionsUse::kTrain);
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_EQ(given->options.seq, 64);
 }
 
 TEST_F(ConfigFile, CommentsListsAndSizesAreUnderstood) {
@@ -156,6 +171,28 @@ TEST_F(ResumedRun, FlagsOverrideTheSettingsOfTheRun) {
   EXPECT_EQ(resolved->options.ram_bytes, int64_t{3} << 30);
 }
 
+TEST_F(ResumedRun, IsNamedInAnyPlaceWhereOptionsAreSaid) {
+  SaveRun({{"lr", "0.5"}});
+  const auto lr = [](const OptionInputs& inputs) {
+    const auto resolved = ResolveOptions(inputs, OptionsUse::kTrain);
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+    return resolved.ok() ? resolved->options.lr : 0.0;
+  };
+  OptionInputs by_set;
+  by_set.sets = {"resume=true", "io.out=" + folder_.path()};
+  EXPECT_EQ(lr(by_set), 0.5);
+  OptionInputs by_config;
+  by_config.flags = {{"resume", "true"}};
+  by_config.config_file = folder_.Path("config.json");
+  ASSERT_TRUE(
+      WriteFileAtomically(by_config.config_file, Json({{"io", {{"out", folder_.path()}}}}).dump())
+          .ok());
+  EXPECT_EQ(lr(by_config), 0.5);
+  OptionInputs nowhere;
+  nowhere.sets = {"resume=true"};
+  EXPECT_THAT(MessageFor(nowhere), HasSubstr("--resume needs --out"));
+}
+
 TEST_F(ResumedRun, WithoutResumeTheRunIsNotRead) {
   SaveRun({});
   EXPECT_THAT(MessageFor(InRun({})), HasSubstr("--model is required"));
@@ -211,9 +248,51 @@ TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
               HasSubstr("--save_every=5 does not go with --export=none"));
 }
 
-TEST(ResolveOptions, SeveralDisksAreRefusedWithWhatIsSupported) {
-  EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,/b"}})),
-              HasSubstr("--nvme=/a,/b: one folder is supported"));
+TEST(ResolveOptions, CommasPartTheFoldersOfTheSwapArea) {
+  const auto resolved = ResolveOptions(TrainInputs({{"nvme", "/a,b c"}, {"nvme_weights", "2,1.5"}}),
+                                       OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_THAT(resolved->options.nvme, testing::ElementsAre("/a", "b c"));
+  EXPECT_THAT(resolved->options.nvme_weights, testing::ElementsAre(2, 1.5));
+  EXPECT_EQ(resolved->resolved["offload"]["nvme"]["value"], Json({"/a", "b c"}));
+}
+
+TEST(ResolveOptions, AFolderWithACommaCanBeNamedInAList) {
+  TemporaryFolder folder;
+  const std::string config = folder.Path("config.json");
+  const std::string path = folder.Path("a,b");
+  const Json json = {{"offload", {{"nvme", Json::array({path})}}}};
+  ASSERT_TRUE(WriteFileAtomically(config, json.dump()).ok());
+  OptionInputs inputs = TrainInputs({});
+  inputs.config_file = config;
+  const auto resolved = ResolveOptions(inputs, OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_THAT(resolved->options.nvme, testing::ElementsAre(path));
+  EXPECT_EQ(resolved->resolved["offload"]["nvme"]["value"], Json::array({path}));
+  ASSERT_TRUE(MakeDirectories(path).ok());
+  EXPECT_THAT(MessageFor(TrainInputs({{"nvme", path}})), HasSubstr("is one folder. Name it"));
+}
+
+TEST(ResolveOptions, ImpossibleFoldersOfTheSwapAreaAreRefused) {
+  EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,,/b"}})),
+              HasSubstr("--nvme is /a,,/b; allowed: 1 to 64 paths"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,/b,/x/../a"}})),
+              HasSubstr("'/a' and '/x/../a' are the same folder"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,/b"}, {"nvme_weights", "1"}})),
+              HasSubstr("--nvme_weights=1 has 1 numbers for 2 folders"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"nvme_weights", "1,1"}})), HasSubstr("for 1 folder of"));
+  // A run that goes on has its folders and their shares; a plan has none but those that it is told.
+  const TemporaryFolder run;
+  ASSERT_TRUE(WriteFileAtomically(run.Path("run.json"), "{}").ok());
+  ASSERT_TRUE(WriteFileAtomically(run.Path("resolved_config.json"), "{}").ok());
+  OptionInputs going_on =
+      TrainInputs({{"nvme", "/a"}, {"nvme_weights", "1,1"}, {"out", run.path()}});
+  going_on.sets = {"resume=true"};
+  EXPECT_TRUE(ResolveOptions(going_on, OptionsUse::kTrain).ok());
+  EXPECT_THAT(MessageOf(ResolveOptions(going_on, OptionsUse::kPlan).status()),
+              HasSubstr("--nvme_weights=1,1 has 2 numbers for 1 folder of"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,/b"}, {"nvme_weights", "1,0"}})),
+              HasSubstr("--nvme_weights is 1,0; allowed: numbers from 0.001 to 1000000"));
 }
 
 TEST(ResolveOptions, TheModelFolderIsNeverTheOutput) {

@@ -37,6 +37,7 @@ class RecordingEngine : public Engine {
   void UnregisterBuffers(std::span<std::byte> memory) override {
     inner_->UnregisterBuffers(memory);
   }
+  std::string RegistrationNote() const override { return inner_->RegistrationNote(); }
   void Submit(IoOp& op) override {
     {
       const std::lock_guard lock(mutex_);
@@ -124,13 +125,14 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     return *std::move(plan);
   }
 
-  std::unique_ptr<TensorStore> NewStore(const std::string& name, int64_t gradient_area_bytes) {
+  std::unique_ptr<TensorStore> NewStore(const std::string& name,
+                                        const StripeBytes& gradient_area_bytes) {
     const TensorFiller fill = [](const TensorSpec&, std::span<float> values) {
       std::ranges::fill(values, 0.01f);
       return absl::OkStatus();
     };
     absl::StatusOr<std::unique_ptr<TensorStore>> store =
-        CreateFilledStore({.directory = folder_.Path(name),
+        CreateFilledStore({.directories = {folder_.Path(name)},
                            .layout = options_.layout,
                            .tile_elems = options_.tile_elems,
                            .gradient_area_bytes = gradient_area_bytes},

@@ -1,0 +1,167 @@
+#include "forebay/aio/speed_probe.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "forebay/aio/engine_probe.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/counter_rng.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kBlockBytes = int64_t{1} << 20;
+constexpr int kNumInFlight = 16;
+constexpr double kSeconds = 0.08;   // of each direction
+constexpr double kFillSeconds = 1;  // the most for the first pass
+
+// One block for each op, outside every budget: 16 MiB for a moment.
+class Blocks {
+ public:
+  Blocks() {
+    void* const mapped = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (mapped != MAP_FAILED) data_ = static_cast<std::byte*>(mapped);
+  }
+  ~Blocks() {
+    if (data_ != nullptr) ::munmap(data_, kBytes);
+  }
+  Blocks(const Blocks&) = delete;
+  Blocks& operator=(const Blocks&) = delete;
+  bool valid() const { return data_ != nullptr; }
+  std::span<std::byte> operator[](int i) const {
+    return {data_ + i * kBlockBytes, static_cast<size_t>(kBlockBytes)};
+  }
+
+ private:
+  static constexpr size_t kBytes = kNumInFlight * kBlockBytes;
+  std::byte* data_ = nullptr;
+};
+
+// Keeps kNumInFlight blocks moving, from the file's beginning on and again from there.
+class Load {
+ public:
+  Load(Engine& engine, int file, const Blocks& blocks, const std::function<bool()>& stop)
+      : engine_(engine), stop_(stop) {
+    for (int i = 0; i < kNumInFlight; ++i) {
+      ops_[i].buffer = blocks[i];
+      ops_[i].file = file;
+    }
+  }
+  // Once over all of the file, or as far as kFillSeconds go. What follows stays within that.
+  absl::Status Fill() {
+    const auto goes_on = [](double elapsed_s, int64_t started_bytes) {
+      return started_bytes < kSpeedProbeBytes && elapsed_s < kFillSeconds;
+    };
+    FOREBAY_ASSIGN_OR_RETURN(const Moved moved, Run(IoKind::kWrite, /*fills=*/true, goes_on));
+    length_bytes_ = std::min(moved.started_bytes, kSpeedProbeBytes);
+    return absl::OkStatus();
+  }
+  // Of a direction, in bytes per second.
+  absl::StatusOr<double> Speed(IoKind kind) {
+    const auto goes_on = [](double elapsed_s, int64_t) { return elapsed_s < kSeconds; };
+    FOREBAY_ASSIGN_OR_RETURN(const Moved moved, Run(kind, /*fills=*/false, goes_on));
+    return moved.bytes_per_s;
+  }
+
+ private:
+  struct Moved {
+    double bytes_per_s = 0;
+    int64_t started_bytes = 0;
+  };
+  // `goes_on(elapsed_s, started_bytes)`; one completion at least, for there to be a speed.
+  // `fills`: all that was started is complete in the end.
+  template <typename GoesOn>
+  absl::StatusOr<Moved> Run(IoKind kind, bool fills, const GoesOn& goes_on) {
+    const Stopwatch watch;
+    int64_t next_bytes = 0;
+    int64_t done_bytes = 0;
+    absl::Status status;
+    std::array<IoOp*, kNumInFlight> pending;
+    for (int i = 0; i < kNumInFlight; ++i) {
+      pending[i] = &ops_[i];
+      Start(kind, *pending[i], next_bytes);
+    }
+    while (status.ok() && (done_bytes == 0 || goes_on(watch.Seconds(), next_bytes))) {
+      engine_.WaitAny(pending);
+      if (stop_()) status = InterruptedError("stopped on request");
+      for (IoOp* op : pending) {
+        if (op->pending()) continue;
+        status.Update(engine_.Wait(*op));
+        done_bytes += kBlockBytes;
+        if (status.ok()) Start(kind, *op, next_bytes);
+      }
+    }
+    const double elapsed_s = watch.Seconds();
+    // What is still on its way has been measured enough, unless reads are to find it.
+    const bool cuts_short = !status.ok() || !fills;
+    for (IoOp* op : pending) {
+      if (cuts_short && op->pending()) engine_.Cancel(*op);
+    }
+    for (IoOp* op : pending) {
+      const absl::Status late = engine_.Wait(*op);
+      if (!cuts_short || ExitCodeOf(late) != ExitCode::kInterrupted) status.Update(late);
+    }
+    if (!status.ok()) return status;
+    return Moved{static_cast<double>(done_bytes) / elapsed_s, next_bytes};
+  }
+
+  void Start(IoKind kind, IoOp& op, int64_t& next_bytes) {
+    op.kind = kind;
+    op.io_class = kind == IoKind::kRead ? IoClass::kDemandRead : IoClass::kWriteBack;
+    op.offset_bytes = next_bytes % length_bytes_;
+    next_bytes += kBlockBytes;
+    engine_.Submit(op);
+  }
+
+  Engine& engine_;
+  const std::function<bool()>& stop_;
+  int64_t length_bytes_ = kSpeedProbeBytes;
+  std::array<IoOp, kNumInFlight> ops_;
+};
+
+absl::StatusOr<DiskSpeed> Measure(Engine& engine, int file, const std::function<bool()>& stop) {
+  const Blocks blocks;
+  if (!blocks.valid()) {
+    return OutOfMemoryError("aio: the system refused 16 MiB for trying the disk: " +
+                            ErrnoText(errno));
+  }
+  const CounterRng rng(0x7370656564);
+  for (int i = 0; i < kNumInFlight; ++i) {
+    const std::span<std::byte> block = blocks[i];
+    for (size_t at = 0; at < block.size(); at += 8) {
+      const uint64_t word = rng.Bits64(static_cast<uint64_t>(i) * block.size() + at);
+      std::memcpy(block.data() + at, &word, 8);
+    }
+  }
+  Load load(engine, file, blocks, stop);
+  DiskSpeed speed;
+  // Extents that were never written are another thing to write, and nothing to read.
+  FOREBAY_RETURN_IF_ERROR(load.Fill());
+  FOREBAY_ASSIGN_OR_RETURN(speed.write_bytes_per_s, load.Speed(IoKind::kWrite));
+  FOREBAY_ASSIGN_OR_RETURN(speed.read_bytes_per_s, load.Speed(IoKind::kRead));
+  return speed;
+}
+
+}  // namespace
+
+absl::StatusOr<DiskSpeed> ProbeSpeed(Engine& engine, const std::string& folder,
+                                     const std::function<bool()>& stop) {
+  FOREBAY_ASSIGN_OR_RETURN(ScratchFile scratch, OpenScratchFile(folder, engine.direct()));
+  // Where space cannot be reserved the writes make it, and say so when there is none.
+  [[maybe_unused]] const int reserved = ReserveFileSpace(scratch.fd.get(), kSpeedProbeBytes);
+  const std::string path = scratch.path;
+  const int file = engine.AddFile(std::move(scratch.fd), path);
+  absl::StatusOr<DiskSpeed> speed = Measure(engine, file, stop);
+  engine.RemoveFile(file);
+  return speed;
+}
+
+}  // namespace forebay

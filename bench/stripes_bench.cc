@@ -1,0 +1,144 @@
+// What several folders are worth: training steps without the model (replay/) on one disk of a set
+// speed, and on more of them, in turn:
+//   build/bench_bin/stripes_bench FOLDER [MB/s of each disk] [rounds] [disks]
+// The disks are simulated (aio/limited_disk.h) in folders of FOLDER, best on tmpfs; store, queues,
+// window and optimizer pipeline are those of a run. Prints the median seconds of a step for one
+// disk and for each larger number, with their ratio; "2:1" are two disks of which one is half as
+// fast, against one fast disk, whose best is 1.5.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/aio/limited_disk.h"
+#include "forebay/base/errors.h"
+#include "forebay/replay/step_replay.h"
+
+namespace forebay {
+namespace {
+
+struct Settings {
+  std::string folder;
+  double bytes_per_s = 200e6;
+  int rounds = 3;
+  int most_disks = 3;
+};
+
+// About 36 M parameters: blocks of four tiles, an embedding of eight.
+Inventory ModelInventory() {
+  constexpr int64_t kTile = kDefaultTileElems;
+  Inventory inventory;
+  inventory.BeginLayer("embed");
+  inventory.Add("embed", {8, kTile}, 0, true);
+  for (int block = 0; block < 7; ++block) {
+    const std::string name = fmt::format("layers.{}", block);
+    inventory.BeginLayer(name);
+    inventory.Add(name + ".w", {4, kTile}, 0, true);
+  }
+  inventory.BeginLayer("head");
+  inventory.Add("norm", {2048}, 0, false);
+  return inventory;
+}
+
+void Require(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "stripes_bench: %s\n", MessageOf(status).c_str());
+  std::exit(static_cast<int>(ExitCodeOf(status)));
+}
+
+// The seconds of one step on disks of these speeds.
+double SecondsPerStep(const Settings& settings, const std::vector<double>& bytes_per_s) {
+  std::vector<LimitedDisk> disks;
+  StoreOptions store_options;
+  std::vector<double> weights;
+  for (size_t i = 0; i < bytes_per_s.size(); ++i) {
+    const std::string folder = JoinPath(settings.folder, fmt::format("stripes_bench-{}", i));
+    disks.push_back({folder, bytes_per_s[i]});
+    store_options.directories.push_back(folder);
+    weights.push_back(bytes_per_s[i] / settings.bytes_per_s);
+  }
+  ReplayOptions options;
+  options.loss_reads_first = true;
+  options.stripe_weights = WeightsInProportion(weights);
+  options.buffers = StepBufferChoices(static_cast<int>(bytes_per_s.size())).front();
+  const ReplayPlan plan = PlanReplay(ModelInventory(), options);
+  store_options.stripe_weights = options.stripe_weights;
+  store_options.unfilled = true;
+
+  EngineOptions engine_options;
+  engine_options.num_threads = 2 * static_cast<int>(disks.size());
+  const auto engine =
+      CreateThreadsEngine(engine_options, std::make_shared<LimitedDiskCalls>(disks));
+  MemoryBudget no_limit(0);
+  double seconds = 0;
+  {
+    auto store = TensorStore::Create(store_options, plan.inventory, engine.get());
+    Require(store.status());
+    auto replay = StepReplay::Create(plan, ReplayCompute::kNone, 1, store->get(), &no_limit);
+    Require(replay.status());
+    const auto never = [] { return false; };
+    Require((*replay)->Start(never));
+    Require((*replay)->RunStep(never).status());  // the window is as between any two steps after it
+    const auto step = (*replay)->RunStep(never);
+    Require(step.status());
+    seconds = step->seconds;
+  }
+  Require(TensorStore::Remove(store_options.directories).status());
+  return seconds;
+}
+
+double Median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+int Run(const Settings& settings) {
+  struct Setup {
+    std::string name;
+    std::vector<double> bytes_per_s;
+    std::vector<double> seconds;
+  };
+  std::vector<Setup> setups;
+  for (int disks = 1; disks <= settings.most_disks; ++disks) {
+    setups.push_back({std::to_string(disks), std::vector(disks, settings.bytes_per_s), {}});
+  }
+  setups.push_back({"2:1", {settings.bytes_per_s, settings.bytes_per_s / 2}, {}});
+  for (int round = 0; round < settings.rounds; ++round) {
+    for (Setup& setup : setups) {
+      setup.seconds.push_back(SecondsPerStep(settings, setup.bytes_per_s));
+    }
+  }
+  const double one = Median(setups.front().seconds);
+  std::printf("disks of %.0f MB/s, %d rounds\n", settings.bytes_per_s / 1e6, settings.rounds);
+  for (const Setup& setup : setups) {
+    std::printf("%-4s %.3f s (%.3f..%.3f)  %.2fx\n", setup.name.c_str(), Median(setup.seconds),
+                std::ranges::min(setup.seconds), std::ranges::max(setup.seconds),
+                one / Median(setup.seconds));
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace forebay
+
+int main(int argc, char** argv) {
+  forebay::Settings settings;
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: %s FOLDER [MB/s of each disk] [rounds] [disks]\n", argv[0]);
+    return 2;
+  }
+  settings.folder = argv[1];
+  if (argc > 2) settings.bytes_per_s = std::atof(argv[2]) * 1e6;
+  if (argc > 3) settings.rounds = std::atoi(argv[3]);
+  if (argc > 4) settings.most_disks = std::atoi(argv[4]);
+  if (settings.bytes_per_s <= 0 || settings.rounds < 1 || settings.most_disks < 1) {
+    std::fprintf(stderr, "stripes_bench: speed, rounds and disks are above 0\n");
+    return 2;
+  }
+  return forebay::Run(settings);
+}

@@ -1,0 +1,100 @@
+// The folders of a store: what lies in them by name, who may take them, and which of them belong
+// together.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/file.h"
+#include "forebay/swap/store_manifest.h"
+
+namespace forebay {
+
+// The files of a folder (docs/formats.md, "The store").
+inline constexpr char kManifestName[] = "manifest.json";
+inline constexpr char kWeightsName[] = "weights.fbs";
+inline constexpr char kStateName[] = "state.fbs";
+inline constexpr char kGradientsName[] = "gradients.fbs";
+inline constexpr char kCommitName[] = "commit.fbs";
+inline constexpr char kLockName[] = "lock";
+
+// "'a'" and "'a', 'b'": for messages.
+std::string QuotedList(std::span<const std::string> directories);
+
+// UsageError when two of them are one folder, however they are spelled.
+absl::Status RefuseSameFolder(std::span<const std::string> directories);
+
+// DoesNotFitError when a file system has less room than the folders on it need together;
+// StorageError when one cannot be asked. `needed_bytes`: by folder. `what` begins the message: "the
+// store needs"; `fix` ends it with what the user may do other than free space: "choose another
+// folder (--nvme)".
+absl::Status CheckFreeSpace(std::span<const std::string> directories,
+                            std::span<const int64_t> needed_bytes, const std::string& what,
+                            const std::string& fix);
+
+// What the manifest in a folder says that the folder is.
+struct StripeIdentity {
+  StoreUuid uuid = {};
+  int stripe = 0;
+  int num_stripes = 1;
+};
+// BadInputError when no store lies there; CorruptError when its manifest is damaged; StorageError
+// when it cannot be read. Takes no lock: a manifest is written once.
+absl::StatusOr<StripeIdentity> ReadStripeIdentity(const std::string& directory);
+
+// One folder in use by this process alone.
+struct StoreFolder {
+  std::string directory;
+  UniqueFd lock;
+  std::vector<std::string> made;  // it and folders above it that ClaimFolders made, deepest first
+};
+
+// Makes the folders, takes their locks, and makes sure that nothing is in the way of a new store.
+// What a creation left behind that was killed before the folder had its manifest is removed.
+// UsageError when a folder holds a store already or files that somebody else made, or is named
+// twice; EnvironmentError when one is in use; StorageError. After an error the folders are as they
+// were, but for such remains.
+absl::StatusOr<std::vector<StoreFolder>> ClaimFolders(std::span<const std::string> directories);
+
+// Undoes what a claim made, `made` of a StoreFolder, as far as the folders are empty.
+void RemoveMade(std::span<const std::string> made);
+
+// The manifest of the store in `directories`, which may be named in any order, and its folders in
+// the order of their stripes. `uuid`: of the store that is meant, as ToHex has it; "": whichever
+// lies there. UsageError when a folder is named twice; BadInputError when one holds no store, is
+// missing, or is a copy of another; CorruptError when they do not belong together, are of another
+// store than `uuid`, or have a damaged manifest; EnvironmentError when one is in use;
+// StorageError. Nothing is touched, no lock either, before they are known to be the right ones.
+struct OpenedFolders {
+  StoreManifest manifest;  // of the first stripe
+  std::vector<StoreFolder> folders;
+};
+absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directories,
+                                          const std::string& uuid);
+
+// The manifest and the data; the folder and its lock stay. By whoever holds the lock.
+void RemoveStoreFiles(const std::string& directory);
+// By whoever holds the lock, as the last thing: from then on another may take the folder.
+void RemoveLock(const std::string& directory);
+// Removes whole or unfinished stores, once the locks of all folders are taken, and the folders that
+// nothing else is in. Bytes that were freed. UsageError when a folder is named twice,
+// BadInputError when one has no lock, EnvironmentError when one is in use, StorageError; nothing
+// was removed then.
+absl::StatusOr<int64_t> RemoveFolders(std::span<const std::string> directories);
+
+struct RemovedParts {
+  int64_t freed_bytes = 0;
+  std::vector<std::string> not_there;  // no folder, or nothing of a store in it
+  std::vector<std::string> of_others;  // what is in it belongs to another store, or to nobody known
+};
+// Removes what is left of the store `uuid` (as ToHex has it; "" when it is not known) from those of
+// its folders that have anything of it, once their locks are taken. Nothing in the others is
+// touched. UsageError when a folder is named twice, EnvironmentError when one is in use,
+// StorageError when one cannot be looked at; nothing was removed then.
+absl::StatusOr<RemovedParts> RemoveParts(std::span<const std::string> directories,
+                                         const std::string& uuid);
+
+}  // namespace forebay

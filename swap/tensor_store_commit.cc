@@ -1,0 +1,181 @@
+// Publishing a step, and finding the published one again (docs/formats.md, "Publishing a step").
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/swap/tensor_store_impl.h"
+
+namespace forebay {
+namespace {
+
+struct alignas(kIoAlignBytes) RecordBlock {
+  std::array<std::byte, kCommitRecordBytes> bytes = {};
+};
+
+int64_t OffsetOfCopy(int copy) {
+  return copy * kCommitRecordBytes;
+}
+
+}  // namespace
+
+// What is read here is built upon, so it has to be durable: the process before may have been killed
+// with its newest copies in no more than a cache. Else a second copy of a record could outlive the
+// first one of another folder; or the next commit could tear the one copy that a power cut would
+// have left, after its step had overwritten what the copy before stands for.
+//
+// The data needs no such flush: whoever wrote a record had flushed all data of it before, without
+// an error, and what is there of a later step is written again.
+absl::StatusOr<std::vector<FolderCopies>> TensorStore::Impl::ReadCopies() {
+  FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles()));
+  const auto block = std::make_unique<RecordBlock>();
+  std::vector<FolderCopies> folders;
+  for (const Stripe& stripe : stripes) {
+    FolderCopies& folder = folders.emplace_back();
+    folder.source = JoinPath(stripe.directory, kCommitName);
+    for (DecodedCopy* copy : {&folder.first, &folder.second}) {
+      const int64_t offset_bytes = OffsetOfCopy(copy == &folder.first ? 0 : 1);
+      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kRead, stripe.commit_file, offset_bytes, block->bytes));
+      FOREBAY_ASSIGN_OR_RETURN(*copy, DecodeCommitRecord(block->bytes, folder.source));
+    }
+  }
+  return folders;
+}
+
+std::vector<int> TensorStore::Impl::CommitFiles() const {
+  std::vector<int> numbers;
+  for (const Stripe& stripe : stripes) numbers.push_back(stripe.commit_file);
+  return numbers;
+}
+
+// Writes one copy of the record to each of the files, and flushes them.
+absl::Status TensorStore::Impl::WriteCopy(int copy, std::span<std::byte> bytes,
+                                          std::span<const int> commit_files) {
+  std::vector<IoOp> ops(commit_files.size());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    Start(ops[i], IoKind::kWrite, IoClass::kWriteBack, commit_files[i], OffsetOfCopy(copy), bytes);
+  }
+  absl::Status status;
+  for (IoOp& op : ops) status.Update(engine->Wait(op));
+  FOREBAY_RETURN_IF_ERROR(status);
+  return Flush(commit_files);
+}
+
+// The first copies are durable in all folders before a second one is touched. So at every moment
+// each folder has a whole copy, and a second copy that is new proves that all folders have the
+// record.
+absl::Status TensorStore::Impl::WriteCopies(const CommitRecord& new_record, uint64_t& hash) {
+  const auto block = std::make_unique<RecordBlock>();
+  hash = EncodeCommitRecord(new_record, block->bytes);
+  const std::vector<int> commit_files = CommitFiles();
+  FOREBAY_RETURN_IF_ERROR(WriteCopy(0, block->bytes, commit_files));
+  return WriteCopy(1, block->bytes, commit_files);
+}
+
+// All copies must hold the chosen record before anything else is written. Else the next commit
+// could tear the only copy of it and fall back to the record before, whose slot was overwritten
+// meanwhile. In the order of WriteCopies, for the sake of a crash meanwhile: first copies that are
+// left alone here are durable, as ReadCopies has flushed them.
+absl::Status TensorStore::Impl::RepairCopies(std::span<const FolderCopies> folders) {
+  const auto block = std::make_unique<RecordBlock>();
+  EncodeCommitRecord(record, block->bytes);
+  for (const int number : {0, 1}) {
+    std::vector<int> commit_files;
+    for (size_t i = 0; i < folders.size(); ++i) {
+      const DecodedCopy& copy = number == 0 ? folders[i].first : folders[i].second;
+      const bool current = copy.state == CopyState::kGood && copy.hash == record_hash;
+      if (!current) commit_files.push_back(stripes[i].commit_file);
+    }
+    if (commit_files.empty()) continue;
+    FOREBAY_RETURN_IF_ERROR(WriteCopy(number, block->bytes, commit_files));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorStore::Impl::RecoverCommit() {
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<FolderCopies> folders, ReadCopies());
+  FOREBAY_ASSIGN_OR_RETURN(const std::optional<ChosenCommit> chosen,
+                           ChooseCommit(folders, manifest.uuid));
+  if (!chosen.has_value()) return absl::OkStatus();
+  absl::StatusOr<Json> trainer = ParseJson(chosen->record.trainer, chosen->source);
+  if (!trainer.ok()) {
+    return CorruptError(
+        fmt::format("the commit record {} of '{}' carries no valid trainer state ({}). Restore the "
+                    "store from a copy, or start again from "
+                    "the last exported model",
+                    chosen->record.sequence, chosen->source, MessageOf(trainer.status())));
+  }
+  record = chosen->record;
+  record_hash = chosen->hash;
+  committed = {record.step, *std::move(trainer)};
+  has_commit = true;
+  return RepairCopies(folders);
+}
+
+absl::Status TensorStore::Impl::FlushData() {
+  std::vector<int> data_files;
+  for (const Stripe& stripe : stripes) {
+    for (const int number : {stripe.weights_file, stripe.state_file}) {
+      if (number >= 0) data_files.push_back(number);
+    }
+  }
+  return Flush(data_files);
+}
+
+absl::Status TensorStore::Commit(const CommitInfo& info) {
+  Impl& impl = *impl_;
+  if (!impl.failure.ok()) {
+    return Annotate(
+        impl.failure,
+        fmt::format("the store {} takes no commit any more, because an earlier one failed",
+                    impl.Where()));
+  }
+  for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
+    FOREBAY_CHECK(impl.weights_progress[i].load(std::memory_order_acquire) ==
+                  TileProgress::kWritten);
+    FOREBAY_CHECK(impl.state_progress[i].load(std::memory_order_acquire) == TileProgress::kWritten);
+  }
+  CommitRecord record;
+  try {
+    record.trainer = info.trainer.dump();
+  } catch (const Json::exception& error) {
+    return UsageError(fmt::format("the trainer's state cannot be committed: {}", error.what()));
+  }
+  if (static_cast<int64_t>(record.trainer.size()) > kCommitTrainerBytesMax) {
+    return UsageError(
+        fmt::format("the trainer's state has {} bytes of JSON; a commit holds {}. Shorten what it "
+                    "records (names, paths)",
+                    record.trainer.size(), kCommitTrainerBytesMax));
+  }
+  record.uuid = impl.manifest.uuid;
+  record.sequence = impl.record.sequence + 1;
+  record.step = info.step;
+  record.slot = impl.working_slot();
+  record.previous_hash = impl.record_hash;
+
+  // Data first, then the record that says it is there.
+  uint64_t hash = 0;
+  absl::Status status = impl.FlushData();
+  if (status.ok()) status = impl.WriteCopies(record, hash);
+  if (!status.ok()) {
+    impl.failure = status;
+    return Annotate(status,
+                    fmt::format("committing step {} to {} failed", info.step, impl.Where()));
+  }
+  const std::lock_guard guard(impl.slots_mutex);
+  impl.record = std::move(record);
+  impl.record_hash = hash;
+  impl.committed = info;
+  impl.has_commit = true;
+  for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
+    impl.weights_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
+    impl.state_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace forebay

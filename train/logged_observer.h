@@ -1,0 +1,47 @@
+// Tells an observer what happens, and keeps its lines in events.log too.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "forebay/train/metrics.h"
+#include "forebay/train/trainer.h"
+
+namespace forebay {
+
+// Used on the training thread, but for OnWarning, which any thread may call. Must outlive the
+// engine whose warnings it takes.
+class LoggedObserver : public TrainObserver {
+ public:
+  explicit LoggedObserver(TrainObserver& inner) : inner_(inner) {}
+
+  // Opens events.log, once the run has its folder, and writes the lines that came before.
+  absl::Status OpenLog(const std::string& path);
+  // OnNote, and whether the line is in the log.
+  absl::Status Note(const std::string& line);
+  // A line for the log alone.
+  absl::Status Log(const std::string& line);
+
+  void OnPlan(const std::string& table, const Json& plan) override { inner_.OnPlan(table, plan); }
+  void OnPhase(const std::string& phase, double fraction) override {
+    inner_.OnPhase(phase, fraction);
+  }
+  void OnProgress(int64_t step, int64_t num_steps, double fraction) override {
+    inner_.OnProgress(step, num_steps, fraction);
+  }
+  void OnStep(const Json& metrics) override { inner_.OnStep(metrics); }
+  void OnNote(const std::string& line) override;
+  void OnWarning(const std::string& line) override;
+  void OnDone(const Json& summary) override { inner_.OnDone(summary); }
+
+ private:
+  TrainObserver& inner_;
+  std::mutex mutex_;
+  std::optional<LineLog> log_;      // mutex
+  std::vector<std::string> early_;  // mutex; lines before the log was open
+};
+
+}  // namespace forebay
