@@ -23,19 +23,10 @@ std::string Setting(const std::string& path) {
   return text.ok() ? text->substr(0, text->find('\n')) : "";
 }
 
-// What may be locked of memory.
-struct MemlockLimit {
-  bool none = false;
-  std::optional<int64_t> kib;  // nullopt: none, or the system does not tell
-
-  static MemlockLimit Ask() {
-    struct rlimit limit = {};
-    if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return {};
-    if (limit.rlim_cur == RLIM_INFINITY) return {true, std::nullopt};
-    return {false, static_cast<int64_t>(limit.rlim_cur >> 10)};
-  }
-  std::string text() const { return kib.has_value() ? fmt::format("{} KiB", *kib) : "not known"; }
-};
+// Of a limit that is set.
+std::string TextOf(const MemlockLimit& limit) {
+  return limit.kib.has_value() ? fmt::format("{} KiB", *limit.kib) : "not known";
+}
 
 // A limit with which `refused_bytes` would not have been refused: all that the user's programs lock
 // counts, which is no more than the limit now.
@@ -50,16 +41,23 @@ constexpr std::string_view kShortOfMemory =
     "or take less";
 
 // With the fix.
-std::string WhyMemoryWasNotLocked(int64_t refused_bytes, int64_t wanted_bytes) {
-  const MemlockLimit limit = MemlockLimit::Ask();
+std::string WhyMemoryWasNotLocked(int64_t refused_bytes, int64_t wanted_bytes,
+                                  const MemlockLimit& limit) {
   if (limit.none) return std::string(kShortOfMemory);
   return fmt::format(
       "the limit of locked memory (ulimit -l) is {}, for all that this user locks. Raise it to {} "
       "KiB or more with 'ulimit -l', LimitMEMLOCK= or --ulimit memlock=-1",
-      limit.text(), EnoughKib(limit, refused_bytes, wanted_bytes));
+      TextOf(limit), EnoughKib(limit, refused_bytes, wanted_bytes));
 }
 
 }  // namespace
+
+MemlockLimit MemlockLimit::Ask() {
+  struct rlimit limit = {};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return {};
+  if (limit.rlim_cur == RLIM_INFINITY) return {true, std::nullopt};
+  return {false, static_cast<int64_t>(limit.rlim_cur >> 10)};
+}
 
 std::string WhyNoIoUring(int error_number) {
   const std::string refused = "io_uring was refused with " + ErrnoText(error_number);
@@ -89,7 +87,7 @@ std::string WhyNoIoUring(int error_number) {
       return fmt::format(
           "{}: the limit of locked memory is {} (kernels before 5.12 count rings). Raise it with "
           "'ulimit -l', LimitMEMLOCK= or --ulimit memlock=-1",
-          refused, limit.text());
+          refused, TextOf(limit));
     }
     case EMFILE:
     case ENFILE:
@@ -118,7 +116,8 @@ std::string WhyNoLibaio(int error_number) {
   }
 }
 
-std::string WhyNotRegistered(int error_number, int64_t refused_bytes, int64_t wanted_bytes) {
+std::string WhyNotRegistered(int error_number, int64_t refused_bytes, int64_t wanted_bytes,
+                             const MemlockLimit& limit) {
   const int64_t refused_mib = MebibytesUp(refused_bytes);
   const int64_t wanted_mib = MebibytesUp(wanted_bytes);
   const std::string what = fmt::format("io_uring: {} of buffers were not registered",
@@ -128,7 +127,7 @@ std::string WhyNotRegistered(int error_number, int64_t refused_bytes, int64_t wa
   std::string why;
   switch (error_number) {
     case ENOMEM:
-      why = WhyMemoryWasNotLocked(refused_bytes, wanted_bytes);
+      why = WhyMemoryWasNotLocked(refused_bytes, wanted_bytes, limit);
       break;
     case E2BIG:
       why = fmt::format("the ring's table has room for {} buffers. Fewer and longer ones would fit",

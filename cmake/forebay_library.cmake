@@ -42,6 +42,8 @@ function(forebay_test name)
     # The libraries are optimised; optimising the checks around them only makes builds longer.
     if(CMAKE_BUILD_TYPE STREQUAL "Release")
       target_compile_options(${name} PRIVATE -O1)
+    elseif(FOREBAY_SANITIZE MATCHES "address")
+      target_compile_options(${name} PRIVATE -O0)
     endif()
   endif()
   set(arguments "")

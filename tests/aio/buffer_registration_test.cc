@@ -30,28 +30,35 @@ using testing::Not;
 constexpr int64_t kMib = int64_t{1} << 20;
 
 TEST(WhyNotRegistered, TheLimitThatItAdvisesIsEnoughWhateverIsLockedAlready) {
-  struct rlimit before = {};
-  ASSERT_EQ(::getrlimit(RLIMIT_MEMLOCK, &before), 0);
-  const rlim_t low = rlim_t{8} << 20;
-  if (before.rlim_max < low) GTEST_SKIP() << "the limit is lower than the test's";
-  const struct rlimit limit = {low, before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_MEMLOCK, &limit), 0);
-  const std::string all = WhyNotRegistered(ENOMEM, 8 * kMib, 8 * kMib);
-  const std::string some = WhyNotRegistered(ENOMEM, 3 * kMib, 20 * kMib);
-  ASSERT_EQ(::setrlimit(RLIMIT_MEMLOCK, &before), 0);
-  EXPECT_THAT(all, AllOf(HasSubstr("is 8192 KiB"), HasSubstr("Raise it to 16384 KiB or more")));
-  EXPECT_THAT(some, HasSubstr("Raise it to 20480 KiB or more"));
+  const MemlockLimit limit = {.none = false, .kib = 8192};
+  EXPECT_THAT(WhyNotRegistered(ENOMEM, 8 * kMib, 8 * kMib, limit),
+              AllOf(HasSubstr("is 8192 KiB"), HasSubstr("Raise it to 16384 KiB or more")));
+  EXPECT_THAT(WhyNotRegistered(ENOMEM, 3 * kMib, 20 * kMib, limit),
+              HasSubstr("Raise it to 20480 KiB or more"));
 }
 
 TEST(WhyNotRegistered, WithoutALimitTheKernelItselfIsShortOfMemory) {
+  EXPECT_THAT(WhyNotRegistered(ENOMEM, 8 * kMib, 8 * kMib, {.none = true, .kib = std::nullopt}),
+              AllOf(HasSubstr("no limit of locked memory is set"),
+                    HasSubstr("kernel itself is short of memory"), Not(HasSubstr("Raise"))));
+}
+
+TEST(WhyNotRegistered, ALimitThatTheSystemDoesNotTellIsSaidToBeNotKnown) {
+  EXPECT_THAT(WhyNotRegistered(ENOMEM, 8 * kMib, 8 * kMib, MemlockLimit{}),
+              AllOf(HasSubstr("is not known"), HasSubstr("Raise it to 8192 KiB or more")));
+}
+
+// What a process may lock is what the kernel says of it now.
+TEST(MemlockLimit, IsThatOfTheProcess) {
   struct rlimit before = {};
   ASSERT_EQ(::getrlimit(RLIMIT_MEMLOCK, &before), 0);
-  const struct rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
-  if (::setrlimit(RLIMIT_MEMLOCK, &none) != 0) GTEST_SKIP() << "only root may lift the limit";
-  const std::string text = WhyNotRegistered(ENOMEM, 8 * kMib, 8 * kMib);
+  const rlim_t lower_kib = std::min<rlim_t>(before.rlim_max >> 10, 64);
+  const struct rlimit lower = {lower_kib << 10, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_MEMLOCK, &lower), 0);
+  const MemlockLimit limit = MemlockLimit::Ask();
   ASSERT_EQ(::setrlimit(RLIMIT_MEMLOCK, &before), 0);
-  EXPECT_THAT(text, AllOf(HasSubstr("no limit of locked memory is set"),
-                          HasSubstr("kernel itself is short of memory"), Not(HasSubstr("Raise"))));
+  EXPECT_FALSE(limit.none);
+  EXPECT_EQ(limit.kib, static_cast<int64_t>(lower_kib));
 }
 
 TEST(WhyNotRegistered, NamesTheLimitAndTheFixOfEveryRefusal) {

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
+#include <latch>
 #include <mutex>
 #include <vector>
 
@@ -29,25 +30,16 @@ class StuckDevice : public SystemDiskCalls {
  public:
   int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
                    int64_t offset_bytes) override {
-    if (path.ends_with("stuck")) {
-      std::unique_lock lock(mutex_);
-      released_changed_.wait(lock, [this] { return released_; });
-    }
+    if (path.ends_with("stuck")) released_.wait();
     return SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
   }
   dev_t DeviceIdOf(std::string_view path, dev_t kernels) const override {
     return path.ends_with("stuck") ? makedev(0xfff, 0) : kernels;
   }
-  void Release() {
-    const std::lock_guard lock(mutex_);
-    released_ = true;
-    released_changed_.notify_all();
-  }
+  void Release() { released_.count_down(); }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable released_changed_;
-  bool released_ = false;
+  std::latch released_{1};
 };
 
 class SeveralDevicesTest : public testing::Test {

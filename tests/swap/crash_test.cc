@@ -8,11 +8,14 @@
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "forebay/aio/faulty_disk.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/hash.h"
 #include "forebay/swap/tensor_store.h"
 #include "forebay/tests/swap/store_fixture.h"
 #include "forebay/tests/temporary_folder.h"
@@ -63,6 +66,32 @@ void SaveImage(const Image& image, const std::string& directory) {
     ASSERT_TRUE(PwriteAll(fd->get(), std::as_bytes(std::span(contents)), 0, name).ok());
   }
 }
+
+std::string DigestOf(const Image& image) {
+  Xxh3_128 hash;
+  for (const auto& [name, contents] : image) {
+    hash.Update(name);
+    hash.UpdateInt(static_cast<int64_t>(contents.size()));
+    hash.Update(contents);
+  }
+  return hash.Hex();
+}
+
+FaultPlan Recording() {
+  FaultPlan plan;
+  plan.record = true;
+  return plan;
+}
+
+// A store that a process of its own has open, every write and flush of it on record.
+struct RecordedStore {
+  explicit RecordedStore(const std::vector<std::string>& folders)
+      : store(TensorStore::Open(folders, engine.get())) {}
+
+  FaultyDisk disk{Recording()};
+  std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1}, &disk);
+  absl::StatusOr<std::unique_ptr<TensorStore>> store;
+};
 
 // The first `bytes` of a write.
 void Apply(Image& image, const DiskEvent& write, int64_t bytes) {
@@ -127,17 +156,13 @@ class CrashTest : public testing::TestWithParam<int> {
       ASSERT_EQ(WriteStep(**store, 1), absl::OkStatus());
     }
     start_ = LoadImage(directory);
-    FaultPlan plan;
-    plan.record = true;
-    FaultyDisk disk(plan);
-    const auto recorder = CreateThreadsEngine({.num_threads = 1}, &disk);
-    auto store = TensorStore::Open(folders, recorder.get());
-    ASSERT_TRUE(store.ok()) << store.status();
+    RecordedStore recorded(folders);
+    ASSERT_TRUE(recorded.store.ok()) << recorded.store.status();
     for (int64_t step = 2; step <= kNumSteps; ++step) {
-      ASSERT_EQ(WriteStep(**store, step), absl::OkStatus());
-      events_at_commit_.push_back(disk.events().size());
+      ASSERT_EQ(WriteStep(**recorded.store, step), absl::OkStatus());
+      events_at_commit_.push_back(recorded.disk.events().size());
     }
-    events_ = disk.events();
+    events_ = recorded.disk.events();
   }
 
   // The newest step whose Commit had returned within the first `num_events`.
@@ -147,26 +172,28 @@ class CrashTest : public testing::TestWithParam<int> {
     return step;
   }
 
+  // Folders of a store that hold `image`, the same ones at each call.
+  std::vector<std::string> FoldersWith(const Image& image) {
+    const std::string directory = crashed_folder_.Path("crashed");
+    SaveImage(image, directory);
+    return FoldersIn(directory, GetParam());
+  }
+
   // "" when `image` opens as one whole step, no older than `promised`; else what is wrong. The step
   // goes to `recovered`, what opening did to the disk to `repair`.
   std::string Check(const Image& image, int64_t promised, int64_t* recovered = nullptr,
                     std::vector<DiskEvent>* repair = nullptr) {
-    const std::string directory = crashed_folder_.Path("crashed");
-    SaveImage(image, directory);
-    FaultPlan plan;
-    plan.record = true;
-    FaultyDisk disk(plan);
-    const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
-    auto store = TensorStore::Open(FoldersIn(directory, GetParam()), engine.get());
-    if (!store.ok()) return MessageOf(store.status());
-    if (repair != nullptr) *repair = disk.events();
-    if (!(*store)->has_commit()) return "no step is committed";
-    const int64_t step = (*store)->committed().step;
+    RecordedStore opened(FoldersWith(image));
+    if (!opened.store.ok()) return MessageOf(opened.store.status());
+    TensorStore& store = **opened.store;
+    if (repair != nullptr) *repair = opened.disk.events();
+    if (!store.has_commit()) return "no step is committed";
+    const int64_t step = store.committed().step;
     if (recovered != nullptr) *recovered = step;
     if (step < promised || step > promised + 1) {
       return "promised " + std::to_string(promised) + ", found " + std::to_string(step);
     }
-    if (!HoldsStep(**store, step)) return "step " + std::to_string(step) + " is mixed with another";
+    if (!HoldsStep(store, step)) return "step " + std::to_string(step) + " is mixed with another";
     return "";
   }
 
@@ -178,46 +205,45 @@ class CrashTest : public testing::TestWithParam<int> {
     std::vector<DiskEvent> events;
   };
   void ResumeAfterKill(std::span<const DiskEvent> left, Resumed& next) {
-    const std::string directory = crashed_folder_.Path("crashed");
-    SaveImage(CrashImage(start_, left, Loss::kNone, 0), directory);
-    FaultPlan plan;
-    plan.record = true;
-    FaultyDisk disk(plan);
-    const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
-    auto store = TensorStore::Open(FoldersIn(directory, GetParam()), engine.get());
-    ASSERT_TRUE(store.ok()) << store.status();
-    next.num_events_of_open = disk.events().size();
-    next.step = (*store)->committed().step;
-    ASSERT_EQ(WriteStep(**store, next.step + 1), absl::OkStatus());
-    next.events = disk.events();
+    RecordedStore resumed(FoldersWith(CrashImage(start_, left, Loss::kNone, 0)));
+    ASSERT_TRUE(resumed.store.ok()) << resumed.store.status();
+    next.num_events_of_open = resumed.disk.events().size();
+    next.step = (*resumed.store)->committed().step;
+    ASSERT_EQ(WriteStep(**resumed.store, next.step + 1), absl::OkStatus());
+    next.events = resumed.disk.events();
   }
 
-  // The number of crash states that are wrong, over all points of `events`.
-  int CountViolations(const std::vector<DiskEvent>& events,
-                      const std::vector<size_t>& events_at_commit) {
-    int violations = 0;
+  // Check, for the states of a loop: many losses leave the same disk, which is looked at once.
+  std::string CheckOnce(const Image& image, int64_t promised, int64_t* recovered = nullptr) {
+    const auto [found, is_new] = checked_.try_emplace({DigestOf(image), promised});
+    auto& [problem, step] = found->second;
+    if (is_new) problem = Check(image, promised, &step);
+    if (recovered != nullptr) *recovered = step;
+    return problem;
+  }
+
+  // The first crash state, over all points of `events`, that is wrong; "" when none is.
+  std::string FirstViolation(const std::vector<DiskEvent>& events,
+                             const std::vector<size_t>& events_at_commit) {
     events_at_commit_ = events_at_commit;
     for (size_t num_events = 0; num_events <= events.size(); ++num_events) {
       const std::span<const DiskEvent> seen = std::span(events).first(num_events);
       for (const Loss loss : {Loss::kNone, Loss::kAll, Loss::kOne, Loss::kAllButOne,
                               Loss::kTornLast, Loss::kRandom}) {
         const std::string problem =
-            Check(CrashImage(start_, seen, loss, num_events), PromisedStep(num_events));
-        if (!problem.empty()) {
-          ++violations;
-          last_problem_ = problem + " (after " + std::to_string(num_events) + " events, loss " +
-                          std::to_string(static_cast<int>(loss)) + ")";
-        }
+            CheckOnce(CrashImage(start_, seen, loss, num_events), PromisedStep(num_events));
+        if (problem.empty()) continue;
+        return problem + " (after " + std::to_string(num_events) + " events, loss " +
+               std::to_string(static_cast<int>(loss)) + ")";
       }
     }
-    return violations;
+    return "";
   }
 
-  // The number of states that are wrong after a kill around one commit, from its first record on,
-  // and a power cut at any moment of the process that goes on. `flushes_first`: or as if it had not
-  // flushed what it is about to read.
-  int CountViolationsAfterKills(bool flushes_first) {
-    int violations = 0;
+  // The first state that is wrong after a kill around one commit, from its first record on, and a
+  // power cut at any moment of the process that goes on; "" when none is. `flushes_first`: or as if
+  // it had not flushed what it is about to read.
+  std::string FirstViolationAfterKills(bool flushes_first) {
     uint64_t seed = 0;
     size_t begin = events_at_commit_[0];
     while (events_[begin].is_flush || !IsCommitFile(events_[begin].path)) ++begin;
@@ -225,7 +251,7 @@ class CrashTest : public testing::TestWithParam<int> {
       const std::span<const DiskEvent> left = std::span(events_).first(killed);
       Resumed next;
       ResumeAfterKill(left, next);
-      if (testing::Test::HasFailure()) return ++violations;
+      if (testing::Test::HasFailure()) return "the next process did not go on";
       std::vector<DiskEvent> events(left.begin(), left.end());
       size_t done = 0;
       while (!flushes_first && next.events[done].is_flush) ++done;
@@ -233,18 +259,17 @@ class CrashTest : public testing::TestWithParam<int> {
         const int64_t promised = done >= next.num_events_of_open ? next.step : PromisedStep(killed);
         for (const Loss loss : {Loss::kAll, Loss::kOne, Loss::kAllButOne, Loss::kTornLast,
                                 Loss::kRandom, Loss::kRandom, Loss::kRandom, Loss::kRandom}) {
-          const std::string problem = Check(CrashImage(start_, events, loss, ++seed), promised);
+          const std::string problem = CheckOnce(CrashImage(start_, events, loss, ++seed), promised);
           if (problem.empty()) continue;
-          ++violations;
-          last_problem_ = problem + " (killed after " + std::to_string(killed) +
-                          " events, cut after " + std::to_string(done) + " of the next, loss " +
-                          std::to_string(static_cast<int>(loss)) + ")";
+          return problem + " (killed after " + std::to_string(killed) + " events, cut after " +
+                 std::to_string(done) + " of the next, loss " +
+                 std::to_string(static_cast<int>(loss)) + ")";
         }
         if (done == next.events.size()) break;
         events.push_back(next.events[done]);
       }
     }
-    return violations;
+    return "";
   }
 
   // The states of the disk are many and small; in RAM they take a tenth of the time.
@@ -258,11 +283,12 @@ class CrashTest : public testing::TestWithParam<int> {
   Image start_;
   std::vector<DiskEvent> events_;
   std::vector<size_t> events_at_commit_;
-  std::string last_problem_;
+  // By the state's digest and what was promised: what is wrong, and the step that was found.
+  std::map<std::pair<std::string, int64_t>, std::pair<std::string, int64_t>> checked_;
 };
 
 TEST_P(CrashTest, AtEveryMomentLeavesOneWholeStep) {
-  EXPECT_EQ(CountViolations(events_, events_at_commit_), 0) << last_problem_;
+  EXPECT_EQ(FirstViolation(events_, events_at_commit_), "");
 }
 
 // The suite must be able to fail: without the flush of the data before the record, some crash mixes
@@ -275,7 +301,7 @@ TEST_P(CrashTest, WouldBeCaughtIfTheDataWereNotFlushedBeforeTheRecord) {
     if (!data_flush) events.push_back(events_[i]);
     if (std::ranges::count(events_at_commit_, i + 1) > 0) commits.push_back(events.size());
   }
-  EXPECT_GT(CountViolations(events, commits), 0);
+  EXPECT_NE(FirstViolation(events, commits), "");
 }
 
 // Nor without that between the two copies: both may be torn then, or one folder have the record in
@@ -291,7 +317,7 @@ TEST_P(CrashTest, WouldBeCaughtIfTheFirstCopiesWereNotFlushedBeforeTheSecond) {
     if (!commit_flush || num_flushes[events_[i].path]++ % 2 == 1) events.push_back(events_[i]);
     if (std::ranges::count(events_at_commit_, i + 1) > 0) commits.push_back(events.size());
   }
-  EXPECT_GT(CountViolations(events, commits), 0);
+  EXPECT_NE(FirstViolation(events, commits), "");
 }
 
 TEST_P(CrashTest, ATornRecordInEitherCopyLeavesTheOther) {
@@ -330,7 +356,7 @@ TEST_P(CrashTest, DuringTheRepairOfATornRecordLosesNothing) {
       }
       for (const Image& again : crashes) {
         int64_t recovered_again = 0;
-        EXPECT_EQ(Check(again, PromisedStep(i), &recovered_again), "");
+        EXPECT_EQ(CheckOnce(again, PromisedStep(i), &recovered_again), "");
         EXPECT_EQ(recovered_again, recovered);
       }
     }
@@ -350,25 +376,20 @@ TEST_P(CrashTest, TheRunGoesOnAfterARecoveryAndMayCrashAgain) {
   }
   const Image crashed =
       CrashImage(start_, std::span(events_).first(first_copy + 1), Loss::kNone, 0);
-  const std::string directory = crashed_folder_.Path("crashed");
-  SaveImage(crashed, directory);
-  FaultPlan plan;
-  plan.record = true;
-  FaultyDisk disk(plan);
+  std::vector<DiskEvent> second_run;
   {
-    const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
-    auto store = TensorStore::Open(FoldersIn(directory, GetParam()), engine.get());
-    ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_EQ((*store)->committed().step, 3);
-    ASSERT_EQ(WriteStep(**store, 4), absl::OkStatus());
+    RecordedStore resumed(FoldersWith(crashed));
+    ASSERT_TRUE(resumed.store.ok()) << resumed.store.status();
+    ASSERT_EQ((*resumed.store)->committed().step, 3);
+    ASSERT_EQ(WriteStep(**resumed.store, 4), absl::OkStatus());
+    second_run = resumed.disk.events();
   }
   start_ = crashed;
-  const std::vector<DiskEvent> second_run = disk.events();
   for (size_t num_events = 0; num_events < second_run.size(); ++num_events) {
     for (const Loss loss : {Loss::kNone, Loss::kAll, Loss::kTornLast, Loss::kRandom}) {
       const Image image =
           CrashImage(start_, std::span(second_run).first(num_events), loss, num_events);
-      EXPECT_EQ(Check(image, 3), "") << num_events;
+      EXPECT_EQ(CheckOnce(image, 3), "") << num_events;
     }
   }
 }
@@ -376,11 +397,11 @@ TEST_P(CrashTest, TheRunGoesOnAfterARecoveryAndMayCrashAgain) {
 // A kill loses nothing that the next process would not read, and makes nothing durable either: what
 // that process builds upon what it read, a power cut must not bring down.
 TEST_P(CrashTest, APowerCutAfterAKillLosesNothingThatTheNextProcessFound) {
-  EXPECT_EQ(CountViolationsAfterKills(/*flushes_first=*/true), 0) << last_problem_;
+  EXPECT_EQ(FirstViolationAfterKills(/*flushes_first=*/true), "");
 }
 
 TEST_P(CrashTest, WouldBeCaughtIfTheNextProcessDidNotFlushWhatItReads) {
-  EXPECT_GT(CountViolationsAfterKills(/*flushes_first=*/false), 0);
+  EXPECT_NE(FirstViolationAfterKills(/*flushes_first=*/false), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Folders, CrashTest, testing::Values(1, 2, 3),
