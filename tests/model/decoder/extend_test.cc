@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // Workspace of 8 tokens: longer prompts go in several chunks.
-DecoderOptions Options(int64_t max_tokens = 8) {
+DecoderOptions ExtendOptions(int64_t max_tokens = 8) {
   return {2, cpu::Precision::kFp32, max_tokens, /*training=*/false};
 }
 
@@ -42,7 +42,7 @@ class ExtendFamilies : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ExtendFamilies, LogitsOfPromptAndEveryTokenEqualTheFullPass) {
   const TinyModel model = MakeTinyModel(GetParam());
-  Runner runner(model, Options());
+  Runner runner(model, ExtendOptions());
   KvCache cache = *KvCache::Create(&runner.budget(), model.config, 30);
   const std::vector<int32_t> all = MakeBatch(model, {{26}}, 26).tokens;
   std::vector<int32_t> tokens(all.begin(), all.begin() + 21);  // chunks of 8, 8 and 5
@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Families, ExtendFamilies, ::testing::ValuesIn(TinyModel
 
 TEST(Extend, TrainingWorkspaceGeneratesToo) {
   const TinyModel model = MakeTinyModel("Qwen3WideHeads");
-  DecoderOptions options = Options();
+  DecoderOptions options = ExtendOptions();
   options.training = true;
   Runner runner(model, options);
   KvCache cache = *KvCache::Create(&runner.budget(), model.config, 12);
@@ -76,7 +76,7 @@ TEST(Extend, TrainingWorkspaceGeneratesToo) {
 
 TEST(Extend, TruncatedCacheContinuesFromItsNewEnd) {
   const TinyModel model = MakeTinyModel("LlamaGroupedTied");
-  Runner runner(model, Options());
+  Runner runner(model, ExtendOptions());
   KvCache cache = *KvCache::Create(&runner.budget(), model.config, 20);
   const std::vector<int32_t> first = MakeBatch(model, {{10}}, 10).tokens;
   const std::vector<int32_t> second = MakeBatch(model, {{4}}, 4, /*seed=*/2).tokens;
@@ -91,7 +91,7 @@ TEST(Extend, TruncatedCacheContinuesFromItsNewEnd) {
 
 TEST(Extend, SequenceLongerThanTheCacheIsRefusedAndLeavesItAsItWas) {
   const TinyModel model = MakeTinyModel("LlamaGroupedTied");
-  Runner runner(model, Options());
+  Runner runner(model, ExtendOptions());
   KvCache cache = *KvCache::Create(&runner.budget(), model.config, 10);
   const std::vector<int32_t> tokens = MakeBatch(model, {{6}}, 6).tokens;
   std::vector<float> logits(model.config.vocab_size);
@@ -105,7 +105,7 @@ TEST(Extend, SequenceLongerThanTheCacheIsRefusedAndLeavesItAsItWas) {
 
 TEST(Extend, TokenOutsideTheVocabularyIsRefused) {
   const TinyModel model = MakeTinyModel("LlamaGroupedTied");
-  Runner runner(model, Options());
+  Runner runner(model, ExtendOptions());
   KvCache cache = *KvCache::Create(&runner.budget(), model.config, 10);
   std::vector<float> logits(model.config.vocab_size);
   for (const int32_t token : {-1, 61}) {
@@ -119,7 +119,7 @@ TEST(Extend, TokenOutsideTheVocabularyIsRefused) {
 
 TEST(Extend, FailureOfTheSourceInALaterChunkLeavesTheCacheAsItWas) {
   const TinyModel model = MakeTinyModel("LlamaGroupedTied");
-  Runner runner(model, Options());
+  Runner runner(model, ExtendOptions());
   KvCache cache = *KvCache::Create(&runner.budget(), model.config, 30);
   const std::vector<int32_t> tokens = MakeBatch(model, {{20}}, 20).tokens;
   std::vector<float> logits(model.config.vocab_size);

@@ -9,14 +9,14 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
 
-std::string ErrorOf(std::string_view text) {
+std::string ErrorOfIndex(std::string_view text) {
   const absl::Status status = ParseSafetensorsIndex(text, "dir/index.json").status();
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
   EXPECT_THAT(MessageOf(status), HasSubstr("dir/index.json"));
   return MessageOf(status);
 }
-std::string ErrorOfFile(std::string_view file) {
-  return ErrorOf("{\"weight_map\":{\"a\":\"" + std::string(file) + "\"}}");
+std::string ErrorOfIndexFile(std::string_view file) {
+  return ErrorOfIndex("{\"weight_map\":{\"a\":\"" + std::string(file) + "\"}}");
 }
 
 TEST(SafetensorsIndex, ReadsTheFileOfEveryTensor) {
@@ -31,32 +31,34 @@ TEST(SafetensorsIndex, RefusesPathsThatLeaveTheFolder) {
   for (const char* file :
        {"../secret.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", ".", "",
         "..\\\\x.safetensors", ".hidden.safetensors", "a\\u0000.safetensors", "/.safetensors"}) {
-    EXPECT_THAT(ErrorOfFile(file), HasSubstr("not the bare name")) << file;
+    EXPECT_THAT(ErrorOfIndexFile(file), HasSubstr("not the bare name")) << file;
   }
 }
 TEST(SafetensorsIndex, RefusesFilesOfOtherKinds) {
-  EXPECT_THAT(ErrorOfFile("model.bin"), HasSubstr("not the bare name"));
+  EXPECT_THAT(ErrorOfIndexFile("model.bin"), HasSubstr("not the bare name"));
 }
 TEST(SafetensorsIndex, RefusesNamesThatNoFileSystemTakes) {
-  EXPECT_THAT(ErrorOfFile(std::string(300, 'x') + ".safetensors"), HasSubstr("not the bare name"));
+  EXPECT_THAT(ErrorOfIndexFile(std::string(300, 'x') + ".safetensors"),
+              HasSubstr("not the bare name"));
 }
 TEST(SafetensorsIndex, RefusesDuplicateTensors) {
-  EXPECT_THAT(ErrorOf(R"({"weight_map":{"a":"1.safetensors","a":"2.safetensors"}})"),
+  EXPECT_THAT(ErrorOfIndex(R"({"weight_map":{"a":"1.safetensors","a":"2.safetensors"}})"),
               HasSubstr("'a' appears twice"));
 }
 TEST(SafetensorsIndex, RefusesTwoWeightMaps) {
-  EXPECT_THAT(ErrorOf(R"({"weight_map":{"a":"1.safetensors"},"weight_map":{}})"),
+  EXPECT_THAT(ErrorOfIndex(R"({"weight_map":{"a":"1.safetensors"},"weight_map":{}})"),
               HasSubstr("appears twice"));
 }
 TEST(SafetensorsIndex, RefusesAnIndexWithoutTensors) {
-  EXPECT_THAT(ErrorOf(R"({"weight_map":{}})"), HasSubstr("no weight_map"));
-  EXPECT_THAT(ErrorOf(R"({"metadata":{}})"), HasSubstr("no weight_map"));
+  EXPECT_THAT(ErrorOfIndex(R"({"weight_map":{}})"), HasSubstr("no weight_map"));
+  EXPECT_THAT(ErrorOfIndex(R"({"metadata":{}})"), HasSubstr("no weight_map"));
 }
 TEST(SafetensorsIndex, RefusesWhatIsNoJson) {
-  EXPECT_THAT(ErrorOf(""), HasSubstr("byte 0"));
-  EXPECT_THAT(ErrorOf(R"({"weight_map":{"a":"1.safetensors"}} x)"), HasSubstr("after the end"));
-  EXPECT_THAT(ErrorOf(R"({"weight_map":{"a":1}})"), HasSubstr("a string is expected"));
-  EXPECT_THAT(ErrorOf("{\"x\":" + std::string(100000, '[')), HasSubstr("nested too deeply"));
+  EXPECT_THAT(ErrorOfIndex(""), HasSubstr("byte 0"));
+  EXPECT_THAT(ErrorOfIndex(R"({"weight_map":{"a":"1.safetensors"}} x)"),
+              HasSubstr("after the end"));
+  EXPECT_THAT(ErrorOfIndex(R"({"weight_map":{"a":1}})"), HasSubstr("a string is expected"));
+  EXPECT_THAT(ErrorOfIndex("{\"x\":" + std::string(100000, '[')), HasSubstr("nested too deeply"));
 }
 
 }  // namespace
