@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <optional>
 #include <string_view>
 
@@ -21,6 +22,17 @@ namespace {
 std::string Setting(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadWholeFile(path, 4096);
   return text.ok() ? text->substr(0, text->find('\n')) : "";
+}
+
+// Who has CAP_IPC_LOCK, root mostly, is not bound by the limit.
+bool MayLockAnything() {
+  constexpr std::string_view kEffective = "\nCapEff:\t";
+  constexpr int kIpcLock = 14;  // linux/capability.h
+  const std::string status = ReadWholeFile("/proc/self/status", 1 << 16).value_or("");
+  const size_t at = status.find(kEffective);
+  if (at == std::string::npos) return false;
+  const char* const digits = status.c_str() + at + kEffective.size();
+  return (std::strtoull(digits, nullptr, 16) >> kIpcLock & 1) != 0;
 }
 
 // Of a limit that is set.
@@ -55,7 +67,7 @@ std::string WhyMemoryWasNotLocked(int64_t refused_bytes, int64_t wanted_bytes,
 MemlockLimit MemlockLimit::Ask() {
   struct rlimit limit = {};
   if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return {};
-  if (limit.rlim_cur == RLIM_INFINITY) return {true, std::nullopt};
+  if (limit.rlim_cur == RLIM_INFINITY || MayLockAnything()) return {true, std::nullopt};
   return {false, static_cast<int64_t>(limit.rlim_cur >> 10)};
 }
 

@@ -16,7 +16,7 @@ struct MemlockLimit {
   bool none = false;
   std::optional<int64_t> kib;  // nullopt: none, or the system does not tell
 
-  // Of this process, as it is now.
+  // Of this process, as it is now; none for who has CAP_IPC_LOCK.
   static MemlockLimit Ask();
 };
 

@@ -147,7 +147,10 @@ class RingEngine : public EngineBase {
     return registered;
   }
   void UnregisterFile(int registered) override {
-    OnDriver([&](IoPort& port) { port.UnregisterFile(registered); });
+    if (OnDriver([&](IoPort& port) { port.UnregisterFile(registered); })) return;
+    // Until then the kernel keeps the file: its lock, and its space when it is removed.
+    const Lock lock(mutex_);
+    files_to_forget_.push_back(registered);
   }
 
   // False when the port's thread did not come by: a stalled device holds it. Who finds it held does
@@ -181,6 +184,8 @@ class RingEngine : public EngineBase {
   void RunErrands() {
     for (const std::span<std::byte> memory : to_forget_) io_->port->UnregisterBuffers(memory);
     to_forget_.clear();
+    for (const int registered : files_to_forget_) io_->port->UnregisterFile(registered);
+    files_to_forget_.clear();
     if (errands_ == nullptr) return;
     for (Errand* errand = std::exchange(errands_, nullptr); errand != nullptr;) {
       Errand* const next = errand->next;  // the errand may be gone once it is done
@@ -312,6 +317,7 @@ class RingEngine : public EngineBase {
   std::vector<Buffer> buffers_;  // that are, or should be, registered
   // Unregistered and perhaps freed while the port's thread was held; it forgets them first.
   std::vector<std::span<std::byte>> to_forget_;
+  std::vector<int> files_to_forget_;
   std::condition_variable changed_;  // an errand is done, or nobody drives any more
   const std::shared_ptr<PortAndResults> io_;
   std::unique_ptr<IoThread> thread_;

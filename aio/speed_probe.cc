@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "forebay/aio/engine_probe.h"
@@ -57,60 +58,49 @@ class Load {
   }
   // Once over all of the file, or as far as kFillSeconds go. What follows stays within that.
   absl::Status Fill() {
-    const auto goes_on = [](double elapsed_s, int64_t started_bytes) {
-      return started_bytes < kSpeedProbeBytes && elapsed_s < kFillSeconds;
-    };
-    FOREBAY_ASSIGN_OR_RETURN(const Moved moved, Run(IoKind::kWrite, /*fills=*/true, goes_on));
-    length_bytes_ = std::min(moved.started_bytes, kSpeedProbeBytes);
+    FOREBAY_ASSIGN_OR_RETURN(const Moved moved,
+                             Run(IoKind::kWrite, kFillSeconds, kSpeedProbeBytes));
+    length_bytes_ = std::min(moved.bytes, kSpeedProbeBytes);
     return absl::OkStatus();
   }
   // Of a direction, in bytes per second.
   absl::StatusOr<double> Speed(IoKind kind) {
-    const auto goes_on = [](double elapsed_s, int64_t) { return elapsed_s < kSeconds; };
-    FOREBAY_ASSIGN_OR_RETURN(const Moved moved, Run(kind, /*fills=*/false, goes_on));
-    return moved.bytes_per_s;
+    FOREBAY_ASSIGN_OR_RETURN(const Moved moved,
+                             Run(kind, kSeconds, std::numeric_limits<int64_t>::max()));
+    return static_cast<double>(moved.bytes) / moved.elapsed_s;
   }
 
  private:
   struct Moved {
-    double bytes_per_s = 0;
-    int64_t started_bytes = 0;
+    int64_t bytes = 0;
+    double elapsed_s = 0;
   };
-  // `goes_on(elapsed_s, started_bytes)`; one completion at least, for there to be a speed.
-  // `fills`: all that was started is complete in the end.
-  template <typename GoesOn>
-  absl::StatusOr<Moved> Run(IoKind kind, bool fills, const GoesOn& goes_on) {
+  // Starts blocks for `seconds` or up to `limit_bytes`, and waits for all of them: what a slow disk
+  // has not given back when the time is over is most of what it moved.
+  absl::StatusOr<Moved> Run(IoKind kind, double seconds, int64_t limit_bytes) {
     const Stopwatch watch;
     int64_t next_bytes = 0;
-    int64_t done_bytes = 0;
     absl::Status status;
     std::array<IoOp*, kNumInFlight> pending;
     for (int i = 0; i < kNumInFlight; ++i) {
       pending[i] = &ops_[i];
       Start(kind, *pending[i], next_bytes);
     }
-    while (status.ok() && (done_bytes == 0 || goes_on(watch.Seconds(), next_bytes))) {
+    while (status.ok() && watch.Seconds() < seconds && next_bytes < limit_bytes) {
       engine_.WaitAny(pending);
       if (stop_()) status = InterruptedError("stopped on request");
       for (IoOp* op : pending) {
         if (op->pending()) continue;
         status.Update(engine_.Wait(*op));
-        done_bytes += kBlockBytes;
         if (status.ok()) Start(kind, *op, next_bytes);
       }
     }
-    const double elapsed_s = watch.Seconds();
-    // What is still on its way has been measured enough, unless reads are to find it.
-    const bool cuts_short = !status.ok() || !fills;
     for (IoOp* op : pending) {
-      if (cuts_short && op->pending()) engine_.Cancel(*op);
-    }
-    for (IoOp* op : pending) {
-      const absl::Status late = engine_.Wait(*op);
-      if (!cuts_short || ExitCodeOf(late) != ExitCode::kInterrupted) status.Update(late);
+      if (!status.ok() && op->pending()) engine_.Cancel(*op);
+      status.Update(engine_.Wait(*op));
     }
     if (!status.ok()) return status;
-    return Moved{static_cast<double>(done_bytes) / elapsed_s, next_bytes};
+    return Moved{next_bytes, watch.Seconds()};
   }
 
   void Start(IoKind kind, IoOp& op, int64_t& next_bytes) {

@@ -254,8 +254,9 @@ int ReserveFileSpace(int fd, int64_t size_bytes) {
   constexpr int64_t kBytesOfStatBlock = 512;
   const bool known = ::fstat(fd, &file) == 0 && ::fstatvfs(fd, &disk) == 0 && disk.f_blocks > 0;
   const int64_t wanted_bytes = size_bytes - file.st_blocks * kBytesOfStatBlock;
-  if (known &&
-      wanted_bytes > static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize)) {
+  // What a file system reserves for root is root's to use.
+  const auto free_blocks = static_cast<int64_t>(::geteuid() == 0 ? disk.f_bfree : disk.f_bavail);
+  if (known && wanted_bytes > free_blocks * static_cast<int64_t>(disk.f_frsize)) {
     return ENOSPC;
   }
   while (::fallocate(fd, 0, 0, size_bytes) != 0) {

@@ -78,8 +78,10 @@ CellResult ResultOf(const BenchSession& session, const Job& job, EngineKind aske
       std::string(NameOf(engine)),     job.burst_bytes};
   result.threads = job.threads;
   result.num_files = static_cast<int>(cell.targets.size());
-  result.fixed =
-      job.fixed && engine == EngineKind::kIoUring && progress.passes[0].not_registered.empty();
+  result.fixed = job.fixed && engine == EngineKind::kIoUring &&
+                 std::ranges::all_of(progress.passes, [](const PassResult& pass) {
+                   return pass.not_registered.empty();
+                 });
   const PageTally& pages = session.pages();
   const bool huge = pages.transparent_huge_bytes + pages.reserved_huge_bytes > pages.base_bytes;
   result.pages = !huge                                                      ? "4k"

@@ -71,7 +71,7 @@ absl::Status TakeClaim(StoreFolder& folder) {
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd lock, TakeStoreLock(lock_path));
   // Created while this waited for the lock.
   FOREBAY_RETURN_IF_ERROR(CheckHoldsNoStore(directory));
-  RemoveStoreFiles(directory);
+  FOREBAY_RETURN_IF_ERROR(RemoveStoreFiles(directory).status());
   folder.lock = std::move(lock);
   return absl::OkStatus();
 }
@@ -186,6 +186,13 @@ absl::StatusOr<std::string> StoreIn(const std::string& directory) {
   return "";
 }
 
+// One that is not there is as good as removed.
+absl::Status RemoveFile(const std::string& path) {
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+  return StorageError(fmt::format("removing '{}' failed, and what is beside it stays", path),
+                      errno);
+}
+
 enum class PartState { kNotThere, kOurs, kOfOthers };
 
 // What a folder holds of the store `uuid`. What nothing tells apart is the rest of a store where
@@ -199,17 +206,13 @@ absl::StatusOr<PartState> LookForPart(const std::string& directory, const std::s
   }
   if (!has_lock && !has_files) return PartState::kNotThere;
   FOREBAY_ASSIGN_OR_RETURN(const std::string found, StoreIn(directory));
-  const bool is_known = !uuid.empty() && !found.empty();
-  return (is_known ? found == uuid : has_lock) ? PartState::kOurs : PartState::kOfOthers;
+  // A store that says who it is belongs to nobody who cannot say the same.
+  return (found.empty() ? has_lock : found == uuid) ? PartState::kOurs : PartState::kOfOthers;
 }
 
-// By whoever holds the lock. Bytes that were freed.
-int64_t RemovePart(const std::string& directory) {
-  int64_t freed_bytes = 0;
-  for (const char* name : kDataNames) {
-    freed_bytes += FileSize(JoinPath(directory, name)).value_or(0);
-  }
-  RemoveStoreFiles(directory);
+// By whoever holds the lock, which stays with what could not be removed. Bytes that were freed.
+absl::StatusOr<int64_t> RemovePart(const std::string& directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t freed_bytes, RemoveStoreFiles(directory));
   RemoveLock(directory);
   // Fails where something else is in the folder, which then stays.
   ::rmdir(directory.c_str());
@@ -329,9 +332,16 @@ absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directori
   return opened;
 }
 
-void RemoveStoreFiles(const std::string& directory) {
-  ::unlink(ManifestPath(directory).c_str());
-  for (const char* name : kDataNames) ::unlink(JoinPath(directory, name).c_str());
+absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory) {
+  int64_t freed_bytes = 0;
+  FOREBAY_RETURN_IF_ERROR(RemoveFile(ManifestPath(directory)));
+  for (const char* name : kDataNames) {
+    const std::string path = JoinPath(directory, name);
+    const int64_t size_bytes = FileSize(path).value_or(0);
+    FOREBAY_RETURN_IF_ERROR(RemoveFile(path));
+    freed_bytes += size_bytes;
+  }
+  return freed_bytes;
 }
 
 void RemoveLock(const std::string& directory) {
@@ -352,7 +362,10 @@ absl::StatusOr<int64_t> RemoveFolders(std::span<const std::string> directories) 
     FOREBAY_ASSIGN_OR_RETURN(locks.emplace_back(), TakeStoreLock(lock_path));
   }
   int64_t freed_bytes = 0;
-  for (const std::string& directory : directories) freed_bytes += RemovePart(directory);
+  for (const std::string& directory : directories) {
+    FOREBAY_ASSIGN_OR_RETURN(const int64_t part_bytes, RemovePart(directory));
+    freed_bytes += part_bytes;
+  }
   return freed_bytes;
 }
 
@@ -373,7 +386,10 @@ absl::StatusOr<RemovedParts> RemoveParts(std::span<const std::string> directorie
     if (state == PartState::kOfOthers) removed.of_others.push_back(directory);
     if (state == PartState::kOurs) ours.push_back({directory, std::move(lock), {}});
   }
-  for (const StoreFolder& part : ours) removed.freed_bytes += RemovePart(part.directory);
+  for (const StoreFolder& part : ours) {
+    FOREBAY_ASSIGN_OR_RETURN(const int64_t part_bytes, RemovePart(part.directory));
+    removed.freed_bytes += part_bytes;
+  }
   return removed;
 }
 

@@ -75,14 +75,16 @@ struct OpenedFolders {
 absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directories,
                                           const std::string& uuid);
 
-// The manifest and the data; the folder and its lock stay. By whoever holds the lock.
-void RemoveStoreFiles(const std::string& directory);
+// The manifest and the data; the folder and its lock stay. By whoever holds the lock. Bytes of data
+// that were freed; StorageError when a file could not be removed, and those after it are there
+// still.
+absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory);
 // By whoever holds the lock, as the last thing: from then on another may take the folder.
 void RemoveLock(const std::string& directory);
 // Removes whole or unfinished stores, once the locks of all folders are taken, and the folders that
 // nothing else is in. Bytes that were freed. UsageError when a folder is named twice,
-// BadInputError when one has no lock, EnvironmentError when one is in use, StorageError; nothing
-// was removed then.
+// BadInputError when one has no lock, EnvironmentError when one is in use; nothing was removed
+// then. StorageError, also when a file could not be removed: its folder can be removed later.
 absl::StatusOr<int64_t> RemoveFolders(std::span<const std::string> directories);
 
 struct RemovedParts {
@@ -92,8 +94,8 @@ struct RemovedParts {
 };
 // Removes what is left of the store `uuid` (as ToHex has it; "" when it is not known) from those of
 // its folders that have anything of it, once their locks are taken. Nothing in the others is
-// touched. UsageError when a folder is named twice, EnvironmentError when one is in use,
-// StorageError when one cannot be looked at; nothing was removed then.
+// touched. UsageError when a folder is named twice, EnvironmentError when one is in use; nothing
+// was removed then. StorageError when one cannot be looked at, or a file not be removed.
 absl::StatusOr<RemovedParts> RemoveParts(std::span<const std::string> directories,
                                          const std::string& uuid);
 

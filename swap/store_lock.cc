@@ -65,6 +65,14 @@ std::string KernelsHolder(int fd) {
   return "";
 }
 
+// False too where that cannot be told.
+bool IsFileAt(int fd, const std::string& path) {
+  struct stat open_file = {};
+  struct stat named_file = {};
+  return ::fstat(fd, &open_file) == 0 && ::stat(path.c_str(), &named_file) == 0 &&
+         open_file.st_dev == named_file.st_dev && open_file.st_ino == named_file.st_ino;
+}
+
 }  // namespace
 
 absl::Status LockOpenFile(int fd, const std::string& path, milliseconds patience) {
@@ -80,8 +88,14 @@ absl::Status LockOpenFile(int fd, const std::string& path, milliseconds patience
 }
 
 absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
-  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDWR | O_CREAT));
-  const int error = LockWithPatience(fd.get(), kHolderPatience);
+  UniqueFd fd;
+  int error = 0;
+  // Who removes a store removes its lock while it is held: a lock that was waited for may be one
+  // that nobody else will ever meet.
+  do {
+    FOREBAY_ASSIGN_OR_RETURN(fd, OpenFile(path, O_RDWR | O_CREAT));
+    error = LockWithPatience(fd.get(), kHolderPatience);
+  } while (error == 0 && !IsFileAt(fd.get(), path));
   if (error == EWOULDBLOCK) {
     const std::string holder = ReadHolder(fd.get());
     return EnvironmentError(fmt::format(

@@ -173,8 +173,8 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
 
 void TensorStore::Impl::RemoveCreated() {
   for (size_t i = stripes.size(); i-- > 0;) {  // one may have been made on the way to another
-    RemoveStoreFiles(stripes[i].directory);
-    RemoveLock(stripes[i].directory);
+    // What stays has its lock, so that the next creation, or 'forebay clean', can remove it.
+    if (RemoveStoreFiles(stripes[i].directory).ok()) RemoveLock(stripes[i].directory);
     RemoveMade(stripes[i].made);
   }
 }

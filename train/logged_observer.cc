@@ -5,11 +5,12 @@
 namespace forebay {
 
 absl::Status LoggedObserver::OpenLog(const std::string& path) {
-  const std::lock_guard lock(mutex_);
   FOREBAY_ASSIGN_OR_RETURN(log_, LineLog::Open(path));
-  for (const std::string& line : early_) FOREBAY_RETURN_IF_ERROR(log_->Append(line));
-  early_.clear();
-  return absl::OkStatus();
+  return WriteWaiting();
+}
+
+LoggedObserver::~LoggedObserver() {
+  WriteWaiting().IgnoreError();
 }
 
 absl::Status LoggedObserver::Note(const std::string& line) {
@@ -18,10 +19,24 @@ absl::Status LoggedObserver::Note(const std::string& line) {
 }
 
 absl::Status LoggedObserver::Log(const std::string& line) {
+  Queue(line);
+  return WriteWaiting();
+}
+
+void LoggedObserver::Queue(const std::string& line) {
   std::string dated = WithTimestamp(line);
   const std::lock_guard lock(mutex_);
-  if (log_.has_value()) return log_->Append(dated);
-  early_.push_back(std::move(dated));
+  waiting_.push_back(std::move(dated));
+}
+
+absl::Status LoggedObserver::WriteWaiting() {
+  if (!log_.has_value()) return absl::OkStatus();
+  std::vector<std::string> lines;
+  {
+    const std::lock_guard lock(mutex_);
+    lines.swap(waiting_);
+  }
+  for (const std::string& line : lines) FOREBAY_RETURN_IF_ERROR(log_->Append(line));
   return absl::OkStatus();
 }
 
@@ -29,10 +44,11 @@ void LoggedObserver::OnNote(const std::string& line) {
   Note(line).IgnoreError();
 }
 
-// Of a disk that stalls the log may be the next victim, so the person hears of it first.
+// Comes from the thread that watches a transfer that stalls. The log may be on the same disk:
+// written here, it could stall too, and nobody would give the transfer up.
 void LoggedObserver::OnWarning(const std::string& line) {
   inner_.OnWarning(line);
-  Log("warning: " + line).IgnoreError();
+  Queue("warning: " + line);
 }
 
 }  // namespace forebay

@@ -17,6 +17,9 @@ namespace forebay {
 class LoggedObserver : public TrainObserver {
  public:
   explicit LoggedObserver(TrainObserver& inner) : inner_(inner) {}
+  ~LoggedObserver() override;
+  LoggedObserver(const LoggedObserver&) = delete;
+  LoggedObserver& operator=(const LoggedObserver&) = delete;
 
   // Opens events.log, once the run has its folder, and writes the lines that came before.
   absl::Status OpenLog(const std::string& path);
@@ -38,10 +41,14 @@ class LoggedObserver : public TrainObserver {
   void OnDone(const Json& summary) override { inner_.OnDone(summary); }
 
  private:
+  void Queue(const std::string& line);
+  absl::Status WriteWaiting();
+
   TrainObserver& inner_;
+  std::optional<LineLog> log_;
   std::mutex mutex_;
-  std::optional<LineLog> log_;      // mutex
-  std::vector<std::string> early_;  // mutex; lines before the log was open
+  // mutex; lines before the log was open, and warnings until the training thread writes something
+  std::vector<std::string> waiting_;
 };
 
 }  // namespace forebay

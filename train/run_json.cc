@@ -51,8 +51,8 @@ absl::StatusOr<Json> ReadRunJson(const std::string& run_directory) {
   };
   const bool is_whole = json.is_object() && json.contains("format") &&
                         json["format"] == kRunFormat && has_text("state") && has_stores() &&
-                        has_text("model");
-  if (!is_whole || (json["state"] == "ready" && !has_text("store_uuid"))) {
+                        has_text("store_uuid") && has_text("model");
+  if (!is_whole) {
     return CorruptError(fmt::format("'{}' is damaged: not all is there that a run has. {}",
                                     paths.run_json, advice));
   }

@@ -453,7 +453,9 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
   const auto show = [&] {
     observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
   };
-  const bool measures = !run.resumed && limits.disks.size() > 1 && shares.origin.empty();
+  const bool is_to_measure = !run.resumed && limits.disks.size() > 1 && shares.origin.empty();
+  const bool measures = is_to_measure && !run.options.dry_run;
+  if (is_to_measure && !measures) shares.origin = "measured when the run begins";
   if (!measures) show();
   if (!run.resumed) {
     FOREBAY_RETURN_IF_ERROR(

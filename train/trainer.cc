@@ -51,7 +51,7 @@ class TrainingRun {
     FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_, environment_));
     if (options_.dry_run) {
       observer_.OnNote(
-          "dry run: model, data, memory and disk space are in order; nothing was written");
+          "dry run: model, data, memory and disk space are in order; nothing was begun");
       return absl::OkStatus();
     }
     FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <latch>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "fmt/format.h"
@@ -176,7 +177,6 @@ TEST_F(SeveralDevicesTest, ASpeedProbeFindsNoMoreThanTheDiskHasAndLeavesNothing)
   const auto engine = CreateThreadsEngine({.num_threads = 2}, &disks);
   const auto speed = ProbeSpeed(*engine, folder_.Path("slow/not/there/yet"), kGoOn);
   ASSERT_TRUE(speed.ok()) << speed.status();
-  // The last of the bytes that are counted may still be on their way.
   EXPECT_GT(speed->read_bytes_per_s, 0);
   EXPECT_LE(speed->read_bytes_per_s, 400e6 * 1.01);
   EXPECT_GT(speed->write_bytes_per_s, 0);
@@ -195,6 +195,27 @@ TEST_F(SeveralDevicesTest, ASpeedProbeDoesNotFillADiskThatIsSlow) {
   EXPECT_LT(engine->stats().write_bytes, kSpeedProbeBytes);
   EXPECT_GT(engine->stats().read_bytes, 0);
   EXPECT_TRUE(std::filesystem::is_empty(folder_.Path("slow")));
+}
+
+// Answers everything that it was asked for at about the same time, after a while.
+class LateDisk : public SystemDiskCalls {
+ public:
+  int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
+                   int64_t offset_bytes) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
+  }
+};
+
+// Its speed is that of all that is in flight, and not of the first answer.
+TEST_F(SeveralDevicesTest, ASpeedProbeCountsAllThatItStarted) {
+  LateDisk disk;
+  const auto engine = CreateThreadsEngine({.num_threads = 16}, &disk);
+  const auto speed = ProbeSpeed(*engine, folder_.path(), kGoOn);
+  ASSERT_TRUE(speed.ok()) << speed.status();
+  constexpr double kOneAnswerPerS = (1 << 20) / 0.1;
+  EXPECT_GT(speed->read_bytes_per_s, 3 * kOneAnswerPerS) << "16 at best, on an idle machine";
+  EXPECT_LE(speed->read_bytes_per_s, 16 * kOneAnswerPerS);
 }
 
 TEST_F(SeveralDevicesTest, ASpeedProbeOnAFailingDiskIsAnError) {

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
@@ -86,6 +89,26 @@ TEST_F(StoreLockTest, AFileThatStaysLockedIsAnErrorThatNamesTheHolder) {
   const std::string pid = std::to_string(holder.pid());
   EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(path_), HasSubstr("100 ms by process " + pid),
                                        HasSubstr("kill " + pid)));
+}
+
+// Who removes a store takes its lock away while it is held; who waited for that one holds the one
+// that is there now.
+TEST_F(StoreLockTest, ALockThatWasRemovedMeanwhileIsNotTheLock) {
+  auto removers = TakeStoreLock(path_);
+  ASSERT_TRUE(removers.ok()) << removers.status();
+  std::thread remover([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ::unlink(path_.c_str());
+    removers->Reset();
+  });
+  const auto mine = TakeStoreLock(path_);
+  remover.join();
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  struct stat held = {};
+  struct stat there = {};
+  ASSERT_EQ(::fstat(mine->get(), &held), 0);
+  ASSERT_EQ(::stat(path_.c_str(), &there), 0);
+  EXPECT_EQ(held.st_ino, there.st_ino);
 }
 
 TEST_F(StoreLockTest, TheLockOfAStoreNamesTheProcessThatHasIt) {

@@ -425,10 +425,12 @@ TEST_F(StripedStoreTest, WhatIsLeftOfOtherStoresIsNotRemoved) {
   std::filesystem::remove(JoinPath(b_, "manifest.json"));  // its commit record tells as well
   ASSERT_TRUE(MakeDirectories(c_).ok());
   ASSERT_TRUE(WriteFileAtomically(JoinPath(c_, "weights.fbs"), "precious").ok());
-  const auto removed = RemoveParts(std::vector{a_, b_, c_}, uuid);
-  ASSERT_TRUE(removed.ok()) << removed.status();
-  EXPECT_THAT(removed->of_others, ElementsAre(a_, b_, c_));
-  EXPECT_EQ(removed->freed_bytes, 0);
+  for (const std::string& wanted : {uuid, std::string()}) {
+    const auto removed = RemoveParts(std::vector{a_, b_, c_}, wanted);
+    ASSERT_TRUE(removed.ok()) << removed.status();
+    EXPECT_THAT(removed->of_others, ElementsAre(a_, b_, c_));
+    EXPECT_EQ(removed->freed_bytes, 0);
+  }
   EXPECT_TRUE(FileExists(JoinPath(a_, "manifest.json")));
   EXPECT_TRUE(FileExists(JoinPath(b_, "weights.fbs")));
   EXPECT_EQ(*ReadWholeFile(JoinPath(c_, "weights.fbs"), 10), "precious");

@@ -295,6 +295,20 @@ TEST_F(TensorStoreTest, RemovalLeavesWhatNoStoreMade) {
   EXPECT_FALSE(FileExists(File("manifest.json")));
 }
 
+// A folder in a file's place stands for any file that the system does not let go.
+TEST_F(TensorStoreTest, RemovalThatFailsIsSaidAndCanBeDoneLater) {
+  MakeSteps(1);
+  ASSERT_EQ(::unlink(File("state.fbs").c_str()), 0);
+  ASSERT_TRUE(MakeDirectories(File("state.fbs")).ok());
+  const absl::Status status = TensorStore::Remove({directory_}).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage);
+  EXPECT_THAT(MessageOf(status), HasSubstr("state.fbs"));
+  EXPECT_TRUE(FileExists(File("lock")));
+  ASSERT_EQ(::rmdir(File("state.fbs").c_str()), 0);
+  EXPECT_TRUE(TensorStore::Remove({directory_}).ok());
+  EXPECT_FALSE(FileExists(directory_));
+}
+
 TEST_F(TensorStoreTest, RemovalOfAFolderWithoutAStoreIsRefused) {
   ASSERT_TRUE(MakeDirectories(directory_).ok());
   ASSERT_TRUE(WriteFileAtomically(File("weights.fbs"), "precious").ok());

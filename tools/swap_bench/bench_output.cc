@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -30,6 +31,15 @@ std::string WhatItIs(const std::string& text) {
   return "is there and was not made by swap-bench";
 }
 
+bool IsOneFile(const std::filesystem::path& a, const std::filesystem::path& b) {
+  std::error_code error;
+  const auto folder = [&](const std::filesystem::path& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error).parent_path(),
+                                             error);
+  };
+  return a.filename() == b.filename() && folder(a) == folder(b);
+}
+
 }  // namespace
 
 absl::Status CheckReplaceable(const std::string& flag, const std::string& path, const char* mark) {
@@ -39,9 +49,10 @@ absl::Status CheckReplaceable(const std::string& flag, const std::string& path, 
   }
   if (FileExists(path)) {
     const std::string text = ReadWholeFile(path, kMaxResultsBytes).value_or("");
-    if (HasMark(text, mark)) return absl::OkStatus();
-    return UsageError(fmt::format("--{}={} {}: it is left as it is. Name another file", flag, path,
-                                  WhatItIs(text)));
+    if (!HasMark(text, mark)) {
+      return UsageError(fmt::format("--{}={} {}: it is left as it is. Name another file", flag,
+                                    path, WhatItIs(text)));
+    }
   }
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -71,6 +82,11 @@ absl::Status OutputFlags::Check() const {
   if (!plot_.empty() && !plot_.ends_with(".svg")) {
     return UsageError(
         fmt::format("--plot={} does not end in .svg, the one format there is", plot_));
+  }
+  if (!out_.empty() && !plot_.empty() && IsOneFile(out_, plot_)) {
+    return UsageError(fmt::format(
+        "--out={} and --plot={} name one file: the picture would replace the results. Name two",
+        out_, plot_));
   }
   FOREBAY_RETURN_IF_ERROR(CheckReplaceable("out", out_, kResultsMark));
   return CheckReplaceable("plot", plot_, kSvgMark);

@@ -57,13 +57,25 @@ class BenchCompareCommand : public Command {
   }
 
  private:
-  static absl::Status CheckRatios(const ReportComparison& comparison, double share) {
+  absl::Status CheckRatios(const ReportComparison& comparison, double share) const {
+    // What is not there any more is not as fast as it was.
+    if (!comparison.only_before.empty()) {
+      const CellKey& missing = comparison.only_before.front();
+      return BadInputError(fmt::format(
+          "'{}' has no run of {} {} with {}, which '{}' has, so --fail_below cannot compare it. "
+          "Measure both with the same flags; see whether the engine fell back",
+          after_, missing.device, LoadName(missing.load), missing.engine, before_));
+    }
     // What had no bandwidth before cannot have become slower.
     const auto worst =
         std::ranges::min_element(comparison.cells, {}, [](const CellComparison& cell) {
           return cell.ratio.value_or(std::numeric_limits<double>::infinity());
         });
-    const double ratio = worst->ratio.value_or(1);
+    if (!worst->ratio.has_value()) {
+      return BadInputError(fmt::format(
+          "'{}' has no bandwidth that --fail_below could compare with. Measure it again", before_));
+    }
+    const double ratio = *worst->ratio;
     if (ratio >= 1 - share) return absl::OkStatus();
     return RegressedError(fmt::format(
         "{} {} is at {:.1f} % of what it was, and --fail_below={:g}% allows {:g} %",

@@ -73,11 +73,12 @@ class BenchRunCommand : public Command {
   absl::Status Print(const BenchReport& report, const CommandContext& context) const {
     FOREBAY_ASSIGN_OR_RETURN(const std::vector<double> percentiles, flags_.Percentiles());
     const Json json = ReportToJson(report, FOREBAY_VERSION, percentiles);
-    FOREBAY_RETURN_IF_ERROR(output_.WriteFiles(json, ReportSvg(report)));
+    const absl::Status written = output_.WriteFiles(json, ReportSvg(report));
     PrintTo(stdout, "{}",
             context.json              ? DumpResults(json)
             : context.format == "csv" ? ReportCsv(report, percentiles)
                                       : ReportText(report, FOREBAY_VERSION));
+    FOREBAY_RETURN_IF_ERROR(written);
     return CheckVerified(report);
   }
 

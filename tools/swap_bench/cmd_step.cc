@@ -57,12 +57,12 @@ class BenchStepCommand : public Command {
     Json json = ReportToJson(report.bench, FOREBAY_VERSION, {});
     json["step"] = {{"model", model_}};
     json["step"].update(StepToJson(report, rated_tbw_));
-    FOREBAY_RETURN_IF_ERROR(output_.WriteFiles(json, ""));
+    const absl::Status written = output_.WriteFiles(json, "");
     PrintTo(stdout, "{}",
             context.json              ? DumpResults(json)
             : context.format == "csv" ? StepCsv(report, rated_tbw_)
                                       : StepText(report, model_, rated_tbw_, FOREBAY_VERSION));
-    return absl::OkStatus();
+    return written;
   }
 
  private:

@@ -59,12 +59,12 @@ class BenchSweepCommand : public Command {
     FOREBAY_ASSIGN_OR_RETURN(const SweepReport sweep, RunSweep(job, options, progress.Hooks()));
     progress.Clear();
     const Json json = SweepToJson(sweep);
-    FOREBAY_RETURN_IF_ERROR(output_.WriteFiles(json, SweepSvg(sweep)));
+    const absl::Status written = output_.WriteFiles(json, SweepSvg(sweep));
     PrintTo(stdout, "{}",
             context.json              ? DumpResults(json)
             : context.format == "csv" ? ReportCsv(sweep.report, kSweepPercentiles)
                                       : SweepText(sweep, FOREBAY_VERSION));
-    return absl::OkStatus();
+    return written;
   }
 
  private:

@@ -52,15 +52,15 @@ class BenchTuneCommand : public Command {
     FOREBAY_ASSIGN_OR_RETURN(const TuneReport tuned, RunTune(job, options, progress.Hooks()));
     progress.Clear();
     // First, as printing may fail.
+    absl::Status written;
     if (!out_.empty()) {
-      FOREBAY_RETURN_IF_ERROR(
-          WriteFileAtomically(out_, DumpResults(ToJson(tuned.profile, FOREBAY_VERSION))));
+      written = WriteFileAtomically(out_, DumpResults(ToJson(tuned.profile, FOREBAY_VERSION)));
     }
     PrintTo(stdout, "{}",
             context.json              ? DumpResults(TuneToJson(tuned))
             : context.format == "csv" ? ReportCsv(tuned.report, kTunePercentiles)
                                       : TuneText(tuned, FOREBAY_VERSION));
-    return absl::OkStatus();
+    return written;
   }
 
  private:

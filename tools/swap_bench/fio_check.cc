@@ -153,13 +153,16 @@ absl::Status FioCheck::Run(const BenchCell& cell) {
                     outcome.exit_code));
   }
   FOREBAY_ASSIGN_OR_RETURN(const double bytes_per_s, FioBytesPerSecond(outcome.output));
+  const std::string pages = huge ? "reserved huge pages" : "4 KiB pages";
   auto found = std::ranges::find_if(measured_, [&](const Measured& measured) {
     return measured.cell.load == cell.load && measured.cell.targets == cell.targets;
   });
   if (found == measured_.end()) {
-    measured_.push_back({cell, {}, huge ? "reserved huge pages" : "4 KiB pages"});
+    measured_.push_back({cell, {}, pages});
     found = measured_.end() - 1;
   }
+  // Pages may be taken by others between two repeats.
+  if (found->pages != pages) found->pages = "pages of both sizes";
   found->gbps.push_back(bytes_per_s / 1e9);
   return absl::OkStatus();
 }

@@ -230,6 +230,10 @@ def test_out_and_plot_are_written_and_replaced_but_nobody_elses(bench, disk, tmp
     (tmp_path / "new.json.tmp").write_text("mine")
     assert "in the way" in bench.run(disk, *SMALL, f"--out={occupied}", expect=2).stderr
     assert (tmp_path / "new.json.tmp").read_text() == "mine"
+    (tmp_path / "results.json.tmp").write_text("mine")
+    assert "in the way" in bench.run(disk, *SMALL, f"--out={out}", expect=2).stderr
+    one = [f"--out={tmp_path}/one.svg", f"--plot={tmp_path}/./one.svg"]
+    assert "name one file" in bench.run(disk, *SMALL, *one, expect=2).stderr
 
 
 def test_probe_says_what_there_is(bench, disk):
@@ -276,6 +280,11 @@ def test_compare_has_an_exit_code_for_scripts(bench, disk, tmp_path):
     bench.run("compare", files["a"], files["slow"])
     assert "80.0 %" in bench.run("compare", files["a"], files["slow"], "--fail-below=5%", expect=10).stderr
     bench.run("compare", files["a"], files["near"], "--fail-below=5%")
+    fewer = tmp_path / "fewer.json"
+    fewer.write_text(json.dumps({**report, "runs": report["runs"][1:]}))
+    bench.run("compare", files["a"], fewer)
+    bench.run("compare", fewer, files["a"], "--fail-below=5%")
+    assert "no run of" in bench.run("compare", files["a"], fewer, "--fail-below=5%", expect=3).stderr
     bench.run("compare", files["slow"], files["a"], "--fail-below=5%")
     assert "no run in common" in bench.run("compare", files["a"], files["other"], expect=3).stderr
     assert "schema is 9" in bench.run("compare", files["a"], files["no"], expect=3).stderr
@@ -287,7 +296,7 @@ def test_compare_has_an_exit_code_for_scripts(bench, disk, tmp_path):
     assert len(rows) == 3
     nothing = tmp_path / "nothing.json"
     nothing.write_text(json.dumps(scaled(report, 0)))
-    bench.run("compare", nothing, files["a"], "--fail-below=5%")
+    assert "no bandwidth" in bench.run("compare", nothing, files["a"], "--fail-below=5%", expect=3).stderr
     assert bench.json("compare", nothing, files["a"])["cells"][0]["ratio"] is None
     bench.run("compare", files["a"], nothing, "--fail-below=5%", expect=10)
 

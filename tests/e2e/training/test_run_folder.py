@@ -228,6 +228,7 @@ def test_a_run_json_of_others_cannot_make_us_remove_their_files(forebay, task, t
     '{"format": 2, "state": "ready", "stores": [], "store_uuid": "0", "model": "m"}',
     '{"format": 2, "state": "ready", "stores": [3], "store_uuid": "0", "model": "m"}',
     '{"format": 2, "state": "ready", "stores": ["swap"], "model": "m"}',
+    '{"format": 2, "state": "creating", "stores": ["swap"], "store_uuid": null, "model": "m"}',
 ])
 def test_a_damaged_run_json_is_named(forebay, task, tmp_path, text):
     out = tmp_path / "run"

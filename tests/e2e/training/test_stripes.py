@@ -170,11 +170,11 @@ def test_a_killed_start_is_started_again(forebay, task, whole, tmp_path):
     stop_after(forebay, task, out, 1, nvme=joined(nvme))
     # As a kill between the two manifests leaves it.
     run = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps(dict(run, state="creating", store_uuid=None)))
+    (out / "run.json").write_text(json.dumps(dict(run, state="creating")))
     (inside(nvme[0]) / "manifest.json").unlink()
     forebay.run("train", out=out, nvme=joined(nvme), **task)
     assert forebay.digest(out) == whole[0]
-    # The same with its identity, by which only its own folders are replaced; and killed early.
+    # The same, killed before the first record.
     run = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps(dict(run, state="creating")))
     (inside(nvme[0]) / "manifest.json").unlink()
