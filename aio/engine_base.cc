@@ -52,10 +52,14 @@ int EngineBase::AddFile(UniqueFd fd, std::string path) {
   struct stat info = {};
   // A network file system may not answer; its files then share one queue.
   if (::fstat(fd.get(), &info) != 0) info = {};
+  const bool is_cached = (::fcntl(fd.get(), F_GETFL) & O_DIRECT) == 0 && S_ISREG(info.st_mode);
+  // Without reading ahead: beside other transfers it brings back pages that they have just dropped,
+  // until the cache holds the whole file.
+  if (is_cached) ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
   const int registered = RegisterFile(fd.get());
   const Lock lock(mutex_);
   File file;
-  file.is_cached = (::fcntl(fd.get(), F_GETFL) & O_DIRECT) == 0 && S_ISREG(info.st_mode);
+  file.is_cached = is_cached;
   file.registered = registered;
   file.fd = std::move(fd);
   file.path = paths_->emplace_back(std::move(path));

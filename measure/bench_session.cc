@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -161,25 +162,27 @@ absl::StatusOr<std::unique_ptr<BenchSession>> BenchSession::Open(const Job& job,
 
 absl::Status BenchSession::OpenTarget(const Job& job, const JobTarget& target) {
   auto opened = std::make_unique<BenchTarget>();
-  opened->directory = target.directory;
+  // One name for one folder, however it was spelled: results are compared by it.
+  std::error_code error;
+  opened->directory = std::filesystem::canonical(target.directory, error).string();
   opened->weight = target.weight;
   if (!IsDirectory(target.directory)) {
     return BadInputError(
         fmt::format("'{}' is no folder. Name one on the disk to be measured", target.directory));
   }
-  FOREBAY_ASSIGN_OR_RETURN(opened->storage, AskStorage(target.directory));
+  FOREBAY_ASSIGN_OR_RETURN(opened->storage, AskStorage(opened->directory));
   // Trying the engines on a full disk would fail with less to the point.
-  FOREBAY_RETURN_IF_ERROR(CheckRoom(target.directory, job.size_bytes, opened->storage.free_bytes));
+  FOREBAY_RETURN_IF_ERROR(CheckRoom(opened->directory, job.size_bytes, opened->storage.free_bytes));
   EngineOptions options = EngineOptionsOf(job, job.depth);
   options.engine = job.engine;
-  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine engine, OpenEngine(options, {target.directory}));
+  FOREBAY_ASSIGN_OR_RETURN(OpenedEngine engine, OpenEngine(options, {opened->directory}));
   opened->engine = engine.kind;
   opened->engine_line = engine.line;
   const EngineKind asked = job.engine == EngineKind::kAuto ? EngineKind::kIoUring : job.engine;
   opened->engine_as_asked = engine.kind == asked;
   opened->storage.direct.verified = engine.engine->direct();
   const int64_t size_bytes = job.size_bytes / kIoAlignBytes * kIoAlignBytes;
-  FOREBAY_ASSIGN_OR_RETURN(opened->file, BenchFile::Create(target.directory, size_bytes,
+  FOREBAY_ASSIGN_OR_RETURN(opened->file, BenchFile::Create(opened->directory, size_bytes,
                                                            engine.engine->direct(), job.verify));
   targets_.push_back(std::move(opened));
   return absl::OkStatus();

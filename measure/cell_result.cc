@@ -139,6 +139,7 @@ std::string Bound(const CellResult& cell) {
                        cell.num_files_in_memory, cell.num_files);
   }
   if (cell.key.engine == "buffered") return "not CPU-bound";
+  if (!cell.held_back_by.empty()) return "not device-bound: held back by " + cell.held_back_by;
   return CountersMatch(cell) ? "device-bound" : "not CPU-bound";
 }
 

@@ -64,6 +64,7 @@ struct CellResult {
   // What the kernel counted, over what was asked of it: of this process, and at the disks.
   std::optional<double> process_ratio;
   std::optional<double> disk_ratio;
+  std::string held_back_by;  // what was asked for, where that and not the device sets the pace
   std::optional<int> steady_repeats;  // that reached the steady state, where it was asked for
   // Bytes by time, of the repeat that is the median: (end of the interval in seconds, bytes).
   std::vector<std::pair<double, int64_t>> series;

@@ -1,7 +1,6 @@
 #include "forebay/measure/host_info.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
@@ -20,6 +19,7 @@
 #include "fmt/format.h"
 #include "forebay/aio/block_device.h"
 #include "forebay/aio/engine_probe.h"
+#include "forebay/aio/kernel_limits.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/memory/numa.h"
@@ -179,10 +179,8 @@ HostInfo AskHost() {
   host.memory_bytes = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
   host.transparent_huge_pages =
       ChosenWord(FirstLine("/sys/kernel/mm/transparent_hugepage/enabled"));
-  struct rlimit limit = {};
-  if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    host.memlock_bytes = static_cast<int64_t>(limit.rlim_cur);
-  }
+  const MemlockLimit limit = MemlockLimit::Ask();
+  if (limit.kib.has_value()) host.memlock_bytes = *limit.kib * 1024;
   host.io_uring_disabled = FirstLine("/proc/sys/kernel/io_uring_disabled");
   return host;
 }

@@ -18,7 +18,7 @@ struct HostInfo {
   int num_cores = 0;
   int64_t memory_bytes = 0;
   std::string transparent_huge_pages;  // "madvise"
-  int64_t memlock_bytes = -1;          // RLIMIT_MEMLOCK; -1: unlimited
+  int64_t memlock_bytes = -1;          // RLIMIT_MEMLOCK; -1: nothing limits this process
   std::string io_uring_disabled;       // kernel.io_uring_disabled; "": no such setting
   bool operator==(const HostInfo&) const = default;
 };

@@ -68,6 +68,16 @@ absl::Status RunOnce(BenchSession& session, const Job& job, EngineKind engine,
   return absl::OkStatus();
 }
 
+// What of the job, not of the device, sets the pace.
+std::string HeldBackBy(const Job& job, const LoadKind& load) {
+  if (job.verify && load.writes()) return "the checksums of --verify, made between operations";
+  if (job.flush == FlushRule::kEveryN && load.writes()) {
+    return fmt::format("--flush=every={}, for which writes wait", job.flush_every);
+  }
+  if (job.depth == 1) return "one operation in flight at a time (--qd=1)";
+  return "";
+}
+
 CellResult ResultOf(const BenchSession& session, const Job& job, EngineKind asked,
                     const CellProgress& progress) {
   CellResult result = Summarize(progress.passes);
@@ -76,6 +86,7 @@ CellResult ResultOf(const BenchSession& session, const Job& job, EngineKind aske
   result.key = {
       DeviceOf(session, cell.targets), cell.load,      job.block_bytes, job.block_bytes * job.depth,
       std::string(NameOf(engine)),     job.burst_bytes};
+  result.held_back_by = HeldBackBy(job, cell.load);
   result.threads = job.threads;
   result.num_files = static_cast<int>(cell.targets.size());
   result.fixed = job.fixed && engine == EngineKind::kIoUring &&
@@ -97,8 +108,7 @@ CellResult ResultOf(const BenchSession& session, const Job& job, EngineKind aske
   for (const int target : cell.targets) {
     const BenchTarget& at = *session.targets()[static_cast<size_t>(target)];
     if (at.storage.in_memory()) ++result.num_files_in_memory;
-    if (asked == EngineKind::kAuto && !at.engine_as_asked)
-      result.reasons.push_back("fell back to " + at.engine_line);
+    if (!at.engine_as_asked) result.reasons.push_back("fell back to " + at.engine_line);
   }
   if (job.steady.has_value()) {
     result.steady_repeats = static_cast<int>(
@@ -119,7 +129,10 @@ BenchReport BeginReport(const Job& job, const BenchSession& session) {
   BenchReport report;
   report.host = AskHost();
   report.job = job;
-  for (const auto& target : session.targets()) report.devices.push_back(target->storage);
+  for (const auto& target : session.targets()) {
+    report.devices.push_back(target->storage);
+    report.engine_lines.push_back(target->engine_line);
+  }
   report.warnings = session.warnings();
   return report;
 }

@@ -19,6 +19,9 @@ namespace forebay {
 struct BenchReport {
   HostInfo host;
   std::vector<StorageInfo> devices;
+  // By device: the rung of the engines' ladder, and why. Empty where the report says that
+  // elsewhere.
+  std::vector<std::string> engine_lines;
   Job job;
   std::vector<CellResult> runs;
   std::vector<std::string> warnings;

@@ -115,13 +115,15 @@ double SweepPoint::score() const {
   return gbps.empty() ? 0 : std::pow(product, 1 / static_cast<double>(gbps.size()));
 }
 
-const SweepPoint& BestPoint(const std::vector<SweepPoint>& points) {
+const SweepPoint& BestPoint(const std::vector<SweepPoint>& points, double share) {
   FOREBAY_CHECK(!points.empty());
-  return *std::ranges::max_element(points, {}, &SweepPoint::score);
+  const double enough = std::ranges::max_element(points, {}, &SweepPoint::score)->score() * share;
+  return *std::ranges::find_if(points,
+                               [&](const SweepPoint& point) { return point.score() >= enough; });
 }
 
 const SweepPoint& KneePoint(const std::vector<SweepPoint>& points, double share) {
-  const SweepPoint* knee = &BestPoint(points);
+  const SweepPoint* knee = &BestPoint(points, share);
   const double enough = knee->score() * share;
   for (const SweepPoint& point : points) {
     if (point.engine == knee->engine && point.block_bytes == knee->block_bytes &&

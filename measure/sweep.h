@@ -32,7 +32,7 @@ struct SweepPoint {
 // Of one folder.
 struct SweepBest {
   std::string device;
-  SweepPoint best;
+  SweepPoint best;  // BestPoint
   // The fewest bytes in flight that reach 97 % of the best: more only adds latency.
   SweepPoint knee;
   std::vector<SweepPoint> points;  // all that were measured
@@ -60,9 +60,12 @@ Job WithFirstPoint(Job job);
 absl::StatusOr<SweepBest> SweepTarget(TargetRuns target, const Job& job,
                                       const SweepOptions& options, double folder_budget_s);
 
-// The point with the best score, and the one with the fewest bytes in flight among those with its
-// engine and block that reach `share` of it. Requires: not empty.
-const SweepPoint& BestPoint(const std::vector<SweepPoint>& points);
-const SweepPoint& KneePoint(const std::vector<SweepPoint>& points, double share = 0.97);
+// Of scores closer than this nobody can tell which is better.
+inline constexpr double kNearlyBest = 0.97;
+// The first point that was measured of those that reach `share` of the best score: a setting is
+// only left for one that is clearly better. And of those with its engine and block that reach
+// `share` of it, the one with the fewest bytes in flight. Requires: not empty.
+const SweepPoint& BestPoint(const std::vector<SweepPoint>& points, double share = kNearlyBest);
+const SweepPoint& KneePoint(const std::vector<SweepPoint>& points, double share = kNearlyBest);
 
 }  // namespace forebay

@@ -93,7 +93,7 @@ std::string PreferNumaNode(std::span<std::byte> memory, int node) {
     failure = errno;
   }
   return fmt::format(
-      "Memory is not placed on NUMA node {} as wanted: {}; it works, maybe farther from the disk",
+      "memory is not placed on NUMA node {} as wanted: {}; it works, maybe farther from the disk",
       node, ErrnoText(failure));
 }
 

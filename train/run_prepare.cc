@@ -453,9 +453,9 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
   const auto show = [&] {
     observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
   };
-  const bool is_to_measure = !run.resumed && limits.disks.size() > 1 && shares.origin.empty();
-  const bool measures = is_to_measure && !run.options.dry_run;
-  if (is_to_measure && !measures) shares.origin = "measured when the run begins";
+  // A dry run leaves the disks in peace.
+  const bool measures =
+      !run.resumed && !run.options.dry_run && limits.disks.size() > 1 && shares.origin.empty();
   if (!measures) show();
   if (!run.resumed) {
     FOREBAY_RETURN_IF_ERROR(

@@ -306,6 +306,41 @@ TEST_F(OpenEngineTest, BufferedTransfersLeaveThePageCacheAsItWas) {
   EXPECT_LE(CachedPages(folder_.Path("file")), kFileBytes / 4096 / 16);
 }
 
+// Each of many transfers drops what it read, whatever its neighbours do at the time.
+TEST_F(OpenEngineTest, ManyReadsOneAfterAnotherLeaveThePageCacheAsItWas) {
+  constexpr int64_t kOpBytes = 1 << 20;
+  constexpr int64_t kLongFileBytes = 256 * kOpBytes;
+  constexpr int kNumInFlight = 32;
+  const auto opened =
+      OpenEngine({.engine = EngineKind::kBuffered, .num_threads = 32}, {folder_.path()});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  Engine& engine = *opened->engine;
+  const std::string path = folder_.Path("long");
+  auto file = OpenDirectFile(path, {.create = true, .size_bytes = kLongFileBytes, .direct = false});
+  ASSERT_TRUE(file.ok()) << file.status();
+  const int number = engine.AddFile(std::move(file->fd), path);
+  MemoryBudget budget{0};
+  const auto memory = HostBuffer::Create(&budget, "test", kNumInFlight * kOpBytes);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  for (const IoKind kind : {IoKind::kWrite, IoKind::kRead, IoKind::kRead}) {
+    std::vector<IoOp> ops(kNumInFlight);
+    for (int64_t i = 0; i < kLongFileBytes / kOpBytes + kNumInFlight; ++i) {
+      IoOp& op = ops[static_cast<size_t>(i % kNumInFlight)];
+      if (i >= kNumInFlight) {
+        ASSERT_EQ(engine.Wait(op), absl::OkStatus());
+      }
+      if (i >= kLongFileBytes / kOpBytes) continue;
+      op.kind = kind;
+      op.file = number;
+      op.offset_bytes = i * kOpBytes;
+      op.buffer = memory->bytes().subspan(static_cast<size_t>(i % kNumInFlight * kOpBytes),
+                                          static_cast<size_t>(kOpBytes));
+      engine.Submit(op);
+    }
+  }
+  EXPECT_LE(CachedPages(path), kLongFileBytes / 4096 / 16);
+}
+
 TEST(OpenEngine, AFolderThatCannotBeWrittenToIsNamed) {
   const auto opened = OpenEngine({}, {"/proc"});
   EXPECT_EQ(ExitCodeOf(opened.status()), ExitCode::kStorage);

@@ -132,6 +132,11 @@ TEST_F(VerdictTest, LittleCpuMeansThatTheDeviceIsTheBound) {
   EXPECT_THAT(Verdict(), ElementsAre("device-bound (CPU 0.5 % of one core)"));
 }
 
+TEST_F(VerdictTest, WhatWasAskedForMayHoldItBack) {
+  cell_.held_back_by = "--flush=every=1";
+  EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("not device-bound: held back by --flush=every=1")));
+}
+
 TEST_F(VerdictTest, ABusyThreadIsTheBound) {
   cell_.cpu_cores = 0.97;
   EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("CPU-bound: 97 % of one core")));

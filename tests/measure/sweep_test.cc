@@ -34,6 +34,15 @@ TEST(KneePoint, IsTheFewestBytesInFlightThatReachNearlyTheBest) {
   EXPECT_EQ(KneePoint(points, 1.0).inflight_bytes, 64);
 }
 
+TEST(BestPoint, LeavesASettingOnlyForOneThatIsClearlyBetter) {
+  std::vector<SweepPoint> points = {Point(1, 32, {1.9}),
+                                    Point(1, 32, {1.94}, EngineKind::kThreads)};
+  EXPECT_EQ(BestPoint(points).engine, EngineKind::kIoUring) << "2 % are noise";
+  points.push_back(Point(4, 32, {2.1}));
+  EXPECT_EQ(BestPoint(points).block_bytes, 4);
+  EXPECT_EQ(BestPoint(points, 0.9).block_bytes, 1);
+}
+
 TEST(CheckSearch, NamesNoFlagThatASearchHasNot) {
   Job job;
   job.targets = {{"/a", 0}};

@@ -67,7 +67,7 @@ absl::Status CheckReplaceable(const std::string& flag, const std::string& path, 
 }
 
 void OutputFlags::Declare(CLI::App& app, bool plot) {
-  app.add_option("--out", out_, "write the results as JSON, whatever is printed")
+  app.add_option("-o,--out", out_, "write the results as JSON, whatever is printed")
       ->type_name("FILE")
       ->take_last();
   if (plot) {

@@ -1,6 +1,7 @@
 #include "forebay/tools/swap_bench/bench_table.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <vector>
 
@@ -151,10 +152,12 @@ std::string Head(const BenchReport& report, const std::string& version) {
                      Passes(report), job.threads, job.threads == 1 ? "" : "s");
 }
 
-// Verdicts by their text, with the runs that they are about.
-std::string Verdicts(const BenchReport& report) {
+// Verdicts by their text, with the runs that they are about: those that `about` is true of.
+std::string Verdicts(const BenchReport& report,
+                     const std::function<bool(const CellKey&)>& about = nullptr) {
   std::string text;
   for (const CellResult& run : report.runs) {
+    if (about && !about(run.key)) continue;
     text += fmt::format("verdict {} {}: {}", run.key.device, LoadName(run.key.load),
                         fmt::join(run.verdict, "; "));
     if (run.key.load.op == LoadOp::kMixed) {
@@ -171,7 +174,7 @@ std::string Verdicts(const BenchReport& report) {
     if (CountersMatch(run)) {
       const std::optional<double>& ratio =
           run.disk_ratio.has_value() ? run.disk_ratio : run.process_ratio;
-      text += fmt::format("; kernel counters match {:.1f} %", *ratio * 100);
+      text += fmt::format("; the kernel counted {:.1f} % of these bytes", *ratio * 100);
     }
     text += "\n";
   }
@@ -230,7 +233,10 @@ std::string NotesText(const std::vector<std::string>& warnings) {
 
 std::string MachineText(const BenchReport& report, const std::string& version) {
   std::string text = HostLine(report.host, version) + "\n";
-  for (const StorageInfo& storage : report.devices) text += StorageLine(storage) + "\n";
+  for (size_t i = 0; i < report.devices.size(); ++i) {
+    text += StorageLine(report.devices[i]) + "\n";
+    if (i < report.engine_lines.size()) text += "  engine " + report.engine_lines[i] + "\n";
+  }
   return text;
 }
 
@@ -285,6 +291,11 @@ std::string SweepText(const SweepReport& sweep, const std::string& version) {
     const std::vector<LoadKind>& loads = sweep.report.job.loads;
     text += fmt::format("best {}: {}\nknee {}: {}\n", best.device, PointText(best.best, loads),
                         best.device, PointText(best.knee, loads));
+    text += Verdicts(sweep.report, [&](const CellKey& key) {
+      return key.device == best.device && key.engine == NameOf(best.knee.engine) &&
+             key.block_bytes == best.knee.block_bytes &&
+             key.inflight_bytes == best.knee.inflight_bytes;
+    });
   }
   return text + NotesText(sweep.report.warnings);
 }

@@ -36,7 +36,7 @@ class BenchTuneCommand : public Command {
     app.add_option("--budget", budget_, "for the measurements of each folder (default: 50s)")
         ->type_name("TIME")
         ->take_last();
-    app.add_option("--out", out_, "write the settings here, for forebay's --bench")
+    app.add_option("-o,--out", out_, "write the settings here, for forebay's --bench")
         ->type_name("io.json")
         ->take_last();
     app.add_flag("--live", live_, "a line each second with the bandwidth, on stderr");

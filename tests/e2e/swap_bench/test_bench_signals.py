@@ -55,6 +55,22 @@ def test_ctrl_c_in_every_phase(bench, disk, phase):
     assert_space_comes_back(disk, before)
 
 
+@pytest.mark.parametrize("command, phase", [
+    (["sweep", "--size=1G", "--budget=300s"], "filling"), (["sweep", "--size=256M", "--budget=300s"], "read"),
+    (["tune", "--size=256M", "--budget=300s"], "read"), (["step", "--params=200M", "--size=1G", "--time=300s"], "replaying"),
+], ids=lambda value: value if isinstance(value, str) else value[0])
+def test_ctrl_c_in_the_other_commands(bench, disk, command, phase):
+    before = free_bytes(disk)
+    process = start(bench, command[0], disk, *command[1:])
+    wait_for(process, phase)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "stopped on request" in errors and output == ""
+    assert os.listdir(disk) == []
+    assert_space_comes_back(disk, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_stop_it_too(bench, disk, number):
     process = start(bench, disk, *PHASES["write"])

@@ -258,7 +258,8 @@ def test_sweep_finds_settings(bench, disk, tmp_path):
     assert len({run["bs"] for run in report["runs"]}) >= 4
     assert report["config"]["budget_s"] == 1 and report["config"]["depth"] is None
     xml.etree.ElementTree.fromstring(plot.read_text())
-    assert "knee" in bench.run("sweep", disk, "--size=64M", "--op=read", "--budget=1s").stdout
+    text = bench.run("sweep", disk, "--size=64M", "--op=read", "--budget=1s").stdout
+    assert "knee" in text and "verdict" in text and "  engine " in text
     assert "unknown flag" in bench.run("sweep", disk, "--bs=1M", expect=2).stderr
 
 

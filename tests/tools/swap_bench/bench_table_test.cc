@@ -44,7 +44,7 @@ TEST(ReportText, HasFiguresVerdictsAndNotes) {
   EXPECT_THAT(text, HasSubstr("(1.50..2.50)"));
   EXPECT_THAT(text, HasSubstr("device-bound; and more"));
   EXPECT_THAT(text, HasSubstr("first 10 s 2.25 GB/s, last 10 s 1.12 GB/s"));
-  EXPECT_THAT(text, HasSubstr("kernel counters match 100.2 %"));
+  EXPECT_THAT(text, HasSubstr("the kernel counted 100.2 % of these bytes"));
   EXPECT_THAT(text, HasSubstr("steady in 2 of 3 repeats"));
   EXPECT_THAT(text, HasSubstr("note: a note"));
 }

@@ -172,16 +172,18 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     return cases;
   }
 
-  // One in `stride` of the calls, each with EIO when `with_eio` says so and with one other fault.
+  // One in `stride` of the calls, each with EIO and one other fault when `with_eio` says so, and
+  // otherwise with one of them all.
   std::vector<Case> DrawnCases(uint64_t stride, bool with_eio) const {
     std::vector<Case> cases;
     const CounterRng rng(FaultSeed(), static_cast<uint64_t>(GetParam().under));
     for (size_t i = rng.Below(0, stride); i < calls_.size(); i += stride) {
       const std::vector<FaultKind> kinds = KindsFor(calls_[i]);
-      // From call to call the next of the others, so that each comes up as often.
-      const size_t other = 1 + (i / stride + rng.Below(1, 1000)) % (kinds.size() - 1);
+      // From call to call the next one, so that each comes up as often.
+      const size_t turn = i / stride + rng.Below(1, 1000);
       if (with_eio) cases.push_back({calls_[i], kinds[0]});
-      cases.push_back({calls_[i], kinds[other]});
+      const size_t first = with_eio ? 1 : 0;
+      cases.push_back({calls_[i], kinds[first + turn % (kinds.size() - first)]});
     }
     return cases;
   }

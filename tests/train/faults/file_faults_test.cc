@@ -63,6 +63,36 @@ class FileFaultsTest : public testing::TestWithParam<FileSetting> {
     return options;
   }
 
+  // One in `stride` of the calls.
+  void RunCases(size_t stride, bool in_both_ways) {
+    std::printf("seed %llu\n", static_cast<unsigned long long>(FaultSeed()));
+    CaseLimit limit(std::chrono::seconds(kUnderSanitizer ? 120 : 20));
+    const Handles before = CountHandles();
+    const std::string only = OnlyCase();
+    int num_cases = 0;
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      for (const int error_number : {EIO, ENOSPC}) {
+        const std::string name = NameOf(calls_[i], error_number);
+        const uint64_t turn = FaultSeed() + i;
+        const bool is_drawn = turn % stride == 0 &&
+                              (in_both_ways || turn / stride % 2 == (error_number == EIO ? 0 : 1));
+        if (only.empty() ? !is_drawn : only != name) continue;
+        SCOPED_TRACE("repeat with: " + RepeatCommand(name));
+        limit.Begin(RepeatCommand(name));
+        ASSERT_NO_FATAL_FAILURE(RunCase(calls_[i], error_number));
+        ExpectNoMoreThan(before);
+        ASSERT_FALSE(HasFailure()) << "the other cases were left out";
+        ++num_cases;
+      }
+    }
+    EXPECT_GT(num_cases, 0);
+    std::printf("%d cases over %zu calls\n", num_cases, calls_.size());
+  }
+
+  static std::string NameOf(const FileCall& call, int error_number) {
+    return fmt::format("{} {} {} {}", call.function, call.file, call.nth, ErrnoText(error_number));
+  }
+
   void RunCase(const FileCall& call, int error_number) {
     const TrainOptions options = Prepare();
     absl::Status status;
@@ -88,30 +118,14 @@ class FileFaultsTest : public testing::TestWithParam<FileSetting> {
   std::vector<FileCall> calls_;
 };
 
+// Each call in one of the two ways, from call to call the other one.
 TEST_P(FileFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits) {
-  std::printf("seed %llu\n", static_cast<unsigned long long>(FaultSeed()));
-  CaseLimit limit(std::chrono::seconds(kUnderSanitizer ? 120 : 20));
-  const Handles before = CountHandles();
   // The sanitizers take ten times as long; what they look for is much the same in all cases.
-  const uint64_t stride = kUnderSanitizer && OnlyCase().empty() ? 5 : 1;
-  uint64_t number = FaultSeed();
-  int num_cases = 0;
-  for (const FileCall& call : calls_) {
-    for (const int error_number : {EIO, ENOSPC}) {
-      if (number++ % stride != 0) continue;
-      const std::string name =
-          fmt::format("{} {} {} {}", call.function, call.file, call.nth, ErrnoText(error_number));
-      if (!OnlyCase().empty() && OnlyCase() != name) continue;
-      SCOPED_TRACE("repeat with: " + RepeatCommand(name));
-      limit.Begin(RepeatCommand(name));
-      ASSERT_NO_FATAL_FAILURE(RunCase(call, error_number));
-      ExpectNoMoreThan(before);
-      ASSERT_FALSE(HasFailure()) << "the other cases were left out";
-      ++num_cases;
-    }
-  }
-  EXPECT_GT(num_cases, 0);
-  std::printf("%d cases over %zu calls\n", num_cases, calls_.size());
+  RunCases(kUnderSanitizer ? 3 : 1, /*in_both_ways=*/false);
+}
+
+TEST_P(FileFaultsTest, SlowEveryCallFailsInBothWays) {
+  RunCases(1, /*in_both_ways=*/true);
 }
 
 TEST_P(FileFaultsTest, TheCallsThatMatterAreAmongThem) {
