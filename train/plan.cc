@@ -294,10 +294,10 @@ class Planner {
             ? fmt::format("--ram={}", FormatBinaryBytes(budget))
             : fmt::format("the budget is {} ({:.0f} % of the memory that is available)",
                           FormatBinaryBytes(budget), kAutoShare * 100);
-    return DoesNotFitError(
-        fmt::format("this run needs at least {} of memory, and {}. The largest parts:{}\nThe least "
-                    "that works is --ram={}MiB",
-                    FormatBinaryBytes(least), given, largest, MebibytesUp(least)));
+    return DoesNotFitError(fmt::format(
+        "this run needs at least {} MiB of memory, and {}. The largest parts:{}\nThe least "
+        "that works is --ram={}MiB",
+        MebibytesUp(least), given, largest, MebibytesUp(least)));
   }
 
   const DecoderConfig& model_;

@@ -6,6 +6,7 @@ An error is on standard error too, except with --errors=document, for programs t
 
 import argparse
 import json
+import os
 import signal
 import sys
 
@@ -103,6 +104,10 @@ def main(arguments):
         return code
     except DataProgramError as error:
         return report_error(arguments, str(error), error.exit_code)
+    except BrokenPipeError:
+        # Who reads has seen enough (| head). What is still buffered goes nowhere, without a word at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 5
     except OSError as error:
         name = f" of '{error.filename}'" if error.filename is not None else ""
         return report_error(arguments, f"input or output{name} failed: {error.strerror or error}", 5)

@@ -5,6 +5,7 @@ The rules are docs/formats.md, "From text to samples".
 
 import json
 import os
+import stat
 from dataclasses import dataclass
 
 import numpy as np
@@ -295,6 +296,9 @@ def require_data(path):
 
 def _open(path):
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+            # It is read twice, and a pipe without a writer would be waited for without a word.
+            raise BadInputError(f"'{path}' is no regular file: --data names a .txt, .jsonl or packed file")
         return open(path, "rb")
     except FileNotFoundError:
         raise BadInputError(f"'{path}' does not exist: --data names a .txt, .jsonl or packed file") from None

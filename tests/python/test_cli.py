@@ -195,3 +195,19 @@ def test_ctrl_c_at_any_moment_is_quiet(model):
         assert output == errors == "", f"after {delay_ms} ms: {errors}"
         # 0: it came while Python itself started, where it is ignored.
         assert child.returncode in (-signal.SIGINT, 75, 0), f"after {delay_ms} ms: {child.returncode}"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}] * 2000)
+    shown = subprocess.Popen([sys.executable, str(MAIN), "show", "--model", str(model), "--data", str(data), "-n2000"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    shown.stdout.readline()
+    shown.stdout.close()
+    assert shown.stderr.read() == ""
+    assert shown.wait() == 5
+
+
+def test_a_pipe_as_data_is_named_and_not_waited_for(model, tmp_path):
+    os.mkfifo(tmp_path / "d.txt")
+    done = run("show", "--model", model, "--data", tmp_path / "d.txt")
+    assert done.returncode == 3 and "is no regular file" in done.stderr

@@ -128,13 +128,23 @@ def test_a_signal_at_any_moment_can_be_resumed(forebay, task, expected, tmp_path
     assert forebay.digest(out) == expected
 
 
+@pytest.fixture(scope="module")
+def begun(forebay, task, tmp_path_factory):
+    """A run that stopped after its first step, and its digest."""
+    out = tmp_path_factory.mktemp("begun") / "run"
+    assert train(forebay, task, out, check=False, stop_after=1).returncode == 75
+    return out, forebay.digest(out)
+
+
 @pytest.mark.parametrize(
-    "changes", [dict(lr=2e-3), dict(seed=4), dict(batch=4, accum=1), dict(clip=1.0), dict(steps=7)]
+    "changes",
+    [dict(lr=2e-3), dict(seed=4), dict(batch=4, accum=1), dict(clip=1.0), dict(steps=7), dict(warmup=3),
+     dict(schedule="constant"), dict(weight_decay=0.3), dict(betas="0.8,0.9"), dict(eps=1e-5), dict(decay_all="true"),
+     dict(precision="fp32"), dict(layout="fp32"), dict(grad_dtype="fp32")],
+    ids=lambda changes: ",".join(changes),
 )
-def test_resuming_with_other_settings_names_the_difference(forebay, task, tmp_path, changes):
-    out = tmp_path / "run"
-    train(forebay, task, out, check=False, stop_after=1)
-    before = forebay.digest(out)
+def test_resuming_with_other_settings_names_the_difference(forebay, task, begun, changes):
+    out, before = begun
     refused = train(forebay, task, out, check=False, extra=["--resume"], **changes)
     assert refused.returncode == 2, refused.stderr
     for key in changes:

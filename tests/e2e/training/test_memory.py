@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -97,3 +98,14 @@ def test_a_model_larger_than_the_budget_streams_through_it(forebay, task, name):
     assert peak <= least
     # 96 MiB are the program's own share.
     assert least - 96 * MIB < weights / 2
+
+
+def test_a_model_is_made_without_ever_being_whole_in_memory(forebay, task, tmp_path):
+    config = f"{task['model']}/config.json"
+    weights = os.path.getsize(f"{task['model']}/model.safetensors")
+    for name, flags in (("folder", []), ("run", ["--run"])):
+        out = tmp_path / name
+        peak = peak_bytes([forebay.binary, "init", f"--config={config}", f"--out={out}", *flags])
+        print(f"{name}: peak {peak / MIB:.0f} MiB, weights {weights / MIB:.0f} MiB")
+        assert peak < 0.75 * weights  # much of it the program's own share
+        shutil.rmtree(out)

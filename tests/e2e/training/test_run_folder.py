@@ -150,7 +150,7 @@ def test_links_in_the_run_folder_are_not_followed(forebay, task, tmp_path):
     (elsewhere / "precious").write_text("x")
     settings = dict(task, out=out, save_every=1)
     assert forebay.run("train", check=False, stop_after=1, **settings).returncode == 75
-    for name in ("metrics.jsonl", "exports"):
+    for name in ("metrics.jsonl", "events.log", "exports"):
         if os.path.isdir(out / name):
             (out / name / "step-1").rename(tmp_path / "step-1")
             os.rmdir(out / name)
@@ -161,7 +161,17 @@ def test_links_in_the_run_folder_are_not_followed(forebay, task, tmp_path):
         assert refused.returncode in (2, 5), refused.stderr
         assert "is a symbolic link" in refused.stderr and name in refused.stderr
         os.remove(out / name)
-    assert os.listdir(elsewhere) == ["precious"] and (elsewhere / "precious").read_text() == "x"
+    # What is replaced as a whole replaces the link.
+    replaced = ("plan.json", "resolved_config.json", "run.json")
+    for name in replaced:
+        (out / name).rename(elsewhere / name)
+        os.symlink(elsewhere / name, out / name)
+    before = {name: (elsewhere / name).read_text() for name in replaced}
+    forebay.run("train", "--resume", **settings)
+    assert not any(os.path.islink(out / name) for name in ("plan.json", "resolved_config.json"))
+    assert {name: (elsewhere / name).read_text() for name in replaced} == before
+    assert sorted(os.listdir(elsewhere)) == sorted(["precious", *replaced])
+    assert (elsewhere / "precious").read_text() == "x"
 
 
 def store_inside(nvme):
