@@ -158,7 +158,7 @@ void JudgeCounters(const CellResult& cell, std::vector<std::string>& verdict) {
   }
   if (process > 1 + kTolerance && cell.key.engine == "buffered") {
     verdict.push_back(
-        fmt::format("the page cache moved {} of these bytes (it reads ahead)", Percent(process)));
+        fmt::format("the page cache moved {} of these bytes", Percent(process)));
   } else if (process > 1 + kTolerance) {
     verdict.push_back(
         fmt::format("the file system moved {} of these bytes (copy on write, or "

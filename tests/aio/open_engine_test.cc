@@ -302,7 +302,7 @@ TEST_F(OpenEngineTest, BufferedTransfersLeaveThePageCacheAsItWas) {
   const auto opened = OpenEngine({.engine = EngineKind::kBuffered}, {folder_.path()});
   ASSERT_TRUE(opened.ok()) << opened.status();
   EXPECT_EQ(UseEngine(*opened->engine, folder_.path()), "");
-  // What the kernel read ahead at the end may be left.
+  // A page that was in use elsewhere when it was to be dropped may be left.
   EXPECT_LE(CachedPages(folder_.Path("file")), kFileBytes / 4096 / 16);
 }
 

@@ -167,7 +167,6 @@ TEST_P(EnginePassTest, ASteadyBandwidthEndsItEarly) {
 
 TEST_P(EnginePassTest, TheKernelsCountersAgreeOnDirectTransfers) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
-  if (GetParam() == EngineKind::kBuffered) GTEST_SKIP() << "the page cache reads ahead";
   const auto pass = Run({LoadOp::kRead, 100});
   ASSERT_TRUE(pass.ok()) << pass.status();
   if (!pass->process_io.has_value()) GTEST_SKIP() << "this kernel does not count";
