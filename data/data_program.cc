@@ -12,6 +12,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/hash.h"
 #include "forebay/data/child_process.h"
 #include "forebay/data/packed_file.h"
 
@@ -21,6 +22,8 @@ namespace {
 constexpr char kProgramName[] = "forebay-data";
 // One JSON document on standard output; errors too, which whoever calls us reports.
 constexpr std::array<const char*, 2> kReplies = {"--format=json", "--errors=document"};
+// Those of large vocabularies have 20 MB.
+constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 bool IsExecutable(const std::string& path) {
@@ -116,6 +119,21 @@ std::optional<int64_t> LimitIn(const Json& config, std::initializer_list<const c
   return std::nullopt;
 }
 
+// Tokens of another tokenizer are numbers without a meaning. Where no tokenizer made them, or the
+// model has none, nobody can tell.
+absl::Status CheckTokenizer(const PackRequest& request, const PackedFileInfo& info) {
+  const std::string path = JoinPath(request.model, "tokenizer.json");
+  if (info.tokenizer_digest.empty() || !FileExists(path)) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const std::string contents, ReadWholeFile(path, kMaxTokenizerBytes));
+  Xxh3_128 digest;
+  digest.Update(contents);
+  if (digest.Hex() == info.tokenizer_digest) return absl::OkStatus();
+  return BadInputError(
+      fmt::format("'{}' was packed with another tokenizer than '{}': pack the text again with this "
+                  "model, or give --model the model that it was packed for",
+                  request.data, path));
+}
+
 // A packed file needs no Python: only a look at whether it fits.
 absl::StatusOr<PackResult> AcceptPackedFile(const PackRequest& request) {
   FOREBAY_ASSIGN_OR_RETURN(const auto file, PackedFile::Open(request.data));
@@ -126,6 +144,7 @@ absl::StatusOr<PackResult> AcceptPackedFile(const PackRequest& request) {
         "--seq={}",
         request.data, info.seq, request.seq, info.seq));
   }
+  FOREBAY_RETURN_IF_ERROR(CheckTokenizer(request, info));
   const std::string config_path = JoinPath(request.model, "config.json");
   FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(config_path, kMaxConfigFileBytes));
   if (!config.is_object())

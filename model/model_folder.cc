@@ -9,7 +9,6 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/base/hash.h"
 #include "forebay/base/json.h"
 #include "forebay/model/config_fields.h"
 #include "forebay/model/families.h"
@@ -20,7 +19,7 @@ namespace {
 constexpr int64_t kMaxTokenizerBytes = int64_t{256}
                                        << 20;  // tokenizer.json of a large vocabulary has 20 MB
 
-// Everything that transformers may read of a tokenizer, in the order of the digest.
+// Everything that transformers may read of a tokenizer.
 constexpr std::array<std::string_view, 7> kTokenizerFiles = {"tokenizer.json",
                                                              "tokenizer_config.json",
                                                              "special_tokens_map.json",
@@ -112,26 +111,6 @@ absl::Status CopySidecarFiles(const std::string& from, const std::string& to, DT
     FOREBAY_RETURN_IF_ERROR(CopyFile(from, to, name));
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> TokenizerDigest(const std::string& model_directory) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, TokenizerFiles(model_directory));
-  if (names.empty()) {
-    return BadInputError(
-        fmt::format("'{}' has no tokenizer. A model folder holds tokenizer.json and "
-                    "tokenizer_config.json; download them with the model",
-                    model_directory));
-  }
-  Xxh3_128 hash;
-  for (const std::string& name : names) {
-    FOREBAY_ASSIGN_OR_RETURN(const std::string contents,
-                             ReadWholeFile(JoinPath(model_directory, name), kMaxTokenizerBytes));
-    hash.UpdateInt(static_cast<int64_t>(name.size()));
-    hash.Update(name);
-    hash.UpdateInt(static_cast<int64_t>(contents.size()));
-    hash.Update(contents);
-  }
-  return hash.Hex();
 }
 
 }  // namespace forebay

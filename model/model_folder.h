@@ -28,8 +28,4 @@ absl::Status WriteConfig(Json config, DType dtype, const std::string& directory)
 // valid, StorageError.
 absl::Status CopySidecarFiles(const std::string& from, const std::string& to, DType dtype);
 
-// One XXH3-128 over the names and contents of the files that decide how text becomes tokens, in the
-// order of a fixed list. BadInputError when there is none of them.
-absl::StatusOr<std::string> TokenizerDigest(const std::string& model_directory);
-
 }  // namespace forebay

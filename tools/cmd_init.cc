@@ -5,6 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/number_checks.h"
@@ -40,6 +41,7 @@ class InitCommand : public Command {
                                progress.Show("writing random weights", fraction);
                              }));
     progress.Clear();
+    const bool has_tokenizer = FileExists(JoinPath(result.model, "tokenizer.json"));
     if (context.json) {
       PrintTo(stdout, "{}\n", ToJson(result).dump());
     } else if (options_.as_run) {
@@ -51,6 +53,11 @@ class InitCommand : public Command {
     } else {
       PrintTo(stdout, "made a model in '{}': {}, {} parameters\n", options_.out,
               result.architecture, FormatCount(result.num_params));
+    }
+    if (!context.json && !has_tokenizer) {
+      PrintTo(stdout,
+              "it has no tokenizer: copy a tokenizer.json into '{}', or train it on packed data\n",
+              result.model);
     }
     return absl::OkStatus();
   }

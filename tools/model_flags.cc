@@ -4,10 +4,29 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/format.h"
+#include "forebay/train/export.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/run_folder.h"
 
 namespace forebay {
+
+namespace {
+
+// What to do about a run without the model that its last step leaves: go on, or take an export.
+absl::Status NoModelYet(const RunPaths& run) {
+  std::string exports;
+  if (const auto newest = NewestExport(run.exports); newest.ok() && newest->has_value()) {
+    exports = fmt::format(", or take its newest export: --model={}", ShellQuoted(**newest));
+  }
+  return UsageError(fmt::format(
+      "--model: the run in '{}' has no model: '{}' is written at the end of training (unless "
+      "--export=none). Continue it with 'forebay train --resume --out={}'{}",
+      run.out, run.model, ShellQuoted(run.out), exports));
+}
+
+}  // namespace
 
 void ModelFlags::Declare(CLI::App& app) {
   app.add_option("--model", model, "Hugging Face folder, or a run folder with a finished model")
@@ -39,7 +58,10 @@ absl::Status ModelFlags::Read() {
   if (!problems.empty()) return UsageError(problems);
   ram_bytes = options.ram_bytes;
   precision = options.precision;
-  if (IsRunFolder(model)) model = RunPaths(model).model;
+  if (!IsRunFolder(model)) return absl::OkStatus();
+  const RunPaths run(model);
+  if (!FileExists(JoinPath(run.model, "config.json"))) return NoModelYet(run);
+  model = run.model;
   return absl::OkStatus();
 }
 

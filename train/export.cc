@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "fmt/format.h"
@@ -68,6 +69,25 @@ absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {
   return SyncDirectory(parent.empty() ? "." : parent);
 }
 
+// The exports of a run with their steps, oldest first.
+absl::StatusOr<std::vector<std::pair<int64_t, std::string>>> ExportsIn(
+    const std::string& exports_directory) {
+  constexpr std::string_view kPrefix = "step-";
+  std::vector<std::pair<int64_t, std::string>> exports;
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(exports_directory));
+  for (const std::string& name : names) {
+    if (!name.starts_with(kPrefix)) continue;
+    int64_t step = 0;
+    const char* end = name.data() + name.size();
+    const auto [rest, code] = std::from_chars(name.data() + kPrefix.size(), end, step);
+    if (code == std::errc() && rest == end) {
+      exports.emplace_back(step, JoinPath(exports_directory, name));
+    }
+  }
+  std::ranges::sort(exports);
+  return exports;
+}
+
 }  // namespace
 
 absl::Status ExportModel(TensorStore& store, const std::string& model_directory,
@@ -83,20 +103,14 @@ absl::Status ExportModel(TensorStore& store, const std::string& model_directory,
   return ReplaceDirectory(temporary, destination);
 }
 
+absl::StatusOr<std::optional<std::string>> NewestExport(const std::string& exports_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const auto exports, ExportsIn(exports_directory));
+  if (exports.empty()) return std::nullopt;
+  return exports.back().second;
+}
+
 absl::Status PruneExports(const std::string& exports_directory, int64_t keep) {
-  constexpr std::string_view kPrefix = "step-";
-  std::vector<std::pair<int64_t, std::string>> exports;
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(exports_directory));
-  for (const std::string& name : names) {
-    if (!name.starts_with(kPrefix)) continue;
-    int64_t step = 0;
-    const char* end = name.data() + name.size();
-    const auto [rest, code] = std::from_chars(name.data() + kPrefix.size(), end, step);
-    if (code == std::errc() && rest == end) {
-      exports.emplace_back(step, JoinPath(exports_directory, name));
-    }
-  }
-  std::ranges::sort(exports);
+  FOREBAY_ASSIGN_OR_RETURN(const auto exports, ExportsIn(exports_directory));
   for (size_t i = 0; static_cast<int64_t>(exports.size() - i) > keep; ++i) {
     FOREBAY_RETURN_IF_ERROR(RemoveTree(exports[i].second));
   }

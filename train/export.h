@@ -2,9 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "forebay/swap/tensor_store.h"
 
 namespace forebay {
@@ -19,5 +21,8 @@ absl::Status ExportModel(TensorStore& store, const std::string& model_directory,
 
 // Removes the oldest exports ("step-N" folders) until `keep` remain.
 absl::Status PruneExports(const std::string& exports_directory, int64_t keep);
+
+// The folder of the newest export there; nullopt when there is none. StorageError.
+absl::StatusOr<std::optional<std::string>> NewestExport(const std::string& exports_directory);
 
 }  // namespace forebay

@@ -13,6 +13,7 @@
 #include "forebay/base/output_folder.h"
 #include "forebay/data/data_program.h"
 #include "forebay/data/sampler.h"
+#include "forebay/model/model_folder.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/swap/store_folders.h"
 #include "forebay/swap/store_manifest.h"
@@ -490,6 +491,8 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   // data may take minutes.
   if (!run.options.resume) FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
   FOREBAY_ASSIGN_OR_RETURN(run.config, ReadDecoderConfig(run.options.model));
+  // The result takes it along; that it is damaged should not be found by the first text after days.
+  FOREBAY_RETURN_IF_ERROR(ReadStopTokens(run.options.model, run.config).status());
   Json run_json;
   ModelSource source;
   if (run.options.resume) {

@@ -129,7 +129,7 @@ def pack(options):
     """Runs `forebay-data pack`; returns its report. `options` has the fields of the command line."""
     config = ModelConfig(options.model)
     if packed_file.is_packed(options.data):
-        return accept_packed(options.data, config, options.seq)
+        return accept_packed(options.data, options.model, config, options.seq)
     settle_seq(options)
     require_data(options.data)
     tokenizer = ModelTokenizer(options.model, config)
@@ -151,9 +151,19 @@ def pack(options):
     return {**report, "cached": False}
 
 
-def accept_packed(path, config, seq):
-    """The report of a file that is packed already, after a check that it fits the model and --seq."""
+def require_same_tokenizer(path, packed, folder):
+    """Tokens of another tokenizer are numbers without a meaning. Where no tokenizer made them, nobody can tell."""
+    tokenizer = os.path.join(folder, "tokenizer.json")
+    made_by = packed.info.get("tokenizer_digest", "")
+    if made_by and os.path.exists(tokenizer) and made_by != file_digest(tokenizer):
+        raise BadInputError(f"'{path}' was packed with another tokenizer than '{tokenizer}': pack the text again with "
+                            "this model, or give --model the model that it was packed for")
+
+
+def accept_packed(path, folder, config, seq):
+    """The report of a file that is packed already, after a check that it fits the model in `folder` and --seq."""
     packed = packed_file.read_info(path)
+    require_same_tokenizer(path, packed, folder)
     if seq is not None and packed.seq != seq:
         raise BadInputError(f"'{path}' is packed in rows of {packed.seq} tokens, but --seq={seq}: pack the text again, "
                             f"or use --seq={packed.seq}")
@@ -208,7 +218,7 @@ def info_of(corpus, builder, options, config, tokenizer):
         "provenance": {
             "packer_version": PACKER_VERSION,
             "data": {"name": os.path.basename(options.data), "bytes": os.path.getsize(options.data),
-                     "xxh3_128": _file_digest(options.data)},
+                     "xxh3_128": file_digest(options.data)},
             "seq": options.seq,
             "truncate": options.truncate,
             "eos_token_id": tokenizer.eos_id,
@@ -267,13 +277,13 @@ def _cache_key(options, config, tokenizer):
             template = load_chat_template(tokenizer).text
         except BadInputError:
             pass  # only chats need one, and they will say so
-    parts = (PACKER_VERSION, os.path.splitext(options.data)[1].lower(), _file_digest(options.data), tokenizer.digest,
-             sorted(tokenizer.special_tokens.items()), template, config.vocab_size, config.max_positions, options.seq,
+    parts = (PACKER_VERSION, os.path.splitext(options.data)[1].lower(), file_digest(options.data), tokenizer.digest,
+             tokenizer.bos_id, tokenizer.eos_id, sorted(tokenizer.special_tokens.items()), template, config.vocab_size, config.max_positions, options.seq,
              options.truncate)
     return xxhash.xxh3_128_hexdigest(repr(parts).encode("utf-8", "surrogatepass"))
 
 
-def _file_digest(path):
+def file_digest(path):
     hasher = xxhash.xxh3_128()
     try:
         with open(path, "rb") as file:

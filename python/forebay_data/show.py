@@ -8,7 +8,8 @@ import numpy as np
 
 from . import packed_file
 from .errors import BadInputError, UsageError, count_of
-from .pack import MAX_SEQ, RowBuilder, accept_packed, info_of, read_corpus, report_of, settle_seq
+from .pack import (MAX_SEQ, RowBuilder, accept_packed, info_of, read_corpus, report_of, require_same_tokenizer,
+                   settle_seq)
 from .samples import SampleOptions, SampleReader, require_data
 from .template import load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer
@@ -17,16 +18,17 @@ MAX_PROBLEMS_SHOWN = 20
 
 
 def show(options):
-    """The first -n samples (segments, of a packed file): {"samples": [{where, tokens, trained, parts}]}."""
+    """The first -n samples (segments, of a packed file): {"samples": [{where, tokens, trained, parts}], "more": bool}."""
     config = ModelConfig(options.model)
     require_data(options.data)
     tokenizer = ModelTokenizer(options.model, config)
-    found = []
+    found, more = [], False
     for where, tokens, trained in _first_samples(options, config, tokenizer):
         if len(found) == options.n:
+            more = True
             break
         found.append(_shown(where, tokens, trained, tokenizer))
-    return {"samples": found}
+    return {"samples": found, "more": more}
 
 
 def describe_samples(report):
@@ -37,6 +39,8 @@ def describe_samples(report):
                      f"{sample['num_trained']:,} trained (marked {begin}so{end}) ---")
         lines.append("".join(f"{begin}{part['text']}{end}" if part["trained"] else part["text"]
                              for part in sample["parts"]))
+    if report["more"]:
+        lines.append(f"--- there are more; -n {4 * len(report['samples'])} shows more of them ---")
     return "\n".join(lines)
 
 
@@ -47,7 +51,7 @@ def check(options):
     tokenizer = ModelTokenizer(options.model, config)
     statistics = _Statistics(tokenizer)
     if packed_file.is_packed(options.data):
-        report = accept_packed(options.data, config, options.seq)
+        report = accept_packed(options.data, options.model, config, options.seq)
         for _, tokens, trained in _packed_segments(options.data, tokenizer):
             statistics.add("packed", tokens, trained)
         return {**report, **statistics.report(), "problems": [], "num_problems": 0}
@@ -94,9 +98,7 @@ def _first_samples(options, config, tokenizer):
 def _packed_segments(path, tokenizer):
     """(where, tokens, trained) of every segment, row by row."""
     packed = packed_file.read_info(path)
-    if packed.info.get("tokenizer_digest") != tokenizer.digest:
-        raise BadInputError(f"'{path}' was packed with another tokenizer than that in '{tokenizer.folder}': give "
-                            "--model the model that it was packed for")
+    require_same_tokenizer(path, packed, tokenizer.folder)
     for row, (tokens, flags) in enumerate(zip(*packed_file.map_contents(path, packed))):
         used = int(np.count_nonzero(flags != packed_file.PADDING))
         starts = np.flatnonzero(flags & packed_file.SEGMENT_START).tolist()

@@ -71,9 +71,7 @@ class ModelTokenizer:
         self.special_texts = tuple(token.content for token in added.values() if token.special)
         # What the tokenizer itself puts before a text (BOS, or nothing).
         self.prefix_ids = self._find_prefix()
-        digest = xxhash.xxh3_128(contents)
-        digest.update(repr((self.bos_id, self.eos_id)).encode())
-        self.digest = digest.hexdigest()
+        self.digest = xxhash.xxh3_128_hexdigest(contents)  # of tokenizer.json; the C++ side computes the same
 
     def _usable(self):
         """Around the use of a tokenizer that could be loaded, but whose parts may contradict each other."""

@@ -10,8 +10,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "fmt/format.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/hash.h"
 #include "gmock/gmock.h"
 #include "packed_bytes.h"
 
@@ -244,6 +246,25 @@ TEST_F(DataProgramTest, PackedFileThatDoesNotFitIsRefused) {
   EXPECT_THAT(MessageOf(PackedPathFor(request).status()), HasSubstr("vocabulary of 10"));
   WriteFile("config.json", R"({"vocab_size": 10, "n_positions": 2})");
   EXPECT_THAT(MessageOf(PackedPathFor(request).status()), HasSubstr("2 positions"));
+}
+
+TEST_F(DataProgramTest, PackedFileOfAnotherTokenizerIsRefused) {
+  PackedBytes packed;
+  WriteFile("config.json", R"({"vocab_size": 10})");
+  WriteFile("tokenizer.json", "the tokenizer");
+  PackRequest request;
+  request.data = folder_ + "/x.packed";
+  request.model = folder_;
+  request.seq = 4;
+  WriteFile("x.packed", packed.Encode());
+  EXPECT_THAT(MessageOf(PackedPathFor(request).status()), HasSubstr("another tokenizer"));
+  Xxh3_128 digest;
+  digest.Update("the tokenizer");
+  for (const std::string& made_by : {digest.Hex(), std::string()}) {
+    packed.info = fmt::format(R"({{"tokenizer_digest":"{}","provenance":{{}}}})", made_by);
+    WriteFile("x.packed", packed.Encode());
+    EXPECT_TRUE(PackedPathFor(request).ok()) << PackedPathFor(request).status();
+  }
 }
 
 TEST_F(DataProgramTest, PromptIsEncodedThroughOneJsonLine) {

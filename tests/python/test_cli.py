@@ -52,6 +52,15 @@ def test_show_marks_trained_tokens_in_plain_text(model, tmp_path):
     data = write_lines(tmp_path / "d.jsonl", [{"prompt": "the", "completion": " cat é"}])
     done = run("show", "--model", model, "--data", data, environment={"LC_ALL": "C"})
     assert done.returncode == 0 and "the« cat é<|im_end|>»" in done.stdout
+    assert "more" not in done.stdout
+
+
+def test_show_says_that_there_are_more(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}] * 3)
+    done = run("show", "--model", model, "--data", data, "-n2")
+    assert "--- there are more; -n 8 shows more of them ---" in done.stdout
+    assert run_json("show", "--model", model, "--data", data, "-n2")["more"] is True
+    assert run_json("show", "--model", model, "--data", data, "-n3")["more"] is False
 
 
 def test_check_with_problems_exits_3(model, tmp_path):

@@ -173,6 +173,9 @@ def test_packed_file_passes_through_after_a_check(model, tmp_path):
     short = make_model(tmp_path / "short", positions=4)
     with pytest.raises(BadInputError, match="the model has 4 positions"):
         pack.pack(pack_options(short, tmp_path / "o", 32))
+    (small / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes() + b" ")
+    with pytest.raises(BadInputError, match="another tokenizer"):
+        pack.pack(pack_options(small, tmp_path / "o", 32))
 
 
 @pytest.mark.parametrize("at", [9, 20, 100, 4090, 4100, 8195, -1])

@@ -174,6 +174,12 @@ def test_a_tokenizer_larger_than_the_vocabulary(forebay, good, model, tmp_path, 
     assert_words(message, "tokenizer.json", "up to 256", "vocabulary has 256")
 
 
+@pytest.mark.parametrize("contents, words", [("{", ["line 1"]), ('{"eos_token_id": "end"}', ["eos_token_id"])])
+def test_a_damaged_generation_config_is_found_before_the_first_step(forebay, good, model, tmp_path, contents, words):
+    (model / "generation_config.json").write_text(contents)
+    assert_words(refusal(forebay, tmp_path, good, 3, model=model), "generation_config.json", *words)
+
+
 TEXT = json.dumps({"text": "good line"}).encode()
 DATA_FAULTS = [
     ("d.txt", b"", 3, ["d.txt", "empty"]),
@@ -209,6 +215,19 @@ def test_packed_data_of_other_rows_or_of_a_larger_vocabulary(forebay, good, tmp_
                  "Pack the text again with --seq=128")
     data = write_rows(tmp_path / "large.fbd", *random_rows(4, SEQ, 256, seed=5), 300)
     assert_words(refusal(forebay, tmp_path, good, 3, data=data), "large.fbd", "300", "256")
+
+
+def test_packed_data_of_another_tokenizer(forebay, good, model, tmp_path):
+    (tmp_path / "d.jsonl").write_bytes(TEXT)
+    packed = str(tmp_path / "d.packed")
+    forebay.run("data", "pack", model=good["model"], data=tmp_path / "d.jsonl", seq=SEQ, out=packed)
+    forebay.run("train", **dict(good, data=packed, out=tmp_path / "same"))
+    write_tokenizer(model, normalizer={"type": "Lowercase"})
+    for key in ("data", "eval_data"):
+        message = refusal(forebay, tmp_path, good, 3, model=model, **{key: packed})
+        assert_words(message, packed, "another tokenizer", str(model / "tokenizer.json"))
+    measured = forebay.run("eval", check=False, model=model, data=packed)
+    assert measured.returncode == 3 and "another tokenizer" in measured.stderr
 
 
 def test_samples_longer_than_the_models_positions(forebay, good, tmp_path, cache):

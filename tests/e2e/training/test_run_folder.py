@@ -3,11 +3,12 @@
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 
 import pytest
-from conftest import make_model, random_rows, write_rows
+from conftest import make_model, random_rows, write_rows, write_tokenizer
 
 SEQ = 32
 STEP_KEYS = {
@@ -134,6 +135,18 @@ def test_without_export_no_model_is_written(forebay, task, tmp_path):
     # The state is all there: a resume with export makes the model without another step.
     forebay.run("train", "--resume", "--export=hf", out=out, **task)
     assert os.path.exists(out / "model" / "model.safetensors")
+
+
+def test_a_run_without_a_model_says_how_to_get_one(forebay, task, tmp_path):
+    out = tmp_path / "my run"
+    forebay.run("train", check=False, out=out, stop_after=1, **task)
+    stopped = forebay.run("generate", check=False, model=out, prompt="a")
+    assert stopped.returncode == 2, stopped.stderr
+    assert f"forebay train --resume --out='{out}'" in stopped.stderr and "export:" not in stopped.stderr
+    forebay.run("train", "--resume", check=False, out=out, save_every=1, stop_after=2, **task)
+    stopped = forebay.run("eval", check=False, model=out, data=task["data"])
+    assert f"--model='{out}/exports/step-2'" in stopped.stderr
+    forebay.run("eval", model=out / "exports" / "step-2", data=task["data"])
 
 
 def test_a_whole_run_is_not_overwritten(forebay, run, task):
@@ -283,6 +296,19 @@ def test_other_tiles_than_the_runs_are_refused(forebay, task, tmp_path):
     forebay.run("train", "--resume", out=out)
     resolved = json.loads((out / "resolved_config.json").read_text())
     assert resolved["offload"]["tile_elems"]["value"] == 8192
+
+
+def test_another_tokenizer_than_the_runs_is_named(forebay, task, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = shutil.copytree(task["model"], tmp_path / "model")
+    write_tokenizer(model)
+    (tmp_path / "d.txt").write_text("Some Words " * 100)
+    text = dict(task, model=model, data=tmp_path / "d.txt", eval_data=tmp_path / "d.txt", out=tmp_path / "run")
+    assert forebay.run("train", check=False, stop_after=1, **text).returncode == 75
+    write_tokenizer(model, normalizer={"type": "Lowercase"})
+    refused = forebay.run("train", "--resume", check=False, **text)
+    assert refused.returncode == 2
+    assert "the tokenizer in --model is not the one that the run was started with" in refused.stderr
 
 
 def test_other_data_than_the_runs_is_named(forebay, task, tmp_path):

@@ -80,27 +80,5 @@ TEST_F(ModelFolderTest, CopyingNeedsAConfig) {
             ExitCode::kBadInput);
 }
 
-TEST_F(ModelFolderTest, TheTokenizersDigestDependsOnItsFilesAndNotOnOthers) {
-  Write("tokenizer.json", "a");
-  const std::string before = TokenizerDigest(directory_).value();
-  Write("config.json", "{}");
-  EXPECT_EQ(TokenizerDigest(directory_).value(), before);
-  Write("tokenizer.json", "b");
-  EXPECT_NE(TokenizerDigest(directory_).value(), before);
-}
-
-TEST_F(ModelFolderTest, TheTokenizersDigestSeparatesNamesFromContents) {
-  Write("vocab.json", "ab");
-  const std::string before = TokenizerDigest(directory_).value();
-  std::filesystem::rename(Path("vocab.json"), Path("merges.txt"));
-  EXPECT_NE(TokenizerDigest(directory_).value(), before);
-}
-
-TEST_F(ModelFolderTest, AFolderWithoutTokenizerIsNamed) {
-  const absl::Status status = TokenizerDigest(directory_).status();
-  EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
-  EXPECT_THAT(MessageOf(status), testing::AllOf(HasSubstr(directory_), HasSubstr("no tokenizer")));
-}
-
 }  // namespace
 }  // namespace forebay
