@@ -26,10 +26,10 @@ struct PackedFileInfo {
   int64_t num_tokens = 0;   // without padding
   int64_t num_trained = 0;  // targets
   int64_t num_samples = 0;
-  int64_t longest_segment = 0;  // tokens; positions run below it
-  std::string digest;           // of the content (tokens and flags): what a resume compares
+  int64_t longest_segment = 0;   // tokens; positions run below it
+  std::string digest;            // of the content (tokens and flags): what a resume compares
   std::string tokenizer_digest;  // of the tokenizer.json that made the tokens; "" when none did
-  Json provenance;  // sources and settings as forebay-data recorded them
+  Json provenance;               // sources and settings as forebay-data recorded them
 };
 
 // True when the file starts as packed files do (the rest may still be damaged).

@@ -157,8 +157,7 @@ void JudgeCounters(const CellResult& cell, std::vector<std::string>& verdict) {
         Percent(disk)));
   }
   if (process > 1 + kTolerance && cell.key.engine == "buffered") {
-    verdict.push_back(
-        fmt::format("the page cache moved {} of these bytes", Percent(process)));
+    verdict.push_back(fmt::format("the page cache moved {} of these bytes", Percent(process)));
   } else if (process > 1 + kTolerance) {
     verdict.push_back(
         fmt::format("the file system moved {} of these bytes (copy on write, or "

@@ -143,7 +143,7 @@ def test_a_run_without_a_model_says_how_to_get_one(forebay, task, tmp_path):
     stopped = forebay.run("generate", check=False, model=out, prompt="a")
     assert stopped.returncode == 2, stopped.stderr
     assert f"forebay train --resume --out='{out}'" in stopped.stderr and "export:" not in stopped.stderr
-    forebay.run("train", "--resume", check=False, out=out, save_every=1, stop_after=2, **task)
+    forebay.run("train", "--resume", check=False, out=out, save_every=1, stop_after=1, **task)
     stopped = forebay.run("eval", check=False, model=out, data=task["data"])
     assert f"--model='{out}/exports/step-2'" in stopped.stderr
     forebay.run("eval", model=out / "exports" / "step-2", data=task["data"])
@@ -324,7 +324,8 @@ def test_a_run_of_random_weights_trains_with_the_command_that_init_prints(foreba
     out = tmp_path / "run"
     config = os.path.join(task["model"], "config.json")
     made = forebay.run("init", "--run", config=config, out=out, dtype=dtype)
-    printed = made.stdout.split("train it with: ")[1].split()
+    assert f"it has no tokenizer: copy a tokenizer.json into '{out}/source'" in made.stdout
+    printed = made.stdout.split("train it with: ")[1].splitlines()[0].split()
     assert printed[:2] == ["forebay", "train"]
     command = [f"--data={task['data']}" if word == "--data=FILE" else word for word in printed[2:]]
     forebay.run("train", *command, seq=SEQ, batch=2, steps=1)
