@@ -1,5 +1,6 @@
 #!/bin/sh
-# clang_tidy.sh <build folder>: clang-tidy over every source of ours that the build folder compiles.
+# clang_tidy.sh <build folder>: clang-tidy over every source of the modules as the build folder compiles it: alone, or
+# with others in a file that CMake makes (FOREBAY_UNITY).
 # Needs a build folder made with clang (scripts/build clang): g++'s warning flags are unknown to it.
 set -u
 repo=$(cd "$(dirname "$0")/../.." && pwd)
@@ -10,7 +11,8 @@ fi
 modules='(base|device|memory|aio|measure|swap|optimizer|replay|data|model|train|tools)'
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-run-clang-tidy-14 -p "$1" -quiet -j "$(nproc)" "^$repo/$modules/.*\\.cc\$" >"$log" 2>&1
+build=$(cd "$1" && pwd)
+run-clang-tidy-14 -p "$build" -quiet -j "$(nproc)" "^$repo/$modules/.*\\.cc\$" "^$build/$modules/.*\\.cxx\$" >"$log" 2>&1
 verdict=$?
 # Without the lines that say how many warnings of foreign headers were suppressed.
 grep -vE '^([0-9]+ warnings? generated\.|Suppressed |Use -header-filter|clang-tidy-14 )|^$' "$log"
