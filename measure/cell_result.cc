@@ -157,8 +157,7 @@ void JudgeCounters(const CellResult& cell, std::vector<std::string>& verdict) {
         Percent(disk)));
   }
   if (process > 1 + kTolerance && cell.key.engine == "buffered") {
-    verdict.push_back(
-        fmt::format("the page cache moved {} of these bytes", Percent(process)));
+    verdict.push_back(fmt::format("the page cache moved {} of these bytes", Percent(process)));
   } else if (process > 1 + kTolerance) {
     verdict.push_back(
         fmt::format("the file system moved {} of these bytes (copy on write, or "
@@ -206,6 +205,7 @@ CellResult Summarize(std::span<const PassResult> passes) {
   for (const PassResult& pass : passes) {
     cell.bytes += pass.bytes();
     cell.seconds += pass.seconds;
+    cell.written_bytes += pass.all_write_bytes;
     cell.latency.Add(pass.latency);
     rates.push_back(pass.bytes_per_s());
     if (!pass.not_registered.empty() && cell.reasons.empty()) {

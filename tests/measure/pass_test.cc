@@ -155,6 +155,16 @@ TEST_P(EnginePassTest, AStopEndsItEarly) {
   EXPECT_EQ(ExitCodeOf(pass.status()), ExitCode::kInterrupted);
 }
 
+TEST_P(EnginePassTest, HasABandwidthFromTheWarmUpOn) {
+  job_.warmup_s = 0.3;
+  std::vector<double> rates;
+  hooks_.progress = [&](double, double bytes_per_s) { rates.push_back(bytes_per_s); };
+  ASSERT_TRUE(Run({LoadOp::kRead, 100}).ok());
+  ASSERT_FALSE(rates.empty());
+  // All looks but the first, before which a slow machine may have completed nothing.
+  EXPECT_THAT(std::vector(rates.begin() + 1, rates.end()), testing::Each(testing::Gt(0)));
+}
+
 TEST_P(EnginePassTest, ASteadyBandwidthEndsItEarly) {
   job_.seconds = 60;
   job_.steady = SteadyRule{.max_trend = 1e9, .window_s = 0.5};

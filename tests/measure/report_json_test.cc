@@ -38,7 +38,7 @@ TEST(ReportToJson, HasTheDocumentedKeys) {
     return names;
   };
   EXPECT_THAT(keys(json), testing::ElementsAre("schema", "tool", "host", "devices", "config",
-                                               "runs", "warnings"));
+                                               "runs", "written_bytes", "warnings"));
   EXPECT_THAT(keys(json["host"]),
               testing::ElementsAre("name", "kernel", "cpu", "cores", "memory_bytes", "thp",
                                    "memlock_bytes", "io_uring_disabled"));
@@ -88,6 +88,16 @@ TEST(ReportToJson, WhatASearchChoosesForEachPassIsNotPartOfItsConfiguration) {
   report = Report();
   report.runs.clear();  // as of step
   EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["config"]["repeats"].is_null());
+}
+
+TEST(ReportToJson, CountsWhatWasWrittenInAll) {
+  BenchReport report = Report();
+  report.filled_bytes = 1000;
+  report.runs[0].written_bytes = 200;
+  report.runs.push_back(report.runs[0]);
+  EXPECT_EQ(ReportToJson(report, "1", kPercentiles)["written_bytes"], 1400);
+  report.runs.clear();
+  EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["written_bytes"].is_null());
 }
 
 TEST(ReportToJson, TurnsTellRunsOfTuneApart) {

@@ -222,8 +222,9 @@ absl::StatusOr<Job> JobFlags::Read() const {
       const int64_t depth = inflight_bytes / job.block_bytes;
       job.depth = static_cast<int>(std::min<int64_t>(depth, 1 << 30));
       if (depth < 1) {
-        reader.Problem("inflight", fmt::format("{} is less than one operation of --bs={}",
-                                               inflight_bytes, job.block_bytes));
+        reader.Problem("inflight",
+                       fmt::format("{} is less than one operation of --bs={}",
+                                   SizeText(inflight_bytes), SizeText(job.block_bytes)));
       }
     }
   }
