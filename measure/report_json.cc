@@ -136,7 +136,8 @@ std::string OtherContents(const Json& json) {
 
 std::string PercentileKey(double percent) {
   std::string digits = fmt::format("{}", percent);
-  std::erase(digits, '.');
+  // 9.99 would be taken for 99.9.
+  if (percent >= 10) std::erase(digits, '.');
   return "p" + digits;
 }
 

@@ -139,6 +139,13 @@ TEST(ReportToJson, HasWhatFioMeasuredBesideOurs) {
 TEST(PercentileKey, LeavesThePointOut) {
   EXPECT_EQ(PercentileKey(50), "p50");
   EXPECT_EQ(PercentileKey(99.9), "p999");
+  EXPECT_EQ(PercentileKey(100), "p100");
+}
+
+TEST(PercentileKey, NoTwoAreOne) {
+  EXPECT_EQ(PercentileKey(9.99), "p9.99");
+  EXPECT_EQ(PercentileKey(9.5), "p9.5");
+  EXPECT_EQ(PercentileKey(5), "p5");
 }
 
 TEST(CellsFromJson, ReadsWhatReportToJsonWrote) {

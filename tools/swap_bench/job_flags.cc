@@ -200,7 +200,10 @@ absl::StatusOr<Job> JobFlags::Read() const {
                               job.pages);
   if (Text("numa") != "auto") {
     reader.TakeNumber("numa", Text("numa"), job.numa_node);
-    if (job.numa_node < -1) reader.Problem("numa", "allowed: auto, or the number of a node");
+    if (Whole<int>(Text("numa")).value_or(0) < 0) {
+      reader.Problem("numa",
+                     fmt::format("'{}'; allowed: auto, or the number of a node", Text("numa")));
+    }
   }
   reader.TakeWord<AccessPattern>(
       "pattern", Text("pattern"),
