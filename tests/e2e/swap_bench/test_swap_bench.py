@@ -81,8 +81,17 @@ def test_help_has_the_documented_flags(bench, command):
     flags = set(re.findall(r"^ +(?:-\w,)?--([a-z_]+)", page, re.M))
     assert flags - {"help", "format"} == documented_flags()[command]
     assert {"help", "format"} <= flags
-    if command in ("step", "tune"):
-        assert re.search(r"64M or\s+more,\s+step\s+192\s+bytes", page), "the least --size"
+    assert command not in ("step", "tune") or "64M or more, step 16 tiles of state (160M," in " ".join(page.split())
+
+
+@pytest.mark.parametrize("layout, least", [("bf16", "160MiB"), ("fp32", "128MiB")])
+def test_the_least_size_of_step_is_that_of_its_help(bench, disk, layout, least):
+    flags = [f"--layout={layout}", "--params=135M", "--ram=4G", "--size=120M"]
+    assert f"take --size={least}" in bench.run("step", disk, *flags, expect=2).stderr
+
+
+def test_the_least_size_of_tune_is_that_of_its_help(bench, disk):
+    assert "a file of 64.0 MiB or more" in bench.run("tune", disk, "--size=63M", expect=2).stderr
 
 
 def test_a_folder_alone_is_a_run(bench, disk):
