@@ -156,13 +156,14 @@ TEST_P(EnginePassTest, AStopEndsItEarly) {
 }
 
 TEST_P(EnginePassTest, HasABandwidthFromTheWarmUpOn) {
-  job_.warmup_s = 0.3;
-  std::vector<double> rates;
-  hooks_.progress = [&](double, double bytes_per_s) { rates.push_back(bytes_per_s); };
+  job_.warmup_s = 0.4;  // of 0.5
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  double warm_up_rate = 0;
+  hooks_.progress = [&](double fraction, double bytes_per_s) {
+    if (fraction < 0.8) warm_up_rate = std::max(warm_up_rate, bytes_per_s);
+  };
   ASSERT_TRUE(Run({LoadOp::kRead, 100}).ok());
-  ASSERT_FALSE(rates.empty());
-  // All looks but the first, before which a slow machine may have completed nothing.
-  EXPECT_THAT(std::vector(rates.begin() + 1, rates.end()), testing::Each(testing::Gt(0)));
+  EXPECT_GT(warm_up_rate, 0);
 }
 
 TEST_P(EnginePassTest, ASteadyBandwidthEndsItEarly) {
