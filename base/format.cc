@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -48,6 +49,15 @@ std::string FormatBytes(int64_t bytes) {
 std::string FormatBinaryBytes(int64_t bytes) {
   static constexpr const char* kUnits[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB"};
   return Scaled(static_cast<double>(bytes), 1024, kUnits, 6);
+}
+
+std::string SizeText(int64_t bytes) {
+  for (const auto& [unit, shift] : {std::pair('G', 30), std::pair('M', 20), std::pair('K', 10)}) {
+    if (bytes >= int64_t{1} << shift && bytes % (int64_t{1} << shift) == 0) {
+      return fmt::format("{}{}", bytes >> shift, unit);
+    }
+  }
+  return fmt::format("{}", bytes);
 }
 
 std::string FormatCount(int64_t count) {

@@ -12,9 +12,11 @@
 #include "fmt/format.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/check.h"
+#include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/measure/cell_result.h"
+#include "forebay/measure/file_system.h"
 #include "forebay/memory/available_memory.h"
 
 namespace forebay {
@@ -56,6 +58,17 @@ std::string GibibytesUp(int64_t bytes) {
 int64_t AdvisedBytes(const StorageInfo& storage, bool direct) {
   if (!direct) return 2 * AskHost().memory_bytes;
   return std::min(int64_t{32} << 30, storage.total_bytes / 10);
+}
+
+// Of a pass over a whole file, that begins now.
+std::function<void(double)> FileProgress(const BenchHooks& hooks, const std::string& phase,
+                                         int64_t file_bytes) {
+  if (!hooks.progress) return nullptr;
+  return [&hooks, phase, file_bytes, watch = Stopwatch()](double fraction) {
+    const double seconds = watch.Seconds();
+    const double bytes = fraction * static_cast<double>(file_bytes);
+    hooks.progress(phase, fraction, seconds > 0 ? bytes / seconds : 0);
+  };
 }
 
 absl::Status CheckFoldersDiffer(const std::vector<JobTarget>& targets) {
@@ -118,6 +131,7 @@ std::vector<std::string> StorageWarnings(const StorageInfo& storage) {
   if (storage.in_memory()) {
     warn(storage.fs + " keeps its files in RAM: what is measured there is memory, not a disk");
   }
+  if (const std::string between = WhatStandsBetween(storage.fs); !between.empty()) warn(between);
   if (storage.fs == "btrfs" || storage.fs == "zfs") {
     warn(storage.fs +
          " copies on write and checks sums, which costs bandwidth; on btrfs, 'chattr "
@@ -260,13 +274,14 @@ absl::Status BenchSession::Fill(const Job& job, BenchTarget& target, const Bench
     pattern_.Fill(buffer, target.file.NextPlace(offset_bytes, static_cast<int64_t>(buffer.size())));
   };
   pass.stop = [&] { return hooks.stop && hooks.stop(); };
-  pass.progress = [&](double fraction) {
-    if (hooks.progress) hooks.progress(phase, fraction, 0);
-  };
+  pass.progress = FileProgress(hooks, phase, target.file.size_bytes());
+  const Stopwatch watch;
   FOREBAY_RETURN_IF_ERROR(RunFilePass(*engine, target.file, pass));
   // What is still on its way would be counted as part of the first pass.
   FOREBAY_ASSIGN_OR_RETURN(const int number, target.file.AddTo(*engine));
-  return engine->Flush(number);
+  FOREBAY_RETURN_IF_ERROR(engine->Flush(number));
+  target.fill_bytes_per_s = static_cast<double>(target.file.size_bytes()) / watch.Seconds();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PatternTally> BenchSession::ReadBack(const Job& job, int target,
@@ -290,9 +305,7 @@ absl::StatusOr<PatternTally> BenchSession::ReadBack(const Job& job, int target,
     CheckPattern(buffer, at.file.PlaceAt(offset_bytes), tally);
   };
   pass.stop = [&] { return hooks.stop && hooks.stop(); };
-  pass.progress = [&](double fraction) {
-    if (hooks.progress) hooks.progress(phase, fraction, 0);
-  };
+  pass.progress = FileProgress(hooks, phase, at.file.size_bytes());
   FOREBAY_RETURN_IF_ERROR(RunFilePass(*engine, at.file, pass));
   return tally;
 }

@@ -22,8 +22,8 @@ namespace forebay {
 
 struct BenchHooks {
   std::function<bool()> stop;  // asked often; true: end with InterruptedError
-  // What goes on, how far it is (0 to 1), and the bandwidth of the moment in bytes per second (0:
-  // not known). Several times a second. May be empty.
+  // What goes on, how far it is (0 to 1), and the bandwidth of the moment in bytes per second.
+  // Several times a second. May be empty.
   std::function<void(std::string_view phase, double fraction, double bytes_per_s)> progress;
   // Takes a line about a device that stalls; called by the threads that wait for it. May be empty.
   std::function<void(const std::string& line)> report;
@@ -40,6 +40,7 @@ struct BenchTarget {
   std::string engine_line;  // OpenedEngine::line
   bool engine_as_asked = true;
   BenchFile file;
+  double fill_bytes_per_s = 0;  // of the file, flushed
 };
 
 // Owned by one thread.

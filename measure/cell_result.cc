@@ -205,6 +205,7 @@ CellResult Summarize(std::span<const PassResult> passes) {
   for (const PassResult& pass : passes) {
     cell.bytes += pass.bytes();
     cell.seconds += pass.seconds;
+    cell.written_bytes += pass.all_write_bytes;
     cell.latency.Add(pass.latency);
     rates.push_back(pass.bytes_per_s());
     if (!pass.not_registered.empty() && cell.reasons.empty()) {

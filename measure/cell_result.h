@@ -48,10 +48,11 @@ struct CellResult {
   // Why engine, pages, NUMA node or registration are not as asked for.
   std::vector<std::string> reasons;
 
-  int64_t bytes = 0;   // measured, of all repeats
-  double seconds = 0;  // measured, of all repeats
-  Spread gbps;         // over the repeats; 1 GB is 10^9 bytes
-  Spread read_gbps;    // its parts
+  int64_t bytes = 0;          // measured, of all repeats
+  double seconds = 0;         // measured, of all repeats
+  int64_t written_bytes = 0;  // in all, warm-up and drain included
+  Spread gbps;                // over the repeats; 1 GB is 10^9 bytes
+  Spread read_gbps;           // its parts
   Spread write_gbps;
   std::optional<Spread> flushed_gbps;  // with the time of the final fdatasync
   LatencyHistogram latency;            // from submission to completion

@@ -22,6 +22,7 @@
 #include "forebay/aio/kernel_limits.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/measure/file_system.h"
 #include "forebay/memory/numa.h"
 
 namespace forebay {
@@ -199,7 +200,7 @@ absl::StatusOr<StorageInfo> AskStorage(const std::string& directory) {
   std::error_code error;
   const fs::path real = fs::canonical(directory, error);
   const MountEntry mount = MountOf(error ? directory : real.string(), info.st_dev);
-  storage.fs = mount.fs;
+  storage.fs = mount.fs.empty() ? FileSystemAt(directory) : mount.fs;
   storage.mount_options = mount.options;
   storage.device = DeviceName(info.st_dev);
   const fs::path device = fs::canonical(

@@ -47,7 +47,8 @@ void CheckSizes(const Job& job, Problems& problems) {
       fmt::format("--size is {}, but {} operation{} of {} in flight need a file of {}, twice as "
                   "much, or more: take --size={} or smaller --bs and --qd",
                   FormatBinaryBytes(job.size_bytes), num_operations, num_operations == 1 ? "" : "s",
-                  FormatBinaryBytes(job.block_bytes), FormatBinaryBytes(least_bytes), least_bytes));
+                  FormatBinaryBytes(job.block_bytes), FormatBinaryBytes(least_bytes),
+                  SizeText(least_bytes)));
 }
 
 }  // namespace

@@ -50,6 +50,9 @@ class LoadClock {
   void AwaitLeave();  // until the coordinator looked at all counters
 
   BandwidthSeries& series() { return series_; }
+  // Whether it counts or not: what the pass looks like while it lasts.
+  void AddMoved(int64_t bytes) { moved_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  int64_t moved_bytes() const { return moved_bytes_.load(std::memory_order_relaxed); }
 
   // ---- The coordinator
   void AwaitReady();    // all threads
@@ -68,6 +71,7 @@ class LoadClock {
   const int64_t warmup_ns_;
   const int64_t length_ns_;
   BandwidthSeries series_;
+  std::atomic<int64_t> moved_bytes_{0};
   // Written before the threads are let go.
   int64_t start_ns_ = 0;
   int64_t measure_ns_ = 0;

@@ -172,6 +172,7 @@ absl::Status LoadThread::Finish(Slot& slot, int64_t now_ns) {
   (reads ? tally_.all_read_bytes : tally_.all_write_bytes) += bytes;
   ++(reads ? tally_.all_read_ops : tally_.all_write_ops);
   writes_since_flush_ += reads ? 0 : 1;
+  clock_.AddMoved(bytes);
   const int64_t measured_ns = clock_.MeasuredNs(now_ns);
   if (measured_ns >= 0 && !clock_.ended(now_ns)) {
     (reads ? tally_.read_bytes : tally_.write_bytes) += bytes;

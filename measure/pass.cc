@@ -1,9 +1,11 @@
 #include "forebay/measure/pass.h"
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
@@ -108,20 +110,28 @@ bool IsSteady(const SteadyRule& rule, BandwidthSeries& series, int64_t measured_
   return std::abs(RelativeTrend(last)) < rule.max_trend;
 }
 
-// Bytes per second over the last half second or so.
-double RecentRate(BandwidthSeries& series, int64_t measured_ns) {
-  const std::vector<int64_t> bytes = series.Before(measured_ns);
-  if (bytes.empty()) return 0;
-  const size_t count =
-      std::min(bytes.size(), std::max<size_t>(1, static_cast<size_t>(0.5 / series.interval_s())));
-  double sum = 0;
-  for (size_t i = bytes.size() - count; i < bytes.size(); ++i) sum += static_cast<double>(bytes[i]);
-  return sum / (static_cast<double>(count) * series.interval_s());
-}
+// Bytes per second over the last half second or so, warm-up included, so that there is one from the
+// first look at a pass on.
+class RecentRate {
+ public:
+  explicit RecentRate(int64_t start_ns) : looks_({{start_ns, 0}}) {}
+  double At(int64_t now_ns, int64_t moved_bytes) {
+    looks_.emplace_back(now_ns, moved_bytes);
+    while (looks_.size() > 2 && now_ns - looks_[1].first >= kRateNs) looks_.pop_front();
+    const auto& [then_ns, then_bytes] = looks_.front();
+    const double seconds = static_cast<double>(now_ns - then_ns) * 1e-9;
+    return seconds > 0 ? static_cast<double>(moved_bytes - then_bytes) / seconds : 0;
+  }
+
+ private:
+  static constexpr int64_t kRateNs = 500'000'000;
+  std::deque<std::pair<int64_t, int64_t>> looks_;
+};
 
 // Looks after the pass until all threads have drained. False: it was stopped on request.
 bool WatchPass(const LoadPlan& plan, LoadClock& clock, const PassHooks& hooks, bool& steady) {
   bool stopped = false;
+  RecentRate rate(clock.start_ns());
   const auto length_ns = static_cast<double>(clock.end_ns() - clock.start_ns());
   while (!clock.AllDrained(kLookMs)) {
     const int64_t now_ns = NowNs();
@@ -137,7 +147,7 @@ bool WatchPass(const LoadPlan& plan, LoadClock& clock, const PassHooks& hooks, b
     }
     if (hooks.progress) {
       hooks.progress(static_cast<double>(now_ns - clock.start_ns()) / length_ns,
-                     RecentRate(clock.series(), measured_ns));
+                     rate.At(now_ns, clock.moved_bytes()));
     }
   }
   return !stopped;

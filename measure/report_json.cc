@@ -136,7 +136,8 @@ std::string OtherContents(const Json& json) {
 
 std::string PercentileKey(double percent) {
   std::string digits = fmt::format("{}", percent);
-  std::erase(digits, '.');
+  // 9.99 would be taken for 99.9.
+  if (percent >= 10) std::erase(digits, '.');
   return "p" + digits;
 }
 
@@ -230,11 +231,15 @@ Json ReportToJson(const BenchReport& report, const std::string& version,
   for (const StorageInfo& storage : report.devices) devices.push_back(StorageToJson(storage));
   Json runs = Json::array();
   for (const CellResult& cell : report.runs) runs.push_back(CellToJson(cell, percentiles));
-  return {
-      {"schema", kReportSchema},         {"tool", {{"name", "swap-bench"}, {"version", version}}},
-      {"host", HostToJson(report.host)}, {"devices", std::move(devices)},
-      {"config", JobToJson(report)},     {"runs", std::move(runs)},
-      {"warnings", report.warnings}};
+  return {{"schema", kReportSchema},
+          {"tool", {{"name", "swap-bench"}, {"version", version}}},
+          {"host", HostToJson(report.host)},
+          {"devices", std::move(devices)},
+          {"config", JobToJson(report)},
+          {"runs", std::move(runs)},
+          // What `step` replays is counted in its own key.
+          {"written_bytes", report.runs.empty() ? Json(nullptr) : Json(WrittenBytes(report))},
+          {"warnings", report.warnings}};
 }
 
 absl::StatusOr<std::vector<ReportCell>> CellsFromJson(const Json& json, const std::string& source) {

@@ -20,7 +20,7 @@ Json HostToJson(const HostInfo& host);
 Json StorageToJson(const StorageInfo& storage);
 Json CellToJson(const CellResult& cell, std::span<const double> percentiles);
 
-// "p99", "p999": the key of a percentile.
+// "p99", "p999", "p9.5": the key of a percentile.
 std::string PercentileKey(double percent);
 
 // What a comparison needs of one run.

@@ -132,9 +132,16 @@ BenchReport BeginReport(const Job& job, const BenchSession& session) {
   for (const auto& target : session.targets()) {
     report.devices.push_back(target->storage);
     report.engine_lines.push_back(target->engine_line);
+    report.filled_bytes += target->file.size_bytes();
   }
   report.warnings = session.warnings();
   return report;
+}
+
+int64_t WrittenBytes(const BenchReport& report) {
+  int64_t bytes = report.filled_bytes;
+  for (const CellResult& run : report.runs) bytes += run.written_bytes;
+  return bytes;
 }
 
 std::vector<BenchCell> CellsOf(const Job& job) {

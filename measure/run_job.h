@@ -24,6 +24,7 @@ struct BenchReport {
   std::vector<std::string> engine_lines;
   Job job;
   std::vector<CellResult> runs;
+  int64_t filled_bytes = 0;  // written before the runs: the files
   std::vector<std::string> warnings;
   // Of a search, in seconds for each folder: it gives every pass a depth and a time of its own, so
   // that what the job says of both holds for none.
@@ -32,6 +33,9 @@ struct BenchReport {
 
 // A report of a session that has no runs yet.
 BenchReport BeginReport(const Job& job, const BenchSession& session);
+
+// What all of it wrote, for whom a drive's life is finite: the files and every pass. Without fio's.
+int64_t WrittenBytes(const BenchReport& report);
 
 std::vector<BenchCell> CellsOf(const Job& job);
 

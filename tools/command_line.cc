@@ -240,7 +240,7 @@ int Dispatch(const Program& program, const std::vector<std::string>& args) {
     return std::ranges::find(program.commands, command, &CommandEntry::name);
   };
   const auto none = program.commands.end();
-  auto entry = find(name == "--version" ? "version" : name);
+  auto entry = find(name == "--version" || name == "-v" ? "version" : name);
   std::vector<std::string> rest(args.begin() + 1, args.end());
   if (entry == none && MeansDefault(program, name)) {
     entry = find(program.default_command);

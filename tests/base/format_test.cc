@@ -9,6 +9,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
+TEST(SizeText, IsWhatTheFlagTakes) {
+  EXPECT_EQ(SizeText(1 << 20), "1M");
+  EXPECT_EQ(SizeText(256 << 10), "256K");
+  EXPECT_EQ(SizeText(int64_t{2} << 30), "2G");
+  EXPECT_EQ(SizeText(12345), "12345");
+}
+
 TEST(FormatBytes, ShowsThreeSignificantDigitsInPowersOf1000) {
   EXPECT_EQ(FormatBytes(0), "0 B");
   EXPECT_EQ(FormatBytes(999), "999 B");

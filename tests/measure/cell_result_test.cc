@@ -44,6 +44,12 @@ TEST(Summarize, TakesTheMedianOfTheRepeats) {
   EXPECT_FALSE(cell.flushed_gbps.has_value());
 }
 
+TEST(Summarize, AddsUpAllThatWasWritten) {
+  std::vector<PassResult> passes = {Pass(1, kGb, 10), Pass(1, kGb, 20)};
+  passes[0].all_write_bytes = 15;  // in the warm-up too
+  EXPECT_EQ(Summarize(passes).written_bytes, 35);
+}
+
 TEST(Summarize, CostsAreOverAllThatWasMoved) {
   const CellResult cell = Summarize(std::vector{Pass(1, kGb, 0), Pass(1, kGb, 0)});
   EXPECT_DOUBLE_EQ(cell.cpu_ms_per_gb, 5);

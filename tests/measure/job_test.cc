@@ -93,6 +93,14 @@ TEST(CheckJob, OneOperationIsOne) {
                                                   "of 2.00 MiB, twice as much"));
 }
 
+TEST(CheckJob, TheSizeThatIsEnoughIsOneToType) {
+  Job job = GoodJob();
+  job.block_bytes = int64_t{1} << 30;
+  job.depth = 4;
+  job.size_bytes = 1 << 20;
+  EXPECT_THAT(MessageOf(CheckJob(job)), HasSubstr("take --size=8G or smaller --bs and --qd"));
+}
+
 TEST(CheckJob, SeveralFoldersShareTheDepthOfTheRings) {
   Job job = GoodJob();
   job.depth = 100;

@@ -155,6 +155,17 @@ TEST_P(EnginePassTest, AStopEndsItEarly) {
   EXPECT_EQ(ExitCodeOf(pass.status()), ExitCode::kInterrupted);
 }
 
+TEST_P(EnginePassTest, HasABandwidthFromTheWarmUpOn) {
+  job_.warmup_s = 0.4;  // of 0.5
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  double warm_up_rate = 0;
+  hooks_.progress = [&](double fraction, double bytes_per_s) {
+    if (fraction < 0.8) warm_up_rate = std::max(warm_up_rate, bytes_per_s);
+  };
+  ASSERT_TRUE(Run({LoadOp::kRead, 100}).ok());
+  EXPECT_GT(warm_up_rate, 0);
+}
+
 TEST_P(EnginePassTest, ASteadyBandwidthEndsItEarly) {
   job_.seconds = 60;
   job_.steady = SteadyRule{.max_trend = 1e9, .window_s = 0.5};

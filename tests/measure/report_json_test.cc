@@ -38,7 +38,7 @@ TEST(ReportToJson, HasTheDocumentedKeys) {
     return names;
   };
   EXPECT_THAT(keys(json), testing::ElementsAre("schema", "tool", "host", "devices", "config",
-                                               "runs", "warnings"));
+                                               "runs", "written_bytes", "warnings"));
   EXPECT_THAT(keys(json["host"]),
               testing::ElementsAre("name", "kernel", "cpu", "cores", "memory_bytes", "thp",
                                    "memlock_bytes", "io_uring_disabled"));
@@ -90,6 +90,16 @@ TEST(ReportToJson, WhatASearchChoosesForEachPassIsNotPartOfItsConfiguration) {
   EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["config"]["repeats"].is_null());
 }
 
+TEST(ReportToJson, CountsWhatWasWrittenInAll) {
+  BenchReport report = Report();
+  report.filled_bytes = 1000;
+  report.runs[0].written_bytes = 200;
+  report.runs.push_back(report.runs[0]);
+  EXPECT_EQ(ReportToJson(report, "1", kPercentiles)["written_bytes"], 1400);
+  report.runs.clear();
+  EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["written_bytes"].is_null());
+}
+
 TEST(ReportToJson, TurnsTellRunsOfTuneApart) {
   BenchReport report = Report();
   EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["runs"][0]["burst_bytes"].is_null());
@@ -129,6 +139,13 @@ TEST(ReportToJson, HasWhatFioMeasuredBesideOurs) {
 TEST(PercentileKey, LeavesThePointOut) {
   EXPECT_EQ(PercentileKey(50), "p50");
   EXPECT_EQ(PercentileKey(99.9), "p999");
+  EXPECT_EQ(PercentileKey(100), "p100");
+}
+
+TEST(PercentileKey, NoTwoAreOne) {
+  EXPECT_EQ(PercentileKey(9.99), "p9.99");
+  EXPECT_EQ(PercentileKey(9.5), "p9.5");
+  EXPECT_EQ(PercentileKey(5), "p5");
 }
 
 TEST(CellsFromJson, ReadsWhatReportToJsonWrote) {

@@ -121,6 +121,10 @@ TEST(StorageWarnings, NameWhatIsWrong) {
                 ElementsAre(HasSubstr(std::string(fs) + " keeps its files in RAM")));
   }
   EXPECT_EQ(StorageWarnings({.path = "/x", .fs = "btrfs"}).size(), 1u);
+  for (const char* fs : {"nfs4", "fuse.sshfs", "overlay"}) {
+    EXPECT_THAT(StorageWarnings({.path = "/x", .fs = fs}),
+                ElementsAre(HasSubstr("/x: " + std::string(fs))));
+  }
   EXPECT_EQ(StorageWarnings({.path = "/x", .fs = "ext4", .mount_options = "rw,nobarrier"}).size(),
             1u);
   EXPECT_EQ(StorageWarnings({.path = "/x", .fs = "ext4", .mount_options = "rw,nodiscard"}).size(),

@@ -159,6 +159,7 @@ TEST(CommandLine, AnUnknownFormatIsRefused) {
 
 TEST(CommandLine, VersionIsACommandAndAFlag) {
   EXPECT_EQ(RunCommand({"version"}).out, RunCommand({"--version"}).out);
+  EXPECT_EQ(RunCommand({"version"}).out, RunCommand({"-v"}).out);
   EXPECT_THAT(RunCommand({"version"}).out, HasSubstr("forebay "));
 }
 

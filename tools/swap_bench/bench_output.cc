@@ -99,8 +99,7 @@ absl::Status OutputFlags::WriteFiles(const Json& results, const std::string& svg
 }
 
 void BenchProgress::Show(std::string_view phase, double fraction, double bytes_per_s) {
-  const std::string text = bytes_per_s > 0 ? fmt::format("{} {:.2f} GB/s", phase, bytes_per_s / 1e9)
-                                           : std::string(phase);
+  const std::string text = fmt::format("{} {:.2f} GB/s", phase, bytes_per_s / 1e9);
   line_.Show(text, fraction);
   if (!live_ || (phase == phase_ && since_printed_.Seconds() < kLiveS)) return;
   phase_ = phase;

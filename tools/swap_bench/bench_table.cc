@@ -56,6 +56,12 @@ std::string VerifyText(const std::optional<PatternTally>& tally) {
   return tally->num_bad() == 0 ? "ok" : fmt::format("{} BAD", tally->num_bad());
 }
 
+// Those that not every table has.
+struct Columns {
+  bool turns = false;   // the length of turns
+  bool spread = false;  // over the repeats
+};
+
 // `turns`: with a column for the length of turns.
 std::vector<std::string> KeyCells(const CellKey& key, bool turns) {
   std::vector<std::string> cells = {key.device, LoadName(key.load), SizeText(key.block_bytes),
@@ -77,14 +83,20 @@ std::vector<std::string> Joined(std::vector<std::string> first, std::vector<std:
   return first;
 }
 
-std::vector<std::string> Row(const CellResult& cell, bool turns) {
+// The spread of a single pass is its figure again, as if there were no noise.
+std::vector<std::string> Bandwidth(const Spread& gbps, bool spread) {
+  std::vector<std::string> cells = {Gb(gbps.median)};
+  if (spread) cells.push_back(fmt::format("({}..{})", Gb(gbps.min), Gb(gbps.max)));
+  return cells;
+}
+
+std::vector<std::string> Row(const CellResult& cell, const Columns& columns) {
   const auto percentile = [&](double percent) {
     return cell.latency.count() > 0 ? Ms(cell.latency.PercentileNs(percent)) : "-";
   };
   return Joined(
-      KeyCells(cell.key, turns),
-      {Gb(cell.gbps.median), fmt::format("({}..{})", Gb(cell.gbps.min), Gb(cell.gbps.max)),
-       cell.flushed_gbps.has_value() ? Gb(cell.flushed_gbps->median) : "-", percentile(50),
+      Joined(KeyCells(cell.key, columns.turns), Bandwidth(cell.gbps, columns.spread)),
+      {cell.flushed_gbps.has_value() ? Gb(cell.flushed_gbps->median) : "-", percentile(50),
        percentile(99), percentile(99.9), cell.latency.count() > 0 ? Ms(cell.latency.max_ns()) : "-",
        cell.submit_us.has_value() ? fmt::format("{:.1f}", *cell.submit_us) : "-",
        fmt::format("{:.1f}", cell.cpu_ms_per_gb), PercentOrDash(cell.punted),
@@ -93,10 +105,12 @@ std::vector<std::string> Row(const CellResult& cell, bool turns) {
        VerifyText(cell.verified)});
 }
 
-std::vector<std::string> Header(bool turns) {
-  return Joined(KeyHeader(turns),
-                {"GB/s", "(min..max)", "+flush", "p50ms", "p99ms", "p99.9ms", "maxms", "submit-us",
-                 "cpu ms/GB", "punt", "split", "flush ms", "verify"});
+std::vector<std::string> Header(const Columns& columns) {
+  std::vector<std::string> bandwidth = {"GB/s"};
+  if (columns.spread) bandwidth.emplace_back("(min..max)");
+  return Joined(Joined(KeyHeader(columns.turns), bandwidth),
+                {"+flush", "p50ms", "p99ms", "p99.9ms", "maxms", "submit-us", "cpu ms/GB", "punt",
+                 "split", "flush ms", "verify"});
 }
 
 std::string StorageLine(const StorageInfo& storage) {
@@ -152,6 +166,14 @@ std::string Head(const BenchReport& report, const std::string& version) {
                      Passes(report), job.threads, job.threads == 1 ? "" : "s");
 }
 
+std::string WearLine(const BenchReport& report) {
+  // What is kept in RAM wears nothing out.
+  if (std::ranges::all_of(report.devices, &StorageInfo::in_memory)) return "";
+  return fmt::format("wear: this wrote {} in all, {} of it to fill the file{}\n",
+                     FormatBytes(WrittenBytes(report)), FormatBytes(report.filled_bytes),
+                     report.devices.size() == 1 ? "" : "s");
+}
+
 // Verdicts by their text, with the runs that they are about: those that `about` is true of.
 std::string Verdicts(const BenchReport& report,
                      const std::function<bool(const CellKey&)>& about = nullptr) {
@@ -205,6 +227,13 @@ std::string RatioText(const std::optional<double>& ratio) {
   return ratio.has_value() ? fmt::format("{:.3f}", *ratio) : "-";
 }
 
+// Of single passes there is no telling.
+std::string NoiseText(const CellComparison& cell) {
+  const auto single = [](const Spread& gbps) { return gbps.min == gbps.max; };
+  if (cell.ratio.has_value() && single(cell.before) && single(cell.after)) return "-";
+  return fmt::format("({}..{})", RatioText(cell.least_ratio), RatioText(cell.most_ratio));
+}
+
 std::string PointText(const SweepPoint& point, const std::vector<LoadKind>& loads) {
   std::string rates;
   for (size_t i = 0; i < loads.size() && i < point.gbps.size(); ++i) {
@@ -215,15 +244,6 @@ std::string PointText(const SweepPoint& point, const std::vector<LoadKind>& load
 }
 
 }  // namespace
-
-std::string SizeText(int64_t bytes) {
-  for (const auto& [unit, shift] : {std::pair('G', 30), std::pair('M', 20), std::pair('K', 10)}) {
-    if (bytes >= int64_t{1} << shift && bytes % (int64_t{1} << shift) == 0) {
-      return fmt::format("{}{}", bytes >> shift, unit);
-    }
-  }
-  return fmt::format("{}", bytes);
-}
 
 std::string NotesText(const std::vector<std::string>& warnings) {
   std::string text;
@@ -242,11 +262,13 @@ std::string MachineText(const BenchReport& report, const std::string& version) {
 
 std::string RunsText(const BenchReport& report, const std::string& version) {
   TextTable table;
-  const bool turns = std::ranges::any_of(
+  Columns columns;
+  columns.turns = std::ranges::any_of(
       report.runs, [](const CellResult& run) { return run.key.burst_bytes > 0; });
-  table.Add(Header(turns));
-  for (const CellResult& run : report.runs) table.Add(Row(run, turns));
-  return Head(report, version) + table.Text() + "\n";
+  columns.spread = report.job.repeats > 1;
+  table.Add(Header(columns));
+  for (const CellResult& run : report.runs) table.Add(Row(run, columns));
+  return Head(report, version) + table.Text() + "\n" + WearLine(report);
 }
 
 std::string ReportText(const BenchReport& report, const std::string& version) {
@@ -340,10 +362,8 @@ std::string ComparisonText(const ReportComparison& comparison) {
       comparison.cells, [](const CellComparison& cell) { return cell.key.burst_bytes > 0; });
   table.Add(Joined(KeyHeader(turns), {"before GB/s", "after GB/s", "ratio", "(noise)"}));
   for (const CellComparison& cell : comparison.cells) {
-    table.Add(
-        Joined(KeyCells(cell.key, turns),
-               {Gb(cell.before.median), Gb(cell.after.median), RatioText(cell.ratio),
-                fmt::format("({}..{})", RatioText(cell.least_ratio), RatioText(cell.most_ratio))}));
+    table.Add(Joined(KeyCells(cell.key, turns), {Gb(cell.before.median), Gb(cell.after.median),
+                                                 RatioText(cell.ratio), NoiseText(cell)}));
   }
   std::string text = table.Text();
   for (const CellKey& key : comparison.only_before) {

@@ -14,7 +14,7 @@ namespace forebay {
 
 // The machine and the folders.
 std::string MachineText(const BenchReport& report, const std::string& version);
-// And how it was measured, and a row for each run.
+// And how it was measured, a row for each run, and what all of it wrote.
 std::string RunsText(const BenchReport& report, const std::string& version);
 std::string NotesText(const std::vector<std::string>& warnings);
 // Machine, folders, a row for each run, verdicts, notes.
@@ -30,8 +30,5 @@ std::string ProbeCsv(const ProbeReport& probe);
 std::string ComparisonText(const ReportComparison& comparison);
 std::string ComparisonCsv(const ReportComparison& comparison);
 Json ComparisonToJson(const ReportComparison& comparison);
-
-// "1M", "256K", "4096": as --bs takes it.
-std::string SizeText(int64_t bytes);
 
 }  // namespace forebay

@@ -6,6 +6,7 @@
 #include "forebay/base/file.h"
 #include "forebay/measure/report_json.h"
 #include "forebay/measure/run_job.h"
+#include "forebay/measure/wear.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/stop_signal.h"
 #include "forebay/tools/swap_bench/bench_output.h"
@@ -62,6 +63,13 @@ class BenchRunCommand : public Command {
     }
     const std::vector<BenchCell> cells = CellsOf(job);
     BenchReport report = BeginReport(job, *session);
+    progress.Clear();
+    for (const auto& target : session->targets()) {
+      const std::string note = WearNote(job, *target, fio_);
+      if (note.empty()) continue;
+      PrintTo(stderr, "swap-bench: note: {}\n", note);
+      report.warnings.push_back(note);
+    }
     FOREBAY_ASSIGN_OR_RETURN(report.runs, RunCells(*session, job, cells, EngineKind::kAuto, hooks));
     progress.Clear();
     fio.AddTo(cells, report.runs);

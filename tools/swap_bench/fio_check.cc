@@ -182,8 +182,10 @@ std::string FioText(const std::vector<CellResult>& runs) {
   for (const CellResult& run : runs) {
     if (!run.fio.has_value()) continue;
     const Spread& gbps = run.fio->gbps;
-    text += fmt::format("fio {} {}: {:.2f} GB/s ({:.2f}..{:.2f}), in {}", LoadName(run.key.load),
-                        run.key.device, gbps.median, gbps.min, gbps.max, run.fio->pages);
+    const std::string spread =
+        gbps.min < gbps.max ? fmt::format(" ({:.2f}..{:.2f})", gbps.min, gbps.max) : "";
+    text += fmt::format("fio {} {}: {:.2f} GB/s{}, in {}", LoadName(run.key.load), run.key.device,
+                        gbps.median, spread, run.fio->pages);
     const std::optional<double> ratio = run.fio_ratio();
     text += ratio.has_value() ? fmt::format("; swap-bench has {:.3f} of it\n", *ratio) : "\n";
   }

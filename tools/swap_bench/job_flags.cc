@@ -200,7 +200,10 @@ absl::StatusOr<Job> JobFlags::Read() const {
                               job.pages);
   if (Text("numa") != "auto") {
     reader.TakeNumber("numa", Text("numa"), job.numa_node);
-    if (job.numa_node < -1) reader.Problem("numa", "allowed: auto, or the number of a node");
+    if (Whole<int>(Text("numa")).value_or(0) < 0) {
+      reader.Problem("numa",
+                     fmt::format("'{}'; allowed: auto, or the number of a node", Text("numa")));
+    }
   }
   reader.TakeWord<AccessPattern>(
       "pattern", Text("pattern"),
@@ -222,8 +225,9 @@ absl::StatusOr<Job> JobFlags::Read() const {
       const int64_t depth = inflight_bytes / job.block_bytes;
       job.depth = static_cast<int>(std::min<int64_t>(depth, 1 << 30));
       if (depth < 1) {
-        reader.Problem("inflight", fmt::format("{} is less than one operation of --bs={}",
-                                               inflight_bytes, job.block_bytes));
+        reader.Problem("inflight",
+                       fmt::format("{} is less than one operation of --bs={}",
+                                   SizeText(inflight_bytes), SizeText(job.block_bytes)));
       }
     }
   }

@@ -19,7 +19,9 @@ class StorageFlags {
         ->type_name("auto|io_uring|libaio|threads|buffered")
         ->take_last();
     app.add_flag("--engine_strict", strict, "stop instead of stepping down to a lesser engine");
-    app.add_option("--size", size_text_, "of the file that is made on each folder (default: 4G)")
+    app.add_option("--size", size_text_,
+                   "of the file that is made on each folder (default: 4G); tune takes 64M or more, "
+                   "step 16 tiles of state (160M, with --layout=fp32 128M) or what the store takes")
         ->type_name("SIZE")
         ->take_last();
     app.add_option("--seed", seed_text_, "of its contents (default: 1)")

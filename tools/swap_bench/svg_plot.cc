@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fmt/format.h"
+#include "forebay/base/format.h"
 #include "forebay/tools/swap_bench/bench_table.h"
 
 namespace forebay {

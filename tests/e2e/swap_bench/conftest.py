@@ -2,10 +2,14 @@
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # what all e2e tests share
 
 SMALL = ("--size=64M", "--qd=8", "--time=200ms", "--warmup=50ms", "--repeats=1")
 

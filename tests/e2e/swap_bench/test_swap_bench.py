@@ -10,6 +10,7 @@ import pwd
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import time
 import xml.etree.ElementTree
@@ -31,18 +32,66 @@ def test_links_storage_alone(bench):
         assert word not in libraries, libraries
 
 
-def test_help_names_every_command_and_flag(bench):
+COMMANDS = ["run", "probe", "sweep", "tune", "step", "compare"]
+
+
+def test_help_names_every_command(bench):
     overview = bench.run("--help").stdout
-    for command in ("run", "probe", "sweep", "compare"):
+    for command in COMMANDS:
         assert f"  {command} " in overview
-        page = bench.run(command, "--help").stdout
-        assert "Exit codes:" in page and "--format" in page and "swap-bench" in page
-    flags = bench.run("run", "--help").stdout
-    for flag in ("op", "bs", "qd", "inflight", "engine", "size", "time", "warmup", "steady", "threads", "fixed", "pages",
-                 "numa", "pattern", "verify", "flush", "fill", "percentiles", "seed", "plot", "live", "fio", "out"):
-        assert f"--{flag}" in flags
     assert bench.run(expect=2).stderr.startswith("swap-bench tells")
-    assert re.fullmatch(r"swap-bench \d+\.\d+\.\d+\n", bench.run("--version").stdout)
+
+
+def test_the_version_is_told_however_it_is_asked_for(bench):
+    for words in (["version"], ["--version"], ["-v"]):
+        assert re.fullmatch(r"swap-bench \d+\.\d+\.\d+\n", bench.run(*words).stdout)
+
+
+def documented_flags():
+    """Of each command, by docs/cli.md."""
+    text = (pathlib.Path(__file__).resolve().parents[3] / "docs/cli.md").read_text()
+    text = text[text.index("\n# swap-bench\n") :]
+
+    def part(begin, end):
+        return text.split(begin, 1)[1].split(end, 1)[0]
+
+    def named(words):
+        return {flag for code in re.findall(r"`[^`]*`", words) for flag in re.findall(r"--([a-z_]+)", code)}
+
+    def table(rows):
+        return {flag for row in re.findall(r"^\| (`.*?) \|", rows, re.M) for flag in named(row)}
+
+    run = table(part("flags: begin -->", "<!--"))
+    takes = part("`sweep` takes all but ", "\n\n")
+    left_out = takes.split("and `--budget")[0]
+    return {
+        "run": run | named(part("\nBeside them:", "`sweep`")),
+        "probe": set(),
+        "sweep": (run - named(left_out)) | {"out", "plot", "live"} | named(takes.removeprefix(left_out)),
+        "tune": table(part("\n## tune\n", "\n## ")),
+        "step": table(part("\n## step\n", "\n## ")),
+        "compare": named(part("| `compare BEFORE AFTER`", "\n")),
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_the_documented_flags(bench, command):
+    page = bench.run(command, "--help").stdout
+    assert "Exit codes:" in page and "Example:\n  swap-bench " + command in page
+    flags = set(re.findall(r"^ +(?:-\w,)?--([a-z_]+)", page, re.M))
+    assert flags - {"help", "format"} == documented_flags()[command]
+    assert {"help", "format"} <= flags
+    assert command not in ("step", "tune") or "64M or more, step 16 tiles of state (160M," in " ".join(page.split())
+
+
+@pytest.mark.parametrize("layout, least", [("bf16", "160MiB"), ("fp32", "128MiB")])
+def test_the_least_size_of_step_is_that_of_its_help(bench, disk, layout, least):
+    flags = [f"--layout={layout}", "--params=135M", "--ram=4G", "--size=120M"]
+    assert f"take --size={least}" in bench.run("step", disk, *flags, expect=2).stderr
+
+
+def test_the_least_size_of_tune_is_that_of_its_help(bench, disk):
+    assert "a file of 64.0 MiB or more" in bench.run("tune", disk, "--size=63M", expect=2).stderr
 
 
 def test_a_folder_alone_is_a_run(bench, disk):
@@ -56,7 +105,7 @@ def test_a_folder_alone_is_a_run(bench, disk):
 def test_json_has_the_documented_keys_and_sound_figures(bench, disk):
     # Long enough for a disk that others keep busy to complete something.
     report = bench.json("run", disk, *SMALL, "--time=2s", "--verify", "--percentiles=50,95,99.99")
-    assert list(report) == ["schema", "tool", "host", "devices", "config", "runs", "warnings"]
+    assert list(report) == ["schema", "tool", "host", "devices", "config", "runs", "written_bytes", "warnings"]
     assert report["schema"] == 1 and report["tool"]["name"] == "swap-bench"
     assert report["devices"][0]["path"] == str(disk)
     assert report["config"]["size"] == 64 << 20
@@ -114,8 +163,36 @@ def test_all_options_at_once(bench, disk):
 
 
 def test_live_prints_lines_without_a_terminal(bench, disk):
-    lines = bench.run(disk, *SMALL, "--op=read", "--live").stderr.splitlines()
-    assert any(line.startswith("filling a file in ") for line in lines)
+    lines = bench.run(disk, *SMALL, "--op=read,write", "--warmup=1s", "--verify", "--live").stderr.splitlines()
+    for phase in ("filling a file in ", "read ", "write ", "reading back "):
+        assert any(line.startswith(phase) for line in lines)
+    assert all(re.search(r" \d+\.\d\d GB/s \d+ %$", line) for line in lines if line), lines
+
+
+def test_what_was_written_in_all_is_told(bench, disk):
+    reading = bench.json(disk, *SMALL, "--op=read")
+    assert reading["written_bytes"] == 64 << 20
+    report = bench.json(disk, *SMALL, "--op=write")
+    # What was measured, and the warm-up.
+    assert report["written_bytes"] > (64 << 20) + report["runs"][0]["bytes"]
+    assert "wear: this wrote 67.1 MB in all, 67.1 MB of it to fill the file\n" in bench.run(disk, *SMALL, "--op=read").stdout
+    assert "wear: " in bench.run("sweep", disk, "--size=64M", "--op=read", "--budget=1s").stdout
+
+
+def test_a_run_that_costs_a_drive_some_of_its_life_says_so_first(bench, disk):
+    # More than 6 TB on every disk that writes 100 KB/s.
+    flags = ["--size=64M", "--qd=8", "--op=write", "--time=24h", "--repeats=1000"]
+    with subprocess.Popen([bench.binary, disk, *flags], stderr=subprocess.PIPE, text=True) as process:
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 75
+    assert re.match(rf"swap-bench: note: {disk}: about \d.* [TP]B are going to be written, ", line), line
+
+
+def test_a_single_pass_has_no_spread(bench, disk):
+    assert "(min..max)" not in bench.run(disk, *SMALL, "--op=read").stdout
+    twice = bench.run(disk, *SMALL, "--op=read", "--repeats=2").stdout
+    assert "(min..max)" in twice and re.search(r"\(\d+\.\d+\.\.\d+\.\d+\)", twice)
 
 
 def test_hyphens_are_underscores(bench, disk):
@@ -125,12 +202,12 @@ def test_hyphens_are_underscores(bench, disk):
 @pytest.mark.parametrize("flags, words", [
     (["--sice=1G"], "did you mean '--size'?"),
     (["--size=0"], "--size is 0"),
-    (["--size=1M"], "need a file of 64.0 MiB"),
+    (["--size=1M"], "need a file of 64.0 MiB, twice as much, or more: take --size=64M"),
     (["--size=big"], "is not a size"),
     (["--qd=1000000"], "allowed: 1 to 128"),
     (["--qd=0"], "--qd is 0"),
     (["--qd=8", "--inflight=8M"], "give this or --qd"),
-    (["--inflight=4K"], "less than one operation"),
+    (["--inflight=4K"], "4K is less than one operation of --bs=1M"),
     (["--bs=1000"], "multiple of 4096"),
     (["--op=raed"], "allowed: read, write, mixed"),
     (["--op=mixed=100"], "1 to 99"),
@@ -163,7 +240,6 @@ def test_a_mistyped_command_is_not_a_folder(bench):
     assert "did you mean 'probe'?" in bench.run("prob", expect=2).stderr
     error = bench.run("frobnicate", expect=3).stderr
     assert "no folder here, and no command of swap-bench (run, probe, sweep, tune, step, compare" in error
-    assert re.fullmatch(r"swap-bench \d+\.\d+\.\d+\n", bench.run("version").stdout)
 
 
 @pytest.mark.parametrize("command", ["tune", "sweep"])

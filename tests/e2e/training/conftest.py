@@ -11,6 +11,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(_ROOT / "python"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # what all e2e tests share
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from forebay_data import packed_file  # noqa: E402

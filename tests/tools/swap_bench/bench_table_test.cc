@@ -31,13 +31,6 @@ BenchReport Report() {
   return report;
 }
 
-TEST(SizeText, IsWhatTheFlagTakes) {
-  EXPECT_EQ(SizeText(1 << 20), "1M");
-  EXPECT_EQ(SizeText(256 << 10), "256K");
-  EXPECT_EQ(SizeText(int64_t{2} << 30), "2G");
-  EXPECT_EQ(SizeText(12345), "12345");
-}
-
 TEST(ReportText, HasFiguresVerdictsAndNotes) {
   const std::string text = ReportText(Report(), "1.2.3");
   EXPECT_THAT(text, HasSubstr("swap-bench 1.2.3"));
@@ -79,6 +72,26 @@ TEST(RunsText, ASearchSaysHowLongItsPassesWere) {
   EXPECT_THAT(RunsText(report, "1"), HasSubstr("a budget of 50 s for each folder"));
 }
 
+TEST(RunsText, ASinglePassHasNoSpread) {
+  BenchReport report = Report();
+  EXPECT_THAT(RunsText(report, "1"), HasSubstr("(min..max)"));
+  report.job.repeats = 1;
+  report.runs[0].gbps = {2, 2, 2};
+  EXPECT_THAT(RunsText(report, "1"), Not(HasSubstr("..")));
+  EXPECT_THAT(RunsText(report, "1"), HasSubstr("GB/s  +flush"));
+}
+
+TEST(RunsText, SaysWhatAllOfItWrote) {
+  BenchReport report = Report();
+  report.filled_bytes = 1'000'000'000;
+  report.runs[0].written_bytes = 500'000'000;
+  report.runs.push_back(report.runs[0]);
+  EXPECT_THAT(RunsText(report, "1"),
+              HasSubstr("wear: this wrote 2.00 GB in all, 1.00 GB of it to fill the file\n"));
+  report.devices[0].fs = "tmpfs";
+  EXPECT_THAT(RunsText(report, "1"), Not(HasSubstr("wear")));
+}
+
 TEST(ProbeCsv, HasARowForEachEngineOnEachFolder) {
   ProbeReport probe;
   probe.devices.resize(2);
@@ -107,6 +120,19 @@ TEST(ReportCsv, QuotesFieldsAndHasAsManyAsItsHeader) {
   EXPECT_THAT(row, testing::StartsWith("\"/a, \"\"b\"\"\",write,0,"));
   // The comma within the first field is no separator.
   EXPECT_EQ(std::ranges::count(row, ','), std::ranges::count(header, ',') + 1);
+}
+
+TEST(ComparisonText, SinglePassesHaveNoNoise) {
+  ReportComparison comparison;
+  comparison.cells.push_back({.key = Report().runs[0].key,
+                              .before = {2, 2, 2},
+                              .after = {1, 1, 1},
+                              .ratio = 0.5,
+                              .least_ratio = 0.5,
+                              .most_ratio = 0.5});
+  EXPECT_THAT(ComparisonText(comparison), Not(HasSubstr("..")));
+  comparison.cells[0].after = {1, 0.5, 1};
+  EXPECT_THAT(ComparisonText(comparison), HasSubstr("(0.500..0.500)"));
 }
 
 TEST(ComparisonText, ListsWhatHasNoCounterpart) {

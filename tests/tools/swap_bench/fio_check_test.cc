@@ -53,7 +53,7 @@ TEST(FioText, HasNoRatioToNothing) {
   runs[0].key = {"/nvme", {LoadOp::kRead, 100}, 1 << 20, 32 << 20, "io_uring"};
   runs[0].gbps.median = 1.5;
   runs[0].fio = FioFigures{{0, 0, 0}, "4 KiB pages"};
-  EXPECT_EQ(FioText(runs), "fio read /nvme: 0.00 GB/s (0.00..0.00), in 4 KiB pages\n");
+  EXPECT_EQ(FioText(runs), "fio read /nvme: 0.00 GB/s, in 4 KiB pages\n");
 }
 
 TEST(FioBytesPerSecond, AddsBothDirections) {
