@@ -18,6 +18,12 @@ std::string Percent(double share) {
   return fmt::format("{:.0f} %", share * 100);
 }
 
+std::string RateText(const Spread& gbps) {
+  std::string text = fmt::format("{:.2f} GB/s", gbps.median);
+  if (gbps.max > gbps.min) text += fmt::format(" ({:.2f}..{:.2f})", gbps.min, gbps.max);
+  return text;
+}
+
 int64_t StepsUntil(double rated_tbw, const StepTransfers& transfers) {
   return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(transfers.write_bytes));
 }
@@ -96,14 +102,17 @@ std::string StepCsv(const StepBenchReport& report, double rated_tbw) {
 
 std::string TuneText(const TuneReport& tuned, const std::string& version) {
   std::string text = RunsText(tuned.report, version);
-  for (const DeviceProfile& device : tuned.profile.devices) {
+  for (size_t i = 0; i < tuned.profile.devices.size(); ++i) {
+    const DeviceProfile& device = tuned.profile.devices[i];
+    const TunedRates& rates = tuned.rates[i];
     text += fmt::format(
         "tuned {}: engine {}, blocks of {}, in flight {} reading and {} writing, turns of {}\n"
-        "  reads {:.2f} GB/s, writes {:.2f} GB/s, mixed {:.2f} GB/s, flush {:.1f} ms\n",
+        "  reads {}, writes {}, mixed {}{}, flush {:.1f} ms\n",
         device.directory, NameOf(device.engine), SizeText(device.block_bytes),
         SizeText(device.inflight_read_bytes), SizeText(device.inflight_write_bytes),
-        SizeText(device.burst_bytes), device.read_bytes_per_s / 1e9, device.write_bytes_per_s / 1e9,
-        device.mixed_bytes_per_s / 1e9, device.flush_ms);
+        SizeText(device.burst_bytes), RateText(rates.reads), RateText(rates.writes),
+        RateText(rates.mixed),
+        rates.num_turns > 0 ? fmt::format(" of {} turns", rates.num_turns) : "", device.flush_ms);
     text += fmt::format("  for DeepSpeed: {}\n", DeepSpeedAio(device).dump());
   }
   return text + NotesText(tuned.report.warnings);

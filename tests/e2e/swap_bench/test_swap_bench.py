@@ -263,6 +263,19 @@ def test_sweep_finds_settings(bench, disk, tmp_path):
     assert "unknown flag" in bench.run("sweep", disk, "--bs=1M", expect=2).stderr
 
 
+def test_sweep_measures_the_best_again_or_says_that_it_could_not(bench, disk):
+    for budget in ("10s", "1s"):
+        report = bench.json("sweep", disk, "--size=64M", "--op=read", "--engine=threads", f"--budget={budget}")
+        best, knee = report["best"][0]["best"], report["best"][0]["knee"]
+        for point in (best, knee):
+            assert point["gbps_min"][0] <= point["gbps"][0] <= point["gbps_max"][0]
+            same = [run for run in report["runs"] if (run["bs"], run["inflight"]) == (point["bs"], point["inflight"])]
+            assert [run["gbps"]["median"] for run in same] == point["gbps"]
+        noted = any("Take a longer --budget" in warning for warning in report["warnings"])
+        assert best["turns"] == knee["turns"] and noted == (knee["turns"] < 3)
+        assert knee["turns"] > 0 or budget == "1s"
+
+
 def scaled(report, factor):
     copy = json.loads(json.dumps(report))
     for run in copy["runs"]:
@@ -312,6 +325,12 @@ def test_tune_keeps_its_budget_and_tells_turns_apart(bench, disk, tmp_path):
     turns = {max(size << 20, block) for size in (4, 8, 16, 32, 64)}
     assert [run["burst_bytes"] for run in mixed] == sorted(turns)
     assert report["config"]["seconds"] is None and report["config"]["budget_s"] == 8
+    rates, settings = report["rates"][0], report["profile"]["devices"][0]
+    for rate, key in (("read_gbps", "read_bw"), ("write_gbps", "write_bw"), ("mixed_gbps", "mixed_bw")):
+        assert rates[rate]["min"] <= rates[rate]["median"] <= rates[rate]["max"]
+        assert settings[key] == pytest.approx(rates[rate]["median"] * 1e9)
+    # A disk that others keep busy may have no time for all turns, and then a note says so.
+    assert (rates["turns"] == 3) != any("Take a longer --budget" in warning for warning in report["warnings"])
     assert "does not read" in bench.run("compare", out, out, expect=3).stderr
     assert "holds settings of swap-bench tune" in bench.run(disk, *SMALL, f"--out={out}", expect=2).stderr
 
