@@ -28,6 +28,19 @@ int64_t StepsUntil(double rated_tbw, const StepTransfers& transfers) {
   return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(transfers.write_bytes));
 }
 
+// How several folders share the store.
+std::string StripesText(const StepBenchReport& report) {
+  const StripeWeights& weights = report.whole.options.stripe_weights;
+  if (weights.size() < 2) return "";
+  std::string text;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    text +=
+        fmt::format("{}{} {}", i == 0 ? "" : ", ", report.options.targets[i].directory,
+                    Percent(static_cast<double>(weights[i]) / static_cast<double>(Total(weights))));
+  }
+  return fmt::format("striped    {} ({})\n", text, report.weights_origin);
+}
+
 // What was really done, where it is not a step of the whole model on a whole store.
 std::string MethodText(const StepBenchReport& report) {
   std::string text = fmt::format(
@@ -44,9 +57,10 @@ std::string MethodText(const StepBenchReport& report) {
         FormatBytes(report.whole.transfers.read_bytes + report.whole.transfers.write_bytes));
   }
   if (report.folded()) {
-    text +=
-        fmt::format("           a file of {} stood for the store of {}\n",
-                    FormatBinaryBytes(report.file_bytes), FormatBytes(report.whole.store_bytes));
+    text += fmt::format("           a file of {}{} stood for the store of {}\n",
+                        FormatBinaryBytes(report.file_bytes),
+                        report.options.targets.size() > 1 ? " in each folder" : "",
+                        FormatBytes(report.whole.store_bytes));
   }
   return text;
 }
@@ -67,6 +81,7 @@ std::string StepText(const StepBenchReport& report, const std::string& model, do
       "placement  weights and state on NVMe, gradients {}; {}\n",
       whole.options.gradients == Tier::kHost ? "in RAM" : "on NVMe",
       report.options.compute == ReplayCompute::kNone ? "I/O alone" : "with the AdamW update");
+  text += StripesText(report);
   text +=
       fmt::format("step       {}{} at {:.2f} GB/s\n", SecondsText(report.step_s, report.num_steps),
                   report.sliced() ? ", extrapolated," : "", total / report.step_s.median / 1e9);

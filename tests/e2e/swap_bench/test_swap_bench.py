@@ -33,7 +33,7 @@ def test_links_storage_alone(bench):
 
 def test_help_names_every_command_and_flag(bench):
     overview = bench.run("--help").stdout
-    for command in ("run", "probe", "sweep", "compare"):
+    for command in ("run", "probe", "sweep", "tune", "step", "compare"):
         assert f"  {command} " in overview
         page = bench.run(command, "--help").stdout
         assert "Exit codes:" in page and "--format" in page and "swap-bench" in page
@@ -41,6 +41,14 @@ def test_help_names_every_command_and_flag(bench):
     for flag in ("op", "bs", "qd", "inflight", "engine", "size", "time", "warmup", "steady", "threads", "fixed", "pages",
                  "numa", "pattern", "verify", "flush", "fill", "percentiles", "seed", "plot", "live", "fio", "out"):
         assert f"--{flag}" in flags
+    storage = ("engine", "engine_strict", "size", "seed", "live", "out")
+    for command, own in (("tune", ("budget",)),
+                         ("step", ("params", "config", "layout", "grad_dtype", "gradients", "tile_elems", "ram", "compute",
+                                   "threads", "time", "tbw"))):
+        page = bench.run(command, "--help").stdout
+        for flag in (*storage, *own):
+            assert re.search(rf"--{flag}\b", page), f"{command} --help does not name --{flag}"
+        assert "DIR" in page
     assert bench.run(expect=2).stderr.startswith("swap-bench tells")
     assert re.fullmatch(r"swap-bench \d+\.\d+\.\d+\n", bench.run("--version").stdout)
 
@@ -177,9 +185,26 @@ def test_a_search_names_the_least_budget_and_file(bench, disk, command):
 @pytest.mark.parametrize("arguments, words", [
     (["--params=135M", "--config=config.json"], "give one of them"),
     (["--params=135M", "--time=0s"], "--time: '0s'; allowed: above 0"),
+    (["--params=135M", "."], "are one folder"),
+    (["--params=135M", "/:2"], "give every folder a weight"),
+    (["--params=135M", "/:0"], "is no number from 0.001"),
 ])
 def test_step_says_what_is_wrong(bench, disk, arguments, words):
-    assert words in bench.run("step", disk, *arguments, expect=2).stderr
+    assert words in bench.run("step", disk, *arguments, cwd=disk, expect=2).stderr
+
+
+def test_step_stripes_the_store_over_several_folders(bench, disk, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    small = ["--params=135M", "--size=128M", "--time=100ms", "--tile_elems=256K"]
+    report = bench.json("step", f"{disk}:3", f"{other}:1", *small)
+    stripes = report["step"]["stripes"]
+    assert [(stripe["folder"], stripe["weight"]) for stripe in stripes] == [(str(disk), 3), (str(other), 1)]
+    assert sum(stripe["store_bytes"] for stripe in stripes) == report["step"]["store_bytes"]
+    assert len(report["devices"]) == 2
+    text = bench.run("step", disk, other, *small).stdout
+    assert re.search(rf"striped +{disk} \d+ %, {other} \d+ % \(measured: ", text)
+    assert list(other.iterdir()) == []
 
 
 def test_the_same_folder_twice_is_refused(bench, disk, tmp_path):
