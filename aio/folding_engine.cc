@@ -23,20 +23,30 @@ int64_t FoldedOffset(int64_t offset_bytes, int64_t length_bytes, int64_t folded_
   return std::min(offset_bytes % folded_bytes, folded_bytes - length_bytes);
 }
 
+size_t FoldingEngine::FoldOf(const std::string& path) const {
+  const auto fold = std::ranges::find_if(folds_, [&](const FoldOptions& options) {
+    return options.folder.empty() || path.starts_with(options.folder + "/");
+  });
+  FOREBAY_CHECK(fold != folds_.end());
+  return static_cast<size_t>(fold - folds_.begin());
+}
+
 int FoldingEngine::AddFile(UniqueFd fd, std::string path) {
   struct stat info = {};
   FOREBAY_CHECK(::fstat(fd.get(), &info) == 0);  // of an open descriptor
+  const size_t fold = FoldOf(path);
+  const FoldOptions& options = folds_[fold];
   const std::lock_guard lock(mutex_);
   File file;
-  if (info.st_size < options_.least_bytes) {
+  if (info.st_size < options.least_bytes) {
     file.inner_file = inner_->AddFile(std::move(fd), std::move(path));
   } else {
-    file.inner_file = options_.file;
+    file.inner_file = options.file;
     file.fd = std::move(fd);
-    file.first_byte = used_bytes_;
-    file.folded_bytes = FoldedBytes(options_, info.st_size);
-    used_bytes_ += file.folded_bytes;
-    FOREBAY_CHECK(file.folded_bytes > 0 && used_bytes_ <= options_.size_bytes);
+    file.first_byte = used_bytes_[fold];
+    file.folded_bytes = FoldedBytes(options, info.st_size);
+    used_bytes_[fold] += file.folded_bytes;
+    FOREBAY_CHECK(file.folded_bytes > 0 && used_bytes_[fold] <= options.size_bytes);
   }
   files_.push_back(std::move(file));
   return static_cast<int>(files_.size()) - 1;

@@ -1,12 +1,14 @@
-// An engine under which long files are folded into one smaller file: each of them gets a part of
-// it, and what lies behind the end of the part is read from it and written to it again. So a store
-// of hundreds of gigabytes can be exercised, transfer for transfer, on a disk that has room for a
-// few. Bytes are not kept, as ranges share places. For measurements alone (swap-bench step).
+// An engine under which the long files of a folder are folded into one smaller file: each of them
+// gets a part of it, and what lies behind the end of the part is read from it and written to it
+// again. So a store of hundreds of gigabytes can be exercised, transfer for transfer, on a disk
+// that has room for a few. Bytes are not kept, as ranges share places. For measurements alone
+// (swap-bench step).
 #pragma once
 
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "forebay/aio/engine.h"
@@ -14,6 +16,7 @@
 namespace forebay {
 
 struct FoldOptions {
+  std::string folder;          // whose files; "": all
   int file = -1;               // of the inner engine: what the others are folded into
   int64_t size_bytes = 0;      // of that file
   int64_t least_bytes = 0;     // shorter files are left as they are, with their own bytes
@@ -31,10 +34,12 @@ int64_t FoldedOffset(int64_t offset_bytes, int64_t length_bytes, int64_t folded_
 // then name; who uses an op again sets them anew.
 class FoldingEngine : public Engine {
  public:
-  // `inner` must outlive it.
-  FoldingEngine(Engine* inner, const FoldOptions& options) : inner_(inner), options_(options) {}
+  // `inner` must outlive it. `folds`: one for each folder.
+  FoldingEngine(Engine* inner, std::vector<FoldOptions> folds)
+      : inner_(inner), folds_(std::move(folds)), used_bytes_(folds_.size()) {}
 
-  // Requires: the parts of all files fit the common one, as they do when `together_bytes` is right.
+  // Requires: `path` is in one of the folders, and the parts of all files of a folder fit its
+  // common one, as they do when `together_bytes` is right.
   int AddFile(UniqueFd fd, std::string path) override;
   void RemoveFile(int file) override;
   absl::Status RegisterBuffers(std::span<std::byte> memory) override {
@@ -68,12 +73,13 @@ class FoldingEngine : public Engine {
     int64_t folded_bytes = 0;
   };
   Place PlaceOf(int file) const;
+  size_t FoldOf(const std::string& path) const;
 
   Engine* const inner_;
-  const FoldOptions options_;
+  const std::vector<FoldOptions> folds_;
   mutable std::mutex mutex_;
-  std::vector<File> files_;  // mutex; by number
-  int64_t used_bytes_ = 0;   // mutex; of the common file
+  std::vector<File> files_;          // mutex; by number
+  std::vector<int64_t> used_bytes_;  // mutex; of the common files, by fold
 };
 
 }  // namespace forebay

@@ -186,6 +186,15 @@ HostInfo AskHost() {
   return host;
 }
 
+int64_t LongestRequestBytes(const StorageInfo& storage) {
+  const auto setting = storage.queue.find("max_sectors_kb");
+  if (setting == storage.queue.end()) return 0;
+  const std::string& text = setting->second;
+  int64_t kib = 0;
+  std::from_chars(text.data(), text.data() + text.size(), kib);
+  return std::max<int64_t>(0, kib) * 1024;
+}
+
 absl::StatusOr<StorageInfo> AskStorage(const std::string& directory) {
   struct stat info = {};
   struct statvfs space = {};

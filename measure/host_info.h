@@ -58,6 +58,8 @@ struct StorageInfo {
   bool in_memory() const { return fs == "tmpfs" || fs == "ramfs" || fs == "devtmpfs"; }
   bool operator==(const StorageInfo&) const = default;
 };
+// The longest request that the disk takes; the kernel splits what is longer. 0: not known.
+int64_t LongestRequestBytes(const StorageInfo& storage);
 // `directory` must exist. All but direct.verified, which takes an engine. StorageError.
 absl::StatusOr<StorageInfo> AskStorage(const std::string& directory);
 

@@ -13,7 +13,7 @@ namespace {
 
 // One cell on its way through the repeats.
 struct CellProgress {
-  BenchCell cell;
+  CellSetting setting;
   std::vector<PassResult> passes;
   PatternTally read_back;
 };
@@ -30,8 +30,9 @@ std::string DeviceOf(const BenchSession& session, const std::vector<int>& target
 // Bandwidth that the same load reached on one target alone, in the passes so far; 0: none.
 double MeasuredAlone(const std::vector<CellProgress>& all, const LoadKind& load, int target) {
   for (const CellProgress& progress : all) {
-    if (progress.cell.targets.size() != 1 || progress.cell.targets[0] != target) continue;
-    if (progress.cell.load == load && !progress.passes.empty()) {
+    const BenchCell& cell = progress.setting.cell;
+    if (cell.targets.size() != 1 || cell.targets[0] != target) continue;
+    if (cell.load == load && !progress.passes.empty()) {
       return progress.passes.back().bytes_per_s();
     }
   }
@@ -51,10 +52,9 @@ std::vector<double> WeightsOf(const BenchSession& session, const std::vector<Cel
   return weights;
 }
 
-absl::Status RunOnce(BenchSession& session, const Job& job, EngineKind engine,
-                     std::vector<CellProgress>& all, CellProgress& progress,
-                     const BenchHooks& hooks) {
-  const BenchCell& cell = progress.cell;
+absl::Status RunOnce(BenchSession& session, const std::vector<CellProgress>& all,
+                     CellProgress& progress, const BenchHooks& hooks) {
+  const auto& [job, cell, engine] = progress.setting;
   const std::vector<double> weights = WeightsOf(session, all, cell);
   FOREBAY_ASSIGN_OR_RETURN(PassResult pass,
                            session.Pass(job, cell.load, cell.targets, weights, engine, hooks));
@@ -78,10 +78,9 @@ std::string HeldBackBy(const Job& job, const LoadKind& load) {
   return "";
 }
 
-CellResult ResultOf(const BenchSession& session, const Job& job, EngineKind asked,
-                    const CellProgress& progress) {
+CellResult ResultOf(const BenchSession& session, const CellProgress& progress) {
   CellResult result = Summarize(progress.passes);
-  const BenchCell& cell = progress.cell;
+  const auto& [job, cell, asked] = progress.setting;
   const EngineKind engine = asked == EngineKind::kAuto ? session.EngineOf(cell.targets) : asked;
   result.key = {
       DeviceOf(session, cell.targets), cell.load,      job.block_bytes, job.block_bytes * job.depth,
@@ -160,16 +159,27 @@ std::vector<BenchCell> CellsOf(const Job& job) {
 absl::StatusOr<std::vector<CellResult>> RunCells(BenchSession& session, const Job& job,
                                                  const std::vector<BenchCell>& cells,
                                                  EngineKind engine, const BenchHooks& hooks) {
-  std::vector<CellProgress> all;
-  for (const BenchCell& cell : cells) all.push_back({cell, {}, {}});
-  for (int repeat = 0; repeat < job.repeats; ++repeat) {
-    for (CellProgress& progress : all) {
-      FOREBAY_RETURN_IF_ERROR(RunOnce(session, job, engine, all, progress, hooks));
+  std::vector<CellSetting> settings;
+  for (const BenchCell& cell : cells) settings.push_back({job, cell, engine});
+  int turn = 0;
+  return RunInTurns(
+      session, std::move(settings), [&](auto&) { return turn++ < job.repeats; }, hooks);
+}
+
+absl::StatusOr<std::vector<CellResult>> RunInTurns(
+    BenchSession& session, std::vector<CellSetting> settings,
+    const std::function<bool(std::vector<CellSetting>&)>& begin_turn, const BenchHooks& hooks) {
+  std::vector<CellProgress> all(settings.size());
+  while (begin_turn(settings)) {
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].setting = settings[i];
+      FOREBAY_RETURN_IF_ERROR(RunOnce(session, all, all[i], hooks));
     }
   }
   std::vector<CellResult> results;
-  for (const CellProgress& progress : all)
-    results.push_back(ResultOf(session, job, engine, progress));
+  for (const CellProgress& progress : all) {
+    if (!progress.passes.empty()) results.push_back(ResultOf(session, progress));
+  }
   return results;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +46,20 @@ std::vector<BenchCell> CellsOf(const Job& job);
 absl::StatusOr<std::vector<CellResult>> RunCells(BenchSession& session, const Job& job,
                                                  const std::vector<BenchCell>& cells,
                                                  EngineKind engine, const BenchHooks& hooks);
+
+// A cell with settings of its own. `engine`: kAuto takes what the session found to work.
+struct CellSetting {
+  Job job;
+  BenchCell cell;
+  EngineKind engine = EngineKind::kAuto;
+};
+
+// The same for cells that differ in their settings: all once, then all again, until `begin_turn`,
+// which is asked before each turn and may change their times, says that it is enough. Empty where
+// it never lets any begin.
+absl::StatusOr<std::vector<CellResult>> RunInTurns(
+    BenchSession& session, std::vector<CellSetting> settings,
+    const std::function<bool(std::vector<CellSetting>&)>& begin_turn, const BenchHooks& hooks);
 
 // Opens a session and runs all cells of `job`. Errors of BenchSession::Open and RunCells. What the
 // disk gave back wrong is no error but in the results.

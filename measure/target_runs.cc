@@ -10,7 +10,6 @@
 namespace forebay {
 namespace {
 
-constexpr double kLongestPassS = 3.5;
 constexpr double kWarmupShare = 0.25;
 constexpr double kLongestWarmupS = 0.5;
 
@@ -31,13 +30,17 @@ void PassBudget::Share(Job& job) {
   const double share_s =
       std::min(first_share_s_, left_s / static_cast<double>(std::max<size_t>(1, num_left_)));
   const double pass_s = std::clamp(share_s, least_pass_s_, std::max(least_pass_s_, kLongestPassS));
-  job.warmup_s = std::min(kLongestWarmupS, kWarmupShare * pass_s);
-  job.seconds = pass_s - job.warmup_s;
+  SetPassTime(job, pass_s);
   LeaveOut(job);
 }
 
 void PassBudget::LeaveOut(const Job& job) {
   num_left_ -= std::min(num_left_, NumPasses(job));
+}
+
+void SetPassTime(Job& job, double pass_s) {
+  job.warmup_s = std::min(kLongestWarmupS, kWarmupShare * pass_s);
+  job.seconds = pass_s - job.warmup_s;
 }
 
 absl::Status CheckBudget(double budget_s, double least_s) {

@@ -41,6 +41,12 @@ class PassBudget {
   const Stopwatch watch_;
 };
 
+// Of a search: what is shorter tells nothing, what is longer little more.
+inline constexpr double kLeastPassS = 0.05;
+inline constexpr double kLongestPassS = 3.5;
+// Gives each pass of `job` so many seconds, of which some are warm-up.
+void SetPassTime(Job& job, double pass_s);
+
 // UsageError that names the least budget, where `budget_s` is less than `least_s`.
 absl::Status CheckBudget(double budget_s, double least_s);
 

@@ -6,6 +6,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/measure/final_turns.h"
 
 namespace forebay {
 namespace {
@@ -14,14 +15,29 @@ constexpr size_t kReads = 0;
 constexpr size_t kWrites = 1;
 // As a step of the bf16 layout reads and writes: 14 and 12 bytes per parameter.
 constexpr LoadKind kMixed = {LoadOp::kMixed, 54};
-// Of the budget: for the passes with mixed loads.
-constexpr double kBurstShare = 0.2;
 constexpr double kLeastBurstPassS = 0.1;
+// Shares of the budget: the search for block and depths, the final turns of its best (up to where
+// they end), and the search for the turns of mixed loads. The rest is for the final turns of that.
+constexpr double kSearchShare = 0.5;
+constexpr double kDepthsEnd = 0.72;
+constexpr double kBurstShare = 0.16;
 
-// The least budget for one folder.
+double LeastBurstsS(const TuneOptions& options) {
+  return kLeastBurstPassS * static_cast<double>(options.burst_bytes.size());
+}
+
+// The least budget for one folder: of the searches alone.
 double LeastTuneS(const Job& job, const TuneOptions& options) {
-  return std::max(LeastSweepS(job, options.sweep) / (1 - kBurstShare),
-                  kLeastBurstPassS * static_cast<double>(options.burst_bytes.size()) / kBurstShare);
+  return LeastSweepS(job, options.sweep) + LeastBurstsS(options);
+}
+
+// Of a figure that was measured once.
+Spread SpreadOfOne(double gbps) {
+  return {gbps, gbps, gbps};
+}
+
+Spread SpreadAt(const SweepPoint& point, size_t load) {
+  return point.num_turns > 0 ? point.spread[load] : SpreadOfOne(point.gbps[load]);
 }
 
 class Tuner {
@@ -33,27 +49,28 @@ class Tuner {
     job_.targets.resize(1);  // one folder at a time
   }
 
-  absl::StatusOr<DeviceProfile> Run() {
+  // The rates and a note go to `tuned` too.
+  absl::Status Run(TuneReport& tuned) {
     DeviceProfile device;
     device.directory = target_.folder().directory;
     FOREBAY_ASSIGN_OR_RETURN(device.key, AskDeviceKey(device.directory));
     const size_t first_run = target_.runs.size();
-    FOREBAY_ASSIGN_OR_RETURN(
-        const SweepBest best,
-        SweepTarget(target_, job_, options_.sweep, options_.budget_s * (1 - kBurstShare)));
-    device.engine = best.best.engine;
-    device.block_bytes = best.best.block_bytes;
-    const SweepPoint& reads = KneeOfLoad(best.points, device.engine, device.block_bytes, kReads);
-    const SweepPoint& writes = KneeOfLoad(best.points, device.engine, device.block_bytes, kWrites);
-    device.inflight_read_bytes = reads.inflight_bytes;
-    device.inflight_write_bytes = writes.inflight_bytes;
-    device.read_bytes_per_s = reads.gbps[kReads] * 1e9;
-    device.write_bytes_per_s = writes.gbps[kWrites] * 1e9;
+    const double search_s =
+        std::max(kSearchShare * options_.budget_s, LeastSweepS(job_, options_.sweep));
+    FOREBAY_ASSIGN_OR_RETURN(const std::vector<SweepPoint> points,
+                             SearchPoints(target_, job_, options_.sweep, search_s));
+    device.engine = BestPoint(points).engine;
+    device.block_bytes = BestPoint(points).block_bytes;
+    FOREBAY_RETURN_IF_ERROR(FindDepths(points, device));
     device.flush_ms = FlushMs(std::span(target_.runs).subspan(first_run));
     FOREBAY_RETURN_IF_ERROR(FindBurst(device));
     device.weight = device.mixed_bytes_per_s / 1e9;
     FOREBAY_RETURN_IF_ERROR(CheckTuned(device));
-    return device;
+    const std::string note = FewTurnsNote(device.directory, rates_.num_turns);
+    if (!note.empty()) tuned.report.warnings.push_back(note);
+    tuned.profile.devices.push_back(std::move(device));
+    tuned.rates.push_back(rates_);
+    return absl::OkStatus();
   }
 
  private:
@@ -66,34 +83,87 @@ class Tuner {
     return SpreadOf(std::move(flushes)).median;
   }
 
-  absl::Status FindBurst(DeviceProfile& device) {
+  // The bytes in flight of reads and of writes, by what their best points do in turns.
+  absl::Status FindDepths(const std::vector<SweepPoint>& points, DeviceProfile& device) {
+    const auto finalists = [&](size_t load) {
+      return FinalistsOfLoad(points, device.engine, device.block_bytes, load);
+    };
+    std::vector<SweepPoint> reads = finalists(kReads);
+    std::vector<SweepPoint> writes = finalists(kWrites);
+    std::vector<Contender> contenders;
+    for (SweepPoint& point : reads) contenders.push_back({&point, kReads});
+    for (SweepPoint& point : writes) contenders.push_back({&point, kWrites});
+    FOREBAY_ASSIGN_OR_RETURN(
+        rates_.num_turns,
+        MeasureAgain(target_, job_, contenders, kDepthsEnd * options_.budget_s - watch_.Seconds()));
+    const SweepPoint& read = KneeOfLoad(reads, device.engine, device.block_bytes, kReads);
+    const SweepPoint& write = KneeOfLoad(writes, device.engine, device.block_bytes, kWrites);
+    rates_.reads = SpreadAt(read, kReads);
+    rates_.writes = SpreadAt(write, kWrites);
+    device.inflight_read_bytes = read.inflight_bytes;
+    device.inflight_write_bytes = write.inflight_bytes;
+    device.read_bytes_per_s = rates_.reads.median * 1e9;
+    device.write_bytes_per_s = rates_.writes.median * 1e9;
+    return absl::OkStatus();
+  }
+
+  // Mixed loads, with enough in the queue that the longest turn is the engine's choice and no lack
+  // of work.
+  Job MixedJob(const DeviceProfile& device) const {
     Job job = job_;
     job.loads = {kMixed};
     job.block_bytes = device.block_bytes;
     job.cap_bytes = std::max(device.inflight_read_bytes, device.inflight_write_bytes);
-    // Enough in the queue that the longest turn is the engine's choice and no lack of work.
     const int64_t queued_bytes = 4 * options_.burst_bytes.back();
     job.depth = static_cast<int>(
         std::clamp<int64_t>(queued_bytes / job.block_bytes, 1, kMaxDepthPerThread));
     while (job.depth > 1 && !CheckJob(job).ok()) --job.depth;
+    return job;
+  }
+
+  absl::Status FindBurst(DeviceProfile& device) {
+    Job job = MixedJob(device);
     std::vector<BurstPoint> points;
     const std::vector<int64_t> bursts = BurstsOf(options_.burst_bytes, job.block_bytes);
-    PassBudget budget(options_.budget_s * kBurstShare, bursts.size(), kLeastBurstPassS);
+    const double search_s = std::max(kBurstShare * options_.budget_s, LeastBurstsS(options_));
+    PassBudget budget(search_s, bursts.size(), kLeastBurstPassS);
     for (const int64_t burst : bursts) {
       budget.Share(job);
       job.burst_bytes = burst;
       FOREBAY_ASSIGN_OR_RETURN(const std::vector<double> gbps, target_.Measure(job, device.engine));
-      points.push_back({job.burst_bytes, gbps[0]});
+      points.push_back({job.burst_bytes, gbps[0], SpreadOfOne(gbps[0])});
     }
+    points = FinalistsOfBursts(points);
+    FOREBAY_RETURN_IF_ERROR(MeasureBurstsAgain(device, points));
     const BurstPoint& knee = KneeOfBursts(points);
     device.burst_bytes = knee.burst_bytes;
     device.mixed_bytes_per_s = knee.gbps * 1e9;
+    rates_.mixed = knee.spread;
+    return absl::OkStatus();
+  }
+
+  absl::Status MeasureBurstsAgain(const DeviceProfile& device, std::vector<BurstPoint>& points) {
+    std::vector<CellSetting> settings;
+    for (const BurstPoint& point : points) {
+      settings.push_back({MixedJob(device), {kMixed, {target_.target}}, device.engine});
+      settings.back().job.burst_bytes = point.burst_bytes;
+    }
+    FOREBAY_ASSIGN_OR_RETURN(
+        const FinalFigures figures,
+        RunFinalTurns(target_, std::move(settings), options_.budget_s - watch_.Seconds()));
+    rates_.num_turns = std::min(rates_.num_turns, figures.num_turns);
+    for (size_t i = 0; i < figures.gbps.size(); ++i) {
+      points[i].spread = figures.gbps[i];
+      points[i].gbps = figures.gbps[i].median;
+    }
     return absl::OkStatus();
   }
 
   TargetRuns target_;
   Job job_;
   const TuneOptions& options_;
+  const Stopwatch watch_;
+  TunedRates rates_;
 };
 
 }  // namespace
@@ -116,6 +186,25 @@ const SweepPoint& KneeOfLoad(std::span<const SweepPoint> points, EngineKind engi
   return *knee;
 }
 
+std::vector<SweepPoint> FinalistsOfLoad(const std::vector<SweepPoint>& points, EngineKind engine,
+                                        int64_t block_bytes, size_t load) {
+  std::vector<SweepPoint> candidates = points;
+  std::erase_if(candidates, [&](const SweepPoint& point) {
+    return point.engine != engine || point.block_bytes != block_bytes;
+  });
+  const auto knee_of = [&](const std::vector<SweepPoint>& of, double share) {
+    return KneeOfLoad(of, engine, block_bytes, load, share);
+  };
+  std::vector<SweepPoint> chosen = {knee_of(candidates, kNearlyBest), knee_of(candidates, 1)};
+  const std::vector<SweepPoint> others = Without(candidates, chosen[0]);
+  if (!others.empty()) chosen.push_back(knee_of(others, kNearlyBest));
+  std::erase_if(candidates, [&](const SweepPoint& point) {
+    return std::ranges::none_of(chosen,
+                                [&](const SweepPoint& one) { return SameSetting(one, point); });
+  });
+  return candidates;
+}
+
 std::vector<int64_t> BurstsOf(std::span<const int64_t> burst_bytes, int64_t block_bytes) {
   std::vector<int64_t> bursts;
   for (const int64_t burst : burst_bytes) {
@@ -130,6 +219,19 @@ const BurstPoint& KneeOfBursts(std::span<const BurstPoint> points, double share)
   const double best = std::ranges::max_element(points, {}, &BurstPoint::gbps)->gbps;
   return *std::ranges::find_if(points,
                                [&](const BurstPoint& point) { return point.gbps >= share * best; });
+}
+
+std::vector<BurstPoint> FinalistsOfBursts(std::span<const BurstPoint> points) {
+  const int64_t knee = KneeOfBursts(points).burst_bytes;
+  const int64_t best = KneeOfBursts(points, 1).burst_bytes;
+  std::vector<BurstPoint> others(points.begin(), points.end());
+  std::erase_if(others, [&](const BurstPoint& point) { return point.burst_bytes == knee; });
+  const int64_t runner_up = others.empty() ? knee : KneeOfBursts(others).burst_bytes;
+  std::vector<BurstPoint> finalists(points.begin(), points.end());
+  std::erase_if(finalists, [&](const BurstPoint& point) {
+    return point.burst_bytes != knee && point.burst_bytes != best && point.burst_bytes != runner_up;
+  });
+  return finalists;
 }
 
 absl::Status CheckTuned(const DeviceProfile& device) {
@@ -167,9 +269,8 @@ absl::StatusOr<TuneReport> RunTune(const Job& asked, const TuneOptions& options,
   tuned.report = BeginReport(job, *session);
   tuned.report.budget_s = options.budget_s;
   for (int target = 0; target < static_cast<int>(job.targets.size()); ++target) {
-    FOREBAY_ASSIGN_OR_RETURN(
-        tuned.profile.devices.emplace_back(),
-        Tuner({*session, target, hooks, tuned.report.runs}, job, options).Run());
+    Tuner tuner({*session, target, hooks, tuned.report.runs}, job, options);
+    FOREBAY_RETURN_IF_ERROR(tuner.Run(tuned));
   }
   return tuned;
 }

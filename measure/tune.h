@@ -22,9 +22,19 @@ struct TuneOptions {
   std::vector<int64_t> burst_bytes = {4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20};
 };
 
+// What the rates of a device are the medians of, in GB/s. Single passes, and so no spread, where
+// there was no time for a turn.
+struct TunedRates {
+  int num_turns = 0;
+  Spread reads;
+  Spread writes;
+  Spread mixed;
+};
+
 struct TuneReport {
-  BenchReport report;  // all that was measured
-  IoProfile profile;   // a device for each folder
+  BenchReport report;             // all that was measured
+  IoProfile profile;              // a device for each folder
+  std::vector<TunedRates> rates;  // of each
 };
 
 // `job` gives the folders, the engine, and the size and contents of the files. Errors of
@@ -37,6 +47,11 @@ absl::StatusOr<TuneReport> RunTune(const Job& job, const TuneOptions& options,
 const SweepPoint& KneeOfLoad(std::span<const SweepPoint> points, EngineKind engine,
                              int64_t block_bytes, size_t load, double share = 0.97);
 
+// What is worth measuring again of them, in the order of `points`: that knee, what would be it if
+// it were not there, and the best, which says whether it is one. Requires: there is one.
+std::vector<SweepPoint> FinalistsOfLoad(const std::vector<SweepPoint>& points, EngineKind engine,
+                                        int64_t block_bytes, size_t load);
+
 // The different turns of at least one block that `burst_bytes` (in order) asks for.
 std::vector<int64_t> BurstsOf(std::span<const int64_t> burst_bytes, int64_t block_bytes);
 
@@ -44,8 +59,11 @@ std::vector<int64_t> BurstsOf(std::span<const int64_t> burst_bytes, int64_t bloc
 struct BurstPoint {
   int64_t burst_bytes = 0;
   double gbps = 0;
+  Spread spread = {};  // of one that was measured again: what `gbps` is the median of
 };
 const BurstPoint& KneeOfBursts(std::span<const BurstPoint> points, double share = 0.97);
+// That knee, what would be it if it were not there, and the best, in order.
+std::vector<BurstPoint> FinalistsOfBursts(std::span<const BurstPoint> points);
 
 // UsageError when nothing was completed in the passes that a rate of `device` comes from.
 absl::Status CheckTuned(const DeviceProfile& device);

@@ -33,7 +33,8 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   optimizer.num_staging_tiles = options.buffers.num_staging_tiles;
   plan.gradient_area_bytes =
       OffloadedAdamW::GradientAreaBytes(optimizer, plan.placement, plan.tiles);
-  plan.store_bytes = Total(TensorStore::DiskBytes(plan.tiles, plan.gradient_area_bytes));
+  plan.folder_bytes = TensorStore::DiskBytes(plan.tiles, plan.gradient_area_bytes);
+  plan.store_bytes = Total(plan.folder_bytes);
   plan.transfers = CountTransfers(plan.schedule, plan.window, plan.placement, plan.tiles,
                                   gradient_bytes_per_elem);
   plan.largest_op_bytes = plan.tiles.max_state_bytes();

@@ -31,9 +31,10 @@ struct ReplayPlan {
   SwapperOptions window;
   Placement placement;
   StripeBytes gradient_area_bytes;
-  int64_t store_bytes = 0;  // of the files that it stands for
-  int64_t host_bytes = 0;   // of all buffers
-  StepTransfers transfers;  // of one step
+  StripeBytes folder_bytes;  // of the files that it stands for, by folder
+  int64_t store_bytes = 0;   // in all
+  int64_t host_bytes = 0;    // of all buffers
+  StepTransfers transfers;   // of one step
   int64_t largest_op_bytes = 0;
 
   // Layers between the first and the last.

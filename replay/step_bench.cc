@@ -1,11 +1,15 @@
 #include "forebay/replay/step_bench.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <mutex>
+#include <numeric>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -39,41 +43,45 @@ int64_t TotalBytes(const StepTransfers& transfers) {
   return transfers.read_bytes + transfers.write_bytes;
 }
 
-// A store in a folder of its own, which goes with it.
-class ScratchStore {
+// Folders for a store, which go with what is in them.
+class ScratchFolders {
  public:
-  ScratchStore() = default;
-  ~ScratchStore() {
-    store_.reset();
-    if (directory_.empty()) return;
-    // What is left after an error here is some kilobytes in a folder that says what it is.
-    TensorStore::Remove({directory_}).status().IgnoreError();
-    ::rmdir(directory_.c_str());
+  ScratchFolders() = default;
+  // Requires: no store is open in them.
+  ~ScratchFolders() {
+    if (paths_.empty()) return;
+    // What is left after an error here is some kilobytes in folders that say what they are.
+    TensorStore::Remove(paths_).status().IgnoreError();
+    for (const std::string& path : paths_) ::rmdir(path.c_str());
   }
-  ScratchStore(const ScratchStore&) = delete;
-  ScratchStore& operator=(const ScratchStore&) = delete;
+  ScratchFolders(const ScratchFolders&) = delete;
+  ScratchFolders& operator=(const ScratchFolders&) = delete;
 
-  absl::Status Create(const std::string& parent, const ReplayPlan& plan, Engine* engine) {
+  absl::Status MakeIn(const std::string& parent) {
     std::string path = JoinPath(parent, "swap-bench-step-XXXXXX");
     if (::mkdtemp(path.data()) == nullptr) {
       return StorageError(fmt::format("making a folder in '{}' failed", parent), errno);
     }
-    directory_ = path;
-    StoreOptions options;
-    options.directories = {directory_};
-    options.layout = plan.options.layout;
-    options.tile_elems = plan.options.tile_elems;
-    options.gradient_area_bytes = plan.gradient_area_bytes;
-    options.unfilled = true;
-    FOREBAY_ASSIGN_OR_RETURN(store_, TensorStore::Create(options, plan.inventory, engine));
+    paths_.push_back(std::move(path));
     return absl::OkStatus();
   }
-  TensorStore* get() { return store_.get(); }
+  const std::vector<std::string>& paths() const { return paths_; }
 
  private:
-  std::string directory_;
-  std::unique_ptr<TensorStore> store_;
+  std::vector<std::string> paths_;
 };
+
+absl::StatusOr<std::unique_ptr<TensorStore>> CreateStore(const ScratchFolders& folders,
+                                                         const ReplayPlan& plan, Engine* engine) {
+  StoreOptions options;
+  options.directories = folders.paths();
+  options.layout = plan.options.layout;
+  options.tile_elems = plan.options.tile_elems;
+  options.gradient_area_bytes = plan.gradient_area_bytes;
+  options.stripe_weights = plan.options.stripe_weights;
+  options.unfilled = true;
+  return TensorStore::Create(options, plan.inventory, engine);
+}
 
 class StepBench {
  public:
@@ -86,6 +94,7 @@ class StepBench {
     FOREBAY_RETURN_IF_ERROR(ChooseFile());
     FOREBAY_RETURN_IF_ERROR(OpenSession());
     FOREBAY_ASSIGN_OR_RETURN(const double bytes_per_s, ProbeBandwidth());
+    report_.most_folder_bytes = std::ranges::max(report_.whole.folder_bytes);
     report_.num_blocks =
         BlocksToReplay(report_.whole, bytes_per_s, options_.seconds, report_.budget_bytes);
     FOREBAY_CHECK(report_.num_blocks > 0);  // ChooseBuffers saw to it
@@ -94,6 +103,7 @@ class StepBench {
   }
 
  private:
+  int num_folders() const { return static_cast<int>(options_.targets.size()); }
   bool Stopped() const { return hooks_.stop && hooks_.stop(); }
 
   // The most comfortable buffers with which something can be replayed.
@@ -101,7 +111,8 @@ class StepBench {
     report_.budget_bytes =
         options_.ram_bytes > 0 ? options_.ram_bytes : AvailableMemoryBytes() / 100 * kRamPercent;
     ReplayOptions replay = options_.replay;
-    for (const StepBuffers& buffers : StepBufferChoices(/*num_stripes=*/1)) {
+    replay.stripe_weights.assign(options_.targets.size(), 1);  // until they are known
+    for (const StepBuffers& buffers : StepBufferChoices(num_folders())) {
       replay.buffers = buffers;
       report_.whole = PlanReplay(options_.inventory, replay);
       if (BlocksToReplay(report_.whole, 0, 0, report_.budget_bytes) > 0) return absl::OkStatus();
@@ -137,7 +148,7 @@ class StepBench {
   }
 
   absl::Status OpenSession() {
-    job_.targets = {{options_.directory, 0}};
+    job_.targets = options_.targets;
     job_.loads = {MixedLoad()};
     job_.engine = options_.engine;
     job_.strict = options_.strict;
@@ -146,12 +157,21 @@ class StepBench {
     job_.warmup_s = kProbeWarmupSeconds;
     job_.seed = options_.seed;
     job_.repeats = 1;
+    job_.depth = std::clamp(kMaxDepthPerThread / num_folders(), 1, job_.depth);
     // A small store is shorter than a whole depth of blocks.
-    while (job_.depth > 1 && 2 * job_.depth * job_.block_bytes > job_.size_bytes) job_.depth /= 2;
-    while (2 * job_.block_bytes > job_.size_bytes) job_.block_bytes /= 2;
+    while (job_.depth > 1 && LeastFileBytes(job_) > job_.size_bytes) job_.depth /= 2;
+    while (job_.block_bytes > kIoAlignBytes && LeastFileBytes(job_) > job_.size_bytes) {
+      job_.block_bytes /= 2;
+    }
     FOREBAY_ASSIGN_OR_RETURN(session_, BenchSession::Open(job_, hooks_));
+    FOREBAY_RETURN_IF_ERROR(LookAtFileSystems());
     report_.bench = BeginReport(job_, *session_);
-    report_.engine_line = target().engine_line;
+    std::vector<int> all(options_.targets.size());
+    std::iota(all.begin(), all.end(), 0);
+    engine_ = session_->EngineOf(all);
+    for (const auto& target : session_->targets()) {
+      if (target->engine == engine_) report_.engine_line = target->engine_line;
+    }
     return absl::OkStatus();
   }
 
@@ -161,35 +181,96 @@ class StepBench {
     return {LoadOp::kMixed, static_cast<int>(100 * transfers.read_bytes / TotalBytes(transfers))};
   }
 
+  // Tries each folder alone, gives each its share of the store, and returns what all do together.
   absl::StatusOr<double> ProbeBandwidth() {
-    const int first = 0;
-    const double weight = 1;
-    FOREBAY_ASSIGN_OR_RETURN(
-        const PassResult pass,
-        session_->Pass(job_, MixedLoad(), {&first, 1}, {&weight, 1}, EngineKind::kAuto, hooks_));
-    return pass.bytes_per_s();
+    std::vector<double> speeds;
+    for (int i = 0; i < num_folders(); ++i) {
+      const double weight = 1;
+      FOREBAY_ASSIGN_OR_RETURN(
+          const PassResult pass,
+          session_->Pass(job_, MixedLoad(), {&i, 1}, {&weight, 1}, engine_, hooks_));
+      speeds.push_back(pass.bytes_per_s());
+    }
+    if (num_folders() == 1) return speeds[0];
+    // What completed nothing in its pass is slow, and not without any share.
+    for (double& speed : speeds) speed = std::max(speed, 1e-3 * std::ranges::max(speeds) + 1);
+    ReplayOptions replay = report_.whole.options;
+    replay.stripe_weights = ChooseWeights(speeds);
+    report_.whole = PlanReplay(options_.inventory, replay);
+    return TogetherPerSecond(speeds, replay.stripe_weights);
   }
 
-  BenchTarget& target() { return *session_->targets()[0]; }
+  absl::Status LookAtFileSystems() {
+    for (const JobTarget& target : options_.targets) {
+      struct stat info = {};
+      if (::stat(target.directory.c_str(), &info) != 0) {
+        return StorageError(fmt::format("looking at '{}' failed", target.directory), errno);
+      }
+      file_systems_.push_back(info.st_dev);
+    }
+    return absl::OkStatus();
+  }
+  // Of the engine, which has a queue for each file system.
+  int num_disks() const {
+    return static_cast<int>(std::set(file_systems_.begin(), file_systems_.end()).size());
+  }
+
+  StripeWeights ChooseWeights(const std::vector<double>& speeds) {
+    if (options_.targets[0].weight > 0) {
+      report_.weights_origin = "as asked for";
+      std::vector<double> asked;
+      for (const JobTarget& target : options_.targets) asked.push_back(target.weight);
+      return WeightsInProportion(asked);
+    }
+    std::vector<std::string> texts;
+    for (const double speed : speeds) texts.push_back(fmt::format("{:.2f}", speed / 1e9));
+    report_.weights_origin = fmt::format("measured: {} GB/s", fmt::join(texts, " and "));
+    return WeightsOfSpeeds(speeds, file_systems_);
+  }
+
+  // Who has most to do for its speed sets the pace; folders on one file system share that.
+  double TogetherPerSecond(const std::vector<double>& speeds, const StripeWeights& weights) const {
+    const auto total = static_cast<double>(Total(weights));
+    double least = std::numeric_limits<double>::max();
+    for (size_t i = 0; i < speeds.size(); ++i) {
+      const auto sharing = static_cast<double>(std::ranges::count(file_systems_, file_systems_[i]));
+      least = std::min(least, speeds[i] / sharing * total / static_cast<double>(weights[i]));
+    }
+    return least;
+  }
+
+  absl::StatusOr<std::vector<FoldOptions>> MakeFolders(const ReplayPlan& plan, Engine& engine,
+                                                       ScratchFolders& folders) {
+    std::vector<FoldOptions> folds;
+    for (size_t i = 0; i < options_.targets.size(); ++i) {
+      FOREBAY_RETURN_IF_ERROR(folders.MakeIn(options_.targets[i].directory));
+      FOREBAY_ASSIGN_OR_RETURN(const int file, session_->targets()[i]->file.AddTo(engine));
+      folds.push_back({.folder = folders.paths().back(),
+                       .file = file,
+                       .size_bytes = report_.file_bytes,
+                       .least_bytes = kLeastFoldedBytes,
+                       .together_bytes = plan.folder_bytes[i]});
+    }
+    return folds;
+  }
 
   absl::Status Replay() {
     const ReplayPlan plan =
         PlanReplay(WithFewerBlocks(options_.inventory, report_.num_blocks), report_.whole.options);
     EngineOptions engine_options;  // the trainer's
+    engine_options.num_threads *= num_disks();
     engine_options.report = [this](const std::string& line) {
       const std::lock_guard lock(warnings_mutex_);  // several threads wait for transfers
       report_.bench.warnings.push_back(line);
     };
     FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                             MakeEngineOf(target().engine, engine_options));
-    report_.engine = NameOf(target().engine);
-    FOREBAY_ASSIGN_OR_RETURN(const int file, target().file.AddTo(*engine));
-    FoldingEngine folding(engine.get(), {.file = file,
-                                         .size_bytes = report_.file_bytes,
-                                         .least_bytes = kLeastFoldedBytes,
-                                         .together_bytes = plan.store_bytes});
-    ScratchStore store;
-    FOREBAY_RETURN_IF_ERROR(store.Create(options_.directory, plan, &folding));
+                             MakeEngineOf(engine_, engine_options));
+    report_.engine = NameOf(engine_);
+    ScratchFolders folders;
+    FOREBAY_ASSIGN_OR_RETURN(std::vector<FoldOptions> folds, MakeFolders(plan, *engine, folders));
+    FoldingEngine folding(engine.get(), std::move(folds));
+    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
+                             CreateStore(folders, plan, &folding));
     MemoryBudget budget(report_.budget_bytes);
     FOREBAY_ASSIGN_OR_RETURN(
         const std::unique_ptr<StepReplay> replay,
@@ -247,8 +328,9 @@ class StepBench {
                          static_cast<double>(TotalBytes(plan.transfers));
     report_.step_s = {report_.slice_s.median * scale, report_.slice_s.min * scale,
                       report_.slice_s.max * scale};
-    report_.reading = static_cast<double>(after.read_us - before.read_us) * 1e-6 / total_s;
-    report_.writing = static_cast<double>(after.write_us - before.write_us) * 1e-6 / total_s;
+    const double disks_s = total_s * num_disks();
+    report_.reading = static_cast<double>(after.read_us - before.read_us) * 1e-6 / disks_s;
+    report_.writing = static_cast<double>(after.write_us - before.write_us) * 1e-6 / disks_s;
     report_.committing /= total_s;
     report_.updating /= total_s;
   }
@@ -257,6 +339,8 @@ class StepBench {
   const BenchHooks& hooks_;
   Job job_;
   std::unique_ptr<BenchSession> session_;
+  EngineKind engine_ = EngineKind::kAuto;
+  std::vector<uint64_t> file_systems_;  // by folder
   std::mutex warnings_mutex_;
   StepBenchReport report_;
 };
@@ -319,6 +403,12 @@ Json StepToJson(const StepBenchReport& report, double rated_tbw) {
   json["steps_until_tbw"] =
       static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(whole.transfers.write_bytes));
   json["extrapolated"] = report.sliced();
+  json["stripes"] = Json::array();
+  for (size_t i = 0; i < report.options.targets.size(); ++i) {
+    json["stripes"].push_back({{"folder", report.options.targets[i].directory},
+                               {"weight", whole.options.stripe_weights[i]},
+                               {"store_bytes", whole.folder_bytes[i]}});
+  }
   Json replayed = {{"blocks", report.num_blocks},
                    {"steps", report.num_steps},
                    {"seconds", spread(report.slice_s)}};

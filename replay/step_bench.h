@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
@@ -18,16 +19,19 @@
 namespace forebay {
 
 struct StepBenchOptions {
-  std::string directory;
+  // The store lies in all of these folders, in proportion to their weights; where none has one, to
+  // what each does alone, as a run's.
+  std::vector<JobTarget> targets;
   Inventory inventory;
   ReplayOptions replay;  // its buffers are chosen by what fits
   ReplayCompute compute = ReplayCompute::kNone;
   int num_threads = 1;  // of the update
   EngineKind engine = EngineKind::kAuto;
   bool strict = false;
-  int64_t size_bytes = int64_t{4} << 30;  // of the file that stands for a larger store
-  int64_t ram_bytes = 0;                  // for all buffers; 0: 80 % of what is available
-  double seconds = 30;                    // about as long as replayed steps take
+  int64_t size_bytes =
+      int64_t{4} << 30;   // in each folder, of the file that stands for a larger one
+  int64_t ram_bytes = 0;  // for all buffers; 0: 80 % of what is available
+  double seconds = 30;    // about as long as replayed steps take
   uint64_t seed = 1;
 };
 
@@ -41,20 +45,23 @@ struct StepBenchReport {
   int num_blocks = 0;             // that were replayed: of a slice, fewer than the model has
   StepTransfers slice_transfers;  // of one replayed step, as the engine counted them
   int num_steps = 0;              // that were replayed
-  int64_t file_bytes = 0;         // of the file on the disk
+  int64_t file_bytes = 0;         // of the file in each folder
+  // Where the weights of several folders are from: "as asked for", or what was measured.
+  std::string weights_origin;
+  int64_t most_folder_bytes = 0;  // of the store's part in any folder
   int64_t budget_bytes = 0;       // for buffers
   int64_t peak_bytes = 0;         // that buffers took
 
   Spread slice_s;  // of one replayed step
   Spread step_s;   // of a step of the model: the same, or in proportion to the bytes
   // Shares of the time of the replayed steps.
-  double reading = 0;  // reads were in flight
+  double reading = 0;  // reads were in flight; of several disks, the mean
   double writing = 0;
   double committing = 0;  // the rest of the writes, flushes and the record were waited for
   double updating = 0;    // in the update's kernels
 
   bool sliced() const { return num_blocks < whole.num_blocks(); }
-  bool folded() const { return file_bytes < whole.store_bytes; }
+  bool folded() const { return file_bytes < most_folder_bytes; }
 };
 
 // UsageError, BadInputError, DoesNotFitError (memory, disk), StorageError, EnvironmentError (with

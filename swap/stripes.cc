@@ -8,6 +8,11 @@
 #include "forebay/base/check.h"
 
 namespace forebay {
+namespace {
+
+constexpr double kRoundToPercent = 5;
+
+}  // namespace
 
 int64_t Total(std::span<const int64_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
@@ -24,6 +29,23 @@ StripeWeights WeightsInProportion(std::span<const double> weights) {
   }
   for (int64_t& weight : whole) weight /= common;
   return whole;
+}
+
+StripeWeights WeightsOfSpeeds(std::vector<double> bytes_per_s,
+                              std::span<const uint64_t> file_systems) {
+  FOREBAY_CHECK(bytes_per_s.size() == file_systems.size());
+  for (size_t i = 0; i < bytes_per_s.size(); ++i) {
+    bytes_per_s[i] /= static_cast<double>(std::ranges::count(file_systems, file_systems[i]));
+  }
+  const double fastest = *std::ranges::max_element(bytes_per_s);
+  std::vector<double> percent;
+  for (const double speed : bytes_per_s) {
+    const double exact = 100 * speed / fastest;
+    percent.push_back(exact > 2 * kRoundToPercent
+                          ? kRoundToPercent * std::round(exact / kRoundToPercent)
+                          : std::max(1.0, std::round(exact)));
+  }
+  return WeightsInProportion(percent);
 }
 
 StripeDealer::StripeDealer(StripeWeights weights)

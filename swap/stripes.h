@@ -26,6 +26,12 @@ int64_t Total(std::span<const int64_t> bytes);
 // become 3 and 2. Requires: 1 to kMaxStripes weights, each from 0.001 to 1e6.
 StripeWeights WeightsInProportion(std::span<const double> weights);
 
+// Percent of the fastest, and rounded, so that what a measurement happened to find does not show:
+// disks within a few percent of one another are the same. `bytes_per_s`: by folder, of which those
+// on one file system (an equal entry in `file_systems`) share its speed. Requires: speeds above 0.
+StripeWeights WeightsOfSpeeds(std::vector<double> bytes_per_s,
+                              std::span<const uint64_t> file_systems);
+
 // Deals items out one after another, each to the stripe that would without it lag most behind its
 // share of all bytes so far. Whoever walks through the items, forwards or backwards, keeps all
 // stripes busy: with items of one size every stripe is at every moment within one and a half items

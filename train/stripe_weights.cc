@@ -14,7 +14,6 @@ namespace {
 // Of the bf16 layout with everything on NVMe (docs/architecture.md, "One step").
 constexpr double kReadShare = 14;
 constexpr double kWriteShare = 12;
-constexpr double kRoundTo = 5;  // percent
 // Shares that follow from free space are in parts of this, rounded down where the space ends.
 constexpr double kParts = 10'000;
 
@@ -55,18 +54,9 @@ double StepBytesPerSecond(const DiskSpeed& speed) {
 }
 
 StripeWeights WeightsOf(const std::vector<double>& bytes_per_s, const MachineLimits& limits) {
-  std::vector<double> speeds = bytes_per_s;
-  for (const auto& [file_system, folders] : ByFileSystem(limits.disks)) {
-    for (const size_t i : folders) speeds[i] /= static_cast<double>(folders.size());
-  }
-  const double fastest = *std::ranges::max_element(speeds);
-  std::vector<double> percent;
-  for (const double speed : speeds) {
-    const double exact = 100 * speed / fastest;
-    percent.push_back(exact > 2 * kRoundTo ? kRoundTo * std::round(exact / kRoundTo)
-                                           : std::max(1.0, std::round(exact)));
-  }
-  return WeightsInProportion(percent);
+  std::vector<uint64_t> file_systems;
+  for (const DiskLimits& disk : limits.disks) file_systems.push_back(disk.file_system);
+  return WeightsOfSpeeds(bytes_per_s, file_systems);
 }
 
 StripeShares KnownShares(const TrainOptions& options, const DiskProfile& profile,

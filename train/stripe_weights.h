@@ -50,9 +50,7 @@ StripeWeights WithinRoom(const MachineLimits& limits, const SpaceNeeds& needs);
 
 void SetWeights(const StripeShares& shares, MachineLimits& limits);
 
-// Percent of the fastest, and rounded, so that what a measurement happened to find does not show:
-// disks within a few percent of one another are the same. Folders on one file system share its
-// speed. Pure.
+// WeightsOfSpeeds of the folders of `limits`. Pure.
 StripeWeights WeightsOf(const std::vector<double>& bytes_per_s, const MachineLimits& limits);
 
 // Of a step, as all state on disk reads and writes: 14 and 12 bytes per parameter, in turns.

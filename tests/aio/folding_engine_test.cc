@@ -45,11 +45,11 @@ class FoldingEngineTest : public testing::Test {
  protected:
   FoldingEngineTest() : inner_(CreateSimulatedEngine({}, {}, nullptr)) {
     common_ = inner_->AddFile(NewFile("common", 8 * kBlock), folder_.Path("common"));
-    engine_ =
-        std::make_unique<FoldingEngine>(inner_.get(), FoldOptions{.file = common_,
-                                                                  .size_bytes = 8 * kBlock,
-                                                                  .least_bytes = 4 * kBlock,
-                                                                  .together_bytes = 80 * kBlock});
+    const FoldOptions fold = {.file = common_,
+                              .size_bytes = 8 * kBlock,
+                              .least_bytes = 4 * kBlock,
+                              .together_bytes = 80 * kBlock};
+    engine_ = std::make_unique<FoldingEngine>(inner_.get(), std::vector{fold});
     long_ = engine_->AddFile(NewFile("long", 60 * kBlock), folder_.Path("long"));
     other_ = engine_->AddFile(NewFile("other", 20 * kBlock), folder_.Path("other"));
     short_ = engine_->AddFile(NewFile("short", 2 * kBlock), folder_.Path("short"));
@@ -107,6 +107,26 @@ TEST_F(FoldingEngineTest, ATransferAtTheEndOfAPartStaysWhole) {
   EXPECT_EQ(Read(*inner_, common_, 8), "....xx..");
   EXPECT_EQ(engine_->stats().write_ops, 1);
   EXPECT_EQ(engine_->stats().write_bytes, 2 * kBlock);
+}
+
+TEST_F(FoldingEngineTest, TheFilesOfEachFolderHaveACommonFileOfTheirOwn) {
+  const int second = inner_->AddFile(NewFile("second", 8 * kBlock), folder_.Path("second"));
+  const FoldOptions a = {.folder = folder_.Path("a"),
+                         .file = common_,
+                         .size_bytes = 8 * kBlock,
+                         .together_bytes = 20 * kBlock};
+  FoldOptions ab = a;
+  ab.folder = folder_.Path("ab");
+  ab.file = second;
+  FoldingEngine engine(inner_.get(), {a, ab});
+  const int in_a = engine.AddFile(NewFile("1", 20 * kBlock), folder_.Path("a/tiles"));
+  const int in_ab = engine.AddFile(NewFile("2", 20 * kBlock), folder_.Path("ab/tiles"));
+  std::memset(buffer_->bytes.data(), 'a', kBlock);
+  Run(engine, IoKind::kWrite, in_a, 9 * kBlock, kBlock);
+  std::memset(buffer_->bytes.data(), 'b', kBlock);
+  Run(engine, IoKind::kWrite, in_ab, 2 * kBlock, kBlock);
+  EXPECT_EQ(Read(*inner_, common_, 8), ".a......");
+  EXPECT_EQ(Read(*inner_, second, 8), "..b.....");
 }
 
 TEST_F(FoldingEngineTest, AShortFileKeepsItsOwnBytes) {

@@ -49,6 +49,12 @@ TEST(AskStorage, ProcIsProc) {
   EXPECT_FALSE(AskStorage("/there/is/no/such/folder").ok());
 }
 
+TEST(LongestRequestBytes, IsTheDisksSettingWhereItIsKnown) {
+  EXPECT_EQ(LongestRequestBytes({.queue = {{"max_sectors_kb", "1280"}}}), 1280 << 10);
+  EXPECT_EQ(LongestRequestBytes({.queue = {{"max_sectors_kb", "many"}}}), 0);
+  EXPECT_EQ(LongestRequestBytes({}), 0);
+}
+
 TEST(PcieLink, IsDegradedWhenTheDeviceCouldDoMore) {
   const PcieLink good = {"16.0 GT/s PCIe", 4, "16.0 GT/s PCIe", 4};
   EXPECT_FALSE(good.degraded());

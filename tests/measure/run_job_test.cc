@@ -202,6 +202,71 @@ TEST(CheckVerified, NamesTheFolderAndTheFirstProblem) {
   EXPECT_THAT(MessageOf(status), HasSubstr("why"));
 }
 
+TEST(RunInTurns, AllSettingsTakeTheirTurnsAndKeepTheirOwnFigures) {
+  const TemporaryFolder folder;
+  Job job = SmallJob(folder.path());
+  const auto session = BenchSession::Open(job, {});
+  ASSERT_TRUE(session.ok()) << session.status();
+  job.seconds = 0.02;
+  job.warmup_s = 0;
+  std::vector<CellSetting> settings(2, {job, {{LoadOp::kRead, 100}, {0}}, EngineKind::kThreads});
+  settings[1].cell.load = {LoadOp::kWrite, 0};
+  settings[1].job.depth = 2;
+  std::string order;
+  BenchHooks hooks;
+  hooks.beside = [&](const BenchCell& cell) {
+    order += cell.load.op == LoadOp::kRead ? 'r' : 'w';
+    return absl::OkStatus();
+  };
+  int turns = 0;
+  const auto results = RunInTurns(
+      **session, settings, [&](auto&) { return turns++ < 3; }, hooks);
+  ASSERT_TRUE(results.ok()) << results.status();
+  EXPECT_EQ(order, "rwrwrw");
+  ASSERT_EQ(results->size(), 2u);
+  EXPECT_EQ((*results)[0].key.inflight_bytes, 4 * kTestBlockBytes);
+  EXPECT_EQ((*results)[1].key.inflight_bytes, 2 * kTestBlockBytes);
+  for (const CellResult& result : *results) {
+    EXPECT_LE(result.gbps.min, result.gbps.median);
+    EXPECT_GE(result.seconds, 3 * 0.02);
+  }
+  const auto none = RunInTurns(**session, settings, [](auto&) { return false; }, {});
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_TRUE(none->empty());
+}
+
+TEST(RunSweep, TheBestPointsAreMeasuredAgainAsOftenAsTheBudgetHasTimeFor) {
+  const TemporaryFolder folder;
+  Job job = SmallJob(folder.path());
+  job.size_bytes = int64_t{64} << 20;
+  job.loads = {{LoadOp::kRead, 100}, {LoadOp::kWrite, 0}};
+  job.engine = EngineKind::kThreads;
+  SweepOptions options;
+  options.block_bytes = {1 << 20};
+  options.inflight_bytes = {8 << 20};
+  options.budget_s = 2;
+  auto sweep = RunSweep(job, options, {});
+  ASSERT_TRUE(sweep.ok()) << sweep.status();
+  const SweepPoint& knee = sweep->best[0].knee;
+  ASSERT_GE(knee.num_turns, 1);  // 3 on a quiet machine
+  ASSERT_EQ(knee.spread.size(), 2u);
+  for (size_t load = 0; load < 2; ++load) {
+    EXPECT_EQ(knee.gbps[load], knee.spread[load].median);
+    EXPECT_LE(knee.spread[load].min, knee.gbps[load]);
+    EXPECT_GE(knee.spread[load].max, knee.gbps[load]);
+  }
+  EXPECT_EQ(sweep->best[0].note.empty(), knee.num_turns == 3);
+
+  // Nine points, of which the shortest passes take all of it.
+  options.budget_s = 1;
+  options.inflight_bytes.clear();
+  for (int64_t mib = 1; mib <= 8; ++mib) options.inflight_bytes.push_back(mib << 20);
+  sweep = RunSweep(job, options, {});
+  ASSERT_TRUE(sweep.ok()) << sweep.status();
+  EXPECT_EQ(sweep->best[0].knee.num_turns, 0);
+  EXPECT_THAT(sweep->report.warnings, Contains(HasSubstr("Take a longer --budget")));
+}
+
 TEST(RunSweep, EveryPointHasTheFiguresOfItsOwnRuns) {
   const TemporaryFolder folder;
   Job job = SmallJob(folder.path());

@@ -43,6 +43,45 @@ TEST(BestPoint, LeavesASettingOnlyForOneThatIsClearlyBetter) {
   EXPECT_EQ(BestPoint(points, 0.9).block_bytes, 1);
 }
 
+TEST(BestPoint, PrefersBlocksThatTheKernelDoesNotSplit) {
+  std::vector<SweepPoint> points = {Point(4, 32, {2.0}), Point(1, 32, {1.96}), Point(2, 32, {1.9})};
+  points[0].split = true;
+  EXPECT_EQ(BestPoint(points).block_bytes, 1) << "2 % are noise, and a split is none for free";
+  EXPECT_EQ(KneePoint(points).block_bytes, 1);
+  points[1].gbps = {1.9};
+  EXPECT_EQ(BestPoint(points).block_bytes, 4) << "here splits bring something";
+  points[2].split = points[1].split = true;
+  points[1].gbps = {1.96};
+  EXPECT_EQ(BestPoint(points).block_bytes, 4) << "the first, where all are split";
+}
+
+std::vector<int64_t> InflightOf(const std::vector<SweepPoint>& points) {
+  std::vector<int64_t> inflight;
+  for (const SweepPoint& point : points) inflight.push_back(point.inflight_bytes);
+  return inflight;
+}
+
+TEST(FinalistsOf, AreBestAndKneeAndTheirRunnersUpInOrder) {
+  const std::vector<SweepPoint> points = {Point(1, 32, {2.0}), Point(1, 4, {1.95}),
+                                          Point(1, 64, {2.01}), Point(1, 8, {1.97}),
+                                          Point(1, 2, {1.0})};
+  EXPECT_THAT(InflightOf(FinalistsOf(points)), ElementsAre(32, 4, 8));
+  // A lucky shot: without it, another is best.
+  const std::vector<SweepPoint> lucky = {Point(1, 32, {2.0}), Point(1, 4, {1.7}),
+                                         Point(1, 64, {2.6}), Point(1, 16, {1.95})};
+  EXPECT_THAT(InflightOf(FinalistsOf(lucky)), ElementsAre(32, 64, 16));
+  EXPECT_THAT(InflightOf(FinalistsOf({Point(1, 8, {1.0})})), ElementsAre(8));
+}
+
+TEST(FinalistsOf, TheirMediansDecideAndNotTheShotsThatChoseThem) {
+  const std::vector<SweepPoint> points = {Point(1, 32, {1.0}), Point(2, 32, {1.28})};
+  EXPECT_EQ(BestPoint(points).block_bytes, 2);
+  std::vector<SweepPoint> finalists = FinalistsOf(points);
+  ASSERT_EQ(finalists.size(), 2u);
+  finalists[1].gbps = {1.02};
+  EXPECT_EQ(BestPoint(finalists).block_bytes, 1);
+}
+
 TEST(CheckSearch, NamesNoFlagThatASearchHasNot) {
   Job job;
   job.targets = {{"/a", 0}};

@@ -56,6 +56,42 @@ TEST(KneeOfLoad, OfADiskThatGetsSlowerWithMoreIsItsPeak) {
   EXPECT_EQ(KneeOfLoad(points, EngineKind::kIoUring, kMiB, 0).inflight_bytes, 4 * kMiB);
 }
 
+TEST(FinalistsOfLoad, AreTheKneeItsRunnerUpAndThePeak) {
+  const std::vector<SweepPoint> points = {
+      Point(kMiB, 64 * kMiB, 6.0, 1), Point(kMiB, 32 * kMiB, 5.9, 1),
+      Point(kMiB, 16 * kMiB, 5.9, 1), Point(kMiB, 8 * kMiB, 5.85, 1),
+      Point(kMiB, 4 * kMiB, 4, 1),    Point(4 * kMiB, kMiB, 9, 9)};
+  const auto finalists = FinalistsOfLoad(points, EngineKind::kIoUring, kMiB, 0);
+  ASSERT_EQ(finalists.size(), 3u);
+  EXPECT_EQ(finalists[0].inflight_bytes, 64 * kMiB);
+  EXPECT_EQ(finalists[1].inflight_bytes, 16 * kMiB);
+  EXPECT_EQ(finalists[2].inflight_bytes, 8 * kMiB);
+}
+
+TEST(FinalistsOfLoad, ALuckyShotThatSeemedBestIsLeftForWhatDoesAsWellWithLess) {
+  std::vector<SweepPoint> points = {Point(kMiB, 128 * kMiB, 1.28, 1),
+                                    Point(kMiB, 32 * kMiB, 1.0, 1), Point(kMiB, 8 * kMiB, 0.99, 1)};
+  const auto knee = [](const std::vector<SweepPoint>& of) {
+    return KneeOfLoad(of, EngineKind::kIoUring, kMiB, 0).inflight_bytes;
+  };
+  EXPECT_EQ(knee(points), 128 * kMiB);
+  std::vector<SweepPoint> finalists = FinalistsOfLoad(points, EngineKind::kIoUring, kMiB, 0);
+  ASSERT_EQ(finalists.size(), 2u);
+  finalists[0].gbps[0] = 1.01;  // the median of its turns
+  EXPECT_EQ(knee(finalists), 8 * kMiB);
+}
+
+TEST(FinalistsOfBursts, AreTheKneeItsRunnerUpAndTheBest) {
+  const std::vector<BurstPoint> points = {
+      {4 * kMiB, 2.0}, {8 * kMiB, 2.95}, {16 * kMiB, 2.96}, {32 * kMiB, 2.9}, {64 * kMiB, 3.0}};
+  const auto finalists = FinalistsOfBursts(points);
+  ASSERT_EQ(finalists.size(), 3u);
+  EXPECT_EQ(finalists[0].burst_bytes, 8 * kMiB);
+  EXPECT_EQ(finalists[1].burst_bytes, 16 * kMiB);
+  EXPECT_EQ(finalists[2].burst_bytes, 64 * kMiB);
+  EXPECT_EQ(FinalistsOfBursts(std::span(points).first(1)).size(), 1u);
+}
+
 TEST(BurstsOf, NoneIsShorterThanABlockAndNoneTriedTwice) {
   const std::vector<int64_t> asked = {4 * kMiB, 8 * kMiB, 16 * kMiB};
   EXPECT_EQ(BurstsOf(asked, kMiB), asked);

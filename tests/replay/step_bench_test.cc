@@ -59,7 +59,7 @@ TEST(BlocksToReplay, FitTheMemory) {
 class StepBenchTest : public testing::Test {
  protected:
   StepBenchTest() {
-    options_.directory = folder_.path();
+    options_.targets = {{folder_.path(), 0}};
     options_.inventory = ModelInventory(8);
     options_.replay.tile_elems = 64 << 10;
     options_.size_bytes = 32 << 20;
@@ -96,6 +96,40 @@ TEST_F(StepBenchTest, ASmallStoreIsNotFolded) {
   EXPECT_FALSE(report->folded());
   EXPECT_FALSE(report->sliced());
   EXPECT_EQ(report->step_s.median, report->slice_s.median);
+}
+
+TEST_F(StepBenchTest, SeveralFoldersShareTheStoreByTheirWeights) {
+  const TemporaryFolder other;
+  options_.targets = {{folder_.path(), 3}, {other.path(), 1}};
+  const auto report = RunStepBench(options_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->weights_origin, "as asked for");
+  const ReplayPlan& whole = report->whole;
+  EXPECT_EQ(whole.options.stripe_weights, (StripeWeights{3, 1}));
+  ASSERT_EQ(whole.folder_bytes.size(), 2u);
+  EXPECT_NEAR(static_cast<double>(whole.folder_bytes[0]) / static_cast<double>(whole.store_bytes),
+              0.75, 0.02);
+  const ReplayPlan slice = PlanReplay(ModelInventory(report->num_blocks), whole.options);
+  EXPECT_EQ(report->slice_transfers.read_bytes, slice.transfers.read_bytes);
+  EXPECT_EQ(report->slice_transfers.write_bytes, slice.transfers.write_bytes);
+  EXPECT_TRUE(report->folded());
+  EXPECT_TRUE(FolderIsEmpty());
+  EXPECT_TRUE(std::filesystem::is_empty(other.path()));
+  const Json stripes = StepToJson(*report, 600)["stripes"];
+  ASSERT_EQ(stripes.size(), 2u);
+  EXPECT_EQ(stripes[0]["weight"], 3);
+  EXPECT_EQ(stripes[1]["folder"], other.path());
+}
+
+TEST_F(StepBenchTest, FoldersWithoutWeightsOnOneFileSystemShareItsSpeed) {
+  const TemporaryFolder other;
+  options_.targets.push_back({other.path(), 0});
+  const auto report = RunStepBench(options_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(report->weights_origin, HasSubstr("measured: "));
+  EXPECT_GT(report->whole.options.stripe_weights[1], 0);
+  EXPECT_TRUE(FolderIsEmpty());
+  EXPECT_TRUE(std::filesystem::is_empty(other.path()));
 }
 
 TEST_F(StepBenchTest, AStopLeavesNothing) {

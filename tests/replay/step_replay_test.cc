@@ -95,10 +95,10 @@ TEST_P(StepReplayTest, ALargeStoreIsReplayedInASmallFile) {
                                {.create = true, .size_bytes = common_bytes, .direct = false});
   ASSERT_TRUE(common.ok()) << common.status();
   const int number = inner->AddFile(std::move(common->fd), folder_.Path("common"));
-  FoldingEngine engine(inner.get(), {.file = number,
-                                     .size_bytes = common_bytes,
-                                     .least_bytes = 64 << 10,
-                                     .together_bytes = plan_.store_bytes});
+  FoldingEngine engine(inner.get(), {{.file = number,
+                                      .size_bytes = common_bytes,
+                                      .least_bytes = 64 << 10,
+                                      .together_bytes = plan_.store_bytes}});
   StoreOptions options = StoreOf(plan_, folder_.Path("store"));
   options.unfilled = true;
   auto store = TensorStore::Create(options, plan_.inventory, &engine);

@@ -18,6 +18,15 @@ std::vector<int> Deal(const StripeWeights& weights, const std::vector<int64_t>& 
   return stripes;
 }
 
+TEST(WeightsOfSpeeds, AreRoundedAndSharedByTheFoldersOfOneFileSystem) {
+  const std::vector<uint64_t> apart = {1, 2};
+  EXPECT_EQ(WeightsOfSpeeds({2.0e9, 1.96e9}, apart), (StripeWeights{1, 1}));
+  EXPECT_EQ(WeightsOfSpeeds({2.0e9, 1.0e9}, apart), (StripeWeights{2, 1}));
+  EXPECT_EQ(WeightsOfSpeeds({1e9, 1e9, 1e9}, std::vector<uint64_t>{1, 1, 2}),
+            (StripeWeights{1, 1, 2}));
+  EXPECT_EQ(WeightsOfSpeeds({1e9, 1}, apart), (StripeWeights{100, 1}));
+}
+
 TEST(WeightsInProportion, AreTheSmallestWholeNumbers) {
   const auto weights = [](std::vector<double> given) { return WeightsInProportion(given); };
   EXPECT_THAT(weights({1}), ElementsAre(1));

@@ -150,8 +150,8 @@ std::string Passes(const BenchReport& report) {
   }
   const auto [least, most] = std::ranges::minmax(report.runs, {}, &CellResult::seconds);
   return fmt::format(
-      "{:.2f} to {:.2f} s measured of each setting, once, after up to 0.5 s of "
-      "warm-up, in a budget of {:.3g} s for each folder",
+      "{:.2f} to {:.2f} s measured of each setting, the best in interleaved turns, after up to "
+      "0.5 s of warm-up, in a budget of {:.3g} s for each folder",
       least.seconds, most.seconds, *report.budget_s);
 }
 
@@ -238,7 +238,10 @@ std::string PointText(const SweepPoint& point, const std::vector<LoadKind>& load
   std::string rates;
   for (size_t i = 0; i < loads.size() && i < point.gbps.size(); ++i) {
     rates += fmt::format("{}{} {} GB/s", i == 0 ? "" : ", ", LoadName(loads[i]), Gb(point.gbps[i]));
+    if (i >= point.spread.size()) continue;
+    rates += fmt::format(" ({}..{})", Gb(point.spread[i].min), Gb(point.spread[i].max));
   }
+  if (point.num_turns > 0) rates += fmt::format(" of {} turns", point.num_turns);
   return fmt::format("--bs={} --inflight={} --engine={}: {}", SizeText(point.block_bytes),
                      SizeText(point.inflight_bytes), NameOf(point.engine), rates);
 }

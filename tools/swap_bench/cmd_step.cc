@@ -1,5 +1,6 @@
 #include <cmath>
 #include <thread>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -9,6 +10,7 @@
 #include "forebay/replay/step_bench.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/swap_bench/bench_output.h"
+#include "forebay/tools/swap_bench/job_flags.h"
 #include "forebay/tools/swap_bench/program.h"
 #include "forebay/tools/swap_bench/step_text.h"
 #include "forebay/tools/swap_bench/storage_flags.h"
@@ -19,7 +21,10 @@ namespace {
 class BenchStepCommand : public Command {
  public:
   void Declare(CLI::App& app) override {
-    app.add_option("DIR", options_.directory, "a folder on the disk to be measured")->required();
+    app.add_option("DIR", directories_,
+                   "a folder on the disk to be measured, or several, over which the store is "
+                   "striped as that of a run; DIR:WEIGHT sets its share")
+        ->required();
     const auto text = [&app](const std::string& name, std::string& into, const std::string& value,
                              const std::string& help) {
       app.add_option("--" + name, into, help)->type_name(value)->take_last();
@@ -47,6 +52,7 @@ class BenchStepCommand : public Command {
 
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_RETURN_IF_ERROR(Read());
+    FOREBAY_RETURN_IF_ERROR(ReadFolders());
     FOREBAY_RETURN_IF_ERROR(ReadModel());
     FOREBAY_RETURN_IF_ERROR(output_.Check());
     CatchBenchStopSignals();
@@ -66,6 +72,27 @@ class BenchStepCommand : public Command {
   }
 
  private:
+  // All have a weight, or none has.
+  absl::Status ReadFolders() {
+    for (const std::string& directory : directories_) {
+      options_.targets.push_back(ParseTarget(directory));
+      const double weight = options_.targets.back().weight;
+      // In thousandths, as the store keeps them.
+      if (weight != 0 && !(weight >= 0.001 && weight <= 1e6)) {
+        return UsageError(
+            fmt::format("the weight in '{}' is no number from 0.001 to 1000000", directory));
+      }
+      if ((weight > 0) != (options_.targets.front().weight > 0)) {
+        return UsageError("give every folder a weight, such as /a:2 /b:1, or none");
+      }
+    }
+    if (options_.targets.size() > static_cast<size_t>(kMaxStripes)) {
+      return UsageError(
+          fmt::format("{} folders; allowed: up to {}", options_.targets.size(), kMaxStripes));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Read() {
     FlagReader reader;
     ReplayOptions& replay = options_.replay;
@@ -136,6 +163,7 @@ class BenchStepCommand : public Command {
   }
 
   StepBenchOptions options_;
+  std::vector<std::string> directories_;
   StorageFlags storage_;
   OutputFlags output_;
   double rated_tbw_ = 600;

@@ -18,10 +18,21 @@ constexpr double kQuickS = 30;
 const std::vector<double> kSweepPercentiles = {50, 99, 99.9};
 
 Json PointToJson(const SweepPoint& point) {
+  Json least = Json::array();
+  Json most = Json::array();
+  for (const Spread& spread : point.spread) {
+    least.push_back(spread.min);
+    most.push_back(spread.max);
+  }
+  const bool once = point.num_turns == 0;
   return {{"bs", point.block_bytes},
           {"inflight", point.inflight_bytes},
           {"engine", NameOf(point.engine)},
-          {"gbps", point.gbps}};
+          {"gbps", point.gbps},
+          {"turns", point.num_turns},
+          {"gbps_min", once ? Json(point.gbps) : least},
+          {"gbps_max", once ? Json(point.gbps) : most},
+          {"split", point.split}};
 }
 
 Json SweepToJson(const SweepReport& sweep) {

@@ -18,9 +18,20 @@ namespace {
 
 const std::vector<double> kTunePercentiles = {50, 99, 99.9};
 
+Json SpreadToJson(const Spread& values) {
+  return {{"median", values.median}, {"min", values.min}, {"max", values.max}};
+}
+
 Json TuneToJson(const TuneReport& tuned) {
   Json json = ReportToJson(tuned.report, FOREBAY_VERSION, kTunePercentiles);
   json["profile"] = ToJson(tuned.profile, FOREBAY_VERSION);
+  json["rates"] = Json::array();
+  for (const TunedRates& rates : tuned.rates) {
+    json["rates"].push_back({{"turns", rates.num_turns},
+                             {"read_gbps", SpreadToJson(rates.reads)},
+                             {"write_gbps", SpreadToJson(rates.writes)},
+                             {"mixed_gbps", SpreadToJson(rates.mixed)}});
+  }
   json["deepspeed"] = Json::array();
   for (const DeviceProfile& device : tuned.profile.devices) {
     json["deepspeed"].push_back(DeepSpeedAio(device));

@@ -18,8 +18,27 @@ std::string Percent(double share) {
   return fmt::format("{:.0f} %", share * 100);
 }
 
+std::string RateText(const Spread& gbps) {
+  std::string text = fmt::format("{:.2f} GB/s", gbps.median);
+  if (gbps.max > gbps.min) text += fmt::format(" ({:.2f}..{:.2f})", gbps.min, gbps.max);
+  return text;
+}
+
 int64_t StepsUntil(double rated_tbw, const StepTransfers& transfers) {
   return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(transfers.write_bytes));
+}
+
+// How several folders share the store.
+std::string StripesText(const StepBenchReport& report) {
+  const StripeWeights& weights = report.whole.options.stripe_weights;
+  if (weights.size() < 2) return "";
+  std::string text;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    text +=
+        fmt::format("{}{} {}", i == 0 ? "" : ", ", report.options.targets[i].directory,
+                    Percent(static_cast<double>(weights[i]) / static_cast<double>(Total(weights))));
+  }
+  return fmt::format("striped    {} ({})\n", text, report.weights_origin);
 }
 
 // What was really done, where it is not a step of the whole model on a whole store.
@@ -38,9 +57,10 @@ std::string MethodText(const StepBenchReport& report) {
         FormatBytes(report.whole.transfers.read_bytes + report.whole.transfers.write_bytes));
   }
   if (report.folded()) {
-    text +=
-        fmt::format("           a file of {} stood for the store of {}\n",
-                    FormatBinaryBytes(report.file_bytes), FormatBytes(report.whole.store_bytes));
+    text += fmt::format("           a file of {}{} stood for the store of {}\n",
+                        FormatBinaryBytes(report.file_bytes),
+                        report.options.targets.size() > 1 ? " in each folder" : "",
+                        FormatBytes(report.whole.store_bytes));
   }
   return text;
 }
@@ -61,6 +81,7 @@ std::string StepText(const StepBenchReport& report, const std::string& model, do
       "placement  weights and state on NVMe, gradients {}; {}\n",
       whole.options.gradients == Tier::kHost ? "in RAM" : "on NVMe",
       report.options.compute == ReplayCompute::kNone ? "I/O alone" : "with the AdamW update");
+  text += StripesText(report);
   text +=
       fmt::format("step       {}{} at {:.2f} GB/s\n", SecondsText(report.step_s, report.num_steps),
                   report.sliced() ? ", extrapolated," : "", total / report.step_s.median / 1e9);
@@ -96,14 +117,17 @@ std::string StepCsv(const StepBenchReport& report, double rated_tbw) {
 
 std::string TuneText(const TuneReport& tuned, const std::string& version) {
   std::string text = RunsText(tuned.report, version);
-  for (const DeviceProfile& device : tuned.profile.devices) {
+  for (size_t i = 0; i < tuned.profile.devices.size(); ++i) {
+    const DeviceProfile& device = tuned.profile.devices[i];
+    const TunedRates& rates = tuned.rates[i];
     text += fmt::format(
         "tuned {}: engine {}, blocks of {}, in flight {} reading and {} writing, turns of {}\n"
-        "  reads {:.2f} GB/s, writes {:.2f} GB/s, mixed {:.2f} GB/s, flush {:.1f} ms\n",
+        "  reads {}, writes {}, mixed {}{}, flush {:.1f} ms\n",
         device.directory, NameOf(device.engine), SizeText(device.block_bytes),
         SizeText(device.inflight_read_bytes), SizeText(device.inflight_write_bytes),
-        SizeText(device.burst_bytes), device.read_bytes_per_s / 1e9, device.write_bytes_per_s / 1e9,
-        device.mixed_bytes_per_s / 1e9, device.flush_ms);
+        SizeText(device.burst_bytes), RateText(rates.reads), RateText(rates.writes),
+        RateText(rates.mixed),
+        rates.num_turns > 0 ? fmt::format(" of {} turns", rates.num_turns) : "", device.flush_ms);
     text += fmt::format("  for DeepSpeed: {}\n", DeepSpeedAio(device).dump());
   }
   return text + NotesText(tuned.report.warnings);

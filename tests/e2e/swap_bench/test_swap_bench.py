@@ -37,8 +37,27 @@ COMMANDS = ["run", "probe", "sweep", "tune", "step", "compare"]
 
 def test_help_names_every_command(bench):
     overview = bench.run("--help").stdout
+<<<<<<< HEAD
     for command in COMMANDS:
         assert f"  {command} " in overview
+=======
+    for command in ("run", "probe", "sweep", "tune", "step", "compare"):
+        assert f"  {command} " in overview
+        page = bench.run(command, "--help").stdout
+        assert "Exit codes:" in page and "--format" in page and "swap-bench" in page
+    flags = bench.run("run", "--help").stdout
+    for flag in ("op", "bs", "qd", "inflight", "engine", "size", "time", "warmup", "steady", "threads", "fixed", "pages",
+                 "numa", "pattern", "verify", "flush", "fill", "percentiles", "seed", "plot", "live", "fio", "out"):
+        assert f"--{flag}" in flags
+    storage = ("engine", "engine_strict", "size", "seed", "live", "out")
+    for command, own in (("tune", ("budget",)),
+                         ("step", ("params", "config", "layout", "grad_dtype", "gradients", "tile_elems", "ram", "compute",
+                                   "threads", "time", "tbw"))):
+        page = bench.run(command, "--help").stdout
+        for flag in (*storage, *own):
+            assert re.search(rf"--{flag}\b", page), f"{command} --help does not name --{flag}"
+        assert "DIR" in page
+>>>>>>> fix-b
     assert bench.run(expect=2).stderr.startswith("swap-bench tells")
 
 
@@ -253,9 +272,26 @@ def test_a_search_names_the_least_budget_and_file(bench, disk, command):
 @pytest.mark.parametrize("arguments, words", [
     (["--params=135M", "--config=config.json"], "give one of them"),
     (["--params=135M", "--time=0s"], "--time: '0s'; allowed: above 0"),
+    (["--params=135M", "."], "are one folder"),
+    (["--params=135M", "/:2"], "give every folder a weight"),
+    (["--params=135M", "/:0"], "is no number from 0.001"),
 ])
 def test_step_says_what_is_wrong(bench, disk, arguments, words):
-    assert words in bench.run("step", disk, *arguments, expect=2).stderr
+    assert words in bench.run("step", disk, *arguments, cwd=disk, expect=2).stderr
+
+
+def test_step_stripes_the_store_over_several_folders(bench, disk, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    small = ["--params=135M", "--size=128M", "--time=100ms", "--tile_elems=256K"]
+    report = bench.json("step", f"{disk}:3", f"{other}:1", *small)
+    stripes = report["step"]["stripes"]
+    assert [(stripe["folder"], stripe["weight"]) for stripe in stripes] == [(str(disk), 3), (str(other), 1)]
+    assert sum(stripe["store_bytes"] for stripe in stripes) == report["step"]["store_bytes"]
+    assert len(report["devices"]) == 2
+    text = bench.run("step", disk, other, *small).stdout
+    assert re.search(rf"striped +{disk} \d+ %, {other} \d+ % \(measured: ", text)
+    assert list(other.iterdir()) == []
 
 
 def test_the_same_folder_twice_is_refused(bench, disk, tmp_path):
@@ -339,6 +375,19 @@ def test_sweep_finds_settings(bench, disk, tmp_path):
     assert "unknown flag" in bench.run("sweep", disk, "--bs=1M", expect=2).stderr
 
 
+def test_sweep_measures_the_best_again_or_says_that_it_could_not(bench, disk):
+    for budget in ("10s", "1s"):
+        report = bench.json("sweep", disk, "--size=64M", "--op=read", "--engine=threads", f"--budget={budget}")
+        best, knee = report["best"][0]["best"], report["best"][0]["knee"]
+        for point in (best, knee):
+            assert point["gbps_min"][0] <= point["gbps"][0] <= point["gbps_max"][0]
+            same = [run for run in report["runs"] if (run["bs"], run["inflight"]) == (point["bs"], point["inflight"])]
+            assert [run["gbps"]["median"] for run in same] == point["gbps"]
+        noted = any("Take a longer --budget" in warning for warning in report["warnings"])
+        assert best["turns"] == knee["turns"] and noted == (knee["turns"] < 3)
+        assert knee["turns"] > 0 or budget == "1s"
+
+
 def scaled(report, factor):
     copy = json.loads(json.dumps(report))
     for run in copy["runs"]:
@@ -388,6 +437,12 @@ def test_tune_keeps_its_budget_and_tells_turns_apart(bench, disk, tmp_path):
     turns = {max(size << 20, block) for size in (4, 8, 16, 32, 64)}
     assert [run["burst_bytes"] for run in mixed] == sorted(turns)
     assert report["config"]["seconds"] is None and report["config"]["budget_s"] == 8
+    rates, settings = report["rates"][0], report["profile"]["devices"][0]
+    for rate, key in (("read_gbps", "read_bw"), ("write_gbps", "write_bw"), ("mixed_gbps", "mixed_bw")):
+        assert rates[rate]["min"] <= rates[rate]["median"] <= rates[rate]["max"]
+        assert settings[key] == pytest.approx(rates[rate]["median"] * 1e9)
+    # A disk that others keep busy may have no time for all turns, and then a note says so.
+    assert (rates["turns"] == 3) != any("Take a longer --budget" in warning for warning in report["warnings"])
     assert "does not read" in bench.run("compare", out, out, expect=3).stderr
     assert "holds settings of swap-bench tune" in bench.run(disk, *SMALL, f"--out={out}", expect=2).stderr
 
