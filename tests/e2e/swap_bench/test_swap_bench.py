@@ -37,27 +37,8 @@ COMMANDS = ["run", "probe", "sweep", "tune", "step", "compare"]
 
 def test_help_names_every_command(bench):
     overview = bench.run("--help").stdout
-<<<<<<< HEAD
     for command in COMMANDS:
         assert f"  {command} " in overview
-=======
-    for command in ("run", "probe", "sweep", "tune", "step", "compare"):
-        assert f"  {command} " in overview
-        page = bench.run(command, "--help").stdout
-        assert "Exit codes:" in page and "--format" in page and "swap-bench" in page
-    flags = bench.run("run", "--help").stdout
-    for flag in ("op", "bs", "qd", "inflight", "engine", "size", "time", "warmup", "steady", "threads", "fixed", "pages",
-                 "numa", "pattern", "verify", "flush", "fill", "percentiles", "seed", "plot", "live", "fio", "out"):
-        assert f"--{flag}" in flags
-    storage = ("engine", "engine_strict", "size", "seed", "live", "out")
-    for command, own in (("tune", ("budget",)),
-                         ("step", ("params", "config", "layout", "grad_dtype", "gradients", "tile_elems", "ram", "compute",
-                                   "threads", "time", "tbw"))):
-        page = bench.run(command, "--help").stdout
-        for flag in (*storage, *own):
-            assert re.search(rf"--{flag}\b", page), f"{command} --help does not name --{flag}"
-        assert "DIR" in page
->>>>>>> fix-b
     assert bench.run(expect=2).stderr.startswith("swap-bench tells")
 
 
