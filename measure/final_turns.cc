@@ -5,6 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/clock.h"
+#include "forebay/base/errors.h"
 
 namespace forebay {
 namespace {

@@ -16,7 +16,7 @@ namespace forebay {
 namespace {
 
 // Of the budget, where the search needs no more: the rest is for the best points' final turns.
-constexpr double kSearchShare = 0.6;
+constexpr double kSweepSearchShare = 0.6;
 constexpr std::array<EngineKind, 3> kSearchedEngines = {EngineKind::kIoUring, EngineKind::kLibaio,
                                                         EngineKind::kThreads};
 constexpr int64_t kFirstBlockBytes = int64_t{1} << 20;
@@ -231,7 +231,7 @@ namespace {
 absl::StatusOr<SweepBest> SweepTarget(TargetRuns target, const Job& job,
                                       const SweepOptions& options, double budget_s) {
   const Stopwatch watch;
-  const double search_s = std::max(kSearchShare * budget_s, LeastSweepS(job, options));
+  const double search_s = std::max(kSweepSearchShare * budget_s, LeastSweepS(job, options));
   SweepBest best;
   best.device = target.folder().directory;
   FOREBAY_ASSIGN_OR_RETURN(best.points, SearchPoints(target, job, options, search_s));

@@ -18,7 +18,7 @@ constexpr LoadKind kMixed = {LoadOp::kMixed, 54};
 constexpr double kLeastBurstPassS = 0.1;
 // Shares of the budget: the search for block and depths, the final turns of its best (up to where
 // they end), and the search for the turns of mixed loads. The rest is for the final turns of that.
-constexpr double kSearchShare = 0.5;
+constexpr double kTuneSearchShare = 0.5;
 constexpr double kDepthsEnd = 0.72;
 constexpr double kBurstShare = 0.16;
 
@@ -56,7 +56,7 @@ class Tuner {
     FOREBAY_ASSIGN_OR_RETURN(device.key, AskDeviceKey(device.directory));
     const size_t first_run = target_.runs.size();
     const double search_s =
-        std::max(kSearchShare * options_.budget_s, LeastSweepS(job_, options_.sweep));
+        std::max(kTuneSearchShare * options_.budget_s, LeastSweepS(job_, options_.sweep));
     FOREBAY_ASSIGN_OR_RETURN(const std::vector<SweepPoint> points,
                              SearchPoints(target_, job_, options_.sweep, search_s));
     device.engine = BestPoint(points).engine;
