@@ -68,7 +68,9 @@ TEST(RunsText, ASearchSaysHowLongItsPassesWere) {
   report.runs[0].seconds = 0.5;
   report.runs.push_back(report.runs[0]);
   report.runs[1].seconds = 1.25;
-  EXPECT_THAT(RunsText(report, "1"), HasSubstr("0.50 to 1.25 s measured of each setting, once"));
+  EXPECT_THAT(RunsText(report, "1"),
+              HasSubstr("0.50 to 1.25 s measured of each setting, the best in "
+                        "interleaved turns"));
   EXPECT_THAT(RunsText(report, "1"), HasSubstr("a budget of 50 s for each folder"));
 }
 
