@@ -9,14 +9,14 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kOpBytes = 4096;
+constexpr int64_t kQueuedOpBytes = 4096;
 
 // Takes everything, a block at a time, and spells the classes: d(emand), p(refetch), w(rite-back).
 std::string TakeAll(DeviceQueue& queue) {
   std::string order;
   while (!queue.empty()) {
     const IoOp* const expected = &queue.Peek();
-    const IoOp* const taken = queue.Take(kOpBytes).op;
+    const IoOp* const taken = queue.Take(kQueuedOpBytes).op;
     EXPECT_EQ(taken, expected) << "Peek must foresee Take";
     order += "dpw"[static_cast<int>(taken->io_class)];
   }
@@ -27,7 +27,7 @@ class DeviceQueueTest : public testing::Test {
  protected:
   // One op of a block for each letter.
   void Push(DeviceQueue& queue, std::string_view classes) {
-    for (const char letter : classes) Push(queue, letter, kOpBytes);
+    for (const char letter : classes) Push(queue, letter, kQueuedOpBytes);
   }
   IoOp& Push(DeviceQueue& queue, char letter, int64_t bytes) {
     IoOp& op = ops_[num_ops_++];
@@ -46,47 +46,47 @@ class DeviceQueueTest : public testing::Test {
 };
 
 TEST_F(DeviceQueueTest, ServesClassesInTheirOrder) {
-  DeviceQueue queue(100 * kOpBytes);
+  DeviceQueue queue(100 * kQueuedOpBytes);
   Push(queue, "wpd");
   EXPECT_EQ(TakeAll(queue), "dpw");
 }
 
 TEST_F(DeviceQueueTest, IsFirstInFirstOutWithinAClass) {
-  DeviceQueue queue(100 * kOpBytes);
+  DeviceQueue queue(100 * kQueuedOpBytes);
   Push(queue, "ppp");
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(queue.Take(kOpBytes).op, &ops_[i]);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(queue.Take(kQueuedOpBytes).op, &ops_[i]);
   EXPECT_TRUE(queue.empty());
 }
 
 TEST_F(DeviceQueueTest, CutsAnOpIntoPiecesFromItsFront) {
-  DeviceQueue queue(100 * kOpBytes);
-  IoOp& op = Push(queue, 'p', 3 * kOpBytes);
-  const DeviceQueue::Piece first = queue.Take(2 * kOpBytes);
+  DeviceQueue queue(100 * kQueuedOpBytes);
+  IoOp& op = Push(queue, 'p', 3 * kQueuedOpBytes);
+  const DeviceQueue::Piece first = queue.Take(2 * kQueuedOpBytes);
   EXPECT_EQ(first.op, &op);
   EXPECT_EQ(first.offset_bytes, 0);
-  EXPECT_EQ(first.bytes, 2 * kOpBytes);
-  const DeviceQueue::Piece second = queue.Take(2 * kOpBytes);
-  EXPECT_EQ(second.offset_bytes, 2 * kOpBytes);
-  EXPECT_EQ(second.bytes, kOpBytes);
+  EXPECT_EQ(first.bytes, 2 * kQueuedOpBytes);
+  const DeviceQueue::Piece second = queue.Take(2 * kQueuedOpBytes);
+  EXPECT_EQ(second.offset_bytes, 2 * kQueuedOpBytes);
+  EXPECT_EQ(second.bytes, kQueuedOpBytes);
   EXPECT_TRUE(queue.empty());
 }
 
 TEST_F(DeviceQueueTest, ADemandReadGoesBetweenThePiecesOfAPrefetch) {
-  DeviceQueue queue(100 * kOpBytes);
-  Push(queue, 'p', 3 * kOpBytes);
-  queue.Take(kOpBytes);
+  DeviceQueue queue(100 * kQueuedOpBytes);
+  Push(queue, 'p', 3 * kQueuedOpBytes);
+  queue.Take(kQueuedOpBytes);
   Push(queue, "d");
   EXPECT_EQ(TakeAll(queue), "dpp");
 }
 
 TEST_F(DeviceQueueTest, AWriteBackThatWasPassedOverForABurstGetsATurnOfThatLength) {
-  DeviceQueue queue(3 * kOpBytes);
+  DeviceQueue queue(3 * kQueuedOpBytes);
   Push(queue, "ddddddddwwww");
   EXPECT_EQ(TakeAll(queue), "dddwwwdddwdd");
 }
 
 TEST_F(DeviceQueueTest, NoClassStarvesWhenAllAreBusy) {
-  DeviceQueue queue(4 * kOpBytes);
+  DeviceQueue queue(4 * kQueuedOpBytes);
   Push(queue, "dddddddddddddddddddddddddddddddddddddddd");
   Push(queue, "ppppppppwwwwwwww");
   const std::string order = TakeAll(queue);
@@ -101,37 +101,37 @@ TEST_F(DeviceQueueTest, NoClassStarvesWhenAllAreBusy) {
 }
 
 TEST_F(DeviceQueueTest, PrefetchesWaitForTheEndOfABurstOfWriteBacks) {
-  DeviceQueue queue(4 * kOpBytes);
+  DeviceQueue queue(4 * kQueuedOpBytes);
   Push(queue, "wwwwww");
-  queue.Take(kOpBytes);
+  queue.Take(kQueuedOpBytes);
   Push(queue, "ppp");
   EXPECT_EQ(TakeAll(queue), "wwwpppww");
 }
 
 TEST_F(DeviceQueueTest, ADemandReadInterruptsABurstOfWriteBacks) {
-  DeviceQueue queue(8 * kOpBytes);
+  DeviceQueue queue(8 * kQueuedOpBytes);
   Push(queue, "wwww");
-  queue.Take(kOpBytes);
+  queue.Take(kQueuedOpBytes);
   Push(queue, "d");
   EXPECT_EQ(TakeAll(queue), "dwww");
 }
 
 TEST_F(DeviceQueueTest, ARemovedOpIsNotServed) {
-  DeviceQueue queue(100 * kOpBytes);
+  DeviceQueue queue(100 * kQueuedOpBytes);
   Push(queue, "ppp");
   queue.Remove(ops_[1]);
-  EXPECT_EQ(queue.Take(kOpBytes).op, &ops_[0]);
-  EXPECT_EQ(queue.Take(kOpBytes).op, &ops_[2]);
+  EXPECT_EQ(queue.Take(kQueuedOpBytes).op, &ops_[0]);
+  EXPECT_EQ(queue.Take(kQueuedOpBytes).op, &ops_[2]);
   EXPECT_TRUE(queue.empty());
   Push(queue, "pp");
   queue.Remove(ops_[4]);
   Push(queue, "p");
-  EXPECT_EQ(queue.Take(kOpBytes).op, &ops_[3]);
-  EXPECT_EQ(queue.Take(kOpBytes).op, &ops_[5]);
+  EXPECT_EQ(queue.Take(kQueuedOpBytes).op, &ops_[3]);
+  EXPECT_EQ(queue.Take(kQueuedOpBytes).op, &ops_[5]);
 }
 
 TEST_F(DeviceQueueTest, CanBeFilledAgainAfterItWasEmpty) {
-  DeviceQueue queue(100 * kOpBytes);
+  DeviceQueue queue(100 * kQueuedOpBytes);
   Push(queue, "w");
   EXPECT_EQ(TakeAll(queue), "w");
   Push(queue, "wd");
@@ -139,15 +139,15 @@ TEST_F(DeviceQueueTest, CanBeFilledAgainAfterItWasEmpty) {
 }
 
 TEST_F(DeviceQueueTest, KnowsWhichMemoryItsOpsUse) {
-  DeviceQueue queue(100 * kOpBytes);
-  Push(queue, 'p', kOpBytes);
-  IoOp& op = Push(queue, 'w', 2 * kOpBytes);
+  DeviceQueue queue(100 * kQueuedOpBytes);
+  Push(queue, 'p', kQueuedOpBytes);
+  IoOp& op = Push(queue, 'w', 2 * kQueuedOpBytes);
   const std::span<const std::byte> memory(memory_);
   EXPECT_TRUE(queue.HasUserOf(memory.first(1)));
-  EXPECT_TRUE(queue.HasUserOf(memory.subspan(2 * kOpBytes - 1)));
-  EXPECT_FALSE(queue.HasUserOf(memory.subspan(2 * kOpBytes)));
+  EXPECT_TRUE(queue.HasUserOf(memory.subspan(2 * kQueuedOpBytes - 1)));
+  EXPECT_FALSE(queue.HasUserOf(memory.subspan(2 * kQueuedOpBytes)));
   queue.Remove(op);
-  EXPECT_FALSE(queue.HasUserOf(memory.subspan(kOpBytes)));
+  EXPECT_FALSE(queue.HasUserOf(memory.subspan(kQueuedOpBytes)));
 }
 
 }  // namespace

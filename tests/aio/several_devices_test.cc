@@ -23,7 +23,7 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kOpBytes = 64 << 10;
+constexpr int64_t kOpOfADeviceBytes = 64 << 10;
 
 // Transfers of files called "stuck" do not return before Release; they are on a device of their
 // own.
@@ -77,14 +77,15 @@ TEST_F(SeveralDevicesTest, OneThatStandsStillLeavesTheOthersTheirShareOfTheEngin
     const int stuck =
         AddFile(*engine, folder_.Path(std::to_string(num_threads) + "stuck"), 1 << 20);
     const int good = AddFile(*engine, folder_.Path(std::to_string(num_threads) + "good"), 1 << 20);
-    const HostBuffer memory = Buffer(kOpBytes);
+    const HostBuffer memory = Buffer(kOpOfADeviceBytes);
     std::vector<IoOp> waiting(16);
     for (size_t i = 0; i < waiting.size(); ++i) {
-      Submit(*engine, stuck, waiting[i], static_cast<int64_t>(i) * kOpBytes, memory.bytes());
+      Submit(*engine, stuck, waiting[i], static_cast<int64_t>(i) * kOpOfADeviceBytes,
+             memory.bytes());
     }
     std::vector<IoOp> ops(16);
     for (size_t i = 0; i < ops.size(); ++i) {
-      Submit(*engine, good, ops[i], static_cast<int64_t>(i) * kOpBytes, memory.bytes());
+      Submit(*engine, good, ops[i], static_cast<int64_t>(i) * kOpOfADeviceBytes, memory.bytes());
     }
     for (IoOp& op : ops) EXPECT_EQ(engine->Wait(op), absl::OkStatus());
     for (const IoOp& op : waiting) EXPECT_TRUE(op.pending());
@@ -137,10 +138,11 @@ TEST_F(SeveralDevicesTest, NoThreadIsIdleWhereTheDevicesSharesLeaveSomeOver) {
       files.push_back(
           AddFile(*engine, folder_.Path(fmt::format("{}{}", num_threads, name)), 1 << 20));
     }
-    const HostBuffer memory = Buffer(kOpBytes);
+    const HostBuffer memory = Buffer(kOpOfADeviceBytes);
     std::vector<IoOp> ops(12);
     for (size_t i = 0; i < ops.size(); ++i) {
-      Submit(*engine, files[i % 3], ops[i], static_cast<int64_t>(i) * kOpBytes, memory.bytes());
+      Submit(*engine, files[i % 3], ops[i], static_cast<int64_t>(i) * kOpOfADeviceBytes,
+             memory.bytes());
     }
     EXPECT_TRUE(disks.AwaitHeld(num_threads)) << num_threads;
     disks.Release();

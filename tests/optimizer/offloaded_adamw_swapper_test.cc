@@ -14,16 +14,16 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kNumSteps = 4;
+constexpr int64_t kNumWindowSteps = 4;
 
-struct Variant {
+struct TierVariant {
   std::string name;
   Tiers weights;
   Tiers state;
   Tiers gradients;
 };
 
-class OffloadedAdamWSwapperTest : public testing::TestWithParam<Variant> {
+class OffloadedAdamWSwapperTest : public testing::TestWithParam<TierVariant> {
  protected:
   void SetUp() override {
     OffloadedRun::Options options;
@@ -79,7 +79,7 @@ class OffloadedAdamWSwapperTest : public testing::TestWithParam<Variant> {
 };
 
 TEST_P(OffloadedAdamWSwapperTest, EveryForwardPassSeesTheWeightsOfAdamWInMemory) {
-  for (int64_t step = 1; step <= kNumSteps; ++step) {
+  for (int64_t step = 1; step <= kNumWindowSteps; ++step) {
     SCOPED_TRACE(testing::Message() << "step " << step);
     swapper_->Expect(std::vector<int>{0, 1, 2, 3});
     swapper_->Expect(std::vector<int>{3, 2, 1, 0});
@@ -94,7 +94,7 @@ TEST_P(OffloadedAdamWSwapperTest, EveryForwardPassSeesTheWeightsOfAdamWInMemory)
     expected_.Step(step);
   }
   ASSERT_TRUE(swapper_->ApplyAllUpdates().ok());
-  ASSERT_NO_FATAL_FAILURE(Commit(kNumSteps));
+  ASSERT_NO_FATAL_FAILURE(Commit(kNumWindowSteps));
   ExpectStoreHolds(run_->store(), expected_);
 }
 
@@ -118,11 +118,11 @@ TEST_P(OffloadedAdamWSwapperTest, AStopInTheForwardPassKeepsTheStepBeforeWhole) 
 
 INSTANTIATE_TEST_SUITE_P(
     Variants, OffloadedAdamWSwapperTest,
-    testing::Values(Variant{"AllOnNvme", Tiers::kNvme, Tiers::kNvme, Tiers::kNvme},
-                    Variant{"AllInMemory", Tiers::kHost, Tiers::kHost, Tiers::kHost},
-                    Variant{"Mixed", Tiers::kMixed, Tiers::kMixed, Tiers::kMixed},
-                    Variant{"StateOnNvme", Tiers::kMixed, Tiers::kNvme, Tiers::kHost}),
-    [](const testing::TestParamInfo<Variant>& variant) { return variant.param.name; });
+    testing::Values(TierVariant{"AllOnNvme", Tiers::kNvme, Tiers::kNvme, Tiers::kNvme},
+                    TierVariant{"AllInMemory", Tiers::kHost, Tiers::kHost, Tiers::kHost},
+                    TierVariant{"Mixed", Tiers::kMixed, Tiers::kMixed, Tiers::kMixed},
+                    TierVariant{"StateOnNvme", Tiers::kMixed, Tiers::kNvme, Tiers::kHost}),
+    [](const testing::TestParamInfo<TierVariant>& variant) { return variant.param.name; });
 
 }  // namespace
 }  // namespace forebay

@@ -7,21 +7,21 @@
 namespace forebay::cpu {
 namespace {
 
-struct Case {
+struct LinearCase {
   std::string name;
   int64_t tokens, in, out;
   bool in_out = false;
   bool bias = false;
   int64_t padding = 0;  // elements between rows of the weights that belong to others
 };
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const LinearCase& c, std::ostream* out) {
   *out << c.name;
 }
 
-class LinearTest : public testing::TestWithParam<Case> {
+class LinearTest : public testing::TestWithParam<LinearCase> {
  protected:
   LinearTest() {
-    const Case& c = GetParam();
+    const LinearCase& c = GetParam();
     columns_ = c.in_out ? c.out : c.in;
     rows_ = c.in_out ? c.in : c.out;
     stride_ = columns_ + c.padding;
@@ -34,7 +34,7 @@ class LinearTest : public testing::TestWithParam<Case> {
   }
   Linear linear(DType dtype) const {
     const bool narrow = dtype == DType::kBF16;
-    const Case& c = GetParam();
+    const LinearCase& c = GetParam();
     const void* bias = narrow ? static_cast<const void*>(bias_.data()) : wide_bias_.data();
     return {.dtype = dtype,
             .weight = narrow ? static_cast<const void*>(weight_.data()) : wide_weight_.data(),
@@ -55,7 +55,7 @@ class LinearTest : public testing::TestWithParam<Case> {
     return dense;
   }
   Doubles ExpectedForward() const {
-    const Case& c = GetParam();
+    const LinearCase& c = GetParam();
     Doubles y =
         ReferenceProduct(ToDouble(x_), DenseWeights(), c.tokens, c.out, c.in, false, !c.in_out);
     for (size_t i = 0; c.bias && i < y.size(); ++i) y[i] += wide_bias_[i % bias_.size()];
@@ -102,7 +102,7 @@ TEST_P(LinearTest, ForwardAddsToWhatIsThere) {
 }
 
 TEST_P(LinearTest, BackwardInputEqualsFloat64) {
-  const Case& c = GetParam();
+  const LinearCase& c = GetParam();
   const Doubles expected =
       ReferenceProduct(ToDouble(dy_), DenseWeights(), c.tokens, c.in, c.out, false, c.in_out);
   Context fp32(2, Precision::kFp32);
@@ -112,7 +112,7 @@ TEST_P(LinearTest, BackwardInputEqualsFloat64) {
 }
 
 TEST_P(LinearTest, BackwardInputAddsToWhatIsThere) {
-  const Case& c = GetParam();
+  const LinearCase& c = GetParam();
   Context context(2, Precision::kFp32);
   Floats dx = RandomFloats(c.tokens * c.in, 5);
   Doubles expected =
@@ -123,7 +123,7 @@ TEST_P(LinearTest, BackwardInputAddsToWhatIsThere) {
 }
 
 TEST_P(LinearTest, BackwardWeightAddsItsGradientAndNothingBetweenRows) {
-  const Case& c = GetParam();
+  const LinearCase& c = GetParam();
   const Floats before = RandomFloats(rows_ * stride_, 6);
   const Floats dbias_before = RandomFloats(c.out, 7);
   const Doubles x = ToDouble(x_), dy = ToDouble(dy_);
@@ -169,7 +169,7 @@ TEST_P(LinearTest, NativeBf16ProductsAreThoseOfRoundedInputs) {
   Context context(2, Precision::kBf16);
   if (!context.native_bf16()) GTEST_SKIP() << "this CPU has no bf16 products (AVX-512 BF16 or AMX)";
   if (GetParam().tokens <= 4) GTEST_SKIP() << "few rows are multiplied in fp32";
-  const Case& c = GetParam();
+  const LinearCase& c = GetParam();
   const Doubles x = ToDouble(Widened(ToBf16(x_))), dy = ToDouble(Widened(ToBf16(dy_)));
   Doubles y = ReferenceProduct(x, DenseWeights(), c.tokens, c.out, c.in, false, !c.in_out);
   for (size_t i = 0; c.bias && i < y.size(); ++i) y[i] += wide_bias_[i % bias_.size()];
@@ -180,20 +180,20 @@ TEST_P(LinearTest, NativeBf16ProductsAreThoseOfRoundedInputs) {
       1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, LinearTest,
-                         testing::Values(Case{"OneRow", 1, 96, 70},
-                                         Case{"TwoRowsWithBias", 2, 33, 100, false, true},
-                                         Case{"ThreeRowsInOut", 3, 50, 300, true, true},
-                                         Case{"FourRowsOfASlice", 4, 65, 64, true, true, 128},
-                                         Case{"FewRows", 5, 40, 24},
-                                         Case{"ManyRows", 1030, 72, 200},
-                                         Case{"DeepSum", 40, 3000, 130, false, true},
-                                         Case{"DeepSumInOut", 40, 3000, 130, true, true},
-                                         Case{"InOutWithBias", 77, 100, 300, true, true},
-                                         Case{"SliceOfAFusedTensor", 50, 48, 48, true, true, 96},
-                                         Case{"PaddedRows", 50, 60, 31, false, true, 4},
-                                         Case{"OneElement", 9, 1, 1, false, true}),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, LinearTest,
+    testing::Values(LinearCase{"OneRow", 1, 96, 70},
+                    LinearCase{"TwoRowsWithBias", 2, 33, 100, false, true},
+                    LinearCase{"ThreeRowsInOut", 3, 50, 300, true, true},
+                    LinearCase{"FourRowsOfASlice", 4, 65, 64, true, true, 128},
+                    LinearCase{"FewRows", 5, 40, 24}, LinearCase{"ManyRows", 1030, 72, 200},
+                    LinearCase{"DeepSum", 40, 3000, 130, false, true},
+                    LinearCase{"DeepSumInOut", 40, 3000, 130, true, true},
+                    LinearCase{"InOutWithBias", 77, 100, 300, true, true},
+                    LinearCase{"SliceOfAFusedTensor", 50, 48, 48, true, true, 96},
+                    LinearCase{"PaddedRows", 50, 60, 31, false, true, 4},
+                    LinearCase{"OneElement", 9, 1, 1, false, true}),
+    [](const auto& test) { return test.param.name; });
 
 class GemmTest : public testing::TestWithParam<std::tuple<bool, bool, bool>> {};
 

@@ -28,7 +28,7 @@ DecoderConfig Parse(const Json& json) {
 }
 
 // The message; the error must be one of bad input.
-std::string ErrorOf(const Json& json) {
+std::string ConfigErrorOf(const Json& json) {
   const absl::StatusOr<DecoderConfig> config = ParseDecoderConfig(json, "dir/config.json");
   if (config.ok()) return "";
   EXPECT_EQ(ExitCodeOf(config.status()), ExitCode::kBadInput);
@@ -208,20 +208,23 @@ TEST(DecoderConfig, QwenLayerTypesSayWhichLayersHaveTheWindow) {
   json["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
   EXPECT_THAT(Parse(json).window, ElementsAre(16, 0, 16));
   json["layer_types"] = {"full_attention", "full_attention"};
-  EXPECT_THAT(ErrorOf(json), HasSubstr("a list of 3 names"));
+  EXPECT_THAT(ConfigErrorOf(json), HasSubstr("a list of 3 names"));
   json["layer_types"] = {"linear_attention", "full_attention", "full_attention"};
-  EXPECT_THAT(ErrorOf(json), AllOf(HasSubstr("layer_types[0]"), HasSubstr("linear_attention")));
+  EXPECT_THAT(ConfigErrorOf(json),
+              AllOf(HasSubstr("layer_types[0]"), HasSubstr("linear_attention")));
   json["layer_types"] = {"sliding_attention", "full_attention", "full_attention"};
   json["use_sliding_window"] = false;
-  EXPECT_THAT(ErrorOf(json), HasSubstr("give no window"));
+  EXPECT_THAT(ConfigErrorOf(json), HasSubstr("give no window"));
 }
 
 TEST(DecoderConfig, SeveralEosTokensAreKept) {
   EXPECT_THAT(Parse(With(LlamaSample(), "eos_token_id", {2, 7, 9})).eos_token_ids,
               ElementsAre(2, 7, 9));
   EXPECT_THAT(Parse(With(LlamaSample(), "eos_token_id", nullptr)).eos_token_ids, IsEmpty());
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "eos_token_id", {2, "x"})), HasSubstr("'eos_token_id'"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "eos_token_id", -5)), HasSubstr("'eos_token_id' is -5"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "eos_token_id", {2, "x"})),
+              HasSubstr("'eos_token_id'"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "eos_token_id", -5)),
+              HasSubstr("'eos_token_id' is -5"));
 }
 
 TEST(DecoderConfig, Gpt2PositionsMayBeCalledContext) {
@@ -233,39 +236,40 @@ TEST(DecoderConfig, Gpt2PositionsMayBeCalledContext) {
 TEST(DecoderConfig, BothNamesOfTheTanhGeluAreAccepted) {
   EXPECT_TRUE(
       ParseDecoderConfig(With(Gpt2Sample(), "activation_function", "gelu_pytorch_tanh"), "c").ok());
-  EXPECT_THAT(ErrorOf(With(Gpt2Sample(), "activation_function", "gelu")),
+  EXPECT_THAT(ConfigErrorOf(With(Gpt2Sample(), "activation_function", "gelu")),
               AllOf(HasSubstr("'activation_function' is 'gelu'"), HasSubstr("gelu_new")));
 }
 
 TEST(DecoderConfig, UnsupportedArchitecturesNameTheSupportedOnes) {
-  EXPECT_THAT(ErrorOf(SampleOf("MambaForCausalLM")),
+  EXPECT_THAT(ConfigErrorOf(SampleOf("MambaForCausalLM")),
               AllOf(HasSubstr("MambaForCausalLM"), HasSubstr("Qwen3ForCausalLM"),
                     HasSubstr("GPT2LMHeadModel")));
   Json json = With(Without(LlamaSample(), "architectures"), "model_type", "mamba");
-  EXPECT_THAT(ErrorOf(json), HasSubstr("'mamba'"));
-  EXPECT_THAT(ErrorOf(Without(json, "model_type")), HasSubstr("neither 'architectures'"));
+  EXPECT_THAT(ConfigErrorOf(json), HasSubstr("'mamba'"));
+  EXPECT_THAT(ConfigErrorOf(Without(json, "model_type")), HasSubstr("neither 'architectures'"));
 }
 
 TEST(DecoderConfig, UnsupportedRopeTypesNameTheSupportedOnes) {
   for (const char* type : {"dynamic", "longrope", "su", "mrope"}) {
-    EXPECT_THAT(ErrorOf(With(LlamaSample(), "rope_scaling", {{"type", type}, {"factor", 2}})),
+    EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "rope_scaling", {{"type", type}, {"factor", 2}})),
                 AllOf(HasSubstr(type), HasSubstr("default, linear, yarn, llama3")));
   }
 }
 
 TEST(DecoderConfig, RopePerLayerKindIsUnsupported) {
-  EXPECT_THAT(ErrorOf(With(SampleOf("Qwen3ForCausalLM"), "rope_parameters",
-                           {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 1e6}}}})),
-              HasSubstr("rope_parameters.full_attention"));
+  EXPECT_THAT(
+      ConfigErrorOf(With(SampleOf("Qwen3ForCausalLM"), "rope_parameters",
+                         {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 1e6}}}})),
+      HasSubstr("rope_parameters.full_attention"));
 }
 
 TEST(DecoderConfig, PartlyRotatedHeadsAreUnsupported) {
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "partial_rotary_factor", 0.5)),
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "partial_rotary_factor", 0.5)),
               HasSubstr("partial_rotary_factor"));
 }
 
 TEST(DecoderConfig, MissingScalingKeysAreNamedWithTheirPath) {
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "rope_scaling", {{"rope_type", "llama3"}})),
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "rope_scaling", {{"rope_type", "llama3"}})),
               AllOf(HasSubstr("'rope_scaling.factor' is missing"),
                     HasSubstr("'rope_scaling.low_freq_factor'"),
                     HasSubstr("'rope_scaling.high_freq_factor'")));
@@ -273,62 +277,67 @@ TEST(DecoderConfig, MissingScalingKeysAreNamedWithTheirPath) {
 
 TEST(DecoderConfig, AllMissingSizesAreReportedAtOnce) {
   Json json = Without(Without(LlamaSample(), "hidden_size"), "vocab_size");
-  EXPECT_THAT(ErrorOf(json),
+  EXPECT_THAT(ConfigErrorOf(json),
               AllOf(HasSubstr("'hidden_size' is missing"), HasSubstr("'vocab_size' is missing")));
 }
 
 TEST(DecoderConfig, ImpossibleNumbersNameKeyValueAndLimits) {
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "hidden_size", -4)),
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "hidden_size", -4)),
               HasSubstr("'hidden_size' is -4, but 1 to 262144"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "num_hidden_layers", 0)),
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "num_hidden_layers", 0)),
               HasSubstr("'num_hidden_layers' is 0"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "vocab_size", 1e15)), HasSubstr("'vocab_size'"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "vocab_size", int64_t{1} << 40)),
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "vocab_size", 1e15)), HasSubstr("'vocab_size'"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "vocab_size", int64_t{1} << 40)),
               HasSubstr("'vocab_size'"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "vocab_size", ~uint64_t{0})), HasSubstr("'vocab_size'"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "hidden_size", "32")),
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "vocab_size", ~uint64_t{0})),
+              HasSubstr("'vocab_size'"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "hidden_size", "32")),
               HasSubstr("a whole number is expected"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "rms_norm_eps", -1e-6)), HasSubstr("'rms_norm_eps'"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "tie_word_embeddings", 1)), HasSubstr("true or false"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "rms_norm_eps", -1e-6)),
+              HasSubstr("'rms_norm_eps'"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "tie_word_embeddings", 1)),
+              HasSubstr("true or false"));
 }
 
 TEST(DecoderConfig, HeadsMustDivide) {
   EXPECT_THAT(
-      ErrorOf(With(LlamaSample(), "num_key_value_heads", 3)),
+      ConfigErrorOf(With(LlamaSample(), "num_key_value_heads", 3)),
       AllOf(HasSubstr("'num_attention_heads' (4)"), HasSubstr("'num_key_value_heads' (3)")));
-  EXPECT_THAT(ErrorOf(With(Without(LlamaSample(), "head_dim"), "num_attention_heads", 6)),
+  EXPECT_THAT(ConfigErrorOf(With(Without(LlamaSample(), "head_dim"), "num_attention_heads", 6)),
               HasSubstr("'hidden_size' (32) is not a multiple of 'num_attention_heads' (6)"));
 }
 
 TEST(DecoderConfig, OddHeadsCannotBeRotated) {
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "head_dim", 7)), HasSubstr("must be even"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "head_dim", 7)), HasSubstr("must be even"));
 }
 
 TEST(DecoderConfig, TooManyAttentionColumnsAreRefused) {
   Json json = With(LlamaSample(), "head_dim", 16384);
   json["num_attention_heads"] = 16384;
-  EXPECT_THAT(ErrorOf(json), HasSubstr("columns"));
+  EXPECT_THAT(ConfigErrorOf(json), HasSubstr("columns"));
 }
 
 TEST(DecoderConfig, QuantizedModelsAreUnsupported) {
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "quantization_config", {{"quant_method", "gptq"}})),
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "quantization_config", {{"quant_method", "gptq"}})),
               HasSubstr("quantization_config"));
 }
 
 TEST(DecoderConfig, VariantsThatComputeSomethingElseAreUnsupported) {
   for (const char* key :
        {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"}) {
-    EXPECT_THAT(ErrorOf(With(Gpt2Sample(), key, true)), HasSubstr(key));
+    EXPECT_THAT(ConfigErrorOf(With(Gpt2Sample(), key, true)), HasSubstr(key));
   }
-  EXPECT_THAT(ErrorOf(With(Gpt2Sample(), "scale_attn_weights", false)),
+  EXPECT_THAT(ConfigErrorOf(With(Gpt2Sample(), "scale_attn_weights", false)),
               HasSubstr("scale_attn_weights"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "is_causal", false)), HasSubstr("is_causal"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "hidden_act", "gelu")), HasSubstr("silu"));
-  EXPECT_THAT(ErrorOf(With(LlamaSample(), "dtype", "float8_e4m3fn")), HasSubstr("float8_e4m3fn"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "is_causal", false)), HasSubstr("is_causal"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "hidden_act", "gelu")), HasSubstr("silu"));
+  EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "dtype", "float8_e4m3fn")),
+              HasSubstr("float8_e4m3fn"));
 }
 
 TEST(DecoderConfig, LongValuesAreCutInMessages) {
-  EXPECT_LT(ErrorOf(With(LlamaSample(), "hidden_size", std::string(100000, 'x'))).size(), 1000u);
+  EXPECT_LT(ConfigErrorOf(With(LlamaSample(), "hidden_size", std::string(100000, 'x'))).size(),
+            1000u);
 }
 
 class ModelFolder : public testing::Test {
@@ -387,7 +396,7 @@ TEST_F(ModelFolder, MalformedJsonNamesTheLine) {
 }
 
 TEST_F(ModelFolder, AListIsNoConfig) {
-  EXPECT_THAT(ErrorOf(Json::array({1, 2})), HasSubstr("a JSON object is expected"));
+  EXPECT_THAT(ConfigErrorOf(Json::array({1, 2})), HasSubstr("a JSON object is expected"));
 }
 
 }  // namespace

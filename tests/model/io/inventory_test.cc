@@ -12,7 +12,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-DecoderConfig Parse(const Json& json) {
+DecoderConfig ParseConfig(const Json& json) {
   absl::StatusOr<DecoderConfig> config = ParseDecoderConfig(json, "config.json");
   FOREBAY_CHECK(config.ok());
   return *std::move(config);
@@ -30,7 +30,7 @@ std::vector<std::string> Layer(const Inventory& inventory, int layer) {
 }
 
 TEST(Inventory, LlamaHasTheTensorsThatTransformersSaves) {
-  const Inventory inventory = BuildInventory(Parse(LlamaSample()));
+  const Inventory inventory = BuildInventory(ParseConfig(LlamaSample()));
   ASSERT_EQ(inventory.num_layers(), 5);
   EXPECT_THAT(Layer(inventory, EmbedLayer()), ElementsAre("model.embed_tokens.weight [96, 32]"));
   EXPECT_THAT(Layer(inventory, BlockLayer(1)),
@@ -43,12 +43,12 @@ TEST(Inventory, LlamaHasTheTensorsThatTransformersSaves) {
                           "model.layers.1.mlp.gate_proj.weight [48, 32]",
                           "model.layers.1.mlp.up_proj.weight [48, 32]",
                           "model.layers.1.mlp.down_proj.weight [32, 48]"));
-  EXPECT_THAT(Layer(inventory, HeadLayer(Parse(LlamaSample()))),
+  EXPECT_THAT(Layer(inventory, HeadLayer(ParseConfig(LlamaSample()))),
               ElementsAre("model.norm.weight [32]", "lm_head.weight [96, 32]"));
 }
 
 TEST(Inventory, LayersAreNamedByWhatTheyAre) {
-  const Inventory inventory = BuildInventory(Parse(LlamaSample()));
+  const Inventory inventory = BuildInventory(ParseConfig(LlamaSample()));
   std::vector<std::string> names;
   for (const LayerSpec& layer : inventory.layers()) names.push_back(layer.name);
   EXPECT_THAT(names, ElementsAre("embed", "layers.0", "layers.1", "layers.2", "head"));
@@ -58,7 +58,7 @@ TEST(Inventory, LlamaBiasesFollowTheConfig) {
   Json json = LlamaSample();
   json["attention_bias"] = true;
   json["mlp_bias"] = true;
-  const Inventory inventory = BuildInventory(Parse(json));
+  const Inventory inventory = BuildInventory(ParseConfig(json));
   for (const std::string_view name :
        {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
         "self_attn.o_proj.bias", "mlp.gate_proj.bias", "mlp.up_proj.bias", "mlp.down_proj.bias"}) {
@@ -71,13 +71,13 @@ TEST(Inventory, LlamaBiasesFollowTheConfig) {
 }
 
 TEST(Inventory, Qwen2HasBiasesOnQueryKeyAndValueOnly) {
-  const Inventory inventory = BuildInventory(Parse(SampleOf("Qwen2ForCausalLM")));
+  const Inventory inventory = BuildInventory(ParseConfig(SampleOf("Qwen2ForCausalLM")));
   EXPECT_NE(inventory.Find("model.layers.2.self_attn.v_proj.bias"), nullptr);
   EXPECT_EQ(inventory.Find("model.layers.2.self_attn.o_proj.bias"), nullptr);
 }
 
 TEST(Inventory, Qwen3HasQueryAndKeyNormsOfTheSizeOfAHead) {
-  const Inventory inventory = BuildInventory(Parse(SampleOf("Qwen3ForCausalLM")));
+  const Inventory inventory = BuildInventory(ParseConfig(SampleOf("Qwen3ForCausalLM")));
   const TensorSpec* const norm = inventory.Find("model.layers.0.self_attn.q_norm.weight");
   ASSERT_NE(norm, nullptr);
   EXPECT_EQ(norm->shape, Shape{8});
@@ -88,13 +88,13 @@ TEST(Inventory, Qwen3HasQueryAndKeyNormsOfTheSizeOfAHead) {
 TEST(Inventory, HeadsMayBeWiderThanTheHiddenSize) {
   Json json = LlamaSample();
   json["head_dim"] = 20;
-  const Inventory inventory = BuildInventory(Parse(json));
+  const Inventory inventory = BuildInventory(ParseConfig(json));
   EXPECT_EQ(inventory.Find("model.layers.0.self_attn.q_proj.weight")->shape, (Shape{80, 32}));
   EXPECT_EQ(inventory.Find("model.layers.0.self_attn.o_proj.weight")->shape, (Shape{32, 80}));
 }
 
 TEST(Inventory, Gpt2StoresWeightsInOutAndFusesQueryKeyValue) {
-  const DecoderConfig config = Parse(Gpt2Sample());
+  const DecoderConfig config = ParseConfig(Gpt2Sample());
   const Inventory inventory = BuildInventory(config);
   EXPECT_THAT(Layer(inventory, EmbedLayer()),
               ElementsAre("transformer.wte.weight [96, 32]", "transformer.wpe.weight [64, 32]"));
@@ -114,13 +114,13 @@ TEST(Inventory, Gpt2StoresWeightsInOutAndFusesQueryKeyValue) {
 TEST(Inventory, TiedModelsHaveNoOutputProjection) {
   Json json = LlamaSample();
   json["tie_word_embeddings"] = true;
-  EXPECT_EQ(BuildInventory(Parse(json)).Find("lm_head.weight"), nullptr);
+  EXPECT_EQ(BuildInventory(ParseConfig(json)).Find("lm_head.weight"), nullptr);
 }
 
 TEST(Inventory, OnlyVectorsAreExemptFromWeightDecay) {
   for (const Json& json :
        {LlamaSample(), Gpt2Sample(), SampleOf("Qwen2ForCausalLM"), SampleOf("Qwen3ForCausalLM")}) {
-    const Inventory inventory = BuildInventory(Parse(json));
+    const Inventory inventory = BuildInventory(ParseConfig(json));
     for (const TensorSpec& tensor : inventory.tensors()) {
       EXPECT_EQ(tensor.decay, tensor.shape.size() == 2) << tensor.name;
     }
@@ -128,7 +128,7 @@ TEST(Inventory, OnlyVectorsAreExemptFromWeightDecay) {
 }
 
 TEST(Inventory, NamesAreUniqueAndTensorsDoNotOverlap) {
-  const Inventory inventory = BuildInventory(Parse(SampleOf("Qwen3ForCausalLM")));
+  const Inventory inventory = BuildInventory(ParseConfig(SampleOf("Qwen3ForCausalLM")));
   std::set<std::string> names;
   int layer = -1;
   int64_t end = 0;
@@ -143,20 +143,20 @@ TEST(Inventory, NamesAreUniqueAndTensorsDoNotOverlap) {
 }
 
 TEST(Inventory, PublishedNamesWithoutThePrefixAreAlternatives) {
-  EXPECT_THAT(AlternativeNames(Parse(Gpt2Sample()), "transformer.h.0.ln_1.weight"),
+  EXPECT_THAT(AlternativeNames(ParseConfig(Gpt2Sample()), "transformer.h.0.ln_1.weight"),
               ElementsAre("h.0.ln_1.weight"));
-  EXPECT_THAT(AlternativeNames(Parse(LlamaSample()), "model.norm.weight"),
+  EXPECT_THAT(AlternativeNames(ParseConfig(LlamaSample()), "model.norm.weight"),
               ElementsAre("norm.weight"));
-  EXPECT_THAT(AlternativeNames(Parse(LlamaSample()), "lm_head.weight"), IsEmpty());
+  EXPECT_THAT(AlternativeNames(ParseConfig(LlamaSample()), "lm_head.weight"), IsEmpty());
 }
 
 TEST(Inventory, BuffersOfOldCheckpointsAreIgnorable) {
-  const DecoderConfig gpt2 = Parse(Gpt2Sample());
+  const DecoderConfig gpt2 = ParseConfig(Gpt2Sample());
   EXPECT_TRUE(IsIgnorableTensor(gpt2, "h.0.attn.bias"));
   EXPECT_TRUE(IsIgnorableTensor(gpt2, "transformer.h.0.attn.masked_bias"));
   EXPECT_TRUE(IsIgnorableTensor(gpt2, "lm_head.weight"));
   EXPECT_FALSE(IsIgnorableTensor(gpt2, "h.0.attn.c_attn.bias"));
-  const DecoderConfig llama = Parse(LlamaSample());
+  const DecoderConfig llama = ParseConfig(LlamaSample());
   EXPECT_TRUE(IsIgnorableTensor(llama, "model.layers.0.self_attn.rotary_emb.inv_freq"));
   EXPECT_FALSE(IsIgnorableTensor(llama, "lm_head.weight"));
 }

@@ -30,7 +30,7 @@ std::string ErrorOfFile(std::string_view file) {
   EXPECT_LT(MessageOf(status).size(), 1500u);
   return MessageOf(status);
 }
-std::string ErrorOf(std::string_view header, size_t data_bytes = 0) {
+std::string HeaderErrorOf(std::string_view header, size_t data_bytes = 0) {
   return ErrorOfFile(RawSafetensors(header, std::string(data_bytes, 'x')));
 }
 
@@ -119,7 +119,7 @@ TEST(SafetensorsHeader, RefusesFilesShorterThanTheLength) {
   EXPECT_THAT(ErrorOfFile("1234567"), HasSubstr("too few"));
 }
 TEST(SafetensorsHeader, RefusesAnEmptyHeader) {
-  EXPECT_THAT(ErrorOf(""), HasSubstr("does not start with '{'"));
+  EXPECT_THAT(HeaderErrorOf(""), HasSubstr("does not start with '{'"));
 }
 TEST(SafetensorsHeader, RefusesAHugeHeader) {
   EXPECT_THAT(ErrorOfFile(WithLength(100'000'001, "{}")),
@@ -138,163 +138,171 @@ TEST(SafetensorsHeader, RefusesAHeaderThatWasNotReadWhole) {
       ParseSafetensorsHeader(BytesOf(file).first(9), static_cast<int64_t>(file.size()), "f").ok());
 }
 TEST(SafetensorsHeader, RefusesAHeaderThatIsNoObject) {
-  EXPECT_THAT(ErrorOf("[]"), HasSubstr("does not start with"));
+  EXPECT_THAT(HeaderErrorOf("[]"), HasSubstr("does not start with"));
 }
 TEST(SafetensorsHeader, RefusesLeadingWhiteSpace) {
-  EXPECT_THAT(ErrorOf(" {}"), HasSubstr("does not start with"));
+  EXPECT_THAT(HeaderErrorOf(" {}"), HasSubstr("does not start with"));
 }
 TEST(SafetensorsHeader, RefusesAByteOrderMark) {
-  EXPECT_THAT(ErrorOf("\xEF\xBB\xBF{}"), HasSubstr("does not start"));
+  EXPECT_THAT(HeaderErrorOf("\xEF\xBB\xBF{}"), HasSubstr("does not start"));
 }
 TEST(SafetensorsHeader, RefusesBytesAfterTheObject) {
-  EXPECT_THAT(ErrorOf("{}{}"), HasSubstr("after the end"));
-  EXPECT_THAT(ErrorOf(std::string_view("{}\0", 3)), HasSubstr("after the end"));
+  EXPECT_THAT(HeaderErrorOf("{}{}"), HasSubstr("after the end"));
+  EXPECT_THAT(HeaderErrorOf(std::string_view("{}\0", 3)), HasSubstr("after the end"));
 }
 TEST(SafetensorsHeader, RefusesInvalidUtf8) {
   for (const char* name :
        {"\xFF", "\xC0\x80", "\xED\xA0\x80", "\xF5\x80\x80\x80", "\xE2\x82", "\x80"}) {
-    EXPECT_THAT(ErrorOf("{\"" + std::string(name) + "\":" + Entry("U8", "[0]", "[0,0]") + "}"),
-                HasSubstr("UTF-8"));
+    EXPECT_THAT(
+        HeaderErrorOf("{\"" + std::string(name) + "\":" + Entry("U8", "[0]", "[0,0]") + "}"),
+        HasSubstr("UTF-8"));
   }
 }
 TEST(SafetensorsHeader, RefusesHalfASurrogatePair) {
-  EXPECT_THAT(ErrorOf("{\"\\ud800\":" + Entry("U8", "[0]", "[0,0]") + "}"), HasSubstr("surrogate"));
+  EXPECT_THAT(HeaderErrorOf("{\"\\ud800\":" + Entry("U8", "[0]", "[0,0]") + "}"),
+              HasSubstr("surrogate"));
 }
 TEST(SafetensorsHeader, RefusesDeepNesting) {
-  EXPECT_THAT(ErrorOf("{\"a\":{\"x\":" + std::string(100000, '[')), HasSubstr("nested too deeply"));
+  EXPECT_THAT(HeaderErrorOf("{\"a\":{\"x\":" + std::string(100000, '[')),
+              HasSubstr("nested too deeply"));
 }
 TEST(SafetensorsHeader, RefusesDuplicateTensors) {
   const std::string entry = Entry("U8", "[1]", "[0,1]");
-  EXPECT_THAT(ErrorOf("{\"a\":" + entry + ",\"a\":" + entry + "}", 1),
+  EXPECT_THAT(HeaderErrorOf("{\"a\":" + entry + ",\"a\":" + entry + "}", 1),
               HasSubstr("'a' appears twice"));
 }
 TEST(SafetensorsHeader, RefusesDuplicatesThatOnlyDifferInSpelling) {
   const std::string entry = Entry("U8", "[1]", "[0,1]");
-  EXPECT_THAT(ErrorOf("{\"a\":" + entry + ",\"\\u0061\":" + entry + "}", 1),
+  EXPECT_THAT(HeaderErrorOf("{\"a\":" + entry + ",\"\\u0061\":" + entry + "}", 1),
               HasSubstr("appears twice"));
 }
 TEST(SafetensorsHeader, RefusesAnEmptyDuplicateBeforeTheRealOne) {
-  EXPECT_THAT(ErrorOf("{\"a\":" + Entry("U8", "[0]", "[0,0]") +
-                          ",\"a\":" + Entry("U8", "[1]", "[0,1]") + "}",
-                      1),
+  EXPECT_THAT(HeaderErrorOf("{\"a\":" + Entry("U8", "[0]", "[0,0]") +
+                                ",\"a\":" + Entry("U8", "[1]", "[0,1]") + "}",
+                            1),
               HasSubstr("appears twice"));
 }
 TEST(SafetensorsHeader, RefusesDuplicateFields) {
-  EXPECT_THAT(ErrorOf(R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1),
-              HasSubstr("'dtype' appears twice"));
+  EXPECT_THAT(
+      HeaderErrorOf(R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1),
+      HasSubstr("'dtype' appears twice"));
 }
 TEST(SafetensorsHeader, RefusesDuplicateMetadata) {
-  EXPECT_THAT(ErrorOf(R"({"__metadata__":{},"__metadata__":{}})"), HasSubstr("appears twice"));
-  EXPECT_THAT(ErrorOf(R"({"__metadata__":{"k":"1","k":"2"}})"), HasSubstr("appears twice"));
+  EXPECT_THAT(HeaderErrorOf(R"({"__metadata__":{},"__metadata__":{}})"),
+              HasSubstr("appears twice"));
+  EXPECT_THAT(HeaderErrorOf(R"({"__metadata__":{"k":"1","k":"2"}})"), HasSubstr("appears twice"));
 }
 TEST(SafetensorsHeader, RefusesMetadataThatIsNoText) {
-  EXPECT_THAT(ErrorOf(R"({"__metadata__":{"k":1}})"), HasSubstr("a string is expected"));
+  EXPECT_THAT(HeaderErrorOf(R"({"__metadata__":{"k":1}})"), HasSubstr("a string is expected"));
 }
 TEST(SafetensorsHeader, RefusesNegativeOffsets) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[1]", "[-1,0]"), 1), HasSubstr("whole number without sign"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[1]", "[-1,0]"), 1),
+              HasSubstr("whole number without sign"));
 }
 TEST(SafetensorsHeader, RefusesFractionsAndExponents) {
   for (const char* end : {"1.9", "1.0", "1e3", "1E0"}) {
-    EXPECT_THAT(ErrorOf(OneTensor("U8", "[1]", "[0," + std::string(end) + "]"), 1),
+    EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[1]", "[0," + std::string(end) + "]"), 1),
                 HasSubstr("not whole"));
   }
 }
 TEST(SafetensorsHeader, RefusesNumbersAbove63Bits) {
   for (const char* end : {"9223372036854775808", "18446744073709551615", "18446744073709551616"}) {
-    EXPECT_THAT(ErrorOf(OneTensor("U8", "[1]", "[0," + std::string(end) + "]"), 1),
+    EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[1]", "[0," + std::string(end) + "]"), 1),
                 HasSubstr("63 bits"));
   }
 }
 TEST(SafetensorsHeader, RefusesLeadingZeros) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[01]", "[0,1]"), 1), HasSubstr("start with 0"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[01]", "[0,1]"), 1), HasSubstr("start with 0"));
 }
 TEST(SafetensorsHeader, RefusesNumbersAsText) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[\"1\"]", "[0,1]"), 1), HasSubstr("whole number"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[\"1\"]", "[0,1]"), 1), HasSubstr("whole number"));
 }
 TEST(SafetensorsHeader, RefusesOneOrThreeOffsets) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[1]", "[0]"), 1), HasSubstr("two numbers"));
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[1]", "[0,1,1]"), 1), HasSubstr("two numbers"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[1]", "[0]"), 1), HasSubstr("two numbers"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[1]", "[0,1,1]"), 1), HasSubstr("two numbers"));
 }
 TEST(SafetensorsHeader, RefusesAnEndBeforeTheBeginning) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[1]", "[1,0]"), 1), HasSubstr("ends before it begins"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[1]", "[1,0]"), 1),
+              HasSubstr("ends before it begins"));
 }
 TEST(SafetensorsHeader, RefusesHoles) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[1]", "[1,2]"), 2), HasSubstr("hole"));
-  EXPECT_THAT(ErrorOf("{\"a\":" + Entry("U8", "[1]", "[0,1]") +
-                          ",\"b\":" + Entry("U8", "[1]", "[2,3]") + "}",
-                      3),
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[1]", "[1,2]"), 2), HasSubstr("hole"));
+  EXPECT_THAT(HeaderErrorOf("{\"a\":" + Entry("U8", "[1]", "[0,1]") +
+                                ",\"b\":" + Entry("U8", "[1]", "[2,3]") + "}",
+                            3),
               AllOf(HasSubstr("'b'"), HasSubstr("hole")));
 }
 TEST(SafetensorsHeader, RefusesOverlaps) {
-  EXPECT_THAT(ErrorOf("{\"a\":" + Entry("U8", "[2]", "[0,2]") +
-                          ",\"b\":" + Entry("U8", "[2]", "[1,3]") + "}",
-                      3),
+  EXPECT_THAT(HeaderErrorOf("{\"a\":" + Entry("U8", "[2]", "[0,2]") +
+                                ",\"b\":" + Entry("U8", "[2]", "[1,3]") + "}",
+                            3),
               AllOf(HasSubstr("'b'"), HasSubstr("overlap")));
 }
 TEST(SafetensorsHeader, RefusesTwoNamesForTheSameBytes) {
-  EXPECT_THAT(ErrorOf("{\"a\":" + Entry("U8", "[2]", "[0,2]") +
-                          ",\"b\":" + Entry("U8", "[2]", "[0,2]") + "}",
-                      2),
+  EXPECT_THAT(HeaderErrorOf("{\"a\":" + Entry("U8", "[2]", "[0,2]") +
+                                ",\"b\":" + Entry("U8", "[2]", "[0,2]") + "}",
+                            2),
               HasSubstr("overlap"));
 }
 TEST(SafetensorsHeader, RefusesBytesAfterTheLastTensor) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[1]", "[0,1]"), 9), HasSubstr("the file has 9 bytes"));
-  EXPECT_THAT(ErrorOf("{}", 1), HasSubstr("the file has 1 bytes"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[1]", "[0,1]"), 9), HasSubstr("the file has 9 bytes"));
+  EXPECT_THAT(HeaderErrorOf("{}", 1), HasSubstr("the file has 1 bytes"));
 }
 TEST(SafetensorsHeader, RefusesTruncatedData) {
-  EXPECT_THAT(ErrorOf(OneTensor("F32", "[4]", "[0,16]"), 15),
+  EXPECT_THAT(HeaderErrorOf(OneTensor("F32", "[4]", "[0,16]"), 15),
               HasSubstr("ends at 16, but the file has 15"));
 }
 TEST(SafetensorsHeader, RefusesShapesWhoseProductOverflows) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[4194305,4194305,211106198978564]", "[0,4]"), 4),
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[4194305,4194305,211106198978564]", "[0,4]"), 4),
               HasSubstr("too many elements"));
-  EXPECT_THAT(ErrorOf(OneTensor("F32", "[4611686018427387904]", "[0,0]")),
+  EXPECT_THAT(HeaderErrorOf(OneTensor("F32", "[4611686018427387904]", "[0,0]")),
               HasSubstr("too many elements"));
 }
 TEST(SafetensorsHeader, RefusesOverflowWhereverAZeroExtentStands) {
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[0,4611686018427387904,8]", "[0,0]")),
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[0,4611686018427387904,8]", "[0,0]")),
               HasSubstr("too many elements"));
-  EXPECT_THAT(ErrorOf(OneTensor("U8", "[4611686018427387904,8,0]", "[0,0]")),
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", "[4611686018427387904,8,0]", "[0,0]")),
               HasSubstr("too many elements"));
 }
 TEST(SafetensorsHeader, RefusesAShapeThatIsNotItsRange) {
-  EXPECT_THAT(ErrorOf(OneTensor("F32", "[1000]", "[0,4]"), 4),
+  EXPECT_THAT(HeaderErrorOf(OneTensor("F32", "[1000]", "[0,4]"), 4),
               HasSubstr("takes 4000 bytes, but data_offsets spans 4"));
 }
 TEST(SafetensorsHeader, RefusesUnknownTypes) {
-  EXPECT_THAT(ErrorOf(OneTensor("Q4_K", "[1]", "[0,1]"), 1), HasSubstr("'Q4_K' is unknown"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("Q4_K", "[1]", "[0,1]"), 1), HasSubstr("'Q4_K' is unknown"));
 }
 TEST(SafetensorsHeader, RefusesElementsThatDoNotFillBytes) {
-  EXPECT_THAT(ErrorOf(OneTensor("F4", "[3]", "[0,2]"), 2), HasSubstr("whole bytes"));
-  EXPECT_THAT(ErrorOf(OneTensor("F6_E2M3", "[3]", "[0,2]"), 2), HasSubstr("whole bytes"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("F4", "[3]", "[0,2]"), 2), HasSubstr("whole bytes"));
+  EXPECT_THAT(HeaderErrorOf(OneTensor("F6_E2M3", "[3]", "[0,2]"), 2), HasSubstr("whole bytes"));
 }
 TEST(SafetensorsHeader, RefusesMissingFields) {
-  EXPECT_THAT(ErrorOf(R"({"a":{"dtype":"U8","shape":[0]}})"),
+  EXPECT_THAT(HeaderErrorOf(R"({"a":{"dtype":"U8","shape":[0]}})"),
               HasSubstr("needs dtype, shape and data_offsets"));
 }
 TEST(SafetensorsHeader, RefusesEntriesThatAreNoObjects) {
-  EXPECT_THAT(ErrorOf(R"({"a":[1]})"), HasSubstr("'{'"));
+  EXPECT_THAT(HeaderErrorOf(R"({"a":[1]})"), HasSubstr("'{'"));
 }
 TEST(SafetensorsHeader, RefusesEmptyNames) {
-  EXPECT_THAT(ErrorOf("{\"\":" + Entry("U8", "[0]", "[0,0]") + "}"), HasSubstr("empty name"));
+  EXPECT_THAT(HeaderErrorOf("{\"\":" + Entry("U8", "[0]", "[0,0]") + "}"), HasSubstr("empty name"));
 }
 TEST(SafetensorsHeader, RefusesNulAndControlCharactersInNames) {
   for (const char* name : {"a\\u0000b", "\\n", "\\u001f", "\x7f"}) {
-    EXPECT_THAT(ErrorOf("{\"" + std::string(name) + "\":" + Entry("U8", "[0]", "[0,0]") + "}"),
-                HasSubstr("control characters"));
+    EXPECT_THAT(
+        HeaderErrorOf("{\"" + std::string(name) + "\":" + Entry("U8", "[0]", "[0,0]") + "}"),
+        HasSubstr("control characters"));
   }
-  EXPECT_THAT(ErrorOf("{\"a\nb\":" + Entry("U8", "[0]", "[0,0]") + "}"),
+  EXPECT_THAT(HeaderErrorOf("{\"a\nb\":" + Entry("U8", "[0]", "[0,0]") + "}"),
               HasSubstr("control character"));
 }
 TEST(SafetensorsHeader, RefusesNamesOfAMegabyte) {
   EXPECT_THAT(
-      ErrorOf("{\"" + std::string(1 << 20, 'a') + "\":" + Entry("U8", "[0]", "[0,0]") + "}"),
+      HeaderErrorOf("{\"" + std::string(1 << 20, 'a') + "\":" + Entry("U8", "[0]", "[0,0]") + "}"),
       HasSubstr("more than 4096 bytes"));
 }
 TEST(SafetensorsHeader, RefusesTooManyDimensions) {
   std::string shape = "[1";
   for (int i = 0; i < 64; ++i) shape += ",1";
-  EXPECT_THAT(ErrorOf(OneTensor("U8", shape + "]", "[0,1]"), 1),
+  EXPECT_THAT(HeaderErrorOf(OneTensor("U8", shape + "]", "[0,1]"), 1),
               HasSubstr("more than 64 dimensions"));
 }
 TEST(SafetensorsHeader, RefusesMoreThanAMillionTensors) {
@@ -303,10 +311,10 @@ TEST(SafetensorsHeader, RefusesMoreThanAMillionTensors) {
     header += (i == 0 ? "\"" : ",\"") + std::to_string(i) +
               R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
   }
-  EXPECT_THAT(ErrorOf(header + "}"), HasSubstr("more than 1048576 tensors"));
+  EXPECT_THAT(HeaderErrorOf(header + "}"), HasSubstr("more than 1048576 tensors"));
 }
 TEST(SafetensorsHeader, NamesTheTensorWhoseEntryIsWrong) {
-  EXPECT_THAT(ErrorOf("{\"model.norm.weight\":" + Entry("X", "[1]", "[0,1]") + "}", 1),
+  EXPECT_THAT(HeaderErrorOf("{\"model.norm.weight\":" + Entry("X", "[1]", "[0,1]") + "}", 1),
               HasSubstr("in the entry of tensor 'model.norm.weight'"));
 }
 
