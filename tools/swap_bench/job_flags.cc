@@ -110,7 +110,8 @@ absl::StatusOr<std::vector<LoadKind>> ParseLoads(std::string_view text) {
           part.starts_with("mixed=") ? Whole<int>(std::string_view(part).substr(6)) : std::nullopt;
       if (!percent.has_value() || *percent < 1 || *percent > 99) {
         return UsageError(fmt::format(
-            "'{}'; allowed: read, write, mixed or mixed=PERCENT (1 to 99), with commas", part));
+            "'{}'; allowed: read, write, mixed or mixed=PERCENT (1 to 99), with commas{}", part,
+            part == "step" ? ". Whole training steps are 'swap-bench step'" : ""));
       }
       load = {LoadOp::kMixed, *percent};
     }

@@ -210,6 +210,7 @@ def test_hyphens_are_underscores(bench, disk):
     (["--inflight=4K"], "4K is less than one operation of --bs=1M"),
     (["--bs=1000"], "multiple of 4096"),
     (["--op=raed"], "allowed: read, write, mixed"),
+    (["--op=step"], "'swap-bench step'"),
     (["--op=mixed=100"], "1 to 99"),
     (["--engine=fast"], "allowed: auto or io_uring"),
     (["--time=0"], "--time"),
