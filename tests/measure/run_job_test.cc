@@ -244,11 +244,16 @@ TEST(RunSweep, TheBestPointsAreMeasuredAgainAsOftenAsTheBudgetHasTimeFor) {
   SweepOptions options;
   options.block_bytes = {1 << 20};
   options.inflight_bytes = {8 << 20};
-  options.budget_s = 2;
-  auto sweep = RunSweep(job, options, {});
-  ASSERT_TRUE(sweep.ok()) << sweep.status();
+  // As long as this machine needs for a turn, whatever else it does.
+  absl::StatusOr<SweepReport> sweep;
+  for (double budget_s = 2; budget_s <= 64; budget_s *= 2) {
+    options.budget_s = budget_s;
+    sweep = RunSweep(job, options, {});
+    ASSERT_TRUE(sweep.ok()) << sweep.status();
+    if (sweep->best[0].knee.num_turns > 0) break;
+  }
   const SweepPoint& knee = sweep->best[0].knee;
-  ASSERT_GE(knee.num_turns, 1);  // 3 on a quiet machine
+  ASSERT_GE(knee.num_turns, 1);
   ASSERT_EQ(knee.spread.size(), 2u);
   for (size_t load = 0; load < 2; ++load) {
     EXPECT_EQ(knee.gbps[load], knee.spread[load].median);

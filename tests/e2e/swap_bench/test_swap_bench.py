@@ -367,7 +367,6 @@ def test_sweep_measures_the_best_again_or_says_that_it_could_not(bench, disk):
             assert [run["gbps"]["median"] for run in same] == point["gbps"]
         noted = any("Take a longer --budget" in warning for warning in report["warnings"])
         assert best["turns"] == knee["turns"] and noted == (knee["turns"] < 3)
-        assert knee["turns"] > 0 or budget == "1s"
 
 
 def scaled(report, factor):
