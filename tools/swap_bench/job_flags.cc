@@ -174,6 +174,23 @@ void JobFlags::Declare(CLI::App& app) {
 absl::StatusOr<Job> JobFlags::Read() const {
   Job job;
   FlagReader reader;
+  ReadTargets(reader, job);
+  ReadLoad(reader, job);
+  if (use_ == JobUse::kSweep) {
+    job.repeats = 1;  // many settings once tell more than few ones often
+    FOREBAY_RETURN_IF_ERROR(reader.status());
+    return job;
+  }
+  ReadQueue(reader, job);
+  ReadTimes(reader, job);
+  job.verify = Given("verify");
+  ReadFlush(reader, Text("flush"), job);
+  FOREBAY_RETURN_IF_ERROR(reader.status());
+  FOREBAY_RETURN_IF_ERROR(Percentiles().status());
+  return job;
+}
+
+void JobFlags::ReadTargets(FlagReader& reader, Job& job) const {
   for (const std::string& directory : directories_) {
     job.targets.push_back(ParseTarget(directory));
     if (use_ == JobUse::kSweep && job.targets.back().weight != 0) {
@@ -188,6 +205,9 @@ absl::StatusOr<Job> JobFlags::Read() const {
                     "{}:2, or the folder alone",
                     directory, job.targets.back().directory, job.targets.back().directory));
   }
+}
+
+void JobFlags::ReadLoad(FlagReader& reader, Job& job) const {
   reader.Take("op", ParseLoads(Text("op")), job.loads);
   reader.TakeWord("engine", Text("engine"), EngineWords(), job.engine);
   job.strict = Given("engine_strict");
@@ -211,40 +231,32 @@ absl::StatusOr<Job> JobFlags::Read() const {
       {{"seq", AccessPattern::kSequential}, {"rand", AccessPattern::kRandom}}, job.pattern);
   ReadFill(reader, Text("fill"), job);
   reader.TakeNumber("seed", Text("seed"), job.seed);
-  if (use_ == JobUse::kSweep) {
-    job.repeats = 1;  // many settings once tell more than few ones often
-    FOREBAY_RETURN_IF_ERROR(reader.status());
-    return job;
-  }
+}
+
+void JobFlags::ReadQueue(FlagReader& reader, Job& job) const {
   reader.Take("bs", ParseSize(Text("bs")), job.block_bytes);
   reader.TakeNumber("qd", Text("qd"), job.depth);
-  if (Given("inflight")) {
-    int64_t inflight_bytes = 0;
-    reader.Take("inflight", ParseSize(Text("inflight")), inflight_bytes);
-    if (Given("qd")) reader.Problem("inflight", "give this or --qd");
-    if (job.block_bytes > 0) {
-      const int64_t depth = inflight_bytes / job.block_bytes;
-      job.depth = static_cast<int>(std::min<int64_t>(depth, 1 << 30));
-      if (depth < 1) {
-        reader.Problem("inflight",
-                       fmt::format("{} is less than one operation of --bs={}",
-                                   SizeText(inflight_bytes), SizeText(job.block_bytes)));
-      }
-    }
+  if (!Given("inflight")) return;
+  int64_t inflight_bytes = 0;
+  reader.Take("inflight", ParseSize(Text("inflight")), inflight_bytes);
+  if (Given("qd")) reader.Problem("inflight", "give this or --qd");
+  if (job.block_bytes <= 0) return;
+  const int64_t depth = inflight_bytes / job.block_bytes;
+  job.depth = static_cast<int>(std::min<int64_t>(depth, 1 << 30));
+  if (depth < 1) {
+    reader.Problem("inflight", fmt::format("{} is less than one operation of --bs={}",
+                                           SizeText(inflight_bytes), SizeText(job.block_bytes)));
   }
+}
+
+void JobFlags::ReadTimes(FlagReader& reader, Job& job) const {
   reader.TakeNumber("repeats", Text("repeats"), job.repeats);
   reader.Take("time", ParseDuration(Text("time")), job.seconds);
   reader.Take("warmup", ParseDuration(Text("warmup")), job.warmup_s);
-  if (Given("steady")) {
-    SteadyRule steady;
-    reader.Take("steady", ParseSteady(Text("steady")), steady);
-    job.steady = steady;
-  }
-  job.verify = Given("verify");
-  ReadFlush(reader, Text("flush"), job);
-  FOREBAY_RETURN_IF_ERROR(reader.status());
-  FOREBAY_RETURN_IF_ERROR(Percentiles().status());
-  return job;
+  if (!Given("steady")) return;
+  SteadyRule steady;
+  reader.Take("steady", ParseSteady(Text("steady")), steady);
+  job.steady = steady;
 }
 
 absl::StatusOr<std::vector<double>> JobFlags::Percentiles() const {

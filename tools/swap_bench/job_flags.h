@@ -9,6 +9,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "forebay/measure/job.h"
+#include "forebay/tools/swap_bench/flag_reader.h"
 
 namespace forebay {
 
@@ -34,6 +35,10 @@ class JobFlags {
   absl::StatusOr<std::vector<double>> Percentiles() const;
 
  private:
+  void ReadTargets(FlagReader& reader, Job& job) const;
+  void ReadLoad(FlagReader& reader, Job& job) const;
+  void ReadQueue(FlagReader& reader, Job& job) const;  // how much is in flight
+  void ReadTimes(FlagReader& reader, Job& job) const;
   const std::string& Text(const std::string& name) const { return texts_.at(name); }
   bool Given(const std::string& name) const { return options_.at(name)->count() > 0; }
 
