@@ -323,7 +323,7 @@ absl::Status EngineBase::Wait(IoOp& op) {
     op.waited_for_ = true;
     while (op.pending()) {
       std::string line;
-      const int64_t deadline_us = WatchStall(lock, op, line);
+      const int64_t deadline_us = WatchStall(lock, op, ClockUs(), line);
       Report(lock, line);
       NotifyCompleted(lock);  // others whose ops were given up with it
       if (op.pending()) SleepOnWatch(lock, deadline_us);
@@ -342,10 +342,11 @@ void EngineBase::WaitAny(std::span<IoOp* const> ops) {
   for (IoOp* op : ops) op->waited_for_ = true;
   while (!any_complete()) {
     int64_t deadline_us = INT64_MAX;
+    const int64_t now_us = ClockUs();  // once: a look at every op's costs as much as a transfer
     for (IoOp* op : ops) {
       if (!op->pending()) break;  // since a report opened the lock
       std::string line;
-      deadline_us = std::min(deadline_us, WatchStall(lock, *op, line));
+      deadline_us = std::min(deadline_us, WatchStall(lock, *op, now_us, line));
       Report(lock, line);
     }
     NotifyCompleted(lock);  // others whose ops were given up with these

@@ -143,13 +143,14 @@ class EngineBase : public Engine {
   void CancelOp(Lock& lock, IoOp& op, IoOp::Cancelled why);
   void GiveUp(IoOp& op);
   void KeepOpenIfLost(File& file);
-  // Looks after the device of a pending op; the time at which to look again, and a line to report.
-  int64_t WatchStall(Lock& lock, IoOp& op, std::string& line);
+  // Looks after the device of a pending op at `now_us` of ClockUs; the time at which to look again,
+  // and a line to report.
+  int64_t WatchStall(Lock& lock, IoOp& op, int64_t now_us, std::string& line);
   std::string StallLine(const IoOp& op, int64_t quiet_us);
   void Report(Lock& lock, const std::string& line);
   absl::Status EndedEarly(const IoOp& op) const;
   std::string Describe(const IoOp& op) const;
-  int64_t QuietUs(const IoOp& op) const;
+  int64_t LastProgressUs(const IoOp& op) const;  // of ClockUs
   // NowUs without the time during which this process did not run: what devices are judged by.
   int64_t ClockUs() const { return NowUs() - paused_us_; }
   // Sleep until `deadline_us` of ClockUs at most.

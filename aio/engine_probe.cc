@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "fmt/format.h"
@@ -82,12 +83,10 @@ absl::Status RoundTrip(Engine& engine, int file, const std::string& path) {
   for (const int64_t bytes : {kIoAlignBytes, kFullBytes}) {
     const std::span<std::byte> written = memory.first(bytes);
     const std::span<std::byte> read = memory.second(bytes);
-    for (size_t i = 0; i < written.size(); ++i) {
-      written[i] = static_cast<std::byte>(rng.Words(i / 4)[i % 4]);
-    }
+    rng.Fill(written);
     FOREBAY_RETURN_IF_ERROR(RunOp(engine, IoKind::kWrite, file, offset_bytes, written));
     FOREBAY_RETURN_IF_ERROR(RunOp(engine, IoKind::kRead, file, offset_bytes, read));
-    if (!std::ranges::equal(read, written)) {
+    if (std::memcmp(read.data(), written.data(), written.size()) != 0) {
       return StorageError(fmt::format(
           "aio: {} bytes at {} of a new file '{}' were read back differently than written: its "
           "device or file system cannot be trusted. Choose another folder (DIR of swap-bench, "

@@ -36,11 +36,11 @@ std::string EngineBase::Describe(const IoOp& op) const {
 }
 
 // Since when nothing happened to the op, nor to others that it queues behind.
-int64_t EngineBase::QuietUs(const IoOp& op) const {
+int64_t EngineBase::LastProgressUs(const IoOp& op) const {
   const Device& device = *files_[static_cast<size_t>(op.file)].device;
   int64_t last_us = op.progress_us_;
   if (op.num_in_flight_ == 0) last_us = std::max(last_us, device.progress_us);
-  return ClockUs() - last_us;
+  return last_us;
 }
 
 void EngineBase::SleepOnWatch(Lock& lock, int64_t deadline_us) {
@@ -69,12 +69,12 @@ void EngineBase::Report(Lock& lock, const std::string& line) {
   lock.lock();
 }
 
-int64_t EngineBase::WatchStall(Lock& lock, IoOp& op, std::string& line) {
+int64_t EngineBase::WatchStall(Lock& lock, IoOp& op, int64_t now_us, std::string& line) {
   const int64_t report_us = Us(options_.stall_report_s);
   const int64_t limit_us = Us(options_.stall_limit_s);
   const int64_t give_up_us = limit_us + std::min(limit_us, Us(kCancelGraceS));
-  const int64_t quiet_us = QuietUs(op);
-  const int64_t last_us = ClockUs() - quiet_us;
+  const int64_t last_us = LastProgressUs(op);
+  const int64_t quiet_us = now_us - last_us;
   if (quiet_us < std::min(report_us, limit_us)) return last_us + std::min(report_us, limit_us);
   if (quiet_us >= report_us) line = StallLine(op, quiet_us);
   if (quiet_us < limit_us) return last_us + limit_us;
@@ -160,7 +160,7 @@ bool EngineBase::WatchForShutdown(Lock& lock) {
     }
     if (op == nullptr) continue;
     std::string line;
-    deadline_us = std::min(deadline_us, WatchStall(lock, *op, line));
+    deadline_us = std::min(deadline_us, WatchStall(lock, *op, ClockUs(), line));
     Report(lock, line);
   }
   if (num_pending_ > 0) SleepOnWatch(lock, deadline_us);

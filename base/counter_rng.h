@@ -3,9 +3,13 @@
 // Source: Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <span>
 
 namespace forebay {
 
@@ -33,6 +37,13 @@ class CounterRng {
   uint64_t Bits64(uint64_t index) const {
     const auto words = Words(index);
     return static_cast<uint64_t>(words[1]) << 32 | words[0];
+  }
+  // The words from index 0 on, 16 bytes of each.
+  void Fill(std::span<std::byte> bytes) const {
+    for (size_t at = 0; at < bytes.size(); at += 16) {
+      const auto words = Words(at / 16);
+      std::memcpy(bytes.data() + at, words.data(), std::min<size_t>(16, bytes.size() - at));
+    }
   }
   // Uniform in [0, 1), 53 bits.
   double Uniform(uint64_t index) const {

@@ -17,6 +17,8 @@ using Json = nlohmann::ordered_json;
 
 // No configuration file that a person wrote is as long; a longer one is another file by mistake.
 inline constexpr int64_t kMaxConfigFileBytes = int64_t{16} << 20;
+// A tokenizer.json of a large vocabulary has 20 MB.
+inline constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
 
 struct JsonParseOptions {
   bool allow_comments = false;  // // and /* */, for configuration files

@@ -22,8 +22,6 @@ namespace {
 constexpr char kProgramName[] = "forebay-data";
 // One JSON document on standard output; errors too, which whoever calls us reports.
 constexpr std::array<const char*, 2> kReplies = {"--format=json", "--errors=document"};
-// Those of large vocabularies have 20 MB.
-constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 bool IsExecutable(const std::string& path) {

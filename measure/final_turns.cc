@@ -10,11 +10,13 @@
 namespace forebay {
 namespace {
 
+// In the place of the single pass of the search, whose bytes have been written all the same.
 void PutResult(std::vector<CellResult>& runs, CellResult result) {
   const auto same = std::ranges::find(runs, result.key, &CellResult::key);
   if (same == runs.end()) {
     runs.push_back(std::move(result));
   } else {
+    result.written_bytes += same->written_bytes;
     *same = std::move(result);
   }
 }

@@ -16,9 +16,6 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kMaxTokenizerBytes = int64_t{256}
-                                       << 20;  // tokenizer.json of a large vocabulary has 20 MB
-
 // Everything that transformers may read of a tokenizer.
 constexpr std::array<std::string_view, 7> kTokenizerFiles = {"tokenizer.json",
                                                              "tokenizer_config.json",

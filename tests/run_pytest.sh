@@ -8,4 +8,4 @@ if ! "$python" -c 'import pytest' 2>/dev/null; then
   exit 77
 fi
 # No __pycache__ in the source tree.
-exec env PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider "$@"
+exec env PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -rs -p no:cacheprovider "$@"

@@ -11,7 +11,6 @@
 #include "forebay/train/run_folder.h"
 
 namespace forebay {
-
 namespace {
 
 // What to do about a run without the model that its last step leaves: go on, or take an export.

@@ -155,7 +155,9 @@ def require_same_tokenizer(path, packed, folder):
     """Tokens of another tokenizer are numbers without a meaning. Where no tokenizer made them, nobody can tell."""
     tokenizer = os.path.join(folder, "tokenizer.json")
     made_by = packed.info.get("tokenizer_digest", "")
-    if made_by and os.path.exists(tokenizer) and made_by != file_digest(tokenizer):
+    if not made_by or not os.path.exists(tokenizer):
+        return
+    if made_by != xxhash.xxh3_128_hexdigest(read_bytes(tokenizer, "the model's tokenizer")):
         raise BadInputError(f"'{path}' was packed with another tokenizer than '{tokenizer}': pack the text again with "
                             "this model, or give --model the model that it was packed for")
 
@@ -218,7 +220,7 @@ def info_of(corpus, builder, options, config, tokenizer):
         "provenance": {
             "packer_version": PACKER_VERSION,
             "data": {"name": os.path.basename(options.data), "bytes": os.path.getsize(options.data),
-                     "xxh3_128": file_digest(options.data)},
+                     "xxh3_128": _file_digest(options.data)},
             "seq": options.seq,
             "truncate": options.truncate,
             "eos_token_id": tokenizer.eos_id,
@@ -277,13 +279,13 @@ def _cache_key(options, config, tokenizer):
             template = load_chat_template(tokenizer).text
         except BadInputError:
             pass  # only chats need one, and they will say so
-    parts = (PACKER_VERSION, os.path.splitext(options.data)[1].lower(), file_digest(options.data), tokenizer.digest,
-             tokenizer.bos_id, tokenizer.eos_id, sorted(tokenizer.special_tokens.items()), template, config.vocab_size, config.max_positions, options.seq,
-             options.truncate)
+    parts = (PACKER_VERSION, os.path.splitext(options.data)[1].lower(), _file_digest(options.data), tokenizer.digest,
+             tokenizer.bos_id, tokenizer.eos_id, sorted(tokenizer.special_tokens.items()), template, config.vocab_size,
+             config.max_positions, options.seq, options.truncate)
     return xxhash.xxh3_128_hexdigest(repr(parts).encode("utf-8", "surrogatepass"))
 
 
-def file_digest(path):
+def _file_digest(path):
     hasher = xxhash.xxh3_128()
     try:
         with open(path, "rb") as file:

@@ -40,7 +40,7 @@ def describe_samples(report):
         lines.append("".join(f"{begin}{part['text']}{end}" if part["trained"] else part["text"]
                              for part in sample["parts"]))
     if report["more"]:
-        lines.append(f"--- there are more; -n {4 * len(report['samples'])} shows more of them ---")
+        lines.append(f"--- there are more; -n {4 * max(1, len(report['samples']))} shows more of them ---")
     return "\n".join(lines)
 
 
@@ -52,7 +52,7 @@ def check(options):
     statistics = _Statistics(tokenizer)
     if packed_file.is_packed(options.data):
         report = accept_packed(options.data, options.model, config, options.seq)
-        for _, tokens, trained in _packed_segments(options.data, tokenizer):
+        for _, tokens, trained in _packed_segments(options.data, packed_file.read_info(options.data)):
             statistics.add("packed", tokens, trained)
         return {**report, **statistics.report(), "problems": [], "num_problems": 0}
     settle_seq(options)
@@ -79,8 +79,10 @@ def describe_check(report):
 
 def _first_samples(options, config, tokenizer):
     if packed_file.is_packed(options.data):
-        packed_file.check_contents(options.data, packed_file.read_info(options.data))
-        yield from _packed_segments(options.data, tokenizer)
+        packed = packed_file.read_info(options.data)
+        require_same_tokenizer(options.data, packed, tokenizer.folder)
+        packed_file.check_contents(options.data, packed)
+        yield from _packed_segments(options.data, packed)
         return
     seq = options.seq or config.max_positions or MAX_SEQ  # without --seq: as long as the model takes
     if seq < 2:
@@ -95,10 +97,8 @@ def _first_samples(options, config, tokenizer):
         yield sample.where, sample.tokens[:seq], sample.trained[:seq]
 
 
-def _packed_segments(path, tokenizer):
+def _packed_segments(path, packed):
     """(where, tokens, trained) of every segment, row by row."""
-    packed = packed_file.read_info(path)
-    require_same_tokenizer(path, packed, tokenizer.folder)
     for row, (tokens, flags) in enumerate(zip(*packed_file.map_contents(path, packed))):
         used = int(np.count_nonzero(flags != packed_file.PADDING))
         starts = np.flatnonzero(flags & packed_file.SEGMENT_START).tolist()

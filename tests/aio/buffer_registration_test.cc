@@ -224,7 +224,7 @@ class RegisteredBuffersTest : public testing::Test {
   }
 
   bool Holds(std::span<const std::byte> memory, int64_t offset_bytes) const {
-    return std::ranges::equal(memory, contents_.bytes().subspan(offset_bytes, memory.size()));
+    return SameBytes(memory, contents_.bytes().subspan(offset_bytes, memory.size()));
   }
 
   MemoryBudget budget_{0};

@@ -131,7 +131,7 @@ TEST_P(EngineFaultTest, ACallThatMovesLittleOrNothingGoesOnOrIsTheEndOfTheFile) 
     if (effect == FaultEffect::kNothing) {
       EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
     } else {
-      EXPECT_TRUE(std::ranges::equal(read.bytes(), written.bytes())) << status;
+      EXPECT_TRUE(SameBytes(read.bytes(), written.bytes())) << status;
     }
   }
 }
@@ -205,7 +205,7 @@ TEST_P(EngineFaultTest, RecordsWhatReachedTheDisk) {
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[0].path, path_);
   EXPECT_EQ(events[0].offset_bytes, 4096);
-  EXPECT_TRUE(std::ranges::equal(events[0].data, buffer.bytes()));
+  EXPECT_TRUE(SameBytes(events[0].data, buffer.bytes()));
   EXPECT_TRUE(events[1].is_flush);
 }
 

@@ -29,7 +29,7 @@ TEST_P(EngineTest, ReadsBackWhatItWrote) {
   FillRandom(written.bytes(), 1);
   ASSERT_TRUE(Run(IoKind::kWrite, 8192, written.bytes()).ok());
   ASSERT_TRUE(Run(IoKind::kRead, 8192, read.bytes()).ok());
-  EXPECT_TRUE(std::ranges::equal(read.bytes(), written.bytes()));
+  EXPECT_TRUE(SameBytes(read.bytes(), written.bytes()));
 }
 
 TEST_P(EngineTest, ManyOpsInFlightEachReachTheirOwnPlace) {
@@ -47,7 +47,7 @@ TEST_P(EngineTest, ManyOpsInFlightEachReachTheirOwnPlace) {
     }
     for (IoOp& op : ops) EXPECT_EQ(engine().Wait(op), absl::OkStatus());
   }
-  EXPECT_TRUE(std::ranges::equal(read.bytes(), written.bytes()));
+  EXPECT_TRUE(SameBytes(read.bytes(), written.bytes()));
 }
 
 TEST_P(EngineTest, SeveralThreadsMaySubmitAndWait) {
@@ -61,7 +61,7 @@ TEST_P(EngineTest, SeveralThreadsMaySubmitAndWait) {
         EXPECT_TRUE(Run(IoKind::kWrite, 4096 * t, buffer.bytes()).ok());
         std::ranges::fill(buffer.bytes(), std::byte{0});
         EXPECT_TRUE(Run(IoKind::kRead, 4096 * t, buffer.bytes()).ok());
-        EXPECT_TRUE(std::ranges::equal(buffer.bytes(), expected));
+        EXPECT_TRUE(SameBytes(buffer.bytes(), expected));
       }
     });
   }
@@ -210,9 +210,9 @@ TEST_P(EngineTest, ReadsAndWritesAtOnceEachReachTheirOwnPlace) {
     engine().Submit(ops[2 * i + 1]);
   }
   for (IoOp& op : ops) EXPECT_EQ(engine().Wait(op), absl::OkStatus());
-  EXPECT_TRUE(std::ranges::equal(read.bytes(), before.bytes()));
+  EXPECT_TRUE(SameBytes(read.bytes(), before.bytes()));
   ASSERT_TRUE(Run(IoKind::kRead, kFileBytes / 2, read.bytes()).ok());
-  EXPECT_TRUE(std::ranges::equal(read.bytes(), written.bytes()));
+  EXPECT_TRUE(SameBytes(read.bytes(), written.bytes()));
 }
 
 TEST_P(EngineTest, RegisteredBuffersMoveTheSameBytes) {
@@ -226,10 +226,10 @@ TEST_P(EngineTest, RegisteredBuffersMoveTheSameBytes) {
   }
   ASSERT_TRUE(Run(IoKind::kWrite, 0, written.bytes().subspan(65536, 65536)).ok());
   ASSERT_TRUE(Run(IoKind::kRead, 0, read.bytes()).ok());
-  EXPECT_TRUE(std::ranges::equal(read.bytes(), written.bytes().subspan(65536, 65536)));
+  EXPECT_TRUE(SameBytes(read.bytes(), written.bytes().subspan(65536, 65536)));
   engine().UnregisterBuffers(written.bytes());
   ASSERT_TRUE(Run(IoKind::kRead, 0, written.bytes().first(65536)).ok());
-  EXPECT_TRUE(std::ranges::equal(read.bytes(), written.bytes().first(65536)));
+  EXPECT_TRUE(SameBytes(read.bytes(), written.bytes().first(65536)));
 }
 
 TEST_P(EngineTest, MoreFilesThanAnyTableHasRoomForAreServed) {

@@ -76,7 +76,7 @@ class LibaioPortTest : public testing::Test {
     }
     status.Update((*engine)->Flush(number));
     if (status.ok()) {
-      EXPECT_TRUE(std::ranges::equal(written->bytes(), read->bytes()));
+      EXPECT_TRUE(SameBytes(written->bytes(), read->bytes()));
     }
     return status;
   }

@@ -21,6 +21,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/tests/aio/engine_fixture.h"
 #include "forebay/tests/aio/scratch_mount.h"
 #include "forebay/tests/child_process.h"
 #include "forebay/tests/temporary_folder.h"
@@ -60,7 +61,7 @@ std::string UseEngine(Engine& engine, const std::string& folder, bool registered
     const absl::Status status = engine.Wait(op);
     if (!status.ok()) return MessageOf(status);
   }
-  if (!std::ranges::equal(read, written)) return "other bytes came back";
+  if (!SameBytes(read, written)) return "other bytes came back";
   if (registered) engine.UnregisterBuffers(memory->bytes());
   engine.RemoveFile(number);
   return note;

@@ -65,8 +65,7 @@ TEST_P(WaitAnyTest, EveryOpThatIsKeptInFlightReachesItsPlace) {
   for (int64_t place = 0; place < kNumPlaces; ++place) {
     std::vector<std::byte> expected(kOpBytes);
     FillRandom(expected, static_cast<uint64_t>(place));
-    EXPECT_TRUE(std::ranges::equal(read.bytes().subspan(place * kOpBytes, kOpBytes), expected))
-        << place;
+    EXPECT_TRUE(SameBytes(read.bytes().subspan(place * kOpBytes, kOpBytes), expected)) << place;
   }
 }
 

@@ -1,6 +1,10 @@
 #include "forebay/base/counter_rng.h"
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <set>
+#include <span>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -23,6 +27,19 @@ TEST(CounterRng, MatchesTheKnownAnswersOfPhilox) {
 
 TEST(CounterRng, Bits64AreTheFirstTwoWordsLowWordFirst) {
   EXPECT_EQ(CounterRng(0, 0).Bits64(0), 0xe169c58d6627e8d5u);
+}
+
+TEST(CounterRng, FillsBytesWithItsWordsWhateverTheirNumber) {
+  const CounterRng rng(5, 6);
+  std::array<uint32_t, 8> words;
+  std::ranges::copy(rng.Words(0), words.begin());
+  std::ranges::copy(rng.Words(1), words.begin() + 4);
+  for (const size_t size : {0, 1, 16, 27, 32}) {
+    std::array<std::byte, 33> bytes = {};
+    rng.Fill(std::span(bytes).first(size));
+    EXPECT_EQ(std::memcmp(bytes.data(), words.data(), size), 0) << size;
+    EXPECT_EQ(bytes[size], std::byte{0}) << size;
+  }
 }
 
 TEST(CounterRng, SeedsAndStreamsGiveDifferentValues) {

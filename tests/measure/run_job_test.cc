@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "forebay/base/errors.h"
+#include "forebay/measure/kernel_counters.h"
 #include "forebay/measure/sweep.h"
 #include "forebay/tests/measure/bench_fixture.h"
 #include "gmock/gmock.h"
@@ -235,12 +237,18 @@ TEST(RunInTurns, AllSettingsTakeTheirTurnsAndKeepTheirOwnFigures) {
   EXPECT_TRUE(none->empty());
 }
 
-TEST(RunSweep, TheBestPointsAreMeasuredAgainAsOftenAsTheBudgetHasTimeFor) {
-  const TemporaryFolder folder;
-  Job job = SmallJob(folder.path());
+// Of reads and writes of a file that holds many blocks of the usual sizes.
+Job SearchJob(const std::string& folder) {
+  Job job = SmallJob(folder);
   job.size_bytes = int64_t{64} << 20;
   job.loads = {{LoadOp::kRead, 100}, {LoadOp::kWrite, 0}};
   job.engine = EngineKind::kThreads;
+  return job;
+}
+
+TEST(RunSweep, TheBestPointsAreMeasuredAgainAsOftenAsTheBudgetHasTimeFor) {
+  const TemporaryFolder folder;
+  const Job job = SearchJob(folder.path());
   SweepOptions options;
   options.block_bytes = {1 << 20};
   options.inflight_bytes = {8 << 20};
@@ -272,12 +280,26 @@ TEST(RunSweep, TheBestPointsAreMeasuredAgainAsOftenAsTheBudgetHasTimeFor) {
   EXPECT_THAT(sweep->report.warnings, Contains(HasSubstr("Take a longer --budget")));
 }
 
+TEST(RunSweep, TheBytesWrittenAreThoseOfEveryPassAsTheKernelCountsThem) {
+  const TemporaryFolder folder;
+  SweepOptions options;
+  options.budget_s = 2;
+  options.block_bytes = {1 << 20};
+  options.inflight_bytes = {8 << 20};
+  const std::optional<IoAccount> before = IoAccountOfProcess();
+  const auto sweep = RunSweep(SearchJob(folder.path()), options, {});
+  ASSERT_TRUE(sweep.ok()) << sweep.status();
+  const std::optional<IoAccount> after = IoAccountOfProcess();
+  if (!before.has_value() || after->write_bytes == before->write_bytes) {
+    GTEST_SKIP() << "the kernel counts no bytes that this process writes to this file system";
+  }
+  const auto counted = static_cast<double>(after->write_bytes - before->write_bytes);
+  EXPECT_NEAR(static_cast<double>(WrittenBytes(sweep->report)) / counted, 1, 0.01);
+}
+
 TEST(RunSweep, EveryPointHasTheFiguresOfItsOwnRuns) {
   const TemporaryFolder folder;
-  Job job = SmallJob(folder.path());
-  job.size_bytes = int64_t{64} << 20;
-  job.loads = {{LoadOp::kRead, 100}, {LoadOp::kWrite, 0}};
-  job.engine = EngineKind::kThreads;
+  const Job job = SearchJob(folder.path());
   SweepOptions options;
   options.budget_s = 1;
   options.block_bytes = {512 << 10};

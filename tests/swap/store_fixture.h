@@ -1,7 +1,6 @@
 // A small store with recognisable contents, for the tests of this folder.
 #pragma once
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,12 +35,8 @@ inline constexpr int64_t kSmallTileElems = 4096;
 
 // Bytes that depend on everything that must not be mixed up.
 inline void FillPattern(std::span<std::byte> bytes, int64_t step, int tile, bool state) {
-  const CounterRng rng(static_cast<uint64_t>(step),
-                       static_cast<uint64_t>(2 * tile + (state ? 1 : 0)));
-  for (size_t i = 0; i + 8 <= bytes.size(); i += 8) {
-    const uint64_t word = rng.Bits64(i);
-    std::memcpy(bytes.data() + i, &word, 8);
-  }
+  CounterRng(static_cast<uint64_t>(step), static_cast<uint64_t>(2 * tile + (state ? 1 : 0)))
+      .Fill(bytes);
 }
 
 // Aligned scratch memory of a test.

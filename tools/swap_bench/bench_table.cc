@@ -59,7 +59,7 @@ std::string VerifyText(const std::optional<PatternTally>& tally) {
 // Those that not every table has.
 struct Columns {
   bool turns = false;   // the length of turns
-  bool spread = false;  // over the repeats
+  bool spread = false;  // over the repeats, or over the last turns of a search
 };
 
 // `turns`: with a column for the length of turns.
@@ -83,10 +83,15 @@ std::vector<std::string> Joined(std::vector<std::string> first, std::vector<std:
   return first;
 }
 
-// The spread of a single pass is its figure again, as if there were no noise.
+// The spread of a single pass would be its figure again, as if there were no noise.
+bool HasSpread(const Spread& gbps) {
+  return gbps.min < gbps.max;
+}
+
 std::vector<std::string> Bandwidth(const Spread& gbps, bool spread) {
   std::vector<std::string> cells = {Gb(gbps.median)};
-  if (spread) cells.push_back(fmt::format("({}..{})", Gb(gbps.min), Gb(gbps.max)));
+  if (!spread) return cells;
+  cells.push_back(HasSpread(gbps) ? fmt::format("({}..{})", Gb(gbps.min), Gb(gbps.max)) : "-");
   return cells;
 }
 
@@ -268,7 +273,8 @@ std::string RunsText(const BenchReport& report, const std::string& version) {
   Columns columns;
   columns.turns = std::ranges::any_of(
       report.runs, [](const CellResult& run) { return run.key.burst_bytes > 0; });
-  columns.spread = report.job.repeats > 1;
+  columns.spread =
+      std::ranges::any_of(report.runs, [](const CellResult& run) { return HasSpread(run.gbps); });
   table.Add(Header(columns));
   for (const CellResult& run : report.runs) table.Add(Row(run, columns));
   return Head(report, version) + table.Text() + "\n" + WearLine(report);

@@ -1,6 +1,6 @@
 """The real model: SmolLM2-135M-Instruct on real text, beside transformers and PyTorch.
 
-Needs FOREBAY_SMOLLM2_GGUF (scripts/test gets the file); the long comparison runs with FOREBAY_FULL=1.
+Needs FOREBAY_SMOLLM2_GGUF (scripts/test gets the file); the long comparisons run with FOREBAY_FULL=1.
 """
 
 import json
@@ -14,6 +14,7 @@ from conftest import write_rows
 
 from forebay_data import packed_file
 
+FULL = os.environ.get("FOREBAY_FULL") == "1"
 PROMPTS = [
     "The capital of France is",
     "Once upon a time there was a",
@@ -49,8 +50,9 @@ def real_rows(model, num_rows, seq, skip=0):
     return tokens, flags
 
 
-def train_both(forebay, model, tmp_path, precision, steps, lr, batch=2, accum=2, seq=64):
-    """Every step sees new text."""
+def train_both(forebay, model, tmp_path, precision, steps, lr):
+    """Every step sees new text: 512 tokens of it with FOREBAY_FULL=1, else a quarter."""
+    batch, accum, seq = (2, 2, 128) if FULL else (1, 2, 64)
     tokens, flags = real_rows(model, steps * batch * accum, seq)
     data = write_rows(tmp_path / "data.fbd", tokens, flags, 49152)
     settings = dict(
@@ -78,13 +80,13 @@ def test_20_steps_in_fp32_equal_pytorch(forebay, smollm2, tmp_path):
 
 
 def test_20_steps_in_bf16_follow_pytorch_autocast(forebay, smollm2, tmp_path):
-    ours, theirs, _, _ = train_both(forebay, smollm2, tmp_path, "bf16", steps=20, lr=1e-5, seq=128)
+    ours, theirs, _, _ = train_both(forebay, smollm2, tmp_path, "bf16", steps=20, lr=1e-5)
     for a, b in zip(ours, theirs, strict=True):
         print(f"loss: forebay {a['loss']:.4f}, PyTorch {b['loss']:.4f}")
         assert abs(a["loss"] - b["loss"]) < 2e-2, (a, b)
 
 
-@pytest.mark.skipif(os.environ.get("FOREBAY_FULL") != "1", reason="long: scripts/test --full runs it")
+@pytest.mark.skipif(not FULL, reason="long: scripts/test --full runs it")
 def test_300_steps_in_bf16_reach_the_same_held_out_loss(forebay, smollm2, tmp_path):
     steps, batch, seq = 300, 2, 128
     tokens, flags = real_rows(smollm2, steps * batch, seq)

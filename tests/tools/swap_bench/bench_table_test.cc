@@ -83,6 +83,16 @@ TEST(RunsText, ASinglePassHasNoSpread) {
   EXPECT_THAT(RunsText(report, "1"), HasSubstr("GB/s  +flush"));
 }
 
+TEST(RunsText, TheLastTurnsOfASearchHaveASpreadBesideItsSinglePasses) {
+  BenchReport report = Report();
+  report.job.repeats = 1;
+  report.runs.push_back(report.runs[0]);
+  report.runs[1].gbps = {2, 2, 2};
+  const std::string text = RunsText(report, "1");
+  EXPECT_THAT(text, testing::ContainsRegex(" 2.00 +[(]1.50..2.50[)]"));
+  EXPECT_THAT(text, testing::ContainsRegex(" 2.00 +- "));
+}
+
 TEST(RunsText, SaysWhatAllOfItWrote) {
   BenchReport report = Report();
   report.filled_bytes = 1'000'000'000;

@@ -308,7 +308,7 @@ TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
 TEST_P(EngineFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits) {
   const bool simulated = GetParam().under == Under::kSimulatedDisk;
   if (kUnderSanitizer) {
-    RunCases(DrawnCases(simulated ? 2 : 16, /*with_eio=*/false));
+    RunCases(DrawnCases(simulated ? 6 : 32, /*with_eio=*/false));
   } else if (simulated && !GetParam().roomy && !GetParam().resumed) {
     RunCases(DrawnCases(1, /*with_eio=*/true));
   } else {
