@@ -308,7 +308,8 @@ TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
 TEST_P(EngineFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits) {
   const bool simulated = GetParam().under == Under::kSimulatedDisk;
   if (kUnderSanitizer) {
-    RunCases(DrawnCases(simulated ? 6 : 32, /*with_eio=*/false));
+    const uint64_t stride = FullSuite() ? 2 : 6;
+    RunCases(DrawnCases(simulated ? stride : 8 * stride, /*with_eio=*/false));
   } else if (simulated && !GetParam().roomy && !GetParam().resumed) {
     RunCases(DrawnCases(1, /*with_eio=*/true));
   } else {

@@ -37,6 +37,10 @@ std::string OnlyCase() {
   return Environment("FOREBAY_FAULT_CASE");
 }
 
+bool FullSuite() {
+  return Environment("FOREBAY_FULL") == "1";
+}
+
 std::string RepeatCommand(const std::string& name) {
   const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
   return fmt::format("FOREBAY_FAULT_SEED={} FOREBAY_FAULT_CASE='{}' {} --gtest_filter={}.{}",

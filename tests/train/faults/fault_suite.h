@@ -25,6 +25,8 @@ inline constexpr bool kUnderSanitizer = false;
 uint64_t FaultSeed();
 // The name of the one case that is to run (FOREBAY_FAULT_CASE); empty: all.
 std::string OnlyCase();
+// Whether scripts/test runs its long versions (FOREBAY_FULL=1).
+bool FullSuite();
 // The command that repeats a case.
 std::string RepeatCommand(const std::string& name);
 

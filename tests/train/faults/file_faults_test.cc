@@ -121,7 +121,7 @@ class FileFaultsTest : public testing::TestWithParam<FileSetting> {
 // Each call in one of the two ways, from call to call the other one.
 TEST_P(FileFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits) {
   // The sanitizers take ten times as long; what they look for is much the same in all cases.
-  RunCases(kUnderSanitizer ? 3 : 1, /*in_both_ways=*/false);
+  RunCases(kUnderSanitizer && !FullSuite() ? 3 : 1, /*in_both_ways=*/false);
 }
 
 TEST_P(FileFaultsTest, SlowEveryCallFailsInBothWays) {
