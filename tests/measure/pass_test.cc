@@ -56,6 +56,14 @@ class PassTest : public testing::Test {
     plan_.load = load;
     return RunPass(plan_, memory_, hooks_);
   }
+  // As long as this machine needs for more than `num_ops`, whatever else it does.
+  absl::StatusOr<PassResult> RunMoreThan(int64_t num_ops, const LoadKind& load) {
+    absl::StatusOr<PassResult> pass = Run(load);
+    for (; pass.ok() && pass->all_ops <= num_ops && job_.seconds < 30; pass = Run(load)) {
+      job_.seconds *= 2;
+    }
+    return pass;
+  }
 
   TemporaryFolder folder_;
   Job job_ = SmallJob(folder_.path());
@@ -265,7 +273,7 @@ TEST_F(FaultyPassTest, OperationsNeverOverlap) {
   job_.size_bytes = 16 * kTestBlockBytes;
   job_.verify = true;
   Prepare({});
-  const auto pass = Run({LoadOp::kMixed, 50});
+  const auto pass = RunMoreThan(100, {LoadOp::kMixed, 50});
   ASSERT_TRUE(pass.ok()) << pass.status();
   EXPECT_GT(pass->all_ops, 100);
   EXPECT_EQ(pass->verified.num_bad(), 0) << pass->verified.first_problem;
@@ -331,7 +339,7 @@ TEST_F(StripedPassTest, ADiskThatLagsNeverTakesMoreThanItsFileHasBlocks) {
   for (const AccessPattern pattern : {AccessPattern::kSequential, AccessPattern::kRandom}) {
     job_.pattern = pattern;
     ASSERT_NO_FATAL_FAILURE(Prepare());
-    const auto pass = Run({LoadOp::kRead, 100});
+    const auto pass = RunMoreThan(100, {LoadOp::kRead, 100});
     ASSERT_TRUE(pass.ok()) << pass.status();
     // Far more than what fits into the file of the disk that lags: the others went on.
     EXPECT_GT(pass->all_ops, 100);
