@@ -27,7 +27,7 @@ absl::StatusOr<HostBuffer> HostBuffer::Create(MemoryBudget* budget, std::string_
   FOREBAY_CHECK(budget != nullptr && size_bytes >= 0);
   HostBuffer buffer;
   if (size_bytes == 0) return buffer;
-  const int64_t mapped_bytes = (size_bytes + kBasePageBytes - 1) / kBasePageBytes * kBasePageBytes;
+  const int64_t mapped_bytes = ChargedBytes(size_bytes);
   FOREBAY_RETURN_IF_ERROR(budget->Charge(purpose, mapped_bytes));
   PageMapping mapping = MapPages(mapped_bytes, {options.best_pages, options.numa_node});
   if (mapping.data == nullptr) {

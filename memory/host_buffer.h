@@ -36,8 +36,13 @@ class HostBuffer {
   HostBuffer(HostBuffer&& other) noexcept;
   HostBuffer& operator=(HostBuffer&& other) noexcept;
 
-  // `budget` must outlive the buffer; `size_bytes` rounded up to 4 KiB is charged to it. `purpose`
-  // is copied. 0 bytes: an empty buffer. OutOfMemoryError.
+  // What a buffer of `size_bytes` costs its budget: whole pages of 4 KiB.
+  static constexpr int64_t ChargedBytes(int64_t size_bytes) {
+    return (size_bytes + kBasePageBytes - 1) / kBasePageBytes * kBasePageBytes;
+  }
+
+  // `budget` must outlive the buffer; ChargedBytes(size_bytes) is charged to it. `purpose` is
+  // copied. 0 bytes: an empty buffer. OutOfMemoryError.
   static absl::StatusOr<HostBuffer> Create(MemoryBudget* budget, std::string_view purpose,
                                            int64_t size_bytes,
                                            const HostBufferOptions& options = {});

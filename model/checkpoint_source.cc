@@ -20,8 +20,7 @@ namespace {
 constexpr char kPurpose[] = "weights";
 
 int64_t BufferBytes(const LayerSpec& layer, DType dtype) {
-  constexpr int64_t kPageBytes = 4096;  // HostBuffer charges whole pages
-  return (layer.num_elems * SizeOf(dtype) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return HostBuffer::ChargedBytes(layer.num_elems * SizeOf(dtype));
 }
 
 // Which layers stay in memory, and how large the buffers of the window are that the others pass

@@ -12,12 +12,10 @@ namespace forebay {
 namespace {
 
 constexpr char kScratchPurpose[] = "compute scratch";
-constexpr int64_t kPageBytes = 4096;
 
 int64_t WorkspaceBytes(const DecoderConfig& config, const DecoderOptions& options) {
   DecoderWorkspace unplaced;
-  const int64_t size_bytes = PlaceWorkspace(config, options, nullptr, unplaced);
-  return (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return HostBuffer::ChargedBytes(PlaceWorkspace(config, options, nullptr, unplaced));
 }
 
 int64_t ComputeScratchBytes(const DecoderConfig& config, const DecoderOptions& options) {

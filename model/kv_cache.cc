@@ -14,11 +14,9 @@ int64_t HalfHeadOf(const DecoderConfig& config) {
 }  // namespace
 
 int64_t KvCache::BytesFor(const DecoderConfig& config, int64_t max_length) {
-  constexpr int64_t kPageBytes = 4096;
   const int64_t row = config.num_kv_heads * config.head_dim;
   const int64_t floats = max_length * (2 * config.num_layers * row + 2 * HalfHeadOf(config));
-  const int64_t size_bytes = floats * static_cast<int64_t>(sizeof(float));
-  return (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return HostBuffer::ChargedBytes(floats * static_cast<int64_t>(sizeof(float)));
 }
 
 absl::StatusOr<KvCache> KvCache::Create(MemoryBudget* budget, const DecoderConfig& config,

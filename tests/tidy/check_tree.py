@@ -61,6 +61,20 @@ def check_include(path, folder, spelling, target, arrows):
     return None
 
 
+def check_order(path, root, lines):
+    """Problems with a header's guard, or with what a source includes first (its own header, which thereby has to
+    name what it needs)."""
+    relative = path.relative_to(root)
+    if path.suffix == ".h" and not path.name.endswith("-inl.h"):  # those are included once per CPU target
+        if "#pragma once" not in lines:
+            yield f"{relative}: no '#pragma once'"
+    own = path.with_suffix(".h")
+    if path.suffix == ".cc" and own.exists():
+        first = next((include[2] for include in map(INCLUDE.match, lines) if include), None)
+        if first not in (f"forebay/{own.relative_to(root)}", own.name):
+            yield f"{relative}: includes {first} first, not its own header"
+
+
 def check_file(path, root, arrows):
     """Yields 'file:line: problem'."""
     relative = path.relative_to(root)
@@ -70,6 +84,7 @@ def check_file(path, root, arrows):
         lines.pop()
     if len(lines) > MAX_LINES:
         yield f"{relative}: {len(lines)} lines; at most {MAX_LINES}, so that a file is one idea"
+    yield from check_order(path, root, lines)
     raw_string = False  # text in R"(...)" is data, which no formatter may break
     for number, line in enumerate(lines, 1):
         is_data = raw_string or 'R"' in line

@@ -48,7 +48,7 @@ class CheckTreeTest(unittest.TestCase):
                                 "base/a.cc:2: base/ may not include swap/")
 
     def test_the_forbidden_arrow_from_model_to_swap_is_found(self):
-        self.assert_one_problem({"model/cpu/m.h": '#include "forebay/swap/b.h"\n'}, "model/cpu/m.h:1")
+        self.assert_one_problem({"model/cpu/m.h": '#pragma once\n#include "forebay/swap/b.h"\n'}, "model/cpu/m.h:2")
 
     def test_a_third_party_header_outside_its_place_is_found(self):
         self.assert_one_problem({"swap/b.cc": '#include "oneapi/dnnl/dnnl.hpp"\n'}, "only be included in model/")
@@ -56,8 +56,19 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_one_problem({"base/b.cc": '#include "CLI/CLI.hpp"\n'}, "tools/")
 
     def test_another_spelling_of_our_headers_is_found(self):
-        self.assert_one_problem({"base/a.h": "", "base/a.cc": '#include "a.h"\n'}, "spell it")
+        self.assert_one_problem({"base/a.h": "#pragma once\n", "base/b.cc": '#include "a.h"\n'}, "spell it")
         self.assert_one_problem({"base/a.cc": "#include <forebay/base/a.h>\n"}, "with quotes")
+
+    def test_a_header_without_guard_is_found(self):
+        self.assert_one_problem({"base/a.h": "int x;\n"}, "base/a.h: no '#pragma once'")
+        self.assertEqual(self.problems_of({"model/cpu/a-inl.h": "int x;\n"}), [])
+
+    def test_a_source_that_does_not_include_its_own_header_first_is_found(self):
+        header = {"base/a.h": "#pragma once\n"}
+        own = '#include "forebay/base/a.h"\n'
+        self.assert_one_problem({**header, "base/a.cc": "#include <string>\n" + own}, "includes string first")
+        self.assert_one_problem({**header, "base/a.cc": "int x;\n"}, "includes None first")
+        self.assertEqual(self.problems_of({**header, "base/a.cc": "// A.\n" + own + "#include <string>\n"}), [])
 
     def test_a_long_line_a_tab_and_a_long_file_are_found(self):
         self.assert_one_problem({"base/a.cc": f"// {'x' * 98}\n"}, "base/a.cc:1: 101 columns")
