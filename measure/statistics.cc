@@ -13,7 +13,7 @@ Spread SpreadOf(std::vector<double> values) {
   const size_t middle = values.size() / 2;
   const double median =
       values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-  return {median, values.front(), values.back()};
+  return {median, values.front(), values.back(), static_cast<int>(values.size())};
 }
 
 size_t MedianIndex(std::span<const double> values) {

@@ -11,6 +11,10 @@ struct Spread {
   double median = 0;
   double min = 0;
   double max = 0;
+  int num_values = 0;  // 0: not known
+
+  // Says something of how much the values differ: a rationed disk may give the same figure twice.
+  bool is_of_several() const { return num_values > 1 || min < max; }
 };
 
 // Of an even number of values the median is the mean of the two in the middle. Zeros for none.

@@ -33,7 +33,7 @@ double LeastTuneS(const Job& job, const TuneOptions& options) {
 
 // Of a figure that was measured once.
 Spread SpreadOfOne(double gbps) {
-  return {gbps, gbps, gbps};
+  return {gbps, gbps, gbps, 1};
 }
 
 Spread SpreadAt(const SweepPoint& point, size_t load) {

@@ -16,6 +16,15 @@ TEST(SpreadOf, TakesTheMiddleAndTheEnds) {
   EXPECT_EQ(SpreadOf({}).median, 0);
 }
 
+TEST(SpreadOf, KnowsWhetherItIsOfSeveral) {
+  EXPECT_FALSE(SpreadOf({}).is_of_several());
+  EXPECT_FALSE(SpreadOf({2}).is_of_several());
+  EXPECT_TRUE(SpreadOf({2, 2}).is_of_several());
+  // As a file gives it.
+  EXPECT_TRUE((Spread{2, 1, 3}).is_of_several());
+  EXPECT_FALSE((Spread{2, 2, 2}).is_of_several());
+}
+
 TEST(MedianIndex, IsWhereTheMedianStands) {
   EXPECT_EQ(MedianIndex(std::vector<double>{5, 1, 3}), 2u);
   EXPECT_EQ(MedianIndex(std::vector<double>{4, 1, 2, 3}), 2u);

@@ -84,14 +84,10 @@ std::vector<std::string> Joined(std::vector<std::string> first, std::vector<std:
 }
 
 // The spread of a single pass would be its figure again, as if there were no noise.
-bool HasSpread(const Spread& gbps) {
-  return gbps.min < gbps.max;
-}
-
 std::vector<std::string> Bandwidth(const Spread& gbps, bool spread) {
   std::vector<std::string> cells = {Gb(gbps.median)};
   if (!spread) return cells;
-  cells.push_back(HasSpread(gbps) ? fmt::format("({}..{})", Gb(gbps.min), Gb(gbps.max)) : "-");
+  cells.push_back(gbps.is_of_several() ? fmt::format("({}..{})", Gb(gbps.min), Gb(gbps.max)) : "-");
   return cells;
 }
 
@@ -234,8 +230,8 @@ std::string RatioText(const std::optional<double>& ratio) {
 
 // Of single passes there is no telling.
 std::string NoiseText(const CellComparison& cell) {
-  const auto single = [](const Spread& gbps) { return gbps.min == gbps.max; };
-  if (cell.ratio.has_value() && single(cell.before) && single(cell.after)) return "-";
+  const bool of_several = cell.before.is_of_several() || cell.after.is_of_several();
+  if (cell.ratio.has_value() && !of_several) return "-";
   return fmt::format("({}..{})", RatioText(cell.least_ratio), RatioText(cell.most_ratio));
 }
 
@@ -274,7 +270,7 @@ std::string RunsText(const BenchReport& report, const std::string& version) {
   columns.turns = std::ranges::any_of(
       report.runs, [](const CellResult& run) { return run.key.burst_bytes > 0; });
   columns.spread =
-      std::ranges::any_of(report.runs, [](const CellResult& run) { return HasSpread(run.gbps); });
+      std::ranges::any_of(report.runs, [](const CellResult& run) { return run.gbps.is_of_several(); });
   table.Add(Header(columns));
   for (const CellResult& run : report.runs) table.Add(Row(run, columns));
   return Head(report, version) + table.Text() + "\n" + WearLine(report);

@@ -183,7 +183,7 @@ std::string FioText(const std::vector<CellResult>& runs) {
     if (!run.fio.has_value()) continue;
     const Spread& gbps = run.fio->gbps;
     const std::string spread =
-        gbps.min < gbps.max ? fmt::format(" ({:.2f}..{:.2f})", gbps.min, gbps.max) : "";
+        gbps.is_of_several() ? fmt::format(" ({:.2f}..{:.2f})", gbps.min, gbps.max) : "";
     text += fmt::format("fio {} {}: {:.2f} GB/s{}, in {}", LoadName(run.key.load), run.key.device,
                         gbps.median, spread, run.fio->pages);
     const std::optional<double> ratio = run.fio_ratio();

@@ -42,6 +42,14 @@ TEST(ReportText, HasFiguresVerdictsAndNotes) {
   EXPECT_THAT(text, HasSubstr("note: a note"));
 }
 
+TEST(ReportText, ASinglePassHasNoSpreadAndTwoAlikeHaveOne) {
+  BenchReport report = Report();
+  report.runs[0].gbps = SpreadOf({2});
+  EXPECT_THAT(ReportText(report, "1"), Not(HasSubstr("(min..max)")));
+  report.runs[0].gbps = SpreadOf({2, 2});
+  EXPECT_THAT(ReportText(report, "1"), HasSubstr("(2.00..2.00)"));
+}
+
 TEST(ReportText, CountersThatDoNotAgreeDoNotMatch) {
   BenchReport report = Report();
   report.runs[0].disk_ratio = 2.877;
