@@ -170,7 +170,6 @@ void EndUnderATransfer(Engine& engine, const TemporaryFolder& folder, const Host
 }
 
 TEST_F(BufferRegistrationTest, EndingUnderATransferIsABug) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
   const TemporaryFolder folder;
   const HostBuffer buffer = MakeBuffer(&budget_, 8192);
   EXPECT_DEATH(EndUnderATransfer(*MakeEngine(), folder, buffer), "slot.op == nullptr");
@@ -188,7 +187,6 @@ void EndBeforeATransfer(Engine& engine, const TemporaryFolder& folder, const Hos
 }
 
 TEST_F(BufferRegistrationTest, EndingBeforeATransferThatWaitsIsABug) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
   const TemporaryFolder folder;
   const HostBuffer buffer = MakeBuffer(&budget_, 4096);
   EXPECT_DEATH(EndBeforeATransfer(*MakeEngine(), folder, buffer), "HasUserOf");
@@ -300,7 +298,6 @@ void RegisterTwice(Engine& engine, std::span<std::byte> memory) {
 }
 
 TEST_F(RegisteredBuffersTest, MemoryThatIsRegisteredAgainIsABug) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
   const HostBuffer buffer = MakeBuffer(&budget_, 65536);
   EXPECT_DEATH(RegisterTwice(*engine_, buffer.bytes()), "EndOf");
 }

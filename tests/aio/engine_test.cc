@@ -286,7 +286,6 @@ INSTANTIATE_TEST_SUITE_P(Engines, EngineTest, testing::ValuesIn(AllCases()),
                          [](const auto& c) { return c.param.name; });
 
 TEST(EngineDeathTest, AMisalignedOpIsABug) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
   alignas(kIoAlignBytes) static std::array<std::byte, 8192> bytes;
   const auto submit = [](int64_t offset_bytes, std::span<std::byte> buffer) {
     const auto engine = CreateThreadsEngine({.num_threads = 1});

@@ -98,7 +98,6 @@ TEST(ThreadPool, InitialisesEveryOtherThreadOnce) {
 }
 
 TEST(ThreadPoolDeathTest, ACallFromWithinATaskIsABug) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(
       {
         ThreadPool pool(2);

@@ -242,7 +242,6 @@ TEST_F(OffloadedAdamWBehaviour, CountsTheElementsItUpdated) {
 using OffloadedAdamWDeathTest = OffloadedAdamWBehaviour;
 
 TEST_F(OffloadedAdamWDeathTest, RefusesAGradientThatTouchesPadding) {
-  testing::GTEST_FLAG(death_test_style) = "threadsafe";
   const auto run = Start(mixed_);
   std::vector<float> gradient = GradientOf(run->store().inventory(), 1, 1);
   gradient[40] = 1e-3f;  // the norm has 37 elements, the next tensor begins at 64

@@ -269,8 +269,8 @@ std::string RunsText(const BenchReport& report, const std::string& version) {
   Columns columns;
   columns.turns = std::ranges::any_of(
       report.runs, [](const CellResult& run) { return run.key.burst_bytes > 0; });
-  columns.spread =
-      std::ranges::any_of(report.runs, [](const CellResult& run) { return run.gbps.is_of_several(); });
+  columns.spread = std::ranges::any_of(
+      report.runs, [](const CellResult& run) { return run.gbps.is_of_several(); });
   table.Add(Header(columns));
   for (const CellResult& run : report.runs) table.Add(Row(run, columns));
   return Head(report, version) + table.Text() + "\n" + WearLine(report);
