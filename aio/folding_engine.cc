@@ -38,7 +38,9 @@ int FoldingEngine::AddFile(UniqueFd fd, std::string path) {
   const FoldOptions& options = folds_[fold];
   const std::lock_guard lock(mutex_);
   File file;
-  if (info.st_size < options.least_bytes) {
+  const bool is_unfolded =
+      !options.unfolded_name.empty() && path.ends_with("/" + options.unfolded_name);
+  if (info.st_size < options.least_bytes || is_unfolded) {
     file.inner_file = inner_->AddFile(std::move(fd), std::move(path));
   } else {
     file.inner_file = options.file;

@@ -16,10 +16,12 @@
 namespace forebay {
 
 struct FoldOptions {
-  std::string folder;          // whose files; "": all
-  int file = -1;               // of the inner engine: what the others are folded into
-  int64_t size_bytes = 0;      // of that file
-  int64_t least_bytes = 0;     // shorter files are left as they are, with their own bytes
+  std::string folder;      // whose files; "": all
+  int file = -1;           // of the inner engine: what the others are folded into
+  int64_t size_bytes = 0;  // of that file
+  // Files that are left as they are, with their own bytes: short ones, and those of this name.
+  int64_t least_bytes = 0;
+  std::string unfolded_name;
   int64_t together_bytes = 0;  // of all files that will be folded
 };
 

@@ -2,8 +2,10 @@
 // docs/performance.md).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,13 +30,19 @@ class Xxh3_128 {
   }
   void Update(std::string_view text) { XXH3_128bits_update(&state_, text.data(), text.size()); }
   void UpdateInt(int64_t value) { XXH3_128bits_update(&state_, &value, sizeof(value)); }
-  // 32 lower-case hexadecimal digits, canonical (big-endian) order as `xxh128sum` prints.
-  std::string Hex() const {
+  // In canonical (big-endian) order.
+  std::array<uint8_t, 16> Digest() const {
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state_));
+    std::array<uint8_t, 16> digest;
+    std::memcpy(digest.data(), canonical.digest, digest.size());
+    return digest;
+  }
+  // 32 lower-case hexadecimal digits, canonical (big-endian) order as `xxh128sum` prints.
+  std::string Hex() const {
     static constexpr char kDigits[] = "0123456789abcdef";
     std::string hex;
-    for (const unsigned char byte : canonical.digest) {
+    for (const uint8_t byte : Digest()) {
       hex.push_back(kDigits[byte >> 4]);
       hex.push_back(kDigits[byte & 15]);
     }

@@ -16,14 +16,16 @@
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/optimizer/staged_tiles.h"
 #include "forebay/optimizer/tile_writes.h"
+#include "forebay/swap/tile_seals.h"
 #include "forebay/swap/transfer_buffer.h"
 
 namespace forebay {
 namespace {
 
-// Elements per task of an update: long enough to hide the cost of handing it out, short enough to
-// share a tile. AdamW is elementwise, so the cut does not show in the result.
-constexpr int64_t kTaskElems = int64_t{16} << 10;
+// Elements per task of an update: what has a checksum of its own, so that a task verifies, updates
+// and seals it while it is in the cache. AdamW is elementwise, so the cut does not show in the
+// result.
+constexpr int64_t kTaskElems = kSealElems;
 
 int64_t GradientBytesPerElem(const OffloadedAdamWOptions& options) {
   return options.gradient_is_bf16 ? 2 : 4;
@@ -46,7 +48,9 @@ struct OffloadedAdamW::Impl {
   absl::Status MakeStaging(MemoryBudget* budget);
   absl::Status LoadHostState(MemoryBudget* budget);
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
-  void RunKernel(const AdamWTile& whole, const Tile& tile);
+  absl::Status RunKernel(const AdamWTile& whole, int tile, std::span<std::byte> weights,
+                         std::span<std::byte> state);
+  void UpdatePart(const AdamWTile& whole, const Tile& tile, int64_t part);
   const TileArithmetic& arithmetic() const {
     return options.arithmetic != nullptr ? *options.arithmetic : adamw;
   }
@@ -176,6 +180,11 @@ absl::Status OffloadedAdamW::Impl::LoadHostState(MemoryBudget* budget) {
         IoClass::kDemandRead, read);
   }
   for (IoOp& read : reads) status.Update(store->engine().Wait(read));
+  for (int i = 0; i < tiles.num_tiles() && status.ok(); ++i) {
+    if (placement.state[i] != Tier::kHost) continue;
+    status = store->VerifyState(i, host_state.bytes().subspan(host_state_offset_bytes[i],
+                                                              tiles.StateBytes(tiles.tiles()[i])));
+  }
   if (status.ok()) return status;
   return Annotate(status, "optimizer: loading the state that is kept in memory failed");
 }
@@ -290,29 +299,49 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
   whole.gradient =
       staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(tile);
   whole.gradient_is_bf16 = options.gradient_is_bf16;
-  RunKernel(whole, spec);
-
+  FOREBAY_RETURN_IF_ERROR(RunKernel(whole, tile, weights, state));
   writes->StartState(tile, state, step.step);
   writes->StartWeights(tile, weights, step.step);
   if (staged->Needs(tile)) staged->Done();
   return absl::OkStatus();
 }
 
-void OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, const Tile& tile) {
-  const std::vector<DecayRun>& runs = decay_runs[tile.layer];
-  const int64_t num_tasks = (tile.num_elems + kTaskElems - 1) / kTaskElems;
-  pool.ParallelFor(num_tasks, [&](int64_t task) {
-    // In the layer's flat vector.
-    const int64_t begin = tile.first_elem + task * kTaskElems;
-    const int64_t end = std::min(begin + kTaskElems, tile.first_elem + tile.num_elems);
-    auto run = std::upper_bound(runs.begin(), runs.end(), begin,
-                                [](int64_t elem, const DecayRun& r) { return elem < r.end_elem; });
-    for (int64_t first = begin; first < end; ++run) {
-      const int64_t run_end = std::min(end, run->end_elem);
-      arithmetic().Update(step, Part(whole, first - tile.first_elem, run_end - first, run->decay));
-      first = run_end;
+// Verifies the state where it was read, updates, and seals what comes of it.
+absl::Status OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, int tile,
+                                             std::span<std::byte> weights,
+                                             std::span<std::byte> state) {
+  const Tile& spec = tiles.tiles()[tile];
+  const bool is_read = staged->StateIsRead(tile);
+  std::mutex damage_mutex;
+  absl::Status damage;
+  pool.ParallelFor(NumSealParts(spec), [&](int64_t part) {
+    if (is_read) {
+      const absl::Status intact = store->VerifyStatePart(tile, part, state);
+      if (!intact.ok()) {
+        const std::lock_guard lock(damage_mutex);
+        damage.Update(intact);
+        return;  // nothing of this tile will be written
+      }
     }
+    UpdatePart(whole, spec, part);
+    store->SealWeights(tile, part, weights);
+    store->SealState(tile, part, state);
   });
+  return damage;
+}
+
+void OffloadedAdamW::Impl::UpdatePart(const AdamWTile& whole, const Tile& tile, int64_t part) {
+  const std::vector<DecayRun>& runs = decay_runs[tile.layer];
+  // In the layer's flat vector.
+  const int64_t begin = tile.first_elem + part * kTaskElems;
+  const int64_t end = std::min(begin + kTaskElems, tile.first_elem + tile.num_elems);
+  auto run = std::upper_bound(runs.begin(), runs.end(), begin,
+                              [](int64_t elem, const DecayRun& r) { return elem < r.end_elem; });
+  for (int64_t first = begin; first < end; ++run) {
+    const int64_t run_end = std::min(end, run->end_elem);
+    arithmetic().Update(step, Part(whole, first - tile.first_elem, run_end - first, run->decay));
+    first = run_end;
+  }
 }
 
 absl::Status OffloadedAdamW::AwaitWriteBack(int layer) {

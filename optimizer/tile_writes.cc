@@ -21,14 +21,14 @@ void TileWrites::StartWeights(int tile, std::span<std::byte> buffer, int64_t ste
   Write& write = weights_[tile];
   FOREBAY_CHECK(write.step == kNone);
   write.step = step;
-  store_->StartWriteWeights(tile, buffer, write.op);
+  store_->StartWriteWeights(tile, buffer, write.op, Sealed::kYes);
 }
 
 void TileWrites::StartState(int tile, std::span<std::byte> buffer, int64_t step) {
   Write& write = state_[tile];
   FOREBAY_CHECK(write.step == kNone);
   write.step = step;
-  store_->StartWriteState(tile, buffer, write.op);
+  store_->StartWriteState(tile, buffer, write.op, Sealed::kYes);
 }
 
 absl::Status TileWrites::Await(Write& write, int tile, std::string_view what, bool& completed) {

@@ -45,7 +45,8 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   }
   plan.host_bytes = Swapper::WindowBytes(plan.window, plan.tiles) +
                     OffloadedAdamW::StagingBytes(optimizer, plan.tiles) +
-                    plan.placement.host_gradient_bytes + largest_layer_elems * 4;
+                    TensorStore::SealBytes(plan.tiles) + plan.placement.host_gradient_bytes +
+                    largest_layer_elems * 4;
   return plan;
 }
 

@@ -23,6 +23,7 @@
 #include "forebay/base/format.h"
 #include "forebay/measure/load_thread.h"
 #include "forebay/memory/available_memory.h"
+#include "forebay/swap/store_folders.h"
 
 namespace forebay {
 namespace {
@@ -249,6 +250,7 @@ class StepBench {
                        .file = file,
                        .size_bytes = report_.file_bytes,
                        .least_bytes = kLeastFoldedBytes,
+                       .unfolded_name = kSealsName,
                        .together_bytes = plan.folder_bytes[i]});
     }
     return folds;

@@ -16,7 +16,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the formats are little-endian");
 
 constexpr char kMagic[8] = {'F', 'B', 'C', 'O', 'M', 'M', 'I', 'T'};
-constexpr uint32_t kCommitVersion = 1;
+constexpr uint32_t kCommitVersion = 2;
 
 // The bytes on disk (docs/formats.md, "commit.fbs"); natural alignment leaves no holes.
 struct DiskRecord {
@@ -29,11 +29,12 @@ struct DiskRecord {
   uint64_t previous_hash;
   uint32_t trainer_bytes;
   uint32_t reserved;
+  SealsRoot seals_root;
   char trainer[kCommitTrainerBytesMax];
-  uint8_t zeros[kCommitRecordBytes - kCommitTrainerBytesMax - 72];
+  uint8_t zeros[kCommitRecordBytes - kCommitTrainerBytesMax - 88];
   uint64_t hash;  // XXH3-64 of everything before it
 };
-static_assert(sizeof(DiskRecord) == kCommitRecordBytes && offsetof(DiskRecord, trainer) == 64);
+static_assert(sizeof(DiskRecord) == kCommitRecordBytes && offsetof(DiskRecord, trainer) == 80);
 
 uint64_t HashOf(const DiskRecord& record) {
   return Xxh3_64(std::as_bytes(std::span(&record, 1)).first(offsetof(DiskRecord, hash)));
@@ -52,6 +53,7 @@ uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> byt
   disk.sequence = record.sequence;
   disk.step = record.step;
   disk.previous_hash = record.previous_hash;
+  disk.seals_root = record.seals_root;
   disk.trainer_bytes = static_cast<uint32_t>(record.trainer.size());
   std::ranges::copy(record.trainer, disk.trainer);
   disk.hash = HashOf(disk);
@@ -82,6 +84,7 @@ absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
   copy.record.step = disk.step;
   copy.record.slot = disk.slot;
   copy.record.previous_hash = disk.previous_hash;
+  copy.record.seals_root = disk.seals_root;
   copy.record.trainer.assign(disk.trainer, disk.trainer_bytes);
   copy.hash = disk.hash;
   return copy;

@@ -18,6 +18,7 @@ inline constexpr int64_t kCommitRecordBytes = 4096;
 inline constexpr int64_t kCommitTrainerBytesMax = 3072;
 
 using StoreUuid = std::array<uint8_t, 16>;
+using SealsRoot = std::array<uint8_t, 16>;
 
 struct CommitRecord {
   StoreUuid uuid = {};
@@ -25,6 +26,7 @@ struct CommitRecord {
   int64_t step = 0;
   uint32_t slot = 0;           // 0: A, 1: B
   uint64_t previous_hash = 0;  // of the record before; of the first record: 0
+  SealsRoot seals_root = {};   // over the seals of all tiles of the slot (tile_seals.h)
   std::string trainer;         // JSON text, at most kCommitTrainerBytesMax
 };
 

@@ -5,6 +5,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/swap/commit_record.h"
+#include "forebay/swap/tensor_store.h"
 
 namespace forebay {
 namespace {
@@ -145,9 +146,10 @@ StepTransfers CountTransfers(const StepSchedule& schedule, const SwapperOptions&
       transfers.read_bytes += tiles.StateBytes(tiles.tiles()[tile]);
     }
   }
-  // A step is committed whole, so that what lives in RAM is written too; its record goes to two
-  // places in every folder.
+  // A step is committed whole, so that what lives in RAM is written too; its checksums and its
+  // record go to two places in every folder.
   transfers.write_bytes += tiles.weight_area_bytes() + tiles.state_area_bytes() +
+                           TensorStore::SealBytes(tiles) +
                            2 * kCommitRecordBytes * tiles.num_stripes();
   return transfers;
 }

@@ -20,7 +20,8 @@ namespace forebay {
 namespace {
 
 constexpr int64_t kManifestBytesMax = int64_t{64} << 20;
-constexpr const char* kDataNames[] = {kWeightsName, kStateName, kGradientsName, kCommitName};
+constexpr const char* kDataNames[] = {kWeightsName, kStateName, kGradientsName, kCommitName,
+                                      kSealsName};
 
 std::string ManifestPath(const std::string& directory) {
   return JoinPath(directory, kManifestName);

@@ -19,6 +19,7 @@ inline constexpr char kWeightsName[] = "weights.fbs";
 inline constexpr char kStateName[] = "state.fbs";
 inline constexpr char kGradientsName[] = "gradients.fbs";
 inline constexpr char kCommitName[] = "commit.fbs";
+inline constexpr char kSealsName[] = "seals.fbs";
 inline constexpr char kLockName[] = "lock";
 
 // "'a'" and "'a', 'b'": for messages.

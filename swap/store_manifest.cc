@@ -15,7 +15,7 @@ namespace forebay {
 namespace {
 
 constexpr char kFormat[] = "forebay-store";
-constexpr int64_t kManifestVersion = 2;
+constexpr int64_t kManifestVersion = 3;
 constexpr char kChecksumKey[] = "xxh3_128";
 constexpr int64_t kMaxElems = int64_t{1} << 48;
 

@@ -67,7 +67,7 @@ struct Swapper::Impl {
   void ApplyDueUpdates(Lock& lock);
   absl::Status Stage(Buffer& buffer, bool exposed);
   void StartReads(Buffer& buffer, int layer, IoClass io_class);
-  absl::Status FinishReads(Buffer& buffer);
+  absl::Status FinishReads(Buffer& buffer, bool verify);
   absl::Status FinishWriteBack(Buffer& buffer);
   void Quiesce();
   void Fail(const absl::Status& status);
@@ -152,7 +152,7 @@ absl::Status Swapper::Impl::LoadResidentLayers() {
   for (Buffer& buffer : buffers) {
     if (buffer.buffer_class == BufferClass::kResident) {
       StartReads(buffer, buffer.layer, IoClass::kDemandRead);
-      status.Update(FinishReads(buffer));
+      status.Update(FinishReads(buffer, /*verify=*/true));
     }
   }
   return status;
@@ -172,10 +172,15 @@ void Swapper::Impl::StartReads(Buffer& buffer, int layer, IoClass io_class) {
   }
 }
 
-absl::Status Swapper::Impl::FinishReads(Buffer& buffer) {
+// `verify`: what was read will be used.
+absl::Status Swapper::Impl::FinishReads(Buffer& buffer, bool verify) {
   absl::Status status;
-  for (int i = 0; i < buffer.num_reads; ++i) status.Update(store->engine().Wait(buffer.ops[i]));
-  buffer.num_reads = 0;
+  const int num_reads = std::exchange(buffer.num_reads, 0);
+  for (int i = 0; i < num_reads; ++i) status.Update(store->engine().Wait(buffer.ops[i]));
+  for (int i = 0; verify && status.ok() && i < num_reads; ++i) {
+    status =
+        store->VerifyWeights(store->tiles().first_tile(buffer.layer) + i, buffer.ops[i].buffer);
+  }
   return status.ok() ? status
                      : Annotate(status, fmt::format("reading the weights of '{}'",
                                                     NameOfLayer(buffer.layer)));
@@ -261,7 +266,7 @@ void Swapper::Impl::AssignBuffers(Lock& lock, AccessQueue& queue) {
     absl::Status status;
     if (buffer.layer >= 0) {
       // A cancelled access may have left reads behind.
-      status.Update(FinishReads(buffer));
+      status.Update(FinishReads(buffer, /*verify=*/false));
       status.Update(FinishWriteBack(buffer));
       buffer_of_layer[buffer.layer] = -1;
     }
@@ -289,7 +294,7 @@ int Swapper::Impl::ChooseBuffer(BufferClass buffer_class) const {
 
 // Brings the weights in `buffer` up to date. `exposed`: somebody may be reading them.
 absl::Status Swapper::Impl::Stage(Buffer& buffer, bool exposed) {
-  FOREBAY_RETURN_IF_ERROR(FinishReads(buffer));
+  FOREBAY_RETURN_IF_ERROR(FinishReads(buffer, /*verify=*/true));
   if (updater == nullptr || !updater->UpdateIsDue(buffer.layer)) return absl::OkStatus();
   // An update is due only when all accesses of the step before it were released (see Expect).
   FOREBAY_CHECK(!exposed);
@@ -343,7 +348,7 @@ void Swapper::Impl::ApplyDueUpdates(Lock& lock) {
 // nobody asked for the result.
 void Swapper::Impl::Quiesce() {
   for (Buffer& buffer : buffers) {
-    FinishReads(buffer).IgnoreError();
+    FinishReads(buffer, /*verify=*/false).IgnoreError();
     FinishWriteBack(buffer).IgnoreError();
   }
 }

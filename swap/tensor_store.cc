@@ -46,6 +46,7 @@ absl::Status TensorStore::Impl::OpenStripe(int index, bool create) {
   const FileSpec specs[] = {
       {kWeightsName, 2 * tiles.weight_area_bytes(index), &stripe.weights_file},
       {kStateName, 2 * tiles.state_area_bytes(index), &stripe.state_file},
+      {kSealsName, 4 * TileSeals::TableBytes(tiles, index), &stripe.seals_file},
       {kCommitName, kCommitFileBytes, &stripe.commit_file}};
   for (const FileSpec& spec : specs) {
     if (spec.size_bytes == 0) continue;  // fewer tiles than folders
@@ -116,8 +117,8 @@ TensorStore::~TensorStore() = default;
 StripeBytes TensorStore::DiskBytes(const TileMap& tiles, const StripeBytes& gradient_area_bytes) {
   StripeBytes bytes = GradientParts(gradient_area_bytes, tiles.num_stripes());
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
-    bytes[stripe] +=
-        2 * (tiles.weight_area_bytes(stripe) + tiles.state_area_bytes(stripe)) + kCommitFileBytes;
+    bytes[stripe] += 2 * (tiles.weight_area_bytes(stripe) + tiles.state_area_bytes(stripe)) +
+                     4 * TileSeals::TableBytes(tiles, stripe) + kCommitFileBytes;
   }
   return bytes;
 }
@@ -156,6 +157,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   auto impl = std::make_unique<Impl>(std::move(folders), engine, std::move(manifest));
   impl->reserve_space = !options.unfilled;
   impl->has_commit = options.unfilled;
+  impl->unfilled = options.unfilled;
   StripeBytes needed_bytes = DiskBytes(impl->tiles, options.gradient_area_bytes);
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
   absl::Status status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",

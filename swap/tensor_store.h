@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,6 +26,7 @@
 #include "forebay/aio/engine.h"
 #include "forebay/base/json.h"
 #include "forebay/base/tensor_spec.h"
+#include "forebay/memory/memory_budget.h"
 #include "forebay/swap/commit_record.h"
 #include "forebay/swap/tile_map.h"
 
@@ -53,6 +55,19 @@ struct CommitInfo {
 };
 
 enum class Plane : uint8_t { kMaster, kM, kV };
+
+// Whether the seals of what is written have been taken (SealWeights, SealState).
+enum class Sealed : uint8_t { kNotYet, kYes };
+
+// A part of a tile that is not what was written there.
+struct TileDamage {
+  int tile = 0;
+  std::string layer;
+  std::string file;
+  int64_t offset_bytes = 0;  // in the file: of the first part that is damaged
+  int64_t size_bytes = 0;    // of that part
+  std::string message;       // all of it, with the step
+};
 
 // Thread-safe for different tiles; Commit and ReadTensor* by one thread. Tiles may be read while
 // Commit runs, but not written. One process at a time (flock, with the holder's PID in the error).
@@ -104,10 +119,32 @@ class TensorStore {
   // committed or written before; each tile is written once between two commits.
   void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
   void StartReadState(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
-  void StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op);
-  void StartWriteState(int tile, std::span<std::byte> buffer, IoOp& op);
+  // A write that is not sealed yet is sealed here, by the caller's thread.
+  void StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op,
+                         Sealed sealed = Sealed::kNotYet);
+  void StartWriteState(int tile, std::span<std::byte> buffer, IoOp& op,
+                       Sealed sealed = Sealed::kNotYet);
   void MarkWeightsWritten(int tile);
   void MarkStateWritten(int tile);
+
+  // Checksums (tile_seals.h), part by part, so that whoever works on a tile takes them while it is
+  // in the cache. What was read must be verified before it is used: VerifyWeights and VerifyState,
+  // or VerifyStatePart for every part, between the wait for the read and the next write of the
+  // tile. CorruptError names file, device, offset, layer, step and what can be saved. Thread-safe
+  // for different parts of a tile.
+  void SealWeights(int tile, int64_t part, std::span<const std::byte> weights);
+  void SealState(int tile, int64_t part, std::span<const std::byte> state);
+  absl::Status VerifyWeights(int tile, std::span<const std::byte> weights) const;
+  absl::Status VerifyState(int tile, std::span<const std::byte> state) const;
+  absl::Status VerifyStatePart(int tile, int64_t part, std::span<const std::byte> state) const;
+  // Of the memory that holds the checksums of both slots, from creation or opening on.
+  static int64_t SealBytes(const TileMap& tiles);
+
+  // Reads all of the committed slot, a few tiles ahead of their comparison. What is damaged or
+  // cannot be read goes to `damaged`, in the order of the tiles; `progress` is told the bytes so
+  // far. OutOfMemoryError.
+  absl::Status Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
+                     std::vector<TileDamage>& damaged);
 
   // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it
   // survives a restart. It is no part of what the store holds: a store has none when it is opened,

@@ -68,12 +68,10 @@ absl::Status TensorStore::Impl::WriteCopy(int copy, std::span<std::byte> bytes,
 // The first copies are durable in all folders before a second one is touched. So at every moment
 // each folder has a whole copy, and a second copy that is new proves that all folders have the
 // record.
-absl::Status TensorStore::Impl::WriteCopies(const CommitRecord& new_record, uint64_t& hash) {
-  const auto block = std::make_unique<RecordBlock>();
-  hash = EncodeCommitRecord(new_record, block->bytes);
+absl::Status TensorStore::Impl::WriteCopies(std::span<std::byte> record_bytes) {
   const std::vector<int> commit_files = CommitFiles();
-  FOREBAY_RETURN_IF_ERROR(WriteCopy(0, block->bytes, commit_files));
-  return WriteCopy(1, block->bytes, commit_files);
+  FOREBAY_RETURN_IF_ERROR(WriteCopy(0, record_bytes, commit_files));
+  return WriteCopy(1, record_bytes, commit_files);
 }
 
 // All copies must hold the chosen record before anything else is written. Else the next commit
@@ -111,6 +109,9 @@ absl::Status TensorStore::Impl::RecoverCommit() {
   }
   record = chosen->record;
   record_hash = chosen->hash;
+  const auto block = std::make_unique<RecordBlock>();
+  EncodeCommitRecord(record, block->bytes);
+  FOREBAY_RETURN_IF_ERROR(ReadSeals(record.slot, block->bytes));
   committed = {record.step, *std::move(trainer)};
   has_commit = true;
   return RepairCopies(folders);
@@ -119,7 +120,7 @@ absl::Status TensorStore::Impl::RecoverCommit() {
 absl::Status TensorStore::Impl::FlushData() {
   std::vector<int> data_files;
   for (const Stripe& stripe : stripes) {
-    for (const int number : {stripe.weights_file, stripe.state_file}) {
+    for (const int number : {stripe.weights_file, stripe.state_file, stripe.seals_file}) {
       if (number >= 0) data_files.push_back(number);
     }
   }
@@ -157,10 +158,16 @@ absl::Status TensorStore::Commit(const CommitInfo& info) {
   record.slot = impl.working_slot();
   record.previous_hash = impl.record_hash;
 
+  TileSeals& seals = impl.seals[record.slot];
+  record.seals_root = seals.Close(record.sequence);
+  const auto block = std::make_unique<RecordBlock>();
+  const uint64_t hash = EncodeCommitRecord(record, block->bytes);
+  seals.SetRecord(block->bytes);
+
   // Data first, then the record that says it is there.
-  uint64_t hash = 0;
-  absl::Status status = impl.FlushData();
-  if (status.ok()) status = impl.WriteCopies(record, hash);
+  absl::Status status = impl.WriteSeals(record.slot);
+  if (status.ok()) status = impl.FlushData();
+  if (status.ok()) status = impl.WriteCopies(block->bytes);
   if (!status.ok()) {
     impl.failure = status;
     return Annotate(status,

@@ -1,8 +1,9 @@
 // The inside of TensorStore, shared by its source files: tensor_store.cc (creating, opening,
-// removing), tensor_store_commit.cc (committing and recovering) and tensor_store_tiles.cc (tiles
-// and tensors). Not for use elsewhere.
+// removing), tensor_store_commit.cc (committing and recovering), tensor_store_seals.cc (checksums)
+// and tensor_store_tiles.cc (tiles and tensors). Not for use elsewhere.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <span>
@@ -15,6 +16,7 @@
 #include "forebay/swap/store_folders.h"
 #include "forebay/swap/store_manifest.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/swap/tile_seals.h"
 
 namespace forebay {
 
@@ -36,6 +38,7 @@ struct TensorStore::Impl {
     int weights_file = -1;
     int state_file = -1;
     int gradients_file = -1;
+    int seals_file = -1;
     int commit_file = -1;
   };
 
@@ -44,6 +47,7 @@ struct TensorStore::Impl {
         manifest(std::move(store_manifest)),
         tiles(manifest.inventory, manifest.layout, manifest.tile_elems, manifest.stripe_weights),
         gradient_area_bytes(folders.size()),
+        seals{TileSeals(tiles, manifest.uuid, 0), TileSeals(tiles, manifest.uuid, 1)},
         weights_progress(tiles.tiles().size()),
         state_progress(tiles.tiles().size()) {
     for (StoreFolder& folder : folders) {
@@ -70,9 +74,13 @@ struct TensorStore::Impl {
   absl::Status RecoverCommit();
   absl::StatusOr<std::vector<FolderCopies>> ReadCopies();
   std::vector<int> CommitFiles() const;
-  absl::Status WriteCopies(const CommitRecord& new_record, uint64_t& hash);
+  absl::Status WriteCopies(std::span<std::byte> record_bytes);
   absl::Status WriteCopy(int copy, std::span<std::byte> bytes, std::span<const int> commit_files);
   absl::Status RepairCopies(std::span<const FolderCopies> folders);
+  absl::Status WriteSeals(uint32_t slot);
+  absl::Status ReadSeals(uint32_t slot, std::span<const std::byte> record_bytes);
+  absl::Status RepairTable(int stripe, uint32_t slot);
+  absl::Status ReadTable(int stripe, uint32_t slot, std::span<const std::byte> record_bytes);
   absl::Status RunOp(IoKind kind, int file, int64_t offset_bytes, std::span<std::byte> buffer);
   // "'a', 'b'": for messages.
   std::string Where() const { return QuotedList(directories); }
@@ -88,6 +96,31 @@ struct TensorStore::Impl {
   int64_t StateOffset(const Tile& tile, uint32_t slot) const {
     return slot * tiles.state_area_bytes(tile.stripe) + tile.state_offset_bytes;
   }
+  // Of a copy, 0 or 1, of a slot's table.
+  int64_t TableOffset(int stripe, uint32_t slot, int copy) const {
+    return (2 * slot + copy) * TileSeals::TableBytes(tiles, stripe);
+  }
+  const TileSeals& NewestSeals(const std::atomic<TileProgress>& progress) const {
+    return seals[NewestSlot(progress)];
+  }
+  // Where a part of a plane lies.
+  struct PartPlace {
+    int file = -1;
+    const char* name = "";  // of the file
+    int64_t offset_bytes = 0;
+    int64_t size_bytes = 0;
+  };
+  PartPlace PlaceOf(int tile, int64_t part, int plane, uint32_t slot) const;
+  // The first plane of [first_plane, end_plane) that is not what was sealed in `slot`; -1: none.
+  int FirstBadPlane(int tile, int64_t part, int first_plane, int end_plane,
+                    std::span<const std::byte> half, uint32_t slot) const;
+  absl::Status VerifyPart(int tile, int64_t part, int first_plane, int end_plane,
+                          std::span<const std::byte> half, uint32_t slot) const;
+  absl::Status Verify(int tile, int first_plane, int end_plane, std::span<const std::byte> half,
+                      uint32_t slot) const;
+  void FindDamage(int tile, int first_plane, int end_plane, const absl::Status& read,
+                  std::span<const std::byte> half, std::vector<TileDamage>& damaged) const;
+  TileDamage DamageOf(int tile, int64_t part, int plane, uint32_t slot) const;
   int WeightsFile(const Tile& tile) const { return stripes[tile.stripe].weights_file; }
   int StateFile(const Tile& tile) const { return stripes[tile.stripe].state_file; }
   const Tile& TileAt(int tile) const {
@@ -99,8 +132,11 @@ struct TensorStore::Impl {
   void StartGradient(IoKind kind, IoClass io_class, int stripe, int64_t offset_bytes,
                      std::span<std::byte> buffer, IoOp& op);
   template <typename Convert>
-  absl::Status ForEachChunk(const TensorSpec& tensor, int64_t first_elem, int64_t num_elems,
-                            const Convert& convert);
+  absl::Status ForEachPart(const TensorSpec& tensor, int64_t first_elem, int64_t num_elems,
+                           const Convert& convert);
+  // A part of a plane of the committed slot, verified. `bytes`: where in `buffer` it is.
+  absl::Status ReadPart(int tile, int64_t part, int plane, std::span<std::byte> buffer,
+                        std::span<std::byte>& bytes);
 
   std::vector<std::string> directories;  // by stripe
   std::vector<Stripe> stripes;
@@ -110,7 +146,11 @@ struct TensorStore::Impl {
   std::vector<int> files;
   StripeBytes gradient_area_bytes;
   bool reserve_space = true;
+  bool unfilled = false;  // what is read is not what was written, and nobody minds
   std::string why_not_direct;
+
+  // By slot; in the working slot's, those of the tiles that were written so far.
+  std::array<TileSeals, 2> seals;
 
   bool has_commit = false;
   CommitRecord record;  // the committed one

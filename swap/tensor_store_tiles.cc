@@ -11,13 +11,11 @@
 namespace forebay {
 namespace {
 
-// Aligned scratch memory for one chunk of a tensor that is read; small enough to stay outside the
-// budget.
-constexpr int64_t kChunkElems = int64_t{32} << 10;
-struct alignas(kIoAlignBytes) ChunkBuffer {
-  std::array<std::byte, kChunkElems * 4> bytes;
+// Aligned scratch memory for one part of a plane; small enough to stay outside the budget.
+struct alignas(kIoAlignBytes) PartBuffer {
+  std::array<std::byte, kSealElems * 4> bytes;
 };
-static_assert(kChunkElems % kLayerAlignElems == 0);
+static_assert(kSealElems % kLayerAlignElems == 0);
 
 // Moves to `to`; the state before is checked, because a wrong order of calls would mix two steps.
 void Advance(std::atomic<TileProgress>& progress, TileProgress from, TileProgress to) {
@@ -53,18 +51,21 @@ void TensorStore::StartReadState(int tile, std::span<std::byte> buffer, IoClass 
                buffer);
 }
 
-void TensorStore::StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op) {
+void TensorStore::StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op,
+                                    Sealed sealed) {
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.WeightBytes(t));
   Advance(impl_->weights_progress[tile], TileProgress::kCommitted, TileProgress::kWriting);
+  if (sealed == Sealed::kNotYet) impl_->seals[impl_->working_slot()].SealWeights(tile, buffer);
   impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->WeightsFile(t),
                impl_->WeightOffset(t, impl_->working_slot()), buffer);
 }
 
-void TensorStore::StartWriteState(int tile, std::span<std::byte> buffer, IoOp& op) {
+void TensorStore::StartWriteState(int tile, std::span<std::byte> buffer, IoOp& op, Sealed sealed) {
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.StateBytes(t));
   Advance(impl_->state_progress[tile], TileProgress::kCommitted, TileProgress::kWriting);
+  if (sealed == Sealed::kNotYet) impl_->seals[impl_->working_slot()].SealState(tile, buffer);
   impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->StateFile(t),
                impl_->StateOffset(t, impl_->working_slot()), buffer);
 }
@@ -98,85 +99,79 @@ void TensorStore::Impl::StartGradient(IoKind kind, IoClass io_class, int stripe,
 
 // ---- Reading tensors
 
-// Cuts `tensor` into pieces of at most kChunkElems that lie within one tile, and calls
-// convert(tile, first, count, skip, done): read elements [first, first + count) of the tile,
-// `first` and `count` multiples of kLayerAlignElems, and put all but the first `skip` of them at
-// `done` of the output, as far as the tensor reaches.
+// Calls convert(tile, part, skip, count, done) for every part of a tile (tile_seals.h) in which
+// elements of `tensor` lie: read it whole, as it has one checksum, and put `count` of its elements
+// from `skip` on at `done` of the output.
 template <typename Convert>
-absl::Status TensorStore::Impl::ForEachChunk(const TensorSpec& tensor, int64_t first_elem,
-                                             int64_t num_elems, const Convert& convert) {
+absl::Status TensorStore::Impl::ForEachPart(const TensorSpec& tensor, int64_t first_elem,
+                                            int64_t num_elems, const Convert& convert) {
   FOREBAY_CHECK(has_commit);
   FOREBAY_CHECK(first_elem >= 0 && first_elem + num_elems <= tensor.num_elems);
   const int64_t begin = tensor.offset_elems + first_elem;
   const int64_t end = begin + num_elems;
   for (int64_t at = begin; at < end;) {
-    const auto index = static_cast<int>(at / tiles.tile_elems());
-    const Tile& tile = TileAt(tiles.first_tile(tensor.layer) + index);
-    const int64_t first = (at - tile.first_elem) / kLayerAlignElems * kLayerAlignElems;
-    const int64_t count = std::min(kChunkElems, tile.num_elems - first);
-    const int64_t skip = at - tile.first_elem - first;
-    FOREBAY_RETURN_IF_ERROR(convert(tile, first, count, skip, at - begin));
+    const int index = tiles.first_tile(tensor.layer) + static_cast<int>(at / tiles.tile_elems());
+    const Tile& tile = TileAt(index);
+    const int64_t part = (at - tile.first_elem) / kSealElems;
+    const int64_t skip = at - tile.first_elem - part * kSealElems;
+    const int64_t count = std::min(kSealElems, tile.num_elems - part * kSealElems);
+    FOREBAY_RETURN_IF_ERROR(
+        convert(index, part, skip, std::min(count - skip, end - at), at - begin));
     at += count - skip;
   }
   return absl::OkStatus();
+}
+
+absl::Status TensorStore::Impl::ReadPart(int tile, int64_t part, int plane,
+                                         std::span<std::byte> buffer, std::span<std::byte>& bytes) {
+  const uint32_t slot = committed_slot();
+  const PartPlace place = PlaceOf(tile, part, plane, slot);
+  bytes = buffer.first(static_cast<size_t>(place.size_bytes));
+  FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kRead, place.file, place.offset_bytes, bytes));
+  if (unfilled || seals[slot].Matches(tile, part, plane, bytes)) return absl::OkStatus();
+  return CorruptError(DamageOf(tile, part, plane, slot).message);
 }
 
 absl::Status TensorStore::ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
                                      std::span<float> out) {
   const auto num_elems = static_cast<int64_t>(out.size());
   Impl& impl = *impl_;
-  const bool joined = plane == Plane::kMaster && impl.manifest.layout == Layout::kBf16;
-  const auto high = std::make_unique<ChunkBuffer>();
-  const auto low = joined ? std::make_unique<ChunkBuffer>() : nullptr;
-  const auto convert = [&](const Tile& tile, int64_t first, int64_t count, int64_t skip,
-                           int64_t done) -> absl::Status {
-    const StatePlanes planes = PlanesOf(impl.manifest.layout, tile.num_elems);
-    const int64_t elem_bytes = joined ? 2 : 4;
-    const auto read = [&](int file, int64_t offset_bytes, ChunkBuffer& buffer) {
-      return impl.RunOp(IoKind::kRead, file, offset_bytes + first * elem_bytes,
-                        std::span(buffer.bytes).first(static_cast<size_t>(count * elem_bytes)));
-    };
-    const int64_t state = impl.StateOffset(tile, impl.committed_slot());
-    const int64_t num_out = std::min(count - skip, num_elems - done);
-    if (plane == Plane::kMaster) {
-      FOREBAY_RETURN_IF_ERROR(
-          read(impl.WeightsFile(tile), impl.WeightOffset(tile, impl.committed_slot()), *high));
-    } else {
-      FOREBAY_RETURN_IF_ERROR(
-          read(impl.StateFile(tile), state + (plane == Plane::kM ? planes.m : planes.v), *high));
-    }
-    if (!joined) {
-      std::memcpy(out.data() + done, high->bytes.data() + skip * 4,
-                  static_cast<size_t>(num_out) * 4);
-      return absl::OkStatus();
-    }
-    FOREBAY_RETURN_IF_ERROR(read(impl.StateFile(tile), state + planes.remainder, *low));
-    const auto* w16 = reinterpret_cast<const Bf16*>(high->bytes.data()) + skip;
-    const auto* r16 = reinterpret_cast<const int16_t*>(low->bytes.data()) + skip;
-    for (int64_t i = 0; i < num_out; ++i) out[done + i] = Join(w16[i], r16[i]);
-    return absl::OkStatus();
-  };
-  return impl.ForEachChunk(tensor, first_elem, num_elems, convert);
+  const Layout layout = impl.manifest.layout;
+  const bool joined = plane == Plane::kMaster && layout == Layout::kBf16;
+  const auto high = std::make_unique<PartBuffer>();
+  const auto low = joined ? std::make_unique<PartBuffer>() : nullptr;
+  // The state's last two planes are m and v.
+  const int first_plane =
+      plane == Plane::kMaster ? 0 : NumPlanes(layout) - (plane == Plane::kM ? 2 : 1);
+  return impl.ForEachPart(
+      tensor, first_elem, num_elems,
+      [&](int tile, int64_t part, int64_t skip, int64_t count, int64_t done) -> absl::Status {
+        std::span<std::byte> bytes;
+        FOREBAY_RETURN_IF_ERROR(impl.ReadPart(tile, part, first_plane, high->bytes, bytes));
+        if (!joined) {
+          std::memcpy(out.data() + done, bytes.data() + skip * 4, static_cast<size_t>(count) * 4);
+          return absl::OkStatus();
+        }
+        FOREBAY_RETURN_IF_ERROR(impl.ReadPart(tile, part, 1, low->bytes, bytes));
+        const auto* w16 = reinterpret_cast<const Bf16*>(high->bytes.data()) + skip;
+        const auto* r16 = reinterpret_cast<const int16_t*>(low->bytes.data()) + skip;
+        for (int64_t i = 0; i < count; ++i) out[done + i] = Join(w16[i], r16[i]);
+        return absl::OkStatus();
+      });
 }
 
 absl::Status TensorStore::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                                         std::span<uint16_t> out) {
-  const auto num_elems = static_cast<int64_t>(out.size());
   FOREBAY_CHECK(impl_->manifest.layout == Layout::kBf16);
-  Impl& impl = *impl_;
-  const auto buffer = std::make_unique<ChunkBuffer>();
-  return impl.ForEachChunk(tensor, first_elem, num_elems,
-                           [&](const Tile& tile, int64_t first, int64_t count, int64_t skip,
-                               int64_t done) -> absl::Status {
-                             FOREBAY_RETURN_IF_ERROR(impl.RunOp(
-                                 IoKind::kRead, impl.WeightsFile(tile),
-                                 impl.WeightOffset(tile, impl.committed_slot()) + first * 2,
-                                 std::span(buffer->bytes).first(static_cast<size_t>(count * 2))));
-                             const int64_t num_out = std::min(count - skip, num_elems - done);
-                             std::memcpy(out.data() + done, buffer->bytes.data() + skip * 2,
-                                         static_cast<size_t>(num_out) * 2);
-                             return absl::OkStatus();
-                           });
+  const auto buffer = std::make_unique<PartBuffer>();
+  return impl_->ForEachPart(
+      tensor, first_elem, static_cast<int64_t>(out.size()),
+      [&](int tile, int64_t part, int64_t skip, int64_t count, int64_t done) -> absl::Status {
+        std::span<std::byte> bytes;
+        FOREBAY_RETURN_IF_ERROR(impl_->ReadPart(tile, part, 0, buffer->bytes, bytes));
+        std::memcpy(out.data() + done, bytes.data() + skip * 2, static_cast<size_t>(count) * 2);
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace forebay

@@ -37,11 +37,17 @@ TileMap::TileMap(const Inventory& inventory, Layout layout, int64_t tile_elems,
   first_tile_.push_back(num_tiles());
 }
 
+int64_t PlaneOffsetBytes(Layout layout, int plane, int64_t num_elems) {
+  int64_t offset_bytes = 0;
+  for (int before = 1; before < plane; ++before) {
+    offset_bytes += num_elems * PlaneElemBytes(layout, before);
+  }
+  return offset_bytes;
+}
+
 StatePlanes PlanesOf(Layout layout, int64_t num_elems) {
-  StatePlanes planes;
-  planes.m = layout == Layout::kBf16 ? 2 * num_elems : 0;
-  planes.v = planes.m + 4 * num_elems;
-  return planes;
+  const int m = NumPlanes(layout) - 2;
+  return {0, PlaneOffsetBytes(layout, m, num_elems), PlaneOffsetBytes(layout, m + 1, num_elems)};
 }
 
 }  // namespace forebay

@@ -76,4 +76,15 @@ struct StatePlanes {
 };
 StatePlanes PlanesOf(Layout layout, int64_t num_elems);
 
+// All planes of a tile by number: 0 is the weights', the others are the state's in their order.
+inline int NumPlanes(Layout layout) {
+  return layout == Layout::kBf16 ? 4 : 3;
+}
+inline int64_t PlaneElemBytes(Layout layout, int plane) {
+  if (plane == 0) return WeightBytesPerElem(layout);
+  return layout == Layout::kBf16 && plane == 1 ? 2 : 4;
+}
+// Where a plane begins, within the weight bytes or the state bytes of a tile.
+int64_t PlaneOffsetBytes(Layout layout, int plane, int64_t num_elems);
+
 }  // namespace forebay

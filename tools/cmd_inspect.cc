@@ -1,8 +1,11 @@
+#include <algorithm>
+
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/print.h"
+#include "forebay/tools/progress_line.h"
 #include "forebay/train/inspect.h"
 
 namespace forebay {
@@ -12,6 +15,28 @@ std::string DTypeCounts(const Json& dtypes) {
   std::string text;
   for (const auto& [dtype, count] : dtypes.items()) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count.get<int64_t>(), dtype);
+  }
+  return text;
+}
+
+// Damage that is listed for people; a program reads all of it from the JSON.
+constexpr size_t kMaxListedDamage = 100;
+
+std::string VerifiedText(const Json& verified) {
+  const auto bytes = static_cast<double>(verified["bytes"].get<int64_t>());
+  const double seconds = verified["seconds"].get<double>();
+  std::string text = fmt::format(
+      "{:<13}{} in {} ({:.2f} GB/s), {}\n", "verified",
+      FormatBytes(verified["bytes"].get<int64_t>()), FormatDuration(seconds),
+      bytes / 1e9 / std::max(seconds, 1e-9),
+      verified["damaged"].empty() ? "all of it is what was written" : "and found damage:");
+  const Json& damaged = verified["damaged"];
+  const size_t num_listed = std::min(damaged.size(), kMaxListedDamage);
+  for (size_t i = 0; i < num_listed; ++i) {
+    text += fmt::format("  {}\n", damaged[i]["message"].get<std::string>());
+  }
+  if (num_listed < damaged.size()) {
+    text += fmt::format("  and {} more: --format=json has all\n", damaged.size() - num_listed);
   }
   return text;
 }
@@ -49,6 +74,7 @@ std::string Text(const Json& json) {
     line("from model", json["model"].get<std::string>());
   }
   if (json.contains("digest")) line("digest", json["digest"].get<std::string>());
+  if (json.contains("verified")) text += VerifiedText(json["verified"]);
   if (!json.contains("tensors")) return text;
   text += "\n";
   for (const Json& tensor : json["tensors"]) {
@@ -65,16 +91,31 @@ class InspectCommand : public Command {
     app.add_option("PATH", path_, "model folder or run folder")->required();
     app.add_flag("--hash", options_.hash,
                  "a digest over all values, the same whatever the tiers and tiles (XXH3-128)");
+    app.add_flag("--verify", options_.verify,
+                 "compare every byte of a run's state with its checksums; exit 8 and a list where "
+                 "some are damaged");
     app.add_flag("--tensors", options_.tensors, "every tensor with dtype, bytes and shape");
   }
 
   absl::Status Run(const CommandContext& context) override {
+    ProgressLine progress;
+    options_.progress = [&](int64_t done, int64_t all) {
+      progress.Show("verifying", static_cast<double>(done) / static_cast<double>(all));
+    };
     FOREBAY_ASSIGN_OR_RETURN(const Json json, Inspect(path_, options_));
+    progress.Clear();
     // Names of tensors come from files of others.
     PrintTo(stdout, "{}",
             context.json ? json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"
                          : Text(json));
-    return absl::OkStatus();
+    const size_t num_damaged = json.contains("verified") ? json["verified"]["damaged"].size() : 0;
+    if (num_damaged == 0) return absl::OkStatus();
+    return CorruptError(
+        fmt::format("{} of the state of '{}' {} damaged or cannot be read. Restore the run from a "
+                    "copy, or start "
+                    "again from its last export",
+                    num_damaged == 1 ? "1 part" : fmt::format("{} parts", num_damaged), path_,
+                    num_damaged == 1 ? "is" : "are"));
   }
 
  private:

@@ -2,8 +2,10 @@
 
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "fmt/format.h"
+#include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/model/decoder_config.h"
@@ -58,16 +60,35 @@ absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions&
   return json;
 }
 
+absl::StatusOr<Json> Verify(TensorStore& store, const InspectOptions& options) {
+  const int64_t all_bytes = store.tiles().weight_area_bytes() + store.tiles().state_area_bytes();
+  MemoryBudget budget(0);
+  std::vector<TileDamage> damaged;
+  const Stopwatch watch;
+  FOREBAY_RETURN_IF_ERROR(store.Scrub(
+      &budget,
+      [&](int64_t done) {
+        if (options.progress) options.progress(done, all_bytes);
+      },
+      damaged));
+  Json json = {{"bytes", all_bytes}, {"seconds", watch.Seconds()}, {"damaged", Json::array()}};
+  for (const TileDamage& damage : damaged) {
+    json["damaged"].push_back({{"tile", damage.tile},
+                               {"layer", damage.layer},
+                               {"file", damage.file},
+                               {"offset_bytes", damage.offset_bytes},
+                               {"size_bytes", damage.size_bytes},
+                               {"message", damage.message}});
+  }
+  return json;
+}
+
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path));
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
                            OpenRunStore(path, engine.get()));
-  if (!store->has_commit()) {
-    return CorruptError(fmt::format(
-        "the store of run '{}' holds no committed step: it was stopped before the first one",
-        path));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
   const TileMap& tiles = store->tiles();
   const DType dtype = WeightDType(tiles.layout());
   const int64_t bytes_per_elem =
@@ -102,6 +123,9 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   if (options.hash) {
     FOREBAY_ASSIGN_OR_RETURN(json["digest"], StateDigest(*store));
   }
+  if (options.verify) {
+    FOREBAY_ASSIGN_OR_RETURN(json["verified"], Verify(*store, options));
+  }
   if (options.tensors) json["tensors"] = std::move(tensors);
   return json;
 }
@@ -115,6 +139,13 @@ absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& opti
     return BadInputError(
         fmt::format("'{}' is neither a model folder (it has no config.json) nor a run folder (it "
                     "has no run.json)",
+                    path));
+  }
+  if (options.verify) {
+    return UsageError(
+        fmt::format("--verify compares the state of a run with its checksums, and '{}' is a model "
+                    "folder, which "
+                    "has none",
                     path));
   }
   return InspectModel(path, options);

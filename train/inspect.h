@@ -1,6 +1,8 @@
 // `forebay inspect`: what a model folder or a run holds.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -11,14 +13,20 @@ namespace forebay {
 struct InspectOptions {
   bool hash = false;     // the digest over all values, which reads all of them
   bool tensors = false;  // one entry per tensor
+  bool verify = false;   // every byte of a run against its checksums
+  // Of verify, in bytes. May be empty.
+  std::function<void(int64_t done, int64_t all)> progress;
 };
 
 // Stable keys (docs/cli.md, "inspect"). Both kinds: kind, path, architecture, num_tensors, params,
 // bytes; with `tensors`, an array of {name, shape, dtype, bytes}; with `hash`, digest
 // (run_folder.h: StateDigest or ModelDigest).
 //   "model": dtypes, and of the architecture layers, hidden, vocab
+// with `verify`, verified {bytes, seconds, damaged [{tile, layer, file, offset_bytes, size_bytes,
+// message}]}.
 //   "run":   step, layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
-// BadInputError when `path` is neither; CorruptError or EnvironmentError from the run's store.
+// BadInputError when `path` is neither; UsageError for `verify` of a model folder;
+// CorruptError or EnvironmentError from the run's store.
 absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options);
 
 }  // namespace forebay

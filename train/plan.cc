@@ -189,6 +189,7 @@ class Planner {
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
         {"optimizer staging", OffloadedAdamW::StagingBytes(Optimizer(buffers), tiles_), 0,
          "--tile_elems"},
+        {"checksums of the store", TensorStore::SealBytes(tiles_), 0, "--tile_elems"},
         {"gradient of one block (fp32)", step.block_gradient_bytes, 0, ""},
         {"gradient of the embedding (fp32)", step.large_gradient_bytes, 0, ""},
         {"activation checkpoints", step.checkpoint_bytes, 0, kTokens},

@@ -62,11 +62,17 @@ absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run
   return OpenRunStore(run_directory, directories, engine);
 }
 
+absl::Status CheckHasCommit(const TensorStore& store) {
+  if (store.has_commit()) return absl::OkStatus();
+  return CorruptError(fmt::format(
+      "the store holds no committed step: there is no record in '{}'. Either it was stopped before "
+      "its first one, or the file was damaged: then restore the run from a copy, or start again "
+      "from its last export",
+      JoinPath(store.directory(), kCommitName)));
+}
+
 absl::StatusOr<std::string> StateDigest(TensorStore& store) {
-  if (!store.has_commit()) {
-    return CorruptError(
-        fmt::format("the store in '{}' holds no committed step", store.directory()));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(store));
   std::vector<const TensorSpec*> tensors;
   for (const TensorSpec& tensor : store.inventory().tensors()) tensors.push_back(&tensor);
   std::ranges::sort(tensors, {}, &TensorSpec::name);

@@ -70,6 +70,9 @@ absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run_directory,
                                                           Engine* engine);
 
+// CorruptError, naming the file that should have the record, where `store` has no committed step.
+absl::Status CheckHasCommit(const TensorStore& store);
+
 // One XXH3-128 over the committed state: for every tensor in the order of its Hugging Face name:
 // name, shape, fp32 master, m, v; then the step. Independent of tiles, tiers and layout of the
 // files. Holds one tensor at a time.

@@ -387,9 +387,7 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories, StoreToResume(resolved));
   FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directories, observer, environment, run));
   FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, directories, run.engine.get()));
-  if (!run.store->has_commit()) {
-    return CorruptError(fmt::format("the store of run '{}' holds no committed step", out));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*run.store));
   FOREBAY_RETURN_IF_ERROR(CheckTilesAreTheRuns(resolved, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckWeightsAreTheRuns(resolved.options, *run.store));
   run.options.tile_elems = run.store->tiles().tile_elems();
@@ -519,6 +517,8 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
                            MakeFingerprint(run.options, run.num_steps, run.data->info()));
   run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
+  FOREBAY_RETURN_IF_ERROR(
+      run.budget->Charge("checksums of the store", TensorStore::SealBytes(run.plan.tiles)));
   FOREBAY_RETURN_IF_ERROR(run.resumed
                               ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
                               : CreateRun(resolved, fingerprint, source, stop, observer, run));

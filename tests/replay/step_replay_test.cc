@@ -9,6 +9,7 @@
 #include "forebay/aio/limited_disk.h"
 #include "forebay/aio/simulated_disk.h"
 #include "forebay/base/errors.h"
+#include "forebay/swap/store_folders.h"
 #include "forebay/tests/swap/store_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
@@ -98,6 +99,7 @@ TEST_P(StepReplayTest, ALargeStoreIsReplayedInASmallFile) {
   FoldingEngine engine(inner.get(), {{.file = number,
                                       .size_bytes = common_bytes,
                                       .least_bytes = 64 << 10,
+                                      .unfolded_name = kSealsName,
                                       .together_bytes = plan_.store_bytes}});
   StoreOptions options = StoreOf(plan_, folder_.Path("store"));
   options.unfilled = true;

@@ -97,6 +97,8 @@ inline bool HoldsStep(TensorStore& store, int64_t step) {
       }
       FillPattern(expected.first(bytes), step, i, state);
       if (!store.engine().Wait(op).ok()) return false;
+      const auto got = read.first(bytes);
+      if (!(state ? store.VerifyState(i, got) : store.VerifyWeights(i, got)).ok()) return false;
       if (std::memcmp(read.first(bytes).data(), expected.first(bytes).data(), bytes) != 0)
         return false;
     }

@@ -86,7 +86,8 @@ TEST_F(StripedStoreTest, ReservesInEachFolderExactlyWhatItAnnounces) {
   const StripeBytes announced = TensorStore::DiskBytes(store->tiles(), {8000, 20'000});
   for (const int stripe : {0, 1}) {
     int64_t bytes = 0;
-    for (const char* name : {"weights.fbs", "state.fbs", "gradients.fbs", "commit.fbs"}) {
+    for (const char* name :
+         {"weights.fbs", "state.fbs", "gradients.fbs", "seals.fbs", "commit.fbs"}) {
       bytes += *FileSize(JoinPath(store->directories()[stripe], name));
     }
     EXPECT_EQ(bytes, announced[stripe]);

@@ -74,7 +74,8 @@ TEST_F(TensorStoreTest, HasNoCommitWhenItIsNew) {
 TEST_F(TensorStoreTest, ReservesExactlyWhatItAnnounces) {
   const auto store = MustCreate(Layout::kBf16, 10'000);
   int64_t total_bytes = 0;
-  for (const char* name : {"weights.fbs", "state.fbs", "gradients.fbs", "commit.fbs"}) {
+  for (const char* name :
+       {"weights.fbs", "state.fbs", "gradients.fbs", "seals.fbs", "commit.fbs"}) {
     total_bytes += *FileSize(File(name));
   }
   EXPECT_EQ(total_bytes, Total(TensorStore::DiskBytes(store->tiles(), {10'000})));
@@ -457,9 +458,9 @@ TEST_F(TensorStoreTest, TrainerStateThatIsTooLongIsRefusedAndHarmsNothing) {
 TEST_F(TensorStoreTest, AfterAFailedFlushItTakesNoCommit) {
   MakeSteps(1);
   FaultPlan plan;
-  // Opening flushes and reads two records; a step writes twice per tile; then the first flush
-  // fails.
-  plan.fail_call = 3 + 2 * 10;
+  // Opening flushes and reads two records and the checksums; a step writes twice per tile, and the
+  // checksums twice; then the first flush fails.
+  plan.fail_call = 4 + 2 * 10 + 2;
   FaultyDisk disk(plan);
   const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
   auto store = TensorStore::Open({directory_}, faulty.get());

@@ -267,6 +267,68 @@ def test_a_damaged_run_json_is_named(forebay, task, tmp_path, text):
     assert os.listdir(out) == ["run.json"]
 
 
+def flip(path, offset):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_damage_to_the_store_is_found_named_and_not_trained_on(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, stop_after=1, check=False, **task)
+    whole = forebay.run("inspect", str(out), "--verify")
+    assert "all of it is what was written" in whole.stdout
+    for name in ("weights.fbs", "state.fbs"):
+        path = out / "swap" / name
+        offsets = (100, path.stat().st_size // 2 + 100)  # in slot A, and in slot B
+        for offset in offsets:
+            flip(path, offset)
+        found = forebay.run("inspect", str(out), "--verify", "--format=json", check=False)
+        assert found.returncode == 8, found.stderr
+        (damage,) = json.loads(found.stdout.splitlines()[0])["verified"]["damaged"]
+        assert damage["file"] == str(path) and damage["layer"] and damage["tile"] == 0
+        assert any(0 <= offset - damage["offset_bytes"] < damage["size_bytes"] for offset in offsets)
+        told = forebay.run("inspect", str(out), "--verify", check=False)
+        assert told.returncode == 8 and f"'{path}'" in told.stdout and "1 part of the state" in told.stderr
+        for arguments in (["train", "--resume", f"--out={out}"], ["inspect", str(out), "--hash"]):
+            refused = forebay.run(*arguments, check=False)
+            assert refused.returncode == 8 and f"'{path}'" in refused.stderr, refused.stderr
+        for offset in offsets:
+            flip(path, offset)
+    forebay.run("train", "--resume", out=out)
+
+
+def test_a_data_file_that_was_replaced_is_found(forebay, task, tmp_path):
+    out, other = tmp_path / "run", tmp_path / "other"
+    forebay.run("train", out=out, stop_after=1, check=False, **dict(task, tile_elems=2048))
+    forebay.run("train", out=other, stop_after=1, check=False, **dict(task, tile_elems=2048, lr=2e-3))
+    for name in ("weights.fbs", "state.fbs", "seals.fbs", "commit.fbs"):
+        path = out / "swap" / name
+        whole, foreign = path.read_bytes(), (other / "swap" / name).read_bytes()
+        zeros = bytes(len(whole))
+        for instead in (zeros, foreign, whole[:-4096], whole + bytes(4096), None):
+            path.unlink()
+            if instead is not None:
+                path.write_bytes(instead)
+            for arguments in (["train", "--resume", f"--out={out}"], ["inspect", str(out), "--verify"]):
+                refused = forebay.run(*arguments, check=False)
+                case = (name, "none" if instead is None else len(instead), arguments[0], refused.stderr)
+                assert refused.returncode == 8, case
+                assert f"'{path}'" in refused.stderr + refused.stdout, case
+                if name == "state.fbs" and instead == zeros and arguments[0] == "inspect":
+                    assert refused.stdout.count("differ from their checksum") == 100
+                    assert "more: --format=json has all" in refused.stdout
+        path.write_bytes(whole)
+    forebay.run("train", "--resume", out=out)
+
+
+def test_verify_of_a_model_folder_says_that_it_has_no_checksums(forebay, task):
+    refused = forebay.run("inspect", task["model"], "--verify", check=False)
+    assert refused.returncode == 2 and "a model folder, which has none" in refused.stderr, refused.stderr
+
+
 def test_a_run_goes_on_from_another_folder(forebay, task, tmp_path):
     """The records of a run hold whole paths, however they were written."""
     here, there, out = tmp_path / "here", tmp_path / "there", tmp_path / "run"

@@ -3,6 +3,7 @@ one that is not right."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -80,17 +81,18 @@ def test_the_result_does_not_depend_on_the_folders(forebay, task, whole, tmp_pat
 
 def test_memory_that_is_short_spills_gradients_into_all_folders(forebay, task, tmp_path):
     settings = dict(task, weights_tier="nvme", state_tier="nvme", ram="4MiB")
+    nvme = folders(tmp_path)
     message = refusal(forebay, 4, "train", out=tmp_path / "none", **settings)
     enough = 1024 * int(message.split("The least that works is --ram=")[1].split("MiB")[0])
     # To the KiB: the message rounds up to where all gradients of so small a model may fit.
     too_little = enough - 1024
     question = {key: value for key, value in settings.items() if key not in ("data", "ram")}
+    question["nvme"] = joined(nvme)
     while enough - too_little > 1:
         ram = (too_little + enough) // 2
         fits = forebay.run("plan", check=False, ram=f"{ram}KiB", **question).returncode == 0
         too_little, enough = (too_little, ram) if fits else (ram, enough)
     settings["ram"] = f"{enough}KiB"
-    nvme = folders(tmp_path)
     forebay.run("train", out=tmp_path / "run", nvme=joined(nvme), **settings)
     forebay.run("train", out=tmp_path / "one", **settings)
     assert forebay.digest(tmp_path / "run") == forebay.digest(tmp_path / "one")
@@ -113,13 +115,15 @@ def test_shares_follow_the_weights_and_are_shown(forebay, task, tmp_path):
     shown = forebay.run("inspect", str(out)).stdout
     assert all(str(inside(folder)) in shown for folder in nvme)
     for text in (done.stdout, (out / "events.log").read_text()):
-        assert str(nvme[0]) in text and str(nvme[1]) in text and "67 %" in text and "33 %" in text
+        # What every folder has of its own, whatever its share, shows in so small a store.
+        shares = [int(share) for share in re.findall(r"(?:' |\()(\d+) %", text)]
+        assert str(nvme[0]) in text and str(nvme[1]) in text and shares in ([66, 34], [67, 33]), shares
     settings.pop("data")
     plan = json.loads(forebay.run("plan", "--format=json", **settings).stdout)
     assert [stripe["folder"] for stripe in plan["stripes"]] == [str(folder) for folder in nvme]
     assert [stripe["nvme_bytes"] for stripe in plan["stripes"]] == bytes_in
     table = forebay.run("plan", **settings).stdout
-    assert f"in {nvme[0]} (67 %)" in table and f"in {nvme[1]} (33 %)" in table
+    assert re.search(rf"in {nvme[0]} \(6[67] %\)", table) and re.search(rf"in {nvme[1]} \(3[34] %\)", table)
 
 
 def test_a_run_measures_its_disks_once(forebay, task, whole, tmp_path):
@@ -285,9 +289,9 @@ def test_a_damaged_manifest_is_named_wherever_it_is_looked_for(forebay, task, tm
         message = refusal(forebay, 8, "train", "--resume", out=out, **settings)
         assert f"the manifest '{manifest}' is damaged" in message
     # Of a store as an earlier version made it.
-    manifest.write_text(whole.replace('"version": 2', '"version": 1'))
+    manifest.write_text(whole.replace('"version": 3', '"version": 2'))
     message = refusal(forebay, 8, "train", "--resume", out=out)
-    assert "has format version 1; this program reads version 2" in message
+    assert "has format version 2; this program reads version 3" in message
     manifest.write_text(whole)
     # One folder by two names is one folder.
     forebay.run("train", "--resume", out=out, nvme=joined([*nvme, inside(nvme[0])]))

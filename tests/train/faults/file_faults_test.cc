@@ -138,6 +138,7 @@ TEST_P(FileFaultsTest, TheCallsThatMatterAreAmongThem) {
   EXPECT_TRUE(has("fallocate", "/swap/weights.fbs") || resumed());
   EXPECT_TRUE(has("rename", "/swap/manifest.json") || resumed());
   EXPECT_TRUE(has("flock", "/swap/state.fbs"));
+  EXPECT_TRUE(has("open", "/swap/seals.fbs"));
   EXPECT_TRUE(has("open", "/swap/commit.fbs"));
   if (!GetParam().striped) return;
   const auto second_has = [&](const char* function, const std::string& file) {

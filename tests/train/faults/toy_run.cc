@@ -1,5 +1,6 @@
 #include "forebay/tests/train/faults/toy_run.h"
 
+#include <algorithm>
 #include <fstream>
 
 #include "forebay/base/check.h"
@@ -47,7 +48,11 @@ PackedBytes MakeRows() {
 int64_t LeastRam(TrainOptions options) {
   const auto config = ReadDecoderConfig(options.model);
   FOREBAY_CHECK(config.ok());
-  const MachineLimits unlimited;
+  MachineLimits unlimited;
+  unlimited.disks.resize(std::max<size_t>(options.nvme.size(), 1));
+  for (size_t i = 0; i < options.nvme_weights.size(); ++i) {
+    unlimited.disks[i].weight = options.nvme_weights[i];
+  }
   int64_t too_little = 0;
   int64_t enough = int64_t{1} << 30;
   while (enough - too_little > 1) {
@@ -103,6 +108,7 @@ TrainOptions ToyTask::StripedRun(const std::string& out) const {
   TrainOptions options = TightRun(out);
   options.nvme = {JoinPath(out, "swap"), JoinPath(out, "more")};
   options.nvme_weights = {2, 1};
+  options.ram_bytes = LeastRam(options);
   return options;
 }
 
