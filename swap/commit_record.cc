@@ -108,8 +108,8 @@ absl::StatusOr<std::optional<DecodedCopy>> ChooseCommit(const DecodedCopy& first
     if (first.state == CopyState::kBad && second.state == CopyState::kBad) {
       return CorruptError(
           fmt::format("both commit records of '{}' are damaged, so it cannot be said which slot is "
-                      "whole. Restore the store from a copy, or "
-                      "start again from the last exported model",
+                      "whole. 'forebay inspect RUN --repair' finds out from the checksums; else "
+                      "restore the store from a copy, or start again from the last exported model",
                       source));
     }
     return std::nullopt;

@@ -181,14 +181,22 @@ void TensorStore::Impl::RemoveCreated() {
   }
 }
 
-absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(
+// With the locks on all its files, but without a look at what is committed.
+absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::OpenUncommitted(
     const std::vector<std::string>& directories, Engine* engine, const std::string& uuid) {
   FOREBAY_CHECK(engine != nullptr && !directories.empty());
   FOREBAY_ASSIGN_OR_RETURN(OpenedFolders opened, OpenFolders(directories, uuid));
   auto impl = std::make_unique<Impl>(std::move(opened.folders), engine, std::move(opened.manifest));
   FOREBAY_RETURN_IF_ERROR(impl->OpenFiles(/*create=*/false));
-  FOREBAY_RETURN_IF_ERROR(impl->RecoverCommit());
   return std::unique_ptr<TensorStore>(new TensorStore(std::move(impl)));
+}
+
+absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid) {
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                           OpenUncommitted(directories, engine, uuid));
+  FOREBAY_RETURN_IF_ERROR(store->impl_->RecoverCommit());
+  return store;
 }
 
 absl::StatusOr<int64_t> TensorStore::Remove(const std::vector<std::string>& directories) {

@@ -69,6 +69,14 @@ struct TileDamage {
   std::string message;       // all of it, with the step
 };
 
+// What Repair found and did.
+struct RepairReport {
+  int64_t step_before = -1;         // committed; -1: no record was whole
+  int64_t step = 0;                 // committed now
+  bool changed = false;             // false: all that was committed is whole
+  std::vector<TileDamage> damaged;  // of the step that was committed before
+};
+
 // Thread-safe for different tiles; Commit and ReadTensor* by one thread. Tiles may be read while
 // Commit runs, but not written. One process at a time (flock, with the holder's PID in the error).
 // `engine` must outlive the store, and every op it started must be complete when the store ends.
@@ -92,6 +100,16 @@ class TensorStore {
   // StorageError. Of a store that is not the wanted one nothing is touched.
   static absl::StatusOr<std::unique_ptr<TensorStore>> Open(
       const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "");
+  // Verifies what is committed; where some of it is damaged, or no commit record is whole, the
+  // newest step of which every byte is what was written becomes the committed one: the step before,
+  // as long as the next has overwritten none of it, or one that was complete but for its record.
+  // Nothing is guessed and no steps are mixed; a crash meanwhile leaves what was there, or what is
+  // there afterwards. `progress` (may be empty) is told how many of a slot's bytes were read. The
+  // errors of Open; CorruptError when no step is whole, or when the commit records contradict one
+  // another.
+  static absl::StatusOr<RepairReport> Repair(
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+      MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress);
   // Removes the files of the store in `directories`, whole or not, and each folder when nothing
   // else is in it; what no store makes stays. Returns the bytes that were freed. EnvironmentError
   // (in use), BadInputError (no store there), UsageError (a folder named twice), StorageError;
@@ -179,6 +197,8 @@ class TensorStore {
 
  private:
   struct Impl;
+  static absl::StatusOr<std::unique_ptr<TensorStore>> OpenUncommitted(
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid);
   explicit TensorStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

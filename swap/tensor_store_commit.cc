@@ -13,10 +13,6 @@
 namespace forebay {
 namespace {
 
-struct alignas(kIoAlignBytes) RecordBlock {
-  std::array<std::byte, kCommitRecordBytes> bytes = {};
-};
-
 int64_t OffsetOfCopy(int copy) {
   return copy * kCommitRecordBytes;
 }

@@ -1,6 +1,7 @@
 // The inside of TensorStore, shared by its source files: tensor_store.cc (creating, opening,
-// removing), tensor_store_commit.cc (committing and recovering), tensor_store_seals.cc (checksums)
-// and tensor_store_tiles.cc (tiles and tensors). Not for use elsewhere.
+// removing), tensor_store_commit.cc (committing and recovering), tensor_store_repair.cc,
+// tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and tensors). Not for use
+// elsewhere.
 #pragma once
 
 #include <array>
@@ -28,6 +29,11 @@ inline constexpr int64_t kCommitFileBytes = 2 * kCommitRecordBytes;
 
 // What has happened to one half (weights or state) of a tile since the last commit.
 enum class TileProgress : uint8_t { kCommitted, kWriting, kWritten };
+
+// Of a commit record, for direct I/O.
+struct alignas(kIoAlignBytes) RecordBlock {
+  std::array<std::byte, kCommitRecordBytes> bytes = {};
+};
 
 struct TensorStore::Impl {
   // One folder, and the numbers that its files have in the engine; -1: it has none.
@@ -77,6 +83,18 @@ struct TensorStore::Impl {
   absl::Status WriteCopies(std::span<std::byte> record_bytes);
   absl::Status WriteCopy(int copy, std::span<std::byte> bytes, std::span<const int> commit_files);
   absl::Status RepairCopies(std::span<const FolderCopies> folders);
+  absl::StatusOr<RepairReport> Repair(
+      MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress);
+  struct KnownCommit {
+    std::optional<DecodedCopy> newest;
+    bool some_lost = false;  // a folder has no whole copy
+  };
+  absl::StatusOr<KnownCommit> FindCommit();
+  absl::StatusOr<bool> MakeCommitted(const DecodedCopy& whole, const KnownCommit& known);
+  std::optional<DecodedCopy> RecordOfTables(uint32_t slot);
+  std::optional<DecodedCopy> RecordOfTables(uint32_t slot, int preferred_copy);
+  absl::Status CommitAgain(const DecodedCopy& of_tables, const DecodedCopy& newest);
+  absl::Status WriteSealsInTurn(uint32_t slot);
   absl::Status WriteSeals(uint32_t slot);
   absl::Status ReadSeals(uint32_t slot, std::span<const std::byte> record_bytes);
   absl::Status RepairTable(int stripe, uint32_t slot);
@@ -118,7 +136,10 @@ struct TensorStore::Impl {
                           std::span<const std::byte> half, uint32_t slot) const;
   absl::Status Verify(int tile, int first_plane, int end_plane, std::span<const std::byte> half,
                       uint32_t slot) const;
-  void FindDamage(int tile, int first_plane, int end_plane, const absl::Status& read,
+  absl::Status ScrubSlot(uint32_t slot, MemoryBudget* budget,
+                         const std::function<void(int64_t)>& progress,
+                         std::vector<TileDamage>& damaged);
+  void FindDamage(int tile, int first_plane, int end_plane, uint32_t slot, const absl::Status& read,
                   std::span<const std::byte> half, std::vector<TileDamage>& damaged) const;
   TileDamage DamageOf(int tile, int64_t part, int plane, uint32_t slot) const;
   int WeightsFile(const Tile& tile) const { return stripes[tile.stripe].weights_file; }

@@ -11,7 +11,6 @@
 #include "forebay/aio/block_device.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/memory/host_buffer.h"
 #include "forebay/swap/tensor_store_impl.h"
 
 namespace forebay {
@@ -84,8 +83,9 @@ absl::Status TensorStore::Impl::ReadSeals(uint32_t slot, std::span<const std::by
   }
   if (status.ok()) return status;
   return Annotate(status,
-                  "without its checksums it cannot be said whether the store is whole. Restore it "
-                  "from a copy, or start again from the last exported model");
+                  "without its checksums it cannot be said whether the store is whole. 'forebay "
+                  "inspect RUN --repair' goes back to the step before where that is whole; else "
+                  "restore it from a copy, or start again from the last exported model");
 }
 
 int64_t TensorStore::SealBytes(const TileMap& tiles) {
@@ -134,8 +134,9 @@ TileDamage TensorStore::Impl::DamageOf(int tile, int64_t part, int plane, uint32
       slot == 0 ? "A" : "B");
   if (has_commit && slot == committed_slot()) {
     damage.message += fmt::format(
-        " of step {}. 'forebay inspect RUN --verify' lists all that is damaged; restore the run "
-        "from a copy, or start again from its last export",
+        " of step {}. 'forebay inspect RUN --verify' lists all that is damaged, and --repair goes "
+        "back to the step before where that is whole; else restore the run from a copy, or start "
+        "again from its last export",
         committed.step);
   }
   return damage;
@@ -178,75 +179,6 @@ absl::Status TensorStore::VerifyStatePart(int tile, int64_t part,
                                           std::span<const std::byte> state) const {
   return impl_->VerifyPart(tile, part, 1, NumPlanes(impl_->tiles.layout()), state,
                            impl_->NewestSlot(impl_->state_progress[tile]));
-}
-
-// ---- Scrubbing
-
-namespace {
-
-constexpr int kScrubTiles = 4;  // in flight, so that the disk works while tiles are hashed
-
-struct ScrubSlot {
-  std::span<std::byte> weights;
-  std::span<std::byte> state;
-  IoOp weights_op;
-  IoOp state_op;
-};
-
-}  // namespace
-
-// Adds what is damaged of the weights or of the state that were read into `half`, or that could not
-// be read.
-void TensorStore::Impl::FindDamage(int tile, int first_plane, int end_plane,
-                                   const absl::Status& read, std::span<const std::byte> half,
-                                   std::vector<TileDamage>& damaged) const {
-  if (!read.ok()) {
-    TileDamage& whole = damaged.emplace_back(DamageOf(tile, 0, first_plane, committed_slot()));
-    whole.size_bytes = static_cast<int64_t>(half.size());
-    whole.message = MessageOf(read);
-    return;
-  }
-  for (int64_t part = 0; part < NumSealParts(TileAt(tile)); ++part) {
-    for (int plane = first_plane; plane < end_plane; ++plane) {
-      if (FirstBadPlane(tile, part, plane, plane + 1, half, committed_slot()) < 0) continue;
-      damaged.push_back(DamageOf(tile, part, plane, committed_slot()));
-    }
-  }
-}
-
-absl::Status TensorStore::Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
-                                std::vector<TileDamage>& damaged) {
-  FOREBAY_CHECK(has_commit());
-  Impl& impl = *impl_;
-  const TileMap& tiles = impl.tiles;
-  const int64_t slot_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
-  FOREBAY_ASSIGN_OR_RETURN(const HostBuffer memory,
-                           HostBuffer::Create(budget, "tiles to verify", kScrubTiles * slot_bytes));
-  std::array<ScrubSlot, kScrubTiles> slots;
-  const auto start = [&](int tile) {
-    ScrubSlot& slot = slots[tile % kScrubTiles];
-    const Tile& spec = tiles.tiles()[tile];
-    const auto bytes = memory.bytes().subspan(static_cast<size_t>(tile % kScrubTiles * slot_bytes));
-    slot.weights = bytes.first(static_cast<size_t>(tiles.WeightBytes(spec)));
-    slot.state = bytes.subspan(static_cast<size_t>(tiles.max_weight_bytes()),
-                               static_cast<size_t>(tiles.StateBytes(spec)));
-    StartReadWeights(tile, slot.weights, IoClass::kPrefetch, slot.weights_op);
-    StartReadState(tile, slot.state, IoClass::kPrefetch, slot.state_op);
-  };
-  int64_t done_bytes = 0;
-  int num_started = 0;
-  for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
-    for (; num_started < std::min(tile + kScrubTiles, tiles.num_tiles()); ++num_started) {
-      start(num_started);
-    }
-    ScrubSlot& slot = slots[tile % kScrubTiles];
-    impl.FindDamage(tile, 0, 1, engine().Wait(slot.weights_op), slot.weights, damaged);
-    impl.FindDamage(tile, 1, NumPlanes(tiles.layout()), engine().Wait(slot.state_op), slot.state,
-                    damaged);
-    done_bytes += static_cast<int64_t>(slot.weights.size() + slot.state.size());
-    progress(done_bytes);
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace forebay

@@ -22,15 +22,8 @@ std::string DTypeCounts(const Json& dtypes) {
 // Damage that is listed for people; a program reads all of it from the JSON.
 constexpr size_t kMaxListedDamage = 100;
 
-std::string VerifiedText(const Json& verified) {
-  const auto bytes = static_cast<double>(verified["bytes"].get<int64_t>());
-  const double seconds = verified["seconds"].get<double>();
-  std::string text = fmt::format(
-      "{:<13}{} in {} ({:.2f} GB/s), {}\n", "verified",
-      FormatBytes(verified["bytes"].get<int64_t>()), FormatDuration(seconds),
-      bytes / 1e9 / std::max(seconds, 1e-9),
-      verified["damaged"].empty() ? "all of it is what was written" : "and found damage:");
-  const Json& damaged = verified["damaged"];
+std::string DamageText(const Json& damaged) {
+  std::string text;
   const size_t num_listed = std::min(damaged.size(), kMaxListedDamage);
   for (size_t i = 0; i < num_listed; ++i) {
     text += fmt::format("  {}\n", damaged[i]["message"].get<std::string>());
@@ -39,6 +32,29 @@ std::string VerifiedText(const Json& verified) {
     text += fmt::format("  and {} more: --format=json has all\n", damaged.size() - num_listed);
   }
   return text;
+}
+
+std::string RepairedText(const Json& repaired) {
+  const auto step = repaired["step"].get<int64_t>();
+  const auto before = repaired["step_before"].get<int64_t>();
+  if (!repaired["changed"].get<bool>()) {
+    return fmt::format("{:<13}nothing: step {} is whole\n", "repaired", step);
+  }
+  const std::string was =
+      before < 0 ? "no commit record was whole" : fmt::format("step {} is not whole", before);
+  return fmt::format("{:<13}{}; the run goes on from step {}, which is\n", "repaired", was, step) +
+         DamageText(repaired["damaged"]);
+}
+
+std::string VerifiedText(const Json& verified) {
+  const auto bytes = static_cast<double>(verified["bytes"].get<int64_t>());
+  const double seconds = verified["seconds"].get<double>();
+  std::string text = fmt::format(
+      "{:<13}{} in {} ({:.2f} GB/s), {}\n", "verified",
+      FormatBytes(verified["bytes"].get<int64_t>()), FormatDuration(seconds),
+      bytes / 1e9 / std::max(seconds, 1e-9),
+      verified["damaged"].empty() ? "all of it is what was written" : "and found damage:");
+  return text + DamageText(verified["damaged"]);
 }
 
 std::string Text(const Json& json) {
@@ -74,6 +90,7 @@ std::string Text(const Json& json) {
     line("from model", json["model"].get<std::string>());
   }
   if (json.contains("digest")) line("digest", json["digest"].get<std::string>());
+  if (json.contains("repaired")) text += RepairedText(json["repaired"]);
   if (json.contains("verified")) text += VerifiedText(json["verified"]);
   if (!json.contains("tensors")) return text;
   text += "\n";
@@ -94,6 +111,9 @@ class InspectCommand : public Command {
     app.add_flag("--verify", options_.verify,
                  "compare every byte of a run's state with its checksums; exit 8 and a list where "
                  "some are damaged");
+    app.add_flag("--repair", options_.repair,
+                 "where the committed step is damaged, go back to the newest one that is whole, if "
+                 "there is one");
     app.add_flag("--tensors", options_.tensors, "every tensor with dtype, bytes and shape");
   }
 
@@ -111,9 +131,9 @@ class InspectCommand : public Command {
     const size_t num_damaged = json.contains("verified") ? json["verified"]["damaged"].size() : 0;
     if (num_damaged == 0) return absl::OkStatus();
     return CorruptError(
-        fmt::format("{} of the state of '{}' {} damaged or cannot be read. Restore the run from a "
-                    "copy, or start "
-                    "again from its last export",
+        fmt::format("{} of the state of '{}' {} damaged or cannot be read. --repair goes back to "
+                    "the step before where that is whole; else restore the run from a copy, or "
+                    "start again from its last export",
                     num_damaged == 1 ? "1 part" : fmt::format("{} parts", num_damaged), path_,
                     num_damaged == 1 ? "is" : "are"));
   }

@@ -60,6 +60,19 @@ absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions&
   return json;
 }
 
+Json ToJson(const std::vector<TileDamage>& damaged) {
+  Json json = Json::array();
+  for (const TileDamage& damage : damaged) {
+    json.push_back({{"tile", damage.tile},
+                    {"layer", damage.layer},
+                    {"file", damage.file},
+                    {"offset_bytes", damage.offset_bytes},
+                    {"size_bytes", damage.size_bytes},
+                    {"message", damage.message}});
+  }
+  return json;
+}
+
 absl::StatusOr<Json> Verify(TensorStore& store, const InspectOptions& options) {
   const int64_t all_bytes = store.tiles().weight_area_bytes() + store.tiles().state_area_bytes();
   MemoryBudget budget(0);
@@ -71,21 +84,29 @@ absl::StatusOr<Json> Verify(TensorStore& store, const InspectOptions& options) {
         if (options.progress) options.progress(done, all_bytes);
       },
       damaged));
-  Json json = {{"bytes", all_bytes}, {"seconds", watch.Seconds()}, {"damaged", Json::array()}};
-  for (const TileDamage& damage : damaged) {
-    json["damaged"].push_back({{"tile", damage.tile},
-                               {"layer", damage.layer},
-                               {"file", damage.file},
-                               {"offset_bytes", damage.offset_bytes},
-                               {"size_bytes", damage.size_bytes},
-                               {"message", damage.message}});
-  }
-  return json;
+  return Json{{"bytes", all_bytes}, {"seconds", watch.Seconds()}, {"damaged", ToJson(damaged)}};
+}
+
+absl::StatusOr<Json> Repair(const std::string& path, const Json& run, const InspectOptions& options,
+                            Engine* engine) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories, StoreDirectoriesOf(path));
+  MemoryBudget budget(0);
+  FOREBAY_ASSIGN_OR_RETURN(
+      const RepairReport report,
+      TensorStore::Repair(directories, engine, StoreUuidOf(run), &budget, options.progress));
+  return Json{{"changed", report.changed},
+              {"step_before", report.step_before},
+              {"step", report.step},
+              {"damaged", ToJson(report.damaged)}};
 }
 
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path));
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
+  Json repaired;
+  if (options.repair) {
+    FOREBAY_ASSIGN_OR_RETURN(repaired, Repair(path, run, options, engine.get()));
+  }
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
                            OpenRunStore(path, engine.get()));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
@@ -123,6 +144,7 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   if (options.hash) {
     FOREBAY_ASSIGN_OR_RETURN(json["digest"], StateDigest(*store));
   }
+  if (options.repair) json["repaired"] = std::move(repaired);
   if (options.verify) {
     FOREBAY_ASSIGN_OR_RETURN(json["verified"], Verify(*store, options));
   }
@@ -141,12 +163,12 @@ absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& opti
                     "has no run.json)",
                     path));
   }
-  if (options.verify) {
+  if (options.verify || options.repair) {
     return UsageError(
-        fmt::format("--verify compares the state of a run with its checksums, and '{}' is a model "
+        fmt::format("{} compares the state of a run with its checksums, and '{}' is a model "
                     "folder, which "
                     "has none",
-                    path));
+                    options.repair ? "--repair" : "--verify", path));
   }
   return InspectModel(path, options);
 }

@@ -66,8 +66,9 @@ absl::Status CheckHasCommit(const TensorStore& store) {
   if (store.has_commit()) return absl::OkStatus();
   return CorruptError(fmt::format(
       "the store holds no committed step: there is no record in '{}'. Either it was stopped before "
-      "its first one, or the file was damaged: then restore the run from a copy, or start again "
-      "from its last export",
+      "its first one, or the file was damaged: 'forebay inspect RUN --repair' makes it anew from "
+      "the "
+      "checksums",
       JoinPath(store.directory(), kCommitName)));
 }
 

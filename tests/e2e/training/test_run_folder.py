@@ -324,6 +324,54 @@ def test_a_data_file_that_was_replaced_is_found(forebay, task, tmp_path):
     forebay.run("train", "--resume", out=out)
 
 
+def repaired(forebay, out):
+    return json.loads(forebay.run("inspect", str(out), "--repair", "--format=json").stdout)["repaired"]
+
+
+@pytest.mark.parametrize("name", ["weights.fbs", "state.fbs", "seals.fbs", "commit.fbs"])
+def test_repair_goes_back_to_the_newest_step_that_is_whole(forebay, task, tmp_path, name):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    forebay.run("train", out=whole, **task)
+    forebay.run("train", out=out, stop_after=3, check=False, **task)
+    assert repaired(forebay, out) == {"changed": False, "step_before": 3, "step": 3, "damaged": []}
+    assert "nothing: step 3 is whole" in forebay.run("inspect", str(out), "--repair").stdout
+    # The first commit, of step 0, went to slot A: step 3 is in slot B, the second half of each file.
+    path = out / "swap" / name
+    size = path.stat().st_size
+    at = {"weights.fbs": [size // 2 + 5], "state.fbs": [size // 2 + 5], "seals.fbs": [size // 2 + 5, size // 4 * 3 + 5],
+          "commit.fbs": [5, 4096 + 5]}[name]
+    for offset in at:
+        flip(path, offset)
+    refused = forebay.run("train", "--resume", check=False, out=out)
+    assert refused.returncode == 8 and f"'{path}'" in refused.stderr, refused.stderr
+    done = repaired(forebay, out)
+    # Nothing is lost with the records alone: the checksums have them too.
+    goes_on_from = 3 if name == "commit.fbs" else 2
+    assert done["changed"] and done["step"] == goes_on_from
+    assert done["step_before"] == (-1 if name == "commit.fbs" else 3)
+    assert len(done["damaged"]) == (1 if name in ("weights.fbs", "state.fbs") else 0)
+    assert repaired(forebay, out) == {"changed": False, "step_before": goes_on_from, "step": goes_on_from, "damaged": []}
+    forebay.run("train", "--resume", out=out)
+    assert forebay.digest(out) == forebay.digest(whole)
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(task["steps"] + 1))  # from the evaluation before the first
+
+
+def test_repair_guesses_nothing(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, stop_after=3, check=False, **task)
+    for name in ("weights.fbs", "state.fbs"):
+        path = out / "swap" / name
+        for offset in (5, path.stat().st_size // 2 + 5):
+            flip(path, offset)
+    before = {path.name: path.read_bytes() for path in (out / "swap").glob("*.fbs")}
+    refused = forebay.run("inspect", str(out), "--repair", check=False)
+    assert refused.returncode == 8, refused.stderr
+    for text in ("no step is whole", "of step 3, in slot B, 2 parts are damaged", "of step 2, in slot A, 2 parts are"):
+        assert text in refused.stderr, refused.stderr
+    assert {path.name: path.read_bytes() for path in (out / "swap").glob("*.fbs")} == before
+
+
 def test_verify_of_a_model_folder_says_that_it_has_no_checksums(forebay, task):
     refused = forebay.run("inspect", task["model"], "--verify", check=False)
     assert refused.returncode == 2 and "a model folder, which has none" in refused.stderr, refused.stderr

@@ -1,0 +1,236 @@
+// Reading all of a slot, and making the newest slot that is whole the committed one.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/swap/tensor_store_impl.h"
+
+namespace forebay {
+namespace {
+
+constexpr int kScrubTiles = 4;  // in flight, so that the disk works while tiles are hashed
+
+struct ScrubBuffers {
+  std::span<std::byte> weights;
+  std::span<std::byte> state;
+  IoOp weights_op;
+  IoOp state_op;
+};
+
+}  // namespace
+
+// ---- Scrubbing
+
+// Adds what is damaged of the weights or of the state that were read into `half`, or that could not
+// be read.
+void TensorStore::Impl::FindDamage(int tile, int first_plane, int end_plane, uint32_t slot,
+                                   const absl::Status& read, std::span<const std::byte> half,
+                                   std::vector<TileDamage>& damaged) const {
+  if (!read.ok()) {
+    TileDamage& whole = damaged.emplace_back(DamageOf(tile, 0, first_plane, slot));
+    whole.size_bytes = static_cast<int64_t>(half.size());
+    whole.message = MessageOf(read);
+    return;
+  }
+  for (int64_t part = 0; part < NumSealParts(TileAt(tile)); ++part) {
+    for (int plane = first_plane; plane < end_plane; ++plane) {
+      if (FirstBadPlane(tile, part, plane, plane + 1, half, slot) < 0) continue;
+      damaged.push_back(DamageOf(tile, part, plane, slot));
+    }
+  }
+}
+
+absl::Status TensorStore::Impl::ScrubSlot(uint32_t slot, MemoryBudget* budget,
+                                          const std::function<void(int64_t)>& progress,
+                                          std::vector<TileDamage>& damaged) {
+  const int64_t tile_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
+  FOREBAY_ASSIGN_OR_RETURN(const HostBuffer memory,
+                           HostBuffer::Create(budget, "tiles to verify", kScrubTiles * tile_bytes));
+  std::array<ScrubBuffers, kScrubTiles> ring;
+  const auto start = [&](int tile) {
+    ScrubBuffers& buffers = ring[tile % kScrubTiles];
+    const Tile& spec = tiles.tiles()[tile];
+    const auto bytes = memory.bytes().subspan(static_cast<size_t>(tile % kScrubTiles * tile_bytes));
+    buffers.weights = bytes.first(static_cast<size_t>(tiles.WeightBytes(spec)));
+    buffers.state = bytes.subspan(static_cast<size_t>(tiles.max_weight_bytes()),
+                                  static_cast<size_t>(tiles.StateBytes(spec)));
+    Start(buffers.weights_op, IoKind::kRead, IoClass::kPrefetch, WeightsFile(spec),
+          WeightOffset(spec, slot), buffers.weights);
+    Start(buffers.state_op, IoKind::kRead, IoClass::kPrefetch, StateFile(spec),
+          StateOffset(spec, slot), buffers.state);
+  };
+  int64_t done_bytes = 0;
+  int num_started = 0;
+  for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
+    for (; num_started < std::min(tile + kScrubTiles, tiles.num_tiles()); ++num_started) {
+      start(num_started);
+    }
+    ScrubBuffers& buffers = ring[tile % kScrubTiles];
+    FindDamage(tile, 0, 1, slot, engine->Wait(buffers.weights_op), buffers.weights, damaged);
+    FindDamage(tile, 1, NumPlanes(tiles.layout()), slot, engine->Wait(buffers.state_op),
+               buffers.state, damaged);
+    done_bytes += static_cast<int64_t>(buffers.weights.size() + buffers.state.size());
+    if (progress) progress(done_bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorStore::Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
+                                std::vector<TileDamage>& damaged) {
+  FOREBAY_CHECK(has_commit());
+  return impl_->ScrubSlot(impl_->committed_slot(), budget, progress, damaged);
+}
+
+// ---- Repair
+
+// The record that the tables of `slot` were written with, when all of them are whole and belong
+// together: what its tiles should be is known then, whether or not it was ever committed.
+std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot) {
+  // A repair that was cut short may have left tables of two kinds, each of them whole in one copy.
+  for (const int preferred_copy : {0, 1}) {
+    std::optional<DecodedCopy> found = RecordOfTables(slot, preferred_copy);
+    if (found.has_value()) return found;
+  }
+  return std::nullopt;
+}
+
+std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot, int preferred_copy) {
+  std::optional<DecodedCopy> found;
+  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+    if (seals[slot].table(stripe).empty()) continue;
+    const auto is_whole = [&](int copy) {
+      return RunOp(IoKind::kRead, stripes[stripe].seals_file, TableOffset(stripe, slot, copy),
+                   seals[slot].table(stripe))
+                 .ok() &&
+             seals[slot].CheckTable(stripe, kSealsName).ok();
+    };
+    if (!is_whole(preferred_copy) && !is_whole(1 - preferred_copy)) return std::nullopt;
+    absl::StatusOr<DecodedCopy> head = DecodeCommitRecord(seals[slot].record(stripe), kSealsName);
+    if (!head.ok() || head->state != CopyState::kGood) return std::nullopt;
+    if (found.has_value() && found->hash != head->hash) return std::nullopt;
+    found = *std::move(head);
+  }
+  if (!found.has_value() || found->record.uuid != manifest.uuid || found->record.slot != slot ||
+      found->record.seals_root != seals[slot].RootOfTables()) {
+    return std::nullopt;
+  }
+  return found;
+}
+
+// One copy after the other, as these tables are all that tells what the slot holds.
+absl::Status TensorStore::Impl::WriteSealsInTurn(uint32_t slot) {
+  for (const int copy : {0, 1}) {
+    for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+      const std::span<std::byte> table = seals[slot].table(stripe);
+      if (table.empty()) continue;
+      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kWrite, stripes[stripe].seals_file,
+                                    TableOffset(stripe, slot, copy), table));
+    }
+    FOREBAY_RETURN_IF_ERROR(FlushData());
+  }
+  return absl::OkStatus();
+}
+
+// Commits what the tables of a slot describe, `of_tables`, as the successor of `newest`: so a crash
+// in the middle leaves one or the other in all folders, as with every commit.
+absl::Status TensorStore::Impl::CommitAgain(const DecodedCopy& of_tables,
+                                            const DecodedCopy& newest) {
+  CommitRecord again = of_tables.record;
+  again.sequence = newest.record.sequence + 1;
+  again.previous_hash = newest.hash;
+  again.seals_root = seals[again.slot].Close(again.sequence);
+  const auto block = std::make_unique<RecordBlock>();
+  EncodeCommitRecord(again, block->bytes);
+  seals[again.slot].SetRecord(block->bytes);
+  FOREBAY_RETURN_IF_ERROR(WriteSealsInTurn(again.slot));
+  return WriteCopies(block->bytes);
+}
+
+// What the commit files say, but for folders where no copy is whole. Files that contradict one
+// another are not for a program to sort out: CorruptError.
+absl::StatusOr<TensorStore::Impl::KnownCommit> TensorStore::Impl::FindCommit() {
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<FolderCopies> folders, ReadCopies());
+  KnownCommit known;
+  known.some_lost =
+      std::erase_if(folders, [](const FolderCopies& folder) {
+        return folder.first.state != CopyState::kGood && folder.second.state != CopyState::kGood;
+      }) > 0;
+  FOREBAY_ASSIGN_OR_RETURN(const std::optional<ChosenCommit> chosen,
+                           ChooseCommit(folders, manifest.uuid));
+  if (chosen.has_value()) {
+    known.newest = DecodedCopy{CopyState::kGood, chosen->record, chosen->hash};
+  }
+  return known;
+}
+
+// Makes `whole` the committed step. Whether there was anything to do.
+absl::StatusOr<bool> TensorStore::Impl::MakeCommitted(const DecodedCopy& whole,
+                                                      const KnownCommit& known) {
+  if (known.newest.has_value() && known.newest->hash != whole.hash) {
+    FOREBAY_RETURN_IF_ERROR(CommitAgain(whole, *known.newest));
+    return true;
+  }
+  if (!known.some_lost) return false;
+  const auto block = std::make_unique<RecordBlock>();
+  EncodeCommitRecord(whole.record, block->bytes);
+  FOREBAY_RETURN_IF_ERROR(WriteCopies(block->bytes));
+  return true;
+}
+
+absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
+    MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress) {
+  FOREBAY_ASSIGN_OR_RETURN(const KnownCommit known, FindCommit());
+  std::vector<DecodedCopy> candidates;
+  for (const uint32_t slot : {0, 1}) {
+    if (std::optional<DecodedCopy> of_tables = RecordOfTables(slot)) {
+      candidates.push_back(*std::move(of_tables));
+    }
+  }
+  // What is committed first: a later step that was never committed is taken only in its place.
+  const auto is_committed = [&](const DecodedCopy& copy) {
+    return known.newest.has_value() && copy.hash == known.newest->hash;
+  };
+  std::ranges::sort(candidates, [&](const DecodedCopy& a, const DecodedCopy& b) {
+    if (is_committed(a) != is_committed(b)) return is_committed(a);
+    return a.record.sequence > b.record.sequence;
+  });
+  const auto tell = [&](int64_t done) {
+    if (progress) progress(done, tiles.weight_area_bytes() + tiles.state_area_bytes());
+  };
+  RepairReport report;
+  if (known.newest.has_value()) report.step_before = known.newest->record.step;
+  std::string found;
+  for (const DecodedCopy& candidate : candidates) {
+    std::vector<TileDamage> damaged;
+    FOREBAY_RETURN_IF_ERROR(ScrubSlot(candidate.record.slot, budget, tell, damaged));
+    if (damaged.empty()) {
+      report.step = candidate.record.step;
+      FOREBAY_ASSIGN_OR_RETURN(report.changed, MakeCommitted(candidate, known));
+      return report;
+    }
+    found += fmt::format("; of step {}, in slot {}, {} {} damaged", candidate.record.step,
+                         candidate.record.slot == 0 ? "A" : "B", damaged.size(),
+                         damaged.size() == 1 ? "part is" : "parts are");
+    if (is_committed(candidate)) report.damaged = std::move(damaged);
+  }
+  return CorruptError(fmt::format(
+      "{} cannot be repaired: no step is whole{}{}. Restore the run from a copy, or start again "
+      "from its last export",
+      Where(), found, candidates.size() < 2 ? "; the checksums of a slot are lost" : ""));
+}
+
+absl::StatusOr<RepairReport> TensorStore::Repair(
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+    MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
+                           OpenUncommitted(directories, engine, uuid));
+  return store->impl_->Repair(budget, progress);
+}
+
+}  // namespace forebay
