@@ -244,7 +244,7 @@ TEST_F(FaultyPassTest, TheFirstErrorEndsThePassForAllThreads) {
 TEST_F(FaultyPassTest, ABitThatFlipsInAReadIsFound) {
   job_.verify = true;
   Prepare({.flip_call = 10});
-  const auto pass = Run({LoadOp::kRead, 100});
+  const auto pass = RunMoreThan(20, {LoadOp::kRead, 100});
   ASSERT_TRUE(pass.ok()) << pass.status();
   EXPECT_EQ(pass->verified.num_damaged, 1) << pass->verified.first_problem;
 }
@@ -253,7 +253,7 @@ TEST_F(FaultyPassTest, AStaleBlockIsFoundWhileReading) {
   job_.verify = true;
   Prepare({});
   file_.NextPlace(kTestBlockBytes, kTestBlockBytes);  // a write that the disk never saw
-  const auto pass = Run({LoadOp::kRead, 100});
+  const auto pass = RunMoreThan(20, {LoadOp::kRead, 100});
   ASSERT_TRUE(pass.ok()) << pass.status();
   EXPECT_GT(pass->verified.num_stale, 0);
   EXPECT_EQ(pass->verified.num_stale, pass->verified.num_bad());

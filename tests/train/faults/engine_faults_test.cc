@@ -194,7 +194,7 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
       std::erase_if(cases, [&](const Case& c) { return c.name() != only; });
       ASSERT_EQ(cases.size(), 1u) << "no case is named '" << only << "'";
     }
-    CaseLimit limit(std::chrono::seconds(kUnderSanitizer ? 120 : 20));
+    CaseLimit limit(std::chrono::seconds(120));
     const Handles before = CountHandles();
     size_t num_never_made = 0;
     for (const Case& c : cases) {

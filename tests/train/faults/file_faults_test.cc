@@ -66,7 +66,7 @@ class FileFaultsTest : public testing::TestWithParam<FileSetting> {
   // One in `stride` of the calls.
   void RunCases(size_t stride, bool in_both_ways) {
     std::printf("seed %llu\n", static_cast<unsigned long long>(FaultSeed()));
-    CaseLimit limit(std::chrono::seconds(kUnderSanitizer ? 120 : 20));
+    CaseLimit limit(std::chrono::seconds(120));
     const Handles before = CountHandles();
     const std::string only = OnlyCase();
     int num_cases = 0;
