@@ -118,9 +118,6 @@ struct TensorStore::Impl {
   int64_t TableOffset(int stripe, uint32_t slot, int copy) const {
     return (2 * slot + copy) * TileSeals::TableBytes(tiles, stripe);
   }
-  const TileSeals& NewestSeals(const std::atomic<TileProgress>& progress) const {
-    return seals[NewestSlot(progress)];
-  }
   // Where a part of a plane lies.
   struct PartPlace {
     int file = -1;

@@ -164,11 +164,10 @@ absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& opti
                     path));
   }
   if (options.verify || options.repair) {
-    return UsageError(
-        fmt::format("{} compares the state of a run with its checksums, and '{}' is a model "
-                    "folder, which "
-                    "has none",
-                    options.repair ? "--repair" : "--verify", path));
+    return UsageError(fmt::format(
+        "{} compares the state of a run with its checksums, and '{}' is a model folder, "
+        "which has none",
+        options.repair ? "--repair" : "--verify", path));
   }
   return InspectModel(path, options);
 }

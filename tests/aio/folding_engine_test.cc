@@ -136,6 +136,22 @@ TEST_F(FoldingEngineTest, AShortFileKeepsItsOwnBytes) {
   EXPECT_EQ(Read(*inner_, common_, 8), ".x......");
 }
 
+TEST_F(FoldingEngineTest, AFileOfTheUnfoldedNameKeepsItsOwnBytes) {
+  const FoldOptions fold = {.file = common_,
+                            .size_bytes = 8 * kBlock,
+                            .unfolded_name = "kept",
+                            .together_bytes = 20 * kBlock};
+  FoldingEngine engine(inner_.get(), {fold});
+  const int kept = engine.AddFile(NewFile("kept", 20 * kBlock), folder_.Path("kept"));
+  const int folded = engine.AddFile(NewFile("not_kept", 20 * kBlock), folder_.Path("not_kept"));
+  for (const int file : {kept, folded}) {
+    std::memset(buffer_->bytes.data(), file == kept ? 'k' : 'f', kBlock);
+    Run(engine, IoKind::kWrite, file, 17 * kBlock, kBlock);
+  }
+  EXPECT_EQ(Read(engine, kept, 20), std::string(17, '.') + "k..");
+  EXPECT_EQ(Read(*inner_, common_, 8), ".f......");
+}
+
 TEST_F(FoldingEngineTest, FlushGoesToTheFileThatHoldsTheBytes) {
   EXPECT_EQ(engine_->Flush(long_), absl::OkStatus());
   EXPECT_EQ(engine_->Flush(short_), absl::OkStatus());

@@ -275,8 +275,11 @@ def flip(path, offset):
         file.write(bytes([byte[0] ^ 1]))
 
 
-def test_damage_to_the_store_is_found_named_and_not_trained_on(forebay, task, tmp_path):
-    out = tmp_path / "run"
+@pytest.mark.parametrize("tier", ["nvme", "host"])  # read layer by layer and tile by tile, or as a whole at the start
+def test_damage_to_the_store_is_found_named_and_not_trained_on(forebay, task, tmp_path, tier):
+    task = dict(task, weights_tier=tier, state_tier=tier)
+    undamaged, out = tmp_path / "undamaged", tmp_path / "run"
+    forebay.run("train", out=undamaged, **task)
     forebay.run("train", out=out, stop_after=1, check=False, **task)
     whole = forebay.run("inspect", str(out), "--verify")
     assert "all of it is what was written" in whole.stdout
@@ -298,6 +301,7 @@ def test_damage_to_the_store_is_found_named_and_not_trained_on(forebay, task, tm
         for offset in offsets:
             flip(path, offset)
     forebay.run("train", "--resume", out=out)
+    assert forebay.digest(out) == forebay.digest(undamaged)
 
 
 def test_a_data_file_that_was_replaced_is_found(forebay, task, tmp_path):
