@@ -50,6 +50,17 @@ struct OffloadedAdamW::Impl {
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
   absl::Status RunKernel(const AdamWTile& whole, int tile, std::span<std::byte> weights,
                          std::span<std::byte> state);
+  std::span<std::byte> HostState(int tile) {
+    return host_state.bytes().subspan(host_state_offset_bytes[tile],
+                                      tiles.StateBytes(tiles.tiles()[tile]));
+  }
+  // Whether the update in progress writes what it makes of a tile.
+  bool WritesWeights(const Tile& tile) const {
+    return resident == ResidentWrites::kNow || placement.weights[tile.layer] == Tier::kNvme;
+  }
+  bool WritesState(int tile) const {
+    return resident == ResidentWrites::kNow || placement.state[tile] == Tier::kNvme;
+  }
   void UpdatePart(const AdamWTile& whole, const Tile& tile, int64_t part);
   const TileArithmetic& arithmetic() const {
     return options.arithmetic != nullptr ? *options.arithmetic : adamw;
@@ -78,9 +89,13 @@ struct OffloadedAdamW::Impl {
   std::vector<std::atomic<bool>> due;  // by layer
   std::unique_ptr<StagedTiles> staged;
 
-  bool backward_finished = false;  // training thread
-  AdamWStep step;                  // of the updates that are due
-  double tile_wait_s = 0;          // of the layer being updated
+  bool backward_finished = false;                  // training thread
+  AdamWStep step;                                  // of the updates that are due
+  ResidentWrites resident = ResidentWrites::kNow;  // the same
+  // By tile: whether what is in RAM is newer than what was written. Of whoever updates or writes.
+  std::vector<bool> weights_deferred;
+  std::vector<bool> state_deferred;
+  double tile_wait_s = 0;  // of the layer being updated
 
   mutable std::mutex mutex;
   absl::Status failure;  // mutex: of an update; no further one is taken
@@ -96,7 +111,9 @@ OffloadedAdamW::Impl::Impl(const OffloadedAdamWOptions& options_in, const Placem
       tiles(store_in->tiles()),
       pool(options_in.num_threads, "adamw"),
       host_state_offset_bytes(store_in->tiles().num_tiles()),
-      due(store_in->inventory().num_layers()) {
+      due(store_in->inventory().num_layers()),
+      weights_deferred(store_in->tiles().num_tiles()),
+      state_deferred(store_in->tiles().num_tiles()) {
   for (int layer = 0; layer < store->inventory().num_layers(); ++layer) {
     decay_runs.push_back(DecayRunsOf(store->inventory(), layer));
   }
@@ -174,16 +191,12 @@ absl::Status OffloadedAdamW::Impl::LoadHostState(MemoryBudget* budget) {
     if (placement.state[i] != Tier::kHost) continue;
     IoOp& read = reads[i % reads.size()];
     status.Update(store->engine().Wait(read));
-    store->StartReadState(
-        i,
-        host_state.bytes().subspan(host_state_offset_bytes[i], tiles.StateBytes(tiles.tiles()[i])),
-        IoClass::kDemandRead, read);
+    store->StartReadState(i, HostState(i), IoClass::kDemandRead, read);
   }
   for (IoOp& read : reads) status.Update(store->engine().Wait(read));
   for (int i = 0; i < tiles.num_tiles() && status.ok(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
-    status = store->VerifyState(i, host_state.bytes().subspan(host_state_offset_bytes[i],
-                                                              tiles.StateBytes(tiles.tiles()[i])));
+    status = store->VerifyState(i, HostState(i));
   }
   if (status.ok()) return status;
   return Annotate(status, "optimizer: loading the state that is kept in memory failed");
@@ -217,10 +230,11 @@ void OffloadedAdamW::AbandonStep() {
   impl_->backward_finished = false;
 }
 
-void OffloadedAdamW::BeginUpdate(const AdamWStep& step) {
+void OffloadedAdamW::BeginUpdate(const AdamWStep& step, ResidentWrites resident) {
   FOREBAY_CHECK(impl_->backward_finished && !impl_->AnyIsDue());
   impl_->backward_finished = false;
   impl_->step = step;
+  impl_->resident = resident;
   impl_->staged->Begin();
   // Last: from here on the swapper's thread may update.
   for (std::atomic<bool>& due : impl_->due) due.store(true, std::memory_order_release);
@@ -283,9 +297,7 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
   tile_wait_s += stopwatch.Seconds();
 
   const std::span<std::byte> state =
-      (staged->StateIsRead(tile) ? buffer.state
-                                 : host_state.bytes().subspan(host_state_offset_bytes[tile]))
-          .first(tiles.StateBytes(spec));
+      staged->StateIsRead(tile) ? buffer.state.first(tiles.StateBytes(spec)) : HostState(tile);
   const StatePlanes planes = PlanesOf(tiles.layout(), spec.num_elems);
   AdamWTile whole;
   whole.layout = tiles.layout();
@@ -300,18 +312,22 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
       staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(tile);
   whole.gradient_is_bf16 = options.gradient_is_bf16;
   FOREBAY_RETURN_IF_ERROR(RunKernel(whole, tile, weights, state));
-  writes->StartState(tile, state, step.step);
-  writes->StartWeights(tile, weights, step.step);
+  state_deferred[tile] = !WritesState(tile);
+  if (!state_deferred[tile]) writes->StartState(tile, state, step.step);
+  weights_deferred[tile] = !WritesWeights(spec);
+  if (!weights_deferred[tile]) writes->StartWeights(tile, weights, step.step);
   if (staged->Needs(tile)) staged->Done();
   return absl::OkStatus();
 }
 
-// Verifies the state where it was read, updates, and seals what comes of it.
+// Verifies the state where it was read, updates, and seals what will be written.
 absl::Status OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, int tile,
                                              std::span<std::byte> weights,
                                              std::span<std::byte> state) {
   const Tile& spec = tiles.tiles()[tile];
   const bool is_read = staged->StateIsRead(tile);
+  const bool writes_weights = WritesWeights(spec);
+  const bool writes_state = WritesState(tile);
   std::mutex damage_mutex;
   absl::Status damage;
   pool.ParallelFor(NumSealParts(spec), [&](int64_t part) {
@@ -324,8 +340,8 @@ absl::Status OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, int tile,
       }
     }
     UpdatePart(whole, spec, part);
-    store->SealWeights(tile, part, weights);
-    store->SealState(tile, part, state);
+    if (writes_weights) store->SealWeights(tile, part, weights);
+    if (writes_state) store->SealState(tile, part, state);
   });
   return damage;
 }
@@ -342,6 +358,40 @@ void OffloadedAdamW::Impl::UpdatePart(const AdamWTile& whole, const Tile& tile, 
     arithmetic().Update(step, Part(whole, first - tile.first_elem, run_end - first, run->decay));
     first = run_end;
   }
+}
+
+absl::Status OffloadedAdamW::WriteDeferred(int layer, std::span<std::byte> weights) {
+  Impl& impl = *impl_;
+  FOREBAY_RETURN_IF_ERROR(impl.Failure());
+  FOREBAY_CHECK(!UpdateIsDue(layer));
+  for (int i = impl.tiles.first_tile(layer); i < impl.tiles.first_tile(layer + 1); ++i) {
+    if (!impl.weights_deferred[i]) continue;
+    const Tile& tile = impl.tiles.tiles()[i];
+    const auto of_tile = weights.subspan(tile.first_elem * WeightBytesPerElem(impl.tiles.layout()),
+                                         impl.tiles.WeightBytes(tile));
+    impl.pool.ParallelFor(NumSealParts(tile),
+                          [&](int64_t part) { impl.store->SealWeights(i, part, of_tile); });
+    FOREBAY_RETURN_IF_ERROR(impl.writes->AwaitWeights(i));
+    impl.writes->StartWeights(i, of_tile, impl.step.step);
+    impl.weights_deferred[i] = false;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OffloadedAdamW::WriteDeferredState() {
+  Impl& impl = *impl_;
+  FOREBAY_RETURN_IF_ERROR(impl.Failure());
+  FOREBAY_CHECK(!impl.AnyIsDue());
+  for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
+    if (!impl.state_deferred[i]) continue;
+    const std::span<std::byte> state = impl.HostState(i);
+    impl.pool.ParallelFor(NumSealParts(impl.tiles.tiles()[i]),
+                          [&](int64_t part) { impl.store->SealState(i, part, state); });
+    FOREBAY_RETURN_IF_ERROR(impl.writes->AwaitState(i));
+    impl.writes->StartState(i, state, impl.step.step);
+    impl.state_deferred[i] = false;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status OffloadedAdamW::AwaitWriteBack(int layer) {

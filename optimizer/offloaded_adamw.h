@@ -40,15 +40,24 @@ struct GradientStats {
   int first_nonfinite_layer = -1;  // in the order of the inventory; -1: all finite
 };
 
+// When the tiles that live in RAM go to the store.
+enum class ResidentWrites : uint8_t {
+  kNow,       // as they are updated: the step will be committed
+  kDeferred,  // with a later step, or when WriteDeferred and WriteDeferredState ask for it
+};
+
 struct OptimizerStats {
   double update_s = 0;   // time in kernels
   double io_wait_s = 0;  // time UpdateLayer waited for state
   int64_t updated_elems = 0;
 };
 
-// Threads: UpdateLayer and AwaitWriteBack belong to the swapper's thread, UpdateIsDue and stats to
-// any, the rest to the training thread. Nothing is allocated after Create. After an error the
-// object takes no further updates; the last committed step is intact.
+// What lives in RAM is written to the store for a commit alone, so steps that are not committed may
+// leave it out (ResidentWrites::kDeferred).
+//
+// Threads: UpdateLayer, WriteDeferred and AwaitWriteBack belong to the swapper's thread,
+// UpdateIsDue and stats to any, the rest to the training thread. Nothing is allocated after Create.
+// After an error the object takes no further updates; the last committed step is intact.
 class OffloadedAdamW : public TileUpdater {
  public:
   // Loads host-resident state from the store, which must have a committed step. Everything pointed
@@ -76,14 +85,18 @@ class OffloadedAdamW : public TileUpdater {
   absl::StatusOr<GradientStats> FinishBackward();
   // Makes every layer's update due and starts reading state. Requires: FinishBackward, and every
   // update of the step before was applied.
-  void BeginUpdate(const AdamWStep& step);
+  void BeginUpdate(const AdamWStep& step, ResidentWrites resident = ResidentWrites::kNow);
   // Forgets the gradients handed over for a step that is abandoned before BeginUpdate. Updates that
   // were due before stay due.
   void AbandonStep();
 
   bool UpdateIsDue(int layer) const override;
   absl::Status UpdateLayer(int layer, std::span<std::byte> weights) override;
+  absl::Status WriteDeferred(int layer, std::span<std::byte> weights) override;
   absl::Status AwaitWriteBack(int layer) override;
+  // Starts writing the state in RAM that is newer than the store's. Requires: no update is due, and
+  // the swapper's thread is idle.
+  absl::Status WriteDeferredState();
 
   // Waits until everything that was updated is written, weights and state; then the store may
   // commit, once no update is due any more. The first error. May run beside AwaitWriteBack.

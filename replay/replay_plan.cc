@@ -33,7 +33,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   optimizer.num_staging_tiles = options.buffers.num_staging_tiles;
   plan.gradient_area_bytes =
       OffloadedAdamW::GradientAreaBytes(optimizer, plan.placement, plan.tiles);
-  plan.folder_bytes = TensorStore::DiskBytes(plan.tiles, plan.gradient_area_bytes);
+  plan.folder_bytes = TensorStore::DiskBytes(plan.tiles, kMostSlots, plan.gradient_area_bytes);
   plan.store_bytes = Total(plan.folder_bytes);
   plan.transfers = CountTransfers(plan.schedule, plan.window, plan.placement, plan.tiles,
                                   gradient_bytes_per_elem);
@@ -45,8 +45,8 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   }
   plan.host_bytes = Swapper::WindowBytes(plan.window, plan.tiles) +
                     OffloadedAdamW::StagingBytes(optimizer, plan.tiles) +
-                    TensorStore::SealBytes(plan.tiles) + plan.placement.host_gradient_bytes +
-                    largest_layer_elems * 4;
+                    TensorStore::SealBytes(plan.tiles, kMostSlots) +
+                    plan.placement.host_gradient_bytes + largest_layer_elems * 4;
   return plan;
 }
 

@@ -16,7 +16,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the formats are little-endian");
 
 constexpr char kMagic[8] = {'F', 'B', 'C', 'O', 'M', 'M', 'I', 'T'};
-constexpr uint32_t kCommitVersion = 2;
+constexpr uint32_t kCommitVersion = 3;
+constexpr uint32_t kFlagOverwriting = 1;
 
 // The bytes on disk (docs/formats.md, "commit.fbs"); natural alignment leaves no holes.
 struct DiskRecord {
@@ -28,7 +29,7 @@ struct DiskRecord {
   int64_t step;
   uint64_t previous_hash;
   uint32_t trainer_bytes;
-  uint32_t reserved;
+  uint32_t flags;  // kFlagOverwriting, or 0
   SealsRoot seals_root;
   char trainer[kCommitTrainerBytesMax];
   uint8_t zeros[kCommitRecordBytes - kCommitTrainerBytesMax - 88];
@@ -55,6 +56,7 @@ uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> byt
   disk.previous_hash = record.previous_hash;
   disk.seals_root = record.seals_root;
   disk.trainer_bytes = static_cast<uint32_t>(record.trainer.size());
+  disk.flags = record.overwriting ? kFlagOverwriting : 0;
   std::ranges::copy(record.trainer, disk.trainer);
   disk.hash = HashOf(disk);
   std::memcpy(bytes.data(), &disk, sizeof(disk));
@@ -77,13 +79,17 @@ absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
                     "forebay that wrote it",
                     source, disk.version, kCommitVersion));
   }
-  if (disk.slot > 1 || disk.trainer_bytes > kCommitTrainerBytesMax) return copy;
+  if (disk.slot > 1 || disk.trainer_bytes > kCommitTrainerBytesMax ||
+      disk.flags > kFlagOverwriting) {
+    return copy;
+  }
   copy.state = CopyState::kGood;
   std::ranges::copy(disk.uuid, copy.record.uuid.begin());
   copy.record.sequence = disk.sequence;
   copy.record.step = disk.step;
   copy.record.slot = disk.slot;
   copy.record.previous_hash = disk.previous_hash;
+  copy.record.overwriting = disk.flags == kFlagOverwriting;
   copy.record.seals_root = disk.seals_root;
   copy.record.trainer.assign(disk.trainer, disk.trainer_bytes);
   copy.hash = disk.hash;

@@ -24,7 +24,10 @@ struct CommitRecord {
   StoreUuid uuid = {};
   uint64_t sequence = 0;  // 1, 2, ... over the life of the store
   int64_t step = 0;
-  uint32_t slot = 0;           // 0: A, 1: B
+  uint32_t slot = 0;  // 0: A, 1: B
+  // Of a store with one slot: what was committed is being overwritten by later steps, and nothing
+  // of it can be relied upon.
+  bool overwriting = false;
   uint64_t previous_hash = 0;  // of the record before; of the first record: 0
   SealsRoot seals_root = {};   // over the seals of all tiles of the slot (tile_seals.h)
   std::string trainer;         // JSON text, at most kCommitTrainerBytesMax

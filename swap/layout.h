@@ -31,4 +31,7 @@ constexpr int64_t StateBytesPerElem(Layout layout) {
   return layout == Layout::kBf16 ? 10 : 8;
 }
 
+// Of a store: with two, a step is written beside the one that is committed; with one, over it.
+inline constexpr int kMostSlots = 2;
+
 }  // namespace forebay

@@ -146,11 +146,13 @@ StepTransfers CountTransfers(const StepSchedule& schedule, const SwapperOptions&
       transfers.read_bytes += tiles.StateBytes(tiles.tiles()[tile]);
     }
   }
-  // A step is committed whole, so that what lives in RAM is written too; its checksums and its
-  // record go to two places in every folder.
-  transfers.write_bytes += tiles.weight_area_bytes() + tiles.state_area_bytes() +
-                           TensorStore::SealBytes(tiles) +
+  // What lives in RAM is written too; checksums and record go to two places in every folder.
+  transfers.commit_bytes = placement.host_weight_bytes + placement.host_state_bytes +
+                           2 * TensorStore::SealBytes(tiles, /*num_slots=*/1) +
                            2 * kCommitRecordBytes * tiles.num_stripes();
+  transfers.write_bytes += tiles.weight_area_bytes() + tiles.state_area_bytes() -
+                           placement.host_weight_bytes - placement.host_state_bytes +
+                           transfers.commit_bytes;
   return transfers;
 }
 

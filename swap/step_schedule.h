@@ -47,6 +47,9 @@ SwapperOptions ChainWindow(int num_layers, const StepBuffers& buffers);
 struct StepTransfers {
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
+  // Of those written, what only a step that is committed writes: the tiles that live in RAM, the
+  // checksums and the record.
+  int64_t commit_bytes = 0;
 };
 
 // How often the swapper reads the weights of each layer (by layer) in a step that follows another:
@@ -55,7 +58,8 @@ std::vector<int> CountWeightReads(const StepSchedule& schedule, const SwapperOpt
                                   const Placement& placement, const TileMap& tiles);
 
 // All that one step reads from NVMe and writes to it, from the moment when its gradients' norm is
-// known to the same moment of the next step; its commit included.
+// known to the same moment of the next step; its commit included. Nothing of it depends on how many
+// slots the store has.
 StepTransfers CountTransfers(const StepSchedule& schedule, const SwapperOptions& window,
                              const Placement& placement, const TileMap& tiles,
                              int64_t gradient_bytes_per_elem);

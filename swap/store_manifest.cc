@@ -15,7 +15,7 @@ namespace forebay {
 namespace {
 
 constexpr char kFormat[] = "forebay-store";
-constexpr int64_t kManifestVersion = 3;
+constexpr int64_t kManifestVersion = 4;
 constexpr char kChecksumKey[] = "xxh3_128";
 constexpr int64_t kMaxElems = int64_t{1} << 48;
 
@@ -134,6 +134,9 @@ bool FieldsFromJson(const Json& json, StoreManifest& manifest) {
   if (layout != NameOf(Layout::kBf16) && layout != NameOf(Layout::kFp32)) return false;
   manifest.layout = layout == NameOf(Layout::kBf16) ? Layout::kBf16 : Layout::kFp32;
   manifest.tile_elems = IntegerAt(json, "tile_elems");
+  const int64_t num_slots = IntegerAt(json, "slots");
+  if (num_slots < 1 || num_slots > kMostSlots) return false;
+  manifest.num_slots = static_cast<int>(num_slots);
   return FromHex(json.at("uuid").get<std::string>(), manifest.uuid) && manifest.tile_elems > 0 &&
          manifest.tile_elems % kLayerAlignElems == 0 && StripesFromJson(json, manifest) &&
          LayersFromJson(json.at("layers"), manifest.inventory) &&
@@ -163,6 +166,7 @@ std::string EncodeManifest(const StoreManifest& manifest) {
                {"uuid", ToHex(manifest.uuid)},
                {"layout", NameOf(manifest.layout)},
                {"tile_elems", manifest.tile_elems},
+               {"slots", manifest.num_slots},
                {"stripe", manifest.stripe},
                {"stripe_weights", manifest.stripe_weights},
                {"layers", LayersToJson(manifest.inventory)}};

@@ -17,6 +17,7 @@ struct StoreManifest {
   StoreUuid uuid = {};
   Layout layout = Layout::kBf16;
   int64_t tile_elems = 0;
+  int num_slots = kMostSlots;
   Inventory inventory;
   StripeWeights stripe_weights = {1};  // one for each folder of the store
   int stripe = 0;                      // whose folder it is; the one thing in which they differ

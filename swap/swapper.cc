@@ -65,6 +65,7 @@ struct Swapper::Impl {
   int ChooseBuffer(BufferClass buffer_class) const;
   void TakeBuffersBack();
   void ApplyDueUpdates(Lock& lock);
+  absl::Status WriteResidentLayers();
   absl::Status Stage(Buffer& buffer, bool exposed);
   void StartReads(Buffer& buffer, int layer, IoClass io_class);
   absl::Status FinishReads(Buffer& buffer, bool verify);
@@ -337,11 +338,25 @@ void Swapper::Impl::ApplyDueUpdates(Lock& lock) {
     --buffer.num_exposed;
     buffer.last_use = ++num_uses;
   }
+  absl::Status status = failure;
   lock.unlock();
-  absl::Status status;
+  if (status.ok()) status = WriteResidentLayers();
   for (Buffer& buffer : buffers) status.Update(FinishWriteBack(buffer));
   lock.lock();
   if (!status.ok()) Fail(status);
+}
+
+absl::Status Swapper::Impl::WriteResidentLayers() {
+  for (Buffer& buffer : buffers) {
+    if (updater == nullptr || buffer.buffer_class != BufferClass::kResident) continue;
+    buffer.in_write_back = true;
+    const absl::Status status =
+        updater->WriteDeferred(buffer.layer, WeightsIn(buffer, buffer.layer));
+    if (!status.ok()) {
+      return Annotate(status, fmt::format("writing '{}'", NameOfLayer(buffer.layer)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Ends every transfer from or to the buffers, so that they may be freed. Errors were reported, or

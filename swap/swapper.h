@@ -33,9 +33,11 @@ class TileUpdater {
   // A layer's update becomes due before its next access is announced (see Swapper::Expect).
   virtual bool UpdateIsDue(int layer) const = 0;
   // Applies the update to `weights` (the layer's flat vector, in the store's weight dtype) and
-  // starts writing weights and state to the other slot. On return `weights` is final; it stays
-  // borrowed for the write-back until AwaitWriteBack(layer) returns.
+  // starts writing weights and state; what lives in RAM may be left for WriteDeferred. On return
+  // `weights` is final; it stays borrowed for the write-back until AwaitWriteBack(layer) returns.
   virtual absl::Status UpdateLayer(int layer, std::span<std::byte> weights) = 0;
+  // Of a layer that lives in RAM, in `weights`: starts writing what was left.
+  virtual absl::Status WriteDeferred(int layer, std::span<std::byte> weights) = 0;
   virtual absl::Status AwaitWriteBack(int layer) = 0;
 };
 
@@ -66,9 +68,9 @@ class Swapper {
   absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
   void Release(int layer);
 
-  // Applies every due update that no announced access applies, waits for all write-backs and for
-  // the staging thread to be idle. After it the store holds the state of the finished step and may
-  // be committed.
+  // Applies every due update that no announced access applies, has all layers that live in RAM
+  // written, waits for all write-backs and for the staging thread to be idle. After it the store
+  // holds the weights of the finished step.
   absl::Status ApplyAllUpdates();
 
   // Abandons announced accesses that were not acquired (a stop in mid-step).

@@ -43,10 +43,11 @@ absl::Status TensorStore::Impl::OpenStripe(int index, bool create) {
     int64_t size_bytes;
     int* number;
   };
+  const int64_t num_slots = manifest.num_slots;
   const FileSpec specs[] = {
-      {kWeightsName, 2 * tiles.weight_area_bytes(index), &stripe.weights_file},
-      {kStateName, 2 * tiles.state_area_bytes(index), &stripe.state_file},
-      {kSealsName, 4 * TileSeals::TableBytes(tiles, index), &stripe.seals_file},
+      {kWeightsName, num_slots * tiles.weight_area_bytes(index), &stripe.weights_file},
+      {kStateName, num_slots * tiles.state_area_bytes(index), &stripe.state_file},
+      {kSealsName, 2 * num_slots * TileSeals::TableBytes(tiles, index), &stripe.seals_file},
       {kCommitName, kCommitFileBytes, &stripe.commit_file}};
   for (const FileSpec& spec : specs) {
     if (spec.size_bytes == 0) continue;  // fewer tiles than folders
@@ -114,11 +115,13 @@ absl::Status TensorStore::Impl::RunOp(IoKind kind, int file, int64_t offset_byte
 TensorStore::TensorStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TensorStore::~TensorStore() = default;
 
-StripeBytes TensorStore::DiskBytes(const TileMap& tiles, const StripeBytes& gradient_area_bytes) {
+StripeBytes TensorStore::DiskBytes(const TileMap& tiles, int num_slots,
+                                   const StripeBytes& gradient_area_bytes) {
   StripeBytes bytes = GradientParts(gradient_area_bytes, tiles.num_stripes());
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
-    bytes[stripe] += 2 * (tiles.weight_area_bytes(stripe) + tiles.state_area_bytes(stripe)) +
-                     4 * TileSeals::TableBytes(tiles, stripe) + kCommitFileBytes;
+    bytes[stripe] += num_slots * (tiles.weight_area_bytes(stripe) + tiles.state_area_bytes(stripe) +
+                                  2 * TileSeals::TableBytes(tiles, stripe)) +
+                     kCommitFileBytes;
   }
   return bytes;
 }
@@ -139,6 +142,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
                                                                  const Inventory& inventory,
                                                                  Engine* engine) {
   FOREBAY_CHECK(engine != nullptr && inventory.num_padded_elems() > 0);
+  FOREBAY_CHECK(options.num_slots >= 1 && options.num_slots <= kMostSlots);
   const size_t num_stripes = options.directories.size();
   FOREBAY_CHECK(options.stripe_weights.empty() || options.stripe_weights.size() == num_stripes);
   StoreManifest manifest;
@@ -149,6 +153,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   }
   manifest.layout = options.layout;
   manifest.tile_elems = options.tile_elems;
+  manifest.num_slots = options.num_slots;
   manifest.inventory = inventory;
   manifest.stripe_weights = options.stripe_weights;
   if (manifest.stripe_weights.empty()) manifest.stripe_weights.assign(num_stripes, 1);
@@ -158,7 +163,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   impl->reserve_space = !options.unfilled;
   impl->has_commit = options.unfilled;
   impl->unfilled = options.unfilled;
-  StripeBytes needed_bytes = DiskBytes(impl->tiles, options.gradient_area_bytes);
+  StripeBytes needed_bytes = DiskBytes(impl->tiles, options.num_slots, options.gradient_area_bytes);
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
   absl::Status status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",
                                        "choose another folder (--nvme)");
@@ -261,6 +266,9 @@ const Inventory& TensorStore::inventory() const {
 }
 const TileMap& TensorStore::tiles() const {
   return impl_->tiles;
+}
+int TensorStore::num_slots() const {
+  return impl_->manifest.num_slots;
 }
 bool TensorStore::has_commit() const {
   return impl_->has_commit;

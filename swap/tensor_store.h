@@ -2,10 +2,15 @@
 // that says which slot is real. The swap area is the checkpoint (design §8; docs/formats.md has the
 // bytes).
 //
-// Life of a step: all tiles are written to the slot that is not committed (StartWrite*), each once;
-// when every write is complete, Commit flushes the files and publishes one record in two places;
-// from then on the new slot is the committed one. Reads return the newest completed write of a
-// tile. A crash before the record is durable leaves the old slot, whole.
+// Life of a commit: all tiles are written to the slot that is not committed (StartWrite*), once or,
+// where several steps share a commit, over and over; when every write is complete, Commit flushes
+// the files and publishes one record in two places; from then on the new slot is the committed one.
+// Reads return the newest completed write of a tile. A crash before the record is durable leaves
+// the old slot, whole.
+//
+// A store with one slot takes half the space and survives no crash in between: before the first
+// write over what is committed, BeginWriting publishes that it is being overwritten, and only the
+// next Commit makes it whole again.
 //
 // A store may be striped over several folders, normally one for each disk (stripes.h). It is one
 // store all the same: a commit is one commit, and it opens with all of its folders or not at all.
@@ -37,6 +42,7 @@ struct StoreOptions {
   StripeWeights stripe_weights;          // by directory; empty: all the same
   Layout layout = Layout::kBf16;
   int64_t tile_elems = kDefaultTileElems;
+  int num_slots = kMostSlots;  // 1 or 2
   // As EnsureGradientArea.
   StripeBytes gradient_area_bytes;
   // For measurements alone: a store at step 0 whose tiles were never written, in files that have
@@ -95,9 +101,10 @@ class TensorStore {
   // Opens the newest committed state. `directories`: all of the store's, in any order. `uuid`: of
   // the store that is meant, as ToHex has it (store_manifest.h); "": whichever lies there.
   // CorruptError (damaged or foreign files, another store than `uuid`, folders that do not belong
-  // together, unknown format version), EnvironmentError (in use by another process), BadInputError
-  // (no store there, a folder missing or beside a copy of it), UsageError (a folder named twice),
-  // StorageError. Of a store that is not the wanted one nothing is touched.
+  // together, unknown format version, one slot whose overwriting was interrupted), EnvironmentError
+  // (in use by another process), BadInputError (no store there, a folder missing or beside a copy
+  // of it), UsageError (a folder named twice), StorageError. Of a store that is not the wanted one
+  // nothing is touched.
   static absl::StatusOr<std::unique_ptr<TensorStore>> Open(
       const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "");
   // Verifies what is committed; where some of it is damaged, or no commit record is whole, the
@@ -118,10 +125,12 @@ class TensorStore {
   ~TensorStore();
 
   // By stripe. `gradient_area_bytes`: as EnsureGradientArea.
-  static StripeBytes DiskBytes(const TileMap& tiles, const StripeBytes& gradient_area_bytes);
+  static StripeBytes DiskBytes(const TileMap& tiles, int num_slots,
+                               const StripeBytes& gradient_area_bytes);
 
   const Inventory& inventory() const;
   const TileMap& tiles() const;
+  int num_slots() const;
   bool has_commit() const;
   const CommitInfo& committed() const;                  // Requires: has_commit()
   const std::vector<std::string>& directories() const;  // by stripe
@@ -130,11 +139,20 @@ class TensorStore {
   bool direct_io() const;  // false: the file system has no O_DIRECT; the page cache is used
   const std::string& why_not_direct() const;
 
+  // Begins the writes of a step: from here until the next call, or the next Commit, each tile is
+  // written once at most. In a store with one slot it publishes that what is committed is being
+  // overwritten: what a crash leaves from here until the next Commit is not whole, and is not
+  // opened as if it were; blocks for the flushes then. StorageError, after which the store takes no
+  // further commit. Requires: no write is pending.
+  absl::Status BeginWriting();
+
   // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with
   // engine->Wait. Buffers are kIoAlignBytes-aligned and of exactly WeightBytes/StateBytes(tile).
   // After a write completed without error the caller reports it with
   // MarkWeightsWritten/MarkStateWritten; later reads see it. Requires: a tile that is read was
-  // committed or written before; each tile is written once between two commits.
+  // committed or written before, and is not being written over meanwhile, as it is by a second
+  // write between two commits, or by any in a store with one slot; BeginWriting, where two
+  // steps share a commit, and before every step in a store with one slot.
   void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
   void StartReadState(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
   // A write that is not sealed yet is sealed here, by the caller's thread.
@@ -155,8 +173,8 @@ class TensorStore {
   absl::Status VerifyWeights(int tile, std::span<const std::byte> weights) const;
   absl::Status VerifyState(int tile, std::span<const std::byte> state) const;
   absl::Status VerifyStatePart(int tile, int64_t part, std::span<const std::byte> state) const;
-  // Of the memory that holds the checksums of both slots, from creation or opening on.
-  static int64_t SealBytes(const TileMap& tiles);
+  // Of the memory that holds the checksums of all slots, from creation or opening on.
+  static int64_t SealBytes(const TileMap& tiles, int num_slots);
 
   // Reads all of the committed slot, a few tiles ahead of their comparison. What is damaged or
   // cannot be read goes to `damaged`, in the order of the tiles; `progress` is told the bytes so
@@ -179,13 +197,15 @@ class TensorStore {
   void StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
   void StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
 
-  // Publishes a step. Requires: every tile was written since the last commit (FOREBAY_CHECK).
+  // Publishes a step: the newest values of all tiles. Requires: every tile was written since the
+  // last commit (FOREBAY_CHECK).
   // Blocks for the flushes. UsageError when `info.trainer` does not fit (nothing was touched).
   // After a StorageError the new step may or may not be the one that the next Open finds (it is one
   // or the other, whole), and the store refuses further commits.
   absl::Status Commit(const CommitInfo& info);
 
-  // Synchronous access to committed values: export, digest, inspect. `out`: elements
+  // Synchronous access to committed values: export, digest, inspect. Requires: they are not being
+  // overwritten (BeginWriting). `out`: elements
   // [first_elem, first_elem + out.size()) of the tensor, fp32, whatever the layout. kMaster is
   // exact (bf16 layout: joined from w16 and r16).
   absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,

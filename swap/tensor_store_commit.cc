@@ -90,11 +90,31 @@ absl::Status TensorStore::Impl::RepairCopies(std::span<const FolderCopies> folde
   return absl::OkStatus();
 }
 
+// Whether what the record speaks of can be used.
+absl::Status TensorStore::Impl::CheckRecord(const CommitRecord& found,
+                                            const std::string& source) const {
+  const auto num_slots = static_cast<uint32_t>(manifest.num_slots);
+  if (found.slot >= num_slots || (found.overwriting && num_slots > 1)) {
+    return CorruptError(
+        fmt::format("the commit record {} of '{}' is not of a store of {} slot{}. Put back the "
+                    "files that belong together",
+                    found.sequence, source, num_slots, num_slots == 1 ? "" : "s"));
+  }
+  if (!found.overwriting) return absl::OkStatus();
+  return CorruptError(fmt::format(
+      "the store in {} keeps one copy (--durability=none), and was left while steps after step {} "
+      "were written over it: by a crash, a kill or a power cut. What it holds is of several steps "
+      "and cannot be used. 'forebay inspect RUN --repair' finds out whether step {} is whole all "
+      "the same; else start again, from the last export where there is one",
+      Where(), found.step, found.step));
+}
+
 absl::Status TensorStore::Impl::RecoverCommit() {
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<FolderCopies> folders, ReadCopies());
   FOREBAY_ASSIGN_OR_RETURN(const std::optional<ChosenCommit> chosen,
                            ChooseCommit(folders, manifest.uuid));
   if (!chosen.has_value()) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(CheckRecord(chosen->record, chosen->source));
   absl::StatusOr<Json> trainer = ParseJson(chosen->record.trainer, chosen->source);
   if (!trainer.ok()) {
     return CorruptError(
@@ -123,14 +143,43 @@ absl::Status TensorStore::Impl::FlushData() {
   return Flush(data_files);
 }
 
+// The record of the committed step once more, as one that no longer stands for it.
+absl::Status TensorStore::Impl::PublishOverwriting() {
+  CommitRecord next = record;
+  next.overwriting = true;
+  next.sequence = record.sequence + 1;
+  next.previous_hash = record_hash;
+  const auto block = std::make_unique<RecordBlock>();
+  const uint64_t hash = EncodeCommitRecord(next, block->bytes);
+  FOREBAY_RETURN_IF_ERROR(WriteCopies(block->bytes));
+  const std::lock_guard guard(slots_mutex);
+  record = std::move(next);
+  record_hash = hash;
+  return absl::OkStatus();
+}
+
+absl::Status TensorStore::BeginWriting() {
+  Impl& impl = *impl_;
+  FOREBAY_RETURN_IF_ERROR(impl.CheckTakesCommits());
+  ++impl.round;
+  if (impl.manifest.num_slots > 1 || !impl.has_commit || impl.record.overwriting) {
+    return absl::OkStatus();
+  }
+  impl.failure = impl.PublishOverwriting();
+  return Annotate(impl.failure,
+                  fmt::format("marking the one copy in {} as being overwritten", impl.Where()));
+}
+
+absl::Status TensorStore::Impl::CheckTakesCommits() const {
+  if (failure.ok()) return absl::OkStatus();
+  return Annotate(
+      failure,
+      fmt::format("the store {} takes no commit any more, because an earlier one failed", Where()));
+}
+
 absl::Status TensorStore::Commit(const CommitInfo& info) {
   Impl& impl = *impl_;
-  if (!impl.failure.ok()) {
-    return Annotate(
-        impl.failure,
-        fmt::format("the store {} takes no commit any more, because an earlier one failed",
-                    impl.Where()));
-  }
+  FOREBAY_RETURN_IF_ERROR(impl.CheckTakesCommits());
   for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
     FOREBAY_CHECK(impl.weights_progress[i].load(std::memory_order_acquire) ==
                   TileProgress::kWritten);
@@ -174,6 +223,7 @@ absl::Status TensorStore::Commit(const CommitInfo& info) {
   impl.record_hash = hash;
   impl.committed = info;
   impl.has_commit = true;
+  ++impl.round;
   for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
     impl.weights_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
     impl.state_progress[i].store(TileProgress::kCommitted, std::memory_order_release);

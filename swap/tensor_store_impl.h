@@ -28,7 +28,12 @@ inline int64_t RoundUpToBlock(int64_t bytes) {
 inline constexpr int64_t kCommitFileBytes = 2 * kCommitRecordBytes;
 
 // What has happened to one half (weights or state) of a tile since the last commit.
-enum class TileProgress : uint8_t { kCommitted, kWriting, kWritten };
+enum class TileProgress : uint8_t {
+  kCommitted,
+  kWriting,  // for the first time
+  kWritten,
+  kRewriting,  // over what was written before
+};
 
 // Of a commit record, for direct I/O.
 struct alignas(kIoAlignBytes) RecordBlock {
@@ -53,9 +58,10 @@ struct TensorStore::Impl {
         manifest(std::move(store_manifest)),
         tiles(manifest.inventory, manifest.layout, manifest.tile_elems, manifest.stripe_weights),
         gradient_area_bytes(folders.size()),
-        seals{TileSeals(tiles, manifest.uuid, 0), TileSeals(tiles, manifest.uuid, 1)},
         weights_progress(tiles.tiles().size()),
-        state_progress(tiles.tiles().size()) {
+        state_progress(tiles.tiles().size()),
+        weights_round(tiles.tiles().size(), -1),
+        state_round(tiles.tiles().size(), -1) {
     for (StoreFolder& folder : folders) {
       directories.push_back(folder.directory);
       Stripe& stripe = stripes.emplace_back();
@@ -63,7 +69,11 @@ struct TensorStore::Impl {
       stripe.lock = std::move(folder.lock);
       stripe.made = std::move(folder.made);
     }
-    record.slot = 1;  // nothing is committed yet, and the first writes go to slot A
+    for (int slot = 0; slot < manifest.num_slots; ++slot) {
+      seals.emplace_back(tiles, manifest.uuid, static_cast<uint32_t>(slot));
+    }
+    // Nothing is committed yet, and the first writes go to slot A.
+    record.slot = static_cast<uint32_t>(manifest.num_slots) - 1;
   }
   ~Impl() {
     for (const int file : files) engine->RemoveFile(file);
@@ -77,7 +87,10 @@ struct TensorStore::Impl {
   absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
   absl::Status Flush(std::span<const int> numbers);
   absl::Status FlushData();
+  absl::Status CheckTakesCommits() const;
+  absl::Status PublishOverwriting();
   absl::Status RecoverCommit();
+  absl::Status CheckRecord(const CommitRecord& found, const std::string& source) const;
   absl::StatusOr<std::vector<FolderCopies>> ReadCopies();
   std::vector<int> CommitFiles() const;
   absl::Status WriteCopies(std::span<std::byte> record_bytes);
@@ -105,8 +118,8 @@ struct TensorStore::Impl {
 
   // The caller holds slots_mutex, or is the thread that commits.
   uint32_t committed_slot() const { return record.slot; }
-  uint32_t working_slot() const { return 1 - record.slot; }
-  // The slot that holds a tile's newest value.
+  uint32_t working_slot() const { return manifest.num_slots > 1 ? 1 - record.slot : 0; }
+  // The slot that holds a tile's newest value. Requires: it is not being written over.
   uint32_t NewestSlot(const std::atomic<TileProgress>& progress) const;
   int64_t WeightOffset(const Tile& tile, uint32_t slot) const {
     return slot * tiles.weight_area_bytes(tile.stripe) + tile.weight_offset_bytes;
@@ -145,6 +158,8 @@ struct TensorStore::Impl {
     FOREBAY_CHECK(tile >= 0 && tile < tiles.num_tiles());
     return tiles.tiles()[tile];
   }
+  // For the write of a half of a tile.
+  void BeginWrite(std::atomic<TileProgress>& progress, int64_t& written_in_round);
   void Start(IoOp& op, IoKind kind, IoClass io_class, int file, int64_t offset_bytes,
              std::span<std::byte> buffer);
   void StartGradient(IoKind kind, IoClass io_class, int stripe, int64_t offset_bytes,
@@ -168,7 +183,7 @@ struct TensorStore::Impl {
   std::string why_not_direct;
 
   // By slot; in the working slot's, those of the tiles that were written so far.
-  std::array<TileSeals, 2> seals;
+  std::vector<TileSeals> seals;
 
   bool has_commit = false;
   CommitRecord record;  // the committed one
@@ -181,6 +196,10 @@ struct TensorStore::Impl {
   mutable std::mutex slots_mutex;
   std::vector<std::atomic<TileProgress>> weights_progress;
   std::vector<std::atomic<TileProgress>> state_progress;
+  // BeginWriting and Commit begin a round of writes, of each tile one. By tile: of its last write.
+  int64_t round = 0;
+  std::vector<int64_t> weights_round;
+  std::vector<int64_t> state_round;
 };
 
 }  // namespace forebay

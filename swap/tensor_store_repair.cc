@@ -187,7 +187,7 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
     MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress) {
   FOREBAY_ASSIGN_OR_RETURN(const KnownCommit known, FindCommit());
   std::vector<DecodedCopy> candidates;
-  for (const uint32_t slot : {0, 1}) {
+  for (uint32_t slot = 0; slot < seals.size(); ++slot) {
     if (std::optional<DecodedCopy> of_tables = RecordOfTables(slot)) {
       candidates.push_back(*std::move(of_tables));
     }
@@ -222,7 +222,8 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
   return CorruptError(fmt::format(
       "{} cannot be repaired: no step is whole{}{}. Restore the run from a copy, or start again "
       "from its last export",
-      Where(), found, candidates.size() < 2 ? "; the checksums of a slot are lost" : ""));
+      Where(), found,
+      candidates.size() < seals.size() ? "; the checksums of a slot are lost" : ""));
 }
 
 absl::StatusOr<RepairReport> TensorStore::Repair(

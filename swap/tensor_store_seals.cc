@@ -88,10 +88,10 @@ absl::Status TensorStore::Impl::ReadSeals(uint32_t slot, std::span<const std::by
                   "restore it from a copy, or start again from the last exported model");
 }
 
-int64_t TensorStore::SealBytes(const TileMap& tiles) {
+int64_t TensorStore::SealBytes(const TileMap& tiles, int num_slots) {
   int64_t bytes = 0;
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
-    bytes += 2 * TileSeals::TableBytes(tiles, stripe);
+    bytes += num_slots * TileSeals::TableBytes(tiles, stripe);
   }
   return bytes;
 }

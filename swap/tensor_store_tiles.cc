@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/errors.h"
@@ -17,9 +18,14 @@ struct alignas(kIoAlignBytes) PartBuffer {
 };
 static_assert(kSealElems % kLayerAlignElems == 0);
 
-// Moves to `to`; the state before is checked, because a wrong order of calls would mix two steps.
-void Advance(std::atomic<TileProgress>& progress, TileProgress from, TileProgress to) {
-  FOREBAY_CHECK(progress.compare_exchange_strong(from, to, std::memory_order_acq_rel));
+bool IsBeingWritten(TileProgress progress) {
+  return progress == TileProgress::kWriting || progress == TileProgress::kRewriting;
+}
+
+// The order of calls is checked, because a wrong one would mix two steps.
+void EndWrite(std::atomic<TileProgress>& progress) {
+  const TileProgress before = progress.exchange(TileProgress::kWritten, std::memory_order_acq_rel);
+  FOREBAY_CHECK(IsBeingWritten(before));
 }
 
 }  // namespace
@@ -28,9 +34,22 @@ void Advance(std::atomic<TileProgress>& progress, TileProgress from, TileProgres
 
 uint32_t TensorStore::Impl::NewestSlot(const std::atomic<TileProgress>& progress) const {
   const std::lock_guard guard(slots_mutex);
-  if (progress.load(std::memory_order_acquire) == TileProgress::kWritten) return working_slot();
-  FOREBAY_CHECK(has_commit);
+  const TileProgress now = progress.load(std::memory_order_acquire);
+  if (now == TileProgress::kWritten) return working_slot();
+  FOREBAY_CHECK(has_commit && now != TileProgress::kRewriting);
+  FOREBAY_CHECK(now == TileProgress::kCommitted || manifest.num_slots > 1);
   return committed_slot();
+}
+
+void TensorStore::Impl::BeginWrite(std::atomic<TileProgress>& progress, int64_t& written_in_round) {
+  FOREBAY_CHECK(manifest.num_slots > 1 || !has_commit || record.overwriting);
+  FOREBAY_CHECK(std::exchange(written_in_round, round) != round);
+  // One thread at a time works on a tile.
+  const TileProgress before = progress.load(std::memory_order_acquire);
+  FOREBAY_CHECK(!IsBeingWritten(before));
+  progress.store(
+      before == TileProgress::kWritten ? TileProgress::kRewriting : TileProgress::kWriting,
+      std::memory_order_release);
 }
 
 void TensorStore::StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class,
@@ -55,7 +74,7 @@ void TensorStore::StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp&
                                     Sealed sealed) {
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.WeightBytes(t));
-  Advance(impl_->weights_progress[tile], TileProgress::kCommitted, TileProgress::kWriting);
+  impl_->BeginWrite(impl_->weights_progress[tile], impl_->weights_round[tile]);
   if (sealed == Sealed::kNotYet) impl_->seals[impl_->working_slot()].SealWeights(tile, buffer);
   impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->WeightsFile(t),
                impl_->WeightOffset(t, impl_->working_slot()), buffer);
@@ -64,7 +83,7 @@ void TensorStore::StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp&
 void TensorStore::StartWriteState(int tile, std::span<std::byte> buffer, IoOp& op, Sealed sealed) {
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.StateBytes(t));
-  Advance(impl_->state_progress[tile], TileProgress::kCommitted, TileProgress::kWriting);
+  impl_->BeginWrite(impl_->state_progress[tile], impl_->state_round[tile]);
   if (sealed == Sealed::kNotYet) impl_->seals[impl_->working_slot()].SealState(tile, buffer);
   impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->StateFile(t),
                impl_->StateOffset(t, impl_->working_slot()), buffer);
@@ -72,12 +91,12 @@ void TensorStore::StartWriteState(int tile, std::span<std::byte> buffer, IoOp& o
 
 void TensorStore::MarkWeightsWritten(int tile) {
   impl_->TileAt(tile);
-  Advance(impl_->weights_progress[tile], TileProgress::kWriting, TileProgress::kWritten);
+  EndWrite(impl_->weights_progress[tile]);
 }
 
 void TensorStore::MarkStateWritten(int tile) {
   impl_->TileAt(tile);
-  Advance(impl_->state_progress[tile], TileProgress::kWriting, TileProgress::kWritten);
+  EndWrite(impl_->state_progress[tile]);
 }
 
 void TensorStore::StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
@@ -105,7 +124,7 @@ void TensorStore::Impl::StartGradient(IoKind kind, IoClass io_class, int stripe,
 template <typename Convert>
 absl::Status TensorStore::Impl::ForEachPart(const TensorSpec& tensor, int64_t first_elem,
                                             int64_t num_elems, const Convert& convert) {
-  FOREBAY_CHECK(has_commit);
+  FOREBAY_CHECK(has_commit && !record.overwriting);
   FOREBAY_CHECK(first_elem >= 0 && first_elem + num_elems <= tensor.num_elems);
   const int64_t begin = tensor.offset_elems + first_elem;
   const int64_t end = begin + num_elems;

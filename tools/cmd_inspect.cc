@@ -79,8 +79,9 @@ std::string Text(const Json& json) {
     const std::string where = stripes.size() == 1 ? stripes[0]["folder"].get<std::string>()
                                                   : fmt::format("{} folders", stripes.size());
     line("store",
-         fmt::format("{}, {} in two slots, layout {}, tiles of {} elements", where,
+         fmt::format("{}, {} in {}, layout {}, tiles of {} elements", where,
                      FormatBytes(json["store_bytes"].get<int64_t>()),
+                     json["slots"] == 1 ? "one slot" : "two slots",
                      json["layout"].get<std::string>(), json["tile_elems"].get<int64_t>()));
     for (size_t i = 0; i < stripes.size() && stripes.size() > 1; ++i) {
       line("", fmt::format("{}, {}, weight {}", stripes[i]["folder"].get<std::string>(),

@@ -130,9 +130,10 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   json["params"] = store->inventory().num_params();
   json["bytes"] = store->inventory().num_params() * bytes_per_elem;
   json["step"] = store->committed().step;
+  json["slots"] = store->num_slots();
   json["layout"] = NameOf(tiles.layout());
   json["tile_elems"] = tiles.tile_elems();
-  const StripeBytes stripe_bytes = TensorStore::DiskBytes(tiles, {});
+  const StripeBytes stripe_bytes = TensorStore::DiskBytes(tiles, store->num_slots(), {});
   json["store_bytes"] = Total(stripe_bytes);
   json["stripes"] = Json::array();
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {

@@ -403,6 +403,14 @@ std::vector<OptionSpec> OffloadRows() {
                          "where weights live between uses"),
       Choice<TierChoice>("offload", "state_tier", &O::state_tier, tiers,
                          "where the optimizer's state lives"),
+      Choice<Durability>(
+          "offload", "durability", &O::durability,
+          {{"auto", Durability::kAuto}, {"none", Durability::kNone}, {"step", Durability::kStep}},
+          "what a crash leaves: step (the last committed step; twice the space), "
+          "none (exports alone); auto: step where there is room"),
+      Whole<int64_t>("offload", "commit_every", &O::commit_every, 0, kManySteps,
+                     "steps between commits; 0: each where all state is on disk, else so that they "
+                     "take 5 % of the time and ten minutes are lost at most"),
   };
 }
 

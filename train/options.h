@@ -18,6 +18,9 @@ namespace forebay {
 
 enum class LrSchedule : uint8_t { kConstant, kLinear, kCosine };
 enum class ExportFormat : uint8_t { kHuggingFace, kNone };
+// What a crash may take: kStep keeps the last committed step, kNone the exports alone. kAuto: kStep
+// where the disk has room for it.
+enum class Durability : uint8_t { kAuto, kNone, kStep };
 
 struct TrainOptions {
   // model, data
@@ -60,6 +63,8 @@ struct TrainOptions {
   int64_t tile_elems = kDefaultTileElems;
   TierChoice weights_tier = TierChoice::kAuto;
   TierChoice state_tier = TierChoice::kAuto;
+  Durability durability = Durability::kAuto;
+  int64_t commit_every = 0;  // steps; 0: as commit_policy.h has it
 
   // io
   std::string out;         // run folder

@@ -20,12 +20,23 @@ namespace {
 // Tokens, targets, positions and flags of a packed row while it is a MicroBatch; segments are few.
 constexpr int64_t kBatchBytesPerToken = 16;
 
+// How many steps share a commit; 0: none has one that is planned, or it goes by time.
+int64_t StepsPerCommit(const CommitPace& pace) {
+  if (pace.only_on_demand) return 0;
+  return pace.every_steps > 0 ? pace.every_steps : pace.resident_bytes == 0 ? 1 : 0;
+}
+
+// Of the files of one folder: weights, state and checksums, then each copy of the record.
+constexpr int kFlushesPerCommit = 5;
+
 class Planner {
  public:
-  Planner(const DecoderConfig& model, const TrainOptions& options, const MachineLimits& limits)
+  Planner(const DecoderConfig& model, const TrainOptions& options, const MachineLimits& limits,
+          int num_slots)
       : model_(model),
         options_(options),
         limits_(limits),
+        num_slots_(num_slots),
         inventory_(BuildInventory(model)),
         tiles_(inventory_, options.layout, options.tile_elems, FolderWeights(limits)),
         gradient_bytes_per_elem_(SizeOf(options.grad_dtype)) {}
@@ -49,13 +60,9 @@ class Planner {
     plan.gradient_area_bytes =
         OffloadedAdamW::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
     AddPlacedTerms(plan);
-    const StepTransfers transfers = CountTransfers(plan.schedule, plan.window, plan.placement,
-                                                   tiles_, gradient_bytes_per_elem_);
-    plan.read_bytes_per_step = transfers.read_bytes;
-    plan.write_bytes_per_step = transfers.write_bytes;
+    AddTransfers(plan);
     plan.rated_tbw = options_.rated_tbw;
     plan.num_steps = options_.steps;
-    plan.io_s_per_step = DiskSeconds(transfers);
     return plan;
   }
 
@@ -79,11 +86,13 @@ class Planner {
       const bool others_have_room = !SharesWithinRoom(plan, 0).empty();
       return DoesNotFitError(fmt::format(
           "the swap area{} {} on the file system of {}, which has {} free: {} are missing. "
-          "Free space there, {}name a folder on another disk with --nvme{}",
+          "Free space there, {}name a folder on another disk with --nvme{}{}",
           beside_exports ? " and the exported model need" : " needs", FormatBytes(needed_bytes),
           names, FormatBytes(free_bytes), FormatBytes(needed_bytes - free_bytes),
           others_have_room ? "" : "or ",
-          others_have_room ? ", or give it a smaller share with --nvme_weights" : ""));
+          others_have_room ? ", or give it a smaller share with --nvme_weights" : "",
+          num_slots_ > 1 ? ", or take --durability=none, which keeps one copy and survives no crash"
+                         : ""));
     }
     if (!together && limits_.out_free_bytes >= 0 && exports > limits_.out_free_bytes) {
       return DoesNotFitError(
@@ -133,6 +142,23 @@ class Planner {
       most = std::max(most, seconds);
     }
     return most;
+  }
+
+  void AddTransfers(Plan& plan) const {
+    StepTransfers transfers = CountTransfers(plan.schedule, plan.window, plan.placement, tiles_,
+                                             gradient_bytes_per_elem_);
+    plan.num_slots = num_slots_;
+    plan.commit_bytes = transfers.commit_bytes;
+    plan.commit_pace.only_on_demand = num_slots_ == 1;
+    plan.commit_pace.every_steps = options_.commit_every;
+    plan.commit_pace.resident_bytes =
+        plan.placement.host_weight_bytes + plan.placement.host_state_bytes;
+    const int64_t steps = StepsPerCommit(plan.commit_pace);
+    transfers.write_bytes -=
+        transfers.commit_bytes - (steps > 0 ? transfers.commit_bytes / steps : 0);
+    plan.read_bytes_per_step = transfers.read_bytes;
+    plan.write_bytes_per_step = transfers.write_bytes;
+    plan.io_s_per_step = DiskSeconds(transfers);
   }
 
   absl::Status CheckPositions() const {
@@ -189,7 +215,7 @@ class Planner {
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
         {"optimizer staging", OffloadedAdamW::StagingBytes(Optimizer(buffers), tiles_), 0,
          "--tile_elems"},
-        {"checksums of the store", TensorStore::SealBytes(tiles_), 0, "--tile_elems"},
+        {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
         {"gradient of one block (fp32)", step.block_gradient_bytes, 0, ""},
         {"gradient of the embedding (fp32)", step.large_gradient_bytes, 0, ""},
         {"activation checkpoints", step.checkpoint_bytes, 0, kTokens},
@@ -238,7 +264,8 @@ class Planner {
   void AddPlacedTerms(Plan& plan) const {
     const bool bf16 = options_.layout == Layout::kBf16;
     const int64_t areas = tiles_.weight_area_bytes() + tiles_.state_area_bytes();
-    const StripeBytes store_bytes = TensorStore::DiskBytes(tiles_, plan.gradient_area_bytes);
+    const StripeBytes store_bytes =
+        TensorStore::DiskBytes(tiles_, num_slots_, plan.gradient_area_bytes);
     const int64_t store = Total(store_bytes);
     const int64_t gradient_area = Total(plan.gradient_area_bytes);
     for (size_t i = 0; i < limits_.disks.size(); ++i) {
@@ -252,7 +279,9 @@ class Planner {
                           plan.placement.host_weight_bytes, tiles_.weight_area_bytes(), kTiers});
     plan.terms.push_back({bf16 ? "state (r16, m, v)" : "state (m, v)",
                           plan.placement.host_state_bytes, tiles_.state_area_bytes(), kTiers});
-    plan.terms.push_back({"second slot and records", 0, store - areas - gradient_area, ""});
+    plan.terms.push_back({num_slots_ > 1 ? "second slot and records" : "checksums and records", 0,
+                          store - areas - gradient_area,
+                          num_slots_ > 1 ? "--durability=none" : ""});
     if (options_.export_format != ExportFormat::kNone) {
       plan.terms.push_back({"exported model", 0, ExportBytes(), "--keep or --export=none"});
     }
@@ -304,6 +333,7 @@ class Planner {
   const DecoderConfig& model_;
   const TrainOptions& options_;
   const MachineLimits& limits_;
+  const int num_slots_;
   const Inventory inventory_;
   const TileMap tiles_;
   const int64_t gradient_bytes_per_elem_;
@@ -339,17 +369,46 @@ std::string StripeLines(const Plan& plan) {
   return lines;
 }
 
+std::string DurabilityLine(const Plan& plan) {
+  const std::string commit =
+      fmt::format("{} and {} flushes", FormatBytes(plan.commit_bytes),
+                  kFlushesPerCommit * static_cast<int64_t>(plan.stripes.size()));
+  if (plan.num_slots == 1) {
+    return fmt::format(
+        "durability none: one copy{}, committed ({}) when the run stops, evaluates or exports; a "
+        "crash loses all since the last export\n",
+        plan.lacks_room_for_two ? ", as the disk has no room for two" : "", commit);
+  }
+  const int64_t steps = StepsPerCommit(plan.commit_pace);
+  if (steps == 1) {
+    return fmt::format("durability step: each step is committed ({}); a crash loses one\n", commit);
+  }
+  if (steps > 1) {
+    return fmt::format(
+        "durability step: one step in {} is committed ({}); a crash loses {} at most\n", steps,
+        commit, steps);
+  }
+  return fmt::format(
+      "durability step: commits ({}) take {:.0f} % of the time at most; a crash loses {:.0f} min "
+      "at "
+      "most\n",
+      commit, kMostCommitShare * 100, kMostLostSeconds / 60);
+}
+
 int64_t CountHost(const std::vector<Tier>& tiers) {
   return std::ranges::count(tiers, Tier::kHost);
 }
 
 }  // namespace
 
+namespace {
+
+// `room`: whether the disks have room for the plan.
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
-                              const MachineLimits& limits) {
-  const Planner planner(model, options, limits);
+                              const MachineLimits& limits, int num_slots, absl::Status& room) {
+  const Planner planner(model, options, limits, num_slots);
   FOREBAY_ASSIGN_OR_RETURN(Plan plan, planner.Make());
-  const absl::Status room = planner.CheckDisk(plan);
+  room = planner.CheckDisk(plan);
   if (room.ok()) return plan;
   // As little slack as works, as what it leaves unused elsewhere may be the faster disk's.
   for (const int64_t slack_tiles : {1, 4, 16}) {
@@ -358,11 +417,30 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
     if (weights.empty()) break;
     MachineLimits other_limits = limits;
     for (size_t i = 0; i < weights.size(); ++i) other_limits.disks[i].weight = weights[i];
-    const Planner other_planner(model, options, other_limits);
+    const Planner other_planner(model, options, other_limits, num_slots);
     FOREBAY_ASSIGN_OR_RETURN(Plan other, other_planner.Make());
-    if (other_planner.CheckDisk(other).ok()) return other;
+    if (!other_planner.CheckDisk(other).ok()) continue;
+    room = absl::OkStatus();
+    return other;
   }
-  return room;
+  return plan;
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
+                              const MachineLimits& limits) {
+  const bool one_slot = options.durability == Durability::kNone;
+  absl::Status room;
+  FOREBAY_ASSIGN_OR_RETURN(Plan plan,
+                           MakePlan(model, options, limits, one_slot ? 1 : kMostSlots, room));
+  if (room.ok()) return plan;
+  // Who says how often to commit wants to have commits.
+  if (options.durability != Durability::kAuto || options.commit_every > 0) return room;
+  FOREBAY_ASSIGN_OR_RETURN(plan, MakePlan(model, options, limits, 1, room));
+  FOREBAY_RETURN_IF_ERROR(room);
+  plan.lacks_room_for_two = true;
+  return plan;
 }
 
 Json ToJson(const Plan& plan) {
@@ -375,6 +453,11 @@ Json ToJson(const Plan& plan) {
   json["read_bytes_per_step"] = plan.read_bytes_per_step;
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
   json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
+  const int64_t steps_per_commit = StepsPerCommit(plan.commit_pace);
+  json["durability"] = plan.num_slots > 1 ? "step" : "none";
+  json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
+  json["commit_bytes"] = plan.commit_bytes;
+  json["flushes_per_commit"] = kFlushesPerCommit * plan.stripes.size();
   json["rated_tbw"] = plan.rated_tbw;
   json["steps_until_tbw"] = StepsUntil(plan.rated_tbw, plan.write_bytes_per_step);
   json["gradient_area_bytes"] = Total(plan.gradient_area_bytes);
@@ -429,6 +512,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
                   static_cast<double>(plan.read_bytes_per_step) / params,
                   static_cast<double>(plan.write_bytes_per_step) / params,
                   plan.io_s_per_step > 0 ? " = " + FormatDuration(plan.io_s_per_step) : "");
+  table += DurabilityLine(plan);
   table += WearLine(plan);
   table += fmt::format("verdict    fits; RAM spare {}\n",
                        FormatBytes(plan.ram_budget_bytes - plan.host_bytes));

@@ -11,6 +11,7 @@
 #include "forebay/model/decoder_config.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/step_schedule.h"
+#include "forebay/train/commit_policy.h"
 #include "forebay/train/machine_limits.h"
 #include "forebay/train/options.h"
 
@@ -41,11 +42,16 @@ struct Plan {
   int64_t tokens_per_step = 0;  // packed rows * seq, padding included
   int64_t ram_budget_bytes = 0;
   StripeBytes gradient_area_bytes;  // NVMe scratch for spilled gradients
+  int num_slots = kMostSlots;       // of the store; 1: --durability=none
+  bool lacks_room_for_two = false;  // why it has one slot, when nobody said so
+  CommitPace commit_pace;
+  int64_t commit_bytes = 0;  // that only a commit writes
   std::vector<PlanStripe> stripes;
   std::vector<PlanTerm> terms;  // sums to the totals
   int64_t host_bytes = 0;
   int64_t nvme_bytes = 0;
   int64_t read_bytes_per_step = 0;
+  // Of a step; with its share of a commit where --commit_every says how many steps have one.
   int64_t write_bytes_per_step = 0;
   double io_s_per_step =
       0;  // the disk's time for those, where its speeds are known; 0: they are not
@@ -60,6 +66,9 @@ struct Plan {
 // The budget is options.ram_bytes, or kAutoShare of what is available. UsageError when --seq
 // exceeds the model's positions. DoesNotFitError (memory or disk) names the largest terms, the
 // flags that shrink them, and the least --ram that works.
+//
+// Where the disks have no room for two slots, and options.durability leaves it open, the store has
+// one: Plan::lacks_room_for_two.
 //
 // Where the shares of the folders are not fixed, and a disk has no room for its own, it gets what
 // it has room for and the others the rest: Plan::tiles and Plan::stripes have the shares then.

@@ -317,6 +317,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   store.stripe_weights = run.plan.tiles.stripe_weights();
   store.layout = run.options.layout;
   store.tile_elems = run.options.tile_elems;
+  store.num_slots = run.plan.num_slots;
   store.gradient_area_bytes = run.plan.gradient_area_bytes;
   int64_t done_elems = 0;
   const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
@@ -358,6 +359,25 @@ absl::Status CheckWeightsAreTheRuns(const TrainOptions& options, const TensorSto
       OptionText(options, "nvme_weights"), fmt::join(weights, ",")));
 }
 
+// So is how many copies there are.
+absl::Status CheckDurabilityIsTheRuns(const TrainOptions& options, const TensorStore& store) {
+  const bool one_copy = store.num_slots() == 1;
+  const Durability of_run = one_copy ? Durability::kNone : Durability::kStep;
+  if (options.durability != Durability::kAuto && options.durability != of_run) {
+    return UsageError(fmt::format(
+        "--durability={}: the run keeps {}, which is fixed when it starts. Leave --durability out",
+        OptionText(options, "durability"),
+        one_copy ? "one copy of its state (none)" : "two copies of its state (step)"));
+  }
+  if (one_copy && options.commit_every > 0) {
+    return UsageError(fmt::format(
+        "--commit_every={}: the run keeps one copy of its state (--durability=none), which is "
+        "committed when it stops, evaluates or exports. Leave --commit_every out",
+        options.commit_every));
+  }
+  return absl::OkStatus();
+}
+
 // Where the store of the run is that goes on: where run.json has it, but for what this command says
 // about it.
 absl::StatusOr<std::vector<std::string>> StoreToResume(const ResolvedOptions& resolved) {
@@ -390,7 +410,9 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*run.store));
   FOREBAY_RETURN_IF_ERROR(CheckTilesAreTheRuns(resolved, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckWeightsAreTheRuns(resolved.options, *run.store));
+  FOREBAY_RETURN_IF_ERROR(CheckDurabilityIsTheRuns(resolved.options, *run.store));
   run.options.tile_elems = run.store->tiles().tile_elems();
+  run.options.durability = run.store->num_slots() > 1 ? Durability::kStep : Durability::kNone;
   run.resumed = true;
   return json;
 }
@@ -466,6 +488,12 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
     FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
     show();
   }
+  if (run.plan.lacks_room_for_two) {
+    observer.OnWarning(
+        "the disk has no room for two copies of the state, so this run keeps one "
+        "(--durability=none): a crash or a power cut loses all since the last export. Ctrl-C does "
+        "not. With --save_every it exports on the way");
+  }
   if (limits.disks.size() > 1) {
     const StripeWeights& weights = run.plan.tiles.stripe_weights();
     if (weights != shares.weights) shares.origin += "; less where there is no room for more";
@@ -517,8 +545,8 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
                            MakeFingerprint(run.options, run.num_steps, run.data->info()));
   run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
-  FOREBAY_RETURN_IF_ERROR(
-      run.budget->Charge("checksums of the store", TensorStore::SealBytes(run.plan.tiles)));
+  FOREBAY_RETURN_IF_ERROR(run.budget->Charge(
+      "checksums of the store", TensorStore::SealBytes(run.plan.tiles, run.plan.num_slots)));
   FOREBAY_RETURN_IF_ERROR(run.resumed
                               ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
                               : CreateRun(resolved, fingerprint, source, stop, observer, run));

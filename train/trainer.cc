@@ -16,6 +16,7 @@
 #include "forebay/data/sampler.h"
 #include "forebay/memory/process_memory.h"
 #include "forebay/train/clip.h"
+#include "forebay/train/commit_policy.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/evaluate.h"
 #include "forebay/train/export.h"
@@ -71,7 +72,10 @@ class TrainingRun {
   absl::Status RunStep(int64_t step);
   absl::Status FillBatches(int64_t step);
   absl::Status CheckFinite(int64_t step, const StepResult& result);
+  absl::Status BeginUpdate(int64_t step, const AdamWStep& scalars);
+  bool CommitsAfter(int64_t step) const;
   absl::Status CommitStep(int64_t step);
+  absl::Status SaveWhatIsDone();
   absl::Status StopInMidStep(const absl::Status& reason);
   bool EvaluatesAfter(int64_t step) const;
   bool SavesAfter(int64_t step) const;
@@ -99,7 +103,11 @@ class TrainingRun {
   int64_t first_step_ = 0;  // of this process
   int64_t committed_step_ = 0;
   int64_t released_step_ = 0;  // whose update is applied or due: what a stop keeps
-  Counters counted_;           // up to what the lines of metrics.jsonl count
+  // Whether released_step_ is to be committed when its update is applied.
+  bool commit_is_due_ = false;
+  Stopwatch since_commit_;  // since the end of the last step that was to be committed
+  double last_step_s_ = 0;
+  Counters counted_;  // up to what the lines of metrics.jsonl count
   // Sums over the steps of this process.
   double session_s_ = 0;
   int64_t session_tokens_ = 0;
@@ -190,7 +198,12 @@ absl::Status TrainingRun::RunSteps() {
   for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
     const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
     if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
-    FOREBAY_RETURN_IF_ERROR(status);
+    if (!status.ok()) {
+      // The error is the news; what has failed itself keeps nothing more, and says so when the run
+      // goes on.
+      SaveWhatIsDone().IgnoreError();
+      return status;
+    }
     if (options_.stop_after > 0 && step - first_step_ + 1 >= options_.stop_after &&
         step < prepared_.num_steps) {
       return StopInMidStep(
@@ -201,10 +214,15 @@ absl::Status TrainingRun::RunSteps() {
 }
 
 // The step before is applied and committed; the one in progress leaves no trace.
-absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
+absl::Status TrainingRun::SaveWhatIsDone() {
   session_->AbandonStep();
+  if (committed_step_ == released_step_) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
-  FOREBAY_RETURN_IF_ERROR(CommitStep(released_step_));
+  return CommitStep(released_step_);
+}
+
+absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
+  FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
   return InterruptedError(fmt::format(
       "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
       MessageOf(reason), committed_step_, prepared_.num_steps));
@@ -226,7 +244,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
   TrainingStep::Hooks hooks;
   hooks.previous_step_applied = [&]() -> absl::Status {
-    if (committed_step_ == step - 1) return absl::OkStatus();
+    if (committed_step_ == step - 1 || !commit_is_due_) return absl::OkStatus();
     FOREBAY_RETURN_IF_ERROR(session_->optimizer().AwaitAllWrites());
     return CommitStep(step - 1);
   };
@@ -247,8 +265,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   // Here nothing is in flight, so that every byte is counted with one step: with that which reads
   // it, or applies its update.
   Counters after = ReadCounters();
-  session_->optimizer().BeginUpdate(scalars);
-  released_step_ = step;
+  FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, scalars));
   released_line_ = {{"step", step},
                     {"loss", result.loss},
                     {"grad_norm", result.gradient_norm},
@@ -256,14 +273,14 @@ absl::Status TrainingRun::RunStep(int64_t step) {
                     {"tokens", result.num_tokens}};
   // Otherwise the update is applied while the next step's forward pass goes by, and committed
   // there.
-  if (step == prepared_.num_steps || EvaluatesAfter(step) || SavesAfter(step)) {
+  if (CommitsAfter(step)) {
     FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
     FOREBAY_RETURN_IF_ERROR(CommitStep(step));
     after = ReadCounters();
   }
 
   const Counters before = std::exchange(counted_, after);
-  const double step_s = watch.Seconds();
+  const double step_s = last_step_s_ = watch.Seconds();
   session_s_ += step_s;
   session_tokens_ += result.num_tokens;
   session_read_bytes_ += after.io.read_bytes - before.io.read_bytes;
@@ -273,6 +290,26 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   return AfterStep(step, line);
 }
 
+// Makes the update of every layer due.
+absl::Status TrainingRun::BeginUpdate(int64_t step, const AdamWStep& scalars) {
+  const IoStats io = prepared_.engine->stats();
+  SinceCommit since;
+  since.steps = step - committed_step_;
+  since.seconds = since_commit_.Seconds();
+  since.step_s = last_step_s_;
+  if (io.write_us > 0) {
+    since.write_bytes_per_s =
+        static_cast<double>(io.write_bytes) / (static_cast<double>(io.write_us) * 1e-6);
+  }
+  commit_is_due_ = CommitsAfter(step) || CommitIsDue(prepared_.plan.commit_pace, since);
+  if (commit_is_due_) since_commit_.Restart();
+  FOREBAY_RETURN_IF_ERROR(session_->store().BeginWriting());
+  session_->optimizer().BeginUpdate(
+      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
+  released_step_ = step;
+  return absl::OkStatus();
+}
+
 absl::Status TrainingRun::CheckFinite(int64_t step, const StepResult& result) {
   if (result.first_nonfinite_layer < 0 && std::isfinite(result.loss)) return absl::OkStatus();
   const std::string where =
@@ -280,7 +317,7 @@ absl::Status TrainingRun::CheckFinite(int64_t step, const StepResult& result) {
           ? std::string("the loss")
           : fmt::format("the gradient of '{}'",
                         session_->store().inventory().layers()[result.first_nonfinite_layer].name);
-  session_->AbandonStep();
+  FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
   return NumericalError(fmt::format(
       "step {}: {} is not finite (loss {}). Nothing of this step was applied; the run is committed "
       "after step {}. Lower --lr or add --warmup, check the data, and start again or --resume",
@@ -299,6 +336,11 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
   FOREBAY_RETURN_IF_ERROR(session_->store().Commit(info));
   committed_step_ = step;
   return absl::OkStatus();
+}
+
+// Whether something after the step needs it committed.
+bool TrainingRun::CommitsAfter(int64_t step) const {
+  return step == prepared_.num_steps || EvaluatesAfter(step) || SavesAfter(step);
 }
 
 bool TrainingRun::EvaluatesAfter(int64_t step) const {
@@ -400,8 +442,9 @@ Json TrainingRun::Summary() const {
   summary["ram_budget_bytes"] = prepared_.plan.ram_budget_bytes;
   summary["engine"] = prepared_.engine->name();
   summary["stores"] = session_->store().directories();
-  summary["store_bytes"] = Total(
-      TensorStore::DiskBytes(session_->store().tiles(), session_->store().gradient_area_bytes()));
+  summary["store_bytes"] =
+      Total(TensorStore::DiskBytes(session_->store().tiles(), session_->store().num_slots(),
+                                   session_->store().gradient_area_bytes()));
   summary["host_weight_bytes"] = prepared_.plan.placement.host_weight_bytes;
   summary["host_state_bytes"] = prepared_.plan.placement.host_state_bytes;
   summary["run"] = prepared_.paths.out;

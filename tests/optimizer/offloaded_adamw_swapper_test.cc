@@ -98,6 +98,52 @@ TEST_P(OffloadedAdamWSwapperTest, EveryForwardPassSeesTheWeightsOfAdamWInMemory)
   ExpectStoreHolds(run_->store(), expected_);
 }
 
+// Commits of several steps: what lives in RAM is not written in between, and all of it in the end,
+// whether the last step writes it or somebody asks for it.
+TEST_P(OffloadedAdamWSwapperTest, WhatLivesInMemoryIsWrittenForACommitAlone) {
+  const TileMap& tiles = run_->store().tiles();
+  int64_t resident_bytes = 0;
+  for (int layer = 0; layer < run_->num_layers(); ++layer) {
+    if (run_->placement().weights[layer] == Tier::kHost) {
+      resident_bytes += LayerWeightBytes(tiles, layer);
+    }
+  }
+  for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
+    if (run_->placement().state[tile] == Tier::kHost) {
+      resident_bytes += tiles.StateBytes(tiles.tiles()[tile]);
+    }
+  }
+  std::vector<int64_t> written_bytes;  // by the update of each step
+  for (int64_t step = 1; step <= kNumWindowSteps + 1; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    const int64_t before = run_->store().engine().stats().write_bytes;
+    swapper_->Expect(std::vector<int>{0, 1, 2, 3});
+    swapper_->Expect(std::vector<int>{3, 2, 1, 0});
+    ASSERT_NO_FATAL_FAILURE(Forward());
+    ASSERT_TRUE(run_->optimizer().AwaitAllWrites().ok());
+    written_bytes.push_back(run_->store().engine().stats().write_bytes - before);
+    if (step == kNumWindowSteps) {
+      ASSERT_TRUE(run_->store().Commit({step - 1, Json::object()}).ok());
+      ExpectStoreHolds(run_->store(), expected_);
+    }
+    ASSERT_NO_FATAL_FAILURE(Backward(step));
+    const auto stats = run_->optimizer().FinishBackward();
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    ASSERT_TRUE(run_->store().BeginWriting().ok());
+    run_->optimizer().BeginUpdate(
+        ScalarsOfStep(step, stats->norm),
+        step == kNumWindowSteps - 1 ? ResidentWrites::kNow : ResidentWrites::kDeferred);
+    expected_.Step(step);
+  }
+  EXPECT_EQ(written_bytes[1], written_bytes[2]);
+  EXPECT_EQ(written_bytes[kNumWindowSteps - 1], written_bytes[1] + resident_bytes);
+  EXPECT_EQ(written_bytes[kNumWindowSteps], written_bytes[1]);
+  ASSERT_TRUE(swapper_->ApplyAllUpdates().ok());
+  ASSERT_TRUE(run_->optimizer().WriteDeferredState().ok());
+  ASSERT_NO_FATAL_FAILURE(Commit(kNumWindowSteps + 1));
+  ExpectStoreHolds(run_->store(), expected_);
+}
+
 TEST_P(OffloadedAdamWSwapperTest, AStopInTheForwardPassKeepsTheStepBeforeWhole) {
   swapper_->Expect(std::vector<int>{3, 2, 1, 0});
   ASSERT_NO_FATAL_FAILURE(Backward(1));

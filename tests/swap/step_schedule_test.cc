@@ -135,7 +135,7 @@ TEST(CountTransfers, AStepReadsAndWritesAllStateAndCountsItsCommit) {
   // Two large layers of 20480 elements, and six blocks of 4096 that are found at one turn each.
   EXPECT_EQ(transfers.read_bytes, 10 * elems + 2 * (2 * 20480 + 6 * 4096));
   EXPECT_EQ(transfers.write_bytes,
-            12 * elems + TensorStore::SealBytes(tiles) + 2 * kCommitRecordBytes);
+            12 * elems + TensorStore::SealBytes(tiles, kMostSlots) + 2 * kCommitRecordBytes);
 }
 
 TEST(CountTransfers, SpilledGradientsAreWrittenAndReadOnce) {

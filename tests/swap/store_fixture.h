@@ -56,6 +56,7 @@ class Scratch {
 
 // Writes all tiles of `step`.
 inline absl::Status WriteTiles(TensorStore& store, int64_t step) {
+  FOREBAY_RETURN_IF_ERROR(store.BeginWriting());
   Scratch scratch(store.tiles().max_state_bytes());
   IoOp op;
   for (int i = 0; i < store.tiles().num_tiles(); ++i) {

@@ -87,13 +87,13 @@ TEST(StoreManifest, EveryTruncationIsFound) {
 }
 
 TEST(StoreManifest, AnUnknownVersionIsNamed) {
-  for (const char* const version : {"2", "4"}) {
-    const std::string text = Replaced(EncodeManifest(SmallManifest()), "\"version\": 3",
+  for (const char* const version : {"3", "5"}) {
+    const std::string text = Replaced(EncodeManifest(SmallManifest()), "\"version\": 4",
                                       std::string("\"version\": ") + version);
     const auto decoded = DecodeManifest(text, "manifest.json");
     EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
     EXPECT_THAT(MessageOf(decoded.status()),
-                HasSubstr(std::string("version ") + version + "; this program reads version 3"));
+                HasSubstr(std::string("version ") + version + "; this program reads version 4"));
   }
 }
 

@@ -83,7 +83,7 @@ TEST_F(StripedStoreTest, ReservesInEachFolderExactlyWhatItAnnounces) {
   const auto store = MustCreate({a_, b_}, {2, 1});
   ASSERT_EQ(store->EnsureGradientArea({8000, 20'000}), absl::OkStatus());
   EXPECT_THAT(store->gradient_area_bytes(), ElementsAre(8192, 20'480));
-  const StripeBytes announced = TensorStore::DiskBytes(store->tiles(), {8000, 20'000});
+  const StripeBytes announced = TensorStore::DiskBytes(store->tiles(), kMostSlots, {8000, 20'000});
   for (const int stripe : {0, 1}) {
     int64_t bytes = 0;
     for (const char* name :
@@ -265,7 +265,7 @@ TEST_F(StripedStoreTest, IsRemovedFromAllFoldersOrFromNone) {
   const TileMap tiles(SmallInventory(), Layout::kBf16, kSmallTileElems, {1, 1});
   const auto freed_bytes = TensorStore::Remove({a_, b_});
   ASSERT_TRUE(freed_bytes.ok()) << freed_bytes.status();
-  EXPECT_EQ(*freed_bytes, Total(TensorStore::DiskBytes(tiles, {})));
+  EXPECT_EQ(*freed_bytes, Total(TensorStore::DiskBytes(tiles, kMostSlots, {})));
   EXPECT_FALSE(FileExists(a_));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(b_), {}), 1) << "the thesis";
 }
@@ -301,7 +301,7 @@ TEST_F(StripedStoreTest, FoldersOnOneFileSystemNeedItsSpaceTogether) {
   const std::string small = folder_.Path("small");
   ASSERT_TRUE(MakeDirectories(small).ok());
   const TileMap tiles(SmallInventory(), Layout::kBf16, kSmallTileElems, {1, 1});
-  const int64_t store_bytes = Total(TensorStore::DiskBytes(tiles, {}));
+  const int64_t store_bytes = Total(TensorStore::DiskBytes(tiles, kMostSlots, {}));
   // Room for either part, and not for both.
   const std::string options = "size=" + std::to_string(store_bytes * 3 / 4 / 4096 * 4096);
   if (::mount("tmpfs", small.c_str(), "tmpfs", 0, options.c_str()) != 0) {

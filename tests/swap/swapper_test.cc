@@ -97,6 +97,7 @@ class AddOne : public TileUpdater {
   }
   void MakeDue(int layer) { due_[layer] = true; }
   int num_updates(int layer) const { return num_updates_[layer]; }
+  int num_deferred() const { return num_deferred_; }
   bool fail_updates = false;
 
   bool UpdateIsDue(int layer) const override { return due_[layer]; }
@@ -111,6 +112,13 @@ class AddOne : public TileUpdater {
     for (float& value : values) value += 1.0f;
     ++num_updates_[layer];
     writer_.Start(layer, weights);
+    return absl::OkStatus();
+  }
+  absl::Status WriteDeferred(int layer, std::span<std::byte>) override {
+    EXPECT_FALSE(due_[layer]);
+    ++num_deferred_;
+    if (!in_write_back_[layer]) wrote_[layer] = false;
+    in_write_back_[layer] = true;
     return absl::OkStatus();
   }
   absl::Status AwaitWriteBack(int layer) override {
@@ -128,6 +136,7 @@ class AddOne : public TileUpdater {
   std::vector<bool> in_write_back_;
   std::vector<bool> wrote_;
   std::vector<int> num_updates_;
+  int num_deferred_ = 0;
 };
 
 class SwapperTest : public testing::Test {

@@ -78,7 +78,7 @@ TEST_F(TensorStoreTest, ReservesExactlyWhatItAnnounces) {
        {"weights.fbs", "state.fbs", "gradients.fbs", "seals.fbs", "commit.fbs"}) {
     total_bytes += *FileSize(File(name));
   }
-  EXPECT_EQ(total_bytes, Total(TensorStore::DiskBytes(store->tiles(), {10'000})));
+  EXPECT_EQ(total_bytes, Total(TensorStore::DiskBytes(store->tiles(), kMostSlots, {10'000})));
 }
 
 TEST_F(TensorStoreTest, ItsFilesBelongToTheUserAlone) {
@@ -283,8 +283,9 @@ TEST_F(TensorStoreTest, RemovalGivesBackItsSpaceAndItsFolder) {
   MakeSteps(2);
   const auto freed_bytes = TensorStore::Remove({directory_});
   ASSERT_TRUE(freed_bytes.ok()) << freed_bytes.status();
-  EXPECT_EQ(*freed_bytes, Total(TensorStore::DiskBytes(
-                              TileMap(SmallInventory(), Layout::kBf16, kSmallTileElems), {})));
+  EXPECT_EQ(*freed_bytes,
+            Total(TensorStore::DiskBytes(TileMap(SmallInventory(), Layout::kBf16, kSmallTileElems),
+                                         kMostSlots, {})));
   EXPECT_FALSE(FileExists(directory_));
 }
 

@@ -61,6 +61,13 @@ TrainOptions SmallRun() {
   return options;
 }
 
+// That takes nothing less than two slots.
+TrainOptions DurableRun() {
+  TrainOptions options = SmallRun();
+  options.durability = Durability::kStep;
+  return options;
+}
+
 int64_t HostBytesOf(const Plan& plan, std::string_view prefix) {
   int64_t bytes = 0;
   for (const PlanTerm& term : plan.terms) {
@@ -109,6 +116,62 @@ TEST(Plan, TwoSlotsOfTheExactLayoutTakeTwentyFourBytesPerParameter) {
   EXPECT_NEAR(static_cast<double>(plan->nvme_bytes) / params, 24.0, 0.1);
 }
 
+TEST(Plan, OneSlotTakesTwelveBytesPerParameterAndCommitsOnDemand) {
+  TrainOptions options = SmallRun();
+  options.export_format = ExportFormat::kNone;
+  const auto two = MakePlan(SmolLm2(), options, BigMachine());
+  options.durability = Durability::kNone;
+  const auto plan = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(two.ok() && plan.ok()) << plan.status();
+  const auto params = static_cast<double>(BuildInventory(SmolLm2()).num_params());
+  EXPECT_NEAR(static_cast<double>(plan->nvme_bytes) / params, 12.0, 0.1);
+  EXPECT_EQ(plan->num_slots, 1);
+  EXPECT_FALSE(plan->lacks_room_for_two);
+  EXPECT_TRUE(plan->commit_pace.only_on_demand);
+  EXPECT_EQ(plan->read_bytes_per_step, two->read_bytes_per_step);
+  EXPECT_EQ(plan->write_bytes_per_step, two->write_bytes_per_step - plan->commit_bytes);
+  EXPECT_LT(plan->host_bytes, two->host_bytes) << "half of the checksums";
+}
+
+TEST(Plan, WhereThereIsNoRoomForTwoSlotsThereIsOneUnlessTwoWereAskedFor) {
+  TrainOptions options = SmallRun();
+  options.export_format = ExportFormat::kNone;
+  MachineLimits limits = BigMachine();
+  limits.disks[0].free_bytes = 2'000'000'000;  // for 134.5 M parameters
+  const auto plan = MakePlan(SmolLm2(), options, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->num_slots, 1);
+  EXPECT_TRUE(plan->lacks_room_for_two);
+  EXPECT_THAT(FormatPlan(*plan, SmolLm2(), options), HasSubstr("no room for two"));
+  for (const bool by_pace : {false, true}) {
+    TrainOptions asks = options;
+    if (by_pace) asks.commit_every = 2;
+    if (!by_pace) asks.durability = Durability::kStep;
+    const absl::Status refused = MakePlan(SmolLm2(), asks, limits).status();
+    EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
+    EXPECT_THAT(MessageOf(refused), HasSubstr("--durability=none"));
+  }
+  limits.disks[0].free_bytes = 1'000'000'000;
+  const absl::Status refused = MakePlan(SmolLm2(), options, limits).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
+}
+
+TEST(Plan, StepsThatShareACommitShareItsBytes) {
+  TrainOptions options = SmallRun();
+  options.state_tier = TierChoice::kHost;
+  options.ram_bytes = 4 * kGiB;
+  const int64_t all = BuildInventory(SmolLm2()).num_padded_elems();
+  const auto by_time = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(by_time.ok()) << by_time.status();
+  EXPECT_EQ(by_time->commit_pace.resident_bytes, 10 * all);
+  EXPECT_EQ(by_time->write_bytes_per_step, 2 * all) << "the weights";
+  EXPECT_GT(by_time->commit_bytes, 10 * all);
+  options.commit_every = 4;
+  const auto plan = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->write_bytes_per_step, 2 * all + plan->commit_bytes / 4);
+}
+
 TEST(Plan, AllOnNvmeReadsWeightsTwiceAndStateOnceButWhatTheWindowStillHolds) {
   const Inventory inventory = BuildInventory(SmolLm2());
   const int64_t block = inventory.layers()[BlockLayer(0)].num_elems;
@@ -120,7 +183,7 @@ TEST(Plan, AllOnNvmeReadsWeightsTwiceAndStateOnceButWhatTheWindowStillHolds) {
   // norm took the place of the third). The tied embedding stays in its buffer.
   EXPECT_EQ(plan->read_bytes_per_step, 10 * all + 2 * (55 * block + head));
   EXPECT_EQ(plan->write_bytes_per_step,
-            12 * all + TensorStore::SealBytes(plan->tiles) + 2 * kCommitRecordBytes);
+            12 * all + TensorStore::SealBytes(plan->tiles, kMostSlots) + 2 * kCommitRecordBytes);
 }
 
 TEST(Plan, ThirteenBillionParametersFitSixtyFourGibibytes) {
@@ -313,8 +376,8 @@ TEST(Plan, SeveralFoldersShareTheStore) {
   EXPECT_NEAR(share(1), 0.5, 0.01);
   EXPECT_EQ(plan->read_bytes_per_step, one->read_bytes_per_step);
   EXPECT_EQ(plan->write_bytes_per_step - one->write_bytes_per_step,
-            TensorStore::SealBytes(plan->tiles) - TensorStore::SealBytes(one->tiles) +
-                2 * 2 * kCommitRecordBytes);
+            TensorStore::SealBytes(plan->tiles, kMostSlots) -
+                TensorStore::SealBytes(one->tiles, kMostSlots) + 2 * 2 * kCommitRecordBytes);
   EXPECT_EQ(ToJson(*plan)["stripes"][1]["folder"], "/disk1");
   EXPECT_THAT(FormatPlan(*plan, SmolLm2(), SmallRun()), HasSubstr("in /disk1 (50 %)"));
 }
@@ -324,9 +387,9 @@ TEST(Plan, FoldersOnOneFileSystemNeedItsSpaceTogether) {
   // A third of the store is 1.08 GB.
   limits.disks[2].free_bytes = 1'500'000'000;
   limits.disks[0].free_bytes = limits.disks[1].free_bytes = 2'500'000'000;
-  EXPECT_TRUE(MakePlan(SmolLm2(), SmallRun(), limits).ok());
+  EXPECT_TRUE(MakePlan(SmolLm2(), DurableRun(), limits).ok());
   limits.disks[0].free_bytes = limits.disks[1].free_bytes = 1'500'000'000;
-  const auto refused = MakePlan(SmolLm2(), SmallRun(), limits);
+  const auto refused = MakePlan(SmolLm2(), DurableRun(), limits);
   ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused.status()),
               testing::AllOf(HasSubstr("of '/disk0' and '/disk1', which has 1.50 GB free"),
@@ -356,7 +419,7 @@ TEST(Plan, ADiskWithoutRoomForItsShareGetsWhatItHasRoomFor) {
 TEST(Plan, SharesThatTheUserGaveAreNotChangedAndTheMessageNamesThem) {
   MachineLimits limits = ThreeFolders({1, 1, 1});
   limits.disks[2].free_bytes = 500'000'000;
-  const auto refused = MakePlan(SmolLm2(), SmallRun(), limits);
+  const auto refused = MakePlan(SmolLm2(), DurableRun(), limits);
   ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused.status()),
               testing::AllOf(HasSubstr("of '/disk2', which has 500 MB free"),
@@ -365,7 +428,7 @@ TEST(Plan, SharesThatTheUserGaveAreNotChangedAndTheMessageNamesThem) {
   limits.disks[0].free_bytes = limits.disks[1].free_bytes = 1'500'000'000;
   for (const bool fixed : {true, false}) {
     limits.shares_are_fixed = fixed;
-    const auto full = MakePlan(SmolLm2(), SmallRun(), limits);
+    const auto full = MakePlan(SmolLm2(), DurableRun(), limits);
     ASSERT_EQ(ExitCodeOf(full.status()), ExitCode::kDoesNotFit);
     EXPECT_THAT(MessageOf(full.status()), testing::Not(HasSubstr("--nvme_weights")));
   }

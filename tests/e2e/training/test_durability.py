@@ -1,0 +1,216 @@
+"""What --durability and --commit_every promise: to whoever kills a run, stops it, or has little room on the disk."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import make_model, random_rows, write_rows
+
+SEQ = 32
+NUM_STEPS = 8
+NUM_KILLS = 1000 if os.environ.get("FOREBAY_FULL") == "1" else 50
+ON_DISK = dict(weights_tier="nvme", state_tier="nvme")
+IN_RAM = dict(weights_tier="host", state_tier="host")
+
+
+@pytest.fixture(scope="module")
+def task(forebay, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    data = write_rows(folder / "data.fbd", *random_rows(12, SEQ, 256, seed=5), 256)
+    model = make_model(forebay, folder / "model")
+    return dict(model=model, data=data, batch=2, seq=SEQ, steps=NUM_STEPS, lr=1e-3, ram="1GiB", export="none")
+
+
+@pytest.fixture(scope="module")
+def expected(forebay, task, tmp_path_factory):
+    out = tmp_path_factory.mktemp("expected") / "run"
+    forebay.run("train", out=out, **task)
+    return forebay.digest(out)
+
+
+def committed_step(forebay, out):
+    return json.loads(forebay.run("inspect", str(out), "--format=json").stdout)["step"]
+
+
+def store_bytes(out):
+    return sum((out / "swap" / name).stat().st_size for name in ("weights.fbs", "state.fbs", "seals.fbs"))
+
+
+@pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
+@pytest.mark.parametrize(
+    "mode",
+    [dict(durability="none"), dict(durability="step"), dict(commit_every=1), dict(commit_every=3), dict(commit_every=100)],
+    ids=lambda mode: "-".join(f"{key}={value}" for key, value in mode.items()),
+)
+def test_the_digest_does_not_depend_on_the_mode_with_a_stop_anywhere(forebay, task, expected, tmp_path, tiers, mode):
+    out = tmp_path / "run"
+    settings = dict(task, **tiers, **mode)
+    for stop, resume in [(2, []), (1, ["--resume"]), (0, ["--resume"])]:
+        done = forebay.run("train", *resume, out=out, stop_after=stop, check=False, **settings)
+        assert done.returncode == (75 if stop else 0), done.stderr
+        assert forebay.run("inspect", str(out), "--verify").returncode == 0
+    assert committed_step(forebay, out) == NUM_STEPS
+    assert forebay.digest(out) == expected
+
+
+def test_one_copy_takes_half_the_space(forebay, task, tmp_path):
+    for mode in ("none", "step"):
+        forebay.run("train", out=tmp_path / mode, durability=mode, **task)
+    assert store_bytes(tmp_path / "none") * 2 == store_bytes(tmp_path / "step")
+    assert " in one slot" in forebay.run("inspect", str(tmp_path / "none")).stdout
+    assert " in two slots" in forebay.run("inspect", str(tmp_path / "step")).stdout
+
+
+def kill_in_step(forebay, settings, out, step, resume=()):
+    """Kills a run when it reports that `step` is done."""
+    command = [forebay.binary, "train", "--format=json", *resume, f"--out={out}"]
+    command += [f"--{key}={value}" for key, value in settings.items()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "step" and event["step"] == step:
+                process.kill()
+                break
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_kill_of_a_run_with_one_copy_is_told_and_nothing_is_resumed(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    # Longer than any kill takes to arrive.
+    kill_in_step(forebay, dict(task, **ON_DISK, durability="none", steps=5000), out, 3)
+    for arguments in (["train", "--resume", f"--out={out}"], ["inspect", str(out)], ["inspect", str(out), "--verify"]):
+        refused = forebay.run(*arguments, check=False)
+        assert refused.returncode == 8, refused.stderr
+        assert "keeps one copy (--durability=none)" in refused.stderr and "after step 0" in refused.stderr
+    refused = forebay.run("inspect", str(out), "--repair", check=False)
+    assert refused.returncode == 8 and "no step is whole" in refused.stderr, refused.stderr
+
+
+@pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
+def test_a_kill_between_two_commits_goes_back_to_the_last(forebay, task, tmp_path, tiers):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    settings = dict(task, **tiers, steps=300, commit_every=4)
+    forebay.run("train", out=whole, **settings)
+    kill_in_step(forebay, settings, out, 7)
+    step = committed_step(forebay, out)
+    assert step >= 4 and step % 4 == 0
+    forebay.run("train", "--resume", out=out)
+    assert forebay.digest(out) == forebay.digest(whole)
+    lines = [json.loads(line)["step"] for line in open(out / "metrics.jsonl", encoding="utf-8")]
+    assert lines == list(range(1, 301))
+
+
+def test_commits_by_time_come_and_what_lives_in_ram_is_not_written_with_each_step(forebay, task, tmp_path):
+    every, seldom = tmp_path / "every", tmp_path / "seldom"
+    forebay.run("train", out=every, commit_every=1, **task, **IN_RAM)
+    forebay.run("train", out=seldom, commit_every=100, **task, **IN_RAM)
+
+    def written(out):
+        lines = [json.loads(line) for line in open(out / "metrics.jsonl", encoding="utf-8")]
+        return [line["write_bytes"] for line in lines]
+
+    # The update of a step is written while the next one runs.
+    assert min(written(every)[1:]) > 0
+    assert written(seldom)[1:-1] == [0] * (NUM_STEPS - 2)
+    assert written(seldom)[-1] >= min(written(every)[1:])
+
+
+def test_what_was_done_is_committed_when_the_loss_is_not_finite(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    for mode in (dict(commit_every=100), dict(durability="none")):
+        # Decay that turns every weight over and makes it larger, until fp32 ends.
+        wild = dict(lr=10, weight_decay=1, clip=0, steps=100, schedule="constant")
+        settings = dict(task, **IN_RAM, **mode) | wild
+        failed = forebay.run("train", out=out, check=False, **settings)
+        assert failed.returncode == 7 and "is not finite" in failed.stderr, failed.stderr
+        failed_step = int(failed.stderr.split("step ")[1].split(":")[0])
+        assert failed_step > 1, "nothing was trained"
+        assert f"committed after step {failed_step - 1}" in failed.stderr
+        assert committed_step(forebay, out) == failed_step - 1
+        subprocess.run(["rm", "-r", str(out)], check=True)
+
+
+@pytest.mark.parametrize(
+    "run_mode, said, named",
+    [
+        (dict(durability="none"), dict(durability="step"), "one copy"),
+        (dict(durability="step"), dict(durability="none"), "two copies"),
+        (dict(durability="none"), dict(durability="auto", commit_every=2), "one copy"),
+    ],
+)
+def test_the_mode_of_a_run_is_fixed(forebay, task, expected, tmp_path, run_mode, said, named):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, stop_after=1, check=False, **task, **run_mode)
+    refused = forebay.run("train", "--resume", out=out, check=False, **said)
+    assert refused.returncode == 2 and named in refused.stderr and "Leave --" in refused.stderr, refused.stderr
+    forebay.run("train", "--resume", out=out)
+    assert forebay.digest(out) == expected
+
+
+def test_commits_of_one_copy_cannot_be_asked_for(forebay, task, tmp_path):
+    refused = forebay.run("train", out=tmp_path / "run", check=False, durability="none", commit_every=2, **task)
+    assert refused.returncode == 2 and "--commit_every=2 does not go with --durability=none" in refused.stderr
+
+
+def test_without_room_for_two_copies_there_is_one_and_a_warning(forebay, task, expected, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    plan = json.loads(forebay.run("plan", task["model"], "--format=json", seq=SEQ, durability="none", export="none").stdout)
+    size = plan["nvme_bytes"] + (256 << 10)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        for mode in (dict(durability="step"), dict(commit_every=1)):
+            refused = forebay.run("train", out=tmp_path / "run", nvme=disk, check=False, **task, **mode)
+            assert refused.returncode == 4 and "--durability=none" in refused.stderr, refused.stderr
+        done = forebay.run("train", out=tmp_path / "run", nvme=disk, **task)
+        assert "no room for two copies" in done.stderr
+        assert "durability none: one copy, as the disk has no room for two" in done.stdout + done.stderr
+        assert forebay.digest(tmp_path / "run") == expected
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def kill_after(command, seconds):
+    """Whether the process was killed, and not at its end by then."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        _, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, errors = process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL), errors
+    return process.returncode != 0
+
+
+@pytest.mark.parametrize(
+    "mode", [dict(ON_DISK), dict(IN_RAM, commit_every=3)], ids=["each_step_on_disk", "each_third_in_ram"]
+)
+def test_killed_again_and_again_it_ends_in_the_same_bits(forebay, task, tmp_path, mode):
+    seed = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"FOREBAY_KILL_SEED={seed}")
+    rng = random.Random(seed)
+    settings = dict(task, **mode, steps=40)
+    whole = tmp_path / "whole"
+    started = time.monotonic()
+    forebay.run("train", out=whole, **settings)
+    longest_s = time.monotonic() - started
+    expected = forebay.digest(whole)
+    arguments = [f"--{key}={value}" for key, value in settings.items()]
+    num_kills = num_runs = 0
+    while num_kills < NUM_KILLS:
+        num_runs += 1
+        out = tmp_path / f"run{num_runs}"
+        while True:
+            is_a_run = (out / "run.json").exists() and json.loads((out / "run.json").read_text())["state"] == "ready"
+            command = [forebay.binary, "train", f"--out={out}", *(["--resume"] if is_a_run else arguments)]
+            # At any moment, and sooner or later the run reaches its end.
+            if not kill_after(command, rng.uniform(0, longest_s * 1.2)):
+                break
+            num_kills += 1
+        assert forebay.digest(out) == expected, f"run {num_runs} after {num_kills} kills"
