@@ -55,8 +55,8 @@ void BecomeProgram(char* const* argv, pid_t parent, int input, int output) {
   if (::getppid() != parent) ::_exit(128 + SIGTERM);
   if (input >= 0 && !UseAs(input, STDIN_FILENO)) return;
   if (output >= 0 && !UseAs(output, STDOUT_FILENO)) return;
-  // It starts as from a shell, whatever this process handles, ignores or blocks.
-  for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_DFL);
+  // It starts as this process did, whatever that ignores or blocks by now.
+  ::signal(SIGPIPE, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -1,37 +1,50 @@
 #include "forebay/tools/stop_signal.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <thread>
 
 namespace forebay {
 namespace {
 
 constexpr int kEndedBySignal = 130;
 
-// A signal handler can reach nothing but a global.
 std::atomic<bool> stop_requested{false};
-std::string_view stop_message;  // set before the handlers are
-static_assert(std::atomic<bool>::is_always_lock_free, "must be usable in a signal handler");
 
-void OnSignal(int) {
-  if (stop_requested.exchange(true)) _exit(kEndedBySignal);
-  // Nothing can be done about an error here.
-  [[maybe_unused]] const ssize_t written =
-      ::write(STDERR_FILENO, stop_message.data(), stop_message.size());
+// Those that whoever started the process had not told it to ignore, as nohup does.
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    const bool is_ignored =
+        ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN;
+    if (!is_ignored) sigaddset(&signals, signal);
+  }
+  return signals;
+}
+
+void AwaitSignals(const sigset_t& signals, std::string_view message) {
+  ::pthread_setname_np(::pthread_self(), "signals");
+  int signal = 0;
+  while (::sigwait(&signals, &signal) == 0) {
+    if (stop_requested.exchange(true)) ::_exit(kEndedBySignal);
+    // Nothing can be done about an error here.
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, message.data(), message.size());
+  }
 }
 
 }  // namespace
 
 void CatchStopSignals(std::string_view message) {
-  stop_message = message;
-  struct sigaction action {};
-  action.sa_handler = OnSignal;
-  sigemptyset(&action.sa_mask);
-  action.sa_flags = SA_RESTART;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  const sigset_t signals = StopSignals();
+  // Of this thread, and of all that it starts.
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread([signals, message] { AwaitSignals(signals, message); }).detach();
 }
 
 bool StopRequested() {

@@ -1,6 +1,7 @@
 #include "forebay/tools/swap_bench/fio_check.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,8 +38,16 @@ absl::StatusOr<FioOutcome> RunProgram(const std::vector<std::string>& arguments)
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
+  // This process has the signals that stop it blocked (stop_signal.h); they are to stop fio.
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   pid_t child = -1;
-  const int error = ::posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environ);
+  const int error = ::posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     return EnvironmentError(fmt::format("starting {} failed: {}", arguments[0], ErrnoText(error)));

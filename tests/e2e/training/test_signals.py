@@ -39,9 +39,13 @@ def expected(forebay, task, tmp_path_factory):
     return forebay.digest(out)
 
 
-def start(forebay, out, settings, *extra):
+def start(forebay, out, settings, *extra, hangup=signal.SIG_DFL):
+    """`hangup`: what the program is started to do about SIGHUP. These tests may themselves run under nohup."""
     command = [forebay.binary, "train", f"--out={out}", *extra] + [f"--{k}={v}" for k, v in settings.items()]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
+    )
 
 
 def wait_for(stream, words):
@@ -68,6 +72,32 @@ def test_one_signal_ends_the_run_resumably(forebay, task, expected, tmp_path, ki
     assert "stopped on request after step" in errors and "--resume" in errors
     forebay.run("train", "--resume", out=out, **task)
     assert forebay.digest(out) == expected
+
+
+def test_a_run_started_to_ignore_hangups_ignores_them(forebay, task, expected, tmp_path):
+    out = tmp_path / "run"
+    process = start(forebay, out, task, hangup=signal.SIG_IGN)  # as nohup does
+    wait_for(process.stdout, "step 3/")
+    process.send_signal(signal.SIGHUP)
+    assert finish(process)[0] == 0
+    assert forebay.digest(out) == expected
+
+
+def test_no_signal_interrupts_a_thread_that_computes(forebay, slow_task, tmp_path):
+    """Matrix products may use the stack pointer for something else, and a handler's frame would overwrite what is there."""
+    process = start(forebay, tmp_path / "run", dict(slow_task, threads=2))
+    wait_for(process.stderr, "compute:")
+    threads = {}
+    for thread in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (thread / "status").read_text().splitlines() if ":\t" in line)
+        threads[int(thread.name)] = status["Name"], int(status["SigBlk"], 16), int(status["SigCgt"], 16)
+    process.kill()
+    finish(process)
+    stop = sum(1 << (number - 1) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    assert len(threads) > 3 and "signals" in [name for name, _, _ in threads.values()]
+    for name, blocked, caught in threads.values():
+        assert caught & stop == 0, (name, hex(caught))
+        assert blocked & stop == stop or name == "signals", (name, hex(blocked))
 
 
 def test_a_second_ctrl_c_ends_at_once_and_the_run_can_be_resumed(forebay, slow_task, tmp_path):
