@@ -103,7 +103,7 @@ absl::Status EngineBase::Refusal(const IoOp& op, const File& file) const {
     return StorageError(
         fmt::format("aio: an earlier flush of '{}' failed, so what was written before it may be "
                     "lost. Nothing can be committed to "
-                    "this file any more: end the run and resume from the last commit",
+                    "this file any more: end the run, and resume it",
                     file.path));
   }
   for (const Slot& slot : slots_) {
@@ -111,7 +111,7 @@ absl::Status EngineBase::Refusal(const IoOp& op, const File& file) const {
     if (slot.file->device == file.device || Overlap(op.buffer, slot.transfer.buffer())) {
       return StorageError(fmt::format(
           "aio: {} was not started: {} was given up after {} stalled, and the kernel still has it. "
-          "Look at 'dmesg' and the device, then resume from the last commit",
+          "Look at 'dmesg' and the device, then resume",
           Describe(op), slot.transfer.Description(), slot.file->device->name));
     }
   }
@@ -243,9 +243,8 @@ absl::Status EngineBase::FlushStatus(const Slot& slot, int result) const {
   if (result == 0) return absl::OkStatus();
   return StorageError(
       fmt::format("aio: flushing '{}' to the device {} failed: {}. What was written since the last "
-                  "flush may be lost; the committed state is "
-                  "not touched. Look at 'dmesg' and the drive's health (smartctl -a), then resume "
-                  "from the last commit",
+                  "flush may be lost. Look at 'dmesg' and the "
+                  "drive's health (smartctl -a), then resume",
                   slot.file->path, slot.file->device->name, ErrnoText(-result)));
 }
 

@@ -92,7 +92,7 @@ absl::Status EngineBase::EndedEarly(const IoOp& op) const {
   }
   return StorageError(fmt::format(
       "aio: {} was given up: the device {} completed nothing for {}{}. Look at 'dmesg' and the "
-      "drive's health (smartctl -a), reconnect or replace it, and resume from the last commit",
+      "drive's health (smartctl -a), reconnect or replace it, and resume",
       Describe(op), files_[static_cast<size_t>(op.file)].device->name,
       FormatDuration(options_.stall_limit_s),
       op.num_in_flight_ > 0 ? ", and the kernel did not hand the transfer back" : ""));

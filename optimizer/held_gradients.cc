@@ -131,7 +131,7 @@ absl::Status HeldGradients::AwaitSpill(int slot) {
     const std::string& name = store_->inventory().layers()[spilled_layer_[slot]].name;
     failure_.Update(Annotate(
         status, fmt::format("optimizer: setting aside the gradient of layer '{}' until the "
-                            "norm is known failed; the last committed step is intact",
+                            "norm is known failed",
                             name)));
   }
   return failure_;

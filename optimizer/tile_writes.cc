@@ -38,10 +38,8 @@ absl::Status TileWrites::Await(Write& write, int tile, std::string_view what, bo
   if (!status.ok()) {
     const int layer = store_->tiles().tiles()[tile].layer;
     write.failure = Annotate(
-        status, fmt::format("optimizer: step {}: writing the {} of tile {} (layer '{}') failed; {}",
-                            write.step, what, tile, store_->inventory().layers()[layer].name,
-                            store_->num_slots() > 1 ? "the last committed step is intact"
-                                                    : "the store has no other copy of it"));
+        status, fmt::format("optimizer: step {}: writing the {} of tile {} (layer '{}') failed",
+                            write.step, what, tile, store_->inventory().layers()[layer].name));
     return write.failure;
   }
   write.step = kNone;

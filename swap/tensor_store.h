@@ -143,7 +143,7 @@ class TensorStore {
   // written once at most. In a store with one slot it publishes that what is committed is being
   // overwritten: what a crash leaves from here until the next Commit is not whole, and is not
   // opened as if it were; blocks for the flushes then. StorageError, after which the store takes no
-  // further commit. Requires: no write is pending.
+  // further commit.
   absl::Status BeginWriting();
 
   // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with

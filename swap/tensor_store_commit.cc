@@ -103,8 +103,9 @@ absl::Status TensorStore::Impl::CheckRecord(const CommitRecord& found,
   if (!found.overwriting) return absl::OkStatus();
   return CorruptError(fmt::format(
       "the store in {} keeps one copy (--durability=none), and was left while steps after step {} "
-      "were written over it: by a crash, a kill or a power cut. What it holds is of several steps "
-      "and cannot be used. 'forebay inspect RUN --repair' finds out whether step {} is whole all "
+      "were written over it: by a crash, a kill or a power cut. What it holds may be of several "
+      "steps "
+      "and is not used. 'forebay inspect RUN --repair' finds out whether step {} is whole all "
       "the same; else start again, from the last export where there is one",
       Where(), found.step, found.step));
 }
@@ -167,7 +168,10 @@ absl::Status TensorStore::BeginWriting() {
   }
   impl.failure = impl.PublishOverwriting();
   return Annotate(impl.failure,
-                  fmt::format("marking the one copy in {} as being overwritten", impl.Where()));
+                  fmt::format("marking the one copy in {} as being overwritten failed; it still is "
+                              "step {}, which 'forebay inspect RUN --repair' brings back if it is "
+                              "marked all the same",
+                              impl.Where(), impl.record.step));
 }
 
 absl::Status TensorStore::Impl::CheckTakesCommits() const {

@@ -134,10 +134,12 @@ TileDamage TensorStore::Impl::DamageOf(int tile, int64_t part, int plane, uint32
       slot == 0 ? "A" : "B");
   if (has_commit && slot == committed_slot()) {
     damage.message += fmt::format(
-        " of step {}. 'forebay inspect RUN --verify' lists all that is damaged, and --repair goes "
-        "back to the step before where that is whole; else restore the run from a copy, or start "
-        "again from its last export",
-        committed.step);
+        " of step {}. 'forebay inspect RUN --verify' lists all that is damaged{}; else restore the "
+        "run "
+        "from a copy, or start again from its last export",
+        committed.step,
+        manifest.num_slots > 1 ? ", and --repair goes back to the step before where that is whole"
+                               : "");
   }
   return damage;
 }

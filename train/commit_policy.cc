@@ -8,8 +8,10 @@ bool CommitIsDue(const CommitPace& pace, const SinceCommit& since) {
   if (pace.resident_bytes == 0 || since.write_bytes_per_s <= 0) return true;
   // What is written beside the computation may cost less; never more.
   const double commit_s = static_cast<double>(pace.resident_bytes) / since.write_bytes_per_s;
-  return since.seconds * kMostCommitShare >= commit_s ||
-         since.seconds + since.step_s > kMostLostSeconds;
+  // Until the commit that is decided now is durable, the forward pass of the next step goes by; and
+  // what is put off now is decided a step later.
+  const double until_durable_s = since.seconds + 2 * since.step_s + commit_s;
+  return since.seconds * kMostCommitShare >= commit_s || until_durable_s > kMostLostSeconds;
 }
 
 }  // namespace forebay

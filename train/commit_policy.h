@@ -9,7 +9,7 @@ namespace forebay {
 // Where --commit_every does not say, commits of what lives in RAM may take this share of the
 // time...
 inline constexpr double kMostCommitShare = 0.05;
-// ...unless more than this would be lost.
+// ...unless more than this would be lost, as far as one step does not take longer.
 inline constexpr double kMostLostSeconds = 600;
 
 struct CommitPace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <optional>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -280,8 +281,7 @@ class Planner {
     plan.terms.push_back({bf16 ? "state (r16, m, v)" : "state (m, v)",
                           plan.placement.host_state_bytes, tiles_.state_area_bytes(), kTiers});
     plan.terms.push_back({num_slots_ > 1 ? "second slot and records" : "checksums and records", 0,
-                          store - areas - gradient_area,
-                          num_slots_ > 1 ? "--durability=none" : ""});
+                          store - areas - gradient_area, ""});
     if (options_.export_format != ExportFormat::kNone) {
       plan.terms.push_back({"exported model", 0, ExportBytes(), "--keep or --export=none"});
     }
@@ -339,19 +339,30 @@ class Planner {
   const int64_t gradient_bytes_per_elem_;
 };
 
-int64_t StepsUntil(double rated_tbw, int64_t write_bytes) {
-  return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(write_bytes));
+// Nothing where a step writes nothing.
+std::optional<int64_t> StepsUntilWorn(const Plan& plan) {
+  if (plan.write_bytes_per_step == 0) return std::nullopt;
+  return static_cast<int64_t>(plan.rated_tbw * 1e12 /
+                              static_cast<double>(plan.write_bytes_per_step));
 }
 
 std::string WearLine(const Plan& plan) {
+  // Commits that do not go by steps come on top.
+  const std::string commits =
+      StepsPerCommit(plan.commit_pace) > 0
+          ? ""
+          : fmt::format(", and each commit {}", FormatBytes(plan.commit_bytes));
+  const std::optional<int64_t> steps = StepsUntilWorn(plan);
+  if (!steps.has_value()) return fmt::format("wear       steps write nothing{}\n", commits);
   if (plan.num_steps == 0) {
-    return fmt::format("wear       a drive of {} TBW lasts {} steps\n", plan.rated_tbw,
-                       StepsUntil(plan.rated_tbw, plan.write_bytes_per_step));
+    return fmt::format("wear       a drive of {} TBW lasts {} steps{}\n", plan.rated_tbw, *steps,
+                       commits.empty() ? "" : " but for commits");
   }
   const double bytes =
       static_cast<double>(plan.num_steps) * static_cast<double>(plan.write_bytes_per_step);
-  return fmt::format("wear       {} steps write {:.3g} TB = {:.2g} % of a drive of {} TBW\n",
-                     plan.num_steps, bytes / 1e12, bytes / 1e10 / plan.rated_tbw, plan.rated_tbw);
+  return fmt::format("wear       {} steps write {:.3g} TB = {:.2g} % of a drive of {} TBW{}\n",
+                     plan.num_steps, bytes / 1e12, bytes / 1e10 / plan.rated_tbw, plan.rated_tbw,
+                     commits);
 }
 
 // Of several folders alone: of one, the totals have said it.
@@ -389,9 +400,8 @@ std::string DurabilityLine(const Plan& plan) {
         commit, steps);
   }
   return fmt::format(
-      "durability step: commits ({}) take {:.0f} % of the time at most; a crash loses {:.0f} min "
-      "at "
-      "most\n",
+      "durability step: commits ({}) take {:.0f} % of the time, more where a crash would lose more "
+      "than {:.0f} min\n",
       commit, kMostCommitShare * 100, kMostLostSeconds / 60);
 }
 
@@ -399,13 +409,10 @@ int64_t CountHost(const std::vector<Tier>& tiers) {
   return std::ranges::count(tiers, Tier::kHost);
 }
 
-}  // namespace
-
-namespace {
-
-// `room`: whether the disks have room for the plan.
-absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
-                              const MachineLimits& limits, int num_slots, absl::Status& room) {
+// `room`: whether the disks have room for what is planned.
+absl::StatusOr<Plan> PlanWithSlots(int num_slots, const DecoderConfig& model,
+                                   const TrainOptions& options, const MachineLimits& limits,
+                                   absl::Status& room) {
   const Planner planner(model, options, limits, num_slots);
   FOREBAY_ASSIGN_OR_RETURN(Plan plan, planner.Make());
   room = planner.CheckDisk(plan);
@@ -433,11 +440,11 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   const bool one_slot = options.durability == Durability::kNone;
   absl::Status room;
   FOREBAY_ASSIGN_OR_RETURN(Plan plan,
-                           MakePlan(model, options, limits, one_slot ? 1 : kMostSlots, room));
+                           PlanWithSlots(one_slot ? 1 : kMostSlots, model, options, limits, room));
   if (room.ok()) return plan;
   // Who says how often to commit wants to have commits.
   if (options.durability != Durability::kAuto || options.commit_every > 0) return room;
-  FOREBAY_ASSIGN_OR_RETURN(plan, MakePlan(model, options, limits, 1, room));
+  FOREBAY_ASSIGN_OR_RETURN(plan, PlanWithSlots(1, model, options, limits, room));
   FOREBAY_RETURN_IF_ERROR(room);
   plan.lacks_room_for_two = true;
   return plan;
@@ -459,7 +466,8 @@ Json ToJson(const Plan& plan) {
   json["commit_bytes"] = plan.commit_bytes;
   json["flushes_per_commit"] = kFlushesPerCommit * plan.stripes.size();
   json["rated_tbw"] = plan.rated_tbw;
-  json["steps_until_tbw"] = StepsUntil(plan.rated_tbw, plan.write_bytes_per_step);
+  const std::optional<int64_t> steps_until_worn = StepsUntilWorn(plan);
+  json["steps_until_tbw"] = steps_until_worn.has_value() ? Json(*steps_until_worn) : Json(nullptr);
   json["gradient_area_bytes"] = Total(plan.gradient_area_bytes);
   json["tile_elems"] = plan.tiles.tile_elems();
   json["num_tiles"] = plan.tiles.num_tiles();

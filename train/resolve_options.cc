@@ -309,7 +309,7 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
     resolver.AddProblem(
         fmt::format("--save_every={} does not go with --export=none", options.save_every));
   }
-  if (options.commit_every > 0 && options.durability == Durability::kNone) {
+  if (!options.resume && options.commit_every > 0 && options.durability == Durability::kNone) {
     resolver.AddProblem(
         fmt::format("--commit_every={} does not go with --durability=none, which commits when the "
                     "run stops, evaluates or exports",

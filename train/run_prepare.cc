@@ -258,7 +258,8 @@ absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObs
   EngineOptions options;
   options.engine = run.options.engine;
   options.strict = run.options.engine_strict;
-  options.num_threads = run.options.io_threads * NumDisks(directories);
+  run.num_disks = NumDisks(directories);
+  options.num_threads = run.options.io_threads * run.num_disks;
   options.report = [&observer](const std::string& line) { observer.OnWarning(line); };
   FOREBAY_ASSIGN_OR_RETURN(DiskProfile profile, ReadDiskProfile(run.options.bench, directories));
   FOREBAY_ASSIGN_OR_RETURN(
@@ -491,8 +492,8 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
   if (run.plan.lacks_room_for_two) {
     observer.OnWarning(
         "the disk has no room for two copies of the state, so this run keeps one "
-        "(--durability=none): a crash or a power cut loses all since the last export. Ctrl-C does "
-        "not. With --save_every it exports on the way");
+        "(--durability=none): a crash or a power cut loses all since the last export, Ctrl-C "
+        "nothing. With --save_every it exports on the way");
   }
   if (limits.disks.size() > 1) {
     const StripeWeights& weights = run.plan.tiles.stripe_weights();

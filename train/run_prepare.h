@@ -34,6 +34,7 @@ struct PreparedRun {
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<MemoryBudget> budget;
   std::unique_ptr<Engine> engine;
+  int num_disks = 1;                   // that it works on side by side
   std::string engine_line;             // which one it is and why, for the log
   std::string stripes_line;            // of several folders, how much is in each; for the log
   std::unique_ptr<TensorStore> store;  // nullptr after a dry run

@@ -75,7 +75,10 @@ class TrainingRun {
   absl::Status BeginUpdate(int64_t step, const AdamWStep& scalars);
   bool CommitsAfter(int64_t step) const;
   absl::Status CommitStep(int64_t step);
+  bool WritesInUpdate() const;
+  absl::Status FinishAndCommit(int64_t step);
   absl::Status SaveWhatIsDone();
+  absl::Status AfterError(const absl::Status& error);
   absl::Status StopInMidStep(const absl::Status& reason);
   bool EvaluatesAfter(int64_t step) const;
   bool SavesAfter(int64_t step) const;
@@ -195,15 +198,11 @@ absl::Status TrainingRun::EvaluateWhatIsDue() {
 
 absl::Status TrainingRun::RunSteps() {
   counted_ = ReadCounters();
+  since_commit_.Restart();
   for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
     const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
     if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
-    if (!status.ok()) {
-      // The error is the news; what has failed itself keeps nothing more, and says so when the run
-      // goes on.
-      SaveWhatIsDone().IgnoreError();
-      return status;
-    }
+    if (!status.ok()) return AfterError(status);
     if (options_.stop_after > 0 && step - first_step_ + 1 >= options_.stop_after &&
         step < prepared_.num_steps) {
       return StopInMidStep(
@@ -217,8 +216,30 @@ absl::Status TrainingRun::RunSteps() {
 absl::Status TrainingRun::SaveWhatIsDone() {
   session_->AbandonStep();
   if (committed_step_ == released_step_) return absl::OkStatus();
-  FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
-  return CommitStep(released_step_);
+  // What lives in RAM may take a while.
+  observer_.OnPhase("saving", 0);
+  return FinishAndCommit(released_step_);
+}
+
+// `error`, after saving what it has left whole. The run's disk is left alone when it has failed,
+// unless there is nothing on it to go back to.
+absl::Status TrainingRun::AfterError(const absl::Status& error) {
+  if (committed_step_ == released_step_) return error;
+  const bool one_copy = session_->store().num_slots() == 1;
+  const bool tries = ExitCodeOf(error) != ExitCode::kStorage || one_copy;
+  const absl::Status saved = tries ? SaveWhatIsDone() : error;
+  if (saved.ok()) {
+    FOREBAY_RETURN_IF_ERROR(Note(fmt::format("the run is saved after step {}", committed_step_)));
+  } else if (one_copy) {
+    FOREBAY_RETURN_IF_ERROR(
+        Note(fmt::format("the steps after step {} could not be saved, and the run's one copy "
+                         "(--durability=none) may be lost with them: {}",
+                         committed_step_, MessageOf(saved))));
+  } else {
+    FOREBAY_RETURN_IF_ERROR(Note(fmt::format(
+        "the steps after step {} are not saved; the run goes on from there", committed_step_)));
+  }
+  return error;
 }
 
 absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
@@ -262,8 +283,9 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   scalars.lr =
       LearningRate({options_.schedule, options_.lr, options_.warmup, prepared_.num_steps}, step);
   scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm);
-  // Here nothing is in flight, so that every byte is counted with one step: with that which reads
-  // it, or applies its update.
+  // Here nothing is in flight but what an update that is not committed still writes. So every byte
+  // is counted with one step: with that which reads it, or applies its update; or, of those writes,
+  // with the next.
   Counters after = ReadCounters();
   FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, scalars));
   released_line_ = {{"step", step},
@@ -274,8 +296,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   // Otherwise the update is applied while the next step's forward pass goes by, and committed
   // there.
   if (CommitsAfter(step)) {
-    FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
-    FOREBAY_RETURN_IF_ERROR(CommitStep(step));
+    FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
     after = ReadCounters();
   }
 
@@ -298,16 +319,34 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const AdamWStep& scalars) {
   since.seconds = since_commit_.Seconds();
   since.step_s = last_step_s_;
   if (io.write_us > 0) {
-    since.write_bytes_per_s =
-        static_cast<double>(io.write_bytes) / (static_cast<double>(io.write_us) * 1e-6);
+    // The time is a sum over disks, which write side by side.
+    const double write_s = static_cast<double>(io.write_us) * 1e-6 / prepared_.num_disks;
+    since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
   }
   commit_is_due_ = CommitsAfter(step) || CommitIsDue(prepared_.plan.commit_pace, since);
   if (commit_is_due_) since_commit_.Restart();
-  FOREBAY_RETURN_IF_ERROR(session_->store().BeginWriting());
+  if (commit_is_due_ || WritesInUpdate()) {
+    FOREBAY_RETURN_IF_ERROR(session_->store().BeginWriting());
+  }
   session_->optimizer().BeginUpdate(
       scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
   released_step_ = step;
   return absl::OkStatus();
+}
+
+// Whether an update writes anything when it is not for a commit. Where it does not, the one copy of
+// --durability=none stays what it is.
+bool TrainingRun::WritesInUpdate() const {
+  const Placement& placement = prepared_.plan.placement;
+  return std::ranges::count(placement.weights, Tier::kNvme) > 0 ||
+         std::ranges::count(placement.state, Tier::kNvme) > 0;
+}
+
+// Requires: an update of `step` was begun, and is not committed.
+absl::Status TrainingRun::FinishAndCommit(int64_t step) {
+  FOREBAY_RETURN_IF_ERROR(session_->store().BeginWriting());
+  FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
+  return CommitStep(step);
 }
 
 absl::Status TrainingRun::CheckFinite(int64_t step, const StepResult& result) {

@@ -109,7 +109,7 @@ TEST_F(SlotsTest, ARepairFindsOutWhenNothingWasOverwrittenYet) {
   EXPECT_TRUE(HoldsStep(*MustOpen(), 1));
 }
 
-TEST_F(SlotsTest, IsNotWrittenToWhenTheDiskDoesNotTakeTheAnnouncement) {
+TEST_F(SlotsTest, KeepsItsStepWhenTheDiskDoesNotTakeTheAnnouncement) {
   {
     const auto store = MustCreate(1);
     ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
@@ -124,7 +124,14 @@ TEST_F(SlotsTest, IsNotWrittenToWhenTheDiskDoesNotTakeTheAnnouncement) {
   const absl::Status first = (*store)->BeginWriting();
   EXPECT_EQ(ExitCodeOf(first), ExitCode::kStorage);
   EXPECT_THAT(MessageOf(first), HasSubstr("as being overwritten"));
+  EXPECT_THAT(MessageOf(first), HasSubstr("it still is step 1"));
   EXPECT_THAT(MessageOf((*store)->BeginWriting()), HasSubstr("takes no commit any more"));
+  store->reset();
+  // The first copy of the announcement is there, and nothing else was touched.
+  EXPECT_EQ(ExitCodeOf(OpenError()), ExitCode::kCorrupt);
+  MemoryBudget budget(0);
+  ASSERT_TRUE(TensorStore::Repair({directory_}, engine_.get(), "", &budget, {}).ok());
+  EXPECT_TRUE(HoldsStep(*MustOpen(), 1));
 }
 
 using SlotsDeathTest = SlotsTest;

@@ -90,21 +90,41 @@ def test_a_kill_of_a_run_with_one_copy_is_told_and_nothing_is_resumed(forebay, t
     assert refused.returncode == 8 and "no step is whole" in refused.stderr, refused.stderr
 
 
+def test_a_kill_of_a_run_with_one_copy_that_wrote_nothing_takes_the_steps_alone(forebay, task, tmp_path):
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    settings = dict(task, **IN_RAM, durability="none", steps=5000)
+    kill_in_step(forebay, settings, out, 3)
+    assert committed_step(forebay, out) == 0
+    assert forebay.run("train", "--resume", out=out, stop_after=4, check=False).returncode == 75
+    forebay.run("train", out=whole, stop_after=4, check=False, **settings)
+    assert forebay.digest(out) == forebay.digest(whole)
+
+
+@pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
+def test_one_copy_is_whole_for_every_evaluation_and_export(forebay, task, expected, tmp_path, tiers):
+    out = tmp_path / "run"
+    beside = dict(durability="none", eval_data=task["data"], eval_every=3, save_every=2, export="hf")
+    forebay.run("train", out=out, **{**task, **tiers, **beside})
+    assert forebay.digest(out) == expected
+    assert sorted(os.listdir(out / "exports")) == ["step-4", "step-6"]
+
+
 @pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
 def test_a_kill_between_two_commits_goes_back_to_the_last(forebay, task, tmp_path, tiers):
     whole, out = tmp_path / "whole", tmp_path / "run"
-    settings = dict(task, **tiers, steps=300, commit_every=4)
-    forebay.run("train", out=whole, **settings)
+    # Longer than any kill takes to arrive.
+    settings = dict(task, **tiers, steps=5000, commit_every=4)
     kill_in_step(forebay, settings, out, 7)
     step = committed_step(forebay, out)
     assert step >= 4 and step % 4 == 0
-    forebay.run("train", "--resume", out=out)
+    forebay.run("train", "--resume", out=out, stop_after=5, check=False)
+    forebay.run("train", out=whole, stop_after=step + 5, check=False, **settings)
     assert forebay.digest(out) == forebay.digest(whole)
     lines = [json.loads(line)["step"] for line in open(out / "metrics.jsonl", encoding="utf-8")]
-    assert lines == list(range(1, 301))
+    assert lines == list(range(1, step + 6))
 
 
-def test_commits_by_time_come_and_what_lives_in_ram_is_not_written_with_each_step(forebay, task, tmp_path):
+def test_what_lives_in_ram_is_written_for_commits_alone(forebay, task, tmp_path):
     every, seldom = tmp_path / "every", tmp_path / "seldom"
     forebay.run("train", out=every, commit_every=1, **task, **IN_RAM)
     forebay.run("train", out=seldom, commit_every=100, **task, **IN_RAM)

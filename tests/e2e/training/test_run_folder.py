@@ -23,7 +23,8 @@ def task(forebay, tmp_path_factory):
     data = write_rows(folder / "data.fbd", *random_rows(12, SEQ, 256, seed=5), 256)
     held_out = write_rows(folder / "held_out.fbd", *random_rows(5, SEQ, 256, seed=6), 256)
     model = make_model(forebay, folder / "model")
-    return dict(model=model, data=data, eval_data=held_out, batch=2, seq=SEQ, steps=4, lr=1e-3, ram="1GiB")
+    # Each step committed, so that both slots are in use.
+    return dict(model=model, data=data, eval_data=held_out, batch=2, seq=SEQ, steps=4, lr=1e-3, ram="1GiB", commit_every=1)
 
 
 @pytest.fixture(scope="module")

@@ -289,9 +289,9 @@ def test_a_damaged_manifest_is_named_wherever_it_is_looked_for(forebay, task, tm
         message = refusal(forebay, 8, "train", "--resume", out=out, **settings)
         assert f"the manifest '{manifest}' is damaged" in message
     # Of a store as an earlier version made it.
-    manifest.write_text(whole.replace('"version": 3', '"version": 2'))
+    manifest.write_text(whole.replace('"version": 4', '"version": 3'))
     message = refusal(forebay, 8, "train", "--resume", out=out)
-    assert "has format version 2; this program reads version 3" in message
+    assert "has format version 3; this program reads version 4" in message
     manifest.write_text(whole)
     # One folder by two names is one folder.
     forebay.run("train", "--resume", out=out, nvme=joined([*nvme, inside(nvme[0])]))
@@ -466,7 +466,7 @@ def test_a_folder_on_a_small_disk_gets_what_it_has_room_for(forebay, task, whole
     if mounted.returncode != 0:
         pytest.skip("mounting a small file system needs root")
     try:
-        settings = dict(task, nvme=f"{tmp_path / 'a'},{small}", nvme_weights="1,1")
+        settings = dict(task, nvme=f"{tmp_path / 'a'},{small}", nvme_weights="1,1", durability="step")
         message = refusal(forebay, 4, "train", out=tmp_path / "run", **settings)
         assert f"the file system of '{small}'" in message and "are missing" in message
         assert "a smaller share with --nvme_weights" in message

@@ -38,10 +38,10 @@ TEST(CommitIsDue, WhenWhatIsInMemoryTakesNoMoreThanItsShareOfTheTime) {
 
 TEST(CommitIsDue, BeforeTheNextStepWouldLoseTooMuch) {
   const CommitPace pace = {.resident_bytes = 100'000'000'000};  // 100 s, of 2000
-  EXPECT_FALSE(CommitIsDue(pace, After(500)));
-  EXPECT_FALSE(CommitIsDue(pace, After(590)));
-  EXPECT_TRUE(CommitIsDue(pace, After(591)));
-  EXPECT_TRUE(CommitIsDue(pace, After(300, /*step_s=*/301)));
+  EXPECT_FALSE(CommitIsDue(pace, After(300)));
+  EXPECT_FALSE(CommitIsDue(pace, After(480)));
+  EXPECT_TRUE(CommitIsDue(pace, After(490))) << "two steps and the commit itself are to come";
+  EXPECT_TRUE(CommitIsDue(pace, After(300, /*step_s=*/110)));
 }
 
 TEST(CommitIsDue, WhenTheSpeedOfTheDiskIsNotKnownYet) {

@@ -166,6 +166,15 @@ TEST(Plan, StepsThatShareACommitShareItsBytes) {
   EXPECT_EQ(by_time->commit_pace.resident_bytes, 10 * all);
   EXPECT_EQ(by_time->write_bytes_per_step, 2 * all) << "the weights";
   EXPECT_GT(by_time->commit_bytes, 10 * all);
+  EXPECT_THAT(FormatPlan(*by_time, SmolLm2(), options), HasSubstr("but for commits"));
+  // With all of it in RAM a step writes nothing.
+  TrainOptions in_ram = options;
+  in_ram.weights_tier = TierChoice::kHost;
+  const auto nothing = MakePlan(SmolLm2(), in_ram, BigMachine());
+  ASSERT_TRUE(nothing.ok()) << nothing.status();
+  EXPECT_EQ(nothing->write_bytes_per_step, 0);
+  EXPECT_TRUE(ToJson(*nothing)["steps_until_tbw"].is_null());
+  EXPECT_THAT(FormatPlan(*nothing, SmolLm2(), in_ram), HasSubstr("steps write nothing, and each"));
   options.commit_every = 4;
   const auto plan = MakePlan(SmolLm2(), options, BigMachine());
   ASSERT_TRUE(plan.ok()) << plan.status();
