@@ -55,8 +55,9 @@ void BecomeProgram(char* const* argv, pid_t parent, int input, int output) {
   if (::getppid() != parent) ::_exit(128 + SIGTERM);
   if (input >= 0 && !UseAs(input, STDIN_FILENO)) return;
   if (output >= 0 && !UseAs(output, STDOUT_FILENO)) return;
-  // It starts as this process did, whatever that ignores or blocks by now.
-  ::signal(SIGPIPE, SIG_DFL);
+  // It starts as from a shell, whatever this process handles, ignores or blocks; but what nohup is
+  // to spare this process is to spare its program too.
+  for (const int signal : {SIGPIPE, SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);

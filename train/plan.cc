@@ -390,14 +390,12 @@ std::string DurabilityLine(const Plan& plan) {
         "crash loses all since the last export\n",
         plan.lacks_room_for_two ? ", as the disk has no room for two" : "", commit);
   }
+  // A step is committed when the forward pass of the next has applied its update.
   const int64_t steps = StepsPerCommit(plan.commit_pace);
-  if (steps == 1) {
-    return fmt::format("durability step: each step is committed ({}); a crash loses one\n", commit);
-  }
-  if (steps > 1) {
+  if (steps > 0) {
     return fmt::format(
-        "durability step: one step in {} is committed ({}); a crash loses {} at most\n", steps,
-        commit, steps);
+        "durability step: {} is committed, during the next ({}); a crash loses {} steps at most\n",
+        steps == 1 ? "each step" : fmt::format("one step in {}", steps), commit, steps + 1);
   }
   return fmt::format(
       "durability step: commits ({}) take {:.0f} % of the time, more where a crash would lose more "

@@ -105,6 +105,13 @@ TEST_F(DataProgramTest, IgnoredSignalsAreNotInherited) {
   std::signal(SIGINT, before);
 }
 
+TEST_F(DataProgramTest, AHangupIsIgnoredTogether) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);  // as nohup does
+  Install("kill -HUP $$; echo 1");
+  EXPECT_TRUE(RunDataProgram({}).ok());
+  std::signal(SIGHUP, before);
+}
+
 TEST_F(DataProgramTest, StopEndsTheProgramAtOnce) {
   // The second one does not heed SIGTERM.
   for (const char* script : {"exec sleep 100", "trap '' TERM; exec sleep 100"}) {

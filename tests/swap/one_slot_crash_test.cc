@@ -147,6 +147,29 @@ TEST_P(OneSlotCrashTest, WouldBeCaughtIfTheOverwritingWereNotAnnouncedFirst) {
   EXPECT_NE(FirstViolation(events, tally), "");
 }
 
+// Nor where the announcement may still be on its way when the first tile is written over.
+TEST_P(OneSlotCrashTest, WouldBeCaughtIfTheAnnouncementWereNotFlushed) {
+  std::vector<DiskEvent> events;
+  bool announces = true;  // as above
+  for (size_t i = 0; i < events_.size(); ++i) {
+    const DiskEvent& event = events_[i];
+    for (const CommittedAt& commit : commits_) announces |= commit.num_events == i;
+    announces &= IsCommitFile(event.path) || event.is_flush;
+    if (!announces || !event.is_flush) events.push_back(event);
+  }
+  ASSERT_LT(events.size(), events_.size());
+  Tally tally;
+  EXPECT_NE(FirstViolation(events, tally), "");
+}
+
+TEST_P(OneSlotCrashTest, WouldBeCaughtIfTheDataWereNotFlushedBeforeTheRecord) {
+  std::vector<DiskEvent> events = events_;
+  std::erase_if(events,
+                [](const DiskEvent& event) { return event.is_flush && !IsCommitFile(event.path); });
+  Tally tally;
+  EXPECT_NE(FirstViolation(events, tally), "");
+}
+
 TEST_P(OneSlotCrashTest, SaysWhyWhatACrashHasLeftCannotBeUsed) {
   const std::string directory = crashed_folder_.Path("crashed");
   // Before the flushes and the records of the commit of step 2.
