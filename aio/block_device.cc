@@ -1,5 +1,6 @@
 #include "forebay/aio/block_device.h"
 
+#include <sys/stat.h>
 #include <sys/sysmacros.h>
 
 #include <filesystem>
@@ -14,6 +15,11 @@ std::string DeviceName(dev_t device) {
   // The link ends in the device's folder, whose name is the device's.
   const auto target = std::filesystem::read_symlink("/sys/dev/block/" + number, error);
   return error ? "device " + number : target.filename().string();
+}
+
+std::string DeviceNameOf(const std::string& path) {
+  struct stat info = {};
+  return ::stat(path.c_str(), &info) == 0 ? DeviceName(info.st_dev) : "unknown";
 }
 
 }  // namespace forebay

@@ -100,11 +100,10 @@ absl::Status EngineBase::Refusal(const IoOp& op, const File& file) const {
   if (op.kind == IoKind::kFlush && file.flush_failed) {
     // The kernel reports a lost write once and then says OK: asking again would turn the loss
     // into a success.
-    return StorageError(
-        fmt::format("aio: an earlier flush of '{}' failed, so what was written before it may be "
-                    "lost. Nothing can be committed to "
-                    "this file any more: end the run, and resume it",
-                    file.path));
+    return StorageError(fmt::format(
+        "aio: an earlier flush of '{}' failed, so what was written before it may be "
+        "lost. Nothing can be committed to this file any more: end the run, and resume it",
+        file.path));
   }
   for (const Slot& slot : slots_) {
     if (!slot.used || slot.op != nullptr) continue;
@@ -241,11 +240,10 @@ EngineBase::Slot* EngineBase::Start(Lock&) {
 
 absl::Status EngineBase::FlushStatus(const Slot& slot, int result) const {
   if (result == 0) return absl::OkStatus();
-  return StorageError(
-      fmt::format("aio: flushing '{}' to the device {} failed: {}. What was written since the last "
-                  "flush may be lost. Look at 'dmesg' and the "
-                  "drive's health (smartctl -a), then resume",
-                  slot.file->path, slot.file->device->name, ErrnoText(-result)));
+  return StorageError(fmt::format(
+      "aio: flushing '{}' to the device {} failed: {}. What was written since the last "
+      "flush may be lost. Look at 'dmesg' and the drive's health (smartctl -a), then resume",
+      slot.file->path, slot.file->device->name, ErrnoText(-result)));
 }
 
 void EngineBase::Finish(Lock&, Slot& slot, absl::Status status) {

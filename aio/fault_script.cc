@@ -10,6 +10,17 @@ namespace {
 // A direct transfer that ends short stops at a sector, which need not be a block.
 constexpr int64_t kSectorBytes = 512;
 
+// How many of at most `most` sectors are moved. Seldom less than a block: as direct I/O goes on
+// where a block ends, many such calls in a row would be a disk that moves nothing.
+int64_t ShortSectors(uint64_t random, int64_t most) {
+  constexpr int64_t kBlockSectors = kIoAlignBytes / kSectorBytes;
+  const auto choice = static_cast<int64_t>(random >> 8);
+  if (most <= kBlockSectors || random % 8 == 0) {
+    return 1 + choice % std::min(most, kBlockSectors - 1);
+  }
+  return kBlockSectors + choice % (most - kBlockSectors + 1);
+}
+
 void CutShort(Fault& fault, int64_t num_sectors) {
   fault.moved_bytes = kSectorBytes * num_sectors;
   fault.asked_bytes = std::min(
@@ -70,8 +81,7 @@ Fault FaultScript::Next(IoKind kind, std::string_view path, int64_t offset_bytes
   }
   if (plan_.again_every > 0 && call % plan_.again_every == 0) fault.made_up = -EAGAIN;
   if (plan_.max_transfer_bytes > 0 && size_bytes > plan_.max_transfer_bytes) {
-    const auto num_sectors = static_cast<uint64_t>(plan_.max_transfer_bytes / kSectorBytes);
-    CutShort(fault, 1 + static_cast<int64_t>(rng.Below(index + 1, num_sectors)));
+    CutShort(fault, ShortSectors(rng.Bits64(index + 1), plan_.max_transfer_bytes / kSectorBytes));
   }
   if (is_short) CutShort(fault, size_bytes / 2 / kSectorBytes);
   return fault;

@@ -111,8 +111,9 @@ class SafetensorsWriter {
   ~SafetensorsWriter();
   // Appends bytes of the current tensor; tensors follow one another in planned order.
   absl::Status Append(std::span<const std::byte> bytes);
-  // Requires: every planned byte was appended.
-  absl::Status Finish();
+  // Requires: every planned byte was appended. Returns the digest of the whole file, as xxh128sum
+  // prints it.
+  absl::StatusOr<std::string> Finish();
 
  private:
   struct Impl;

@@ -12,6 +12,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/base/hash.h"
 #include "forebay/base/json.h"
 #include "forebay/model/safetensors.h"
 
@@ -95,6 +96,7 @@ struct SafetensorsWriter::Impl {
   int64_t written_bytes = 0;
   int64_t started_bytes = 0;  // up to here, writing to the disk has begun
   int64_t dropped_bytes = 0;  // up to here, it is done and the pages are dropped
+  Xxh3_128 hash;              // of what is written
 
   ~Impl() {
     if (!temporary.empty()) ::unlink(temporary.c_str());
@@ -138,6 +140,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   FOREBAY_RETURN_IF_ERROR(
       PwriteAll(impl->fd.get(), std::as_bytes(std::span(header)), 0, temporary));
   impl->written_bytes = static_cast<int64_t>(header.size());
+  impl->hash.Update(header);
   return std::unique_ptr<SafetensorsWriter>(new SafetensorsWriter(std::move(impl)));
 }
 
@@ -148,13 +151,14 @@ absl::Status SafetensorsWriter::Append(std::span<const std::byte> bytes) {
     FOREBAY_RETURN_IF_ERROR(
         PwriteAll(impl_->fd.get(), piece, impl_->written_bytes, impl_->temporary));
     impl_->written_bytes += static_cast<int64_t>(piece.size());
+    impl_->hash.Update(piece);
     impl_->FlushBehind();
     bytes = bytes.subspan(piece.size());
   }
   return absl::OkStatus();
 }
 
-absl::Status SafetensorsWriter::Finish() {
+absl::StatusOr<std::string> SafetensorsWriter::Finish() {
   FOREBAY_CHECK(impl_->written_bytes == impl_->file_bytes && !impl_->temporary.empty());
   FOREBAY_RETURN_IF_ERROR(SyncFile(impl_->fd.get(), impl_->temporary));
   if (::rename(impl_->temporary.c_str(), impl_->path.c_str()) != 0) {
@@ -162,7 +166,8 @@ absl::Status SafetensorsWriter::Finish() {
                         errno);
   }
   impl_->temporary.clear();
-  return SyncDirectory(FolderOf(impl_->path));
+  FOREBAY_RETURN_IF_ERROR(SyncDirectory(FolderOf(impl_->path)));
+  return impl_->hash.Hex();
 }
 
 }  // namespace forebay

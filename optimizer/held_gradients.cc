@@ -1,54 +1,63 @@
 #include "forebay/optimizer/held_gradients.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/aio/block_device.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
+#include "forebay/swap/store_folders.h"
+#include "forebay/swap/tile_seals.h"
 
 namespace forebay {
-namespace {
 
-// 64 Ki elements: long enough to hide the cost of handing out a task, short enough to share a small
-// layer.
-constexpr int64_t kBlocksPerTask = 32;
-
-}  // namespace
+// A task of the rounding is what has a checksum of its own: long enough to hide the cost of handing
+// it out, short enough to share a small layer.
+static_assert(kSealElems % kNormBlockElems == 0);
 
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
-                              int64_t bytes_per_elem) {
+                              int64_t bytes_per_elem, GradientArea area) {
   FOREBAY_CHECK(static_cast<int>(placement.gradients.size()) == tiles.num_layers());
   GradientPlaces places;
   places.area_bytes.resize(static_cast<size_t>(tiles.num_stripes()));
   for (const Tile& tile : tiles.tiles()) {
     const bool spilled = placement.gradients[tile.layer] == Tier::kNvme;
-    int64_t& end_bytes = spilled ? places.area_bytes[tile.stripe] : places.host_bytes;
-    places.offset_bytes.push_back(end_bytes);
-    end_bytes += tile.num_elems * bytes_per_elem;
+    const auto place = [&](bool is_there, int64_t& end_bytes) {
+      const int64_t begin_bytes = end_bytes;
+      if (is_there) end_bytes += tile.num_elems * bytes_per_elem;
+      return is_there ? begin_bytes : -1;
+    };
+    places.host_offset_bytes.push_back(place(!spilled, places.host_bytes));
+    places.area_offset_bytes.push_back(
+        place(spilled || area == GradientArea::kAll, places.area_bytes[tile.stripe]));
   }
   return places;
 }
 
-HeldGradients::HeldGradients(bool is_bf16, const Placement& placement,
+HeldGradients::HeldGradients(bool is_bf16, GradientArea area, const Placement& placement,
                              const TileArithmetic* arithmetic, TensorStore* store,
-                             std::vector<std::span<std::byte>> staging)
+                             std::vector<std::span<std::byte>> staging, GradientSeals seals)
     : is_bf16_(is_bf16),
       placement_(placement),
       arithmetic_(arithmetic),
       store_(store),
-      places_(PlaceGradients(placement, store->tiles(), is_bf16 ? 2 : 4)),
+      places_(PlaceGradients(placement, store->tiles(), is_bf16 ? 2 : 4, area)),
+      seals_(std::move(seals)),
       staging_(std::move(staging)),
       spills_(staging_.size()),
-      spilled_layer_(staging_.size()) {
+      host_spills_(area == GradientArea::kAll ? store->tiles().num_tiles() : 0) {
   const Inventory& inventory = store->inventory();
   int64_t max_layer_elems = 0;
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
     max_layer_elems = std::max(max_layer_elems, inventory.layers()[layer].num_elems);
     paddings_.push_back(PaddingOf(inventory, layer));
   }
-  FOREBAY_CHECK(Total(places_.area_bytes) == 0 || staging_.size() >= 2);
+  const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
+  FOREBAY_CHECK(!any_spilled || staging_.size() >= 2);
   for (int stripe = 0; stripe < store->tiles().num_stripes(); ++stripe) {
     FOREBAY_CHECK(places_.area_bytes[stripe] <= store->gradient_area_bytes()[stripe]);
   }
@@ -58,13 +67,22 @@ HeldGradients::HeldGradients(bool is_bf16, const Placement& placement,
 }
 
 absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
-    bool is_bf16, const Placement& placement, const TileArithmetic* arithmetic, TensorStore* store,
-    MemoryBudget* budget, std::vector<std::span<std::byte>> staging) {
-  std::unique_ptr<HeldGradients> held(
-      new HeldGradients(is_bf16, placement, arithmetic, store, std::move(staging)));
-  if (held->places_.host_bytes > 0) {
+    bool is_bf16, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
+    TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging) {
+  FOREBAY_ASSIGN_OR_RETURN(GradientSeals seals, GradientSeals::Create(store->tiles(), budget));
+  std::unique_ptr<HeldGradients> held(new HeldGradients(is_bf16, area, placement, arithmetic, store,
+                                                        std::move(staging), std::move(seals)));
+  const int64_t host_bytes = held->places_.host_bytes;
+  if (area == GradientArea::kAll) {
+    // Tiles differ in size, so that some lie across two pieces: one in a GiB.
     FOREBAY_ASSIGN_OR_RETURN(
-        held->host_, HostBuffer::Create(budget, "gradients held", held->places_.host_bytes));
+        held->transfer_memory_,
+        TransferBuffer::Create(store, budget, "gradients held", host_bytes, kIoAlignBytes));
+    held->host_ = held->transfer_memory_.bytes();
+  } else {
+    FOREBAY_ASSIGN_OR_RETURN(held->host_memory_,
+                             HostBuffer::Create(budget, "gradients held", host_bytes));
+    held->host_ = held->host_memory_.bytes();
   }
   return held;
 }
@@ -81,12 +99,9 @@ absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, Thr
   for (const Padding& padding : paddings_[layer]) {
     for (int64_t i = padding.first_elem; i < padding.end_elem; ++i) FOREBAY_CHECK(gradient[i] == 0);
   }
-  if (IsSpilled(layer)) {
-    FOREBAY_RETURN_IF_ERROR(RoundAndSpill(layer, gradient, pool));
-  } else {
-    // The tiles of a layer lie one after another.
-    const int first_tile = store_->tiles().first_tile(layer);
-    Round(gradient, 0, num_elems, host_.data() + places_.offset_bytes[first_tile], pool);
+  const TileMap& tiles = store_->tiles();
+  for (int tile = tiles.first_tile(layer); tile < tiles.first_tile(layer + 1); ++tile) {
+    FOREBAY_RETURN_IF_ERROR(RoundTile(tile, gradient, pool));
   }
   double sum = 0;
   for (int64_t block = 0; block < num_elems / kNormBlockElems; ++block) sum += block_sums_[block];
@@ -95,73 +110,137 @@ absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, Thr
   return absl::OkStatus();
 }
 
-void HeldGradients::Round(std::span<const float> gradient, int64_t first, int64_t num_elems,
-                          std::byte* to, ThreadPool& pool) {
-  const int64_t num_blocks = num_elems / kNormBlockElems;
-  const int64_t num_tasks = (num_blocks + kBlocksPerTask - 1) / kBlocksPerTask;
-  pool.ParallelFor(num_tasks, [&](int64_t task) {
-    const int64_t end = std::min(num_blocks, (task + 1) * kBlocksPerTask);
-    for (int64_t block = task * kBlocksPerTask; block < end; ++block) {
-      const int64_t offset = block * kNormBlockElems;
-      block_sums_[first / kNormBlockElems + block] = arithmetic_->RoundGradient(
-          gradient.data() + first + offset, is_bf16_, to + offset * elem_bytes());
+void HeldGradients::Round(int tile, std::span<const float> gradient, std::byte* to,
+                          ThreadPool& pool) {
+  const Tile& t = TileAt(tile);
+  const bool seals = IsInArea(tile);
+  pool.ParallelFor(NumSealParts(t), [&](int64_t task) {
+    const int64_t end = std::min(t.num_elems, (task + 1) * kSealElems);
+    for (int64_t elem = task * kSealElems; elem < end; elem += kNormBlockElems) {
+      block_sums_[(t.first_elem + elem) / kNormBlockElems] = arithmetic_->RoundGradient(
+          gradient.data() + t.first_elem + elem, is_bf16_, to + elem * elem_bytes());
     }
+    if (seals) seals_.Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
   });
 }
 
-absl::Status HeldGradients::RoundAndSpill(int layer, std::span<const float> gradient,
-                                          ThreadPool& pool) {
-  const TileMap& tiles = store_->tiles();
-  for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) {
-    const Tile& tile = tiles.tiles()[i];
-    const int slot = next_staging_;
-    FOREBAY_RETURN_IF_ERROR(AwaitSpill(slot));
-    const std::span<std::byte> buffer = staging_[slot].first(Bytes(tile));
-    Round(gradient, tile.first_elem, tile.num_elems, buffer.data(), pool);
-    store_->StartWriteGradient(tile.stripe, places_.offset_bytes[i], buffer, spills_[slot]);
-    spilled_layer_[slot] = layer;
-    next_staging_ = (slot + 1) % static_cast<int>(staging_.size());
+absl::Status HeldGradients::RoundTile(int tile, std::span<const float> gradient, ThreadPool& pool) {
+  if (!IsSpilled(TileAt(tile).layer)) {
+    const std::span<std::byte> place = HostPlace(tile);
+    Round(tile, gradient, place.data(), pool);
+    if (IsInArea(tile)) StartSpill(tile, place, host_spills_[tile]);
+    return absl::OkStatus();
   }
+  const int slot = next_staging_;
+  FOREBAY_RETURN_IF_ERROR(AwaitSpill(spills_[slot]));
+  const std::span<std::byte> buffer = staging_[slot].first(Bytes(TileAt(tile)));
+  Round(tile, gradient, buffer.data(), pool);
+  StartSpill(tile, buffer, spills_[slot]);
+  next_staging_ = (slot + 1) % static_cast<int>(staging_.size());
   return absl::OkStatus();
 }
 
-absl::Status HeldGradients::AwaitSpill(int slot) {
-  const absl::Status status = store_->engine().Wait(spills_[slot]);
+void HeldGradients::StartSpill(int tile, std::span<std::byte> buffer, Spill& spill) {
+  const Tile& t = TileAt(tile);
+  spill.layer = t.layer;
+  store_->StartWriteGradient(t.stripe, places_.area_offset_bytes[tile], buffer, spill.op);
+}
+
+absl::Status HeldGradients::AwaitSpill(Spill& spill) {
+  const absl::Status status = store_->engine().Wait(spill.op);
   if (!status.ok()) {
-    const std::string& name = store_->inventory().layers()[spilled_layer_[slot]].name;
-    failure_.Update(Annotate(
-        status, fmt::format("optimizer: setting aside the gradient of layer '{}' until the "
-                            "norm is known failed",
-                            name)));
+    const std::string& name = store_->inventory().layers()[spill.layer].name;
+    failure_.Update(
+        Annotate(status, fmt::format("optimizer: writing the gradient of layer '{}' to where it "
+                                     "waits for its update failed",
+                                     name)));
   }
   return failure_;
 }
 
+void HeldGradients::AwaitAllSpills() {
+  // Errors are kept in failure_.
+  for (Spill& spill : spills_) AwaitSpill(spill).IgnoreError();
+  for (Spill& spill : host_spills_) AwaitSpill(spill).IgnoreError();
+}
+
 absl::Status HeldGradients::Finish() {
   for (const uint8_t handed : handed_) FOREBAY_CHECK(handed);
-  for (size_t slot = 0; slot < spills_.size(); ++slot) {
-    AwaitSpill(static_cast<int>(slot)).IgnoreError();  // kept in failure_
-  }
+  AwaitAllSpills();
   std::fill(handed_.begin(), handed_.end(), 0);
   return failure_;
 }
 
 void HeldGradients::Abandon() {
-  for (size_t slot = 0; slot < spills_.size(); ++slot) {
-    AwaitSpill(static_cast<int>(slot)).IgnoreError();  // kept in failure_
-  }
+  AwaitAllSpills();
   std::fill(handed_.begin(), handed_.end(), 0);
+}
+
+// ---- After a crash
+
+absl::Status HeldGradients::Recover(ThreadPool& pool) {
+  constexpr int kReadsAhead = 4;
+  const int num_tiles = store_->tiles().num_tiles();
+  const auto buffer_of = [&](int tile) {
+    const Tile& t = TileAt(tile);
+    // Of what is read again for its update it is only seen here that it is whole.
+    return IsSpilled(t.layer) ? staging_[tile % staging_.size()].first(Bytes(t)) : HostPlace(tile);
+  };
+  const int reads_ahead =
+      std::min(kReadsAhead, static_cast<int>(std::max<size_t>(staging_.size(), 1)));
+  std::vector<IoOp> reads(num_tiles);
+  absl::Status status;
+  for (int started = 0, tile = 0; tile < num_tiles && status.ok(); ++tile) {
+    for (; started < std::min(num_tiles, tile + reads_ahead); ++started) {
+      store_->StartReadGradient(TileAt(started).stripe, places_.area_offset_bytes[started],
+                                buffer_of(started), reads[started]);
+    }
+    status = store_->engine().Wait(reads[tile]);
+    if (status.ok()) status = VerifyTile(tile, buffer_of(tile), pool);
+  }
+  for (IoOp& read : reads) status.Update(store_->engine().Wait(read));
+  return status;
+}
+
+absl::Status HeldGradients::VerifyTile(int tile, std::span<const std::byte> gradient,
+                                       ThreadPool& pool) const {
+  std::mutex mutex;
+  absl::Status status;
+  pool.ParallelFor(NumSealParts(TileAt(tile)), [&](int64_t part) {
+    const absl::Status intact = VerifyPart(tile, part, gradient);
+    if (intact.ok()) return;
+    const std::lock_guard lock(mutex);
+    status.Update(intact);
+  });
+  return status;
+}
+
+absl::Status HeldGradients::VerifyPart(int tile, int64_t part,
+                                       std::span<const std::byte> gradient) const {
+  if (store_->unfilled() || seals_.Matches(tile, part, gradient, elem_bytes())) {
+    return absl::OkStatus();
+  }
+  const Tile& t = TileAt(tile);
+  const std::string file = JoinPath(store_->directories()[t.stripe], kGradientsName);
+  const int64_t first = part * kSealElems;
+  return CorruptError(fmt::format(
+      "'{}' (device {}) does not hold what was written there: {} bytes at {} (gradient of tile {} "
+      "of layer '{}') differ from their checksum. The last committed step is not touched by that: "
+      "look at 'dmesg' and the drive's health (smartctl -a), then resume",
+      file, DeviceNameOf(file), std::min(kSealElems, t.num_elems - first) * elem_bytes(),
+      places_.area_offset_bytes[tile] + first * elem_bytes(), tile,
+      store_->inventory().layers()[t.layer].name));
 }
 
 const std::byte* HeldGradients::HostTile(int tile) const {
   FOREBAY_CHECK(!IsSpilled(TileAt(tile).layer));
-  return host_.data() + places_.offset_bytes[tile];
+  return HostPlace(tile).data();
 }
 
 void HeldGradients::StartReadTile(int tile, std::span<std::byte> buffer, IoOp& op) const {
   const Tile& t = TileAt(tile);
   FOREBAY_CHECK(IsSpilled(t.layer));
-  store_->StartReadGradient(t.stripe, places_.offset_bytes[tile], buffer.first(Bytes(t)), op);
+  store_->StartReadGradient(t.stripe, places_.area_offset_bytes[tile], buffer.first(Bytes(t)), op);
 }
 
 }  // namespace forebay

@@ -15,31 +15,41 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/optimizer/decay_runs.h"
 #include "forebay/optimizer/tile_arithmetic.h"
+#include "forebay/swap/gradient_seals.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/swap/transfer_buffer.h"
 
 namespace forebay {
 
-// Where every tile's gradient lies: those that stay in host memory one after another there, the
-// others one after another in the store's gradient area, in the part of their tile's stripe. All
-// offsets are multiples of kIoAlignBytes, because tiles are multiples of kLayerAlignElems. Pure;
-// planner, store and HeldGradients all take it from here.
+// Which gradients lie in the store's gradient area.
+enum class GradientArea : uint8_t {
+  kSpilled,  // those that the placement keeps on NVMe
+  kAll,      // and those in host memory too, so that they outlive a crash
+};
+
+// Where every tile's gradient lies: those that stay in host memory one after another there, those
+// of the area one after another in it, in the part of their tile's stripe. All offsets are
+// multiples of kIoAlignBytes, because tiles are multiples of kLayerAlignElems. Pure; planner, store
+// and HeldGradients all take it from here.
 struct GradientPlaces {
-  std::vector<int64_t> offset_bytes;  // by tile, of its first element
+  // By tile, of its first element; -1: it is not there.
+  std::vector<int64_t> host_offset_bytes;
+  std::vector<int64_t> area_offset_bytes;  // with kAll the same whatever the placement
   int64_t host_bytes = 0;
   StripeBytes area_bytes;
 };
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
-                              int64_t bytes_per_elem);
+                              int64_t bytes_per_elem, GradientArea area);
 
-// Owned by one thread, but for StartReadTile and HostTile.
+// Owned by one thread, but for StartReadTile, VerifyPart and HostTile.
 class HeldGradients {
  public:
   // `staging`: at least two aligned buffers of a tile's gradient each, needed when the placement
   // spills a layer. They are used from Hand until Finish or Abandon returns. Everything pointed to
   // must outlive it. Requires: the store's gradient area has GradientPlaces::area_bytes.
   static absl::StatusOr<std::unique_ptr<HeldGradients>> Create(
-      bool is_bf16, const Placement& placement, const TileArithmetic* arithmetic,
+      bool is_bf16, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
       TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging);
   ~HeldGradients();
   HeldGradients(const HeldGradients&) = delete;
@@ -47,10 +57,16 @@ class HeldGradients {
 
   // As OffloadedAdamW::Hand.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
-  // Waits until all spilled gradients are written. Requires: every layer was handed over.
+  // Waits until the gradients of the area are written. Requires: every layer was handed over.
   absl::Status Finish();
   // Forgets what was handed over.
   void Abandon();
+
+  // Takes the gradients of a step from the area (GradientArea::kAll), where another process left
+  // them, with the checksums in seals_table(). CorruptError when they are not what they were.
+  absl::Status Recover(ThreadPool& pool);
+  // The checksums of all gradients of the area (swap/gradient_seals.h).
+  std::span<std::byte> seals_table() const { return seals_.table(); }
 
   // Of the layer's rounded gradient; not finite when one of its elements is not.
   double sum_of_squares(int layer) const { return layer_sums_[layer]; }
@@ -60,29 +76,50 @@ class HeldGradients {
   const std::byte* HostTile(int tile) const;
   // Starts reading the gradient of a spilled tile into the front of `buffer`.
   void StartReadTile(int tile, std::span<std::byte> buffer, IoOp& op) const;
+  // Compares one part (swap/tile_seals.h) of what was read of a tile with its checksum.
+  // CorruptError names file, device, offset and layer.
+  absl::Status VerifyPart(int tile, int64_t part, std::span<const std::byte> gradient) const;
 
  private:
-  HeldGradients(bool is_bf16, const Placement& placement, const TileArithmetic* arithmetic,
-                TensorStore* store, std::vector<std::span<std::byte>> staging);
+  HeldGradients(bool is_bf16, GradientArea area, const Placement& placement,
+                const TileArithmetic* arithmetic, TensorStore* store,
+                std::vector<std::span<std::byte>> staging, GradientSeals seals);
   int64_t elem_bytes() const { return is_bf16_ ? 2 : 4; }
   int64_t Bytes(const Tile& tile) const { return tile.num_elems * elem_bytes(); }
   const Tile& TileAt(int tile) const { return store_->tiles().tiles()[tile]; }
-  // Rounds elements [first, first + num_elems) of the layer to `to` and fills their blocks' sums.
-  void Round(std::span<const float> gradient, int64_t first, int64_t num_elems, std::byte* to,
-             ThreadPool& pool);
-  absl::Status RoundAndSpill(int layer, std::span<const float> gradient, ThreadPool& pool);
-  absl::Status AwaitSpill(int slot);
+  std::span<std::byte> HostPlace(int tile) const {
+    return host_.subspan(places_.host_offset_bytes[tile], Bytes(TileAt(tile)));
+  }
+  bool IsInArea(int tile) const { return places_.area_offset_bytes[tile] >= 0; }
+  // A gradient on its way to the area.
+  struct Spill {
+    IoOp op;
+    int layer = 0;  // for messages
+  };
+  // Rounds the tile's part of its layer's gradient to `to`, fills its blocks' sums, and takes the
+  // checksums of what goes to the area.
+  void Round(int tile, std::span<const float> gradient, std::byte* to, ThreadPool& pool);
+  absl::Status RoundTile(int tile, std::span<const float> gradient, ThreadPool& pool);
+  void StartSpill(int tile, std::span<std::byte> buffer, Spill& spill);
+  absl::Status AwaitSpill(Spill& spill);
+  void AwaitAllSpills();
+  absl::Status VerifyTile(int tile, std::span<const std::byte> gradient, ThreadPool& pool) const;
 
   const bool is_bf16_;
   const Placement& placement_;
   const TileArithmetic* const arithmetic_;
   TensorStore* const store_;
   const GradientPlaces places_;
-  HostBuffer host_;
+  GradientSeals seals_;
+  // One of them, for the gradients in host memory: transfers go from it only with kAll, and what is
+  // registered for transfers is locked in memory.
+  HostBuffer host_memory_;
+  TransferBuffer transfer_memory_;
+  std::span<std::byte> host_;
   std::vector<std::vector<Padding>> paddings_;  // by layer
   std::vector<std::span<std::byte>> staging_;
-  std::vector<IoOp> spills_;        // by staging buffer
-  std::vector<int> spilled_layer_;  // by staging buffer: for messages
+  std::vector<Spill> spills_;       // by staging buffer
+  std::vector<Spill> host_spills_;  // by tile, from host memory; empty with kSpilled
   int next_staging_ = 0;
   absl::Status failure_;            // of a spill
   std::vector<double> block_sums_;  // of the layer being handed over

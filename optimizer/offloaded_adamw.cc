@@ -13,7 +13,6 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/optimizer/decay_runs.h"
-#include "forebay/optimizer/held_gradients.h"
 #include "forebay/optimizer/staged_tiles.h"
 #include "forebay/optimizer/tile_writes.h"
 #include "forebay/swap/tile_seals.h"
@@ -123,12 +122,14 @@ OffloadedAdamW::Impl::Impl(const OffloadedAdamWOptions& options_in, const Placem
 
 int64_t OffloadedAdamW::StagingBytes(const OffloadedAdamWOptions& options, const TileMap& tiles) {
   return options.num_staging_tiles *
-         (tiles.max_state_bytes() + MaxTileElems(tiles) * GradientBytesPerElem(options));
+             (tiles.max_state_bytes() + MaxTileElems(tiles) * GradientBytesPerElem(options)) +
+         GradientSeals::TableBytes(tiles);
 }
 
 StripeBytes OffloadedAdamW::GradientAreaBytes(const OffloadedAdamWOptions& options,
                                               const Placement& placement, const TileMap& tiles) {
-  return PlaceGradients(placement, tiles, GradientBytesPerElem(options)).area_bytes;
+  return PlaceGradients(placement, tiles, GradientBytesPerElem(options), options.gradient_area)
+      .area_bytes;
 }
 
 absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(
@@ -144,8 +145,8 @@ absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(
   for (const StagingBuffer& buffer : impl->staging) gradient_staging.push_back(buffer.gradient);
   FOREBAY_ASSIGN_OR_RETURN(
       impl->gradients,
-      HeldGradients::Create(options.gradient_is_bf16, impl->placement, &impl->arithmetic(), store,
-                            budget, std::move(gradient_staging)));
+      HeldGradients::Create(options.gradient_is_bf16, options.gradient_area, impl->placement,
+                            &impl->arithmetic(), store, budget, std::move(gradient_staging)));
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
                                                impl->gradients.get(), impl->writes.get());
@@ -223,6 +224,31 @@ absl::StatusOr<GradientStats> OffloadedAdamW::FinishBackward() {
   stats.norm = std::sqrt(sum);
   impl_->backward_finished = true;
   return stats;
+}
+
+absl::Status OffloadedAdamW::PublishIntent(int64_t step, const Json& trainer) {
+  FOREBAY_CHECK(impl_->backward_finished);
+  FOREBAY_CHECK(impl_->options.gradient_area == GradientArea::kAll);
+  return impl_->store->PublishIntent({step, GradientBytesPerElem(impl_->options), trainer},
+                                     impl_->gradients->seals_table());
+}
+
+RecoveredGradients OffloadedAdamW::RecoverGradients() {
+  FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
+  FOREBAY_CHECK(impl_->options.gradient_area == GradientArea::kAll);
+  RecoveredGradients recovered;
+  absl::StatusOr<std::optional<StepIntent>> intent =
+      impl_->store->FindIntent(impl_->gradients->seals_table());
+  recovered.damage = intent.status();
+  if (!intent.ok() || !intent->has_value() ||
+      (*intent)->gradient_elem_bytes != GradientBytesPerElem(impl_->options)) {
+    return recovered;
+  }
+  recovered.damage = impl_->gradients->Recover(impl_->pool);
+  if (!recovered.damage.ok()) return recovered;
+  recovered.intent = *std::move(intent);
+  impl_->backward_finished = true;
+  return recovered;
 }
 
 void OffloadedAdamW::AbandonStep() {
@@ -320,24 +346,28 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
   return absl::OkStatus();
 }
 
-// Verifies the state where it was read, updates, and seals what will be written.
+// Verifies state and gradient where they were read, updates, and seals what will be written.
 absl::Status OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, int tile,
                                              std::span<std::byte> weights,
                                              std::span<std::byte> state) {
   const Tile& spec = tiles.tiles()[tile];
   const bool is_read = staged->StateIsRead(tile);
+  const bool gradient_is_read = staged->GradientIsRead(tile);
+  const std::span<const std::byte> gradient(
+      static_cast<const std::byte*>(whole.gradient),
+      static_cast<size_t>(spec.num_elems * GradientBytesPerElem(options)));
   const bool writes_weights = WritesWeights(spec);
   const bool writes_state = WritesState(tile);
   std::mutex damage_mutex;
   absl::Status damage;
   pool.ParallelFor(NumSealParts(spec), [&](int64_t part) {
-    if (is_read) {
-      const absl::Status intact = store->VerifyStatePart(tile, part, state);
-      if (!intact.ok()) {
-        const std::lock_guard lock(damage_mutex);
-        damage.Update(intact);
-        return;  // nothing of this tile will be written
-      }
+    absl::Status intact;
+    if (is_read) intact = store->VerifyStatePart(tile, part, state);
+    if (gradient_is_read) intact.Update(gradients->VerifyPart(tile, part, gradient));
+    if (!intact.ok()) {
+      const std::lock_guard lock(damage_mutex);
+      damage.Update(intact);
+      return;  // nothing of this tile will be written
     }
     UpdatePart(whole, spec, part);
     if (writes_weights) store->SealWeights(tile, part, weights);

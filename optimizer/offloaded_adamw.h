@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -19,6 +20,7 @@
 #include "forebay/base/parallel.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/optimizer/adamw.h"
+#include "forebay/optimizer/held_gradients.h"
 #include "forebay/optimizer/tile_arithmetic.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/swapper.h"
@@ -31,13 +33,22 @@ struct OffloadedAdamWOptions {
   // What is computed instead of AdamW; must outlive the optimizer. nullptr: AdamW as above.
   const TileArithmetic* arithmetic = nullptr;
   bool gradient_is_bf16 = true;  // what Hand rounds to; else fp32
-  int num_threads = 1;           // of the update
-  int num_staging_tiles = 4;     // state tiles in flight; >= 2
+  // kAll: for PublishIntent. The store has an intent file and two slots then.
+  GradientArea gradient_area = GradientArea::kSpilled;
+  int num_threads = 1;        // of the update
+  int num_staging_tiles = 4;  // state tiles in flight; >= 2
 };
 
 struct GradientStats {
   double norm = 0;                 // L2 norm of the gradients as handed over (rounded)
   int first_nonfinite_layer = -1;  // in the order of the inventory; -1: all finite
+};
+
+// What a crash has left of a step's gradients.
+struct RecoveredGradients {
+  std::optional<StepIntent> intent;  // of those that were taken over
+  // Why what was there is not used: CorruptError, or StorageError where it cannot be read.
+  absl::Status damage;
 };
 
 // When the tiles that live in RAM go to the store.
@@ -57,7 +68,8 @@ struct OptimizerStats {
 //
 // Threads: UpdateLayer, WriteDeferred and AwaitWriteBack belong to the swapper's thread,
 // UpdateIsDue and stats to any, the rest to the training thread. Nothing is allocated after Create.
-// After an error the object takes no further updates; the last committed step is intact.
+// After an error the object takes no further updates. A store of two slots then still holds the
+// last committed step; of one slot, what was being written over is lost.
 class OffloadedAdamW : public TileUpdater {
  public:
   // Loads host-resident state from the store, which must have a committed step. Everything pointed
@@ -83,6 +95,14 @@ class OffloadedAdamW : public TileUpdater {
 
   // Waits for spilled gradients to be written. StorageError. Requires: every layer was handed over.
   absl::StatusOr<GradientStats> FinishBackward();
+  // Makes the gradients of the step, and what `trainer` says of its update, outlive a crash
+  // (TensorStore::PublishIntent). Requires: GradientArea::kAll, FinishBackward, and the commit of
+  // the step before. StorageError, UsageError.
+  absl::Status PublishIntent(int64_t step, const Json& trainer);
+  // Whether PublishIntent of another process left the gradients of the step after the committed
+  // one. If so they are taken over, as if FinishBackward had returned, for BeginUpdate. Requires:
+  // GradientArea::kAll, and nothing was handed over yet.
+  RecoveredGradients RecoverGradients();
   // Makes every layer's update due and starts reading state. Requires: FinishBackward, and every
   // update of the step before was applied.
   void BeginUpdate(const AdamWStep& step, ResidentWrites resident = ResidentWrites::kNow);

@@ -20,8 +20,8 @@ namespace forebay {
 namespace {
 
 constexpr int64_t kManifestBytesMax = int64_t{64} << 20;
-constexpr const char* kDataNames[] = {kWeightsName, kStateName, kGradientsName, kCommitName,
-                                      kSealsName};
+constexpr const char* kDataNames[] = {kWeightsName, kStateName, kGradientsName,
+                                      kCommitName,  kSealsName, kIntentName};
 
 std::string ManifestPath(const std::string& directory) {
   return JoinPath(directory, kManifestName);

@@ -20,6 +20,7 @@ inline constexpr char kStateName[] = "state.fbs";
 inline constexpr char kGradientsName[] = "gradients.fbs";
 inline constexpr char kCommitName[] = "commit.fbs";
 inline constexpr char kSealsName[] = "seals.fbs";
+inline constexpr char kIntentName[] = "intent.fbs";
 inline constexpr char kLockName[] = "lock";
 
 // "'a'" and "'a', 'b'": for messages.

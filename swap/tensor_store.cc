@@ -164,11 +164,13 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   impl->has_commit = options.unfilled;
   impl->unfilled = options.unfilled;
   StripeBytes needed_bytes = DiskBytes(impl->tiles, options.num_slots, options.gradient_area_bytes);
+  if (options.has_intents) needed_bytes[0] += IntentBytes(impl->tiles);
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
   absl::Status status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",
                                        "choose another folder (--nvme)");
   if (status.ok()) status = impl->OpenFiles(/*create=*/true);
   if (status.ok()) status = impl->EnsureGradientArea(options.gradient_area_bytes);
+  if (status.ok() && options.has_intents) status = impl->EnsureIntentFile();
   if (status.ok()) status = impl->Flush(impl->files);
   if (status.ok()) status = impl->WriteManifests();
   if (!status.ok()) {
@@ -269,6 +271,9 @@ const TileMap& TensorStore::tiles() const {
 }
 int TensorStore::num_slots() const {
   return impl_->manifest.num_slots;
+}
+bool TensorStore::unfilled() const {
+  return impl_->unfilled;
 }
 bool TensorStore::has_commit() const {
   return impl_->has_commit;

@@ -45,6 +45,7 @@ struct StoreOptions {
   int num_slots = kMostSlots;  // 1 or 2
   // As EnsureGradientArea.
   StripeBytes gradient_area_bytes;
+  bool has_intents = false;  // as EnsureIntentFile
   // For measurements alone: a store at step 0 whose tiles were never written, in files that have
   // their length but no space. What is read from it is whatever `engine` finds there
   // (aio/folding_engine.h).
@@ -57,6 +58,14 @@ struct StoreOptions {
 // schedule, configuration digest, kernel identity); at most 3 KiB when written out.
 struct CommitInfo {
   int64_t step = 0;
+  Json trainer;
+};
+
+// The update of a step whose gradients lie in the gradient area. `trainer`: as of a commit, with
+// the scalars of the update.
+struct StepIntent {
+  int64_t step = 0;
+  int64_t gradient_elem_bytes = 0;
   Json trainer;
 };
 
@@ -83,9 +92,10 @@ struct RepairReport {
   std::vector<TileDamage> damaged;  // of the step that was committed before
 };
 
-// Thread-safe for different tiles; Commit and ReadTensor* by one thread. Tiles may be read while
-// Commit runs, but not written. One process at a time (flock, with the holder's PID in the error).
-// `engine` must outlive the store, and every op it started must be complete when the store ends.
+// Thread-safe for different tiles; ReadTensor* by any thread, but not while Commit runs, nor, with
+// one slot, BeginWriting. Tiles may be read while Commit runs, but not written. One process at a
+// time (flock, with the holder's PID in the error). `engine` must outlive the store, and every op
+// it started must be complete when the store ends.
 class TensorStore {
  public:
   // Reserves all space at once (DoesNotFitError names what is missing), writes nothing but the
@@ -131,6 +141,7 @@ class TensorStore {
   const Inventory& inventory() const;
   const TileMap& tiles() const;
   int num_slots() const;
+  bool unfilled() const;  // StoreOptions::unfilled: nothing that is read can be verified
   bool has_commit() const;
   const CommitInfo& committed() const;                  // Requires: has_commit()
   const std::vector<std::string>& directories() const;  // by stripe
@@ -145,6 +156,9 @@ class TensorStore {
   // opened as if it were; blocks for the flushes then. StorageError, after which the store takes no
   // further commit.
   absl::Status BeginWriting();
+  // Whether a snapshot (store_snapshot.h) is left of what BeginWriting would give up: it requires
+  // that there is none.
+  bool AwaitsSnapshot() const;
 
   // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with
   // engine->Wait. Buffers are kIoAlignBytes-aligned and of exactly WeightBytes/StateBytes(tile).
@@ -162,6 +176,15 @@ class TensorStore {
                        Sealed sealed = Sealed::kNotYet);
   void MarkWeightsWritten(int tile);
   void MarkStateWritten(int tile);
+  // Instead of a write, where the slot that is written to holds the committed value already: a
+  // store has one slot, or the caller knows that the tile is the same in both, as it copied the
+  // committed value for the commit before and has started no write of the tile since. Requires:
+  // that it is so (checked as far as the checksums tell), and no write of it since the last commit.
+  void KeepWeights(int tile);
+  void KeepState(int tile);
+  // Forgets all writes since the last commit: reads return what is committed again, if anything is.
+  // Requires: two slots, or nothing committed; no transfer of a tile is pending.
+  void DiscardWrites();
 
   // Checksums (tile_seals.h), part by part, so that whoever works on a tile takes them while it is
   // in the cache. What was read must be verified before it is used: VerifyWeights and VerifyState,
@@ -197,6 +220,23 @@ class TensorStore {
   void StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
   void StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
 
+  // Gradients that outlive a crash. Once all those of a step are in the gradient area, an intent
+  // with their checksums (`table`: GradientSeals::table) says what they are for: the update that
+  // starts from what is committed now. Whoever opens the store then finds them, as long as that is
+  // still what is committed, and may apply the whole update again. Nothing is wrong with a store
+  // whose intent is damaged, or whose gradients are: a step is lost then, which whoever compares
+  // them with the table finds out.
+  //
+  // EnsureIntentFile makes the file of it in the first folder, of IntentBytes, or opens it:
+  // DoesNotFitError, StorageError, EnvironmentError (lock). PublishIntent blocks for a flush of all
+  // gradients; requires: two slots, a commit, and that every write to the gradient area is
+  // complete. StorageError; UsageError when `intent.trainer` does not fit. FindIntent: nothing when
+  // there is none for what is committed; else `table` is filled in. StorageError.
+  static int64_t IntentBytes(const TileMap& tiles);
+  absl::Status EnsureIntentFile();
+  absl::Status PublishIntent(const StepIntent& intent, std::span<std::byte> table);
+  absl::StatusOr<std::optional<StepIntent>> FindIntent(std::span<std::byte> table);
+
   // Publishes a step: the newest values of all tiles. Requires: every tile was written since the
   // last commit (FOREBAY_CHECK).
   // Blocks for the flushes. UsageError when `info.trainer` does not fit (nothing was touched).
@@ -216,6 +256,7 @@ class TensorStore {
   Engine& engine();
 
  private:
+  friend class StoreSnapshot;
   struct Impl;
   static absl::StatusOr<std::unique_ptr<TensorStore>> OpenUncommitted(
       const std::vector<std::string>& directories, Engine* engine, const std::string& uuid);

@@ -104,9 +104,8 @@ absl::Status TensorStore::Impl::CheckRecord(const CommitRecord& found,
   return CorruptError(fmt::format(
       "the store in {} keeps one copy (--durability=none), and was left while steps after step {} "
       "were written over it: by a crash, a kill or a power cut. What it holds may be of several "
-      "steps "
-      "and is not used. 'forebay inspect RUN --repair' finds out whether step {} is whole all "
-      "the same; else start again, from the last export where there is one",
+      "steps and is not used. 'forebay inspect RUN --repair' finds out whether step {} is whole "
+      "all the same; else start again, from the last export where there is one",
       Where(), found.step, found.step));
 }
 
@@ -120,8 +119,7 @@ absl::Status TensorStore::Impl::RecoverCommit() {
   if (!trainer.ok()) {
     return CorruptError(
         fmt::format("the commit record {} of '{}' carries no valid trainer state ({}). Restore the "
-                    "store from a copy, or start again from "
-                    "the last exported model",
+                    "store from a copy, or start again from the last exported model",
                     chosen->record.sequence, chosen->source, MessageOf(trainer.status())));
   }
   record = chosen->record;
@@ -159,9 +157,15 @@ absl::Status TensorStore::Impl::PublishOverwriting() {
   return absl::OkStatus();
 }
 
+bool TensorStore::AwaitsSnapshot() const {
+  // Acquire: what was read of it was read before it is written over.
+  return impl_->snapshots[impl_->working_slot()].load(std::memory_order_acquire) > 0;
+}
+
 absl::Status TensorStore::BeginWriting() {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.CheckTakesCommits());
+  FOREBAY_CHECK(!AwaitsSnapshot());
   ++impl.round;
   if (impl.manifest.num_slots > 1 || !impl.has_commit || impl.record.overwriting) {
     return absl::OkStatus();
@@ -174,11 +178,38 @@ absl::Status TensorStore::BeginWriting() {
                               impl.Where(), impl.record.step));
 }
 
+void TensorStore::DiscardWrites() {
+  Impl& impl = *impl_;
+  FOREBAY_CHECK(impl.manifest.num_slots > 1 || !impl.has_commit);
+  const std::lock_guard guard(impl.slots_mutex);
+  ++impl.round;
+  for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
+    impl.weights_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
+    impl.state_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
+  }
+}
+
 absl::Status TensorStore::Impl::CheckTakesCommits() const {
   if (failure.ok()) return absl::OkStatus();
   return Annotate(
       failure,
       fmt::format("the store {} takes no commit any more, because an earlier one failed", Where()));
+}
+
+absl::StatusOr<std::string> TrainerText(const Json& trainer) {
+  std::string text;
+  try {
+    text = trainer.dump();
+  } catch (const Json::exception& error) {
+    return UsageError(fmt::format("the trainer's state cannot be committed: {}", error.what()));
+  }
+  if (static_cast<int64_t>(text.size()) > kCommitTrainerBytesMax) {
+    return UsageError(
+        fmt::format("the trainer's state has {} bytes of JSON; a commit holds {}. Shorten what it "
+                    "records (names, paths)",
+                    text.size(), kCommitTrainerBytesMax));
+  }
+  return text;
 }
 
 absl::Status TensorStore::Commit(const CommitInfo& info) {
@@ -190,17 +221,7 @@ absl::Status TensorStore::Commit(const CommitInfo& info) {
     FOREBAY_CHECK(impl.state_progress[i].load(std::memory_order_acquire) == TileProgress::kWritten);
   }
   CommitRecord record;
-  try {
-    record.trainer = info.trainer.dump();
-  } catch (const Json::exception& error) {
-    return UsageError(fmt::format("the trainer's state cannot be committed: {}", error.what()));
-  }
-  if (static_cast<int64_t>(record.trainer.size()) > kCommitTrainerBytesMax) {
-    return UsageError(
-        fmt::format("the trainer's state has {} bytes of JSON; a commit holds {}. Shorten what it "
-                    "records (names, paths)",
-                    record.trainer.size(), kCommitTrainerBytesMax));
-  }
+  FOREBAY_ASSIGN_OR_RETURN(record.trainer, TrainerText(info.trainer));
   record.uuid = impl.manifest.uuid;
   record.sequence = impl.record.sequence + 1;
   record.step = info.step;

@@ -1,5 +1,6 @@
 // The inside of TensorStore, shared by its source files: tensor_store.cc (creating, opening,
-// removing), tensor_store_commit.cc (committing and recovering), tensor_store_repair.cc,
+// removing), tensor_store_commit.cc (committing and recovering), tensor_store_intent.cc (gradients
+// that outlive a crash), tensor_store_repair.cc,
 // tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and tensors). Not for use
 // elsewhere.
 #pragma once
@@ -26,6 +27,9 @@ inline int64_t RoundUpToBlock(int64_t bytes) {
 }
 
 inline constexpr int64_t kCommitFileBytes = 2 * kCommitRecordBytes;
+
+// What a record carries of the trainer's. UsageError where it does not fit.
+absl::StatusOr<std::string> TrainerText(const Json& trainer);
 
 // What has happened to one half (weights or state) of a tile since the last commit.
 enum class TileProgress : uint8_t {
@@ -85,6 +89,7 @@ struct TensorStore::Impl {
   absl::Status WriteManifests();
   void RemoveCreated();
   absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
+  absl::Status EnsureIntentFile();
   absl::Status Flush(std::span<const int> numbers);
   absl::Status FlushData();
   absl::Status CheckTakesCommits() const;
@@ -110,7 +115,9 @@ struct TensorStore::Impl {
   absl::Status WriteSealsInTurn(uint32_t slot);
   absl::Status WriteSeals(uint32_t slot);
   absl::Status ReadSeals(uint32_t slot, std::span<const std::byte> record_bytes);
-  absl::Status RepairTable(int stripe, uint32_t slot);
+  absl::Status ReadTableCopy(int stripe, uint32_t slot, int copy,
+                             std::span<const std::byte> record_bytes);
+  absl::Status RepairTable(int stripe, uint32_t slot, int copy);
   absl::Status ReadTable(int stripe, uint32_t slot, std::span<const std::byte> record_bytes);
   absl::Status RunOp(IoKind kind, int file, int64_t offset_bytes, std::span<std::byte> buffer);
   // "'a', 'b'": for messages.
@@ -160,6 +167,8 @@ struct TensorStore::Impl {
   }
   // For the write of a half of a tile.
   void BeginWrite(std::atomic<TileProgress>& progress, int64_t& written_in_round);
+  // Instead of it, for the planes [first_plane, end_plane).
+  void Keep(int tile, int first_plane, int end_plane, std::atomic<TileProgress>& progress);
   void Start(IoOp& op, IoKind kind, IoClass io_class, int file, int64_t offset_bytes,
              std::span<std::byte> buffer);
   void StartGradient(IoKind kind, IoClass io_class, int stripe, int64_t offset_bytes,
@@ -167,9 +176,14 @@ struct TensorStore::Impl {
   template <typename Convert>
   absl::Status ForEachPart(const TensorSpec& tensor, int64_t first_elem, int64_t num_elems,
                            const Convert& convert);
-  // A part of a plane of the committed slot, verified. `bytes`: where in `buffer` it is.
-  absl::Status ReadPart(int tile, int64_t part, int plane, std::span<std::byte> buffer,
-                        std::span<std::byte>& bytes);
+  // A part of a plane, verified. `bytes`: where in `buffer` it is.
+  absl::Status ReadPart(int tile, int64_t part, int plane, uint32_t slot,
+                        std::span<std::byte> buffer, std::span<std::byte>& bytes);
+  // From `slot`, which nobody writes to.
+  absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
+                          std::span<float> out, uint32_t slot);
+  absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out,
+                             uint32_t slot);
 
   std::vector<std::string> directories;  // by stripe
   std::vector<Stripe> stripes;
@@ -190,6 +204,8 @@ struct TensorStore::Impl {
   uint64_t record_hash = 0;
   CommitInfo committed;
   absl::Status failure;  // of a commit: the store takes no further one
+  std::array<std::atomic<int>, kMostSlots> snapshots = {};  // by slot
+  int intent_file = -1;  // in the first folder; -1: nobody asked for it
 
   // Held while a commit turns written tiles into committed ones: layers are read ahead meanwhile,
   // and must find the slot and their progress of the same moment.

@@ -1,9 +1,9 @@
 // The checksums of the store: on disk, and compared with what is read (docs/formats.md,
 // "seals.fbs").
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,14 +14,6 @@
 #include "forebay/swap/tensor_store_impl.h"
 
 namespace forebay {
-namespace {
-
-std::string DeviceOf(const std::string& path) {
-  struct stat info = {};
-  return ::stat(path.c_str(), &info) == 0 ? DeviceName(info.st_dev) : "unknown";
-}
-
-}  // namespace
 
 // ---- Tables
 
@@ -42,31 +34,37 @@ absl::Status TensorStore::Impl::WriteSeals(uint32_t slot) {
   return status;
 }
 
-// The first copy that is whole and goes with the record; where that is the second, it is written to
-// the place of the first again, so that two are there whatever happens next.
-absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot,
-                                          std::span<const std::byte> record_bytes) {
+absl::Status TensorStore::Impl::ReadTableCopy(int stripe, uint32_t slot, int copy,
+                                              std::span<const std::byte> record_bytes) {
   const std::string source = JoinPath(directories[stripe], kSealsName);
-  absl::Status first_error;
-  for (const int copy : {0, 1}) {
-    absl::Status status = RunOp(IoKind::kRead, stripes[stripe].seals_file,
-                                TableOffset(stripe, slot, copy), seals[slot].table(stripe));
-    if (status.ok()) status = seals[slot].CheckTable(stripe, source);
-    if (status.ok() && !std::ranges::equal(seals[slot].record(stripe), record_bytes)) {
-      status = CorruptError(fmt::format(
-          "the checksums in '{}' (slot {}) are of another step than the commit record, step {}",
-          source, slot == 0 ? "A" : "B", record.step));
-    }
-    if (status.ok()) return copy == 0 ? status : RepairTable(stripe, slot);
-    first_error.Update(status);
-  }
-  return first_error;
+  FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kRead, stripes[stripe].seals_file,
+                                TableOffset(stripe, slot, copy), seals[slot].table(stripe)));
+  FOREBAY_RETURN_IF_ERROR(seals[slot].CheckTable(stripe, source));
+  if (std::ranges::equal(seals[slot].record(stripe), record_bytes)) return absl::OkStatus();
+  return CorruptError(fmt::format(
+      "the checksums in '{}' (slot {}) are of another step than the commit record, step {}", source,
+      slot == 0 ? "A" : "B", record.step));
 }
 
-absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot) {
+// A copy that is whole and goes with the record. The other one is read too, and written anew where
+// it is damaged, so that two are there whatever happens next.
+absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot,
+                                          std::span<const std::byte> record_bytes) {
+  const absl::Status second = ReadTableCopy(stripe, slot, 1, record_bytes);
+  const absl::Status first = ReadTableCopy(stripe, slot, 0, record_bytes);
+  if (first.ok()) {
+    return ExitCodeOf(second) == ExitCode::kCorrupt ? RepairTable(stripe, slot, 1)
+                                                    : absl::OkStatus();
+  }
+  if (!second.ok()) return first;
+  FOREBAY_RETURN_IF_ERROR(ReadTableCopy(stripe, slot, 1, record_bytes));
+  return RepairTable(stripe, slot, 0);
+}
+
+absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy) {
   const int file = stripes[stripe].seals_file;
   FOREBAY_RETURN_IF_ERROR(
-      RunOp(IoKind::kWrite, file, TableOffset(stripe, slot, 0), seals[slot].table(stripe)));
+      RunOp(IoKind::kWrite, file, TableOffset(stripe, slot, copy), seals[slot].table(stripe)));
   return Flush(std::array{file});
 }
 
@@ -76,10 +74,15 @@ absl::Status TensorStore::Impl::ReadSeals(uint32_t slot, std::span<const std::by
     if (!seals[slot].table(stripe).empty()) status = ReadTable(stripe, slot, record_bytes);
   }
   if (status.ok() && seals[slot].RootOfTables() != record.seals_root) {
+    std::vector<std::string> table_files;
+    for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+      if (seals[slot].table(stripe).empty()) continue;
+      table_files.push_back(JoinPath(directories[stripe], kSealsName));
+    }
     status = CorruptError(fmt::format(
-        "the checksums of {} do not belong to the commit of step {}: a write was lost or landed in "
+        "the checksums in {} do not belong to the commit of step {}: a write was lost or landed in "
         "the wrong place",
-        Where(), record.step));
+        QuotedList(table_files), record.step));
   }
   if (status.ok()) return status;
   return Annotate(status,
@@ -130,14 +133,19 @@ TileDamage TensorStore::Impl::DamageOf(int tile, int64_t part, int plane, uint32
   damage.message = fmt::format(
       "'{}' (device {}) does not hold what was written there: {} bytes at {} (tile {} of layer "
       "'{}', slot {}) differ from their checksum",
-      damage.file, DeviceOf(damage.file), place.size_bytes, place.offset_bytes, tile, damage.layer,
-      slot == 0 ? "A" : "B");
-  if (has_commit && slot == committed_slot()) {
+      damage.file, DeviceNameOf(damage.file), place.size_bytes, place.offset_bytes, tile,
+      damage.layer, slot == 0 ? "A" : "B");
+  // What reads a tile may run beside a commit.
+  std::optional<int64_t> committed_step;
+  {
+    const std::lock_guard guard(slots_mutex);
+    if (has_commit && slot == committed_slot()) committed_step = committed.step;
+  }
+  if (committed_step.has_value()) {
     damage.message += fmt::format(
-        " of step {}. 'forebay inspect RUN --verify' lists all that is damaged{}; else restore the "
-        "run "
-        "from a copy, or start again from its last export",
-        committed.step,
+        " of step {}. 'forebay inspect RUN --verify' lists all that is damaged{}; else restore "
+        "the run from a copy, or start again from its last export",
+        *committed_step,
         manifest.num_slots > 1 ? ", and --repair goes back to the step before where that is whole"
                                : "");
   }

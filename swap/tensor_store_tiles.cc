@@ -99,6 +99,23 @@ void TensorStore::MarkStateWritten(int tile) {
   EndWrite(impl_->state_progress[tile]);
 }
 
+void TensorStore::Impl::Keep(int tile, int first_plane, int end_plane,
+                             std::atomic<TileProgress>& progress) {
+  FOREBAY_CHECK(has_commit && tile >= 0 && tile < tiles.num_tiles());
+  FOREBAY_CHECK(
+      seals[working_slot()].SameChecksums(seals[committed_slot()], tile, first_plane, end_plane));
+  const TileProgress before = progress.exchange(TileProgress::kWritten, std::memory_order_acq_rel);
+  FOREBAY_CHECK(before == TileProgress::kCommitted);
+}
+
+void TensorStore::KeepWeights(int tile) {
+  impl_->Keep(tile, 0, 1, impl_->weights_progress[tile]);
+}
+
+void TensorStore::KeepState(int tile) {
+  impl_->Keep(tile, 1, NumPlanes(impl_->tiles.layout()), impl_->state_progress[tile]);
+}
+
 void TensorStore::StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
                                     IoOp& op) {
   impl_->StartGradient(IoKind::kRead, IoClass::kDemandRead, stripe, offset_bytes, buffer, op);
@@ -124,7 +141,6 @@ void TensorStore::Impl::StartGradient(IoKind kind, IoClass io_class, int stripe,
 template <typename Convert>
 absl::Status TensorStore::Impl::ForEachPart(const TensorSpec& tensor, int64_t first_elem,
                                             int64_t num_elems, const Convert& convert) {
-  FOREBAY_CHECK(has_commit && !record.overwriting);
   FOREBAY_CHECK(first_elem >= 0 && first_elem + num_elems <= tensor.num_elems);
   const int64_t begin = tensor.offset_elems + first_elem;
   const int64_t end = begin + num_elems;
@@ -141,37 +157,45 @@ absl::Status TensorStore::Impl::ForEachPart(const TensorSpec& tensor, int64_t fi
   return absl::OkStatus();
 }
 
-absl::Status TensorStore::Impl::ReadPart(int tile, int64_t part, int plane,
+absl::Status TensorStore::Impl::ReadPart(int tile, int64_t part, int plane, uint32_t slot,
                                          std::span<std::byte> buffer, std::span<std::byte>& bytes) {
-  const uint32_t slot = committed_slot();
   const PartPlace place = PlaceOf(tile, part, plane, slot);
   bytes = buffer.first(static_cast<size_t>(place.size_bytes));
-  FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kRead, place.file, place.offset_bytes, bytes));
+  // Behind the reads of a step that goes on meanwhile.
+  IoOp op;
+  Start(op, IoKind::kRead, IoClass::kPrefetch, place.file, place.offset_bytes, bytes);
+  FOREBAY_RETURN_IF_ERROR(engine->Wait(op));
   if (unfilled || seals[slot].Matches(tile, part, plane, bytes)) return absl::OkStatus();
   return CorruptError(DamageOf(tile, part, plane, slot).message);
 }
 
 absl::Status TensorStore::ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
                                      std::span<float> out) {
+  FOREBAY_CHECK(impl_->has_commit && !impl_->record.overwriting);
+  return impl_->ReadTensor(tensor, plane, first_elem, out, impl_->committed_slot());
+}
+
+absl::Status TensorStore::Impl::ReadTensor(const TensorSpec& tensor, Plane plane,
+                                           int64_t first_elem, std::span<float> out,
+                                           uint32_t slot) {
   const auto num_elems = static_cast<int64_t>(out.size());
-  Impl& impl = *impl_;
-  const Layout layout = impl.manifest.layout;
+  const Layout layout = manifest.layout;
   const bool joined = plane == Plane::kMaster && layout == Layout::kBf16;
   const auto high = std::make_unique<PartBuffer>();
   const auto low = joined ? std::make_unique<PartBuffer>() : nullptr;
   // The state's last two planes are m and v.
   const int first_plane =
       plane == Plane::kMaster ? 0 : NumPlanes(layout) - (plane == Plane::kM ? 2 : 1);
-  return impl.ForEachPart(
+  return ForEachPart(
       tensor, first_elem, num_elems,
       [&](int tile, int64_t part, int64_t skip, int64_t count, int64_t done) -> absl::Status {
         std::span<std::byte> bytes;
-        FOREBAY_RETURN_IF_ERROR(impl.ReadPart(tile, part, first_plane, high->bytes, bytes));
+        FOREBAY_RETURN_IF_ERROR(ReadPart(tile, part, first_plane, slot, high->bytes, bytes));
         if (!joined) {
           std::memcpy(out.data() + done, bytes.data() + skip * 4, static_cast<size_t>(count) * 4);
           return absl::OkStatus();
         }
-        FOREBAY_RETURN_IF_ERROR(impl.ReadPart(tile, part, 1, low->bytes, bytes));
+        FOREBAY_RETURN_IF_ERROR(ReadPart(tile, part, 1, slot, low->bytes, bytes));
         const auto* w16 = reinterpret_cast<const Bf16*>(high->bytes.data()) + skip;
         const auto* r16 = reinterpret_cast<const int16_t*>(low->bytes.data()) + skip;
         for (int64_t i = 0; i < count; ++i) out[done + i] = Join(w16[i], r16[i]);
@@ -181,13 +205,19 @@ absl::Status TensorStore::ReadTensor(const TensorSpec& tensor, Plane plane, int6
 
 absl::Status TensorStore::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                                         std::span<uint16_t> out) {
-  FOREBAY_CHECK(impl_->manifest.layout == Layout::kBf16);
+  FOREBAY_CHECK(impl_->has_commit && !impl_->record.overwriting);
+  return impl_->ReadTensorW16(tensor, first_elem, out, impl_->committed_slot());
+}
+
+absl::Status TensorStore::Impl::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
+                                              std::span<uint16_t> out, uint32_t slot) {
+  FOREBAY_CHECK(manifest.layout == Layout::kBf16);
   const auto buffer = std::make_unique<PartBuffer>();
-  return impl_->ForEachPart(
+  return ForEachPart(
       tensor, first_elem, static_cast<int64_t>(out.size()),
       [&](int tile, int64_t part, int64_t skip, int64_t count, int64_t done) -> absl::Status {
         std::span<std::byte> bytes;
-        FOREBAY_RETURN_IF_ERROR(impl_->ReadPart(tile, part, 0, buffer->bytes, bytes));
+        FOREBAY_RETURN_IF_ERROR(ReadPart(tile, part, 0, slot, buffer->bytes, bytes));
         std::memcpy(out.data() + done, bytes.data() + skip * 2, static_cast<size_t>(count) * 2);
         return absl::OkStatus();
       });

@@ -149,6 +149,16 @@ bool TileSeals::Matches(int tile, int64_t part, int plane, std::span<const std::
   return *Checksum(tile, part, plane) == Xxh3_64(bytes);
 }
 
+bool TileSeals::SameChecksums(const TileSeals& other, int tile, int first_plane,
+                              int end_plane) const {
+  const int64_t num_parts = NumSealParts(tiles_.tiles()[tile]);
+  for (int plane = first_plane; plane < end_plane; ++plane) {
+    const uint64_t* first = Checksum(tile, 0, plane);
+    if (!std::equal(first, first + num_parts, other.Checksum(tile, 0, plane))) return false;
+  }
+  return true;
+}
+
 // ---- Tables
 
 SealsRoot TileSeals::Close(uint64_t sequence) {
@@ -215,6 +225,12 @@ absl::Status TileSeals::CheckTable(int stripe, std::string_view source) const {
                     trailer.version, kSealsVersion));
   }
   if (!std::ranges::equal(trailer.uuid, uuid_)) return bad("are of another store");
+  FOREBAY_ASSIGN_OR_RETURN(const DecodedCopy head, DecodeCommitRecord(record(stripe), source));
+  if (head.state != CopyState::kGood) return bad("are damaged: the record before them is");
+  if (head.record.sequence != trailer.sequence) {
+    return bad(fmt::format("are of commit {} behind a record of commit {}: a write was torn",
+                           trailer.sequence, head.record.sequence));
+  }
   if (trailer.stripe != static_cast<uint32_t>(stripe) || trailer.slot != slot_) {
     return bad(fmt::format("are of slot {} of stripe {}: something was written to the wrong place",
                            trailer.slot == 0 ? "A" : "B", trailer.stripe));

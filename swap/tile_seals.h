@@ -55,6 +55,9 @@ class TileSeals {
   // Whether the bytes of one part of a plane are what was sealed.
   bool Matches(int tile, int64_t part, int plane, std::span<const std::byte> bytes) const;
 
+  // Whether the planes [first_plane, end_plane) of a tile have the same checksums in `other`.
+  bool SameChecksums(const TileSeals& other, int tile, int first_plane, int end_plane) const;
+
   // Completes all seals, for the commit `sequence`, and returns the root over them.
   SealsRoot Close(uint64_t sequence);
   // Writes `record` (as EncodeCommitRecord gives it) to the head of every table, whose bytes are
@@ -63,8 +66,8 @@ class TileSeals {
 
   // The memory of a table, block-aligned; empty for a stripe without tiles.
   std::span<std::byte> table(int stripe) { return tables_[stripe].bytes(); }
-  // CorruptError when what was read into table(stripe) is damaged, or belongs to another store,
-  // stripe or slot; `source` names the file.
+  // CorruptError when what was read into table(stripe) is damaged, belongs to another store, stripe
+  // or slot, or is of another commit than its record; `source` names the file.
   absl::Status CheckTable(int stripe, std::string_view source) const;
   // Of tables that CheckTable found good. The head of one of them: the record that it goes with.
   SealsRoot RootOfTables() const;

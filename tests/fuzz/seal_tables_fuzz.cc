@@ -2,6 +2,7 @@
 // overwrites some bytes. The first byte says of which stripe and whether the table's own checksum
 // is made anew, as no mutation would ever find it.
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/tensor_spec.h"
+#include "forebay/swap/commit_record.h"
 #include "forebay/swap/tile_map.h"
 #include "forebay/swap/tile_seals.h"
 
@@ -54,6 +56,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   forebay::TileSeals seals(Tiles(), {1, 2, 3}, 1);
   const SealsRoot root = seals.Close(7);
+  std::array<std::byte, forebay::kCommitRecordBytes> record;
+  forebay::EncodeCommitRecord({.sequence = 7}, record);
+  seals.SetRecord(record);
   const std::span<std::byte> table = seals.table(stripe);
   const std::vector<std::byte> good(table.begin(), table.end());
   const size_t at = from % table.size();

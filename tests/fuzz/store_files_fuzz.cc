@@ -1,5 +1,5 @@
-// The small files of a store: a manifest (the first byte of the input is even) or two copies of the
-// commit record. Checksums are made here, as no mutation would ever find them. Whatever is accepted
+// The small files of a store: a manifest, two copies of the commit record, or an intent (by the
+// first byte of the input). Checksums are made here, as no mutation would ever find them. Whatever is accepted
 // is written again as it was read.
 #include <algorithm>
 #include <array>
@@ -11,6 +11,7 @@
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
 #include "forebay/swap/commit_record.h"
+#include "forebay/swap/intent_record.h"
 #include "forebay/swap/store_manifest.h"
 #include "forebay/swap/tile_map.h"
 
@@ -50,14 +51,35 @@ void FuzzManifest(std::string text) {
           12 * inventory.num_padded_elems());
 }
 
-forebay::DecodedCopy DecodeCopy(std::span<const uint8_t> input) {
-  std::array<std::byte, forebay::kCommitRecordBytes> bytes = {};
+using RecordBytes = std::array<std::byte, forebay::kCommitRecordBytes>;
+static_assert(forebay::kIntentRecordBytes == forebay::kCommitRecordBytes);
+
+// Both kinds of records end with their checksum.
+RecordBytes MakeRecord(std::span<const uint8_t> input) {
+  RecordBytes bytes = {};
   std::memcpy(bytes.data(), input.data(), std::min(input.size(), bytes.size()));
   if (!input.empty()) {
     constexpr size_t kHashAt = forebay::kCommitRecordBytes - sizeof(uint64_t);
     const uint64_t hash = forebay::Xxh3_64(std::span(bytes).first(kHashAt));
     std::memcpy(bytes.data() + kHashAt, &hash, sizeof(hash));
   }
+  return bytes;
+}
+
+void FuzzIntent(std::span<const uint8_t> input) {
+  const auto record = forebay::DecodeIntentRecord(MakeRecord(input));
+  if (!record.has_value()) return;
+  RecordBytes again;
+  forebay::EncodeIntentRecord(*record, again);
+  const auto decoded = forebay::DecodeIntentRecord(again);
+  Require(decoded.has_value() && decoded->trainer == record->trainer);
+  Require(decoded->step == record->step && decoded->commit_hash == record->commit_hash);
+  Require(decoded->gradient_elem_bytes == record->gradient_elem_bytes);
+  Require(decoded->table_digest == record->table_digest);
+}
+
+forebay::DecodedCopy DecodeCopy(std::span<const uint8_t> input) {
+  const RecordBytes bytes = MakeRecord(input);
   const auto copy = forebay::DecodeCommitRecord(bytes, "fuzzed");
   if (!copy.ok()) {
     RequireCorrupt(copy.status());
@@ -99,7 +121,10 @@ void FuzzCommit(std::span<const uint8_t> input) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) return 0;
   const std::span input(data + 1, size - 1);
-  if (data[0] % 2 == 0) {
+  // The corpus has manifests behind even bytes and commits behind odd ones.
+  if (data[0] % 4 == 2) {
+    FuzzIntent(input);
+  } else if (data[0] % 2 == 0) {
     FuzzManifest(std::string(reinterpret_cast<const char*>(input.data()), input.size()));
   } else {
     FuzzCommit(input);

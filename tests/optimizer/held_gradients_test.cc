@@ -2,18 +2,28 @@
 // used.
 #include "forebay/optimizer/held_gradients.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <array>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/counter_rng.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/swap/tile_seals.h"
 #include "forebay/tests/temporary_folder.h"
-#include "gtest/gtest.h"
+#include "gmock/gmock.h"
 
 namespace forebay {
 namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
 
 // Layers and tensors of awkward sizes, tiles that divide nothing, gradients anywhere.
 struct RandomCase {
@@ -32,6 +42,7 @@ struct RandomCase {
     }
     tile_elems = kLayerAlignElems * (1 + Draw(5));
     is_bf16 = Draw(2) == 0;
+    area = Draw(2) == 0 ? GradientArea::kSpilled : GradientArea::kAll;
     for (int stripes = 1 + Draw(3); stripes > 0; --stripes) stripe_weights.push_back(1 + Draw(3));
   }
   int Draw(int bound) { return static_cast<int>(rng.Below(num_drawn++, bound)); }
@@ -43,6 +54,7 @@ struct RandomCase {
   Placement placement;
   int64_t tile_elems = 0;
   bool is_bf16 = true;
+  GradientArea area = GradientArea::kSpilled;
   StripeWeights stripe_weights;
 };
 
@@ -51,86 +63,101 @@ TEST(PlaceGradients, TilesLieInWholeBlocksWithoutOverlapsOrHolesUpToTheEnd) {
     SCOPED_TRACE(seed);
     const RandomCase random(seed);
     const TileMap tiles(random.inventory, Layout::kBf16, random.tile_elems, random.stripe_weights);
-    const GradientPlaces places = PlaceGradients(random.placement, tiles, random.elem_bytes());
+    const GradientPlaces places =
+        PlaceGradients(random.placement, tiles, random.elem_bytes(), random.area);
     StripeBytes area_end(random.stripe_weights.size());
     int64_t host_end = 0;
     for (int i = 0; i < tiles.num_tiles(); ++i) {
       const Tile& tile = tiles.tiles()[i];
       const bool spilled = random.placement.gradients[tile.layer] == Tier::kNvme;
-      int64_t& end = spilled ? area_end[tile.stripe] : host_end;
-      const int64_t begin = places.offset_bytes[i];
       const int64_t bytes = tile.num_elems * random.elem_bytes();
-      ASSERT_EQ(begin, end);
-      ASSERT_EQ(begin % kIoAlignBytes, 0);
       ASSERT_EQ(bytes % kIoAlignBytes, 0);
-      end += bytes;
+      const auto expect_next = [&](bool is_there, int64_t begin, int64_t& end) {
+        ASSERT_EQ(begin, is_there ? end : -1);
+        if (!is_there) return;
+        ASSERT_EQ(begin % kIoAlignBytes, 0);
+        end += bytes;
+      };
+      expect_next(!spilled, places.host_offset_bytes[i], host_end);
+      expect_next(spilled || random.area == GradientArea::kAll, places.area_offset_bytes[i],
+                  area_end[tile.stripe]);
     }
     ASSERT_EQ(places.area_bytes, area_end);
     ASSERT_EQ(places.host_bytes, host_end);
   }
 }
 
-TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
-  const TemporaryFolder folder;
-  const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 2});
-  const AdamWArithmetic arithmetic{AdamWConfig()};
-  ThreadPool pool(2);
-  int num_spilled = 0;
-  for (uint64_t seed = 0; seed < 25; ++seed) {
-    SCOPED_TRACE(seed);
-    const RandomCase random(seed);
-    const TileMap tiles(random.inventory, Layout::kBf16, random.tile_elems, random.stripe_weights);
-    const GradientPlaces places = PlaceGradients(random.placement, tiles, random.elem_bytes());
-    std::vector<std::string> directories;
+// Gradients of one random case in a store of its own.
+struct HeldCase {
+  explicit HeldCase(uint64_t case_seed)
+      : seed(case_seed),
+        random(case_seed),
+        tiles(random.inventory, Layout::kBf16, random.tile_elems, random.stripe_weights),
+        places(PlaceGradients(random.placement, tiles, random.elem_bytes(), random.area)),
+        tile_bytes(random.tile_elems * random.elem_bytes()) {
     for (size_t i = 0; i < random.stripe_weights.size(); ++i) {
-      directories.push_back(folder.Path(std::to_string(seed) + "-" + std::to_string(i)));
+      directories.push_back(folder.Path(std::to_string(i)));
     }
-    auto store = TensorStore::Create({.directories = directories,
-                                      .stripe_weights = random.stripe_weights,
-                                      .tile_elems = random.tile_elems,
-                                      .gradient_area_bytes = places.area_bytes},
-                                     random.inventory, engine.get());
-    ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_EQ((*store)->gradient_area_bytes(), places.area_bytes);
+  }
 
-    MemoryBudget budget(0);
-    const int64_t tile_bytes = random.tile_elems * random.elem_bytes();
-    auto staging = HostBuffer::Create(&budget, "staging", 3 * tile_bytes);
-    ASSERT_TRUE(staging.ok());
-    const auto held = HeldGradients::Create(
-        random.is_bf16, random.placement, &arithmetic, store->get(), &budget,
-        {staging->bytes().first(tile_bytes), staging->bytes().subspan(tile_bytes, tile_bytes)});
-    ASSERT_TRUE(held.ok()) << held.status();
-    EXPECT_EQ(budget.used_bytes(), 3 * tile_bytes + places.host_bytes);
-
-    std::vector<std::vector<float>> gradients;
-    for (int layer = 0; layer < random.inventory.num_layers(); ++layer) {
-      std::vector<float>& gradient = gradients.emplace_back(tiles.layer_elems(layer));
-      const LayerSpec& spec = random.inventory.layers()[layer];
-      for (int i = 0; i < spec.num_tensors; ++i) {
-        const TensorSpec& tensor = random.inventory.tensors()[spec.first_tensor + i];
-        for (int64_t j = 0; j < tensor.num_elems; ++j) {
-          const CounterRng values(seed, static_cast<uint64_t>(layer + 1));
-          gradient[tensor.offset_elems + j] =
-              static_cast<float>(values.Normal(static_cast<uint64_t>(tensor.offset_elems + j)));
-        }
+  void MakeStore() {
+    auto made = TensorStore::Create({.directories = directories,
+                                     .stripe_weights = random.stripe_weights,
+                                     .tile_elems = random.tile_elems,
+                                     .gradient_area_bytes = places.area_bytes},
+                                    random.inventory, engine.get());
+    ASSERT_TRUE(made.ok()) << made.status();
+    store = *std::move(made);
+    ASSERT_EQ(store->gradient_area_bytes(), places.area_bytes);
+    auto memory = HostBuffer::Create(&budget, "staging", 3 * tile_bytes);
+    ASSERT_TRUE(memory.ok());
+    staging = *std::move(memory);
+    for (int layer = 0; layer < random.inventory.num_layers(); ++layer) MakeGradient(layer);
+  }
+  void MakeGradient(int layer) {
+    std::vector<float>& gradient = gradients.emplace_back(tiles.layer_elems(layer));
+    const LayerSpec& spec = random.inventory.layers()[layer];
+    for (int i = 0; i < spec.num_tensors; ++i) {
+      const TensorSpec& tensor = random.inventory.tensors()[spec.first_tensor + i];
+      for (int64_t j = 0; j < tensor.num_elems; ++j) {
+        const CounterRng values(seed, static_cast<uint64_t>(layer + 1));
+        gradient[tensor.offset_elems + j] =
+            static_cast<float>(values.Normal(static_cast<uint64_t>(tensor.offset_elems + j)));
       }
-      ASSERT_EQ((*held)->Hand(layer, gradient, pool), absl::OkStatus());
     }
-    ASSERT_EQ((*held)->Finish(), absl::OkStatus());
+  }
 
-    const std::span<std::byte> read = staging->bytes().subspan(2 * tile_bytes);
+  std::unique_ptr<HeldGradients> MakeHeld() {
+    auto held = HeldGradients::Create(
+        random.is_bf16, random.area, random.placement, &arithmetic, store.get(), &budget,
+        {staging.bytes().first(tile_bytes), staging.bytes().subspan(tile_bytes, tile_bytes)});
+    EXPECT_TRUE(held.ok()) << held.status();
+    return *std::move(held);
+  }
+  void HandAll(HeldGradients& held) {
+    for (int layer = 0; layer < random.inventory.num_layers(); ++layer) {
+      ASSERT_EQ(held.Hand(layer, gradients[layer], pool), absl::OkStatus());
+    }
+    ASSERT_EQ(held.Finish(), absl::OkStatus());
+  }
+
+  // How many tiles were read from the area.
+  void ExpectHolds(const HeldGradients& held, int& num_spilled) {
+    const std::span<std::byte> read = staging.bytes().subspan(2 * tile_bytes);
     for (int number = 0; number < tiles.num_tiles(); ++number) {
       const Tile& tile = tiles.tiles()[number];
       const std::byte* bytes = nullptr;
-      if ((*held)->IsSpilled(tile.layer)) {
+      if (held.IsSpilled(tile.layer)) {
         IoOp op;
-        (*held)->StartReadTile(number, read, op);
+        held.StartReadTile(number, read, op);
         ASSERT_EQ(engine->Wait(op), absl::OkStatus());
         bytes = read.data();
+        for (int64_t part = 0; part < NumSealParts(tile); ++part) {
+          ASSERT_EQ(held.VerifyPart(number, part, read), absl::OkStatus());
+        }
         ++num_spilled;
       } else {
-        bytes = (*held)->HostTile(number);
+        bytes = held.HostTile(number);
       }
       for (int64_t i = 0; i < tile.num_elems; ++i) {
         const float expected = gradients[tile.layer][tile.first_elem + i];
@@ -142,7 +169,85 @@ TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
       }
     }
   }
+
+  const uint64_t seed;
+  const RandomCase random;
+  const TileMap tiles;
+  const GradientPlaces places;
+  const int64_t tile_bytes;
+  const TemporaryFolder folder;
+  std::vector<std::string> directories;
+  const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 2});
+  const AdamWArithmetic arithmetic{AdamWConfig()};
+  ThreadPool pool{2};
+  MemoryBudget budget{0};
+  std::unique_ptr<TensorStore> store;
+  HostBuffer staging;
+  std::vector<std::vector<float>> gradients;
+};
+
+TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
+  int num_spilled = 0;
+  for (uint64_t seed = 0; seed < 25; ++seed) {
+    SCOPED_TRACE(seed);
+    HeldCase c(seed);
+    c.MakeStore();
+    const auto held = c.MakeHeld();
+    EXPECT_EQ(c.budget.used_bytes(),
+              3 * c.tile_bytes + c.places.host_bytes + GradientSeals::TableBytes(c.tiles));
+    c.HandAll(*held);
+    c.ExpectHolds(*held, num_spilled);
+    if (testing::Test::HasFatalFailure()) return;
+  }
   EXPECT_GT(num_spilled, 50);
+}
+
+TEST(HeldGradients, ThatLieInTheAreaAreFoundThereByAnotherProcess) {
+  int num_recovered = 0;
+  int num_spilled = 0;
+  for (uint64_t seed = 0; seed < 25; ++seed) {
+    SCOPED_TRACE(seed);
+    HeldCase c(seed);
+    if (c.random.area == GradientArea::kSpilled) continue;
+    c.MakeStore();
+    const auto held = c.MakeHeld();
+    c.HandAll(*held);
+    const auto next = c.MakeHeld();
+    std::ranges::copy(held->seals_table(), next->seals_table().begin());
+    ASSERT_EQ(next->Recover(c.pool), absl::OkStatus());
+    c.ExpectHolds(*next, num_spilled);
+    if (testing::Test::HasFatalFailure()) return;
+    ++num_recovered;
+  }
+  EXPECT_GT(num_recovered, 5);
+}
+
+TEST(HeldGradients, ThatAreNotWhatWasWrittenAreFoundOut) {
+  for (uint64_t seed = 0; seed < 25; ++seed) {
+    SCOPED_TRACE(seed);
+    HeldCase c(seed);
+    if (c.random.area == GradientArea::kSpilled) continue;
+    c.MakeStore();
+    const auto held = c.MakeHeld();
+    c.HandAll(*held);
+    const int number = static_cast<int>(c.random.rng.Below(7, c.tiles.num_tiles()));
+    const Tile& tile = c.tiles.tiles()[number];
+    const std::string path = JoinPath(c.directories[tile.stripe], "gradients.fbs");
+    const int64_t offset = c.places.area_offset_bytes[number] +
+                           static_cast<int64_t>(c.random.rng.Below(
+                               8, static_cast<uint64_t>(tile.num_elems * c.random.elem_bytes())));
+    const auto fd = OpenFile(path, O_RDWR);
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    std::array<std::byte, 1> byte;
+    ASSERT_TRUE(PreadAll(fd->get(), byte, offset, path).ok());
+    byte[0] ^= std::byte{4};
+    ASSERT_TRUE(PwriteAll(fd->get(), byte, offset, path).ok());
+    const absl::Status status = held->Recover(c.pool);
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+    const std::string& layer = c.random.inventory.layers()[tile.layer].name;
+    EXPECT_THAT(MessageOf(status),
+                AllOf(HasSubstr("'" + path + "'"), HasSubstr("layer '" + layer + "'")));
+  }
 }
 
 }  // namespace

@@ -1,14 +1,17 @@
 // Stores with two slots in which several steps share a commit, and stores with one slot.
+#include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "forebay/aio/faulty_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/memory/memory_budget.h"
+#include "forebay/swap/store_snapshot.h"
 #include "forebay/swap/tensor_store.h"
 #include "forebay/tests/swap/store_fixture.h"
-#include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -16,7 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-class SlotsTest : public testing::Test {
+class SlotsTest : public StoreFixture {
  protected:
   std::unique_ptr<TensorStore> MustCreate(int num_slots) {
     auto store = TensorStore::Create(
@@ -25,17 +28,6 @@ class SlotsTest : public testing::Test {
     EXPECT_TRUE(store.ok()) << store.status();
     return *std::move(store);
   }
-  std::unique_ptr<TensorStore> MustOpen() {
-    auto store = TensorStore::Open({directory_}, engine_.get());
-    EXPECT_TRUE(store.ok()) << store.status();
-    return *std::move(store);
-  }
-  absl::Status OpenError() { return TensorStore::Open({directory_}, engine_.get()).status(); }
-  std::string File(const std::string& name) const { return JoinPath(directory_, name); }
-
-  TemporaryFolder folder_;
-  std::string directory_ = folder_.Path("swap");
-  std::unique_ptr<Engine> engine_ = CreateThreadsEngine({.num_threads = 2});
 };
 
 TEST_F(SlotsTest, StepsThatShareACommitAreWrittenOverOneAnother) {
@@ -115,8 +107,9 @@ TEST_F(SlotsTest, KeepsItsStepWhenTheDiskDoesNotTakeTheAnnouncement) {
     ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
   }
   FaultPlan plan;
-  // Opening flushes and reads two records and the checksums; then a record is written and flushed.
-  plan.fail_call = 4 + 1;
+  // Opening flushes and reads two records and the checksums twice; then a record is written and
+  // flushed.
+  plan.fail_call = 5 + 1;
   FaultyDisk disk(plan);
   const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
   auto store = TensorStore::Open({directory_}, faulty.get());
@@ -143,6 +136,68 @@ TEST_F(SlotsDeathTest, OverwritingWhatIsCommittedUnannouncedIsABug) {
   const auto bytes = scratch.first(store->tiles().WeightBytes(store->tiles().tiles()[0]));
   IoOp op;
   EXPECT_DEATH(store->StartWriteWeights(0, bytes, op), "internal error");
+}
+
+// Reads all of a step, in another thread than the one that writes the next.
+absl::Status ReadAll(const StoreSnapshot& snapshot, std::vector<float>& values) {
+  for (const TensorSpec& tensor : snapshot.inventory().tensors()) {
+    for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
+      const size_t first = values.size();
+      values.resize(first + static_cast<size_t>(tensor.num_elems));
+      FOREBAY_RETURN_IF_ERROR(
+          snapshot.ReadTensor(tensor, plane, 0, std::span(values).subspan(first)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+TEST_F(SlotsTest, ASnapshotIsOfItsStepWhileTheNextIsWrittenAndCommitted) {
+  const auto store = MustCreate(2);
+  ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
+  std::vector<float> expected;
+  ASSERT_EQ(ReadAll(StoreSnapshot(store.get()), expected), absl::OkStatus());
+  for (int64_t step = 2; step <= 4; ++step) {
+    auto snapshot = std::make_unique<StoreSnapshot>(store.get());
+    EXPECT_EQ(snapshot->step(), step - 1);
+    EXPECT_FALSE(store->AwaitsSnapshot());
+    std::vector<float> values;
+    absl::Status status;
+    std::thread reader([&] { status = ReadAll(*snapshot, values); });
+    const absl::Status written = WriteStep(*store, step);
+    reader.join();
+    ASSERT_EQ(written, absl::OkStatus());
+    ASSERT_EQ(status, absl::OkStatus());
+    // Bit for bit: patterns are no numbers.
+    EXPECT_EQ(std::memcmp(values.data(), expected.data(), 4 * expected.size()), 0);
+    EXPECT_TRUE(store->AwaitsSnapshot());
+    values.clear();
+    ASSERT_EQ(ReadAll(*snapshot, values), absl::OkStatus());
+    EXPECT_EQ(std::memcmp(values.data(), expected.data(), 4 * expected.size()), 0);
+    snapshot.reset();
+    EXPECT_FALSE(store->AwaitsSnapshot());
+    expected.clear();
+    ASSERT_EQ(ReadAll(StoreSnapshot(store.get()), expected), absl::OkStatus());
+  }
+}
+
+TEST_F(SlotsTest, WithOneSlotASnapshotIsInTheWayOfTheNextStep) {
+  const auto store = MustCreate(1);
+  ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
+  {
+    const StoreSnapshot snapshot(store.get());
+    EXPECT_TRUE(store->AwaitsSnapshot());
+  }
+  EXPECT_FALSE(store->AwaitsSnapshot());
+  ASSERT_EQ(WriteStep(*store, 2), absl::OkStatus());
+}
+
+TEST_F(SlotsDeathTest, WritingOverASnapshotIsABug) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto store = MustCreate(2);
+  ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
+  const StoreSnapshot snapshot(store.get());
+  ASSERT_EQ(WriteStep(*store, 2), absl::OkStatus());
+  EXPECT_DEATH(store->BeginWriting().IgnoreError(), "AwaitsSnapshot");
 }
 
 }  // namespace

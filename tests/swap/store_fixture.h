@@ -9,8 +9,11 @@
 #include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gtest/gtest.h"
 
 namespace forebay {
 
@@ -106,5 +109,21 @@ inline bool HoldsStep(TensorStore& store, int64_t step) {
   }
   return true;
 }
+
+// A store in a temporary folder.
+class StoreFixture : public testing::Test {
+ protected:
+  std::unique_ptr<TensorStore> MustOpen() {
+    auto store = TensorStore::Open({directory_}, engine_.get());
+    EXPECT_TRUE(store.ok()) << store.status();
+    return *std::move(store);
+  }
+  absl::Status OpenError() { return TensorStore::Open({directory_}, engine_.get()).status(); }
+  std::string File(const std::string& name) const { return JoinPath(directory_, name); }
+
+  TemporaryFolder folder_;
+  std::string directory_ = folder_.Path("swap");
+  std::unique_ptr<Engine> engine_ = CreateThreadsEngine({.num_threads = 2});
+};
 
 }  // namespace forebay

@@ -14,7 +14,6 @@
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/errors.h"
 #include "forebay/tests/swap/store_fixture.h"
-#include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -22,7 +21,7 @@ namespace {
 
 using testing::HasSubstr;
 
-class TensorStoreTest : public testing::Test {
+class TensorStoreTest : public StoreFixture {
  protected:
   absl::StatusOr<std::unique_ptr<TensorStore>> Create(Layout layout = Layout::kBf16,
                                                       int64_t gradient_area_bytes = 0) {
@@ -38,19 +37,12 @@ class TensorStoreTest : public testing::Test {
     EXPECT_TRUE(store.ok()) << store.status();
     return *std::move(store);
   }
-  std::unique_ptr<TensorStore> MustOpen() {
-    auto store = TensorStore::Open({directory_}, engine_.get());
-    EXPECT_TRUE(store.ok()) << store.status();
-    return *std::move(store);
-  }
   // Creates the store and commits steps 1 to `num_steps`.
   void MakeSteps(int num_steps) {
     const auto store = MustCreate();
     for (int step = 1; step <= num_steps; ++step)
       ASSERT_EQ(WriteStep(*store, step), absl::OkStatus());
   }
-  absl::Status OpenError() { return TensorStore::Open({directory_}, engine_.get()).status(); }
-  std::string File(const std::string& name) const { return JoinPath(directory_, name); }
 
   // Overwrites bytes of a file behind the store's back.
   void Poke(const std::string& name, int64_t offset_bytes, std::string_view bytes) {
@@ -58,10 +50,6 @@ class TensorStoreTest : public testing::Test {
     ASSERT_TRUE(fd.ok()) << fd.status();
     ASSERT_TRUE(PwriteAll(fd->get(), std::as_bytes(std::span(bytes)), offset_bytes, name).ok());
   }
-
-  TemporaryFolder folder_;
-  std::string directory_ = folder_.Path("swap");
-  std::unique_ptr<Engine> engine_ = CreateThreadsEngine({.num_threads = 2});
 };
 
 TEST_F(TensorStoreTest, HasNoCommitWhenItIsNew) {
@@ -459,9 +447,9 @@ TEST_F(TensorStoreTest, TrainerStateThatIsTooLongIsRefusedAndHarmsNothing) {
 TEST_F(TensorStoreTest, AfterAFailedFlushItTakesNoCommit) {
   MakeSteps(1);
   FaultPlan plan;
-  // Opening flushes and reads two records and the checksums; a step writes twice per tile, and the
-  // checksums twice; then the first flush fails.
-  plan.fail_call = 4 + 2 * 10 + 2;
+  // Opening flushes and reads two records and the checksums twice; a step writes twice per tile,
+  // and the checksums twice; then the first flush fails.
+  plan.fail_call = 5 + 2 * 10 + 2;
   FaultyDisk disk(plan);
   const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
   auto store = TensorStore::Open({directory_}, faulty.get());

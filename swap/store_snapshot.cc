@@ -1,0 +1,34 @@
+#include "forebay/swap/store_snapshot.h"
+
+#include <mutex>
+
+#include "forebay/base/check.h"
+#include "forebay/swap/tensor_store_impl.h"
+
+namespace forebay {
+
+StoreSnapshot::StoreSnapshot(TensorStore* store) : store_(store) {
+  TensorStore::Impl& impl = *store->impl_;
+  const std::lock_guard guard(impl.slots_mutex);
+  FOREBAY_CHECK(impl.has_commit && !impl.record.overwriting);
+  slot_ = impl.committed_slot();
+  step_ = impl.committed.step;
+  ++impl.snapshots[slot_];
+}
+
+StoreSnapshot::~StoreSnapshot() {
+  // Release: what was read here was read before it is written over.
+  store_->impl_->snapshots[slot_].fetch_sub(1, std::memory_order_release);
+}
+
+absl::Status StoreSnapshot::ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
+                                       std::span<float> out) const {
+  return store_->impl_->ReadTensor(tensor, plane, first_elem, out, slot_);
+}
+
+absl::Status StoreSnapshot::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
+                                          std::span<uint16_t> out) const {
+  return store_->impl_->ReadTensorW16(tensor, first_elem, out, slot_);
+}
+
+}  // namespace forebay

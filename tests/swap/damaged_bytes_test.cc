@@ -1,0 +1,247 @@
+// A flipped byte in each region of the store's files (docs/formats.md, "The store"): another copy
+// spares it, or it is found and named; and nothing is lost that could be kept.
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/swap/tile_seals.h"
+#include "forebay/tests/swap/crash_fixture.h"
+#include "forebay/tests/swap/store_fixture.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kDamagedSteps = 3;  // the last of them in slot A
+
+// Bytes of a file that mean one thing.
+struct Region {
+  std::string what;
+  int64_t offset_bytes = 0;
+  int64_t size_bytes = 0;
+};
+
+std::vector<Region> RecordRegions() {
+  return {{"magic", 0, 8},          {"version", 8, 4},         {"slot", 12, 4},
+          {"uuid", 16, 16},         {"sequence", 32, 8},       {"step", 40, 8},
+          {"previous hash", 48, 8}, {"trainer length", 56, 4}, {"overwriting", 60, 4},
+          {"root", 64, 16},         {"trainer", 80, 3072},     {"zeros", 3152, 936},
+          {"hash", 4088, 8}};
+}
+
+// Of a stripe's table: record, seals, zeros, trailer.
+std::vector<Region> TableRegions(const TileMap& tiles, int stripe) {
+  std::vector<Region> regions;
+  for (Region region : RecordRegions()) {
+    region.what = "record's " + region.what;
+    regions.push_back(region);
+  }
+  int64_t at = kCommitRecordBytes;
+  const auto add = [&](std::string what, int64_t size_bytes) {
+    regions.push_back({std::move(what), at, size_bytes});
+    at += size_bytes;
+  };
+  for (const Tile& tile : tiles.tiles()) {
+    if (tile.stripe != stripe) continue;
+    for (const char* what : {"seal's magic", "seal's tile", "seal's layer", "seal's slot"}) {
+      add(what, 4);
+    }
+    for (const char* what : {"seal's first element", "seal's elements", "seal's weights offset",
+                             "seal's state offset", "seal's sequence", "seal's hash"}) {
+      add(what, 8);
+    }
+    for (int plane = 0; plane < NumPlanes(tiles.layout()); ++plane) {
+      add(fmt::format("checksums of plane {}", plane), 8 * NumSealParts(tile));
+    }
+  }
+  const int64_t trailer = TileSeals::TableBytes(tiles, stripe) - 64;
+  add("zeros", trailer - at);
+  add("trailer's magic", 8);
+  for (const char* what : {"trailer's version", "trailer's stripe", "trailer's slot", "zero"}) {
+    add(what, 4);
+  }
+  add("trailer's uuid", 16);
+  add("trailer's sequence", 8);
+  add("trailer's hash", 16);
+  return regions;
+}
+
+// The error of reading every plane of every tensor; "" when there is none.
+std::string ReadTensors(TensorStore& store) {
+  absl::Status status;
+  for (const TensorSpec& tensor : store.inventory().tensors()) {
+    std::vector<float> values(static_cast<size_t>(tensor.num_elems));
+    for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
+      status.Update(store.ReadTensor(tensor, plane, 0, values));
+    }
+  }
+  return MessageOf(status);
+}
+
+class DamagedBytesTest : public CrashFixture {
+ protected:
+  void SetUp() override {
+    Record(kDamagedSteps);
+    whole_ = ImageOf(start_, events_, {events_.size(), {}});
+    crashed().Put(whole_);
+    RecordedStore store(crashed());
+    ASSERT_TRUE(store.ok()) << store.status();
+    tiles_ = std::make_unique<TileMap>(store->tiles());
+  }
+
+  // The first and the last byte of a region, and some between; as they are, with one bit flipped.
+  template <typename Check>
+  void ForEachFlip(const Region& region, const Check& check) {
+    const CounterRng rng(CrashSeed(), static_cast<uint64_t>(region.offset_bytes));
+    std::vector<int64_t> places = {0, region.size_bytes - 1};
+    for (uint64_t i = 0; i < 2; ++i) {
+      places.push_back(
+          static_cast<int64_t>(rng.Below(i, static_cast<uint64_t>(region.size_bytes))));
+    }
+    std::ranges::sort(places);
+    places.erase(std::unique(places.begin(), places.end()), places.end());
+    for (const int64_t place : places) {
+      const auto bit = static_cast<char>(1 << rng.Below(static_cast<uint64_t>(2 + place), 8));
+      SCOPED_TRACE(fmt::format("{}, byte {}, {}", region.what, place, RepeatCommand()));
+      ++num_points_;
+      check(region.offset_bytes + place, bit);
+    }
+  }
+  static void Flip(Image& image, const std::string& name, int64_t at, char bit) {
+    char& byte = image.at(name)[static_cast<size_t>(at)];
+    byte = static_cast<char>(byte ^ bit);
+  }
+
+  // Another copy is there: nothing is lost, and both are whole again.
+  void ExpectSpared(const Image& damaged) {
+    const Seen& seen = See(damaged, /*repair=*/false);
+    EXPECT_EQ(seen.problem, "");
+    EXPECT_TRUE(seen.found.whole) << seen.found.error;
+    EXPECT_EQ(seen.found.step, kDamagedSteps);
+    EXPECT_TRUE(crashed().image() == whole_) << "what was damaged is left so";
+  }
+  // It is named; a repair goes to `step`, or (-1) says that no step is whole.
+  void ExpectNamed(const Image& damaged, const std::string& name, int64_t step) {
+    const Seen& seen = See(damaged, /*repair=*/true);
+    EXPECT_EQ(seen.problem, "");
+    EXPECT_FALSE(seen.found.whole);
+    EXPECT_THAT(seen.found.error, HasSubstr(name));
+    EXPECT_EQ(seen.repaired, step >= 0);
+    EXPECT_EQ(seen.after.step, step);
+  }
+  int64_t StepBefore() const { return GetParam().num_slots == 1 ? -1 : kDamagedSteps - 1; }
+
+  Image whole_;
+  std::unique_ptr<TileMap> tiles_;
+};
+
+TEST_P(DamagedBytesTest, OfAManifestAreAllNamed) {
+  for (const auto& [name, contents] : whole_) {
+    if (!name.ends_with("/manifest.json")) continue;
+    for (size_t at = 0; at < contents.size(); ++at) {
+      Image damaged = whole_;
+      Flip(damaged, name, static_cast<int64_t>(at), 1);
+      const Seen& seen = See(damaged, /*repair=*/true);
+      EXPECT_EQ(seen.problem, "") << at;
+      EXPECT_FALSE(seen.found.opened) << at;
+      EXPECT_THAT(seen.found.error, HasSubstr(name)) << at;
+      EXPECT_FALSE(seen.repaired) << at;
+      ++num_points_;
+    }
+  }
+}
+
+TEST_P(DamagedBytesTest, OfOneRecordAreSparedAndOfBothAreMadeAnewFromTheTables) {
+  for (int folder = 0; folder < GetParam().num_folders; ++folder) {
+    const std::string name = fmt::format("{}/commit.fbs", folder);
+    for (const Region& region : RecordRegions()) {
+      ForEachFlip(region, [&](int64_t at, char bit) {
+        Image both = whole_;
+        for (const int64_t copy : {0, 1}) {
+          Image one = whole_;
+          Flip(one, name, copy * kCommitRecordBytes + at, bit);
+          ExpectSpared(one);
+          Flip(both, name, copy * kCommitRecordBytes + at, bit);
+        }
+        ExpectNamed(both, name, kDamagedSteps);
+      });
+    }
+  }
+}
+
+TEST_P(DamagedBytesTest, OfOneTableAreSparedAndOfBothAreNamed) {
+  for (int folder = 0; folder < GetParam().num_folders; ++folder) {
+    const std::string name = fmt::format("{}/seals.fbs", folder);
+    const int64_t table_bytes = TileSeals::TableBytes(*tiles_, folder);
+    for (const Region& region : TableRegions(*tiles_, folder)) {
+      ForEachFlip(region, [&](int64_t at, char bit) {
+        Image both = whole_;
+        for (const int64_t copy : {0, 1}) {
+          Image one = whole_;
+          Flip(one, name, copy * table_bytes + at, bit);
+          ExpectSpared(one);
+          Flip(both, name, copy * table_bytes + at, bit);
+        }
+        ExpectNamed(both, name, StepBefore());
+      });
+    }
+  }
+}
+
+// Also by who reads tensors, and by who looks at all.
+TEST_P(DamagedBytesTest, OfATileAreNamedAndCostItsStepAlone) {
+  for (const Tile& tile : tiles_->tiles()) {
+    for (int plane = 0; plane < NumPlanes(tiles_->layout()); ++plane) {
+      const std::string name =
+          fmt::format("{}/{}.fbs", tile.stripe, plane == 0 ? "weights" : "state");
+      const int64_t begin =
+          plane == 0
+              ? tile.weight_offset_bytes
+              : tile.state_offset_bytes + PlaneOffsetBytes(tiles_->layout(), plane, tile.num_elems);
+      const Region region = {fmt::format("{} plane {}", name, plane), begin,
+                             tile.num_elems * PlaneElemBytes(tiles_->layout(), plane)};
+      ForEachFlip(region, [&](int64_t at, char bit) {
+        Image damaged = whole_;
+        Flip(damaged, name, at, bit);
+        ExpectNamed(damaged, name, StepBefore());
+        crashed().Put(damaged);
+        RecordedStore store(crashed());
+        ASSERT_TRUE(store.ok()) << store.status();
+        EXPECT_THAT(ReadTensors(*store), HasSubstr(name));
+        MemoryBudget budget(0);
+        std::vector<TileDamage> found;
+        ASSERT_EQ(store->Scrub(&budget, {}, found), absl::OkStatus());
+        ASSERT_EQ(found.size(), 1u);
+        EXPECT_THAT(found[0].file, testing::EndsWith(name));
+      });
+    }
+  }
+}
+
+TEST_P(DamagedBytesTest, OfTheSlotThatIsNotCommittedAreNobodysBusiness) {
+  if (GetParam().num_slots == 1) GTEST_SKIP() << "there is no such slot";
+  for (const auto& file : whole_) {
+    const std::string& name = file.first;
+    if (!name.ends_with(".fbs") || IsCommitFile(name)) continue;
+    const auto half = static_cast<int64_t>(file.second.size() / 2);
+    ForEachFlip({"slot B of " + name, half, half}, [&](int64_t at, char bit) {
+      Image damaged = whole_;
+      Flip(damaged, name, at, bit);
+      const Seen& seen = See(damaged, /*repair=*/false);
+      EXPECT_TRUE(seen.found.whole) << seen.found.error;
+      EXPECT_EQ(seen.found.step, kDamagedSteps);
+    });
+  }
+}
+
+constexpr RunShape kDamagedShapes[] = {{1}, {2}, {.num_slots = 1}, {2, 1, 1}};
+
+INSTANTIATE_TEST_SUITE_P(Folders, DamagedBytesTest, testing::ValuesIn(kDamagedShapes), NameOfShape);
+
+}  // namespace
+}  // namespace forebay

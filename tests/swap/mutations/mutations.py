@@ -1,0 +1,132 @@
+"""What is done wrong: name -> (source of swap/, text that is in it once, what stands there instead)."""
+
+COMMIT = "tensor_store_commit.cc"
+INTENT = "tensor_store_intent.cc"
+RECORD = "commit_record.cc"
+REPAIR = "tensor_store_repair.cc"
+SEALS = "tensor_store_seals.cc"
+TABLES = "tile_seals.cc"
+
+MUTATIONS = {
+    # Nothing: the suite must pass however it is linked.
+    "none": (COMMIT, "// Whether what the record speaks of can be used.\n", "// Can it be used?\n"),
+    # ---- Barriers
+    "data_not_flushed": (COMMIT, "if (status.ok()) status = impl.FlushData();", ""),
+    "weights_not_flushed": (
+        COMMIT,
+        "{stripe.weights_file, stripe.state_file, stripe.seals_file}",
+        "{stripe.state_file, stripe.seals_file}",
+    ),
+    "state_not_flushed": (
+        COMMIT,
+        "{stripe.weights_file, stripe.state_file, stripe.seals_file}",
+        "{stripe.weights_file, stripe.seals_file}",
+    ),
+    "tables_not_flushed": (
+        COMMIT,
+        "{stripe.weights_file, stripe.state_file, stripe.seals_file}",
+        "{stripe.weights_file, stripe.state_file}",
+    ),
+    "record_before_data": (
+        COMMIT,
+        "if (status.ok()) status = impl.FlushData();\n  if (status.ok()) status = impl.WriteCopies(block->bytes);",
+        "if (status.ok()) status = impl.WriteCopies(block->bytes);\n  if (status.ok()) status = impl.FlushData();",
+    ),
+    "first_copy_not_flushed": (
+        COMMIT,
+        "return Flush(commit_files);",
+        "return copy == 0 ? absl::OkStatus() : Flush(commit_files);",
+    ),
+    "second_copy_not_flushed": (
+        COMMIT,
+        "return Flush(commit_files);",
+        "return copy == 1 ? absl::OkStatus() : Flush(commit_files);",
+    ),
+    "second_copy_written_first": (
+        COMMIT,
+        "FOREBAY_RETURN_IF_ERROR(WriteCopy(0, record_bytes, commit_files));\n"
+        "  return WriteCopy(1, record_bytes, commit_files);",
+        "for (const int file : commit_files) {\n"
+        "    for (const int copy : {0, 1}) {\n"
+        "      FOREBAY_RETURN_IF_ERROR(WriteCopy(copy, record_bytes, std::array{file}));\n"
+        "    }\n"
+        "  }\n"
+        "  return absl::OkStatus();",
+    ),
+    "opening_does_not_flush": (COMMIT, "FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles()));", ""),
+    "overwriting_not_flushed": (
+        COMMIT,
+        "return Flush(commit_files);",
+        "return bytes[60] == std::byte{1} ? absl::OkStatus() : Flush(commit_files);",
+    ),
+    "overwriting_not_announced": (
+        COMMIT,
+        "FOREBAY_RETURN_IF_ERROR(WriteCopies(block->bytes));\n  const std::lock_guard",
+        "const std::lock_guard",
+    ),
+    "copies_not_repaired": (COMMIT, "return RepairCopies(folders);", "return absl::OkStatus();"),
+    "repair_tables_not_flushed_in_turn": (
+        REPAIR,
+        "    FOREBAY_RETURN_IF_ERROR(FlushData());\n  }\n  return absl::OkStatus();",
+        "  }\n  return FlushData();",
+    ),
+    "repair_tables_not_flushed": (REPAIR, "    FOREBAY_RETURN_IF_ERROR(FlushData());\n", ""),
+    # ---- Checks
+    "overwriting_ignored": (COMMIT, "if (!found.overwriting) return absl::OkStatus();", "return absl::OkStatus();"),
+    "weights_not_verified": (
+        SEALS,
+        "return impl_->Verify(tile, 0, 1, weights, impl_->NewestSlot(impl_->weights_progress[tile]));",
+        "return tile >= 0 && !weights.empty() ? absl::OkStatus() : absl::UnknownError({});",
+    ),
+    "state_not_verified": (
+        SEALS,
+        "return impl_->Verify(tile, 1, NumPlanes(impl_->tiles.layout()), state,\n"
+        "                       impl_->NewestSlot(impl_->state_progress[tile]));",
+        "return tile >= 0 && !state.empty() ? absl::OkStatus() : absl::UnknownError({});",
+    ),
+    "last_plane_not_verified": (
+        SEALS,
+        "for (int plane = first_plane; plane < end_plane; ++plane) {\n"
+        "    const auto bytes",
+        "for (int plane = first_plane; plane < std::min(end_plane, 3); ++plane) {\n"
+        "    const auto bytes",
+    ),
+    "tensors_not_verified": (
+        "tensor_store_tiles.cc",
+        "if (unfilled || seals[slot].Matches(tile, part, plane, bytes)) return absl::OkStatus();",
+        "if (slot < 2) return absl::OkStatus();",
+    ),
+    "root_not_checked": (SEALS, "seals[slot].RootOfTables() != record.seals_root", "record.seals_root.empty()"),
+    "tables_of_another_step": (
+        SEALS,
+        "if (std::ranges::equal(seals[slot].record(stripe), record_bytes)) return absl::OkStatus();",
+        "if (!record_bytes.empty()) return absl::OkStatus();",
+    ),
+    "second_table_not_read": (SEALS, "if (!second.ok()) return first;", "return first;"),
+    "first_table_not_repaired": (SEALS, "return RepairTable(stripe, slot, 0);", "return absl::OkStatus();"),
+    "second_table_not_repaired": (SEALS, "? RepairTable(stripe, slot, 1)", "? absl::OkStatus()"),
+    "table_hash_not_checked": (TABLES, "if (trailer.hash != HashOf(bytes)) return bad(\"are damaged\");", ""),
+    "torn_tables_taken": (TABLES, "head.record.sequence != trailer.sequence", "head.record.sequence == 0"),
+    "record_hash_not_checked": (RECORD, " || disk.hash != HashOf(disk))", ")"),
+    "older_record_chosen": (
+        RECORD,
+        "first.record.sequence >= second.record.sequence;",
+        "first.record.sequence <= second.record.sequence;",
+    ),
+    "chain_not_checked": (
+        RECORD,
+        "newer.record.previous_hash != older.hash",
+        "newer.record.sequence == older.record.sequence",
+    ),
+    "rivals_not_checked": (RECORD, "apart == 0 && newer.hash != older.hash", "apart == 0 && newer.hash == 0"),
+    "repair_takes_what_is_damaged": (REPAIR, "if (damaged.empty()) {", "if (damaged.size() < 3) {"),
+    "repair_takes_any_tables": (
+        REPAIR,
+        "found->record.seals_root != seals[slot].RootOfTables()",
+        "found->record.seals_root.empty()",
+    ),
+    "intent_of_any_commit": (INTENT, "record->commit_hash != impl.record_hash", "record->commit_hash == 0"),
+    "intent_of_any_gradients": (INTENT, "DigestOf(table) != record->table_digest", "table.empty()"),
+    "intent_not_flushed": (INTENT, "    status = impl.Flush(files);\n", ""),
+    "repair_keeps_the_sequence": (REPAIR, "again.sequence = newest.record.sequence + 1;", ""),
+}
