@@ -16,11 +16,18 @@ CONFIG = {
 }
 
 
+def run_forebay(arguments):
+    """Runs it silently; where it fails, with its own words."""
+    done = subprocess.run([FOREBAY, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"forebay {arguments[0]} ended with {done.returncode}:\n{done.stderr}")
+
+
 def make_model(work):
     """A Hugging Face folder inside `work`."""
     config, model = work / "config.json", work / "model"
     config.write_text(json.dumps(CONFIG))
-    subprocess.run([FOREBAY, "init", f"--config={config}", f"--out={model}"], check=True, stdout=subprocess.DEVNULL)
+    run_forebay(["init", f"--config={config}", f"--out={model}"])
     return model
 
 

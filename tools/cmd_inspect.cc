@@ -109,9 +109,10 @@ class InspectCommand : public Command {
     app.add_option("PATH", path_, "model folder or run folder")->required();
     app.add_flag("--hash", options_.hash,
                  "a digest over all values, the same whatever the tiers and tiles (XXH3-128)");
-    app.add_flag("--verify", options_.verify,
-                 "compare every byte of a run's state with its checksums; exit 8 and a list where "
-                 "some are damaged");
+    app.add_flag(
+        "--verify", options_.verify,
+        "compare every byte of a run's state, or of an exported model, with its checksums; "
+        "exit 8 and a list where some are damaged");
     app.add_flag("--repair", options_.repair,
                  "where the committed step is damaged, go back to the newest one that is whole, if "
                  "there is one");
@@ -131,6 +132,13 @@ class InspectCommand : public Command {
                          : Text(json));
     const size_t num_damaged = json.contains("verified") ? json["verified"]["damaged"].size() : 0;
     if (num_damaged == 0) return absl::OkStatus();
+    if (json["kind"] == "model") {
+      return CorruptError(
+          fmt::format("{} of '{}' {} not what was exported. Copy the folder again, "
+                      "or export the model again",
+                      num_damaged == 1 ? "1 file" : fmt::format("{} files", num_damaged), path_,
+                      num_damaged == 1 ? "is" : "are"));
+    }
     return CorruptError(
         fmt::format("{} of the state of '{}' {} damaged or cannot be read. --repair goes back to "
                     "the step before where that is whole; else restore the run from a copy, or "

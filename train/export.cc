@@ -1,5 +1,7 @@
 #include "forebay/train/export.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -13,73 +15,97 @@
 #include "forebay/base/file.h"
 #include "forebay/model/model_folder.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/train/export_manifest.h"
 
 namespace forebay {
 namespace {
 
 constexpr int64_t kExportChunkElems = int64_t{1} << 20;
 
-absl::Status WriteTensor(TensorStore& store, const TensorSpec& tensor, SafetensorsWriter& writer,
-                         std::vector<float>& chunk) {
-  const bool bf16 = store.tiles().layout() == Layout::kBf16;
+absl::Status WriteTensor(const StoreSnapshot& snapshot, const TensorSpec& tensor,
+                         SafetensorsWriter& writer, std::vector<float>& chunk) {
+  const bool bf16 = snapshot.tiles().layout() == Layout::kBf16;
   for (int64_t first = 0; first < tensor.num_elems; first += kExportChunkElems) {
     const int64_t count = std::min(kExportChunkElems, tensor.num_elems - first);
     if (bf16) {
       const std::span<uint16_t> out(reinterpret_cast<uint16_t*>(chunk.data()), count);
-      FOREBAY_RETURN_IF_ERROR(store.ReadTensorW16(tensor, first, out));
+      FOREBAY_RETURN_IF_ERROR(snapshot.ReadTensorW16(tensor, first, out));
       FOREBAY_RETURN_IF_ERROR(writer.Append(std::as_bytes(out)));
     } else {
       const std::span<float> out(chunk.data(), count);
-      FOREBAY_RETURN_IF_ERROR(store.ReadTensor(tensor, Plane::kMaster, first, out));
+      FOREBAY_RETURN_IF_ERROR(snapshot.ReadTensor(tensor, Plane::kMaster, first, out));
       FOREBAY_RETURN_IF_ERROR(writer.Append(std::as_bytes(out)));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status WriteWeights(TensorStore& store, const std::string& directory,
-                          const std::function<void(double)>& progress) {
-  const DType dtype = WeightDType(store.tiles().layout());
+constexpr std::string_view kExportPrefix = "step-";
+constexpr char kUnfinishedSuffix[] = ".tmp";
+constexpr char kRemovedSuffix[] = ".removed.tmp";
+constexpr char kWeightsFile[] = "model.safetensors";
+
+// Returns the digest of the file.
+absl::StatusOr<std::string> WriteWeights(const StoreSnapshot& snapshot,
+                                         const std::string& directory,
+                                         const std::function<void(double)>& progress) {
+  const DType dtype = WeightDType(snapshot.tiles().layout());
   std::vector<const TensorSpec*> tensors;
-  for (const TensorSpec& tensor : store.inventory().tensors()) tensors.push_back(&tensor);
+  for (const TensorSpec& tensor : snapshot.inventory().tensors()) tensors.push_back(&tensor);
   std::ranges::sort(tensors, {}, &TensorSpec::name);
   std::vector<SafetensorsWriter::Planned> planned;
   for (const TensorSpec* tensor : tensors) planned.push_back({tensor->name, dtype, tensor->shape});
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
-                           SafetensorsWriter::Create(JoinPath(directory, "model.safetensors"),
-                                                     planned, {{"format", "pt"}}));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<SafetensorsWriter> writer,
+      SafetensorsWriter::Create(JoinPath(directory, kWeightsFile), planned, {{"format", "pt"}}));
   std::vector<float> chunk(kExportChunkElems);
   int64_t done = 0;
   for (const TensorSpec* tensor : tensors) {
-    FOREBAY_RETURN_IF_ERROR(WriteTensor(store, *tensor, *writer, chunk));
+    FOREBAY_RETURN_IF_ERROR(WriteTensor(snapshot, *tensor, *writer, chunk));
     done += tensor->num_elems;
-    progress(static_cast<double>(done) / static_cast<double>(store.inventory().num_params()));
+    progress(static_cast<double>(done) / static_cast<double>(snapshot.inventory().num_params()));
   }
   return writer->Finish();
 }
 
-// `from` takes the place of `to`. There is a moment without `to` when one existed; never one with
-// half of it.
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (std::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  return StorageError(fmt::format("renaming '{}' to '{}' failed", from, to), errno);
+}
+
+// Nothing that is half gone keeps the name of an export.
+absl::Status RemoveExport(const std::string& directory) {
+  if (!FileExists(directory)) return absl::OkStatus();
+  const std::string going = directory + kRemovedSuffix;
+  FOREBAY_RETURN_IF_ERROR(RemoveTree(going));
+  FOREBAY_RETURN_IF_ERROR(Rename(directory, going));
+  return RemoveTree(going);
+}
+
+// `from` takes the place of `to`, in one step where the file system can: then there is no moment
+// without a whole `to` when one existed.
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {
-  FOREBAY_RETURN_IF_ERROR(RemoveTree(to));
-  if (std::rename(from.c_str(), to.c_str()) != 0) {
-    return StorageError(fmt::format("renaming '{}' to '{}' failed", from, to), errno);
+  const bool replaces =
+      ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;
+  if (!replaces) {
+    FOREBAY_RETURN_IF_ERROR(RemoveExport(to));
+    FOREBAY_RETURN_IF_ERROR(Rename(from, to));
   }
   const std::string parent = std::filesystem::path(to).parent_path().string();
-  return SyncDirectory(parent.empty() ? "." : parent);
+  FOREBAY_RETURN_IF_ERROR(SyncDirectory(parent.empty() ? "." : parent));
+  return replaces ? RemoveTree(from) : absl::OkStatus();
 }
 
 // The exports of a run with their steps, oldest first.
 absl::StatusOr<std::vector<std::pair<int64_t, std::string>>> ExportsIn(
     const std::string& exports_directory) {
-  constexpr std::string_view kPrefix = "step-";
   std::vector<std::pair<int64_t, std::string>> exports;
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(exports_directory));
   for (const std::string& name : names) {
-    if (!name.starts_with(kPrefix)) continue;
+    if (!name.starts_with(kExportPrefix)) continue;
     int64_t step = 0;
     const char* end = name.data() + name.size();
-    const auto [rest, code] = std::from_chars(name.data() + kPrefix.size(), end, step);
+    const auto [rest, code] = std::from_chars(name.data() + kExportPrefix.size(), end, step);
     if (code == std::errc() && rest == end) {
       exports.emplace_back(step, JoinPath(exports_directory, name));
     }
@@ -90,15 +116,17 @@ absl::StatusOr<std::vector<std::pair<int64_t, std::string>>> ExportsIn(
 
 }  // namespace
 
-absl::Status ExportModel(TensorStore& store, const std::string& model_directory,
+absl::Status ExportModel(const StoreSnapshot& snapshot, const std::string& model_directory,
                          const std::string& destination,
                          const std::function<void(double)>& progress) {
-  const std::string temporary = destination + ".tmp";
+  const std::string temporary = destination + kUnfinishedSuffix;
   FOREBAY_RETURN_IF_ERROR(RemoveTree(temporary));
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(temporary));
-  FOREBAY_RETURN_IF_ERROR(WriteWeights(store, temporary, progress));
+  FOREBAY_ASSIGN_OR_RETURN(const std::string digest, WriteWeights(snapshot, temporary, progress));
   FOREBAY_RETURN_IF_ERROR(
-      CopySidecarFiles(model_directory, temporary, WeightDType(store.tiles().layout())));
+      CopySidecarFiles(model_directory, temporary, WeightDType(snapshot.tiles().layout())));
+  FOREBAY_RETURN_IF_ERROR(
+      WriteExportManifest(temporary, {snapshot.uuid(), snapshot.step()}, {{kWeightsFile, digest}}));
   FOREBAY_RETURN_IF_ERROR(SyncDirectory(temporary));
   return ReplaceDirectory(temporary, destination);
 }
@@ -109,10 +137,19 @@ absl::StatusOr<std::optional<std::string>> NewestExport(const std::string& expor
   return exports.back().second;
 }
 
+absl::Status RemoveUnfinishedExports(const std::string& exports_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(exports_directory));
+  for (const std::string& name : names) {
+    if (!name.starts_with(kExportPrefix) || !name.ends_with(kUnfinishedSuffix)) continue;
+    FOREBAY_RETURN_IF_ERROR(RemoveTree(JoinPath(exports_directory, name)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PruneExports(const std::string& exports_directory, int64_t keep) {
   FOREBAY_ASSIGN_OR_RETURN(const auto exports, ExportsIn(exports_directory));
   for (size_t i = 0; static_cast<int64_t>(exports.size() - i) > keep; ++i) {
-    FOREBAY_RETURN_IF_ERROR(RemoveTree(exports[i].second));
+    FOREBAY_RETURN_IF_ERROR(RemoveExport(exports[i].second));
   }
   return absl::OkStatus();
 }

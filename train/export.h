@@ -1,4 +1,4 @@
-// Writes the committed weights of a store as a Hugging Face folder, a chunk of a tensor at a time.
+// Writes the weights of a committed step as a Hugging Face folder, a chunk of a tensor at a time.
 #pragma once
 
 #include <functional>
@@ -7,17 +7,21 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store_snapshot.h"
 
 namespace forebay {
 
 // `model_directory`: the folder that the run started from; its config and tokenizer files are
 // copied. `destination` appears complete (written beside, flushed, renamed) or not at all; an
-// earlier one is replaced. Weights are BF16 (layout bf16: w16 as stored) or F32 (layout fp32).
-// `progress(fraction)`.
-absl::Status ExportModel(TensorStore& store, const std::string& model_directory,
+// earlier one is replaced, at once where the file system can exchange two folders. Its last file is
+// the manifest (export_manifest.h). Weights are BF16 (layout bf16: w16 as stored) or F32 (layout
+// fp32). `progress(fraction)`.
+absl::Status ExportModel(const StoreSnapshot& snapshot, const std::string& model_directory,
                          const std::string& destination,
                          const std::function<void(double)>& progress);
+
+// Removes what is left of exports that were not finished. Requires: none is under way.
+absl::Status RemoveUnfinishedExports(const std::string& exports_directory);
 
 // Removes the oldest exports ("step-N" folders) until `keep` remain.
 absl::Status PruneExports(const std::string& exports_directory, int64_t keep);

@@ -72,6 +72,12 @@ absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_st
   return fingerprint;
 }
 
+std::string FingerprintDigest(const Json& fingerprint) {
+  Xxh3_128 hash;
+  hash.Update(fingerprint.dump());
+  return hash.Hex();
+}
+
 absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
   std::string differences;
   for (const auto& [key, value] : now.items()) {

@@ -18,6 +18,9 @@ namespace forebay {
 absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_steps,
                                      const PackedFileInfo& data);
 
+// What a commit carries of it: 32 hexadecimal digits.
+std::string FingerprintDigest(const Json& fingerprint);
+
 // UsageError that lists every difference with both values.
 absl::Status CompareFingerprints(const Json& of_run, const Json& now);
 

@@ -150,7 +150,7 @@ absl::Status WriteModelFolder(const InitOptions& options, const Source& source, 
         progress(static_cast<double>(done) / static_cast<double>(inventory.num_params()));
     }
   }
-  FOREBAY_RETURN_IF_ERROR(writer->Finish());
+  FOREBAY_RETURN_IF_ERROR(writer->Finish().status());
   return WriteSidecars(source, options.out, dtype);
 }
 

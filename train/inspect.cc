@@ -10,6 +10,7 @@
 #include "forebay/base/file.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/train/export_manifest.h"
 #include "forebay/train/run_folder.h"
 
 namespace forebay {
@@ -23,6 +24,16 @@ Json TensorEntry(const std::string& name, const Shape& shape, std::string_view d
   entry["dtype"] = dtype;
   entry["bytes"] = bytes;
   return entry;
+}
+
+absl::StatusOr<Json> VerifyModel(const std::string& path, const InspectOptions& options) {
+  const Stopwatch watch;
+  FOREBAY_ASSIGN_OR_RETURN(const ExportCheck check, CheckExport(path, options.progress));
+  Json damaged = Json::array();
+  for (const ExportDamage& damage : check.damaged) {
+    damaged.push_back({{"file", damage.file}, {"message", damage.message}});
+  }
+  return Json{{"bytes", check.bytes}, {"seconds", watch.Seconds()}, {"damaged", damaged}};
 }
 
 absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions& options) {
@@ -55,6 +66,9 @@ absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions&
   json["dtypes"] = dtypes;
   if (options.hash) {
     FOREBAY_ASSIGN_OR_RETURN(json["digest"], ModelDigest(path));
+  }
+  if (options.verify) {
+    FOREBAY_ASSIGN_OR_RETURN(json["verified"], VerifyModel(path, options));
   }
   if (options.tensors) json["tensors"] = std::move(tensors);
   return json;
@@ -164,11 +178,9 @@ absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& opti
                     "has no run.json)",
                     path));
   }
-  if (options.verify || options.repair) {
+  if (options.repair) {
     return UsageError(fmt::format(
-        "{} compares the state of a run with its checksums, and '{}' is a model folder, "
-        "which has none",
-        options.repair ? "--repair" : "--verify", path));
+        "--repair goes back to an older step of a run, and '{}' is a model folder", path));
   }
   return InspectModel(path, options);
 }

@@ -13,7 +13,7 @@ namespace forebay {
 struct InspectOptions {
   bool hash = false;     // the digest over all values, which reads all of them
   bool tensors = false;  // one entry per tensor
-  bool verify = false;   // every byte of a run against its checksums
+  bool verify = false;   // every byte of a run, or of an exported model, against its checksums
   bool repair = false;   // verify, and TensorStore::Repair
   // Of verify and repair, in bytes. May be empty.
   std::function<void(int64_t done, int64_t all)> progress;
@@ -24,9 +24,11 @@ struct InspectOptions {
 // (run_folder.h: StateDigest or ModelDigest).
 //   "model": dtypes, and of the architecture layers, hidden, vocab
 // with `verify`, verified {bytes, seconds, damaged [{tile, layer, file, offset_bytes, size_bytes,
-// message}]}; with `repair`, repaired {changed, step_before, step, damaged}.
+// message}]}, of a model damaged [{file, message}]; with `repair`, repaired {changed, step_before,
+// step, damaged}.
 //   "run":   step, layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
-// BadInputError when `path` is neither; UsageError for `verify` or `repair` of a model folder;
+// BadInputError when `path` is neither; or for `verify` of a model without a manifest;
+// UsageError for `repair` of a model folder;
 // CorruptError or EnvironmentError from the run's store.
 absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options);
 

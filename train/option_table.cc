@@ -405,12 +405,17 @@ std::vector<OptionSpec> OffloadRows() {
                          "where the optimizer's state lives"),
       Choice<Durability>(
           "offload", "durability", &O::durability,
-          {{"auto", Durability::kAuto}, {"none", Durability::kNone}, {"step", Durability::kStep}},
-          "what a crash leaves: step (the last committed step; twice the space), "
-          "none (exports alone); auto: step where there is room"),
+          {{"auto", Durability::kAuto},
+           {"none", Durability::kNone},
+           {"step", Durability::kStep},
+           {"replay", Durability::kReplay}},
+          "what a crash leaves: step (the last committed step; twice the space), replay (the last "
+          "step whose gradients were complete), none (exports alone); auto: step where there is "
+          "room"),
       Whole<int64_t>("offload", "commit_every", &O::commit_every, 0, kManySteps,
                      "steps between commits; 0: each where all state is on disk, else so that they "
-                     "take 5 % of the time and ten minutes are lost at most"),
+                     "take 5 % of the time, more often where a crash would lose more than ten "
+                     "minutes"),
   };
 }
 

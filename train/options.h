@@ -20,7 +20,7 @@ enum class LrSchedule : uint8_t { kConstant, kLinear, kCosine };
 enum class ExportFormat : uint8_t { kHuggingFace, kNone };
 // What a crash may take: kStep keeps the last committed step, kNone the exports alone. kAuto: kStep
 // where the disk has room for it.
-enum class Durability : uint8_t { kAuto, kNone, kStep };
+enum class Durability : uint8_t { kAuto, kNone, kStep, kReplay };
 
 struct TrainOptions {
   // model, data

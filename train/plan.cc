@@ -58,6 +58,7 @@ class Planner {
     const int64_t left = budget - HostBytes(plan.terms);
     if (left < DemandedBytes()) return DoesNotFit(budget);
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, Place(tiles_, PlacementFor(left)));
+    plan.gradient_area = Area();
     plan.gradient_area_bytes =
         OffloadedAdamW::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
     AddPlacedTerms(plan);
@@ -154,6 +155,12 @@ class Planner {
     plan.commit_pace.every_steps = options_.commit_every;
     plan.commit_pace.resident_bytes =
         plan.placement.host_weight_bytes + plan.placement.host_state_bytes;
+    if (replays()) {
+      // A step's gradients are kept until it is committed.
+      plan.commit_pace.every_steps = 1;
+      transfers.write_bytes +=
+          plan.placement.host_gradient_bytes + TensorStore::IntentBytes(tiles_);
+    }
     const int64_t steps = StepsPerCommit(plan.commit_pace);
     transfers.write_bytes -=
         transfers.commit_bytes - (steps > 0 ? transfers.commit_bytes / steps : 0);
@@ -192,11 +199,15 @@ class Planner {
     return ChainWindow(inventory_.num_layers(), buffers);
   }
 
+  bool replays() const { return options_.durability == Durability::kReplay; }
+  GradientArea Area() const { return replays() ? GradientArea::kAll : GradientArea::kSpilled; }
+
   StepBuffers LeastBuffers() const { return StepBufferChoices(tiles_.num_stripes()).back(); }
 
   OffloadedAdamWOptions Optimizer(const StepBuffers& buffers) const {
     OffloadedAdamWOptions optimizer;
     optimizer.gradient_is_bf16 = options_.grad_dtype == DType::kBF16;
+    optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
     return optimizer;
   }
@@ -265,10 +276,13 @@ class Planner {
   void AddPlacedTerms(Plan& plan) const {
     const bool bf16 = options_.layout == Layout::kBf16;
     const int64_t areas = tiles_.weight_area_bytes() + tiles_.state_area_bytes();
-    const StripeBytes store_bytes =
-        TensorStore::DiskBytes(tiles_, num_slots_, plan.gradient_area_bytes);
+    StripeBytes store_bytes = TensorStore::DiskBytes(tiles_, num_slots_, plan.gradient_area_bytes);
+    int64_t gradient_area = Total(plan.gradient_area_bytes);
+    if (replays()) {
+      store_bytes[0] += TensorStore::IntentBytes(tiles_);
+      gradient_area += TensorStore::IntentBytes(tiles_);
+    }
     const int64_t store = Total(store_bytes);
-    const int64_t gradient_area = Total(plan.gradient_area_bytes);
     for (size_t i = 0; i < limits_.disks.size(); ++i) {
       plan.stripes.push_back({limits_.disks[i].folder, limits_.disks[i].weight, store_bytes[i]});
     }
@@ -380,15 +394,32 @@ std::string StripeLines(const Plan& plan) {
   return lines;
 }
 
+// With those of the gradients that are kept.
+int64_t FlushesPerCommit(const Plan& plan) {
+  const auto num_folders = static_cast<int64_t>(plan.stripes.size());
+  const int64_t of_gradients = plan.gradient_area == GradientArea::kAll ? num_folders + 1 : 0;
+  return kFlushesPerCommit * num_folders + of_gradients;
+}
+
+std::string_view NameOfDurability(const Plan& plan) {
+  if (plan.num_slots == 1) return "none";
+  return plan.gradient_area == GradientArea::kAll ? "replay" : "step";
+}
+
 std::string DurabilityLine(const Plan& plan) {
   const std::string commit =
-      fmt::format("{} and {} flushes", FormatBytes(plan.commit_bytes),
-                  kFlushesPerCommit * static_cast<int64_t>(plan.stripes.size()));
+      fmt::format("{} and {} flushes", FormatBytes(plan.commit_bytes), FlushesPerCommit(plan));
   if (plan.num_slots == 1) {
     return fmt::format(
         "durability none: one copy{}, committed ({}) when the run stops, evaluates or exports; a "
         "crash loses all since the last export\n",
         plan.lacks_room_for_two ? ", as the disk has no room for two" : "", commit);
+  }
+  if (plan.gradient_area == GradientArea::kAll) {
+    return fmt::format(
+        "durability replay: each step is committed, during the next ({}), and its gradients are "
+        "kept until then; a crash loses the running forward and backward pass\n",
+        commit);
   }
   // A step is committed when the forward pass of the next has applied its update.
   const int64_t steps = StepsPerCommit(plan.commit_pace);
@@ -459,10 +490,10 @@ Json ToJson(const Plan& plan) {
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
   json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
   const int64_t steps_per_commit = StepsPerCommit(plan.commit_pace);
-  json["durability"] = plan.num_slots > 1 ? "step" : "none";
+  json["durability"] = NameOfDurability(plan);
   json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
   json["commit_bytes"] = plan.commit_bytes;
-  json["flushes_per_commit"] = kFlushesPerCommit * plan.stripes.size();
+  json["flushes_per_commit"] = FlushesPerCommit(plan);
   json["rated_tbw"] = plan.rated_tbw;
   const std::optional<int64_t> steps_until_worn = StepsUntilWorn(plan);
   json["steps_until_tbw"] = steps_until_worn.has_value() ? Json(*steps_until_worn) : Json(nullptr);

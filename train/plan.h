@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/optimizer/held_gradients.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/step_schedule.h"
 #include "forebay/train/commit_policy.h"
@@ -41,9 +42,10 @@ struct Plan {
   int num_staging_tiles = 4;
   int64_t tokens_per_step = 0;  // packed rows * seq, padding included
   int64_t ram_budget_bytes = 0;
-  StripeBytes gradient_area_bytes;  // NVMe scratch for spilled gradients
-  int num_slots = kMostSlots;       // of the store; 1: --durability=none
-  bool lacks_room_for_two = false;  // why it has one slot, when nobody said so
+  GradientArea gradient_area = GradientArea::kSpilled;  // kAll: --durability=replay
+  StripeBytes gradient_area_bytes;                      // of it
+  int num_slots = kMostSlots;                           // of the store; 1: --durability=none
+  bool lacks_room_for_two = false;                      // why it has one slot, when nobody said so
   CommitPace commit_pace;
   int64_t commit_bytes = 0;  // that only a commit writes
   std::vector<PlanStripe> stripes;

@@ -309,6 +309,12 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
     resolver.AddProblem(
         fmt::format("--save_every={} does not go with --export=none", options.save_every));
   }
+  if (options.commit_every > 1 && options.durability == Durability::kReplay) {
+    resolver.AddProblem(
+        fmt::format("--commit_every={} does not go with --durability=replay, which keeps the "
+                    "gradients of one step and commits each. Give --commit_every=1",
+                    options.commit_every));
+  }
   if (!options.resume && options.commit_every > 0 && options.durability == Durability::kNone) {
     resolver.AddProblem(
         fmt::format("--commit_every={} does not go with --durability=none, which commits when the "

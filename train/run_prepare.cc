@@ -20,7 +20,6 @@
 #include "forebay/train/create_store.h"
 #include "forebay/train/disk_profile.h"
 #include "forebay/train/fingerprint.h"
-#include "forebay/train/metrics.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/pack_cache.h"
 #include "forebay/train/stripe_weights.h"
@@ -320,6 +319,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   store.tile_elems = run.options.tile_elems;
   store.num_slots = run.plan.num_slots;
   store.gradient_area_bytes = run.plan.gradient_area_bytes;
+  store.has_intents = run.plan.gradient_area == GradientArea::kAll;
   int64_t done_elems = 0;
   const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
     // The store has its own copy of the inventory; names identify tensors in both.
@@ -363,12 +363,12 @@ absl::Status CheckWeightsAreTheRuns(const TrainOptions& options, const TensorSto
 // So is how many copies there are.
 absl::Status CheckDurabilityIsTheRuns(const TrainOptions& options, const TensorStore& store) {
   const bool one_copy = store.num_slots() == 1;
-  const Durability of_run = one_copy ? Durability::kNone : Durability::kStep;
-  if (options.durability != Durability::kAuto && options.durability != of_run) {
+  const bool asks_for_one = options.durability == Durability::kNone;
+  if (options.durability != Durability::kAuto && asks_for_one != one_copy) {
     return UsageError(fmt::format(
         "--durability={}: the run keeps {}, which is fixed when it starts. Leave --durability out",
         OptionText(options, "durability"),
-        one_copy ? "one copy of its state (none)" : "two copies of its state (step)"));
+        one_copy ? "one copy of its state (none)" : "two copies of its state (step, replay)"));
   }
   if (one_copy && options.commit_every > 0) {
     return UsageError(fmt::format(
@@ -413,7 +413,9 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
   FOREBAY_RETURN_IF_ERROR(CheckWeightsAreTheRuns(resolved.options, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckDurabilityIsTheRuns(resolved.options, *run.store));
   run.options.tile_elems = run.store->tiles().tile_elems();
-  run.options.durability = run.store->num_slots() > 1 ? Durability::kStep : Durability::kNone;
+  if (run.options.durability == Durability::kAuto) {
+    run.options.durability = run.store->num_slots() > 1 ? Durability::kStep : Durability::kNone;
+  }
   run.resumed = true;
   return json;
 }
@@ -422,6 +424,14 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
                          PreparedRun& run) {
   const bool known = run_json.contains("fingerprint") && run_json["fingerprint"].is_object();
   if (known) FOREBAY_RETURN_IF_ERROR(CompareFingerprints(run_json["fingerprint"], fingerprint));
+  const Json& committed = run.store->committed().trainer;
+  if (known && committed.contains("settings") &&
+      committed["settings"] != FingerprintDigest(run_json["fingerprint"])) {
+    return CorruptError(
+        fmt::format("'{}' has other settings than the steps in the run's store were made with. Put "
+                    "back the file that belongs to it",
+                    run.paths.run_json));
+  }
   if (run.store->tiles().layout() != run.options.layout) {
     const std::string_view layout = NameOf(run.store->tiles().layout());
     return UsageError(
@@ -435,6 +445,9 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
                                 : run.store->EnsureGradientArea(run.plan.gradient_area_bytes);
   FOREBAY_RETURN_IF_ERROR(Annotate(room, "--resume"));
   if (run.options.dry_run) return absl::OkStatus();
+  if (run.plan.gradient_area == GradientArea::kAll) {
+    FOREBAY_RETURN_IF_ERROR(Annotate(run.store->EnsureIntentFile(), "--resume"));
+  }
   // A run made by `forebay init --run` gets its fingerprint from its first training session, and
   // one that was moved is found again without being told.
   const Json stores = RecordedStoreDirectories(run.options.out, run.store->directories());
@@ -443,11 +456,6 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
     run_json["stores"] = stores;
     FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.run_json, run_json.dump(2) + "\n"));
   }
-  const CommitInfo& committed = run.store->committed();
-  const Json& trainer = committed.trainer;
-  FOREBAY_ASSIGN_OR_RETURN(run.committed_line,
-                           AlignMetrics(run.paths.metrics, committed.step,
-                                        trainer.contains("metrics") ? trainer["metrics"] : Json()));
   return WriteRecords(run, resolved);
 }
 
@@ -544,6 +552,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   }
   FOREBAY_ASSIGN_OR_RETURN(const Json fingerprint,
                            MakeFingerprint(run.options, run.num_steps, run.data->info()));
+  run.fingerprint_digest = FingerprintDigest(fingerprint);
   run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge(

@@ -30,7 +30,7 @@ struct PreparedRun {
   RunPaths paths{""};
   std::string model_directory;  // where the export takes config and tokenizer files from
   bool resumed = false;
-  Json committed_line;  // of metrics.jsonl, when the run is resumed; null: it has none
+  std::string fingerprint_digest;  // what each commit carries of the settings
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<MemoryBudget> budget;
   std::unique_ptr<Engine> engine;

@@ -9,6 +9,7 @@ OffloadedAdamWOptions OptimizerOptions(const TrainOptions& options, const Plan& 
   OffloadedAdamWOptions result;
   result.adamw = {options.beta1, options.beta2, options.eps, options.weight_decay};
   result.gradient_is_bf16 = options.grad_dtype == DType::kBF16;
+  result.gradient_area = plan.gradient_area;
   result.num_threads = options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;
   return result;

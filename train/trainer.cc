@@ -21,9 +21,11 @@
 #include "forebay/train/evaluate.h"
 #include "forebay/train/export.h"
 #include "forebay/train/fingerprint.h"
+#include "forebay/train/kept_update.h"
 #include "forebay/train/logged_observer.h"
 #include "forebay/train/lr_schedule.h"
 #include "forebay/train/metrics.h"
+#include "forebay/train/run_exports.h"
 #include "forebay/train/run_folder.h"
 #include "forebay/train/run_prepare.h"
 #include "forebay/train/run_session.h"
@@ -55,10 +57,16 @@ class TrainingRun {
           "dry run: model, data, memory and disk space are in order; nothing was begun");
       return absl::OkStatus();
     }
-    FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));
     FOREBAY_RETURN_IF_ERROR(observer_.OpenLog(prepared_.paths.events));
     FOREBAY_RETURN_IF_ERROR(OpenSession());
-    const absl::Status status = TrainAndExport();
+    absl::Status status = RedoUpdate();
+    if (status.ok()) status = OpenMetrics();
+    if (status.ok()) status = TrainAndExport();
+    exports_->Await();
+    const absl::Status& exported = exports_->error();
+    const bool is_told = status.ok() || status == exported;
+    if (!is_told && !exported.ok()) Note(MessageOf(exported)).IgnoreError();
+    status.Update(exported);
     // The log is a courtesy; the error itself is what the caller reports.
     if (!status.ok()) observer_.Log(MessageOf(status)).IgnoreError();
     return status;
@@ -66,13 +74,19 @@ class TrainingRun {
 
  private:
   absl::Status OpenSession();
+  absl::Status RedoUpdate();
+  absl::Status NoteComputedAgain(int64_t step, const absl::Status& why) {
+    return Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
+                            MessageOf(why)));
+  }
+  absl::Status OpenMetrics();
   absl::Status TrainAndExport();
   absl::Status EvaluateWhatIsDue();
   absl::Status RunSteps();
   absl::Status RunStep(int64_t step);
   absl::Status FillBatches(int64_t step);
   absl::Status CheckFinite(int64_t step, const StepResult& result);
-  absl::Status BeginUpdate(int64_t step, const AdamWStep& scalars);
+  absl::Status BeginUpdate(int64_t step, const AdamWStep& scalars, const IoStats& io);
   bool CommitsAfter(int64_t step) const;
   absl::Status CommitStep(int64_t step);
   bool WritesInUpdate() const;
@@ -84,7 +98,8 @@ class TrainingRun {
   bool SavesAfter(int64_t step) const;
   absl::Status AfterStep(int64_t step, Json& line);
   absl::StatusOr<double> EvaluateHeldOut();
-  absl::Status SaveExport(int64_t step);
+  absl::Status BeginWriting();
+  absl::Status ExportResult();
   Json StepLine(int64_t num_tokens, double step_s, const Counters& before,
                 const Counters& after) const;
   Json Summary() const;
@@ -100,6 +115,7 @@ class TrainingRun {
   PreparedRun prepared_;
   LineLog metrics_;
   std::unique_ptr<RunSession> session_;
+  std::unique_ptr<RunExports> exports_;  // of --save_every
   std::unique_ptr<Sampler> sampler_;
   std::vector<MicroBatch> batches_;  // memory is reused from step to step
   size_t num_batches_ = 0;
@@ -119,6 +135,7 @@ class TrainingRun {
   double first_eval_loss_ = std::nan("");
   double last_eval_loss_ = std::nan("");
   double last_loss_ = std::nan("");
+  Json committed_line_;  // of metrics.jsonl, when the run is resumed; null: it has none
   // Of released_step_: what of its metrics does not depend on the clock.
   Json released_line_;
 };
@@ -126,14 +143,12 @@ class TrainingRun {
 absl::Status TrainingRun::OpenSession() {
   committed_step_ = prepared_.store->committed().step;
   released_step_ = committed_step_;
-  first_step_ = committed_step_ + 1;
-  const Json& committed_line = prepared_.committed_line;
-  if (committed_line.contains("loss") && committed_line["loss"].is_number()) {
-    last_loss_ = committed_line["loss"].get<double>();
-  }
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
                                               std::move(prepared_.store), prepared_.budget.get()));
+  exports_ = std::make_unique<RunExports>(
+      RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.keep},
+      &session_->store(), &observer_);
   sampler_ = std::make_unique<Sampler>(prepared_.data->info().num_rows, options_.seed);
   batches_.resize(options_.accum);
   const std::string kernel = session_->decoder().context().kernel_identity();
@@ -150,10 +165,49 @@ absl::Status TrainingRun::OpenSession() {
   if (committed.contains("kernel") && committed["kernel"] != kernel) {
     FOREBAY_RETURN_IF_ERROR(
         Note(fmt::format("the steps so far were computed with '{}', these with '{}': results stay "
-                         "correct, but differ in "
-                         "the last bits from an uninterrupted run",
+                         "correct, but differ in the last bits from an uninterrupted run",
                          committed["kernel"].get<std::string>(), kernel)));
   }
+  return absl::OkStatus();
+}
+
+// Of the step after the committed one, when a crash left its gradients whole.
+absl::Status TrainingRun::RedoUpdate() {
+  if (!prepared_.resumed || prepared_.plan.gradient_area != GradientArea::kAll) {
+    return absl::OkStatus();
+  }
+  observer_.OnPhase("looking for kept gradients", 0);
+  const RecoveredGradients recovered = session_->optimizer().RecoverGradients();
+  const int64_t step = committed_step_ + 1;
+  if (!recovered.damage.ok()) return NoteComputedAgain(step, recovered.damage);
+  if (!recovered.intent.has_value()) return absl::OkStatus();
+  absl::StatusOr<KeptUpdate> kept = DecodeUpdate(*recovered.intent, step);
+  if (!kept.ok()) {
+    session_->optimizer().AbandonStep();
+    return NoteComputedAgain(step, kept.status());
+  }
+  released_line_ = std::move(kept->metrics);
+  commit_is_due_ = true;
+  FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  session_->optimizer().BeginUpdate(kept->scalars, ResidentWrites::kNow);
+  released_step_ = step;
+  FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
+  return Note(fmt::format("step {}: its gradients were whole, and its update is applied", step));
+}
+
+// With the line of the committed step as its last.
+absl::Status TrainingRun::OpenMetrics() {
+  first_step_ = committed_step_ + 1;
+  if (prepared_.resumed) {
+    const Json& trainer = session_->store().committed().trainer;
+    FOREBAY_ASSIGN_OR_RETURN(
+        committed_line_, AlignMetrics(prepared_.paths.metrics, committed_step_,
+                                      trainer.contains("metrics") ? trainer["metrics"] : Json()));
+  }
+  if (committed_line_.contains("loss") && committed_line_["loss"].is_number()) {
+    last_loss_ = committed_line_["loss"].get<double>();
+  }
+  FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));
   return absl::OkStatus();
 }
 
@@ -165,19 +219,19 @@ absl::Status TrainingRun::TrainAndExport() {
   const absl::Status evaluated = EvaluateWhatIsDue();
   if (ExitCodeOf(evaluated) == ExitCode::kInterrupted) return StopInMidStep(evaluated);
   FOREBAY_RETURN_IF_ERROR(evaluated);
-  FOREBAY_RETURN_IF_ERROR(RunSteps());
-  if (options_.export_format == ExportFormat::kHuggingFace) {
-    FOREBAY_RETURN_IF_ERROR(
-        ExportModel(session_->store(), prepared_.model_directory, prepared_.paths.model,
-                    [&](double fraction) { observer_.OnPhase("exporting", fraction); }));
+  if (prepared_.resumed) {
+    const bool is_wanted = committed_step_ > 0 && SavesAfter(committed_step_);
+    FOREBAY_RETURN_IF_ERROR(exports_->MakeUp(is_wanted));
   }
+  FOREBAY_RETURN_IF_ERROR(RunSteps());
+  FOREBAY_RETURN_IF_ERROR(ExportResult());
   observer_.OnDone(Summary());
   return absl::OkStatus();
 }
 
 // Before the first step, and after a committed one whose evaluation was interrupted.
 absl::Status TrainingRun::EvaluateWhatIsDue() {
-  Json& line = prepared_.committed_line;
+  Json& line = committed_line_;
   if (committed_step_ == 0) {
     if (prepared_.eval_data == nullptr || line.is_object()) return absl::OkStatus();
     FOREBAY_ASSIGN_OR_RETURN(first_eval_loss_, EvaluateHeldOut());
@@ -218,6 +272,8 @@ absl::Status TrainingRun::SaveWhatIsDone() {
   if (committed_step_ == released_step_) return absl::OkStatus();
   // What lives in RAM may take a while.
   observer_.OnPhase("saving", 0);
+  // An update that is for no commit may have left the store alone.
+  FOREBAY_RETURN_IF_ERROR(BeginWriting());
   return FinishAndCommit(released_step_);
 }
 
@@ -226,7 +282,9 @@ absl::Status TrainingRun::SaveWhatIsDone() {
 absl::Status TrainingRun::AfterError(const absl::Status& error) {
   if (committed_step_ == released_step_) return error;
   const bool one_copy = session_->store().num_slots() == 1;
-  const bool tries = ExitCodeOf(error) != ExitCode::kStorage || one_copy;
+  // What an export says is of the disk that it goes to.
+  const bool tries =
+      ExitCodeOf(error) != ExitCode::kStorage || one_copy || error == exports_->error();
   const absl::Status saved = tries ? SaveWhatIsDone() : error;
   if (saved.ok()) {
     FOREBAY_RETURN_IF_ERROR(Note(fmt::format("the run is saved after step {}", committed_step_)));
@@ -236,8 +294,9 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
                          "(--durability=none) may be lost with them: {}",
                          committed_step_, MessageOf(saved))));
   } else {
-    FOREBAY_RETURN_IF_ERROR(Note(fmt::format(
-        "the steps after step {} are not saved; the run goes on from there", committed_step_)));
+    FOREBAY_RETURN_IF_ERROR(
+        Note(fmt::format("the steps after step {} are not saved; the run goes on from there{}",
+                         committed_step_, tries ? ": " + MessageOf(saved) : "")));
   }
   return error;
 }
@@ -285,14 +344,19 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm);
   // Here nothing is in flight but what an update that is not committed still writes. So every byte
   // is counted with one step: with that which reads it, or applies its update; or, of those writes,
-  // with the next.
+  // with the next. (What an export reads beside, with the step that it was read beside.)
   Counters after = ReadCounters();
-  FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, scalars));
-  released_line_ = {{"step", step},
-                    {"loss", result.loss},
-                    {"grad_norm", result.gradient_norm},
-                    {"lr", scalars.lr},
-                    {"tokens", result.num_tokens}};
+  const Json line_of_step = {{"step", step},
+                             {"loss", result.loss},
+                             {"grad_norm", result.gradient_norm},
+                             {"lr", scalars.lr},
+                             {"tokens", result.num_tokens}};
+  if (prepared_.plan.gradient_area == GradientArea::kAll) {
+    FOREBAY_RETURN_IF_ERROR(
+        session_->optimizer().PublishIntent(step, EncodeUpdate(scalars, line_of_step)));
+  }
+  FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, scalars, after.io));
+  released_line_ = line_of_step;
   // Otherwise the update is applied while the next step's forward pass goes by, and committed
   // there.
   if (CommitsAfter(step)) {
@@ -311,9 +375,8 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   return AfterStep(step, line);
 }
 
-// Makes the update of every layer due.
-absl::Status TrainingRun::BeginUpdate(int64_t step, const AdamWStep& scalars) {
-  const IoStats io = prepared_.engine->stats();
+// Makes the update of every layer due. `io`: what this process has moved so far.
+absl::Status TrainingRun::BeginUpdate(int64_t step, const AdamWStep& scalars, const IoStats& io) {
   SinceCommit since;
   since.steps = step - committed_step_;
   since.seconds = since_commit_.Seconds();
@@ -325,9 +388,7 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const AdamWStep& scalars) {
   }
   commit_is_due_ = CommitsAfter(step) || CommitIsDue(prepared_.plan.commit_pace, since);
   if (commit_is_due_) since_commit_.Restart();
-  if (commit_is_due_ || WritesInUpdate()) {
-    FOREBAY_RETURN_IF_ERROR(session_->store().BeginWriting());
-  }
+  if (commit_is_due_ || WritesInUpdate()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   session_->optimizer().BeginUpdate(
       scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
   released_step_ = step;
@@ -342,9 +403,8 @@ bool TrainingRun::WritesInUpdate() const {
          std::ranges::count(placement.state, Tier::kNvme) > 0;
 }
 
-// Requires: an update of `step` was begun, and is not committed.
+// Requires: an update of `step` was begun and is not committed, and the store takes writes.
 absl::Status TrainingRun::FinishAndCommit(int64_t step) {
-  FOREBAY_RETURN_IF_ERROR(session_->store().BeginWriting());
   FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
   return CommitStep(step);
 }
@@ -356,7 +416,8 @@ absl::Status TrainingRun::CheckFinite(int64_t step, const StepResult& result) {
           ? std::string("the loss")
           : fmt::format("the gradient of '{}'",
                         session_->store().inventory().layers()[result.first_nonfinite_layer].name);
-  FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
+  // Where that fails, AfterError says what is lost; this error stays the one to report.
+  SaveWhatIsDone().IgnoreError();
   return NumericalError(fmt::format(
       "step {}: {} is not finite (loss {}). Nothing of this step was applied; the run is committed "
       "after step {}. Lower --lr or add --warmup, check the data, and start again or --resume",
@@ -370,6 +431,7 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
   info.trainer = {{"num_steps", prepared_.num_steps},
                   {"rows_per_step", options_.batch * options_.accum},
                   {"seed", options_.seed},
+                  {"settings", prepared_.fingerprint_digest},
                   {"kernel", session_->decoder().context().kernel_identity()},
                   {"metrics", released_line_}};
   FOREBAY_RETURN_IF_ERROR(session_->store().Commit(info));
@@ -408,21 +470,28 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   line["eta_s"] =
       session_s_ / static_cast<double>(done) * static_cast<double>(prepared_.num_steps - step);
   observer_.OnStep(line);
-  if (!SavesAfter(step)) return absl::OkStatus();
-  FOREBAY_RETURN_IF_ERROR(SaveExport(step));
-  counted_ = ReadCounters();  // nor is an export
-  return absl::OkStatus();
+  exports_->Poll();
+  FOREBAY_RETURN_IF_ERROR(exports_->error());
+  return SavesAfter(step) ? exports_->Start() : absl::OkStatus();
 }
 
-absl::Status TrainingRun::SaveExport(int64_t step) {
-  FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(prepared_.paths.exports));
-  const std::string destination = JoinPath(prepared_.paths.exports, fmt::format("step-{}", step));
-  FOREBAY_RETURN_IF_ERROR(
-      ExportModel(session_->store(), prepared_.model_directory, destination,
-                  [&](double fraction) { observer_.OnPhase("exporting", fraction); }));
-  FOREBAY_RETURN_IF_ERROR(
-      Note(fmt::format("exported the model of step {} to {}", step, destination)));
-  return PruneExports(prepared_.paths.exports, options_.keep);
+// ---- Exports
+
+// Of the run's end.
+absl::Status TrainingRun::ExportResult() {
+  exports_->Await();
+  FOREBAY_RETURN_IF_ERROR(exports_->error());
+  if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
+  return ExportModel(StoreSnapshot(&session_->store()), prepared_.model_directory,
+                     prepared_.paths.model,
+                     [&](double fraction) { observer_.OnPhase("exporting", fraction); });
+}
+
+// An export reads the slot that the step after the next commit writes to (of one slot: that the
+// next step does).
+absl::Status TrainingRun::BeginWriting() {
+  if (session_->store().AwaitsSnapshot()) exports_->Await();
+  return session_->store().BeginWriting();
 }
 
 absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {

@@ -73,9 +73,10 @@ def _must(*command):
 
 
 @contextlib.contextmanager
-def tmpfs(folder):
+def tmpfs(folder, options="size=256m"):
+    """A file system of its own at `folder`."""
     folder.mkdir()
-    _must("mount", "-t", "tmpfs", "-o", "size=256m", "none", str(folder))
+    _must("mount", "-t", "tmpfs", "-o", options, "none", str(folder))
     try:
         yield folder
     finally:

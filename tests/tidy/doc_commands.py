@@ -1,4 +1,5 @@
-"""Every command in README.md, CONTRIBUTING.md and docs/ is executed by something, and every link leads somewhere.
+"""Every command in README.md, CONTRIBUTING.md and docs/ is executed by something, every program is compiled, and every
+link leads somewhere.
 
 A block of commands (fenced as ```sh) follows a line that says what executes it:
 
@@ -7,6 +8,10 @@ A block of commands (fenced as ```sh) follows a line that says what executes it:
 
 `doc_commands.py list ROOT` checks the marks; `doc_commands.py run ROOT BIN SCRATCH` also executes the blocks
 marked "test", in order, in one scratch folder where build/bin is BIN and the models are tiny (make_scratch).
+
+A program in the docs (fenced as ```cpp) is a source of the tree, which the build compiles, letter by letter:
+
+    <!-- source: tests/swap/embedding_example.cc -->
 """
 
 import json
@@ -17,6 +22,7 @@ import subprocess
 import sys
 
 BLOCK = re.compile(r"^(?:<!-- run: (?P<by>[^>]*?) -->\n)?```sh\n(?P<commands>.*?)^```$", re.M | re.S)
+PROGRAM = re.compile(r"^(?:<!-- source: (?P<source>[^>]*?) -->\n)?```cpp\n(?P<text>.*?)^```$", re.M | re.S)
 
 
 def documents_of(root):
@@ -32,7 +38,7 @@ def blocks_of(root):
             yield f"{path.relative_to(root)}:{line}", block["by"], block["commands"]
 
 
-def problems_of(root):
+def problems_of_commands(root):
     for where, by, commands in blocks_of(root):
         if by is None:
             yield f"{where}: say above the block what runs it: <!-- run: test --> or <!-- run: PROGRAM -->"
@@ -46,10 +52,30 @@ def problems_of(root):
                     yield f"{where}: '{command}' is not run by {by}"
 
 
+def problems_of_programs(root):
+    for path in documents_of(root):
+        text = path.read_text()
+        for program in PROGRAM.finditer(text):
+            where = f"{path.relative_to(root)}:{text.count(chr(10), 0, program.start()) + 1}"
+            if program["source"] is None:
+                yield f"{where}: say above the program which source it is: <!-- source: FILE -->"
+            elif not (root / program["source"]).exists():
+                yield f"{where}: is said to be {program['source']}, which is not there"
+            elif (root / program["source"]).read_text() != program["text"]:
+                yield f"{where}: differs from {program['source']}"
+
+
+def problems_of_links(root):
     for path in documents_of(root):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
             if not (path.parent / target).exists():
                 yield f"{path.relative_to(root)}: links to {target}, which is not there"
+
+
+def problems_of(root):
+    yield from problems_of_commands(root)
+    yield from problems_of_programs(root)
+    yield from problems_of_links(root)
 
 
 def make_tiny_model(folder):

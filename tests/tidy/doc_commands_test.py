@@ -33,6 +33,13 @@ class DocCommandsTest(unittest.TestCase):
     def test_a_command_that_the_named_program_does_not_run_is_found(self):
         self.assertIn("is not run by", self.problems_of("<!-- run: scripts/test -->\n```sh\nrm x\n```\n")[0])
 
+    def test_a_program_is_the_source_that_it_is_said_to_be(self):
+        with_source = "<!-- source: scripts/test -->\n```cpp\n{}```\n"
+        self.assertEqual(self.problems_of(with_source.format("")), [])
+        self.assertIn("differs from", self.problems_of(with_source.format("int x;\n"))[0])
+        self.assertIn("which source", self.problems_of("```cpp\nint x;\n```\n")[0])
+        self.assertIn("is not there", self.problems_of("<!-- source: no.cc -->\n```cpp\n```\n")[0])
+
     def test_a_link_that_leads_nowhere_is_found(self):
         self.assertIn("docs/no.md", self.problems_of("[x](docs/no.md#part)")[0])
 

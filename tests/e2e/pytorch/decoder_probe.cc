@@ -99,7 +99,7 @@ absl::Status WriteGradients(const std::string& path, const Inventory& inventory,
     FOREBAY_RETURN_IF_ERROR(writer->Append(std::as_bytes(
         std::span(gradients.layers[tensor.layer]).subspan(tensor.offset_elems, tensor.num_elems))));
   }
-  return writer->Finish();
+  return writer->Finish().status();
 }
 
 // Half of the tokens together as a prompt, in chunks of the decoder's choice, then one by one.

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 
+import confined
 import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
 
@@ -330,21 +331,8 @@ def test_without_ram_a_share_of_what_is_available_is_taken(forebay, good):
     assert 0 < plan["ram_budget_bytes"] <= total
 
 
-@contextlib.contextmanager
-def small_disk(folder, options):
-    """A file system of its own at `folder`."""
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_disk_that_is_too_small_is_found_before_the_start(forebay, good, tmp_path):
-    with small_disk(tmp_path / "disk", "size=1m") as disk:
+    with confined.tmpfs(tmp_path / "disk", "size=1m") as disk:
         message = refusal(forebay, tmp_path, good, 4, out=disk / "run")
         assert_words(message, "swap area", str(disk / "run"), "free", "--nvme")
         assert os.listdir(disk) == []
@@ -353,7 +341,7 @@ def test_a_disk_that_is_too_small_is_found_before_the_start(forebay, good, tmp_p
 
 
 def test_a_disk_that_is_full_at_the_end_costs_no_step(forebay, good, tmp_path):
-    with small_disk(tmp_path / "disk", "size=64m") as disk:
+    with confined.tmpfs(tmp_path / "disk", "size=64m") as disk:
         settings = dict(good, out=disk / "run")
         assert forebay.run("train", check=False, stop_after=1, **settings).returncode == 75
         filler = disk / "filler"
@@ -371,7 +359,7 @@ def test_a_disk_that_is_full_at_the_end_costs_no_step(forebay, good, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_data_is_read(forebay, good, tmp_path):
-    with small_disk(tmp_path / "disk", "ro") as disk:
+    with confined.tmpfs(tmp_path / "disk", "ro") as disk:
         for changes in (dict(out=disk / "run"), dict(nvme=disk / "swap")):
             message = refusal(forebay, tmp_path, good, 5, **dict(changes, data=tmp_path / "not-there"))
             assert_words(message, str(disk), "EROFS")

@@ -1,5 +1,6 @@
 """What --durability and --commit_every promise: to whoever kills a run, stops it, or has little room on the disk."""
 
+import errno
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import time
 
+import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
 
@@ -43,7 +45,14 @@ def store_bytes(out):
 @pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
 @pytest.mark.parametrize(
     "mode",
-    [dict(durability="none"), dict(durability="step"), dict(commit_every=1), dict(commit_every=3), dict(commit_every=100)],
+    [
+        dict(durability="none"),
+        dict(durability="step"),
+        dict(durability="replay"),
+        dict(commit_every=1),
+        dict(commit_every=3),
+        dict(commit_every=100),
+    ],
     ids=lambda mode: "-".join(f"{key}={value}" for key, value in mode.items()),
 )
 def test_the_digest_does_not_depend_on_the_mode_with_a_stop_anywhere(forebay, task, expected, tmp_path, tiers, mode):
@@ -158,7 +167,9 @@ def test_what_was_done_is_committed_when_the_loss_is_not_finite(forebay, task, t
     "run_mode, said, named",
     [
         (dict(durability="none"), dict(durability="step"), "one copy"),
+        (dict(durability="none"), dict(durability="replay"), "one copy"),
         (dict(durability="step"), dict(durability="none"), "two copies"),
+        (dict(durability="replay"), dict(durability="none"), "two copies"),
         (dict(durability="none"), dict(durability="auto", commit_every=2), "one copy"),
     ],
 )
@@ -176,15 +187,45 @@ def test_commits_of_one_copy_cannot_be_asked_for(forebay, task, tmp_path):
     assert refused.returncode == 2 and "--commit_every=2 does not go with --durability=none" in refused.stderr
 
 
+def test_kept_gradients_belong_to_one_step(forebay, task, tmp_path):
+    refused = forebay.run("train", out=tmp_path / "run", check=False, durability="replay", commit_every=2, **task)
+    assert refused.returncode == 2 and "--commit_every=2 does not go with --durability=replay" in refused.stderr
+
+
+@pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
+def test_a_kill_costs_no_step_whose_gradients_were_whole(forebay, task, tmp_path, tiers):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    # Longer than any kill takes to arrive. When a step is reported, its gradients are kept.
+    settings = dict(task, **tiers, steps=5000, durability="replay")
+    kill_in_step(forebay, settings, out, 5)
+    committed = committed_step(forebay, out)
+    resumed = forebay.run("train", "--resume", out=out, stop_after=3, check=False)
+    assert resumed.returncode == 75, resumed.stderr
+    # The kill came at some moment after step 5: in the next forward pass, or as late as a backward one.
+    reached = committed_step(forebay, out)
+    assert reached >= 8
+    applied = f"step {reached - 3}: its gradients were whole, and its update is applied" in resumed.stderr
+    assert applied == (reached - 3 == committed + 1)
+    forebay.run("train", out=whole, stop_after=reached, check=False, **settings)
+    assert forebay.digest(out) == forebay.digest(whole)
+    lines = [json.loads(line)["step"] for line in open(out / "metrics.jsonl", encoding="utf-8")]
+    assert lines == list(range(1, reached + 1))
+
+
+@pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
+def test_a_step_writes_what_the_plan_says(forebay, task, tmp_path, tiers):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, durability="replay", **task, **tiers)
+    plan = json.loads((out / "plan.json").read_text())
+    lines = [json.loads(line) for line in open(out / "metrics.jsonl", encoding="utf-8")]
+    assert {line["write_bytes"] for line in lines[1:-1]} == {plan["write_bytes_per_step"]}
+    assert plan["durability"] == "replay" and plan["commit_every"] == 1
+
+
 def test_without_room_for_two_copies_there_is_one_and_a_warning(forebay, task, expected, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
     plan = json.loads(forebay.run("plan", task["model"], "--format=json", seq=SEQ, durability="none", export="none").stdout)
     size = plan["nvme_bytes"] + (256 << 10)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with confined.tmpfs(tmp_path / "disk", f"size={size}") as disk:
         for mode in (dict(durability="step"), dict(commit_every=1)):
             refused = forebay.run("train", out=tmp_path / "run", nvme=disk, check=False, **task, **mode)
             assert refused.returncode == 4 and "--durability=none" in refused.stderr, refused.stderr
@@ -192,8 +233,92 @@ def test_without_room_for_two_copies_there_is_one_and_a_warning(forebay, task, e
         assert "no room for two copies" in done.stderr
         assert "durability none: one copy, as the disk has no room for two" in done.stdout + done.stderr
         assert forebay.digest(tmp_path / "run") == expected
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk):
+    """Another program takes all that is left of a file system, to the byte."""
+    free = os.statvfs(disk)
+    with open(disk / "other", "wb", buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+
+
+# So many that the disk is full long before the last.
+MANY_STEPS = 200
+
+
+@pytest.fixture(scope="module")
+def expected_after_many(forebay, task, tmp_path_factory):
+    out = tmp_path_factory.mktemp("many") / "run"
+    forebay.run("train", out=out, **(task | dict(steps=MANY_STEPS)))
+    return forebay.digest(out)
+
+
+def train_while_another_program_fills(forebay, disk, out, settings):
+    """Exit code and messages of a run that meets a full disk, some steps from its beginning."""
+    command = [forebay.binary, "train", "--format=json", f"--out={out}"]
+    command += [f"--{key}={value}" for key, value in settings.items()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            event = json.loads(line)
+            if event.get("event") == "step" and event["step"] == 2:
+                process.send_signal(signal.SIGSTOP)
+                fill(disk)
+                process.send_signal(signal.SIGCONT)
+        return process.wait(), process.stderr.read()
+
+
+@pytest.mark.parametrize("mode", ["step", "none", "replay"])
+def test_a_swap_area_has_its_space_when_another_program_fills_the_disk(
+    forebay, task, expected_after_many, tmp_path, mode
+):
+    settings = task | dict(ON_DISK, durability=mode, steps=MANY_STEPS)
+    with confined.tmpfs(tmp_path / "disk", "size=64m") as disk:
+        out = tmp_path / "run"
+        code, errors = train_while_another_program_fills(forebay, disk, out, dict(settings, nvme=disk))
+        assert code == 0, errors
+        assert forebay.digest(out) == expected_after_many
+
+
+def test_a_run_on_a_disk_that_another_program_fills_keeps_what_it_has_done(
+    forebay, task, expected_after_many, tmp_path
+):
+    with confined.tmpfs(tmp_path / "disk", "size=64m") as disk:
+        out = disk / "run"
+        settings = task | dict(ON_DISK, save_every=20, keep=100, export="hf", steps=MANY_STEPS)
+        code, errors = train_while_another_program_fills(forebay, disk, out, settings)
+        assert code == 5 and "ENOSPC" in errors, errors
+        # The engine is tried before anything is read: that takes a block.
+        refused = forebay.run("train", "--resume", out=out, check=False)
+        assert refused.returncode == 5 and "free space there and resume" in refused.stderr, refused.stderr
+        # Of what could not be written nothing passes for whole.
+        for export in (out / "exports").glob("step-*[0-9]"):
+            forebay.run("inspect", str(export))
+        (disk / "other").unlink()
+        forebay.run("train", "--resume", out=out)
+        assert forebay.digest(out) == expected_after_many
+
+
+def test_exports_are_whole_or_absent_whenever_the_run_is_killed(forebay, task, tmp_path):
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    # Each step is exported while the next ones run, of which at most one can end meanwhile.
+    settings = task | dict(ON_DISK, save_every=1, keep=3, export="hf", schedule="constant")
+    rng = random.Random(7)
+    for attempt in range(6):
+        resume = ["--resume"] if attempt > 0 else []
+        command = [forebay.binary, "train", *resume, f"--out={out}"]
+        command += [f"--{key}={value}" for key, value in (settings | dict(steps=5000)).items()]
+        kill_after(command, rng.uniform(0.3, 1.5))
+        for export in (out / "exports").glob("step-*[0-9]"):
+            assert forebay.run("inspect", str(export), "--verify").returncode == 0
+    stopped = forebay.run("train", "--resume", out=out, stop_after=2, check=False)
+    assert stopped.returncode == 75, stopped.stderr
+    step = committed_step(forebay, out)
+    # And what is left of an unfinished one goes with the next that is finished.
+    assert f"step-{step}" in os.listdir(out / "exports") and len(os.listdir(out / "exports")) <= 3
+    forebay.run("train", out=whole, **(settings | dict(steps=step, save_every=0)))
+    digest = json.loads(forebay.run("inspect", str(out / "exports" / f"step-{step}"), "--hash", "--format=json").stdout)
+    expected = json.loads(forebay.run("inspect", str(whole / "model"), "--hash", "--format=json").stdout)
+    assert digest["digest"] == expected["digest"]
 
 
 def kill_after(command, seconds):
@@ -209,7 +334,9 @@ def kill_after(command, seconds):
 
 
 @pytest.mark.parametrize(
-    "mode", [dict(ON_DISK), dict(IN_RAM, commit_every=3)], ids=["each_step_on_disk", "each_third_in_ram"]
+    "mode",
+    [dict(ON_DISK), dict(IN_RAM, commit_every=3), dict(ON_DISK, durability="replay")],
+    ids=["each_step_on_disk", "each_third_in_ram", "replay"],
 )
 def test_killed_again_and_again_it_ends_in_the_same_bits(forebay, task, tmp_path, mode):
     seed = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(1 << 32)))

@@ -379,7 +379,51 @@ def test_repair_guesses_nothing(forebay, task, tmp_path):
 
 def test_verify_of_a_model_folder_says_that_it_has_no_checksums(forebay, task):
     refused = forebay.run("inspect", task["model"], "--verify", check=False)
-    assert refused.returncode == 2 and "a model folder, which has none" in refused.stderr, refused.stderr
+    assert refused.returncode == 3 and "has no 'forebay_export.json'" in refused.stderr, refused.stderr
+    refused = forebay.run("inspect", task["model"], "--repair", check=False)
+    assert refused.returncode == 2 and "is a model folder" in refused.stderr, refused.stderr
+
+
+def test_a_run_json_with_other_settings_than_the_store_was_trained_with_is_refused(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, stop_after=2, check=False, **task)
+    before = (out / "run.json").read_text()
+    json_text = json.loads(before)
+    json_text["fingerprint"]["lr"] = "0.5"
+    (out / "run.json").write_text(json.dumps(json_text))
+    refused = forebay.run("train", "--resume", out=out, lr=0.5, check=False)
+    assert refused.returncode == 8 and "has other settings" in refused.stderr, refused.stderr
+    (out / "run.json").write_text(before)
+    forebay.run("train", "--resume", out=out)
+
+
+def test_an_exported_model_is_compared_with_its_manifest(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, **task)
+    model = out / "model"
+    manifest = json.loads((model / "forebay_export.json").read_text())
+    assert manifest["format"] == 1 and manifest["step"] == 4
+    names = {entry["name"] for entry in manifest["files"]}
+    assert names == set(os.listdir(model)) - {"forebay_export.json"} and "model.safetensors" in names
+    for entry in manifest["files"]:
+        assert entry["bytes"] == (model / entry["name"]).stat().st_size
+    assert "all of it is what was written" in forebay.run("inspect", str(model), "--verify").stdout
+    # Byte by byte in the middle of each file, and without it.
+    for name in sorted(names):
+        path = model / name
+        whole = path.read_bytes()
+        changed = bytearray(whole)
+        # Of the weights alone, so that the model is one still.
+        changed[-2 if name == "model.safetensors" else len(whole) // 2] ^= 1
+        for damage in (lambda: path.write_bytes(changed), path.unlink):
+            damage()
+            found = forebay.run("inspect", str(model), "--verify", "--format=json", check=False)
+            assert found.returncode in (3, 8), (name, found.stderr)
+            assert name in found.stdout + found.stderr, (name, found.stdout, found.stderr)
+        path.write_bytes(whole)
+    (model / "forebay_export.json").write_text('{"format": 1, "files": [{"name": "../x", "bytes": 1, "xxh3_128": ""}]}')
+    refused = forebay.run("inspect", str(model), "--verify", check=False)
+    assert refused.returncode == 8 and "names the file '../x'" in refused.stderr, refused.stderr
 
 
 def test_a_run_goes_on_from_another_folder(forebay, task, tmp_path):

@@ -103,7 +103,7 @@ def test_300_steps_in_bf16_reach_the_same_held_out_loss(forebay, smollm2, tmp_pa
     )
     out = tmp_path / "run"
     forebay.run(
-        "train", model=smollm2, data=data, out=out, ram="1GiB", batch=batch, accum=1, seq=seq, steps=steps,
+        "train", timeout=7200, model=smollm2, data=data, out=out, ram="1GiB", batch=batch, accum=1, seq=seq, steps=steps,
         **dict(settings, betas="0.9,0.999"),
     )
     batches = reference.epoch_batches(tokens, flags, batch)

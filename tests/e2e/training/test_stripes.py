@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 
+import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
 
@@ -460,12 +461,7 @@ def test_a_folder_that_cannot_be_listed_is_named_with_the_reason(forebay, task, 
 
 
 def test_a_folder_on_a_small_disk_gets_what_it_has_room_for(forebay, task, whole, tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k", "none", str(small)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    try:
+    with confined.tmpfs(tmp_path / "small", "size=1200k") as small:
         settings = dict(task, nvme=f"{tmp_path / 'a'},{small}", nvme_weights="1,1", durability="step")
         message = refusal(forebay, 4, "train", out=tmp_path / "run", **settings)
         assert f"the file system of '{small}'" in message and "are missing" in message
@@ -484,5 +480,3 @@ def test_a_folder_on_a_small_disk_gets_what_it_has_room_for(forebay, task, whole
         plan = {key: value for key, value in settings.items() if key != "data"}
         forebay.run("clean", str(tmp_path / "other"))
         forebay.run("plan", **plan)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)

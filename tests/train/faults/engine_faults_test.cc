@@ -71,6 +71,7 @@ struct Setting {
   bool roomy = false;
   bool resumed = false;  // the process that fails goes on with a run that another one began
   bool striped = false;  // two folders
+  bool replays = false;  // --durability=replay
 };
 void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.name;
@@ -81,6 +82,8 @@ constexpr Setting kSettings[] = {
     {"SimulatedDiskResumed", Under::kSimulatedDisk, false, true},
     {"SimulatedDiskTwoFolders", Under::kSimulatedDisk, false, false, true},
     {"SimulatedDiskTwoFoldersResumed", Under::kSimulatedDisk, false, true, true},
+    {.name = "SimulatedDiskReplay", .replays = true},
+    {.name = "SimulatedDiskRoomyReplayResumed", .roomy = true, .resumed = true, .replays = true},
     {"Threads", Under::kThreads},
     {"ThreadsTwoFolders", Under::kThreads, false, false, true},
     {"IoUring", Under::kIoUring},
@@ -110,8 +113,11 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
   // Of a run from the start.
   TrainOptions Options(const std::string& name) const {
     const std::string out = folder_.Path(name);
-    if (GetParam().striped) return task_.StripedRun(out);
-    return GetParam().roomy ? task_.RoomyRun(out) : task_.TightRun(out);
+    TrainOptions options = GetParam().striped ? task_.StripedRun(out)
+                           : GetParam().roomy ? task_.RoomyRun(out)
+                                              : task_.TightRun(out);
+    if (GetParam().replays) options.durability = Durability::kReplay;
+    return options;
   }
   // Of the process that the cases are about, in a folder that is ready for it.
   TrainOptions PreparedOptions(const std::string& name) const {
@@ -223,8 +229,9 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     std::vector<CallName> calls;
     const absl::Status status = RunOn(faults, options, calls);
     made = std::ranges::count(calls, c.call) == 1;
-    // Of the checksums there is a second copy.
-    const bool is_spared = c.call.kind == IoKind::kRead && c.call.file.ends_with("seals.fbs");
+    // Of the checksums there is a second copy; without an intent a step is computed again.
+    const bool is_spared = c.call.kind == IoKind::kRead && (c.call.file.ends_with("seals.fbs") ||
+                                                            c.call.file.ends_with("intent.fbs"));
     EXPECT_EQ(ExitCodeOf(status),
               made && !is_spared ? ExpectedExit(c.call.kind, c.fault) : ExitCode::kOk)
         << status;
@@ -302,8 +309,13 @@ TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
         EXPECT_EQ(has(kind, folder + file), kind != IoKind::kRead || is_read_back) << file;
       }
     }
-    EXPECT_EQ(has(IoKind::kWrite, folder + "gradients.fbs"), !GetParam().roomy);
+    EXPECT_EQ(has(IoKind::kWrite, folder + "gradients.fbs"),
+              !GetParam().roomy || GetParam().replays);
     EXPECT_EQ(has(IoKind::kRead, folder + "gradients.fbs"), !GetParam().roomy);
+  }
+  for (const IoKind kind : {IoKind::kRead, IoKind::kWrite, IoKind::kFlush}) {
+    EXPECT_EQ(has(kind, "intent.fbs"),
+              GetParam().replays && (kind != IoKind::kRead || GetParam().resumed));
   }
 }
 
@@ -314,7 +326,7 @@ TEST_P(EngineFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits)
   if (kUnderSanitizer) {
     const uint64_t stride = FullSuite() ? 2 : 6;
     RunCases(DrawnCases(simulated ? stride : 8 * stride, /*with_eio=*/false));
-  } else if (simulated && !GetParam().roomy && !GetParam().resumed) {
+  } else if (simulated && !GetParam().roomy && !GetParam().resumed && !GetParam().replays) {
     RunCases(DrawnCases(1, /*with_eio=*/true));
   } else {
     RunCases(DrawnCases(simulated ? 1 : 8, /*with_eio=*/false));

@@ -120,8 +120,9 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     absl::StatusOr<Plan> plan = MakePlan(config_, options_, {.num_cores = 1});
     FOREBAY_CHECK(plan.ok());
     plan->placement.gradients.assign(plan->placement.gradients.size(), GetParam().gradients);
-    plan->gradient_area_bytes =
-        PlaceGradients(plan->placement, plan->tiles, SizeOf(options_.grad_dtype)).area_bytes;
+    plan->gradient_area_bytes = PlaceGradients(plan->placement, plan->tiles,
+                                               SizeOf(options_.grad_dtype), GradientArea::kSpilled)
+                                    .area_bytes;
     return *std::move(plan);
   }
 

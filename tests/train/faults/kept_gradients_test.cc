@@ -1,0 +1,175 @@
+// --durability=replay: a run that ends between two commits, its gradients whole, goes on with the
+// update of that step and computes nothing of it again; and to the same bits whatever happened to
+// them.
+#include <fcntl.h>
+
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/swap/store_folders.h"
+#include "forebay/tests/train/faults/breaking_disk.h"
+#include "forebay/tests/train/faults/fault_suite.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr char kApplied[] = "step 2: its gradients were whole, and its update is applied";
+
+struct Setting {
+  const char* name;
+  TrainOptions (ToyTask::*options)(const std::string& out) const;
+};
+void PrintTo(const Setting& setting, std::ostream* out) {
+  *out << setting.name;
+}
+
+class ReplayTest : public testing::TestWithParam<Setting> {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(TrainToy((task_.*GetParam().options)(folder_.Path("undisturbed"))), absl::OkStatus());
+    auto expected = ResultOf(folder_.Path("undisturbed"));
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    expected_ = *std::move(expected);
+    options_ = (task_.*GetParam().options)(folder_.Path("run"));
+    options_.durability = Durability::kReplay;
+  }
+
+  // As a power cut or a kill after the second step was reported: its update is due, its gradients
+  // are kept, and only the first step is committed.
+  void EndInTheThirdStep() {
+    BreakingDisk disk;
+    NotingObserver observer([&] { disk.broken = true; });
+    const absl::Status status = TrainToy(options_, OnDisk(&disk), observer);
+    ASSERT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+    ASSERT_THAT(observer.notes,
+                Contains("the steps after step 1 are not saved; the run goes on from there"));
+  }
+
+  void Resume() {
+    options_.resume = true;
+    NotingObserver observer([] {});
+    const absl::Status status = TrainToy(options_, {}, observer);
+    ASSERT_TRUE(status.ok()) << status;
+    notes_ = std::move(observer.notes);
+    steps_ = std::move(observer.steps);
+    ExpectResumesTo(expected_, options_, status);
+  }
+
+  std::string StoreFile(const char* name) const {
+    const std::string store =
+        options_.nvme.empty() ? JoinPath(options_.out, "swap") : options_.nvme.front();
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(store)) {
+      if (entry.path().filename() == name) return entry.path();
+    }
+    return "";
+  }
+  void FlipByte(const char* name, int64_t offset_bytes) {
+    const std::string path = StoreFile(name);
+    const auto fd = OpenFile(path, O_RDWR);
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    std::array<std::byte, 1> byte;
+    ASSERT_TRUE(PreadAll(fd->get(), byte, offset_bytes, path).ok());
+    byte[0] ^= std::byte{16};
+    ASSERT_TRUE(PwriteAll(fd->get(), byte, offset_bytes, path).ok());
+  }
+
+  const TemporaryFolder folder_{FolderInRam()};
+  const ToyTask task_{folder_.path()};
+  ToyResult expected_;
+  TrainOptions options_;
+  std::vector<std::string> notes_;
+  std::vector<int64_t> steps_;
+};
+
+TEST_P(ReplayTest, AnUndisturbedRunHasTheSameBits) {
+  ASSERT_EQ(TrainToy(options_), absl::OkStatus());
+  ExpectResumesTo(expected_, options_, absl::OkStatus());
+}
+
+TEST_P(ReplayTest, TheUpdateOfAStepWhoseGradientsWereWholeIsApplied) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_, Contains(kApplied));
+  EXPECT_THAT(steps_, ElementsAre(3)) << "and nothing of it is computed again";
+}
+
+TEST_P(ReplayTest, WithoutItTheStepIsComputedAgain) {
+  options_.durability = Durability::kStep;
+  ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(steps_, ElementsAre(2, 3));
+}
+
+TEST_P(ReplayTest, DamagedGradientsAreNotUsedAndThatIsSaid) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
+  FlipByte(kGradientsName, 100);
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_,
+              Contains(HasSubstr("step 2 is computed again, as its gradients cannot be used: '" +
+                                 StoreFile(kGradientsName))));
+  EXPECT_THAT(steps_, ElementsAre(2, 3));
+}
+
+TEST_P(ReplayTest, ADamagedIntentCostsAStep) {
+  for (const int64_t offset_bytes : {0, 9, 20, 60, 90, 4090, 4100}) {
+    SCOPED_TRACE(offset_bytes);
+    options_.resume = false;
+    ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
+    FlipByte(kIntentName, offset_bytes);
+    ASSERT_NO_FATAL_FAILURE(Resume());
+    EXPECT_THAT(notes_, Not(Contains(kApplied)));
+    EXPECT_THAT(steps_, ElementsAre(2, 3));
+    ASSERT_TRUE(RemoveTree(options_.out).ok());
+  }
+}
+
+// Its intent is left behind, and is for a step that is committed since.
+TEST_P(ReplayTest, MayBeSwitchedOffAndOn) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
+  options_.resume = true;
+  options_.durability = Durability::kStep;
+  options_.stop_after = 1;
+  ASSERT_EQ(ExitCodeOf(TrainToy(options_)), ExitCode::kInterrupted);
+  options_.stop_after = 0;
+  options_.durability = Durability::kReplay;
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_, Not(Contains(HasSubstr("gradients"))));
+  EXPECT_THAT(steps_, ElementsAre(3));
+}
+
+TEST_P(ReplayTest, TheLastStepNeedsNothingMore) {
+  options_.stop_after = kToySteps - 1;
+  ASSERT_EQ(ExitCodeOf(TrainToy(options_)), ExitCode::kInterrupted);
+  options_.stop_after = 0;
+  options_.resume = true;
+  // The commit of the last step fails, when its intent was published.
+  BreakingDisk disk;
+  disk.break_at = "/seals.fbs";
+  NotingObserver observer([] {});
+  const absl::Status status = TrainToy(options_, OnDisk(&disk), observer);
+  ASSERT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_, Contains("step 3: its gradients were whole, and its update is applied"));
+  EXPECT_TRUE(steps_.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Runs, ReplayTest,
+                         testing::Values(Setting{"Spilled", &ToyTask::TightRun},
+                                         Setting{"InRam", &ToyTask::RoomyRun},
+                                         Setting{"Striped", &ToyTask::StripedRun}),
+                         [](const auto& c) { return std::string(c.param.name); });
+
+}  // namespace
+}  // namespace forebay

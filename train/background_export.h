@@ -1,0 +1,44 @@
+// An export of a committed step on a thread of its own, while training goes on.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "forebay/swap/store_snapshot.h"
+
+namespace forebay {
+
+// Owned by one thread.
+class BackgroundExport {
+ public:
+  // Begins ExportModel (export.h) of the committed step. `store` must outlive it. Where no thread
+  // can be had, it is over when this returns.
+  BackgroundExport(TensorStore* store, const std::string& model_directory, std::string destination);
+  ~BackgroundExport();  // waits
+  BackgroundExport(const BackgroundExport&) = delete;
+  BackgroundExport& operator=(const BackgroundExport&) = delete;
+
+  int64_t step() const { return step_; }
+  const std::string& destination() const { return destination_; }
+  bool is_done() const { return is_done_.load(std::memory_order_acquire); }
+  double fraction() const { return fraction_.load(std::memory_order_relaxed); }
+  // Waits for its end. The errors of ExportModel.
+  absl::Status Await();
+
+ private:
+  void Run(const std::string& model_directory);
+
+  std::unique_ptr<StoreSnapshot> snapshot_;  // ends with the export
+  const int64_t step_;
+  const std::string destination_;
+  std::atomic<double> fraction_ = 0;
+  std::atomic<bool> is_done_ = false;
+  absl::Status status_;  // the thread's, until it has ended
+  std::thread thread_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,50 @@
+// The exports that a run makes on its way (--save_every), each beside the steps that follow it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "forebay/swap/tensor_store.h"
+#include "forebay/train/background_export.h"
+#include "forebay/train/logged_observer.h"
+
+namespace forebay {
+
+// Owned by one thread. An export's error is no reason to lose a step: it stays in error() until the
+// run has saved what was done.
+class RunExports {
+ public:
+  struct Options {
+    std::string model_directory;  // where config and tokenizer files come from
+    std::string directory;        // OUT/exports
+    int64_t keep = 1;
+  };
+  // Everything pointed to must outlive it.
+  RunExports(Options options, TensorStore* store, LoggedObserver* observer);
+
+  // Begins that of the committed step, after the end of the one before.
+  absl::Status Start();
+  // Of a run that is resumed: removes what a crash has left of others, and begins that of the
+  // committed step where it is missing and `is_wanted`. Of no other step the state is still there.
+  absl::Status MakeUp(bool is_wanted);
+  // Waits for the one that is under way, if there is one.
+  void Await();
+  // Takes note of one that has ended meanwhile.
+  void Poll();
+  // The first error of one that has ended.
+  const absl::Status& error() const { return error_; }
+
+ private:
+  absl::Status Finish(BackgroundExport& done);
+  std::string PathOfCommitted() const;
+
+  const Options options_;
+  TensorStore* const store_;
+  LoggedObserver* const observer_;
+  std::unique_ptr<BackgroundExport> current_;  // nullptr: none is under way
+  absl::Status error_;
+};
+
+}  // namespace forebay
