@@ -1,6 +1,6 @@
 // The small files of a store: a manifest, two copies of the commit record, or an intent (by the
-// first byte of the input). Checksums are made here, as no mutation would ever find them. Whatever is accepted
-// is written again as it was read.
+// first byte of the input). Checksums are made here, as no mutation would ever find them. Whatever
+// is accepted is written again as it was read.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -121,7 +121,7 @@ void FuzzCommit(std::span<const uint8_t> input) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) return 0;
   const std::span input(data + 1, size - 1);
-  // The corpus has manifests behind even bytes and commits behind odd ones.
+  // The corpus has manifests behind 0, commits behind 1 and an intent behind 2.
   if (data[0] % 4 == 2) {
     FuzzIntent(input);
   } else if (data[0] % 2 == 0) {

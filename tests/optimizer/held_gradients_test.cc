@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -202,9 +203,9 @@ TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
   EXPECT_GT(num_spilled, 50);
 }
 
-TEST(HeldGradients, ThatLieInTheAreaAreFoundThereByAnotherProcess) {
-  int num_recovered = 0;
-  int num_spilled = 0;
+// Calls `test` with several cases that keep all their gradients in the area, handed there.
+void ForEachKept(const std::function<void(HeldCase&, HeldGradients&)>& test) {
+  int num_kept = 0;
   for (uint64_t seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(seed);
     HeldCase c(seed);
@@ -212,24 +213,25 @@ TEST(HeldGradients, ThatLieInTheAreaAreFoundThereByAnotherProcess) {
     c.MakeStore();
     const auto held = c.MakeHeld();
     c.HandAll(*held);
+    ++num_kept;
+    test(c, *held);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+  EXPECT_GT(num_kept, 5);
+}
+
+TEST(HeldGradients, ThatLieInTheAreaAreFoundThereByAnotherProcess) {
+  int num_spilled = 0;
+  ForEachKept([&](HeldCase& c, HeldGradients& held) {
     const auto next = c.MakeHeld();
-    std::ranges::copy(held->seals_table(), next->seals_table().begin());
+    std::ranges::copy(held.seals_table(), next->seals_table().begin());
     ASSERT_EQ(next->Recover(c.pool), absl::OkStatus());
     c.ExpectHolds(*next, num_spilled);
-    if (testing::Test::HasFatalFailure()) return;
-    ++num_recovered;
-  }
-  EXPECT_GT(num_recovered, 5);
+  });
 }
 
 TEST(HeldGradients, ThatAreNotWhatWasWrittenAreFoundOut) {
-  for (uint64_t seed = 0; seed < 25; ++seed) {
-    SCOPED_TRACE(seed);
-    HeldCase c(seed);
-    if (c.random.area == GradientArea::kSpilled) continue;
-    c.MakeStore();
-    const auto held = c.MakeHeld();
-    c.HandAll(*held);
+  ForEachKept([](HeldCase& c, HeldGradients& held) {
     const int number = static_cast<int>(c.random.rng.Below(7, c.tiles.num_tiles()));
     const Tile& tile = c.tiles.tiles()[number];
     const std::string path = JoinPath(c.directories[tile.stripe], "gradients.fbs");
@@ -242,12 +244,12 @@ TEST(HeldGradients, ThatAreNotWhatWasWrittenAreFoundOut) {
     ASSERT_TRUE(PreadAll(fd->get(), byte, offset, path).ok());
     byte[0] ^= std::byte{4};
     ASSERT_TRUE(PwriteAll(fd->get(), byte, offset, path).ok());
-    const absl::Status status = held->Recover(c.pool);
+    const absl::Status status = held.Recover(c.pool);
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
     const std::string& layer = c.random.inventory.layers()[tile.layer].name;
     EXPECT_THAT(MessageOf(status),
                 AllOf(HasSubstr("'" + path + "'"), HasSubstr("layer '" + layer + "'")));
-  }
+  });
 }
 
 }  // namespace

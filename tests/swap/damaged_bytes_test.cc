@@ -134,6 +134,20 @@ class DamagedBytesTest : public CrashFixture {
     EXPECT_EQ(seen.repaired, step >= 0);
     EXPECT_EQ(seen.after.step, step);
   }
+  // Of `region` in a file of two copies, the second `copy_bytes` after the first; `step` as above.
+  void ExpectOneCopySparedAndBothNamed(const Region& region, const std::string& name,
+                                       int64_t copy_bytes, int64_t step) {
+    ForEachFlip(region, [&](int64_t at, char bit) {
+      Image both = whole_;
+      for (const int64_t copy : {0, 1}) {
+        Image one = whole_;
+        Flip(one, name, copy * copy_bytes + at, bit);
+        ExpectSpared(one);
+        Flip(both, name, copy * copy_bytes + at, bit);
+      }
+      ExpectNamed(both, name, step);
+    });
+  }
   int64_t StepBefore() const { return GetParam().num_slots == 1 ? -1 : kDamagedSteps - 1; }
 
   Image whole_;
@@ -160,16 +174,7 @@ TEST_P(DamagedBytesTest, OfOneRecordAreSparedAndOfBothAreMadeAnewFromTheTables) 
   for (int folder = 0; folder < GetParam().num_folders; ++folder) {
     const std::string name = fmt::format("{}/commit.fbs", folder);
     for (const Region& region : RecordRegions()) {
-      ForEachFlip(region, [&](int64_t at, char bit) {
-        Image both = whole_;
-        for (const int64_t copy : {0, 1}) {
-          Image one = whole_;
-          Flip(one, name, copy * kCommitRecordBytes + at, bit);
-          ExpectSpared(one);
-          Flip(both, name, copy * kCommitRecordBytes + at, bit);
-        }
-        ExpectNamed(both, name, kDamagedSteps);
-      });
+      ExpectOneCopySparedAndBothNamed(region, name, kCommitRecordBytes, kDamagedSteps);
     }
   }
 }
@@ -179,16 +184,7 @@ TEST_P(DamagedBytesTest, OfOneTableAreSparedAndOfBothAreNamed) {
     const std::string name = fmt::format("{}/seals.fbs", folder);
     const int64_t table_bytes = TileSeals::TableBytes(*tiles_, folder);
     for (const Region& region : TableRegions(*tiles_, folder)) {
-      ForEachFlip(region, [&](int64_t at, char bit) {
-        Image both = whole_;
-        for (const int64_t copy : {0, 1}) {
-          Image one = whole_;
-          Flip(one, name, copy * table_bytes + at, bit);
-          ExpectSpared(one);
-          Flip(both, name, copy * table_bytes + at, bit);
-        }
-        ExpectNamed(both, name, StepBefore());
-      });
+      ExpectOneCopySparedAndBothNamed(region, name, table_bytes, StepBefore());
     }
   }
 }

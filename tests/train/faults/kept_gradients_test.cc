@@ -20,6 +20,7 @@
 namespace forebay {
 namespace {
 
+using testing::AllOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -57,10 +58,10 @@ class ReplayTest : public testing::TestWithParam<Setting> {
                 Contains("the steps after step 1 are not saved; the run goes on from there"));
   }
 
-  void Resume() {
+  void Resume(const TrainEnvironment& environment = {}) {
     options_.resume = true;
     NotingObserver observer([] {});
-    const absl::Status status = TrainToy(options_, {}, observer);
+    const absl::Status status = TrainToy(options_, environment, observer);
     ASSERT_TRUE(status.ok()) << status;
     notes_ = std::move(observer.notes);
     steps_ = std::move(observer.steps);
@@ -119,6 +120,17 @@ TEST_P(ReplayTest, DamagedGradientsAreNotUsedAndThatIsSaid) {
   EXPECT_THAT(notes_,
               Contains(HasSubstr("step 2 is computed again, as its gradients cannot be used: '" +
                                  StoreFile(kGradientsName))));
+  EXPECT_THAT(steps_, ElementsAre(2, 3));
+}
+
+TEST_P(ReplayTest, GradientsThatCannotBeReadCostAStep) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
+  options_.io_threads = 1;
+  BreakingDisk disk;
+  disk.fail_read_of = kGradientsName;
+  ASSERT_NO_FATAL_FAILURE(Resume(OnDisk(&disk)));
+  EXPECT_THAT(notes_, Contains(AllOf(HasSubstr("step 2 is computed again"),
+                                     HasSubstr(StoreFile(kGradientsName)))));
   EXPECT_THAT(steps_, ElementsAre(2, 3));
 }
 

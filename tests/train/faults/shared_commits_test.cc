@@ -68,6 +68,24 @@ TEST_F(SharedCommitsTest, ADiskThatBreaksLeavesTheLastCommitAndSaysSo) {
   ExpectResumesTo(expected_, options, status);
 }
 
+// A diverging run ends by itself, and only then needs the disk: its own error stays the one that is
+// reported.
+TEST_F(SharedCommitsTest, ADiskThatBreaksDoesNotHideADivergence) {
+  TrainOptions options = task_.RoomyRun(folder_.Path("run"));
+  options.weights_tier = TierChoice::kHost;
+  options.state_tier = TierChoice::kHost;
+  options.durability = Durability::kStep;
+  options.commit_every = 1000;
+  options.steps = 500;
+  options.lr = 10;
+  options.weight_decay = 1;  // so weights grow ninefold with each step
+  const absl::Status status = TrainUntilTheDiskBreaks(options);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kNumerical) << status;
+  EXPECT_THAT(notes_, Contains(HasSubstr("the steps after step 0 are not saved; the run goes on "
+                                         "from there: ")));
+  EXPECT_EQ(CommittedStep(options.out), 0);
+}
+
 TEST_F(SharedCommitsTest, ADiskThatBreaksMayTakeTheOneCopyWithItAndThatIsSaid) {
   const TrainOptions options = Options(Durability::kNone);
   const absl::Status status = TrainUntilTheDiskBreaks(options);
