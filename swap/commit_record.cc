@@ -43,6 +43,10 @@ uint64_t HashOf(const DiskRecord& record) {
 
 }  // namespace
 
+bool HaveSameTiles(const CommitRecord& a, const CommitRecord& b) {
+  return a.uuid == b.uuid && a.slot == b.slot && a.seals_root == b.seals_root;
+}
+
 uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> bytes) {
   FOREBAY_CHECK(static_cast<int64_t>(bytes.size()) == kCommitRecordBytes);
   FOREBAY_CHECK(static_cast<int64_t>(record.trainer.size()) <= kCommitTrainerBytesMax);

@@ -33,6 +33,10 @@ struct CommitRecord {
   std::string trainer;         // JSON text, at most kCommitTrainerBytesMax
 };
 
+// Whether both speak of the same contents of the same slot: the commits of steps that changed no
+// tile do, and the mark that a slot is being overwritten.
+bool HaveSameTiles(const CommitRecord& a, const CommitRecord& b);
+
 // Requires: bytes.size() == kCommitRecordBytes and the trainer's text fits. Returns the record's
 // hash.
 uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> bytes);

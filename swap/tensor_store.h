@@ -238,7 +238,8 @@ class TensorStore {
   absl::StatusOr<std::optional<StepIntent>> FindIntent(std::span<std::byte> table);
 
   // Publishes a step: the newest values of all tiles. Requires: every tile was written since the
-  // last commit (FOREBAY_CHECK).
+  // last commit; or none was, of a step that is skipped: its record alone is written then
+  // (FOREBAY_CHECK).
   // Blocks for the flushes. UsageError when `info.trainer` does not fit (nothing was touched).
   // After a StorageError the new step may or may not be the one that the next Open finds (it is one
   // or the other, whole), and the store refuses further commits.

@@ -124,9 +124,7 @@ absl::Status TensorStore::Impl::RecoverCommit() {
   }
   record = chosen->record;
   record_hash = chosen->hash;
-  const auto block = std::make_unique<RecordBlock>();
-  EncodeCommitRecord(record, block->bytes);
-  FOREBAY_RETURN_IF_ERROR(ReadSeals(record.slot, block->bytes));
+  FOREBAY_RETURN_IF_ERROR(ReadSeals(record.slot));
   committed = {record.step, *std::move(trainer)};
   has_commit = true;
   return RepairCopies(folders);
@@ -212,31 +210,42 @@ absl::StatusOr<std::string> TrainerText(const Json& trainer) {
   return text;
 }
 
+bool TensorStore::Impl::TilesAreWritten() const {
+  const auto all_are = [this](TileProgress progress) {
+    const auto is = [progress](const std::atomic<TileProgress>& of_tile) {
+      return of_tile.load(std::memory_order_acquire) == progress;
+    };
+    return std::ranges::all_of(weights_progress, is) && std::ranges::all_of(state_progress, is);
+  };
+  if (all_are(TileProgress::kWritten)) return true;
+  FOREBAY_CHECK(has_commit && all_are(TileProgress::kCommitted));
+  return false;
+}
+
 absl::Status TensorStore::Commit(const CommitInfo& info) {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.CheckTakesCommits());
-  for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
-    FOREBAY_CHECK(impl.weights_progress[i].load(std::memory_order_acquire) ==
-                  TileProgress::kWritten);
-    FOREBAY_CHECK(impl.state_progress[i].load(std::memory_order_acquire) == TileProgress::kWritten);
-  }
+  const bool changes_tiles = impl.TilesAreWritten();
   CommitRecord record;
   FOREBAY_ASSIGN_OR_RETURN(record.trainer, TrainerText(info.trainer));
   record.uuid = impl.manifest.uuid;
   record.sequence = impl.record.sequence + 1;
   record.step = info.step;
-  record.slot = impl.working_slot();
+  record.slot = changes_tiles ? impl.working_slot() : impl.committed_slot();
   record.previous_hash = impl.record_hash;
 
   TileSeals& seals = impl.seals[record.slot];
-  record.seals_root = seals.Close(record.sequence);
+  record.seals_root = changes_tiles ? seals.Close(record.sequence) : impl.record.seals_root;
   const auto block = std::make_unique<RecordBlock>();
   const uint64_t hash = EncodeCommitRecord(record, block->bytes);
-  seals.SetRecord(block->bytes);
 
   // Data first, then the record that says it is there.
-  absl::Status status = impl.WriteSeals(record.slot);
-  if (status.ok()) status = impl.FlushData();
+  absl::Status status;
+  if (changes_tiles) {
+    seals.SetRecord(block->bytes);
+    status = impl.WriteSeals(record.slot);
+    if (status.ok()) status = impl.FlushData();
+  }
   if (status.ok()) status = impl.WriteCopies(block->bytes);
   if (!status.ok()) {
     impl.failure = status;
@@ -248,6 +257,7 @@ absl::Status TensorStore::Commit(const CommitInfo& info) {
   impl.record_hash = hash;
   impl.committed = info;
   impl.has_commit = true;
+  if (!changes_tiles) return absl::OkStatus();
   ++impl.round;
   for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
     impl.weights_progress[i].store(TileProgress::kCommitted, std::memory_order_release);

@@ -108,17 +108,17 @@ struct TensorStore::Impl {
     bool some_lost = false;  // a folder has no whole copy
   };
   absl::StatusOr<KnownCommit> FindCommit();
+  static DecodedCopy InForce(DecodedCopy of_tables, const KnownCommit& known);
   absl::StatusOr<bool> MakeCommitted(const DecodedCopy& whole, const KnownCommit& known);
   std::optional<DecodedCopy> RecordOfTables(uint32_t slot);
   std::optional<DecodedCopy> RecordOfTables(uint32_t slot, int preferred_copy);
   absl::Status CommitAgain(const DecodedCopy& of_tables, const DecodedCopy& newest);
   absl::Status WriteSealsInTurn(uint32_t slot);
   absl::Status WriteSeals(uint32_t slot);
-  absl::Status ReadSeals(uint32_t slot, std::span<const std::byte> record_bytes);
-  absl::Status ReadTableCopy(int stripe, uint32_t slot, int copy,
-                             std::span<const std::byte> record_bytes);
+  absl::Status ReadSeals(uint32_t slot);
+  absl::Status ReadTableCopy(int stripe, uint32_t slot, int copy);
   absl::Status RepairTable(int stripe, uint32_t slot, int copy);
-  absl::Status ReadTable(int stripe, uint32_t slot, std::span<const std::byte> record_bytes);
+  absl::Status ReadTable(int stripe, uint32_t slot);
   absl::Status RunOp(IoKind kind, int file, int64_t offset_bytes, std::span<std::byte> buffer);
   // "'a', 'b'": for messages.
   std::string Where() const { return QuotedList(directories); }
@@ -126,6 +126,8 @@ struct TensorStore::Impl {
   // The caller holds slots_mutex, or is the thread that commits.
   uint32_t committed_slot() const { return record.slot; }
   uint32_t working_slot() const { return manifest.num_slots > 1 ? 1 - record.slot : 0; }
+  // Whether all tiles were written since the last commit. Requires: all or none of them.
+  bool TilesAreWritten() const;
   // The slot that holds a tile's newest value. Requires: it is not being written over.
   uint32_t NewestSlot(const std::atomic<TileProgress>& progress) const;
   int64_t WeightOffset(const Tile& tile, uint32_t slot) const {

@@ -169,6 +169,18 @@ absl::StatusOr<TensorStore::Impl::KnownCommit> TensorStore::Impl::FindCommit() {
   return known;
 }
 
+// What is in force for the tiles that `of_tables` describes: steps that changed none may have been
+// committed since, and a slot may be marked as being overwritten.
+DecodedCopy TensorStore::Impl::InForce(DecodedCopy of_tables, const KnownCommit& known) {
+  if (!known.newest.has_value() || !HaveSameTiles(of_tables.record, known.newest->record)) {
+    return of_tables;
+  }
+  if (!known.newest->record.overwriting) return *known.newest;
+  of_tables.record.step = known.newest->record.step;
+  of_tables.record.trainer = known.newest->record.trainer;
+  return of_tables;
+}
+
 // Makes `whole` the committed step. Whether there was anything to do.
 absl::StatusOr<bool> TensorStore::Impl::MakeCommitted(const DecodedCopy& whole,
                                                       const KnownCommit& known) {
@@ -189,7 +201,7 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
   std::vector<DecodedCopy> candidates;
   for (uint32_t slot = 0; slot < seals.size(); ++slot) {
     if (std::optional<DecodedCopy> of_tables = RecordOfTables(slot)) {
-      candidates.push_back(*std::move(of_tables));
+      candidates.push_back(InForce(*std::move(of_tables), known));
     }
   }
   // What is committed first: a later step that was never committed is taken only in its place.

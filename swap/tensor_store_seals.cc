@@ -34,13 +34,15 @@ absl::Status TensorStore::Impl::WriteSeals(uint32_t slot) {
   return status;
 }
 
-absl::Status TensorStore::Impl::ReadTableCopy(int stripe, uint32_t slot, int copy,
-                                              std::span<const std::byte> record_bytes) {
+// A table stands for the tiles of its own record, and of later ones that changed none: those have
+// its root.
+absl::Status TensorStore::Impl::ReadTableCopy(int stripe, uint32_t slot, int copy) {
   const std::string source = JoinPath(directories[stripe], kSealsName);
   FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kRead, stripes[stripe].seals_file,
                                 TableOffset(stripe, slot, copy), seals[slot].table(stripe)));
   FOREBAY_RETURN_IF_ERROR(seals[slot].CheckTable(stripe, source));
-  if (std::ranges::equal(seals[slot].record(stripe), record_bytes)) return absl::OkStatus();
+  const auto head = DecodeCommitRecord(seals[slot].record(stripe), source);
+  if (head.ok() && HaveSameTiles(head->record, record)) return absl::OkStatus();
   return CorruptError(fmt::format(
       "the checksums in '{}' (slot {}) are of another step than the commit record, step {}", source,
       slot == 0 ? "A" : "B", record.step));
@@ -48,16 +50,15 @@ absl::Status TensorStore::Impl::ReadTableCopy(int stripe, uint32_t slot, int cop
 
 // A copy that is whole and goes with the record. The other one is read too, and written anew where
 // it is damaged, so that two are there whatever happens next.
-absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot,
-                                          std::span<const std::byte> record_bytes) {
-  const absl::Status second = ReadTableCopy(stripe, slot, 1, record_bytes);
-  const absl::Status first = ReadTableCopy(stripe, slot, 0, record_bytes);
+absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot) {
+  const absl::Status second = ReadTableCopy(stripe, slot, 1);
+  const absl::Status first = ReadTableCopy(stripe, slot, 0);
   if (first.ok()) {
     return ExitCodeOf(second) == ExitCode::kCorrupt ? RepairTable(stripe, slot, 1)
                                                     : absl::OkStatus();
   }
   if (!second.ok()) return first;
-  FOREBAY_RETURN_IF_ERROR(ReadTableCopy(stripe, slot, 1, record_bytes));
+  FOREBAY_RETURN_IF_ERROR(ReadTableCopy(stripe, slot, 1));
   return RepairTable(stripe, slot, 0);
 }
 
@@ -68,10 +69,10 @@ absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy)
   return Flush(std::array{file});
 }
 
-absl::Status TensorStore::Impl::ReadSeals(uint32_t slot, std::span<const std::byte> record_bytes) {
+absl::Status TensorStore::Impl::ReadSeals(uint32_t slot) {
   absl::Status status;
   for (int stripe = 0; stripe < tiles.num_stripes() && status.ok(); ++stripe) {
-    if (!seals[slot].table(stripe).empty()) status = ReadTable(stripe, slot, record_bytes);
+    if (!seals[slot].table(stripe).empty()) status = ReadTable(stripe, slot);
   }
   if (status.ok() && seals[slot].RootOfTables() != record.seals_root) {
     std::vector<std::string> table_files;

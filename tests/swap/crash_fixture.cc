@@ -10,8 +10,8 @@
 namespace forebay {
 
 std::string NameOfShape(const testing::TestParamInfo<RunShape>& info) {
-  return fmt::format("{}x{}{}", info.param.num_folders, info.param.writes_per_commit,
-                     info.param.num_slots == 1 ? "OneSlot" : "");
+  return fmt::format("{}x{}{}{}", info.param.num_folders, info.param.writes_per_commit,
+                     info.param.num_slots == 1 ? "OneSlot" : "", info.param.skips ? "Skips" : "");
 }
 
 void CrashFixture::Record(int64_t num_steps) {
@@ -25,7 +25,9 @@ void CrashFixture::Record(int64_t num_steps) {
     for (int write = 1; write < GetParam().writes_per_commit; ++write) {
       ASSERT_EQ(WriteTiles(*recorded, 100 * step + write), absl::OkStatus());
     }
-    ASSERT_EQ(WriteStep(*recorded, step), absl::OkStatus());
+    ASSERT_EQ(
+        GetParam().skips && step % 2 == 0 ? SkipStep(*recorded, step) : WriteStep(*recorded, step),
+        absl::OkStatus());
     events_at_commit_.push_back(recorded.events().size());
   }
   events_ = recorded.events();

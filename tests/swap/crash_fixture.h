@@ -20,6 +20,7 @@ struct RunShape {
   int num_folders = 1;
   int num_slots = kMostSlots;
   int writes_per_commit = 1;  // of each tile: in place, but for the first
+  bool skips = false;         // every second step changes no tile
 };
 std::string NameOfShape(const testing::TestParamInfo<RunShape>& info);
 

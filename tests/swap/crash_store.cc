@@ -104,7 +104,7 @@ void LookAtTiles(TensorStore& store, Found& found) {
         found.whole = false;
         continue;
       }
-      FillPattern(expected.first(bytes), found.step, i, state);
+      FillPattern(expected.first(bytes), StepOfTiles(store.committed()), i, state);
       if (std::memcmp(got.data(), expected.first(bytes).data(), got.size()) == 0) continue;
       found.problem = fmt::format("the {} of tile {} pass verification and are not of step {}",
                                   state ? "state" : "weights", i, found.step);

@@ -78,10 +78,20 @@ inline absl::Status WriteTiles(TensorStore& store, int64_t step) {
   return absl::OkStatus();
 }
 
+// The step that wrote the tiles of a commit.
+inline int64_t StepOfTiles(const CommitInfo& committed) {
+  return committed.trainer.value("tiles_of", committed.step);
+}
+
 // And commits them.
 inline absl::Status WriteStep(TensorStore& store, int64_t step) {
   FOREBAY_RETURN_IF_ERROR(WriteTiles(store, step));
   return store.Commit({step, Json{{"tokens_seen", step * 1000}}});
+}
+
+// Commits a step that changes no tile.
+inline absl::Status SkipStep(TensorStore& store, int64_t step) {
+  return store.Commit({step, Json{{"tiles_of", StepOfTiles(store.committed())}}});
 }
 
 // Whether every tile holds `step` and nothing else.

@@ -29,8 +29,13 @@ MUTATIONS = {
     ),
     "record_before_data": (
         COMMIT,
-        "if (status.ok()) status = impl.FlushData();\n  if (status.ok()) status = impl.WriteCopies(block->bytes);",
-        "if (status.ok()) status = impl.WriteCopies(block->bytes);\n  if (status.ok()) status = impl.FlushData();",
+        "if (status.ok()) status = impl.FlushData();\n  }\n  if (status.ok()) status = impl.WriteCopies(block->bytes);",
+        "}\n  if (status.ok()) status = impl.WriteCopies(block->bytes);\n  if (status.ok()) status = impl.FlushData();",
+    ),
+    "skipped_step_in_the_other_slot": (
+        COMMIT,
+        "record.slot = changes_tiles ? impl.working_slot() : impl.committed_slot();",
+        "record.slot = impl.working_slot();",
     ),
     "first_copy_not_flushed": (
         COMMIT,
@@ -99,8 +104,8 @@ MUTATIONS = {
     "root_not_checked": (SEALS, "seals[slot].RootOfTables() != record.seals_root", "record.seals_root.empty()"),
     "tables_of_another_step": (
         SEALS,
-        "if (std::ranges::equal(seals[slot].record(stripe), record_bytes)) return absl::OkStatus();",
-        "if (!record_bytes.empty()) return absl::OkStatus();",
+        "if (head.ok() && HaveSameTiles(head->record, record)) return absl::OkStatus();",
+        "if (head.ok()) return absl::OkStatus();",
     ),
     "second_table_not_read": (SEALS, "if (!second.ok()) return first;", "return first;"),
     "first_table_not_repaired": (SEALS, "return RepairTable(stripe, slot, 0);", "return absl::OkStatus();"),
