@@ -67,8 +67,7 @@ absl::Status CheckHasCommit(const TensorStore& store) {
   return CorruptError(fmt::format(
       "the store holds no committed step: there is no record in '{}'. Either it was stopped before "
       "its first one, or the file was damaged: 'forebay inspect RUN --repair' makes it anew from "
-      "the "
-      "checksums",
+      "the checksums",
       JoinPath(store.directory(), kCommitName)));
 }
 

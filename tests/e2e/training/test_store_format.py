@@ -1,0 +1,65 @@
+"""docs/formats.md is enough to read a store: a reader that knows nothing else agrees with the program."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import make_model, random_rows, write_rows
+from store_reader import Damaged, Store
+
+SEQ = 48
+CASES = {
+    "bf16": {},
+    "fp32": dict(precision="fp32", layout="fp32"),
+    "one slot": dict(durability="none"),
+    "large tiles": dict(tile_elems=131072),  # of several parts
+}
+
+
+@pytest.fixture(scope="module")
+def task(forebay, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    data = write_rows(folder / "data.fbd", *random_rows(10, SEQ, 256, seed=4), 256)
+    return dict(model=make_model(forebay, folder / "model"), data=data, batch=2, seq=SEQ, lr=1e-3, ram="1GiB",
+                weights_tier="nvme", state_tier="nvme", steps=3)
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    (size,) = np.frombuffer(data[:8], "<u8")
+    header = json.loads(data[8: 8 + int(size)])
+    return {name: data[8 + int(size):][slice(*entry["data_offsets"])] for name, entry in header.items() if name != "__metadata__"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_document_says_gives_every_value(forebay, task, tmp_path, case):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, **{**task, "tile_elems": 4096, **CASES[case]})
+    store = Store([out / "swap"])
+    assert (store.record["step"], store.record["trainer"]["metrics"]["step"]) == (3, 3)
+    assert store.digest() == forebay.digest(out)
+    exported = read_safetensors(out / "model" / "model.safetensors")
+    tensors = store.tensors()
+    assert set(exported) == set(tensors)
+    for name, (_, weights, *_) in tensors.items():
+        assert weights.tobytes() == exported[name], name
+
+
+def test_of_several_folders(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    disks = [tmp_path / name for name in "abc"]
+    forebay.run("train", out=out, **task, tile_elems=4096, nvme=",".join(map(str, disks)), nvme_weights="3,1,2")
+    folders = [next(disk.iterdir()) for disk in disks]
+    assert Store(reversed(folders)).digest() == forebay.digest(out)
+
+
+def test_and_finds_a_flipped_bit(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, **task, tile_elems=4096)
+    path = out / "swap" / "state.fbs"
+    store = Store([out / "swap"])
+    data = bytearray(path.read_bytes())
+    data[store._offset(store.tiles[-1], store.state_bytes)] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(Damaged, match=f"tile {len(store.tiles) - 1}, plane 1"):
+        store.digest()
