@@ -238,12 +238,14 @@ class TensorStore {
   absl::StatusOr<std::optional<StepIntent>> FindIntent(std::span<std::byte> table);
 
   // Publishes a step: the newest values of all tiles. Requires: every tile was written since the
-  // last commit; or none was, of a step that is skipped: its record alone is written then
-  // (FOREBAY_CHECK).
+  // last commit (FOREBAY_CHECK).
   // Blocks for the flushes. UsageError when `info.trainer` does not fit (nothing was touched).
   // After a StorageError the new step may or may not be the one that the next Open finds (it is one
   // or the other, whole), and the store refuses further commits.
   absl::Status Commit(const CommitInfo& info);
+  // Publishes a step that changes no tile, in the same way: its record alone is written. Requires:
+  // a commit of an older step, and that no tile was written since (FOREBAY_CHECK) nor sealed.
+  absl::Status CommitSkipped(const CommitInfo& info);
 
   // Synchronous access to committed values: export, digest, inspect. Requires: they are not being
   // overwritten (BeginWriting). `out`: elements

@@ -210,58 +210,59 @@ absl::StatusOr<std::string> TrainerText(const Json& trainer) {
   return text;
 }
 
-bool TensorStore::Impl::TilesAreWritten() const {
-  const auto all_are = [this](TileProgress progress) {
-    const auto is = [progress](const std::atomic<TileProgress>& of_tile) {
-      return of_tile.load(std::memory_order_acquire) == progress;
-    };
-    return std::ranges::all_of(weights_progress, is) && std::ranges::all_of(state_progress, is);
+bool TensorStore::Impl::AllTilesAre(TileProgress progress) const {
+  const auto is = [progress](const std::atomic<TileProgress>& of_tile) {
+    return of_tile.load(std::memory_order_acquire) == progress;
   };
-  if (all_are(TileProgress::kWritten)) return true;
-  FOREBAY_CHECK(has_commit && all_are(TileProgress::kCommitted));
-  return false;
+  return std::ranges::all_of(weights_progress, is) && std::ranges::all_of(state_progress, is);
 }
 
 absl::Status TensorStore::Commit(const CommitInfo& info) {
-  Impl& impl = *impl_;
-  FOREBAY_RETURN_IF_ERROR(impl.CheckTakesCommits());
-  const bool changes_tiles = impl.TilesAreWritten();
-  CommitRecord record;
-  FOREBAY_ASSIGN_OR_RETURN(record.trainer, TrainerText(info.trainer));
-  record.uuid = impl.manifest.uuid;
-  record.sequence = impl.record.sequence + 1;
-  record.step = info.step;
-  record.slot = changes_tiles ? impl.working_slot() : impl.committed_slot();
-  record.previous_hash = impl.record_hash;
+  FOREBAY_CHECK(impl_->AllTilesAre(TileProgress::kWritten));
+  return impl_->Publish(info, /*changes_tiles=*/true);
+}
 
-  TileSeals& seals = impl.seals[record.slot];
-  record.seals_root = changes_tiles ? seals.Close(record.sequence) : impl.record.seals_root;
+absl::Status TensorStore::CommitSkipped(const CommitInfo& info) {
+  FOREBAY_CHECK(impl_->has_commit && info.step > impl_->committed.step);
+  FOREBAY_CHECK(impl_->AllTilesAre(TileProgress::kCommitted));
+  return impl_->Publish(info, /*changes_tiles=*/false);
+}
+
+absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_tiles) {
+  FOREBAY_RETURN_IF_ERROR(CheckTakesCommits());
+  CommitRecord next;
+  FOREBAY_ASSIGN_OR_RETURN(next.trainer, TrainerText(info.trainer));
+  next.uuid = manifest.uuid;
+  next.sequence = record.sequence + 1;
+  next.step = info.step;
+  next.slot = changes_tiles ? working_slot() : committed_slot();
+  next.previous_hash = record_hash;
+  next.seals_root = changes_tiles ? seals[next.slot].Close(next.sequence) : record.seals_root;
   const auto block = std::make_unique<RecordBlock>();
-  const uint64_t hash = EncodeCommitRecord(record, block->bytes);
+  const uint64_t hash = EncodeCommitRecord(next, block->bytes);
 
   // Data first, then the record that says it is there.
   absl::Status status;
   if (changes_tiles) {
-    seals.SetRecord(block->bytes);
-    status = impl.WriteSeals(record.slot);
-    if (status.ok()) status = impl.FlushData();
+    seals[next.slot].SetRecord(block->bytes);
+    status = WriteSeals(next.slot);
+    if (status.ok()) status = FlushData();
   }
-  if (status.ok()) status = impl.WriteCopies(block->bytes);
+  if (status.ok()) status = WriteCopies(block->bytes);
   if (!status.ok()) {
-    impl.failure = status;
-    return Annotate(status,
-                    fmt::format("committing step {} to {} failed", info.step, impl.Where()));
+    failure = status;
+    return Annotate(status, fmt::format("committing step {} to {} failed", info.step, Where()));
   }
-  const std::lock_guard guard(impl.slots_mutex);
-  impl.record = std::move(record);
-  impl.record_hash = hash;
-  impl.committed = info;
-  impl.has_commit = true;
+  const std::lock_guard guard(slots_mutex);
+  record = std::move(next);
+  record_hash = hash;
+  committed = info;
+  has_commit = true;
   if (!changes_tiles) return absl::OkStatus();
-  ++impl.round;
-  for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
-    impl.weights_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
-    impl.state_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
+  ++round;
+  for (int i = 0; i < tiles.num_tiles(); ++i) {
+    weights_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
+    state_progress[i].store(TileProgress::kCommitted, std::memory_order_release);
   }
   return absl::OkStatus();
 }

@@ -108,6 +108,7 @@ struct TensorStore::Impl {
     bool some_lost = false;  // a folder has no whole copy
   };
   absl::StatusOr<KnownCommit> FindCommit();
+  static void DropAbandoned(std::vector<DecodedCopy>& of_tables, const KnownCommit& known);
   static DecodedCopy InForce(DecodedCopy of_tables, const KnownCommit& known);
   absl::StatusOr<bool> MakeCommitted(const DecodedCopy& whole, const KnownCommit& known);
   std::optional<DecodedCopy> RecordOfTables(uint32_t slot);
@@ -126,8 +127,8 @@ struct TensorStore::Impl {
   // The caller holds slots_mutex, or is the thread that commits.
   uint32_t committed_slot() const { return record.slot; }
   uint32_t working_slot() const { return manifest.num_slots > 1 ? 1 - record.slot : 0; }
-  // Whether all tiles were written since the last commit. Requires: all or none of them.
-  bool TilesAreWritten() const;
+  bool AllTilesAre(TileProgress progress) const;
+  absl::Status Publish(const CommitInfo& info, bool changes_tiles);
   // The slot that holds a tile's newest value. Requires: it is not being written over.
   uint32_t NewestSlot(const std::atomic<TileProgress>& progress) const;
   int64_t WeightOffset(const Tile& tile, uint32_t slot) const {

@@ -181,6 +181,23 @@ DecodedCopy TensorStore::Impl::InForce(DecodedCopy of_tables, const KnownCommit&
   return of_tables;
 }
 
+// An attempt at a step that was skipped afterwards may be whole in the other slot, tables and all.
+// It is of no history: later than the tiles in force, and no later than the commit in force.
+void TensorStore::Impl::DropAbandoned(std::vector<DecodedCopy>& of_tables,
+                                      const KnownCommit& known) {
+  if (!known.newest.has_value()) return;
+  const CommitRecord& newest = known.newest->record;
+  uint64_t written =
+      newest.sequence - 1;  // the commit that wrote the tiles in force, at the latest
+  for (const DecodedCopy& copy : of_tables) {
+    if (HaveSameTiles(copy.record, newest)) written = copy.record.sequence;
+  }
+  std::erase_if(of_tables, [&](const DecodedCopy& copy) {
+    return !HaveSameTiles(copy.record, newest) && copy.record.sequence > written &&
+           copy.record.sequence <= newest.sequence;
+  });
+}
+
 // Makes `whole` the committed step. Whether there was anything to do.
 absl::StatusOr<bool> TensorStore::Impl::MakeCommitted(const DecodedCopy& whole,
                                                       const KnownCommit& known) {
@@ -201,9 +218,11 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
   std::vector<DecodedCopy> candidates;
   for (uint32_t slot = 0; slot < seals.size(); ++slot) {
     if (std::optional<DecodedCopy> of_tables = RecordOfTables(slot)) {
-      candidates.push_back(InForce(*std::move(of_tables), known));
+      candidates.push_back(*std::move(of_tables));
     }
   }
+  DropAbandoned(candidates, known);
+  for (DecodedCopy& candidate : candidates) candidate = InForce(std::move(candidate), known);
   // What is committed first: a later step that was never committed is taken only in its place.
   const auto is_committed = [&](const DecodedCopy& copy) {
     return known.newest.has_value() && copy.hash == known.newest->hash;

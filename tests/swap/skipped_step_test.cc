@@ -1,6 +1,9 @@
 // Commits of steps that changed no tile.
+#include <fcntl.h>
+
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "forebay/base/errors.h"
@@ -33,6 +36,11 @@ class SkippedStepTest : public StoreFixture, public testing::WithParamInterface<
   absl::StatusOr<RepairReport> Repair() {
     MemoryBudget budget(0);
     return TensorStore::Repair({directory_}, engine_.get(), "", &budget, {});
+  }
+  void WriteFile(const char* name, const std::string& contents) const {
+    const auto fd = OpenFile(File(name), O_WRONLY);
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    ASSERT_TRUE(PwriteAll(fd->get(), std::as_bytes(std::span(contents)), 0, name).ok());
   }
   std::string File(const char* name) const { return JoinPath(directory_, name); }
 };
@@ -125,11 +133,46 @@ TEST_P(SkippedStepTest, MayFollowAnAnnouncementOfWrites) {
   EXPECT_TRUE(HoldsStep(*store, 1));
 }
 
+// The next step was whole, tables and all, when the process ended; the next one skipped it.
+TEST_P(SkippedStepTest, IsNotUndoneByARepair) {
+  if (GetParam() == 1) GTEST_SKIP() << "one slot has no room for an attempt";
+  ASSERT_EQ(WriteStep(*MustCreate(), 1), absl::OkStatus());
+  const auto commit_before = *ReadWholeFile(File("commit.fbs"), 1 << 24);
+  ASSERT_EQ(WriteStep(*MustOpen(), 2), absl::OkStatus());
+  WriteFile("commit.fbs", commit_before);
+  for (const int64_t step : {2, 3}) ASSERT_EQ(SkipStep(*MustOpen(), step), absl::OkStatus());
+  std::string weights = *ReadWholeFile(File("weights.fbs"), 1 << 24);
+  weights[100] ^= 1;  // of slot A, where step 1 is
+  WriteFile("weights.fbs", weights);
+  const auto report = Repair();
+  EXPECT_EQ(ExitCodeOf(report.status()), ExitCode::kCorrupt) << report.status();
+}
+
 using SkippedStepDeathTest = SkippedStepTest;
 
 TEST_P(SkippedStepDeathTest, BeforeTheFirstStepIsABug) {
   const auto store = MustCreate();
-  EXPECT_DEATH(store->Commit({1, Json::object()}).IgnoreError(), "has_commit");
+  EXPECT_DEATH(store->CommitSkipped({1, Json::object()}).IgnoreError(), "has_commit");
+}
+
+TEST_P(SkippedStepDeathTest, OfAnOlderStepIsABug) {
+  const auto store = MustCreate();
+  ASSERT_EQ(WriteStep(*store, 3), absl::OkStatus());
+  EXPECT_DEATH(store->CommitSkipped({3, Json::object()}).IgnoreError(), "info.step");
+}
+
+TEST_P(SkippedStepDeathTest, ThatHasWrittenAPartIsABugEitherWay) {
+  const auto store = MustCreate();
+  ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
+  ASSERT_EQ(store->BeginWriting(), absl::OkStatus());
+  Scratch scratch(store->tiles().max_weight_bytes());
+  const auto weights = scratch.first(store->tiles().WeightBytes(store->tiles().tiles()[0]));
+  IoOp op;
+  store->StartWriteWeights(0, weights, op);
+  ASSERT_EQ(store->engine().Wait(op), absl::OkStatus());
+  store->MarkWeightsWritten(0);
+  EXPECT_DEATH(store->CommitSkipped({2, Json::object()}).IgnoreError(), "AllTilesAre");
+  EXPECT_DEATH(store->Commit({2, Json::object()}).IgnoreError(), "AllTilesAre");
 }
 
 INSTANTIATE_TEST_SUITE_P(Slots, SkippedStepTest, testing::Values(1, 2));

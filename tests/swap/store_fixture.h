@@ -91,7 +91,7 @@ inline absl::Status WriteStep(TensorStore& store, int64_t step) {
 
 // Commits a step that changes no tile.
 inline absl::Status SkipStep(TensorStore& store, int64_t step) {
-  return store.Commit({step, Json{{"tiles_of", StepOfTiles(store.committed())}}});
+  return store.CommitSkipped({step, Json{{"tiles_of", StepOfTiles(store.committed())}}});
 }
 
 // Whether every tile holds `step` and nothing else.

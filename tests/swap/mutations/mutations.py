@@ -11,7 +11,7 @@ MUTATIONS = {
     # Nothing: the suite must pass however it is linked.
     "none": (COMMIT, "// Whether what the record speaks of can be used.\n", "// Can it be used?\n"),
     # ---- Barriers
-    "data_not_flushed": (COMMIT, "if (status.ok()) status = impl.FlushData();", ""),
+    "data_not_flushed": (COMMIT, "if (status.ok()) status = FlushData();", ""),
     "weights_not_flushed": (
         COMMIT,
         "{stripe.weights_file, stripe.state_file, stripe.seals_file}",
@@ -29,13 +29,13 @@ MUTATIONS = {
     ),
     "record_before_data": (
         COMMIT,
-        "if (status.ok()) status = impl.FlushData();\n  }\n  if (status.ok()) status = impl.WriteCopies(block->bytes);",
-        "}\n  if (status.ok()) status = impl.WriteCopies(block->bytes);\n  if (status.ok()) status = impl.FlushData();",
+        "if (status.ok()) status = FlushData();\n  }\n  if (status.ok()) status = WriteCopies(block->bytes);",
+        "}\n  if (status.ok()) status = WriteCopies(block->bytes);\n  if (status.ok()) status = FlushData();",
     ),
     "skipped_step_in_the_other_slot": (
         COMMIT,
-        "record.slot = changes_tiles ? impl.working_slot() : impl.committed_slot();",
-        "record.slot = impl.working_slot();",
+        "next.slot = changes_tiles ? working_slot() : committed_slot();",
+        "next.slot = working_slot();",
     ),
     "first_copy_not_flushed": (
         COMMIT,
