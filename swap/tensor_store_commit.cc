@@ -218,18 +218,19 @@ bool TensorStore::Impl::AllTilesAre(TileProgress progress) const {
 }
 
 absl::Status TensorStore::Commit(const CommitInfo& info) {
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckTakesCommits());
   FOREBAY_CHECK(impl_->AllTilesAre(TileProgress::kWritten));
   return impl_->Publish(info, /*changes_tiles=*/true);
 }
 
 absl::Status TensorStore::CommitSkipped(const CommitInfo& info) {
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckTakesCommits());
   FOREBAY_CHECK(impl_->has_commit && info.step > impl_->committed.step);
   FOREBAY_CHECK(impl_->AllTilesAre(TileProgress::kCommitted));
   return impl_->Publish(info, /*changes_tiles=*/false);
 }
 
 absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_tiles) {
-  FOREBAY_RETURN_IF_ERROR(CheckTakesCommits());
   CommitRecord next;
   FOREBAY_ASSIGN_OR_RETURN(next.trainer, TrainerText(info.trainer));
   next.uuid = manifest.uuid;

@@ -69,7 +69,8 @@ class TileSeals {
   // CorruptError when what was read into table(stripe) is damaged, belongs to another store, stripe
   // or slot, or is of another commit than its record; `source` names the file.
   absl::Status CheckTable(int stripe, std::string_view source) const;
-  // Of tables that CheckTable found good. The head of one of them: the record that it goes with.
+  // Of tables that CheckTable found good. The head of one of them: the record that it was
+  // written with.
   SealsRoot RootOfTables() const;
   std::span<const std::byte> record(int stripe) const {
     return tables_[stripe].bytes().first(kCommitRecordBytes);
