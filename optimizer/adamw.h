@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "forebay/base/bfloat16.h"
@@ -23,6 +24,9 @@ struct AdamWStep {
   int64_t step = 1;  // from 1; for the bias corrections
   double lr = 0;
   double gradient_scale = 1;  // multiplies every gradient (clipping)
+  // In place of the configuration's, where a schedule moves them.
+  std::optional<double> beta1 = std::nullopt;
+  std::optional<double> beta2 = std::nullopt;
 };
 
 // One tile, or a run of it with one decay setting. The planes are updated in place.

@@ -65,8 +65,8 @@ absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_st
   fingerprint["data"] = data.digest;
   fingerprint["steps"] = num_steps;
   for (const char* key :
-       {"batch", "accum", "seq", "seed", "lr", "warmup", "schedule", "weight_decay", "decay_all",
-        "betas", "eps", "clip", "precision", "layout", "grad_dtype"}) {
+       {"batch", "accum", "seq", "seed", "lr", "warmup", "schedule", "schedule_args",
+        "weight_decay", "decay_all", "betas", "eps", "clip", "precision", "layout", "grad_dtype"}) {
     fingerprint[key] = OptionText(options, key);
   }
   return fingerprint;
@@ -81,7 +81,11 @@ std::string FingerprintDigest(const Json& fingerprint) {
 absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
   std::string differences;
   for (const auto& [key, value] : now.items()) {
-    const Json before = of_run.contains(key) ? of_run.at(key) : Json();
+    // A run of an earlier version knows nothing of an option that came later, and had its default.
+    const bool is_new = !of_run.contains(key) && FindOption(key) != nullptr;
+    const Json before = of_run.contains(key) ? of_run.at(key)
+                        : is_new             ? Json(OptionText(TrainOptions{}, key))
+                                             : Json();
     if (before == value) continue;
     if (const std::string_view contents = ContentsBehind(key); !contents.empty()) {
       differences += fmt::format("\n  {} (digest {} in the run, {} now)", contents, before.dump(),

@@ -7,7 +7,11 @@
 namespace forebay {
 
 Json EncodeUpdate(const AdamWStep& scalars, const Json& metrics) {
-  return {{"lr", scalars.lr}, {"gradient_scale", scalars.gradient_scale}, {"metrics", metrics}};
+  Json update = {{"lr", scalars.lr}, {"gradient_scale", scalars.gradient_scale}};
+  if (scalars.beta1.has_value()) update["beta1"] = *scalars.beta1;
+  if (scalars.beta2.has_value()) update["beta2"] = *scalars.beta2;
+  update["metrics"] = metrics;
+  return update;
 }
 
 absl::StatusOr<KeptUpdate> DecodeUpdate(const StepIntent& intent, int64_t step) {
@@ -15,8 +19,12 @@ absl::StatusOr<KeptUpdate> DecodeUpdate(const StepIntent& intent, int64_t step) 
   const auto is_number = [&](const char* name) {
     return trainer.contains(name) && trainer[name].is_number();
   };
+  const auto is_number_if_any = [&](const char* name) {
+    return !trainer.contains(name) || trainer[name].is_number();
+  };
   const bool is_whole = intent.step == step && trainer.is_object() && is_number("lr") &&
-                        is_number("gradient_scale") && trainer.contains("metrics");
+                        is_number("gradient_scale") && is_number_if_any("beta1") &&
+                        is_number_if_any("beta2") && trainer.contains("metrics");
   if (!is_whole) {
     return CorruptError(
         fmt::format("'{}' of the store is for step {} and says '{}'; an intent for step {} was "
@@ -24,7 +32,11 @@ absl::StatusOr<KeptUpdate> DecodeUpdate(const StepIntent& intent, int64_t step) 
                     kIntentName, intent.step, trainer.dump(), step));
   }
   KeptUpdate update;
-  update.scalars = {step, trainer["lr"].get<double>(), trainer["gradient_scale"].get<double>()};
+  update.scalars.step = step;
+  update.scalars.lr = trainer["lr"].get<double>();
+  update.scalars.gradient_scale = trainer["gradient_scale"].get<double>();
+  if (trainer.contains("beta1")) update.scalars.beta1 = trainer["beta1"].get<double>();
+  if (trainer.contains("beta2")) update.scalars.beta2 = trainer["beta2"].get<double>();
   update.metrics = trainer["metrics"];
   return update;
 }

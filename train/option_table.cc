@@ -13,6 +13,7 @@
 #include "forebay/base/format.h"
 #include "forebay/base/tensor_spec.h"
 #include "forebay/swap/stripes.h"
+#include "forebay/train/lr_schedule_table.h"
 
 namespace forebay {
 namespace {
@@ -242,6 +243,54 @@ OptionSpec Weights(std::string_view section, std::string_view name,
   return spec;
 }
 
+template <typename T>
+using Choices = std::vector<std::pair<std::string, T>>;
+
+// "power=2,end_lr=1e-6", or an object in a configuration file. Which arguments there are is the
+// schedule's to say (lr_schedule_table.h).
+OptionSpec ScheduleArgs(std::string_view section, std::string_view help) {
+  OptionSpec spec = Row(section, "schedule_args", help);
+  spec.value_name = "NAME=X,...";
+  spec.allowed = "arguments of the schedule, such as power=2,end_lr=1e-6";
+  spec.parse = [](std::string_view text) -> std::optional<Json> {
+    Json args = Json::object();
+    if (text.empty()) return args;
+    for (const std::string_view part : SplitAtCommas(text)) {
+      const size_t equals = part.find('=');
+      if (equals == 0 || equals == std::string_view::npos) return std::nullopt;
+      const std::string name(part.substr(0, equals));
+      const std::string_view value = part.substr(equals + 1);
+      if (args.contains(name) || value.empty()) return std::nullopt;
+      const auto number = ParseWhole<double>(value);
+      if (number.has_value()) {
+        args[name] = *number;
+      } else if (value == "true" || value == "false") {
+        args[name] = value == "true";
+      } else {
+        args[name] = value;
+      }
+    }
+    return args;
+  };
+  spec.set = [](const Json& value, TrainOptions& options) {
+    if (!value.is_object()) return false;
+    const auto is_plain = [](const Json& arg) { return arg.is_primitive() && !arg.is_null(); };
+    if (!std::ranges::all_of(value, is_plain)) return false;
+    options.schedule_args = value;
+    return true;
+  };
+  spec.get = [](const TrainOptions& options) { return options.schedule_args; };
+  return spec;
+}
+
+Choices<LrSchedule> ScheduleChoices() {
+  Choices<LrSchedule> choices;
+  for (const LrScheduleSpec& spec : LrScheduleTable()) {
+    choices.emplace_back(spec.name, spec.schedule);
+  }
+  return choices;
+}
+
 // The value of a number or of a text such as "1GiB"; -1 when it is neither.
 int64_t SizeOrMinusOne(const Json& value) {
   if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62) return -1;
@@ -285,9 +334,6 @@ OptionSpec TileElems(std::string_view section, std::string_view help) {
   spec.get = [](const TrainOptions& options) { return Json(options.tile_elems); };
   return spec;
 }
-
-template <typename T>
-using Choices = std::vector<std::pair<std::string, T>>;
 
 template <typename T>
 OptionSpec Choice(std::string_view section, std::string_view name, T TrainOptions::*member,
@@ -346,11 +392,9 @@ std::vector<OptionSpec> OptimRows() {
       Real("optim", "lr", &O::lr, {.least = 0, .most = 10, .above_least = true},
            "peak learning rate"),
       Whole<int64_t>("optim", "warmup", &O::warmup, 0, kManySteps, "steps of linear warm-up"),
-      Choice<LrSchedule>("optim", "schedule", &O::schedule,
-                         {{"constant", LrSchedule::kConstant},
-                          {"linear", LrSchedule::kLinear},
-                          {"cosine", LrSchedule::kCosine}},
-                         "learning rate after the warm-up"),
+      Choice<LrSchedule>("optim", "schedule", &O::schedule, ScheduleChoices(),
+                         "of the learning rate, after the warm-up"),
+      ScheduleArgs("optim", "arguments of --schedule"),
       Real("optim", "weight_decay", &O::weight_decay, {.least = 0, .most = 10},
            "AdamW's decoupled decay"),
       Switch("optim", "decay_all", &O::decay_all, "decay norms and biases too"),
@@ -479,9 +523,11 @@ const OptionSpec* FindOption(std::string_view name) {
 
 std::string ValueText(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
-  if (value.is_array()) {
+  if (value.is_array() || value.is_object()) {
     std::string text;
-    for (const Json& item : value) text += (text.empty() ? "" : ",") + ValueText(item);
+    for (const auto& [name, item] : value.items()) {
+      text += (text.empty() ? "" : ",") + (value.is_object() ? name + "=" : "") + ValueText(item);
+    }
     return text;
   }
   if (value.is_number_float()) return fmt::format("{}", value.get<double>());

@@ -13,10 +13,10 @@
 #include "forebay/model/cpu/ops.h"
 #include "forebay/swap/layout.h"
 #include "forebay/swap/placement.h"
+#include "forebay/train/lr_schedule.h"
 
 namespace forebay {
 
-enum class LrSchedule : uint8_t { kConstant, kLinear, kCosine };
 enum class ExportFormat : uint8_t { kHuggingFace, kNone };
 // What a crash may take: kStep keeps the last committed step, kNone the exports alone. kAuto: kStep
 // where the disk has room for it.
@@ -41,6 +41,7 @@ struct TrainOptions {
   double lr = 2e-5;
   int64_t warmup = 0;  // steps
   LrSchedule schedule = LrSchedule::kLinear;
+  Json schedule_args = Json::object();  // as ParseLrScheduleArgs takes them
   double weight_decay = 0.01;
   bool decay_all = false;  // also norms and biases
   double beta1 = 0.9, beta2 = 0.999;

@@ -11,6 +11,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/data/packed_file.h"
+#include "forebay/train/lr_schedule_table.h"
 #include "forebay/train/most_tokens.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/run_folder.h"
@@ -278,6 +279,21 @@ void CheckSwapFolders(OptionsUse use, Resolver& resolver) {
   }
 }
 
+void CheckSchedule(Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const LrScheduleSpec& spec = SpecOf(options.schedule);
+  const auto args = ParseLrScheduleArgs(options.schedule, options.schedule_args);
+  if (!args.ok()) resolver.AddProblem(MessageOf(args.status()));
+  if (spec.has_warmup || options.warmup == 0) return;
+  const bool has_own = std::ranges::any_of(
+      spec.args, [](const LrScheduleArgSpec& arg) { return arg.name == "warmup_num_steps"; });
+  resolver.AddProblem(fmt::format(
+      "--warmup={} does not go with --schedule={}, which has a rise of its own. Leave --warmup "
+      "out{}",
+      options.warmup, spec.name,
+      has_own ? fmt::format(", or give --schedule_args=warmup_num_steps={}", options.warmup) : ""));
+}
+
 void CheckTogether(OptionsUse use, Resolver& resolver) {
   const TrainOptions& options = resolver.options();
   const bool bf16 = options.precision == cpu::Precision::kBf16;
@@ -296,6 +312,7 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
   if (resolver.IsGiven("steps") && options.steps > 0 && resolver.IsGiven("epochs")) {
     resolver.AddProblem("--steps and --epochs exclude one another; give one");
   }
+  CheckSchedule(resolver);
   if (options.steps > 0 && options.warmup > options.steps) {
     resolver.AddProblem(fmt::format(
         "--warmup={} is longer than the run (--steps={}), so the learning rate would never "

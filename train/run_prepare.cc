@@ -20,6 +20,7 @@
 #include "forebay/train/create_store.h"
 #include "forebay/train/disk_profile.h"
 #include "forebay/train/fingerprint.h"
+#include "forebay/train/lr_schedule_table.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/pack_cache.h"
 #include "forebay/train/stripe_weights.h"
@@ -423,7 +424,12 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
 absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprint, Json run_json,
                          PreparedRun& run) {
   const bool known = run_json.contains("fingerprint") && run_json["fingerprint"].is_object();
-  if (known) FOREBAY_RETURN_IF_ERROR(CompareFingerprints(run_json["fingerprint"], fingerprint));
+  if (known) {
+    FOREBAY_RETURN_IF_ERROR(CompareFingerprints(run_json["fingerprint"], fingerprint));
+    // That of the file is what the next resume compares the commits with; an option that came
+    // later is not in it.
+    run.fingerprint_digest = FingerprintDigest(run_json["fingerprint"]);
+  }
   const Json& committed = run.store->committed().trainer;
   if (known && committed.contains("settings") &&
       committed["settings"] != FingerprintDigest(run_json["fingerprint"])) {
@@ -550,6 +556,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
         run.options.warmup, run.options.epochs, run.options.data, run.num_steps,
         run.options.batch * run.options.accum));
   }
+  FOREBAY_ASSIGN_OR_RETURN(run.lr_schedule, MakeLrSchedule(run.options, run.num_steps));
   FOREBAY_ASSIGN_OR_RETURN(const Json fingerprint,
                            MakeFingerprint(run.options, run.num_steps, run.data->info()));
   run.fingerprint_digest = FingerprintDigest(fingerprint);

@@ -13,6 +13,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/train/lr_schedule.h"
 #include "forebay/train/options.h"
 #include "forebay/train/plan.h"
 #include "forebay/train/run_folder.h"
@@ -25,6 +26,7 @@ struct PreparedRun {
   DecoderConfig config;
   Plan plan;
   int64_t num_steps = 0;  // of the whole run
+  LrScheduleOptions lr_schedule;
   std::unique_ptr<PackedFile> data;
   std::unique_ptr<PackedFile> eval_data;  // nullptr: no evaluation
   RunPaths paths{""};

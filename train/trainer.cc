@@ -339,8 +339,10 @@ absl::Status TrainingRun::RunStep(int64_t step) {
 
   AdamWStep scalars;
   scalars.step = step;
-  scalars.lr =
-      LearningRate({options_.schedule, options_.lr, options_.warmup, prepared_.num_steps}, step);
+  const ScheduledRates rates = RatesOf(prepared_.lr_schedule, step);
+  scalars.lr = rates.lr;
+  scalars.beta1 = rates.beta1;
+  scalars.beta2 = rates.beta2;
   scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm);
   // Here nothing is in flight but what an update that is not committed still writes. So every byte
   // is counted with one step: with that which reads it, or applies its update; or, of those writes,

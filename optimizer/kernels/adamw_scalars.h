@@ -21,16 +21,8 @@ namespace forebay {
 // no care.
 struct AdamWScalars {
   AdamWScalars(const AdamWConfig& config, const AdamWStep& step, bool decay)
-      : gradient_scale(static_cast<float>(step.gradient_scale)),
-        keep(static_cast<float>(decay ? 1.0 - step.lr * config.weight_decay : 1.0)),
-        one_minus_beta1(static_cast<float>(1.0 - config.beta1)),
-        beta2(static_cast<float>(config.beta2)),
-        one_minus_beta2(static_cast<float>(1.0 - config.beta2)),
-        inverse_sqrt_correction2(static_cast<float>(
-            1.0 / std::sqrt(1.0 - std::pow(config.beta2, static_cast<double>(step.step))))),
-        eps(static_cast<float>(config.eps)),
-        step_size(static_cast<float>(
-            step.lr / (1.0 - std::pow(config.beta1, static_cast<double>(step.step))))) {}
+      : AdamWScalars(config, step, decay, step.beta1.value_or(config.beta1),
+                     step.beta2.value_or(config.beta2)) {}
 
   float gradient_scale;
   float keep;  // what weight decay leaves of a weight; exactly 1 without decay
@@ -40,6 +32,19 @@ struct AdamWScalars {
   float inverse_sqrt_correction2;
   float eps;
   float step_size;
+
+ private:
+  AdamWScalars(const AdamWConfig& config, const AdamWStep& step, bool decay, double b1, double b2)
+      : gradient_scale(static_cast<float>(step.gradient_scale)),
+        keep(static_cast<float>(decay ? 1.0 - step.lr * config.weight_decay : 1.0)),
+        one_minus_beta1(static_cast<float>(1.0 - b1)),
+        beta2(static_cast<float>(b2)),
+        one_minus_beta2(static_cast<float>(1.0 - b2)),
+        inverse_sqrt_correction2(static_cast<float>(
+            1.0 / std::sqrt(1.0 - std::pow(b2, static_cast<double>(step.step))))),
+        eps(static_cast<float>(config.eps)),
+        step_size(
+            static_cast<float>(step.lr / (1.0 - std::pow(b1, static_cast<double>(step.step))))) {}
 };
 
 }  // namespace forebay

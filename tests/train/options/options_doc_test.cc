@@ -2,14 +2,12 @@
 // between the two markers.
 #include "fmt/format.h"
 #include "forebay/base/file.h"
+#include "forebay/train/lr_schedule_table.h"
 #include "forebay/train/option_table.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
 namespace {
-
-constexpr std::string_view kBegin = "<!-- options: begin -->\n";
-constexpr std::string_view kEnd = "<!-- options: end -->\n";
 
 // In a table of Markdown, a bar separates cells.
 std::string Cell(std::string_view text) {
@@ -32,14 +30,32 @@ std::string ExpectedBlock() {
   return block;
 }
 
-TEST(OptionsDoc, ListsEveryOptionAsTheTableHasIt) {
+// What stands between the two markers of `name` in docs/cli.md.
+std::string BlockOf(const std::string& name) {
   const auto doc = ReadWholeFile(JoinPath(FOREBAY_SOURCE_DIR, "docs/cli.md"), 1 << 20);
-  ASSERT_TRUE(doc.ok()) << doc.status();
-  const size_t begin = doc->find(kBegin);
-  const size_t end = doc->find(kEnd);
-  ASSERT_NE(begin, std::string::npos);
-  ASSERT_NE(end, std::string::npos);
-  EXPECT_EQ(doc->substr(begin + kBegin.size(), end - begin - kBegin.size()), ExpectedBlock());
+  if (!doc.ok()) return doc.status().ToString();
+  const std::string begin_mark = fmt::format("<!-- {}: begin -->\n", name);
+  const size_t begin = doc->find(begin_mark);
+  const size_t end = doc->find(fmt::format("<!-- {}: end -->\n", name));
+  if (begin == std::string::npos || end == std::string::npos) return "there are no such markers";
+  return doc->substr(begin + begin_mark.size(), end - begin - begin_mark.size());
+}
+
+TEST(OptionsDoc, ListsEveryOptionAsTheTableHasIt) {
+  EXPECT_EQ(BlockOf("options"), ExpectedBlock());
+}
+
+TEST(OptionsDoc, ListsEveryScheduleAsTheTableHasIt) {
+  std::string expected =
+      "| `--schedule` | what it does | `--schedule_args`, with their defaults |\n|---|---|---|\n";
+  for (const LrScheduleSpec& spec : LrScheduleTable()) {
+    std::string args;
+    for (const LrScheduleArgSpec& arg : spec.args) {
+      args += fmt::format("{}`{}`: {}", args.empty() ? "" : "; ", arg.name, arg.default_text);
+    }
+    expected += fmt::format("| `{}` | {} | {} |\n", spec.name, spec.help, args);
+  }
+  EXPECT_EQ(BlockOf("schedules"), expected);
 }
 
 }  // namespace

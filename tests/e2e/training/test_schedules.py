@@ -1,0 +1,89 @@
+"""Schedules of the learning rate in whole runs: what each step is made with, and that stops and crashes do not show."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+from conftest import make_model, random_rows, write_rows
+
+SETTINGS = dict(batch=2, seq=32, steps=6, lr=1e-3, ram="1GiB", weights_tier="nvme", state_tier="nvme")
+# Cycles beta1 as well.
+ONE_CYCLE = dict(schedule="one_cycle", schedule_args="pct_start=0.5,div_factor=10,anneal_strategy=linear")
+
+
+@pytest.fixture(scope="module")
+def task(forebay, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("schedules")
+    tokens, flags = random_rows(12, 32, 256, seed=1)
+    return dict(model=make_model(forebay, folder / "model"), data=write_rows(folder / "data.fbd", tokens, flags, 256))
+
+
+def rates(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [line["lr"] for line in map(json.loads, lines) if "lr" in line]
+
+
+def test_each_step_has_the_rate_of_its_schedule(forebay, task, tmp_path):
+    forebay.run("train", out=tmp_path / "run", **task, **SETTINGS, **ONE_CYCLE)
+    # PyTorch: 1e-4 to 1e-3 at 0.5 * 6 - 1 = 2, then to 1e-4 / 1e4 at 5.
+    fall = [1e-3 + (1e-8 - 1e-3) * part / 3 for part in (1, 2, 3)]
+    assert rates(tmp_path / "run") == pytest.approx([1e-4, 5.5e-4, 1e-3, *fall])
+
+
+def test_the_betas_of_a_schedule_are_used(forebay, task, tmp_path):
+    for name, cycles in (("with", "true"), ("without", "false")):
+        args = ONE_CYCLE["schedule_args"] + f",cycle_momentum={cycles}"
+        forebay.run("train", out=tmp_path / name, **task, **SETTINGS, schedule="one_cycle", schedule_args=args)
+    assert rates(tmp_path / "with") == rates(tmp_path / "without")
+    assert forebay.digest(tmp_path / "with") != forebay.digest(tmp_path / "without")
+
+
+def test_a_stop_does_not_show(forebay, task, tmp_path):
+    forebay.run("train", out=tmp_path / "whole", **task, **SETTINGS, **ONE_CYCLE)
+    forebay.run("train", out=tmp_path / "parts", stop_after=2, check=False, **task, **SETTINGS, **ONE_CYCLE)
+    forebay.run("train", "--resume", out=tmp_path / "parts")
+    assert forebay.digest(tmp_path / "parts") == forebay.digest(tmp_path / "whole")
+
+
+def test_a_kept_update_has_the_betas_of_its_step(forebay, task, tmp_path):
+    forebay.run("train", out=tmp_path / "whole", **task, **SETTINGS, **ONE_CYCLE)
+    out = tmp_path / "killed"
+    flags = dict(out=out, durability="replay", **task, **SETTINGS, **ONE_CYCLE)
+    forebay.run("train", stop_after=2, check=False, **flags)
+    for _ in range(40):
+        process = subprocess.Popen([forebay.binary, "train", f"--out={out}", "--resume"], stderr=subprocess.PIPE, text=True)
+        for line in process.stderr:
+            if line.startswith("step "):
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        process.stderr.close()
+        if process.wait() == 0:
+            break
+    assert process.returncode == 0
+    assert forebay.digest(out) == forebay.digest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("flags, words", [
+    (dict(schedule="WarmupLR", schedule_args="warmup_num_step=3"), ["'warmup_num_step'", "did you mean 'warmup_num_steps'?"]),
+    (dict(schedule="WarmupLR", warmup=3), ["--warmup=3", "WarmupLR", "warmup_num_steps=3"]),
+    (dict(schedule="OneCycle"), ["needs 'cycle_min_lr'"]),
+    (dict(schedule="polynomial", schedule_args="power"), ["--schedule_args", "power=2"]),
+    (dict(schedule_args="power=2"), ["'power'", "--schedule=linear has no arguments"]),
+])
+def test_what_a_schedule_cannot_have_is_an_error(forebay, task, tmp_path, flags, words):
+    done = forebay.run("train", out=tmp_path / "run", check=False, **task, **SETTINGS, **flags)
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_arguments_may_stand_in_a_configuration(forebay, task, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"optim": {"schedule": "polynomial", "schedule_args": {"power": 2, "end_lr": 1e-4}}}))
+    forebay.run("train", out=tmp_path / "run", config=config, **task, **SETTINGS)
+    assert rates(tmp_path / "run") == pytest.approx([1e-4 + 9e-4 * (1 - p / 6) ** 2 for p in range(6)])
+    other = forebay.run("train", "--resume", out=tmp_path / "run", set="schedule_args=power=3", check=False)
+    assert other.returncode == 2 and "--schedule_args" in other.stderr
