@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "forebay/aio/engine.h"
+#include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
 #include "forebay/swap/tile_seals.h"
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "forebay/base/bfloat16.h"
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/swap/tensor_store_impl.h"
 

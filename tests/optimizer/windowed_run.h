@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "forebay/base/errors.h"
 #include "forebay/swap/swapper.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "forebay/base/check.h"
+#include "forebay/base/errors.h"
 #include "forebay/swap/gradient_seals.h"
 #include "forebay/swap/tile_seals.h"
 #include "forebay/tests/swap/store_fixture.h"

@@ -1,4 +1,5 @@
 // A step of a trainer allocates nothing once its queues have seen their longest.
+#include "forebay/base/errors.h"
 #include "forebay/tests/allocation_counter.h"
 #include "forebay/tests/swap/session_fixture.h"
 

@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
 #include "forebay/tests/swap/session_fixture.h"
 #include "gmock/gmock.h"
 

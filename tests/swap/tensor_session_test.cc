@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "forebay/base/errors.h"
 #include "forebay/tests/swap/session_fixture.h"
 #include "gmock/gmock.h"
 

@@ -18,6 +18,12 @@ THIRD_PARTY = {
     re.compile(r"CLI/"): ("tools/",),
     re.compile(r"(liburing|libaio)\.h"): ("aio/",),
 }
+# Names of ours that every file which uses them has to include: sources are compiled several at a time, where a
+# neighbour's include would hide that one is missing.
+OWN_MACROS = {
+    re.compile(r"\bFOREBAY_(ASSIGN_OR_RETURN|RETURN_IF_ERROR)\("): "forebay/base/errors.h",
+    re.compile(r"\bFOREBAY_CHECK\("): "forebay/base/check.h",
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
@@ -75,6 +81,16 @@ def check_order(path, root, lines):
             yield f"{relative}: includes {first} first, not its own header"
 
 
+def check_macros(path, root, lines):
+    """A macro of ours without the include that defines it."""
+    relative = path.relative_to(root)
+    code = [line for line in lines if not line.lstrip().startswith("//")]
+    included = {include[2] for include in map(INCLUDE.match, lines) if include}
+    for pattern, header in OWN_MACROS.items():
+        if header not in included and not header.endswith(str(relative)) and any(map(pattern.search, code)):
+            yield f"{relative}: uses a macro of {header} and does not include it"
+
+
 def check_file(path, root, arrows):
     """Yields 'file:line: problem'."""
     relative = path.relative_to(root)
@@ -85,6 +101,7 @@ def check_file(path, root, arrows):
     if len(lines) > MAX_LINES:
         yield f"{relative}: {len(lines)} lines; at most {MAX_LINES}, so that a file is one idea"
     yield from check_order(path, root, lines)
+    yield from check_macros(path, root, lines)
     raw_string = False  # text in R"(...)" is data, which no formatter may break
     for number, line in enumerate(lines, 1):
         is_data = raw_string or 'R"' in line

@@ -55,6 +55,15 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_one_problem({"base/b.cc": '#include "hwy/highway.h"\n'}, "model/ and optimizer/")
         self.assert_one_problem({"base/b.cc": '#include "CLI/CLI.hpp"\n'}, "tools/")
 
+    def test_a_macro_without_its_include_is_found(self):
+        self.assert_one_problem({"swap/b.cc": "void F() { FOREBAY_CHECK(true); }\n"}, "forebay/base/check.h")
+        self.assert_one_problem({"swap/b.cc": "  FOREBAY_ASSIGN_OR_RETURN(int x, G());\n"}, "forebay/base/errors.h")
+        self.assertEqual(self.problems_of({
+            "base/check.h": "#pragma once\n#define FOREBAY_CHECK(x) x\n#define OTHER() FOREBAY_CHECK(1)\n",
+            "swap/b.cc": '#include "forebay/base/check.h"\n\nvoid F() { FOREBAY_CHECK(true); }\n',
+            "swap/c.cc": "// as FOREBAY_CHECK(x) does\n",
+        }), [])
+
     def test_another_spelling_of_our_headers_is_found(self):
         self.assert_one_problem({"base/a.h": "#pragma once\n", "base/b.cc": '#include "a.h"\n'}, "spell it")
         self.assert_one_problem({"base/a.cc": "#include <forebay/base/a.h>\n"}, "with quotes")

@@ -1,3 +1,4 @@
+#include "forebay/base/check.h"
 #include "forebay/base/tensor_spec.h"
 
 #include <set>

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/optimizer/held_gradients.h"
