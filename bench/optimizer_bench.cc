@@ -1,16 +1,18 @@
-// Memory bandwidth of the AdamW kernels beside that of a plain read-modify-write of the same
+// Memory bandwidth of the update kernels beside that of a plain read-modify-write of the same
 // streams, which is their roof. Run the two in turn, since machines drift:
 //   build/bench_bin/optimizer_bench --benchmark_enable_random_interleaving=true
 //   --benchmark_repetitions=5
 // bytes_per_second counts what the algorithm must move: weights, remainders and moments in and out,
 // gradients in.
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "forebay/base/bfloat16.h"
 #include "forebay/base/parallel.h"
-#include "forebay/optimizer/adamw.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
+#include "forebay/optimizer/tile_update.h"
 
 namespace forebay {
 namespace {
@@ -18,33 +20,72 @@ namespace {
 // Far beyond every cache.
 constexpr int64_t kNumElems = int64_t{16} << 20;
 constexpr int64_t kTaskElems = int64_t{16} << 10;
-constexpr AdamWConfig kConfig;
-constexpr AdamWStep kStep = {.step = 10, .lr = 1e-4, .gradient_scale = 0.5};
+constexpr UpdateScalars kScalars = {.step = 10, .lr = 1e-4, .gradient_scale = 0.5};
+
+struct Format {
+  WeightFormat weights = WeightFormat::kSplitBf16;
+  MomentFormat moments = MomentFormat::kFp32;
+};
+constexpr Format kBf16;
+constexpr Format kFp16 = {.weights = WeightFormat::kFp16};
+constexpr Format kFp32 = {.weights = WeightFormat::kFp32};
+constexpr Format kBf16Moments = {.moments = MomentFormat::kBf16};
+constexpr Format kInt8Moments = {.moments = MomentFormat::kInt8};
+
+int64_t MomentBytes(const Format& format) {
+  return format.moments == MomentFormat::kFp32 ? 4 : format.moments == MomentFormat::kBf16 ? 2 : 1;
+}
+
+// Of one plane, in whole bytes an element.
+struct Plane {
+  Plane(int64_t bytes, uint16_t value) : elem_bytes(bytes), values(kNumElems * bytes / 2, value) {}
+  void* data() { return values.empty() ? nullptr : values.data(); }
+  int64_t elem_bytes;
+  std::vector<uint16_t> values;
+};
 
 struct Planes {
-  explicit Planes(Layout layout)
-      : weight(kNumElems * WeightBytesPerElem(layout) / 2, 0x3c01),
-        remainder(layout == Layout::kBf16 ? kNumElems : 0, 1),
-        m(kNumElems, 1e-3f),
-        v(kNumElems, 1e-6f),
-        gradient(kNumElems, 0x3a01) {}
+  explicit Planes(const Format& planes_format)
+      : format(planes_format),
+        weight(format.weights == WeightFormat::kFp32 ? 4 : 2, 0x3c01),
+        remainder(format.weights == WeightFormat::kSplitBf16 ? 2 : 0, 1),
+        master(format.weights == WeightFormat::kFp16 ? 4 : 0, 0x3c01),
+        m(MomentBytes(format), 0x3a01),
+        v(MomentBytes(format), 0x3501),
+        m_scale(kNumElems / kMomentBlockElems, 0x3a80),
+        v_scale(kNumElems / kMomentBlockElems, 0x3a80),
+        gradient(2, 0x3a01) {}
 
-  AdamWTile Task(Layout layout, int64_t task) {
-    AdamWTile tile;
-    tile.layout = layout;
-    tile.num_elems = kNumElems;
-    tile.weight = weight.data();
-    tile.remainder = remainder.empty() ? nullptr : remainder.data();
-    tile.m = m.data();
-    tile.v = v.data();
-    tile.gradient = gradient.data();
-    return Part(tile, task * kTaskElems, kTaskElems, /*decay=*/true);
+  TileRun Task(int64_t task) {
+    TileRun run;
+    run.num_elems = kNumElems;
+    run.weights = format.weights;
+    run.weight = weight.data();
+    run.remainder = static_cast<int16_t*>(remainder.data());
+    run.master = static_cast<float*>(master.data());
+    run.moments = format.moments;
+    run.m = m.data();
+    run.v = v.data();
+    if (format.moments == MomentFormat::kInt8) {
+      run.m_scale = m_scale.data();
+      run.v_scale = v_scale.data();
+    }
+    run.gradient = gradient.data();
+    return PartOf(run, task * kTaskElems, kTaskElems);
+  }
+  // What is read and written.
+  std::vector<Plane*> Written() { return {&weight, &remainder, &master, &m, &v}; }
+  int64_t BytesPerElem() {
+    int64_t bytes = gradient.elem_bytes;
+    // The scales of 8-bit moments are a sixteenth of a byte each and not counted.
+    for (const Plane* plane : Written()) bytes += 2 * plane->elem_bytes;
+    return bytes;
   }
 
-  std::vector<uint16_t> weight;
-  std::vector<int16_t> remainder;
-  std::vector<float> m, v;
-  std::vector<uint16_t> gradient;  // bf16
+  Format format;
+  Plane weight, remainder, master, m, v;
+  std::vector<uint16_t> m_scale, v_scale;
+  Plane gradient;
 };
 
 void SetCounters(benchmark::State& state, int64_t bytes_per_elem) {
@@ -54,47 +95,35 @@ void SetCounters(benchmark::State& state, int64_t bytes_per_elem) {
                          benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 
-int64_t BytesPerElem(Layout layout) {
-  return 2 * (WeightBytesPerElem(layout) + StateBytesPerElem(layout)) + 2;
-}
-
-void AdamW(benchmark::State& state, Layout layout) {
-  Planes planes(layout);
+void Update(benchmark::State& state, const OptimizerConfig& config, const Format& format) {
+  Planes planes(format);
   ThreadPool pool(static_cast<int>(state.range(0)));
   for (auto _ : state) {
     pool.ParallelFor(kNumElems / kTaskElems,
-                     [&](int64_t task) { AdamWSimd(kConfig, kStep, planes.Task(layout, task)); });
+                     [&](int64_t task) { UpdateRun(config, kScalars, planes.Task(task)); });
   }
-  SetCounters(state, BytesPerElem(layout));
-}
-
-template <typename T>
-void AddOne(T* values, int64_t num_values) {
-  for (int64_t i = 0; i < num_values; ++i) values[i] = static_cast<T>(values[i] + T{1});
+  SetCounters(state, planes.BytesPerElem());
 }
 
 // The roof: the same planes, the least arithmetic.
-void ReadModifyWrite(benchmark::State& state, Layout layout) {
-  Planes planes(layout);
+void ReadModifyWrite(benchmark::State& state, const Format& format) {
+  Planes planes(format);
   ThreadPool pool(static_cast<int>(state.range(0)));
   for (auto _ : state) {
     pool.ParallelFor(kNumElems / kTaskElems, [&](int64_t task) {
       constexpr int64_t kStride = 1024;  // all streams advance together, as in the kernel
-      const AdamWTile whole = planes.Task(layout, task);
       uint32_t sum = 0;
-      for (int64_t first = 0; first < kTaskElems; first += kStride) {
-        const AdamWTile part = Part(whole, first, kStride, /*decay=*/true);
-        AddOne(static_cast<uint16_t*>(part.weight), kStride * WeightBytesPerElem(layout) / 2);
-        if (part.remainder != nullptr) AddOne(part.remainder, kStride);
-        AddOne(part.m, kStride);
-        AddOne(part.v, kStride);
-        const auto* gradient = static_cast<const uint16_t*>(part.gradient);
-        for (int64_t i = 0; i < kStride; ++i) sum += gradient[i];
+      for (int64_t first = task * kTaskElems; first < (task + 1) * kTaskElems; first += kStride) {
+        for (Plane* plane : planes.Written()) {
+          uint16_t* const values = plane->values.data() + first * plane->elem_bytes / 2;
+          for (int64_t i = 0; i < kStride * plane->elem_bytes / 2; ++i) ++values[i];
+        }
+        for (int64_t i = 0; i < kStride; ++i) sum += planes.gradient.values[first + i];
       }
       benchmark::DoNotOptimize(sum);
     });
   }
-  SetCounters(state, BytesPerElem(layout));
+  SetCounters(state, planes.BytesPerElem());
 }
 
 // fp32 in, bf16 out.
@@ -112,10 +141,18 @@ void RoundGradient(benchmark::State& state) {
   SetCounters(state, 6);
 }
 
-BENCHMARK_CAPTURE(AdamW, bf16, Layout::kBf16)->Arg(1)->Arg(2)->UseRealTime();
-BENCHMARK_CAPTURE(ReadModifyWrite, bf16, Layout::kBf16)->Arg(1)->Arg(2)->UseRealTime();
-BENCHMARK_CAPTURE(AdamW, fp32, Layout::kFp32)->Arg(1)->Arg(2)->UseRealTime();
-BENCHMARK_CAPTURE(ReadModifyWrite, fp32, Layout::kFp32)->Arg(1)->Arg(2)->UseRealTime();
+constexpr OptimizerConfig kAdamW;
+constexpr OptimizerConfig kLion = {.kind = OptimizerKind::kLion};
+
+BENCHMARK_CAPTURE(Update, bf16, kAdamW, kBf16)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(ReadModifyWrite, bf16, kBf16)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(Update, fp16, kAdamW, kFp16)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(ReadModifyWrite, fp16, kFp16)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(Update, fp32, kAdamW, kFp32)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(ReadModifyWrite, fp32, kFp32)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(Update, bf16_moments, kAdamW, kBf16Moments)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(Update, int8_moments, kAdamW, kInt8Moments)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(Update, lion_bf16, kLion, kBf16)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK(RoundGradient)->Arg(1)->Arg(2)->UseRealTime();
 
 }  // namespace

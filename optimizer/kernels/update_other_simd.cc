@@ -1,0 +1,84 @@
+// Adagrad, Lion and SGD.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "forebay/optimizer/kernels/update_other_simd.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h.
+#include "forebay/optimizer/kernels/update_simd-inl.h"
+#include "forebay/optimizer/kernels/update_simd.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace forebay {
+namespace HWY_NAMESPACE {
+
+struct AdagradRule {
+  template <typename Moments>
+  HWY_INLINE VF operator()(Moments& moments, int64_t i, VF p, VF g) const {
+    const DF d;
+    g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
+    const VF v = hn::Add(moments.LoadV(i), hn::Mul(g, g));
+    const VF root = hn::Sqrt(v);
+    moments.StoreV(i, v, root);
+    const VF step = hn::Div(g, hn::Add(root, hn::Set(d, s.eps)));
+    return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), step));
+  }
+  const RuleScalars s;
+};
+
+struct LionRule {
+  template <typename Moments>
+  HWY_INLINE VF operator()(Moments& moments, int64_t i, VF p, VF g) const {
+    const DF d;
+    const VF m = moments.LoadM(i);
+    const VF c =
+        hn::Add(hn::Mul(m, hn::Set(d, s.beta1)), hn::Mul(g, hn::Set(d, s.one_minus_beta1)));
+    const VF one = hn::Set(d, 1.0f);
+    const VF sign = hn::Sub(hn::IfThenElseZero(hn::Gt(c, hn::Zero(d)), one),
+                            hn::IfThenElseZero(hn::Lt(c, hn::Zero(d)), one));
+    moments.StoreM(
+        i, hn::Add(hn::Mul(m, hn::Set(d, s.beta2)), hn::Mul(g, hn::Set(d, s.one_minus_beta2))));
+    return hn::Sub(hn::Mul(p, hn::Set(d, s.keep)), hn::Mul(hn::Set(d, s.step_size), sign));
+  }
+  const RuleScalars s;
+};
+
+template <bool kHasMomentum>
+struct SgdRule {
+  template <typename Moments>
+  HWY_INLINE VF operator()(Moments& moments, int64_t i, VF p, VF g) const {
+    const DF d;
+    g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
+    if constexpr (kHasMomentum) {
+      const VF momentum = hn::Set(d, s.momentum);
+      const VF m = hn::Add(hn::Mul(moments.LoadM(i), momentum), g);
+      moments.StoreM(i, m);
+      g = nesterov ? hn::Add(g, hn::Mul(m, momentum)) : m;
+    }
+    return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), g));
+  }
+  const RuleScalars s;
+  const bool nesterov;
+};
+
+int64_t UpdateOther(const OptimizerConfig& config, const RuleScalars& s, const TileRun& run) {
+  if (config.kind == OptimizerKind::kAdagrad) return UpdateWith(s, run, AdagradRule{s});
+  if (config.kind == OptimizerKind::kLion) return UpdateWith(s, run, LionRule{s});
+  return HasFirstMoment(config) ? UpdateWith(s, run, SgdRule<true>{s, config.nesterov})
+                                : UpdateWith(s, run, SgdRule<false>{s, false});
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace forebay
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace forebay {
+
+HWY_EXPORT(UpdateOther);
+
+int64_t UpdateOtherSimd(const OptimizerConfig& config, const RuleScalars& s, const TileRun& run) {
+  return HWY_DYNAMIC_DISPATCH(UpdateOther)(config, s, run);
+}
+
+}  // namespace forebay
+#endif  // HWY_ONCE

@@ -1,0 +1,378 @@
+// Update kernels for one instruction set: what a run is made of (weights, moments, gradients), and
+// the loop over it. The rules are in update_adam_simd.cc and update_other_simd.cc. Every operation
+// is the reference's (rule_scalars.h), so the bits are too. The planes are not written with
+// non-temporal stores: each line was just read, so an ordinary store costs no extra traffic.
+//
+// Included once per target, after hwy/foreach_target.h.
+#if defined(FOREBAY_OPTIMIZER_KERNELS_UPDATE_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOREBAY_OPTIMIZER_KERNELS_UPDATE_SIMD_INL_H_
+#undef FOREBAY_OPTIMIZER_KERNELS_UPDATE_SIMD_INL_H_
+#else
+#define FOREBAY_OPTIMIZER_KERNELS_UPDATE_SIMD_INL_H_
+#endif
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "forebay/optimizer/kernels/rule_scalars.h"
+#include "forebay/optimizer/tile_update.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace forebay {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// At most 16 lanes, so that a block of moments is whole vectors on every target.
+using DF = hn::CappedTag<float, 16>;
+using DU = hn::RebindToUnsigned<DF>;
+using DI = hn::RebindToSigned<DF>;
+using DH = hn::Rebind<uint16_t, DF>;
+using DS = hn::Rebind<int16_t, DF>;
+using VF = hn::Vec<DF>;
+using VU = hn::Vec<DU>;
+
+HWY_INLINE int64_t NumLanes() {
+  return static_cast<int64_t>(hn::Lanes(DF()));
+}
+
+HWY_INLINE VF Bf16At(const uint16_t* from) {
+  return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), hn::LoadU(DH(), from))));
+}
+// Values of at most 16 bits, so the saturation of DemoteTo never acts.
+HWY_INLINE void StoreLow16(VU bits, uint16_t* to) {
+  hn::StoreU(hn::DemoteTo(DH(), hn::BitCast(DI(), bits)), DH(), to);
+}
+
+// As Fp16ToFloat and FloatToFp16 of base/bfloat16.h. Highway's own conversions truncate on some
+// targets.
+HWY_INLINE VF Fp16At(const uint16_t* from) {
+  const DF d;
+  const DU du;
+  const VU bits = hn::PromoteTo(du, hn::LoadU(DH(), from));
+  const VU sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
+  const VU magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7fffu)));
+  const VU is_normal_or_more = hn::Set(du, 0x400u << 13);
+  const VU largest_finite = hn::Set(du, (0x7c00u << 13) - 1);
+  // 2^-14 with the mantissa below it, less 2^-14: mantissa * 2^-24.
+  const VU least = hn::Set(du, 113u << 23);
+  const VF subnormal = hn::Sub(hn::BitCast(d, hn::Add(magnitude, least)), hn::BitCast(d, least));
+  const VU exponent = hn::IfThenElse(hn::Gt(magnitude, largest_finite), hn::Set(du, 224u << 23),
+                                     hn::Set(du, 112u << 23));
+  const VU normal = hn::Add(magnitude, exponent);
+  const VU result =
+      hn::IfThenElse(hn::Lt(magnitude, is_normal_or_more), hn::BitCast(du, subnormal), normal);
+  return hn::BitCast(d, hn::Or(result, sign));
+}
+HWY_INLINE void StoreFp16(VF value, uint16_t* to) {
+  const DF d;
+  const DU du;
+  const VU bits = hn::BitCast(du, value);
+  const VU sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 0x8000u));
+  const VU magnitude = hn::And(bits, hn::Set(du, 0x7fffffffu));
+  const VF half = hn::Set(d, 0.5f);
+  const VU subnormal =
+      hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(du, half));
+  const VU odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
+  const VU rounded = hn::Add(magnitude, hn::Add(hn::Set(du, 0xfffu), odd));
+  const VU normal = hn::ShiftRight<13>(hn::Sub(rounded, hn::Set(du, 0x38000000u)));
+  VU result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(du, 0x38800000u)), subnormal, normal);
+  result =
+      hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x477fefffu)), hn::Set(du, 0x7c00u), result);
+  result =
+      hn::IfThenElse(hn::Gt(magnitude, hn::Set(du, 0x7f800000u)), hn::Set(du, 0x7e00u), result);
+  StoreLow16(hn::Or(result, sign), to);
+}
+
+// What follows keeps copies of what it needs of a run, which the compiler holds in registers: what
+// lies in memory might be changed by every store.
+
+// The type is the same for a whole run, so the branch is always predicted.
+struct Gradients {
+  explicit Gradients(const TileRun& run) : values(run.gradient), dtype(run.gradient_dtype) {}
+  HWY_INLINE VF Load(int64_t i) const {
+    if (dtype == DType::kF32) return hn::LoadU(DF(), static_cast<const float*>(values) + i);
+    const uint16_t* const bits = static_cast<const uint16_t*>(values) + i;
+    return dtype == DType::kBF16 ? Bf16At(bits) : Fp16At(bits);
+  }
+  const void* const values;
+  const DType dtype;
+};
+
+// ---- Where the fp32 master weight is read from and written to.
+
+struct Fp32Weights {
+  explicit Fp32Weights(const TileRun& run) : weight(static_cast<float*>(run.weight)) {}
+  HWY_INLINE VF Load(int64_t i) const { return hn::LoadU(DF(), weight + i); }
+  HWY_INLINE void Store(int64_t i, VF p) const { hn::StoreU(p, DF(), weight + i); }
+  float* const weight;
+};
+
+struct Fp16Weights {
+  explicit Fp16Weights(const TileRun& run)
+      : weight(static_cast<uint16_t*>(run.weight)), master(run.master) {}
+  HWY_INLINE VF Load(int64_t i) const { return hn::LoadU(DF(), master + i); }
+  HWY_INLINE void Store(int64_t i, VF p) const {
+    hn::StoreU(p, DF(), master + i);
+    StoreFp16(p, weight + i);
+  }
+  uint16_t* const weight;
+  float* const master;
+};
+
+// As Join and Split of base/bfloat16.h.
+struct SplitWeights {
+  explicit SplitWeights(const TileRun& run)
+      : w16(static_cast<uint16_t*>(run.weight)), r16(run.remainder) {}
+  HWY_INLINE VF Load(int64_t i) const {
+    const DU du;
+    const VU high = hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(DH(), w16 + i)));
+    const VU low = hn::BitCast(du, hn::PromoteTo(DI(), hn::LoadU(DS(), r16 + i)));
+    return hn::BitCast(DF(), hn::Add(high, low));
+  }
+  HWY_INLINE void Store(int64_t i, VF p) const {
+    const DU du;
+    const VU bits = hn::BitCast(du, p);
+    const VU high = hn::ShiftRight<16>(hn::Add(bits, hn::Set(du, 0x8000u)));
+    StoreLow16(high, w16 + i);
+    const auto low = hn::BitCast(DI(), hn::Sub(bits, hn::ShiftLeft<16>(high)));
+    hn::StoreU(hn::DemoteTo(DS(), low), DS(), r16 + i);
+  }
+  uint16_t* const w16;
+  int16_t* const r16;
+};
+
+// ---- Moments: LoadM and LoadV of a vector; StoreM, StoreV or, of both, Store; and what goes
+// around each block. `root` is sqrt(v).
+
+// DitherOf of vectors of a run.
+struct Dither {
+  Dither(const RuleScalars& s, const TileRun& run)
+      : key(static_cast<uint32_t>(run.first_elem) + s.rounding_key), step(s.rounding_step) {}
+  HWY_INLINE VU At(int64_t i) const {
+    const DU du;
+    // Iota from a variable would go through memory.
+    VU h = hn::Add(hn::Iota(du, 0u), hn::Set(du, key + static_cast<uint32_t>(i)));
+    h = hn::Mul(h, hn::Set(du, 0x9E3779B1u));
+    h = hn::Mul(hn::Xor(h, hn::ShiftRight<16>(h)), hn::Set(du, 0x85EBCA6Bu));
+    return hn::Add(hn::Xor(h, hn::ShiftRight<13>(h)), hn::Set(du, step));
+  }
+  static HWY_INLINE VU OfSecond(VU dither) { return hn::Not(dither); }
+  const uint32_t key;
+  const uint32_t step;
+};
+
+struct Fp32Moments {
+  Fp32Moments(const RuleScalars&, const TileRun& run)
+      : m(static_cast<float*>(run.m)), v(static_cast<float*>(run.v)) {}
+  HWY_INLINE void Begin(int64_t /*first*/) {}
+  HWY_INLINE void End(int64_t /*first*/) {}
+  HWY_INLINE void Finish() {}
+  HWY_INLINE VF LoadM(int64_t i) const { return hn::LoadU(DF(), m + i); }
+  HWY_INLINE VF LoadV(int64_t i) const { return hn::LoadU(DF(), v + i); }
+  HWY_INLINE void StoreM(int64_t i, VF value) { hn::StoreU(value, DF(), m + i); }
+  HWY_INLINE void StoreV(int64_t i, VF value, VF /*root*/) { hn::StoreU(value, DF(), v + i); }
+  HWY_INLINE void Store(int64_t i, VF first, VF second, VF root) {
+    StoreM(i, first);
+    StoreV(i, second, root);
+  }
+  float* const m;
+  float* const v;
+};
+
+struct Bf16Moments {
+  Bf16Moments(const RuleScalars& s, const TileRun& run)
+      : dither(s, run), m(static_cast<uint16_t*>(run.m)), v(static_cast<uint16_t*>(run.v)) {}
+  HWY_INLINE void Begin(int64_t /*first*/) {}
+  HWY_INLINE void End(int64_t /*first*/) {}
+  HWY_INLINE void Finish() {}
+  HWY_INLINE VF LoadM(int64_t i) const { return Bf16At(m + i); }
+  HWY_INLINE VF LoadV(int64_t i) const { return Bf16At(v + i); }
+  HWY_INLINE void StoreM(int64_t i, VF value) { StoreDithered(value, dither.At(i), m + i); }
+  HWY_INLINE void StoreV(int64_t i, VF value, VF /*root*/) {
+    StoreDithered(value, Dither::OfSecond(dither.At(i)), v + i);
+  }
+  HWY_INLINE void Store(int64_t i, VF first, VF second, VF /*root*/) {
+    const VU of_first = dither.At(i);
+    StoreDithered(first, of_first, m + i);
+    StoreDithered(second, Dither::OfSecond(of_first), v + i);
+  }
+
+ private:
+  static HWY_INLINE void StoreDithered(VF value, VU of_value, uint16_t* to) {
+    const VU sum = hn::Add(hn::BitCast(DU(), value), hn::ShiftRight<16>(of_value));
+    StoreLow16(hn::ShiftRight<16>(sum), to);
+  }
+  const Dither dither;
+  uint16_t* const m;
+  uint16_t* const v;
+};
+
+// A block's values wait in the cache until its largest is known, and the block after it is updated:
+// the way from the values to their scale is long and nothing else depends on it.
+struct Int8Moments {
+  Int8Moments(const RuleScalars& s, const TileRun& run)
+      : dither(s, run),
+        m(static_cast<int8_t*>(run.m)),
+        v(static_cast<uint8_t*>(run.v)),
+        m_scale(run.m_scale),
+        v_scale(run.v_scale) {}
+
+  HWY_INLINE void Begin(int64_t first) {
+    const int64_t block = first / kMomentBlockElems;
+    begin = first;
+    if (m != nullptr) m_step = ScaleAt(m_scale + block) * (1.0f / kMostSignedCode);
+    if (v != nullptr) y_step = ScaleAt(v_scale + block) * (1.0f / kMostUnsignedCode);
+  }
+  HWY_INLINE VF LoadM(int64_t i) const {
+    const auto codes = hn::LoadU(hn::Rebind<int8_t, DF>(), m + i);
+    return hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), m_step));
+  }
+  HWY_INLINE VF LoadV(int64_t i) const {
+    const auto codes = hn::LoadU(hn::Rebind<uint8_t, DF>(), v + i);
+    const VF y = hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), y_step));
+    return hn::Mul(y, y);
+  }
+  HWY_INLINE void StoreM(int64_t i, VF value) {
+    hn::StoreU(value, DF(), waiting[next].m + (i - begin));
+  }
+  HWY_INLINE void StoreV(int64_t i, VF /*value*/, VF root) {
+    hn::StoreU(root, DF(), waiting[next].y + (i - begin));
+  }
+  HWY_INLINE void Store(int64_t i, VF first, VF second, VF root) {
+    StoreM(i, first);
+    StoreV(i, second, root);
+  }
+  HWY_INLINE void End(int64_t first) {
+    Block& block = waiting[next];
+    const int64_t number = first / kMomentBlockElems;
+    block.first = first;
+    if (m != nullptr) block.m_inverse = kMostSignedCode * InverseOf(block.m, m_scale + number);
+    if (v != nullptr) block.y_inverse = kMostUnsignedCode * InverseOf(block.y, v_scale + number);
+    next = 1 - next;
+    Encode(waiting[next]);
+  }
+  HWY_INLINE void Finish() { Encode(waiting[1 - next]); }
+
+ private:
+  struct Block {
+    int64_t first = -1;  // of the run; -1: none
+    float m_inverse = 0;
+    float y_inverse = 0;
+    HWY_ALIGN float m[kMomentBlockElems];
+    HWY_ALIGN float y[kMomentBlockElems];  // sqrt(v)
+  };
+
+  HWY_INLINE void Encode(const Block& block) const {
+    const DF d;
+    if (block.first < 0) return;
+    const VF most_m = hn::Set(d, kMostSignedCode);
+    const VF one = hn::Set(d, block.y_inverse == 0.0f ? 0.0f : 1.0f);
+    for (int64_t i = 0; i < kMomentBlockElems; i += NumLanes()) {
+      const int64_t to = block.first + i;
+      const VU of_first = dither.At(to);
+      if (m != nullptr) {
+        const hn::Rebind<int8_t, DF> db;
+        const VF codes =
+            Codes(hn::Load(d, block.m + i), block.m_inverse, of_first, hn::Neg(most_m), most_m);
+        hn::StoreU(hn::DemoteTo(db, hn::ConvertTo(DI(), codes)), db, m + to);
+      }
+      if (v != nullptr) {
+        const hn::Rebind<uint8_t, DF> db;
+        const VF y = hn::Load(d, block.y + i);
+        const VF least = hn::IfThenElseZero(hn::Gt(y, hn::Zero(d)), one);
+        const VF codes = Codes(y, block.y_inverse, Dither::OfSecond(of_first), least,
+                               hn::Set(d, kMostUnsignedCode));
+        hn::StoreU(hn::DemoteTo(db, hn::ConvertTo(DI(), codes)), db, v + to);
+      }
+    }
+  }
+  static float ScaleAt(const uint16_t* scale) {
+    return std::bit_cast<float>(static_cast<uint32_t>(*scale) << 16);
+  }
+  // Stores ScaleOf (of the reference) of a block's magnitudes and returns its inverse; 0: of 0.
+  // A magnitude that is no number does not count.
+  static HWY_INLINE float InverseOf(const float* values, uint16_t* scale) {
+    const DF d;
+    VF largest = hn::Zero(d);
+    for (int64_t i = 0; i < kMomentBlockElems; i += NumLanes()) {
+      const VF magnitude = hn::Abs(hn::LoadU(d, values + i));
+      largest = hn::IfThenElse(hn::Lt(largest, magnitude), magnitude, largest);
+    }
+    const float most = hn::GetLane(hn::MaxOfLanes(d, largest));
+    if (!(most >= kLeastMomentScale)) {
+      *scale = 0;
+      return 0.0f;
+    }
+    const uint32_t rounded_up = (std::bit_cast<uint32_t>(most) + 0xffffu) & 0xffff0000u;
+    *scale = static_cast<uint16_t>(rounded_up >> 16);
+    return 1.0f / std::bit_cast<float>(rounded_up);
+  }
+  static HWY_INLINE VF Codes(VF value, float inverse, VU of_value, VF least, VF most) {
+    const DF d;
+    const VF u = hn::Mul(hn::ConvertTo(d, hn::BitCast(DI(), hn::ShiftRight<8>(of_value))),
+                         hn::Set(d, 0x1p-24f));
+    const VF code = hn::Floor(hn::Add(hn::Mul(value, hn::Set(d, inverse)), u));
+    return hn::Min(hn::Max(code, least), most);
+  }
+
+  const Dither dither;
+  int8_t* const m;
+  uint8_t* const v;
+  uint16_t* const m_scale;
+  uint16_t* const v_scale;
+  int64_t begin = 0;
+  float m_step = 0;
+  float y_step = 0;
+  int next = 0;  // of the two blocks, the one that is being updated
+  Block waiting[2];
+};
+
+// ---- The loop. Updates whole blocks and returns how many elements that was. `rule` is called as
+// rule(moments, i, p, g) and returns the new weight.
+template <typename Rule, typename Weights, typename Moments>
+int64_t UpdateBlocks(const RuleScalars& s, const TileRun& run, const Rule& the_rule) {
+  const Rule rule = the_rule;
+  const Weights weights(run);
+  const Gradients gradients(run);
+  Moments moments(s, run);
+  const int64_t num_elems = run.num_elems;
+  const VF gradient_scale = hn::Set(DF(), s.gradient_scale);
+  int64_t first = 0;
+  for (; first + kMomentBlockElems <= num_elems; first += kMomentBlockElems) {
+    moments.Begin(first);
+    for (int64_t i = first; i < first + kMomentBlockElems; i += NumLanes()) {
+      const VF g = hn::Mul(gradients.Load(i), gradient_scale);
+      weights.Store(i, rule(moments, i, weights.Load(i), g));
+    }
+    moments.End(first);
+  }
+  moments.Finish();
+  return first;
+}
+
+template <typename Rule>
+int64_t UpdateWith(const RuleScalars& s, const TileRun& run, const Rule& rule) {
+  if (run.moments == MomentFormat::kBf16) {
+    return UpdateBlocks<Rule, SplitWeights, Bf16Moments>(s, run, rule);
+  }
+  if (run.moments == MomentFormat::kInt8) {
+    return UpdateBlocks<Rule, SplitWeights, Int8Moments>(s, run, rule);
+  }
+  switch (run.weights) {
+    case WeightFormat::kSplitBf16:
+      return UpdateBlocks<Rule, SplitWeights, Fp32Moments>(s, run, rule);
+    case WeightFormat::kFp16:
+      return UpdateBlocks<Rule, Fp16Weights, Fp32Moments>(s, run, rule);
+    case WeightFormat::kFp32:
+      return UpdateBlocks<Rule, Fp32Weights, Fp32Moments>(s, run, rule);
+  }
+  return 0;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace forebay
+HWY_AFTER_NAMESPACE();
+
+#endif  // FOREBAY_OPTIMIZER_KERNELS_UPDATE_SIMD_INL_H_

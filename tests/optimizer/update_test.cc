@@ -1,0 +1,346 @@
+// The update kernels: the vector kernels against the reference bit by bit, for every optimizer,
+// format and instruction set; and their digests, which are the same on every machine.
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "forebay/base/counter_rng.h"
+#include "forebay/optimizer/tile_update.h"
+#include "forebay/tests/optimizer/run_planes.h"
+#include "forebay/tests/optimizer/simd_targets.h"
+#include "forebay/tests/optimizer/update_digests.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+struct NamedOptimizer {
+  const char* name;
+  OptimizerConfig config;
+};
+
+const NamedOptimizer kOptimizers[] = {
+    {"AdamW", {.kind = OptimizerKind::kAdamW}},
+    {"Adam", {.kind = OptimizerKind::kAdam}},
+    {"Adagrad", {.kind = OptimizerKind::kAdagrad, .eps = 1e-10}},
+    {"Lion", {.kind = OptimizerKind::kLion, .beta2 = 0.99}},
+    {"Sgd", {.kind = OptimizerKind::kSgd}},
+    {"SgdMomentum", {.kind = OptimizerKind::kSgd, .momentum = 0.9}},
+    {"SgdNesterov", {.kind = OptimizerKind::kSgd, .momentum = 0.9, .nesterov = true}},
+};
+
+const UpdateScalars kScalars = {.step = 3, .lr = 1e-3, .gradient_scale = 0.37, .rounding_seed = 42};
+
+bool SameValue(float a, float b) {
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) ||
+         (std::isnan(a) && std::isnan(b));
+}
+
+using Case = std::tuple<NamedOptimizer, RunFormat>;
+
+class UpdateKernelTest : public testing::TestWithParam<Case> {
+ protected:
+  const OptimizerConfig& config() const { return std::get<0>(GetParam()).config; }
+  const RunFormat& format() const { return std::get<1>(GetParam()); }
+  bool is_int8() const { return format().moments == MomentFormat::kInt8; }
+
+  TileRun RunOf(RunPlanes& planes) const {
+    TileRun run = planes.Run();
+    run.layer = 5;
+    run.weight_decay = 0.1;
+    if (!HasFirstMoment(config())) run.m = run.m_scale = nullptr;
+    if (!HasSecondMoment(config())) run.v = run.v_scale = nullptr;
+    return run;
+  }
+
+  // As in training: weights about 0.02, moments that fit the gradients. 8-bit ones come from an
+  // update.
+  RunPlanes MakeNormal(int64_t num_elems) const {
+    RunPlanes planes(format(), num_elems);
+    const CounterRng rng(/*seed=*/7);
+    for (int64_t i = 0; i < num_elems; ++i) {
+      planes.SetMaster(i, static_cast<float>(0.02 * rng.Normal(4 * i)));
+      planes.SetMoments(i, static_cast<float>(1e-3 * rng.Normal(4 * i + 1)),
+                        static_cast<float>(1e-6 * std::abs(rng.Normal(4 * i + 2))));
+      planes.SetGradient(i, static_cast<float>(1e-3 * rng.Normal(4 * i + 3)));
+    }
+    if (is_int8()) UpdateRunRef(config(), kScalars, RunOf(planes));
+    return planes;
+  }
+
+  // Every element that UpdateRun leaves must be what UpdateRunRef leaves, on every instruction set.
+  void ExpectSimdEqualsRef(const RunPlanes& start, int64_t first, int64_t num_elems) {
+    RunPlanes expected = start;
+    UpdateRunRef(config(), kScalars, PartOf(RunOf(expected), first, num_elems));
+    ForEachSimdTarget([&] {
+      RunPlanes actual = start;
+      UpdateRun(config(), kScalars, PartOf(RunOf(actual), first, num_elems));
+      for (int64_t i = 0; i < start.size(); ++i) {
+        ASSERT_TRUE(SameValue(actual.Master(i), expected.Master(i)))
+            << "weight " << i << " " << actual.Master(i) << " " << expected.Master(i);
+        ASSERT_TRUE(SameValue(actual.M(i), expected.M(i))) << "m " << i;
+        ASSERT_TRUE(SameValue(actual.V(i), expected.V(i))) << "v " << i;
+        if (!std::isnan(expected.Master(i))) {
+          ASSERT_EQ(actual.weight[2 * i], expected.weight[2 * i]) << "weight " << i;
+          ASSERT_EQ(actual.weight[2 * i + 1], expected.weight[2 * i + 1]) << "weight " << i;
+        }
+      }
+      ASSERT_EQ(actual.m_scale, expected.m_scale);
+      ASSERT_EQ(actual.v_scale, expected.v_scale);
+    });
+  }
+};
+
+TEST_P(UpdateKernelTest, SimdGivesTheBitsOfTheReferenceOnTrainingValues) {
+  const RunPlanes start = MakeNormal(5000);
+  ExpectSimdEqualsRef(start, 0, start.size());
+}
+
+TEST_P(UpdateKernelTest, SimdUpdatesExactlyTheGivenRangeAtAnyAlignmentAndLength) {
+  const RunPlanes start = MakeNormal(160);
+  const int64_t stride = is_int8() ? kMomentBlockElems : 1;
+  for (const int64_t first : {0, 1, 3, 8, 17}) {
+    for (int64_t num_elems = 0; num_elems <= 67; ++num_elems) {
+      SCOPED_TRACE(testing::Message() << "first " << first << ", num_elems " << num_elems);
+      ExpectSimdEqualsRef(start, first / stride * stride, num_elems);
+    }
+  }
+}
+
+TEST_P(UpdateKernelTest, SimdGivesTheBitsOfTheReferenceOnExtremeValues) {
+  using Limits = std::numeric_limits<float>;
+  const std::vector<float> extremes = {0.0f,
+                                       -0.0f,
+                                       Limits::denorm_min(),
+                                       -1e-40f,
+                                       1e-40f,
+                                       6e-8f,
+                                       6e-5f,
+                                       -1e-20f,
+                                       1.0f,
+                                       -65504.0f,
+                                       65520.0f,
+                                       1e20f,
+                                       Limits::max(),
+                                       Limits::lowest(),
+                                       Limits::infinity(),
+                                       -Limits::infinity(),
+                                       Limits::quiet_NaN()};
+  const int64_t n = static_cast<int64_t>(extremes.size());
+  RunPlanes start(format(), n * n * n);
+  for (int64_t i = 0; i < start.size(); ++i) {
+    start.SetMaster(i, extremes[i % n]);
+    start.SetMoments(i, extremes[i / n % n], std::abs(extremes[(i + i / n) % n]));
+    start.SetGradient(i, extremes[i / n / n]);
+  }
+  if (is_int8()) {
+    const CounterRng rng(/*seed=*/9);
+    for (int64_t i = 0; i < start.size(); ++i) {
+      start.m[i] = static_cast<std::byte>(rng.Words(i)[0]);
+      start.v[i] = static_cast<std::byte>(rng.Words(i)[1]);
+      start.m_scale[i / kMomentBlockElems] = FloatToBf16(extremes[i / kMomentBlockElems % n]);
+      start.v_scale[i / kMomentBlockElems] =
+          FloatToBf16(std::abs(extremes[i / kMomentBlockElems / n % n]));
+    }
+  }
+  ExpectSimdEqualsRef(start, 0, start.size());
+}
+
+TEST_P(UpdateKernelTest, ElementsThatAreAllZeroStayZero) {
+  RunPlanes planes(format(), 4096);
+  for (UpdateScalars scalars = kScalars; scalars.step < 20; ++scalars.step) {
+    UpdateRun(config(), scalars, RunOf(planes));
+  }
+  EXPECT_EQ(planes.Digest(), RunPlanes(format(), 4096).Digest());
+}
+
+// The same values whatever the pieces that a run is updated in.
+TEST_P(UpdateKernelTest, PiecesGiveWhatTheWholeGives) {
+  RunPlanes whole = MakeNormal(4096);
+  RunPlanes pieces = whole;
+  UpdateRun(config(), kScalars, RunOf(whole));
+  for (int64_t first = 0; first < 4096; first += 96) {
+    UpdateRun(config(), kScalars,
+              PartOf(RunOf(pieces), first, std::min<int64_t>(96, 4096 - first)));
+  }
+  EXPECT_EQ(pieces.Digest(), whole.Digest());
+}
+
+// ---- What the reference computes, in float64, as the sources of update_rule.h have it.
+
+struct Exact {
+  double p = 0, m = 0, v = 0;
+  void Update(const OptimizerConfig& config, const UpdateScalars& scalars, double weight_decay,
+              double gradient) {
+    double g = gradient * scalars.gradient_scale;
+    const double t = static_cast<double>(scalars.step);
+    const bool decoupled =
+        config.kind == OptimizerKind::kAdamW || config.kind == OptimizerKind::kLion;
+    if (!decoupled) g += weight_decay * p;
+    switch (config.kind) {
+      case OptimizerKind::kAdamW:
+      case OptimizerKind::kAdam: {
+        m = config.beta1 * m + (1 - config.beta1) * g;
+        v = config.beta2 * v + (1 - config.beta2) * g * g;
+        const double m_hat = m / (1 - std::pow(config.beta1, t));
+        const double v_hat = v / (1 - std::pow(config.beta2, t));
+        if (decoupled) p -= scalars.lr * weight_decay * p;
+        p -= scalars.lr * m_hat / (std::sqrt(v_hat) + config.eps);
+        return;
+      }
+      case OptimizerKind::kAdagrad:
+        v += g * g;
+        p -= scalars.lr * g / (std::sqrt(v) + config.eps);
+        return;
+      case OptimizerKind::kLion: {
+        const double c = config.beta1 * m + (1 - config.beta1) * g;
+        p -= scalars.lr * (weight_decay * p + (c > 0 ? 1 : c < 0 ? -1 : 0));
+        m = config.beta2 * m + (1 - config.beta2) * g;
+        return;
+      }
+      case OptimizerKind::kSgd:
+        if (config.momentum != 0) {
+          m = config.momentum * m + g;
+          g = config.nesterov ? g + config.momentum * m : m;
+        }
+        p -= scalars.lr * g;
+    }
+  }
+};
+
+// A hundred steps on gradients about 1e-3. Exact formats differ from float64 by their roundings
+// alone; 16-bit moments by 2^-8 of a moment's size, 8-bit ones by 1/127 of their block's largest.
+TEST_P(UpdateKernelTest, AHundredStepsFollowFloat64) {
+  constexpr int64_t kNumElems = 256;
+  RunPlanes planes(format(), kNumElems);
+  std::vector<Exact> exact(kNumElems);
+  const CounterRng rng(/*seed=*/3);
+  for (int64_t i = 0; i < kNumElems; ++i) {
+    planes.SetMaster(i, static_cast<float>(0.02 * rng.Normal(i)));
+    exact[i].p = planes.Master(i);
+  }
+  double moved = 0;
+  double wrong = 0;
+  for (int64_t step = 1; step <= 100; ++step) {
+    const UpdateScalars scalars = {.step = step, .lr = 1e-3, .gradient_scale = 0.5};
+    for (int64_t i = 0; i < kNumElems; ++i) {
+      planes.SetGradient(i, static_cast<float>(1e-3 * (0.5 + rng.Normal(step * 1000 + i))));
+    }
+    UpdateRun(config(), scalars, RunOf(planes));
+    for (int64_t i = 0; i < kNumElems; ++i) {
+      exact[i].Update(config(), scalars, /*weight_decay=*/0.1, planes.Gradient(i));
+    }
+  }
+  for (int64_t i = 0; i < kNumElems; ++i) {
+    const double start = static_cast<float>(0.02 * rng.Normal(i));
+    moved += std::abs(exact[i].p - start);
+    wrong += std::abs(planes.Master(i) - exact[i].p);
+  }
+  // A sign of Lion that falls the other way is a whole step, so few may.
+  const double most = format().moments == MomentFormat::kFp32   ? 1e-4
+                      : config().kind == OptimizerKind::kLion   ? 0.03
+                      : format().moments == MomentFormat::kBf16 ? 0.003
+                                                                : 0.03;
+  EXPECT_LT(wrong, most * moved);
+  EXPECT_GT(moved, 0);
+}
+
+// With beta2 = 0.999 a second moment decays by less than half a code or half a bf16 a step: rounded
+// to nearest it would stay where it is for ever.
+TEST(LossyMoments, OfASquareDecayWhenGradientsDo) {
+  for (const MomentFormat moments : {MomentFormat::kBf16, MomentFormat::kInt8}) {
+    RunPlanes planes({.moments = moments, .gradient_dtype = DType::kF32}, 256);
+    TileRun run = planes.Run();
+    const OptimizerConfig config;
+    double exact = 0;
+    double most_wrong = 0;
+    for (int64_t step = 1; step <= 3000; ++step) {
+      const float gradient = step <= 200 ? 1e-3f : 1e-4f;
+      for (int64_t i = 0; i < 256; ++i) planes.SetGradient(i, gradient);
+      UpdateRun(config, {.step = step, .lr = 1e-9, .rounding_seed = 1}, run);
+      exact = 0.999 * exact + 0.001 * gradient * gradient;
+      if (step % 100 != 0) continue;
+      double mean = 0;
+      for (int64_t i = 0; i < 256; ++i) mean += planes.V(i) / 256;
+      most_wrong = std::max(most_wrong, std::abs(mean - exact) / exact);
+    }
+    EXPECT_LT(exact, 1e-7);
+    EXPECT_LT(most_wrong, 0.03) << "moments " << static_cast<int>(moments);
+  }
+}
+
+TEST(LossyMoments, OfASquareAreNeverZeroWhereTheyAreNotAndZeroWhereTheyAre) {
+  RunPlanes planes({.moments = MomentFormat::kInt8, .gradient_dtype = DType::kF32}, 64);
+  for (int64_t i = 0; i < 64; ++i) planes.SetGradient(i, i == 0 ? 1.0f : i % 2 == 0 ? 1e-8f : 0.0f);
+  UpdateRun({}, kScalars, planes.Run());
+  for (int64_t i = 0; i < 64; ++i) {
+    EXPECT_EQ(planes.V(i) > 0, i % 2 == 0) << i;
+    EXPECT_TRUE(planes.M(i) == 0 || planes.V(i) > 0) << i;
+  }
+}
+
+// Rounding is a matter of seed, layer, step and element, not of where the run begins.
+TEST(LossyMoments, AreRoundedByWhatTheElementIs) {
+  const auto digest = [](uint64_t seed, int layer, int64_t first_elem) {
+    RunPlanes planes({.moments = MomentFormat::kBf16, .gradient_dtype = DType::kF32}, 256);
+    for (int64_t i = 0; i < 256; ++i) planes.SetGradient(i, 1e-3f);
+    TileRun run = planes.Run();
+    run.layer = layer;
+    run.first_elem = first_elem;
+    UpdateRun({}, {.step = 3, .lr = 1e-3, .rounding_seed = seed}, run);
+    return planes.Digest();
+  };
+  EXPECT_EQ(digest(1, 2, 3), digest(1, 2, 3));
+  EXPECT_NE(digest(1, 2, 3), digest(2, 2, 3));
+  EXPECT_NE(digest(1, 2, 3), digest(1, 3, 3));
+  EXPECT_NE(digest(1, 2, 3), digest(1, 2, 4));
+}
+
+class UpdateDigestTest : public UpdateKernelTest {};
+
+// What twenty steps leave, on every CPU. When a formula or a format changes on purpose, paste what
+// this prints.
+TEST_P(UpdateDigestTest, IsTheStoredOne) {
+  RunPlanes planes(format(), 2048);
+  const CounterRng rng(/*seed=*/21);
+  // From -1 to 1; without functions of the C library, whose last bits differ between versions.
+  const auto uniform = [&](int64_t i) {
+    return static_cast<float>(static_cast<int32_t>(rng.Words(i)[0])) * 0x1p-31f;
+  };
+  for (int64_t i = 0; i < planes.size(); ++i) planes.SetMaster(i, 0.02f * uniform(i));
+  UpdateScalars scalars = kScalars;
+  for (scalars.step = 1; scalars.step <= 20; ++scalars.step) {
+    for (int64_t i = 0; i < planes.size(); ++i) {
+      planes.SetGradient(i, 1e-3f * uniform(scalars.step * 4096 + i));
+    }
+    UpdateRun(config(), scalars, RunOf(planes));
+  }
+  const std::string name = std::get<0>(GetParam()).name + NameOf(format());
+  const auto stored = StoredDigests().find(name);
+  EXPECT_TRUE(stored != StoredDigests().end() && stored->second == planes.Digest())
+      << "    {\"" << name << "\", \"" << planes.Digest() << "\"},";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, UpdateDigestTest,
+    testing::Combine(testing::ValuesIn(kOptimizers),
+                     testing::Values(RunFormat{}, RunFormat{.weights = WeightFormat::kFp16},
+                                     RunFormat{.weights = WeightFormat::kFp32},
+                                     RunFormat{.moments = MomentFormat::kBf16},
+                                     RunFormat{.moments = MomentFormat::kInt8})),
+    [](const testing::TestParamInfo<Case>& test) {
+      return std::get<0>(test.param).name + NameOf(std::get<1>(test.param));
+    });
+
+INSTANTIATE_TEST_SUITE_P(All, UpdateKernelTest,
+                         testing::Combine(testing::ValuesIn(kOptimizers),
+                                          testing::ValuesIn(AllRunFormats())),
+                         [](const testing::TestParamInfo<Case>& test) {
+                           return std::get<0>(test.param).name + NameOf(std::get<1>(test.param));
+                         });
+
+}  // namespace
+}  // namespace forebay
