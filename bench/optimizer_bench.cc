@@ -45,13 +45,13 @@ struct Plane {
 };
 
 struct Planes {
-  explicit Planes(const Format& planes_format)
+  Planes(const OptimizerConfig& config, const Format& planes_format)
       : format(planes_format),
         weight(format.weights == WeightFormat::kFp32 ? 4 : 2, 0x3c01),
         remainder(format.weights == WeightFormat::kSplitBf16 ? 2 : 0, 1),
         master(format.weights == WeightFormat::kFp16 ? 4 : 0, 0x3c01),
-        m(MomentBytes(format), 0x3a01),
-        v(MomentBytes(format), 0x3501),
+        m(HasFirstMoment(config) ? MomentBytes(format) : 0, 0x3a01),
+        v(HasSecondMoment(config) ? MomentBytes(format) : 0, 0x3501),
         m_scale(kNumElems / kMomentBlockElems, 0x3a80),
         v_scale(kNumElems / kMomentBlockElems, 0x3a80),
         gradient(2, 0x3a01) {}
@@ -96,7 +96,7 @@ void SetCounters(benchmark::State& state, int64_t bytes_per_elem) {
 }
 
 void Update(benchmark::State& state, const OptimizerConfig& config, const Format& format) {
-  Planes planes(format);
+  Planes planes(config, format);
   ThreadPool pool(static_cast<int>(state.range(0)));
   for (auto _ : state) {
     pool.ParallelFor(kNumElems / kTaskElems,
@@ -107,7 +107,7 @@ void Update(benchmark::State& state, const OptimizerConfig& config, const Format
 
 // The roof: the same planes, the least arithmetic.
 void ReadModifyWrite(benchmark::State& state, const Format& format) {
-  Planes planes(format);
+  Planes planes({}, format);
   ThreadPool pool(static_cast<int>(state.range(0)));
   for (auto _ : state) {
     pool.ParallelFor(kNumElems / kTaskElems, [&](int64_t task) {

@@ -47,7 +47,7 @@ struct OffloadedAdamW::Impl {
   absl::Status MakeStaging(MemoryBudget* budget);
   absl::Status LoadHostState(MemoryBudget* budget);
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
-  absl::Status RunKernel(const AdamWTile& whole, int tile, std::span<std::byte> weights,
+  absl::Status RunKernel(const TileRun& whole, int tile, std::span<std::byte> weights,
                          std::span<std::byte> state);
   std::span<std::byte> HostState(int tile) {
     return host_state.bytes().subspan(host_state_offset_bytes[tile],
@@ -60,9 +60,9 @@ struct OffloadedAdamW::Impl {
   bool WritesState(int tile) const {
     return resident == ResidentWrites::kNow || placement.state[tile] == Tier::kNvme;
   }
-  void UpdatePart(const AdamWTile& whole, const Tile& tile, int64_t part);
+  void UpdatePart(const TileRun& whole, const Tile& tile, int64_t part);
   const TileArithmetic& arithmetic() const {
-    return options.arithmetic != nullptr ? *options.arithmetic : adamw;
+    return options.arithmetic != nullptr ? *options.arithmetic : rule;
   }
   bool AnyIsDue() const;
   absl::Status Failure() const {
@@ -71,7 +71,7 @@ struct OffloadedAdamW::Impl {
   }
 
   const OffloadedAdamWOptions options;
-  const AdamWArithmetic adamw;
+  const RuleArithmetic rule;
   const Placement placement;
   TensorStore* const store;
   const TileMap& tiles;
@@ -89,7 +89,7 @@ struct OffloadedAdamW::Impl {
   std::unique_ptr<StagedTiles> staged;
 
   bool backward_finished = false;                  // training thread
-  AdamWStep step;                                  // of the updates that are due
+  UpdateScalars step;                              // of the updates that are due
   ResidentWrites resident = ResidentWrites::kNow;  // the same
   // By tile: whether what is in RAM is newer than what was written. Of whoever updates or writes.
   std::vector<bool> weights_deferred;
@@ -104,7 +104,7 @@ struct OffloadedAdamW::Impl {
 OffloadedAdamW::Impl::Impl(const OffloadedAdamWOptions& options_in, const Placement& placement_in,
                            TensorStore* store_in)
     : options(options_in),
-      adamw(options_in.adamw),
+      rule(options_in.rule),
       placement(placement_in),
       store(store_in),
       tiles(store_in->tiles()),
@@ -256,7 +256,7 @@ void OffloadedAdamW::AbandonStep() {
   impl_->backward_finished = false;
 }
 
-void OffloadedAdamW::BeginUpdate(const AdamWStep& step, ResidentWrites resident) {
+void OffloadedAdamW::BeginUpdate(const UpdateScalars& step, ResidentWrites resident) {
   FOREBAY_CHECK(impl_->backward_finished && !impl_->AnyIsDue());
   impl_->backward_finished = false;
   impl_->step = step;
@@ -325,18 +325,22 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
   const std::span<std::byte> state =
       staged->StateIsRead(tile) ? buffer.state.first(tiles.StateBytes(spec)) : HostState(tile);
   const StatePlanes planes = PlanesOf(tiles.layout(), spec.num_elems);
-  AdamWTile whole;
-  whole.layout = tiles.layout();
+  TileRun whole;
   whole.num_elems = spec.num_elems;
+  whole.first_elem = spec.first_elem;
+  whole.layer = spec.layer;
   whole.weight = weights.data();
   if (tiles.layout() == Layout::kBf16) {
+    whole.weights = WeightFormat::kSplitBf16;
     whole.remainder = reinterpret_cast<int16_t*>(state.data() + planes.remainder);
+  } else {
+    whole.weights = WeightFormat::kFp32;
   }
-  whole.m = reinterpret_cast<float*>(state.data() + planes.m);
-  whole.v = reinterpret_cast<float*>(state.data() + planes.v);
+  whole.m = state.data() + planes.m;
+  whole.v = state.data() + planes.v;
   whole.gradient =
       staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(tile);
-  whole.gradient_is_bf16 = options.gradient_is_bf16;
+  whole.gradient_dtype = options.gradient_is_bf16 ? DType::kBF16 : DType::kF32;
   FOREBAY_RETURN_IF_ERROR(RunKernel(whole, tile, weights, state));
   state_deferred[tile] = !WritesState(tile);
   if (!state_deferred[tile]) writes->StartState(tile, state, step.step);
@@ -347,7 +351,7 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
 }
 
 // Verifies state and gradient where they were read, updates, and seals what will be written.
-absl::Status OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, int tile,
+absl::Status OffloadedAdamW::Impl::RunKernel(const TileRun& whole, int tile,
                                              std::span<std::byte> weights,
                                              std::span<std::byte> state) {
   const Tile& spec = tiles.tiles()[tile];
@@ -376,7 +380,7 @@ absl::Status OffloadedAdamW::Impl::RunKernel(const AdamWTile& whole, int tile,
   return damage;
 }
 
-void OffloadedAdamW::Impl::UpdatePart(const AdamWTile& whole, const Tile& tile, int64_t part) {
+void OffloadedAdamW::Impl::UpdatePart(const TileRun& whole, const Tile& tile, int64_t part) {
   const std::vector<DecayRun>& runs = decay_runs[tile.layer];
   // In the layer's flat vector.
   const int64_t begin = tile.first_elem + part * kTaskElems;
@@ -385,7 +389,9 @@ void OffloadedAdamW::Impl::UpdatePart(const AdamWTile& whole, const Tile& tile, 
                               [](int64_t elem, const DecayRun& r) { return elem < r.end_elem; });
   for (int64_t first = begin; first < end; ++run) {
     const int64_t run_end = std::min(end, run->end_elem);
-    arithmetic().Update(step, Part(whole, first - tile.first_elem, run_end - first, run->decay));
+    TileRun part_of_run = PartOf(whole, first - tile.first_elem, run_end - first);
+    part_of_run.weight_decay = run->decay ? options.weight_decay : 0.0;
+    arithmetic().Update(step, part_of_run);
     first = run_end;
   }
 }

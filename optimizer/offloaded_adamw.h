@@ -19,9 +19,9 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/parallel.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/optimizer/adamw.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/optimizer/tile_arithmetic.h"
+#include "forebay/optimizer/update_rule.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/swapper.h"
 #include "forebay/swap/tensor_store.h"
@@ -29,8 +29,9 @@
 namespace forebay {
 
 struct OffloadedAdamWOptions {
-  AdamWConfig adamw;
-  // What is computed instead of AdamW; must outlive the optimizer. nullptr: AdamW as above.
+  OptimizerConfig rule;
+  double weight_decay = 0.01;
+  // What is computed instead of the rule; must outlive the optimizer. nullptr: the rule.
   const TileArithmetic* arithmetic = nullptr;
   bool gradient_is_bf16 = true;  // what Hand rounds to; else fp32
   // kAll: for PublishIntent. The store has an intent file and two slots then.
@@ -73,7 +74,7 @@ struct OptimizerStats {
 class OffloadedAdamW : public TileUpdater {
  public:
   // Loads host-resident state from the store, which must have a committed step. Everything pointed
-  // to must outlive it. OutOfMemoryError, StorageError. Requires: adamw.eps > 0 (else 0/0 where a
+  // to must outlive it. OutOfMemoryError, StorageError. Requires: rule.eps > 0 (else 0/0 where a
   // gradient is zero).
   static absl::StatusOr<std::unique_ptr<OffloadedAdamW>> Create(
       const OffloadedAdamWOptions& options, const Placement& placement, TensorStore* store,
@@ -105,7 +106,7 @@ class OffloadedAdamW : public TileUpdater {
   RecoveredGradients RecoverGradients();
   // Makes every layer's update due and starts reading state. Requires: FinishBackward, and every
   // update of the step before was applied.
-  void BeginUpdate(const AdamWStep& step, ResidentWrites resident = ResidentWrites::kNow);
+  void BeginUpdate(const UpdateScalars& step, ResidentWrites resident = ResidentWrites::kNow);
   // Forgets the gradients handed over for a step that is abandoned before BeginUpdate. Updates that
   // were due before stay due.
   void AbandonStep();

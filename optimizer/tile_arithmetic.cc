@@ -10,12 +10,12 @@ double TileArithmetic::RoundGradient(const float* from, bool to_bf16, std::byte*
                  : CopyAndSumSquares(from, kNormBlockElems, reinterpret_cast<float*>(to));
 }
 
-AdamWArithmetic::AdamWArithmetic(const AdamWConfig& config) : config_(config) {
+RuleArithmetic::RuleArithmetic(const OptimizerConfig& config) : config_(config) {
   FOREBAY_CHECK(config.eps > 0);
 }
 
-void AdamWArithmetic::Update(const AdamWStep& step, const AdamWTile& run) const {
-  AdamWSimd(config_, step, run);
+void RuleArithmetic::Update(const UpdateScalars& scalars, const TileRun& run) const {
+  UpdateRun(config_, scalars, run);
 }
 
 }  // namespace forebay

@@ -1,12 +1,12 @@
 // What an optimizer computes, apart from how its tiles come and go: the seam between the pipeline
-// (offloaded_adamw.h: holding, reading ahead, writing behind) and the formulas. Another optimizer
-// over the same planes is another implementation; swap-bench has one that computes nothing.
+// (offloaded_adamw.h: holding, reading ahead, writing behind) and the formulas (update_rule.h).
+// swap-bench has one that computes nothing.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "forebay/optimizer/adamw.h"
+#include "forebay/optimizer/tile_update.h"
 
 namespace forebay {
 
@@ -15,8 +15,8 @@ class TileArithmetic {
  public:
   virtual ~TileArithmetic() = default;
 
-  // One step on a run of elements with one decay setting. The planes are updated in place.
-  virtual void Update(const AdamWStep& step, const AdamWTile& run) const = 0;
+  // One update of a run of elements with one set of constants. The planes are updated in place.
+  virtual void Update(const UpdateScalars& scalars, const TileRun& run) const = 0;
 
   // Writes kNormBlockElems gradients to `to`, rounded to bf16 or as they are, and returns the sum
   // of squares of what was written. The default is what every optimizer wants.
@@ -24,14 +24,14 @@ class TileArithmetic {
 };
 
 // The production one.
-class AdamWArithmetic : public TileArithmetic {
+class RuleArithmetic : public TileArithmetic {
  public:
   // Requires: config.eps > 0 (else 0/0 where a gradient is zero).
-  explicit AdamWArithmetic(const AdamWConfig& config);
-  void Update(const AdamWStep& step, const AdamWTile& run) const override;
+  explicit RuleArithmetic(const OptimizerConfig& config);
+  void Update(const UpdateScalars& scalars, const TileRun& run) const override;
 
  private:
-  const AdamWConfig config_;
+  const OptimizerConfig config_;
 };
 
 }  // namespace forebay

@@ -6,7 +6,7 @@
 
 namespace forebay {
 
-Json EncodeUpdate(const AdamWStep& scalars, const Json& metrics) {
+Json EncodeUpdate(const UpdateScalars& scalars, const Json& metrics) {
   Json update = {{"lr", scalars.lr}, {"gradient_scale", scalars.gradient_scale}};
   if (scalars.beta1.has_value()) update["beta1"] = *scalars.beta1;
   if (scalars.beta2.has_value()) update["beta2"] = *scalars.beta2;

@@ -6,17 +6,17 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
-#include "forebay/optimizer/adamw.h"
+#include "forebay/optimizer/update_rule.h"
 #include "forebay/swap/tensor_store.h"
 
 namespace forebay {
 
 struct KeptUpdate {
-  AdamWStep scalars;
+  UpdateScalars scalars;
   Json metrics;  // of the step: what does not depend on the clock
 };
 
-Json EncodeUpdate(const AdamWStep& scalars, const Json& metrics);
+Json EncodeUpdate(const UpdateScalars& scalars, const Json& metrics);
 // The same numbers, bit for bit. CorruptError when `intent` is not one of a trainer for `step`.
 absl::StatusOr<KeptUpdate> DecodeUpdate(const StepIntent& intent, int64_t step);
 

@@ -7,7 +7,10 @@ namespace {
 
 OffloadedAdamWOptions OptimizerOptions(const TrainOptions& options, const Plan& plan) {
   OffloadedAdamWOptions result;
-  result.adamw = {options.beta1, options.beta2, options.eps, options.weight_decay};
+  result.rule.beta1 = options.beta1;
+  result.rule.beta2 = options.beta2;
+  result.rule.eps = options.eps;
+  result.weight_decay = options.weight_decay;
   result.gradient_is_bf16 = options.grad_dtype == DType::kBF16;
   result.gradient_area = plan.gradient_area;
   result.num_threads = options.threads;

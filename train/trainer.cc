@@ -86,7 +86,7 @@ class TrainingRun {
   absl::Status RunStep(int64_t step);
   absl::Status FillBatches(int64_t step);
   absl::Status CheckFinite(int64_t step, const StepResult& result);
-  absl::Status BeginUpdate(int64_t step, const AdamWStep& scalars, const IoStats& io);
+  absl::Status BeginUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
   bool CommitsAfter(int64_t step) const;
   absl::Status CommitStep(int64_t step);
   bool WritesInUpdate() const;
@@ -337,7 +337,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
                            session_->step().Run(std::span(batches_).first(num_batches_), hooks));
   FOREBAY_RETURN_IF_ERROR(CheckFinite(step, result));
 
-  AdamWStep scalars;
+  UpdateScalars scalars;
   scalars.step = step;
   const ScheduledRates rates = RatesOf(prepared_.lr_schedule, step);
   scalars.lr = rates.lr;
@@ -378,7 +378,8 @@ absl::Status TrainingRun::RunStep(int64_t step) {
 }
 
 // Makes the update of every layer due. `io`: what this process has moved so far.
-absl::Status TrainingRun::BeginUpdate(int64_t step, const AdamWStep& scalars, const IoStats& io) {
+absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars,
+                                      const IoStats& io) {
   SinceCommit since;
   since.steps = step - committed_step_;
   since.seconds = since_commit_.Seconds();

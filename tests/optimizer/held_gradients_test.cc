@@ -179,7 +179,7 @@ struct HeldCase {
   const TemporaryFolder folder;
   std::vector<std::string> directories;
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 2});
-  const AdamWArithmetic arithmetic{AdamWConfig()};
+  const RuleArithmetic arithmetic{OptimizerConfig()};
   ThreadPool pool{2};
   MemoryBudget budget{0};
   std::unique_ptr<TensorStore> store;

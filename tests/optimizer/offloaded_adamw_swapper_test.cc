@@ -52,7 +52,7 @@ class OffloadedAdamWSwapperTest : public testing::TestWithParam<TierVariant> {
       const auto weights = swapper_->Acquire(layer);
       ASSERT_TRUE(weights.ok()) << weights.status();
       const void* const expected =
-          expected_.layer(layer).Tile(0, expected_.layer(layer).size(), false).weight;
+          expected_.layer(layer).Run(0, expected_.layer(layer).size(), 0).weight;
       ASSERT_EQ(std::memcmp(weights->data(), expected, weights->size()), 0) << "layer " << layer;
       swapper_->Release(layer);
     }

@@ -205,7 +205,7 @@ TEST_F(OffloadedAdamWBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) {
   options.gradients = Tiers::kNvme;
   const auto run = Start(options);
   const OffloadedAdamWOptions told = {
-      .adamw = kTestAdamW, .gradient_is_bf16 = true, .num_staging_tiles = 4};
+      .rule = kTestAdamW, .gradient_is_bf16 = true, .num_staging_tiles = 4};
   const auto charged = run->budget().by_purpose();
   EXPECT_EQ(charged.at("optimizer staging") + charged.at("checksums of gradients"),
             OffloadedAdamW::StagingBytes(told, run->store().tiles()));
@@ -222,8 +222,8 @@ TEST_F(OffloadedAdamWBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) {
 TEST_F(OffloadedAdamWBehaviour, NeedsAnAreaForSpilledGradientsOnly) {
   const auto run = Start(mixed_);
   const TileMap& tiles = run->store().tiles();
-  const OffloadedAdamWOptions bf16 = {.adamw = kTestAdamW, .gradient_is_bf16 = true};
-  const OffloadedAdamWOptions fp32 = {.adamw = kTestAdamW, .gradient_is_bf16 = false};
+  const OffloadedAdamWOptions bf16 = {.rule = kTestAdamW, .gradient_is_bf16 = true};
+  const OffloadedAdamWOptions fp32 = {.rule = kTestAdamW, .gradient_is_bf16 = false};
   // Layers 0 and 2 are spilled.
   const int64_t spilled_elems = tiles.layer_elems(0) + tiles.layer_elems(2);
   EXPECT_EQ(Total(OffloadedAdamW::GradientAreaBytes(bf16, run->placement(), tiles)),

@@ -16,7 +16,7 @@
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/offloaded_adamw.h"
 #include "forebay/swap/tensor_store.h"
-#include "forebay/tests/optimizer/adamw_fixture.h"
+#include "forebay/tests/optimizer/run_vectors.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -40,11 +40,11 @@ inline Inventory OptimizerInventory() {
   return inventory;
 }
 
-inline constexpr AdamWConfig kTestAdamW = {
-    .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+inline constexpr OptimizerConfig kTestAdamW = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+inline constexpr double kTestWeightDecay = 0.1;
 
 // As a trainer would with --clip=1.
-inline AdamWStep ScalarsOfStep(int64_t step, double gradient_norm) {
+inline UpdateScalars ScalarsOfStep(int64_t step, double gradient_norm) {
   return {.step = step,
           .lr = 1e-3 / static_cast<double>(step),
           .gradient_scale = std::min(1.0, 1.0 / (gradient_norm + 1e-6))};
@@ -87,17 +87,18 @@ class InMemoryAdamW {
     }
     const double norm = std::sqrt(sum);
     for (const TensorSpec& tensor : inventory_.tensors()) {
-      AdamWRef(kTestAdamW, ScalarsOfStep(step, norm),
-               layers_[tensor.layer].Tile(tensor.offset_elems, tensor.num_elems, tensor.decay));
+      UpdateRunRef(kTestAdamW, ScalarsOfStep(step, norm),
+                   layers_[tensor.layer].Run(tensor.offset_elems, tensor.num_elems,
+                                             tensor.decay ? kTestWeightDecay : 0.0));
     }
     return norm;
   }
 
   const Inventory& inventory() const { return inventory_; }
-  AdamWVectors& layer(int index) { return layers_[index]; }
+  RunVectors& layer(int index) { return layers_[index]; }
 
  private:
-  static double HandOver(AdamWVectors& vectors, const std::vector<float>& gradient) {
+  static double HandOver(RunVectors& vectors, const std::vector<float>& gradient) {
     double sum = 0;
     for (int64_t i = 0; i < vectors.size(); i += kNormBlockElems) {
       sum += vectors.gradient_is_bf16
@@ -108,7 +109,7 @@ class InMemoryAdamW {
   }
 
   Inventory inventory_;
-  std::vector<AdamWVectors> layers_;
+  std::vector<RunVectors> layers_;
 };
 
 // Writes the starting values of `start` to a new store and commits them as step 0.
@@ -119,16 +120,16 @@ inline absl::Status WriteStartingPoint(TensorStore& store, InMemoryAdamW& start)
   IoOp op;
   for (int i = 0; i < store.tiles().num_tiles(); ++i) {
     const Tile& tile = store.tiles().tiles()[i];
-    const AdamWTile values = start.layer(tile.layer).Tile(tile.first_elem, tile.num_elems, false);
+    const TileRun values = start.layer(tile.layer).Run(tile.first_elem, tile.num_elems, 0);
     const auto weights = buffer.bytes().first(store.tiles().WeightBytes(tile));
     std::memcpy(weights.data(), values.weight, weights.size());
     store.StartWriteWeights(i, weights, op);
     FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
     store.MarkWeightsWritten(i);
     const auto state = buffer.bytes().first(store.tiles().StateBytes(tile));
-    const StatePlanes planes = PlanesOf(values.layout, tile.num_elems);
+    const StatePlanes planes = PlanesOf(store.tiles().layout(), tile.num_elems);
     std::memset(state.data(), 0, state.size());
-    if (values.layout == Layout::kBf16) {
+    if (values.remainder != nullptr) {
       std::memcpy(state.data() + planes.remainder, values.remainder, 2 * tile.num_elems);
     }
     store.StartWriteState(i, state, op);
@@ -147,8 +148,7 @@ inline void ExpectStoreHolds(TensorStore& store, InMemoryAdamW& expected) {
   for (int i = 0; i < store.tiles().num_tiles(); ++i) {
     SCOPED_TRACE(testing::Message() << "tile " << i);
     const Tile& tile = store.tiles().tiles()[i];
-    const AdamWTile values =
-        expected.layer(tile.layer).Tile(tile.first_elem, tile.num_elems, false);
+    const TileRun values = expected.layer(tile.layer).Run(tile.first_elem, tile.num_elems, 0);
     const auto weights = buffer->bytes().first(store.tiles().WeightBytes(tile));
     store.StartReadWeights(i, weights, IoClass::kDemandRead, op);
     ASSERT_TRUE(store.engine().Wait(op).ok());
@@ -156,8 +156,8 @@ inline void ExpectStoreHolds(TensorStore& store, InMemoryAdamW& expected) {
     const auto state = buffer->bytes().first(store.tiles().StateBytes(tile));
     store.StartReadState(i, state, IoClass::kDemandRead, op);
     ASSERT_TRUE(store.engine().Wait(op).ok());
-    const StatePlanes planes = PlanesOf(values.layout, tile.num_elems);
-    if (values.layout == Layout::kBf16) {
+    const StatePlanes planes = PlanesOf(store.tiles().layout(), tile.num_elems);
+    if (values.remainder != nullptr) {
       ASSERT_EQ(std::memcmp(state.data() + planes.remainder, values.remainder, 2 * tile.num_elems),
                 0);
     }
@@ -214,7 +214,8 @@ class OffloadedRun {
     }
     FOREBAY_RETURN_IF_ERROR(run->OpenStore(folder));
     OffloadedAdamWOptions adamw;
-    adamw.adamw = kTestAdamW;
+    adamw.rule = kTestAdamW;
+    adamw.weight_decay = kTestWeightDecay;
     adamw.gradient_is_bf16 = options.gradient_is_bf16;
     adamw.num_threads = options.num_threads;
     adamw.num_staging_tiles = options.num_staging_tiles;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -12,6 +13,12 @@
 #include "forebay/optimizer/tile_update.h"
 
 namespace forebay {
+
+// Equal bits, or both NaN: IEEE 754 leaves open which operand's NaN an operation hands on.
+inline bool SameValue(float a, float b) {
+  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) ||
+         (std::isnan(a) && std::isnan(b));
+}
 
 struct RunFormat {
   WeightFormat weights = WeightFormat::kSplitBf16;

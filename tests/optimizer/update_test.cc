@@ -9,6 +9,7 @@
 
 #include "forebay/base/counter_rng.h"
 #include "forebay/optimizer/tile_update.h"
+#include "forebay/tests/optimizer/named_optimizers.h"
 #include "forebay/tests/optimizer/run_planes.h"
 #include "forebay/tests/optimizer/simd_targets.h"
 #include "forebay/tests/optimizer/update_digests.h"
@@ -17,27 +18,7 @@
 namespace forebay {
 namespace {
 
-struct NamedOptimizer {
-  const char* name;
-  OptimizerConfig config;
-};
-
-const NamedOptimizer kOptimizers[] = {
-    {"AdamW", {.kind = OptimizerKind::kAdamW}},
-    {"Adam", {.kind = OptimizerKind::kAdam}},
-    {"Adagrad", {.kind = OptimizerKind::kAdagrad, .eps = 1e-10}},
-    {"Lion", {.kind = OptimizerKind::kLion, .beta2 = 0.99}},
-    {"Sgd", {.kind = OptimizerKind::kSgd}},
-    {"SgdMomentum", {.kind = OptimizerKind::kSgd, .momentum = 0.9}},
-    {"SgdNesterov", {.kind = OptimizerKind::kSgd, .momentum = 0.9, .nesterov = true}},
-};
-
 const UpdateScalars kScalars = {.step = 3, .lr = 1e-3, .gradient_scale = 0.37, .rounding_seed = 42};
-
-bool SameValue(float a, float b) {
-  return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) ||
-         (std::isnan(a) && std::isnan(b));
-}
 
 using Case = std::tuple<NamedOptimizer, RunFormat>;
 
@@ -247,6 +228,64 @@ TEST_P(UpdateKernelTest, AHundredStepsFollowFloat64) {
   EXPECT_LT(wrong, most * moved);
   EXPECT_GT(moved, 0);
 }
+
+class ExactAdamWTest : public testing::TestWithParam<RunFormat> {};
+
+// A thousand steps with gradients of very different sizes in one tensor: element i's are about
+// 10^(i % 13 - 12), one element in 15 has zeros only, one in 15 denormal gradients.
+TEST_P(ExactAdamWTest, AThousandStepsFollowFloat64OverTwelveOrdersOfMagnitude) {
+  constexpr int kNumSteps = 1000;
+  constexpr int kNumKinds = 15;
+  const OptimizerConfig config;
+  RunPlanes planes(GetParam(), kNumKinds * 64);
+  TileRun run = planes.Run();
+  run.weight_decay = 0.1;
+  std::vector<Exact> exact(planes.size());
+  const CounterRng rng(/*seed=*/3);
+  for (int64_t i = 0; i < planes.size(); ++i) {
+    planes.SetMaster(i, static_cast<float>(0.02 * rng.Normal(i)));
+    exact[i].p = planes.Master(i);
+  }
+  const CounterRng gradients(/*seed=*/5);
+  for (int64_t step = 1; step <= kNumSteps; ++step) {
+    const UpdateScalars scalars{.step = step,
+                                .lr = 1e-3 * static_cast<double>(kNumSteps + 1 - step) / kNumSteps,
+                                .gradient_scale = step % 3 == 0 ? 0.5 : 1.0};
+    for (int64_t i = 0; i < planes.size(); ++i) {
+      const int kind = static_cast<int>(i % kNumKinds);
+      const double size = kind < 13 ? std::pow(10.0, kind - 12) : kind == 13 ? 0.0 : 1e-40;
+      const double noise = 0.3 + gradients.Normal(step * planes.size() + i);
+      planes.SetGradient(i, static_cast<float>(size * noise));
+    }
+    UpdateRun(config, scalars, run);
+    for (int64_t i = 0; i < planes.size(); ++i) {
+      exact[i].Update(config, scalars, run.weight_decay, planes.Gradient(i));
+    }
+  }
+  // Where the tolerances come from (one rounding: 6e-8 relative):
+  //   m  averages 10 steps with 3 roundings each: 10 * 3 * 6e-8 of the gradients' size.
+  //   v  beta2 rounds to fp32 within 3e-8, which is 3e-5 of 1 - beta2 (torch's has the same error);
+  //      its own roundings are random and stay below.
+  //   p  moves by at most lr a step, 0.5 in all, so it stays below 0.6 and each of 1000
+  //      subtractions and decays rounds by 3e-8 at most; random signs leave 2 * sqrt(1000) * 3e-8 =
+  //      2e-6.
+  // Below fp32's normal range (kind 14; v of kinds 0 and 1 in their first steps) precision is
+  // absolute: 1.4e-45 a rounding.
+  for (int64_t i = 0; i < planes.size(); ++i) {
+    SCOPED_TRACE(testing::Message() << "kind " << i % kNumKinds);
+    ASSERT_NEAR(planes.Master(i), exact[i].p, 2e-6);
+    ASSERT_NEAR(planes.M(i), exact[i].m, 1.8e-6 * std::sqrt(exact[i].v) + 30 * 1.4e-45);
+    ASSERT_NEAR(planes.V(i), exact[i].v, 3e-5 * exact[i].v + 1000 * 1.4e-45);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Formats, ExactAdamWTest,
+    testing::Values(RunFormat{}, RunFormat{.gradient_dtype = DType::kF32},
+                    RunFormat{.weights = WeightFormat::kFp32},
+                    RunFormat{.weights = WeightFormat::kFp32, .gradient_dtype = DType::kF32},
+                    RunFormat{.weights = WeightFormat::kFp16, .gradient_dtype = DType::kF32}),
+    [](const testing::TestParamInfo<RunFormat>& test) { return NameOf(test.param); });
 
 // With beta2 = 0.999 a second moment decays by less than half a code or half a bf16 a step: rounded
 // to nearest it would stay where it is for ever.

@@ -18,7 +18,7 @@ TEST(KeptUpdate, GivesItsNumbersBackBitForBit) {
   const Json metrics = {{"step", 7}, {"loss", 0.1}};
   const double least = std::numeric_limits<double>::denorm_min();
   for (const double number : {0.1, 1.0 / 3, 1e-300, least, 0.0, -0.0, 123456789.123456789}) {
-    const AdamWStep scalars = {
+    const UpdateScalars scalars = {
         .step = 7, .lr = number, .gradient_scale = number / 3, .beta1 = number / 7};
     // As the store keeps it.
     const StepIntent intent = {7, 2, Json::parse(EncodeUpdate(scalars, metrics).dump())};

@@ -1,0 +1,238 @@
+// One thread an element, one warp a block of moments: like the CPU kernels this waits for memory,
+// and a warp's accesses lie side by side. What kind of planes there are is the same for all
+// threads, so asking costs nothing beside the memory.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+
+#include "forebay/base/errors.h"
+#include "forebay/optimizer/kernels/rule_scalars.h"
+#include "forebay/optimizer/kernels/update_cuda.h"
+
+namespace forebay {
+namespace {
+
+constexpr int kThreadsPerBlock = 256;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+static_assert(kMomentBlockElems == 32, "a block of moments is a warp");
+
+// As Fp16ToFloat and FloatToFp16 of base/bfloat16.h.
+__device__ float FloatOfFp16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1fu;
+  const uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 0x1f) return __uint_as_float(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent != 0) return __uint_as_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  const float magnitude = __fmul_rn(static_cast<float>(mantissa), 0x1p-24f);
+  return sign ? -magnitude : magnitude;
+}
+__device__ uint16_t Fp16OfFloat(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {
+    const float shifted = __fadd_rn(__uint_as_float(magnitude), 0.5f);
+    return static_cast<uint16_t>(sign | (__float_as_uint(shifted) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+__device__ float FloatOfBf16(uint16_t bits) {
+  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+}
+
+__device__ float LoadGradient(const TileRun& run, int64_t i) {
+  if (run.gradient_dtype == DType::kF32) return static_cast<const float*>(run.gradient)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(run.gradient)[i];
+  return run.gradient_dtype == DType::kBF16 ? FloatOfBf16(bits) : FloatOfFp16(bits);
+}
+
+// As Join and Split of base/bfloat16.h.
+__device__ float LoadWeight(const TileRun& run, int64_t i) {
+  if (run.weights == WeightFormat::kFp16) return run.master[i];
+  if (run.weights == WeightFormat::kFp32) return static_cast<const float*>(run.weight)[i];
+  const uint32_t high = static_cast<uint32_t>(static_cast<const uint16_t*>(run.weight)[i]) << 16;
+  return __uint_as_float(high + static_cast<uint32_t>(static_cast<int32_t>(run.remainder[i])));
+}
+__device__ void StoreWeight(const TileRun& run, int64_t i, float p) {
+  if (run.weights == WeightFormat::kFp32) {
+    static_cast<float*>(run.weight)[i] = p;
+  } else if (run.weights == WeightFormat::kFp16) {
+    run.master[i] = p;
+    static_cast<uint16_t*>(run.weight)[i] = Fp16OfFloat(p);
+  } else {
+    const uint32_t bits = __float_as_uint(p);
+    const uint16_t high = static_cast<uint16_t>((bits + 0x8000u) >> 16);
+    static_cast<uint16_t*>(run.weight)[i] = high;
+    run.remainder[i] = static_cast<int16_t>(bits - (static_cast<uint32_t>(high) << 16));
+  }
+}
+
+__device__ float LoadMoment(const TileRun& run, const void* plane, int64_t i) {
+  return run.moments == MomentFormat::kFp32 ? static_cast<const float*>(plane)[i]
+                                            : FloatOfBf16(static_cast<const uint16_t*>(plane)[i]);
+}
+__device__ float LoadM(const TileRun& run, int64_t i) {
+  if (run.moments != MomentFormat::kInt8) return LoadMoment(run, run.m, i);
+  const float step =
+      __fmul_rn(FloatOfBf16(run.m_scale[i / kMomentBlockElems]), 1.0f / kMostSignedCode);
+  return __fmul_rn(static_cast<float>(static_cast<const int8_t*>(run.m)[i]), step);
+}
+__device__ float LoadV(const TileRun& run, int64_t i) {
+  if (run.moments != MomentFormat::kInt8) return LoadMoment(run, run.v, i);
+  const float step =
+      __fmul_rn(FloatOfBf16(run.v_scale[i / kMomentBlockElems]), 1.0f / kMostUnsignedCode);
+  const float y = __fmul_rn(static_cast<float>(static_cast<const uint8_t*>(run.v)[i]), step);
+  return __fmul_rn(y, y);
+}
+
+// As DitherOf of rule_scalars.h.
+__device__ uint32_t DitherAt(const RuleScalars& s, const TileRun& run, int64_t i) {
+  uint32_t h = (static_cast<uint32_t>(run.first_elem + i) + s.rounding_key) * 0x9E3779B1u;
+  h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
+  return (h ^ (h >> 13)) + s.rounding_step;
+}
+
+__device__ void StoreMoment(const TileRun& run, void* plane, int64_t i, float value,
+                            uint32_t dither) {
+  if (run.moments == MomentFormat::kFp32) {
+    static_cast<float*>(plane)[i] = value;
+  } else {
+    static_cast<uint16_t*>(plane)[i] =
+        static_cast<uint16_t>((__float_as_uint(value) + (dither >> 16)) >> 16);
+  }
+}
+
+// The bits of the bf16 scale of a warp's magnitudes; every lane of the warp takes part.
+__device__ uint32_t ScaleBits(float magnitude) {
+  // Magnitudes compare as their bits do; what is no number does not count.
+  uint32_t most = magnitude == magnitude ? __float_as_uint(magnitude) : 0u;
+  for (int distance = 16; distance > 0; distance /= 2) {
+    most = max(most, __shfl_xor_sync(kWholeWarp, most, distance));
+  }
+  const float largest = __uint_as_float(most);
+  return largest >= kLeastMomentScale ? (__float_as_uint(largest) + 0xffffu) & 0xffff0000u : 0u;
+}
+__device__ float InverseOf(uint32_t scale_bits) {
+  return scale_bits == 0u ? 0.0f : __fdiv_rn(1.0f, __uint_as_float(scale_bits));
+}
+__device__ float CodeOf(float value, float inverse, uint32_t dither, float least, float most) {
+  const float u = __fmul_rn(static_cast<float>(dither >> 8), 0x1p-24f);
+  float code = floorf(__fadd_rn(__fmul_rn(value, inverse), u));
+  code = code > least ? code : least;
+  return code < most ? code : most;
+}
+
+// Every lane of the warp takes part; `is_here`: the lane's element exists.
+__device__ void StoreInt8(const RuleScalars& s, const TileRun& run, int64_t i, bool is_here,
+                          float m, float v) {
+  const bool is_first = i % kMomentBlockElems == 0;
+  const uint32_t dither = DitherAt(s, run, i);
+  if (run.m != nullptr) {
+    const uint32_t scale = ScaleBits(is_here ? fabsf(m) : 0.0f);
+    const float inverse = __fmul_rn(kMostSignedCode, InverseOf(scale));
+    if (is_here && is_first) run.m_scale[i / kMomentBlockElems] = scale >> 16;
+    const float code = CodeOf(m, inverse, dither, -kMostSignedCode, kMostSignedCode);
+    if (is_here) static_cast<int8_t*>(run.m)[i] = static_cast<int8_t>(code);
+  }
+  if (run.v != nullptr) {
+    const float y = __fsqrt_rn(v);
+    const uint32_t scale = ScaleBits(is_here ? y : 0.0f);
+    const float inverse = __fmul_rn(kMostUnsignedCode, InverseOf(scale));
+    if (is_here && is_first) run.v_scale[i / kMomentBlockElems] = scale >> 16;
+    const float least = inverse != 0.0f && v > 0.0f ? 1.0f : 0.0f;
+    const float code = CodeOf(y, inverse, ~dither, least, kMostUnsignedCode);
+    if (is_here) static_cast<uint8_t*>(run.v)[i] = static_cast<uint8_t>(code);
+  }
+}
+
+// The reference's operations (rule_scalars.h). The intrinsics round each on its own: nvcc never
+// fuses them.
+struct Element {
+  float p, m, v;
+};
+
+__device__ void UpdateAdam(const RuleScalars& s, bool decoupled, float g, Element& e) {
+  if (!decoupled) g = __fadd_rn(g, __fmul_rn(s.l2, e.p));
+  e.m = __fadd_rn(e.m, __fmul_rn(__fsub_rn(g, e.m), s.one_minus_beta1));
+  e.v = __fadd_rn(__fmul_rn(e.v, s.beta2), __fmul_rn(__fmul_rn(s.one_minus_beta2, g), g));
+  const float denominator =
+      __fadd_rn(__fmul_rn(__fsqrt_rn(e.v), s.inverse_sqrt_correction2), s.eps);
+  const float p = decoupled ? __fmul_rn(e.p, s.keep) : e.p;
+  e.p = __fsub_rn(p, __fmul_rn(s.step_size, __fdiv_rn(e.m, denominator)));
+}
+
+__device__ void UpdateAdagrad(const RuleScalars& s, float g, Element& e) {
+  g = __fadd_rn(g, __fmul_rn(s.l2, e.p));
+  e.v = __fadd_rn(e.v, __fmul_rn(g, g));
+  const float step = __fdiv_rn(g, __fadd_rn(__fsqrt_rn(e.v), s.eps));
+  e.p = __fsub_rn(e.p, __fmul_rn(s.step_size, step));
+}
+
+__device__ void UpdateLion(const RuleScalars& s, float g, Element& e) {
+  const float c = __fadd_rn(__fmul_rn(e.m, s.beta1), __fmul_rn(g, s.one_minus_beta1));
+  const float sign = static_cast<float>(c > 0.0f) - static_cast<float>(c < 0.0f);
+  e.p = __fsub_rn(__fmul_rn(e.p, s.keep), __fmul_rn(s.step_size, sign));
+  e.m = __fadd_rn(__fmul_rn(e.m, s.beta2), __fmul_rn(g, s.one_minus_beta2));
+}
+
+__device__ void UpdateSgd(const RuleScalars& s, bool has_momentum, bool nesterov, float g,
+                          Element& e) {
+  g = __fadd_rn(g, __fmul_rn(s.l2, e.p));
+  if (has_momentum) {
+    e.m = __fadd_rn(__fmul_rn(e.m, s.momentum), g);
+    g = nesterov ? __fadd_rn(g, __fmul_rn(e.m, s.momentum)) : e.m;
+  }
+  e.p = __fsub_rn(e.p, __fmul_rn(s.step_size, g));
+}
+
+__global__ void UpdateKernel(RuleScalars s, TileRun run, OptimizerKind kind, bool has_momentum,
+                             bool nesterov) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreadsPerBlock + threadIdx.x;
+  const bool is_here = i < run.num_elems;
+  Element e = {0, 0, 0};
+  if (is_here) {
+    const float g = __fmul_rn(LoadGradient(run, i), s.gradient_scale);
+    e.p = LoadWeight(run, i);
+    if (run.m != nullptr) e.m = LoadM(run, i);
+    if (run.v != nullptr) e.v = LoadV(run, i);
+    if (kind == OptimizerKind::kAdagrad) {
+      UpdateAdagrad(s, g, e);
+    } else if (kind == OptimizerKind::kLion) {
+      UpdateLion(s, g, e);
+    } else if (kind == OptimizerKind::kSgd) {
+      UpdateSgd(s, has_momentum, nesterov, g, e);
+    } else {
+      UpdateAdam(s, kind == OptimizerKind::kAdamW, g, e);
+    }
+    StoreWeight(run, i, e.p);
+  }
+  if (run.moments == MomentFormat::kInt8) {
+    StoreInt8(s, run, i, is_here, e.m, e.v);
+  } else if (is_here) {
+    const uint32_t dither = DitherAt(s, run, i);
+    if (run.m != nullptr) StoreMoment(run, run.m, i, e.m, dither);
+    if (run.v != nullptr) StoreMoment(run, run.v, i, e.v, ~dither);
+  }
+}
+
+}  // namespace
+
+absl::Status UpdateRunCuda(const OptimizerConfig& config, const UpdateScalars& scalars,
+                           const TileRun& run, void* cuda_stream) {
+  if (run.num_elems == 0) return absl::OkStatus();
+  const int64_t num_blocks = (run.num_elems + kThreadsPerBlock - 1) / kThreadsPerBlock;
+  UpdateKernel<<<static_cast<unsigned>(num_blocks), kThreadsPerBlock, 0,
+                 static_cast<cudaStream_t>(cuda_stream)>>>(
+      RuleScalars(config, scalars, run), run, config.kind, HasFirstMoment(config), config.nesterov);
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return absl::OkStatus();
+  return EnvironmentError(std::string("the update kernel could not be launched: ") +
+                          cudaGetErrorString(error) +
+                          ". Look at 'nvidia-smi', or run without the GPU");
+}
+
+}  // namespace forebay
