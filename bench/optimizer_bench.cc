@@ -141,6 +141,29 @@ void RoundGradient(benchmark::State& state) {
   SetCounters(state, 6);
 }
 
+// All that lies between the sum of a step's gradients and its new 16-bit weights: rounding and
+// norm, then, when the norm is known, one pass that clips, updates and rounds.
+void WholePhase(benchmark::State& state) {
+  const std::vector<float> sums(kNumElems, 1e-3f);
+  Planes planes({}, {});
+  ThreadPool pool(static_cast<int>(state.range(0)));
+  std::vector<double> squares(kNumElems / kNormBlockElems);
+  auto* const gradient = planes.gradient.values.data();
+  for (auto _ : state) {
+    pool.ParallelFor(kNumElems / kNormBlockElems, [&](int64_t block) {
+      const int64_t first = block * kNormBlockElems;
+      squares[block] = RoundAndSumSquares(sums.data() + first, kNormBlockElems, gradient + first);
+    });
+    double sum = 0;
+    for (const double square : squares) sum += square;
+    UpdateScalars scalars = kScalars;
+    scalars.gradient_scale = 1.0 / (sum + 1e-6);
+    pool.ParallelFor(kNumElems / kTaskElems,
+                     [&](int64_t task) { UpdateRun({}, scalars, planes.Task(task)); });
+  }
+  SetCounters(state, planes.BytesPerElem() + 6);
+}
+
 constexpr OptimizerConfig kAdamW;
 constexpr OptimizerConfig kLion = {.kind = OptimizerKind::kLion};
 
@@ -153,6 +176,7 @@ BENCHMARK_CAPTURE(ReadModifyWrite, fp32, kFp32)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(Update, bf16_moments, kAdamW, kBf16Moments)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(Update, int8_moments, kAdamW, kInt8Moments)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(Update, lion_bf16, kLion, kBf16)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK(WholePhase)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK(RoundGradient)->Arg(1)->Arg(2)->UseRealTime();
 
 }  // namespace
