@@ -22,18 +22,18 @@ enum class MomentFormat : uint8_t {
   kInt8,  // codes with a scale for each kMomentBlockElems, rounded by a dither
 };
 
-// The 8-bit code of a first moment m is floor(m * 127 / scale + u), signed; of a second moment v it
-// is that of y = sqrt(v), floor(y * 255 / scale + u), unsigned and at least 1 where v is not 0. The
-// scale is the block's largest magnitude rounded up to bf16, or 0 below 2^-100, with codes 0. The
-// dither u in [0, 1) makes rounding unbiased: frac(hash(seed, element) + step / golden ratio), so
-// an element's roundings are spread evenly over the steps. Independent rounding would let codes
-// wander by the square root of the steps, and rounding to nearest would freeze v, whose decay of
-// 0.1 % a step is less than half a code.
+// The 8-bit code of a first moment m is floor(m * k / scale + u), k just below 127, signed; of a
+// second moment v it is that of y = sqrt(v), floor(y * k / scale + u), k just below 255, unsigned
+// and at least 1 where v is not 0. The scale is the block's largest magnitude rounded up to bf16,
+// or 0 below 2^-100, with codes 0. The dither u in [0, 1) makes rounding unbiased: it moves by the
+// golden ratio from step to step, so an element's roundings are spread evenly over the steps.
+// Independent rounding would let codes wander by the square root of the steps, and rounding to
+// nearest would freeze v, whose decay of 0.1 % a step is less than half a code.
 inline constexpr int64_t kMomentBlockElems = 32;
 
 // The planes of a run of elements with one set of constants, updated in place. Kernels need no
-// alignment, but of kInt8 runs begin at multiples of kMomentBlockElems in their layer and end there
-// or with the plane. Buffers must not overlap.
+// alignment, but where moments are less than fp32 runs begin at multiples of kMomentBlockElems in
+// their layer, and of kInt8 they end there or with the plane. Buffers must not overlap.
 struct TileRun {
   int64_t num_elems = 0;
   int64_t first_elem = 0;  // in the layer's flat vector; keys the rounding, with `layer`

@@ -2,12 +2,17 @@
 // once.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 
 #include "forebay/optimizer/tile_update.h"
 
 namespace forebay {
+
+// How the dither of moments that are kept in less than fp32 moves (BlockDither).
+inline constexpr uint32_t kDitherOfElem = 0x91E10DA5u;  // 2^32 / 1.3247..^2, the plastic number
+inline constexpr uint32_t kDitherOfStep = 0x9E3779B9u;  // 2^32 / 1.6180.., the golden ratio
 
 // The arithmetic that all kernels share, in this order, every operation in fp32 and rounded on its
 // own (no fused multiply-add: SSE has none, and the kernels wait for memory anyway, so separate
@@ -50,7 +55,7 @@ struct RuleScalars {
         config.kind == OptimizerKind::kAdamW || config.kind == OptimizerKind::kAdam;
     step_size = static_cast<float>(corrects ? lr / (1.0 - std::pow(b1, t)) : lr);
     rounding_key = RoundingKey(scalars.rounding_seed, run.layer);
-    rounding_step = static_cast<uint32_t>(scalars.step) * 0x9E3779B9u;
+    rounding_step = static_cast<uint32_t>(scalars.step) * kDitherOfStep;
   }
 
   // A key for the hashes of a layer's elements. Source of the mixing: splitmix64, Steele et al.
@@ -74,19 +79,32 @@ struct RuleScalars {
   float momentum = 0;
   float step_size = 0;
   uint32_t rounding_key = 0;
-  uint32_t rounding_step = 0;  // steps times 2^32 / golden ratio, modulo 2^32
+  uint32_t rounding_step = 0;  // steps times kDitherOfStep, modulo 2^32
 };
 
-// Dither of an element's first moment, in 2^-32; that of its second moment is the complement.
-inline uint32_t DitherOf(const RuleScalars& s, uint32_t elem) {
-  uint32_t h = (elem + s.rounding_key) * 0x9E3779B1u;
+// Dither of an element's first moment, in 2^-32; that of its second moment is the complement. Each
+// block has a hash of its own; within it the elements follow one another by a constant, and from
+// step to step all move by another, so that sums over a block and over steps come out nearly exact.
+// (Two irrational rotations, from a random start: Cranley & Patterson 1976. The hash is that of
+// MurmurHash3's finalizer.)
+alignas(64) inline constexpr auto kDitherOfElems = [] {
+  std::array<uint32_t, kMomentBlockElems> dithers{};
+  for (uint32_t i = 0; i < kMomentBlockElems; ++i) dithers[i] = i * kDitherOfElem;
+  return dithers;
+}();
+inline uint32_t BlockDither(uint32_t key, uint32_t step, uint32_t first_elem) {
+  uint32_t h = first_elem / static_cast<uint32_t>(kMomentBlockElems) + key;
   h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
-  return (h ^ (h >> 13)) + s.rounding_step;
+  h = (h ^ (h >> 13)) * 0xC2B2AE35u;
+  return (h ^ (h >> 16)) + step;
 }
 
 // Codes of 8-bit moments (tile_update.h).
-inline constexpr float kMostSignedCode = 127.0f;
-inline constexpr float kMostUnsignedCode = 255.0f;
+// Below 127 and 255, so that with a dither below 1 no code is beyond them, however fp32 rounds.
+inline constexpr float kMostSignedCode = 127.0f - 0x1p-10f;
+inline constexpr float kMostUnsignedCode = 255.0f - 0x1p-10f;
+// Signed codes are cut off as if they were unsigned: adding this makes them so.
+inline constexpr float kSignedCodeOffset = 128.0f;
 inline constexpr float kLeastMomentScale = 0x1p-100f;
 
 }  // namespace forebay

@@ -89,11 +89,14 @@ __device__ float LoadV(const TileRun& run, int64_t i) {
   return __fmul_rn(y, y);
 }
 
-// As DitherOf of rule_scalars.h.
+// As BlockDither of rule_scalars.h, and what the element has in its block.
 __device__ uint32_t DitherAt(const RuleScalars& s, const TileRun& run, int64_t i) {
-  uint32_t h = (static_cast<uint32_t>(run.first_elem + i) + s.rounding_key) * 0x9E3779B1u;
+  const uint32_t elem = static_cast<uint32_t>(run.first_elem + i);
+  uint32_t h = elem / static_cast<uint32_t>(kMomentBlockElems) + s.rounding_key;
   h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
-  return (h ^ (h >> 13)) + s.rounding_step;
+  h = (h ^ (h >> 13)) * 0xC2B2AE35u;
+  h = (h ^ (h >> 16)) + s.rounding_step;
+  return h + elem % static_cast<uint32_t>(kMomentBlockElems) * kDitherOfElem;
 }
 
 __device__ void StoreMoment(const TileRun& run, void* plane, int64_t i, float value,
@@ -119,11 +122,9 @@ __device__ uint32_t ScaleBits(float magnitude) {
 __device__ float InverseOf(uint32_t scale_bits) {
   return scale_bits == 0u ? 0.0f : __fdiv_rn(1.0f, __uint_as_float(scale_bits));
 }
-__device__ float CodeOf(float value, float inverse, uint32_t dither, float least, float most) {
-  const float u = __fmul_rn(static_cast<float>(dither >> 8), 0x1p-24f);
-  float code = floorf(__fadd_rn(__fmul_rn(value, inverse), u));
-  code = code > least ? code : least;
-  return code < most ? code : most;
+__device__ float CodeOf(float value, float inverse, float offset, uint32_t dither) {
+  const float u = __fmul_rn(static_cast<float>(dither >> 16), 0x1p-16f);
+  return truncf(__fadd_rn(__fmul_rn(value, inverse), __fadd_rn(u, offset)));
 }
 
 // Every lane of the warp takes part; `is_here`: the lane's element exists.
@@ -135,7 +136,7 @@ __device__ void StoreInt8(const RuleScalars& s, const TileRun& run, int64_t i, b
     const uint32_t scale = ScaleBits(is_here ? fabsf(m) : 0.0f);
     const float inverse = __fmul_rn(kMostSignedCode, InverseOf(scale));
     if (is_here && is_first) run.m_scale[i / kMomentBlockElems] = scale >> 16;
-    const float code = CodeOf(m, inverse, dither, -kMostSignedCode, kMostSignedCode);
+    const float code = CodeOf(m, inverse, kSignedCodeOffset, dither) - kSignedCodeOffset;
     if (is_here) static_cast<int8_t*>(run.m)[i] = static_cast<int8_t>(code);
   }
   if (run.v != nullptr) {
@@ -144,7 +145,7 @@ __device__ void StoreInt8(const RuleScalars& s, const TileRun& run, int64_t i, b
     const float inverse = __fmul_rn(kMostUnsignedCode, InverseOf(scale));
     if (is_here && is_first) run.v_scale[i / kMomentBlockElems] = scale >> 16;
     const float least = inverse != 0.0f && v > 0.0f ? 1.0f : 0.0f;
-    const float code = CodeOf(y, inverse, ~dither, least, kMostUnsignedCode);
+    const float code = fmaxf(CodeOf(y, inverse, 0.0f, ~dither), least);
     if (is_here) static_cast<uint8_t*>(run.v)[i] = static_cast<uint8_t>(code);
   }
 }

@@ -106,7 +106,9 @@ void StoreWeight(const TileRun& run, int64_t i, float p) {
 }
 
 uint32_t DitherAt(const RuleScalars& s, const TileRun& run, int64_t i) {
-  return DitherOf(s, static_cast<uint32_t>(run.first_elem + i));
+  const auto elem = static_cast<uint32_t>(run.first_elem + i);
+  const auto in_block = elem % static_cast<uint32_t>(kMomentBlockElems);
+  return BlockDither(s.rounding_key, s.rounding_step, elem) + in_block * kDitherOfElem;
 }
 
 // Rounds up or down to bf16, up with the probability of how far it is on the way.
@@ -114,9 +116,9 @@ Bf16 DitherToBf16(float value, uint32_t dither) {
   return static_cast<Bf16>((std::bit_cast<uint32_t>(value) + (dither >> 16)) >> 16);
 }
 
-// In [0, 1), exact.
+// In [0, 1), in 2^-16: exact also when the offset of signed codes is added.
 float AsFraction(uint32_t dither) {
-  return static_cast<float>(dither >> 8) * 0x1p-24f;
+  return static_cast<float>(dither >> 16) * 0x1p-16f;
 }
 
 // The bf16 that is at least `largest`, for a block of which that is the largest magnitude.
@@ -125,10 +127,10 @@ uint16_t ScaleOf(float largest) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(largest) + 0xffffu) >> 16);
 }
 
-float CodeOf(float value, float inverse_scale, uint32_t dither, float least, float most) {
-  float code = std::floor(value * inverse_scale + AsFraction(dither));
-  code = code > least ? code : least;
-  return code < most ? code : most;
+// Of a value in [-scale, scale]; codes of what is no number are open.
+float CodeOf(float value, float inverse_scale, float offset, float u) {
+  const float code = value * inverse_scale + (u + offset);
+  return code >= 0.0f && code < 256.0f ? std::trunc(code) : 0.0f;
 }
 
 // One block, or the rest of a plane, of moments in memory or in registers.
@@ -162,8 +164,8 @@ void StoreInt8M(const RuleScalars& s, const TileRun& run, int64_t first, int64_t
   run.m_scale[first / kMomentBlockElems] = scale;
   const float inverse = scale == 0 ? 0.0f : kMostSignedCode * (1.0f / Bf16ToFloat(scale));
   for (int64_t i = 0; i < num_elems; ++i) {
-    const float code =
-        CodeOf(m[i], inverse, DitherAt(s, run, first + i), -kMostSignedCode, kMostSignedCode);
+    const float u = AsFraction(DitherAt(s, run, first + i));
+    const float code = CodeOf(m[i], inverse, kSignedCodeOffset, u) - kSignedCodeOffset;
     static_cast<int8_t*>(run.m)[first + i] = static_cast<int8_t>(code);
   }
 }
@@ -180,9 +182,9 @@ void StoreInt8V(const RuleScalars& s, const TileRun& run, int64_t first, int64_t
   run.v_scale[first / kMomentBlockElems] = scale;
   const float inverse = scale == 0 ? 0.0f : kMostUnsignedCode * (1.0f / Bf16ToFloat(scale));
   for (int64_t i = 0; i < num_elems; ++i) {
+    const float u = AsFraction(~DitherAt(s, run, first + i));
     const float least = inverse != 0.0f && v[i] > 0.0f ? 1.0f : 0.0f;
-    const float code =
-        CodeOf(roots[i], inverse, ~DitherAt(s, run, first + i), least, kMostUnsignedCode);
+    const float code = std::max(CodeOf(roots[i], inverse, 0.0f, u), least);
     static_cast<uint8_t*>(run.v)[first + i] = static_cast<uint8_t>(code);
   }
 }
@@ -229,7 +231,8 @@ void* Advance(void* plane, int64_t bytes) {
 }  // namespace
 
 TileRun PartOf(const TileRun& run, int64_t first_elem, int64_t num_elems) {
-  FOREBAY_CHECK(run.moments != MomentFormat::kInt8 || first_elem % kMomentBlockElems == 0);
+  FOREBAY_CHECK(run.moments == MomentFormat::kFp32 ||
+                (run.first_elem + first_elem) % kMomentBlockElems == 0);
   const int64_t moment_bytes = run.moments == MomentFormat::kFp32   ? 4
                                : run.moments == MomentFormat::kBf16 ? 2
                                                                     : 1;

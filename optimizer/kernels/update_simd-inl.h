@@ -30,6 +30,7 @@ using DU = hn::RebindToUnsigned<DF>;
 using DI = hn::RebindToSigned<DF>;
 using DH = hn::Rebind<uint16_t, DF>;
 using DS = hn::Rebind<int16_t, DF>;
+using DB = hn::Rebind<uint8_t, DF>;
 using VF = hn::Vec<DF>;
 using VU = hn::Vec<DU>;
 
@@ -146,21 +147,26 @@ struct SplitWeights {
 // ---- Moments: LoadM and LoadV of a vector; StoreM, StoreV or, of both, Store; and what goes
 // around each block. `root` is sqrt(v).
 
-// DitherOf of vectors of a run.
+// The dither of a run's elements: Begin takes the hash of a block, At adds what its elements have.
 struct Dither {
   Dither(const RuleScalars& s, const TileRun& run)
-      : key(static_cast<uint32_t>(run.first_elem) + s.rounding_key), step(s.rounding_step) {}
-  HWY_INLINE VU At(int64_t i) const {
+      : first_elem(static_cast<uint32_t>(run.first_elem)),
+        key(s.rounding_key),
+        step(s.rounding_step) {}
+  HWY_INLINE void Begin(int64_t first) {
+    of_block = BlockDither(key, step, first_elem + static_cast<uint32_t>(first));
+  }
+  HWY_INLINE VU At(int64_t in_block) const {
     const DU du;
-    // Iota from a variable would go through memory.
-    VU h = hn::Add(hn::Iota(du, 0u), hn::Set(du, key + static_cast<uint32_t>(i)));
-    h = hn::Mul(h, hn::Set(du, 0x9E3779B1u));
-    h = hn::Mul(hn::Xor(h, hn::ShiftRight<16>(h)), hn::Set(du, 0x85EBCA6Bu));
-    return hn::Add(hn::Xor(h, hn::ShiftRight<13>(h)), hn::Set(du, step));
+    return hn::Add(hn::Load(du, kDitherOfElems.data() + in_block), hn::Set(du, of_block));
   }
   static HWY_INLINE VU OfSecond(VU dither) { return hn::Not(dither); }
+
+ private:
+  const uint32_t first_elem;
   const uint32_t key;
   const uint32_t step;
+  uint32_t of_block = 0;
 };
 
 struct Fp32Moments {
@@ -184,17 +190,20 @@ struct Fp32Moments {
 struct Bf16Moments {
   Bf16Moments(const RuleScalars& s, const TileRun& run)
       : dither(s, run), m(static_cast<uint16_t*>(run.m)), v(static_cast<uint16_t*>(run.v)) {}
-  HWY_INLINE void Begin(int64_t /*first*/) {}
+  HWY_INLINE void Begin(int64_t first) {
+    begin = first;
+    dither.Begin(first);
+  }
   HWY_INLINE void End(int64_t /*first*/) {}
   HWY_INLINE void Finish() {}
   HWY_INLINE VF LoadM(int64_t i) const { return Bf16At(m + i); }
   HWY_INLINE VF LoadV(int64_t i) const { return Bf16At(v + i); }
-  HWY_INLINE void StoreM(int64_t i, VF value) { StoreDithered(value, dither.At(i), m + i); }
+  HWY_INLINE void StoreM(int64_t i, VF value) { StoreDithered(value, dither.At(i - begin), m + i); }
   HWY_INLINE void StoreV(int64_t i, VF value, VF /*root*/) {
-    StoreDithered(value, Dither::OfSecond(dither.At(i)), v + i);
+    StoreDithered(value, Dither::OfSecond(dither.At(i - begin)), v + i);
   }
   HWY_INLINE void Store(int64_t i, VF first, VF second, VF /*root*/) {
-    const VU of_first = dither.At(i);
+    const VU of_first = dither.At(i - begin);
     StoreDithered(first, of_first, m + i);
     StoreDithered(second, Dither::OfSecond(of_first), v + i);
   }
@@ -204,7 +213,8 @@ struct Bf16Moments {
     const VU sum = hn::Add(hn::BitCast(DU(), value), hn::ShiftRight<16>(of_value));
     StoreLow16(hn::ShiftRight<16>(sum), to);
   }
-  const Dither dither;
+  Dither dither;
+  int64_t begin = 0;
   uint16_t* const m;
   uint16_t* const v;
 };
@@ -214,7 +224,7 @@ struct Bf16Moments {
 struct Int8Moments {
   Int8Moments(const RuleScalars& s, const TileRun& run)
       : dither(s, run),
-        m(static_cast<int8_t*>(run.m)),
+        m(static_cast<uint8_t*>(run.m)),
         v(static_cast<uint8_t*>(run.v)),
         m_scale(run.m_scale),
         v_scale(run.v_scale) {}
@@ -226,11 +236,11 @@ struct Int8Moments {
     if (v != nullptr) y_step = ScaleAt(v_scale + block) * (1.0f / kMostUnsignedCode);
   }
   HWY_INLINE VF LoadM(int64_t i) const {
-    const auto codes = hn::LoadU(hn::Rebind<int8_t, DF>(), m + i);
+    const auto codes = hn::BitCast(hn::Rebind<int8_t, DF>(), hn::LoadU(DB(), m + i));
     return hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), m_step));
   }
   HWY_INLINE VF LoadV(int64_t i) const {
-    const auto codes = hn::LoadU(hn::Rebind<uint8_t, DF>(), v + i);
+    const auto codes = hn::LoadU(DB(), v + i);
     const VF y = hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), y_step));
     return hn::Mul(y, y);
   }
@@ -264,29 +274,31 @@ struct Int8Moments {
     HWY_ALIGN float y[kMomentBlockElems];  // sqrt(v)
   };
 
-  HWY_INLINE void Encode(const Block& block) const {
+  HWY_INLINE void Encode(const Block& block) {
     const DF d;
     if (block.first < 0) return;
-    const VF most_m = hn::Set(d, kMostSignedCode);
+    dither.Begin(block.first);
     const VF one = hn::Set(d, block.y_inverse == 0.0f ? 0.0f : 1.0f);
     for (int64_t i = 0; i < kMomentBlockElems; i += NumLanes()) {
-      const int64_t to = block.first + i;
-      const VU of_first = dither.At(to);
+      const auto bits = hn::BitCast(DI(), hn::ShiftRight<16>(dither.At(i)));
+      const VF u = hn::Mul(hn::ConvertTo(d, bits), hn::Set(d, 0x1p-16f));
       if (m != nullptr) {
-        const hn::Rebind<int8_t, DF> db;
-        const VF codes =
-            Codes(hn::Load(d, block.m + i), block.m_inverse, of_first, hn::Neg(most_m), most_m);
-        hn::StoreU(hn::DemoteTo(db, hn::ConvertTo(DI(), codes)), db, m + to);
+        const VF scaled = hn::Mul(hn::Load(d, block.m + i), hn::Set(d, block.m_inverse));
+        const VF code = hn::Add(scaled, hn::Add(u, hn::Set(d, kSignedCodeOffset)));
+        const auto offset = hn::Set(DB(), static_cast<uint8_t>(kSignedCodeOffset));
+        hn::StoreU(hn::Xor(CutOff(code), offset), DB(), m + block.first + i);
       }
       if (v != nullptr) {
-        const hn::Rebind<uint8_t, DF> db;
         const VF y = hn::Load(d, block.y + i);
+        const VF u_of_second = hn::Sub(hn::Set(d, 1.0f - 0x1p-16f), u);
+        const VF code = hn::Add(hn::Mul(y, hn::Set(d, block.y_inverse)), u_of_second);
         const VF least = hn::IfThenElseZero(hn::Gt(y, hn::Zero(d)), one);
-        const VF codes = Codes(y, block.y_inverse, Dither::OfSecond(of_first), least,
-                               hn::Set(d, kMostUnsignedCode));
-        hn::StoreU(hn::DemoteTo(db, hn::ConvertTo(DI(), codes)), db, v + to);
+        hn::StoreU(CutOff(hn::Max(code, least)), DB(), v + block.first + i);
       }
     }
+  }
+  static HWY_INLINE hn::Vec<DB> CutOff(VF code) {
+    return hn::DemoteTo(DB(), hn::ConvertTo(DI(), code));
   }
   static float ScaleAt(const uint16_t* scale) {
     return std::bit_cast<float>(static_cast<uint32_t>(*scale) << 16);
@@ -309,16 +321,8 @@ struct Int8Moments {
     *scale = static_cast<uint16_t>(rounded_up >> 16);
     return 1.0f / std::bit_cast<float>(rounded_up);
   }
-  static HWY_INLINE VF Codes(VF value, float inverse, VU of_value, VF least, VF most) {
-    const DF d;
-    const VF u = hn::Mul(hn::ConvertTo(d, hn::BitCast(DI(), hn::ShiftRight<8>(of_value))),
-                         hn::Set(d, 0x1p-24f));
-    const VF code = hn::Floor(hn::Add(hn::Mul(value, hn::Set(d, inverse)), u));
-    return hn::Min(hn::Max(code, least), most);
-  }
-
-  const Dither dither;
-  int8_t* const m;
+  Dither dither;
+  uint8_t* const m;  // of int8_t
   uint8_t* const v;
   uint16_t* const m_scale;
   uint16_t* const v_scale;

@@ -10,6 +10,7 @@
 
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/hash.h"
+#include "forebay/optimizer/kernels/rule_scalars.h"
 #include "forebay/optimizer/tile_update.h"
 
 namespace forebay {
@@ -118,12 +119,12 @@ class RunPlanes {
   float M(int64_t i) const {
     if (format.moments != MomentFormat::kInt8) return Moment(m, i);
     const float scale = Bf16ToFloat(m_scale[i / kMomentBlockElems]);
-    return static_cast<float>(As<int8_t>(m)[i]) * (scale * (1.0f / 127.0f));
+    return static_cast<float>(As<int8_t>(m)[i]) * (scale * (1.0f / kMostSignedCode));
   }
   float V(int64_t i) const {
     if (format.moments != MomentFormat::kInt8) return Moment(v, i);
     const float scale = Bf16ToFloat(v_scale[i / kMomentBlockElems]);
-    const float y = static_cast<float>(As<uint8_t>(v)[i]) * (scale * (1.0f / 255.0f));
+    const float y = static_cast<float>(As<uint8_t>(v)[i]) * (scale * (1.0f / kMostUnsignedCode));
     return y * y;
   }
   void SetGradient(int64_t i, float value) {

@@ -82,7 +82,7 @@ TEST_P(UpdateKernelTest, SimdGivesTheBitsOfTheReferenceOnTrainingValues) {
 
 TEST_P(UpdateKernelTest, SimdUpdatesExactlyTheGivenRangeAtAnyAlignmentAndLength) {
   const RunPlanes start = MakeNormal(160);
-  const int64_t stride = is_int8() ? kMomentBlockElems : 1;
+  const int64_t stride = format().moments == MomentFormat::kFp32 ? 1 : kMomentBlockElems;
   for (const int64_t first : {0, 1, 3, 8, 17}) {
     for (int64_t num_elems = 0; num_elems <= 67; ++num_elems) {
       SCOPED_TRACE(testing::Message() << "first " << first << ", num_elems " << num_elems);
@@ -93,23 +93,13 @@ TEST_P(UpdateKernelTest, SimdUpdatesExactlyTheGivenRangeAtAnyAlignmentAndLength)
 
 TEST_P(UpdateKernelTest, SimdGivesTheBitsOfTheReferenceOnExtremeValues) {
   using Limits = std::numeric_limits<float>;
-  const std::vector<float> extremes = {0.0f,
-                                       -0.0f,
-                                       Limits::denorm_min(),
-                                       -1e-40f,
-                                       1e-40f,
-                                       6e-8f,
-                                       6e-5f,
-                                       -1e-20f,
-                                       1.0f,
-                                       -65504.0f,
-                                       65520.0f,
-                                       1e20f,
-                                       Limits::max(),
-                                       Limits::lowest(),
-                                       Limits::infinity(),
-                                       -Limits::infinity(),
-                                       Limits::quiet_NaN()};
+  std::vector<float> extremes = {
+      0.0f, -0.0f, Limits::denorm_min(), -1e-40f, 1e-40f, 6e-8f, 6e-5f, -1e-20f, 1.0f, -65504.0f};
+  // 8-bit codes of what is no number are open.
+  if (!is_int8()) {
+    extremes.insert(extremes.end(), {65520.0f, 1e20f, Limits::max(), Limits::lowest(),
+                                     Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN()});
+  }
   const int64_t n = static_cast<int64_t>(extremes.size());
   RunPlanes start(format(), n * n * n);
   for (int64_t i = 0; i < start.size(); ++i) {
@@ -307,7 +297,7 @@ TEST(LossyMoments, OfASquareDecayWhenGradientsDo) {
       most_wrong = std::max(most_wrong, std::abs(mean - exact) / exact);
     }
     EXPECT_LT(exact, 1e-7);
-    EXPECT_LT(most_wrong, 0.03) << "moments " << static_cast<int>(moments);
+    EXPECT_LT(most_wrong, 0.05) << "moments " << static_cast<int>(moments);
   }
 }
 
@@ -332,10 +322,10 @@ TEST(LossyMoments, AreRoundedByWhatTheElementIs) {
     UpdateRun({}, {.step = 3, .lr = 1e-3, .rounding_seed = seed}, run);
     return planes.Digest();
   };
-  EXPECT_EQ(digest(1, 2, 3), digest(1, 2, 3));
-  EXPECT_NE(digest(1, 2, 3), digest(2, 2, 3));
-  EXPECT_NE(digest(1, 2, 3), digest(1, 3, 3));
-  EXPECT_NE(digest(1, 2, 3), digest(1, 2, 4));
+  EXPECT_EQ(digest(1, 2, 32), digest(1, 2, 32));
+  EXPECT_NE(digest(1, 2, 32), digest(2, 2, 32));
+  EXPECT_NE(digest(1, 2, 32), digest(1, 3, 32));
+  EXPECT_NE(digest(1, 2, 32), digest(1, 2, 64));
 }
 
 class UpdateDigestTest : public UpdateKernelTest {};
