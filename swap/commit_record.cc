@@ -43,6 +43,22 @@ uint64_t HashOf(const DiskRecord& record) {
 
 }  // namespace
 
+absl::StatusOr<std::string> TrainerText(const Json& trainer) {
+  std::string text;
+  try {
+    text = trainer.dump();
+  } catch (const Json::exception& error) {
+    return UsageError(fmt::format("the trainer's state cannot be committed: {}", error.what()));
+  }
+  if (static_cast<int64_t>(text.size()) > kCommitTrainerBytesMax) {
+    return UsageError(
+        fmt::format("the trainer's state has {} bytes of JSON; a commit holds {}. Shorten what it "
+                    "records (names, paths)",
+                    text.size(), kCommitTrainerBytesMax));
+  }
+  return text;
+}
+
 bool HaveSameTiles(const CommitRecord& a, const CommitRecord& b) {
   return a.uuid == b.uuid && a.slot == b.slot && a.seals_root == b.seals_root;
 }

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "forebay/base/json.h"
 
 namespace forebay {
 
@@ -32,6 +33,9 @@ struct CommitRecord {
   SealsRoot seals_root = {};   // over the seals of all tiles of the slot (tile_seals.h)
   std::string trainer;         // JSON text, at most kCommitTrainerBytesMax
 };
+
+// What a record carries of the trainer's. UsageError where it does not fit.
+absl::StatusOr<std::string> TrainerText(const Json& trainer);
 
 // Whether both speak of the same contents of the same slot: the commits of steps that changed no
 // tile do, and the mark that a slot is being overwritten.

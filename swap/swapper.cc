@@ -12,6 +12,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/start_thread.h"
 #include "forebay/swap/access_queue.h"
 #include "forebay/swap/transfer_buffer.h"
 
@@ -410,7 +411,8 @@ absl::StatusOr<std::unique_ptr<Swapper>> Swapper::Create(const SwapperOptions& o
   auto impl = std::make_unique<Impl>(store, updater);
   FOREBAY_RETURN_IF_ERROR(impl->MakeBuffers(options, placement, budget));
   FOREBAY_RETURN_IF_ERROR(impl->LoadResidentLayers());
-  impl->thread = std::thread([raw = impl.get()] { raw->Run(); });
+  FOREBAY_ASSIGN_OR_RETURN(
+      impl->thread, StartThread("reading weights ahead", [raw = impl.get()] { raw->Run(); }));
   return std::unique_ptr<Swapper>(new Swapper(std::move(impl)));
 }
 

@@ -50,7 +50,8 @@ struct SwapperStats {
 class Swapper {
  public:
   // `updater` may be nullptr (evaluation). Host-resident weights are read from the store here.
-  // Everything pointed to must outlive the swapper.
+  // Everything pointed to must outlive the swapper. The errors of those reads, OutOfMemoryError,
+  // EnvironmentError where no thread can be had.
   static absl::StatusOr<std::unique_ptr<Swapper>> Create(const SwapperOptions& options,
                                                          const Placement& placement,
                                                          TensorStore* store, TileUpdater* updater,

@@ -11,6 +11,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/base/start_thread.h"
 #include "forebay/swap/tensor_session_impl.h"
 
 namespace forebay {
@@ -40,7 +41,8 @@ absl::StatusOr<SessionMemory> Divide(const SessionOptions& options, const Invent
                                      const TileMap& tiles) {
   const int64_t pair_bytes = TilePairBytes(tiles);
   const int64_t least_cache_bytes = TileCache::kLeastCells * pair_bytes;
-  const int64_t most_lease_bytes = options.memory_bytes - least_cache_bytes;
+  const int64_t most_lease_bytes =
+      (options.memory_bytes - least_cache_bytes) / kIoAlignBytes * kIoAlignBytes;
   if (most_lease_bytes < std::max(kIoAlignBytes, options.lease_bytes) || options.lease_bytes < 0) {
     return DoesNotFitError(fmt::format(
         "a session has {} bytes of memory, {} of them for leases, and needs {} for tiles ({} tiles "
@@ -50,7 +52,7 @@ absl::StatusOr<SessionMemory> Divide(const SessionOptions& options, const Invent
         least_cache_bytes + LargestTensorBytes(inventory), tiles.tile_elems()));
   }
   SessionMemory memory;
-  memory.lease_bytes = options.lease_bytes;
+  memory.lease_bytes = HostBuffer::ChargedBytes(options.lease_bytes);  // rounded up
   if (options.lease_bytes == 0) {
     memory.lease_bytes = std::min(
         most_lease_bytes, std::max(options.memory_bytes / 2, 3 * LargestTensorBytes(inventory)));
@@ -59,10 +61,39 @@ absl::StatusOr<SessionMemory> Divide(const SessionOptions& options, const Invent
   memory.num_cells = static_cast<int>(std::clamp<int64_t>(
       num_cells, TileCache::kLeastCells, std::max(TileCache::kLeastCells, tiles.num_tiles())));
   if (options.lease_bytes == 0) {
-    memory.lease_bytes = options.memory_bytes - memory.num_cells * pair_bytes;
+    memory.lease_bytes =
+        (options.memory_bytes - memory.num_cells * pair_bytes) / kIoAlignBytes * kIoAlignBytes;
   }
-  memory.lease_bytes = memory.lease_bytes / kIoAlignBytes * kIoAlignBytes;
   return memory;
+}
+
+absl::Status CheckFolders(const StoreOptions& options) {
+  const size_t num_folders = options.directories.size();
+  if (num_folders < 1 || num_folders > static_cast<size_t>(kMaxStripes)) {
+    return UsageError(fmt::format("a store lies in 1 to {} folders; it was to have {}", kMaxStripes,
+                                  num_folders));
+  }
+  for (const auto& [numbers, name] :
+       {std::pair(&options.stripe_weights, "stripe_weights"),
+        std::pair(&options.gradient_area_bytes, "gradient_area_bytes")}) {
+    if (!numbers->empty() && numbers->size() != num_folders) {
+      return UsageError(fmt::format(
+          "{} has a number for each of the {} folders, or none at all; it was to have {}", name,
+          num_folders, numbers->size()));
+    }
+  }
+  for (const int64_t weight : options.stripe_weights) {
+    if (weight < 1 || weight > kMaxStripeWeight) {
+      return UsageError(fmt::format("stripe_weights has {}; a folder's weight is from 1 to {}",
+                                    weight, kMaxStripeWeight));
+    }
+  }
+  for (const int64_t bytes : options.gradient_area_bytes) {
+    if (bytes < 0) {
+      return UsageError(fmt::format("gradient_area_bytes has {}; 0 is the least", bytes));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckStoreOptions(const StoreOptions& options, const Inventory& inventory) {
@@ -80,17 +111,11 @@ absl::Status CheckStoreOptions(const StoreOptions& options, const Inventory& inv
     return UsageError(fmt::format("tile_elems is {}; tiles have a multiple of {} elements",
                                   options.tile_elems, kLayerAlignElems));
   }
-  if (options.directories.empty() || options.num_slots < 1 || options.num_slots > kMostSlots) {
+  if (options.num_slots < 1 || options.num_slots > kMostSlots) {
     return UsageError(
-        fmt::format("a store lies in one folder or more and has 1 or {} slots; it was to have {} "
-                    "folders and {} slots",
-                    kMostSlots, options.directories.size(), options.num_slots));
+        fmt::format("a store has 1 or {} slots; it was to have {}", kMostSlots, options.num_slots));
   }
-  if (!options.stripe_weights.empty() &&
-      options.stripe_weights.size() != options.directories.size()) {
-    return UsageError("stripe_weights has a number for each folder, or none at all");
-  }
-  return absl::OkStatus();
+  return CheckFolders(options);
 }
 
 }  // namespace
@@ -112,7 +137,8 @@ TensorSession::Impl::Impl(const SessionOptions& session_options,
   ForgetCoverage();
 }
 
-absl::Status TensorSession::Impl::MakeBuffers() {
+// What the system may refuse: memory, a thread.
+absl::Status TensorSession::Impl::Start() {
   FOREBAY_ASSIGN_OR_RETURN(const SessionMemory memory,
                            Divide(options, store->inventory(), store->tiles()));
   for (const TileHalf half : kTileHalves) {
@@ -122,14 +148,18 @@ absl::Status TensorSession::Impl::MakeBuffers() {
   FOREBAY_ASSIGN_OR_RETURN(lease_memory,
                            HostBuffer::Create(&budget, "leased values", memory.lease_bytes));
   arena.emplace(memory.lease_bytes);
+  FOREBAY_ASSIGN_OR_RETURN(writer, StartThread("the writes of a session", [this] { RunWriter(); }));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Impl::Make(
-    const SessionOptions& options, std::unique_ptr<TensorStore> store) {
+    const SessionOptions& options, std::unique_ptr<TensorStore> store, bool is_new) {
   auto impl = std::make_unique<Impl>(options, std::move(store));
-  FOREBAY_RETURN_IF_ERROR(impl->MakeBuffers());
-  impl->writer = std::thread([self = impl.get()] { self->RunWriter(); });
+  absl::Status status = impl->Start();
+  if (!status.ok()) {
+    if (is_new) impl->store->RemoveCreated();
+    return status;
+  }
   return std::unique_ptr<TensorSession>(new TensorSession(std::move(impl)));
 }
 
@@ -153,10 +183,7 @@ absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Create(
   FOREBAY_RETURN_IF_ERROR(Divide(options, inventory, tiles).status());
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Create(store_options, inventory, engine));
-  auto session = Impl::Make(options, std::move(store));
-  // Memory that the system refuses; the error is that, whatever becomes of the files.
-  if (!session.ok()) TensorStore::Remove(store_options.directories).IgnoreError();
-  return session;
+  return Impl::Make(options, std::move(store), /*is_new=*/true);
 }
 
 absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Open(
@@ -165,7 +192,7 @@ absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Open(
   if (directories.empty()) return UsageError("a store lies in one folder or more; none was named");
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Open(directories, engine, uuid));
-  return Impl::Make(options, std::move(store));
+  return Impl::Make(options, std::move(store), /*is_new=*/false);
 }
 
 int64_t TensorSession::LeastMemoryBytes(const TileMap& tiles, int64_t num_elems) {
@@ -452,7 +479,7 @@ absl::Status TensorSession::Impl::Release(const TensorLease& lease, bool write_b
   }
   arena->GiveBack(lease.begin_bytes_, RangeBytesOf(lease));
   changed.notify_all();
-  return absl::OkStatus();
+  return failure;
 }
 
 TensorLease::~TensorLease() {

@@ -38,8 +38,8 @@ struct SessionOptions {
   // Of everything that is resident: leased values, and tiles on their way between them and the
   // disk. Beside it the session has TensorStore::SealBytes and small tables.
   int64_t memory_bytes = int64_t{256} << 20;
-  // Of it, for leased values; the rest is for tiles, at least two. 0: half, or more where the
-  // largest tensor needs more for master, m and v at once.
+  // Of it, for leased values, rounded up to whole blocks of 4 KiB; the rest is for tiles, at least
+  // two. 0: half, or more where the largest tensor needs more for master, m and v at once.
   int64_t lease_bytes = 0;
   // Acquire gives up waiting for room after so long, and says who has it.
   double wait_limit_s = 300;
@@ -47,8 +47,11 @@ struct SessionOptions {
 
 enum class LeaseAccess : uint8_t {
   kRead,
-  kWrite,      // the values are there, and are written back
-  kOverwrite,  // the values are anything: all of them will be set. Spares the read
+  kWrite,  // the values are there, and are written back
+  // The values are anything: all of them will be set. Acquire reads nothing then. Their release
+  // still reads the tiles that they go into, where those hold something else: the state of a tile
+  // always does (m, v, and in bf16 the low half of the master), its weights at the tensor's ends.
+  kOverwrite,
 };
 
 struct LeaseRequest {
@@ -118,10 +121,11 @@ class TensorLease {
 // the values that were released last before it, and keeps them. A second write lease of the same
 // plane is an error.
 //
-// Acquire waits for room alone, which comes from leases that end. So a thread that acquires while
-// it holds leases may wait for itself, or for one that waits for it: acquire what belongs together
-// in one call, or keep what is out at one time well within lease_bytes (the values of a call lie in
-// one piece).
+// Acquire waits for what ends by itself: values of the tensor that were released and are not in
+// their tiles yet, an abort, and for writing a commit too. And it waits for room, which comes from
+// leases that end. So a thread that acquires while it holds leases may wait for itself, or for one
+// that waits for it: acquire what belongs together in one call, or keep what is out at one time
+// well within lease_bytes (the values of a call lie in one piece).
 //
 // `engine` (aio/open_engine.h) must outlive the session, and run on its own (RingDrive::kOwnThread,
 // the default).
@@ -130,13 +134,14 @@ class TensorSession {
   // Makes a store (StoreOptions) for the tensors of `inventory`, whose values are zeros until they
   // are written. Errors of TensorStore::Create; UsageError for options or an inventory that no
   // store can have; DoesNotFitError when `memory_bytes` has no room for two tiles and a lease, or
-  // the disk none for the store; OutOfMemoryError. Nothing is left behind by an error.
+  // the disk none for the store; OutOfMemoryError; EnvironmentError where no thread can be had.
+  // Nothing is left behind by an error.
   static absl::StatusOr<std::unique_ptr<TensorSession>> Create(const SessionOptions& options,
                                                                const StoreOptions& store_options,
                                                                const Inventory& inventory,
                                                                Engine* engine);
   // Opens the newest committed step of a store; one that never was committed has zeros. Arguments
-  // and errors of TensorStore::Open, and DoesNotFitError, OutOfMemoryError.
+  // and errors of TensorStore::Open, and DoesNotFitError, OutOfMemoryError, EnvironmentError.
   static absl::StatusOr<std::unique_ptr<TensorSession>> Open(
       const SessionOptions& options, const std::vector<std::string>& directories, Engine* engine,
       const std::string& uuid = "");
@@ -153,7 +158,7 @@ class TensorSession {
   // The newest step; nullopt: there was no commit yet.
   std::optional<CommitInfo> committed() const;
 
-  // Waits for room, reads, verifies. UsageError: no such tensor or plane, kW16 to be written, or
+  // Waits (see above), reads, verifies. UsageError: no such tensor or plane, kW16 to be written, or
   // the tensor is leased for writing already. DoesNotFitError: more than lease_bytes. OutOfMemory-
   // Error: no room within wait_limit_s. StorageError, CorruptError: of the read, or the error of an
   // earlier write, which lasts until Abort.
@@ -168,14 +173,18 @@ class TensorSession {
 
   // Makes all that was released since the last commit step `step`; `user` comes back with it
   // (CommitInfo::trainer; at most 3 KiB of JSON text). Blocks until it is durable. UsageError: a
-  // write lease is out, or `user` does not fit; the writes still wait to be committed then. After a
-  // StorageError or CorruptError of a write or a copy the committed step is what it was: Abort, or
-  // open the store again. After one of the publication itself the next Open finds the step before
-  // or this one, whole; the session takes no further commit, and no Abort.
+  // write lease is out, or `user` does not fit; nothing was touched, and the writes still wait to
+  // be committed then. After a StorageError or CorruptError of a write or a copy the committed step
+  // is what it was: Abort, or open the store again; with one slot it was overwritten in part, and
+  // Open refuses it. The error of a write lasts until Abort, and a commit whose copies could not be
+  // read may be tried again. After one of the publication itself the next Open finds the step
+  // before or this one, whole; the session takes no further commit, and no Abort.
   absl::Status Commit(int64_t step, const Json& user = Json::object());
   // Forgets what was released since the last commit, and the error of a write. UsageError: a write
-  // lease is out, or the store has one slot and something was released, as it may be overwritten.
-  // Read leases that are out keep the values that they have.
+  // lease is out, or the store has one slot, a committed step, and something was released, as that
+  // step may be overwritten: write what is missing and commit. After the error of a write there is
+  // no commit either, and Abort returns that error: open the store again, or have it repaired
+  // (TensorStore::Repair). Read leases that are out keep the values that they have.
   absl::Status Abort();
 
   // Copies elements [first_elem, first_elem + out.size()) of a tensor as they were committed,

@@ -50,10 +50,11 @@ struct TensorSession::Impl {
   using Lock = std::unique_lock<std::mutex>;
 
   static absl::StatusOr<std::unique_ptr<TensorSession>> Make(const SessionOptions& options,
-                                                             std::unique_ptr<TensorStore> store);
+                                                             std::unique_ptr<TensorStore> store,
+                                                             bool is_new);
 
   explicit Impl(const SessionOptions& session_options, std::unique_ptr<TensorStore> the_store);
-  absl::Status MakeBuffers();
+  absl::Status Start();
   void CountElems();
 
   TileCache& CacheOf(TileHalf half) { return *caches[static_cast<int>(half)]; }

@@ -114,6 +114,8 @@ absl::Status TensorSession::Impl::DoCommit(Lock& lock) {
     if (status.ok()) status = CacheOf(half).CompleteSlot();
   }
   lock.lock();
+  // An error of a write stays; a copy whose tile could not be read may be tried again.
+  for (const TileHalf half : kTileHalves) failure.Update(CacheOf(half).write_failure());
   FOREBAY_RETURN_IF_ERROR(status);
   publishing = true;
   changed.wait(lock, [this] { return num_snapshots == 0; });
@@ -130,7 +132,7 @@ absl::Status TensorSession::Impl::DoCommit(Lock& lock) {
     is_overwriting = false;
     ++counts.commits;
     ForgetCoverage();
-  } else if (ExitCodeOf(status) != ExitCode::kUsage) {
+  } else {
     failure = status;
     is_final = true;
   }
@@ -140,6 +142,15 @@ absl::Status TensorSession::Impl::DoCommit(Lock& lock) {
 absl::Status TensorSession::Impl::DoAbort(Lock& lock) {
   if (is_final) return failure;
   if (store->num_slots() == 1 && committed.has_value()) {
+    if (!failure.ok()) {
+      return Annotate(
+          failure,
+          fmt::format("the store in '{}' has one slot, and step {} was overwritten in part when "
+                      "this failed: there is nothing to go back to, and no commit any more. Open "
+                      "the store again; where that fails, 'forebay inspect RUN --repair' finds out "
+                      "what is whole",
+                      store->directory(), committed->step));
+    }
     if (!written && !is_overwriting) return absl::OkStatus();  // nothing to forget
     return UsageError(fmt::format(
         "the store in '{}' has one slot, and step {} was overwritten in part: there is nothing to "
@@ -206,6 +217,8 @@ absl::Status TensorSession::Impl::Run(Command new_command, const CommitInfo* inf
 }
 
 absl::Status TensorSession::Commit(int64_t step, const Json& user) {
+  // Before anything is done for it: with one slot a commit begins with giving up the one before.
+  FOREBAY_RETURN_IF_ERROR(TrainerText(user).status());
   const CommitInfo info{step, user};
   return impl_->Run(Impl::Command::kCommit, &info);
 }

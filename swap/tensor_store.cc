@@ -188,6 +188,10 @@ void TensorStore::Impl::RemoveCreated() {
   }
 }
 
+void TensorStore::RemoveCreated() {
+  impl_->RemoveCreated();
+}
+
 // With the locks on all its files, but without a look at what is committed.
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::OpenUncommitted(
     const std::vector<std::string>& directories, Engine* engine, const std::string& uuid) {

@@ -119,11 +119,11 @@ class TensorStore {
       const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "");
   // Verifies what is committed; where some of it is damaged, or no commit record is whole, the
   // newest step of which every byte is what was written becomes the committed one: the step before,
-  // as long as the next has overwritten none of it, or one that was complete but for its record.
-  // Nothing is guessed and no steps are mixed; a crash meanwhile leaves what was there, or what is
-  // there afterwards. `progress` (may be empty) is told how many of a slot's bytes were read. The
-  // errors of Open; CorruptError when no step is whole, or when the commit records contradict one
-  // another.
+  // as long as the next has overwritten none of it, or one that was complete but for its record,
+  // unless a later one may have skipped it. Nothing is guessed and no steps are mixed; a crash
+  // meanwhile leaves what was there, or what is there afterwards. `progress` (may be empty) is told
+  // how many of a slot's bytes were read. The errors of Open; CorruptError when no step is whole,
+  // or when the commit records contradict one another.
   static absl::StatusOr<RepairReport> Repair(
       const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
       MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress);
@@ -132,6 +132,9 @@ class TensorStore {
   // (in use), BadInputError (no store there), UsageError (a folder named twice), StorageError;
   // nothing was removed then.
   static absl::StatusOr<int64_t> Remove(const std::vector<std::string>& directories);
+  // Takes Create back, for a caller that fails behind it: removes what it made, files and folders,
+  // as far as that can be. The store is to be ended then. Requires: Create made this store.
+  void RemoveCreated();
   ~TensorStore();
 
   // By stripe. `gradient_area_bytes`: as EnsureGradientArea.
@@ -166,7 +169,8 @@ class TensorStore {
   // MarkWeightsWritten/MarkStateWritten; later reads see it. Requires: a tile that is read was
   // committed or written before, and is not being written over meanwhile, as it is by a second
   // write between two commits, or by any in a store with one slot; BeginWriting, where two
-  // steps share a commit, and before every step in a store with one slot.
+  // steps share a commit, before every step in a store with one slot, and wherever there may be a
+  // snapshot (store_snapshot.h): a tile is not written while one reads its place (FOREBAY_CHECK).
   void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
   void StartReadState(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
   // A write that is not sealed yet is sealed here, by the caller's thread.
@@ -206,13 +210,13 @@ class TensorStore {
                      std::vector<TileDamage>& damaged);
 
   // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it
-  // survives a restart. It is no part of what the store holds: a store has none when it is opened,
-  // and who wants one asks for it here, which makes the area, or makes it larger, and reserves its
-  // space. Only its own files are touched. A crash in the middle leaves a store that opens; an
-  // error leaves the area as it was, but that a part that was to grow is gone (of size 0, until it
-  // is asked for again) where the lock on its file could not be taken anew: DoesNotFitError (no
-  // space), StorageError, EnvironmentError (lock). `size_bytes`: by stripe; empty: none. Requires:
-  // no transfer of the area is pending.
+  // is relied upon after a restart, but with an intent (below). It is no part of what the store
+  // holds: a store has none when it is opened, and who wants one asks for it here, which makes the
+  // area, or makes it larger, and reserves its space. Only its own files are touched. A crash in
+  // the middle leaves a store that opens; an error leaves the area as it was, but that a part that
+  // was to grow is gone (of size 0, until it is asked for again) where the lock on its file could
+  // not be taken anew: DoesNotFitError (no space), StorageError, EnvironmentError (lock).
+  // `size_bytes`: by stripe; empty: none. Requires: no transfer of the area is pending.
   absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
   // The DoesNotFitError that EnsureGradientArea would end with, without changing anything.
   absl::Status CheckGradientArea(const StripeBytes& size_bytes) const;

@@ -156,8 +156,7 @@ absl::Status TensorStore::Impl::PublishOverwriting() {
 }
 
 bool TensorStore::AwaitsSnapshot() const {
-  // Acquire: what was read of it was read before it is written over.
-  return impl_->snapshots[impl_->working_slot()].load(std::memory_order_acquire) > 0;
+  return impl_->IsRead(impl_->working_slot());
 }
 
 absl::Status TensorStore::BeginWriting() {
@@ -192,22 +191,6 @@ absl::Status TensorStore::Impl::CheckTakesCommits() const {
   return Annotate(
       failure,
       fmt::format("the store {} takes no commit any more, because an earlier one failed", Where()));
-}
-
-absl::StatusOr<std::string> TrainerText(const Json& trainer) {
-  std::string text;
-  try {
-    text = trainer.dump();
-  } catch (const Json::exception& error) {
-    return UsageError(fmt::format("the trainer's state cannot be committed: {}", error.what()));
-  }
-  if (static_cast<int64_t>(text.size()) > kCommitTrainerBytesMax) {
-    return UsageError(
-        fmt::format("the trainer's state has {} bytes of JSON; a commit holds {}. Shorten what it "
-                    "records (names, paths)",
-                    text.size(), kCommitTrainerBytesMax));
-  }
-  return text;
 }
 
 bool TensorStore::Impl::AllTilesAre(TileProgress progress) const {

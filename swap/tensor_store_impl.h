@@ -28,9 +28,6 @@ inline int64_t RoundUpToBlock(int64_t bytes) {
 
 inline constexpr int64_t kCommitFileBytes = 2 * kCommitRecordBytes;
 
-// What a record carries of the trainer's. UsageError where it does not fit.
-absl::StatusOr<std::string> TrainerText(const Json& trainer);
-
 // What has happened to one half (weights or state) of a tile since the last commit.
 enum class TileProgress : uint8_t {
   kCommitted,
@@ -108,7 +105,8 @@ struct TensorStore::Impl {
     bool some_lost = false;  // a folder has no whole copy
   };
   absl::StatusOr<KnownCommit> FindCommit();
-  static void DropAbandoned(std::vector<DecodedCopy>& of_tables, const KnownCommit& known);
+  std::optional<uint64_t> SequenceOfTiles(const CommitRecord& newest);
+  void DropAbandoned(std::vector<DecodedCopy>& of_tables, const KnownCommit& known);
   static DecodedCopy InForce(DecodedCopy of_tables, const KnownCommit& known);
   absl::StatusOr<bool> MakeCommitted(const DecodedCopy& whole, const KnownCommit& known);
   std::optional<DecodedCopy> RecordOfTables(uint32_t slot);
@@ -127,6 +125,11 @@ struct TensorStore::Impl {
   // The caller holds slots_mutex, or is the thread that commits.
   uint32_t committed_slot() const { return record.slot; }
   uint32_t working_slot() const { return manifest.num_slots > 1 ? 1 - record.slot : 0; }
+  // Whether a snapshot reads a slot; for who writes and commits, of the working slot, without
+  // slots_mutex. Snapshots are taken of the committed slot, and counted with the mutex held with
+  // which a commit exchanges the slots: so none comes to the working slot any more, and its count
+  // can but fall. Acquire: what was read of it was read before it is written over.
+  bool IsRead(uint32_t slot) const { return snapshots[slot].load(std::memory_order_acquire) > 0; }
   bool AllTilesAre(TileProgress progress) const;
   absl::Status Publish(const CommitInfo& info, bool changes_tiles);
   // The slot that holds a tile's newest value. Requires: it is not being written over.

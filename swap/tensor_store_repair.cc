@@ -181,21 +181,60 @@ DecodedCopy TensorStore::Impl::InForce(DecodedCopy of_tables, const KnownCommit&
   return of_tables;
 }
 
+// The sequence of the commit that wrote the tiles of `newest`. The head of one table says so, even
+// where all of the tables are damaged behind their heads.
+std::optional<uint64_t> TensorStore::Impl::SequenceOfTiles(const CommitRecord& newest) {
+  const auto block = std::make_unique<RecordBlock>();
+  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+    if (seals[newest.slot].table(stripe).empty()) continue;
+    for (const int copy : {0, 1}) {
+      if (!RunOp(IoKind::kRead, stripes[stripe].seals_file, TableOffset(stripe, newest.slot, copy),
+                 block->bytes)
+               .ok()) {
+        continue;
+      }
+      const auto head = DecodeCommitRecord(block->bytes, kSealsName);
+      if (head.ok() && head->state == CopyState::kGood && HaveSameTiles(head->record, newest)) {
+        return head->record.sequence;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 // An attempt at a step that was skipped afterwards may be whole in the other slot, tables and all.
-// It is of no history: later than the tiles in force, and no later than the commit in force.
+// It is of no history, and has to be told from two that are: the step before, and one that was
+// complete but for its record. What cannot be told from it is dropped too.
+//
+// - The step before was in force when the tiles in force were written: its sequence is lower than
+//   theirs, where that of an attempt from then on is higher. Where theirs is lost with their
+//   tables, it is that of the newest record if the record before it is of other tiles.
+// - What was to follow the newest record, and what was to follow that, has its hash.
+//
+// With one slot nothing is dropped: a slot that was written to is marked as such, and no store that
+// is marked is opened to skip a step.
 void TensorStore::Impl::DropAbandoned(std::vector<DecodedCopy>& of_tables,
                                       const KnownCommit& known) {
-  if (!known.newest.has_value()) return;
+  if (!known.newest.has_value() || manifest.num_slots == 1) return;
   const CommitRecord& newest = known.newest->record;
-  uint64_t written =
-      newest.sequence - 1;  // the commit that wrote the tiles in force, at the latest
+  std::optional<uint64_t> written = SequenceOfTiles(newest);
   for (const DecodedCopy& copy : of_tables) {
-    if (HaveSameTiles(copy.record, newest)) written = copy.record.sequence;
+    if (copy.hash == newest.previous_hash && !HaveSameTiles(copy.record, newest)) {
+      written = newest.sequence;
+    }
   }
-  std::erase_if(of_tables, [&](const DecodedCopy& copy) {
-    return !HaveSameTiles(copy.record, newest) && copy.record.sequence > written &&
-           copy.record.sequence <= newest.sequence;
-  });
+  std::ranges::sort(of_tables, {}, [](const DecodedCopy& copy) { return copy.record.sequence; });
+  std::vector<DecodedCopy> kept;
+  const DecodedCopy* last = &*known.newest;
+  for (const DecodedCopy& copy : of_tables) {
+    const CommitRecord& its = copy.record;
+    const bool is_before = written.has_value() && its.sequence < *written;
+    const bool follows =
+        its.sequence == last->record.sequence + 1 && its.previous_hash == last->hash;
+    if (follows) last = &copy;
+    if (HaveSameTiles(its, newest) || is_before || follows) kept.push_back(copy);
+  }
+  of_tables = std::move(kept);
 }
 
 // Makes `whole` the committed step. Whether there was anything to do.
@@ -221,6 +260,7 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
       candidates.push_back(*std::move(of_tables));
     }
   }
+  const size_t num_readable = candidates.size();
   DropAbandoned(candidates, known);
   for (DecodedCopy& candidate : candidates) candidate = InForce(std::move(candidate), known);
   // What is committed first: a later step that was never committed is taken only in its place.
@@ -251,10 +291,13 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
     if (is_committed(candidate)) report.damaged = std::move(damaged);
   }
   return CorruptError(fmt::format(
-      "{} cannot be repaired: no step is whole{}{}. Restore the run from a copy, or start again "
+      "{} cannot be repaired: no step is whole{}{}{}. Restore the run from a copy, or start again "
       "from its last export",
-      Where(), found,
-      candidates.size() < seals.size() ? "; the checksums of a slot are lost" : ""));
+      Where(), found, num_readable < seals.size() ? "; the checksums of a slot are lost" : "",
+      candidates.size() < num_readable
+          ? "; what the other slot holds cannot be told from an attempt at a step that was skipped "
+            "afterwards"
+          : ""));
 }
 
 absl::StatusOr<RepairReport> TensorStore::Repair(

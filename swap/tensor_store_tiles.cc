@@ -44,6 +44,7 @@ uint32_t TensorStore::Impl::NewestSlot(const std::atomic<TileProgress>& progress
 
 void TensorStore::Impl::BeginWrite(std::atomic<TileProgress>& progress, int64_t& written_in_round) {
   FOREBAY_CHECK(manifest.num_slots > 1 || !has_commit || record.overwriting);
+  FOREBAY_CHECK(!IsRead(working_slot()));
   FOREBAY_CHECK(std::exchange(written_in_round, round) != round);
   // One thread at a time works on a tile.
   const TileProgress before = progress.load(std::memory_order_acquire);

@@ -385,6 +385,11 @@ void TileCache::KeepWhereItIs(int tile) {
   stats_.kept_bytes += HalfBytes(tile);
 }
 
+absl::Status TileCache::write_failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
 void TileCache::OnCommitted() {
   const std::lock_guard lock(mutex_);
   for (TileState& state : states_) {

@@ -90,8 +90,11 @@ class TileCache {
   // changed.
   absl::Status WriteBack(int tile);
   // Has every tile in the slot that is written to: writes what was changed, and copies what was
-  // not, where the slot does not hold it already.
+  // not, where the slot does not hold it already. After the error of a read it may be called again.
   absl::Status CompleteSlot();
+  // The first error of a write that was waited for since the last Discard: nothing is written after
+  // it.
+  absl::Status write_failure() const;
   // The store has committed what CompleteSlot left.
   void OnCommitted();
   // Forgets all changes since the last commit, and the first error. The caller then has the store

@@ -29,7 +29,7 @@ struct DiskSeal {
   int64_t num_elems;
   int64_t weight_offset_bytes;  // in weights.fbs
   int64_t state_offset_bytes;   // in state.fbs
-  uint64_t sequence;            // of the commit that wrote the tile
+  uint64_t sequence;            // of the commit that wrote this table
   uint64_t hash;  // the first 8 bytes of the XXH3-128 of everything before it and of the checksums
 };
 static_assert(sizeof(DiskSeal) == 64);

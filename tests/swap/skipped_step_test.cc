@@ -11,11 +11,14 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/swap/store_snapshot.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/swap/tile_seals.h"
 #include "forebay/tests/swap/store_fixture.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
 namespace {
+
+using testing::HasSubstr;
 
 class SkippedStepTest : public StoreFixture, public testing::WithParamInterface<int> {
  protected:
@@ -42,8 +45,34 @@ class SkippedStepTest : public StoreFixture, public testing::WithParamInterface<
     ASSERT_TRUE(fd.ok()) << fd.status();
     ASSERT_TRUE(PwriteAll(fd->get(), std::as_bytes(std::span(contents)), 0, name).ok());
   }
+  void Flip(const char* name, int64_t at) const {
+    std::string contents = *ReadWholeFile(File(name), 1 << 24);
+    contents[static_cast<size_t>(at)] ^= 1;
+    WriteFile(name, contents);
+  }
+  // In both copies of a slot's table.
+  void FlipInTables(int slot, int64_t at) const {
+    const TileMap tiles(SmallInventory(), Layout::kBf16, kSmallTileElems);
+    for (const int copy : {0, 1}) {
+      Flip("seals.fbs", (2 * slot + copy) * TileSeals::TableBytes(tiles, 0) + at);
+    }
+  }
+  // Step 1 in slot A, step 2 in slot B but for its record, and as many steps that skipped it.
+  void MakeAndAbandon(int num_skipped) {
+    ASSERT_EQ(WriteStep(*MustCreate(), 1), absl::OkStatus());
+    const auto commit_before = *ReadWholeFile(File("commit.fbs"), 1 << 24);
+    ASSERT_EQ(WriteStep(*MustOpen(), 2), absl::OkStatus());
+    WriteFile("commit.fbs", commit_before);
+    for (int i = 1; i <= num_skipped; ++i) {
+      ASSERT_EQ(SkipStep(*MustOpen(), 1 + i), absl::OkStatus());
+    }
+  }
   std::string File(const char* name) const { return JoinPath(directory_, name); }
 };
+
+// Of a table: in the trainer's text of the record at its head, and in the first seal.
+constexpr int64_t kInHead = 100;
+constexpr int64_t kBehindHead = kCommitRecordBytes + 100;
 
 TEST_P(SkippedStepTest, IsCommittedWithTheTilesOfTheStepBefore) {
   const auto store = MustCreate();
@@ -138,16 +167,67 @@ using SkippedAttemptTest = SkippedStepTest;
 
 // The next step was whole, tables and all, when the process ended; the next one skipped it.
 TEST_P(SkippedAttemptTest, IsNotUndoneByARepair) {
-  ASSERT_EQ(WriteStep(*MustCreate(), 1), absl::OkStatus());
-  const auto commit_before = *ReadWholeFile(File("commit.fbs"), 1 << 24);
-  ASSERT_EQ(WriteStep(*MustOpen(), 2), absl::OkStatus());
-  WriteFile("commit.fbs", commit_before);
-  for (const int64_t step : {2, 3}) ASSERT_EQ(SkipStep(*MustOpen(), step), absl::OkStatus());
-  std::string weights = *ReadWholeFile(File("weights.fbs"), 1 << 24);
-  weights[100] ^= 1;  // of slot A, where step 1 is
-  WriteFile("weights.fbs", weights);
+  ASSERT_NO_FATAL_FAILURE(MakeAndAbandon(/*num_skipped=*/2));
+  Flip("weights.fbs", 100);  // of slot A, where step 1 is
   const auto report = Repair();
   EXPECT_EQ(ExitCodeOf(report.status()), ExitCode::kCorrupt) << report.status();
+}
+
+// Nor where nothing but the attempt is whole: whatever is lost of the tables in force, however many
+// steps were skipped.
+TEST_P(SkippedAttemptTest, IsNotUndoneByARepairWithoutTheTablesInForce) {
+  for (const int num_skipped : {1, 2, 3}) {
+    for (const int64_t at : {kInHead, kBehindHead}) {
+      SCOPED_TRACE(num_skipped);
+      ASSERT_NO_FATAL_FAILURE(MakeAndAbandon(num_skipped));
+      FlipInTables(0, at);
+      const auto report = Repair();
+      EXPECT_EQ(ExitCodeOf(report.status()), ExitCode::kCorrupt) << report.status();
+      EXPECT_THAT(MessageOf(report.status()), HasSubstr("skipped afterwards"));
+      EXPECT_EQ(ExitCodeOf(OpenError()), ExitCode::kCorrupt);
+      ASSERT_TRUE(TensorStore::Remove({directory_}).ok());
+    }
+  }
+}
+
+// An attempt that no step has skipped is the step that it was to be.
+TEST_P(SkippedAttemptTest, IsTakenBeforeAnythingWasSkipped) {
+  for (const int64_t at : {kInHead, kBehindHead}) {
+    ASSERT_NO_FATAL_FAILURE(MakeAndAbandon(/*num_skipped=*/0));
+    FlipInTables(0, at);
+    const auto report = Repair();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->step, 2);
+    EXPECT_TRUE(HoldsStep(*MustOpen(), 2));
+    ASSERT_TRUE(TensorStore::Remove({directory_}).ok());
+  }
+}
+
+// The step before is of this history however many steps were skipped since, as long as anything
+// tells when the tiles in force were written.
+TEST_P(SkippedAttemptTest, DoesNotHideTheStepBefore) {
+  for (const int num_skipped : {0, 1, 2}) {
+    for (const int64_t at : {kInHead, kBehindHead}) {
+      SCOPED_TRACE(num_skipped);
+      {
+        const auto store = MustCreate();
+        for (const int64_t step : {1, 2}) ASSERT_EQ(WriteStep(*store, step), absl::OkStatus());
+        for (int i = 1; i <= num_skipped; ++i) {
+          ASSERT_EQ(SkipStep(*store, 2 + i), absl::OkStatus());
+        }
+      }
+      FlipInTables(1, at);
+      const auto report = Repair();
+      const bool is_known = at == kBehindHead || num_skipped == 0;
+      EXPECT_EQ(ExitCodeOf(report.status()), is_known ? ExitCode::kOk : ExitCode::kCorrupt)
+          << report.status();
+      if (is_known) {
+        EXPECT_EQ(report->step, 1);
+        EXPECT_TRUE(HoldsStep(*MustOpen(), 1));
+      }
+      ASSERT_TRUE(TensorStore::Remove({directory_}).ok());
+    }
+  }
 }
 
 using SkippedStepDeathTest = SkippedStepTest;

@@ -200,5 +200,24 @@ TEST_F(SlotsDeathTest, WritingOverASnapshotIsABug) {
   EXPECT_DEATH(store->BeginWriting().IgnoreError(), "AwaitsSnapshot");
 }
 
+// Nor is it one less where nobody said that writing begins, as a commit does.
+TEST_F(SlotsDeathTest, WritingATileOverASnapshotIsABug) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto store = MustCreate(2);
+  ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
+  auto snapshot = std::make_unique<StoreSnapshot>(store.get());
+  ASSERT_EQ(WriteStep(*store, 2), absl::OkStatus());
+  Scratch scratch(store->tiles().max_state_bytes());
+  const Tile& tile = store->tiles().tiles()[0];
+  IoOp op;
+  EXPECT_DEATH(store->StartWriteWeights(0, scratch.first(store->tiles().WeightBytes(tile)), op),
+               "IsRead");
+  EXPECT_DEATH(store->StartWriteState(0, scratch.first(store->tiles().StateBytes(tile)), op),
+               "IsRead");
+  snapshot.reset();
+  store->StartWriteState(0, scratch.first(store->tiles().StateBytes(tile)), op);
+  EXPECT_EQ(store->engine().Wait(op), absl::OkStatus());
+}
+
 }  // namespace
 }  // namespace forebay

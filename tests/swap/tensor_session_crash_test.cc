@@ -61,15 +61,15 @@ class TensorSessionCrashTest : public testing::TestWithParam<int> {
   std::vector<std::string> Folders(const std::string& directory) const {
     return FoldersIn(directory, GetParam());
   }
-  StoreOptions Store(const std::string& directory) const {
-    return {.directories = Folders(directory), .tile_elems = 2048};
+  StoreOptions Store(const std::string& directory, int num_slots) const {
+    return {.directories = Folders(directory), .tile_elems = 2048, .num_slots = num_slots};
   }
 
   // A store that has committed step 1, and what it holds.
-  void MakeStore(const std::string& directory) {
+  void MakeStore(const std::string& directory, int num_slots = kMostSlots) {
     const auto engine = CreateThreadsEngine({.num_threads = 1});
-    auto session =
-        TensorSession::Create(CrashOptions(), Store(directory), inventory_, engine.get());
+    auto session = TensorSession::Create(CrashOptions(), Store(directory, num_slots), inventory_,
+                                         engine.get());
     ASSERT_TRUE(session.ok()) << session.status();
     PlainTensors values(&inventory_);
     ASSERT_EQ(Work(**session, values, 1), absl::OkStatus());
@@ -108,6 +108,8 @@ TEST_P(TensorSessionCrashTest, AtEveryMomentLeavesTheStepBeforeOrTheNewOne) {
     for (int64_t step = 2; step <= kNumWorkSteps; ++step) {
       PlainTensors lost = at_step_.back();
       ASSERT_EQ(SetAll(**session, lost, "a.large", TensorPlane::kM, 99), absl::OkStatus());
+      // Not before it is in its tiles, and the first of them on its way to the disk.
+      ASSERT_TRUE((*session)->Acquire("a.large", TensorPlane::kM, LeaseAccess::kRead).ok());
       ASSERT_EQ((*session)->Abort(), absl::OkStatus());
       PlainTensors values = at_step_.back();
       ASSERT_EQ(Work(**session, values, step), absl::OkStatus());
@@ -185,6 +187,56 @@ TEST_P(TensorSessionCrashTest, AFailureOfAnyCallLeavesTheCommittedStep) {
   }
   EXPECT_GT(num_undone, 10);
   EXPECT_GT(num_final, 5);
+}
+
+// With one slot there is nothing to go back to: the session ends, and says so. What it leaves is a
+// whole step, or is refused, and then repaired to one or not at all.
+TEST_P(TensorSessionCrashTest, AFailureOfAnyCallWithOneSlotIsFinalAndLeavesNoMixture) {
+  MakeStore(folder_.Path("start"), 1);
+  const Image start = LoadImage(folder_.Path("start"));
+  at_step_.resize(kNumWorkSteps + 1, PlainTensors(&inventory_));
+  int num_refused = 0;
+  int num_repaired = 0;
+  bool reached = true;
+  for (int64_t call = 0; reached; ++call) {
+    SCOPED_TRACE(fmt::format("call {}", call));
+    ImageFolder failing(GetParam());
+    failing.Put(start);
+    int64_t promised = 1;
+    {
+      FaultPlan plan;
+      plan.fail_call = call;
+      plan.effect = call % 2 == 0 ? FaultEffect::kError : FaultEffect::kNothing;
+      FaultyDisk disk(plan);
+      const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
+      auto session = TensorSession::Open(CrashOptions(), failing.folders(), engine.get());
+      for (int64_t step = 2; step <= kNumWorkSteps && session.ok(); ++step) {
+        PlainTensors values = at_step_[step - 1];
+        absl::Status status = Work(**session, values, step);
+        if (status.ok()) at_step_[step] = values;
+        if (status.ok()) status = (*session)->Commit(step);
+        if (!status.ok()) {
+          const ExitCode code = ExitCodeOf(status);
+          EXPECT_THAT(code, testing::AnyOf(ExitCode::kStorage, ExitCode::kCorrupt)) << status;
+          EXPECT_EQ(ExitCodeOf((*session)->Abort()), code);
+          EXPECT_EQ(ExitCodeOf((*session)->Commit(step)), code);
+          EXPECT_EQ(ExitCodeOf((*session)->Abort()), code);
+          break;
+        }
+        promised = step;
+      }
+      reached = disk.num_calls() > call;
+    }
+    if (ExitCodeOf(RecordedStore(failing).status()) == ExitCode::kCorrupt) {
+      ++num_refused;
+      if (!RepairStore(failing).ok()) continue;
+      ++num_repaired;
+    }
+    ASSERT_EQ(Check(failing, promised), "");
+  }
+  EXPECT_GT(num_refused, 10);
+  EXPECT_GT(num_repaired, 0);
+  EXPECT_LT(num_repaired, num_refused);
 }
 
 INSTANTIATE_TEST_SUITE_P(Folders, TensorSessionCrashTest, testing::Values(1, 2));

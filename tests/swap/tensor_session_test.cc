@@ -221,6 +221,47 @@ TEST_F(TensorSessionTest, AUserStateThatDoesNotFitLeavesTheWritesToBeCommitted) 
   EXPECT_EQ(SeesTensors(*session, expected_), absl::OkStatus());
 }
 
+TEST_F(TensorSessionTest, AUserStateThatDoesNotFitDoesNotGiveUpWhatTheOneSlotHolds) {
+  {
+    const auto session = MustCreate(kPlenty, 1);
+    ASSERT_EQ(SetEverything(*session, expected_, 1), absl::OkStatus());
+    ASSERT_EQ(session->Commit(1), absl::OkStatus());
+    EXPECT_EQ(ExitCodeOf(session->Commit(2, Json(std::string(4000, 'x')))), ExitCode::kUsage);
+    std::vector<float> values(100);
+    EXPECT_EQ(session->ReadCommitted(kUp, TensorPlane::kM, 0, values), absl::OkStatus());
+  }
+  const auto session = TensorSession::Open(kPlenty, {folder_.Path("store")}, engine_.get());
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ((*session)->committed()->step, 1);
+  EXPECT_EQ(SeesTensors(**session, expected_), absl::OkStatus());
+}
+
+// The first call that a commit makes fails: the write of what was changed of a tile.
+TEST_F(TensorSessionTest, TheErrorOfAWriteThatACommitMakesLastsUntilAbort) {
+  int64_t num_calls = 0;  // before the commit
+  for (const bool fails : {false, true}) {
+    FaultPlan plan;
+    if (fails) plan.fail_call = num_calls;
+    FaultyDisk disk(plan);
+    const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
+    auto session = TensorSession::Create(kPlenty, Store(), inventory_, engine.get());
+    ASSERT_TRUE(session.ok()) << session.status();
+    PlainTensors values(&inventory_);
+    ASSERT_EQ(SetAll(**session, values, kUp, TensorPlane::kM, 1), absl::OkStatus());
+    auto reading = (*session)->Acquire(kUp, TensorPlane::kM, LeaseAccess::kRead);
+    ASSERT_TRUE(reading.ok());
+    num_calls = disk.num_calls();
+    const absl::Status status = (*session)->Commit(1);
+    EXPECT_EQ(ExitCodeOf(status), fails ? ExitCode::kStorage : ExitCode::kOk) << status;
+    EXPECT_EQ(reading->Release(), status);
+    EXPECT_EQ((*session)->Acquire(kDown, TensorPlane::kV, LeaseAccess::kRead).status(), status);
+    ASSERT_EQ((*session)->Abort(), absl::OkStatus());
+    EXPECT_EQ(SeesTensors(**session, fails ? expected_ : values), absl::OkStatus());
+    session->reset();
+    ASSERT_TRUE(TensorStore::Remove({folder_.Path("store")}).ok());
+  }
+}
+
 // ---- Committed values beside the next step
 
 TEST_F(TensorSessionTest, CommittedValuesAreReadWhileTheNextStepIsWritten) {
@@ -288,6 +329,33 @@ TEST_F(TensorSessionTest, ASessionWithoutRoomForTilesLeavesNothingBehind) {
                                              inventory_, engine_.get());
   EXPECT_EQ(ExitCodeOf(session.status()), ExitCode::kDoesNotFit);
   EXPECT_FALSE(std::filesystem::exists(folder_.Path("store")));
+}
+
+TEST_F(TensorSessionTest, AsMuchIsLeasedAsWasSaid) {
+  for (const auto& [lease_bytes, tensor] :
+       {std::pair(int64_t{4} * 19500, kEmbed), std::pair(int64_t{1000}, "layers.0.norm")}) {
+    {
+      const auto session = MustCreate({.memory_bytes = 1 << 20, .lease_bytes = lease_bytes});
+      const auto lease = session->Acquire(tensor, TensorPlane::kM, LeaseAccess::kRead);
+      EXPECT_TRUE(lease.ok()) << lease.status();
+      EXPECT_LE(session->stats().peak_resident_bytes, 1 << 20);
+    }
+    ASSERT_TRUE(TensorStore::Remove({folder_.Path("store")}).ok());
+  }
+}
+
+TEST_F(TensorSessionTest, LeasesAreRoundedUpWithinTheMemory) {
+  const TileMap tiles(inventory_, Layout::kBf16, kSmallTileElems);
+  const int64_t of_tiles = TensorSession::LeastMemoryBytes(tiles, 1) - 4096;
+  const auto error_of = [&](int64_t lease_memory_bytes, int64_t lease_bytes) {
+    const auto session = TensorSession::Create(
+        {.memory_bytes = of_tiles + lease_memory_bytes, .lease_bytes = lease_bytes}, Store(),
+        inventory_, engine_.get());
+    return ExitCodeOf(session.status());
+  };
+  EXPECT_EQ(error_of(8191, 4097), ExitCode::kDoesNotFit);
+  EXPECT_EQ(error_of(8192, int64_t{1} << 62), ExitCode::kDoesNotFit);
+  EXPECT_EQ(error_of(8192, 4097), ExitCode::kOk);
 }
 
 TEST_F(TensorSessionTest, AcquireWaitsUntilThereIsRoom) {
@@ -361,6 +429,21 @@ TEST_F(TensorSessionTest, OptionsThatNoStoreCanHaveAreErrors) {
   options = Store();
   options.directories.clear();
   EXPECT_EQ(error_of(options, inventory_), ExitCode::kUsage);
+  for (int i = 0; i <= kMaxStripes; ++i) {
+    options.directories.push_back(folder_.Path(std::to_string(i)));
+  }
+  EXPECT_EQ(error_of(options, inventory_), ExitCode::kUsage);
+  for (const StripeWeights& weights :
+       {StripeWeights{0}, {-1}, {kMaxStripeWeight + 1}, StripeWeights{1, 1}}) {
+    options = Store();
+    options.stripe_weights = weights;
+    EXPECT_EQ(error_of(options, inventory_), ExitCode::kUsage);
+  }
+  for (const StripeBytes& bytes : {StripeBytes{-1}, StripeBytes{4096, 4096}}) {
+    options = Store();
+    options.gradient_area_bytes = bytes;
+    EXPECT_EQ(error_of(options, inventory_), ExitCode::kUsage);
+  }
   Inventory twice = inventory_;
   twice.Add("head.norm", {10}, 0, true);
   EXPECT_EQ(error_of(Store(), twice), ExitCode::kUsage);
@@ -386,8 +469,10 @@ TEST_F(TensorSessionTest, DamageIsFoundBeforeItIsUsed) {
   const auto fd = OpenFile(path, O_WRONLY);
   ASSERT_TRUE(fd.ok());
   // In the m of the second tile, which holds embed.weight alone.
-  const std::byte wrong[] = {std::byte{0x5a}};
-  ASSERT_TRUE(PwriteAll(fd->get(), wrong, 10 * kSmallTileElems + 2 * kSmallTileElems, path).ok());
+  const int64_t at = 10 * kSmallTileElems + 2 * kSmallTileElems;
+  const auto before = static_cast<std::byte>((*ReadWholeFile(path, 1 << 24))[at]);
+  const std::byte wrong[] = {before ^ std::byte{0x5a}};
+  ASSERT_TRUE(PwriteAll(fd->get(), wrong, at, path).ok());
   const auto session = MustOpen();
   const auto lease = session->Acquire(kEmbed, TensorPlane::kM, LeaseAccess::kRead);
   EXPECT_EQ(ExitCodeOf(lease.status()), ExitCode::kCorrupt);
@@ -396,6 +481,11 @@ TEST_F(TensorSessionTest, DamageIsFoundBeforeItIsUsed) {
   // Nor is it copied into the next step.
   EXPECT_EQ(ExitCodeOf(session->Commit(2)), ExitCode::kCorrupt);
   EXPECT_EQ(session->committed()->step, 1);
+  // What could not be read is nobody else's error, and may be read the next time.
+  EXPECT_TRUE(session->Acquire(kUp, TensorPlane::kM, LeaseAccess::kWrite).ok());
+  const std::byte right[] = {before};
+  ASSERT_TRUE(PwriteAll(fd->get(), right, at, path).ok());
+  EXPECT_EQ(session->Commit(2), absl::OkStatus());
 }
 
 // ---- The store beneath

@@ -3,18 +3,19 @@
   mutate.py list <root>                 name and source of each mutation, as CMake reads them
   mutate.py check <root>                exit 1 where a text is not in its source exactly once
   mutate.py make <root> <name> <out>    writes the mutated source
-  mutate.py run <program> [--spare]     runs the crash suite against it: exit 0 when an assertion failed, or with
-                                        --spare when all of them held
+  mutate.py run <program> [--spare]     runs the crash suite against it: exit 0 when an assertion failed, or the check
+                                        of the store ended it that is to (ENDED_BY), or with --spare when all held
 """
 
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from mutations import MUTATIONS  # noqa: E402
+from mutations import ENDED_BY, MUTATIONS  # noqa: E402
 
 TIMEOUT_S = 900
 # Tests of the suite itself look for what a working store does. The smallest stores first: they notice most.
@@ -52,13 +53,23 @@ def failed_tests(report):
     ]
 
 
-def tests_failed(program, tests):
-    """The names of the tests that fail, the first of them alone. ValueError where the program ends otherwise: a crash
-    or a timeout says nothing about the suite, nor does a failure that no test reports."""
+def ended_by_check(process):
+    """The text of the check that ended the program, "" when none did."""
+    if process.returncode != -signal.SIGABRT:
+        return ""
+    return process.stderr.rpartition("internal error: '")[2].partition("'")[0]
+
+
+def tests_failed(program, tests, check):
+    """The names of the tests that fail, the first of them alone, or the check that has `check` in it, where that ended
+    the program. ValueError where the program ends otherwise: a crash or a timeout says nothing about the suite, nor
+    does a failure that no test reports."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "report.json"
         command = [program, f"--gtest_filter={tests}", f"--gtest_output=json:{path}", "--gtest_fail_fast"]
         process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        if check and check in ended_by_check(process):
+            return [f"the check '{ended_by_check(process)}'"]
         if process.returncode not in (0, 1) or not path.exists():
             raise ValueError(f"{process.stdout[-4000:]}{process.stderr[-4000:]}it ended with {process.returncode}")
         failed = failed_tests(json.loads(path.read_text()))
@@ -68,8 +79,9 @@ def tests_failed(program, tests):
 
 
 def run(program, spare):
+    check = ENDED_BY.get(pathlib.Path(program).name.removeprefix("crash_mutation_"))
     for tests in FILTERS:
-        failed = tests_failed(program, tests)
+        failed = tests_failed(program, tests, check)
         if failed:
             print("noticed by " + ", ".join(failed))
             return 1 if spare else 0

@@ -3,8 +3,10 @@
 COMMIT = "tensor_store_commit.cc"
 INTENT = "tensor_store_intent.cc"
 RECORD = "commit_record.cc"
+CACHE = "tile_cache.cc"
 REPAIR = "tensor_store_repair.cc"
 SEALS = "tensor_store_seals.cc"
+SESSION = "tensor_session_writes.cc"
 TABLES = "tile_seals.cc"
 
 MUTATIONS = {
@@ -134,4 +136,23 @@ MUTATIONS = {
     "intent_of_any_gradients": (INTENT, "DigestOf(table) != record->table_digest", "table.empty()"),
     "intent_not_flushed": (INTENT, "    status = impl.Flush(files);\n", ""),
     "repair_keeps_the_sequence": (REPAIR, "again.sequence = newest.record.sequence + 1;", ""),
+    "repair_takes_what_was_skipped": (
+        REPAIR,
+        "if (!known.newest.has_value() || manifest.num_slots == 1) return;",
+        "if (!known.newest.has_value() || manifest.num_slots > 0) return;",
+    ),
+    # ---- Sessions
+    "session_keeps_what_was_given_up": (CACHE, "  states_[cell.tile].same_in_both = false;\n", ""),
+    "session_keeps_what_was_changed": (
+        CACHE,
+        "state.same_in_both = has_commit_ && !state.changed;",
+        "state.same_in_both = has_commit_;",
+    ),
+    "session_abort_discards_nothing": (SESSION, "  store->DiscardWrites();\n", ""),
+}
+
+# Those that the store does not even do, whatever a test would make of them: a text in its check that ends the program.
+ENDED_BY = {
+    "session_keeps_what_was_given_up": "SameChecksums",
+    "session_keeps_what_was_changed": "SameChecksums",
 }
