@@ -61,6 +61,7 @@ class TrainingRun {
     FOREBAY_RETURN_IF_ERROR(OpenSession());
     absl::Status status = RedoUpdate();
     if (status.ok()) status = OpenMetrics();
+    if (ExitCodeOf(status) == ExitCode::kInterrupted) status = StopInMidStep(status);
     if (status.ok()) status = TrainAndExport();
     exports_->Await();
     const absl::Status& exported = exports_->error();
@@ -100,6 +101,7 @@ class TrainingRun {
   absl::StatusOr<double> EvaluateHeldOut();
   absl::Status BeginWriting();
   absl::Status ExportResult();
+  int64_t StoreBytes() const;
   Json StepLine(int64_t num_tokens, double step_s, const Counters& before,
                 const Counters& after) const;
   Json Summary() const;
@@ -166,6 +168,8 @@ absl::Status TrainingRun::OpenSession() {
     FOREBAY_RETURN_IF_ERROR(
         Note(fmt::format("the steps so far were computed with '{}', these with '{}': results stay "
                          "correct, but differ in the last bits from an uninterrupted run",
+  // They stay what they are for the next resume.
+  if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
                          committed["kernel"].get<std::string>(), kernel)));
   }
   return absl::OkStatus();
@@ -173,11 +177,16 @@ absl::Status TrainingRun::OpenSession() {
 
 // Of the step after the committed one, when a crash left its gradients whole.
 absl::Status TrainingRun::RedoUpdate() {
+  observer_.OnPhase("applying kept gradients", 0);
   if (!prepared_.resumed || prepared_.plan.gradient_area != GradientArea::kAll) {
     return absl::OkStatus();
   }
-  observer_.OnPhase("looking for kept gradients", 0);
-  const RecoveredGradients recovered = session_->optimizer().RecoverGradients();
+  const auto progress = [&](double fraction) -> absl::Status {
+    observer_.OnPhase("looking for kept gradients", fraction);
+    return stop_() ? InterruptedError("stopped on request") : absl::OkStatus();
+  };
+  FOREBAY_RETURN_IF_ERROR(progress(0));
+  const RecoveredGradients recovered = session_->optimizer().RecoverGradients(progress);
   const int64_t step = committed_step_ + 1;
   if (!recovered.damage.ok()) return NoteComputedAgain(step, recovered.damage);
   if (!recovered.intent.has_value()) return absl::OkStatus();
@@ -552,10 +561,16 @@ Json TrainingRun::Summary() const {
   summary["rss_bytes"] = ReadProcessMemory().peak_bytes;
   summary["ram_budget_bytes"] = prepared_.plan.ram_budget_bytes;
   summary["engine"] = prepared_.engine->name();
+int64_t TrainingRun::StoreBytes() const {
+  const TensorStore& store = session_->store();
+  const bool has_intents = prepared_.plan.gradient_area == GradientArea::kAll;
+  return Total(TensorStore::DiskBytes(store.tiles(), store.num_slots(),
+                                      store.gradient_area_bytes())) +
+         (has_intents ? TensorStore::IntentBytes(store.tiles()) : 0);
+}
+
   summary["stores"] = session_->store().directories();
-  summary["store_bytes"] =
-      Total(TensorStore::DiskBytes(session_->store().tiles(), session_->store().num_slots(),
-                                   session_->store().gradient_area_bytes()));
+  summary["store_bytes"] = StoreBytes();
   summary["host_weight_bytes"] = prepared_.plan.placement.host_weight_bytes;
   summary["host_state_bytes"] = prepared_.plan.placement.host_state_bytes;
   summary["run"] = prepared_.paths.out;
