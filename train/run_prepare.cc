@@ -19,6 +19,7 @@
 #include "forebay/swap/store_manifest.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/disk_profile.h"
+#include "forebay/train/export.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/lr_schedule_table.h"
 #include "forebay/train/option_table.h"
@@ -564,6 +565,9 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge(
       "checksums of the store", TensorStore::SealBytes(run.plan.tiles, run.plan.num_slots)));
+  if (run.options.save_every > 0) {
+    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
+  }
   FOREBAY_RETURN_IF_ERROR(run.resumed
                               ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
                               : CreateRun(resolved, fingerprint, source, stop, observer, run));
