@@ -178,7 +178,8 @@ void HeldGradients::Abandon() {
 
 // ---- After a crash
 
-absl::Status HeldGradients::Recover(ThreadPool& pool) {
+absl::Status HeldGradients::Recover(ThreadPool& pool,
+                                    const std::function<absl::Status(double)>& progress) {
   constexpr int kReadsAhead = 4;
   const int num_tiles = store_->tiles().num_tiles();
   const auto buffer_of = [&](int tile) {
@@ -197,6 +198,7 @@ absl::Status HeldGradients::Recover(ThreadPool& pool) {
     }
     status = store_->engine().Wait(reads[tile]);
     if (status.ok()) status = VerifyTile(tile, buffer_of(tile), pool);
+    if (status.ok()) status = progress(static_cast<double>(tile + 1) / num_tiles);
   }
   for (IoOp& read : reads) status.Update(store_->engine().Wait(read));
   return status;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -64,7 +65,9 @@ class HeldGradients {
 
   // Takes the gradients of a step from the area (GradientArea::kAll), where another process left
   // them, with the checksums in seals_table(). CorruptError when they are not what they were.
-  absl::Status Recover(ThreadPool& pool);
+  // `progress` is told the share that is read, tile by tile; an error of it is returned at once,
+  // and nothing is changed in the area.
+  absl::Status Recover(ThreadPool& pool, const std::function<absl::Status(double)>& progress);
   // The checksums of all gradients of the area (swap/gradient_seals.h).
   std::span<std::byte> seals_table() const { return seals_.table(); }
 

@@ -233,7 +233,8 @@ absl::Status OffloadedAdamW::PublishIntent(int64_t step, const Json& trainer) {
                                      impl_->gradients->seals_table());
 }
 
-RecoveredGradients OffloadedAdamW::RecoverGradients() {
+RecoveredGradients OffloadedAdamW::RecoverGradients(
+    const std::function<absl::Status(double)>& progress) {
   FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
   FOREBAY_CHECK(impl_->options.gradient_area == GradientArea::kAll);
   RecoveredGradients recovered;
@@ -244,7 +245,7 @@ RecoveredGradients OffloadedAdamW::RecoverGradients() {
       (*intent)->gradient_elem_bytes != GradientBytesPerElem(impl_->options)) {
     return recovered;
   }
-  recovered.damage = impl_->gradients->Recover(impl_->pool);
+  recovered.damage = impl_->gradients->Recover(impl_->pool, progress);
   if (!recovered.damage.ok()) return recovered;
   recovered.intent = *std::move(intent);
   impl_->backward_finished = true;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -48,7 +49,8 @@ struct GradientStats {
 // What a crash has left of a step's gradients.
 struct RecoveredGradients {
   std::optional<StepIntent> intent;  // of those that were taken over
-  // Why what was there is not used: CorruptError, or StorageError where it cannot be read.
+  // Why what was there is not used: CorruptError, StorageError where it cannot be read, or what
+  // `progress` said.
   absl::Status damage;
 };
 
@@ -101,9 +103,10 @@ class OffloadedAdamW : public TileUpdater {
   // the step before. StorageError, UsageError.
   absl::Status PublishIntent(int64_t step, const Json& trainer);
   // Whether PublishIntent of another process left the gradients of the step after the committed
-  // one. If so they are taken over, as if FinishBackward had returned, for BeginUpdate. Requires:
-  // GradientArea::kAll, and nothing was handed over yet.
-  RecoveredGradients RecoverGradients();
+  // one. If so they are taken over, as if FinishBackward had returned, for BeginUpdate. `progress`
+  // is told the share that is read; an error of it ends that, is RecoveredGradients::damage, and
+  // leaves them to the next process. Requires: GradientArea::kAll, and nothing was handed over yet.
+  RecoveredGradients RecoverGradients(const std::function<absl::Status(double)>& progress);
   // Makes every layer's update due and starts reading state. Requires: FinishBackward, and every
   // update of the step before was applied.
   void BeginUpdate(const UpdateScalars& step, ResidentWrites resident = ResidentWrites::kNow);

@@ -23,12 +23,16 @@ StoreSnapshot::~StoreSnapshot() {
 
 absl::Status StoreSnapshot::ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
                                        std::span<float> out) const {
-  return store_->impl_->ReadTensor(tensor, plane, first_elem, out, slot_);
+  absl::Status status = store_->impl_->ReadTensor(tensor, plane, first_elem, out, slot_);
+  read_failed_ |= !status.ok();
+  return status;
 }
 
 absl::Status StoreSnapshot::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                                           std::span<uint16_t> out) const {
-  return store_->impl_->ReadTensorW16(tensor, first_elem, out, slot_);
+  absl::Status status = store_->impl_->ReadTensorW16(tensor, first_elem, out, slot_);
+  read_failed_ |= !status.ok();
+  return status;
 }
 
 }  // namespace forebay

@@ -33,11 +33,14 @@ class StoreSnapshot {
                           std::span<float> out) const;
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                              std::span<uint16_t> out) const;
+  // Whether one of them has ended with an error: what is wrong then is the store's.
+  bool read_failed() const { return read_failed_; }
 
  private:
   TensorStore* const store_;
   uint32_t slot_ = 0;
   int64_t step_ = 0;
+  mutable bool read_failed_ = false;
 };
 
 }  // namespace forebay

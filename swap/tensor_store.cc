@@ -250,17 +250,30 @@ absl::Status TensorStore::Impl::EnsureGradientArea(const StripeBytes& size_bytes
   return absl::OkStatus();
 }
 
-absl::Status TensorStore::EnsureGradientArea(const StripeBytes& size_bytes) {
-  FOREBAY_RETURN_IF_ERROR(CheckGradientArea(size_bytes));
-  return Annotate(impl_->EnsureGradientArea(size_bytes),
-                  fmt::format("making room for gradients in {}", impl_->Where()));
+absl::Status TensorStore::EnsureGradientArea(const StripeBytes& size_bytes, GradientUse use) {
+  FOREBAY_RETURN_IF_ERROR(CheckGradientArea(size_bytes, use));
+  FOREBAY_RETURN_IF_ERROR(Annotate(impl_->EnsureGradientArea(size_bytes),
+                                   fmt::format("making room for gradients in {}", impl_->Where())));
+  if (use == GradientUse::kSpilled) return absl::OkStatus();
+  return Annotate(impl_->EnsureIntentFile(),
+                  fmt::format("making room for intents in '{}'", directory()));
 }
 
-absl::Status TensorStore::CheckGradientArea(const StripeBytes& size_bytes) const {
+absl::Status TensorStore::CheckGradientArea(const StripeBytes& size_bytes, GradientUse use) const {
+  const auto missing = [&](size_t stripe, const char* name, int64_t wanted_bytes) {
+    const std::string path = JoinPath(impl_->directories[stripe], name);
+    return std::max<int64_t>(0, wanted_bytes - FileSize(path).value_or(0));
+  };
   StripeBytes missing_bytes = GradientParts(size_bytes, impl_->tiles.num_stripes());
   for (size_t i = 0; i < missing_bytes.size(); ++i) {
-    const std::string path = JoinPath(impl_->directories[i], kGradientsName);
-    missing_bytes[i] = std::max<int64_t>(0, missing_bytes[i] - FileSize(path).value_or(0));
+    missing_bytes[i] = missing(i, kGradientsName, missing_bytes[i]);
+  }
+  if (use == GradientUse::kKept) {
+    missing_bytes[0] += missing(0, kIntentName, IntentBytes(impl_->tiles));
+    return CheckFreeSpace(
+        impl_->directories, missing_bytes,
+        "gradients that are to outlive a crash (--durability=replay) need another",
+        "take --durability=step, which keeps none");
   }
   return CheckFreeSpace(impl_->directories, missing_bytes,
                         "gradients that do not fit in RAM need another",

@@ -45,7 +45,7 @@ struct StoreOptions {
   int num_slots = kMostSlots;  // 1 or 2
   // As EnsureGradientArea.
   StripeBytes gradient_area_bytes;
-  bool has_intents = false;  // as EnsureIntentFile
+  bool has_intents = false;  // GradientUse::kKept
   // For measurements alone: a store at step 0 whose tiles were never written, in files that have
   // their length but no space. What is read from it is whatever `engine` finds there
   // (aio/folding_engine.h).
@@ -67,6 +67,12 @@ struct StepIntent {
   int64_t step = 0;
   int64_t gradient_elem_bytes = 0;
   Json trainer;
+};
+
+// Why gradients lie in the gradient area.
+enum class GradientUse : uint8_t {
+  kSpilled,  // they do not fit in RAM
+  kKept,     // they are to outlive a crash (PublishIntent)
 };
 
 enum class Plane : uint8_t { kMaster, kM, kV };
@@ -217,9 +223,12 @@ class TensorStore {
   // was to grow is gone (of size 0, until it is asked for again) where the lock on its file could
   // not be taken anew: DoesNotFitError (no space), StorageError, EnvironmentError (lock).
   // `size_bytes`: by stripe; empty: none. Requires: no transfer of the area is pending.
-  absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
+  // With GradientUse::kKept the file of an intent (below) is made, or opened, as well.
+  absl::Status EnsureGradientArea(const StripeBytes& size_bytes,
+                                  GradientUse use = GradientUse::kSpilled);
   // The DoesNotFitError that EnsureGradientArea would end with, without changing anything.
-  absl::Status CheckGradientArea(const StripeBytes& size_bytes) const;
+  absl::Status CheckGradientArea(const StripeBytes& size_bytes,
+                                 GradientUse use = GradientUse::kSpilled) const;
   const StripeBytes& gradient_area_bytes() const;
   void StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
   void StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
@@ -231,13 +240,12 @@ class TensorStore {
   // whose intent is damaged, or whose gradients are: a step is lost then, which whoever compares
   // them with the table finds out.
   //
-  // EnsureIntentFile makes the file of it in the first folder, of IntentBytes, or opens it:
-  // DoesNotFitError, StorageError, EnvironmentError (lock). PublishIntent blocks for a flush of all
-  // gradients; requires: two slots, a commit, and that every write to the gradient area is
-  // complete. StorageError; UsageError when `intent.trainer` does not fit. FindIntent: nothing when
-  // there is none for what is committed; else `table` is filled in. StorageError.
+  // Its file, of IntentBytes, lies in the first folder. PublishIntent blocks for a flush of all
+  // gradients; requires: GradientUse::kKept, two slots, a commit, and that every write to the
+  // gradient area is complete. StorageError; UsageError when `intent.trainer` does not fit.
+  // FindIntent: nothing when there is none for what is committed; else `table` is filled in.
+  // StorageError.
   static int64_t IntentBytes(const TileMap& tiles);
-  absl::Status EnsureIntentFile();
   absl::Status PublishIntent(const StepIntent& intent, std::span<std::byte> table);
   absl::StatusOr<std::optional<StepIntent>> FindIntent(std::span<std::byte> table);
 

@@ -37,11 +37,6 @@ absl::Status TensorStore::Impl::EnsureIntentFile() {
   return AddFile(std::move(file), path, intent_file);
 }
 
-absl::Status TensorStore::EnsureIntentFile() {
-  return Annotate(impl_->EnsureIntentFile(),
-                  fmt::format("making room for intents in '{}'", directory()));
-}
-
 absl::Status TensorStore::PublishIntent(const StepIntent& intent, std::span<std::byte> table) {
   Impl& impl = *impl_;
   FOREBAY_CHECK(impl.intent_file >= 0 && impl.has_commit && impl.manifest.num_slots > 1);

@@ -62,6 +62,10 @@ std::string Text(const Json& json) {
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("{:<13}{}\n", name, value);
   };
+  if (!json.contains("bytes")) {  // a damaged export
+    line(json["kind"].get<std::string>(), json["path"].get<std::string>());
+    return text + VerifiedText(json["verified"]);
+  }
   const int64_t bytes = json["bytes"].get<int64_t>();
   line(json["kind"].get<std::string>(), json["path"].get<std::string>());
   const std::string architecture = json["architecture"].get<std::string>();

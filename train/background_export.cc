@@ -28,6 +28,7 @@ void BackgroundExport::Run(const std::string& model_directory) {
   status_ = ExportModel(*snapshot_, model_directory, destination_, [this](double fraction) {
     fraction_.store(fraction, std::memory_order_relaxed);
   });
+  store_failed_ = snapshot_->read_failed();
   snapshot_.reset();
   is_done_.store(true, std::memory_order_release);
 }

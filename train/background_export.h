@@ -28,6 +28,8 @@ class BackgroundExport {
   double fraction() const { return fraction_.load(std::memory_order_relaxed); }
   // Waits for its end. The errors of ExportModel.
   absl::Status Await();
+  // Whether its error is of the store that it reads, not of where it goes. Requires: Await.
+  bool store_failed() const { return store_failed_; }
 
  private:
   void Run(const std::string& model_directory);
@@ -37,7 +39,8 @@ class BackgroundExport {
   const std::string destination_;
   std::atomic<double> fraction_ = 0;
   std::atomic<bool> is_done_ = false;
-  absl::Status status_;  // the thread's, until it has ended
+  absl::Status status_;        // the thread's, until it has ended
+  bool store_failed_ = false;  // the same
   std::thread thread_;
 };
 

@@ -14,7 +14,9 @@ namespace {
 std::string NotUsed(const std::string& bench, const std::string& folder, const std::string& why,
                     const std::vector<std::string>& folders) {
   std::string measured;
-  for (const std::string& each : folders) measured += " " + ShellQuoted(NearestFolder(each));
+  for (const std::string& each : folders) {
+    measured += fmt::format(" {}", ShellQuoted(NearestFolder(each)));
+  }
   return fmt::format(
       "--bench '{}' is not used for '{}': {}. Measure again with 'swap-bench tune{} --out={}'",
       bench, folder, why, measured, ShellQuoted(bench));

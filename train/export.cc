@@ -20,8 +20,6 @@
 namespace forebay {
 namespace {
 
-constexpr int64_t kExportChunkElems = int64_t{1} << 20;
-
 absl::Status WriteTensor(const StoreSnapshot& snapshot, const TensorSpec& tensor,
                          SafetensorsWriter& writer, std::vector<float>& chunk) {
   const bool bf16 = snapshot.tiles().layout() == Layout::kBf16;
@@ -73,27 +71,40 @@ absl::Status Rename(const std::string& from, const std::string& to) {
   return StorageError(fmt::format("renaming '{}' to '{}' failed", from, to), errno);
 }
 
-// Nothing that is half gone keeps the name of an export.
+absl::Status SyncFolderOf(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return SyncDirectory(parent.empty() ? "." : parent);
+}
+
+// Nothing that is half gone keeps the name of an export, whatever a power cut keeps.
 absl::Status RemoveExport(const std::string& directory) {
   if (!FileExists(directory)) return absl::OkStatus();
   const std::string going = directory + kRemovedSuffix;
   FOREBAY_RETURN_IF_ERROR(RemoveTree(going));
   FOREBAY_RETURN_IF_ERROR(Rename(directory, going));
+  FOREBAY_RETURN_IF_ERROR(SyncFolderOf(directory));
   return RemoveTree(going);
 }
 
 // `from` takes the place of `to`, in one step where the file system can: then there is no moment
-// without a whole `to` when one existed.
+// without a whole `to` when one existed. Elsewhere (NFS, some of FUSE) there is one, but none
+// without a whole export under any name.
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {
-  const bool replaces =
-      ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0;
-  if (!replaces) {
-    FOREBAY_RETURN_IF_ERROR(RemoveExport(to));
-    FOREBAY_RETURN_IF_ERROR(Rename(from, to));
+  std::string replaced = from;  // where the one before goes
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
+    replaced = to + kRemovedSuffix;
+    const bool is_there = FileExists(to);
+    if (is_there) FOREBAY_RETURN_IF_ERROR(Rename(to, replaced));
+    const absl::Status renamed = Rename(from, to);
+    if (!renamed.ok()) {
+      if (is_there) Rename(replaced, to).IgnoreError();
+      return renamed;
+    }
   }
-  const std::string parent = std::filesystem::path(to).parent_path().string();
-  FOREBAY_RETURN_IF_ERROR(SyncDirectory(parent.empty() ? "." : parent));
-  return replaces ? RemoveTree(from) : absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(SyncFolderOf(to));
+  // The new one stands. What cannot be removed now, the next export removes first.
+  RemoveTree(replaced).IgnoreError();
+  return absl::OkStatus();
 }
 
 // The exports of a run with their steps, oldest first.
@@ -120,7 +131,9 @@ absl::Status ExportModel(const StoreSnapshot& snapshot, const std::string& model
                          const std::string& destination,
                          const std::function<void(double)>& progress) {
   const std::string temporary = destination + kUnfinishedSuffix;
-  FOREBAY_RETURN_IF_ERROR(RemoveTree(temporary));
+  for (const std::string& left : {temporary, destination + kRemovedSuffix}) {
+    FOREBAY_RETURN_IF_ERROR(RemoveTree(left));
+  }
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(temporary));
   FOREBAY_ASSIGN_OR_RETURN(const std::string digest, WriteWeights(snapshot, temporary, progress));
   FOREBAY_RETURN_IF_ERROR(

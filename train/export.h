@@ -1,6 +1,7 @@
 // Writes the weights of a committed step as a Hugging Face folder, a chunk of a tensor at a time.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -8,12 +9,20 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/swap/store_snapshot.h"
+#include "forebay/swap/tile_seals.h"
 
 namespace forebay {
 
+// Of a tensor, as fp32.
+inline constexpr int64_t kExportChunkElems = int64_t{1} << 20;
+// What ExportModel allocates at most, for budgets: its chunk, and the part of a tile that it is
+// read from. (Files are compared in pieces of no more, afterwards.)
+inline constexpr int64_t kExportBytes = (kExportChunkElems + kSealElems) * 4;
+
 // `model_directory`: the folder that the run started from; its config and tokenizer files are
 // copied. `destination` appears complete (written beside, flushed, renamed) or not at all; an
-// earlier one is replaced, at once where the file system can exchange two folders. Its last file is
+// earlier one is replaced, at once where the file system can exchange two folders; what is left of
+// that, or of an export that was killed, is removed by the next one. Its last file is
 // the manifest (export_manifest.h). Weights are BF16 (layout bf16: w16 as stored) or F32 (layout
 // fp32). `progress(fraction)`.
 absl::Status ExportModel(const StoreSnapshot& snapshot, const std::string& model_directory,

@@ -12,11 +12,11 @@
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
 #include "forebay/swap/store_manifest.h"
+#include "forebay/train/export_files.h"
 
 namespace forebay {
 namespace {
 
-constexpr int kExportFormat = 1;
 constexpr int64_t kManifestBytesMax = int64_t{1} << 20;
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
@@ -34,40 +34,6 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& path, int64_t size_b
     read_bytes(static_cast<int64_t>(bytes.size()));
   }
   return hash.Hex();
-}
-
-struct ManifestFile {
-  std::string name;
-  int64_t bytes = 0;
-  std::string digest;
-};
-
-absl::StatusOr<std::vector<ManifestFile>> ReadManifest(const std::string& path) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kManifestBytesMax));
-  FOREBAY_ASSIGN_OR_RETURN(const Json json, ParseJson(text, path));
-  const auto bad = [&](std::string_view what) {
-    return CorruptError(
-        fmt::format("'{}' {}. Copy the folder again, or export the model again", path, what));
-  };
-  if (!json.is_object() || !json.contains("format") || !json.contains("files") ||
-      !json["files"].is_array()) {
-    return bad("is no manifest of an export");
-  }
-  if (json["format"] != kExportFormat) return bad("has a format that this program does not know");
-  std::vector<ManifestFile> files;
-  for (const Json& entry : json["files"]) {
-    const bool is_whole = entry.is_object() && entry.contains("name") && entry.contains("bytes") &&
-                          entry.contains("xxh3_128") && entry["name"].is_string() &&
-                          entry["bytes"].is_number_unsigned() && entry["xxh3_128"].is_string();
-    if (!is_whole) return bad("has an entry without name, bytes or xxh3_128");
-    ManifestFile& file = files.emplace_back();
-    file = {entry["name"], entry["bytes"], entry["xxh3_128"]};
-    // It leads nowhere but into its folder.
-    if (file.name.empty() || file.name.front() == '.' || file.name.find('/') != std::string::npos) {
-      return bad(fmt::format("names the file '{}'", file.name));
-    }
-  }
-  return files;
 }
 
 }  // namespace
@@ -104,11 +70,12 @@ absl::StatusOr<ExportCheck> CheckExport(
                     "exports has one",
                     folder, kExportManifestName));
   }
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<ManifestFile> files, ReadManifest(manifest));
+  FOREBAY_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(manifest, kManifestBytesMax));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<ExportedFile> files, ParseExportFiles(text, manifest));
   int64_t all_bytes = 0;
-  for (const ManifestFile& file : files) all_bytes += file.bytes;
+  for (const ExportedFile& file : files) all_bytes += file.bytes;
   ExportCheck check;
-  for (const ManifestFile& file : files) {
+  for (const ExportedFile& file : files) {
     const std::string path = JoinPath(folder, file.name);
     const auto damaged = [&](const std::string& what) {
       check.damaged.push_back(

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -36,7 +37,19 @@ absl::StatusOr<Json> VerifyModel(const std::string& path, const InspectOptions& 
   return Json{{"bytes", check.bytes}, {"seconds", watch.Seconds()}, {"damaged", damaged}};
 }
 
+bool HasManifest(const std::string& folder) {
+  return FileExists(JoinPath(folder, kExportManifestName));
+}
+
 absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions& options) {
+  Json verified;
+  if (options.verify) {
+    // First: what is damaged cannot be expected to be a model, and which file it is says more.
+    FOREBAY_ASSIGN_OR_RETURN(verified, VerifyModel(path, options));
+    if (!verified["damaged"].empty()) {
+      return Json{{"kind", "model"}, {"path", path}, {"verified", std::move(verified)}};
+    }
+  }
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(path));
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                            CheckpointReader::Open(path));
@@ -67,9 +80,7 @@ absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions&
   if (options.hash) {
     FOREBAY_ASSIGN_OR_RETURN(json["digest"], ModelDigest(path));
   }
-  if (options.verify) {
-    FOREBAY_ASSIGN_OR_RETURN(json["verified"], VerifyModel(path, options));
-  }
+  if (options.verify) json["verified"] = std::move(verified);
   if (options.tensors) json["tensors"] = std::move(tensors);
   return json;
 }
@@ -172,7 +183,10 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
 absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options) {
   if (!FileExists(path)) return BadInputError(fmt::format("'{}' does not exist", path));
   if (IsRunFolder(path)) return InspectRun(path, options);
-  if (!IsDirectory(path) || !FileExists(JoinPath(path, "config.json"))) {
+  // Of an export, config.json may be what is missing.
+  const bool is_model = IsDirectory(path) && (FileExists(JoinPath(path, "config.json")) ||
+                                              (options.verify && HasManifest(path)));
+  if (!is_model) {
     return BadInputError(
         fmt::format("'{}' is neither a model folder (it has no config.json) nor a run folder (it "
                     "has no run.json)",

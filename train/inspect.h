@@ -24,8 +24,9 @@ struct InspectOptions {
 // (run_folder.h: StateDigest or ModelDigest).
 //   "model": dtypes, and of the architecture layers, hidden, vocab
 // with `verify`, verified {bytes, seconds, damaged [{tile, layer, file, offset_bytes, size_bytes,
-// message}]}, of a model damaged [{file, message}]; with `repair`, repaired {changed, step_before,
-// step, damaged}.
+// message}]}, of a model damaged [{file, message}] (where that is not empty, the model is not
+// looked at any further: kind, path and verified alone); with `repair`, repaired {changed,
+// step_before, step, damaged}.
 //   "run":   step, layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
 // BadInputError when `path` is neither; or for `verify` of a model without a manifest;
 // UsageError for `repair` of a model folder;

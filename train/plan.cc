@@ -12,6 +12,7 @@
 #include "forebay/model/decoder.h"
 #include "forebay/optimizer/offloaded_adamw.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/train/export.h"
 #include "forebay/train/step.h"
 #include "forebay/train/stripe_weights.h"
 
@@ -221,7 +222,7 @@ class Planner {
     decoder.precision = options_.precision;
     decoder.max_tokens = options_.batch * options_.seq;
     const char* const kTokens = "--batch, --seq or --accum";
-    return {
+    std::vector<PlanTerm> terms = {
         {"program", kRuntimeBytes, 0, ""},
         {fmt::format("window of {} layers", buffers.num_block_buffers),
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
@@ -236,6 +237,10 @@ class Planner {
          "--batch, --seq or --threads"},
         {"tokens of a step", tokens_per_step * kBatchBytesPerToken, 0, kTokens},
     };
+    if (options_.save_every > 0) {
+      terms.push_back({"export beside the steps", kExportBytes, 0, "--save_every=0"});
+    }
+    return terms;
   }
 
   static int64_t HostBytes(const std::vector<PlanTerm>& terms) {

@@ -42,11 +42,27 @@ void RunExports::Await() {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   const std::unique_ptr<BackgroundExport> done = std::move(current_);
-  error_.Update(Finish(*done));
+  const absl::Status finished = Finish(*done);
+  if (error_.ok()) store_failed_ = done->store_failed();
+  error_.Update(finished);
 }
 
 void RunExports::Poll() {
   if (current_ != nullptr && current_->is_done()) Await();
+}
+
+absl::Status RunExports::End(const absl::Status& status) {
+  Await();
+  if (error_.ok() || status == error_) return status;
+  if (status.ok()) return error_;
+  // The log is a courtesy; the error itself is what the caller reports.
+  if (ExitCodeOf(status) == ExitCode::kInterrupted) {
+    observer_->Note(fmt::format("the run is saved after step {}", store_->committed().step))
+        .IgnoreError();
+    return error_;
+  }
+  observer_->Note(MessageOf(error_)).IgnoreError();
+  return status;
 }
 
 absl::Status RunExports::Finish(BackgroundExport& done) {

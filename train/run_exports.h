@@ -35,6 +35,11 @@ class RunExports {
   void Poll();
   // The first error of one that has ended.
   const absl::Status& error() const { return error_; }
+  // Whether that is of the run's own store, which exports read.
+  bool store_failed() const { return store_failed_; }
+  // Waits, and returns what a run ends with that has come to `status`. An export that failed is no
+  // less of an error where the run is stopped: whoever asked for it hears of it in the exit code.
+  absl::Status End(const absl::Status& status);
 
  private:
   absl::Status Finish(BackgroundExport& done);
@@ -45,6 +50,7 @@ class RunExports {
   LoggedObserver* const observer_;
   std::unique_ptr<BackgroundExport> current_;  // nullptr: none is under way
   absl::Status error_;
+  bool store_failed_ = false;
 };
 
 }  // namespace forebay

@@ -19,6 +19,7 @@
 #include "forebay/swap/store_manifest.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/disk_profile.h"
+#include "forebay/train/export.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/lr_schedule_table.h"
 #include "forebay/train/option_table.h"
@@ -445,15 +446,15 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
                     "{}. Give --precision={}",
                     layout, NameOf(run.options.layout), layout));
   }
-  // With less memory than the run was started with, gradients may have to wait on disk.
-  const absl::Status room = run.options.dry_run
-                                ? run.store->CheckGradientArea(run.plan.gradient_area_bytes)
-                                : run.store->EnsureGradientArea(run.plan.gradient_area_bytes);
+  // With less memory than the run was started with, gradients may have to wait on disk; with
+  // --durability=replay, which may be new, all of them are kept there.
+  const StripeBytes& area_bytes = run.plan.gradient_area_bytes;
+  const GradientUse use =
+      run.plan.gradient_area == GradientArea::kAll ? GradientUse::kKept : GradientUse::kSpilled;
+  const absl::Status room = run.options.dry_run ? run.store->CheckGradientArea(area_bytes, use)
+                                                : run.store->EnsureGradientArea(area_bytes, use);
   FOREBAY_RETURN_IF_ERROR(Annotate(room, "--resume"));
   if (run.options.dry_run) return absl::OkStatus();
-  if (run.plan.gradient_area == GradientArea::kAll) {
-    FOREBAY_RETURN_IF_ERROR(Annotate(run.store->EnsureIntentFile(), "--resume"));
-  }
   // A run made by `forebay init --run` gets its fingerprint from its first training session, and
   // one that was moved is found again without being told.
   const Json stores = RecordedStoreDirectories(run.options.out, run.store->directories());
@@ -564,6 +565,9 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge(
       "checksums of the store", TensorStore::SealBytes(run.plan.tiles, run.plan.num_slots)));
+  if (run.options.save_every > 0) {
+    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
+  }
   FOREBAY_RETURN_IF_ERROR(run.resumed
                               ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
                               : CreateRun(resolved, fingerprint, source, stop, observer, run));

@@ -27,6 +27,7 @@
 #include "forebay/train/metrics.h"
 #include "forebay/train/run_exports.h"
 #include "forebay/train/run_folder.h"
+#include "forebay/train/run_notes.h"
 #include "forebay/train/run_prepare.h"
 #include "forebay/train/run_session.h"
 
@@ -60,13 +61,10 @@ class TrainingRun {
     FOREBAY_RETURN_IF_ERROR(observer_.OpenLog(prepared_.paths.events));
     FOREBAY_RETURN_IF_ERROR(OpenSession());
     absl::Status status = RedoUpdate();
+    if (ExitCodeOf(status) == ExitCode::kInterrupted) status = StopInMidStep(status);
     if (status.ok()) status = OpenMetrics();
     if (status.ok()) status = TrainAndExport();
-    exports_->Await();
-    const absl::Status& exported = exports_->error();
-    const bool is_told = status.ok() || status == exported;
-    if (!is_told && !exported.ok()) Note(MessageOf(exported)).IgnoreError();
-    status.Update(exported);
+    status = exports_->End(status);
     // The log is a courtesy; the error itself is what the caller reports.
     if (!status.ok()) observer_.Log(MessageOf(status)).IgnoreError();
     return status;
@@ -103,6 +101,7 @@ class TrainingRun {
   Json StepLine(int64_t num_tokens, double step_s, const Counters& before,
                 const Counters& after) const;
   Json Summary() const;
+  int64_t StoreBytes() const;
   Counters ReadCounters() const;
   absl::Status Note(const std::string& line) { return observer_.Note(line); }
 
@@ -126,7 +125,9 @@ class TrainingRun {
   bool commit_is_due_ = false;
   Stopwatch since_commit_;  // since the end of the last step that was to be committed
   double last_step_s_ = 0;
-  Counters counted_;  // up to what the lines of metrics.jsonl count
+  double export_wait_s_ = 0;               // of BeginWriting, in the step
+  double export_wait_since_commit_s_ = 0;  // the same, of all steps since that commit
+  Counters counted_;                       // up to what the lines of metrics.jsonl count
   // Sums over the steps of this process.
   double session_s_ = 0;
   int64_t session_tokens_ = 0;
@@ -151,24 +152,7 @@ absl::Status TrainingRun::OpenSession() {
       &session_->store(), &observer_);
   sampler_ = std::make_unique<Sampler>(prepared_.data->info().num_rows, options_.seed);
   batches_.resize(options_.accum);
-  const std::string kernel = session_->decoder().context().kernel_identity();
-  FOREBAY_RETURN_IF_ERROR(
-      Note(fmt::format("compute: {}, {} threads", kernel, prepared_.options.threads)));
-  FOREBAY_RETURN_IF_ERROR(Note("disk: " + prepared_.engine_line));
-  if (!prepared_.stripes_line.empty()) {
-    FOREBAY_RETURN_IF_ERROR(Note("stripes: " + prepared_.stripes_line));
-  }
-  FOREBAY_RETURN_IF_ERROR(Note(DescribePages(prepared_.budget->pages())));
-  const std::string not_registered = prepared_.engine->RegistrationNote();
-  if (!not_registered.empty()) FOREBAY_RETURN_IF_ERROR(Note(not_registered));
-  const Json& committed = session_->store().committed().trainer;
-  if (committed.contains("kernel") && committed["kernel"] != kernel) {
-    FOREBAY_RETURN_IF_ERROR(
-        Note(fmt::format("the steps so far were computed with '{}', these with '{}': results stay "
-                         "correct, but differ in the last bits from an uninterrupted run",
-                         committed["kernel"].get<std::string>(), kernel)));
-  }
-  return absl::OkStatus();
+  return NoteMachine(prepared_, *session_, observer_);
 }
 
 // Of the step after the committed one, when a crash left its gradients whole.
@@ -176,9 +160,15 @@ absl::Status TrainingRun::RedoUpdate() {
   if (!prepared_.resumed || prepared_.plan.gradient_area != GradientArea::kAll) {
     return absl::OkStatus();
   }
-  observer_.OnPhase("looking for kept gradients", 0);
-  const RecoveredGradients recovered = session_->optimizer().RecoverGradients();
+  const auto progress = [&](double fraction) -> absl::Status {
+    observer_.OnPhase("looking for kept gradients", fraction);
+    return stop_() ? InterruptedError("stopped on request") : absl::OkStatus();
+  };
+  FOREBAY_RETURN_IF_ERROR(progress(0));
+  const RecoveredGradients recovered = session_->optimizer().RecoverGradients(progress);
   const int64_t step = committed_step_ + 1;
+  // They stay what they are for the next resume.
+  if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
   if (!recovered.damage.ok()) return NoteComputedAgain(step, recovered.damage);
   if (!recovered.intent.has_value()) return absl::OkStatus();
   absl::StatusOr<KeptUpdate> kept = DecodeUpdate(*recovered.intent, step);
@@ -186,6 +176,7 @@ absl::Status TrainingRun::RedoUpdate() {
     session_->optimizer().AbandonStep();
     return NoteComputedAgain(step, kept.status());
   }
+  observer_.OnPhase("applying kept gradients", 0);
   released_line_ = std::move(kept->metrics);
   commit_is_due_ = true;
   FOREBAY_RETURN_IF_ERROR(BeginWriting());
@@ -282,9 +273,8 @@ absl::Status TrainingRun::SaveWhatIsDone() {
 absl::Status TrainingRun::AfterError(const absl::Status& error) {
   if (committed_step_ == released_step_) return error;
   const bool one_copy = session_->store().num_slots() == 1;
-  // What an export says is of the disk that it goes to.
-  const bool tries =
-      ExitCodeOf(error) != ExitCode::kStorage || one_copy || error == exports_->error();
+  const bool is_of_an_export = error == exports_->error() && !exports_->store_failed();
+  const bool tries = ExitCodeOf(error) != ExitCode::kStorage || one_copy || is_of_an_export;
   const absl::Status saved = tries ? SaveWhatIsDone() : error;
   if (saved.ok()) {
     FOREBAY_RETURN_IF_ERROR(Note(fmt::format("the run is saved after step {}", committed_step_)));
@@ -321,6 +311,7 @@ absl::Status TrainingRun::FillBatches(int64_t step) {
 
 absl::Status TrainingRun::RunStep(int64_t step) {
   const Stopwatch watch;
+  last_step_s_ -= std::exchange(export_wait_s_, 0);
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
   TrainingStep::Hooks hooks;
   hooks.previous_step_applied = [&]() -> absl::Status {
@@ -382,7 +373,8 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars
                                       const IoStats& io) {
   SinceCommit since;
   since.steps = step - committed_step_;
-  since.seconds = since_commit_.Seconds();
+  // How long an export takes says nothing of what a commit costs or saves.
+  since.seconds = since_commit_.Seconds() - export_wait_since_commit_s_;
   since.step_s = last_step_s_;
   if (io.write_us > 0) {
     // The time is a sum over disks, which write side by side.
@@ -390,7 +382,10 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars
     since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
   }
   commit_is_due_ = CommitsAfter(step) || CommitIsDue(prepared_.plan.commit_pace, since);
-  if (commit_is_due_) since_commit_.Restart();
+  if (commit_is_due_) {
+    since_commit_.Restart();
+    export_wait_since_commit_s_ = 0;
+  }
   if (commit_is_due_ || WritesInUpdate()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   session_->optimizer().BeginUpdate(
       scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
@@ -493,7 +488,12 @@ absl::Status TrainingRun::ExportResult() {
 // An export reads the slot that the step after the next commit writes to (of one slot: that the
 // next step does).
 absl::Status TrainingRun::BeginWriting() {
-  if (session_->store().AwaitsSnapshot()) exports_->Await();
+  if (session_->store().AwaitsSnapshot()) {
+    const Stopwatch watch;
+    exports_->Await();
+    export_wait_s_ += watch.Seconds();
+    export_wait_since_commit_s_ += watch.Seconds();
+  }
   return session_->store().BeginWriting();
 }
 
@@ -515,7 +515,7 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
 Json TrainingRun::StepLine(int64_t num_tokens, double step_s, const Counters& before,
                            const Counters& after) const {
   const ProcessMemory memory = ReadProcessMemory();
-  const double io_wait_s = after.wait_s - before.wait_s;
+  const double io_wait_s = after.wait_s - before.wait_s + export_wait_s_;
   Json line = released_line_;
   line["step_s"] = step_s;
   line["tokens_per_s"] = static_cast<double>(num_tokens) / step_s;
@@ -553,14 +553,20 @@ Json TrainingRun::Summary() const {
   summary["ram_budget_bytes"] = prepared_.plan.ram_budget_bytes;
   summary["engine"] = prepared_.engine->name();
   summary["stores"] = session_->store().directories();
-  summary["store_bytes"] =
-      Total(TensorStore::DiskBytes(session_->store().tiles(), session_->store().num_slots(),
-                                   session_->store().gradient_area_bytes()));
+  summary["store_bytes"] = StoreBytes();
   summary["host_weight_bytes"] = prepared_.plan.placement.host_weight_bytes;
   summary["host_state_bytes"] = prepared_.plan.placement.host_state_bytes;
   summary["run"] = prepared_.paths.out;
   summary["model"] = options_.export_format == ExportFormat::kNone ? "" : prepared_.paths.model;
   return summary;
+}
+
+int64_t TrainingRun::StoreBytes() const {
+  const TensorStore& store = session_->store();
+  const bool has_intents = prepared_.plan.gradient_area == GradientArea::kAll;
+  return Total(TensorStore::DiskBytes(store.tiles(), store.num_slots(),
+                                      store.gradient_area_bytes())) +
+         (has_intents ? TensorStore::IntentBytes(store.tiles()) : 0);
 }
 
 Counters TrainingRun::ReadCounters() const {

@@ -27,7 +27,7 @@ class KeptGradients {
       offsets_.push_back(sizes[tile.stripe]);
       sizes[tile.stripe] += Bytes(tile);
     }
-    FOREBAY_CHECK(store->EnsureGradientArea(sizes).ok() && store->EnsureIntentFile().ok());
+    FOREBAY_CHECK(store->EnsureGradientArea(sizes, GradientUse::kKept).ok());
   }
 
   // Those of `step`, and their intent.

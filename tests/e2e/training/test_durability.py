@@ -235,11 +235,39 @@ def test_without_room_for_two_copies_there_is_one_and_a_warning(forebay, task, e
         assert forebay.digest(tmp_path / "run") == expected
 
 
-def fill(disk):
-    """Another program takes all that is left of a file system, to the byte."""
+def fill(disk, leave_bytes=0):
+    """Another program takes all but so much of what is left of a file system, to the byte."""
     free = os.statvfs(disk)
     with open(disk / "other", "wb", buffering=0) as file:
-        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave_bytes)
+
+
+def test_gradients_that_are_kept_from_now_on_need_room(forebay, task, tmp_path):
+    # So large that its gradients take more than the try of an engine does, which comes first.
+    model = make_model(forebay, tmp_path / "model", hidden_size=256, intermediate_size=512)
+    settings = dict(task, **ON_DISK, model=model, steps=4)
+    forebay.run("train", out=tmp_path / "whole", **settings)
+    planned = forebay.run("plan", model, "--format=json", batch=2, seq=SEQ, durability="replay", export="none")
+    area_bytes = json.loads(planned.stdout)["gradient_area_bytes"]
+    assert area_bytes > 2 << 20
+    with confined.tmpfs(tmp_path / "disk", "size=128m") as disk:
+        out = tmp_path / "run"
+        forebay.run("train", out=out, nvme=disk, durability="step", stop_after=1, check=False, **settings)
+        before = forebay.digest(out)
+        # Too little for the gradients, and for no more than them: what says which they are needs room, too.
+        for leave_bytes in (2 << 20, area_bytes + 4096):
+            fill(disk, leave_bytes)
+            for dry_run in (["--dry_run"], []):
+                refused = forebay.run("train", "--resume", *dry_run, out=out, durability="replay", check=False)
+                assert refused.returncode == 4, (leave_bytes, dry_run, refused.stderr)
+                assert "--durability=replay" in refused.stderr and "take --durability=step" in refused.stderr
+                assert "--ram" not in refused.stderr and "RAM" not in refused.stderr, refused.stderr
+            assert forebay.digest(out) == before
+            if leave_bytes > area_bytes:
+                forebay.run("train", "--resume", out=out, stop_after=1, durability="step", check=False)
+            (disk / "other").unlink()
+        forebay.run("train", "--resume", out=out, durability="replay")
+        assert forebay.digest(out) == forebay.digest(tmp_path / "whole")
 
 
 # So many that the disk is full long before the last.

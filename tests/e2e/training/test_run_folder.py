@@ -408,19 +408,31 @@ def test_an_exported_model_is_compared_with_its_manifest(forebay, task, tmp_path
     for entry in manifest["files"]:
         assert entry["bytes"] == (model / entry["name"]).stat().st_size
     assert "all of it is what was written" in forebay.run("inspect", str(model), "--verify").stdout
-    # Byte by byte in the middle of each file, and without it.
+    # Whether it is a model still or none that could be read: the file is named.
     for name in sorted(names):
         path = model / name
         whole = path.read_bytes()
-        changed = bytearray(whole)
-        # Of the weights alone, so that the model is one still.
-        changed[-2 if name == "model.safetensors" else len(whole) // 2] ^= 1
-        for damage in (lambda: path.write_bytes(changed), path.unlink):
-            damage()
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        first_flipped = bytes([whole[0] ^ 1]) + whole[1:]
+        for contents in (flipped, first_flipped, whole[:-1], whole[: len(whole) // 2], b"", whole + b" ", None):
+            path.unlink(missing_ok=True)
+            if contents is not None:
+                path.write_bytes(contents)
+            case = (name, None if contents is None else len(contents))
             found = forebay.run("inspect", str(model), "--verify", "--format=json", check=False)
-            assert found.returncode in (3, 8), (name, found.stderr)
-            assert name in found.stdout + found.stderr, (name, found.stdout, found.stderr)
+            assert found.returncode == 8, (case, found.stderr)
+            printed = json.loads(found.stdout.splitlines()[0])
+            assert set(printed) == {"kind", "path", "verified"} and printed["kind"] == "model", case
+            assert [damage["file"] for damage in printed["verified"]["damaged"]] == [str(path)], case
+        told = forebay.run("inspect", str(model), "--verify", check=False)
+        assert told.returncode == 8 and f"'{path}' is missing" in told.stdout and "1 file of" in told.stderr, told.stderr
         path.write_bytes(whole)
+    forebay.run("inspect", str(model), "--verify")
+    manifest_text = (model / "forebay_export.json").read_text()
+    (model / "forebay_export.json").write_text(manifest_text[:-20])
+    refused = forebay.run("inspect", str(model), "--verify", check=False)
+    assert refused.returncode == 8 and "forebay_export.json" in refused.stderr, refused.stderr
     (model / "forebay_export.json").write_text('{"format": 1, "files": [{"name": "../x", "bytes": 1, "xxh3_128": ""}]}')
     refused = forebay.run("inspect", str(model), "--verify", check=False)
     assert refused.returncode == 8 and "names the file '../x'" in refused.stderr, refused.stderr

@@ -21,6 +21,7 @@ struct Watch {
   std::string folder;
   std::optional<FileCall> fail;
   int error_number = 0;
+  bool exchanges = true;
   std::vector<FileCall> calls;
   std::map<FileCall, int64_t> num_same;
 };
@@ -57,12 +58,21 @@ bool FailsUnlessBulk(std::string_view function, int fd) {
   return !path.ends_with(".fbs") && Fails(function, path);
 }
 
+// NFS says the same.
+bool RefusesExchanges() {
+  const std::lock_guard lock(watch_mutex);
+  if (watch == nullptr || watch->exchanges) return false;
+  errno = EINVAL;
+  return true;
+}
+
 }  // namespace
 
-FailingCalls::FailingCalls(std::string folder, std::optional<FileCall> fail, int error_number) {
+FailingCalls::FailingCalls(std::string folder, std::optional<FileCall> fail, int error_number,
+                           bool exchanges) {
   const std::lock_guard lock(watch_mutex);
   FOREBAY_CHECK(watch == nullptr);
-  watch = new Watch{std::move(folder), std::move(fail), error_number, {}, {}};
+  watch = new Watch{std::move(folder), std::move(fail), error_number, exchanges, {}, {}};
 }
 
 FailingCalls::~FailingCalls() {
@@ -84,6 +94,8 @@ extern "C" {
 int __real_open(const char* path, int flags, ...);
 int __real_mkdir(const char* path, mode_t mode);
 int __real_rename(const char* from, const char* to);
+int __real_renameat2(int from_folder, const char* from, int to_folder, const char* to,
+                     unsigned int flags);
 int __real_fallocate(int fd, int mode, off_t offset, off_t size);
 int __real_ftruncate(int fd, off_t size);
 int __real_fdatasync(int fd);
@@ -109,6 +121,12 @@ int __wrap_mkdir(const char* path, mode_t mode) {
 
 int __wrap_rename(const char* from, const char* to) {
   return forebay::Fails("rename", to) ? -1 : __real_rename(from, to);
+}
+
+int __wrap_renameat2(int from_folder, const char* from, int to_folder, const char* to,
+                     unsigned int flags) {
+  if (forebay::Fails("renameat2", to) || forebay::RefusesExchanges()) return -1;
+  return __real_renameat2(from_folder, from, to_folder, to, flags);
 }
 
 int __wrap_fallocate(int fd, int mode, off_t offset, off_t size) {

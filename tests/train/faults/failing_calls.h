@@ -24,8 +24,10 @@ struct FileCall {
 // From its beginning to its end the calls are watched. One at a time. Thread-safe.
 class FailingCalls {
  public:
-  // Lets `fail` fail with `error_number`, once.
-  FailingCalls(std::string folder, std::optional<FileCall> fail = {}, int error_number = 0);
+  // Lets `fail` fail with `error_number`, once. `exchanges`: whether the file system can exchange
+  // two folders.
+  FailingCalls(std::string folder, std::optional<FileCall> fail = {}, int error_number = 0,
+               bool exchanges = true);
   ~FailingCalls();
   FailingCalls(const FailingCalls&) = delete;
   FailingCalls& operator=(const FailingCalls&) = delete;

@@ -15,6 +15,7 @@
 #include "forebay/swap/store_folders.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
+#include "forebay/train/resolve_options.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -34,6 +35,33 @@ struct Setting {
 };
 void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.name;
+}
+
+class PhaseObserver : public SilentObserver {
+ public:
+  explicit PhaseObserver(std::function<void(const std::string&, double)> on_phase)
+      : on_phase_(std::move(on_phase)) {}
+  void OnPhase(const std::string& phase, double fraction) override { on_phase_(phase, fraction); }
+
+ private:
+  const std::function<void(const std::string&, double)> on_phase_;
+};
+
+// What the store takes, before the run and after it.
+class SpaceObserver : public SilentObserver {
+ public:
+  void OnPlan(const std::string&, const Json& plan) override {
+    planned_bytes = 0;
+    for (const Json& stripe : plan["stripes"]) planned_bytes += stripe["nvme_bytes"].get<int64_t>();
+  }
+  void OnDone(const Json& summary) override { done_bytes = summary["store_bytes"].get<int64_t>(); }
+
+  int64_t planned_bytes = 0;
+  int64_t done_bytes = 0;
+};
+
+std::string BaseName(const std::string& path) {
+  return std::filesystem::path(path).filename();
 }
 
 class ReplayTest : public testing::TestWithParam<Setting> {
@@ -104,6 +132,37 @@ TEST_P(ReplayTest, TheUpdateOfAStepWhoseGradientsWereWholeIsApplied) {
   ASSERT_NO_FATAL_FAILURE(Resume());
   EXPECT_THAT(notes_, Contains(kApplied));
   EXPECT_THAT(steps_, ElementsAre(3)) << "and nothing of it is computed again";
+}
+
+// They are many, and it takes long to read them.
+TEST_P(ReplayTest, AStopIsHeardWhileTheyAreReadAndLosesNothing) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
+  options_.resume = true;
+  bool stops = false;
+  PhaseObserver observer([&](const std::string& phase, double fraction) {
+    stops |= phase == "looking for kept gradients" && fraction > 0;
+  });
+  const absl::Status status =
+      Train(ResolvedFrom(options_, "test"), [&] { return stops; }, observer, {});
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("after step 1 of 3. All of it is saved"));
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_, Contains(kApplied));
+  EXPECT_THAT(steps_, ElementsAre(3)) << "and nothing of it is computed again";
+}
+
+TEST_P(ReplayTest, ThePlanAndTheSummaryAgreeOnTheSpaceOfTheStore) {
+  SpaceObserver observer;
+  ASSERT_EQ(TrainToy(options_, {}, observer), absl::OkStatus());
+  EXPECT_EQ(observer.done_bytes, observer.planned_bytes);
+  EXPECT_GT(observer.done_bytes, 0);
+  options_.durability = Durability::kStep;
+  options_.out = folder_.Path("step");
+  for (std::string& nvme : options_.nvme) nvme = JoinPath(options_.out, BaseName(nvme));
+  SpaceObserver of_step;
+  ASSERT_EQ(TrainToy(options_, {}, of_step), absl::OkStatus());
+  EXPECT_EQ(of_step.done_bytes, of_step.planned_bytes);
+  EXPECT_LT(of_step.done_bytes, observer.done_bytes);
 }
 
 TEST_P(ReplayTest, WithoutItTheStepIsComputedAgain) {

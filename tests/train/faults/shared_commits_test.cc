@@ -10,6 +10,7 @@
 #include "forebay/swap/tensor_store.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
+#include "forebay/train/export.h"
 #include "forebay/train/run_folder.h"
 #include "gmock/gmock.h"
 
@@ -35,6 +36,26 @@ class SharedCommitsTest : public testing::Test {
     options.durability = durability;
     if (durability == Durability::kStep) options.commit_every = 100;
     return options;
+  }
+
+  // With an export of one step in two on the way, for which it takes no more than the least memory.
+  TrainOptions SavingOptions() const {
+    TrainOptions options = Options(Durability::kStep);
+    options.save_every = 2;
+    options.ram_bytes += kExportBytes;
+    return options;
+  }
+
+  // Whoever copies the configuration of the model meets a folder, until it is put back.
+  void TakeConfigAway(const TrainOptions& options) const {
+    const std::string config = JoinPath(options.model, "config.json");
+    std::filesystem::rename(config, folder_.Path("config.away"));
+    std::filesystem::create_directory(config);
+  }
+  void PutConfigBack(const TrainOptions& options) const {
+    const std::string config = JoinPath(options.model, "config.json");
+    std::filesystem::remove(config);
+    std::filesystem::rename(folder_.Path("config.away"), config);
   }
 
   // Trains until the disk breaks in the third step.
@@ -125,23 +146,15 @@ TEST_F(SharedCommitsTest, WhatAnErrorElsewhereLeavesWholeIsSaved) {
 
 // It runs beside the steps; what those have done is saved before its error ends the run.
 TEST_F(SharedCommitsTest, AnExportThatFailsCostsNoStep) {
-  TrainOptions options = Options(Durability::kStep);
+  TrainOptions options = SavingOptions();
   options.steps = 40;
-  options.save_every = 2;
   options.keep = 100;
-  const std::string config = JoinPath(options.model, "config.json");
-  const std::string away = folder_.Path("config.away");
-  // Whoever copies it meets a folder.
-  NotingObserver observer([&] {
-    std::filesystem::rename(config, away);
-    std::filesystem::create_directory(config);
-  });
+  NotingObserver observer([&] { TakeConfigAway(options); });
   const absl::Status status = TrainToy(options, {}, observer);
-  std::filesystem::remove(config);
-  std::filesystem::rename(away, config);
+  PutConfigBack(options);
   ASSERT_FALSE(status.ok());
   EXPECT_THAT(MessageOf(status), HasSubstr("exporting the model of step 2"));
-  EXPECT_THAT(MessageOf(status), HasSubstr(config));
+  EXPECT_THAT(MessageOf(status), HasSubstr(JoinPath(options.model, "config.json")));
   const int64_t last_step = observer.steps.back();
   EXPECT_EQ(CommittedStep(options.out), last_step) << "all that was reported";
   EXPECT_FALSE(FileExists(JoinPath(options.out, "exports/step-2")));
@@ -152,10 +165,25 @@ TEST_F(SharedCommitsTest, AnExportThatFailsCostsNoStep) {
   EXPECT_EQ(CommittedStep(options.out), last_step + 1);
 }
 
+// Whoever asked for it has no other way to learn that it is not there.
+TEST_F(SharedCommitsTest, AnExportThatFailsIsTheErrorOfARunThatIsStoppedMeanwhile) {
+  TrainOptions options = SavingOptions();
+  options.stop_after = 2;
+  NotingObserver observer([&] { TakeConfigAway(options); });
+  const absl::Status status = TrainToy(options, {}, observer);
+  PutConfigBack(options);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("exporting the model of step 2"));
+  EXPECT_THAT(observer.notes, Contains("the run is saved after step 2"));
+  EXPECT_EQ(CommittedStep(options.out), 2);
+  options.stop_after = 0;
+  ExpectResumesTo(expected_, options, status);
+  EXPECT_TRUE(FileExists(JoinPath(options.out, "exports/step-2"))) << "it is made up for";
+}
+
 // A kill may come when a step is committed and its export is not done.
 TEST_F(SharedCommitsTest, TheExportOfTheCommittedStepIsMadeUpFor) {
-  TrainOptions options = Options(Durability::kStep);
-  options.save_every = 2;
+  TrainOptions options = SavingOptions();
   options.stop_after = 2;
   ASSERT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kInterrupted);
   const std::string exported = JoinPath(options.out, "exports/step-2");

@@ -7,6 +7,7 @@
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/swap/commit_record.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/train/export.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -105,6 +106,17 @@ TEST(Plan, TermsSumToTheTotals) {
   }
   EXPECT_EQ(host, plan->host_bytes);
   EXPECT_EQ(nvme, plan->nvme_bytes);
+}
+
+TEST(Plan, AnExportBesideTheStepsHasItsMemory) {
+  const auto without = MakePlan(SmolLm2(), SmallRun(), BigMachine());
+  TrainOptions options = SmallRun();
+  options.save_every = 10;
+  const auto with = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(without.ok() && with.ok()) << with.status();
+  EXPECT_EQ(HostBytesOf(*without, "export beside"), 0);
+  EXPECT_EQ(HostBytesOf(*with, "export beside"), kExportBytes);
+  EXPECT_EQ(with->host_bytes, without->host_bytes + kExportBytes);
 }
 
 TEST(Plan, TwoSlotsOfTheExactLayoutTakeTwentyFourBytesPerParameter) {

@@ -1,0 +1,128 @@
+// An export beside the steps whose reads of the store are held up, or fail. Weights live in RAM
+// here, so that nobody else reads their file.
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "forebay/base/errors.h"
+#include "forebay/tests/train/faults/breaking_disk.h"
+#include "forebay/tests/train/faults/fault_suite.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+using testing::Not;
+
+class ExportDisk : public SystemDiskCalls {
+ public:
+  int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
+                   int64_t offset_bytes) override {
+    if (kind == IoKind::kRead && path.ends_with("/weights.fbs")) {
+      while (holds_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (fails) {
+        has_failed = true;
+        return -EIO;
+      }
+    }
+    return SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
+  }
+
+  std::atomic<bool> holds_up = false;
+  std::atomic<bool> fails = false;
+  std::atomic<bool> has_failed = false;
+};
+
+class StepsObserver : public SilentObserver {
+ public:
+  void OnStep(const Json& metrics) override {
+    lines.push_back(metrics);
+    if (on_step) on_step(metrics["step"].get<int64_t>());
+  }
+  void OnPhase(const std::string& phase, double) override {
+    if (on_phase) on_phase(phase);
+  }
+  void OnNote(const std::string& line) override { notes.push_back(line); }
+
+  std::function<void(int64_t)> on_step;
+  std::function<void(const std::string&)> on_phase;
+  std::vector<Json> lines;
+  std::vector<std::string> notes;
+};
+
+class ExportBesideStepsTest : public testing::Test {
+ protected:
+  TrainOptions Options(const std::string& name) const {
+    TrainOptions options = task_.RoomyRun(folder_.Path(name));
+    options.weights_tier = TierChoice::kHost;
+    options.durability = Durability::kStep;
+    options.steps = 6;
+    options.save_every = 2;
+    options.io_threads = 4;  // one may be held up
+    return options;
+  }
+
+  const TemporaryFolder folder_{FolderInRam()};
+  const ToyTask task_{folder_.path()};
+};
+
+TEST_F(ExportBesideStepsTest, TheWaitForItsEndIsNoTimeOfComputation) {
+  TrainOptions options = Options("run");
+  options.commit_every = 1;
+  ExportDisk disk;
+  StepsObserver observer;
+  observer.on_step = [&](int64_t step) {
+    if (step == 2) disk.holds_up = true;
+  };
+  // Whoever waits says so, 50 ms apart.
+  int num_waits = 0;
+  observer.on_phase = [&](const std::string& phase) {
+    if (phase == "exporting" && ++num_waits == 10) disk.holds_up = false;
+  };
+  ASSERT_EQ(TrainToy(options, OnDisk(&disk), observer), absl::OkStatus());
+  ASSERT_EQ(observer.lines.size(), 6u);
+  // Step 3 writes to the other slot, step 4 to that which is exported.
+  const Json& line = observer.lines[3];
+  EXPECT_GE(line["io_wait_s"].get<double>(), 0.4);
+  EXPECT_NEAR(line["compute_s"].get<double>(),
+              line["step_s"].get<double>() - line["io_wait_s"].get<double>(), 1e-6);
+  EXPECT_LT(observer.lines[4]["io_wait_s"].get<double>(), line["io_wait_s"].get<double>());
+}
+
+// The disk that fails is the run's own: nothing more is asked of it.
+TEST_F(ExportBesideStepsTest, AStoreThatItCannotReadIsLeftAlone) {
+  TrainOptions options = Options("run");
+  options.commit_every = 100;
+  ExportDisk disk;
+  StepsObserver observer;
+  observer.on_step = [&](int64_t step) {
+    if (step == 2) disk.fails = true;
+    if (step != 3) return;
+    // By the end of this step the export has ended, too.
+    for (int i = 0; i < 10'000 && !disk.has_failed; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  };
+  const absl::Status status = TrainToy(options, OnDisk(&disk), observer);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("exporting the model of step 2"));
+  EXPECT_THAT(observer.notes,
+              Contains("the steps after step 2 are not saved; the run goes on from there"));
+  EXPECT_THAT(observer.notes, Not(Contains(HasSubstr("the run is saved"))));
+
+  const TrainOptions undisturbed = Options("undisturbed");
+  ASSERT_EQ(TrainToy(undisturbed), absl::OkStatus());
+  ASSERT_EQ(TrainToyOn(options), absl::OkStatus());
+  EXPECT_EQ(*ResultOf(options.out), *ResultOf(undisturbed.out));
+}
+
+}  // namespace
+}  // namespace forebay
