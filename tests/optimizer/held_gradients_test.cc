@@ -225,8 +225,29 @@ TEST(HeldGradients, ThatLieInTheAreaAreFoundThereByAnotherProcess) {
   ForEachKept([&](HeldCase& c, HeldGradients& held) {
     const auto next = c.MakeHeld();
     std::ranges::copy(held.seals_table(), next->seals_table().begin());
-    ASSERT_EQ(next->Recover(c.pool), absl::OkStatus());
+    double last = 0;
+    const auto progress = [&](double fraction) {
+      EXPECT_GE(fraction, last);
+      last = fraction;
+      return absl::OkStatus();
+    };
+    ASSERT_EQ(next->Recover(c.pool, progress), absl::OkStatus());
+    EXPECT_LE(last, 1);
     c.ExpectHolds(*next, num_spilled);
+  });
+}
+
+TEST(HeldGradients, AreLeftAsTheyAreWhenReadingThemIsStopped) {
+  int num_spilled = 0;
+  ForEachKept([&](HeldCase& c, HeldGradients& held) {
+    const auto next = c.MakeHeld();
+    std::ranges::copy(held.seals_table(), next->seals_table().begin());
+    const auto stop = [](double) { return InterruptedError("stopped on request"); };
+    ASSERT_EQ(ExitCodeOf(next->Recover(c.pool, stop)), ExitCode::kInterrupted);
+    const auto after = c.MakeHeld();
+    std::ranges::copy(held.seals_table(), after->seals_table().begin());
+    ASSERT_EQ(after->Recover(c.pool, [](double) { return absl::OkStatus(); }), absl::OkStatus());
+    c.ExpectHolds(*after, num_spilled);
   });
 }
 
@@ -244,7 +265,7 @@ TEST(HeldGradients, ThatAreNotWhatWasWrittenAreFoundOut) {
     ASSERT_TRUE(PreadAll(fd->get(), byte, offset, path).ok());
     byte[0] ^= std::byte{4};
     ASSERT_TRUE(PwriteAll(fd->get(), byte, offset, path).ok());
-    const absl::Status status = held.Recover(c.pool);
+    const absl::Status status = held.Recover(c.pool, [](double) { return absl::OkStatus(); });
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
     const std::string& layer = c.random.inventory.layers()[tile.layer].name;
     EXPECT_THAT(MessageOf(status),
