@@ -22,11 +22,12 @@ enum class MomentFormat : uint8_t {
   kInt8,  // codes with a scale for each kMomentBlockElems, rounded by a dither
 };
 
-// The 8-bit code of a first moment m is floor(m * k / scale + u), k just below 127, signed; of a
-// second moment v it is that of y = sqrt(v), floor(y * k / scale + u), k just below 255, unsigned
-// and at least 1 where v is not 0. The scale is the block's largest magnitude rounded up to bf16,
-// or 0 below 2^-100, with codes 0. The dither u in [0, 1) makes rounding unbiased: it moves by the
-// golden ratio from step to step, so an element's roundings are spread evenly over the steps.
+// The 8-bit code of a first moment m is m * k / scale + w rounded to the nearest whole number, k
+// just below 127, signed; of a second moment v it is that of y = sqrt(v), y * k / scale - w, k just
+// below 255, unsigned and at least 1 where v is not 0. The scale is the block's largest magnitude
+// rounded up to bf16, or 0 below 2^-100, with codes 0. The dither w in [-1/2, 1/2) makes rounding
+// unbiased: it moves by the golden ratio from step to step, so an element's roundings are spread
+// evenly over the steps.
 // Independent rounding would let codes wander by the square root of the steps, and rounding to
 // nearest would freeze v, whose decay of 0.1 % a step is less than half a code.
 inline constexpr int64_t kMomentBlockElems = 32;

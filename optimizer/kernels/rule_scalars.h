@@ -100,11 +100,13 @@ inline uint32_t BlockDither(uint32_t key, uint32_t step, uint32_t first_elem) {
 }
 
 // Codes of 8-bit moments (tile_update.h).
-// Below 127 and 255, so that with a dither below 1 no code is beyond them, however fp32 rounds.
+// Below 127 and 255, so that with a dither of up to 1/2 no code is beyond them, however fp32
+// rounds.
 inline constexpr float kMostSignedCode = 127.0f - 0x1p-10f;
 inline constexpr float kMostUnsignedCode = 255.0f - 0x1p-10f;
-// Signed codes are cut off as if they were unsigned: adding this makes them so.
-inline constexpr float kSignedCodeOffset = 128.0f;
+// Added to a small number this leaves it rounded to the nearest whole one, ties to even, in the low
+// bits, in two's complement.
+inline constexpr float kRoundsToWhole = 0x1.8p23f;
 inline constexpr float kLeastMomentScale = 0x1p-100f;
 
 }  // namespace forebay

@@ -122,22 +122,24 @@ __device__ uint32_t ScaleBits(float magnitude) {
 __device__ float InverseOf(uint32_t scale_bits) {
   return scale_bits == 0u ? 0.0f : __fdiv_rn(1.0f, __uint_as_float(scale_bits));
 }
-__device__ float CodeOf(float value, float inverse, float offset, uint32_t dither) {
-  const float u = __fmul_rn(static_cast<float>(dither >> 16), 0x1p-16f);
-  return truncf(__fadd_rn(__fmul_rn(value, inverse), __fadd_rn(u, offset)));
+__device__ float CodeDither(uint32_t dither) {
+  return __fsub_rn(__uint_as_float((dither >> 9) | 0x3f800000u), 1.5f);
+}
+__device__ uint8_t ByteOf(float code) {
+  return static_cast<uint8_t>(__float_as_uint(__fadd_rn(code, kRoundsToWhole)));
 }
 
 // Every lane of the warp takes part; `is_here`: the lane's element exists.
 __device__ void StoreInt8(const RuleScalars& s, const TileRun& run, int64_t i, bool is_here,
                           float m, float v) {
   const bool is_first = i % kMomentBlockElems == 0;
-  const uint32_t dither = DitherAt(s, run, i);
+  const float w = CodeDither(DitherAt(s, run, i));
   if (run.m != nullptr) {
     const uint32_t scale = ScaleBits(is_here ? fabsf(m) : 0.0f);
     const float inverse = __fmul_rn(kMostSignedCode, InverseOf(scale));
     if (is_here && is_first) run.m_scale[i / kMomentBlockElems] = scale >> 16;
-    const float code = CodeOf(m, inverse, kSignedCodeOffset, dither) - kSignedCodeOffset;
-    if (is_here) static_cast<int8_t*>(run.m)[i] = static_cast<int8_t>(code);
+    const float code = __fadd_rn(__fmul_rn(m, inverse), w);
+    if (is_here) static_cast<uint8_t*>(run.m)[i] = ByteOf(code);
   }
   if (run.v != nullptr) {
     const float y = __fsqrt_rn(v);
@@ -145,8 +147,8 @@ __device__ void StoreInt8(const RuleScalars& s, const TileRun& run, int64_t i, b
     const float inverse = __fmul_rn(kMostUnsignedCode, InverseOf(scale));
     if (is_here && is_first) run.v_scale[i / kMomentBlockElems] = scale >> 16;
     const float least = inverse != 0.0f && v > 0.0f ? 1.0f : 0.0f;
-    const float code = fmaxf(CodeOf(y, inverse, 0.0f, ~dither), least);
-    if (is_here) static_cast<uint8_t*>(run.v)[i] = static_cast<uint8_t>(code);
+    const float code = fmaxf(__fsub_rn(__fmul_rn(y, inverse), w), least);
+    if (is_here) static_cast<uint8_t*>(run.v)[i] = ByteOf(code);
   }
 }
 

@@ -13,23 +13,26 @@ namespace HWY_NAMESPACE {
 
 template <bool kDecoupled>
 struct AdamRule {
+  static constexpr bool kHasM = true;
+  static constexpr bool kHasV = true;
+
   template <typename Moments>
-  HWY_INLINE VF operator()(Moments& moments, int64_t i, VF p, VF g) const {
+  HWY_INLINE VF operator()(Moments& moments, At at, VF p, VF g) const {
     const DF d;
     if constexpr (kDecoupled) {
       p = hn::Mul(p, hn::Set(d, s.keep));
     } else {
       g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
     }
-    VF m = moments.LoadM(i);
-    VF v = moments.LoadV(i);
+    VF m = moments.LoadM(at);
+    VF v = moments.LoadV(at);
     m = hn::Add(m, hn::Mul(hn::Sub(g, m), hn::Set(d, s.one_minus_beta1)));
     v = hn::Add(hn::Mul(v, hn::Set(d, s.beta2)),
                 hn::Mul(hn::Mul(hn::Set(d, s.one_minus_beta2), g), g));
     const VF root = hn::Sqrt(v);
     const VF denominator =
         hn::Add(hn::Mul(root, hn::Set(d, s.inverse_sqrt_correction2)), hn::Set(d, s.eps));
-    moments.Store(i, m, v, root);
+    moments.Store(at, m, v, root);
     return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), hn::Div(m, denominator)));
   }
   const RuleScalars s;

@@ -12,13 +12,16 @@ namespace forebay {
 namespace HWY_NAMESPACE {
 
 struct AdagradRule {
+  static constexpr bool kHasM = false;
+  static constexpr bool kHasV = true;
+
   template <typename Moments>
-  HWY_INLINE VF operator()(Moments& moments, int64_t i, VF p, VF g) const {
+  HWY_INLINE VF operator()(Moments& moments, At at, VF p, VF g) const {
     const DF d;
     g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
-    const VF v = hn::Add(moments.LoadV(i), hn::Mul(g, g));
+    const VF v = hn::Add(moments.LoadV(at), hn::Mul(g, g));
     const VF root = hn::Sqrt(v);
-    moments.StoreV(i, v, root);
+    moments.StoreV(at, v, root);
     const VF step = hn::Div(g, hn::Add(root, hn::Set(d, s.eps)));
     return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), step));
   }
@@ -26,17 +29,20 @@ struct AdagradRule {
 };
 
 struct LionRule {
+  static constexpr bool kHasM = true;
+  static constexpr bool kHasV = false;
+
   template <typename Moments>
-  HWY_INLINE VF operator()(Moments& moments, int64_t i, VF p, VF g) const {
+  HWY_INLINE VF operator()(Moments& moments, At at, VF p, VF g) const {
     const DF d;
-    const VF m = moments.LoadM(i);
+    const VF m = moments.LoadM(at);
     const VF c =
         hn::Add(hn::Mul(m, hn::Set(d, s.beta1)), hn::Mul(g, hn::Set(d, s.one_minus_beta1)));
     const VF one = hn::Set(d, 1.0f);
     const VF sign = hn::Sub(hn::IfThenElseZero(hn::Gt(c, hn::Zero(d)), one),
                             hn::IfThenElseZero(hn::Lt(c, hn::Zero(d)), one));
     moments.StoreM(
-        i, hn::Add(hn::Mul(m, hn::Set(d, s.beta2)), hn::Mul(g, hn::Set(d, s.one_minus_beta2))));
+        at, hn::Add(hn::Mul(m, hn::Set(d, s.beta2)), hn::Mul(g, hn::Set(d, s.one_minus_beta2))));
     return hn::Sub(hn::Mul(p, hn::Set(d, s.keep)), hn::Mul(hn::Set(d, s.step_size), sign));
   }
   const RuleScalars s;
@@ -44,14 +50,17 @@ struct LionRule {
 
 template <bool kHasMomentum>
 struct SgdRule {
+  static constexpr bool kHasM = kHasMomentum;
+  static constexpr bool kHasV = false;
+
   template <typename Moments>
-  HWY_INLINE VF operator()(Moments& moments, int64_t i, VF p, VF g) const {
+  HWY_INLINE VF operator()(Moments& moments, At at, VF p, VF g) const {
     const DF d;
     g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
     if constexpr (kHasMomentum) {
       const VF momentum = hn::Set(d, s.momentum);
-      const VF m = hn::Add(hn::Mul(moments.LoadM(i), momentum), g);
-      moments.StoreM(i, m);
+      const VF m = hn::Add(hn::Mul(moments.LoadM(at), momentum), g);
+      moments.StoreM(at, m);
       g = nesterov ? hn::Add(g, hn::Mul(m, momentum)) : m;
     }
     return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), g));

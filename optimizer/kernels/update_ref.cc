@@ -116,9 +116,9 @@ Bf16 DitherToBf16(float value, uint32_t dither) {
   return static_cast<Bf16>((std::bit_cast<uint32_t>(value) + (dither >> 16)) >> 16);
 }
 
-// In [0, 1), in 2^-16: exact also when the offset of signed codes is added.
-float AsFraction(uint32_t dither) {
-  return static_cast<float>(dither >> 16) * 0x1p-16f;
+// In [-1/2, 1/2).
+float CodeDither(uint32_t dither) {
+  return std::bit_cast<float>((dither >> 9) | 0x3f800000u) - 1.5f;
 }
 
 // The bf16 that is at least `largest`, for a block of which that is the largest magnitude.
@@ -127,10 +127,9 @@ uint16_t ScaleOf(float largest) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(largest) + 0xffffu) >> 16);
 }
 
-// Of a value in [-scale, scale]; codes of what is no number are open.
-float CodeOf(float value, float inverse_scale, float offset, float u) {
-  const float code = value * inverse_scale + (u + offset);
-  return code >= 0.0f && code < 256.0f ? std::trunc(code) : 0.0f;
+// The low byte of a code, once it is rounded to a whole number.
+uint8_t ByteOf(float code) {
+  return static_cast<uint8_t>(std::bit_cast<uint32_t>(code + kRoundsToWhole));
 }
 
 // One block, or the rest of a plane, of moments in memory or in registers.
@@ -164,9 +163,8 @@ void StoreInt8M(const RuleScalars& s, const TileRun& run, int64_t first, int64_t
   run.m_scale[first / kMomentBlockElems] = scale;
   const float inverse = scale == 0 ? 0.0f : kMostSignedCode * (1.0f / Bf16ToFloat(scale));
   for (int64_t i = 0; i < num_elems; ++i) {
-    const float u = AsFraction(DitherAt(s, run, first + i));
-    const float code = CodeOf(m[i], inverse, kSignedCodeOffset, u) - kSignedCodeOffset;
-    static_cast<int8_t*>(run.m)[first + i] = static_cast<int8_t>(code);
+    const float w = CodeDither(DitherAt(s, run, first + i));
+    static_cast<uint8_t*>(run.m)[first + i] = ByteOf(m[i] * inverse + w);
   }
 }
 
@@ -182,10 +180,9 @@ void StoreInt8V(const RuleScalars& s, const TileRun& run, int64_t first, int64_t
   run.v_scale[first / kMomentBlockElems] = scale;
   const float inverse = scale == 0 ? 0.0f : kMostUnsignedCode * (1.0f / Bf16ToFloat(scale));
   for (int64_t i = 0; i < num_elems; ++i) {
-    const float u = AsFraction(~DitherAt(s, run, first + i));
+    const float w = CodeDither(DitherAt(s, run, first + i));
     const float least = inverse != 0.0f && v[i] > 0.0f ? 1.0f : 0.0f;
-    const float code = std::max(CodeOf(roots[i], inverse, 0.0f, u), least);
-    static_cast<uint8_t*>(run.v)[first + i] = static_cast<uint8_t>(code);
+    static_cast<uint8_t*>(run.v)[first + i] = ByteOf(std::max(roots[i] * inverse - w, least));
   }
 }
 

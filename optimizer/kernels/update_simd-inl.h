@@ -14,6 +14,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "forebay/optimizer/kernels/rule_scalars.h"
 #include "forebay/optimizer/tile_update.h"
@@ -147,26 +148,10 @@ struct SplitWeights {
 // ---- Moments: LoadM and LoadV of a vector; StoreM, StoreV or, of both, Store; and what goes
 // around each block. `root` is sqrt(v).
 
-// The dither of a run's elements: Begin takes the hash of a block, At adds what its elements have.
-struct Dither {
-  Dither(const RuleScalars& s, const TileRun& run)
-      : first_elem(static_cast<uint32_t>(run.first_elem)),
-        key(s.rounding_key),
-        step(s.rounding_step) {}
-  HWY_INLINE void Begin(int64_t first) {
-    of_block = BlockDither(key, step, first_elem + static_cast<uint32_t>(first));
-  }
-  HWY_INLINE VU At(int64_t in_block) const {
-    const DU du;
-    return hn::Add(hn::Load(du, kDitherOfElems.data() + in_block), hn::Set(du, of_block));
-  }
-  static HWY_INLINE VU OfSecond(VU dither) { return hn::Not(dither); }
-
- private:
-  const uint32_t first_elem;
-  const uint32_t key;
-  const uint32_t step;
-  uint32_t of_block = 0;
+// Which vector: of the run, and of its block.
+struct At {
+  int64_t i;
+  int64_t in_block;
 };
 
 struct Fp32Moments {
@@ -175,37 +160,57 @@ struct Fp32Moments {
   HWY_INLINE void Begin(int64_t /*first*/) {}
   HWY_INLINE void End(int64_t /*first*/) {}
   HWY_INLINE void Finish() {}
-  HWY_INLINE VF LoadM(int64_t i) const { return hn::LoadU(DF(), m + i); }
-  HWY_INLINE VF LoadV(int64_t i) const { return hn::LoadU(DF(), v + i); }
-  HWY_INLINE void StoreM(int64_t i, VF value) { hn::StoreU(value, DF(), m + i); }
-  HWY_INLINE void StoreV(int64_t i, VF value, VF /*root*/) { hn::StoreU(value, DF(), v + i); }
-  HWY_INLINE void Store(int64_t i, VF first, VF second, VF root) {
-    StoreM(i, first);
-    StoreV(i, second, root);
+  HWY_INLINE VF LoadM(At at) const { return hn::LoadU(DF(), m + at.i); }
+  HWY_INLINE VF LoadV(At at) const { return hn::LoadU(DF(), v + at.i); }
+  HWY_INLINE void StoreM(At at, VF value) { hn::StoreU(value, DF(), m + at.i); }
+  HWY_INLINE void StoreV(At at, VF value, VF /*root*/) { hn::StoreU(value, DF(), v + at.i); }
+  HWY_INLINE void Store(At at, VF first, VF second, VF root) {
+    StoreM(at, first);
+    StoreV(at, second, root);
   }
   float* const m;
   float* const v;
 };
 
+// The dither of a run's elements: Begin takes the hash of a block, Of adds what its elements have.
+struct Dither {
+  Dither(const RuleScalars& s, const TileRun& run)
+      : first_elem(static_cast<uint32_t>(run.first_elem)),
+        key(s.rounding_key),
+        step(s.rounding_step) {}
+  HWY_INLINE void Begin(int64_t first) {
+    of_block = BlockDither(key, step, first_elem + static_cast<uint32_t>(first));
+  }
+  HWY_INLINE VU Of(int64_t in_block) const {
+    const DU du;
+    return hn::Add(hn::Load(du, kDitherOfElems.data() + in_block), hn::Set(du, of_block));
+  }
+
+ private:
+  const uint32_t first_elem;
+  const uint32_t key;
+  const uint32_t step;
+  uint32_t of_block = 0;
+};
+
 struct Bf16Moments {
   Bf16Moments(const RuleScalars& s, const TileRun& run)
       : dither(s, run), m(static_cast<uint16_t*>(run.m)), v(static_cast<uint16_t*>(run.v)) {}
-  HWY_INLINE void Begin(int64_t first) {
-    begin = first;
-    dither.Begin(first);
-  }
+  HWY_INLINE void Begin(int64_t first) { dither.Begin(first); }
   HWY_INLINE void End(int64_t /*first*/) {}
   HWY_INLINE void Finish() {}
-  HWY_INLINE VF LoadM(int64_t i) const { return Bf16At(m + i); }
-  HWY_INLINE VF LoadV(int64_t i) const { return Bf16At(v + i); }
-  HWY_INLINE void StoreM(int64_t i, VF value) { StoreDithered(value, dither.At(i - begin), m + i); }
-  HWY_INLINE void StoreV(int64_t i, VF value, VF /*root*/) {
-    StoreDithered(value, Dither::OfSecond(dither.At(i - begin)), v + i);
+  HWY_INLINE VF LoadM(At at) const { return Bf16At(m + at.i); }
+  HWY_INLINE VF LoadV(At at) const { return Bf16At(v + at.i); }
+  HWY_INLINE void StoreM(At at, VF value) {
+    StoreDithered(value, dither.Of(at.in_block), m + at.i);
   }
-  HWY_INLINE void Store(int64_t i, VF first, VF second, VF /*root*/) {
-    const VU of_first = dither.At(i - begin);
-    StoreDithered(first, of_first, m + i);
-    StoreDithered(second, Dither::OfSecond(of_first), v + i);
+  HWY_INLINE void StoreV(At at, VF value, VF /*root*/) {
+    StoreDithered(value, hn::Not(dither.Of(at.in_block)), v + at.i);
+  }
+  HWY_INLINE void Store(At at, VF first, VF second, VF /*root*/) {
+    const VU of_first = dither.Of(at.in_block);
+    StoreDithered(first, of_first, m + at.i);
+    StoreDithered(second, hn::Not(of_first), v + at.i);
   }
 
  private:
@@ -214,13 +219,13 @@ struct Bf16Moments {
     StoreLow16(hn::ShiftRight<16>(sum), to);
   }
   Dither dither;
-  int64_t begin = 0;
   uint16_t* const m;
   uint16_t* const v;
 };
 
-// A block's values wait in the cache until its largest is known, and the block after it is updated:
-// the way from the values to their scale is long and nothing else depends on it.
+// A block's values wait in the cache until its largest is known. They are encoded while the block
+// after it is updated, vector by vector: one keeps the divider busy, the other everything else.
+template <bool kHasM, bool kHasV>
 struct Int8Moments {
   Int8Moments(const RuleScalars& s, const TileRun& run)
       : dither(s, run),
@@ -231,86 +236,90 @@ struct Int8Moments {
 
   HWY_INLINE void Begin(int64_t first) {
     const int64_t block = first / kMomentBlockElems;
-    begin = first;
-    if (m != nullptr) m_step = ScaleAt(m_scale + block) * (1.0f / kMostSignedCode);
-    if (v != nullptr) y_step = ScaleAt(v_scale + block) * (1.0f / kMostUnsignedCode);
+    if constexpr (kHasM) m_step = ScaleAt(m_scale + block) * (1.0f / kMostSignedCode);
+    if constexpr (kHasV) y_step = ScaleAt(v_scale + block) * (1.0f / kMostUnsignedCode);
   }
-  HWY_INLINE VF LoadM(int64_t i) const {
-    const auto codes = hn::BitCast(hn::Rebind<int8_t, DF>(), hn::LoadU(DB(), m + i));
+  HWY_INLINE VF LoadM(At at) const {
+    const auto codes = hn::BitCast(hn::Rebind<int8_t, DF>(), hn::LoadU(DB(), m + at.i));
     return hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), m_step));
   }
-  HWY_INLINE VF LoadV(int64_t i) const {
-    const auto codes = hn::LoadU(DB(), v + i);
+  HWY_INLINE VF LoadV(At at) const {
+    const auto codes = hn::LoadU(DB(), v + at.i);
     const VF y = hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), y_step));
     return hn::Mul(y, y);
   }
-  HWY_INLINE void StoreM(int64_t i, VF value) {
-    hn::StoreU(value, DF(), waiting[next].m + (i - begin));
+  HWY_INLINE void StoreM(At at, VF value) {
+    hn::Store(value, DF(), now->m + at.in_block);
+    EncodeBefore(at.in_block);
   }
-  HWY_INLINE void StoreV(int64_t i, VF /*value*/, VF root) {
-    hn::StoreU(root, DF(), waiting[next].y + (i - begin));
+  HWY_INLINE void StoreV(At at, VF /*value*/, VF root) {
+    hn::Store(root, DF(), now->y + at.in_block);
+    EncodeBefore(at.in_block);
   }
-  HWY_INLINE void Store(int64_t i, VF first, VF second, VF root) {
-    StoreM(i, first);
-    StoreV(i, second, root);
+  HWY_INLINE void Store(At at, VF first, VF /*second*/, VF root) {
+    hn::Store(first, DF(), now->m + at.in_block);
+    hn::Store(root, DF(), now->y + at.in_block);
+    EncodeBefore(at.in_block);
   }
   HWY_INLINE void End(int64_t first) {
-    Block& block = waiting[next];
-    const int64_t number = first / kMomentBlockElems;
-    block.first = first;
-    if (m != nullptr) block.m_inverse = kMostSignedCode * InverseOf(block.m, m_scale + number);
-    if (v != nullptr) block.y_inverse = kMostUnsignedCode * InverseOf(block.y, v_scale + number);
-    next = 1 - next;
-    Encode(waiting[next]);
+    const int64_t block = first / kMomentBlockElems;
+    now->first = first;
+    if constexpr (kHasM) now->m_inverse = kMostSignedCode * InverseOf(now->m, m_scale + block);
+    if constexpr (kHasV) {
+      const float inverse = InverseOf(now->y, v_scale + block);
+      now->y_inverse = kMostUnsignedCode * inverse;
+      now->least_y_code = inverse == 0.0f ? 0.0f : 1.0f;
+    }
+    dither.Begin(first);
+    std::swap(now, before);
   }
-  HWY_INLINE void Finish() { Encode(waiting[1 - next]); }
+  HWY_INLINE void Finish() {
+    for (int64_t i = 0; i < kMomentBlockElems; i += NumLanes()) EncodeBefore(i);
+  }
 
  private:
   struct Block {
     int64_t first = -1;  // of the run; -1: none
     float m_inverse = 0;
     float y_inverse = 0;
+    float least_y_code = 0;  // where y is not 0
     HWY_ALIGN float m[kMomentBlockElems];
     HWY_ALIGN float y[kMomentBlockElems];  // sqrt(v)
   };
 
-  HWY_INLINE void Encode(const Block& block) {
+  // One vector of the block before the one that is being updated; `dither` is that block's.
+  HWY_INLINE void EncodeBefore(int64_t in_block) {
     const DF d;
-    if (block.first < 0) return;
-    dither.Begin(block.first);
-    const VF one = hn::Set(d, block.y_inverse == 0.0f ? 0.0f : 1.0f);
-    for (int64_t i = 0; i < kMomentBlockElems; i += NumLanes()) {
-      const auto bits = hn::BitCast(DI(), hn::ShiftRight<16>(dither.At(i)));
-      const VF u = hn::Mul(hn::ConvertTo(d, bits), hn::Set(d, 0x1p-16f));
-      if (m != nullptr) {
-        const VF scaled = hn::Mul(hn::Load(d, block.m + i), hn::Set(d, block.m_inverse));
-        const VF code = hn::Add(scaled, hn::Add(u, hn::Set(d, kSignedCodeOffset)));
-        const auto offset = hn::Set(DB(), static_cast<uint8_t>(kSignedCodeOffset));
-        hn::StoreU(hn::Xor(CutOff(code), offset), DB(), m + block.first + i);
-      }
-      if (v != nullptr) {
-        const VF y = hn::Load(d, block.y + i);
-        const VF u_of_second = hn::Sub(hn::Set(d, 1.0f - 0x1p-16f), u);
-        const VF code = hn::Add(hn::Mul(y, hn::Set(d, block.y_inverse)), u_of_second);
-        const VF least = hn::IfThenElseZero(hn::Gt(y, hn::Zero(d)), one);
-        hn::StoreU(CutOff(hn::Max(code, least)), DB(), v + block.first + i);
-      }
+    const DU du;
+    if (before->first < 0) return;
+    const int64_t to = before->first + in_block;
+    const VU fraction = hn::ShiftRight<9>(dither.Of(in_block));
+    const VF u = hn::BitCast(d, hn::Or(fraction, hn::BitCast(du, hn::Set(d, 1.0f))));
+    const VF w = hn::Sub(u, hn::Set(d, 1.5f));
+    if constexpr (kHasM) {
+      const VF scaled = hn::Mul(hn::Load(d, before->m + in_block), hn::Set(d, before->m_inverse));
+      StoreCodes(hn::Add(scaled, w), m + to);
+    }
+    if constexpr (kHasV) {
+      const VF y = hn::Load(d, before->y + in_block);
+      const VF scaled = hn::Mul(y, hn::Set(d, before->y_inverse));
+      const VF least = hn::IfThenElseZero(hn::Gt(y, hn::Zero(d)), hn::Set(d, before->least_y_code));
+      StoreCodes(hn::Max(hn::Sub(scaled, w), least), v + to);
     }
   }
-  static HWY_INLINE hn::Vec<DB> CutOff(VF code) {
-    return hn::DemoteTo(DB(), hn::ConvertTo(DI(), code));
+  static HWY_INLINE void StoreCodes(VF code, uint8_t* to) {
+    const VU bits = hn::BitCast(DU(), hn::Add(code, hn::Set(DF(), kRoundsToWhole)));
+    hn::StoreU(hn::TruncateTo(DB(), bits), DB(), to);
   }
   static float ScaleAt(const uint16_t* scale) {
     return std::bit_cast<float>(static_cast<uint32_t>(*scale) << 16);
   }
   // Stores ScaleOf (of the reference) of a block's magnitudes and returns its inverse; 0: of 0.
-  // A magnitude that is no number does not count.
   static HWY_INLINE float InverseOf(const float* values, uint16_t* scale) {
     const DF d;
     VF largest = hn::Zero(d);
     for (int64_t i = 0; i < kMomentBlockElems; i += NumLanes()) {
-      const VF magnitude = hn::Abs(hn::LoadU(d, values + i));
-      largest = hn::IfThenElse(hn::Lt(largest, magnitude), magnitude, largest);
+      largest = hn::Max(largest, hn::Abs(hn::Load(d, values + i)));
     }
     const float most = hn::GetLane(hn::MaxOfLanes(d, largest));
     if (!(most >= kLeastMomentScale)) {
@@ -321,20 +330,21 @@ struct Int8Moments {
     *scale = static_cast<uint16_t>(rounded_up >> 16);
     return 1.0f / std::bit_cast<float>(rounded_up);
   }
+
   Dither dither;
   uint8_t* const m;  // of int8_t
   uint8_t* const v;
   uint16_t* const m_scale;
   uint16_t* const v_scale;
-  int64_t begin = 0;
   float m_step = 0;
   float y_step = 0;
-  int next = 0;  // of the two blocks, the one that is being updated
-  Block waiting[2];
+  Block blocks[2];
+  Block* now = &blocks[0];  // being updated
+  Block* before = &blocks[1];
 };
 
 // ---- The loop. Updates whole blocks and returns how many elements that was. `rule` is called as
-// rule(moments, i, p, g) and returns the new weight.
+// rule(moments, at, p, g) and returns the new weight.
 template <typename Rule, typename Weights, typename Moments>
 int64_t UpdateBlocks(const RuleScalars& s, const TileRun& run, const Rule& the_rule) {
   const Rule rule = the_rule;
@@ -346,9 +356,10 @@ int64_t UpdateBlocks(const RuleScalars& s, const TileRun& run, const Rule& the_r
   int64_t first = 0;
   for (; first + kMomentBlockElems <= num_elems; first += kMomentBlockElems) {
     moments.Begin(first);
-    for (int64_t i = first; i < first + kMomentBlockElems; i += NumLanes()) {
+    for (int64_t in_block = 0; in_block < kMomentBlockElems; in_block += NumLanes()) {
+      const int64_t i = first + in_block;
       const VF g = hn::Mul(gradients.Load(i), gradient_scale);
-      weights.Store(i, rule(moments, i, weights.Load(i), g));
+      weights.Store(i, rule(moments, At{i, in_block}, weights.Load(i), g));
     }
     moments.End(first);
   }
@@ -362,7 +373,8 @@ int64_t UpdateWith(const RuleScalars& s, const TileRun& run, const Rule& rule) {
     return UpdateBlocks<Rule, SplitWeights, Bf16Moments>(s, run, rule);
   }
   if (run.moments == MomentFormat::kInt8) {
-    return UpdateBlocks<Rule, SplitWeights, Int8Moments>(s, run, rule);
+    using Moments = Int8Moments<Rule::kHasM, Rule::kHasV>;
+    return UpdateBlocks<Rule, SplitWeights, Moments>(s, run, rule);
   }
   switch (run.weights) {
     case WeightFormat::kSplitBf16:
