@@ -220,7 +220,9 @@ CellResult Summarize(std::span<const PassResult> passes) {
 std::vector<std::string> VerdictOf(const CellResult& cell, int num_cores) {
   std::vector<std::string> verdict;
   if (cell.bytes == 0) {
-    return {"nothing was completed in the measured time; take a longer --time"};
+    verdict.emplace_back("nothing was completed in the measured time; take a longer --time");
+    verdict.insert(verdict.end(), cell.reasons.begin(), cell.reasons.end());
+    return verdict;
   }
   // These engines have a thread for each operation in flight.
   const bool threaded = cell.key.engine == "threads" || cell.key.engine == "buffered";

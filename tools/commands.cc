@@ -24,6 +24,8 @@ std::vector<CommandEntry> ForebayCommands() {
        "forebay eval --model=runs/book/model --data=held_out.txt", MakeEvalCommand},
       {"inspect", "tensors, shapes, dtypes, bytes and digest of a model folder or a run",
        "forebay inspect runs/book --hash", MakeInspectCommand},
+      {"export", "the committed step of a run as a Hugging Face folder",
+       "forebay export runs/book --out=models/book", MakeExportCommand},
       {"init", "a model with random weights from a config.json",
        "forebay init --config=config.json --out=models/fresh --seed=1", MakeInitCommand},
       {"clean", "give the swap space of a run back", "forebay clean runs/book", MakeCleanCommand},

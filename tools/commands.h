@@ -18,6 +18,7 @@ std::unique_ptr<Command> MakeEvalCommand();
 std::unique_ptr<Command> MakeInspectCommand();
 std::unique_ptr<Command> MakeInitCommand();
 std::unique_ptr<Command> MakeCleanCommand();
+std::unique_ptr<Command> MakeExportCommand();
 
 // Runs `forebay-data` with these arguments on our terminal and returns its exit code.
 int RunDataCommand(const std::vector<std::string>& args);

@@ -27,6 +27,7 @@ BackgroundExport::~BackgroundExport() {
 void BackgroundExport::Run(const std::string& model_directory) {
   status_ = ExportModel(*snapshot_, model_directory, destination_, [this](double fraction) {
     fraction_.store(fraction, std::memory_order_relaxed);
+    return absl::OkStatus();
   });
   store_failed_ = snapshot_->read_failed();
   snapshot_.reset();

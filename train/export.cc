@@ -46,7 +46,7 @@ constexpr char kWeightsFile[] = "model.safetensors";
 // Returns the digest of the file.
 absl::StatusOr<std::string> WriteWeights(const StoreSnapshot& snapshot,
                                          const std::string& directory,
-                                         const std::function<void(double)>& progress) {
+                                         const std::function<absl::Status(double)>& progress) {
   const DType dtype = WeightDType(snapshot.tiles().layout());
   std::vector<const TensorSpec*> tensors;
   for (const TensorSpec& tensor : snapshot.inventory().tensors()) tensors.push_back(&tensor);
@@ -61,7 +61,8 @@ absl::StatusOr<std::string> WriteWeights(const StoreSnapshot& snapshot,
   for (const TensorSpec* tensor : tensors) {
     FOREBAY_RETURN_IF_ERROR(WriteTensor(snapshot, *tensor, *writer, chunk));
     done += tensor->num_elems;
-    progress(static_cast<double>(done) / static_cast<double>(snapshot.inventory().num_params()));
+    const auto all = static_cast<double>(snapshot.inventory().num_params());
+    FOREBAY_RETURN_IF_ERROR(progress(static_cast<double>(done) / all));
   }
   return writer->Finish();
 }
@@ -125,22 +126,36 @@ absl::StatusOr<std::vector<std::pair<int64_t, std::string>>> ExportsIn(
   return exports;
 }
 
+absl::Status FillFolder(const StoreSnapshot& snapshot, const std::string& model_directory,
+                        const std::string& folder,
+                        const std::function<absl::Status(double)>& progress) {
+  FOREBAY_RETURN_IF_ERROR(MakeDirectories(folder));
+  FOREBAY_ASSIGN_OR_RETURN(const std::string digest, WriteWeights(snapshot, folder, progress));
+  FOREBAY_RETURN_IF_ERROR(
+      CopySidecarFiles(model_directory, folder, WeightDType(snapshot.tiles().layout())));
+  FOREBAY_RETURN_IF_ERROR(
+      WriteExportManifest(folder, {snapshot.uuid(), snapshot.step()}, {{kWeightsFile, digest}}));
+  return SyncDirectory(folder);
+}
+
 }  // namespace
+
+std::vector<std::string> BesideExport(const std::string& destination) {
+  return {destination + kUnfinishedSuffix, destination + kRemovedSuffix};
+}
 
 absl::Status ExportModel(const StoreSnapshot& snapshot, const std::string& model_directory,
                          const std::string& destination,
-                         const std::function<void(double)>& progress) {
+                         const std::function<absl::Status(double)>& progress) {
   const std::string temporary = destination + kUnfinishedSuffix;
-  for (const std::string& left : {temporary, destination + kRemovedSuffix}) {
+  for (const std::string& left : BesideExport(destination)) {
     FOREBAY_RETURN_IF_ERROR(RemoveTree(left));
   }
-  FOREBAY_RETURN_IF_ERROR(MakeDirectories(temporary));
-  FOREBAY_ASSIGN_OR_RETURN(const std::string digest, WriteWeights(snapshot, temporary, progress));
-  FOREBAY_RETURN_IF_ERROR(
-      CopySidecarFiles(model_directory, temporary, WeightDType(snapshot.tiles().layout())));
-  FOREBAY_RETURN_IF_ERROR(
-      WriteExportManifest(temporary, {snapshot.uuid(), snapshot.step()}, {{kWeightsFile, digest}}));
-  FOREBAY_RETURN_IF_ERROR(SyncDirectory(temporary));
+  const absl::Status filled = FillFolder(snapshot, model_directory, temporary, progress);
+  if (!filled.ok()) {
+    RemoveTree(temporary).IgnoreError();
+    return filled;
+  }
   return ReplaceDirectory(temporary, destination);
 }
 

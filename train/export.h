@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,10 +25,13 @@ inline constexpr int64_t kExportBytes = (kExportChunkElems + kSealElems) * 4;
 // earlier one is replaced, at once where the file system can exchange two folders; what is left of
 // that, or of an export that was killed, is removed by the next one. Its last file is
 // the manifest (export_manifest.h). Weights are BF16 (layout bf16: w16 as stored) or F32 (layout
-// fp32). `progress(fraction)`.
+// fp32). `progress(fraction)`: its error ends the export, of which nothing is left then.
 absl::Status ExportModel(const StoreSnapshot& snapshot, const std::string& model_directory,
                          const std::string& destination,
-                         const std::function<void(double)>& progress);
+                         const std::function<absl::Status(double)>& progress);
+
+// What ExportModel makes, or may leave, beside `destination`, and removes before it begins.
+std::vector<std::string> BesideExport(const std::string& destination);
 
 // Removes what is left of exports that were not finished. Requires: none is under way.
 absl::Status RemoveUnfinishedExports(const std::string& exports_directory);

@@ -481,8 +481,10 @@ absl::Status TrainingRun::ExportResult() {
   FOREBAY_RETURN_IF_ERROR(exports_->error());
   if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
   return ExportModel(StoreSnapshot(&session_->store()), prepared_.model_directory,
-                     prepared_.paths.model,
-                     [&](double fraction) { observer_.OnPhase("exporting", fraction); });
+                     prepared_.paths.model, [&](double fraction) {
+                       observer_.OnPhase("exporting", fraction);
+                       return absl::OkStatus();
+                     });
 }
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the

@@ -138,6 +138,12 @@ TEST_F(VerdictTest, LittleCpuMeansThatTheDeviceIsTheBound) {
   EXPECT_THAT(Verdict(), ElementsAre("device-bound (CPU 0.5 % of one core)"));
 }
 
+TEST_F(VerdictTest, HasItsReasonsEvenWhereNothingWasCompleted) {
+  cell_.bytes = 0;
+  cell_.reasons = {"buffers are not registered"};
+  EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("nothing was completed"), HasSubstr("registered")));
+}
+
 TEST_F(VerdictTest, WhatWasAskedForMayHoldItBack) {
   cell_.held_back_by = "--flush=every=1";
   EXPECT_THAT(Verdict(), ElementsAre(HasSubstr("not device-bound: held back by --flush=every=1")));

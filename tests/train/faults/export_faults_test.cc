@@ -32,7 +32,8 @@ class ReplacedExportTest : public testing::Test {
   }
 
   absl::Status Export() {
-    return ExportModel(StoreSnapshot(store_.get()), options_.model, destination_, [](double) {});
+    return ExportModel(StoreSnapshot(store_.get()), options_.model, destination_,
+                       [](double) { return absl::OkStatus(); });
   }
   static bool IsWhole(const std::string& folder) {
     const auto check = CheckExport(folder, {});
@@ -49,6 +50,16 @@ class ReplacedExportTest : public testing::Test {
   const std::unique_ptr<Engine> engine_ = CreateThreadsEngine({.num_threads = 1});
   std::unique_ptr<TensorStore> store_;
 };
+
+TEST_F(ReplacedExportTest, ThatIsStoppedLeavesTheOneBeforeAndNothingElse) {
+  const std::vector<std::string> before = Folders();
+  const absl::Status stopped =
+      ExportModel(StoreSnapshot(store_.get()), options_.model, destination_,
+                  [](double) { return InterruptedError("stopped on request"); });
+  EXPECT_EQ(ExitCodeOf(stopped), ExitCode::kInterrupted);
+  EXPECT_EQ(Folders(), before);
+  EXPECT_TRUE(IsWhole(destination_));
+}
 
 TEST_F(ReplacedExportTest, WithoutAnExchangeTheOneBeforeStepsAside) {
   std::vector<FileCall> calls;

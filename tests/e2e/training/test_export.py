@@ -1,0 +1,67 @@
+"""`forebay export`: the committed step of a run that was stopped, as a Hugging Face folder."""
+
+import json
+
+import pytest
+from conftest import make_model, random_rows, write_rows
+
+SETTINGS = dict(batch=2, seq=32, steps=4, lr=1e-3, ram="1GiB")
+
+
+@pytest.fixture(scope="module")
+def task(forebay, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    tokens, flags = random_rows(8, 32, 256, seed=1)
+    return dict(model=make_model(forebay, folder / "model"), data=write_rows(folder / "data.fbd", tokens, flags, 256))
+
+
+@pytest.fixture
+def stopped(forebay, task, tmp_path):
+    """A run of which two steps of four are done, and that has exported the second."""
+    done = forebay.run("train", check=False, out=tmp_path / "run", stop_after=2, save_every=2, **task, **SETTINGS)
+    assert done.returncode == 75, done.stderr
+    return tmp_path / "run"
+
+
+def test_it_is_the_model_of_the_committed_step(forebay, stopped, tmp_path):
+    out = tmp_path / "models" / "mine"
+    done = json.loads(forebay.run("export", stopped, "--format=json", out=out).stdout)
+    assert done["step"] == 2 and done["folder"] == str(out)
+    assert forebay.digest(out) == forebay.digest(stopped / "exports" / "step-2")
+    assert forebay.run("inspect", out, "--verify").returncode == 0
+    assert not (tmp_path / "models" / "mine.tmp").exists()
+
+
+def test_without_a_folder_it_goes_to_the_exports_of_the_run(forebay, task, tmp_path):
+    run = tmp_path / "run"
+    forebay.run("train", check=False, out=run, stop_after=3, **task, **SETTINGS)
+    done = forebay.run("export", run)
+    assert "step 3" in done.stdout and str(run / "exports" / "step-3") in done.stdout
+    first = forebay.digest(run / "exports" / "step-3")
+    forebay.run("export", run)  # made anew
+    assert forebay.digest(run / "exports" / "step-3") == first
+
+
+def test_the_run_goes_on_as_if_nothing_had_been(forebay, stopped, task, tmp_path):
+    forebay.run("train", out=tmp_path / "whole", **task, **SETTINGS)
+    before = forebay.digest(stopped)
+    forebay.run("export", stopped, out=tmp_path / "exported")
+    assert forebay.digest(stopped) == before
+    forebay.run("train", "--resume", out=stopped)
+    assert forebay.digest(stopped) == forebay.digest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["mine", "mine.tmp", "mine.removed.tmp"])
+def test_what_is_there_is_left_as_it_is(forebay, stopped, tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "letter.txt").write_text("dear")
+    done = forebay.run("export", stopped, check=False, out=tmp_path / "mine")
+    assert done.returncode == 2 and str(tmp_path / name) in done.stderr
+    assert (tmp_path / name / "letter.txt").read_text() == "dear"
+    assert (tmp_path / "mine").exists() == (name == "mine")
+
+
+def test_what_is_no_run_is_an_error(forebay, task, tmp_path):
+    done = forebay.run("export", task["model"], check=False, out=tmp_path / "mine")
+    assert done.returncode == 3 and "run.json" in done.stderr
+    assert not (tmp_path / "mine").exists()

@@ -1,0 +1,63 @@
+#include "forebay/train/export_run.h"
+
+#include <memory>
+
+#include "fmt/format.h"
+#include "forebay/aio/engine.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/format.h"
+#include "forebay/base/json.h"
+#include "forebay/swap/store_snapshot.h"
+#include "forebay/swap/tensor_store.h"
+#include "forebay/train/export.h"
+#include "forebay/train/run_folder.h"
+
+namespace forebay {
+namespace {
+
+// What ExportModel would replace or remove there may be somebody's.
+absl::Status CheckOutIsFree(const std::string& out) {
+  std::vector<std::string> places = BesideExport(out);
+  places.insert(places.begin(), out);
+  for (const std::string& place : places) {
+    if (!FileExists(place)) continue;
+    return UsageError(fmt::format(
+        "--out={}: there is something at '{}'. Remove it, or choose another folder", out, place));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRoom(const std::string& folder, int64_t bytes) {
+  const std::string there = NearestFolder(folder);
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t free, FreeSpace(there));
+  if (free >= bytes) return absl::OkStatus();
+  return DoesNotFitError(
+      fmt::format("the weights take {} and the disk of '{}' has {} free. Make room, or name a "
+                  "folder on another "
+                  "disk with --out",
+                  FormatBytes(bytes), there, FormatBytes(free)));
+}
+
+}  // namespace
+
+absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
+  if (!options.out.empty()) FOREBAY_RETURN_IF_ERROR(CheckOutIsFree(options.out));
+  FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run));
+  const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
+                           OpenRunStore(options.run, engine.get()));
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
+  ExportedRun exported;
+  exported.step = store->committed().step;
+  exported.bytes = store->inventory().num_params() * WeightBytesPerElem(store->tiles().layout());
+  exported.folder = options.out.empty() ? JoinPath(RunPaths(options.run).exports,
+                                                   fmt::format("step-{}", exported.step))
+                                        : options.out;
+  FOREBAY_RETURN_IF_ERROR(CheckRoom(exported.folder, exported.bytes));
+  FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()), run.value("model", ""),
+                                      exported.folder, options.progress));
+  return exported;
+}
+
+}  // namespace forebay

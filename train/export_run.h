@@ -1,0 +1,31 @@
+// Exports the committed step of a run that is not being trained.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace forebay {
+
+struct ExportRunOptions {
+  std::string run;  // run folder
+  std::string out;  // folder to make, which must not be there; empty: exports/step-N of the run
+  // Told the share that is written; an error of it ends the export, of which nothing is left.
+  std::function<absl::Status(double)> progress;
+};
+
+struct ExportedRun {
+  std::string folder;  // a Hugging Face folder
+  int64_t step = 0;    // committed
+  int64_t bytes = 0;   // of the weights
+};
+
+// The run stays as it is, and can be resumed. UsageError (`out` is there), BadInputError (no run),
+// EnvironmentError (the run is being trained), DoesNotFitError (no room), CorruptError,
+// StorageError.
+absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options);
+
+}  // namespace forebay
