@@ -127,7 +127,9 @@ absl::StatusOr<Json> Repair(const std::string& path, const Json& run, const Insp
 
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path));
-  const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
+  // A disk gives all it has for eight pieces at a time, while one thread hashes what has come.
+  const std::unique_ptr<Engine> engine =
+      CreateThreadsEngine({.num_threads = 8, .block_bytes = int64_t{4} << 20});
   Json repaired;
   if (options.repair) {
     FOREBAY_ASSIGN_OR_RETURN(repaired, Repair(path, run, options, engine.get()));
