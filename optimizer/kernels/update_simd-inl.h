@@ -175,42 +175,42 @@ struct Fp32Moments {
 // The dither of a run's elements: Begin takes the hash of a block, Of adds what its elements have.
 struct Dither {
   Dither(const RuleScalars& s, const TileRun& run)
-      : first_elem(static_cast<uint32_t>(run.first_elem)),
-        key(s.rounding_key),
-        step(s.rounding_step) {}
+      : first_elem_(static_cast<uint32_t>(run.first_elem)),
+        key_(s.rounding_key),
+        step_(s.rounding_step) {}
   HWY_INLINE void Begin(int64_t first) {
-    of_block = BlockDither(key, step, first_elem + static_cast<uint32_t>(first));
+    of_block_ = BlockDither(key_, step_, first_elem_ + static_cast<uint32_t>(first));
   }
   HWY_INLINE VU Of(int64_t in_block) const {
     const DU du;
-    return hn::Add(hn::Load(du, kDitherOfElems.data() + in_block), hn::Set(du, of_block));
+    return hn::Add(hn::Load(du, kDitherOfElems.data() + in_block), hn::Set(du, of_block_));
   }
 
  private:
-  const uint32_t first_elem;
-  const uint32_t key;
-  const uint32_t step;
-  uint32_t of_block = 0;
+  const uint32_t first_elem_;
+  const uint32_t key_;
+  const uint32_t step_;
+  uint32_t of_block_ = 0;
 };
 
 struct Bf16Moments {
   Bf16Moments(const RuleScalars& s, const TileRun& run)
-      : dither(s, run), m(static_cast<uint16_t*>(run.m)), v(static_cast<uint16_t*>(run.v)) {}
-  HWY_INLINE void Begin(int64_t first) { dither.Begin(first); }
+      : dither_(s, run), m_(static_cast<uint16_t*>(run.m)), v_(static_cast<uint16_t*>(run.v)) {}
+  HWY_INLINE void Begin(int64_t first) { dither_.Begin(first); }
   HWY_INLINE void End(int64_t /*first*/) {}
   HWY_INLINE void Finish() {}
-  HWY_INLINE VF LoadM(At at) const { return Bf16At(m + at.i); }
-  HWY_INLINE VF LoadV(At at) const { return Bf16At(v + at.i); }
+  HWY_INLINE VF LoadM(At at) const { return Bf16At(m_ + at.i); }
+  HWY_INLINE VF LoadV(At at) const { return Bf16At(v_ + at.i); }
   HWY_INLINE void StoreM(At at, VF value) {
-    StoreDithered(value, dither.Of(at.in_block), m + at.i);
+    StoreDithered(value, dither_.Of(at.in_block), m_ + at.i);
   }
   HWY_INLINE void StoreV(At at, VF value, VF /*root*/) {
-    StoreDithered(value, hn::Not(dither.Of(at.in_block)), v + at.i);
+    StoreDithered(value, hn::Not(dither_.Of(at.in_block)), v_ + at.i);
   }
   HWY_INLINE void Store(At at, VF first, VF second, VF /*root*/) {
-    const VU of_first = dither.Of(at.in_block);
-    StoreDithered(first, of_first, m + at.i);
-    StoreDithered(second, hn::Not(of_first), v + at.i);
+    const VU of_first = dither_.Of(at.in_block);
+    StoreDithered(first, of_first, m_ + at.i);
+    StoreDithered(second, hn::Not(of_first), v_ + at.i);
   }
 
  private:
@@ -218,9 +218,9 @@ struct Bf16Moments {
     const VU sum = hn::Add(hn::BitCast(DU(), value), hn::ShiftRight<16>(of_value));
     StoreLow16(hn::ShiftRight<16>(sum), to);
   }
-  Dither dither;
-  uint16_t* const m;
-  uint16_t* const v;
+  Dither dither_;
+  uint16_t* const m_;
+  uint16_t* const v_;
 };
 
 // A block's values wait in the cache until its largest is known. They are encoded while the block
@@ -228,50 +228,50 @@ struct Bf16Moments {
 template <bool kHasM, bool kHasV>
 struct Int8Moments {
   Int8Moments(const RuleScalars& s, const TileRun& run)
-      : dither(s, run),
-        m(static_cast<uint8_t*>(run.m)),
-        v(static_cast<uint8_t*>(run.v)),
-        m_scale(run.m_scale),
-        v_scale(run.v_scale) {}
+      : dither_(s, run),
+        m_(static_cast<uint8_t*>(run.m)),
+        v_(static_cast<uint8_t*>(run.v)),
+        m_scale_(run.m_scale),
+        v_scale_(run.v_scale) {}
 
   HWY_INLINE void Begin(int64_t first) {
     const int64_t block = first / kMomentBlockElems;
-    if constexpr (kHasM) m_step = ScaleAt(m_scale + block) * (1.0f / kMostSignedCode);
-    if constexpr (kHasV) y_step = ScaleAt(v_scale + block) * (1.0f / kMostUnsignedCode);
+    if constexpr (kHasM) m_step_ = ScaleAt(m_scale_ + block) * (1.0f / kMostSignedCode);
+    if constexpr (kHasV) y_step_ = ScaleAt(v_scale_ + block) * (1.0f / kMostUnsignedCode);
   }
   HWY_INLINE VF LoadM(At at) const {
-    const auto codes = hn::BitCast(hn::Rebind<int8_t, DF>(), hn::LoadU(DB(), m + at.i));
-    return hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), m_step));
+    const auto codes = hn::BitCast(hn::Rebind<int8_t, DF>(), hn::LoadU(DB(), m_ + at.i));
+    return hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), m_step_));
   }
   HWY_INLINE VF LoadV(At at) const {
-    const auto codes = hn::LoadU(DB(), v + at.i);
-    const VF y = hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), y_step));
+    const auto codes = hn::LoadU(DB(), v_ + at.i);
+    const VF y = hn::Mul(hn::ConvertTo(DF(), hn::PromoteTo(DI(), codes)), hn::Set(DF(), y_step_));
     return hn::Mul(y, y);
   }
   HWY_INLINE void StoreM(At at, VF value) {
-    hn::Store(value, DF(), now->m + at.in_block);
+    hn::Store(value, DF(), now_->m + at.in_block);
     EncodeBefore(at.in_block);
   }
   HWY_INLINE void StoreV(At at, VF /*value*/, VF root) {
-    hn::Store(root, DF(), now->y + at.in_block);
+    hn::Store(root, DF(), now_->y + at.in_block);
     EncodeBefore(at.in_block);
   }
   HWY_INLINE void Store(At at, VF first, VF /*second*/, VF root) {
-    hn::Store(first, DF(), now->m + at.in_block);
-    hn::Store(root, DF(), now->y + at.in_block);
+    hn::Store(first, DF(), now_->m + at.in_block);
+    hn::Store(root, DF(), now_->y + at.in_block);
     EncodeBefore(at.in_block);
   }
   HWY_INLINE void End(int64_t first) {
     const int64_t block = first / kMomentBlockElems;
-    now->first = first;
-    if constexpr (kHasM) now->m_inverse = kMostSignedCode * InverseOf(now->m, m_scale + block);
+    now_->first = first;
+    if constexpr (kHasM) now_->m_inverse = kMostSignedCode * InverseOf(now_->m, m_scale_ + block);
     if constexpr (kHasV) {
-      const float inverse = InverseOf(now->y, v_scale + block);
-      now->y_inverse = kMostUnsignedCode * inverse;
-      now->least_y_code = inverse == 0.0f ? 0.0f : 1.0f;
+      const float inverse = InverseOf(now_->y, v_scale_ + block);
+      now_->y_inverse = kMostUnsignedCode * inverse;
+      now_->least_y_code = inverse == 0.0f ? 0.0f : 1.0f;
     }
-    dither.Begin(first);
-    std::swap(now, before);
+    dither_.Begin(first);
+    std::swap(now_, before_);
   }
   HWY_INLINE void Finish() {
     for (int64_t i = 0; i < kMomentBlockElems; i += NumLanes()) EncodeBefore(i);
@@ -287,24 +287,25 @@ struct Int8Moments {
     HWY_ALIGN float y[kMomentBlockElems];  // sqrt(v)
   };
 
-  // One vector of the block before the one that is being updated; `dither` is that block's.
+  // One vector of the block before the one that is being updated; `dither_` is that block's.
   HWY_INLINE void EncodeBefore(int64_t in_block) {
     const DF d;
     const DU du;
-    if (before->first < 0) return;
-    const int64_t to = before->first + in_block;
-    const VU fraction = hn::ShiftRight<9>(dither.Of(in_block));
+    if (before_->first < 0) return;
+    const int64_t to = before_->first + in_block;
+    const VU fraction = hn::ShiftRight<9>(dither_.Of(in_block));
     const VF u = hn::BitCast(d, hn::Or(fraction, hn::BitCast(du, hn::Set(d, 1.0f))));
     const VF w = hn::Sub(u, hn::Set(d, 1.5f));
     if constexpr (kHasM) {
-      const VF scaled = hn::Mul(hn::Load(d, before->m + in_block), hn::Set(d, before->m_inverse));
-      StoreCodes(hn::Add(scaled, w), m + to);
+      const VF scaled = hn::Mul(hn::Load(d, before_->m + in_block), hn::Set(d, before_->m_inverse));
+      StoreCodes(hn::Add(scaled, w), m_ + to);
     }
     if constexpr (kHasV) {
-      const VF y = hn::Load(d, before->y + in_block);
-      const VF scaled = hn::Mul(y, hn::Set(d, before->y_inverse));
-      const VF least = hn::IfThenElseZero(hn::Gt(y, hn::Zero(d)), hn::Set(d, before->least_y_code));
-      StoreCodes(hn::Max(hn::Sub(scaled, w), least), v + to);
+      const VF y = hn::Load(d, before_->y + in_block);
+      const VF scaled = hn::Mul(y, hn::Set(d, before_->y_inverse));
+      const VF least =
+          hn::IfThenElseZero(hn::Gt(y, hn::Zero(d)), hn::Set(d, before_->least_y_code));
+      StoreCodes(hn::Max(hn::Sub(scaled, w), least), v_ + to);
     }
   }
   static HWY_INLINE void StoreCodes(VF code, uint8_t* to) {
@@ -331,16 +332,16 @@ struct Int8Moments {
     return 1.0f / std::bit_cast<float>(rounded_up);
   }
 
-  Dither dither;
-  uint8_t* const m;  // of int8_t
-  uint8_t* const v;
-  uint16_t* const m_scale;
-  uint16_t* const v_scale;
-  float m_step = 0;
-  float y_step = 0;
-  Block blocks[2];
-  Block* now = &blocks[0];  // being updated
-  Block* before = &blocks[1];
+  Dither dither_;
+  uint8_t* const m_;  // of int8_t
+  uint8_t* const v_;
+  uint16_t* const m_scale_;
+  uint16_t* const v_scale_;
+  float m_step_ = 0;
+  float y_step_ = 0;
+  Block blocks_[2];
+  Block* now_ = &blocks_[0];  // being updated
+  Block* before_ = &blocks_[1];
 };
 
 // ---- The loop. Updates whole blocks and returns how many elements that was. `rule` is called as
