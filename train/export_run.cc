@@ -17,7 +17,7 @@ namespace forebay {
 namespace {
 
 // What ExportModel would replace or remove there may be somebody's.
-absl::Status CheckOutIsFree(const std::string& out) {
+absl::Status CheckNothingIsAt(const std::string& out) {
   std::vector<std::string> places = BesideExport(out);
   places.insert(places.begin(), out);
   for (const std::string& place : places) {
@@ -28,7 +28,7 @@ absl::Status CheckOutIsFree(const std::string& out) {
   return absl::OkStatus();
 }
 
-absl::Status CheckRoom(const std::string& folder, int64_t bytes) {
+absl::Status CheckRoomForWeights(const std::string& folder, int64_t bytes) {
   const std::string there = NearestFolder(folder);
   FOREBAY_ASSIGN_OR_RETURN(const int64_t free, FreeSpace(there));
   if (free >= bytes) return absl::OkStatus();
@@ -42,7 +42,7 @@ absl::Status CheckRoom(const std::string& folder, int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
-  if (!options.out.empty()) FOREBAY_RETURN_IF_ERROR(CheckOutIsFree(options.out));
+  if (!options.out.empty()) FOREBAY_RETURN_IF_ERROR(CheckNothingIsAt(options.out));
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run));
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
@@ -54,7 +54,7 @@ absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   exported.folder = options.out.empty() ? JoinPath(RunPaths(options.run).exports,
                                                    fmt::format("step-{}", exported.step))
                                         : options.out;
-  FOREBAY_RETURN_IF_ERROR(CheckRoom(exported.folder, exported.bytes));
+  FOREBAY_RETURN_IF_ERROR(CheckRoomForWeights(exported.folder, exported.bytes));
   FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()), run.value("model", ""),
                                       exported.folder, options.progress));
   return exported;
