@@ -97,6 +97,20 @@ def test_usage_errors_exit_2(args):
     assert done.returncode == 2 and "--help" in done.stderr
 
 
+@pytest.mark.parametrize("args, words", [
+    (["pack", "--modle=m"], "unknown flag '--modle'; did you mean '--model'?"),  # and both required flags are missing
+    (["pack", "--model=m", "--data=d", "--trunc"], "unknown flag '--trunc'; did you mean '--truncate'?"),
+    (["show", "--model", "m", "--data", "d", "--sqe", "3"], "unknown flag '--sqe'; did you mean '--seq'?"),
+    (["eos", "--model=m", "--colour"], "unknown flag '--colour'; see"),
+    (["eos", "--model", "--no such folder"], "no such folder"),  # with blanks it is a value
+    (["--hel"], "--help"),
+])
+def test_unknown_flags_are_named_first_with_the_nearest(args, words):
+    done = run(*args)
+    assert done.returncode in (2, 3) and words in done.stderr, done
+    assert "required: --" not in done.stderr
+
+
 def test_unwritable_output_exits_5(model, tmp_path):
     data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}])
     done = run("pack", "--model", model, "--data", data, "--seq=32", "--out=/proc/nowhere/o")
