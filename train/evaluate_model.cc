@@ -1,10 +1,10 @@
 #include "forebay/train/evaluate_model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/data/data_program.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/train/model_session.h"
 #include "forebay/train/most_tokens.h"
@@ -29,8 +29,7 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOption
   request.model = options.model;
   request.seq = seq;
   request.truncate = options.truncate;
-  request.cache = PackCacheDirectory();
-  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request));
+  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request)));
   return PackedFile::Open(packed.path);
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -11,7 +12,6 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/output_folder.h"
-#include "forebay/data/data_program.h"
 #include "forebay/data/sampler.h"
 #include "forebay/model/model_folder.h"
 #include "forebay/model/safetensors.h"
@@ -44,8 +44,7 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
   request.model = options.model;
   request.seq = options.seq;
   request.truncate = options.truncate;
-  request.cache = PackCacheDirectory();
-  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request, stop));
+  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request), stop));
   const std::string& path = packed.path;
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(path));
   const PackedFileInfo& info = file->info();
