@@ -386,8 +386,18 @@ absl::StatusOr<std::vector<std::string>> StoreToResume(const ResolvedOptions& re
   const TrainOptions& options = resolved.options;
   const Json& entry = resolved.resolved[FindOption("nvme")->section]["nvme"];
   const bool is_said_now = !entry["origin"].get<std::string>().starts_with("run ");
-  if (options.nvme.empty() || !is_said_now) return StoreDirectoriesOf(options.out);
-  return FindStoreDirectories(options.out, options.nvme);
+  if (is_said_now && !options.nvme.empty()) return FindStoreDirectories(options.out, options.nvme);
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> directories, StoreDirectoriesOf(options.out));
+  for (const std::string& directory : directories) {
+    // A folder that --nvme names may be reached through links; the run's own is none.
+    if (PathInside(AbsolutePath(options.out), AbsolutePath(directory)).empty()) continue;
+    if (std::error_code error; !std::filesystem::is_symlink(directory, error)) continue;
+    return UsageError(fmt::format(
+        "--resume: '{}', the swap area of the run, is a symbolic link now. Put the folder back, "
+        "or say where it is with --nvme",
+        directory));
+  }
+  return directories;
 }
 
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.
