@@ -312,6 +312,14 @@ def test_unknown_names_suggest_the_nearest(forebay, good, tmp_path):
     assert_words(message, "did you mean 'warmup'?", "did you mean 'data'?", "did you mean '--batch'?", "'lr'?")
 
 
+def test_a_cache_that_cannot_be_made_is_named(forebay, good, tmp_path, monkeypatch):
+    (tmp_path / "d.txt").write_text("words " * 100)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nope")
+    message = refusal(forebay, tmp_path, good, 5, data=tmp_path / "d.txt")
+    assert_words(message, "the cache of packed text '/proc/nope/forebay/packed'", "XDG_CACHE_HOME")
+    forebay.run("train", out=tmp_path / "packed", **good)  # packed data needs none
+
+
 def test_names_that_are_not_utf8(forebay, good, tmp_path):
     done = subprocess.run(
         [forebay.binary.encode(), b"train", b"--out=" + os.fsencode(tmp_path) + b"/\xff",
@@ -323,14 +331,6 @@ def test_names_that_are_not_utf8(forebay, good, tmp_path):
 
 
 # ---- Memory and disk ----
-
-def test_a_cache_that_cannot_be_made_is_named(forebay, good, tmp_path, monkeypatch):
-    (tmp_path / "d.txt").write_text("words " * 100)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nope")
-    message = refusal(forebay, tmp_path, good, 5, data=tmp_path / "d.txt")
-    assert_words(message, "the cache of packed text '/proc/nope/forebay/packed'", "XDG_CACHE_HOME")
-    forebay.run("train", out=tmp_path / "packed", **good)  # packed data needs none
-
 
 def test_the_least_memory_that_is_named_works(forebay, good, tmp_path):
     message = refusal(forebay, tmp_path, good, 4, ram="4MiB")
