@@ -183,7 +183,9 @@ absl::Status CheckFoldersAreFree(const TrainOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> unfinished, StoreOfUnfinishedStart(out));
   if (unfinished.empty()) FOREBAY_RETURN_IF_ERROR(CheckOutIsEmpty(out));
   for (const std::string& store : stores) {
-    if (std::ranges::count(unfinished, CanonicalPath(store), CanonicalPath) > 0) continue;
+    std::error_code error;
+    const bool is_ours = std::ranges::count(unfinished, CanonicalPath(store), CanonicalPath) > 0;
+    if (is_ours && !std::filesystem::is_symlink(store, error)) continue;
     FOREBAY_RETURN_IF_ERROR(CheckStoreFolderIsFree(store));
   }
   return absl::OkStatus();

@@ -248,6 +248,20 @@ def test_a_swap_area_that_became_a_link_is_not_written_through(forebay, task, tm
     forebay.run("train", "--resume", out=out, nvme=elsewhere)
 
 
+def test_a_start_anew_is_not_written_through_a_link(forebay, task, tmp_path):
+    """As the one before, where the run was stopped before its first commit."""
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    forebay.run("train", check=False, out=out, stop_after=1, **task)
+    run_json = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**run_json, "state": "creating"}))
+    (out / "swap").rename(elsewhere)
+    os.symlink(elsewhere, out / "swap")
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    refused = forebay.run("train", check=False, out=out, **task)
+    assert refused.returncode == 2 and f"'{out}/swap'" in refused.stderr, refused.stderr
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
 def test_out_may_be_a_link_to_a_folder(forebay, task, run, tmp_path):
     (tmp_path / "real").mkdir()
     os.symlink(tmp_path / "real", tmp_path / "link")
