@@ -16,6 +16,13 @@ absl::Status CheckWritable(const std::string& path) {
   std::error_code error;
   std::filesystem::path at = std::filesystem::absolute(path, error).lexically_normal();
   while (!error && at.has_relative_path() && !std::filesystem::exists(at, error) && !error) {
+    std::error_code ignored;
+    if (std::filesystem::is_symlink(at, ignored)) {
+      return UsageError(
+          fmt::format("'{}' is a symbolic link that leads nowhere: there is no '{}'. Make that "
+                      "folder, or remove the link",
+                      at.string(), std::filesystem::read_symlink(at, ignored).string()));
+    }
     at = at.parent_path();
   }
   if (error) return StorageError(fmt::format("looking for '{}' failed", path), error.value());

@@ -1,10 +1,10 @@
 #include "forebay/train/evaluate_model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/data/data_program.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/train/model_session.h"
 #include "forebay/train/most_tokens.h"
@@ -16,9 +16,15 @@ namespace {
 // More would save no time: computation hides the reading by then.
 constexpr int64_t kMaxMicroBatchesPerPass = 64;
 
-int64_t RowTokens(const EvaluateModelOptions& options, const DecoderConfig& config) {
+absl::StatusOr<int64_t> RowTokens(const EvaluateModelOptions& options,
+                                  const DecoderConfig& config) {
   constexpr int64_t kUsual = 1024;
-  if (options.seq.has_value()) return std::min(*options.seq, config.max_positions);
+  if (options.seq.value_or(0) > config.max_positions) {
+    return UsageError(
+        fmt::format("--seq={} is more than the {} positions of the model; use --seq={} or less",
+                    *options.seq, config.max_positions, config.max_positions));
+  }
+  if (options.seq.has_value()) return *options.seq;
   return PackedRowTokens(options.data).value_or(std::min(kUsual, config.max_positions));
 }
 
@@ -29,8 +35,7 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOption
   request.model = options.model;
   request.seq = seq;
   request.truncate = options.truncate;
-  request.cache = PackCacheDirectory();
-  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request));
+  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request)));
   return PackedFile::Open(packed.path);
 }
 
@@ -40,7 +45,7 @@ absl::StatusOr<EvaluationResult> EvaluateModel(
     const EvaluateModelOptions& options,
     const std::function<void(const std::string&, double)>& progress) {
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.model));
-  const int64_t seq = RowTokens(options, config);
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t seq, RowTokens(options, config));
   if (options.batch * seq > kMostTokensAtOnce) {
     return UsageError(fmt::format("--batch={} times rows of {} tokens is {} tokens; the most is {}",
                                   options.batch, seq, options.batch * seq, kMostTokensAtOnce));

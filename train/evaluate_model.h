@@ -16,7 +16,8 @@ namespace forebay {
 struct EvaluateModelOptions {
   std::string model;  // Hugging Face folder
   std::string data;   // .txt, .jsonl or packed file
-  // Tokens per row, cut to the model's positions; nullopt: as data is packed already, else 1024.
+  // Tokens per row, at most the model's positions; nullopt: as data is packed already, else 1024
+  // or the model's positions.
   std::optional<int64_t> seq;
   int64_t batch = 4;      // rows per micro-batch
   bool truncate = false;  // cut over-long prompts and chats instead of refusing them

@@ -183,7 +183,10 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
 }  // namespace
 
 absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options) {
-  if (!FileExists(path)) return BadInputError(fmt::format("'{}' does not exist", path));
+  if (!FileExists(path)) {
+    return BadInputError(fmt::format(
+        "'{}' does not exist. Name a run folder (--out of train) or a model folder", path));
+  }
   if (IsRunFolder(path)) return InspectRun(path, options);
   // Of an export, config.json may be what is missing.
   const bool is_model = IsDirectory(path) && (FileExists(JoinPath(path, "config.json")) ||

@@ -135,6 +135,9 @@ void ReadSection(const std::string& section, const Json& keys, const std::string
 absl::Status ReadConfig(const std::string& file, Resolver& resolver) {
   const absl::StatusOr<Json> parsed =
       ReadJsonFile(file, kMaxConfigFileBytes, {.allow_comments = true});
+  if (!parsed.ok() && !FileExists(file)) {
+    return UsageError(fmt::format("--config: '{}' does not exist. Check the path", file));
+  }
   // A configuration that cannot be read is a mistake in the command, not in model or data.
   if (!parsed.ok()) return UsageError("--config: " + MessageOf(parsed.status()));
   const Json& config = *parsed;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -11,7 +12,6 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/output_folder.h"
-#include "forebay/data/data_program.h"
 #include "forebay/data/sampler.h"
 #include "forebay/model/model_folder.h"
 #include "forebay/model/safetensors.h"
@@ -44,8 +44,7 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
   request.model = options.model;
   request.seq = options.seq;
   request.truncate = options.truncate;
-  request.cache = PackCacheDirectory();
-  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedPathFor(request, stop));
+  FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request), stop));
   const std::string& path = packed.path;
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(path));
   const PackedFileInfo& info = file->info();
@@ -184,7 +183,9 @@ absl::Status CheckFoldersAreFree(const TrainOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> unfinished, StoreOfUnfinishedStart(out));
   if (unfinished.empty()) FOREBAY_RETURN_IF_ERROR(CheckOutIsEmpty(out));
   for (const std::string& store : stores) {
-    if (std::ranges::count(unfinished, CanonicalPath(store), CanonicalPath) > 0) continue;
+    std::error_code error;
+    const bool is_ours = std::ranges::count(unfinished, CanonicalPath(store), CanonicalPath) > 0;
+    if (is_ours && !std::filesystem::is_symlink(store, error)) continue;
     FOREBAY_RETURN_IF_ERROR(CheckStoreFolderIsFree(store));
   }
   return absl::OkStatus();
@@ -387,8 +388,18 @@ absl::StatusOr<std::vector<std::string>> StoreToResume(const ResolvedOptions& re
   const TrainOptions& options = resolved.options;
   const Json& entry = resolved.resolved[FindOption("nvme")->section]["nvme"];
   const bool is_said_now = !entry["origin"].get<std::string>().starts_with("run ");
-  if (options.nvme.empty() || !is_said_now) return StoreDirectoriesOf(options.out);
-  return FindStoreDirectories(options.out, options.nvme);
+  if (is_said_now && !options.nvme.empty()) return FindStoreDirectories(options.out, options.nvme);
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> directories, StoreDirectoriesOf(options.out));
+  for (const std::string& directory : directories) {
+    // A folder that --nvme names may be reached through links; the run's own is none.
+    if (PathInside(AbsolutePath(options.out), AbsolutePath(directory)).empty()) continue;
+    if (std::error_code error; !std::filesystem::is_symlink(directory, error)) continue;
+    return UsageError(fmt::format(
+        "--resume: '{}', the swap area of the run, is a symbolic link now. Put the folder back, "
+        "or say where it is with --nvme",
+        directory));
+  }
+  return directories;
 }
 
 // Opens the run that --resume means. Its store's tiles are what they are, whatever the options say.

@@ -5,6 +5,7 @@ An error is on standard error too, except with --errors=document, for programs t
 """
 
 import argparse
+import difflib
 import json
 import os
 import signal
@@ -18,6 +19,23 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
+    def parse_known_args(self, args=None, namespace=None):
+        # argparse speaks of flags that are missing first, which a misspelled one may be.
+        if self._subparsers is None:
+            self._refuse_unknown_flags(args)
+        return super().parse_known_args(args, namespace)
+
+    def _refuse_unknown_flags(self, arguments):
+        for argument in arguments:
+            if argument == "--":
+                return
+            name = argument.split("=", 1)[0]
+            # With a blank it is a value to argparse.
+            if not name.startswith("--") or " " in argument or name in self._option_string_actions:
+                continue
+            nearest = difflib.get_close_matches(name, self._option_string_actions, n=1)
+            self.error(f"unknown flag '{name}'" + (f"; did you mean '{nearest[0]}'?" if nearest else ""))
+
 
 def _add_data_arguments(parser, default_seq):
     parser.add_argument("--model", required=True, help="Hugging Face model folder (config.json, tokenizer.json)")
@@ -28,7 +46,8 @@ def _add_data_arguments(parser, default_seq):
 
 
 def _make_parser():
-    parser = _Parser(prog="forebay-data", description="Text to packed tokens, prompts, and GGUF files for forebay.")
+    parser = _Parser(prog="forebay-data", allow_abbrev=False,
+                     description="Text to packed tokens, prompts, and GGUF files for forebay.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--format", choices=("text", "json"), default="text")

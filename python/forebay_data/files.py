@@ -75,12 +75,26 @@ def write_text(path, text):
         file.write(text.encode("utf-8"))
 
 
-def make_folder(path):
-    """mkdir -p, 0700 for what it makes."""
+def make_folder(path, what="the folder", fix="check the path and its permissions"):
+    """mkdir -p, 0700 for every folder that it makes. `what` and `fix` are for the error."""
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        _make_folders(path)
     except OSError as error:
-        raise StorageError(f"creating the folder '{path}' failed: {error.strerror}") from error
+        raise StorageError(f"creating {what} '{path}' failed: {error.strerror}; {fix}") from error
+
+
+def _make_folders(path):
+    # os.makedirs gives its mode to the last folder alone.
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path.rstrip("/"))
+    if above:
+        _make_folders(above)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):  # it is when another process made it meanwhile
+            raise
 
 
 class Progress:

@@ -136,7 +136,8 @@ def pack(options):
     if options.cache is None:
         check_output(options.out, options.data)
         return {**_pack_to(options.out, options, config, tokenizer), "cached": False}
-    make_folder(options.cache)
+    make_folder(options.cache, "the cache of packed text",
+                "give another folder, of which forebay takes $XDG_CACHE_HOME/forebay/packed when XDG_CACHE_HOME is set")
     path = os.path.join(options.cache, _cache_key(options, config, tokenizer) + ".packed")
     if packed_file.is_packed(path):
         try:

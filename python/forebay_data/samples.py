@@ -166,6 +166,11 @@ class SampleReader:
             return sample
         return Sample(sample.where, sample.kind, sample.tokens[:self._limit], sample.trained[:self._limit], True)
 
+    def _longer_rows(self, separator):
+        """The advice to raise --seq, where the model has positions for more."""
+        positions = self._config.max_positions
+        return f"raise --seq{separator}" if positions is None or self._options.seq < positions else ""
+
     def _is_usable(self, sample):
         length, where = len(sample.tokens), sample.where
         positions = self._config.max_positions
@@ -176,13 +181,13 @@ class SampleReader:
                              f"--seq={positions} or less")
         elif sample.kind != "text" and length > self._options.seq:
             self._on_problem(f"{where}: the {'chat' if sample.kind == 'messages' else 'prompt and completion'} has "
-                             f"{count_of(length, 'token')}, a row has --seq={self._options.seq}: raise --seq, shorten "
-                             "the sample, or cut it with --truncate")
+                             f"{count_of(length, 'token')}, a row has --seq={self._options.seq}: {self._longer_rows(', ')}"
+                             "shorten the sample, or cut it with --truncate")
         elif not sample.trained.any():
             reason = {"text": "its text is empty", "prompt": "its completion is empty",
                       "messages": "no turn of the assistant says anything"}[sample.kind]
             if sample.truncated:
-                reason = f"cutting it to {self._limit} tokens left only the prompt; raise --seq"
+                reason = f"cutting it to {self._limit} tokens left only the prompt; {self._longer_rows(' or ')}shorten it"
             self._on_problem(f"{where}: the sample has no trained token: {reason}")
         else:
             return True

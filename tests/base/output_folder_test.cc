@@ -55,6 +55,17 @@ TEST_F(OutputFolder, WhetherAFolderCanBeWrittenIsKnownBeforeItIsMade) {
   EXPECT_THAT(MessageOf(in_file), HasSubstr("'" + folder_.Path("f") + "' is not a folder"));
 }
 
+TEST_F(OutputFolder, ALinkThatLeadsNowhereIsNamed) {
+  ASSERT_EQ(::symlink("/no/such folder", folder_.Path("link").c_str()), 0);
+  for (const char* const name : {"link", "link/run"}) {
+    const absl::Status status = CheckWritable(folder_.Path(name));
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+    EXPECT_EQ(MessageOf(status), "'" + folder_.Path("link") +
+                                     "' is a symbolic link that leads nowhere: there is no "
+                                     "'/no/such folder'. Make that folder, or remove the link");
+  }
+}
+
 TEST_F(OutputFolder, AFolderThatRefusesToBeWrittenIsNamed) {
   ASSERT_EQ(::mkdir(folder_.Path("mine").c_str(), 0555), 0);
   const std::string told = InChild([&]() -> std::string {

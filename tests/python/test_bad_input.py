@@ -101,6 +101,15 @@ def test_truncate_that_leaves_nothing_to_train_is_an_error(model, tmp_path):
     assert "left only the prompt" in refusal(model, data, seq=8, truncate=True)
 
 
+def test_a_longer_row_is_advised_where_the_model_has_positions_for_it(tmp_path):
+    model = make_model(tmp_path / "short", positions=16)
+    data = write_lines(tmp_path / "d.jsonl", [LONG])
+    for truncate in (False, True):
+        assert "raise --seq" in refusal(model, data, seq=8, truncate=truncate)
+        at_most = refusal(model, data, seq=16, truncate=truncate)
+        assert "raise --seq" not in at_most and "shorten" in at_most
+
+
 def test_sample_longer_than_the_models_positions(tmp_path):
     model = make_model(tmp_path / "short", positions=16)
     data = write_lines(tmp_path / "d.jsonl", [{"text": "the"}, {"text": "the cat sat " * 20}])

@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -95,6 +96,40 @@ def test_program_that_reports_errors_itself_gets_the_document_alone(model, tmp_p
 def test_usage_errors_exit_2(args):
     done = run(*args)
     assert done.returncode == 2 and "--help" in done.stderr
+
+
+@pytest.mark.parametrize("args, words", [
+    (["pack", "--modle=m"], "unknown flag '--modle'; did you mean '--model'?"),  # and both required flags are missing
+    (["pack", "--model=m", "--data=d", "--trunc"], "unknown flag '--trunc'; did you mean '--truncate'?"),
+    (["show", "--model", "m", "--data", "d", "--sqe", "3"], "unknown flag '--sqe'; did you mean '--seq'?"),
+    (["eos", "--model=m", "--colour"], "unknown flag '--colour'; see"),
+    (["eos", "--model", "--no such folder"], "no such folder"),  # with blanks it is a value
+    (["--hel"], "--help"),
+])
+def test_unknown_flags_are_named_first_with_the_nearest(args, words):
+    done = run(*args)
+    assert done.returncode in (2, 3) and words in done.stderr, done
+    assert "required: --" not in done.stderr
+
+
+def test_every_folder_on_the_way_to_the_cache_is_the_users_alone(model, tmp_path):
+    data = write_lines(tmp_path / "d.txt", ["the cat"])
+    cache = tmp_path / "a" / "b" / "c"
+    old_mask = os.umask(0)
+    try:
+        run_json("pack", "--model", model, "--data", data, "--seq=32", "--cache", cache)
+    finally:
+        os.umask(old_mask)
+    for folder in (cache, cache.parent, cache.parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_the_variable_that_moves_it(model, tmp_path):
+    data = write_lines(tmp_path / "d.txt", ["the cat"])
+    done = run("pack", "--model", model, "--data", data, "--seq=32", "--cache=/proc/nope/forebay/packed")
+    assert done.returncode == 5
+    for words in ("the cache of packed text '/proc/nope/forebay/packed'", "No such file or directory", "XDG_CACHE_HOME"):
+        assert words in done.stderr
 
 
 def test_unwritable_output_exits_5(model, tmp_path):

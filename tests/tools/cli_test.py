@@ -161,7 +161,8 @@ class InitAndInspect(CliTest):
     def test_neither_model_nor_run(self):
         os.mkdir(self.path("empty"))
         self.assertIn("neither a model folder", self.run_forebay("inspect", "empty", expect=3).stderr)
-        self.assertIn("does not exist", self.run_forebay("inspect", "missing", expect=3).stderr)
+        missing = self.run_forebay("inspect", "missing", expect=3).stderr
+        self.assertIn("'missing' does not exist. Name a run folder (--out of train) or a model folder", missing)
         self.assertIn("not a run folder", self.run_forebay("clean", "empty", expect=3).stderr)
 
     def test_damaged_weights_are_named(self):

@@ -235,6 +235,18 @@ def test_samples_longer_than_the_models_positions(forebay, good, tmp_path, cache
     (tmp_path / "d.txt").write_text("words " * 100)
     message = refusal(forebay, tmp_path, good, 2, data=tmp_path / "d.txt", seq=129)
     assert_words(message, "--seq=129", "128 positions", "--seq=128")
+    # `eval` measures rows of the length that was asked for, or nothing.
+    settings = dict(model=good["model"], data=tmp_path / "d.txt", ram="1GiB")
+    refused = forebay.run("eval", check=False, seq=129, **settings)
+    assert refused.returncode == 2, refused.stderr
+    assert_words(refused.stderr, "--seq=129 is more than the 128 positions of the model; use --seq=128 or less")
+    unsaid, at_most = (forebay.run("eval", "--format=json", **settings, **seq).stdout for seq in ({}, {"seq": 128}))
+    assert json.loads(unsaid)["loss"] == json.loads(at_most)["loss"]
+    # More is no advice where the model has no more.
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "words " * 100, "completion": "b"}))
+    for seq in (64, 128):
+        refused = forebay.run("eval", check=False, seq=seq, **dict(settings, data=tmp_path / "d.jsonl"))
+        assert refused.returncode == 3 and ("raise --seq" in refused.stderr) == (seq < 128), refused.stderr
 
 
 # ---- Settings ----
@@ -298,6 +310,14 @@ def test_unknown_names_suggest_the_nearest(forebay, good, tmp_path):
     (tmp_path / "c.json").write_text('{"optim": {"wamup": 3}, "dta": {}}')
     message = refusal(forebay, tmp_path, good, 2, f"--config={tmp_path / 'c.json'}", "--bacth=3", "--set=optim.lrr=1")
     assert_words(message, "did you mean 'warmup'?", "did you mean 'data'?", "did you mean '--batch'?", "'lr'?")
+
+
+def test_a_cache_that_cannot_be_made_is_named(forebay, good, tmp_path, monkeypatch):
+    (tmp_path / "d.txt").write_text("words " * 100)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nope")
+    message = refusal(forebay, tmp_path, good, 5, data=tmp_path / "d.txt")
+    assert_words(message, "the cache of packed text '/proc/nope/forebay/packed'", "XDG_CACHE_HOME")
+    forebay.run("train", out=tmp_path / "packed", **good)  # packed data needs none
 
 
 def test_names_that_are_not_utf8(forebay, good, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import select
 import shutil
 import subprocess
 import time
@@ -84,3 +85,46 @@ def test_data_that_a_run_has_open_stays_in_the_cache(forebay, model, tmp_path, m
         run.communicate()
     pack_another("when it is over")
     assert not packed.exists()
+
+
+CHAT_TEMPLATE = ("<|pad|>{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+                 "{% if add_generation_prompt %}assistant>{% endif %}")
+
+
+def test_chat_is_the_models_template_around_the_message(forebay, model, tmp_path):
+    chatty = shutil.copytree(model, tmp_path / "chatty")
+    settings = json.loads((chatty / "tokenizer_config.json").read_text())
+    (chatty / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": CHAT_TEMPLATE}))
+
+    def generate(**prompt):
+        done = forebay.run("generate", "--format=json", model=chatty, max_tokens=12, temperature=0, ram="1GiB", **prompt)
+        return {key: json.loads(done.stdout)[key] for key in ("tokens", "text", "prompt_tokens")}
+
+    as_chat = generate(chat="and it")
+    assert as_chat == generate(prompt="<|pad|>user: and it\nassistant>")
+    plain = generate(prompt="and it")
+    assert as_chat["tokens"] != plain["tokens"] and as_chat["prompt_tokens"] != plain["prompt_tokens"]
+
+
+def test_text_is_written_as_it_is_generated(beside, model, tmp_path):
+    """The decoder holds back what follows the first text until that has been read from the pipe."""
+    held = beside(f"""[ "$1" = decode ] || exec "$real" "$@"
+"$real" "$@" | while IFS= read -r line; do
+  printf '%s\\n' "$line"
+  [ "$line" = '""' ] || while [ ! -e '{tmp_path}/go' ]; do sleep 0.05; done
+done""")
+    command = [held.binary, "generate", f"--model={model}", "--prompt=and it", "--max_tokens=40", "--ram=1GiB"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert select.select([process.stdout], [], [], 120)[0], "nothing was written before the last token"
+        first = os.read(process.stdout.fileno(), 1 << 16)
+        assert process.poll() is None
+        (tmp_path / "go").touch()
+        rest, errors = process.communicate(timeout=120)
+    finally:
+        (tmp_path / "go").touch()
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors
+    whole = Forebay(held.binary).run(*command[1:]).stdout.encode()
+    assert first + rest == whole and len(first) < len(whole)

@@ -231,6 +231,50 @@ def test_a_link_in_place_of_the_swap_area_is_not_followed(forebay, task, tmp_pat
     assert os.listdir(elsewhere) == []
 
 
+def test_a_swap_area_that_became_a_link_is_not_written_through(forebay, task, tmp_path):
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    stopped = forebay.run("train", check=False, out=out, stop_after=2, **task)
+    assert stopped.returncode == 75, stopped.stderr
+    (out / "swap").rename(elsewhere)
+    os.symlink(elsewhere, out / "swap")
+    before = sorted(os.listdir(elsewhere))
+    for flags in ([], ["--durability=replay"], ["--dry_run"]):
+        refused = forebay.run("train", "--resume", *flags, check=False, out=out)
+        assert refused.returncode == 2, refused.stderr
+        assert f"'{out}/swap', the swap area of the run, is a symbolic link now" in refused.stderr
+        assert "with --nvme" in refused.stderr
+    assert sorted(os.listdir(elsewhere)) == before
+    # Named by the user it is another matter.
+    forebay.run("train", "--resume", out=out, nvme=elsewhere)
+
+
+def test_a_start_anew_is_not_written_through_a_link(forebay, task, tmp_path):
+    """As the one before, where the run was stopped before its first commit."""
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    forebay.run("train", check=False, out=out, stop_after=1, **task)
+    run_json = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**run_json, "state": "creating"}))
+    (out / "swap").rename(elsewhere)
+    os.symlink(elsewhere, out / "swap")
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    refused = forebay.run("train", check=False, out=out, **task)
+    assert refused.returncode == 2 and f"'{out}/swap'" in refused.stderr, refused.stderr
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+def test_out_may_be_a_link_to_a_folder(forebay, task, run, tmp_path):
+    (tmp_path / "real").mkdir()
+    os.symlink(tmp_path / "real", tmp_path / "link")
+    forebay.run("train", check=False, out=tmp_path / "link", stop_after=2, **task)
+    forebay.run("train", "--resume", out=tmp_path / "link")
+    assert forebay.digest(tmp_path / "real") == forebay.digest(run[0])
+    os.symlink("nowhere", tmp_path / "dangling")
+    refused = forebay.run("train", check=False, out=tmp_path / "dangling", **task)
+    assert refused.returncode == 2, refused.stderr
+    assert "dangling' is a symbolic link that leads nowhere: there is no 'nowhere'" in refused.stderr
+    assert not os.path.lexists(tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("state", ["ready", "creating"])
 def test_a_run_json_of_others_cannot_make_us_remove_their_files(forebay, task, tmp_path, state):
     precious = tmp_path / "precious"

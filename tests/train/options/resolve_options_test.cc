@@ -126,7 +126,7 @@ TEST_F(ConfigFile, AFileThatIsNoConfigurationIsAUsageError) {
               HasSubstr("appears twice"));
   OptionInputs missing = TrainInputs();
   missing.config_file = folder_.Path("nowhere.json");
-  EXPECT_THAT(MessageFor(missing), HasSubstr("nowhere.json' does not exist"));
+  EXPECT_THAT(MessageFor(missing), HasSubstr("nowhere.json' does not exist. Check the path"));
 }
 
 class ResumedRun : public ConfigFile {
