@@ -80,3 +80,18 @@ PYTHON
   mv "$gguf.partial" "$gguf"
   rm -rf "$download"
 }
+
+# need_deepspeed_sources: the Python package of DeepSpeed in build/deepspeed, as it is written: nothing is installed or
+# compiled. Tests load single modules of it.
+need_deepspeed_sources() {
+  local sources=$repo/build/deepspeed download=$repo/build/deepspeed-download version=0.19.8
+  [ -e "$sources" ] && return
+  say "downloading the sources of DeepSpeed $version (2 MB)"
+  rm -rf "$download"
+  "$repo/build/test-venv/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --no-binary :all: \
+    -d "$download" "deepspeed==$version" >/dev/null ||
+    fail "downloading DeepSpeed's sources failed" "check the network, then run '$program' again"
+  tar -xzf "$download"/deepspeed-*.tar.gz -C "$download" "deepspeed-$version/deepspeed"
+  mv "$download/deepspeed-$version/deepspeed" "$sources"
+  rm -rf "$download"
+}

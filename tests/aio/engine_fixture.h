@@ -94,6 +94,12 @@ inline std::vector<EngineCase> AllCases() {
   return cases;
 }
 
+// Those of `cases` that are not of the engine `under`.
+inline std::vector<EngineCase> Without(Under under, std::vector<EngineCase> cases) {
+  std::erase_if(cases, [under](const EngineCase& c) { return c.under == under; });
+  return cases;
+}
+
 inline void FillRandom(std::span<std::byte> bytes, uint64_t seed) {
   CounterRng(seed).Fill(bytes);
 }

@@ -44,7 +44,6 @@ class EngineStallTest : public EngineFixture {
     ASSERT_TRUE(fd.valid());
     engine().RemoveFile(engine().AddFile(std::move(fd), path_));
   }
-  bool CanCancel() const { return GetParam().under != Under::kThreads; }
 
   std::shared_ptr<FaultScript> script_;
   std::vector<std::string> lines_;  // reported by the thread that waits: this one
@@ -62,8 +61,10 @@ TEST_P(EngineStallTest, AStalledDeviceIsReportedOnceAndThenGivenUp) {
   EXPECT_THAT(lines_[0], AllOf(HasSubstr("has completed nothing for"), HasSubstr(path_)));
 }
 
-TEST_P(EngineStallTest, WhatTheKernelHandsBackLeavesTheDeviceUsable) {
-  if (!CanCancel()) GTEST_SKIP() << "a thread in a system call cannot be called back";
+// A thread in a system call cannot be called back.
+class CancellingEngineTest : public EngineStallTest {};
+
+TEST_P(CancellingEngineTest, WhatTheKernelHandsBackLeavesTheDeviceUsable) {
   StartStalling({.stall_call = 0});
   if (IsSkipped()) return;
   const HostBuffer buffer = Buffer(4096);
@@ -108,8 +109,7 @@ TEST_P(EngineStallTest, WhatQueuesBehindAStalledOpFailsWithIt) {
   EXPECT_LT(watch.Seconds(), 10);
 }
 
-TEST_P(EngineStallTest, AStalledOpCanBeCancelled) {
-  if (!CanCancel()) GTEST_SKIP() << "a thread in a system call cannot be called back";
+TEST_P(CancellingEngineTest, AStalledOpCanBeCancelled) {
   EngineCase patient = GetParam();
   Start(patient, {.stall_call = 0});
   if (IsSkipped()) return;
@@ -215,6 +215,9 @@ TEST(EngineStall, TimeInWhichTheProcessStoodStillIsNotTheDevices) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, EngineStallTest, testing::ValuesIn(PlainCases()),
+                         [](const auto& c) { return c.param.name; });
+INSTANTIATE_TEST_SUITE_P(Engines, CancellingEngineTest,
+                         testing::ValuesIn(Without(Under::kThreads, PlainCases())),
                          [](const auto& c) { return c.param.name; });
 
 }  // namespace

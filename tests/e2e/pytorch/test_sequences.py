@@ -36,7 +36,7 @@ def test_schedules_of_pytorch_and_transformers():
 def test_schedules_of_deepspeed():
     module = peers.deepspeed_module("runtime/lr_schedules.py")
     if module is None:
-        pytest.skip("DeepSpeed is not installed; its sequences are stored")
+        pytest.skip("DeepSpeed is not installed, and FOREBAY_DEEPSPEED does not name its package")
     same_schedules(("deepspeed",), module)
 
 
@@ -47,5 +47,5 @@ def test_scales_of_pytorch():
 def test_scales_of_deepspeed():
     module = peers.deepspeed_module("runtime/fp16/loss_scaler.py")
     if module is None:
-        pytest.skip("DeepSpeed is not installed; its sequences are stored")
+        pytest.skip("DeepSpeed is not installed, and FOREBAY_DEEPSPEED does not name its package")
     same_scales(("zero", "stage0"), module)

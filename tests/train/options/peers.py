@@ -28,9 +28,11 @@ class StandIn(types.ModuleType):
 
 
 def deepspeed_folder(arguments=()):
-    """The folder of the package: named as an argument, or where it is installed; None: nowhere."""
+    """The folder of the package: named as an argument or by FOREBAY_DEEPSPEED, or where it is installed; None: nowhere."""
     if arguments:
         return arguments[0]
+    if os.environ.get("FOREBAY_DEEPSPEED"):
+        return os.environ["FOREBAY_DEEPSPEED"]
     spec = importlib.util.find_spec("deepspeed")
     return None if spec is None else os.path.dirname(spec.origin)
 
