@@ -32,10 +32,6 @@ constexpr Format kFp32 = {.weights = WeightFormat::kFp32};
 constexpr Format kBf16Moments = {.moments = MomentFormat::kBf16};
 constexpr Format kInt8Moments = {.moments = MomentFormat::kInt8};
 
-int64_t MomentBytes(const Format& format) {
-  return format.moments == MomentFormat::kFp32 ? 4 : format.moments == MomentFormat::kBf16 ? 2 : 1;
-}
-
 // Of one plane, in whole bytes an element.
 struct Plane {
   Plane(int64_t bytes, uint16_t value) : elem_bytes(bytes), values(kNumElems * bytes / 2, value) {}
@@ -47,11 +43,11 @@ struct Plane {
 struct Planes {
   Planes(const OptimizerConfig& config, const Format& planes_format)
       : format(planes_format),
-        weight(format.weights == WeightFormat::kFp32 ? 4 : 2, 0x3c01),
+        weight(WeightBytesPerElem(format.weights), 0x3c01),
         remainder(format.weights == WeightFormat::kSplitBf16 ? 2 : 0, 1),
         master(format.weights == WeightFormat::kFp16 ? 4 : 0, 0x3c01),
-        m(HasFirstMoment(config) ? MomentBytes(format) : 0, 0x3a01),
-        v(HasSecondMoment(config) ? MomentBytes(format) : 0, 0x3501),
+        m(HasFirstMoment(config) ? MomentBytesPerElem(format.moments) : 0, 0x3a01),
+        v(HasSecondMoment(config) ? MomentBytesPerElem(format.moments) : 0, 0x3501),
         m_scale(kNumElems / kMomentBlockElems, 0x3a80),
         v_scale(kNumElems / kMomentBlockElems, 0x3a80),
         gradient(2, 0x3a01) {}

@@ -23,12 +23,6 @@
 
 namespace forebay {
 
-// Which gradients lie in the store's gradient area.
-enum class GradientArea : uint8_t {
-  kSpilled,  // those that the placement keeps on NVMe
-  kAll,      // and those in host memory too, so that they outlive a crash
-};
-
 // Where every tile's gradient lies: those that stay in host memory one after another there, those
 // of the area one after another in it, in the part of their tile's stripe. All offsets are
 // multiples of kIoAlignBytes, because tiles are multiples of kLayerAlignElems. Pure; planner, store

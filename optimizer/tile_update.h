@@ -15,12 +15,28 @@ enum class WeightFormat : uint8_t {
   kFp16,       // an fp32 master, and its rounding to fp16
   kFp32,
 };
+// Of TileRun::weight.
+constexpr int64_t WeightBytesPerElem(WeightFormat weights) {
+  return weights == WeightFormat::kFp32 ? 4 : 2;
+}
 
 enum class MomentFormat : uint8_t {
   kFp32,
   kBf16,  // rounded by a dither
   kInt8,  // codes with a scale for each kMomentBlockElems, rounded by a dither
 };
+// Of TileRun::m and TileRun::v, without scales.
+constexpr int64_t MomentBytesPerElem(MomentFormat moments) {
+  switch (moments) {
+    case MomentFormat::kFp32:
+      return 4;
+    case MomentFormat::kBf16:
+      return 2;
+    case MomentFormat::kInt8:
+      return 1;
+  }
+  return 0;
+}
 
 // The 8-bit code of a first moment m is m * k / scale + w rounded to the nearest whole number, k
 // just below 127, signed; of a second moment v it is that of y = sqrt(v), y * k / scale - w, k just
@@ -33,8 +49,9 @@ enum class MomentFormat : uint8_t {
 inline constexpr int64_t kMomentBlockElems = 32;
 
 // The planes of a run of elements with one set of constants, updated in place. Kernels need no
-// alignment, but where moments are less than fp32 runs begin at multiples of kMomentBlockElems in
-// their layer, and of kInt8 they end there or with the plane. Buffers must not overlap.
+// alignment, but where moments are less than fp32 (with weights of kSplitBf16 alone) runs begin at
+// multiples of kMomentBlockElems in their layer, and of kInt8 they end there or with the plane.
+// Buffers must not overlap.
 struct TileRun {
   int64_t num_elems = 0;
   int64_t first_elem = 0;  // in the layer's flat vector; keys the rounding, with `layer`

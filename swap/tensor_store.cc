@@ -250,16 +250,17 @@ absl::Status TensorStore::Impl::EnsureGradientArea(const StripeBytes& size_bytes
   return absl::OkStatus();
 }
 
-absl::Status TensorStore::EnsureGradientArea(const StripeBytes& size_bytes, GradientUse use) {
-  FOREBAY_RETURN_IF_ERROR(CheckGradientArea(size_bytes, use));
+absl::Status TensorStore::EnsureGradientArea(const StripeBytes& size_bytes, GradientArea area) {
+  FOREBAY_RETURN_IF_ERROR(CheckGradientArea(size_bytes, area));
   FOREBAY_RETURN_IF_ERROR(Annotate(impl_->EnsureGradientArea(size_bytes),
                                    fmt::format("making room for gradients in {}", impl_->Where())));
-  if (use == GradientUse::kSpilled) return absl::OkStatus();
+  if (area == GradientArea::kSpilled) return absl::OkStatus();
   return Annotate(impl_->EnsureIntentFile(),
                   fmt::format("making room for intents in '{}'", directory()));
 }
 
-absl::Status TensorStore::CheckGradientArea(const StripeBytes& size_bytes, GradientUse use) const {
+absl::Status TensorStore::CheckGradientArea(const StripeBytes& size_bytes,
+                                            GradientArea area) const {
   const auto missing = [&](size_t stripe, const char* name, int64_t wanted_bytes) {
     const std::string path = JoinPath(impl_->directories[stripe], name);
     return std::max<int64_t>(0, wanted_bytes - FileSize(path).value_or(0));
@@ -268,7 +269,7 @@ absl::Status TensorStore::CheckGradientArea(const StripeBytes& size_bytes, Gradi
   for (size_t i = 0; i < missing_bytes.size(); ++i) {
     missing_bytes[i] = missing(i, kGradientsName, missing_bytes[i]);
   }
-  if (use == GradientUse::kKept) {
+  if (area == GradientArea::kAll) {
     missing_bytes[0] += missing(0, kIntentName, IntentBytes(impl_->tiles));
     return CheckFreeSpace(
         impl_->directories, missing_bytes,

@@ -45,7 +45,7 @@ struct StoreOptions {
   int num_slots = kMostSlots;  // 1 or 2
   // As EnsureGradientArea.
   StripeBytes gradient_area_bytes;
-  bool has_intents = false;  // GradientUse::kKept
+  bool has_intents = false;  // GradientArea::kAll
   // For measurements alone: a store at step 0 whose tiles were never written, in files that have
   // their length but no space. What is read from it is whatever `engine` finds there
   // (aio/folding_engine.h).
@@ -69,10 +69,10 @@ struct StepIntent {
   Json trainer;
 };
 
-// Why gradients lie in the gradient area.
-enum class GradientUse : uint8_t {
-  kSpilled,  // they do not fit in RAM
-  kKept,     // they are to outlive a crash (PublishIntent)
+// Which gradients lie in the gradient area.
+enum class GradientArea : uint8_t {
+  kSpilled,  // those that do not fit in RAM
+  kAll,      // those in RAM too, so that they outlive a crash (PublishIntent)
 };
 
 enum class Plane : uint8_t { kMaster, kM, kV };
@@ -223,12 +223,12 @@ class TensorStore {
   // was to grow is gone (of size 0, until it is asked for again) where the lock on its file could
   // not be taken anew: DoesNotFitError (no space), StorageError, EnvironmentError (lock).
   // `size_bytes`: by stripe; empty: none. Requires: no transfer of the area is pending.
-  // With GradientUse::kKept the file of an intent (below) is made, or opened, as well.
+  // With GradientArea::kAll the file of an intent (below) is made, or opened, as well.
   absl::Status EnsureGradientArea(const StripeBytes& size_bytes,
-                                  GradientUse use = GradientUse::kSpilled);
+                                  GradientArea area = GradientArea::kSpilled);
   // The DoesNotFitError that EnsureGradientArea would end with, without changing anything.
   absl::Status CheckGradientArea(const StripeBytes& size_bytes,
-                                 GradientUse use = GradientUse::kSpilled) const;
+                                 GradientArea area = GradientArea::kSpilled) const;
   const StripeBytes& gradient_area_bytes() const;
   void StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
   void StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
@@ -241,7 +241,7 @@ class TensorStore {
   // them with the table finds out.
   //
   // Its file, of IntentBytes, lies in the first folder. PublishIntent blocks for a flush of all
-  // gradients; requires: GradientUse::kKept, two slots, a commit, and that every write to the
+  // gradients; requires: GradientArea::kAll, two slots, a commit, and that every write to the
   // gradient area is complete. StorageError; UsageError when `intent.trainer` does not fit.
   // FindIntent: nothing when there is none for what is committed; else `table` is filled in.
   // StorageError.

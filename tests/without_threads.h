@@ -39,8 +39,12 @@ inline bool AThreadCanBeHad() {
   }
 }
 
+// Why a test of that may have to be skipped.
+inline constexpr char kThreadsCannotBeForbidden[] =
+    "threads cannot be forbidden here (a user namespace?)";
+
 // Calls `run` in a thread whose user has as many threads as he may. False: they cannot be forbidden
-// here (a user namespace?), and nothing was called.
+// here, and nothing was called.
 inline bool RunWithoutThreads(const std::function<void()>& run) {
   rlimit before;
   FOREBAY_CHECK(::getrlimit(RLIMIT_NPROC, &before) == 0);

@@ -1,8 +1,8 @@
 #include "forebay/train/background_export.h"
 
-#include <system_error>
 #include <utility>
 
+#include "forebay/base/start_thread.h"
 #include "forebay/train/export.h"
 
 namespace forebay {
@@ -12,11 +12,12 @@ BackgroundExport::BackgroundExport(TensorStore* store, const std::string& model_
     : snapshot_(std::make_unique<StoreSnapshot>(store)),
       step_(snapshot_->step()),
       destination_(std::move(destination)) {
-  try {
-    thread_ = std::thread([this, model_directory] { Run(model_directory); });
-  } catch (const std::system_error&) {
-    // No more threads are to be had (a limit of the container or the user).
-    Run(model_directory);
+  absl::StatusOr<std::thread> thread =
+      StartThread("exporting the model", [this, model_directory] { Run(model_directory); });
+  if (thread.ok()) {
+    thread_ = *std::move(thread);
+  } else {
+    Run(model_directory);  // later than it might be, but nothing is lost
   }
 }
 

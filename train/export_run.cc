@@ -1,6 +1,8 @@
 #include "forebay/train/export_run.h"
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/aio/engine.h"
@@ -34,8 +36,7 @@ absl::Status CheckRoomForWeights(const std::string& folder, int64_t bytes) {
   if (free >= bytes) return absl::OkStatus();
   return DoesNotFitError(
       fmt::format("the weights take {} and the disk of '{}' has {} free. Make room, or name a "
-                  "folder on another "
-                  "disk with --out",
+                  "folder on another disk with --out",
                   FormatBytes(bytes), there, FormatBytes(free)));
 }
 

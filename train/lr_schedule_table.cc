@@ -181,7 +181,8 @@ absl::Status UnknownArg(const LrScheduleSpec& spec, const std::string& name) {
 }
 
 absl::Status CheckRates(const LrScheduleOptions& options) {
-  // Rates are monotonic between the corners of a schedule; so many samples see each stretch.
+  // Arguments bound all rates but those that go on to grow (LRRangeTest, the decay of OneCycle),
+  // which the last step has at their worst; the samples find an early step to name.
   constexpr int64_t kMostSamples = 4096;
   const int64_t stride = std::max<int64_t>(1, options.num_steps / kMostSamples);
   for (int64_t sample = 1; sample <= options.num_steps + stride - 1; sample += stride) {

@@ -276,7 +276,10 @@ OptionSpec ScheduleArgs(std::string_view section, std::string_view help) {
     if (!value.is_object()) return false;
     const auto is_plain = [](const Json& arg) { return arg.is_primitive() && !arg.is_null(); };
     if (!std::ranges::all_of(value, is_plain)) return false;
-    options.schedule_args = value;
+    // By name, so that the order in which they were given is no difference between runs.
+    options.schedule_args = Json::object();
+    const nlohmann::json sorted = value;
+    for (const auto& [name, arg] : sorted.items()) options.schedule_args[name] = arg;
     return true;
   };
   spec.get = [](const TrainOptions& options) { return options.schedule_args; };

@@ -460,10 +460,9 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
   // With less memory than the run was started with, gradients may have to wait on disk; with
   // --durability=replay, which may be new, all of them are kept there.
   const StripeBytes& area_bytes = run.plan.gradient_area_bytes;
-  const GradientUse use =
-      run.plan.gradient_area == GradientArea::kAll ? GradientUse::kKept : GradientUse::kSpilled;
-  const absl::Status room = run.options.dry_run ? run.store->CheckGradientArea(area_bytes, use)
-                                                : run.store->EnsureGradientArea(area_bytes, use);
+  const GradientArea area = run.plan.gradient_area;
+  const absl::Status room = run.options.dry_run ? run.store->CheckGradientArea(area_bytes, area)
+                                                : run.store->EnsureGradientArea(area_bytes, area);
   FOREBAY_RETURN_IF_ERROR(Annotate(room, "--resume"));
   if (run.options.dry_run) return absl::OkStatus();
   // A run made by `forebay init --run` gets its fingerprint from its first training session, and

@@ -493,8 +493,9 @@ absl::Status TrainingRun::BeginWriting() {
   if (session_->store().AwaitsSnapshot()) {
     const Stopwatch watch;
     exports_->Await();
-    export_wait_s_ += watch.Seconds();
-    export_wait_since_commit_s_ += watch.Seconds();
+    const double waited_s = watch.Seconds();
+    export_wait_s_ += waited_s;
+    export_wait_since_commit_s_ += waited_s;
   }
   return session_->store().BeginWriting();
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "forebay/base/check.h"
 #include "forebay/optimizer/tile_update.h"
 
 namespace forebay {
@@ -13,6 +14,14 @@ namespace forebay {
 // How the dither of moments that are kept in less than fp32 moves (BlockDither).
 inline constexpr uint32_t kDitherOfElem = 0x91E10DA5u;  // 2^32 / 1.3247..^2, the plastic number
 inline constexpr uint32_t kDitherOfStep = 0x9E3779B9u;  // 2^32 / 1.6180.., the golden ratio
+
+// What all kernels require of a run (tile_update.h).
+inline void CheckRun(const OptimizerConfig& config, const TileRun& run) {
+  FOREBAY_CHECK(run.m != nullptr || !HasFirstMoment(config));
+  FOREBAY_CHECK(run.v != nullptr || !HasSecondMoment(config));
+  FOREBAY_CHECK(run.moments == MomentFormat::kFp32 || (run.weights == WeightFormat::kSplitBf16 &&
+                                                       run.first_elem % kMomentBlockElems == 0));
+}
 
 // The arithmetic that all kernels share, in this order, every operation in fp32 and rounded on its
 // own (no fused multiply-add: SSE has none, and the kernels wait for memory anyway, so separate

@@ -226,6 +226,7 @@ __global__ void UpdateKernel(RuleScalars s, TileRun run, OptimizerKind kind, boo
 
 absl::Status UpdateRunCuda(const OptimizerConfig& config, const UpdateScalars& scalars,
                            const TileRun& run, void* cuda_stream) {
+  CheckRun(config, run);
   if (run.num_elems == 0) return absl::OkStatus();
   const int64_t num_blocks = (run.num_elems + kThreadsPerBlock - 1) / kThreadsPerBlock;
   UpdateKernel<<<static_cast<unsigned>(num_blocks), kThreadsPerBlock, 0,

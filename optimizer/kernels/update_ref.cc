@@ -221,37 +221,7 @@ void StoreMoments(const RuleScalars& s, const TileRun& run, int64_t first, int64
   }
 }
 
-void* Advance(void* plane, int64_t bytes) {
-  return plane == nullptr ? nullptr : static_cast<std::byte*>(plane) + bytes;
-}
-
-}  // namespace
-
-TileRun PartOf(const TileRun& run, int64_t first_elem, int64_t num_elems) {
-  FOREBAY_CHECK(run.moments == MomentFormat::kFp32 ||
-                (run.first_elem + first_elem) % kMomentBlockElems == 0);
-  const int64_t moment_bytes = run.moments == MomentFormat::kFp32   ? 4
-                               : run.moments == MomentFormat::kBf16 ? 2
-                                                                    : 1;
-  TileRun part = run;
-  part.num_elems = num_elems;
-  part.first_elem = run.first_elem + first_elem;
-  part.weight = Advance(run.weight, first_elem * (run.weights == WeightFormat::kFp32 ? 4 : 2));
-  if (run.remainder != nullptr) part.remainder = run.remainder + first_elem;
-  if (run.master != nullptr) part.master = run.master + first_elem;
-  part.m = Advance(run.m, first_elem * moment_bytes);
-  part.v = Advance(run.v, first_elem * moment_bytes);
-  if (run.m_scale != nullptr) part.m_scale = run.m_scale + first_elem / kMomentBlockElems;
-  if (run.v_scale != nullptr) part.v_scale = run.v_scale + first_elem / kMomentBlockElems;
-  part.gradient = static_cast<const std::byte*>(run.gradient) +
-                  first_elem * (run.gradient_dtype == DType::kF32 ? 4 : 2);
-  return part;
-}
-
-void UpdateRunRef(const OptimizerConfig& config, const UpdateScalars& scalars, const TileRun& run) {
-  FOREBAY_CHECK((run.m != nullptr || !HasFirstMoment(config)) &&
-                (run.v != nullptr || !HasSecondMoment(config)));
-  const RuleScalars s(config, scalars, run);
+void UpdateBlocks(const OptimizerConfig& config, const RuleScalars& s, const TileRun& run) {
   for (int64_t first = 0; first < run.num_elems; first += kMomentBlockElems) {
     const int64_t num_elems = std::min(kMomentBlockElems, run.num_elems - first);
     Block block;
@@ -267,13 +237,44 @@ void UpdateRunRef(const OptimizerConfig& config, const UpdateScalars& scalars, c
   }
 }
 
+void* Advance(void* plane, int64_t bytes) {
+  return plane == nullptr ? nullptr : static_cast<std::byte*>(plane) + bytes;
+}
+
+}  // namespace
+
+TileRun PartOf(const TileRun& run, int64_t first_elem, int64_t num_elems) {
+  FOREBAY_CHECK(run.moments == MomentFormat::kFp32 ||
+                (run.first_elem + first_elem) % kMomentBlockElems == 0);
+  const int64_t moment_bytes = MomentBytesPerElem(run.moments);
+  TileRun part = run;
+  part.num_elems = num_elems;
+  part.first_elem = run.first_elem + first_elem;
+  part.weight = Advance(run.weight, first_elem * WeightBytesPerElem(run.weights));
+  if (run.remainder != nullptr) part.remainder = run.remainder + first_elem;
+  if (run.master != nullptr) part.master = run.master + first_elem;
+  part.m = Advance(run.m, first_elem * moment_bytes);
+  part.v = Advance(run.v, first_elem * moment_bytes);
+  if (run.m_scale != nullptr) part.m_scale = run.m_scale + first_elem / kMomentBlockElems;
+  if (run.v_scale != nullptr) part.v_scale = run.v_scale + first_elem / kMomentBlockElems;
+  part.gradient =
+      static_cast<const std::byte*>(run.gradient) + first_elem * SizeOf(run.gradient_dtype);
+  return part;
+}
+
+void UpdateRunRef(const OptimizerConfig& config, const UpdateScalars& scalars, const TileRun& run) {
+  CheckRun(config, run);
+  UpdateBlocks(config, RuleScalars(config, scalars, run), run);
+}
+
 void UpdateRun(const OptimizerConfig& config, const UpdateScalars& scalars, const TileRun& run) {
+  CheckRun(config, run);
   const RuleScalars s(config, scalars, run);
   const bool is_adam = config.kind == OptimizerKind::kAdamW || config.kind == OptimizerKind::kAdam;
   const int64_t num_done =
       is_adam ? UpdateAdamSimd(config, s, run) : UpdateOtherSimd(config, s, run);
   // What is left is less than a block: the reference has the same bits.
-  UpdateRunRef(config, scalars, PartOf(run, num_done, run.num_elems - num_done));
+  UpdateBlocks(config, s, PartOf(run, num_done, run.num_elems - num_done));
 }
 
 }  // namespace forebay

@@ -37,17 +37,15 @@ class UpdateDeviceTest : public DeviceTest {
     std::vector<Plane> planes;
     const int64_t n = run.num_elems;
     const int64_t num_blocks = (n + kMomentBlockElems - 1) / kMomentBlockElems;
-    const int64_t moment_bytes = run.moments == MomentFormat::kFp32   ? 4
-                                 : run.moments == MomentFormat::kBf16 ? 2
-                                                                      : 1;
-    Move(run.weight, n * (run.weights == WeightFormat::kFp32 ? 4 : 2), *stream, planes);
+    const int64_t moment_bytes = MomentBytesPerElem(run.moments);
+    Move(run.weight, n * WeightBytesPerElem(run.weights), *stream, planes);
     Move(run.remainder, n * 2, *stream, planes);
     Move(run.master, n * 4, *stream, planes);
     Move(run.m, n * moment_bytes, *stream, planes);
     Move(run.v, n * moment_bytes, *stream, planes);
     Move(run.m_scale, num_blocks * 2, *stream, planes);
     Move(run.v_scale, num_blocks * 2, *stream, planes);
-    Move(run.gradient, n * (run.gradient_dtype == DType::kF32 ? 4 : 2), *stream, planes);
+    Move(run.gradient, n * SizeOf(run.gradient_dtype), *stream, planes);
     if (device_->kind() == DeviceKind::kCuda) {
       const absl::Status status = UpdateRunCuda(config, scalars, run, stream->native_handle());
       ASSERT_TRUE(status.ok()) << status;

@@ -1,6 +1,7 @@
 // The update kernels: the vector kernels against the reference bit by bit, for every optimizer,
 // format and instruction set; and their digests, which are the same on every machine.
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <string>
@@ -351,6 +352,21 @@ TEST_P(UpdateDigestTest, IsTheStoredOne) {
   const auto stored = StoredDigests().find(name);
   EXPECT_TRUE(stored != StoredDigests().end() && stored->second == planes.Digest())
       << "    {\"" << name << "\", \"" << planes.Digest() << "\"},";
+}
+
+TEST(UpdateDeathTest, ARunThatKernelsDoNotSupportIsABug) {
+  const auto update = [](const RunFormat& format, const std::function<void(TileRun&)>& change) {
+    RunPlanes planes(format, 64);
+    TileRun run = planes.Run();
+    change(run);
+    UpdateRun({}, kScalars, run);
+  };
+  EXPECT_DEATH(update({}, [](TileRun& run) { run.m = nullptr; }), "run.m");
+  EXPECT_DEATH(update({}, [](TileRun& run) { run.v = nullptr; }), "run.v");
+  const RunFormat short_moments = {.moments = MomentFormat::kBf16};
+  EXPECT_DEATH(update(short_moments, [](TileRun& run) { run.first_elem = 8; }), "first_elem");
+  EXPECT_DEATH(update(short_moments, [](TileRun& run) { run.weights = WeightFormat::kFp32; }),
+               "weights");
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -27,7 +27,7 @@ class KeptGradients {
       offsets_.push_back(sizes[tile.stripe]);
       sizes[tile.stripe] += Bytes(tile);
     }
-    FOREBAY_CHECK(store->EnsureGradientArea(sizes, GradientUse::kKept).ok());
+    FOREBAY_CHECK(store->EnsureGradientArea(sizes, GradientArea::kAll).ok());
   }
 
   // Those of `step`, and their intent.

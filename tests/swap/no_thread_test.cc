@@ -11,8 +11,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr char kWhyNot[] = "threads cannot be forbidden here (a user namespace?)";
-
 using NoThreadTest = SessionFixture;
 
 TEST_F(NoThreadTest, ANewSessionIsAnErrorAndLeavesNothingBehind) {
@@ -22,7 +20,7 @@ TEST_F(NoThreadTest, ANewSessionIsAnErrorAndLeavesNothingBehind) {
   const bool is_forbidden = RunWithoutThreads([&] {
     status = TensorSession::Create(kPlenty, options, inventory_, engine_.get()).status();
   });
-  if (!is_forbidden) GTEST_SKIP() << kWhyNot;
+  if (!is_forbidden) GTEST_SKIP() << kThreadsCannotBeForbidden;
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment) << status;
   EXPECT_THAT(MessageOf(status), HasSubstr("the writes of a session"));
   EXPECT_FALSE(std::filesystem::exists(folder_.Path("above")));
@@ -34,7 +32,7 @@ TEST_F(NoThreadTest, AFolderThatWasThereStays) {
   const bool is_forbidden = RunWithoutThreads([&] {
     EXPECT_FALSE(TensorSession::Create(kPlenty, Store(), inventory_, engine_.get()).ok());
   });
-  if (!is_forbidden) GTEST_SKIP() << kWhyNot;
+  if (!is_forbidden) GTEST_SKIP() << kThreadsCannotBeForbidden;
   EXPECT_TRUE(std::filesystem::is_empty(folder_.Path("store")));
 }
 
@@ -48,7 +46,7 @@ TEST_F(NoThreadTest, AStoreThatCannotBeOpenedStaysWhatItIs) {
   const bool is_forbidden = RunWithoutThreads([&] {
     status = TensorSession::Open(kPlenty, {folder_.Path("store")}, engine_.get()).status();
   });
-  if (!is_forbidden) GTEST_SKIP() << kWhyNot;
+  if (!is_forbidden) GTEST_SKIP() << kThreadsCannotBeForbidden;
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment) << status;
   EXPECT_EQ(SeesTensors(*MustOpen(), expected_), absl::OkStatus());
 }
@@ -64,7 +62,7 @@ TEST_F(NoThreadTest, ASwapperIsAnErrorAndGivesItsMemoryBack) {
   absl::Status status;
   const bool is_forbidden = RunWithoutThreads(
       [&] { status = Swapper::Create({}, placement, store->get(), nullptr, &budget).status(); });
-  if (!is_forbidden) GTEST_SKIP() << kWhyNot;
+  if (!is_forbidden) GTEST_SKIP() << kThreadsCannotBeForbidden;
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment) << status;
   EXPECT_THAT(MessageOf(status), HasSubstr("reading weights ahead"));
   EXPECT_EQ(budget.used_bytes(), 0);

@@ -2,6 +2,7 @@
 // crash_test.cc; here it is what a session makes of it: tiles that are copied forward, kept where
 // they are, written early, written again and given up.
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -88,6 +89,42 @@ class TensorSessionCrashTest : public testing::TestWithParam<int> {
     return HoldsTensors(*store, at_step_[step]) ? "" : fmt::format("step {} is mixed", step);
   }
 
+  using OpenedSession = absl::StatusOr<std::unique_ptr<TensorSession>>;
+
+  // Step `step` from the one before it.
+  absl::Status WorkAndCommit(TensorSession& session, int64_t step) {
+    PlainTensors values = at_step_[step - 1];
+    FOREBAY_RETURN_IF_ERROR(Work(session, values, step));
+    // Known before the commit, which may get through to the disk though it fails.
+    at_step_[step] = values;
+    return session.Commit(step);
+  }
+
+  // For each call of the disk, as long as there are more: opens a session of the store in "start"
+  // where that call fails, hands it to `work`, and what it has left to `check`.
+  void ForEachFailingCall(const std::function<void(OpenedSession&)>& work,
+                          const std::function<void(ImageFolder&)>& check) {
+    const Image start = LoadImage(folder_.Path("start"));
+    bool reached = true;
+    for (int64_t call = 0; reached && !HasFatalFailure(); ++call) {
+      SCOPED_TRACE(fmt::format("call {}", call));
+      ImageFolder failing(GetParam());
+      failing.Put(start);
+      {
+        FaultPlan plan;
+        plan.fail_call = call;
+        plan.effect = call % 2 == 0 ? FaultEffect::kError : FaultEffect::kNothing;
+        FaultyDisk disk(plan);
+        const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
+        OpenedSession session =
+            TensorSession::Open(CrashOptions(), failing.folders(), engine.get());
+        work(session);
+        reached = disk.num_calls() > call;
+      }
+      if (!HasFatalFailure()) check(failing);
+    }
+  }
+
   Inventory inventory_ = CrashInventory();
   std::vector<PlainTensors> at_step_;  // what each step is to hold
   TemporaryFolder folder_{FolderInRam()};
@@ -144,47 +181,30 @@ TEST_P(TensorSessionCrashTest, AtEveryMomentLeavesTheStepBeforeOrTheNewOne) {
 // One call of the disk fails. What can be undone is, and done again; what cannot leaves a step.
 TEST_P(TensorSessionCrashTest, AFailureOfAnyCallLeavesTheCommittedStep) {
   MakeStore(folder_.Path("start"));
-  const Image start = LoadImage(folder_.Path("start"));
   at_step_.resize(kNumWorkSteps + 1, PlainTensors(&inventory_));
   int num_undone = 0;
   int num_final = 0;
-  bool reached = true;
-  for (int64_t call = 0; reached; ++call) {
-    SCOPED_TRACE(fmt::format("call {}", call));
-    ImageFolder failing(GetParam());
-    failing.Put(start);
-    int64_t promised = 1;
-    {
-      FaultPlan plan;
-      plan.fail_call = call;
-      plan.effect = call % 2 == 0 ? FaultEffect::kError : FaultEffect::kNothing;
-      FaultyDisk disk(plan);
-      const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
-      auto session = TensorSession::Open(CrashOptions(), failing.folders(), engine.get());
-      bool is_final = !session.ok();
-      for (int64_t step = 2; step <= kNumWorkSteps && !is_final; ++step) {
-        for (int attempt = 0; attempt < 2 && promised < step && !is_final; ++attempt) {
-          PlainTensors values = at_step_[step - 1];
-          absl::Status status = Work(**session, values, step);
-          // Known before the commit, which may get through to the disk though it fails.
-          if (status.ok()) at_step_[step] = values;
-          if (status.ok()) status = (*session)->Commit(step);
-          if (status.ok()) {
-            promised = step;
-            break;
-          }
-          ASSERT_EQ(attempt, 0) << status;  // one call fails
-          is_final = !(*session)->Abort().ok();
-          if (is_final) break;
-          ++num_undone;
-          ASSERT_EQ(SeesTensors(**session, at_step_[step - 1]), absl::OkStatus());
+  int64_t promised = 1;
+  const auto work = [&](OpenedSession& session) {
+    promised = 1;
+    bool is_final = !session.ok();
+    for (int64_t step = 2; step <= kNumWorkSteps && !is_final; ++step) {
+      for (int attempt = 0; attempt < 2 && promised < step && !is_final; ++attempt) {
+        const absl::Status status = WorkAndCommit(**session, step);
+        if (status.ok()) {
+          promised = step;
+          break;
         }
+        ASSERT_EQ(attempt, 0) << status;  // one call fails
+        is_final = !(*session)->Abort().ok();
+        if (is_final) break;
+        ++num_undone;
+        ASSERT_EQ(SeesTensors(**session, at_step_[step - 1]), absl::OkStatus());
       }
-      num_final += is_final ? 1 : 0;
-      reached = disk.num_calls() > call;
     }
-    ASSERT_EQ(Check(failing, promised), "");
-  }
+    num_final += is_final ? 1 : 0;
+  };
+  ForEachFailingCall(work, [&](ImageFolder& left) { ASSERT_EQ(Check(left, promised), ""); });
   EXPECT_GT(num_undone, 10);
   EXPECT_GT(num_final, 5);
 }
@@ -193,47 +213,33 @@ TEST_P(TensorSessionCrashTest, AFailureOfAnyCallLeavesTheCommittedStep) {
 // whole step, or is refused, and then repaired to one or not at all.
 TEST_P(TensorSessionCrashTest, AFailureOfAnyCallWithOneSlotIsFinalAndLeavesNoMixture) {
   MakeStore(folder_.Path("start"), 1);
-  const Image start = LoadImage(folder_.Path("start"));
   at_step_.resize(kNumWorkSteps + 1, PlainTensors(&inventory_));
   int num_refused = 0;
   int num_repaired = 0;
-  bool reached = true;
-  for (int64_t call = 0; reached; ++call) {
-    SCOPED_TRACE(fmt::format("call {}", call));
-    ImageFolder failing(GetParam());
-    failing.Put(start);
-    int64_t promised = 1;
-    {
-      FaultPlan plan;
-      plan.fail_call = call;
-      plan.effect = call % 2 == 0 ? FaultEffect::kError : FaultEffect::kNothing;
-      FaultyDisk disk(plan);
-      const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
-      auto session = TensorSession::Open(CrashOptions(), failing.folders(), engine.get());
-      for (int64_t step = 2; step <= kNumWorkSteps && session.ok(); ++step) {
-        PlainTensors values = at_step_[step - 1];
-        absl::Status status = Work(**session, values, step);
-        if (status.ok()) at_step_[step] = values;
-        if (status.ok()) status = (*session)->Commit(step);
-        if (!status.ok()) {
-          const ExitCode code = ExitCodeOf(status);
-          EXPECT_THAT(code, testing::AnyOf(ExitCode::kStorage, ExitCode::kCorrupt)) << status;
-          EXPECT_EQ(ExitCodeOf((*session)->Abort()), code);
-          EXPECT_EQ(ExitCodeOf((*session)->Commit(step)), code);
-          EXPECT_EQ(ExitCodeOf((*session)->Abort()), code);
-          break;
-        }
-        promised = step;
+  int64_t promised = 1;
+  const auto work = [&](OpenedSession& session) {
+    promised = 1;
+    for (int64_t step = 2; step <= kNumWorkSteps && session.ok(); ++step) {
+      const absl::Status status = WorkAndCommit(**session, step);
+      if (!status.ok()) {
+        const ExitCode code = ExitCodeOf(status);
+        EXPECT_THAT(code, testing::AnyOf(ExitCode::kStorage, ExitCode::kCorrupt)) << status;
+        EXPECT_EQ(ExitCodeOf((*session)->Abort()), code);
+        EXPECT_EQ(ExitCodeOf((*session)->Commit(step)), code);
+        EXPECT_EQ(ExitCodeOf((*session)->Abort()), code);
+        break;
       }
-      reached = disk.num_calls() > call;
+      promised = step;
     }
-    if (ExitCodeOf(RecordedStore(failing).status()) == ExitCode::kCorrupt) {
+  };
+  ForEachFailingCall(work, [&](ImageFolder& left) {
+    if (ExitCodeOf(RecordedStore(left).status()) == ExitCode::kCorrupt) {
       ++num_refused;
-      if (!RepairStore(failing).ok()) continue;
+      if (!RepairStore(left).ok()) return;
       ++num_repaired;
     }
-    ASSERT_EQ(Check(failing, promised), "");
-  }
+    ASSERT_EQ(Check(left, promised), "");
+  });
   EXPECT_GT(num_refused, 10);
   EXPECT_GT(num_repaired, 0);
   EXPECT_LT(num_repaired, num_refused);

@@ -1,8 +1,14 @@
 """`forebay export`: the committed step of a run that was stopped, as a Hugging Face folder."""
 
+import fcntl
 import json
+import pathlib
+import signal
+import subprocess
+import time
 
 import pytest
+from confined import tmpfs
 from conftest import make_model, random_rows, write_rows
 
 SETTINGS = dict(batch=2, seq=32, steps=4, lr=1e-3, ram="1GiB")
@@ -65,3 +71,51 @@ def test_what_is_no_run_is_an_error(forebay, task, tmp_path):
     done = forebay.run("export", task["model"], check=False, out=tmp_path / "mine")
     assert done.returncode == 3 and "run.json" in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.fixture
+def lock(stopped):
+    """That of the store, which somebody else has."""
+    with open(stopped / "swap" / "lock", "r+", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def test_a_run_in_use_is_an_error(forebay, stopped, tmp_path, lock):
+    done = forebay.run("export", stopped, check=False, out=tmp_path / "mine")
+    assert done.returncode == 9 and str(stopped / "swap" / "lock") in done.stderr
+    assert not (tmp_path / "mine").exists() and not (tmp_path / "mine.tmp").exists()
+
+
+def test_a_signal_ends_it_and_leaves_nothing(forebay, stopped, tmp_path, lock):
+    command = [forebay.binary, "export", str(stopped), f"--out={tmp_path / 'mine'}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # It waits for the lock, for a while.
+    while "signals\n" not in [name.read_text() for name in pathlib.Path(f"/proc/{process.pid}/task").glob("*/comm")]:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    while "once more ends at once" not in process.stderr.readline():
+        assert process.poll() is None
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75 and "nothing was exported" in errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_too_little_room_is_found_before_anything_is_written(forebay, stopped, tmp_path):
+    with tmpfs(tmp_path / "small", "size=64k") as small:
+        done = forebay.run("export", stopped, check=False, out=small / "models" / "mine")
+        assert done.returncode == 4 and str(small) in done.stderr and "--out" in done.stderr
+        assert not list(small.iterdir())
+
+
+def test_a_disk_that_fills_up_leaves_nothing(forebay, stopped, tmp_path):
+    forebay.run("export", stopped, out=tmp_path / "whole")
+    weights = (tmp_path / "whole" / "model.safetensors").stat().st_size
+    # Enough for the weights, but not for the files beside them.
+    with tmpfs(tmp_path / "small", f"size={-(-weights // 4096) * 4096}") as small:
+        done = forebay.run("export", stopped, check=False, out=small / "mine")
+        assert done.returncode == 5 and str(small / "mine.tmp") in done.stderr
+        assert not list(small.iterdir())
+    assert forebay.run("export", stopped, out=tmp_path / "again").returncode == 0

@@ -29,7 +29,7 @@ TEST(BackgroundExport, IsMadeAtOnceWhereNoThreadCanBeHad) {
     was_done = exported.is_done();
     status = exported.Await();
   });
-  if (!is_forbidden) GTEST_SKIP() << "threads cannot be forbidden here (a user namespace?)";
+  if (!is_forbidden) GTEST_SKIP() << kThreadsCannotBeForbidden;
   EXPECT_TRUE(was_done);
   EXPECT_EQ(status, absl::OkStatus());
   EXPECT_EQ(*ModelDigest(destination), *ModelDigest(JoinPath(options.out, "model")));

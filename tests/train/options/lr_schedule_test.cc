@@ -1,8 +1,11 @@
 #include "forebay/train/lr_schedule.h"
 
 #include <cmath>
+#include <functional>
+#include <map>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
@@ -99,6 +102,35 @@ TEST(LearningRate, IsThatOfTheSchedulersThatItIsNamedAfter) {
       EXPECT_NEAR(ours.beta2.value_or(0.999), rates[i][2].get<double>(), 1e-14);
     }
   }
+}
+
+// What the documentation says of them is what they have.
+TEST(LearningRate, ADefaultThatIsGivenChangesNothing) {
+  const std::map<std::string, double, std::less<>> words = {
+      {"true", 1}, {"false", 0}, {"log", 0}, {"cos", 0}};
+  int num_defaults = 0;
+  for (const LrScheduleSpec& spec : LrScheduleTable()) {
+    LrScheduleOptions plain = Options(spec.schedule, 0, 6000);
+    if (spec.schedule == LrSchedule::kDeepSpeedOneCycle) {
+      plain.args = {{"cycle_min_lr", 0.1}, {"cycle_max_lr", 1.0}};
+    }
+    for (const LrScheduleArgSpec& arg : spec.args) {
+      const auto word = words.find(arg.default_text);
+      double value = word != words.end() ? word->second : 0.0;
+      // Others are required, or in terms of something else.
+      if (word == words.end() && !absl::SimpleAtod(std::string(arg.default_text), &value)) continue;
+      ++num_defaults;
+      LrScheduleOptions given = plain;
+      given.args.emplace(arg.name, value);
+      for (int64_t update = 1; update <= plain.num_steps; update += 7) {
+        const ScheduledRates ours = RatesOf(given, update);
+        const ScheduledRates theirs = RatesOf(plain, update);
+        ASSERT_EQ(ours.lr, theirs.lr) << spec.name << " " << arg.name << " " << update;
+        ASSERT_EQ(ours.beta1, theirs.beta1) << spec.name << " " << arg.name << " " << update;
+      }
+    }
+  }
+  EXPECT_GT(num_defaults, 25);
 }
 
 std::string ErrorOf(LrSchedule schedule, const Json& args) {

@@ -123,6 +123,17 @@ TEST(OptionTable, SizesTakeSuffixes) {
   EXPECT_EQ(options.tile_elems, 512 << 10);
 }
 
+TEST(OptionTable, ArgumentsOfTheScheduleAreTheSameInAnyOrder) {
+  const auto given = [](const std::string& text) {
+    const OptionSpec* spec = FindOption("schedule_args");
+    TrainOptions options;
+    EXPECT_TRUE(spec->set(*spec->parse(text), options));
+    return OptionText(options, "schedule_args");
+  };
+  EXPECT_EQ(given("power=2,end_lr=0"), given("end_lr=0,power=2"));
+  EXPECT_NE(given("power=2,end_lr=0"), given("power=0,end_lr=2"));
+}
+
 TEST(OptionTable, ARefusedValueChangesNothing) {
   TrainOptions options;
   EXPECT_FALSE(FindOption("betas")->set(Json::array({0.5, 1.5}), options));
