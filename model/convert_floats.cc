@@ -1,5 +1,6 @@
 #include "forebay/model/convert_floats.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "forebay/base/check.h"
@@ -19,6 +20,20 @@ inline float WidenFp16(Fp16 half) {
   const float widened = std::bit_cast<float>((magnitude << 13) + 0x38000000u + one_exponent) -
                         std::bit_cast<float>(smallest);
   return std::bit_cast<float>(std::bit_cast<uint32_t>(widened) | special | sign);
+}
+
+// FloatToFp16 without branches: each case is worked out, and one is chosen. Where the processor
+// flushes subnormal floats to zero, nothing changes: as halves they are zero.
+inline Fp16 NarrowToFp16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;  // NaN, infinity
+  const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  return static_cast<Fp16>(sign | (magnitude >= 0x477ff000u ? special : finite));
 }
 
 }  // namespace
@@ -47,12 +62,36 @@ void ConvertF32ToBf16(std::span<const float> from, std::span<Bf16> to) {
   for (size_t i = 0; i < count; ++i) target[i] = FloatToBf16(source[i]);
 }
 
+void ConvertF32ToF16(std::span<const float> from, std::span<Fp16> to) {
+  FOREBAY_CHECK(from.size() == to.size());
+  const float* const __restrict source = from.data();
+  Fp16* const __restrict target = to.data();
+  const size_t count = from.size();
+  for (size_t i = 0; i < count; ++i) target[i] = NarrowToFp16(source[i]);
+}
+
 void ConvertF16ToBf16(std::span<const Fp16> from, std::span<Bf16> to) {
   FOREBAY_CHECK(from.size() == to.size());
   const Fp16* const __restrict source = from.data();
   Bf16* const __restrict target = to.data();
   const size_t count = from.size();
   for (size_t i = 0; i < count; ++i) target[i] = FloatToBf16(WidenFp16(source[i]));
+}
+
+void ConvertF32(std::span<const float> from, DType dtype, std::span<std::byte> to) {
+  FOREBAY_CHECK(from.size() * SizeOf(dtype) == to.size());
+  const std::span halves(reinterpret_cast<uint16_t*>(to.data()), from.size());
+  switch (dtype) {
+    case DType::kF32:
+      std::ranges::copy(std::as_bytes(from), to.begin());
+      return;
+    case DType::kBF16:
+      ConvertF32ToBf16(from, halves);
+      return;
+    case DType::kF16:
+      ConvertF32ToF16(from, halves);
+      return;
+  }
 }
 
 }  // namespace forebay

@@ -2,10 +2,12 @@
 // which compilers vectorise. Bit for bit those of base/bfloat16.h.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "forebay/base/bfloat16.h"
+#include "forebay/base/dtype.h"
 
 namespace forebay {
 
@@ -14,6 +16,9 @@ namespace forebay {
 void ConvertBf16ToF32(std::span<const Bf16> from, std::span<float> to);
 void ConvertF16ToF32(std::span<const Fp16> from, std::span<float> to);
 void ConvertF32ToBf16(std::span<const float> from, std::span<Bf16> to);
+void ConvertF32ToF16(std::span<const float> from, std::span<Fp16> to);
 void ConvertF16ToBf16(std::span<const Fp16> from, std::span<Bf16> to);
+// `to`: as many elements of `dtype`, aligned to them.
+void ConvertF32(std::span<const float> from, DType dtype, std::span<std::byte> to);
 
 }  // namespace forebay

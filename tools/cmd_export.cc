@@ -1,4 +1,8 @@
+#include <optional>
+#include <string>
+
 #include "fmt/format.h"
+#include "forebay/base/dtype.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/base/json.h"
@@ -11,6 +15,11 @@
 namespace forebay {
 namespace {
 
+std::optional<DType> DTypeOf(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  return name == "bf16" ? DType::kBF16 : name == "fp16" ? DType::kF16 : DType::kF32;
+}
+
 class ExportCommand : public Command {
  public:
   void Declare(CLI::App& app) override {
@@ -18,9 +27,13 @@ class ExportCommand : public Command {
     app.add_option("--out", options_.out,
                    "folder to make, which must not be there (default: RUN/exports/step-N)")
         ->type_name("PATH");
+    app.add_option("--dtype", dtype_, "of the weights (default: that of the run's)")
+        ->type_name("bf16|fp16|fp32")
+        ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
   }
 
   absl::Status Run(const CommandContext& context) override {
+    options_.dtype = DTypeOf(dtype_);
     CatchStopSignals("\nforebay: stopping; once more ends at once\n");
     ProgressLine progress;
     options_.progress = [&](double fraction) {
@@ -35,17 +48,20 @@ class ExportCommand : public Command {
               Json({{"run", options_.run},
                     {"step", exported.step},
                     {"folder", exported.folder},
+                    {"dtype", SafetensorsName(exported.dtype)},
                     {"bytes", exported.bytes}})
                   .dump());
     } else {
-      PrintTo(stdout, "step {} of '{}' is in '{}', {} of weights\n", exported.step, options_.run,
-              exported.folder, FormatBytes(exported.bytes));
+      PrintTo(stdout, "step {} of '{}' is in '{}', {} of weights in {}\n", exported.step,
+              options_.run, exported.folder, FormatBytes(exported.bytes),
+              SafetensorsName(exported.dtype));
     }
     return absl::OkStatus();
   }
 
  private:
   ExportRunOptions options_;
+  std::string dtype_;  // "": not given
 };
 
 }  // namespace

@@ -3,21 +3,18 @@
 #include <utility>
 
 #include "forebay/base/start_thread.h"
-#include "forebay/train/export.h"
 
 namespace forebay {
 
-BackgroundExport::BackgroundExport(TensorStore* store, const std::string& model_directory,
-                                   std::string destination)
+BackgroundExport::BackgroundExport(TensorStore* store, ExportedModel model)
     : snapshot_(std::make_unique<StoreSnapshot>(store)),
       step_(snapshot_->step()),
-      destination_(std::move(destination)) {
-  absl::StatusOr<std::thread> thread =
-      StartThread("exporting the model", [this, model_directory] { Run(model_directory); });
+      model_(std::move(model)) {
+  absl::StatusOr<std::thread> thread = StartThread("exporting the model", [this] { Run(); });
   if (thread.ok()) {
     thread_ = *std::move(thread);
   } else {
-    Run(model_directory);  // later than it might be, but nothing is lost
+    Run();  // later than it might be, but nothing is lost
   }
 }
 
@@ -25,8 +22,8 @@ BackgroundExport::~BackgroundExport() {
   Await().IgnoreError();
 }
 
-void BackgroundExport::Run(const std::string& model_directory) {
-  status_ = ExportModel(*snapshot_, model_directory, destination_, [this](double fraction) {
+void BackgroundExport::Run() {
+  status_ = ExportModel(*snapshot_, model_, [this](double fraction) {
     fraction_.store(fraction, std::memory_order_relaxed);
     return absl::OkStatus();
   });

@@ -9,21 +9,22 @@
 
 #include "absl/status/status.h"
 #include "forebay/swap/store_snapshot.h"
+#include "forebay/train/export.h"
 
 namespace forebay {
 
 // Owned by one thread.
 class BackgroundExport {
  public:
-  // Begins ExportModel (export.h) of the committed step. `store` must outlive it. Where no thread
-  // can be had, it is over when this returns.
-  BackgroundExport(TensorStore* store, const std::string& model_directory, std::string destination);
+  // Begins ExportModel of the committed step. `store` must outlive it. Where no thread can be had,
+  // it is over when this returns.
+  BackgroundExport(TensorStore* store, ExportedModel model);
   ~BackgroundExport();  // waits
   BackgroundExport(const BackgroundExport&) = delete;
   BackgroundExport& operator=(const BackgroundExport&) = delete;
 
   int64_t step() const { return step_; }
-  const std::string& destination() const { return destination_; }
+  const std::string& folder() const { return model_.folder; }
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }
   double fraction() const { return fraction_.load(std::memory_order_relaxed); }
   // Waits for its end. The errors of ExportModel.
@@ -32,11 +33,11 @@ class BackgroundExport {
   bool store_failed() const { return store_failed_; }
 
  private:
-  void Run(const std::string& model_directory);
+  void Run();
 
   std::unique_ptr<StoreSnapshot> snapshot_;  // ends with the export
   const int64_t step_;
-  const std::string destination_;
+  const ExportedModel model_;
   std::atomic<double> fraction_ = 0;
   std::atomic<bool> is_done_ = false;
   absl::Status status_;        // the thread's, until it has ended

@@ -14,58 +14,16 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/model/model_folder.h"
-#include "forebay/model/safetensors.h"
 #include "forebay/train/export_manifest.h"
+#include "forebay/train/export_weights.h"
 
 namespace forebay {
 namespace {
-
-absl::Status WriteTensor(const StoreSnapshot& snapshot, const TensorSpec& tensor,
-                         SafetensorsWriter& writer, std::vector<float>& chunk) {
-  const bool bf16 = snapshot.tiles().layout() == Layout::kBf16;
-  for (int64_t first = 0; first < tensor.num_elems; first += kExportChunkElems) {
-    const int64_t count = std::min(kExportChunkElems, tensor.num_elems - first);
-    if (bf16) {
-      const std::span<uint16_t> out(reinterpret_cast<uint16_t*>(chunk.data()), count);
-      FOREBAY_RETURN_IF_ERROR(snapshot.ReadTensorW16(tensor, first, out));
-      FOREBAY_RETURN_IF_ERROR(writer.Append(std::as_bytes(out)));
-    } else {
-      const std::span<float> out(chunk.data(), count);
-      FOREBAY_RETURN_IF_ERROR(snapshot.ReadTensor(tensor, Plane::kMaster, first, out));
-      FOREBAY_RETURN_IF_ERROR(writer.Append(std::as_bytes(out)));
-    }
-  }
-  return absl::OkStatus();
-}
 
 constexpr std::string_view kExportPrefix = "step-";
 constexpr char kUnfinishedSuffix[] = ".tmp";
 constexpr char kRemovedSuffix[] = ".removed.tmp";
 constexpr char kWeightsFile[] = "model.safetensors";
-
-// Returns the digest of the file.
-absl::StatusOr<std::string> WriteWeights(const StoreSnapshot& snapshot,
-                                         const std::string& directory,
-                                         const std::function<absl::Status(double)>& progress) {
-  const DType dtype = WeightDType(snapshot.tiles().layout());
-  std::vector<const TensorSpec*> tensors;
-  for (const TensorSpec& tensor : snapshot.inventory().tensors()) tensors.push_back(&tensor);
-  std::ranges::sort(tensors, {}, &TensorSpec::name);
-  std::vector<SafetensorsWriter::Planned> planned;
-  for (const TensorSpec* tensor : tensors) planned.push_back({tensor->name, dtype, tensor->shape});
-  FOREBAY_ASSIGN_OR_RETURN(
-      const std::unique_ptr<SafetensorsWriter> writer,
-      SafetensorsWriter::Create(JoinPath(directory, kWeightsFile), planned, {{"format", "pt"}}));
-  std::vector<float> chunk(kExportChunkElems);
-  int64_t done = 0;
-  for (const TensorSpec* tensor : tensors) {
-    FOREBAY_RETURN_IF_ERROR(WriteTensor(snapshot, *tensor, *writer, chunk));
-    done += tensor->num_elems;
-    const auto all = static_cast<double>(snapshot.inventory().num_params());
-    FOREBAY_RETURN_IF_ERROR(progress(static_cast<double>(done) / all));
-  }
-  return writer->Finish();
-}
 
 absl::Status Rename(const std::string& from, const std::string& to) {
   if (std::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
@@ -126,13 +84,14 @@ absl::StatusOr<std::vector<std::pair<int64_t, std::string>>> ExportsIn(
   return exports;
 }
 
-absl::Status FillFolder(const StoreSnapshot& snapshot, const std::string& model_directory,
+absl::Status FillFolder(const StoreSnapshot& snapshot, const ExportedModel& model,
                         const std::string& folder,
                         const std::function<absl::Status(double)>& progress) {
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(folder));
-  FOREBAY_ASSIGN_OR_RETURN(const std::string digest, WriteWeights(snapshot, folder, progress));
-  FOREBAY_RETURN_IF_ERROR(
-      CopySidecarFiles(model_directory, folder, WeightDType(snapshot.tiles().layout())));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::string digest,
+      WriteWeights(snapshot, model.dtype, JoinPath(folder, kWeightsFile), progress));
+  FOREBAY_RETURN_IF_ERROR(CopySidecarFiles(model.origin, folder, model.dtype));
   FOREBAY_RETURN_IF_ERROR(
       WriteExportManifest(folder, {snapshot.uuid(), snapshot.step()}, {{kWeightsFile, digest}}));
   return SyncDirectory(folder);
@@ -144,19 +103,18 @@ std::vector<std::string> BesideExport(const std::string& destination) {
   return {destination + kUnfinishedSuffix, destination + kRemovedSuffix};
 }
 
-absl::Status ExportModel(const StoreSnapshot& snapshot, const std::string& model_directory,
-                         const std::string& destination,
+absl::Status ExportModel(const StoreSnapshot& snapshot, const ExportedModel& model,
                          const std::function<absl::Status(double)>& progress) {
-  const std::string temporary = destination + kUnfinishedSuffix;
-  for (const std::string& left : BesideExport(destination)) {
+  const std::string temporary = model.folder + kUnfinishedSuffix;
+  for (const std::string& left : BesideExport(model.folder)) {
     FOREBAY_RETURN_IF_ERROR(RemoveTree(left));
   }
-  const absl::Status filled = FillFolder(snapshot, model_directory, temporary, progress);
+  const absl::Status filled = FillFolder(snapshot, model, temporary, progress);
   if (!filled.ok()) {
     RemoveTree(temporary).IgnoreError();
     return filled;
   }
-  return ReplaceDirectory(temporary, destination);
+  return ReplaceDirectory(temporary, model.folder);
 }
 
 absl::StatusOr<std::optional<std::string>> NewestExport(const std::string& exports_directory) {

@@ -51,13 +51,15 @@ absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
   ExportedRun exported;
   exported.step = store->committed().step;
-  exported.bytes = store->inventory().num_params() * WeightBytesPerElem(store->tiles().layout());
+  exported.dtype = options.dtype.value_or(WeightDType(store->tiles().layout()));
+  exported.bytes = store->inventory().num_params() * SizeOf(exported.dtype);
   exported.folder = options.out.empty() ? JoinPath(RunPaths(options.run).exports,
                                                    fmt::format("step-{}", exported.step))
                                         : options.out;
   FOREBAY_RETURN_IF_ERROR(CheckRoomForWeights(exported.folder, exported.bytes));
-  FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()), run.value("model", ""),
-                                      exported.folder, options.progress));
+  FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()),
+                                      {run.value("model", ""), exported.folder, exported.dtype},
+                                      options.progress));
   return exported;
 }
 

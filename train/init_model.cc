@@ -13,6 +13,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
+#include "forebay/model/convert_floats.h"
 #include "forebay/model/model_folder.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/swap/store_manifest.h"
@@ -110,19 +111,6 @@ absl::Status WriteSidecars(const Source& source, const std::string& directory, D
   return WriteConfig(source.json, dtype, directory);
 }
 
-// `values` as the bytes of `dtype`, in `bytes`.
-void Convert(std::span<const float> values, DType dtype, std::vector<std::byte>& bytes) {
-  bytes.resize(values.size() * SizeOf(dtype));
-  if (dtype == DType::kF32) {
-    std::ranges::copy(std::as_bytes(values), bytes.begin());
-    return;
-  }
-  auto* out = reinterpret_cast<uint16_t*>(bytes.data());
-  for (size_t i = 0; i < values.size(); ++i) {
-    out[i] = dtype == DType::kBF16 ? FloatToBf16(values[i]) : FloatToFp16(values[i]);
-  }
-}
-
 absl::Status WriteModelFolder(const InitOptions& options, const Source& source, DType dtype,
                               const std::function<void(double)>& progress) {
   const Inventory inventory = BuildInventory(source.config);
@@ -143,7 +131,8 @@ absl::Status WriteModelFolder(const InitOptions& options, const Source& source, 
       const auto values =
           std::span(chunk).first(std::min(kInitChunkElems, tensor->num_elems - first));
       FillInitialValues(source.config, *tensor, options.seed, first, values, pool);
-      Convert(values, dtype, bytes);
+      bytes.resize(values.size() * SizeOf(dtype));
+      ConvertF32(values, dtype, bytes);
       FOREBAY_RETURN_IF_ERROR(writer->Append(bytes));
       done += static_cast<int64_t>(values.size());
       if (progress)

@@ -476,6 +476,9 @@ std::vector<OptionSpec> IoRows() {
       Choice<ExportFormat>("io", "export", &O::export_format,
                            {{"hf", ExportFormat::kHuggingFace}, {"none", ExportFormat::kNone}},
                            "format of the trained model"),
+      Choice<DType>("io", "export_dtype", &O::export_dtype,
+                    {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
+                    "of the trained model's weights"),
       Switch("io", "resume", &O::resume, "continue the run in OUT; its settings are the defaults"),
       Switch("io", "dry_run", &O::dry_run, "check everything and print the plan, then stop"),
   };
@@ -485,7 +488,8 @@ std::vector<OptionSpec> IoRows() {
 std::string DefaultText(const OptionSpec& spec) {
   if (spec.name == "nvme") return "OUT/swap";
   if (spec.name == "nvme_weights") return "measured";
-  if (spec.name == "layout" || spec.name == "grad_dtype") return "as --precision";
+  if (spec.name == "layout" || spec.name == "grad_dtype" || spec.name == "export_dtype")
+    return "as --precision";
   if (spec.name == "seq") return "1024, or that of packed data";
   if (spec.name == "model" || spec.name == "data" || spec.name == "out") return "required";
   return ValueText(spec.get(TrainOptions{}));

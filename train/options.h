@@ -72,6 +72,7 @@ struct TrainOptions {
   int64_t save_every = 0;  // steps; exports to OUT/exports/step-N
   int64_t keep = 2;        // exports kept
   ExportFormat export_format = ExportFormat::kHuggingFace;
+  DType export_dtype = DType::kBF16;  // of its weights; follows precision unless set
   bool resume = false;
   bool dry_run = false;
 };

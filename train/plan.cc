@@ -12,7 +12,7 @@
 #include "forebay/model/decoder.h"
 #include "forebay/optimizer/offloaded_adamw.h"
 #include "forebay/swap/tensor_store.h"
-#include "forebay/train/export.h"
+#include "forebay/train/export_weights.h"
 #include "forebay/train/step.h"
 #include "forebay/train/stripe_weights.h"
 
@@ -317,7 +317,7 @@ class Planner {
   // The model in OUT/model, and what --save_every keeps beside it. One more is written before the
   // oldest goes.
   int64_t ExportBytes() const {
-    const int64_t model = inventory_.num_params() * SizeOf(WeightDType(options_.layout));
+    const int64_t model = inventory_.num_params() * SizeOf(options_.export_dtype);
     return options_.save_every > 0 ? model * (options_.keep + 2) : model;
   }
 

@@ -239,6 +239,7 @@ void DeriveValues(Resolver& resolver) {
   const bool bf16 = resolver.options().precision == cpu::Precision::kBf16;
   resolver.Derive("layout", &TrainOptions::layout, bf16 ? Layout::kBf16 : Layout::kFp32);
   resolver.Derive("grad_dtype", &TrainOptions::grad_dtype, bf16 ? DType::kBF16 : DType::kF32);
+  resolver.Derive("export_dtype", &TrainOptions::export_dtype, bf16 ? DType::kBF16 : DType::kF32);
   const std::optional<int64_t> seq = PackedRowTokens(resolver.options().data);
   if (seq.has_value()) resolver.Derive("seq", &TrainOptions::seq, *seq);
 }

@@ -23,8 +23,8 @@ absl::Status RunExports::Start() {
   Await();
   FOREBAY_RETURN_IF_ERROR(error_);
   FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(options_.directory));
-  current_ =
-      std::make_unique<BackgroundExport>(store_, options_.model_directory, PathOfCommitted());
+  current_ = std::make_unique<BackgroundExport>(
+      store_, ExportedModel{options_.origin, PathOfCommitted(), options_.dtype});
   return absl::OkStatus();
 }
 
@@ -69,7 +69,7 @@ absl::Status RunExports::Finish(BackgroundExport& done) {
   FOREBAY_RETURN_IF_ERROR(
       Annotate(done.Await(), fmt::format("exporting the model of step {}", done.step())));
   FOREBAY_RETURN_IF_ERROR(observer_->Note(
-      fmt::format("exported the model of step {} to {}", done.step(), done.destination())));
+      fmt::format("exported the model of step {} to {}", done.step(), done.folder())));
   return PruneExports(options_.directory, options_.keep);
 }
 

@@ -17,8 +17,9 @@ namespace forebay {
 class RunExports {
  public:
   struct Options {
-    std::string model_directory;  // where config and tokenizer files come from
-    std::string directory;        // OUT/exports
+    std::string origin;     // as ExportedModel's
+    std::string directory;  // OUT/exports
+    DType dtype = DType::kBF16;
     int64_t keep = 1;
   };
   // Everything pointed to must outlive it.

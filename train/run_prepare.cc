@@ -19,7 +19,7 @@
 #include "forebay/swap/store_manifest.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/disk_profile.h"
-#include "forebay/train/export.h"
+#include "forebay/train/export_weights.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/lr_schedule_table.h"
 #include "forebay/train/option_table.h"

@@ -148,7 +148,8 @@ absl::Status TrainingRun::OpenSession() {
                            RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
                                               std::move(prepared_.store), prepared_.budget.get()));
   exports_ = std::make_unique<RunExports>(
-      RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.keep},
+      RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
+                          options_.keep},
       &session_->store(), &observer_);
   sampler_ = std::make_unique<Sampler>(prepared_.data->info().num_rows, options_.seed);
   batches_.resize(options_.accum);
@@ -480,8 +481,9 @@ absl::Status TrainingRun::ExportResult() {
   exports_->Await();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
   if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
-  return ExportModel(StoreSnapshot(&session_->store()), prepared_.model_directory,
-                     prepared_.paths.model, [&](double fraction) {
+  return ExportModel(StoreSnapshot(&session_->store()),
+                     {prepared_.model_directory, prepared_.paths.model, options_.export_dtype},
+                     [&](double fraction) {
                        observer_.OnPhase("exporting", fraction);
                        return absl::OkStatus();
                      });

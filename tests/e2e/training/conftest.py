@@ -60,6 +60,18 @@ def make_model(forebay, folder, **changes):
     return str(folder)
 
 
+def read_safetensors(path):
+    """{name: values}, flat; those of BF16 as their bits."""
+    types = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+    data = pathlib.Path(path).read_bytes()
+    begin = 8 + int(np.frombuffer(data[:8], "<u8")[0])
+    header = json.loads(data[8:begin])
+    return {
+        name: np.frombuffer(data[begin:][slice(*entry["data_offsets"])], types[entry["dtype"]])
+        for name, entry in header.items() if name != "__metadata__"
+    }
+
+
 SPECIAL = {"<|end|>": 254, "<|pad|>": 255}
 
 

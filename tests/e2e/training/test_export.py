@@ -3,13 +3,16 @@
 import fcntl
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
 from confined import tmpfs
-from conftest import make_model, random_rows, write_rows
+from conftest import make_model, random_rows, read_safetensors, write_rows
+from store_reader import Store
 
 SETTINGS = dict(batch=2, seq=32, steps=4, lr=1e-3, ram="1GiB")
 
@@ -55,6 +58,67 @@ def test_the_run_goes_on_as_if_nothing_had_been(forebay, stopped, task, tmp_path
     assert forebay.digest(stopped) == before
     forebay.run("train", "--resume", out=stopped)
     assert forebay.digest(stopped) == forebay.digest(tmp_path / "whole")
+
+
+def as_exported(w, master, layout, dtype):
+    """What the file has to hold of weights that are stored as `w` of `layout` and stand for `master`."""
+    if dtype == "bf16" and layout == "bf16":
+        return w
+    if dtype == "bf16":  # to nearest, ties to even
+        bits = master.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return master.astype({"fp16": np.float16, "fp32": np.float32}[dtype])
+
+
+@pytest.mark.parametrize("layout", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_the_dtype_can_be_chosen(forebay, task, tmp_path, layout, dtype):
+    run = tmp_path / "run"
+    forebay.run("train", out=run, precision=layout, export_dtype=dtype, **task, **SETTINGS)
+    exported = read_safetensors(run / "model" / "model.safetensors")
+    stored = Store([run / "swap"]).tensors()
+    assert set(exported) == set(stored)
+    for name, (_, w, master, *_) in stored.items():
+        expected = as_exported(w, master, layout, dtype)
+        assert exported[name].dtype == expected.dtype and (exported[name] == expected).all(), name
+    config = json.loads((run / "model" / "config.json").read_text())
+    spelled = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[dtype]
+    assert {config.get("dtype"), config.get("torch_dtype")} - {None} == {spelled}
+    # And afterwards, without a word about it: as the run keeps its weights.
+    for given, suffix in [(dtype, {"dtype": dtype}), (layout, {})]:
+        done = json.loads(forebay.run("export", run, "--format=json", out=tmp_path / f"as{len(suffix)}", **suffix).stdout)
+        assert done["dtype"] == {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[given]
+        assert done["bytes"] == sum(len(w) for _, w, *_ in stored.values()) * (4 if given == "fp32" else 2)
+    again = tmp_path / "as1" / "model.safetensors"
+    assert again.read_bytes() == (run / "model" / "model.safetensors").read_bytes()
+
+
+def test_the_dtype_may_change_on_the_way(forebay, task, tmp_path):
+    run = tmp_path / "run"
+    forebay.run("train", check=False, out=run, stop_after=2, **task, **SETTINGS)
+    forebay.run("train", "--resume", out=run, export_dtype="fp32")
+    forebay.run("train", out=tmp_path / "whole", export_dtype="fp32", **task, **SETTINGS)
+    assert forebay.digest(run) == forebay.digest(tmp_path / "whole")
+    assert forebay.digest(run / "model") == forebay.digest(tmp_path / "whole" / "model")
+
+
+def test_a_weight_that_fp16_has_no_number_for(forebay, task, tmp_path):
+    model = tmp_path / "large"
+    shutil.copytree(task["model"], model)
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-2:] = b"\x80\x47"  # 65536 as BF16: the last element of the last tensor
+    weights.write_bytes(data)
+    last = sorted(read_safetensors(weights))[-1]
+    settings = {**SETTINGS, "steps": 1, "lr": 1e-12, "weight_decay": 0}
+    failed = forebay.run("train", check=False, out=tmp_path / "run", export_dtype="fp16", model=model, data=task["data"], **settings)
+    assert failed.returncode == 2, failed.stderr
+    assert f"'{last}' has a weight of 65536, and fp16 ends at 65504" in failed.stderr
+    assert not (tmp_path / "run" / "model").exists() and not (tmp_path / "run" / "model.tmp").exists()
+    # The advice of the message.
+    assert "forebay export RUN --dtype=bf16" in failed.stderr
+    forebay.run("export", tmp_path / "run", dtype="bf16", out=tmp_path / "mine")
+    assert read_safetensors(tmp_path / "mine" / "model.safetensors")[last][-1] == 0x4780
 
 
 @pytest.mark.parametrize("name", ["mine", "mine.tmp", "mine.removed.tmp"])

@@ -23,7 +23,7 @@ SECTIONS = {
     "optim": "steps epochs stop_after lr warmup schedule weight_decay decay_all betas eps clip",
     "offload": "nvme nvme_weights ram precision layout grad_dtype threads engine engine_strict io_threads tile_elems weights_tier "
     "state_tier",
-    "io": "save_every keep export",
+    "io": "save_every keep export export_dtype",
 }
 SECTION_OF = {key: section for section, keys in SECTIONS.items() for key in keys.split()}
 
@@ -49,7 +49,7 @@ def manner(rng, held_out, starts):
         engine_strict=rng.random() < 0.2, io_threads=rng.randint(1, 5), threads=rng.randint(0, 4),
         weights_tier=rng.choice(["auto", "host", "nvme"]), state_tier=rng.choice(["auto", "host", "nvme"]),
         ram=rng.choice(["1GiB", "1GiB", "300M", "110M", "98M", "auto"]),
-        keep=rng.randint(1, 2),
+        keep=rng.randint(1, 2), export_dtype=rng.choice(["bf16", "fp16", "fp32"]),
     )
     if rng.random() < 0.3:
         drawn |= dict(eval_data=held_out, eval_every=rng.randint(0, 2))

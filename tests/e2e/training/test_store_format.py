@@ -1,10 +1,7 @@
 """docs/formats.md is enough to read a store: a reader that knows nothing else agrees with the program."""
 
-import json
-
-import numpy as np
 import pytest
-from conftest import make_model, random_rows, write_rows
+from conftest import make_model, random_rows, read_safetensors, write_rows
 from store_reader import Damaged, Store
 
 SEQ = 48
@@ -24,13 +21,6 @@ def task(forebay, tmp_path_factory):
                 weights_tier="nvme", state_tier="nvme", steps=3)
 
 
-def read_safetensors(path):
-    data = path.read_bytes()
-    (size,) = np.frombuffer(data[:8], "<u8")
-    header = json.loads(data[8: 8 + int(size)])
-    return {name: data[8 + int(size):][slice(*entry["data_offsets"])] for name, entry in header.items() if name != "__metadata__"}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_document_says_gives_every_value(forebay, task, tmp_path, case):
     out = tmp_path / "run"
@@ -42,7 +32,7 @@ def test_what_the_document_says_gives_every_value(forebay, task, tmp_path, case)
     tensors = store.tensors()
     assert set(exported) == set(tensors)
     for name, (_, weights, *_) in tensors.items():
-        assert weights.tobytes() == exported[name], name
+        assert weights.tobytes() == exported[name].tobytes(), name
 
 
 def test_of_several_folders(forebay, task, tmp_path):

@@ -25,7 +25,7 @@ TEST(BackgroundExport, IsMadeAtOnceWhereNoThreadCanBeHad) {
   bool was_done = false;
   absl::Status status;
   const bool is_forbidden = RunWithoutThreads([&] {
-    BackgroundExport exported(store->get(), options.model, destination);
+    BackgroundExport exported(store->get(), {options.model, destination, options.export_dtype});
     was_done = exported.is_done();
     status = exported.Await();
   });

@@ -32,7 +32,7 @@ class ReplacedExportTest : public testing::Test {
   }
 
   absl::Status Export() {
-    return ExportModel(StoreSnapshot(store_.get()), options_.model, destination_,
+    return ExportModel(StoreSnapshot(store_.get()), model_,
                        [](double) { return absl::OkStatus(); });
   }
   static bool IsWhole(const std::string& folder) {
@@ -46,6 +46,7 @@ class ReplacedExportTest : public testing::Test {
   const TrainOptions options_ = task_.TightRun(folder_.Path("run"));
   const std::string parent_ = folder_.Path("exports");
   const std::string destination_ = JoinPath(parent_, "model");
+  const ExportedModel model_{options_.model, destination_, options_.export_dtype};
   const std::string aside_ = destination_ + ".removed.tmp";
   const std::unique_ptr<Engine> engine_ = CreateThreadsEngine({.num_threads = 1});
   std::unique_ptr<TensorStore> store_;
@@ -53,9 +54,9 @@ class ReplacedExportTest : public testing::Test {
 
 TEST_F(ReplacedExportTest, ThatIsStoppedLeavesTheOneBeforeAndNothingElse) {
   const std::vector<std::string> before = Folders();
-  const absl::Status stopped =
-      ExportModel(StoreSnapshot(store_.get()), options_.model, destination_,
-                  [](double) { return InterruptedError("stopped on request"); });
+  const absl::Status stopped = ExportModel(StoreSnapshot(store_.get()), model_, [](double) {
+    return InterruptedError("stopped on request");
+  });
   EXPECT_EQ(ExitCodeOf(stopped), ExitCode::kInterrupted);
   EXPECT_EQ(Folders(), before);
   EXPECT_TRUE(IsWhole(destination_));

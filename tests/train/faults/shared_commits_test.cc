@@ -10,7 +10,7 @@
 #include "forebay/swap/tensor_store.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
-#include "forebay/train/export.h"
+#include "forebay/train/export_weights.h"
 #include "forebay/train/run_folder.h"
 #include "gmock/gmock.h"
 

@@ -117,6 +117,7 @@ TrainOptions ToyTask::RoomyRun(const std::string& out) const {
   options.precision = cpu::Precision::kFp32;
   options.layout = Layout::kFp32;
   options.grad_dtype = DType::kF32;
+  options.export_dtype = DType::kF32;
   options.ram_bytes = int64_t{256} << 20;
   return options;
 }

@@ -41,15 +41,16 @@ TEST(OptionTable, EveryDefaultIsAllowedAndRoundTripsThroughItsText) {
 
 TEST(OptionTable, EveryValueRoundTripsThroughJson) {
   const std::vector<std::pair<std::string, std::string>> values = {
-      {"model", "a b"},       {"truncate", "true"},
-      {"batch", "7"},         {"seed", "18446744073709551615"},
-      {"lr", "1.5e-06"},      {"schedule", "cosine"},
-      {"betas", "0.8,0.95"},  {"ram", "1073741824"},
-      {"threads", "3"},       {"tile_elems", "4096"},
-      {"state_tier", "nvme"}, {"precision", "fp32"},
-      {"layout", "fp32"},     {"grad_dtype", "fp32"},
-      {"export", "none"},     {"decay_all", "true"},
-      {"engine", "libaio"},   {"engine_strict", "true"}};
+      {"model", "a b"},         {"truncate", "true"},
+      {"batch", "7"},           {"seed", "18446744073709551615"},
+      {"lr", "1.5e-06"},        {"schedule", "cosine"},
+      {"betas", "0.8,0.95"},    {"ram", "1073741824"},
+      {"threads", "3"},         {"tile_elems", "4096"},
+      {"state_tier", "nvme"},   {"precision", "fp32"},
+      {"layout", "fp32"},       {"grad_dtype", "fp32"},
+      {"export", "none"},       {"export_dtype", "fp16"},
+      {"decay_all", "true"},    {"engine", "libaio"},
+      {"engine_strict", "true"}};
   for (const auto& [name, text] : values) {
     const OptionSpec* spec = FindOption(name);
     TrainOptions options, copy;

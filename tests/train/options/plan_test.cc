@@ -7,7 +7,7 @@
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/swap/commit_record.h"
 #include "forebay/swap/tensor_store.h"
-#include "forebay/train/export.h"
+#include "forebay/train/export_weights.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
