@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "forebay/train/logged_observer.h"
-#include "forebay/train/run_prepare.h"
+#include "forebay/train/prepared_run.h"
 #include "forebay/train/run_session.h"
 
 namespace forebay {

@@ -1,0 +1,93 @@
+#include "forebay/train/create_run.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/swap/store_manifest.h"
+#include "forebay/train/claim_folders.h"
+#include "forebay/train/create_store.h"
+#include "forebay/train/run_folder.h"
+#include "forebay/train/swap_area.h"
+
+namespace forebay {
+namespace {
+
+absl::Status WriteRunJson(const PreparedRun& run, std::string_view state, const StoreUuid& uuid,
+                          const Json& fingerprint) {
+  const Json stores = RecordedStoreDirectories(run.options.out, NewStoreDirectories(run.options));
+  const Json json = {{"format", kRunFormat},
+                     {"state", state},
+                     {"stores", stores},
+                     {"store_uuid", ToHex(uuid)},
+                     {"model", AbsolutePath(run.options.model)},
+                     {"fingerprint", fingerprint}};
+  return WriteFileAtomically(run.paths.run_json, json.dump(2) + "\n");
+}
+
+// All of `values` from the model's files, in pieces between which `stop` is heard.
+absl::Status ReadTensor(const CheckpointReader& reader, const CheckpointReader::Tensor& tensor,
+                        const std::function<bool()>& stop, std::span<float> values) {
+  constexpr size_t kPieceElems = size_t{1} << 24;
+  for (size_t first = 0; first < values.size(); first += kPieceElems) {
+    if (stop()) return InterruptedError("stopped on request");
+    const auto piece = values.subspan(first, std::min(kPieceElems, values.size() - first));
+    FOREBAY_RETURN_IF_ERROR(reader.ReadF32(tensor, static_cast<int64_t>(first), piece));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ModelSource> OpenModel(const PreparedRun& run) {
+  ModelSource source;
+  source.inventory = BuildInventory(run.config);
+  FOREBAY_ASSIGN_OR_RETURN(source.reader, CheckpointReader::Open(run.options.model));
+  FOREBAY_ASSIGN_OR_RETURN(source.tensors,
+                           MatchCheckpoint(*source.reader, run.config, source.inventory));
+  return source;
+}
+
+absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
+                       const ModelSource& source, const std::function<bool()>& stop,
+                       TrainObserver& observer, PreparedRun& run) {
+  if (run.options.dry_run) return absl::OkStatus();
+  for (const std::string& nvme : run.options.nvme) {
+    // A disk that is not mounted, or a slip of the hand, would go unnoticed.
+    if (!IsDirectory(nvme)) {
+      observer.OnNote(fmt::format("--nvme: '{}' was not there and is made", nvme));
+    }
+  }
+  FOREBAY_RETURN_IF_ERROR(ClaimFolders(run.options));
+  StoreOptions store;
+  FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
+  FOREBAY_RETURN_IF_ERROR(WriteRunJson(run, "creating", *store.uuid, fingerprint));
+  FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
+  store.directories = NewStoreDirectories(run.options);
+  store.stripe_weights = run.plan.tiles.stripe_weights();
+  store.layout = run.options.layout;
+  store.tile_elems = run.options.tile_elems;
+  store.num_slots = run.plan.num_slots;
+  store.gradient_area_bytes = run.plan.gradient_area_bytes;
+  store.has_intents = run.plan.gradient_area == GradientArea::kAll;
+  int64_t done_elems = 0;
+  const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
+    // The store has its own copy of the inventory; names identify tensors in both.
+    const int64_t position = source.inventory.Find(tensor.name) - source.inventory.tensors().data();
+    done_elems += tensor.num_elems;
+    observer.OnPhase("importing the model", static_cast<double>(done_elems) /
+                                                static_cast<double>(source.inventory.num_params()));
+    return ReadTensor(*source.reader, *source.tensors[position], stop, values);
+  };
+  CommitInfo first;
+  first.trainer = {{"num_steps", run.num_steps}};
+  FOREBAY_ASSIGN_OR_RETURN(run.store, CreateFilledStore(store, source.inventory, fill, first,
+                                                        run.engine.get(), run.budget.get(), stop));
+  return WriteRunJson(run, "ready", *store.uuid, fingerprint);
+}
+
+}  // namespace forebay
