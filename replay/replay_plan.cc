@@ -6,7 +6,6 @@
 #include "forebay/base/check.h"
 #include "forebay/optimizer/offloaded_adamw.h"
 #include "forebay/swap/swapper.h"
-#include "forebay/swap/tensor_store.h"
 
 namespace forebay {
 
@@ -31,12 +30,21 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   OffloadedAdamWOptions optimizer;
   optimizer.gradient_is_bf16 = options.gradient_is_bf16;
   optimizer.num_staging_tiles = options.buffers.num_staging_tiles;
+  optimizer.gradient_area = plan.gradient_area();
   plan.gradient_area_bytes =
       OffloadedAdamW::GradientAreaBytes(optimizer, plan.placement, plan.tiles);
-  plan.folder_bytes = TensorStore::DiskBytes(plan.tiles, kMostSlots, plan.gradient_area_bytes);
-  plan.store_bytes = Total(plan.folder_bytes);
+  plan.folder_bytes =
+      TensorStore::DiskBytes(plan.tiles, plan.num_slots(), plan.gradient_area_bytes);
   plan.transfers = CountTransfers(plan.schedule, plan.window, plan.placement, plan.tiles,
                                   gradient_bytes_per_elem);
+  if (options.durability == ReplayDurability::kNone) {
+    plan.transfers.write_bytes -= plan.transfers.commit_bytes;
+  } else if (options.durability == ReplayDurability::kReplay) {
+    const int64_t intent_bytes = TensorStore::IntentBytes(plan.tiles);
+    plan.folder_bytes[0] += intent_bytes;
+    plan.transfers.write_bytes += plan.placement.host_gradient_bytes + intent_bytes;
+  }
+  plan.store_bytes = Total(plan.folder_bytes);
   plan.largest_op_bytes = plan.tiles.max_state_bytes();
 
   int64_t largest_layer_elems = 0;
@@ -45,7 +53,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   }
   plan.host_bytes = Swapper::WindowBytes(plan.window, plan.tiles) +
                     OffloadedAdamW::StagingBytes(optimizer, plan.tiles) +
-                    TensorStore::SealBytes(plan.tiles, kMostSlots) +
+                    TensorStore::SealBytes(plan.tiles, plan.num_slots()) +
                     plan.placement.host_gradient_bytes + largest_layer_elems * 4;
   return plan;
 }

@@ -3,14 +3,28 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "forebay/base/tensor_spec.h"
 #include "forebay/swap/placement.h"
 #include "forebay/swap/step_schedule.h"
+#include "forebay/swap/tensor_store.h"
 #include "forebay/swap/tile_map.h"
 
 namespace forebay {
+
+// What a crash leaves of the run that is replayed, as --durability of it.
+enum class ReplayDurability : uint8_t {
+  kNone,    // nothing; one slot, and no commit in a step
+  kStep,    // the step that was committed last
+  kReplay,  // the same, and the gradients of the next
+};
+constexpr std::string_view NameOf(ReplayDurability durability) {
+  return durability == ReplayDurability::kNone   ? "none"
+         : durability == ReplayDurability::kStep ? "step"
+                                                 : "replay";
+}
 
 // All weights and all state are on NVMe, so that the disk carries everything.
 struct ReplayOptions {
@@ -20,6 +34,7 @@ struct ReplayOptions {
   StripeWeights stripe_weights = {1};  // of the folders that the store lies in
   Tier gradients = Tier::kHost;        // where finished gradients wait for their norm
   bool loss_reads_first = false;       // tied embeddings
+  ReplayDurability durability = ReplayDurability::kStep;
   StepBuffers buffers;
 };
 
@@ -37,6 +52,11 @@ struct ReplayPlan {
   StepTransfers transfers;   // of one step
   int64_t largest_op_bytes = 0;
 
+  int num_slots() const { return options.durability == ReplayDurability::kNone ? 1 : kMostSlots; }
+  GradientArea gradient_area() const {
+    return options.durability == ReplayDurability::kReplay ? GradientArea::kAll
+                                                           : GradientArea::kSpilled;
+  }
   // Layers between the first and the last.
   int num_blocks() const { return inventory.num_layers() - 2; }
 };

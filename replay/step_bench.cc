@@ -80,6 +80,8 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateStore(const ScratchFolders& f
   options.tile_elems = plan.options.tile_elems;
   options.gradient_area_bytes = plan.gradient_area_bytes;
   options.stripe_weights = plan.options.stripe_weights;
+  options.num_slots = plan.num_slots();
+  options.has_intents = plan.gradient_area() == GradientArea::kAll;
   options.unfilled = true;
   return TensorStore::Create(options, plan.inventory, engine);
 }
@@ -387,7 +389,7 @@ Json StepToJson(const StepBenchReport& report, double rated_tbw) {
   json["tile_elems"] = whole.options.tile_elems;
   json["num_block_buffers"] = whole.window.num_block_buffers;
   json["num_staging_tiles"] = whole.options.buffers.num_staging_tiles;
-  json["durability"] = "step";
+  json["durability"] = NameOf(whole.options.durability);
   json["compute"] = report.options.compute == ReplayCompute::kNone ? "none" : "adamw";
   json["engine"] = report.engine;
   json["engine_line"] = report.engine_line;

@@ -41,6 +41,7 @@ absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan&
   options.gradient_is_bf16 = plan.options.gradient_is_bf16;
   options.num_threads = compute == ReplayCompute::kNone ? 1 : num_threads;
   options.num_staging_tiles = plan.options.buffers.num_staging_tiles;
+  options.gradient_area = plan.gradient_area();
   FOREBAY_ASSIGN_OR_RETURN(replay->optimizer_,
                            OffloadedAdamW::Create(options, replay->plan_.placement, store, budget));
   FOREBAY_ASSIGN_OR_RETURN(replay->swapper_,
@@ -86,8 +87,9 @@ absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& st
   const double update_s = optimizer_->stats().update_s;
   ReplayedStep result;
   const Stopwatch watch;
+  FOREBAY_RETURN_IF_ERROR(MakeReady(++step_));
   // No step changes much, whatever the values are: they stay in the range of ordinary numbers.
-  optimizer_->BeginUpdate({.step = ++step_, .lr = 1e-9, .gradient_scale = 1});
+  optimizer_->BeginUpdate({.step = step_, .lr = 1e-9, .gradient_scale = 1});
   swapper_->Expect(accesses_);
   FOREBAY_RETURN_IF_ERROR(Forward(stop));
   FOREBAY_RETURN_IF_ERROR(Loss());
@@ -126,7 +128,15 @@ absl::Status StepReplay::Loss() {
   return absl::OkStatus();
 }
 
+absl::Status StepReplay::MakeReady(int64_t step) {
+  if (plan_.options.durability == ReplayDurability::kReplay) {
+    FOREBAY_RETURN_IF_ERROR(optimizer_->PublishIntent(step, Json::object()));
+  }
+  return store_->BeginWriting();
+}
+
 absl::Status StepReplay::Commit() {
+  if (plan_.options.durability == ReplayDurability::kNone) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
   return store_->Commit({.step = step_, .trainer = Json::object()});
 }

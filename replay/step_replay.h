@@ -36,8 +36,8 @@ struct ReplayedStep {
 // Owned by one thread.
 class StepReplay {
  public:
-  // `store`: of the plan's inventory, layout, tiles and gradient area, with a commit. Everything
-  // pointed to must outlive it. OutOfMemoryError.
+  // `store`: of the plan's inventory, layout, tiles, slots and gradient area, with a commit.
+  // Everything pointed to must outlive it. OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<StepReplay>> Create(const ReplayPlan& plan,
                                                             ReplayCompute compute, int num_threads,
                                                             TensorStore* store,
@@ -48,7 +48,7 @@ class StepReplay {
   // StorageError.
   absl::Status Start(const std::function<bool()>& stop);
   // One step, from the moment when the gradients' norm is known to the same moment of the next. At
-  // both nothing is in flight.
+  // both nothing is in flight, but without commits the last writes of the update.
   absl::StatusOr<ReplayedStep> RunStep(const std::function<bool()>& stop);
 
  private:
@@ -57,6 +57,8 @@ class StepReplay {
   absl::Status Access(int layer);
   absl::Status Forward(const std::function<bool()>& stop);
   absl::Status Loss();
+  // What a run does before the update of a step.
+  absl::Status MakeReady(int64_t step);
   absl::Status Commit();
   absl::Status Backward(const std::function<bool()>& stop);
   absl::Status Hand(int layer);

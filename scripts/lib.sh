@@ -95,3 +95,27 @@ need_deepspeed_sources() {
   mv "$download/deepspeed-$version/deepspeed" "$sources"
   rm -rf "$download"
 }
+
+# need_guest: in build/guest a kernel and busybox for the guest of the power-cut tests, unpacked, not installed. Where there
+# is no package of one those tests are skipped.
+need_guest() {
+  local guest=$repo/build/guest download=$repo/build/guest-download meta kernel='' package
+  [ -e "$guest" ] && return
+  for meta in linux-image-cloud-amd64 linux-image-virtual; do # Debian's, Ubuntu's
+    kernel=$(apt-cache depends "$meta" 2>/dev/null | awk '/Depends: linux-image-[0-9]/ { print $2; exit }')
+    [ -z "$kernel" ] || break
+  done
+  if [ "$(uname -m)" != x86_64 ] || [ -z "$kernel" ]; then
+    say "there is no kernel for a guest here: the power-cut tests will be skipped"
+    return
+  fi
+  need_packages qemu-system-x86
+  say "downloading a kernel for the guest of the power-cut tests ($kernel)"
+  rm -rf "$download"
+  mkdir -p "$download/root"
+  (cd "$download" && apt-get download -qq -o APT::Sandbox::User="$(id -un)" "$kernel" busybox-static) ||
+    fail "downloading $kernel and busybox-static failed" "check the network, then run '$program' again"
+  for package in "$download"/*.deb; do dpkg -x "$package" "$download/root"; done
+  mv "$download/root" "$guest"
+  rm -rf "$download"
+}

@@ -56,6 +56,21 @@ TEST(ReplayPlan, SpilledGradientsCostTwoBytesMoreEachWayAndLittleMemory) {
   EXPECT_LT(spilled.host_bytes, int64_t{3'400'000'000});
 }
 
+TEST(ReplayPlan, DurabilityCostsWhatTheDocumentationSays) {
+  const ReplayPlan none = PlanReplay(Llama13B(), {.durability = ReplayDurability::kNone});
+  const ReplayPlan step = PlanReplay(Llama13B(), {});
+  const ReplayPlan replay = PlanReplay(Llama13B(), {.durability = ReplayDurability::kReplay});
+  const auto params = static_cast<double>(step.inventory.num_params());
+  EXPECT_NEAR(static_cast<double>(none.store_bytes), 12 * params, 0.02e9);
+  EXPECT_EQ(none.transfers.read_bytes, step.transfers.read_bytes);
+  EXPECT_EQ(none.transfers.write_bytes, step.transfers.write_bytes - step.transfers.commit_bytes);
+  EXPECT_EQ(replay.transfers.read_bytes, step.transfers.read_bytes);
+  EXPECT_EQ(replay.transfers.write_bytes, step.transfers.write_bytes +
+                                              2 * step.inventory.num_padded_elems() +
+                                              TensorStore::IntentBytes(step.tiles));
+  EXPECT_NEAR(static_cast<double>(replay.store_bytes - step.store_bytes), 2 * params, 0.01e9);
+}
+
 TEST(WithFewerBlocks, KeepsBothEndsAndTheFirstBlocks) {
   const Inventory inventory = Llama13B();
   const Inventory fewer = WithFewerBlocks(inventory, 2);

@@ -173,5 +173,25 @@ TEST_F(StepBenchTest, TheJsonStatesWhatWasDone) {
             static_cast<int64_t>(600e12 / static_cast<double>(json["write_bytes"].get<int64_t>())));
 }
 
+TEST_F(StepBenchTest, EveryDurabilityIsReplayedAndLeavesNothing) {
+  std::vector<int64_t> written, stored;
+  for (const ReplayDurability durability :
+       {ReplayDurability::kNone, ReplayDurability::kStep, ReplayDurability::kReplay}) {
+    options_.replay.durability = durability;
+    const auto report = RunStepBench(options_, {});
+    ASSERT_TRUE(report.ok()) << report.status();
+    const Json json = StepToJson(*report, 600);
+    EXPECT_EQ(json["durability"], NameOf(durability));
+    written.push_back(json["write_bytes"]);
+    stored.push_back(json["store_bytes"]);
+    EXPECT_TRUE(FolderIsEmpty());
+  }
+  // Seals and records are small; kept gradients are two bytes for each parameter.
+  EXPECT_LT(written[1] - written[0], written[0] / 100);
+  EXPECT_NEAR(static_cast<double>(written[2] - written[1]), 2.0 * (18 << 20), 1e6);
+  EXPECT_GT(stored[1], stored[0] + 12 * (18 << 20) - 1'000'000);
+  EXPECT_NEAR(static_cast<double>(stored[2] - stored[1]), 2.0 * (18 << 20), 1e6);
+}
+
 }  // namespace
 }  // namespace forebay

@@ -37,6 +37,9 @@ class BenchStepCommand : public Command {
     text("gradients", gradients_, "ram|nvme",
          "where they wait for their norm; nvme: what a run does whose --ram is short (default: "
          "ram)");
+    text("durability", durability_, "none|step|replay",
+         "what a crash leaves of the run: its last export, its last step, or the gradients of the "
+         "next too (default: step)");
     text("tile_elems", tile_elems_, "N", "elements of one tile (default: 1M)");
     text("ram", ram_, "SIZE", "for all buffers (default: 80 % of what is available)");
     text("compute", compute_, "none|adamw",
@@ -105,6 +108,11 @@ class BenchStepCommand : public Command {
     }
     reader.TakeWord<Tier>("gradients", gradients_, {{"ram", Tier::kHost}, {"nvme", Tier::kNvme}},
                           replay.gradients);
+    reader.TakeWord<ReplayDurability>("durability", durability_,
+                                      {{"none", ReplayDurability::kNone},
+                                       {"step", ReplayDurability::kStep},
+                                       {"replay", ReplayDurability::kReplay}},
+                                      replay.durability);
     reader.Take("tile_elems", ParseSize(tile_elems_), replay.tile_elems);
     if (replay.tile_elems <= 0 || replay.tile_elems % kLayerAlignElems != 0 ||
         replay.tile_elems > int64_t{1} << 30) {
@@ -171,6 +179,7 @@ class BenchStepCommand : public Command {
   std::string params_, config_, gradient_dtype_, ram_;
   std::string layout_ = "bf16";
   std::string gradients_ = "ram";
+  std::string durability_ = "step";
   std::string tile_elems_ = "1M";
   std::string compute_ = "none";
   std::string threads_ = "0";

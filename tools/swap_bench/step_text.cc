@@ -74,9 +74,9 @@ std::string StepText(const StepBenchReport& report, const std::string& model, do
   const auto params = static_cast<double>(whole.inventory.num_params());
   const double total = static_cast<double>(bytes.read_bytes + bytes.write_bytes);
   std::string text = MachineText(report.bench, version);
-  text += fmt::format("\nmodel      {}   {} params   {} blocks   layout {}   durability step\n",
+  text += fmt::format("\nmodel      {}   {} params   {} blocks   layout {}   durability {}\n",
                       model, FormatCount(whole.inventory.num_params()), whole.num_blocks(),
-                      NameOf(whole.options.layout));
+                      NameOf(whole.options.layout), NameOf(whole.options.durability));
   text += fmt::format(
       "placement  weights and state on NVMe, gradients {}; {}\n",
       whole.options.gradients == Tier::kHost ? "in RAM" : "on NVMe",

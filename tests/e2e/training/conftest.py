@@ -28,7 +28,7 @@ class Forebay:
         command += [f"--{key}={value}" for key, value in settings.items()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         if check and done.returncode != 0:
-            raise AssertionError(f"{' '.join(command)}\nexit {done.returncode}\n{done.stderr}")
+            raise AssertionError(f"{' '.join(map(str, command))}\nexit {done.returncode}\n{done.stderr}")
         return done
 
     def digest(self, run_directory):

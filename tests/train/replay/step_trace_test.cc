@@ -91,7 +91,14 @@ struct Variant {
   bool tied;
   Tier gradients;
   Layout layout;
+  Durability durability = Durability::kStep;
 };
+
+ReplayDurability Replayed(Durability durability) {
+  return durability == Durability::kNone     ? ReplayDurability::kNone
+         : durability == Durability::kReplay ? ReplayDurability::kReplay
+                                             : ReplayDurability::kStep;
+}
 
 class StepTraceTest : public testing::TestWithParam<Variant> {
  protected:
@@ -108,11 +115,13 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     options_.grad_dtype = WeightDType(options_.layout);
     options_.weights_tier = options_.state_tier = TierChoice::kNvme;
     options_.ram_bytes = int64_t{1} << 30;
+    options_.durability = GetParam().durability;
     replay_options_ = {.layout = options_.layout,
                        .tile_elems = options_.tile_elems,
                        .gradient_is_bf16 = options_.grad_dtype == DType::kBF16,
                        .gradients = GetParam().gradients,
-                       .loss_reads_first = GetParam().tied};
+                       .loss_reads_first = GetParam().tied,
+                       .durability = Replayed(GetParam().durability)};
   }
 
   // The plan of a run, with gradients where the variant wants them: by its budget, they would stay
@@ -122,7 +131,7 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     FOREBAY_CHECK(plan.ok());
     plan->placement.gradients.assign(plan->placement.gradients.size(), GetParam().gradients);
     plan->gradient_area_bytes = PlaceGradients(plan->placement, plan->tiles,
-                                               SizeOf(options_.grad_dtype), GradientArea::kSpilled)
+                                               SizeOf(options_.grad_dtype), plan->gradient_area)
                                     .area_bytes;
     return *std::move(plan);
   }
@@ -137,7 +146,9 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
         CreateFilledStore({.directories = {folder_.Path(name)},
                            .layout = options_.layout,
                            .tile_elems = options_.tile_elems,
-                           .gradient_area_bytes = gradient_area_bytes},
+                           .num_slots = GetParam().durability == Durability::kNone ? 1 : 2,
+                           .gradient_area_bytes = gradient_area_bytes,
+                           .has_intents = keeps_gradients_},
                           BuildInventory(config_), fill, {}, engine_.get(), &budget_);
     FOREBAY_CHECK(store.ok());
     return *std::move(store);
@@ -163,13 +174,17 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
       TrainingStep::Hooks hooks;
       hooks.progress = [](double) { return absl::OkStatus(); };
       hooks.previous_step_applied = [&]() -> absl::Status {
-        if (step == 1) return absl::OkStatus();
+        if (step == 1 || GetParam().durability == Durability::kNone) return absl::OkStatus();
         FOREBAY_RETURN_IF_ERROR(run.optimizer().AwaitAllWrites());
         return run.store().Commit({.step = step - 1, .trainer = Json::object()});
       };
       const auto result = run.step().Run({&batch, 1}, hooks);
       EXPECT_TRUE(result.ok()) << result.status();
+      if (keeps_gradients_ && step > 1) {
+        EXPECT_EQ(run.optimizer().PublishIntent(step, Json::object()), absl::OkStatus());
+      }
       trace = engine_->Take();
+      EXPECT_EQ(run.store().BeginWriting(), absl::OkStatus());
       run.optimizer().BeginUpdate({.step = step, .lr = 1e-3});
     }
     EXPECT_TRUE(run.FinishUpdates().ok());
@@ -196,6 +211,7 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
   const DecoderConfig config_ = TinyLlama(GetParam().tied);
   TrainOptions options_;
   ReplayOptions replay_options_;
+  const bool keeps_gradients_ = GetParam().durability == Durability::kReplay;
   MemoryBudget budget_{0};
   const std::unique_ptr<RecordingEngine> engine_ =
       std::make_unique<RecordingEngine>(CreateThreadsEngine({.num_threads = 2}));
@@ -235,15 +251,17 @@ TEST_P(StepTraceTest, PlanTrainerAndReplayStateTheSameBytes) {
   EXPECT_EQ(moved.write_bytes, replay.transfers.write_bytes);
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, StepTraceTest,
-                         testing::ValuesIn(std::vector<Variant>{
-                             {"Tied", true, Tier::kHost, Layout::kBf16},
-                             {"TiedSpilled", true, Tier::kNvme, Layout::kBf16},
-                             {"Untied", false, Tier::kHost, Layout::kBf16},
-                             {"UntiedFp32Spilled", false, Tier::kNvme, Layout::kFp32}}),
-                         [](const testing::TestParamInfo<Variant>& variant) {
-                           return variant.param.name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Variants, StepTraceTest,
+    testing::ValuesIn(std::vector<Variant>{
+        {"Tied", true, Tier::kHost, Layout::kBf16},
+        {"TiedSpilled", true, Tier::kNvme, Layout::kBf16},
+        {"Untied", false, Tier::kHost, Layout::kBf16},
+        {"UntiedFp32Spilled", false, Tier::kNvme, Layout::kFp32},
+        {"NoCommits", true, Tier::kHost, Layout::kBf16, Durability::kNone},
+        {"Kept", true, Tier::kHost, Layout::kBf16, Durability::kReplay},
+        {"KeptAndSpilled", false, Tier::kNvme, Layout::kBf16, Durability::kReplay}}),
+    [](const testing::TestParamInfo<Variant>& variant) { return variant.param.name; });
 
 }  // namespace
 }  // namespace forebay
