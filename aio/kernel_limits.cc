@@ -119,7 +119,8 @@ std::string WhyNoLibaio(int error_number) {
           refused, Setting("/proc/sys/fs/aio-nr"), Setting("/proc/sys/fs/aio-max-nr"));
     case EPERM:
       return refused +
-             ": a seccomp profile forbids it. Allow io_setup, io_submit, io_getevents, io_pgetevents "
+             ": a seccomp profile forbids it. Allow io_setup, io_submit, io_getevents, "
+             "io_pgetevents "
              "and io_destroy";
     case EINVAL:
       return refused + ": the kernel is older than 4.18";

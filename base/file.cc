@@ -246,7 +246,7 @@ absl::StatusOr<int64_t> FreeSpace(const std::string& path) {
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
-int ReserveFileSpace(int fd, int64_t size_bytes) {
+int ReserveFileSpace(int fd, int64_t size_bytes, FileLength length) {
   // Asked before it is tried: an attempt takes all that there is until it fails, and meanwhile
   // every other program on the disk finds it full.
   struct stat file = {};
@@ -259,7 +259,8 @@ int ReserveFileSpace(int fd, int64_t size_bytes) {
   if (known && wanted_bytes > free_blocks * static_cast<int64_t>(disk.f_frsize)) {
     return ENOSPC;
   }
-  while (::fallocate(fd, 0, 0, size_bytes) != 0) {
+  const int mode = length == FileLength::kStays ? FALLOC_FL_KEEP_SIZE : 0;
+  while (::fallocate(fd, mode, 0, size_bytes) != 0) {
     if (errno != EINTR) return errno;
   }
   return 0;

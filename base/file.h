@@ -83,10 +83,11 @@ absl::Status MakeDirectories(const std::string& path);
 absl::Status RemoveTree(const std::string& path);
 // Bytes available to this user on the file system of `path` (which must exist).
 absl::StatusOr<int64_t> FreeSpace(const std::string& path);
-// Gives an open file its space on the disk (fallocate), without changing what it holds; it grows to
-// `size_bytes` where it is shorter. 0 or errno: ENOSPC where less is free, EOPNOTSUPP where the
-// file system cannot promise space.
-int ReserveFileSpace(int fd, int64_t size_bytes);
+// Whether a file that is shorter than its space becomes as long.
+enum class FileLength : uint8_t { kGrows, kStays };
+// Gives an open file its space on the disk (fallocate), without changing what it holds. 0 or errno:
+// ENOSPC where less is free, EOPNOTSUPP where the file system cannot promise space.
+int ReserveFileSpace(int fd, int64_t size_bytes, FileLength length = FileLength::kGrows);
 // "a/b" from "a" and "b".
 std::string JoinPath(std::string_view directory, std::string_view name);
 // The folder of the running program (/proc/self/exe).

@@ -6,6 +6,7 @@ namespace forebay {
 
 absl::Status LoggedObserver::OpenLog(const std::string& path) {
   FOREBAY_ASSIGN_OR_RETURN(log_, LineLog::Open(path));
+  FOREBAY_RETURN_IF_ERROR(log_->Reserve(kReservedEventBytes));
   return WriteWaiting();
 }
 

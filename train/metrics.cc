@@ -5,12 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 
 #include "fmt/chrono.h"
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/format.h"
 
 namespace forebay {
 namespace {
@@ -37,6 +39,19 @@ absl::StatusOr<LineLog> LineLog::Open(const std::string& path) {
   FOREBAY_ASSIGN_OR_RETURN(log.fd_, OpenFile(path, O_RDWR | O_CREAT));
   FOREBAY_ASSIGN_OR_RETURN(log.size_bytes_, FileSize(path));
   return log;
+}
+
+LineLog::~LineLog() {
+  // A truncation to the size that it has frees the blocks behind it. What fails here is some space.
+  if (reserved_ && ::ftruncate(fd_.get(), size_bytes_) != 0) return;
+}
+
+absl::Status LineLog::Reserve(int64_t bytes) {
+  const int error = ReserveFileSpace(fd_.get(), size_bytes_ + bytes, FileLength::kStays);
+  reserved_ = error == 0;
+  if (error != ENOSPC && error != EDQUOT) return absl::OkStatus();
+  return StorageError(
+      fmt::format("reserving {} for the lines of '{}' failed", FormatBytes(bytes), path_), error);
 }
 
 absl::Status LineLog::Append(std::string_view line) {

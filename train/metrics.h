@@ -16,8 +16,16 @@ namespace forebay {
 // A file that only grows, one line at a time. Owned by one thread.
 class LineLog {
  public:
+  LineLog() = default;
+  ~LineLog();  // gives back what was reserved and not used
+  LineLog(LineLog&&) = default;
+  LineLog& operator=(LineLog&&) = default;
+
   // Opens or creates `path` for appending.
   static absl::StatusOr<LineLog> Open(const std::string& path);
+  // Makes sure that so many more bytes can be appended whatever else fills the disk, where the file
+  // system can promise that. StorageError when they are not free.
+  absl::Status Reserve(int64_t bytes);
   absl::Status Append(std::string_view line);
   // Puts `line` in the place of the last one. Requires: the log has lines, the last of at most
   // kMaxLineBytes.
@@ -28,7 +36,15 @@ class LineLog {
   UniqueFd fd_;
   std::string path_;
   int64_t size_bytes_ = 0;
+  bool reserved_ = false;
 };
+
+// Of a step, generously.
+inline constexpr int64_t kMetricsLineBytes = 512;
+// Of a run that is longer, the first have their space: months of them.
+inline constexpr int64_t kMostReservedLines = 100'000;
+// What is noted of a run: hundreds of lines.
+inline constexpr int64_t kReservedEventBytes = int64_t{64} << 10;
 
 // Makes the file end with the line of the committed step. Drops the lines of later steps (they were
 // not committed before a crash, and will be run again) and a torn last line. Where a kill came

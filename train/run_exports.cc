@@ -12,6 +12,10 @@
 
 namespace forebay {
 
+absl::Status ExportErrorOfARun(const absl::Status& status) {
+  return ExitCodeOf(status) == ExitCode::kDoesNotFit ? StorageError(MessageOf(status)) : status;
+}
+
 RunExports::RunExports(Options options, TensorStore* store, LoggedObserver* observer)
     : options_(std::move(options)), store_(store), observer_(observer) {}
 
@@ -66,8 +70,8 @@ absl::Status RunExports::End(const absl::Status& status) {
 }
 
 absl::Status RunExports::Finish(BackgroundExport& done) {
-  FOREBAY_RETURN_IF_ERROR(
-      Annotate(done.Await(), fmt::format("exporting the model of step {}", done.step())));
+  FOREBAY_RETURN_IF_ERROR(Annotate(ExportErrorOfARun(done.Await()),
+                                   fmt::format("exporting the model of step {}", done.step())));
   FOREBAY_RETURN_IF_ERROR(observer_->Note(
       fmt::format("exported the model of step {} to {}", done.step(), done.folder())));
   return PruneExports(options_.directory, options_.keep);

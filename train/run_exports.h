@@ -12,6 +12,10 @@
 
 namespace forebay {
 
+// What a run ends with that an export of it has given `status`: a disk that is too small was found
+// late, so that is a StorageError here.
+absl::Status ExportErrorOfARun(const absl::Status& status);
+
 // Owned by one thread. An export's error is no reason to lose a step: it stays in error() until the
 // run has saved what was done.
 class RunExports {

@@ -200,7 +200,8 @@ absl::Status TrainingRun::OpenMetrics() {
     last_loss_ = committed_line_["loss"].get<double>();
   }
   FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));
-  return absl::OkStatus();
+  const int64_t lines = std::min(prepared_.num_steps - committed_step_, kMostReservedLines);
+  return metrics_.Reserve(lines * kMetricsLineBytes);
 }
 
 absl::Status TrainingRun::TrainAndExport() {
@@ -481,12 +482,13 @@ absl::Status TrainingRun::ExportResult() {
   exports_->Await();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
   if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
-  return ExportModel(StoreSnapshot(&session_->store()),
-                     {prepared_.model_directory, prepared_.paths.model, options_.export_dtype},
-                     [&](double fraction) {
-                       observer_.OnPhase("exporting", fraction);
-                       return absl::OkStatus();
-                     });
+  const ExportedModel model = {prepared_.model_directory, prepared_.paths.model,
+                               options_.export_dtype};
+  return ExportErrorOfARun(
+      ExportModel(StoreSnapshot(&session_->store()), model, [&](double fraction) {
+        observer_.OnPhase("exporting", fraction);
+        return absl::OkStatus();
+      }));
 }
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the

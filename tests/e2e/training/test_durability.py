@@ -307,6 +307,26 @@ def test_a_swap_area_has_its_space_when_another_program_fills_the_disk(
         assert forebay.digest(out) == expected_after_many
 
 
+def test_a_run_whose_logs_are_there_too_has_space_for_them(forebay, task, expected_after_many, tmp_path):
+    with confined.tmpfs(tmp_path / "disk", "size=64m") as disk:
+        out = disk / "run"
+        settings = task | dict(ON_DISK, export="none", steps=MANY_STEPS)
+        code, errors = train_while_another_program_fills(forebay, disk, out, settings)
+        assert code == 0, errors
+        assert forebay.digest(out) == expected_after_many
+        assert len((out / "metrics.jsonl").read_text().splitlines()) == MANY_STEPS
+        # What they did not need is nobody's any more.
+        for log in (out / "metrics.jsonl", out / "events.log"):
+            assert log.stat().st_blocks * 512 < log.stat().st_size + 4096 * 2
+
+
+def test_too_little_space_for_the_logs_is_found_before_the_first_step(forebay, task, tmp_path):
+    with confined.tmpfs(tmp_path / "disk", "size=256k") as disk:
+        settings = task | dict(ON_DISK, export="none", steps=100_000)
+        refused = forebay.run("train", out=disk / "run", nvme=tmp_path, check=False, **settings)
+        assert refused.returncode == 5 and "metrics.jsonl" in refused.stderr, refused.stderr
+
+
 def test_a_run_on_a_disk_that_another_program_fills_keeps_what_it_has_done(
     forebay, task, expected_after_many, tmp_path
 ):
