@@ -50,8 +50,10 @@ absl::Status LineLog::Reserve(int64_t bytes) {
   const int error = ReserveFileSpace(fd_.get(), size_bytes_ + bytes, FileLength::kStays);
   reserved_ = error == 0;
   if (error != ENOSPC && error != EDQUOT) return absl::OkStatus();
-  return StorageError(
-      fmt::format("reserving {} for the lines of '{}' failed", FormatBytes(bytes), path_), error);
+  return DoesNotFitError(
+      fmt::format("'{}' needs up to {} for its lines, and the disk has no room for them ({}). Free "
+                  "space there, or choose another --out",
+                  path_, FormatBytes(bytes), ErrnoText(error)));
 }
 
 absl::Status LineLog::Append(std::string_view line) {

@@ -24,7 +24,7 @@ class LineLog {
   // Opens or creates `path` for appending.
   static absl::StatusOr<LineLog> Open(const std::string& path);
   // Makes sure that so many more bytes can be appended whatever else fills the disk, where the file
-  // system can promise that. StorageError when they are not free.
+  // system can promise that. DoesNotFitError when they are not free.
   absl::Status Reserve(int64_t bytes);
   absl::Status Append(std::string_view line);
   // Puts `line` in the place of the last one. Requires: the log has lines, the last of at most
