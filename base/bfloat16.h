@@ -32,9 +32,13 @@ constexpr SplitMaster Split(float master) {
   const uint16_t w16 = static_cast<uint16_t>((bits + 0x8000u) >> 16);
   return {w16, static_cast<int16_t>(bits - (static_cast<uint32_t>(w16) << 16))};
 }
-constexpr float Join(Bf16 w16, int16_t r16) {
-  return std::bit_cast<float>((static_cast<uint32_t>(w16) << 16) +
+// The second half of Join, where w16 has become a float already.
+constexpr float JoinRest(float of_w16, int16_t r16) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(of_w16) +
                               static_cast<uint32_t>(static_cast<int32_t>(r16)));
+}
+constexpr float Join(Bf16 w16, int16_t r16) {
+  return JoinRest(Bf16ToFloat(w16), r16);
 }
 
 constexpr float Fp16ToFloat(Fp16 bits) {

@@ -23,4 +23,9 @@ constexpr std::string_view TorchName(DType dtype) {
   return dtype == DType::kF32 ? "float32" : dtype == DType::kBF16 ? "bfloat16" : "float16";
 }
 
+// "fp32", "bf16", "fp16": as options and layouts are called.
+constexpr std::string_view NameOf(DType dtype) {
+  return dtype == DType::kF32 ? "fp32" : dtype == DType::kBF16 ? "bf16" : "fp16";
+}
+
 }  // namespace forebay

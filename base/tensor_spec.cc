@@ -1,17 +1,14 @@
 #include "forebay/base/tensor_spec.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "forebay/base/check.h"
+#include "forebay/base/round_up.h"
 
 namespace forebay {
-namespace {
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-}  // namespace
 
 int64_t NumElems(const Shape& shape) {
   int64_t count = 1;
@@ -24,13 +21,14 @@ std::string ToString(const Shape& shape) {
 }
 
 void Inventory::BeginLayer(std::string name) {
-  layers_.push_back({std::move(name), static_cast<int>(tensors_.size()), 0, 0});
+  LayerSpec layer;
+  layer.name = std::move(name);
+  layer.first_tensor = static_cast<int>(tensors_.size());
+  layers_.push_back(std::move(layer));
 }
 
 int Inventory::Add(std::string name, Shape shape, int role, bool decay) {
   FOREBAY_CHECK(!layers_.empty());
-  LayerSpec& layer = layers_.back();
-  const TensorSpec* last = layer.num_tensors == 0 ? nullptr : &tensors_.back();
   TensorSpec tensor;
   tensor.name = std::move(name);
   tensor.num_elems = NumElems(shape);
@@ -38,13 +36,28 @@ int Inventory::Add(std::string name, Shape shape, int role, bool decay) {
   tensor.role = role;
   tensor.decay = decay;
   tensor.layer = num_layers() - 1;
-  tensor.offset_elems =
-      last == nullptr ? 0 : RoundUp(last->offset_elems + last->num_elems, kTensorAlignElems);
-  layer.num_elems = RoundUp(tensor.offset_elems + tensor.num_elems, kLayerAlignElems);
-  ++layer.num_tensors;
   num_params_ += tensor.num_elems;
   tensors_.push_back(std::move(tensor));
+  ++layers_.back().num_tensors;
+  LayOut(layers_.back());
   return static_cast<int>(tensors_.size()) - 1;
+}
+
+void Inventory::LayOut(LayerSpec& layer) {
+  int64_t end = 0;
+  const auto place = [&](bool small) {
+    for (int i = layer.first_tensor; i < layer.first_tensor + layer.num_tensors; ++i) {
+      TensorSpec& tensor = tensors_[i];
+      if (IsSmall(tensor.shape) != small) continue;
+      tensor.offset_elems = RoundUp(end, kTensorAlignElems);
+      end = tensor.offset_elems + tensor.num_elems;
+    }
+    end = RoundUp(end, kLayerAlignElems);
+  };
+  place(/*small=*/false);
+  layer.small_begin = end;
+  place(/*small=*/true);
+  layer.num_elems = end;
 }
 
 const TensorSpec* Inventory::Find(std::string_view name) const {
@@ -58,6 +71,16 @@ int64_t Inventory::num_padded_elems() const {
   int64_t total = 0;
   for (const LayerSpec& layer : layers_) total += layer.num_elems;
   return total;
+}
+
+std::vector<const TensorSpec*> TensorsInPlace(const Inventory& inventory, int layer) {
+  const LayerSpec& spec = inventory.layers()[layer];
+  std::vector<const TensorSpec*> tensors;
+  for (int i = spec.first_tensor; i < spec.first_tensor + spec.num_tensors; ++i) {
+    tensors.push_back(&inventory.tensors()[i]);
+  }
+  std::ranges::stable_sort(tensors, {}, &TensorSpec::offset_elems);
+  return tensors;
 }
 
 }  // namespace forebay

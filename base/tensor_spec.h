@@ -2,9 +2,11 @@
 // layer's flat vector of elements. Import, store, plan, optimizer and export all read this table.
 //
 // A *layer* is the unit that streams: it is read, computed with and updated as a whole. Its tensors
-// are laid one after another in one flat vector, each starting at a multiple of kTensorAlignElems;
-// the vector is padded with zeros to a multiple of kLayerAlignElems, so that every plane of every
-// tile (2 or 4 bytes an element) is a whole number of 4 KiB blocks on disk.
+// are laid one after another in one flat vector, each starting at a multiple of kTensorAlignElems:
+// the large ones first, and from the next multiple of kLayerAlignElems on the small ones (norms and
+// biases: of one dimension or none), since storage may keep their state in another form
+// (swap/layout.h). The vector is padded with zeros to a multiple of kLayerAlignElems, so that
+// planes of 2 and 4 bytes an element are whole numbers of 4 KiB blocks on disk.
 #pragma once
 
 #include <cstdint>
@@ -34,18 +36,24 @@ struct TensorSpec {
   int64_t num_elems = 0;     // NumElems(shape)
 };
 
+constexpr bool IsSmall(const Shape& shape) {
+  return shape.size() <= 1;
+}
+
 struct LayerSpec {
   std::string name;      // "embed", "layers.7", "head"
   int first_tensor = 0;  // index into Inventory::tensors
   int num_tensors = 0;
-  int64_t num_elems = 0;  // of the padded flat vector
+  int64_t small_begin = 0;  // where the small tensors begin in the flat vector; num_elems: nowhere
+  int64_t num_elems = 0;    // of the padded flat vector
 };
 
 class Inventory {
  public:
   // Starts a new layer; the tensors added next belong to it.
   void BeginLayer(std::string name);
-  // Appends a tensor to the current layer and returns its index. Requires: BeginLayer was called.
+  // Adds a tensor to the current layer and returns its index. Where the small tensors of the layer
+  // lie is known when all were added. Requires: BeginLayer was called.
   int Add(std::string name, Shape shape, int role, bool decay);
 
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
@@ -59,9 +67,14 @@ class Inventory {
   int64_t num_padded_elems() const;
 
  private:
+  void LayOut(LayerSpec& layer);
+
   std::vector<TensorSpec> tensors_;
   std::vector<LayerSpec> layers_;
   int64_t num_params_ = 0;
 };
+
+// The tensors of `layer` as they lie in its flat vector.
+std::vector<const TensorSpec*> TensorsInPlace(const Inventory& inventory, int layer);
 
 }  // namespace forebay

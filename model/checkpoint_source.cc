@@ -181,9 +181,10 @@ absl::Status CheckpointSource::Impl::ReadLayer(int layer, const HostBuffer& memo
     std::memset(memory.data() + end * elem_bytes, 0,
                 static_cast<size_t>((until - end) * elem_bytes));
   };
-  for (int i = spec.first_tensor; i < spec.first_tensor + spec.num_tensors; ++i) {
-    const TensorSpec& tensor = inventory.tensors()[static_cast<size_t>(i)];
-    const CheckpointReader::Tensor& source = *tensors[static_cast<size_t>(i)];
+  for (const TensorSpec* in_place : TensorsInPlace(inventory, layer)) {
+    const TensorSpec& tensor = *in_place;
+    const CheckpointReader::Tensor& source =
+        *tensors[static_cast<size_t>(in_place - inventory.tensors().data())];
     fill_gap(tensor.offset_elems);
     const auto first = static_cast<size_t>(tensor.offset_elems);
     const auto count = static_cast<size_t>(tensor.num_elems);

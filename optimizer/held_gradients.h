@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/parallel.h"
 #include "forebay/memory/host_buffer.h"
-#include "forebay/optimizer/decay_runs.h"
+#include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"
 #include "forebay/swap/gradient_seals.h"
 #include "forebay/swap/placement.h"
@@ -50,7 +50,7 @@ class HeldGradients {
   HeldGradients(const HeldGradients&) = delete;
   HeldGradients& operator=(const HeldGradients&) = delete;
 
-  // As OffloadedAdamW::Hand.
+  // As OffloadedOptimizer::Hand.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
   // Waits until the gradients of the area are written. Requires: every layer was handed over.
   absl::Status Finish();

@@ -1,5 +1,5 @@
 // What an optimizer computes, apart from how its tiles come and go: the seam between the pipeline
-// (offloaded_adamw.h: holding, reading ahead, writing behind) and the formulas (update_rule.h).
+// (offloaded_optimizer.h: holding, reading ahead, writing behind) and the formulas (update_rule.h).
 // swap-bench has one that computes nothing.
 #pragma once
 

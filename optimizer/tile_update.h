@@ -7,46 +7,18 @@
 
 #include "forebay/base/dtype.h"
 #include "forebay/optimizer/update_rule.h"
+#include "forebay/swap/layout.h"
 
 namespace forebay {
 
-enum class WeightFormat : uint8_t {
-  kSplitBf16,  // w16 and its remainder: an exact fp32 master (base/bfloat16.h)
-  kFp16,       // an fp32 master, and its rounding to fp16
-  kFp32,
-};
-// Of TileRun::weight.
-constexpr int64_t WeightBytesPerElem(WeightFormat weights) {
-  return weights == WeightFormat::kFp32 ? 4 : 2;
-}
-
-enum class MomentFormat : uint8_t {
-  kFp32,
-  kBf16,  // rounded by a dither
-  kInt8,  // codes with a scale for each kMomentBlockElems, rounded by a dither
-};
-// Of TileRun::m and TileRun::v, without scales.
-constexpr int64_t MomentBytesPerElem(MomentFormat moments) {
-  switch (moments) {
-    case MomentFormat::kFp32:
-      return 4;
-    case MomentFormat::kBf16:
-      return 2;
-    case MomentFormat::kInt8:
-      return 1;
-  }
-  return 0;
-}
-
-// The 8-bit code of a first moment m is m * k / scale + w rounded to the nearest whole number, k
-// just below 127, signed; of a second moment v it is that of y = sqrt(v), y * k / scale - w, k just
-// below 255, unsigned and at least 1 where v is not 0. The scale is the block's largest magnitude
-// rounded up to bf16, or 0 below 2^-100, with codes 0. The dither w in [-1/2, 1/2) makes rounding
-// unbiased: it moves by the golden ratio from step to step, so an element's roundings are spread
-// evenly over the steps.
+// Moments in less than fp32 are rounded by a dither. MomentFormat::kInt8: the code of a first
+// moment m is m * k / scale + w rounded to the nearest whole number, k just below 127, signed; of a
+// second moment v it is that of y = sqrt(v), y * k / scale - w, k just below 255, unsigned and at
+// least 1 where v is not 0. The scale is the block's largest magnitude rounded up to bf16, or 0
+// below 2^-100, with codes 0. The dither w in [-1/2, 1/2) makes rounding unbiased: it moves by the
+// golden ratio from step to step, so an element's roundings are spread evenly over the steps.
 // Independent rounding would let codes wander by the square root of the steps, and rounding to
 // nearest would freeze v, whose decay of 0.1 % a step is less than half a code.
-inline constexpr int64_t kMomentBlockElems = 32;
 
 // The planes of a run of elements with one set of constants, updated in place. Kernels need no
 // alignment, but where moments are less than fp32 (with weights of kSplitBf16 alone) runs begin at

@@ -9,9 +9,27 @@
 #include <optional>
 #include <string_view>
 
+#include "forebay/swap/layout.h"
+
 namespace forebay {
 
 enum class OptimizerKind : uint8_t { kAdamW, kAdam, kAdagrad, kLion, kSgd };
+
+constexpr std::string_view NameOf(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdamW:
+      return "adamw";
+    case OptimizerKind::kAdam:
+      return "adam";
+    case OptimizerKind::kAdagrad:
+      return "adagrad";
+    case OptimizerKind::kLion:
+      return "lion";
+    case OptimizerKind::kSgd:
+      return "sgd";
+  }
+  return "";
+}
 
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kAdamW;
@@ -21,6 +39,15 @@ struct OptimizerConfig {
   double momentum = 0;    // SGD
   bool nesterov = false;  // SGD with momentum
 };
+
+constexpr bool HasBetas(OptimizerKind kind) {
+  return kind == OptimizerKind::kAdamW || kind == OptimizerKind::kAdam ||
+         kind == OptimizerKind::kLion;
+}
+constexpr bool HasEps(OptimizerKind kind) {
+  return kind == OptimizerKind::kAdamW || kind == OptimizerKind::kAdam ||
+         kind == OptimizerKind::kAdagrad;
+}
 
 // The first moment: an average of gradients, of either sign.
 constexpr bool HasFirstMoment(const OptimizerConfig& config) {
@@ -33,12 +60,16 @@ constexpr bool HasSecondMoment(const OptimizerConfig& config) {
          config.kind == OptimizerKind::kAdagrad;
 }
 
+constexpr MomentSet MomentsOf(const OptimizerConfig& config) {
+  return {HasFirstMoment(config), HasSecondMoment(config)};
+}
+
 // The scalars of one update, the same for every tile.
 struct UpdateScalars {
   int64_t step = 1;  // of updates made, from 1; for the bias corrections and the rounding
   double lr = 0;
   double gradient_scale = 1;  // multiplies every gradient (clipping, loss scale)
-  // In place of the configuration's, where a schedule moves them.
+  // In place of the configuration's, where a schedule moves them; beta1 of SGD's momentum.
   std::optional<double> beta1 = std::nullopt;
   std::optional<double> beta2 = std::nullopt;
   uint64_t rounding_seed = 0;  // of moments that are kept in less than fp32

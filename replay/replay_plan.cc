@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "forebay/base/check.h"
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/swapper.h"
 
 namespace forebay {
@@ -27,12 +27,12 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   FOREBAY_CHECK(placed.ok());  // nothing is more than such a budget
   plan.placement = *placed;
 
-  OffloadedAdamWOptions optimizer;
+  OffloadedOptimizerOptions optimizer;
   optimizer.gradient_is_bf16 = options.gradient_is_bf16;
   optimizer.num_staging_tiles = options.buffers.num_staging_tiles;
   optimizer.gradient_area = plan.gradient_area();
   plan.gradient_area_bytes =
-      OffloadedAdamW::GradientAreaBytes(optimizer, plan.placement, plan.tiles);
+      OffloadedOptimizer::GradientAreaBytes(optimizer, plan.placement, plan.tiles);
   plan.folder_bytes =
       TensorStore::DiskBytes(plan.tiles, plan.num_slots(), plan.gradient_area_bytes);
   plan.transfers = CountTransfers(plan.schedule, plan.window, plan.placement, plan.tiles,
@@ -52,7 +52,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
     largest_layer_elems = std::max(largest_layer_elems, layer.num_elems);
   }
   plan.host_bytes = Swapper::WindowBytes(plan.window, plan.tiles) +
-                    OffloadedAdamW::StagingBytes(optimizer, plan.tiles) +
+                    OffloadedOptimizer::StagingBytes(optimizer, plan.tiles) +
                     TensorStore::SealBytes(plan.tiles, plan.num_slots()) +
                     plan.placement.host_gradient_bytes + largest_layer_elems * 4;
   return plan;

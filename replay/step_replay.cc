@@ -6,7 +6,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
-#include "forebay/optimizer/decay_runs.h"
+#include "forebay/optimizer/parameter_groups.h"
 
 namespace forebay {
 namespace {
@@ -36,14 +36,15 @@ absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan&
       replay->gradient_,
       HostBuffer::Create(budget, "gradient of one layer (fp32)", largest_layer_elems * 4));
   replay->FillGradient();
-  OffloadedAdamWOptions options;
+  OffloadedOptimizerOptions options;
   options.arithmetic = compute == ReplayCompute::kNone ? &replay->nothing_ : nullptr;
   options.gradient_is_bf16 = plan.options.gradient_is_bf16;
   options.num_threads = compute == ReplayCompute::kNone ? 1 : num_threads;
   options.num_staging_tiles = plan.options.buffers.num_staging_tiles;
   options.gradient_area = plan.gradient_area();
-  FOREBAY_ASSIGN_OR_RETURN(replay->optimizer_,
-                           OffloadedAdamW::Create(options, replay->plan_.placement, store, budget));
+  FOREBAY_ASSIGN_OR_RETURN(
+      replay->optimizer_,
+      OffloadedOptimizer::Create(options, replay->plan_.placement, store, budget));
   FOREBAY_ASSIGN_OR_RETURN(replay->swapper_,
                            Swapper::Create(plan.window, replay->plan_.placement, store,
                                            replay->optimizer_.get(), budget));

@@ -12,7 +12,7 @@
 #include "forebay/base/parallel.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/replay/no_arithmetic.h"
 #include "forebay/replay/replay_plan.h"
 #include "forebay/swap/swapper.h"
@@ -70,7 +70,7 @@ class StepReplay {
   const NoArithmetic nothing_;
   int64_t step_ = 0;
   HostBuffer gradient_;  // of the largest layer, the same for all
-  std::unique_ptr<OffloadedAdamW> optimizer_;
+  std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;  // ends before the optimizer that it calls
 };
 

@@ -6,6 +6,7 @@
 #include "forebay/aio/engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/round_up.h"
 #include "forebay/swap/tile_seals.h"
 
 namespace forebay {
@@ -24,7 +25,7 @@ int64_t GradientSeals::TableBytes(const TileMap& tiles) {
   int64_t num_parts = 0;
   for (const Tile& tile : tiles.tiles()) num_parts += NumSealParts(tile);
   const auto bytes = num_parts * static_cast<int64_t>(sizeof(uint64_t));
-  return (bytes + kIoAlignBytes - 1) / kIoAlignBytes * kIoAlignBytes;
+  return RoundUp(bytes, kIoAlignBytes);
 }
 
 absl::StatusOr<GradientSeals> GradientSeals::Create(const TileMap& tiles, MemoryBudget* budget) {

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "fmt/format.h"
@@ -15,7 +16,7 @@ namespace forebay {
 namespace {
 
 constexpr char kFormat[] = "forebay-store";
-constexpr int64_t kManifestVersion = 4;
+constexpr int64_t kManifestVersion = 5;
 constexpr char kChecksumKey[] = "xxh3_128";
 constexpr int64_t kMaxElems = int64_t{1} << 48;
 
@@ -70,7 +71,7 @@ bool IsSane(const Inventory& inventory, int64_t tile_elems) {
   int64_t num_tiles = 0;
   for (const LayerSpec& layer : inventory.layers()) {
     num_elems += layer.num_elems;
-    num_tiles += layer.num_elems / tile_elems + 1;
+    num_tiles += layer.num_elems / tile_elems + 2;
     if (num_elems > kMaxElems || num_tiles > std::numeric_limits<int>::max()) return false;
   }
   return true;
@@ -101,12 +102,15 @@ bool LayersFromJson(const Json& layers, Inventory& inventory) {
       if (!IsSane(shape) || inventory.num_params() > kMaxElems) return false;
       const int64_t role = IntegerAt(tensor, "role");
       if (role < 0 || role > std::numeric_limits<int>::max()) return false;
-      const int index = inventory.Add(tensor.at("name").get<std::string>(), std::move(shape),
-                                      static_cast<int>(role), tensor.at("decay").get<bool>());
-      if (inventory.tensors()[index].offset_elems != IntegerAt(tensor, "offset_elems"))
-        return false;
+      inventory.Add(tensor.at("name").get<std::string>(), std::move(shape), static_cast<int>(role),
+                    tensor.at("decay").get<bool>());
     }
-    if (inventory.layers().back().num_elems != IntegerAt(layer, "num_elems")) return false;
+    const LayerSpec& spec = inventory.layers().back();
+    for (int i = 0; i < spec.num_tensors; ++i) {
+      const TensorSpec& tensor = inventory.tensors()[spec.first_tensor + i];
+      if (tensor.offset_elems != IntegerAt(layer.at("tensors")[i], "offset_elems")) return false;
+    }
+    if (spec.num_elems != IntegerAt(layer, "num_elems")) return false;
   }
   return inventory.num_layers() > 0;
 }
@@ -129,10 +133,29 @@ bool StripesFromJson(const Json& json, StoreManifest& manifest) {
   return true;
 }
 
+Json MomentsToJson(MomentSet moments) {
+  Json json = Json::array();
+  if (moments.m) json.push_back("m");
+  if (moments.v) json.push_back("v");
+  return json;
+}
+
+bool MomentsFromJson(const Json& json, MomentSet& moments) {
+  for (const bool m : {false, true}) {
+    for (const bool v : {false, true}) {
+      moments = {m, v};
+      if (json == MomentsToJson(moments)) return true;
+    }
+  }
+  return false;
+}
+
 bool FieldsFromJson(const Json& json, StoreManifest& manifest) {
-  const auto layout = json.at("layout").get<std::string>();
-  if (layout != NameOf(Layout::kBf16) && layout != NameOf(Layout::kFp32)) return false;
-  manifest.layout = layout == NameOf(Layout::kBf16) ? Layout::kBf16 : Layout::kFp32;
+  const std::optional<Layout> layout = LayoutOf(json.at("layout").get<std::string>());
+  if (!layout.has_value() || !MomentsFromJson(json.at("moments"), manifest.moment_set)) {
+    return false;
+  }
+  manifest.layout = *layout;
   manifest.tile_elems = IntegerAt(json, "tile_elems");
   const int64_t num_slots = IntegerAt(json, "slots");
   if (num_slots < 1 || num_slots > kMostSlots) return false;
@@ -165,6 +188,7 @@ std::string EncodeManifest(const StoreManifest& manifest) {
                {"version", kManifestVersion},
                {"uuid", ToHex(manifest.uuid)},
                {"layout", NameOf(manifest.layout)},
+               {"moments", MomentsToJson(manifest.moment_set)},
                {"tile_elems", manifest.tile_elems},
                {"slots", manifest.num_slots},
                {"stripe", manifest.stripe},

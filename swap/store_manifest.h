@@ -16,6 +16,7 @@ namespace forebay {
 struct StoreManifest {
   StoreUuid uuid = {};
   Layout layout = Layout::kBf16;
+  MomentSet moment_set;
   int64_t tile_elems = 0;
   int num_slots = kMostSlots;
   Inventory inventory;

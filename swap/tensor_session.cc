@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/base/start_thread.h"
+#include "forebay/swap/session_options.h"
 #include "forebay/swap/tensor_session_impl.h"
 
 namespace forebay {
@@ -19,104 +19,6 @@ namespace {
 
 constexpr int kMostTilesAhead = 8;  // of a gather
 constexpr double kLongestWaitS = 1e7;
-
-int64_t TilePairBytes(const TileMap& tiles) {
-  return tiles.max_weight_bytes() + tiles.max_state_bytes();
-}
-
-int64_t LargestTensorBytes(const Inventory& inventory) {
-  int64_t num_elems = 0;
-  for (const TensorSpec& tensor : inventory.tensors()) {
-    num_elems = std::max(num_elems, tensor.num_elems);
-  }
-  return HostBuffer::ChargedBytes(LeaseArena::RangeBytes(4 * num_elems));
-}
-
-// How the memory of a session is divided.
-struct SessionMemory {
-  int64_t lease_bytes = 0;
-  int num_cells = 0;  // of each cache
-};
-absl::StatusOr<SessionMemory> Divide(const SessionOptions& options, const Inventory& inventory,
-                                     const TileMap& tiles) {
-  const int64_t pair_bytes = TilePairBytes(tiles);
-  const int64_t least_cache_bytes = TileCache::kLeastCells * pair_bytes;
-  const int64_t most_lease_bytes =
-      (options.memory_bytes - least_cache_bytes) / kIoAlignBytes * kIoAlignBytes;
-  if (most_lease_bytes < std::max(kIoAlignBytes, options.lease_bytes) || options.lease_bytes < 0) {
-    return DoesNotFitError(fmt::format(
-        "a session has {} bytes of memory, {} of them for leases, and needs {} for tiles ({} tiles "
-        "of weights and of state). Raise memory_bytes ({} lets every tensor be leased), or "
-        "create the store with smaller tiles (tile_elems, now {})",
-        options.memory_bytes, options.lease_bytes, least_cache_bytes, TileCache::kLeastCells,
-        least_cache_bytes + LargestTensorBytes(inventory), tiles.tile_elems()));
-  }
-  SessionMemory memory;
-  memory.lease_bytes = HostBuffer::ChargedBytes(options.lease_bytes);  // rounded up
-  if (options.lease_bytes == 0) {
-    memory.lease_bytes = std::min(
-        most_lease_bytes, std::max(options.memory_bytes / 2, 3 * LargestTensorBytes(inventory)));
-  }
-  const int64_t num_cells = (options.memory_bytes - memory.lease_bytes) / pair_bytes;
-  memory.num_cells = static_cast<int>(std::clamp<int64_t>(
-      num_cells, TileCache::kLeastCells, std::max(TileCache::kLeastCells, tiles.num_tiles())));
-  if (options.lease_bytes == 0) {
-    memory.lease_bytes =
-        (options.memory_bytes - memory.num_cells * pair_bytes) / kIoAlignBytes * kIoAlignBytes;
-  }
-  return memory;
-}
-
-absl::Status CheckFolders(const StoreOptions& options) {
-  const size_t num_folders = options.directories.size();
-  if (num_folders < 1 || num_folders > static_cast<size_t>(kMaxStripes)) {
-    return UsageError(fmt::format("a store lies in 1 to {} folders; it was to have {}", kMaxStripes,
-                                  num_folders));
-  }
-  for (const auto& [numbers, name] :
-       {std::pair(&options.stripe_weights, "stripe_weights"),
-        std::pair(&options.gradient_area_bytes, "gradient_area_bytes")}) {
-    if (!numbers->empty() && numbers->size() != num_folders) {
-      return UsageError(fmt::format(
-          "{} has a number for each of the {} folders, or none at all; it was to have {}", name,
-          num_folders, numbers->size()));
-    }
-  }
-  for (const int64_t weight : options.stripe_weights) {
-    if (weight < 1 || weight > kMaxStripeWeight) {
-      return UsageError(fmt::format("stripe_weights has {}; a folder's weight is from 1 to {}",
-                                    weight, kMaxStripeWeight));
-    }
-  }
-  for (const int64_t bytes : options.gradient_area_bytes) {
-    if (bytes < 0) {
-      return UsageError(fmt::format("gradient_area_bytes has {}; 0 is the least", bytes));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckStoreOptions(const StoreOptions& options, const Inventory& inventory) {
-  std::set<std::string_view> names;
-  for (const TensorSpec& tensor : inventory.tensors()) {
-    if (!names.insert(tensor.name).second) {
-      return UsageError(fmt::format(
-          "the inventory has two tensors '{}'; names are how they are found", tensor.name));
-    }
-  }
-  if (inventory.num_padded_elems() == 0) {
-    return UsageError("the inventory has no elements: a store needs at least one tensor");
-  }
-  if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
-    return UsageError(fmt::format("tile_elems is {}; tiles have a multiple of {} elements",
-                                  options.tile_elems, kLayerAlignElems));
-  }
-  if (options.num_slots < 1 || options.num_slots > kMostSlots) {
-    return UsageError(
-        fmt::format("a store has 1 or {} slots; it was to have {}", kMostSlots, options.num_slots));
-  }
-  return CheckFolders(options);
-}
 
 }  // namespace
 
@@ -179,7 +81,8 @@ absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Create(
     const SessionOptions& options, const StoreOptions& store_options, const Inventory& inventory,
     Engine* engine) {
   FOREBAY_RETURN_IF_ERROR(CheckStoreOptions(store_options, inventory));
-  const TileMap tiles(inventory, store_options.layout, store_options.tile_elems);
+  const TileMap tiles(inventory, store_options.layout, store_options.tile_elems, {1},
+                      store_options.moment_set);
   FOREBAY_RETURN_IF_ERROR(Divide(options, inventory, tiles).status());
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Create(store_options, inventory, engine));
@@ -192,6 +95,7 @@ absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Open(
   if (directories.empty()) return UsageError("a store lies in one folder or more; none was named");
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Open(directories, engine, uuid));
+  FOREBAY_RETURN_IF_ERROR(CheckIsExact(store->tiles().layout()));
   return Impl::Make(options, std::move(store), /*is_new=*/false);
 }
 
@@ -244,9 +148,15 @@ absl::StatusOr<int> TensorSession::Impl::FindTensor(std::string_view name,
     return UsageError(
         fmt::format("the store in '{}' has no tensor '{}'", store->directory(), name));
   }
-  if (plane == TensorPlane::kW16 && store->tiles().layout() != Layout::kBf16) {
+  if (!Has(store->tiles(), plane)) {
+    if (plane == TensorPlane::kW16) {
+      return UsageError(fmt::format("'{}' has no w16: the store's layout is {}. Use the master",
+                                    name, NameOf(store->tiles().layout())));
+    }
     return UsageError(
-        fmt::format("'{}' has no w16: the store's layout is fp32. Use the master", name));
+        fmt::format("'{}' has no {}: the store was created without it "
+                    "(StoreOptions::moment_set)",
+                    name, NameOf(plane)));
   }
   return found->second;
 }

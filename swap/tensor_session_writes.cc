@@ -23,11 +23,14 @@ void TensorSession::Impl::CountElems() {
 }
 
 void TensorSession::Impl::ForgetCoverage() {
-  const int num_planes = NumPlanes(store->tiles().layout());
+  const MomentSet moments = store->tiles().moment_set();
+  const int num_state_planes =
+      (LiesIn(store->tiles().layout(), TensorPlane::kMaster, TileHalf::kState)) + moments.m +
+      moments.v;
   missing_elems[static_cast<int>(TileHalf::kWeights)] = elems_of_tile;
   std::vector<int64_t>& of_state = missing_elems[static_cast<int>(TileHalf::kState)];
   of_state = elems_of_tile;
-  for (int64_t& elems : of_state) elems *= num_planes - 1;
+  for (int64_t& elems : of_state) elems *= num_state_planes;
   for (Group& group : groups) group.covered = false;
 }
 

@@ -94,6 +94,7 @@ absl::Status TensorStore::Impl::Flush(std::span<const int> numbers) {
 
 void TensorStore::Impl::Start(IoOp& op, IoKind kind, IoClass io_class, int file,
                               int64_t offset_bytes, std::span<std::byte> buffer) {
+  if (buffer.empty()) return;  // a state of no planes: done before it begins
   op.kind = kind;
   op.io_class = io_class;
   op.file = file;
@@ -152,6 +153,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
     FOREBAY_ASSIGN_OR_RETURN(manifest.uuid, NewStoreUuid());
   }
   manifest.layout = options.layout;
+  manifest.moment_set = options.moment_set;
   manifest.tile_elems = options.tile_elems;
   manifest.num_slots = options.num_slots;
   manifest.inventory = inventory;

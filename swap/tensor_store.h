@@ -41,6 +41,7 @@ struct StoreOptions {
   std::vector<std::string> directories;  // of the store alone; created 0700. One or more
   StripeWeights stripe_weights;          // by directory; empty: all the same
   Layout layout = Layout::kBf16;
+  MomentSet moment_set;
   int64_t tile_elems = kDefaultTileElems;
   int num_slots = kMostSlots;  // 1 or 2
   // As EnsureGradientArea.
@@ -262,11 +263,17 @@ class TensorStore {
   // Synchronous access to committed values: export, digest, inspect. Requires: they are not being
   // overwritten (BeginWriting). `out`: elements
   // [first_elem, first_elem + out.size()) of the tensor, fp32, whatever the layout. kMaster is
-  // exact (bf16 layout: joined from w16 and r16).
+  // exact (bf16 layout: joined from w16 and r16); requires, of the others: that the store has them,
+  // and has them in fp32.
   absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
                           std::span<float> out);
-  // The bf16 weights as stored (bf16 layout only; w16, never a re-cast of the master).
+  // The bf16 weights as stored (never a re-cast of the master). Requires: that they are.
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out);
+  // The bytes of a plane (tile_planes.h) that belong to elements [first_elem, first_elem +
+  // num_elems) of the tensor. Requires: the tensor's tiles have it; of scales, `first_elem` is a
+  // multiple of kMomentBlockElems, and the last block is read whole.
+  absl::Status ReadTensorPlane(const TensorSpec& tensor, PlaneKind kind, int64_t first_elem,
+                               int64_t num_elems, std::span<std::byte> out);
 
   Engine& engine();
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "forebay/base/check.h"
+#include "forebay/base/round_up.h"
 #include "forebay/swap/commit_record.h"
 #include "forebay/swap/store_folders.h"
 #include "forebay/swap/store_manifest.h"
@@ -23,7 +24,7 @@
 namespace forebay {
 
 inline int64_t RoundUpToBlock(int64_t bytes) {
-  return (bytes + kIoAlignBytes - 1) / kIoAlignBytes * kIoAlignBytes;
+  return RoundUp(bytes, kIoAlignBytes);
 }
 
 inline constexpr int64_t kCommitFileBytes = 2 * kCommitRecordBytes;
@@ -57,7 +58,8 @@ struct TensorStore::Impl {
   Impl(std::vector<StoreFolder> folders, Engine* store_engine, StoreManifest store_manifest)
       : engine(store_engine),
         manifest(std::move(store_manifest)),
-        tiles(manifest.inventory, manifest.layout, manifest.tile_elems, manifest.stripe_weights),
+        tiles(manifest.inventory, manifest.layout, manifest.tile_elems, manifest.stripe_weights,
+              manifest.moment_set),
         gradient_area_bytes(folders.size()),
         weights_progress(tiles.tiles().size()),
         state_progress(tiles.tiles().size()),
@@ -171,6 +173,8 @@ struct TensorStore::Impl {
     FOREBAY_CHECK(tile >= 0 && tile < tiles.num_tiles());
     return tiles.tiles()[tile];
   }
+  // Of weights and state.
+  int NumPlanes(int tile) const { return tiles.PlanesOf(TileAt(tile)).size(); }
   // For the write of a half of a tile.
   void BeginWrite(std::atomic<TileProgress>& progress, int64_t& written_in_round);
   // Instead of it, for the planes [first_plane, end_plane).
@@ -182,10 +186,13 @@ struct TensorStore::Impl {
   template <typename Convert>
   absl::Status ForEachPart(const TensorSpec& tensor, int64_t first_elem, int64_t num_elems,
                            const Convert& convert);
-  // A part of a plane, verified. `bytes`: where in `buffer` it is.
+  // A part of a plane, verified. `bytes`: where in `buffer`, which is aligned, it is.
   absl::Status ReadPart(int tile, int64_t part, int plane, uint32_t slot,
                         std::span<std::byte> buffer, std::span<std::byte>& bytes);
   // From `slot`, which nobody writes to.
+  template <typename Take>
+  absl::Status ReadPlane(const TensorSpec& tensor, PlaneKind kind, int64_t first_elem,
+                         int64_t num_elems, uint32_t slot, const Take& take);
   absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
                           std::span<float> out, uint32_t slot);
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out,

@@ -73,8 +73,8 @@ absl::Status TensorStore::Impl::ScrubSlot(uint32_t slot, MemoryBudget* budget,
     }
     ScrubBuffers& buffers = ring[tile % kScrubTiles];
     FindDamage(tile, 0, 1, slot, engine->Wait(buffers.weights_op), buffers.weights, damaged);
-    FindDamage(tile, 1, NumPlanes(tiles.layout()), slot, engine->Wait(buffers.state_op),
-               buffers.state, damaged);
+    FindDamage(tile, 1, NumPlanes(tile), slot, engine->Wait(buffers.state_op), buffers.state,
+               damaged);
     done_bytes += static_cast<int64_t>(buffers.weights.size() + buffers.state.size());
     if (progress) progress(done_bytes);
   }

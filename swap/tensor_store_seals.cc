@@ -113,13 +113,10 @@ void TensorStore::SealState(int tile, int64_t part, std::span<const std::byte> s
 TensorStore::Impl::PartPlace TensorStore::Impl::PlaceOf(int tile, int64_t part, int plane,
                                                         uint32_t slot) const {
   const Tile& spec = TileAt(tile);
-  const int64_t elem_bytes = PlaneElemBytes(tiles.layout(), plane);
-  const int64_t first = part * kSealElems;
-  const int64_t begin = plane == 0 ? WeightOffset(spec, slot)
-                                   : StateOffset(spec, slot) +
-                                         PlaneOffsetBytes(tiles.layout(), plane, spec.num_elems);
+  const PartInHalf in_half = PlaceOfPart(tiles, spec, part, plane);
+  const int64_t begin = plane == 0 ? WeightOffset(spec, slot) : StateOffset(spec, slot);
   return {plane == 0 ? WeightsFile(spec) : StateFile(spec), plane == 0 ? kWeightsName : kStateName,
-          begin + first * elem_bytes, std::min(kSealElems, spec.num_elems - first) * elem_bytes};
+          begin + in_half.offset_bytes, in_half.size_bytes};
 }
 
 TileDamage TensorStore::Impl::DamageOf(int tile, int64_t part, int plane, uint32_t slot) const {
@@ -182,13 +179,13 @@ absl::Status TensorStore::VerifyWeights(int tile, std::span<const std::byte> wei
 }
 
 absl::Status TensorStore::VerifyState(int tile, std::span<const std::byte> state) const {
-  return impl_->Verify(tile, 1, NumPlanes(impl_->tiles.layout()), state,
+  return impl_->Verify(tile, 1, impl_->NumPlanes(tile), state,
                        impl_->NewestSlot(impl_->state_progress[tile]));
 }
 
 absl::Status TensorStore::VerifyStatePart(int tile, int64_t part,
                                           std::span<const std::byte> state) const {
-  return impl_->VerifyPart(tile, part, 1, NumPlanes(impl_->tiles.layout()), state,
+  return impl_->VerifyPart(tile, part, 1, impl_->NumPlanes(tile), state,
                            impl_->NewestSlot(impl_->state_progress[tile]));
 }
 

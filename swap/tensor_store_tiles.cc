@@ -13,9 +13,10 @@
 namespace forebay {
 namespace {
 
-// Aligned scratch memory for one part of a plane; small enough to stay outside the budget.
+// Aligned scratch memory for one part of a plane, with what is between it and the borders of
+// blocks; small enough to stay outside the budget.
 struct alignas(kIoAlignBytes) PartBuffer {
-  std::array<std::byte, kSealElems * 4> bytes;
+  std::array<std::byte, kSealElems * 4 + 2 * kIoAlignBytes> bytes;
 };
 static_assert(kSealElems % kLayerAlignElems == 0);
 
@@ -115,7 +116,7 @@ void TensorStore::KeepWeights(int tile) {
 }
 
 void TensorStore::KeepState(int tile) {
-  impl_->Keep(tile, 1, NumPlanes(impl_->tiles.layout()), impl_->state_progress[tile]);
+  impl_->Keep(tile, 1, impl_->NumPlanes(tile), impl_->state_progress[tile]);
 }
 
 void TensorStore::StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
@@ -143,11 +144,12 @@ void TensorStore::Impl::StartGradient(IoKind kind, IoClass io_class, int stripe,
 template <typename Convert>
 absl::Status TensorStore::Impl::ForEachPart(const TensorSpec& tensor, int64_t first_elem,
                                             int64_t num_elems, const Convert& convert) {
-  FOREBAY_CHECK(first_elem >= 0 && first_elem + num_elems <= tensor.num_elems);
+  FOREBAY_CHECK(first_elem >= 0 &&
+                first_elem + num_elems <= RoundUp(tensor.num_elems, kMomentBlockElems));
   const int64_t begin = tensor.offset_elems + first_elem;
   const int64_t end = begin + num_elems;
   for (int64_t at = begin; at < end;) {
-    const int index = tiles.first_tile(tensor.layer) + static_cast<int>(at / tiles.tile_elems());
+    const int index = tiles.TileAt(tensor.layer, at);
     const Tile& tile = TileAt(index);
     const int64_t part = (at - tile.first_elem) / kSealElems;
     const int64_t skip = at - tile.first_elem - part * kSealElems;
@@ -162,13 +164,36 @@ absl::Status TensorStore::Impl::ForEachPart(const TensorSpec& tensor, int64_t fi
 absl::Status TensorStore::Impl::ReadPart(int tile, int64_t part, int plane, uint32_t slot,
                                          std::span<std::byte> buffer, std::span<std::byte>& bytes) {
   const PartPlace place = PlaceOf(tile, part, plane, slot);
-  bytes = buffer.first(static_cast<size_t>(place.size_bytes));
+  const int64_t before_bytes = place.offset_bytes % kIoAlignBytes;
+  const int64_t read_bytes = RoundUpToBlock(before_bytes + place.size_bytes);
   // Behind the reads of a step that goes on meanwhile.
   IoOp op;
-  Start(op, IoKind::kRead, IoClass::kPrefetch, place.file, place.offset_bytes, bytes);
+  Start(op, IoKind::kRead, IoClass::kPrefetch, place.file, place.offset_bytes - before_bytes,
+        buffer.first(static_cast<size_t>(read_bytes)));
   FOREBAY_RETURN_IF_ERROR(engine->Wait(op));
+  bytes = buffer.subspan(static_cast<size_t>(before_bytes), static_cast<size_t>(place.size_bytes));
   if (unfilled || seals[slot].Matches(tile, part, plane, bytes)) return absl::OkStatus();
   return CorruptError(DamageOf(tile, part, plane, slot).message);
+}
+
+// Calls take(bytes, count, done) for `count` elements after another: their bytes in the plane, and
+// how many elements came before.
+template <typename Take>
+absl::Status TensorStore::Impl::ReadPlane(const TensorSpec& tensor, PlaneKind kind,
+                                          int64_t first_elem, int64_t num_elems, uint32_t slot,
+                                          const Take& take) {
+  const auto buffer = std::make_unique<PartBuffer>();
+  return ForEachPart(
+      tensor, first_elem, num_elems,
+      [&](int tile, int64_t part, int64_t skip, int64_t count, int64_t done) -> absl::Status {
+        const TilePlanes& planes = tiles.PlanesOf(TileAt(tile));
+        const int plane = planes.Find(kind);
+        FOREBAY_CHECK(plane >= 0);
+        std::span<std::byte> bytes;
+        FOREBAY_RETURN_IF_ERROR(ReadPart(tile, part, plane, slot, buffer->bytes, bytes));
+        take(bytes.data() + planes.Bytes(plane, skip), count, done);
+        return absl::OkStatus();
+      });
 }
 
 absl::Status TensorStore::ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
@@ -181,28 +206,35 @@ absl::Status TensorStore::Impl::ReadTensor(const TensorSpec& tensor, Plane plane
                                            int64_t first_elem, std::span<float> out,
                                            uint32_t slot) {
   const auto num_elems = static_cast<int64_t>(out.size());
-  const Layout layout = manifest.layout;
-  const bool joined = plane == Plane::kMaster && layout == Layout::kBf16;
-  const auto high = std::make_unique<PartBuffer>();
-  const auto low = joined ? std::make_unique<PartBuffer>() : nullptr;
-  // The state's last two planes are m and v.
-  const int first_plane =
-      plane == Plane::kMaster ? 0 : NumPlanes(layout) - (plane == Plane::kM ? 2 : 1);
-  return ForEachPart(
-      tensor, first_elem, num_elems,
-      [&](int tile, int64_t part, int64_t skip, int64_t count, int64_t done) -> absl::Status {
-        std::span<std::byte> bytes;
-        FOREBAY_RETURN_IF_ERROR(ReadPart(tile, part, first_plane, slot, high->bytes, bytes));
-        if (!joined) {
-          std::memcpy(out.data() + done, bytes.data() + skip * 4, static_cast<size_t>(count) * 4);
-          return absl::OkStatus();
-        }
-        FOREBAY_RETURN_IF_ERROR(ReadPart(tile, part, 1, slot, low->bytes, bytes));
-        const auto* w16 = reinterpret_cast<const Bf16*>(high->bytes.data()) + skip;
-        const auto* r16 = reinterpret_cast<const int16_t*>(low->bytes.data()) + skip;
-        for (int64_t i = 0; i < count; ++i) out[done + i] = Join(w16[i], r16[i]);
-        return absl::OkStatus();
-      });
+  const auto take_floats = [&](const std::byte* bytes, int64_t count, int64_t done) {
+    std::memcpy(out.data() + done, bytes, static_cast<size_t>(count) * sizeof(float));
+  };
+  if (plane != Plane::kMaster) {
+    FOREBAY_CHECK(
+        num_elems == 0 ||
+        tiles.PlanesOf(TileAt(tiles.TileAt(tensor.layer, tensor.offset_elems))).moments() ==
+            MomentFormat::kFp32);
+    const PlaneKind kind = plane == Plane::kM ? PlaneKind::kM : PlaneKind::kV;
+    return ReadPlane(tensor, kind, first_elem, num_elems, slot, take_floats);
+  }
+  const WeightFormat format = WeightFormatOf(manifest.layout);
+  if (format != WeightFormat::kSplitBf16) {
+    const PlaneKind kind = format == WeightFormat::kFp16 ? PlaneKind::kMaster : PlaneKind::kWeight;
+    return ReadPlane(tensor, kind, first_elem, num_elems, slot, take_floats);
+  }
+  FOREBAY_RETURN_IF_ERROR(ReadPlane(tensor, PlaneKind::kWeight, first_elem, num_elems, slot,
+                                    [&](const std::byte* bytes, int64_t count, int64_t done) {
+                                      const auto* w16 = reinterpret_cast<const Bf16*>(bytes);
+                                      for (int64_t i = 0; i < count; ++i)
+                                        out[done + i] = Bf16ToFloat(w16[i]);
+                                    }));
+  return ReadPlane(tensor, PlaneKind::kRemainder, first_elem, num_elems, slot,
+                   [&](const std::byte* bytes, int64_t count, int64_t done) {
+                     const auto* r16 = reinterpret_cast<const int16_t*>(bytes);
+                     for (int64_t i = 0; i < count; ++i) {
+                       out[done + i] = JoinRest(out[done + i], r16[i]);
+                     }
+                   });
 }
 
 absl::Status TensorStore::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
@@ -213,16 +245,31 @@ absl::Status TensorStore::ReadTensorW16(const TensorSpec& tensor, int64_t first_
 
 absl::Status TensorStore::Impl::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                                               std::span<uint16_t> out, uint32_t slot) {
-  FOREBAY_CHECK(manifest.layout == Layout::kBf16);
-  const auto buffer = std::make_unique<PartBuffer>();
-  return ForEachPart(
-      tensor, first_elem, static_cast<int64_t>(out.size()),
-      [&](int tile, int64_t part, int64_t skip, int64_t count, int64_t done) -> absl::Status {
-        std::span<std::byte> bytes;
-        FOREBAY_RETURN_IF_ERROR(ReadPart(tile, part, 0, slot, buffer->bytes, bytes));
-        std::memcpy(out.data() + done, bytes.data() + skip * 2, static_cast<size_t>(count) * 2);
-        return absl::OkStatus();
-      });
+  FOREBAY_CHECK(WeightFormatOf(manifest.layout) == WeightFormat::kSplitBf16);
+  return ReadPlane(tensor, PlaneKind::kWeight, first_elem, static_cast<int64_t>(out.size()), slot,
+                   [&](const std::byte* bytes, int64_t count, int64_t done) {
+                     std::memcpy(out.data() + done, bytes, static_cast<size_t>(count) * 2);
+                   });
+}
+
+absl::Status TensorStore::ReadTensorPlane(const TensorSpec& tensor, PlaneKind kind,
+                                          int64_t first_elem, int64_t num_elems,
+                                          std::span<std::byte> out) {
+  FOREBAY_CHECK(impl_->has_commit && !impl_->record.overwriting);
+  if (num_elems == 0) return absl::OkStatus();
+  const TileMap& tiles = impl_->tiles;
+  const TilePlanes& planes =
+      tiles.PlanesOf(impl_->TileAt(tiles.TileAt(tensor.layer, tensor.offset_elems)));
+  const int plane = planes.Find(kind);
+  FOREBAY_CHECK(plane >= 0);
+  const int64_t whole_elems =
+      planes.IsScale(plane) ? RoundUp(num_elems, kMomentBlockElems) : num_elems;
+  FOREBAY_CHECK(static_cast<int64_t>(out.size()) == planes.Bytes(plane, whole_elems));
+  return impl_->ReadPlane(tensor, kind, first_elem, whole_elems, impl_->committed_slot(),
+                          [&](const std::byte* bytes, int64_t count, int64_t done) {
+                            std::memcpy(out.data() + planes.Bytes(plane, done), bytes,
+                                        static_cast<size_t>(planes.Bytes(plane, count)));
+                          });
 }
 
 }  // namespace forebay

@@ -37,10 +37,12 @@ absl::StatusOr<std::unique_ptr<TileCache>> TileCache::Create(TensorStore* store,
   const bool weights = half == TileHalf::kWeights;
   const int64_t cell_bytes = weights ? tiles.max_weight_bytes() : tiles.max_state_bytes();
   std::unique_ptr<TileCache> cache(new TileCache(store, half));
-  FOREBAY_ASSIGN_OR_RETURN(
-      cache->memory_,
-      TransferBuffer::Create(store, budget, weights ? "tiles of weights" : "tiles of state",
-                             num_cells * cell_bytes, cell_bytes));
+  if (cell_bytes > 0) {  // an optimizer may have no state
+    FOREBAY_ASSIGN_OR_RETURN(
+        cache->memory_,
+        TransferBuffer::Create(store, budget, weights ? "tiles of weights" : "tiles of state",
+                               num_cells * cell_bytes, cell_bytes));
+  }
   cache->num_cells_ = num_cells;
   cache->max_dirty_ = num_cells / 2;
   cache->cells_ = std::make_unique<Cell[]>(static_cast<size_t>(num_cells));

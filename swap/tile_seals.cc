@@ -10,6 +10,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/round_up.h"
 
 namespace forebay {
 namespace {
@@ -47,8 +48,9 @@ struct DiskTrailer {
 };
 static_assert(sizeof(DiskTrailer) == 64 && offsetof(DiskTrailer, hash) == 48);
 
-int64_t SealSize(const Tile& tile, int num_planes) {
-  return static_cast<int64_t>(sizeof(DiskSeal)) + NumSealParts(tile) * num_planes * 8;
+int64_t SealSize(const TileMap& tiles, const Tile& tile) {
+  return static_cast<int64_t>(sizeof(DiskSeal)) +
+         NumSealParts(tile) * tiles.PlanesOf(tile).size() * 8;
 }
 
 DiskTrailer* TrailerOf(std::span<std::byte> table) {
@@ -64,6 +66,13 @@ SealsRoot HashOf(std::span<const std::byte> table) {
 
 }  // namespace
 
+PartInHalf PlaceOfPart(const TileMap& tiles, const Tile& tile, int64_t part, int plane) {
+  const TilePlanes& planes = tiles.PlanesOf(tile);
+  const int64_t first = part * kSealElems;
+  return {planes.OffsetBytes(plane, tile.num_elems) + planes.Bytes(plane, first),
+          planes.Bytes(plane, std::min(kSealElems, tile.num_elems - first))};
+}
+
 TileSeals::Memory::Memory(int64_t size_bytes) : size_bytes_(static_cast<size_t>(size_bytes)) {
   if (size_bytes_ == 0) return;
   data_.reset(
@@ -78,19 +87,19 @@ void TileSeals::Memory::Free::operator()(std::byte* data) const {
 int64_t TileSeals::TableBytes(const TileMap& tiles, int stripe) {
   int64_t bytes = 0;
   for (const Tile& tile : tiles.tiles()) {
-    if (tile.stripe == stripe) bytes += SealSize(tile, NumPlanes(tiles.layout()));
+    if (tile.stripe == stripe) bytes += SealSize(tiles, tile);
   }
   if (bytes == 0) return 0;
   bytes += kCommitRecordBytes + static_cast<int64_t>(sizeof(DiskTrailer));
-  return (bytes + kIoAlignBytes - 1) / kIoAlignBytes * kIoAlignBytes;
+  return RoundUp(bytes, kIoAlignBytes);
 }
 
 TileSeals::TileSeals(const TileMap& tiles, const StoreUuid& uuid, uint32_t slot)
-    : tiles_(tiles), uuid_(uuid), slot_(slot), num_planes_(NumPlanes(tiles.layout())) {
+    : tiles_(tiles), uuid_(uuid), slot_(slot) {
   std::vector<int64_t> end_bytes(static_cast<size_t>(tiles.num_stripes()), kCommitRecordBytes);
   for (const Tile& tile : tiles.tiles()) {
     seal_offset_bytes_.push_back(end_bytes[tile.stripe]);
-    end_bytes[tile.stripe] += SealSize(tile, num_planes_);
+    end_bytes[tile.stripe] += SealSize(tiles, tile);
   }
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     tables_.emplace_back(TableBytes(tiles, stripe));
@@ -100,12 +109,14 @@ TileSeals::TileSeals(const TileMap& tiles, const StoreUuid& uuid, uint32_t slot)
 std::span<std::byte> TileSeals::SealBytes(int tile) const {
   const Tile& spec = tiles_.tiles()[tile];
   return tables_[spec.stripe].bytes().subspan(static_cast<size_t>(seal_offset_bytes_[tile]),
-                                              static_cast<size_t>(SealSize(spec, num_planes_)));
+                                              static_cast<size_t>(SealSize(tiles_, spec)));
 }
 
 uint64_t* TileSeals::Checksum(int tile, int64_t part, int plane) const {
-  const int64_t num_parts = NumSealParts(tiles_.tiles()[tile]);
-  FOREBAY_CHECK(part >= 0 && part < num_parts && plane >= 0 && plane < num_planes_);
+  const Tile& spec = tiles_.tiles()[tile];
+  const int64_t num_parts = NumSealParts(spec);
+  FOREBAY_CHECK(part >= 0 && part < num_parts);
+  FOREBAY_CHECK(plane >= 0 && plane < tiles_.PlanesOf(spec).size());
   return reinterpret_cast<uint64_t*>(SealBytes(tile).data() + sizeof(DiskSeal)) +
          plane * num_parts + part;
 }
@@ -113,12 +124,9 @@ uint64_t* TileSeals::Checksum(int tile, int64_t part, int plane) const {
 std::span<const std::byte> TileSeals::PartOfPlane(const TileMap& tiles, int tile, int64_t part,
                                                   int plane, std::span<const std::byte> half) {
   const Tile& spec = tiles.tiles()[tile];
-  const int64_t elem_bytes = PlaneElemBytes(tiles.layout(), plane);
-  const int64_t first = part * kSealElems;
-  const int64_t count = std::min(kSealElems, spec.num_elems - first);
-  const int64_t offset_bytes = PlaneOffsetBytes(tiles.layout(), plane, spec.num_elems);
-  return half.subspan(static_cast<size_t>(offset_bytes + first * elem_bytes),
-                      static_cast<size_t>(count * elem_bytes));
+  const PartInHalf place = PlaceOfPart(tiles, spec, part, plane);
+  return half.subspan(static_cast<size_t>(place.offset_bytes),
+                      static_cast<size_t>(place.size_bytes));
 }
 
 // ---- Sealing and comparing
@@ -132,7 +140,8 @@ void TileSeals::SealWeights(int tile, int64_t part, std::span<const std::byte> w
 }
 
 void TileSeals::SealState(int tile, int64_t part, std::span<const std::byte> state) {
-  for (int plane = 1; plane < num_planes_; ++plane) SealPlane(tile, part, plane, state);
+  const int num_planes = tiles_.PlanesOf(tiles_.tiles()[tile]).size();
+  for (int plane = 1; plane < num_planes; ++plane) SealPlane(tile, part, plane, state);
 }
 
 void TileSeals::SealWeights(int tile, std::span<const std::byte> weights) {

@@ -1,7 +1,8 @@
 // Seals: what every tile of a slot must hash to (docs/formats.md, "seals.fbs").
 //
 // A seal belongs to one tile of one slot. It says what the tile is and where it lies, and has a
-// checksum for every part of it: kSealElems elements of one plane, 256 KiB of fp32. Whoever makes a
+// checksum for every part of it: kSealElems elements of one plane, 256 KiB of fp32; what fills up
+// the last block of a state has none. Whoever makes a
 // tile seals its parts while they are in the cache, and whoever reads it compares them before use.
 // The seals of a stripe lie in RAM as they lie on disk: a table for each slot, which becomes real
 // with the commit record that names the root of all tables.
@@ -28,6 +29,14 @@ inline constexpr int64_t kSealElems = int64_t{64} << 10;
 inline int64_t NumSealParts(const Tile& tile) {
   return (tile.num_elems + kSealElems - 1) / kSealElems;
 }
+
+// Where a part of a plane lies in the weights or the state of its tile.
+struct PartInHalf {
+  int64_t offset_bytes = 0;
+  int64_t size_bytes = 0;
+};
+// `part`: [0, NumSealParts).
+PartInHalf PlaceOfPart(const TileMap& tiles, const Tile& tile, int64_t part, int plane);
 
 // All seals of one slot. Thread-safe for different tiles, and for different parts of one tile;
 // Close and the tables are for one thread, while nobody seals.
@@ -98,7 +107,6 @@ class TileSeals {
   const TileMap& tiles_;
   const StoreUuid uuid_;
   const uint32_t slot_;
-  const int num_planes_;                    // of weights and state
   std::vector<int64_t> seal_offset_bytes_;  // by tile, in its stripe's table
   std::vector<Memory> tables_;              // by stripe
 };

@@ -1,7 +1,6 @@
 #include "forebay/swap/tile_values.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "forebay/base/bfloat16.h"
@@ -10,22 +9,32 @@
 namespace forebay {
 namespace {
 
-// By the number that PlaneOffsetBytes knows it by.
-int PlaneNumber(Layout layout, TensorPlane plane, TileHalf half) {
-  if (plane == TensorPlane::kM) return NumPlanes(layout) - 2;
-  if (plane == TensorPlane::kV) return NumPlanes(layout) - 1;
-  return half == TileHalf::kWeights ? 0 : 1;
+PlaneKind KindOf(Layout layout, TensorPlane plane, TileHalf half) {
+  if (plane == TensorPlane::kM) return PlaneKind::kM;
+  if (plane == TensorPlane::kV) return PlaneKind::kV;
+  if (half == TileHalf::kWeights) return PlaneKind::kWeight;
+  return WeightFormatOf(layout) == WeightFormat::kFp16 ? PlaneKind::kMaster : PlaneKind::kRemainder;
 }
 
+// Where the part begins in the half of its tile.
 int64_t OffsetInHalf(const TileMap& tiles, int tile, TileHalf half, TensorPlane plane,
                      const TilePart& part) {
-  const int number = PlaneNumber(tiles.layout(), plane, half);
-  return PlaneOffsetBytes(tiles.layout(), number, tiles.tiles()[tile].num_elems) +
-         part.first_in_tile * PlaneElemBytes(tiles.layout(), number);
+  const Tile& spec = tiles.tiles()[tile];
+  const TilePlanes& planes = tiles.PlanesOf(spec);
+  FOREBAY_CHECK(planes.moments() == MomentFormat::kFp32);
+  const int number = planes.Find(KindOf(tiles.layout(), plane, half));
+  FOREBAY_CHECK(number >= 0);
+  return planes.OffsetBytes(number, spec.num_elems) +
+         part.first_in_tile * planes.Bytes(number, spec.num_elems) / spec.num_elems;
 }
 
-bool IsSplit(Layout layout, TensorPlane plane) {
-  return layout == Layout::kBf16 && plane == TensorPlane::kMaster;
+// Of the master: what its weight is made of.
+WeightFormat FormatOf(Layout layout, TensorPlane plane) {
+  return plane == TensorPlane::kMaster ? WeightFormatOf(layout) : WeightFormat::kFp32;
+}
+
+void CopyBytes(const std::byte* from, std::byte* to, int64_t num_elems, int64_t elem_bytes) {
+  std::memcpy(to, from, static_cast<size_t>(num_elems * elem_bytes));
 }
 
 }  // namespace
@@ -44,6 +53,20 @@ std::string_view NameOf(TensorPlane plane) {
   return "";
 }
 
+bool Has(const TileMap& tiles, TensorPlane plane) {
+  switch (plane) {
+    case TensorPlane::kMaster:
+      return true;
+    case TensorPlane::kM:
+      return tiles.moment_set().m;
+    case TensorPlane::kV:
+      return tiles.moment_set().v;
+    case TensorPlane::kW16:
+      return WeightFormatOf(tiles.layout()) == WeightFormat::kSplitBf16;
+  }
+  return false;
+}
+
 TilePart PartInTile(const TileMap& tiles, const TensorSpec& tensor, int tile) {
   const Tile& spec = tiles.tiles()[tile];
   const int64_t begin = std::max(tensor.offset_elems, spec.first_elem);
@@ -53,12 +76,10 @@ TilePart PartInTile(const TileMap& tiles, const TensorSpec& tensor, int tile) {
 }
 
 TileRange TilesOf(const TileMap& tiles, const TensorSpec& tensor) {
-  const int first =
-      tiles.first_tile(tensor.layer) + static_cast<int>(tensor.offset_elems / tiles.tile_elems());
-  if (tensor.num_elems == 0) return {first, first};
+  if (tensor.num_elems == 0) return {};
   const int64_t last_elem = tensor.offset_elems + tensor.num_elems - 1;
-  return {first,
-          tiles.first_tile(tensor.layer) + static_cast<int>(last_elem / tiles.tile_elems()) + 1};
+  return {tiles.TileAt(tensor.layer, tensor.offset_elems),
+          tiles.TileAt(tensor.layer, last_elem) + 1};
 }
 
 void CopyFromTile(const TileMap& tiles, int tile, TileHalf half,
@@ -67,8 +88,11 @@ void CopyFromTile(const TileMap& tiles, int tile, TileHalf half,
   const TilePart part = PartInTile(tiles, tensor, tile);
   const std::byte* from = half_bytes.data() + OffsetInHalf(tiles, tile, half, plane, part);
   std::byte* to = values.data() + part.first_in_tensor * BytesPerElem(plane);
-  if (!IsSplit(tiles.layout(), plane)) {
-    std::memcpy(to, from, static_cast<size_t>(part.num_elems * BytesPerElem(plane)));
+  const WeightFormat format = FormatOf(tiles.layout(), plane);
+  // Beside an fp16 weight the state has all of the master.
+  if (format == WeightFormat::kFp16 && half == TileHalf::kWeights) return;
+  if (format != WeightFormat::kSplitBf16) {
+    CopyBytes(from, to, part.num_elems, BytesPerElem(plane));
     return;
   }
   auto* master = reinterpret_cast<float*>(to);
@@ -76,12 +100,8 @@ void CopyFromTile(const TileMap& tiles, int tile, TileHalf half,
     const auto* w16 = reinterpret_cast<const Bf16*>(from);
     for (int64_t i = 0; i < part.num_elems; ++i) master[i] = Bf16ToFloat(w16[i]);
   } else {
-    // As Join, with the first half of it done.
     const auto* r16 = reinterpret_cast<const int16_t*>(from);
-    for (int64_t i = 0; i < part.num_elems; ++i) {
-      const auto remainder = static_cast<uint32_t>(static_cast<int32_t>(r16[i]));
-      master[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(master[i]) + remainder);
-    }
+    for (int64_t i = 0; i < part.num_elems; ++i) master[i] = JoinRest(master[i], r16[i]);
   }
 }
 
@@ -91,8 +111,15 @@ void CopyToTile(const TileMap& tiles, int tile, TileHalf half, std::span<std::by
   const TilePart part = PartInTile(tiles, tensor, tile);
   std::byte* to = half_bytes.data() + OffsetInHalf(tiles, tile, half, plane, part);
   const std::byte* from = values.data() + part.first_in_tensor * BytesPerElem(plane);
-  if (!IsSplit(tiles.layout(), plane)) {
-    std::memcpy(to, from, static_cast<size_t>(part.num_elems * BytesPerElem(plane)));
+  const WeightFormat format = FormatOf(tiles.layout(), plane);
+  if (format == WeightFormat::kFp16 && half == TileHalf::kWeights) {
+    auto* fp16 = reinterpret_cast<Fp16*>(to);
+    const auto* master = reinterpret_cast<const float*>(from);
+    for (int64_t i = 0; i < part.num_elems; ++i) fp16[i] = FloatToFp16(master[i]);
+    return;
+  }
+  if (format != WeightFormat::kSplitBf16) {
+    CopyBytes(from, to, part.num_elems, BytesPerElem(plane));
     return;
   }
   const auto* master = reinterpret_cast<const float*>(from);

@@ -12,13 +12,15 @@
 
 namespace forebay {
 
-// What there is of every element.
+// What there is of every element, in the layouts that are exact: values here are what is stored.
 enum class TensorPlane : uint8_t {
   kMaster,  // fp32: the exact weight, whatever the layout
   kM,       // fp32: the first moment
   kV,       // fp32: the second moment
   kW16,     // bf16: the weight as stored, where the layout is bf16: the master rounded
 };
+// Whether a store has it. Requires: an exact layout.
+bool Has(const TileMap& tiles, TensorPlane plane);
 std::string_view NameOf(TensorPlane plane);
 constexpr int64_t BytesPerElem(TensorPlane plane) {
   return plane == TensorPlane::kW16 ? 2 : 4;
@@ -28,11 +30,11 @@ constexpr int64_t BytesPerElem(TensorPlane plane) {
 enum class TileHalf : uint8_t { kWeights, kState };
 inline constexpr TileHalf kTileHalves[] = {TileHalf::kWeights, TileHalf::kState};
 
-// Whether any of `plane` lies in `half`. The master of the bf16 layout lies in both.
+// Whether any of `plane` lies in `half`. The master lies in both, but in the fp32 layout.
 constexpr bool LiesIn(Layout layout, TensorPlane plane, TileHalf half) {
   const bool weights = half == TileHalf::kWeights;
   if (plane == TensorPlane::kM || plane == TensorPlane::kV) return !weights;
-  return weights || (plane == TensorPlane::kMaster && layout == Layout::kBf16);
+  return weights || (plane == TensorPlane::kMaster && layout != Layout::kFp32);
 }
 
 // What of a tensor lies in one tile.
@@ -51,9 +53,9 @@ struct TileRange {
 TileRange TilesOf(const TileMap& tiles, const TensorSpec& tensor);
 
 // Copies between `half_bytes`, all weight or state bytes of `tile`, and `values`: all of the
-// tensor's `plane`, fp32 or bf16, of which the part that lies in the tile is touched. The bf16
-// layout's master takes both halves: from the tiles the weights first, to them in any order.
-// Requires: LiesIn. Thread-safe for parts that do not overlap.
+// tensor's `plane`, fp32 or bf16, of which the part that lies in the tile is touched. A master that
+// lies in both halves takes both: from the tiles the weights first, to them in any order.
+// Requires: LiesIn, Has. Thread-safe for parts that do not overlap.
 void CopyFromTile(const TileMap& tiles, int tile, TileHalf half,
                   std::span<const std::byte> half_bytes, const TensorSpec& tensor,
                   TensorPlane plane, std::span<std::byte> values);

@@ -70,6 +70,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   store.directories = NewStoreDirectories(run.options);
   store.stripe_weights = run.plan.tiles.stripe_weights();
   store.layout = run.options.layout;
+  store.moment_set = run.plan.tiles.moment_set();
   store.tile_elems = run.options.tile_elems;
   store.num_slots = run.plan.num_slots;
   store.gradient_area_bytes = run.plan.gradient_area_bytes;

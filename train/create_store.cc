@@ -8,23 +8,31 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/optimizer/tile_run.h"
 #include "forebay/swap/transfer_buffer.h"
 
 namespace forebay {
 namespace {
 
-// Splits `master` into a tile's weight plane and the remainder plane of its (zeroed) state.
-void FillTile(Layout layout, std::span<const float> master, std::byte* weights, std::byte* state) {
-  if (layout == Layout::kFp32) {
-    std::memcpy(weights, master.data(), master.size_bytes());
-    return;
-  }
-  auto* w16 = reinterpret_cast<Bf16*>(weights);
-  auto* r16 = reinterpret_cast<int16_t*>(state);
-  for (size_t i = 0; i < master.size(); ++i) {
-    const SplitMaster split = Split(master[i]);
-    w16[i] = split.w16;
-    r16[i] = split.r16;
+// Puts `master` into the planes of a tile whose state is zero.
+void FillTile(std::span<const float> master, const TileRun& run) {
+  switch (run.weights) {
+    case WeightFormat::kFp32:
+      std::memcpy(run.weight, master.data(), master.size_bytes());
+      return;
+    case WeightFormat::kFp16: {
+      std::ranges::copy(master, run.master);
+      std::ranges::transform(master, static_cast<Fp16*>(run.weight), FloatToFp16);
+      return;
+    }
+    case WeightFormat::kSplitBf16: {
+      auto* w16 = static_cast<Bf16*>(run.weight);
+      for (size_t i = 0; i < master.size(); ++i) {
+        const SplitMaster split = Split(master[i]);
+        w16[i] = split.w16;
+        run.remainder[i] = split.r16;
+      }
+    }
   }
 }
 
@@ -40,11 +48,9 @@ class StoreFiller {
     for (const LayerSpec& layer : store_->inventory().layers()) {
       largest_layer = std::max(largest_layer, layer.num_elems);
     }
-    const int64_t tile_elems = std::min(tiles.tile_elems(), largest_layer);
     FOREBAY_ASSIGN_OR_RETURN(master_,
                              HostBuffer::Create(budget, "import: one layer", largest_layer * 4));
-    const int64_t tile_bytes =
-        tile_elems * (WeightBytesPerElem(tiles.layout()) + StateBytesPerElem(tiles.layout()));
+    const int64_t tile_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
     FOREBAY_ASSIGN_OR_RETURN(
         tile_, TransferBuffer::Create(store_, budget, "import: one tile", tile_bytes, tile_bytes));
     for (int layer = 0; layer < store_->inventory().num_layers(); ++layer) {
@@ -76,8 +82,7 @@ class StoreFiller {
     const auto weights = tile_.bytes().first(tiles.WeightBytes(tile));
     const auto state = tile_.bytes().subspan(weights.size(), tiles.StateBytes(tile));
     std::memset(state.data(), 0, state.size());
-    FillTile(tiles.layout(), master.subspan(tile.first_elem, tile.num_elems), weights.data(),
-             state.data());
+    FillTile(master.subspan(tile.first_elem, tile.num_elems), RunOf(tiles, tile, weights, state));
     IoOp weight_op, state_op;
     store_->StartWriteWeights(index, weights, weight_op);
     store_->StartWriteState(index, state, state_op);

@@ -23,7 +23,7 @@ class ChunkReader {
   ChunkReader(const StoreSnapshot& snapshot, DType dtype)
       : snapshot_(snapshot),
         dtype_(dtype),
-        is_stored_(dtype == DType::kBF16 && snapshot.tiles().layout() == Layout::kBf16),
+        is_stored_(dtype == DType::kBF16 && WeightDType(snapshot.tiles().layout()) == dtype),
         chunk_elems_(kExportChunkBytes / (4 + SizeOf(dtype))),
         masters_(is_stored_ ? 0 : chunk_elems_),
         bytes_(chunk_elems_ * SizeOf(dtype)) {}

@@ -65,8 +65,10 @@ absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_st
   fingerprint["data"] = data.digest;
   fingerprint["steps"] = num_steps;
   for (const char* key :
-       {"batch", "accum", "seq", "seed", "lr", "warmup", "schedule", "schedule_args",
-        "weight_decay", "decay_all", "betas", "eps", "clip", "precision", "layout", "grad_dtype"}) {
+       {"batch",     "accum",        "seq",           "seed",      "lr",
+        "warmup",    "schedule",     "schedule_args", "optimizer", "weight_decay",
+        "decay_all", "param_groups", "betas",         "eps",       "momentum",
+        "nesterov",  "clip",         "precision",     "layout",    "grad_dtype"}) {
     fingerprint[key] = OptionText(options, key);
   }
   return fingerprint;

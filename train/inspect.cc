@@ -9,6 +9,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/round_up.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/train/export_manifest.h"
@@ -125,6 +126,20 @@ absl::StatusOr<Json> Repair(const std::string& path, const Json& run, const Insp
               {"damaged", ToJson(report.damaged)}};
 }
 
+// What a slot holds of a tensor: weights and state.
+int64_t BytesOf(const TileMap& tiles, const TensorSpec& tensor) {
+  if (tensor.num_elems == 0) return 0;
+  const Tile& tile = tiles.tiles()[tiles.TileAt(tensor.layer, tensor.offset_elems)];
+  const TilePlanes& planes = tiles.PlanesOf(tile);
+  int64_t bytes = 0;
+  for (int plane = 0; plane < planes.size(); ++plane) {
+    const bool is_scale = planes.IsScale(plane);
+    bytes += planes.Bytes(
+        plane, is_scale ? RoundUp(tensor.num_elems, kMomentBlockElems) : tensor.num_elems);
+  }
+  return bytes;
+}
+
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path));
   // A disk gives all it has for eight pieces at a time, while one thread hashes what has come.
@@ -139,12 +154,12 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
   const TileMap& tiles = store->tiles();
   const DType dtype = WeightDType(tiles.layout());
-  const int64_t bytes_per_elem =
-      WeightBytesPerElem(tiles.layout()) + StateBytesPerElem(tiles.layout());
   Json tensors = Json::array();
+  int64_t bytes = 0;
   for (const TensorSpec& tensor : store->inventory().tensors()) {
-    tensors.push_back(TensorEntry(tensor.name, tensor.shape, SafetensorsName(dtype),
-                                  tensor.num_elems * bytes_per_elem));
+    const int64_t tensor_bytes = BytesOf(tiles, tensor);
+    bytes += tensor_bytes;
+    tensors.push_back(TensorEntry(tensor.name, tensor.shape, SafetensorsName(dtype), tensor_bytes));
   }
   const std::string model = run.value("model", "");
   const absl::StatusOr<DecoderConfig> config = ReadDecoderConfig(model);
@@ -155,10 +170,13 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   json["architecture"] = config.ok() ? config->architecture : "";
   json["num_tensors"] = tensors.size();
   json["params"] = store->inventory().num_params();
-  json["bytes"] = store->inventory().num_params() * bytes_per_elem;
+  json["bytes"] = bytes;
   json["step"] = store->committed().step;
   json["slots"] = store->num_slots();
   json["layout"] = NameOf(tiles.layout());
+  json["moments"] = Json::array();
+  if (tiles.moment_set().m) json["moments"].push_back("m");
+  if (tiles.moment_set().v) json["moments"].push_back("v");
   json["tile_elems"] = tiles.tile_elems();
   const StripeBytes stripe_bytes = TensorStore::DiskBytes(tiles, store->num_slots(), {});
   json["store_bytes"] = Total(stripe_bytes);

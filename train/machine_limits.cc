@@ -3,10 +3,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <thread>
 
 #include "forebay/base/file.h"
 #include "forebay/memory/available_memory.h"
+#include "forebay/train/run_folder.h"
 
 namespace forebay {
 namespace {
@@ -16,6 +19,22 @@ void AskFileSystem(const std::string& folder, int64_t& free_bytes, uint64_t& fil
   struct stat info = {};
   free_bytes = FreeSpace(existing).value_or(-1);
   if (::stat(existing.c_str(), &info) == 0) file_system = info.st_dev;
+}
+
+// Of the files below `folder`; what cannot be looked at, and what is not there, counts nothing.
+int64_t BytesBelow(const std::string& folder) {
+  namespace fs = std::filesystem;
+  int64_t bytes = 0;
+  std::error_code error;
+  const auto options = fs::directory_options::skip_permission_denied;
+  for (fs::recursive_directory_iterator entry(folder, options, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::error_code no_file;
+    if (!entry->is_regular_file(no_file)) continue;
+    const std::uintmax_t size = entry->file_size(no_file);
+    if (!no_file) bytes += static_cast<int64_t>(size);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -44,6 +63,10 @@ MachineLimits AskMachine(const TrainOptions& options) {
   }
   if (!options.out.empty()) {
     AskFileSystem(options.out, limits.out_free_bytes, limits.out_file_system);
+    if (options.resume) {
+      const RunPaths paths(options.out);
+      limits.exported_bytes = BytesBelow(paths.model) + BytesBelow(paths.exports);
+    }
   }
   return limits;
 }

@@ -32,6 +32,7 @@ struct MachineLimits {
   // As DiskLimits', of OUT.
   int64_t out_free_bytes = -1;
   uint64_t out_file_system = 0;
+  int64_t exported_bytes = 0;  // what a run that goes on has in OUT/model and OUT/exports
 };
 
 // Asks the kernel, for the folders that `options` names (or, where they do not exist yet, their

@@ -1,289 +1,33 @@
 #include "forebay/train/option_table.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
+#include <iterator>
 #include <limits>
 #include <string>
-#include <type_traits>
-#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
-#include "forebay/base/format.h"
-#include "forebay/base/tensor_spec.h"
-#include "forebay/swap/stripes.h"
 #include "forebay/train/lr_schedule_table.h"
+#include "forebay/train/option_kinds.h"
 
 namespace forebay {
+
+OptimizerConfig RuleOf(const TrainOptions& options) {
+  return {.kind = options.optimizer,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .eps = options.eps,
+          .momentum = options.momentum,
+          .nesterov = options.nesterov};
+}
+
 namespace {
 
-// More than anybody counts to, and safe to multiply by.
-constexpr int64_t kManySteps = int64_t{1} << 40;
+using namespace option_kinds;  // the rows are written in its words
 
-template <typename T>
-std::optional<T> ParseWhole(std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
-  return value;
-}
-
-template <typename T>
-std::optional<Json> ParseNumber(std::string_view text) {
-  const std::optional<T> value = ParseWhole<T>(text);
-  if (!value.has_value()) return std::nullopt;
-  return Json(*value);
-}
-
-std::optional<Json> ParseAsText(std::string_view text) {
-  return Json(std::string(text));
-}
-
-OptionSpec Row(std::string_view section, std::string_view name, std::string_view help) {
-  OptionSpec spec;
-  spec.section = section;
-  spec.name = name;
-  spec.help = help;
-  return spec;
-}
-
-// `member`: any integer type of TrainOptions.
-template <typename T>
-OptionSpec Whole(std::string_view section, std::string_view name, T TrainOptions::*member, T least,
-                 T most, std::string_view help) {
-  OptionSpec spec = Row(section, name, help);
-  spec.value_name = "N";
-  spec.allowed = std::cmp_greater_equal(most, kManySteps)
-                     ? fmt::format("a whole number, {} or more", least)
-                     : fmt::format("a whole number from {} to {}", least, most);
-  // Negative numbers must reach the range check instead of failing as text.
-  spec.parse = std::is_unsigned_v<T> ? ParseNumber<uint64_t> : ParseNumber<int64_t>;
-  spec.set = [=](const Json& value, TrainOptions& options) {
-    if (!value.is_number_integer()) return false;
-    if constexpr (std::is_unsigned_v<T>) {
-      if (!value.is_number_unsigned() && value.get<int64_t>() < 0) return false;
-      options.*member = value.get<T>();
-      return true;
-    }
-    if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62) return false;
-    const int64_t number = value.get<int64_t>();
-    if (number < static_cast<int64_t>(least) || number > static_cast<int64_t>(most)) return false;
-    options.*member = static_cast<T>(number);
-    return true;
-  };
-  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
-  return spec;
-}
-
-struct RealRange {
-  double least = 0;
-  double most = 0;
-  bool above_least = false;  // least itself is not allowed
-  bool below_most = false;   // most itself is not allowed
-  bool Contains(double value) const {
-    return std::isfinite(value) && (above_least ? value > least : value >= least) &&
-           (below_most ? value < most : value <= most);
-  }
-  std::string Text() const {
-    return fmt::format("{} {} {} {}", above_least ? "above" : "from", least,
-                       below_most ? "to below" : "to", most);
-  }
-};
-
-OptionSpec Real(std::string_view section, std::string_view name, double TrainOptions::*member,
-                RealRange range, std::string_view help) {
-  OptionSpec spec = Row(section, name, help);
-  spec.value_name = "X";
-  spec.allowed = "a number " + range.Text();
-  spec.parse = ParseNumber<double>;
-  spec.set = [=](const Json& value, TrainOptions& options) {
-    if (!value.is_number() || !range.Contains(value.get<double>())) return false;
-    options.*member = value.get<double>();
-    return true;
-  };
-  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
-  return spec;
-}
-
-OptionSpec Betas(std::string_view section, std::string_view help) {
-  const RealRange range = {.least = 0, .most = 1, .below_most = true};
-  OptionSpec spec = Row(section, "betas", help);
-  spec.value_name = "X,X";
-  spec.allowed = "two numbers from 0 to below 1, such as 0.9,0.999";
-  spec.parse = [](std::string_view text) -> std::optional<Json> {
-    const size_t comma = text.find(',');
-    if (comma == std::string_view::npos) return std::nullopt;
-    const auto first = ParseWhole<double>(text.substr(0, comma));
-    const auto second = ParseWhole<double>(text.substr(comma + 1));
-    if (!first.has_value() || !second.has_value()) return std::nullopt;
-    return Json::array({*first, *second});
-  };
-  spec.set = [=](const Json& value, TrainOptions& options) {
-    if (!value.is_array() || value.size() != 2 || !value[0].is_number() || !value[1].is_number())
-      return false;
-    const double first = value[0].get<double>();
-    const double second = value[1].get<double>();
-    if (!range.Contains(first) || !range.Contains(second)) return false;
-    options.beta1 = first;
-    options.beta2 = second;
-    return true;
-  };
-  spec.get = [](const TrainOptions& options) {
-    return Json::array({options.beta1, options.beta2});
-  };
-  return spec;
-}
-
-OptionSpec Switch(std::string_view section, std::string_view name, bool TrainOptions::*member,
-                  std::string_view help) {
-  OptionSpec spec = Row(section, name, help);
-  spec.allowed = "true or false";
-  spec.parse = [](std::string_view text) -> std::optional<Json> {
-    if (text == "true" || text == "1" || text == "yes" || text == "on") return Json(true);
-    if (text == "false" || text == "0" || text == "no" || text == "off") return Json(false);
-    return std::nullopt;
-  };
-  spec.set = [=](const Json& value, TrainOptions& options) {
-    if (!value.is_boolean()) return false;
-    options.*member = value.get<bool>();
-    return true;
-  };
-  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
-  return spec;
-}
-
-OptionSpec Path(std::string_view section, std::string_view name, std::string TrainOptions::*member,
-                std::string_view help) {
-  OptionSpec spec = Row(section, name, help);
-  spec.value_name = "PATH";
-  spec.allowed = "a path";
-  spec.parse = ParseAsText;
-  spec.set = [=](const Json& value, TrainOptions& options) {
-    if (!value.is_string()) return false;
-    options.*member = value.get<std::string>();
-    return true;
-  };
-  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
-  return spec;
-}
-
-// What `text` has between its commas.
-std::vector<std::string_view> SplitAtCommas(std::string_view text) {
-  std::vector<std::string_view> parts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
-// Folders of the swap area. Commas part them, also in a text of a configuration file; of a list
-// there each item is one folder, whatever is in its name.
-OptionSpec Folders(std::string_view section, std::string_view name,
-                   std::vector<std::string> TrainOptions::*member, std::string_view help) {
-  OptionSpec spec = Row(section, name, help);
-  spec.value_name = "PATH,...";
-  spec.allowed = fmt::format("1 to {} paths with commas between them", kMaxStripes);
-  spec.parse = [](std::string_view text) -> std::optional<Json> {
-    Json list = Json::array();
-    for (const std::string_view part : SplitAtCommas(text)) list.push_back(std::string(part));
-    return list;
-  };
-  spec.set = [=](const Json& value, TrainOptions& options) {
-    std::vector<std::string> folders;
-    for (const Json& item : value.is_array() ? value : Json::array({value})) {
-      if (!item.is_string()) return false;
-      folders.push_back(item.get<std::string>());
-    }
-    // "" alone is the default, spelled out.
-    if (folders.size() == 1 && folders.front().empty()) folders.clear();
-    const bool any_empty = std::ranges::any_of(folders, &std::string::empty);
-    if (any_empty || folders.size() > static_cast<size_t>(kMaxStripes)) return false;
-    options.*member = std::move(folders);
-    return true;
-  };
-  spec.get = [=](const TrainOptions& options) {
-    const std::vector<std::string>& folders = options.*member;
-    if (folders.empty()) return Json("");
-    const bool is_plain = folders.size() == 1 && folders.front().find(',') == std::string::npos;
-    return is_plain ? Json(folders.front()) : Json(folders);
-  };
-  return spec;
-}
-
-OptionSpec Weights(std::string_view section, std::string_view name,
-                   std::vector<double> TrainOptions::*member, std::string_view help) {
-  const RealRange range = {.least = 0.001, .most = 1e6};
-  OptionSpec spec = Row(section, name, help);
-  spec.value_name = "X,...";
-  spec.allowed = fmt::format("numbers {} with commas between them", range.Text());
-  spec.parse = [](std::string_view text) -> std::optional<Json> {
-    Json list = Json::array();
-    if (text.empty()) return list;
-    for (const std::string_view part : SplitAtCommas(text)) {
-      const auto number = ParseWhole<double>(part);
-      if (!number.has_value()) return std::nullopt;
-      list.push_back(*number);
-    }
-    return list;
-  };
-  spec.set = [=](const Json& value, TrainOptions& options) {
-    if (!value.is_array() || value.size() > static_cast<size_t>(kMaxStripes)) return false;
-    std::vector<double> weights;
-    for (const Json& item : value) {
-      if (!item.is_number() || !range.Contains(item.get<double>())) return false;
-      weights.push_back(item.get<double>());
-    }
-    options.*member = std::move(weights);
-    return true;
-  };
-  spec.get = [=](const TrainOptions& options) { return Json(options.*member); };
-  return spec;
-}
-
-template <typename T>
-using Choices = std::vector<std::pair<std::string, T>>;
-
-// "power=2,end_lr=1e-6", or an object in a configuration file. Which arguments there are is the
-// schedule's to say (lr_schedule_table.h).
-OptionSpec ScheduleArgs(std::string_view section, std::string_view help) {
-  OptionSpec spec = Row(section, "schedule_args", help);
-  spec.value_name = "NAME=X,...";
-  spec.allowed = "arguments of the schedule, such as power=2,end_lr=1e-6";
-  spec.parse = [](std::string_view text) -> std::optional<Json> {
-    Json args = Json::object();
-    if (text.empty()) return args;
-    for (const std::string_view part : SplitAtCommas(text)) {
-      const size_t equals = part.find('=');
-      if (equals == 0 || equals == std::string_view::npos) return std::nullopt;
-      const std::string name(part.substr(0, equals));
-      const std::string_view value = part.substr(equals + 1);
-      if (args.contains(name) || value.empty()) return std::nullopt;
-      const auto number = ParseWhole<double>(value);
-      if (number.has_value()) {
-        args[name] = *number;
-      } else if (value == "true" || value == "false") {
-        args[name] = value == "true";
-      } else {
-        args[name] = value;
-      }
-    }
-    return args;
-  };
-  spec.set = [](const Json& value, TrainOptions& options) {
-    if (!value.is_object()) return false;
-    const auto is_plain = [](const Json& arg) { return arg.is_primitive() && !arg.is_null(); };
-    if (!std::ranges::all_of(value, is_plain)) return false;
-    // By name, so that the order in which they were given is no difference between runs.
-    options.schedule_args = Json::object();
-    const nlohmann::json sorted = value;
-    for (const auto& [name, arg] : sorted.items()) options.schedule_args[name] = arg;
-    return true;
-  };
-  spec.get = [](const TrainOptions& options) { return options.schedule_args; };
-  return spec;
+Choices<OptimizerKind> OptimizerChoices() {
+  return ChoicesOf({OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kAdagrad,
+                    OptimizerKind::kLion, OptimizerKind::kSgd});
 }
 
 Choices<LrSchedule> ScheduleChoices() {
@@ -292,76 +36,6 @@ Choices<LrSchedule> ScheduleChoices() {
     choices.emplace_back(spec.name, spec.schedule);
   }
   return choices;
-}
-
-// The value of a number or of a text such as "1GiB"; -1 when it is neither.
-int64_t SizeOrMinusOne(const Json& value) {
-  if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62) return -1;
-  if (value.is_number_integer()) return value.get<int64_t>();
-  if (!value.is_string()) return -1;
-  const absl::StatusOr<int64_t> size = ParseSize(value.get_ref<const std::string&>());
-  return size.ok() ? *size : -1;
-}
-
-OptionSpec Ram(std::string_view section, std::string_view help) {
-  constexpr int64_t kLeast = int64_t{1} << 20;
-  OptionSpec spec = Row(section, "ram", help);
-  spec.value_name = "SIZE";
-  spec.allowed = "auto, or a size of 1MiB or more, such as 900M or 16GiB";
-  spec.parse = ParseAsText;
-  spec.set = [](const Json& value, TrainOptions& options) {
-    const int64_t size = value == "auto" ? 0 : SizeOrMinusOne(value);
-    if (size < kLeast && value != "auto") return false;
-    options.ram_bytes = size;
-    return true;
-  };
-  spec.get = [](const TrainOptions& options) {
-    return options.ram_bytes == 0 ? Json("auto") : Json(options.ram_bytes);
-  };
-  return spec;
-}
-
-OptionSpec TileElems(std::string_view section, std::string_view help) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  OptionSpec spec = Row(section, "tile_elems", help);
-  spec.value_name = "N";
-  spec.allowed = fmt::format("a multiple of {} from {} to {}; K and M are 2^10 and 2^20",
-                             kLayerAlignElems, kLayerAlignElems, kMost);
-  spec.parse = ParseAsText;
-  spec.set = [](const Json& value, TrainOptions& options) {
-    const int64_t elems = SizeOrMinusOne(value);
-    if (elems < kLayerAlignElems || elems > kMost || elems % kLayerAlignElems != 0) return false;
-    options.tile_elems = elems;
-    return true;
-  };
-  spec.get = [](const TrainOptions& options) { return Json(options.tile_elems); };
-  return spec;
-}
-
-template <typename T>
-OptionSpec Choice(std::string_view section, std::string_view name, T TrainOptions::*member,
-                  Choices<T> choices, std::string_view help) {
-  OptionSpec spec = Row(section, name, help);
-  for (const auto& [text, value] : choices) {
-    spec.value_name += (spec.value_name.empty() ? "" : "|") + text;
-    spec.allowed += (spec.allowed.empty() ? "" : " or ") + text;
-  }
-  spec.parse = ParseAsText;
-  spec.set = [=](const Json& value, TrainOptions& options) {
-    for (const auto& [text, choice] : choices) {
-      if (value != text) continue;
-      options.*member = choice;
-      return true;
-    }
-    return false;
-  };
-  spec.get = [=](const TrainOptions& options) {
-    const auto found = std::ranges::find_if(
-        choices, [&](const auto& choice) { return choice.second == options.*member; });
-    FOREBAY_CHECK(found != choices.end());
-    return Json(found->first);
-  };
-  return spec;
 }
 
 std::vector<OptionSpec> ModelAndDataRows() {
@@ -398,12 +72,17 @@ std::vector<OptionSpec> OptimRows() {
       Choice<LrSchedule>("optim", "schedule", &O::schedule, ScheduleChoices(),
                          "of the learning rate, after the warm-up"),
       ScheduleArgs("optim", "arguments of --schedule"),
+      Choice<OptimizerKind>("optim", "optimizer", &O::optimizer, OptimizerChoices(),
+                            "rule of the update"),
       Real("optim", "weight_decay", &O::weight_decay, {.least = 0, .most = 10},
-           "AdamW's decoupled decay"),
+           "of adamw and lion decoupled; the others add it to the gradient (L2)"),
       Switch("optim", "decay_all", &O::decay_all, "decay norms and biases too"),
-      Betas("optim", "AdamW's beta1 and beta2"),
+      ParamGroups("optim", "tensors with a learning rate or decay of their own"),
+      Betas("optim", "beta1 and beta2 of adamw, adam and lion"),
       Real("optim", "eps", &O::eps, {.least = 0, .most = 1, .above_least = true},
-           "AdamW's epsilon"),
+           "epsilon of adamw, adam and adagrad"),
+      Real("optim", "momentum", &O::momentum, {.least = 0, .most = 1}, "of sgd"),
+      Switch("optim", "nesterov", &O::nesterov, "Nesterov's momentum, of sgd"),
       Real("optim", "clip", &O::clip, {.least = 0, .most = 1e9},
            "most global gradient norm; 0: no clipping"),
   };
@@ -422,9 +101,11 @@ std::vector<OptionSpec> OffloadRows() {
       Choice<cpu::Precision>("offload", "precision", &O::precision,
                              {{"bf16", cpu::Precision::kBf16}, {"fp32", cpu::Precision::kFp32}},
                              "of matrix products"),
-      Choice<Layout>("offload", "layout", &O::layout,
-                     {{"bf16", Layout::kBf16}, {"fp32", Layout::kFp32}},
-                     "how weights are kept: bf16 with an exact fp32 master, or fp32"),
+      Choice<Layout>(
+          "offload", "layout", &O::layout,
+          ChoicesOf({Layout::kBf16, Layout::kFp32, Layout::kBf16Moments, Layout::kInt8Moments}),
+          "how weights and moments are kept: bf16 weights with an exact fp32 master and "
+          "moments in fp32, bf16 or int8 (rounded), or all in fp32"),
       Choice<DType>("offload", "grad_dtype", &O::grad_dtype,
                     {{"bf16", DType::kBF16}, {"fp32", DType::kF32}},
                     "of finished gradients (they are summed in fp32)"),
@@ -530,6 +211,7 @@ const OptionSpec* FindOption(std::string_view name) {
 
 std::string ValueText(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
+  if (value.is_array() && !value.empty() && value.front().is_object()) return value.dump();
   if (value.is_array() || value.is_object()) {
     std::string text;
     for (const auto& [name, item] : value.items()) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "forebay/aio/engine.h"
 #include "forebay/base/json.h"
 #include "forebay/model/cpu/ops.h"
+#include "forebay/optimizer/update_rule.h"
 #include "forebay/swap/layout.h"
 #include "forebay/swap/placement.h"
 #include "forebay/train/lr_schedule.h"
@@ -21,6 +23,13 @@ enum class ExportFormat : uint8_t { kHuggingFace, kNone };
 // What a crash may take: kStep keeps the last committed step, kNone the exports alone. kAuto: kStep
 // where the disk has room for it.
 enum class Durability : uint8_t { kAuto, kNone, kStep, kReplay };
+
+// Tensors with settings of their own.
+struct ParamGroupOption {
+  std::string match;                   // as fnmatch(3), of Hugging Face names
+  std::optional<double> lr;            // in place of TrainOptions::lr
+  std::optional<double> weight_decay;  // the same
+};
 
 struct TrainOptions {
   // model, data
@@ -42,11 +51,15 @@ struct TrainOptions {
   int64_t warmup = 0;  // steps
   LrSchedule schedule = LrSchedule::kLinear;
   Json schedule_args = Json::object();  // as ParseLrScheduleArgs takes them
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
   double weight_decay = 0.01;
   bool decay_all = false;  // also norms and biases
+  std::vector<ParamGroupOption> param_groups;
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;
-  double clip = 1.0;  // global L2 norm; 0: off
+  double momentum = 0;    // SGD
+  bool nesterov = false;  // SGD with momentum
+  double clip = 1.0;      // global L2 norm; 0: off
 
   // offload
   std::vector<std::string> nvme;     // folders of the swap area; empty: OUT/swap
@@ -76,6 +89,8 @@ struct TrainOptions {
   bool resume = false;
   bool dry_run = false;
 };
+
+OptimizerConfig RuleOf(const TrainOptions& options);
 
 // Where a value came from: "default", "config FILE", "flag", "--set", "planner".
 struct ResolvedOptions {

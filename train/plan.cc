@@ -10,9 +10,10 @@
 #include "forebay/base/format.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/model/decoder.h"
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/tensor_store.h"
 #include "forebay/train/export_weights.h"
+#include "forebay/train/parameter_groups_of.h"
 #include "forebay/train/step.h"
 #include "forebay/train/stripe_weights.h"
 
@@ -31,6 +32,24 @@ int64_t StepsPerCommit(const CommitPace& pace) {
 // Of the files of one folder: weights, state and checksums, then each copy of the record.
 constexpr int kFlushesPerCommit = 5;
 
+// "r16, m, v": the planes of the state.
+std::string StateText(const TileMap& tiles) {
+  std::vector<std::string_view> names;
+  switch (WeightFormatOf(tiles.layout())) {
+    case WeightFormat::kSplitBf16:
+      names.push_back("r16");
+      break;
+    case WeightFormat::kFp16:
+      names.push_back("master");
+      break;
+    case WeightFormat::kFp32:
+      break;
+  }
+  if (tiles.moment_set().m) names.push_back("m");
+  if (tiles.moment_set().v) names.push_back("v");
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
 class Planner {
  public:
   Planner(const DecoderConfig& model, const TrainOptions& options, const MachineLimits& limits,
@@ -40,12 +59,14 @@ class Planner {
         limits_(limits),
         num_slots_(num_slots),
         inventory_(BuildInventory(model)),
-        tiles_(inventory_, options.layout, options.tile_elems, FolderWeights(limits)),
+        tiles_(inventory_, options.layout, options.tile_elems, FolderWeights(limits),
+               MomentsOf(RuleOf(options))),
         gradient_bytes_per_elem_(SizeOf(options.grad_dtype)) {}
 
   // Without a look at the disks.
   absl::StatusOr<Plan> Make() const {
     FOREBAY_RETURN_IF_ERROR(CheckPositions());
+    FOREBAY_RETURN_IF_ERROR(ParameterGroupsOf(options_, inventory_).status());
     FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, Budget());
     const StepBuffers buffers = ChooseBuffers(budget);
     Plan plan;
@@ -61,7 +82,7 @@ class Planner {
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, Place(tiles_, PlacementFor(left)));
     plan.gradient_area = Area();
     plan.gradient_area_bytes =
-        OffloadedAdamW::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
+        OffloadedOptimizer::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
     AddPlacedTerms(plan);
     AddTransfers(plan);
     plan.rated_tbw = options_.rated_tbw;
@@ -71,9 +92,9 @@ class Planner {
 
   // Whether each disk has room for its share.
   absl::Status CheckDisk(const Plan& plan) const {
-    // A run that continues has its swap area already, and replaces its exports.
-    if (options_.resume) return absl::OkStatus();
     const int64_t exports = ExportBytesOnDisk();
+    // A run that continues has its swap area already.
+    if (options_.resume) return CheckRoomForExports(exports - limits_.exported_bytes);
     bool together = false;
     for (const auto& [file_system, folders] : ByFileSystem(limits_.disks)) {
       const bool beside_exports = exports > 0 && file_system == limits_.out_file_system;
@@ -97,14 +118,7 @@ class Planner {
           num_slots_ > 1 ? ", or take --durability=none, which keeps one copy and survives no crash"
                          : ""));
     }
-    if (!together && limits_.out_free_bytes >= 0 && exports > limits_.out_free_bytes) {
-      return DoesNotFitError(
-          fmt::format("the exported model needs {} on the file system of '{}', which has {} free. "
-                      "Free space there, choose another "
-                      "--out, or keep fewer exports with --keep",
-                      FormatBytes(exports), options_.out, FormatBytes(limits_.out_free_bytes)));
-    }
-    return absl::OkStatus();
+    return together ? absl::OkStatus() : CheckRoomForExports(exports);
   }
 
   // Other shares, with which each disk has room for its own if folders are off by no more than
@@ -205,8 +219,8 @@ class Planner {
 
   StepBuffers LeastBuffers() const { return StepBufferChoices(tiles_.num_stripes()).back(); }
 
-  OffloadedAdamWOptions Optimizer(const StepBuffers& buffers) const {
-    OffloadedAdamWOptions optimizer;
+  OffloadedOptimizerOptions Optimizer(const StepBuffers& buffers) const {
+    OffloadedOptimizerOptions optimizer;
     optimizer.gradient_is_bf16 = options_.grad_dtype == DType::kBF16;
     optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
@@ -226,7 +240,7 @@ class Planner {
         {"program", kRuntimeBytes, 0, ""},
         {fmt::format("window of {} layers", buffers.num_block_buffers),
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
-        {"optimizer staging", OffloadedAdamW::StagingBytes(Optimizer(buffers), tiles_), 0,
+        {"optimizer staging", OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_), 0,
          "--tile_elems"},
         {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
         {"gradient of one block (fp32)", step.block_gradient_bytes, 0, ""},
@@ -279,7 +293,6 @@ class Planner {
   }
 
   void AddPlacedTerms(Plan& plan) const {
-    const bool bf16 = options_.layout == Layout::kBf16;
     const int64_t areas = tiles_.weight_area_bytes() + tiles_.state_area_bytes();
     StripeBytes store_bytes = TensorStore::DiskBytes(tiles_, num_slots_, plan.gradient_area_bytes);
     int64_t gradient_area = Total(plan.gradient_area_bytes);
@@ -292,12 +305,11 @@ class Planner {
       plan.stripes.push_back({limits_.disks[i].folder, limits_.disks[i].weight, store_bytes[i]});
     }
     const char* const kTiers = "--weights_tier or --state_tier";
-    plan.terms.push_back(
-        {fmt::format("gradients held ({})", DTypeName(gradient_bytes_per_elem_ == 2)),
-         plan.placement.host_gradient_bytes, gradient_area, ""});
-    plan.terms.push_back({fmt::format("weights ({})", DTypeName(bf16)),
+    plan.terms.push_back({fmt::format("gradients held ({})", NameOf(options_.grad_dtype)),
+                          plan.placement.host_gradient_bytes, gradient_area, ""});
+    plan.terms.push_back({fmt::format("weights ({})", NameOf(WeightDType(options_.layout))),
                           plan.placement.host_weight_bytes, tiles_.weight_area_bytes(), kTiers});
-    plan.terms.push_back({bf16 ? "state (r16, m, v)" : "state (m, v)",
+    plan.terms.push_back({fmt::format("state ({})", StateText(tiles_)),
                           plan.placement.host_state_bytes, tiles_.state_area_bytes(), kTiers});
     plan.terms.push_back({num_slots_ > 1 ? "second slot and records" : "checksums and records", 0,
                           store - areas - gradient_area, ""});
@@ -308,8 +320,6 @@ class Planner {
     for (const PlanTerm& term : plan.terms) plan.nvme_bytes += term.nvme_bytes;
   }
 
-  static const char* DTypeName(bool bf16) { return bf16 ? "bf16" : "fp32"; }
-
   int64_t ExportBytesOnDisk() const {
     return options_.export_format == ExportFormat::kNone ? 0 : ExportBytes();
   }
@@ -317,8 +327,24 @@ class Planner {
   // The model in OUT/model, and what --save_every keeps beside it. One more is written before the
   // oldest goes.
   int64_t ExportBytes() const {
-    const int64_t model = inventory_.num_params() * SizeOf(options_.export_dtype);
-    return options_.save_every > 0 ? model * (options_.keep + 2) : model;
+    int64_t exports = 1;
+    if (options_.save_every > 0) {
+      int64_t beside = options_.keep + 1;
+      if (options_.steps > 0) beside = std::min(beside, options_.steps / options_.save_every);
+      exports += beside;
+    }
+    return exports * inventory_.num_params() * SizeOf(options_.export_dtype);
+  }
+
+  absl::Status CheckRoomForExports(int64_t needed_bytes) const {
+    if (limits_.out_free_bytes < 0 || needed_bytes <= limits_.out_free_bytes) {
+      return absl::OkStatus();
+    }
+    return DoesNotFitError(fmt::format(
+        "the exported model needs {}{} on the file system of '{}', which has {} free. Free space "
+        "there, {}or export less (--export=none, --keep)",
+        FormatBytes(needed_bytes), limits_.exported_bytes > 0 ? " more" : "", options_.out,
+        FormatBytes(limits_.out_free_bytes), options_.resume ? "" : "choose another --out, "));
   }
 
   absl::Status DoesNotFit(int64_t budget) const {

@@ -240,6 +240,11 @@ void DeriveValues(Resolver& resolver) {
   resolver.Derive("layout", &TrainOptions::layout, bf16 ? Layout::kBf16 : Layout::kFp32);
   resolver.Derive("grad_dtype", &TrainOptions::grad_dtype, bf16 ? DType::kBF16 : DType::kF32);
   resolver.Derive("export_dtype", &TrainOptions::export_dtype, bf16 ? DType::kBF16 : DType::kF32);
+  if (resolver.options().optimizer == OptimizerKind::kLion) {
+    // What Chen et al. 2023 train with.
+    resolver.Derive("betas", &TrainOptions::beta1, 0.9);
+    resolver.Derive("betas", &TrainOptions::beta2, 0.99);
+  }
   const std::optional<int64_t> seq = PackedRowTokens(resolver.options().data);
   if (seq.has_value()) resolver.Derive("seq", &TrainOptions::seq, *seq);
 }
@@ -298,14 +303,35 @@ void CheckSchedule(Resolver& resolver) {
       has_own ? fmt::format(", or give --schedule_args=warmup_num_steps={}", options.warmup) : ""));
 }
 
+// What is said of the optimizer is something that the one chosen has.
+void CheckOptimizer(Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const OptimizerKind kind = options.optimizer;
+  const auto check = [&](const char* name, bool has, const char* whose) {
+    if (has || !resolver.IsGiven(name)) return;
+    resolver.AddProblem(fmt::format("--{}={} is of {}; --optimizer={} has none. Leave it out", name,
+                                    OptionText(options, name), whose, NameOf(kind)));
+  };
+  check("betas", HasBetas(kind), "adamw, adam and lion");
+  check("eps", HasEps(kind), "adamw, adam and adagrad");
+  check("momentum", kind == OptimizerKind::kSgd, "sgd");
+  check("nesterov", kind == OptimizerKind::kSgd, "sgd");
+  if (kind == OptimizerKind::kSgd && options.nesterov && options.momentum == 0) {
+    resolver.AddProblem("--nesterov needs --momentum above 0");
+  }
+}
+
 void CheckTogether(OptionsUse use, Resolver& resolver) {
   const TrainOptions& options = resolver.options();
+  CheckOptimizer(resolver);
   const bool bf16 = options.precision == cpu::Precision::kBf16;
-  if (bf16 != (options.layout == Layout::kBf16)) {
+  if (bf16 != (WeightDType(options.layout) == DType::kBF16)) {
     resolver.AddProblem(fmt::format(
         "--layout={} does not go with --precision={}: matrix products read the weights as they are "
-        "stored. Leave --layout out, or give both the same value",
-        NameOf(options.layout), bf16 ? "bf16" : "fp32"));
+        "stored. {}",
+        NameOf(options.layout), bf16 ? "bf16" : "fp32",
+        bf16 ? "Give --layout=bf16, bf16-moments or int8-moments, or --precision=fp32"
+             : "Give --layout=fp32, or --precision=bf16"));
   }
   const int64_t tokens_per_step = options.batch * options.accum * options.seq;
   if (tokens_per_step > kMostTokensAtOnce) {

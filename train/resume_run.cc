@@ -30,6 +30,24 @@ absl::Status CheckTilesAreTheRuns(const ResolvedOptions& resolved, const TensorS
       resolved.options.tile_elems, tile_elems));
 }
 
+// So is what is kept of a parameter. Matters for runs without a fingerprint (forebay init --run).
+absl::Status CheckStateIsTheRuns(const TrainOptions& options, const TensorStore& store) {
+  const TileMap& tiles = store.tiles();
+  if (tiles.layout() != options.layout) {
+    return UsageError(fmt::format(
+        "--resume: the state of the run has layout {0}, this command would train with {1}. Give "
+        "--precision={2} --layout={0}",
+        NameOf(tiles.layout()), NameOf(options.layout), NameOf(WeightDType(tiles.layout()))));
+  }
+  if (tiles.moment_set() != MomentsOf(RuleOf(options))) {
+    return UsageError(fmt::format(
+        "--resume: the state of the run is not that of --optimizer={}, which has other moments. A "
+        "run made by 'forebay init --run' has those of adamw",
+        NameOf(options.optimizer)));
+  }
+  return absl::OkStatus();
+}
+
 // So are the shares of its folders.
 absl::Status CheckWeightsAreTheRuns(const TrainOptions& options, const TensorStore& store) {
   const StripeWeights& weights = store.tiles().stripe_weights();
@@ -130,13 +148,7 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
                     "back the file that belongs to it",
                     run.paths.run_json));
   }
-  if (run.store->tiles().layout() != run.options.layout) {
-    const std::string_view layout = NameOf(run.store->tiles().layout());
-    return UsageError(
-        fmt::format("--resume: the state of the run has layout {}, this command would train with "
-                    "{}. Give --precision={}",
-                    layout, NameOf(run.options.layout), layout));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckStateIsTheRuns(run.options, *run.store));
   // With less memory than the run was started with, gradients may have to wait on disk; with
   // --durability=replay, which may be new, all of them are kept there.
   const StripeBytes& area_bytes = run.plan.gradient_area_bytes;

@@ -9,6 +9,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/round_up.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/swap/store_folders.h"
 
@@ -31,6 +32,28 @@ absl::Status HashValues(Xxh3_128& hash, int64_t num_elems, std::vector<float>& c
     const auto out = std::span(chunk).first(std::min(kDigestChunkElems, num_elems - first));
     FOREBAY_RETURN_IF_ERROR(read(first, out));
     hash.Update(std::as_bytes(out));
+  }
+  return absl::OkStatus();
+}
+
+// As they are stored: m, v, and where they are codes their scales.
+absl::Status HashMoments(Xxh3_128& hash, TensorStore& store, const TensorSpec& tensor,
+                         std::span<std::byte> chunk) {
+  if (tensor.num_elems == 0) return absl::OkStatus();
+  const TileMap& tiles = store.tiles();
+  const TilePlanes& planes =
+      tiles.PlanesOf(tiles.tiles()[tiles.TileAt(tensor.layer, tensor.offset_elems)]);
+  for (const PlaneKind kind :
+       {PlaneKind::kM, PlaneKind::kV, PlaneKind::kMScale, PlaneKind::kVScale}) {
+    const int plane = planes.Find(kind);
+    if (plane < 0) continue;
+    for (int64_t first = 0; first < tensor.num_elems; first += kDigestChunkElems) {
+      const int64_t count = std::min(kDigestChunkElems, tensor.num_elems - first);
+      const int64_t stored = planes.IsScale(plane) ? RoundUp(count, kMomentBlockElems) : count;
+      const auto bytes = chunk.first(static_cast<size_t>(planes.Bytes(plane, stored)));
+      FOREBAY_RETURN_IF_ERROR(store.ReadTensorPlane(tensor, kind, first, count, bytes));
+      hash.Update(bytes);
+    }
   }
   return absl::OkStatus();
 }
@@ -80,12 +103,12 @@ absl::StatusOr<std::string> StateDigest(TensorStore& store) {
   std::vector<float> chunk(kDigestChunkElems);
   for (const TensorSpec* tensor : tensors) {
     HashHeading(hash, tensor->name, tensor->shape);
-    for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
-      FOREBAY_RETURN_IF_ERROR(
-          HashValues(hash, tensor->num_elems, chunk, [&](int64_t first, std::span<float> out) {
-            return store.ReadTensor(*tensor, plane, first, out);
-          }));
-    }
+    FOREBAY_RETURN_IF_ERROR(
+        HashValues(hash, tensor->num_elems, chunk, [&](int64_t first, std::span<float> out) {
+          return store.ReadTensor(*tensor, Plane::kMaster, first, out);
+        }));
+    FOREBAY_RETURN_IF_ERROR(
+        HashMoments(hash, store, *tensor, std::as_writable_bytes(std::span(chunk))));
   }
   hash.UpdateInt(store.committed().step);
   return hash.Hex();

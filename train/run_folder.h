@@ -74,7 +74,8 @@ absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run
 absl::Status CheckHasCommit(const TensorStore& store);
 
 // One XXH3-128 over the committed state: for every tensor in the order of its Hugging Face name:
-// name, shape, fp32 master, m, v; then the step. Independent of tiles, tiers and layout of the
+// name, shape, fp32 master, and of m and v those that there are (stored codes and scales in lossy
+// layouts); then the step. Independent of tiles, tiers and layout of the
 // files. Holds one tensor at a time.
 absl::StatusOr<std::string> StateDigest(TensorStore& store);
 // The same over a model folder: names, shapes and fp32 values (no moments, no step).

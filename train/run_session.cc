@@ -1,16 +1,18 @@
 #include "forebay/train/run_session.h"
 
+#include <utility>
+
 #include "forebay/base/errors.h"
+#include "forebay/train/parameter_groups_of.h"
 
 namespace forebay {
 namespace {
 
-OffloadedAdamWOptions OptimizerOptions(const TrainOptions& options, const Plan& plan) {
-  OffloadedAdamWOptions result;
-  result.rule.beta1 = options.beta1;
-  result.rule.beta2 = options.beta2;
-  result.rule.eps = options.eps;
-  result.weight_decay = options.weight_decay;
+OffloadedOptimizerOptions OptimizerOptions(const TrainOptions& options, const Plan& plan,
+                                           ParameterGroups groups) {
+  OffloadedOptimizerOptions result;
+  result.rule = RuleOf(options);
+  result.groups = std::move(groups);
   result.gradient_is_bf16 = options.grad_dtype == DType::kBF16;
   result.gradient_area = plan.gradient_area;
   result.num_threads = options.threads;
@@ -28,9 +30,12 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(const Plan& plan,
   auto session = std::unique_ptr<RunSession>(new RunSession());
   session->store_ = std::move(store);
   TensorStore* const tensors = session->store_.get();
+  FOREBAY_ASSIGN_OR_RETURN(ParameterGroups groups,
+                           ParameterGroupsOf(options, tensors->inventory()));
   FOREBAY_ASSIGN_OR_RETURN(
       session->optimizer_,
-      OffloadedAdamW::Create(OptimizerOptions(options, plan), plan.placement, tensors, budget));
+      OffloadedOptimizer::Create(OptimizerOptions(options, plan, std::move(groups)), plan.placement,
+                                 tensors, budget));
   FOREBAY_ASSIGN_OR_RETURN(session->swapper_, Swapper::Create(plan.window, plan.placement, tensors,
                                                               session->optimizer_.get(), budget));
   session->source_ = std::make_unique<SwapperSource>(session->swapper_.get(),

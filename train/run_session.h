@@ -9,7 +9,7 @@
 #include "forebay/aio/engine.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder.h"
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/swapper.h"
 #include "forebay/swap/tensor_store.h"
 #include "forebay/train/options.h"
@@ -30,7 +30,7 @@ class RunSession {
                                                             MemoryBudget* budget);
 
   TensorStore& store() { return *store_; }
-  OffloadedAdamW& optimizer() { return *optimizer_; }
+  OffloadedOptimizer& optimizer() { return *optimizer_; }
   Swapper& swapper() { return *swapper_; }
   SwapperSource& source() { return *source_; }
   Decoder& decoder() { return *decoder_; }
@@ -47,7 +47,7 @@ class RunSession {
 
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<TensorStore> store_;
-  std::unique_ptr<OffloadedAdamW> optimizer_;
+  std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;
   std::unique_ptr<SwapperSource> source_;
   std::unique_ptr<Decoder> decoder_;

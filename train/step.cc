@@ -21,7 +21,7 @@ StepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory
 
 namespace {
 
-// The order in which the functions below call OffloadedAdamW::Hand.
+// The order in which the functions below call OffloadedOptimizer::Hand.
 std::vector<int> HandOverOrder(const Decoder& decoder) {
   std::vector<int> order = {HeadLayer(decoder.config())};
   for (const int layer : decoder.BackwardOrder()) order.push_back(layer);
@@ -32,7 +32,7 @@ std::vector<int> HandOverOrder(const Decoder& decoder) {
 }  // namespace
 
 absl::StatusOr<TrainingStep> TrainingStep::Create(Decoder* decoder, ParamSource* source,
-                                                  OffloadedAdamW* optimizer,
+                                                  OffloadedOptimizer* optimizer,
                                                   const StepSchedule& schedule,
                                                   int64_t tokens_per_step, MemoryBudget* budget) {
   FOREBAY_CHECK(schedule.forward == decoder->ForwardOrder());

@@ -17,7 +17,7 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/param_source.h"
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/step_schedule.h"
 
 namespace forebay {
@@ -49,7 +49,7 @@ class TrainingStep {
   // `schedule`: of the plan; the decoder's own orders. `tokens_per_step`: the most tokens (padding
   // included) of all micro-batches together.
   static absl::StatusOr<TrainingStep> Create(Decoder* decoder, ParamSource* source,
-                                             OffloadedAdamW* optimizer,
+                                             OffloadedOptimizer* optimizer,
                                              const StepSchedule& schedule, int64_t tokens_per_step,
                                              MemoryBudget* budget);
 
@@ -62,7 +62,7 @@ class TrainingStep {
     std::function<absl::Status(double fraction)> progress;
   };
   // Forward and backward over `batches`; on success every gradient is with the optimizer and the
-  // next call to OffloadedAdamW::BeginUpdate makes the step real.
+  // next call to OffloadedOptimizer::BeginUpdate makes the step real.
   absl::StatusOr<StepResult> Run(std::span<const MicroBatch> batches, const Hooks& hooks);
 
   // The memory of the activation checkpoints, which nobody uses between steps: lent to evaluation.
@@ -81,7 +81,7 @@ class TrainingStep {
 
   Decoder* decoder_ = nullptr;
   ParamSource* source_ = nullptr;
-  OffloadedAdamW* optimizer_ = nullptr;
+  OffloadedOptimizer* optimizer_ = nullptr;
   int64_t tokens_per_step_ = 0;
   std::vector<int64_t> first_token_;  // of each micro-batch within the step, and one past the last
   StepSchedule schedule_;

@@ -389,8 +389,10 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars
     export_wait_since_commit_s_ = 0;
   }
   if (commit_is_due_ || WritesInUpdate()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  UpdateScalars seeded = scalars;
+  seeded.rounding_seed = options_.seed;
   session_->optimizer().BeginUpdate(
-      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
+      seeded, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
   released_step_ = step;
   return absl::OkStatus();
 }

@@ -59,7 +59,7 @@ struct RuleScalars {
     one_minus_beta2 = static_cast<float>(1.0 - b2);
     inverse_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(b2, t)));
     eps = static_cast<float>(config.eps);
-    momentum = static_cast<float>(config.momentum);
+    momentum = static_cast<float>(scalars.beta1.value_or(config.momentum));
     const bool corrects =
         config.kind == OptimizerKind::kAdamW || config.kind == OptimizerKind::kAdam;
     step_size = static_cast<float>(corrects ? lr / (1.0 - std::pow(b1, t)) : lr);

@@ -1,5 +1,8 @@
 #include "forebay/base/tensor_spec.h"
 
+#include <string>
+#include <vector>
+
 #include "forebay/base/dtype.h"
 #include "gtest/gtest.h"
 
@@ -20,16 +23,42 @@ Inventory TwoLayers() {
 TEST(Inventory, TensorsStartAtAlignedOffsetsOfTheirLayer) {
   const Inventory inventory = TwoLayers();
   EXPECT_EQ(inventory.Find("embed.weight")->offset_elems, 0);
-  EXPECT_EQ(inventory.Find("norm.weight")->offset_elems, 0);
-  EXPECT_EQ(inventory.Find("up.weight")->offset_elems, 64);
-  EXPECT_EQ(inventory.Find("down.weight")->offset_elems, 384);  // 64 + 300, rounded up
+  EXPECT_EQ(inventory.Find("up.weight")->offset_elems, 0);
+  EXPECT_EQ(inventory.Find("down.weight")->offset_elems, 320);  // 300, rounded up
+}
+
+TEST(Inventory, SmallTensorsLieBehindTheLargeOnes) {
+  Inventory inventory = TwoLayers();
+  EXPECT_EQ(inventory.layers()[0].small_begin, inventory.layers()[0].num_elems);
+  EXPECT_EQ(inventory.layers()[1].small_begin, 2048);
+  EXPECT_EQ(inventory.Find("norm.weight")->offset_elems, 2048);
+  inventory.Add("bias", {10}, 4, false);
+  inventory.Add("more.weight", {50, 40}, 5, true);  // moves them
+  EXPECT_EQ(inventory.layers()[1].small_begin, 4096);
+  EXPECT_EQ(inventory.Find("norm.weight")->offset_elems, 4096);
+  EXPECT_EQ(inventory.Find("bias")->offset_elems, 4096 + 64);
+  std::vector<std::string> names;
+  for (const TensorSpec* tensor : TensorsInPlace(inventory, 1)) names.push_back(tensor->name);
+  const std::vector<std::string> in_place = {"up.weight", "down.weight", "more.weight",
+                                             "norm.weight", "bias"};
+  EXPECT_EQ(names, in_place);
+}
+
+TEST(Inventory, ALayerOfSmallTensorsAloneBeginsWithThem) {
+  Inventory inventory;
+  inventory.BeginLayer("head");
+  inventory.Add("norm", {2049}, 0, false);
+  inventory.Add("scale", {}, 0, false);
+  EXPECT_EQ(inventory.layers()[0].small_begin, 0);
+  EXPECT_EQ(inventory.Find("scale")->offset_elems, 2112);
+  EXPECT_EQ(inventory.layers()[0].num_elems, 4096);
 }
 
 TEST(Inventory, LayersArePaddedToWholeBlocks) {
   const Inventory inventory = TwoLayers();
   EXPECT_EQ(inventory.layers()[0].num_elems, 2048);
-  EXPECT_EQ(inventory.layers()[1].num_elems, 2048);
-  EXPECT_EQ(inventory.num_padded_elems(), 4096);
+  EXPECT_EQ(inventory.layers()[1].num_elems, 4096);
+  EXPECT_EQ(inventory.num_padded_elems(), 6144);
   EXPECT_EQ(inventory.num_params(), 1000 + 10 + 300 + 300);
 }
 

@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Require((seals.RootOfTables() == root) == unchanged);
   for (int tile = 0; tile < Tiles().num_tiles(); ++tile) {
     for (int64_t part = 0; part < forebay::NumSealParts(Tiles().tiles()[tile]); ++part) {
-      for (int plane = 0; plane < forebay::NumPlanes(Tiles().layout()); ++plane) {
+      for (int plane = 0; plane < Tiles().PlanesOf(Tiles().tiles()[tile]).size(); ++plane) {
         seals.Matches(tile, part, plane, {});
       }
     }

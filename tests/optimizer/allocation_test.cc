@@ -11,7 +11,7 @@
 namespace forebay {
 namespace {
 
-TEST(OffloadedAdamWAllocation, AStepAllocatesNothingOnAnyThread) {
+TEST(OffloadedOptimizerAllocation, AStepAllocatesNothingOnAnyThread) {
   const TemporaryFolder folder;
   OffloadedRun::Options options;
   options.state = Tiers::kMixed;
@@ -20,7 +20,7 @@ TEST(OffloadedAdamWAllocation, AStepAllocatesNothingOnAnyThread) {
   options.num_io_threads = 2;
   const auto run = OffloadedRun::Start(options, folder.path());
   ASSERT_TRUE(run.ok()) << run.status();
-  OffloadedAdamW& optimizer = (*run)->optimizer();
+  OffloadedOptimizer& optimizer = (*run)->optimizer();
   const TileMap& tiles = (*run)->store().tiles();
   std::vector<std::vector<float>> gradients;
   std::vector<HostBuffer> weights;
@@ -65,7 +65,7 @@ TEST_P(WindowedStepAllocation, AStepThroughTheWindowAllocatesNothingOnAnyThread)
 INSTANTIATE_TEST_SUITE_P(Engines, WindowedStepAllocation, testing::Bool(),
                          [](const auto& c) { return c.param ? "IoUring" : "Threads"; });
 
-TEST(OffloadedAdamWAllocation, TheCounterCounts) {
+TEST(OffloadedOptimizerAllocation, TheCounterCounts) {
   const int64_t before = num_allocations.load();
   const auto memory = std::make_unique<std::vector<float>>(100);
   EXPECT_EQ(num_allocations.load(), before + 2);

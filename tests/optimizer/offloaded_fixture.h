@@ -1,22 +1,24 @@
 // A small model in a store, its gradients, and the same training in memory as the judge.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "forebay/aio/disk_calls.h"
 #include "forebay/aio/engine.h"
+#include "forebay/base/bfloat16.h"
 #include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
+#include "forebay/optimizer/tile_run.h"
 #include "forebay/swap/tensor_store.h"
-#include "forebay/tests/optimizer/run_vectors.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -47,7 +49,8 @@ inline constexpr double kTestWeightDecay = 0.1;
 inline UpdateScalars ScalarsOfStep(int64_t step, double gradient_norm) {
   return {.step = step,
           .lr = 1e-3 / static_cast<double>(step),
-          .gradient_scale = std::min(1.0, 1.0 / (gradient_norm + 1e-6))};
+          .gradient_scale = std::min(1.0, 1.0 / (gradient_norm + 1e-6)),
+          .rounding_seed = 7};
 }
 
 // What backward would hand over for `layer`: zero in the padding, else of sizes from 1e-8 to 1e-1.
@@ -64,17 +67,23 @@ inline std::vector<float> GradientOf(const Inventory& inventory, int layer, int6
   return gradient;
 }
 
-// AdamW over whole layers in memory, with the reference kernels: no tiles, tiers or threads.
-class InMemoryAdamW {
+// The update over whole layers in memory, with the reference kernels: no tiles of a size, tiers or
+// threads.
+class InMemoryOptimizer {
  public:
-  InMemoryAdamW(Layout layout, bool gradient_is_bf16) : inventory_(OptimizerInventory()) {
-    const CounterRng rng(/*seed=*/1);
-    for (const LayerSpec& spec : inventory_.layers()) {
-      layers_.emplace_back(layout, gradient_is_bf16, spec.num_elems);
+  InMemoryOptimizer(Layout layout, bool gradient_is_bf16, const OptimizerConfig& rule = kTestAdamW)
+      : inventory_(OptimizerInventory()),
+        gradient_is_bf16_(gradient_is_bf16),
+        rule_(rule),
+        tiles_(inventory_, layout, kWholeLayer, {1}, MomentsOf(rule)) {
+    for (const Tile& tile : tiles_.tiles()) {
+      weights_.emplace_back(tiles_.WeightBytes(tile));
+      state_.emplace_back(tiles_.StateBytes(tile));
     }
+    const CounterRng rng(/*seed=*/1);
     for (const TensorSpec& tensor : inventory_.tensors()) {
       for (int64_t i = tensor.offset_elems; i < tensor.offset_elems + tensor.num_elems; ++i) {
-        layers_[tensor.layer].SetMaster(i, static_cast<float>(0.02 * rng.Normal(i)));
+        SetMaster(tensor.layer, i, static_cast<float>(0.02 * rng.Normal(i)));
       }
     }
   }
@@ -82,87 +91,139 @@ class InMemoryAdamW {
   // Returns the norm of the gradients.
   double Step(int64_t step) {
     double sum = 0;
+    std::vector<std::vector<std::byte>> rounded;
     for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
-      sum += HandOver(layers_[layer], GradientOf(inventory_, layer, step));
+      rounded.emplace_back();
+      sum += HandOver(GradientOf(inventory_, layer, step), rounded.back());
     }
     const double norm = std::sqrt(sum);
+    const int64_t elem_bytes = gradient_is_bf16_ ? 2 : 4;
     for (const TensorSpec& tensor : inventory_.tensors()) {
-      UpdateRunRef(kTestAdamW, ScalarsOfStep(step, norm),
-                   layers_[tensor.layer].Run(tensor.offset_elems, tensor.num_elems,
-                                             tensor.decay ? kTestWeightDecay : 0.0));
+      const int tile = tiles_.TileAt(tensor.layer, tensor.offset_elems);
+      const int64_t first = tensor.offset_elems - tiles_.tiles()[tile].first_elem;
+      TileRun run = PartOf(Whole(tile), first, tensor.num_elems);
+      run.gradient = rounded[tensor.layer].data() + tensor.offset_elems * elem_bytes;
+      run.gradient_dtype = gradient_is_bf16_ ? DType::kBF16 : DType::kF32;
+      run.weight_decay = tensor.decay ? kTestWeightDecay : 0.0;
+      UpdateRunRef(rule_, ScalarsOfStep(step, norm), run);
     }
     return norm;
   }
 
   const Inventory& inventory() const { return inventory_; }
-  RunVectors& layer(int index) { return layers_[index]; }
+  const OptimizerConfig& rule() const { return rule_; }
+  // The bytes of a plane of elements [first, first + num_elems) of a layer.
+  std::span<std::byte> PlaneBytes(int layer, int plane, int64_t first, int64_t num_elems) {
+    const int tile = tiles_.TileAt(layer, first);
+    const Tile& spec = tiles_.tiles()[tile];
+    const TilePlanes& planes = tiles_.PlanesOf(spec);
+    const std::span<std::byte> half = plane == 0 ? weights_[tile] : state_[tile];
+    return half.subspan(
+        planes.OffsetBytes(plane, spec.num_elems) + planes.Bytes(plane, first - spec.first_elem),
+        planes.Bytes(plane, num_elems));
+  }
 
  private:
-  static double HandOver(RunVectors& vectors, const std::vector<float>& gradient) {
+  static constexpr int64_t kWholeLayer = int64_t{1} << 30;
+
+  TileRun Whole(int tile) {
+    return RunOf(tiles_, tiles_.tiles()[tile], weights_[tile], state_[tile]);
+  }
+  void SetMaster(int layer, int64_t elem, float value) {
+    const int tile = tiles_.TileAt(layer, elem);
+    const TileRun run = Whole(tile);
+    const int64_t i = elem - run.first_elem;
+    switch (run.weights) {
+      case WeightFormat::kSplitBf16:
+        static_cast<Bf16*>(run.weight)[i] = Split(value).w16;
+        run.remainder[i] = Split(value).r16;
+        break;
+      case WeightFormat::kFp16:
+        static_cast<Fp16*>(run.weight)[i] = FloatToFp16(value);
+        run.master[i] = value;
+        break;
+      case WeightFormat::kFp32:
+        static_cast<float*>(run.weight)[i] = value;
+        break;
+    }
+  }
+  double HandOver(const std::vector<float>& gradient, std::vector<std::byte>& rounded) const {
+    rounded.resize(gradient.size() * (gradient_is_bf16_ ? 2 : 4));
     double sum = 0;
-    for (int64_t i = 0; i < vectors.size(); i += kNormBlockElems) {
-      sum += vectors.gradient_is_bf16
-                 ? RoundAndSumSquaresRef(&gradient[i], kNormBlockElems, &vectors.gradient_bf16[i])
-                 : CopyAndSumSquaresRef(&gradient[i], kNormBlockElems, &vectors.gradient_fp32[i]);
+    for (size_t i = 0; i < gradient.size(); i += kNormBlockElems) {
+      sum += gradient_is_bf16_ ? RoundAndSumSquaresRef(&gradient[i], kNormBlockElems,
+                                                       reinterpret_cast<Bf16*>(&rounded[2 * i]))
+                               : CopyAndSumSquaresRef(&gradient[i], kNormBlockElems,
+                                                      reinterpret_cast<float*>(&rounded[4 * i]));
     }
     return sum;
   }
 
   Inventory inventory_;
-  std::vector<RunVectors> layers_;
+  bool gradient_is_bf16_;
+  OptimizerConfig rule_;
+  TileMap tiles_;  // one for each layer, or two
+  std::vector<std::vector<std::byte>> weights_;
+  std::vector<std::vector<std::byte>> state_;
 };
 
 // Writes the starting values of `start` to a new store and commits them as step 0.
-inline absl::Status WriteStartingPoint(TensorStore& store, InMemoryAdamW& start) {
+inline absl::Status WriteStartingPoint(TensorStore& store, InMemoryOptimizer& start) {
   MemoryBudget budget(0);
-  FOREBAY_ASSIGN_OR_RETURN(const HostBuffer buffer,
-                           HostBuffer::Create(&budget, "test", store.tiles().max_state_bytes()));
-  IoOp op;
-  for (int i = 0; i < store.tiles().num_tiles(); ++i) {
-    const Tile& tile = store.tiles().tiles()[i];
-    const TileRun values = start.layer(tile.layer).Run(tile.first_elem, tile.num_elems, 0);
-    const auto weights = buffer.bytes().first(store.tiles().WeightBytes(tile));
-    std::memcpy(weights.data(), values.weight, weights.size());
-    store.StartWriteWeights(i, weights, op);
-    FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
-    store.MarkWeightsWritten(i);
-    const auto state = buffer.bytes().first(store.tiles().StateBytes(tile));
-    const StatePlanes planes = PlanesOf(store.tiles().layout(), tile.num_elems);
-    std::memset(state.data(), 0, state.size());
-    if (values.remainder != nullptr) {
-      std::memcpy(state.data() + planes.remainder, values.remainder, 2 * tile.num_elems);
+  const TileMap& tiles = store.tiles();
+  FOREBAY_ASSIGN_OR_RETURN(
+      const HostBuffer buffer,
+      HostBuffer::Create(&budget, "test", tiles.max_weight_bytes() + tiles.max_state_bytes()));
+  IoOp weights_op, state_op;
+  for (int i = 0; i < tiles.num_tiles(); ++i) {
+    const Tile& tile = tiles.tiles()[i];
+    const TilePlanes& planes = tiles.PlanesOf(tile);
+    const auto weights = buffer.bytes().first(tiles.WeightBytes(tile));
+    const auto state = buffer.bytes().subspan(tiles.max_weight_bytes(), tiles.StateBytes(tile));
+    std::ranges::fill(state, std::byte{0});
+    for (int plane = 0; plane < planes.size(); ++plane) {
+      const auto values = start.PlaneBytes(tile.layer, plane, tile.first_elem, tile.num_elems);
+      const auto half = plane == 0 ? weights : state;
+      std::ranges::copy(values, half.begin() + planes.OffsetBytes(plane, tile.num_elems));
     }
-    store.StartWriteState(i, state, op);
-    FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
+    store.StartWriteWeights(i, weights, weights_op);
+    store.StartWriteState(i, state, state_op);
+    FOREBAY_RETURN_IF_ERROR(store.engine().Wait(weights_op));
+    FOREBAY_RETURN_IF_ERROR(store.engine().Wait(state_op));
+    store.MarkWeightsWritten(i);
     store.MarkStateWritten(i);
   }
   return store.Commit({0, Json::object()});
 }
 
 // Every committed bit, padding included, against memory.
-inline void ExpectStoreHolds(TensorStore& store, InMemoryAdamW& expected) {
+inline void ExpectStoreHolds(TensorStore& store, InMemoryOptimizer& expected) {
   MemoryBudget budget(0);
-  auto buffer = HostBuffer::Create(&budget, "test", store.tiles().max_state_bytes());
+  const TileMap& tiles = store.tiles();
+  auto buffer =
+      HostBuffer::Create(&budget, "test", tiles.max_weight_bytes() + tiles.max_state_bytes());
   ASSERT_TRUE(buffer.ok());
-  IoOp op;
-  for (int i = 0; i < store.tiles().num_tiles(); ++i) {
-    SCOPED_TRACE(testing::Message() << "tile " << i);
-    const Tile& tile = store.tiles().tiles()[i];
-    const TileRun values = expected.layer(tile.layer).Run(tile.first_elem, tile.num_elems, 0);
-    const auto weights = buffer->bytes().first(store.tiles().WeightBytes(tile));
-    store.StartReadWeights(i, weights, IoClass::kDemandRead, op);
-    ASSERT_TRUE(store.engine().Wait(op).ok());
-    ASSERT_EQ(std::memcmp(weights.data(), values.weight, weights.size()), 0);
-    const auto state = buffer->bytes().first(store.tiles().StateBytes(tile));
-    store.StartReadState(i, state, IoClass::kDemandRead, op);
-    ASSERT_TRUE(store.engine().Wait(op).ok());
-    const StatePlanes planes = PlanesOf(store.tiles().layout(), tile.num_elems);
-    if (values.remainder != nullptr) {
-      ASSERT_EQ(std::memcmp(state.data() + planes.remainder, values.remainder, 2 * tile.num_elems),
-                0);
+  IoOp weights_op, state_op;
+  for (int i = 0; i < tiles.num_tiles(); ++i) {
+    const Tile& tile = tiles.tiles()[i];
+    const TilePlanes& planes = tiles.PlanesOf(tile);
+    const auto weights = buffer->bytes().first(tiles.WeightBytes(tile));
+    const auto state = buffer->bytes().subspan(tiles.max_weight_bytes(), tiles.StateBytes(tile));
+    store.StartReadWeights(i, weights, IoClass::kDemandRead, weights_op);
+    store.StartReadState(i, state, IoClass::kDemandRead, state_op);
+    ASSERT_TRUE(store.engine().Wait(weights_op).ok());
+    ASSERT_TRUE(store.engine().Wait(state_op).ok());
+    for (int plane = 0; plane < planes.size(); ++plane) {
+      SCOPED_TRACE(testing::Message() << "tile " << i << " plane " << plane);
+      const auto values = expected.PlaneBytes(tile.layer, plane, tile.first_elem, tile.num_elems);
+      const auto half = plane == 0 ? weights : state;
+      const auto stored = half.subspan(planes.OffsetBytes(plane, tile.num_elems), values.size());
+      ASSERT_TRUE(std::ranges::equal(stored, values));
     }
-    ASSERT_EQ(std::memcmp(state.data() + planes.m, values.m, 4 * tile.num_elems), 0);
-    ASSERT_EQ(std::memcmp(state.data() + planes.v, values.v, 4 * tile.num_elems), 0);
+    for (const std::byte filler :
+         state.subspan(planes.OffsetBytes(planes.size(), tile.num_elems))) {
+      ASSERT_EQ(filler, std::byte{0});
+    }
   }
 }
 
@@ -197,6 +258,7 @@ class OffloadedRun {
     int num_staging_tiles = 4;
     Tiers weights = Tiers::kNvme;
     bool io_uring = false;  // instead of threads
+    OptimizerConfig rule = kTestAdamW;
   };
 
   // Creates the store in `folder` unless one is there. `disk`: nullptr is the real one.
@@ -213,20 +275,20 @@ class OffloadedRun {
           disk == nullptr ? CreateThreadsEngine(engine) : CreateThreadsEngine(engine, disk);
     }
     FOREBAY_RETURN_IF_ERROR(run->OpenStore(folder));
-    OffloadedAdamWOptions adamw;
-    adamw.rule = kTestAdamW;
-    adamw.weight_decay = kTestWeightDecay;
-    adamw.gradient_is_bf16 = options.gradient_is_bf16;
-    adamw.num_threads = options.num_threads;
-    adamw.num_staging_tiles = options.num_staging_tiles;
+    OffloadedOptimizerOptions settings;
+    settings.rule = options.rule;
+    settings.weight_decay = kTestWeightDecay;
+    settings.gradient_is_bf16 = options.gradient_is_bf16;
+    settings.num_threads = options.num_threads;
+    settings.num_staging_tiles = options.num_staging_tiles;
     run->placement_ =
         PlacementOf(run->store().tiles(), options.weights, options.state, options.gradients);
     // Not a byte more than what is announced.
     FOREBAY_RETURN_IF_ERROR(run->store().EnsureGradientArea(
-        OffloadedAdamW::GradientAreaBytes(adamw, run->placement_, run->store().tiles())));
+        OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles())));
     FOREBAY_ASSIGN_OR_RETURN(
         run->optimizer_,
-        OffloadedAdamW::Create(adamw, run->placement_, run->store_.get(), &run->budget_));
+        OffloadedOptimizer::Create(settings, run->placement_, run->store_.get(), &run->budget_));
     const int64_t area = run->store().tiles().weight_area_bytes();
     FOREBAY_ASSIGN_OR_RETURN(run->weights_, HostBuffer::Create(&run->budget_, "weights", area));
     return run;
@@ -238,10 +300,11 @@ class OffloadedRun {
       FOREBAY_ASSIGN_OR_RETURN(store_, TensorStore::Open({path}, engine_.get()));
       return absl::OkStatus();
     }
-    InMemoryAdamW start(options_.layout, options_.gradient_is_bf16);
+    InMemoryOptimizer start(options_.layout, options_.gradient_is_bf16, options_.rule);
     StoreOptions store_options;
     store_options.directories = {path};
     store_options.layout = options_.layout;
+    store_options.moment_set = MomentsOf(options_.rule);
     store_options.tile_elems = options_.tile_elems;
     FOREBAY_ASSIGN_OR_RETURN(store_,
                              TensorStore::Create(store_options, start.inventory(), engine_.get()));
@@ -294,7 +357,7 @@ class OffloadedRun {
 
   int num_layers() const { return store_->inventory().num_layers(); }
   TensorStore& store() { return *store_; }
-  OffloadedAdamW& optimizer() { return *optimizer_; }
+  OffloadedOptimizer& optimizer() { return *optimizer_; }
   const Placement& placement() const { return placement_; }
   MemoryBudget& budget() { return budget_; }
   ThreadPool& pool() { return pool_; }
@@ -307,7 +370,7 @@ class OffloadedRun {
   std::unique_ptr<TensorStore> store_;
   HostBuffer weights_;
   Placement placement_;
-  std::unique_ptr<OffloadedAdamW> optimizer_;
+  std::unique_ptr<OffloadedOptimizer> optimizer_;
 };
 
 }  // namespace forebay

@@ -55,7 +55,7 @@ std::vector<Region> TableRegions(const TileMap& tiles, int stripe) {
                              "seal's state offset", "seal's sequence", "seal's hash"}) {
       add(what, 8);
     }
-    for (int plane = 0; plane < NumPlanes(tiles.layout()); ++plane) {
+    for (int plane = 0; plane < tiles.PlanesOf(tile).size(); ++plane) {
       add(fmt::format("checksums of plane {}", plane), 8 * NumSealParts(tile));
     }
   }
@@ -69,18 +69,6 @@ std::vector<Region> TableRegions(const TileMap& tiles, int stripe) {
   add("trailer's sequence", 8);
   add("trailer's hash", 16);
   return regions;
-}
-
-// The error of reading every plane of every tensor; "" when there is none.
-std::string ReadTensors(TensorStore& store) {
-  absl::Status status;
-  for (const TensorSpec& tensor : store.inventory().tensors()) {
-    std::vector<float> values(static_cast<size_t>(tensor.num_elems));
-    for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
-      status.Update(store.ReadTensor(tensor, plane, 0, values));
-    }
-  }
-  return MessageOf(status);
 }
 
 class DamagedBytesTest : public CrashFixture {
@@ -192,15 +180,15 @@ TEST_P(DamagedBytesTest, OfOneTableAreSparedAndOfBothAreNamed) {
 // Also by who reads tensors, and by who looks at all.
 TEST_P(DamagedBytesTest, OfATileAreNamedAndCostItsStepAlone) {
   for (const Tile& tile : tiles_->tiles()) {
-    for (int plane = 0; plane < NumPlanes(tiles_->layout()); ++plane) {
+    const TilePlanes& planes = tiles_->PlanesOf(tile);
+    for (int plane = 0; plane < planes.size(); ++plane) {
       const std::string name =
           fmt::format("{}/{}.fbs", tile.stripe, plane == 0 ? "weights" : "state");
       const int64_t begin =
-          plane == 0
-              ? tile.weight_offset_bytes
-              : tile.state_offset_bytes + PlaneOffsetBytes(tiles_->layout(), plane, tile.num_elems);
+          plane == 0 ? tile.weight_offset_bytes
+                     : tile.state_offset_bytes + planes.OffsetBytes(plane, tile.num_elems);
       const Region region = {fmt::format("{} plane {}", name, plane), begin,
-                             tile.num_elems * PlaneElemBytes(tiles_->layout(), plane)};
+                             planes.Bytes(plane, tile.num_elems)};
       ForEachFlip(region, [&](int64_t at, char bit) {
         Image damaged = whole_;
         Flip(damaged, name, at, bit);
@@ -208,7 +196,7 @@ TEST_P(DamagedBytesTest, OfATileAreNamedAndCostItsStepAlone) {
         crashed().Put(damaged);
         RecordedStore store(crashed());
         ASSERT_TRUE(store.ok()) << store.status();
-        EXPECT_THAT(ReadTensors(*store), HasSubstr(name));
+        EXPECT_THAT(MessageOf(ReadTensors(*store)), HasSubstr(name));
         MemoryBudget budget(0);
         std::vector<TileDamage> found;
         ASSERT_EQ(store->Scrub(&budget, {}, found), absl::OkStatus());

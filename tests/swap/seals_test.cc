@@ -84,16 +84,6 @@ class SealsTest : public testing::TestWithParam<Layout> {
     }
     return status;
   }
-  static absl::Status ReadTensors(TensorStore& store) {
-    absl::Status status;
-    for (const TensorSpec& tensor : store.inventory().tensors()) {
-      std::vector<float> values(static_cast<size_t>(tensor.num_elems));
-      for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
-        status.Update(store.ReadTensor(tensor, plane, 0, values));
-      }
-    }
-    return status;
-  }
 
   TemporaryFolder folder_;
   std::string directory_ = folder_.Path("swap");
@@ -117,11 +107,12 @@ TEST_P(SealsTest, AFlippedBitIsFoundAndNamedWhereverItIs) {
     const auto store = Open();
     const TileMap& tiles = (*store)->tiles();
     for (const Tile& tile : tiles.tiles()) {
-      for (int plane = 0; plane < NumPlanes(GetParam()); ++plane) {
+      const TilePlanes& planes = tiles.PlanesOf(tile);
+      for (int plane = 0; plane < planes.size(); ++plane) {
         const int64_t begin = plane == 0 ? tiles.weight_area_bytes() + tile.weight_offset_bytes
                                          : tiles.state_area_bytes() + tile.state_offset_bytes +
-                                               PlaneOffsetBytes(GetParam(), plane, tile.num_elems);
-        const int64_t bytes = tile.num_elems * PlaneElemBytes(GetParam(), plane);
+                                               planes.OffsetBytes(plane, tile.num_elems);
+        const int64_t bytes = planes.Bytes(plane, tile.num_elems);
         for (const int64_t at : {begin, begin + bytes - 1}) {
           places.emplace_back(plane == 0 ? "weights.fbs" : "state.fbs", at);
         }
@@ -233,14 +224,13 @@ TEST_P(SealsTest, TheBytesAreThoseOfTheFormat) {
   EXPECT_EQ(number(4096 + 24), static_cast<uint64_t>(kTileElems));
   EXPECT_EQ(number(4096 + 48), 1u);  // sequence
   // The first part of the weights, and the second part of the state's first plane.
-  const size_t elem_bytes = GetParam() == Layout::kBf16 ? 2 : 4;
-  const auto checksum = [&](const std::string& name, size_t offset) {
-    const std::string bytes =
-        Peek(name, static_cast<int64_t>(offset), static_cast<int64_t>(kSealElems * elem_bytes));
+  const TilePlanes planes(GetParam(), {}, /*small=*/false);
+  const auto checksum = [&](const std::string& name, int64_t offset, int plane) {
+    const std::string bytes = Peek(name, offset, planes.Bytes(plane, kSealElems));
     return Xxh3_64(std::as_bytes(std::span(bytes)));
   };
-  EXPECT_EQ(number(4096 + 64), checksum("weights.fbs", 0));
-  EXPECT_EQ(number(4096 + 64 + 8 * 4), checksum("state.fbs", kSealElems * elem_bytes));
+  EXPECT_EQ(number(4096 + 64), checksum("weights.fbs", 0, 0));
+  EXPECT_EQ(number(4096 + 64 + 8 * 4), checksum("state.fbs", planes.Bytes(1, kSealElems), 1));
   // The trailer, and the root in the record.
   EXPECT_EQ(table.substr(table.size() - 64, 8), "FBSEALED");
   Xxh3_128 hash;
@@ -252,8 +242,8 @@ TEST_P(SealsTest, TheBytesAreThoseOfTheFormat) {
   EXPECT_EQ(std::memcmp(commit.data() + 64, root.Digest().data(), 16), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, SealsTest, testing::Values(Layout::kBf16, Layout::kFp32),
-                         [](const auto& c) { return std::string(NameOf(c.param)); });
+INSTANTIATE_TEST_SUITE_P(Layouts, SealsTest, testing::ValuesIn(kLayouts),
+                         [](const auto& c) { return TestNameOf(c.param); });
 
 }  // namespace
 }  // namespace forebay

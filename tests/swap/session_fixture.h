@@ -22,6 +22,12 @@ namespace forebay {
 inline constexpr TensorPlane kWritablePlanes[] = {TensorPlane::kMaster, TensorPlane::kM,
                                                   TensorPlane::kV};
 
+inline std::vector<TensorPlane> WritablePlanes(const TileMap& tiles) {
+  std::vector<TensorPlane> planes(std::begin(kWritablePlanes), std::end(kWritablePlanes));
+  std::erase_if(planes, [&](TensorPlane plane) { return !Has(tiles, plane); });
+  return planes;
+}
+
 // Values by tensor and plane; what is not there is zeros.
 class PlainTensors {
  public:
@@ -52,7 +58,7 @@ inline void FillFloats(std::span<float> values, uint64_t seed, uint64_t stream) 
 inline bool HoldsTensors(TensorStore& store, PlainTensors& expected) {
   for (const TensorSpec& tensor : store.inventory().tensors()) {
     std::vector<float> values(static_cast<size_t>(tensor.num_elems));
-    for (const TensorPlane plane : kWritablePlanes) {
+    for (const TensorPlane plane : WritablePlanes(store.tiles())) {
       const Plane of_store = plane == TensorPlane::kMaster ? Plane::kMaster
                              : plane == TensorPlane::kM    ? Plane::kM
                                                            : Plane::kV;
@@ -66,7 +72,7 @@ inline bool HoldsTensors(TensorStore& store, PlainTensors& expected) {
 // Whether a session sees them, by leases.
 inline absl::Status SeesTensors(TensorSession& session, PlainTensors& expected) {
   for (const TensorSpec& tensor : session.inventory().tensors()) {
-    for (const TensorPlane plane : kWritablePlanes) {
+    for (const TensorPlane plane : WritablePlanes(session.store().tiles())) {
       FOREBAY_ASSIGN_OR_RETURN(const TensorLease lease,
                                session.Acquire(tensor.name, plane, LeaseAccess::kRead));
       if (!SameBits(lease.values(), expected.At(tensor.name, plane))) {
@@ -90,7 +96,7 @@ inline absl::Status SetAll(TensorSession& session, PlainTensors& expected,
 inline absl::Status SetEverything(TensorSession& session, PlainTensors& expected, uint64_t seed) {
   uint64_t number = 0;
   for (const TensorSpec& tensor : session.inventory().tensors()) {
-    for (const TensorPlane plane : kWritablePlanes) {
+    for (const TensorPlane plane : WritablePlanes(session.store().tiles())) {
       FOREBAY_RETURN_IF_ERROR(
           SetAll(session, expected, tensor.name, plane, 1000 * seed + ++number));
     }

@@ -1,6 +1,7 @@
 // A small store with recognisable contents, for the tests of this folder.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/round_up.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/swap/tensor_store.h"
 #include "forebay/tests/temporary_folder.h"
@@ -35,6 +37,32 @@ inline Inventory SmallInventory() {
   return inventory;
 }
 inline constexpr int64_t kSmallTileElems = 4096;
+
+// As gtest takes names.
+inline std::string TestNameOf(Layout layout) {
+  std::string name(NameOf(layout));
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+// Reads every plane of every tensor, and every master. The first error.
+inline absl::Status ReadTensors(TensorStore& store) {
+  absl::Status status;
+  const TileMap& tiles = store.tiles();
+  for (const TensorSpec& tensor : store.inventory().tensors()) {
+    std::vector<float> values(static_cast<size_t>(tensor.num_elems));
+    status.Update(store.ReadTensor(tensor, Plane::kMaster, 0, values));
+    const Tile& tile = tiles.tiles()[tiles.TileAt(tensor.layer, tensor.offset_elems)];
+    const TilePlanes& planes = tiles.PlanesOf(tile);
+    for (int plane = 0; plane < planes.size(); ++plane) {
+      const int64_t elems =
+          planes.IsScale(plane) ? RoundUp(tensor.num_elems, kMomentBlockElems) : tensor.num_elems;
+      std::vector<std::byte> bytes(static_cast<size_t>(planes.Bytes(plane, elems)));
+      status.Update(store.ReadTensorPlane(tensor, planes.kind(plane), 0, tensor.num_elems, bytes));
+    }
+  }
+  return status;
+}
 
 // Bytes that depend on everything that must not be mixed up.
 inline void FillPattern(std::span<std::byte> bytes, int64_t step, int tile, bool state) {

@@ -46,6 +46,21 @@ TEST(StoreManifest, DecodesToWhatWasEncoded) {
   EXPECT_EQ(decoded->inventory.layers()[1].name, "layers.0");
 }
 
+TEST(StoreManifest, KeepsEveryLayoutAndSetOfMoments) {
+  for (const Layout layout : kLayouts) {
+    for (const MomentSet moments : {MomentSet{true, true}, MomentSet{true, false},
+                                    MomentSet{false, true}, MomentSet{false, false}}) {
+      StoreManifest manifest = SmallManifest();
+      manifest.layout = layout;
+      manifest.moment_set = moments;
+      const auto decoded = DecodeManifest(EncodeManifest(manifest), "manifest.json");
+      ASSERT_TRUE(decoded.ok()) << decoded.status();
+      EXPECT_EQ(decoded->layout, layout);
+      EXPECT_EQ(decoded->moment_set, moments);
+    }
+  }
+}
+
 TEST(StoreManifest, KeepsTheStripesAndItsOwn) {
   StoreManifest manifest = SmallManifest();
   manifest.stripe_weights = {3, 1, kMaxStripeWeight};
@@ -87,13 +102,13 @@ TEST(StoreManifest, EveryTruncationIsFound) {
 }
 
 TEST(StoreManifest, AnUnknownVersionIsNamed) {
-  for (const char* const version : {"3", "5"}) {
-    const std::string text = Replaced(EncodeManifest(SmallManifest()), "\"version\": 4",
+  for (const char* const version : {"4", "6"}) {
+    const std::string text = Replaced(EncodeManifest(SmallManifest()), "\"version\": 5",
                                       std::string("\"version\": ") + version);
     const auto decoded = DecodeManifest(text, "manifest.json");
     EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
     EXPECT_THAT(MessageOf(decoded.status()),
-                HasSubstr(std::string("version ") + version + "; this program reads version 4"));
+                HasSubstr(std::string("version ") + version + "; this program reads version 5"));
   }
 }
 
@@ -123,6 +138,16 @@ TEST(StoreManifest, NumbersThatAreNoIntegersOfOursAreRefused) {
       EXPECT_EQ(ExitCodeOf(DecodeManifest(Encoded(json), "m").status()), ExitCode::kCorrupt)
           << place << " " << number;
     }
+  }
+}
+
+TEST(StoreManifest, UnknownMomentsAreRefused) {
+  for (const Json& moments :
+       {Json(1), Json("m"), Json({"v", "m"}), Json({"m", "w"}), Json(nullptr)}) {
+    Json json = Json::parse(EncodeManifest(SmallManifest()));
+    json["moments"] = moments;
+    EXPECT_EQ(ExitCodeOf(DecodeManifest(Encoded(json), "m").status()), ExitCode::kCorrupt)
+        << moments;
   }
 }
 

@@ -55,14 +55,25 @@ TEST_F(TensorSessionTest, WhatWasReleasedIsSeenByTheNextAcquire) {
 }
 
 TEST_F(TensorSessionTest, WhatWasCommittedIsThereAfterOpening) {
-  for (const Layout layout : {Layout::kBf16, Layout::kFp32}) {
+  std::vector<std::pair<Layout, MomentSet>> formats;
+  for (const Layout layout : {Layout::kBf16, Layout::kFp16, Layout::kFp32}) {
+    for (const bool m : {true, false}) {
+      for (const bool v : {true, false}) formats.push_back({layout, {.m = m, .v = v}});
+    }
+  }
+  for (const auto& [layout, moments] : formats) {
+    SCOPED_TRACE(testing::Message() << NameOf(layout) << " " << moments.m << moments.v);
     {
-      const auto session = MustCreate(kPlenty, 2, layout);
+      StoreOptions store = Store(2, layout);
+      store.moment_set = moments;
+      auto created = TensorSession::Create(kPlenty, store, inventory_, engine_.get());
+      ASSERT_TRUE(created.ok()) << created.status();
+      const auto session = *std::move(created);
       ASSERT_EQ(SetEverything(*session, expected_, 1), absl::OkStatus());
       ASSERT_EQ(session->Commit(7, Json{{"seen", 70}}), absl::OkStatus());
       ASSERT_EQ(session->Abort(), absl::OkStatus());
       auto lost = PlainTensors(&inventory_);
-      ASSERT_EQ(SetAll(*session, lost, kUp, TensorPlane::kM, 2), absl::OkStatus());
+      ASSERT_EQ(SetAll(*session, lost, kUp, TensorPlane::kMaster, 2), absl::OkStatus());
     }
     {
       const auto session = MustOpen();
@@ -409,6 +420,34 @@ TEST_F(TensorSessionTest, WhatCannotBeLeasedIsNamed) {
   EXPECT_EQ(ExitCodeOf(session->AcquireAll(twice, leases)), ExitCode::kUsage);
   EXPECT_TRUE(session->Acquire(kDown, TensorPlane::kV, LeaseAccess::kWrite).ok());
   EXPECT_EQ(ExitCodeOf(session->Expect("nobody", TensorPlane::kM)), ExitCode::kUsage);
+}
+
+TEST_F(TensorSessionTest, RoundedMomentsAreNotLeased) {
+  for (const Layout layout : {Layout::kBf16Moments, Layout::kInt8Moments}) {
+    const auto created =
+        TensorSession::Create(kPlenty, Store(2, layout), inventory_, engine_.get());
+    EXPECT_EQ(ExitCodeOf(created.status()), ExitCode::kUsage);
+    EXPECT_THAT(MessageOf(created.status()), HasSubstr("Use an exact one: 'bf16'"));
+    {
+      auto store = TensorStore::Create(Store(2, layout), inventory_, engine_.get());
+      ASSERT_TRUE(store.ok()) << store.status();
+      ASSERT_EQ(WriteStep(**store, 1), absl::OkStatus());
+    }
+    EXPECT_EQ(
+        ExitCodeOf(TensorSession::Open(kPlenty, {folder_.Path("store")}, engine_.get()).status()),
+        ExitCode::kUsage);
+    ASSERT_TRUE(TensorStore::Remove({folder_.Path("store")}).ok());
+  }
+}
+
+TEST_F(TensorSessionTest, MomentsThatTheStoreLacksAreErrors) {
+  StoreOptions store = Store();
+  store.moment_set = {.m = true, .v = false};
+  const auto session = TensorSession::Create(kPlenty, store, inventory_, engine_.get());
+  ASSERT_TRUE(session.ok()) << session.status();
+  const auto lease = (*session)->Acquire(kUp, TensorPlane::kV, LeaseAccess::kRead);
+  EXPECT_EQ(ExitCodeOf(lease.status()), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(lease.status()), HasSubstr("was created without it"));
 }
 
 TEST_F(TensorSessionTest, AnFp32StoreHasNoW16) {

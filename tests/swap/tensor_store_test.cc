@@ -185,7 +185,11 @@ void WriteValues(TensorStore& store) {
     const Tile& tile = tiles.tiles()[i];
     const auto w = weights.first(tiles.WeightBytes(tile));
     const auto s = state.first(tiles.StateBytes(tile));
-    const StatePlanes planes = PlanesOf(tiles.layout(), tile.num_elems);
+    const TilePlanes& planes = tiles.PlanesOf(tile);
+    const auto floats = [&](PlaneKind kind) {
+      const int64_t offset = planes.OffsetBytes(planes.Find(kind), tile.num_elems);
+      return reinterpret_cast<float*>(s.data() + offset);
+    };
     for (int64_t e = 0; e < tile.num_elems; ++e) {
       const auto value = [&](Plane plane) {
         return ValueOf(tile.layer, tile.first_elem + e, plane);
@@ -193,12 +197,15 @@ void WriteValues(TensorStore& store) {
       const float master = value(Plane::kMaster);
       if (tiles.layout() == Layout::kBf16) {
         reinterpret_cast<Bf16*>(w.data())[e] = Split(master).w16;
-        reinterpret_cast<int16_t*>(s.data() + planes.remainder)[e] = Split(master).r16;
+        reinterpret_cast<int16_t*>(s.data())[e] = Split(master).r16;
+      } else if (tiles.layout() == Layout::kFp16) {
+        reinterpret_cast<Fp16*>(w.data())[e] = FloatToFp16(master);
+        floats(PlaneKind::kMaster)[e] = master;
       } else {
         reinterpret_cast<float*>(w.data())[e] = master;
       }
-      reinterpret_cast<float*>(s.data() + planes.m)[e] = value(Plane::kM);
-      reinterpret_cast<float*>(s.data() + planes.v)[e] = value(Plane::kV);
+      floats(PlaneKind::kM)[e] = value(Plane::kM);
+      floats(PlaneKind::kV)[e] = value(Plane::kV);
     }
     store.StartWriteWeights(i, w, op);
     ASSERT_TRUE(store.engine().Wait(op).ok());
@@ -228,7 +235,7 @@ TEST_P(TensorStoreLayoutTest, GivesBackEveryPlaneOfEveryTensorExactly) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, TensorStoreLayoutTest,
-                         testing::Values(Layout::kBf16, Layout::kFp32),
+                         testing::Values(Layout::kBf16, Layout::kFp16, Layout::kFp32),
                          [](const auto& c) { return std::string(NameOf(c.param)); });
 
 TEST_F(TensorStoreTest, GivesBackTheStoredBf16Weights) {

@@ -31,7 +31,8 @@ class BenchStepCommand : public Command {
     };
     text("params", params_, "N", "a Llama model of about so many parameters: 13B, 1.1B, 135M");
     text("config", config_, "PATH", "instead: a config.json, or a folder that holds one");
-    text("layout", layout_, "bf16|fp32", "how weights are kept (default: bf16)");
+    text("layout", layout_, "bf16|fp16|fp32|bf16-moments|int8-moments",
+         "how weights and state are kept (default: bf16)");
     text("grad_dtype", gradient_dtype_, "bf16|fp32",
          "of finished gradients (default: as --layout)");
     text("gradients", gradients_, "ram|nvme",
@@ -99,9 +100,14 @@ class BenchStepCommand : public Command {
   absl::Status Read() {
     FlagReader reader;
     ReplayOptions& replay = options_.replay;
-    reader.TakeWord<Layout>("layout", layout_, {{"bf16", Layout::kBf16}, {"fp32", Layout::kFp32}},
-                            replay.layout);
-    replay.gradient_is_bf16 = replay.layout == Layout::kBf16;
+    const std::optional<Layout> layout = LayoutOf(layout_);
+    if (layout.has_value()) {
+      replay.layout = *layout;
+    } else {
+      reader.Problem("layout", fmt::format("'{}'; allowed: {}", layout_,
+                                           "bf16, fp16, fp32, bf16-moments or int8-moments"));
+    }
+    replay.gradient_is_bf16 = WeightDType(replay.layout) != DType::kF32;
     if (!gradient_dtype_.empty()) {
       reader.TakeWord<bool>("grad_dtype", gradient_dtype_, {{"bf16", true}, {"fp32", false}},
                             replay.gradient_is_bf16);

@@ -1,6 +1,7 @@
 """The training run that forebay must reproduce, written with PyTorch and transformers."""
 
 import contextlib
+import fnmatch
 import json
 import math
 
@@ -137,21 +138,57 @@ def load(model_directory, attention="eager"):
     return model
 
 
-def train(model, batches, settings, bf16=False):
+class Lion(torch.optim.Optimizer):
+    """Algorithm 2 of Chen et al. 2023."""
+
+    def __init__(self, params, lr, betas, weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                direction = (beta1 * m + (1 - beta1) * p.grad).sign()
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
+                m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+def own_groups(model, settings):
+    """--param_groups and --decay_all: one group for each parameter."""
+    groups = []
+    for name, parameter in model.named_parameters():
+        own = next((group for group in settings["param_groups"] if fnmatch.fnmatchcase(name, group["match"])), {})
+        decays = parameter.dim() > 1 or settings["decay_all"]
+        groups.append({"params": [parameter], "scale": own.get("lr", settings["lr"]) / settings["lr"],
+                       "weight_decay": own.get("weight_decay", settings["weight_decay"] if decays else 0.0)})
+    return groups
+
+
+def make_optimizer(name, model, settings):
+    groups = own_groups(model, settings) if "param_groups" in settings else decay_groups(model, settings["weight_decay"])
+    lr = settings["lr"]
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=settings["momentum"], nesterov=settings["nesterov"])
+    if name == "lion":
+        return Lion(groups, lr=lr, betas=settings["betas"])
+    if name == "adagrad":
+        return torch.optim.Adagrad(groups, lr=lr, eps=settings["eps"])
+    adam = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
+    return adam(groups, lr=lr, betas=settings["betas"], eps=settings["eps"])
+
+
+def train(model, batches, settings, bf16=False, optimizer="adamw"):
     """`batches[s]`: the (tokens, flags) rows of step s. Returns one dict per step: loss, grad_norm, lr."""
-    optimizer = torch.optim.AdamW(
-        decay_groups(model, settings["weight_decay"]),
-        lr=settings["lr"],
-        betas=settings["betas"],
-        eps=settings["eps"],
-    )
+    optimizer = make_optimizer(optimizer, model, settings)
     history = []
     for step, rows in enumerate(batches, start=1):
         lr = learning_rate(
             step, len(batches), settings["lr"], settings["warmup"], settings["schedule"]
         )
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("scale", 1)
         optimizer.zero_grad(set_to_none=True)
         trained = sum(
             sum(bool(f & 1) for f in flags[begin + 1 : end])

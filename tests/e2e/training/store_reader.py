@@ -38,6 +38,27 @@ def parse_record(data):
             "overwriting": overwriting, "root": data[64:80], "trainer": json.loads(data[80:80 + trainer_bytes])}
 
 
+def planes_of(layout, moments, small):
+    """(name, dtype, elements for each of them) of the planes of a tile: the weights, then the state."""
+    lossy = layout.endswith("-moments")
+    if layout == "fp32":
+        planes = [("w", "<f4", 1)]
+    elif layout == "fp16":
+        planes = [("w", "<f2", 1), ("master", "<f4", 1)]
+    else:
+        planes = [("w", "<u2", 1), ("r16", "<i2", 1)]
+    if not lossy or small:
+        return planes + [(name, "<f4", 1) for name in moments]
+    if layout == "bf16-moments":
+        return planes + [(name, "<u2", 1) for name in moments]
+    codes = {"m": "<i1", "v": "<u1"}
+    return planes + [(name, codes[name], 1) for name in moments] + [(f"{name}_scale", "<u2", 32) for name in moments]
+
+
+def bytes_of(planes, elems):
+    return sum(elems // per * np.dtype(dtype).itemsize for _, dtype, per in planes)
+
+
 class Store:
     """A store in `folders`, opened at its committed step; every byte is verified before it is given out."""
 
@@ -48,12 +69,11 @@ class Store:
             digest = manifest.pop("xxh3_128")
             line = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
             require(xxhash.xxh3_128_hexdigest(line.encode()) == digest, "manifest")
-            require((manifest["format"], manifest["version"]) == ("forebay-store", 4), "version of the manifest")
+            require((manifest["format"], manifest["version"]) == ("forebay-store", 5), "version of the manifest")
             self.folders[manifest["stripe"]] = folder
             self.manifest = manifest
         self.weights = self.manifest["stripe_weights"]
         require(sorted(self.folders) == list(range(len(self.weights))), "a stripe is missing")
-        self.w_bytes, self.state_bytes = {"bf16": (2, 10), "fp32": (4, 8)}[self.manifest["layout"]]
         self._deal_tiles()
         self.record = self._committed_record()
         self._check_tables()
@@ -61,17 +81,33 @@ class Store:
     def _deal_tiles(self):
         self.tiles = []
         dealt = [0] * len(self.weights)
+        areas = {"weights": [0] * len(self.weights), "state": [0] * len(self.weights)}
         in_all = 0
         for layer, spec in enumerate(self.manifest["layers"]):
-            for first in range(0, spec["num_elems"], self.manifest["tile_elems"]):
-                elems = min(self.manifest["tile_elems"], spec["num_elems"] - first)
+            for first, elems, small in self._cuts(spec):
                 in_all += elems
                 lag = [dealt[s] * sum(self.weights) - in_all * weight for s, weight in enumerate(self.weights)]
                 stripe = lag.index(min(lag))
+                planes = planes_of(self.manifest["layout"], self.manifest["moments"], small)
+                w_bytes, state_bytes = bytes_of(planes[:1], elems), round_up(bytes_of(planes[1:], elems), 4096)
                 self.tiles.append({"number": len(self.tiles), "layer": layer, "first": first, "elems": elems, "stripe": stripe,
-                                   "before": dealt[stripe]})
+                                   "planes": planes, "weights": (areas["weights"][stripe], w_bytes),
+                                   "state": (areas["state"][stripe], state_bytes)})
                 dealt[stripe] += elems
-        self.dealt = dealt
+                areas["weights"][stripe] += w_bytes
+                areas["state"][stripe] += state_bytes
+        self.areas = areas
+
+    def _cuts(self, layer):
+        """(first element, elements, whether of small tensors in a lossy layout) of a layer's tiles."""
+        sections = [(0, layer["num_elems"], False)]
+        if self.manifest["layout"].endswith("-moments"):
+            large = [spec for spec in layer["tensors"] if len(spec["shape"]) > 1]
+            end = round_up(max((spec["offset_elems"] + int(np.prod(spec["shape"])) for spec in large), default=0), 2048)
+            sections = [(0, end, False), (end, layer["num_elems"], True)]
+        for begin, end, small in sections:
+            for first in range(begin, end, self.manifest["tile_elems"]):
+                yield first, min(self.manifest["tile_elems"], end - first), small
 
     def _committed_record(self):
         newest = None
@@ -94,8 +130,8 @@ class Store:
             tiles = [tile for tile in self.tiles if tile["stripe"] == stripe]
             if not tiles:
                 continue
-            planes = 4 if self.manifest["layout"] == "bf16" else 3
-            size = RECORD_BYTES + sum(64 + 8 * planes * round_up(tile["elems"], PART_ELEMS) // PART_ELEMS for tile in tiles)
+            size = RECORD_BYTES + sum(64 + 8 * len(tile["planes"]) * round_up(tile["elems"], PART_ELEMS) // PART_ELEMS
+                                      for tile in tiles)
             size = round_up(size + 64, 4096)
             data = (self.folders[stripe] / "seals.fbs").read_bytes()
             require(len(data) == self.manifest["slots"] * 2 * size, f"size of the tables of stripe {stripe}")
@@ -107,62 +143,71 @@ class Store:
             require((magic, version, number, slot, zero) == (b"FBSEALED", 1, stripe, self.record["slot"], 0), "trailer")
             require(table[-40:-24] == self.record["uuid"], "uuid of the trailer")
             roots += table[-16:]
-            self._read_seals(tiles, table, planes)
+            self._read_seals(tiles, table)
         require(xxhash.xxh3_128_digest(roots) == self.record["root"], "root of the record")
 
-    def _read_seals(self, tiles, table, planes):
+    def _read_seals(self, tiles, table):
         at = RECORD_BYTES
         for tile in tiles:
             fields = struct.unpack_from("<4sIIIqqqqQ8s", table, at)
-            parts = round_up(tile["elems"], PART_ELEMS) // PART_ELEMS
+            parts, planes = round_up(tile["elems"], PART_ELEMS) // PART_ELEMS, len(tile["planes"])
             sums = table[at + 64: at + 64 + 8 * planes * parts]
             expected = (b"FBTS", tile["number"], tile["layer"], self.record["slot"], tile["first"], tile["elems"],
-                        self._offset(tile, self.w_bytes), self._offset(tile, self.state_bytes))
+                        self._offset(tile, "weights"), self._offset(tile, "state"))
             require(fields[:8] == expected, f"seal of tile {tile['number']}: {fields}")
             require(xxhash.xxh3_128_digest(table[at: at + 56] + sums)[:8] == fields[9], "hash of a seal")
             self.sums[tile["number"]] = np.frombuffer(sums, "<u8").reshape(planes, parts)
             at += 64 + len(sums)
 
-    def _offset(self, tile, elem_bytes):
-        return (self.record["slot"] * self.dealt[tile["stripe"]] + tile["before"]) * elem_bytes
+    def _offset(self, tile, half):
+        return self.record["slot"] * self.areas[half][tile["stripe"]] + tile[half][0]
 
     def _planes(self, tile):
-        """w16 and r16 (or fp32 weights), m, v of a tile as arrays; Damaged where one is not what was written."""
-        def read(name, elem_bytes):
-            with open(self.folders[tile["stripe"]] / name, "rb") as file:
-                file.seek(self._offset(tile, elem_bytes))
-                return file.read(elem_bytes * tile["elems"])
+        """{name: array} of a tile; Damaged where one is not what was written."""
+        def read(half):
+            if tile[half][1] == 0:
+                return b""
+            with open(self.folders[tile["stripe"]] / f"{half}.fbs", "rb") as file:
+                file.seek(self._offset(tile, half))
+                return file.read(tile[half][1])
 
-        n = tile["elems"]
-        weights, state = read("weights.fbs", self.w_bytes), read("state.fbs", self.state_bytes)
-        if self.manifest["layout"] == "bf16":
-            planes = [np.frombuffer(weights, "<u2"), np.frombuffer(state[:2 * n], "<i2")]
-        else:
-            planes = [np.frombuffer(weights, "<f4")]
-        planes += [np.frombuffer(state[-8 * n: -4 * n], "<f4"), np.frombuffer(state[-4 * n:], "<f4")]
-        for number, plane in enumerate(planes):
-            for part, first in enumerate(range(0, n, PART_ELEMS)):
-                digest = xxhash.xxh3_64_intdigest(plane[first: first + PART_ELEMS].tobytes())
+        planes, at = {}, 0
+        state = read("state")
+        for number, (name, dtype, per) in enumerate(tile["planes"]):
+            size = tile["elems"] // per * np.dtype(dtype).itemsize
+            planes[name] = np.frombuffer(read("weights") if number == 0 else state[at: at + size], dtype)
+            at += 0 if number == 0 else size
+            for part, first in enumerate(range(0, tile["elems"] // per, PART_ELEMS // per)):
+                digest = xxhash.xxh3_64_intdigest(planes[name][first: first + PART_ELEMS // per].tobytes())
                 require(digest == self.sums[tile["number"]][number][part], f"tile {tile['number']}, plane {number}")
+        require(not any(state[at:]), f"what follows the state of tile {tile['number']}")
         return planes
 
     def tensors(self):
-        """{name: (shape, weights as stored, fp32 master, m, v)}"""
+        """{name: (shape, weights as stored, fp32 master, moments as stored...)}"""
         tensors = {}
         for number, layer in enumerate(self.manifest["layers"]):
-            tiles = [self._planes(tile) for tile in self.tiles if tile["layer"] == number]
-            flat = [np.concatenate(planes) for planes in zip(*tiles, strict=True)]
-            if self.manifest["layout"] == "bf16":
-                master = (flat[0].astype(np.int64) * 65536 + flat[1]).astype(np.uint32).view(np.float32)
-            else:
-                master = flat[0]
+            tiles = [(tile, self._planes(tile)) for tile in self.tiles if tile["layer"] == number]
             used = np.zeros(layer["num_elems"], bool)
             for spec in layer["tensors"]:
                 require(spec["offset_elems"] % TENSOR_ALIGN == 0, "offset of a tensor")
-                where = slice(spec["offset_elems"], spec["offset_elems"] + int(np.prod(spec["shape"])))
-                used[where] = True
-                tensors[spec["name"]] = (spec["shape"], flat[0][where], master[where], flat[-2][where], flat[-1][where])
-            require(layer["num_elems"] % 2048 == 0 and not flat[0][~used].any(), "what pads a layer")
+                begin, end = spec["offset_elems"], spec["offset_elems"] + int(np.prod(spec["shape"]))
+                used[begin:end] = True
+                parts = {}
+                for tile, planes in tiles:
+                    first, last = max(begin, tile["first"]), min(end, tile["first"] + tile["elems"])
+                    for name, _, per in tile["planes"] if first < last else []:
+                        cut = planes[name][(first - tile["first"]) // per: -(-(last - tile["first"]) // per)]
+                        parts.setdefault(name, []).append(cut)
+                flat = {name: np.concatenate(cuts) for name, cuts in parts.items()}
+                if "r16" in flat:
+                    master = (flat["w"].astype(np.int64) * 65536 + flat["r16"]).astype(np.uint32).view(np.float32)
+                else:
+                    master = flat.get("master", flat["w"])
+                moments = [flat[name] for name in ("m", "v", "m_scale", "v_scale") if name in flat]
+                tensors[spec["name"]] = (spec["shape"], flat["w"], master, *moments)
+            weights = np.concatenate([planes["w"] for _, planes in tiles])
+            require(layer["num_elems"] % 2048 == 0 and not weights[~used].any(), "what pads a layer")
         return tensors
 
     def digest(self):

@@ -59,6 +59,31 @@ def test_the_digest_does_not_depend_on(forebay, task, expected, tmp_path, change
     assert forebay.digest(tmp_path / "run") == expected
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(layout="bf16-moments"),
+        dict(layout="int8-moments"),
+        dict(layout="int8-moments", optimizer="lion"),
+        dict(layout="bf16-moments", optimizer="adagrad", lr=1e-2),
+        dict(optimizer="sgd", momentum=0.9, nesterov="true", lr=0.1),
+        dict(optimizer="sgd", precision="fp32", lr=0.1),
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_nor_with_other_layouts_and_optimizers(forebay, task, tmp_path, settings):
+    """Moments are rounded by their element and step, wherever their tile lies and however often the run is stopped."""
+    train(forebay, task, tmp_path / "a", weights_tier="nvme", state_tier="nvme", tile_elems=2048, **settings)
+    train(forebay, task, tmp_path / "b", weights_tier="host", state_tier="host", threads=1, engine="threads", **settings)
+    for stop_after in (2, 1, 0):
+        train(forebay, task, tmp_path / "c", check=False, stop_after=stop_after, durability="replay", tile_elems=8192,
+              extra=["--resume"] if (tmp_path / "c").exists() else [], **settings)
+    digests = {forebay.digest(tmp_path / name) for name in "abc"}
+    assert len(digests) == 1
+    train(forebay, task, tmp_path / "other", **dict(settings, seed=4))
+    assert forebay.digest(tmp_path / "other") not in digests
+
+
 @pytest.mark.parametrize("engine", ["threads", "buffered"])  # which every machine has
 def test_the_log_and_the_summary_name_the_engine(forebay, task, tmp_path, engine):
     done = train(forebay, task, tmp_path / "run", engine=engine, extra=["--engine_strict"], format="json", export="none")
@@ -140,6 +165,8 @@ def begun(forebay, task, tmp_path_factory):
     "changes",
     [dict(lr=2e-3), dict(seed=4), dict(batch=4, accum=1), dict(clip=1.0), dict(steps=7), dict(warmup=3),
      dict(schedule="constant"), dict(weight_decay=0.3), dict(betas="0.8,0.9"), dict(eps=1e-5), dict(decay_all="true"),
+     dict(param_groups='[{"match": "*norm*", "lr": 1e-5}]'), dict(optimizer="adam"),
+     dict(layout="bf16-moments"),
      dict(precision="fp32"), dict(layout="fp32"), dict(grad_dtype="fp32")],
     ids=lambda changes: ",".join(changes),
 )

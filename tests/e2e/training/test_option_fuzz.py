@@ -20,7 +20,7 @@ FULL = os.environ.get("FOREBAY_FULL") == "1"
 SECONDS = 300 if FULL else 40
 SECTIONS = {
     "data": "eval_data eval_every batch accum seq seed",
-    "optim": "steps epochs stop_after lr warmup schedule weight_decay decay_all betas eps clip",
+    "optim": "steps epochs stop_after lr warmup schedule optimizer weight_decay decay_all param_groups betas eps momentum nesterov clip",
     "offload": "nvme nvme_weights ram precision layout grad_dtype threads engine engine_strict io_threads tile_elems weights_tier "
     "state_tier",
     "io": "save_every keep export export_dtype",
@@ -32,12 +32,20 @@ def mathematics(rng):
     """Settings that decide the bits."""
     steps = rng.randint(2, 5)
     precision = rng.choice(["bf16", "fp32"])
+    optimizer = rng.choice(["adamw", "adamw", "adam", "adagrad", "lion", "sgd"])
+    own = {"momentum": rng.choice([0.5, 0.9]), "nesterov": rng.choice([True, False])} if optimizer == "sgd" else {}
+    if optimizer in ("adamw", "adam", "lion"):
+        own |= dict(betas=rng.choice(["0.9,0.999", "0.8,0.95", "0,0"]))
+    if optimizer in ("adamw", "adam", "adagrad"):
+        own |= dict(eps=rng.choice([1e-8, 1e-4]))
+    if rng.random() < 0.3:
+        own |= dict(param_groups='[{"match": "*norm*", "lr": 1e-4}, {"match": "*embed*", "weight_decay": 0.3}]')
     return dict(
+        optimizer=optimizer, layout=rng.choice(["bf16", "bf16-moments", "int8-moments"]) if precision == "bf16" else "fp32", **own,
         precision=precision, grad_dtype=rng.choice([precision, "bf16", "fp32"]), batch=rng.randint(1, 3),
         accum=rng.randint(1, 3), seq=rng.choice(list(ROWS)), steps=steps, lr=rng.choice([1e-3, 3e-4, 0.01]),
         schedule=rng.choice(["constant", "linear", "cosine"]), warmup=rng.randint(0, 2),
         weight_decay=rng.choice([0, 0.01, 0.5]), decay_all=rng.choice([True, False]),
-        betas=rng.choice(["0.9,0.999", "0.8,0.95", "0,0"]), eps=rng.choice([1e-8, 1e-4]),
         clip=rng.choice([0, 0.3, 1]), seed=rng.choice([0, 1, 1 << 63]),
     )
 

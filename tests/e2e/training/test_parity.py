@@ -65,6 +65,69 @@ def test_fp32_training_equals_pytorch(forebay, tmp_path, family):
     assert relative_difference(logits_of(trained, tokens), expected) < 1e-3 < 0.05 < went
 
 
+@pytest.mark.parametrize(
+    "optimizer, own",
+    [
+        ("adam", dict(betas=(0.9, 0.95), eps=1e-6)),
+        ("adagrad", dict(eps=1e-6, lr=1e-2)),
+        ("lion", dict(betas=(0.9, 0.98), lr=3e-4)),
+        ("sgd", dict(momentum=0.9, nesterov=False, lr=0.1)),
+        ("sgd", dict(momentum=0.9, nesterov=True, lr=0.1)),
+        ("sgd", dict(momentum=0.0, nesterov=False, lr=0.3)),
+    ],
+    ids=["adam", "adagrad", "lion", "sgd-momentum", "sgd-nesterov", "sgd"],
+)
+def test_every_optimizer_equals_pytorchs(forebay, tmp_path, optimizer, own):
+    model_directory = str(tmp_path / "model")
+    vocab = tiny_models.make("llama_tied", model_directory)
+    tokens, flags = random_rows(BATCH * ACCUM, SEQ, vocab, seed=1)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, vocab)
+    settings = dict(dict(lr=2e-3, weight_decay=0.1, clip=0.5, warmup=5, schedule="cosine"), **own)
+
+    model = reference.load(model_directory)
+    batches = [list(zip(tokens.tolist(), flags.tolist()))] * STEPS
+    theirs = reference.train(model, batches, settings, optimizer=optimizer)
+    flags_of = {key: ",".join(map(str, value)) if key == "betas" else str(value).lower() for key, value in settings.items()}
+    forebay.run("train", model=model_directory, data=data, out=tmp_path / "run", ram="1GiB", precision="fp32", batch=BATCH,
+                accum=ACCUM, seq=SEQ, steps=STEPS, optimizer=optimizer, **flags_of)
+
+    compare(reference.read_metrics(tmp_path / "run"), theirs, loss_relative=2e-4, norm_relative=1e-3)
+    trained = reference.load(str(tmp_path / "run" / "model"))
+    assert reference.relative_l2(trained, model) < 1e-4 < 1e-3 < reference.relative_l2(reference.load(model_directory), model)
+
+
+@pytest.mark.parametrize("optimizer, decay_all", [("adamw", False), ("adamw", True), ("sgd", True)])
+def test_parameter_groups_equal_pytorchs(forebay, tmp_path, optimizer, decay_all):
+    model_directory = str(tmp_path / "model")
+    vocab = tiny_models.make("qwen2", model_directory)
+    tokens, flags = random_rows(BATCH * ACCUM, SEQ, vocab, seed=1)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, vocab)
+    lr = 0.1 if optimizer == "sgd" else 2e-3
+    groups = [
+        {"match": "*layers.0.mlp.*", "lr": 3 * lr, "weight_decay": 0.5},
+        {"match": "*.mlp.*", "weight_decay": 0.0},
+        {"match": "*norm*", "lr": 0.2 * lr},
+        {"match": "*.bias", "lr": 0},
+    ]
+    settings = dict(lr=lr, weight_decay=0.3, clip=0.5, warmup=5, schedule="cosine")
+    own = dict(betas=(0.9, 0.95), eps=1e-6) if optimizer == "adamw" else dict(momentum=0.9, nesterov=False)
+
+    model = reference.load(model_directory)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    batches = [list(zip(tokens.tolist(), flags.tolist()))] * STEPS
+    theirs = reference.train(model, batches, dict(settings, param_groups=groups, decay_all=decay_all, **own), optimizer=optimizer)
+    flags_of = dict(settings, betas="0.9,0.95", eps=1e-6) if optimizer == "adamw" else dict(settings, momentum=0.9)
+    forebay.run("train", model=model_directory, data=data, out=tmp_path / "run", ram="1GiB", precision="fp32", batch=BATCH,
+                accum=ACCUM, seq=SEQ, steps=STEPS, optimizer=optimizer, param_groups=json.dumps(groups),
+                decay_all=str(decay_all).lower(), **flags_of)
+
+    compare(reference.read_metrics(tmp_path / "run"), theirs, loss_relative=2e-4, norm_relative=1e-3)
+    trained = dict(reference.load(str(tmp_path / "run" / "model")).named_parameters())
+    for name, parameter in model.named_parameters():  # each: all together would hide what small tensors do
+        difference = float((trained[name] - parameter).detach().norm())
+        assert difference <= 1e-3 * float((parameter.detach() - before[name]).norm()), name
+
+
 @pytest.mark.parametrize("family", BF16_FAMILIES)
 def test_bf16_training_follows_pytorch_autocast(forebay, tmp_path, family):
     model_directory = str(tmp_path / "model")

@@ -10,6 +10,13 @@ CASES = {
     "fp32": dict(precision="fp32", layout="fp32"),
     "one slot": dict(durability="none"),
     "large tiles": dict(tile_elems=131072),  # of several parts
+    "bf16-moments": dict(layout="bf16-moments"),
+    "int8-moments": dict(layout="int8-moments"),
+    "int8-moments, large tiles": dict(layout="int8-moments", tile_elems=131072),
+    "lion": dict(optimizer="lion", layout="int8-moments"),
+    "adagrad": dict(optimizer="adagrad", layout="int8-moments"),
+    "sgd": dict(optimizer="sgd"),
+    "sgd without any state": dict(optimizer="sgd", precision="fp32", layout="fp32"),
 }
 
 
@@ -49,7 +56,7 @@ def test_and_finds_a_flipped_bit(forebay, task, tmp_path):
     path = out / "swap" / "state.fbs"
     store = Store([out / "swap"])
     data = bytearray(path.read_bytes())
-    data[store._offset(store.tiles[-1], store.state_bytes)] ^= 4
+    data[store._offset(store.tiles[-1], "state")] ^= 4
     path.write_bytes(data)
     with pytest.raises(Damaged, match=f"tile {len(store.tiles) - 1}, plane 1"):
         store.digest()

@@ -131,16 +131,16 @@ TEST(Inventory, OnlyVectorsAreExemptFromWeightDecay) {
 TEST(Inventory, NamesAreUniqueAndTensorsDoNotOverlap) {
   const Inventory inventory = BuildInventory(ParseConfig(SampleOf("Qwen3ForCausalLM")));
   std::set<std::string> names;
-  int layer = -1;
-  int64_t end = 0;
-  for (const TensorSpec& tensor : inventory.tensors()) {
-    EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
-    if (tensor.layer != layer) end = 0;
-    layer = tensor.layer;
-    EXPECT_GE(tensor.offset_elems, end) << tensor.name;
-    end = tensor.offset_elems + tensor.num_elems;
+  for (int layer = 0; layer < inventory.num_layers(); ++layer) {
+    int64_t end = 0;
+    for (const TensorSpec* tensor : TensorsInPlace(inventory, layer)) {
+      EXPECT_TRUE(names.insert(tensor->name).second) << tensor->name;
+      EXPECT_GE(tensor->offset_elems, end) << tensor->name;
+      end = tensor->offset_elems + tensor->num_elems;
+    }
     EXPECT_LE(end, inventory.layers()[static_cast<size_t>(layer)].num_elems);
   }
+  EXPECT_EQ(names.size(), inventory.tensors().size());
 }
 
 TEST(Inventory, PublishedNamesWithoutThePrefixAreAlternatives) {

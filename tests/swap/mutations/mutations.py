@@ -87,7 +87,7 @@ MUTATIONS = {
     ),
     "state_not_verified": (
         SEALS,
-        "return impl_->Verify(tile, 1, NumPlanes(impl_->tiles.layout()), state,\n"
+        "return impl_->Verify(tile, 1, impl_->NumPlanes(tile), state,\n"
         "                       impl_->NewestSlot(impl_->state_progress[tile]));",
         "return tile >= 0 && !state.empty() ? absl::OkStatus() : absl::UnknownError({});",
     ),

@@ -1,5 +1,9 @@
 #include "forebay/train/machine_limits.h"
 
+#include <filesystem>
+#include <string>
+
+#include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
 
@@ -36,6 +40,20 @@ TEST(AskMachine, AsksNothingAboutFoldersThatAreNotNamed) {
   ASSERT_EQ(AskMachine({}).disks.size(), 1u);
   EXPECT_EQ(AskMachine({}).disks[0].free_bytes, -1);
   EXPECT_EQ(AskMachine({}).out_free_bytes, -1);
+}
+
+TEST(AskMachine, CountsTheExportsOfARunThatGoesOn) {
+  TemporaryFolder folder;
+  TrainOptions options;
+  options.out = folder.Path("run");
+  for (const char* name : {"model/model.safetensors", "exports/step-3/model.safetensors"}) {
+    const std::string path = JoinPath(options.out, name);
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    ASSERT_TRUE(WriteFileAtomically(path, "12345").ok());
+  }
+  EXPECT_EQ(AskMachine(options).exported_bytes, 0);
+  options.resume = true;
+  EXPECT_EQ(AskMachine(options).exported_bytes, 10);
 }
 
 }  // namespace

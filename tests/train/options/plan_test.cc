@@ -499,9 +499,29 @@ TEST(Plan, TheDisksWorkSideBySide) {
 
 TEST(Plan, AResumedRunNeedsNoNewDiskSpace) {
   MachineLimits limits = BigMachine();
-  limits.disks[0].free_bytes = limits.out_free_bytes = 0;
+  limits.disks[0].free_bytes = 0;
   TrainOptions options = SmallRun();
   options.resume = true;
+  EXPECT_TRUE(MakePlan(SmolLm2(), options, limits).ok());
+}
+
+TEST(Plan, AResumedRunNeedsRoomForTheExportsThatAreMissing) {
+  MachineLimits limits = BigMachine();
+  TrainOptions options = SmallRun();
+  options.resume = true;
+  options.steps = 100;
+  options.save_every = 10;
+  options.keep = 2;  // and one more while it is written, and the model: four of 269 MB
+  const int64_t one_bytes = BuildInventory(SmolLm2()).num_params() * 2;
+  limits.exported_bytes = limits.out_free_bytes = 2 * one_bytes;
+  const auto fits = MakePlan(SmolLm2(), options, limits);
+  EXPECT_TRUE(fits.ok()) << fits.status();
+  --limits.out_free_bytes;
+  const auto refused = MakePlan(SmolLm2(), options, limits);
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("the exported model needs 538 MB more on"));
+  options.steps = 10;  // one export, and the model, which are there
+  limits.out_free_bytes = 0;
   EXPECT_TRUE(MakePlan(SmolLm2(), options, limits).ok());
 }
 

@@ -21,6 +21,7 @@
 #include "forebay/base/parallel.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/optimizer/held_gradients.h"
+#include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"
 #include "forebay/optimizer/update_rule.h"
 #include "forebay/swap/placement.h"
@@ -29,9 +30,10 @@
 
 namespace forebay {
 
-struct OffloadedAdamWOptions {
+struct OffloadedOptimizerOptions {
   OptimizerConfig rule;
-  double weight_decay = 0.01;
+  double weight_decay = 0.01;  // without groups: of the tensors that decay
+  ParameterGroups groups;      // empty: DecayGroups
   // What is computed instead of the rule; must outlive the optimizer. nullptr: the rule.
   const TileArithmetic* arithmetic = nullptr;
   bool gradient_is_bf16 = true;  // what Hand rounds to; else fp32
@@ -73,20 +75,20 @@ struct OptimizerStats {
 // UpdateIsDue and stats to any, the rest to the training thread. Nothing is allocated after Create.
 // After an error the object takes no further updates. A store of two slots then still holds the
 // last committed step; of one slot, what was being written over is lost.
-class OffloadedAdamW : public TileUpdater {
+class OffloadedOptimizer : public TileUpdater {
  public:
   // Loads host-resident state from the store, which must have a committed step. Everything pointed
   // to must outlive it. OutOfMemoryError, StorageError. Requires: rule.eps > 0 (else 0/0 where a
   // gradient is zero).
-  static absl::StatusOr<std::unique_ptr<OffloadedAdamW>> Create(
-      const OffloadedAdamWOptions& options, const Placement& placement, TensorStore* store,
+  static absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> Create(
+      const OffloadedOptimizerOptions& options, const Placement& placement, TensorStore* store,
       MemoryBudget* budget);
-  ~OffloadedAdamW() override;
+  ~OffloadedOptimizer() override;
   // At most what Create charges beside the placement's resident bytes, for the planner (less when
   // no gradient is spilled).
-  static int64_t StagingBytes(const OffloadedAdamWOptions& options, const TileMap& tiles);
+  static int64_t StagingBytes(const OffloadedOptimizerOptions& options, const TileMap& tiles);
   // Bytes of StoreOptions::gradient_area_bytes that `placement` needs.
-  static StripeBytes GradientAreaBytes(const OffloadedAdamWOptions& options,
+  static StripeBytes GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                        const Placement& placement, const TileMap& tiles);
 
   // Takes over the finished gradient of `layer`: the layer's padded flat vector, fp32, already a
@@ -130,7 +132,7 @@ class OffloadedAdamW : public TileUpdater {
 
  private:
   struct Impl;
-  explicit OffloadedAdamW(std::unique_ptr<Impl> impl);
+  explicit OffloadedOptimizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,39 +1,43 @@
-#include "forebay/optimizer/decay_runs.h"
+#include "forebay/optimizer/parameter_groups.h"
 
 #include "gtest/gtest.h"
 
 namespace forebay {
 namespace {
 
-TEST(DecayRuns, NeighboursOfOneSettingShareARunAndPaddingJoinsTheRunBefore) {
+TEST(ParameterGroups, NeighboursOfOneGroupShareARunAndPaddingJoinsTheRunBefore) {
   Inventory inventory;
   inventory.BeginLayer("first");
-  inventory.Add("a", {100}, 0, true);
+  inventory.Add("small", {5}, 0, true);
+  inventory.Add("a", {1, 100}, 0, true);
   inventory.Add("b", {10, 10}, 0, true);
-  inventory.Add("c", {3}, 0, false);
-  inventory.Add("d", {5}, 0, true);
+  inventory.Add("c", {1, 3}, 0, false);
+  inventory.Add("d", {1, 5}, 0, true);
   inventory.BeginLayer("second");
   inventory.Add("e", {7}, 0, false);
 
-  const std::vector<DecayRun> runs = DecayRunsOf(inventory, 0);
+  const ParameterGroups groups = DecayGroups(inventory, 0.1);
+  EXPECT_EQ(groups.groups[0].weight_decay, 0.1);
+  EXPECT_EQ(groups.groups[1].weight_decay, 0);
+  const std::vector<GroupRun> runs = GroupRunsOf(inventory, 0, groups.of_tensor);
   ASSERT_EQ(runs.size(), 3u);
   EXPECT_EQ(runs[0].first_elem, 0);
   EXPECT_EQ(runs[0].end_elem, 256);
-  EXPECT_TRUE(runs[0].decay);
+  EXPECT_EQ(runs[0].group, 0);
   EXPECT_EQ(runs[1].first_elem, 256);
   EXPECT_EQ(runs[1].end_elem, 320);
-  EXPECT_FALSE(runs[1].decay);
+  EXPECT_EQ(runs[1].group, 1);
   EXPECT_EQ(runs[2].first_elem, 320);
-  EXPECT_EQ(runs[2].end_elem, kLayerAlignElems);
-  EXPECT_TRUE(runs[2].decay);
+  EXPECT_EQ(runs[2].end_elem, 2 * kLayerAlignElems);  // "small" lies behind the others
+  EXPECT_EQ(runs[2].group, 0);
 
-  const std::vector<DecayRun> second = DecayRunsOf(inventory, 1);
+  const std::vector<GroupRun> second = GroupRunsOf(inventory, 1, groups.of_tensor);
   ASSERT_EQ(second.size(), 1u);
   EXPECT_EQ(second[0].end_elem, kLayerAlignElems);
-  EXPECT_FALSE(second[0].decay);
+  EXPECT_EQ(second[0].group, 1);
 }
 
-TEST(DecayRuns, PaddingLiesBetweenAndBehindTheTensors) {
+TEST(ParameterGroups, PaddingLiesBetweenAndBehindTheTensors) {
   Inventory inventory;
   inventory.BeginLayer("layer");
   inventory.Add("a", {100}, 0, true);

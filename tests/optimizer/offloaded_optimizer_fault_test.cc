@@ -15,7 +15,7 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
-class OffloadedAdamWFaultTest : public testing::Test {
+class OffloadedOptimizerFaultTest : public testing::Test {
  protected:
   // Opens the store on a disk with `plan`, and does one step.
   absl::Status RunOneStep(const FaultPlan& plan, int64_t& num_calls) {
@@ -32,7 +32,7 @@ class OffloadedAdamWFaultTest : public testing::Test {
 
   // Runs a step for every call that can fail, and checks the store after each.
   void FailEveryCall(bool fail_all_after) {
-    InMemoryAdamW expected(Layout::kBf16, true);
+    InMemoryOptimizer expected(Layout::kBf16, true);
     for (int64_t fail_call = 0;; ++fail_call) {
       SCOPED_TRACE(testing::Message() << "failing call " << fail_call);
       int64_t num_calls = 0;
@@ -67,20 +67,20 @@ class OffloadedAdamWFaultTest : public testing::Test {
   int64_t committed_ = 0;
 };
 
-TEST_F(OffloadedAdamWFaultTest, OneFailedCallIsACleanErrorAndTheCommittedStepStaysWhole) {
+TEST_F(OffloadedOptimizerFaultTest, OneFailedCallIsACleanErrorAndTheCommittedStepStaysWhole) {
   ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());
   FailEveryCall(/*fail_all_after=*/false);
   EXPECT_GE(committed_, 1);
 }
 
-TEST_F(OffloadedAdamWFaultTest, ADyingDiskIsACleanErrorAndTheCommittedStepStaysWhole) {
+TEST_F(OffloadedOptimizerFaultTest, ADyingDiskIsACleanErrorAndTheCommittedStepStaysWhole) {
   ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());
   FailEveryCall(/*fail_all_after=*/true);
   EXPECT_GE(committed_, 1);
 }
 
-TEST_F(OffloadedAdamWFaultTest, CompletionsOutOfOrderChangeNothing) {
-  InMemoryAdamW expected(Layout::kBf16, true);
+TEST_F(OffloadedOptimizerFaultTest, CompletionsOutOfOrderChangeNothing) {
+  InMemoryOptimizer expected(Layout::kBf16, true);
   ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());
   for (int64_t step = 1; step <= 5; ++step) {
     int64_t num_calls = 0;
@@ -99,7 +99,7 @@ TEST_F(OffloadedAdamWFaultTest, CompletionsOutOfOrderChangeNothing) {
 
 // The calls of a step in the order of this class; `fail_call` counts from the first transfer that
 // `during` makes.
-class OffloadedAdamWErrorTest : public OffloadedAdamWFaultTest {
+class OffloadedOptimizerErrorTest : public OffloadedOptimizerFaultTest {
  protected:
   // A disk that works until Fail is called.
   class BreakingDisk : public SystemDiskCalls {
@@ -136,7 +136,7 @@ class OffloadedAdamWErrorTest : public OffloadedAdamWFaultTest {
   BreakingDisk disk_;
 };
 
-TEST_F(OffloadedAdamWErrorTest, AFailedWriteBackNamesStepTileAndLayer) {
+TEST_F(OffloadedOptimizerErrorTest, AFailedWriteBackNamesStepTileAndLayer) {
   const auto run = StartAndRelease({.state = Tiers::kHost});
   disk_.Break(IoKind::kWrite);
   ASSERT_TRUE(run->UpdateLayer(0).ok());
@@ -147,7 +147,7 @@ TEST_F(OffloadedAdamWErrorTest, AFailedWriteBackNamesStepTileAndLayer) {
   EXPECT_THAT(message, HasSubstr("weights"));
 }
 
-TEST_F(OffloadedAdamWErrorTest, AFailedWriteBackIsReportedEveryTimeSoThatNothingCommits) {
+TEST_F(OffloadedOptimizerErrorTest, AFailedWriteBackIsReportedEveryTimeSoThatNothingCommits) {
   const auto run = StartAndRelease({.state = Tiers::kHost});
   disk_.Break(IoKind::kWrite);
   ASSERT_TRUE(run->UpdateLayer(0).ok());
@@ -156,7 +156,7 @@ TEST_F(OffloadedAdamWErrorTest, AFailedWriteBackIsReportedEveryTimeSoThatNothing
   EXPECT_FALSE(run->optimizer().AwaitAllWrites().ok());
 }
 
-TEST_F(OffloadedAdamWErrorTest, AFailedReadOfStateNamesStepAndLayerAndEndsTheUpdates) {
+TEST_F(OffloadedOptimizerErrorTest, AFailedReadOfStateNamesStepAndLayerAndEndsTheUpdates) {
   // Small tiles, so that the last ones of the layer are not read ahead before the disk breaks.
   const auto run = StartAndRelease({.tile_elems = 2048});
   disk_.Break(IoKind::kRead);
@@ -172,7 +172,7 @@ TEST_F(OffloadedAdamWErrorTest, AFailedReadOfStateNamesStepAndLayerAndEndsTheUpd
   EXPECT_FALSE(run->optimizer().AwaitAllWrites().ok());
 }
 
-TEST_F(OffloadedAdamWErrorTest, AFailedSpillNamesTheLayerAndGivesNoNorm) {
+TEST_F(OffloadedOptimizerErrorTest, AFailedSpillNamesTheLayerAndGivesNoNorm) {
   const auto run = Start({.gradients = Tiers::kNvme});
   disk_.Break(IoKind::kWrite);
   const absl::Status status = run->Backward(1).status();

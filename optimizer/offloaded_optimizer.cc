@@ -1,4 +1,4 @@
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
 
 #include <algorithm>
 #include <array>
@@ -12,8 +12,9 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
-#include "forebay/optimizer/decay_runs.h"
+#include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/staged_tiles.h"
+#include "forebay/optimizer/tile_run.h"
 #include "forebay/optimizer/tile_writes.h"
 #include "forebay/swap/tile_seals.h"
 #include "forebay/swap/transfer_buffer.h"
@@ -22,16 +23,13 @@ namespace forebay {
 namespace {
 
 // Elements per task of an update: what has a checksum of its own, so that a task verifies, updates
-// and seals it while it is in the cache. AdamW is elementwise, so the cut does not show in the
-// result.
+// and seals it while it is in the cache. Updates are elementwise, or of whole blocks, so the cut
+// does not show in the result.
 constexpr int64_t kTaskElems = kSealElems;
+static_assert(kTaskElems % kMomentBlockElems == 0 && kTensorAlignElems % kMomentBlockElems == 0);
 
-int64_t GradientBytesPerElem(const OffloadedAdamWOptions& options) {
+int64_t GradientBytesPerElem(const OffloadedOptimizerOptions& options) {
   return options.gradient_is_bf16 ? 2 : 4;
-}
-
-int64_t MaxTileElems(const TileMap& tiles) {
-  return tiles.max_state_bytes() / StateBytesPerElem(tiles.layout());
 }
 
 bool AnyOnNvme(const std::vector<Tier>& tiers) {
@@ -40,8 +38,8 @@ bool AnyOnNvme(const std::vector<Tier>& tiers) {
 
 }  // namespace
 
-struct OffloadedAdamW::Impl {
-  Impl(const OffloadedAdamWOptions& options_in, const Placement& placement_in,
+struct OffloadedOptimizer::Impl {
+  Impl(const OffloadedOptimizerOptions& options_in, const Placement& placement_in,
        TensorStore* store_in);
 
   absl::Status MakeStaging(MemoryBudget* budget);
@@ -70,12 +68,13 @@ struct OffloadedAdamW::Impl {
     return failure;
   }
 
-  const OffloadedAdamWOptions options;
+  const OffloadedOptimizerOptions options;
   const RuleArithmetic rule;
   const Placement placement;
   TensorStore* const store;
   const TileMap& tiles;
-  std::vector<std::vector<DecayRun>> decay_runs;  // by layer
+  ParameterGroups groups;
+  std::vector<std::vector<GroupRun>> group_runs;  // by layer
   ThreadPool pool;
 
   // Buffers before the transfers that use them, so that these end first.
@@ -101,41 +100,47 @@ struct OffloadedAdamW::Impl {
   OptimizerStats stats;  // mutex
 };
 
-OffloadedAdamW::Impl::Impl(const OffloadedAdamWOptions& options_in, const Placement& placement_in,
-                           TensorStore* store_in)
+OffloadedOptimizer::Impl::Impl(const OffloadedOptimizerOptions& options_in,
+                               const Placement& placement_in, TensorStore* store_in)
     : options(options_in),
       rule(options_in.rule),
       placement(placement_in),
       store(store_in),
       tiles(store_in->tiles()),
-      pool(options_in.num_threads, "adamw"),
+      groups(options_in.groups.groups.empty()
+                 ? DecayGroups(store_in->inventory(), options_in.weight_decay)
+                 : options_in.groups),
+      pool(options_in.num_threads, "optimizer"),
       host_state_offset_bytes(store_in->tiles().num_tiles()),
       due(store_in->inventory().num_layers()),
       weights_deferred(store_in->tiles().num_tiles()),
       state_deferred(store_in->tiles().num_tiles()) {
   for (int layer = 0; layer < store->inventory().num_layers(); ++layer) {
-    decay_runs.push_back(DecayRunsOf(store->inventory(), layer));
+    group_runs.push_back(GroupRunsOf(store->inventory(), layer, groups.of_tensor));
   }
 }
 
 // ---- Creation ----------------------------------------------------------------------------------
 
-int64_t OffloadedAdamW::StagingBytes(const OffloadedAdamWOptions& options, const TileMap& tiles) {
+int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
+                                         const TileMap& tiles) {
   return options.num_staging_tiles *
-             (tiles.max_state_bytes() + MaxTileElems(tiles) * GradientBytesPerElem(options)) +
+             (tiles.max_state_bytes() + tiles.max_tile_elems() * GradientBytesPerElem(options)) +
          GradientSeals::TableBytes(tiles);
 }
 
-StripeBytes OffloadedAdamW::GradientAreaBytes(const OffloadedAdamWOptions& options,
-                                              const Placement& placement, const TileMap& tiles) {
+StripeBytes OffloadedOptimizer::GradientAreaBytes(const OffloadedOptimizerOptions& options,
+                                                  const Placement& placement,
+                                                  const TileMap& tiles) {
   return PlaceGradients(placement, tiles, GradientBytesPerElem(options), options.gradient_area)
       .area_bytes;
 }
 
-absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(
-    const OffloadedAdamWOptions& options, const Placement& placement, TensorStore* store,
+absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
+    const OffloadedOptimizerOptions& options, const Placement& placement, TensorStore* store,
     MemoryBudget* budget) {
   FOREBAY_CHECK(options.num_staging_tiles >= 2);
+  FOREBAY_CHECK(store->tiles().moment_set() == MomentsOf(options.rule));
   FOREBAY_CHECK(static_cast<int>(placement.state.size()) == store->tiles().num_tiles());
   auto impl = std::make_unique<Impl>(options, placement, store);
   FOREBAY_RETURN_IF_ERROR(impl->MakeStaging(budget));
@@ -150,16 +155,16 @@ absl::StatusOr<std::unique_ptr<OffloadedAdamW>> OffloadedAdamW::Create(
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
                                                impl->gradients.get(), impl->writes.get());
-  return std::unique_ptr<OffloadedAdamW>(new OffloadedAdamW(std::move(impl)));
+  return std::unique_ptr<OffloadedOptimizer>(new OffloadedOptimizer(std::move(impl)));
 }
 
-OffloadedAdamW::OffloadedAdamW(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-OffloadedAdamW::~OffloadedAdamW() = default;
+OffloadedOptimizer::OffloadedOptimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+OffloadedOptimizer::~OffloadedOptimizer() = default;
 
-absl::Status OffloadedAdamW::Impl::MakeStaging(MemoryBudget* budget) {
+absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
   const int64_t state_bytes = AnyOnNvme(placement.state) ? tiles.max_state_bytes() : 0;
   const int64_t gradient_bytes =
-      AnyOnNvme(placement.gradients) ? MaxTileElems(tiles) * GradientBytesPerElem(options) : 0;
+      AnyOnNvme(placement.gradients) ? tiles.max_tile_elems() * GradientBytesPerElem(options) : 0;
   const int64_t buffer_bytes = state_bytes + gradient_bytes;
   staging.resize(options.num_staging_tiles);
   if (buffer_bytes == 0) return absl::OkStatus();
@@ -174,7 +179,7 @@ absl::Status OffloadedAdamW::Impl::MakeStaging(MemoryBudget* budget) {
   return absl::OkStatus();
 }
 
-absl::Status OffloadedAdamW::Impl::LoadHostState(MemoryBudget* budget) {
+absl::Status OffloadedOptimizer::Impl::LoadHostState(MemoryBudget* budget) {
   int64_t size_bytes = 0;
   for (int i = 0; i < tiles.num_tiles(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
@@ -205,12 +210,13 @@ absl::Status OffloadedAdamW::Impl::LoadHostState(MemoryBudget* budget) {
 
 // ---- Gradients ---------------------------------------------------------------------------------
 
-absl::Status OffloadedAdamW::Hand(int layer, std::span<const float> gradient, ThreadPool& pool) {
+absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient,
+                                      ThreadPool& pool) {
   FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
   return impl_->gradients->Hand(layer, gradient, pool);
 }
 
-absl::StatusOr<GradientStats> OffloadedAdamW::FinishBackward() {
+absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->Finish());
   GradientStats stats;
   double sum = 0;
@@ -226,14 +232,14 @@ absl::StatusOr<GradientStats> OffloadedAdamW::FinishBackward() {
   return stats;
 }
 
-absl::Status OffloadedAdamW::PublishIntent(int64_t step, const Json& trainer) {
+absl::Status OffloadedOptimizer::PublishIntent(int64_t step, const Json& trainer) {
   FOREBAY_CHECK(impl_->backward_finished);
   FOREBAY_CHECK(impl_->options.gradient_area == GradientArea::kAll);
   return impl_->store->PublishIntent({step, GradientBytesPerElem(impl_->options), trainer},
                                      impl_->gradients->seals_table());
 }
 
-RecoveredGradients OffloadedAdamW::RecoverGradients(
+RecoveredGradients OffloadedOptimizer::RecoverGradients(
     const std::function<absl::Status(double)>& progress) {
   FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
   FOREBAY_CHECK(impl_->options.gradient_area == GradientArea::kAll);
@@ -252,12 +258,12 @@ RecoveredGradients OffloadedAdamW::RecoverGradients(
   return recovered;
 }
 
-void OffloadedAdamW::AbandonStep() {
+void OffloadedOptimizer::AbandonStep() {
   impl_->gradients->Abandon();
   impl_->backward_finished = false;
 }
 
-void OffloadedAdamW::BeginUpdate(const UpdateScalars& step, ResidentWrites resident) {
+void OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, ResidentWrites resident) {
   FOREBAY_CHECK(impl_->backward_finished && !impl_->AnyIsDue());
   impl_->backward_finished = false;
   impl_->step = step;
@@ -269,18 +275,18 @@ void OffloadedAdamW::BeginUpdate(const UpdateScalars& step, ResidentWrites resid
 
 // ---- Update ------------------------------------------------------------------------------------
 
-bool OffloadedAdamW::Impl::AnyIsDue() const {
+bool OffloadedOptimizer::Impl::AnyIsDue() const {
   // Acquire: what the swapper's thread did for a layer happened before its update ceased to be due.
   return std::any_of(due.begin(), due.end(), [](const std::atomic<bool>& layer_is_due) {
     return layer_is_due.load(std::memory_order_acquire);
   });
 }
 
-bool OffloadedAdamW::UpdateIsDue(int layer) const {
+bool OffloadedOptimizer::UpdateIsDue(int layer) const {
   return impl_->due[layer].load(std::memory_order_acquire);
 }
 
-absl::Status OffloadedAdamW::UpdateLayer(int layer, std::span<std::byte> weights) {
+absl::Status OffloadedOptimizer::UpdateLayer(int layer, std::span<std::byte> weights) {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.Failure());
   FOREBAY_CHECK(UpdateIsDue(layer));
@@ -311,7 +317,7 @@ absl::Status OffloadedAdamW::UpdateLayer(int layer, std::span<std::byte> weights
   return absl::OkStatus();
 }
 
-absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> weights) {
+absl::Status OffloadedOptimizer::Impl::UpdateTile(int tile, std::span<std::byte> weights) {
   const Tile& spec = tiles.tiles()[tile];
   const Stopwatch stopwatch;
   StagingBuffer buffer;
@@ -325,20 +331,7 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
 
   const std::span<std::byte> state =
       staged->StateIsRead(tile) ? buffer.state.first(tiles.StateBytes(spec)) : HostState(tile);
-  const StatePlanes planes = PlanesOf(tiles.layout(), spec.num_elems);
-  TileRun whole;
-  whole.num_elems = spec.num_elems;
-  whole.first_elem = spec.first_elem;
-  whole.layer = spec.layer;
-  whole.weight = weights.data();
-  if (tiles.layout() == Layout::kBf16) {
-    whole.weights = WeightFormat::kSplitBf16;
-    whole.remainder = reinterpret_cast<int16_t*>(state.data() + planes.remainder);
-  } else {
-    whole.weights = WeightFormat::kFp32;
-  }
-  whole.m = state.data() + planes.m;
-  whole.v = state.data() + planes.v;
+  TileRun whole = RunOf(tiles, spec, weights, state);
   whole.gradient =
       staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(tile);
   whole.gradient_dtype = options.gradient_is_bf16 ? DType::kBF16 : DType::kF32;
@@ -352,9 +345,9 @@ absl::Status OffloadedAdamW::Impl::UpdateTile(int tile, std::span<std::byte> wei
 }
 
 // Verifies state and gradient where they were read, updates, and seals what will be written.
-absl::Status OffloadedAdamW::Impl::RunKernel(const TileRun& whole, int tile,
-                                             std::span<std::byte> weights,
-                                             std::span<std::byte> state) {
+absl::Status OffloadedOptimizer::Impl::RunKernel(const TileRun& whole, int tile,
+                                                 std::span<std::byte> weights,
+                                                 std::span<std::byte> state) {
   const Tile& spec = tiles.tiles()[tile];
   const bool is_read = staged->StateIsRead(tile);
   const bool gradient_is_read = staged->GradientIsRead(tile);
@@ -381,23 +374,24 @@ absl::Status OffloadedAdamW::Impl::RunKernel(const TileRun& whole, int tile,
   return damage;
 }
 
-void OffloadedAdamW::Impl::UpdatePart(const TileRun& whole, const Tile& tile, int64_t part) {
-  const std::vector<DecayRun>& runs = decay_runs[tile.layer];
+void OffloadedOptimizer::Impl::UpdatePart(const TileRun& whole, const Tile& tile, int64_t part) {
+  const std::vector<GroupRun>& runs = group_runs[tile.layer];
   // In the layer's flat vector.
   const int64_t begin = tile.first_elem + part * kTaskElems;
   const int64_t end = std::min(begin + kTaskElems, tile.first_elem + tile.num_elems);
   auto run = std::upper_bound(runs.begin(), runs.end(), begin,
-                              [](int64_t elem, const DecayRun& r) { return elem < r.end_elem; });
+                              [](int64_t elem, const GroupRun& r) { return elem < r.end_elem; });
   for (int64_t first = begin; first < end; ++run) {
     const int64_t run_end = std::min(end, run->end_elem);
     TileRun part_of_run = PartOf(whole, first - tile.first_elem, run_end - first);
-    part_of_run.weight_decay = run->decay ? options.weight_decay : 0.0;
+    part_of_run.lr_scale = groups.groups[run->group].lr_scale;
+    part_of_run.weight_decay = groups.groups[run->group].weight_decay;
     arithmetic().Update(step, part_of_run);
     first = run_end;
   }
 }
 
-absl::Status OffloadedAdamW::WriteDeferred(int layer, std::span<std::byte> weights) {
+absl::Status OffloadedOptimizer::WriteDeferred(int layer, std::span<std::byte> weights) {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.Failure());
   FOREBAY_CHECK(!UpdateIsDue(layer));
@@ -415,7 +409,7 @@ absl::Status OffloadedAdamW::WriteDeferred(int layer, std::span<std::byte> weigh
   return absl::OkStatus();
 }
 
-absl::Status OffloadedAdamW::WriteDeferredState() {
+absl::Status OffloadedOptimizer::WriteDeferredState() {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.Failure());
   FOREBAY_CHECK(!impl.AnyIsDue());
@@ -431,7 +425,7 @@ absl::Status OffloadedAdamW::WriteDeferredState() {
   return absl::OkStatus();
 }
 
-absl::Status OffloadedAdamW::AwaitWriteBack(int layer) {
+absl::Status OffloadedOptimizer::AwaitWriteBack(int layer) {
   absl::Status first_error;
   for (int i = impl_->tiles.first_tile(layer); i < impl_->tiles.first_tile(layer + 1); ++i) {
     first_error.Update(impl_->writes->AwaitWeights(i));
@@ -439,13 +433,13 @@ absl::Status OffloadedAdamW::AwaitWriteBack(int layer) {
   return first_error;
 }
 
-absl::Status OffloadedAdamW::AwaitAllWrites() {
+absl::Status OffloadedOptimizer::AwaitAllWrites() {
   absl::Status status = impl_->writes->AwaitAll();
   status.Update(impl_->Failure());
   return status;
 }
 
-OptimizerStats OffloadedAdamW::stats() const {
+OptimizerStats OffloadedOptimizer::stats() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->stats;
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/swapper.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
@@ -23,7 +23,7 @@ struct TierVariant {
   Tiers gradients;
 };
 
-class OffloadedAdamWSwapperTest : public testing::TestWithParam<TierVariant> {
+class OffloadedOptimizerSwapperTest : public testing::TestWithParam<TierVariant> {
  protected:
   void SetUp() override {
     OffloadedRun::Options options;
@@ -51,9 +51,9 @@ class OffloadedAdamWSwapperTest : public testing::TestWithParam<TierVariant> {
     for (int layer = 0; layer < run_->num_layers(); ++layer) {
       const auto weights = swapper_->Acquire(layer);
       ASSERT_TRUE(weights.ok()) << weights.status();
-      const void* const expected =
-          expected_.layer(layer).Run(0, expected_.layer(layer).size(), 0).weight;
-      ASSERT_EQ(std::memcmp(weights->data(), expected, weights->size()), 0) << "layer " << layer;
+      const auto expected =
+          expected_.PlaneBytes(layer, 0, 0, expected_.inventory().layers()[layer].num_elems);
+      ASSERT_TRUE(std::ranges::equal(*weights, expected)) << "layer " << layer;
       swapper_->Release(layer);
     }
   }
@@ -73,12 +73,12 @@ class OffloadedAdamWSwapperTest : public testing::TestWithParam<TierVariant> {
   }
 
   const TemporaryFolder folder_;
-  InMemoryAdamW expected_{Layout::kBf16, true};
+  InMemoryOptimizer expected_{Layout::kBf16, true};
   std::unique_ptr<OffloadedRun> run_;
   std::unique_ptr<Swapper> swapper_;
 };
 
-TEST_P(OffloadedAdamWSwapperTest, EveryForwardPassSeesTheWeightsOfAdamWInMemory) {
+TEST_P(OffloadedOptimizerSwapperTest, EveryForwardPassSeesTheWeightsOfAdamWInMemory) {
   for (int64_t step = 1; step <= kNumWindowSteps; ++step) {
     SCOPED_TRACE(testing::Message() << "step " << step);
     swapper_->Expect(std::vector<int>{0, 1, 2, 3});
@@ -100,7 +100,7 @@ TEST_P(OffloadedAdamWSwapperTest, EveryForwardPassSeesTheWeightsOfAdamWInMemory)
 
 // Commits of several steps: what lives in RAM is not written in between, and all of it in the end,
 // whether the last step writes it or somebody asks for it.
-TEST_P(OffloadedAdamWSwapperTest, WhatLivesInMemoryIsWrittenForACommitAlone) {
+TEST_P(OffloadedOptimizerSwapperTest, WhatLivesInMemoryIsWrittenForACommitAlone) {
   const TileMap& tiles = run_->store().tiles();
   int64_t resident_bytes = 0;
   for (int layer = 0; layer < run_->num_layers(); ++layer) {
@@ -144,7 +144,7 @@ TEST_P(OffloadedAdamWSwapperTest, WhatLivesInMemoryIsWrittenForACommitAlone) {
   ExpectStoreHolds(run_->store(), expected_);
 }
 
-TEST_P(OffloadedAdamWSwapperTest, AStopInTheForwardPassKeepsTheStepBeforeWhole) {
+TEST_P(OffloadedOptimizerSwapperTest, AStopInTheForwardPassKeepsTheStepBeforeWhole) {
   swapper_->Expect(std::vector<int>{3, 2, 1, 0});
   ASSERT_NO_FATAL_FAILURE(Backward(1));
   const auto stats = run_->optimizer().FinishBackward();
@@ -163,7 +163,7 @@ TEST_P(OffloadedAdamWSwapperTest, AStopInTheForwardPassKeepsTheStepBeforeWhole) 
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Variants, OffloadedAdamWSwapperTest,
+    Variants, OffloadedOptimizerSwapperTest,
     testing::Values(TierVariant{"AllOnNvme", Tiers::kNvme, Tiers::kNvme, Tiers::kNvme},
                     TierVariant{"AllInMemory", Tiers::kHost, Tiers::kHost, Tiers::kHost},
                     TierVariant{"Mixed", Tiers::kMixed, Tiers::kMixed, Tiers::kMixed},

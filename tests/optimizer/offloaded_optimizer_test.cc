@@ -1,4 +1,4 @@
-#include "forebay/optimizer/offloaded_adamw.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
 
 #include <bit>
 #include <limits>
@@ -23,11 +23,11 @@ struct Variant {
   OffloadedRun::Options options;
 };
 
-class OffloadedAdamWTest : public testing::TestWithParam<Variant> {};
+class OffloadedOptimizerTest : public testing::TestWithParam<Variant> {};
 
-TEST_P(OffloadedAdamWTest, EveryStepLeavesTheBitsOfAdamWInMemory) {
+TEST_P(OffloadedOptimizerTest, EveryStepLeavesTheBitsOfTheUpdateInMemory) {
   const OffloadedRun::Options& options = GetParam().options;
-  InMemoryAdamW expected(options.layout, options.gradient_is_bf16);
+  InMemoryOptimizer expected(options.layout, options.gradient_is_bf16, options.rule);
   const TemporaryFolder folder;
   const auto run = OffloadedRun::Start(options, folder.path());
   ASSERT_TRUE(run.ok()) << run.status();
@@ -63,12 +63,46 @@ std::vector<Variant> Variants() {
   };
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, OffloadedAdamWTest, testing::ValuesIn(Variants()),
+// Every layout, and every optimizer.
+std::vector<Variant> Formats() {
+  const std::pair<std::string, OptimizerConfig> rules[] = {
+      {"AdamW", kTestAdamW},
+      {"Adam", {.kind = OptimizerKind::kAdam}},
+      {"Adagrad", {.kind = OptimizerKind::kAdagrad}},
+      {"Lion", {.kind = OptimizerKind::kLion, .beta2 = 0.99}},
+      {"SgdWithMomentum", {.kind = OptimizerKind::kSgd, .momentum = 0.9}},
+      {"Sgd", {.kind = OptimizerKind::kSgd}},
+  };
+  std::vector<Variant> variants;
+  for (const Layout layout : kLayouts) {
+    for (const auto& [name, rule] : rules) {
+      std::string layout_name(NameOf(layout));
+      std::erase(layout_name, '-');
+      for (const int64_t tile_elems : {2048, 6144}) {
+        const bool is_small = tile_elems == 2048;
+        variants.push_back({layout_name + name + (is_small ? "SmallTiles" : ""),
+                            {.layout = layout,
+                             .tile_elems = tile_elems,
+                             .state = is_small ? Tiers::kMixed : Tiers::kNvme,
+                             .gradients = is_small ? Tiers::kMixed : Tiers::kHost,
+                             .num_threads = is_small ? 2 : 1,
+                             .rule = rule}});
+      }
+    }
+  }
+  return variants;
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, OffloadedOptimizerTest, testing::ValuesIn(Variants()),
+                         [](const testing::TestParamInfo<Variant>& variant) {
+                           return variant.param.name;
+                         });
+INSTANTIATE_TEST_SUITE_P(Formats, OffloadedOptimizerTest, testing::ValuesIn(Formats()),
                          [](const testing::TestParamInfo<Variant>& variant) {
                            return variant.param.name;
                          });
 
-class OffloadedAdamWBehaviour : public testing::Test {
+class OffloadedOptimizerBehaviour : public testing::Test {
  protected:
   std::unique_ptr<OffloadedRun> Start(const OffloadedRun::Options& options) {
     auto run = OffloadedRun::Start(options, folder_.path());
@@ -80,8 +114,8 @@ class OffloadedAdamWBehaviour : public testing::Test {
   const OffloadedRun::Options mixed_ = {.state = Tiers::kMixed, .gradients = Tiers::kMixed};
 };
 
-TEST_F(OffloadedAdamWBehaviour, ARunThatIsOpenedAgainContinuesWithTheSameBits) {
-  InMemoryAdamW expected(Layout::kBf16, true);
+TEST_F(OffloadedOptimizerBehaviour, ARunThatIsOpenedAgainContinuesWithTheSameBits) {
+  InMemoryOptimizer expected(Layout::kBf16, true);
   for (int64_t step = 1; step <= kNumSteps; ++step) {
     expected.Step(step);
     const auto run = Start(mixed_);
@@ -90,8 +124,8 @@ TEST_F(OffloadedAdamWBehaviour, ARunThatIsOpenedAgainContinuesWithTheSameBits) {
   ExpectStoreHolds(Start(mixed_)->store(), expected);
 }
 
-TEST_F(OffloadedAdamWBehaviour, OtherTiersAtEveryOpeningContinueWithTheSameBits) {
-  InMemoryAdamW expected(Layout::kBf16, true);
+TEST_F(OffloadedOptimizerBehaviour, OtherTiersAtEveryOpeningContinueWithTheSameBits) {
+  InMemoryOptimizer expected(Layout::kBf16, true);
   int64_t step = 0;
   // Gradients begin to be spilled late, so that the area is made, grown and left alone.
   for (const auto& [state, gradients] : {std::pair{Tiers::kHost, Tiers::kHost},
@@ -109,8 +143,8 @@ TEST_F(OffloadedAdamWBehaviour, OtherTiersAtEveryOpeningContinueWithTheSameBits)
   }
 }
 
-TEST_F(OffloadedAdamWBehaviour, LayersMayBeUpdatedInAnyOrder) {
-  InMemoryAdamW expected(Layout::kBf16, true);
+TEST_F(OffloadedOptimizerBehaviour, LayersMayBeUpdatedInAnyOrder) {
+  InMemoryOptimizer expected(Layout::kBf16, true);
   OffloadedRun::Options options = mixed_;
   options.tile_elems = 2048;
   const auto run = Start(options);
@@ -127,7 +161,7 @@ TEST_F(OffloadedAdamWBehaviour, LayersMayBeUpdatedInAnyOrder) {
   }
 }
 
-TEST_F(OffloadedAdamWBehaviour, AnUpdateIsDueFromItsReleaseUntilItIsApplied) {
+TEST_F(OffloadedOptimizerBehaviour, AnUpdateIsDueFromItsReleaseUntilItIsApplied) {
   const auto run = Start(mixed_);
   const auto stats = run->Backward(1);
   ASSERT_TRUE(stats.ok());
@@ -139,8 +173,8 @@ TEST_F(OffloadedAdamWBehaviour, AnUpdateIsDueFromItsReleaseUntilItIsApplied) {
   EXPECT_TRUE(run->optimizer().UpdateIsDue(1));
 }
 
-TEST_F(OffloadedAdamWBehaviour, AStepAbandonedInBackwardLeavesNoTrace) {
-  InMemoryAdamW expected(Layout::kBf16, true);
+TEST_F(OffloadedOptimizerBehaviour, AStepAbandonedInBackwardLeavesNoTrace) {
+  InMemoryOptimizer expected(Layout::kBf16, true);
   const auto run = Start(mixed_);
   const Inventory& inventory = run->store().inventory();
   for (const int layer : {3, 2}) {
@@ -152,8 +186,8 @@ TEST_F(OffloadedAdamWBehaviour, AStepAbandonedInBackwardLeavesNoTrace) {
   ExpectStoreHolds(run->store(), expected);
 }
 
-TEST_F(OffloadedAdamWBehaviour, AStepAbandonedAfterBackwardLeavesNoTrace) {
-  InMemoryAdamW expected(Layout::kBf16, true);
+TEST_F(OffloadedOptimizerBehaviour, AStepAbandonedAfterBackwardLeavesNoTrace) {
+  InMemoryOptimizer expected(Layout::kBf16, true);
   const auto run = Start(mixed_);
   ASSERT_TRUE(run->Backward(77).ok());
   run->optimizer().AbandonStep();
@@ -162,8 +196,8 @@ TEST_F(OffloadedAdamWBehaviour, AStepAbandonedAfterBackwardLeavesNoTrace) {
   ExpectStoreHolds(run->store(), expected);
 }
 
-TEST_F(OffloadedAdamWBehaviour, AbandoningAStepKeepsTheUpdatesOfTheStepBefore) {
-  InMemoryAdamW expected(Layout::kBf16, true);
+TEST_F(OffloadedOptimizerBehaviour, AbandoningAStepKeepsTheUpdatesOfTheStepBefore) {
+  InMemoryOptimizer expected(Layout::kBf16, true);
   const auto run = Start(mixed_);
   const auto stats = run->Backward(1);
   ASSERT_TRUE(stats.ok());
@@ -176,7 +210,7 @@ TEST_F(OffloadedAdamWBehaviour, AbandoningAStepKeepsTheUpdatesOfTheStepBefore) {
   ExpectStoreHolds(run->store(), expected);
 }
 
-TEST_F(OffloadedAdamWBehaviour, NamesTheFirstLayerWithAGradientThatIsNotFinite) {
+TEST_F(OffloadedOptimizerBehaviour, NamesTheFirstLayerWithAGradientThatIsNotFinite) {
   using Limits = std::numeric_limits<float>;
   // The last one is finite in fp32, but not as the bf16 that is handed over.
   for (const float bad : {Limits::quiet_NaN(), -Limits::infinity(), Limits::max()}) {
@@ -193,22 +227,22 @@ TEST_F(OffloadedAdamWBehaviour, NamesTheFirstLayerWithAGradientThatIsNotFinite) 
   }
 }
 
-TEST_F(OffloadedAdamWBehaviour, ReportsFiniteGradientsAsSuch) {
+TEST_F(OffloadedOptimizerBehaviour, ReportsFiniteGradientsAsSuch) {
   const auto run = Start(mixed_);
   const auto stats = run->Backward(1);
   ASSERT_TRUE(stats.ok());
   EXPECT_EQ(stats->first_nonfinite_layer, -1);
 }
 
-TEST_F(OffloadedAdamWBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) {
+TEST_F(OffloadedOptimizerBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) {
   OffloadedRun::Options options = mixed_;
   options.gradients = Tiers::kNvme;
   const auto run = Start(options);
-  const OffloadedAdamWOptions told = {
+  const OffloadedOptimizerOptions told = {
       .rule = kTestAdamW, .gradient_is_bf16 = true, .num_staging_tiles = 4};
   const auto charged = run->budget().by_purpose();
   EXPECT_EQ(charged.at("optimizer staging") + charged.at("checksums of gradients"),
-            OffloadedAdamW::StagingBytes(told, run->store().tiles()));
+            OffloadedOptimizer::StagingBytes(told, run->store().tiles()));
   int64_t state_bytes = 0;
   for (int i = 0; i < run->store().tiles().num_tiles(); ++i) {
     if (run->placement().state[i] == Tier::kHost) {
@@ -219,32 +253,33 @@ TEST_F(OffloadedAdamWBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) {
   EXPECT_FALSE(charged.contains("gradients held"));
 }
 
-TEST_F(OffloadedAdamWBehaviour, NeedsAnAreaForSpilledGradientsOnly) {
+TEST_F(OffloadedOptimizerBehaviour, NeedsAnAreaForSpilledGradientsOnly) {
   const auto run = Start(mixed_);
   const TileMap& tiles = run->store().tiles();
-  const OffloadedAdamWOptions bf16 = {.rule = kTestAdamW, .gradient_is_bf16 = true};
-  const OffloadedAdamWOptions fp32 = {.rule = kTestAdamW, .gradient_is_bf16 = false};
+  const OffloadedOptimizerOptions bf16 = {.rule = kTestAdamW, .gradient_is_bf16 = true};
+  const OffloadedOptimizerOptions fp32 = {.rule = kTestAdamW, .gradient_is_bf16 = false};
   // Layers 0 and 2 are spilled.
   const int64_t spilled_elems = tiles.layer_elems(0) + tiles.layer_elems(2);
-  EXPECT_EQ(Total(OffloadedAdamW::GradientAreaBytes(bf16, run->placement(), tiles)),
+  EXPECT_EQ(Total(OffloadedOptimizer::GradientAreaBytes(bf16, run->placement(), tiles)),
             2 * spilled_elems);
-  EXPECT_EQ(Total(OffloadedAdamW::GradientAreaBytes(fp32, run->placement(), tiles)),
+  EXPECT_EQ(Total(OffloadedOptimizer::GradientAreaBytes(fp32, run->placement(), tiles)),
             4 * spilled_elems);
 }
 
-TEST_F(OffloadedAdamWBehaviour, CountsTheElementsItUpdated) {
+TEST_F(OffloadedOptimizerBehaviour, CountsTheElementsItUpdated) {
   const auto run = Start(mixed_);
   ASSERT_TRUE(run->Step(1).ok());
   EXPECT_EQ(run->optimizer().stats().updated_elems, run->store().inventory().num_padded_elems());
   EXPECT_GT(run->optimizer().stats().update_s, 0);
 }
 
-using OffloadedAdamWDeathTest = OffloadedAdamWBehaviour;
+using OffloadedOptimizerDeathTest = OffloadedOptimizerBehaviour;
 
-TEST_F(OffloadedAdamWDeathTest, RefusesAGradientThatTouchesPadding) {
+TEST_F(OffloadedOptimizerDeathTest, RefusesAGradientThatTouchesPadding) {
   const auto run = Start(mixed_);
   std::vector<float> gradient = GradientOf(run->store().inventory(), 1, 1);
-  gradient[40] = 1e-3f;  // the norm has 37 elements, the next tensor begins at 64
+  const TensorSpec& norm = *run->store().inventory().Find("layers.0.norm");
+  gradient[norm.offset_elems + norm.num_elems] = 1e-3f;  // the next tensor begins later
   EXPECT_DEATH(run->optimizer().Hand(1, gradient, run->pool()).IgnoreError(), "gradient");
 }
 
