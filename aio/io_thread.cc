@@ -6,6 +6,9 @@
 #include <chrono>
 #include <utility>
 
+#include "forebay/base/errors.h"
+#include "forebay/base/start_thread.h"
+
 namespace forebay {
 namespace {
 
@@ -41,18 +44,22 @@ bool IoThread::Calls::End() {
   return !state_->left_behind;
 }
 
-IoThread::IoThread(const std::string& name, std::function<void(Calls&)> work,
-                   std::shared_ptr<void> keep_alive)
-    : state_(std::make_shared<State>()) {
+absl::StatusOr<IoThread> IoThread::Start(const std::string& name, std::function<void(Calls&)> work,
+                                         std::shared_ptr<void> keep_alive) {
+  IoThread thread;
   const SignalsBlocked signals_blocked;
-  thread_ = std::thread([state = state_, work = std::move(work), kept = std::move(keep_alive)] {
-    Calls calls(state.get());
-    work(calls);
-    const std::lock_guard lock(state->mutex);
-    state->ended = true;
-    state->changed.notify_all();
-  });
-  ::pthread_setname_np(thread_.native_handle(), name.c_str());
+  FOREBAY_ASSIGN_OR_RETURN(
+      thread.thread_,
+      StartThread("reading and writing",
+                  [state = thread.state_, work = std::move(work), kept = std::move(keep_alive)] {
+                    Calls calls(state.get());
+                    work(calls);
+                    const std::lock_guard lock(state->mutex);
+                    state->ended = true;
+                    state->changed.notify_all();
+                  }));
+  ::pthread_setname_np(thread.thread_.native_handle(), name.c_str());
+  return thread;
 }
 
 void IoThread::End(bool may_leave) {

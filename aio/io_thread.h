@@ -9,6 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "absl/status/statusor.h"
+
 namespace forebay {
 
 // Owned by one thread (the engine's destructor); the Call guard is used on the thread itself.
@@ -39,9 +41,9 @@ class IoThread {
 
   // Runs `work` with signals blocked, so that Ctrl-C reaches the program's own threads and a
   // file size limit gives EFBIG instead of a deadly SIGXFSZ. `keep_alive` lives as long as the
-  // thread does.
-  IoThread(const std::string& name, std::function<void(Calls&)> work,
-           std::shared_ptr<void> keep_alive);
+  // thread does. The errors of StartThread.
+  static absl::StatusOr<IoThread> Start(const std::string& name, std::function<void(Calls&)> work,
+                                        std::shared_ptr<void> keep_alive);
   IoThread(IoThread&&) = default;
   IoThread& operator=(IoThread&&) = delete;
 
@@ -50,6 +52,7 @@ class IoThread {
   void End(bool may_leave);
 
  private:
+  IoThread() : state_(std::make_shared<State>()) {}
   std::shared_ptr<State> state_;
   std::thread thread_;
 };

@@ -366,9 +366,13 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateRingEngine(const EngineOptions& op
     return std::make_unique<RingEngine>(options, drive, depth, std::move(io));
   }
   auto start = std::make_shared<Meeting>();
-  auto thread = std::make_unique<IoThread>(
-      "forebay-io",
-      [factory, start, io](IoThread::Calls& guard) { RunThread(factory, *start, *io, guard); }, io);
+  FOREBAY_ASSIGN_OR_RETURN(IoThread started, IoThread::Start(
+                                                 "forebay-io",
+                                                 [factory, start, io](IoThread::Calls& guard) {
+                                                   RunThread(factory, *start, *io, guard);
+                                                 },
+                                                 io));
+  auto thread = std::make_unique<IoThread>(std::move(started));
   {
     std::unique_lock lock(start->mutex);
     start->changed.wait(lock, [&] { return start->opened; });

@@ -53,9 +53,15 @@ class ThreadsEngine : public EngineBase {
         calls_(std::move(calls)) {
     FOREBAY_CHECK(options.num_threads >= 1);
     for (int i = 0; i < options.num_threads; ++i) {
-      threads_.emplace_back(
+      absl::StatusOr<IoThread> thread = IoThread::Start(
           fmt::format("forebay-io-{}", i), [this](IoThread::Calls& guard) { Work(guard); },
           std::make_shared<CallOwners>(calls_, paths()));
+      // Fewer do as well, and slower; none is what the first operation says.
+      if (!thread.ok()) {
+        no_thread_ = thread.status();
+        break;
+      }
+      threads_.push_back(*std::move(thread));
     }
   }
 
@@ -79,7 +85,14 @@ class ThreadsEngine : public EngineBase {
     return options;
   }
 
-  void OnSubmit(Lock&) override { queued_.notify_one(); }
+  void OnSubmit(Lock& lock) override {
+    if (!threads_.empty()) {
+      queued_.notify_one();
+      return;
+    }
+    while (Slot* const slot = Start(lock)) Finish(lock, *slot, no_thread_);
+    NotifyCompleted(lock);
+  }
   dev_t DeviceIdOf(const struct stat& info, std::string_view path) const override {
     return calls_->DeviceIdOf(path, info.st_dev);
   }
@@ -141,6 +154,7 @@ class ThreadsEngine : public EngineBase {
   const std::shared_ptr<DiskCalls> calls_;
   std::condition_variable queued_;
   std::vector<IoThread> threads_;
+  absl::Status no_thread_;  // why there are not as many as there should be
 };
 
 // Says that the kernel has no such call here, rather than that a write failed.

@@ -3,8 +3,10 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <utility>
 
 #include "forebay/base/check.h"
+#include "forebay/base/start_thread.h"
 
 namespace forebay {
 namespace {
@@ -28,13 +30,16 @@ ThreadPool::ThreadPool(int num_threads, std::string name, std::function<void()> 
   // With more threads than cores, whoever spins keeps a core from one that has work.
   may_spin_ = num_threads <= static_cast<int>(std::thread::hardware_concurrency());
   for (int thread = 1; thread < num_threads; ++thread) {
-    workers_.emplace_back([this, thread, name, thread_init] {
-      // The kernel keeps 15 characters.
-      const std::string thread_name = (name + "-" + std::to_string(thread)).substr(0, 15);
-      pthread_setname_np(pthread_self(), thread_name.c_str());
-      if (thread_init) thread_init();
-      WorkerLoop(thread);
-    });
+    absl::StatusOr<std::thread> worker =
+        StartThread("computing", [this, thread, name, thread_init] {
+          // The kernel keeps 15 characters.
+          const std::string thread_name = (name + "-" + std::to_string(thread)).substr(0, 15);
+          pthread_setname_np(pthread_self(), thread_name.c_str());
+          if (thread_init) thread_init();
+          WorkerLoop(thread);
+        });
+    if (!worker.ok()) break;
+    workers_.push_back(*std::move(worker));
   }
 }
 

@@ -23,7 +23,8 @@ namespace forebay {
 class ThreadPool {
  public:
   // `num_threads` includes the caller of ParallelFor. `thread_init` runs once on every other
-  // thread, before its first task. Requires: num_threads >= 1.
+  // thread, before its first task. Where the system has no more threads to give, the pool has
+  // fewer. Requires: num_threads >= 1.
   explicit ThreadPool(int num_threads, std::string name = "forebay",
                       std::function<void()> thread_init = {});
   ~ThreadPool();

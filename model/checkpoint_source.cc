@@ -12,6 +12,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/base/start_thread.h"
 #include "forebay/memory/host_buffer.h"
 
 namespace forebay {
@@ -297,7 +298,10 @@ absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
     FOREBAY_ASSIGN_OR_RETURN(impl->slots[i].memory,
                              HostBuffer::Create(budget, kPurpose, slot_bytes[i]));
   }
-  if (streams) impl->thread = std::thread([raw = impl.get()] { raw->ReadAhead(); });
+  if (streams) {
+    FOREBAY_ASSIGN_OR_RETURN(impl->thread, StartThread("reading weights ahead",
+                                                       [raw = impl.get()] { raw->ReadAhead(); }));
+  }
   return std::unique_ptr<CheckpointSource>(new CheckpointSource(std::move(impl)));
 }
 

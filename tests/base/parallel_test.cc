@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "forebay/tests/without_threads.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -21,6 +22,19 @@ TEST_P(ThreadPoolOf, RunsEveryTaskOnce) {
     pool.ParallelFor(num_tasks, [&](int64_t i) { runs[static_cast<size_t>(i)].fetch_add(1); });
     for (const auto& count : runs) EXPECT_EQ(count.load(), 1);
   }
+}
+
+TEST(ThreadPool, DoesAllWithTheThreadsThatCanBeHad) {
+  std::vector<int> runs(100);
+  int num_threads = 0;
+  const bool is_forbidden = RunWithoutThreads([&] {
+    ThreadPool pool(4);
+    num_threads = pool.num_threads();
+    pool.ParallelFor(100, [&](int64_t i) { ++runs[static_cast<size_t>(i)]; });
+  });
+  if (!is_forbidden) GTEST_SKIP() << kThreadsCannotBeForbidden;
+  EXPECT_EQ(num_threads, 1);
+  EXPECT_EQ(runs, std::vector<int>(100, 1));
 }
 
 TEST_P(ThreadPoolOf, WhatTasksWroteIsVisibleAfterwards) {
