@@ -71,6 +71,10 @@ void SpreadByStripe(const std::vector<int64_t>& sizes, std::span<const Items> st
 int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
                   std::span<const Items> stripes, std::vector<Tier>& tiers, int64_t& left_bytes) {
   tiers.assign(sizes.size(), choice == TierChoice::kHost ? Tier::kHost : Tier::kNvme);
+  if (Total(sizes) == 0) {  // the state of an optimizer without any: nothing to read
+    tiers.assign(sizes.size(), Tier::kHost);
+    return 0;
+  }
   if (choice == TierChoice::kHost) return Total(sizes);
   if (choice == TierChoice::kNvme) return 0;
   const int64_t before_bytes = left_bytes;

@@ -144,7 +144,7 @@ class Planner {
   // Of the disk that has the most to do, as they work side by side. A disk does one at a time:
   // reading and writing take turns. 0: the speed of one is not known.
   double DiskSeconds(const StepTransfers& transfers) const {
-    const auto area_bytes = static_cast<double>(tiles_.state_area_bytes());
+    const auto area_bytes = static_cast<double>(tiles_.weight_area_bytes());
     double most = 0;
     for (const auto& [file_system, folders] : ByFileSystem(limits_.disks)) {
       double seconds = 0;
@@ -152,7 +152,7 @@ class Planner {
         const DiskLimits& disk = limits_.disks[i];
         if (disk.read_bytes_per_s <= 0 || disk.write_bytes_per_s <= 0) return 0;
         const double share =
-            static_cast<double>(tiles_.state_area_bytes(static_cast<int>(i))) / area_bytes;
+            static_cast<double>(tiles_.weight_area_bytes(static_cast<int>(i))) / area_bytes;
         seconds += share * (static_cast<double>(transfers.read_bytes) / disk.read_bytes_per_s +
                             static_cast<double>(transfers.write_bytes) / disk.write_bytes_per_s);
       }
@@ -560,9 +560,10 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
   };
   const Inventory inventory = BuildInventory(model);
   std::string table = fmt::format(
-      "model      {}   {} params   {} layers   {} + AdamW   {} tokens/step ({} x {} x {})\n",
+      "model      {}   {} params   {} layers   {} + {}   {} tokens/step ({} x {} x {})\n",
       model.architecture, FormatCount(inventory.num_params()), model.num_layers,
-      NameOf(options.layout), plan.tokens_per_step, options.batch, options.seq, options.accum);
+      NameOf(options.layout), NameOf(options.optimizer), plan.tokens_per_step, options.batch,
+      options.seq, options.accum);
   table += fmt::format("{:<36}{:>16}{:>12}\n", "",
                        "RAM " + FormatBinaryBytes(plan.ram_budget_bytes), "NVMe");
   for (const PlanTerm& term : plan.terms) {

@@ -80,6 +80,7 @@ std::vector<Variant> Formats() {
       std::erase(layout_name, '-');
       for (const int64_t tile_elems : {2048, 6144}) {
         const bool is_small = tile_elems == 2048;
+        if (!is_small && rule.kind != OptimizerKind::kAdamW) continue;
         variants.push_back({layout_name + name + (is_small ? "SmallTiles" : ""),
                             {.layout = layout,
                              .tile_elems = tile_elems,

@@ -48,6 +48,22 @@ TEST(Placement, WithoutMemoryEverythingStaysOnNvme) {
       placement.host_weight_bytes + placement.host_state_bytes + placement.host_gradient_bytes, 0);
 }
 
+TEST(Placement, StateOfNoBytesIsNeverRead) {
+  Inventory inventory;
+  inventory.BeginLayer("layer");
+  inventory.Add("w", {kBlockElems, 1}, 0, true);
+  for (const StripeWeights& weights : {StripeWeights{1}, StripeWeights{1, 1}}) {
+    const TileMap tiles(inventory, Layout::kFp32, kBlockElems / 4, weights,
+                        {.m = false, .v = false});
+    for (const TierChoice choice : {TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme}) {
+      const Placement placement =
+          MustPlace(tiles, {.state = choice, .host_bytes = int64_t{1} << 20});
+      EXPECT_THAT(placement.state, Each(Tier::kHost));
+      EXPECT_EQ(placement.host_state_bytes, 0);
+    }
+  }
+}
+
 // Half of the state in RAM would be every other tile, which would be all of one stripe.
 TEST(Placement, WhatStaysOnNvmeIsSpreadOverTheStripes) {
   for (const StripeWeights& weights : {StripeWeights{1, 1}, StripeWeights{2, 1}}) {

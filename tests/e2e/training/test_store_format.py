@@ -50,6 +50,16 @@ def test_of_several_folders(forebay, task, tmp_path):
     assert Store(reversed(folders)).digest() == forebay.digest(out)
 
 
+@pytest.mark.parametrize("settings", [dict(optimizer="sgd", precision="fp32"), dict(layout="int8-moments")], ids=["sgd", "int8"])
+def test_of_several_folders_with_less_state(forebay, task, tmp_path, settings):
+    out = tmp_path / "run"
+    disks = [tmp_path / name for name in "ab"]
+    settings = dict(task, weights_tier="auto", state_tier="auto", tile_elems=4096, nvme=",".join(map(str, disks)), **settings)
+    forebay.run("train", out=out, **settings)
+    folders = [next(disk.iterdir()) for disk in disks]
+    assert Store(reversed(folders)).digest() == forebay.digest(out)
+
+
 def test_and_finds_a_flipped_bit(forebay, task, tmp_path):
     out = tmp_path / "run"
     forebay.run("train", out=out, **task, tile_elems=4096)

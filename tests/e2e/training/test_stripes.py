@@ -290,9 +290,10 @@ def test_a_damaged_manifest_is_named_wherever_it_is_looked_for(forebay, task, tm
         message = refusal(forebay, 8, "train", "--resume", out=out, **settings)
         assert f"the manifest '{manifest}' is damaged" in message
     # Of a store as an earlier version made it.
-    manifest.write_text(whole.replace('"version": 4', '"version": 3'))
+    version = json.loads(whole)["version"]
+    manifest.write_text(whole.replace(f'"version": {version}', f'"version": {version - 1}'))
     message = refusal(forebay, 8, "train", "--resume", out=out)
-    assert "has format version 3; this program reads version 4" in message
+    assert f"has format version {version - 1}; this program reads version {version}" in message
     manifest.write_text(whole)
     # One folder by two names is one folder.
     forebay.run("train", "--resume", out=out, nvme=joined([*nvme, inside(nvme[0])]))
