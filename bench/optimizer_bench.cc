@@ -130,7 +130,7 @@ void RoundGradient(benchmark::State& state) {
   for (auto _ : state) {
     pool.ParallelFor(kNumElems / kNormBlockElems, [&](int64_t block) {
       benchmark::DoNotOptimize(RoundAndSumSquares(gradient.data() + block * kNormBlockElems,
-                                                  kNormBlockElems,
+                                                  kNormBlockElems, DType::kBF16,
                                                   rounded.data() + block * kNormBlockElems));
     });
   }
@@ -148,7 +148,8 @@ void WholePhase(benchmark::State& state) {
   for (auto _ : state) {
     pool.ParallelFor(kNumElems / kNormBlockElems, [&](int64_t block) {
       const int64_t first = block * kNormBlockElems;
-      squares[block] = RoundAndSumSquares(sums.data() + first, kNormBlockElems, gradient + first);
+      squares[block] =
+          RoundAndSumSquares(sums.data() + first, kNormBlockElems, DType::kBF16, gradient + first);
     });
     double sum = 0;
     for (const double square : squares) sum += square;

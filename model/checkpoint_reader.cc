@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
@@ -79,6 +80,13 @@ absl::Status NoWeightsError(const std::string& directory) {
         "again with transformers (save_pretrained writes safetensors)";
   }
   return BadInputError(fmt::format("'{}' has no safetensors weights. {}", directory, hint));
+}
+
+std::optional<DType> DTypeOf(const SafetensorsEntry& entry) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (entry.dtype_name == SafetensorsName(dtype)) return dtype;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -209,39 +217,27 @@ const std::string& CheckpointReader::ShardPath(int shard) const {
   return impl_->shards[static_cast<size_t>(shard)].path;
 }
 
-absl::Status CheckpointReader::ReadF32(const Tensor& tensor, int64_t first_elem,
-                                       std::span<float> out) const {
-  FOREBAY_CHECK(first_elem >= 0 &&
-                first_elem + static_cast<int64_t>(out.size()) <= NumElems(tensor.entry.shape));
-  const std::string& dtype = tensor.entry.dtype_name;
+absl::Status CheckpointReader::ReadAs(DType dtype, const Tensor& tensor, int64_t first_elem,
+                                      std::span<std::byte> out) const {
+  const auto count = static_cast<int64_t>(out.size()) / SizeOf(dtype);
+  FOREBAY_CHECK(first_elem >= 0 && first_elem + count <= NumElems(tensor.entry.shape));
+  const std::optional<DType> stored = DTypeOf(tensor.entry);
+  const std::span floats(reinterpret_cast<float*>(out.data()), static_cast<size_t>(count));
+  const std::span halves(reinterpret_cast<uint16_t*>(out.data()), static_cast<size_t>(count));
   absl::Status status;
-  if (dtype == SafetensorsName(DType::kF32)) {
-    status = impl_->ReadRaw(tensor, first_elem, sizeof(float), std::as_writable_bytes(out));
-  } else if (dtype == SafetensorsName(DType::kBF16)) {
-    status = impl_->ReadConverted<Bf16>(tensor, first_elem, out, ConvertBf16ToF32);
-  } else if (dtype == SafetensorsName(DType::kF16)) {
-    status = impl_->ReadConverted<Fp16>(tensor, first_elem, out, ConvertF16ToF32);
-  } else {
+  if (!stored.has_value()) {
     return impl_->DTypeError(tensor);
-  }
-  FOREBAY_RETURN_IF_ERROR(status);
-  return CheckUnchanged(impl_->shards[static_cast<size_t>(tensor.shard)]);
-}
-
-absl::Status CheckpointReader::ReadBf16(const Tensor& tensor, int64_t first_elem,
-                                        std::span<uint16_t> out) const {
-  FOREBAY_CHECK(first_elem >= 0 &&
-                first_elem + static_cast<int64_t>(out.size()) <= NumElems(tensor.entry.shape));
-  const std::string& dtype = tensor.entry.dtype_name;
-  absl::Status status;
-  if (dtype == SafetensorsName(DType::kBF16)) {
-    status = impl_->ReadRaw(tensor, first_elem, sizeof(Bf16), std::as_writable_bytes(out));
-  } else if (dtype == SafetensorsName(DType::kF32)) {
-    status = impl_->ReadConverted<float>(tensor, first_elem, out, ConvertF32ToBf16);
-  } else if (dtype == SafetensorsName(DType::kF16)) {
-    status = impl_->ReadConverted<Fp16>(tensor, first_elem, out, ConvertF16ToBf16);
+  } else if (*stored == dtype) {
+    status = impl_->ReadRaw(tensor, first_elem, SizeOf(dtype), out);
+  } else if (dtype == DType::kF32) {
+    status = impl_->ReadConverted<uint16_t>(
+        tensor, first_elem, floats, *stored == DType::kBF16 ? ConvertBf16ToF32 : ConvertF16ToF32);
+  } else if (*stored == DType::kF32) {
+    status = impl_->ReadConverted<float>(
+        tensor, first_elem, halves, dtype == DType::kBF16 ? ConvertF32ToBf16 : ConvertF32ToF16);
   } else {
-    return impl_->DTypeError(tensor);
+    status = impl_->ReadConverted<uint16_t>(
+        tensor, first_elem, halves, dtype == DType::kBF16 ? ConvertF16ToBf16 : ConvertBf16ToF16);
   }
   FOREBAY_RETURN_IF_ERROR(status);
   return CheckUnchanged(impl_->shards[static_cast<size_t>(tensor.shard)]);

@@ -187,14 +187,9 @@ absl::Status CheckpointSource::Impl::ReadLayer(int layer, const HostBuffer& memo
     const CheckpointReader::Tensor& source =
         *tensors[static_cast<size_t>(in_place - inventory.tensors().data())];
     fill_gap(tensor.offset_elems);
-    const auto first = static_cast<size_t>(tensor.offset_elems);
-    const auto count = static_cast<size_t>(tensor.num_elems);
-    if (dtype == DType::kBF16) {
-      FOREBAY_RETURN_IF_ERROR(
-          reader->ReadBf16(source, 0, memory.As<uint16_t>().subspan(first, count)));
-    } else {
-      FOREBAY_RETURN_IF_ERROR(reader->ReadF32(source, 0, memory.As<float>().subspan(first, count)));
-    }
+    FOREBAY_RETURN_IF_ERROR(reader->ReadAs(
+        dtype, source, 0,
+        memory.bytes().subspan(tensor.offset_elems * elem_bytes, tensor.num_elems * elem_bytes)));
     reader->DropCachedPages(source);
     end = tensor.offset_elems + tensor.num_elems;
   }
@@ -262,7 +257,6 @@ int64_t CheckpointSource::LeastBytes(const DecoderConfig& config, DType dtype) {
 absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
     const std::string& model_directory, const DecoderConfig& config, DType dtype, int64_t max_bytes,
     MemoryBudget* budget) {
-  FOREBAY_CHECK(dtype == DType::kBF16 || dtype == DType::kF32);
   const int64_t least_bytes = LeastBytes(config, dtype);
   if (max_bytes != 0 && max_bytes < least_bytes) {
     return DoesNotFitError(

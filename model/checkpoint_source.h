@@ -18,7 +18,7 @@ namespace forebay {
 // Owned by one thread, beside its own reading thread.
 class CheckpointSource : public ParamSource {
  public:
-  // `dtype`: what the weights are converted to (kBF16 or kF32). `max_bytes`: for resident layers
+  // `dtype`: what the weights are converted to. `max_bytes`: for resident layers
   // and the window together; 0: all resident. Reads the resident layers. `budget` must outlive it.
   // BadInputError for checkpoints that are no such model, DoesNotFitError naming the least that
   // works, OutOfMemoryError when `budget` refuses.

@@ -78,6 +78,14 @@ void ConvertF16ToBf16(std::span<const Fp16> from, std::span<Bf16> to) {
   for (size_t i = 0; i < count; ++i) target[i] = FloatToBf16(WidenFp16(source[i]));
 }
 
+void ConvertBf16ToF16(std::span<const Bf16> from, std::span<Fp16> to) {
+  FOREBAY_CHECK(from.size() == to.size());
+  const Bf16* const __restrict source = from.data();
+  Fp16* const __restrict target = to.data();
+  const size_t count = from.size();
+  for (size_t i = 0; i < count; ++i) target[i] = NarrowToFp16(Bf16ToFloat(source[i]));
+}
+
 void ConvertF32(std::span<const float> from, DType dtype, std::span<std::byte> to) {
   FOREBAY_CHECK(from.size() * SizeOf(dtype) == to.size());
   const std::span halves(reinterpret_cast<uint16_t*>(to.data()), from.size());

@@ -18,6 +18,7 @@ void ConvertF16ToF32(std::span<const Fp16> from, std::span<float> to);
 void ConvertF32ToBf16(std::span<const float> from, std::span<Bf16> to);
 void ConvertF32ToF16(std::span<const float> from, std::span<Fp16> to);
 void ConvertF16ToBf16(std::span<const Fp16> from, std::span<Bf16> to);
+void ConvertBf16ToF16(std::span<const Bf16> from, std::span<Fp16> to);
 // `to`: as many elements of `dtype`, aligned to them.
 void ConvertF32(std::span<const float> from, DType dtype, std::span<std::byte> to);
 

@@ -15,7 +15,7 @@ namespace forebay {
 
 // The flat vector of one layer (base/tensor_spec.h): tensors lie at their TensorSpec::offset_elems.
 struct LayerWeights {
-  DType dtype = DType::kBF16;       // kBF16 or kF32
+  DType dtype = DType::kBF16;
   std::span<const std::byte> data;  // num_elems * SizeOf(dtype) bytes, 64-byte aligned
 };
 

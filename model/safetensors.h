@@ -74,12 +74,15 @@ class CheckpointReader {
   // nullptr when absent.
   const Tensor* Find(std::string_view name) const;
   const std::string& ShardPath(int shard) const;
-  // Reads elements [first_elem, first_elem + out.size()) of a tensor, converted exactly (or rounded
-  // to nearest even, for bf16 out) from F32, BF16 or F16. BadInputError for other dtypes,
-  // StorageError, CorruptError when the file was changed since Open. Allocates nothing. Requires:
-  // the elements are within the tensor.
-  absl::Status ReadF32(const Tensor& tensor, int64_t first_elem, std::span<float> out) const;
-  absl::Status ReadBf16(const Tensor& tensor, int64_t first_elem, std::span<uint16_t> out) const;
+  // Reads elements of a tensor from `first_elem` on, as many as `out` takes (aligned to `dtype`),
+  // converted from F32, BF16 or F16: exactly, or rounded to nearest even. BadInputError for other
+  // dtypes, StorageError, CorruptError when the file was changed since Open. Allocates nothing.
+  // Requires: the elements are within the tensor.
+  absl::Status ReadAs(DType dtype, const Tensor& tensor, int64_t first_elem,
+                      std::span<std::byte> out) const;
+  absl::Status ReadF32(const Tensor& tensor, int64_t first_elem, std::span<float> out) const {
+    return ReadAs(DType::kF32, tensor, first_elem, std::as_writable_bytes(out));
+  }
   // Tells the kernel that the file pages of a tensor will not be read again soon, so that streaming
   // a model larger than memory does not push out everything else.
   void DropCachedPages(const Tensor& tensor) const;

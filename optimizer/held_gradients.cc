@@ -38,14 +38,14 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
   return places;
 }
 
-HeldGradients::HeldGradients(bool is_bf16, GradientArea area, const Placement& placement,
+HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& placement,
                              const TileArithmetic* arithmetic, TensorStore* store,
                              std::vector<std::span<std::byte>> staging, GradientSeals seals)
-    : is_bf16_(is_bf16),
+    : dtype_(dtype),
       placement_(placement),
       arithmetic_(arithmetic),
       store_(store),
-      places_(PlaceGradients(placement, store->tiles(), is_bf16 ? 2 : 4, area)),
+      places_(PlaceGradients(placement, store->tiles(), SizeOf(dtype), area)),
       seals_(std::move(seals)),
       staging_(std::move(staging)),
       spills_(staging_.size()),
@@ -67,10 +67,10 @@ HeldGradients::HeldGradients(bool is_bf16, GradientArea area, const Placement& p
 }
 
 absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
-    bool is_bf16, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
+    DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
     TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging) {
   FOREBAY_ASSIGN_OR_RETURN(GradientSeals seals, GradientSeals::Create(store->tiles(), budget));
-  std::unique_ptr<HeldGradients> held(new HeldGradients(is_bf16, area, placement, arithmetic, store,
+  std::unique_ptr<HeldGradients> held(new HeldGradients(dtype, area, placement, arithmetic, store,
                                                         std::move(staging), std::move(seals)));
   const int64_t host_bytes = held->places_.host_bytes;
   if (area == GradientArea::kAll) {
@@ -118,7 +118,7 @@ void HeldGradients::Round(int tile, std::span<const float> gradient, std::byte* 
     const int64_t end = std::min(t.num_elems, (task + 1) * kSealElems);
     for (int64_t elem = task * kSealElems; elem < end; elem += kNormBlockElems) {
       block_sums_[(t.first_elem + elem) / kNormBlockElems] = arithmetic_->RoundGradient(
-          gradient.data() + t.first_elem + elem, is_bf16_, to + elem * elem_bytes());
+          gradient.data() + t.first_elem + elem, dtype_, to + elem * elem_bytes());
     }
     if (seals) seals_.Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
   });

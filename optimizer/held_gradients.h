@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forebay/base/dtype.h"
 #include "forebay/base/parallel.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/optimizer/parameter_groups.h"
@@ -40,11 +41,12 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
 // Owned by one thread, but for StartReadTile, VerifyPart and HostTile.
 class HeldGradients {
  public:
-  // `staging`: at least two aligned buffers of a tile's gradient each, needed when the placement
-  // spills a layer. They are used from Hand until Finish or Abandon returns. Everything pointed to
-  // must outlive it. Requires: the store's gradient area has GradientPlaces::area_bytes.
+  // `dtype`: what gradients are rounded to. `staging`: at least two aligned buffers of a tile's
+  // gradient each, needed when the placement spills a layer. They are used from Hand until Finish
+  // or Abandon returns. Everything pointed to must outlive it. Requires: the store's gradient area
+  // has GradientPlaces::area_bytes.
   static absl::StatusOr<std::unique_ptr<HeldGradients>> Create(
-      bool is_bf16, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
+      DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
       TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging);
   ~HeldGradients();
   HeldGradients(const HeldGradients&) = delete;
@@ -67,7 +69,7 @@ class HeldGradients {
 
   // Of the layer's rounded gradient; not finite when one of its elements is not.
   double sum_of_squares(int layer) const { return layer_sums_[layer]; }
-  bool is_bf16() const { return is_bf16_; }
+  DType dtype() const { return dtype_; }
   bool IsSpilled(int layer) const { return placement_.gradients[layer] == Tier::kNvme; }
   // The gradient of a tile (by its number) that is held in host memory.
   const std::byte* HostTile(int tile) const;
@@ -78,10 +80,10 @@ class HeldGradients {
   absl::Status VerifyPart(int tile, int64_t part, std::span<const std::byte> gradient) const;
 
  private:
-  HeldGradients(bool is_bf16, GradientArea area, const Placement& placement,
+  HeldGradients(DType dtype, GradientArea area, const Placement& placement,
                 const TileArithmetic* arithmetic, TensorStore* store,
                 std::vector<std::span<std::byte>> staging, GradientSeals seals);
-  int64_t elem_bytes() const { return is_bf16_ ? 2 : 4; }
+  int64_t elem_bytes() const { return SizeOf(dtype_); }
   int64_t Bytes(const Tile& tile) const { return tile.num_elems * elem_bytes(); }
   const Tile& TileAt(int tile) const { return store_->tiles().tiles()[tile]; }
   std::span<std::byte> HostPlace(int tile) const {
@@ -102,7 +104,7 @@ class HeldGradients {
   void AwaitAllSpills();
   absl::Status VerifyTile(int tile, std::span<const std::byte> gradient, ThreadPool& pool) const;
 
-  const bool is_bf16_;
+  const DType dtype_;
   const Placement& placement_;
   const TileArithmetic* const arithmetic_;
   TensorStore* const store_;

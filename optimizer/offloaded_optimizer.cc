@@ -28,10 +28,6 @@ namespace {
 constexpr int64_t kTaskElems = kSealElems;
 static_assert(kTaskElems % kMomentBlockElems == 0 && kTensorAlignElems % kMomentBlockElems == 0);
 
-int64_t GradientBytesPerElem(const OffloadedOptimizerOptions& options) {
-  return options.gradient_is_bf16 ? 2 : 4;
-}
-
 bool AnyOnNvme(const std::vector<Tier>& tiers) {
   return std::find(tiers.begin(), tiers.end(), Tier::kNvme) != tiers.end();
 }
@@ -88,6 +84,7 @@ struct OffloadedOptimizer::Impl {
   std::unique_ptr<StagedTiles> staged;
 
   bool backward_finished = false;                  // training thread
+  int first_nonfinite_layer = -1;                  // of what was handed over so far
   UpdateScalars step;                              // of the updates that are due
   ResidentWrites resident = ResidentWrites::kNow;  // the same
   // By tile: whether what is in RAM is newer than what was written. Of whoever updates or writes.
@@ -125,14 +122,14 @@ OffloadedOptimizer::Impl::Impl(const OffloadedOptimizerOptions& options_in,
 int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
                                          const TileMap& tiles) {
   return options.num_staging_tiles *
-             (tiles.max_state_bytes() + tiles.max_tile_elems() * GradientBytesPerElem(options)) +
+             (tiles.max_state_bytes() + tiles.max_tile_elems() * SizeOf(options.gradient_dtype)) +
          GradientSeals::TableBytes(tiles);
 }
 
 StripeBytes OffloadedOptimizer::GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                                   const Placement& placement,
                                                   const TileMap& tiles) {
-  return PlaceGradients(placement, tiles, GradientBytesPerElem(options), options.gradient_area)
+  return PlaceGradients(placement, tiles, SizeOf(options.gradient_dtype), options.gradient_area)
       .area_bytes;
 }
 
@@ -150,7 +147,7 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   for (const StagingBuffer& buffer : impl->staging) gradient_staging.push_back(buffer.gradient);
   FOREBAY_ASSIGN_OR_RETURN(
       impl->gradients,
-      HeldGradients::Create(options.gradient_is_bf16, options.gradient_area, impl->placement,
+      HeldGradients::Create(options.gradient_dtype, options.gradient_area, impl->placement,
                             &impl->arithmetic(), store, budget, std::move(gradient_staging)));
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
@@ -164,7 +161,7 @@ OffloadedOptimizer::~OffloadedOptimizer() = default;
 absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
   const int64_t state_bytes = AnyOnNvme(placement.state) ? tiles.max_state_bytes() : 0;
   const int64_t gradient_bytes =
-      AnyOnNvme(placement.gradients) ? tiles.max_tile_elems() * GradientBytesPerElem(options) : 0;
+      AnyOnNvme(placement.gradients) ? tiles.max_tile_elems() * SizeOf(options.gradient_dtype) : 0;
   const int64_t buffer_bytes = state_bytes + gradient_bytes;
   staging.resize(options.num_staging_tiles);
   if (buffer_bytes == 0) return absl::OkStatus();
@@ -213,7 +210,10 @@ absl::Status OffloadedOptimizer::Impl::LoadHostState(MemoryBudget* budget) {
 absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient,
                                       ThreadPool& pool) {
   FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
-  return impl_->gradients->Hand(layer, gradient, pool);
+  FOREBAY_RETURN_IF_ERROR(impl_->gradients->Hand(layer, gradient, pool));
+  const bool is_finite = std::isfinite(impl_->gradients->sum_of_squares(layer));
+  if (!is_finite && impl_->first_nonfinite_layer < 0) impl_->first_nonfinite_layer = layer;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
@@ -221,13 +221,10 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   GradientStats stats;
   double sum = 0;
   for (int layer = 0; layer < impl_->store->inventory().num_layers(); ++layer) {
-    const double layer_sum = impl_->gradients->sum_of_squares(layer);
-    if (!std::isfinite(layer_sum) && stats.first_nonfinite_layer < 0) {
-      stats.first_nonfinite_layer = layer;
-    }
-    sum += layer_sum;
+    sum += impl_->gradients->sum_of_squares(layer);
   }
   stats.norm = std::sqrt(sum);
+  stats.first_nonfinite_layer = std::exchange(impl_->first_nonfinite_layer, -1);
   impl_->backward_finished = true;
   return stats;
 }
@@ -235,7 +232,7 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
 absl::Status OffloadedOptimizer::PublishIntent(int64_t step, const Json& trainer) {
   FOREBAY_CHECK(impl_->backward_finished);
   FOREBAY_CHECK(impl_->options.gradient_area == GradientArea::kAll);
-  return impl_->store->PublishIntent({step, GradientBytesPerElem(impl_->options), trainer},
+  return impl_->store->PublishIntent({step, SizeOf(impl_->options.gradient_dtype), trainer},
                                      impl_->gradients->seals_table());
 }
 
@@ -248,7 +245,7 @@ RecoveredGradients OffloadedOptimizer::RecoverGradients(
       impl_->store->FindIntent(impl_->gradients->seals_table());
   recovered.damage = intent.status();
   if (!intent.ok() || !intent->has_value() ||
-      (*intent)->gradient_elem_bytes != GradientBytesPerElem(impl_->options)) {
+      (*intent)->gradient_elem_bytes != SizeOf(impl_->options.gradient_dtype)) {
     return recovered;
   }
   recovered.damage = impl_->gradients->Recover(impl_->pool, progress);
@@ -260,6 +257,7 @@ RecoveredGradients OffloadedOptimizer::RecoverGradients(
 
 void OffloadedOptimizer::AbandonStep() {
   impl_->gradients->Abandon();
+  impl_->first_nonfinite_layer = -1;
   impl_->backward_finished = false;
 }
 
@@ -334,7 +332,7 @@ absl::Status OffloadedOptimizer::Impl::UpdateTile(int tile, std::span<std::byte>
   TileRun whole = RunOf(tiles, spec, weights, state);
   whole.gradient =
       staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(tile);
-  whole.gradient_dtype = options.gradient_is_bf16 ? DType::kBF16 : DType::kF32;
+  whole.gradient_dtype = options.gradient_dtype;
   FOREBAY_RETURN_IF_ERROR(RunKernel(whole, tile, weights, state));
   state_deferred[tile] = !WritesState(tile);
   if (!state_deferred[tile]) writes->StartState(tile, state, step.step);
@@ -353,7 +351,7 @@ absl::Status OffloadedOptimizer::Impl::RunKernel(const TileRun& whole, int tile,
   const bool gradient_is_read = staged->GradientIsRead(tile);
   const std::span<const std::byte> gradient(
       static_cast<const std::byte*>(whole.gradient),
-      static_cast<size_t>(spec.num_elems * GradientBytesPerElem(options)));
+      static_cast<size_t>(spec.num_elems * SizeOf(options.gradient_dtype)));
   const bool writes_weights = WritesWeights(spec);
   const bool writes_state = WritesState(tile);
   std::mutex damage_mutex;

@@ -36,7 +36,7 @@ struct OffloadedOptimizerOptions {
   ParameterGroups groups;      // empty: DecayGroups
   // What is computed instead of the rule; must outlive the optimizer. nullptr: the rule.
   const TileArithmetic* arithmetic = nullptr;
-  bool gradient_is_bf16 = true;  // what Hand rounds to; else fp32
+  DType gradient_dtype = DType::kBF16;  // what Hand rounds to
   // kAll: for PublishIntent. The store has an intent file and two slots then.
   GradientArea gradient_area = GradientArea::kSpilled;
   int num_threads = 1;        // of the update
@@ -45,7 +45,7 @@ struct OffloadedOptimizerOptions {
 
 struct GradientStats {
   double norm = 0;                 // L2 norm of the gradients as handed over (rounded)
-  int first_nonfinite_layer = -1;  // in the order of the inventory; -1: all finite
+  int first_nonfinite_layer = -1;  // in the order of Hand: where it arose; -1: all finite
 };
 
 // What a crash has left of a step's gradients.

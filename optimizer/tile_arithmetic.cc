@@ -5,9 +5,8 @@
 
 namespace forebay {
 
-double TileArithmetic::RoundGradient(const float* from, bool to_bf16, std::byte* to) const {
-  return to_bf16 ? RoundAndSumSquares(from, kNormBlockElems, reinterpret_cast<Bf16*>(to))
-                 : CopyAndSumSquares(from, kNormBlockElems, reinterpret_cast<float*>(to));
+double TileArithmetic::RoundGradient(const float* from, DType dtype, std::byte* to) const {
+  return RoundAndSumSquares(from, kNormBlockElems, dtype, to);
 }
 
 RuleArithmetic::RuleArithmetic(const OptimizerConfig& config) : config_(config) {

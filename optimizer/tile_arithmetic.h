@@ -18,9 +18,9 @@ class TileArithmetic {
   // One update of a run of elements with one set of constants. The planes are updated in place.
   virtual void Update(const UpdateScalars& scalars, const TileRun& run) const = 0;
 
-  // Writes kNormBlockElems gradients to `to`, rounded to bf16 or as they are, and returns the sum
-  // of squares of what was written. The default is what every optimizer wants.
-  virtual double RoundGradient(const float* from, bool to_bf16, std::byte* to) const;
+  // Writes kNormBlockElems gradients to `to`, rounded to `dtype`, and returns the sum of squares of
+  // what was written. The default is what every optimizer wants.
+  virtual double RoundGradient(const float* from, DType dtype, std::byte* to) const;
 };
 
 // The production one.

@@ -13,8 +13,8 @@ class NoArithmetic : public TileArithmetic {
  public:
   void Update(const UpdateScalars& /*scalars*/, const TileRun& /*run*/) const override {}
   // As many bytes as a rounded gradient has, which are as hard to compress.
-  double RoundGradient(const float* from, bool to_bf16, std::byte* to) const override {
-    std::memcpy(to, from, static_cast<size_t>(kNormBlockElems) * (to_bf16 ? 2 : 4));
+  double RoundGradient(const float* from, DType dtype, std::byte* to) const override {
+    std::memcpy(to, from, static_cast<size_t>(kNormBlockElems * SizeOf(dtype)));
     return 0;
   }
 };

@@ -17,7 +17,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   plan.schedule = ChainSchedule(inventory.num_layers(), options.loss_reads_first);
   plan.window = ChainWindow(inventory.num_layers(), options.buffers);
 
-  const int64_t gradient_bytes_per_elem = options.gradient_is_bf16 ? 2 : 4;
+  const int64_t gradient_bytes_per_elem = SizeOf(options.gradient_dtype);
   PlacementOptions placement;
   placement.weights = placement.state = TierChoice::kNvme;
   placement.gradients = options.gradients == Tier::kHost ? TierChoice::kHost : TierChoice::kNvme;
@@ -28,7 +28,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   plan.placement = *placed;
 
   OffloadedOptimizerOptions optimizer;
-  optimizer.gradient_is_bf16 = options.gradient_is_bf16;
+  optimizer.gradient_dtype = options.gradient_dtype;
   optimizer.num_staging_tiles = options.buffers.num_staging_tiles;
   optimizer.gradient_area = plan.gradient_area();
   plan.gradient_area_bytes =

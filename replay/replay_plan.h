@@ -30,7 +30,7 @@ constexpr std::string_view NameOf(ReplayDurability durability) {
 struct ReplayOptions {
   Layout layout = Layout::kBf16;
   int64_t tile_elems = kDefaultTileElems;
-  bool gradient_is_bf16 = true;
+  DType gradient_dtype = DType::kBF16;
   StripeWeights stripe_weights = {1};  // of the folders that the store lies in
   Tier gradients = Tier::kHost;        // where finished gradients wait for their norm
   bool loss_reads_first = false;       // tied embeddings

@@ -385,7 +385,7 @@ Json StepToJson(const StepBenchReport& report, double rated_tbw) {
   json["blocks"] = whole.num_blocks();
   json["layout"] = NameOf(whole.options.layout);
   json["gradients"] = whole.options.gradients == Tier::kHost ? "ram" : "nvme";
-  json["gradient_dtype"] = whole.options.gradient_is_bf16 ? "bf16" : "fp32";
+  json["gradient_dtype"] = NameOf(whole.options.gradient_dtype);
   json["tile_elems"] = whole.options.tile_elems;
   json["num_block_buffers"] = whole.window.num_block_buffers;
   json["num_staging_tiles"] = whole.options.buffers.num_staging_tiles;

@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan&
   replay->FillGradient();
   OffloadedOptimizerOptions options;
   options.arithmetic = compute == ReplayCompute::kNone ? &replay->nothing_ : nullptr;
-  options.gradient_is_bf16 = plan.options.gradient_is_bf16;
+  options.gradient_dtype = plan.options.gradient_dtype;
   options.num_threads = compute == ReplayCompute::kNone ? 1 : num_threads;
   options.num_staging_tiles = plan.options.buffers.num_staging_tiles;
   options.gradient_area = plan.gradient_area();

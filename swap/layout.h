@@ -73,6 +73,12 @@ constexpr DType WeightDType(WeightFormat weights) {
 constexpr DType WeightDType(Layout layout) {
   return WeightDType(WeightFormatOf(layout));
 }
+// The one that keeps weights so, with a master and moments in fp32.
+constexpr Layout ExactLayoutOf(DType weights) {
+  return weights == DType::kF32   ? Layout::kFp32
+         : weights == DType::kF16 ? Layout::kFp16
+                                  : Layout::kBf16;
+}
 constexpr int64_t WeightBytesPerElem(WeightFormat weights) {
   return weights == WeightFormat::kFp32 ? 4 : 2;
 }

@@ -49,7 +49,8 @@ class InitCommand : public Command {
               "made a run of step 0 in '{0}': {1}, {2} parameters\ntrain it with: forebay train "
               "--resume --out={4} --data=FILE{3}\n",
               options_.out, result.architecture, FormatCount(result.num_params),
-              result.precision == "fp32" ? " --precision=fp32" : "", ShellQuoted(options_.out));
+              result.precision == "bf16" ? "" : " --precision=" + result.precision,
+              ShellQuoted(options_.out));
     } else {
       PrintTo(stdout, "made a model in '{}': {}, {} parameters\n", options_.out,
               result.architecture, FormatCount(result.num_params));

@@ -35,7 +35,7 @@ void ModelFlags::Declare(CLI::App& app) {
                  "memory budget; weights that do not fit are streamed (default: auto)")
       ->type_name("SIZE");
   app.add_option("--precision", precision_text_, "of matrix products (default: bf16)")
-      ->type_name("bf16|fp32");
+      ->type_name("bf16|fp16|fp32");
   app.add_option("--threads", threads, "compute threads; 0: one per core (default: 0)")
       ->type_name("N")
       ->check(CLI::Range(0, 1024));

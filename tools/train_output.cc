@@ -53,12 +53,16 @@ std::string NextCommands(const std::string& run, const std::string& model) {
 std::string FormatStep(const Json& metrics, int64_t ram_budget_bytes) {
   const double step_s = Number(metrics, "step_s");
   std::string line = fmt::format(
-      "step {}/{} | loss {:.4f} | gnorm {:.3g} | lr {:.2g} | {} | {:.0f} tok/s | nvme r{} w{} GB | "
+      "step {}/{} | loss {:.4f} | gnorm {}{} | lr {:.2g} | {} | {:.0f} tok/s | nvme r{} w{} GB | "
       "io wait {:.0f}%",
       Bytes(metrics, "step"), Bytes(metrics, "num_steps"), Number(metrics, "loss"),
-      Number(metrics, "grad_norm"), Number(metrics, "lr"), FormatDuration(step_s),
-      Number(metrics, "tokens_per_s"), Gigabytes(Number(metrics, "read_bytes")),
-      Gigabytes(Number(metrics, "write_bytes")),
+      metrics.value("skipped", false) ? "overflow"
+                                      : fmt::format("{:.3g}", Number(metrics, "grad_norm")),
+      metrics.contains("loss_scale")
+          ? fmt::format(" | scale {:.10g}", Number(metrics, "loss_scale"))
+          : "",
+      Number(metrics, "lr"), FormatDuration(step_s), Number(metrics, "tokens_per_s"),
+      Gigabytes(Number(metrics, "read_bytes")), Gigabytes(Number(metrics, "write_bytes")),
       step_s > 0 ? 100 * Number(metrics, "io_wait_s") / step_s : 0.0);
   line += fmt::format(" | ram {}/{} GB", Gigabytes(Number(metrics, "rss_bytes")),
                       Gigabytes(static_cast<double>(ram_budget_bytes)));
@@ -79,6 +83,10 @@ std::string FormatSummary(const Json& summary) {
           : fmt::format("\ndone       nothing was left to train: all {} steps are committed\n",
                         Bytes(summary, "num_steps"));
   text += LossLine(summary);
+  if (Bytes(summary, "skipped_steps") > 0) {
+    text += fmt::format("skipped    {} of the run's {} steps, as their gradients overflowed fp16\n",
+                        Bytes(summary, "skipped_steps"), Bytes(summary, "num_steps"));
+  }
   if (any_steps) {
     text += fmt::format(
         "disk       {} read + {} written per step ({:.1f} + {:.1f} bytes per parameter, {} "

@@ -64,11 +64,33 @@ absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_st
   fingerprint["tokenizer"] = data.tokenizer_digest;
   fingerprint["data"] = data.digest;
   fingerprint["steps"] = num_steps;
-  for (const char* key :
-       {"batch",     "accum",        "seq",           "seed",      "lr",
-        "warmup",    "schedule",     "schedule_args", "optimizer", "weight_decay",
-        "decay_all", "param_groups", "betas",         "eps",       "momentum",
-        "nesterov",  "clip",         "precision",     "layout",    "grad_dtype"}) {
+  for (const char* key : {"batch",
+                          "accum",
+                          "seq",
+                          "seed",
+                          "lr",
+                          "warmup",
+                          "schedule",
+                          "schedule_args",
+                          "optimizer",
+                          "weight_decay",
+                          "decay_all",
+                          "param_groups",
+                          "betas",
+                          "eps",
+                          "momentum",
+                          "nesterov",
+                          "clip",
+                          "precision",
+                          "layout",
+                          "grad_dtype",
+                          "loss_scaling",
+                          "loss_scale",
+                          "initial_scale_power",
+                          "loss_scale_window",
+                          "hysteresis",
+                          "consecutive_hysteresis",
+                          "min_loss_scale"}) {
     fingerprint[key] = OptionText(options, key);
   }
   return fingerprint;

@@ -81,17 +81,11 @@ absl::StatusOr<Source> ReadSource(const std::string& path) {
   return source;
 }
 
-absl::StatusOr<DType> WantedDType(const InitOptions& options, const DecoderConfig& config) {
-  DType dtype = config.dtype;
-  if (options.dtype == "bf16") dtype = DType::kBF16;
-  if (options.dtype == "fp16") dtype = DType::kF16;
-  if (options.dtype == "fp32") dtype = DType::kF32;
-  if (options.as_run && dtype == DType::kF16) {
-    return UsageError(fmt::format(
-        "a run keeps its weights as bf16 or fp32, not {}; add --dtype=bf16 or --dtype=fp32",
-        TorchName(dtype)));
+DType WantedDType(const InitOptions& options, const DecoderConfig& config) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    if (options.dtype == NameOf(dtype)) return dtype;
   }
-  return dtype;
+  return config.dtype;
 }
 
 // `out` new or empty. UsageError otherwise.
@@ -164,7 +158,7 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   StoreOptions store;
   store.directories = {result.store};
   store.uuid = uuid;
-  store.layout = dtype == DType::kBF16 ? Layout::kBf16 : Layout::kFp32;
+  store.layout = ExactLayoutOf(dtype);
   ThreadPool pool(options.num_threads, "init");
   int64_t done = 0;
   const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
@@ -207,7 +201,7 @@ void FillInitialValues(const DecoderConfig& config, const TensorSpec& tensor, ui
 absl::StatusOr<InitResult> InitModel(const InitOptions& options,
                                      const std::function<void(double)>& progress) {
   FOREBAY_ASSIGN_OR_RETURN(const Source source, ReadSource(options.config));
-  FOREBAY_ASSIGN_OR_RETURN(const DType dtype, WantedDType(options, source.config));
+  const DType dtype = WantedDType(options, source.config);
   FOREBAY_RETURN_IF_ERROR(CheckOutIsFree(options.out));
   InitResult result;
   result.architecture = source.config.architecture;
@@ -215,7 +209,7 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
   result.model = options.as_run ? JoinPath(options.out, "source") : options.out;
   if (options.as_run) {
     result.store = JoinPath(options.out, "swap");
-    result.precision = dtype == DType::kBF16 ? "bf16" : "fp32";
+    result.precision = NameOf(dtype);
   }
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(options.out));
   const absl::Status status = options.as_run ? WriteRun(options, source, dtype, result, progress)

@@ -30,8 +30,7 @@ struct InitOptions {
   std::string out;      // folder to make; must not hold anything
   bool as_run = false;  // make a run of step 0 for `train --resume`, not a model folder
   uint64_t seed = 0;
-  std::string dtype =
-      "";  // "bf16", "fp16" or "fp32"; empty: the config's. A run keeps bf16 or fp32.
+  std::string dtype = "";  // "bf16", "fp16" or "fp32"; empty: the config's
   int num_threads = 1;
 };
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,6 +19,10 @@ enum class LossScaling : uint8_t {
   kStage0,  // DeepSpeed's scaler without ZeRO: no hysteresis, and no error at the least scale
   kTorch,   // torch.amp.GradScaler
 };
+
+constexpr std::string_view NameOf(LossScaling rules) {
+  return rules == LossScaling::kZero ? "zero" : rules == LossScaling::kStage0 ? "stage0" : "torch";
+}
 
 struct LossScalerOptions {
   LossScaling rules = LossScaling::kZero;

@@ -11,10 +11,6 @@
 namespace forebay {
 namespace {
 
-DType WeightDTypeFor(cpu::Precision precision) {
-  return precision == cpu::Precision::kBf16 ? DType::kBF16 : DType::kF32;
-}
-
 // How the budget is shared out.
 struct Shares {
   int64_t other_bytes = 0;   // the caller's
@@ -25,7 +21,7 @@ struct Shares {
 // lets the caller do more with each pass over them.
 absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const DecoderConfig& config,
                                 const DecoderOptions& decoder, int64_t budget_bytes) {
-  const DType dtype = WeightDTypeFor(options.precision);
+  const DType dtype = cpu::WeightDType(options.precision);
   const int64_t fixed =
       kRuntimeBytes + DecoderWorkspaceBytes(config, decoder) + options.other_bytes;
   const int64_t least = fixed + CheckpointSource::LeastBytes(config, dtype);
@@ -68,7 +64,7 @@ absl::StatusOr<std::unique_ptr<ModelSession>> ModelSession::Open(const ModelSess
   FOREBAY_ASSIGN_OR_RETURN(session->decoder_, Decoder::Create(config, decoder, &session->budget_));
   FOREBAY_ASSIGN_OR_RETURN(
       session->source_,
-      CheckpointSource::Create(options.model, config, WeightDTypeFor(options.precision),
+      CheckpointSource::Create(options.model, config, cpu::WeightDType(options.precision),
                                shares.source_bytes, &session->budget_));
   return session;
 }

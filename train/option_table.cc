@@ -21,6 +21,16 @@ OptimizerConfig RuleOf(const TrainOptions& options) {
           .nesterov = options.nesterov};
 }
 
+LossScalerOptions ScalerOf(const TrainOptions& options) {
+  return {.rules = options.loss_scaling,
+          .static_scale = options.loss_scale,
+          .initial_scale_power = options.initial_scale_power,
+          .window = options.loss_scale_window,
+          .hysteresis = options.hysteresis,
+          .consecutive_hysteresis = options.consecutive_hysteresis,
+          .min_scale = options.min_loss_scale};
+}
+
 namespace {
 
 using namespace option_kinds;  // the rows are written in its words
@@ -88,6 +98,38 @@ std::vector<OptionSpec> OptimRows() {
   };
 }
 
+std::vector<OptionSpec> MixedPrecisionRows() {
+  using O = TrainOptions;
+  constexpr double kMostScale = 1e38;  // of fp32
+  return {
+      Choice<OptLevel>("optim", "opt_level", &O::opt_level,
+                       {{"none", OptLevel::kNone},
+                        {"O0", OptLevel::kO0},
+                        {"O1", OptLevel::kO1},
+                        {"O2", OptLevel::kO2},
+                        {"O3", OptLevel::kO3}},
+                       "preset of precision and loss scaling, named as in NVIDIA's Apex"),
+      Choice<LossScaling>(
+          "optim", "loss_scaling", &O::loss_scaling,
+          ChoicesOf({LossScaling::kZero, LossScaling::kStage0, LossScaling::kTorch}),
+          "rules that move the loss scale of fp16: of DeepSpeed's ZeRO, of "
+          "DeepSpeed without it, or of PyTorch's GradScaler"),
+      Real("optim", "loss_scale", &O::loss_scale, {.least = 0, .most = kMostScale},
+           "fixed loss scale; 0: dynamic"),
+      Whole<int>("optim", "initial_scale_power", &O::initial_scale_power, 0, 126,
+                 "the loss scale starts at 2 to the power of this"),
+      Whole<int64_t>("optim", "loss_scale_window", &O::loss_scale_window, 1, kManySteps,
+                     "steps without overflow until the loss scale doubles"),
+      Whole<int64_t>("optim", "hysteresis", &O::hysteresis, 1, kManySteps,
+                     "overflows until the loss scale falls (zero)"),
+      Switch("optim", "consecutive_hysteresis", &O::consecutive_hysteresis,
+             "count them anew after each good step (zero)"),
+      Real("optim", "min_loss_scale", &O::min_loss_scale,
+           {.least = 0, .most = kMostScale, .above_least = true},
+           "least loss scale; with zero an overflow there is an error (not of torch)"),
+  };
+}
+
 std::vector<OptionSpec> OffloadRows() {
   using O = TrainOptions;
   const Choices<TierChoice> tiers = {
@@ -99,15 +141,19 @@ std::vector<OptionSpec> OffloadRows() {
               "share of each folder of --nvme, in proportion to the others'"),
       Ram("offload", "memory budget of the process"),
       Choice<cpu::Precision>("offload", "precision", &O::precision,
-                             {{"bf16", cpu::Precision::kBf16}, {"fp32", cpu::Precision::kFp32}},
+                             {{"bf16", cpu::Precision::kBf16},
+                              {"fp16", cpu::Precision::kFp16},
+                              {"fp32", cpu::Precision::kFp32}},
                              "of matrix products"),
       Choice<Layout>(
           "offload", "layout", &O::layout,
-          ChoicesOf({Layout::kBf16, Layout::kFp32, Layout::kBf16Moments, Layout::kInt8Moments}),
+          ChoicesOf({Layout::kBf16, Layout::kFp16, Layout::kFp32, Layout::kBf16Moments,
+                     Layout::kInt8Moments}),
           "how weights and moments are kept: bf16 weights with an exact fp32 master and "
-          "moments in fp32, bf16 or int8 (rounded), or all in fp32"),
+          "moments in fp32, bf16 or int8 (rounded), fp16 weights with an fp32 master, or all in "
+          "fp32"),
       Choice<DType>("offload", "grad_dtype", &O::grad_dtype,
-                    {{"bf16", DType::kBF16}, {"fp32", DType::kF32}},
+                    {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
                     "of finished gradients (they are summed in fp32)"),
       Whole<int>("offload", "threads", &O::threads, 0, 1024, "compute threads; 0: one per core"),
       Choice<EngineKind>("offload", "engine", &O::engine,
@@ -171,6 +217,7 @@ std::string DefaultText(const OptionSpec& spec) {
   if (spec.name == "nvme_weights") return "measured";
   if (spec.name == "layout" || spec.name == "grad_dtype" || spec.name == "export_dtype")
     return "as --precision";
+  if (spec.name == "loss_scale_window") return "1000, of torch 2000";
   if (spec.name == "seq") return "1024, or that of packed data";
   if (spec.name == "model" || spec.name == "data" || spec.name == "out") return "required";
   return ValueText(spec.get(TrainOptions{}));
@@ -178,7 +225,8 @@ std::string DefaultText(const OptionSpec& spec) {
 
 std::vector<OptionSpec> MakeTable() {
   std::vector<OptionSpec> table;
-  for (std::vector<OptionSpec> rows : {ModelAndDataRows(), OptimRows(), OffloadRows(), IoRows()}) {
+  for (std::vector<OptionSpec> rows :
+       {ModelAndDataRows(), OptimRows(), MixedPrecisionRows(), OffloadRows(), IoRows()}) {
     std::ranges::move(rows, std::back_inserter(table));
   }
   for (OptionSpec& spec : table) spec.default_text = DefaultText(spec);

@@ -15,6 +15,7 @@
 #include "forebay/optimizer/update_rule.h"
 #include "forebay/swap/layout.h"
 #include "forebay/swap/placement.h"
+#include "forebay/train/loss_scaler.h"
 #include "forebay/train/lr_schedule.h"
 
 namespace forebay {
@@ -23,6 +24,9 @@ enum class ExportFormat : uint8_t { kHuggingFace, kNone };
 // What a crash may take: kStep keeps the last committed step, kNone the exports alone. kAuto: kStep
 // where the disk has room for it.
 enum class Durability : uint8_t { kAuto, kNone, kStep, kReplay };
+
+// The presets of NVIDIA's Apex (apex.amp, opt_level), for what was not said otherwise.
+enum class OptLevel : uint8_t { kNone, kO0, kO1, kO2, kO3 };
 
 // Tensors with settings of their own.
 struct ParamGroupOption {
@@ -60,6 +64,14 @@ struct TrainOptions {
   double momentum = 0;    // SGD
   bool nesterov = false;  // SGD with momentum
   double clip = 1.0;      // global L2 norm; 0: off
+  OptLevel opt_level = OptLevel::kNone;
+  LossScaling loss_scaling = LossScaling::kZero;  // as LossScalerOptions has it, of fp16
+  double loss_scale = 0;                          // 0: dynamic
+  int initial_scale_power = 16;
+  int64_t loss_scale_window = 1000;
+  int64_t hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
 
   // offload
   std::vector<std::string> nvme;     // folders of the swap area; empty: OUT/swap
@@ -91,6 +103,7 @@ struct TrainOptions {
 };
 
 OptimizerConfig RuleOf(const TrainOptions& options);
+LossScalerOptions ScalerOf(const TrainOptions& options);
 
 // Where a value came from: "default", "config FILE", "flag", "--set", "planner".
 struct ResolvedOptions {

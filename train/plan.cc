@@ -221,7 +221,7 @@ class Planner {
 
   OffloadedOptimizerOptions Optimizer(const StepBuffers& buffers) const {
     OffloadedOptimizerOptions optimizer;
-    optimizer.gradient_is_bf16 = options_.grad_dtype == DType::kBF16;
+    optimizer.gradient_dtype = options_.grad_dtype;
     optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
     return optimizer;

@@ -1,6 +1,7 @@
 #include "forebay/train/resolve_options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -235,11 +236,26 @@ bool SamePlace(const std::string& a, const std::string& b) {
   return !error_a && !error_b && canonical_a == canonical_b;
 }
 
+// What Apex's presets come to here (docs/cli.md). As there, what is said otherwise counts.
+void DeriveOptLevel(Resolver& resolver) {
+  const OptLevel level = resolver.options().opt_level;
+  if (level == OptLevel::kNone) return;
+  resolver.Derive("precision", &TrainOptions::precision,
+                  level == OptLevel::kO0 ? cpu::Precision::kFp32 : cpu::Precision::kFp16);
+  if (resolver.options().precision != cpu::Precision::kFp16) return;
+  resolver.Derive("loss_scaling", &TrainOptions::loss_scaling, LossScaling::kTorch);
+  if (level == OptLevel::kO3) resolver.Derive("loss_scale", &TrainOptions::loss_scale, 1.0);
+}
+
 void DeriveValues(Resolver& resolver) {
-  const bool bf16 = resolver.options().precision == cpu::Precision::kBf16;
-  resolver.Derive("layout", &TrainOptions::layout, bf16 ? Layout::kBf16 : Layout::kFp32);
-  resolver.Derive("grad_dtype", &TrainOptions::grad_dtype, bf16 ? DType::kBF16 : DType::kF32);
-  resolver.Derive("export_dtype", &TrainOptions::export_dtype, bf16 ? DType::kBF16 : DType::kF32);
+  DeriveOptLevel(resolver);
+  const DType dtype = cpu::WeightDType(resolver.options().precision);
+  resolver.Derive("layout", &TrainOptions::layout, ExactLayoutOf(dtype));
+  resolver.Derive("grad_dtype", &TrainOptions::grad_dtype, dtype);
+  resolver.Derive("export_dtype", &TrainOptions::export_dtype, dtype);
+  if (resolver.options().loss_scaling == LossScaling::kTorch) {
+    resolver.Derive("loss_scale_window", &TrainOptions::loss_scale_window, int64_t{2000});
+  }
   if (resolver.options().optimizer == OptimizerKind::kLion) {
     // What Chen et al. 2023 train with.
     resolver.Derive("betas", &TrainOptions::beta1, 0.9);
@@ -321,18 +337,67 @@ void CheckOptimizer(Resolver& resolver) {
   }
 }
 
+void CheckPrecision(Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const DType dtype = cpu::WeightDType(options.precision);
+  const DType stored = WeightDType(options.layout);
+  if (stored != dtype) {
+    resolver.AddProblem(fmt::format(
+        "--layout={} does not go with --precision={}: matrix products read the weights as they are "
+        "stored. Give --layout={}, or --precision={}",
+        NameOf(options.layout), NameOf(dtype),
+        dtype == DType::kBF16 ? "bf16, bf16-moments or int8-moments" : NameOf(dtype),
+        NameOf(stored)));
+  }
+  if (options.grad_dtype == DType::kF16 && dtype != DType::kF16) {
+    resolver.AddProblem(fmt::format(
+        "--grad_dtype=fp16 does not go with --precision={}, which does not scale the loss: small "
+        "gradients would vanish. Leave it out, or give --precision=fp16",
+        NameOf(dtype)));
+  }
+}
+
+void CheckLossScaling(Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const bool is_fp16 = options.precision == cpu::Precision::kFp16;
+  const auto check = [&](bool acts, const char* why, std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      if (acts || !resolver.IsGiven(name)) continue;
+      resolver.AddProblem(
+          fmt::format("--{}={} {}. Leave it out", name, OptionText(options, name), why));
+    }
+  };
+  if (!is_fp16) {
+    const std::string why = fmt::format("is of --precision=fp16; --precision={} scales no loss",
+                                        NameOf(cpu::WeightDType(options.precision)));
+    check(false, why.c_str(),
+          {"loss_scaling", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+           "consecutive_hysteresis", "min_loss_scale"});
+    return;
+  }
+  const std::string fixed = fmt::format("moves no loss scale that --loss_scale={} fixes",
+                                        OptionText(options, "loss_scale"));
+  check(options.loss_scale == 0, fixed.c_str(),
+        {"initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis",
+         "min_loss_scale"});
+  if (options.loss_scale > 0) return;
+  check(options.loss_scaling == LossScaling::kZero, "is of --loss_scaling=zero",
+        {"hysteresis", "consecutive_hysteresis"});
+  check(options.loss_scaling != LossScaling::kTorch, "is not of --loss_scaling=torch",
+        {"min_loss_scale"});
+  const bool has_least = options.loss_scaling != LossScaling::kTorch;
+  if (has_least && options.min_loss_scale > std::ldexp(1.0, options.initial_scale_power)) {
+    resolver.AddProblem(fmt::format(
+        "--min_loss_scale={} is above the scale that --initial_scale_power={} starts with",
+        OptionText(options, "min_loss_scale"), options.initial_scale_power));
+  }
+}
+
 void CheckTogether(OptionsUse use, Resolver& resolver) {
   const TrainOptions& options = resolver.options();
   CheckOptimizer(resolver);
-  const bool bf16 = options.precision == cpu::Precision::kBf16;
-  if (bf16 != (WeightDType(options.layout) == DType::kBF16)) {
-    resolver.AddProblem(fmt::format(
-        "--layout={} does not go with --precision={}: matrix products read the weights as they are "
-        "stored. {}",
-        NameOf(options.layout), bf16 ? "bf16" : "fp32",
-        bf16 ? "Give --layout=bf16, bf16-moments or int8-moments, or --precision=fp32"
-             : "Give --layout=fp32, or --precision=bf16"));
-  }
+  CheckPrecision(resolver);
+  CheckLossScaling(resolver);
   const int64_t tokens_per_step = options.batch * options.accum * options.seq;
   if (tokens_per_step > kMostTokensAtOnce) {
     resolver.AddProblem(fmt::format(

@@ -13,7 +13,7 @@ OffloadedOptimizerOptions OptimizerOptions(const TrainOptions& options, const Pl
   OffloadedOptimizerOptions result;
   result.rule = RuleOf(options);
   result.groups = std::move(groups);
-  result.gradient_is_bf16 = options.grad_dtype == DType::kBF16;
+  result.gradient_dtype = options.grad_dtype;
   result.gradient_area = plan.gradient_area;
   result.num_threads = options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;

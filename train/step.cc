@@ -60,7 +60,7 @@ absl::StatusOr<TrainingStep> TrainingStep::Create(Decoder* decoder, ParamSource*
   return step;
 }
 
-absl::StatusOr<StepResult> TrainingStep::Run(std::span<const MicroBatch> batches,
+absl::StatusOr<StepResult> TrainingStep::Run(std::span<const MicroBatch> batches, double loss_scale,
                                              const Hooks& hooks) {
   StepResult result;
   first_token_.assign(1, 0);
@@ -76,11 +76,11 @@ absl::StatusOr<StepResult> TrainingStep::Run(std::span<const MicroBatch> batches
 
   source_->Expect(accesses_);
   FOREBAY_RETURN_IF_ERROR(Forward(batches, hooks));
-  FOREBAY_ASSIGN_OR_RETURN(const double loss_sum, LossAndHead(batches, scale, hooks));
+  FOREBAY_ASSIGN_OR_RETURN(const double loss_sum, LossAndHead(batches, scale * loss_scale, hooks));
   FOREBAY_RETURN_IF_ERROR(Backward(batches, hooks));
   FOREBAY_ASSIGN_OR_RETURN(const GradientStats gradient, optimizer_->FinishBackward());
   result.loss = loss_sum * scale;
-  result.gradient_norm = gradient.norm;
+  result.gradient_norm = gradient.norm / loss_scale;
   result.first_nonfinite_layer = gradient.first_nonfinite_layer;
   return result;
 }

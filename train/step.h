@@ -24,7 +24,7 @@ namespace forebay {
 
 struct StepResult {
   double loss = 0;           // mean over the step's trained tokens
-  double gradient_norm = 0;  // before clipping
+  double gradient_norm = 0;  // before clipping, of the loss as it is
   int first_nonfinite_layer = -1;
   int64_t num_tokens = 0;  // without padding
   int64_t num_trained = 0;
@@ -61,9 +61,11 @@ class TrainingStep {
     // step.
     std::function<absl::Status(double fraction)> progress;
   };
-  // Forward and backward over `batches`; on success every gradient is with the optimizer and the
-  // next call to OffloadedOptimizer::BeginUpdate makes the step real.
-  absl::StatusOr<StepResult> Run(std::span<const MicroBatch> batches, const Hooks& hooks);
+  // Forward and backward over `batches`; on success every gradient, of the loss times
+  // `loss_scale`, is with the optimizer and the next call to OffloadedOptimizer::BeginUpdate makes
+  // the step real.
+  absl::StatusOr<StepResult> Run(std::span<const MicroBatch> batches, double loss_scale,
+                                 const Hooks& hooks);
 
   // The memory of the activation checkpoints, which nobody uses between steps: lent to evaluation.
   std::span<float> idle_activations() { return checkpoints_.As<float>(); }

@@ -14,7 +14,6 @@
 #include "forebay/base/output_folder.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/sampler.h"
-#include "forebay/memory/process_memory.h"
 #include "forebay/train/clip.h"
 #include "forebay/train/commit_policy.h"
 #include "forebay/train/create_store.h"
@@ -29,17 +28,12 @@
 #include "forebay/train/run_folder.h"
 #include "forebay/train/run_notes.h"
 #include "forebay/train/run_prepare.h"
+#include "forebay/train/run_progress.h"
+#include "forebay/train/run_report.h"
 #include "forebay/train/run_session.h"
 
 namespace forebay {
 namespace {
-
-// Counters at one moment; the difference of two is what a step did.
-struct Counters {
-  IoStats io;
-  double wait_s = 0;
-  double update_s = 0;
-};
 
 class TrainingRun {
  public:
@@ -49,7 +43,8 @@ class TrainingRun {
         options_(resolved.options),
         stop_(stop),
         observer_(observer),
-        environment_(environment) {}
+        environment_(environment),
+        progress_(resolved.options) {}
 
   absl::Status Run() {
     FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_, environment_));
@@ -83,12 +78,18 @@ class TrainingRun {
   absl::Status RunSteps();
   absl::Status RunStep(int64_t step);
   absl::Status FillBatches(int64_t step);
-  absl::Status CheckFinite(int64_t step, const StepResult& result);
+  absl::StatusOr<bool> Advance(int64_t step, const StepResult& result);
+  absl::Status AfterOverflow(int64_t step, const std::string& where);
+  std::string WhereNotFinite(const StepResult& result);
+  UpdateScalars ScalarsOf(const StepResult& result) const;
+  absl::Status ReleaseUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
   absl::Status BeginUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
+  absl::Status Skip(int64_t step);
   bool CommitsAfter(int64_t step) const;
   absl::Status CommitStep(int64_t step);
   bool WritesInUpdate() const;
   absl::Status FinishAndCommit(int64_t step);
+  absl::Status CommitReleased();
   absl::Status SaveWhatIsDone();
   absl::Status AfterError(const absl::Status& error);
   absl::Status StopInMidStep(const absl::Status& reason);
@@ -98,11 +99,7 @@ class TrainingRun {
   absl::StatusOr<double> EvaluateHeldOut();
   absl::Status BeginWriting();
   absl::Status ExportResult();
-  Json StepLine(int64_t num_tokens, double step_s, const Counters& before,
-                const Counters& after) const;
-  Json Summary() const;
-  int64_t StoreBytes() const;
-  Counters ReadCounters() const;
+  Counters ReadCounters() const { return forebay::ReadCounters(prepared_, *session_); }
   absl::Status Note(const std::string& line) { return observer_.Note(line); }
 
   const ResolvedOptions& resolved_;
@@ -120,22 +117,17 @@ class TrainingRun {
   size_t num_batches_ = 0;
   int64_t first_step_ = 0;  // of this process
   int64_t committed_step_ = 0;
-  int64_t released_step_ = 0;  // whose update is applied or due: what a stop keeps
-  // Whether released_step_ is to be committed when its update is applied.
-  bool commit_is_due_ = false;
-  Stopwatch since_commit_;  // since the end of the last step that was to be committed
+  // Whose update is applied or due, or that was skipped: what a stop keeps.
+  int64_t released_step_ = 0;
+  bool update_is_open_ = false;  // whether an update was begun after the last commit
+  bool commit_is_due_ = false;   // whether that is to be committed when it is applied
+  RunProgress progress_;         // after released_step_
+  Stopwatch since_commit_;       // since the end of the last step that was to be committed
   double last_step_s_ = 0;
   double export_wait_s_ = 0;               // of BeginWriting, in the step
   double export_wait_since_commit_s_ = 0;  // the same, of all steps since that commit
   Counters counted_;                       // up to what the lines of metrics.jsonl count
-  // Sums over the steps of this process.
-  double session_s_ = 0;
-  int64_t session_tokens_ = 0;
-  int64_t session_read_bytes_ = 0;
-  int64_t session_write_bytes_ = 0;
-  double first_eval_loss_ = std::nan("");
-  double last_eval_loss_ = std::nan("");
-  double last_loss_ = std::nan("");
+  SessionTotals totals_;
   Json committed_line_;  // of metrics.jsonl, when the run is resumed; null: it has none
   // Of released_step_: what of its metrics does not depend on the clock.
   Json released_line_;
@@ -144,6 +136,7 @@ class TrainingRun {
 absl::Status TrainingRun::OpenSession() {
   committed_step_ = prepared_.store->committed().step;
   released_step_ = committed_step_;
+  FOREBAY_RETURN_IF_ERROR(progress_.Restore(prepared_.store->committed()));
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
                                               std::move(prepared_.store), prepared_.budget.get()));
@@ -179,10 +172,11 @@ absl::Status TrainingRun::RedoUpdate() {
   }
   observer_.OnPhase("applying kept gradients", 0);
   released_line_ = std::move(kept->metrics);
-  commit_is_due_ = true;
+  FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
   FOREBAY_RETURN_IF_ERROR(BeginWriting());
   session_->optimizer().BeginUpdate(kept->scalars, ResidentWrites::kNow);
   released_step_ = step;
+  update_is_open_ = commit_is_due_ = true;
   FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
   return Note(fmt::format("step {}: its gradients were whole, and its update is applied", step));
 }
@@ -197,7 +191,7 @@ absl::Status TrainingRun::OpenMetrics() {
                                       trainer.contains("metrics") ? trainer["metrics"] : Json()));
   }
   if (committed_line_.contains("loss") && committed_line_["loss"].is_number()) {
-    last_loss_ = committed_line_["loss"].get<double>();
+    totals_.last_loss = committed_line_["loss"].get<double>();
   }
   FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));
   const int64_t lines = std::min(prepared_.num_steps - committed_step_, kMostReservedLines);
@@ -218,7 +212,9 @@ absl::Status TrainingRun::TrainAndExport() {
   }
   FOREBAY_RETURN_IF_ERROR(RunSteps());
   FOREBAY_RETURN_IF_ERROR(ExportResult());
-  observer_.OnDone(Summary());
+  const int64_t num_skipped =
+      progress_.scales_loss() ? prepared_.num_steps - progress_.num_updates() : -1;
+  observer_.OnDone(RunSummary(totals_, num_skipped, prepared_, *session_));
   return absl::OkStatus();
 }
 
@@ -227,19 +223,19 @@ absl::Status TrainingRun::EvaluateWhatIsDue() {
   Json& line = committed_line_;
   if (committed_step_ == 0) {
     if (prepared_.eval_data == nullptr || line.is_object()) return absl::OkStatus();
-    FOREBAY_ASSIGN_OR_RETURN(first_eval_loss_, EvaluateHeldOut());
+    FOREBAY_ASSIGN_OR_RETURN(totals_.first_eval_loss, EvaluateHeldOut());
     FOREBAY_RETURN_IF_ERROR(
-        Note(fmt::format("held-out loss before the first step: {:.4f}", first_eval_loss_)));
-    line = {{"step", 0}, {"eval_loss", first_eval_loss_}};
+        Note(fmt::format("held-out loss before the first step: {:.4f}", totals_.first_eval_loss)));
+    line = {{"step", 0}, {"eval_loss", totals_.first_eval_loss}};
     return metrics_.Append(line.dump());
   }
   if (!EvaluatesAfter(committed_step_) || !line.is_object() || line.contains("eval_loss")) {
     return absl::OkStatus();
   }
-  FOREBAY_ASSIGN_OR_RETURN(last_eval_loss_, EvaluateHeldOut());
-  FOREBAY_RETURN_IF_ERROR(
-      Note(fmt::format("held-out loss after step {}: {:.4f}", committed_step_, last_eval_loss_)));
-  line["eval_loss"] = last_eval_loss_;
+  FOREBAY_ASSIGN_OR_RETURN(totals_.last_eval_loss, EvaluateHeldOut());
+  FOREBAY_RETURN_IF_ERROR(Note(
+      fmt::format("held-out loss after step {}: {:.4f}", committed_step_, totals_.last_eval_loss)));
+  line["eval_loss"] = totals_.last_eval_loss;
   return metrics_.ReplaceLast(line.dump());
 }
 
@@ -265,9 +261,7 @@ absl::Status TrainingRun::SaveWhatIsDone() {
   if (committed_step_ == released_step_) return absl::OkStatus();
   // What lives in RAM may take a while.
   observer_.OnPhase("saving", 0);
-  // An update that is for no commit may have left the store alone.
-  FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  return FinishAndCommit(released_step_);
+  return CommitReleased();
 }
 
 // `error`, after saving what it has left whole. The run's disk is left alone when it has failed,
@@ -317,7 +311,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
   TrainingStep::Hooks hooks;
   hooks.previous_step_applied = [&]() -> absl::Status {
-    if (committed_step_ == step - 1 || !commit_is_due_) return absl::OkStatus();
+    if (!update_is_open_ || !commit_is_due_) return absl::OkStatus();
     FOREBAY_RETURN_IF_ERROR(session_->optimizer().AwaitAllWrites());
     return CommitStep(step - 1);
   };
@@ -326,48 +320,74 @@ absl::Status TrainingRun::RunStep(int64_t step) {
     observer_.OnProgress(step, prepared_.num_steps, fraction);
     return absl::OkStatus();
   };
-  FOREBAY_ASSIGN_OR_RETURN(const StepResult result,
-                           session_->step().Run(std::span(batches_).first(num_batches_), hooks));
-  FOREBAY_RETURN_IF_ERROR(CheckFinite(step, result));
-
-  UpdateScalars scalars;
-  scalars.step = step;
-  const ScheduledRates rates = RatesOf(prepared_.lr_schedule, step);
-  scalars.lr = rates.lr;
-  scalars.beta1 = rates.beta1;
-  scalars.beta2 = rates.beta2;
-  scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm);
+  const double loss_scale = progress_.loss_scale();
+  FOREBAY_ASSIGN_OR_RETURN(
+      const StepResult result,
+      session_->step().Run(std::span(batches_).first(num_batches_), loss_scale, hooks));
+  UpdateScalars scalars = ScalarsOf(result);
+  FOREBAY_ASSIGN_OR_RETURN(const bool is_update, Advance(step, result));
+  Json line_of_step = {{"step", step},
+                       {"loss", result.loss},
+                       {"grad_norm", result.gradient_norm},
+                       {"lr", scalars.lr},
+                       {"tokens", result.num_tokens}};
+  if (progress_.scales_loss()) {
+    line_of_step["loss_scale"] = loss_scale;
+    line_of_step["skipped"] = !is_update;
+  }
+  released_line_ = std::move(line_of_step);
   // Here nothing is in flight but what an update that is not committed still writes. So every byte
   // is counted with one step: with that which reads it, or applies its update; or, of those writes,
   // with the next. (What an export reads beside, with the step that it was read beside.)
   Counters after = ReadCounters();
-  const Json line_of_step = {{"step", step},
-                             {"loss", result.loss},
-                             {"grad_norm", result.gradient_norm},
-                             {"lr", scalars.lr},
-                             {"tokens", result.num_tokens}};
-  if (prepared_.plan.gradient_area == GradientArea::kAll) {
-    FOREBAY_RETURN_IF_ERROR(
-        session_->optimizer().PublishIntent(step, EncodeUpdate(scalars, line_of_step)));
-  }
-  FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, scalars, after.io));
-  released_line_ = line_of_step;
-  // Otherwise the update is applied while the next step's forward pass goes by, and committed
-  // there.
+  FOREBAY_RETURN_IF_ERROR(is_update ? ReleaseUpdate(step, scalars, after.io) : Skip(step));
+  // Otherwise an update is applied while the next step's forward pass goes by, and committed there.
   if (CommitsAfter(step)) {
     FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
     after = ReadCounters();
   }
 
-  const Counters before = std::exchange(counted_, after);
-  const double step_s = last_step_s_ = watch.Seconds();
-  session_s_ += step_s;
-  session_tokens_ += result.num_tokens;
-  session_read_bytes_ += after.io.read_bytes - before.io.read_bytes;
-  session_write_bytes_ += after.io.write_bytes - before.io.write_bytes;
-  last_loss_ = result.loss;
-  Json line = StepLine(result.num_tokens, step_s, before, after);
+  last_step_s_ = watch.Seconds();
+  const StepCost cost = {.step_s = last_step_s_,
+                         .export_wait_s = export_wait_s_,
+                         .num_tokens = result.num_tokens,
+                         .before = std::exchange(counted_, after),
+                         .after = after};
+  totals_.Add(cost);
+  totals_.last_loss = result.loss;
+  Json line = StepLine(released_line_, cost, prepared_);
   return AfterStep(step, line);
+}
+
+// Of the update that may follow. Gradients are of the loss times its scale.
+UpdateScalars TrainingRun::ScalarsOf(const StepResult& result) const {
+  UpdateScalars scalars;
+  scalars.step = progress_.num_updates() + 1;
+  const ScheduledRates rates = RatesOf(prepared_.lr_schedule, scalars.step);
+  scalars.lr = rates.lr;
+  scalars.beta1 = rates.beta1;
+  scalars.beta2 = rates.beta2;
+  scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm) / progress_.loss_scale();
+  scalars.rounding_seed = options_.seed;
+  return scalars;
+}
+
+absl::Status TrainingRun::ReleaseUpdate(int64_t step, const UpdateScalars& scalars,
+                                        const IoStats& io) {
+  if (prepared_.plan.gradient_area == GradientArea::kAll) {
+    FOREBAY_RETURN_IF_ERROR(
+        session_->optimizer().PublishIntent(step, EncodeUpdate(scalars, released_line_)));
+  }
+  return BeginUpdate(step, scalars, io);
+}
+
+// Drops the gradients of a step that is no update.
+absl::Status TrainingRun::Skip(int64_t step) {
+  session_->optimizer().AbandonStep();
+  released_step_ = step;
+  // Gradients that are kept are those of the step after the committed one.
+  const bool keeps_gradients = prepared_.plan.gradient_area == GradientArea::kAll;
+  return keeps_gradients || CommitsAfter(step) ? CommitReleased() : absl::OkStatus();
 }
 
 // Makes the update of every layer due. `io`: what this process has moved so far.
@@ -389,11 +409,10 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars
     export_wait_since_commit_s_ = 0;
   }
   if (commit_is_due_ || WritesInUpdate()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  UpdateScalars seeded = scalars;
-  seeded.rounding_seed = options_.seed;
   session_->optimizer().BeginUpdate(
-      seeded, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
+      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
   released_step_ = step;
+  update_is_open_ = true;
   return absl::OkStatus();
 }
 
@@ -405,25 +424,58 @@ bool TrainingRun::WritesInUpdate() const {
          std::ranges::count(placement.state, Tier::kNvme) > 0;
 }
 
-// Requires: an update of `step` was begun and is not committed, and the store takes writes.
+// Requires: `step` is released_step_; where an update is open, the store takes writes.
 absl::Status TrainingRun::FinishAndCommit(int64_t step) {
-  FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
+  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
   return CommitStep(step);
 }
 
-absl::Status TrainingRun::CheckFinite(int64_t step, const StepResult& result) {
-  if (result.first_nonfinite_layer < 0 && std::isfinite(result.loss)) return absl::OkStatus();
-  const std::string where =
-      result.first_nonfinite_layer < 0
-          ? std::string("the loss")
-          : fmt::format("the gradient of '{}'",
-                        session_->store().inventory().layers()[result.first_nonfinite_layer].name);
-  // Where that fails, AfterError says what is lost; this error stays the one to report.
+absl::Status TrainingRun::CommitReleased() {
+  // An update that is for no commit may have left the store alone.
+  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  return FinishAndCommit(released_step_);
+}
+
+std::string TrainingRun::WhereNotFinite(const StepResult& result) {
+  if (result.first_nonfinite_layer < 0) return "the loss";
+  return fmt::format("the gradient of '{}'",
+                     session_->store().inventory().layers()[result.first_nonfinite_layer].name);
+}
+
+// Whether the step is an update. A loss scale moves; without one every step has to be.
+absl::StatusOr<bool> TrainingRun::Advance(int64_t step, const StepResult& result) {
+  const bool is_finite = result.first_nonfinite_layer < 0 && std::isfinite(result.loss);
+  if (!is_finite && progress_.scales_loss()) {
+    FOREBAY_RETURN_IF_ERROR(AfterOverflow(step, WhereNotFinite(result)));
+    return false;
+  }
+  if (!is_finite) {
+    // Where that fails, AfterError says what is lost; this error stays the one to report.
+    SaveWhatIsDone().IgnoreError();
+    return NumericalError(
+        fmt::format("step {}: {} is not finite (loss {}). Nothing of this step was applied; the "
+                    "run is committed after step {}. Lower --lr or add --warmup, check the data, "
+                    "and start again or --resume",
+                    step, WhereNotFinite(result), result.loss, committed_step_));
+  }
+  FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
+  return true;
+}
+
+absl::Status TrainingRun::AfterOverflow(int64_t step, const std::string& where) {
+  const double loss_scale = progress_.loss_scale();
+  const absl::Status advanced = progress_.Advance(/*overflowed=*/true);
+  if (advanced.ok()) {
+    return Note(
+        fmt::format("step {} is skipped: {} overflowed at loss scale {:.10g}; the next is {:.10g}",
+                    step, where, loss_scale, progress_.loss_scale()));
+  }
   SaveWhatIsDone().IgnoreError();
   return NumericalError(fmt::format(
-      "step {}: {} is not finite (loss {}). Nothing of this step was applied; the run is committed "
-      "after step {}. Lower --lr or add --warmup, check the data, and start again or --resume",
-      step, where, result.loss, committed_step_));
+      "step {}: {}: {} is not finite. Nothing of this step was applied; the run is committed after "
+      "step {}. The model diverges, or is not made for fp16: start again with --precision=bf16 or "
+      "a lower --lr, or with --min_loss_scale below {:g}",
+      step, MessageOf(advanced), where, committed_step_, loss_scale));
 }
 
 absl::Status TrainingRun::CommitStep(int64_t step) {
@@ -436,7 +488,10 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
                   {"settings", prepared_.fingerprint_digest},
                   {"kernel", session_->decoder().context().kernel_identity()},
                   {"metrics", released_line_}};
-  FOREBAY_RETURN_IF_ERROR(session_->store().Commit(info));
+  progress_.AddTo(info.trainer);
+  TensorStore& store = session_->store();
+  FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store.Commit(info) : store.CommitSkipped(info));
+  update_is_open_ = false;
   committed_step_ = step;
   return absl::OkStatus();
 }
@@ -461,7 +516,7 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   if (EvaluatesAfter(step)) {
     const absl::StatusOr<double> loss = EvaluateHeldOut();
     evaluated = loss.status();
-    if (loss.ok()) line["eval_loss"] = last_eval_loss_ = *loss;
+    if (loss.ok()) line["eval_loss"] = totals_.last_eval_loss = *loss;
     counted_ = ReadCounters();  // evaluation is no part of the next step
   }
   // The step itself is done and committed even when its evaluation was interrupted.
@@ -470,7 +525,7 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   const int64_t done = step - first_step_ + 1;
   line["num_steps"] = prepared_.num_steps;
   line["eta_s"] =
-      session_s_ / static_cast<double>(done) * static_cast<double>(prepared_.num_steps - step);
+      totals_.seconds / static_cast<double>(done) * static_cast<double>(prepared_.num_steps - step);
   observer_.OnStep(line);
   exports_->Poll();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
@@ -519,68 +574,6 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
       const EvaluationResult result,
       Evaluate(session_->decoder(), session_->source(), *prepared_.eval_data, evaluate));
   return result.loss;
-}
-
-Json TrainingRun::StepLine(int64_t num_tokens, double step_s, const Counters& before,
-                           const Counters& after) const {
-  const ProcessMemory memory = ReadProcessMemory();
-  const double io_wait_s = after.wait_s - before.wait_s + export_wait_s_;
-  Json line = released_line_;
-  line["step_s"] = step_s;
-  line["tokens_per_s"] = static_cast<double>(num_tokens) / step_s;
-  line["compute_s"] = step_s - io_wait_s;
-  line["io_wait_s"] = io_wait_s;
-  line["optimizer_s"] = after.update_s - before.update_s;
-  line["read_bytes"] = after.io.read_bytes - before.io.read_bytes;
-  line["write_bytes"] = after.io.write_bytes - before.io.write_bytes;
-  line["host_peak_bytes"] = prepared_.budget->peak_bytes();
-  line["rss_bytes"] = memory.peak_bytes;
-  return line;
-}
-
-Json TrainingRun::Summary() const {
-  const int64_t steps = prepared_.num_steps - first_step_ + 1;
-  const auto per_step = [&](int64_t bytes) { return steps > 0 ? bytes / steps : 0; };
-  const int64_t params = session_->store().inventory().num_params();
-  const int64_t read = per_step(session_read_bytes_);
-  const int64_t write = per_step(session_write_bytes_);
-  Json summary;
-  summary["steps"] = steps;
-  summary["num_steps"] = prepared_.num_steps;
-  summary["loss"] = last_loss_;
-  if (!std::isnan(first_eval_loss_)) summary["eval_loss_before"] = first_eval_loss_;
-  if (!std::isnan(last_eval_loss_)) summary["eval_loss"] = last_eval_loss_;
-  summary["tokens_per_s"] =
-      session_s_ > 0 ? static_cast<double>(session_tokens_) / session_s_ : 0.0;
-  summary["seconds"] = session_s_;
-  summary["params"] = params;
-  summary["read_bytes_per_step"] = read;
-  summary["write_bytes_per_step"] = write;
-  summary["read_bytes_per_param"] = static_cast<double>(read) / static_cast<double>(params);
-  summary["write_bytes_per_param"] = static_cast<double>(write) / static_cast<double>(params);
-  summary["rss_bytes"] = ReadProcessMemory().peak_bytes;
-  summary["ram_budget_bytes"] = prepared_.plan.ram_budget_bytes;
-  summary["engine"] = prepared_.engine->name();
-  summary["stores"] = session_->store().directories();
-  summary["store_bytes"] = StoreBytes();
-  summary["host_weight_bytes"] = prepared_.plan.placement.host_weight_bytes;
-  summary["host_state_bytes"] = prepared_.plan.placement.host_state_bytes;
-  summary["run"] = prepared_.paths.out;
-  summary["model"] = options_.export_format == ExportFormat::kNone ? "" : prepared_.paths.model;
-  return summary;
-}
-
-int64_t TrainingRun::StoreBytes() const {
-  const TensorStore& store = session_->store();
-  const bool has_intents = prepared_.plan.gradient_area == GradientArea::kAll;
-  return Total(TensorStore::DiskBytes(store.tiles(), store.num_slots(),
-                                      store.gradient_area_bytes())) +
-         (has_intents ? TensorStore::IntentBytes(store.tiles()) : 0);
-}
-
-Counters TrainingRun::ReadCounters() const {
-  return {prepared_.engine->stats(), session_->swapper().stats().wait_s,
-          session_->optimizer().stats().update_s};
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ constexpr int64_t kOneDnnBytesPerThread = int64_t{8} << 20;
 Context::Impl::Impl(int num_threads, Precision requested)
     : precision(requested),
       native_bf16(requested == Precision::kBf16 && CpuHasNativeBf16()),
+      rounds_to_fp16(requested == Precision::kFp16),
       per_thread(static_cast<size_t>(num_threads)),
       matmuls(num_threads),
       pool(num_threads, "compute", ConfineOpenMpToThisThread) {}
@@ -49,6 +50,7 @@ std::string Context::kernel_identity() const {
   std::string isa = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa());
   if (isa.starts_with("cpu_isa_")) isa.erase(0, 8);
   const char* products = impl_->precision == Precision::kFp32 ? "fp32"
+                         : impl_->rounds_to_fp16              ? "fp32-rounded-to-fp16"
                          : impl_->native_bf16                 ? "bf16"
                                                               : "fp32-widened";
   return fmt::format("onednn {}.{}.{} {} {}", version->major, version->minor, version->patch, isa,
@@ -77,14 +79,17 @@ int64_t ScratchBytes(int num_threads, Precision precision, int64_t max_tokens, i
   add(chunks.max_tokens * hidden * kFloat);
   add(chunks.max_tokens * vocab_chunk * kFloat);
   int64_t per_thread = 0;
-  if (precision == Precision::kBf16 && CpuHasNativeBf16()) {
+  const bool is_native = precision == Precision::kBf16 && CpuHasNativeBf16();
+  const bool rounds_to_fp16 = precision == Precision::kFp16;
+  if (is_native || rounds_to_fp16) {
+    const int64_t operand_bytes = rounds_to_fp16 ? kFloat : static_cast<int64_t>(sizeof(Bf16));
     const int64_t width = std::max({hidden, intermediate, attention_width});
     const int64_t activation = std::max(max_tokens * width, chunks.max_tokens * vocab_chunk);
-    add(activation * static_cast<int64_t>(sizeof(Bf16)));
-    add(std::max(max_tokens * width, chunks.max_tokens * hidden) *
-        static_cast<int64_t>(sizeof(Bf16)));
-    per_thread += kOneDnnBytesPerThread;  // the scratchpads that the primitives ask for
+    add(activation * operand_bytes);
+    add(std::max(max_tokens * width, chunks.max_tokens * hidden) * operand_bytes);
   }
+  if (is_native) per_thread += kOneDnnBytesPerThread;  // the scratchpads that primitives ask for
+  if (rounds_to_fp16) per_thread += ScratchAllocationBytes(kWeightPanelElems * kFloat);
   for (const int64_t elems : {kWeightPanelElems, kScoreElems, kScoreElems}) {
     per_thread += ScratchAllocationBytes(elems * kFloat);
   }

@@ -33,6 +33,7 @@ struct Context::Impl {
 
   const Precision precision;
   const bool native_bf16;
+  const bool rounds_to_fp16;  // operands and results of products
   Scratch shared;
   std::vector<Scratch> per_thread;
   MatmulCache matmuls;

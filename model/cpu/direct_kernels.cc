@@ -17,6 +17,7 @@ float BiasAt(const DirectProduct& p, int64_t index) {
 }
 
 void Put(const DirectProduct& p, int64_t row, int64_t index, float value) {
+  if (p.rounds_to_fp16) value = Fp16ToFloat(FloatToFp16(value));
   float& y = p.y[row * p.out + index];
   y = p.accumulate ? y + value : value;
 }
@@ -101,18 +102,24 @@ void DirectColumnsTyped(const DirectProduct& p, int64_t begin, int64_t end) {
 }
 
 void DirectRows(const DirectProduct& p, int64_t begin, int64_t end) {
-  if (p.dtype == DType::kBF16) {
-    DirectRowsTyped<Bf16>(p, begin, end);
-  } else {
-    DirectRowsTyped<float>(p, begin, end);
+  switch (p.dtype) {
+    case DType::kBF16:
+      return DirectRowsTyped<Bf16>(p, begin, end);
+    case DType::kF16:
+      return DirectRowsTyped<Fp16Bits>(p, begin, end);
+    case DType::kF32:
+      return DirectRowsTyped<float>(p, begin, end);
   }
 }
 
 void DirectColumns(const DirectProduct& p, int64_t begin, int64_t end) {
-  if (p.dtype == DType::kBF16) {
-    DirectColumnsTyped<Bf16>(p, begin, end);
-  } else {
-    DirectColumnsTyped<float>(p, begin, end);
+  switch (p.dtype) {
+    case DType::kBF16:
+      return DirectColumnsTyped<Bf16>(p, begin, end);
+    case DType::kF16:
+      return DirectColumnsTyped<Fp16Bits>(p, begin, end);
+    case DType::kF32:
+      return DirectColumnsTyped<float>(p, begin, end);
   }
 }
 

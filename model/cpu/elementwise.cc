@@ -74,7 +74,7 @@ void EmbeddingForward(Context& context, const void* table, DType dtype,
       if (accumulate) {
         kernels::AddWeights(row, dtype, hidden, out + i * hidden);
       } else {
-        Widen(row, dtype, hidden, out + i * hidden);
+        kernels::Widen(row, dtype, hidden, out + i * hidden);
       }
     }
   });

@@ -10,6 +10,8 @@
 #include <cstdint>
 
 #include "forebay/base/bfloat16.h"
+#include "forebay/base/fp16-inl.h"
+#include "forebay/model/cpu/kernels.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,7 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using FloatTag = hn::ScalableTag<float>;
 using LaneTag = hn::CappedTag<float, 1>;
 
-// Lanes of fp32 from fp32 or bf16 in memory.
+// Lanes of fp32 from fp32, bf16 or fp16 in memory.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadWeights(D d, const float* from) {
   return hn::LoadU(d, from);
@@ -29,6 +31,19 @@ HWY_INLINE hn::Vec<D> LoadWeights(D d, const Bf16* from) {
   const hn::Rebind<uint16_t, D> d16;
   const hn::RebindToUnsigned<D> d32;
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, from))));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadWeights(D d, const Fp16Bits* from) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from));
+  return fp16::HWY_NAMESPACE::Widen(d, hn::PromoteTo(d32, bits));
+}
+// `value` as it is after a visit to fp16.
+template <class D>
+HWY_INLINE hn::Vec<D> RoundedToFp16(D d, hn::Vec<D> value) {
+  return fp16::HWY_NAMESPACE::Widen(d, fp16::HWY_NAMESPACE::Narrow(d, value));
 }
 
 // body(d, i) for vectors at i, then for the lanes that fill no vector.

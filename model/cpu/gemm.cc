@@ -99,57 +99,104 @@ Bf16* Narrow(Context::Impl& impl, Slot slot, const float* a, int64_t rows, int64
   return out;
 }
 
-// The block's columns of B, in chunks of K: fp32 weights are read where they are, bf16 ones through
-// a widened panel.
-void Fp32Block(const WeightProduct& p, const Block& block, Scratch& scratch) {
-  const bool widened = p.b.dtype == DType::kBF16;
+// a [rows, columns] in fp32, rounded to fp16.
+const float* RoundedToFp16(Context::Impl& impl, Slot slot, const float* a, int64_t rows,
+                           int64_t columns, int64_t lda) {
+  float* const out = impl.shared.Get<float>(slot, rows * columns);
+  impl.ParallelBlocks(rows, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      kernels::RoundToFp16(a + row * lda, columns, out + row * columns);
+    }
+  });
+  return out;
+}
+
+// Where a block of a product goes.
+struct Target {
+  float* c;
+  int64_t ldc;
+  bool accumulate;
+};
+
+// The block's columns of B, in chunks of K: fp32 weights are read where they are, 16-bit ones
+// through a widened panel.
+void MultiplyBlock(const WeightProduct& p, const Block& block, Scratch& scratch,
+                   const Target& target) {
+  const bool widened = p.b.dtype != DType::kF32;
   const int64_t chunk = widened ? EqualBlocks(p.k, kWeightPanelElems / block.n_size, 8) : p.k;
   float* panel = widened ? scratch.Get<float>(Slot::kWeightPanel, kWeightPanelElems) : nullptr;
-  float* c = p.c + block.m_begin * p.ldc + block.n_begin;
   for (int64_t k = 0; k < p.k; k += chunk) {
     const int64_t depth = std::min(chunk, p.k - k);
     const int64_t first =
         p.b.transposed ? block.n_begin * p.b.row_stride + k : k * p.b.row_stride + block.n_begin;
     const int64_t rows = p.b.transposed ? block.n_size : depth;
     const int64_t columns = p.b.transposed ? depth : block.n_size;
-    const float* b = static_cast<const float*>(p.b.data) + first;
     if (widened) {
-      const Bf16* source = static_cast<const Bf16*>(p.b.data) + first;
       for (int64_t row = 0; row < rows; ++row) {
-        kernels::WidenBf16(source + row * p.b.row_stride, columns, panel + row * columns);
+        kernels::Widen(ElementAt(p.b.data, p.b.dtype, first + row * p.b.row_stride), p.b.dtype,
+                       columns, panel + row * columns);
       }
-      b = panel;
     }
     SingleThreadGemm({.m = block.m_size,
                       .n = block.n_size,
                       .k = depth,
                       .transpose_b = p.b.transposed,
-                      .accumulate = p.accumulate || k > 0,
+                      .accumulate = target.accumulate || k > 0,
                       .lda = p.lda,
                       .ldb = widened ? columns : p.b.row_stride,
-                      .ldc = p.ldc},
-                     1.0f, p.a + block.m_begin * p.lda + k, b, c);
+                      .ldc = target.ldc},
+                     1.0f, p.a + block.m_begin * p.lda + k,
+                     widened ? panel : static_cast<const float*>(p.b.data) + first, target.c);
   }
   if (p.bias == nullptr) return;
   const void* bias = ElementAt(p.bias, p.b.dtype, block.n_begin);
   for (int64_t row = 0; row < block.m_size; ++row) {
-    kernels::AddWeights(bias, p.b.dtype, block.n_size, c + row * p.ldc);
+    kernels::AddWeights(bias, p.b.dtype, block.n_size, target.c + row * target.ldc);
   }
 }
 
+void Fp32Block(const WeightProduct& p, const Block& block, Scratch& scratch, bool rounds_to_fp16) {
+  float* const c = p.c + block.m_begin * p.ldc + block.n_begin;
+  if (!rounds_to_fp16) {
+    MultiplyBlock(p, block, scratch, {c, p.ldc, p.accumulate});
+    return;
+  }
+  float* const product = scratch.Get<float>(Slot::kProduct, kWeightPanelElems);
+  FOREBAY_CHECK(block.m_size * block.n_size <= kWeightPanelElems);
+  MultiplyBlock(p, block, scratch, {product, block.n_size, false});
+  for (int64_t row = 0; row < block.m_size; ++row) {
+    const auto put = p.accumulate ? kernels::AddRoundedToFp16 : kernels::RoundToFp16;
+    put(product + row * block.n_size, block.n_size, c + row * p.ldc);
+  }
+}
+
+// c += a^T b, dense.
+struct OuterProduct {
+  int64_t m, n, k;
+  const float* a;  // [k, m]
+  const float* b;  // [k, n]
+  float* c;
+  int64_t ldc;
+  bool rounds_a_to_fp16;
+};
+
 // The block's columns of A are copied first: as they are stored, their rows can be a multiple of 4
 // KiB apart, and then all fall into the same few cache sets (measured: half the speed).
-void OuterBlock(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k,
-                const Block& block, Scratch& scratch, float* c, int64_t ldc) {
+void OuterBlock(const OuterProduct& p, const Block& block, Scratch& scratch) {
   constexpr int64_t kPadding = 16;
   const int64_t stride = block.m_size + kPadding;
-  const int64_t chunk = EqualBlocks(k, kWeightPanelElems / stride, 1);
+  const int64_t chunk = EqualBlocks(p.k, kWeightPanelElems / stride, 1);
   float* panel = scratch.Get<float>(Slot::kWeightPanel, kWeightPanelElems);
-  for (int64_t first = 0; first < k; first += chunk) {
-    const int64_t depth = std::min(chunk, k - first);
+  for (int64_t first = 0; first < p.k; first += chunk) {
+    const int64_t depth = std::min(chunk, p.k - first);
     for (int64_t row = 0; row < depth; ++row) {
-      std::memcpy(panel + row * stride, a + (first + row) * lda + block.m_begin,
-                  static_cast<size_t>(block.m_size) * sizeof(float));
+      const float* const from = p.a + (first + row) * p.m + block.m_begin;
+      float* const to = panel + row * stride;
+      if (p.rounds_a_to_fp16) {
+        kernels::RoundToFp16(from, block.m_size, to);
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(block.m_size) * sizeof(float));
+      }
     }
     SingleThreadGemm({.m = block.m_size,
                       .n = block.n_size,
@@ -157,10 +204,10 @@ void OuterBlock(const float* a, int64_t lda, const float* b, int64_t ldb, int64_
                       .transpose_a = true,
                       .accumulate = true,
                       .lda = stride,
-                      .ldb = ldb,
-                      .ldc = ldc},
-                     1.0f, panel, b + first * ldb + block.n_begin,
-                     c + block.m_begin * ldc + block.n_begin);
+                      .ldb = p.n,
+                      .ldc = p.ldc},
+                     1.0f, panel, p.b + first * p.n + block.n_begin,
+                     p.c + block.m_begin * p.ldc + block.n_begin);
   }
 }
 
@@ -212,17 +259,20 @@ void Gemm(Context& context, const GemmShape& shape, const float* a, const float*
 
 void WeightGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                 const WeightOperand& b, const void* bias, float* c, int64_t ldc, bool accumulate) {
-  FOREBAY_CHECK(b.dtype == DType::kBF16 || b.dtype == DType::kF32);
   if (m == 0) return;
-  const WeightProduct product{m, n, k, a, lda, b, bias, c, ldc, accumulate};
+  WeightProduct product{m, n, k, a, lda, b, bias, c, ldc, accumulate};
   if (impl.native_bf16 && b.dtype == DType::kBF16) {
     const OneThreadOpenMp confined;  // primitives are made for one thread
-    NativeProduct(impl, product, Narrow(impl, Slot::kNarrow, a, m, k, lda), b.data);
+    NativeProduct(impl, product, Narrow(impl, Slot::kOperand, a, m, k, lda), b.data);
     return;
+  }
+  if (impl.rounds_to_fp16) {
+    product.a = RoundedToFp16(impl, Slot::kOperand, a, m, k, lda);
+    product.lda = k;
   }
   const BlockPlan plan = PlanBlocks(m, n);
   impl.Parallel(plan.num_tasks(), [&](int64_t task, int thread) {
-    Fp32Block(product, BlockOf(plan, m, n, task), impl.thread_scratch(thread));
+    Fp32Block(product, BlockOf(plan, m, n, task), impl.thread_scratch(thread), impl.rounds_to_fp16);
   });
 }
 
@@ -231,29 +281,22 @@ void OuterGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const float
   if (k == 0) return;
   if (impl.native_bf16) {
     const OneThreadOpenMp confined;
-    Bf16* a_rows = impl.shared.Get<Bf16>(Slot::kNarrow, m * k);
+    Bf16* a_rows = impl.shared.Get<Bf16>(Slot::kOperand, m * k);
     // a^T, so that the source is row-major.
     impl.ParallelBlocks(m, 64, [&](int64_t begin, int64_t end) {
       kernels::NarrowTransposed(a + begin, k, end - begin, m, a_rows + begin * k);
     });
-    const Bf16* narrow_b = Narrow(impl, Slot::kNarrowOther, b, k, n, n);
+    const Bf16* narrow_b = Narrow(impl, Slot::kOtherOperand, b, k, n, n);
     const WeightProduct product{m, n, k, nullptr, 0, {.row_stride = n}, nullptr, c, ldc, true};
     NativeProduct(impl, product, a_rows, narrow_b);
     return;
   }
+  OuterProduct product{m, n, k, a, b, c, ldc, impl.rounds_to_fp16};
+  if (impl.rounds_to_fp16) product.b = RoundedToFp16(impl, Slot::kOtherOperand, b, k, n, n);
   const BlockPlan plan = PlanOuterBlocks(m, n);
   impl.Parallel(plan.num_tasks(), [&](int64_t task, int thread) {
-    OuterBlock(a, m, b, n, k, BlockOf(plan, m, n, task), impl.thread_scratch(thread), c, ldc);
+    OuterBlock(product, BlockOf(plan, m, n, task), impl.thread_scratch(thread));
   });
-}
-
-void Widen(const void* data, DType dtype, int64_t count, float* out) {
-  FOREBAY_CHECK(dtype == DType::kBF16 || dtype == DType::kF32);
-  if (dtype == DType::kBF16) {
-    kernels::WidenBf16(static_cast<const Bf16*>(data), count, out);
-  } else {
-    std::memcpy(out, data, static_cast<size_t>(count) * sizeof(float));
-  }
 }
 
 }  // namespace forebay::cpu

@@ -1,5 +1,5 @@
-// The two ways to a matrix product: fp32 blocks by dnnl_sgemm, and whole operands in bf16 where the
-// CPU multiplies them.
+// The two ways to a matrix product: fp32 blocks by dnnl_sgemm (for fp16 with operands and results
+// rounded to it), and whole operands in bf16 where the CPU multiplies them.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ BlockPlan PlanBlocks(int64_t m, int64_t n);
 void SingleThreadGemm(const GemmShape& shape, float alpha, const float* a, const float* b,
                       float* c);
 
-// A matrix stored as [rows, row_stride] in bf16 or fp32, read as B [k, n] of a product: b(k, n) =
+// A matrix stored as [rows, row_stride] in any type, read as B [k, n] of a product: b(k, n) =
 // w(n, k) when `transposed`, else w(k, n).
 struct WeightOperand {
   DType dtype = DType::kBF16;
@@ -35,15 +35,15 @@ struct WeightOperand {
   bool transposed = false;
 };
 // c [m, n] (row stride ldc) (+)= a [m, k] (row stride lda) * b + bias. bias: [n] in the weights'
-// dtype or nullptr.
+// dtype or nullptr. With Precision::kFp16 what is computed is rounded to fp16 with its bias, then
+// written or added.
 void WeightGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                 const WeightOperand& b, const void* bias, float* c, int64_t ldc, bool accumulate);
-// c [m, n] (row stride ldc) += a^T b, with a [k, m] and b [k, n] activations, dense.
+// c [m, n] (row stride ldc) += a^T b, with a [k, m] and b [k, n] activations, dense. With
+// Precision::kFp16 they are rounded to fp16; the result is not.
 void OuterGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const float* a, const float* b,
                float* c, int64_t ldc);
 
-// Copies `count` elements of either dtype to fp32.
-void Widen(const void* data, DType dtype, int64_t count, float* out);
 inline const void* ElementAt(const void* data, DType dtype, int64_t index) {
   return static_cast<const std::byte*>(data) + index * SizeOf(dtype);
 }

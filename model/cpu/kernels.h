@@ -11,15 +11,26 @@
 
 namespace forebay::cpu::kernels {
 
+// An fp16 in memory, where the type must say which of the two 16-bit formats it is.
+struct Fp16Bits {
+  Fp16 bits;
+};
+
 // ---- Conversion and sums (vector_kernels.cc) ----
-void WidenBf16(const Bf16* in, int64_t count, float* out);
+// Exact. kBF16, kF16 or kF32.
+void Widen(const void* in, DType dtype, int64_t count, float* out);
 // Rounds to nearest, ties to even; NaN stays NaN.
 void NarrowToBf16(const float* in, int64_t count, Bf16* out);
 // in: [rows, columns], row stride `stride`; out: [columns, rows], dense.
 void NarrowTransposed(const float* in, int64_t rows, int64_t columns, int64_t stride, Bf16* out);
 // y += x
 void Add(const float* x, int64_t count, float* y);
-// y += weights, kBF16 or kF32.
+// To the nearest values of fp16, ties to even; what is too large becomes infinite. `out` may be
+// `in`.
+void RoundToFp16(const float* in, int64_t count, float* out);
+// y += x rounded so.
+void AddRoundedToFp16(const float* x, int64_t count, float* y);
+// y += weights, of any type.
 void AddWeights(const void* weights, DType dtype, int64_t count, float* y);
 // y = y * factor
 void Scale(float factor, int64_t count, float* y);
@@ -31,7 +42,7 @@ void AddScaled(float factor, const float* x, int64_t count, float* y);
 // ---- Products of a few rows with weights as stored (direct_kernels.cc) ----
 inline constexpr int64_t kMaxDirectRows = 4;
 struct DirectProduct {
-  DType dtype = DType::kBF16;  // kBF16 or kF32
+  DType dtype = DType::kBF16;
   const void* weight = nullptr;
   int64_t row_stride = 0;
   const void* bias = nullptr;  // [out] or nullptr
@@ -40,6 +51,7 @@ struct DirectProduct {
   int64_t num_rows = 0;      // at most kMaxDirectRows
   float* y = nullptr;        // [num_rows, out]
   bool accumulate = false;
+  bool rounds_to_fp16 = false;  // the outputs, before they are added
 };
 // Outputs [begin, end) of y for weights stored [out, in], and [in, out].
 void DirectRows(const DirectProduct& product, int64_t begin, int64_t end);

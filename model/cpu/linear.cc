@@ -20,6 +20,11 @@ int64_t StoredRowStride(const Linear& linear) {
 
 void DirectForward(Context::Impl& impl, const Linear& linear, const float* x, int64_t tokens,
                    float* y, bool accumulate) {
+  if (impl.rounds_to_fp16) {
+    float* const rounded = impl.shared.Get<float>(Slot::kOperand, tokens * linear.in);
+    kernels::RoundToFp16(x, tokens * linear.in, rounded);
+    x = rounded;
+  }
   const kernels::DirectProduct product{.dtype = linear.dtype,
                                        .weight = linear.weight,
                                        .row_stride = StoredRowStride(linear),
@@ -29,7 +34,8 @@ void DirectForward(Context::Impl& impl, const Linear& linear, const float* x, in
                                        .x = x,
                                        .num_rows = tokens,
                                        .y = y,
-                                       .accumulate = accumulate};
+                                       .accumulate = accumulate,
+                                       .rounds_to_fp16 = impl.rounds_to_fp16};
   impl.ParallelBlocks(linear.out, kDirectBlock, [&](int64_t begin, int64_t end) {
     if (linear.in_out) {
       kernels::DirectColumns(product, begin, end);

@@ -20,11 +20,11 @@ struct NormWeights {
 NormWeights WidenNorm(Context::Impl& impl, const void* weight, const void* bias, DType dtype,
                       int64_t width) {
   float* out = impl.shared.Get<float>(Slot::kNormWeight, 2 * width);
-  Widen(weight, dtype, width, out);
+  kernels::Widen(weight, dtype, width, out);
   if (bias == nullptr) {
     std::fill_n(out + width, width, 0.0f);
   } else {
-    Widen(bias, dtype, width, out + width);
+    kernels::Widen(bias, dtype, width, out + width);
   }
   return {out, out + width};
 }

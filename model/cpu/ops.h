@@ -1,6 +1,7 @@
 // The operators of a decoder on the CPU, forward and backward. Activations are fp32, row-major;
-// weights are bf16 or fp32. Matrix products go to oneDNN in blocks whose size depends on the shape
-// alone, each block on one thread: so every result is the same bits for every number of threads.
+// weights are bf16, fp16 or fp32. Matrix products go to oneDNN in blocks whose size depends on the
+// shape alone, each block on one thread: so every result is the same bits for every number of
+// threads.
 //
 // Shapes: tokens = rows of the activation matrix. All pointers are borrowed for the call. Buffers
 // do not overlap unless said. Nothing here fails: shapes are the caller's to get right
@@ -23,7 +24,16 @@ enum class Precision : uint8_t {
   kFp32,
   kBf16,  // GEMM inputs are bf16 (native AVX-512/AMX products, fp32 sums) where the CPU has them;
           // elsewhere bf16 weights are widened and multiplied in fp32
+  kFp16,  // of GEMMs inputs and results are rounded to fp16, what is beyond its range becomes
+          // infinite; products and sums are fp32. Gradients of weights are sums over micro-batches
+          // and rounded when they are whole (optimizer/held_gradients.h)
 };
+// What weights are stored in for it.
+constexpr DType WeightDType(Precision precision) {
+  return precision == Precision::kFp32   ? DType::kF32
+         : precision == Precision::kFp16 ? DType::kF16
+                                         : DType::kBF16;
+}
 
 // Threads, precision and per-thread scratch of all operators. Owned by one thread at a time.
 class Context {

@@ -14,15 +14,16 @@ namespace forebay::cpu {
 // One slot per use, so that an operator that calls another never shares memory with it.
 enum class Slot : uint8_t {
   // Per thread.
-  kWeightPanel,    // bf16 weights widened to fp32
+  kWeightPanel,    // 16-bit weights widened to fp32
+  kProduct,        // of one block, before it is rounded to fp16
   kScores,         // attention probabilities of one block
   kScoreGradient,  // and their gradient
   kMatmul,         // oneDNN's scratchpad
   // Of the context.
   kNormWeight,    // weight (and bias) of a norm, fp32
   kPartialSums,   // sums over blocks of rows
-  kNarrow,        // bf16 activations of a native product
-  kNarrowOther,   // and its other activation operand
+  kOperand,       // activations of a product, in bf16 or rounded to fp16
+  kOtherOperand,  // and its other activation operand
   kLossRows,      // indices and statistics of trained rows
   kLossInput,     // trained rows of x
   kLossGradient,  // and their gradient

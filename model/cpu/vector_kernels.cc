@@ -9,9 +9,33 @@
 HWY_BEFORE_NAMESPACE();
 namespace forebay::cpu::kernels::HWY_NAMESPACE {
 
-void WidenBf16(const Bf16* in, int64_t count, float* out) {
+// Weight: Bf16, Fp16Bits or float.
+template <typename Weight>
+void WidenFrom(const Weight* in, int64_t count, float* out) {
   ForEach(count,
           [&](auto d, int64_t i) HWY_ATTR { hn::StoreU(LoadWeights(d, in + i), d, out + i); });
+}
+
+void Widen(const void* in, DType dtype, int64_t count, float* out) {
+  switch (dtype) {
+    case DType::kBF16:
+      return WidenFrom(static_cast<const Bf16*>(in), count, out);
+    case DType::kF16:
+      return WidenFrom(static_cast<const Fp16Bits*>(in), count, out);
+    case DType::kF32:
+      return WidenFrom(static_cast<const float*>(in), count, out);
+  }
+}
+
+void RoundToFp16(const float* in, int64_t count, float* out) {
+  ForEach(count, [&](auto d, int64_t i)
+                     HWY_ATTR { hn::StoreU(RoundedToFp16(d, hn::LoadU(d, in + i)), d, out + i); });
+}
+
+void AddRoundedToFp16(const float* x, int64_t count, float* y) {
+  ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
+    hn::StoreU(hn::Add(hn::LoadU(d, y + i), RoundedToFp16(d, hn::LoadU(d, x + i))), d, y + i);
+  });
 }
 
 // The upper halves of fp32 bit patterns, rounded to nearest even, in u32 lanes.
@@ -60,10 +84,22 @@ void Add(const float* x, int64_t count, float* y) {
   });
 }
 
-void AddBf16(const Bf16* x, int64_t count, float* y) {
+template <typename Weight>
+void AddFrom(const Weight* x, int64_t count, float* y) {
   ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
     hn::StoreU(hn::Add(hn::LoadU(d, y + i), LoadWeights(d, x + i)), d, y + i);
   });
+}
+
+void AddWeights(const void* weights, DType dtype, int64_t count, float* y) {
+  switch (dtype) {
+    case DType::kBF16:
+      return AddFrom(static_cast<const Bf16*>(weights), count, y);
+    case DType::kF16:
+      return AddFrom(static_cast<const Fp16Bits*>(weights), count, y);
+    case DType::kF32:
+      return AddFrom(static_cast<const float*>(weights), count, y);
+  }
 }
 
 void Scale(float factor, int64_t count, float* y) {
@@ -90,17 +126,25 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace forebay::cpu::kernels {
 
-HWY_EXPORT(WidenBf16);
+HWY_EXPORT(Widen);
+HWY_EXPORT(RoundToFp16);
+HWY_EXPORT(AddRoundedToFp16);
 HWY_EXPORT(NarrowToBf16);
 HWY_EXPORT(NarrowTransposed);
 HWY_EXPORT(Add);
-HWY_EXPORT(AddBf16);
+HWY_EXPORT(AddWeights);
 HWY_EXPORT(Scale);
 HWY_EXPORT(Dot);
 HWY_EXPORT(AddScaled);
 
-void WidenBf16(const Bf16* in, int64_t count, float* out) {
-  HWY_DYNAMIC_DISPATCH(WidenBf16)(in, count, out);
+void Widen(const void* in, DType dtype, int64_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(Widen)(in, dtype, count, out);
+}
+void RoundToFp16(const float* in, int64_t count, float* out) {
+  HWY_DYNAMIC_DISPATCH(RoundToFp16)(in, count, out);
+}
+void AddRoundedToFp16(const float* x, int64_t count, float* y) {
+  HWY_DYNAMIC_DISPATCH(AddRoundedToFp16)(x, count, y);
 }
 void NarrowToBf16(const float* in, int64_t count, Bf16* out) {
   HWY_DYNAMIC_DISPATCH(NarrowToBf16)(in, count, out);
@@ -112,11 +156,7 @@ void Add(const float* x, int64_t count, float* y) {
   HWY_DYNAMIC_DISPATCH(Add)(x, count, y);
 }
 void AddWeights(const void* weights, DType dtype, int64_t count, float* y) {
-  if (dtype == DType::kBF16) {
-    HWY_DYNAMIC_DISPATCH(AddBf16)(static_cast<const Bf16*>(weights), count, y);
-  } else {
-    Add(static_cast<const float*>(weights), count, y);
-  }
+  HWY_DYNAMIC_DISPATCH(AddWeights)(weights, dtype, count, y);
 }
 void Scale(float factor, int64_t count, float* y) {
   HWY_DYNAMIC_DISPATCH(Scale)(factor, count, y);

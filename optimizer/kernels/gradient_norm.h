@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "forebay/base/bfloat16.h"
+#include "forebay/base/dtype.h"
 #include "forebay/base/tensor_spec.h"
 
 namespace forebay {
@@ -14,17 +14,15 @@ namespace forebay {
 // tile of any size is a whole number of blocks.
 inline constexpr int64_t kNormBlockElems = kLayerAlignElems;
 
-// Sum of squares of `num_elems` gradients after rounding to bf16 (nearest, ties to even), which are
-// written to `rounded`. Within the block 16 partial sums, by index modulo 16, are added in order at
-// the end. Products of two bf16 or fp32 values are exact in double, so fused multiply-add changes
-// nothing. The sum is finite exactly when all rounded values are (fp32's largest square is far
-// below double's range). Requires: num_elems is a multiple of 16. Buffers do not overlap.
-double RoundAndSumSquares(const float* gradient, int64_t num_elems, Bf16* rounded);
-// The same, handing over fp32: `copied` gets the values as they are.
-double CopyAndSumSquares(const float* gradient, int64_t num_elems, float* copied);
+// Sum of squares of `num_elems` gradients after rounding to `dtype` (nearest, ties to even; kF32:
+// as they are), which are written to `rounded`. Within the block 16 partial sums, by index modulo
+// 16, are added in order at the end. Products of two such values are exact in double, so fused
+// multiply-add changes nothing. The sum is finite exactly when all rounded values are (fp32's
+// largest square is far below double's range). Requires: num_elems is a multiple of 16; `rounded`
+// has room for as many elements and is aligned to them. Buffers do not overlap.
+double RoundAndSumSquares(const float* gradient, int64_t num_elems, DType dtype, void* rounded);
 
-// The references that define the bits.
-double RoundAndSumSquaresRef(const float* gradient, int64_t num_elems, Bf16* rounded);
-double CopyAndSumSquaresRef(const float* gradient, int64_t num_elems, float* copied);
+// The reference that defines the bits.
+double RoundAndSumSquaresRef(const float* gradient, int64_t num_elems, DType dtype, void* rounded);
 
 }  // namespace forebay

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "forebay/base/bfloat16.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
 
 namespace forebay {
@@ -21,14 +22,20 @@ double SumSquares(int64_t num_elems, const ValueAt& value_at) {
 
 }  // namespace
 
-double RoundAndSumSquaresRef(const float* gradient, int64_t num_elems, Bf16* rounded) {
-  for (int64_t i = 0; i < num_elems; ++i) rounded[i] = FloatToBf16(gradient[i]);
-  return SumSquares(num_elems, [rounded](int64_t i) { return Bf16ToFloat(rounded[i]); });
-}
-
-double CopyAndSumSquaresRef(const float* gradient, int64_t num_elems, float* copied) {
-  std::memcpy(copied, gradient, static_cast<size_t>(num_elems) * sizeof(float));
-  return SumSquares(num_elems, [copied](int64_t i) { return copied[i]; });
+double RoundAndSumSquaresRef(const float* gradient, int64_t num_elems, DType dtype, void* rounded) {
+  const auto halves = static_cast<uint16_t*>(rounded);
+  switch (dtype) {
+    case DType::kF32:
+      std::memcpy(rounded, gradient, static_cast<size_t>(num_elems) * sizeof(float));
+      return SumSquares(num_elems, [=](int64_t i) { return gradient[i]; });
+    case DType::kBF16:
+      for (int64_t i = 0; i < num_elems; ++i) halves[i] = FloatToBf16(gradient[i]);
+      return SumSquares(num_elems, [=](int64_t i) { return Bf16ToFloat(halves[i]); });
+    case DType::kF16:
+      for (int64_t i = 0; i < num_elems; ++i) halves[i] = FloatToFp16(gradient[i]);
+      return SumSquares(num_elems, [=](int64_t i) { return Fp16ToFloat(halves[i]); });
+  }
+  return 0;
 }
 
 }  // namespace forebay

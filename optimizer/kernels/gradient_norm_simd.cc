@@ -3,6 +3,7 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h.
 #include "forebay/base/check.h"
+#include "forebay/base/fp16-inl.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "hwy/highway.h"
 
@@ -20,7 +21,7 @@ using VF = hn::Vec<DF>;
 constexpr int64_t kNumPartials = 16;
 
 // Each hands over one vector and returns it as fp32.
-struct RoundTo {
+struct RoundToBf16 {
   uint16_t* rounded;
   HWY_INLINE VF operator()(DF d, int64_t i, VF value) const {
     const hn::RebindToUnsigned<DF> du;
@@ -33,6 +34,17 @@ struct RoundTo {
     const hn::RebindToSigned<DF> di;
     hn::StoreU(hn::DemoteTo(dh, hn::BitCast(di, result)), dh, rounded + i);
     return hn::BitCast(d, hn::ShiftLeft<16>(result));
+  }
+};
+
+struct RoundToFp16 {
+  uint16_t* rounded;
+  HWY_INLINE VF operator()(DF d, int64_t i, VF value) const {
+    const hn::Rebind<uint16_t, DF> dh;
+    const hn::RebindToSigned<DF> di;
+    const auto bits = fp16::HWY_NAMESPACE::Narrow(d, value);
+    hn::StoreU(hn::DemoteTo(dh, hn::BitCast(di, bits)), dh, rounded + i);
+    return fp16::HWY_NAMESPACE::Widen(d, bits);
   }
 };
 
@@ -73,11 +85,17 @@ double HandOverAndSumSquares(const float* HWY_RESTRICT gradient, int64_t num_ele
   return sum;
 }
 
-double RoundBlock(const float* gradient, int64_t num_elems, uint16_t* rounded) {
-  return HandOverAndSumSquares(gradient, num_elems, RoundTo{rounded});
-}
-double CopyBlock(const float* gradient, int64_t num_elems, float* copied) {
-  return HandOverAndSumSquares(gradient, num_elems, CopyTo{copied});
+double RoundBlock(const float* gradient, int64_t num_elems, DType dtype, void* rounded) {
+  const auto halves = static_cast<uint16_t*>(rounded);
+  switch (dtype) {
+    case DType::kF32:
+      return HandOverAndSumSquares(gradient, num_elems, CopyTo{static_cast<float*>(rounded)});
+    case DType::kBF16:
+      return HandOverAndSumSquares(gradient, num_elems, RoundToBf16{halves});
+    case DType::kF16:
+      return HandOverAndSumSquares(gradient, num_elems, RoundToFp16{halves});
+  }
+  return 0;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -88,16 +106,10 @@ HWY_AFTER_NAMESPACE();
 namespace forebay {
 
 HWY_EXPORT(RoundBlock);
-HWY_EXPORT(CopyBlock);
 
-double RoundAndSumSquares(const float* gradient, int64_t num_elems, Bf16* rounded) {
+double RoundAndSumSquares(const float* gradient, int64_t num_elems, DType dtype, void* rounded) {
   FOREBAY_CHECK(num_elems % 16 == 0);
-  return HWY_DYNAMIC_DISPATCH(RoundBlock)(gradient, num_elems, rounded);
-}
-
-double CopyAndSumSquares(const float* gradient, int64_t num_elems, float* copied) {
-  FOREBAY_CHECK(num_elems % 16 == 0);
-  return HWY_DYNAMIC_DISPATCH(CopyBlock)(gradient, num_elems, copied);
+  return HWY_DYNAMIC_DISPATCH(RoundBlock)(gradient, num_elems, dtype, rounded);
 }
 
 }  // namespace forebay

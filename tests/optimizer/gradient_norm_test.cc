@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "forebay/base/bfloat16.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/tests/optimizer/simd_targets.h"
 #include "gtest/gtest.h"
@@ -22,32 +23,41 @@ std::vector<float> MakeGradient(int64_t num_elems) {
   return gradient;
 }
 
-TEST(GradientNorm, EveryInstructionSetRoundsAndSumsToTheBitsOfTheReference) {
-  for (const int64_t num_elems : {int64_t{0}, int64_t{16}, int64_t{48}, kNormBlockElems}) {
-    const std::vector<float> gradient = MakeGradient(num_elems);
-    std::vector<Bf16> expected(num_elems);
-    const double expected_sum = RoundAndSumSquaresRef(gradient.data(), num_elems, expected.data());
-    ForEachSimdTarget([&] {
-      std::vector<Bf16> rounded(num_elems);
-      const double sum = RoundAndSumSquares(gradient.data(), num_elems, rounded.data());
-      EXPECT_EQ(std::bit_cast<uint64_t>(sum), std::bit_cast<uint64_t>(expected_sum));
-      EXPECT_EQ(rounded, expected);
-    });
-  }
+constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+
+uint32_t BitsAt(const std::vector<std::byte>& rounded, DType dtype, size_t index) {
+  if (dtype == DType::kF32) return reinterpret_cast<const uint32_t*>(rounded.data())[index];
+  return reinterpret_cast<const uint16_t*>(rounded.data())[index];
+}
+uint32_t ExpectedBits(float value, DType dtype) {
+  return dtype == DType::kF32    ? std::bit_cast<uint32_t>(value)
+         : dtype == DType::kBF16 ? FloatToBf16(value)
+                                 : FloatToFp16(value);
 }
 
-TEST(GradientNorm, EveryInstructionSetCopiesAndSumsToTheBitsOfTheReference) {
-  const std::vector<float> gradient = MakeGradient(kNormBlockElems);
-  std::vector<float> expected(gradient.size());
-  const double expected_sum =
-      CopyAndSumSquaresRef(gradient.data(), kNormBlockElems, expected.data());
-  EXPECT_EQ(expected, gradient);
-  ForEachSimdTarget([&] {
-    std::vector<float> copied(gradient.size());
-    const double sum = CopyAndSumSquares(gradient.data(), kNormBlockElems, copied.data());
-    EXPECT_EQ(std::bit_cast<uint64_t>(sum), std::bit_cast<uint64_t>(expected_sum));
-    EXPECT_EQ(copied, gradient);
-  });
+struct Rounded {
+  explicit Rounded(const std::vector<float>& gradient, DType dtype)
+      : bytes(gradient.size() * static_cast<size_t>(SizeOf(dtype))),
+        sum(RoundAndSumSquares(gradient.data(), static_cast<int64_t>(gradient.size()), dtype,
+                               bytes.data())) {}
+  std::vector<std::byte> bytes;
+  double sum;
+};
+
+TEST(GradientNorm, EveryInstructionSetRoundsAndSumsToTheBitsOfTheReference) {
+  for (const DType dtype : kDTypes) {
+    for (const int64_t num_elems : {int64_t{0}, int64_t{16}, int64_t{48}, kNormBlockElems}) {
+      const std::vector<float> gradient = MakeGradient(num_elems);
+      std::vector<std::byte> expected(gradient.size() * static_cast<size_t>(SizeOf(dtype)));
+      const double expected_sum =
+          RoundAndSumSquaresRef(gradient.data(), num_elems, dtype, expected.data());
+      ForEachSimdTarget([&] {
+        const Rounded rounded(gradient, dtype);
+        EXPECT_EQ(std::bit_cast<uint64_t>(rounded.sum), std::bit_cast<uint64_t>(expected_sum));
+        EXPECT_EQ(rounded.bytes, expected);
+      });
+    }
+  }
 }
 
 TEST(GradientNorm, RoundsEveryBitPatternAsTheScalarConversionDoes) {
@@ -57,39 +67,50 @@ TEST(GradientNorm, RoundsEveryBitPatternAsTheScalarConversionDoes) {
   for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += kStride) {
     gradient.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
   }
-  for (const uint32_t bits : {0x3f808000u, 0x3f818000u, 0x7f7f8000u, 0x7f7fffffu, 0x7f800000u,
-                              0x7f800001u, 0x7fffffffu, 0xff800000u, 0xffc00001u, 0x80000001u}) {
+  for (const uint32_t bits :
+       {0x3f808000u, 0x3f818000u, 0x7f7f8000u, 0x7f7fffffu, 0x7f800000u, 0x7f800001u, 0x7fffffffu,
+        0xff800000u, 0xffc00001u, 0x80000001u,
+        // Of fp16: the largest, what is rounded to it and to infinity, ties, the smallest.
+        0x477fe000u, 0x477fefffu, 0x477ff000u, 0x3f801000u, 0x3f803000u, 0x38800000u, 0x387fffffu,
+        0x33800000u, 0x33000000u, 0x33000001u, 0xb3000000u}) {
     gradient.push_back(std::bit_cast<float>(bits));
   }
   gradient.resize((gradient.size() + 15) / 16 * 16);
-  ForEachSimdTarget([&] {
-    std::vector<Bf16> rounded(gradient.size());
-    RoundAndSumSquares(gradient.data(), static_cast<int64_t>(gradient.size()), rounded.data());
-    for (size_t i = 0; i < gradient.size(); ++i)
-      ASSERT_EQ(rounded[i], FloatToBf16(gradient[i])) << i;
-  });
+  for (const DType dtype : kDTypes) {
+    ForEachSimdTarget([&] {
+      const Rounded rounded(gradient, dtype);
+      for (size_t i = 0; i < gradient.size(); ++i) {
+        ASSERT_EQ(BitsAt(rounded.bytes, dtype, i), ExpectedBits(gradient[i], dtype)) << i;
+      }
+    });
+  }
 }
 
 TEST(GradientNorm, TheSumIsThatOfTheRoundedValues) {
-  std::vector<float> gradient(16, 1.0f + 0x1p-9f);  // a tie: rounds to 1
-  std::vector<Bf16> rounded(16);
-  EXPECT_EQ(RoundAndSumSquares(gradient.data(), 16, rounded.data()), 16.0);
-  std::vector<float> copied(16);
-  EXPECT_EQ(CopyAndSumSquares(gradient.data(), 16, copied.data()),
-            16.0 * (1.0 + 0x1p-9) * (1.0 + 0x1p-9));
+  const std::vector<float> near_one(16, 1.0f + 0x1p-11f);
+  EXPECT_EQ(Rounded(near_one, DType::kBF16).sum, 16.0);
+  EXPECT_EQ(Rounded(near_one, DType::kF16).sum, 16.0);  // a tie
+  EXPECT_EQ(Rounded(near_one, DType::kF32).sum, 16.0 * (1.0 + 0x1p-11) * (1.0 + 0x1p-11));
 }
 
 TEST(GradientNorm, TheSumIsFiniteExactlyWhenAllRoundedValuesAre) {
   using Limits = std::numeric_limits<float>;
-  std::vector<float> gradient(kNormBlockElems, Bf16ToFloat(0x7f7f));  // the largest bf16
-  std::vector<Bf16> rounded(gradient.size());
-  EXPECT_TRUE(std::isfinite(RoundAndSumSquares(gradient.data(), kNormBlockElems, rounded.data())));
-  // The last one is finite in fp32 and infinite in bf16.
-  for (const float bad :
-       {Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), Limits::max()}) {
-    gradient.back() = bad;
-    EXPECT_FALSE(
-        std::isfinite(RoundAndSumSquares(gradient.data(), kNormBlockElems, rounded.data())));
+  const auto sum_with_last = [](float all, float last, DType dtype) {
+    std::vector<float> gradient(kNormBlockElems, all);
+    gradient.back() = last;
+    return Rounded(gradient, dtype).sum;
+  };
+  const float largest_bf16 = Bf16ToFloat(0x7f7f);
+  EXPECT_TRUE(std::isfinite(sum_with_last(largest_bf16, largest_bf16, DType::kBF16)));
+  EXPECT_TRUE(std::isfinite(sum_with_last(Limits::max(), Limits::max(), DType::kF32)));
+  EXPECT_TRUE(std::isfinite(sum_with_last(65504.0f, 65519.0f, DType::kF16)));
+  // The last ones are finite in fp32 and infinite in the 16 bits.
+  EXPECT_FALSE(std::isfinite(sum_with_last(1.0f, Limits::max(), DType::kBF16)));
+  EXPECT_FALSE(std::isfinite(sum_with_last(1.0f, 65520.0f, DType::kF16)));
+  for (const float bad : {Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN()}) {
+    for (const DType dtype : kDTypes) {
+      EXPECT_FALSE(std::isfinite(sum_with_last(1.0f, bad, dtype)));
+    }
   }
 }
 

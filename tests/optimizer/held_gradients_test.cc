@@ -42,19 +42,19 @@ struct RandomCase {
       placement.gradients.push_back(Draw(3) == 0 ? Tier::kHost : Tier::kNvme);
     }
     tile_elems = kLayerAlignElems * (1 + Draw(5));
-    is_bf16 = Draw(2) == 0;
+    dtype = std::array{DType::kBF16, DType::kF16, DType::kF32}[Draw(3)];
     area = Draw(2) == 0 ? GradientArea::kSpilled : GradientArea::kAll;
     for (int stripes = 1 + Draw(3); stripes > 0; --stripes) stripe_weights.push_back(1 + Draw(3));
   }
   int Draw(int bound) { return static_cast<int>(rng.Below(num_drawn++, bound)); }
-  int64_t elem_bytes() const { return is_bf16 ? 2 : 4; }
+  int64_t elem_bytes() const { return SizeOf(dtype); }
 
   const CounterRng rng;
   uint64_t num_drawn = 0;
   Inventory inventory;
   Placement placement;
   int64_t tile_elems = 0;
-  bool is_bf16 = true;
+  DType dtype = DType::kBF16;
   GradientArea area = GradientArea::kSpilled;
   StripeWeights stripe_weights;
 };
@@ -130,7 +130,7 @@ struct HeldCase {
 
   std::unique_ptr<HeldGradients> MakeHeld() {
     auto held = HeldGradients::Create(
-        random.is_bf16, random.area, random.placement, &arithmetic, store.get(), &budget,
+        random.dtype, random.area, random.placement, &arithmetic, store.get(), &budget,
         {staging.bytes().first(tile_bytes), staging.bytes().subspan(tile_bytes, tile_bytes)});
     EXPECT_TRUE(held.ok()) << held.status();
     return *std::move(held);
@@ -162,10 +162,13 @@ struct HeldCase {
       }
       for (int64_t i = 0; i < tile.num_elems; ++i) {
         const float expected = gradients[tile.layer][tile.first_elem + i];
-        if (random.is_bf16) {
-          ASSERT_EQ(reinterpret_cast<const Bf16*>(bytes)[i], FloatToBf16(expected)) << i;
-        } else {
+        if (random.dtype == DType::kF32) {
           ASSERT_EQ(reinterpret_cast<const float*>(bytes)[i], expected) << i;
+        } else {
+          const bool is_fp16 = random.dtype == DType::kF16;
+          ASSERT_EQ(reinterpret_cast<const uint16_t*>(bytes)[i],
+                    is_fp16 ? FloatToFp16(expected) : FloatToBf16(expected))
+              << i;
         }
       }
     }

@@ -71,9 +71,9 @@ inline std::vector<float> GradientOf(const Inventory& inventory, int layer, int6
 // threads.
 class InMemoryOptimizer {
  public:
-  InMemoryOptimizer(Layout layout, bool gradient_is_bf16, const OptimizerConfig& rule = kTestAdamW)
+  InMemoryOptimizer(Layout layout, DType gradient_dtype, const OptimizerConfig& rule = kTestAdamW)
       : inventory_(OptimizerInventory()),
-        gradient_is_bf16_(gradient_is_bf16),
+        gradient_dtype_(gradient_dtype),
         rule_(rule),
         tiles_(inventory_, layout, kWholeLayer, {1}, MomentsOf(rule)) {
     for (const Tile& tile : tiles_.tiles()) {
@@ -97,13 +97,13 @@ class InMemoryOptimizer {
       sum += HandOver(GradientOf(inventory_, layer, step), rounded.back());
     }
     const double norm = std::sqrt(sum);
-    const int64_t elem_bytes = gradient_is_bf16_ ? 2 : 4;
+    const int64_t elem_bytes = SizeOf(gradient_dtype_);
     for (const TensorSpec& tensor : inventory_.tensors()) {
       const int tile = tiles_.TileAt(tensor.layer, tensor.offset_elems);
       const int64_t first = tensor.offset_elems - tiles_.tiles()[tile].first_elem;
       TileRun run = PartOf(Whole(tile), first, tensor.num_elems);
       run.gradient = rounded[tensor.layer].data() + tensor.offset_elems * elem_bytes;
-      run.gradient_dtype = gradient_is_bf16_ ? DType::kBF16 : DType::kF32;
+      run.gradient_dtype = gradient_dtype_;
       run.weight_decay = tensor.decay ? kTestWeightDecay : 0.0;
       UpdateRunRef(rule_, ScalarsOfStep(step, norm), run);
     }
@@ -148,19 +148,18 @@ class InMemoryOptimizer {
     }
   }
   double HandOver(const std::vector<float>& gradient, std::vector<std::byte>& rounded) const {
-    rounded.resize(gradient.size() * (gradient_is_bf16_ ? 2 : 4));
+    const auto elem_bytes = static_cast<size_t>(SizeOf(gradient_dtype_));
+    rounded.resize(gradient.size() * elem_bytes);
     double sum = 0;
     for (size_t i = 0; i < gradient.size(); i += kNormBlockElems) {
-      sum += gradient_is_bf16_ ? RoundAndSumSquaresRef(&gradient[i], kNormBlockElems,
-                                                       reinterpret_cast<Bf16*>(&rounded[2 * i]))
-                               : CopyAndSumSquaresRef(&gradient[i], kNormBlockElems,
-                                                      reinterpret_cast<float*>(&rounded[4 * i]));
+      sum += RoundAndSumSquaresRef(&gradient[i], kNormBlockElems, gradient_dtype_,
+                                   &rounded[i * elem_bytes]);
     }
     return sum;
   }
 
   Inventory inventory_;
-  bool gradient_is_bf16_;
+  DType gradient_dtype_;
   OptimizerConfig rule_;
   TileMap tiles_;  // one for each layer, or two
   std::vector<std::vector<std::byte>> weights_;
@@ -249,7 +248,7 @@ class OffloadedRun {
  public:
   struct Options {
     Layout layout = Layout::kBf16;
-    bool gradient_is_bf16 = true;
+    DType gradient_dtype = DType::kBF16;
     int64_t tile_elems = 6144;
     Tiers state = Tiers::kNvme;
     Tiers gradients = Tiers::kHost;
@@ -278,7 +277,7 @@ class OffloadedRun {
     OffloadedOptimizerOptions settings;
     settings.rule = options.rule;
     settings.weight_decay = kTestWeightDecay;
-    settings.gradient_is_bf16 = options.gradient_is_bf16;
+    settings.gradient_dtype = options.gradient_dtype;
     settings.num_threads = options.num_threads;
     settings.num_staging_tiles = options.num_staging_tiles;
     run->placement_ =
@@ -300,7 +299,7 @@ class OffloadedRun {
       FOREBAY_ASSIGN_OR_RETURN(store_, TensorStore::Open({path}, engine_.get()));
       return absl::OkStatus();
     }
-    InMemoryOptimizer start(options_.layout, options_.gradient_is_bf16, options_.rule);
+    InMemoryOptimizer start(options_.layout, options_.gradient_dtype, options_.rule);
     StoreOptions store_options;
     store_options.directories = {path};
     store_options.layout = options_.layout;

@@ -32,7 +32,7 @@ class OffloadedOptimizerFaultTest : public testing::Test {
 
   // Runs a step for every call that can fail, and checks the store after each.
   void FailEveryCall(bool fail_all_after) {
-    InMemoryOptimizer expected(Layout::kBf16, true);
+    InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
     for (int64_t fail_call = 0;; ++fail_call) {
       SCOPED_TRACE(testing::Message() << "failing call " << fail_call);
       int64_t num_calls = 0;
@@ -80,7 +80,7 @@ TEST_F(OffloadedOptimizerFaultTest, ADyingDiskIsACleanErrorAndTheCommittedStepSt
 }
 
 TEST_F(OffloadedOptimizerFaultTest, CompletionsOutOfOrderChangeNothing) {
-  InMemoryOptimizer expected(Layout::kBf16, true);
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());
   for (int64_t step = 1; step <= 5; ++step) {
     int64_t num_calls = 0;

@@ -73,7 +73,7 @@ class OffloadedOptimizerSwapperTest : public testing::TestWithParam<TierVariant>
   }
 
   const TemporaryFolder folder_;
-  InMemoryOptimizer expected_{Layout::kBf16, true};
+  InMemoryOptimizer expected_{Layout::kBf16, DType::kBF16};
   std::unique_ptr<OffloadedRun> run_;
   std::unique_ptr<Swapper> swapper_;
 };

@@ -27,7 +27,7 @@ class OffloadedOptimizerTest : public testing::TestWithParam<Variant> {};
 
 TEST_P(OffloadedOptimizerTest, EveryStepLeavesTheBitsOfTheUpdateInMemory) {
   const OffloadedRun::Options& options = GetParam().options;
-  InMemoryOptimizer expected(options.layout, options.gradient_is_bf16, options.rule);
+  InMemoryOptimizer expected(options.layout, options.gradient_dtype, options.rule);
   const TemporaryFolder folder;
   const auto run = OffloadedRun::Start(options, folder.path());
   ASSERT_TRUE(run.ok()) << run.status();
@@ -44,22 +44,24 @@ TEST_P(OffloadedOptimizerTest, EveryStepLeavesTheBitsOfTheUpdateInMemory) {
 std::vector<Variant> Variants() {
   const Layout bf16 = Layout::kBf16;
   const Layout fp32 = Layout::kFp32;
+  constexpr DType kBf16 = DType::kBF16;
+  constexpr DType kFp32 = DType::kF32;
   constexpr int64_t kWholeLayers = int64_t{1} << 20;
-  // layout, bf16 gradients, tile elems, state, gradients, update threads, I/O threads, staging
+  // layout, dtype of gradients, tile elems, state, gradients, update threads, I/O threads, staging
   // tiles
   return {
-      {"AllOnNvme", {bf16, true, 6144, Tiers::kNvme, Tiers::kHost, 1, 1, 4}},
-      {"AllOnNvmeWithSpilledGradients", {bf16, true, 6144, Tiers::kNvme, Tiers::kNvme, 2, 2, 4}},
-      {"AllInMemory", {bf16, true, 6144, Tiers::kHost, Tiers::kHost, 3, 1, 4}},
+      {"AllOnNvme", {bf16, kBf16, 6144, Tiers::kNvme, Tiers::kHost, 1, 1, 4}},
+      {"AllOnNvmeWithSpilledGradients", {bf16, kBf16, 6144, Tiers::kNvme, Tiers::kNvme, 2, 2, 4}},
+      {"AllInMemory", {bf16, kBf16, 6144, Tiers::kHost, Tiers::kHost, 3, 1, 4}},
       {"StateInMemoryWithSpilledGradients",
-       {bf16, true, 6144, Tiers::kHost, Tiers::kNvme, 2, 2, 2}},
-      {"MixedTiers", {bf16, true, 2048, Tiers::kMixed, Tiers::kMixed, 3, 2, 3}},
-      {"SmallTilesAndTheLeastStaging", {bf16, true, 2048, Tiers::kNvme, Tiers::kNvme, 1, 2, 2}},
-      {"StagingForTheWholeStore", {bf16, true, 6144, Tiers::kNvme, Tiers::kNvme, 2, 1, 64}},
-      {"OneTileForEachLayer", {bf16, true, kWholeLayers, Tiers::kNvme, Tiers::kMixed, 2, 2, 2}},
-      {"Fp32Gradients", {bf16, false, 6144, Tiers::kMixed, Tiers::kMixed, 2, 2, 4}},
-      {"Fp32Layout", {fp32, false, 6144, Tiers::kMixed, Tiers::kMixed, 2, 2, 4}},
-      {"Fp32LayoutWithBf16Gradients", {fp32, true, 2048, Tiers::kNvme, Tiers::kNvme, 1, 1, 4}},
+       {bf16, kBf16, 6144, Tiers::kHost, Tiers::kNvme, 2, 2, 2}},
+      {"MixedTiers", {bf16, kBf16, 2048, Tiers::kMixed, Tiers::kMixed, 3, 2, 3}},
+      {"SmallTilesAndTheLeastStaging", {bf16, kBf16, 2048, Tiers::kNvme, Tiers::kNvme, 1, 2, 2}},
+      {"StagingForTheWholeStore", {bf16, kBf16, 6144, Tiers::kNvme, Tiers::kNvme, 2, 1, 64}},
+      {"OneTileForEachLayer", {bf16, kBf16, kWholeLayers, Tiers::kNvme, Tiers::kMixed, 2, 2, 2}},
+      {"Fp32Gradients", {bf16, kFp32, 6144, Tiers::kMixed, Tiers::kMixed, 2, 2, 4}},
+      {"Fp32Layout", {fp32, kFp32, 6144, Tiers::kMixed, Tiers::kMixed, 2, 2, 4}},
+      {"Fp32LayoutWithBf16Gradients", {fp32, kBf16, 2048, Tiers::kNvme, Tiers::kNvme, 1, 1, 4}},
   };
 }
 
@@ -83,6 +85,7 @@ std::vector<Variant> Formats() {
         if (!is_small && rule.kind != OptimizerKind::kAdamW) continue;
         variants.push_back({layout_name + name + (is_small ? "SmallTiles" : ""),
                             {.layout = layout,
+                             .gradient_dtype = WeightDType(layout),
                              .tile_elems = tile_elems,
                              .state = is_small ? Tiers::kMixed : Tiers::kNvme,
                              .gradients = is_small ? Tiers::kMixed : Tiers::kHost,
@@ -116,7 +119,7 @@ class OffloadedOptimizerBehaviour : public testing::Test {
 };
 
 TEST_F(OffloadedOptimizerBehaviour, ARunThatIsOpenedAgainContinuesWithTheSameBits) {
-  InMemoryOptimizer expected(Layout::kBf16, true);
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   for (int64_t step = 1; step <= kNumSteps; ++step) {
     expected.Step(step);
     const auto run = Start(mixed_);
@@ -126,7 +129,7 @@ TEST_F(OffloadedOptimizerBehaviour, ARunThatIsOpenedAgainContinuesWithTheSameBit
 }
 
 TEST_F(OffloadedOptimizerBehaviour, OtherTiersAtEveryOpeningContinueWithTheSameBits) {
-  InMemoryOptimizer expected(Layout::kBf16, true);
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   int64_t step = 0;
   // Gradients begin to be spilled late, so that the area is made, grown and left alone.
   for (const auto& [state, gradients] : {std::pair{Tiers::kHost, Tiers::kHost},
@@ -145,7 +148,7 @@ TEST_F(OffloadedOptimizerBehaviour, OtherTiersAtEveryOpeningContinueWithTheSameB
 }
 
 TEST_F(OffloadedOptimizerBehaviour, LayersMayBeUpdatedInAnyOrder) {
-  InMemoryOptimizer expected(Layout::kBf16, true);
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   OffloadedRun::Options options = mixed_;
   options.tile_elems = 2048;
   const auto run = Start(options);
@@ -175,7 +178,7 @@ TEST_F(OffloadedOptimizerBehaviour, AnUpdateIsDueFromItsReleaseUntilItIsApplied)
 }
 
 TEST_F(OffloadedOptimizerBehaviour, AStepAbandonedInBackwardLeavesNoTrace) {
-  InMemoryOptimizer expected(Layout::kBf16, true);
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   const auto run = Start(mixed_);
   const Inventory& inventory = run->store().inventory();
   for (const int layer : {3, 2}) {
@@ -188,7 +191,7 @@ TEST_F(OffloadedOptimizerBehaviour, AStepAbandonedInBackwardLeavesNoTrace) {
 }
 
 TEST_F(OffloadedOptimizerBehaviour, AStepAbandonedAfterBackwardLeavesNoTrace) {
-  InMemoryOptimizer expected(Layout::kBf16, true);
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   const auto run = Start(mixed_);
   ASSERT_TRUE(run->Backward(77).ok());
   run->optimizer().AbandonStep();
@@ -198,7 +201,7 @@ TEST_F(OffloadedOptimizerBehaviour, AStepAbandonedAfterBackwardLeavesNoTrace) {
 }
 
 TEST_F(OffloadedOptimizerBehaviour, AbandoningAStepKeepsTheUpdatesOfTheStepBefore) {
-  InMemoryOptimizer expected(Layout::kBf16, true);
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   const auto run = Start(mixed_);
   const auto stats = run->Backward(1);
   ASSERT_TRUE(stats.ok());
@@ -223,7 +226,7 @@ TEST_F(OffloadedOptimizerBehaviour, NamesTheFirstLayerWithAGradientThatIsNotFini
     }
     const auto stats = run->optimizer().FinishBackward();
     ASSERT_TRUE(stats.ok());
-    EXPECT_EQ(stats->first_nonfinite_layer, 1);
+    EXPECT_EQ(stats->first_nonfinite_layer, 2);
     EXPECT_FALSE(std::isfinite(stats->norm));
   }
 }
@@ -240,7 +243,7 @@ TEST_F(OffloadedOptimizerBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) 
   options.gradients = Tiers::kNvme;
   const auto run = Start(options);
   const OffloadedOptimizerOptions told = {
-      .rule = kTestAdamW, .gradient_is_bf16 = true, .num_staging_tiles = 4};
+      .rule = kTestAdamW, .gradient_dtype = DType::kBF16, .num_staging_tiles = 4};
   const auto charged = run->budget().by_purpose();
   EXPECT_EQ(charged.at("optimizer staging") + charged.at("checksums of gradients"),
             OffloadedOptimizer::StagingBytes(told, run->store().tiles()));
@@ -257,8 +260,8 @@ TEST_F(OffloadedOptimizerBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) 
 TEST_F(OffloadedOptimizerBehaviour, NeedsAnAreaForSpilledGradientsOnly) {
   const auto run = Start(mixed_);
   const TileMap& tiles = run->store().tiles();
-  const OffloadedOptimizerOptions bf16 = {.rule = kTestAdamW, .gradient_is_bf16 = true};
-  const OffloadedOptimizerOptions fp32 = {.rule = kTestAdamW, .gradient_is_bf16 = false};
+  const OffloadedOptimizerOptions bf16 = {.rule = kTestAdamW, .gradient_dtype = DType::kBF16};
+  const OffloadedOptimizerOptions fp32 = {.rule = kTestAdamW, .gradient_dtype = DType::kF32};
   // Layers 0 and 2 are spilled.
   const int64_t spilled_elems = tiles.layer_elems(0) + tiles.layer_elems(2);
   EXPECT_EQ(Total(OffloadedOptimizer::GradientAreaBytes(bf16, run->placement(), tiles)),

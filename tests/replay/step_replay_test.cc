@@ -42,7 +42,7 @@ Inventory ModelInventory() {
 ReplayOptions SmallTiles(Layout layout, Tier gradients) {
   return {.layout = layout,
           .tile_elems = kSmallTileElems,
-          .gradient_is_bf16 = layout == Layout::kBf16,
+          .gradient_dtype = WeightDType(layout),
           .gradients = gradients,
           .loss_reads_first = true};
 }

@@ -14,7 +14,7 @@ UNRESTRICTED = {"tests", "bench"}
 # Third-party headers that belong to one place: what leaks here cannot be replaced there.
 THIRD_PARTY = {
     re.compile(r"(oneapi/)?dnnl"): ("model/",),
-    re.compile(r"hwy/"): ("model/", "optimizer/"),
+    re.compile(r"hwy/"): ("base/fp16-inl.h", "model/", "optimizer/"),
     re.compile(r"CLI/"): ("tools/",),
     re.compile(r"(liburing|libaio)\.h"): ("aio/",),
 }
@@ -62,7 +62,7 @@ def check_include(path, folder, spelling, target, arrows):
     if spelling == '"' and folder not in UNRESTRICTED and (path.parent / target).exists():
         return f'"{target}": spell it "forebay/<module>/<file>.h"'
     for pattern, places in THIRD_PARTY.items():
-        if pattern.match(target) and folder not in UNRESTRICTED and not f"{folder}/".startswith(places):
+        if pattern.match(target) and folder not in UNRESTRICTED and not f"{folder}/{path.name}".startswith(places):
             return f"{target} may only be included in {' and '.join(places)}"
     return None
 

@@ -175,7 +175,7 @@ TEST(CommandLine, SharedModelFlagsAreCheckedLikeTheTables) {
       RunCommand({"eval", "--model=m", "--data=d", "--ram=lots", "--precision=fp8"});
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("--ram is 'lots'"));
-  EXPECT_THAT(outcome.err, HasSubstr("--precision is 'fp8'; allowed: bf16 or fp32"));
+  EXPECT_THAT(outcome.err, HasSubstr("--precision is 'fp8'; allowed: bf16 or fp16 or fp32"));
 }
 
 TEST(CommandLine, AMissingModelIsBadInput) {

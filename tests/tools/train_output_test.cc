@@ -82,6 +82,16 @@ TEST(FormatStep, IsOneLineWithEverything) {
             "io wait 7% | ram 0.8/1.1 GB | eta 9m39s");
 }
 
+TEST(FormatStep, SaysWhatTheLossScaleIsAndWhetherItWasTooMuch) {
+  Json metrics = StepMetrics();
+  metrics["loss_scale"] = 4294967296.0;
+  metrics["skipped"] = false;
+  EXPECT_THAT(FormatStep(metrics, 1), HasSubstr(" | gnorm 0.831 | scale 4294967296 | lr "));
+  metrics["skipped"] = true;
+  metrics["grad_norm"] = nullptr;
+  EXPECT_THAT(FormatStep(metrics, 1), HasSubstr(" | gnorm overflow | scale 4294967296 | lr "));
+}
+
 TEST(FormatStep, AddsTheHeldOutLossWhereItWasMeasured) {
   Json metrics = StepMetrics();
   metrics["eval_loss"] = 2.8123;
@@ -93,6 +103,13 @@ TEST(FormatStep, ToleratesWhatIsNotANumber) {
   metrics["loss"] = nullptr;  // how JSON writes NaN
   metrics.erase("eta_s");
   EXPECT_THAT(FormatStep(metrics, 1), StartsWith("step 12/500 | loss 0.0000"));
+}
+
+TEST(FormatSummary, CountsSkippedSteps) {
+  Json summary = Summary();
+  EXPECT_THAT(FormatSummary(summary), testing::Not(HasSubstr("skipped")));
+  summary["skipped_steps"] = 3;
+  EXPECT_THAT(FormatSummary(summary), HasSubstr("\nskipped    3 of the run's "));
 }
 
 TEST(FormatSummary, SaysWhereEverythingIsAndWhatToDoNext) {

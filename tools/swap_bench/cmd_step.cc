@@ -33,7 +33,7 @@ class BenchStepCommand : public Command {
     text("config", config_, "PATH", "instead: a config.json, or a folder that holds one");
     text("layout", layout_, "bf16|fp16|fp32|bf16-moments|int8-moments",
          "how weights and state are kept (default: bf16)");
-    text("grad_dtype", gradient_dtype_, "bf16|fp32",
+    text("grad_dtype", gradient_dtype_, "bf16|fp16|fp32",
          "of finished gradients (default: as --layout)");
     text("gradients", gradients_, "ram|nvme",
          "where they wait for their norm; nvme: what a run does whose --ram is short (default: "
@@ -107,10 +107,11 @@ class BenchStepCommand : public Command {
       reader.Problem("layout", fmt::format("'{}'; allowed: {}", layout_,
                                            "bf16, fp16, fp32, bf16-moments or int8-moments"));
     }
-    replay.gradient_is_bf16 = WeightDType(replay.layout) != DType::kF32;
+    replay.gradient_dtype = WeightDType(replay.layout);
     if (!gradient_dtype_.empty()) {
-      reader.TakeWord<bool>("grad_dtype", gradient_dtype_, {{"bf16", true}, {"fp32", false}},
-                            replay.gradient_is_bf16);
+      reader.TakeWord<DType>("grad_dtype", gradient_dtype_,
+                             {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
+                             replay.gradient_dtype);
     }
     reader.TakeWord<Tier>("gradients", gradients_, {{"ram", Tier::kHost}, {"nvme", Tier::kNvme}},
                           replay.gradients);

@@ -36,6 +36,12 @@ class Forebay:
         return json.loads(done.stdout)["digest"]
 
 
+def read_metrics(run_directory):
+    """The lines of the steps."""
+    with open(f"{run_directory}/metrics.jsonl", encoding="utf-8") as file:
+        return [line for line in map(json.loads, file) if line["step"] > 0]
+
+
 TINY = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 256,

@@ -2,7 +2,6 @@
 
 import contextlib
 import fnmatch
-import json
 import math
 
 import torch
@@ -179,8 +178,10 @@ def make_optimizer(name, model, settings):
     return adam(groups, lr=lr, betas=settings["betas"], eps=settings["eps"])
 
 
-def train(model, batches, settings, bf16=False, optimizer="adamw"):
-    """`batches[s]`: the (tokens, flags) rows of step s. Returns one dict per step: loss, grad_norm, lr."""
+def train(model, batches, settings, bf16=False, fp16_scale=None, optimizer="adamw"):
+    """`batches[s]`: the (tokens, flags) rows of step s. `fp16_scale`: autocast to fp16 with this fixed loss scale. Returns one
+    dict per step: loss, grad_norm, lr."""
+    in_fp16 = torch.autocast("cpu", torch.float16, enabled=fp16_scale is not None)
     optimizer = make_optimizer(optimizer, model, settings)
     history = []
     for step, rows in enumerate(batches, start=1):
@@ -197,10 +198,13 @@ def train(model, batches, settings, bf16=False, optimizer="adamw"):
         )
         loss = 0.0
         for segments in segments_by_length(rows):
-            with autocast(model) if bf16 else contextlib.nullcontext():
+            with autocast(model) if bf16 else in_fp16:
                 segments_loss = loss_sum(model, segments)
-            (segments_loss / trained).backward()
+            (segments_loss * (fp16_scale or 1) / trained).backward()
             loss += float(segments_loss.detach()) / trained
+        for parameter in model.parameters():
+            if fp16_scale is not None:
+                parameter.grad /= fp16_scale
         norm = torch.nn.utils.clip_grad_norm_(
             model.parameters(), settings["clip"] if settings["clip"] > 0 else float("inf")
         )
@@ -218,8 +222,3 @@ def relative_l2(model, other):
         difference += float(((a - b) ** 2).sum())
         norm += float((b**2).sum())
     return math.sqrt(difference / norm)
-
-
-def read_metrics(run_directory):
-    with open(f"{run_directory}/metrics.jsonl", encoding="utf-8") as file:
-        return [line for line in map(json.loads, file) if line["step"] > 0]

@@ -6,7 +6,7 @@ import os
 import pytest
 import reference
 import tiny_models
-from conftest import random_rows, write_rows
+from conftest import random_rows, read_metrics, write_rows
 
 STEPS = 20
 SETTINGS = dict(
@@ -21,7 +21,7 @@ def train_with_forebay(forebay, model, data, out, **changes):
     settings = dict(SETTINGS, betas="0.9,0.95", batch=BATCH, accum=ACCUM, seq=SEQ, steps=STEPS)
     settings.update(changes)
     forebay.run("train", model=model, data=data, out=out, ram="1GiB", **settings)
-    return reference.read_metrics(out)
+    return read_metrics(out)
 
 
 def compare(ours, theirs, loss_relative, norm_relative):
@@ -91,7 +91,7 @@ def test_every_optimizer_equals_pytorchs(forebay, tmp_path, optimizer, own):
     forebay.run("train", model=model_directory, data=data, out=tmp_path / "run", ram="1GiB", precision="fp32", batch=BATCH,
                 accum=ACCUM, seq=SEQ, steps=STEPS, optimizer=optimizer, **flags_of)
 
-    compare(reference.read_metrics(tmp_path / "run"), theirs, loss_relative=2e-4, norm_relative=1e-3)
+    compare(read_metrics(tmp_path / "run"), theirs, loss_relative=2e-4, norm_relative=1e-3)
     trained = reference.load(str(tmp_path / "run" / "model"))
     assert reference.relative_l2(trained, model) < 1e-4 < 1e-3 < reference.relative_l2(reference.load(model_directory), model)
 
@@ -121,7 +121,7 @@ def test_parameter_groups_equal_pytorchs(forebay, tmp_path, optimizer, decay_all
                 accum=ACCUM, seq=SEQ, steps=STEPS, optimizer=optimizer, param_groups=json.dumps(groups),
                 decay_all=str(decay_all).lower(), **flags_of)
 
-    compare(reference.read_metrics(tmp_path / "run"), theirs, loss_relative=2e-4, norm_relative=1e-3)
+    compare(read_metrics(tmp_path / "run"), theirs, loss_relative=2e-4, norm_relative=1e-3)
     trained = dict(reference.load(str(tmp_path / "run" / "model")).named_parameters())
     for name, parameter in model.named_parameters():  # each: all together would hide what small tensors do
         difference = float((trained[name] - parameter).detach().norm())
@@ -142,6 +142,25 @@ def test_bf16_training_follows_pytorch_autocast(forebay, tmp_path, family):
 
     for a, b in zip(ours, theirs):
         assert abs(a["loss"] - b["loss"]) < 2e-2, (a, b)
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
+def test_fp16_training_follows_pytorch_autocast(forebay, tmp_path, family):
+    model_directory = str(tmp_path / "model")
+    vocab = tiny_models.make(family, model_directory)
+    tokens, flags = random_rows(BATCH * ACCUM, SEQ, vocab, seed=2)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, vocab)
+
+    model = reference.load(model_directory)
+    batches = [list(zip(tokens.tolist(), flags.tolist()))] * STEPS
+    theirs = reference.train(model, batches, SETTINGS, fp16_scale=1024.0)
+    run = tmp_path / "run"
+    ours = train_with_forebay(forebay, model_directory, data, run, precision="fp16", loss_scale=1024, export_dtype="fp32")
+
+    compare(ours, theirs, loss_relative=5e-4, norm_relative=5e-3)
+    trained = reference.load(str(run / "model"))
+    went = reference.relative_l2(reference.load(model_directory), model)
+    assert reference.relative_l2(trained, model) < 0.05 * went
 
 
 def test_the_exported_folder_gives_the_same_logits_in_transformers(forebay, tmp_path):

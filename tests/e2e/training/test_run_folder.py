@@ -534,7 +534,7 @@ def test_other_data_than_the_runs_is_named(forebay, task, tmp_path):
     assert "the tokens of --data are not those that the run was started with" in refused.stderr
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_a_run_of_random_weights_trains_with_the_command_that_init_prints(forebay, task, tmp_path, dtype):
     out = tmp_path / "run"
     config = os.path.join(task["model"], "config.json")

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 import reference
-from conftest import write_rows
+from conftest import read_metrics, write_rows
 
 from forebay_data import packed_file
 
@@ -69,7 +69,7 @@ def train_both(forebay, model, tmp_path, precision, steps, lr, memory):
         "train", model=model, data=data, out=out, batch=batch, accum=accum, seq=seq, steps=steps, precision=precision,
         **memory, **dict(settings, betas="0.9,0.999"),
     )
-    return reference.read_metrics(out), theirs, out, theirs_model
+    return read_metrics(out), theirs, out, theirs_model
 
 
 def test_20_steps_in_fp32_equal_pytorch(forebay, smollm2, tmp_path):

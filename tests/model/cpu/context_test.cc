@@ -64,7 +64,7 @@ constexpr ModelShape kShapes[] = {
     {700, 96, 256, 1000, 6, 2, 16}, {64, 32, 48, 70000, 4, 4, 64}, {1, 8, 8, 3, 1, 1, 8}};
 
 TEST(ScratchBytes, IsAnUpperBoundOfWhatTheOperatorsTake) {
-  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
     for (const int num_threads : {1, 3}) {
       for (const ModelShape& shape : kShapes) {
         Context context(num_threads, precision);
@@ -98,6 +98,8 @@ TEST(Context, NamesItsKernels) {
   Context bf16(1, Precision::kBf16);
   EXPECT_THAT(bf16.kernel_identity(),
               testing::EndsWith(bf16.native_bf16() ? " bf16" : " fp32-widened"));
+  Context fp16(1, Precision::kFp16);
+  EXPECT_THAT(fp16.kernel_identity(), testing::EndsWith(" fp32-rounded-to-fp16"));
 }
 
 TEST(Context, KeepsItsThreadsAndPrecision) {

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "reference.h"
 
@@ -24,14 +25,38 @@ TEST(NarrowToBf16, EqualsTheScalarConversionForEveryUpperHalfAndRoundingCase) {
   }
 }
 
-TEST(WidenBf16, EqualsTheScalarConversionForEveryValue) {
-  std::vector<Bf16> in;
-  for (uint32_t value = 0; value < 0x10000; ++value) in.push_back(static_cast<Bf16>(value));
-  Floats out(in.size());
-  kernels::WidenBf16(in.data(), static_cast<int64_t>(in.size()), out.data());
-  for (size_t i = 0; i < in.size(); ++i) {
-    ASSERT_EQ(std::bit_cast<uint32_t>(out[i]), std::bit_cast<uint32_t>(Bf16ToFloat(in[i])));
+TEST(Widen, EqualsTheScalarConversionForEveryValue) {
+  std::vector<uint16_t> in;
+  for (uint32_t value = 0; value < 0x10000; ++value) in.push_back(static_cast<uint16_t>(value));
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    Floats out(in.size());
+    kernels::Widen(in.data(), dtype, static_cast<int64_t>(in.size()), out.data());
+    for (size_t i = 0; i < in.size(); ++i) {
+      const float expected = dtype == DType::kBF16 ? Bf16ToFloat(in[i]) : Fp16ToFloat(in[i]);
+      ASSERT_EQ(std::bit_cast<uint32_t>(out[i]), std::bit_cast<uint32_t>(expected)) << in[i];
+    }
   }
+}
+
+TEST(RoundToFp16, EqualsTheScalarConversions) {
+  Floats in;
+  for (uint32_t upper = 0; upper < 0x10000; ++upper) {
+    for (const uint32_t lower : {0u, 1u, 0xfffu, 0x1000u, 0x1001u, 0x8000u, 0xffffu}) {
+      in.push_back(std::bit_cast<float>(upper << 16 | lower));
+    }
+  }
+  Floats out(in.size()), sums(in.size(), 1.0f);
+  const auto count = static_cast<int64_t>(in.size());
+  kernels::RoundToFp16(in.data(), count, out.data());
+  kernels::AddRoundedToFp16(in.data(), count, sums.data());
+  for (size_t i = 0; i < in.size(); ++i) {
+    const float expected = Fp16ToFloat(FloatToFp16(in[i]));
+    ASSERT_EQ(std::bit_cast<uint32_t>(out[i]), std::bit_cast<uint32_t>(expected)) << in[i];
+    if (std::isnan(expected)) continue;
+    ASSERT_EQ(sums[i], 1.0f + expected) << in[i];
+  }
+  kernels::RoundToFp16(in.data(), count, in.data());
+  EXPECT_EQ(std::memcmp(in.data(), out.data(), in.size() * sizeof(float)), 0);
 }
 
 TEST(NarrowTransposed, WritesTheTransposeOfAStridedBlock) {

@@ -181,6 +181,109 @@ TEST_P(NativeBf16Test, ProductsAreThoseOfRoundedInputs) {
       1e-5);
 }
 
+// Under Precision::kFp16, from weights in fp16.
+class Fp16Test : public LinearTest {
+ protected:
+  Fp16Test() : weight16_(ToFp16(wide_weight_)), bias16_(ToFp16(wide_bias_)) {
+    wide_weight_ = Fp16Widened(weight16_);
+    wide_bias_ = Fp16Widened(bias16_);
+  }
+  Linear linear() const {
+    Linear result = LinearTest::linear(DType::kBF16);
+    result.dtype = DType::kF16;
+    result.weight = weight16_.data();
+    if (result.bias != nullptr) result.bias = bias16_.data();
+    return result;
+  }
+  static std::vector<Fp16> ToFp16(const Floats& values) {
+    std::vector<Fp16> result;
+    for (const float value : values) result.push_back(FloatToFp16(value));
+    return result;
+  }
+  static Floats Fp16Widened(const std::vector<Fp16>& values) {
+    Floats result;
+    for (const Fp16 value : values) result.push_back(Fp16ToFloat(value));
+    return result;
+  }
+  static Doubles Rounded(const Floats& values) { return ToDouble(Fp16Widened(ToFp16(values))); }
+  // `actual` is `exact` rounded to fp16, but for what the fp32 sums leave open near a tie.
+  static void ExpectRounded(const Floats& actual, const Doubles& exact) {
+    double largest = 0;
+    for (const double value : exact) largest = std::max(largest, std::abs(value));
+    for (size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_EQ(actual[i], Fp16ToFloat(FloatToFp16(actual[i]))) << i;
+      const double half_ulp = std::max(std::abs(exact[i]), 0x1p-14) * 0x1p-11;
+      ASSERT_NEAR(actual[i], exact[i], half_ulp + 3e-6 * largest) << i;
+    }
+  }
+
+  const std::vector<Fp16> weight16_, bias16_;
+};
+
+TEST_P(Fp16Test, OperandsAndResultsAreRounded) {
+  const LinearCase& c = GetParam();
+  Context context(2, Precision::kFp16);
+  Doubles y =
+      ReferenceProduct(Rounded(x_), DenseWeights(), c.tokens, c.out, c.in, false, !c.in_out);
+  for (size_t i = 0; c.bias && i < y.size(); ++i) y[i] += wide_bias_[i % bias_.size()];
+  Floats actual(dy_.size(), NAN);
+  LinearForward(context, linear(), x_.data(), c.tokens, actual.data());
+  ExpectRounded(actual, y);
+  Floats dx(x_.size(), NAN);
+  LinearBackwardInput(context, linear(), dy_.data(), c.tokens, dx.data(), false);
+  ExpectRounded(
+      dx, ReferenceProduct(Rounded(dy_), DenseWeights(), c.tokens, c.in, c.out, false, c.in_out));
+}
+
+TEST_P(Fp16Test, WhatIsAddedIsRoundedBefore) {
+  Context context(2, Precision::kFp16);
+  Floats product(dy_.size()), sum = RandomFloats(static_cast<int64_t>(dy_.size()), 5);
+  const Floats before = sum;
+  LinearForward(context, linear(), x_.data(), GetParam().tokens, product.data());
+  LinearForward(context, linear(), x_.data(), GetParam().tokens, sum.data(), true);
+  for (size_t i = 0; i < sum.size(); ++i) ASSERT_EQ(sum[i], before[i] + product[i]) << i;
+}
+
+TEST_P(Fp16Test, GradientsOfWeightsAreSumsOfRoundedOperands) {
+  const LinearCase& c = GetParam();
+  Context context(2, Precision::kFp16);
+  const Doubles x = Rounded(x_), dy = Rounded(dy_);
+  const Doubles product = c.in_out ? ReferenceProduct(x, dy, c.in, c.out, c.tokens, true, false)
+                                   : ReferenceProduct(dy, x, c.out, c.in, c.tokens, true, false);
+  Floats padded(weight_.size(), 0.0f), dweight;
+  LinearBackwardWeight(context, linear(), x_.data(), dy_.data(), c.tokens, padded.data(), nullptr);
+  for (int64_t i = 0; i < rows_ * columns_; ++i) {
+    dweight.push_back(padded[static_cast<size_t>(i / columns_ * stride_ + i % columns_)]);
+  }
+  EXPECT_LT(RelativeError(dweight, product), 3e-6);
+}
+
+TEST_P(Fp16Test, WhatIsBeyondFp16IsInfinite) {
+  const LinearCase& c = GetParam();
+  Context context(2, Precision::kFp16);
+  Floats x = x_;
+  x.front() = 65520.0f;
+  Floats y(dy_.size());
+  LinearForward(context, linear(), x.data(), c.tokens, y.data());
+  EXPECT_FALSE(std::isfinite(y.front()));
+  x.front() = 60000.0f;  // of fp16, but not the product
+  std::vector<Fp16> threes(weight16_.size(), FloatToFp16(3.0f));
+  Linear large = linear();
+  large.weight = threes.data();
+  LinearForward(context, large, x.data(), c.tokens, y.data());
+  EXPECT_EQ(y.front(), INFINITY);
+}
+
+TEST_P(Fp16Test, IsTheSameBitsForAllThreadCounts) {
+  for (const int threads : {1, 2, 3}) {
+    Context one(1, Precision::kFp16), several(threads, Precision::kFp16);
+    Floats expected(dy_.size()), actual(dy_.size());
+    LinearForward(one, linear(), x_.data(), GetParam().tokens, expected.data());
+    LinearForward(several, linear(), x_.data(), GetParam().tokens, actual.data());
+    EXPECT_TRUE(SameBits(actual, expected));
+  }
+}
+
 // So few that they are multiplied in fp32.
 const LinearCase kFewRows[] = {{"OneRow", 1, 96, 70},
                                {"TwoRowsWithBias", 2, 33, 100, false, true},
@@ -200,6 +303,8 @@ std::string NameOfCase(const testing::TestParamInfo<LinearCase>& test) {
 }
 INSTANTIATE_TEST_SUITE_P(FewRows, LinearTest, testing::ValuesIn(kFewRows), NameOfCase);
 INSTANTIATE_TEST_SUITE_P(MoreRows, LinearTest, testing::ValuesIn(kMoreRows), NameOfCase);
+INSTANTIATE_TEST_SUITE_P(FewRows, Fp16Test, testing::ValuesIn(kFewRows), NameOfCase);
+INSTANTIATE_TEST_SUITE_P(MoreRows, Fp16Test, testing::ValuesIn(kMoreRows), NameOfCase);
 INSTANTIATE_TEST_SUITE_P(MoreRows, NativeBf16Test, testing::ValuesIn(kMoreRows), NameOfCase);
 
 class GemmTest : public testing::TestWithParam<std::tuple<bool, bool, bool>> {};

@@ -45,18 +45,26 @@ TEST_F(CheckpointReaderTest, ReadsEveryTypeAsFloats) {
   EXPECT_THAT(read, ElementsAre(1.5f, -2.0f, 0.0f, 65536.0f, 6.103515625e-05f));
 }
 
-TEST_F(CheckpointReaderTest, ReadsEveryTypeAsBf16) {
-  const std::vector<float> values = {1.5f, -2.0f, 1.00390625f, 3.0f};
+TEST_F(CheckpointReaderTest, ReadsEveryTypeAsEitherHalf) {
+  const std::vector<float> values = {1.5f, -2.0f, 1.00390625f, 1e-7f};
   Write("model.safetensors", MakeSafetensors({{"f32", DType::kF32, {4}, values},
                                               {"bf16", DType::kBF16, {4}, values},
                                               {"f16", DType::kF16, {4}, values}}));
   const auto reader = Open();
-  std::vector<uint16_t> expected;
-  for (const float value : values) expected.push_back(FloatToBf16(value));
+  const auto narrowed = [](float value, DType dtype) {
+    return dtype == DType::kBF16 ? FloatToBf16(value) : FloatToFp16(value);
+  };
   for (const char* name : {"f32", "bf16", "f16"}) {
-    std::vector<uint16_t> read(4);
-    ASSERT_TRUE(reader->ReadBf16(*reader->Find(name), 0, read).ok());
-    EXPECT_EQ(read, expected) << name;
+    std::vector<float> exact(4);
+    ASSERT_TRUE(reader->ReadF32(*reader->Find(name), 0, exact).ok());
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      std::vector<uint16_t> read(4);
+      const auto bytes = std::as_writable_bytes(std::span(read));
+      ASSERT_TRUE(reader->ReadAs(dtype, *reader->Find(name), 0, bytes).ok());
+      for (size_t i = 0; i < read.size(); ++i) {
+        EXPECT_EQ(read[i], narrowed(exact[i], dtype)) << name << " as " << NameOf(dtype);
+      }
+    }
   }
 }
 

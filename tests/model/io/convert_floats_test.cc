@@ -95,5 +95,13 @@ TEST(ConvertFloats, ConvertsFp16ToBf16ByWayOfFp32) {
     ASSERT_EQ(results[i], FloatToBf16(Fp16ToFloat(halves[i]))) << i;
 }
 
+TEST(ConvertFloats, ConvertsBf16ToFp16ByWayOfFp32) {
+  const std::vector<uint16_t> halves = AllHalves();
+  std::vector<Fp16> results(halves.size());
+  ConvertBf16ToF16(halves, results);
+  for (size_t i = 0; i < halves.size(); ++i)
+    ASSERT_EQ(results[i], FloatToFp16(Bf16ToFloat(halves[i]))) << i;
+}
+
 }  // namespace
 }  // namespace forebay

@@ -154,12 +154,18 @@ TEST_F(InitFolder, AnUnsupportedArchitectureWritesNothing) {
   EXPECT_FALSE(FileExists(options_.out));
 }
 
-TEST_F(InitFolder, ARunInHalfPrecisionFloatsIsRefused) {
-  options_.dtype = "fp16";
-  options_.as_run = true;
-  const auto refused = InitModel(options_, {});
-  EXPECT_EQ(ExitCodeOf(refused.status()), ExitCode::kUsage);
-  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("--dtype=bf16 or --dtype=fp32"));
+TEST_F(InitFolder, ARunKeepsTheDTypeThatWasAsked) {
+  for (const char* dtype : {"bf16", "fp16", "fp32"}) {
+    options_.out = JoinPath(folder_.path(), dtype);
+    options_.dtype = dtype;
+    options_.as_run = true;
+    const auto made = InitModel(options_, {});
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ(made->precision, dtype);
+    const auto manifest = ReadWholeFile(JoinPath(made->store, "manifest.json"), 1 << 20);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_THAT(*manifest, HasSubstr(std::string("\"layout\": \"") + dtype + "\""));
+  }
 }
 
 }  // namespace

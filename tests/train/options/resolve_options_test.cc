@@ -231,6 +231,51 @@ TEST(ResolveOptions, LayoutAndGradientsFollowThePrecision) {
   ASSERT_TRUE(mixed.ok());
   EXPECT_EQ(mixed->options.layout, Layout::kBf16);
   EXPECT_EQ(mixed->options.grad_dtype, DType::kF32);
+  const auto fp16 = ResolveOptions(TrainInputs({{"precision", "fp16"}}), OptionsUse::kTrain);
+  ASSERT_TRUE(fp16.ok());
+  EXPECT_EQ(fp16->options.layout, Layout::kFp16);
+  EXPECT_EQ(fp16->options.grad_dtype, DType::kF16);
+  EXPECT_EQ(fp16->options.export_dtype, DType::kF16);
+}
+
+TEST(ResolveOptions, ApexLevelsArePresets) {
+  const auto options_of = [](std::vector<std::pair<std::string, std::string>> flags) {
+    const auto resolved = ResolveOptions(TrainInputs(flags), OptionsUse::kTrain);
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+    return resolved->options;
+  };
+  EXPECT_EQ(options_of({{"opt_level", "O0"}}).precision, cpu::Precision::kFp32);
+  for (const char* level : {"O1", "O2", "O3"}) {
+    const TrainOptions options = options_of({{"opt_level", level}});
+    EXPECT_EQ(options.precision, cpu::Precision::kFp16) << level;
+    EXPECT_EQ(options.layout, Layout::kFp16) << level;
+    EXPECT_EQ(options.loss_scaling, LossScaling::kTorch) << level;
+    EXPECT_EQ(options.loss_scale_window, 2000) << level;
+    EXPECT_EQ(options.loss_scale, std::string_view(level) == "O3" ? 1 : 0) << level;
+  }
+  // What is said counts, as with Apex's own.
+  EXPECT_EQ(options_of({{"opt_level", "O3"}, {"loss_scale", "128"}}).loss_scale, 128);
+  EXPECT_EQ(options_of({{"opt_level", "O2"}, {"precision", "bf16"}}).layout, Layout::kBf16);
+  EXPECT_EQ(options_of({{"opt_level", "O2"}, {"loss_scale_window", "7"}}).loss_scale_window, 7);
+}
+
+TEST(ResolveOptions, LossScalingThatNeverActsIsRefused) {
+  EXPECT_THAT(MessageFor(TrainInputs({{"loss_scale", "128"}})),
+              HasSubstr("--loss_scale=128 is of --precision=fp16"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"precision", "fp32"}, {"hysteresis", "3"}})),
+              HasSubstr("--precision=fp32 scales no loss"));
+  EXPECT_THAT(MessageFor(TrainInputs(
+                  {{"precision", "fp16"}, {"loss_scale", "128"}, {"loss_scale_window", "9"}})),
+              HasSubstr("--loss_scale_window=9 moves no loss scale that --loss_scale=128 fixes"));
+  EXPECT_THAT(MessageFor(TrainInputs(
+                  {{"precision", "fp16"}, {"loss_scaling", "stage0"}, {"hysteresis", "3"}})),
+              HasSubstr("--hysteresis=3 is of --loss_scaling=zero"));
+  EXPECT_THAT(MessageFor(TrainInputs(
+                  {{"precision", "fp16"}, {"loss_scaling", "torch"}, {"min_loss_scale", "2"}})),
+              HasSubstr("--min_loss_scale=2 is not of --loss_scaling=torch"));
+  EXPECT_THAT(MessageFor(TrainInputs(
+                  {{"precision", "fp16"}, {"initial_scale_power", "3"}, {"min_loss_scale", "16"}})),
+              HasSubstr("--min_loss_scale=16 is above the scale"));
 }
 
 TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
@@ -238,6 +283,10 @@ TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
               HasSubstr("--layout=fp32 does not go with --precision=bf16"));
   EXPECT_THAT(MessageFor(TrainInputs({{"layout", "bf16"}, {"precision", "fp32"}})),
               HasSubstr("--layout=bf16 does not go with --precision=fp32"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"layout", "int8-moments"}, {"precision", "fp16"}})),
+              HasSubstr("Give --layout=fp16, or --precision=bf16"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"grad_dtype", "fp16"}})),
+              HasSubstr("--grad_dtype=fp16 does not go with --precision=bf16"));
   EXPECT_THAT(MessageFor(TrainInputs({{"steps", "5"}, {"epochs", "2"}})),
               HasSubstr("--steps and --epochs exclude"));
   EXPECT_THAT(MessageFor(TrainInputs({{"steps", "5"}, {"warmup", "6"}})),

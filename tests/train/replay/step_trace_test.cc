@@ -118,7 +118,7 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     options_.durability = GetParam().durability;
     replay_options_ = {.layout = options_.layout,
                        .tile_elems = options_.tile_elems,
-                       .gradient_is_bf16 = options_.grad_dtype == DType::kBF16,
+                       .gradient_dtype = options_.grad_dtype,
                        .gradients = GetParam().gradients,
                        .loss_reads_first = GetParam().tied,
                        .durability = Replayed(GetParam().durability)};
@@ -178,7 +178,7 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
         FOREBAY_RETURN_IF_ERROR(run.optimizer().AwaitAllWrites());
         return run.store().Commit({.step = step - 1, .trainer = Json::object()});
       };
-      const auto result = run.step().Run({&batch, 1}, hooks);
+      const auto result = run.step().Run({&batch, 1}, 1.0, hooks);
       EXPECT_TRUE(result.ok()) << result.status();
       if (keeps_gradients_ && step > 1) {
         EXPECT_EQ(run.optimizer().PublishIntent(step, Json::object()), absl::OkStatus());
