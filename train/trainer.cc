@@ -84,7 +84,8 @@ class TrainingRun {
   UpdateScalars ScalarsOf(const StepResult& result) const;
   absl::Status ReleaseUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
   absl::Status BeginUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
-  absl::Status Skip(int64_t step);
+  absl::Status Skip(int64_t step, const IoStats& io);
+  void DecideCommit(int64_t step, const IoStats& io);
   bool CommitsAfter(int64_t step) const;
   absl::Status CommitStep(int64_t step);
   bool WritesInUpdate() const;
@@ -340,7 +341,8 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   // is counted with one step: with that which reads it, or applies its update; or, of those writes,
   // with the next. (What an export reads beside, with the step that it was read beside.)
   Counters after = ReadCounters();
-  FOREBAY_RETURN_IF_ERROR(is_update ? ReleaseUpdate(step, scalars, after.io) : Skip(step));
+  FOREBAY_RETURN_IF_ERROR(is_update ? ReleaseUpdate(step, scalars, after.io)
+                                    : Skip(step, after.io));
   // Otherwise an update is applied while the next step's forward pass goes by, and committed there.
   if (CommitsAfter(step)) {
     FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
@@ -382,17 +384,17 @@ absl::Status TrainingRun::ReleaseUpdate(int64_t step, const UpdateScalars& scala
 }
 
 // Drops the gradients of a step that is no update.
-absl::Status TrainingRun::Skip(int64_t step) {
+absl::Status TrainingRun::Skip(int64_t step, const IoStats& io) {
   session_->optimizer().AbandonStep();
   released_step_ = step;
+  DecideCommit(step, io);
   // Gradients that are kept are those of the step after the committed one.
   const bool keeps_gradients = prepared_.plan.gradient_area == GradientArea::kAll;
-  return keeps_gradients || CommitsAfter(step) ? CommitReleased() : absl::OkStatus();
+  return keeps_gradients || commit_is_due_ ? CommitReleased() : absl::OkStatus();
 }
 
-// Makes the update of every layer due. `io`: what this process has moved so far.
-absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars,
-                                      const IoStats& io) {
+// Whether the step is to be committed. `io`: what this process has moved so far.
+void TrainingRun::DecideCommit(int64_t step, const IoStats& io) {
   SinceCommit since;
   since.steps = step - committed_step_;
   // How long an export takes says nothing of what a commit costs or saves.
@@ -408,6 +410,12 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars
     since_commit_.Restart();
     export_wait_since_commit_s_ = 0;
   }
+}
+
+// Makes the update of every layer due.
+absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars,
+                                      const IoStats& io) {
+  DecideCommit(step, io);
   if (commit_is_due_ || WritesInUpdate()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   session_->optimizer().BeginUpdate(
       scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);

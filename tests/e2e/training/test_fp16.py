@@ -1,6 +1,9 @@
 """--precision=fp16: steps that overflow are skipped by the scaler's rules, and nothing else about a run changes."""
 
 import json
+import os
+import signal
+import subprocess
 
 import pytest
 from conftest import make_model, random_rows, read_metrics, write_rows
@@ -110,6 +113,27 @@ def test_the_digest_does_not_depend_on(forebay, task, whole, tmp_path, changes, 
     keys = ("step", "loss", "grad_norm", "lr", "loss_scale", "skipped")
     assert [{key: line[key] for key in keys} for line in read_metrics(out)] == [
         {key: line[key] for key in keys} for line in whole["lines"]]
+
+
+@pytest.mark.parametrize("durability", ["step", "replay"])
+def test_a_run_that_is_killed_after_each_step_ends_in_the_same_bits(forebay, task, whole, tmp_path, durability):
+    out = tmp_path / "run"
+    settings = dict(task, **ON_DISK, durability=durability)
+    command = [forebay.binary, "train", f"--out={out}", *(f"--{key}={value}" for key, value in settings.items())]
+    for killed_after in range(1, 40):
+        resume = ["--resume"] if (out / "run.json").exists() else []
+        process = subprocess.Popen([*command, *resume], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        reported = 0
+        for line in process.stdout:
+            reported += line.startswith("step ")
+            if reported == 1 + killed_after % 3:  # in the midst of what follows
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        process.communicate()
+        if process.returncode == 0:
+            break
+    assert process.returncode == 0 and killed_after > 3
+    assert forebay.digest(out) == whole["digest"]
 
 
 def test_a_skipped_step_changes_nothing(forebay, task, tmp_path):
