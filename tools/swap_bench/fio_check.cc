@@ -141,6 +141,9 @@ std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, Engi
       fmt::format("--ramp_time={}ms", static_cast<int64_t>(job.warmup_s * 1000))};
   if (load.op == LoadOp::kMixed)
     arguments.push_back(fmt::format("--rwmixread={}", load.read_percent));
+  // Buffers are written as they are, as swap-bench does without --verify; fio else changes a part
+  // of each before every write.
+  arguments.push_back("--scramble_buffers=0");
   if (engine == EngineKind::kIoUring) arguments.push_back("--registerfiles");
   if (engine == EngineKind::kIoUring && job.fixed) arguments.push_back("--fixedbufs");
   if (huge_pages) arguments.push_back("--mem=mmaphuge");
