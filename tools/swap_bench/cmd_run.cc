@@ -71,6 +71,7 @@ class BenchRunCommand : public Command {
       report.warnings.push_back(note);
     }
     FOREBAY_ASSIGN_OR_RETURN(report.runs, RunCells(*session, job, cells, EngineKind::kAuto, hooks));
+    NoteHeat(report);
     progress.Clear();
     fio.AddTo(cells, report.runs);
     PrintTo(stderr, "{}", FioText(report.runs));
