@@ -1,4 +1,6 @@
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -18,11 +20,40 @@ namespace {
 
 constexpr int64_t kTmpfsMagic = 0x01021994;  // linux/magic.h
 constexpr int64_t kRamfsMagic = 0x858458f6;
+constexpr int64_t kBtrfsMagic = 0x9123683e;
+constexpr int64_t kZfsMagic = 0x2fc12fc1;
+constexpr int64_t kBcachefsMagic = 0xca451a4e;
 
 struct alignas(kIoAlignBytes) Block {
   std::array<std::byte, kIoAlignBytes> bytes;
   std::span<std::byte> span() { return bytes; }
 };
+
+// 0: not known.
+int64_t MagicOf(int fd) {
+  struct statfs info = {};
+  // Some magics have the highest bit of the 32 that they are.
+  return ::fstatfs(fd, &info) == 0 ? static_cast<int64_t>(static_cast<uint32_t>(info.f_type)) : 0;
+}
+
+// Whether what is written over goes elsewhere, and so takes space that no reservation holds.
+bool CopiesOnWrite(int fd) {
+  const int64_t magic = MagicOf(fd);
+  if (magic == kZfsMagic || magic == kBcachefsMagic) return true;
+  if (magic != kBtrfsMagic) return false;
+  int flags = 0;
+  return ::ioctl(fd, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
+}
+
+std::string WhyUnreserved(int fd, bool has_space) {
+  if (!has_space) {
+    return "its file system reserves no space for a file that is not written yet (no fallocate)";
+  }
+  if (!CopiesOnWrite(fd)) return "";
+  return "its file system copies on write, so that writing over a file takes space that nothing "
+         "reserves, and time (on btrfs, 'chattr +C' on the folder while it is empty switches that "
+         "off for what is made in it)";
+}
 
 absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
   const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
@@ -55,9 +86,11 @@ absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
 }
 
 // `old_size_bytes`: of the file, which never shrinks here.
+// `why_unreserved`: DirectFile's.
 absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_bytes,
-                          int64_t size_bytes, bool reserve) {
+                          int64_t size_bytes, bool reserve, std::string& why_unreserved) {
   int error = reserve ? ReserveFileSpace(fd, size_bytes) : EOPNOTSUPP;
+  if (reserve) why_unreserved = WhyUnreserved(fd, error == 0);
   // Such a file system cannot promise space; the file gets its size, and a later write may meet
   // ENOSPC.
   if (error == EOPNOTSUPP) {
@@ -78,10 +111,11 @@ absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_byte
 }
 
 // Also where the file is long enough already: a copy of it may have holes.
-absl::Status ReserveInExisting(int fd, const std::string& path, int64_t size_bytes, bool reserve) {
+absl::Status ReserveInExisting(int fd, const std::string& path, int64_t size_bytes, bool reserve,
+                               std::string& why_unreserved) {
   struct stat info = {};
   if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
-  absl::Status status = ReserveSpace(fd, path, info.st_size, size_bytes, reserve);
+  absl::Status status = ReserveSpace(fd, path, info.st_size, size_bytes, reserve, why_unreserved);
   // What the file system gave before it was full goes back to it. Its failure would add nothing to
   // the error that is being reported.
   if (!status.ok()) [[maybe_unused]]
@@ -91,12 +125,9 @@ absl::Status ReserveInExisting(int fd, const std::string& path, int64_t size_byt
 
 // "" when the kernel offers direct I/O at our alignment, else why not.
 std::string WhyNotOffered(int fd) {
-  struct statfs fs = {};
-  if (::fstatfs(fd, &fs) == 0) {
-    const int64_t magic = static_cast<int64_t>(static_cast<uint32_t>(fs.f_type));
-    // They accept the flag and any alignment, but their files are the page cache.
-    if (magic == kTmpfsMagic || magic == kRamfsMagic) return "tmpfs keeps its files in RAM";
-  }
+  const int64_t magic = MagicOf(fd);
+  // They accept the flag and any alignment, but their files are the page cache.
+  if (magic == kTmpfsMagic || magic == kRamfsMagic) return "tmpfs keeps its files in RAM";
 #ifdef STATX_DIOALIGN
   struct statx info = {};
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
@@ -151,9 +182,11 @@ absl::StatusOr<bool> TransfersWork(int fd, const std::string& path, bool create)
 }
 
 absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path,
-                                      const DirectFileOptions& options) {
+                                      const DirectFileOptions& options,
+                                      std::string why_unreserved) {
   DirectFile file;
   file.fd = std::move(fd);
+  file.why_unreserved = std::move(why_unreserved);
   file.why_not_direct =
       options.direct ? SwitchToDirect(file.fd.get()) : "buffered transfers were asked for";
   if (!file.why_not_direct.empty()) return file;
@@ -181,16 +214,19 @@ absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
   FOREBAY_CHECK(options.size_bytes >= (options.create ? 1 : 0));
   FOREBAY_CHECK(options.size_bytes % kIoAlignBytes == 0);
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create));
+  std::string why_unreserved;
   if (!options.create) {
     if (options.size_bytes > 0) {
       FOREBAY_RETURN_IF_ERROR(
-          ReserveInExisting(fd.get(), path, options.size_bytes, options.reserve));
+          ReserveInExisting(fd.get(), path, options.size_bytes, options.reserve, why_unreserved));
     }
-    return MakeDirect(std::move(fd), path, options);
+    return MakeDirect(std::move(fd), path, options, std::move(why_unreserved));
   }
-  absl::Status reserved = ReserveSpace(fd.get(), path, 0, options.size_bytes, options.reserve);
+  absl::Status reserved =
+      ReserveSpace(fd.get(), path, 0, options.size_bytes, options.reserve, why_unreserved);
   absl::StatusOr<DirectFile> file =
-      reserved.ok() ? MakeDirect(std::move(fd), path, options) : std::move(reserved);
+      reserved.ok() ? MakeDirect(std::move(fd), path, options, std::move(why_unreserved))
+                    : std::move(reserved);
   if (!file.ok()) ::unlink(path.c_str());  // made by this call
   return file;
 }

@@ -220,6 +220,8 @@ struct DirectFile {
   bool direct =
       false;  // false: the file system refused O_DIRECT (or lied: tmpfs); page cache is used
   std::string why_not_direct;
+  // Why a write may meet ENOSPC although space was to be reserved, and what to do; "": it cannot.
+  std::string why_unreserved;
 };
 // Switches O_DIRECT on where the kernel offers it at our alignment; else says why not.
 std::string SwitchToDirect(int fd);

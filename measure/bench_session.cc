@@ -152,6 +152,9 @@ std::vector<std::string> StorageWarnings(const StorageInfo& storage) {
                      storage.device, storage.pcie.speed, storage.pcie.width, storage.pcie.max_speed,
                      storage.pcie.max_width));
   }
+  if (storage.heat.has_value() && storage.heat->too_warm()) {
+    warn(HeatWarning(*storage.heat, storage.device));
+  }
   return warnings;
 }
 

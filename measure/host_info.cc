@@ -217,6 +217,8 @@ absl::StatusOr<StorageInfo> AskStorage(const std::string& directory) {
   if (!error) {
     storage.queue = QueueOf(device);
     storage.pcie = LinkOf(device);
+    storage.device_folder = device.string();
+    storage.heat = HeatOf(storage.device_folder);
   }
   storage.numa_node = NumaNodeOfPath(directory);
   FOREBAY_ASSIGN_OR_RETURN(const ScratchFile scratch, OpenScratchFile(directory, true));

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forebay/measure/drive_heat.h"
 
 namespace forebay {
 
@@ -54,6 +56,9 @@ struct StorageInfo {
   PcieLink pcie;
   int numa_node = -1;
   DirectInfo direct;
+  std::string device_folder;                 // in /sys; "": no block device
+  std::optional<DriveHeat> heat;             // when this was asked for
+  std::optional<DriveHeat> heat_afterwards;  // when all was measured
   // Its files are kept in RAM.
   bool in_memory() const { return fs == "tmpfs" || fs == "ramfs" || fs == "devtmpfs"; }
   bool operator==(const StorageInfo&) const = default;

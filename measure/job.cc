@@ -35,10 +35,11 @@ void CheckSizes(const Job& job, Problems& problems) {
   // A striped load has all targets in flight at once.
   const int64_t max_depth =
       int64_t{kMaxDepthPerThread} * job.threads / std::max<int64_t>(1, num_targets);
-  problems.Unless(job.depth >= 1 && job.depth <= max_depth,
-                  fmt::format("--qd is {}; allowed: 1 to {}, as each of --threads keeps at most {} "
-                              "operations in flight over all folders",
-                              job.depth, max_depth, kMaxDepthPerThread));
+  problems.Unless(
+      job.depth >= 1 && job.depth <= max_depth,
+      fmt::format("--qd is {}; allowed: 1 to {}, as each of --threads keeps at most {} "
+                  "operations in flight over all folders (--qd, or --inflight over --bs)",
+                  job.depth, max_depth, kMaxDepthPerThread));
   if (!block_fits || job.size_bytes <= 0 || job.depth < 1 || job.depth > max_depth) return;
   const int64_t least_bytes = LeastFileBytes(job);
   const int64_t num_operations = job.depth * std::max<int64_t>(1, num_targets);

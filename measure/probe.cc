@@ -66,7 +66,8 @@ void TryMemory(ProbeReport& probe) {
 
 }  // namespace
 
-absl::StatusOr<ProbeReport> ProbeMachine(std::span<const std::string> directories) {
+absl::StatusOr<ProbeReport> ProbeMachine(std::span<const std::string> directories,
+                                         const std::function<bool()>& stop) {
   ProbeReport probe;
   probe.host = AskHost();
   TryMemory(probe);
@@ -80,6 +81,7 @@ absl::StatusOr<ProbeReport> ProbeMachine(std::span<const std::string> directorie
     FOREBAY_RETURN_IF_ERROR(CheckRoom(directory, kTriedFileBytes, device.storage.free_bytes,
                                       "Free some or name another folder"));
     for (const EngineKind kind : kEngines) {
+      if (stop()) return InterruptedError("stopped on request");
       device.engines.push_back(TryEngine(kind, directory, device.storage.direct.why_not));
     }
     EngineOptions options;

@@ -2,6 +2,7 @@
 // direct I/O, huge pages, registered buffers, the disk's place and settings.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,8 +35,9 @@ struct ProbeReport {
 };
 
 // BadInputError when one of `directories` is none; StorageError when not even the least engine
-// works.
-absl::StatusOr<ProbeReport> ProbeMachine(std::span<const std::string> directories);
+// works. `stop` is asked between engines: InterruptedError.
+absl::StatusOr<ProbeReport> ProbeMachine(std::span<const std::string> directories,
+                                         const std::function<bool()>& stop);
 
 // With "schema" as in report_json.h.
 Json ProbeToJson(const ProbeReport& probe, const std::string& version);

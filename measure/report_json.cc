@@ -153,6 +153,14 @@ Json HostToJson(const HostInfo& host) {
            host.io_uring_disabled.empty() ? Json(nullptr) : Json(host.io_uring_disabled)}};
 }
 
+Json HeatToJson(const StorageInfo& storage) {
+  if (!storage.heat.has_value()) return nullptr;
+  const auto& after = storage.heat_afterwards;
+  return {{"celsius", storage.heat->celsius},
+          {"afterwards_celsius", after.has_value() ? Json(after->celsius) : Json(nullptr)},
+          {"limit_celsius", OrNull(storage.heat->limit_celsius)}};
+}
+
 Json StorageToJson(const StorageInfo& storage) {
   Json queue = Json::object();
   for (const auto& [key, value] : storage.queue) queue[key] = value;
@@ -177,7 +185,8 @@ Json StorageToJson(const StorageInfo& storage) {
        {{"verified", storage.direct.verified},
         {"why_not", storage.direct.why_not.empty() ? Json(nullptr) : Json(storage.direct.why_not)},
         {"mem_align", storage.direct.mem_align},
-        {"off_align", storage.direct.off_align}}}};
+        {"off_align", storage.direct.off_align}}},
+      {"heat", HeatToJson(storage)}};
 }
 
 Json CellToJson(const CellResult& cell, std::span<const double> percentiles) {

@@ -137,6 +137,17 @@ BenchReport BeginReport(const Job& job, const BenchSession& session) {
   return report;
 }
 
+void NoteHeat(BenchReport& report) {
+  for (StorageInfo& storage : report.devices) {
+    if (storage.heat.has_value()) storage.heat_afterwards = HeatOf(storage.device_folder);
+    const auto& heat = storage.heat_afterwards;
+    // What was too warm before is among the warnings already.
+    if (!heat.has_value() || storage.heat->too_warm()) continue;
+    const std::string warning = HeatWarning(*heat, storage.device);
+    if (!warning.empty()) report.warnings.push_back(fmt::format("{}: {}", storage.path, warning));
+  }
+}
+
 int64_t WrittenBytes(const BenchReport& report) {
   int64_t bytes = report.filled_bytes;
   for (const CellResult& run : report.runs) bytes += run.written_bytes;
@@ -189,6 +200,7 @@ absl::StatusOr<BenchReport> RunJob(const Job& job, const BenchHooks& hooks) {
   BenchReport report = BeginReport(job, *session);
   FOREBAY_ASSIGN_OR_RETURN(report.runs,
                            RunCells(*session, job, CellsOf(job), EngineKind::kAuto, hooks));
+  NoteHeat(report);
   return report;
 }
 

@@ -35,6 +35,9 @@ struct BenchReport {
 // A report of a session that has no runs yet.
 BenchReport BeginReport(const Job& job, const BenchSession& session);
 
+// Once all is measured: how warm the drives have become, and a warning of those that slow down.
+void NoteHeat(BenchReport& report);
+
 // What all of it wrote, for whom a drive's life is finite: the files and every pass. Without fio's.
 int64_t WrittenBytes(const BenchReport& report);
 

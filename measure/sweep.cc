@@ -274,6 +274,7 @@ absl::StatusOr<SweepReport> RunSweep(const Job& job, const SweepOptions& options
     const std::string& note = sweep.best.back().note;
     if (!note.empty()) sweep.report.warnings.push_back(note);
   }
+  NoteHeat(sweep.report);
   return sweep;
 }
 

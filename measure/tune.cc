@@ -272,6 +272,7 @@ absl::StatusOr<TuneReport> RunTune(const Job& asked, const TuneOptions& options,
     Tuner tuner({*session, target, hooks, tuned.report.runs}, job, options);
     FOREBAY_RETURN_IF_ERROR(tuner.Run(tuned));
   }
+  NoteHeat(tuned.report);
   return tuned;
 }
 

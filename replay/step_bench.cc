@@ -102,6 +102,7 @@ class StepBench {
         BlocksToReplay(report_.whole, bytes_per_s, options_.seconds, report_.budget_bytes);
     FOREBAY_CHECK(report_.num_blocks > 0);  // ChooseBuffers saw to it
     FOREBAY_RETURN_IF_ERROR(Replay());
+    NoteHeat(report_.bench);
     return std::move(report_);
   }
 

@@ -31,6 +31,12 @@ StripeBytes GradientParts(const StripeBytes& gradient_area_bytes, int num_stripe
 absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path, int& number) {
   FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
   if (!file.direct) why_not_direct = file.why_not_direct;
+  if (!file.why_unreserved.empty() && space_note.empty()) {
+    space_note = fmt::format(
+        "'{}': {}. Should others fill the disk, the run ends there, and resumes once there is "
+        "room. ext4 and XFS reserve all of it at the start (--nvme)",
+        path, file.why_unreserved);
+  }
   number = engine->AddFile(std::move(file.fd), path);
   files.push_back(number);
   return absl::OkStatus();
@@ -317,6 +323,9 @@ bool TensorStore::direct_io() const {
 }
 const std::string& TensorStore::why_not_direct() const {
   return impl_->why_not_direct;
+}
+const std::string& TensorStore::space_note() const {
+  return impl_->space_note;
 }
 Engine& TensorStore::engine() {
   return *impl_->engine;

@@ -159,6 +159,9 @@ class TensorStore {
   const StoreUuid& uuid() const;
   bool direct_io() const;  // false: the file system has no O_DIRECT; the page cache is used
   const std::string& why_not_direct() const;
+  // "" when the space of all files that this object made is theirs; else one line that says why
+  // not, and what follows from it.
+  const std::string& space_note() const;
 
   // Begins the writes of a step: from here until the next call, or the next Commit, each tile is
   // written once at most. In a store with one slot it publishes that what is committed is being

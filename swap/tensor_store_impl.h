@@ -208,6 +208,7 @@ struct TensorStore::Impl {
   bool reserve_space = true;
   bool unfilled = false;  // what is read is not what was written, and nobody minds
   std::string why_not_direct;
+  std::string space_note;
 
   // By slot; in the working slot's, those of the tiles that were written so far.
   std::vector<TileSeals> seals;

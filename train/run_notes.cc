@@ -12,6 +12,8 @@ absl::Status NoteMachine(const PreparedRun& run, RunSession& session, LoggedObse
   FOREBAY_RETURN_IF_ERROR(
       observer.Note(fmt::format("compute: {}, {} threads", kernel, run.options.threads)));
   FOREBAY_RETURN_IF_ERROR(observer.Note("disk: " + run.engine_line));
+  const std::string& space = session.store().space_note();
+  if (!space.empty()) FOREBAY_RETURN_IF_ERROR(observer.Note("space: " + space));
   if (!run.stripes_line.empty()) {
     FOREBAY_RETURN_IF_ERROR(observer.Note("stripes: " + run.stripes_line));
   }

@@ -11,6 +11,8 @@
 
 #include "forebay/aio/engine.h"
 #include "forebay/base/errors.h"
+#include "forebay/tests/aio/scratch_mount.h"
+#include "forebay/tests/child_process.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 
@@ -39,6 +41,34 @@ TEST(OpenDirectFile, ReservesTheSpaceAndLeavesItZeroed) {
   const auto contents = ReadWholeFile(path, 1 << 20);
   ASSERT_TRUE(contents.ok());
   EXPECT_TRUE(std::ranges::all_of(*contents, [](char c) { return c == 0; }));
+}
+
+// What a file's creation and growth say of its space on a new ext4 with these features.
+std::string SpaceOn(const std::string& features) {
+  const TemporaryFolder folder;
+  const ScratchMount mount = {
+      .image = folder.Path("image"), .directory = folder.Path("mount"), .features = features};
+  if (!MakeDirectories(mount.directory).ok()) return "skip: no folder";
+  return InChild([&]() -> std::string {
+    const std::string why_not = MountScratch(mount);
+    if (!why_not.empty()) return "skip: " + why_not;
+    const std::string path = JoinPath(mount.directory, "file");
+    const auto made = OpenDirectFile(path, {.create = true, .size_bytes = 1 << 20});
+    const auto grown = OpenDirectFile(path, {.size_bytes = 2 << 20});
+    const auto bare =
+        OpenDirectFile(path + "2", {.create = true, .size_bytes = 1 << 20, .reserve = false});
+    if (!made.ok() || !grown.ok() || !bare.ok()) return "failed";
+    if (FileSize(path).value_or(0) != 2 << 20) return "wrong size";
+    return made->why_unreserved + "|" + grown->why_unreserved + "|" + bare->why_unreserved;
+  });
+}
+
+TEST(OpenDirectFile, SaysWhereSpaceCannotBeReserved) {
+  // Block maps, as ext2 has them, know no space that is not written yet.
+  const std::string mapped = SpaceOn("^extent,^64bit");
+  if (mapped.starts_with("skip: ")) GTEST_SKIP() << mapped.substr(6);
+  EXPECT_THAT(mapped, testing::MatchesRegex(".*no fallocate.*\\|.*no fallocate.*\\|"));
+  EXPECT_EQ(SpaceOn("extent"), "||");
 }
 
 TEST(OpenDirectFile, IsDirectExactlyWhereTheKernelSaysSo) {

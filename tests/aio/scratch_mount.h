@@ -25,6 +25,7 @@ struct ScratchMount {
   std::string directory;           // exists; the file system appears there
   uint32_t sector_bytes = 512;     // of the loop device
   std::string mount_options = "";  // of ext4
+  std::string features = "";       // of mkfs.ext4 -O: "^extent"
 };
 
 // "" when an ext4 is mounted, else why it cannot be. Call it in a child process (InChild): the
@@ -37,7 +38,9 @@ inline std::string MountScratch(const ScratchMount& wanted) {
   if (!image.valid() || ::ftruncate(image.get(), wanted.image_bytes) != 0) {
     return "making the image failed: " + ErrnoText(errno);
   }
-  const std::string make = "mkfs.ext4 -q -F -b 4096 '" + wanted.image + "' >/dev/null 2>&1";
+  const std::string features = wanted.features.empty() ? "" : "-O '" + wanted.features + "' ";
+  const std::string make =
+      "mkfs.ext4 -q -F -b 4096 " + features + "'" + wanted.image + "' >/dev/null 2>&1";
   if (std::system(make.c_str()) != 0) return "there is no mkfs.ext4 that works";
   const UniqueFd control(::open("/dev/loop-control", O_RDWR | O_CLOEXEC));
   if (!control.valid()) return "no loop devices: " + ErrnoText(errno);

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import resource
+import shutil
 import struct
 import subprocess
 
@@ -84,11 +85,11 @@ def tmpfs(folder, options="size=256m"):
 
 
 @contextlib.contextmanager
-def ext4(folder, image, sector_bytes=512, options="rw"):
+def ext4(folder, image, sector_bytes=512, options="rw", features="extent"):
     """A small ext4 on a loop device with sectors of that size."""
     with open(image, "wb") as file:
         file.truncate(256 << 20)
-    _must("mkfs.ext4", "-q", "-F", "-b", "4096", str(image))
+    _must("mkfs.ext4", "-q", "-F", "-b", "4096", "-O", features, str(image))
     loop = _must("losetup", "--find", "--show", f"--sector-size={sector_bytes}", "--direct-io=on", str(image))
     try:
         folder.mkdir()
@@ -99,4 +100,21 @@ def ext4(folder, image, sector_bytes=512, options="rw"):
             subprocess.run(["umount", str(folder)], check=True)
     finally:
         subprocess.run(["losetup", "--detach", loop], check=True)
+        os.remove(image)
+
+
+@contextlib.contextmanager
+def btrfs(folder, image):
+    """A small btrfs on a loop device."""
+    if shutil.which("mkfs.btrfs") is None:
+        pytest.skip("there is no mkfs.btrfs (apt-get install btrfs-progs)")
+    with open(image, "wb") as file:
+        file.truncate(256 << 20)
+    _must("mkfs.btrfs", "-q", str(image))
+    folder.mkdir()
+    _must("mount", "-o", "loop", str(image), str(folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
         os.remove(image)

@@ -44,7 +44,7 @@ TEST(ReportToJson, HasTheDocumentedKeys) {
                                    "memlock_bytes", "io_uring_disabled"));
   EXPECT_THAT(keys(json["devices"][0]),
               testing::ElementsAre("path", "fs", "mount_options", "device", "total_bytes",
-                                   "free_bytes", "queue", "pcie", "numa_node", "direct"));
+                                   "free_bytes", "queue", "pcie", "numa_node", "direct", "heat"));
   EXPECT_THAT(
       keys(json["runs"][0]),
       testing::ElementsAre("device", "op", "read_percent", "bs", "inflight", "burst_bytes",
@@ -88,6 +88,15 @@ TEST(ReportToJson, WhatASearchChoosesForEachPassIsNotPartOfItsConfiguration) {
   report = Report();
   report.runs.clear();  // as of step
   EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["config"]["repeats"].is_null());
+}
+
+TEST(ReportToJson, TellsHowWarmTheDriveIsWhereItIsKnown) {
+  BenchReport report = Report();
+  EXPECT_TRUE(ReportToJson(report, "1", kPercentiles)["devices"][0]["heat"].is_null());
+  report.devices[0].heat = DriveHeat{41, 80};
+  report.devices[0].heat_afterwards = DriveHeat{62.5, 80};
+  EXPECT_EQ(ReportToJson(report, "1", kPercentiles)["devices"][0]["heat"],
+            (Json{{"celsius", 41.0}, {"afterwards_celsius", 62.5}, {"limit_celsius", 80.0}}));
 }
 
 TEST(ReportToJson, CountsWhatWasWrittenInAll) {

@@ -131,6 +131,10 @@ std::string StorageLine(const StorageInfo& storage) {
   if (!storage.pcie.speed.empty()) {
     line += fmt::format(", PCIe {} x{}", storage.pcie.speed, storage.pcie.width);
   }
+  if (storage.heat.has_value()) line += fmt::format(", {:.0f} C", storage.heat->celsius);
+  if (storage.heat_afterwards.has_value()) {
+    line += fmt::format(", {:.0f} C afterwards", storage.heat_afterwards->celsius);
+  }
   return line;
 }
 

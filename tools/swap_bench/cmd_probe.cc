@@ -5,6 +5,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/measure/probe.h"
 #include "forebay/tools/print.h"
+#include "forebay/tools/stop_signal.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/bench_table.h"
 #include "forebay/tools/swap_bench/program.h"
@@ -19,7 +20,8 @@ class BenchProbeCommand : public Command {
   }
 
   absl::Status Run(const CommandContext& context) override {
-    FOREBAY_ASSIGN_OR_RETURN(const ProbeReport probe, ProbeMachine(directories_));
+    CatchBenchStopSignals();
+    FOREBAY_ASSIGN_OR_RETURN(const ProbeReport probe, ProbeMachine(directories_, StopRequested));
     PrintTo(stdout, "{}",
             context.json              ? DumpResults(ProbeToJson(probe, FOREBAY_VERSION))
             : context.format == "csv" ? ProbeCsv(probe)

@@ -47,8 +47,8 @@ class BenchRunCommand : public Command {
     if (fio_ && job.verify) {
       return UsageError("--fio overwrites the blocks that --verify looks at; give one of them");
     }
-    if (fio_) FOREBAY_RETURN_IF_ERROR(CheckFioInstalled());
     CatchBenchStopSignals();
+    if (fio_) FOREBAY_RETURN_IF_ERROR(CheckFioInstalled());
     BenchProgress progress(output_.live());
     BenchHooks hooks = progress.Hooks();
     FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<BenchSession> session,
@@ -57,7 +57,7 @@ class BenchRunCommand : public Command {
     if (fio_) {
       hooks.beside = [&](const BenchCell& cell) {
         const absl::Status status = fio.Run(cell);
-        // Ctrl-C reaches fio as well, which then fails.
+        // A stop ends fio as well, which then fails.
         return StopRequested() ? InterruptedError("stopped on request") : status;
       };
     }
@@ -71,6 +71,7 @@ class BenchRunCommand : public Command {
       report.warnings.push_back(note);
     }
     FOREBAY_ASSIGN_OR_RETURN(report.runs, RunCells(*session, job, cells, EngineKind::kAuto, hooks));
+    NoteHeat(report);
     progress.Clear();
     fio.AddTo(cells, report.runs);
     PrintTo(stderr, "{}", FioText(report.runs));

@@ -1,6 +1,7 @@
 #include "forebay/tools/swap_bench/fio_check.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -15,6 +16,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
 #include "forebay/memory/page_tally.h"
+#include "forebay/tools/stop_signal.h"
 
 extern char** environ;
 
@@ -25,6 +27,28 @@ struct FioOutcome {
   int exit_code = -1;
   std::string output;
 };
+
+constexpr int kStopPollMs = 100;
+
+// All that a child prints. A stop that only this process was asked for is passed on to it.
+std::string ReadToEnd(int reader, pid_t child) {
+  std::string output;
+  bool was_stopped = false;
+  char part[4096];
+  while (true) {
+    struct pollfd wait_for = {reader, POLLIN, 0};
+    const int ready = ::poll(&wait_for, 1, kStopPollMs);
+    if (StopRequested() && !was_stopped) {
+      was_stopped = true;
+      ::kill(child, SIGTERM);
+    }
+    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
+    const ssize_t got = ::read(reader, part, sizeof(part));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return output;
+    output.append(part, static_cast<size_t>(got));
+  }
+}
 
 // Runs a program of PATH and takes what it prints; its errors go to our stderr.
 absl::StatusOr<FioOutcome> RunProgram(const std::vector<std::string>& arguments) {
@@ -54,13 +78,7 @@ absl::StatusOr<FioOutcome> RunProgram(const std::vector<std::string>& arguments)
   }
   writer.Reset();
   FioOutcome outcome;
-  char part[4096];
-  while (true) {
-    const ssize_t got = ::read(reader.get(), part, sizeof(part));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    outcome.output.append(part, static_cast<size_t>(got));
-  }
+  outcome.output = ReadToEnd(reader.get(), child);
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
@@ -85,6 +103,7 @@ const char* FioEngine(EngineKind engine) {
 absl::Status CheckFioInstalled() {
   const absl::StatusOr<FioOutcome> outcome = RunProgram({"fio", "--version"});
   if (outcome.ok() && outcome->exit_code == 0) return absl::OkStatus();
+  if (StopRequested()) return InterruptedError("stopped on request");
   return EnvironmentError(
       "--fio needs the program fio, which is not in PATH. Install it (apt-get install fio), or "
       "leave "
@@ -122,6 +141,9 @@ std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, Engi
       fmt::format("--ramp_time={}ms", static_cast<int64_t>(job.warmup_s * 1000))};
   if (load.op == LoadOp::kMixed)
     arguments.push_back(fmt::format("--rwmixread={}", load.read_percent));
+  // Buffers are written as they are, as swap-bench does without --verify; fio else changes a part
+  // of each before every write.
+  arguments.push_back("--scramble_buffers=0");
   if (engine == EngineKind::kIoUring) arguments.push_back("--registerfiles");
   if (engine == EngineKind::kIoUring && job.fixed) arguments.push_back("--fixedbufs");
   if (huge_pages) arguments.push_back("--mem=mmaphuge");

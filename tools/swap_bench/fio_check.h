@@ -10,7 +10,7 @@
 
 namespace forebay {
 
-// EnvironmentError when fio is not in PATH.
+// EnvironmentError when fio is not in PATH, InterruptedError when a stop was asked for meanwhile.
 absl::Status CheckFioInstalled();
 
 // One pass of fio over the session's own files. Remembers the results. Owned by one thread.

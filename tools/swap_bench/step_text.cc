@@ -106,13 +106,15 @@ std::string StepCsv(const StepBenchReport& report, double rated_tbw) {
   return fmt::format(
       "params,blocks,layout,gradients,compute,engine,seconds_median,seconds_min,seconds_max,"
       "read_bytes,write_bytes,reading,writing,committing,steps_until_tbw,extrapolated,"
-      "replayed_blocks,replayed_steps\n{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+      "replayed_blocks,replayed_steps,durability\n"
+      "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
       whole.inventory.num_params(), whole.num_blocks(), NameOf(whole.options.layout),
       whole.options.gradients == Tier::kHost ? "ram" : "nvme",
       report.options.compute == ReplayCompute::kNone ? "none" : "adamw", report.engine,
       report.step_s.median, report.step_s.min, report.step_s.max, whole.transfers.read_bytes,
       whole.transfers.write_bytes, report.reading, report.writing, report.committing,
-      StepsUntil(rated_tbw, whole.transfers), report.sliced(), report.num_blocks, report.num_steps);
+      StepsUntil(rated_tbw, whole.transfers), report.sliced(), report.num_blocks, report.num_steps,
+      NameOf(whole.options.durability));
 }
 
 std::string TuneText(const TuneReport& tuned, const std::string& version) {

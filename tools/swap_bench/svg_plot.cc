@@ -28,10 +28,12 @@ constexpr std::array<const char*, 8> kColours = {"#1b6ca8", "#d1495b", "#2e8b57"
 std::string Escaped(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
-    escaped += c == '<'   ? std::string("&lt;")
-               : c == '>' ? std::string("&gt;")
-               : c == '&' ? std::string("&amp;")
-                          : std::string(1, c);
+    // Control characters, which a folder's name may have, are none that XML has a spelling for.
+    escaped += c == '<'                                          ? std::string("&lt;")
+               : c == '>'                                        ? std::string("&gt;")
+               : c == '&'                                        ? std::string("&amp;")
+               : static_cast<unsigned char>(c) < ' ' || c == 127 ? std::string("?")
+                                                                 : std::string(1, c);
   }
   return escaped;
 }

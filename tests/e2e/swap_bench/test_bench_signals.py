@@ -71,6 +71,50 @@ def test_ctrl_c_in_the_other_commands(bench, disk, command, phase):
     assert_space_comes_back(disk, before)
 
 
+def has_signals_in_hand(process):
+    """Whether the program has come to where a signal is a request."""
+    with open(f"/proc/{process.pid}/status", encoding="ascii") as file:
+        (blocked,) = [int(line.split()[1], 16) for line in file if line.startswith("SigBlk:")]
+    return blocked >> (signal.SIGINT - 1) & 1
+
+
+def test_ctrl_c_in_probe(bench, disk):
+    # The same folder often enough to take minutes.
+    process = subprocess.Popen([bench.binary, "probe", *[str(disk)] * 20000], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not has_signals_in_hand(process):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "stopped on request" in errors and output == ""
+
+
+@pytest.mark.parametrize("busy_with", ["--version", "--name=swap-bench"])
+def test_a_stop_while_fio_runs_ends_fio_too(bench, disk, tmp_path, busy_with):
+    started = tmp_path / "started"
+    fio = tmp_path / "fio"
+    fio.write_text(f"""#!/bin/sh
+[ "$1" = {busy_with} ] || exit 0
+echo $$ > {started}.new && mv {started}.new {started}
+exec sleep 300
+""")
+    fio.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    process = subprocess.Popen([bench.binary, str(disk), "--size=64M", "--op=read", "--time=100ms", "--fio"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    for _ in range(600):
+        if started.exists():
+            break
+        time.sleep(0.1)
+    pid = int(started.read_text())
+    process.send_signal(signal.SIGTERM)  # which the terminal would have sent to both
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "stopped on request" in errors and output == ""
+    assert not os.path.exists(f"/proc/{pid}")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_stop_it_too(bench, disk, number):
     process = start(bench, disk, *PHASES["write"])

@@ -262,6 +262,14 @@ def test_step_says_what_is_wrong(bench, disk, arguments, words):
     assert words in bench.run("step", disk, *arguments, cwd=disk, expect=2).stderr
 
 
+@pytest.mark.parametrize("durability", ["none", "step", "replay"])
+def test_the_row_of_step_says_what_it_is_of(bench, disk, durability):
+    small = ["--params=135M", "--size=160M", "--time=100ms", f"--durability={durability}", "--format=csv"]
+    (row,) = csv.DictReader(io.StringIO(bench.run("step", disk, *small).stdout))
+    assert None not in row and None not in row.values()
+    assert (row["durability"], row["layout"], row["compute"]) == (durability, "bf16", "none")
+
+
 def test_step_stripes_the_store_over_several_folders(bench, disk, tmp_path):
     other = tmp_path / "other"
     other.mkdir()

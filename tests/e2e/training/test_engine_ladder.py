@@ -124,6 +124,34 @@ def test_sectors_of_4096_bytes(forebay, public, usual, ring, tmp_path, engine):
         assert forebay.digest(disk / "run") == usual["digest"]
 
 
+def test_a_file_system_that_reserves_no_space_is_named(forebay, public, usual, tmp_path):
+    # Block maps, which ext4 has for disks of ext2 and ext3, know no space that is not written yet.
+    with confined.ext4(tmp_path / "disk", tmp_path / "image", features="^extent,^64bit") as disk:
+        disk_line(train(public, disk / "run"), disk / "run")
+        (line,) = [line for line in (disk / "run/events.log").read_text().splitlines() if " space: " in line]
+        assert_words(line, f"'{disk}/run/swap/weights.fbs'", "reserves no space", "ext4 and XFS", "--nvme")
+        assert forebay.digest(disk / "run") == usual["digest"]
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_file_system_that_copies_on_write_is_named_unless_that_is_off(forebay, public, usual, tmp_path, copies):
+    with confined.btrfs(tmp_path / "disk", tmp_path / "image") as disk:
+        if not copies:
+            subprocess.run(["chattr", "+C", str(disk)], check=True)
+        disk_line(train(public, disk / "run"), disk / "run")
+        lines = [line for line in (disk / "run/events.log").read_text().splitlines() if " space: " in line]
+        assert len(lines) == copies
+        for line in lines:
+            assert_words(line, f"'{disk}/run/swap/weights.fbs'", "copies on write", "'chattr +C'")
+        assert forebay.digest(disk / "run") == usual["digest"]
+
+
+def test_nothing_is_said_of_space_that_is_reserved(public, tmp_path):
+    with confined.ext4(tmp_path / "disk", tmp_path / "image") as disk:
+        disk_line(train(public, disk / "run"), disk / "run")
+        assert " space: " not in (disk / "run/events.log").read_text()
+
+
 def test_a_file_system_without_direct_io(forebay, public, usual, tmp_path):
     with confined.ext4(tmp_path / "disk", tmp_path / "image", options="data=journal") as disk:
         line = disk_line(train(public, disk / "run"), disk / "run")

@@ -42,6 +42,14 @@ TEST(ReportText, HasFiguresVerdictsAndNotes) {
   EXPECT_THAT(text, HasSubstr("note: a note"));
 }
 
+TEST(ReportText, TellsHowWarmTheDriveBecame) {
+  BenchReport report = Report();
+  EXPECT_THAT(ReportText(report, "1"), Not(HasSubstr(" C afterwards")));
+  report.devices[0].heat = DriveHeat{41.4, 80};
+  report.devices[0].heat_afterwards = DriveHeat{62.5, 80};
+  EXPECT_THAT(ReportText(report, "1"), HasSubstr(", 41 C, 62 C afterwards\n"));
+}
+
 TEST(ReportText, ASinglePassHasNoSpreadAndTwoAlikeHaveOne) {
   BenchReport report = Report();
   report.runs[0].gbps = SpreadOf({2});

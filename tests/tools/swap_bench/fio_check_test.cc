@@ -25,7 +25,8 @@ TEST(FioArguments, AreTheSameJob) {
             Contains("--ioengine=io_uring"), Contains("--bs=1048576"), Contains("--iodepth=32"),
             Contains("--numjobs=1"), Contains("--runtime=3000ms"), Contains("--ramp_time=500ms"),
             Contains("--fixedbufs"), Contains("--registerfiles"), Contains("--mem=mmaphuge"),
-            Contains("--direct=1"), Contains("--allow_file_create=0")));
+            Contains("--direct=1"), Contains("--allow_file_create=0"),
+            Contains("--scramble_buffers=0")));
 }
 
 TEST(FioArguments, ASynchronousEngineHasAJobForEachOperationInFlight) {

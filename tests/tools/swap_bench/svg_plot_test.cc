@@ -41,6 +41,12 @@ TEST(ReportSvg, DrawsTwoLinesForEachRun) {
   EXPECT_THAT(svg, Not(HasSubstr("inf")));
 }
 
+TEST(ReportSvg, HasNoCharacterThatXmlForbids) {
+  BenchReport report;
+  report.runs = {RunOf("/a\x01\n\x1f\x7f\xc3\xa4", 1)};
+  EXPECT_THAT(ReportSvg(report), HasSubstr("read /a????\xc3\xa4"));
+}
+
 TEST(ReportSvg, OfARunWithoutFiguresIsStillAPicture) {
   BenchReport report;
   report.runs.resize(1);
