@@ -25,15 +25,16 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
   GradientPlaces places;
   places.area_bytes.resize(static_cast<size_t>(tiles.num_stripes()));
   for (const Tile& tile : tiles.tiles()) {
-    const bool spilled = placement.gradients[tile.layer] == Tier::kNvme;
+    const bool in_host = placement.gradients[tile.layer] == Tier::kHost;
     const auto place = [&](bool is_there, int64_t& end_bytes) {
       const int64_t begin_bytes = end_bytes;
       if (is_there) end_bytes += tile.num_elems * bytes_per_elem;
       return is_there ? begin_bytes : -1;
     };
-    places.host_offset_bytes.push_back(place(!spilled, places.host_bytes));
+    places.host_offset_bytes.push_back(place(in_host, places.host_bytes));
     places.area_offset_bytes.push_back(
-        place(spilled || area == GradientArea::kAll, places.area_bytes[tile.stripe]));
+        place(placement.IsSpilled(tile.layer) || area == GradientArea::kAll,
+              places.area_bytes[tile.stripe]));
   }
   return places;
 }
@@ -125,6 +126,13 @@ void HeldGradients::Round(int tile, std::span<const float> gradient, std::byte* 
 }
 
 absl::Status HeldGradients::RoundTile(int tile, std::span<const float> gradient, ThreadPool& pool) {
+  if (placement_.IsSpeculative(TileAt(tile).layer)) {
+    FOREBAY_CHECK(sink_ != nullptr);
+    FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> buffer, sink_->Buffer(tile));
+    Round(tile, gradient, buffer.data(), pool);
+    sink_->Take();
+    return absl::OkStatus();
+  }
   if (!IsSpilled(TileAt(tile).layer)) {
     const std::span<std::byte> place = HostPlace(tile);
     Round(tile, gradient, place.data(), pool);
@@ -235,7 +243,7 @@ absl::Status HeldGradients::VerifyPart(int tile, int64_t part,
 }
 
 const std::byte* HeldGradients::HostTile(int tile) const {
-  FOREBAY_CHECK(!IsSpilled(TileAt(tile).layer));
+  FOREBAY_CHECK(places_.host_offset_bytes[tile] >= 0);
   return HostPlace(tile).data();
 }
 

@@ -38,6 +38,16 @@ struct GradientPlaces {
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem, GradientArea area);
 
+// Takes the rounded gradients of tiles that wait nowhere (Placement::speculative).
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+  // Where the gradient of `tile` goes; waits until there is room. An error ends the step.
+  virtual absl::StatusOr<std::span<std::byte>> Buffer(int tile) = 0;
+  // The gradient that was asked for last is complete.
+  virtual void Take() = 0;
+};
+
 // Owned by one thread, but for StartReadTile, VerifyPart and HostTile.
 class HeldGradients {
  public:
@@ -52,6 +62,8 @@ class HeldGradients {
   HeldGradients(const HeldGradients&) = delete;
   HeldGradients& operator=(const HeldGradients&) = delete;
 
+  // Of the layers that are speculative; must outlive this. Before the first Hand.
+  void SetSink(GradientSink* sink) { sink_ = sink; }
   // As OffloadedOptimizer::Hand.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
   // Waits until the gradients of the area are written. Requires: every layer was handed over.
@@ -70,7 +82,7 @@ class HeldGradients {
   // Of the layer's rounded gradient; not finite when one of its elements is not.
   double sum_of_squares(int layer) const { return layer_sums_[layer]; }
   DType dtype() const { return dtype_; }
-  bool IsSpilled(int layer) const { return placement_.gradients[layer] == Tier::kNvme; }
+  bool IsSpilled(int layer) const { return placement_.IsSpilled(layer); }
   // The gradient of a tile (by its number) that is held in host memory.
   const std::byte* HostTile(int tile) const;
   // Starts reading the gradient of a spilled tile into the front of `buffer`.
@@ -117,6 +129,7 @@ class HeldGradients {
   std::span<std::byte> host_;
   std::vector<std::vector<Padding>> paddings_;  // by layer
   std::vector<std::span<std::byte>> staging_;
+  GradientSink* sink_ = nullptr;
   std::vector<Spill> spills_;       // by staging buffer
   std::vector<Spill> host_spills_;  // by tile, from host memory; empty with kSpilled
   int next_staging_ = 0;

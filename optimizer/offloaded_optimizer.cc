@@ -13,6 +13,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/optimizer/parameter_groups.h"
+#include "forebay/optimizer/speculative_updates.h"
 #include "forebay/optimizer/staged_tiles.h"
 #include "forebay/optimizer/tile_run.h"
 #include "forebay/optimizer/tile_writes.h"
@@ -40,7 +41,11 @@ struct OffloadedOptimizer::Impl {
 
   absl::Status MakeStaging(MemoryBudget* budget);
   absl::Status LoadHostState(MemoryBudget* budget);
+  absl::Status MakeSpeculation();
+  absl::Status EndSpeculation(bool& complete);
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
+  absl::Status UpdateSpeculatively(int tile, const StagingBuffer& buffer,
+                                   std::span<const std::byte> gradient);
   absl::Status RunKernel(const TileRun& whole, int tile, std::span<std::byte> weights,
                          std::span<std::byte> state);
   std::span<std::byte> HostState(int tile) {
@@ -82,7 +87,13 @@ struct OffloadedOptimizer::Impl {
   std::unique_ptr<HeldGradients> gradients;
   std::vector<std::atomic<bool>> due;  // by layer
   std::unique_ptr<StagedTiles> staged;
+  std::vector<int> due_tiles;                       // of the layers that are not speculative
+  std::unique_ptr<SpeculativeUpdates> speculation;  // nullptr: no layer is speculative
 
+  // Training thread.
+  bool speculates = false;  // since BeginSpeculation, until BeginUpdate or AbandonStep
+  double most_squares = 0;  // of the norm with which it goes on
+  double handed_squares = 0;
   bool backward_finished = false;                  // training thread
   int first_nonfinite_layer = -1;                  // of what was handed over so far
   UpdateScalars step;                              // of the updates that are due
@@ -121,8 +132,10 @@ OffloadedOptimizer::Impl::Impl(const OffloadedOptimizerOptions& options_in,
 
 int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
                                          const TileMap& tiles) {
+  const int64_t weight_bytes = options.may_speculate ? tiles.max_weight_bytes() : 0;
   return options.num_staging_tiles *
-             (tiles.max_state_bytes() + tiles.max_tile_elems() * SizeOf(options.gradient_dtype)) +
+             (tiles.max_state_bytes() + tiles.max_tile_elems() * SizeOf(options.gradient_dtype) +
+              weight_bytes) +
          GradientSeals::TableBytes(tiles);
 }
 
@@ -152,6 +165,7 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
                                                impl->gradients.get(), impl->writes.get());
+  FOREBAY_RETURN_IF_ERROR(impl->MakeSpeculation());
   return std::unique_ptr<OffloadedOptimizer>(new OffloadedOptimizer(std::move(impl)));
 }
 
@@ -162,7 +176,8 @@ absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
   const int64_t state_bytes = AnyOnNvme(placement.state) ? tiles.max_state_bytes() : 0;
   const int64_t gradient_bytes =
       AnyOnNvme(placement.gradients) ? tiles.max_tile_elems() * SizeOf(options.gradient_dtype) : 0;
-  const int64_t buffer_bytes = state_bytes + gradient_bytes;
+  const int64_t weight_bytes = placement.AnySpeculative() ? tiles.max_weight_bytes() : 0;
+  const int64_t buffer_bytes = state_bytes + gradient_bytes + weight_bytes;
   staging.resize(options.num_staging_tiles);
   if (buffer_bytes == 0) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(
@@ -171,8 +186,42 @@ absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
                              options.num_staging_tiles * buffer_bytes, buffer_bytes));
   for (int i = 0; i < options.num_staging_tiles; ++i) {
     const auto buffer = staging_memory.bytes().subspan(i * buffer_bytes, buffer_bytes);
-    staging[i] = {buffer.first(state_bytes), buffer.subspan(state_bytes)};
+    staging[i] = {buffer.first(state_bytes), buffer.subspan(state_bytes, gradient_bytes),
+                  buffer.last(weight_bytes)};
   }
+  return absl::OkStatus();
+}
+
+absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
+  for (int i = 0; i < tiles.num_tiles(); ++i) {
+    const int layer = tiles.tiles()[i].layer;
+    if (!placement.IsSpeculative(layer)) {
+      due_tiles.push_back(i);
+      continue;
+    }
+    FOREBAY_CHECK(placement.gradients[layer] == Tier::kNvme);
+    FOREBAY_CHECK(placement.weights[layer] == Tier::kNvme);
+    FOREBAY_CHECK(placement.state[i] == Tier::kNvme || tiles.StateBytes(tiles.tiles()[i]) == 0);
+  }
+  if (!placement.AnySpeculative()) return absl::OkStatus();
+  // Tiles that are written over until a commit, and buffers that spilled gradients would need too.
+  FOREBAY_CHECK(store->num_slots() > 1 && options.gradient_area == GradientArea::kSpilled);
+  std::vector<int> order;
+  for (const int layer : options.hand_over_order) {
+    FOREBAY_CHECK(!placement.IsSpilled(layer));
+    if (!placement.IsSpeculative(layer)) continue;
+    for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) order.push_back(i);
+  }
+  FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_tiles());
+  std::vector<std::span<std::byte>> buffers;
+  for (const StagingBuffer& buffer : staging) buffers.push_back(buffer.gradient);
+  FOREBAY_ASSIGN_OR_RETURN(
+      speculation, SpeculativeUpdates::Create(std::move(order), std::move(buffers), staged.get(),
+                                              [this](int tile, const StagingBuffer& buffer,
+                                                     std::span<const std::byte> gradient) {
+                                                return UpdateSpeculatively(tile, buffer, gradient);
+                                              }));
+  gradients->SetSink(speculation.get());
   return absl::OkStatus();
 }
 
@@ -211,9 +260,38 @@ absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient
                                       ThreadPool& pool) {
   FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->Hand(layer, gradient, pool));
-  const bool is_finite = std::isfinite(impl_->gradients->sum_of_squares(layer));
+  const double sum_of_squares = impl_->gradients->sum_of_squares(layer);
+  const bool is_finite = std::isfinite(sum_of_squares);
   if (!is_finite && impl_->first_nonfinite_layer < 0) impl_->first_nonfinite_layer = layer;
+  impl_->handed_squares += sum_of_squares;
+  if (impl_->speculates && !(impl_->handed_squares <= impl_->most_squares)) {
+    impl_->speculation->Decline();
+  }
   return absl::OkStatus();
+}
+
+// With all of it written, so that whoever reads a layer next finds what was made of it.
+absl::Status OffloadedOptimizer::Impl::EndSpeculation(bool& complete) {
+  const Stopwatch stopwatch;
+  absl::Status status = speculation->End(complete);
+  status.Update(writes->AwaitAll());
+  const std::lock_guard lock(mutex);
+  stats.hand_wait_s += stopwatch.Seconds();
+  return status;
+}
+
+bool OffloadedOptimizer::speculates() const {
+  return impl_->speculation != nullptr;
+}
+
+void OffloadedOptimizer::BeginSpeculation(const UpdateScalars& scalars, double most_norm) {
+  FOREBAY_CHECK(impl_->speculation != nullptr && !impl_->speculates);
+  FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
+  impl_->step = scalars;
+  impl_->resident = ResidentWrites::kNow;
+  impl_->speculates = true;
+  impl_->most_squares = most_norm * most_norm;
+  impl_->speculation->Begin();
 }
 
 absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
@@ -225,6 +303,13 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   }
   stats.norm = std::sqrt(sum);
   stats.first_nonfinite_layer = std::exchange(impl_->first_nonfinite_layer, -1);
+  impl_->handed_squares = 0;
+  if (impl_->speculation != nullptr) {
+    stats.speculation_is_complete = false;
+    if (impl_->speculates) {
+      FOREBAY_RETURN_IF_ERROR(impl_->EndSpeculation(stats.speculation_is_complete));
+    }
+  }
   impl_->backward_finished = true;
   return stats;
 }
@@ -257,6 +342,14 @@ RecoveredGradients OffloadedOptimizer::RecoverGradients(
 
 void OffloadedOptimizer::AbandonStep() {
   impl_->gradients->Abandon();
+  if (impl_->speculates) {
+    impl_->speculation->Drop();
+    // A write that failed stays the error of its tile.
+    impl_->writes->AwaitAll().IgnoreError();
+    impl_->store->DiscardWrites();
+    impl_->speculates = false;
+  }
+  impl_->handed_squares = 0;
   impl_->first_nonfinite_layer = -1;
   impl_->backward_finished = false;
 }
@@ -264,11 +357,20 @@ void OffloadedOptimizer::AbandonStep() {
 void OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, ResidentWrites resident) {
   FOREBAY_CHECK(impl_->backward_finished && !impl_->AnyIsDue());
   impl_->backward_finished = false;
+  if (impl_->speculation != nullptr) {
+    FOREBAY_CHECK(impl_->speculates && resident == ResidentWrites::kNow);
+    FOREBAY_CHECK(step.step == impl_->step.step && step.lr == impl_->step.lr &&
+                  step.gradient_scale == impl_->step.gradient_scale);
+    impl_->speculates = false;
+  }
   impl_->step = step;
   impl_->resident = resident;
-  impl_->staged->Begin();
+  impl_->staged->Begin(impl_->due_tiles);
   // Last: from here on the swapper's thread may update.
-  for (std::atomic<bool>& due : impl_->due) due.store(true, std::memory_order_release);
+  for (size_t layer = 0; layer < impl_->due.size(); ++layer) {
+    impl_->due[layer].store(!impl_->placement.IsSpeculative(static_cast<int>(layer)),
+                            std::memory_order_release);
+  }
 }
 
 // ---- Update ------------------------------------------------------------------------------------
@@ -278,6 +380,10 @@ bool OffloadedOptimizer::Impl::AnyIsDue() const {
   return std::any_of(due.begin(), due.end(), [](const std::atomic<bool>& layer_is_due) {
     return layer_is_due.load(std::memory_order_acquire);
   });
+}
+
+bool OffloadedOptimizer::AnyUpdateIsDue() const {
+  return impl_->AnyIsDue();
 }
 
 bool OffloadedOptimizer::UpdateIsDue(int layer) const {
@@ -342,13 +448,37 @@ absl::Status OffloadedOptimizer::Impl::UpdateTile(int tile, std::span<std::byte>
   return absl::OkStatus();
 }
 
-// Verifies state and gradient where they were read, updates, and seals what will be written.
+// As UpdateTile, of what is not in the swapper's window, on the thread of the speculation.
+absl::Status OffloadedOptimizer::Impl::UpdateSpeculatively(int tile, const StagingBuffer& buffer,
+                                                           std::span<const std::byte> gradient) {
+  const Stopwatch stopwatch;
+  const Tile& spec = tiles.tiles()[tile];
+  const auto weights = buffer.weights.first(static_cast<size_t>(tiles.WeightBytes(spec)));
+  const auto state = buffer.state.first(static_cast<size_t>(tiles.StateBytes(spec)));
+  TileRun whole = RunOf(tiles, spec, weights, state);
+  whole.gradient = gradient.data();
+  whole.gradient_dtype = options.gradient_dtype;
+  const absl::Status status = RunKernel(whole, tile, weights, state);
+  if (!status.ok()) {
+    return Annotate(status, fmt::format("step {}: updating layer '{}'", step.step,
+                                        store->inventory().layers()[spec.layer].name));
+  }
+  writes->StartState(tile, state, step.step);
+  writes->StartWeights(tile, weights, step.step);
+  const std::lock_guard lock(mutex);
+  stats.update_s += stopwatch.Seconds();
+  stats.updated_elems += spec.num_elems;
+  return absl::OkStatus();
+}
+
+// Verifies what was read, where it was read, updates, and seals what will be written.
 absl::Status OffloadedOptimizer::Impl::RunKernel(const TileRun& whole, int tile,
                                                  std::span<std::byte> weights,
                                                  std::span<std::byte> state) {
   const Tile& spec = tiles.tiles()[tile];
   const bool is_read = staged->StateIsRead(tile);
   const bool gradient_is_read = staged->GradientIsRead(tile);
+  const bool weights_are_read = staged->WeightsAreRead(tile);
   const std::span<const std::byte> gradient(
       static_cast<const std::byte*>(whole.gradient),
       static_cast<size_t>(spec.num_elems * SizeOf(options.gradient_dtype)));
@@ -359,6 +489,7 @@ absl::Status OffloadedOptimizer::Impl::RunKernel(const TileRun& whole, int tile,
   pool.ParallelFor(NumSealParts(spec), [&](int64_t part) {
     absl::Status intact;
     if (is_read) intact = store->VerifyStatePart(tile, part, state);
+    if (weights_are_read) intact.Update(store->VerifyWeightsPart(tile, part, weights));
     if (gradient_is_read) intact.Update(gradients->VerifyPart(tile, part, gradient));
     if (!intact.ok()) {
       const std::lock_guard lock(damage_mutex);
@@ -439,7 +570,9 @@ absl::Status OffloadedOptimizer::AwaitAllWrites() {
 
 OptimizerStats OffloadedOptimizer::stats() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->stats;
+  OptimizerStats stats = impl_->stats;
+  if (impl_->speculation != nullptr) stats.hand_wait_s += impl_->speculation->wait_s();
+  return stats;
 }
 
 }  // namespace forebay

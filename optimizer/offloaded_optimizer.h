@@ -7,7 +7,10 @@
 //   RAM or spills then:      FinishBackward() -> norm; BeginUpdate(scalars)   every layer's update
 //   becomes due then:      UpdateLayer(layer) as layers come in, on the swapper's thread
 //
-// Clipping is global and exact: no gradient is applied before the norm of all is known.
+// Clipping is global and exact: no gradient is applied before the norm of all is known. Or, of the
+// placement's speculative layers, it is applied at once to the slot that is not committed, in the
+// hope that nothing has to be clipped (BeginSpeculation); where that fails the step is computed
+// again, from the committed slot.
 #pragma once
 
 #include <cstdint>
@@ -41,11 +44,17 @@ struct OffloadedOptimizerOptions {
   GradientArea gradient_area = GradientArea::kSpilled;
   int num_threads = 1;        // of the update
   int num_staging_tiles = 4;  // state tiles in flight; >= 2
+  // Every layer once, as Hand gets them: for placements with speculative layers.
+  std::vector<int> hand_over_order;
+  // Whether the placement may have such layers: for StagingBytes.
+  bool may_speculate = false;
 };
 
 struct GradientStats {
   double norm = 0;                 // L2 norm of the gradients as handed over (rounded)
   int first_nonfinite_layer = -1;  // in the order of Hand: where it arose; -1: all finite
+  // Whether all speculative layers are updated, with the scalars of BeginSpeculation.
+  bool speculation_is_complete = true;
 };
 
 // What a crash has left of a step's gradients.
@@ -65,6 +74,8 @@ enum class ResidentWrites : uint8_t {
 struct OptimizerStats {
   double update_s = 0;   // time in kernels
   double io_wait_s = 0;  // time UpdateLayer waited for state
+  double hand_wait_s =
+      0;  // time Hand and FinishBackward waited for what they had begun (speculation)
   int64_t updated_elems = 0;
 };
 
@@ -91,6 +102,16 @@ class OffloadedOptimizer : public TileUpdater {
   static StripeBytes GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                        const Placement& placement, const TileMap& tiles);
 
+  // Whether the placement has speculative layers.
+  bool speculates() const;
+  // Until FinishBackward, what Hand gets of speculative layers is applied with `scalars` while the
+  // backward pass goes on, as long as the norm of what was handed over is at most `most_norm`. Then
+  // either BeginUpdate follows with the same scalars and takes it over, or AbandonStep undoes it:
+  // the store returns what is committed again. Without this call gradients of these layers only
+  // count in the norm. Requires: all that was written to the store is committed,
+  // TensorStore::BeginWriting, and nothing was handed over yet.
+  void BeginSpeculation(const UpdateScalars& scalars, double most_norm);
+
   // Takes over the finished gradient of `layer`: the layer's padded flat vector, fp32, already a
   // mean over the step's tokens. Rounds it to the hand-over dtype and adds its squared norm in
   // fixed blocks by element index (so the norm has the same bits whatever the tiles, threads and
@@ -98,7 +119,8 @@ class OffloadedOptimizer : public TileUpdater {
   // reuse on return. Each layer once per step, in any order that is the same every step.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
 
-  // Waits for spilled gradients to be written. StorageError. Requires: every layer was handed over.
+  // Waits for spilled gradients, and what speculation has made, to be written. StorageError.
+  // Requires: every layer was handed over.
   absl::StatusOr<GradientStats> FinishBackward();
   // Makes the gradients of the step, and what `trainer` says of its update, outlive a crash
   // (TensorStore::PublishIntent). Requires: GradientArea::kAll, FinishBackward, and the commit of
@@ -109,14 +131,16 @@ class OffloadedOptimizer : public TileUpdater {
   // is told the share that is read; an error of it ends that, is RecoveredGradients::damage, and
   // leaves them to the next process. Requires: GradientArea::kAll, and nothing was handed over yet.
   RecoveredGradients RecoverGradients(const std::function<absl::Status(double)>& progress);
-  // Makes every layer's update due and starts reading state. Requires: FinishBackward, and every
-  // update of the step before was applied.
+  // Makes every layer's update due, but for those that speculation has applied, and starts reading
+  // state. Requires: FinishBackward, with speculation complete, and every update of the step before
+  // was applied. Speculative layers lie in the window as they were before (Swapper::Forget).
   void BeginUpdate(const UpdateScalars& step, ResidentWrites resident = ResidentWrites::kNow);
-  // Forgets the gradients handed over for a step that is abandoned before BeginUpdate. Updates that
-  // were due before stay due.
+  // Forgets the gradients handed over for a step that is abandoned before BeginUpdate, and what was
+  // applied of them. Updates that were due before stay due.
   void AbandonStep();
 
   bool UpdateIsDue(int layer) const override;
+  bool AnyUpdateIsDue() const;
   absl::Status UpdateLayer(int layer, std::span<std::byte> weights) override;
   absl::Status WriteDeferred(int layer, std::span<std::byte> weights) override;
   absl::Status AwaitWriteBack(int layer) override;

@@ -25,26 +25,30 @@ StagedTiles::~StagedTiles() {
   for (Slot& slot : slots_) AwaitReads(slot).IgnoreError();
 }
 
-int StagedTiles::NextToCome(int tile) const {
-  const TileMap& tiles = store_->tiles();
-  while (tile < tiles.num_tiles()) {
-    const int layer = tiles.tiles()[tile].layer;
-    if (!to_come_[layer]) {
-      tile = tiles.first_tile(layer + 1);
-    } else if (Needs(tile)) {
-      return tile;
-    } else {
-      ++tile;
-    }
+size_t StagedTiles::NextToCome(size_t position) const {
+  while (position < order_.size() &&
+         (!to_come_[LayerOf(order_[position])] || !Needs(order_[position]))) {
+    ++position;
   }
-  return -1;
+  return position;
 }
 
-void StagedTiles::Begin() {
+void StagedTiles::Begin(std::span<const int> tiles) {
   FOREBAY_CHECK(num_taken_ == num_started_);
   std::fill(to_come_.begin(), to_come_.end(), true);
-  next_tile_ = NextToCome(0);
+  order_ = tiles;
+  next_ = NextToCome(0);
   Done();
+}
+
+void StagedTiles::Cancel() {
+  for (; num_taken_ < num_started_; ++num_taken_) {
+    Slot& slot = SlotAt(num_taken_);
+    AwaitReads(slot).IgnoreError();
+    slot.tile = -1;
+  }
+  order_ = {};
+  next_ = 0;
 }
 
 void StagedTiles::Done() {
@@ -52,40 +56,60 @@ void StagedTiles::Done() {
   ReadAhead().IgnoreError();
 }
 
+bool StagedTiles::WritesArePending(int tile) const {
+  return (StateIsRead(tile) && writes_->StateIsPending(tile)) ||
+         (WeightsAreRead(tile) && writes_->WeightsArePending(tile));
+}
+
+// Of what is read into a slot, and so written from there.
+absl::Status StagedTiles::AwaitWrites(int tile) {
+  absl::Status status = StateIsRead(tile) ? writes_->AwaitState(tile) : absl::OkStatus();
+  if (WeightsAreRead(tile)) status.Update(writes_->AwaitWeights(tile));
+  return status;
+}
+
 absl::Status StagedTiles::ReadAhead() {
-  while (next_tile_ >= 0 && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
+  while (next_ < order_.size() && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
     Slot& slot = SlotAt(num_started_);
-    const bool borrowed = slot.tile >= 0 && StateIsRead(slot.tile);
-    if (borrowed && writes_->StateIsPending(slot.tile) && num_started_ > num_taken_) break;
-    if (borrowed) FOREBAY_RETURN_IF_ERROR(writes_->AwaitState(slot.tile));
+    const bool borrowed = slot.tile >= 0;
+    if (borrowed && WritesArePending(slot.tile) && num_started_ > num_taken_) break;
+    if (borrowed) FOREBAY_RETURN_IF_ERROR(AwaitWrites(slot.tile));
     // The tile's own last write-back: complete long ago unless the whole store fits the ring.
-    FOREBAY_RETURN_IF_ERROR(writes_->AwaitState(next_tile_));
-    StartReads(slot, next_tile_);
+    const int tile = order_[next_];
+    FOREBAY_RETURN_IF_ERROR(writes_->AwaitState(tile));
+    if (WeightsAreRead(tile)) FOREBAY_RETURN_IF_ERROR(writes_->AwaitWeights(tile));
+    StartReads(slot, tile);
     ++num_started_;
-    next_tile_ = NextToCome(next_tile_ + 1);
+    next_ = NextToCome(next_ + 1);
   }
   return absl::OkStatus();
 }
 
 void StagedTiles::StartReads(Slot& slot, int tile) {
   slot.tile = tile;
+  const TileMap& tiles = store_->tiles();
+  const Tile& spec = tiles.tiles()[tile];
   if (StateIsRead(tile)) {
-    const TileMap& tiles = store_->tiles();
-    store_->StartReadState(tile, slot.buffer.state.first(tiles.StateBytes(tiles.tiles()[tile])),
+    store_->StartReadState(tile, slot.buffer.state.first(tiles.StateBytes(spec)),
                            IoClass::kPrefetch, slot.state_read);
   }
   if (GradientIsRead(tile)) {
     gradients_->StartReadTile(tile, slot.buffer.gradient, slot.gradient_read);
+  }
+  if (WeightsAreRead(tile)) {
+    store_->StartReadWeights(tile, slot.buffer.weights.first(tiles.WeightBytes(spec)),
+                             IoClass::kPrefetch, slot.weights_read);
   }
 }
 
 absl::Status StagedTiles::AwaitReads(Slot& slot) {
   absl::Status status = store_->engine().Wait(slot.state_read);
   status.Update(store_->engine().Wait(slot.gradient_read));
+  status.Update(store_->engine().Wait(slot.weights_read));
   if (status.ok()) return status;
-  const int layer = store_->tiles().tiles()[slot.tile].layer;
-  return Annotate(status, fmt::format("optimizer: reading the state of tile {} (layer '{}') failed",
-                                      slot.tile, store_->inventory().layers()[layer].name));
+  return Annotate(
+      status, fmt::format("optimizer: reading the state of tile {} (layer '{}') failed", slot.tile,
+                          store_->inventory().layers()[LayerOf(slot.tile)].name));
 }
 
 absl::Status StagedTiles::MoveTo(int tile) {
@@ -94,7 +118,8 @@ absl::Status StagedTiles::MoveTo(int tile) {
     FOREBAY_RETURN_IF_ERROR(AwaitReads(slot));
     slot.tile = -1;
   }
-  next_tile_ = tile;
+  next_ = static_cast<size_t>(std::ranges::find(order_, tile) - order_.begin());
+  FOREBAY_CHECK(next_ < order_.size());
   return absl::OkStatus();
 }
 

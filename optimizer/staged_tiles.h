@@ -1,5 +1,6 @@
 // Brings the state and the spilled gradient of tiles into a ring of staging buffers, ahead of their
-// update.
+// update; of speculative layers (swap/placement.h) the weights too, as they are updated outside of
+// the swapper's window.
 //
 // The ring cannot deadlock: a buffer waits for nothing but its own write-back, which was started
 // before the ring moves on and needs no other buffer.
@@ -21,7 +22,8 @@ namespace forebay {
 
 struct StagingBuffer {
   std::span<std::byte> state;     // of the largest tile
-  std::span<std::byte> gradient;  // of the largest tile; empty when no gradient is spilled
+  std::span<std::byte> gradient;  // of the largest tile; empty when all gradients stay in RAM
+  std::span<std::byte> weights;   // of the largest tile; empty when no layer is speculative
 };
 
 // Owned by one thread at a time. Everything pointed to must outlive it.
@@ -34,24 +36,27 @@ class StagedTiles {
   StagedTiles& operator=(const StagedTiles&) = delete;
 
   // Whether any part of the tile must be read.
-  bool Needs(int tile) const { return StateIsRead(tile) || GradientIsRead(tile); }
-  bool StateIsRead(int tile) const { return placement_.state[tile] == Tier::kNvme; }
-  bool GradientIsRead(int tile) const {
-    return gradients_->IsSpilled(store_->tiles().tiles()[tile].layer);
+  bool Needs(int tile) const {
+    return StateIsRead(tile) || GradientIsRead(tile) || WeightsAreRead(tile);
   }
+  bool StateIsRead(int tile) const { return placement_.state[tile] == Tier::kNvme; }
+  bool GradientIsRead(int tile) const { return placement_.IsSpilled(LayerOf(tile)); }
+  bool WeightsAreRead(int tile) const { return placement_.IsSpeculative(LayerOf(tile)); }
 
-  // The updates of a new step, of every layer, are to come: starts reading the first tiles. Errors
-  // surface in Await.
-  void Begin();
-  // Waits for `tile`, which is cheap when tiles are asked for in the order of the store, and
-  // correct in any order. The buffers are the caller's until Done. StorageError names layer and
+  // The updates of these tiles are to come, in this order as far as is known: starts reading the
+  // first. Errors surface in Await. `tiles` is borrowed until the next Begin.
+  void Begin(std::span<const int> tiles);
+  // Waits for `tile`, one of Begin's, which is cheap when they are asked for in that order, and
+  // correct in any. The buffers are the caller's until Done. StorageError names layer and
   // tile.
   absl::StatusOr<StagingBuffer> Await(int tile);
-  // The update of the tile awaited last has ended, and the write-back of its state was started:
-  // reads further ahead.
+  // The update of the tile awaited last has ended, and the write-back of what was read of it was
+  // started: reads further ahead.
   void Done();
   // The layer's update has ended; nothing of it is read ahead until the next Begin.
   void EndLayer(int layer) { to_come_[layer] = false; }
+  // Drops what was read ahead; nothing more is to come until the next Begin.
+  void Cancel();
 
  private:
   struct Slot {
@@ -59,11 +64,16 @@ class StagedTiles {
     int tile = -1;  // whose write-back may still borrow the buffer
     IoOp state_read;
     IoOp gradient_read;
+    IoOp weights_read;
   };
   Slot& SlotAt(int64_t number) { return slots_[number % static_cast<int64_t>(slots_.size())]; }
-  // The first tile from `tile` on that must be read and whose layer is still to come, or -1.
-  int NextToCome(int tile) const;
+  int LayerOf(int tile) const { return store_->tiles().tiles()[tile].layer; }
+  // The first position from `position` on whose tile must be read and is of a layer that is still
+  // to come; order_.size(): there is none.
+  size_t NextToCome(size_t position) const;
   absl::Status ReadAhead();
+  bool WritesArePending(int tile) const;
+  absl::Status AwaitWrites(int tile);
   void StartReads(Slot& slot, int tile);
   absl::Status AwaitReads(Slot& slot);
   // Drops what was read ahead and goes on from `tile`.
@@ -76,7 +86,8 @@ class StagedTiles {
   std::vector<Slot> slots_;
   int64_t num_started_ = 0;       // tiles whose reads were started ...
   int64_t num_taken_ = 0;         // ... and that were awaited, since the beginning
-  int next_tile_ = -1;            // to be read next; -1: none
+  std::span<const int> order_;    // of tiles
+  size_t next_ = 0;               // position of what is to be read next; order_.size(): nothing is
   std::vector<uint8_t> to_come_;  // by layer: whether its update is still to come in this step
 };
 

@@ -37,8 +37,12 @@ class TileWrites {
   // Of all tiles. The first error, after waiting for everything.
   absl::Status AwaitAll();
 
-  // Whether AwaitState would wait.
+  // Whether AwaitState, AwaitWeights would wait.
   bool StateIsPending(int tile) const { return state_[tile].op.pending(); }
+  bool WeightsArePending(int tile) const {
+    const std::lock_guard lock(weights_mutex_);
+    return weights_[tile].op.pending();
+  }
 
  private:
   struct Write {
@@ -51,8 +55,8 @@ class TileWrites {
   absl::Status Await(Write& write, int tile, std::string_view what, bool& completed);
 
   TensorStore* const store_;
-  std::mutex weights_mutex_;    // held while waiting: both threads want the same completions
-  std::vector<Write> weights_;  // by tile
+  mutable std::mutex weights_mutex_;  // held while waiting: both threads want the same completions
+  std::vector<Write> weights_;        // by tile
   std::vector<Write> state_;
 };
 

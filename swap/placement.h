@@ -2,6 +2,7 @@
 // Pure: `plan` prints the very object that `train` executes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,9 +20,24 @@ struct Placement {
   std::vector<Tier> weights;    // per layer
   std::vector<Tier> state;      // per tile
   std::vector<Tier> gradients;  // per layer: where a finished gradient waits for the global norm
+  // Per layer, or empty, as none: whether it is updated before the norm is known
+  // (OffloadedOptimizer::BeginSpeculation). Its weights and all of its state are on NVMe, and its
+  // gradient, of which `gradients` says kNvme, waits nowhere.
+  std::vector<bool> speculative;
   int64_t host_weight_bytes = 0;
   int64_t host_state_bytes = 0;
   int64_t host_gradient_bytes = 0;
+
+  bool IsSpeculative(int layer) const { return !speculative.empty() && speculative[layer]; }
+  bool AnySpeculative() const { return std::ranges::find(speculative, true) != speculative.end(); }
+  // Whether all weights and all state live in RAM.
+  bool AllInHost() const {
+    return std::ranges::count(weights, Tier::kNvme) + std::ranges::count(state, Tier::kNvme) == 0;
+  }
+  // Whether the layer's gradient waits on NVMe.
+  bool IsSpilled(int layer) const {
+    return gradients[layer] == Tier::kNvme && !IsSpeculative(layer);
+  }
 };
 
 struct PlacementOptions {

@@ -19,7 +19,8 @@ class WindowTrace {
       : classes_(BufferClassesOf(window, placement, tiles)),
         buffers_{std::vector<Buffer>(static_cast<size_t>(window.num_block_buffers)),
                  std::vector<Buffer>(static_cast<size_t>(window.num_large_buffers))},
-        reads_(classes_.size()) {
+        reads_(classes_.size()),
+        is_speculative_(placement.speculative) {
     for (const int layer : schedule.Accesses()) {
       if (classes_[layer] != BufferClass::kResident) accesses_.push_back({layer, nullptr});
     }
@@ -37,6 +38,7 @@ class WindowTrace {
       accesses_[i].buffer = buffer;
     }
     while (num_released < accesses_.size()) Release(num_released++);
+    ForgetSpeculative();
   }
 
   const std::vector<int>& reads() const { return reads_; }
@@ -67,6 +69,16 @@ class WindowTrace {
     buffer.last_use = ++num_uses_;
   }
 
+  // As Swapper::ForgetSpeculative.
+  void ForgetSpeculative() {
+    for (std::vector<Buffer>& buffers : buffers_) {
+      for (Buffer& buffer : buffers) {
+        const bool forgets = !is_speculative_.empty() && buffer.layer >= 0;
+        if (forgets && is_speculative_[buffer.layer]) buffer.layer = -1;
+      }
+    }
+  }
+
   // As Swapper::Impl::ChooseBuffer.
   Buffer* Choose(size_t access) {
     Buffer* chosen = nullptr;
@@ -81,6 +93,7 @@ class WindowTrace {
   std::array<std::vector<Buffer>, kNumWindowClasses> buffers_;
   std::vector<Access> accesses_;
   std::vector<int> reads_;  // by layer, of the last step
+  const std::vector<bool> is_speculative_;
   int64_t num_uses_ = 0;
 };
 
@@ -136,12 +149,16 @@ StepTransfers CountTransfers(const StepSchedule& schedule, const SwapperOptions&
   const std::vector<int> weight_reads = CountWeightReads(schedule, window, placement, tiles);
   for (int layer = 0; layer < tiles.num_layers(); ++layer) {
     transfers.read_bytes += weight_reads[layer] * LayerWeightBytes(tiles, layer);
-    if (placement.gradients[layer] == Tier::kNvme) {
+    if (placement.IsSpilled(layer)) {
       transfers.read_bytes += tiles.layer_elems(layer) * gradient_bytes_per_elem;
       transfers.write_bytes += tiles.layer_elems(layer) * gradient_bytes_per_elem;
     }
   }
   for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
+    // Updated outside of the window.
+    if (placement.IsSpeculative(tiles.tiles()[tile].layer)) {
+      transfers.read_bytes += tiles.WeightBytes(tiles.tiles()[tile]);
+    }
     if (placement.state[tile] == Tier::kNvme) {
       transfers.read_bytes += tiles.StateBytes(tiles.tiles()[tile]);
     }

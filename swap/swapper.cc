@@ -48,7 +48,7 @@ struct Swapper::Impl {
     int layer = -1;
     int buffer = -1;
   };
-  enum class Command : uint8_t { kNone, kApplyAllUpdates, kCancelExpected, kStop };
+  enum class Command : uint8_t { kNone, kApplyAllUpdates, kCancelExpected, kForget, kStop };
   using Lock = std::unique_lock<std::mutex>;
 
   Impl(TensorStore* the_store, TileUpdater* the_updater) : store(the_store), updater(the_updater) {}
@@ -71,6 +71,7 @@ struct Swapper::Impl {
   void StartReads(Buffer& buffer, int layer, IoClass io_class);
   absl::Status FinishReads(Buffer& buffer, bool verify);
   absl::Status FinishWriteBack(Buffer& buffer);
+  void ForgetSpeculative(Lock& lock);
   void Quiesce();
   void Fail(const absl::Status& status);
 
@@ -88,6 +89,7 @@ struct Swapper::Impl {
 
   TensorStore* const store;
   TileUpdater* const updater;
+  std::vector<bool> is_speculative;  // by layer, or empty: none
   std::vector<BufferClass> class_of_layer;
   std::vector<Buffer> buffers;
   std::vector<int> buffer_of_layer;  // -1: in none
@@ -127,6 +129,7 @@ absl::Status Swapper::Impl::MakeBuffers(const SwapperOptions& options, const Pla
   const TileMap& tiles = store->tiles();
   const WindowShape shape = WindowShapeOf(options, tiles);
   class_of_layer = BufferClassesOf(options, placement, tiles);
+  is_speculative = placement.speculative;
   int max_tiles = 0;
   for (int layer = 0; layer < tiles.num_layers(); ++layer) {
     max_tiles = std::max(max_tiles, tiles.first_tile(layer + 1) - tiles.first_tile(layer));
@@ -211,6 +214,7 @@ void Swapper::Impl::Run() {
     TakeBuffersBack();
     if (command == Command::kCancelExpected) announced.Clear();
     if (command == Command::kApplyAllUpdates) ApplyDueUpdates(lock);
+    if (command == Command::kForget) ForgetSpeculative(lock);
     command = Command::kNone;
     progress.notify_all();
   }
@@ -360,6 +364,19 @@ absl::Status Swapper::Impl::WriteResidentLayers() {
   return absl::OkStatus();
 }
 
+void Swapper::Impl::ForgetSpeculative(Lock& lock) {
+  FOREBAY_CHECK(announced.empty() && leases.empty());
+  lock.unlock();
+  for (Buffer& buffer : buffers) {
+    if (buffer.layer < 0 || !is_speculative[buffer.layer]) continue;
+    // Of an access that was cancelled.
+    FinishReads(buffer, /*verify=*/false).IgnoreError();
+    buffer_of_layer[buffer.layer] = -1;
+    buffer.layer = -1;
+  }
+  lock.lock();
+}
+
 // Ends every transfer from or to the buffers, so that they may be freed. Errors were reported, or
 // nobody asked for the result.
 void Swapper::Impl::Quiesce() {
@@ -474,6 +491,11 @@ absl::Status Swapper::ApplyAllUpdates() {
   FOREBAY_CHECK(impl_->leases.empty());
   impl_->Send(lock, Impl::Command::kApplyAllUpdates);
   return impl_->failure;
+}
+
+void Swapper::ForgetSpeculative() {
+  Impl::Lock lock(impl_->mutex);
+  impl_->Send(lock, Impl::Command::kForget);
 }
 
 void Swapper::CancelExpected() {

@@ -74,6 +74,11 @@ class Swapper {
   // holds the weights of the finished step.
   absl::Status ApplyAllUpdates();
 
+  // What the window holds of the placement's speculative layers is old: they were updated behind
+  // its back, and all of that is written. Requires: every announced access was acquired and
+  // released.
+  void ForgetSpeculative();
+
   // Abandons announced accesses that were not acquired (a stop in mid-step).
   void CancelExpected();
 

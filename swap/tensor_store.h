@@ -209,6 +209,7 @@ class TensorStore {
   void SealState(int tile, int64_t part, std::span<const std::byte> state);
   absl::Status VerifyWeights(int tile, std::span<const std::byte> weights) const;
   absl::Status VerifyState(int tile, std::span<const std::byte> state) const;
+  absl::Status VerifyWeightsPart(int tile, int64_t part, std::span<const std::byte> weights) const;
   absl::Status VerifyStatePart(int tile, int64_t part, std::span<const std::byte> state) const;
   // Of the memory that holds the checksums of all slots, from creation or opening on.
   static int64_t SealBytes(const TileMap& tiles, int num_slots);

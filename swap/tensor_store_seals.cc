@@ -183,6 +183,12 @@ absl::Status TensorStore::VerifyState(int tile, std::span<const std::byte> state
                        impl_->NewestSlot(impl_->state_progress[tile]));
 }
 
+absl::Status TensorStore::VerifyWeightsPart(int tile, int64_t part,
+                                            std::span<const std::byte> weights) const {
+  return impl_->VerifyPart(tile, part, 0, 1, weights,
+                           impl_->NewestSlot(impl_->weights_progress[tile]));
+}
+
 absl::Status TensorStore::VerifyStatePart(int tile, int64_t part,
                                           std::span<const std::byte> state) const {
   return impl_->VerifyPart(tile, part, 1, impl_->NumPlanes(tile), state,

@@ -2,6 +2,11 @@
 
 namespace forebay {
 
+int64_t StepsPerCommit(const CommitPace& pace) {
+  if (pace.only_on_demand) return 0;
+  return pace.every_steps > 0 ? pace.every_steps : pace.resident_bytes == 0 ? 1 : 0;
+}
+
 bool CommitIsDue(const CommitPace& pace, const SinceCommit& since) {
   if (pace.only_on_demand) return false;
   if (pace.every_steps > 0) return since.steps >= pace.every_steps;

@@ -25,6 +25,9 @@ struct SinceCommit {
   double write_bytes_per_s = 0;  // of the disk; 0: not known yet
 };
 
+// How many steps share a commit; 0: none has one that is planned, or it goes by time.
+int64_t StepsPerCommit(const CommitPace& pace);
+
 bool CommitIsDue(const CommitPace& pace, const SinceCommit& since);
 
 }  // namespace forebay

@@ -177,6 +177,14 @@ std::vector<OptionSpec> OffloadRows() {
                          "where weights live between uses"),
       Choice<TierChoice>("offload", "state_tier", &O::state_tier, tiers,
                          "where the optimizer's state lives"),
+      Choice<GradientChoice>(
+          "offload", "gradients", &O::gradients,
+          {{"auto", GradientChoice::kAuto},
+           {"hold", GradientChoice::kHold},
+           {"speculate", GradientChoice::kSpeculate}},
+          "until the norm of all is known: hold (in RAM, else on NVMe), speculate (applied at once "
+          "to the slot that is not committed; a step that is clipped is computed again); auto: "
+          "speculate where nothing clips and they do not fit in RAM"),
       Choice<Durability>(
           "offload", "durability", &O::durability,
           {{"auto", Durability::kAuto},

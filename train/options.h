@@ -25,6 +25,10 @@ enum class ExportFormat : uint8_t { kHuggingFace, kNone };
 // where the disk has room for it.
 enum class Durability : uint8_t { kAuto, kNone, kStep, kReplay };
 
+// What becomes of finished gradients until their norm is known. kAuto: they are held, but that of
+// those which do not fit in RAM are applied at once where nothing clips (plan.h).
+enum class GradientChoice : uint8_t { kAuto, kHold, kSpeculate };
+
 // The presets of NVIDIA's Apex (apex.amp, opt_level), for what was not said otherwise.
 enum class OptLevel : uint8_t { kNone, kO0, kO1, kO2, kO3 };
 
@@ -89,6 +93,7 @@ struct TrainOptions {
   int64_t tile_elems = kDefaultTileElems;
   TierChoice weights_tier = TierChoice::kAuto;
   TierChoice state_tier = TierChoice::kAuto;
+  GradientChoice gradients = GradientChoice::kAuto;
   Durability durability = Durability::kAuto;
   int64_t commit_every = 0;  // steps; 0: as commit_policy.h has it
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <optional>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -22,15 +22,6 @@ namespace {
 
 // Tokens, targets, positions and flags of a packed row while it is a MicroBatch; segments are few.
 constexpr int64_t kBatchBytesPerToken = 16;
-
-// How many steps share a commit; 0: none has one that is planned, or it goes by time.
-int64_t StepsPerCommit(const CommitPace& pace) {
-  if (pace.only_on_demand) return 0;
-  return pace.every_steps > 0 ? pace.every_steps : pace.resident_bytes == 0 ? 1 : 0;
-}
-
-// Of the files of one folder: weights, state and checksums, then each copy of the record.
-constexpr int kFlushesPerCommit = 5;
 
 // "r16, m, v": the planes of the state.
 std::string StateText(const TileMap& tiles) {
@@ -66,6 +57,7 @@ class Planner {
   // Without a look at the disks.
   absl::StatusOr<Plan> Make() const {
     FOREBAY_RETURN_IF_ERROR(CheckPositions());
+    FOREBAY_RETURN_IF_ERROR(CheckSpeculation());
     FOREBAY_RETURN_IF_ERROR(ParameterGroupsOf(options_, inventory_).status());
     FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, Budget());
     const StepBuffers buffers = ChooseBuffers(budget);
@@ -79,7 +71,7 @@ class Planner {
     plan.terms = FixedTerms(buffers);
     const int64_t left = budget - HostBytes(plan.terms);
     if (left < DemandedBytes()) return DoesNotFit(budget);
-    FOREBAY_ASSIGN_OR_RETURN(plan.placement, Place(tiles_, PlacementFor(left)));
+    FOREBAY_ASSIGN_OR_RETURN(plan.placement, PlaceAll(left));
     plan.gradient_area = Area();
     plan.gradient_area_bytes =
         OffloadedOptimizer::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
@@ -197,6 +189,38 @@ class Planner {
                     options_.seq, model_.max_positions, model_.max_positions));
   }
 
+  absl::Status CheckSpeculation() const {
+    if (options_.gradients != GradientChoice::kSpeculate || num_slots_ > 1) return absl::OkStatus();
+    return UsageError(
+        "--gradients=speculate: the run keeps one copy of its state (--durability=none), and what "
+        "is applied before it is known to be right needs a second. Leave --gradients out");
+  }
+
+  // Whether a gradient may be applied before the norm of all is known. Where steps are clipped,
+  // each of them would be computed twice, which is left to who asks for it.
+  bool MaySpeculate() const {
+    if (num_slots_ == 1 || replays() || options_.commit_every > 1) return false;
+    if (options_.gradients == GradientChoice::kAuto) return options_.clip == 0;
+    return options_.gradients == GradientChoice::kSpeculate;
+  }
+
+  // Where gradients would be spilled and may be applied at once instead, they are. Weights and
+  // state stay on NVMe then: so every step is committed, and what is written over before it is
+  // known to be right is not the working copy of a step. What is left of memory is less than one
+  // gradient.
+  absl::StatusOr<Placement> PlaceAll(int64_t left) const {
+    PlacementOptions wanted = PlacementFor(left);
+    FOREBAY_ASSIGN_OR_RETURN(Placement placement, Place(tiles_, wanted));
+    const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
+    if (!MaySpeculate() || !any_spilled || DemandedBytes() > 0) return placement;
+    wanted.weights = wanted.state = TierChoice::kNvme;
+    FOREBAY_ASSIGN_OR_RETURN(placement, Place(tiles_, wanted));
+    for (const Tier tier : placement.gradients) {
+      placement.speculative.push_back(tier == Tier::kNvme);
+    }
+    return placement;
+  }
+
   absl::StatusOr<int64_t> Budget() const {
     const int64_t available = limits_.available_memory_bytes;
     if (options_.ram_bytes == 0)
@@ -224,6 +248,7 @@ class Planner {
     optimizer.gradient_dtype = options_.grad_dtype;
     optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
+    optimizer.may_speculate = MaySpeculate();
     return optimizer;
   }
 
@@ -275,7 +300,8 @@ class Planner {
   // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
   // in every step, a buffer less only some overlap. When none does, the largest that fits at all.
   StepBuffers ChooseBuffers(int64_t budget) const {
-    for (const int64_t wanted : {DemandedBytes() + AllGradientBytes(), DemandedBytes()}) {
+    const int64_t held = options_.gradients == GradientChoice::kSpeculate ? 0 : AllGradientBytes();
+    for (const int64_t wanted : {DemandedBytes() + held, DemandedBytes()}) {
       for (const StepBuffers& buffers : StepBufferChoices(tiles_.num_stripes())) {
         if (HostBytes(FixedTerms(buffers)) + wanted <= budget) return buffers;
       }
@@ -289,6 +315,9 @@ class Planner {
     placement.state = options_.state_tier;
     placement.gradient_bytes_per_elem = gradient_bytes_per_elem_;
     placement.host_bytes = left;
+    if (options_.gradients == GradientChoice::kSpeculate) {
+      placement.weights = placement.state = placement.gradients = TierChoice::kNvme;
+    }
     return placement;
   }
 
@@ -384,91 +413,6 @@ class Planner {
   const int64_t gradient_bytes_per_elem_;
 };
 
-// Nothing where a step writes nothing.
-std::optional<int64_t> StepsUntilWorn(const Plan& plan) {
-  if (plan.write_bytes_per_step == 0) return std::nullopt;
-  return static_cast<int64_t>(plan.rated_tbw * 1e12 /
-                              static_cast<double>(plan.write_bytes_per_step));
-}
-
-std::string WearLine(const Plan& plan) {
-  // Commits that do not go by steps come on top.
-  const std::string commits =
-      StepsPerCommit(plan.commit_pace) > 0
-          ? ""
-          : fmt::format(", and each commit {}", FormatBytes(plan.commit_bytes));
-  const std::optional<int64_t> steps = StepsUntilWorn(plan);
-  if (!steps.has_value()) return fmt::format("wear       steps write nothing{}\n", commits);
-  if (plan.num_steps == 0) {
-    return fmt::format("wear       a drive of {} TBW lasts {} steps{}\n", plan.rated_tbw, *steps,
-                       commits.empty() ? "" : " but for commits");
-  }
-  const double bytes =
-      static_cast<double>(plan.num_steps) * static_cast<double>(plan.write_bytes_per_step);
-  return fmt::format("wear       {} steps write {:.3g} TB = {:.2g} % of a drive of {} TBW{}\n",
-                     plan.num_steps, bytes / 1e12, bytes / 1e10 / plan.rated_tbw, plan.rated_tbw,
-                     commits);
-}
-
-// Of several folders alone: of one, the totals have said it.
-std::string StripeLines(const Plan& plan) {
-  std::string lines;
-  int64_t total_bytes = 0;
-  for (const PlanStripe& stripe : plan.stripes) total_bytes += stripe.nvme_bytes;
-  for (size_t i = 0; i < plan.stripes.size() && plan.stripes.size() > 1; ++i) {
-    const PlanStripe& stripe = plan.stripes[i];
-    lines += fmt::format(
-        "{:<11}{} in {} ({:.0f} %)\n", i == 0 ? "swap area" : "", FormatBytes(stripe.nvme_bytes),
-        stripe.folder,
-        100 * static_cast<double>(stripe.nvme_bytes) / static_cast<double>(total_bytes));
-  }
-  return lines;
-}
-
-// With those of the gradients that are kept.
-int64_t FlushesPerCommit(const Plan& plan) {
-  const auto num_folders = static_cast<int64_t>(plan.stripes.size());
-  const int64_t of_gradients = plan.gradient_area == GradientArea::kAll ? num_folders + 1 : 0;
-  return kFlushesPerCommit * num_folders + of_gradients;
-}
-
-std::string_view NameOfDurability(const Plan& plan) {
-  if (plan.num_slots == 1) return "none";
-  return plan.gradient_area == GradientArea::kAll ? "replay" : "step";
-}
-
-std::string DurabilityLine(const Plan& plan) {
-  const std::string commit =
-      fmt::format("{} and {} flushes", FormatBytes(plan.commit_bytes), FlushesPerCommit(plan));
-  if (plan.num_slots == 1) {
-    return fmt::format(
-        "durability none: one copy{}, committed ({}) when the run stops, evaluates or exports; a "
-        "crash loses all since the last export\n",
-        plan.lacks_room_for_two ? ", as the disk has no room for two" : "", commit);
-  }
-  if (plan.gradient_area == GradientArea::kAll) {
-    return fmt::format(
-        "durability replay: each step is committed, during the next ({}), and its gradients are "
-        "kept until then; a crash loses the running forward and backward pass\n",
-        commit);
-  }
-  // A step is committed when the forward pass of the next has applied its update.
-  const int64_t steps = StepsPerCommit(plan.commit_pace);
-  if (steps > 0) {
-    return fmt::format(
-        "durability step: {} is committed, during the next ({}); a crash loses {} steps at most\n",
-        steps == 1 ? "each step" : fmt::format("one step in {}", steps), commit, steps + 1);
-  }
-  return fmt::format(
-      "durability step: commits ({}) take {:.0f} % of the time, more where a crash would lose more "
-      "than {:.0f} min\n",
-      commit, kMostCommitShare * 100, kMostLostSeconds / 60);
-}
-
-int64_t CountHost(const std::vector<Tier>& tiers) {
-  return std::ranges::count(tiers, Tier::kHost);
-}
-
 // `room`: whether the disks have room for what is planned.
 absl::StatusOr<Plan> PlanWithSlots(int num_slots, const DecoderConfig& model,
                                    const TrainOptions& options, const MachineLimits& limits,
@@ -503,89 +447,14 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
                            PlanWithSlots(one_slot ? 1 : kMostSlots, model, options, limits, room));
   if (room.ok()) return plan;
   // Who says how often to commit wants to have commits.
-  if (options.durability != Durability::kAuto || options.commit_every > 0) return room;
+  if (options.durability != Durability::kAuto || options.commit_every > 0 ||
+      options.gradients == GradientChoice::kSpeculate) {
+    return room;
+  }
   FOREBAY_ASSIGN_OR_RETURN(plan, PlanWithSlots(1, model, options, limits, room));
   FOREBAY_RETURN_IF_ERROR(room);
   plan.lacks_room_for_two = true;
   return plan;
-}
-
-Json ToJson(const Plan& plan) {
-  Json json;
-  json["fits"] = true;
-  json["ram_budget_bytes"] = plan.ram_budget_bytes;
-  json["host_bytes"] = plan.host_bytes;
-  json["nvme_bytes"] = plan.nvme_bytes;
-  json["tokens_per_step"] = plan.tokens_per_step;
-  json["read_bytes_per_step"] = plan.read_bytes_per_step;
-  json["write_bytes_per_step"] = plan.write_bytes_per_step;
-  json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
-  const int64_t steps_per_commit = StepsPerCommit(plan.commit_pace);
-  json["durability"] = NameOfDurability(plan);
-  json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
-  json["commit_bytes"] = plan.commit_bytes;
-  json["flushes_per_commit"] = FlushesPerCommit(plan);
-  json["rated_tbw"] = plan.rated_tbw;
-  const std::optional<int64_t> steps_until_worn = StepsUntilWorn(plan);
-  json["steps_until_tbw"] = steps_until_worn.has_value() ? Json(*steps_until_worn) : Json(nullptr);
-  json["gradient_area_bytes"] = Total(plan.gradient_area_bytes);
-  json["tile_elems"] = plan.tiles.tile_elems();
-  json["num_tiles"] = plan.tiles.num_tiles();
-  json["num_staging_tiles"] = plan.num_staging_tiles;
-  json["num_block_buffers"] = plan.window.num_block_buffers;
-  json["num_large_buffers"] = plan.window.num_large_buffers;
-  json["placement"] = {{"weight_layers_in_ram", CountHost(plan.placement.weights)},
-                       {"num_layers", plan.placement.weights.size()},
-                       {"state_tiles_in_ram", CountHost(plan.placement.state)},
-                       {"gradient_layers_in_ram", CountHost(plan.placement.gradients)},
-                       {"host_weight_bytes", plan.placement.host_weight_bytes},
-                       {"host_state_bytes", plan.placement.host_state_bytes},
-                       {"host_gradient_bytes", plan.placement.host_gradient_bytes}};
-  json["stripes"] = Json::array();
-  for (const PlanStripe& stripe : plan.stripes) {
-    json["stripes"].push_back(
-        {{"folder", stripe.folder}, {"weight", stripe.weight}, {"nvme_bytes", stripe.nvme_bytes}});
-  }
-  json["terms"] = Json::array();
-  for (const PlanTerm& term : plan.terms) {
-    json["terms"].push_back(
-        {{"name", term.name}, {"host_bytes", term.host_bytes}, {"nvme_bytes", term.nvme_bytes}});
-  }
-  return json;
-}
-
-std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const TrainOptions& options) {
-  const auto bytes = [](int64_t count) {
-    return count == 0 ? std::string("-") : FormatBytes(count);
-  };
-  const Inventory inventory = BuildInventory(model);
-  std::string table = fmt::format(
-      "model      {}   {} params   {} layers   {} + {}   {} tokens/step ({} x {} x {})\n",
-      model.architecture, FormatCount(inventory.num_params()), model.num_layers,
-      NameOf(options.layout), NameOf(options.optimizer), plan.tokens_per_step, options.batch,
-      options.seq, options.accum);
-  table += fmt::format("{:<36}{:>16}{:>12}\n", "",
-                       "RAM " + FormatBinaryBytes(plan.ram_budget_bytes), "NVMe");
-  for (const PlanTerm& term : plan.terms) {
-    if (term.host_bytes == 0 && term.nvme_bytes == 0) continue;
-    table += fmt::format("{:<36}{:>16}{:>12}\n", term.name, bytes(term.host_bytes),
-                         bytes(term.nvme_bytes));
-  }
-  table +=
-      fmt::format("{:<36}{:>16}{:>12}\n", "total", bytes(plan.host_bytes), bytes(plan.nvme_bytes));
-  table += StripeLines(plan);
-  const double params = static_cast<double>(inventory.num_params());
-  table +=
-      fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param){}\n",
-                  FormatBytes(plan.read_bytes_per_step), FormatBytes(plan.write_bytes_per_step),
-                  static_cast<double>(plan.read_bytes_per_step) / params,
-                  static_cast<double>(plan.write_bytes_per_step) / params,
-                  plan.io_s_per_step > 0 ? " = " + FormatDuration(plan.io_s_per_step) : "");
-  table += DurabilityLine(plan);
-  table += WearLine(plan);
-  table += fmt::format("verdict    fits; RAM spare {}\n",
-                       FormatBytes(plan.ram_budget_bytes - plan.host_bytes));
-  return table;
 }
 
 }  // namespace forebay

@@ -319,6 +319,26 @@ void CheckSchedule(Resolver& resolver) {
       has_own ? fmt::format(", or give --schedule_args=warmup_num_steps={}", options.warmup) : ""));
 }
 
+// A speculative update is written to a slot that is neither committed nor the step before.
+void CheckSpeculation(Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  if (options.gradients != GradientChoice::kSpeculate) return;
+  const auto refuse = [&](bool is_so, const char* name, const char* why) {
+    if (!is_so) return;
+    resolver.AddProblem(
+        fmt::format("--gradients=speculate does not go with --{}={}, {}. Leave one of them out",
+                    name, OptionText(options, name), why));
+  };
+  const char* const kAlone =
+      "which keeps in RAM what would be written over before it is known to "
+      "be right: all weights and state have to be on NVMe";
+  refuse(options.durability == Durability::kNone, "durability", "which has no second slot");
+  refuse(options.durability == Durability::kReplay, "durability", "which keeps all gradients");
+  refuse(options.commit_every > 1, "commit_every", "as it needs every step committed");
+  refuse(options.weights_tier == TierChoice::kHost, "weights_tier", kAlone);
+  refuse(options.state_tier == TierChoice::kHost, "state_tier", kAlone);
+}
+
 // What is said of the optimizer is something that the one chosen has.
 void CheckOptimizer(Resolver& resolver) {
   const TrainOptions& options = resolver.options();
@@ -433,6 +453,7 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
                     "run stops, evaluates or exports",
                     options.commit_every));
   }
+  CheckSpeculation(resolver);
   CheckSwapFolders(use, resolver);
   if (!options.out.empty() && !options.model.empty() && SamePlace(options.out, options.model)) {
     resolver.AddProblem(fmt::format(

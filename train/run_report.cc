@@ -15,8 +15,9 @@ int64_t StoreBytes(const PreparedRun& run, const TensorStore& store) {
 }  // namespace
 
 Counters ReadCounters(const PreparedRun& run, RunSession& session) {
-  return {run.engine->stats(), session.swapper().stats().wait_s,
-          session.optimizer().stats().update_s};
+  const OptimizerStats optimizer = session.optimizer().stats();
+  return {run.engine->stats(), session.swapper().stats().wait_s + optimizer.hand_wait_s,
+          optimizer.update_s};
 }
 
 Json StepLine(Json line, const StepCost& cost, const PreparedRun& run) {

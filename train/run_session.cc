@@ -17,6 +17,7 @@ OffloadedOptimizerOptions OptimizerOptions(const TrainOptions& options, const Pl
   result.gradient_area = plan.gradient_area;
   result.num_threads = options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;
+  result.hand_over_order = plan.schedule.handed;
   return result;
 }
 

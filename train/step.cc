@@ -82,6 +82,7 @@ absl::StatusOr<StepResult> TrainingStep::Run(std::span<const MicroBatch> batches
   result.loss = loss_sum * scale;
   result.gradient_norm = gradient.norm / loss_scale;
   result.first_nonfinite_layer = gradient.first_nonfinite_layer;
+  result.speculation_is_complete = gradient.speculation_is_complete;
   return result;
 }
 

@@ -26,7 +26,8 @@ struct StepResult {
   double loss = 0;           // mean over the step's trained tokens
   double gradient_norm = 0;  // before clipping, of the loss as it is
   int first_nonfinite_layer = -1;
-  int64_t num_tokens = 0;  // without padding
+  bool speculation_is_complete = true;  // as GradientStats has it
+  int64_t num_tokens = 0;               // without padding
   int64_t num_trained = 0;
 };
 

@@ -31,6 +31,7 @@
 #include "forebay/train/run_progress.h"
 #include "forebay/train/run_report.h"
 #include "forebay/train/run_session.h"
+#include "forebay/train/speculative_step.h"
 
 namespace forebay {
 namespace {
@@ -81,14 +82,13 @@ class TrainingRun {
   absl::StatusOr<bool> Advance(int64_t step, const StepResult& result);
   absl::Status AfterOverflow(int64_t step, const std::string& where);
   std::string WhereNotFinite(const StepResult& result);
-  UpdateScalars ScalarsOf(const StepResult& result) const;
+  UpdateScalars ScalarsOf(double gradient_norm) const;
   absl::Status ReleaseUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
   absl::Status BeginUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
   absl::Status Skip(int64_t step, const IoStats& io);
   void DecideCommit(int64_t step, const IoStats& io);
   bool CommitsAfter(int64_t step) const;
   absl::Status CommitStep(int64_t step);
-  bool WritesInUpdate() const;
   absl::Status FinishAndCommit(int64_t step);
   absl::Status CommitReleased();
   absl::Status SaveWhatIsDone();
@@ -112,6 +112,7 @@ class TrainingRun {
   PreparedRun prepared_;
   LineLog metrics_;
   std::unique_ptr<RunSession> session_;
+  std::unique_ptr<SpeculativeStep> speculative_step_;
   std::unique_ptr<RunExports> exports_;  // of --save_every
   std::unique_ptr<Sampler> sampler_;
   std::vector<MicroBatch> batches_;  // memory is reused from step to step
@@ -141,6 +142,7 @@ absl::Status TrainingRun::OpenSession() {
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
                                               std::move(prepared_.store), prepared_.budget.get()));
+  speculative_step_ = std::make_unique<SpeculativeStep>(session_.get());
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
                           options_.keep},
@@ -324,8 +326,13 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   const double loss_scale = progress_.loss_scale();
   FOREBAY_ASSIGN_OR_RETURN(
       const StepResult result,
-      session_->step().Run(std::span(batches_).first(num_batches_), loss_scale, hooks));
-  UpdateScalars scalars = ScalarsOf(result);
+      speculative_step_->Run({.batches = std::span(batches_).first(num_batches_),
+                              .loss_scale = loss_scale,
+                              .clip = options_.clip,
+                              .hooks = hooks,
+                              .scalars_of = [this](double norm) { return ScalarsOf(norm); },
+                              .begin_writing = [this] { return BeginWriting(); }}));
+  UpdateScalars scalars = ScalarsOf(result.gradient_norm);
   FOREBAY_ASSIGN_OR_RETURN(const bool is_update, Advance(step, result));
   Json line_of_step = {{"step", step},
                        {"loss", result.loss},
@@ -344,7 +351,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   FOREBAY_RETURN_IF_ERROR(is_update ? ReleaseUpdate(step, scalars, after.io)
                                     : Skip(step, after.io));
   // Otherwise an update is applied while the next step's forward pass goes by, and committed there.
-  if (CommitsAfter(step)) {
+  if (CommitsAfter(step) || (commit_is_due_ && !session_->optimizer().AnyUpdateIsDue())) {
     FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
     after = ReadCounters();
   }
@@ -358,18 +365,19 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   totals_.Add(cost);
   totals_.last_loss = result.loss;
   Json line = StepLine(released_line_, cost, prepared_);
+  if (session_->optimizer().speculates()) line["recomputed"] = speculative_step_->computed_twice();
   return AfterStep(step, line);
 }
 
 // Of the update that may follow. Gradients are of the loss times its scale.
-UpdateScalars TrainingRun::ScalarsOf(const StepResult& result) const {
+UpdateScalars TrainingRun::ScalarsOf(double gradient_norm) const {
   UpdateScalars scalars;
   scalars.step = progress_.num_updates() + 1;
   const ScheduledRates rates = RatesOf(prepared_.lr_schedule, scalars.step);
   scalars.lr = rates.lr;
   scalars.beta1 = rates.beta1;
   scalars.beta2 = rates.beta2;
-  scalars.gradient_scale = ClipScale(options_.clip, result.gradient_norm) / progress_.loss_scale();
+  scalars.gradient_scale = ClipScale(options_.clip, gradient_norm) / progress_.loss_scale();
   scalars.rounding_seed = options_.seed;
   return scalars;
 }
@@ -416,20 +424,17 @@ void TrainingRun::DecideCommit(int64_t step, const IoStats& io) {
 absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars,
                                       const IoStats& io) {
   DecideCommit(step, io);
-  if (commit_is_due_ || WritesInUpdate()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  // What was applied in the backward pass has begun them. Where an update that is not for a commit
+  // writes nothing, the one copy of --durability=none stays what it is.
+  const bool speculates = session_->optimizer().speculates();
+  const bool writes = commit_is_due_ || !prepared_.plan.placement.AllInHost();
+  if (writes && !speculates) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   session_->optimizer().BeginUpdate(
       scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
   released_step_ = step;
   update_is_open_ = true;
+  if (speculates) session_->swapper().ForgetSpeculative();
   return absl::OkStatus();
-}
-
-// Whether an update writes anything when it is not for a commit. Where it does not, the one copy of
-// --durability=none stays what it is.
-bool TrainingRun::WritesInUpdate() const {
-  const Placement& placement = prepared_.plan.placement;
-  return std::ranges::count(placement.weights, Tier::kNvme) > 0 ||
-         std::ranges::count(placement.state, Tier::kNvme) > 0;
 }
 
 // Requires: `step` is released_step_; where an update is open, the store takes writes.

@@ -256,7 +256,8 @@ class OffloadedRun {
     int num_io_threads = 1;
     int num_staging_tiles = 4;
     Tiers weights = Tiers::kNvme;
-    bool io_uring = false;  // instead of threads
+    bool io_uring = false;     // instead of threads
+    bool speculative = false;  // all layers; everything on NVMe
     OptimizerConfig rule = kTestAdamW;
   };
 
@@ -280,8 +281,12 @@ class OffloadedRun {
     settings.gradient_dtype = options.gradient_dtype;
     settings.num_threads = options.num_threads;
     settings.num_staging_tiles = options.num_staging_tiles;
+    for (int layer = run->num_layers() - 1; layer >= 0; --layer) {
+      settings.hand_over_order.push_back(layer);
+    }
     run->placement_ =
         PlacementOf(run->store().tiles(), options.weights, options.state, options.gradients);
+    if (options.speculative) run->placement_.speculative.assign(run->num_layers(), true);
     // Not a byte more than what is announced.
     FOREBAY_RETURN_IF_ERROR(run->store().EnsureGradientArea(
         OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles())));
@@ -343,8 +348,37 @@ class OffloadedRun {
     return store_->Commit({step, Json::object()});
   }
 
+  // Backward with what is applied in the hope of `scalars`.
+  absl::StatusOr<GradientStats> SpeculativeBackward(const UpdateScalars& scalars,
+                                                    double most_norm) {
+    FOREBAY_RETURN_IF_ERROR(store_->BeginWriting());
+    optimizer_->BeginSpeculation(scalars, most_norm);
+    return Backward(scalars.step);
+  }
+
+  // Hopes that nothing is clipped, and where it was computes again. What is left is the commit.
+  absl::StatusOr<double> SpeculativeUpdate(int64_t step, double most_norm) {
+    UpdateScalars hoped = ScalarsOfStep(step, 0);
+    FOREBAY_ASSIGN_OR_RETURN(GradientStats stats, SpeculativeBackward(hoped, most_norm));
+    const double norm = stats.norm;
+    const UpdateScalars needed = ScalarsOfStep(step, norm);
+    if (!stats.speculation_is_complete || needed.gradient_scale != hoped.gradient_scale) {
+      optimizer_->AbandonStep();
+      FOREBAY_ASSIGN_OR_RETURN(stats, SpeculativeBackward(needed, norm));
+    }
+    FOREBAY_CHECK(stats.speculation_is_complete && stats.norm == norm);
+    optimizer_->BeginUpdate(needed);
+    FOREBAY_CHECK(!optimizer_->AnyUpdateIsDue());
+    return norm;
+  }
+
   // A whole step; returns the gradients' norm.
   absl::StatusOr<double> Step(int64_t step) {
+    if (options_.speculative) {
+      FOREBAY_ASSIGN_OR_RETURN(const double norm, SpeculativeUpdate(step, /*most_norm=*/1e30));
+      FOREBAY_RETURN_IF_ERROR(Commit(step));
+      return norm;
+    }
     FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, Backward(step));
     optimizer_->BeginUpdate(ScalarsOfStep(step, stats.norm));
     for (int layer = 0; layer < num_layers(); ++layer) {

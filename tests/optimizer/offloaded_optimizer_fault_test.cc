@@ -79,6 +79,14 @@ TEST_F(OffloadedOptimizerFaultTest, ADyingDiskIsACleanErrorAndTheCommittedStepSt
   EXPECT_GE(committed_, 1);
 }
 
+TEST_F(OffloadedOptimizerFaultTest, AFailedCallOfASpeculativeStepIsACleanErrorToo) {
+  options_.state = options_.gradients = Tiers::kNvme;
+  options_.speculative = true;
+  ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());
+  FailEveryCall(/*fail_all_after=*/false);
+  EXPECT_GE(committed_, 1);
+}
+
 TEST_F(OffloadedOptimizerFaultTest, CompletionsOutOfOrderChangeNothing) {
   InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());

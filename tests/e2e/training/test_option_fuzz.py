@@ -22,7 +22,7 @@ SECTIONS = {
     "data": "eval_data eval_every batch accum seq seed",
     "optim": "steps epochs stop_after lr warmup schedule optimizer weight_decay decay_all param_groups betas eps momentum nesterov clip",
     "offload": "nvme nvme_weights ram precision layout grad_dtype threads engine engine_strict io_threads tile_elems weights_tier "
-    "state_tier",
+    "state_tier gradients",
     "io": "save_every keep export export_dtype",
 }
 SECTION_OF = {key: section for section, keys in SECTIONS.items() for key in keys.split()}
@@ -66,6 +66,12 @@ def manner(rng, held_out, starts):
     kept = {key: value for key, value in drawn.items() if rng.random() < 0.6}
     if "eval_every" in kept and "eval_data" not in kept:
         del kept["eval_every"]
+    # All of a resume's settings are given, or the run's hold, which may have a tier from the start.
+    if rng.random() < 0.5:
+        kept |= dict(gradients=rng.choice(["auto", "hold", "speculate"]))
+        for tier in ("weights_tier", "state_tier"):
+            if kept["gradients"] == "speculate":
+                kept[tier] = rng.choice(["auto", "nvme"])
     # These two go together, and a resume may have one of them from the start.
     if rng.random() < 0.6:
         export = rng.choice(["hf", "none"])

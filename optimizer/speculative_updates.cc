@@ -1,0 +1,136 @@
+#include "forebay/optimizer/speculative_updates.h"
+
+#include "forebay/base/check.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/start_thread.h"
+
+namespace forebay {
+
+absl::StatusOr<std::unique_ptr<SpeculativeUpdates>> SpeculativeUpdates::Create(
+    std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
+    UpdateTile update) {
+  FOREBAY_CHECK(gradients.size() >= 2);
+  std::unique_ptr<SpeculativeUpdates> updates(
+      new SpeculativeUpdates(std::move(tiles), std::move(gradients), staged, std::move(update)));
+  FOREBAY_ASSIGN_OR_RETURN(updates->thread_, StartThread("updating during the backward pass",
+                                                         [raw = updates.get()] { raw->Run(); }));
+  return updates;
+}
+
+SpeculativeUpdates::~SpeculativeUpdates() {
+  if (!thread_.joinable()) return;
+  Drop();
+  {
+    const std::lock_guard lock(mutex_);
+    command_ = Command::kQuit;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+// ---- The training thread
+
+void SpeculativeUpdates::Send(Command command) {
+  Lock lock(mutex_);
+  command_ = command;
+  wake_.notify_one();
+  progress_.wait(lock, [this] { return command_ == Command::kNone; });
+}
+
+void SpeculativeUpdates::Begin() {
+  {
+    const std::lock_guard lock(mutex_);
+    FOREBAY_CHECK(num_taken_ == num_updated_);
+    num_taken_ = num_updated_ = 0;
+    accepts_ = failure_.ok();
+  }
+  Send(Command::kBegin);
+}
+
+void SpeculativeUpdates::Decline() {
+  const std::lock_guard lock(mutex_);
+  accepts_ = false;
+}
+
+absl::Status SpeculativeUpdates::End(bool& all) {
+  Send(Command::kEnd);
+  const std::lock_guard lock(mutex_);
+  accepts_ = false;
+  all = num_taken_ == static_cast<int64_t>(tiles_.size());
+  return failure_;
+}
+
+void SpeculativeUpdates::Drop() {
+  Send(Command::kDrop);
+}
+
+absl::StatusOr<std::span<std::byte>> SpeculativeUpdates::Buffer(int tile) {
+  const Stopwatch waited;
+  Lock lock(mutex_);
+  const auto num_buffers = static_cast<int64_t>(gradients_.size());
+  progress_.wait(lock, [&] { return num_taken_ - num_updated_ < num_buffers || !failure_.ok(); });
+  wait_s_ += waited.Seconds();
+  if (!failure_.ok()) return failure_;
+  FOREBAY_CHECK(!accepts_ || tiles_[static_cast<size_t>(num_taken_)] == tile);
+  return GradientAt(num_taken_);
+}
+
+void SpeculativeUpdates::Take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!accepts_) return;
+    ++num_taken_;
+  }
+  wake_.notify_one();
+}
+
+// ---- The updates' thread
+
+void SpeculativeUpdates::Run() {
+  Lock lock(mutex_);
+  while (command_ != Command::kQuit) {
+    const bool may_update =
+        num_updated_ < num_taken_ && failure_.ok() && command_ != Command::kDrop;
+    if (may_update) {
+      UpdateTaken(lock);
+      continue;
+    }
+    if (command_ == Command::kNone) {
+      wake_.wait(lock);
+      continue;
+    }
+    // Nobody else touches what is staged meanwhile: the training thread waits for the answer.
+    const Command command = command_;
+    lock.unlock();
+    if (command == Command::kBegin) {
+      staged_->Begin(tiles_);
+    } else {
+      staged_->Cancel();
+    }
+    lock.lock();
+    if (command == Command::kDrop) {
+      accepts_ = false;
+      num_taken_ = num_updated_ = 0;
+    }
+    command_ = Command::kNone;
+    progress_.notify_all();
+  }
+}
+
+// One tile.
+void SpeculativeUpdates::UpdateTaken(Lock& lock) {
+  const int64_t number = num_updated_;
+  const int tile = tiles_[static_cast<size_t>(number)];
+  lock.unlock();
+  absl::StatusOr<StagingBuffer> buffer = staged_->Await(tile);
+  absl::Status status = buffer.status();
+  if (status.ok()) status = update_(tile, *buffer, GradientAt(number));
+  if (status.ok()) staged_->Done();
+  lock.lock();
+  failure_.Update(status);
+  if (status.ok()) ++num_updated_;
+  progress_.notify_all();
+}
+
+}  // namespace forebay

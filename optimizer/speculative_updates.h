@@ -1,0 +1,100 @@
+// Updates layers while the backward pass goes on, as soon as their gradient is complete, before the
+// global norm is known (swap/placement.h, `speculative`). Gradients wait in a ring of buffers, one
+// of a tile each; a thread takes them in the order in which they were handed over and updates tiles
+// that were read ahead in that order.
+//
+// Not for: deciding whether what was hoped for came true, and what then (offloaded_optimizer.h).
+//
+// The ring cannot deadlock: who waits for a buffer waits for an update, which waits for the
+// transfers of its own tile and for write-backs that were started before.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/optimizer/held_gradients.h"
+#include "forebay/optimizer/staged_tiles.h"
+
+namespace forebay {
+
+// The public functions belong to the training thread.
+class SpeculativeUpdates : public GradientSink {
+ public:
+  // Updates a tile in `buffer`, with `gradient`, and starts its write-backs. On the updates'
+  // thread.
+  using UpdateTile = std::function<absl::Status(int tile, const StagingBuffer& buffer,
+                                                std::span<const std::byte> gradient)>;
+
+  // `tiles`: in the order in which their gradients are handed over. `gradients`: buffers of a
+  // tile's gradient each, two or more. `staged` is this object's from Begin until End or Drop
+  // returns. Everything pointed to must outlive it. EnvironmentError where no thread can be had.
+  static absl::StatusOr<std::unique_ptr<SpeculativeUpdates>> Create(
+      std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
+      UpdateTile update);
+  ~SpeculativeUpdates() override;  // as Drop
+
+  // From here on what is taken is updated; until then, and after End, Drop or Decline, it is only
+  // thrown away.
+  void Begin();
+  // What is taken from here on is thrown away; what was taken before is still updated.
+  void Decline();
+  // Waits until all that was taken is updated; its write-backs may still be under way. The first
+  // error. `all`: whether that is every tile.
+  absl::Status End(bool& all);
+  // Waits for the update that is being made, and forgets the others.
+  void Drop();
+
+  // That Buffer took.
+  double wait_s() const {
+    const std::lock_guard lock(mutex_);
+    return wait_s_;
+  }
+
+  absl::StatusOr<std::span<std::byte>> Buffer(int tile) override;
+  void Take() override;
+
+ private:
+  SpeculativeUpdates(std::vector<int> tiles, std::vector<std::span<std::byte>> gradients,
+                     StagedTiles* staged, UpdateTile update)
+      : tiles_(std::move(tiles)),
+        gradients_(std::move(gradients)),
+        staged_(staged),
+        update_(std::move(update)) {}
+  enum class Command : uint8_t { kNone, kBegin, kEnd, kDrop, kQuit };
+  using Lock = std::unique_lock<std::mutex>;
+
+  void Run();
+  void UpdateTaken(Lock& lock);
+  void Send(Command command);
+  std::span<std::byte> GradientAt(int64_t number) const {
+    return gradients_[static_cast<size_t>(number) % gradients_.size()];
+  }
+
+  const std::vector<int> tiles_;
+  const std::vector<std::span<std::byte>> gradients_;
+  StagedTiles* const staged_;
+  const UpdateTile update_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;      // the updates' thread
+  std::condition_variable progress_;  // the training thread
+  Command command_ = Command::kNone;  // mutex_
+  bool accepts_ = false;              // mutex_
+  int64_t num_taken_ = 0;             // mutex_
+  int64_t num_updated_ = 0;           // mutex_
+  double wait_s_ = 0;                 // mutex_
+  absl::Status failure_;              // mutex_: of an update; no further one is made
+  std::thread thread_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,147 @@
+"""--gradients=speculate: gradients are applied before their norm is known, and the result has the bits of held ones."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import make_model, random_rows, read_metrics, write_rows
+
+SEQ = 48
+SETTINGS = dict(batch=2, accum=2, seq=SEQ, steps=6, lr=1e-3, warmup=2, ram="1GiB", seed=3, tile_elems=2048)
+ALWAYS, NEVER, SOMETIMES = 0.01, 1e6, None  # SOMETIMES: between the norms of the steps
+
+
+@pytest.fixture(scope="module")
+def task(forebay, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    data = write_rows(folder / "data.fbd", *random_rows(20, SEQ, 256, seed=4), 256)
+    return dict(SETTINGS, model=make_model(forebay, folder / "model"), data=data)
+
+
+@pytest.fixture(scope="module")
+def held(forebay, task, tmp_path_factory):
+    """By what is clipped: (clip, digest, lines) of a run that holds its gradients."""
+    runs = {}
+    folder = tmp_path_factory.mktemp("held")
+    for clip in (NEVER, ALWAYS, SOMETIMES):
+        if clip is SOMETIMES:
+            norms = sorted(line["grad_norm"] for line in runs[NEVER][2])
+            used = (norms[2] + norms[3]) / 2
+        else:
+            used = clip
+        out = folder / str(clip)
+        forebay.run("train", out=out, **task, clip=used, gradients="hold", state_tier="nvme", weights_tier="nvme")
+        runs[clip] = (used, forebay.digest(out), read_metrics(out))
+    return runs
+
+
+@pytest.mark.parametrize("clip", [NEVER, ALWAYS, SOMETIMES])
+def test_the_bits_are_those_of_held_gradients(forebay, task, held, tmp_path, clip):
+    used, digest, lines = held[clip]
+    forebay.run("train", out=tmp_path / "run", **task, clip=used, gradients="speculate")
+    assert forebay.digest(tmp_path / "run") == digest
+    ours = read_metrics(tmp_path / "run")
+    clipped = [line["grad_norm"] > used for line in lines]
+    assert any(clipped) == (clip is not NEVER) and all(clipped) == (clip == ALWAYS)
+    assert [line["recomputed"] for line in ours if line["step"] > 0][0] == clipped[0]
+    for line, expected in zip(ours, lines):
+        assert (line["loss"], line["grad_norm"]) == (expected["loss"], expected["grad_norm"])
+        # After a clipped step none is hoped for, so the next is computed twice whether it is clipped or not.
+        assert line["recomputed"] or not expected["grad_norm"] > used
+
+
+def test_nothing_is_written_but_weights_and_state(forebay, task, held, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, **task, clip=0, gradients="speculate")
+    plan = json.load(open(out / "plan.json"))
+    assert plan["placement"]["speculative_layers"] == plan["placement"]["num_layers"]
+    assert plan["placement"]["host_gradient_bytes"] == plan["gradient_area_bytes"] == 0
+    for line in read_metrics(out)[1:]:
+        assert line["write_bytes"] == plan["write_bytes_per_step"]
+        assert line["read_bytes"] == plan["read_bytes_per_step"]
+
+
+def test_auto_takes_it_where_nothing_clips_and_memory_is_short(forebay, task, tmp_path):
+    # Large enough that the least budget, which is a whole number of MiB, cannot hold all gradients.
+    model = make_model(forebay, tmp_path / "model", hidden_size=128, intermediate_size=400, num_hidden_layers=6)
+    task = dict(task, model=model)
+
+    def plan(**changes):
+        settings = {key: value for key, value in {**task, **changes}.items() if key != "data"}
+        done = forebay.run("plan", format="json", check=False, **settings)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    least = plan(ram="1MiB", clip=0)["error"]["message"].split("--ram=")[-1]
+    short = {**task, "ram": least}
+    speculates = plan(**short, clip=0)
+    assert speculates["placement"]["speculative_layers"] > 0 and speculates["gradient_area_bytes"] == 0
+    for changes in (dict(clip=1), dict(clip=0, gradients="hold"), dict(clip=0, commit_every=2)):
+        planned = plan(**{**short, **changes})
+        assert planned["placement"]["speculative_layers"] == 0 and planned["gradient_area_bytes"] > 0, changes
+    assert plan(clip=0)["placement"]["speculative_layers"] == 0
+    # The digest is the same, of course.
+    digests = set()
+    for name, changes in dict(spilled=dict(gradients="hold", ram=least), auto=dict(ram=least), held={}).items():
+        forebay.run("train", out=tmp_path / name, **{**task, **changes}, clip=0, export="none")
+        digests.add(forebay.digest(tmp_path / name))
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("clip", [NEVER, SOMETIMES])
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_at_any_moment_can_be_resumed(forebay, task, held, tmp_path, kind, clip):
+    used, digest, _ = held[clip]
+    out = tmp_path / "run"
+    arguments = {**task, "out": out, "clip": used, "gradients": "speculate"}
+    command = [forebay.binary, "train"] + [f"--{k}={v}" for k, v in arguments.items()]
+    for attempt in range(40):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        time.sleep(0.05 + 0.017 * attempt)
+        process.send_signal(kind)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:
+            break
+        assert process.returncode in (75, -kind), errors
+        ready = (out / "run.json").exists() and json.load(open(out / "run.json"))["state"] == "ready"
+        if ready and "--resume" not in command:
+            command.append("--resume")
+    else:
+        subprocess.run(command, check=True, capture_output=True)
+    assert forebay.digest(out) == digest
+
+
+def test_overflows_of_fp16_are_dropped(forebay, task, tmp_path):
+    digests = set()
+    for gradients in ("hold", "speculate"):
+        out = tmp_path / gradients
+        forebay.run("train", out=out, **{**task, "steps": 10}, clip=0.5, precision="fp16", initial_scale_power=26,
+                    loss_scale_window=2, gradients=gradients, state_tier="nvme", weights_tier="nvme", export="none")
+        lines = read_metrics(out)
+        assert any(line["skipped"] for line in lines) and not all(line["skipped"] for line in lines)
+        digests.add((forebay.digest(out), tuple((line["loss_scale"], line["loss"]) for line in lines)))
+    assert len(digests) == 1
+
+
+def test_with_exports_and_evaluations_beside(forebay, task, held, tmp_path):
+    used, digest, _ = held[NEVER]
+    out = tmp_path / "run"
+    forebay.run("train", out=out, **task, clip=used, gradients="speculate", save_every=1, keep=9, eval_every=2,
+                eval_data=task["data"])
+    assert forebay.digest(out) == digest
+    assert sorted(path.name for path in (out / "exports").iterdir()) == [f"step-{i}" for i in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(durability="none"), dict(durability="replay"), dict(commit_every=2), dict(weights_tier="host"),
+     dict(state_tier="host")],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_it_does_not_go_with_is_named(forebay, task, tmp_path, changes):
+    done = forebay.run("train", check=False, out=tmp_path / "run", **{**task, **changes}, gradients="speculate")
+    (name, value), = changes.items()
+    assert done.returncode == 2
+    assert f"--gradients=speculate does not go with --{name}={value}" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,158 @@
+// Layers that are updated before the norm of all gradients is known: the result is that of AdamW in
+// memory, whether what was hoped for came true or not.
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "forebay/swap/swapper.h"
+#include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
+class SpeculationTest : public testing::Test {
+ protected:
+  void Open(OffloadedRun::Options options = {}) {
+    options.speculative = true;
+    options.state = options.weights = options.gradients = Tiers::kNvme;
+    options.tile_elems = 2048;
+    options.num_threads = options.num_io_threads = 2;
+    auto run = OffloadedRun::Start(options, folder_.path());
+    ASSERT_TRUE(run.ok()) << run.status();
+    run_ = *std::move(run);
+  }
+  void Commit(int64_t step) {
+    ASSERT_TRUE(run_->Commit(step).ok());
+    ExpectStoreHolds(run_->store(), expected_);
+  }
+
+  const TemporaryFolder folder_;
+  InMemoryOptimizer expected_{Layout::kBf16, DType::kBF16};
+  std::unique_ptr<OffloadedRun> run_;
+};
+
+// The gradients of these steps are clipped in every one (ScalarsOfStep).
+TEST_F(SpeculationTest, StepsThatAreClippedEndAsWithHeldGradients) {
+  Open();
+  for (int64_t step = 1; step <= 4; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    const auto norm = run_->SpeculativeUpdate(step, kNoLimit);
+    ASSERT_TRUE(norm.ok()) << norm.status();
+    ASSERT_GT(*norm, 1);
+    EXPECT_EQ(*norm, expected_.Step(step));
+    ASSERT_NO_FATAL_FAILURE(Commit(step));
+  }
+}
+
+TEST_F(SpeculationTest, NothingMoreIsAppliedOnceTheNormSoFarIsTooLarge) {
+  Open();
+  const int64_t before = run_->optimizer().stats().updated_elems;
+  ASSERT_TRUE(run_->store().BeginWriting().ok());
+  run_->optimizer().BeginSpeculation(ScalarsOfStep(1, 0), /*most_norm=*/1e-3);
+  const auto stats = run_->Backward(1);
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_FALSE(stats->speculation_is_complete);
+  EXPECT_GT(stats->norm, 1e-3);
+  // The first layer's gradient alone is above it.
+  const TileMap& tiles = run_->store().tiles();
+  EXPECT_EQ(run_->optimizer().stats().updated_elems - before, tiles.layer_elems(3));
+  run_->optimizer().AbandonStep();
+  ASSERT_TRUE(run_->Step(1).ok());
+  expected_.Step(1);
+  ExpectStoreHolds(run_->store(), expected_);
+}
+
+TEST_F(SpeculationTest, WithoutHopeGradientsCountInTheNormAlone) {
+  Open();
+  const int64_t written_bytes = run_->store().engine().stats().write_bytes;
+  const auto stats = run_->Backward(1);
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_FALSE(stats->speculation_is_complete);
+  EXPECT_EQ(run_->store().engine().stats().write_bytes, written_bytes);
+  run_->optimizer().AbandonStep();
+  EXPECT_EQ(stats->norm, expected_.Step(1));
+  const auto again = run_->SpeculativeBackward(ScalarsOfStep(1, stats->norm), kNoLimit);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->speculation_is_complete);
+  EXPECT_EQ(again->norm, stats->norm);
+  run_->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm));
+  ASSERT_NO_FATAL_FAILURE(Commit(1));
+}
+
+// What was hoped for is right here, so one backward pass is enough.
+TEST_F(SpeculationTest, AnAbandonedStepLeavesTheCommittedOne) {
+  Open();
+  ASSERT_TRUE(run_->Step(1).ok());
+  expected_.Step(1);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(run_->store().BeginWriting().ok());
+    run_->optimizer().BeginSpeculation(ScalarsOfStep(2, 3.0), kNoLimit);
+    // Stopped after some layers.
+    for (int layer = run_->num_layers() - 1; layer > i; --layer) {
+      const std::vector<float> gradient = GradientOf(run_->store().inventory(), layer, 2);
+      ASSERT_TRUE(run_->optimizer().Hand(layer, gradient, run_->pool()).ok());
+    }
+    run_->optimizer().AbandonStep();
+    ASSERT_NO_FATAL_FAILURE(ExpectStoreHolds(run_->store(), expected_));
+  }
+  ASSERT_TRUE(run_->Step(2).ok());
+  expected_.Step(2);
+  ExpectStoreHolds(run_->store(), expected_);
+}
+
+TEST_F(SpeculationTest, TheNextForwardPassSeesWhatWasApplied) {
+  Open();
+  SwapperOptions window;
+  window.num_block_buffers = 2;
+  window.first_block_layer = 1;
+  window.last_block_layer = 2;
+  const auto swapper = Swapper::Create(window, run_->placement(), &run_->store(),
+                                       &run_->optimizer(), &run_->budget());
+  ASSERT_TRUE(swapper.ok()) << swapper.status();
+  for (int64_t step = 1; step <= 4; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    (*swapper)->Expect(std::vector<int>{0, 1, 2, 3});
+    (*swapper)->Expect(std::vector<int>{3, 2, 1, 0});
+    for (const int layer : {0, 1, 2, 3, 3, 2, 1, 0}) {
+      const auto weights = (*swapper)->Acquire(layer);
+      ASSERT_TRUE(weights.ok()) << weights.status();
+      const auto expected =
+          expected_.PlaneBytes(layer, 0, 0, expected_.inventory().layers()[layer].num_elems);
+      ASSERT_TRUE(std::ranges::equal(*weights, expected)) << "layer " << layer;
+      (*swapper)->Release(layer);
+    }
+    ASSERT_TRUE(run_->SpeculativeUpdate(step, kNoLimit).ok());
+    expected_.Step(step);
+    ASSERT_TRUE(run_->optimizer().AwaitAllWrites().ok());
+    (*swapper)->ForgetSpeculative();
+    // Committed in the middle of the next step, or at once.
+    ASSERT_NO_FATAL_FAILURE(Commit(step));
+  }
+}
+
+TEST_F(SpeculationTest, EveryLayoutAndOptimizerEndsAsInMemory) {
+  for (const Layout layout : {Layout::kFp32, Layout::kBf16Moments, Layout::kInt8Moments}) {
+    SCOPED_TRACE(static_cast<int>(layout));
+    const TemporaryFolder folder;
+    OffloadedRun::Options options;
+    options.layout = layout;
+    options.speculative = true;
+    options.gradients = Tiers::kNvme;
+    options.tile_elems = 2048;
+    const auto run = OffloadedRun::Start(options, folder.path());
+    ASSERT_TRUE(run.ok()) << run.status();
+    InMemoryOptimizer expected(layout, DType::kBF16);
+    for (int64_t step = 1; step <= 2; ++step) {
+      ASSERT_TRUE((*run)->Step(step).ok());
+      expected.Step(step);
+    }
+    ExpectStoreHolds((*run)->store(), expected);
+  }
+}
+
+}  // namespace
+}  // namespace forebay
