@@ -32,6 +32,13 @@ absl::Status WriteNewFile(const std::string& path, std::string_view contents) {
   return SyncFile(fd.get(), path);
 }
 
+absl::StatusOr<struct stat> StatOf(const std::string& path) {
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) == 0) return info;
+  if (errno == ENOENT) return BadInputError(fmt::format("'{}' does not exist", path));
+  return StorageError(fmt::format("stat of '{}' failed", path), errno);
+}
+
 }  // namespace
 
 void UniqueFd::Reset() {
@@ -208,12 +215,13 @@ std::string NearestFolder(const std::string& path) {
 }
 
 absl::StatusOr<int64_t> FileSize(const std::string& path) {
-  struct stat info = {};
-  if (::stat(path.c_str(), &info) != 0) {
-    if (errno == ENOENT) return BadInputError(fmt::format("'{}' does not exist", path));
-    return StorageError(fmt::format("stat of '{}' failed", path), errno);
-  }
+  FOREBAY_ASSIGN_OR_RETURN(const struct stat info, StatOf(path));
   return static_cast<int64_t>(info.st_size);
+}
+
+absl::StatusOr<int64_t> SpaceOfFile(const std::string& path) {
+  FOREBAY_ASSIGN_OR_RETURN(const struct stat info, StatOf(path));
+  return static_cast<int64_t>(info.st_blocks) * 512;
 }
 
 absl::Status MakeDirectories(const std::string& path) {

@@ -76,6 +76,8 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& directory
 // `path` itself, or the nearest folder above it that is there.
 std::string NearestFolder(const std::string& path);
 absl::StatusOr<int64_t> FileSize(const std::string& path);
+// Bytes that the file takes on its disk: less than its size where it has holes, or is compressed.
+absl::StatusOr<int64_t> SpaceOfFile(const std::string& path);
 // mkdir -p, mode 0700 for the folders it makes. A final component that is a symbolic link to a
 // folder is accepted (users link /data); StorageError otherwise.
 absl::Status MakeDirectories(const std::string& path);

@@ -10,6 +10,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
+#include "forebay/base/round_up.h"
 #include "forebay/model/config_fields.h"
 #include "forebay/model/families.h"
 
@@ -66,6 +67,13 @@ absl::StatusOr<std::vector<std::string>> TokenizerFiles(const std::string& direc
   return names;
 }
 
+// All but config.json, which is written anew.
+absl::StatusOr<std::vector<std::string>> FilesToCopy(const std::string& directory) {
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> names, TokenizerFiles(directory));
+  if (FileExists(JoinPath(directory, kGenerationConfig))) names.emplace_back(kGenerationConfig);
+  return names;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_directory,
@@ -100,10 +108,23 @@ absl::Status WriteConfig(Json config, DType dtype, const std::string& directory)
                              config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+absl::StatusOr<int64_t> BytesOfSidecarFiles(const std::string& from) {
+  constexpr int64_t kBlockBytes = 4096;
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> names, FilesToCopy(from));
+  names.emplace_back("config.json");
+  // The folder and the one that it is in, the manifest of the export, and what each is before it
+  // has its name.
+  int64_t bytes = 8 * kBlockBytes;
+  for (const std::string& name : names) {
+    FOREBAY_ASSIGN_OR_RETURN(const int64_t file_bytes, FileSize(JoinPath(from, name)));
+    bytes += RoundUp(file_bytes, kBlockBytes);
+  }
+  return bytes;
+}
+
 absl::Status CopySidecarFiles(const std::string& from, const std::string& to, DType dtype) {
   FOREBAY_RETURN_IF_ERROR(CopyConfig(from, to, dtype));
-  FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> names, TokenizerFiles(from));
-  if (FileExists(JoinPath(from, kGenerationConfig))) names.emplace_back(kGenerationConfig);
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesToCopy(from));
   for (const std::string& name : names) {
     FOREBAY_RETURN_IF_ERROR(CopyFile(from, to, name));
   }

@@ -27,5 +27,7 @@ absl::Status WriteConfig(Json config, DType dtype, const std::string& directory)
 // Overwrites them in `to`, which must exist. BadInputError when config.json is missing or not
 // valid, StorageError.
 absl::Status CopySidecarFiles(const std::string& from, const std::string& to, DType dtype);
+// What they take at most, in whole blocks, with the small things that an export adds to them.
+absl::StatusOr<int64_t> BytesOfSidecarFiles(const std::string& from);
 
 }  // namespace forebay

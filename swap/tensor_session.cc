@@ -96,6 +96,7 @@ absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Open(
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Open(directories, engine, uuid));
   FOREBAY_RETURN_IF_ERROR(CheckIsExact(store->tiles().layout()));
+  FOREBAY_RETURN_IF_ERROR(store->ReserveSpace());
   return Impl::Make(options, std::move(store), /*is_new=*/false);
 }
 

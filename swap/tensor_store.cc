@@ -1,5 +1,6 @@
 #include "forebay/swap/tensor_store.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -13,6 +14,8 @@
 
 namespace forebay {
 namespace {
+
+constexpr char kWhyHoles[] = "reserving what a copy of the store left out of its files as holes";
 
 // `gradient_area_bytes` with one entry for each stripe, in whole blocks.
 StripeBytes GradientParts(const StripeBytes& gradient_area_bytes, int num_stripes) {
@@ -42,22 +45,22 @@ absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path
   return absl::OkStatus();
 }
 
-absl::Status TensorStore::Impl::OpenStripe(int index, bool create) {
+// Without those that a stripe has no use for, as there may be fewer tiles than folders.
+std::vector<TensorStore::Impl::FileSpec> TensorStore::Impl::FilesOf(int index) {
   Stripe& stripe = stripes[index];
-  struct FileSpec {
-    const char* name;
-    int64_t size_bytes;
-    int* number;
-  };
   const int64_t num_slots = manifest.num_slots;
-  const FileSpec specs[] = {
+  std::vector<FileSpec> specs = {
       {kWeightsName, num_slots * tiles.weight_area_bytes(index), &stripe.weights_file},
       {kStateName, num_slots * tiles.state_area_bytes(index), &stripe.state_file},
       {kSealsName, 2 * num_slots * TileSeals::TableBytes(tiles, index), &stripe.seals_file},
       {kCommitName, kCommitFileBytes, &stripe.commit_file}};
-  for (const FileSpec& spec : specs) {
-    if (spec.size_bytes == 0) continue;  // fewer tiles than folders
-    const std::string path = JoinPath(stripe.directory, spec.name);
+  std::erase_if(specs, [](const FileSpec& spec) { return spec.size_bytes == 0; });
+  return specs;
+}
+
+absl::Status TensorStore::Impl::OpenStripe(int index, bool create) {
+  for (const FileSpec& spec : FilesOf(index)) {
+    const std::string path = JoinPath(directories[index], spec.name);
     if (!create) {
       const absl::StatusOr<int64_t> size_bytes = FileSize(path);
       if (!size_bytes.ok() || *size_bytes != spec.size_bytes) {
@@ -83,6 +86,33 @@ absl::Status TensorStore::Impl::OpenFiles(bool create) {
     FOREBAY_RETURN_IF_ERROR(OpenStripe(index, create));
   }
   return absl::OkStatus();
+}
+
+absl::Status TensorStore::ReserveSpace() {
+  for (int index = 0; index < impl_->tiles.num_stripes(); ++index) {
+    for (const Impl::FileSpec& spec : impl_->FilesOf(index)) {
+      // By its name, as the engine has the descriptor; the lock stays with that one.
+      const auto reserved = OpenDirectFile(
+          JoinPath(impl_->directories[index], spec.name),
+          {.size_bytes = spec.size_bytes, .reserve = impl_->reserve_space, .direct = false});
+      FOREBAY_RETURN_IF_ERROR(Annotate(reserved.status(), kWhyHoles));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorStore::CheckSpace() const {
+  StripeBytes missing_bytes(impl_->directories.size());
+  for (int index = 0; index < impl_->tiles.num_stripes(); ++index) {
+    for (const Impl::FileSpec& spec : impl_->FilesOf(index)) {
+      const std::string path = JoinPath(impl_->directories[index], spec.name);
+      FOREBAY_ASSIGN_OR_RETURN(const int64_t has_bytes, SpaceOfFile(path));
+      missing_bytes[index] += std::max<int64_t>(0, spec.size_bytes - has_bytes);
+    }
+  }
+  return Annotate(CheckFreeSpace(impl_->directories, missing_bytes, "they need another",
+                                 "copy the store to another disk"),
+                  kWhyHoles);
 }
 
 // All at once, so that devices work side by side. The first error.

@@ -163,6 +163,13 @@ class TensorStore {
   // not, and what follows from it.
   const std::string& space_note() const;
 
+  // For whoever is going to write to a store that was opened: a copy of it may have holes, where
+  // nothing was written yet or everything was zero, and a step could meet a full disk there. They
+  // are filled with reserved space. DoesNotFitError, StorageError; what is in the files stays.
+  absl::Status ReserveSpace();
+  // The DoesNotFitError that ReserveSpace would end with, without changing anything.
+  absl::Status CheckSpace() const;
+
   // Begins the writes of a step: from here until the next call, or the next Commit, each tile is
   // written once at most. In a store with one slot it publishes that what is committed is being
   // overwritten: what a crash leaves from here until the next Commit is not whole, and is not

@@ -82,6 +82,13 @@ struct TensorStore::Impl {
     for (const int file : files) engine->RemoveFile(file);
   }
 
+  // A file of a stripe, and where the engine's number of it goes.
+  struct FileSpec {
+    const char* name = "";
+    int64_t size_bytes = 0;
+    int* number = nullptr;
+  };
+  std::vector<FileSpec> FilesOf(int index);
   absl::Status OpenFiles(bool create);
   absl::Status OpenStripe(int index, bool create);
   absl::Status AddFile(DirectFile file, const std::string& path, int& number);

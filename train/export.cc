@@ -132,12 +132,13 @@ absl::Status RemoveUnfinishedExports(const std::string& exports_directory) {
   return absl::OkStatus();
 }
 
-absl::Status PruneExports(const std::string& exports_directory, int64_t keep) {
+absl::StatusOr<int64_t> PruneExports(const std::string& exports_directory, int64_t keep) {
   FOREBAY_ASSIGN_OR_RETURN(const auto exports, ExportsIn(exports_directory));
-  for (size_t i = 0; static_cast<int64_t>(exports.size() - i) > keep; ++i) {
-    FOREBAY_RETURN_IF_ERROR(RemoveExport(exports[i].second));
+  int64_t num_removed = 0;
+  for (; static_cast<int64_t>(exports.size()) - num_removed > keep; ++num_removed) {
+    FOREBAY_RETURN_IF_ERROR(RemoveExport(exports[num_removed].second));
   }
-  return absl::OkStatus();
+  return num_removed;
 }
 
 }  // namespace forebay

@@ -34,8 +34,8 @@ std::vector<std::string> BesideExport(const std::string& destination);
 // Removes what is left of exports that were not finished. Requires: none is under way.
 absl::Status RemoveUnfinishedExports(const std::string& exports_directory);
 
-// Removes the oldest exports ("step-N" folders) until `keep` remain.
-absl::Status PruneExports(const std::string& exports_directory, int64_t keep);
+// Removes the oldest exports ("step-N" folders) until `keep` remain. Returns how many.
+absl::StatusOr<int64_t> PruneExports(const std::string& exports_directory, int64_t keep);
 
 // The folder of the newest export there; nullopt when there is none. StorageError.
 absl::StatusOr<std::optional<std::string>> NewestExport(const std::string& exports_directory);

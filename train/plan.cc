@@ -79,6 +79,7 @@ class Planner {
     AddTransfers(plan);
     plan.rated_tbw = options_.rated_tbw;
     plan.num_steps = options_.steps;
+    plan.exports_to_come = ExportsToCome();
     return plan;
   }
 
@@ -86,7 +87,7 @@ class Planner {
   absl::Status CheckDisk(const Plan& plan) const {
     const int64_t exports = ExportBytesOnDisk();
     // A run that continues has its swap area already.
-    if (options_.resume) return CheckRoomForExports(exports - limits_.exported_bytes);
+    if (options_.resume) return CheckRoomForExports(ExportsToCome() * OneExportBytes());
     bool together = false;
     for (const auto& [file_system, folders] : ByFileSystem(limits_.disks)) {
       const bool beside_exports = exports > 0 && file_system == limits_.out_file_system;
@@ -353,8 +354,15 @@ class Planner {
     return options_.export_format == ExportFormat::kNone ? 0 : ExportBytes();
   }
 
-  // The model in OUT/model, and what --save_every keeps beside it. One more is written before the
-  // oldest goes.
+  // A run that continues has some of them. The next one is whole before it takes the place of
+  // another.
+  int64_t ExportsToCome() const {
+    const int64_t one = OneExportBytes();
+    const int64_t missing = std::max(ExportBytesOnDisk() - limits_.exported_bytes, one);
+    return options_.export_format == ExportFormat::kNone ? 0 : (missing + one - 1) / one;
+  }
+
+  // OUT/model, and what --save_every keeps beside it. One more is written before the oldest goes.
   int64_t ExportBytes() const {
     int64_t exports = 1;
     if (options_.save_every > 0) {
@@ -362,8 +370,9 @@ class Planner {
       if (options_.steps > 0) beside = std::min(beside, options_.steps / options_.save_every);
       exports += beside;
     }
-    return exports * inventory_.num_params() * SizeOf(options_.export_dtype);
+    return exports * OneExportBytes();
   }
+  int64_t OneExportBytes() const { return inventory_.num_params() * SizeOf(options_.export_dtype); }
 
   absl::Status CheckRoomForExports(int64_t needed_bytes) const {
     if (limits_.out_free_bytes < 0 || needed_bytes <= limits_.out_free_bytes) {

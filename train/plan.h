@@ -52,6 +52,8 @@ struct Plan {
   std::vector<PlanTerm> terms;  // sums to the totals
   int64_t host_bytes = 0;
   int64_t nvme_bytes = 0;
+  // Models that OUT is to have room for, beside those that it has.
+  int64_t exports_to_come = 0;
   int64_t read_bytes_per_step = 0;
   // Of a step; with its share of a commit where --commit_every says how many steps have one.
   int64_t write_bytes_per_step = 0;

@@ -149,6 +149,8 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
                     run.paths.run_json));
   }
   FOREBAY_RETURN_IF_ERROR(CheckStateIsTheRuns(run.options, *run.store));
+  FOREBAY_RETURN_IF_ERROR(Annotate(
+      run.options.dry_run ? run.store->CheckSpace() : run.store->ReserveSpace(), "--resume"));
   // With less memory than the run was started with, gradients may have to wait on disk; with
   // --durability=replay, which may be new, all of them are kept there.
   const StripeBytes& area_bytes = run.plan.gradient_area_bytes;

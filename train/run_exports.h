@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "forebay/swap/tensor_store.h"
 #include "forebay/train/background_export.h"
+#include "forebay/train/held_space.h"
 #include "forebay/train/logged_observer.h"
 
 namespace forebay {
@@ -28,6 +29,12 @@ class RunExports {
   };
   // Everything pointed to must outlive it.
   RunExports(Options options, TensorStore* store, LoggedObserver* observer);
+
+  // Keeps the space of so many models on the disk until they are written, so that no other program
+  // takes it. DoesNotFitError, StorageError.
+  absl::Status HoldSpace(int64_t num_models);
+  // For a model that is written by somebody else.
+  void ReleaseSpace() { space_.ShrinkTo(0); }
 
   // Begins that of the committed step, after the end of the one before.
   absl::Status Start();
@@ -53,6 +60,8 @@ class RunExports {
   const Options options_;
   TensorStore* const store_;
   LoggedObserver* const observer_;
+  HeldSpace space_;
+  int64_t model_bytes_ = 0;                    // of one export; 0: no space is held
   std::unique_ptr<BackgroundExport> current_;  // nullptr: none is under way
   absl::Status error_;
   bool store_failed_ = false;

@@ -147,6 +147,7 @@ absl::Status TrainingRun::OpenSession() {
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
                           options_.keep},
       &session_->store(), &observer_);
+  FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
   sampler_ = std::make_unique<Sampler>(prepared_.data->info().num_rows, options_.seed);
   batches_.resize(options_.accum);
   return NoteMachine(prepared_, *session_, observer_);
@@ -552,6 +553,7 @@ absl::Status TrainingRun::ExportResult() {
   exports_->Await();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
   if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
+  exports_->ReleaseSpace();
   const ExportedModel model = {prepared_.model_directory, prepared_.paths.model,
                                options_.export_dtype};
   return ExportErrorOfARun(

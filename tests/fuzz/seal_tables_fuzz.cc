@@ -1,6 +1,6 @@
 // A table of a store's checksums, as it lies in seals.fbs: a good one, of which the input
-// overwrites some bytes. The first byte says of which stripe and whether the table's own checksum
-// is made anew, as no mutation would ever find it.
+// overwrites some bytes. The first byte says of which stripe and layout, and whether the table's
+// own checksum is made anew, as no mutation would ever find it.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -28,13 +28,20 @@ forebay::Inventory SmallInventory() {
   inventory.Add("embedding", {300, 256}, 0, true);
   inventory.BeginLayer("block");
   inventory.Add("block", {70, 64}, 1, true);
+  inventory.Add("norm", {70}, 2, false);  // in the lossy layouts a tile of its own
   return inventory;
 }
 
-const forebay::TileMap& Tiles() {
-  static const auto* tiles =
-      new forebay::TileMap(SmallInventory(), forebay::Layout::kBf16, forebay::kSealElems, {2, 1});
-  return *tiles;
+const forebay::TileMap& TilesOf(size_t layout) {
+  static const auto* const all = [] {
+    auto* tiles = new std::vector<forebay::TileMap>;
+    for (const forebay::Layout each : forebay::kLayouts) {
+      tiles->emplace_back(SmallInventory(), each, forebay::kSealElems,
+                          forebay::StripeWeights{2, 1});
+    }
+    return tiles;
+  }();
+  return (*all)[layout % all->size()];
 }
 
 void MakeChecksum(std::span<std::byte> table) {
@@ -51,10 +58,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 3) return 0;
   const int stripe = data[0] % 2;
   const bool make_checksum = data[0] / 2 % 2 == 1;
+  const forebay::TileMap& tiles = TilesOf(data[0] / 4);
   const size_t from = data[1] + size_t{256} * data[2];
   const std::span input(data + 3, size - 3);
 
-  forebay::TileSeals seals(Tiles(), {1, 2, 3}, 1);
+  forebay::TileSeals seals(tiles, {1, 2, 3}, 1);
   const SealsRoot root = seals.Close(7);
   std::array<std::byte, forebay::kCommitRecordBytes> record;
   forebay::EncodeCommitRecord({.sequence = 7}, record);
@@ -75,9 +83,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                                     table.begin() + forebay::kCommitRecordBytes);
   Require(unchanged || make_checksum);
   Require((seals.RootOfTables() == root) == unchanged);
-  for (int tile = 0; tile < Tiles().num_tiles(); ++tile) {
-    for (int64_t part = 0; part < forebay::NumSealParts(Tiles().tiles()[tile]); ++part) {
-      for (int plane = 0; plane < Tiles().PlanesOf(Tiles().tiles()[tile]).size(); ++plane) {
+  for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
+    const forebay::Tile& spec = tiles.tiles()[tile];
+    for (int64_t part = 0; part < forebay::NumSealParts(spec); ++part) {
+      for (int plane = 0; plane < tiles.PlanesOf(spec).size(); ++plane) {
         seals.Matches(tile, part, plane, {});
       }
     }

@@ -28,6 +28,27 @@ void RequireCorrupt(const absl::Status& status) {
   Require(forebay::ExitCodeOf(status) == forebay::ExitCode::kCorrupt);
 }
 
+// Every element is in one tile, whose planes lie in its state one after another, and the areas are
+// what the tiles take.
+void RequireWholeAreas(const forebay::TileMap& tiles, int64_t num_elems) {
+  int64_t weight_bytes = 0;
+  int64_t state_bytes = 0;
+  for (const forebay::Tile& tile : tiles.tiles()) {
+    const forebay::TilePlanes& planes = tiles.PlanesOf(tile);
+    int64_t end = 0;
+    for (int plane = 1; plane < planes.size(); ++plane) {
+      Require(planes.OffsetBytes(plane, tile.num_elems) == end);
+      end += planes.Bytes(plane, tile.num_elems);
+    }
+    Require(end <= tiles.StateBytes(tile) && tiles.StateBytes(tile) % 4096 == 0);
+    weight_bytes += tiles.WeightBytes(tile);
+    state_bytes += tiles.StateBytes(tile);
+    num_elems -= tile.num_elems;
+  }
+  Require(num_elems == 0);
+  Require(tiles.weight_area_bytes() == weight_bytes && tiles.state_area_bytes() == state_bytes);
+}
+
 void FuzzManifest(std::string text) {
   auto json = forebay::ParseJson(text, "fuzzed");
   if (json.ok() && json->is_object()) {
@@ -46,9 +67,8 @@ void FuzzManifest(std::string text) {
   Require(inventory.num_params() >= 0 && inventory.num_params() <= inventory.num_padded_elems());
   if (inventory.num_padded_elems() / manifest->tile_elems > kManyTiles) return;
   const forebay::TileMap tiles(inventory, manifest->layout, manifest->tile_elems,
-                               manifest->stripe_weights);
-  Require(tiles.weight_area_bytes() + tiles.state_area_bytes() ==
-          12 * inventory.num_padded_elems());
+                               manifest->stripe_weights, manifest->moment_set);
+  RequireWholeAreas(tiles, inventory.num_padded_elems());
 }
 
 using RecordBytes = std::array<std::byte, forebay::kCommitRecordBytes>;

@@ -115,8 +115,13 @@ class OffloadedOptimizerErrorTest : public OffloadedOptimizerFaultTest {
     int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
                      int64_t offset_bytes) override {
       if (broken_ && kind == broken_kind_) return -EIO;
-      return SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
+      const int64_t moved = SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
+      if (flips_gradients_ && kind == IoKind::kRead && path.ends_with("/gradients.fbs")) {
+        buffer[0] ^= std::byte{1};
+      }
+      return moved;
     }
+    void FlipGradients() { flips_gradients_ = true; }
     void Break(IoKind kind) {
       broken_kind_ = kind;
       broken_ = true;
@@ -125,6 +130,7 @@ class OffloadedOptimizerErrorTest : public OffloadedOptimizerFaultTest {
 
    private:
     std::atomic<bool> broken_ = false;
+    std::atomic<bool> flips_gradients_ = false;
     std::atomic<IoKind> broken_kind_ = IoKind::kRead;
   };
 
@@ -178,6 +184,17 @@ TEST_F(OffloadedOptimizerErrorTest, AFailedReadOfStateNamesStepAndLayerAndEndsTh
   disk_.Repair();
   EXPECT_EQ(run->optimizer().UpdateLayer(0, buffer->bytes()), status);
   EXPECT_FALSE(run->optimizer().AwaitAllWrites().ok());
+}
+
+// In every mode: without --durability=replay they are scratch, and used all the same.
+TEST_F(OffloadedOptimizerErrorTest, AGradientThatChangedOnDiskIsNotUsed) {
+  disk_.FlipGradients();
+  const auto run = StartAndRelease({.state = Tiers::kHost, .gradients = Tiers::kNvme});
+  absl::Status status = run->UpdateLayer(0);
+  status.Update(run->optimizer().AwaitAllWrites());
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("gradients.fbs'"));
+  EXPECT_THAT(MessageOf(status), HasSubstr("of layer 'embed') differ from their checksum"));
 }
 
 TEST_F(OffloadedOptimizerErrorTest, AFailedSpillNamesTheLayerAndGivesNoNorm) {

@@ -10,14 +10,16 @@
 namespace forebay {
 
 std::string NameOfShape(const testing::TestParamInfo<RunShape>& info) {
-  return fmt::format("{}x{}{}{}", info.param.num_folders, info.param.writes_per_commit,
-                     info.param.num_slots == 1 ? "OneSlot" : "", info.param.skips ? "Skips" : "");
+  const Layout layout = info.param.layout;
+  return fmt::format("{}x{}{}{}{}", info.param.num_folders, info.param.writes_per_commit,
+                     info.param.num_slots == 1 ? "OneSlot" : "", info.param.skips ? "Skips" : "",
+                     layout == Layout::kBf16 ? "" : "_" + TestNameOf(layout));
 }
 
 void CrashFixture::Record(int64_t num_steps) {
   const std::string directory = folder_.Path("recorded");
   const std::vector<std::string> folders = FoldersIn(directory, GetParam().num_folders);
-  MakeStore(folders, GetParam().num_slots);
+  MakeStore(folders, GetParam().num_slots, GetParam().layout);
   start_ = LoadImage(directory);
   RecordedStore recorded(folders);
   ASSERT_TRUE(recorded.ok()) << recorded.status();

@@ -21,6 +21,7 @@ struct RunShape {
   int num_slots = kMostSlots;
   int writes_per_commit = 1;  // of each tile: in place, but for the first
   bool skips = false;         // every second step changes no tile
+  Layout layout = Layout::kBf16;
 };
 std::string NameOfShape(const testing::TestParamInfo<RunShape>& info);
 

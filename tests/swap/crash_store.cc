@@ -217,14 +217,20 @@ RecordedStore::~RecordedStore() {
   if (folder_ != nullptr) folder_->Written(script_->events());
 }
 
-void MakeStore(const std::vector<std::string>& folders, int num_slots) {
+void MakeStore(const std::vector<std::string>& folders, int num_slots, Layout layout) {
   Inventory inventory;
   inventory.BeginLayer("a");
-  inventory.Add("a", {3000}, 0, true);
+  if (layout == Layout::kBf16) {
+    inventory.Add("a", {3000}, 0, true);
+  } else {
+    inventory.Add("a", {50, 40}, 0, true);
+    inventory.Add("norm", {1000}, 0, false);
+  }
   inventory.BeginLayer("b");
   inventory.Add("b", {2000}, 0, true);
   const auto engine = Recording(NewRecord());
   const auto store = TensorStore::Create({.directories = folders,
+                                          .layout = layout,
                                           .tile_elems = 2048,
                                           .num_slots = num_slots,
                                           .uuid = StoreUuid{1, 2, 3}},

@@ -73,8 +73,10 @@ class RecordedStore {
   absl::StatusOr<std::unique_ptr<TensorStore>> store_;
 };
 
-// A small store without a committed step: a layer of two tiles and one of a single tile.
-void MakeStore(const std::vector<std::string>& folders, int num_slots);
+// A small store without a committed step: a layer of two tiles and one of a single tile. In a lossy
+// layout a tile of the first has rounded moments, and the others fp32 ones.
+void MakeStore(const std::vector<std::string>& folders, int num_slots,
+               Layout layout = Layout::kBf16);
 
 // TensorStore::Repair by a process of its own; `events` (may be nullptr): its writes and flushes.
 absl::StatusOr<RepairReport> RepairStore(ImageFolder& folder,

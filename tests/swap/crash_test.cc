@@ -333,7 +333,8 @@ TEST_P(CrashTest, WouldBeCaughtIfTheNextProcessDidNotFlushWhatItReads) {
 #ifdef __SANITIZE_THREAD__
 constexpr RunShape kCrashShapes[] = {{2}, {.writes_per_commit = 2}};
 #else
-constexpr RunShape kCrashShapes[] = {{1}, {2}, {3}, {.writes_per_commit = 2}};
+constexpr RunShape kCrashShapes[] = {
+    {1}, {2}, {3}, {.writes_per_commit = 2}, {.num_folders = 2, .layout = Layout::kInt8Moments}};
 #endif
 
 // Steps between others that change no tile.

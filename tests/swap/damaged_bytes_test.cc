@@ -224,7 +224,12 @@ TEST_P(DamagedOtherSlotTest, IsNobodysBusiness) {
   }
 }
 
-constexpr RunShape kDamagedShapes[] = {{1}, {2}, {.num_slots = 1}, {2, 1, 1}};
+constexpr RunShape kDamagedShapes[] = {{1},
+                                       {2},
+                                       {.num_slots = 1},
+                                       {2, 1, 1},
+                                       {.layout = Layout::kFp16},
+                                       {.num_folders = 2, .layout = Layout::kInt8Moments}};
 
 INSTANTIATE_TEST_SUITE_P(Folders, DamagedBytesTest, testing::ValuesIn(kDamagedShapes), NameOfShape);
 INSTANTIATE_TEST_SUITE_P(Folders, DamagedOtherSlotTest, testing::Values(RunShape{1}, RunShape{2}),

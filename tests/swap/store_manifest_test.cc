@@ -1,6 +1,10 @@
 #include "forebay/swap/store_manifest.h"
 
+#include <filesystem>
+#include <string>
+
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/tests/swap/store_fixture.h"
 #include "gmock/gmock.h"
@@ -189,6 +193,28 @@ TEST(StoreManifest, SizesWhoseSumOverflowsAreRefused) {
   const auto decoded = DecodeManifest(Encoded(json), "manifest.json");
   EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
   EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("do not fit together"));
+}
+
+// Seeds that the version, or a key that is missing, keeps from what they are for would find
+// nothing.
+TEST(StoreManifest, TheSeedsOfItsFuzzerAreOfThisVersion) {
+  int num_whole = 0;
+  const std::string folder = FOREBAY_SOURCE_DIR "/tests/fuzz/corpus/store_files";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("manifest") || name == "manifest_huge_version") continue;
+    SCOPED_TRACE(name);
+    const std::string seed = *ReadWholeFile(entry.path(), 1 << 20);
+    ASSERT_EQ(seed.front(), '\0');  // of what kind it is
+    const auto decoded = DecodeManifest(Encoded(Json::parse(seed.substr(1))), "manifest.json");
+    if (name == "manifest_overflow" || name == "manifest_no_layers") {
+      EXPECT_THAT(MessageOf(decoded.status()), HasSubstr("do not fit together"));
+    } else {
+      EXPECT_TRUE(decoded.ok()) << decoded.status();
+      ++num_whole;
+    }
+  }
+  EXPECT_GE(num_whole, 3);
 }
 
 TEST(StoreManifest, MoreTilesThanCanBeCountedAreRefused) {

@@ -430,6 +430,34 @@ TEST_F(TensorStoreTest, AFullDiskIsFoundBeforeAnythingIsMade) {
   EXPECT_TRUE(left_nothing);
 }
 
+// 'cp --sparse=always', 'rsync -S' and 'tar -S' leave out what is zero, any of them what was never
+// written.
+TEST_F(TensorStoreTest, WhatACopyLeftOutIsReservedAgain) {
+  ASSERT_EQ(WriteStep(*MustCreate(), 1), absl::OkStatus());  // slot B was never written
+  const int64_t weights_bytes = *FileSize(File("weights.fbs"));
+  for (const char* name : {"weights.fbs", "state.fbs", "seals.fbs"}) {
+    const std::string whole = *ReadWholeFile(File(name), 1 << 24);
+    ASSERT_TRUE(::unlink(File(name).c_str()) == 0);
+    const auto copy = OpenFile(File(name), O_WRONLY | O_CREAT);
+    ASSERT_TRUE(copy.ok()) << copy.status();
+    const auto half = std::as_bytes(std::span(whole)).first(whole.size() / 2);
+    ASSERT_TRUE(PwriteAll(copy->get(), half, 0, name).ok());
+    ASSERT_EQ(::ftruncate(copy->get(), static_cast<off_t>(whole.size())), 0);
+  }
+  if (*SpaceOfFile(File("weights.fbs")) >= weights_bytes)
+    GTEST_SKIP() << "files have no holes here";
+  const auto store = MustOpen();
+  EXPECT_EQ(store->CheckSpace(), absl::OkStatus());
+  EXPECT_LT(*SpaceOfFile(File("weights.fbs")), weights_bytes) << "checking changes nothing";
+  ASSERT_EQ(store->ReserveSpace(), absl::OkStatus());
+  for (const char* name : {"weights.fbs", "state.fbs", "seals.fbs", "commit.fbs"}) {
+    EXPECT_GE(*SpaceOfFile(File(name)), *FileSize(File(name))) << name;
+  }
+  EXPECT_TRUE(HoldsStep(*store, 1));
+  ASSERT_EQ(WriteStep(*store, 2), absl::OkStatus());
+  EXPECT_TRUE(HoldsStep(*store, 2));
+}
+
 TEST_F(TensorStoreTest, TrainerStateThatIsTooLongIsRefusedAndHarmsNothing) {
   MakeSteps(1);
   const auto store = MustOpen();

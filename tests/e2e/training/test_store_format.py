@@ -7,6 +7,8 @@ from store_reader import Damaged, Store
 SEQ = 48
 CASES = {
     "bf16": {},
+    "fp16": dict(precision="fp16"),
+    "steps that were skipped": dict(precision="fp16", initial_scale_power=100),
     "fp32": dict(precision="fp32", layout="fp32"),
     "one slot": dict(durability="none"),
     "large tiles": dict(tile_elems=131072),  # of several parts
@@ -15,6 +17,7 @@ CASES = {
     "int8-moments, large tiles": dict(layout="int8-moments", tile_elems=131072),
     "lion": dict(optimizer="lion", layout="int8-moments"),
     "adagrad": dict(optimizer="adagrad", layout="int8-moments"),
+    "fp16, sgd with momentum": dict(precision="fp16", optimizer="sgd", momentum=0.9),
     "sgd": dict(optimizer="sgd"),
     "sgd without any state": dict(optimizer="sgd", precision="fp32", layout="fp32"),
 }
@@ -34,6 +37,8 @@ def test_what_the_document_says_gives_every_value(forebay, task, tmp_path, case)
     forebay.run("train", out=out, **{**task, "tile_elems": 4096, **CASES[case]})
     store = Store([out / "swap"])
     assert (store.record["step"], store.record["trainer"]["metrics"]["step"]) == (3, 3)
+    if "fp16" in case or "skipped" in case:
+        assert store.record["trainer"]["updates"] == (0 if "skipped" in case else 3)
     assert store.digest() == forebay.digest(out)
     exported = read_safetensors(out / "model" / "model.safetensors")
     tensors = store.tensors()
@@ -58,6 +63,19 @@ def test_of_several_folders_with_less_state(forebay, task, tmp_path, settings):
     forebay.run("train", out=out, **settings)
     folders = [next(disk.iterdir()) for disk in disks]
     assert Store(reversed(folders)).digest() == forebay.digest(out)
+
+
+@pytest.mark.parametrize("settings", [{}, dict(grad_dtype="fp32"), dict(precision="fp16")], ids=["bf16", "fp32", "fp16"])
+def test_of_gradients_that_are_kept(forebay, task, tmp_path, settings):
+    out = tmp_path / "run"
+    disks = [tmp_path / name for name in "ab"]
+    forebay.run("train", out=out, **task, tile_elems=4096, durability="replay", nvme=",".join(map(str, disks)),
+                nvme_weights="2,1", **settings)
+    store = Store([next(disk.iterdir()) for disk in disks])
+    step, commit, trainer = store.intent()
+    # The last step is committed, from the record that its update started from.
+    assert (step, commit) == (3, store.record["previous"])
+    assert trainer["metrics"] == store.record["trainer"]["metrics"] and trainer["lr"] == trainer["metrics"]["lr"]
 
 
 def test_and_finds_a_flipped_bit(forebay, task, tmp_path):

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdarg>
 #include <filesystem>
 #include <map>
@@ -46,6 +47,7 @@ bool Fails(std::string_view function, const std::string& path) {
   call.nth = watch->num_same[call]++;
   watch->calls.push_back(call);
   if (call != watch->fail) return false;
+  if (watch->error_number == kKillsTheProcess) ::kill(::getpid(), SIGKILL);
   errno = watch->error_number;
   return true;
 }

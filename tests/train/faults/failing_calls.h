@@ -21,6 +21,9 @@ struct FileCall {
   auto operator<=>(const FileCall&) const = default;
 };
 
+// In the place of an error number: the process is killed before the call.
+inline constexpr int kKillsTheProcess = -1;
+
 // From its beginning to its end the calls are watched. One at a time. Thread-safe.
 class FailingCalls {
  public:

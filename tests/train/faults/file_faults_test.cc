@@ -3,6 +3,7 @@
 // and can go on, or be started again, to the bits of a run that was never disturbed.
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/tests/child_process.h"
 #include "forebay/tests/train/faults/failing_calls.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "gmock/gmock.h"
@@ -127,6 +129,32 @@ TEST_P(FileFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits) {
 
 TEST_P(FileFaultsTest, SlowEveryCallFailsInBothWays) {
   RunCases(1, /*in_both_ways=*/true);
+}
+
+// Of a process that is killed at one of the calls, the making of the run and of its store among
+// them. In a sanitizer's process there is always another thread, which a child would not have.
+TEST_P(FileFaultsTest, AKillAtAnyCallIsAStartAgainOrAResumeToTheSameBits) {
+  if (kUnderSanitizer) GTEST_SKIP() << "a process of a sanitizer cannot be forked";
+  std::printf("seed %llu\n", static_cast<unsigned long long>(FaultSeed()));
+  const std::string only = OnlyCase();
+  int num_kills = 0;
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    const std::string name = fmt::format("kill at {}", NameOf(calls_[i], 0));
+    const bool is_drawn = FullSuite() || (FaultSeed() + i) % 2 == 0;
+    if (only.empty() ? !is_drawn : only != name) continue;
+    SCOPED_TRACE("repeat with: " + RepeatCommand(name));
+    const TrainOptions options = Prepare();
+    const ChildEnd end = RunChild([&](int) {
+      const FailingCalls watch(out_, calls_[i], kKillsTheProcess);
+      TrainToy(options).IgnoreError();
+    });
+    ASSERT_TRUE(WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL) << end.status;
+    ExpectResumesTo(expected_, options, absl::AbortedError(name));
+    ASSERT_FALSE(HasFailure()) << "the other cases were left out";
+    ++num_kills;
+  }
+  EXPECT_GT(num_kills, 0);
+  std::printf("%d kills over %zu calls\n", num_kills, calls_.size());
 }
 
 TEST_P(FileFaultsTest, TheCallsThatMatterAreAmongThem) {

@@ -520,7 +520,17 @@ TEST(Plan, AResumedRunNeedsRoomForTheExportsThatAreMissing) {
   const auto refused = MakePlan(SmolLm2(), options, limits);
   ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused.status()), HasSubstr("the exported model needs 538 MB more on"));
-  options.steps = 10;  // one export, and the model, which are there
+  options.steps = 10;  // one export, and the model, which are there: a new one comes beside the old
+  limits.out_free_bytes = one_bytes;
+  EXPECT_TRUE(MakePlan(SmolLm2(), options, limits).ok());
+  --limits.out_free_bytes;
+  EXPECT_EQ(ExitCodeOf(MakePlan(SmolLm2(), options, limits).status()), ExitCode::kDoesNotFit);
+  options.steps = 100;
+  options.keep = 1;  // less than it had kept: the oldest goes when the next is there
+  limits.exported_bytes = 5 * one_bytes;
+  EXPECT_EQ(ExitCodeOf(MakePlan(SmolLm2(), options, limits).status()), ExitCode::kDoesNotFit);
+  options.export_format = ExportFormat::kNone;
+  options.save_every = 0;
   limits.out_free_bytes = 0;
   EXPECT_TRUE(MakePlan(SmolLm2(), options, limits).ok());
 }
