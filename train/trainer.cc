@@ -356,7 +356,6 @@ absl::Status TrainingRun::RunStep(int64_t step) {
     FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
     after = ReadCounters();
   }
-
   last_step_s_ = watch.Seconds();
   const StepCost cost = {.step_s = last_step_s_,
                          .export_wait_s = export_wait_s_,
