@@ -33,7 +33,22 @@ LossScalerOptions ScalerOf(const TrainOptions& options) {
 
 namespace {
 
-using namespace option_kinds;  // the rows are written in its words
+// The words that the rows are written in.
+using option_kinds::Betas;
+using option_kinds::Choice;
+using option_kinds::Choices;
+using option_kinds::ChoicesOf;
+using option_kinds::Folders;
+using option_kinds::kManySteps;
+using option_kinds::ParamGroups;
+using option_kinds::Path;
+using option_kinds::Ram;
+using option_kinds::Real;
+using option_kinds::ScheduleArgs;
+using option_kinds::Switch;
+using option_kinds::TileElems;
+using option_kinds::Weights;
+using option_kinds::Whole;
 
 Choices<OptimizerKind> OptimizerChoices() {
   return ChoicesOf({OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kAdagrad,
