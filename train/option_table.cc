@@ -78,7 +78,7 @@ std::vector<OptionSpec> ModelAndDataRows() {
       Whole<int64_t>("data", "accum", &O::accum, 1, 65536, "micro-batches per step"),
       Whole<int64_t>("data", "seq", &O::seq, 2, int64_t{1} << 24, "tokens per packed row"),
       Whole<uint64_t>("data", "seed", &O::seed, 0, std::numeric_limits<uint64_t>::max(),
-                      "of the order of the data"),
+                      "of the order of the data, and of how moments are rounded"),
   };
 }
 
