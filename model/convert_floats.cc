@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "forebay/base/check.h"
 
@@ -100,6 +101,13 @@ void ConvertF32(std::span<const float> from, DType dtype, std::span<std::byte> t
       ConvertF32ToF16(from, halves);
       return;
   }
+}
+
+std::optional<float> FirstBeyondFp16(std::span<const float> values) {
+  constexpr float kLeastBeyond = 65520;  // half-way to what would be the next number
+  const auto found = std::ranges::find_if(
+      values, [](float value) { return std::isfinite(value) && std::fabs(value) >= kLeastBeyond; });
+  return found == values.end() ? std::nullopt : std::optional(*found);
 }
 
 }  // namespace forebay

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "forebay/base/bfloat16.h"
@@ -21,5 +22,9 @@ void ConvertF16ToBf16(std::span<const Fp16> from, std::span<Bf16> to);
 void ConvertBf16ToF16(std::span<const Bf16> from, std::span<Fp16> to);
 // `to`: as many elements of `dtype`, aligned to them.
 void ConvertF32(std::span<const float> from, DType dtype, std::span<std::byte> to);
+
+inline constexpr float kLargestFp16 = 65504;
+// The first finite value that fp16 has no number for, as it rounds to infinity.
+std::optional<float> FirstBeyondFp16(std::span<const float> values);
 
 }  // namespace forebay

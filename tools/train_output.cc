@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
+#include <limits>
 
 #include "fmt/format.h"
 #include "forebay/base/format.h"
@@ -10,9 +12,16 @@
 namespace forebay {
 namespace {
 
-// A number of `json`, 0 when it is missing or null (a loss that is not finite).
+// A number of `json`, 0 when it is missing or null.
 double Number(const Json& json, const char* key) {
   return json.contains(key) && json.at(key).is_number() ? json.at(key).get<double>() : 0.0;
+}
+
+std::string LossText(const Json& json, const char* key) {
+  const double loss = json.contains(key) && json.at(key).is_number()
+                          ? json.at(key).get<double>()
+                          : std::numeric_limits<double>::quiet_NaN();
+  return std::isfinite(loss) ? fmt::format("{:.4f}", loss) : "not finite";
 }
 
 int64_t Bytes(const Json& json, const char* key) {
@@ -24,12 +33,12 @@ std::string Gigabytes(double bytes) {
 }
 
 std::string LossLine(const Json& summary) {
-  std::string line = fmt::format("loss       {:.4f} in the last step", Number(summary, "loss"));
+  std::string line = fmt::format("loss       {} in the last step", LossText(summary, "loss"));
   if (summary.contains("eval_loss_before") && summary.contains("eval_loss")) {
-    line += fmt::format("; held-out {:.4f} before, {:.4f} after",
-                        Number(summary, "eval_loss_before"), Number(summary, "eval_loss"));
+    line += fmt::format("; held-out {} before, {} after", LossText(summary, "eval_loss_before"),
+                        LossText(summary, "eval_loss"));
   } else if (summary.contains("eval_loss")) {
-    line += fmt::format("; held-out {:.4f}", Number(summary, "eval_loss"));
+    line += fmt::format("; held-out {}", LossText(summary, "eval_loss"));
   }
   return line + "\n";
 }
@@ -53,9 +62,9 @@ std::string NextCommands(const std::string& run, const std::string& model) {
 std::string FormatStep(const Json& metrics, int64_t ram_budget_bytes) {
   const double step_s = Number(metrics, "step_s");
   std::string line = fmt::format(
-      "step {}/{} | loss {:.4f} | gnorm {}{} | lr {:.2g} | {} | {:.0f} tok/s | nvme r{} w{} GB | "
+      "step {}/{} | loss {} | gnorm {}{} | lr {:.2g} | {} | {:.0f} tok/s | nvme r{} w{} GB | "
       "io wait {:.0f}%",
-      Bytes(metrics, "step"), Bytes(metrics, "num_steps"), Number(metrics, "loss"),
+      Bytes(metrics, "step"), Bytes(metrics, "num_steps"), LossText(metrics, "loss"),
       metrics.value("skipped", false) ? "overflow"
                                       : fmt::format("{:.3g}", Number(metrics, "grad_norm")),
       metrics.contains("loss_scale")
@@ -68,7 +77,7 @@ std::string FormatStep(const Json& metrics, int64_t ram_budget_bytes) {
                       Gigabytes(static_cast<double>(ram_budget_bytes)));
   line += fmt::format(" | eta {}", FormatDuration(Number(metrics, "eta_s")));
   if (metrics.contains("eval_loss"))
-    line += fmt::format(" | held-out {:.4f}", Number(metrics, "eval_loss"));
+    line += fmt::format(" | held-out {}", LossText(metrics, "eval_loss"));
   return line;
 }
 

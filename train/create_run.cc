@@ -1,6 +1,7 @@
 #include "forebay/train/create_run.h"
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -8,6 +9,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/model/convert_floats.h"
 #include "forebay/swap/store_manifest.h"
 #include "forebay/train/claim_folders.h"
 #include "forebay/train/create_store.h"
@@ -39,6 +41,18 @@ absl::Status ReadTensor(const CheckpointReader& reader, const CheckpointReader::
     FOREBAY_RETURN_IF_ERROR(reader.ReadF32(tensor, static_cast<int64_t>(first), piece));
   }
   return absl::OkStatus();
+}
+
+// With fp16 weights one that is too large would be infinite, and no step ever an update.
+absl::Status CheckFits(DType dtype, const std::string& model, const TensorSpec& tensor,
+                       std::span<const float> values) {
+  const std::optional<float> too_large =
+      dtype == DType::kF16 ? FirstBeyondFp16(values) : std::nullopt;
+  if (!too_large.has_value()) return absl::OkStatus();
+  return BadInputError(
+      fmt::format("'{}': tensor '{}' has a weight of {}, and fp16 ends at {}. Train the model with "
+                  "--precision=bf16 or fp32",
+                  model, tensor.name, *too_large, kLargestFp16));
 }
 
 }  // namespace
@@ -82,7 +96,8 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
     done_elems += tensor.num_elems;
     observer.OnPhase("importing the model", static_cast<double>(done_elems) /
                                                 static_cast<double>(source.inventory.num_params()));
-    return ReadTensor(*source.reader, *source.tensors[position], stop, values);
+    FOREBAY_RETURN_IF_ERROR(ReadTensor(*source.reader, *source.tensors[position], stop, values));
+    return CheckFits(WeightDType(run.options.layout), run.options.model, tensor, values);
   };
   CommitInfo first;
   first.trainer = {{"num_steps", run.num_steps}};

@@ -1,6 +1,7 @@
 #include "forebay/train/evaluate_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "fmt/format.h"
@@ -76,7 +77,13 @@ absl::StatusOr<EvaluationResult> EvaluateModel(
     if (progress) progress("evaluating", fraction);
     return absl::OkStatus();
   };
-  return Evaluate(session->decoder(), session->source(), *data, evaluate);
+  FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
+                           Evaluate(session->decoder(), session->source(), *data, evaluate));
+  if (std::isfinite(result.loss)) return result;
+  return NumericalError(fmt::format(
+      "eval: the loss of '{}' on '{}' is not finite. The model's weights hold NaN or infinity, or "
+      "overflow in this precision; try --precision=fp32",
+      options.model, options.data));
 }
 
 }  // namespace forebay

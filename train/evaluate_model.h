@@ -27,7 +27,7 @@ struct EvaluateModelOptions {
 };
 
 // `progress(what, fraction)`: may be empty. BadInputError (model, data), UsageError (seq),
-// DoesNotFitError with the least --ram.
+// DoesNotFitError with the least --ram, NumericalError where the loss is not finite.
 absl::StatusOr<EvaluationResult> EvaluateModel(
     const EvaluateModelOptions& options,
     const std::function<void(const std::string&, double)>& progress);

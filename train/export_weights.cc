@@ -1,8 +1,8 @@
 #include "forebay/train/export_weights.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,9 +13,6 @@
 
 namespace forebay {
 namespace {
-
-constexpr float kLargestFp16 = 65504;
-constexpr float kLeastBeyondFp16 = 65520;  // rounds to infinity
 
 // The elements of a tensor, in order, as bytes of the file.
 class ChunkReader {
@@ -48,10 +45,8 @@ class ChunkReader {
 
  private:
   static absl::Status CheckFitsFp16(const TensorSpec& tensor, std::span<const float> masters) {
-    const auto too_large = std::ranges::find_if(masters, [](float master) {
-      return std::isfinite(master) && std::fabs(master) >= kLeastBeyondFp16;
-    });
-    if (too_large == masters.end()) return absl::OkStatus();
+    const std::optional<float> too_large = FirstBeyondFp16(masters);
+    if (!too_large.has_value()) return absl::OkStatus();
     return UsageError(fmt::format(
         "'{}' has a weight of {}, and fp16 ends at {}. Export the model as bf16 or fp32: 'forebay "
         "export RUN --dtype=bf16'",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/base/tensor_spec.h"
 #include "forebay/swap/stripes.h"
@@ -21,25 +22,50 @@ std::vector<std::string_view> SplitAtCommas(std::string_view text) {
   return parts;
 }
 
-// Not nullopt: what `value` says of a group.
-std::optional<ParamGroupOption> ParseParamGroup(const Json& value) {
-  if (!value.is_object()) return std::nullopt;
-  const auto number = [&](const char* key, double most, std::optional<double>& into) {
-    if (!value.contains(key)) return true;
-    if (!value[key].is_number()) return false;
-    into = value[key].get<double>();
-    return *into >= 0 && *into <= most;
-  };
-  ParamGroupOption group;
+// What `value` says of a group; "" where that makes sense, else what does not.
+std::string ReadParamGroup(const Json& value, ParamGroupOption& group) {
+  constexpr double kMost = 10;
+  if (!value.is_object()) return fmt::format("{} is no object", value.dump());
+  static const std::vector<std::string> kKeys = {"match", "lr", "weight_decay"};
   for (const auto& [key, ignored] : value.items()) {
-    if (key != "match" && key != "lr" && key != "weight_decay") return std::nullopt;
+    if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
+    const std::string nearest = NearestName(key, kKeys);
+    return fmt::format("unknown key '{}'{}", key,
+                       nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest));
   }
-  if (!value.contains("match") || !value["match"].is_string()) return std::nullopt;
+  if (!value.contains("match")) return "it has no 'match'";
+  if (!value["match"].is_string() || value["match"].get_ref<const std::string&>().empty()) {
+    return fmt::format("'match' is {}, and has to be a pattern such as \"*.bias\"",
+                       value["match"].dump());
+  }
   group.match = value["match"].get<std::string>();
-  const bool is_sound = !group.match.empty() && number("lr", 10, group.lr) &&
-                        number("weight_decay", 10, group.weight_decay) &&
-                        (group.lr.has_value() || group.weight_decay.has_value());
-  return is_sound ? std::optional(group) : std::nullopt;
+  for (const auto& [key, into] :
+       {std::pair("lr", &group.lr), std::pair("weight_decay", &group.weight_decay)}) {
+    if (!value.contains(key)) continue;
+    const Json& number = value[key];
+    if (number.is_number()) *into = number.get<double>();
+    if (!into->has_value() || !(**into >= 0 && **into <= kMost)) {
+      return fmt::format("'{}' is {}, and has to be a number from 0 to {}", key, number.dump(),
+                         kMost);
+    }
+  }
+  if (group.lr.has_value() || group.weight_decay.has_value()) return "";
+  return "it has neither 'lr' nor 'weight_decay', so that it changes nothing";
+}
+
+// What is wrong with `text` as a list of groups; "" when nothing is.
+std::string WhyNoParamGroups(std::string_view text) {
+  const absl::StatusOr<Json> list = ParseJson(text, "--param_groups");
+  if (!list.ok()) {
+    return MessageOf(list.status()) + ". In a shell it stands between single quotes";
+  }
+  if (!list->is_array()) return "it is no list: put [ and ] around it";
+  for (size_t i = 0; i < list->size(); ++i) {
+    ParamGroupOption group;
+    const std::string problem = ReadParamGroup((*list)[i], group);
+    if (!problem.empty()) return fmt::format("group {}: {}", i + 1, problem);
+  }
+  return "";
 }
 
 // The value of a number or of a text such as "1GiB"; -1 when it is neither.
@@ -222,7 +248,8 @@ OptionSpec ScheduleArgs(std::string_view section, std::string_view help) {
       const std::string_view value = part.substr(equals + 1);
       if (args.contains(name) || value.empty()) return std::nullopt;
       const auto number = ParseWhole<double>(value);
-      if (number.has_value()) {
+      // Not a number, as typed: JSON has no word for nan and inf.
+      if (number.has_value() && std::isfinite(*number)) {
         args[name] = *number;
       } else if (value == "true" || value == "false") {
         args[name] = value == "true";
@@ -258,13 +285,12 @@ OptionSpec ParamGroups(std::string_view section, std::string_view help) {
     if (!json.ok()) return std::nullopt;
     return *std::move(json);
   };
+  spec.explain = WhyNoParamGroups;
   spec.set = [](const Json& value, TrainOptions& options) {
     if (!value.is_array()) return false;
     std::vector<ParamGroupOption> groups;
     for (const Json& entry : value) {
-      std::optional<ParamGroupOption> group = ParseParamGroup(entry);
-      if (!group.has_value()) return false;
-      groups.push_back(*std::move(group));
+      if (!ReadParamGroup(entry, groups.emplace_back()).empty()) return false;
     }
     options.param_groups = std::move(groups);
     return true;

@@ -33,7 +33,22 @@ LossScalerOptions ScalerOf(const TrainOptions& options) {
 
 namespace {
 
-using namespace option_kinds;  // the rows are written in its words
+// The words that the rows are written in.
+using option_kinds::Betas;
+using option_kinds::Choice;
+using option_kinds::Choices;
+using option_kinds::ChoicesOf;
+using option_kinds::Folders;
+using option_kinds::kManySteps;
+using option_kinds::ParamGroups;
+using option_kinds::Path;
+using option_kinds::Ram;
+using option_kinds::Real;
+using option_kinds::ScheduleArgs;
+using option_kinds::Switch;
+using option_kinds::TileElems;
+using option_kinds::Weights;
+using option_kinds::Whole;
 
 Choices<OptimizerKind> OptimizerChoices() {
   return ChoicesOf({OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kAdagrad,
@@ -63,7 +78,7 @@ std::vector<OptionSpec> ModelAndDataRows() {
       Whole<int64_t>("data", "accum", &O::accum, 1, 65536, "micro-batches per step"),
       Whole<int64_t>("data", "seq", &O::seq, 2, int64_t{1} << 24, "tokens per packed row"),
       Whole<uint64_t>("data", "seed", &O::seed, 0, std::numeric_limits<uint64_t>::max(),
-                      "of the order of the data"),
+                      "of the order of the data, and of how moments are rounded"),
   };
 }
 

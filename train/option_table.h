@@ -31,6 +31,9 @@ struct OptionSpec {
   std::function<std::optional<Json>(std::string_view text)> parse;
   // Sets the option; false, with nothing changed, when `value` is of another type or not allowed.
   std::function<bool(const Json& value, TrainOptions& options)> set;
+  // What is wrong with a value, as JSON, that `parse` or `set` refuses: where `allowed` leaves one
+  // to search for it. May be empty.
+  std::function<std::string(std::string_view text)> explain;
   // The option's value as --config would spell it.
   std::function<Json(const TrainOptions& options)> get;
 };

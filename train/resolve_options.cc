@@ -42,7 +42,8 @@ class Resolver {
                std::string_view origin) {
     const std::optional<Json> value = spec.parse(text);
     if (!value.has_value()) {
-      AddProblem(fmt::format("{} is '{}'; allowed: {}", where, text, spec.allowed));
+      AddProblem(fmt::format("{} is '{}'; allowed: {}{}", where, text, spec.allowed,
+                             Explanation(spec, text)));
       return;
     }
     // As typed: JSON has no words for nan and inf.
@@ -80,13 +81,18 @@ class Resolver {
   }
 
  private:
+  static std::string Explanation(const OptionSpec& spec, std::string_view text) {
+    return spec.explain ? fmt::format(" ({})", spec.explain(text)) : "";
+  }
+
   // `shown`: the value as the user wrote it.
   void SetAs(const OptionSpec& spec, const Json& value, std::string_view shown,
              std::string_view where, std::string_view origin) {
     if (spec.set(value, options_)) {
       origin_[spec.name] = origin;
     } else {
-      AddProblem(fmt::format("{} is {}; allowed: {}", where, shown, spec.allowed));
+      AddProblem(fmt::format("{} is {}; allowed: {}{}", where, shown, spec.allowed,
+                             spec.explain ? Explanation(spec, value.dump()) : ""));
     }
   }
 
@@ -304,11 +310,26 @@ void CheckSwapFolders(OptionsUse use, Resolver& resolver) {
   }
 }
 
+// As in PyTorch. (DeepSpeed's OneCycle leaves an optimizer without momentum alone.)
+void CheckCycledMomentum(const LrScheduleArgs& args, Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const bool is_sgd = options.optimizer == OptimizerKind::kSgd;
+  const bool has_momentum = is_sgd ? options.momentum > 0 : HasBetas(options.optimizer);
+  if (options.schedule != LrSchedule::kOneCycle || has_momentum) return;
+  const auto cycles = args.find("cycle_momentum");
+  if (cycles != args.end() && cycles->second == 0) return;
+  resolver.AddProblem(
+      fmt::format("--schedule=one_cycle moves the momentum, and --optimizer={} has none. Give {}"
+                  "--schedule_args=cycle_momentum=false",
+                  NameOf(options.optimizer), is_sgd ? "--momentum, or " : ""));
+}
+
 void CheckSchedule(Resolver& resolver) {
   const TrainOptions& options = resolver.options();
   const LrScheduleSpec& spec = SpecOf(options.schedule);
   const auto args = ParseLrScheduleArgs(options.schedule, options.schedule_args);
   if (!args.ok()) resolver.AddProblem(MessageOf(args.status()));
+  if (args.ok()) CheckCycledMomentum(*args, resolver);
   if (spec.has_warmup || options.warmup == 0) return;
   const bool has_own = std::ranges::any_of(
       spec.args, [](const LrScheduleArgSpec& arg) { return arg.name == "warmup_num_steps"; });

@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 
 import pytest
-from conftest import make_model, random_rows, read_metrics, write_rows
+from conftest import make_model, random_rows, read_metrics, read_safetensors, write_rows
 
 SEQ = 48
 SETTINGS = dict(batch=2, accum=2, seq=SEQ, steps=14, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3, precision="fp16",
@@ -136,6 +137,28 @@ def test_a_run_that_is_killed_after_each_step_ends_in_the_same_bits(forebay, tas
     assert forebay.digest(out) == whole["digest"]
 
 
+@pytest.fixture(scope="module")
+def begun(forebay, task, tmp_path_factory):
+    """A run with the default rules that stopped after its first step, and its digest."""
+    out = tmp_path_factory.mktemp("begun") / "run"
+    rules = ("initial_scale_power", "loss_scale_window", "hysteresis")
+    settings = {key: value for key, value in task.items() if key not in rules}
+    assert forebay.run("train", out=out, stop_after=1, check=False, **settings).returncode == 75
+    return out, forebay.digest(out)
+
+
+@pytest.mark.parametrize("changes", [
+    dict(loss_scaling="torch"), dict(loss_scale=64), dict(initial_scale_power=20), dict(loss_scale_window=3), dict(hysteresis=3),
+    dict(consecutive_hysteresis="true"), dict(min_loss_scale=0.5), dict(grad_dtype="fp32"), dict(precision="bf16"),
+], ids=lambda changes: next(iter(changes)))
+def test_resuming_with_other_rules_names_the_difference(forebay, begun, changes):
+    out, before = begun
+    refused = forebay.run("train", "--resume", out=out, check=False, **changes)
+    assert refused.returncode == 2, refused.stderr
+    assert f"--{next(iter(changes))}: the run has" in refused.stderr, refused.stderr
+    assert forebay.digest(out) == before
+
+
 def test_a_skipped_step_changes_nothing(forebay, task, tmp_path):
     """With the same row in each step, a run that skips the first is one that starts later, at the scale it came to."""
     data = write_rows(tmp_path / "row.fbd", *random_rows(1, SEQ, 256, seed=6), 256)
@@ -183,3 +206,27 @@ def test_evaluation_and_generation_take_it(forebay, whole, task):
 
     assert loss_of("fp16") == pytest.approx(loss_of("fp32"), rel=1e-3)
     assert loss_of("fp16") != loss_of("fp32")
+
+
+def test_a_model_that_fp16_cannot_hold_is_found_before_the_first_step(forebay, task, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(task["model"], model)
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-2:] = b"\x80\x47"  # 65536 as BF16: the last element of the last tensor
+    weights.write_bytes(data)
+    last = sorted(read_safetensors(weights))[-1]
+    settings = dict(task, model=model, out=tmp_path / "run")
+    refused = forebay.run("train", check=False, **settings)
+    assert refused.returncode == 3, refused.stderr
+    for words in (str(model), f"tensor '{last}' has a weight of 65536", "65504", "--precision=bf16 or fp32"):
+        assert words in refused.stderr, refused.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    # The advice of the message, with the same --out.
+    of_fp16 = ("precision", "initial_scale_power", "loss_scale_window", "hysteresis")
+    forebay.run("train", **{key: value for key, value in settings.items() if key not in of_fp16})
+    # Nor is there a loss to measure.
+    measured = forebay.run("eval", "--format=json", check=False, model=model, data=task["data"], precision="fp16")
+    assert measured.returncode == 7, measured.stderr
+    assert "is not finite" in json.loads(measured.stdout.splitlines()[-1])["error"]["message"]
+    forebay.run("eval", model=model, data=task["data"])

@@ -20,9 +20,10 @@ FULL = os.environ.get("FOREBAY_FULL") == "1"
 SECONDS = 300 if FULL else 40
 SECTIONS = {
     "data": "eval_data eval_every batch accum seq seed",
-    "optim": "steps epochs stop_after lr warmup schedule optimizer weight_decay decay_all param_groups betas eps momentum nesterov clip",
+    "optim": "steps epochs stop_after lr warmup schedule schedule_args optimizer weight_decay decay_all param_groups betas eps "
+    "momentum nesterov clip opt_level loss_scaling loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale",
     "offload": "nvme nvme_weights ram precision layout grad_dtype threads engine engine_strict io_threads tile_elems weights_tier "
-    "state_tier gradients",
+    "state_tier gradients durability",
     "io": "save_every keep export export_dtype",
 }
 SECTION_OF = {key: section for section, keys in SECTIONS.items() for key in keys.split()}
@@ -31,7 +32,8 @@ SECTION_OF = {key: section for section, keys in SECTIONS.items() for key in keys
 def mathematics(rng):
     """Settings that decide the bits."""
     steps = rng.randint(2, 5)
-    precision = rng.choice(["bf16", "fp32"])
+    precision = rng.choice(["bf16", "fp16", "fp32"])
+    layout = rng.choice(["bf16", "bf16-moments", "int8-moments"]) if precision == "bf16" else precision
     optimizer = rng.choice(["adamw", "adamw", "adam", "adagrad", "lion", "sgd"])
     own = {"momentum": rng.choice([0.5, 0.9]), "nesterov": rng.choice([True, False])} if optimizer == "sgd" else {}
     if optimizer in ("adamw", "adam", "lion"):
@@ -40,11 +42,18 @@ def mathematics(rng):
         own |= dict(eps=rng.choice([1e-8, 1e-4]))
     if rng.random() < 0.3:
         own |= dict(param_groups='[{"match": "*norm*", "lr": 1e-4}, {"match": "*embed*", "weight_decay": 0.3}]')
+    if precision == "fp16":
+        # The higher scales overflow.
+        moving = dict(loss_scaling=rng.choice(["zero", "stage0", "torch"]), loss_scale_window=rng.randint(1, 2),
+                      initial_scale_power=rng.choice([4, 16, 28]))
+        own |= moving if rng.random() < 0.8 else dict(loss_scale=rng.choice([64, 1 << 40]))
+    schedule = rng.choice(["constant", "linear", "cosine", "inverse_sqrt", "polynomial"])
+    if schedule == "polynomial":
+        own |= dict(schedule_args="power=2,end_lr=1e-5")
     return dict(
-        optimizer=optimizer, layout=rng.choice(["bf16", "bf16-moments", "int8-moments"]) if precision == "bf16" else "fp32", **own,
-        precision=precision, grad_dtype=rng.choice([precision, "bf16", "fp32"]), batch=rng.randint(1, 3),
-        accum=rng.randint(1, 3), seq=rng.choice(list(ROWS)), steps=steps, lr=rng.choice([1e-3, 3e-4, 0.01]),
-        schedule=rng.choice(["constant", "linear", "cosine"]), warmup=rng.randint(0, 2),
+        optimizer=optimizer, layout=layout, **own, precision=precision, grad_dtype=rng.choice([precision, "bf16", "fp32"]),
+        batch=rng.randint(1, 3), accum=rng.randint(1, 3), seq=rng.choice(list(ROWS)), steps=steps,
+        lr=rng.choice([1e-3, 3e-4, 0.01]), schedule=schedule, warmup=rng.randint(0, 2),
         weight_decay=rng.choice([0, 0.01, 0.5]), decay_all=rng.choice([True, False]),
         clip=rng.choice([0, 0.3, 1]), seed=rng.choice([0, 1, 1 << 63]),
     )
@@ -62,16 +71,17 @@ def manner(rng, held_out, starts):
     if rng.random() < 0.3:
         drawn |= dict(eval_data=held_out, eval_every=rng.randint(0, 2))
     if starts:
-        drawn |= dict(tile_elems=rng.choice(["2048", "4K", "6144", "64K", "1M"]))
+        drawn |= dict(tile_elems=rng.choice(["2048", "4K", "6144", "64K", "1M"]),
+                      durability=rng.choice(["auto", "none", "step", "replay"]))
     kept = {key: value for key, value in drawn.items() if rng.random() < 0.6}
     if "eval_every" in kept and "eval_data" not in kept:
         del kept["eval_every"]
-    # All of a resume's settings are given, or the run's hold, which may have a tier from the start.
-    if rng.random() < 0.5:
-        kept |= dict(gradients=rng.choice(["auto", "hold", "speculate"]))
-        for tier in ("weights_tier", "state_tier"):
-            if kept["gradients"] == "speculate":
-                kept[tier] = rng.choice(["auto", "nvme"])
+    # Speculation goes with some of the others alone, and a resume has it from the start where nothing else is said.
+    if starts and rng.random() < 0.3:
+        kept |= dict(gradients="speculate", weights_tier=rng.choice(["auto", "nvme"]), state_tier="nvme",
+                     durability=rng.choice(["auto", "step"]))
+    elif not starts and "host" in (kept.get("weights_tier"), kept.get("state_tier")):
+        kept |= dict(gradients=rng.choice(["auto", "hold"]))
     # These two go together, and a resume may have one of them from the start.
     if rng.random() < 0.6:
         export = rng.choice(["hf", "none"])
@@ -93,6 +103,14 @@ def mistake(rng, settings):
         (dict(lr=rng.choice(["nan", 0, -1, "inf", "1e400", 11])), 2, "lr"),
         (dict(warmup=steps + 1), 2, "--warmup"),
         (dict(schedule="sine"), 2, "schedule"),
+        (dict(schedule_args=rng.choice(["zest=1", "zest"])), 2, "zest"),
+        (dict(optimizer="adamax"), 2, "optimizer"),
+        (dict(momentum=1.5), 2, "momentum"),
+        (dict(param_groups=rng.choice(['[{"match": "*"}]', "{}", "*.bias"])), 2, "param_groups"),
+        (dict(param_groups='[{"match": "zest", "lr": 0}]'), 2, "zest"),
+        (dict(opt_level="O5"), 2, "opt_level"),
+        (dict(loss_scale=-1), 2, "loss_scale"),
+        (dict(min_loss_scale=0), 2, "min_loss_scale"),
         (dict(betas=rng.choice(["0.9", "1,0.9", "0.9,nan", "a,b"])), 2, "betas"),
         (dict(eps=rng.choice([0, -1, "inf"])), 2, "eps"),
         (dict(clip=rng.choice([-1, "nan"])), 2, "clip"),

@@ -103,5 +103,17 @@ TEST(ConvertFloats, ConvertsBf16ToFp16ByWayOfFp32) {
     ASSERT_EQ(results[i], FloatToFp16(Bf16ToFloat(halves[i]))) << i;
 }
 
+TEST(ConvertFloats, FindsTheFirstValueThatFp16HasNoNumberFor) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> fit = {0.0f,      65504.0f,   -65519.996f,
+                                  kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
+  EXPECT_EQ(FirstBeyondFp16(fit), std::nullopt);
+  for (const float beyond : {65520.0f, -65520.0f, 1e38f}) {
+    std::vector<float> values = fit;
+    values.insert(values.end(), {beyond, 2 * beyond});
+    EXPECT_EQ(FirstBeyondFp16(values), beyond);
+  }
+}
+
 }  // namespace
 }  // namespace forebay

@@ -116,6 +116,51 @@ TEST_F(ConfigFile, AValueThatIsNotAllowedIsNamedWithItsFile) {
   EXPECT_THAT(message, HasSubstr("is -4; allowed: a whole number from 1 to 65536"));
 }
 
+TEST_F(ConfigFile, AParameterGroupThatMakesNoSenseIsNamedWithWhatIsWrong) {
+  const auto message_for = [](const std::string& groups) {
+    return MessageFor(TrainInputs({{"param_groups", groups}}));
+  };
+  EXPECT_THAT(message_for(R"([{"match": "a", "lr": 0}, {"match": "b", "weigth_decay": 0}])"),
+              HasSubstr("group 2: unknown key 'weigth_decay'; did you mean 'weight_decay'?"));
+  EXPECT_THAT(message_for(R"([{"lr": 0}])"), HasSubstr("group 1: it has no 'match'"));
+  EXPECT_THAT(message_for(R"([{"match": 3, "lr": 0}])"), HasSubstr("group 1: 'match' is 3"));
+  EXPECT_THAT(message_for(R"([{"match": "a", "lr": 11}])"),
+              HasSubstr("group 1: 'lr' is 11, and has to be a number from 0 to 10"));
+  EXPECT_THAT(message_for(R"([{"match": "a"}])"), HasSubstr("neither 'lr' nor 'weight_decay'"));
+  EXPECT_THAT(message_for(R"({"match": "a", "lr": 0})"), HasSubstr("it is no list"));
+  EXPECT_THAT(message_for("[\"a\"]"), HasSubstr("group 1: \"a\" is no object"));
+  // What a shell leaves of quotes.
+  EXPECT_THAT(message_for("[{match: *.bias, lr: 0}]"),
+              HasSubstr("not valid JSON at line 1, column 3. In a shell it stands between single"));
+  EXPECT_THAT(MessageFor(WithConfig(R"({"optim": {"param_groups": [{"match": "a", "l": 0}]}})")),
+              HasSubstr("group 1: unknown key 'l'"));
+}
+
+TEST_F(ConfigFile, ACycleOfMomentumNeedsAnOptimizerThatHasIt) {
+  const auto one_cycle = [](std::vector<std::pair<std::string, std::string>> flags) {
+    flags.emplace_back("schedule", "one_cycle");
+    return TrainInputs(std::move(flags));
+  };
+  EXPECT_THAT(MessageFor(one_cycle({{"optimizer", "sgd"}})),
+              HasSubstr("Give --momentum, or --schedule_args=cycle_momentum=false"));
+  EXPECT_THAT(MessageFor(one_cycle({{"optimizer", "adagrad"}})),
+              HasSubstr("--optimizer=adagrad has none. Give --schedule_args=cycle_momentum=false"));
+  for (const auto& inputs :
+       {one_cycle({}), one_cycle({{"optimizer", "sgd"}, {"momentum", "0.5"}}),
+        one_cycle({{"optimizer", "adagrad"}, {"schedule_args", "cycle_momentum=false"}})}) {
+    const auto resolved = ResolveOptions(inputs, OptionsUse::kTrain);
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+  }
+}
+
+TEST_F(ConfigFile, AnArgumentOfAScheduleThatIsNoNumberIsShownAsItWasTyped) {
+  for (const std::string typed : {"nan", "inf", "1e999"}) {
+    EXPECT_THAT(
+        MessageFor(TrainInputs({{"schedule", "polynomial"}, {"schedule_args", "power=" + typed}})),
+        HasSubstr("power=" + typed + " is not allowed; give a number above 0"));
+  }
+}
+
 TEST_F(ConfigFile, AFileThatIsNoConfigurationIsAUsageError) {
   EXPECT_THAT(MessageFor(WithConfig("{\"data\": ")), HasSubstr("not valid JSON at line 1"));
   EXPECT_THAT(MessageFor(WithConfig("[1]")),
