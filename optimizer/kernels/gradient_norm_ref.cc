@@ -1,4 +1,4 @@
-#include <cstring>
+#include <algorithm>
 
 #include "forebay/base/bfloat16.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
@@ -26,7 +26,7 @@ double RoundAndSumSquaresRef(const float* gradient, int64_t num_elems, DType dty
   const auto halves = static_cast<uint16_t*>(rounded);
   switch (dtype) {
     case DType::kF32:
-      std::memcpy(rounded, gradient, static_cast<size_t>(num_elems) * sizeof(float));
+      std::copy_n(gradient, num_elems, static_cast<float*>(rounded));
       return SumSquares(num_elems, [=](int64_t i) { return gradient[i]; });
     case DType::kBF16:
       for (int64_t i = 0; i < num_elems; ++i) halves[i] = FloatToBf16(gradient[i]);

@@ -96,9 +96,12 @@ struct RuleScalars {
 // step to step all move by another, so that sums over a block and over steps come out nearly exact.
 // (Two irrational rotations, from a random start: Cranley & Patterson 1976. The hash is that of
 // MurmurHash3's finalizer.)
+// Those of even elements, then those of odd ones.
 alignas(64) inline constexpr auto kDitherOfElems = [] {
   std::array<uint32_t, kMomentBlockElems> dithers{};
-  for (uint32_t i = 0; i < kMomentBlockElems; ++i) dithers[i] = i * kDitherOfElem;
+  for (uint32_t i = 0; i < kMomentBlockElems; ++i) {
+    dithers[i / 2 + i % 2 * (kMomentBlockElems / 2)] = i * kDitherOfElem;
+  }
   return dithers;
 }();
 inline uint32_t BlockDither(uint32_t key, uint32_t step, uint32_t first_elem) {

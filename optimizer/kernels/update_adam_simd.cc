@@ -16,24 +16,21 @@ struct AdamRule {
   static constexpr bool kHasM = true;
   static constexpr bool kHasV = true;
 
-  template <typename Moments>
-  HWY_INLINE VF operator()(Moments& moments, At at, VF p, VF g) const {
+  HWY_INLINE VF Moments(VF g, [[maybe_unused]] VF p, VF& m, VF& v, VF& root) const {
     const DF d;
-    if constexpr (kDecoupled) {
-      p = hn::Mul(p, hn::Set(d, s.keep));
-    } else {
-      g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
-    }
-    VF m = moments.LoadM(at);
-    VF v = moments.LoadV(at);
+    if constexpr (!kDecoupled) g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
     m = hn::Add(m, hn::Mul(hn::Sub(g, m), hn::Set(d, s.one_minus_beta1)));
     v = hn::Add(hn::Mul(v, hn::Set(d, s.beta2)),
                 hn::Mul(hn::Mul(hn::Set(d, s.one_minus_beta2), g), g));
-    const VF root = hn::Sqrt(v);
+    root = hn::Sqrt(v);
+    return m;
+  }
+  HWY_INLINE VF Weight(VF p, VF along, VF root) const {
+    const DF d;
+    if constexpr (kDecoupled) p = hn::Mul(p, hn::Set(d, s.keep));
     const VF denominator =
         hn::Add(hn::Mul(root, hn::Set(d, s.inverse_sqrt_correction2)), hn::Set(d, s.eps));
-    moments.Store(at, m, v, root);
-    return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), hn::Div(m, denominator)));
+    return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), hn::Div(along, denominator)));
   }
   const RuleScalars s;
 };

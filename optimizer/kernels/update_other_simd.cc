@@ -15,14 +15,15 @@ struct AdagradRule {
   static constexpr bool kHasM = false;
   static constexpr bool kHasV = true;
 
-  template <typename Moments>
-  HWY_INLINE VF operator()(Moments& moments, At at, VF p, VF g) const {
+  HWY_INLINE VF Moments(VF g, VF p, VF& /*m*/, VF& v, VF& root) const {
+    g = hn::Add(g, hn::Mul(hn::Set(DF(), s.l2), p));
+    v = hn::Add(v, hn::Mul(g, g));
+    root = hn::Sqrt(v);
+    return g;
+  }
+  HWY_INLINE VF Weight(VF p, VF along, VF root) const {
     const DF d;
-    g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
-    const VF v = hn::Add(moments.LoadV(at), hn::Mul(g, g));
-    const VF root = hn::Sqrt(v);
-    moments.StoreV(at, v, root);
-    const VF step = hn::Div(g, hn::Add(root, hn::Set(d, s.eps)));
+    const VF step = hn::Div(along, hn::Add(root, hn::Set(d, s.eps)));
     return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), step));
   }
   const RuleScalars s;
@@ -32,18 +33,18 @@ struct LionRule {
   static constexpr bool kHasM = true;
   static constexpr bool kHasV = false;
 
-  template <typename Moments>
-  HWY_INLINE VF operator()(Moments& moments, At at, VF p, VF g) const {
+  HWY_INLINE VF Moments(VF g, VF /*p*/, VF& m, VF& /*v*/, VF& /*root*/) const {
     const DF d;
-    const VF m = moments.LoadM(at);
     const VF c =
         hn::Add(hn::Mul(m, hn::Set(d, s.beta1)), hn::Mul(g, hn::Set(d, s.one_minus_beta1)));
+    m = hn::Add(hn::Mul(m, hn::Set(d, s.beta2)), hn::Mul(g, hn::Set(d, s.one_minus_beta2)));
     const VF one = hn::Set(d, 1.0f);
-    const VF sign = hn::Sub(hn::IfThenElseZero(hn::Gt(c, hn::Zero(d)), one),
-                            hn::IfThenElseZero(hn::Lt(c, hn::Zero(d)), one));
-    moments.StoreM(
-        at, hn::Add(hn::Mul(m, hn::Set(d, s.beta2)), hn::Mul(g, hn::Set(d, s.one_minus_beta2))));
-    return hn::Sub(hn::Mul(p, hn::Set(d, s.keep)), hn::Mul(hn::Set(d, s.step_size), sign));
+    return hn::Sub(hn::IfThenElseZero(hn::Gt(c, hn::Zero(d)), one),
+                   hn::IfThenElseZero(hn::Lt(c, hn::Zero(d)), one));
+  }
+  HWY_INLINE VF Weight(VF p, VF along, VF /*root*/) const {
+    const DF d;
+    return hn::Sub(hn::Mul(p, hn::Set(d, s.keep)), hn::Mul(hn::Set(d, s.step_size), along));
   }
   const RuleScalars s;
 };
@@ -53,17 +54,18 @@ struct SgdRule {
   static constexpr bool kHasM = kHasMomentum;
   static constexpr bool kHasV = false;
 
-  template <typename Moments>
-  HWY_INLINE VF operator()(Moments& moments, At at, VF p, VF g) const {
+  HWY_INLINE VF Moments(VF g, VF p, [[maybe_unused]] VF& m, VF& /*v*/, VF& /*root*/) const {
     const DF d;
     g = hn::Add(g, hn::Mul(hn::Set(d, s.l2), p));
     if constexpr (kHasMomentum) {
       const VF momentum = hn::Set(d, s.momentum);
-      const VF m = hn::Add(hn::Mul(moments.LoadM(at), momentum), g);
-      moments.StoreM(at, m);
+      m = hn::Add(hn::Mul(m, momentum), g);
       g = nesterov ? hn::Add(g, hn::Mul(m, momentum)) : m;
     }
-    return hn::Sub(p, hn::Mul(hn::Set(d, s.step_size), g));
+    return g;
+  }
+  HWY_INLINE VF Weight(VF p, VF along, VF /*root*/) const {
+    return hn::Sub(p, hn::Mul(hn::Set(DF(), s.step_size), along));
   }
   const RuleScalars s;
   const bool nesterov;
