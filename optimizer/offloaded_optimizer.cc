@@ -94,6 +94,7 @@ struct OffloadedOptimizer::Impl {
   bool speculates = false;  // since BeginSpeculation, until BeginUpdate or AbandonStep
   double most_squares = 0;  // of the norm with which it goes on
   double handed_squares = 0;
+  bool speculation_is_complete = true;             // of FinishBackward
   bool backward_finished = false;                  // training thread
   int first_nonfinite_layer = -1;                  // of what was handed over so far
   UpdateScalars step;                              // of the updates that are due
@@ -310,6 +311,7 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
       FOREBAY_RETURN_IF_ERROR(impl_->EndSpeculation(stats.speculation_is_complete));
     }
   }
+  impl_->speculation_is_complete = stats.speculation_is_complete;
   impl_->backward_finished = true;
   return stats;
 }
@@ -358,7 +360,8 @@ void OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, ResidentWrites r
   FOREBAY_CHECK(impl_->backward_finished && !impl_->AnyIsDue());
   impl_->backward_finished = false;
   if (impl_->speculation != nullptr) {
-    FOREBAY_CHECK(impl_->speculates && resident == ResidentWrites::kNow);
+    FOREBAY_CHECK(impl_->speculates && impl_->speculation_is_complete);
+    FOREBAY_CHECK(resident == ResidentWrites::kNow);
     FOREBAY_CHECK(step.step == impl_->step.step && step.lr == impl_->step.lr &&
                   step.gradient_scale == impl_->step.gradient_scale);
     impl_->speculates = false;
@@ -569,9 +572,10 @@ absl::Status OffloadedOptimizer::AwaitAllWrites() {
 }
 
 OptimizerStats OffloadedOptimizer::stats() const {
+  const double ring_wait_s = impl_->speculation != nullptr ? impl_->speculation->wait_s() : 0;
   std::lock_guard lock(impl_->mutex);
   OptimizerStats stats = impl_->stats;
-  if (impl_->speculation != nullptr) stats.hand_wait_s += impl_->speculation->wait_s();
+  stats.hand_wait_s += ring_wait_s;
   return stats;
 }
 

@@ -3,9 +3,9 @@
 // (swap/swapper.h), reading state ahead and writing behind. What is computed on a tile is behind
 // tile_arithmetic.h.
 //
-//   backward:  Hand(layer, gradient) for every layer      rounds once, adds to the norm, holds in
-//   RAM or spills then:      FinishBackward() -> norm; BeginUpdate(scalars)   every layer's update
-//   becomes due then:      UpdateLayer(layer) as layers come in, on the swapper's thread
+// - In the backward pass, Hand of every layer rounds once, adds to the norm, and holds or spills.
+// - FinishBackward gives the norm, and BeginUpdate makes every layer's update due.
+// - UpdateLayer follows as layers come in, on the swapper's thread.
 //
 // Clipping is global and exact: no gradient is applied before the norm of all is known. Or, of the
 // placement's speculative layers, it is applied at once to the slot that is not committed, in the

@@ -171,6 +171,9 @@ std::vector<OptionSpec> OffloadRows() {
                     {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
                     "of finished gradients (they are summed in fp32)"),
       Whole<int>("offload", "threads", &O::threads, 0, 1024, "compute threads; 0: one per core"),
+      Whole<int>("offload", "update_threads", &O::update_threads, 0, 1024,
+                 "threads of the optimizer's update, which runs beside the computation; 0: as many "
+                 "as --threads"),
       Choice<EngineKind>("offload", "engine", &O::engine,
                          {{"auto", EngineKind::kAuto},
                           {"io_uring", EngineKind::kIoUring},

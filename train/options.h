@@ -85,6 +85,7 @@ struct TrainOptions {
   Layout layout = Layout::kBf16;    // follows precision unless set
   DType grad_dtype = DType::kBF16;  // hand-over; follows precision unless set
   int threads = 0;                  // compute; 0: all cores
+  int update_threads = 0;           // of the optimizer's update; 0: as many as `threads`
   EngineKind engine = EngineKind::kAuto;
   bool engine_strict = false;  // refuses a lesser engine than the one asked for
   int io_threads = 2;          // of the threads engine

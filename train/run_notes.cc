@@ -9,8 +9,10 @@ namespace forebay {
 
 absl::Status NoteMachine(const PreparedRun& run, RunSession& session, LoggedObserver& observer) {
   const std::string kernel = session.decoder().context().kernel_identity();
+  const int of_update = run.options.update_threads;
   FOREBAY_RETURN_IF_ERROR(
-      observer.Note(fmt::format("compute: {}, {} threads", kernel, run.options.threads)));
+      observer.Note(fmt::format("compute: {}, {} threads{}", kernel, run.options.threads,
+                                of_update > 0 ? fmt::format(", {} for updates", of_update) : "")));
   FOREBAY_RETURN_IF_ERROR(observer.Note("disk: " + run.engine_line));
   const std::string& space = session.store().space_note();
   if (!space.empty()) FOREBAY_RETURN_IF_ERROR(observer.Note("space: " + space));

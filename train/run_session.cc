@@ -15,7 +15,7 @@ OffloadedOptimizerOptions OptimizerOptions(const TrainOptions& options, const Pl
   result.groups = std::move(groups);
   result.gradient_dtype = options.grad_dtype;
   result.gradient_area = plan.gradient_area;
-  result.num_threads = options.threads;
+  result.num_threads = options.update_threads > 0 ? options.update_threads : options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;
   result.hand_over_order = plan.schedule.handed;
   return result;

@@ -3,10 +3,13 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/counter_rng.h"
+#include "forebay/base/hash.h"
 #include "forebay/tests/optimizer/simd_targets.h"
 #include "gtest/gtest.h"
 
@@ -58,6 +61,27 @@ TEST(GradientNorm, EveryInstructionSetRoundsAndSumsToTheBitsOfTheReference) {
       });
     }
   }
+}
+
+// On every CPU. When the order of the sum changes on purpose, paste what this prints.
+TEST(GradientNorm, IsTheStoredOne) {
+  const CounterRng rng(/*seed=*/21);
+  std::vector<float> gradient(kNormBlockElems);
+  for (int64_t i = 0; i < kNormBlockElems; ++i) {
+    // From -1 to 1, times powers of two down to 2^-40; without functions of the C library.
+    const float uniform = static_cast<float>(static_cast<int32_t>(rng.Words(i)[0])) * 0x1p-31f;
+    gradient[i] = uniform * std::bit_cast<float>(static_cast<uint32_t>(127 - i % 41) << 23);
+  }
+  const auto expect = [&](DType dtype, uint64_t bits_of_sum, const std::string& digest) {
+    const Rounded rounded(gradient, dtype);
+    Xxh3_128 hash;
+    hash.Update(std::span<const std::byte>(rounded.bytes));
+    EXPECT_EQ(std::bit_cast<uint64_t>(rounded.sum), bits_of_sum);
+    EXPECT_EQ(hash.Hex(), digest);
+  };
+  expect(DType::kBF16, 4627084321926439626, "67907318dea597b5f76ab74ac9e99f5f");
+  expect(DType::kF16, 4627084509525428582, "e2434f847fd354de186aa77665f5f3c3");
+  expect(DType::kF32, 4627084821998456928, "aceb6af2cf9dd8a777acddabc5dde7be");
 }
 
 TEST(GradientNorm, RoundsEveryBitPatternAsTheScalarConversionDoes) {

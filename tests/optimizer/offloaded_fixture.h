@@ -257,7 +257,7 @@ class OffloadedRun {
     int num_staging_tiles = 4;
     Tiers weights = Tiers::kNvme;
     bool io_uring = false;     // instead of threads
-    bool speculative = false;  // all layers; everything on NVMe
+    bool speculative = false;  // everything on NVMe, but for gradients as `gradients` has it
     OptimizerConfig rule = kTestAdamW;
   };
 
@@ -286,7 +286,9 @@ class OffloadedRun {
     }
     run->placement_ =
         PlacementOf(run->store().tiles(), options.weights, options.state, options.gradients);
-    if (options.speculative) run->placement_.speculative.assign(run->num_layers(), true);
+    for (int layer = 0; options.speculative && layer < run->num_layers(); ++layer) {
+      run->placement_.speculative.push_back(run->placement_.gradients[layer] == Tier::kNvme);
+    }
     // Not a byte more than what is announced.
     FOREBAY_RETURN_IF_ERROR(run->store().EnsureGradientArea(
         OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles())));
@@ -368,7 +370,6 @@ class OffloadedRun {
     }
     FOREBAY_CHECK(stats.speculation_is_complete && stats.norm == norm);
     optimizer_->BeginUpdate(needed);
-    FOREBAY_CHECK(!optimizer_->AnyUpdateIsDue());
     return norm;
   }
 
@@ -376,16 +377,21 @@ class OffloadedRun {
   absl::StatusOr<double> Step(int64_t step) {
     if (options_.speculative) {
       FOREBAY_ASSIGN_OR_RETURN(const double norm, SpeculativeUpdate(step, /*most_norm=*/1e30));
-      FOREBAY_RETURN_IF_ERROR(Commit(step));
+      FOREBAY_RETURN_IF_ERROR(ApplyAndCommit(step));
       return norm;
     }
     FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, Backward(step));
     optimizer_->BeginUpdate(ScalarsOfStep(step, stats.norm));
-    for (int layer = 0; layer < num_layers(); ++layer) {
-      FOREBAY_RETURN_IF_ERROR(UpdateLayer(layer));
-    }
-    FOREBAY_RETURN_IF_ERROR(Commit(step));
+    FOREBAY_RETURN_IF_ERROR(ApplyAndCommit(step));
     return stats.norm;
+  }
+
+  // What is due.
+  absl::Status ApplyAndCommit(int64_t step) {
+    for (int layer = 0; layer < num_layers(); ++layer) {
+      if (optimizer_->UpdateIsDue(layer)) FOREBAY_RETURN_IF_ERROR(UpdateLayer(layer));
+    }
+    return Commit(step);
   }
 
   int num_layers() const { return store_->inventory().num_layers(); }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "forebay/swap/swapper.h"
+#include "forebay/tests/optimizer/named_optimizers.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
@@ -18,7 +19,8 @@ class SpeculationTest : public testing::Test {
  protected:
   void Open(OffloadedRun::Options options = {}) {
     options.speculative = true;
-    options.state = options.weights = options.gradients = Tiers::kNvme;
+    options.state = options.weights = Tiers::kNvme;
+    if (options.gradients == Tiers::kHost) options.gradients = Tiers::kNvme;
     options.tile_elems = 2048;
     options.num_threads = options.num_io_threads = 2;
     auto run = OffloadedRun::Start(options, folder_.path());
@@ -26,7 +28,7 @@ class SpeculationTest : public testing::Test {
     run_ = *std::move(run);
   }
   void Commit(int64_t step) {
-    ASSERT_TRUE(run_->Commit(step).ok());
+    ASSERT_TRUE(run_->ApplyAndCommit(step).ok());
     ExpectStoreHolds(run_->store(), expected_);
   }
 
@@ -134,24 +136,75 @@ TEST_F(SpeculationTest, TheNextForwardPassSeesWhatWasApplied) {
   }
 }
 
+// Where there is room for the gradients of some layers, those are held: updates of both kinds in
+// one step.
+TEST_F(SpeculationTest, LayersOfWhichGradientsAreHeldAreUpdatedWhenTheNormIsKnown) {
+  OffloadedRun::Options options;
+  options.gradients = Tiers::kMixed;
+  Open(options);
+  for (int64_t step = 1; step <= 4; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    ASSERT_TRUE(run_->SpeculativeUpdate(step, kNoLimit).ok());
+    expected_.Step(step);
+    for (int layer = 0; layer < run_->num_layers(); ++layer) {
+      EXPECT_EQ(run_->optimizer().UpdateIsDue(layer), layer % 2 == 1) << layer;
+    }
+    ASSERT_NO_FATAL_FAILURE(Commit(step));
+  }
+}
+
+// The next step is abandoned before the updates that are still due were applied: they stay.
+TEST_F(SpeculationTest, AbandoningAStepKeepsBothKindsOfUpdatesOfTheStepBefore) {
+  OffloadedRun::Options options;
+  options.gradients = Tiers::kMixed;
+  Open(options);
+  ASSERT_TRUE(run_->SpeculativeUpdate(1, kNoLimit).ok());
+  expected_.Step(1);
+  run_->optimizer().AbandonStep();
+  ASSERT_NO_FATAL_FAILURE(Commit(1));
+}
+
 TEST_F(SpeculationTest, EveryLayoutAndOptimizerEndsAsInMemory) {
+  std::vector<OffloadedRun::Options> all;
   for (const Layout layout : {Layout::kFp32, Layout::kBf16Moments, Layout::kInt8Moments}) {
-    SCOPED_TRACE(static_cast<int>(layout));
+    all.push_back({.layout = layout});
+  }
+  // Without moments there is no state at all in the layout fp32.
+  all.push_back({.layout = Layout::kFp16, .gradient_dtype = DType::kF16});
+  for (const NamedOptimizer& optimizer : kOptimizers) {
+    all.push_back({.layout = Layout::kFp32, .rule = optimizer.config});
+    all.push_back({.rule = optimizer.config});
+  }
+  for (OffloadedRun::Options& options : all) {
+    SCOPED_TRACE(testing::Message()
+                 << "layout " << static_cast<int>(options.layout) << ", optimizer "
+                 << static_cast<int>(options.rule.kind) << ", momentum " << options.rule.momentum);
     const TemporaryFolder folder;
-    OffloadedRun::Options options;
-    options.layout = layout;
     options.speculative = true;
     options.gradients = Tiers::kNvme;
     options.tile_elems = 2048;
     const auto run = OffloadedRun::Start(options, folder.path());
     ASSERT_TRUE(run.ok()) << run.status();
-    InMemoryOptimizer expected(layout, DType::kBF16);
+    InMemoryOptimizer expected(options.layout, options.gradient_dtype, options.rule);
     for (int64_t step = 1; step <= 2; ++step) {
-      ASSERT_TRUE((*run)->Step(step).ok());
+      const absl::Status status = (*run)->Step(step).status();
+      ASSERT_TRUE(status.ok()) << status;
       expected.Step(step);
     }
     ExpectStoreHolds((*run)->store(), expected);
   }
+}
+
+using SpeculationDeathTest = SpeculationTest;
+
+TEST_F(SpeculationDeathTest, WhatIsNotCompleteIsNotTakenForAStep) {
+  const auto take_it = [this] {
+    Open();
+    const auto stats = run_->SpeculativeBackward(ScalarsOfStep(1, 0), /*most_norm=*/1e-3);
+    ASSERT_TRUE(stats.ok() && !stats->speculation_is_complete);
+    run_->optimizer().BeginUpdate(ScalarsOfStep(1, 0));
+  };
+  EXPECT_DEATH(take_it(), "speculation_is_complete");
 }
 
 }  // namespace

@@ -314,19 +314,50 @@ TEST(LossyMoments, OfASquareAreNeverZeroWhereTheyAreNotAndZeroWhereTheyAre) {
 
 // Rounding is a matter of seed, layer, step and element, not of where the run begins.
 TEST(LossyMoments, AreRoundedByWhatTheElementIs) {
-  const auto digest = [](uint64_t seed, int layer, int64_t first_elem) {
-    RunPlanes planes({.moments = MomentFormat::kBf16, .gradient_dtype = DType::kF32}, 256);
-    for (int64_t i = 0; i < 256; ++i) planes.SetGradient(i, 1e-3f);
-    TileRun run = planes.Run();
-    run.layer = layer;
-    run.first_elem = first_elem;
-    UpdateRun({}, {.step = 3, .lr = 1e-3, .rounding_seed = seed}, run);
-    return planes.Digest();
-  };
-  EXPECT_EQ(digest(1, 2, 32), digest(1, 2, 32));
-  EXPECT_NE(digest(1, 2, 32), digest(2, 2, 32));
-  EXPECT_NE(digest(1, 2, 32), digest(1, 3, 32));
-  EXPECT_NE(digest(1, 2, 32), digest(1, 2, 64));
+  for (const MomentFormat moments : {MomentFormat::kBf16, MomentFormat::kInt8}) {
+    // No weight moves, so that of all that differs the rounding alone shows.
+    const auto digest = [&](uint64_t seed, int layer, int64_t first_elem, int64_t step) {
+      RunPlanes planes({.moments = moments, .gradient_dtype = DType::kF32}, 256);
+      for (int64_t i = 0; i < 256; ++i) planes.SetGradient(i, i % 2 == 0 ? 1e-3f : 0.7e-3f);
+      TileRun run = planes.Run();
+      run.layer = layer;
+      run.first_elem = first_elem;
+      UpdateRun({}, {.step = step, .lr = 0, .rounding_seed = seed}, run);
+      return planes.Digest();
+    };
+    const std::string one = digest(1, 2, 32, 3);
+    EXPECT_EQ(digest(1, 2, 32, 3), one);
+    EXPECT_NE(digest(2, 2, 32, 3), one);
+    EXPECT_NE(digest(1, 3, 32, 3), one);
+    EXPECT_NE(digest(1, 2, 64, 3), one);
+    EXPECT_NE(digest(1, 2, 32, 4), one);
+  }
+}
+
+// Up as often as the value is above what it is rounded down to, over elements and over steps.
+TEST(LossyMoments, AreRoundedWithoutBias) {
+  constexpr int64_t kNumElems = 4096;
+  for (const MomentFormat moments : {MomentFormat::kBf16, MomentFormat::kInt8}) {
+    RunPlanes planes({.moments = moments, .gradient_dtype = DType::kF32}, kNumElems);
+    // 1 in each block, so that the codes of the others are between those of the scale.
+    const auto value_at = [](int64_t i) {
+      return i % kMomentBlockElems == 0 ? 1.0f : 0.3f + 0.001f * static_cast<float>(i % 97);
+    };
+    double m_bias = 0, v_bias = 0, ulp = 0;
+    for (int64_t step = 1; step <= 16; ++step) {
+      RunPlanes fresh = planes;
+      for (int64_t i = 0; i < kNumElems; ++i) fresh.SetGradient(i, value_at(i));
+      UpdateRun({}, {.step = step, .lr = 0, .rounding_seed = 3}, fresh.Run());
+      for (int64_t i = 0; i < kNumElems; ++i) {
+        const double g = value_at(i);
+        m_bias += (fresh.M(i) - 0.1 * g) / 0.1;
+        v_bias += (std::sqrt(fresh.V(i)) - std::sqrt(0.001) * g) / std::sqrt(0.001);
+      }
+    }
+    ulp = moments == MomentFormat::kBf16 ? 0x1p-9 : 1.0 / 255;
+    EXPECT_LT(std::abs(m_bias), 0.01 * ulp * 16 * kNumElems) << static_cast<int>(moments);
+    EXPECT_LT(std::abs(v_bias), 0.01 * ulp * 16 * kNumElems) << static_cast<int>(moments);
+  }
 }
 
 class UpdateDigestTest : public UpdateKernelTest {};

@@ -45,6 +45,8 @@ def expected(forebay, task, tmp_path_factory):
         dict(engine="threads", io_threads=4),
         dict(threads=1),
         dict(threads=3),
+        dict(update_threads=1),
+        dict(threads=1, update_threads=4, state_tier="host"),
         dict(tile_elems=2048),
         dict(tile_elems=8192, threads=1, engine="threads", io_threads=3),
         dict(engine="io_uring"),
@@ -82,6 +84,23 @@ def test_nor_with_other_layouts_and_optimizers(forebay, task, tmp_path, settings
     assert len(digests) == 1
     train(forebay, task, tmp_path / "other", **dict(settings, seed=4))
     assert forebay.digest(tmp_path / "other") not in digests
+
+
+@pytest.mark.parametrize("update_threads, workers", [(1, 0), (4, 3), (0, 1)])
+def test_the_update_has_the_threads_that_it_was_given(forebay, task, tmp_path, update_threads, workers):
+    """Beside the one that stages layers, on which updates run. Without a number: as many as compute."""
+    settings = dict(SETTINGS, steps=1000, threads=2, update_threads=update_threads)
+    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in {**task, **settings}.items())]
+    process = subprocess.Popen([*command, f"--out={tmp_path / 'run'}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               text=True)
+    try:
+        assert any(line.startswith("step ") for line in process.stdout)
+        threads = os.listdir(f"/proc/{process.pid}/task")
+        names = [open(f"/proc/{process.pid}/task/{thread}/comm").read().strip() for thread in threads]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    assert sum(name.startswith("optimizer") for name in names) == workers, names
 
 
 @pytest.mark.parametrize("engine", ["threads", "buffered"])  # which every machine has

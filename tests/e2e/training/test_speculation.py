@@ -89,6 +89,48 @@ def test_auto_takes_it_where_nothing_clips_and_memory_is_short(forebay, task, tm
     assert len(digests) == 1
 
 
+def test_of_some_layers(forebay, task, tmp_path):
+    """With room for some gradients those are held, and their layers updated in the next forward pass."""
+    model = make_model(forebay, tmp_path / "model", hidden_size=128, intermediate_size=400, num_hidden_layers=6)
+    settings = {**task, "model": model, "clip": 0}
+    for_plan = {key: value for key, value in settings.items() if key != "data"}
+
+    def plan(ram):
+        done = forebay.run("plan", format="json", check=False, **{**for_plan, "ram": ram})
+        return json.loads(done.stdout.splitlines()[-1])
+
+    least = int(plan("1MiB")["error"]["message"].split("--ram=")[-1].removesuffix("MiB"))
+    by_ram = {ram: plan(ram)["placement"] for ram in range(least << 20, least + 3 << 20, 1 << 18)}
+    some = [ram for ram, placement in by_ram.items() if 1 < placement["speculative_layers"] < placement["num_layers"] - 1]
+    ram = some[len(some) // 2]
+    digests = set()
+    for name, gradients in (("held", "hold"), ("some", "auto"), ("stopped", "auto")):
+        out = tmp_path / name
+        changes = dict(gradients=gradients, export="none", ram="1GiB" if name == "held" else ram)
+        for stop in (1, 2, 1, 0) if name == "stopped" else (0,):
+            resume = ["--resume"] if out.exists() else []
+            done = forebay.run("train", *resume, out=out, check=False, stop_after=stop, **{**settings, **changes})
+            assert done.returncode == (75 if stop else 0), done.stderr
+        placement = json.load(open(out / "plan.json"))["placement"]
+        assert placement["speculative_layers"] == (0 if name == "held" else by_ram[ram]["speculative_layers"])
+        digests.add(forebay.digest(out))
+    assert len(digests) == 1
+
+
+def test_a_step_that_is_not_finite_is_undone(forebay, task, tmp_path):
+    # Decay that turns every weight over and makes it larger, until fp32 ends.
+    wild = {**task, "steps": 40, "schedule": "constant", "lr": 10, "weight_decay": 1, "clip": 0, "warmup": 0}
+    ended = set()
+    for gradients in ("hold", "speculate"):
+        out = tmp_path / gradients
+        failed = forebay.run("train", check=False, out=out, gradients=gradients, state_tier="nvme", weights_tier="nvme", **wild)
+        assert failed.returncode == 7, failed.stderr
+        assert forebay.run("inspect", str(out), "--verify").returncode == 0
+        message = next(line for line in failed.stderr.splitlines() if "is not finite" in line)
+        ended.add((message, forebay.digest(out)))
+    assert len(ended) == 1, ended
+
+
 @pytest.mark.parametrize("clip", [NEVER, SOMETIMES])
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_at_any_moment_can_be_resumed(forebay, task, held, tmp_path, kind, clip):
