@@ -73,6 +73,8 @@ struct Setting {
   bool striped = false;  // two folders
   bool replays = false;  // --durability=replay
   bool speculates = false;
+  bool delays = false;  // --delay_update_from=2
+  bool keeps_gradients() const { return replays || delays; }
 };
 void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.name;
@@ -86,6 +88,8 @@ constexpr Setting kSettings[] = {
     {.name = "SimulatedDiskReplay", .replays = true},
     {.name = "SimulatedDiskRoomyReplayResumed", .roomy = true, .resumed = true, .replays = true},
     {.name = "SimulatedDiskSpeculative", .speculates = true},
+    {.name = "SimulatedDiskDelayed", .delays = true},
+    {.name = "SimulatedDiskRoomyDelayedResumed", .roomy = true, .resumed = true, .delays = true},
     {"Threads", Under::kThreads},
     {"ThreadsTwoFolders", Under::kThreads, false, false, true},
     {"IoUring", Under::kIoUring},
@@ -118,11 +122,11 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     TrainOptions options = GetParam().striped ? task_.StripedRun(out)
                            : GetParam().roomy ? task_.RoomyRun(out)
                                               : task_.TightRun(out);
-    if (GetParam().replays) options.durability = Durability::kReplay;
-    if (GetParam().speculates) {
-      options.gradients = GradientChoice::kSpeculate;
-      options.ram_bytes += int64_t{1} << 20;  // weights are staged too
-    }
+    if (GetParam().keeps_gradients()) options.durability = Durability::kReplay;
+    if (GetParam().speculates) options.gradients = GradientChoice::kSpeculate;
+    if (GetParam().delays) options.delay_update_from = 2;
+    // Weights are staged too.
+    if (GetParam().speculates || GetParam().delays) options.ram_bytes += int64_t{1} << 20;
     return options;
   }
   // Of the process that the cases are about, in a folder that is ready for it.
@@ -316,12 +320,13 @@ TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
       }
     }
     const bool spills = !GetParam().roomy && !GetParam().speculates;
-    EXPECT_EQ(has(IoKind::kWrite, folder + "gradients.fbs"), spills || GetParam().replays);
+    EXPECT_EQ(has(IoKind::kWrite, folder + "gradients.fbs"),
+              spills || GetParam().keeps_gradients());
     EXPECT_EQ(has(IoKind::kRead, folder + "gradients.fbs"), spills);
   }
   for (const IoKind kind : {IoKind::kRead, IoKind::kWrite, IoKind::kFlush}) {
     EXPECT_EQ(has(kind, "intent.fbs"),
-              GetParam().replays && (kind != IoKind::kRead || GetParam().resumed));
+              GetParam().keeps_gradients() && (kind != IoKind::kRead || GetParam().resumed));
   }
 }
 
