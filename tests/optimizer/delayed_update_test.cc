@@ -51,14 +51,15 @@ class ShutStateDisk : public SystemDiskCalls {
 
 class DelayedUpdateTest : public testing::Test {
  protected:
-  // At once with what a new process would have: nothing but the store.
-  void Open(OffloadedRun::Options options = {}, DiskCalls* disk = nullptr) {
+  // With what a new process would have: nothing but the store in folder `name`, or a new one.
+  void Open(OffloadedRun::Options options = {}, DiskCalls* disk = nullptr,
+            const std::string& name = "") {
     swapper_ = nullptr;
     run_ = nullptr;
     options.delayed = true;
     options.weights = Tiers::kNvme;
     options.num_threads = options.num_io_threads = 2;
-    auto run = OffloadedRun::Start(options, folder_.path(), disk);
+    auto run = OffloadedRun::Start(options, folder_.Path(name), disk);
     ASSERT_TRUE(run.ok()) << run.status();
     run_ = *std::move(run);
     SwapperOptions window;
@@ -119,24 +120,13 @@ TEST_F(DelayedUpdateTest, AStepSeesTheWeightsOfTwoStepsBeforeWhateverLivesWhere)
         for (const GradientArea area : {GradientArea::kSpilled, GradientArea::kAll}) {
           const std::string name = fmt::format("{}", number++);
           SCOPED_TRACE(name);
-          ASSERT_TRUE(std::filesystem::create_directory(folder_.Path(name)));
           OffloadedRun::Options options;
           options.state = state;
           options.gradients = gradients;
           options.tile_elems = tile_elems;
           options.area = area;
-          options.delayed = true;
-          options.num_threads = options.num_io_threads = 1 + number % 2;
-          auto run = OffloadedRun::Start(options, folder_.Path(name));
-          ASSERT_TRUE(run.ok()) << run.status();
-          run_ = *std::move(run);
-          SwapperOptions window = {.num_block_buffers = 2};
-          window.first_block_layer = 1;
-          window.last_block_layer = 2;
-          auto swapper = Swapper::Create(window, run_->placement(), &run_->store(),
-                                         &run_->optimizer(), &run_->budget());
-          ASSERT_TRUE(swapper.ok()) << swapper.status();
-          swapper_ = *std::move(swapper);
+          ASSERT_TRUE(std::filesystem::create_directory(folder_.Path(name)));
+          ASSERT_NO_FATAL_FAILURE(Open(options, nullptr, name));
           ASSERT_NO_FATAL_FAILURE(ExpectPassesSee(Generation::kNewest, 0));
           ASSERT_NO_FATAL_FAILURE(Step(1));
           for (int64_t step = 2; step <= 4; ++step) {
@@ -146,8 +136,6 @@ TEST_F(DelayedUpdateTest, AStepSeesTheWeightsOfTwoStepsBeforeWhateverLivesWhere)
           }
           ASSERT_NO_FATAL_FAILURE(Finish(4));
           ASSERT_NO_FATAL_FAILURE(ExpectPassesSee(Generation::kNewest, 4));
-          swapper_ = nullptr;
-          run_ = nullptr;
         }
       }
     }
@@ -225,6 +213,9 @@ TEST_F(DelayedUpdateTest, AGradientInMemoryIsNotWrittenOverBeforeItsUpdate) {
   EXPECT_TRUE(handed.ok()) << handed;
   run_->optimizer().AbandonStep();
   ASSERT_NO_FATAL_FAILURE(Finish(1));
+  // Before the disk.
+  swapper_ = nullptr;
+  run_ = nullptr;
 }
 
 // A crash at any moment between two commits: the gradients of the pending update are whole, though

@@ -110,6 +110,14 @@ def test_the_bits_do_not_depend_on_where_gradients_wait(forebay, task, tmp_path)
     assert forebay.digest(out) == next(iter(digests))[0]
 
 
+def test_a_run_that_ends_before_it_is_one_without(forebay, task, tmp_path):
+    digests = set()
+    for value in (0, STEPS + 1, STEPS):
+        forebay.run("train", out=tmp_path / str(value), **{**task, "delay_update_from": value})
+        digests.add(forebay.digest(tmp_path / str(value)))
+        assert len(digests) == (1 if value != STEPS else 2)
+
+
 def test_a_step_moves_what_the_plan_says(forebay, task, whole, tmp_path):
     for name, changes in dict(disk=dict(state_tier="nvme"), ram=dict(state_tier="host")).items():
         out = tmp_path / name

@@ -246,9 +246,7 @@ class DelayedReplayTest : public ReplayTest {
  protected:
   TrainOptions OptionsOf(const std::string& name) const {
     TrainOptions options = (task_.*GetParam().options)(folder_.Path(name));
-    options.durability = Durability::kReplay;
-    options.delay_update_from = 2;
-    options.ram_bytes += int64_t{1} << 20;  // weights are staged too
+    task_.Delay(options);
     return options;
   }
   void SetUp() override {
@@ -292,7 +290,7 @@ TEST_P(DelayedReplayTest, GradientsThatCannotBeReadAreNotGivenUp) {
   EXPECT_THAT(steps_, ElementsAre(3));
 }
 
-TEST_P(DelayedReplayTest, DamagedGradientsAreMadeAgainOfTheWeightsBefore) {
+TEST_P(DelayedReplayTest, GradientsWithoutAnIntentAreMadeAgainOfTheWeightsBefore) {
   ASSERT_NO_FATAL_FAILURE(EndInTheUpdateAt("/state.fbs"));
   FlipByte(kIntentName, 100);
   ASSERT_NO_FATAL_FAILURE(Resume());
