@@ -39,9 +39,17 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
   return places;
 }
 
+StripeBytes HeldGradients::AreaBytes(const Placement& placement, const TileMap& tiles,
+                                     int64_t bytes_per_elem, GradientArea area) {
+  StripeBytes bytes = PlaceGradients(placement, tiles, bytes_per_elem, area).area_bytes;
+  for (int64_t& of_stripe : bytes) of_stripe *= NumHalves(placement);
+  return bytes;
+}
+
 HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& placement,
                              const TileArithmetic* arithmetic, TensorStore* store,
-                             std::vector<std::span<std::byte>> staging, GradientSeals seals)
+                             std::vector<std::span<std::byte>> staging,
+                             std::vector<GradientSeals> seals)
     : dtype_(dtype),
       placement_(placement),
       arithmetic_(arithmetic),
@@ -60,7 +68,8 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
   const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
   FOREBAY_CHECK(!any_spilled || staging_.size() >= 2);
   for (int stripe = 0; stripe < store->tiles().num_stripes(); ++stripe) {
-    FOREBAY_CHECK(places_.area_bytes[stripe] <= store->gradient_area_bytes()[stripe]);
+    FOREBAY_CHECK(NumHalves(placement) * places_.area_bytes[stripe] <=
+                  store->gradient_area_bytes()[stripe]);
   }
   block_sums_.resize(max_layer_elems / kNormBlockElems);
   layer_sums_.resize(inventory.num_layers());
@@ -70,7 +79,11 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
 absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
     DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
     TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging) {
-  FOREBAY_ASSIGN_OR_RETURN(GradientSeals seals, GradientSeals::Create(store->tiles(), budget));
+  std::vector<GradientSeals> seals;
+  for (int half = 0; half < NumHalves(placement); ++half) {
+    FOREBAY_ASSIGN_OR_RETURN(GradientSeals of_half, GradientSeals::Create(store->tiles(), budget));
+    seals.push_back(std::move(of_half));
+  }
   std::unique_ptr<HeldGradients> held(new HeldGradients(dtype, area, placement, arithmetic, store,
                                                         std::move(staging), std::move(seals)));
   const int64_t host_bytes = held->places_.host_bytes;
@@ -90,6 +103,13 @@ absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
 
 HeldGradients::~HeldGradients() {
   Abandon();
+}
+
+void HeldGradients::SetHalf(int half) {
+  FOREBAY_CHECK(half >= 0 && half < static_cast<int>(seals_.size()));
+  if (half == half_) return;
+  for (const uint8_t handed : handed_) FOREBAY_CHECK(!handed);
+  half_ = half;
 }
 
 absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, ThreadPool& pool) {
@@ -121,7 +141,7 @@ void HeldGradients::Round(int tile, std::span<const float> gradient, std::byte* 
       block_sums_[(t.first_elem + elem) / kNormBlockElems] = arithmetic_->RoundGradient(
           gradient.data() + t.first_elem + elem, dtype_, to + elem * elem_bytes());
     }
-    if (seals) seals_.Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
+    if (seals) seals_[half_].Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
   });
 }
 
@@ -151,7 +171,7 @@ absl::Status HeldGradients::RoundTile(int tile, std::span<const float> gradient,
 void HeldGradients::StartSpill(int tile, std::span<std::byte> buffer, Spill& spill) {
   const Tile& t = TileAt(tile);
   spill.layer = t.layer;
-  store_->StartWriteGradient(t.stripe, places_.area_offset_bytes[tile], buffer, spill.op);
+  store_->StartWriteGradient(t.stripe, AreaOffset(tile, half_), buffer, spill.op);
 }
 
 absl::Status HeldGradients::AwaitSpill(Spill& spill) {
@@ -201,7 +221,7 @@ absl::Status HeldGradients::Recover(ThreadPool& pool,
   absl::Status status;
   for (int started = 0, tile = 0; tile < num_tiles && status.ok(); ++tile) {
     for (; started < std::min(num_tiles, tile + reads_ahead); ++started) {
-      store_->StartReadGradient(TileAt(started).stripe, places_.area_offset_bytes[started],
+      store_->StartReadGradient(TileAt(started).stripe, AreaOffset(started, half_),
                                 buffer_of(started), reads[started]);
     }
     status = store_->engine().Wait(reads[tile]);
@@ -217,7 +237,7 @@ absl::Status HeldGradients::VerifyTile(int tile, std::span<const std::byte> grad
   std::mutex mutex;
   absl::Status status;
   pool.ParallelFor(NumSealParts(TileAt(tile)), [&](int64_t part) {
-    const absl::Status intact = VerifyPart(tile, part, gradient);
+    const absl::Status intact = VerifyPartOf(half_, tile, part, gradient);
     if (intact.ok()) return;
     const std::lock_guard lock(mutex);
     status.Update(intact);
@@ -227,7 +247,12 @@ absl::Status HeldGradients::VerifyTile(int tile, std::span<const std::byte> grad
 
 absl::Status HeldGradients::VerifyPart(int tile, int64_t part,
                                        std::span<const std::byte> gradient) const {
-  if (store_->unfilled() || seals_.Matches(tile, part, gradient, elem_bytes())) {
+  return VerifyPartOf(update_half_, tile, part, gradient);
+}
+
+absl::Status HeldGradients::VerifyPartOf(int half, int tile, int64_t part,
+                                         std::span<const std::byte> gradient) const {
+  if (store_->unfilled() || seals_[half].Matches(tile, part, gradient, elem_bytes())) {
     return absl::OkStatus();
   }
   const Tile& t = TileAt(tile);
@@ -238,7 +263,7 @@ absl::Status HeldGradients::VerifyPart(int tile, int64_t part,
       "of layer '{}') differ from their checksum. The last committed step is not touched by that: "
       "look at 'dmesg' and the drive's health (smartctl -a), then resume",
       file, DeviceNameOf(file), std::min(kSealElems, t.num_elems - first) * elem_bytes(),
-      places_.area_offset_bytes[tile] + first * elem_bytes(), tile,
+      AreaOffset(tile, half) + first * elem_bytes(), tile,
       store_->inventory().layers()[t.layer].name));
 }
 
@@ -250,7 +275,7 @@ const std::byte* HeldGradients::HostTile(int tile) const {
 void HeldGradients::StartReadTile(int tile, std::span<std::byte> buffer, IoOp& op) const {
   const Tile& t = TileAt(tile);
   FOREBAY_CHECK(IsSpilled(t.layer));
-  store_->StartReadGradient(t.stripe, places_.area_offset_bytes[tile], buffer.first(Bytes(t)), op);
+  store_->StartReadGradient(t.stripe, AreaOffset(tile, update_half_), buffer.first(Bytes(t)), op);
 }
 
 }  // namespace forebay

@@ -48,6 +48,10 @@ class GradientSink {
   virtual void Take() = 0;
 };
 
+// Where updates are delayed (Placement::delays_updates) the area has two halves, each with its
+// checksums: gradients of a step come while those of the step before are still read, and needed
+// where a crash ends both.
+//
 // Owned by one thread, but for StartReadTile, VerifyPart and HostTile.
 class HeldGradients {
  public:
@@ -64,6 +68,16 @@ class HeldGradients {
 
   // Of the layers that are speculative; must outlive this. Before the first Hand.
   void SetSink(GradientSink* sink) { sink_ = sink; }
+  // As OffloadedOptimizer::GradientAreaBytes.
+  static StripeBytes AreaBytes(const Placement& placement, const TileMap& tiles,
+                               int64_t bytes_per_elem, GradientArea area);
+  static int NumHalves(const Placement& placement) { return placement.delays_updates ? 2 : 1; }
+  // Of the area: for what is handed over or recovered from here on. Requires: nothing was since
+  // BeginUpdate or Abandon, and it is not read for an update. Without a call there is the first.
+  void SetHalf(int half);
+  int half() const { return half_; }
+  // What was handed over or recovered is what is read from here on, until the next call.
+  void BeginUpdate() { update_half_ = half_; }
   // As OffloadedOptimizer::Hand.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
   // Waits until the gradients of the area are written. Requires: every layer was handed over.
@@ -77,7 +91,7 @@ class HeldGradients {
   // and nothing is changed in the area.
   absl::Status Recover(ThreadPool& pool, const std::function<absl::Status(double)>& progress);
   // The checksums of all gradients of the area (swap/gradient_seals.h).
-  std::span<std::byte> seals_table() const { return seals_.table(); }
+  std::span<std::byte> seals_table() const { return seals_[half_].table(); }
 
   // Of the layer's rounded gradient; not finite when one of its elements is not.
   double sum_of_squares(int layer) const { return layer_sums_[layer]; }
@@ -94,7 +108,7 @@ class HeldGradients {
  private:
   HeldGradients(DType dtype, GradientArea area, const Placement& placement,
                 const TileArithmetic* arithmetic, TensorStore* store,
-                std::vector<std::span<std::byte>> staging, GradientSeals seals);
+                std::vector<std::span<std::byte>> staging, std::vector<GradientSeals> seals);
   int64_t elem_bytes() const { return SizeOf(dtype_); }
   int64_t Bytes(const Tile& tile) const { return tile.num_elems * elem_bytes(); }
   const Tile& TileAt(int tile) const { return store_->tiles().tiles()[tile]; }
@@ -102,6 +116,9 @@ class HeldGradients {
     return host_.subspan(places_.host_offset_bytes[tile], Bytes(TileAt(tile)));
   }
   bool IsInArea(int tile) const { return places_.area_offset_bytes[tile] >= 0; }
+  int64_t AreaOffset(int tile, int half) const {
+    return places_.area_offset_bytes[tile] + half * places_.area_bytes[TileAt(tile).stripe];
+  }
   // A gradient on its way to the area.
   struct Spill {
     IoOp op;
@@ -115,13 +132,17 @@ class HeldGradients {
   absl::Status AwaitSpill(Spill& spill);
   void AwaitAllSpills();
   absl::Status VerifyTile(int tile, std::span<const std::byte> gradient, ThreadPool& pool) const;
+  absl::Status VerifyPartOf(int half, int tile, int64_t part,
+                            std::span<const std::byte> gradient) const;
 
   const DType dtype_;
   const Placement& placement_;
   const TileArithmetic* const arithmetic_;
   TensorStore* const store_;
   const GradientPlaces places_;
-  GradientSeals seals_;
+  std::vector<GradientSeals> seals_;  // by half
+  int half_ = 0;                      // of what is handed over
+  int update_half_ = 0;               // of what is read for an update
   // One of them, for the gradients in host memory: transfers go from it only with kAll, and what is
   // registered for transfers is locked in memory.
   HostBuffer host_memory_;

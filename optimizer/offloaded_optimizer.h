@@ -10,7 +10,8 @@
 // Clipping is global and exact: no gradient is applied before the norm of all is known. Or, of the
 // placement's speculative layers, it is applied at once to the slot that is not committed, in the
 // hope that nothing has to be clipped (BeginSpeculation); where that fails the step is computed
-// again, from the committed slot.
+// again, from the committed slot. Or the updates are delayed (UpdateTiming): applied to the other
+// slot while the next step reads the committed one.
 #pragma once
 
 #include <cstdint>
@@ -44,10 +45,11 @@ struct OffloadedOptimizerOptions {
   GradientArea gradient_area = GradientArea::kSpilled;
   int num_threads = 1;        // of the update
   int num_staging_tiles = 4;  // state tiles in flight; >= 2
-  // Every layer once, as Hand gets them: for placements with speculative layers.
+  // Every layer once, as Hand gets them: for placements with speculative layers or delayed updates.
   std::vector<int> hand_over_order;
-  // Whether the placement may have such layers: for StagingBytes.
+  // What the placement may have, for StagingBytes: such layers, and such updates.
   bool may_speculate = false;
+  bool may_delay = false;
 };
 
 struct GradientStats {
@@ -71,11 +73,18 @@ enum class ResidentWrites : uint8_t {
   kDeferred,  // with a later step, or when WriteDeferred and WriteDeferredState ask for it
 };
 
+// When an update is applied.
+enum class UpdateTiming : uint8_t {
+  kLazy,     // as the swapper brings its layer in: before anybody sees the weights
+  kDelayed,  // beside the step that follows, which does not see it; until FinishDelayedUpdate
+};
+
 struct OptimizerStats {
   double update_s = 0;   // time in kernels
   double io_wait_s = 0;  // time UpdateLayer waited for state
-  double hand_wait_s =
-      0;  // time Hand and FinishBackward waited for what they had begun (speculation)
+  // Time that Hand, FinishBackward and FinishDelayedUpdate waited for what was begun beside the
+  // passes.
+  double hand_wait_s = 0;
   int64_t updated_elems = 0;
 };
 
@@ -116,7 +125,8 @@ class OffloadedOptimizer : public TileUpdater {
   // mean over the step's tokens. Rounds it to the hand-over dtype and adds its squared norm in
   // fixed blocks by element index (so the norm has the same bits whatever the tiles, threads and
   // placement). Padding must be zero. `pool`: the caller's compute threads. The buffer is free for
-  // reuse on return. Each layer once per step, in any order that is the same every step.
+  // reuse on return. Each layer once per step, in any order that is the same every step. Where the
+  // gradient stays in RAM and a delayed update is pending, waits until it has used the layer's.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
 
   // Waits for spilled gradients, and what speculation has made, to be written. StorageError.
@@ -134,12 +144,23 @@ class OffloadedOptimizer : public TileUpdater {
   // Makes every layer's update due, but for those that speculation has applied, and starts reading
   // state. Requires: FinishBackward, with speculation complete, and every update of the step before
   // was applied. Speculative layers lie in the window as they were before (Swapper::Forget).
-  void BeginUpdate(const UpdateScalars& step, ResidentWrites resident = ResidentWrites::kNow);
+  // Delayed instead: starts applying them, from the committed slot to the other. Requires then: the
+  // placement delays updates, all that was written to the store is committed,
+  // TensorStore::BeginWriting, and ResidentWrites::kNow.
+  void BeginUpdate(const UpdateScalars& step, ResidentWrites resident = ResidentWrites::kNow,
+                   UpdateTiming timing = UpdateTiming::kLazy);
+  // Since a delayed BeginUpdate, until FinishDelayedUpdate returns without an error. Gradients of
+  // the next step may be handed over meanwhile; every step has to be committed.
+  bool DelayedUpdateIsPending() const;
+  // Waits until a pending update is applied and written, so that the store may commit it. The first
+  // error; it stays.
+  absl::Status FinishDelayedUpdate();
   // Forgets the gradients handed over for a step that is abandoned before BeginUpdate, and what was
-  // applied of them. Updates that were due before stay due.
+  // applied of them. Updates that were due before stay due, or pending.
   void AbandonStep();
 
   bool UpdateIsDue(int layer) const override;
+  // Or a delayed one is pending. For the training thread.
   bool AnyUpdateIsDue() const;
   absl::Status UpdateLayer(int layer, std::span<std::byte> weights) override;
   absl::Status WriteDeferred(int layer, std::span<std::byte> weights) override;

@@ -7,13 +7,27 @@
 
 namespace forebay {
 
+SpeculativeUpdates::SpeculativeUpdates(std::vector<int> tiles,
+                                       std::vector<std::span<std::byte>> gradients,
+                                       StagedTiles* staged, UpdateTile update)
+    : tiles_(std::move(tiles)),
+      gradients_(std::move(gradients)),
+      staged_(staged),
+      update_(std::move(update)) {
+  for (size_t i = 0; i < tiles_.size(); ++i) {
+    const auto tile = static_cast<size_t>(tiles_[i]);
+    if (tile >= number_of_tile_.size()) number_of_tile_.resize(tile + 1, -1);
+    number_of_tile_[tile] = static_cast<int64_t>(i);
+  }
+}
+
 absl::StatusOr<std::unique_ptr<SpeculativeUpdates>> SpeculativeUpdates::Create(
     std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
     UpdateTile update) {
-  FOREBAY_CHECK(gradients.size() >= 2);
+  FOREBAY_CHECK(gradients.empty() || gradients.size() >= 2);
   std::unique_ptr<SpeculativeUpdates> updates(
       new SpeculativeUpdates(std::move(tiles), std::move(gradients), staged, std::move(update)));
-  FOREBAY_ASSIGN_OR_RETURN(updates->thread_, StartThread("updating during the backward pass",
+  FOREBAY_ASSIGN_OR_RETURN(updates->thread_, StartThread("updating beside the passes",
                                                          [raw = updates.get()] { raw->Run(); }));
   return updates;
 }
@@ -38,14 +52,39 @@ void SpeculativeUpdates::Send(Command command) {
   progress_.wait(lock, [this] { return command_ == Command::kNone; });
 }
 
-void SpeculativeUpdates::Begin() {
+void SpeculativeUpdates::Restart(Command command) {
   {
     const std::lock_guard lock(mutex_);
     FOREBAY_CHECK(num_taken_ == num_updated_);
     num_taken_ = num_updated_ = 0;
-    accepts_ = failure_.ok();
+    accepts_ = command == Command::kBegin && failure_.ok();
   }
-  Send(Command::kBegin);
+  Send(command);
+}
+
+void SpeculativeUpdates::Begin() {
+  FOREBAY_CHECK(!gradients_.empty());
+  Restart(Command::kBegin);
+}
+
+void SpeculativeUpdates::BeginAll() {
+  Restart(Command::kBeginAll);
+  {
+    const std::lock_guard lock(mutex_);
+    num_taken_ = static_cast<int64_t>(tiles_.size());
+  }
+  wake_.notify_one();
+}
+
+absl::Status SpeculativeUpdates::AwaitTile(int tile) {
+  const int64_t number = number_of_tile_[static_cast<size_t>(tile)];
+  FOREBAY_CHECK(number >= 0);
+  const Stopwatch waited;
+  Lock lock(mutex_);
+  FOREBAY_CHECK(number < num_taken_);
+  progress_.wait(lock, [&] { return number < num_updated_ || !failure_.ok(); });
+  wait_s_ += waited.Seconds();
+  return number < num_updated_ ? absl::OkStatus() : failure_;
 }
 
 void SpeculativeUpdates::Decline() {
@@ -72,6 +111,7 @@ absl::StatusOr<std::span<std::byte>> SpeculativeUpdates::Buffer(int tile) {
   progress_.wait(lock, [&] { return num_taken_ - num_updated_ < num_buffers || !failure_.ok(); });
   wait_s_ += waited.Seconds();
   if (!failure_.ok()) return failure_;
+  FOREBAY_CHECK(!gradients_.empty());
   FOREBAY_CHECK(!accepts_ || tiles_[static_cast<size_t>(num_taken_)] == tile);
   return GradientAt(num_taken_);
 }
@@ -103,8 +143,8 @@ void SpeculativeUpdates::Run() {
     // Nobody else touches what is staged meanwhile: the training thread waits for the answer.
     const Command command = command_;
     lock.unlock();
-    if (command == Command::kBegin) {
-      staged_->Begin(tiles_);
+    if (command == Command::kBegin || command == Command::kBeginAll) {
+      staged_->Begin(tiles_, /*with_weights=*/command == Command::kBeginAll);
     } else {
       staged_->Cancel();
     }

@@ -3,6 +3,9 @@
 // of a tile each; a thread takes them in the order in which they were handed over and updates tiles
 // that were read ahead in that order.
 //
+// The same thread applies delayed updates (Placement::delays_updates): of all tiles at once, whose
+// gradients wait where HeldGradients has them (BeginAll).
+//
 // Not for: deciding whether what was hoped for came true, and what then (offloaded_optimizer.h).
 //
 // The ring cannot deadlock: who waits for a buffer waits for an update, which waits for the
@@ -36,8 +39,9 @@ class SpeculativeUpdates : public GradientSink {
                                                 std::span<const std::byte> gradient)>;
 
   // `tiles`: in the order in which their gradients are handed over. `gradients`: buffers of a
-  // tile's gradient each, two or more. `staged` is this object's from Begin until End or Drop
-  // returns. Everything pointed to must outlive it. EnvironmentError where no thread can be had.
+  // tile's gradient each, two or more; none where there is only BeginAll. `staged` is this object's
+  // from Begin until End or Drop returns. Everything pointed to must outlive it. EnvironmentError
+  // where no thread can be had.
   static absl::StatusOr<std::unique_ptr<SpeculativeUpdates>> Create(
       std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
       UpdateTile update);
@@ -46,6 +50,11 @@ class SpeculativeUpdates : public GradientSink {
   // From here on what is taken is updated; until then, and after End, Drop or Decline, it is only
   // thrown away.
   void Begin();
+  // All tiles are updated, in their order, with an empty `gradient`, until End or Drop. Their
+  // weights are staged.
+  void BeginAll();
+  // After BeginAll: waits until the tile is updated, or none is any more: the error.
+  absl::Status AwaitTile(int tile);
   // What is taken from here on is thrown away; what was taken before is still updated.
   void Decline();
   // Waits until all that was taken is updated; its write-backs may still be under way. The first
@@ -54,7 +63,7 @@ class SpeculativeUpdates : public GradientSink {
   // Waits for the update that is being made, and forgets the others.
   void Drop();
 
-  // That Buffer took.
+  // That Buffer and AwaitTile took.
   double wait_s() const {
     const std::lock_guard lock(mutex_);
     return wait_s_;
@@ -65,22 +74,21 @@ class SpeculativeUpdates : public GradientSink {
 
  private:
   SpeculativeUpdates(std::vector<int> tiles, std::vector<std::span<std::byte>> gradients,
-                     StagedTiles* staged, UpdateTile update)
-      : tiles_(std::move(tiles)),
-        gradients_(std::move(gradients)),
-        staged_(staged),
-        update_(std::move(update)) {}
-  enum class Command : uint8_t { kNone, kBegin, kEnd, kDrop, kQuit };
+                     StagedTiles* staged, UpdateTile update);
+  enum class Command : uint8_t { kNone, kBegin, kBeginAll, kEnd, kDrop, kQuit };
   using Lock = std::unique_lock<std::mutex>;
 
   void Run();
   void UpdateTaken(Lock& lock);
   void Send(Command command);
+  void Restart(Command command);
   std::span<std::byte> GradientAt(int64_t number) const {
+    if (gradients_.empty()) return {};
     return gradients_[static_cast<size_t>(number) % gradients_.size()];
   }
 
   const std::vector<int> tiles_;
+  std::vector<int64_t> number_of_tile_;  // its position in tiles_; -1: it is not there
   const std::vector<std::span<std::byte>> gradients_;
   StagedTiles* const staged_;
   const UpdateTile update_;

@@ -33,8 +33,9 @@ size_t StagedTiles::NextToCome(size_t position) const {
   return position;
 }
 
-void StagedTiles::Begin(std::span<const int> tiles) {
+void StagedTiles::Begin(std::span<const int> tiles, bool with_weights) {
   FOREBAY_CHECK(num_taken_ == num_started_);
+  all_weights_are_read_ = with_weights;
   std::fill(to_come_.begin(), to_come_.end(), true);
   order_ = tiles;
   next_ = NextToCome(0);

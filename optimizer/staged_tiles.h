@@ -1,6 +1,6 @@
 // Brings the state and the spilled gradient of tiles into a ring of staging buffers, ahead of their
-// update; of speculative layers (swap/placement.h) the weights too, as they are updated outside of
-// the swapper's window.
+// update; of speculative layers (swap/placement.h), and of delayed updates, the weights too, as
+// they are updated outside of the swapper's window.
 //
 // The ring cannot deadlock: a buffer waits for nothing but its own write-back, which was started
 // before the ring moves on and needs no other buffer.
@@ -23,7 +23,11 @@ namespace forebay {
 struct StagingBuffer {
   std::span<std::byte> state;     // of the largest tile
   std::span<std::byte> gradient;  // of the largest tile; empty when all gradients stay in RAM
-  std::span<std::byte> weights;   // of the largest tile; empty when no layer is speculative
+  // Of the largest tile; empty when no layer is updated outside of the window.
+  std::span<std::byte> weights;
+  // Not for reading: as `gradient`, for those that are spilled beside delayed updates, which read
+  // others back meanwhile.
+  std::span<std::byte> spill;
 };
 
 // Owned by one thread at a time. Everything pointed to must outlive it.
@@ -41,11 +45,14 @@ class StagedTiles {
   }
   bool StateIsRead(int tile) const { return placement_.state[tile] == Tier::kNvme; }
   bool GradientIsRead(int tile) const { return placement_.IsSpilled(LayerOf(tile)); }
-  bool WeightsAreRead(int tile) const { return placement_.IsSpeculative(LayerOf(tile)); }
+  bool WeightsAreRead(int tile) const {
+    return all_weights_are_read_ || placement_.IsSpeculative(LayerOf(tile));
+  }
 
   // The updates of these tiles are to come, in this order as far as is known: starts reading the
-  // first. Errors surface in Await. `tiles` is borrowed until the next Begin.
-  void Begin(std::span<const int> tiles);
+  // first. Errors surface in Await. `tiles` is borrowed until the next Begin. `with_weights`: of
+  // every tile.
+  void Begin(std::span<const int> tiles, bool with_weights = false);
   // Waits for `tile`, one of Begin's, which is cheap when they are asked for in that order, and
   // correct in any. The buffers are the caller's until Done. StorageError names layer and
   // tile.
@@ -84,6 +91,7 @@ class StagedTiles {
   const HeldGradients* const gradients_;
   TileWrites* const writes_;
   std::vector<Slot> slots_;
+  bool all_weights_are_read_ = false;
   int64_t num_started_ = 0;       // tiles whose reads were started ...
   int64_t num_taken_ = 0;         // ... and that were awaited, since the beginning
   std::span<const int> order_;    // of tiles

@@ -24,6 +24,9 @@ struct Placement {
   // (OffloadedOptimizer::BeginSpeculation). Its weights and all of its state are on NVMe, and its
   // gradient, of which `gradients` says kNvme, waits nowhere.
   std::vector<bool> speculative;
+  // Whether updates are applied beside the step after them, which does not see them
+  // (OffloadedOptimizer::BeginUpdate). All weights are on NVMe then, and none is speculative.
+  bool delays_updates = false;
   int64_t host_weight_bytes = 0;
   int64_t host_state_bytes = 0;
   int64_t host_gradient_bytes = 0;

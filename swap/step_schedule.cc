@@ -20,7 +20,8 @@ class WindowTrace {
         buffers_{std::vector<Buffer>(static_cast<size_t>(window.num_block_buffers)),
                  std::vector<Buffer>(static_cast<size_t>(window.num_large_buffers))},
         reads_(classes_.size()),
-        is_speculative_(placement.speculative) {
+        is_speculative_(placement.speculative),
+        forgets_all_(placement.delays_updates) {
     for (const int layer : schedule.Accesses()) {
       if (classes_[layer] != BufferClass::kResident) accesses_.push_back({layer, nullptr});
     }
@@ -38,7 +39,7 @@ class WindowTrace {
       accesses_[i].buffer = buffer;
     }
     while (num_released < accesses_.size()) Release(num_released++);
-    ForgetSpeculative();
+    Forget();
   }
 
   const std::vector<int>& reads() const { return reads_; }
@@ -69,12 +70,13 @@ class WindowTrace {
     buffer.last_use = ++num_uses_;
   }
 
-  // As Swapper::ForgetSpeculative.
-  void ForgetSpeculative() {
+  // As Swapper::ForgetSpeculative and SwitchTo.
+  void Forget() {
     for (std::vector<Buffer>& buffers : buffers_) {
       for (Buffer& buffer : buffers) {
-        const bool forgets = !is_speculative_.empty() && buffer.layer >= 0;
-        if (forgets && is_speculative_[buffer.layer]) buffer.layer = -1;
+        const bool is_updated_outside =
+            !is_speculative_.empty() && buffer.layer >= 0 && is_speculative_[buffer.layer];
+        if (forgets_all_ || is_updated_outside) buffer.layer = -1;
       }
     }
   }
@@ -94,6 +96,7 @@ class WindowTrace {
   std::vector<Access> accesses_;
   std::vector<int> reads_;  // by layer, of the last step
   const std::vector<bool> is_speculative_;
+  const bool forgets_all_;
   int64_t num_uses_ = 0;
 };
 
@@ -156,7 +159,7 @@ StepTransfers CountTransfers(const StepSchedule& schedule, const SwapperOptions&
   }
   for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
     // Updated outside of the window.
-    if (placement.IsSpeculative(tiles.tiles()[tile].layer)) {
+    if (placement.delays_updates || placement.IsSpeculative(tiles.tiles()[tile].layer)) {
       transfers.read_bytes += tiles.WeightBytes(tiles.tiles()[tile]);
     }
     if (placement.state[tile] == Tier::kNvme) {

@@ -59,7 +59,8 @@ std::vector<int> CountWeightReads(const StepSchedule& schedule, const SwapperOpt
 
 // All that one step, which is not computed twice, reads from NVMe and writes to it, from the moment
 // when its gradients' norm is known to the same moment of the next step; its commit included.
-// Nothing of it depends on how many slots the store has.
+// Nothing of it depends on how many slots the store has. Where updates are delayed: from the step
+// on that does not see the one before.
 StepTransfers CountTransfers(const StepSchedule& schedule, const SwapperOptions& window,
                              const Placement& placement, const TileMap& tiles,
                              int64_t gradient_bytes_per_elem);

@@ -48,7 +48,14 @@ struct Swapper::Impl {
     int layer = -1;
     int buffer = -1;
   };
-  enum class Command : uint8_t { kNone, kApplyAllUpdates, kCancelExpected, kForget, kStop };
+  enum class Command : uint8_t {
+    kNone,
+    kApplyAllUpdates,
+    kCancelExpected,
+    kForget,
+    kSwitch,
+    kStop
+  };
   using Lock = std::unique_lock<std::mutex>;
 
   Impl(TensorStore* the_store, TileUpdater* the_updater) : store(the_store), updater(the_updater) {}
@@ -72,6 +79,8 @@ struct Swapper::Impl {
   absl::Status FinishReads(Buffer& buffer, bool verify);
   absl::Status FinishWriteBack(Buffer& buffer);
   void ForgetSpeculative(Lock& lock);
+  void Switch(Lock& lock);
+  absl::Status Forget(Buffer& buffer);
   void Quiesce();
   void Fail(const absl::Status& status);
 
@@ -94,17 +103,19 @@ struct Swapper::Impl {
   std::vector<Buffer> buffers;
   std::vector<int> buffer_of_layer;  // -1: in none
   AccessQueue updates;  // of ApplyAllUpdates: layers that no announced access brings in
+  Generation generation = Generation::kNewest;  // changed under the mutex
 
   std::mutex mutex;
-  std::condition_variable wake;      // the staging thread
-  std::condition_variable progress;  // the caller
-  bool wake_requested = false;       // mutex
-  Command command = Command::kNone;  // mutex
-  AccessQueue announced;             // mutex
-  std::vector<Lease> leases;         // mutex
-  int64_t num_uses = 0;              // mutex: accesses that have ended
-  absl::Status failure;              // mutex: the first error; nothing is staged after it
-  SwapperStats stats;                // mutex
+  std::condition_variable wake;                      // the staging thread
+  std::condition_variable progress;                  // the caller
+  bool wake_requested = false;                       // mutex
+  Command command = Command::kNone;                  // mutex
+  Generation next_generation = Generation::kNewest;  // mutex: of kSwitch
+  AccessQueue announced;                             // mutex
+  std::vector<Lease> leases;                         // mutex
+  int64_t num_uses = 0;                              // mutex: accesses that have ended
+  absl::Status failure;  // mutex: the first error; nothing is staged after it
+  SwapperStats stats;    // mutex
   std::thread thread;
 };
 
@@ -172,8 +183,8 @@ void Swapper::Impl::StartReads(Buffer& buffer, int layer, IoClass io_class) {
     const Tile& tile = tiles.tiles()[first_tile + i];
     const auto offset = static_cast<size_t>(tile.first_elem * WeightBytesPerElem(tiles.layout()));
     const auto bytes = static_cast<size_t>(tiles.WeightBytes(tile));
-    store->StartReadWeights(first_tile + i, weights.subspan(offset, bytes), io_class,
-                            buffer.ops[i]);
+    store->StartReadWeights(first_tile + i, weights.subspan(offset, bytes), io_class, buffer.ops[i],
+                            generation);
   }
 }
 
@@ -183,8 +194,8 @@ absl::Status Swapper::Impl::FinishReads(Buffer& buffer, bool verify) {
   const int num_reads = std::exchange(buffer.num_reads, 0);
   for (int i = 0; i < num_reads; ++i) status.Update(store->engine().Wait(buffer.ops[i]));
   for (int i = 0; verify && status.ok() && i < num_reads; ++i) {
-    status =
-        store->VerifyWeights(store->tiles().first_tile(buffer.layer) + i, buffer.ops[i].buffer);
+    status = store->VerifyWeights(store->tiles().first_tile(buffer.layer) + i, buffer.ops[i].buffer,
+                                  generation);
   }
   return status.ok() ? status
                      : Annotate(status, fmt::format("reading the weights of '{}'",
@@ -215,6 +226,7 @@ void Swapper::Impl::Run() {
     if (command == Command::kCancelExpected) announced.Clear();
     if (command == Command::kApplyAllUpdates) ApplyDueUpdates(lock);
     if (command == Command::kForget) ForgetSpeculative(lock);
+    if (command == Command::kSwitch) Switch(lock);
     command = Command::kNone;
     progress.notify_all();
   }
@@ -367,14 +379,36 @@ absl::Status Swapper::Impl::WriteResidentLayers() {
 void Swapper::Impl::ForgetSpeculative(Lock& lock) {
   FOREBAY_CHECK(announced.empty() && leases.empty());
   lock.unlock();
+  absl::Status status;
   for (Buffer& buffer : buffers) {
-    if (buffer.layer < 0 || !is_speculative[buffer.layer]) continue;
-    // Of an access that was cancelled.
-    FinishReads(buffer, /*verify=*/false).IgnoreError();
-    buffer_of_layer[buffer.layer] = -1;
-    buffer.layer = -1;
+    if (buffer.layer >= 0 && is_speculative[buffer.layer]) status.Update(Forget(buffer));
   }
   lock.lock();
+  if (!status.ok()) Fail(status);
+}
+
+void Swapper::Impl::Switch(Lock& lock) {
+  FOREBAY_CHECK(announced.empty() && leases.empty());
+  const Generation next = next_generation;
+  lock.unlock();
+  absl::Status status;
+  for (Buffer& buffer : buffers) {
+    FOREBAY_CHECK(buffer.buffer_class != BufferClass::kResident);
+    if (buffer.layer >= 0) status.Update(Forget(buffer));
+  }
+  lock.lock();
+  generation = next;
+  if (!status.ok()) Fail(status);
+}
+
+// What lies in the buffer, and ends its transfers.
+absl::Status Swapper::Impl::Forget(Buffer& buffer) {
+  // Of an access that was cancelled.
+  FinishReads(buffer, /*verify=*/false).IgnoreError();
+  const absl::Status status = FinishWriteBack(buffer);
+  buffer_of_layer[buffer.layer] = -1;
+  buffer.layer = -1;
+  return status;
 }
 
 // Ends every transfer from or to the buffers, so that they may be freed. Errors were reported, or
@@ -496,6 +530,13 @@ absl::Status Swapper::ApplyAllUpdates() {
 void Swapper::ForgetSpeculative() {
   Impl::Lock lock(impl_->mutex);
   impl_->Send(lock, Impl::Command::kForget);
+}
+
+void Swapper::SwitchTo(Generation generation) {
+  Impl::Lock lock(impl_->mutex);
+  if (generation == Generation::kNewest && impl_->generation == Generation::kNewest) return;
+  impl_->next_generation = generation;
+  impl_->Send(lock, Impl::Command::kSwitch);
 }
 
 void Swapper::CancelExpected() {

@@ -79,6 +79,12 @@ class Swapper {
   // released.
   void ForgetSpeculative();
 
+  // From here on the window has the weights of `generation`, of the moment when they are read.
+  // Empties it, unless it is kNewest and was. An error shows in the next Acquire. Requires: every
+  // announced access was acquired and released or cancelled; of others than kNewest: no update is
+  // due until the next call, and no layer lives in RAM.
+  void SwitchTo(Generation generation);
+
   // Abandons announced accesses that were not acquired (a stop in mid-step).
   void CancelExpected();
 

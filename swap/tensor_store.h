@@ -78,6 +78,10 @@ enum class GradientArea : uint8_t {
 
 enum class Plane : uint8_t { kMaster, kM, kV };
 
+// Which weights of a tile are read: the newest that are written completely, the committed ones
+// whatever is written meanwhile, or those of the commit before, which the other slot still holds.
+enum class Generation : uint8_t { kNewest, kCommitted, kPrevious };
+
 // Whether the seals of what is written have been taken (SealWeights, SealState).
 enum class Sealed : uint8_t { kNotYet, kYes };
 
@@ -188,7 +192,10 @@ class TensorStore {
   // write between two commits, or by any in a store with one slot; BeginWriting, where two
   // steps share a commit, before every step in a store with one slot, and wherever there may be a
   // snapshot (store_snapshot.h): a tile is not written while one reads its place (FOREBAY_CHECK).
-  void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
+  // Generation::kPrevious: after FindPrevious, or a commit of this process that was not the first,
+  // and until the next write. Both others than kNewest: no commit meanwhile, and two slots.
+  void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op,
+                        Generation generation = Generation::kNewest);
   void StartReadState(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
   // A write that is not sealed yet is sealed here, by the caller's thread.
   void StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op,
@@ -214,12 +221,19 @@ class TensorStore {
   // for different parts of a tile.
   void SealWeights(int tile, int64_t part, std::span<const std::byte> weights);
   void SealState(int tile, int64_t part, std::span<const std::byte> state);
-  absl::Status VerifyWeights(int tile, std::span<const std::byte> weights) const;
+  absl::Status VerifyWeights(int tile, std::span<const std::byte> weights,
+                             Generation generation = Generation::kNewest) const;
   absl::Status VerifyState(int tile, std::span<const std::byte> state) const;
   absl::Status VerifyWeightsPart(int tile, int64_t part, std::span<const std::byte> weights) const;
   absl::Status VerifyStatePart(int tile, int64_t part, std::span<const std::byte> state) const;
   // Of the memory that holds the checksums of all slots, from creation or opening on.
   static int64_t SealBytes(const TileMap& tiles, int num_slots);
+
+  // Makes what is committed before the committed step known (Generation::kPrevious), where it is
+  // not yet: the checksums of the other slot. CorruptError when they are lost, or not of that
+  // commit: after a repair that went back from there. Whether the tiles are what they were is found
+  // as they are verified. Requires: a commit, two slots, and no write since.
+  absl::Status FindPrevious();
 
   // Reads all of the committed slot, a few tiles ahead of their comparison. What is damaged or
   // cannot be read goes to `damaged`, in the order of the tiles; `progress` is told the bytes so

@@ -96,6 +96,7 @@ struct TensorStore::Impl {
   void RemoveCreated();
   absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
   absl::Status EnsureIntentFile();
+  std::vector<int> IntentFiles() const;
   absl::Status Flush(std::span<const int> numbers);
   absl::Status FlushData();
   absl::Status CheckTakesCommits() const;
@@ -143,6 +144,7 @@ struct TensorStore::Impl {
   absl::Status Publish(const CommitInfo& info, bool changes_tiles);
   // The slot that holds a tile's newest value. Requires: it is not being written over.
   uint32_t NewestSlot(const std::atomic<TileProgress>& progress) const;
+  uint32_t SlotOf(Generation generation, const std::atomic<TileProgress>& progress) const;
   int64_t WeightOffset(const Tile& tile, uint32_t slot) const {
     return slot * tiles.weight_area_bytes(tile.stripe) + tile.weight_offset_bytes;
   }
@@ -173,6 +175,8 @@ struct TensorStore::Impl {
                          std::vector<TileDamage>& damaged);
   void FindDamage(int tile, int first_plane, int end_plane, uint32_t slot, const absl::Status& read,
                   std::span<const std::byte> half, std::vector<TileDamage>& damaged) const;
+  std::string PreviousIsLost() const;
+  uint64_t SequenceInForce();
   TileDamage DamageOf(int tile, int64_t part, int plane, uint32_t slot) const;
   int WeightsFile(const Tile& tile) const { return stripes[tile.stripe].weights_file; }
   int StateFile(const Tile& tile) const { return stripes[tile.stripe].state_file; }
@@ -225,6 +229,8 @@ struct TensorStore::Impl {
   uint64_t record_hash = 0;
   CommitInfo committed;
   absl::Status failure;  // of a commit: the store takes no further one
+  // Whether the working slot holds what was committed before, with its seals in memory.
+  std::atomic<bool> previous_is_known = false;
   std::array<std::atomic<int>, kMostSlots> snapshots = {};  // by slot
   int intent_file = -1;  // in the first folder; -1: nobody asked for it
 

@@ -37,6 +37,15 @@ absl::Status TensorStore::Impl::EnsureIntentFile() {
   return AddFile(std::move(file), path, intent_file);
 }
 
+// Its own, and those of the gradients.
+std::vector<int> TensorStore::Impl::IntentFiles() const {
+  std::vector<int> numbers = {intent_file};
+  for (const Stripe& stripe : stripes) {
+    if (stripe.gradients_file >= 0) numbers.push_back(stripe.gradients_file);
+  }
+  return numbers;
+}
+
 absl::Status TensorStore::PublishIntent(const StepIntent& intent, std::span<std::byte> table) {
   Impl& impl = *impl_;
   FOREBAY_CHECK(impl.intent_file >= 0 && impl.has_commit && impl.manifest.num_slots > 1);
@@ -61,11 +70,7 @@ absl::Status TensorStore::PublishIntent(const StepIntent& intent, std::span<std:
   absl::Status status = impl.engine->Wait(of_record);
   status.Update(impl.engine->Wait(of_table));
   if (status.ok()) {
-    std::vector<int> files = {impl.intent_file};
-    for (const Impl::Stripe& stripe : impl.stripes) {
-      if (stripe.gradients_file >= 0) files.push_back(stripe.gradients_file);
-    }
-    status = impl.Flush(files);
+    status = impl.Flush(impl.IntentFiles());
   }
   return Annotate(status, fmt::format("keeping the gradients of step {} in {} failed", intent.step,
                                       impl.Where()));
@@ -86,6 +91,10 @@ absl::StatusOr<std::optional<StepIntent>> TensorStore::FindIntent(std::span<std:
   if (DigestOf(table) != record->table_digest) return std::nullopt;
   absl::StatusOr<Json> trainer = ParseJson(record->trainer, kIntentName);
   if (!trainer.ok()) return std::nullopt;
+  // The update that is made of it may write over what the gradients could be computed again from
+  // (Generation::kPrevious), and the process before may have been killed with all of this in no
+  // more than a cache.
+  FOREBAY_RETURN_IF_ERROR(impl.Flush(impl.IntentFiles()));
   return StepIntent{record->step, record->gradient_elem_bytes, *std::move(trainer)};
 }
 

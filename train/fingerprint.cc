@@ -81,6 +81,7 @@ absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_st
                           "momentum",
                           "nesterov",
                           "clip",
+                          "delay_update_from",
                           "precision",
                           "layout",
                           "grad_dtype",

@@ -110,6 +110,9 @@ std::vector<OptionSpec> OptimRows() {
       Switch("optim", "nesterov", &O::nesterov, "Nesterov's momentum, of sgd"),
       Real("optim", "clip", &O::clip, {.least = 0, .most = 1e9},
            "most global gradient norm; 0: no clipping"),
+      Whole<int64_t>("optim", "delay_update_from", &O::delay_update_from, 0, kManySteps,
+                     "from this step on, 2 or later, a step does not see the update of the one "
+                     "before, which is applied beside it: another result; 0: never"),
   };
 }
 

@@ -68,6 +68,8 @@ struct TrainOptions {
   double momentum = 0;    // SGD
   bool nesterov = false;  // SGD with momentum
   double clip = 1.0;      // global L2 norm; 0: off
+  // The first step that does not see the update of the step before (delayed_updates.h); 0: none.
+  int64_t delay_update_from = 0;
   OptLevel opt_level = OptLevel::kNone;
   LossScaling loss_scaling = LossScaling::kZero;  // as LossScalerOptions has it, of fp16
   double loss_scale = 0;                          // 0: dynamic

@@ -72,6 +72,7 @@ class Planner {
     const int64_t left = budget - HostBytes(plan.terms);
     if (left < DemandedBytes()) return DoesNotFit(budget);
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, PlaceAll(left));
+    plan.delay_update_from = options_.delay_update_from;
     plan.gradient_area = Area();
     plan.gradient_area_bytes =
         OffloadedOptimizer::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
@@ -212,6 +213,7 @@ class Planner {
   absl::StatusOr<Placement> PlaceAll(int64_t left) const {
     PlacementOptions wanted = PlacementFor(left);
     FOREBAY_ASSIGN_OR_RETURN(Placement placement, Place(tiles_, wanted));
+    placement.delays_updates = delays();
     const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
     if (!MaySpeculate() || !any_spilled || DemandedBytes() > 0) return placement;
     wanted.weights = wanted.state = TierChoice::kNvme;
@@ -239,6 +241,7 @@ class Planner {
     return ChainWindow(inventory_.num_layers(), buffers);
   }
 
+  bool delays() const { return options_.delay_update_from > 0; }
   bool replays() const { return options_.durability == Durability::kReplay; }
   GradientArea Area() const { return replays() ? GradientArea::kAll : GradientArea::kSpilled; }
 
@@ -250,6 +253,7 @@ class Planner {
     optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
     optimizer.may_speculate = MaySpeculate();
+    optimizer.may_delay = delays();
     return optimizer;
   }
 
@@ -316,6 +320,8 @@ class Planner {
     placement.state = options_.state_tier;
     placement.gradient_bytes_per_elem = gradient_bytes_per_elem_;
     placement.host_bytes = left;
+    // A step reads weights that its predecessor's update does not touch: those on disk.
+    if (delays()) placement.weights = TierChoice::kNvme;
     if (options_.gradients == GradientChoice::kSpeculate) {
       placement.weights = placement.state = placement.gradients = TierChoice::kNvme;
     }

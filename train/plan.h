@@ -47,7 +47,8 @@ struct Plan {
   int num_slots = kMostSlots;                           // of the store; 1: --durability=none
   bool lacks_room_for_two = false;                      // why it has one slot, when nobody said so
   CommitPace commit_pace;
-  int64_t commit_bytes = 0;  // that only a commit writes
+  int64_t delay_update_from = 0;  // as TrainOptions has it
+  int64_t commit_bytes = 0;       // that only a commit writes
   std::vector<PlanStripe> stripes;
   std::vector<PlanTerm> terms;  // sums to the totals
   int64_t host_bytes = 0;

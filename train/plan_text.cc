@@ -96,6 +96,14 @@ std::string DurabilityLine(const Plan& plan) {
       commit, kMostCommitShare * 100, kMostLostSeconds / 60);
 }
 
+std::string DelayLine(const Plan& plan) {
+  if (plan.delay_update_from == 0) return "";
+  return fmt::format(
+      "updates    from step {} on each is applied beside the next step, which sees the weights "
+      "before it: one step stale, so the result is another\n",
+      plan.delay_update_from);
+}
+
 int64_t CountHost(const std::vector<Tier>& tiers) {
   return std::ranges::count(tiers, Tier::kHost);
 }
@@ -125,6 +133,7 @@ Json ToJson(const Plan& plan) {
   json["durability"] = NameOfDurability(plan);
   json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
   json["commit_bytes"] = plan.commit_bytes;
+  json["delay_update_from"] = plan.delay_update_from;
   json["flushes_per_commit"] = FlushesPerCommit(plan);
   json["rated_tbw"] = plan.rated_tbw;
   const std::optional<int64_t> steps_until_worn = StepsUntilWorn(plan);
@@ -177,6 +186,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
       fmt::format("{:<36}{:>16}{:>12}\n", "total", bytes(plan.host_bytes), bytes(plan.nvme_bytes));
   table += StripeLines(plan);
   table += SpeculationLine(plan);
+  table += DelayLine(plan);
   const double params = static_cast<double>(inventory.num_params());
   table +=
       fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param){}\n",

@@ -360,6 +360,36 @@ void CheckSpeculation(Resolver& resolver) {
   refuse(options.state_tier == TierChoice::kHost, "state_tier", kAlone);
 }
 
+void CheckDelay(Resolver& resolver) {
+  const TrainOptions& options = resolver.options();
+  const int64_t from = options.delay_update_from;
+  if (from == 0) return;
+  if (from == 1) {
+    resolver.AddProblem(
+        "--delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
+        "or a later step, or leave it out");
+  }
+  if (options.durability != Durability::kReplay) {
+    resolver.AddProblem(fmt::format(
+        "--delay_update_from={} needs --durability=replay: what a stop or a crash leaves has to "
+        "hold gradients that were made and are not applied. --durability={} keeps none",
+        from, OptionText(options, "durability")));
+  }
+  if (options.gradients == GradientChoice::kSpeculate) {
+    resolver.AddProblem(fmt::format(
+        "--delay_update_from={} does not go with --gradients=speculate, which applies an update "
+        "before its step has ended. Leave one of them out",
+        from));
+  }
+  if (options.weights_tier == TierChoice::kHost) {
+    resolver.AddProblem(fmt::format(
+        "--delay_update_from={} does not go with --weights_tier=host: in RAM there is one copy of "
+        "the weights, and a step reads those from before the update that is being made. Leave one "
+        "of them out",
+        from));
+  }
+}
+
 // What is said of the optimizer is something that the one chosen has.
 void CheckOptimizer(Resolver& resolver) {
   const TrainOptions& options = resolver.options();
@@ -475,6 +505,7 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
                     options.commit_every));
   }
   CheckSpeculation(resolver);
+  CheckDelay(resolver);
   CheckSwapFolders(use, resolver);
   if (!options.out.empty() && !options.model.empty() && SamePlace(options.out, options.model)) {
     resolver.AddProblem(fmt::format(

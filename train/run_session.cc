@@ -55,6 +55,7 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(const Plan& plan,
 }
 
 absl::Status RunSession::FinishUpdates() {
+  FOREBAY_RETURN_IF_ERROR(optimizer_->FinishDelayedUpdate());
   FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
   FOREBAY_RETURN_IF_ERROR(optimizer_->WriteDeferredState());
   return optimizer_->AwaitAllWrites();

@@ -39,7 +39,7 @@ class RunSession {
   // Applies every released update and waits until all of it is written: the store may then commit.
   absl::Status FinishUpdates();
   // Forgets the step in progress (its gradients and announced accesses); released updates of the
-  // step before stay due.
+  // step before stay due, or pending.
   void AbandonStep();
 
  private:

@@ -14,9 +14,9 @@
 #include "forebay/base/output_folder.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/sampler.h"
-#include "forebay/train/clip.h"
 #include "forebay/train/commit_policy.h"
 #include "forebay/train/create_store.h"
+#include "forebay/train/delayed_updates.h"
 #include "forebay/train/evaluate.h"
 #include "forebay/train/export.h"
 #include "forebay/train/fingerprint.h"
@@ -32,6 +32,7 @@
 #include "forebay/train/run_report.h"
 #include "forebay/train/run_session.h"
 #include "forebay/train/speculative_step.h"
+#include "forebay/train/update_scalars.h"
 
 namespace forebay {
 namespace {
@@ -82,7 +83,9 @@ class TrainingRun {
   absl::StatusOr<bool> Advance(int64_t step, const StepResult& result);
   absl::Status AfterOverflow(int64_t step, const std::string& where);
   std::string WhereNotFinite(const StepResult& result);
-  UpdateScalars ScalarsOf(double gradient_norm) const;
+  UpdateScalars ScalarsOf(double gradient_norm) const {
+    return NextUpdate(options_, prepared_.lr_schedule, progress_, gradient_norm);
+  }
   absl::Status ReleaseUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
   absl::Status BeginUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
   absl::Status Skip(int64_t step, const IoStats& io);
@@ -113,6 +116,7 @@ class TrainingRun {
   LineLog metrics_;
   std::unique_ptr<RunSession> session_;
   std::unique_ptr<SpeculativeStep> speculative_step_;
+  std::unique_ptr<DelayedUpdates> delayed_updates_;
   std::unique_ptr<RunExports> exports_;  // of --save_every
   std::unique_ptr<Sampler> sampler_;
   std::vector<MicroBatch> batches_;  // memory is reused from step to step
@@ -143,6 +147,7 @@ absl::Status TrainingRun::OpenSession() {
                            RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
                                               std::move(prepared_.store), prepared_.budget.get()));
   speculative_step_ = std::make_unique<SpeculativeStep>(session_.get());
+  delayed_updates_ = std::make_unique<DelayedUpdates>(options_.delay_update_from, session_.get());
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
                           options_.keep},
@@ -167,6 +172,9 @@ absl::Status TrainingRun::RedoUpdate() {
   const int64_t step = committed_step_ + 1;
   // They stay what they are for the next resume.
   if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
+  // Where they cannot be computed again for sure, what might be read another time is not given up.
+  const bool may_read_later = ExitCodeOf(recovered.damage) == ExitCode::kStorage;
+  if (may_read_later && prepared_.plan.placement.delays_updates) return recovered.damage;
   if (!recovered.damage.ok()) return NoteComputedAgain(step, recovered.damage);
   if (!recovered.intent.has_value()) return absl::OkStatus();
   absl::StatusOr<KeptUpdate> kept = DecodeUpdate(*recovered.intent, step);
@@ -313,9 +321,11 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   const Stopwatch watch;
   last_step_s_ -= std::exchange(export_wait_s_, 0);
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
+  FOREBAY_RETURN_IF_ERROR(delayed_updates_->BeginStep(step, progress_.last_was_update()));
+  const bool is_delayed = session_->optimizer().DelayedUpdateIsPending();
   TrainingStep::Hooks hooks;
   hooks.previous_step_applied = [&]() -> absl::Status {
-    if (!update_is_open_ || !commit_is_due_) return absl::OkStatus();
+    if (!update_is_open_ || !commit_is_due_ || is_delayed) return absl::OkStatus();
     FOREBAY_RETURN_IF_ERROR(session_->optimizer().AwaitAllWrites());
     return CommitStep(step - 1);
   };
@@ -333,6 +343,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
                               .hooks = hooks,
                               .scalars_of = [this](double norm) { return ScalarsOf(norm); },
                               .begin_writing = [this] { return BeginWriting(); }}));
+  if (is_delayed) FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step - 1));
   UpdateScalars scalars = ScalarsOf(result.gradient_norm);
   FOREBAY_ASSIGN_OR_RETURN(const bool is_update, Advance(step, result));
   Json line_of_step = {{"step", step},
@@ -367,19 +378,6 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   Json line = StepLine(released_line_, cost, prepared_);
   if (session_->optimizer().speculates()) line["recomputed"] = speculative_step_->computed_twice();
   return AfterStep(step, line);
-}
-
-// Of the update that may follow. Gradients are of the loss times its scale.
-UpdateScalars TrainingRun::ScalarsOf(double gradient_norm) const {
-  UpdateScalars scalars;
-  scalars.step = progress_.num_updates() + 1;
-  const ScheduledRates rates = RatesOf(prepared_.lr_schedule, scalars.step);
-  scalars.lr = rates.lr;
-  scalars.beta1 = rates.beta1;
-  scalars.beta2 = rates.beta2;
-  scalars.gradient_scale = ClipScale(options_.clip, gradient_norm) / progress_.loss_scale();
-  scalars.rounding_seed = options_.seed;
-  return scalars;
 }
 
 absl::Status TrainingRun::ReleaseUpdate(int64_t step, const UpdateScalars& scalars,
@@ -430,7 +428,8 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars
   const bool writes = commit_is_due_ || !prepared_.plan.placement.AllInHost();
   if (writes && !speculates) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   session_->optimizer().BeginUpdate(
-      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred);
+      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred,
+      delayed_updates_->TimingOf(step));
   released_step_ = step;
   update_is_open_ = true;
   if (speculates) session_->swapper().ForgetSpeculative();
@@ -445,7 +444,8 @@ absl::Status TrainingRun::FinishAndCommit(int64_t step) {
 
 absl::Status TrainingRun::CommitReleased() {
   // An update that is for no commit may have left the store alone.
-  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  const bool is_delayed = session_->optimizer().DelayedUpdateIsPending();
+  if (update_is_open_ && !is_delayed) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   return FinishAndCommit(released_step_);
 }
 
@@ -576,6 +576,7 @@ absl::Status TrainingRun::BeginWriting() {
 }
 
 absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
+  delayed_updates_->ShowNewest();
   EvaluateOptions evaluate;
   evaluate.rows_per_micro_batch = options_.batch;
   evaluate.activations = session_->step().idle_activations();

@@ -258,6 +258,8 @@ class OffloadedRun {
     Tiers weights = Tiers::kNvme;
     bool io_uring = false;     // instead of threads
     bool speculative = false;  // everything on NVMe, but for gradients as `gradients` has it
+    bool delayed = false;      // updates; weights on NVMe
+    GradientArea area = GradientArea::kSpilled;
     OptimizerConfig rule = kTestAdamW;
   };
 
@@ -281,6 +283,7 @@ class OffloadedRun {
     settings.gradient_dtype = options.gradient_dtype;
     settings.num_threads = options.num_threads;
     settings.num_staging_tiles = options.num_staging_tiles;
+    settings.gradient_area = options.area;
     for (int layer = run->num_layers() - 1; layer >= 0; --layer) {
       settings.hand_over_order.push_back(layer);
     }
@@ -289,9 +292,11 @@ class OffloadedRun {
     for (int layer = 0; options.speculative && layer < run->num_layers(); ++layer) {
       run->placement_.speculative.push_back(run->placement_.gradients[layer] == Tier::kNvme);
     }
+    run->placement_.delays_updates = options.delayed;
     // Not a byte more than what is announced.
     FOREBAY_RETURN_IF_ERROR(run->store().EnsureGradientArea(
-        OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles())));
+        OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles()),
+        options.area));
     FOREBAY_ASSIGN_OR_RETURN(
         run->optimizer_,
         OffloadedOptimizer::Create(settings, run->placement_, run->store_.get(), &run->budget_));
@@ -373,8 +378,32 @@ class OffloadedRun {
     return norm;
   }
 
+  // Commits the update that is pending, if any is.
+  absl::Status FinishDelayed(int64_t step) {
+    if (!optimizer_->DelayedUpdateIsPending()) return absl::OkStatus();
+    FOREBAY_RETURN_IF_ERROR(optimizer_->FinishDelayedUpdate());
+    return store_->Commit({step, Json::object()});
+  }
+  // A step whose update is pending then; that of the step before is committed. The norm.
+  absl::StatusOr<double> DelayedStep(int64_t step) {
+    FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, Backward(step));
+    FOREBAY_RETURN_IF_ERROR(FinishDelayed(step - 1));
+    if (options_.area == GradientArea::kAll) {
+      FOREBAY_RETURN_IF_ERROR(optimizer_->PublishIntent(step, Json::object()));
+    }
+    FOREBAY_RETURN_IF_ERROR(store_->BeginWriting());
+    optimizer_->BeginUpdate(ScalarsOfStep(step, stats.norm), ResidentWrites::kNow,
+                            UpdateTiming::kDelayed);
+    return stats.norm;
+  }
+
   // A whole step; returns the gradients' norm.
   absl::StatusOr<double> Step(int64_t step) {
+    if (options_.delayed) {
+      FOREBAY_ASSIGN_OR_RETURN(const double norm, DelayedStep(step));
+      FOREBAY_RETURN_IF_ERROR(FinishDelayed(step));
+      return norm;
+    }
     if (options_.speculative) {
       FOREBAY_ASSIGN_OR_RETURN(const double norm, SpeculativeUpdate(step, /*most_norm=*/1e30));
       FOREBAY_RETURN_IF_ERROR(ApplyAndCommit(step));

@@ -20,18 +20,27 @@ inline constexpr int64_t kGradientElemBytes = 2;
 // Where the gradients of a store lie, one after another, and what of them is known.
 class KeptGradients {
  public:
-  explicit KeptGradients(TensorStore* store)
-      : store_(store), seals_(*GradientSeals::Create(store->tiles(), &budget_)) {
+  // `num_halves`: 2 where those of a step are written before the step before is committed.
+  explicit KeptGradients(TensorStore* store, int num_halves = 1)
+      : store_(store),
+        num_halves_(num_halves),
+        seals_(*GradientSeals::Create(store->tiles(), &budget_)) {
     StripeBytes sizes(static_cast<size_t>(store->tiles().num_stripes()));
     for (const Tile& tile : store->tiles().tiles()) {
       offsets_.push_back(sizes[tile.stripe]);
       sizes[tile.stripe] += Bytes(tile);
     }
+    half_bytes_ = sizes;
+    for (int64_t& bytes : sizes) bytes *= num_halves;
     FOREBAY_CHECK(store->EnsureGradientArea(sizes, GradientArea::kAll).ok());
   }
 
   // Those of `step`, and their intent.
   absl::Status Publish(int64_t step) {
+    FOREBAY_RETURN_IF_ERROR(Write(step));
+    return PublishIntent(step);
+  }
+  absl::Status Write(int64_t step) {
     Scratch scratch(store_->tiles().max_state_bytes());
     for (int i = 0; i < store_->tiles().num_tiles(); ++i) {
       const Tile& tile = store_->tiles().tiles()[i];
@@ -41,9 +50,13 @@ class KeptGradients {
         seals_.Seal(i, part, bytes, kGradientElemBytes);
       }
       IoOp op;
-      store_->StartWriteGradient(tile.stripe, offsets_[i], bytes, op);
+      store_->StartWriteGradient(tile.stripe, OffsetOf(i, step), bytes, op);
       FOREBAY_RETURN_IF_ERROR(store_->engine().Wait(op));
     }
+    return absl::OkStatus();
+  }
+  // Requires: those of `step` were written last.
+  absl::Status PublishIntent(int64_t step) {
     return store_->PublishIntent({step, kGradientElemBytes, Json{{"lr", 0.5}}}, seals_.table());
   }
 
@@ -62,7 +75,7 @@ class KeptGradients {
       const Tile& tile = store_->tiles().tiles()[i];
       const auto bytes = scratch.first(Bytes(tile));
       IoOp op;
-      store_->StartReadGradient(tile.stripe, offsets_[i], bytes, op);
+      store_->StartReadGradient(tile.stripe, OffsetOf(i, intent->step), bytes, op);
       FOREBAY_RETURN_IF_ERROR(store_->engine().Wait(op));
       bool matches = true;
       for (int64_t part = 0; part < NumSealParts(tile); ++part) {
@@ -79,10 +92,16 @@ class KeptGradients {
  private:
   static int64_t Bytes(const Tile& tile) { return tile.num_elems * kGradientElemBytes; }
 
+  int64_t OffsetOf(int tile, int64_t step) const {
+    return offsets_[tile] + step % num_halves_ * half_bytes_[store_->tiles().tiles()[tile].stripe];
+  }
+
   TensorStore* const store_;
+  const int num_halves_;
   MemoryBudget budget_{0};
   GradientSeals seals_;
   std::vector<int64_t> offsets_;  // by tile, in its stripe
+  StripeBytes half_bytes_;
 };
 
 }  // namespace forebay

@@ -126,6 +126,23 @@ TEST(CountWeightReads, LayersInRamAreNotRead) {
               ElementsAre(1, 0, 0, 0, 0, 0, 0, 1));
 }
 
+// They find an empty window, and updates do not find their weights in it.
+TEST(CountTransfers, StepsBesideDelayedUpdatesReadMoreWeights) {
+  const Inventory inventory = Chain(6, 20'000);
+  const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
+  Placement placement = AllOnNvme(tiles);
+  const auto count = [&] {
+    return CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles, 2);
+  };
+  const StepTransfers in_time = count();
+  placement.delays_updates = true;
+  EXPECT_THAT(CountWeightReads(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles),
+              ElementsAre(1, 2, 2, 2, 1, 1, 1, 1));
+  // Three blocks of 4096 elements that the window would still hold from the step before.
+  EXPECT_EQ(count().read_bytes, in_time.read_bytes + 2 * (inventory.num_padded_elems() + 3 * 4096));
+  EXPECT_EQ(count().write_bytes, in_time.write_bytes);
+}
+
 TEST(CountTransfers, AStepReadsAndWritesAllStateAndCountsItsCommit) {
   const Inventory inventory = Chain(6, 20'000);
   const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);

@@ -178,9 +178,20 @@ def make_optimizer(name, model, settings):
     return adam(groups, lr=lr, betas=settings["betas"], eps=settings["eps"])
 
 
-def train(model, batches, settings, bf16=False, fp16_scale=None, optimizer="adamw"):
-    """`batches[s]`: the (tokens, flags) rows of step s. `fp16_scale`: autocast to fp16 with this fixed loss scale. Returns one
-    dict per step: loss, grad_norm, lr."""
+@torch.no_grad()
+def put(model, values):
+    for parameter, value in zip(model.parameters(), values):
+        parameter.copy_(value)
+
+
+def values_of(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def train(model, batches, settings, bf16=False, fp16_scale=None, optimizer="adamw", delay_update_from=None):
+    """`batches[s]`: the (tokens, flags) rows of step s. `fp16_scale`: autocast to fp16 with this fixed loss scale.
+    `delay_update_from`: from this step on loss and gradients are of the weights without the update of the step before.
+    Returns one dict per step: loss, grad_norm, lr."""
     in_fp16 = torch.autocast("cpu", torch.float16, enabled=fp16_scale is not None)
     optimizer = make_optimizer(optimizer, model, settings)
     history = []
@@ -197,6 +208,9 @@ def train(model, batches, settings, bf16=False, fp16_scale=None, optimizer="adam
             for begin, end in segments_of(flags)
         )
         loss = 0.0
+        newest = values_of(model)
+        if delay_update_from is not None and step >= delay_update_from:
+            put(model, before)
         for segments in segments_by_length(rows):
             with autocast(model) if bf16 else in_fp16:
                 segments_loss = loss_sum(model, segments)
@@ -208,6 +222,8 @@ def train(model, batches, settings, bf16=False, fp16_scale=None, optimizer="adam
         norm = torch.nn.utils.clip_grad_norm_(
             model.parameters(), settings["clip"] if settings["clip"] > 0 else float("inf")
         )
+        put(model, newest)
+        before = newest
         optimizer.step()
         history.append({"step": step, "loss": loss, "grad_norm": float(norm), "lr": lr})
     return history

@@ -82,8 +82,8 @@ MUTATIONS = {
     "overwriting_ignored": (COMMIT, "if (!found.overwriting) return absl::OkStatus();", "return absl::OkStatus();"),
     "weights_not_verified": (
         SEALS,
-        "return impl_->Verify(tile, 0, 1, weights, impl_->NewestSlot(impl_->weights_progress[tile]));",
-        "return tile >= 0 && !weights.empty() ? absl::OkStatus() : absl::UnknownError({});",
+        "if (intact.ok() || generation != Generation::kPrevious) return intact;",
+        "if (tile >= 0) return absl::OkStatus();",
     ),
     "state_not_verified": (
         SEALS,
@@ -134,7 +134,14 @@ MUTATIONS = {
     ),
     "intent_of_any_commit": (INTENT, "record->commit_hash != impl.record_hash", "record->commit_hash == 0"),
     "intent_of_any_gradients": (INTENT, "DigestOf(table) != record->table_digest", "table.empty()"),
-    "intent_not_flushed": (INTENT, "    status = impl.Flush(files);\n", ""),
+    "intent_not_flushed": (INTENT, "    status = impl.Flush(impl.IntentFiles());\n", ""),
+    "intent_used_from_a_cache": (INTENT, "  FOREBAY_RETURN_IF_ERROR(impl.Flush(impl.IntentFiles()));\n", ""),
+    "gradients_not_flushed": (
+        INTENT,
+        "if (stripe.gradients_file >= 0) numbers",
+        "if (stripe.gradients_file < -1) numbers",
+    ),
+    "previous_not_looked_for": (REPAIR, "  if (!is_before) {", "  if (!is_before && impl.files.empty()) {"),
     "repair_keeps_the_sequence": (REPAIR, "again.sequence = newest.record.sequence + 1;", ""),
     "repair_takes_what_was_skipped": (
         REPAIR,

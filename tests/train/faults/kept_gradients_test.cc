@@ -6,16 +6,21 @@
 #include <array>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "forebay/aio/engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/memory/memory_budget.h"
 #include "forebay/swap/store_folders.h"
+#include "forebay/swap/tensor_store.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "forebay/train/resolve_options.h"
+#include "forebay/train/run_folder.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -236,11 +241,102 @@ TEST_P(ReplayTest, TheLastStepNeedsNothingMore) {
   EXPECT_TRUE(steps_.empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Runs, ReplayTest,
-                         testing::Values(Setting{"Spilled", &ToyTask::TightRun},
-                                         Setting{"InRam", &ToyTask::RoomyRun},
-                                         Setting{"Striped", &ToyTask::StripedRun}),
-                         [](const auto& c) { return std::string(c.param.name); });
+// With updates that are delayed (--delay_update_from): steps 2 and 3 do not see the update before.
+class DelayedReplayTest : public ReplayTest {
+ protected:
+  TrainOptions OptionsOf(const std::string& name) const {
+    TrainOptions options = (task_.*GetParam().options)(folder_.Path(name));
+    task_.Delay(options);
+    return options;
+  }
+  void SetUp() override {
+    ASSERT_EQ(TrainToy(OptionsOf("undisturbed")), absl::OkStatus());
+    auto expected = ResultOf(folder_.Path("undisturbed"));
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    expected_ = *std::move(expected);
+    options_ = OptionsOf("run");
+  }
+  // Commits step 1; then the update of step 2 ends at the first write to `file`, its gradients
+  // kept.
+  void EndInTheUpdateAt(const char* file) {
+    options_.stop_after = 1;
+    ASSERT_EQ(ExitCodeOf(TrainToy(options_)), ExitCode::kInterrupted);
+    options_.stop_after = 0;
+    options_.resume = true;
+    options_.io_threads = 1;
+    BreakingDisk disk;
+    disk.break_at = file;
+    const absl::Status status = TrainToy(options_, OnDisk(&disk));
+    ASSERT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  }
+};
+
+TEST_P(DelayedReplayTest, TheUpdateOfAStepWhoseGradientsWereWholeIsApplied) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_, Contains(kApplied));
+  EXPECT_THAT(steps_, ElementsAre(3)) << "and nothing of it is computed again";
+}
+
+// They may be all that is left to go on from.
+TEST_P(DelayedReplayTest, GradientsThatCannotBeReadAreNotGivenUp) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheUpdateAt("/seals.fbs"));
+  BreakingDisk disk;
+  disk.fail_read_of = kGradientsName;
+  const absl::Status status = TrainToy(options_, OnDisk(&disk));
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_, Contains(kApplied));
+  EXPECT_THAT(steps_, ElementsAre(3));
+}
+
+TEST_P(DelayedReplayTest, GradientsWithoutAnIntentAreMadeAgainOfTheWeightsBefore) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheUpdateAt("/state.fbs"));
+  FlipByte(kIntentName, 100);
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_, Not(Contains(kApplied)));
+  EXPECT_THAT(steps_, ElementsAre(2, 3));
+}
+
+TEST_P(DelayedReplayTest, NothingIsMadeUpWhereTheWeightsBeforeAreWrittenOverToo) {
+  ASSERT_NO_FATAL_FAILURE(EndInTheUpdateAt("/seals.fbs"));
+  FlipByte(kIntentName, 100);
+  const absl::Status status = TrainToy(options_);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+  EXPECT_THAT(MessageOf(status),
+              HasSubstr("The step after step 1 needs the weights of the commit before"));
+  // What is committed is whole.
+  const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
+  const auto store = OpenRunStore(options_.out, engine.get());
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_EQ((*store)->committed().step, 1);
+  MemoryBudget budget(0);
+  std::vector<TileDamage> damaged;
+  EXPECT_EQ((*store)->Scrub(&budget, {}, damaged), absl::OkStatus());
+  EXPECT_TRUE(damaged.empty());
+}
+
+TEST_P(DelayedReplayTest, TheLastStepNeedsNothingMore) {
+  options_.stop_after = kToySteps - 1;
+  ASSERT_EQ(ExitCodeOf(TrainToy(options_)), ExitCode::kInterrupted);
+  options_.stop_after = 0;
+  options_.resume = true;
+  BreakingDisk disk;
+  disk.break_at = "/seals.fbs";
+  NotingObserver observer([] {});
+  const absl::Status status = TrainToy(options_, OnDisk(&disk), observer);
+  ASSERT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  ASSERT_NO_FATAL_FAILURE(Resume());
+  EXPECT_THAT(notes_, Contains("step 3: its gradients were whole, and its update is applied"));
+  EXPECT_TRUE(steps_.empty());
+}
+
+const auto kSettings =
+    testing::Values(Setting{"Spilled", &ToyTask::TightRun}, Setting{"InRam", &ToyTask::RoomyRun},
+                    Setting{"Striped", &ToyTask::StripedRun});
+const auto kNameOf = [](const auto& c) { return std::string(c.param.name); };
+INSTANTIATE_TEST_SUITE_P(Runs, ReplayTest, kSettings, kNameOf);
+INSTANTIATE_TEST_SUITE_P(Runs, DelayedReplayTest, kSettings, kNameOf);
 
 }  // namespace
 }  // namespace forebay

@@ -17,6 +17,8 @@
 namespace forebay {
 namespace {
 
+constexpr int64_t kRoomyBytes = int64_t{256} << 20;
+
 constexpr char kConfig[] = R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 64,
   "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
   "num_key_value_heads": 2, "max_position_embeddings": 32, "tie_word_embeddings": true})";
@@ -112,13 +114,19 @@ TrainOptions ToyTask::StripedRun(const std::string& out) const {
   return options;
 }
 
+void ToyTask::Delay(TrainOptions& options) const {
+  options.durability = Durability::kReplay;
+  options.delay_update_from = 2;
+  if (options.ram_bytes < kRoomyBytes) options.ram_bytes = LeastRam(options);
+}
+
 TrainOptions ToyTask::RoomyRun(const std::string& out) const {
   TrainOptions options = TightRun(out);
   options.precision = cpu::Precision::kFp32;
   options.layout = Layout::kFp32;
   options.grad_dtype = DType::kF32;
   options.export_dtype = DType::kF32;
-  options.ram_bytes = int64_t{256} << 20;
+  options.ram_bytes = kRoomyBytes;
   return options;
 }
 

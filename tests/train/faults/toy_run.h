@@ -33,6 +33,8 @@ class ToyTask {
   TrainOptions TightRun(const std::string& out) const;
   // The same as TightRun with its state in two folders, both in `out`.
   TrainOptions StripedRun(const std::string& out) const;
+  // Delays the updates of a run from step 2 on, with no more memory than it needs then.
+  void Delay(TrainOptions& options) const;
   // The same model in fp32 with gradients in RAM: other files, other transfers.
   TrainOptions RoomyRun(const std::string& out) const;
 

@@ -1,0 +1,99 @@
+// The inside of OffloadedOptimizer, shared by its source files: offloaded_optimizer.cc (creating,
+// the backward pass and what follows it) and offloaded_optimizer_updates.cc (what becomes of a
+// tile). Not for use elsewhere.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "forebay/optimizer/offloaded_optimizer.h"
+#include "forebay/optimizer/speculative_updates.h"
+#include "forebay/optimizer/staged_tiles.h"
+#include "forebay/optimizer/tile_run.h"
+#include "forebay/optimizer/tile_writes.h"
+#include "forebay/swap/transfer_buffer.h"
+
+namespace forebay {
+
+struct OffloadedOptimizer::Impl {
+  Impl(const OffloadedOptimizerOptions& options_in, const Placement& placement_in,
+       TensorStore* store_in);
+
+  absl::Status MakeStaging(MemoryBudget* budget);
+  absl::Status LoadHostState(MemoryBudget* budget);
+  absl::Status MakeSpeculation();
+  absl::Status MakeDelays();
+  absl::Status EndSpeculation(bool& complete);
+  absl::Status UpdateTile(int tile, std::span<std::byte> weights);
+  void ChooseHalf();
+  absl::Status UpdateBeside(int tile, const StagingBuffer& buffer,
+                            std::span<const std::byte> gradient);
+  absl::Status RunKernel(const TileRun& whole, int tile, std::span<std::byte> weights,
+                         std::span<std::byte> state);
+  std::span<std::byte> HostState(int tile) {
+    return host_state.bytes().subspan(host_state_offset_bytes[tile],
+                                      tiles.StateBytes(tiles.tiles()[tile]));
+  }
+  // Whether the update in progress writes what it makes of a tile.
+  bool WritesWeights(const Tile& tile) const {
+    return resident == ResidentWrites::kNow || placement.weights[tile.layer] == Tier::kNvme;
+  }
+  bool WritesState(int tile) const {
+    return resident == ResidentWrites::kNow || placement.state[tile] == Tier::kNvme;
+  }
+  void UpdatePart(const TileRun& whole, const Tile& tile, int64_t part);
+  const TileArithmetic& arithmetic() const {
+    return options.arithmetic != nullptr ? *options.arithmetic : rule;
+  }
+  bool AnyIsDue() const;
+  absl::Status Failure() const {
+    std::lock_guard lock(mutex);
+    return failure;
+  }
+
+  const OffloadedOptimizerOptions options;
+  const RuleArithmetic rule;
+  const Placement placement;
+  TensorStore* const store;
+  const TileMap& tiles;
+  ParameterGroups groups;
+  std::vector<std::vector<GroupRun>> group_runs;  // by layer
+  ThreadPool pool;
+
+  // Buffers before the transfers that use them, so that these end first.
+  TransferBuffer staging_memory;
+  std::vector<StagingBuffer> staging;
+  TransferBuffer host_state;
+  std::vector<int64_t> host_state_offset_bytes;  // by tile; meaningless for tiles on NVMe
+  std::unique_ptr<TileWrites> writes;
+  std::unique_ptr<HeldGradients> gradients;
+  std::vector<std::atomic<bool>> due;  // by layer
+  std::unique_ptr<StagedTiles> staged;
+  std::vector<int> due_tiles;                       // of the layers that are not speculative
+  std::unique_ptr<SpeculativeUpdates> speculation;  // nullptr: no layer is speculative
+  std::unique_ptr<SpeculativeUpdates> delays;       // nullptr: the placement delays no updates
+
+  // Training thread.
+  bool delayed_is_pending = false;
+  bool speculates = false;  // since BeginSpeculation, until BeginUpdate or AbandonStep
+  double most_squares = 0;  // of the norm with which it goes on
+  double handed_squares = 0;
+  bool speculation_is_complete = true;             // of FinishBackward
+  bool backward_finished = false;                  // training thread
+  int first_nonfinite_layer = -1;                  // of what was handed over so far
+  UpdateScalars step;                              // of the updates that are due
+  ResidentWrites resident = ResidentWrites::kNow;  // the same
+  // By tile: whether what is in RAM is newer than what was written. Of whoever updates or writes.
+  std::vector<bool> weights_deferred;
+  std::vector<bool> state_deferred;
+  double tile_wait_s = 0;  // of the layer being updated
+
+  mutable std::mutex mutex;
+  absl::Status failure;  // mutex: of an update; no further one is taken
+  OptimizerStats stats;  // mutex
+};
+
+}  // namespace forebay

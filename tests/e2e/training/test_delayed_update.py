@@ -1,0 +1,295 @@
+"""--delay_update_from: steps that do not see the update before them compute what PyTorch computes with such weights, and
+have the same bits however they are run, stopped and resumed."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import make_model, random_rows, read_metrics, write_rows
+
+SEQ = 48
+STEPS, FROM = 7, 3
+SETTINGS = dict(batch=2, accum=2, seq=SEQ, steps=STEPS, lr=1e-3, warmup=2, ram="1GiB", seed=3, tile_elems=2048, clip=0.5,
+                durability="replay", delay_update_from=FROM)
+SPILLED = dict(ram="104MiB", state_tier="nvme")  # not all gradients fit in RAM; checked below
+BIG = dict(hidden_size=128, intermediate_size=400, num_hidden_layers=6)
+
+
+@pytest.fixture(scope="module")
+def task(forebay, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    data = write_rows(folder / "data.fbd", *random_rows(28, SEQ, 256, seed=4), 256)
+    return dict(SETTINGS, model=make_model(forebay, folder / "model"), data=data)
+
+
+@pytest.fixture(scope="module")
+def whole(forebay, task, tmp_path_factory):
+    """(digest, lines) of a run that nobody disturbs."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    forebay.run("train", out=out, **task)
+    return forebay.digest(out), read_metrics(out)
+
+
+def losses(lines):
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in lines]
+
+
+@pytest.mark.parametrize("delay_update_from", [2, 6])
+def test_losses_are_those_of_pytorch_with_weights_one_step_stale(forebay, tmp_path, delay_update_from):
+    import reference
+    import tiny_models
+
+    # Steps long enough that a step's update shows in the next loss.
+    settings = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, clip=0.5, warmup=3, schedule="cosine")
+    num_steps = 12
+    model_directory = str(tmp_path / "model")
+    vocab = tiny_models.make("llama_tied", model_directory)
+    tokens, flags = random_rows(4, SEQ, vocab, seed=1)
+    data = write_rows(tmp_path / "data.fbd", tokens, flags, vocab)
+    batches = [list(zip(tokens.tolist(), flags.tolist()))] * num_steps
+    model = reference.load(model_directory)
+    theirs = reference.train(model, batches, settings, delay_update_from=delay_update_from)
+    in_time = reference.train(reference.load(model_directory), batches, settings)
+    forebay.run("train", model=model_directory, data=data, out=tmp_path / "run", ram="1GiB", precision="fp32", batch=2,
+                accum=2, seq=SEQ, steps=num_steps, durability="replay", delay_update_from=delay_update_from,
+                **dict(settings, betas="0.9,0.95"))
+    ours = read_metrics(tmp_path / "run")
+    assert len(ours) == num_steps
+    for a, b, without in zip(ours, theirs, in_time):
+        assert a["loss"] == pytest.approx(b["loss"], rel=2e-4), (a["step"], a, b)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3), (a["step"], a, b)
+        assert a["lr"] == pytest.approx(b["lr"], rel=1e-9)
+        # One that sees the update is another.
+        assert (abs(a["loss"] - without["loss"]) > 1e-3 * without["loss"]) == (a["step"] >= delay_update_from), a["step"]
+    trained = reference.load(str(tmp_path / "run" / "model"))
+    assert reference.relative_l2(trained, model) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(state_tier="host"), dict(state_tier="nvme"), dict(weights_tier="nvme", threads=1),
+     dict(engine="threads", io_threads=1), dict(engine="threads", io_threads=2, state_tier="nvme"),
+     dict(tile_elems=6144), dict(tile_elems=65536, state_tier="nvme")],
+    ids=lambda changes: "-".join(f"{key}={value}" for key, value in changes.items()),
+)
+def test_the_bits_do_not_depend_on_tiers_threads_and_tiles(forebay, task, whole, tmp_path, changes):
+    if "threads" in changes:  # those of the computation may change bits, so one is compared with one
+        forebay.run("train", out=tmp_path / "one", **{**task, "threads": 1})
+        expected = (forebay.digest(tmp_path / "one"), read_metrics(tmp_path / "one"))
+    else:
+        expected = whole
+    out = tmp_path / "run"
+    forebay.run("train", out=out, **{**task, **changes})
+    assert forebay.digest(out) == expected[0]
+    assert losses(read_metrics(out)) == losses(expected[1])
+
+
+def test_the_bits_do_not_depend_on_where_gradients_wait(forebay, task, tmp_path):
+    # Large enough that the least budget, which is a whole number of MiB, cannot hold all gradients.
+    task = dict(task, model=make_model(forebay, tmp_path / "model", **BIG))
+    settings = {key: value for key, value in task.items() if key != "data"}
+    done = forebay.run("plan", format="json", check=False, **dict(settings, ram="1MiB"))
+    least = json.loads(done.stdout.splitlines()[-1])["error"]["message"].split("--ram=")[-1]
+    digests = set()
+    for name, changes in dict(held={}, spilled=dict(ram=least)).items():
+        forebay.run("train", out=tmp_path / name, **{**task, **changes})
+        plan = json.load(open(tmp_path / name / "plan.json"))
+        held_layers = plan["placement"]["gradient_layers_in_ram"]
+        assert (held_layers == plan["placement"]["num_layers"]) == (name == "held")
+        digests.add((forebay.digest(tmp_path / name), *losses(read_metrics(tmp_path / name))))
+    assert len(digests) == 1
+    # And from one to the other in the middle.
+    out = tmp_path / "changed"
+    forebay.run("train", out=out, check=False, **task, stop_after=4)
+    forebay.run("train", "--resume", out=out, check=False, ram=least, stop_after=2)
+    forebay.run("train", "--resume", out=out, ram="1GiB", stop_after=0)
+    assert forebay.digest(out) == next(iter(digests))[0]
+
+
+def test_a_run_that_ends_before_it_is_one_without(forebay, task, tmp_path):
+    digests = set()
+    for value in (0, STEPS + 1, STEPS):
+        forebay.run("train", out=tmp_path / str(value), **{**task, "delay_update_from": value})
+        digests.add(forebay.digest(tmp_path / str(value)))
+        assert len(digests) == (1 if value != STEPS else 2)
+
+
+def test_a_step_moves_what_the_plan_says(forebay, task, whole, tmp_path):
+    for name, changes in dict(disk=dict(state_tier="nvme"), ram=dict(state_tier="host")).items():
+        out = tmp_path / name
+        forebay.run("train", out=out, **{**task, **changes}, export="none")
+        plan = json.load(open(out / "plan.json"))
+        assert plan["delay_update_from"] == FROM and plan["placement"]["weight_layers_in_ram"] == 0
+        for line in read_metrics(out)[FROM + 1 : -1]:
+            assert line["read_bytes"] == plan["read_bytes_per_step"], (name, line["step"])
+            assert line["write_bytes"] == plan["write_bytes_per_step"], (name, line["step"])
+
+
+def test_plan_and_train_say_what_it_does(forebay, task, tmp_path):
+    settings = {key: value for key, value in task.items() if key != "data"}
+    line = f"from step {FROM} on each is applied beside the next step, which sees the weights before it"
+    assert line in forebay.run("plan", **settings).stdout
+    done = forebay.run("train", out=tmp_path / "run", **task)
+    assert line in done.stdout + done.stderr
+    assert line not in forebay.run("plan", **dict(settings, delay_update_from=0)).stdout
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_stopped_and_resumed_at_every_step(forebay, task, whole, tmp_path, stop_after):
+    out = tmp_path / "run"
+    resume = []
+    for _ in range(STEPS):
+        done = forebay.run("train", *resume, out=out, check=False, **task, stop_after=stop_after)
+        if done.returncode == 0:
+            break
+        assert done.returncode == 75, done.stderr
+        resume = ["--resume"]
+    assert forebay.digest(out) == whole[0]
+    assert losses(read_metrics(out)) == losses(whole[1])
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("changes", [dict(), dict(state_tier="nvme")], ids=["roomy", "on_disk"])
+def test_a_signal_at_any_moment_can_be_resumed(forebay, task, whole, tmp_path, kind, changes):
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+    out = tmp_path / "run"
+    arguments = {**task, **changes, "out": out}
+    command = [forebay.binary, "train"] + [f"--{key}={value}" for key, value in arguments.items()]
+    for attempt in range(60):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        time.sleep(rng.uniform(0.03, 0.25 + 0.01 * attempt))
+        process.send_signal(kind)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:
+            break
+        assert process.returncode in (75, -kind), (seed, errors)
+        ready = (out / "run.json").exists() and json.load(open(out / "run.json"))["state"] == "ready"
+        if ready and "--resume" not in command:
+            command.append("--resume")
+    else:
+        subprocess.run(command, check=True, capture_output=True)
+    assert forebay.digest(out) == whole[0], seed
+    assert losses(read_metrics(out)) == losses(whole[1]), seed
+
+
+def test_exports_and_evaluations_beside_do_not_change_the_bits(forebay, task, whole, tmp_path):
+    plain = tmp_path / "plain"
+    forebay.run("train", out=plain, **task, save_every=1, keep=9)
+    out = tmp_path / "run"
+    forebay.run("train", out=out, **task, save_every=1, keep=9, eval_every=2, eval_data=task["data"])
+    assert forebay.digest(out) == forebay.digest(plain) == whole[0]
+    assert losses(read_metrics(out)) == losses(read_metrics(plain)) == losses(whole[1])
+    for step in range(1, STEPS):
+        weights = [(run / "exports" / f"step-{step}" / "model.safetensors").read_bytes() for run in (plain, out)]
+        assert weights[0] == weights[1]
+    # Evaluations see the newest weights: those of the export of the same step.
+    line = read_metrics(out)[3]
+    done = forebay.run("eval", model=out / "exports" / "step-4", data=task["data"], format="json")
+    assert json.loads(done.stdout)["loss"] == pytest.approx(line["eval_loss"], rel=1e-6)
+    # So does what a stop leaves.
+    stopped = tmp_path / "stopped"
+    forebay.run("train", out=stopped, check=False, **task, stop_after=4)
+    forebay.run("export", stopped, out=tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == (
+        out / "exports" / "step-4" / "model.safetensors").read_bytes()
+
+
+def test_steps_that_overflow_leave_nothing_out(forebay, task, tmp_path):
+    """Of fp16: after a step that was skipped the next sees all updates, in one process and in many."""
+    task = dict(task, steps=14, precision="fp16", initial_scale_power=24, loss_scale_window=2, hysteresis=1, export="none")
+    forebay.run("train", out=tmp_path / "whole", **task)
+    lines = read_metrics(tmp_path / "whole")
+    skipped = [line["skipped"] for line in lines]
+    # One after an update, and then an update, among the steps that are delayed.
+    assert any(b and not a and not c for a, b, c in zip(skipped[1:], skipped[2:], skipped[3:])), skipped
+    out = tmp_path / "run"
+    resume = []
+    for _ in lines:
+        done = forebay.run("train", *resume, out=out, check=False, **task, stop_after=1)
+        resume = ["--resume"]
+        if done.returncode == 0:
+            break
+    assert forebay.digest(out) == forebay.digest(tmp_path / "whole")
+    assert losses(read_metrics(out)) == losses(lines)
+
+
+def damage(path, offset, num_bytes=64):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        old = file.read(num_bytes)
+        file.seek(offset)
+        file.write(bytes(byte ^ 0xFF for byte in old))
+
+
+def slot_of(out):
+    """That of the newest commit record; docs/formats.md."""
+    record = (out / "swap" / "commit.fbs").read_bytes()[:4096]
+    return int.from_bytes(record[12:16], "little")
+
+
+def test_what_the_next_step_needs_is_told_when_it_is_lost(forebay, task, whole, tmp_path):
+    begun = tmp_path / "begun"
+    forebay.run("train", out=begun, check=False, **task, stop_after=4)
+    weights = begun / "swap" / "weights.fbs"
+    half = weights.stat().st_size // 2
+    other = 1 - slot_of(begun)
+    seals = (begun / "swap" / "seals.fbs").stat().st_size
+    for name, file, offsets in (
+        ("weights", "weights.fbs", [other * half + 100]),
+        ("tables", "seals.fbs", [other * seals // 2 + 5000, other * seals // 2 + seals // 4 + 5000]),
+    ):
+        out = tmp_path / name
+        shutil.copytree(begun, out)
+        for offset in offsets:
+            damage(out / "swap" / file, offset)
+        done = forebay.run("train", "--resume", out=out, check=False, stop_after=0)
+        assert done.returncode == 8, (name, done.stderr)
+        assert "The step after step 4 needs the weights of the commit before (--delay_update_from)" in done.stderr, name
+        # The committed step is whole all the same.
+        assert forebay.run("inspect", out, "--verify", check=False).returncode == 0
+        forebay.run("export", out, out=tmp_path / f"{name}-model")
+    forebay.run("train", "--resume", out=begun, stop_after=0)
+    assert forebay.digest(begun) == whole[0]
+
+
+def test_a_repair_that_goes_back_is_not_gone_on_from(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, check=False, **task, stop_after=5)
+    weights = out / "swap" / "weights.fbs"
+    damage(weights, slot_of(out) * (weights.stat().st_size // 2) + 100)
+    forebay.run("inspect", out, "--repair")
+    done = forebay.run("train", "--resume", out=out, check=False, stop_after=0)
+    assert done.returncode == 8 and "belong to step 5, not to the commit before" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [(dict(durability="step"), "--delay_update_from=3 needs --durability=replay"),
+     (dict(durability="none"), "--delay_update_from=3 needs --durability=replay"),
+     (dict(durability="auto"), "--delay_update_from=3 needs --durability=replay"),
+     (dict(weights_tier="host"), "--delay_update_from=3 does not go with --weights_tier=host"),
+     (dict(gradients="speculate"), "--delay_update_from=3 does not go with --gradients=speculate"),
+     (dict(delay_update_from=1), "--delay_update_from=1: no step is before the first"),
+     (dict(delay_update_from=-1), "delay_update_from")],
+    ids=["step", "none", "auto", "weights_in_ram", "speculate", "first_step", "negative"],
+)
+def test_what_it_does_not_go_with_is_named(forebay, task, tmp_path, changes, message):
+    done = forebay.run("train", check=False, out=tmp_path / "run", **{**task, **changes})
+    assert done.returncode == 2 and message in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", [0, 2, 4])
+def test_a_resume_with_another_value_is_refused(forebay, task, whole, tmp_path, value):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, check=False, **task, stop_after=1)
+    done = forebay.run("train", "--resume", out=out, check=False, delay_update_from=value, stop_after=0)
+    assert done.returncode == 2
+    assert f'--delay_update_from: the run has "{FROM}", this command has "{value}"' in done.stderr
+    forebay.run("train", "--resume", out=out, stop_after=0)
+    assert forebay.digest(out) == whole[0]
