@@ -72,6 +72,9 @@ def manner(rng, held_out, starts):
         for tier in ("weights_tier", "state_tier"):
             if kept["gradients"] == "speculate":
                 kept[tier] = rng.choice(["auto", "nvme"])
+    # Which a resume may have from the start or from the resume before.
+    if not starts and "host" in (kept.get("weights_tier"), kept.get("state_tier")):
+        kept.setdefault("gradients", rng.choice(["auto", "hold"]))
     # These two go together, and a resume may have one of them from the start.
     if rng.random() < 0.6:
         export = rng.choice(["hf", "none"])
