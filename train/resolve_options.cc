@@ -347,7 +347,8 @@ void CheckSpeculation(Resolver& resolver) {
   const auto refuse = [&](bool is_so, const char* name, const char* why) {
     if (!is_so) return;
     resolver.AddProblem(
-        fmt::format("--gradients=speculate does not go with --{}={}, {}. Leave one of them out",
+        fmt::format("--gradients=speculate does not go with --{}={}, {}. Leave one of them out, or "
+                    "give --gradients=auto where the run itself has it",
                     name, OptionText(options, name), why));
   };
   const char* const kAlone =

@@ -545,8 +545,6 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   return SavesAfter(step) ? exports_->Start() : absl::OkStatus();
 }
 
-// ---- Exports
-
 // Of the run's end.
 absl::Status TrainingRun::ExportResult() {
   exports_->Await();

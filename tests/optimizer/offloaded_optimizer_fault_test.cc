@@ -95,6 +95,14 @@ TEST_F(OffloadedOptimizerFaultTest, AFailedCallOfADelayedUpdateIsACleanErrorToo)
   EXPECT_GE(committed_, 1);
 }
 
+TEST_F(OffloadedOptimizerFaultTest, AFailedCallOfAStepThatIsSpeculativeInPartIsOneToo) {
+  options_.state = Tiers::kNvme;  // gradients as they are: some held
+  options_.speculative = true;
+  ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());
+  FailEveryCall(/*fail_all_after=*/false);
+  EXPECT_GE(committed_, 1);
+}
+
 TEST_F(OffloadedOptimizerFaultTest, CompletionsOutOfOrderChangeNothing) {
   InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());

@@ -278,6 +278,44 @@ INSTANTIATE_TEST_SUITE_P(
                     RunFormat{.weights = WeightFormat::kFp16, .gradient_dtype = DType::kF32}),
     [](const testing::TestParamInfo<RunFormat>& test) { return NameOf(test.param); });
 
+// Masters that an update leaves as they are come back from the bf16 layout bit by bit, with w16 =
+// (bits + 0x8000) >> 16. Patterns 0, stride, 2 * stride, ... of all 2^32, on every instruction set.
+void ExpectMastersComeBack(uint64_t stride) {
+  constexpr int64_t kNumElems = int64_t{1} << 20;
+  constexpr uint64_t kNumPatterns = uint64_t{1} << 32;
+  RunPlanes planes({}, kNumElems);
+  auto* const w16 = reinterpret_cast<uint16_t*>(planes.weight.data());
+  const auto bits_at = [&](uint64_t first, int64_t i) {
+    return static_cast<uint32_t>(first + static_cast<uint64_t>(i) * stride);
+  };
+  const auto is_kept = [&](uint32_t bits, int64_t i) {
+    const auto high = static_cast<uint16_t>((bits + 0x8000u) >> 16);
+    return w16[i] == high && planes.remainder[i] == static_cast<int16_t>(bits - (high << 16));
+  };
+  ForEachSimdTarget([&] {
+    for (uint64_t first = 0; first < kNumPatterns; first += kNumElems * stride) {
+      for (int64_t i = 0; i < kNumElems; ++i) {
+        planes.SetMaster(i, std::bit_cast<float>(bits_at(first, i)));
+      }
+      UpdateRun({}, {.step = 1, .lr = 0}, planes.Run());
+      for (int64_t i = 0; i < kNumElems; ++i) {
+        const uint32_t bits = bits_at(first, i);
+        const bool is_nan =
+            (bits & 0x7fffffffu) > 0x7f800000u;  // of which arithmetic makes another
+        ASSERT_TRUE(is_nan ? std::isnan(planes.Master(i)) : is_kept(bits, i)) << std::hex << bits;
+      }
+    }
+  });
+}
+
+TEST(SplitWeights, GiveASampleOfAllMastersBack) {
+  ExpectMastersComeBack(4093);
+}
+
+TEST(SplitWeights, GiveMastersBackExhaustively) {
+  ExpectMastersComeBack(1);
+}
+
 // With beta2 = 0.999 a second moment decays by less than half a code or half a bf16 a step: rounded
 // to nearest it would stay where it is for ever.
 TEST(LossyMoments, OfASquareDecayWhenGradientsDo) {
