@@ -150,8 +150,6 @@ std::vector<OptionSpec> MixedPrecisionRows() {
 
 std::vector<OptionSpec> OffloadRows() {
   using O = TrainOptions;
-  const Choices<TierChoice> tiers = {
-      {"auto", TierChoice::kAuto}, {"host", TierChoice::kHost}, {"nvme", TierChoice::kNvme}};
   return {
       Folders("offload", "nvme", &O::nvme,
               "folder of the swap area, on a fast local disk; of several, each gets a share"),
@@ -194,6 +192,15 @@ std::vector<OptionSpec> OffloadRows() {
       Real("offload", "tbw", &O::rated_tbw, {.least = 0, .most = 1e9, .above_least = true},
            "TB that the drive is rated to write in its life, for the plan"),
       TileElems("offload", "elements of one tile, the unit of disk transfers"),
+  };
+}
+
+// Where things live, and what is left of them.
+std::vector<OptionSpec> PlacementRows() {
+  using O = TrainOptions;
+  const Choices<TierChoice> tiers = {
+      {"auto", TierChoice::kAuto}, {"host", TierChoice::kHost}, {"nvme", TierChoice::kNvme}};
+  return {
       Choice<TierChoice>("offload", "weights_tier", &O::weights_tier, tiers,
                          "where weights live between uses"),
       Choice<TierChoice>("offload", "state_tier", &O::state_tier, tiers,
@@ -254,8 +261,8 @@ std::string DefaultText(const OptionSpec& spec) {
 
 std::vector<OptionSpec> MakeTable() {
   std::vector<OptionSpec> table;
-  for (std::vector<OptionSpec> rows :
-       {ModelAndDataRows(), OptimRows(), MixedPrecisionRows(), OffloadRows(), IoRows()}) {
+  for (std::vector<OptionSpec> rows : {ModelAndDataRows(), OptimRows(), MixedPrecisionRows(),
+                                       OffloadRows(), PlacementRows(), IoRows()}) {
     std::ranges::move(rows, std::back_inserter(table));
   }
   for (OptionSpec& spec : table) spec.default_text = DefaultText(spec);
