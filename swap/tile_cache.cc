@@ -1,7 +1,6 @@
 #include "forebay/swap/tile_cache.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "fmt/format.h"
@@ -128,7 +127,7 @@ TileCache::Cell* TileCache::FindRoom(bool even_if_ahead) {
 void TileCache::StartFilling(Cell& cell, bool zeros, IoClass io_class) {
   const std::span<std::byte> bytes = BytesOf(cell);
   if (zeros) {
-    std::memset(bytes.data(), 0, bytes.size());
+    std::ranges::fill(bytes, std::byte{0});  // of no bytes where there is no state
   } else if (half_ == TileHalf::kWeights) {
     store_->StartReadWeights(cell.tile, bytes, io_class, cell.op);
   } else {

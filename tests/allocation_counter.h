@@ -27,6 +27,15 @@ void* operator new(size_t size_bytes) {
 void* operator new[](size_t size_bytes) {
   return forebay::CountedAllocation(size_bytes);
 }
+// std::stable_sort's, for one. A sanitizer has its own unless it is replaced too.
+void* operator new(size_t size_bytes, const std::nothrow_t&) noexcept {
+  forebay::num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(size_bytes);
+}
+void* operator new[](size_t size_bytes, const std::nothrow_t&) noexcept {
+  forebay::num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(size_bytes);
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
