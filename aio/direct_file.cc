@@ -13,34 +13,22 @@
 #include "forebay/aio/engine.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_system.h"
 #include "forebay/base/format.h"
 
 namespace forebay {
 namespace {
-
-constexpr int64_t kTmpfsMagic = 0x01021994;  // linux/magic.h
-constexpr int64_t kRamfsMagic = 0x858458f6;
-constexpr int64_t kBtrfsMagic = 0x9123683e;
-constexpr int64_t kZfsMagic = 0x2fc12fc1;
-constexpr int64_t kBcachefsMagic = 0xca451a4e;
 
 struct alignas(kIoAlignBytes) Block {
   std::array<std::byte, kIoAlignBytes> bytes;
   std::span<std::byte> span() { return bytes; }
 };
 
-// 0: not known.
-int64_t MagicOf(int fd) {
-  struct statfs info = {};
-  // Some magics have the highest bit of the 32 that they are.
-  return ::fstatfs(fd, &info) == 0 ? static_cast<int64_t>(static_cast<uint32_t>(info.f_type)) : 0;
-}
-
 // Whether what is written over goes elsewhere, and so takes space that no reservation holds.
 bool CopiesOnWrite(int fd) {
-  const int64_t magic = MagicOf(fd);
-  if (magic == kZfsMagic || magic == kBcachefsMagic) return true;
-  if (magic != kBtrfsMagic) return false;
+  const std::string fs = FileSystemOf(fd);
+  if (fs == "zfs" || fs == "bcachefs") return true;
+  if (fs != "btrfs") return false;
   int flags = 0;
   return ::ioctl(fd, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
 }
@@ -125,9 +113,9 @@ absl::Status ReserveInExisting(int fd, const std::string& path, int64_t size_byt
 
 // "" when the kernel offers direct I/O at our alignment, else why not.
 std::string WhyNotOffered(int fd) {
-  const int64_t magic = MagicOf(fd);
+  const std::string fs = FileSystemOf(fd);
   // They accept the flag and any alignment, but their files are the page cache.
-  if (magic == kTmpfsMagic || magic == kRamfsMagic) return "tmpfs keeps its files in RAM";
+  if (fs == "tmpfs" || fs == "ramfs") return "tmpfs keeps its files in RAM";
 #ifdef STATX_DIOALIGN
   struct statx info = {};
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&

@@ -22,7 +22,7 @@
 #include "forebay/aio/kernel_limits.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/measure/file_system.h"
+#include "forebay/base/file_system.h"
 #include "forebay/memory/numa.h"
 
 namespace forebay {

@@ -116,6 +116,17 @@ absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
   return absl::OkStatus();
 }
 
+// Of the layers for which `takes` is true, in the order in which their gradients come.
+std::vector<int> OffloadedOptimizer::Impl::TilesAsHanded(
+    const std::function<bool(int layer)>& takes) const {
+  std::vector<int> order;
+  for (const int layer : options.hand_over_order) {
+    if (!takes(layer)) continue;
+    for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) order.push_back(i);
+  }
+  return order;
+}
+
 absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
   for (int i = 0; i < tiles.num_tiles(); ++i) {
     const int layer = tiles.tiles()[i].layer;
@@ -130,21 +141,19 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
   if (!placement.AnySpeculative()) return absl::OkStatus();
   // Tiles that are written over until a commit, and buffers that spilled gradients would need too.
   FOREBAY_CHECK(store->num_slots() > 1 && options.gradient_area == GradientArea::kSpilled);
-  std::vector<int> order;
-  for (const int layer : options.hand_over_order) {
+  std::vector<int> order = TilesAsHanded([this](int layer) {
     FOREBAY_CHECK(!placement.IsSpilled(layer));
-    if (!placement.IsSpeculative(layer)) continue;
-    for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) order.push_back(i);
-  }
+    return placement.IsSpeculative(layer);
+  });
   FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_tiles());
   std::vector<std::span<std::byte>> buffers;
   for (const StagingBuffer& buffer : staging) buffers.push_back(buffer.gradient);
   FOREBAY_ASSIGN_OR_RETURN(
-      speculation, SpeculativeUpdates::Create(std::move(order), std::move(buffers), staged.get(),
-                                              [this](int tile, const StagingBuffer& buffer,
-                                                     std::span<const std::byte> gradient) {
-                                                return UpdateBeside(tile, buffer, gradient);
-                                              }));
+      speculation, BackgroundUpdates::Create(std::move(order), std::move(buffers), staged.get(),
+                                             [this](int tile, const StagingBuffer& buffer,
+                                                    std::span<const std::byte> gradient) {
+                                               return UpdateBeside(tile, buffer, gradient);
+                                             }));
   gradients->SetSink(speculation.get());
   return absl::OkStatus();
 }
@@ -153,14 +162,11 @@ absl::Status OffloadedOptimizer::Impl::MakeDelays() {
   if (!placement.delays_updates) return absl::OkStatus();
   FOREBAY_CHECK(store->num_slots() > 1 && !placement.AnySpeculative());
   FOREBAY_CHECK(std::ranges::count(placement.weights, Tier::kHost) == 0);
-  std::vector<int> order;
-  for (const int layer : options.hand_over_order) {
-    for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) order.push_back(i);
-  }
+  std::vector<int> order = TilesAsHanded([](int /*layer*/) { return true; });
   FOREBAY_CHECK(static_cast<int>(order.size()) == tiles.num_tiles());
   FOREBAY_ASSIGN_OR_RETURN(
       delays,
-      SpeculativeUpdates::Create(
+      BackgroundUpdates::Create(
           std::move(order), {}, staged.get(),
           [this](int tile, const StagingBuffer& buffer, std::span<const std::byte> /*gradient*/) {
             const Tile& spec = tiles.tiles()[tile];

@@ -4,13 +4,14 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
+#include "forebay/optimizer/background_updates.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
-#include "forebay/optimizer/speculative_updates.h"
 #include "forebay/optimizer/staged_tiles.h"
 #include "forebay/optimizer/tile_run.h"
 #include "forebay/optimizer/tile_writes.h"
@@ -24,6 +25,7 @@ struct OffloadedOptimizer::Impl {
 
   absl::Status MakeStaging(MemoryBudget* budget);
   absl::Status LoadHostState(MemoryBudget* budget);
+  std::vector<int> TilesAsHanded(const std::function<bool(int layer)>& takes) const;
   absl::Status MakeSpeculation();
   absl::Status MakeDelays();
   absl::Status EndSpeculation(bool& complete);
@@ -72,9 +74,9 @@ struct OffloadedOptimizer::Impl {
   std::unique_ptr<HeldGradients> gradients;
   std::vector<std::atomic<bool>> due;  // by layer
   std::unique_ptr<StagedTiles> staged;
-  std::vector<int> due_tiles;                       // of the layers that are not speculative
-  std::unique_ptr<SpeculativeUpdates> speculation;  // nullptr: no layer is speculative
-  std::unique_ptr<SpeculativeUpdates> delays;       // nullptr: the placement delays no updates
+  std::vector<int> due_tiles;                      // of the layers that are not speculative
+  std::unique_ptr<BackgroundUpdates> speculation;  // nullptr: no layer is speculative
+  std::unique_ptr<BackgroundUpdates> delays;       // nullptr: the placement delays no updates
 
   // Training thread.
   bool delayed_is_pending = false;

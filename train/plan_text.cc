@@ -1,5 +1,6 @@
 // What a plan looks like: the table that people read, and the JSON.
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -83,8 +84,13 @@ std::string DurabilityLine(const Plan& plan) {
         "kept until then; a crash loses the running forward and backward pass\n",
         commit);
   }
-  // A step is committed when the forward pass of the next has applied its update.
   const int64_t steps = StepsPerCommit(plan.commit_pace);
+  if (std::ranges::count(plan.placement.speculative, true) == std::ssize(plan.placement.weights)) {
+    return fmt::format(
+        "durability step: each step is committed as it ends ({}); a crash loses the running one\n",
+        commit);
+  }
+  // A step is committed when the forward pass of the next has applied its update.
   if (steps > 0) {
     return fmt::format(
         "durability step: {} is committed, during the next ({}); a crash loses {} steps at most\n",
@@ -112,8 +118,8 @@ std::string SpeculationLine(const Plan& plan) {
   const auto count = std::ranges::count(plan.placement.speculative, true);
   if (count == 0) return "";
   return fmt::format(
-      "gradients  of {} layers are applied as they come; a step that is clipped or skipped is not "
-      "committed, but computed again or dropped\n",
+      "gradients  of {} layers are applied as they come, and undone where the step turns out to be "
+      "clipped, which is computed again then, or skipped\n",
       count);
 }
 

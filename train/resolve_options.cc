@@ -310,7 +310,7 @@ void CheckSwapFolders(OptionsUse use, Resolver& resolver) {
   }
 }
 
-// As in PyTorch. (DeepSpeed's OneCycle leaves an optimizer without momentum alone.)
+// As in PyTorch. (DeepSpeed's OneCycle leaves alone what has no betas: NextUpdate.)
 void CheckCycledMomentum(const LrScheduleArgs& args, Resolver& resolver) {
   const TrainOptions& options = resolver.options();
   const bool is_sgd = options.optimizer == OptimizerKind::kSgd;

@@ -62,12 +62,7 @@ class DelayedUpdateTest : public testing::Test {
     auto run = OffloadedRun::Start(options, folder_.Path(name), disk);
     ASSERT_TRUE(run.ok()) << run.status();
     run_ = *std::move(run);
-    SwapperOptions window;
-    window.num_block_buffers = 2;
-    window.first_block_layer = 1;
-    window.last_block_layer = 2;
-    auto swapper = Swapper::Create(window, run_->placement(), &run_->store(), &run_->optimizer(),
-                                   &run_->budget());
+    auto swapper = run_->MakeSwapper();
     ASSERT_TRUE(swapper.ok()) << swapper.status();
     swapper_ = *std::move(swapper);
   }

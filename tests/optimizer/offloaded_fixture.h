@@ -18,6 +18,7 @@
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/tile_run.h"
+#include "forebay/swap/swapper.h"
 #include "forebay/swap/tensor_store.h"
 #include "gtest/gtest.h"
 
@@ -421,6 +422,15 @@ class OffloadedRun {
       if (optimizer_->UpdateIsDue(layer)) FOREBAY_RETURN_IF_ERROR(UpdateLayer(layer));
     }
     return Commit(step);
+  }
+
+  // Over this run, which must outlive it, with a window smaller than the model.
+  absl::StatusOr<std::unique_ptr<Swapper>> MakeSwapper() {
+    SwapperOptions window;
+    window.num_block_buffers = 2;
+    window.first_block_layer = 1;
+    window.last_block_layer = 2;
+    return Swapper::Create(window, placement_, store_.get(), optimizer_.get(), &budget_);
   }
 
   int num_layers() const { return store_->inventory().num_layers(); }

@@ -36,12 +36,7 @@ class OffloadedOptimizerSwapperTest : public testing::TestWithParam<TierVariant>
     auto run = OffloadedRun::Start(options, folder_.path());
     ASSERT_TRUE(run.ok()) << run.status();
     run_ = *std::move(run);
-    SwapperOptions window;
-    window.num_block_buffers = 2;
-    window.first_block_layer = 1;
-    window.last_block_layer = 2;
-    auto swapper = Swapper::Create(window, run_->placement(), &run_->store(), &run_->optimizer(),
-                                   &run_->budget());
+    auto swapper = run_->MakeSwapper();
     ASSERT_TRUE(swapper.ok()) << swapper.status();
     swapper_ = *std::move(swapper);
   }

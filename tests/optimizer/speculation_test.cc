@@ -108,12 +108,7 @@ TEST_F(SpeculationTest, AnAbandonedStepLeavesTheCommittedOne) {
 
 TEST_F(SpeculationTest, TheNextForwardPassSeesWhatWasApplied) {
   Open();
-  SwapperOptions window;
-  window.num_block_buffers = 2;
-  window.first_block_layer = 1;
-  window.last_block_layer = 2;
-  const auto swapper = Swapper::Create(window, run_->placement(), &run_->store(),
-                                       &run_->optimizer(), &run_->budget());
+  const auto swapper = run_->MakeSwapper();
   ASSERT_TRUE(swapper.ok()) << swapper.status();
   for (int64_t step = 1; step <= 4; ++step) {
     SCOPED_TRACE(testing::Message() << "step " << step);

@@ -25,13 +25,7 @@ class WindowedRun {
     options.io_uring = io_uring;
     auto run = std::make_unique<WindowedRun>();
     FOREBAY_ASSIGN_OR_RETURN(run->run_, OffloadedRun::Start(options, folder));
-    SwapperOptions window;
-    window.num_block_buffers = 2;
-    window.first_block_layer = 1;
-    window.last_block_layer = 2;
-    FOREBAY_ASSIGN_OR_RETURN(run->swapper_,
-                             Swapper::Create(window, run->run_->placement(), &run->run_->store(),
-                                             &run->run_->optimizer(), &run->run_->budget()));
+    FOREBAY_ASSIGN_OR_RETURN(run->swapper_, run->run_->MakeSwapper());
     for (int layer = 0; layer < run->run_->num_layers(); ++layer) {
       run->gradients_.push_back(GradientOf(run->run_->store().inventory(), layer, 1));
       run->forward_.push_back(layer);

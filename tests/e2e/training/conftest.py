@@ -3,8 +3,11 @@
 import json
 import os
 import pathlib
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -131,3 +134,35 @@ def random_rows(num_rows, seq, vocab, seed):
 def write_rows(path, tokens, flags, vocab):
     packed_file.write_rows(path, tokens, flags, vocab_size=vocab)
     return str(path)
+
+
+def make_too_large_for_fp16(model, folder):
+    """A copy of a BF16 model in `folder`, whose last weight fp16 has no number for: the name of that tensor."""
+    shutil.copytree(model, folder)
+    weights = pathlib.Path(folder) / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-2:] = b"\x80\x47"  # 65536 as BF16: the last element of the last tensor
+    weights.write_bytes(data)
+    return sorted(read_safetensors(weights))[-1]
+
+
+def train_through_signals(forebay, arguments, kind, pauses):
+    """Trains, and sends each process `kind` after the next of `pauses` (seconds), until one ends or they are used up; then
+    the rest undisturbed. Every process but the first that finds a run resumes it."""
+    out = pathlib.Path(arguments["out"])
+    command = [forebay.binary, "train"] + [f"--{key}={value}" for key, value in arguments.items()]
+    for pause in pauses:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        time.sleep(pause)
+        process.send_signal(kind)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:
+            return
+        ready = (out / "run.json").exists() and json.load(open(out / "run.json"))["state"] == "ready"
+        # Before anything was begun a signal may simply end the program.
+        assert process.returncode == (-kind if kind == signal.SIGKILL else 75) or (
+            not ready and process.returncode == -kind
+        ), errors
+        if ready and "--resume" not in command:
+            command.append("--resume")
+    subprocess.run(command, check=True, capture_output=True)

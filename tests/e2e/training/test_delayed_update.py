@@ -5,11 +5,9 @@ import json
 import random
 import shutil
 import signal
-import subprocess
-import time
 
 import pytest
-from conftest import make_model, random_rows, read_metrics, write_rows
+from conftest import make_model, random_rows, read_metrics, train_through_signals, write_rows
 
 SEQ = 48
 STEPS, FROM = 7, 3
@@ -158,21 +156,9 @@ def test_a_signal_at_any_moment_can_be_resumed(forebay, task, whole, tmp_path, k
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     out = tmp_path / "run"
-    arguments = {**task, **changes, "out": out}
-    command = [forebay.binary, "train"] + [f"--{key}={value}" for key, value in arguments.items()]
-    for attempt in range(60):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        time.sleep(rng.uniform(0.03, 0.25 + 0.01 * attempt))
-        process.send_signal(kind)
-        _, errors = process.communicate(timeout=120)
-        if process.returncode == 0:
-            break
-        assert process.returncode in (75, -kind), (seed, errors)
-        ready = (out / "run.json").exists() and json.load(open(out / "run.json"))["state"] == "ready"
-        if ready and "--resume" not in command:
-            command.append("--resume")
-    else:
-        subprocess.run(command, check=True, capture_output=True)
+    print("seed", seed)
+    pauses = [rng.uniform(0.03, 0.25 + 0.01 * attempt) for attempt in range(60)]
+    train_through_signals(forebay, {**task, **changes, "out": out}, kind, pauses)
     assert forebay.digest(out) == whole[0], seed
     assert losses(read_metrics(out)) == losses(whole[1]), seed
 

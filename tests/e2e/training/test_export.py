@@ -3,7 +3,6 @@
 import fcntl
 import json
 import pathlib
-import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from confined import tmpfs
-from conftest import make_model, random_rows, read_safetensors, write_rows
+from conftest import make_model, make_too_large_for_fp16, random_rows, read_safetensors, write_rows
 from store_reader import Store
 
 SETTINGS = dict(batch=2, seq=32, steps=4, lr=1e-3, ram="1GiB")
@@ -104,12 +103,7 @@ def test_the_dtype_may_change_on_the_way(forebay, task, tmp_path):
 
 def test_a_weight_that_fp16_has_no_number_for(forebay, task, tmp_path):
     model = tmp_path / "large"
-    shutil.copytree(task["model"], model)
-    weights = model / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-2:] = b"\x80\x47"  # 65536 as BF16: the last element of the last tensor
-    weights.write_bytes(data)
-    last = sorted(read_safetensors(weights))[-1]
+    last = make_too_large_for_fp16(task["model"], model)
     settings = {**SETTINGS, "steps": 1, "lr": 1e-12, "weight_decay": 0}
     failed = forebay.run("train", check=False, out=tmp_path / "run", export_dtype="fp16", model=model, data=task["data"], **settings)
     assert failed.returncode == 2, failed.stderr

@@ -2,12 +2,11 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 
 import pytest
-from conftest import make_model, random_rows, read_metrics, read_safetensors, write_rows
+from conftest import make_model, make_too_large_for_fp16, random_rows, read_metrics, write_rows
 
 SEQ = 48
 SETTINGS = dict(batch=2, accum=2, seq=SEQ, steps=14, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3, precision="fp16",
@@ -210,12 +209,7 @@ def test_evaluation_and_generation_take_it(forebay, whole, task):
 
 def test_a_model_that_fp16_cannot_hold_is_found_before_the_first_step(forebay, task, tmp_path):
     model = tmp_path / "model"
-    shutil.copytree(task["model"], model)
-    weights = model / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-2:] = b"\x80\x47"  # 65536 as BF16: the last element of the last tensor
-    weights.write_bytes(data)
-    last = sorted(read_safetensors(weights))[-1]
+    last = make_too_large_for_fp16(task["model"], model)
     settings = dict(task, model=model, out=tmp_path / "run")
     refused = forebay.run("train", check=False, **settings)
     assert refused.returncode == 3, refused.stderr

@@ -4,11 +4,10 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 import tiny_models
-from conftest import random_rows, write_rows
+from conftest import random_rows, train_through_signals, write_rows
 
 SETTINGS = dict(batch=2, accum=2, seq=48, steps=6, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3)
 
@@ -148,27 +147,9 @@ def test_metrics_of_steps_that_were_never_committed_are_replaced(forebay, task, 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_at_any_moment_can_be_resumed(forebay, task, expected, tmp_path, kind):
     out = tmp_path / "run"
-    arguments = {**task, **SETTINGS, "out": out, "batch": 2}
-    command = [forebay.binary, "train"] + [f"--{k}={v}" for k, v in arguments.items()]
-    finished = False
-    for attempt in range(40):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        # Later every time, so that the signal meets start, steps, commits and export.
-        time.sleep(0.02 + 0.013 * attempt)
-        process.send_signal(kind)
-        _, errors = process.communicate(timeout=120)
-        if process.returncode == 0:
-            finished = True
-            break
-        ready = os.path.exists(out / "run.json") and json.load(open(out / "run.json"))["state"] == "ready"
-        # Before anything was begun a signal may simply end the program.
-        assert process.returncode == (-kind if kind == signal.SIGKILL else 75) or (
-            not ready and process.returncode == -kind
-        ), errors
-        if ready and "--resume" not in command:
-            command.append("--resume")
-    if not finished:
-        subprocess.run(command, check=True, capture_output=True)
+    # Later every time, so that the signal meets start, steps, commits and export.
+    pauses = [0.02 + 0.013 * attempt for attempt in range(40)]
+    train_through_signals(forebay, {**task, **SETTINGS, "out": out}, kind, pauses)
     assert forebay.digest(out) == expected
 
 

@@ -3,10 +3,9 @@
 import json
 import signal
 import subprocess
-import time
 
 import pytest
-from conftest import make_model, random_rows, read_metrics, write_rows
+from conftest import make_model, random_rows, read_metrics, train_through_signals, write_rows
 
 SEQ = 48
 SETTINGS = dict(batch=2, accum=2, seq=SEQ, steps=6, lr=1e-3, warmup=2, ram="1GiB", seed=3, tile_elems=2048)
@@ -131,26 +130,25 @@ def test_a_step_that_is_not_finite_is_undone(forebay, task, tmp_path):
     assert len(ended) == 1, ended
 
 
+def test_a_kill_loses_the_running_step_alone(forebay, task, tmp_path):
+    settings = dict(task, gradients="speculate")
+    told = forebay.run("plan", **{key: value for key, value in settings.items() if key != "data"}).stdout
+    assert "each step is committed as it ends" in told and "a crash loses the running one" in told
+    command = [forebay.binary, "train", f"--out={tmp_path / 'run'}", *(f"--{k}={v}" for k, v in settings.items())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        next(line for line in process.stdout if line.startswith("step 3/"))
+        process.kill()
+    inspected = json.loads(forebay.run("inspect", tmp_path / "run", format="json").stdout)
+    assert inspected["step"] >= 3
+
+
 @pytest.mark.parametrize("clip", [NEVER, SOMETIMES])
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_at_any_moment_can_be_resumed(forebay, task, held, tmp_path, kind, clip):
     used, digest, _ = held[clip]
     out = tmp_path / "run"
-    arguments = {**task, "out": out, "clip": used, "gradients": "speculate"}
-    command = [forebay.binary, "train"] + [f"--{k}={v}" for k, v in arguments.items()]
-    for attempt in range(40):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        time.sleep(0.05 + 0.017 * attempt)
-        process.send_signal(kind)
-        _, errors = process.communicate(timeout=120)
-        if process.returncode == 0:
-            break
-        assert process.returncode in (75, -kind), errors
-        ready = (out / "run.json").exists() and json.load(open(out / "run.json"))["state"] == "ready"
-        if ready and "--resume" not in command:
-            command.append("--resume")
-    else:
-        subprocess.run(command, check=True, capture_output=True)
+    pauses = [0.05 + 0.017 * attempt for attempt in range(40)]
+    train_through_signals(forebay, {**task, "out": out, "clip": used, "gradients": "speculate"}, kind, pauses)
     assert forebay.digest(out) == digest
 
 

@@ -101,6 +101,22 @@ class ReplayTest : public testing::TestWithParam<Setting> {
     ExpectResumesTo(expected_, options_, status);
   }
 
+  void ExpectLastStepIsRedone() {
+    options_.stop_after = kToySteps - 1;
+    ASSERT_EQ(ExitCodeOf(TrainToy(options_)), ExitCode::kInterrupted);
+    options_.stop_after = 0;
+    options_.resume = true;
+    // The commit of the last step fails, when its intent was published.
+    BreakingDisk disk;
+    disk.break_at = "/seals.fbs";
+    NotingObserver observer([] {});
+    const absl::Status status = TrainToy(options_, OnDisk(&disk), observer);
+    ASSERT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+    ASSERT_NO_FATAL_FAILURE(Resume());
+    EXPECT_THAT(notes_, Contains("step 3: its gradients were whole, and its update is applied"));
+    EXPECT_TRUE(steps_.empty());
+  }
+
   std::string StoreFile(const char* name) const {
     const std::string store =
         options_.nvme.empty() ? JoinPath(options_.out, "swap") : options_.nvme.front();
@@ -226,19 +242,7 @@ TEST_P(ReplayTest, MayBeSwitchedOffAndOn) {
 }
 
 TEST_P(ReplayTest, TheLastStepNeedsNothingMore) {
-  options_.stop_after = kToySteps - 1;
-  ASSERT_EQ(ExitCodeOf(TrainToy(options_)), ExitCode::kInterrupted);
-  options_.stop_after = 0;
-  options_.resume = true;
-  // The commit of the last step fails, when its intent was published.
-  BreakingDisk disk;
-  disk.break_at = "/seals.fbs";
-  NotingObserver observer([] {});
-  const absl::Status status = TrainToy(options_, OnDisk(&disk), observer);
-  ASSERT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
-  ASSERT_NO_FATAL_FAILURE(Resume());
-  EXPECT_THAT(notes_, Contains("step 3: its gradients were whole, and its update is applied"));
-  EXPECT_TRUE(steps_.empty());
+  ExpectLastStepIsRedone();
 }
 
 // With updates that are delayed (--delay_update_from): steps 2 and 3 do not see the update before.
@@ -317,18 +321,7 @@ TEST_P(DelayedReplayTest, NothingIsMadeUpWhereTheWeightsBeforeAreWrittenOverToo)
 }
 
 TEST_P(DelayedReplayTest, TheLastStepNeedsNothingMore) {
-  options_.stop_after = kToySteps - 1;
-  ASSERT_EQ(ExitCodeOf(TrainToy(options_)), ExitCode::kInterrupted);
-  options_.stop_after = 0;
-  options_.resume = true;
-  BreakingDisk disk;
-  disk.break_at = "/seals.fbs";
-  NotingObserver observer([] {});
-  const absl::Status status = TrainToy(options_, OnDisk(&disk), observer);
-  ASSERT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
-  ASSERT_NO_FATAL_FAILURE(Resume());
-  EXPECT_THAT(notes_, Contains("step 3: its gradients were whole, and its update is applied"));
-  EXPECT_TRUE(steps_.empty());
+  ExpectLastStepIsRedone();
 }
 
 const auto kSettings =

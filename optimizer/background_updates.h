@@ -1,10 +1,11 @@
-// Updates layers while the backward pass goes on, as soon as their gradient is complete, before the
-// global norm is known (swap/placement.h, `speculative`). Gradients wait in a ring of buffers, one
-// of a tile each; a thread takes them in the order in which they were handed over and updates tiles
-// that were read ahead in that order.
-//
-// The same thread applies delayed updates (Placement::delays_updates): of all tiles at once, whose
-// gradients wait where HeldGradients has them (BeginAll).
+// Updates tiles on a thread of its own, outside of the swapper's window, read ahead in the order in
+// which their gradients are handed over. There are two uses (swap/placement.h):
+// - speculative layers are updated while the backward pass goes on, as soon as their gradient is
+//   complete, before the global norm is known. Gradients wait in a ring of buffers, one of a tile
+//   each (Begin);
+// - delayed updates are those of all tiles at once, beside the step after them. Gradients wait
+// where
+//   HeldGradients has them (BeginAll).
 //
 // Not for: deciding whether what was hoped for came true, and what then (offloaded_optimizer.h).
 //
@@ -31,7 +32,7 @@
 namespace forebay {
 
 // The public functions belong to the training thread.
-class SpeculativeUpdates : public GradientSink {
+class BackgroundUpdates : public GradientSink {
  public:
   // Updates a tile in `buffer`, with `gradient`, and starts its write-backs. On the updates'
   // thread.
@@ -42,10 +43,10 @@ class SpeculativeUpdates : public GradientSink {
   // tile's gradient each, two or more; none where there is only BeginAll. `staged` is this object's
   // from Begin until End or Drop returns. Everything pointed to must outlive it. EnvironmentError
   // where no thread can be had.
-  static absl::StatusOr<std::unique_ptr<SpeculativeUpdates>> Create(
+  static absl::StatusOr<std::unique_ptr<BackgroundUpdates>> Create(
       std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
       UpdateTile update);
-  ~SpeculativeUpdates() override;  // as Drop
+  ~BackgroundUpdates() override;  // as Drop
 
   // From here on what is taken is updated; until then, and after End, Drop or Decline, it is only
   // thrown away.
@@ -73,8 +74,8 @@ class SpeculativeUpdates : public GradientSink {
   void Take() override;
 
  private:
-  SpeculativeUpdates(std::vector<int> tiles, std::vector<std::span<std::byte>> gradients,
-                     StagedTiles* staged, UpdateTile update);
+  BackgroundUpdates(std::vector<int> tiles, std::vector<std::span<std::byte>> gradients,
+                    StagedTiles* staged, UpdateTile update);
   enum class Command : uint8_t { kNone, kBegin, kBeginAll, kEnd, kDrop, kQuit };
   using Lock = std::unique_lock<std::mutex>;
 

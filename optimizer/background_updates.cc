@@ -1,4 +1,4 @@
-#include "forebay/optimizer/speculative_updates.h"
+#include "forebay/optimizer/background_updates.h"
 
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
@@ -7,9 +7,9 @@
 
 namespace forebay {
 
-SpeculativeUpdates::SpeculativeUpdates(std::vector<int> tiles,
-                                       std::vector<std::span<std::byte>> gradients,
-                                       StagedTiles* staged, UpdateTile update)
+BackgroundUpdates::BackgroundUpdates(std::vector<int> tiles,
+                                     std::vector<std::span<std::byte>> gradients,
+                                     StagedTiles* staged, UpdateTile update)
     : tiles_(std::move(tiles)),
       gradients_(std::move(gradients)),
       staged_(staged),
@@ -21,18 +21,18 @@ SpeculativeUpdates::SpeculativeUpdates(std::vector<int> tiles,
   }
 }
 
-absl::StatusOr<std::unique_ptr<SpeculativeUpdates>> SpeculativeUpdates::Create(
+absl::StatusOr<std::unique_ptr<BackgroundUpdates>> BackgroundUpdates::Create(
     std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
     UpdateTile update) {
   FOREBAY_CHECK(gradients.empty() || gradients.size() >= 2);
-  std::unique_ptr<SpeculativeUpdates> updates(
-      new SpeculativeUpdates(std::move(tiles), std::move(gradients), staged, std::move(update)));
+  std::unique_ptr<BackgroundUpdates> updates(
+      new BackgroundUpdates(std::move(tiles), std::move(gradients), staged, std::move(update)));
   FOREBAY_ASSIGN_OR_RETURN(updates->thread_, StartThread("updating beside the passes",
                                                          [raw = updates.get()] { raw->Run(); }));
   return updates;
 }
 
-SpeculativeUpdates::~SpeculativeUpdates() {
+BackgroundUpdates::~BackgroundUpdates() {
   if (!thread_.joinable()) return;
   Drop();
   {
@@ -45,14 +45,14 @@ SpeculativeUpdates::~SpeculativeUpdates() {
 
 // ---- The training thread
 
-void SpeculativeUpdates::Send(Command command) {
+void BackgroundUpdates::Send(Command command) {
   Lock lock(mutex_);
   command_ = command;
   wake_.notify_one();
   progress_.wait(lock, [this] { return command_ == Command::kNone; });
 }
 
-void SpeculativeUpdates::Restart(Command command) {
+void BackgroundUpdates::Restart(Command command) {
   {
     const std::lock_guard lock(mutex_);
     FOREBAY_CHECK(num_taken_ == num_updated_);
@@ -62,12 +62,12 @@ void SpeculativeUpdates::Restart(Command command) {
   Send(command);
 }
 
-void SpeculativeUpdates::Begin() {
+void BackgroundUpdates::Begin() {
   FOREBAY_CHECK(!gradients_.empty());
   Restart(Command::kBegin);
 }
 
-void SpeculativeUpdates::BeginAll() {
+void BackgroundUpdates::BeginAll() {
   Restart(Command::kBeginAll);
   {
     const std::lock_guard lock(mutex_);
@@ -76,7 +76,7 @@ void SpeculativeUpdates::BeginAll() {
   wake_.notify_one();
 }
 
-absl::Status SpeculativeUpdates::AwaitTile(int tile) {
+absl::Status BackgroundUpdates::AwaitTile(int tile) {
   const int64_t number = number_of_tile_[static_cast<size_t>(tile)];
   FOREBAY_CHECK(number >= 0);
   const Stopwatch waited;
@@ -87,12 +87,12 @@ absl::Status SpeculativeUpdates::AwaitTile(int tile) {
   return number < num_updated_ ? absl::OkStatus() : failure_;
 }
 
-void SpeculativeUpdates::Decline() {
+void BackgroundUpdates::Decline() {
   const std::lock_guard lock(mutex_);
   accepts_ = false;
 }
 
-absl::Status SpeculativeUpdates::End(bool& all) {
+absl::Status BackgroundUpdates::End(bool& all) {
   Send(Command::kEnd);
   const std::lock_guard lock(mutex_);
   accepts_ = false;
@@ -100,11 +100,11 @@ absl::Status SpeculativeUpdates::End(bool& all) {
   return failure_;
 }
 
-void SpeculativeUpdates::Drop() {
+void BackgroundUpdates::Drop() {
   Send(Command::kDrop);
 }
 
-absl::StatusOr<std::span<std::byte>> SpeculativeUpdates::Buffer(int tile) {
+absl::StatusOr<std::span<std::byte>> BackgroundUpdates::Buffer(int tile) {
   const Stopwatch waited;
   Lock lock(mutex_);
   const auto num_buffers = static_cast<int64_t>(gradients_.size());
@@ -116,7 +116,7 @@ absl::StatusOr<std::span<std::byte>> SpeculativeUpdates::Buffer(int tile) {
   return GradientAt(num_taken_);
 }
 
-void SpeculativeUpdates::Take() {
+void BackgroundUpdates::Take() {
   {
     const std::lock_guard lock(mutex_);
     if (!accepts_) return;
@@ -127,7 +127,7 @@ void SpeculativeUpdates::Take() {
 
 // ---- The updates' thread
 
-void SpeculativeUpdates::Run() {
+void BackgroundUpdates::Run() {
   Lock lock(mutex_);
   while (command_ != Command::kQuit) {
     const bool may_update =
@@ -159,7 +159,7 @@ void SpeculativeUpdates::Run() {
 }
 
 // One tile.
-void SpeculativeUpdates::UpdateTaken(Lock& lock) {
+void BackgroundUpdates::UpdateTaken(Lock& lock) {
   const int64_t number = num_updated_;
   const int tile = tiles_[static_cast<size_t>(number)];
   lock.unlock();
