@@ -33,14 +33,23 @@ bool CopiesOnWrite(int fd) {
   return ::ioctl(fd, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
 }
 
-std::string WhyUnreserved(int fd, bool has_space) {
-  if (!has_space) {
-    return "its file system reserves no space for a file that is not written yet (no fallocate)";
+FileSpace SpaceOf(int fd, bool has_space) {
+  if (!has_space) return FileSpace::kOnceWritten;
+  return CopiesOnWrite(fd) ? FileSpace::kNever : FileSpace::kReserved;
+}
+
+std::string WhyUnreserved(FileSpace space) {
+  switch (space) {
+    case FileSpace::kReserved:
+      return "";
+    case FileSpace::kOnceWritten:
+      return "its file system reserves no space for a file that is not written yet (no fallocate)";
+    case FileSpace::kNever:
+      return "its file system copies on write, so that writing over a file takes space that "
+             "nothing reserves, and time (on btrfs, 'chattr +C' on the folder while it is empty "
+             "switches that off for what is made in it)";
   }
-  if (!CopiesOnWrite(fd)) return "";
-  return "its file system copies on write, so that writing over a file takes space that nothing "
-         "reserves, and time (on btrfs, 'chattr +C' on the folder while it is empty switches that "
-         "off for what is made in it)";
+  FOREBAY_CHECK(false);
 }
 
 absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
@@ -74,11 +83,11 @@ absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
 }
 
 // `old_size_bytes`: of the file, which never shrinks here.
-// `why_unreserved`: DirectFile's.
+// `space`: DirectFile's.
 absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_bytes,
-                          int64_t size_bytes, bool reserve, std::string& why_unreserved) {
+                          int64_t size_bytes, bool reserve, FileSpace& space) {
   int error = reserve ? ReserveFileSpace(fd, size_bytes) : EOPNOTSUPP;
-  if (reserve) why_unreserved = WhyUnreserved(fd, error == 0);
+  if (reserve) space = SpaceOf(fd, error == 0);
   // Such a file system cannot promise space; the file gets its size, and a later write may meet
   // ENOSPC.
   if (error == EOPNOTSUPP) {
@@ -100,10 +109,10 @@ absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_byte
 
 // Also where the file is long enough already: a copy of it may have holes.
 absl::Status ReserveInExisting(int fd, const std::string& path, int64_t size_bytes, bool reserve,
-                               std::string& why_unreserved) {
+                               FileSpace& space) {
   struct stat info = {};
   if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
-  absl::Status status = ReserveSpace(fd, path, info.st_size, size_bytes, reserve, why_unreserved);
+  absl::Status status = ReserveSpace(fd, path, info.st_size, size_bytes, reserve, space);
   // What the file system gave before it was full goes back to it. Its failure would add nothing to
   // the error that is being reported.
   if (!status.ok()) [[maybe_unused]]
@@ -170,11 +179,11 @@ absl::StatusOr<bool> TransfersWork(int fd, const std::string& path, bool create)
 }
 
 absl::StatusOr<DirectFile> MakeDirect(UniqueFd fd, const std::string& path,
-                                      const DirectFileOptions& options,
-                                      std::string why_unreserved) {
+                                      const DirectFileOptions& options, FileSpace space) {
   DirectFile file;
   file.fd = std::move(fd);
-  file.why_unreserved = std::move(why_unreserved);
+  file.space = space;
+  file.why_unreserved = WhyUnreserved(space);
   file.why_not_direct =
       options.direct ? SwitchToDirect(file.fd.get()) : "buffered transfers were asked for";
   if (!file.why_not_direct.empty()) return file;
@@ -202,19 +211,18 @@ absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
   FOREBAY_CHECK(options.size_bytes >= (options.create ? 1 : 0));
   FOREBAY_CHECK(options.size_bytes % kIoAlignBytes == 0);
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create));
-  std::string why_unreserved;
+  FileSpace space = FileSpace::kReserved;
   if (!options.create) {
     if (options.size_bytes > 0) {
       FOREBAY_RETURN_IF_ERROR(
-          ReserveInExisting(fd.get(), path, options.size_bytes, options.reserve, why_unreserved));
+          ReserveInExisting(fd.get(), path, options.size_bytes, options.reserve, space));
     }
-    return MakeDirect(std::move(fd), path, options, std::move(why_unreserved));
+    return MakeDirect(std::move(fd), path, options, space);
   }
   absl::Status reserved =
-      ReserveSpace(fd.get(), path, 0, options.size_bytes, options.reserve, why_unreserved);
+      ReserveSpace(fd.get(), path, 0, options.size_bytes, options.reserve, space);
   absl::StatusOr<DirectFile> file =
-      reserved.ok() ? MakeDirect(std::move(fd), path, options, std::move(why_unreserved))
-                    : std::move(reserved);
+      reserved.ok() ? MakeDirect(std::move(fd), path, options, space) : std::move(reserved);
   if (!file.ok()) ::unlink(path.c_str());  // made by this call
   return file;
 }

@@ -215,12 +215,19 @@ struct DirectFileOptions {
   bool reserve = true;
   bool direct = true;  // false: do not even try
 };
+enum class FileSpace : uint8_t {
+  kReserved,     // the file's, or none was asked for
+  kOnceWritten,  // the file's where it was written, since the file system has no fallocate
+  kNever,        // written over, it takes space anew: the file system copies on write
+};
 struct DirectFile {
   UniqueFd fd;
   bool direct =
       false;  // false: the file system refused O_DIRECT (or lied: tmpfs); page cache is used
   std::string why_not_direct;
-  // Why a write may meet ENOSPC although space was to be reserved, and what to do; "": it cannot.
+  // Whose the space is that was to be reserved.
+  FileSpace space = FileSpace::kReserved;
+  // Why a write may meet ENOSPC all the same, and what to do; "" with kReserved.
   std::string why_unreserved;
 };
 // Switches O_DIRECT on where the kernel offers it at our alignment; else says why not.

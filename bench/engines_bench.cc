@@ -18,6 +18,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
+#include "forebay/bench/positional_arguments.h"
 #include "forebay/memory/host_buffer.h"
 
 namespace forebay {
@@ -25,10 +26,10 @@ namespace {
 
 struct Settings {
   std::string folder;
-  int64_t file_bytes = int64_t{1} << 30;
-  int64_t block_bytes = 0;
-  int rounds = 3;
-  int64_t in_flight_bytes = int64_t{32} << 20;
+  int64_t file_bytes = 0;
+  int64_t block_bytes = 0;  // 0: the engine's own
+  int rounds = 0;
+  int64_t in_flight_bytes = 0;
 };
 
 struct Load {
@@ -184,16 +185,16 @@ int Main(const Settings& settings) {
 }  // namespace forebay
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr,
-                 "usage: engines_bench FOLDER [GiB] [block KiB] [rounds] [in flight MiB]\n");
-    return 2;
-  }
+  std::vector<forebay::bench::Number> numbers = {
+      {.name = "GiB", .value = 1, .least = 0.125, .whole = false},
+      {.name = "block KiB; 0: the engine's own", .value = 0, .least = 0},
+      {.name = "rounds", .value = 3, .least = 1},
+      {.name = "in flight MiB", .value = 32, .least = 1}};
   forebay::Settings settings;
-  settings.folder = argv[1];
-  if (argc > 2) settings.file_bytes = static_cast<int64_t>(std::atof(argv[2]) * (1 << 30)) & ~4095;
-  if (argc > 3) settings.block_bytes = std::atoll(argv[3]) << 10;
-  if (argc > 4) settings.rounds = std::max(1, std::atoi(argv[4]));
-  if (argc > 5) settings.in_flight_bytes = std::atoll(argv[5]) << 20;
+  settings.folder = forebay::bench::ParseFolderAndNumbers(argc, argv, numbers);
+  settings.file_bytes = static_cast<int64_t>(numbers[0].value * (1 << 30)) & ~4095;
+  settings.block_bytes = static_cast<int64_t>(numbers[1].value) << 10;
+  settings.rounds = static_cast<int>(numbers[2].value);
+  settings.in_flight_bytes = static_cast<int64_t>(numbers[3].value) << 20;
   return forebay::Main(settings);
 }

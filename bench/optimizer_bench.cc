@@ -4,6 +4,10 @@
 //   --benchmark_repetitions=5
 // bytes_per_second counts what the algorithm must move: weights, remainders and moments in and out,
 // gradients in.
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -122,6 +126,55 @@ void ReadModifyWrite(benchmark::State& state, const Format& format) {
   SetCounters(state, planes.BytesPerElem());
 }
 
+#ifdef __SSE2__
+enum class Access : uint8_t { kUsual, kStoresPastCaches, kPrefetched };
+
+// The plain loop over the planes of the layout bf16, with stores that go past the caches, or with
+// lines fetched before they are used: whether either would pay in the kernels.
+void ReadModifyWriteBy(benchmark::State& state, Access access) {
+  Planes planes({}, kBf16);
+  ThreadPool pool(static_cast<int>(state.range(0)));
+  const __m128i one = _mm_set1_epi16(1);
+  for (auto _ : state) {
+    pool.ParallelFor(kNumElems / kTaskElems, [&](int64_t task) {
+      constexpr int64_t kStride = 1024;
+      constexpr int64_t kPrefetchBytes = 1024;
+      constexpr int64_t kLineBytes = 64;
+      __m128i sum = _mm_setzero_si128();
+      const auto fetch = [&](const __m128i* at) {
+        if (access != Access::kPrefetched || reinterpret_cast<uintptr_t>(at) % kLineBytes != 0)
+          return;
+        _mm_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes, _MM_HINT_T0);
+      };
+      for (int64_t first = task * kTaskElems; first < (task + 1) * kTaskElems; first += kStride) {
+        for (Plane* plane : planes.Written()) {
+          auto* const values =
+              reinterpret_cast<__m128i*>(plane->values.data() + first * plane->elem_bytes / 2);
+          for (int64_t i = 0; i < kStride * plane->elem_bytes / 16; ++i) {
+            fetch(values + i);
+            const __m128i next = _mm_add_epi16(_mm_load_si128(values + i), one);
+            if (access == Access::kStoresPastCaches) {
+              _mm_stream_si128(values + i, next);
+            } else {
+              _mm_store_si128(values + i, next);
+            }
+          }
+        }
+        const auto* const gradients =
+            reinterpret_cast<const __m128i*>(planes.gradient.values.data() + first);
+        for (int64_t i = 0; i < kStride / 8; ++i) {
+          fetch(gradients + i);
+          sum = _mm_add_epi16(sum, _mm_load_si128(gradients + i));
+        }
+      }
+      benchmark::DoNotOptimize(sum);
+      _mm_sfence();
+    });
+  }
+  SetCounters(state, planes.BytesPerElem());
+}
+#endif
+
 // fp32 in, bf16 out.
 void RoundGradient(benchmark::State& state) {
   const std::vector<float> gradient(kNumElems, 1e-3f);
@@ -170,6 +223,17 @@ BENCHMARK_CAPTURE(Update, fp16, kAdamW, kFp16)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(ReadModifyWrite, fp16, kFp16)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(Update, fp32, kAdamW, kFp32)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(ReadModifyWrite, fp32, kFp32)->Arg(1)->Arg(2)->UseRealTime();
+#ifdef __SSE2__
+BENCHMARK_CAPTURE(ReadModifyWriteBy, usual, Access::kUsual)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK_CAPTURE(ReadModifyWriteBy, stores_past_caches, Access::kStoresPastCaches)
+    ->Arg(1)
+    ->Arg(2)
+    ->UseRealTime();
+BENCHMARK_CAPTURE(ReadModifyWriteBy, prefetched, Access::kPrefetched)
+    ->Arg(1)
+    ->Arg(2)
+    ->UseRealTime();
+#endif
 BENCHMARK_CAPTURE(Update, bf16_moments, kAdamW, kBf16Moments)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(Update, int8_moments, kAdamW, kInt8Moments)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(Update, lion_bf16, kLion, kBf16)->Arg(1)->Arg(2)->UseRealTime();

@@ -4,9 +4,11 @@
 // - the CPU alone: the same update with everything in RAM, which needs no checksums.
 // A disk of a set speed is simulated (aio/limited_disk.h) in FOLDER, best on tmpfs. Layers come
 // through window and staging as in a run's forward pass. Prints medians; what the step takes over
-// the larger limit; what the checksums of its bytes take on the same threads; and what the process
-// held beside the buffers that it was given.
+// the larger limit; what its checksums cost it, as a step that takes each of them once more tells,
+// and what they take on the same threads with nothing beside; and what the process held beside the
+// buffers that it was given.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -15,12 +17,14 @@
 #include <string>
 #include <vector>
 
+#include "benchmark/benchmark.h"
 #include "fmt/format.h"
 #include "forebay/aio/limited_disk.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
+#include "forebay/bench/positional_arguments.h"
 #include "forebay/memory/process_memory.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/replay/no_arithmetic.h"
@@ -33,9 +37,9 @@ namespace {
 
 struct Settings {
   std::string folder;
-  double bytes_per_s = 0;
-  int rounds = 9;
-  int num_threads = 2;
+  double bytes_per_s = 0;  // 0: the real disk
+  int rounds = 0;
+  int num_threads = 0;
 };
 
 constexpr int kNumLayers = 16;
@@ -63,6 +67,31 @@ T Required(absl::StatusOr<T> value) {
   Require(value.status());
   return *std::move(value);
 }
+
+// The update, and once more the checksums that the pipeline takes of a part in the cache: of the
+// state that was read, and of all that is written.
+class HashedOnceMore : public TileArithmetic {
+ public:
+  void Update(const UpdateScalars& scalars, const TileRun& run) const override {
+    HashState(run);
+    rule_.Update(scalars, run);
+    Hash(run.weight, run.num_elems * 2);
+    HashState(run);
+  }
+
+ private:
+  static void Hash(const void* plane, int64_t bytes) {
+    benchmark::DoNotOptimize(
+        Xxh3_64({static_cast<const std::byte*>(plane), static_cast<size_t>(bytes)}));
+  }
+  static void HashState(const TileRun& run) {  // of the layout bf16
+    Hash(run.remainder, run.num_elems * 2);
+    Hash(run.m, run.num_elems * 4);
+    Hash(run.v, run.num_elems * 4);
+  }
+
+  const RuleArithmetic rule_{OptimizerConfig{}};
+};
 
 Placement PlacementIn(Tier tier, const TileMap& tiles) {
   Placement placement;
@@ -181,7 +210,8 @@ int Run(const Settings& settings) {
   const std::unique_ptr<Engine> engine = MakeEngine(settings);
   const NoArithmetic nothing;
   const std::vector<float> gradient(kTilesPerLayer * kDefaultTileElems, 1e-4f);
-  std::vector<double> step_s, disk_s, cpu_s, checksum_s, over;
+  const HashedOnceMore hashed_once_more;
+  std::vector<double> step_s, disk_s, cpu_s, more_s, checksum_s, over, cost;
   int64_t beside_bytes = 0;
   int64_t pool_bytes = 0, state_bytes = 0, moved_bytes = 0;
   {
@@ -198,13 +228,21 @@ int Run(const Settings& settings) {
   Contender step(settings, engine.get(), gradient, "step", Tier::kNvme, nullptr);
   Contender disk(settings, engine.get(), gradient, "disk", Tier::kNvme, &nothing);
   Contender cpu(settings, engine.get(), gradient, "cpu", Tier::kHost, nullptr);
-  for (Contender* contender : {&step, &disk, &cpu}) contender->SecondsOfStep();
+  Contender more(settings, engine.get(), gradient, "more", Tier::kNvme, &hashed_once_more);
+  for (Contender* contender : {&step, &disk, &cpu, &more}) contender->SecondsOfStep();
   for (int round = 0; round < settings.rounds; ++round) {
-    step_s.push_back(step.SecondsOfStep());
-    disk_s.push_back(disk.SecondsOfStep());
-    cpu_s.push_back(cpu.SecondsOfStep());
-    checksum_s.push_back(SecondsOfChecksums(moved_bytes, settings.num_threads));
+    // In another order each time, as a disk is faster after a pause.
+    const std::array<std::function<void()>, 4> turns = {
+        [&] { step_s.push_back(step.SecondsOfStep()); },
+        [&] { disk_s.push_back(disk.SecondsOfStep()); },
+        [&] { more_s.push_back(more.SecondsOfStep()); },
+        [&] {
+          cpu_s.push_back(cpu.SecondsOfStep());
+          checksum_s.push_back(SecondsOfChecksums(moved_bytes, settings.num_threads));
+        }};
+    for (size_t i = 0; i < turns.size(); ++i) turns[(i + round) % turns.size()]();
     over.push_back(step_s.back() / std::max(disk_s.back(), cpu_s.back()));
+    cost.push_back(more_s.back() / step_s.back() - 1);
   }
   fmt::print("{} parameters, {:.0f} MB of weights and state, {:.0f} MB of buffers\n",
              kNumLayers * kTilesPerLayer * kDefaultTileElems,
@@ -213,7 +251,8 @@ int Run(const Settings& settings) {
   fmt::print("disk alone  {}\n", Text(disk_s, 1, "s"));
   fmt::print("CPU alone   {}\n", Text(cpu_s, 1, "s"));
   fmt::print("step over the larger of both   {}\n", Text(over, 1, "x"));
-  fmt::print("checksums   {:.1f} % of the step's time\n",
+  fmt::print("checksums once more            {}\n", Text(cost, 100, "% of the step"));
+  fmt::print("checksums by themselves        {:.1f} % of the step, as work of all threads\n",
              100 * Median(checksum_s) / Median(step_s));
   fmt::print("memory beside the buffers      {:.1f} MiB\n",
              static_cast<double>(beside_bytes) / 1048576.0);
@@ -224,21 +263,14 @@ int Run(const Settings& settings) {
 }  // namespace forebay
 
 int main(int argc, char** argv) {
+  std::vector<forebay::bench::Number> numbers = {
+      {.name = "MB/s of the disk; 0: the real one", .value = 0, .least = 0, .whole = false},
+      {.name = "rounds", .value = 9, .least = 1},
+      {.name = "threads", .value = 2, .least = 1}};
   forebay::Settings settings;
-  if (argc < 2) {
-    std::fprintf(stderr,
-                 "usage: %s FOLDER [MB/s of the disk; 0: the real one] [rounds] [threads]\n",
-                 argv[0]);
-    return 2;
-  }
-  settings.folder = argv[1];
-  if (argc > 2) settings.bytes_per_s = std::atof(argv[2]) * 1e6;
-  if (argc > 3) settings.rounds = std::atoi(argv[3]);
-  if (argc > 4) settings.num_threads = std::atoi(argv[4]);
-  if (settings.bytes_per_s < 0 || settings.rounds < 1 || settings.num_threads < 1) {
-    std::fprintf(stderr,
-                 "out_of_core_bench: rounds and threads are above 0, the speed not below\n");
-    return 2;
-  }
+  settings.folder = forebay::bench::ParseFolderAndNumbers(argc, argv, numbers);
+  settings.bytes_per_s = numbers[0].value * 1e6;
+  settings.rounds = static_cast<int>(numbers[1].value);
+  settings.num_threads = static_cast<int>(numbers[2].value);
   return forebay::Run(settings);
 }

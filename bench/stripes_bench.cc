@@ -17,6 +17,7 @@
 #include "fmt/format.h"
 #include "forebay/aio/limited_disk.h"
 #include "forebay/base/errors.h"
+#include "forebay/bench/positional_arguments.h"
 #include "forebay/replay/step_replay.h"
 
 namespace forebay {
@@ -24,9 +25,9 @@ namespace {
 
 struct Settings {
   std::string folder;
-  double bytes_per_s = 200e6;
-  int rounds = 3;
-  int most_disks = 3;
+  double bytes_per_s = 0;
+  int rounds = 0;
+  int most_disks = 0;
 };
 
 // About 36 M parameters: blocks of four tiles, an embedding of eight.
@@ -127,18 +128,14 @@ int Run(const Settings& settings) {
 }  // namespace forebay
 
 int main(int argc, char** argv) {
+  std::vector<forebay::bench::Number> numbers = {
+      {.name = "MB/s of each disk", .value = 200, .least = 1, .whole = false},
+      {.name = "rounds", .value = 3, .least = 1},
+      {.name = "disks", .value = 3, .least = 1}};
   forebay::Settings settings;
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: %s FOLDER [MB/s of each disk] [rounds] [disks]\n", argv[0]);
-    return 2;
-  }
-  settings.folder = argv[1];
-  if (argc > 2) settings.bytes_per_s = std::atof(argv[2]) * 1e6;
-  if (argc > 3) settings.rounds = std::atoi(argv[3]);
-  if (argc > 4) settings.most_disks = std::atoi(argv[4]);
-  if (settings.bytes_per_s <= 0 || settings.rounds < 1 || settings.most_disks < 1) {
-    std::fprintf(stderr, "stripes_bench: speed, rounds and disks are above 0\n");
-    return 2;
-  }
+  settings.folder = forebay::bench::ParseFolderAndNumbers(argc, argv, numbers);
+  settings.bytes_per_s = numbers[0].value * 1e6;
+  settings.rounds = static_cast<int>(numbers[1].value);
+  settings.most_disks = static_cast<int>(numbers[2].value);
   return forebay::Run(settings);
 }

@@ -35,6 +35,7 @@ absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path
   FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
   if (!file.direct) why_not_direct = file.why_not_direct;
   if (!file.why_unreserved.empty() && space_note.empty()) {
+    space = file.space;
     space_note = fmt::format(
         "'{}': {}. Should others fill the disk, the run ends there, and resumes once there is "
         "room. ext4 and XFS reserve all of it at the start (--nvme)",

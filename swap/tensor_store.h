@@ -110,12 +110,12 @@ struct RepairReport {
 class TensorStore {
  public:
   // Reserves all space at once (DoesNotFitError names what is missing), writes nothing but the
-  // manifests. The store has no committed step until the first Commit. UsageError when a folder
-  // already holds a store, or is named twice. A creation that fails leaves nothing behind, no
-  // folder that it made either. What one left that was killed is removed, but not from a folder
-  // that has its manifest by then: of several folders the last may, while the first has none, and
-  // nothing tells it from the part of a store whose first folder is elsewhere. Remove() is for
-  // whoever knows.
+  // manifests (WriteSpareSpace does). The store has no committed step until the first Commit.
+  // UsageError when a folder already holds a store, or is named twice. A creation that fails leaves
+  // nothing behind, no folder that it made either. What one left that was killed is removed, but
+  // not from a folder that has its manifest by then: of several folders the last may, while the
+  // first has none, and nothing tells it from the part of a store whose first folder is elsewhere.
+  // Remove() is for whoever knows.
   static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
                                                              const Inventory& inventory,
                                                              Engine* engine);
@@ -167,6 +167,15 @@ class TensorStore {
   // not, and what follows from it.
   const std::string& space_note() const;
 
+  // Writes zeros over the space that the first commit leaves unwritten: slot B, the area for
+  // gradients, the intent. From then on a step writes over what was written before, which costs the
+  // file system no records of its own, and the space is the store's also where fallocate promises
+  // nothing: without it, and on volumes that are provisioned thinly. `scratch` is what is written
+  // at a time: aligned to kIoAlignBytes, of whole blocks. `stop` (may be empty) is polled, and ends
+  // it with InterruptedError; `progress` (may be empty) is told the share that is written.
+  // StorageError. Requires: nothing is committed.
+  absl::Status WriteSpareSpace(std::span<std::byte> scratch, const std::function<bool()>& stop,
+                               const std::function<void(double)>& progress);
   // For whoever is going to write to a store that was opened: a copy of it may have holes, where
   // nothing was written yet or everything was zero, and a step could meet a full disk there. They
   // are filled with reserved space. DoesNotFitError, StorageError; what is in the files stays.

@@ -1,8 +1,8 @@
 // The inside of TensorStore, shared by its source files: tensor_store.cc (creating, opening,
-// removing), tensor_store_commit.cc (committing and recovering), tensor_store_intent.cc (gradients
-// that outlive a crash), tensor_store_repair.cc,
-// tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and tensors). Not for use
-// elsewhere.
+// removing), tensor_store_space.cc (space that is not written yet), tensor_store_commit.cc
+// (committing and recovering), tensor_store_intent.cc (gradients that outlive a crash),
+// tensor_store_repair.cc, tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and
+// tensors). Not for use elsewhere.
 #pragma once
 
 #include <array>
@@ -96,6 +96,13 @@ struct TensorStore::Impl {
   void RemoveCreated();
   absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
   absl::Status EnsureIntentFile();
+  struct FileRange {
+    int file = -1;
+    int64_t first_byte = 0;
+    int64_t end_byte = 0;
+  };
+  std::vector<FileRange> SpareSpace() const;
+  void NoteThatSpaceIsWritten();
   std::vector<int> IntentFiles() const;
   absl::Status Flush(std::span<const int> numbers);
   absl::Status FlushData();
@@ -219,6 +226,7 @@ struct TensorStore::Impl {
   bool reserve_space = true;
   bool unfilled = false;  // what is read is not what was written, and nobody minds
   std::string why_not_direct;
+  FileSpace space = FileSpace::kReserved;  // of the file that the note is about
   std::string space_note;
 
   // By slot; in the working slot's, those of the tiles that were written so far.

@@ -99,10 +99,14 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
     FOREBAY_RETURN_IF_ERROR(ReadTensor(*source.reader, *source.tensors[position], stop, values));
     return CheckFits(WeightDType(run.options.layout), run.options.model, tensor, values);
   };
+  const auto on_space = [&](double fraction) {
+    observer.OnPhase("writing out the space on disk", fraction);
+  };
   CommitInfo first;
   first.trainer = {{"num_steps", run.num_steps}};
-  FOREBAY_ASSIGN_OR_RETURN(run.store, CreateFilledStore(store, source.inventory, fill, first,
-                                                        run.engine.get(), run.budget.get(), stop));
+  FOREBAY_ASSIGN_OR_RETURN(run.store,
+                           CreateFilledStore(store, source.inventory, fill, first, run.engine.get(),
+                                             run.budget.get(), stop, on_space));
   return WriteRunJson(run, "ready", *store.uuid, fingerprint);
 }
 

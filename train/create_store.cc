@@ -42,7 +42,7 @@ class StoreFiller {
   StoreFiller(TensorStore* store, const TensorFiller& fill, const std::function<bool()>& stop)
       : store_(store), fill_(fill), stop_(stop) {}
 
-  absl::Status Run(MemoryBudget* budget) {
+  absl::Status Run(MemoryBudget* budget, const std::function<void(double)>& on_space) {
     const TileMap& tiles = store_->tiles();
     int64_t largest_layer = 0;
     for (const LayerSpec& layer : store_->inventory().layers()) {
@@ -56,7 +56,7 @@ class StoreFiller {
     for (int layer = 0; layer < store_->inventory().num_layers(); ++layer) {
       FOREBAY_RETURN_IF_ERROR(FillLayer(layer));
     }
-    return absl::OkStatus();
+    return store_->WriteSpareSpace(tile_.bytes(), stop_, on_space);
   }
 
  private:
@@ -104,15 +104,13 @@ class StoreFiller {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(const StoreOptions& options,
-                                                               const Inventory& inventory,
-                                                               const TensorFiller& fill,
-                                                               const CommitInfo& first_commit,
-                                                               Engine* engine, MemoryBudget* budget,
-                                                               const std::function<bool()>& stop) {
+absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
+    const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
+    const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
+    const std::function<bool()>& stop, const std::function<void(double)>& on_space) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Create(options, inventory, engine));
-  absl::Status status = StoreFiller(store.get(), fill, stop).Run(budget);
+  absl::Status status = StoreFiller(store.get(), fill, stop).Run(budget, on_space);
   if (status.ok()) status = store->Commit(first_commit);
   if (status.ok()) return store;
   store.reset();

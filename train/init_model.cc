@@ -164,8 +164,13 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
     FillInitialValues(source.config, tensor, options.seed, 0, values, pool);
     done += tensor.num_elems;
-    if (progress) progress(static_cast<double>(done) / static_cast<double>(inventory.num_params()));
+    if (progress) {
+      progress(static_cast<double>(done) / (2 * static_cast<double>(inventory.num_params())));
+    }
     return absl::OkStatus();
+  };
+  const auto on_space = [&](double fraction) {  // of the other slot, which is as large
+    if (progress) progress((1 + fraction) / 2);
   };
   MemoryBudget no_limit(0);
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
@@ -173,7 +178,7 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   first.trainer = Json::object();
   FOREBAY_ASSIGN_OR_RETURN(
       const std::unique_ptr<TensorStore> made,
-      CreateFilledStore(store, inventory, fill, first, engine.get(), &no_limit));
+      CreateFilledStore(store, inventory, fill, first, engine.get(), &no_limit, {}, on_space));
   run["state"] = "ready";
   return WriteFileAtomically(paths.run_json, run.dump(2) + "\n");
 }

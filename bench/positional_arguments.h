@@ -1,0 +1,60 @@
+// The command lines of the disk benchmarks: a folder, then numbers in a fixed order, each with a
+// default.
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "fmt/format.h"
+
+namespace forebay::bench {
+
+struct Number {
+  std::string name;
+  double value;       // the default, until the command line gives another
+  double least;       // what is smaller is refused
+  bool whole = true;  // and what is no whole number
+};
+
+// The folder of `argv`; `numbers` get the values that follow it. Ends the program with the usage
+// (exit 0) for --help, and with it and what is wrong (exit 2) for anything that does not fit.
+inline std::string ParseFolderAndNumbers(int argc, char** argv, std::vector<Number>& numbers) {
+  std::string usage = absl::StrCat("usage: ", argv[0], " FOLDER");
+  for (const Number& number : numbers) {
+    absl::StrAppend(&usage, " [", number.name, ", default ", number.value, "]");
+  }
+  const auto refuse = [&](const std::string& what) {
+    fmt::print(stderr, "{}: {}\n{}\n", argv[0], what, usage);
+    std::exit(2);
+  };
+  if (argc == 2 && std::string(argv[1]) == "--help") {
+    fmt::print("{}\n", usage);
+    std::exit(0);
+  }
+  if (argc < 2) refuse("FOLDER is missing");
+  std::error_code error;
+  if (!std::filesystem::is_directory(argv[1], error)) {
+    refuse(fmt::format("{} is not a folder; make it first", argv[1]));
+  }
+  if (argc - 2 > static_cast<int>(numbers.size())) {
+    refuse(fmt::format("{} is one argument too many", argv[2 + numbers.size()]));
+  }
+  for (int i = 2; i < argc; ++i) {
+    Number& number = numbers[i - 2];
+    const bool parsed = absl::SimpleAtod(argv[i], &number.value) && std::isfinite(number.value);
+    if (!parsed || number.value < number.least ||
+        (number.whole && number.value != std::floor(number.value))) {
+      refuse(fmt::format("{} is {}; it takes {} from {} up", number.name, argv[i],
+                         number.whole ? "a whole number" : "a number", number.least));
+    }
+  }
+  return argv[1];
+}
+
+}  // namespace forebay::bench

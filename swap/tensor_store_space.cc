@@ -1,0 +1,88 @@
+// Writing over the space that a new store has reserved and that its first commit leaves as it is.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/swap/tensor_store_impl.h"
+
+namespace forebay {
+namespace {
+
+// All from the same zeros. The engine cuts them as the disk likes it; several keep it busy while
+// one of them ends.
+constexpr size_t kWritesInFlight = 4;
+
+}  // namespace
+
+std::vector<TensorStore::Impl::FileRange> TensorStore::Impl::SpareSpace() const {
+  std::vector<FileRange> ranges;
+  const auto add = [&](int file, int64_t first_byte, int64_t end_byte) {
+    if (end_byte > first_byte) ranges.push_back({file, first_byte, end_byte});
+  };
+  for (size_t i = 0; i < stripes.size(); ++i) {
+    const auto stripe = static_cast<int>(i);
+    // The first commit writes slot A.
+    const int64_t weights_bytes = tiles.weight_area_bytes(stripe);
+    const int64_t state_bytes = tiles.state_area_bytes(stripe);
+    const int64_t tables_bytes = 2 * TileSeals::TableBytes(tiles, stripe);
+    add(stripes[i].weights_file, weights_bytes, manifest.num_slots * weights_bytes);
+    add(stripes[i].state_file, state_bytes, manifest.num_slots * state_bytes);
+    add(stripes[i].seals_file, tables_bytes, manifest.num_slots * tables_bytes);
+    add(stripes[i].gradients_file, 0, gradient_area_bytes[i]);
+  }
+  if (intent_file >= 0) add(intent_file, 0, IntentBytes(tiles));
+  return ranges;
+}
+
+void TensorStore::Impl::NoteThatSpaceIsWritten() {
+  if (space != FileSpace::kOnceWritten) return;
+  space_note = fmt::format(
+      "the file system of {} reserves no space (no fallocate), so the store's files were written "
+      "in "
+      "full. For an export nothing is reserved there: should others fill the disk, the run ends, "
+      "and "
+      "resumes once there is room",
+      Where());
+}
+
+absl::Status TensorStore::WriteSpareSpace(std::span<std::byte> scratch,
+                                          const std::function<bool()>& stop,
+                                          const std::function<void(double)>& progress) {
+  FOREBAY_CHECK(!impl_->has_commit && !scratch.empty());
+  std::memset(scratch.data(), 0, scratch.size());
+  const std::vector<Impl::FileRange> ranges = impl_->SpareSpace();
+  int64_t all_bytes = 0;
+  for (const Impl::FileRange& range : ranges) all_bytes += range.end_byte - range.first_byte;
+  std::array<IoOp, kWritesInFlight> ops;
+  size_t started = 0;
+  size_t waited = 0;
+  int64_t started_bytes = 0;
+  absl::Status status;
+  const auto wait_for_oldest = [&] {
+    status.Update(impl_->engine->Wait(ops[waited++ % kWritesInFlight]));
+  };
+  for (const Impl::FileRange& range : ranges) {
+    for (int64_t at = range.first_byte; at < range.end_byte && status.ok();) {
+      if (stop && stop()) {
+        status = InterruptedError("stopped on request");
+        break;
+      }
+      if (started - waited == kWritesInFlight) wait_for_oldest();
+      const int64_t bytes = std::min<int64_t>(range.end_byte - at, std::ssize(scratch));
+      impl_->Start(ops[started++ % kWritesInFlight], IoKind::kWrite, IoClass::kWriteBack,
+                   range.file, at, scratch.first(bytes));
+      at += bytes;
+      started_bytes += bytes;
+      if (progress) progress(static_cast<double>(started_bytes) / static_cast<double>(all_bytes));
+    }
+  }
+  while (waited < started) wait_for_oldest();
+  if (status.ok()) impl_->NoteThatSpaceIsWritten();
+  return status;
+}
+
+}  // namespace forebay

@@ -1,0 +1,184 @@
+// The space that a store's first commit leaves alone, written before a step needs it.
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "forebay/aio/faulty_disk.h"
+#include "forebay/base/errors.h"
+#include "forebay/swap/gradient_seals.h"
+#include "forebay/swap/tensor_store.h"
+#include "forebay/tests/aio/scratch_mount.h"
+#include "forebay/tests/child_process.h"
+#include "forebay/tests/swap/store_fixture.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// No divisor of any file's size, and aligned.
+constexpr int64_t kScratchBytes = 3 * 4096;
+
+// The files of `folder` that have blocks which are reserved and were never written; "?" where the
+// file system does not tell.
+std::vector<std::string> FilesWithUnwrittenBlocks(const std::string& folder) {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const UniqueFd fd(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    constexpr uint32_t kMostExtents = 1024;
+    std::vector<uint64_t> memory(
+        (sizeof(struct fiemap) + kMostExtents * sizeof(struct fiemap_extent)) / sizeof(uint64_t));
+    auto* const map = reinterpret_cast<struct fiemap*>(memory.data());
+    map->fm_length = FIEMAP_MAX_OFFSET;
+    map->fm_flags = FIEMAP_FLAG_SYNC;
+    map->fm_extent_count = kMostExtents;
+    if (::ioctl(fd.get(), FS_IOC_FIEMAP, map) != 0) return {"?"};
+    const std::span extents(map->fm_extents, map->fm_mapped_extents);
+    if (std::ranges::any_of(extents, [](const struct fiemap_extent& extent) {
+          return (extent.fe_flags & FIEMAP_EXTENT_UNWRITTEN) != 0;
+        })) {
+      found.push_back(entry.path().filename());
+    }
+  }
+  return found;
+}
+
+class SpareSpaceTest : public testing::Test {
+ protected:
+  StoreOptions Options() const {
+    return {.directories = directories_,
+            .tile_elems = kSmallTileElems,
+            .gradient_area_bytes = {5 * 4096, 3 * 4096},
+            .has_intents = true};
+  }
+  std::unique_ptr<TensorStore> MustCreate(Engine* engine) {
+    auto store = TensorStore::Create(Options(), SmallInventory(), engine);
+    EXPECT_TRUE(store.ok()) << store.status();
+    return *std::move(store);
+  }
+
+  const TemporaryFolder folder_;
+  const std::vector<std::string> directories_ = {folder_.Path("a"), folder_.Path("b")};
+  const std::unique_ptr<Engine> engine_ = CreateThreadsEngine({});
+  Scratch scratch_{kScratchBytes};
+};
+
+TEST_F(SpareSpaceTest, IsWrittenWithTheFirstCommit) {
+  const auto store = MustCreate(engine_.get());
+  if (FilesWithUnwrittenBlocks(directories_[0]) == std::vector<std::string>{"?"}) {
+    GTEST_SKIP() << "the file system tells nothing of blocks (FIEMAP)";
+  }
+  ASSERT_THAT(FilesWithUnwrittenBlocks(directories_[0]),
+              testing::IsSupersetOf({"weights.fbs", "state.fbs", "gradients.fbs", "intent.fbs"}));
+  std::vector<double> told;
+  ASSERT_EQ(store->WriteSpareSpace(scratch_.first(kScratchBytes), {},
+                                   [&](double fraction) { told.push_back(fraction); }),
+            absl::OkStatus());
+  EXPECT_TRUE(std::ranges::is_sorted(told));
+  EXPECT_GT(told.size(), 10u);
+  EXPECT_EQ(told.back(), 1);
+  ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
+  EXPECT_THAT(FilesWithUnwrittenBlocks(directories_[0]), IsEmpty());
+  EXPECT_THAT(FilesWithUnwrittenBlocks(directories_[1]), IsEmpty());
+}
+
+TEST_F(SpareSpaceTest, IsNoStep) {
+  {
+    const auto store = MustCreate(engine_.get());
+    ASSERT_EQ(WriteTiles(*store, 1), absl::OkStatus());  // and it touches none of these
+    ASSERT_EQ(store->WriteSpareSpace(scratch_.first(kScratchBytes), {}, {}), absl::OkStatus());
+    ASSERT_EQ(store->Commit({1, {}}), absl::OkStatus());
+  }
+  const auto store = TensorStore::Open(directories_, engine_.get());
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_EQ((*store)->committed().step, 1);
+  EXPECT_EQ(ReadTensors(**store), absl::OkStatus());
+  EXPECT_FALSE((*store)->FindPrevious().ok());
+  ASSERT_EQ((*store)->EnsureGradientArea(Options().gradient_area_bytes, GradientArea::kAll),
+            absl::OkStatus());
+  std::vector<std::byte> table(GradientSeals::TableBytes((*store)->tiles()));
+  const auto intent = (*store)->FindIntent(table);
+  ASSERT_TRUE(intent.ok()) << intent.status();
+  EXPECT_FALSE(intent->has_value());
+  EXPECT_EQ(WriteStep(**store, 2), absl::OkStatus());
+}
+
+TEST_F(SpareSpaceTest, StopsOnRequest) {
+  const auto store = MustCreate(engine_.get());
+  int asked = 0;
+  const absl::Status status =
+      store->WriteSpareSpace(scratch_.first(kScratchBytes), [&] { return ++asked > 3; }, {});
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
+  EXPECT_EQ(asked, 4);
+}
+
+TEST_F(SpareSpaceTest, NamesTheFileWhoseWriteFails) {
+  int64_t calls_of_creation = 0;
+  {
+    FaultyDisk disk({});
+    const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
+    const auto store = MustCreate(engine.get());
+    calls_of_creation = disk.num_calls();
+    store->RemoveCreated();
+  }
+  FaultyDisk disk({.fail_call = calls_of_creation + 3, .error_number = ENOSPC});
+  const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
+  const auto store = MustCreate(faulty.get());
+  const absl::Status status = store->WriteSpareSpace(scratch_.first(kScratchBytes), {}, {});
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  EXPECT_THAT(MessageOf(status),
+              testing::AllOf(HasSubstr("weights.fbs"), HasSubstr("No space left on device")));
+}
+
+// What a store says of its space on a disk without fallocate, and whether it has all of it.
+std::string OnBlockMaps() {
+  const TemporaryFolder folder;
+  const ScratchMount mount = {.image = folder.Path("image"),
+                              .directory = folder.Path("mount"),
+                              .features = "^extent,^64bit"};
+  if (!MakeDirectories(mount.directory).ok()) return "skip: no folder";
+  return InChild([&]() -> std::string {
+    const std::string why_not = MountScratch(mount);
+    if (!why_not.empty()) return "skip: " + why_not;
+    const std::string directory = JoinPath(mount.directory, "store");
+    const auto engine = CreateThreadsEngine({});
+    const auto store = TensorStore::Create({.directories = {directory},
+                                            .tile_elems = kSmallTileElems,
+                                            .gradient_area_bytes = {5 * 4096},
+                                            .has_intents = true},
+                                           SmallInventory(), engine.get());
+    if (!store.ok()) return store.status().ToString();
+    std::string told = (*store)->space_note();
+    Scratch scratch(kScratchBytes);
+    absl::Status status = (*store)->WriteSpareSpace(scratch.first(kScratchBytes), {}, {});
+    status.Update(WriteStep(**store, 1));
+    if (!status.ok()) return status.ToString();
+    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+      struct stat info = {};
+      if (::stat(entry.path().c_str(), &info) != 0) return "stat failed";
+      if (info.st_blocks * 512 < info.st_size) told += "|holes in " + entry.path().string();
+    }
+    return told + "|" + (*store)->space_note();
+  });
+}
+
+TEST(SpareSpace, IsTheStoresOwnWithoutFallocate) {
+  const std::string told = OnBlockMaps();
+  if (told.starts_with("skip: ")) GTEST_SKIP() << told.substr(6);
+  EXPECT_THAT(told, testing::MatchesRegex(
+                        "[^|]*reserves no space[^|]*the run ends there[^|]*\\|[^|]*reserves no "
+                        "space[^|]*written in full[^|]*"));
+}
+
+}  // namespace
+}  // namespace forebay
