@@ -33,9 +33,20 @@ bool CopiesOnWrite(int fd) {
   return ::ioctl(fd, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
 }
 
-FileSpace SpaceOf(int fd, bool has_space) {
-  if (!has_space) return FileSpace::kOnceWritten;
-  return CopiesOnWrite(fd) ? FileSpace::kNever : FileSpace::kReserved;
+// Whether every byte of a file has a place on the disk, where none is reserved without having been
+// written. Both are asked: a file system may know no holes, and may count its own blocks as the
+// file's.
+bool HasNoHoles(int fd, int64_t size_bytes) {
+  struct stat info = {};
+  constexpr int64_t kBytesOfStatBlock = 512;
+  return ::fstat(fd, &info) == 0 && info.st_blocks * kBytesOfStatBlock >= size_bytes &&
+         ::lseek(fd, 0, SEEK_HOLE) >= size_bytes;
+}
+
+FileSpace SpaceOf(int fd, int64_t size_bytes, bool was_reserved) {
+  if (CopiesOnWrite(fd)) return FileSpace::kNever;
+  return was_reserved || HasNoHoles(fd, size_bytes) ? FileSpace::kReserved
+                                                    : FileSpace::kOnceWritten;
 }
 
 std::string WhyUnreserved(FileSpace space) {
@@ -87,7 +98,7 @@ absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
 absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_bytes,
                           int64_t size_bytes, bool reserve, FileSpace& space) {
   int error = reserve ? ReserveFileSpace(fd, size_bytes) : EOPNOTSUPP;
-  if (reserve) space = SpaceOf(fd, error == 0);
+  if (reserve) space = SpaceOf(fd, size_bytes, error == 0);
   // Such a file system cannot promise space; the file gets its size, and a later write may meet
   // ENOSPC.
   if (error == EOPNOTSUPP) {

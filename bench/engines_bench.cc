@@ -186,10 +186,14 @@ int Main(const Settings& settings) {
 
 int main(int argc, char** argv) {
   std::vector<forebay::bench::Number> numbers = {
-      {.name = "GiB", .value = 1, .least = 0.125, .whole = false},
-      {.name = "block KiB; 0: the engine's own", .value = 0, .least = 0},
-      {.name = "rounds", .value = 3, .least = 1},
-      {.name = "in flight MiB", .value = 32, .least = 1}};
+      {.name = "GiB", .value = 1, .least = 0.125, .most = 1024, .multiple_of = 0},
+      {.name = "block KiB; 0: the engine's own",
+       .value = 0,
+       .least = 0,
+       .most = 1 << 20,
+       .multiple_of = 4},
+      {.name = "rounds", .value = 3, .least = 1, .most = 1000},
+      {.name = "in flight MiB", .value = 32, .least = 1, .most = 1024}};
   forebay::Settings settings;
   settings.folder = forebay::bench::ParseFolderAndNumbers(argc, argv, numbers);
   settings.file_bytes = static_cast<int64_t>(numbers[0].value * (1 << 30)) & ~4095;

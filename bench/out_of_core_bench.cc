@@ -68,15 +68,13 @@ T Required(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// The update, and once more the checksums that the pipeline takes of a part in the cache: of the
-// state that was read, and of all that is written.
+// The update, and once more the checksums of a part: of what was read, and of what is written.
 class HashedOnceMore : public TileArithmetic {
  public:
   void Update(const UpdateScalars& scalars, const TileRun& run) const override {
-    HashState(run);
+    HashAll(run);
     rule_.Update(scalars, run);
-    Hash(run.weight, run.num_elems * 2);
-    HashState(run);
+    HashAll(run);
   }
 
  private:
@@ -84,7 +82,8 @@ class HashedOnceMore : public TileArithmetic {
     benchmark::DoNotOptimize(
         Xxh3_64({static_cast<const std::byte*>(plane), static_cast<size_t>(bytes)}));
   }
-  static void HashState(const TileRun& run) {  // of the layout bf16
+  static void HashAll(const TileRun& run) {  // of the layout bf16
+    Hash(run.weight, run.num_elems * 2);
     Hash(run.remainder, run.num_elems * 2);
     Hash(run.m, run.num_elems * 4);
     Hash(run.v, run.num_elems * 4);
@@ -230,17 +229,17 @@ int Run(const Settings& settings) {
   Contender cpu(settings, engine.get(), gradient, "cpu", Tier::kHost, nullptr);
   Contender more(settings, engine.get(), gradient, "more", Tier::kNvme, &hashed_once_more);
   for (Contender* contender : {&step, &disk, &cpu, &more}) contender->SecondsOfStep();
+  std::array<int, 3> turns = {0, 1, 2};
   for (int round = 0; round < settings.rounds; ++round) {
-    // In another order each time, as a disk is faster after a pause.
-    const std::array<std::function<void()>, 4> turns = {
-        [&] { step_s.push_back(step.SecondsOfStep()); },
-        [&] { disk_s.push_back(disk.SecondsOfStep()); },
-        [&] { more_s.push_back(more.SecondsOfStep()); },
-        [&] {
-          cpu_s.push_back(cpu.SecondsOfStep());
-          checksum_s.push_back(SecondsOfChecksums(moved_bytes, settings.num_threads));
-        }};
-    for (size_t i = 0; i < turns.size(); ++i) turns[(i + round) % turns.size()]();
+    for (const int turn : turns) {
+      if (turn == 0) step_s.push_back(step.SecondsOfStep());
+      if (turn == 1) disk_s.push_back(disk.SecondsOfStep());
+      if (turn == 2) more_s.push_back(more.SecondsOfStep());
+    }
+    // A disk may be faster after a pause, and each has this one behind it as often as the others.
+    std::ranges::next_permutation(turns);
+    cpu_s.push_back(cpu.SecondsOfStep());
+    checksum_s.push_back(SecondsOfChecksums(moved_bytes, settings.num_threads));
     over.push_back(step_s.back() / std::max(disk_s.back(), cpu_s.back()));
     cost.push_back(more_s.back() / step_s.back() - 1);
   }
@@ -264,9 +263,13 @@ int Run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   std::vector<forebay::bench::Number> numbers = {
-      {.name = "MB/s of the disk; 0: the real one", .value = 0, .least = 0, .whole = false},
-      {.name = "rounds", .value = 9, .least = 1},
-      {.name = "threads", .value = 2, .least = 1}};
+      {.name = "MB/s of the disk; 0: the real one",
+       .value = 0,
+       .least = 0,
+       .most = 1e6,
+       .multiple_of = 0},
+      {.name = "rounds", .value = 9, .least = 1, .most = 1000},
+      {.name = "threads", .value = 2, .least = 1, .most = 256}};
   forebay::Settings settings;
   settings.folder = forebay::bench::ParseFolderAndNumbers(argc, argv, numbers);
   settings.bytes_per_s = numbers[0].value * 1e6;

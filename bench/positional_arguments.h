@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -17,9 +18,10 @@ namespace forebay::bench {
 
 struct Number {
   std::string name;
-  double value;       // the default, until the command line gives another
-  double least;       // what is smaller is refused
-  bool whole = true;  // and what is no whole number
+  double value;  // the default, until the command line gives another
+  double least;
+  double most;
+  double multiple_of = 1;  // 0: any number
 };
 
 // The folder of `argv`; `numbers` get the values that follow it. Ends the program with the usage
@@ -48,10 +50,14 @@ inline std::string ParseFolderAndNumbers(int argc, char** argv, std::vector<Numb
   for (int i = 2; i < argc; ++i) {
     Number& number = numbers[i - 2];
     const bool parsed = absl::SimpleAtod(argv[i], &number.value) && std::isfinite(number.value);
-    if (!parsed || number.value < number.least ||
-        (number.whole && number.value != std::floor(number.value))) {
-      refuse(fmt::format("{} is {}; it takes {} from {} up", number.name, argv[i],
-                         number.whole ? "a whole number" : "a number", number.least));
+    const bool fits = parsed && number.value >= number.least && number.value <= number.most &&
+                      (number.multiple_of == 0 || std::fmod(number.value, number.multiple_of) == 0);
+    if (!fits) {
+      refuse(fmt::format("{} is {}; it takes {} from {} to {}", number.name, argv[i],
+                         number.multiple_of == 0
+                             ? "a number"
+                             : fmt::format("a multiple of {}", number.multiple_of),
+                         number.least, number.most));
     }
   }
   return argv[1];

@@ -129,9 +129,9 @@ int Run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   std::vector<forebay::bench::Number> numbers = {
-      {.name = "MB/s of each disk", .value = 200, .least = 1, .whole = false},
-      {.name = "rounds", .value = 3, .least = 1},
-      {.name = "disks", .value = 3, .least = 1}};
+      {.name = "MB/s of each disk", .value = 200, .least = 1, .most = 1e6, .multiple_of = 0},
+      {.name = "rounds", .value = 3, .least = 1, .most = 1000},
+      {.name = "disks", .value = 3, .least = 1, .most = forebay::kMaxStripes}};
   forebay::Settings settings;
   settings.folder = forebay::bench::ParseFolderAndNumbers(argc, argv, numbers);
   settings.bytes_per_s = numbers[0].value * 1e6;

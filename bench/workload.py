@@ -9,6 +9,15 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
+FOREBAY = str(ROOT / "build/bin/forebay")
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
+    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "tie_word_embeddings": True,
+    "hidden_act": "silu", "initializer_range": 0.041666666666666664, "torch_dtype": "bfloat16",
+    "bos_token_id": 1, "eos_token_id": 2,
+}
+
 
 def run_where_packing_works():
     """Starts the benchmark again in the Python that scripts/test made, where this one lacks what packing needs."""
@@ -18,17 +27,6 @@ def run_where_packing_works():
     if not python.exists() or pathlib.Path(sys.executable) == python:
         sys.exit("This needs a Python with numpy and xxhash; scripts/test makes one, build/test-venv/bin/python.")
     os.execv(python, [str(python), *sys.argv])
-
-
-run_where_packing_works()
-FOREBAY = str(ROOT / "build/bin/forebay")
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
-    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "tie_word_embeddings": True,
-    "hidden_act": "silu", "initializer_range": 0.041666666666666664, "torch_dtype": "bfloat16",
-    "bos_token_id": 1, "eos_token_id": 2,
-}
 
 
 def run_forebay(arguments):

@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kMostTilesAhead = 8;  // of a gather
 constexpr double kLongestWaitS = 1e7;
+constexpr int64_t kMostScratchBytes = int64_t{16} << 20;
 
 }  // namespace
 
@@ -39,8 +40,8 @@ TensorSession::Impl::Impl(const SessionOptions& session_options,
   ForgetCoverage();
 }
 
-// What the system may refuse: memory, a thread.
-absl::Status TensorSession::Impl::Start() {
+// What the system may refuse: memory, space on disk, a thread.
+absl::Status TensorSession::Impl::Start(bool is_new) {
   FOREBAY_ASSIGN_OR_RETURN(const SessionMemory memory,
                            Divide(options, store->inventory(), store->tiles()));
   for (const TileHalf half : kTileHalves) {
@@ -49,6 +50,11 @@ absl::Status TensorSession::Impl::Start() {
   }
   FOREBAY_ASSIGN_OR_RETURN(lease_memory,
                            HostBuffer::Create(&budget, "leased values", memory.lease_bytes));
+  if (is_new && !store->unfilled()) {
+    const int64_t scratch_bytes = std::min(memory.lease_bytes, kMostScratchBytes);
+    FOREBAY_RETURN_IF_ERROR(
+        store->WriteSpareSpace(lease_memory.bytes().first(scratch_bytes), {}, {}));
+  }
   arena.emplace(memory.lease_bytes);
   FOREBAY_ASSIGN_OR_RETURN(writer, StartThread("the writes of a session", [this] { RunWriter(); }));
   return absl::OkStatus();
@@ -57,7 +63,7 @@ absl::Status TensorSession::Impl::Start() {
 absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Impl::Make(
     const SessionOptions& options, std::unique_ptr<TensorStore> store, bool is_new) {
   auto impl = std::make_unique<Impl>(options, std::move(store));
-  absl::Status status = impl->Start();
+  absl::Status status = impl->Start(is_new);
   if (!status.ok()) {
     if (is_new) impl->store->RemoveCreated();
     return status;

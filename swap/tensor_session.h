@@ -135,7 +135,8 @@ class TensorSession {
   // are written. Errors of TensorStore::Create; UsageError for options or an inventory that no
   // store can have; DoesNotFitError when `memory_bytes` has no room for two tiles and a lease, or
   // the disk none for the store; OutOfMemoryError; EnvironmentError where no thread can be had.
-  // Nothing is left behind by an error.
+  // Nothing is left behind by an error. Blocks while it writes what the first commit will not
+  // (TensorStore::WriteSpareSpace), half of the store.
   static absl::StatusOr<std::unique_ptr<TensorSession>> Create(const SessionOptions& options,
                                                                const StoreOptions& store_options,
                                                                const Inventory& inventory,

@@ -54,7 +54,7 @@ struct TensorSession::Impl {
                                                              bool is_new);
 
   explicit Impl(const SessionOptions& session_options, std::unique_ptr<TensorStore> the_store);
-  absl::Status Start();
+  absl::Status Start(bool is_new);
   void CountElems();
 
   TileCache& CacheOf(TileHalf half) { return *caches[static_cast<int>(half)]; }

@@ -34,7 +34,7 @@ StripeBytes GradientParts(const StripeBytes& gradient_area_bytes, int num_stripe
 absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path, int& number) {
   FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
   if (!file.direct) why_not_direct = file.why_not_direct;
-  if (!file.why_unreserved.empty() && space_note.empty()) {
+  if (file.space > space) {
     space = file.space;
     space_note = fmt::format(
         "'{}': {}. Should others fill the disk, the run ends there, and resumes once there is "

@@ -170,7 +170,8 @@ class TensorStore {
   // Writes zeros over the space that the first commit leaves unwritten: slot B, the area for
   // gradients, the intent. From then on a step writes over what was written before, which costs the
   // file system no records of its own, and the space is the store's also where fallocate promises
-  // nothing: without it, and on volumes that are provisioned thinly. `scratch` is what is written
+  // nothing: without it, and on volumes that are provisioned thinly (unless zeros take no space
+  // there). Nothing is written where a file system copies on write. `scratch` is what is written
   // at a time: aligned to kIoAlignBytes, of whole blocks. `stop` (may be empty) is polled, and ends
   // it with InterruptedError; `progress` (may be empty) is told the share that is written.
   // StorageError. Requires: nothing is committed.

@@ -226,7 +226,7 @@ struct TensorStore::Impl {
   bool reserve_space = true;
   bool unfilled = false;  // what is read is not what was written, and nobody minds
   std::string why_not_direct;
-  FileSpace space = FileSpace::kReserved;  // of the file that the note is about
+  FileSpace space = FileSpace::kReserved;  // the worst of all files, which the note is about
   std::string space_note;
 
   // By slot; in the working slot's, those of the tiles that were written so far.

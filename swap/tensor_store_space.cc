@@ -41,10 +41,8 @@ std::vector<TensorStore::Impl::FileRange> TensorStore::Impl::SpareSpace() const 
 void TensorStore::Impl::NoteThatSpaceIsWritten() {
   if (space != FileSpace::kOnceWritten) return;
   space_note = fmt::format(
-      "the file system of {} reserves no space (no fallocate), so the store's files were written "
-      "in "
-      "full. For an export nothing is reserved there: should others fill the disk, the run ends, "
-      "and "
+      "a file system of {} reserves no space (no fallocate), so the store's files were written in "
+      "full. What is exported to it has none: should others fill the disk, the run ends there, and "
       "resumes once there is room",
       Where());
 }
@@ -53,6 +51,8 @@ absl::Status TensorStore::WriteSpareSpace(std::span<std::byte> scratch,
                                           const std::function<bool()>& stop,
                                           const std::function<void(double)>& progress) {
   FOREBAY_CHECK(!impl_->has_commit && !scratch.empty());
+  // There what is written once is written elsewhere the next time, and nothing is gained.
+  if (impl_->space == FileSpace::kNever) return absl::OkStatus();
   std::memset(scratch.data(), 0, scratch.size());
   const std::vector<Impl::FileRange> ranges = impl_->SpareSpace();
   int64_t all_bytes = 0;
@@ -72,6 +72,7 @@ absl::Status TensorStore::WriteSpareSpace(std::span<std::byte> scratch,
         break;
       }
       if (started - waited == kWritesInFlight) wait_for_oldest();
+      if (!status.ok()) break;
       const int64_t bytes = std::min<int64_t>(range.end_byte - at, std::ssize(scratch));
       impl_->Start(ops[started++ % kWritesInFlight], IoKind::kWrite, IoClass::kWriteBack,
                    range.file, at, scratch.first(bytes));
@@ -81,6 +82,8 @@ absl::Status TensorStore::WriteSpareSpace(std::span<std::byte> scratch,
     }
   }
   while (waited < started) wait_for_oldest();
+  // What the page cache still holds has no place on the disk yet.
+  if (status.ok()) status = impl_->Flush(impl_->files);
   if (status.ok()) impl_->NoteThatSpaceIsWritten();
   return status;
 }

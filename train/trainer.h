@@ -17,7 +17,8 @@ class TrainObserver {
  public:
   virtual ~TrainObserver() = default;
   virtual void OnPlan(const std::string& table, const Json& plan) = 0;
-  // "importing", "evaluating", "exporting": long work other than steps. fraction in [0, 1].
+  // "importing the model", "evaluating", "exporting": long work other than steps. fraction in [0,
+  // 1].
   virtual void OnPhase(const std::string& phase, double fraction) = 0;
   // Within a step: fraction done; for a live line.
   virtual void OnProgress(int64_t step, int64_t num_steps, double fraction) = 0;
