@@ -1,8 +1,8 @@
 // Adam on tensors that live on disk: embedding_example FOLDER trains five steps more at each start.
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 
+#include "fmt/format.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/swap/tensor_session.h"
@@ -11,11 +11,9 @@ using namespace forebay;
 
 absl::Status Train(const std::string& folder) {
   Inventory inventory;
-  for (const std::string layer : {"lower", "upper"}) {
-    inventory.BeginLayer(layer);
-    inventory.Add(layer + ".weight", {1000, 512}, 0, true);
-    inventory.Add(layer + ".bias", {1000}, 0, false);
-  }
+  inventory.BeginLayer("layer");
+  inventory.Add("weight", {1000, 512}, 0, true);
+  inventory.Add("bias", {1000}, 0, false);
   FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine io, OpenEngine({}, {folder}));
   const SessionOptions memory{.memory_bytes = 64 << 20};  // of 12 bytes for each parameter
   auto opened = std::filesystem::exists(folder)
@@ -40,18 +38,16 @@ absl::Status Train(const std::string& folder) {
     }  // The leases end, and are written back while the next tensor is computed.
     FOREBAY_RETURN_IF_ERROR(session->Commit(step, {{"rows_seen", 32 * step}}));
   }
-  float weight = 0;
-  FOREBAY_RETURN_IF_ERROR(
-      session->ReadCommitted("upper.weight", TensorPlane::kMaster, 511999, {&weight, 1}));
+  float bias = 0;
+  FOREBAY_RETURN_IF_ERROR(session->ReadCommitted("bias", TensorPlane::kMaster, 999, {&bias, 1}));
   const SessionStats stats = session->stats();
-  std::printf("step %lld: weight %.4f, %.1f MB read, %.1f MB written\n",
-              static_cast<long long>(done + 5), weight, 1e-6 * stats.read_bytes,
-              1e-6 * stats.write_bytes);
+  fmt::print("step {}: bias {:.4f}, {:.1f} MB read, {:.1f} MB written\n", done + 5, bias,
+             1e-6 * stats.read_bytes, 1e-6 * stats.write_bytes);
   return absl::OkStatus();
 }
 
 int main(int argc, char** argv) {
   const absl::Status status = argc == 2 ? Train(argv[1]) : UsageError("name a folder");
-  if (!status.ok()) std::fprintf(stderr, "%s\n", MessageOf(status).c_str());
+  if (!status.ok()) fmt::print(stderr, "{}\n", MessageOf(status));
   return static_cast<int>(ExitCodeOf(status));
 }
