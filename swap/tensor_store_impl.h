@@ -102,7 +102,7 @@ struct TensorStore::Impl {
     int64_t end_byte = 0;
   };
   std::vector<FileRange> SpareSpace() const;
-  void NoteThatSpaceIsWritten();
+  absl::Status TakeWrittenSpace();
   std::vector<int> IntentFiles() const;
   absl::Status Flush(std::span<const int> numbers);
   absl::Status FlushData();

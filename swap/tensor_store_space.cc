@@ -38,13 +38,16 @@ std::vector<TensorStore::Impl::FileRange> TensorStore::Impl::SpareSpace() const 
   return ranges;
 }
 
-void TensorStore::Impl::NoteThatSpaceIsWritten() {
-  if (space != FileSpace::kOnceWritten) return;
+absl::Status TensorStore::Impl::TakeWrittenSpace() {
+  if (space != FileSpace::kOnceWritten) return absl::OkStatus();
+  // What the page cache still holds has no place on the disk yet.
+  FOREBAY_RETURN_IF_ERROR(Flush(files));
   space_note = fmt::format(
       "a file system of {} reserves no space (no fallocate), so the store's files were written in "
       "full. What is exported to it has none: should others fill the disk, the run ends there, and "
       "resumes once there is room",
       Where());
+  return absl::OkStatus();
 }
 
 absl::Status TensorStore::WriteSpareSpace(std::span<std::byte> scratch,
@@ -82,10 +85,7 @@ absl::Status TensorStore::WriteSpareSpace(std::span<std::byte> scratch,
     }
   }
   while (waited < started) wait_for_oldest();
-  // What the page cache still holds has no place on the disk yet.
-  if (status.ok()) status = impl_->Flush(impl_->files);
-  if (status.ok()) impl_->NoteThatSpaceIsWritten();
-  return status;
+  return status.ok() ? impl_->TakeWrittenSpace() : status;
 }
 
 }  // namespace forebay
