@@ -160,6 +160,7 @@ MUTATIONS = {
 
 # Those that the store does not even do, whatever a test would make of them: a text in its check that ends the program.
 ENDED_BY = {
+    "overwriting_ignored": "!impl_->record.overwriting",
     "session_keeps_what_was_given_up": "SameChecksums",
     "session_keeps_what_was_changed": "SameChecksums",
 }
