@@ -215,8 +215,9 @@ struct DirectFileOptions {
   bool reserve = true;
   bool direct = true;  // false: do not even try
 };
-enum class FileSpace : uint8_t {  // from best to worst
-  kReserved,                      // the file's, or none was asked for
+// Whose the space of a file is, from best to worst.
+enum class FileSpace : uint8_t {
+  kReserved,     // the file's, or none was asked for
   kOnceWritten,  // the file's where it was written, since the file system has no fallocate
   kNever,        // written over, it takes space anew: the file system copies on write
 };

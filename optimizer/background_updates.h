@@ -3,9 +3,8 @@
 // - speculative layers are updated while the backward pass goes on, as soon as their gradient is
 //   complete, before the global norm is known. Gradients wait in a ring of buffers, one of a tile
 //   each (Begin);
-// - delayed updates are those of all tiles at once, beside the step after them. Gradients wait
-// where
-//   HeldGradients has them (BeginAll).
+// - delayed updates are those of all tiles at once, beside the step after them. Their gradients
+//   wait where HeldGradients has them (BeginAll).
 //
 // Not for: deciding whether what was hoped for came true, and what then (offloaded_optimizer.h).
 //

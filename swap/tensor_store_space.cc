@@ -61,30 +61,23 @@ absl::Status TensorStore::WriteSpareSpace(std::span<std::byte> scratch,
   int64_t all_bytes = 0;
   for (const Impl::FileRange& range : ranges) all_bytes += range.end_byte - range.first_byte;
   std::array<IoOp, kWritesInFlight> ops;
-  size_t started = 0;
-  size_t waited = 0;
+  size_t num_started = 0;
   int64_t started_bytes = 0;
   absl::Status status;
-  const auto wait_for_oldest = [&] {
-    status.Update(impl_->engine->Wait(ops[waited++ % kWritesInFlight]));
-  };
   for (const Impl::FileRange& range : ranges) {
-    for (int64_t at = range.first_byte; at < range.end_byte && status.ok();) {
-      if (stop && stop()) {
-        status = InterruptedError("stopped on request");
-        break;
-      }
-      if (started - waited == kWritesInFlight) wait_for_oldest();
+    for (int64_t at = range.first_byte; at < range.end_byte && status.ok();
+         at += std::ssize(scratch)) {
+      IoOp& op = ops[num_started % kWritesInFlight];
+      status = stop && stop() ? InterruptedError("stopped on request") : impl_->engine->Wait(op);
       if (!status.ok()) break;
       const int64_t bytes = std::min<int64_t>(range.end_byte - at, std::ssize(scratch));
-      impl_->Start(ops[started++ % kWritesInFlight], IoKind::kWrite, IoClass::kWriteBack,
-                   range.file, at, scratch.first(bytes));
-      at += bytes;
+      impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, range.file, at, scratch.first(bytes));
+      ++num_started;
       started_bytes += bytes;
       if (progress) progress(static_cast<double>(started_bytes) / static_cast<double>(all_bytes));
     }
   }
-  while (waited < started) wait_for_oldest();
+  for (IoOp& op : ops) status.Update(impl_->engine->Wait(op));
   return status.ok() ? impl_->TakeWrittenSpace() : status;
 }
 

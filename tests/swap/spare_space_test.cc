@@ -166,15 +166,22 @@ TEST_F(SpareSpaceTest, HasNoUnwrittenBlocksAfterwards) {
 }
 
 TEST_F(SpareSpaceTest, IsWrittenForASession) {
+  FaultyDisk disk({.record = true});
+  const auto engine = CreateThreadsEngine({}, &disk);
   auto session =
-      TensorSession::Create({.memory_bytes = 1 << 20}, Options(), SmallInventory(), engine_.get());
+      TensorSession::Create({.memory_bytes = 1 << 20}, Options(), SmallInventory(), engine.get());
   ASSERT_TRUE(session.ok()) << session.status();
-  if (FilesWithUnwrittenBlocks(directories_[0]) == std::vector<std::string>{"?"}) {
-    GTEST_SKIP() << "the file system tells nothing of blocks (FIEMAP)";
-  }
   ASSERT_EQ((*session)->Commit(1, {}), absl::OkStatus());
-  EXPECT_THAT(FilesWithUnwrittenBlocks(directories_[0]), IsEmpty());
-  EXPECT_THAT(FilesWithUnwrittenBlocks(directories_[1]), IsEmpty());
+  EXPECT_THAT(FilesWithGaps(directories_, disk.events()), IsEmpty());
+}
+
+TEST_F(SpareSpaceTest, LeavesNothingOfASessionBehindWhereItFails) {
+  FaultyDisk disk({.fail_named = CallName{.kind = IoKind::kWrite, .file = "gradients.fbs"}});
+  const auto engine = CreateThreadsEngine({}, &disk);
+  const auto session =
+      TensorSession::Create({.memory_bytes = 1 << 20}, Options(), SmallInventory(), engine.get());
+  EXPECT_EQ(ExitCodeOf(session.status()), ExitCode::kStorage) << session.status();
+  EXPECT_FALSE(FileExists(directories_[0]));
 }
 
 TEST_F(SpareSpaceTest, IsNoStep) {

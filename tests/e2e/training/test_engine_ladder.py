@@ -151,6 +151,22 @@ def test_a_file_system_that_copies_on_write_is_named_unless_that_is_off(forebay,
         for line in lines:
             assert_words(line, f"'{disk}/run/swap/weights.fbs'", "copies on write", "'chattr +C'")
         assert forebay.digest(disk / "run") == usual["digest"]
+        # There the second copy is not written in advance: its first write is the one that a reservation holds.
+        init = subprocess.run([f"{public}/forebay", "init", f"--config={public}/model/config.json", f"--out={disk}/new", "--run"],
+                              capture_output=True, text=True)
+        assert init.returncode == 0, init.stderr
+        extents = subprocess.run(["filefrag", "-v", f"{disk}/new/swap/state.fbs"], capture_output=True, text=True, check=True)
+        assert ("unwritten" in extents.stdout) == copies
+
+
+def test_of_several_folders_the_worst_is_named(forebay, public, usual, tmp_path):
+    with (confined.ext4(tmp_path / "mapped", tmp_path / "image", features="^extent,^64bit") as mapped,
+          confined.btrfs(tmp_path / "copying", tmp_path / "image2") as copying):
+        out = tmp_path / "run"
+        disk_line(train(public, out, f"--nvme={mapped},{copying}"), out)
+        (line,) = [line for line in (out / "events.log").read_text().splitlines() if " space: " in line]
+        assert_words(line, f"'{copying}/", "copies on write")
+        assert forebay.digest(out) == usual["digest"]
 
 
 def test_nothing_is_said_of_space_that_is_reserved(public, tmp_path):
