@@ -123,7 +123,8 @@ absl::StatusOr<Json> Repair(const std::string& path, const Json& run, const Insp
   return Json{{"changed", report.changed},
               {"step_before", report.step_before},
               {"step", report.step},
-              {"damaged", ToJson(report.damaged)}};
+              {"damaged", ToJson(report.damaged)},
+              {"notes", report.notes}};
 }
 
 // What a slot holds of a tensor: weights and state.
