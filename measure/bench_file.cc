@@ -13,6 +13,7 @@
 #include "forebay/aio/engine_probe.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 
 namespace forebay {

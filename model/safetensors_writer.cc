@@ -11,6 +11,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"

@@ -8,6 +8,7 @@
 #include "fmt/format.h"
 #include "forebay/aio/engine_probe.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 
 namespace forebay {
