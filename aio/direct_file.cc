@@ -106,6 +106,7 @@ absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_byte
     error = size_bytes <= old_size_bytes || ::ftruncate(fd, size_bytes) == 0 ? 0 : errno;
   }
   if (error == 0) return absl::OkStatus();
+  if (error == EFBIG) return FileTooLargeError(fmt::format("'{}'", path), size_bytes);
   if (error == ENOSPC || error == EDQUOT) {
     struct statfs info = {};
     const bool known = ::fstatfs(fd, &info) == 0;

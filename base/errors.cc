@@ -1,5 +1,6 @@
 #include "forebay/base/errors.h"
 
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/cord.h"
@@ -65,6 +66,29 @@ absl::Status Annotate(const absl::Status& status, std::string_view context) {
   status.ForEachPayload(
       [&](auto url, const absl::Cord& payload) { annotated.SetPayload(url, payload); });
   return annotated;
+}
+
+std::string_view StorageAdvice(int error_number) {
+  switch (error_number) {
+    case EIO:
+      return "The device or its connection reported an error: look at 'dmesg' and the drive's "
+             "health (smartctl -a), then resume, on another drive if it persists";
+    case ENOSPC:
+    case EDQUOT:
+      return "The file system or the quota is full: free space there and resume";
+    case EFBIG:
+      return "The file would exceed the process's or the file system's size limit: raise 'ulimit "
+             "-f' and resume";
+    case EROFS:
+      return "The file system became read-only, which usually follows a device error: look at "
+             "'dmesg'";
+    case ENODEV:
+    case ENXIO:
+    case ESTALE:
+      return "The device is gone: reconnect or replace it, mount its file system again, and resume";
+    default:
+      return "";
+  }
 }
 
 std::string ErrnoText(int error_number) {

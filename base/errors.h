@@ -54,6 +54,9 @@ inline std::string MessageOf(const absl::Status& status) {
 
 // "EIO (Input/output error)".
 std::string ErrnoText(int error_number);
+// What to do about a read, a write or a flush that failed: a sentence; "" where there is nothing of
+// use to say.
+std::string_view StorageAdvice(int error_number);
 
 }  // namespace forebay
 

@@ -4,6 +4,7 @@
 #include <linux/fiemap.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/format.h"
 
 namespace forebay {
 namespace {
@@ -111,7 +114,30 @@ absl::StatusOr<int64_t> MissingFileSpace(const std::string& path, int64_t size_b
   return std::max<int64_t>(0, size_bytes - has_bytes);
 }
 
+int64_t MostBytesOfAFile() {
+  struct rlimit limit = {};
+  const bool limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  return limited ? static_cast<int64_t>(std::min<uint64_t>(limit.rlim_cur, kNone)) : kNone;
+}
+
+absl::Status FileTooLargeError(const std::string& what, int64_t size_bytes) {
+  const std::string needs =
+      fmt::format("{} needs {} ({} bytes) in one file", what, FormatBytes(size_bytes), size_bytes);
+  const int64_t most_bytes = MostBytesOfAFile();
+  if (size_bytes <= most_bytes) {
+    return DoesNotFitError(
+        needs + ", and its file system has no files as large. Choose a folder on another");
+  }
+  return DoesNotFitError(
+      fmt::format("{}, and this process may make none larger than {} ({} bytes). Raise that limit "
+                  "('ulimit -f unlimited')",
+                  needs, FormatBytes(most_bytes), most_bytes));
+}
+
 int ReserveFileSpace(int fd, int64_t size_bytes, FileLength length) {
+  // The kernel would say so with a signal, and not where a file keeps its length.
+  if (size_bytes > MostBytesOfAFile()) return EFBIG;
   struct stat file = {};
   if (::fstat(fd, &file) != 0) return errno;
   const auto known = MissingRanges(fd, size_bytes);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace forebay {
@@ -16,11 +17,17 @@ absl::StatusOr<int64_t> SpaceOfFile(const std::string& path);
 // there is no file, StorageError.
 absl::StatusOr<int64_t> MissingFileSpace(const std::string& path, int64_t size_bytes);
 
+// How large this process may make a file ('ulimit -f').
+int64_t MostBytesOfAFile();
+// The DoesNotFitError of a file that may not be so large, by that limit or by its file system.
+// `what` begins the message: "'PATH'".
+absl::Status FileTooLargeError(const std::string& what, int64_t size_bytes);
+
 // Whether a file that is shorter than its space becomes as long.
 enum class FileLength : uint8_t { kGrows, kStays };
 // Gives an open file its space on the disk (fallocate), without changing what it holds. Only what
-// it lacks has to be free. 0 or errno: ENOSPC where less is free, EOPNOTSUPP where the file system
-// cannot promise space.
+// it lacks has to be free. 0 or errno: ENOSPC where less is free, EFBIG where no file may be so
+// large, EOPNOTSUPP where the file system cannot promise space.
 int ReserveFileSpace(int fd, int64_t size_bytes, FileLength length = FileLength::kGrows);
 
 }  // namespace forebay

@@ -154,6 +154,17 @@ absl::Status TensorStore::Impl::RunOp(IoKind kind, int file, int64_t offset_byte
 TensorStore::TensorStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TensorStore::~TensorStore() = default;
 
+int64_t TensorStore::LargestFileBytes(const TileMap& tiles, int num_slots,
+                                      const StripeBytes& gradient_area_bytes) {
+  int64_t largest_bytes = IntentBytes(tiles);
+  for (const int64_t bytes : gradient_area_bytes) largest_bytes = std::max(largest_bytes, bytes);
+  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+    largest_bytes = std::max({largest_bytes, num_slots * tiles.weight_area_bytes(stripe),
+                              num_slots * tiles.state_area_bytes(stripe)});
+  }
+  return largest_bytes;
+}
+
 StripeBytes TensorStore::DiskBytes(const TileMap& tiles, int num_slots,
                                    const StripeBytes& gradient_area_bytes) {
   StripeBytes bytes = GradientParts(gradient_area_bytes, tiles.num_stripes());

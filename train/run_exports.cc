@@ -87,21 +87,18 @@ absl::Status RunExports::End(const absl::Status& status) {
   Await();
   if (error_.ok() || status == error_) return status;
   if (status.ok()) return error_;
-  // The log is a courtesy; the error itself is what the caller reports.
   if (ExitCodeOf(status) == ExitCode::kInterrupted) {
-    observer_->Note(fmt::format("the run is saved after step {}", store_->committed().step))
-        .IgnoreError();
+    observer_->OnNote(fmt::format("the run is saved after step {}", store_->committed().step));
     return error_;
   }
-  observer_->Note(MessageOf(error_)).IgnoreError();
+  observer_->OnNote(MessageOf(error_));
   return status;
 }
 
 absl::Status RunExports::Finish(BackgroundExport& done) {
   FOREBAY_RETURN_IF_ERROR(Annotate(ExportErrorOfARun(done.Await()),
                                    fmt::format("exporting the model of step {}", done.step())));
-  FOREBAY_RETURN_IF_ERROR(observer_->Note(
-      fmt::format("exported the model of step {} to {}", done.step(), done.folder())));
+  observer_->OnNote(fmt::format("exported the model of step {} to {}", done.step(), done.folder()));
   FOREBAY_ASSIGN_OR_RETURN(const int64_t num_removed,
                            PruneExports(options_.directory, options_.keep));
   // For those that come.

@@ -1,6 +1,7 @@
 """Runs on disks that others have filled, with the file systems that people have: a run does not ask again for space that
 is its own."""
 
+import resource
 import subprocess
 
 import confined
@@ -63,3 +64,29 @@ def test_what_a_copy_on_xfs_left_out_has_to_be_free_and_no_more(forebay, task, e
         confined.fill(disk, hole_bytes + (4 << 20))
         forebay.run("train", "--resume", out=out)
         assert forebay.digest(out) == expected
+
+
+def with_files_of(limit_bytes):
+    """A preexec_fn: 'ulimit -f'."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+
+@pytest.mark.parametrize("limit_bytes", [1000, 1 << 20, 8 << 20])
+def test_a_limit_of_file_sizes_is_named_before_anything_is_begun(forebay, task, tmp_path, limit_bytes):
+    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in dict(task, out=tmp_path / "run").items())]
+    refused = subprocess.run(command, capture_output=True, text=True, preexec_fn=with_files_of(limit_bytes))
+    assert refused.returncode == 4, refused
+    assert "in one file" in refused.stderr and "ulimit -f" in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("limit_bytes", [1000, 1 << 20, 8 << 20])
+def test_a_resume_and_an_export_name_the_limit_of_file_sizes_too(forebay, task, expected, tmp_path, limit_bytes):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, stop_after=2, check=False, **task)
+    for command in (["train", "--resume", f"--out={out}"], ["export", str(out), f"--out={tmp_path / 'model'}"]):
+        refused = subprocess.run([forebay.binary, *command], capture_output=True, text=True,
+                                 preexec_fn=with_files_of(limit_bytes))
+        assert refused.returncode == 4 and "ulimit -f" in refused.stderr, refused
+    forebay.run("train", "--resume", out=out)
+    assert forebay.digest(out) == expected
