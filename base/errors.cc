@@ -10,10 +10,19 @@ namespace forebay {
 namespace {
 
 constexpr char kExitPayload[] = "forebay/exit_code";
+constexpr char kFullDiskPayload[] = "forebay/full_disk";
 
 absl::Status Make(absl::StatusCode code, ExitCode exit_code, std::string_view message) {
   absl::Status status(code, std::string(message));
   status.SetPayload(kExitPayload, absl::Cord(std::to_string(static_cast<int>(exit_code))));
+  return status;
+}
+
+absl::Status OfCall(const std::string& message, int error_number) {
+  absl::Status status = Make(absl::StatusCode::kUnknown, ExitCode::kStorage, message);
+  if (error_number == ENOSPC || error_number == EDQUOT) {
+    status.SetPayload(kFullDiskPayload, absl::Cord(ErrnoText(error_number)));
+  }
   return status;
 }
 
@@ -29,7 +38,13 @@ absl::Status DoesNotFitError(std::string_view message) {
   return Make(absl::StatusCode::kResourceExhausted, ExitCode::kDoesNotFit, message);
 }
 absl::Status StorageError(std::string_view message, int error_number) {
-  return StorageError(fmt::format("{}: {}", message, ErrnoText(error_number)));
+  return OfCall(fmt::format("{}: {}", message, ErrnoText(error_number)), error_number);
+}
+absl::Status StorageErrorWithAdvice(std::string_view message, int error_number) {
+  const std::string_view advice = StorageAdvice(error_number);
+  return OfCall(fmt::format("{}: {}{}{}", message, ErrnoText(error_number),
+                            advice.empty() ? "" : ". ", advice),
+                error_number);
 }
 absl::Status StorageError(std::string_view message) {
   return Make(absl::StatusCode::kUnknown, ExitCode::kStorage, message);
@@ -58,6 +73,10 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kExitPayload);
   if (!payload.has_value()) return ExitCode::kInternal;
   return static_cast<ExitCode>(std::stoi(std::string(*payload)));
+}
+
+bool IsOfAFullDisk(const absl::Status& status) {
+  return status.GetPayload(kFullDiskPayload).has_value();
 }
 
 absl::Status Annotate(const absl::Status& status, std::string_view context) {

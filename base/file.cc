@@ -26,13 +26,6 @@ absl::Status WithAccessAdvice(const absl::Status& status) {
                       "it and to every folder on the way");
 }
 
-// Of a call that failed, with what to do about it.
-absl::Status CallError(const std::string& failed, int error_number) {
-  const std::string_view advice = StorageAdvice(error_number);
-  const absl::Status status = StorageError(failed, error_number);
-  return advice.empty() ? status : StorageError(fmt::format("{}. {}", MessageOf(status), advice));
-}
-
 absl::Status WriteNewFile(const std::string& path, std::string_view contents) {
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
   FOREBAY_RETURN_IF_ERROR(PwriteAll(fd.get(), std::as_bytes(std::span(contents)), 0, path));
@@ -84,7 +77,7 @@ absl::Status PreadAll(int fd, std::span<std::byte> data, int64_t offset_bytes,
                                 offset_bytes + static_cast<int64_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      return CallError(
+      return StorageErrorWithAdvice(
           fmt::format("reading {} bytes of '{}' at {} failed", data.size(), path, offset_bytes),
           errno);
     }
@@ -107,7 +100,7 @@ absl::Status PwriteAll(int fd, std::span<const std::byte> data, int64_t offset_b
                                  offset_bytes + static_cast<int64_t>(done));
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0) {
-      return CallError(
+      return StorageErrorWithAdvice(
           fmt::format("writing {} bytes to '{}' at {} failed", data.size(), path, offset_bytes),
           put < 0 ? errno : EIO);
     }
@@ -118,10 +111,11 @@ absl::Status PwriteAll(int fd, std::span<const std::byte> data, int64_t offset_b
 
 absl::Status SyncFile(int fd, std::string_view path) {
   if (::fdatasync(fd) != 0) {
-    return CallError(fmt::format("flushing '{}' to the device failed; what was written since the "
-                                 "last flush may be lost",
-                                 path),
-                     errno);
+    return StorageErrorWithAdvice(
+        fmt::format("flushing '{}' to the device failed; what was written since the "
+                    "last flush may be lost",
+                    path),
+        errno);
   }
   return absl::OkStatus();
 }

@@ -18,7 +18,6 @@
 #include "forebay/train/create_store.h"
 #include "forebay/train/delayed_updates.h"
 #include "forebay/train/evaluate.h"
-#include "forebay/train/export.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/kept_update.h"
 #include "forebay/train/logged_observer.h"
@@ -551,14 +550,7 @@ absl::Status TrainingRun::ExportResult() {
   exports_->Await();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
   if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
-  exports_->ReleaseSpace();
-  const ExportedModel model = {prepared_.model_directory, prepared_.paths.model,
-                               options_.export_dtype};
-  return ExportErrorOfARun(
-      ExportModel(StoreSnapshot(&session_->store()), model, [&](double fraction) {
-        observer_.OnPhase("exporting", fraction);
-        return absl::OkStatus();
-      }));
+  return exports_->ExportResult(prepared_.paths.model);
 }
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the

@@ -145,3 +145,18 @@ def fill(disk, leave_bytes=0):
     """Another program takes all but so much of what is left of a file system, to the byte; less than before, if need be."""
     with open(disk / "other", "wb", buffering=0) as file:  # at once empty, while XFS frees what is removed later
         os.posix_fallocate(file.fileno(), 0, free_bytes(disk) - leave_bytes)
+
+
+def fill_beside(disk):
+    """The same of all that is left, while a program uses the disk too; and new files as long as their inodes find a block, as
+    those of XFS take from what files have."""
+    size = 64 << 20
+    with open(disk / "other", "wb", buffering=0) as file:
+        while size >= 4096:
+            try:
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
+            except OSError:
+                size //= 2
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (disk / f"other-{number}").touch()

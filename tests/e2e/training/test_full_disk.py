@@ -1,8 +1,11 @@
 """Runs on disks that others have filled, with the file systems that people have: a run does not ask again for space that
 is its own."""
 
+import contextlib
 import resource
+import signal
 import subprocess
+import time
 
 import confined
 import pytest
@@ -90,3 +93,66 @@ def test_a_resume_and_an_export_name_the_limit_of_file_sizes_too(forebay, task, 
         assert refused.returncode == 4 and "ulimit -f" in refused.stderr, refused
     forebay.run("train", "--resume", out=out)
     assert forebay.digest(out) == expected
+
+
+def train_beside_a_program_that_fills(forebay, disk, settings, fill):
+    """Exit code and messages of a run, behind the start of which `fill` takes the space of its disk."""
+    out = disk / "run"
+    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in dict(settings, out=out).items())]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        while not (out / "metrics.jsonl").exists() and run.poll() is None:
+            time.sleep(0.002)
+        run.send_signal(signal.SIGSTOP)
+        fill(disk)
+        run.send_signal(signal.SIGCONT)
+        errors = run.communicate(timeout=300)[1]
+    return run.returncode, errors
+
+
+@pytest.fixture(scope="module")
+def saving(forebay, tmp_path_factory):
+    """Of a run that exports on its way, of a model whose exports are larger than what a disk loses in its corners."""
+    folder = tmp_path_factory.mktemp("saving")
+    return dict(
+        model=make_model(forebay, folder / "model", hidden_size=256, intermediate_size=512),
+        data=write_rows(folder / "data.fbd", *random_rows(8, SEQ, 256, seed=5), 256), batch=2, seq=SEQ, steps=20,
+        save_every=2, keep=3, lr=1e-3, seed=1, ram="1GiB", weights_tier="nvme", state_tier="nvme", schedule="constant")
+
+
+@pytest.mark.parametrize("file_system", [confined.xfs, confined.ext4])
+def test_the_space_of_exports_is_the_runs_to_the_last_inode(forebay, saving, tmp_path, file_system):
+    with file_system(tmp_path / "disk", tmp_path / "image") as disk:
+        code, errors = train_beside_a_program_that_fills(forebay, disk, saving, confined.fill_beside)
+        assert code == 0, errors
+        assert errors.count("exported the model of step") == 9, errors
+        exports = sorted((disk / "run" / "exports").iterdir())
+        assert [path.name for path in exports] == ["step-14", "step-16", "step-18"]
+        for export in [*exports, disk / "run" / "model"]:
+            forebay.run("inspect", str(export), "--verify")
+
+
+def take_all_names(disk):
+    with contextlib.suppress(OSError):
+        for number in range(1 << 20):
+            (disk / f"other-{number}").touch()
+
+
+def test_an_export_that_finds_the_disk_full_is_left_out_and_the_run_goes_on(forebay, saving, tmp_path):
+    forebay.run("train", out=tmp_path / "whole", **saving)
+    # Names cannot be held: a file system that has no more of them refuses the exports, and what they hold is no help.
+    with confined.tmpfs(tmp_path / "disk", "size=128m,nr_inodes=64") as disk:
+        code, errors = train_beside_a_program_that_fills(forebay, disk, saving, take_all_names)
+        out = disk / "run"
+        assert code == 4, errors
+        assert errors.count("is not exported, as the disk is full, and training goes on") == 9, errors
+        assert "all steps are done and saved" in errors and f"forebay export {out} --out" in errors, errors
+        assert not any((out / "exports").iterdir()) if (out / "exports").exists() else True
+        assert forebay.digest(out) == forebay.digest(tmp_path / "whole")
+        # As the message says.
+        forebay.run("export", str(out), out=tmp_path / "model")
+        for other in disk.glob("other-*"):
+            other.unlink()
+        forebay.run("train", "--resume", out=out)
+        weights = (out / "model" / "model.safetensors").read_bytes()
+        assert weights == (tmp_path / "model" / "model.safetensors").read_bytes()
+        assert weights == (tmp_path / "whole" / "model" / "model.safetensors").read_bytes()
