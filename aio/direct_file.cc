@@ -13,6 +13,7 @@
 #include "forebay/aio/engine.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/file_system.h"
 #include "forebay/base/format.h"
 
@@ -105,13 +106,15 @@ absl::Status ReserveSpace(int fd, const std::string& path, int64_t old_size_byte
     error = size_bytes <= old_size_bytes || ::ftruncate(fd, size_bytes) == 0 ? 0 : errno;
   }
   if (error == 0) return absl::OkStatus();
+  if (error == EFBIG) return FileTooLargeError(fmt::format("'{}'", path), size_bytes);
   if (error == ENOSPC || error == EDQUOT) {
     struct statfs info = {};
     const bool known = ::fstatfs(fd, &info) == 0;
+    const int64_t needed_bytes = MissingFileSpace(path, size_bytes).value_or(size_bytes);
     return DoesNotFitError(fmt::format(
         "'{}' needs {} ({} bytes), but its file system has {} free: {}. Free space there or choose "
         "another folder (DIR of swap-bench, --nvme of forebay)",
-        path, FormatBytes(size_bytes), size_bytes,
+        path, FormatBytes(needed_bytes), needed_bytes,
         known ? FormatBytes(static_cast<int64_t>(info.f_bavail) * info.f_bsize) : "too little",
         ErrnoText(error)));
   }

@@ -14,6 +14,7 @@
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/file_space.h"
 
 namespace forebay {
 namespace {

@@ -16,32 +16,19 @@ constexpr int64_t kMaxBackoffUs = 100'000;
 
 std::string_view Advice(int error_number) {
   switch (error_number) {
-    case EIO:
-      return "The device or its connection reported an error: look at 'dmesg' and the drive's "
-             "health (smartctl -a), then "
-             "resume, on another drive if it persists";
-    case ENOSPC:
-    case EDQUOT:
-      return "The file system or the quota is full: free space there and resume";
-    case EFBIG:
-      return "The file would exceed the process's or the file system's size limit: raise 'ulimit "
-             "-f' and resume";
     case EINVAL:
       return "The file system refused a direct transfer of this alignment: put the store on ext4 "
              "or XFS";
-    case EROFS:
-      return "The file system became read-only, which usually follows a device error: look at "
-             "'dmesg'";
-    case ENODEV:
-    case ENXIO:
-    case ESTALE:
-      return "The device is gone: reconnect or replace it, mount its file system again, and resume";
     case EAGAIN:
       return "The kernel kept refusing for lack of resources: lower the load on the machine and "
              "resume";
     default:
-      return "Look at 'dmesg', check that the file is still there and writable, and resume";
+      break;
   }
+  const std::string_view advice = StorageAdvice(error_number);
+  return advice.empty()
+             ? "Look at 'dmesg', check that the file is still there and writable, and resume"
+             : advice;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "forebay/base/errors.h"
 
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/cord.h"
@@ -9,10 +10,19 @@ namespace forebay {
 namespace {
 
 constexpr char kExitPayload[] = "forebay/exit_code";
+constexpr char kFullDiskPayload[] = "forebay/full_disk";
 
 absl::Status Make(absl::StatusCode code, ExitCode exit_code, std::string_view message) {
   absl::Status status(code, std::string(message));
   status.SetPayload(kExitPayload, absl::Cord(std::to_string(static_cast<int>(exit_code))));
+  return status;
+}
+
+absl::Status OfCall(const std::string& message, int error_number) {
+  absl::Status status = Make(absl::StatusCode::kUnknown, ExitCode::kStorage, message);
+  if (error_number == ENOSPC || error_number == EDQUOT) {
+    status.SetPayload(kFullDiskPayload, absl::Cord(ErrnoText(error_number)));
+  }
   return status;
 }
 
@@ -28,7 +38,13 @@ absl::Status DoesNotFitError(std::string_view message) {
   return Make(absl::StatusCode::kResourceExhausted, ExitCode::kDoesNotFit, message);
 }
 absl::Status StorageError(std::string_view message, int error_number) {
-  return StorageError(fmt::format("{}: {}", message, ErrnoText(error_number)));
+  return OfCall(fmt::format("{}: {}", message, ErrnoText(error_number)), error_number);
+}
+absl::Status StorageErrorWithAdvice(std::string_view message, int error_number) {
+  const std::string_view advice = StorageAdvice(error_number);
+  return OfCall(fmt::format("{}: {}{}{}", message, ErrnoText(error_number),
+                            advice.empty() ? "" : ". ", advice),
+                error_number);
 }
 absl::Status StorageError(std::string_view message) {
   return Make(absl::StatusCode::kUnknown, ExitCode::kStorage, message);
@@ -59,12 +75,39 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   return static_cast<ExitCode>(std::stoi(std::string(*payload)));
 }
 
+bool IsOfAFullDisk(const absl::Status& status) {
+  return status.GetPayload(kFullDiskPayload).has_value();
+}
+
 absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) return status;
   absl::Status annotated(status.code(), fmt::format("{}: {}", context, MessageOf(status)));
   status.ForEachPayload(
       [&](auto url, const absl::Cord& payload) { annotated.SetPayload(url, payload); });
   return annotated;
+}
+
+std::string_view StorageAdvice(int error_number) {
+  switch (error_number) {
+    case EIO:
+      return "The device or its connection reported an error: look at 'dmesg' and the drive's "
+             "health (smartctl -a), then resume, on another drive if it persists";
+    case ENOSPC:
+    case EDQUOT:
+      return "The file system or the quota is full: free space there and resume";
+    case EFBIG:
+      return "The file would exceed the process's or the file system's size limit: raise 'ulimit "
+             "-f' and resume";
+    case EROFS:
+      return "The file system became read-only, which usually follows a device error: look at "
+             "'dmesg'";
+    case ENODEV:
+    case ENXIO:
+    case ESTALE:
+      return "The device is gone: reconnect or replace it, mount its file system again, and resume";
+    default:
+      return "";
+  }
 }
 
 std::string ErrnoText(int error_number) {

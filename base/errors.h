@@ -44,6 +44,9 @@ absl::Status InterruptedError(std::string_view message);
 // The exit code that `status` was made with; kInternal for a status made without one.
 ExitCode ExitCodeOf(const absl::Status& status);
 
+// Whether `status` comes from a file system, or a quota, that has no room: for bytes or for files.
+bool IsOfAFullDisk(const absl::Status& status);
+
 // `status` with `context` and ": " put in front of its message; the code and exit code are kept.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
@@ -54,6 +57,11 @@ inline std::string MessageOf(const absl::Status& status) {
 
 // "EIO (Input/output error)".
 std::string ErrnoText(int error_number);
+// What to do about a read, a write or a flush that failed: a sentence; "" where there is nothing of
+// use to say.
+std::string_view StorageAdvice(int error_number);
+// The StorageError of such a call, with that.
+absl::Status StorageErrorWithAdvice(std::string_view message, int error_number);
 
 }  // namespace forebay
 

@@ -77,7 +77,7 @@ absl::Status PreadAll(int fd, std::span<std::byte> data, int64_t offset_bytes,
                                 offset_bytes + static_cast<int64_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      return StorageError(
+      return StorageErrorWithAdvice(
           fmt::format("reading {} bytes of '{}' at {} failed", data.size(), path, offset_bytes),
           errno);
     }
@@ -100,7 +100,7 @@ absl::Status PwriteAll(int fd, std::span<const std::byte> data, int64_t offset_b
                                  offset_bytes + static_cast<int64_t>(done));
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0) {
-      return StorageError(
+      return StorageErrorWithAdvice(
           fmt::format("writing {} bytes to '{}' at {} failed", data.size(), path, offset_bytes),
           put < 0 ? errno : EIO);
     }
@@ -111,7 +111,7 @@ absl::Status PwriteAll(int fd, std::span<const std::byte> data, int64_t offset_b
 
 absl::Status SyncFile(int fd, std::string_view path) {
   if (::fdatasync(fd) != 0) {
-    return StorageError(
+    return StorageErrorWithAdvice(
         fmt::format("flushing '{}' to the device failed; what was written since the "
                     "last flush may be lost",
                     path),
@@ -219,11 +219,6 @@ absl::StatusOr<int64_t> FileSize(const std::string& path) {
   return static_cast<int64_t>(info.st_size);
 }
 
-absl::StatusOr<int64_t> SpaceOfFile(const std::string& path) {
-  FOREBAY_ASSIGN_OR_RETURN(const struct stat info, StatOf(path));
-  return static_cast<int64_t>(info.st_blocks) * 512;
-}
-
 absl::Status MakeDirectories(const std::string& path) {
   std::string partial;
   size_t position = 0;
@@ -252,26 +247,6 @@ absl::StatusOr<int64_t> FreeSpace(const std::string& path) {
     return StorageError(fmt::format("asking for the free space of '{}' failed", path), errno);
   }
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
-}
-
-int ReserveFileSpace(int fd, int64_t size_bytes, FileLength length) {
-  // Asked before it is tried: an attempt takes all that there is until it fails, and meanwhile
-  // every other program on the disk finds it full.
-  struct stat file = {};
-  struct statvfs disk = {};
-  constexpr int64_t kBytesOfStatBlock = 512;
-  const bool known = ::fstat(fd, &file) == 0 && ::fstatvfs(fd, &disk) == 0 && disk.f_blocks > 0;
-  const int64_t wanted_bytes = size_bytes - file.st_blocks * kBytesOfStatBlock;
-  // What a file system reserves for root is root's to use.
-  const auto free_blocks = static_cast<int64_t>(::geteuid() == 0 ? disk.f_bfree : disk.f_bavail);
-  if (known && wanted_bytes > free_blocks * static_cast<int64_t>(disk.f_frsize)) {
-    return ENOSPC;
-  }
-  const int mode = length == FileLength::kStays ? FALLOC_FL_KEEP_SIZE : 0;
-  while (::fallocate(fd, mode, 0, size_bytes) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
 }
 
 std::string JoinPath(std::string_view directory, std::string_view name) {

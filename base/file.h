@@ -76,8 +76,6 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& directory
 // `path` itself, or the nearest folder above it that is there.
 std::string NearestFolder(const std::string& path);
 absl::StatusOr<int64_t> FileSize(const std::string& path);
-// Bytes that the file takes on its disk: less than its size where it has holes, or is compressed.
-absl::StatusOr<int64_t> SpaceOfFile(const std::string& path);
 // mkdir -p, mode 0700 for the folders it makes. A final component that is a symbolic link to a
 // folder is accepted (users link /data); StorageError otherwise.
 absl::Status MakeDirectories(const std::string& path);
@@ -85,11 +83,6 @@ absl::Status MakeDirectories(const std::string& path);
 absl::Status RemoveTree(const std::string& path);
 // Bytes available to this user on the file system of `path` (which must exist).
 absl::StatusOr<int64_t> FreeSpace(const std::string& path);
-// Whether a file that is shorter than its space becomes as long.
-enum class FileLength : uint8_t { kGrows, kStays };
-// Gives an open file its space on the disk (fallocate), without changing what it holds. 0 or errno:
-// ENOSPC where less is free, EOPNOTSUPP where the file system cannot promise space.
-int ReserveFileSpace(int fd, int64_t size_bytes, FileLength length = FileLength::kGrows);
 // "a/b" from "a" and "b".
 std::string JoinPath(std::string_view directory, std::string_view name);
 // The folder of the running program (/proc/self/exe).

@@ -17,8 +17,8 @@
 
 namespace forebay {
 
-inline uint64_t Xxh3_64(std::span<const std::byte> data) {
-  return XXH3_64bits(data.data(), data.size());
+inline uint64_t Xxh3_64(std::span<const std::byte> data, uint64_t seed = 0) {
+  return XXH3_64bits_withSeed(data.data(), data.size(), seed);
 }
 
 // A running XXH3-128. Movable, thread-compatible.

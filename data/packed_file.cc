@@ -26,7 +26,7 @@ static_assert(std::endian::native == std::endian::little, "packed files are litt
 
 // The header block: docs/formats.md, "Packed token files".
 constexpr char kMagic[8] = {'F', 'B', 'P', 'A', 'C', 'K', 'E', 'D'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int64_t kBlockBytes = 4096;
 constexpr int64_t kMaxInfoBytes = int64_t{1} << 24;
 constexpr int64_t kMaxSeq = int64_t{1} << 24;
@@ -47,9 +47,10 @@ struct Header {
   uint64_t num_trained;
   uint64_t num_samples;
   uint64_t longest_segment;
-  uint8_t digest[16];  // XXH3-128 of the content, canonical order
+  uint8_t digest[16];            // XXH3-128 of the content, canonical order
+  uint8_t checksums_digest[16];  // the same of the rows' checksums
 };
-static_assert(sizeof(Header) == 88);
+static_assert(sizeof(Header) == 104);
 
 absl::Status Damaged(const std::string& path, std::string_view problem) {
   return BadInputError(fmt::format(
@@ -127,11 +128,18 @@ struct PackedFile::Impl {
   PackedFileInfo info;
   int64_t tokens_offset = 0;
   int64_t flags_offset = 0;
+  int64_t checksums_offset = 0;
+  // From the digest of the file that was opened: a row of another has another checksum.
+  uint64_t checksum_seed = 0;
+  std::string checksums_digest;
   std::vector<uint8_t> row_flags;  // scratch of ReadRows
 
   absl::Status ReadHeader();
   absl::Status SetInfo(const Header& header, const std::string& info_text);
   absl::Status CheckContents();
+  absl::Status CheckChecksums(std::span<std::byte> piece);
+  absl::Status ReadOfRow(int64_t row, int64_t offset_bytes, std::span<std::byte> bytes);
+  absl::Status CheckRow(int64_t row, std::span<const int32_t> tokens);
   absl::Status AppendRow(int64_t row, size_t row_begin, MicroBatch& batch);
 };
 
@@ -174,9 +182,10 @@ absl::Status PackedFile::Impl::ReadHeader() {
   const int64_t num_places = info.num_rows * info.seq;
   tokens_offset = kBlockBytes + (info_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   flags_offset = tokens_offset + num_places * static_cast<int64_t>(sizeof(int32_t));
-  if (file_bytes != flags_offset + num_places) {
-    return Damaged(path, fmt::format("it has {} bytes, its header says {}", file_bytes,
-                                     flags_offset + num_places));
+  checksums_offset = flags_offset + num_places;
+  const int64_t end = checksums_offset + info.num_rows * static_cast<int64_t>(sizeof(uint64_t));
+  if (file_bytes != end) {
+    return Damaged(path, fmt::format("it has {} bytes, its header says {}", file_bytes, end));
   }
   return absl::OkStatus();
 }
@@ -214,6 +223,8 @@ absl::Status PackedFile::Impl::SetInfo(const Header& header, const std::string& 
   info.num_samples = static_cast<int64_t>(header.num_samples);
   info.longest_segment = static_cast<int64_t>(header.longest_segment);
   info.digest = HexOf(header.digest);
+  std::memcpy(&checksum_seed, header.digest, sizeof(checksum_seed));
+  checksums_digest = HexOf(header.checksums_digest);
   info.tokenizer_digest = json["tokenizer_digest"].get<std::string>();
   info.provenance = json["provenance"];
   return absl::OkStatus();
@@ -224,7 +235,7 @@ absl::Status PackedFile::Impl::CheckContents() {
   content.UpdateInt(info.num_rows);
   content.UpdateInt(info.seq);
   FlagChecker checker(info.seq);
-  const int64_t end = flags_offset + info.num_rows * info.seq;
+  const int64_t end = checksums_offset;
   std::vector<std::byte> piece(static_cast<size_t>(std::min(kCheckBytes, end - tokens_offset)));
   for (int64_t at = tokens_offset; at < end;) {
     const bool in_tokens = at < flags_offset;
@@ -248,21 +259,58 @@ absl::Status PackedFile::Impl::CheckContents() {
   }
   if (const char* problem = checker.Compare(info)) return Damaged(path, problem);
   if (content.Hex() != info.digest) return Damaged(path, "its tokens do not match their checksum");
-  return absl::OkStatus();
+  return CheckChecksums(piece);
+}
+
+// `piece`: scratch memory.
+absl::Status PackedFile::Impl::CheckChecksums(std::span<std::byte> piece) {
+  Xxh3_128 digest;
+  const int64_t end = checksums_offset + info.num_rows * static_cast<int64_t>(sizeof(uint64_t));
+  for (int64_t at = checksums_offset; at < end;) {
+    const auto size = std::min(end - at, static_cast<int64_t>(piece.size()));
+    const std::span<std::byte> data = piece.first(static_cast<size_t>(size));
+    FOREBAY_RETURN_IF_ERROR(PreadAll(fd.get(), data, at, path));
+    digest.Update(data);
+    at += size;
+  }
+  if (digest.Hex() == checksums_digest) return absl::OkStatus();
+  return Damaged(path, "the checksums of its rows do not match theirs");
+}
+
+absl::Status PackedFile::Impl::ReadOfRow(int64_t row, int64_t offset_bytes,
+                                         std::span<std::byte> bytes) {
+  absl::Status read = PreadAll(fd.get(), bytes, offset_bytes, path);
+  if (ExitCodeOf(read) != ExitCode::kCorrupt) return read;
+  return Damaged(path,
+                 fmt::format("it ends before row {}, so it has changed since it was opened", row));
+}
+
+// With the row's flags in row_flags.
+absl::Status PackedFile::Impl::CheckRow(int64_t row, std::span<const int32_t> tokens) {
+  uint64_t checksum = 0;
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&checksum, 1));
+  FOREBAY_RETURN_IF_ERROR(ReadOfRow(row, checksums_offset + row * std::ssize(bytes), bytes));
+  const uint64_t of_tokens =
+      Xxh3_64(std::as_bytes(tokens), checksum_seed + static_cast<uint64_t>(row));
+  if (Xxh3_64(std::as_bytes(std::span(row_flags)), of_tokens) == checksum) return absl::OkStatus();
+  return Damaged(path, fmt::format("row {} does not match its checksum any more, so it has changed "
+                                   "since it was opened",
+                                   row));
 }
 
 absl::Status PackedFile::Impl::AppendRow(int64_t row, size_t row_begin, MicroBatch& batch) {
   const size_t seq = static_cast<size_t>(info.seq);
   const std::span<int32_t> tokens(batch.tokens.data() + row_begin, seq);
   FOREBAY_RETURN_IF_ERROR(
-      PreadAll(fd.get(), std::as_writable_bytes(tokens), tokens_offset + row * info.seq * 4, path));
-  FOREBAY_RETURN_IF_ERROR(PreadAll(fd.get(), std::as_writable_bytes(std::span(row_flags)),
-                                   flags_offset + row * info.seq, path));
+      ReadOfRow(row, tokens_offset + row * info.seq * 4, std::as_writable_bytes(tokens)));
+  FOREBAY_RETURN_IF_ERROR(
+      ReadOfRow(row, flags_offset + row * info.seq, std::as_writable_bytes(std::span(row_flags))));
+  FOREBAY_RETURN_IF_ERROR(CheckRow(row, tokens));
   for (size_t i = 0; i < seq; ++i) {
     const size_t place = row_begin + i;
-    // Embeddings are indexed with tokens, so a file that changed since Open must not get through.
+    // Embeddings are indexed with tokens: none gets through, whatever a checksum says.
     if (tokens[i] < 0 || tokens[i] >= info.vocab_size) {
-      return Damaged(path, fmt::format("row {} changed since it was opened", row));
+      return Damaged(path, fmt::format("row {} has changed since the file was opened", row));
     }
     const uint8_t flags = row_flags[i];
     batch.targets[place] = -1;
@@ -302,7 +350,9 @@ std::optional<int64_t> PackedRowTokens(const std::string& path) {
   if (!IsPackedFile(path) || !ReadStart(path, bytes)) return std::nullopt;
   Header header;
   std::memcpy(&header, bytes.data(), sizeof(header));
-  if (header.version != kVersion || header.seq < 2 || header.seq > kMaxSeq) return std::nullopt;
+  // An older version has it in the same place, and whoever opens it says what is wrong.
+  const bool is_known = header.version >= 1 && header.version <= kVersion;
+  if (!is_known || header.seq < 2 || header.seq > kMaxSeq) return std::nullopt;
   return static_cast<int64_t>(header.seq);
 }
 

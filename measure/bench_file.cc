@@ -13,6 +13,7 @@
 #include "forebay/aio/engine_probe.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 
 namespace forebay {
@@ -29,7 +30,8 @@ absl::Status Reserve(int fd, const std::string& directory, int64_t size_bytes) {
   // Such a file system cannot promise space: a full one shows while the file is filled.
   if (error == EOPNOTSUPP) error = ::ftruncate(fd, size_bytes) == 0 ? 0 : errno;
   if (error == 0) return absl::OkStatus();
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+  if (error == EFBIG) return FileTooLargeError(fmt::format("'{}'", directory), size_bytes);
+  if (error == ENOSPC || error == EDQUOT) {
     const absl::StatusOr<int64_t> free = FreeSpace(directory);
     return NoRoom(directory, size_bytes, ErrnoText(error) + "; ",
                   free.ok() ? FormatBinaryBytes(*free) : "an unknown number of bytes",

@@ -11,6 +11,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
@@ -73,8 +74,9 @@ absl::StatusOr<std::string> MakeHeader(const std::string& path,
 absl::Status Reserve(int fd, const std::string& path, int64_t size_bytes) {
   const int error = ReserveFileSpace(fd, size_bytes);
   if (error == 0) return absl::OkStatus();
+  if (error == EFBIG) return FileTooLargeError(fmt::format("'{}'", path), size_bytes);
   FOREBAY_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeSpace(FolderOf(path)));
-  const bool no_space = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  const bool no_space = error == ENOSPC || error == EDQUOT;
   // File systems without fallocate (NFS before 4.2, some FUSE) still tell how much is free.
   if (no_space || (error == EOPNOTSUPP && free_bytes < size_bytes)) {
     return DoesNotFitError(

@@ -11,6 +11,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/swap/store_lock.h"
 #include "forebay/swap/tensor_store_impl.h"
 
@@ -51,8 +52,8 @@ absl::Status TensorStore::CheckSpace() const {
   for (int index = 0; index < impl_->tiles.num_stripes(); ++index) {
     for (const Impl::FileSpec& spec : impl_->FilesOf(index)) {
       const std::string path = JoinPath(impl_->directories[index], spec.name);
-      FOREBAY_ASSIGN_OR_RETURN(const int64_t has_bytes, SpaceOfFile(path));
-      missing_bytes[index] += std::max<int64_t>(0, spec.size_bytes - has_bytes);
+      FOREBAY_ASSIGN_OR_RETURN(const int64_t file_bytes, MissingFileSpace(path, spec.size_bytes));
+      missing_bytes[index] += file_bytes;
     }
   }
   return Annotate(CheckFreeSpace(impl_->directories, missing_bytes, "they need another",
@@ -108,6 +109,17 @@ absl::Status TensorStore::Impl::ReadPatiently(int file, int64_t offset_bytes,
 
 TensorStore::TensorStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TensorStore::~TensorStore() = default;
+
+int64_t TensorStore::LargestFileBytes(const TileMap& tiles, int num_slots,
+                                      const StripeBytes& gradient_area_bytes) {
+  int64_t largest_bytes = IntentBytes(tiles);
+  for (const int64_t bytes : gradient_area_bytes) largest_bytes = std::max(largest_bytes, bytes);
+  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+    largest_bytes = std::max({largest_bytes, num_slots * tiles.weight_area_bytes(stripe),
+                              num_slots * tiles.state_area_bytes(stripe)});
+  }
+  return largest_bytes;
+}
 
 StripeBytes TensorStore::DiskBytes(const TileMap& tiles, int num_slots,
                                    const StripeBytes& gradient_area_bytes) {
@@ -272,9 +284,11 @@ absl::Status TensorStore::EnsureGradientArea(const StripeBytes& size_bytes, Grad
 
 absl::Status TensorStore::CheckGradientArea(const StripeBytes& size_bytes,
                                             GradientArea area) const {
+  if (!impl_->reserve_space) return absl::OkStatus();
   const auto missing = [&](size_t stripe, const char* name, int64_t wanted_bytes) {
     const std::string path = JoinPath(impl_->directories[stripe], name);
-    return std::max<int64_t>(0, wanted_bytes - FileSize(path).value_or(0));
+    // Where there is no such file, or none that can be looked at, all of it.
+    return MissingFileSpace(path, wanted_bytes).value_or(wanted_bytes);
   };
   StripeBytes missing_bytes = GradientParts(size_bytes, impl_->tiles.num_stripes());
   for (size_t i = 0; i < missing_bytes.size(); ++i) {

@@ -154,6 +154,9 @@ class TensorStore {
   // By stripe. `gradient_area_bytes`: as EnsureGradientArea.
   static StripeBytes DiskBytes(const TileMap& tiles, int num_slots,
                                const StripeBytes& gradient_area_bytes);
+  // Of the largest of its files.
+  static int64_t LargestFileBytes(const TileMap& tiles, int num_slots,
+                                  const StripeBytes& gradient_area_bytes);
 
   const Inventory& inventory() const;
   const TileMap& tiles() const;

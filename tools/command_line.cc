@@ -1,6 +1,7 @@
 #include "forebay/tools/command_line.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -268,6 +269,8 @@ std::vector<std::string> NormalizeFlags(const std::vector<std::string>& args) {
 
 int RunCommandLine(const Program& program, const std::vector<std::string>& args) {
   OccupyStandardStreams();
+  // So that a file that may not be so large ('ulimit -f') is an error, which says so.
+  ::signal(SIGXFSZ, SIG_IGN);
   try {
     const int code = Dispatch(program, args);
     const absl::Status written = FlushResults();

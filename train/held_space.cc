@@ -2,12 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
 #include "fmt/format.h"
 #include "forebay/aio/engine_probe.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 
 namespace forebay {
@@ -15,6 +17,7 @@ namespace forebay {
 absl::StatusOr<HeldSpace> HeldSpace::Take(const std::string& folder, int64_t bytes) {
   HeldSpace space;
   if (bytes == 0) return space;
+  bytes = std::min(bytes, MostBytesOfAFile());
   FOREBAY_ASSIGN_OR_RETURN(ScratchFile file, OpenScratchFile(folder, /*direct=*/false));
   space.fd_ = std::move(file.fd);
   const int error = ReserveFileSpace(space.fd_.get(), bytes);
@@ -34,6 +37,7 @@ void HeldSpace::ShrinkTo(int64_t bytes) {
 }
 
 void HeldSpace::GrowTo(int64_t bytes) {
+  bytes = std::min(bytes, MostBytesOfAFile());
   if (bytes <= bytes_ || !fd_.valid()) return;
   if (ReserveFileSpace(fd_.get(), bytes) == 0) {
     bytes_ = bytes;

@@ -16,7 +16,8 @@ class HeldSpace {
  public:
   HeldSpace() = default;  // of nothing
   // In the file system of `folder`. DoesNotFitError where less than `bytes` is free; StorageError.
-  // Where space cannot be promised, none is held, and that is no error.
+  // Where space cannot be promised, none is held, and that is no error; nor is it that no more is
+  // held than a file may have ('ulimit -f').
   static absl::StatusOr<HeldSpace> Take(const std::string& folder, int64_t bytes);
 
   // Gives space back.

@@ -7,21 +7,17 @@ namespace forebay {
 absl::Status LoggedObserver::OpenLog(const std::string& path) {
   FOREBAY_ASSIGN_OR_RETURN(log_, LineLog::Open(path));
   FOREBAY_RETURN_IF_ERROR(log_->Reserve(kReservedEventBytes));
-  return WriteWaiting();
+  WriteWaiting();
+  return absl::OkStatus();
 }
 
 LoggedObserver::~LoggedObserver() {
-  WriteWaiting().IgnoreError();
+  WriteWaiting();
 }
 
-absl::Status LoggedObserver::Note(const std::string& line) {
-  inner_.OnNote(line);
-  return Log(line);
-}
-
-absl::Status LoggedObserver::Log(const std::string& line) {
+void LoggedObserver::Log(const std::string& line) {
   Queue(line);
-  return WriteWaiting();
+  WriteWaiting();
 }
 
 void LoggedObserver::Queue(const std::string& line) {
@@ -30,19 +26,25 @@ void LoggedObserver::Queue(const std::string& line) {
   waiting_.push_back(std::move(dated));
 }
 
-absl::Status LoggedObserver::WriteWaiting() {
-  if (!log_.has_value()) return absl::OkStatus();
+void LoggedObserver::WriteWaiting() {
+  if (!log_.has_value() && !is_given_up_) return;
   std::vector<std::string> lines;
   {
     const std::lock_guard lock(mutex_);
     lines.swap(waiting_);
   }
-  for (const std::string& line : lines) FOREBAY_RETURN_IF_ERROR(log_->Append(line));
-  return absl::OkStatus();
+  if (is_given_up_) return;
+  absl::Status written;
+  for (const std::string& line : lines) written.Update(log_->Append(line));
+  if (written.ok()) return;
+  log_.reset();
+  is_given_up_ = true;
+  inner_.OnWarning("the log is given up: " + MessageOf(written));
 }
 
 void LoggedObserver::OnNote(const std::string& line) {
-  Note(line).IgnoreError();
+  inner_.OnNote(line);
+  Log(line);
 }
 
 // Comes from the thread that watches a transfer that stalls. The log may be on the same disk:

@@ -23,10 +23,9 @@ class LoggedObserver : public TrainObserver {
 
   // Opens events.log, once the run has its folder, and writes the lines that came before.
   absl::Status OpenLog(const std::string& path);
-  // OnNote, and whether the line is in the log.
-  absl::Status Note(const std::string& line);
-  // A line for the log alone.
-  absl::Status Log(const std::string& line);
+  // A line for the log alone. The log is a courtesy: that it cannot be written is told once, and
+  // what comes then is on the screen alone. So no error of the log hides that of the run.
+  void Log(const std::string& line);
 
   void OnPlan(const std::string& table, const Json& plan) override { inner_.OnPlan(table, plan); }
   void OnPhase(const std::string& phase, double fraction) override {
@@ -42,10 +41,11 @@ class LoggedObserver : public TrainObserver {
 
  private:
   void Queue(const std::string& line);
-  absl::Status WriteWaiting();
+  void WriteWaiting();
 
   TrainObserver& inner_;
-  std::optional<LineLog> log_;
+  std::optional<LineLog> log_;  // nothing: not open yet, or given up
+  bool is_given_up_ = false;
   std::mutex mutex_;
   // mutex; lines before the log was open, and warnings until the training thread writes something
   std::vector<std::string> waiting_;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "forebay/base/file.h"
+#include "forebay/base/file_space.h"
 #include "forebay/memory/available_memory.h"
 #include "forebay/train/run_folder.h"
 
@@ -54,6 +55,7 @@ MachineLimits AskMachine(const TrainOptions& options) {
   MachineLimits limits;
   limits.available_memory_bytes = AvailableMemoryBytes();
   limits.num_cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  limits.most_bytes_of_a_file = MostBytesOfAFile();
   limits.disks.clear();
   for (const std::string& folder : SwapFoldersOf(options)) {
     DiskLimits& disk = limits.disks.emplace_back();

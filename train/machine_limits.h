@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ struct MachineLimits {
   // As DiskLimits', of OUT.
   int64_t out_free_bytes = -1;
   uint64_t out_file_system = 0;
+  int64_t most_bytes_of_a_file = std::numeric_limits<int64_t>::max();
   int64_t exported_bytes = 0;  // what a run that goes on has in OUT/model and OUT/exports
 };
 

@@ -7,23 +7,117 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <optional>
+#include <utility>
 
 #include "fmt/chrono.h"
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 
 namespace forebay {
 namespace {
 
-constexpr int64_t kMaxMetricsBytes = int64_t{4} << 30;
-
 // -1: not a line of a step.
 int64_t StepOf(const absl::StatusOr<Json>& line) {
   if (!line.ok() || !line->is_object() || !line->contains("step")) return -1;
-  const Json& step = (*line)["step"];
-  return step.is_number_integer() ? step.get<int64_t>() : -1;
+  return IntegerOf((*line)["step"]).value_or(-1);
+}
+
+// The lines of a file, from its last to its first. Whatever its size, a few lines are in memory.
+class LinesFromTheEnd {
+ public:
+  // What is borrowed must outlive it.
+  LinesFromTheEnd(int fd, const std::string& path, int64_t size_bytes)
+      : fd_(fd), path_(path), buffer_begin_(size_bytes) {}
+
+  struct Line {
+    int64_t begin_bytes = 0;
+    int64_t end_bytes = 0;  // behind its newline
+    std::string_view text;  // until the next call; of a line that is too long, its beginning
+  };
+  // The first is what lies behind the last newline: nothing, or a line that was torn. Nothing
+  // before the first line of the file. StorageError.
+  absl::StatusOr<std::optional<Line>> Previous() {
+    while (!buffer_.empty()) {
+      const size_t newline =
+          buffer_.size() < 2 ? std::string::npos : buffer_.rfind('\n', buffer_.size() - 2);
+      if (newline != std::string::npos || buffer_begin_ == 0) {
+        return Take(newline == std::string::npos ? 0 : newline + 1);
+      }
+      // Of a line that is too long its end is forgotten: it is no line of ours.
+      if (std::ssize(buffer_) > LineLog::kMaxLineBytes) buffer_ = "\n";
+      FOREBAY_RETURN_IF_ERROR(ReadMore());
+    }
+    return std::nullopt;
+  }
+
+ private:
+  Line Take(size_t begin) {
+    taken_ = buffer_.substr(begin);
+    taken_.pop_back();
+    buffer_.resize(begin);
+    Line line;
+    line.begin_bytes = buffer_begin_ + static_cast<int64_t>(begin);
+    line.end_bytes = std::exchange(end_bytes_, line.begin_bytes);
+    line.text = taken_;
+    return line;
+  }
+
+  absl::Status ReadMore() {
+    constexpr int64_t kMostBytes = 16384;
+    const int64_t bytes = std::min(kMostBytes, buffer_begin_);
+    std::string more(static_cast<size_t>(bytes), '\0');
+    FOREBAY_RETURN_IF_ERROR(
+        PreadAll(fd_, std::as_writable_bytes(std::span(more)), buffer_begin_ - bytes, path_));
+    buffer_begin_ -= bytes;
+    buffer_.insert(0, more);
+    return absl::OkStatus();
+  }
+
+  const int fd_;
+  const std::string& path_;
+  int64_t buffer_begin_;  // in the file
+  int64_t end_bytes_ = buffer_begin_;
+  // What was read and not taken, which ends with a newline: at first with one that the file need
+  // not have.
+  std::string buffer_ = "\n";
+  std::string taken_;
+};
+
+// What of a file is kept: up to where, and the last line of it.
+struct KeptLines {
+  int64_t bytes = 0;
+  Json last;                // null: none is of a step
+  int64_t num_damaged = 0;  // of the lines behind it
+};
+
+absl::StatusOr<KeptLines> LinesUpTo(int64_t committed_step, int fd, const std::string& path) {
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t size_bytes, FileSize(path));
+  LinesFromTheEnd lines(fd, path, size_bytes);
+  FOREBAY_ASSIGN_OR_RETURN(auto line, lines.Previous());
+  KeptLines kept;
+  int64_t later_bytes = line->begin_bytes;  // where lines of later steps begin
+  for (;;) {
+    FOREBAY_ASSIGN_OR_RETURN(line, lines.Previous());
+    if (!line.has_value()) break;
+    if (line->text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    absl::StatusOr<Json> json = ParseJson(line->text, path);
+    const int64_t step = StepOf(json);
+    if (step < 0) {
+      ++kept.num_damaged;
+    } else if (step > committed_step) {
+      later_bytes = line->begin_bytes;
+    } else {
+      kept.bytes = line->end_bytes;
+      kept.last = *std::move(json);
+      return kept;
+    }
+  }
+  // No line of a step that was committed: what else there is stays.
+  return KeptLines{.bytes = later_bytes, .last = Json(), .num_damaged = 0};
 }
 
 absl::Status Truncate(int fd, int64_t size_bytes, const std::string& path) {
@@ -49,6 +143,7 @@ LineLog::~LineLog() {
 absl::Status LineLog::Reserve(int64_t bytes) {
   const int error = ReserveFileSpace(fd_.get(), size_bytes_ + bytes, FileLength::kStays);
   reserved_ = error == 0;
+  if (error == EFBIG) return FileTooLargeError(fmt::format("'{}'", path_), size_bytes_ + bytes);
   if (error != ENOSPC && error != EDQUOT) return absl::OkStatus();
   return DoesNotFitError(
       fmt::format("'{}' needs up to {} for its lines, and the disk has no room for them ({}). Free "
@@ -78,33 +173,26 @@ absl::Status LineLog::ReplaceLast(std::string_view line) {
   return Append(line);
 }
 
-absl::StatusOr<Json> AlignMetrics(const std::string& path, int64_t committed_step,
-                                  const Json& committed_line) {
-  std::string text;
+absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t committed_step,
+                                            const Json& committed_line) {
+  AlignedMetrics aligned;
   if (FileExists(path)) {
-    FOREBAY_ASSIGN_OR_RETURN(text, ReadWholeFile(path, kMaxMetricsBytes));
+    FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDWR | O_NOFOLLOW));
+    FOREBAY_ASSIGN_OR_RETURN(KeptLines kept, LinesUpTo(committed_step, fd.get(), path));
+    FOREBAY_RETURN_IF_ERROR(Truncate(fd.get(), kept.bytes, path));
+    if (kept.num_damaged > 0) {
+      aligned.note = fmt::format("'{}' ended with damaged lines, which are removed: {}", path,
+                                 kept.num_damaged);
+    }
+    aligned.line = std::move(kept.last);
   }
-  size_t keep = 0;
-  Json last;
-  for (;;) {
-    const size_t newline = text.find('\n', keep);
-    if (newline == std::string::npos) break;
-    absl::StatusOr<Json> line =
-        ParseJson(std::string_view(text).substr(keep, newline - keep), path);
-    const int64_t step = StepOf(line);
-    if (step < 0 || step > committed_step) break;
-    last = *std::move(line);
-    keep = newline + 1;
-  }
-  if (keep < text.size()) {
-    FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_WRONLY | O_NOFOLLOW));
-    FOREBAY_RETURN_IF_ERROR(Truncate(fd.get(), static_cast<int64_t>(keep), path));
-  }
-  if (StepOf(last) == committed_step) return last;
-  if (StepOf(committed_line) != committed_step) return Json();
+  if (StepOf(aligned.line) == committed_step) return aligned;
+  aligned.line = Json();
+  if (StepOf(committed_line) != committed_step) return aligned;
   FOREBAY_ASSIGN_OR_RETURN(LineLog log, LineLog::Open(path));
   FOREBAY_RETURN_IF_ERROR(log.Append(committed_line.dump()));
-  return committed_line;
+  aligned.line = committed_line;
+  return aligned;
 }
 
 std::string WithTimestamp(std::string_view text) {

@@ -46,13 +46,19 @@ inline constexpr int64_t kMostReservedLines = 100'000;
 // What is noted of a run: hundreds of lines.
 inline constexpr int64_t kReservedEventBytes = int64_t{64} << 10;
 
-// Makes the file end with the line of the committed step. Drops the lines of later steps (they were
-// not committed before a crash, and will be run again) and a torn last line. Where a kill came
-// between the commit and its line, `committed_line`, an object with "step" that the commit carries,
-// stands in for it; null: the commit carries none. Returns the line of the committed step, null
-// where there is none.
-absl::StatusOr<Json> AlignMetrics(const std::string& path, int64_t committed_step,
-                                  const Json& committed_line);
+// Of AlignMetrics.
+struct AlignedMetrics {
+  Json line;         // of the committed step; null: there is none
+  std::string note;  // what was dropped and was no line of a step, for the log; "": nothing
+};
+// Makes the file end with the line of the committed step. Drops what follows the last line of a
+// step up to that one: lines of later steps (they were not committed before a crash, and will be
+// run again), a torn last line, blank ones. Before it everything stays, whatever it is; and all of
+// a file without such a line, but later steps. Where a kill came between the commit and its line,
+// `committed_line`, an object with "step" that the commit carries, stands in for it; null: the
+// commit carries none. Reads the file from its end, a few lines at a time.
+absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t committed_step,
+                                            const Json& committed_line);
 
 // "2026-11-21T08:30:00Z text".
 std::string WithTimestamp(std::string_view text);

@@ -7,6 +7,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/model/decoder.h"
@@ -82,6 +83,17 @@ class Planner {
     plan.num_steps = options_.steps;
     plan.exports_to_come = ExportsToCome();
     return plan;
+  }
+
+  // Whether files may be as large as this run's are.
+  absl::Status CheckFileSizes(const Plan& plan) const {
+    const int64_t model_bytes =
+        options_.export_format == ExportFormat::kNone ? 0 : OneExportBytes();
+    const int64_t largest_bytes =
+        std::max({TensorStore::LargestFileBytes(tiles_, num_slots_, plan.gradient_area_bytes),
+                  model_bytes, kMostBytesOfSmallFiles});
+    if (largest_bytes <= limits_.most_bytes_of_a_file) return absl::OkStatus();
+    return FileTooLargeError("the run", largest_bytes);
   }
 
   // Whether each disk has room for its share.
@@ -434,6 +446,7 @@ absl::StatusOr<Plan> PlanWithSlots(int num_slots, const DecoderConfig& model,
                                    absl::Status& room) {
   const Planner planner(model, options, limits, num_slots);
   FOREBAY_ASSIGN_OR_RETURN(Plan plan, planner.Make());
+  FOREBAY_RETURN_IF_ERROR(planner.CheckFileSizes(plan));
   room = planner.CheckDisk(plan);
   if (room.ok()) return plan;
   // As little slack as works, as what it leaves unused elsewhere may be the faster disk's.

@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/file_space.h"
 #include "forebay/base/json.h"
 #include "forebay/train/disk_profile.h"
 #include "forebay/train/option_table.h"
@@ -25,6 +26,9 @@ int NumDisks(const std::vector<std::string>& directories) {
 
 absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObserver& observer,
                            const TrainEnvironment& environment, PreparedRun& run) {
+  if (kMostBytesOfSmallFiles > MostBytesOfAFile()) {
+    return FileTooLargeError("the run", kMostBytesOfSmallFiles);
+  }
   EngineOptions options;
   options.engine = run.options.engine;
   options.strict = run.options.engine_strict;

@@ -42,7 +42,8 @@ struct PreparedRun {
 };
 
 // The engine for the store in `directories`, which need not exist yet. The errors of
-// ReadDiskProfile and OpenProfiledEngine (disk_profile.h).
+// ReadDiskProfile and OpenProfiledEngine (disk_profile.h); DoesNotFitError where this process may
+// make no file that is large enough to try one ('ulimit -f').
 absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObserver& observer,
                            const TrainEnvironment& environment, PreparedRun& run);
 

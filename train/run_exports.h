@@ -13,12 +13,9 @@
 
 namespace forebay {
 
-// What a run ends with that an export of it has given `status`: a disk that is too small was found
-// late, so that is a StorageError here.
-absl::Status ExportErrorOfARun(const absl::Status& status);
-
 // Owned by one thread. An export's error is no reason to lose a step: it stays in error() until the
-// run has saved what was done.
+// run has saved what was done. A full disk is no error: the export is left out, with a warning, as
+// there may be room for the next.
 class RunExports {
  public:
   struct Options {
@@ -30,12 +27,9 @@ class RunExports {
   // Everything pointed to must outlive it.
   RunExports(Options options, TensorStore* store, LoggedObserver* observer);
 
-  // Keeps the space of so many models on the disk until they are written, so that no other program
-  // takes it. DoesNotFitError, StorageError.
+  // Keeps the space of so many models on the disk until they are written, with that of their inodes
+  // and folders, so that no other program takes it. DoesNotFitError, StorageError.
   absl::Status HoldSpace(int64_t num_models);
-  // For a model that is written by somebody else.
-  void ReleaseSpace() { space_.ShrinkTo(0); }
-
   // Begins that of the committed step, after the end of the one before.
   absl::Status Start();
   // Of a run that is resumed: removes what a crash has left of others, and begins that of the
@@ -45,6 +39,9 @@ class RunExports {
   void Await();
   // Takes note of one that has ended meanwhile.
   void Poll();
+  // The model of the run's end, to `folder`. Blocks. DoesNotFitError where the disk has no room for
+  // it; the errors of ExportModel. Requires: none is under way.
+  absl::Status ExportResult(const std::string& folder);
   // The first error of one that has ended.
   const absl::Status& error() const { return error_; }
   // Whether that is of the run's own store, which exports read.
@@ -54,7 +51,9 @@ class RunExports {
   absl::Status End(const absl::Status& status);
 
  private:
+  absl::Status Begin();
   absl::Status Finish(BackgroundExport& done);
+  absl::Status LeaveOut(int64_t step, const absl::Status& why);
   std::string PathOfCommitted() const;
 
   const Options options_;

@@ -2,15 +2,13 @@
 // events.log for the reason of a slow run, or of other last bits.
 #pragma once
 
-#include "absl/status/status.h"
 #include "forebay/train/logged_observer.h"
 #include "forebay/train/prepared_run.h"
 #include "forebay/train/run_session.h"
 
 namespace forebay {
 
-// Compute, disks, memory, and whether the steps so far were computed by something else. Errors of
-// LoggedObserver::Note.
-absl::Status NoteMachine(const PreparedRun& run, RunSession& session, LoggedObserver& observer);
+// Compute, disks, memory, and whether the steps so far were computed by something else.
+void NoteMachine(const PreparedRun& run, RunSession& session, LoggedObserver& observer);
 
 }  // namespace forebay

@@ -18,7 +18,6 @@
 #include "forebay/train/create_store.h"
 #include "forebay/train/delayed_updates.h"
 #include "forebay/train/evaluate.h"
-#include "forebay/train/export.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/kept_update.h"
 #include "forebay/train/logged_observer.h"
@@ -62,17 +61,16 @@ class TrainingRun {
     if (status.ok()) status = OpenMetrics();
     if (status.ok()) status = TrainAndExport();
     status = exports_->End(status);
-    // The log is a courtesy; the error itself is what the caller reports.
-    if (!status.ok()) observer_.Log(MessageOf(status)).IgnoreError();
+    if (!status.ok()) observer_.Log(MessageOf(status));
     return status;
   }
 
  private:
   absl::Status OpenSession();
   absl::Status RedoUpdate();
-  absl::Status NoteComputedAgain(int64_t step, const absl::Status& why) {
-    return Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
-                            MessageOf(why)));
+  void NoteComputedAgain(int64_t step, const absl::Status& why) {
+    Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
+                     MessageOf(why)));
   }
   absl::Status OpenMetrics();
   absl::Status TrainAndExport();
@@ -104,7 +102,7 @@ class TrainingRun {
   absl::Status BeginWriting();
   absl::Status ExportResult();
   Counters ReadCounters() const { return forebay::ReadCounters(prepared_, *session_); }
-  absl::Status Note(const std::string& line) { return observer_.Note(line); }
+  void Note(const std::string& line) { observer_.OnNote(line); }
 
   const ResolvedOptions& resolved_;
   const TrainOptions& options_;
@@ -155,7 +153,8 @@ absl::Status TrainingRun::OpenSession() {
   FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
   sampler_ = std::make_unique<Sampler>(prepared_.data->info().num_rows, options_.seed);
   batches_.resize(options_.accum);
-  return NoteMachine(prepared_, *session_, observer_);
+  NoteMachine(prepared_, *session_, observer_);
+  return absl::OkStatus();
 }
 
 // Of the step after the committed one, when a crash left its gradients whole.
@@ -175,12 +174,13 @@ absl::Status TrainingRun::RedoUpdate() {
   // Where they cannot be computed again for sure, what might be read another time is not given up.
   const bool may_read_later = ExitCodeOf(recovered.damage) == ExitCode::kStorage;
   if (may_read_later && prepared_.plan.placement.delays_updates) return recovered.damage;
-  if (!recovered.damage.ok()) return NoteComputedAgain(step, recovered.damage);
-  if (!recovered.intent.has_value()) return absl::OkStatus();
+  if (!recovered.damage.ok()) NoteComputedAgain(step, recovered.damage);
+  if (!recovered.damage.ok() || !recovered.intent.has_value()) return absl::OkStatus();
   absl::StatusOr<KeptUpdate> kept = DecodeUpdate(*recovered.intent, step);
   if (!kept.ok()) {
     session_->optimizer().AbandonStep();
-    return NoteComputedAgain(step, kept.status());
+    NoteComputedAgain(step, kept.status());
+    return absl::OkStatus();
   }
   observer_.OnPhase("applying kept gradients", 0);
   released_line_ = std::move(kept->metrics);
@@ -190,7 +190,8 @@ absl::Status TrainingRun::RedoUpdate() {
   released_step_ = step;
   update_is_open_ = commit_is_due_ = true;
   FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
-  return Note(fmt::format("step {}: its gradients were whole, and its update is applied", step));
+  Note(fmt::format("step {}: its gradients were whole, and its update is applied", step));
+  return absl::OkStatus();
 }
 
 // With the line of the committed step as its last.
@@ -199,8 +200,11 @@ absl::Status TrainingRun::OpenMetrics() {
   if (prepared_.resumed) {
     const Json& trainer = session_->store().committed().trainer;
     FOREBAY_ASSIGN_OR_RETURN(
-        committed_line_, AlignMetrics(prepared_.paths.metrics, committed_step_,
-                                      trainer.contains("metrics") ? trainer["metrics"] : Json()));
+        AlignedMetrics aligned,
+        AlignMetrics(prepared_.paths.metrics, committed_step_,
+                     trainer.contains("metrics") ? trainer["metrics"] : Json()));
+    committed_line_ = std::move(aligned.line);
+    if (!aligned.note.empty()) Note(aligned.note);
   }
   if (committed_line_.contains("loss") && committed_line_["loss"].is_number()) {
     totals_.last_loss = committed_line_["loss"].get<double>();
@@ -212,8 +216,7 @@ absl::Status TrainingRun::OpenMetrics() {
 
 absl::Status TrainingRun::TrainAndExport() {
   if (prepared_.resumed) {
-    FOREBAY_RETURN_IF_ERROR(
-        Note(fmt::format("resuming after step {} of {}", committed_step_, prepared_.num_steps)));
+    Note(fmt::format("resuming after step {} of {}", committed_step_, prepared_.num_steps));
   }
   const absl::Status evaluated = EvaluateWhatIsDue();
   if (ExitCodeOf(evaluated) == ExitCode::kInterrupted) return StopInMidStep(evaluated);
@@ -236,8 +239,7 @@ absl::Status TrainingRun::EvaluateWhatIsDue() {
   if (committed_step_ == 0) {
     if (prepared_.eval_data == nullptr || line.is_object()) return absl::OkStatus();
     FOREBAY_ASSIGN_OR_RETURN(totals_.first_eval_loss, EvaluateHeldOut());
-    FOREBAY_RETURN_IF_ERROR(
-        Note(fmt::format("held-out loss before the first step: {:.4f}", totals_.first_eval_loss)));
+    Note(fmt::format("held-out loss before the first step: {:.4f}", totals_.first_eval_loss));
     line = {{"step", 0}, {"eval_loss", totals_.first_eval_loss}};
     return metrics_.Append(line.dump());
   }
@@ -245,8 +247,7 @@ absl::Status TrainingRun::EvaluateWhatIsDue() {
     return absl::OkStatus();
   }
   FOREBAY_ASSIGN_OR_RETURN(totals_.last_eval_loss, EvaluateHeldOut());
-  FOREBAY_RETURN_IF_ERROR(Note(
-      fmt::format("held-out loss after step {}: {:.4f}", committed_step_, totals_.last_eval_loss)));
+  Note(fmt::format("held-out loss after step {}: {:.4f}", committed_step_, totals_.last_eval_loss));
   line["eval_loss"] = totals_.last_eval_loss;
   return metrics_.ReplaceLast(line.dump());
 }
@@ -285,16 +286,15 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
   const bool tries = ExitCodeOf(error) != ExitCode::kStorage || one_copy || is_of_an_export;
   const absl::Status saved = tries ? SaveWhatIsDone() : error;
   if (saved.ok()) {
-    FOREBAY_RETURN_IF_ERROR(Note(fmt::format("the run is saved after step {}", committed_step_)));
+    Note(fmt::format("the run is saved after step {}", committed_step_));
   } else if (one_copy) {
-    FOREBAY_RETURN_IF_ERROR(
-        Note(fmt::format("the steps after step {} could not be saved, and the run's one copy "
-                         "(--durability=none) may be lost with them: {}",
-                         committed_step_, MessageOf(saved))));
+    Note(
+        fmt::format("the steps after step {} could not be saved, and the run's one copy "
+                    "(--durability=none) may be lost with them: {}",
+                    committed_step_, MessageOf(saved)));
   } else {
-    FOREBAY_RETURN_IF_ERROR(
-        Note(fmt::format("the steps after step {} are not saved; the run goes on from there{}",
-                         committed_step_, tries ? ": " + MessageOf(saved) : "")));
+    Note(fmt::format("the steps after step {} are not saved; the run goes on from there{}",
+                     committed_step_, tries ? ": " + MessageOf(saved) : ""));
   }
   return error;
 }
@@ -480,9 +480,9 @@ absl::Status TrainingRun::AfterOverflow(int64_t step, const std::string& where) 
   const double loss_scale = progress_.loss_scale();
   const absl::Status advanced = progress_.Advance(/*overflowed=*/true);
   if (advanced.ok()) {
-    return Note(
-        fmt::format("step {} is skipped: {} overflowed at loss scale {:.10g}; the next is {:.10g}",
-                    step, where, loss_scale, progress_.loss_scale()));
+    Note(fmt::format("step {} is skipped: {} overflowed at loss scale {:.10g}; the next is {:.10g}",
+                     step, where, loss_scale, progress_.loss_scale()));
+    return absl::OkStatus();
   }
   SaveWhatIsDone().IgnoreError();
   return NumericalError(fmt::format(
@@ -551,14 +551,7 @@ absl::Status TrainingRun::ExportResult() {
   exports_->Await();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
   if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
-  exports_->ReleaseSpace();
-  const ExportedModel model = {prepared_.model_directory, prepared_.paths.model,
-                               options_.export_dtype};
-  return ExportErrorOfARun(
-      ExportModel(StoreSnapshot(&session_->store()), model, [&](double fraction) {
-        observer_.OnPhase("exporting", fraction);
-        return absl::OkStatus();
-      }));
+  return exports_->ExportResult(prepared_.paths.model);
 }
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the

@@ -280,7 +280,7 @@ def _cache_key(options, config, tokenizer):
             template = load_chat_template(tokenizer).text
         except BadInputError:
             pass  # only chats need one, and they will say so
-    parts = (PACKER_VERSION, os.path.splitext(options.data)[1].lower(), _file_digest(options.data), tokenizer.digest,
+    parts = (PACKER_VERSION, packed_file.VERSION, os.path.splitext(options.data)[1].lower(), _file_digest(options.data), tokenizer.digest,
              tokenizer.bos_id, tokenizer.eos_id, sorted(tokenizer.special_tokens.items()), template, config.vocab_size,
              config.max_positions, options.seq, options.truncate)
     return xxhash.xxh3_128_hexdigest(repr(parts).encode("utf-8", "surrogatepass"))

@@ -12,11 +12,12 @@ from .errors import BadInputError
 from .files import atomic_writer
 
 MAGIC = b"FBPACKED"
-VERSION = 1
+VERSION = 2
 BLOCK_BYTES = 4096
 MAX_INFO_BYTES = 1 << 24
-# magic, version, info_bytes, rows, seq, vocab_size, tokens, trained, samples, longest_segment, content digest
-_HEADER = struct.Struct("<8sIIQQQQQQQ16s")
+# magic, version, info_bytes, rows, seq, vocab_size, tokens, trained, samples, longest_segment, content digest, digest of the
+# rows' checksums
+_HEADER = struct.Struct("<8sIIQQQQQQQ16s16s")
 _HEADER_DIGEST = struct.Struct("<Q")  # XXH3-64 of the header before it and of the info, in the block's last 8 bytes
 
 TRAINED, SEGMENT_START, PADDING = 1, 2, 4
@@ -34,6 +35,7 @@ class PackedInfo:
     info: dict = field(default_factory=dict)  # {"tokenizer_digest": ..., "provenance": {...}}
     digest: str = ""
     info_bytes: int = 0     # of the encoded info
+    checksums_digest: bytes = b""
 
     @property
     def padding_share(self):
@@ -47,6 +49,10 @@ class PackedInfo:
     def flags_offset(self):
         return self.tokens_offset + 4 * self.rows * self.seq
 
+    @property
+    def checksums_offset(self):
+        return self.flags_offset + self.rows * self.seq
+
 
 def is_packed(path):
     try:
@@ -57,8 +63,8 @@ def is_packed(path):
 
 
 def write_packed(path, info, blocks):
-    """Writes a file and sets info.digest; `blocks()` gives (tokens <u4 [n, seq], flags u1 [n, seq]) of all rows in order, twice.
-    """
+    """Writes a file and sets info.digest; `blocks()` gives (tokens <u4 [n, seq], flags u1 [n, seq]) of all rows in order, three
+    times."""
     content = _content_hasher(info)
     info_bytes = _encode_info(info.info)
     info.info_bytes = len(info_bytes)
@@ -70,8 +76,13 @@ def write_packed(path, info, blocks):
                 data = np.ascontiguousarray(block[part]).data
                 content.update(data)
                 file.write(data)
+        checksums = xxhash.xxh3_128()
+        for block in _row_checksums(blocks(), content.digest()):
+            checksums.update(block.data)
+            file.write(block.data)
         header = _HEADER.pack(MAGIC, VERSION, len(info_bytes), info.rows, info.seq, info.vocab_size, info.tokens,
-                              info.trained, info.samples, info.longest_segment, content.digest())
+                              info.trained, info.samples, info.longest_segment, content.digest(),
+                              checksums.digest())
         header = header.ljust(BLOCK_BYTES - _HEADER_DIGEST.size, b"\0")
         file.seek(0)
         file.write(header + _HEADER_DIGEST.pack(xxhash.xxh3_64_intdigest(header + info_bytes)))
@@ -96,7 +107,7 @@ def read_info(path):
         header = file.read(BLOCK_BYTES)
         if len(header) < BLOCK_BYTES:
             raise _broken(path, f"its header has {len(header)} of {BLOCK_BYTES} bytes")
-        magic, version, info_bytes, *counts, digest = _HEADER.unpack_from(header)
+        magic, version, info_bytes, *counts, digest, checksums_digest = _HEADER.unpack_from(header)
         if magic != MAGIC:
             raise BadInputError(f"'{path}' is not a packed token file; make one with 'forebay data pack'")
         if version != VERSION:
@@ -108,10 +119,11 @@ def read_info(path):
     (header_digest,) = _HEADER_DIGEST.unpack_from(header, BLOCK_BYTES - _HEADER_DIGEST.size)
     if xxhash.xxh3_64_intdigest(header[:-_HEADER_DIGEST.size] + info) != header_digest:
         raise _broken(path, "its header does not match its checksum")
-    packed = PackedInfo(*counts, info=_decode_info(path, info), digest=digest.hex(), info_bytes=info_bytes)
+    packed = PackedInfo(*counts, info=_decode_info(path, info), digest=digest.hex(), info_bytes=info_bytes,
+                        checksums_digest=checksums_digest)
     if packed.rows < 1 or packed.seq < 2 or packed.rows * packed.seq >= 2**48:
         raise _broken(path, f"it claims {packed.rows} rows of {packed.seq} tokens")
-    expected = packed.flags_offset + packed.rows * packed.seq
+    expected = packed.checksums_offset + 8 * packed.rows
     if os.path.getsize(path) != expected:
         raise _broken(path, f"it has {os.path.getsize(path)} bytes, its header says {expected}")
     return packed
@@ -126,7 +138,7 @@ def map_contents(path, packed):
 
 
 def check_contents(path, packed):
-    """Compares the digest of tokens and flags with the header's. BadInputError."""
+    """Compares the digests of tokens and flags, and of the rows' checksums, with the header's. BadInputError."""
     content = _content_hasher(packed)
     rows_per_block = max(1, (1 << 22) // packed.seq)
     for array in map_contents(path, packed):
@@ -134,10 +146,26 @@ def check_contents(path, packed):
             content.update(np.ascontiguousarray(array[row:row + rows_per_block]).data)
     if content.hexdigest() != packed.digest:
         raise _broken(path, "its tokens do not match their checksum")
+    checksums = np.memmap(path, dtype="<u8", mode="r", offset=packed.checksums_offset, shape=(packed.rows,))
+    if xxhash.xxh3_128_digest(checksums.data) != packed.checksums_digest:
+        raise _broken(path, "the checksums of its rows do not match theirs")
 
 
 def _content_hasher(info):
     return xxhash.xxh3_128(struct.pack("<QQ", info.rows, info.seq))
+
+
+def _row_checksums(blocks, digest):
+    """Of each block's rows, [n] <u8. They depend on the digest of all of the file, so that a row of another is noticed."""
+    seed = int.from_bytes(digest[:8], "little")
+    for tokens, flags in blocks:
+        rows = zip(np.ascontiguousarray(tokens), np.ascontiguousarray(flags))
+        yield np.array([_row_checksum(*row, (seed + i) % 2**64) for i, row in enumerate(rows)], "<u8")
+        seed += len(tokens)
+
+
+def _row_checksum(tokens, flags, seed):
+    return xxhash.xxh3_64_intdigest(flags.data, xxhash.xxh3_64_intdigest(tokens.data, seed))
 
 
 def _encode_info(info):

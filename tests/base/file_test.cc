@@ -238,19 +238,6 @@ TEST(ProgramDirectory, HoldsTheRunningProgram) {
   EXPECT_TRUE(FileExists(JoinPath(ProgramDirectory(), "base_test")));
 }
 
-TEST(ReserveFileSpace, TakesNothingWhereThereIsTooLittle) {
-  const TemporaryFolder folder;
-  const auto fd = OpenFile(folder.Path("file"), O_RDWR | O_CREAT);
-  ASSERT_TRUE(fd.ok()) << fd.status();
-  const auto free_bytes = FreeSpace(folder.path());
-  ASSERT_TRUE(free_bytes.ok()) << free_bytes.status();
-  EXPECT_EQ(ReserveFileSpace(fd->get(), *free_bytes + (int64_t{1} << 40)), ENOSPC);
-  struct stat info = {};
-  ASSERT_EQ(::fstat(fd->get(), &info), 0);
-  EXPECT_EQ(info.st_blocks, 0) << "an attempt would have filled the disk";
-  EXPECT_EQ(info.st_size, 0);
-}
-
 TEST(ListFolder, GivesSortedNamesAndTellsNoFolderFromOneThatCannotBeRead) {
   const TemporaryFolder folder;
   for (const char* name : {"b", "a", ".c"}) {
@@ -264,24 +251,6 @@ TEST(ListFolder, GivesSortedNamesAndTellsNoFolderFromOneThatCannotBeRead) {
   const absl::Status status = ListFolder(folder.Path("loop")).status();
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage);
   EXPECT_NE(MessageOf(status).find("loop' failed: ELOOP"), std::string::npos) << status;
-}
-
-TEST(ReserveFileSpace, KeepsWhatTheFileHolds) {
-  const TemporaryFolder folder;
-  const auto fd = OpenFile(folder.Path("file"), O_RDWR | O_CREAT);
-  ASSERT_TRUE(fd.ok()) << fd.status();
-  ASSERT_EQ(::pwrite(fd->get(), "abc", 3, 0), 3);
-  const int error = ReserveFileSpace(fd->get(), 1 << 20);
-  if (error == EOPNOTSUPP)
-    GTEST_SKIP() << "the file system of " << folder.path() << " has no fallocate";
-  ASSERT_EQ(error, 0);
-  struct stat info = {};
-  ASSERT_EQ(::fstat(fd->get(), &info), 0);
-  EXPECT_EQ(info.st_size, 1 << 20);
-  EXPECT_GE(info.st_blocks * 512, 1 << 20);
-  std::array<char, 3> held = {};
-  ASSERT_EQ(::pread(fd->get(), held.data(), held.size(), 0), 3);
-  EXPECT_EQ(std::string(held.data(), held.size()), "abc");
 }
 
 }  // namespace

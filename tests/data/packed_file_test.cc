@@ -2,11 +2,13 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 
+#include "fmt/format.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "gmock/gmock.h"
@@ -123,18 +125,68 @@ TEST_F(PackedFileTest, FileThatShrankSinceOpenIsRefused) {
   ASSERT_TRUE(file.ok());
   std::filesystem::resize_file(path_, 8192);
   MicroBatch batch;
-  EXPECT_FALSE((*file)->ReadRows(std::vector<int64_t>{0}, batch).ok());
+  const absl::Status status = (*file)->ReadRows(std::vector<int64_t>{0}, batch);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
+  EXPECT_THAT(MessageOf(status), HasSubstr("ends before row 0"));
 }
 
-TEST_F(PackedFileTest, TokenThatGrewSinceOpenIsRefused) {
-  std::string bytes = PackedBytes().Encode();
-  const auto file = OpenBytes(bytes);
+// Of the whole file, in the very place: what reads it has it open.
+void Overwrite(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::in) << bytes;
+}
+
+TEST_F(PackedFileTest, AnyByteOfARowThatChangedSinceOpenIsRefusedWithTheRow) {
+  const std::string good = PackedBytes().Encode();
+  const auto file = OpenBytes(good);
   ASSERT_TRUE(file.ok());
-  bytes[8192 + 2] = 1;  // token 0 becomes 65537
-  std::ofstream(path_, std::ios::binary | std::ios::in) << bytes;
   MicroBatch batch;
-  const absl::Status status = (*file)->ReadRows(std::vector<int64_t>{0}, batch);
-  EXPECT_THAT(MessageOf(status), HasSubstr("row 0 changed"));
+  const size_t flags_at = 8192 + 8 * 4;
+  const size_t checksums_at = flags_at + 8;
+  for (size_t at = 8192; at < good.size(); ++at) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 1);
+    Overwrite(path_, bad);
+    const int64_t row = at < flags_at       ? (at - 8192) / 16
+                        : at < checksums_at ? (at - flags_at) / 4
+                                            : (at - checksums_at) / 8;
+    const absl::Status status = (*file)->ReadRows(std::vector<int64_t>{0, 1}, batch);
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput) << "byte " << at;
+    EXPECT_THAT(MessageOf(status), HasSubstr(path_));
+    EXPECT_THAT(MessageOf(status), HasSubstr(fmt::format("row {} does not match", row)));
+    EXPECT_TRUE((*file)->ReadRows(std::vector<int64_t>{1 - row}, batch).ok()) << "the other row";
+  }
+}
+
+TEST_F(PackedFileTest, AnotherFileInThePlaceOfTheOpenOneIsRefused) {
+  const auto file = OpenBytes(PackedBytes().Encode());
+  ASSERT_TRUE(file.ok());
+  PackedBytes other;
+  other.tokens[5] = 9;  // of row 1; its checksums are right
+  Overwrite(path_, other.Encode());
+  MicroBatch batch;
+  for (const int64_t row : {0, 1}) {
+    const absl::Status status = (*file)->ReadRows(std::vector<int64_t>{row}, batch);
+    EXPECT_THAT(MessageOf(status), HasSubstr(fmt::format("row {} does not match", row)));
+  }
+  Overwrite(path_, PackedBytes().Encode());
+  EXPECT_TRUE((*file)->ReadRows(std::vector<int64_t>{0, 1}, batch).ok()) << "the same again";
+}
+
+TEST_F(PackedFileTest, RowsThatChangedPlacesAreRefused) {
+  const auto file = OpenBytes(PackedBytes().Encode());
+  ASSERT_TRUE(file.ok());
+  std::string swapped = PackedBytes().Encode();
+  const auto swap_rows = [&](size_t begin, size_t size) {
+    std::swap_ranges(swapped.begin() + begin, swapped.begin() + begin + size,
+                     swapped.begin() + begin + size);
+  };
+  swap_rows(8192, 16);
+  swap_rows(8192 + 32, 4);
+  swap_rows(8192 + 40, 8);
+  Overwrite(path_, swapped);
+  MicroBatch batch;
+  EXPECT_FALSE((*file)->ReadRows(std::vector<int64_t>{0}, batch).ok());
+  EXPECT_FALSE((*file)->ReadRows(std::vector<int64_t>{1}, batch).ok());
 }
 
 TEST_F(PackedFileTest, MissingFileIsBadInput) {
@@ -152,7 +204,11 @@ TEST_F(PackedFileTest, MagicTellsPackedFiles) {
 TEST_F(PackedFileTest, RowLengthIsReadFromTheHeaderAlone) {
   ASSERT_TRUE(OpenBytes(PackedBytes().Encode()).ok());
   EXPECT_EQ(PackedRowTokens(path_), 4);
-  ASSERT_FALSE(OpenBytes(PackedBytes().Encode().substr(0, 100)).ok());
+  ASSERT_FALSE(OpenBytes(PackedBytes().Encode().substr(0, 200)).ok());
+  EXPECT_EQ(PackedRowTokens(path_), 4);
+  PackedBytes old;
+  old.version = 1;
+  ASSERT_FALSE(OpenBytes(old.Encode()).ok());
   EXPECT_EQ(PackedRowTokens(path_), 4);
   PackedBytes absurd;
   absurd.seq = uint64_t{1} << 40;
@@ -172,7 +228,7 @@ TEST_F(PackedFileTest, NoPipeIsOpenedToSeeWhetherItIsPacked) {
 TEST_F(PackedFileTest, OtherFormatsAreRefused) {
   EXPECT_THAT(Refusal([](PackedBytes& f) { f.magic = "PK\3\4ABCD"; }),
               HasSubstr("not a packed token file"));
-  EXPECT_THAT(Refusal([](PackedBytes& f) { f.version = 2; }), HasSubstr("version 2"));
+  EXPECT_THAT(Refusal([](PackedBytes& f) { f.version = 1; }), HasSubstr("version 1"));
 }
 
 TEST_F(PackedFileTest, ImpossibleSizesAreRefused) {

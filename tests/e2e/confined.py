@@ -118,3 +118,45 @@ def btrfs(folder, image):
     finally:
         subprocess.run(["umount", str(folder)], check=True)
         os.remove(image)
+
+@contextlib.contextmanager
+def xfs(folder, image):
+    """A small XFS on a loop device: as small as it can be made."""
+    if shutil.which("mkfs.xfs") is None:
+        pytest.skip("there is no mkfs.xfs (apt-get install xfsprogs)")
+    with open(image, "wb") as file:
+        file.truncate(320 << 20)
+    _must("mkfs.xfs", "-q", str(image))
+    folder.mkdir()
+    _must("mount", "-o", "loop", str(image), str(folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+        os.remove(image)
+
+
+def free_bytes(disk):
+    info = os.statvfs(disk)
+    return info.f_bavail * info.f_frsize
+
+
+def fill(disk, leave_bytes=0):
+    """Another program takes all but so much of what is left of a file system, to the byte; less than before, if need be."""
+    with open(disk / "other", "wb", buffering=0) as file:  # at once empty, while XFS frees what is removed later
+        os.posix_fallocate(file.fileno(), 0, free_bytes(disk) - leave_bytes)
+
+
+def fill_beside(disk):
+    """The same of all that is left, while a program uses the disk too; and new files as long as their inodes find a block, as
+    those of XFS take from what files have."""
+    size = 64 << 20
+    with open(disk / "other", "wb", buffering=0) as file:
+        while size >= 4096:
+            try:
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
+            except OSError:
+                size //= 2
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (disk / f"other-{number}").touch()

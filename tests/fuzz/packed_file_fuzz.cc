@@ -21,6 +21,7 @@ constexpr size_t kBlockBytes = 4096;
 constexpr size_t kInfoBytesAt = 12;
 constexpr size_t kRowsAt = 16;
 constexpr size_t kDigestAt = 72;
+constexpr size_t kDigestBytes = 16;
 
 void Require(bool condition) {
   if (!condition) std::abort();
@@ -28,6 +29,26 @@ void Require(bool condition) {
 
 std::span<const std::byte> Bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
+}
+
+// Of the rows in `contents`, where those are as many as the fields say.
+std::string RowChecksums(const std::string& fields, std::string_view contents, uint64_t seed) {
+  uint64_t rows_and_seq[2];
+  std::memcpy(rows_and_seq, fields.data() + kRowsAt, sizeof(rows_and_seq));
+  const auto [num_rows, seq] = rows_and_seq;
+  std::string checksums;
+  const bool fits = seq > 0 && seq <= contents.size() && contents.size() % (5 * seq) == 0 &&
+                    contents.size() / (5 * seq) == num_rows;
+  for (size_t row = 0; fits && row < num_rows; ++row) {
+    const auto part = [&](size_t begin, size_t size) {
+      return std::as_bytes(std::span(contents.substr(begin, size)));
+    };
+    const uint64_t of_tokens = forebay::Xxh3_64(part(row * 4 * seq, 4 * seq), seed + row);
+    const uint64_t checksum =
+        forebay::Xxh3_64(part(num_rows * 4 * seq + row * seq, seq), of_tokens);
+    checksums.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
+  }
+  return checksums;
 }
 
 // The file that the input describes, with right checksums.
@@ -39,18 +60,21 @@ std::string Assemble(std::string fields, std::string_view rest) {
   forebay::Xxh3_128 digest;
   digest.Update(std::string_view(fields).substr(kRowsAt, 16));  // rows and seq
   digest.Update(contents);
-  const std::string hex = digest.Hex();
-  for (size_t i = 0; i < 16; ++i) {
-    fields[kDigestAt + i] = static_cast<char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
-  }
+  std::memcpy(fields.data() + kDigestAt, digest.Digest().data(), kDigestBytes);
+  uint64_t seed = 0;
+  std::memcpy(&seed, fields.data() + kDigestAt, sizeof(seed));
+  const std::string checksums = RowChecksums(fields, contents, seed);
+  forebay::Xxh3_128 checksums_digest;
+  checksums_digest.Update(checksums);
   std::string file = fields;
+  file.append(reinterpret_cast<const char*>(checksums_digest.Digest().data()), kDigestBytes);
   file.resize(kBlockBytes - sizeof(uint64_t), '\0');
   file += info;
   const uint64_t checksum = forebay::Xxh3_64(Bytes(file));
   file.insert(kBlockBytes - sizeof(uint64_t), reinterpret_cast<const char*>(&checksum),
               sizeof(checksum));
   file.resize((file.size() + kBlockBytes - 1) / kBlockBytes * kBlockBytes, '\0');
-  return file.append(contents);
+  return file.append(contents).append(checksums);
 }
 
 // One file in memory for the whole run of the fuzzer.

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import xxhash
 from conftest import load_tokenizer, make_model, pack_file, pack_options, write_lines
 
 from forebay_data import pack, packed_file
@@ -187,6 +188,25 @@ def test_damage_to_a_packed_file_is_noticed(model, tmp_path, at):
     (tmp_path / "o").write_bytes(contents)
     with pytest.raises(BadInputError, match="damaged|version"):
         pack.pack(pack_options(model, tmp_path / "o", 32))
+
+
+def test_every_row_has_a_checksum_of_its_own(tmp_path):
+    tokens = np.arange(8, dtype=np.uint32).reshape(2, 4)
+    flags = np.array([[SEGMENT_START, TRAINED, SEGMENT_START, 0], [SEGMENT_START, TRAINED, TRAINED, PADDING]], np.uint8)
+    tokens[1, 3] = 0
+    packed_file.write_rows(tmp_path / "o", tokens, flags, vocab_size=10)
+    packed = packed_file.read_info(tmp_path / "o")
+    checksums = np.frombuffer((tmp_path / "o").read_bytes(), "<u8", offset=packed.checksums_offset)
+    # As docs/formats.md says.
+    seed = int.from_bytes(bytes.fromhex(packed.digest)[:8], "little")
+    for row in (0, 1):
+        of_tokens = xxhash.xxh3_64_intdigest(tokens[row].tobytes(), (seed + row) % 2**64)
+        assert checksums[row] == xxhash.xxh3_64_intdigest(flags[row].tobytes(), of_tokens)
+    contents = bytearray((tmp_path / "o").read_bytes())
+    contents[packed.checksums_offset] ^= 1
+    (tmp_path / "o").write_bytes(contents)
+    with pytest.raises(BadInputError, match="the checksums of its rows"):
+        packed_file.check_contents(tmp_path / "o", packed)
 
 
 def cache_report(model, data, folder, seq=32, **others):

@@ -13,6 +13,7 @@
 #include "forebay/aio/faulty_disk.h"
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
 #include "forebay/tests/swap/store_fixture.h"
 #include "gmock/gmock.h"
 

@@ -1,5 +1,5 @@
 """Every command in README.md, CONTRIBUTING.md and docs/ is executed by something, every program is compiled, and every
-link leads somewhere.
+link leads somewhere. What README.md says to run first builds the programs that README.md names.
 
 A block of commands (fenced as ```sh) follows a line that says what executes it:
 
@@ -72,8 +72,22 @@ def problems_of_links(root):
                 yield f"{path.relative_to(root)}: links to {target}, which is not there"
 
 
+def problems_of_programs_to_build(root):
+    """What README.md sets up has every program that it names; a build of named targets has those alone."""
+    readme = root / "README.md"
+    names = sorted(set(re.findall(r"build/bin/([\w-]+)", readme.read_text())))
+    set_up = {program for where, by, _ in blocks_of(root) if where.startswith(readme.name) and by not in (None, "test")
+              for program in by.split() if (root / program).exists()}
+    for program in sorted(set_up):
+        for targets in re.findall(r"scripts/build(?: release)? -- --target (.+)", (root / program).read_text()):
+            for name in names:
+                if name not in targets.split():
+                    yield f"{readme.name}: {program} does not build build/bin/{name}, which is named here"
+
+
 def problems_of(root):
     yield from problems_of_commands(root)
+    yield from problems_of_programs_to_build(root)
     yield from problems_of_programs(root)
     yield from problems_of_links(root)
 

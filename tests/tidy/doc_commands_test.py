@@ -8,12 +8,12 @@ import doc_commands
 
 
 class DocCommandsTest(unittest.TestCase):
-    def problems_of(self, readme):
+    def problems_of(self, readme, test_script=""):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             (root / "docs").mkdir()
             (root / "scripts").mkdir()
-            (root / "scripts" / "test").write_text("")
+            (root / "scripts" / "test").write_text(test_script)
             (root / "CONTRIBUTING.md").write_text("")
             (root / "README.md").write_text(readme)
             return list(doc_commands.problems_of(root))
@@ -39,6 +39,13 @@ class DocCommandsTest(unittest.TestCase):
         self.assertIn("differs from", self.problems_of(with_source.format("int x;\n"))[0])
         self.assertIn("which source", self.problems_of("```cpp\nint x;\n```\n")[0])
         self.assertIn("is not there", self.problems_of("<!-- source: no.cc -->\n```cpp\n```\n")[0])
+
+    def test_a_program_that_is_not_built_by_what_is_run_first_is_found(self):
+        readme = "<!-- run: scripts/test -->\n```sh\nscripts/test\n```\nThen `build/bin/one` and `build/bin/two DIR`.\n"
+        for build in ("scripts/build", "scripts/build release -- --target one two", "scripts/build asan -- --target one"):
+            self.assertEqual(self.problems_of(readme, build), [])
+        (problem,) = self.problems_of(readme, "scripts/build -- --target one\n")
+        self.assertIn("scripts/test does not build build/bin/two", problem)
 
     def test_a_link_that_leads_nowhere_is_found(self):
         self.assertIn("docs/no.md", self.problems_of("[x](docs/no.md#part)")[0])

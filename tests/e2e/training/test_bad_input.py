@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
+import time
 
 import confined
 import pytest
@@ -206,6 +208,32 @@ def test_data_that_is_not_there(forebay, good, tmp_path, cache):
     assert_words(refusal(forebay, tmp_path, good, 3, data=tmp_path / "no.txt"), "no.txt' does not exist")
     (tmp_path / "folder.txt").mkdir()
     assert_words(refusal(forebay, tmp_path, good, 3, data=tmp_path / "folder.txt"), "folder.txt")
+
+
+def test_data_that_is_overwritten_under_a_run_is_named_with_its_row(forebay, good, tmp_path):
+    data, out = tmp_path / "d.fbd", tmp_path / "run"
+    shutil.copy(good["data"], data)
+    original = data.read_bytes()
+    write_rows(tmp_path / "other.fbd", *random_rows(8, SEQ, 256, seed=6), 256)
+    settings = dict(good, data=data, out=out, steps=200, export="none", accum=2)
+    forebay.run("train", **dict(settings, out=tmp_path / "whole"))
+    # The file stays the one that the run has open: what is overwritten is seen by its next read.
+    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in settings.items())]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        while not (out / "metrics.jsonl").exists() and run.poll() is None:
+            time.sleep(0.01)
+        with open(data, "r+b") as file:
+            file.write((tmp_path / "other.fbd").read_bytes())
+        errors = run.communicate(timeout=120)[1]
+    assert run.returncode == 3, errors
+    assert_words(errors, str(data), "damaged", "so it has changed since it was opened", "the run is saved after step")
+    assert re.search(r"row \d+ does not match", errors), errors
+    # A resume compares all of it; and with what the run began with, nothing is lost.
+    refused = forebay.run("train", "--resume", out=out, check=False)
+    assert refused.returncode == 2 and "not those that the run was started with" in refused.stderr, refused.stderr
+    data.write_bytes(original)
+    forebay.run("train", "--resume", out=out)
+    assert forebay.digest(out) == forebay.digest(tmp_path / "whole")
 
 
 def test_packed_data_of_other_rows_or_of_a_larger_vocabulary(forebay, good, tmp_path):

@@ -235,13 +235,6 @@ def test_without_room_for_two_copies_there_is_one_and_a_warning(forebay, task, e
         assert forebay.digest(tmp_path / "run") == expected
 
 
-def fill(disk, leave_bytes=0):
-    """Another program takes all but so much of what is left of a file system, to the byte."""
-    free = os.statvfs(disk)
-    with open(disk / "other", "wb", buffering=0) as file:
-        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave_bytes)
-
-
 def test_gradients_that_are_kept_from_now_on_need_room(forebay, task, tmp_path):
     # So large that its gradients take more than the try of an engine does, which comes first.
     model = make_model(forebay, tmp_path / "model", hidden_size=256, intermediate_size=512)
@@ -256,7 +249,7 @@ def test_gradients_that_are_kept_from_now_on_need_room(forebay, task, tmp_path):
         before = forebay.digest(out)
         # Too little for the gradients, and for no more than them: what says which they are needs room, too.
         for leave_bytes in (2 << 20, area_bytes + 4096):
-            fill(disk, leave_bytes)
+            confined.fill(disk, leave_bytes)
             for dry_run in (["--dry_run"], []):
                 refused = forebay.run("train", "--resume", *dry_run, out=out, durability="replay", check=False)
                 assert refused.returncode == 4, (leave_bytes, dry_run, refused.stderr)
@@ -290,7 +283,7 @@ def test_a_copy_with_holes_has_its_space_before_its_first_step(forebay, large_ta
         subprocess.run(["cp", "-r", "--sparse=always", out, disk / "run"], check=True)
         state = (disk / "run" / "swap" / "state.fbs").stat()
         assert state.st_blocks * 512 < state.st_size, "the copy has no holes"
-        fill(disk, 2 << 20)
+        confined.fill(disk, 2 << 20)
         for dry_run in (["--dry_run"], []):
             refused = forebay.run("train", "--resume", *dry_run, out=disk / "run", check=False)
             assert refused.returncode == 4 and "left out of its files as holes" in refused.stderr, refused.stderr
@@ -320,7 +313,7 @@ def train_while_another_program_fills(forebay, disk, out, settings):
             event = json.loads(line)
             if event.get("event") == "step" and event["step"] == 2:
                 process.send_signal(signal.SIGSTOP)
-                fill(disk)
+                confined.fill(disk)
                 process.send_signal(signal.SIGCONT)
         return process.wait(), process.stderr.read()
 
@@ -378,7 +371,7 @@ def test_a_resume_on_a_disk_that_is_full_says_so_before_its_first_step(forebay, 
         saves = dict(save_every=4, keep=3, export="hf")
         forebay.run("train", out=out, stop_after=10, check=False, **(settings | saves))
         before = forebay.digest(out)
-        fill(disk)
+        confined.fill(disk)
         # The engine is tried before anything is read: that takes a block.
         refused = forebay.run("train", "--resume", out=out, check=False)
         assert refused.returncode == 5 and "free space there and resume" in refused.stderr, refused.stderr
@@ -386,7 +379,7 @@ def test_a_resume_on_a_disk_that_is_full_says_so_before_its_first_step(forebay, 
         model_bytes = (out / "exports" / "step-4" / "model.safetensors").stat().st_size
         # Two exports are there: two more and the model are to come, all but those two, or the model alone.
         for more, models in ([], 3), (["--keep=20"], 9), (["--save_every=0"], 1):
-            fill(disk, models * model_bytes - (128 << 10))
+            confined.fill(disk, models * model_bytes - (128 << 10))
             refused = forebay.run("train", "--resume", *more, out=out, check=False)
             assert refused.returncode == 4 and "the exported model needs" in refused.stderr, (more, refused.stderr)
             (disk / "other").unlink()

@@ -131,7 +131,7 @@ TEST_F(SharedCommitsTest, WhatAnErrorElsewhereLeavesWholeIsSaved) {
     std::filesystem::copy_file(original, options.data);
     NotingObserver observer([&] { std::filesystem::resize_file(options.data, 4096); });
     const absl::Status status = TrainToy(options, {}, observer);
-    EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput) << status;
     EXPECT_THAT(MessageOf(status), HasSubstr(options.data));
     EXPECT_THAT(observer.notes, Contains("the run is saved after step 2"));
     EXPECT_EQ(CommittedStep(options.out), 2);

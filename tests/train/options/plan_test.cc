@@ -381,6 +381,20 @@ TEST(Plan, AFullDiskIsFoundBeforeTheStart) {
               HasSubstr("on the file system of 'out/swap', which has 1.00 GB free"));
 }
 
+TEST(Plan, FilesThatMayNotBeAsLargeAreFoundBeforeTheStart) {
+  MachineLimits limits = BigMachine();
+  TrainOptions options = SmallRun();
+  options.export_format = ExportFormat::kNone;
+  const auto plan = MakePlan(SmolLm2(), options, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  limits.most_bytes_of_a_file = 2 * plan->tiles.state_area_bytes();  // two slots of it
+  EXPECT_TRUE(MakePlan(SmolLm2(), options, limits).ok());
+  --limits.most_bytes_of_a_file;
+  const auto refused = MakePlan(SmolLm2(), options, limits);
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("in one file"));
+}
+
 TEST(Plan, AFullDiskForTheExportIsFoundOnItsOwnFileSystem) {
   MachineLimits limits = BigMachine();
   limits.out_file_system = 1;
