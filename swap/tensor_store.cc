@@ -32,7 +32,11 @@ StripeBytes GradientParts(const StripeBytes& gradient_area_bytes, int num_stripe
 // ---- Files
 
 absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path, int& number) {
-  FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
+  if (access == StoreAccess::kReadWrite) {
+    FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
+  } else if (access == StoreAccess::kReadOnly) {
+    FOREBAY_RETURN_IF_ERROR(ShareOpenFile(file.fd.get(), path));
+  }
   if (!file.direct) why_not_direct = file.why_not_direct;
   if (file.space > space) {
     space = file.space;
@@ -74,6 +78,7 @@ absl::Status TensorStore::Impl::OpenStripe(int index, bool create) {
     }
     FOREBAY_ASSIGN_OR_RETURN(DirectFile file,
                              OpenDirectFile(path, {.create = create,
+                                                   .read_only = access != StoreAccess::kReadWrite,
                                                    .size_bytes = create ? spec.size_bytes : 0,
                                                    .reserve = reserve_space,
                                                    .direct = engine->direct()}));
@@ -118,6 +123,7 @@ absl::Status TensorStore::CheckSpace() const {
 
 // All at once, so that devices work side by side. The first error.
 absl::Status TensorStore::Impl::Flush(std::span<const int> numbers) {
+  FOREBAY_CHECK(access == StoreAccess::kReadWrite);
   std::vector<IoOp> ops(numbers.size());
   for (size_t i = 0; i < ops.size(); ++i) {
     ops[i].kind = IoKind::kFlush;
@@ -132,6 +138,7 @@ absl::Status TensorStore::Impl::Flush(std::span<const int> numbers) {
 void TensorStore::Impl::Start(IoOp& op, IoKind kind, IoClass io_class, int file,
                               int64_t offset_bytes, std::span<std::byte> buffer) {
   if (buffer.empty()) return;  // a state of no planes: done before it begins
+  FOREBAY_CHECK(kind == IoKind::kRead || access == StoreAccess::kReadWrite);
   op.kind = kind;
   op.io_class = io_class;
   op.file = file;
@@ -233,19 +240,23 @@ void TensorStore::RemoveCreated() {
 
 // With the locks on all its files, but without a look at what is committed.
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::OpenUncommitted(
-    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid) {
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+    StoreAccess access) {
   FOREBAY_CHECK(engine != nullptr && !directories.empty());
-  FOREBAY_ASSIGN_OR_RETURN(OpenedFolders opened, OpenFolders(directories, uuid));
+  FOREBAY_ASSIGN_OR_RETURN(OpenedFolders opened, OpenFolders(directories, uuid, access));
   auto impl = std::make_unique<Impl>(std::move(opened.folders), engine, std::move(opened.manifest));
+  impl->access = access;
   FOREBAY_RETURN_IF_ERROR(impl->OpenFiles(/*create=*/false));
   return std::unique_ptr<TensorStore>(new TensorStore(std::move(impl)));
 }
 
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(
-    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid) {
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+    StoreAccess access) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
-                           OpenUncommitted(directories, engine, uuid));
-  FOREBAY_RETURN_IF_ERROR(store->impl_->RecoverCommit());
+                           OpenUncommitted(directories, engine, uuid, access));
+  FOREBAY_RETURN_IF_ERROR(access == StoreAccess::kBesideWriter ? store->impl_->FollowCommit()
+                                                               : store->impl_->RecoverCommit());
   return store;
 }
 

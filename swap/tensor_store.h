@@ -33,6 +33,7 @@
 #include "forebay/base/tensor_spec.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/swap/commit_record.h"
+#include "forebay/swap/store_access.h"
 #include "forebay/swap/tile_map.h"
 
 namespace forebay {
@@ -95,6 +96,12 @@ struct TileDamage {
   std::string message;       // all of it, with the step
 };
 
+// What a scrub beside a writer verified of one committed step.
+struct ScrubbedStep {
+  int64_t step = 0;
+  int64_t bytes = 0;
+};
+
 // What Repair found and did.
 struct RepairReport {
   int64_t step_before = -1;         // committed; -1: no record was whole
@@ -119,7 +126,7 @@ class TensorStore {
   static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
                                                              const Inventory& inventory,
                                                              Engine* engine);
-  // Opens the newest committed state. `directories`: all of the store's, in any order. `uuid`: of
+  // Opens the newest committed state, as `access` says (store_access.h). `directories`: all of the store's, in any order. `uuid`: of
   // the store that is meant, as ToHex has it (store_manifest.h); "": whichever lies there.
   // CorruptError (damaged or foreign files, another store than `uuid`, folders that do not belong
   // together, unknown format version, one slot whose overwriting was interrupted), EnvironmentError
@@ -127,7 +134,8 @@ class TensorStore {
   // of it), UsageError (a folder named twice), StorageError. Of a store that is not the wanted one
   // nothing is touched.
   static absl::StatusOr<std::unique_ptr<TensorStore>> Open(
-      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "");
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "",
+      StoreAccess access = StoreAccess::kReadWrite);
   // Verifies what is committed; where some of it is damaged, or no commit record is whole, the
   // newest step of which every byte is what was written becomes the committed one: the step before,
   // as long as the next has overwritten none of it, or one that was complete but for its record,
@@ -250,6 +258,17 @@ class TensorStore {
   // far. OutOfMemoryError.
   absl::Status Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
                      std::vector<TileDamage>& damaged);
+  // The same beside the process that writes to the store, and slowly: a tile is read, and then as
+  // long nothing. Where the next step is committed meanwhile, it goes on with that: `steps` has
+  // what was verified of which. What is being written over is never taken for damage.
+  // CorruptError where the commit record or the checksums are damaged; EnvironmentError where the
+  // writer commits faster than a tile is read; OutOfMemoryError. Requires:
+  // StoreAccess::kBesideWriter, two slots.
+  absl::Status ScrubBesideWriter(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
+                                 std::vector<TileDamage>& damaged,
+                                 std::vector<ScrubbedStep>& steps);
+  // Of the memory that one tile is verified in.
+  static int64_t ScrubBytes(const TileMap& tiles);
 
   // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it
   // is relied upon after a restart, but with an intent (below). It is no part of what the store
@@ -316,7 +335,8 @@ class TensorStore {
   friend class StoreSnapshot;
   struct Impl;
   static absl::StatusOr<std::unique_ptr<TensorStore>> OpenUncommitted(
-      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid);
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+      StoreAccess access);
   explicit TensorStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

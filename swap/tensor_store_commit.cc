@@ -27,7 +27,8 @@ int64_t OffsetOfCopy(int copy) {
 // The data needs no such flush: whoever wrote a record had flushed all data of it before, without
 // an error, and what is there of a later step is written again.
 absl::StatusOr<std::vector<FolderCopies>> TensorStore::Impl::ReadCopies() {
-  FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles()));
+  // A reader builds nothing.
+  if (access == StoreAccess::kReadWrite) FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles()));
   const auto block = std::make_unique<RecordBlock>();
   std::vector<FolderCopies> folders;
   for (const Stripe& stripe : stripes) {
@@ -75,6 +76,7 @@ absl::Status TensorStore::Impl::WriteCopies(std::span<std::byte> record_bytes) {
 // meanwhile. In the order of WriteCopies, for the sake of a crash meanwhile: first copies that are
 // left alone here are durable, as ReadCopies has flushed them.
 absl::Status TensorStore::Impl::RepairCopies(std::span<const FolderCopies> folders) {
+  if (access != StoreAccess::kReadWrite) return absl::OkStatus();
   const auto block = std::make_unique<RecordBlock>();
   EncodeCommitRecord(record, block->bytes);
   for (const int number : {0, 1}) {
@@ -100,7 +102,8 @@ absl::Status TensorStore::Impl::CheckRecord(const CommitRecord& found,
                     "files that belong together",
                     found.sequence, source, num_slots, num_slots == 1 ? "" : "s"));
   }
-  if (!found.overwriting) return absl::OkStatus();
+  // Beside a writer that is what a store with one slot looks like.
+  if (!found.overwriting || access == StoreAccess::kBesideWriter) return absl::OkStatus();
   return CorruptError(fmt::format(
       "the store in {} keeps one copy (--durability=none), and was left while steps after step {} "
       "were written over it: by a crash, a kill or a power cut. What it holds may be of several "

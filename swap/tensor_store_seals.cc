@@ -63,6 +63,7 @@ absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot) {
 }
 
 absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy) {
+  if (access != StoreAccess::kReadWrite) return absl::OkStatus();
   const int file = stripes[stripe].seals_file;
   FOREBAY_RETURN_IF_ERROR(
       RunOp(IoKind::kWrite, file, TableOffset(stripe, slot, copy), seals[slot].table(stripe)));
