@@ -1,5 +1,6 @@
 #include "forebay/base/errors.h"
 
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/cord.h"
@@ -9,6 +10,7 @@ namespace forebay {
 namespace {
 
 constexpr char kExitPayload[] = "forebay/exit_code";
+constexpr char kOutOfSpacePayload[] = "forebay/out_of_space";
 
 absl::Status Make(absl::StatusCode code, ExitCode exit_code, std::string_view message) {
   absl::Status status(code, std::string(message));
@@ -28,7 +30,11 @@ absl::Status DoesNotFitError(std::string_view message) {
   return Make(absl::StatusCode::kResourceExhausted, ExitCode::kDoesNotFit, message);
 }
 absl::Status StorageError(std::string_view message, int error_number) {
-  return StorageError(fmt::format("{}: {}", message, ErrnoText(error_number)));
+  absl::Status status = StorageError(fmt::format("{}: {}", message, ErrnoText(error_number)));
+  if (error_number == ENOSPC || error_number == EDQUOT) {
+    status.SetPayload(kOutOfSpacePayload, absl::Cord());
+  }
+  return status;
 }
 absl::Status StorageError(std::string_view message) {
   return Make(absl::StatusCode::kUnknown, ExitCode::kStorage, message);
@@ -57,6 +63,10 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kExitPayload);
   if (!payload.has_value()) return ExitCode::kInternal;
   return static_cast<ExitCode>(std::stoi(std::string(*payload)));
+}
+
+bool IsOutOfSpace(const absl::Status& status) {
+  return status.GetPayload(kOutOfSpacePayload).has_value();
 }
 
 absl::Status Annotate(const absl::Status& status, std::string_view context) {

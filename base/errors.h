@@ -44,6 +44,9 @@ absl::Status InterruptedError(std::string_view message);
 // The exit code that `status` was made with; kInternal for a status made without one.
 ExitCode ExitCodeOf(const absl::Status& status);
 
+// Whether `status` is a StorageError whose errno says that a disk, or a quota, is full.
+bool IsOutOfSpace(const absl::Status& status);
+
 // `status` with `context` and ": " put in front of its message; the code and exit code are kept.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
