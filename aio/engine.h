@@ -28,7 +28,8 @@ enum class IoKind : uint8_t { kRead, kWrite, kFlush };
 
 // Served in this order; first in, first out within a class. device_queue.h has the bound within
 // which a lower class gets its turn all the same.
-enum class IoClass : uint8_t { kDemandRead, kPrefetch, kWriteBack };
+// kBackground: for what nobody waits for.
+enum class IoClass : uint8_t { kDemandRead, kPrefetch, kWriteBack, kBackground };
 
 class Engine;
 

@@ -202,6 +202,10 @@ class TensorStore {
   // that there is none.
   bool AwaitsSnapshot() const;
 
+  // Whether no tile was written since the last commit: then the other slot still holds the commit
+  // before, where there was one.
+  bool NothingIsWritten() const;
+
   // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with
   // engine->Wait. Buffers are kIoAlignBytes-aligned and of exactly WeightBytes/StateBytes(tile).
   // After a write completed without error the caller reports it with

@@ -162,6 +162,10 @@ bool TensorStore::AwaitsSnapshot() const {
   return impl_->IsRead(impl_->working_slot());
 }
 
+bool TensorStore::NothingIsWritten() const {
+  return impl_->AllTilesAre(TileProgress::kCommitted);
+}
+
 absl::Status TensorStore::BeginWriting() {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.CheckTakesCommits());
