@@ -29,8 +29,9 @@ absl::Status BadInputError(std::string_view message) {
 absl::Status DoesNotFitError(std::string_view message) {
   return Make(absl::StatusCode::kResourceExhausted, ExitCode::kDoesNotFit, message);
 }
-absl::Status StorageError(std::string_view message, int error_number) {
-  absl::Status status = StorageError(fmt::format("{}: {}", message, ErrnoText(error_number)));
+absl::Status StorageError(std::string_view message, int error_number, std::string_view advice) {
+  absl::Status status = StorageError(fmt::format("{}: {}{}{}", message, ErrnoText(error_number),
+                                                 advice.empty() ? "" : ". ", advice));
   if (error_number == ENOSPC || error_number == EDQUOT) {
     status.SetPayload(kOutOfSpacePayload, absl::Cord());
   }

@@ -31,8 +31,9 @@ enum class ExitCode : int {
 absl::Status UsageError(std::string_view message);
 absl::Status BadInputError(std::string_view message);
 absl::Status DoesNotFitError(std::string_view message);
-// `error_number`: the errno of the failed call; its name and text are appended to `message`.
-absl::Status StorageError(std::string_view message, int error_number);
+// `error_number`: the errno of the failed call; its name and text are appended to `message`, and
+// behind them `advice`, a sentence without its full stop.
+absl::Status StorageError(std::string_view message, int error_number, std::string_view advice = "");
 absl::Status StorageError(std::string_view message);
 absl::Status OutOfMemoryError(std::string_view message);
 absl::Status NumericalError(std::string_view message);

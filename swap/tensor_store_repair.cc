@@ -29,8 +29,8 @@ std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot, int 
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     if (seals[slot].table(stripe).empty()) continue;
     const auto is_whole = [&](int copy) {
-      return RunOp(IoKind::kRead, stripes[stripe].seals_file, TableOffset(stripe, slot, copy),
-                   seals[slot].table(stripe))
+      return ReadPatiently(stripes[stripe].seals_files[copy], TableOffset(stripe, slot),
+                           seals[slot].table(stripe))
                  .ok() &&
              seals[slot].CheckTable(stripe, kSealsName).ok();
     };
@@ -41,6 +41,7 @@ std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot, int 
     found = *std::move(head);
   }
   if (!found.has_value() || found->record.uuid != manifest.uuid || found->record.slot != slot ||
+      found->record.manifest_hash != manifest_hash ||
       found->record.seals_root != seals[slot].RootOfTables()) {
     return std::nullopt;
   }
@@ -95,8 +96,8 @@ absl::Status TensorStore::Impl::WriteSealsInTurn(uint32_t slot) {
     for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
       const std::span<std::byte> table = seals[slot].table(stripe);
       if (table.empty()) continue;
-      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kWrite, stripes[stripe].seals_file,
-                                    TableOffset(stripe, slot, copy), table));
+      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kWrite, stripes[stripe].seals_files[copy],
+                                    TableOffset(stripe, slot), table));
     }
     FOREBAY_RETURN_IF_ERROR(FlushData());
   }
@@ -121,6 +122,10 @@ absl::Status TensorStore::Impl::CommitAgain(const DecodedCopy& of_tables,
 // What the commit files say, but for folders where no copy is whole. Files that contradict one
 // another are not for a program to sort out: CorruptError.
 absl::StatusOr<TensorStore::Impl::KnownCommit> TensorStore::Impl::FindCommit() {
+  // A repair builds upon these records without writing them again.
+  for (int copy = 0; copy < kNumCopies; ++copy) {
+    FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles(copy)));
+  }
   FOREBAY_ASSIGN_OR_RETURN(std::vector<FolderCopies> folders, ReadCopies());
   KnownCommit known;
   known.some_lost =
@@ -154,8 +159,8 @@ std::optional<uint64_t> TensorStore::Impl::SequenceOfTiles(const CommitRecord& n
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     if (seals[newest.slot].table(stripe).empty()) continue;
     for (const int copy : {0, 1}) {
-      if (!RunOp(IoKind::kRead, stripes[stripe].seals_file, TableOffset(stripe, newest.slot, copy),
-                 block->bytes)
+      if (!ReadPatiently(stripes[stripe].seals_files[copy], TableOffset(stripe, newest.slot),
+                         block->bytes)
                .ok()) {
         continue;
       }
@@ -249,6 +254,9 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
     if (damaged.empty()) {
       report.step = candidate.record.step;
       FOREBAY_ASSIGN_OR_RETURN(report.changed, MakeCommitted(candidate, known));
+      FOREBAY_RETURN_IF_ERROR(RepairLengths());
+      FOREBAY_RETURN_IF_ERROR(RecoverCommit());
+      report.notes = notes;
       return report;
     }
     found += fmt::format("; of step {}, in slot {}, {} {} damaged", candidate.record.step,
@@ -270,7 +278,8 @@ absl::StatusOr<RepairReport> TensorStore::Repair(
     const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
     MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress) {
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           OpenUncommitted(directories, engine, uuid, StoreAccess::kReadWrite));
+                           OpenUncommitted(directories, engine, uuid, TileFiles::kAnyLength,
+                                           StoreAccess::kReadWrite));
   return store->impl_->Repair(budget, progress);
 }
 

@@ -28,11 +28,25 @@ struct ScrubBuffers {
 
 }  // namespace
 
+bool TensorStore::Impl::IsIntact(int tile, int first_plane, int end_plane,
+                                 std::span<const std::byte> half, uint32_t slot) const {
+  for (int64_t part = 0; part < NumSealParts(TileAt(tile)); ++part) {
+    if (FirstBadPlane(tile, part, first_plane, end_plane, half, slot) >= 0) return false;
+  }
+  return true;
+}
+
 // Adds what is damaged of the weights or of the state that were read into `half`, or that could not
-// be read.
+// be read. A drive may fail once and give the data the next time, and bits may flip on their way:
+// what is read again is compared again.
 void TensorStore::Impl::FindDamage(int tile, int first_plane, int end_plane, uint32_t slot,
-                                   const absl::Status& read, std::span<const std::byte> half,
-                                   std::vector<TileDamage>& damaged) const {
+                                   absl::Status read, std::span<std::byte> half,
+                                   std::vector<TileDamage>& damaged) {
+  const Tile& spec = TileAt(tile);
+  if (read.ok() && IsIntact(tile, first_plane, end_plane, half, slot)) return;
+  const bool weights = first_plane == 0;
+  read = ReadPatiently(weights ? WeightsFile(spec) : StateFile(spec),
+                       weights ? WeightOffset(spec, slot) : StateOffset(spec, slot), half);
   if (!read.ok()) {
     TileDamage& whole = damaged.emplace_back(DamageOf(tile, 0, first_plane, slot));
     whole.size_bytes = static_cast<int64_t>(half.size());

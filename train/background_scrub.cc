@@ -66,6 +66,8 @@ void BackgroundScrub::Start() {
 void BackgroundScrub::Run() {
   Stopwatch watch;
   const auto goes_on = [&] {
+    // Whoever has to stop for it should hear of it at once.
+    if (!damaged_.empty()) return false;
     const bool rested = RestAndGoOn(watch.Seconds());
     watch.Restart();
     return rested;
@@ -114,13 +116,9 @@ void BackgroundScrub::TakeOver() {
   }
 }
 
-std::string BackgroundScrub::TakeLine() {
+absl::Status BackgroundScrub::Report(TrainObserver& observer) {
   if (is_done_.load(std::memory_order_acquire)) TakeOver();
-  return std::exchange(line_, "");
-}
-
-absl::Status BackgroundScrub::error() {
-  if (is_done_.load(std::memory_order_acquire)) TakeOver();
+  if (!line_.empty()) observer.OnNote(std::exchange(line_, ""));
   return error_;
 }
 

@@ -17,6 +17,7 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/swap/store_snapshot.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/train/trainer.h"
 
 namespace forebay {
 
@@ -38,10 +39,9 @@ class BackgroundScrub {
   void AfterCommit();
   // Ends its use of the store, but for what is left of one tile.
   void GiveWay();
-  // The line about a scrub that has ended since the last call; "" where none has.
-  std::string TakeLine();
-  // CorruptError once damage was found: what is damaged of which step.
-  absl::Status error();
+  // CorruptError once damage was found: what is damaged of which step. Of a scrub that has ended
+  // with none, and was not told of yet, `observer` gets a line.
+  absl::Status Report(TrainObserver& observer);
 
  private:
   BackgroundScrub(int64_t every_steps, TensorStore* store, HostBuffer memory);

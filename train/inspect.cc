@@ -143,7 +143,8 @@ absl::StatusOr<Json> Repair(const std::string& path, const Json& run, const Insp
   return Json{{"changed", report.changed},
               {"step_before", report.step_before},
               {"step", report.step},
-              {"damaged", ToJson(report.damaged)}};
+              {"damaged", ToJson(report.damaged)},
+              {"notes", report.notes}};
 }
 
 // What a slot holds of a tensor: weights and state.
@@ -198,6 +199,7 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   json["kind"] = "run";
   json["path"] = path;
   json["in_use"] = in_use;
+  json["notes"] = store->notes();
   // The folder that the run started from may be gone; the store stands for itself.
   json["architecture"] = config.ok() ? config->architecture : "";
   json["num_tensors"] = tensors.size();

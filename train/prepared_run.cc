@@ -30,7 +30,7 @@ absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObs
   options.engine = run.options.engine;
   options.strict = run.options.engine_strict;
   options.file_to_read = kCommitName;  // of a run that goes on
-  options.offset_to_read_bytes = kCommitRecordBytes;
+  options.offset_to_read_bytes = kSpareBlockOffsetBytes;
   run.num_disks = NumDisks(directories);
   options.num_threads = run.options.io_threads * run.num_disks;
   options.report = [&observer](const std::string& line) { observer.OnWarning(line); };

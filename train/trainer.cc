@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -11,7 +10,6 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
-#include "forebay/base/output_folder.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/sampler.h"
 #include "forebay/train/background_scrub.h"
@@ -306,6 +304,7 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
 
 absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
   FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
+  FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
   return InterruptedError(fmt::format(
       "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
       MessageOf(reason), committed_step_, prepared_.num_steps));
@@ -540,10 +539,7 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   observer_.OnStep(line);
   exports_->Poll();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
-  if (const std::string verified = scrub_->TakeLine(); !verified.empty()) {
-    FOREBAY_RETURN_IF_ERROR(Note(verified));
-  }
-  FOREBAY_RETURN_IF_ERROR(scrub_->error());
+  FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
   return SavesAfter(step) ? exports_->Start() : absl::OkStatus();
 }
 
@@ -565,7 +561,7 @@ absl::Status TrainingRun::ExportResult() {
 // An export reads the slot that the step after the next commit writes to (of one slot: that the
 // next step does). What is damaged is not written beside: the other slot has the step before.
 absl::Status TrainingRun::BeginWriting() {
-  if (session_->store().NothingIsWritten()) FOREBAY_RETURN_IF_ERROR(scrub_->error());
+  if (session_->store().NothingIsWritten()) FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
   if (session_->store().AwaitsSnapshot()) scrub_->GiveWay();
   if (session_->store().AwaitsSnapshot()) {
     const Stopwatch watch;
