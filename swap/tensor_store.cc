@@ -318,6 +318,10 @@ const CommitInfo& TensorStore::committed() const {
   FOREBAY_CHECK(impl_->has_commit);
   return impl_->committed;
 }
+uint32_t TensorStore::committed_slot() const {
+  FOREBAY_CHECK(impl_->has_commit);
+  return impl_->committed_slot();
+}
 const StripeBytes& TensorStore::gradient_area_bytes() const {
   return impl_->gradient_area_bytes;
 }

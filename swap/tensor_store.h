@@ -169,6 +169,7 @@ class TensorStore {
   bool unfilled() const;  // StoreOptions::unfilled: nothing that is read can be verified
   bool has_commit() const;
   const CommitInfo& committed() const;                  // Requires: has_commit()
+  uint32_t committed_slot() const;                      // the same
   const std::vector<std::string>& directories() const;  // by stripe
   const std::string& directory() const { return directories().front(); }
   const StoreUuid& uuid() const;

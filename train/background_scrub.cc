@@ -54,6 +54,7 @@ void BackgroundScrub::Start() {
   is_done_ = false;
   snapshot_ = std::make_unique<StoreSnapshot>(store_);
   last_step_ = snapshot_->step();
+  slot_ = store_->committed_slot();
   absl::StatusOr<std::thread> thread =
       StartThread("verifying the run's state", [this] { Run(); });
   if (thread.ok()) {
@@ -98,11 +99,7 @@ void BackgroundScrub::TakeOver() {
   if (!thread_.joinable()) return;
   thread_.join();
   if (!damaged_.empty()) {
-    error_ = CorruptError(fmt::format(
-        "verifying the run's state found {} of step {} that {} damaged or cannot be read: {}",
-        damaged_.size() == 1 ? "a part" : fmt::format("{} parts", damaged_.size()), last_step_,
-        damaged_.size() == 1 ? "is" : "are", damaged_.front().message));
-    is_under_way_ = false;
+    TakeDamage();
   } else if (next_tile_ == store_->tiles().num_tiles()) {
     const TileMap& tiles = store_->tiles();
     line_ = fmt::format(
@@ -114,6 +111,24 @@ void BackgroundScrub::TakeOver() {
                           first_step_, last_step_));
     is_under_way_ = false;
   }
+}
+
+void BackgroundScrub::TakeDamage() {
+  const TileDamage damage = std::exchange(damaged_, {}).front();
+  const std::string found =
+      fmt::format("verifying the run's state found a part of step {} that is damaged or cannot be "
+                  "read: {}",
+                  last_step_, damage.message);
+  if (slot_ == store_->committed_slot()) {
+    error_ = CorruptError(found);
+    is_under_way_ = false;
+    return;
+  }
+  line_ = fmt::format(
+      "{}. Step {} was committed meanwhile, and the next is written over what is damaged: nothing "
+      "is lost, but look at 'dmesg' and the drive's health (smartctl -a)",
+      found, store_->committed().step);
+  next_tile_ = damage.tile;
 }
 
 absl::Status BackgroundScrub::Report(TrainObserver& observer) {

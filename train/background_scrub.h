@@ -39,8 +39,9 @@ class BackgroundScrub {
   void AfterCommit();
   // Ends its use of the store, but for what is left of one tile.
   void GiveWay();
-  // CorruptError once damage was found: what is damaged of which step. Of a scrub that has ended
-  // with none, and was not told of yet, `observer` gets a line.
+  // CorruptError once damage of what is committed was found: what is damaged of which step.
+  // `observer` gets a line about a scrub that has ended with none, and about damage of a step that
+  // another one has followed by now, whose slot is written over next.
   absl::Status Report(TrainObserver& observer);
 
  private:
@@ -49,6 +50,7 @@ class BackgroundScrub {
   void Run();
   bool RestAndGoOn(double seconds);
   void TakeOver();
+  void TakeDamage();
 
   const int64_t every_steps_;
   TensorStore* const store_;
@@ -69,6 +71,7 @@ class BackgroundScrub {
   int64_t due_step_ = 0;  // the first that the next scrub may begin with
   int64_t first_step_ = 0;
   int64_t last_step_ = 0;  // that it has read of
+  uint32_t slot_ = 0;      // of that
   std::string line_;
   absl::Status error_;
 };

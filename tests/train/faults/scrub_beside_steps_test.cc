@@ -37,6 +37,7 @@ class RottingDisk : public SystemDiskCalls {
       if (rots.exchange(false)) {
         FlipByte(std::string(path), offset_bytes + 5);
         has_rotted = true;
+        std::this_thread::sleep_for(pause);
       }
     }
     return SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
@@ -44,6 +45,7 @@ class RottingDisk : public SystemDiskCalls {
 
   std::atomic<bool> rots = false;
   std::atomic<bool> has_rotted = false;
+  std::chrono::milliseconds pause{0};  // of that read
   std::atomic<int> num_reads = 0;
 
  private:
@@ -131,7 +133,8 @@ TEST_F(ScrubBesideStepsTest, AScrubGivesWayAndGoesOnWithWhatIsCommittedNext) {
 }
 
 TEST_F(ScrubBesideStepsTest, DamageEndsTheRunBeforeTheStepBeforeIsWrittenOver) {
-  const TrainOptions options = Options("run");
+  TrainOptions options = Options("run");
+  options.scrub_every = 4;
   RottingDisk disk;
   NotesObserver observer;
   observer.on_step = [&](int64_t step) {
@@ -156,6 +159,22 @@ TEST_F(ScrubBesideStepsTest, DamageEndsTheRunBeforeTheStepBeforeIsWrittenOver) {
   EXPECT_EQ(repaired->step_before, 4);
   EXPECT_EQ(repaired->step, 2);
   ASSERT_EQ(TrainToyOn(options), absl::OkStatus());
+  EXPECT_EQ(*ResultOf(options.out), Undisturbed());
+}
+
+TEST_F(ScrubBesideStepsTest, DamageOfAStepThatAnotherHasFollowedIsNotedAndTheRunGoesOn) {
+  const TrainOptions options = Options("run");
+  RottingDisk disk;
+  disk.pause = std::chrono::milliseconds(1000);
+  NotesObserver observer;
+  observer.on_step = [&](int64_t step) {
+    if (step == 2) disk.rots = true;
+    // Step 2 is committed in the step after it, and step 4 while the read of it is held up.
+    if (step == 3) AwaitUpTo10S([&] { return disk.has_rotted.load(); });
+  };
+  ASSERT_EQ(TrainToy(options, OnDisk(&disk), observer), absl::OkStatus());
+  EXPECT_THAT(observer.notes, Contains(AllOf(HasSubstr("a part of step 2 that is damaged"),
+                                             HasSubstr("Step 4 was committed meanwhile"))));
   EXPECT_EQ(*ResultOf(options.out), Undisturbed());
 }
 
