@@ -64,7 +64,8 @@ std::string WhyUnreserved(FileSpace space) {
 }
 
 absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create, bool read_only) {
-  const int flags = (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
+  const int flags =
+      (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
   int fd = -1;
   do {
     fd = ::open(path.c_str(), flags, 0600);

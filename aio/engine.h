@@ -106,7 +106,7 @@ struct EngineOptions {
   // writes nothing there. Empty: it writes a scratch file everywhere.
   std::string file_to_read;
   int64_t offset_to_read_bytes = 0;  // of that block
-  int num_threads = 2;                    // I/O threads of the threads engine
+  int num_threads = 2;               // I/O threads of the threads engine
   // The longest transfer that the kernel is asked for in one call: longer ops are cut into pieces
   // of this, so that the classes take turns and the caps hold. 0: what suits the engine.
   int64_t block_bytes = 0;

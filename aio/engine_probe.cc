@@ -169,8 +169,8 @@ absl::StatusOr<std::string> WhyNoDirectIo(const std::string& folder,
   return scratch.why_not_direct;
 }
 
-absl::Status ProveEngine(Engine& engine, const std::string& folder,
-                         const std::string& file_to_read, int64_t offset_to_read_bytes) {
+absl::Status ProveEngine(Engine& engine, const std::string& folder, const std::string& file_to_read,
+                         int64_t offset_to_read_bytes) {
   Scratch memory;
   if (!memory.valid()) {
     return OutOfMemoryError("aio: the system refused 2 MiB for trying the disk: " +

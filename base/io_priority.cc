@@ -18,8 +18,7 @@ bool SetPriority(int priority) {
 }  // namespace
 
 LowIoPriority::LowIoPriority() {
-  const auto before =
-      static_cast<int>(::syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, kThisThread));
+  const auto before = static_cast<int>(::syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, kThisThread));
   if (before >= 0 && SetPriority(kLowest)) before_ = before;
 }
 

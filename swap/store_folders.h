@@ -61,7 +61,7 @@ absl::StatusOr<StripeIdentity> ReadStripeIdentity(const std::string& directory);
 // One folder in use by this process.
 struct StoreFolder {
   std::string directory;
-  UniqueFd lock;  // as its StoreAccess has it; invalid where that takes none
+  UniqueFd lock;                  // as its StoreAccess has it; invalid where that takes none
   std::vector<std::string> made;  // it and folders above it that ClaimFolders made, deepest first
   // Copies of its manifest that cannot be used, as paths.
   std::vector<std::string> damaged_manifests;

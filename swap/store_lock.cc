@@ -107,8 +107,8 @@ absl::Status InUseError(int fd, const std::string& path) {
       holder.empty() ? "PID" : holder));
 }
 
-// Written over, not emptied first, as a file keeps its block on a full disk. What others are told of
-// the holder is no reason to stop where there is no room for it.
+// Written over, not emptied first, as a file keeps its block on a full disk. What others are told
+// of the holder is no reason to stop where there is no room for it.
 absl::Status WriteHolder(int fd, const std::string& path) {
   const std::string holder = fmt::format("{}\n", ::getpid());
   const auto size = static_cast<ssize_t>(holder.size());

@@ -129,13 +129,13 @@ class TensorStore {
   static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
                                                              const Inventory& inventory,
                                                              Engine* engine);
-  // Opens the newest committed state, as `access` says (store_access.h). `directories`: all of the store's, in any order. `uuid`: of
-  // the store that is meant, as ToHex has it (store_manifest.h); "": whichever lies there.
-  // CorruptError (damaged or foreign files, another store than `uuid`, folders that do not belong
-  // together, unknown format version, one slot whose overwriting was interrupted), EnvironmentError
-  // (in use by another process), BadInputError (no store there, a folder missing or beside a copy
-  // of it), UsageError (a folder named twice), StorageError. Of a store that is not the wanted one
-  // nothing is touched.
+  // Opens the newest committed state, as `access` says (store_access.h). `directories`: all of the
+  // store's, in any order. `uuid`: of the store that is meant, as ToHex has it (store_manifest.h);
+  // "": whichever lies there. CorruptError (damaged or foreign files, another store than `uuid`,
+  // folders that do not belong together, unknown format version, one slot whose overwriting was
+  // interrupted), EnvironmentError (in use by another process), BadInputError (no store there, a
+  // folder missing or beside a copy of it), UsageError (a folder named twice), StorageError. Of a
+  // store that is not the wanted one nothing is touched.
   static absl::StatusOr<std::unique_ptr<TensorStore>> Open(
       const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "",
       StoreAccess access = StoreAccess::kReadWrite);

@@ -123,7 +123,8 @@ absl::Status TensorStore::Impl::OpenFiles(TileFiles tile_files) {
 }
 
 // A file of which there is another copy is made anew where it is not there, or brought to its
-// length, and done without by who only reads; what belongs into it is written when it is known (RepairCopies, RepairTable).
+// length, and done without by who only reads; what belongs into it is written when it is known
+// (RepairCopies, RepairTable).
 absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFiles tile_files) {
   const std::string path = JoinPath(directories[index], spec.name);
   const std::string problem = LengthProblem(index, spec.name, spec.size_bytes);

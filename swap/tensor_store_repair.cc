@@ -277,9 +277,9 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
 absl::StatusOr<RepairReport> TensorStore::Repair(
     const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
     MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           OpenUncommitted(directories, engine, uuid, TileFiles::kAnyLength,
-                                           StoreAccess::kReadWrite));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TensorStore> store,
+      OpenUncommitted(directories, engine, uuid, TileFiles::kAnyLength, StoreAccess::kReadWrite));
   return store->impl_->Repair(budget, progress);
 }
 

@@ -181,9 +181,8 @@ absl::Status TensorStore::ScrubBesideWriter(MemoryBudget* budget,
                                             std::vector<ScrubbedStep>& steps) {
   Impl& impl = *impl_;
   FOREBAY_CHECK(has_commit() && impl.access == StoreAccess::kBesideWriter && num_slots() > 1);
-  FOREBAY_ASSIGN_OR_RETURN(
-      const HostBuffer memory,
-      HostBuffer::Create(budget, "tiles to verify", ScrubBytes(impl.tiles)));
+  FOREBAY_ASSIGN_OR_RETURN(const HostBuffer memory,
+                           HostBuffer::Create(budget, "tiles to verify", ScrubBytes(impl.tiles)));
   constexpr int kMostAttempts = 100;
   int num_attempts = 0;
   int64_t done_bytes = 0;
@@ -203,8 +202,8 @@ absl::Status TensorStore::ScrubBesideWriter(MemoryBudget* budget,
       watch.Restart();
       return *has_moved_on ? Impl::Scrubbed::kLast : Impl::Scrubbed::kNext;
     };
-    const int next = impl.ScrubTiles(impl.committed_slot(), tile, memory.bytes(),
-                                     IoClass::kPrefetch, take);
+    const int next =
+        impl.ScrubTiles(impl.committed_slot(), tile, memory.bytes(), IoClass::kPrefetch, take);
     FOREBAY_RETURN_IF_ERROR(has_moved_on.status());
     if (next == tile && ++num_attempts == kMostAttempts) {
       return EnvironmentError(fmt::format(

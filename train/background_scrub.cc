@@ -19,7 +19,7 @@ absl::StatusOr<std::unique_ptr<BackgroundScrub>> BackgroundScrub::Create(int64_t
   if (store->num_slots() == 1) every_steps = 0;
   if (every_steps > 0) {
     FOREBAY_ASSIGN_OR_RETURN(memory, HostBuffer::Create(budget, "verification beside the steps",
-                                                TensorStore::ScrubBytes(store->tiles())));
+                                                        TensorStore::ScrubBytes(store->tiles())));
   }
   return std::unique_ptr<BackgroundScrub>(
       new BackgroundScrub(every_steps, store, std::move(memory)));
@@ -55,8 +55,7 @@ void BackgroundScrub::Start() {
   snapshot_ = std::make_unique<StoreSnapshot>(store_);
   last_step_ = snapshot_->step();
   slot_ = store_->committed_slot();
-  absl::StatusOr<std::thread> thread =
-      StartThread("verifying the run's state", [this] { Run(); });
+  absl::StatusOr<std::thread> thread = StartThread("verifying the run's state", [this] { Run(); });
   if (thread.ok()) {
     thread_ = *std::move(thread);
   } else {
@@ -115,10 +114,10 @@ void BackgroundScrub::TakeOver() {
 
 void BackgroundScrub::TakeDamage() {
   const TileDamage damage = std::exchange(damaged_, {}).front();
-  const std::string found =
-      fmt::format("verifying the run's state found a part of step {} that is damaged or cannot be "
-                  "read: {}",
-                  last_step_, damage.message);
+  const std::string found = fmt::format(
+      "verifying the run's state found a part of step {} that is damaged or cannot be "
+      "read: {}",
+      last_step_, damage.message);
   if (slot_ == store_->committed_slot()) {
     error_ = CorruptError(found);
     is_under_way_ = false;

@@ -27,7 +27,8 @@ namespace forebay {
 class BackgroundScrub {
  public:
   // The memory of one tile, charged to `budget`. `every_steps`: from the step that a scrub began
-  // with to the next one's; 0, and with one slot: never. Requires: a commit. `store` and `budget` must outlive it. OutOfMemoryError.
+  // with to the next one's; 0, and with one slot: never. Requires: a commit. `store` and `budget`
+  // must outlive it. OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<BackgroundScrub>> Create(int64_t every_steps,
                                                                  TensorStore* store,
                                                                  MemoryBudget* budget);

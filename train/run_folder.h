@@ -68,10 +68,8 @@ absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
     const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine,
     StoreAccess access);
 // As run.json records them.
-absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run_directory,
-                                                          Engine* engine,
-                                                          StoreAccess access =
-                                                              StoreAccess::kReadWrite);
+absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
+    const std::string& run_directory, Engine* engine, StoreAccess access = StoreAccess::kReadWrite);
 
 // CorruptError, naming the file that should have the record, where `store` has no committed step.
 absl::Status CheckHasCommit(const TensorStore& store);

@@ -117,7 +117,7 @@ class TrainingRun {
   std::unique_ptr<RunSession> session_;
   std::unique_ptr<SpeculativeStep> speculative_step_;
   std::unique_ptr<DelayedUpdates> delayed_updates_;
-  std::unique_ptr<RunExports> exports_;      // of --save_every
+  std::unique_ptr<RunExports> exports_;     // of --save_every
   std::unique_ptr<BackgroundScrub> scrub_;  // of --scrub_every
   std::unique_ptr<Sampler> sampler_;
   std::vector<MicroBatch> batches_;  // memory is reused from step to step
