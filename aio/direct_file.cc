@@ -64,8 +64,9 @@ std::string WhyUnreserved(FileSpace space) {
   FOREBAY_CHECK(false);
 }
 
-absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create) {
-  const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
+absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create, bool read_only) {
+  const int flags =
+      (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
   int fd = -1;
   do {
     fd = ::open(path.c_str(), flags, 0600);
@@ -225,7 +226,8 @@ absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
                                           const DirectFileOptions& options) {
   FOREBAY_CHECK(options.size_bytes >= (options.create ? 1 : 0));
   FOREBAY_CHECK(options.size_bytes % kIoAlignBytes == 0);
-  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create));
+  FOREBAY_CHECK(!options.read_only || (!options.create && options.size_bytes == 0));
+  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenRegularFile(path, options.create, options.read_only));
   FileSpace space = FileSpace::kReserved;
   if (!options.create) {
     if (options.size_bytes > 0) {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/swap/commit_record.h"
@@ -232,6 +233,18 @@ absl::StatusOr<std::vector<Found>> FindParts(std::span<const std::string> direct
   return found;
 }
 
+absl::StatusOr<UniqueFd> LockFor(StoreAccess access, const std::string& path) {
+  switch (access) {
+    case StoreAccess::kReadWrite:
+      return TakeStoreLock(path);
+    case StoreAccess::kReadOnly:
+      return ShareStoreLock(path);
+    case StoreAccess::kBesideWriter:
+      return UniqueFd();
+  }
+  FOREBAY_CHECK(false);
+}
+
 // ---- What is left of a store
 
 // The store whose part lies in a folder, as its manifest says, or where that cannot be read its
@@ -371,13 +384,13 @@ void RemoveMade(std::span<const std::string> made) {
 }
 
 absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directories,
-                                          const std::string& uuid) {
+                                          const std::string& uuid, StoreAccess access) {
   FOREBAY_RETURN_IF_ERROR(RefuseSameFolder(directories));
   FOREBAY_ASSIGN_OR_RETURN(std::vector<Found> found, FindParts(directories, uuid));
   OpenedFolders opened;
   for (Found& part : found) {
     const std::string& directory = part.folder.directory;
-    FOREBAY_ASSIGN_OR_RETURN(part.folder.lock, TakeStoreLock(JoinPath(directory, kLockName)));
+    FOREBAY_ASSIGN_OR_RETURN(part.folder.lock, LockFor(access, JoinPath(directory, kLockName)));
     // A manifest never changes, but another store may have come into the folder meanwhile.
     FOREBAY_ASSIGN_OR_RETURN(const FoundManifest now, ReadManifest(directory));
     if (EncodeManifest(now.manifest) != EncodeManifest(part.manifest)) {
@@ -388,6 +401,12 @@ absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directori
   }
   opened.manifest = std::move(found.front().manifest);
   return opened;
+}
+
+bool IsAnyLocked(std::span<const std::string> directories) {
+  return std::ranges::any_of(directories, [](const std::string& directory) {
+    return IsStoreLocked(JoinPath(directory, kLockName));
+  });
 }
 
 absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory) {

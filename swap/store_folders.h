@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/file.h"
+#include "forebay/swap/store_access.h"
 #include "forebay/swap/store_manifest.h"
 
 namespace forebay {
@@ -57,10 +58,10 @@ struct StripeIdentity {
 // when it cannot be read. Takes no lock: a manifest is written once.
 absl::StatusOr<StripeIdentity> ReadStripeIdentity(const std::string& directory);
 
-// One folder in use by this process alone.
+// One folder in use by this process.
 struct StoreFolder {
   std::string directory;
-  UniqueFd lock;
+  UniqueFd lock;                  // as its StoreAccess has it; invalid where that takes none
   std::vector<std::string> made;  // it and folders above it that ClaimFolders made, deepest first
   // Copies of its manifest that cannot be used, as paths.
   std::vector<std::string> damaged_manifests;
@@ -87,7 +88,9 @@ struct OpenedFolders {
   std::vector<StoreFolder> folders;
 };
 absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directories,
-                                          const std::string& uuid);
+                                          const std::string& uuid, StoreAccess access);
+// Whether somebody writes to the store in one of `directories`. Waits for nothing.
+bool IsAnyLocked(std::span<const std::string> directories);
 
 // The manifest and the data; the folder and its lock stay. By whoever holds the lock. Bytes of data
 // that were freed; StorageError when a file could not be removed, and those after it are there

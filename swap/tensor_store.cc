@@ -63,6 +63,7 @@ absl::Status TensorStore::CheckSpace() const {
 
 // All at once, so that devices work side by side. The first error.
 absl::Status TensorStore::Impl::Flush(std::span<const int> numbers) {
+  FOREBAY_CHECK(access == StoreAccess::kReadWrite);
   std::vector<IoOp> ops(numbers.size());
   for (size_t i = 0; i < ops.size(); ++i) {
     ops[i].kind = IoKind::kFlush;
@@ -77,6 +78,7 @@ absl::Status TensorStore::Impl::Flush(std::span<const int> numbers) {
 void TensorStore::Impl::Start(IoOp& op, IoKind kind, IoClass io_class, int file,
                               int64_t offset_bytes, std::span<std::byte> buffer) {
   if (buffer.empty()) return;  // a state of no planes: done before it begins
+  FOREBAY_CHECK(kind == IoKind::kRead || access == StoreAccess::kReadWrite);
   op.kind = kind;
   op.io_class = io_class;
   op.file = file;
@@ -97,6 +99,8 @@ absl::Status TensorStore::Impl::ReadPatiently(int file, int64_t offset_bytes,
                                               std::span<std::byte> buffer) {
   constexpr int kTries = 3;
   constexpr std::chrono::milliseconds kPause(2);
+  // A reader does without a copy that is not there (OpenFile).
+  if (file < 0) return CorruptError("a copy of what the store's metadata is in is missing");
   absl::Status status = RunOp(IoKind::kRead, file, offset_bytes, buffer);
   for (int i = 1; i < kTries && ExitCodeOf(status) == ExitCode::kStorage; ++i) {
     std::this_thread::sleep_for(kPause);
@@ -215,20 +219,23 @@ absl::Status CheckHoldsTiles(const OpenedFolders& opened) {
 // With the locks on all its files, but without a look at what is committed.
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::OpenUncommitted(
     const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
-    TileFiles tile_files) {
+    TileFiles tile_files, StoreAccess access) {
   FOREBAY_CHECK(engine != nullptr && !directories.empty());
-  FOREBAY_ASSIGN_OR_RETURN(OpenedFolders opened, OpenFolders(directories, uuid));
+  FOREBAY_ASSIGN_OR_RETURN(OpenedFolders opened, OpenFolders(directories, uuid, access));
   FOREBAY_RETURN_IF_ERROR(CheckHoldsTiles(opened));
   auto impl = std::make_unique<Impl>(std::move(opened.folders), engine, std::move(opened.manifest));
+  impl->access = access;
   FOREBAY_RETURN_IF_ERROR(impl->OpenFiles(tile_files));
   return std::unique_ptr<TensorStore>(new TensorStore(std::move(impl)));
 }
 
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(
-    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid) {
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+    StoreAccess access) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
-                           OpenUncommitted(directories, engine, uuid, TileFiles::kWhole));
-  FOREBAY_RETURN_IF_ERROR(store->impl_->RecoverCommit());
+                           OpenUncommitted(directories, engine, uuid, TileFiles::kWhole, access));
+  FOREBAY_RETURN_IF_ERROR(access == StoreAccess::kBesideWriter ? store->impl_->FollowCommit()
+                                                               : store->impl_->RecoverCommit());
   return store;
 }
 
@@ -324,6 +331,10 @@ bool TensorStore::has_commit() const {
 const CommitInfo& TensorStore::committed() const {
   FOREBAY_CHECK(impl_->has_commit);
   return impl_->committed;
+}
+uint32_t TensorStore::committed_slot() const {
+  FOREBAY_CHECK(impl_->has_commit);
+  return impl_->committed_slot();
 }
 const StripeBytes& TensorStore::gradient_area_bytes() const {
   return impl_->gradient_area_bytes;

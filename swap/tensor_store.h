@@ -33,6 +33,7 @@
 #include "forebay/base/tensor_spec.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/swap/commit_record.h"
+#include "forebay/swap/store_access.h"
 #include "forebay/swap/tile_map.h"
 
 namespace forebay {
@@ -95,6 +96,12 @@ struct TileDamage {
   std::string message;       // all of it, with the step
 };
 
+// What a scrub beside a writer verified of one committed step.
+struct ScrubbedStep {
+  int64_t step = 0;
+  int64_t bytes = 0;
+};
+
 // What Repair found and did.
 struct RepairReport {
   int64_t step_before = -1;         // committed; -1: no record was whole
@@ -122,15 +129,16 @@ class TensorStore {
   static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
                                                              const Inventory& inventory,
                                                              Engine* engine);
-  // Opens the newest committed state. `directories`: all of the store's, in any order. `uuid`: of
-  // the store that is meant, as ToHex has it (store_manifest.h); "": whichever lies there.
-  // CorruptError (damaged or foreign files, another store than `uuid`, folders that do not belong
-  // together, unknown format version, one slot whose overwriting was interrupted), EnvironmentError
-  // (in use by another process), BadInputError (no store there, a folder missing or beside a copy
-  // of it), UsageError (a folder named twice), StorageError. Of a store that is not the wanted one
-  // nothing is touched.
+  // Opens the newest committed state, as `access` says (store_access.h). `directories`: all of the
+  // store's, in any order. `uuid`: of the store that is meant, as ToHex has it (store_manifest.h);
+  // "": whichever lies there. CorruptError (damaged or foreign files, another store than `uuid`,
+  // folders that do not belong together, unknown format version, one slot whose overwriting was
+  // interrupted), EnvironmentError (in use by another process), BadInputError (no store there, a
+  // folder missing or beside a copy of it), UsageError (a folder named twice), StorageError. Of a
+  // store that is not the wanted one nothing is touched.
   static absl::StatusOr<std::unique_ptr<TensorStore>> Open(
-      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "");
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "",
+      StoreAccess access = StoreAccess::kReadWrite);
   // Verifies what is committed; where some of it is damaged, or no commit record is whole, the
   // newest step of which every byte is what was written becomes the committed one: the step before,
   // as long as the next has overwritten none of it, or one that was complete but for its record,
@@ -164,6 +172,7 @@ class TensorStore {
   bool unfilled() const;  // StoreOptions::unfilled: nothing that is read can be verified
   bool has_commit() const;
   const CommitInfo& committed() const;                  // Requires: has_commit()
+  uint32_t committed_slot() const;                      // the same
   const std::vector<std::string>& directories() const;  // by stripe
   const std::string& directory() const { return directories().front(); }
   const StoreUuid& uuid() const;
@@ -202,6 +211,10 @@ class TensorStore {
   // Whether a snapshot (store_snapshot.h) is left of what BeginWriting would give up: it requires
   // that there is none.
   bool AwaitsSnapshot() const;
+
+  // Whether no tile was written since the last commit: then the other slot still holds the commit
+  // before, where there was one.
+  bool NothingIsWritten() const;
 
   // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with
   // engine->Wait. Buffers are kIoAlignBytes-aligned and of exactly WeightBytes/StateBytes(tile).
@@ -263,6 +276,17 @@ class TensorStore {
   // far. OutOfMemoryError.
   absl::Status Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
                      std::vector<TileDamage>& damaged);
+  // The same beside the process that writes to the store, and slowly: a tile is read, and then as
+  // long nothing. Where the next step is committed meanwhile, it goes on with that: `steps` has
+  // what was verified of which. What is being written over is never taken for damage.
+  // CorruptError where the commit record or the checksums are damaged; EnvironmentError where the
+  // writer commits faster than a tile is read; OutOfMemoryError. Requires:
+  // StoreAccess::kBesideWriter, two slots.
+  absl::Status ScrubBesideWriter(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
+                                 std::vector<TileDamage>& damaged,
+                                 std::vector<ScrubbedStep>& steps);
+  // Of the memory that one tile is verified in.
+  static int64_t ScrubBytes(const TileMap& tiles);
 
   // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it
   // is relied upon after a restart, but with an intent (below). It is no part of what the store
@@ -330,7 +354,7 @@ class TensorStore {
   struct Impl;
   static absl::StatusOr<std::unique_ptr<TensorStore>> OpenUncommitted(
       const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
-      TileFiles tile_files);
+      TileFiles tile_files, StoreAccess access);
   explicit TensorStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

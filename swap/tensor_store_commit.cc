@@ -72,14 +72,13 @@ absl::Status TensorStore::Impl::WriteCopies(std::span<std::byte> record_bytes) {
 absl::Status TensorStore::Impl::RepairCopies(std::span<const FolderCopies> folders) {
   for (size_t i = 0; i < folders.size(); ++i) {
     for (const DecodedCopy* copy : {&folders[i].first, &folders[i].second}) {
-      if (copy->state != CopyState::kBad) continue;
       const int number = copy == &folders[i].first ? 0 : 1;
-      notes.push_back(
-          fmt::format("the commit record in '{}' could not be read or was damaged, and was written "
-                      "anew from the other copy",
-                      JoinPath(stripes[i].directory, kCommitNames[number])));
+      if (copy->state != CopyState::kBad || stripes[i].commit_files[number] < 0) continue;
+      NoteMended(fmt::format("the commit record in '{}' could not be read or was damaged",
+                             JoinPath(stripes[i].directory, kCommitNames[number])));
     }
   }
+  if (access != StoreAccess::kReadWrite) return absl::OkStatus();
   const auto block = std::make_unique<RecordBlock>();
   EncodeCommitRecord(record, block->bytes);
   return WriteCopies(block->bytes);
@@ -101,7 +100,8 @@ absl::Status TensorStore::Impl::CheckRecord(const CommitRecord& found,
         "files that belong together",
         found.sequence, source, JoinPath(directories.front(), kManifestName)));
   }
-  if (!found.overwriting) return absl::OkStatus();
+  // Beside a writer that is what a store with one slot looks like.
+  if (!found.overwriting || access == StoreAccess::kBesideWriter) return absl::OkStatus();
   return CorruptError(fmt::format(
       "the store in {} keeps one copy (--durability=none), and was left while steps after step {} "
       "were written over it: by a crash, a kill or a power cut. What it holds may be of several "
@@ -168,6 +168,10 @@ absl::Status TensorStore::Impl::PublishOverwriting() {
 
 bool TensorStore::AwaitsSnapshot() const {
   return impl_->IsRead(impl_->working_slot());
+}
+
+bool TensorStore::NothingIsWritten() const {
+  return impl_->AllTilesAre(TileProgress::kCommitted);
 }
 
 absl::Status TensorStore::BeginWriting() {

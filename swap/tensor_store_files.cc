@@ -17,7 +17,11 @@
 namespace forebay {
 
 absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path, int& number) {
-  FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
+  if (access == StoreAccess::kReadWrite) {
+    FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
+  } else if (access == StoreAccess::kReadOnly) {
+    FOREBAY_RETURN_IF_ERROR(ShareOpenFile(file.fd.get(), path));
+  }
   if (!file.direct) why_not_direct = file.why_not_direct;
   if (file.space > space) {
     space = file.space;
@@ -119,7 +123,8 @@ absl::Status TensorStore::Impl::OpenFiles(TileFiles tile_files) {
 }
 
 // A file of which there is another copy is made anew where it is not there, or brought to its
-// length; what belongs into it is written when it is known (RepairCopies, RepairTable).
+// length, and done without by who only reads; what belongs into it is written when it is known
+// (RepairCopies, RepairTable).
 absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFiles tile_files) {
   const std::string path = JoinPath(directories[index], spec.name);
   const std::string problem = LengthProblem(index, spec.name, spec.size_bytes);
@@ -137,8 +142,13 @@ absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFi
         "them anew where that is possible; else restore the store from a copy",
         path, problem, JoinPath(directories[index], spec.other_copy)));
   }
-  DirectFileOptions options = {.direct = engine->direct()};
+  const bool writes = access == StoreAccess::kReadWrite;
+  DirectFileOptions options = {.read_only = !writes, .direct = engine->direct()};
   if (!problem.empty() && has_copy) {
+    if (!writes) {
+      NoteMended(fmt::format("'{}' {}", path, problem));
+      return absl::OkStatus();
+    }
     FOREBAY_RETURN_IF_ERROR(MakeDirectories(JoinPath(directories[index], kCopyFolderName)));
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
       return StorageError(fmt::format("removing '{}', which {}, failed", path, problem), errno);
@@ -153,6 +163,16 @@ absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFi
   }
   FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, options));
   return AddFile(std::move(file), path, *spec.number);
+}
+
+// A copy is written anew from the other one, or will be. What a reader finds beside a writer may be
+// whole a moment later, and is not worth a word.
+void TensorStore::Impl::NoteMended(const std::string& problem) {
+  if (access == StoreAccess::kBesideWriter) return;
+  notes.push_back(fmt::format("{}, and {} anew from the other copy", problem,
+                              access == StoreAccess::kReadWrite
+                                  ? "was written"
+                                  : "is written by the next --resume, or by --repair,"));
 }
 
 // ---- What becomes of them while they are in use
@@ -212,6 +232,10 @@ absl::Status TensorStore::Impl::WriteManifests() {
 absl::Status TensorStore::Impl::RepairManifests() {
   for (int index = 0; index < tiles.num_stripes(); ++index) {
     for (const std::string& path : std::exchange(stripes[index].damaged_manifests, {})) {
+      if (access != StoreAccess::kReadWrite) {
+        NoteMended(fmt::format("'{}' is missing or damaged", path));
+        continue;
+      }
       FOREBAY_RETURN_IF_ERROR(MakeDirectories(JoinPath(directories[index], kCopyFolderName)));
       FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(path, ManifestText(index)));
       notes.push_back(fmt::format("'{}' was missing or damaged and was made anew", path));

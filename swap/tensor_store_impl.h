@@ -2,8 +2,8 @@
 // removing), tensor_store_files.cc (its files, and what becomes of them), tensor_store_space.cc
 // (space that is not written yet), tensor_store_commit.cc (committing and recovering),
 // tensor_store_intent.cc (gradients that outlive a crash), tensor_store_repair.cc,
-// tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and tensors). Not for use
-// elsewhere.
+// tensor_store_scrub.cc, tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and
+// tensors). Not for use elsewhere.
 #pragma once
 
 #include <array>
@@ -134,6 +134,7 @@ struct TensorStore::Impl {
   absl::Status WriteCopy(int copy, std::span<std::byte> record_bytes);
   absl::Status RepairCopies(std::span<const FolderCopies> folders);
   absl::Status RepairManifests();
+  void NoteMended(const std::string& problem);
   absl::StatusOr<RepairReport> Repair(
       MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress);
   struct KnownCommit {
@@ -202,6 +203,23 @@ struct TensorStore::Impl {
                           std::span<const std::byte> half, uint32_t slot) const;
   absl::Status Verify(int tile, int first_plane, int end_plane, std::span<const std::byte> half,
                       uint32_t slot) const;
+  int64_t BytesOf(int tile) const {
+    return tiles.WeightBytes(TileAt(tile)) + tiles.StateBytes(TileAt(tile));
+  }
+  // What becomes of a scrub behind a tile.
+  enum class Scrubbed : uint8_t {
+    kNext,   // it goes on
+    kLast,   // it ends
+    kAgain,  // it ends, and the tile is still to be verified
+  };
+  using TakeScrubbed = std::function<Scrubbed(int tile, std::vector<TileDamage> of_tile)>;
+  // Verifies tiles of a slot from `first_tile` on, in their order, until `take` ends it. The first
+  // tile that is still to be verified. `memory`: of one tile (ScrubBytes), or up to four, which are
+  // read ahead; aligned.
+  int ScrubTiles(uint32_t slot, int first_tile, std::span<std::byte> memory, IoClass io_class,
+                 const TakeScrubbed& take);
+  absl::Status FollowCommit();
+  absl::StatusOr<bool> HasMovedOn();
   absl::Status ScrubSlot(uint32_t slot, MemoryBudget* budget,
                          const std::function<void(int64_t)>& progress,
                          std::vector<TileDamage>& damaged);
@@ -260,6 +278,7 @@ struct TensorStore::Impl {
   };
   std::vector<KnownFile> known_files;
   StripeBytes gradient_area_bytes;
+  StoreAccess access = StoreAccess::kReadWrite;
   bool reserve_space = true;
   bool unfilled = false;  // what is read is not what was written, and nobody minds
   std::string why_not_direct;

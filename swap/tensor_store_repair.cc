@@ -1,4 +1,4 @@
-// Reading all of a slot, and making the newest slot that is whole the committed one.
+// Making the newest slot that is whole the committed one.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -8,99 +8,9 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/memory/host_buffer.h"
 #include "forebay/swap/tensor_store_impl.h"
 
 namespace forebay {
-namespace {
-
-constexpr int kScrubTiles = 4;  // in flight, so that the disk works while tiles are hashed
-
-struct ScrubBuffers {
-  std::span<std::byte> weights;
-  std::span<std::byte> state;
-  IoOp weights_op;
-  IoOp state_op;
-};
-
-}  // namespace
-
-// ---- Scrubbing
-
-bool TensorStore::Impl::IsIntact(int tile, int first_plane, int end_plane,
-                                 std::span<const std::byte> half, uint32_t slot) const {
-  for (int64_t part = 0; part < NumSealParts(TileAt(tile)); ++part) {
-    if (FirstBadPlane(tile, part, first_plane, end_plane, half, slot) >= 0) return false;
-  }
-  return true;
-}
-
-// Adds what is damaged of the weights or of the state that were read into `half`, or that could not
-// be read. A drive may fail once and give the data the next time, and bits may flip on their way:
-// what is read again is compared again.
-void TensorStore::Impl::FindDamage(int tile, int first_plane, int end_plane, uint32_t slot,
-                                   absl::Status read, std::span<std::byte> half,
-                                   std::vector<TileDamage>& damaged) {
-  const Tile& spec = TileAt(tile);
-  if (read.ok() && IsIntact(tile, first_plane, end_plane, half, slot)) return;
-  const bool weights = first_plane == 0;
-  read = ReadPatiently(weights ? WeightsFile(spec) : StateFile(spec),
-                       weights ? WeightOffset(spec, slot) : StateOffset(spec, slot), half);
-  if (!read.ok()) {
-    TileDamage& whole = damaged.emplace_back(DamageOf(tile, 0, first_plane, slot));
-    whole.size_bytes = static_cast<int64_t>(half.size());
-    whole.message = MessageOf(read);
-    return;
-  }
-  for (int64_t part = 0; part < NumSealParts(TileAt(tile)); ++part) {
-    for (int plane = first_plane; plane < end_plane; ++plane) {
-      if (FirstBadPlane(tile, part, plane, plane + 1, half, slot) < 0) continue;
-      damaged.push_back(DamageOf(tile, part, plane, slot));
-    }
-  }
-}
-
-absl::Status TensorStore::Impl::ScrubSlot(uint32_t slot, MemoryBudget* budget,
-                                          const std::function<void(int64_t)>& progress,
-                                          std::vector<TileDamage>& damaged) {
-  const int64_t tile_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
-  FOREBAY_ASSIGN_OR_RETURN(const HostBuffer memory,
-                           HostBuffer::Create(budget, "tiles to verify", kScrubTiles * tile_bytes));
-  std::array<ScrubBuffers, kScrubTiles> ring;
-  const auto start = [&](int tile) {
-    ScrubBuffers& buffers = ring[tile % kScrubTiles];
-    const Tile& spec = tiles.tiles()[tile];
-    const auto bytes = memory.bytes().subspan(static_cast<size_t>(tile % kScrubTiles * tile_bytes));
-    buffers.weights = bytes.first(static_cast<size_t>(tiles.WeightBytes(spec)));
-    buffers.state = bytes.subspan(static_cast<size_t>(tiles.max_weight_bytes()),
-                                  static_cast<size_t>(tiles.StateBytes(spec)));
-    Start(buffers.weights_op, IoKind::kRead, IoClass::kPrefetch, WeightsFile(spec),
-          WeightOffset(spec, slot), buffers.weights);
-    Start(buffers.state_op, IoKind::kRead, IoClass::kPrefetch, StateFile(spec),
-          StateOffset(spec, slot), buffers.state);
-  };
-  int64_t done_bytes = 0;
-  int num_started = 0;
-  for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
-    for (; num_started < std::min(tile + kScrubTiles, tiles.num_tiles()); ++num_started) {
-      start(num_started);
-    }
-    ScrubBuffers& buffers = ring[tile % kScrubTiles];
-    FindDamage(tile, 0, 1, slot, engine->Wait(buffers.weights_op), buffers.weights, damaged);
-    FindDamage(tile, 1, NumPlanes(tile), slot, engine->Wait(buffers.state_op), buffers.state,
-               damaged);
-    done_bytes += static_cast<int64_t>(buffers.weights.size() + buffers.state.size());
-    if (progress) progress(done_bytes);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TensorStore::Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
-                                std::vector<TileDamage>& damaged) {
-  FOREBAY_CHECK(has_commit());
-  return impl_->ScrubSlot(impl_->committed_slot(), budget, progress, damaged);
-}
-
 // ---- Repair
 
 // The record that the tables of `slot` were written with, when all of them are whole and belong
@@ -380,8 +290,9 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
 absl::StatusOr<RepairReport> TensorStore::Repair(
     const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
     MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           OpenUncommitted(directories, engine, uuid, TileFiles::kAnyLength));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TensorStore> store,
+      OpenUncommitted(directories, engine, uuid, TileFiles::kAnyLength, StoreAccess::kReadWrite));
   return store->impl_->Repair(budget, progress);
 }
 

@@ -61,10 +61,11 @@ absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot) {
 
 absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy) {
   const int file = stripes[stripe].seals_files[copy];
-  notes.push_back(
-      fmt::format("the checksums of slot {} in '{}' could not be read or were damaged, and were "
-                  "written anew from the other copy",
-                  slot == 0 ? "A" : "B", SealsPath(stripe, copy)));
+  if (file >= 0) {
+    NoteMended(fmt::format("the checksums of slot {} in '{}' could not be read or were damaged",
+                           slot == 0 ? "A" : "B", SealsPath(stripe, copy)));
+  }
+  if (access != StoreAccess::kReadWrite) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(
       RunOp(IoKind::kWrite, file, TableOffset(stripe, slot), seals[slot].table(stripe)));
   return Flush(std::array{file});
