@@ -22,6 +22,10 @@ inline constexpr char kCommitName[] = "commit.fbs";
 inline constexpr char kSealsName[] = "seals.fbs";
 inline constexpr char kIntentName[] = "intent.fbs";
 inline constexpr char kLockName[] = "lock";
+// Whose store it is, where its owner has written that (StoreOptions::write_owner). The store itself
+// asks for one key of it alone: kOwnersStoreKey, its uuid as ToHex has it.
+inline constexpr char kOwnerName[] = "owner.json";
+inline constexpr char kOwnersStoreKey[] = "store_uuid";
 
 // "'a'" and "'a', 'b'": for messages.
 std::string QuotedList(std::span<const std::string> directories);
@@ -77,6 +81,9 @@ struct OpenedFolders {
 absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directories,
                                           const std::string& uuid);
 
+// Whether there is a file with a name of a store's, but for the lock. StorageError.
+absl::StatusOr<bool> HoldsStoreFiles(const std::string& directory);
+
 // The manifest and the data; the folder and its lock stay. By whoever holds the lock. Bytes of data
 // that were freed; StorageError when a file could not be removed, and those after it are there
 // still.
@@ -94,9 +101,9 @@ struct RemovedParts {
   std::vector<std::string> not_there;  // no folder, or nothing of a store in it
   std::vector<std::string> of_others;  // what is in it belongs to another store, or to nobody known
 };
-// Removes what is left of the store `uuid` (as ToHex has it; "" when it is not known) from those of
-// its folders that have anything of it, once their locks are taken. Nothing in the others is
-// touched. UsageError when a folder is named twice, EnvironmentError when one is in use; nothing
+// Removes what is left of the store `uuid` (as ToHex has it) from those of its folders that say that
+// they are its: by manifest, commit record or owner.json. Their locks are taken first. Nothing in the
+// others is touched. UsageError when a folder is named twice, EnvironmentError when one is in use; nothing
 // was removed then. StorageError when one cannot be looked at, or a file not be removed.
 absl::StatusOr<RemovedParts> RemoveParts(std::span<const std::string> directories,
                                          const std::string& uuid);

@@ -65,6 +65,14 @@ std::string KernelsHolder(int fd) {
   return "";
 }
 
+absl::Status InUseError(int fd, const std::string& path, std::string_view what) {
+  const std::string holder = ReadHolder(fd);
+  return EnvironmentError(fmt::format(
+      "{} in '{}' is in use by process {}. Wait for it to end, or end it (kill {})", what,
+      std::filesystem::path(path).parent_path().string(), holder.empty() ? "(unknown)" : holder,
+      holder.empty() ? "PID" : holder));
+}
+
 // False too where that cannot be told.
 bool IsFileAt(int fd, const std::string& path) {
   struct stat open_file = {};
@@ -87,7 +95,15 @@ absl::Status LockOpenFile(int fd, const std::string& path, milliseconds patience
       holder.empty() ? "PID" : holder));
 }
 
-absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
+absl::Status CheckNotLocked(const std::string& path, std::string_view what) {
+  const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!fd.ok()) return absl::OkStatus();
+  // Whoever takes the lock this very moment waits longer than this one is held.
+  const bool is_locked = ::flock(fd->get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  return is_locked ? InUseError(fd->get(), path, what) : absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path, std::string_view what) {
   UniqueFd fd;
   int error = 0;
   // Who removes a store removes its lock while it is held: a lock that was waited for may be one
@@ -96,13 +112,7 @@ absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
     FOREBAY_ASSIGN_OR_RETURN(fd, OpenFile(path, O_RDWR | O_CREAT));
     error = LockWithPatience(fd.get(), kHolderPatience);
   } while (error == 0 && !IsFileAt(fd.get(), path));
-  if (error == EWOULDBLOCK) {
-    const std::string holder = ReadHolder(fd.get());
-    return EnvironmentError(fmt::format(
-        "the store in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
-        std::filesystem::path(path).parent_path().string(), holder.empty() ? "(unknown)" : holder,
-        holder.empty() ? "PID" : holder));
-  }
+  if (error == EWOULDBLOCK) return InUseError(fd.get(), path, what);
   if (error != 0) return StorageError(fmt::format("locking '{}' failed", path), error);
   const std::string holder = fmt::format("{}\n", ::getpid());
   if (::ftruncate(fd.get(), 0) != 0) {

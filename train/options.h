@@ -117,6 +117,7 @@ LossScalerOptions ScalerOf(const TrainOptions& options);
 struct ResolvedOptions {
   TrainOptions options;
   Json resolved;  // {"section": {"key": {"value": ..., "origin": ...}}}
+  std::vector<std::string> notes;  // for the user: what was wrong with the records of a run
 };
 
 }  // namespace forebay

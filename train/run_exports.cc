@@ -56,7 +56,7 @@ absl::Status RunExports::Start() {
   FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(options_.directory));
   space_.ShrinkTo(std::max<int64_t>(0, space_.bytes() - model_bytes_));
   current_ = std::make_unique<BackgroundExport>(
-      store_, ExportedModel{options_.origin, PathOfCommitted(), options_.dtype});
+      store_, ExportedModel{options_.origin, PathOfCommitted(), options_.dtype, options_.files});
   return absl::OkStatus();
 }
 

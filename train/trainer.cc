@@ -50,6 +50,8 @@ class TrainingRun {
 
   absl::Status Run() {
     FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_, environment_));
+    run_lock_ = std::move(prepared_.lock);
+    files_digest_ = DigestOf(prepared_.files);
     if (options_.dry_run) {
       observer_.OnNote(
           "dry run: model, data, memory and disk space are in order; nothing was begun");
@@ -109,10 +111,12 @@ class TrainingRun {
   const ResolvedOptions& resolved_;
   const TrainOptions& options_;
   const std::function<bool()>& stop_;
+  UniqueFd run_lock_;        // longer than anything writes to the run folder
   LoggedObserver observer_;  // before the engine, whose warnings it takes
   const TrainEnvironment& environment_;
 
   PreparedRun prepared_;
+  std::string files_digest_;  // what each commit carries of the run's own files
   LineLog metrics_;
   std::unique_ptr<RunSession> session_;
   std::unique_ptr<SpeculativeStep> speculative_step_;
@@ -150,7 +154,7 @@ absl::Status TrainingRun::OpenSession() {
   delayed_updates_ = std::make_unique<DelayedUpdates>(options_.delay_update_from, session_.get());
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
-                          options_.keep},
+                          options_.keep, prepared_.files},
       &session_->store(), &observer_);
   FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
   sampler_ = std::make_unique<Sampler>(prepared_.data->info().num_rows, options_.seed);
@@ -499,6 +503,7 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
                   {"rows_per_step", options_.batch * options_.accum},
                   {"seed", options_.seed},
                   {"settings", prepared_.fingerprint_digest},
+                  {"files", files_digest_},
                   {"kernel", session_->decoder().context().kernel_identity()},
                   {"metrics", released_line_}};
   progress_.AddTo(info.trainer);
@@ -552,7 +557,7 @@ absl::Status TrainingRun::ExportResult() {
   if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
   exports_->ReleaseSpace();
   const ExportedModel model = {prepared_.model_directory, prepared_.paths.model,
-                               options_.export_dtype};
+                               options_.export_dtype, prepared_.files};
   return ExportErrorOfARun(
       ExportModel(StoreSnapshot(&session_->store()), model, [&](double fraction) {
         observer_.OnPhase("exporting", fraction);
