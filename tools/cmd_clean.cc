@@ -22,6 +22,7 @@ class CleanCommand : public Command {
 
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(const CleanedRun cleaned, CleanRun(run_));
+    if (!cleaned.note.empty()) PrintTo(stderr, "{}\n", cleaned.note);
     std::vector<std::string> of_others, reasons;
     for (const CleanedRun::Left& left : cleaned.of_others) {
       of_others.push_back(left.folder);

@@ -50,7 +50,7 @@ absl::Status FindModelOf(const std::string& run_directory, const Json& run,
   const RunPaths paths(run_directory);
   FOREBAY_RETURN_IF_ERROR(CheckIsOfCommit(run, paths.run_json, store.committed()));
   model.files = RunFilesOf(run);
-  model.origin = model.files.empty() ? run["model"].get<std::string>() : paths.files;
+  model.origin = model.files.empty() ? ModelOf(run_directory, run) : paths.files;
   FOREBAY_RETURN_IF_ERROR(CheckRunFiles(model.origin, model.files));
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(model.origin));
   return CheckWeightsAreOf(config, store, JoinPath(model.origin, kConfigName));
@@ -60,14 +60,14 @@ absl::Status FindModelOf(const std::string& run_directory, const Json& run,
 
 absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   if (!options.out.empty()) FOREBAY_RETURN_IF_ERROR(CheckNothingIsAt(options.out));
-  FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run));
+  ExportedRun exported;
+  FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run, &exported.note));
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
                            OpenRunStore(options.run, engine.get()));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
   ExportedModel model;
   FOREBAY_RETURN_IF_ERROR(FindModelOf(options.run, run, *store, model));
-  ExportedRun exported;
   exported.step = store->committed().step;
   exported.dtype = options.dtype.value_or(WeightDType(store->tiles().layout()));
   exported.bytes = store->inventory().num_params() * SizeOf(exported.dtype);

@@ -26,7 +26,7 @@ struct InspectOptions {
 // with `verify`, verified {bytes, seconds, damaged [{tile, layer, file, offset_bytes, size_bytes,
 // message}]}, of a model damaged [{file, message}] (where that is not empty, the model is not
 // looked at any further: kind, path and verified alone); with `repair`, repaired {changed,
-// step_before, step, damaged}.
+// step_before, step, damaged} and written_anew [path]; note where run.json is lost.
 //   "run":   step, layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
 // BadInputError when `path` is neither; or for `verify` of a model without a manifest;
 // UsageError for `repair` of a model folder;

@@ -214,7 +214,7 @@ absl::Status TakeRunSettings(const std::string& out, Resolver& resolver) {
   const OptionSpec& model = *FindOption("model");
   if (!config.contains(model.section) || !config[model.section].contains(model.name)) {
     FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(out));
-    resolver.Set(model, run["model"], "model in " + RunPaths(out).run_json, origin);
+    resolver.Set(model, ModelOf(out, run), "model in " + RunPaths(out).run_json, origin);
   }
   static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after", "out"};
   for (const OptionSpec& spec : OptionTable()) {

@@ -137,7 +137,7 @@ absl::Status CompareModel(const Json& run_json, const ResolvedOptions& resolved,
   const std::string& model = resolved.options.model;
   const absl::StatusOr<std::vector<std::string>> different = CompareModelFiles(model, run.files);
   // Where it began it need not be there any more.
-  const bool is_the_first = run_json["model"] == AbsolutePath(model);
+  const bool is_the_first = AbsolutePath(ModelOf(run.options.out, run_json)) == AbsolutePath(model);
   if (!different.ok() && ExitCodeOf(different.status()) != ExitCode::kUsage && is_the_first) {
     observer.OnNote(fmt::format("--model: {}. The run goes on with its own copies in '{}'",
                                 MessageOf(different.status()), run.paths.files));
@@ -160,12 +160,12 @@ absl::Status TakeRunFiles(const Json& run_json, const ResolvedOptions& resolved,
   run.files = RunFilesOf(run_json);
   if (run.files.empty()) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(CompareModel(run_json, resolved, observer, run));
-  FOREBAY_ASSIGN_OR_RETURN(
-      const std::vector<std::string> restored,
-      RestoreRunFiles(run.paths.files, run.files, run_json["model"].get<std::string>()));
+  const std::string model = ModelOf(run.options.out, run_json);
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> restored,
+                           RestoreRunFiles(run.paths.files, run.files, model));
   for (const std::string& path : restored) {
-    observer.OnNote(fmt::format("'{}' was not what it was any more, and is written anew from '{}'",
-                                path, run_json["model"].get<std::string>()));
+    observer.OnNote(fmt::format(
+        "'{}' was not what it was any more, and is written anew from '{}'", path, model));
   }
   run.model_directory = run.paths.files;
   return absl::OkStatus();

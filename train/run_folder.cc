@@ -163,10 +163,13 @@ absl::StatusOr<CleanedRun> RemoveOwnParts(const std::string& run_directory, cons
 absl::StatusOr<CleanedRun> CleanRun(const std::string& run_directory) {
   FOREBAY_RETURN_IF_ERROR(ReadRunJson(run_directory).status());
   FOREBAY_ASSIGN_OR_RETURN(const UniqueFd lock, TakeRunLock(run_directory));
-  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories,
-                           StoreDirectoriesOf(run_directory));
-  return RemoveOwnParts(run_directory, StoreUuidOf(json), directories);
+  std::string note;
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory, &note));
+  FOREBAY_ASSIGN_OR_RETURN(CleanedRun cleaned,
+                           RemoveOwnParts(run_directory, StoreUuidOf(json),
+                                          StoreDirectoriesOf(run_directory, json)));
+  cleaned.note = std::move(note);
+  return cleaned;
 }
 
 }  // namespace forebay

@@ -55,10 +55,12 @@ inline constexpr char kRunReady[] = "ready";
 //   state        kRunCreating until the store holds its first commit, then kRunReady
 //   stores       folders of the store: relative to the run when they lie inside, else absolute
 //   store_uuid   of the store, by which its folders are known
-//   model        the model folder that the run started from
+//   model        the model folder that the run started from: relative to the run when it lies inside
 //   fingerprint  what changes the result (fingerprint.h); null until the first training session
 //   files        the run's own copies (run_files.h); null until the first training session
 absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* note = nullptr);
+// One of its two copies alone.
+absl::StatusOr<Json> ReadRunJsonAt(const std::string& path);
 // Both copies. The second one first: what it says of a run is never older than what run.json says.
 // StorageError; UsageError where OUT/files is a link.
 absl::Status WriteRunJson(const RunPaths& paths, const Json& json);
@@ -69,10 +71,13 @@ std::string NoteOfCopy(const absl::Status& why, const std::string& copy);
 bool IsHexDigest(const Json& value);
 // Whether `directory` is a run folder (has a run.json, or its copy).
 bool IsRunFolder(const std::string& directory);
+// The folder that the run started from, as run.json (`json`) has it: a path, or one in the run.
+std::string ModelOf(const std::string& run_directory, const Json& json);
 // The store's uuid as run.json (`json`) has it.
 std::string StoreUuidOf(const Json& json);
 // The store's folders as run.json records them.
 absl::StatusOr<std::vector<std::string>> StoreDirectoriesOf(const std::string& run_directory);
+std::vector<std::string> StoreDirectoriesOf(const std::string& run_directory, const Json& json);
 // The same, but for those folders that lie in `folders` (or in a forebay-* folder there) by now: a
 // run that was moved. BadInputError when one of `folders` holds none of the store's, or when a
 // folder of the store is nowhere; the message names it. CorruptError or StorageError instead when
@@ -104,6 +109,7 @@ struct CleanedRun {
     std::string folder;
     std::string why;  // in words
   };
+  std::string note;  // one line where run.json is lost and its copy was read; else ""
   int64_t freed_bytes = 0;
   std::vector<std::string> not_there;  // folders of the swap area of which nothing was found
   std::vector<Left> of_others;  // and those whose files are not this run's, or not known to be

@@ -89,6 +89,11 @@ bool IsRunFolder(const std::string& directory) {
   return FileExists(paths.run_json) || FileExists(paths.run_json_copy);
 }
 
+absl::StatusOr<Json> ReadRunJsonAt(const std::string& path) {
+  bool is_another_format = false;
+  return ReadOneRunJson(path, is_another_format);
+}
+
 absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* note) {
   const RunPaths paths(run_directory);
   if (!IsRunFolder(run_directory)) {
@@ -98,7 +103,7 @@ absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* 
   bool is_another_format = false;
   absl::StatusOr<Json> json = ReadOneRunJson(paths.run_json, is_another_format);
   if (json.ok() || is_another_format) return json;
-  absl::StatusOr<Json> copy = ReadOneRunJson(paths.run_json_copy, is_another_format);
+  absl::StatusOr<Json> copy = ReadRunJsonAt(paths.run_json_copy);
   if (copy.ok()) {
     if (note != nullptr) *note = NoteOfCopy(json.status(), paths.run_json_copy);
     return copy;
@@ -121,6 +126,11 @@ std::string NoteOfCopy(const absl::Status& why, const std::string& copy) {
   return fmt::format(
       "{}. Its copy '{}' is used; 'forebay inspect RUN --repair' writes the file anew",
       MessageOf(why), copy);
+}
+
+std::string ModelOf(const std::string& run_directory, const Json& json) {
+  const auto& path = json["model"].get_ref<const std::string&>();
+  return path.starts_with('/') ? path : JoinPath(run_directory, path);
 }
 
 std::string StoreUuidOf(const Json& json) {
