@@ -45,7 +45,10 @@ absl::Status CheckOutIsEmpty(const std::string& out) {
     // A start that was killed while it wrote its first files leaves these behind.
     const std::string path = JoinPath(out, name);
     if (name == "run.json.tmp" || IsLeftOfRecords(path)) continue;
-    if (path == RunPaths(out).lock && LooksLikeARunLock(path)) continue;
+    if (path == RunPaths(out).lock) {
+      FOREBAY_ASSIGN_OR_RETURN(const bool is_lock, LooksLikeARunLock(path));
+      if (is_lock) continue;
+    }
     return UsageError(fmt::format(
         "--out '{}' is not empty. Choose a new or empty folder; nothing was changed", out));
   }

@@ -93,11 +93,11 @@ DType WantedDType(const InitOptions& options, const DecoderConfig& config) {
 absl::Status CheckOutIsFree(const std::string& out) {
   if (!FileExists(out)) return absl::OkStatus();
   const std::string lock = RunPaths(out).lock;
-  const absl::StatusOr<std::vector<std::string>> names = ListFolder(out);
-  const bool is_free = IsDirectory(out) && names.ok() &&
-                       std::ranges::all_of(*names, [&](const std::string& name) {
-                         return JoinPath(out, name) == lock && LooksLikeARunLock(lock);
-                       });
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(out));
+  bool is_free = IsDirectory(out) && names.size() <= (FileExists(lock) ? 1 : 0);
+  if (is_free && !names.empty()) {
+    FOREBAY_ASSIGN_OR_RETURN(is_free, LooksLikeARunLock(lock));
+  }
   if (is_free) return absl::OkStatus();
   return UsageError(fmt::format(
       "--out '{}' exists and is not empty. Choose a new folder; nothing was changed", out));

@@ -211,11 +211,6 @@ absl::Status TakeRunSettings(const std::string& out, Resolver& resolver) {
   if (!settings.note.empty()) resolver.AddNote(settings.note);
   const Json& config = settings.config;
   const std::string origin = "run " + out;
-  const OptionSpec& model = *FindOption("model");
-  if (!config.contains(model.section) || !config[model.section].contains(model.name)) {
-    FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(out));
-    resolver.Set(model, ModelOf(out, run), "model in " + RunPaths(out).run_json, origin);
-  }
   static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after", "out"};
   for (const OptionSpec& spec : OptionTable()) {
     const Json::json_pointer at("/" + spec.section + "/" + spec.name);

@@ -25,6 +25,7 @@ absl::StatusOr<std::string> ReadRunFile(const std::string& folder, const Exporte
   const std::string path = JoinPath(folder, file.name);
   absl::StatusOr<std::string> contents = ReadWholeFile(path, kMaxTokenizerBytes);
   if (contents.ok() && DigestOfText(*contents) == file.digest) return contents;
+  if (ExitCodeOf(contents.status()) == ExitCode::kStorage) return contents;
   return CorruptError(fmt::format(
       "the run's own copy '{}' {}. Put back what it was (xxh128sum {}): 'forebay inspect RUN "
       "--repair' takes it from --model, where that still has it",

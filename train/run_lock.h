@@ -16,7 +16,7 @@ namespace forebay {
 absl::StatusOr<UniqueFd> TakeRunLock(const std::string& out);
 // The EnvironmentError that TakeRunLock would end with, at once and without a change to anything.
 absl::Status CheckRunIsNotInUse(const std::string& out);
-// Whether the file could be a lock of ours: others may have one of that name.
-bool LooksLikeARunLock(const std::string& path);
+// Whether the file could be a lock of ours: others may have one of that name. StorageError.
+absl::StatusOr<bool> LooksLikeARunLock(const std::string& path);
 
 }  // namespace forebay

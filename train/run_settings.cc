@@ -19,8 +19,8 @@ bool IsAllowed(const OptionSpec& spec, const Json& value) {
 
 // As a run of these settings would have recorded them, but for what changes no result: where the
 // data is, memory, tiers. What has its default is left out, as nobody has to have said it.
-Json SettingsOf(const Json& fingerprint) {
-  Json config = Json::object();
+Json SettingsOf(const std::string& model, const Json& fingerprint) {
+  Json config = {{"model", {{"model", {{"value", model}, {"origin", "run.json"}}}}}};
   const TrainOptions defaults;
   for (const auto& [name, text] : fingerprint.items()) {
     const OptionSpec* const spec = FindOption(name);
@@ -44,12 +44,10 @@ absl::StatusOr<Json> ReadSettingsFile(const std::string& path) {
                                     value.dump(), what));
   };
   if (!config.is_object()) return damaged("all of it", config, "an object of sections");
-  for (const std::string& section : OptionSections()) {
-    const Json value = config.contains(section) ? config[section] : Json();
-    if (!value.is_object()) return damaged(section, value, "an object");
-  }
   for (const OptionSpec& spec : OptionTable()) {
+    if (!config.contains(spec.section)) continue;
     const Json& section = config[spec.section];
+    if (!section.is_object()) return damaged(spec.section, section, "an object");
     if (!section.contains(spec.name)) continue;
     const std::string name = spec.section + "." + spec.name;
     const Json& entry = section[spec.name];
@@ -81,9 +79,13 @@ absl::StatusOr<RunSettings> ReadRunSettings(const std::string& out) {
   }
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(out));
   // A run that was made by `forebay init --run` and never trained has neither.
-  if (!run.contains("fingerprint") || run["fingerprint"].is_null()) return settings;
-  settings.config = SettingsOf(run["fingerprint"]);
   settings.file = paths.run_json;
+  const std::string model = ModelOf(out, run);
+  if (!run.contains("fingerprint") || run["fingerprint"].is_null()) {
+    settings.config = SettingsOf(model, Json::object());
+    return settings;
+  }
+  settings.config = SettingsOf(model, run["fingerprint"]);
   settings.note = fmt::format(
       "{}, and so is its copy '{}'. The settings that change the result are those of '{}'; say the "
       "others again (--data)",

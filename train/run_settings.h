@@ -12,7 +12,7 @@ namespace forebay {
 
 struct RunSettings {
   // {"section": {"key": {"value", "origin"}}}; every entry is of an option, has both, and a value
-  // that the option may have. null: the run was made by `forebay init --run` and never trained.
+  // that the option may have.
   Json config;
   std::string file;  // that it comes from, for messages
   std::string note;  // one line where it is not resolved_config.json itself; else ""
