@@ -81,6 +81,18 @@ bool IsFileAt(int fd, const std::string& path) {
          open_file.st_dev == named_file.st_dev && open_file.st_ino == named_file.st_ino;
 }
 
+// A file that was put in the place of the lock is not written to.
+absl::Status CheckIsLock(int fd, const std::string& path) {
+  constexpr off_t kBytesMax = 64;
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
+  if (info.st_size <= kBytesMax) return absl::OkStatus();
+  return CorruptError(
+      fmt::format("'{}' has {} bytes, and so is not the lock of a store, which has the number of a "
+                  "process. Put back the files that belong there, or move it away",
+                  path, info.st_size));
+}
+
 }  // namespace
 
 absl::Status LockOpenFile(int fd, const std::string& path, milliseconds patience) {
@@ -110,6 +122,7 @@ absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path, std::string_view
   // that nobody else will ever meet.
   do {
     FOREBAY_ASSIGN_OR_RETURN(fd, OpenFile(path, O_RDWR | O_CREAT));
+    FOREBAY_RETURN_IF_ERROR(CheckIsLock(fd.get(), path));
     error = LockWithPatience(fd.get(), kHolderPatience);
   } while (error == 0 && !IsFileAt(fd.get(), path));
   if (error == EWOULDBLOCK) return InUseError(fd.get(), path, what);

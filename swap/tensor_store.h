@@ -103,7 +103,10 @@ struct RepairReport {
   int64_t step = 0;                 // committed now
   bool changed = false;             // false: all that was committed is whole
   std::vector<TileDamage> damaged;  // of the step that was committed before
+  std::vector<std::string> notes;   // TensorStore::notes
 };
+
+enum class TileFiles : uint8_t;  // tensor_store_impl.h
 
 // Thread-safe for different tiles; ReadTensor* by any thread, but not while Commit runs, nor, with
 // one slot, BeginWriting. Tiles may be read while Commit runs, but not written. One process at a
@@ -168,6 +171,9 @@ class TensorStore {
   // "" when the space of all files that this object made is theirs; else one line that says why
   // not, and what follows from it.
   const std::string& space_note() const;
+  // What was found missing or damaged of the things that a store has twice, and made anew from the
+  // other copy; a line each. A crash may leave a torn copy.
+  const std::vector<std::string>& notes() const;
 
   // Writes zeros over the space that the first commit leaves unwritten: slot B, the area for
   // gradients, the intent. From then on a step writes over what was written before, which costs the
@@ -240,6 +246,10 @@ class TensorStore {
   absl::Status VerifyStatePart(int tile, int64_t part, std::span<const std::byte> state) const;
   // Of the memory that holds the checksums of all slots, from creation or opening on.
   static int64_t SealBytes(const TileMap& tiles, int num_slots);
+
+  // Whether every file is still the one that was opened: StorageError names one that was removed or
+  // replaced meanwhile. Each commit looks before it publishes a step.
+  absl::Status CheckFiles();
 
   // Makes what is committed before the committed step known (Generation::kPrevious), where it is
   // not yet: the checksums of the other slot. CorruptError when they are lost, or not of that
@@ -318,7 +328,8 @@ class TensorStore {
   friend class StoreSnapshot;
   struct Impl;
   static absl::StatusOr<std::unique_ptr<TensorStore>> OpenUncommitted(
-      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid);
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+      TileFiles tile_files);
   explicit TensorStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -27,11 +27,25 @@ struct ScrubBuffers {
 
 // ---- Scrubbing
 
+bool TensorStore::Impl::IsIntact(int tile, int first_plane, int end_plane,
+                                 std::span<const std::byte> half, uint32_t slot) const {
+  for (int64_t part = 0; part < NumSealParts(TileAt(tile)); ++part) {
+    if (FirstBadPlane(tile, part, first_plane, end_plane, half, slot) >= 0) return false;
+  }
+  return true;
+}
+
 // Adds what is damaged of the weights or of the state that were read into `half`, or that could not
-// be read.
+// be read. A drive may fail once and give the data the next time, and bits may flip on their way:
+// what is read again is compared again.
 void TensorStore::Impl::FindDamage(int tile, int first_plane, int end_plane, uint32_t slot,
-                                   const absl::Status& read, std::span<const std::byte> half,
-                                   std::vector<TileDamage>& damaged) const {
+                                   absl::Status read, std::span<std::byte> half,
+                                   std::vector<TileDamage>& damaged) {
+  const Tile& spec = TileAt(tile);
+  if (read.ok() && IsIntact(tile, first_plane, end_plane, half, slot)) return;
+  const bool weights = first_plane == 0;
+  read = ReadPatiently(weights ? WeightsFile(spec) : StateFile(spec),
+                       weights ? WeightOffset(spec, slot) : StateOffset(spec, slot), half);
   if (!read.ok()) {
     TileDamage& whole = damaged.emplace_back(DamageOf(tile, 0, first_plane, slot));
     whole.size_bytes = static_cast<int64_t>(half.size());
@@ -105,8 +119,8 @@ std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot, int 
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     if (seals[slot].table(stripe).empty()) continue;
     const auto is_whole = [&](int copy) {
-      return RunOp(IoKind::kRead, stripes[stripe].seals_file, TableOffset(stripe, slot, copy),
-                   seals[slot].table(stripe))
+      return ReadPatiently(stripes[stripe].seals_files[copy], TableOffset(stripe, slot),
+                           seals[slot].table(stripe))
                  .ok() &&
              seals[slot].CheckTable(stripe, kSealsName).ok();
     };
@@ -117,6 +131,7 @@ std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot, int 
     found = *std::move(head);
   }
   if (!found.has_value() || found->record.uuid != manifest.uuid || found->record.slot != slot ||
+      found->record.manifest_hash != manifest_hash ||
       found->record.seals_root != seals[slot].RootOfTables()) {
     return std::nullopt;
   }
@@ -171,8 +186,8 @@ absl::Status TensorStore::Impl::WriteSealsInTurn(uint32_t slot) {
     for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
       const std::span<std::byte> table = seals[slot].table(stripe);
       if (table.empty()) continue;
-      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kWrite, stripes[stripe].seals_file,
-                                    TableOffset(stripe, slot, copy), table));
+      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kWrite, stripes[stripe].seals_files[copy],
+                                    TableOffset(stripe, slot), table));
     }
     FOREBAY_RETURN_IF_ERROR(FlushData());
   }
@@ -197,6 +212,10 @@ absl::Status TensorStore::Impl::CommitAgain(const DecodedCopy& of_tables,
 // What the commit files say, but for folders where no copy is whole. Files that contradict one
 // another are not for a program to sort out: CorruptError.
 absl::StatusOr<TensorStore::Impl::KnownCommit> TensorStore::Impl::FindCommit() {
+  // A repair builds upon these records without writing them again.
+  for (int copy = 0; copy < kNumCopies; ++copy) {
+    FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles(copy)));
+  }
   FOREBAY_ASSIGN_OR_RETURN(std::vector<FolderCopies> folders, ReadCopies());
   KnownCommit known;
   known.some_lost =
@@ -230,8 +249,8 @@ std::optional<uint64_t> TensorStore::Impl::SequenceOfTiles(const CommitRecord& n
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     if (seals[newest.slot].table(stripe).empty()) continue;
     for (const int copy : {0, 1}) {
-      if (!RunOp(IoKind::kRead, stripes[stripe].seals_file, TableOffset(stripe, newest.slot, copy),
-                 block->bytes)
+      if (!ReadPatiently(stripes[stripe].seals_files[copy], TableOffset(stripe, newest.slot),
+                         block->bytes)
                .ok()) {
         continue;
       }
@@ -325,6 +344,9 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
     if (damaged.empty()) {
       report.step = candidate.record.step;
       FOREBAY_ASSIGN_OR_RETURN(report.changed, MakeCommitted(candidate, known));
+      FOREBAY_RETURN_IF_ERROR(RepairLengths());
+      FOREBAY_RETURN_IF_ERROR(RecoverCommit());
+      report.notes = notes;
       return report;
     }
     found += fmt::format("; of step {}, in slot {}, {} {} damaged", candidate.record.step,
@@ -346,7 +368,7 @@ absl::StatusOr<RepairReport> TensorStore::Repair(
     const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
     MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress) {
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           OpenUncommitted(directories, engine, uuid));
+                           OpenUncommitted(directories, engine, uuid, TileFiles::kAnyLength));
   return store->impl_->Repair(budget, progress);
 }
 

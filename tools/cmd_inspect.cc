@@ -37,13 +37,19 @@ std::string DamageText(const Json& damaged) {
 std::string RepairedText(const Json& repaired) {
   const auto step = repaired["step"].get<int64_t>();
   const auto before = repaired["step_before"].get<int64_t>();
+  std::string notes;
+  for (const Json& note : repaired["notes"]) {
+    notes += fmt::format("  {}\n", note.get<std::string>());
+  }
   if (!repaired["changed"].get<bool>()) {
-    return fmt::format("{:<13}nothing: step {} is whole\n", "repaired", step);
+    return fmt::format("{:<13}{}: step {} is whole\n", "repaired",
+                       notes.empty() ? "nothing" : "what was there twice", step) +
+           notes;
   }
   const std::string was =
       before < 0 ? "no commit record was whole" : fmt::format("step {} is not whole", before);
   return fmt::format("{:<13}{}; the run goes on from step {}, which is\n", "repaired", was, step) +
-         DamageText(repaired["damaged"]);
+         DamageText(repaired["damaged"]) + notes;
 }
 
 std::string VerifiedText(const Json& verified) {

@@ -93,9 +93,12 @@ absl::Status LookAtFolders(const TrainOptions& options) {
 
 // What a creation would take for the rest of an unfinished one, in a folder that is none of ours.
 absl::Status CheckIsNoRestOfOthers(const std::string& store) {
-  FOREBAY_ASSIGN_OR_RETURN(const bool has_manifest, ProbePath(JoinPath(store, kManifestName)));
+  for (const char* name : kManifestNames) {
+    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(store, name)));
+    if (is_there) return absl::OkStatus();  // which the creation refuses
+  }
   FOREBAY_ASSIGN_OR_RETURN(const bool has_files, HoldsStoreFiles(store));
-  if (has_manifest || !has_files) return absl::OkStatus();  // a manifest is refused by the creation
+  if (!has_files) return absl::OkStatus();
   return UsageError(
       fmt::format("the swap area of this run would be '{}', and nothing says that the files there "
                   "are of its unfinished start. Remove them if nothing of them is needed, or choose "

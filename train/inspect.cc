@@ -150,7 +150,8 @@ absl::Status Repair(const std::string& path, const InspectOptions& options, Engi
   json["repaired"] = {{"changed", report.changed},
                       {"step_before", report.step_before},
                       {"step", report.step},
-                      {"damaged", ToJson(report.damaged)}};
+                      {"damaged", ToJson(report.damaged)},
+                      {"notes", report.notes}};
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
                            TensorStore::Open(directories, engine, uuid));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));

@@ -16,6 +16,9 @@ absl::Status NoteMachine(const PreparedRun& run, RunSession& session, LoggedObse
   FOREBAY_RETURN_IF_ERROR(observer.Note("disk: " + run.engine_line));
   const std::string& space = session.store().space_note();
   if (!space.empty()) FOREBAY_RETURN_IF_ERROR(observer.Note("space: " + space));
+  for (const std::string& note : session.store().notes()) {
+    FOREBAY_RETURN_IF_ERROR(observer.Note("store: " + note));
+  }
   if (!run.stripes_line.empty()) {
     FOREBAY_RETURN_IF_ERROR(observer.Note("stripes: " + run.stripes_line));
   }

@@ -305,6 +305,7 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
 
 absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
   FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
+  FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
   return InterruptedError(fmt::format(
       "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
       MessageOf(reason), committed_step_, prepared_.num_steps));

@@ -58,15 +58,16 @@ TEST_F(SlotsTest, TakesHalfTheSpaceAndKeepsWhatIsCommitted) {
     const auto store = MustCreate(1);
     EXPECT_EQ(store->num_slots(), 1);
     one_slot_bytes = Total(TensorStore::DiskBytes(store->tiles(), 1, {}));
-    EXPECT_EQ(one_slot_bytes - 2 * kCommitRecordBytes,
-              (Total(TensorStore::DiskBytes(store->tiles(), 2, {})) - 2 * kCommitRecordBytes) / 2);
+    EXPECT_EQ(one_slot_bytes - 4 * kCommitRecordBytes,
+              (Total(TensorStore::DiskBytes(store->tiles(), 2, {})) - 4 * kCommitRecordBytes) / 2);
     for (const int64_t step : {1, 2, 3}) {
       ASSERT_EQ(WriteStep(*store, step), absl::OkStatus());
       EXPECT_TRUE(HoldsStep(*store, step));
     }
   }
   int64_t total_bytes = 0;
-  for (const char* name : {"weights.fbs", "state.fbs", "seals.fbs", "commit.fbs"}) {
+  for (const char* name : {"weights.fbs", "state.fbs", "seals.fbs", "commit.fbs", "copy/seals.fbs",
+                           "copy/commit.fbs"}) {
     total_bytes += *FileSize(File(name));
   }
   EXPECT_EQ(total_bytes, one_slot_bytes);
