@@ -248,6 +248,9 @@ def test_each_field_of_a_damaged_run_json_is_named(forebay, stopped):
             assert named or value in fine.get(field, []), (field, value, refused.stderr)
 
 
+TRAINER_AT = 88  # in a commit record
+
+
 def seal(record):
     record[4088:4096] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(record[:4088])))
     return record
@@ -261,21 +264,19 @@ def write_trainer(stopped, before, change_record):
     """Both copies of the newest record with other contents that are whole."""
     for path in commit_files(stopped):
         data = bytearray(before[path])
-        for at in (0, 4096):
-            record = data[at:at + 4096]
-            change_record(record)
-            data[at:at + 4096] = seal(record)
-        path.write_bytes(data)
+        record = data[:4096]
+        change_record(record)
+        path.write_bytes(seal(record) + data[4096:])
 
 
 def trainer_of(record):
     (size,) = struct.unpack_from("<I", record, 56)
-    return json.loads(bytes(record[80:80 + size]))
+    return json.loads(bytes(record[TRAINER_AT:TRAINER_AT + size]))
 
 
 def put_trainer(record, trainer):
     text = json.dumps(trainer).encode()
-    record[80:80 + 3072] = text + bytes(3072 - len(text))
+    record[TRAINER_AT:TRAINER_AT + 3072] = text + bytes(3072 - len(text))
     struct.pack_into("<I", record, 56, len(text))
 
 
