@@ -38,8 +38,7 @@ absl::Status CopyConfig(const std::string& from, const std::string& to, DType dt
   FOREBAY_ASSIGN_OR_RETURN(Json json,
                            ReadJsonFile(JoinPath(from, kConfigName), kMaxConfigFileBytes));
   if (!json.is_object()) {
-    return BadInputError(
-        fmt::format("{}: a JSON object is expected", JoinPath(from, kConfigName)));
+    return BadInputError(fmt::format("{}: a JSON object is expected", JoinPath(from, kConfigName)));
   }
   return WriteConfig(std::move(json), dtype, to);
 }
@@ -86,9 +85,8 @@ absl::StatusOr<std::vector<std::string>> NamesOfModelFiles(const std::string& mo
 
 absl::StatusOr<std::vector<ModelFile>> ReadModelFiles(const std::string& model_directory) {
   std::vector<ModelFile> files;
-  FOREBAY_ASSIGN_OR_RETURN(
-      std::string config,
-      ReadWholeFile(JoinPath(model_directory, kConfigName), kMaxConfigFileBytes));
+  FOREBAY_ASSIGN_OR_RETURN(std::string config, ReadWholeFile(JoinPath(model_directory, kConfigName),
+                                                             kMaxConfigFileBytes));
   files.push_back({kConfigName, std::move(config)});
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesToCopy(model_directory));
   for (const std::string& name : names) {

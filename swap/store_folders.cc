@@ -266,10 +266,10 @@ absl::Status CheckManifestIsOurs(const std::string& directory) {
   FOREBAY_ASSIGN_OR_RETURN(const bool has_manifest, HasManifest(directory));
   FOREBAY_ASSIGN_OR_RETURN(const std::string found, StoreIn(directory));
   if (!has_manifest || !found.empty()) return absl::OkStatus();
-  return BadInputError(
-      fmt::format("'{}' holds no store of forebay: its '{}' is another program's, and nothing of it "
-                  "was removed",
-                  directory, kManifestName));
+  return BadInputError(fmt::format(
+      "'{}' holds no store of forebay: its '{}' is another program's, and nothing of it "
+      "was removed",
+      directory, kManifestName));
 }
 
 // One that is not there is as good as removed.

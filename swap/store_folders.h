@@ -113,10 +113,11 @@ struct RemovedParts {
   std::vector<std::string> not_there;  // no folder, or nothing of a store in it
   std::vector<std::string> of_others;  // what is in it belongs to another store, or to nobody known
 };
-// Removes what is left of the store `uuid` (as ToHex has it) from those of its folders that say that
-// they are its: by manifest, commit record or owner.json. Their locks are taken first. Nothing in the
-// others is touched. UsageError when a folder is named twice, EnvironmentError when one is in use; nothing
-// was removed then. StorageError when one cannot be looked at, or a file not be removed.
+// Removes what is left of the store `uuid` (as ToHex has it) from those of its folders that say
+// that they are its: by manifest, commit record or owner.json. Their locks are taken first. Nothing
+// in the others is touched. UsageError when a folder is named twice, EnvironmentError when one is
+// in use; nothing was removed then. StorageError when one cannot be looked at, or a file not be
+// removed.
 absl::StatusOr<RemovedParts> RemoveParts(std::span<const std::string> directories,
                                          const std::string& uuid);
 

@@ -24,8 +24,8 @@ absl::Status LockOpenFile(int fd, const std::string& path,
 
 // Creates (0600) and locks `path`, waiting up to two seconds, and writes this process's PID into
 // it. Closing the descriptor releases the lock. The file stays: removing it would let two processes
-// lock two files of one name. EnvironmentError names the holder's PID, and the folder of the lock as
-// `what` ("the store").
+// lock two files of one name. EnvironmentError names the holder's PID, and the folder of the lock
+// as `what` ("the store").
 absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path,
                                        std::string_view what = "the store");
 // The EnvironmentError that TakeStoreLock would end with, without waiting, and without a change to

@@ -53,7 +53,8 @@ struct StoreOptions {
   bool unfilled = false;
   // For who has to know it before there is a store (NewStoreUuid); empty: a new one.
   std::optional<StoreUuid> uuid;
-  // Writes kOwnerName (store_folders.h) into a folder of the store, as its first file; may be empty.
+  // Writes kOwnerName (store_folders.h) into a folder of the store, as its first file; may be
+  // empty.
   std::function<absl::Status(const std::string& directory)> write_owner;
 };
 

@@ -34,9 +34,8 @@ absl::StatusOr<std::vector<std::string>> StoreOfUnfinishedStart(const std::strin
 bool IsLeftOfRecords(const std::string& path) {
   if (std::filesystem::path(path).filename() != "files" || !IsDirectory(path)) return false;
   const absl::StatusOr<std::vector<std::string>> names = ListFolder(path);
-  return names.ok() && std::ranges::all_of(*names, [](const std::string& name) {
-           return name == "run.json.tmp";
-         });
+  return names.ok() && std::ranges::all_of(
+                           *names, [](const std::string& name) { return name == "run.json.tmp"; });
 }
 
 absl::Status CheckOutIsEmpty(const std::string& out) {
@@ -99,11 +98,11 @@ absl::Status CheckIsNoRestOfOthers(const std::string& store) {
   }
   FOREBAY_ASSIGN_OR_RETURN(const bool has_files, HoldsStoreFiles(store));
   if (!has_files) return absl::OkStatus();
-  return UsageError(
-      fmt::format("the swap area of this run would be '{}', and nothing says that the files there "
-                  "are of its unfinished start. Remove them if nothing of them is needed, or choose "
-                  "another --out or --nvme",
-                  store));
+  return UsageError(fmt::format(
+      "the swap area of this run would be '{}', and nothing says that the files there "
+      "are of its unfinished start. Remove them if nothing of them is needed, or choose "
+      "another --out or --nvme",
+      store));
 }
 
 }  // namespace

@@ -79,10 +79,11 @@ constexpr Field kFields[] = {
 
 absl::Status FieldError(const std::string& where, int64_t step, const std::string& name,
                         const std::string& value, const std::string& expected) {
-  return CorruptError(fmt::format(
-      "the commit of step {} in {} is damaged: '{}' is {}, and {} was expected. Go back to the step "
-      "before ('forebay inspect RUN --repair'), or put back a copy of the swap area",
-      step, where, name, value, expected));
+  return CorruptError(
+      fmt::format("the commit of step {} in {} is damaged: '{}' is {}, and {} was expected. Go "
+                  "back to the step "
+                  "before ('forebay inspect RUN --repair'), or put back a copy of the swap area",
+                  step, where, name, value, expected));
 }
 
 std::string Shown(const Json& value) {

@@ -111,8 +111,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
     observer.OnPhase("writing out the space on disk", fraction);
   };
   CommitInfo first;
-  first.trainer =
-      TrainerOf({run.num_steps, FingerprintDigest(fingerprint), DigestOf(run.files)});
+  first.trainer = TrainerOf({run.num_steps, FingerprintDigest(fingerprint), DigestOf(run.files)});
   FOREBAY_ASSIGN_OR_RETURN(run.store,
                            CreateFilledStore(store, source.inventory, fill, first, run.engine.get(),
                                              run.budget.get(), stop, on_space));

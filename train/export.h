@@ -16,8 +16,8 @@
 namespace forebay {
 
 struct ExportedModel {
-  std::string origin;  // the folder from which config and tokenizer are copied: OUT/files
-  std::string folder;  // to make
+  std::string origin;          // the folder from which config and tokenizer are copied: OUT/files
+  std::string folder;          // to make
   DType dtype = DType::kBF16;  // of the weights, as WriteWeights (export_weights.h) has them
   RunFiles files;  // what is copied, and must be there; empty: whatever of a model is in `origin`
 };

@@ -77,8 +77,7 @@ absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   model.folder = exported.folder;
   model.dtype = exported.dtype;
   FOREBAY_RETURN_IF_ERROR(CheckRoomForWeights(exported.folder, exported.bytes));
-  FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()),
-                                      model, options.progress));
+  FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()), model, options.progress));
   return exported;
 }
 

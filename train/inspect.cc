@@ -52,7 +52,8 @@ absl::StatusOr<Json> VerifyModel(const std::string& path, const InspectOptions& 
   }
   const absl::Status is_a_model = damaged.empty() ? CheckIsAModel(path) : absl::OkStatus();
   if (!is_a_model.ok()) {
-    damaged.push_back({{"file", JoinPath(path, "config.json")}, {"message", MessageOf(is_a_model)}});
+    damaged.push_back(
+        {{"file", JoinPath(path, "config.json")}, {"message", MessageOf(is_a_model)}});
   }
   return Json{{"bytes", check.bytes}, {"seconds", watch.Seconds()}, {"damaged", damaged}};
 }

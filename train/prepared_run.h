@@ -30,7 +30,7 @@ struct PreparedRun {
   std::unique_ptr<PackedFile> data;
   std::unique_ptr<PackedFile> eval_data;  // nullptr: no evaluation
   RunPaths paths{""};
-  UniqueFd lock;     // of the run folder; none for a dry run of a new one
+  UniqueFd lock;  // of the run folder; none for a dry run of a new one
   // Where config.json and the tokenizer are read: --model for a start, the run's own copies once it
   // has them, which exports come from.
   std::string model_directory;
@@ -51,9 +51,8 @@ struct PreparedRun {
 absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObserver& observer,
                            const TrainEnvironment& environment, PreparedRun& run);
 
-// resolved_config.json, which a later --resume reads, perhaps from another folder, with its copy, and
-// plan.json. Requires: OUT/files.
-// StorageError.
+// resolved_config.json, which a later --resume reads, perhaps from another folder, with its copy,
+// and plan.json. Requires: OUT/files. StorageError.
 absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolved);
 
 }  // namespace forebay

@@ -33,7 +33,8 @@ absl::Status RepairRunJson(const RunPaths& paths, const Json& json,
   return written == before ? absl::OkStatus() : WriteRunJson(paths, json);
 }
 
-// One of the two files from the other. Where both are lost, --resume says what it does without them.
+// One of the two files from the other. Where both are lost, --resume says what it does without
+// them.
 absl::Status RepairSettings(const RunPaths& paths, std::vector<std::string>& written) {
   const absl::StatusOr<Json> settings = ReadSettingsFile(paths.resolved_config);
   const absl::StatusOr<Json> copy = ReadSettingsFile(paths.resolved_config_copy);

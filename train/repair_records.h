@@ -1,5 +1,6 @@
-// `forebay inspect RUN --repair` of what a run keeps beside its store: run.json, resolved_config.json
-// and the run's own copies of its model's files, each of which is somewhere else a second time.
+// `forebay inspect RUN --repair` of what a run keeps beside its store: run.json,
+// resolved_config.json and the run's own copies of its model's files, each of which is somewhere
+// else a second time.
 #pragma once
 
 #include <string>
@@ -12,13 +13,13 @@
 
 namespace forebay {
 
-// Of the two copies of run.json, the first that is whole and finds the run's store, or else the first
-// that is whole. The errors of ReadRunJson.
+// Of the two copies of run.json, the first that is whole and finds the run's store, or else the
+// first that is whole. The errors of ReadRunJson.
 absl::StatusOr<Json> FindRunJson(const std::string& run_directory);
 
-// Writes anew what is lost, damaged, or not the one that the commit was made with, from what is whole.
-// Returns the paths. By whoever holds the run's lock, once the store is in order. CorruptError where
-// there is no second copy to take; what could be written was.
+// Writes anew what is lost, damaged, or not the one that the commit was made with, from what is
+// whole. Returns the paths. By whoever holds the run's lock, once the store is in order.
+// CorruptError where there is no second copy to take; what could be written was.
 absl::StatusOr<std::vector<std::string>> RepairRecords(const std::string& run_directory,
                                                        const CommitInfo& committed);
 

@@ -164,8 +164,8 @@ absl::Status TakeRunFiles(const Json& run_json, const ResolvedOptions& resolved,
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> restored,
                            RestoreRunFiles(run.paths.files, run.files, model));
   for (const std::string& path : restored) {
-    observer.OnNote(fmt::format(
-        "'{}' was not what it was any more, and is written anew from '{}'", path, model));
+    observer.OnNote(fmt::format("'{}' was not what it was any more, and is written anew from '{}'",
+                                path, model));
   }
   run.model_directory = run.paths.files;
   return absl::OkStatus();

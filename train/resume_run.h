@@ -30,9 +30,9 @@ absl::StatusOr<std::string> ModelDigestToResume(const Json& run_json,
                                                 const ResolvedOptions& resolved);
 
 // Compares the settings with those that the run was started with (UsageError names the difference),
-// makes room for gradients on disk, and writes the records; of a dry run nothing. `files`: for a run
-// that has none of its own, which takes them; else empty. `run_json`: what OpenRunToResume returned.
-// Requires: the plan of `run`.
+// makes room for gradients on disk, and writes the records; of a dry run nothing. `files`: for a
+// run that has none of its own, which takes them; else empty. `run_json`: what OpenRunToResume
+// returned. Requires: the plan of `run`.
 absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprint,
                          const std::vector<ModelFile>& files, Json run_json, PreparedRun& run);
 

@@ -61,7 +61,9 @@ RunFiles DescribeFiles(const std::vector<ModelFile>& files) {
 Json ToJson(const RunFiles& files) {
   Json json = Json::array();
   for (const ExportedFile& file : files) {
-    json.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_128", file.digest}});
+    json.push_back({{"name", file.name},
+                    {"bytes", static_cast<uint64_t>(file.bytes)},
+                    {"xxh3_128", file.digest}});
   }
   return json;
 }

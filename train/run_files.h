@@ -1,7 +1,7 @@
-// A run's own copies of the small files of its model (config.json, tokenizer and what else an exported
-// model takes along), in OUT/files from the run's creation on. Exports come from them, and a resume
-// reads them, so that nothing that happens to --model meanwhile gets into the run. run.json lists
-// them, and each commit carries the digest of that list.
+// A run's own copies of the small files of its model (config.json, tokenizer and what else an
+// exported model takes along), in OUT/files from the run's creation on. Exports come from them, and
+// a resume reads them, so that nothing that happens to --model meanwhile gets into the run.
+// run.json lists them, and each commit carries the digest of that list.
 #pragma once
 
 #include <string>
@@ -20,7 +20,8 @@ namespace forebay {
 using RunFiles = std::vector<ExportedFile>;
 
 RunFiles DescribeFiles(const std::vector<ModelFile>& files);
-// As run.json has them, and back. `run_json` was checked (ReadRunJson); empty: the run has none yet.
+// As run.json has them, and back. `run_json` was checked (ReadRunJson); empty: the run has none
+// yet.
 Json ToJson(const RunFiles& files);
 RunFiles RunFilesOf(const Json& run_json);
 // Of all names and digests: what a commit carries. 32 hexadecimal digits.

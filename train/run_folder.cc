@@ -165,9 +165,9 @@ absl::StatusOr<CleanedRun> CleanRun(const std::string& run_directory) {
   FOREBAY_ASSIGN_OR_RETURN(const UniqueFd lock, TakeRunLock(run_directory));
   std::string note;
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory, &note));
-  FOREBAY_ASSIGN_OR_RETURN(CleanedRun cleaned,
-                           RemoveOwnParts(run_directory, StoreUuidOf(json),
-                                          StoreDirectoriesOf(run_directory, json)));
+  FOREBAY_ASSIGN_OR_RETURN(
+      CleanedRun cleaned,
+      RemoveOwnParts(run_directory, StoreUuidOf(json), StoreDirectoriesOf(run_directory, json)));
   cleaned.note = std::move(note);
   return cleaned;
 }

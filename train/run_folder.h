@@ -33,31 +33,31 @@ struct RunPaths {
   std::string out;
   std::string lock;      // of whoever makes, trains, repairs or cleans the run (run_lock.h)
   std::string run_json;  // where the store is, model folder, fingerprint: what a resume compares
-  std::string resolved_config;       // resolved_config.json
-  std::string files;                 // the run's own copies of its model's small files (run_files.h)
-  std::string run_json_copy;         // second copies of the two above, in files
+  std::string resolved_config;  // resolved_config.json
+  std::string files;            // the run's own copies of its model's small files (run_files.h)
+  std::string run_json_copy;    // second copies of the two above, in files
   std::string resolved_config_copy;  // the same
-  std::string plan;             // plan.json
-  std::string metrics;          // metrics.jsonl
-  std::string events;           // events.log
-  std::string model;            // model/: the result
-  std::string exports;          // exports/
+  std::string plan;                  // plan.json
+  std::string metrics;               // metrics.jsonl
+  std::string events;                // events.log
+  std::string model;                 // model/: the result
+  std::string exports;               // exports/
 };
 
 inline constexpr int kRunFormat = 2;
 inline constexpr char kRunCreating[] = "creating";
 inline constexpr char kRunReady[] = "ready";
 
-// run.json of a run folder, with every field checked; where it is lost or damaged, its copy, and why
-// in `note` (may be nullptr; left alone otherwise). BadInputError when there is no run, CorruptError
-// names the field of a run.json that is damaged, StorageError.
+// run.json of a run folder, with every field checked; where it is lost or damaged, its copy, and
+// why in `note` (may be nullptr; left alone otherwise). BadInputError when there is no run,
+// CorruptError names the field of a run.json that is damaged, StorageError.
 //   format       kRunFormat
 //   state        kRunCreating until the store holds its first commit, then kRunReady
 //   stores       folders of the store: relative to the run when they lie inside, else absolute
 //   store_uuid   of the store, by which its folders are known
-//   model        the model folder that the run started from: relative to the run when it lies inside
-//   fingerprint  what changes the result (fingerprint.h); null until the first training session
-//   files        the run's own copies (run_files.h); null until the first training session
+//   model        the model folder that the run started from: relative to the run when it lies
+//   inside fingerprint  what changes the result (fingerprint.h); null until the first training
+//   session files        the run's own copies (run_files.h); null until the first training session
 absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* note = nullptr);
 // One of its two copies alone.
 absl::StatusOr<Json> ReadRunJsonAt(const std::string& path);

@@ -55,10 +55,9 @@ constexpr Field kFields[] = {
 absl::StatusOr<Json> ReadOneRunJson(const std::string& path, bool& is_another_format) {
   FOREBAY_ASSIGN_OR_RETURN(Json json, ReadJsonFile(path, kMaxRunJsonBytes));
   if (!json.is_object() || !json.contains("format") || !json["format"].is_number_integer()) {
-    return CorruptError(
-        fmt::format("'{}' is damaged: 'format' is {}, and {} was expected", path,
-                    json.is_object() ? json.value("format", Json()).dump() : "not there",
-                    kRunFormat));
+    return CorruptError(fmt::format(
+        "'{}' is damaged: 'format' is {}, and {} was expected", path,
+        json.is_object() ? json.value("format", Json()).dump() : "not there", kRunFormat));
   }
   if (json["format"] != kRunFormat) {
     is_another_format = true;

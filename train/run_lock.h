@@ -1,5 +1,5 @@
-// One process at a time makes, trains, repairs or cleans a run: the lock of the run folder, held from
-// the first file that it writes there to the last. Who only reads takes none.
+// One process at a time makes, trains, repairs or cleans a run: the lock of the run folder, held
+// from the first file that it writes there to the last. Who only reads takes none.
 #pragma once
 
 #include <string>

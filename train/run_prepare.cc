@@ -160,8 +160,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   FOREBAY_RETURN_IF_ERROR(PlanRun(stop, observer, environment, run));
   FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run, stop));
   if (!run.options.eval_data.empty()) {
-    FOREBAY_ASSIGN_OR_RETURN(run.eval_data,
-                             OpenData(run.options.eval_data, run, stop));
+    FOREBAY_ASSIGN_OR_RETURN(run.eval_data, OpenData(run.options.eval_data, run, stop));
   }
   if (stop()) return InterruptedError("stopped on request");
   FOREBAY_ASSIGN_OR_RETURN(run.num_steps, NumSteps(run.options, run.data->info()));
@@ -174,9 +173,9 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   }
   FOREBAY_ASSIGN_OR_RETURN(run.lr_schedule, MakeLrSchedule(run.options, run.num_steps));
   FOREBAY_RETURN_IF_ERROR(CheckTokenizerIsTheRuns(run));
-  FOREBAY_ASSIGN_OR_RETURN(const std::string model_digest,
-                           run.resumed ? ModelDigestToResume(run_json, resolved)
-                                       : SampleDigest(run.options.model));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::string model_digest,
+      run.resumed ? ModelDigestToResume(run_json, resolved) : SampleDigest(run.options.model));
   const Json fingerprint =
       MakeFingerprint(run.options, run.num_steps, run.data->info(), model_digest);
   run.fingerprint_digest = FingerprintDigest(fingerprint);
@@ -187,10 +186,9 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   if (run.options.save_every > 0) {
     FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
   }
-  FOREBAY_RETURN_IF_ERROR(run.resumed
-                              ? ContinueRun(resolved, fingerprint, source.files,
-                                            std::move(run_json), run)
-                              : CreateRun(resolved, fingerprint, source, stop, observer, run));
+  FOREBAY_RETURN_IF_ERROR(
+      run.resumed ? ContinueRun(resolved, fingerprint, source.files, std::move(run_json), run)
+                  : CreateRun(resolved, fingerprint, source, stop, observer, run));
   return run;
 }
 

@@ -98,9 +98,10 @@ StoreOwner FindOwner(const std::string& store, const std::string& run_directory,
   if (IdentityOf(run_directory) == record->run_folder) return {Ownership::kOurs, ""};
   // The record of a copied store speaks of the store that it is a copy of.
   if (IdentityOf(store) != record->store_folder) {
-    return {Ownership::kUnknown, fmt::format("it is a copy of that of the run in '{}', or was moved "
-                                             "to another file system since",
-                                             record->run)};
+    return {Ownership::kUnknown,
+            fmt::format("it is a copy of that of the run in '{}', or was moved "
+                        "to another file system since",
+                        record->run)};
   }
   const std::string other = FindRun(*record);
   if (!other.empty()) {

@@ -1,6 +1,6 @@
 // Whose a store is. Each folder of a run's store has an owner.json that says which run folder it
-// belongs to, by what a copy of that folder cannot share (docs/formats.md, "owner.json"): a copied run
-// finds the store of the original at the place that its run.json names, and must not take it.
+// belongs to, by what a copy of that folder cannot share (docs/formats.md, "owner.json"): a copied
+// run finds the store of the original at the place that its run.json names, and must not take it.
 #pragma once
 
 #include <string>

@@ -51,7 +51,6 @@ class TrainingRun {
   absl::Status Run() {
     FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_, environment_));
     run_lock_ = std::move(prepared_.lock);
-    files_digest_ = DigestOf(prepared_.files);
     if (options_.dry_run) {
       observer_.OnNote(
           "dry run: model, data, memory and disk space are in order; nothing was begun");
@@ -116,7 +115,6 @@ class TrainingRun {
   const TrainEnvironment& environment_;
 
   PreparedRun prepared_;
-  std::string files_digest_;  // what each commit carries of the run's own files
   LineLog metrics_;
   std::unique_ptr<RunSession> session_;
   std::unique_ptr<SpeculativeStep> speculative_step_;
@@ -500,13 +498,7 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
   if (committed_step_ == step) return absl::OkStatus();
   CommitInfo info;
   info.step = step;
-  info.trainer = {{"num_steps", prepared_.num_steps},
-                  {"rows_per_step", options_.batch * options_.accum},
-                  {"seed", options_.seed},
-                  {"settings", prepared_.fingerprint_digest},
-                  {"files", files_digest_},
-                  {"kernel", session_->decoder().context().kernel_identity()},
-                  {"metrics", released_line_}};
+  info.trainer = TrainerOfStep(prepared_, *session_, released_line_);
   progress_.AddTo(info.trainer);
   TensorStore& store = session_->store();
   FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store.Commit(info) : store.CommitSkipped(info));
