@@ -23,10 +23,13 @@ bool IsState(const Json& value) {
   return value == kRunCreating || value == kRunReady;
 }
 
+bool IsStore(const Json& value) {
+  return IsPath(value) && !value.get_ref<const std::string&>().empty();
+}
+
 bool AreStores(const Json& value) {
   return value.is_array() && !value.empty() && value.size() <= kMaxStripes &&
-         std::ranges::all_of(
-             value, [](const Json& store) { return IsPath(store) && store != std::string(); });
+         std::ranges::all_of(value, IsStore);
 }
 
 bool IsFingerprint(const Json& value) {
@@ -115,10 +118,15 @@ absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* 
 }
 
 absl::Status WriteRunJson(const RunPaths& paths, const Json& json) {
-  const std::string text = json.dump(2) + "\n";
   FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(paths.files));
-  FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(paths.run_json_copy, text));
-  return WriteFileAtomically(paths.run_json, text);
+  for (const std::string& path : {paths.run_json_copy, paths.run_json}) {
+    // What is as it should be needs no room on a disk that may be full.
+    if (const absl::StatusOr<Json> there = ReadRunJsonAt(path); there.ok() && *there == json) {
+      continue;
+    }
+    FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(path, json.dump(2) + "\n"));
+  }
+  return absl::OkStatus();
 }
 
 std::string NoteOfCopy(const absl::Status& why, const std::string& copy) {

@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
+#include <sys/statfs.h>
 
 #include <filesystem>
 #include <optional>
@@ -22,8 +22,8 @@ namespace {
 constexpr int64_t kMaxOwnerBytes = 1 << 16;
 
 // Of a folder, what a copy of it has otherwise and a rename leaves as it is: its number, and the
-// moment it was made, or where the file system does not know that its device (which another mount
-// may number otherwise). "" where there is none.
+// moment it was made, or where the file system does not know that the file system (not its device,
+// which another mount may number otherwise). "" where there is none.
 std::string IdentityOf(const std::string& path) {
   struct statx info = {};
   constexpr unsigned kWanted = STATX_INO | STATX_BTIME;
@@ -32,7 +32,10 @@ std::string IdentityOf(const std::string& path) {
     return fmt::format("{} made {}.{:09}", info.stx_ino, info.stx_btime.tv_sec,
                        info.stx_btime.tv_nsec);
   }
-  return fmt::format("{} on {}:{}", info.stx_ino, info.stx_dev_major, info.stx_dev_minor);
+  struct statfs system = {};
+  if (::statfs(path.c_str(), &system) != 0) return "";
+  return fmt::format("{} on {:x}:{:x}:{:x}", info.stx_ino, static_cast<uint64_t>(system.f_type),
+                     system.f_fsid.__val[0], system.f_fsid.__val[1]);
 }
 
 struct OwnerRecord {
