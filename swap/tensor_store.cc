@@ -95,7 +95,7 @@ absl::Status TensorStore::Impl::RunOp(IoKind kind, int file, int64_t offset_byte
 absl::Status TensorStore::Impl::ReadPatiently(int file, int64_t offset_bytes,
                                               std::span<std::byte> buffer) {
   constexpr int kTries = 3;
-  constexpr std::chrono::milliseconds kPause(10);
+  constexpr std::chrono::milliseconds kPause(2);
   absl::Status status = RunOp(IoKind::kRead, file, offset_bytes, buffer);
   for (int i = 1; i < kTries && ExitCodeOf(status) == ExitCode::kStorage; ++i) {
     std::this_thread::sleep_for(kPause);

@@ -141,6 +141,7 @@ struct TensorStore::Impl {
     bool some_lost = false;  // a folder has no whole copy
   };
   absl::StatusOr<KnownCommit> FindCommit();
+  bool IsOfThisStore(const CommitRecord& found) const;
   std::optional<uint64_t> SequenceOfTiles(const CommitRecord& newest);
   void DropAbandoned(std::vector<DecodedCopy>& of_tables, const KnownCommit& known);
   static DecodedCopy InForce(DecodedCopy of_tables, const KnownCommit& known);

@@ -209,6 +209,12 @@ absl::Status TensorStore::Impl::CommitAgain(const DecodedCopy& of_tables,
   return WriteCopies(block->bytes);
 }
 
+// A record that was written with another manifest is not of these tiles, and one without the
+// trainer's state is of no use.
+bool TensorStore::Impl::IsOfThisStore(const CommitRecord& found) const {
+  return found.manifest_hash == manifest_hash && ParseJson(found.trainer, kCommitName).ok();
+}
+
 // What the commit files say, but for folders where no copy is whole. Files that contradict one
 // another are not for a program to sort out: CorruptError.
 absl::StatusOr<TensorStore::Impl::KnownCommit> TensorStore::Impl::FindCommit() {
@@ -217,6 +223,13 @@ absl::StatusOr<TensorStore::Impl::KnownCommit> TensorStore::Impl::FindCommit() {
     FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles(copy)));
   }
   FOREBAY_ASSIGN_OR_RETURN(std::vector<FolderCopies> folders, ReadCopies());
+  for (FolderCopies& folder : folders) {
+    for (DecodedCopy* copy : {&folder.first, &folder.second}) {
+      if (copy->state == CopyState::kGood && !IsOfThisStore(copy->record)) {
+        copy->state = CopyState::kBad;
+      }
+    }
+  }
   KnownCommit known;
   known.some_lost =
       std::erase_if(folders, [](const FolderCopies& folder) {

@@ -108,9 +108,9 @@ TEST_F(SlotsTest, KeepsItsStepWhenTheDiskDoesNotTakeTheAnnouncement) {
     ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
   }
   FaultPlan plan;
-  // Opening flushes and reads two records and the checksums twice; then a record is written and
-  // flushed.
-  plan.fail_call = 5 + 1;
+  // Opening reads two records and the checksums twice, and writes and flushes both records; then a
+  // record is written and flushed.
+  plan.fail_call = 8 + 1;
   FaultyDisk disk(plan);
   const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
   auto store = TensorStore::Open({directory_}, faulty.get());
