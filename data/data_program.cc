@@ -112,7 +112,7 @@ absl::Status UnexpectedReply(std::string_view what) {
 // The limit that the first of `keys` in config.json states.
 std::optional<int64_t> LimitIn(const Json& config, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
-    if (config.contains(key) && config[key].is_number_integer()) return config[key].get<int64_t>();
+    if (config.contains(key) && IntegerOf(config[key]).has_value()) return IntegerOf(config[key]);
   }
   return std::nullopt;
 }

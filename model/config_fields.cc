@@ -90,12 +90,13 @@ std::vector<int64_t> ReadTokenIds(const ConfigFields& fields, std::string_view k
   if (!value->is_array()) return {fields.Int(key, kTokenRange, std::nullopt)};
   std::vector<int64_t> tokens;
   for (const Json& token : *value) {
-    if (!token.is_number_integer() || token < kTokenRange.least || token > kTokenRange.most) {
+    const std::optional<int64_t> id = IntegerOf(token);
+    if (!id.has_value() || *id < kTokenRange.least || *id > kTokenRange.most) {
       fields.Problem(
           fmt::format("{}, but token numbers are expected", fields.Describe(key, *value)));
       return {};
     }
-    tokens.push_back(token.get<int64_t>());
+    tokens.push_back(*id);
   }
   return tokens;
 }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -18,7 +19,7 @@ namespace forebay {
 namespace {
 
 // Everything that transformers may read of a tokenizer.
-constexpr std::array<std::string_view, 7> kTokenizerFiles = {"tokenizer.json",
+constexpr std::array<std::string_view, 7> kTokenizerFiles = {kTokenizerName,
                                                              "tokenizer_config.json",
                                                              "special_tokens_map.json",
                                                              "added_tokens.json",
@@ -35,10 +36,9 @@ absl::Status CopyFile(const std::string& from, const std::string& to, std::strin
 
 absl::Status CopyConfig(const std::string& from, const std::string& to, DType dtype) {
   FOREBAY_ASSIGN_OR_RETURN(Json json,
-                           ReadJsonFile(JoinPath(from, "config.json"), kMaxConfigFileBytes));
+                           ReadJsonFile(JoinPath(from, kConfigName), kMaxConfigFileBytes));
   if (!json.is_object()) {
-    return BadInputError(
-        fmt::format("{}: a JSON object is expected", JoinPath(from, "config.json")));
+    return BadInputError(fmt::format("{}: a JSON object is expected", JoinPath(from, kConfigName)));
   }
   return WriteConfig(std::move(json), dtype, to);
 }
@@ -76,6 +76,27 @@ absl::StatusOr<std::vector<std::string>> FilesToCopy(const std::string& director
 
 }  // namespace
 
+absl::StatusOr<std::vector<std::string>> NamesOfModelFiles(const std::string& model_directory) {
+  if (!IsDirectory(model_directory)) return std::vector<std::string>();
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> names, FilesToCopy(model_directory));
+  if (FileExists(JoinPath(model_directory, kConfigName))) names.emplace_back(kConfigName);
+  return names;
+}
+
+absl::StatusOr<std::vector<ModelFile>> ReadModelFiles(const std::string& model_directory) {
+  std::vector<ModelFile> files;
+  FOREBAY_ASSIGN_OR_RETURN(std::string config, ReadWholeFile(JoinPath(model_directory, kConfigName),
+                                                             kMaxConfigFileBytes));
+  files.push_back({kConfigName, std::move(config)});
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesToCopy(model_directory));
+  for (const std::string& name : names) {
+    FOREBAY_ASSIGN_OR_RETURN(std::string contents,
+                             ReadWholeFile(JoinPath(model_directory, name), kMaxTokenizerBytes));
+    files.push_back({name, std::move(contents)});
+  }
+  return files;
+}
+
 absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_directory,
                                                     const DecoderConfig& config) {
   const std::string path = JoinPath(model_directory, kGenerationConfig);
@@ -104,14 +125,14 @@ absl::Status WriteConfig(Json config, DType dtype, const std::string& directory)
                                : nullptr;
     if (family != nullptr) config["model_type"] = family->model_type;
   }
-  return WriteFileAtomically(JoinPath(directory, "config.json"),
+  return WriteFileAtomically(JoinPath(directory, kConfigName),
                              config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 absl::StatusOr<int64_t> BytesOfSidecarFiles(const std::string& from) {
   constexpr int64_t kBlockBytes = 4096;
   FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> names, FilesToCopy(from));
-  names.emplace_back("config.json");
+  names.emplace_back(kConfigName);
   // The folder and the one that it is in, the manifest of the export, and what each is before it
   // has its name.
   int64_t bytes = 8 * kBlockBytes;

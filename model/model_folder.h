@@ -13,6 +13,21 @@
 
 namespace forebay {
 
+inline constexpr char kConfigName[] = "config.json";
+inline constexpr char kTokenizerName[] = "tokenizer.json";
+
+// What belongs to a model whatever its weights: config.json, the tokenizer's files,
+// generation_config.json and chat templates, as far as they exist. Some 20 MB with a large
+// vocabulary.
+struct ModelFile {
+  std::string name;
+  std::string contents;
+};
+// BadInputError when config.json is missing; StorageError.
+absl::StatusOr<std::vector<ModelFile>> ReadModelFiles(const std::string& model_directory);
+// Of those that are in the folder; none where there is no folder.
+absl::StatusOr<std::vector<std::string>> NamesOfModelFiles(const std::string& model_directory);
+
 // Tokens after which generation stops: generation_config.json's `eos_token_id` where it has one,
 // else config.json's. Empty when neither says. BadInputError when the file is malformed.
 absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_directory,
@@ -22,9 +37,8 @@ absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_dir
 // the `model_type` that transformers needs where only `architectures` says it. StorageError.
 absl::Status WriteConfig(Json config, DType dtype, const std::string& directory);
 
-// Copies what belongs to a model whatever its weights: config.json (with `dtype` as that of the
-// weights), the tokenizer's files, generation_config.json and chat templates, as far as they exist.
-// Overwrites them in `to`, which must exist. BadInputError when config.json is missing or not
+// Copies a model's files, config.json with `dtype` as that of the weights. Overwrites them in `to`,
+// which must exist. BadInputError when config.json is missing or not
 // valid, StorageError.
 absl::Status CopySidecarFiles(const std::string& from, const std::string& to, DType dtype);
 // What they take at most, in whole blocks, with the small things that an export adds to them.

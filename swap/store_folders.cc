@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/base/json.h"
 #include "forebay/swap/commit_record.h"
 #include "forebay/swap/store_lock.h"
 
@@ -247,14 +249,40 @@ absl::StatusOr<UniqueFd> LockFor(StoreAccess access, const std::string& path) {
 
 // ---- What is left of a store
 
+// The store that owner.json names; "" where it names none.
+absl::StatusOr<std::string> StoreOfOwner(const std::string& directory) {
+  const absl::StatusOr<Json> owner =
+      ReadJsonFile(JoinPath(directory, kOwnerName), kMaxConfigFileBytes);
+  if (ExitCodeOf(owner.status()) == ExitCode::kStorage) return owner.status();
+  const bool names_one = owner.ok() && owner->is_object() && owner->contains(kOwnersStoreKey) &&
+                         (*owner)[kOwnersStoreKey].is_string();
+  return names_one ? (*owner)[kOwnersStoreKey].get<std::string>() : "";
+}
+
 // The store whose part lies in a folder, as its manifest says, or where that cannot be read its
-// record: damage and a removal that was killed leave one of them. "" when neither says.
+// record or its owner: damage, and a creation or removal that was killed, leave one of them. ""
+// when none says.
 absl::StatusOr<std::string> StoreIn(const std::string& directory) {
   const absl::StatusOr<StripeIdentity> identity = ReadStripeIdentity(directory);
   if (identity.ok()) return ToHex(identity->uuid);
   if (ExitCodeOf(identity.status()) == ExitCode::kStorage) return identity.status();
   const std::vector<CommitRecord> records = RecordsIn(directory);
-  return records.empty() ? "" : ToHex(records.front().uuid);
+  return records.empty() ? StoreOfOwner(directory) : ToHex(records.front().uuid);
+}
+
+// Others have files of these names too: a lock and a manifest that says nothing to us, without any
+// data of ours, are theirs.
+absl::Status CheckManifestIsOurs(const std::string& directory) {
+  for (const char* name : kDataNames) {
+    if (FileExists(JoinPath(directory, name))) return absl::OkStatus();
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const bool has_manifest, HasManifest(directory));
+  FOREBAY_ASSIGN_OR_RETURN(const std::string found, StoreIn(directory));
+  if (!has_manifest || !found.empty()) return absl::OkStatus();
+  return BadInputError(fmt::format(
+      "'{}' holds no store of forebay: its '{}' is another program's, and nothing of it "
+      "was removed",
+      directory, kManifestName));
 }
 
 // One that is not there is as good as removed.
@@ -266,19 +294,14 @@ absl::Status RemoveFile(const std::string& path) {
 
 enum class PartState { kNotThere, kOurs, kOfOthers };
 
-// What a folder holds of the store `uuid`. What nothing tells apart is the rest of a store where
-// it has a lock, and otherwise was made by somebody else.
+// What a folder holds of the store `uuid`. What does not say whose it is was made by somebody else:
+// 'lock' and 'manifest.json' are names that others give to their files too.
 absl::StatusOr<PartState> LookForPart(const std::string& directory, const std::string& uuid) {
   FOREBAY_ASSIGN_OR_RETURN(const bool has_lock, ProbePath(JoinPath(directory, kLockName)));
-  FOREBAY_ASSIGN_OR_RETURN(bool has_files, HasManifest(directory));
-  for (const char* name : kDataNames) {
-    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(directory, name)));
-    has_files = has_files || is_there;
-  }
+  FOREBAY_ASSIGN_OR_RETURN(const bool has_files, HoldsStoreFiles(directory));
   if (!has_lock && !has_files) return PartState::kNotThere;
   FOREBAY_ASSIGN_OR_RETURN(const std::string found, StoreIn(directory));
-  // A store that says who it is belongs to nobody who cannot say the same.
-  return (found.empty() ? has_lock : found == uuid) ? PartState::kOurs : PartState::kOfOthers;
+  return !found.empty() && found == uuid ? PartState::kOurs : PartState::kOfOthers;
 }
 
 // By whoever holds the lock, which stays with what could not be removed. Bytes that were freed.
@@ -409,6 +432,16 @@ bool IsAnyLocked(std::span<const std::string> directories) {
   });
 }
 
+absl::StatusOr<bool> HoldsStoreFiles(const std::string& directory) {
+  std::vector<const char*> names(std::begin(kDataNames), std::end(kDataNames));
+  names.insert(names.end(), {kManifestNames[0], kManifestNames[1], kOwnerName});
+  for (const char* name : names) {
+    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(directory, name)));
+    if (is_there) return true;
+  }
+  return false;
+}
+
 absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory) {
   int64_t freed_bytes = 0;
   for (const char* name : kManifestNames) {
@@ -422,6 +455,8 @@ absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory) {
   }
   // Fails where something else is in it, which then stays.
   ::rmdir(JoinPath(directory, kCopyFolderName).c_str());
+  // Last: until then it says whose the rest is.
+  FOREBAY_RETURN_IF_ERROR(RemoveFile(JoinPath(directory, kOwnerName)));
   return freed_bytes;
 }
 
@@ -440,6 +475,7 @@ absl::StatusOr<int64_t> RemoveFolders(std::span<const std::string> directories) 
           "'{}' holds no store of forebay ('{}' is missing), so nothing of it was removed",
           directory, kLockName));
     }
+    FOREBAY_RETURN_IF_ERROR(CheckManifestIsOurs(directory));
     FOREBAY_ASSIGN_OR_RETURN(locks.emplace_back(), TakeStoreLock(lock_path));
   }
   int64_t freed_bytes = 0;

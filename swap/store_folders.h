@@ -33,6 +33,10 @@ inline constexpr const char* kSealsNames[kNumCopies] = {kSealsName, "copy/seals.
 // Of a block of commit.fbs that means nothing and is never written: whoever wants to know whether
 // the files can be read reads this one.
 inline constexpr int64_t kSpareBlockOffsetBytes = kCommitRecordBytes;
+// Whose store it is, where its owner has written that (StoreOptions::write_owner). The store itself
+// asks for one key of it alone: kOwnersStoreKey, its uuid as ToHex has it.
+inline constexpr char kOwnerName[] = "owner.json";
+inline constexpr char kOwnersStoreKey[] = "store_uuid";
 
 // "'a'" and "'a', 'b'": for messages.
 std::string QuotedList(std::span<const std::string> directories);
@@ -92,6 +96,9 @@ absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directori
 // Whether somebody writes to the store in one of `directories`. Waits for nothing.
 bool IsAnyLocked(std::span<const std::string> directories);
 
+// Whether there is a file with a name of a store's, but for the lock. StorageError.
+absl::StatusOr<bool> HoldsStoreFiles(const std::string& directory);
+
 // The manifest and the data; the folder and its lock stay. By whoever holds the lock. Bytes of data
 // that were freed; StorageError when a file could not be removed, and those after it are there
 // still.
@@ -109,10 +116,11 @@ struct RemovedParts {
   std::vector<std::string> not_there;  // no folder, or nothing of a store in it
   std::vector<std::string> of_others;  // what is in it belongs to another store, or to nobody known
 };
-// Removes what is left of the store `uuid` (as ToHex has it; "" when it is not known) from those of
-// its folders that have anything of it, once their locks are taken. Nothing in the others is
-// touched. UsageError when a folder is named twice, EnvironmentError when one is in use; nothing
-// was removed then. StorageError when one cannot be looked at, or a file not be removed.
+// Removes what is left of the store `uuid` (as ToHex has it) from those of its folders that say
+// that they are its: by manifest, commit record or owner.json. Their locks are taken first. Nothing
+// in the others is touched. UsageError when a folder is named twice, EnvironmentError when one is
+// in use; nothing was removed then. StorageError when one cannot be looked at, or a file not be
+// removed.
 absl::StatusOr<RemovedParts> RemoveParts(std::span<const std::string> directories,
                                          const std::string& uuid);
 

@@ -67,6 +67,14 @@ std::string KernelsHolder(int fd) {
   return "";
 }
 
+absl::Status InUseError(int fd, const std::string& path, std::string_view what) {
+  const std::string holder = ReadHolder(fd);
+  return EnvironmentError(
+      fmt::format("{} in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
+                  what, std::filesystem::path(path).parent_path().string(),
+                  holder.empty() ? "(unknown)" : holder, holder.empty() ? "PID" : holder));
+}
+
 // False too where that cannot be told.
 bool IsFileAt(int fd, const std::string& path) {
   struct stat open_file = {};
@@ -96,15 +104,15 @@ absl::Status StayedLockedError(int fd, const std::string& path, milliseconds pat
       holder.empty() ? "PID" : holder));
 }
 
-// `fd`: of the lock of a store.
-absl::Status InUseError(int fd, const std::string& path) {
+// `fd`: of the lock of `what`.
+absl::Status InUseError(int fd, const std::string& path, std::string_view what) {
   // Readers leave their PID with the kernel alone.
   std::string holder = KernelsHolder(fd);
   if (holder.empty()) holder = ReadHolder(fd);
-  return EnvironmentError(fmt::format(
-      "the store in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
-      std::filesystem::path(path).parent_path().string(), holder.empty() ? "(unknown)" : holder,
-      holder.empty() ? "PID" : holder));
+  return EnvironmentError(
+      fmt::format("{} in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
+                  what, std::filesystem::path(path).parent_path().string(),
+                  holder.empty() ? "(unknown)" : holder, holder.empty() ? "PID" : holder));
 }
 
 // Written over, not emptied first, as a file keeps its block on a full disk. What others are told
@@ -134,7 +142,15 @@ absl::Status ShareOpenFile(int fd, const std::string& path, milliseconds patienc
   return error == EWOULDBLOCK ? StayedLockedError(fd, path, patience) : absl::OkStatus();
 }
 
-absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
+absl::Status CheckNotLocked(const std::string& path, std::string_view what) {
+  const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!fd.ok()) return absl::OkStatus();
+  // Whoever takes the lock this very moment waits longer than this one is held.
+  const bool is_locked = ::flock(fd->get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  return is_locked ? InUseError(fd->get(), path, what) : absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path, std::string_view what) {
   UniqueFd fd;
   int error = 0;
   // Who removes a store removes its lock while it is held: a lock that was waited for may be one
@@ -144,7 +160,7 @@ absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
     FOREBAY_RETURN_IF_ERROR(CheckIsLock(fd.get(), path));
     error = LockWithPatience(fd.get(), LOCK_EX, kHolderPatience);
   } while (error == 0 && !IsFileAt(fd.get(), path));
-  if (error == EWOULDBLOCK) return InUseError(fd.get(), path);
+  if (error == EWOULDBLOCK) return InUseError(fd.get(), path, what);
   if (error != 0) return StorageError(fmt::format("locking '{}' failed", path), error);
   FOREBAY_RETURN_IF_ERROR(WriteHolder(fd.get(), path));
   return fd;
@@ -154,7 +170,7 @@ absl::StatusOr<UniqueFd> ShareStoreLock(const std::string& path) {
   absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY);
   if (!fd.ok()) return UniqueFd();
   const int error = LockWithPatience(fd->get(), LOCK_SH, kHolderPatience);
-  if (error == EWOULDBLOCK) return InUseError(fd->get(), path);
+  if (error == EWOULDBLOCK) return InUseError(fd->get(), path, "the store");
   return fd;
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,8 +29,13 @@ absl::Status ShareOpenFile(int fd, const std::string& path,
 
 // Creates (0600) and locks `path`, waiting up to two seconds, and writes this process's PID into
 // it. Closing the descriptor releases the lock. The file stays: removing it would let two processes
-// lock two files of one name. EnvironmentError names the holder's PID.
-absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path);
+// lock two files of one name. EnvironmentError names the holder's PID, and the folder of the lock
+// as `what` ("the store").
+absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path,
+                                       std::string_view what = "the store");
+// The EnvironmentError that TakeStoreLock would end with, without waiting, and without a change to
+// the file. Fine too where there is no lock, or none that can be read.
+absl::Status CheckNotLocked(const std::string& path, std::string_view what);
 
 // For readers, who change nothing: shares the lock at `path`, waiting up to two seconds for who
 // writes to the store. An invalid descriptor where there is no lock, or this user may not open it:

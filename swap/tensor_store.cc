@@ -167,6 +167,9 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
   absl::Status status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",
                                        "choose another folder (--nvme)");
+  for (const std::string& directory : options.directories) {
+    if (status.ok() && options.write_owner) status = options.write_owner(directory);
+  }
   if (status.ok()) status = impl->CreateFiles();
   if (status.ok()) status = impl->EnsureGradientArea(options.gradient_area_bytes);
   if (status.ok() && options.has_intents) status = impl->EnsureIntentFile();

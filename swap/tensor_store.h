@@ -54,6 +54,9 @@ struct StoreOptions {
   bool unfilled = false;
   // For who has to know it before there is a store (NewStoreUuid); empty: a new one.
   std::optional<StoreUuid> uuid;
+  // Writes kOwnerName (store_folders.h) into a folder of the store, as its first file; may be
+  // empty.
+  std::function<absl::Status(const std::string& directory)> write_owner;
 };
 
 // What a commit carries for a resume. `trainer` is the trainer's own object (data position, RNG,

@@ -1,3 +1,6 @@
+#include <string>
+#include <vector>
+
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
@@ -19,12 +22,19 @@ class CleanCommand : public Command {
 
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(const CleanedRun cleaned, CleanRun(run_));
+    if (!cleaned.note.empty()) PrintTo(stderr, "{}\n", cleaned.note);
+    std::vector<std::string> of_others, reasons;
+    for (const CleanedRun::Left& left : cleaned.of_others) {
+      of_others.push_back(left.folder);
+      reasons.push_back(left.why);
+    }
     if (context.json) {
       PrintTo(stdout, "{}\n",
               Json({{"run", run_},
                     {"freed_bytes", cleaned.freed_bytes},
                     {"not_there", cleaned.not_there},
-                    {"of_others", cleaned.of_others}})
+                    {"of_others", of_others},
+                    {"reasons", reasons}})
                   .dump());
       return absl::OkStatus();
     }
@@ -34,8 +44,11 @@ class CleanCommand : public Command {
               "nothing of it is at '{}': it was removed before, or its disk is not mounted\n",
               folder);
     }
-    for (const std::string& folder : cleaned.of_others) {
-      PrintTo(stdout, "what is in '{}' is not of this run and was left as it is\n", folder);
+    for (const CleanedRun::Left& left : cleaned.of_others) {
+      PrintTo(stdout,
+              "what is in '{}' was left as it is: {}. Remove it by hand where nothing of it is "
+              "needed\n",
+              left.folder, left.why);
     }
     return absl::OkStatus();
   }

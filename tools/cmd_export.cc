@@ -43,6 +43,7 @@ class ExportCommand : public Command {
     };
     FOREBAY_ASSIGN_OR_RETURN(const ExportedRun exported, ExportRun(options_));
     progress.Clear();
+    if (!exported.note.empty()) PrintTo(stderr, "{}\n", exported.note);
     if (context.json) {
       PrintTo(stdout, "{}\n",
               Json({{"run", options_.run},

@@ -111,7 +111,11 @@ std::string Text(const Json& json) {
     for (const Json& note : json["notes"]) line("note", note.get<std::string>());
   }
   if (json.contains("digest")) line("digest", json["digest"].get<std::string>());
+  if (json.contains("note")) line("note", json["note"].get<std::string>());
   if (json.contains("repaired")) text += RepairedText(json["repaired"]);
+  for (const Json& path : json.value("written_anew", Json::array())) {
+    line("written anew", path.get<std::string>());
+  }
   if (json.contains("verified")) text += VerifiedText(json["verified"]);
   if (!json.contains("tensors")) return text;
   text += "\n";
@@ -135,7 +139,7 @@ class InspectCommand : public Command {
         "exit 8 and a list where some are damaged");
     app.add_flag("--repair", options_.repair,
                  "where the committed step is damaged, go back to the newest one that is whole, if "
-                 "there is one");
+                 "there is one; and write lost records anew from their copies");
     app.add_flag("--tensors", options_.tensors, "every tensor with dtype, bytes and shape");
   }
 

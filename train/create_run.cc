@@ -12,23 +12,27 @@
 #include "forebay/model/convert_floats.h"
 #include "forebay/swap/store_manifest.h"
 #include "forebay/train/claim_folders.h"
+#include "forebay/train/committed_trainer.h"
 #include "forebay/train/create_store.h"
+#include "forebay/train/fingerprint.h"
+#include "forebay/train/run_files.h"
 #include "forebay/train/run_folder.h"
+#include "forebay/train/store_owner.h"
 #include "forebay/train/swap_area.h"
 
 namespace forebay {
 namespace {
 
-absl::Status WriteRunJson(const PreparedRun& run, std::string_view state, const StoreUuid& uuid,
-                          const Json& fingerprint) {
+Json RunJson(const PreparedRun& run, std::string_view state, const StoreUuid& uuid,
+             const Json& fingerprint) {
   const Json stores = RecordedStoreDirectories(run.options.out, NewStoreDirectories(run.options));
-  const Json json = {{"format", kRunFormat},
-                     {"state", state},
-                     {"stores", stores},
-                     {"store_uuid", ToHex(uuid)},
-                     {"model", AbsolutePath(run.options.model)},
-                     {"fingerprint", fingerprint}};
-  return WriteFileAtomically(run.paths.run_json, json.dump(2) + "\n");
+  return {{"format", kRunFormat},
+          {"state", state},
+          {"stores", stores},
+          {"store_uuid", ToHex(uuid)},
+          {"model", AbsolutePath(run.options.model)},
+          {"fingerprint", fingerprint},
+          {"files", ToJson(run.files)}};
 }
 
 // All of `values` from the model's files, in pieces between which `stop` is heard.
@@ -57,13 +61,12 @@ absl::Status CheckFits(DType dtype, const std::string& model, const TensorSpec& 
 
 }  // namespace
 
-absl::StatusOr<ModelSource> OpenModel(const PreparedRun& run) {
-  ModelSource source;
+absl::Status OpenWeights(const PreparedRun& run, ModelSource& source) {
   source.inventory = BuildInventory(run.config);
   FOREBAY_ASSIGN_OR_RETURN(source.reader, CheckpointReader::Open(run.options.model));
   FOREBAY_ASSIGN_OR_RETURN(source.tensors,
                            MatchCheckpoint(*source.reader, run.config, source.inventory));
-  return source;
+  return absl::OkStatus();
 }
 
 absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
@@ -76,11 +79,16 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
       observer.OnNote(fmt::format("--nvme: '{}' was not there and is made", nvme));
     }
   }
-  FOREBAY_RETURN_IF_ERROR(ClaimFolders(run.options));
+  FOREBAY_ASSIGN_OR_RETURN(run.lock, ClaimFolders(run.options));
   StoreOptions store;
   FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
-  FOREBAY_RETURN_IF_ERROR(WriteRunJson(run, "creating", *store.uuid, fingerprint));
+  FOREBAY_RETURN_IF_ERROR(
+      WriteRunJson(run.paths, RunJson(run, kRunCreating, *store.uuid, fingerprint)));
+  FOREBAY_RETURN_IF_ERROR(WriteRunFiles(run.paths.files, source.files));
   FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
+  store.write_owner = [&](const std::string& directory) {
+    return WriteOwner(directory, run.options.out, ToHex(*store.uuid));
+  };
   store.directories = NewStoreDirectories(run.options);
   store.stripe_weights = run.plan.tiles.stripe_weights();
   store.layout = run.options.layout;
@@ -103,11 +111,12 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
     observer.OnPhase("writing out the space on disk", fraction);
   };
   CommitInfo first;
-  first.trainer = {{"num_steps", run.num_steps}};
+  first.trainer = TrainerOf({run.num_steps, FingerprintDigest(fingerprint), DigestOf(run.files)});
   FOREBAY_ASSIGN_OR_RETURN(run.store,
                            CreateFilledStore(store, source.inventory, fill, first, run.engine.get(),
                                              run.budget.get(), stop, on_space));
-  return WriteRunJson(run, "ready", *store.uuid, fingerprint);
+  run.model_directory = run.paths.files;
+  return WriteRunJson(run.paths, RunJson(run, kRunReady, *store.uuid, fingerprint));
 }
 
 }  // namespace forebay

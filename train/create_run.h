@@ -8,20 +8,23 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
+#include "forebay/model/model_folder.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/train/prepared_run.h"
 
 namespace forebay {
 
-// The weights that a new run starts from: the tensors of the inventory in the model's files.
+// The model that a new run starts from: its small files, which the run gets copies of, and the
+// tensors of the inventory in its safetensors files.
 struct ModelSource {
+  std::vector<ModelFile> files;
   Inventory inventory;
   std::unique_ptr<CheckpointReader> reader;
   std::vector<const CheckpointReader::Tensor*> tensors;  // in the order of the inventory
 };
 
-// BadInputError names what does not fit the configuration.
-absl::StatusOr<ModelSource> OpenModel(const PreparedRun& run);
+// All of `source` but its files. BadInputError names what does not fit the configuration.
+absl::Status OpenWeights(const PreparedRun& run, ModelSource& source);
 
 // Takes the folders and fills the store, unless this is a dry run. Requires: plan, engine, budget
 // and number of steps of `run`. The errors of ClaimFolders and CreateFilledStore; InterruptedError

@@ -91,7 +91,9 @@ absl::Status FillFolder(const StoreSnapshot& snapshot, const ExportedModel& mode
   FOREBAY_ASSIGN_OR_RETURN(
       const std::string digest,
       WriteWeights(snapshot, model.dtype, JoinPath(folder, kWeightsFile), progress));
-  FOREBAY_RETURN_IF_ERROR(CopySidecarFiles(model.origin, folder, model.dtype));
+  FOREBAY_RETURN_IF_ERROR(model.files.empty()
+                              ? CopySidecarFiles(model.origin, folder, model.dtype)
+                              : ExportRunFiles(model.origin, model.files, model.dtype, folder));
   FOREBAY_RETURN_IF_ERROR(
       WriteExportManifest(folder, {snapshot.uuid(), snapshot.step()}, {{kWeightsFile, digest}}));
   return SyncDirectory(folder);

@@ -11,20 +11,22 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
 #include "forebay/swap/store_snapshot.h"
+#include "forebay/train/run_files.h"
 
 namespace forebay {
 
 struct ExportedModel {
-  std::string origin;  // the folder that the run started from: config and tokenizer are copied
-  std::string folder;  // to make
+  std::string origin;          // the folder from which config and tokenizer are copied: OUT/files
+  std::string folder;          // to make
   DType dtype = DType::kBF16;  // of the weights, as WriteWeights (export_weights.h) has them
+  RunFiles files;  // what is copied, and must be there; empty: whatever of a model is in `origin`
 };
 
 // `folder` appears complete (written beside, flushed, renamed) or not at all; an earlier one is
 // replaced, at once where the file system can exchange two folders; what is left of that, or of an
 // export that was killed, is removed by the next one. Its last file is the manifest
 // (export_manifest.h). `progress(fraction)`: its error ends the export, of which nothing is left
-// then. The errors of WriteWeights; StorageError.
+// then. The errors of WriteWeights and CheckRunFiles; StorageError.
 absl::Status ExportModel(const StoreSnapshot& snapshot, const ExportedModel& model,
                          const std::function<absl::Status(double)>& progress);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forebay/base/json.h"
 
 namespace forebay {
 
@@ -18,6 +19,10 @@ struct ExportedFile {
   int64_t bytes = 0;
   std::string digest;
 };
+
+// The array of a manifest: [{"name", "bytes", "xxh3_128"}]. BadInputError, whose message goes on
+// where "FILE" stands.
+absl::StatusOr<std::vector<ExportedFile>> ParseFileList(const Json& list);
 
 // Their bytes fit into an int64_t together. `path` is for messages. CorruptError.
 absl::StatusOr<std::vector<ExportedFile>> ParseExportFiles(std::string_view text,

@@ -12,7 +12,10 @@
 #include "forebay/base/json.h"
 #include "forebay/swap/store_snapshot.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/train/committed_trainer.h"
 #include "forebay/train/export.h"
+#include "forebay/train/resume_run.h"
+#include "forebay/train/run_files.h"
 #include "forebay/train/run_folder.h"
 
 namespace forebay {
@@ -40,26 +43,41 @@ absl::Status CheckRoomForWeights(const std::string& folder, int64_t bytes) {
                   FormatBytes(bytes), there, FormatBytes(free)));
 }
 
+// Where the small files of the exported model come from: the run's own copies, which must be those
+// that the commit was made with. A run that was never trained has none.
+absl::Status FindModelOf(const std::string& run_directory, const Json& run,
+                         const TensorStore& store, ExportedModel& model) {
+  const RunPaths paths(run_directory);
+  FOREBAY_RETURN_IF_ERROR(CheckIsOfCommit(run, paths.run_json, store.committed()));
+  model.files = RunFilesOf(run);
+  model.origin = model.files.empty() ? ModelOf(run_directory, run) : paths.files;
+  FOREBAY_RETURN_IF_ERROR(CheckRunFiles(model.origin, model.files));
+  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(model.origin));
+  return CheckWeightsAreOf(config, store, JoinPath(model.origin, kConfigName));
+}
+
 }  // namespace
 
 absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   if (!options.out.empty()) FOREBAY_RETURN_IF_ERROR(CheckNothingIsAt(options.out));
-  FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run));
+  ExportedRun exported;
+  FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run, &exported.note));
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
                            OpenRunStore(options.run, engine.get(), StoreAccess::kReadOnly));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
-  ExportedRun exported;
+  ExportedModel model;
+  FOREBAY_RETURN_IF_ERROR(FindModelOf(options.run, run, *store, model));
   exported.step = store->committed().step;
   exported.dtype = options.dtype.value_or(WeightDType(store->tiles().layout()));
   exported.bytes = store->inventory().num_params() * SizeOf(exported.dtype);
   exported.folder = options.out.empty() ? JoinPath(RunPaths(options.run).exports,
                                                    fmt::format("step-{}", exported.step))
                                         : options.out;
+  model.folder = exported.folder;
+  model.dtype = exported.dtype;
   FOREBAY_RETURN_IF_ERROR(CheckRoomForWeights(exported.folder, exported.bytes));
-  FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()),
-                                      {run.value("model", ""), exported.folder, exported.dtype},
-                                      options.progress));
+  FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()), model, options.progress));
   return exported;
 }
 

@@ -21,6 +21,7 @@ struct ExportRunOptions {
 };
 
 struct ExportedRun {
+  std::string note;            // one line where run.json is lost and its copy was read; else ""
   std::string folder;          // a Hugging Face folder
   int64_t step = 0;            // committed
   DType dtype = DType::kBF16;  // of the weights

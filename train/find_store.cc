@@ -102,6 +102,10 @@ class Search {
 
 absl::StatusOr<std::vector<std::string>> StoreDirectoriesOf(const std::string& run_directory) {
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
+  return StoreDirectoriesOf(run_directory, json);
+}
+
+std::vector<std::string> StoreDirectoriesOf(const std::string& run_directory, const Json& json) {
   std::vector<std::string> directories;
   for (const Json& store : json["stores"]) {
     const auto path = store.get<std::string>();

@@ -16,22 +16,33 @@ namespace {
 
 constexpr int64_t kSampledElems = 1024;  // of every tensor
 
-bool HasWeights(const std::string& directory) {
-  return FileExists(JoinPath(directory, "model.safetensors")) ||
-         FileExists(JoinPath(directory, "model.safetensors.index.json"));
+// What differs when the digest under `key` does; "" when the key is an option, which has a value.
+std::string_view ContentsBehind(std::string_view key) {
+  if (key == "data") return "the tokens of --data are not those that the run was started with";
+  if (key == "model") return "the files in --model are not those that the run was started with";
+  if (key == "tokenizer")
+    return "the tokenizer in --model is not the one that the run was started with";
+  return "";
 }
 
-// The model folder as far as it can be known without reading all of it.
-absl::StatusOr<std::string> SampleModel(const std::string& directory) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::string config,
-                           ReadWholeFile(JoinPath(directory, "config.json"), kMaxConfigFileBytes));
+}  // namespace
+
+bool HasWeights(const std::string& model_directory) {
+  return FileExists(JoinPath(model_directory, "model.safetensors")) ||
+         FileExists(JoinPath(model_directory, "model.safetensors.index.json"));
+}
+
+absl::StatusOr<std::string> SampleDigest(const std::string& model_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::string config,
+      ReadWholeFile(JoinPath(model_directory, "config.json"), kMaxConfigFileBytes));
   Xxh3_128 hash;
   hash.Update(config);
   // The source folder of a run made by `forebay init --run` has no weights: they were never outside
   // the store.
-  if (!HasWeights(directory)) return hash.Hex();
+  if (!HasWeights(model_directory)) return hash.Hex();
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
-                           CheckpointReader::Open(directory));
+                           CheckpointReader::Open(model_directory));
   std::vector<float> sample;
   for (const auto& [name, tensor] : reader->tensors()) {
     hash.Update(name);
@@ -45,22 +56,10 @@ absl::StatusOr<std::string> SampleModel(const std::string& directory) {
   return hash.Hex();
 }
 
-// What differs when the digest under `key` does; "" when the key is an option, which has a value.
-std::string_view ContentsBehind(std::string_view key) {
-  if (key == "data") return "the tokens of --data are not those that the run was started with";
-  if (key == "model") return "the files in --model are not those that the run was started with";
-  if (key == "tokenizer")
-    return "the tokenizer in --model is not the one that the run was started with";
-  return "";
-}
-
-}  // namespace
-
-absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_steps,
-                                     const PackedFileInfo& data) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::string model, SampleModel(options.model));
+Json MakeFingerprint(const TrainOptions& options, int64_t num_steps, const PackedFileInfo& data,
+                     const std::string& model_digest) {
   Json fingerprint;
-  fingerprint["model"] = model;
+  fingerprint["model"] = model_digest;
   fingerprint["tokenizer"] = data.tokenizer_digest;
   fingerprint["data"] = data.digest;
   fingerprint["steps"] = num_steps;

@@ -13,10 +13,14 @@
 
 namespace forebay {
 
-// `num_steps`: the length of the schedule. Reads a sample of the model's files (config, tensor
-// names and the first bytes of every tensor), so it takes milliseconds for any size.
-absl::StatusOr<Json> MakeFingerprint(const TrainOptions& options, int64_t num_steps,
-                                     const PackedFileInfo& data);
+// Of a sample of the model's files (config, tensor names and the first bytes of every tensor), so
+// it takes milliseconds for any size. BadInputError, StorageError.
+absl::StatusOr<std::string> SampleDigest(const std::string& model_directory);
+bool HasWeights(const std::string& model_directory);
+
+// `num_steps`: the length of the schedule. `model_digest`: SampleDigest.
+Json MakeFingerprint(const TrainOptions& options, int64_t num_steps, const PackedFileInfo& data,
+                     const std::string& model_digest);
 
 // What a commit carries of it: 32 hexadecimal digits.
 std::string FingerprintDigest(const Json& fingerprint);

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
-#include <system_error>
 #include <vector>
 
 #include "fmt/format.h"
@@ -19,6 +18,8 @@
 #include "forebay/swap/store_manifest.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/run_folder.h"
+#include "forebay/train/run_lock.h"
+#include "forebay/train/store_owner.h"
 
 namespace forebay {
 namespace {
@@ -88,15 +89,18 @@ DType WantedDType(const InitOptions& options, const DecoderConfig& config) {
   return config.dtype;
 }
 
-// `out` new or empty. UsageError otherwise.
+// `out` new or empty, but for a lock. UsageError otherwise.
 absl::Status CheckOutIsFree(const std::string& out) {
   if (!FileExists(out)) return absl::OkStatus();
-  std::error_code error;
-  if (!IsDirectory(out) || !std::filesystem::is_empty(out, error) || error) {
-    return UsageError(fmt::format(
-        "--out '{}' exists and is not empty. Choose a new folder; nothing was changed", out));
+  const std::string lock = RunPaths(out).lock;
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(out));
+  bool is_free = IsDirectory(out) && names.size() <= (FileExists(lock) ? 1 : 0);
+  if (is_free && !names.empty()) {
+    FOREBAY_ASSIGN_OR_RETURN(is_free, LooksLikeARunLock(lock));
   }
-  return absl::OkStatus();
+  if (is_free) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "--out '{}' exists and is not empty. Choose a new folder; nothing was changed", out));
 }
 
 // config.json and what belongs to it, with the dtype of the new weights.
@@ -144,21 +148,24 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(result.model));
   FOREBAY_RETURN_IF_ERROR(WriteSidecars(source, result.model, dtype));
   FOREBAY_ASSIGN_OR_RETURN(const StoreUuid uuid, NewStoreUuid());
-  std::error_code error;
   Json run = {{"format", kRunFormat},
-              {"state", "creating"},
+              {"state", kRunCreating},
               {"stores", {"swap"}},
               {"store_uuid", ToHex(uuid)},
-              {"model", std::filesystem::absolute(result.model, error).lexically_normal().string()},
-              {"fingerprint", nullptr}};
+              {"model", std::filesystem::path(result.model).filename().string()},
+              {"fingerprint", nullptr},
+              {"files", nullptr}};
   const RunPaths paths(options.out);
-  FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(paths.run_json, run.dump(2) + "\n"));
+  FOREBAY_RETURN_IF_ERROR(WriteRunJson(paths, run));
 
   const Inventory inventory = BuildInventory(source.config);
   StoreOptions store;
   store.directories = {result.store};
   store.uuid = uuid;
   store.layout = ExactLayoutOf(dtype);
+  store.write_owner = [&](const std::string& directory) {
+    return WriteOwner(directory, options.out, ToHex(uuid));
+  };
   ThreadPool pool(options.num_threads, "init");
   int64_t done = 0;
   const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
@@ -179,8 +186,8 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   FOREBAY_ASSIGN_OR_RETURN(
       const std::unique_ptr<TensorStore> made,
       CreateFilledStore(store, inventory, fill, first, engine.get(), &no_limit, {}, on_space));
-  run["state"] = "ready";
-  return WriteFileAtomically(paths.run_json, run.dump(2) + "\n");
+  run["state"] = kRunReady;
+  return WriteRunJson(paths, run);
 }
 
 }  // namespace
@@ -217,6 +224,12 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
     result.precision = NameOf(dtype);
   }
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(options.out));
+  UniqueFd lock;
+  if (options.as_run) {
+    FOREBAY_ASSIGN_OR_RETURN(lock, TakeRunLock(options.out));
+    // Another may have come first.
+    FOREBAY_RETURN_IF_ERROR(CheckOutIsFree(options.out));
+  }
   const absl::Status status = options.as_run ? WriteRun(options, source, dtype, result, progress)
                                              : WriteModelFolder(options, source, dtype, progress);
   if (status.ok()) return result;

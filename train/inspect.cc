@@ -15,8 +15,13 @@
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/swap/store_folders.h"
+#include "forebay/train/committed_trainer.h"
 #include "forebay/train/export_manifest.h"
+#include "forebay/train/repair_records.h"
+#include "forebay/train/run_files.h"
 #include "forebay/train/run_folder.h"
+#include "forebay/train/run_lock.h"
+#include "forebay/train/store_owner.h"
 
 namespace forebay {
 namespace {
@@ -31,12 +36,26 @@ Json TensorEntry(const std::string& name, const Shape& shape, std::string_view d
   return entry;
 }
 
+// Whether the weights are those that config.json describes: of files that are what was exported,
+// too.
+absl::Status CheckIsAModel(const std::string& path) {
+  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(path));
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                           CheckpointReader::Open(path));
+  return MatchCheckpoint(*reader, config, BuildInventory(config)).status();
+}
+
 absl::StatusOr<Json> VerifyModel(const std::string& path, const InspectOptions& options) {
   const Stopwatch watch;
   FOREBAY_ASSIGN_OR_RETURN(const ExportCheck check, CheckExport(path, options.progress));
   Json damaged = Json::array();
   for (const ExportDamage& damage : check.damaged) {
     damaged.push_back({{"file", damage.file}, {"message", damage.message}});
+  }
+  const absl::Status is_a_model = damaged.empty() ? CheckIsAModel(path) : absl::OkStatus();
+  if (!is_a_model.ok()) {
+    damaged.push_back(
+        {{"file", JoinPath(path, "config.json")}, {"message", MessageOf(is_a_model)}});
   }
   return Json{{"bytes", check.bytes}, {"seconds", watch.Seconds()}, {"damaged", damaged}};
 }
@@ -133,18 +152,32 @@ absl::StatusOr<Json> Verify(TensorStore& store, bool in_use, const InspectOption
               {"steps", std::move(of_steps)}};
 }
 
-absl::StatusOr<Json> Repair(const std::string& path, const Json& run, const InspectOptions& options,
-                            Engine* engine) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories, StoreDirectoriesOf(path));
+// The store first, then the records that belong to what it has committed.
+absl::Status Repair(const std::string& path, const InspectOptions& options, Engine* engine,
+                    Json& json) {
+  FOREBAY_RETURN_IF_ERROR(ReadRunJson(path).status());
+  FOREBAY_ASSIGN_OR_RETURN(const UniqueFd lock, TakeRunLock(path));
+  FOREBAY_ASSIGN_OR_RETURN(const Json run, FindRunJson(path));
+  const std::string uuid = StoreUuidOf(run);
+  const std::vector<std::string> directories = StoreDirectoriesOf(path, run);
+  for (const std::string& directory : directories) {
+    FOREBAY_RETURN_IF_ERROR(CheckIsNotOfAnother(directory, path, uuid));
+  }
   MemoryBudget budget(0);
   FOREBAY_ASSIGN_OR_RETURN(
       const RepairReport report,
-      TensorStore::Repair(directories, engine, StoreUuidOf(run), &budget, options.progress));
-  return Json{{"changed", report.changed},
-              {"step_before", report.step_before},
-              {"step", report.step},
-              {"damaged", ToJson(report.damaged)},
-              {"notes", report.notes}};
+      TensorStore::Repair(directories, engine, uuid, &budget, options.progress));
+  json["repaired"] = {{"changed", report.changed},
+                      {"step_before", report.step_before},
+                      {"step", report.step},
+                      {"damaged", ToJson(report.damaged)},
+                      {"notes", report.notes}};
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
+                           TensorStore::Open(directories, engine, uuid));
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
+  FOREBAY_RETURN_IF_ERROR(CheckTrainer(store->committed(), QuotedList(directories)));
+  FOREBAY_ASSIGN_OR_RETURN(json["written_anew"], RepairRecords(path, store->committed()));
+  return absl::OkStatus();
 }
 
 // What a slot holds of a tensor: weights and state.
@@ -168,17 +201,19 @@ std::unique_ptr<Engine> EngineToInspect(bool in_use) {
 }
 
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
-  FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path));
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories, StoreDirectoriesOf(path));
+  Json repaired = Json::object();
+  if (options.repair) {
+    const std::unique_ptr<Engine> engine = EngineToInspect(/*in_use=*/false);
+    FOREBAY_RETURN_IF_ERROR(Repair(path, options, engine.get(), repaired));
+  }
+  std::string note;
+  FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path, &note));
+  const std::vector<std::string> directories = StoreDirectoriesOf(path, run);
   // What has to have the run for itself waits for it, and says who has it.
   const bool in_use = !options.repair && !options.hash && IsAnyLocked(directories);
   std::optional<LowIoPriority> priority;
   if (in_use) priority.emplace();
   const std::unique_ptr<Engine> engine = EngineToInspect(in_use);
-  Json repaired;
-  if (options.repair) {
-    FOREBAY_ASSIGN_OR_RETURN(repaired, Repair(path, run, options, engine.get()));
-  }
   FOREBAY_ASSIGN_OR_RETURN(
       const std::unique_ptr<TensorStore> store,
       OpenRunStore(path, directories, engine.get(),
@@ -193,8 +228,9 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
     bytes += tensor_bytes;
     tensors.push_back(TensorEntry(tensor.name, tensor.shape, SafetensorsName(dtype), tensor_bytes));
   }
-  const std::string model = run.value("model", "");
-  const absl::StatusOr<DecoderConfig> config = ReadDecoderConfig(model);
+  const std::string model = ModelOf(path, run);
+  const absl::StatusOr<DecoderConfig> config =
+      ReadDecoderConfig(RunFilesOf(run).empty() ? model : RunPaths(path).files);
   Json json;
   json["kind"] = "run";
   json["path"] = path;
@@ -224,7 +260,8 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   if (options.hash) {
     FOREBAY_ASSIGN_OR_RETURN(json["digest"], StateDigest(*store));
   }
-  if (options.repair) json["repaired"] = std::move(repaired);
+  json.update(repaired);
+  if (!note.empty()) json["note"] = note;
   if (options.verify) {
     FOREBAY_ASSIGN_OR_RETURN(json["verified"], Verify(*store, in_use, options));
   }

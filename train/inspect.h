@@ -26,10 +26,10 @@ struct InspectOptions {
 // with `verify`, verified {bytes, seconds, damaged [{tile, layer, file, offset_bytes, size_bytes,
 // message}], steps [{step, bytes}]}, of a model damaged [{file, message}] and no steps (where that
 // is not empty, the model is not looked at any further: kind, path and verified alone); with
-// `repair`, repaired {changed, step_before, step, damaged}.
+// `repair`, repaired {changed, step_before, step, damaged, notes} and written_anew [path]; note
+// where run.json is lost.
 //   "run":   in_use (whether a process works on it), notes (what of it is there but once), step,
-//   layout, tile_elems, store_bytes, stripes
-//   [{folder, weight, bytes}], model
+//   layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
 // Only `repair` changes anything, or makes a file. A run that is in use is looked at and verified
 // beside its process, with low priority; its digest cannot be taken, nor a run with one slot be
 // verified: EnvironmentError.

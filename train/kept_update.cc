@@ -25,13 +25,19 @@ absl::StatusOr<KeptUpdate> DecodeUpdate(const StepIntent& intent, int64_t step) 
   const auto is_whole_number = [&](const char* name) {
     return trainer.contains(name) && trainer[name].is_number_unsigned();
   };
+  const auto is_update_number = [&](const char* name) {
+    return is_whole_number(name) && IntegerOf(trainer[name]).has_value() && trainer[name] > 0;
+  };
+  const auto are_metrics = [&](const char* name) {
+    return trainer.contains(name) && (trainer[name].is_object() || trainer[name].is_null());
+  };
   const auto is_number_if_any = [&](const char* name) {
     return !trainer.contains(name) || trainer[name].is_number();
   };
   const bool is_whole = intent.step == step && trainer.is_object() && is_number("lr") &&
-                        is_number("gradient_scale") && is_whole_number("update") &&
+                        is_number("gradient_scale") && is_update_number("update") &&
                         is_whole_number("rounding_seed") && is_number_if_any("beta1") &&
-                        is_number_if_any("beta2") && trainer.contains("metrics");
+                        is_number_if_any("beta2") && are_metrics("metrics");
   if (!is_whole) {
     return CorruptError(
         fmt::format("'{}' of the store is for step {} and says '{}'; an intent for step {} was "

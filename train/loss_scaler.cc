@@ -80,13 +80,18 @@ absl::Status LossScaler::Restore(const Json& state) {
     if (found.has_value()) value = *found;
     return found.has_value();
   };
+  constexpr int64_t kMostSteps = int64_t{1} << 62;
   int64_t steps = 0, last = 0, left = 0;
-  const char* wrong = !integer("steps", steps)            ? "steps"
-                      : !integer("last_overflow", last)   ? "last_overflow"
-                      : !integer("hysteresis_left", left) ? "hysteresis_left"
-                                                          : nullptr;
+  const bool has_steps = integer("steps", steps) && steps >= 0 && steps <= kMostSteps;
+  const bool has_last = integer("last_overflow", last) && last >= -1 && last < steps;
+  const bool has_left = integer("hysteresis_left", left) && left >= 0 && left <= kMostSteps;
+  const char* wrong = !has_steps  ? "steps"
+                      : !has_last ? "last_overflow"
+                      : !has_left ? "hysteresis_left"
+                                  : nullptr;
   const bool has_scale = state.is_object() && state.contains("scale") &&
-                         state["scale"].is_number() && state["scale"].get<double>() > 0;
+                         state["scale"].is_number() && state["scale"].get<double>() > 0 &&
+                         std::isfinite(state["scale"].get<double>());
   if (wrong == nullptr && !has_scale) wrong = "scale";
   if (wrong != nullptr) {
     return BadInputError(

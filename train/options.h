@@ -117,7 +117,8 @@ LossScalerOptions ScalerOf(const TrainOptions& options);
 // Where a value came from: "default", "config FILE", "flag", "--set", "planner".
 struct ResolvedOptions {
   TrainOptions options;
-  Json resolved;  // {"section": {"key": {"value": ..., "origin": ...}}}
+  Json resolved;                   // {"section": {"key": {"value": ..., "origin": ...}}}
+  std::vector<std::string> notes;  // for the user: what was wrong with the records of a run
 };
 
 }  // namespace forebay

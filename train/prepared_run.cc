@@ -65,7 +65,9 @@ absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolve
                           !nvme["origin"].get<std::string>().starts_with("run ");
   if (names_some) nvme["value"] = FoldersToName(run.store->directories());
   config[FindOption("tile_elems")->section]["tile_elems"]["value"] = run.options.tile_elems;
-  FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.resolved_config, config.dump(2) + "\n"));
+  const std::string text = config.dump(2) + "\n";
+  FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.resolved_config_copy, text));
+  FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.resolved_config, text));
   return WriteFileAtomically(run.paths.plan, ToJson(run.plan).dump(2) + "\n");
 }
 

@@ -15,6 +15,7 @@
 #include "forebay/train/options.h"
 #include "forebay/train/plan.h"
 #include "forebay/train/resolve_options.h"
+#include "forebay/train/run_files.h"
 #include "forebay/train/run_folder.h"
 #include "forebay/train/trainer.h"
 
@@ -29,7 +30,11 @@ struct PreparedRun {
   std::unique_ptr<PackedFile> data;
   std::unique_ptr<PackedFile> eval_data;  // nullptr: no evaluation
   RunPaths paths{""};
-  std::string model_directory;  // where the export takes config and tokenizer files from
+  UniqueFd lock;  // of the run folder; none for a dry run of a new one
+  // Where config.json and the tokenizer are read: --model for a start, the run's own copies once it
+  // has them, which exports come from.
+  std::string model_directory;
+  RunFiles files;  // what those copies are
   bool resumed = false;
   std::string fingerprint_digest;  // what each commit carries of the settings
   // In this order, so that each is destroyed before what it uses.
@@ -47,8 +52,8 @@ struct PreparedRun {
 absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObserver& observer,
                            const TrainEnvironment& environment, PreparedRun& run);
 
-// resolved_config.json, which a later --resume reads, perhaps from another folder, and plan.json.
-// StorageError.
+// resolved_config.json, which a later --resume reads, perhaps from another folder, with its copy,
+// and plan.json. Requires: OUT/files. StorageError.
 absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolved);
 
 }  // namespace forebay

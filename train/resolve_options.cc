@@ -16,6 +16,7 @@
 #include "forebay/train/most_tokens.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/run_folder.h"
+#include "forebay/train/run_settings.h"
 
 namespace forebay {
 namespace {
@@ -31,6 +32,9 @@ class Resolver {
   }
 
   void AddProblem(std::string problem) { problems_.push_back(std::move(problem)); }
+
+  // For the user of a run that goes on.
+  void AddNote(std::string note) { notes_.push_back(std::move(note)); }
 
   // `where`: how the user wrote it, for messages ("--batch", "data.batch in run.json").
   void Set(const OptionSpec& spec, const Json& value, std::string_view where,
@@ -72,7 +76,7 @@ class Resolver {
       for (const std::string& problem : problems_) message += "\n  " + problem;
       return UsageError(message);
     }
-    ResolvedOptions resolved{options_, Json::object()};
+    ResolvedOptions resolved{options_, Json::object(), notes_};
     for (const OptionSpec& spec : OptionTable()) {
       resolved.resolved[spec.section][spec.name] = {{"value", spec.get(options_)},
                                                     {"origin", origin_.at(spec.name)}};
@@ -99,6 +103,7 @@ class Resolver {
   TrainOptions options_;
   std::map<std::string, std::string> origin_;
   std::vector<std::string> problems_;
+  std::vector<std::string> notes_;
 };
 
 std::vector<std::string> OptionNames() {
@@ -194,7 +199,7 @@ void ReadSet(const std::string& text, Resolver& resolver) {
 
 // What the run was started with: all that its user said then. What the planner worked out is worked
 // out again.
-absl::Status ReadRunSettings(const std::string& out, Resolver& resolver) {
+absl::Status TakeRunSettings(const std::string& out, Resolver& resolver) {
   if (out.empty()) {
     return UsageError("--resume needs --out, the folder of the run that is to go on");
   }
@@ -202,23 +207,18 @@ absl::Status ReadRunSettings(const std::string& out, Resolver& resolver) {
     return UsageError(fmt::format(
         "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
   }
-  const std::string file = RunPaths(out).resolved_config;
-  // A run that was made by `forebay init --run` and never trained.
-  if (!FileExists(file)) {
-    FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(out));
-    resolver.Set(*FindOption("model"), run["model"], "model in " + RunPaths(out).run_json,
-                 "run " + out);
-    return absl::OkStatus();
-  }
-  FOREBAY_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(file, kMaxConfigFileBytes));
+  FOREBAY_ASSIGN_OR_RETURN(const RunSettings settings, ReadRunSettings(out));
+  if (!settings.note.empty()) resolver.AddNote(settings.note);
+  const Json& config = settings.config;
+  const std::string origin = "run " + out;
   static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after", "out"};
   for (const OptionSpec& spec : OptionTable()) {
     const Json::json_pointer at("/" + spec.section + "/" + spec.name);
     if (kOnlyOnce.contains(spec.name) || !config.contains(at)) continue;
     const Json& entry = config.at(at);
-    if (!HasOrigin(entry) || !WasGiven(entry)) continue;
-    resolver.Set(spec, entry.at("value"), fmt::format("{}.{} in {}", spec.section, spec.name, file),
-                 "run " + out);
+    if (!WasGiven(entry)) continue;
+    const std::string where = fmt::format("{}.{} in {}", spec.section, spec.name, settings.file);
+    resolver.Set(spec, entry.at("value"), where, origin);
   }
   return absl::OkStatus();
 }
@@ -546,7 +546,7 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
   Resolver said;
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, said));
   if (said.options().resume) {
-    FOREBAY_RETURN_IF_ERROR(ReadRunSettings(said.options().out, resolver));
+    FOREBAY_RETURN_IF_ERROR(TakeRunSettings(said.options().out, resolver));
   }
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, resolver));
   DeriveValues(resolver);
@@ -556,7 +556,7 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
 }
 
 ResolvedOptions ResolvedFrom(const TrainOptions& options, std::string_view origin) {
-  ResolvedOptions resolved{options, Json::object()};
+  ResolvedOptions resolved{options, Json::object(), {}};
   for (const OptionSpec& spec : OptionTable()) {
     resolved.resolved[spec.section][spec.name] = {{"value", spec.get(options)}, {"origin", origin}};
   }

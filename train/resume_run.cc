@@ -1,5 +1,6 @@
 #include "forebay/train/resume_run.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -9,9 +10,14 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/swap/store_folders.h"
+#include "forebay/train/committed_trainer.h"
 #include "forebay/train/fingerprint.h"
 #include "forebay/train/option_table.h"
+#include "forebay/train/run_files.h"
 #include "forebay/train/run_folder.h"
+#include "forebay/train/run_lock.h"
+#include "forebay/train/store_owner.h"
 #include "forebay/train/stripe_weights.h"
 #include "forebay/train/swap_area.h"
 
@@ -79,13 +85,18 @@ absl::Status CheckDurabilityIsTheRuns(const TrainOptions& options, const TensorS
   return absl::OkStatus();
 }
 
+// Whether this command says it, and not the run's own settings.
+bool IsSaidNow(const ResolvedOptions& resolved, const char* option) {
+  const Json& entry = resolved.resolved[FindOption(option)->section][option];
+  return !entry["origin"].get<std::string>().starts_with("run ");
+}
+
 // Where the store of the run is that goes on: where run.json has it, but for what this command says
 // about it.
 absl::StatusOr<std::vector<std::string>> StoreToResume(const ResolvedOptions& resolved) {
   const TrainOptions& options = resolved.options;
-  const Json& entry = resolved.resolved[FindOption("nvme")->section]["nvme"];
-  const bool is_said_now = !entry["origin"].get<std::string>().starts_with("run ");
-  if (is_said_now && !options.nvme.empty()) return FindStoreDirectories(options.out, options.nvme);
+  if (IsSaidNow(resolved, "nvme") && !options.nvme.empty())
+    return FindStoreDirectories(options.out, options.nvme);
   FOREBAY_ASSIGN_OR_RETURN(std::vector<std::string> directories, StoreDirectoriesOf(options.out));
   for (const std::string& directory : directories) {
     // A folder that --nvme names may be reached through links; the run's own is none.
@@ -99,24 +110,97 @@ absl::StatusOr<std::vector<std::string>> StoreToResume(const ResolvedOptions& re
   return directories;
 }
 
-}  // namespace
-
-absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObserver& observer,
-                                     const TrainEnvironment& environment, PreparedRun& run) {
+// The lock of the run that goes on, and its run.json as it is from then on.
+absl::StatusOr<Json> TakeRun(TrainObserver& observer, PreparedRun& run) {
   const std::string& out = run.options.out;
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(
         "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
   }
-  FOREBAY_ASSIGN_OR_RETURN(Json json, ReadRunJson(out));
-  if (json.value("state", "") == "creating") {
-    return UsageError(
-        fmt::format("--resume: the run in '{}' was stopped before its first commit; there is "
-                    "nothing to resume. "
-                    "Start it again without --resume",
-                    out));
+  FOREBAY_RETURN_IF_ERROR(ReadRunJson(out).status());
+  FOREBAY_ASSIGN_OR_RETURN(run.lock, TakeRunLock(out));
+  std::string note;
+  FOREBAY_ASSIGN_OR_RETURN(Json json, ReadRunJson(out, &note));
+  if (!note.empty()) observer.OnNote(note);
+  if (json["state"] == kRunReady) return json;
+  return UsageError(
+      fmt::format("--resume: the run in '{}' was stopped before its first commit; there is "
+                  "nothing to resume. "
+                  "Start it again without --resume",
+                  out));
+}
+
+// What this command says of --model, for a run that has its own copies of the model's files.
+absl::Status CompareModel(const Json& run_json, const ResolvedOptions& resolved,
+                          TrainObserver& observer, const PreparedRun& run) {
+  if (!IsSaidNow(resolved, "model")) return absl::OkStatus();
+  const std::string& model = resolved.options.model;
+  const absl::StatusOr<std::vector<std::string>> different = CompareModelFiles(model, run.files);
+  // Where it began it need not be there any more.
+  const bool is_the_first = AbsolutePath(ModelOf(run.options.out, run_json)) == AbsolutePath(model);
+  if (!different.ok() && ExitCodeOf(different.status()) != ExitCode::kUsage && is_the_first) {
+    observer.OnNote(fmt::format("--model: {}. The run goes on with its own copies in '{}'",
+                                MessageOf(different.status()), run.paths.files));
+    return absl::OkStatus();
   }
+  FOREBAY_RETURN_IF_ERROR(different.status());
+  if (!different->empty()) {
+    observer.OnNote(fmt::format(
+        "--model: {} there {} not what the run began with, and not used: the run has its own "
+        "copies in '{}'",
+        QuotedList(*different), different->size() == 1 ? "is" : "are", run.paths.files));
+  }
+  return absl::OkStatus();
+}
+
+// The run's own copies of its model's files, once they are what they were. One that has none takes
+// them in ContinueRun.
+absl::Status TakeRunFiles(const Json& run_json, const ResolvedOptions& resolved,
+                          TrainObserver& observer, PreparedRun& run) {
+  run.files = RunFilesOf(run_json);
+  if (run.files.empty()) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(CompareModel(run_json, resolved, observer, run));
+  const std::string model = ModelOf(run.options.out, run_json);
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> restored,
+                           RestoreRunFiles(run.paths.files, run.files, model));
+  for (const std::string& path : restored) {
+    observer.OnNote(fmt::format("'{}' was not what it was any more, and is written anew from '{}'",
+                                path, model));
+  }
+  run.model_directory = run.paths.files;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckWeightsAreOf(const DecoderConfig& config, const TensorStore& store,
+                               const std::string& config_path) {
+  const Inventory inventory = BuildInventory(config);
+  const auto& wanted = inventory.tensors();
+  const auto& stored = store.inventory().tensors();
+  const auto [of_config, of_store] =
+      std::ranges::mismatch(wanted, stored, [](const TensorSpec& a, const TensorSpec& b) {
+        return a.name == b.name && a.shape == b.shape;
+      });
+  if (of_config == wanted.end() && of_store == stored.end()) return absl::OkStatus();
+  const auto text = [](const auto& at, const auto& all) {
+    return at == all.end() ? std::string("no tensor more")
+                           : fmt::format("'{}' [{}]", at->name, fmt::join(at->shape, ", "));
+  };
+  return CorruptError(fmt::format(
+      "'{}' is not the configuration of the run's weights: it asks for {}, where the swap area has "
+      "{}. Put back the file that the run began with",
+      config_path, text(of_config, wanted), text(of_store, stored)));
+}
+
+absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObserver& observer,
+                                     const TrainEnvironment& environment, PreparedRun& run) {
+  FOREBAY_ASSIGN_OR_RETURN(Json json, TakeRun(observer, run));
+  const std::string& out = run.options.out;
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories, StoreToResume(resolved));
+  for (const std::string& directory : directories) {
+    FOREBAY_RETURN_IF_ERROR(CheckIsNotOfAnother(directory, out, StoreUuidOf(json)));
+  }
   FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directories, observer, environment, run));
   FOREBAY_ASSIGN_OR_RETURN(
       run.store, OpenRunStore(out, directories, run.engine.get(), StoreAccess::kReadWrite));
@@ -124,6 +208,8 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
   FOREBAY_RETURN_IF_ERROR(CheckTilesAreTheRuns(resolved, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckWeightsAreTheRuns(resolved.options, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckDurabilityIsTheRuns(resolved.options, *run.store));
+  FOREBAY_RETURN_IF_ERROR(CheckIsOfCommit(json, run.paths.run_json, run.store->committed()));
+  FOREBAY_RETURN_IF_ERROR(TakeRunFiles(json, resolved, observer, run));
   run.options.tile_elems = run.store->tiles().tile_elems();
   if (run.options.durability == Durability::kAuto) {
     run.options.durability = run.store->num_slots() > 1 ? Durability::kStep : Durability::kNone;
@@ -132,22 +218,24 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
   return json;
 }
 
-absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprint, Json run_json,
-                         PreparedRun& run) {
+absl::StatusOr<std::string> ModelDigestToResume(const Json& run_json,
+                                                const ResolvedOptions& resolved) {
+  const std::string& model = resolved.options.model;
+  const bool is_known = run_json.contains("fingerprint") && run_json["fingerprint"].is_object();
+  const bool is_compared = !is_known || (IsSaidNow(resolved, "model") && HasWeights(model));
+  if (is_compared) return SampleDigest(model);
+  const Json digest = run_json["fingerprint"].value("model", Json());
+  return digest.is_string() ? digest.get<std::string>() : "";
+}
+
+absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprint,
+                         const std::vector<ModelFile>& files, Json run_json, PreparedRun& run) {
   const bool known = run_json.contains("fingerprint") && run_json["fingerprint"].is_object();
   if (known) {
     FOREBAY_RETURN_IF_ERROR(CompareFingerprints(run_json["fingerprint"], fingerprint));
     // That of the file is what the next resume compares the commits with; an option that came
     // later is not in it.
     run.fingerprint_digest = FingerprintDigest(run_json["fingerprint"]);
-  }
-  const Json& committed = run.store->committed().trainer;
-  if (known && committed.contains("settings") &&
-      committed["settings"] != FingerprintDigest(run_json["fingerprint"])) {
-    return CorruptError(
-        fmt::format("'{}' has other settings than the steps in the run's store were made with. Put "
-                    "back the file that belongs to it",
-                    run.paths.run_json));
   }
   FOREBAY_RETURN_IF_ERROR(CheckStateIsTheRuns(run.options, *run.store));
   FOREBAY_RETURN_IF_ERROR(Annotate(
@@ -160,13 +248,18 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
                                                 : run.store->EnsureGradientArea(area_bytes, area);
   FOREBAY_RETURN_IF_ERROR(Annotate(room, "--resume"));
   if (run.options.dry_run) return absl::OkStatus();
-  // A run made by `forebay init --run` gets its fingerprint from its first training session, and
-  // one that was moved is found again without being told.
-  const Json stores = RecordedStoreDirectories(run.options.out, run.store->directories());
-  if (!known || run_json["stores"] != stores) {
-    run_json["fingerprint"] = fingerprint;
-    run_json["stores"] = stores;
-    FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(run.paths.run_json, run_json.dump(2) + "\n"));
+  // A run made by `forebay init --run` gets its fingerprint and its files from its first training
+  // session, and one that was moved is found again without being told. Lost copies are made anew.
+  if (!known) run_json["fingerprint"] = fingerprint;
+  run_json["stores"] = RecordedStoreDirectories(run.options.out, run.store->directories());
+  run_json["files"] = ToJson(run.files);
+  if (!files.empty()) FOREBAY_RETURN_IF_ERROR(WriteRunFiles(run.paths.files, files));
+  FOREBAY_RETURN_IF_ERROR(WriteRunJson(run.paths, run_json));
+  run.model_directory = run.paths.files;
+  const std::string uuid = StoreUuidOf(run_json);
+  for (const std::string& directory : run.store->directories()) {
+    if (IsOwner(directory, run.options.out, uuid)) continue;
+    FOREBAY_RETURN_IF_ERROR(WriteOwner(directory, run.options.out, uuid));
   }
   return WriteRecords(run, resolved);
 }

@@ -2,6 +2,9 @@
 // started for.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
@@ -9,16 +12,28 @@
 
 namespace forebay {
 
-// Opens the run that --resume means: engine and store of `run`, and what is fixed since the run was
-// started in its options. Returns run.json. UsageError (no run, or an option that it cannot
-// follow); the errors of FindStoreDirectories and OpenRunStore.
+// Opens the run that --resume means: lock, engine and store of `run`, its own files (not those of a
+// run that has none yet), and what is fixed since the run was started in its options. Returns
+// run.json. UsageError (no run, or an option that it cannot follow), EnvironmentError (in use),
+// CorruptError (a record or file that is not the one of the commit; a store of another run); the
+// errors of FindStoreDirectories and OpenRunStore.
 absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObserver& observer,
                                      const TrainEnvironment& environment, PreparedRun& run);
 
+// CorruptError where the tensors of `config`, read from `config_path`, are not those of the store.
+absl::Status CheckWeightsAreOf(const DecoderConfig& config, const TensorStore& store,
+                               const std::string& config_path);
+
+// For the fingerprint: that of --model where this command names one with weights, or the run was
+// never trained; else the one that the run has. The errors of SampleDigest.
+absl::StatusOr<std::string> ModelDigestToResume(const Json& run_json,
+                                                const ResolvedOptions& resolved);
+
 // Compares the settings with those that the run was started with (UsageError names the difference),
-// makes room for gradients on disk, and writes the records; of a dry run nothing. `run_json`: what
-// OpenRunToResume returned. Requires: the plan of `run`.
-absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprint, Json run_json,
-                         PreparedRun& run);
+// makes room for gradients on disk, and writes the records; of a dry run nothing. `files`: for a
+// run that has none of its own, which takes them; else empty. `run_json`: what OpenRunToResume
+// returned. Requires: the plan of `run`.
+absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprint,
+                         const std::vector<ModelFile>& files, Json run_json, PreparedRun& run);
 
 }  // namespace forebay

@@ -67,13 +67,13 @@ absl::Status RunExports::Start() {
 absl::Status RunExports::Begin() {
   FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(options_.directory));
   current_ = std::make_unique<BackgroundExport>(
-      store_, ExportedModel{options_.origin, PathOfCommitted(), options_.dtype});
+      store_, ExportedModel{options_.origin, PathOfCommitted(), options_.dtype, options_.files});
   return absl::OkStatus();
 }
 
 absl::Status RunExports::ExportResult(const std::string& folder) {
   space_.ShrinkTo(0);
-  const ExportedModel model = {options_.origin, folder, options_.dtype};
+  const ExportedModel model = {options_.origin, folder, options_.dtype, options_.files};
   const absl::Status exported = ExportModel(StoreSnapshot(store_), model, [&](double fraction) {
     observer_->OnPhase("exporting", fraction);
     return absl::OkStatus();

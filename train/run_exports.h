@@ -23,6 +23,7 @@ class RunExports {
     std::string directory;  // OUT/exports
     DType dtype = DType::kBF16;
     int64_t keep = 1;
+    RunFiles files;  // as ExportedModel's
   };
   // Everything pointed to must outlive it.
   RunExports(Options options, TensorStore* store, LoggedObserver* observer);

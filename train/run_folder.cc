@@ -12,6 +12,9 @@
 #include "forebay/base/round_up.h"
 #include "forebay/model/safetensors.h"
 #include "forebay/swap/store_folders.h"
+#include "forebay/train/committed_trainer.h"
+#include "forebay/train/run_lock.h"
+#include "forebay/train/store_owner.h"
 
 namespace forebay {
 namespace {
@@ -76,7 +79,12 @@ absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
                     "--nvme finds it again",
                     run_directory, fmt::join(missing, "', '")));
   }
-  return TensorStore::Open(directories, engine, StoreUuidOf(json), access);
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                           TensorStore::Open(directories, engine, StoreUuidOf(json), access));
+  if (store->has_commit()) {
+    FOREBAY_RETURN_IF_ERROR(CheckTrainer(store->committed(), QuotedList(store->directories())));
+  }
+  return store;
 }
 
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run_directory,
@@ -130,16 +138,38 @@ absl::StatusOr<std::string> ModelDigest(const std::string& model_directory) {
   return hash.Hex();
 }
 
-absl::StatusOr<CleanedRun> CleanRun(const std::string& run_directory) {
-  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories,
-                           StoreDirectoriesOf(run_directory));
-  // Only what stores are made of: run.json may have been written by anybody.
-  FOREBAY_ASSIGN_OR_RETURN(RemovedParts removed, RemoveParts(directories, StoreUuidOf(json)));
+absl::StatusOr<CleanedRun> RemoveOwnParts(const std::string& run_directory, const std::string& uuid,
+                                          const std::vector<std::string>& directories) {
   CleanedRun cleaned;
+  std::vector<std::string> ours;
+  for (const std::string& directory : directories) {
+    FOREBAY_ASSIGN_OR_RETURN(const bool holds_files, HoldsStoreFiles(directory));
+    const StoreOwner owner = FindOwner(directory, run_directory, uuid);
+    if (!holds_files || owner.ownership == Ownership::kOurs) {
+      ours.push_back(directory);
+    } else {
+      cleaned.of_others.push_back({directory, owner.why});
+    }
+  }
+  // Only what stores are made of: run.json may have been written by anybody.
+  FOREBAY_ASSIGN_OR_RETURN(RemovedParts removed, RemoveParts(ours, uuid));
   cleaned.freed_bytes = removed.freed_bytes;
   cleaned.not_there = std::move(removed.not_there);
-  cleaned.of_others = std::move(removed.of_others);
+  for (const std::string& directory : removed.of_others) {
+    cleaned.of_others.push_back({directory, "it does not say that it is of this run's store"});
+  }
+  return cleaned;
+}
+
+absl::StatusOr<CleanedRun> CleanRun(const std::string& run_directory) {
+  FOREBAY_RETURN_IF_ERROR(ReadRunJson(run_directory).status());
+  FOREBAY_ASSIGN_OR_RETURN(const UniqueFd lock, TakeRunLock(run_directory));
+  std::string note;
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory, &note));
+  FOREBAY_ASSIGN_OR_RETURN(
+      CleanedRun cleaned,
+      RemoveOwnParts(run_directory, StoreUuidOf(json), StoreDirectoriesOf(run_directory, json)));
+  cleaned.note = std::move(note);
   return cleaned;
 }
 

@@ -1,9 +1,13 @@
 // Of run_folder.h: run.json alone, without the store. Options of a run that goes on need no more.
 #include <algorithm>
+#include <string_view>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/output_folder.h"
+#include "forebay/swap/stripes.h"
+#include "forebay/train/export_files.h"
 #include "forebay/train/run_folder.h"
 
 namespace forebay {
@@ -11,57 +15,133 @@ namespace {
 
 constexpr int64_t kMaxRunJsonBytes = 1 << 20;
 
-}  // namespace
-
-bool IsRunFolder(const std::string& directory) {
-  return FileExists(RunPaths(directory).run_json);
+bool IsPath(const Json& value) {
+  return value.is_string() && value.get_ref<const std::string&>().find('\0') == std::string::npos;
 }
 
-absl::StatusOr<Json> ReadRunJson(const std::string& run_directory) {
+bool IsState(const Json& value) {
+  return value == kRunCreating || value == kRunReady;
+}
+
+bool IsStore(const Json& value) {
+  return IsPath(value) && !value.get_ref<const std::string&>().empty();
+}
+
+bool AreStores(const Json& value) {
+  return value.is_array() && !value.empty() && value.size() <= kMaxStripes &&
+         std::ranges::all_of(value, IsStore);
+}
+
+bool IsFingerprint(const Json& value) {
+  return value.is_null() || value.is_object();
+}
+
+bool AreFiles(const Json& value) {
+  return value.is_null() || ParseFileList(value).ok();
+}
+
+struct Field {
+  const char* name;
+  bool (*is_valid)(const Json& value);  // of null where there is none
+  const char* expected;
+};
+constexpr Field kFields[] = {
+    {"state", IsState, "\"creating\" or \"ready\""},
+    {"stores", AreStores, "a list of 1 to 64 folders"},
+    {"store_uuid", IsHexDigest, "a text of 32 hexadecimal digits"},
+    {"model", IsPath, "the path of a folder"},
+    {"fingerprint", IsFingerprint, "an object, or null"},
+    {"files", AreFiles, "a list of {name, bytes, xxh3_128}, or null"},
+};
+
+// `is_another_format`: the file is as another version of forebay wrote it, which no copy changes.
+absl::StatusOr<Json> ReadOneRunJson(const std::string& path, bool& is_another_format) {
+  FOREBAY_ASSIGN_OR_RETURN(Json json, ReadJsonFile(path, kMaxRunJsonBytes));
+  if (!json.is_object() || !json.contains("format") || !json["format"].is_number_integer()) {
+    return CorruptError(fmt::format(
+        "'{}' is damaged: 'format' is {}, and {} was expected", path,
+        json.is_object() ? json.value("format", Json()).dump() : "not there", kRunFormat));
+  }
+  if (json["format"] != kRunFormat) {
+    is_another_format = true;
+    return CorruptError(fmt::format(
+        "'{}' has format {}; this program reads format {}. Finish the run with the forebay that "
+        "began it, or begin a new one from its model",
+        path, json["format"].dump(), kRunFormat));
+  }
+  for (const Field& field : kFields) {
+    const Json value = json.contains(field.name) ? json[field.name] : Json();
+    if (field.is_valid(value)) continue;
+    return CorruptError(fmt::format("'{}' is damaged: '{}' is {}, and {} was expected", path,
+                                    field.name, value.dump(), field.expected));
+  }
+  return json;
+}
+
+}  // namespace
+
+bool IsHexDigest(const Json& value) {
+  if (!value.is_string()) return false;
+  const auto& text = value.get_ref<const std::string&>();
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+bool IsRunFolder(const std::string& directory) {
+  const RunPaths paths(directory);
+  return FileExists(paths.run_json) || FileExists(paths.run_json_copy);
+}
+
+absl::StatusOr<Json> ReadRunJsonAt(const std::string& path) {
+  bool is_another_format = false;
+  return ReadOneRunJson(path, is_another_format);
+}
+
+absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* note) {
   const RunPaths paths(run_directory);
   if (!IsRunFolder(run_directory)) {
     return BadInputError(
         fmt::format("'{}' is not a run folder of forebay (it has no run.json)", run_directory));
   }
-  const std::string advice = fmt::format(
-      "Put back a copy of it. What the run trained is in '{}' and its swap area, untouched; where "
-      "nothing of it is needed remove the folders",
-      run_directory);
-  absl::StatusOr<Json> parsed = ReadJsonFile(paths.run_json, kMaxRunJsonBytes);
-  if (ExitCodeOf(parsed.status()) == ExitCode::kBadInput) {
-    return CorruptError(fmt::format("{}. {}", MessageOf(parsed.status()), advice));
+  bool is_another_format = false;
+  absl::StatusOr<Json> json = ReadOneRunJson(paths.run_json, is_another_format);
+  if (json.ok() || is_another_format) return json;
+  absl::StatusOr<Json> copy = ReadRunJsonAt(paths.run_json_copy);
+  if (copy.ok()) {
+    if (note != nullptr) *note = NoteOfCopy(json.status(), paths.run_json_copy);
+    return copy;
   }
-  FOREBAY_RETURN_IF_ERROR(parsed.status());
-  Json json = *std::move(parsed);
-  if (json.is_object() && json.contains("format") && json["format"].is_number_integer() &&
-      json["format"] != kRunFormat) {
-    return CorruptError(fmt::format(
-        "'{}' has format {}; this program reads format {}. Finish the run with the forebay that "
-        "began it, or begin a new one from its model",
-        paths.run_json, json["format"].dump(), kRunFormat));
-  }
-  const auto has_text = [&](const char* key) {
-    return json.contains(key) && json[key].is_string();
-  };
-  const auto has_stores = [&] {
-    if (!json.contains("stores") || !json["stores"].is_array() || json["stores"].empty()) {
-      return false;
+  if (ExitCodeOf(json.status()) == ExitCode::kStorage) return json;
+  return CorruptError(fmt::format(
+      "{}. Put back a copy of it; there is none in '{}'. What the run trained is in '{}' and its "
+      "swap area, untouched; where nothing of it is needed remove the folders",
+      MessageOf(json.status()), paths.files, run_directory));
+}
+
+absl::Status WriteRunJson(const RunPaths& paths, const Json& json) {
+  FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(paths.files));
+  for (const std::string& path : {paths.run_json_copy, paths.run_json}) {
+    // What is as it should be needs no room on a disk that may be full.
+    if (const absl::StatusOr<Json> there = ReadRunJsonAt(path); there.ok() && *there == json) {
+      continue;
     }
-    return std::ranges::all_of(json["stores"], [](const Json& s) { return s.is_string(); });
-  };
-  const bool is_whole = json.is_object() && json.contains("format") &&
-                        json["format"] == kRunFormat && has_text("state") && has_stores() &&
-                        has_text("store_uuid") && has_text("model");
-  if (!is_whole) {
-    return CorruptError(fmt::format("'{}' is damaged: not all is there that a run has. {}",
-                                    paths.run_json, advice));
+    FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(path, json.dump(2) + "\n"));
   }
-  return json;
+  return absl::OkStatus();
+}
+
+std::string NoteOfCopy(const absl::Status& why, const std::string& copy) {
+  return fmt::format(
+      "{}. Its copy '{}' is used; 'forebay inspect RUN --repair' writes the file anew",
+      MessageOf(why), copy);
+}
+
+std::string ModelOf(const std::string& run_directory, const Json& json) {
+  const auto& path = json["model"].get_ref<const std::string&>();
+  return path.starts_with('/') ? path : JoinPath(run_directory, path);
 }
 
 std::string StoreUuidOf(const Json& json) {
-  const auto uuid = json.find("store_uuid");
-  return uuid != json.end() && uuid->is_string() ? uuid->get<std::string>() : "";
+  return json["store_uuid"].get<std::string>();
 }
 
 }  // namespace forebay

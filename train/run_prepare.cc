@@ -25,12 +25,12 @@ namespace forebay {
 namespace {
 
 absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
-                                                     const TrainOptions& options,
-                                                     const DecoderConfig& config,
+                                                     const PreparedRun& run,
                                                      const std::function<bool()>& stop) {
+  const TrainOptions& options = run.options;
   PackRequest request;
   request.data = data;
-  request.model = options.model;
+  request.model = run.model_directory;
   request.seq = options.seq;
   request.truncate = options.truncate;
   FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request), stop));
@@ -42,10 +42,10 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
         "'{}' is packed in rows of {} tokens, but --seq is {}. Use --seq={} or pack it again", path,
         info.seq, options.seq, info.seq));
   }
-  if (info.vocab_size > config.vocab_size) {
+  if (info.vocab_size > run.config.vocab_size) {
     return BadInputError(
         fmt::format("'{}' was packed for a vocabulary of {} tokens; the model has {}", path,
-                    info.vocab_size, config.vocab_size));
+                    info.vocab_size, run.config.vocab_size));
   }
   if (info.num_trained == 0) {
     return BadInputError(fmt::format("'{}' has no token that would be trained", data));
@@ -114,6 +114,29 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
   return absl::OkStatus();
 }
 
+// Configuration and small files of the model, and for a new run its weights.
+absl::Status ReadModel(PreparedRun& run, ModelSource& source) {
+  if (run.files.empty()) {
+    FOREBAY_ASSIGN_OR_RETURN(source.files, ReadModelFiles(run.model_directory));
+    run.files = DescribeFiles(source.files);
+  }
+  FOREBAY_ASSIGN_OR_RETURN(run.config, ReadDecoderConfig(run.model_directory));
+  // The result takes it along; that it is damaged should not be found by the first text after days.
+  FOREBAY_RETURN_IF_ERROR(ReadStopTokens(run.model_directory, run.config).status());
+  if (!run.resumed) return OpenWeights(run, source);
+  return CheckWeightsAreOf(run.config, *run.store, JoinPath(run.model_directory, kConfigName));
+}
+
+// The one that made the tokens must be the one that the run keeps.
+absl::Status CheckTokenizerIsTheRuns(const PreparedRun& run) {
+  const std::string& digest = run.data->info().tokenizer_digest;
+  const auto own = std::ranges::find(run.files, kTokenizerName, &ExportedFile::name);
+  if (digest.empty() || own == run.files.end() || own->digest == digest) return absl::OkStatus();
+  return BadInputError(
+      fmt::format("'{}' was written while the run was started. Start it again once that is done",
+                  JoinPath(run.model_directory, kTokenizerName)));
+}
+
 absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
                                     const std::function<bool()>& stop, TrainObserver& observer,
                                     const TrainEnvironment& environment) {
@@ -124,24 +147,20 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   }
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
+  for (const std::string& note : resolved.notes) observer.OnNote(note);
   // The folders first, then the model: a look at either costs nothing, while making tokens of the
   // data may take minutes.
   if (!run.options.resume) FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
-  FOREBAY_ASSIGN_OR_RETURN(run.config, ReadDecoderConfig(run.options.model));
-  // The result takes it along; that it is damaged should not be found by the first text after days.
-  FOREBAY_RETURN_IF_ERROR(ReadStopTokens(run.options.model, run.config).status());
   Json run_json;
   ModelSource source;
   if (run.options.resume) {
     FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(resolved, observer, environment, run));
-  } else {
-    FOREBAY_ASSIGN_OR_RETURN(source, OpenModel(run));
   }
+  FOREBAY_RETURN_IF_ERROR(ReadModel(run, source));
   FOREBAY_RETURN_IF_ERROR(PlanRun(stop, observer, environment, run));
-  FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run.options, run.config, stop));
+  FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run, stop));
   if (!run.options.eval_data.empty()) {
-    FOREBAY_ASSIGN_OR_RETURN(run.eval_data,
-                             OpenData(run.options.eval_data, run.options, run.config, stop));
+    FOREBAY_ASSIGN_OR_RETURN(run.eval_data, OpenData(run.options.eval_data, run, stop));
   }
   if (stop()) return InterruptedError("stopped on request");
   FOREBAY_ASSIGN_OR_RETURN(run.num_steps, NumSteps(run.options, run.data->info()));
@@ -153,8 +172,12 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
         run.options.batch * run.options.accum));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.lr_schedule, MakeLrSchedule(run.options, run.num_steps));
-  FOREBAY_ASSIGN_OR_RETURN(const Json fingerprint,
-                           MakeFingerprint(run.options, run.num_steps, run.data->info()));
+  FOREBAY_RETURN_IF_ERROR(CheckTokenizerIsTheRuns(run));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::string model_digest,
+      run.resumed ? ModelDigestToResume(run_json, resolved) : SampleDigest(run.options.model));
+  const Json fingerprint =
+      MakeFingerprint(run.options, run.num_steps, run.data->info(), model_digest);
   run.fingerprint_digest = FingerprintDigest(fingerprint);
   run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
@@ -163,9 +186,9 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   if (run.options.save_every > 0) {
     FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
   }
-  FOREBAY_RETURN_IF_ERROR(run.resumed
-                              ? ContinueRun(resolved, fingerprint, std::move(run_json), run)
-                              : CreateRun(resolved, fingerprint, source, stop, observer, run));
+  FOREBAY_RETURN_IF_ERROR(
+      run.resumed ? ContinueRun(resolved, fingerprint, source.files, std::move(run_json), run)
+                  : CreateRun(resolved, fingerprint, source, stop, observer, run));
   return run;
 }
 

@@ -1,6 +1,7 @@
 #include "forebay/train/run_report.h"
 
 #include "forebay/memory/process_memory.h"
+#include "forebay/train/committed_trainer.h"
 
 namespace forebay {
 namespace {
@@ -18,6 +19,15 @@ Counters ReadCounters(const PreparedRun& run, RunSession& session) {
   const OptimizerStats optimizer = session.optimizer().stats();
   return {run.engine->stats(), session.swapper().stats().wait_s + optimizer.hand_wait_s,
           optimizer.update_s};
+}
+
+Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metrics) {
+  Json trainer = TrainerOf({run.num_steps, run.fingerprint_digest, DigestOf(run.files)});
+  trainer["rows_per_step"] = run.options.batch * run.options.accum;
+  trainer["seed"] = run.options.seed;
+  trainer["kernel"] = session.decoder().context().kernel_identity();
+  trainer["metrics"] = metrics;
+  return trainer;
 }
 
 Json StepLine(Json line, const StepCost& cost, const PreparedRun& run) {

@@ -28,6 +28,9 @@ struct StepCost {
   Counters before, after;
 };
 
+// What a commit carries of the run, whose step had these metrics.
+Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metrics);
+
 // `line` (what does not depend on the clock) with what the step cost.
 Json StepLine(Json line, const StepCost& cost, const PreparedRun& run);
 

@@ -49,6 +49,7 @@ class TrainingRun {
 
   absl::Status Run() {
     FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_, environment_));
+    run_lock_ = std::move(prepared_.lock);
     if (options_.dry_run) {
       observer_.OnNote(
           "dry run: model, data, memory and disk space are in order; nothing was begun");
@@ -107,6 +108,7 @@ class TrainingRun {
   const ResolvedOptions& resolved_;
   const TrainOptions& options_;
   const std::function<bool()>& stop_;
+  UniqueFd run_lock_;        // longer than anything writes to the run folder
   LoggedObserver observer_;  // before the engine, whose warnings it takes
   const TrainEnvironment& environment_;
 
@@ -149,7 +151,7 @@ absl::Status TrainingRun::OpenSession() {
   delayed_updates_ = std::make_unique<DelayedUpdates>(options_.delay_update_from, session_.get());
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
-                          options_.keep},
+                          options_.keep, prepared_.files},
       &session_->store(), &observer_);
   FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
   FOREBAY_ASSIGN_OR_RETURN(scrub_, BackgroundScrub::Create(options_.scrub_every, &session_->store(),
@@ -491,12 +493,7 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
   if (committed_step_ == step) return absl::OkStatus();
   CommitInfo info;
   info.step = step;
-  info.trainer = {{"num_steps", prepared_.num_steps},
-                  {"rows_per_step", options_.batch * options_.accum},
-                  {"seed", options_.seed},
-                  {"settings", prepared_.fingerprint_digest},
-                  {"kernel", session_->decoder().context().kernel_identity()},
-                  {"metrics", released_line_}};
+  info.trainer = TrainerOfStep(prepared_, *session_, released_line_);
   progress_.AddTo(info.trainer);
   TensorStore& store = session_->store();
   FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store.Commit(info) : store.CommitSkipped(info));

@@ -161,8 +161,9 @@ class ModelTokenizer:
         path = os.path.join(self.folder, "generation_config.json")
         value = read_json_if_present(path, "the settings of generation").get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
-        if any(i is not None and type(i) is not int for i in ids):
-            raise BadInputError(f"'{path}': 'eos_token_id' is {value!r}; it must be a token id or a list of them")
+        if any(i is not None and not (type(i) is int and 0 <= i < 2**31) for i in ids):
+            raise BadInputError(f"'{path}': 'eos_token_id' is {value!r}; it must be a token id (a whole number from 0 to "
+                                "2147483647) or a list of them")
         ids = [i for i in ids if i is not None]
         return ids or [i for i in [self.eos_id] if i is not None]
 

@@ -1,0 +1,154 @@
+#include "forebay/train/run_files.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/hash.h"
+#include "forebay/base/output_folder.h"
+
+namespace forebay {
+namespace {
+
+std::string DigestOfText(std::string_view text) {
+  Xxh3_128 hash;
+  hash.Update(text);
+  return hash.Hex();
+}
+
+// CorruptError where the file in `folder` is missing or another.
+absl::StatusOr<std::string> ReadRunFile(const std::string& folder, const ExportedFile& file) {
+  const std::string path = JoinPath(folder, file.name);
+  absl::StatusOr<std::string> contents = ReadWholeFile(path, kMaxTokenizerBytes);
+  if (contents.ok() && DigestOfText(*contents) == file.digest) return contents;
+  if (ExitCodeOf(contents.status()) == ExitCode::kStorage) return contents;
+  return CorruptError(fmt::format(
+      "the run's own copy '{}' {}. Put back what it was (xxh128sum {}): 'forebay inspect RUN "
+      "--repair' takes it from --model, where that still has it",
+      path,
+      contents.ok() ? "is not what it was when the run began"
+                    : "cannot be used: " + MessageOf(contents.status()),
+      file.digest));
+}
+
+absl::Status RemoveOthers(const std::string& folder, const std::vector<ModelFile>& files) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOfModelFiles(folder));
+  for (const std::string& name : names) {
+    if (std::ranges::count(files, name, &ModelFile::name) > 0) continue;
+    const std::string path = JoinPath(folder, name);
+    if (::unlink(path.c_str()) != 0) {
+      return StorageError(fmt::format("removing '{}' failed", path), errno);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+RunFiles DescribeFiles(const std::vector<ModelFile>& files) {
+  RunFiles described;
+  for (const ModelFile& file : files) {
+    described.push_back(
+        {file.name, static_cast<int64_t>(file.contents.size()), DigestOfText(file.contents)});
+  }
+  return described;
+}
+
+Json ToJson(const RunFiles& files) {
+  Json json = Json::array();
+  for (const ExportedFile& file : files) {
+    json.push_back({{"name", file.name},
+                    {"bytes", static_cast<uint64_t>(file.bytes)},
+                    {"xxh3_128", file.digest}});
+  }
+  return json;
+}
+
+RunFiles RunFilesOf(const Json& run_json) {
+  if (!run_json.contains("files") || run_json["files"].is_null()) return {};
+  return ParseFileList(run_json["files"]).value_or(RunFiles());
+}
+
+std::string DigestOf(const RunFiles& files) {
+  Xxh3_128 hash;
+  for (const ExportedFile& file : files) {
+    hash.UpdateInt(static_cast<int64_t>(file.name.size()));
+    hash.Update(file.name);
+    hash.Update(file.digest);
+  }
+  return hash.Hex();
+}
+
+absl::Status WriteRunFiles(const std::string& folder, const std::vector<ModelFile>& files) {
+  FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(folder));
+  FOREBAY_RETURN_IF_ERROR(RemoveOthers(folder, files));
+  for (const ModelFile& file : files) {
+    FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(JoinPath(folder, file.name), file.contents));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRunFiles(const std::string& folder, const RunFiles& files) {
+  for (const ExportedFile& file : files) {
+    FOREBAY_RETURN_IF_ERROR(ReadRunFile(folder, file).status());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> RestoreRunFiles(const std::string& folder,
+                                                         const RunFiles& files,
+                                                         const std::string& model) {
+  std::vector<std::string> written;
+  for (const ExportedFile& file : files) {
+    const absl::Status own = ReadRunFile(folder, file).status();
+    if (own.ok()) continue;
+    const absl::StatusOr<std::string> contents = ReadRunFile(model, file);
+    if (!contents.ok()) return own;
+    const std::string path = JoinPath(folder, file.name);
+    FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(folder));
+    FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(path, *contents));
+    written.push_back(path);
+  }
+  return written;
+}
+
+absl::Status ExportRunFiles(const std::string& folder, const RunFiles& files, DType dtype,
+                            const std::string& to) {
+  for (const ExportedFile& file : files) {
+    FOREBAY_ASSIGN_OR_RETURN(const std::string contents, ReadRunFile(folder, file));
+    if (file.name != kConfigName) {
+      FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(JoinPath(to, file.name), contents));
+      continue;
+    }
+    FOREBAY_ASSIGN_OR_RETURN(Json config, ParseJson(contents, JoinPath(folder, file.name)));
+    FOREBAY_RETURN_IF_ERROR(WriteConfig(std::move(config), dtype, to));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> CompareModelFiles(const std::string& model,
+                                                           const RunFiles& files) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<ModelFile> there, ReadModelFiles(model));
+  std::vector<std::string> different;
+  for (const ExportedFile& theirs : DescribeFiles(there)) {
+    const auto own = std::ranges::find(files, theirs.name, &ExportedFile::name);
+    if (own != files.end() && own->digest == theirs.digest) continue;
+    const bool changes_the_result = theirs.name == kConfigName || theirs.name == kTokenizerName;
+    if (own == files.end() || !changes_the_result) {
+      different.push_back(theirs.name);
+      continue;
+    }
+    return UsageError(fmt::format(
+        "cannot resume: the {} in --model is not the one that the run was started with ('{}' "
+        "differs from the run's own copy). Leave --model out: the run goes on with its copy; or "
+        "start a new run with another --out",
+        theirs.name == kConfigName ? "configuration" : "tokenizer", JoinPath(model, theirs.name)));
+  }
+  return different;
+}
+
+}  // namespace forebay
