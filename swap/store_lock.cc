@@ -67,14 +67,6 @@ std::string KernelsHolder(int fd) {
   return "";
 }
 
-absl::Status InUseError(int fd, const std::string& path, std::string_view what) {
-  const std::string holder = ReadHolder(fd);
-  return EnvironmentError(
-      fmt::format("{} in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
-                  what, std::filesystem::path(path).parent_path().string(),
-                  holder.empty() ? "(unknown)" : holder, holder.empty() ? "PID" : holder));
-}
-
 // False too where that cannot be told.
 bool IsFileAt(int fd, const std::string& path) {
   struct stat open_file = {};
