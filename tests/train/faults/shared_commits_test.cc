@@ -48,12 +48,12 @@ class SharedCommitsTest : public testing::Test {
 
   // Whoever copies the configuration of the model meets a folder, until it is put back.
   void TakeConfigAway(const TrainOptions& options) const {
-    const std::string config = JoinPath(options.model, "config.json");
+    const std::string config = JoinPath(RunPaths(options.out).files, "config.json");
     std::filesystem::rename(config, folder_.Path("config.away"));
     std::filesystem::create_directory(config);
   }
   void PutConfigBack(const TrainOptions& options) const {
-    const std::string config = JoinPath(options.model, "config.json");
+    const std::string config = JoinPath(RunPaths(options.out).files, "config.json");
     std::filesystem::remove(config);
     std::filesystem::rename(folder_.Path("config.away"), config);
   }
@@ -154,7 +154,7 @@ TEST_F(SharedCommitsTest, AnExportThatFailsCostsNoStep) {
   PutConfigBack(options);
   ASSERT_FALSE(status.ok());
   EXPECT_THAT(MessageOf(status), HasSubstr("exporting the model of step 2"));
-  EXPECT_THAT(MessageOf(status), HasSubstr(JoinPath(options.model, "config.json")));
+  EXPECT_THAT(MessageOf(status), HasSubstr(JoinPath(RunPaths(options.out).files, "config.json")));
   const int64_t last_step = observer.steps.back();
   EXPECT_EQ(CommittedStep(options.out), last_step) << "all that was reported";
   EXPECT_FALSE(FileExists(JoinPath(options.out, "exports/step-2")));
@@ -172,7 +172,7 @@ TEST_F(SharedCommitsTest, AnExportThatFailsIsTheErrorOfARunThatIsStoppedMeanwhil
   NotingObserver observer([&] { TakeConfigAway(options); });
   const absl::Status status = TrainToy(options, {}, observer);
   PutConfigBack(options);
-  EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput) << status;
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
   EXPECT_THAT(MessageOf(status), HasSubstr("exporting the model of step 2"));
   EXPECT_THAT(observer.notes, Contains("the run is saved after step 2"));
   EXPECT_EQ(CommittedStep(options.out), 2);
