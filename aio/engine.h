@@ -28,7 +28,8 @@ enum class IoKind : uint8_t { kRead, kWrite, kFlush };
 
 // Served in this order; first in, first out within a class. device_queue.h has the bound within
 // which a lower class gets its turn all the same.
-enum class IoClass : uint8_t { kDemandRead, kPrefetch, kWriteBack };
+// kBackground: for what nobody waits for.
+enum class IoClass : uint8_t { kDemandRead, kPrefetch, kWriteBack, kBackground };
 
 class Engine;
 
@@ -101,7 +102,11 @@ enum class RingDrive : uint8_t {
 struct EngineOptions {
   EngineKind engine = EngineKind::kAuto;  // what OpenEngine begins with
   bool strict = false;                    // OpenEngine refuses to take anything less
-  int num_threads = 2;                    // I/O threads of the threads engine
+  // Where a folder has a file of this name, OpenEngine tries engines by reading a block of it, and
+  // writes nothing there. Empty: it writes a scratch file everywhere.
+  std::string file_to_read;
+  int64_t offset_to_read_bytes = 0;  // of that block
+  int num_threads = 2;               // I/O threads of the threads engine
   // The longest transfer that the kernel is asked for in one call: longer ops are cut into pieces
   // of this, so that the classes take turns and the caps hold. 0: what suits the engine.
   int64_t block_bytes = 0;
@@ -205,7 +210,8 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateIoUringEngine(const EngineOptions&
 absl::StatusOr<std::unique_ptr<Engine>> CreateLibaioEngine(const EngineOptions& options);
 
 struct DirectFileOptions {
-  bool create = false;  // O_CREAT | O_EXCL; else the file must exist
+  bool create = false;     // O_CREAT | O_EXCL; else the file must exist
+  bool read_only = false;  // O_RDONLY. Requires: neither `create` nor `size_bytes`
   // Reserved with fallocate, so that writing cannot meet ENOSPC. With create: the file's size.
   // Without: at least so many; a shorter file grows, a longer one stays; 0: the file stays as it
   // is.
@@ -235,7 +241,8 @@ struct DirectFile {
 std::string SwitchToDirect(int fd);
 
 // Opens (or creates, 0600) a file for an engine with O_DIRECT, never through a symbolic link, and
-// proves by a real transfer that direct I/O works. DoesNotFitError when the space cannot be
+// proves by a real transfer that direct I/O works; that a file which was there cannot be read is
+// left to who reads it. DoesNotFitError when the space cannot be
 // reserved (a file it made is removed again, one it found has its old size), BadInputError when the
 // file does not exist, StorageError otherwise.
 absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,

@@ -43,7 +43,11 @@ bool FaultScript::Fails() const {
 }
 
 std::string FaultScript::FileOf(std::string_view path) const {
-  std::string name(path.substr(path.rfind('/') + 1));
+  // A store has files of one name in a folder of second copies.
+  constexpr std::string_view kCopies = "/copy/";
+  const size_t at = path.rfind('/') + 1;
+  const bool is_copy = path.substr(0, at).ends_with(kCopies);
+  std::string name(path.substr(is_copy ? at - kCopies.size() + 1 : at));
   for (size_t i = 0; i < plan_.folders.size(); ++i) {
     if (path.starts_with(plan_.folders[i] + "/")) return std::to_string(i) + "/" + name;
   }

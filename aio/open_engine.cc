@@ -31,7 +31,8 @@ absl::StatusOr<std::unique_ptr<Engine>> TryRung(const Rung& rung, const EngineOp
                                                 const std::vector<std::string>& folders) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Create(rung.kind, options));
   for (const std::string& folder : folders) {
-    FOREBAY_RETURN_IF_ERROR(ProveEngine(*engine, folder));
+    FOREBAY_RETURN_IF_ERROR(
+        ProveEngine(*engine, folder, options.file_to_read, options.offset_to_read_bytes));
   }
   return engine;
 }
@@ -68,8 +69,9 @@ absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options,
   std::string why;
   for (const std::string& folder : folders) {
     if (options.engine == EngineKind::kBuffered || !why.empty()) break;
-    FOREBAY_ASSIGN_OR_RETURN(const ScratchFile scratch, OpenScratchFile(folder, true));
-    if (!scratch.why_not_direct.empty()) why = NoDirect(folder, scratch.why_not_direct);
+    FOREBAY_ASSIGN_OR_RETURN(const std::string why_not,
+                             WhyNoDirectIo(folder, options.file_to_read));
+    if (!why_not.empty()) why = NoDirect(folder, why_not);
   }
   const bool has_direct = why.empty();
   absl::Status last;
@@ -86,6 +88,8 @@ absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options,
       return opened;
     }
     last = engine.status();
+    // Another engine would need the same room.
+    if (ExitCodeOf(last) == ExitCode::kDoesNotFit) return last;
     why += fmt::format("{}{}", why.empty() ? "" : "; ", MessageOf(last));
   }
   return Annotate(last, fmt::format("no I/O engine works in '{}'", fmt::join(folders, "', '")));

@@ -28,10 +28,11 @@ struct OpenedEngine {
 };
 
 // An engine for files in all of `folders` (of which the nearest parts that exist are tried; nothing
-// is left behind). Begins with `options.engine` and goes down from there, never up. With
-// `options.strict`, EnvironmentError instead of a step down (kAuto: instead of anything but
-// io_uring with O_DIRECT). StorageError when even a plain transfer fails in one of them. Requires:
-// there is a folder.
+// is left behind, and where `options.file_to_read` is there nothing is written). Begins with
+// `options.engine` and goes down from there, never up. With `options.strict`, EnvironmentError
+// instead of a step down (kAuto: instead of anything but io_uring with O_DIRECT). DoesNotFitError
+// where a folder has no room for a scratch file; StorageError when even a plain transfer fails in
+// one of them. Requires: there is a folder.
 absl::StatusOr<OpenedEngine> OpenEngine(const EngineOptions& options,
                                         const std::vector<std::string>& folders);
 

@@ -90,12 +90,12 @@ absl::Status Transfer::status() const {
   }
   const int error_number = last_result_ < 0 ? static_cast<int>(-last_result_) : EIO;
   if (calls_without_progress_ >= kMaxCallsWithoutProgress) {
-    return StorageError(fmt::format("{} made no progress after {} bytes in {} calls: {}. {}", what,
-                                    done_bytes_, calls_without_progress_, ErrnoText(error_number),
-                                    Advice(error_number)));
+    return StorageError(fmt::format("{} made no progress after {} bytes in {} calls", what,
+                                    done_bytes_, calls_without_progress_),
+                        error_number, Advice(error_number));
   }
-  return StorageError(fmt::format("{} failed after {} bytes: {}. {}", what, done_bytes_,
-                                  ErrnoText(error_number), Advice(error_number)));
+  return StorageError(fmt::format("{} failed after {} bytes", what, done_bytes_), error_number,
+                      Advice(error_number));
 }
 
 }  // namespace forebay

@@ -10,19 +10,11 @@ namespace forebay {
 namespace {
 
 constexpr char kExitPayload[] = "forebay/exit_code";
-constexpr char kFullDiskPayload[] = "forebay/full_disk";
+constexpr char kOutOfSpacePayload[] = "forebay/out_of_space";
 
 absl::Status Make(absl::StatusCode code, ExitCode exit_code, std::string_view message) {
   absl::Status status(code, std::string(message));
   status.SetPayload(kExitPayload, absl::Cord(std::to_string(static_cast<int>(exit_code))));
-  return status;
-}
-
-absl::Status OfCall(const std::string& message, int error_number) {
-  absl::Status status = Make(absl::StatusCode::kUnknown, ExitCode::kStorage, message);
-  if (error_number == ENOSPC || error_number == EDQUOT) {
-    status.SetPayload(kFullDiskPayload, absl::Cord(ErrnoText(error_number)));
-  }
   return status;
 }
 
@@ -37,14 +29,16 @@ absl::Status BadInputError(std::string_view message) {
 absl::Status DoesNotFitError(std::string_view message) {
   return Make(absl::StatusCode::kResourceExhausted, ExitCode::kDoesNotFit, message);
 }
-absl::Status StorageError(std::string_view message, int error_number) {
-  return OfCall(fmt::format("{}: {}", message, ErrnoText(error_number)), error_number);
+absl::Status StorageError(std::string_view message, int error_number, std::string_view advice) {
+  absl::Status status = StorageError(fmt::format("{}: {}{}{}", message, ErrnoText(error_number),
+                                                 advice.empty() ? "" : ". ", advice));
+  if (error_number == ENOSPC || error_number == EDQUOT) {
+    status.SetPayload(kOutOfSpacePayload, absl::Cord());
+  }
+  return status;
 }
 absl::Status StorageErrorWithAdvice(std::string_view message, int error_number) {
-  const std::string_view advice = StorageAdvice(error_number);
-  return OfCall(fmt::format("{}: {}{}{}", message, ErrnoText(error_number),
-                            advice.empty() ? "" : ". ", advice),
-                error_number);
+  return StorageError(message, error_number, StorageAdvice(error_number));
 }
 absl::Status StorageError(std::string_view message) {
   return Make(absl::StatusCode::kUnknown, ExitCode::kStorage, message);
@@ -75,8 +69,8 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   return static_cast<ExitCode>(std::stoi(std::string(*payload)));
 }
 
-bool IsOfAFullDisk(const absl::Status& status) {
-  return status.GetPayload(kFullDiskPayload).has_value();
+bool IsOutOfSpace(const absl::Status& status) {
+  return status.GetPayload(kOutOfSpacePayload).has_value();
 }
 
 absl::Status Annotate(const absl::Status& status, std::string_view context) {

@@ -31,8 +31,9 @@ enum class ExitCode : int {
 absl::Status UsageError(std::string_view message);
 absl::Status BadInputError(std::string_view message);
 absl::Status DoesNotFitError(std::string_view message);
-// `error_number`: the errno of the failed call; its name and text are appended to `message`.
-absl::Status StorageError(std::string_view message, int error_number);
+// `error_number`: the errno of the failed call; its name and text are appended to `message`, and
+// behind them `advice`, a sentence without its full stop.
+absl::Status StorageError(std::string_view message, int error_number, std::string_view advice = "");
 absl::Status StorageError(std::string_view message);
 absl::Status OutOfMemoryError(std::string_view message);
 absl::Status NumericalError(std::string_view message);
@@ -44,8 +45,8 @@ absl::Status InterruptedError(std::string_view message);
 // The exit code that `status` was made with; kInternal for a status made without one.
 ExitCode ExitCodeOf(const absl::Status& status);
 
-// Whether `status` comes from a file system, or a quota, that has no room: for bytes or for files.
-bool IsOfAFullDisk(const absl::Status& status);
+// Whether `status` is a StorageError whose errno says that a disk, or a quota, is full.
+bool IsOutOfSpace(const absl::Status& status);
 
 // `status` with `context` and ": " put in front of its message; the code and exit code are kept.
 absl::Status Annotate(const absl::Status& status, std::string_view context);

@@ -16,7 +16,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the formats are little-endian");
 
 constexpr char kMagic[8] = {'F', 'B', 'C', 'O', 'M', 'M', 'I', 'T'};
-constexpr uint32_t kCommitVersion = 3;
+constexpr uint32_t kCommitVersion = 4;
 constexpr uint32_t kFlagOverwriting = 1;
 
 // The bytes on disk (docs/formats.md, "commit.fbs"); natural alignment leaves no holes.
@@ -31,14 +31,22 @@ struct DiskRecord {
   uint32_t trainer_bytes;
   uint32_t flags;  // kFlagOverwriting, or 0
   SealsRoot seals_root;
+  uint64_t manifest_hash;
   char trainer[kCommitTrainerBytesMax];
-  uint8_t zeros[kCommitRecordBytes - kCommitTrainerBytesMax - 88];
+  uint8_t zeros[kCommitRecordBytes - kCommitTrainerBytesMax - 96];
   uint64_t hash;  // XXH3-64 of everything before it
 };
-static_assert(sizeof(DiskRecord) == kCommitRecordBytes && offsetof(DiskRecord, trainer) == 80);
+static_assert(sizeof(DiskRecord) == kCommitRecordBytes && offsetof(DiskRecord, trainer) == 88);
 
 uint64_t HashOf(const DiskRecord& record) {
   return Xxh3_64(std::as_bytes(std::span(&record, 1)).first(offsetof(DiskRecord, hash)));
+}
+
+// Whether a store may have written it: anybody can make a hash that fits.
+bool IsPossible(const DiskRecord& record) {
+  return record.slot <= 1 && record.trainer_bytes <= kCommitTrainerBytesMax &&
+         record.flags <= kFlagOverwriting && record.step >= 0 && record.step <= kMostCommits &&
+         record.sequence >= 1 && record.sequence <= static_cast<uint64_t>(kMostCommits);
 }
 
 }  // namespace
@@ -75,6 +83,7 @@ uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> byt
   disk.step = record.step;
   disk.previous_hash = record.previous_hash;
   disk.seals_root = record.seals_root;
+  disk.manifest_hash = record.manifest_hash;
   disk.trainer_bytes = static_cast<uint32_t>(record.trainer.size());
   disk.flags = record.overwriting ? kFlagOverwriting : 0;
   std::ranges::copy(record.trainer, disk.trainer);
@@ -99,10 +108,7 @@ absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
                     "forebay that wrote it",
                     source, disk.version, kCommitVersion));
   }
-  if (disk.slot > 1 || disk.trainer_bytes > kCommitTrainerBytesMax ||
-      disk.flags > kFlagOverwriting) {
-    return copy;
-  }
+  if (!IsPossible(disk)) return copy;
   copy.state = CopyState::kGood;
   std::ranges::copy(disk.uuid, copy.record.uuid.begin());
   copy.record.sequence = disk.sequence;
@@ -111,6 +117,7 @@ absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
   copy.record.previous_hash = disk.previous_hash;
   copy.record.overwriting = disk.flags == kFlagOverwriting;
   copy.record.seals_root = disk.seals_root;
+  copy.record.manifest_hash = disk.manifest_hash;
   copy.record.trainer.assign(disk.trainer, disk.trainer_bytes);
   copy.hash = disk.hash;
   return copy;
@@ -198,7 +205,9 @@ absl::StatusOr<std::optional<ChosenCommit>> ChooseCommit(std::span<const FolderC
   for (size_t i = 0; i < folders.size(); ++i) {
     const FolderCopies& folder = folders[i];
     if (Holds(folder.first, record) || Holds(folder.second, record)) continue;
-    const DecodedCopy& before = folder.second;
+    // Where the second copy cannot be read the first tells: it is the newer one of the two.
+    const DecodedCopy& before =
+        folder.second.state == CopyState::kBad ? folder.first : folder.second;
     const bool is_rival =
         newest[i].has_value() && newest[i]->record.sequence >= record.record.sequence;
     const bool follows = record.record.sequence == 1

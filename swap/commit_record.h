@@ -17,20 +17,23 @@ namespace forebay {
 
 inline constexpr int64_t kCommitRecordBytes = 4096;
 inline constexpr int64_t kCommitTrainerBytesMax = 3072;
+// Of steps and sequences: no run comes near it, and sums of a few of them do not overflow.
+inline constexpr int64_t kMostCommits = int64_t{1} << 60;
 
 using StoreUuid = std::array<uint8_t, 16>;
 using SealsRoot = std::array<uint8_t, 16>;
 
 struct CommitRecord {
   StoreUuid uuid = {};
-  uint64_t sequence = 0;  // 1, 2, ... over the life of the store
-  int64_t step = 0;
-  uint32_t slot = 0;  // 0: A, 1: B
+  uint64_t sequence = 0;  // 1, 2, ... over the life of the store; at most kMostCommits
+  int64_t step = 0;       // 0 to kMostCommits
+  uint32_t slot = 0;      // 0: A, 1: B
   // Of a store with one slot: what was committed is being overwritten by later steps, and nothing
   // of it can be relied upon.
   bool overwriting = false;
   uint64_t previous_hash = 0;  // of the record before; of the first record: 0
   SealsRoot seals_root = {};   // over the seals of all tiles of the slot (tile_seals.h)
+  uint64_t manifest_hash = 0;  // of what the store's manifests have in common (store_manifest.h)
   std::string trainer;         // JSON text, at most kCommitTrainerBytesMax
 };
 
@@ -47,7 +50,7 @@ uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> byt
 
 enum class CopyState : uint8_t {
   kEmpty,  // never written: all zero
-  kBad,    // torn or damaged: the hash does not fit
+  kBad,    // cannot be read, is torn or damaged, or says what no store writes
   kGood,
 };
 struct DecodedCopy {
@@ -72,6 +75,7 @@ struct FolderCopies {
   std::string source;  // the file, for messages
   DecodedCopy first;
   DecodedCopy second;
+  absl::Status unreadable;  // the error of a copy that is kBad because it could not be read
 };
 
 struct ChosenCommit {

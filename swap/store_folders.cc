@@ -1,5 +1,6 @@
 #include "forebay/swap/store_folders.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,10 +8,12 @@
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/swap/commit_record.h"
@@ -20,12 +23,8 @@ namespace forebay {
 namespace {
 
 constexpr int64_t kManifestBytesMax = int64_t{64} << 20;
-constexpr const char* kDataNames[] = {kWeightsName, kStateName, kGradientsName,
-                                      kCommitName,  kSealsName, kIntentName};
-
-std::string ManifestPath(const std::string& directory) {
-  return JoinPath(directory, kManifestName);
-}
+constexpr const char* kDataNames[] = {kWeightsName,   kStateName,  kGradientsName,  kCommitNames[0],
+                                      kSealsNames[0], kIntentName, kCommitNames[1], kSealsNames[1]};
 
 absl::Status HoldsStoreError(const std::string& directory) {
   return UsageError(
@@ -35,8 +34,17 @@ absl::Status HoldsStoreError(const std::string& directory) {
                   directory));
 }
 
+absl::StatusOr<bool> HasManifest(const std::string& directory) {
+  bool has = false;
+  for (const char* name : kManifestNames) {
+    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(directory, name)));
+    has = has || is_there;
+  }
+  return has;
+}
+
 absl::Status CheckHoldsNoStore(const std::string& directory) {
-  FOREBAY_ASSIGN_OR_RETURN(const bool holds_store, ProbePath(ManifestPath(directory)));
+  FOREBAY_ASSIGN_OR_RETURN(const bool holds_store, HasManifest(directory));
   return holds_store ? HoldsStoreError(directory) : absl::OkStatus();
 }
 
@@ -78,7 +86,7 @@ absl::Status TakeClaim(StoreFolder& folder) {
 }
 
 absl::Status CheckHoldsStore(const std::string& directory) {
-  FOREBAY_ASSIGN_OR_RETURN(const bool holds_store, ProbePath(ManifestPath(directory)));
+  FOREBAY_ASSIGN_OR_RETURN(const bool holds_store, HasManifest(directory));
   if (holds_store) return absl::OkStatus();
   return BadInputError(
       fmt::format("'{}' holds no store ({} is missing). Name the folder of a run that was "
@@ -86,11 +94,68 @@ absl::Status CheckHoldsStore(const std::string& directory) {
                   directory, kManifestName));
 }
 
-absl::StatusOr<StoreManifest> ReadManifest(const std::string& directory) {
-  FOREBAY_RETURN_IF_ERROR(CheckHoldsStore(directory));
-  const std::string path = ManifestPath(directory);
+// The good records of a folder, the newest first.
+std::vector<CommitRecord> RecordsIn(const std::string& directory) {
+  std::vector<CommitRecord> records;
+  for (const char* name : kCommitNames) {
+    const std::string path = JoinPath(directory, name);
+    std::vector<std::byte> bytes(static_cast<size_t>(kCommitRecordBytes));
+    const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY | O_NOFOLLOW);
+    if (!fd.ok() || !PreadAll(fd->get(), bytes, 0, path).ok()) continue;
+    const absl::StatusOr<DecodedCopy> copy = DecodeCommitRecord(bytes, path);
+    if (copy.ok() && copy->state == CopyState::kGood) records.push_back(copy->record);
+  }
+  std::ranges::stable_sort(records, std::ranges::greater(), &CommitRecord::sequence);
+  return records;
+}
+
+// What a folder says that it is, and which copies of its manifest do not.
+struct FoundManifest {
+  StoreManifest manifest;
+  std::vector<std::string> damaged;
+};
+
+absl::StatusOr<StoreManifest> ReadManifestAt(const std::string& path) {
   FOREBAY_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kManifestBytesMax));
   return DecodeManifest(text, path);
+}
+
+// The one that is whole. Of two that are, and differ, the one that the newest record was written
+// with; the error of the first where neither can be believed.
+absl::StatusOr<FoundManifest> ReadManifest(const std::string& directory) {
+  FOREBAY_RETURN_IF_ERROR(CheckHoldsStore(directory));
+  std::vector<std::string> paths;
+  std::vector<absl::StatusOr<StoreManifest>> read;
+  for (const char* name : kManifestNames) {
+    paths.push_back(JoinPath(directory, name));
+    read.push_back(ReadManifestAt(paths.back()));
+  }
+  if (!read[0].ok() && !read[1].ok()) {
+    const bool first_is_there = ExitCodeOf(read[0].status()) != ExitCode::kBadInput;
+    return read[first_is_there ? 0 : 1].status();
+  }
+  int chosen = read[0].ok() ? 0 : 1;
+  if (read[0].ok() && read[1].ok() && EncodeManifest(*read[0]) != EncodeManifest(*read[1])) {
+    const std::vector<CommitRecord> records = RecordsIn(directory);
+    const auto is_of_record = [&](const absl::StatusOr<StoreManifest>& manifest) {
+      return !records.empty() && HashOfManifest(*manifest) == records.front().manifest_hash;
+    };
+    if (is_of_record(read[0]) == is_of_record(read[1])) {
+      return CorruptError(fmt::format(
+          "the manifests '{}' and '{}' contradict one another, and no commit record says which is "
+          "this folder's. Put back the files that belong together",
+          paths[0], paths[1]));
+    }
+    chosen = is_of_record(read[0]) ? 0 : 1;
+  }
+  FoundManifest found = {*read[chosen], {}};
+  const std::string text = EncodeManifest(found.manifest);
+  for (int copy = 0; copy < kNumCopies; ++copy) {
+    if (!read[copy].ok() || EncodeManifest(*read[copy]) != text) {
+      found.damaged.push_back(paths[copy]);
+    }
+  }
+  return found;
 }
 
 // What the manifest of every folder of one store has in common.
@@ -141,7 +206,9 @@ absl::StatusOr<std::vector<Found>> FindParts(std::span<const std::string> direct
   for (const std::string& directory : directories) {
     Found& next = found.emplace_back();
     next.folder.directory = directory;
-    FOREBAY_ASSIGN_OR_RETURN(next.manifest, ReadManifest(directory));
+    FOREBAY_ASSIGN_OR_RETURN(FoundManifest read, ReadManifest(directory));
+    next.manifest = std::move(read.manifest);
+    next.folder.damaged_manifests = std::move(read.damaged);
     FOREBAY_RETURN_IF_ERROR(CheckOneStore(found.front(), next));
   }
   FOREBAY_RETURN_IF_ERROR(CheckIsWanted(found.front().manifest.uuid, wanted_uuid, directories));
@@ -166,6 +233,18 @@ absl::StatusOr<std::vector<Found>> FindParts(std::span<const std::string> direct
   return found;
 }
 
+absl::StatusOr<UniqueFd> LockFor(StoreAccess access, const std::string& path) {
+  switch (access) {
+    case StoreAccess::kReadWrite:
+      return TakeStoreLock(path);
+    case StoreAccess::kReadOnly:
+      return ShareStoreLock(path);
+    case StoreAccess::kBesideWriter:
+      return UniqueFd();
+  }
+  FOREBAY_CHECK(false);
+}
+
 // ---- What is left of a store
 
 // The store whose part lies in a folder, as its manifest says, or where that cannot be read its
@@ -174,17 +253,8 @@ absl::StatusOr<std::string> StoreIn(const std::string& directory) {
   const absl::StatusOr<StripeIdentity> identity = ReadStripeIdentity(directory);
   if (identity.ok()) return ToHex(identity->uuid);
   if (ExitCodeOf(identity.status()) == ExitCode::kStorage) return identity.status();
-  const std::string path = JoinPath(directory, kCommitName);
-  const absl::StatusOr<std::string> text = ReadWholeFile(path, 2 * kCommitRecordBytes);
-  if (ExitCodeOf(text.status()) == ExitCode::kStorage) return text.status();
-  const auto bytes = text.ok() ? std::as_bytes(std::span(*text)) : std::span<const std::byte>();
-  constexpr size_t kRecordBytes = kCommitRecordBytes;
-  for (size_t at = 0; at + kRecordBytes <= bytes.size(); at += kRecordBytes) {
-    const absl::StatusOr<DecodedCopy> copy =
-        DecodeCommitRecord(bytes.subspan(at, kRecordBytes), path);
-    if (copy.ok() && copy->state == CopyState::kGood) return ToHex(copy->record.uuid);
-  }
-  return "";
+  const std::vector<CommitRecord> records = RecordsIn(directory);
+  return records.empty() ? "" : ToHex(records.front().uuid);
 }
 
 // One that is not there is as good as removed.
@@ -200,7 +270,7 @@ enum class PartState { kNotThere, kOurs, kOfOthers };
 // it has a lock, and otherwise was made by somebody else.
 absl::StatusOr<PartState> LookForPart(const std::string& directory, const std::string& uuid) {
   FOREBAY_ASSIGN_OR_RETURN(const bool has_lock, ProbePath(JoinPath(directory, kLockName)));
-  FOREBAY_ASSIGN_OR_RETURN(bool has_files, ProbePath(ManifestPath(directory)));
+  FOREBAY_ASSIGN_OR_RETURN(bool has_files, HasManifest(directory));
   for (const char* name : kDataNames) {
     FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(directory, name)));
     has_files = has_files || is_there;
@@ -281,9 +351,9 @@ absl::Status CheckFreeSpace(std::span<const std::string> directories,
 }
 
 absl::StatusOr<StripeIdentity> ReadStripeIdentity(const std::string& directory) {
-  FOREBAY_ASSIGN_OR_RETURN(const StoreManifest manifest, ReadManifest(directory));
-  return StripeIdentity{manifest.uuid, manifest.stripe,
-                        static_cast<int>(manifest.stripe_weights.size())};
+  FOREBAY_ASSIGN_OR_RETURN(const FoundManifest found, ReadManifest(directory));
+  return StripeIdentity{found.manifest.uuid, found.manifest.stripe,
+                        static_cast<int>(found.manifest.stripe_weights.size())};
 }
 
 absl::StatusOr<std::vector<StoreFolder>> ClaimFolders(std::span<const std::string> directories) {
@@ -314,16 +384,16 @@ void RemoveMade(std::span<const std::string> made) {
 }
 
 absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directories,
-                                          const std::string& uuid) {
+                                          const std::string& uuid, StoreAccess access) {
   FOREBAY_RETURN_IF_ERROR(RefuseSameFolder(directories));
   FOREBAY_ASSIGN_OR_RETURN(std::vector<Found> found, FindParts(directories, uuid));
   OpenedFolders opened;
   for (Found& part : found) {
     const std::string& directory = part.folder.directory;
-    FOREBAY_ASSIGN_OR_RETURN(part.folder.lock, TakeStoreLock(JoinPath(directory, kLockName)));
+    FOREBAY_ASSIGN_OR_RETURN(part.folder.lock, LockFor(access, JoinPath(directory, kLockName)));
     // A manifest never changes, but another store may have come into the folder meanwhile.
-    FOREBAY_ASSIGN_OR_RETURN(const StoreManifest manifest, ReadManifest(directory));
-    if (EncodeManifest(manifest) != EncodeManifest(part.manifest)) {
+    FOREBAY_ASSIGN_OR_RETURN(const FoundManifest now, ReadManifest(directory));
+    if (EncodeManifest(now.manifest) != EncodeManifest(part.manifest)) {
       return EnvironmentError(fmt::format(
           "the store in '{}' was replaced by another while it was opened. Try again", directory));
     }
@@ -333,15 +403,25 @@ absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directori
   return opened;
 }
 
+bool IsAnyLocked(std::span<const std::string> directories) {
+  return std::ranges::any_of(directories, [](const std::string& directory) {
+    return IsStoreLocked(JoinPath(directory, kLockName));
+  });
+}
+
 absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory) {
   int64_t freed_bytes = 0;
-  FOREBAY_RETURN_IF_ERROR(RemoveFile(ManifestPath(directory)));
+  for (const char* name : kManifestNames) {
+    FOREBAY_RETURN_IF_ERROR(RemoveFile(JoinPath(directory, name)));
+  }
   for (const char* name : kDataNames) {
     const std::string path = JoinPath(directory, name);
     const int64_t size_bytes = FileSize(path).value_or(0);
     FOREBAY_RETURN_IF_ERROR(RemoveFile(path));
     freed_bytes += size_bytes;
   }
+  // Fails where something else is in it, which then stays.
+  ::rmdir(JoinPath(directory, kCopyFolderName).c_str());
   return freed_bytes;
 }
 

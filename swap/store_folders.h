@@ -9,11 +9,14 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/file.h"
+#include "forebay/swap/store_access.h"
 #include "forebay/swap/store_manifest.h"
 
 namespace forebay {
 
-// The files of a folder (docs/formats.md, "The store").
+// The files of a folder (docs/formats.md, "The store"). What tells which tiles are whole is there
+// twice: a second time in a folder of its own, so that neither a bad block nor a lost file takes
+// both.
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr char kWeightsName[] = "weights.fbs";
 inline constexpr char kStateName[] = "state.fbs";
@@ -22,6 +25,14 @@ inline constexpr char kCommitName[] = "commit.fbs";
 inline constexpr char kSealsName[] = "seals.fbs";
 inline constexpr char kIntentName[] = "intent.fbs";
 inline constexpr char kLockName[] = "lock";
+inline constexpr int kNumCopies = 2;
+inline constexpr char kCopyFolderName[] = "copy";
+inline constexpr const char* kManifestNames[kNumCopies] = {kManifestName, "copy/manifest.json"};
+inline constexpr const char* kCommitNames[kNumCopies] = {kCommitName, "copy/commit.fbs"};
+inline constexpr const char* kSealsNames[kNumCopies] = {kSealsName, "copy/seals.fbs"};
+// Of a block of commit.fbs that means nothing and is never written: whoever wants to know whether
+// the files can be read reads this one.
+inline constexpr int64_t kSpareBlockOffsetBytes = kCommitRecordBytes;
 
 // "'a'" and "'a', 'b'": for messages.
 std::string QuotedList(std::span<const std::string> directories);
@@ -47,11 +58,13 @@ struct StripeIdentity {
 // when it cannot be read. Takes no lock: a manifest is written once.
 absl::StatusOr<StripeIdentity> ReadStripeIdentity(const std::string& directory);
 
-// One folder in use by this process alone.
+// One folder in use by this process.
 struct StoreFolder {
   std::string directory;
-  UniqueFd lock;
+  UniqueFd lock;                  // as its StoreAccess has it; invalid where that takes none
   std::vector<std::string> made;  // it and folders above it that ClaimFolders made, deepest first
+  // Copies of its manifest that cannot be used, as paths.
+  std::vector<std::string> damaged_manifests;
 };
 
 // Makes the folders, takes their locks, and makes sure that nothing is in the way of a new store.
@@ -68,14 +81,16 @@ void RemoveMade(std::span<const std::string> made);
 // the order of their stripes. `uuid`: of the store that is meant, as ToHex has it; "": whichever
 // lies there. UsageError when a folder is named twice; BadInputError when one holds no store, is
 // missing, or is a copy of another; CorruptError when they do not belong together, are of another
-// store than `uuid`, or have a damaged manifest; EnvironmentError when one is in use;
+// store than `uuid`, or have no whole manifest; EnvironmentError when one is in use;
 // StorageError. Nothing is touched, no lock either, before they are known to be the right ones.
 struct OpenedFolders {
   StoreManifest manifest;  // of the first stripe
   std::vector<StoreFolder> folders;
 };
 absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directories,
-                                          const std::string& uuid);
+                                          const std::string& uuid, StoreAccess access);
+// Whether somebody writes to the store in one of `directories`. Waits for nothing.
+bool IsAnyLocked(std::span<const std::string> directories);
 
 // The manifest and the data; the folder and its lock stay. By whoever holds the lock. Bytes of data
 // that were freed; StorageError when a file could not be removed, and those after it are there

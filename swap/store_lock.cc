@@ -6,6 +6,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <filesystem>
@@ -24,10 +25,11 @@ using std::chrono::milliseconds;
 constexpr milliseconds kHolderPatience(2000);
 
 // 0, EWOULDBLOCK when somebody else kept the lock all the time, or another errno.
-int LockWithPatience(int fd, milliseconds patience) {
+// `kind`: LOCK_EX or LOCK_SH.
+int LockWithPatience(int fd, int kind, milliseconds patience) {
   constexpr milliseconds kPause(20);
   for (milliseconds waited(0);; waited += kPause) {
-    const int error = ::flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    const int error = ::flock(fd, kind | LOCK_NB) == 0 ? 0 : errno;
     if (error != EWOULDBLOCK && error != EINTR) return error;
     if (waited >= patience) return error;
     std::this_thread::sleep_for(kPause);
@@ -73,18 +75,63 @@ bool IsFileAt(int fd, const std::string& path) {
          open_file.st_dev == named_file.st_dev && open_file.st_ino == named_file.st_ino;
 }
 
-}  // namespace
+// A file that was put in the place of the lock is not written to.
+absl::Status CheckIsLock(int fd, const std::string& path) {
+  constexpr off_t kBytesMax = 64;
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
+  if (info.st_size <= kBytesMax) return absl::OkStatus();
+  return CorruptError(
+      fmt::format("'{}' has {} bytes, and so is not the lock of a store, which has the number of a "
+                  "process. Put back the files that belong there, or move it away",
+                  path, info.st_size));
+}
 
-absl::Status LockOpenFile(int fd, const std::string& path, milliseconds patience) {
-  const int error = LockWithPatience(fd, patience);
-  if (error == 0) return absl::OkStatus();
-  if (error != EWOULDBLOCK) return StorageError(fmt::format("locking '{}' failed", path), error);
+absl::Status StayedLockedError(int fd, const std::string& path, milliseconds patience) {
   const std::string holder = KernelsHolder(fd);
   return EnvironmentError(fmt::format(
       "'{}' stayed locked for {} ms by process {}, or by what it has in flight if it has ended. "
       "Wait for it to end, or end it (kill {}); where a disk does not answer, 'dmesg' says so",
       path, patience.count(), holder.empty() ? "(unknown)" : holder,
       holder.empty() ? "PID" : holder));
+}
+
+// `fd`: of the lock of a store.
+absl::Status InUseError(int fd, const std::string& path) {
+  // Readers leave their PID with the kernel alone.
+  std::string holder = KernelsHolder(fd);
+  if (holder.empty()) holder = ReadHolder(fd);
+  return EnvironmentError(fmt::format(
+      "the store in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
+      std::filesystem::path(path).parent_path().string(), holder.empty() ? "(unknown)" : holder,
+      holder.empty() ? "PID" : holder));
+}
+
+// Written over, not emptied first, as a file keeps its block on a full disk. What others are told
+// of the holder is no reason to stop where there is no room for it.
+absl::Status WriteHolder(int fd, const std::string& path) {
+  const std::string holder = fmt::format("{}\n", ::getpid());
+  const auto size = static_cast<ssize_t>(holder.size());
+  const ssize_t written = ::pwrite(fd, holder.data(), holder.size(), 0);
+  if (written != size && errno != ENOSPC && errno != EDQUOT) {
+    return StorageError(fmt::format("writing to '{}' failed", path), errno);
+  }
+  if (::ftruncate(fd, std::max<ssize_t>(written, 0)) == 0) return absl::OkStatus();
+  return StorageError(fmt::format("cutting '{}' to its length failed", path), errno);
+}
+
+}  // namespace
+
+absl::Status LockOpenFile(int fd, const std::string& path, milliseconds patience) {
+  const int error = LockWithPatience(fd, LOCK_EX, patience);
+  if (error == 0) return absl::OkStatus();
+  if (error == EWOULDBLOCK) return StayedLockedError(fd, path, patience);
+  return StorageError(fmt::format("locking '{}' failed", path), error);
+}
+
+absl::Status ShareOpenFile(int fd, const std::string& path, milliseconds patience) {
+  const int error = LockWithPatience(fd, LOCK_SH, patience);
+  return error == EWOULDBLOCK ? StayedLockedError(fd, path, patience) : absl::OkStatus();
 }
 
 absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
@@ -94,22 +141,26 @@ absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path) {
   // that nobody else will ever meet.
   do {
     FOREBAY_ASSIGN_OR_RETURN(fd, OpenFile(path, O_RDWR | O_CREAT));
-    error = LockWithPatience(fd.get(), kHolderPatience);
+    FOREBAY_RETURN_IF_ERROR(CheckIsLock(fd.get(), path));
+    error = LockWithPatience(fd.get(), LOCK_EX, kHolderPatience);
   } while (error == 0 && !IsFileAt(fd.get(), path));
-  if (error == EWOULDBLOCK) {
-    const std::string holder = ReadHolder(fd.get());
-    return EnvironmentError(fmt::format(
-        "the store in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
-        std::filesystem::path(path).parent_path().string(), holder.empty() ? "(unknown)" : holder,
-        holder.empty() ? "PID" : holder));
-  }
+  if (error == EWOULDBLOCK) return InUseError(fd.get(), path);
   if (error != 0) return StorageError(fmt::format("locking '{}' failed", path), error);
-  const std::string holder = fmt::format("{}\n", ::getpid());
-  if (::ftruncate(fd.get(), 0) != 0) {
-    return StorageError(fmt::format("emptying '{}' failed", path), errno);
-  }
-  FOREBAY_RETURN_IF_ERROR(PwriteAll(fd.get(), std::as_bytes(std::span(holder)), 0, path));
+  FOREBAY_RETURN_IF_ERROR(WriteHolder(fd.get(), path));
   return fd;
+}
+
+absl::StatusOr<UniqueFd> ShareStoreLock(const std::string& path) {
+  absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY);
+  if (!fd.ok()) return UniqueFd();
+  const int error = LockWithPatience(fd->get(), LOCK_SH, kHolderPatience);
+  if (error == EWOULDBLOCK) return InUseError(fd->get(), path);
+  return fd;
+}
+
+bool IsStoreLocked(const std::string& path) {
+  const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY);
+  return fd.ok() && LockWithPatience(fd->get(), LOCK_SH, milliseconds(0)) == EWOULDBLOCK;
 }
 
 }  // namespace forebay

@@ -21,9 +21,21 @@ inline constexpr std::chrono::milliseconds kInFlightPatience(30'000);
 absl::Status LockOpenFile(int fd, const std::string& path,
                           std::chrono::milliseconds patience = kInFlightPatience);
 
+// The same for a reader, who shares the lock with other readers. OK too where the file system has
+// no locks for what is opened to be read.
+absl::Status ShareOpenFile(int fd, const std::string& path,
+                           std::chrono::milliseconds patience = kInFlightPatience);
+
 // Creates (0600) and locks `path`, waiting up to two seconds, and writes this process's PID into
 // it. Closing the descriptor releases the lock. The file stays: removing it would let two processes
 // lock two files of one name. EnvironmentError names the holder's PID.
 absl::StatusOr<UniqueFd> TakeStoreLock(const std::string& path);
+
+// For readers, who change nothing: shares the lock at `path`, waiting up to two seconds for who
+// writes to the store. An invalid descriptor where there is no lock, or this user may not open it:
+// the files themselves are locked as well (ShareOpenFile). EnvironmentError names the holder's PID.
+absl::StatusOr<UniqueFd> ShareStoreLock(const std::string& path);
+// Whether somebody writes to the store whose lock is `path`. Waits for nothing.
+bool IsStoreLocked(const std::string& path);
 
 }  // namespace forebay

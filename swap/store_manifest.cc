@@ -6,6 +6,7 @@
 
 #include <limits>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "fmt/format.h"
@@ -16,7 +17,7 @@ namespace forebay {
 namespace {
 
 constexpr char kFormat[] = "forebay-store";
-constexpr int64_t kManifestVersion = 5;
+constexpr int64_t kManifestVersion = 6;
 constexpr char kChecksumKey[] = "xxh3_128";
 constexpr int64_t kMaxElems = int64_t{1} << 48;
 
@@ -112,7 +113,7 @@ bool LayersFromJson(const Json& layers, Inventory& inventory) {
     }
     if (spec.num_elems != IntegerAt(layer, "num_elems")) return false;
   }
-  return inventory.num_layers() > 0;
+  return inventory.num_params() > 0;
 }
 
 bool StripesFromJson(const Json& json, StoreManifest& manifest) {
@@ -196,6 +197,12 @@ std::string EncodeManifest(const StoreManifest& manifest) {
                {"layers", LayersToJson(manifest.inventory)}};
   json[kChecksumKey] = ChecksumOf(json);
   return json.dump(1) + "\n";
+}
+
+uint64_t HashOfManifest(StoreManifest manifest) {
+  manifest.stripe = 0;
+  const std::string text = EncodeManifest(manifest);
+  return Xxh3_64(std::as_bytes(std::span(text)));
 }
 
 absl::StatusOr<StoreManifest> DecodeManifest(std::string_view text, std::string_view source) {

@@ -29,6 +29,10 @@ absl::StatusOr<StoreUuid> NewStoreUuid();
 // 32 hexadecimal digits, as the manifest has it.
 std::string ToHex(const StoreUuid& uuid);
 
+// Of what the manifests of all folders of a store have in common. Every commit record has it, so
+// that a manifest which was made for another store, or changed, is not believed.
+uint64_t HashOfManifest(StoreManifest manifest);
+
 // With a checksum over all of it. Ends with a newline.
 std::string EncodeManifest(const StoreManifest& manifest);
 

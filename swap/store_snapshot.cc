@@ -1,6 +1,9 @@
 #include "forebay/swap/store_snapshot.h"
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
+#include <utility>
 
 #include "forebay/base/check.h"
 #include "forebay/swap/tensor_store_impl.h"
@@ -33,6 +36,17 @@ absl::Status StoreSnapshot::ReadTensorW16(const TensorSpec& tensor, int64_t firs
   absl::Status status = store_->impl_->ReadTensorW16(tensor, first_elem, out, slot_);
   read_failed_ |= !status.ok();
   return status;
+}
+
+int StoreSnapshot::Scrub(int first_tile, std::span<std::byte> memory,
+                         const std::function<bool()>& goes_on,
+                         std::vector<TileDamage>& damaged) const {
+  using Scrubbed = TensorStore::Impl::Scrubbed;
+  return store_->impl_->ScrubTiles(slot_, first_tile, memory, IoClass::kBackground,
+                                   [&](int, std::vector<TileDamage> of_tile) {
+                                     std::ranges::move(of_tile, std::back_inserter(damaged));
+                                     return goes_on() ? Scrubbed::kNext : Scrubbed::kLast;
+                                   });
 }
 
 }  // namespace forebay

@@ -6,8 +6,11 @@
 // end (TensorStore::AwaitsSnapshot).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "forebay/swap/tensor_store.h"
@@ -33,7 +36,12 @@ class StoreSnapshot {
                           std::span<float> out) const;
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                              std::span<uint16_t> out) const;
-  // Whether one of them has ended with an error: what is wrong then is the store's.
+  // Verifies the tiles from `first_tile` on, one at a time and behind everybody else's transfers,
+  // until `goes_on`, which is asked behind each, says no. What is damaged goes to `damaged`. The
+  // first tile that is still to be verified. `memory`: TensorStore::ScrubBytes, aligned.
+  int Scrub(int first_tile, std::span<std::byte> memory, const std::function<bool()>& goes_on,
+            std::vector<TileDamage>& damaged) const;
+  // Whether one of the reads of tensors has ended with an error: what is wrong then is the store's.
   bool read_failed() const { return read_failed_; }
 
  private:

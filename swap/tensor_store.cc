@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,65 +32,7 @@ StripeBytes GradientParts(const StripeBytes& gradient_area_bytes, int num_stripe
 
 }  // namespace
 
-// ---- Files
-
-absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path, int& number) {
-  FOREBAY_RETURN_IF_ERROR(LockOpenFile(file.fd.get(), path));
-  if (!file.direct) why_not_direct = file.why_not_direct;
-  if (file.space > space) {
-    space = file.space;
-    space_note = fmt::format(
-        "'{}': {}. Should others fill the disk, the run ends there, and resumes once there is "
-        "room. ext4 and XFS reserve all of it at the start (--nvme)",
-        path, file.why_unreserved);
-  }
-  number = engine->AddFile(std::move(file.fd), path);
-  files.push_back(number);
-  return absl::OkStatus();
-}
-
-// Without those that a stripe has no use for, as there may be fewer tiles than folders.
-std::vector<TensorStore::Impl::FileSpec> TensorStore::Impl::FilesOf(int index) {
-  Stripe& stripe = stripes[index];
-  const int64_t num_slots = manifest.num_slots;
-  std::vector<FileSpec> specs = {
-      {kWeightsName, num_slots * tiles.weight_area_bytes(index), &stripe.weights_file},
-      {kStateName, num_slots * tiles.state_area_bytes(index), &stripe.state_file},
-      {kSealsName, 2 * num_slots * TileSeals::TableBytes(tiles, index), &stripe.seals_file},
-      {kCommitName, kCommitFileBytes, &stripe.commit_file}};
-  std::erase_if(specs, [](const FileSpec& spec) { return spec.size_bytes == 0; });
-  return specs;
-}
-
-absl::Status TensorStore::Impl::OpenStripe(int index, bool create) {
-  for (const FileSpec& spec : FilesOf(index)) {
-    const std::string path = JoinPath(directories[index], spec.name);
-    if (!create) {
-      const absl::StatusOr<int64_t> size_bytes = FileSize(path);
-      if (!size_bytes.ok() || *size_bytes != spec.size_bytes) {
-        return CorruptError(fmt::format(
-            "the store's file '{}' {}, but the manifest says {} bytes. Restore it from a copy, or "
-            "start the run again",
-            path, size_bytes.ok() ? fmt::format("has {} bytes", *size_bytes) : "is missing",
-            spec.size_bytes));
-      }
-    }
-    FOREBAY_ASSIGN_OR_RETURN(DirectFile file,
-                             OpenDirectFile(path, {.create = create,
-                                                   .size_bytes = create ? spec.size_bytes : 0,
-                                                   .reserve = reserve_space,
-                                                   .direct = engine->direct()}));
-    FOREBAY_RETURN_IF_ERROR(AddFile(std::move(file), path, *spec.number));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TensorStore::Impl::OpenFiles(bool create) {
-  for (int index = 0; index < tiles.num_stripes(); ++index) {
-    FOREBAY_RETURN_IF_ERROR(OpenStripe(index, create));
-  }
-  return absl::OkStatus();
-}
+// ---- Space
 
 absl::Status TensorStore::ReserveSpace() {
   for (int index = 0; index < impl_->tiles.num_stripes(); ++index) {
@@ -119,6 +63,7 @@ absl::Status TensorStore::CheckSpace() const {
 
 // All at once, so that devices work side by side. The first error.
 absl::Status TensorStore::Impl::Flush(std::span<const int> numbers) {
+  FOREBAY_CHECK(access == StoreAccess::kReadWrite);
   std::vector<IoOp> ops(numbers.size());
   for (size_t i = 0; i < ops.size(); ++i) {
     ops[i].kind = IoKind::kFlush;
@@ -133,6 +78,7 @@ absl::Status TensorStore::Impl::Flush(std::span<const int> numbers) {
 void TensorStore::Impl::Start(IoOp& op, IoKind kind, IoClass io_class, int file,
                               int64_t offset_bytes, std::span<std::byte> buffer) {
   if (buffer.empty()) return;  // a state of no planes: done before it begins
+  FOREBAY_CHECK(kind == IoKind::kRead || access == StoreAccess::kReadWrite);
   op.kind = kind;
   op.io_class = io_class;
   op.file = file;
@@ -147,6 +93,20 @@ absl::Status TensorStore::Impl::RunOp(IoKind kind, int file, int64_t offset_byte
   Start(op, kind, kind == IoKind::kRead ? IoClass::kDemandRead : IoClass::kWriteBack, file,
         offset_bytes, buffer);
   return engine->Wait(op);
+}
+
+absl::Status TensorStore::Impl::ReadPatiently(int file, int64_t offset_bytes,
+                                              std::span<std::byte> buffer) {
+  constexpr int kTries = 3;
+  constexpr std::chrono::milliseconds kPause(2);
+  // A reader does without a copy that is not there (OpenFile).
+  if (file < 0) return CorruptError("a copy of what the store's metadata is in is missing");
+  absl::Status status = RunOp(IoKind::kRead, file, offset_bytes, buffer);
+  for (int i = 1; i < kTries && ExitCodeOf(status) == ExitCode::kStorage; ++i) {
+    std::this_thread::sleep_for(kPause);
+    status = RunOp(IoKind::kRead, file, offset_bytes, buffer);
+  }
+  return status;
 }
 
 // ---- Creating and opening
@@ -170,22 +130,10 @@ StripeBytes TensorStore::DiskBytes(const TileMap& tiles, int num_slots,
   StripeBytes bytes = GradientParts(gradient_area_bytes, tiles.num_stripes());
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     bytes[stripe] += num_slots * (tiles.weight_area_bytes(stripe) + tiles.state_area_bytes(stripe) +
-                                  2 * TileSeals::TableBytes(tiles, stripe)) +
-                     kCommitFileBytes;
+                                  kNumCopies * TileSeals::TableBytes(tiles, stripe)) +
+                     kNumCopies * kCommitFileBytes;
   }
   return bytes;
-}
-
-// The manifests last, because they are what makes these files a store, and that of the first folder
-// behind all others.
-absl::Status TensorStore::Impl::WriteManifests() {
-  StoreManifest of_stripe = manifest;
-  for (int index = tiles.num_stripes() - 1; index >= 0; --index) {
-    of_stripe.stripe = index;
-    FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(JoinPath(directories[index], kManifestName),
-                                                EncodeManifest(of_stripe)));
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOptions& options,
@@ -219,7 +167,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
   absl::Status status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",
                                        "choose another folder (--nvme)");
-  if (status.ok()) status = impl->OpenFiles(/*create=*/true);
+  if (status.ok()) status = impl->CreateFiles();
   if (status.ok()) status = impl->EnsureGradientArea(options.gradient_area_bytes);
   if (status.ok() && options.has_intents) status = impl->EnsureIntentFile();
   if (status.ok()) status = impl->Flush(impl->files);
@@ -243,21 +191,51 @@ void TensorStore::RemoveCreated() {
   impl_->RemoveCreated();
 }
 
+namespace {
+
+// Before memory is made for the tiles that a manifest speaks of: the files have to hold as many.
+absl::Status CheckHoldsTiles(const OpenedFolders& opened) {
+  const StoreManifest& manifest = opened.manifest;
+  // Of one slot: a file that lost its end may still have the other.
+  const int64_t least_bytes =
+      manifest.inventory.num_padded_elems() * WeightBytesPerElem(manifest.layout);
+  int64_t found_bytes = 0;
+  std::string paths;
+  for (const StoreFolder& folder : opened.folders) {
+    const std::string path = JoinPath(folder.directory, kWeightsName);
+    found_bytes += FileSize(path).value_or(0);
+    paths += fmt::format("{}'{}'", paths.empty() ? "" : " and ", path);
+  }
+  if (found_bytes >= least_bytes) return absl::OkStatus();
+  return CorruptError(
+      fmt::format("the store's file {} has {} bytes, but the manifest speaks of weights of {} "
+                  "bytes. Put back the files that belong together, or restore the store from a "
+                  "copy",
+                  paths, found_bytes, least_bytes));
+}
+
+}  // namespace
+
 // With the locks on all its files, but without a look at what is committed.
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::OpenUncommitted(
-    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid) {
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+    TileFiles tile_files, StoreAccess access) {
   FOREBAY_CHECK(engine != nullptr && !directories.empty());
-  FOREBAY_ASSIGN_OR_RETURN(OpenedFolders opened, OpenFolders(directories, uuid));
+  FOREBAY_ASSIGN_OR_RETURN(OpenedFolders opened, OpenFolders(directories, uuid, access));
+  FOREBAY_RETURN_IF_ERROR(CheckHoldsTiles(opened));
   auto impl = std::make_unique<Impl>(std::move(opened.folders), engine, std::move(opened.manifest));
-  FOREBAY_RETURN_IF_ERROR(impl->OpenFiles(/*create=*/false));
+  impl->access = access;
+  FOREBAY_RETURN_IF_ERROR(impl->OpenFiles(tile_files));
   return std::unique_ptr<TensorStore>(new TensorStore(std::move(impl)));
 }
 
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(
-    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid) {
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+    StoreAccess access) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
-                           OpenUncommitted(directories, engine, uuid));
-  FOREBAY_RETURN_IF_ERROR(store->impl_->RecoverCommit());
+                           OpenUncommitted(directories, engine, uuid, TileFiles::kWhole, access));
+  FOREBAY_RETURN_IF_ERROR(access == StoreAccess::kBesideWriter ? store->impl_->FollowCommit()
+                                                               : store->impl_->RecoverCommit());
   return store;
 }
 
@@ -291,6 +269,7 @@ absl::Status TensorStore::Impl::EnsureGradientArea(const StripeBytes& size_bytes
     if (number >= 0) {
       engine->RemoveFile(number);  // and with it the lock on the file
       std::erase(files, number);
+      std::erase_if(known_files, [&](const KnownFile& file) { return file.number == number; });
       number = -1;
       gradient_area_bytes[i] = 0;
     }
@@ -353,6 +332,10 @@ const CommitInfo& TensorStore::committed() const {
   FOREBAY_CHECK(impl_->has_commit);
   return impl_->committed;
 }
+uint32_t TensorStore::committed_slot() const {
+  FOREBAY_CHECK(impl_->has_commit);
+  return impl_->committed_slot();
+}
 const StripeBytes& TensorStore::gradient_area_bytes() const {
   return impl_->gradient_area_bytes;
 }
@@ -371,6 +354,9 @@ const std::string& TensorStore::why_not_direct() const {
 }
 const std::string& TensorStore::space_note() const {
   return impl_->space_note;
+}
+const std::vector<std::string>& TensorStore::notes() const {
+  return impl_->notes;
 }
 Engine& TensorStore::engine() {
   return *impl_->engine;

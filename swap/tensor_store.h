@@ -33,6 +33,7 @@
 #include "forebay/base/tensor_spec.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/swap/commit_record.h"
+#include "forebay/swap/store_access.h"
 #include "forebay/swap/tile_map.h"
 
 namespace forebay {
@@ -95,13 +96,22 @@ struct TileDamage {
   std::string message;       // all of it, with the step
 };
 
+// What a scrub beside a writer verified of one committed step.
+struct ScrubbedStep {
+  int64_t step = 0;
+  int64_t bytes = 0;
+};
+
 // What Repair found and did.
 struct RepairReport {
   int64_t step_before = -1;         // committed; -1: no record was whole
   int64_t step = 0;                 // committed now
   bool changed = false;             // false: all that was committed is whole
   std::vector<TileDamage> damaged;  // of the step that was committed before
+  std::vector<std::string> notes;   // TensorStore::notes
 };
+
+enum class TileFiles : uint8_t;  // tensor_store_impl.h
 
 // Thread-safe for different tiles; ReadTensor* by any thread, but not while Commit runs, nor, with
 // one slot, BeginWriting. Tiles may be read while Commit runs, but not written. One process at a
@@ -119,15 +129,16 @@ class TensorStore {
   static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
                                                              const Inventory& inventory,
                                                              Engine* engine);
-  // Opens the newest committed state. `directories`: all of the store's, in any order. `uuid`: of
-  // the store that is meant, as ToHex has it (store_manifest.h); "": whichever lies there.
-  // CorruptError (damaged or foreign files, another store than `uuid`, folders that do not belong
-  // together, unknown format version, one slot whose overwriting was interrupted), EnvironmentError
-  // (in use by another process), BadInputError (no store there, a folder missing or beside a copy
-  // of it), UsageError (a folder named twice), StorageError. Of a store that is not the wanted one
-  // nothing is touched.
+  // Opens the newest committed state, as `access` says (store_access.h). `directories`: all of the
+  // store's, in any order. `uuid`: of the store that is meant, as ToHex has it (store_manifest.h);
+  // "": whichever lies there. CorruptError (damaged or foreign files, another store than `uuid`,
+  // folders that do not belong together, unknown format version, one slot whose overwriting was
+  // interrupted), EnvironmentError (in use by another process), BadInputError (no store there, a
+  // folder missing or beside a copy of it), UsageError (a folder named twice), StorageError. Of a
+  // store that is not the wanted one nothing is touched.
   static absl::StatusOr<std::unique_ptr<TensorStore>> Open(
-      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "");
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "",
+      StoreAccess access = StoreAccess::kReadWrite);
   // Verifies what is committed; where some of it is damaged, or no commit record is whole, the
   // newest step of which every byte is what was written becomes the committed one: the step before,
   // as long as the next has overwritten none of it, or one that was complete but for its record,
@@ -161,6 +172,7 @@ class TensorStore {
   bool unfilled() const;  // StoreOptions::unfilled: nothing that is read can be verified
   bool has_commit() const;
   const CommitInfo& committed() const;                  // Requires: has_commit()
+  uint32_t committed_slot() const;                      // the same
   const std::vector<std::string>& directories() const;  // by stripe
   const std::string& directory() const { return directories().front(); }
   const StoreUuid& uuid() const;
@@ -169,6 +181,9 @@ class TensorStore {
   // "" when the space of all files that this object made is theirs; else one line that says why
   // not, and what follows from it.
   const std::string& space_note() const;
+  // What was found missing or damaged of the things that a store has twice, and made anew from the
+  // other copy; a line each. A crash may leave a torn copy.
+  const std::vector<std::string>& notes() const;
 
   // Writes zeros over the space that the first commit leaves unwritten: slot B, the area for
   // gradients, the intent. From then on a step writes over what was written before, which costs the
@@ -196,6 +211,10 @@ class TensorStore {
   // Whether a snapshot (store_snapshot.h) is left of what BeginWriting would give up: it requires
   // that there is none.
   bool AwaitsSnapshot() const;
+
+  // Whether no tile was written since the last commit: then the other slot still holds the commit
+  // before, where there was one.
+  bool NothingIsWritten() const;
 
   // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with
   // engine->Wait. Buffers are kIoAlignBytes-aligned and of exactly WeightBytes/StateBytes(tile).
@@ -242,6 +261,10 @@ class TensorStore {
   // Of the memory that holds the checksums of all slots, from creation or opening on.
   static int64_t SealBytes(const TileMap& tiles, int num_slots);
 
+  // Whether every file is still the one that was opened: StorageError names one that was removed or
+  // replaced meanwhile. Each commit looks before it publishes a step.
+  absl::Status CheckFiles();
+
   // Makes what is committed before the committed step known (Generation::kPrevious), where it is
   // not yet: the checksums of the other slot. CorruptError when they are lost, or not of that
   // commit: after a repair that went back from there. Whether the tiles are what they were is found
@@ -253,6 +276,17 @@ class TensorStore {
   // far. OutOfMemoryError.
   absl::Status Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
                      std::vector<TileDamage>& damaged);
+  // The same beside the process that writes to the store, and slowly: a tile is read, and then as
+  // long nothing. Where the next step is committed meanwhile, it goes on with that: `steps` has
+  // what was verified of which. What is being written over is never taken for damage.
+  // CorruptError where the commit record or the checksums are damaged; EnvironmentError where the
+  // writer commits faster than a tile is read; OutOfMemoryError. Requires:
+  // StoreAccess::kBesideWriter, two slots.
+  absl::Status ScrubBesideWriter(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
+                                 std::vector<TileDamage>& damaged,
+                                 std::vector<ScrubbedStep>& steps);
+  // Of the memory that one tile is verified in.
+  static int64_t ScrubBytes(const TileMap& tiles);
 
   // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it
   // is relied upon after a restart, but with an intent (below). It is no part of what the store
@@ -319,7 +353,8 @@ class TensorStore {
   friend class StoreSnapshot;
   struct Impl;
   static absl::StatusOr<std::unique_ptr<TensorStore>> OpenUncommitted(
-      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid);
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+      TileFiles tile_files, StoreAccess access);
   explicit TensorStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

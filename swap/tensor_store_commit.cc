@@ -11,49 +11,40 @@
 #include "forebay/swap/tensor_store_impl.h"
 
 namespace forebay {
-namespace {
-
-int64_t OffsetOfCopy(int copy) {
-  return copy * kCommitRecordBytes;
-}
-
-}  // namespace
-
-// What is read here is built upon, so it has to be durable: the process before may have been killed
-// with its newest copies in no more than a cache. Else a second copy of a record could outlive the
-// first one of another folder; or the next commit could tear the one copy that a power cut would
-// have left, after its step had overwritten what the copy before stands for.
-//
-// The data needs no such flush: whoever wrote a record had flushed all data of it before, without
-// an error, and what is there of a later step is written again.
 absl::StatusOr<std::vector<FolderCopies>> TensorStore::Impl::ReadCopies() {
-  FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles()));
-  const auto block = std::make_unique<RecordBlock>();
   std::vector<FolderCopies> folders;
   for (const Stripe& stripe : stripes) {
     FolderCopies& folder = folders.emplace_back();
     folder.source = JoinPath(stripe.directory, kCommitName);
-    for (DecodedCopy* copy : {&folder.first, &folder.second}) {
-      const int64_t offset_bytes = OffsetOfCopy(copy == &folder.first ? 0 : 1);
-      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kRead, stripe.commit_file, offset_bytes, block->bytes));
-      FOREBAY_ASSIGN_OR_RETURN(*copy, DecodeCommitRecord(block->bytes, folder.source));
-    }
+    FOREBAY_ASSIGN_OR_RETURN(folder.first, ReadCopy(stripe, 0, folder.unreadable));
+    FOREBAY_ASSIGN_OR_RETURN(folder.second, ReadCopy(stripe, 1, folder.unreadable));
   }
   return folders;
 }
 
-std::vector<int> TensorStore::Impl::CommitFiles() const {
+// A copy that cannot be read is as good as one that is damaged: the other one may be whole.
+absl::StatusOr<DecodedCopy> TensorStore::Impl::ReadCopy(const Stripe& stripe, int copy,
+                                                        absl::Status& unreadable) {
+  const auto block = std::make_unique<RecordBlock>();
+  const absl::Status read = ReadPatiently(stripe.commit_files[copy], 0, block->bytes);
+  unreadable.Update(read);
+  if (!read.ok()) return DecodedCopy{.state = CopyState::kBad};
+  return DecodeCommitRecord(block->bytes, JoinPath(stripe.directory, kCommitNames[copy]));
+}
+
+// Of all folders.
+std::vector<int> TensorStore::Impl::CommitFiles(int copy) const {
   std::vector<int> numbers;
-  for (const Stripe& stripe : stripes) numbers.push_back(stripe.commit_file);
+  for (const Stripe& stripe : stripes) numbers.push_back(stripe.commit_files[copy]);
   return numbers;
 }
 
-// Writes one copy of the record to each of the files, and flushes them.
-absl::Status TensorStore::Impl::WriteCopy(int copy, std::span<std::byte> bytes,
-                                          std::span<const int> commit_files) {
+// Writes one copy of the record in each folder, and flushes them.
+absl::Status TensorStore::Impl::WriteCopy(int copy, std::span<std::byte> bytes) {
+  const std::vector<int> commit_files = CommitFiles(copy);
   std::vector<IoOp> ops(commit_files.size());
   for (size_t i = 0; i < ops.size(); ++i) {
-    Start(ops[i], IoKind::kWrite, IoClass::kWriteBack, commit_files[i], OffsetOfCopy(copy), bytes);
+    Start(ops[i], IoKind::kWrite, IoClass::kWriteBack, commit_files[i], 0, bytes);
   }
   absl::Status status;
   for (IoOp& op : ops) status.Update(engine->Wait(op));
@@ -65,29 +56,32 @@ absl::Status TensorStore::Impl::WriteCopy(int copy, std::span<std::byte> bytes,
 // each folder has a whole copy, and a second copy that is new proves that all folders have the
 // record.
 absl::Status TensorStore::Impl::WriteCopies(std::span<std::byte> record_bytes) {
-  const std::vector<int> commit_files = CommitFiles();
-  FOREBAY_RETURN_IF_ERROR(WriteCopy(0, record_bytes, commit_files));
-  return WriteCopy(1, record_bytes, commit_files);
+  FOREBAY_RETURN_IF_ERROR(WriteCopy(0, record_bytes));
+  return WriteCopy(1, record_bytes);
 }
 
-// All copies must hold the chosen record before anything else is written. Else the next commit
-// could tear the only copy of it and fall back to the record before, whose slot was overwritten
-// meanwhile. In the order of WriteCopies, for the sake of a crash meanwhile: first copies that are
-// left alone here are durable, as ReadCopies has flushed them.
+// All copies must hold the chosen record, durably, before anything else is written. Else the next
+// commit could tear the only copy of it and fall back to the record before, whose slot was
+// overwritten meanwhile; or a second copy could outlive the first one of another folder. In the
+// order of WriteCopies, for the sake of a crash meanwhile. Copies that hold it already are written
+// too: the process before may have been killed, or may have failed to flush them, and a power cut
+// would take what was read from a cache.
+//
+// The data needs no such care: whoever wrote a record had flushed all data of it before, without an
+// error, and what is there of a later step is written again.
 absl::Status TensorStore::Impl::RepairCopies(std::span<const FolderCopies> folders) {
+  for (size_t i = 0; i < folders.size(); ++i) {
+    for (const DecodedCopy* copy : {&folders[i].first, &folders[i].second}) {
+      const int number = copy == &folders[i].first ? 0 : 1;
+      if (copy->state != CopyState::kBad || stripes[i].commit_files[number] < 0) continue;
+      NoteMended(fmt::format("the commit record in '{}' could not be read or was damaged",
+                             JoinPath(stripes[i].directory, kCommitNames[number])));
+    }
+  }
+  if (access != StoreAccess::kReadWrite) return absl::OkStatus();
   const auto block = std::make_unique<RecordBlock>();
   EncodeCommitRecord(record, block->bytes);
-  for (const int number : {0, 1}) {
-    std::vector<int> commit_files;
-    for (size_t i = 0; i < folders.size(); ++i) {
-      const DecodedCopy& copy = number == 0 ? folders[i].first : folders[i].second;
-      const bool current = copy.state == CopyState::kGood && copy.hash == record_hash;
-      if (!current) commit_files.push_back(stripes[i].commit_file);
-    }
-    if (commit_files.empty()) continue;
-    FOREBAY_RETURN_IF_ERROR(WriteCopy(number, block->bytes, commit_files));
-  }
-  return absl::OkStatus();
+  return WriteCopies(block->bytes);
 }
 
 // Whether what the record speaks of can be used.
@@ -100,7 +94,14 @@ absl::Status TensorStore::Impl::CheckRecord(const CommitRecord& found,
                     "files that belong together",
                     found.sequence, source, num_slots, num_slots == 1 ? "" : "s"));
   }
-  if (!found.overwriting) return absl::OkStatus();
+  if (found.manifest_hash != manifest_hash) {
+    return CorruptError(fmt::format(
+        "the commit record {} of '{}' was written with another manifest than '{}'. Put back the "
+        "files that belong together",
+        found.sequence, source, JoinPath(directories.front(), kManifestName)));
+  }
+  // Beside a writer that is what a store with one slot looks like.
+  if (!found.overwriting || access == StoreAccess::kBesideWriter) return absl::OkStatus();
   return CorruptError(fmt::format(
       "the store in {} keeps one copy (--durability=none), and was left while steps after step {} "
       "were written over it: by a crash, a kill or a power cut. What it holds may be of several "
@@ -111,8 +112,16 @@ absl::Status TensorStore::Impl::CheckRecord(const CommitRecord& found,
 
 absl::Status TensorStore::Impl::RecoverCommit() {
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<FolderCopies> folders, ReadCopies());
-  FOREBAY_ASSIGN_OR_RETURN(const std::optional<ChosenCommit> chosen,
-                           ChooseCommit(folders, manifest.uuid));
+  const absl::StatusOr<std::optional<ChosenCommit>> choice = ChooseCommit(folders, manifest.uuid);
+  for (const FolderCopies& folder : folders) {
+    if (choice.ok() || folder.unreadable.ok()) continue;
+    return Annotate(
+        folder.unreadable,
+        "without its commit records it cannot be said which slot of the store is whole. "
+        "'forebay inspect RUN --repair' finds out from the checksums where those can be "
+        "read");
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const std::optional<ChosenCommit> chosen, choice);
   if (!chosen.has_value()) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(CheckRecord(chosen->record, chosen->source));
   absl::StatusOr<Json> trainer = ParseJson(chosen->record.trainer, chosen->source);
@@ -127,13 +136,15 @@ absl::Status TensorStore::Impl::RecoverCommit() {
   FOREBAY_RETURN_IF_ERROR(ReadSeals(record.slot));
   committed = {record.step, *std::move(trainer)};
   has_commit = true;
-  return RepairCopies(folders);
+  FOREBAY_RETURN_IF_ERROR(RepairCopies(folders));
+  return RepairManifests();
 }
 
 absl::Status TensorStore::Impl::FlushData() {
   std::vector<int> data_files;
   for (const Stripe& stripe : stripes) {
-    for (const int number : {stripe.weights_file, stripe.state_file, stripe.seals_file}) {
+    for (const int number :
+         {stripe.weights_file, stripe.state_file, stripe.seals_files[0], stripe.seals_files[1]}) {
       if (number >= 0) data_files.push_back(number);
     }
   }
@@ -157,6 +168,10 @@ absl::Status TensorStore::Impl::PublishOverwriting() {
 
 bool TensorStore::AwaitsSnapshot() const {
   return impl_->IsRead(impl_->working_slot());
+}
+
+bool TensorStore::NothingIsWritten() const {
+  return impl_->AllTilesAre(TileProgress::kCommitted);
 }
 
 absl::Status TensorStore::BeginWriting() {
@@ -217,6 +232,7 @@ absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_til
   CommitRecord next;
   FOREBAY_ASSIGN_OR_RETURN(next.trainer, TrainerText(info.trainer));
   next.uuid = manifest.uuid;
+  next.manifest_hash = manifest_hash;
   next.sequence = record.sequence + 1;
   next.step = info.step;
   next.slot = changes_tiles ? working_slot() : committed_slot();
@@ -225,14 +241,16 @@ absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_til
   const auto block = std::make_unique<RecordBlock>();
   const uint64_t hash = EncodeCommitRecord(next, block->bytes);
 
-  // Data first, then the record that says it is there.
-  absl::Status status;
-  if (changes_tiles) {
+  // Data first, then the record that says it is there. A file that lost its name would take the
+  // step with it, so none is published then.
+  absl::Status status = CheckFiles();
+  if (status.ok() && changes_tiles) {
     seals[next.slot].SetRecord(block->bytes);
     status = WriteSeals(next.slot);
     if (status.ok()) status = FlushData();
   }
   if (status.ok()) status = WriteCopies(block->bytes);
+  if (status.ok()) status = CheckFiles();
   if (!status.ok()) {
     failure = status;
     return Annotate(status, fmt::format("committing step {} to {} failed", info.step, Where()));

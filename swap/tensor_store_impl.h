@@ -1,7 +1,8 @@
 // The inside of TensorStore, shared by its source files: tensor_store.cc (creating, opening,
-// removing), tensor_store_space.cc (space that is not written yet), tensor_store_commit.cc
-// (committing and recovering), tensor_store_intent.cc (gradients that outlive a crash),
-// tensor_store_repair.cc, tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and
+// removing), tensor_store_files.cc (its files, and what becomes of them), tensor_store_space.cc
+// (space that is not written yet), tensor_store_commit.cc (committing and recovering),
+// tensor_store_intent.cc (gradients that outlive a crash), tensor_store_repair.cc,
+// tensor_store_scrub.cc, tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and
 // tensors). Not for use elsewhere.
 #pragma once
 
@@ -27,6 +28,7 @@ inline int64_t RoundUpToBlock(int64_t bytes) {
   return RoundUp(bytes, kIoAlignBytes);
 }
 
+// The record, and the block at kSpareBlockOffsetBytes.
 inline constexpr int64_t kCommitFileBytes = 2 * kCommitRecordBytes;
 
 // What has happened to one half (weights or state) of a tile since the last commit.
@@ -42,22 +44,27 @@ struct alignas(kIoAlignBytes) RecordBlock {
   std::array<std::byte, kCommitRecordBytes> bytes = {};
 };
 
+// Whether a store is opened whose tiles may be in files that are too short or too long.
+enum class TileFiles : uint8_t { kWhole, kAnyLength };
+
 struct TensorStore::Impl {
   // One folder, and the numbers that its files have in the engine; -1: it has none.
   struct Stripe {
     std::string directory;
     UniqueFd lock;
-    std::vector<std::string> made;  // as StoreFolder
+    std::vector<std::string> made;               // as StoreFolder
+    std::vector<std::string> damaged_manifests;  // as StoreFolder
     int weights_file = -1;
     int state_file = -1;
     int gradients_file = -1;
-    int seals_file = -1;
-    int commit_file = -1;
+    std::array<int, kNumCopies> seals_files = {-1, -1};   // by copy
+    std::array<int, kNumCopies> commit_files = {-1, -1};  // by copy
   };
 
   Impl(std::vector<StoreFolder> folders, Engine* store_engine, StoreManifest store_manifest)
       : engine(store_engine),
         manifest(std::move(store_manifest)),
+        manifest_hash(HashOfManifest(manifest)),
         tiles(manifest.inventory, manifest.layout, manifest.tile_elems, manifest.stripe_weights,
               manifest.moment_set),
         gradient_area_bytes(folders.size()),
@@ -71,6 +78,7 @@ struct TensorStore::Impl {
       stripe.directory = std::move(folder.directory);
       stripe.lock = std::move(folder.lock);
       stripe.made = std::move(folder.made);
+      stripe.damaged_manifests = std::move(folder.damaged_manifests);
     }
     for (int slot = 0; slot < manifest.num_slots; ++slot) {
       seals.emplace_back(tiles, manifest.uuid, static_cast<uint32_t>(slot));
@@ -87,12 +95,21 @@ struct TensorStore::Impl {
     const char* name = "";
     int64_t size_bytes = 0;
     int* number = nullptr;
+    const char* other_copy = nullptr;  // the file that holds the same; nullptr: there is none
   };
+  struct KnownFile;
   std::vector<FileSpec> FilesOf(int index);
-  absl::Status OpenFiles(bool create);
-  absl::Status OpenStripe(int index, bool create);
+  absl::Status CreateFiles();
+  absl::Status OpenFiles(TileFiles tile_files);
+  absl::Status OpenFile(int index, const FileSpec& spec, TileFiles tile_files);
+  std::string LengthProblem(int index, const char* name, int64_t size_bytes) const;
+  absl::Status CheckLengths(TileFiles tile_files);
+  absl::Status RepairLengths();
   absl::Status AddFile(DirectFile file, const std::string& path, int& number);
+  std::string ManifestText(int index) const;
   absl::Status WriteManifests();
+  void NoteLinks(KnownFile& file, int64_t num_links);
+  absl::Status CheckFiles();
   void RemoveCreated();
   absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
   absl::Status EnsureIntentFile();
@@ -111,10 +128,13 @@ struct TensorStore::Impl {
   absl::Status RecoverCommit();
   absl::Status CheckRecord(const CommitRecord& found, const std::string& source) const;
   absl::StatusOr<std::vector<FolderCopies>> ReadCopies();
-  std::vector<int> CommitFiles() const;
+  absl::StatusOr<DecodedCopy> ReadCopy(const Stripe& stripe, int copy, absl::Status& unreadable);
+  std::vector<int> CommitFiles(int copy) const;
   absl::Status WriteCopies(std::span<std::byte> record_bytes);
-  absl::Status WriteCopy(int copy, std::span<std::byte> bytes, std::span<const int> commit_files);
+  absl::Status WriteCopy(int copy, std::span<std::byte> record_bytes);
   absl::Status RepairCopies(std::span<const FolderCopies> folders);
+  absl::Status RepairManifests();
+  void NoteMended(const std::string& problem);
   absl::StatusOr<RepairReport> Repair(
       MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress);
   struct KnownCommit {
@@ -122,6 +142,7 @@ struct TensorStore::Impl {
     bool some_lost = false;  // a folder has no whole copy
   };
   absl::StatusOr<KnownCommit> FindCommit();
+  bool IsOfThisStore(const CommitRecord& found) const;
   std::optional<uint64_t> SequenceOfTiles(const CommitRecord& newest);
   void DropAbandoned(std::vector<DecodedCopy>& of_tables, const KnownCommit& known);
   static DecodedCopy InForce(DecodedCopy of_tables, const KnownCommit& known);
@@ -133,9 +154,14 @@ struct TensorStore::Impl {
   absl::Status WriteSeals(uint32_t slot);
   absl::Status ReadSeals(uint32_t slot);
   absl::Status ReadTableCopy(int stripe, uint32_t slot, int copy);
+  std::string SealsPath(int stripe, int copy) const {
+    return JoinPath(directories[stripe], kSealsNames[copy]);
+  }
   absl::Status RepairTable(int stripe, uint32_t slot, int copy);
   absl::Status ReadTable(int stripe, uint32_t slot);
   absl::Status RunOp(IoKind kind, int file, int64_t offset_bytes, std::span<std::byte> buffer);
+  // For reads whose failure would cost a step: a drive may fail once and give the data then.
+  absl::Status ReadPatiently(int file, int64_t offset_bytes, std::span<std::byte> buffer);
   // "'a', 'b'": for messages.
   std::string Where() const { return QuotedList(directories); }
 
@@ -158,9 +184,9 @@ struct TensorStore::Impl {
   int64_t StateOffset(const Tile& tile, uint32_t slot) const {
     return slot * tiles.state_area_bytes(tile.stripe) + tile.state_offset_bytes;
   }
-  // Of a copy, 0 or 1, of a slot's table.
-  int64_t TableOffset(int stripe, uint32_t slot, int copy) const {
-    return (2 * slot + copy) * TileSeals::TableBytes(tiles, stripe);
+  // Of a slot's table, in either copy of the file.
+  int64_t TableOffset(int stripe, uint32_t slot) const {
+    return slot * TileSeals::TableBytes(tiles, stripe);
   }
   // Where a part of a plane lies.
   struct PartPlace {
@@ -177,11 +203,30 @@ struct TensorStore::Impl {
                           std::span<const std::byte> half, uint32_t slot) const;
   absl::Status Verify(int tile, int first_plane, int end_plane, std::span<const std::byte> half,
                       uint32_t slot) const;
+  int64_t BytesOf(int tile) const {
+    return tiles.WeightBytes(TileAt(tile)) + tiles.StateBytes(TileAt(tile));
+  }
+  // What becomes of a scrub behind a tile.
+  enum class Scrubbed : uint8_t {
+    kNext,   // it goes on
+    kLast,   // it ends
+    kAgain,  // it ends, and the tile is still to be verified
+  };
+  using TakeScrubbed = std::function<Scrubbed(int tile, std::vector<TileDamage> of_tile)>;
+  // Verifies tiles of a slot from `first_tile` on, in their order, until `take` ends it. The first
+  // tile that is still to be verified. `memory`: of one tile (ScrubBytes), or up to four, which are
+  // read ahead; aligned.
+  int ScrubTiles(uint32_t slot, int first_tile, std::span<std::byte> memory, IoClass io_class,
+                 const TakeScrubbed& take);
+  absl::Status FollowCommit();
+  absl::StatusOr<bool> HasMovedOn();
   absl::Status ScrubSlot(uint32_t slot, MemoryBudget* budget,
                          const std::function<void(int64_t)>& progress,
                          std::vector<TileDamage>& damaged);
-  void FindDamage(int tile, int first_plane, int end_plane, uint32_t slot, const absl::Status& read,
-                  std::span<const std::byte> half, std::vector<TileDamage>& damaged) const;
+  void FindDamage(int tile, int first_plane, int end_plane, uint32_t slot, absl::Status read,
+                  std::span<std::byte> half, std::vector<TileDamage>& damaged);
+  bool IsIntact(int tile, int first_plane, int end_plane, std::span<const std::byte> half,
+                uint32_t slot) const;
   std::string PreviousIsLost() const;
   uint64_t SequenceInForce();
   TileDamage DamageOf(int tile, int64_t part, int plane, uint32_t slot) const;
@@ -220,14 +265,26 @@ struct TensorStore::Impl {
   std::vector<Stripe> stripes;
   Engine* const engine;
   const StoreManifest manifest;  // of the first stripe
+  const uint64_t manifest_hash;  // HashOfManifest
   const TileMap tiles;
   std::vector<int> files;
+  // What each of them is on the disk, so that a commit notices when a name is another file's.
+  struct KnownFile {
+    int number = -1;
+    std::string path;
+    dev_t device = 0;
+    ino_t inode = 0;
+    bool links_are_noted = false;
+  };
+  std::vector<KnownFile> known_files;
   StripeBytes gradient_area_bytes;
+  StoreAccess access = StoreAccess::kReadWrite;
   bool reserve_space = true;
   bool unfilled = false;  // what is read is not what was written, and nobody minds
   std::string why_not_direct;
   FileSpace space = FileSpace::kReserved;  // the worst of all files, which the note is about
   std::string space_note;
+  std::vector<std::string> notes;  // TensorStore::notes
 
   // By slot; in the working slot's, those of the tiles that were written so far.
   std::vector<TileSeals> seals;

@@ -1,4 +1,4 @@
-// Reading all of a slot, and making the newest slot that is whole the committed one.
+// Making the newest slot that is whole the committed one.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -8,85 +8,9 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/memory/host_buffer.h"
 #include "forebay/swap/tensor_store_impl.h"
 
 namespace forebay {
-namespace {
-
-constexpr int kScrubTiles = 4;  // in flight, so that the disk works while tiles are hashed
-
-struct ScrubBuffers {
-  std::span<std::byte> weights;
-  std::span<std::byte> state;
-  IoOp weights_op;
-  IoOp state_op;
-};
-
-}  // namespace
-
-// ---- Scrubbing
-
-// Adds what is damaged of the weights or of the state that were read into `half`, or that could not
-// be read.
-void TensorStore::Impl::FindDamage(int tile, int first_plane, int end_plane, uint32_t slot,
-                                   const absl::Status& read, std::span<const std::byte> half,
-                                   std::vector<TileDamage>& damaged) const {
-  if (!read.ok()) {
-    TileDamage& whole = damaged.emplace_back(DamageOf(tile, 0, first_plane, slot));
-    whole.size_bytes = static_cast<int64_t>(half.size());
-    whole.message = MessageOf(read);
-    return;
-  }
-  for (int64_t part = 0; part < NumSealParts(TileAt(tile)); ++part) {
-    for (int plane = first_plane; plane < end_plane; ++plane) {
-      if (FirstBadPlane(tile, part, plane, plane + 1, half, slot) < 0) continue;
-      damaged.push_back(DamageOf(tile, part, plane, slot));
-    }
-  }
-}
-
-absl::Status TensorStore::Impl::ScrubSlot(uint32_t slot, MemoryBudget* budget,
-                                          const std::function<void(int64_t)>& progress,
-                                          std::vector<TileDamage>& damaged) {
-  const int64_t tile_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
-  FOREBAY_ASSIGN_OR_RETURN(const HostBuffer memory,
-                           HostBuffer::Create(budget, "tiles to verify", kScrubTiles * tile_bytes));
-  std::array<ScrubBuffers, kScrubTiles> ring;
-  const auto start = [&](int tile) {
-    ScrubBuffers& buffers = ring[tile % kScrubTiles];
-    const Tile& spec = tiles.tiles()[tile];
-    const auto bytes = memory.bytes().subspan(static_cast<size_t>(tile % kScrubTiles * tile_bytes));
-    buffers.weights = bytes.first(static_cast<size_t>(tiles.WeightBytes(spec)));
-    buffers.state = bytes.subspan(static_cast<size_t>(tiles.max_weight_bytes()),
-                                  static_cast<size_t>(tiles.StateBytes(spec)));
-    Start(buffers.weights_op, IoKind::kRead, IoClass::kPrefetch, WeightsFile(spec),
-          WeightOffset(spec, slot), buffers.weights);
-    Start(buffers.state_op, IoKind::kRead, IoClass::kPrefetch, StateFile(spec),
-          StateOffset(spec, slot), buffers.state);
-  };
-  int64_t done_bytes = 0;
-  int num_started = 0;
-  for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
-    for (; num_started < std::min(tile + kScrubTiles, tiles.num_tiles()); ++num_started) {
-      start(num_started);
-    }
-    ScrubBuffers& buffers = ring[tile % kScrubTiles];
-    FindDamage(tile, 0, 1, slot, engine->Wait(buffers.weights_op), buffers.weights, damaged);
-    FindDamage(tile, 1, NumPlanes(tile), slot, engine->Wait(buffers.state_op), buffers.state,
-               damaged);
-    done_bytes += static_cast<int64_t>(buffers.weights.size() + buffers.state.size());
-    if (progress) progress(done_bytes);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TensorStore::Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
-                                std::vector<TileDamage>& damaged) {
-  FOREBAY_CHECK(has_commit());
-  return impl_->ScrubSlot(impl_->committed_slot(), budget, progress, damaged);
-}
-
 // ---- Repair
 
 // The record that the tables of `slot` were written with, when all of them are whole and belong
@@ -105,8 +29,8 @@ std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot, int 
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     if (seals[slot].table(stripe).empty()) continue;
     const auto is_whole = [&](int copy) {
-      return RunOp(IoKind::kRead, stripes[stripe].seals_file, TableOffset(stripe, slot, copy),
-                   seals[slot].table(stripe))
+      return ReadPatiently(stripes[stripe].seals_files[copy], TableOffset(stripe, slot),
+                           seals[slot].table(stripe))
                  .ok() &&
              seals[slot].CheckTable(stripe, kSealsName).ok();
     };
@@ -117,6 +41,7 @@ std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot, int 
     found = *std::move(head);
   }
   if (!found.has_value() || found->record.uuid != manifest.uuid || found->record.slot != slot ||
+      found->record.manifest_hash != manifest_hash ||
       found->record.seals_root != seals[slot].RootOfTables()) {
     return std::nullopt;
   }
@@ -171,8 +96,8 @@ absl::Status TensorStore::Impl::WriteSealsInTurn(uint32_t slot) {
     for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
       const std::span<std::byte> table = seals[slot].table(stripe);
       if (table.empty()) continue;
-      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kWrite, stripes[stripe].seals_file,
-                                    TableOffset(stripe, slot, copy), table));
+      FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kWrite, stripes[stripe].seals_files[copy],
+                                    TableOffset(stripe, slot), table));
     }
     FOREBAY_RETURN_IF_ERROR(FlushData());
   }
@@ -194,10 +119,27 @@ absl::Status TensorStore::Impl::CommitAgain(const DecodedCopy& of_tables,
   return WriteCopies(block->bytes);
 }
 
+// A record that was written with another manifest is not of these tiles, and one without the
+// trainer's state is of no use.
+bool TensorStore::Impl::IsOfThisStore(const CommitRecord& found) const {
+  return found.manifest_hash == manifest_hash && ParseJson(found.trainer, kCommitName).ok();
+}
+
 // What the commit files say, but for folders where no copy is whole. Files that contradict one
 // another are not for a program to sort out: CorruptError.
 absl::StatusOr<TensorStore::Impl::KnownCommit> TensorStore::Impl::FindCommit() {
+  // A repair builds upon these records without writing them again.
+  for (int copy = 0; copy < kNumCopies; ++copy) {
+    FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles(copy)));
+  }
   FOREBAY_ASSIGN_OR_RETURN(std::vector<FolderCopies> folders, ReadCopies());
+  for (FolderCopies& folder : folders) {
+    for (DecodedCopy* copy : {&folder.first, &folder.second}) {
+      if (copy->state == CopyState::kGood && !IsOfThisStore(copy->record)) {
+        copy->state = CopyState::kBad;
+      }
+    }
+  }
   KnownCommit known;
   known.some_lost =
       std::erase_if(folders, [](const FolderCopies& folder) {
@@ -230,8 +172,8 @@ std::optional<uint64_t> TensorStore::Impl::SequenceOfTiles(const CommitRecord& n
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     if (seals[newest.slot].table(stripe).empty()) continue;
     for (const int copy : {0, 1}) {
-      if (!RunOp(IoKind::kRead, stripes[stripe].seals_file, TableOffset(stripe, newest.slot, copy),
-                 block->bytes)
+      if (!ReadPatiently(stripes[stripe].seals_files[copy], TableOffset(stripe, newest.slot),
+                         block->bytes)
                .ok()) {
         continue;
       }
@@ -325,6 +267,9 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
     if (damaged.empty()) {
       report.step = candidate.record.step;
       FOREBAY_ASSIGN_OR_RETURN(report.changed, MakeCommitted(candidate, known));
+      FOREBAY_RETURN_IF_ERROR(RepairLengths());
+      FOREBAY_RETURN_IF_ERROR(RecoverCommit());
+      report.notes = notes;
       return report;
     }
     found += fmt::format("; of step {}, in slot {}, {} {} damaged", candidate.record.step,
@@ -345,8 +290,9 @@ absl::StatusOr<RepairReport> TensorStore::Impl::Repair(
 absl::StatusOr<RepairReport> TensorStore::Repair(
     const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
     MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           OpenUncommitted(directories, engine, uuid));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TensorStore> store,
+      OpenUncommitted(directories, engine, uuid, TileFiles::kAnyLength, StoreAccess::kReadWrite));
   return store->impl_->Repair(budget, progress);
 }
 

@@ -25,7 +25,7 @@ absl::Status TensorStore::Impl::WriteSeals(uint32_t slot) {
     if (table.empty()) continue;
     for (const int copy : {0, 1}) {
       Start(ops[2 * static_cast<size_t>(stripe) + static_cast<size_t>(copy)], IoKind::kWrite,
-            IoClass::kWriteBack, stripes[stripe].seals_file, TableOffset(stripe, slot, copy),
+            IoClass::kWriteBack, stripes[stripe].seals_files[copy], TableOffset(stripe, slot),
             table);
     }
   }
@@ -37,9 +37,9 @@ absl::Status TensorStore::Impl::WriteSeals(uint32_t slot) {
 // A table stands for the tiles of its own record, and of later ones that changed none: those have
 // its root.
 absl::Status TensorStore::Impl::ReadTableCopy(int stripe, uint32_t slot, int copy) {
-  const std::string source = JoinPath(directories[stripe], kSealsName);
-  FOREBAY_RETURN_IF_ERROR(RunOp(IoKind::kRead, stripes[stripe].seals_file,
-                                TableOffset(stripe, slot, copy), seals[slot].table(stripe)));
+  const std::string source = SealsPath(stripe, copy);
+  FOREBAY_RETURN_IF_ERROR(ReadPatiently(stripes[stripe].seals_files[copy],
+                                        TableOffset(stripe, slot), seals[slot].table(stripe)));
   FOREBAY_RETURN_IF_ERROR(seals[slot].CheckTable(stripe, source));
   const auto head = DecodeCommitRecord(seals[slot].record(stripe), source);
   if (head.ok() && HaveSameTiles(head->record, record)) return absl::OkStatus();
@@ -49,23 +49,25 @@ absl::Status TensorStore::Impl::ReadTableCopy(int stripe, uint32_t slot, int cop
 }
 
 // A copy that is whole and goes with the record. The other one is read too, and written anew where
-// it is damaged, so that two are there whatever happens next.
+// it is damaged or cannot be read, so that two are there whatever happens next.
 absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot) {
   const absl::Status second = ReadTableCopy(stripe, slot, 1);
   const absl::Status first = ReadTableCopy(stripe, slot, 0);
-  if (first.ok()) {
-    return ExitCodeOf(second) == ExitCode::kCorrupt ? RepairTable(stripe, slot, 1)
-                                                    : absl::OkStatus();
-  }
+  if (first.ok()) return second.ok() ? absl::OkStatus() : RepairTable(stripe, slot, 1);
   if (!second.ok()) return first;
   FOREBAY_RETURN_IF_ERROR(ReadTableCopy(stripe, slot, 1));
   return RepairTable(stripe, slot, 0);
 }
 
 absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy) {
-  const int file = stripes[stripe].seals_file;
+  const int file = stripes[stripe].seals_files[copy];
+  if (file >= 0) {
+    NoteMended(fmt::format("the checksums of slot {} in '{}' could not be read or were damaged",
+                           slot == 0 ? "A" : "B", SealsPath(stripe, copy)));
+  }
+  if (access != StoreAccess::kReadWrite) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(
-      RunOp(IoKind::kWrite, file, TableOffset(stripe, slot, copy), seals[slot].table(stripe)));
+      RunOp(IoKind::kWrite, file, TableOffset(stripe, slot), seals[slot].table(stripe)));
   return Flush(std::array{file});
 }
 

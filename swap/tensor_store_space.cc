@@ -28,10 +28,15 @@ std::vector<TensorStore::Impl::FileRange> TensorStore::Impl::SpareSpace() const 
     // The first commit writes slot A.
     const int64_t weights_bytes = tiles.weight_area_bytes(stripe);
     const int64_t state_bytes = tiles.state_area_bytes(stripe);
-    const int64_t tables_bytes = 2 * TileSeals::TableBytes(tiles, stripe);
+    const int64_t tables_bytes = TileSeals::TableBytes(tiles, stripe);
     add(stripes[i].weights_file, weights_bytes, manifest.num_slots * weights_bytes);
     add(stripes[i].state_file, state_bytes, manifest.num_slots * state_bytes);
-    add(stripes[i].seals_file, tables_bytes, manifest.num_slots * tables_bytes);
+    for (const int file : stripes[i].seals_files) {
+      add(file, tables_bytes, manifest.num_slots * tables_bytes);
+    }
+    for (const int file : stripes[i].commit_files) {
+      add(file, kSpareBlockOffsetBytes, kCommitFileBytes);
+    }
     add(stripes[i].gradients_file, 0, gradient_area_bytes[i]);
   }
   if (intent_file >= 0) add(intent_file, 0, IntentBytes(tiles));

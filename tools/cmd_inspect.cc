@@ -37,22 +37,36 @@ std::string DamageText(const Json& damaged) {
 std::string RepairedText(const Json& repaired) {
   const auto step = repaired["step"].get<int64_t>();
   const auto before = repaired["step_before"].get<int64_t>();
+  std::string notes;
+  for (const Json& note : repaired["notes"]) {
+    notes += fmt::format("  {}\n", note.get<std::string>());
+  }
   if (!repaired["changed"].get<bool>()) {
-    return fmt::format("{:<13}nothing: step {} is whole\n", "repaired", step);
+    return fmt::format("{:<13}{}: step {} is whole\n", "repaired",
+                       notes.empty() ? "nothing" : "what was there twice", step) +
+           notes;
   }
   const std::string was =
       before < 0 ? "no commit record was whole" : fmt::format("step {} is not whole", before);
   return fmt::format("{:<13}{}; the run goes on from step {}, which is\n", "repaired", was, step) +
-         DamageText(repaired["damaged"]);
+         DamageText(repaired["damaged"]) + notes;
+}
+
+// Of a run that went on meanwhile.
+std::string StepsText(const Json& verified) {
+  if (!verified.contains("steps") || verified["steps"].size() < 2) return "";
+  const Json& steps = verified["steps"];
+  return fmt::format(" of steps {} to {}, each part of the one that was committed then",
+                     steps.front()["step"].get<int64_t>(), steps.back()["step"].get<int64_t>());
 }
 
 std::string VerifiedText(const Json& verified) {
   const auto bytes = static_cast<double>(verified["bytes"].get<int64_t>());
   const double seconds = verified["seconds"].get<double>();
   std::string text = fmt::format(
-      "{:<13}{} in {} ({:.2f} GB/s), {}\n", "verified",
+      "{:<13}{} in {} ({:.2f} GB/s){}, {}\n", "verified",
       FormatBytes(verified["bytes"].get<int64_t>()), FormatDuration(seconds),
-      bytes / 1e9 / std::max(seconds, 1e-9),
+      bytes / 1e9 / std::max(seconds, 1e-9), StepsText(verified),
       verified["damaged"].empty() ? "all of it is what was written" : "and found damage:");
   return text + DamageText(verified["damaged"]);
 }
@@ -78,7 +92,8 @@ std::string Text(const Json& json) {
                               json["layers"].get<int64_t>(), json["hidden"].get<int64_t>(),
                               json["vocab"].get<int64_t>(), json["max_positions"].get<int64_t>()));
   } else {
-    line("step", fmt::format("{} (committed)", json["step"].get<int64_t>()));
+    line("step", fmt::format("{} (committed){}", json["step"].get<int64_t>(),
+                             json["in_use"].get<bool>() ? "; a process works on the run" : ""));
     const Json& stripes = json["stripes"];
     const std::string where = stripes.size() == 1 ? stripes[0]["folder"].get<std::string>()
                                                   : fmt::format("{} folders", stripes.size());
@@ -93,6 +108,7 @@ std::string Text(const Json& json) {
                            stripes[i]["weight"].get<int64_t>()));
     }
     line("from model", json["model"].get<std::string>());
+    for (const Json& note : json["notes"]) line("note", note.get<std::string>());
   }
   if (json.contains("digest")) line("digest", json["digest"].get<std::string>());
   if (json.contains("repaired")) text += RepairedText(json["repaired"]);
@@ -143,12 +159,16 @@ class InspectCommand : public Command {
                       num_damaged == 1 ? "1 file" : fmt::format("{} files", num_damaged), path_,
                       num_damaged == 1 ? "is" : "are"));
     }
-    return CorruptError(
-        fmt::format("{} of the state of '{}' {} damaged or cannot be read. --repair goes back to "
-                    "the step before where that is whole; else restore the run from a copy, or "
-                    "start again from its last export",
-                    num_damaged == 1 ? "1 part" : fmt::format("{} parts", num_damaged), path_,
-                    num_damaged == 1 ? "is" : "are"));
+    return CorruptError(fmt::format(
+        "{} of the state of '{}' {} damaged or cannot be read. {}--repair goes back to the step "
+        "before where that is whole; else restore the run from a copy, or start again from its "
+        "last export",
+        num_damaged == 1 ? "1 part" : fmt::format("{} parts", num_damaged), path_,
+        num_damaged == 1 ? "is" : "are",
+        json["in_use"].get<bool>()
+            ? "End its process at once (kill -KILL), as what it saves from here on goes over the "
+              "step before; then "
+            : ""));
   }
 
  private:

@@ -47,7 +47,7 @@ absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run));
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           OpenRunStore(options.run, engine.get()));
+                           OpenRunStore(options.run, engine.get(), StoreAccess::kReadOnly));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
   ExportedRun exported;
   exported.step = store->committed().step;

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -9,9 +10,11 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/io_priority.h"
 #include "forebay/base/round_up.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/swap/store_folders.h"
 #include "forebay/train/export_manifest.h"
 #include "forebay/train/run_folder.h"
 
@@ -99,18 +102,35 @@ Json ToJson(const std::vector<TileDamage>& damaged) {
   return json;
 }
 
-absl::StatusOr<Json> Verify(TensorStore& store, const InspectOptions& options) {
+absl::StatusOr<Json> Verify(TensorStore& store, bool in_use, const InspectOptions& options) {
+  if (in_use && store.num_slots() == 1) {
+    return EnvironmentError(fmt::format(
+        "the run in '{}' keeps one copy of its state (--durability=none), which its process writes "
+        "over in place: it cannot be verified meanwhile. Stop the run first (Ctrl-C saves it)",
+        store.directory()));
+  }
   const int64_t all_bytes = store.tiles().weight_area_bytes() + store.tiles().state_area_bytes();
   MemoryBudget budget(0);
   std::vector<TileDamage> damaged;
+  std::vector<ScrubbedStep> steps;
   const Stopwatch watch;
-  FOREBAY_RETURN_IF_ERROR(store.Scrub(
-      &budget,
-      [&](int64_t done) {
-        if (options.progress) options.progress(done, all_bytes);
-      },
-      damaged));
-  return Json{{"bytes", all_bytes}, {"seconds", watch.Seconds()}, {"damaged", ToJson(damaged)}};
+  const auto progress = [&](int64_t done) {
+    if (options.progress) options.progress(done, all_bytes);
+  };
+  if (in_use) {
+    FOREBAY_RETURN_IF_ERROR(store.ScrubBesideWriter(&budget, progress, damaged, steps));
+  } else {
+    steps.push_back({store.committed().step, all_bytes});
+    FOREBAY_RETURN_IF_ERROR(store.Scrub(&budget, progress, damaged));
+  }
+  Json of_steps = Json::array();
+  for (const ScrubbedStep& step : steps) {
+    of_steps.push_back({{"step", step.step}, {"bytes", step.bytes}});
+  }
+  return Json{{"bytes", all_bytes},
+              {"seconds", watch.Seconds()},
+              {"damaged", ToJson(damaged)},
+              {"steps", std::move(of_steps)}};
 }
 
 absl::StatusOr<Json> Repair(const std::string& path, const Json& run, const InspectOptions& options,
@@ -123,7 +143,8 @@ absl::StatusOr<Json> Repair(const std::string& path, const Json& run, const Insp
   return Json{{"changed", report.changed},
               {"step_before", report.step_before},
               {"step", report.step},
-              {"damaged", ToJson(report.damaged)}};
+              {"damaged", ToJson(report.damaged)},
+              {"notes", report.notes}};
 }
 
 // What a slot holds of a tensor: weights and state.
@@ -140,17 +161,28 @@ int64_t BytesOf(const TileMap& tiles, const TensorSpec& tensor) {
   return bytes;
 }
 
+// A disk gives all it has for eight pieces at a time, while one thread hashes what has come. Beside
+// a run that is not what it is asked for.
+std::unique_ptr<Engine> EngineToInspect(bool in_use) {
+  return CreateThreadsEngine({.num_threads = in_use ? 1 : 8, .block_bytes = int64_t{4} << 20});
+}
+
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path));
-  // A disk gives all it has for eight pieces at a time, while one thread hashes what has come.
-  const std::unique_ptr<Engine> engine =
-      CreateThreadsEngine({.num_threads = 8, .block_bytes = int64_t{4} << 20});
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories, StoreDirectoriesOf(path));
+  // What has to have the run for itself waits for it, and says who has it.
+  const bool in_use = !options.repair && !options.hash && IsAnyLocked(directories);
+  std::optional<LowIoPriority> priority;
+  if (in_use) priority.emplace();
+  const std::unique_ptr<Engine> engine = EngineToInspect(in_use);
   Json repaired;
   if (options.repair) {
     FOREBAY_ASSIGN_OR_RETURN(repaired, Repair(path, run, options, engine.get()));
   }
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           OpenRunStore(path, engine.get()));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TensorStore> store,
+      OpenRunStore(path, directories, engine.get(),
+                   in_use ? StoreAccess::kBesideWriter : StoreAccess::kReadOnly));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
   const TileMap& tiles = store->tiles();
   const DType dtype = WeightDType(tiles.layout());
@@ -166,6 +198,8 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   Json json;
   json["kind"] = "run";
   json["path"] = path;
+  json["in_use"] = in_use;
+  json["notes"] = store->notes();
   // The folder that the run started from may be gone; the store stands for itself.
   json["architecture"] = config.ok() ? config->architecture : "";
   json["num_tensors"] = tensors.size();
@@ -192,7 +226,7 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   }
   if (options.repair) json["repaired"] = std::move(repaired);
   if (options.verify) {
-    FOREBAY_ASSIGN_OR_RETURN(json["verified"], Verify(*store, options));
+    FOREBAY_ASSIGN_OR_RETURN(json["verified"], Verify(*store, in_use, options));
   }
   if (options.tensors) json["tensors"] = std::move(tensors);
   return json;

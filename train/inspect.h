@@ -24,10 +24,15 @@ struct InspectOptions {
 // (run_folder.h: StateDigest or ModelDigest).
 //   "model": dtypes, and of the architecture layers, hidden, vocab
 // with `verify`, verified {bytes, seconds, damaged [{tile, layer, file, offset_bytes, size_bytes,
-// message}]}, of a model damaged [{file, message}] (where that is not empty, the model is not
-// looked at any further: kind, path and verified alone); with `repair`, repaired {changed,
-// step_before, step, damaged}.
-//   "run":   step, layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
+// message}], steps [{step, bytes}]}, of a model damaged [{file, message}] and no steps (where that
+// is not empty, the model is not looked at any further: kind, path and verified alone); with
+// `repair`, repaired {changed, step_before, step, damaged}.
+//   "run":   in_use (whether a process works on it), notes (what of it is there but once), step,
+//   layout, tile_elems, store_bytes, stripes
+//   [{folder, weight, bytes}], model
+// Only `repair` changes anything, or makes a file. A run that is in use is looked at and verified
+// beside its process, with low priority; its digest cannot be taken, nor a run with one slot be
+// verified: EnvironmentError.
 // BadInputError when `path` is neither; or for `verify` of a model without a manifest;
 // UsageError for `repair` of a model folder;
 // CorruptError or EnvironmentError from the run's store.

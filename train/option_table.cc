@@ -226,6 +226,9 @@ std::vector<OptionSpec> PlacementRows() {
                      "steps between commits; 0: each where all state is on disk, else so that they "
                      "take 5 % of the time, more often where a crash would lose more than ten "
                      "minutes"),
+      Whole<int64_t>("offload", "scrub_every", &O::scrub_every, 0, kManySteps,
+                     "steps between verifications of the committed state, each beside the steps "
+                     "that follow, with the disk's time that those leave; 0: off"),
   };
 }
 

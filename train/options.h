@@ -99,6 +99,7 @@ struct TrainOptions {
   GradientChoice gradients = GradientChoice::kAuto;
   Durability durability = Durability::kAuto;
   int64_t commit_every = 0;  // steps; 0: as commit_policy.h has it
+  int64_t scrub_every = 0;   // steps from one scrub's beginning to the next one's; 0: none
 
   // io
   std::string out;         // run folder

@@ -296,6 +296,10 @@ class Planner {
     if (options_.save_every > 0) {
       terms.push_back({"export beside the steps", kExportBytes, 0, "--save_every=0"});
     }
+    if (options_.scrub_every > 0 && num_slots_ > 1) {
+      terms.push_back({"verification beside the steps", TensorStore::ScrubBytes(tiles_), 0,
+                       "--scrub_every=0 or --tile_elems"});
+    }
     return terms;
   }
 

@@ -8,6 +8,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/file_space.h"
 #include "forebay/base/json.h"
+#include "forebay/swap/store_folders.h"
 #include "forebay/train/disk_profile.h"
 #include "forebay/train/option_table.h"
 #include "forebay/train/swap_area.h"
@@ -32,6 +33,8 @@ absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObs
   EngineOptions options;
   options.engine = run.options.engine;
   options.strict = run.options.engine_strict;
+  options.file_to_read = kCommitName;  // of a run that goes on
+  options.offset_to_read_bytes = kSpareBlockOffsetBytes;
   run.num_disks = NumDisks(directories);
   options.num_threads = run.options.io_threads * run.num_disks;
   options.report = [&observer](const std::string& line) { observer.OnWarning(line); };

@@ -505,6 +505,12 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
                     "run stops, evaluates or exports",
                     options.commit_every));
   }
+  if (!options.resume && options.scrub_every > 0 && options.durability == Durability::kNone) {
+    resolver.AddProblem(
+        fmt::format("--scrub_every={} does not go with --durability=none, which writes over its "
+                    "one copy in place and leaves no time to verify it",
+                    options.scrub_every));
+  }
   CheckSpeculation(resolver);
   CheckDelay(resolver);
   CheckSwapFolders(use, resolver);

@@ -118,7 +118,8 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
   }
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories, StoreToResume(resolved));
   FOREBAY_RETURN_IF_ERROR(OpenEngineFor(directories, observer, environment, run));
-  FOREBAY_ASSIGN_OR_RETURN(run.store, OpenRunStore(out, directories, run.engine.get()));
+  FOREBAY_ASSIGN_OR_RETURN(
+      run.store, OpenRunStore(out, directories, run.engine.get(), StoreAccess::kReadWrite));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*run.store));
   FOREBAY_RETURN_IF_ERROR(CheckTilesAreTheRuns(resolved, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckWeightsAreTheRuns(resolved.options, *run.store));

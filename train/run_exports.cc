@@ -34,7 +34,7 @@ int64_t MostBytesOfWeights(const Inventory& inventory, DType dtype) {
 
 // Whether an export has given `status` because its disk has no room for it.
 bool HasNoRoom(const absl::Status& status) {
-  return ExitCodeOf(status) == ExitCode::kDoesNotFit || IsOfAFullDisk(status);
+  return ExitCodeOf(status) == ExitCode::kDoesNotFit || IsOutOfSpace(status);
 }
 
 }  // namespace

@@ -61,7 +61,8 @@ absl::Status HashMoments(Xxh3_128& hash, TensorStore& store, const TensorSpec& t
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
-    const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine) {
+    const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine,
+    StoreAccess access) {
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
   std::vector<std::string> missing;
   for (const std::string& directory : directories) {
@@ -75,14 +76,14 @@ absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
                     "--nvme finds it again",
                     run_directory, fmt::join(missing, "', '")));
   }
-  return TensorStore::Open(directories, engine, StoreUuidOf(json));
+  return TensorStore::Open(directories, engine, StoreUuidOf(json), access);
 }
 
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run_directory,
-                                                          Engine* engine) {
+                                                          Engine* engine, StoreAccess access) {
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> directories,
                            StoreDirectoriesOf(run_directory));
-  return OpenRunStore(run_directory, directories, engine);
+  return OpenRunStore(run_directory, directories, engine, access);
 }
 
 absl::Status CheckHasCommit(const TensorStore& store) {

@@ -65,10 +65,11 @@ absl::StatusOr<std::vector<std::string>> FindStoreDirectories(
 // CorruptError where another store lies there than that of run.json: another run may have taken the
 // folders of one that was moved. StorageError; otherwise as TensorStore::Open.
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
-    const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine);
+    const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine,
+    StoreAccess access);
 // As run.json records them.
-absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(const std::string& run_directory,
-                                                          Engine* engine);
+absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
+    const std::string& run_directory, Engine* engine, StoreAccess access = StoreAccess::kReadWrite);
 
 // CorruptError, naming the file that should have the record, where `store` has no committed step.
 absl::Status CheckHasCommit(const TensorStore& store);

@@ -14,6 +14,7 @@ void NoteMachine(const PreparedRun& run, RunSession& session, LoggedObserver& ob
   observer.OnNote("disk: " + run.engine_line);
   const std::string& space = session.store().space_note();
   if (!space.empty()) observer.OnNote("space: " + space);
+  for (const std::string& note : session.store().notes()) observer.OnNote("store: " + note);
   if (!run.stripes_line.empty()) {
     observer.OnNote("stripes: " + run.stripes_line);
   }

@@ -183,6 +183,11 @@ absl::StatusOr<PreparedRun> PrepareRun(const ResolvedOptions& resolved,
                                        const std::function<bool()>& stop, TrainObserver& observer,
                                        const TrainEnvironment& environment) {
   absl::StatusOr<PreparedRun> run = Prepare(resolved, stop, observer, environment);
+  if (IsOutOfSpace(run.status())) {
+    return DoesNotFitError(fmt::format(
+        "{}. Nothing was trained; free some space there and start the same command again",
+        MessageOf(run.status())));
+  }
   if (ExitCodeOf(run.status()) != ExitCode::kInterrupted) return run;
   return InterruptedError(
       fmt::format("stopped on request before the first step: {}. Start the same command again",

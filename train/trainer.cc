@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -11,9 +10,9 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
-#include "forebay/base/output_folder.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/sampler.h"
+#include "forebay/train/background_scrub.h"
 #include "forebay/train/commit_policy.h"
 #include "forebay/train/create_store.h"
 #include "forebay/train/delayed_updates.h"
@@ -23,6 +22,7 @@
 #include "forebay/train/logged_observer.h"
 #include "forebay/train/lr_schedule.h"
 #include "forebay/train/metrics.h"
+#include "forebay/train/not_finite.h"
 #include "forebay/train/run_exports.h"
 #include "forebay/train/run_folder.h"
 #include "forebay/train/run_notes.h"
@@ -115,7 +115,8 @@ class TrainingRun {
   std::unique_ptr<RunSession> session_;
   std::unique_ptr<SpeculativeStep> speculative_step_;
   std::unique_ptr<DelayedUpdates> delayed_updates_;
-  std::unique_ptr<RunExports> exports_;  // of --save_every
+  std::unique_ptr<RunExports> exports_;     // of --save_every
+  std::unique_ptr<BackgroundScrub> scrub_;  // of --scrub_every
   std::unique_ptr<Sampler> sampler_;
   std::vector<MicroBatch> batches_;  // memory is reused from step to step
   size_t num_batches_ = 0;
@@ -151,6 +152,8 @@ absl::Status TrainingRun::OpenSession() {
                           options_.keep},
       &session_->store(), &observer_);
   FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
+  FOREBAY_ASSIGN_OR_RETURN(scrub_, BackgroundScrub::Create(options_.scrub_every, &session_->store(),
+                                                           prepared_.budget.get()));
   sampler_ = std::make_unique<Sampler>(prepared_.data->info().num_rows, options_.seed);
   batches_.resize(options_.accum);
   NoteMachine(prepared_, *session_, observer_);
@@ -301,6 +304,7 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
 
 absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
   FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
+  FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
   return InterruptedError(fmt::format(
       "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
       MessageOf(reason), committed_step_, prepared_.num_steps));
@@ -465,11 +469,7 @@ absl::StatusOr<bool> TrainingRun::Advance(int64_t step, const StepResult& result
   if (!is_finite) {
     // Where that fails, AfterError says what is lost; this error stays the one to report.
     SaveWhatIsDone().IgnoreError();
-    return NumericalError(
-        fmt::format("step {}: {} is not finite (loss {}). Nothing of this step was applied; the "
-                    "run is committed after step {}. Lower --lr or add --warmup, check the data, "
-                    "and start again or --resume",
-                    step, WhereNotFinite(result), result.loss, committed_step_));
+    return NotFiniteError({step, WhereNotFinite(result), committed_step_}, result.loss);
   }
   FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
   return true;
@@ -484,11 +484,7 @@ absl::Status TrainingRun::AfterOverflow(int64_t step, const std::string& where) 
     return absl::OkStatus();
   }
   SaveWhatIsDone().IgnoreError();
-  return NumericalError(fmt::format(
-      "step {}: {}: {} is not finite. Nothing of this step was applied; the run is committed after "
-      "step {}. The model diverges, or is not made for fp16: start again with --precision=bf16 or "
-      "a lower --lr, or with --min_loss_scale below {:g}",
-      step, MessageOf(advanced), where, committed_step_, loss_scale));
+  return NotFiniteError({step, where, committed_step_}, advanced, loss_scale);
 }
 
 absl::Status TrainingRun::CommitStep(int64_t step) {
@@ -506,6 +502,7 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
   FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store.Commit(info) : store.CommitSkipped(info));
   update_is_open_ = false;
   committed_step_ = step;
+  scrub_->AfterCommit();
   return absl::OkStatus();
 }
 
@@ -542,6 +539,7 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   observer_.OnStep(line);
   exports_->Poll();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
+  FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
   return SavesAfter(step) ? exports_->Start() : absl::OkStatus();
 }
 
@@ -554,8 +552,10 @@ absl::Status TrainingRun::ExportResult() {
 }
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the
-// next step does).
+// next step does). What is damaged is not written beside: the other slot has the step before.
 absl::Status TrainingRun::BeginWriting() {
+  if (session_->store().NothingIsWritten()) FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
+  if (session_->store().AwaitsSnapshot()) scrub_->GiveWay();
   if (session_->store().AwaitsSnapshot()) {
     const Stopwatch watch;
     exports_->Await();

@@ -18,7 +18,7 @@ std::string TakeAll(DeviceQueue& queue) {
     const IoOp* const expected = &queue.Peek();
     const IoOp* const taken = queue.Take(kQueuedOpBytes).op;
     EXPECT_EQ(taken, expected) << "Peek must foresee Take";
-    order += "dpw"[static_cast<int>(taken->io_class)];
+    order += "dpwb"[static_cast<int>(taken->io_class)];
   }
   return order;
 }
@@ -33,7 +33,8 @@ class DeviceQueueTest : public testing::Test {
     IoOp& op = ops_[num_ops_++];
     op.io_class = letter == 'd'   ? IoClass::kDemandRead
                   : letter == 'p' ? IoClass::kPrefetch
-                                  : IoClass::kWriteBack;
+                  : letter == 'w' ? IoClass::kWriteBack
+                                  : IoClass::kBackground;
     op.kind = letter == 'w' ? IoKind::kWrite : IoKind::kRead;
     op.buffer = std::span(memory_).first(static_cast<size_t>(bytes));
     queue.Push(op);
@@ -77,6 +78,23 @@ TEST_F(DeviceQueueTest, ADemandReadGoesBetweenThePiecesOfAPrefetch) {
   queue.Take(kQueuedOpBytes);
   Push(queue, "d");
   EXPECT_EQ(TakeAll(queue), "dpp");
+}
+
+TEST_F(DeviceQueueTest, WhatIsDoneInTheBackgroundWaitsForEverythingElse) {
+  DeviceQueue queue(100 * kQueuedOpBytes);
+  Push(queue, "bwpd");
+  EXPECT_EQ(TakeAll(queue), "dpwb");
+  Push(queue, 'b', 3 * kQueuedOpBytes);
+  queue.Take(kQueuedOpBytes);
+  Push(queue, "pw");
+  EXPECT_EQ(TakeAll(queue), "pwbb");
+}
+
+TEST_F(DeviceQueueTest, TheBackgroundDoesNotStarveEither) {
+  DeviceQueue queue(4 * kQueuedOpBytes);
+  Push(queue, "ddddddddddddppppppppppppwwwwwwwwwwwwb");
+  const std::string order = TakeAll(queue);
+  EXPECT_LE(order.find('b'), 16u) << order;
 }
 
 TEST_F(DeviceQueueTest, AWriteBackThatWasPassedOverForABurstGetsATurnOfThatLength) {

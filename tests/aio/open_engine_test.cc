@@ -5,6 +5,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -340,6 +341,49 @@ TEST_F(OpenEngineTest, ManyReadsOneAfterAnotherLeaveThePageCacheAsItWas) {
     }
   }
   EXPECT_LE(CachedPages(path), kLongFileBytes / 4096 / 16);
+}
+
+TEST_F(OpenEngineOnAMount, WhereAFileLiesItIsReadAndNothingIsWritten) {
+  for (const EngineKind kind :
+       {EngineKind::kIoUring, EngineKind::kLibaio, EngineKind::kThreads, EngineKind::kBuffered}) {
+    std::filesystem::remove(mount_.image);
+    const std::string result = InChild([&]() -> std::string {
+      const std::string why_not = MountScratch(mount_);
+      if (!why_not.empty()) return "skip: " + why_not;
+      const std::string path = JoinPath(mount_.directory, "here.fbs");
+      const absl::Status written = WriteFileAtomically(path, std::string(8192, 'x'));
+      if (!written.ok()) return MessageOf(written);
+      if (::mount("", mount_.directory.c_str(), "", MS_REMOUNT | MS_RDONLY, "") != 0) {
+        return "skip: it cannot be mounted read-only: " + ErrnoText(errno);
+      }
+      const EngineOptions options = {
+          .engine = kind, .strict = true, .file_to_read = "here.fbs", .offset_to_read_bytes = 4096};
+      const auto opened = OpenEngine(options, {mount_.directory});
+      return opened.ok() ? opened->line : MessageOf(opened.status());
+    });
+    SKIP_IF_TOLD(result);
+    EXPECT_THAT(result, testing::ContainsRegex("(, direct I/O|, through the page cache)$"));
+  }
+}
+
+TEST_F(OpenEngineOnAMount, AFullDiskDoesNotFitAndIsNoReasonAgainstAnEngine) {
+  const std::string result = InChild([&]() -> std::string {
+    const std::string why_not = MountScratch(mount_);
+    if (!why_not.empty()) return "skip: " + why_not;
+    const UniqueFd fd(::open(JoinPath(mount_.directory, "full").c_str(), O_RDWR | O_CREAT, 0600));
+    const std::vector<char> bytes(int64_t{1} << 20);
+    while (::write(fd.get(), bytes.data(), bytes.size()) > 0) continue;
+    return OpenAndUse({}, mount_.directory);
+  });
+  SKIP_IF_TOLD(result);
+  EXPECT_THAT(result, AllOf(StartsWith("error 4|"), HasSubstr("no room for a small file"),
+                            HasSubstr("ENOSPC"), Not(HasSubstr("engine"))));
+}
+
+// Reading at the start of this process's memory, where nothing is, is such an error.
+TEST(OpenEngine, ABlockThatNobodyCanReadIsNoReasonAgainstAnEngine) {
+  const auto opened = OpenEngine({.file_to_read = "mem"}, {"/proc/self"});
+  EXPECT_TRUE(opened.ok()) << opened.status();
 }
 
 TEST(OpenEngine, AFolderThatCannotBeWrittenToIsNamed) {

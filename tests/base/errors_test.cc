@@ -58,6 +58,15 @@ TEST(Errors, UnknownErrnoIsShownAsItsNumber) {
   EXPECT_EQ(ErrnoText(99999), "99999 (unknown error)");
 }
 
+TEST(Errors, AFullDiskIsToldFromOtherErrorsWhateverIsPutInFront) {
+  const absl::Status full = StorageError("writing 'f' failed", ENOSPC, "Make room");
+  EXPECT_EQ(MessageOf(full), "writing 'f' failed: ENOSPC (No space left on device). Make room");
+  EXPECT_TRUE(IsOutOfSpace(Annotate(full, "--resume")));
+  EXPECT_TRUE(IsOutOfSpace(StorageError("writing 'f' failed", EDQUOT)));
+  EXPECT_FALSE(IsOutOfSpace(StorageError("writing 'f' failed", EIO)));
+  EXPECT_FALSE(IsOutOfSpace(absl::OkStatus()));
+}
+
 absl::StatusOr<int> Half(int value) {
   if (value % 2 != 0) return UsageError("odd");
   return value / 2;

@@ -104,6 +104,55 @@ def ext4(folder, image, sector_bytes=512, options="rw", features="extent"):
 
 
 @contextlib.contextmanager
+def xfs(folder, image):
+    """A small xfs on a loop device."""
+    if shutil.which("mkfs.xfs") is None:
+        pytest.skip("there is no mkfs.xfs (apt-get install xfsprogs)")
+    with open(image, "wb") as file:
+        file.truncate(320 << 20)
+    _must("mkfs.xfs", "-q", str(image))
+    folder.mkdir()
+    _must("mount", "-o", "loop", str(image), str(folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+        os.remove(image)
+
+
+def remount_read_only(folder):
+    _must("mount", "-o", "remount,ro", str(folder))
+
+
+def fail_ext4(folder):
+    """What an error of its metadata does to an ext4 that was mounted with errors=remount-ro."""
+    device = os.path.basename(_must("findmnt", "--noheadings", "--output=SOURCE", "--mountpoint", str(folder)))
+    trigger = f"/sys/fs/ext4/{device}/trigger_fs_error"
+    if not os.path.exists(trigger):
+        pytest.skip(f"the kernel has no {trigger}")
+    with open(trigger, "w", encoding="ascii") as file:
+        file.write("1")
+
+
+def fill(folder):
+    """Takes all the space that is left, in files called full-N."""
+    size = 64 << 20
+    number = 0
+    while size >= 512:
+        number += 1
+        try:
+            with open(f"{folder}/full-{number}", "wb", buffering=0) as file:
+                left = size
+                while left > 0:
+                    left -= file.write(b"\1" * left)
+                os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            size //= 8
+
+
+@contextlib.contextmanager
 def btrfs(folder, image):
     """A small btrfs on a loop device."""
     if shutil.which("mkfs.btrfs") is None:

@@ -1,6 +1,7 @@
 #include "forebay/tests/swap/crash_store.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -174,7 +175,10 @@ void ImageFolder::Put(const Image& image) {
   for (const auto& [name, contents] : image) {
     std::string& old = image_[name];
     UniqueFd& file = files_[name];
-    if (!file.valid()) {
+    struct stat info = {};
+    // What opening a store replaced is a file that nobody sees any more.
+    if (!file.valid() || ::fstat(file.get(), &info) != 0 || info.st_nlink == 0) {
+      old.clear();
       const std::string path = folder_.Path(name);
       ASSERT_TRUE(MakeDirectories(std::filesystem::path(path).parent_path()).ok());
       auto opened = OpenFile(path, O_WRONLY | O_CREAT | O_TRUNC);

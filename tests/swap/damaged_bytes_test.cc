@@ -30,8 +30,8 @@ std::vector<Region> RecordRegions() {
   return {{"magic", 0, 8},          {"version", 8, 4},         {"slot", 12, 4},
           {"uuid", 16, 16},         {"sequence", 32, 8},       {"step", 40, 8},
           {"previous hash", 48, 8}, {"trainer length", 56, 4}, {"overwriting", 60, 4},
-          {"root", 64, 16},         {"trainer", 80, 3072},     {"zeros", 3152, 936},
-          {"hash", 4088, 8}};
+          {"root", 64, 16},         {"manifest hash", 80, 8},  {"trainer", 88, 3072},
+          {"zeros", 3160, 928},     {"hash", 4088, 8}};
 }
 
 // Of a stripe's table: record, seals, zeros, trailer.
@@ -122,18 +122,19 @@ class DamagedBytesTest : public CrashFixture {
     EXPECT_EQ(seen.repaired, step >= 0);
     EXPECT_EQ(seen.after.step, step);
   }
-  // Of `region` in a file of two copies, the second `copy_bytes` after the first; `step` as above.
-  void ExpectOneCopySparedAndBothNamed(const Region& region, const std::string& name,
-                                       int64_t copy_bytes, int64_t step) {
+  // Of `region` in both copies of a file of `folder`; `step` as above.
+  void ExpectOneCopySparedAndBothNamed(const Region& region, int folder,
+                                       const char* const (&names)[kNumCopies], int64_t step) {
     ForEachFlip(region, [&](int64_t at, char bit) {
       Image both = whole_;
-      for (const int64_t copy : {0, 1}) {
+      for (const char* const name : names) {
+        const std::string file = fmt::format("{}/{}", folder, name);
         Image one = whole_;
-        Flip(one, name, copy * copy_bytes + at, bit);
+        Flip(one, file, at, bit);
         ExpectSpared(one);
-        Flip(both, name, copy * copy_bytes + at, bit);
+        Flip(both, file, at, bit);
       }
-      ExpectNamed(both, name, step);
+      ExpectNamed(both, fmt::format("{}/{}", folder, names[0]), step);
     });
   }
   int64_t StepBefore() const { return GetParam().num_slots == 1 ? -1 : kDamagedSteps - 1; }
@@ -142,16 +143,28 @@ class DamagedBytesTest : public CrashFixture {
   std::unique_ptr<TileMap> tiles_;
 };
 
-TEST_P(DamagedBytesTest, OfAManifestAreAllNamed) {
-  for (const auto& [name, contents] : whole_) {
-    if (!name.ends_with("/manifest.json")) continue;
-    for (size_t at = 0; at < contents.size(); ++at) {
-      Image damaged = whole_;
-      Flip(damaged, name, static_cast<int64_t>(at), 1);
-      const Seen& seen = See(damaged, /*repair=*/true);
+TEST_P(DamagedBytesTest, OfOneManifestAreSparedAndOfBothAreNamed) {
+  for (int folder = 0; folder < GetParam().num_folders; ++folder) {
+    const std::string names[] = {fmt::format("{}/{}", folder, kManifestNames[0]),
+                                 fmt::format("{}/{}", folder, kManifestNames[1])};
+    const auto size = static_cast<int64_t>(whole_.at(names[0]).size());
+    for (int64_t at = 0; at < size; ++at) {
+      Image both = whole_;
+      for (const std::string& name : names) {
+        Image one = whole_;
+        Flip(one, name, at, 1);
+        // Every byte of the one, some of the other.
+        if (name == names[0] || at % 16 == 0) {
+          const Seen& seen = See(one, /*repair=*/false);
+          EXPECT_EQ(seen.problem, "") << at;
+          EXPECT_TRUE(seen.found.whole) << at << ": " << seen.found.error;
+        }
+        Flip(both, name, at, 1);
+      }
+      const Seen& seen = See(both, /*repair=*/true);
       EXPECT_EQ(seen.problem, "") << at;
       EXPECT_FALSE(seen.found.opened) << at;
-      EXPECT_THAT(seen.found.error, HasSubstr(name)) << at;
+      EXPECT_THAT(seen.found.error, HasSubstr(names[0])) << at;
       EXPECT_FALSE(seen.repaired) << at;
       ++num_points_;
     }
@@ -160,19 +173,16 @@ TEST_P(DamagedBytesTest, OfAManifestAreAllNamed) {
 
 TEST_P(DamagedBytesTest, OfOneRecordAreSparedAndOfBothAreMadeAnewFromTheTables) {
   for (int folder = 0; folder < GetParam().num_folders; ++folder) {
-    const std::string name = fmt::format("{}/commit.fbs", folder);
     for (const Region& region : RecordRegions()) {
-      ExpectOneCopySparedAndBothNamed(region, name, kCommitRecordBytes, kDamagedSteps);
+      ExpectOneCopySparedAndBothNamed(region, folder, kCommitNames, kDamagedSteps);
     }
   }
 }
 
 TEST_P(DamagedBytesTest, OfOneTableAreSparedAndOfBothAreNamed) {
   for (int folder = 0; folder < GetParam().num_folders; ++folder) {
-    const std::string name = fmt::format("{}/seals.fbs", folder);
-    const int64_t table_bytes = TileSeals::TableBytes(*tiles_, folder);
     for (const Region& region : TableRegions(*tiles_, folder)) {
-      ExpectOneCopySparedAndBothNamed(region, name, table_bytes, StepBefore());
+      ExpectOneCopySparedAndBothNamed(region, folder, kSealsNames, StepBefore());
     }
   }
 }

@@ -8,6 +8,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
+#include "forebay/swap/store_folders.h"
 
 namespace forebay {
 namespace {
@@ -72,7 +73,11 @@ std::string TextOf(const Fate& fate, const DiskEvent& write) {
 }  // namespace
 
 std::string NameOf(const std::string& path) {
-  const size_t file = path.rfind('/');
+  size_t file = path.rfind('/');
+  const std::string second_copies = std::string("/") + kCopyFolderName;
+  if (std::string_view(path).substr(0, file).ends_with(second_copies)) {
+    file -= second_copies.size();
+  }
   const size_t folder = path.rfind('/', file - 1);
   return path.substr(folder + 1);
 }

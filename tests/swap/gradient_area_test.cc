@@ -63,8 +63,9 @@ class GradientAreaTest : public testing::Test {
   // Everything in the folder but the area and the lock, which holds a PID.
   std::map<std::string, std::string> OtherFiles() const {
     std::map<std::string, std::string> files;
-    for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
-      const std::string name = entry.path().filename();
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+      if (entry.is_directory()) continue;
+      const std::string name = std::filesystem::relative(entry.path(), directory_);
       if (name == "gradients.fbs" || name == "lock") continue;
       files[name] = *ReadWholeFile(entry.path(), 1 << 24);
     }
@@ -189,7 +190,8 @@ TEST_F(GradientAreaTest, AFullDiskIsAnErrorThatCostsNothing) {
   const std::string small = folder_.Path("small");
   ASSERT_TRUE(MakeDirectories(small).ok());
   int64_t store_bytes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+    if (entry.is_directory()) continue;
     store_bytes += static_cast<int64_t>((entry.file_size() + 4095) / 4096 * 4096);
   }
   const std::string options = "size=" + std::to_string(store_bytes + 4 * kAreaBytes);

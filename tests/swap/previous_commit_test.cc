@@ -49,9 +49,6 @@ class PreviousCommitTest : public StoreFixture {
     ASSERT_TRUE(fd.ok()) << fd.status();
     ASSERT_TRUE(PwriteAll(fd->get(), std::as_bytes(std::span(contents)), 0, name).ok());
   }
-  int64_t TableBytes() const {
-    return TileSeals::TableBytes(TileMap(SmallInventory(), Layout::kBf16, kSmallTileElems), 0);
-  }
   // Steps 1 (slot A) and 2 (slot B), closed.
   void MakeTwoSteps() {
     const auto store = MustCreate();
@@ -119,8 +116,7 @@ TEST_F(PreviousCommitTest, OneDamagedTableIsNoLoss) {
 
 TEST_F(PreviousCommitTest, IsLostWithBothTables) {
   MakeTwoSteps();
-  Flip("seals.fbs", 5000);
-  Flip("seals.fbs", TableBytes() + 5000);
+  for (const char* name : kSealsNames) Flip(name, 5000);
   const absl::Status status = MustOpen()->FindPrevious();
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt);
   EXPECT_THAT(MessageOf(status), HasSubstr("are damaged"));
@@ -131,11 +127,10 @@ TEST_F(PreviousCommitTest, AnAttemptIsNot) {
   MakeTwoSteps();
   const std::string records = *ReadWholeFile(File("commit.fbs"), 1 << 24);
   ASSERT_EQ(WriteStep(*MustOpen(), 3), absl::OkStatus());
-  {
-    const auto fd = OpenFile(File("commit.fbs"), O_WRONLY);
+  for (const char* name : kCommitNames) {
+    const auto fd = OpenFile(File(name), O_WRONLY);
     ASSERT_TRUE(fd.ok()) << fd.status();
-    ASSERT_TRUE(
-        PwriteAll(fd->get(), std::as_bytes(std::span(records)), 0, File("commit.fbs")).ok());
+    ASSERT_TRUE(PwriteAll(fd->get(), std::as_bytes(std::span(records)), 0, File(name)).ok());
   }
   for (const bool skips : {false, true}) {
     SCOPED_TRACE(skips);

@@ -53,16 +53,14 @@ class SkippedStepTest : public StoreFixture, public testing::WithParamInterface<
   // In both copies of a slot's table.
   void FlipInTables(int slot, int64_t at) const {
     const TileMap tiles(SmallInventory(), Layout::kBf16, kSmallTileElems);
-    for (const int copy : {0, 1}) {
-      Flip("seals.fbs", (2 * slot + copy) * TileSeals::TableBytes(tiles, 0) + at);
-    }
+    for (const char* name : kSealsNames) Flip(name, slot * TileSeals::TableBytes(tiles, 0) + at);
   }
   // Step 1 in slot A, step 2 in slot B but for its record, and as many steps that skipped it.
   void MakeAndAbandon(int num_skipped) {
     ASSERT_EQ(WriteStep(*MustCreate(), 1), absl::OkStatus());
     const auto commit_before = *ReadWholeFile(File("commit.fbs"), 1 << 24);
     ASSERT_EQ(WriteStep(*MustOpen(), 2), absl::OkStatus());
-    WriteFile("commit.fbs", commit_before);
+    for (const char* name : kCommitNames) WriteFile(name, commit_before);
     for (int i = 1; i <= num_skipped; ++i) {
       ASSERT_EQ(SkipStep(*MustOpen(), 1 + i), absl::OkStatus());
     }
@@ -125,8 +123,10 @@ TEST_P(SkippedStepTest, IsKeptByARepair) {
   EXPECT_FALSE(report->changed);
   EXPECT_EQ(report->step, 3);
 
-  std::filesystem::resize_file(File("commit.fbs"), 0);
-  std::filesystem::resize_file(File("commit.fbs"), 8192);
+  for (const char* name : kCommitNames) {
+    std::filesystem::resize_file(File(name), 0);
+    std::filesystem::resize_file(File(name), 8192);
+  }
   report = Repair();
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->changed);

@@ -58,15 +58,16 @@ TEST_F(SlotsTest, TakesHalfTheSpaceAndKeepsWhatIsCommitted) {
     const auto store = MustCreate(1);
     EXPECT_EQ(store->num_slots(), 1);
     one_slot_bytes = Total(TensorStore::DiskBytes(store->tiles(), 1, {}));
-    EXPECT_EQ(one_slot_bytes - 2 * kCommitRecordBytes,
-              (Total(TensorStore::DiskBytes(store->tiles(), 2, {})) - 2 * kCommitRecordBytes) / 2);
+    EXPECT_EQ(one_slot_bytes - 4 * kCommitRecordBytes,
+              (Total(TensorStore::DiskBytes(store->tiles(), 2, {})) - 4 * kCommitRecordBytes) / 2);
     for (const int64_t step : {1, 2, 3}) {
       ASSERT_EQ(WriteStep(*store, step), absl::OkStatus());
       EXPECT_TRUE(HoldsStep(*store, step));
     }
   }
   int64_t total_bytes = 0;
-  for (const char* name : {"weights.fbs", "state.fbs", "seals.fbs", "commit.fbs"}) {
+  for (const char* name : {"weights.fbs", "state.fbs", "seals.fbs", "commit.fbs", "copy/seals.fbs",
+                           "copy/commit.fbs"}) {
     total_bytes += *FileSize(File(name));
   }
   EXPECT_EQ(total_bytes, one_slot_bytes);
@@ -107,9 +108,9 @@ TEST_F(SlotsTest, KeepsItsStepWhenTheDiskDoesNotTakeTheAnnouncement) {
     ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
   }
   FaultPlan plan;
-  // Opening flushes and reads two records and the checksums twice; then a record is written and
-  // flushed.
-  plan.fail_call = 5 + 1;
+  // Opening reads two records and the checksums twice, and writes and flushes both records; then a
+  // record is written and flushed.
+  plan.fail_call = 8 + 1;
   FaultyDisk disk(plan);
   const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
   auto store = TensorStore::Open({directory_}, faulty.get());

@@ -13,6 +13,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/round_up.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/swap/store_folders.h"
 #include "forebay/swap/tensor_store.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"

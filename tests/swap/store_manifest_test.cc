@@ -112,7 +112,7 @@ TEST(StoreManifest, AnUnknownVersionIsNamed) {
     const auto decoded = DecodeManifest(text, "manifest.json");
     EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);
     EXPECT_THAT(MessageOf(decoded.status()),
-                HasSubstr(std::string("version ") + version + "; this program reads version 5"));
+                HasSubstr(std::string("version ") + version + "; this program reads version 6"));
   }
 }
 

@@ -86,8 +86,8 @@ TEST_F(StripedStoreTest, ReservesInEachFolderExactlyWhatItAnnounces) {
   const StripeBytes announced = TensorStore::DiskBytes(store->tiles(), kMostSlots, {8000, 20'000});
   for (const int stripe : {0, 1}) {
     int64_t bytes = 0;
-    for (const char* name :
-         {"weights.fbs", "state.fbs", "gradients.fbs", "seals.fbs", "commit.fbs"}) {
+    for (const char* name : {"weights.fbs", "state.fbs", "gradients.fbs", "seals.fbs", "commit.fbs",
+                             "copy/seals.fbs", "copy/commit.fbs"}) {
       bytes += *FileSize(JoinPath(store->directories()[stripe], name));
     }
     EXPECT_EQ(bytes, announced[stripe]);
@@ -190,7 +190,7 @@ TEST_F(StripedStoreTest, ASwappedManifestIsFound) {
   std::filesystem::rename(JoinPath(folder_.path(), "kept"), JoinPath(b_, "manifest.json"));
   const absl::Status status = OpenError({a_, b_});
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt);
-  EXPECT_THAT(MessageOf(status), HasSubstr("but the manifest says"));
+  EXPECT_THAT(MessageOf(status), HasSubstr("contradict one another"));
 }
 
 TEST_F(StripedStoreTest, ACopyOfAFolderBesideItIsNamed) {
@@ -322,7 +322,7 @@ TEST_F(StripedStoreTest, FoldersOnOneFileSystemNeedItsSpaceTogether) {
 TEST_F(StripedStoreTest, WhatAKilledCreationMadeWholeInOneFolderIsForRemoveAlone) {
   MakeSteps({a_, b_}, 1);
   // Manifests are written last to first.
-  std::filesystem::remove(JoinPath(a_, "manifest.json"));
+  for (const char* name : kManifestNames) std::filesystem::remove(JoinPath(a_, name));
   EXPECT_EQ(ExitCodeOf(OpenError({a_, b_})), ExitCode::kBadInput);
   EXPECT_EQ(ExitCodeOf(Create({a_, b_}).status()), ExitCode::kUsage);
   EXPECT_TRUE(FileExists(JoinPath(b_, "weights.fbs")));
@@ -409,7 +409,7 @@ TEST_F(StripedStoreTest, WhatIsLeftOfAStoreIsRemovedWhereverThereIsAnyOfIt) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(a_), {}), 1) << "the thesis";
   // Its disk is mounted again; and of the third a removal was killed in the middle.
   std::filesystem::rename(lost, b_);
-  for (const char* name : {"manifest.json", "weights.fbs"}) {
+  for (const char* name : {"manifest.json", "copy/manifest.json", "weights.fbs"}) {
     std::filesystem::remove(JoinPath(c_, name));
   }
   removed = RemoveParts(std::vector{a_, b_, c_}, uuid);
@@ -423,7 +423,8 @@ TEST_F(StripedStoreTest, WhatIsLeftOfAStoreIsRemovedWhereverThereIsAnyOfIt) {
 TEST_F(StripedStoreTest, WhatIsLeftOfOtherStoresIsNotRemoved) {
   MakeSteps({a_, b_}, 1);
   const std::string uuid(32, '0');
-  std::filesystem::remove(JoinPath(b_, "manifest.json"));  // its commit record tells as well
+  // Its commit records tell as well.
+  for (const char* name : kManifestNames) std::filesystem::remove(JoinPath(b_, name));
   ASSERT_TRUE(MakeDirectories(c_).ok());
   ASSERT_TRUE(WriteFileAtomically(JoinPath(c_, "weights.fbs"), "precious").ok());
   for (const std::string& wanted : {uuid, std::string()}) {

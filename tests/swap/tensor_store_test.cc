@@ -63,8 +63,8 @@ TEST_F(TensorStoreTest, HasNoCommitWhenItIsNew) {
 TEST_F(TensorStoreTest, ReservesExactlyWhatItAnnounces) {
   const auto store = MustCreate(Layout::kBf16, 10'000);
   int64_t total_bytes = 0;
-  for (const char* name :
-       {"weights.fbs", "state.fbs", "gradients.fbs", "seals.fbs", "commit.fbs"}) {
+  for (const char* name : {"weights.fbs", "state.fbs", "gradients.fbs", "seals.fbs", "commit.fbs",
+                           "copy/seals.fbs", "copy/commit.fbs"}) {
     total_bytes += *FileSize(File(name));
   }
   EXPECT_EQ(total_bytes, Total(TensorStore::DiskBytes(store->tiles(), kMostSlots, {10'000})));
@@ -72,10 +72,10 @@ TEST_F(TensorStoreTest, ReservesExactlyWhatItAnnounces) {
 
 TEST_F(TensorStoreTest, ItsFilesBelongToTheUserAlone) {
   const auto store = MustCreate(Layout::kBf16, 4096);
-  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
     struct stat info = {};
     ASSERT_EQ(::stat(entry.path().c_str(), &info), 0);
-    EXPECT_EQ(info.st_mode & 0777, 0600u) << entry.path();
+    EXPECT_EQ(info.st_mode & 0777, entry.is_directory() ? 0700u : 0600u) << entry.path();
   }
 }
 
@@ -271,7 +271,7 @@ TEST_F(TensorStoreTest, IsNotCreatedOverFilesOfOthers) {
 
 TEST_F(TensorStoreTest, ReplacesWhatAKilledCreationLeftBehind) {
   MakeSteps(1);
-  ASSERT_EQ(::unlink(File("manifest.json").c_str()), 0);
+  for (const char* name : kManifestNames) ASSERT_EQ(::unlink(File(name).c_str()), 0);
   EXPECT_FALSE(MustCreate()->has_commit());
 }
 
@@ -328,7 +328,7 @@ TEST_F(TensorStoreTest, AFolderWithoutAStoreIsBadInput) {
 
 TEST_F(TensorStoreTest, ATruncatedOrMissingFileIsNamed) {
   MakeSteps(1);
-  for (const char* name : {"weights.fbs", "state.fbs", "commit.fbs"}) {
+  for (const char* name : {"weights.fbs", "state.fbs"}) {
     const int64_t size_bytes = *FileSize(File(name));
     ASSERT_EQ(::truncate(File(name).c_str(), size_bytes - 4096), 0);
     EXPECT_EQ(ExitCodeOf(OpenError()), ExitCode::kCorrupt);
@@ -340,17 +340,17 @@ TEST_F(TensorStoreTest, ATruncatedOrMissingFileIsNamed) {
   EXPECT_THAT(MessageOf(OpenError()), HasSubstr("missing"));
 }
 
-TEST_F(TensorStoreTest, ADamagedManifestIsNamed) {
+TEST_F(TensorStoreTest, TwoDamagedManifestsAreNamed) {
   MakeSteps(1);
-  Poke("manifest.json", 100, "\x01");
+  for (const char* name : kManifestNames) Poke(name, 100, "\x01");
   EXPECT_EQ(ExitCodeOf(OpenError()), ExitCode::kCorrupt);
   EXPECT_THAT(MessageOf(OpenError()), HasSubstr(File("manifest.json")));
 }
 
 TEST_F(TensorStoreTest, OneDamagedCommitRecordIsRepairedFromTheOther) {
   MakeSteps(2);
-  for (const int64_t copy : {0, 1}) {
-    Poke("commit.fbs", copy * 4096 + 1000, "damage");
+  for (const char* name : kCommitNames) {
+    Poke(name, 1000, "damage");
     EXPECT_TRUE(HoldsStep(*MustOpen(), 2));
   }
   EXPECT_TRUE(HoldsStep(*MustOpen(), 2)) << "the first damage was repaired before the second";
@@ -358,8 +358,7 @@ TEST_F(TensorStoreTest, OneDamagedCommitRecordIsRepairedFromTheOther) {
 
 TEST_F(TensorStoreTest, TwoDamagedCommitRecordsAreCorruption) {
   MakeSteps(2);
-  Poke("commit.fbs", 1000, "damage");
-  Poke("commit.fbs", 5000, "damage");
+  for (const char* name : kCommitNames) Poke(name, 1000, "damage");
   EXPECT_EQ(ExitCodeOf(OpenError()), ExitCode::kCorrupt);
   EXPECT_THAT(MessageOf(OpenError()), HasSubstr(File("commit.fbs")));
 }
@@ -483,9 +482,9 @@ TEST_F(TensorStoreTest, TrainerStateThatIsTooLongIsRefusedAndHarmsNothing) {
 TEST_F(TensorStoreTest, AfterAFailedFlushItTakesNoCommit) {
   MakeSteps(1);
   FaultPlan plan;
-  // Opening flushes and reads two records and the checksums twice; a step writes twice per tile,
-  // and the checksums twice; then the first flush fails.
-  plan.fail_call = 5 + 2 * 10 + 2;
+  // Opening reads two records and the checksums twice, and writes and flushes both records; a step
+  // writes twice per tile, and the checksums twice; then the first flush fails.
+  plan.fail_call = 8 + 2 * 10 + 2;
   FaultyDisk disk(plan);
   const auto faulty = CreateThreadsEngine({.num_threads = 1}, &disk);
   auto store = TensorStore::Open({directory_}, faulty.get());

@@ -33,9 +33,10 @@ def parse_record(data):
         return None
     version, slot = struct.unpack_from("<II", data, 8)
     sequence, step, previous, trainer_bytes, overwriting = struct.unpack_from("<QqQII", data, 32)
-    require(version == 3, f"version {version} of the record")
+    require(version == 4, f"version {version} of the record")
     return {"slot": slot, "uuid": data[16:32], "sequence": sequence, "step": step, "previous": previous, "hash": stored,
-            "overwriting": overwriting, "root": data[64:80], "trainer": json.loads(data[80:80 + trainer_bytes])}
+            "overwriting": overwriting, "root": data[64:80], "manifest": struct.unpack_from("<Q", data, 80)[0],
+            "trainer": json.loads(data[88:88 + trainer_bytes])}
 
 
 def planes_of(layout, moments, small):
@@ -66,10 +67,12 @@ class Store:
         self.folders = {}
         for folder in map(pathlib.Path, folders):
             manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            require((folder / "copy/manifest.json").read_text(encoding="utf-8")
+                    == (folder / "manifest.json").read_text(encoding="utf-8"), "copy of the manifest")
             digest = manifest.pop("xxh3_128")
             line = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
             require(xxhash.xxh3_128_hexdigest(line.encode()) == digest, "manifest")
-            require((manifest["format"], manifest["version"]) == ("forebay-store", 5), "version of the manifest")
+            require((manifest["format"], manifest["version"]) == ("forebay-store", 6), "version of the manifest")
             self.folders[manifest["stripe"]] = folder
             self.manifest = manifest
         self.weights = self.manifest["stripe_weights"]
@@ -112,14 +115,20 @@ class Store:
     def _committed_record(self):
         newest = None
         for stripe, folder in self.folders.items():
-            data = (folder / "commit.fbs").read_bytes()
-            require(len(data) == 2 * RECORD_BYTES, f"size of the records of stripe {stripe}")
-            for copy in (data[:RECORD_BYTES], data[RECORD_BYTES:]):
-                record = parse_record(copy)
+            for name in ("commit.fbs", "copy/commit.fbs"):
+                data = (folder / name).read_bytes()
+                require(len(data) == 2 * RECORD_BYTES and not any(data[RECORD_BYTES:]), f"size of a record of stripe {stripe}")
+                record = parse_record(data[:RECORD_BYTES])
                 if record and (newest is None or record["sequence"] > newest["sequence"]):
                     newest = record
         require(newest is not None and not newest["overwriting"], "no committed step")
         require(newest["uuid"].hex() == self.manifest["uuid"], "uuid of the record")
+        # As stripe 0 has it; the digest of the manifest is the last of its keys.
+        manifest = dict(self.manifest, stripe=0)
+        line = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
+        manifest["xxh3_128"] = xxhash.xxh3_128_hexdigest(line.encode())
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        require(xxhash.xxh3_64_intdigest(text.encode()) == newest["manifest"], "hash of the manifest")
         return newest
 
     def _check_tables(self):
@@ -134,8 +143,10 @@ class Store:
                                       for tile in tiles)
             size = round_up(size + 64, 4096)
             data = (self.folders[stripe] / "seals.fbs").read_bytes()
-            require(len(data) == self.manifest["slots"] * 2 * size, f"size of the tables of stripe {stripe}")
-            table = data[2 * size * self.record["slot"]:][:size]
+            require(len(data) == self.manifest["slots"] * size, f"size of the tables of stripe {stripe}")
+            table = data[size * self.record["slot"]:][:size]
+            copy = (self.folders[stripe] / "copy/seals.fbs").read_bytes()
+            require(copy[size * self.record["slot"]:][:size] == table, f"copy of the table of stripe {stripe}")
             head = parse_record(table[:RECORD_BYTES])
             require(head and (head["slot"], head["root"]) == (self.record["slot"], self.record["root"]), "record of the table")
             require(xxhash.xxh3_128_digest(table[RECORD_BYTES:-16]) == table[-16:], f"table of stripe {stripe}")

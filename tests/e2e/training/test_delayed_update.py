@@ -225,13 +225,13 @@ def test_what_the_next_step_needs_is_told_when_it_is_lost(forebay, task, whole, 
     half = weights.stat().st_size // 2
     other = 1 - slot_of(begun)
     seals = (begun / "swap" / "seals.fbs").stat().st_size
-    for name, file, offsets in (
-        ("weights", "weights.fbs", [other * half + 100]),
-        ("tables", "seals.fbs", [other * seals // 2 + 5000, other * seals // 2 + seals // 4 + 5000]),
+    for name, files, offset in (
+        ("weights", ["weights.fbs"], other * half + 100),
+        ("tables", ["seals.fbs", "copy/seals.fbs"], other * seals // 2 + 5000),
     ):
         out = tmp_path / name
         shutil.copytree(begun, out)
-        for offset in offsets:
+        for file in files:
             damage(out / "swap" / file, offset)
         done = forebay.run("train", "--resume", out=out, check=False, stop_after=0)
         assert done.returncode == 8, (name, done.stderr)

@@ -353,14 +353,16 @@ def test_a_data_file_that_was_replaced_is_found(forebay, task, tmp_path):
     out, other = tmp_path / "run", tmp_path / "other"
     forebay.run("train", out=out, stop_after=1, check=False, **dict(task, tile_elems=2048))
     forebay.run("train", out=other, stop_after=1, check=False, **dict(task, tile_elems=2048, lr=2e-3))
-    for name in ("weights.fbs", "state.fbs", "seals.fbs", "commit.fbs"):
-        path = out / "swap" / name
+    for names in (["weights.fbs"], ["state.fbs"], ["seals.fbs", "copy/seals.fbs"], ["commit.fbs", "copy/commit.fbs"]):
+        paths = [out / "swap" / name for name in names]
+        path, name = paths[0], names[0]
         whole, foreign = path.read_bytes(), (other / "swap" / name).read_bytes()
         zeros = bytes(len(whole))
         for instead in (zeros, foreign, whole[:-4096], whole + bytes(4096), None):
-            path.unlink()
-            if instead is not None:
-                path.write_bytes(instead)
+            for each in paths:
+                each.unlink()
+                if instead is not None:
+                    each.write_bytes(instead)
             for arguments in (["train", "--resume", f"--out={out}"], ["inspect", str(out), "--verify"]):
                 refused = forebay.run(*arguments, check=False)
                 case = (name, "none" if instead is None else len(instead), arguments[0], refused.stderr)
@@ -369,7 +371,8 @@ def test_a_data_file_that_was_replaced_is_found(forebay, task, tmp_path):
                 if name == "state.fbs" and instead == zeros and arguments[0] == "inspect":
                     assert refused.stdout.count("differ from their checksum") == 100
                     assert "more: --format=json has all" in refused.stdout
-        path.write_bytes(whole)
+        for each in paths:
+            each.write_bytes(whole)
     forebay.run("train", "--resume", out=out)
 
 
@@ -382,15 +385,14 @@ def test_repair_goes_back_to_the_newest_step_that_is_whole(forebay, task, tmp_pa
     whole, out = tmp_path / "whole", tmp_path / "run"
     forebay.run("train", out=whole, **task)
     forebay.run("train", out=out, stop_after=3, check=False, **task)
-    assert repaired(forebay, out) == {"changed": False, "step_before": 3, "step": 3, "damaged": []}
+    assert repaired(forebay, out) == {"changed": False, "step_before": 3, "step": 3, "damaged": [], "notes": []}
     assert "nothing: step 3 is whole" in forebay.run("inspect", str(out), "--repair").stdout
     # The first commit, of step 0, went to slot A: step 3 is in slot B, the second half of each file.
     path = out / "swap" / name
     size = path.stat().st_size
-    at = {"weights.fbs": [size // 2 + 5], "state.fbs": [size // 2 + 5], "seals.fbs": [size // 2 + 5, size // 4 * 3 + 5],
-          "commit.fbs": [5, 4096 + 5]}[name]
-    for offset in at:
-        flip(path, offset)
+    flip(path, 5 if name == "commit.fbs" else size // 2 + 5)
+    if name in ("commit.fbs", "seals.fbs"):
+        flip(out / "swap/copy" / name, 5 if name == "commit.fbs" else size // 2 + 5)
     refused = forebay.run("train", "--resume", check=False, out=out)
     assert refused.returncode == 8 and f"'{path}'" in refused.stderr, refused.stderr
     done = repaired(forebay, out)
@@ -399,7 +401,8 @@ def test_repair_goes_back_to_the_newest_step_that_is_whole(forebay, task, tmp_pa
     assert done["changed"] and done["step"] == goes_on_from
     assert done["step_before"] == (-1 if name == "commit.fbs" else 3)
     assert len(done["damaged"]) == (1 if name in ("weights.fbs", "state.fbs") else 0)
-    assert repaired(forebay, out) == {"changed": False, "step_before": goes_on_from, "step": goes_on_from, "damaged": []}
+    again = repaired(forebay, out)
+    assert (again["changed"], again["step_before"], again["step"], again["damaged"]) == (False, goes_on_from, goes_on_from, [])
     forebay.run("train", "--resume", out=out)
     assert forebay.digest(out) == forebay.digest(whole)
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]

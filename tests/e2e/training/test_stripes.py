@@ -106,7 +106,7 @@ def test_shares_follow_the_weights_and_are_shown(forebay, task, tmp_path):
     out, nvme = tmp_path / "run", folders(tmp_path)
     settings = dict(task, nvme=joined(nvme), nvme_weights="2,1", tile_elems=2048)
     done = forebay.run("train", out=out, **settings)
-    bytes_in = [sum(path.stat().st_size for path in inside(folder).glob("*.fbs")) for folder in nvme]
+    bytes_in = [sum(path.stat().st_size for path in inside(folder).rglob("*.fbs")) for folder in nvme]
     assert 1.8 < bytes_in[0] / bytes_in[1] < 2.2
     run = json.loads(forebay.run("inspect", str(out), "--format=json").stdout)
     assert [stripe["folder"] for stripe in run["stripes"]] == [str(inside(folder)) for folder in nvme]
@@ -176,15 +176,17 @@ def test_a_killed_start_is_started_again(forebay, task, whole, tmp_path):
     # As a kill between the two manifests leaves it.
     run = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps(dict(run, state="creating")))
-    (inside(nvme[0]) / "manifest.json").unlink()
+    for name in ("manifest.json", "copy/manifest.json"):
+        (inside(nvme[0]) / name).unlink()
     forebay.run("train", out=out, nvme=joined(nvme), **task)
     assert forebay.digest(out) == whole[0]
     # The same, killed before the first record.
     run = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps(dict(run, state="creating")))
-    (inside(nvme[0]) / "manifest.json").unlink()
-    with open(inside(nvme[0]) / "commit.fbs", "r+b") as commit:
-        commit.write(bytes(8192))
+    for name in ("manifest.json", "copy/manifest.json"):
+        (inside(nvme[0]) / name).unlink()
+    for name in ("commit.fbs", "copy/commit.fbs"):
+        (inside(nvme[0]) / name).write_bytes(bytes(8192))
     forebay.run("train", out=out, nvme=joined(nvme), **task)
     assert forebay.digest(out) == whole[0]
 
@@ -283,18 +285,21 @@ def test_a_folder_of_another_run_or_another_time_is_named(forebay, task, tmp_pat
 def test_a_damaged_manifest_is_named_wherever_it_is_looked_for(forebay, task, tmp_path):
     out, nvme = tmp_path / "run", folders(tmp_path)
     stop_after(forebay, task, out, 1, nvme=joined(nvme))
-    manifest = inside(nvme[1]) / "manifest.json"
+    manifest, copy = inside(nvme[1]) / "manifest.json", inside(nvme[1]) / "copy/manifest.json"
     whole = manifest.read_text()
-    manifest.write_text(whole.replace('"stripe": 1', '"stripe": 0'))
+    for path in (manifest, copy):
+        path.write_text(whole.replace('"stripe": 1', '"stripe": 0'))
     for settings in ({}, dict(nvme=joined(nvme)), dict(nvme=nvme[0])):
         message = refusal(forebay, 8, "train", "--resume", out=out, **settings)
         assert f"the manifest '{manifest}' is damaged" in message
     # Of a store as an earlier version made it.
     version = json.loads(whole)["version"]
-    manifest.write_text(whole.replace(f'"version": {version}', f'"version": {version - 1}'))
+    for path in (manifest, copy):
+        path.write_text(whole.replace(f'"version": {version}', f'"version": {version - 1}'))
     message = refusal(forebay, 8, "train", "--resume", out=out)
     assert f"has format version {version - 1}; this program reads version {version}" in message
-    manifest.write_text(whole)
+    manifest.unlink()
+    copy.write_text(whole)
     # One folder by two names is one folder.
     forebay.run("train", "--resume", out=out, nvme=joined([*nvme, inside(nvme[0])]))
 
@@ -441,12 +446,13 @@ def test_a_damaged_manifest_beside_a_whole_one_is_named(forebay, task, tmp_path)
     both.mkdir()
     for number, folder in enumerate(nvme):
         inside(folder).rename(both / f"forebay-{number}")
-    manifest = both / "forebay-1" / "manifest.json"
+    manifest, copy = both / "forebay-1" / "manifest.json", both / "forebay-1" / "copy/manifest.json"
     whole = manifest.read_text()
-    manifest.write_text(whole.replace('"stripe": 1', '"stripe": 0'))
+    for path in (manifest, copy):
+        path.write_text(whole.replace('"stripe": 1', '"stripe": 0'))
     message = refusal(forebay, 8, "train", "--resume", out=out, nvme=both)
     assert "part 2 of 2" in message and f"the manifest '{manifest}' is damaged" in message
-    manifest.write_text(whole)
+    copy.write_text(whole)
     # What others have there does not matter while nothing is missing.
     (both / "forebay-other").mkdir()
     (both / "forebay-other" / "manifest.json").write_text("{")
@@ -476,7 +482,7 @@ def test_a_folder_on_a_small_disk_gets_what_it_has_room_for(forebay, task, whole
         forebay.run("train", out=tmp_path / "other", **settings)
         assert (forebay.digest(tmp_path / "other"), losses(tmp_path / "other")) == whole
         assert "less where there is no room for more" in (tmp_path / "other" / "events.log").read_text()
-        used = sum(path.stat().st_size for path in inside(small).glob("*.fbs"))
+        used = sum(path.stat().st_size for path in inside(small).rglob("*.fbs"))
         assert 600 << 10 < used < 1200 << 10
         plan = {key: value for key, value in settings.items() if key != "data"}
         forebay.run("clean", str(tmp_path / "other"))

@@ -16,17 +16,20 @@ MUTATIONS = {
     "data_not_flushed": (COMMIT, "if (status.ok()) status = FlushData();", ""),
     "weights_not_flushed": (
         COMMIT,
-        "{stripe.weights_file, stripe.state_file, stripe.seals_file}",
-        "{stripe.state_file, stripe.seals_file}",
+        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0],\n"
+        "                             stripe.seals_files[1]}",
+        "{stripe.state_file, stripe.seals_files[0], stripe.seals_files[1]}",
     ),
     "state_not_flushed": (
         COMMIT,
-        "{stripe.weights_file, stripe.state_file, stripe.seals_file}",
-        "{stripe.weights_file, stripe.seals_file}",
+        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0],\n"
+        "                             stripe.seals_files[1]}",
+        "{stripe.weights_file, stripe.seals_files[0], stripe.seals_files[1]}",
     ),
     "tables_not_flushed": (
         COMMIT,
-        "{stripe.weights_file, stripe.state_file, stripe.seals_file}",
+        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0],\n"
+        "                             stripe.seals_files[1]}",
         "{stripe.weights_file, stripe.state_file}",
     ),
     "record_before_data": (
@@ -51,16 +54,9 @@ MUTATIONS = {
     ),
     "second_copy_written_first": (
         COMMIT,
-        "FOREBAY_RETURN_IF_ERROR(WriteCopy(0, record_bytes, commit_files));\n"
-        "  return WriteCopy(1, record_bytes, commit_files);",
-        "for (const int file : commit_files) {\n"
-        "    for (const int copy : {0, 1}) {\n"
-        "      FOREBAY_RETURN_IF_ERROR(WriteCopy(copy, record_bytes, std::array{file}));\n"
-        "    }\n"
-        "  }\n"
-        "  return absl::OkStatus();",
+        "FOREBAY_RETURN_IF_ERROR(WriteCopy(0, record_bytes));\n  return WriteCopy(1, record_bytes);",
+        "FOREBAY_RETURN_IF_ERROR(WriteCopy(1, record_bytes));\n  return WriteCopy(0, record_bytes);",
     ),
-    "opening_does_not_flush": (COMMIT, "FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles()));", ""),
     "overwriting_not_flushed": (
         COMMIT,
         "return Flush(commit_files);",
@@ -71,7 +67,7 @@ MUTATIONS = {
         "FOREBAY_RETURN_IF_ERROR(WriteCopies(block->bytes));\n  const std::lock_guard",
         "const std::lock_guard",
     ),
-    "copies_not_repaired": (COMMIT, "return RepairCopies(folders);", "return absl::OkStatus();"),
+    "copies_not_repaired": (COMMIT, "FOREBAY_RETURN_IF_ERROR(RepairCopies(folders));", ""),
     "repair_tables_not_flushed_in_turn": (
         REPAIR,
         "    FOREBAY_RETURN_IF_ERROR(FlushData());\n  }\n  return absl::OkStatus();",
@@ -111,7 +107,7 @@ MUTATIONS = {
     ),
     "second_table_not_read": (SEALS, "if (!second.ok()) return first;", "return first;"),
     "first_table_not_repaired": (SEALS, "return RepairTable(stripe, slot, 0);", "return absl::OkStatus();"),
-    "second_table_not_repaired": (SEALS, "? RepairTable(stripe, slot, 1)", "? absl::OkStatus()"),
+    "second_table_not_repaired": (SEALS, ": RepairTable(stripe, slot, 1)", ": absl::OkStatus()"),
     "table_hash_not_checked": (TABLES, "if (trailer.hash != HashOf(bytes)) return bad(\"are damaged\");", ""),
     "torn_tables_taken": (TABLES, "head.record.sequence != trailer.sequence", "head.record.sequence == 0"),
     "record_hash_not_checked": (RECORD, " || disk.hash != HashOf(disk))", ")"),

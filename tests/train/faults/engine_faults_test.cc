@@ -241,12 +241,13 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     const absl::Status status = RunOn(faults, options, calls);
     made = std::ranges::count(calls, c.call) == 1;
     const ExitCode expected_exit = ExpectedExit(c.call.kind, c.fault);
-    // Of the checksums there is a second copy; without an intent a step is computed again. But with
-    // delayed updates not for a disk that may give it another time.
+    // Of records and checksums there is a second copy; without an intent a step is computed again.
+    // But with delayed updates not for a disk that may give it another time.
     const bool does_without_intent = !GetParam().delays || expected_exit != ExitCode::kStorage;
-    const bool is_spared = c.call.kind == IoKind::kRead &&
-                           (c.call.file.ends_with("seals.fbs") ||
-                            (c.call.file.ends_with("intent.fbs") && does_without_intent));
+    const bool is_spared =
+        c.call.kind == IoKind::kRead &&
+        (c.call.file.ends_with("seals.fbs") || c.call.file.ends_with("commit.fbs") ||
+         (c.call.file.ends_with("intent.fbs") && does_without_intent));
     EXPECT_EQ(ExitCodeOf(status), made && !is_spared ? expected_exit : ExitCode::kOk) << status;
     if (!status.ok()) {
       EXPECT_TRUE(NamesFile(MessageOf(status), options, c.call.file)) << status;
@@ -262,7 +263,7 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
   static bool NamesFile(const std::string& message, const TrainOptions& options,
                         const std::string& file) {
     const size_t slash = file.find('/');
-    const bool numbered = slash != std::string::npos;
+    const bool numbered = file.front() >= '0' && file.front() <= '9';
     const std::string start = "'" + (numbered ? options.nvme[std::stoul(file)] : options.out) + "/";
     const std::string end = "/" + (numbered ? file.substr(slash + 1) : file);
     for (size_t at = message.find(start); at != std::string::npos;
@@ -306,7 +307,7 @@ TEST_P(EngineFaultsTest, EveryRunWritesAndFlushesTheSame) {
 }
 
 TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
-  EXPECT_LE(calls_.size(), 300u);
+  EXPECT_LE(calls_.size(), 340u);
   const auto has = [&](IoKind kind, const std::string& file) {
     return std::ranges::any_of(
         calls_, [&](const CallName& call) { return call.kind == kind && call.file == file; });

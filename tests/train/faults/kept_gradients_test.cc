@@ -121,7 +121,8 @@ class ReplayTest : public testing::TestWithParam<Setting> {
     const std::string store =
         options_.nvme.empty() ? JoinPath(options_.out, "swap") : options_.nvme.front();
     for (const auto& entry : std::filesystem::recursive_directory_iterator(store)) {
-      if (entry.path().filename() == name) return entry.path();
+      const bool is_second_copy = entry.path().parent_path().filename() == "copy";
+      if (entry.path().filename() == name && !is_second_copy) return entry.path();
     }
     return "";
   }

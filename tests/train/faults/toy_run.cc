@@ -148,7 +148,8 @@ absl::Status TrainToyOn(TrainOptions options) {
 
 absl::StatusOr<ToyResult> ResultOf(const std::string& out) {
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
-  FOREBAY_ASSIGN_OR_RETURN(const auto store, OpenRunStore(out, engine.get()));
+  FOREBAY_ASSIGN_OR_RETURN(const auto store,
+                           OpenRunStore(out, engine.get(), StoreAccess::kReadOnly));
   ToyResult result;
   FOREBAY_ASSIGN_OR_RETURN(result.state, StateDigest(*store));
   FOREBAY_ASSIGN_OR_RETURN(result.model, ModelDigest(RunPaths(out).model));

@@ -340,6 +340,8 @@ TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
               HasSubstr("--eval_every=5 needs --eval_data"));
   EXPECT_THAT(MessageFor(TrainInputs({{"save_every", "5"}, {"export", "none"}})),
               HasSubstr("--save_every=5 does not go with --export=none"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"scrub_every", "5"}, {"durability", "none"}})),
+              HasSubstr("--scrub_every=5 does not go with --durability=none"));
 }
 
 TEST(ResolveOptions, CommasPartTheFoldersOfTheSwapArea) {
