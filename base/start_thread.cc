@@ -14,8 +14,8 @@ absl::StatusOr<std::thread> StartThread(std::string_view purpose, std::function<
   } catch (const std::system_error& error) {
     return EnvironmentError(
         fmt::format("no thread could be started for {} ({}): the user or the container has as many "
-                    "as it may. Raise the limit ('ulimit -u', or pids.max of the container), or "
-                    "end other programs",
+                    "as it may, or no memory is left for its stack. Raise the limit ('ulimit -u', "
+                    "'ulimit -v', or pids.max of the container), or end other programs",
                     purpose, error.what()));
   }
 }

@@ -26,7 +26,7 @@ int64_t FieldBytes(std::string_view status, std::string_view field) {
 ProcessMemory ParseProcessMemory(std::string_view status) {
   const int64_t reserved_huge_bytes = FieldBytes(status, "HugetlbPages:");
   return {FieldBytes(status, "VmRSS:") + reserved_huge_bytes,
-          FieldBytes(status, "VmHWM:") + reserved_huge_bytes};
+          FieldBytes(status, "VmHWM:") + reserved_huge_bytes, FieldBytes(status, "VmSize:")};
 }
 
 ProcessMemory ReadProcessMemory() {

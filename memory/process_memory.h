@@ -12,6 +12,7 @@ namespace forebay {
 struct ProcessMemory {
   int64_t resident_bytes = 0;
   int64_t peak_bytes = 0;
+  int64_t mapped_bytes = 0;  // used or not: what 'ulimit -v' counts
 };
 // Zeros when /proc cannot be read.
 ProcessMemory ReadProcessMemory();

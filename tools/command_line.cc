@@ -1,6 +1,7 @@
 #include "forebay/tools/command_line.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -9,12 +10,14 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <system_error>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/base/json.h"
+#include "forebay/memory/address_space.h"
 #include "forebay/tools/print.h"
 
 namespace forebay {
@@ -254,6 +257,32 @@ int Dispatch(const Program& program, const std::vector<std::string>& args) {
   return Report(program, ParseAndRun(program, *entry, NormalizeFlags(rest)), json);
 }
 
+// Of a command beside those that it computes with.
+constexpr int kMostThreadsOfACommand = 4;
+
+// Made while there is memory.
+std::string& OutOfMemoryText() {
+  static std::string text;
+  return text;
+}
+
+// On any thread, of which most have nobody to catch an exception.
+void EndOutOfMemory() {
+  [[maybe_unused]] const ssize_t written =
+      ::write(STDERR_FILENO, OutOfMemoryText().data(), OutOfMemoryText().size());
+  ::_exit(static_cast<int>(ExitCode::kOutOfMemory));
+}
+
+void PrepareForFullMemory(const Program& program) {
+  OutOfMemoryText() = fmt::format(
+      "{}: error: out of memory. Free memory on this machine, raise the limit of the process "
+      "('ulimit -v', cgroup), or {}\n",
+      program.name, program.out_of_memory_advice);
+  std::set_new_handler(EndOutOfMemory);
+  // An arena for each thread maps 128 MiB to use a few.
+  if (AddressSpaceIsLimited()) ::mallopt(M_ARENA_MAX, 1);
+}
+
 }  // namespace
 
 std::vector<std::string> NormalizeFlags(const std::vector<std::string>& args) {
@@ -269,16 +298,25 @@ std::vector<std::string> NormalizeFlags(const std::vector<std::string>& args) {
 
 int RunCommandLine(const Program& program, const std::vector<std::string>& args) {
   OccupyStandardStreams();
+  PrepareForFullMemory(program);
   // So that a file that may not be so large ('ulimit -f') is an error, which says so.
   ::signal(SIGXFSZ, SIG_IGN);
   try {
+    const absl::Status room = CheckAddressSpace(/*buffer_bytes=*/0, kMostThreadsOfACommand);
+    if (!room.ok()) return Report(program, room, WantsJson(args));
     const int code = Dispatch(program, args);
     const absl::Status written = FlushResults();
     return code == static_cast<int>(ExitCode::kOk) ? Report(program, written, false) : code;
   } catch (const std::bad_alloc&) {
-    PrintTo(stderr, "{}: error: out of memory. Free memory on this machine, or {}\n", program.name,
-            program.out_of_memory_advice);
+    PrintTo(stderr, "{}", OutOfMemoryText());
     return static_cast<int>(ExitCode::kOutOfMemory);
+  } catch (const std::system_error& error) {
+    PrintTo(stderr,
+            "{}: error: no thread could be started ({}). Raise the limit ('ulimit -u', or pids.max "
+            "of the "
+            "container), or end other programs\n",
+            program.name, error.what());
+    return static_cast<int>(ExitCode::kEnvironment);
   } catch (const std::exception& error) {
     PrintTo(stderr, "{}: internal error: {}. This is a bug in forebay; please report it\n",
             program.name, error.what());

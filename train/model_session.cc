@@ -5,6 +5,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/memory/address_space.h"
 #include "forebay/train/machine_limits.h"
 #include "forebay/train/plan.h"
 
@@ -39,6 +40,11 @@ absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const Decode
     shares.other_bytes += extra;
     shares.source_bytes -= extra;
   }
+  const int64_t weights_bytes =
+      std::min(shares.source_bytes, all_weights + CheckpointSource::LeastBytes(config, dtype));
+  FOREBAY_RETURN_IF_ERROR(CheckAddressSpace(
+      fixed - kRuntimeBytes + shares.other_bytes - options.other_bytes + weights_bytes,
+      2 * decoder.num_threads));
   return shares;
 }
 

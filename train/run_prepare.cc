@@ -9,6 +9,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/data/sampler.h"
+#include "forebay/memory/address_space.h"
 #include "forebay/model/model_folder.h"
 #include "forebay/train/claim_folders.h"
 #include "forebay/train/create_run.h"
@@ -23,6 +24,9 @@
 
 namespace forebay {
 namespace {
+
+// Those that read ahead, update, export, watch for signals, and one to spare.
+constexpr int kThreadsBesideComputation = 5;
 
 absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
                                                      const PreparedRun& run,
@@ -85,6 +89,10 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
   const auto show = [&] {
     observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
   };
+  const int num_threads = 2 * run.options.threads + run.options.update_threads +
+                          run.options.io_threads * static_cast<int>(limits.disks.size()) +
+                          kThreadsBesideComputation;
+  FOREBAY_RETURN_IF_ERROR(CheckAddressSpace(run.plan.host_bytes - kRuntimeBytes, num_threads));
   // A dry run leaves the disks in peace.
   const bool measures =
       !run.resumed && !run.options.dry_run && limits.disks.size() > 1 && shares.origin.empty();

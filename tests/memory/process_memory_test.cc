@@ -11,10 +11,12 @@ constexpr int64_t kMib = int64_t{1} << 20;
 
 TEST(ProcessMemory, AddsReservedHugePagesToWhatTheKernelCounts) {
   const ProcessMemory memory = ParseProcessMemory(
-      "VmPeak:\t  999999 kB\nVmHWM:\t    3000 kB\nVmRSS:\t    1000 kB\nRssAnon:\t 1 kB\n"
+      "VmPeak:\t  999999 kB\nVmSize:\t  9000 kB\nVmHWM:\t    3000 kB\nVmRSS:\t    1000 "
+      "kB\nRssAnon:\t 1 kB\n"
       "HugetlbPages:\t    4096 kB\nThreads:\t7\n");
   EXPECT_EQ(memory.resident_bytes, (1000 + 4096) * 1024);
   EXPECT_EQ(memory.peak_bytes, (3000 + 4096) * 1024);
+  EXPECT_EQ(memory.mapped_bytes, 9000 * 1024);
 }
 
 TEST(ProcessMemory, IsZeroWhereThereIsNothingToRead) {

@@ -1,5 +1,8 @@
 #include "forebay/tools/command_line.h"
 
+#include <new>
+#include <thread>
+
 #include "forebay/tools/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -67,6 +70,17 @@ TEST(CommandLine, HelpOfACommandIsItsHelpPage) {
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_EQ(outcome.out, RunCommand({"inspect", "--help"}).out);
   EXPECT_THAT(RunCommand({"help", "inspct"}).err, HasSubstr("did you mean 'inspect'?"));
+}
+
+// Nobody catches an exception there.
+TEST(CommandLineDeathTest, MemoryThatRunsOutOnAnyThreadIsExitCode6) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run_out = [] {
+    RunCommandLine(ForebayProgram(), {"version"});
+    std::thread([] { ::operator delete(::operator new (size_t{1} << 62)); }).join();
+  };
+  EXPECT_EXIT(run_out(), testing::ExitedWithCode(6),
+              "forebay: error: out of memory. .*'ulimit -v'.* use a smaller --ram");
 }
 
 TEST(CommandLine, AnEmptyValueIsAValueAndTakesNoOther) {

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import subprocess
 
@@ -109,3 +110,35 @@ def test_a_model_is_made_without_ever_being_whole_in_memory(forebay, task, tmp_p
         print(f"{name}: peak {peak / MIB:.0f} MiB, weights {weights / MIB:.0f} MiB")
         assert peak < 0.75 * weights  # much of it the program's own share
         shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "generate", "plan", "export"])
+def test_a_limit_of_address_space_is_exit_6_or_enough(forebay, tmp_path, command):
+    """At any limit: where it is reached, libraries end in a null pointer, and nothing can be said any more."""
+    data = write_rows(tmp_path / "data.fbd", *random_rows(2 * BATCH, SEQ, 256, seed=5), 256)
+    model = make_model(forebay, tmp_path / "model")
+    write_tokenizer(model)
+    settings = dict(model=model, data=data, seq=SEQ, batch=BATCH, steps=2, ram="256MiB", export="none")
+    forebay.run("train", **settings, out=tmp_path / "run")
+    arguments = {
+        "train": [f"--{key}={value}" for key, value in settings.items()] + [f"--out={tmp_path / 'new'}"],
+        "eval": [f"--model={model}", f"--data={data}", "--ram=256MiB"],
+        "generate": [f"--model={model}", "--prompt=abc", "--max_tokens=3", "--ram=256MiB"],
+        "plan": [model, f"--seq={SEQ}"],
+        "export": [str(tmp_path / "run"), f"--out={tmp_path / 'exported'}"],
+    }[command]
+    codes = []
+    # What the program's own libraries take has to fit for it to begin.
+    for limit in range(112 * MIB, 500 * MIB, 11 * MIB):
+        done = subprocess.run([forebay.binary, command, *arguments], capture_output=True, text=True,
+                              preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        assert done.returncode in (0, 6), (limit // MIB, done)
+        if done.returncode == 6:
+            assert "forebay: error: " in done.stderr and "ulimit -v" in done.stderr, done.stderr
+            assert not (tmp_path / "new").exists() and not (tmp_path / "exported").exists()
+        codes.append(done.returncode)
+        if codes[-2:] == [0, 0]:
+            break
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+        shutil.rmtree(tmp_path / "exported", ignore_errors=True)
+    assert 6 in codes and codes[-2:] == [0, 0], codes
