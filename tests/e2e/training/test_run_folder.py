@@ -256,10 +256,10 @@ def test_a_start_anew_is_not_written_through_a_link(forebay, task, tmp_path):
     (out / "run.json").write_text(json.dumps({**run_json, "state": "creating"}))
     (out / "swap").rename(elsewhere)
     os.symlink(elsewhere, out / "swap")
-    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    before = {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
     refused = forebay.run("train", check=False, out=out, **task)
     assert refused.returncode == 2 and f"'{out}/swap'" in refused.stderr, refused.stderr
-    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+    assert {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()} == before
 
 
 def test_out_may_be_a_link_to_a_folder(forebay, task, run, tmp_path):

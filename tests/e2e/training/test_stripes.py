@@ -386,19 +386,19 @@ def test_folders_that_another_run_took_are_not_touched(forebay, task, whole, tmp
         part.rename(place)
     stop_after(forebay, task, out, 1, nvme=joined(nvme))
     theirs = json.loads((out / "run.json").read_text())["store_uuid"]
-    before = {path: path.read_bytes() for folder in nvme for path in inside(folder).iterdir()}
+    before = {path: path.read_bytes() for folder in nvme for path in inside(folder).rglob("*") if path.is_file()}
     for arguments in (["inspect", str(old)], ["train", "--resume", f"--out={old}"]):
         message = refusal(forebay, 8, *arguments)
         assert all(str(word) in message for word in [*mine, theirs, "--nvme"])
     cleaned = json.loads(forebay.run("clean", str(old), "--format=json").stdout)
     assert cleaned["freed_bytes"] == 0 and cleaned["of_others"] == [str(part) for part in mine[1:]]
     assert str(mine[1]) in forebay.run("clean", str(old)).stdout
-    assert {path: path.read_bytes() for folder in nvme for path in inside(folder).iterdir()} == before
+    assert {path: path.read_bytes() for folder in nvme for path in inside(folder).rglob("*") if path.is_file()} == before
     # Nor are they when the run that they are taken from was never whole.
     record = (old / "run.json").read_text()
     (old / "run.json").write_text(json.dumps(dict(json.loads(record), state="creating")))
     assert json.loads(forebay.run("clean", str(old), "--format=json").stdout)["freed_bytes"] == 0
-    assert {path: path.read_bytes() for folder in nvme for path in inside(folder).iterdir()} == before
+    assert {path: path.read_bytes() for folder in nvme for path in inside(folder).rglob("*") if path.is_file()} == before
     (old / "run.json").write_text(record)
     # Both go on.
     forebay.run("train", "--resume", out=old, nvme=joined(kept))
@@ -412,10 +412,10 @@ def test_a_start_that_was_killed_replaces_its_own_folders_alone(forebay, task, w
     record = (out / "run.json").read_text()
     other = dict(json.loads(record), state="creating", store_uuid="0" * 32)
     (out / "run.json").write_text(json.dumps(other))
-    before = {path: path.read_bytes() for folder in nvme for path in inside(folder).iterdir()}
+    before = {path: path.read_bytes() for folder in nvme for path in inside(folder).rglob("*") if path.is_file()}
     message = refusal(forebay, 2, "train", out=out, nvme=joined(nvme), **task)
     assert f"'{inside(nvme[0])}' already holds a store" in message
-    assert {path: path.read_bytes() for folder in nvme for path in inside(folder).iterdir()} == before
+    assert {path: path.read_bytes() for folder in nvme for path in inside(folder).rglob("*") if path.is_file()} == before
     # The new start has an identity from its first moment.
     failed = json.loads((out / "run.json").read_text())
     assert failed["state"] == "creating" and failed["store_uuid"].strip("0123456789abcdef") == ""
