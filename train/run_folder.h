@@ -61,8 +61,8 @@ inline constexpr char kRunReady[] = "ready";
 absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* note = nullptr);
 // One of its two copies alone.
 absl::StatusOr<Json> ReadRunJsonAt(const std::string& path);
-// Both copies, as far as they are not so already. The second one first: what it says of a run is never older than what run.json says.
-// StorageError; UsageError where OUT/files is a link.
+// Both copies, as far as they are not so already. The second one first: what it says of a run is
+// never older than what run.json says. StorageError; UsageError where OUT/files is a link.
 absl::Status WriteRunJson(const RunPaths& paths, const Json& json);
 // One line for the user: `why` a file is not used, and which copy is.
 std::string NoteOfCopy(const absl::Status& why, const std::string& copy);
