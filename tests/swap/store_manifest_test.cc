@@ -106,8 +106,8 @@ TEST(StoreManifest, EveryTruncationIsFound) {
 }
 
 TEST(StoreManifest, AnUnknownVersionIsNamed) {
-  for (const char* const version : {"4", "6"}) {
-    const std::string text = Replaced(EncodeManifest(SmallManifest()), "\"version\": 5",
+  for (const char* const version : {"5", "7"}) {
+    const std::string text = Replaced(EncodeManifest(SmallManifest()), "\"version\": 6",
                                       std::string("\"version\": ") + version);
     const auto decoded = DecodeManifest(text, "manifest.json");
     EXPECT_EQ(ExitCodeOf(decoded.status()), ExitCode::kCorrupt);

@@ -117,7 +117,7 @@ def test_an_ext4_that_became_read_only_after_an_error(forebay, task, stopped, ex
 def test_a_disk_that_is_full(forebay, task, stopped, expected, tmp_path, file_system):
     with getattr(confined, file_system)(tmp_path / "disk", tmp_path / "image") as disk:
         run = shutil.copytree(stopped, disk / "run")
-        confined.fill(disk)
+        confined.fill_to_the_last_block(disk)
         assert look_at(forebay, task, run) == expected
 
 
@@ -144,7 +144,7 @@ def test_a_run_whose_swap_area_has_filled_its_disk_goes_on(forebay, task, tmp_pa
     with confined.ext4(tmp_path / "disk", tmp_path / "image") as disk:
         out = tmp_path / "run"
         assert forebay.run("train", out=out, nvme=disk, stop_after=2, check=False, **task).returncode == 75
-        confined.fill(disk)
+        confined.fill_to_the_last_block(disk)
         done = forebay.run("train", "--resume", out=out, check=False, **task)
         assert done.returncode == 0, done.stderr
         assert forebay.digest(out) == forebay.digest(expected)
@@ -156,7 +156,7 @@ def test_a_resume_that_lacks_room_says_so_before_it_begins(forebay, task, tmp_pa
     task = dict(task, export=export)
     with getattr(confined, file_system)(tmp_path / "disk", tmp_path / "image") as disk:
         assert forebay.run("train", out=disk / "run", stop_after=2, check=False, **task).returncode == 75
-        confined.fill(disk)
+        confined.fill_to_the_last_block(disk)
         done = forebay.run("train", "--resume", out=disk / "run", check=False, **task)
         if done.returncode == 0 and file_system == "xfs" and export == "none":
             return  # of what xfs keeps for itself, so little is enough
