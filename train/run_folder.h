@@ -55,9 +55,9 @@ inline constexpr char kRunReady[] = "ready";
 //   state        kRunCreating until the store holds its first commit, then kRunReady
 //   stores       folders of the store: relative to the run when they lie inside, else absolute
 //   store_uuid   of the store, by which its folders are known
-//   model        the model folder that the run started from: relative to the run when it lies
-//   inside fingerprint  what changes the result (fingerprint.h); null until the first training
-//   session files        the run's own copies (run_files.h); null until the first training session
+//   model        the model folder that the run started from: relative when it lies in the run
+//   fingerprint  what changes the result (fingerprint.h); null until the first training session
+//   files        the run's own copies (run_files.h); null until the first training session
 absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* note = nullptr);
 // One of its two copies alone.
 absl::StatusOr<Json> ReadRunJsonAt(const std::string& path);

@@ -16,20 +16,17 @@ MUTATIONS = {
     "data_not_flushed": (COMMIT, "if (status.ok()) status = FlushData();", ""),
     "weights_not_flushed": (
         COMMIT,
-        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0],\n"
-        "                             stripe.seals_files[1]}",
+        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0], stripe.seals_files[1]}",
         "{stripe.state_file, stripe.seals_files[0], stripe.seals_files[1]}",
     ),
     "state_not_flushed": (
         COMMIT,
-        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0],\n"
-        "                             stripe.seals_files[1]}",
+        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0], stripe.seals_files[1]}",
         "{stripe.weights_file, stripe.seals_files[0], stripe.seals_files[1]}",
     ),
     "tables_not_flushed": (
         COMMIT,
-        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0],\n"
-        "                             stripe.seals_files[1]}",
+        "{stripe.weights_file, stripe.state_file, stripe.seals_files[0], stripe.seals_files[1]}",
         "{stripe.weights_file, stripe.state_file}",
     ),
     "record_before_data": (
@@ -75,7 +72,7 @@ MUTATIONS = {
     ),
     "repair_tables_not_flushed": (REPAIR, "    FOREBAY_RETURN_IF_ERROR(FlushData());\n", ""),
     # ---- Checks
-    "overwriting_ignored": (COMMIT, "if (!found.overwriting) return absl::OkStatus();", "return absl::OkStatus();"),
+    "overwriting_ignored": (COMMIT, "if (!found.overwriting || access == StoreAccess::kBesideWriter) return", "return"),
     "weights_not_verified": (
         SEALS,
         "if (intact.ok() || generation != Generation::kPrevious) return intact;",
