@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -162,7 +163,9 @@ absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFi
                                 JoinPath(directories[index], spec.other_copy)));
   }
   FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, options));
-  return AddFile(std::move(file), path, *spec.number);
+  FOREBAY_RETURN_IF_ERROR(AddFile(std::move(file), path, *spec.number));
+  if (!options.create) return absl::OkStatus();
+  return SyncDirectory(std::filesystem::path(path).parent_path().string());
 }
 
 // A copy is written anew from the other one, or will be. What a reader finds beside a writer may be

@@ -173,19 +173,44 @@ absl::Status LineLog::ReplaceLast(std::string_view line) {
   return Append(line);
 }
 
+namespace {
+
+// Lines that a disk has lost are no reason not to go on. `why`: the error of reading them.
+absl::Status SetAside(const std::string& path, const absl::Status& why, std::string& note) {
+  const std::string aside = path + ".unreadable";
+  if (::rename(path.c_str(), aside.c_str()) != 0) {
+    return StorageError(fmt::format("renaming '{}', which cannot be read, failed", path), errno);
+  }
+  note = fmt::format(
+      "'{}' could not be read, and is '{}' now; the lines of the steps to come are "
+      "in a new file: {}",
+      path, aside, MessageOf(why));
+  return absl::OkStatus();
+}
+
+absl::Status AlignExisting(const std::string& path, int64_t committed_step,
+                           AlignedMetrics& aligned) {
+  FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDWR | O_NOFOLLOW));
+  absl::StatusOr<KeptLines> kept = LinesUpTo(committed_step, fd.get(), path);
+  if (ExitCodeOf(kept.status()) == ExitCode::kStorage) {
+    return SetAside(path, kept.status(), aligned.note);
+  }
+  FOREBAY_RETURN_IF_ERROR(kept.status());
+  FOREBAY_RETURN_IF_ERROR(Truncate(fd.get(), kept->bytes, path));
+  if (kept->num_damaged > 0) {
+    aligned.note = fmt::format("'{}' ended with damaged lines, which are removed: {}", path,
+                               kept->num_damaged);
+  }
+  aligned.line = std::move(kept->last);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t committed_step,
                                             const Json& committed_line) {
   AlignedMetrics aligned;
-  if (FileExists(path)) {
-    FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDWR | O_NOFOLLOW));
-    FOREBAY_ASSIGN_OR_RETURN(KeptLines kept, LinesUpTo(committed_step, fd.get(), path));
-    FOREBAY_RETURN_IF_ERROR(Truncate(fd.get(), kept.bytes, path));
-    if (kept.num_damaged > 0) {
-      aligned.note = fmt::format("'{}' ended with damaged lines, which are removed: {}", path,
-                                 kept.num_damaged);
-    }
-    aligned.line = std::move(kept.last);
-  }
+  if (FileExists(path)) FOREBAY_RETURN_IF_ERROR(AlignExisting(path, committed_step, aligned));
   if (StepOf(aligned.line) == committed_step) return aligned;
   aligned.line = Json();
   if (StepOf(committed_line) != committed_step) return aligned;

@@ -56,7 +56,8 @@ struct AlignedMetrics {
 // run again), a torn last line, blank ones. Before it everything stays, whatever it is; and all of
 // a file without such a line, but later steps. Where a kill came between the commit and its line,
 // `committed_line`, an object with "step" that the commit carries, stands in for it; null: the
-// commit carries none. Reads the file from its end, a few lines at a time.
+// commit carries none. Reads the file from its end, a few lines at a time. One that the disk cannot
+// read is set aside, under a name with ".unreadable", and noted.
 absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t committed_step,
                                             const Json& committed_line);
 

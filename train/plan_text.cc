@@ -13,8 +13,9 @@
 namespace forebay {
 namespace {
 
-// Of the files of one folder: weights, state and checksums, then each copy of the record.
-constexpr int kFlushesPerCommit = 5;
+// Of the files of one folder: weights, state and both copies of the checksums, then each copy of the
+// record.
+constexpr int kFlushesPerCommit = 6;
 
 // Nothing where a step writes nothing.
 std::optional<int64_t> StepsUntilWorn(const Plan& plan) {
