@@ -13,8 +13,7 @@
 namespace forebay {
 namespace {
 
-// Of the files of one folder: weights, state and both copies of the checksums, then each copy of the
-// record.
+// Of the files of one folder: weights, state, two copies of the checksums, and two of the record.
 constexpr int kFlushesPerCommit = 6;
 
 // Nothing where a step writes nothing.
