@@ -13,6 +13,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/swap/store_folders.h"
 #include "forebay/tests/swap/crash_fixture.h"
 #include "forebay/tests/swap/store_fixture.h"
 #include "gmock/gmock.h"
@@ -76,6 +77,7 @@ class CrashTest : public CrashFixture {
   }
 
   std::string FirstViolationAfterKills(bool makes_durable, size_t commit = 2);
+  std::string FirstViolationAfterAFailedFlush(bool writes_again);
   std::string FirstViolationOfTornRecords();
   std::string FirstViolationOfRepair(const Image& damaged, std::span<const DiskEvent> events,
                                      int64_t step);
@@ -331,6 +333,46 @@ TEST_P(CrashTest, APowerCutAfterAKillLosesNothingThatTheNextProcessFound) {
 
 TEST_P(CrashTest, WouldBeCaughtIfTheNextProcessMadeNothingDurableOfWhatItReads) {
   EXPECT_NE(FirstViolationAfterKills(/*makes_durable=*/false), "");
+}
+
+// The last folder's first copy of the newest record could not be flushed, and its process ended.
+// The next process reads it from a cache, which a power cut then takes, whatever was flushed
+// meanwhile. `writes_again`: or as if that process had left first copies alone that are as they
+// should be.
+std::string CrashTest::FirstViolationAfterAFailedFlush(bool writes_again) {
+  const int num_folders = GetParam().num_folders;
+  const size_t before = events_at_commit_[events_at_commit_.size() - 2];
+  size_t behind = before;
+  for (int num_copies = 0; num_copies < num_folders; ++behind) {
+    if (!events_[behind].is_flush && IsCommitFile(events_[behind].path)) ++num_copies;
+  }
+  const std::string lost = fmt::format("{}/{}", num_folders - 1, kCommitName);
+  const Image in_cache = ImageOf(start_, events_, {behind, {}});
+  Image on_disk = in_cache;
+  on_disk[lost] = ImageOf(start_, events_, {before, {}}).at(lost);
+  Resumed next;
+  ResumeAfterKill(in_cache, next);
+  if (testing::Test::HasFailure()) return "the next process did not go on";
+  size_t opened = next.num_events_of_open;
+  for (size_t i = 0; i < opened && !writes_again; ++i) {
+    if (next.events[i].is_flush || NameOf(next.events[i].path) != lost) continue;
+    next.events.erase(next.events.begin() + static_cast<ptrdiff_t>(i));
+    --opened;
+  }
+  const Judge judge = [&](const DiskCase& crash) {
+    return Check(ImageOf(on_disk, next.events, crash),
+                 crash.num_events >= opened ? next.step : next.step - 1);
+  };
+  return Explain(FirstOnHonestDisk(next.events, judge), next.events, judge);
+}
+
+TEST_P(CrashTest, APowerCutAfterAFlushThatFailedLosesNothingThatTheNextProcessFound) {
+  EXPECT_EQ(FirstViolationAfterAFailedFlush(/*writes_again=*/true), "");
+}
+
+TEST_P(CrashTest, WouldBeCaughtIfFirstCopiesWereNotWrittenAgain) {
+  if (GetParam().num_folders == 1) GTEST_SKIP() << "one folder has its second copy";
+  EXPECT_NE(FirstViolationAfterAFailedFlush(/*writes_again=*/false), "");
 }
 
 // Under TSan for what threads share, which is the same in every shape; it makes each state slow.

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -27,13 +28,18 @@ def shim(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def begun(forebay, tmp_path_factory):
-    """A run that was stopped after step 2, which is in slot A, and the digest of one that was not."""
+def task(forebay, tmp_path_factory):
     folder = tmp_path_factory.mktemp("task")
     model = make_model(forebay, folder / "model")
     write_tokenizer(model)
     data = write_rows(folder / "data.fbd", *random_rows(12, SEQ, 256, seed=5), 256)
-    task = dict(model=model, data=data, batch=2, seq=SEQ, steps=4, lr=1e-3, ram="1GiB", commit_every=1, engine="threads")
+    return dict(model=model, data=data, batch=2, seq=SEQ, steps=4, lr=1e-3, ram="1GiB", commit_every=1, engine="threads")
+
+
+@pytest.fixture(scope="module")
+def begun(forebay, task, tmp_path_factory):
+    """A run that was stopped after step 2, which is in slot A, and the digest of one that was not."""
+    folder = tmp_path_factory.mktemp("begun")
     forebay.run("train", out=folder / "whole", **task)
     forebay.run("train", out=folder / "run", stop_after=2, check=False, **task)
     return folder / "run", forebay.digest(folder / "whole")
@@ -100,3 +106,26 @@ def test_a_repair_goes_back_a_step_for_a_tile_and_the_run_ends_in_the_same_bits(
     assert (repaired["step_before"], repaired["step"]) == (2, 1)
     forebay.run("train", "--resume", out=run, stop_after=0)
     assert forebay.digest(run) == digest
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("stop", [True, False], ids=["ctrl_c", "next_commit"])
+def test_files_that_go_while_a_run_goes_on_end_it(forebay, task, tmp_path, how, stop):
+    run = tmp_path / "run"
+    # With Ctrl-C all of it is in RAM, and nothing is committed before that.
+    settings = dict(task, steps=1000000, weights_tier="host", state_tier="host", commit_every=1000000 if stop else 1)
+    command = [forebay.binary, "train", f"--out={run}", "--format=json"] + [f"--{key}={value}" for key, value in settings.items()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while '"step":2' not in process.stdout.readline().replace(" ", ""):
+            assert process.poll() is None, process.stderr.read()
+        if how == "removed":
+            shutil.rmtree(run / "swap")
+        else:
+            shutil.copy(run / "swap/state.fbs", tmp_path / "state.fbs")
+            os.replace(tmp_path / "state.fbs", run / "swap/state.fbs")
+        if stop:
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 5, errors
+    assert f"{run}/swap/" in errors and f"was {how}" in errors, errors
+    assert "All of it is saved" not in errors, errors
