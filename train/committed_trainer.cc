@@ -5,52 +5,52 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/train/fingerprint.h"
+#include "forebay/train/json_fields.h"
 #include "forebay/train/run_folder.h"
 
 namespace forebay {
 namespace {
 
-constexpr int64_t kMostSteps = int64_t{1} << 62;
 constexpr int64_t kMostRows = int64_t{1} << 32;  // --batch times --accum
 
-bool IsIn(const Json& value, int64_t least, int64_t most) {
+bool IsIntegerIn(const Json& value, int64_t least, int64_t most) {
   const std::optional<int64_t> number = IntegerOf(value);
   return number.has_value() && *number >= least && *number <= most;
 }
 
 // nlohmann has no integer below 0 as an unsigned one.
-bool IsSeed(const Json& value) {
+bool IsTrainerSeed(const Json& value) {
   return value.is_number_unsigned();
 }
 
 bool IsNumSteps(const Json& value) {
-  return IsIn(value, 1, kMostSteps);
+  return IsIntegerIn(value, 1, kMostSteps);
 }
 
 bool IsNumRows(const Json& value) {
-  return IsIn(value, 1, kMostRows);
+  return IsIntegerIn(value, 1, kMostRows);
 }
 
-bool IsText(const Json& value) {
+bool IsTrainerText(const Json& value) {
   return value.is_string();
 }
 
-bool IsBool(const Json& value) {
+bool IsTrainerBool(const Json& value) {
   return value.is_boolean();
 }
 
 bool IsNumUpdates(const Json& value) {
-  return IsIn(value, 0, kMostSteps);
+  return IsIntegerIn(value, 0, kMostSteps);
 }
 
-bool IsScaler(const Json& value) {
+bool IsScalerState(const Json& value) {
   return value.is_object();  // what is in it: LossScaler::Restore
 }
 
 // A line of metrics.jsonl.
-bool AreMetrics(const Json& value) {
+bool IsMetricsLine(const Json& value) {
   if (value.is_null()) return true;
-  if (!value.is_object() || !value.contains("step") || !IsIn(value["step"], 0, kMostSteps)) {
+  if (!value.is_object() || !value.contains("step") || !IsIntegerIn(value["step"], 0, kMostSteps)) {
     return false;
   }
   for (const auto& [name, entry] : value.items()) {
@@ -59,34 +59,30 @@ bool AreMetrics(const Json& value) {
   return true;
 }
 
-struct Field {
-  const char* name;
-  bool (*is_valid)(const Json& value);
-  const char* expected;
-};
-constexpr Field kFields[] = {
+// All of them may be missing.
+constexpr JsonField kTrainerFields[] = {
     {"num_steps", IsNumSteps, "a whole number from 1 to 2^62"},
     {"rows_per_step", IsNumRows, "a whole number from 1 to 2^32"},
-    {"seed", IsSeed, "a whole number from 0 to 2^64 - 1"},
+    {"seed", IsTrainerSeed, "a whole number from 0 to 2^64 - 1"},
     {"settings", IsHexDigest, "a text of 32 hexadecimal digits"},
     {"files", IsHexDigest, "a text of 32 hexadecimal digits"},
-    {"kernel", IsText, "a text"},
-    {"metrics", AreMetrics, "an object of numbers with a step"},
+    {"kernel", IsTrainerText, "a text"},
+    {"metrics", IsMetricsLine, "an object of numbers with a step"},
     {"updates", IsNumUpdates, "a whole number from 0 to 2^62"},
-    {"loss_scaler", IsScaler, "an object"},
-    {"skipped", IsBool, "true or false"},
+    {"loss_scaler", IsScalerState, "an object"},
+    {"skipped", IsTrainerBool, "true or false"},
 };
 
-absl::Status FieldError(const std::string& where, int64_t step, const std::string& name,
-                        const std::string& value, const std::string& expected) {
+absl::Status TrainerFieldError(const std::string& where, int64_t step, const std::string& name,
+                               const std::string& value, const std::string& expected) {
   return CorruptError(
       fmt::format("the commit of step {} in {} is damaged: '{}' is {}, and {} was expected. Go "
-                  "back to the step "
-                  "before ('forebay inspect RUN --repair'), or put back a copy of the swap area",
+                  "back to the step before ('forebay inspect RUN --repair'), or put back a copy of "
+                  "the swap area",
                   step, where, name, value, expected));
 }
 
-std::string Shown(const Json& value) {
+std::string ShownValue(const Json& value) {
   constexpr size_t kLongest = 80;
   std::string text = value.dump();
   return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
@@ -102,24 +98,26 @@ absl::Status CheckTrainer(const CommitInfo& committed, const std::string& where)
   const Json& trainer = committed.trainer;
   const int64_t step = committed.step;
   if (step < 0 || step > kMostSteps) {
-    return FieldError(where, step, "step", fmt::format("{}", step), "one from 0 to 2^62");
+    return TrainerFieldError(where, step, "step", fmt::format("{}", step), "one from 0 to 2^62");
   }
   if (!trainer.is_object()) {
-    return FieldError(where, step, "the trainer's state", Shown(trainer), "an object");
+    return TrainerFieldError(where, step, "the trainer's state", ShownValue(trainer), "an object");
   }
-  for (const Field& field : kFields) {
+  for (const JsonField& field : kTrainerFields) {
     if (!trainer.contains(field.name) || field.is_valid(trainer[field.name])) continue;
-    return FieldError(where, step, field.name, Shown(trainer[field.name]), field.expected);
+    return TrainerFieldError(where, step, field.name, ShownValue(trainer[field.name]),
+                             field.expected);
   }
   const auto is_at_least = [&](const char* name, int64_t least) {
     return !trainer.contains(name) || trainer[name].get<int64_t>() >= least;
   };
   if (!is_at_least("num_steps", step)) {
-    return FieldError(where, step, "num_steps", trainer["num_steps"].dump(),
-                      "no less than the step");
+    return TrainerFieldError(where, step, "num_steps", trainer["num_steps"].dump(),
+                             "no less than the step");
   }
   if (trainer.contains("updates") && is_at_least("updates", step + 1)) {
-    return FieldError(where, step, "updates", trainer["updates"].dump(), "no more than the step");
+    return TrainerFieldError(where, step, "updates", trainer["updates"].dump(),
+                             "no more than the step");
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/train/json_fields.h"
 
 namespace forebay {
 namespace {
@@ -80,7 +81,6 @@ absl::Status LossScaler::Restore(const Json& state) {
     if (found.has_value()) value = *found;
     return found.has_value();
   };
-  constexpr int64_t kMostSteps = int64_t{1} << 62;
   int64_t steps = 0, last = 0, left = 0;
   const bool has_steps = integer("steps", steps) && steps >= 0 && steps <= kMostSteps;
   const bool has_last = integer("last_overflow", last) && last >= -1 && last < steps;

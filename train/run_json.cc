@@ -8,6 +8,7 @@
 #include "forebay/base/output_folder.h"
 #include "forebay/swap/stripes.h"
 #include "forebay/train/export_files.h"
+#include "forebay/train/json_fields.h"
 #include "forebay/train/run_folder.h"
 
 namespace forebay {
@@ -15,43 +16,39 @@ namespace {
 
 constexpr int64_t kMaxRunJsonBytes = 1 << 20;
 
-bool IsPath(const Json& value) {
+bool IsRunJsonPath(const Json& value) {
   return value.is_string() && value.get_ref<const std::string&>().find('\0') == std::string::npos;
 }
 
-bool IsState(const Json& value) {
+bool IsRunJsonState(const Json& value) {
   return value == kRunCreating || value == kRunReady;
 }
 
-bool IsStore(const Json& value) {
-  return IsPath(value) && !value.get_ref<const std::string&>().empty();
+bool IsRunJsonStore(const Json& value) {
+  return IsRunJsonPath(value) && !value.get_ref<const std::string&>().empty();
 }
 
-bool AreStores(const Json& value) {
+bool AreRunJsonStores(const Json& value) {
   return value.is_array() && !value.empty() && value.size() <= kMaxStripes &&
-         std::ranges::all_of(value, IsStore);
+         std::ranges::all_of(value, IsRunJsonStore);
 }
 
-bool IsFingerprint(const Json& value) {
+bool IsRunJsonFingerprint(const Json& value) {
   return value.is_null() || value.is_object();
 }
 
-bool AreFiles(const Json& value) {
+bool AreRunJsonFiles(const Json& value) {
   return value.is_null() || ParseFileList(value).ok();
 }
 
-struct Field {
-  const char* name;
-  bool (*is_valid)(const Json& value);  // of null where there is none
-  const char* expected;
-};
-constexpr Field kFields[] = {
-    {"state", IsState, "\"creating\" or \"ready\""},
-    {"stores", AreStores, "a list of 1 to 64 folders"},
+// What is missing is checked as null.
+constexpr JsonField kRunJsonFields[] = {
+    {"state", IsRunJsonState, "\"creating\" or \"ready\""},
+    {"stores", AreRunJsonStores, "a list of 1 to 64 folders"},
     {"store_uuid", IsHexDigest, "a text of 32 hexadecimal digits"},
-    {"model", IsPath, "the path of a folder"},
-    {"fingerprint", IsFingerprint, "an object, or null"},
-    {"files", AreFiles, "a list of {name, bytes, xxh3_128}, or null"},
+    {"model", IsRunJsonPath, "the path of a folder"},
+    {"fingerprint", IsRunJsonFingerprint, "an object, or null"},
+    {"files", AreRunJsonFiles, "a list of {name, bytes, xxh3_128}, or null"},
 };
 
 // `is_another_format`: the file is as another version of forebay wrote it, which no copy changes.
@@ -69,7 +66,7 @@ absl::StatusOr<Json> ReadOneRunJson(const std::string& path, bool& is_another_fo
         "began it, or begin a new one from its model",
         path, json["format"].dump(), kRunFormat));
   }
-  for (const Field& field : kFields) {
+  for (const JsonField& field : kRunJsonFields) {
     const Json value = json.contains(field.name) ? json[field.name] : Json();
     if (field.is_valid(value)) continue;
     return CorruptError(fmt::format("'{}' is damaged: '{}' is {}, and {} was expected", path,
