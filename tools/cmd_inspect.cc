@@ -116,6 +116,7 @@ std::string Text(const Json& json) {
   for (const Json& path : json.value("written_anew", Json::array())) {
     line("written anew", path.get<std::string>());
   }
+  for (const Json& file : json.value("lost", Json::array())) line("lost", file.get<std::string>());
   if (json.contains("verified")) text += VerifiedText(json["verified"]);
   if (!json.contains("tensors")) return text;
   text += "\n";

@@ -313,8 +313,7 @@ int RunCommandLine(const Program& program, const std::vector<std::string>& args)
   } catch (const std::system_error& error) {
     PrintTo(stderr,
             "{}: error: no thread could be started ({}). Raise the limit ('ulimit -u', or pids.max "
-            "of the "
-            "container), or end other programs\n",
+            "of the container), or end other programs\n",
             program.name, error.what());
     return static_cast<int>(ExitCode::kEnvironment);
   } catch (const std::exception& error) {

@@ -115,11 +115,11 @@ absl::Status CheckFoldersAreFree(const TrainOptions& options) {
   return found;
 }
 
-absl::StatusOr<UniqueFd> ClaimFolders(const TrainOptions& options) {
+absl::StatusOr<UniqueFd> ClaimFolders(const TrainOptions& options, std::string* note) {
   const std::string& out = options.out;
   FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(options));
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(out));
-  FOREBAY_ASSIGN_OR_RETURN(UniqueFd lock, TakeRunLock(out));
+  FOREBAY_ASSIGN_OR_RETURN(UniqueFd lock, TakeRunLock(out, note));
   // Another start may have come first, and may even have ended.
   FOREBAY_RETURN_IF_ERROR(LookAtFolders(options));
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> unfinished, StoreOfUnfinishedStart(out));

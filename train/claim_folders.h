@@ -15,7 +15,8 @@ absl::Status CheckFoldersAreFree(const TrainOptions& options);
 
 // Makes --out, takes its lock (run_lock.h), looks again, and removes what an unfinished start left
 // of its store. The errors of CheckFoldersAreFree; StorageError. Once run.json says "creating",
-// what says in the store's folders that it is of this store is the run's to remove.
-absl::StatusOr<UniqueFd> ClaimFolders(const TrainOptions& options);
+// what says in the store's folders that it is of this store is the run's to remove. `note`: of
+// TakeRunLock.
+absl::StatusOr<UniqueFd> ClaimFolders(const TrainOptions& options, std::string* note);
 
 }  // namespace forebay

@@ -79,7 +79,9 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
       observer.OnNote(fmt::format("--nvme: '{}' was not there and is made", nvme));
     }
   }
-  FOREBAY_ASSIGN_OR_RETURN(run.lock, ClaimFolders(run.options));
+  std::string note;
+  FOREBAY_ASSIGN_OR_RETURN(run.lock, ClaimFolders(run.options, &note));
+  if (!note.empty()) observer.OnNote(note);
   StoreOptions store;
   FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
   FOREBAY_RETURN_IF_ERROR(

@@ -44,14 +44,16 @@ absl::Status CheckRoomForWeights(const std::string& folder, int64_t bytes) {
 }
 
 // Where the small files of the exported model come from: the run's own copies, which must be those
-// that the commit was made with. A run that was never trained has none.
+// that the commit was made with. A run that was never trained has none. `note`: what is left out.
 absl::Status FindModelOf(const std::string& run_directory, const Json& run,
-                         const TensorStore& store, ExportedModel& model) {
+                         const TensorStore& store, ExportedModel& model, std::string& note) {
   const RunPaths paths(run_directory);
   FOREBAY_RETURN_IF_ERROR(CheckIsOfCommit(run, paths.run_json, store.committed()));
   model.files = RunFilesOf(run);
   model.origin = model.files.empty() ? ModelOf(run_directory, run) : paths.files;
-  FOREBAY_RETURN_IF_ERROR(CheckRunFiles(model.origin, model.files));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> lost,
+                           CheckRunFiles(model.origin, model.files));
+  for (const std::string& line : lost) note += (note.empty() ? "" : "\n") + line;
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(model.origin));
   return CheckWeightsAreOf(config, store, JoinPath(model.origin, kConfigName));
 }
@@ -67,7 +69,7 @@ absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
                            OpenRunStore(options.run, engine.get(), StoreAccess::kReadOnly));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
   ExportedModel model;
-  FOREBAY_RETURN_IF_ERROR(FindModelOf(options.run, run, *store, model));
+  FOREBAY_RETURN_IF_ERROR(FindModelOf(options.run, run, *store, model, exported.note));
   exported.step = store->committed().step;
   exported.dtype = options.dtype.value_or(WeightDType(store->tiles().layout()));
   exported.bytes = store->inventory().num_params() * SizeOf(exported.dtype);

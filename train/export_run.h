@@ -21,7 +21,7 @@ struct ExportRunOptions {
 };
 
 struct ExportedRun {
-  std::string note;            // one line where run.json is lost and its copy was read; else ""
+  std::string note;            // lines: which copy of run.json was read, what is left out; or ""
   std::string folder;          // a Hugging Face folder
   int64_t step = 0;            // committed
   DType dtype = DType::kBF16;  // of the weights

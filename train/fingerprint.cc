@@ -122,8 +122,8 @@ absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
   if (differences.empty()) return absl::OkStatus();
   return UsageError(
       fmt::format("cannot resume: what follows would change the result of the run.{}\nUse the "
-                  "values of the run, "
-                  "or start a new run with another --out",
+                  "values of the run (or leave --model out, where it is the model), or start a new "
+                  "run with another --out",
                   differences));
 }
 

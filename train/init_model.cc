@@ -214,7 +214,10 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
                                      const std::function<void(double)>& progress) {
   FOREBAY_ASSIGN_OR_RETURN(const Source source, ReadSource(options.config));
   const DType dtype = WantedDType(options, source.config);
-  FOREBAY_RETURN_IF_ERROR(CheckOutIsFree(options.out));
+  const absl::Status is_free = CheckOutIsFree(options.out);
+  // Of a folder that is not free, that somebody is at work there says more.
+  FOREBAY_RETURN_IF_ERROR(CheckRunIsNotInUse(options.out));
+  FOREBAY_RETURN_IF_ERROR(is_free);
   InitResult result;
   result.architecture = source.config.architecture;
   result.num_params = BuildInventory(source.config).num_params();
@@ -224,15 +227,16 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
     result.precision = NameOf(dtype);
   }
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(options.out));
-  UniqueFd lock;
-  if (options.as_run) {
-    FOREBAY_ASSIGN_OR_RETURN(lock, TakeRunLock(options.out));
-    // Another may have come first.
-    FOREBAY_RETURN_IF_ERROR(CheckOutIsFree(options.out));
-  }
+  // A model folder has it only while it is made: what is removed below is nobody else's.
+  FOREBAY_ASSIGN_OR_RETURN(const UniqueFd lock, TakeRunLock(options.out));
+  // Another may have come first.
+  FOREBAY_RETURN_IF_ERROR(CheckOutIsFree(options.out));
   const absl::Status status = options.as_run ? WriteRun(options, source, dtype, result, progress)
                                              : WriteModelFolder(options, source, dtype, progress);
-  if (status.ok()) return result;
+  if (status.ok()) {
+    if (!options.as_run) FOREBAY_RETURN_IF_ERROR(RemoveTree(RunPaths(options.out).lock));
+    return result;
+  }
   // Only what was made here: the folder was new or empty.
   const absl::StatusOr<std::vector<std::string>> names = ListFolder(options.out);
   for (const std::string& name : names.value_or(std::vector<std::string>())) {

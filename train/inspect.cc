@@ -152,7 +152,28 @@ absl::StatusOr<Json> Verify(TensorStore& store, bool in_use, const InspectOption
               {"steps", std::move(of_steps)}};
 }
 
-// The store first, then the records that belong to what it has committed.
+// Once the store is in order: what belongs to what it has committed.
+absl::StatusOr<RestoredFiles> RepairRecordsOf(const std::string& path,
+                                              const std::vector<std::string>& directories,
+                                              Engine* engine, const std::string& uuid) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
+                           TensorStore::Open(directories, engine, uuid));
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
+  FOREBAY_RETURN_IF_ERROR(CheckTrainer(store->committed(), QuotedList(directories)));
+  return RepairRecords(path, store->committed());
+}
+
+// For who is told of an error only.
+std::string WhatWasRepaired(const RepairReport& report) {
+  if (report.step_before >= 0 && report.step != report.step_before) {
+    return fmt::format("the store was set back from step {} to step {}", report.step_before,
+                       report.step);
+  }
+  return report.changed ? fmt::format("the store was repaired, at step {}", report.step)
+                        : fmt::format("the store is whole, at step {}", report.step);
+}
+
+// The store first, then its records.
 absl::Status Repair(const std::string& path, const InspectOptions& options, Engine* engine,
                     Json& json) {
   FOREBAY_RETURN_IF_ERROR(ReadRunJson(path).status());
@@ -172,11 +193,10 @@ absl::Status Repair(const std::string& path, const InspectOptions& options, Engi
                       {"step", report.step},
                       {"damaged", ToJson(report.damaged)},
                       {"notes", report.notes}};
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           TensorStore::Open(directories, engine, uuid));
-  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
-  FOREBAY_RETURN_IF_ERROR(CheckTrainer(store->committed(), QuotedList(directories)));
-  FOREBAY_ASSIGN_OR_RETURN(json["written_anew"], RepairRecords(path, store->committed()));
+  const absl::StatusOr<RestoredFiles> records = RepairRecordsOf(path, directories, engine, uuid);
+  if (!records.ok()) return Annotate(records.status(), WhatWasRepaired(report));
+  json["written_anew"] = records->written;
+  if (!records->lost.empty()) json["lost"] = records->lost;
   return absl::OkStatus();
 }
 

@@ -7,7 +7,6 @@
 #include "forebay/base/file.h"
 #include "forebay/swap/store_folders.h"
 #include "forebay/train/committed_trainer.h"
-#include "forebay/train/run_files.h"
 #include "forebay/train/run_folder.h"
 #include "forebay/train/run_settings.h"
 
@@ -55,8 +54,8 @@ absl::StatusOr<Json> FindRunJson(const std::string& run_directory) {
   return copy.ok() && FindsItsStore(run_directory, *copy) ? *std::move(copy) : std::move(json);
 }
 
-absl::StatusOr<std::vector<std::string>> RepairRecords(const std::string& run_directory,
-                                                       const CommitInfo& committed) {
+absl::StatusOr<RestoredFiles> RepairRecords(const std::string& run_directory,
+                                            const CommitInfo& committed) {
   const RunPaths paths(run_directory);
   FOREBAY_ASSIGN_OR_RETURN(Json json, FindRunJson(run_directory));
   const absl::Status is_of_commit = CheckIsOfCommit(json, paths.run_json, committed);
@@ -70,11 +69,10 @@ absl::StatusOr<std::vector<std::string>> RepairRecords(const std::string& run_di
   std::vector<std::string> written;
   FOREBAY_RETURN_IF_ERROR(RepairRunJson(paths, json, written));
   FOREBAY_RETURN_IF_ERROR(RepairSettings(paths, written));
-  FOREBAY_ASSIGN_OR_RETURN(
-      const std::vector<std::string> files,
-      RestoreRunFiles(paths.files, RunFilesOf(json), ModelOf(run_directory, json)));
-  written.insert(written.end(), files.begin(), files.end());
-  return written;
+  FOREBAY_ASSIGN_OR_RETURN(RestoredFiles restored, RestoreRunFiles(paths.files, RunFilesOf(json),
+                                                                   ModelOf(run_directory, json)));
+  restored.written.insert(restored.written.begin(), written.begin(), written.end());
+  return restored;
 }
 
 }  // namespace forebay

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
 #include "forebay/swap/tensor_store.h"
+#include "forebay/train/run_files.h"
 
 namespace forebay {
 
@@ -18,9 +19,10 @@ namespace forebay {
 absl::StatusOr<Json> FindRunJson(const std::string& run_directory);
 
 // Writes anew what is lost, damaged, or not the one that the commit was made with, from what is
-// whole. Returns the paths. By whoever holds the run's lock, once the store is in order.
-// CorruptError where there is no second copy to take; what could be written was.
-absl::StatusOr<std::vector<std::string>> RepairRecords(const std::string& run_directory,
-                                                       const CommitInfo& committed);
+// whole. Returns the paths, and a line for each copy of a model's file that is lost and that a
+// model can do without. By whoever holds the run's lock, once the store is in order. CorruptError
+// where there is no second copy to take; what could be written was.
+absl::StatusOr<RestoredFiles> RepairRecords(const std::string& run_directory,
+                                            const CommitInfo& committed);
 
 }  // namespace forebay

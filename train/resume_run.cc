@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -118,8 +119,9 @@ absl::StatusOr<Json> TakeRun(TrainObserver& observer, PreparedRun& run) {
         "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
   }
   FOREBAY_RETURN_IF_ERROR(ReadRunJson(out).status());
-  FOREBAY_ASSIGN_OR_RETURN(run.lock, TakeRunLock(out));
   std::string note;
+  FOREBAY_ASSIGN_OR_RETURN(run.lock, TakeRunLock(out, &note));
+  if (!note.empty()) observer.OnNote(std::exchange(note, ""));
   FOREBAY_ASSIGN_OR_RETURN(Json json, ReadRunJson(out, &note));
   if (!note.empty()) observer.OnNote(note);
   if (json["state"] == kRunReady) return json;
@@ -128,6 +130,14 @@ absl::StatusOr<Json> TakeRun(TrainObserver& observer, PreparedRun& run) {
                   "nothing to resume. "
                   "Start it again without --resume",
                   out));
+}
+
+// A run that has its own copies of the model's files needs no --model.
+absl::Status OrWithoutModel(const absl::Status& status) {
+  if (status.ok()) return status;
+  return Annotate(status,
+                  "the folder of --model cannot be compared with the run's (name another, "
+                  "or leave --model out)");
 }
 
 // What this command says of --model, for a run that has its own copies of the model's files.
@@ -143,7 +153,8 @@ absl::Status CompareModel(const Json& run_json, const ResolvedOptions& resolved,
                                 MessageOf(different.status()), run.paths.files));
     return absl::OkStatus();
   }
-  FOREBAY_RETURN_IF_ERROR(different.status());
+  if (ExitCodeOf(different.status()) == ExitCode::kUsage) return different.status();
+  FOREBAY_RETURN_IF_ERROR(OrWithoutModel(different.status()));
   if (!different->empty()) {
     observer.OnNote(fmt::format(
         "--model: {} there {} not what the run began with, and not used: the run has its own "
@@ -160,14 +171,17 @@ absl::Status TakeRunFiles(const Json& run_json, const ResolvedOptions& resolved,
   run.files = RunFilesOf(run_json);
   if (run.files.empty()) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(CompareModel(run_json, resolved, observer, run));
-  const std::string model = ModelOf(run.options.out, run_json);
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> restored,
-                           RestoreRunFiles(run.paths.files, run.files, model));
-  for (const std::string& path : restored) {
-    observer.OnNote(fmt::format("'{}' was not what it was any more, and is written anew from '{}'",
-                                path, model));
+  const std::string model =
+      IsSaidNow(resolved, "model") ? resolved.options.model : ModelOf(run.options.out, run_json);
+  const bool dry_run = run.options.dry_run;
+  FOREBAY_ASSIGN_OR_RETURN(const RestoredFiles restored,
+                           RestoreRunFiles(run.paths.files, run.files, model, dry_run));
+  for (const std::string& path : restored.written) {
+    observer.OnNote(fmt::format("'{}' was not what it was any more, and {} anew from '{}'", path,
+                                dry_run ? "would be written" : "is written", model));
   }
-  run.model_directory = run.paths.files;
+  for (const std::string& line : restored.lost) observer.OnWarning(line);
+  run.model_directory = dry_run && !restored.written.empty() ? model : run.paths.files;
   return absl::OkStatus();
 }
 
@@ -223,7 +237,11 @@ absl::StatusOr<std::string> ModelDigestToResume(const Json& run_json,
   const std::string& model = resolved.options.model;
   const bool is_known = run_json.contains("fingerprint") && run_json["fingerprint"].is_object();
   const bool is_compared = !is_known || (IsSaidNow(resolved, "model") && HasWeights(model));
-  if (is_compared) return SampleDigest(model);
+  if (is_compared) {
+    absl::StatusOr<std::string> sample = SampleDigest(model);
+    if (sample.ok() || !is_known) return sample;
+    return OrWithoutModel(sample.status());
+  }
   const Json digest = run_json["fingerprint"].value("model", Json());
   return digest.is_string() ? digest.get<std::string>() : "";
 }

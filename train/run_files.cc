@@ -20,19 +20,44 @@ std::string DigestOfText(std::string_view text) {
   return hash.Hex();
 }
 
+// Without the others an exported model is one all the same.
+bool IsEssential(const std::string& name) {
+  return name == kConfigName || name == kTokenizerName;
+}
+
 // CorruptError where the file in `folder` is missing or another.
 absl::StatusOr<std::string> ReadRunFile(const std::string& folder, const ExportedFile& file) {
   const std::string path = JoinPath(folder, file.name);
   absl::StatusOr<std::string> contents = ReadWholeFile(path, kMaxTokenizerBytes);
   if (contents.ok() && DigestOfText(*contents) == file.digest) return contents;
   if (ExitCodeOf(contents.status()) == ExitCode::kStorage) return contents;
-  return CorruptError(fmt::format(
-      "the run's own copy '{}' {}. Put back what it was (xxh128sum {}): 'forebay inspect RUN "
-      "--repair' takes it from --model, where that still has it",
-      path,
-      contents.ok() ? "is not what it was when the run began"
-                    : "cannot be used: " + MessageOf(contents.status()),
-      file.digest));
+  return CorruptError(fmt::format("the run's own copy '{}' {}", path,
+                                  contents.ok()
+                                      ? "is not what it was when the run began"
+                                      : "cannot be used: " + MessageOf(contents.status())));
+}
+
+// `why`: of ReadRunFile. `tried`: the folder that does not have the file either; "" when none was.
+std::string LostText(const absl::Status& why, const ExportedFile& file, const std::string& tried) {
+  return fmt::format(
+      "{}{}. Put back what it was (xxh128sum {}): {}", MessageOf(why),
+      IsEssential(file.name) ? "" : ", so exported models go without it", file.digest,
+      tried.empty()
+          ? "'forebay inspect RUN --repair' takes it from the folder that the run began with, "
+            "'forebay train --resume --model=FOLDER' from another"
+          : fmt::format("'{}' does not have it; 'forebay train --resume --model=FOLDER' takes it "
+                        "from a folder that has",
+                        tried));
+}
+
+// Keeps the line of a file that a model can do without. Otherwise the error.
+absl::Status ReportLost(const absl::Status& why, const ExportedFile& file, const std::string& tried,
+                        std::vector<std::string>& lost) {
+  if (!IsEssential(file.name)) {
+    lost.push_back(LostText(why, file, tried));
+    return absl::OkStatus();
+  }
+  return ExitCodeOf(why) == ExitCode::kStorage ? why : CorruptError(LostText(why, file, tried));
 }
 
 absl::Status RemoveOthers(const std::string& folder, const std::vector<ModelFile>& files) {
@@ -92,39 +117,53 @@ absl::Status WriteRunFiles(const std::string& folder, const std::vector<ModelFil
   return absl::OkStatus();
 }
 
-absl::Status CheckRunFiles(const std::string& folder, const RunFiles& files) {
-  for (const ExportedFile& file : files) {
-    FOREBAY_RETURN_IF_ERROR(ReadRunFile(folder, file).status());
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<std::string>> RestoreRunFiles(const std::string& folder,
-                                                         const RunFiles& files,
-                                                         const std::string& model) {
-  std::vector<std::string> written;
+absl::StatusOr<std::vector<std::string>> CheckRunFiles(const std::string& folder,
+                                                       const RunFiles& files) {
+  std::vector<std::string> lost;
   for (const ExportedFile& file : files) {
     const absl::Status own = ReadRunFile(folder, file).status();
-    if (own.ok()) continue;
-    const absl::StatusOr<std::string> contents = ReadRunFile(model, file);
-    if (!contents.ok()) return own;
-    const std::string path = JoinPath(folder, file.name);
-    FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(folder));
-    FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(path, *contents));
-    written.push_back(path);
+    if (!own.ok()) FOREBAY_RETURN_IF_ERROR(ReportLost(own, file, "", lost));
   }
-  return written;
+  return lost;
+}
+
+absl::StatusOr<RestoredFiles> RestoreRunFiles(const std::string& folder, const RunFiles& files,
+                                              const std::string& model, bool dry_run) {
+  RestoredFiles restored;
+  const auto restore = [&](const ExportedFile& file) -> absl::Status {
+    const absl::Status own = ReadRunFile(folder, file).status();
+    if (own.ok()) return absl::OkStatus();
+    const absl::StatusOr<std::string> contents = ReadRunFile(model, file);
+    if (!contents.ok()) return ReportLost(own, file, model, restored.lost);
+    const std::string path = JoinPath(folder, file.name);
+    if (!dry_run) {
+      FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(folder));
+      FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(path, *contents));
+    }
+    restored.written.push_back(path);
+    return absl::OkStatus();
+  };
+  absl::Status first_error;
+  for (const ExportedFile& file : files) first_error.Update(restore(file));
+  FOREBAY_RETURN_IF_ERROR(first_error);
+  return restored;
 }
 
 absl::Status ExportRunFiles(const std::string& folder, const RunFiles& files, DType dtype,
                             const std::string& to) {
   for (const ExportedFile& file : files) {
-    FOREBAY_ASSIGN_OR_RETURN(const std::string contents, ReadRunFile(folder, file));
-    if (file.name != kConfigName) {
-      FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(JoinPath(to, file.name), contents));
+    const absl::StatusOr<std::string> contents = ReadRunFile(folder, file);
+    if (!contents.ok()) {
+      // Whoever resumes or exports was told (CheckRunFiles, RestoreRunFiles).
+      std::vector<std::string> lost;
+      FOREBAY_RETURN_IF_ERROR(ReportLost(contents.status(), file, "", lost));
       continue;
     }
-    FOREBAY_ASSIGN_OR_RETURN(Json config, ParseJson(contents, JoinPath(folder, file.name)));
+    if (file.name != kConfigName) {
+      FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(JoinPath(to, file.name), *contents));
+      continue;
+    }
+    FOREBAY_ASSIGN_OR_RETURN(Json config, ParseJson(*contents, JoinPath(folder, file.name)));
     FOREBAY_RETURN_IF_ERROR(WriteConfig(std::move(config), dtype, to));
   }
   return absl::OkStatus();
@@ -137,8 +176,7 @@ absl::StatusOr<std::vector<std::string>> CompareModelFiles(const std::string& mo
   for (const ExportedFile& theirs : DescribeFiles(there)) {
     const auto own = std::ranges::find(files, theirs.name, &ExportedFile::name);
     if (own != files.end() && own->digest == theirs.digest) continue;
-    const bool changes_the_result = theirs.name == kConfigName || theirs.name == kTokenizerName;
-    if (own == files.end() || !changes_the_result) {
+    if (own == files.end() || !IsEssential(theirs.name)) {
       different.push_back(theirs.name);
       continue;
     }

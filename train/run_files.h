@@ -30,15 +30,20 @@ std::string DigestOf(const RunFiles& files);
 // Writes them into `folder`, which is made where it is missing, and removes others there that a
 // model could have. StorageError, UsageError (a link in place of the folder).
 absl::Status WriteRunFiles(const std::string& folder, const std::vector<ModelFile>& files);
-// CorruptError names the first that is missing or is not what it was, with what to do.
-absl::Status CheckRunFiles(const std::string& folder, const RunFiles& files);
-// The same, but what is not as it was is taken from the folder `model` where that still has it.
-// Returns the paths of those that were written anew.
-absl::StatusOr<std::vector<std::string>> RestoreRunFiles(const std::string& folder,
-                                                         const RunFiles& files,
-                                                         const std::string& model);
+// Returns a line for each that is missing or is not what it was, with what to do: a model can do
+// without it. config.json and tokenizer.json are an error instead: CorruptError, StorageError.
+absl::StatusOr<std::vector<std::string>> CheckRunFiles(const std::string& folder,
+                                                       const RunFiles& files);
+struct RestoredFiles {
+  std::vector<std::string> written;  // paths; of a dry run what would be written
+  std::vector<std::string> lost;     // lines, as CheckRunFiles has them
+};
+// The same, but what is not as it was is taken from the folder `model` where that still has it. The
+// error is that of the first that could not be restored; the others were.
+absl::StatusOr<RestoredFiles> RestoreRunFiles(const std::string& folder, const RunFiles& files,
+                                              const std::string& model, bool dry_run = false);
 // Into the folder `to` of an exported model, which exists; config.json with `dtype` as that of the
-// weights. The errors of CheckRunFiles; StorageError.
+// weights. What CheckRunFiles has a line for is left out. Its errors; StorageError.
 absl::Status ExportRunFiles(const std::string& folder, const RunFiles& files, DType dtype,
                             const std::string& to);
 // Whether the folder `model`, which a command names for a run that has these files, is the run's.

@@ -85,7 +85,9 @@ bool IsHexDigest(const Json& value) {
 
 bool IsRunFolder(const std::string& directory) {
   const RunPaths paths(directory);
-  return FileExists(paths.run_json) || FileExists(paths.run_json_copy);
+  if (FileExists(paths.run_json)) return true;
+  // A run whose own folder is called "files" has a lock there.
+  return FileExists(paths.run_json_copy) && !FileExists(RunPaths(paths.files).lock);
 }
 
 absl::StatusOr<Json> ReadRunJsonAt(const std::string& path) {

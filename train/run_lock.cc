@@ -1,5 +1,11 @@
 #include "forebay/train/run_lock.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
+
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/swap/store_lock.h"
 #include "forebay/train/run_folder.h"
@@ -9,10 +15,26 @@ namespace {
 
 constexpr char kWhat[] = "the run";
 
+// Some network and FUSE file systems are.
+bool IsWithoutLocks(const std::string& path) {
+  const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY);
+  if (!fd.ok() || ::flock(fd->get(), LOCK_SH | LOCK_NB) == 0) return false;
+  return errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK;
+}
+
 }  // namespace
 
-absl::StatusOr<UniqueFd> TakeRunLock(const std::string& out) {
-  return TakeStoreLock(RunPaths(out).lock, kWhat);
+absl::StatusOr<UniqueFd> TakeRunLock(const std::string& out, std::string* note) {
+  const std::string path = RunPaths(out).lock;
+  absl::StatusOr<UniqueFd> lock = TakeStoreLock(path, kWhat);
+  if (lock.ok() || !IsWithoutLocks(path)) return lock;
+  if (note != nullptr) {
+    *note = fmt::format(
+        "the file system of '{}' has no locks (flock): that two commands do not use the run at "
+        "once is for you to see to. The swap area has locks of its own",
+        out);
+  }
+  return UniqueFd();
 }
 
 absl::Status CheckRunIsNotInUse(const std::string& out) {

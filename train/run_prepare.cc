@@ -113,6 +113,13 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
         "(--durability=none): a crash or a power cut loses all since the last export, Ctrl-C "
         "nothing. With --save_every it exports on the way");
   }
+  if (run.options.scrub_every > 0 && run.plan.num_slots == 1) {
+    observer.OnNote(fmt::format(
+        "--scrub_every={}: this run keeps one copy of its state (--durability=none), which its "
+        "steps write over in place, so nothing is checked on the way. 'forebay inspect RUN "
+        "--verify' checks it once the run has stopped",
+        run.options.scrub_every));
+  }
   if (limits.disks.size() > 1) {
     const StripeWeights& weights = run.plan.tiles.stripe_weights();
     if (weights != shares.weights) shares.origin += "; less where there is no room for more";
@@ -130,7 +137,9 @@ absl::Status ReadModel(PreparedRun& run, ModelSource& source) {
   }
   FOREBAY_ASSIGN_OR_RETURN(run.config, ReadDecoderConfig(run.model_directory));
   // The result takes it along; that it is damaged should not be found by the first text after days.
-  FOREBAY_RETURN_IF_ERROR(ReadStopTokens(run.model_directory, run.config).status());
+  if (!source.files.empty()) {
+    FOREBAY_RETURN_IF_ERROR(ReadStopTokens(run.model_directory, run.config).status());
+  }
   if (!run.resumed) return OpenWeights(run, source);
   return CheckWeightsAreOf(run.config, *run.store, JoinPath(run.model_directory, kConfigName));
 }

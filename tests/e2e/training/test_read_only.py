@@ -126,11 +126,6 @@ def test_a_user_who_may_only_read(forebay, task, stopped, expected):
         run = shutil.copytree(stopped, f"{folder}/run")
         readable = dict(task, data=shutil.copy(task["data"], folder))
         program = type(forebay)(shutil.copy(forebay.binary, folder))
-        # An export takes the tokenizer from there.
-        run_json = json.load(open(f"{run}/run.json", encoding="utf-8"))
-        run_json["model"] = shutil.copytree(task["model"], f"{folder}/model")
-        with open(f"{run}/run.json", "w", encoding="utf-8") as file:
-            json.dump(run_json, file)
         subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
         before = state_of(folder)
         seen = look_at(program, readable, run, preexec_fn=confined.as_nobody(8 << 20), with_python=False)

@@ -43,7 +43,7 @@ class RunFilesTest : public testing::Test {
 
 TEST_F(RunFilesTest, AreAllButTheWeights) {
   EXPECT_THAT(*ListFolder(own_), ElementsAre("config.json", "spiece.model", "tokenizer.json"));
-  EXPECT_EQ(CheckRunFiles(own_, files_), absl::OkStatus());
+  EXPECT_THAT(*CheckRunFiles(own_, files_), IsEmpty());
   const auto read = ReadModelFiles(own_);
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(DigestOf(DescribeFiles(*read)), DigestOf(files_));
@@ -65,17 +65,45 @@ TEST_F(RunFilesTest, ThatAreNotWhatTheyWereAreNamedAndRestoredWhereTheModelHasTh
   for (const bool is_lost : {false, true}) {
     Write(own_, "tokenizer.json", "[]");
     if (is_lost) std::filesystem::remove(path);
-    const absl::Status status = CheckRunFiles(own_, files_);
+    const absl::Status status = CheckRunFiles(own_, files_).status();
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt);
     EXPECT_THAT(MessageOf(status), HasSubstr("'" + path + "'"));
-    EXPECT_THAT(*RestoreRunFiles(own_, files_, model_), ElementsAre(path));
+    const std::string before = Read(own_, "tokenizer.json");
+    EXPECT_THAT(RestoreRunFiles(own_, files_, model_, /*dry_run=*/true)->written,
+                ElementsAre(path));
+    EXPECT_EQ(Read(own_, "tokenizer.json"), before);
+    EXPECT_THAT(RestoreRunFiles(own_, files_, model_)->written, ElementsAre(path));
     EXPECT_EQ(Read(own_, "tokenizer.json"), "{}");
-    EXPECT_THAT(*RestoreRunFiles(own_, files_, model_), IsEmpty());
+    EXPECT_THAT(RestoreRunFiles(own_, files_, model_)->written, IsEmpty());
   }
   Write(own_, "tokenizer.json", "[]");
   Write(model_, "tokenizer.json", "[[]]");
   EXPECT_EQ(ExitCodeOf(RestoreRunFiles(own_, files_, model_).status()), ExitCode::kCorrupt);
   EXPECT_EQ(Read(own_, "tokenizer.json"), "[]") << "nothing else is put there";
+}
+
+TEST_F(RunFilesTest, AreRestoredPastOneThatIsLost) {
+  Write(own_, "config.json", "[]");
+  Write(own_, "tokenizer.json", "[]");
+  std::filesystem::remove(JoinPath(model_, "config.json"));
+  const absl::Status status = RestoreRunFiles(own_, files_, model_).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt);
+  EXPECT_THAT(MessageOf(status),
+              AllOf(HasSubstr(JoinPath(own_, "config.json")), HasSubstr("'" + model_ + "'"),
+                    HasSubstr("train --resume --model=FOLDER")));
+  EXPECT_EQ(Read(own_, "tokenizer.json"), "{}");
+}
+
+TEST_F(RunFilesTest, AreNamedAndLeftOutOfAnExportWhereAModelCanDoWithoutThem) {
+  std::filesystem::remove(JoinPath(model_, "spiece.model"));
+  Write(own_, "spiece.model", "other pieces");
+  const auto names_it = ElementsAre(HasSubstr(JoinPath(own_, "spiece.model")));
+  EXPECT_THAT(*CheckRunFiles(own_, files_), names_it);
+  EXPECT_THAT(RestoreRunFiles(own_, files_, model_)->lost, names_it);
+  const std::string to = folder_.Path("exported");
+  ASSERT_TRUE(MakeDirectories(to).ok());
+  ASSERT_EQ(ExportRunFiles(own_, files_, DType::kBF16, to), absl::OkStatus());
+  EXPECT_THAT(*ListFolder(to), ElementsAre("config.json", "tokenizer.json"));
 }
 
 TEST_F(RunFilesTest, AreWhatAnExportTakes) {
