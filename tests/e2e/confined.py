@@ -193,3 +193,13 @@ def fill_beside(disk):
     with contextlib.suppress(OSError):
         for number in range(1000):
             (disk / f"other-{number}").touch()
+
+
+def compile_shim(source, folder):
+    """The library, for LD_PRELOAD, whose functions take the place of those of the C library."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler for the library that is preloaded")
+    library = folder / source.with_suffix(".so").name
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library

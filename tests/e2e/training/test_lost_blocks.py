@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 
+import confined
 import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
 
@@ -18,13 +19,7 @@ BLOCK = 4096
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler for the library that is preloaded")
-    library = tmp_path_factory.mktemp("shim") / "bad_block.so"
-    source = pathlib.Path(__file__).with_name("bad_block.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return library
+    return confined.compile_shim(pathlib.Path(__file__).with_name("bad_block.c"), tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture(scope="module")

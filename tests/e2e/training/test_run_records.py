@@ -126,6 +126,80 @@ def test_a_damaged_copy_is_taken_from_the_model_folder_or_named(forebay, stopped
     assert forebay.digest(stopped) == whole[0]
 
 
+def lose(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_a_lost_file_that_a_model_can_do_without_ends_nothing(forebay, stopped, whole, tmp_path):
+    shutil.rmtree(tmp_path / "model")
+    own = stopped / "files" / "generation_config.json"
+    for damage in (lose, pathlib.Path.unlink):
+        damage(own)
+        exported = tmp_path / damage.__name__
+        done = forebay.run("export", stopped, out=exported)
+        assert f"'{own}'" in done.stderr and "go without it" in done.stderr, done.stderr
+        assert "generation_config.json" not in os.listdir(exported)
+        forebay.run("inspect", exported, "--verify")
+        repaired = json.loads(forebay.run("inspect", stopped, "--repair", "--format=json").stdout)
+        assert f"'{own}'" in repaired["lost"][0] and repaired["written_anew"] == []
+    done = forebay.run("train", "--resume", out=stopped)
+    assert f"warning: the run's own copy '{own}'" in done.stderr, done.stderr
+    assert forebay.digest(stopped) == whole[0]
+
+
+def test_lost_copies_come_from_the_folder_that_a_resume_names(forebay, stopped, whole, tmp_path):
+    shutil.move(tmp_path / "model", tmp_path / "moved")
+    own = stopped / "files" / "config.json"
+    before = own.read_bytes()
+    lose(own)
+    damaged = own.read_bytes()
+    refused = forebay.run("train", "--resume", out=stopped, check=False)
+    assert refused.returncode == 8 and f"'{tmp_path / 'model'}' does not have it" in refused.stderr, refused.stderr
+    assert "train --resume --model=FOLDER" in refused.stderr
+    done = forebay.run("train", "--resume", "--dry_run", out=stopped, model=tmp_path / "moved")
+    assert "would be written anew" in done.stderr and own.read_bytes() == damaged
+    done = forebay.run("train", "--resume", out=stopped, model=tmp_path / "moved")
+    assert f"'{own}' was not what it was any more" in done.stderr, done.stderr
+    assert own.read_bytes() == before and forebay.digest(stopped) == whole[0]
+
+
+def test_other_weights_in_a_model_that_a_resume_names_can_be_left_out(forebay, stopped, whole, tmp_path):
+    weights = tmp_path / "model" / "model.safetensors"
+    other = bytearray(weights.read_bytes())
+    other[-8:] = bytes(8)
+    for contents in (other, other[:100]):
+        weights.write_bytes(contents)
+        refused = forebay.run("train", "--resume", out=stopped, model=tmp_path / "model", check=False)
+        assert refused.returncode in (2, 3, 8) and "leave --model out" in refused.stderr, refused.stderr
+    forebay.run("train", "--resume", out=stopped)
+    assert forebay.digest(stopped) == whole[0]
+
+
+def test_a_repair_that_fails_says_what_it_did_to_the_store(forebay, stopped, tmp_path):
+    shutil.rmtree(tmp_path / "model")
+    lose(stopped / "files" / "config.json")
+    with open(stopped / "swap" / "weights.fbs", "r+b") as file:
+        file.write(SECRET)
+    refused = forebay.run("inspect", stopped, "--repair", check=False)
+    assert refused.returncode == 8 and "set back from step 2 to step 1: " in refused.stderr, refused.stderr
+    refused = forebay.run("inspect", stopped, "--repair", check=False)
+    assert refused.returncode == 8 and "the store is whole, at step 1: " in refused.stderr, refused.stderr
+
+
+def test_a_run_in_a_folder_named_files_makes_its_parent_no_run(forebay, task, tmp_path):
+    forebay.run("train", out=tmp_path / "files", stop_after=1, check=False, **task)
+    shown = forebay.run("inspect", tmp_path, check=False)
+    assert shown.returncode == 3 and "neither" in shown.stderr, shown.stderr
+    assert forebay.run("inspect", tmp_path / "files").returncode == 0
+
+
+def test_a_run_of_one_copy_says_that_it_is_not_scrubbed(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    forebay.run("train", out=out, stop_after=1, check=False, **dict(task, commit_every=0, durability="none"))
+    done = forebay.run("train", "--resume", out=out, scrub_every=1)
+    assert done.stderr.count("--scrub_every=1: this run keeps one copy") == 1, done.stderr
+
+
 def test_the_weights_must_be_those_of_the_configuration(forebay, task, tmp_path):
     """Of a run without files of its own, as `init --run` makes one."""
     out = tmp_path / "run"

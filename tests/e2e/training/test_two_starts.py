@@ -1,9 +1,13 @@
 """Several commands that want one run folder at the same moment: one gets it, and its run is whole."""
 
+import errno
+import fcntl
 import json
 import os
+import pathlib
 import subprocess
 
+import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
 
@@ -110,6 +114,36 @@ def test_a_file_of_others_named_as_the_lock_is_theirs(forebay, task, tmp_path):
         refused = forebay.run(*command, check=False, out=out, **settings)
         assert refused.returncode == 2 and "is not empty" in refused.stderr, refused.stderr
     assert os.listdir(out) == ["run.lock"] and (out / "run.lock").read_text() == "my notes"
+
+
+@pytest.mark.parametrize("kind", [[], ["--run"]])
+def test_an_init_leaves_a_folder_that_is_in_use_alone(forebay, task, tmp_path, kind):
+    out = tmp_path / "run"
+    out.mkdir()
+    with open(out / "run.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for names in (["run.lock"], ["begun", "run.lock"]):
+            refused = forebay.run("init", *kind, config=task["model"], out=out, check=False)
+            assert refused.returncode == 9 and "is in use by process" in refused.stderr, refused.stderr
+            assert sorted(os.listdir(out)) == names
+            (out / "begun").touch()
+    (out / "begun").unlink()
+    forebay.run("init", *kind, config=task["model"], out=out)
+    assert (out / "run.lock").exists() == bool(kind)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_said_once_and_used(forebay, task, digests, tmp_path, monkeypatch, number):
+    shim = confined.compile_shim(pathlib.Path(__file__).with_name("no_run_lock.c"), tmp_path)
+    monkeypatch.setenv("LD_PRELOAD", str(shim))
+    monkeypatch.setenv("NO_LOCK_ERRNO", str(number))
+    out = tmp_path / "run"
+    for resume in ([], ["--resume"]):
+        done = forebay.run("train", *resume, out=out, stop_after=0 if resume else 1, lr=1e-3, check=False, **task)
+        assert done.returncode == (0 if resume else 75), done.stderr
+        assert done.stderr.count("has no locks (flock)") == 1, done.stderr
+    assert forebay.digest(out) == digests[1e-3]
+    forebay.run("clean", out)
 
 
 def test_of_two_inits_one_wins(forebay, task, tmp_path):
