@@ -78,7 +78,8 @@ absl::Status TensorStore::Impl::RepairCopies(std::span<const FolderCopies> folde
   for (size_t i = 0; i < folders.size(); ++i) {
     for (const DecodedCopy* copy : {&folders[i].first, &folders[i].second}) {
       const int number = copy == &folders[i].first ? 0 : 1;
-      if (copy->state != CopyState::kBad || stripes[i].commit_files[number] < 0) continue;
+      const int file = stripes[i].commit_files[number];
+      if (copy->state != CopyState::kBad || file < 0 || IsRemade(file)) continue;
       NoteMended(fmt::format("the commit record in '{}' could not be read or was damaged",
                              JoinPath(stripes[i].directory, kCommitNames[number])));
     }

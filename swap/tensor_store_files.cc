@@ -189,10 +189,11 @@ absl::Status TensorStore::Impl::RemakeFile(int index, const FileSpec& spec, bool
 // whole a moment later, and is not worth a word.
 void TensorStore::Impl::NoteMended(const std::string& problem) {
   if (access == StoreAccess::kBesideWriter) return;
-  notes.push_back(fmt::format("{}, and {} anew from the other copy", problem,
+  notes.push_back(fmt::format("{}: {}", problem,
                               access == StoreAccess::kReadWrite
-                                  ? "was written"
-                                  : "is written by the next --resume, or by --repair,"));
+                                  ? "written anew from the other copy"
+                                  : "the next --resume, or --repair, writes it anew from the other "
+                                    "copy"));
 }
 
 // ---- What becomes of them while they are in use

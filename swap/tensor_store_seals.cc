@@ -61,7 +61,7 @@ absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot) {
 
 absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy) {
   const int file = stripes[stripe].seals_files[copy];
-  if (file >= 0) {
+  if (file >= 0 && !IsRemade(file)) {
     NoteMended(fmt::format("the checksums of slot {} in '{}' could not be read or were damaged",
                            slot == 0 ? "A" : "B", SealsPath(stripe, copy)));
   }
