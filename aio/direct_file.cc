@@ -161,8 +161,8 @@ int SetDirect(int fd, bool direct) {
   return ::fcntl(fd, F_SETFL, wanted) == 0 ? 0 : errno;
 }
 
-// Some file systems accept the flag and refuse the transfer. EINVAL: not direct; anything else: an
-// error of the device, which is one for a new file. That is written, read back and left zeroed.
+// Some file systems accept the flag and refuse the transfer, with EINVAL. Any other error counts
+// only for a new file, which is written, read back and left zeroed.
 absl::StatusOr<bool> TransfersWork(int fd, const std::string& path, bool create) {
   Block written;
   written.bytes.fill(std::byte{0xa5});

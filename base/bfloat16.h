@@ -1,4 +1,4 @@
-// Scalar conversions of 16-bit floats and the exact split of an fp32 master (design §5). The
+// Scalar conversions of 16-bit floats and the exact split of an fp32 master. The
 // vectorised versions live beside the kernels that need them and are tested against these.
 #pragma once
 

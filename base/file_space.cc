@@ -141,15 +141,13 @@ int ReserveFileSpace(int fd, int64_t size_bytes, FileLength length) {
   struct stat file = {};
   if (::fstat(fd, &file) != 0) return errno;
   const auto known = MissingRanges(fd, size_bytes);
-  std::vector<Range> missing = known.value_or(std::vector<Range>{{0, size_bytes}});
+  // Not all of it, where the file has some: XFS would want all of it to be free once more.
+  const std::vector<Range> missing = known.value_or(std::vector<Range>{{0, size_bytes}});
   const int64_t wanted_bytes =
       known.has_value() ? TotalBytes(missing) : size_bytes - file.st_blocks * kBytesOfStatBlock;
   // Asked before it is tried: an attempt takes all that there is until it fails, and meanwhile
   // every other program on the disk finds it full.
   if (!IsFree(fd, wanted_bytes)) return ENOSPC;
-  // One call does for all of it, but XFS then wants all of it to be free, also where the file has
-  // its blocks: on a disk that is nearly full no more is asked for than what is missing.
-  if (!missing.empty() && IsFree(fd, size_bytes)) missing = {{0, size_bytes}};
   const int mode = length == FileLength::kStays ? FALLOC_FL_KEEP_SIZE : 0;
   for (const Range& range : missing) {
     while (::fallocate(fd, mode, range.begin_bytes, range.end_bytes - range.begin_bytes) != 0) {

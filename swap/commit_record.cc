@@ -46,7 +46,7 @@ uint64_t HashOf(const DiskRecord& record) {
 bool IsPossible(const DiskRecord& record) {
   return record.slot <= 1 && record.trainer_bytes <= kCommitTrainerBytesMax &&
          record.flags <= kFlagOverwriting && record.step >= 0 && record.step <= kMostCommits &&
-         record.sequence >= 1 && record.sequence <= static_cast<uint64_t>(kMostCommits);
+         record.sequence >= 1 && record.sequence <= 2 * static_cast<uint64_t>(kMostCommits);
 }
 
 }  // namespace
@@ -205,17 +205,21 @@ absl::StatusOr<std::optional<ChosenCommit>> ChooseCommit(std::span<const FolderC
   for (size_t i = 0; i < folders.size(); ++i) {
     const FolderCopies& folder = folders[i];
     if (Holds(folder.first, record) || Holds(folder.second, record)) continue;
-    // Where the second copy cannot be read the first tells: it is the newer one of the two.
+    // Where the second copy is lost the first tells: it is the newer one of the two.
     const DecodedCopy& before =
-        folder.second.state == CopyState::kBad ? folder.first : folder.second;
+        folder.second.state == CopyState::kGood ? folder.second : folder.first;
     const bool is_rival =
         newest[i].has_value() && newest[i]->record.sequence >= record.record.sequence;
-    const bool follows = record.record.sequence == 1
-                             ? before.state == CopyState::kEmpty
-                             : before.state == CopyState::kGood &&
-                                   before.record.sequence + 1 == record.record.sequence &&
-                                   before.hash == record.record.previous_hash;
-    if (in_a_second_copy || is_rival || !follows) {
+    const bool is_first = record.record.sequence == 1;
+    const bool follows = is_first ? before.state != CopyState::kGood
+                                  : before.state == CopyState::kGood &&
+                                        before.record.sequence + 1 == record.record.sequence &&
+                                        before.hash == record.record.previous_hash;
+    // Where another folder has it in its second copy this one had it too, in its first, and may
+    // have lost that.
+    const bool lost_it =
+        is_first ? folder.first.state == CopyState::kBad : folder.first.state != CopyState::kGood;
+    if ((in_a_second_copy && !lost_it) || is_rival || !follows) {
       return MixedError(folder, newest[i], folders[chosen], record);
     }
   }

@@ -98,9 +98,10 @@ absl::Status StayedLockedError(int fd, const std::string& path, milliseconds pat
 
 // `fd`: of the lock of `what`.
 absl::Status InUseError(int fd, const std::string& path, std::string_view what) {
-  // Readers leave their PID with the kernel alone.
+  // Readers leave their PID with the kernel alone: what the file has is of who wrote last.
   std::string holder = KernelsHolder(fd);
-  if (holder.empty()) holder = ReadHolder(fd);
+  const bool is_read = ::flock(fd, LOCK_SH | LOCK_NB) == 0;
+  if (holder.empty() && !is_read) holder = ReadHolder(fd);
   return EnvironmentError(
       fmt::format("{} in '{}' is in use by process {}. Wait for it to end, or end it (kill {})",
                   what, std::filesystem::path(path).parent_path().string(),

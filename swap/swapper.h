@@ -8,7 +8,7 @@
 //   an update of the layer is due: TileUpdater::UpdateLayer in place -> ready for Acquire.
 // Weight reads run ahead of that by as many buffers as are free. So the forward pass of step t+1
 // finds layer l updated by step t, and the update's I/O overlaps the computation of the layers
-// before it (lazy update, design §6).
+// before it (a lazy update).
 #pragma once
 
 #include <cstddef>

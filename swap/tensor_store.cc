@@ -361,6 +361,9 @@ const std::string& TensorStore::space_note() const {
 const std::vector<std::string>& TensorStore::notes() const {
   return impl_->notes;
 }
+std::vector<std::string> TensorStore::TakeNotes() {
+  return std::exchange(impl_->notes, {});
+}
 Engine& TensorStore::engine() {
   return *impl_->engine;
 }

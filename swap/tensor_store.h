@@ -1,5 +1,5 @@
 // The store: every tile's weights and optimizer state in two slots on NVMe, and the commit record
-// that says which slot is real. The swap area is the checkpoint (design §8; docs/formats.md has the
+// that says which slot is real. The swap area is the checkpoint (docs/formats.md has the
 // bytes).
 //
 // Life of a commit: all tiles are written to the slot that is not committed (StartWrite*), once or,
@@ -187,6 +187,8 @@ class TensorStore {
   // What was found missing or damaged of the things that a store has twice, and made anew from the
   // other copy; a line each. A crash may leave a torn copy.
   const std::vector<std::string>& notes() const;
+  // Those that were not taken yet: a commit may find more.
+  std::vector<std::string> TakeNotes();
 
   // Writes zeros over the space that the first commit leaves unwritten: slot B, the area for
   // gradients, the intent. From then on a step writes over what was written before, which costs the

@@ -29,7 +29,12 @@ absl::StatusOr<DecodedCopy> TensorStore::Impl::ReadCopy(const Stripe& stripe, in
   const absl::Status read = ReadPatiently(stripe.commit_files[copy], 0, block->bytes);
   unreadable.Update(read);
   if (!read.ok()) return DecodedCopy{.state = CopyState::kBad};
-  return DecodeCommitRecord(block->bytes, JoinPath(stripe.directory, kCommitNames[copy]));
+  FOREBAY_ASSIGN_OR_RETURN(
+      DecodedCopy decoded,
+      DecodeCommitRecord(block->bytes, JoinPath(stripe.directory, kCommitNames[copy])));
+  const bool is_lost = decoded.state == CopyState::kEmpty && IsRemade(stripe.commit_files[copy]);
+  if (is_lost) decoded.state = CopyState::kBad;
+  return decoded;
 }
 
 // Of all folders.
@@ -60,7 +65,7 @@ absl::Status TensorStore::Impl::WriteCopies(std::span<std::byte> record_bytes) {
   return WriteCopy(1, record_bytes);
 }
 
-// All copies must hold the chosen record, durably, before anything else is written. Else the next
+// All copies must hold the chosen record, durably, before any tile is written. Else the next
 // commit could tear the only copy of it and fall back to the record before, whose slot was
 // overwritten meanwhile; or a second copy could outlive the first one of another folder. In the
 // order of WriteCopies, for the sake of a crash meanwhile. Copies that hold it already are written
@@ -73,7 +78,8 @@ absl::Status TensorStore::Impl::RepairCopies(std::span<const FolderCopies> folde
   for (size_t i = 0; i < folders.size(); ++i) {
     for (const DecodedCopy* copy : {&folders[i].first, &folders[i].second}) {
       const int number = copy == &folders[i].first ? 0 : 1;
-      if (copy->state != CopyState::kBad || stripes[i].commit_files[number] < 0) continue;
+      const int file = stripes[i].commit_files[number];
+      if (copy->state != CopyState::kBad || file < 0 || IsRemade(file)) continue;
       NoteMended(fmt::format("the commit record in '{}' could not be read or was damaged",
                              JoinPath(stripes[i].directory, kCommitNames[number])));
     }
@@ -88,6 +94,12 @@ absl::Status TensorStore::Impl::RepairCopies(std::span<const FolderCopies> folde
 absl::Status TensorStore::Impl::CheckRecord(const CommitRecord& found,
                                             const std::string& source) const {
   const auto num_slots = static_cast<uint32_t>(manifest.num_slots);
+  if (found.sequence >= static_cast<uint64_t>(kMostCommits)) {
+    return CorruptError(fmt::format(
+        "the commit record of '{}' has the number {}, which no run comes to: it is damaged. "
+        "'forebay inspect RUN --repair' makes it anew from the checksums",
+        source, found.sequence));
+  }
   if (found.slot >= num_slots || (found.overwriting && num_slots > 1)) {
     return CorruptError(
         fmt::format("the commit record {} of '{}' is not of a store of {} slot{}. Put back the "
@@ -137,6 +149,7 @@ absl::Status TensorStore::Impl::RecoverCommit() {
   committed = {record.step, *std::move(trainer)};
   has_commit = true;
   FOREBAY_RETURN_IF_ERROR(RepairCopies(folders));
+  FOREBAY_RETURN_IF_ERROR(RestoreTables());
   return RepairManifests();
 }
 
@@ -243,14 +256,14 @@ absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_til
 
   // Data first, then the record that says it is there. A file that lost its name would take the
   // step with it, so none is published then.
-  absl::Status status = CheckFiles();
+  absl::Status status = CheckFiles(committed.step);
   if (status.ok() && changes_tiles) {
     seals[next.slot].SetRecord(block->bytes);
     status = WriteSeals(next.slot);
     if (status.ok()) status = FlushData();
   }
   if (status.ok()) status = WriteCopies(block->bytes);
-  if (status.ok()) status = CheckFiles();
+  if (status.ok()) status = CheckFiles(info.step);
   if (!status.ok()) {
     failure = status;
     return Annotate(status, fmt::format("committing step {} to {} failed", info.step, Where()));

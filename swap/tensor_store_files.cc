@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +15,12 @@
 #include "forebay/swap/tensor_store_impl.h"
 
 namespace forebay {
+
+namespace {
+
+constexpr char kMissing[] = "is missing";
+
+}  // namespace
 
 absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path, int& number) {
   if (access == StoreAccess::kReadWrite) {
@@ -77,8 +82,11 @@ absl::Status TensorStore::Impl::CreateFiles() {
 // "has 5 bytes" or "is missing": what is wrong with the length of a file; "" when nothing is.
 std::string TensorStore::Impl::LengthProblem(int index, const char* name,
                                              int64_t size_bytes) const {
-  const absl::StatusOr<int64_t> found_bytes = FileSize(JoinPath(directories[index], name));
-  if (!found_bytes.ok()) return "is missing";
+  const std::string path = JoinPath(directories[index], name);
+  const absl::StatusOr<bool> is_there = ProbePath(path);
+  if (is_there.ok() && !*is_there) return kMissing;
+  const absl::StatusOr<int64_t> found_bytes = FileSize(path);
+  if (!found_bytes.ok()) return "cannot be looked at: " + MessageOf(found_bytes.status());
   return *found_bytes == size_bytes ? "" : fmt::format("has {} bytes", *found_bytes);
 }
 
@@ -129,8 +137,9 @@ absl::Status TensorStore::Impl::OpenFiles(TileFiles tile_files) {
 absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFiles tile_files) {
   const std::string path = JoinPath(directories[index], spec.name);
   const std::string problem = LengthProblem(index, spec.name, spec.size_bytes);
+  const bool is_missing = problem == kMissing;
   const bool has_copy = spec.other_copy != nullptr;
-  if (!problem.empty() && !has_copy && !FileExists(path)) {
+  if (is_missing && !has_copy) {
     return CorruptError(fmt::format(
         "the store's file '{}' is missing, and nothing else has what was in it. Restore it from a "
         "copy, or start the run again",
@@ -138,44 +147,53 @@ absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFi
   }
   if (!problem.empty() && has_copy && tile_files == TileFiles::kWhole &&
       !LengthProblem(index, spec.other_copy, spec.size_bytes).empty()) {
-    return CorruptError(fmt::format(
-        "the store's file '{}' {}, and so does its copy '{}'. 'forebay inspect RUN --repair' makes "
-        "them anew where that is possible; else restore the store from a copy",
-        path, problem, JoinPath(directories[index], spec.other_copy)));
+    return CorruptError(
+        fmt::format("the store's file '{}' {}, and its copy '{}' is as bad. 'forebay inspect RUN "
+                    "--repair' makes "
+                    "them anew where that is possible; else restore the store from a copy",
+                    path, problem, JoinPath(directories[index], spec.other_copy)));
   }
   const bool writes = access == StoreAccess::kReadWrite;
-  DirectFileOptions options = {.read_only = !writes, .direct = engine->direct()};
+  if (!problem.empty() && has_copy && writes) return RemakeFile(index, spec, is_missing);
   if (!problem.empty() && has_copy) {
-    if (!writes) {
-      NoteMended(fmt::format("'{}' {}", path, problem));
-      return absl::OkStatus();
-    }
-    FOREBAY_RETURN_IF_ERROR(MakeDirectories(JoinPath(directories[index], kCopyFolderName)));
-    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
-      return StorageError(fmt::format("removing '{}', which {}, failed", path, problem), errno);
-    }
-    options = {.create = true,
-               .size_bytes = spec.size_bytes,
-               .reserve = reserve_space,
-               .direct = engine->direct()};
-    notes.push_back(fmt::format("'{}' {} and was made anew, as '{}' has the same", path,
-                                problem == "is missing" ? "was missing" : "had a wrong length",
-                                JoinPath(directories[index], spec.other_copy)));
+    NoteMended(fmt::format("'{}' {}", path, problem));
+    return absl::OkStatus();
   }
-  FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, options));
+  FOREBAY_ASSIGN_OR_RETURN(
+      DirectFile file, OpenDirectFile(path, {.read_only = !writes, .direct = engine->direct()}));
+  return AddFile(std::move(file), path, *spec.number);
+}
+
+// What is in a file of a wrong length stays, as far as its right length goes: it may be whole.
+absl::Status TensorStore::Impl::RemakeFile(int index, const FileSpec& spec, bool is_missing) {
+  const std::string& directory = directories[index];
+  const std::string path = JoinPath(directory, spec.name);
+  FOREBAY_RETURN_IF_ERROR(MakeDirectories(JoinPath(directory, kCopyFolderName)));
+  FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {.create = is_missing,
+                                                                  .size_bytes = spec.size_bytes,
+                                                                  .reserve = reserve_space,
+                                                                  .direct = engine->direct()}));
+  if (::ftruncate(file.fd.get(), spec.size_bytes) != 0) {
+    return StorageError(fmt::format("giving '{}' {} bytes failed", path, spec.size_bytes), errno);
+  }
   FOREBAY_RETURN_IF_ERROR(AddFile(std::move(file), path, *spec.number));
-  if (!options.create) return absl::OkStatus();
-  return SyncDirectory(std::filesystem::path(path).parent_path().string());
+  remade_files.push_back(*spec.number);
+  notes.push_back(fmt::format("'{}' {} and is made anew from '{}'", path,
+                              is_missing ? "was missing" : "had a wrong length",
+                              JoinPath(directory, spec.other_copy)));
+  FOREBAY_RETURN_IF_ERROR(SyncDirectory(JoinPath(directory, kCopyFolderName)));
+  return SyncDirectory(directory);
 }
 
 // A copy is written anew from the other one, or will be. What a reader finds beside a writer may be
 // whole a moment later, and is not worth a word.
 void TensorStore::Impl::NoteMended(const std::string& problem) {
   if (access == StoreAccess::kBesideWriter) return;
-  notes.push_back(fmt::format("{}, and {} anew from the other copy", problem,
+  notes.push_back(fmt::format("{}: {}", problem,
                               access == StoreAccess::kReadWrite
-                                  ? "was written"
-                                  : "is written by the next --resume, or by --repair,"));
+                                  ? "written anew from the other copy"
+                                  : "the next --resume, or --repair, writes it anew from the other "
+                                    "copy"));
 }
 
 // ---- What becomes of them while they are in use
@@ -188,7 +206,8 @@ void TensorStore::Impl::NoteLinks(KnownFile& file, int64_t num_links) {
                   file.path, num_links));
 }
 
-absl::Status TensorStore::Impl::CheckFiles() {
+// `newest_step`: that the files on the disk may hold.
+absl::Status TensorStore::Impl::CheckFiles(int64_t newest_step) {
   for (KnownFile& file : known_files) {
     struct stat info = {};
     const bool is_there = ::lstat(file.path.c_str(), &info) == 0;
@@ -201,7 +220,7 @@ absl::Status TensorStore::Impl::CheckFiles() {
           "ends. What is there now can be at most as new as step {}: 'forebay inspect RUN "
           "--verify' says whether it is whole; else restore the run from a copy",
           file.path, is_there ? "was replaced by another file" : "was removed or moved away",
-          has_commit ? committed.step : 0));
+          newest_step));
     }
     NoteLinks(file, static_cast<int64_t>(info.st_nlink));
   }
@@ -209,7 +228,7 @@ absl::Status TensorStore::Impl::CheckFiles() {
 }
 
 absl::Status TensorStore::CheckFiles() {
-  return impl_->CheckFiles();
+  return impl_->CheckFiles(impl_->has_commit ? impl_->committed.step : 0);
 }
 
 // ---- Manifests, and what a repair leaves right

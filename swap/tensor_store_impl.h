@@ -6,6 +6,7 @@
 // tensors). Not for use elsewhere.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
@@ -102,6 +103,7 @@ struct TensorStore::Impl {
   absl::Status CreateFiles();
   absl::Status OpenFiles(TileFiles tile_files);
   absl::Status OpenFile(int index, const FileSpec& spec, TileFiles tile_files);
+  absl::Status RemakeFile(int index, const FileSpec& spec, bool is_missing);
   std::string LengthProblem(int index, const char* name, int64_t size_bytes) const;
   absl::Status CheckLengths(TileFiles tile_files);
   absl::Status RepairLengths();
@@ -109,7 +111,7 @@ struct TensorStore::Impl {
   std::string ManifestText(int index) const;
   absl::Status WriteManifests();
   void NoteLinks(KnownFile& file, int64_t num_links);
-  absl::Status CheckFiles();
+  absl::Status CheckFiles(int64_t newest_step);
   void RemoveCreated();
   absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
   absl::Status EnsureIntentFile();
@@ -159,6 +161,7 @@ struct TensorStore::Impl {
   }
   absl::Status RepairTable(int stripe, uint32_t slot, int copy);
   absl::Status ReadTable(int stripe, uint32_t slot);
+  absl::Status RestoreTables();
   absl::Status RunOp(IoKind kind, int file, int64_t offset_bytes, std::span<std::byte> buffer);
   // For reads whose failure would cost a step: a drive may fail once and give the data then.
   absl::Status ReadPatiently(int file, int64_t offset_bytes, std::span<std::byte> buffer);
@@ -277,6 +280,10 @@ struct TensorStore::Impl {
     bool links_are_noted = false;
   };
   std::vector<KnownFile> known_files;
+  // Numbers of those that were missing or had a wrong length. Zeros in them are no proof that
+  // nothing was written there.
+  std::vector<int> remade_files;
+  bool IsRemade(int file) const { return std::ranges::count(remade_files, file) > 0; }
   StripeBytes gradient_area_bytes;
   StoreAccess access = StoreAccess::kReadWrite;
   bool reserve_space = true;

@@ -122,26 +122,28 @@ absl::Status TensorStore::Impl::CommitAgain(const DecodedCopy& of_tables,
 // A record that was written with another manifest is not of these tiles, and one without the
 // trainer's state is of no use.
 bool TensorStore::Impl::IsOfThisStore(const CommitRecord& found) const {
-  return found.manifest_hash == manifest_hash && ParseJson(found.trainer, kCommitName).ok();
+  return found.manifest_hash == manifest_hash &&
+         found.sequence < static_cast<uint64_t>(kMostCommits) &&
+         ParseJson(found.trainer, kCommitName).ok();
 }
 
 // What the commit files say, but for folders where no copy is whole. Files that contradict one
 // another are not for a program to sort out: CorruptError.
 absl::StatusOr<TensorStore::Impl::KnownCommit> TensorStore::Impl::FindCommit() {
-  // A repair builds upon these records without writing them again.
+  // A repair builds upon these records before it writes them again.
   for (int copy = 0; copy < kNumCopies; ++copy) {
     FOREBAY_RETURN_IF_ERROR(Flush(CommitFiles(copy)));
   }
   FOREBAY_ASSIGN_OR_RETURN(std::vector<FolderCopies> folders, ReadCopies());
+  KnownCommit known;
   for (FolderCopies& folder : folders) {
     for (DecodedCopy* copy : {&folder.first, &folder.second}) {
-      if (copy->state == CopyState::kGood && !IsOfThisStore(copy->record)) {
-        copy->state = CopyState::kBad;
-      }
+      if (copy->state != CopyState::kGood || IsOfThisStore(copy->record)) continue;
+      copy->state = CopyState::kBad;
+      known.some_lost = true;
     }
   }
-  KnownCommit known;
-  known.some_lost =
+  known.some_lost |=
       std::erase_if(folders, [](const FolderCopies& folder) {
         return folder.first.state != CopyState::kGood && folder.second.state != CopyState::kGood;
       }) > 0;

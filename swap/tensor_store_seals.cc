@@ -61,7 +61,7 @@ absl::Status TensorStore::Impl::ReadTable(int stripe, uint32_t slot) {
 
 absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy) {
   const int file = stripes[stripe].seals_files[copy];
-  if (file >= 0) {
+  if (file >= 0 && !IsRemade(file)) {
     NoteMended(fmt::format("the checksums of slot {} in '{}' could not be read or were damaged",
                            slot == 0 ? "A" : "B", SealsPath(stripe, copy)));
   }
@@ -69,6 +69,24 @@ absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy)
   FOREBAY_RETURN_IF_ERROR(
       RunOp(IoKind::kWrite, file, TableOffset(stripe, slot), seals[slot].table(stripe)));
   return Flush(std::array{file});
+}
+
+// What a file that was made anew had of the other slot, where its copy has it: a repair may go back
+// to that slot.
+absl::Status TensorStore::Impl::RestoreTables() {
+  const uint32_t other = working_slot();
+  for (int stripe = 0; stripe < tiles.num_stripes() && manifest.num_slots > 1; ++stripe) {
+    for (const int copy : {0, 1}) {
+      if (!IsRemade(stripes[stripe].seals_files[copy])) continue;
+      const absl::Status read =
+          ReadPatiently(stripes[stripe].seals_files[1 - copy], TableOffset(stripe, other),
+                        seals[other].table(stripe));
+      const std::string source = SealsPath(stripe, 1 - copy);
+      if (!read.ok() || !seals[other].CheckTable(stripe, source).ok()) continue;
+      FOREBAY_RETURN_IF_ERROR(RepairTable(stripe, other, copy));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TensorStore::Impl::ReadSeals(uint32_t slot) {

@@ -6,6 +6,10 @@
 
 namespace forebay {
 
+void NoteStore(TensorStore& store, LoggedObserver& observer) {
+  for (const std::string& note : store.TakeNotes()) observer.OnNote("store: " + note);
+}
+
 void NoteMachine(const PreparedRun& run, RunSession& session, LoggedObserver& observer) {
   const std::string kernel = session.decoder().context().kernel_identity();
   const int of_update = run.options.update_threads;
@@ -14,7 +18,7 @@ void NoteMachine(const PreparedRun& run, RunSession& session, LoggedObserver& ob
   observer.OnNote("disk: " + run.engine_line);
   const std::string& space = session.store().space_note();
   if (!space.empty()) observer.OnNote("space: " + space);
-  for (const std::string& note : session.store().notes()) observer.OnNote("store: " + note);
+  NoteStore(session.store(), observer);
   if (!run.stripes_line.empty()) {
     observer.OnNote("stripes: " + run.stripes_line);
   }

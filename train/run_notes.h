@@ -8,6 +8,9 @@
 
 namespace forebay {
 
+// What the store has found missing or damaged, or of several names, since it was last asked.
+void NoteStore(TensorStore& store, LoggedObserver& observer);
+
 // Compute, disks, memory, and whether the steps so far were computed by something else.
 void NoteMachine(const PreparedRun& run, RunSession& session, LoggedObserver& observer);
 

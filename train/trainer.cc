@@ -499,6 +499,7 @@ absl::Status TrainingRun::CommitStep(int64_t step) {
   FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store.Commit(info) : store.CommitSkipped(info));
   update_is_open_ = false;
   committed_step_ = step;
+  NoteStore(store, observer_);
   scrub_->AfterCommit();
   return absl::OkStatus();
 }

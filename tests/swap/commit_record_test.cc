@@ -178,6 +178,15 @@ TEST_F(ChooseAmongFolders, WhatACrashInACommitLeavesIsOneStep) {
   EXPECT_EQ(ChosenOf({{three_, two_}, {three_, two_}}), 3);
   EXPECT_EQ(ChosenOf({{three_, Bad()}, {three_, two_}}), 3);
   EXPECT_EQ(ChosenOf({{three_, three_}, {three_, Bad()}}), 3);
+  // A crash between the first copies, or between the second ones, and then a copy that is lost:
+  // cannot be read, or was made anew as zeros.
+  for (const DecodedCopy& lost : {Bad(), Empty()}) {
+    EXPECT_EQ(ChosenOf({{three_, two_}, {two_, lost}}), 3);
+    EXPECT_EQ(ChosenOf({{three_, three_}, {lost, two_}}), 3);
+    EXPECT_EQ(ChosenOf({{lost, two_}, {three_, two_}}), 3);
+    EXPECT_EQ(ChosenOf({{three_, three_}, {lost, one_}}), -1) << "from another time";
+  }
+  EXPECT_EQ(ChosenOf({{one_, one_}, {Bad(), Empty()}}), 1);
 }
 
 TEST_F(ChooseAmongFolders, TheFolderOfTheRecordIsSaid) {
