@@ -100,7 +100,7 @@ TEST_F(StoreAccessTest, AReaderChangesNothingNotEvenCopiesThatAreDamagedOrMissin
     for (const char* name : {kCommitNames[0], kSealsNames[1], kManifestNames[1]}) {
       EXPECT_THAT(store->notes(), Contains(HasSubstr(File(name)))) << name;
     }
-    EXPECT_THAT(store->notes(), Contains(HasSubstr("by the next --resume")));
+    EXPECT_THAT(store->notes(), Contains(HasSubstr("the next --resume, or --repair, writes it anew")));
   }
   EXPECT_EQ(Contents(), before);
   EXPECT_TRUE(HoldsStep(*StoreFixture::MustOpen(), 2));
