@@ -101,13 +101,13 @@ void BackgroundScrub::TakeOver() {
     TakeDamage();
   } else if (next_tile_ == store_->tiles().num_tiles()) {
     const TileMap& tiles = store_->tiles();
-    line_ = fmt::format(
+    lines_.push_back(fmt::format(
         "verified the run's state, {}, of {}: all of it is what was written",
         FormatBytes(tiles.weight_area_bytes() + tiles.state_area_bytes()),
         first_step_ == last_step_
             ? fmt::format("step {}", last_step_)
             : fmt::format("steps {} to {}, each part of the one that was committed then",
-                          first_step_, last_step_));
+                          first_step_, last_step_)));
     is_under_way_ = false;
   }
 }
@@ -123,16 +123,16 @@ void BackgroundScrub::TakeDamage() {
     is_under_way_ = false;
     return;
   }
-  line_ = fmt::format(
+  lines_.push_back(fmt::format(
       "{}. Step {} was committed meanwhile, and the next is written over what is damaged: nothing "
       "is lost, but look at 'dmesg' and the drive's health (smartctl -a)",
-      found, store_->committed().step);
+      found, store_->committed().step));
   next_tile_ = damage.tile;
 }
 
 absl::Status BackgroundScrub::Report(TrainObserver& observer) {
   if (is_done_.load(std::memory_order_acquire)) TakeOver();
-  if (!line_.empty()) observer.OnNote(std::exchange(line_, ""));
+  for (const std::string& line : std::exchange(lines_, {})) observer.OnNote(line);
   return error_;
 }
 

@@ -73,7 +73,8 @@ class BackgroundScrub {
   int64_t first_step_ = 0;
   int64_t last_step_ = 0;  // that it has read of
   uint32_t slot_ = 0;      // of that
-  std::string line_;
+  // Not told yet. Several: behind damage the scrub may have gone on to its end.
+  std::vector<std::string> lines_;
   absl::Status error_;
 };
 

@@ -163,7 +163,6 @@ TEST_F(ScrubBesideStepsTest, DamageEndsTheRunBeforeTheStepBeforeIsWrittenOver) {
 }
 
 TEST_F(ScrubBesideStepsTest, DamageOfAStepThatAnotherHasFollowedIsNotedAndTheRunGoesOn) {
-  if (!FullSuite()) GTEST_SKIP() << "it needs an idle machine: two steps while a read is held up";
   const TrainOptions options = Options("run");
   RottingDisk disk;
   disk.pause = std::chrono::milliseconds(1000);
