@@ -56,8 +56,8 @@ int EngineBase::AddFile(UniqueFd fd, std::string path) {
   // Without reading ahead: beside other transfers it brings back pages that they have just dropped,
   // until the cache holds the whole file.
   if (is_cached) ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
-  // What another process failed to write out may still be in the cache, where it would be read as
-  // if it were on the disk.
+  // The cache may still hold what another process failed to write out. It would be read as if it
+  // were on the disk.
   if (is_cached) ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
   const int registered = RegisterFile(fd.get());
   const Lock lock(mutex_);

@@ -60,7 +60,7 @@ const char* MakingAdvice(int error_number) {
   }
 }
 
-// Of a file in `folder`, with the numbers that `df` has.
+// The error for a file in `folder`, with the numbers that `df` has.
 absl::Status NoRoomError(const std::string& folder, int error_number) {
   return DoesNotFitError(fmt::format(
       "the disk of '{}' has no room for a small file, with which transfers are tried: {} ({} bytes "

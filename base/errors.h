@@ -58,8 +58,7 @@ inline std::string MessageOf(const absl::Status& status) {
 
 // "EIO (Input/output error)".
 std::string ErrnoText(int error_number);
-// What to do about a read, a write or a flush that failed: a sentence; "" where there is nothing of
-// use to say.
+// A sentence that says what to do about a read, a write or a flush that failed. "": nothing helps.
 std::string_view StorageAdvice(int error_number);
 // The StorageError of such a call, with that.
 absl::Status StorageErrorWithAdvice(std::string_view message, int error_number);

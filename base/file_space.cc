@@ -33,7 +33,7 @@ struct Range {
   int64_t end_bytes;
 };
 
-// What FS_IOC_FIEMAP fills in: a head, and room for extents behind it.
+// FS_IOC_FIEMAP fills this in: a head, and room for extents behind it.
 class ExtentQuery {
  public:
   // The extents from `begin_bytes` on, as many as there is room for; nothing where the file system
@@ -91,7 +91,7 @@ int64_t TotalBytes(std::span<const Range> ranges) {
 bool IsFree(int fd, int64_t bytes) {
   struct statvfs disk = {};
   if (::fstatvfs(fd, &disk) != 0 || disk.f_blocks == 0) return true;  // the try will tell
-  // What a file system reserves for root is root's to use.
+  // Root may use the blocks that a file system reserves for root.
   const auto free_blocks = static_cast<int64_t>(::geteuid() == 0 ? disk.f_bfree : disk.f_bavail);
   return bytes <= free_blocks * static_cast<int64_t>(disk.f_frsize);
 }

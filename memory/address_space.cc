@@ -14,7 +14,7 @@
 namespace forebay {
 namespace {
 
-// What libraries map for themselves, measured with room to spare: oneDNN's generated code and
+// Libraries map this much for themselves, measured with room to spare: oneDNN's generated code and
 // scratch memory, the rings of an engine, what buffers lose to their alignment, the heap.
 constexpr int64_t kLibraryBytes = int64_t{96} << 20;
 

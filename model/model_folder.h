@@ -16,16 +16,15 @@ namespace forebay {
 inline constexpr char kConfigName[] = "config.json";
 inline constexpr char kTokenizerName[] = "tokenizer.json";
 
-// What belongs to a model whatever its weights: config.json, the tokenizer's files,
-// generation_config.json and chat templates, as far as they exist. Some 20 MB with a large
-// vocabulary.
+// A file that belongs to a model whatever its weights: config.json, the tokenizer's files,
+// generation_config.json or a chat template. All of them are some 20 MB with a large vocabulary.
 struct ModelFile {
   std::string name;
   std::string contents;
 };
 // BadInputError when config.json is missing; StorageError.
 absl::StatusOr<std::vector<ModelFile>> ReadModelFiles(const std::string& model_directory);
-// Of those that are in the folder; none where there is no folder.
+// The names of those that are in the folder; none where there is no folder.
 absl::StatusOr<std::vector<std::string>> NamesOfModelFiles(const std::string& model_directory);
 
 // Tokens after which generation stops: generation_config.json's `eos_token_id` where it has one,

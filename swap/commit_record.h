@@ -17,7 +17,7 @@ namespace forebay {
 
 inline constexpr int64_t kCommitRecordBytes = 4096;
 inline constexpr int64_t kCommitTrainerBytesMax = 3072;
-// Of steps and sequences: no run comes near it, and sums of a few of them do not overflow.
+// The limit of steps and sequences. No run comes near it, and sums of a few do not overflow.
 inline constexpr int64_t kMostCommits = int64_t{1} << 60;
 
 using StoreUuid = std::array<uint8_t, 16>;

@@ -1,4 +1,4 @@
-// What whoever opens a store may do to it, and beside whom.
+// The ways to open a store: what the opener may do to it, and beside whom.
 #pragma once
 
 #include <cstdint>

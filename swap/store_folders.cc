@@ -111,7 +111,7 @@ std::vector<CommitRecord> RecordsIn(const std::string& directory) {
   return records;
 }
 
-// What a folder says that it is, and which copies of its manifest do not.
+// The manifest of a folder, and the copies of it that cannot be used.
 struct FoundManifest {
   StoreManifest manifest;
   std::vector<std::string> damaged;
@@ -294,8 +294,8 @@ absl::Status RemoveFile(const std::string& path) {
 
 enum class PartState { kNotThere, kOurs, kOfOthers };
 
-// What a folder holds of the store `uuid`. What does not say whose it is was made by somebody else:
-// 'lock' and 'manifest.json' are names that others give to their files too.
+// Looks for parts of the store `uuid` in a folder. Files that do not say whose they are count as
+// others': 'lock' and 'manifest.json' are names that others give to their files too.
 absl::StatusOr<PartState> LookForPart(const std::string& directory, const std::string& uuid) {
   FOREBAY_ASSIGN_OR_RETURN(const bool has_lock, ProbePath(JoinPath(directory, kLockName)));
   FOREBAY_ASSIGN_OR_RETURN(const bool has_files, HoldsStoreFiles(directory));

@@ -30,8 +30,7 @@ inline constexpr char kCopyFolderName[] = "copy";
 inline constexpr const char* kManifestNames[kNumCopies] = {kManifestName, "copy/manifest.json"};
 inline constexpr const char* kCommitNames[kNumCopies] = {kCommitName, "copy/commit.fbs"};
 inline constexpr const char* kSealsNames[kNumCopies] = {kSealsName, "copy/seals.fbs"};
-// Of a block of commit.fbs that holds zeros and means nothing: whoever wants to know whether the
-// files can be read reads this one.
+// commit.fbs has a block of zeros here that means nothing. An engine is tried by reading it.
 inline constexpr int64_t kSpareBlockOffsetBytes = kCommitRecordBytes;
 // Whose store it is, where its owner has written that (StoreOptions::write_owner). The store itself
 // asks for one key of it alone: kOwnersStoreKey, its uuid as ToHex has it.

@@ -29,8 +29,8 @@ absl::StatusOr<StoreUuid> NewStoreUuid();
 // 32 hexadecimal digits, as the manifest has it.
 std::string ToHex(const StoreUuid& uuid);
 
-// Of what the manifests of all folders of a store have in common. Every commit record has it, so
-// that a manifest which was made for another store, or changed, is not believed.
+// Hashes the part that the manifests of all folders of a store share. Every commit record carries
+// it, so a manifest of another store, or a changed one, is not believed.
 uint64_t HashOfManifest(StoreManifest manifest);
 
 // With a checksum over all of it. Ends with a newline.

@@ -199,7 +199,7 @@ namespace {
 // Before memory is made for the tiles that a manifest speaks of: the files have to hold as many.
 absl::Status CheckHoldsTiles(const OpenedFolders& opened) {
   const StoreManifest& manifest = opened.manifest;
-  // Of one slot: a file that lost its end may still have the other.
+  // One slot is enough: a file that lost its end may still have the other.
   const int64_t least_bytes =
       manifest.inventory.num_padded_elems() * WeightBytesPerElem(manifest.layout);
   int64_t found_bytes = 0;

@@ -99,7 +99,7 @@ struct TileDamage {
   std::string message;       // all of it, with the step
 };
 
-// What a scrub beside a writer verified of one committed step.
+// The part of one committed step that a scrub beside a writer verified.
 struct ScrubbedStep {
   int64_t step = 0;
   int64_t bytes = 0;
@@ -165,7 +165,7 @@ class TensorStore {
   // By stripe. `gradient_area_bytes`: as EnsureGradientArea.
   static StripeBytes DiskBytes(const TileMap& tiles, int num_slots,
                                const StripeBytes& gradient_area_bytes);
-  // Of the largest of its files.
+  // The size of the store's largest file.
   static int64_t LargestFileBytes(const TileMap& tiles, int num_slots,
                                   const StripeBytes& gradient_area_bytes);
 
@@ -184,8 +184,8 @@ class TensorStore {
   // "" when the space of all files that this object made is theirs; else one line that says why
   // not, and what follows from it.
   const std::string& space_note() const;
-  // What was found missing or damaged of the things that a store has twice, and made anew from the
-  // other copy; a line each. A crash may leave a torn copy.
+  // One line for each copy that was found missing or damaged, and made anew from the other one. A
+  // crash may leave a torn copy.
   const std::vector<std::string>& notes() const;
   // Those that were not taken yet: a commit may find more.
   std::vector<std::string> TakeNotes();
@@ -290,7 +290,7 @@ class TensorStore {
   absl::Status ScrubBesideWriter(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
                                  std::vector<TileDamage>& damaged,
                                  std::vector<ScrubbedStep>& steps);
-  // Of the memory that one tile is verified in.
+  // The size of the memory that one tile is verified in.
   static int64_t ScrubBytes(const TileMap& tiles);
 
   // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it

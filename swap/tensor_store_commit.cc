@@ -37,7 +37,7 @@ absl::StatusOr<DecodedCopy> TensorStore::Impl::ReadCopy(const Stripe& stripe, in
   return decoded;
 }
 
-// Of all folders.
+// One number for each folder.
 std::vector<int> TensorStore::Impl::CommitFiles(int copy) const {
   std::vector<int> numbers;
   for (const Stripe& stripe : stripes) numbers.push_back(stripe.commit_files[copy]);

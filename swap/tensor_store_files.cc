@@ -164,7 +164,8 @@ absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFi
   return AddFile(std::move(file), path, *spec.number);
 }
 
-// What is in a file of a wrong length stays, as far as its right length goes: it may be whole.
+// Makes a missing file, or gives one its right length. The contents stay up to that length, as they
+// may be whole.
 absl::Status TensorStore::Impl::RemakeFile(int index, const FileSpec& spec, bool is_missing) {
   const std::string& directory = directories[index];
   const std::string path = JoinPath(directory, spec.name);
@@ -266,7 +267,7 @@ absl::Status TensorStore::Impl::RepairManifests() {
   return absl::OkStatus();
 }
 
-// Of files that Repair took as they were.
+// Gives the files that Repair took as they were their right lengths.
 absl::Status TensorStore::Impl::RepairLengths() {
   for (int index = 0; index < tiles.num_stripes(); ++index) {
     for (const FileSpec& spec : FilesOf(index)) {

@@ -187,7 +187,7 @@ struct TensorStore::Impl {
   int64_t StateOffset(const Tile& tile, uint32_t slot) const {
     return slot * tiles.state_area_bytes(tile.stripe) + tile.state_offset_bytes;
   }
-  // Of a slot's table, in either copy of the file.
+  // Where a slot's table lies, in either copy of the file.
   int64_t TableOffset(int stripe, uint32_t slot) const {
     return slot * TileSeals::TableBytes(tiles, stripe);
   }
@@ -209,7 +209,7 @@ struct TensorStore::Impl {
   int64_t BytesOf(int tile) const {
     return tiles.WeightBytes(TileAt(tile)) + tiles.StateBytes(TileAt(tile));
   }
-  // What becomes of a scrub behind a tile.
+  // How a scrub goes on behind a tile.
   enum class Scrubbed : uint8_t {
     kNext,   // it goes on
     kLast,   // it ends
@@ -271,7 +271,7 @@ struct TensorStore::Impl {
   const uint64_t manifest_hash;  // HashOfManifest
   const TileMap tiles;
   std::vector<int> files;
-  // What each of them is on the disk, so that a commit notices when a name is another file's.
+  // Identifies each of them on the disk, so that a commit notices when a name is another file's.
   struct KnownFile {
     int number = -1;
     std::string path;

@@ -130,9 +130,8 @@ absl::Status TensorStore::Scrub(MemoryBudget* budget, const std::function<void(i
 
 // ---- Beside another process
 
-// What is read here may be of two moments: of a commit that is being written, or of two commits in
-// two folders. It is read again then, as a commit is over soon and the next is a step away. Damage
-// stays.
+// The files may be of two moments: a commit is being written, or two folders have two commits. They
+// are read again then, as a commit is over soon and the next is a step away. Damage stays.
 absl::Status TensorStore::Impl::FollowCommit() {
   constexpr int kMostAttempts = 20;
   constexpr std::chrono::milliseconds kPause(25);

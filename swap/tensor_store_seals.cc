@@ -71,8 +71,8 @@ absl::Status TensorStore::Impl::RepairTable(int stripe, uint32_t slot, int copy)
   return Flush(std::array{file});
 }
 
-// What a file that was made anew had of the other slot, where its copy has it: a repair may go back
-// to that slot.
+// Gives a file that was made anew the other slot's table too, where its copy has it. A repair may
+// go back to that slot.
 absl::Status TensorStore::Impl::RestoreTables() {
   const uint32_t other = working_slot();
   for (int stripe = 0; stripe < tiles.num_stripes() && manifest.num_slots > 1; ++stripe) {

@@ -52,7 +52,7 @@ std::string RepairedText(const Json& repaired) {
          DamageText(repaired["damaged"]) + notes;
 }
 
-// Of a run that went on meanwhile.
+// Says which steps were verified, where the run went on meanwhile.
 std::string StepsText(const Json& verified) {
   if (!verified.contains("steps") || verified["steps"].size() < 2) return "";
   const Json& steps = verified["steps"];

@@ -257,7 +257,7 @@ int Dispatch(const Program& program, const std::vector<std::string>& args) {
   return Report(program, ParseAndRun(program, *entry, NormalizeFlags(rest)), json);
 }
 
-// Of a command beside those that it computes with.
+// A command has at most this many threads beside those that it computes with.
 constexpr int kMostThreadsOfACommand = 4;
 
 // Made while there is memory.

@@ -93,7 +93,7 @@ void BackgroundScrub::GiveWay() {
   TakeOver();
 }
 
-// What the thread has come to, once it has ended.
+// Waits for the thread to end, and takes its result.
 void BackgroundScrub::TakeOver() {
   if (!thread_.joinable()) return;
   thread_.join();

@@ -90,7 +90,7 @@ absl::Status LookAtFolders(const TrainOptions& options) {
   return absl::OkStatus();
 }
 
-// What a creation would take for the rest of an unfinished one, in a folder that is none of ours.
+// Refuses a folder of others whose files a creation would take for the rest of an unfinished one.
 absl::Status CheckIsNoRestOfOthers(const std::string& store) {
   for (const char* name : kManifestNames) {
     FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(store, name)));

@@ -1,6 +1,6 @@
-// What a commit of `forebay train` carries beside the weights (CommitInfo::trainer), checked field
-// by field: a record that is whole may still be of another program, or of a version that wrote
-// other things. Pure.
+// Checks, field by field, the trainer's state that a commit of `forebay train` carries beside the
+// weights (CommitInfo::trainer). A record that is whole may still be another program's, or of a
+// version that wrote other things. Pure.
 #pragma once
 
 #include <string>

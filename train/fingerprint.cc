@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kSampledElems = 1024;  // of every tensor
 
-// What differs when the digest under `key` does; "" when the key is an option, which has a value.
+// Names the contents behind the digest under `key`. "": the key is an option, which has a value.
 std::string_view ContentsBehind(std::string_view key) {
   if (key == "data") return "the tokens of --data are not those that the run was started with";
   if (key == "model") return "the files in --model are not those that the run was started with";

@@ -13,8 +13,8 @@
 
 namespace forebay {
 
-// Of a sample of the model's files (config, tensor names and the first bytes of every tensor), so
-// it takes milliseconds for any size. BadInputError, StorageError.
+// Hashes a sample of the model's files (config, tensor names and the first bytes of every tensor),
+// so it takes milliseconds for any size. BadInputError, StorageError.
 absl::StatusOr<std::string> SampleDigest(const std::string& model_directory);
 bool HasWeights(const std::string& model_directory);
 

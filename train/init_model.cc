@@ -215,7 +215,7 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
   FOREBAY_ASSIGN_OR_RETURN(const Source source, ReadSource(options.config));
   const DType dtype = WantedDType(options, source.config);
   const absl::Status is_free = CheckOutIsFree(options.out);
-  // Of a folder that is not free, that somebody is at work there says more.
+  // "Somebody is at work there" says more than "it is not empty".
   FOREBAY_RETURN_IF_ERROR(CheckRunIsNotInUse(options.out));
   FOREBAY_RETURN_IF_ERROR(is_free);
   InitResult result;

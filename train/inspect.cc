@@ -229,7 +229,7 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   std::string note;
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(path, &note));
   const std::vector<std::string> directories = StoreDirectoriesOf(path, run);
-  // What has to have the run for itself waits for it, and says who has it.
+  // A repair and a digest need the run for themselves: they wait for it, and say who has it.
   const bool in_use = !options.repair && !options.hash && IsAnyLocked(directories);
   std::optional<LowIoPriority> priority;
   if (in_use) priority.emplace();

@@ -29,7 +29,7 @@ int64_t StepOf(const absl::StatusOr<Json>& line) {
 // The lines of a file, from its last to its first. Whatever its size, a few lines are in memory.
 class LinesFromTheEnd {
  public:
-  // What is borrowed must outlive it.
+  // `fd` and `path` must outlive it.
   LinesFromTheEnd(int fd, const std::string& path, int64_t size_bytes)
       : fd_(fd), path_(path), buffer_begin_(size_bytes) {}
 
@@ -47,7 +47,7 @@ class LinesFromTheEnd {
       if (newline != std::string::npos || buffer_begin_ == 0) {
         return Take(newline == std::string::npos ? 0 : newline + 1);
       }
-      // Of a line that is too long its end is forgotten: it is no line of ours.
+      // A line that is too long is none of ours: its end is forgotten.
       if (std::ssize(buffer_) > LineLog::kMaxLineBytes) buffer_ = "\n";
       FOREBAY_RETURN_IF_ERROR(ReadMore());
     }
@@ -81,13 +81,13 @@ class LinesFromTheEnd {
   const std::string& path_;
   int64_t buffer_begin_;  // in the file
   int64_t end_bytes_ = buffer_begin_;
-  // What was read and not taken, which ends with a newline: at first with one that the file need
-  // not have.
+  // Bytes that were read and not taken. They end with a newline: at first with one that the file
+  // need not have.
   std::string buffer_ = "\n";
   std::string taken_;
 };
 
-// What of a file is kept: up to where, and the last line of it.
+// The part of a file that is kept: up to where, and its last line.
 struct KeptLines {
   int64_t bytes = 0;
   Json last;                // null: none is of a step

@@ -46,7 +46,7 @@ inline constexpr int64_t kMostReservedLines = 100'000;
 // What is noted of a run: hundreds of lines.
 inline constexpr int64_t kReservedEventBytes = int64_t{64} << 10;
 
-// Of AlignMetrics.
+// The result of AlignMetrics.
 struct AlignedMetrics {
   Json line;         // of the committed step; null: there is none
   std::string note;  // what was dropped and was no line of a step, for the log; "": nothing

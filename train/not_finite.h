@@ -1,4 +1,4 @@
-// What a run ends with whose loss or gradients are not finite. Pure.
+// The error that ends a run whose loss or gradients are not finite. Pure.
 #pragma once
 
 #include <cstdint>

@@ -89,8 +89,8 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
 // What the program itself needs (code, libraries, stacks, small allocations), measured; part of
 // every plan.
 inline constexpr int64_t kRuntimeBytes = int64_t{96} << 20;
-// Of a file that a run makes beside its swap area and models, at most: records, logs, what an
-// engine is tried with.
+// The largest file that a run makes beside its swap area and models: records, logs, the file that
+// an engine is tried with.
 inline constexpr int64_t kMostBytesOfSmallFiles = int64_t{2} << 20;
 // The share of the available memory that a run takes when --ram is not given.
 inline constexpr double kAutoShare = 0.8;

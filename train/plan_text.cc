@@ -13,7 +13,8 @@
 namespace forebay {
 namespace {
 
-// Of the files of one folder: weights, state, two copies of the checksums, and two of the record.
+// In one folder a commit flushes weights, state, two copies of the checksums, and two of the
+// record.
 constexpr int kFlushesPerCommit = 6;
 
 // Nothing where a step writes nothing.

@@ -14,8 +14,8 @@
 
 namespace forebay {
 
-// Of the two copies of run.json, the first that is whole and finds the run's store, or else the
-// first that is whole. The errors of ReadRunJson.
+// Returns the first copy of run.json that is whole and finds the run's store, or else the first
+// that is whole. The errors of ReadRunJson.
 absl::StatusOr<Json> FindRunJson(const std::string& run_directory);
 
 // Writes anew what is lost, damaged, or not the one that the commit was made with, from what is

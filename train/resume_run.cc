@@ -140,7 +140,7 @@ absl::Status OrWithoutModel(const absl::Status& status) {
                   "or leave --model out)");
 }
 
-// What this command says of --model, for a run that has its own copies of the model's files.
+// Compares --model of this command with the run's own copies of the model's files.
 absl::Status CompareModel(const Json& run_json, const ResolvedOptions& resolved,
                           TrainObserver& observer, const PreparedRun& run) {
   if (!IsSaidNow(resolved, "model")) return absl::OkStatus();

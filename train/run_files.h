@@ -16,7 +16,7 @@
 
 namespace forebay {
 
-// What they must be: names, sizes and digests.
+// The names, sizes and digests that they must have.
 using RunFiles = std::vector<ExportedFile>;
 
 RunFiles DescribeFiles(const std::vector<ModelFile>& files);
@@ -24,7 +24,7 @@ RunFiles DescribeFiles(const std::vector<ModelFile>& files);
 // yet.
 Json ToJson(const RunFiles& files);
 RunFiles RunFilesOf(const Json& run_json);
-// Of all names and digests: what a commit carries. 32 hexadecimal digits.
+// Hashes all names and digests; a commit carries the result. 32 hexadecimal digits.
 std::string DigestOf(const RunFiles& files);
 
 // Writes them into `folder`, which is made where it is missing, and removes others there that a

@@ -41,7 +41,7 @@ bool AreRunJsonFiles(const Json& value) {
   return value.is_null() || ParseFileList(value).ok();
 }
 
-// What is missing is checked as null.
+// A field that is missing is checked as null.
 constexpr JsonField kRunJsonFields[] = {
     {"state", IsRunJsonState, "\"creating\" or \"ready\""},
     {"stores", AreRunJsonStores, "a list of 1 to 64 folders"},
@@ -119,7 +119,7 @@ absl::StatusOr<Json> ReadRunJson(const std::string& run_directory, std::string* 
 absl::Status WriteRunJson(const RunPaths& paths, const Json& json) {
   FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(paths.files));
   for (const std::string& path : {paths.run_json_copy, paths.run_json}) {
-    // What is as it should be needs no room on a disk that may be full.
+    // A copy that is as it should be is left alone: the disk may be full.
     if (const absl::StatusOr<Json> there = ReadRunJsonAt(path); there.ok() && *there == json) {
       continue;
     }

@@ -8,7 +8,7 @@
 
 namespace forebay {
 
-// What the store has found missing or damaged, or of several names, since it was last asked.
+// Notes which files the store has found missing, damaged or hard-linked since it was last asked.
 void NoteStore(TensorStore& store, LoggedObserver& observer);
 
 // Compute, disks, memory, and whether the steps so far were computed by something else.

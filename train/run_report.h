@@ -28,7 +28,7 @@ struct StepCost {
   Counters before, after;
 };
 
-// What a commit carries of the run, whose step had these metrics.
+// The state of the run that the commit of a step with these metrics carries.
 Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metrics);
 
 // `line` (what does not depend on the clock) with what the step cost.

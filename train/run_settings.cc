@@ -54,7 +54,7 @@ absl::StatusOr<Json> ReadSettingsFile(const std::string& path) {
     const bool is_whole = entry.is_object() && entry.contains("value") &&
                           entry.contains("origin") && entry["origin"].is_string();
     if (!is_whole) return damaged(name, entry, "an object of a value and its origin");
-    // What nobody chose is as the option table has it: an empty path, for example.
+    // A setting that nobody chose is as the option table has it: an empty path, for example.
     if (entry["value"] == spec.get(TrainOptions())) continue;
     if (!IsAllowed(spec, entry["value"])) return damaged(name, entry["value"], spec.allowed);
   }

@@ -1,6 +1,6 @@
-// What a run was started with, as it recorded it: resolved_config.json, or where that is lost its
-// copy in OUT/files, or else what run.json knows of it. Not for: the order of sources
-// (resolve_options.h).
+// Reads the settings that a run was started with: from resolved_config.json, where that is lost
+// from its copy in OUT/files, or else from run.json as far as it has them. Not for: the order of
+// sources (resolve_options.h).
 #pragma once
 
 #include <string>

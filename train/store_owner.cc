@@ -21,9 +21,9 @@ namespace {
 
 constexpr int64_t kMaxOwnerBytes = 1 << 16;
 
-// Of a folder, what a copy of it has otherwise and a rename leaves as it is: its number, and the
-// moment it was made, or where the file system does not know that the file system (not its device,
-// which another mount may number otherwise). "" where there is none.
+// Identifies a folder: a rename keeps it, a copy has its own. It is the inode and the moment it was
+// made. Where the file system does not know that moment, it is the inode and the file system (not
+// the device, which another mount may number otherwise). "" where there is no folder.
 std::string IdentityOf(const std::string& path) {
   struct statx info = {};
   constexpr unsigned kWanted = STATX_INO | STATX_BTIME;

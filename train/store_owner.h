@@ -22,8 +22,9 @@ struct StoreOwner {
   std::string why;  // unless it is ours: in words, with the run folder that it belongs to
 };
 
-// Of the folder `store` of a store, as seen by the run in `run_directory`, whose store has the uuid
-// `uuid` (as ToHex has it). A folder that lies in the run's is the run's. Changes nothing.
+// Finds whose the folder `store` of a store is, as seen by the run in `run_directory`. The run's
+// store has the uuid `uuid` (as ToHex has it). A folder that lies in the run's is the run's.
+// Changes nothing.
 StoreOwner FindOwner(const std::string& store, const std::string& run_directory,
                      const std::string& uuid);
 // CorruptError when `store` is of another run.

@@ -58,7 +58,7 @@ struct PackedBytes {
   }
 
  private:
-  // Of the rows that `tokens` and `flags` have, whatever the header says.
+  // Covers the rows that `tokens` and `flags` have, whatever the header says.
   std::string RowChecksums(const std::array<uint8_t, 16>& digest) const {
     uint64_t seed = 0;
     std::memcpy(&seed, digest.data(), sizeof(seed));

@@ -130,7 +130,7 @@ TEST_F(PackedFileTest, FileThatShrankSinceOpenIsRefused) {
   EXPECT_THAT(MessageOf(status), HasSubstr("ends before row 0"));
 }
 
-// Of the whole file, in the very place: what reads it has it open.
+// Writes the whole file in its place, as a reader has it open.
 void Overwrite(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::in) << bytes;
 }

@@ -31,7 +31,7 @@ std::span<const std::byte> Bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// Of the rows in `contents`, where those are as many as the fields say.
+// Covers the rows in `contents`, where those are as many as the fields say.
 std::string RowChecksums(const std::string& fields, std::string_view contents, uint64_t seed) {
   uint64_t rows_and_seq[2];
   std::memcpy(rows_and_seq, fields.data() + kRowsAt, sizeof(rows_and_seq));

@@ -176,7 +176,7 @@ void ImageFolder::Put(const Image& image) {
     std::string& old = image_[name];
     UniqueFd& file = files_[name];
     struct stat info = {};
-    // What opening a store replaced is a file that nobody sees any more.
+    // Opening a store may have replaced the file: nobody sees the old one any more.
     if (!file.valid() || ::fstat(file.get(), &info) != 0 || info.st_nlink == 0) {
       old.clear();
       const std::string path = folder_.Path(name);

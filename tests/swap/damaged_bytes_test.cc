@@ -122,7 +122,7 @@ class DamagedBytesTest : public CrashFixture {
     EXPECT_EQ(seen.repaired, step >= 0);
     EXPECT_EQ(seen.after.step, step);
   }
-  // Of `region` in both copies of a file of `folder`; `step` as above.
+  // Damages `region` in either copy of a file of `folder`, then in both; `step` as above.
   void ExpectOneCopySparedAndBothNamed(const Region& region, int folder,
                                        const char* const (&names)[kNumCopies], int64_t step) {
     ForEachFlip(region, [&](int64_t at, char bit) {

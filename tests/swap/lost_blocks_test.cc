@@ -221,7 +221,7 @@ TEST_F(LostBlocksTest, AFileThatIsThereTwiceIsMadeAnewFromItsCopy) {
   }
 }
 
-// Of both copies what is whole of one stays, and neither looking nor a repair takes it away.
+// A slot that is whole in either copy stays: neither looking nor a repair takes it away.
 TEST_F(LostBlocksTest, OfTwoCopiesOfAWrongLengthTheWholeSlotIsRepaired) {
   for (const bool longer : {false, true}) {
     SCOPED_TRACE(longer);
@@ -391,7 +391,7 @@ TEST_F(LostBlocksTest, AFileThatGoesWhileTheStoreIsInUseEndsIt) {
         EXPECT_EQ(store->committed().step, 2);
       }
       std::filesystem::remove(File("kept"));
-      // What has its own copy is whole at step 2: no record of step 3 was written.
+      // A store whose lost file has a copy is whole at step 2: no record of step 3 was written.
       if (!IsOfTiles(name) || replaced) {
         EXPECT_EQ(MustOpen()->committed().step, 2);
       }

@@ -41,7 +41,7 @@ class StoreAccessTest : public StoreFixture {
     return *std::move(store);
   }
 
-  // What every file and folder of the store holds, and when it was last changed.
+  // The contents of every file and folder of the store, and when it was last changed.
   std::map<std::string, std::tuple<std::string, int64_t, int64_t>> Contents() const {
     std::map<std::string, std::tuple<std::string, int64_t, int64_t>> contents;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
@@ -100,7 +100,8 @@ TEST_F(StoreAccessTest, AReaderChangesNothingNotEvenCopiesThatAreDamagedOrMissin
     for (const char* name : {kCommitNames[0], kSealsNames[1], kManifestNames[1]}) {
       EXPECT_THAT(store->notes(), Contains(HasSubstr(File(name)))) << name;
     }
-    EXPECT_THAT(store->notes(), Contains(HasSubstr("the next --resume, or --repair, writes it anew")));
+    EXPECT_THAT(store->notes(),
+                Contains(HasSubstr("the next --resume, or --repair, writes it anew")));
   }
   EXPECT_EQ(Contents(), before);
   EXPECT_TRUE(HoldsStep(*StoreFixture::MustOpen(), 2));

@@ -241,8 +241,8 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     const absl::Status status = RunOn(faults, options, calls);
     made = std::ranges::count(calls, c.call) == 1;
     const ExitCode expected_exit = ExpectedExit(c.call.kind, c.fault);
-    // Of records and checksums there is a second copy; without an intent a step is computed again.
-    // But with delayed updates not for a disk that may give it another time.
+    // Records and checksums have a second copy. Without an intent a step is computed again, but
+    // with delayed updates not for a disk that may give it another time.
     const bool does_without_intent = !GetParam().delays || expected_exit != ExitCode::kStorage;
     const bool is_spared =
         c.call.kind == IoKind::kRead &&
