@@ -136,4 +136,9 @@ absl::Status BackgroundScrub::Report(TrainObserver& observer) {
   return error_;
 }
 
+absl::Status BackgroundScrub::End(TrainObserver& observer) {
+  GiveWay();
+  return Report(observer);
+}
+
 }  // namespace forebay

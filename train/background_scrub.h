@@ -44,6 +44,8 @@ class BackgroundScrub {
   // `observer` gets a line about a scrub that has ended with none, and about damage of a step that
   // another one has followed by now, whose slot is written over next.
   absl::Status Report(TrainObserver& observer);
+  // The same at the end of a session, once the scrub has given way: no later one tells of it.
+  absl::Status End(TrainObserver& observer);
 
  private:
   BackgroundScrub(int64_t every_steps, TensorStore* store, HostBuffer memory);

@@ -232,6 +232,7 @@ absl::Status TrainingRun::TrainAndExport() {
   }
   FOREBAY_RETURN_IF_ERROR(RunSteps());
   FOREBAY_RETURN_IF_ERROR(ExportResult());
+  FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
   const int64_t num_skipped =
       progress_.scales_loss() ? prepared_.num_steps - progress_.num_updates() : -1;
   observer_.OnDone(RunSummary(totals_, num_skipped, prepared_, *session_));
@@ -307,6 +308,7 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
 absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
   FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
   FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
+  FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
   return InterruptedError(fmt::format(
       "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
       MessageOf(reason), committed_step_, prepared_.num_steps));

@@ -104,13 +104,13 @@ def ext4(folder, image, sector_bytes=512, options="rw", features="extent"):
 
 
 @contextlib.contextmanager
-def xfs(folder, image):
-    """A small xfs on a loop device."""
-    if shutil.which("mkfs.xfs") is None:
-        pytest.skip("there is no mkfs.xfs (apt-get install xfsprogs)")
+def _on_loop_device(folder, image, size_bytes, mkfs, package):
+    """A file system in a file, made by the program `mkfs` of a package of Debian's."""
+    if shutil.which(mkfs) is None:
+        pytest.skip(f"there is no {mkfs} (apt-get install {package})")
     with open(image, "wb") as file:
-        file.truncate(320 << 20)
-    _must("mkfs.xfs", "-q", str(image))
+        file.truncate(size_bytes)
+    _must(mkfs, "-q", str(image))
     folder.mkdir()
     _must("mount", "-o", "loop", str(image), str(folder))
     try:
@@ -118,6 +118,16 @@ def xfs(folder, image):
     finally:
         subprocess.run(["umount", str(folder)], check=True)
         os.remove(image)
+
+
+def xfs(folder, image):
+    """A small xfs."""
+    return _on_loop_device(folder, image, 320 << 20, "mkfs.xfs", "xfsprogs")
+
+
+def btrfs(folder, image):
+    """A small btrfs."""
+    return _on_loop_device(folder, image, 256 << 20, "mkfs.btrfs", "btrfs-progs")
 
 
 def remount_read_only(folder):
@@ -150,23 +160,6 @@ def fill_to_the_last_block(folder):
             if error.errno != errno.ENOSPC:
                 raise
             size //= 8
-
-
-@contextlib.contextmanager
-def btrfs(folder, image):
-    """A small btrfs on a loop device."""
-    if shutil.which("mkfs.btrfs") is None:
-        pytest.skip("there is no mkfs.btrfs (apt-get install btrfs-progs)")
-    with open(image, "wb") as file:
-        file.truncate(256 << 20)
-    _must("mkfs.btrfs", "-q", str(image))
-    folder.mkdir()
-    _must("mount", "-o", "loop", str(image), str(folder))
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-        os.remove(image)
 
 
 def free_bytes(disk):

@@ -162,6 +162,30 @@ TEST_F(ScrubBesideStepsTest, DamageEndsTheRunBeforeTheStepBeforeIsWrittenOver) {
   EXPECT_EQ(*ResultOf(options.out), Undisturbed());
 }
 
+// The scrub of the last step is under way when the run ends, or is stopped.
+TEST_F(ScrubBesideStepsTest, DamageThatIsFoundAtTheEndIsTold) {
+  for (const int64_t stop_after : {0, 4}) {
+    SCOPED_TRACE(stop_after);
+    TrainOptions options = Options(stop_after > 0 ? "stopped" : "ended");
+    options.stop_after = stop_after;
+    options.export_format = ExportFormat::kNone;
+    const int64_t last = stop_after > 0 ? stop_after : options.steps;
+    options.scrub_every = last;  // the first scrub is that of the last commit
+    RottingDisk disk;
+    disk.pause = std::chrono::milliseconds(100);
+    NotesObserver observer;
+    observer.on_step = [&](int64_t step) {
+      if (step == last - 1) disk.rots = true;
+      // The read is held up behind this, until the session is at its end.
+      if (step == last) AwaitUpTo10S([&] { return disk.has_rotted.load(); });
+    };
+    const absl::Status status = TrainToy(options, OnDisk(&disk), observer);
+    ASSERT_TRUE(disk.has_rotted);
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr("verifying the run's state found a part of step"));
+  }
+}
+
 TEST_F(ScrubBesideStepsTest, DamageOfAStepThatAnotherHasFollowedIsNotedAndTheRunGoesOn) {
   const TrainOptions options = Options("run");
   RottingDisk disk;
