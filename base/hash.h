@@ -53,4 +53,11 @@ class Xxh3_128 {
   XXH3_state_t state_;
 };
 
+// The Hex() of a whole text.
+inline std::string Xxh3_128Hex(std::string_view text) {
+  Xxh3_128 hash;
+  hash.Update(text);
+  return hash.Hex();
+}
+
 }  // namespace forebay

@@ -123,9 +123,7 @@ absl::Status CheckTokenizer(const PackRequest& request, const PackedFileInfo& in
   const std::string path = JoinPath(request.model, "tokenizer.json");
   if (info.tokenizer_digest.empty() || !FileExists(path)) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(const std::string contents, ReadWholeFile(path, kMaxTokenizerBytes));
-  Xxh3_128 digest;
-  digest.Update(contents);
-  if (digest.Hex() == info.tokenizer_digest) return absl::OkStatus();
+  if (Xxh3_128Hex(contents) == info.tokenizer_digest) return absl::OkStatus();
   return BadInputError(
       fmt::format("'{}' was packed with another tokenizer than '{}': pack the text again with this "
                   "model, or give --model the model that it was packed for",

@@ -160,12 +160,6 @@ absl::StatusOr<FoundManifest> ReadManifest(const std::string& directory) {
   return found;
 }
 
-// What the manifest of every folder of one store has in common.
-std::string CommonText(StoreManifest manifest) {
-  manifest.stripe = 0;
-  return EncodeManifest(manifest);
-}
-
 struct Found {
   StoreFolder folder;
   StoreManifest manifest;
@@ -178,7 +172,7 @@ absl::Status CheckOneStore(const Found& first, const Found& other) {
         first.folder.directory, other.folder.directory, ToHex(first.manifest.uuid),
         ToHex(other.manifest.uuid)));
   }
-  if (CommonText(first.manifest) == CommonText(other.manifest)) return absl::OkStatus();
+  if (HashOfManifest(first.manifest) == HashOfManifest(other.manifest)) return absl::OkStatus();
   return CorruptError(
       fmt::format("the manifests in '{}' and '{}' are of one store and contradict one another. "
                   "Put back the files that belong together",

@@ -24,9 +24,7 @@ constexpr int64_t kMaxElems = int64_t{1} << 48;
 // Of the object without its checksum, as one line: blanks may change, values may not.
 std::string ChecksumOf(Json json) {
   json.erase(kChecksumKey);
-  Xxh3_128 hash;
-  hash.Update(json.dump());
-  return hash.Hex();
+  return Xxh3_128Hex(json.dump());
 }
 
 bool FromHex(const std::string& hex, StoreUuid& uuid) {

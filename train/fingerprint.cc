@@ -97,9 +97,7 @@ Json MakeFingerprint(const TrainOptions& options, int64_t num_steps, const Packe
 }
 
 std::string FingerprintDigest(const Json& fingerprint) {
-  Xxh3_128 hash;
-  hash.Update(fingerprint.dump());
-  return hash.Hex();
+  return Xxh3_128Hex(fingerprint.dump());
 }
 
 absl::Status CompareFingerprints(const Json& of_run, const Json& now) {

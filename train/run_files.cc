@@ -14,12 +14,6 @@
 namespace forebay {
 namespace {
 
-std::string DigestOfText(std::string_view text) {
-  Xxh3_128 hash;
-  hash.Update(text);
-  return hash.Hex();
-}
-
 // Without the others an exported model is one all the same.
 bool IsEssential(const std::string& name) {
   return name == kConfigName || name == kTokenizerName;
@@ -29,7 +23,7 @@ bool IsEssential(const std::string& name) {
 absl::StatusOr<std::string> ReadRunFile(const std::string& folder, const ExportedFile& file) {
   const std::string path = JoinPath(folder, file.name);
   absl::StatusOr<std::string> contents = ReadWholeFile(path, kMaxTokenizerBytes);
-  if (contents.ok() && DigestOfText(*contents) == file.digest) return contents;
+  if (contents.ok() && Xxh3_128Hex(*contents) == file.digest) return contents;
   if (ExitCodeOf(contents.status()) == ExitCode::kStorage) return contents;
   return CorruptError(fmt::format("the run's own copy '{}' {}", path,
                                   contents.ok()
@@ -78,7 +72,7 @@ RunFiles DescribeFiles(const std::vector<ModelFile>& files) {
   RunFiles described;
   for (const ModelFile& file : files) {
     described.push_back(
-        {file.name, static_cast<int64_t>(file.contents.size()), DigestOfText(file.contents)});
+        {file.name, static_cast<int64_t>(file.contents.size()), Xxh3_128Hex(file.contents)});
   }
   return described;
 }

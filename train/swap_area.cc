@@ -53,11 +53,9 @@ std::vector<std::string> NewStoreDirectories(const TrainOptions& options) {
   const std::string inside = JoinPath(options.out, "swap");
   if (options.nvme.empty()) return {inside};
   const std::string out = AbsolutePath(options.out);
-  Xxh3_128 hash;
-  hash.Update(out);
   const std::string name =
       fmt::format("{}{}-{}", kStorePrefix, std::filesystem::path(out).filename().string(),
-                  hash.Hex().substr(0, kStoreHashDigits));
+                  Xxh3_128Hex(out).substr(0, kStoreHashDigits));
   std::vector<std::string> directories;
   for (const std::string& nvme : options.nvme) {
     directories.push_back(nvme == inside ? inside : JoinPath(AbsolutePath(nvme), name));
