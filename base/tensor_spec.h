@@ -5,7 +5,7 @@
 // are laid one after another in one flat vector, each starting at a multiple of kTensorAlignElems:
 // the large ones first, and from the next multiple of kLayerAlignElems on the small ones (norms and
 // biases: of one dimension or none), since storage may keep their state in another form
-// (swap/layout.h). The vector is padded with zeros to a multiple of kLayerAlignElems, so that
+// (swap/tiles/layout.h). The vector is padded with zeros to a multiple of kLayerAlignElems, so that
 // planes of 2 and 4 bytes an element are whole numbers of 4 KiB blocks on disk.
 #pragma once
 

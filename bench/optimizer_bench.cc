@@ -16,7 +16,7 @@
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/parallel.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 
 namespace forebay {
 namespace {

@@ -2,11 +2,11 @@
 //   build/bench_bin/out_of_core_bench FOLDER [MB/s of the disk; 0: the real one] [rounds] [threads]
 // - the disk alone: the same reads, writes and checksums with nothing computed;
 // - the CPU alone: the same update with everything in RAM, which needs no checksums.
-// A disk of a set speed is simulated (aio/limited_disk.h) in FOLDER, best on tmpfs. Layers come
-// through window and staging as in a run's forward pass. Prints medians; what the step takes over
-// the larger limit; what its checksums cost it, as a step that takes each of them once more tells,
-// and what they take on the same threads with nothing beside; and what the process held beside the
-// buffers that it was given.
+// A disk of a set speed is simulated (aio/faults/limited_disk.h) in FOLDER, best on tmpfs. Layers
+// come through window and staging as in a run's forward pass. Prints medians; what the step takes
+// over the larger limit; what its checksums cost it, as a step that takes each of them once more
+// tells, and what they take on the same threads with nothing beside; and what the process held
+// beside the buffers that it was given.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -19,7 +19,7 @@
 
 #include "benchmark/benchmark.h"
 #include "fmt/format.h"
-#include "forebay/aio/limited_disk.h"
+#include "forebay/aio/faults/limited_disk.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
@@ -28,9 +28,9 @@
 #include "forebay/memory/process_memory.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/replay/no_arithmetic.h"
-#include "forebay/swap/swapper.h"
-#include "forebay/swap/tensor_store.h"
-#include "forebay/swap/tile_seals.h"
+#include "forebay/swap/records/tile_seals.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/window/swapper.h"
 
 namespace forebay {
 namespace {
@@ -119,7 +119,7 @@ class Contender {
     optimizer.num_staging_tiles = kStagingTiles;
     optimizer_ =
         Required(OffloadedOptimizer::Create(optimizer, placement_, store_.get(), &budget_));
-    SwapperOptions window;
+    WindowOptions window;
     window.first_block_layer = 0;
     window.last_block_layer = kNumLayers - 1;
     swapper_ =

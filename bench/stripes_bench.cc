@@ -1,10 +1,10 @@
 // What several folders are worth: training steps without the model (replay/) on one disk of a set
 // speed, and on more of them, in turn:
 //   build/bench_bin/stripes_bench FOLDER [MB/s of each disk] [rounds] [disks]
-// The disks are simulated (aio/limited_disk.h) in folders of FOLDER, best on tmpfs; store, queues,
-// window and optimizer pipeline are those of a run. Prints the median seconds of a step for one
-// disk and for each larger number, with their ratio; "2:1" are two disks of which one is half as
-// fast, against one fast disk, whose best is 1.5.
+// The disks are simulated (aio/faults/limited_disk.h) in folders of FOLDER, best on tmpfs; store,
+// queues, window and optimizer pipeline are those of a run. Prints the median seconds of a step for
+// one disk and for each larger number, with their ratio; "2:1" are two disks of which one is half
+// as fast, against one fast disk, whose best is 1.5.
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/aio/limited_disk.h"
+#include "forebay/aio/faults/limited_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/bench/positional_arguments.h"
 #include "forebay/replay/step_replay.h"

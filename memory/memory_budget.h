@@ -1,5 +1,5 @@
 // Every large buffer belongs to a named purpose of one budget. The sum is planned before a run
-// (train/plan.h), checked here when buffers are made, and reported at the end.
+// (train/plan/plan.h), checked here when buffers are made, and reported at the end.
 #pragma once
 
 #include <cstdint>

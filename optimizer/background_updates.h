@@ -1,5 +1,5 @@
 // Updates tiles on a thread of its own, outside of the swapper's window, read ahead in the order in
-// which their gradients are handed over. There are two uses (swap/placement.h):
+// which their gradients are handed over. There are two uses (swap/tiles/placement.h):
 // - speculative layers are updated while the backward pass goes on, as soon as their gradient is
 //   complete, before the global norm is known. Gradients wait in a ring of buffers, one of a tile
 //   each (Begin);

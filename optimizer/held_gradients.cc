@@ -10,8 +10,8 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
-#include "forebay/swap/store_folders.h"
-#include "forebay/swap/tile_seals.h"
+#include "forebay/swap/records/tile_seals.h"
+#include "forebay/swap/store/store_folders.h"
 
 namespace forebay {
 

@@ -1,7 +1,7 @@
 // Where finished gradients wait until the global norm is known: in host memory, or in the store's
 // gradient area.
 //
-// Not for: deciding which (swap/placement.h), or what the norm is used for (train/).
+// Not for: deciding which (swap/tiles/placement.h), or what the norm is used for (train/).
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,10 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"
-#include "forebay/swap/gradient_seals.h"
-#include "forebay/swap/placement.h"
-#include "forebay/swap/tensor_store.h"
-#include "forebay/swap/transfer_buffer.h"
+#include "forebay/swap/records/gradient_seals.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/store/transfer_buffer.h"
+#include "forebay/swap/tiles/placement.h"
 
 namespace forebay {
 
@@ -90,7 +90,7 @@ class HeldGradients {
   // `progress` is told the share that is read, tile by tile; an error of it is returned at once,
   // and nothing is changed in the area.
   absl::Status Recover(ThreadPool& pool, const std::function<absl::Status(double)>& progress);
-  // The checksums of all gradients of the area (swap/gradient_seals.h).
+  // The checksums of all gradients of the area (swap/records/gradient_seals.h).
   std::span<std::byte> seals_table() const { return seals_[half_].table(); }
 
   // Of the layer's rounded gradient; not finite when one of its elements is not.
@@ -101,7 +101,7 @@ class HeldGradients {
   const std::byte* HostTile(int tile) const;
   // Starts reading the gradient of a spilled tile into the front of `buffer`.
   void StartReadTile(int tile, std::span<std::byte> buffer, IoOp& op) const;
-  // Compares one part (swap/tile_seals.h) of what was read of a tile with its checksum.
+  // Compares one part (swap/records/tile_seals.h) of what was read of a tile with its checksum.
   // CorruptError names file, device, offset and layer.
   absl::Status VerifyPart(int tile, int64_t part, std::span<const std::byte> gradient) const;
 

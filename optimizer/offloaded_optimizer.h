@@ -1,7 +1,7 @@
 // The out-of-core optimizer: holds finished gradients until their global norm is known, then
 // updates each layer's tiles as the swapper brings the layer in for the next forward pass
-// (swap/swapper.h), reading state ahead and writing behind. What is computed on a tile is behind
-// tile_arithmetic.h.
+// (swap/window/swapper.h), reading state ahead and writing behind. What is computed on a tile is
+// behind tile_arithmetic.h.
 //
 // - In the backward pass, Hand of every layer rounds once, adds to the norm, and holds or spills.
 // - FinishBackward gives the norm, and BeginUpdate makes every layer's update due.
@@ -25,12 +25,12 @@
 #include "forebay/base/parallel.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/optimizer/held_gradients.h"
+#include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"
-#include "forebay/optimizer/update_rule.h"
-#include "forebay/swap/placement.h"
-#include "forebay/swap/swapper.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/tiles/placement.h"
+#include "forebay/swap/window/swapper.h"
 
 namespace forebay {
 

@@ -15,7 +15,7 @@
 #include "forebay/optimizer/staged_tiles.h"
 #include "forebay/optimizer/tile_run.h"
 #include "forebay/optimizer/tile_writes.h"
-#include "forebay/swap/transfer_buffer.h"
+#include "forebay/swap/store/transfer_buffer.h"
 
 namespace forebay {
 

@@ -8,7 +8,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/optimizer/offloaded_optimizer_impl.h"
-#include "forebay/swap/tile_seals.h"
+#include "forebay/swap/records/tile_seals.h"
 
 namespace forebay {
 namespace {

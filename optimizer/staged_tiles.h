@@ -1,6 +1,6 @@
 // Brings the state and the spilled gradient of tiles into a ring of staging buffers, ahead of their
-// update; of speculative layers (swap/placement.h), and of delayed updates, the weights too, as
-// they are updated outside of the swapper's window.
+// update; of speculative layers (swap/tiles/placement.h), and of delayed updates, the weights too,
+// as they are updated outside of the swapper's window.
 //
 // The ring cannot deadlock: a buffer waits for nothing but its own write-back, which was started
 // before the ring moves on and needs no other buffer.
@@ -15,8 +15,8 @@
 #include "absl/status/statusor.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/optimizer/tile_writes.h"
-#include "forebay/swap/placement.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/tiles/placement.h"
 
 namespace forebay {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 
 namespace forebay {
 

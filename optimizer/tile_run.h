@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <span>
 
-#include "forebay/optimizer/tile_update.h"
-#include "forebay/swap/tile_map.h"
+#include "forebay/optimizer/kernels/tile_update.h"
+#include "forebay/swap/tiles/tile_map.h"
 
 namespace forebay {
 

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "forebay/aio/engine.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/tensor_store.h"
 
 namespace forebay {
 

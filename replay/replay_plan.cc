@@ -5,7 +5,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
-#include "forebay/swap/swapper.h"
+#include "forebay/swap/window/swapper.h"
 
 namespace forebay {
 

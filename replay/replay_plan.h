@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "forebay/base/tensor_spec.h"
-#include "forebay/swap/placement.h"
-#include "forebay/swap/step_schedule.h"
-#include "forebay/swap/tensor_store.h"
-#include "forebay/swap/tile_map.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/tiles/placement.h"
+#include "forebay/swap/tiles/tile_map.h"
+#include "forebay/swap/window/step_schedule.h"
 
 namespace forebay {
 
@@ -43,7 +43,7 @@ struct ReplayPlan {
   Inventory inventory;
   TileMap tiles{Inventory(), Layout::kBf16, kDefaultTileElems};
   StepSchedule schedule;
-  SwapperOptions window;
+  WindowOptions window;
   Placement placement;
   StripeBytes gradient_area_bytes;
   StripeBytes folder_bytes;  // of the files that it stands for, by folder

@@ -23,7 +23,7 @@
 #include "forebay/base/format.h"
 #include "forebay/measure/load_thread.h"
 #include "forebay/memory/available_memory.h"
-#include "forebay/swap/store_folders.h"
+#include "forebay/swap/store/store_folders.h"
 
 namespace forebay {
 namespace {

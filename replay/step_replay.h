@@ -15,8 +15,8 @@
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/replay/no_arithmetic.h"
 #include "forebay/replay/replay_plan.h"
-#include "forebay/swap/swapper.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/window/swapper.h"
 
 namespace forebay {
 

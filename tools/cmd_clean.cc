@@ -7,7 +7,7 @@
 #include "forebay/base/json.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/print.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/files/run_folder.h"
 
 namespace forebay {
 namespace {

@@ -4,7 +4,7 @@
 #include "forebay/tools/model_flags.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
-#include "forebay/train/evaluate_model.h"
+#include "forebay/train/infer/evaluate_model.h"
 
 namespace forebay {
 namespace {

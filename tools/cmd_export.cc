@@ -10,7 +10,7 @@
 #include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
 #include "forebay/tools/stop_signal.h"
-#include "forebay/train/export_run.h"
+#include "forebay/train/export/export_run.h"
 
 namespace forebay {
 namespace {

@@ -4,7 +4,7 @@
 #include "forebay/tools/model_flags.h"
 #include "forebay/tools/number_checks.h"
 #include "forebay/tools/print.h"
-#include "forebay/train/generate_text.h"
+#include "forebay/train/infer/generate_text.h"
 
 namespace forebay {
 namespace {

@@ -11,7 +11,7 @@
 #include "forebay/tools/number_checks.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
-#include "forebay/train/init_model.h"
+#include "forebay/train/start/init_model.h"
 
 namespace forebay {
 namespace {

@@ -6,7 +6,7 @@
 #include "forebay/tools/commands.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
-#include "forebay/train/inspect.h"
+#include "forebay/train/run/inspect.h"
 
 namespace forebay {
 namespace {

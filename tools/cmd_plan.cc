@@ -4,10 +4,10 @@
 #include "forebay/tools/commands.h"
 #include "forebay/tools/option_flags.h"
 #include "forebay/tools/print.h"
-#include "forebay/train/disk_profile.h"
-#include "forebay/train/plan.h"
-#include "forebay/train/resolve_options.h"
-#include "forebay/train/stripe_weights.h"
+#include "forebay/train/plan/disk_profile.h"
+#include "forebay/train/plan/plan.h"
+#include "forebay/train/plan/stripe_weights.h"
+#include "forebay/train/start/resolve_options.h"
 
 namespace forebay {
 namespace {

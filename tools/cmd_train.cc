@@ -5,8 +5,8 @@
 #include "forebay/tools/option_flags.h"
 #include "forebay/tools/stop_signal.h"
 #include "forebay/tools/train_output.h"
-#include "forebay/train/resolve_options.h"
-#include "forebay/train/trainer.h"
+#include "forebay/train/run/trainer.h"
+#include "forebay/train/start/resolve_options.h"
 
 namespace forebay {
 namespace {

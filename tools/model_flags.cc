@@ -6,9 +6,9 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
-#include "forebay/train/export.h"
-#include "forebay/train/option_table.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/export/export.h"
+#include "forebay/train/files/run_folder.h"
+#include "forebay/train/options/option_table.h"
 
 namespace forebay {
 namespace {

@@ -1,7 +1,7 @@
 #include "forebay/tools/option_flags.h"
 
 #include "fmt/format.h"
-#include "forebay/train/option_table.h"
+#include "forebay/train/options/option_table.h"
 
 namespace forebay {
 namespace {

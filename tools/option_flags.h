@@ -1,5 +1,5 @@
-// The option table (train/option_table.h) as flags of a command, and --config and --set beside
-// them.
+// The option table (train/options/option_table.h) as flags of a command, and --config and --set
+// beside them.
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 
 #include "CLI/CLI.hpp"
 #include "forebay/tools/command.h"
-#include "forebay/train/resolve_options.h"
+#include "forebay/train/start/resolve_options.h"
 
 namespace forebay {
 

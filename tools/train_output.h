@@ -7,7 +7,7 @@
 
 #include "forebay/base/json.h"
 #include "forebay/tools/progress_line.h"
-#include "forebay/train/trainer.h"
+#include "forebay/train/run/trainer.h"
 
 namespace forebay {
 

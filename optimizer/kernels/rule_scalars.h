@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "forebay/base/check.h"
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 
 namespace forebay {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 
 namespace forebay {
 

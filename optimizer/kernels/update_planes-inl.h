@@ -15,7 +15,7 @@
 
 #include "forebay/base/fp16-inl.h"
 #include "forebay/optimizer/kernels/rule_scalars.h"
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

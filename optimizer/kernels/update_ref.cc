@@ -8,8 +8,8 @@
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/check.h"
 #include "forebay/optimizer/kernels/rule_scalars.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 #include "forebay/optimizer/kernels/update_simd.h"
-#include "forebay/optimizer/tile_update.h"
 
 namespace forebay {
 namespace {

@@ -18,9 +18,9 @@
 #include <cstdint>
 
 #include "forebay/optimizer/kernels/rule_scalars.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 #include "forebay/optimizer/kernels/update_int8-inl.h"
 #include "forebay/optimizer/kernels/update_planes-inl.h"
-#include "forebay/optimizer/tile_update.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "forebay/optimizer/kernels/rule_scalars.h"
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 
 namespace forebay {
 

@@ -12,8 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/aio/kernel_limits.h"
-#include "forebay/aio/simulated_disk.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/tests/aio/engine_fixture.h"

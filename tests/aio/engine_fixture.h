@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "forebay/aio/faulty_disk.h"
-#include "forebay/aio/faulty_port.h"
+#include "forebay/aio/faults/faulty_disk.h"
+#include "forebay/aio/faults/faulty_port.h"
+#include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/aio/io_port.h"
-#include "forebay/aio/simulated_disk.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/tests/temporary_folder.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "forebay/aio/simulated_disk.h"
+#include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/aio/faulty_disk.h"
-#include "forebay/aio/limited_disk.h"
+#include "forebay/aio/faults/faulty_disk.h"
+#include "forebay/aio/faults/limited_disk.h"
 #include "forebay/aio/speed_probe.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "forebay/base/errors.h"
-#include "forebay/train/export_files.h"
+#include "forebay/train/files/export_files.h"
 
 namespace {
 

@@ -9,8 +9,8 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/train/option_table.h"
-#include "forebay/train/resolve_options.h"
+#include "forebay/train/options/option_table.h"
+#include "forebay/train/start/resolve_options.h"
 
 namespace {
 

@@ -10,9 +10,9 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/tensor_spec.h"
-#include "forebay/swap/commit_record.h"
-#include "forebay/swap/tile_map.h"
-#include "forebay/swap/tile_seals.h"
+#include "forebay/swap/records/commit_record.h"
+#include "forebay/swap/records/tile_seals.h"
+#include "forebay/swap/tiles/tile_map.h"
 
 namespace {
 

@@ -10,10 +10,10 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
-#include "forebay/swap/commit_record.h"
-#include "forebay/swap/intent_record.h"
-#include "forebay/swap/store_manifest.h"
-#include "forebay/swap/tile_map.h"
+#include "forebay/swap/records/commit_record.h"
+#include "forebay/swap/records/intent_record.h"
+#include "forebay/swap/records/store_manifest.h"
+#include "forebay/swap/tiles/tile_map.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/aio/open_engine.h"
-#include "forebay/aio/simulated_disk.h"
 #include "forebay/measure/bench_file.h"
 #include "forebay/measure/load_thread.h"
 #include "forebay/tests/temporary_folder.h"

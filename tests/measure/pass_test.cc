@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/aio/limited_disk.h"
+#include "forebay/aio/faults/limited_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/aio/registering_port.h"

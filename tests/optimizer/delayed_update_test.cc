@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/swap/store_folders.h"
-#include "forebay/swap/swapper.h"
+#include "forebay/swap/store/store_folders.h"
+#include "forebay/swap/window/swapper.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"

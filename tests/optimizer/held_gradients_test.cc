@@ -16,7 +16,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/memory/host_buffer.h"
-#include "forebay/swap/tile_seals.h"
+#include "forebay/swap/records/tile_seals.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 

@@ -1,7 +1,7 @@
 // Every optimizer with constants that are used, for tests over all of them.
 #pragma once
 
-#include "forebay/optimizer/update_rule.h"
+#include "forebay/optimizer/kernels/update_rule.h"
 
 namespace forebay {
 

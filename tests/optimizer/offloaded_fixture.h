@@ -18,8 +18,8 @@
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/tile_run.h"
-#include "forebay/swap/swapper.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/window/swapper.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -426,7 +426,7 @@ class OffloadedRun {
 
   // Over this run, which must outlive it, with a window smaller than the model.
   absl::StatusOr<std::unique_ptr<Swapper>> MakeSwapper() {
-    SwapperOptions window;
+    WindowOptions window;
     window.num_block_buffers = 2;
     window.first_block_layer = 1;
     window.last_block_layer = 2;

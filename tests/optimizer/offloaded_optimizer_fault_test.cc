@@ -3,7 +3,7 @@
 #include <atomic>
 #include <string>
 
-#include "forebay/aio/faulty_disk.h"
+#include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "forebay/optimizer/offloaded_optimizer.h"
-#include "forebay/swap/swapper.h"
+#include "forebay/swap/window/swapper.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"

@@ -11,7 +11,7 @@
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/hash.h"
 #include "forebay/optimizer/kernels/rule_scalars.h"
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 
 namespace forebay {
 

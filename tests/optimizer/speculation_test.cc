@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "forebay/swap/swapper.h"
+#include "forebay/swap/window/swapper.h"
 #include "forebay/tests/optimizer/named_optimizers.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"

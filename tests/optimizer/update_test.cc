@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "forebay/base/counter_rng.h"
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 #include "forebay/tests/optimizer/named_optimizers.h"
 #include "forebay/tests/optimizer/run_planes.h"
 #include "forebay/tests/optimizer/simd_targets.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "forebay/base/errors.h"
-#include "forebay/swap/swapper.h"
+#include "forebay/swap/window/swapper.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 
 namespace forebay {

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "forebay/swap/tensor_store.h"
-#include "forebay/swap/tile_seals.h"
+#include "forebay/swap/records/tile_seals.h"
+#include "forebay/swap/store/tensor_store.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

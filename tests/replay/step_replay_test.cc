@@ -4,13 +4,13 @@
 #include <memory>
 #include <string>
 
-#include "forebay/aio/faulty_disk.h"
+#include "forebay/aio/faults/faulty_disk.h"
+#include "forebay/aio/faults/limited_disk.h"
+#include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/aio/folding_engine.h"
-#include "forebay/aio/limited_disk.h"
-#include "forebay/aio/simulated_disk.h"
 #include "forebay/base/errors.h"
-#include "forebay/swap/store_folders.h"
-#include "forebay/tests/swap/store_fixture.h"
+#include "forebay/swap/store/store_folders.h"
+#include "forebay/tests/swap/store/store_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 

@@ -28,7 +28,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
 def read_arrows(architecture):
-    """The rows of the table after the marker: {"swap": {"base", ...}}."""
+    """The rows of the table after the marker: {"swap": {"base", ...}, "swap/store": {"swap/tiles", ...}}."""
     text = architecture.read_text()
     marker = text.index("<!-- arrows -->")
     arrows = {}
@@ -38,22 +38,35 @@ def read_arrows(architecture):
                 break
             continue
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        folder = re.fullmatch(r"`(\w+)/`", cells[0])
+        folder = re.fullmatch(r"`([\w/]+)/`", cells[0])
         if folder:
-            arrows[folder[1]] = set(re.findall(r"`(\w+)`", cells[1]))
+            arrows[folder[1]] = set(re.findall(r"`([\w/]+)`", cells[1]))
     if not arrows:
         raise ValueError(f"{architecture} has no table after '<!-- arrows -->'")
     return arrows
 
 
-def check_include(path, folder, spelling, target, arrows):
-    """The problem with one #include, or None."""
+def check_room(room, target_room, arrows):
+    """The problem with an include within a module, from one of its folders into another, or None."""
+    if room not in arrows:
+        return f"folder '{room}' is not in the table of docs/architecture.md"
+    if target_room not in arrows[room]:
+        return f"{room}/ may not include {target_room}/; see the table in docs/architecture.md"
+    return None
+
+
+def check_include(path, room, spelling, target, arrows):
+    """The problem with one #include of a file in the folder `room`, or None."""
+    folder = room.split("/")[0]
     if target.startswith("forebay/"):
         if spelling == "<":
             return f'{target}: our own headers are included with quotes: "{target}"'
         module = target.split("/")[1]
-        if folder in UNRESTRICTED or module == folder:
+        target_room = target.removeprefix("forebay/").rpartition("/")[0]
+        if folder in UNRESTRICTED or target_room == room:
             return None
+        if module == folder:
+            return check_room(room, target_room, arrows)
         if folder not in arrows:
             return f"folder '{folder}' is not in the table of docs/architecture.md"
         if module not in arrows[folder]:
@@ -62,7 +75,7 @@ def check_include(path, folder, spelling, target, arrows):
     if spelling == '"' and folder not in UNRESTRICTED and (path.parent / target).exists():
         return f'"{target}": spell it "forebay/<module>/<file>.h"'
     for pattern, places in THIRD_PARTY.items():
-        if pattern.match(target) and folder not in UNRESTRICTED and not f"{folder}/{path.name}".startswith(places):
+        if pattern.match(target) and folder not in UNRESTRICTED and not f"{room}/{path.name}".startswith(places):
             return f"{target} may only be included in {' and '.join(places)}"
     return None
 
@@ -95,6 +108,7 @@ def check_file(path, root, arrows):
     """Yields 'file:line: problem'."""
     relative = path.relative_to(root)
     folder = relative.parts[0]
+    room = relative.parent.as_posix()
     lines = path.read_text(errors="replace").split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -114,20 +128,42 @@ def check_file(path, root, arrows):
             yield f"{relative}:{number}: a tab; indent with spaces"
         include = INCLUDE.match(line)
         if include:
-            problem = check_include(path, folder, include[1], include[2], arrows)
+            problem = check_include(path, room, include[1], include[2], arrows)
             if problem:
                 yield f"{relative}:{number}: {problem}"
 
 
 def sources_of(root, arrows):
     """Our C++ and CUDA files."""
-    for folder in sorted({*arrows, *UNRESTRICTED}):
+    for folder in sorted({*(room.split("/")[0] for room in arrows), *UNRESTRICTED}):
         for suffix in ("h", "cc", "cu", "cuh"):
             yield from sorted((root / folder).rglob(f"*.{suffix}"))
 
 
+def find_circle(arrows):
+    """Folders that include each other, in a row that ends where it begins; or None."""
+    done = set()
+
+    def visit(room, above):
+        if room in above:
+            return [*above[above.index(room) :], room]
+        if room in done:
+            return None
+        for target in sorted(arrows.get(room, ())):
+            circle = visit(target, [*above, room])
+            if circle:
+                return circle
+        done.add(room)
+        return None
+
+    return next(filter(None, (visit(room, []) for room in sorted(arrows))), None)
+
+
 def check_tree(root):
     arrows = read_arrows(root / "docs" / "architecture.md")
+    circle = find_circle(arrows)
+    if circle:
+        return [f"docs/architecture.md: folders include each other: {' -> '.join(circle)}"]
     return [problem for path in sources_of(root, arrows) for problem in check_file(path, root, arrows)]
 
 

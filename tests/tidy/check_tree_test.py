@@ -12,6 +12,8 @@ TABLE = """
 |---|---|---|
 | `base/` | | x |
 | `swap/` | `base` | x |
+| `swap/tiles/` | | x |
+| `swap/store/` | `swap/tiles` | x |
 | `model/` | `base` | x |
 | `tools/` | `base` | x |
 
@@ -49,6 +51,22 @@ class CheckTreeTest(unittest.TestCase):
 
     def test_the_forbidden_arrow_from_model_to_swap_is_found(self):
         self.assert_one_problem({"model/cpu/m.h": '#pragma once\n#include "forebay/swap/b.h"\n'}, "model/cpu/m.h:2")
+
+    def test_an_arrow_between_folders_of_a_module_is_in_the_table_or_found(self):
+        tiles = '#include "forebay/swap/tiles/t.h"\n'
+        store = '#include "forebay/swap/store/s.h"\n'
+        self.assertEqual(self.problems_of({
+            "swap/store/s.cc": tiles + store + '#include "forebay/base/a.h"\n',
+            "tests/swap/tiles/t.cc": tiles + store,
+        }), [])
+        self.assert_one_problem({"swap/tiles/t.cc": store}, "swap/tiles/ may not include swap/store/")
+        self.assert_one_problem({"swap/tiles/t.cc": '#include "forebay/model/m.h"\n'}, "swap/ may not include model/")
+        self.assert_one_problem({"swap/b.cc": tiles}, "swap/ may not include swap/tiles/")
+        self.assert_one_problem({"swap/other/t.cc": tiles}, "folder 'swap/other' is not in the table")
+
+    def test_folders_that_include_each_other_are_found(self):
+        table = TABLE.replace("| `base/` | |", "| `base/` | `tools` |")
+        self.assert_one_problem({"docs/architecture.md": table}, "base -> tools -> base")
 
     def test_a_third_party_header_outside_its_place_is_found(self):
         self.assert_one_problem({"swap/b.cc": '#include "oneapi/dnnl/dnnl.hpp"\n'}, "only be included in model/")

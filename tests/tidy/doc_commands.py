@@ -11,7 +11,7 @@ marked "test", in order, in one scratch folder where build/bin is BIN and the mo
 
 A program in the docs (fenced as ```cpp) is a source of the tree, which the build compiles, letter by letter:
 
-    <!-- source: tests/swap/embedding_example.cc -->
+    <!-- source: tests/swap/session/embedding_example.cc -->
 """
 
 import json

@@ -12,7 +12,7 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/base/json.h"
-#include "forebay/optimizer/tile_update.h"
+#include "forebay/optimizer/kernels/tile_update.h"
 #include "forebay/tests/optimizer/run_planes.h"
 
 namespace forebay {

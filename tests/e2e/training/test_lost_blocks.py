@@ -1,6 +1,6 @@
 """A bad sector anywhere in a run: whatever block of whatever file cannot be read, nothing is lost but what was there once.
 
-tests/swap/lost_blocks_test.cc has every block of a store; this has the files of a run, through the programs."""
+tests/swap/store/lost_blocks_test.cc has every block of a store; this has the files of a run, through the programs."""
 
 import json
 import os

@@ -20,7 +20,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/memory/host_buffer.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/tensor_store.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
 

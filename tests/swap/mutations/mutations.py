@@ -1,13 +1,13 @@
 """What is done wrong: name -> (source of swap/, text that is in it once, what stands there instead)."""
 
-COMMIT = "tensor_store_commit.cc"
-INTENT = "tensor_store_intent.cc"
-RECORD = "commit_record.cc"
-CACHE = "tile_cache.cc"
-REPAIR = "tensor_store_repair.cc"
-SEALS = "tensor_store_seals.cc"
-SESSION = "tensor_session_writes.cc"
-TABLES = "tile_seals.cc"
+COMMIT = "store/tensor_store_commit.cc"
+INTENT = "store/tensor_store_intent.cc"
+RECORD = "records/commit_record.cc"
+CACHE = "session/tile_cache.cc"
+REPAIR = "store/tensor_store_repair.cc"
+SEALS = "store/tensor_store_seals.cc"
+SESSION = "session/tensor_session_writes.cc"
+TABLES = "records/tile_seals.cc"
 
 MUTATIONS = {
     # Nothing: the suite must pass however it is linked.
@@ -92,7 +92,7 @@ MUTATIONS = {
         "    const auto bytes",
     ),
     "tensors_not_verified": (
-        "tensor_store_tiles.cc",
+        "store/tensor_store_tiles.cc",
         "if (unfilled || seals[slot].Matches(tile, part, plane, bytes)) return absl::OkStatus();",
         "if (slot < 2) return absl::OkStatus();",
     ),

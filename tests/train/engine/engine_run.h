@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "forebay/tests/train/faults/toy_run.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/files/run_folder.h"
 
 namespace forebay {
 

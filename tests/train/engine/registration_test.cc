@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "forebay/aio/simulated_disk.h"
+#include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/tests/aio/registering_port.h"
 #include "forebay/tests/temporary_folder.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "forebay/aio/simulated_disk.h"
+#include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/engine/engine_run.h"

@@ -1,4 +1,4 @@
-#include "forebay/train/background_export.h"
+#include "forebay/train/run/background_export.h"
 
 #include <string>
 
@@ -6,7 +6,7 @@
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "forebay/tests/train/faults/toy_run.h"
 #include "forebay/tests/without_threads.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/files/run_folder.h"
 #include "gtest/gtest.h"
 
 namespace forebay {

@@ -13,7 +13,7 @@
 #include "forebay/base/file.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/files/run_folder.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

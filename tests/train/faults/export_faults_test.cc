@@ -11,9 +11,9 @@
 #include "forebay/base/file.h"
 #include "forebay/tests/train/faults/failing_calls.h"
 #include "forebay/tests/train/faults/fault_suite.h"
-#include "forebay/train/export.h"
-#include "forebay/train/export_manifest.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/export/export.h"
+#include "forebay/train/export/export_manifest.h"
+#include "forebay/train/files/run_folder.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

@@ -2,7 +2,7 @@
 // fail. The linker puts these functions in the place of libc's (-Wl,--wrap in CMakeLists.txt), so
 // that small files, which have no engine, need no seam in the program for its tests.
 //
-// Not for: bulk transfers, which go through an engine (aio/fault_script.h).
+// Not for: bulk transfers, which go through an engine (aio/faults/fault_script.h).
 #pragma once
 
 #include <cstdint>

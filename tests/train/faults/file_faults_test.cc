@@ -10,7 +10,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/tensor_store.h"
 #include "forebay/tests/child_process.h"
 #include "forebay/tests/train/faults/failing_calls.h"
 #include "forebay/tests/train/faults/fault_suite.h"

@@ -15,12 +15,12 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/swap/store_folders.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/store_folders.h"
+#include "forebay/swap/store/tensor_store.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
-#include "forebay/train/resolve_options.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/files/run_folder.h"
+#include "forebay/train/start/resolve_options.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

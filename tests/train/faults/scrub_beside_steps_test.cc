@@ -16,7 +16,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/files/run_folder.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

@@ -7,11 +7,11 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/swap/tensor_store.h"
+#include "forebay/swap/store/tensor_store.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
-#include "forebay/train/export_weights.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/export/export_weights.h"
+#include "forebay/train/files/run_folder.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

@@ -9,10 +9,10 @@
 #include "forebay/data/packed_file.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/tests/data/packed_bytes.h"
-#include "forebay/train/init_model.h"
-#include "forebay/train/plan.h"
-#include "forebay/train/resolve_options.h"
-#include "forebay/train/run_folder.h"
+#include "forebay/train/files/run_folder.h"
+#include "forebay/train/plan/plan.h"
+#include "forebay/train/start/init_model.h"
+#include "forebay/train/start/resolve_options.h"
 
 namespace forebay {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "forebay/train/options.h"
-#include "forebay/train/trainer.h"
+#include "forebay/train/options/options.h"
+#include "forebay/train/run/trainer.h"
 
 namespace forebay {
 

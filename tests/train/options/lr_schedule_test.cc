@@ -1,4 +1,4 @@
-#include "forebay/train/lr_schedule.h"
+#include "forebay/train/options/lr_schedule.h"
 
 #include <cmath>
 #include <functional>
@@ -9,7 +9,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
-#include "forebay/train/lr_schedule_table.h"
+#include "forebay/train/options/lr_schedule_table.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -79,7 +79,7 @@ TEST(LearningRate, ARunThatIsAllWarmUpNeverLeavesIt) {
 // (schedule_sequences.py).
 TEST(LearningRate, IsThatOfTheSchedulersThatItIsNamedAfter) {
   const auto cases = ReadJsonFile(
-      JoinPath(FOREBAY_SOURCE_DIR, "tests/train/options/schedule_sequences.json"), 1 << 20);
+      JoinPath(FOREBAY_SOURCE_DIR, "tests/train/sequences/schedule_sequences.json"), 1 << 20);
   ASSERT_TRUE(cases.ok()) << cases.status();
   ASSERT_GE(cases->size(), 20u);
   for (const Json& item : *cases) {

@@ -1,4 +1,4 @@
-#include "forebay/train/option_table.h"
+#include "forebay/train/options/option_table.h"
 
 #include <set>
 

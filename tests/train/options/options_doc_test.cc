@@ -2,8 +2,8 @@
 // between the two markers.
 #include "fmt/format.h"
 #include "forebay/base/file.h"
-#include "forebay/train/lr_schedule_table.h"
-#include "forebay/train/option_table.h"
+#include "forebay/train/options/lr_schedule_table.h"
+#include "forebay/train/options/option_table.h"
 #include "gtest/gtest.h"
 
 namespace forebay {

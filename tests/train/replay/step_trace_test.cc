@@ -13,9 +13,9 @@
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/replay/step_replay.h"
 #include "forebay/tests/temporary_folder.h"
-#include "forebay/train/create_store.h"
-#include "forebay/train/plan.h"
-#include "forebay/train/run_session.h"
+#include "forebay/train/plan/plan.h"
+#include "forebay/train/start/create_store.h"
+#include "forebay/train/step/run_session.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

@@ -1,0 +1,371 @@
+#include "forebay/swap/store/tensor_store.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
+#include "forebay/swap/store/store_lock.h"
+#include "forebay/swap/store/tensor_store_impl.h"
+
+namespace forebay {
+namespace {
+
+constexpr char kWhyHoles[] = "reserving what a copy of the store left out of its files as holes";
+
+// `gradient_area_bytes` with one entry for each stripe, in whole blocks.
+StripeBytes GradientParts(const StripeBytes& gradient_area_bytes, int num_stripes) {
+  FOREBAY_CHECK(gradient_area_bytes.empty() ||
+                static_cast<int>(gradient_area_bytes.size()) == num_stripes);
+  StripeBytes parts = gradient_area_bytes;
+  parts.resize(static_cast<size_t>(num_stripes));
+  for (int64_t& bytes : parts) bytes = RoundUpToBlock(bytes);
+  return parts;
+}
+
+}  // namespace
+
+// ---- Space
+
+absl::Status TensorStore::ReserveSpace() {
+  for (int index = 0; index < impl_->tiles.num_stripes(); ++index) {
+    for (const Impl::FileSpec& spec : impl_->FilesOf(index)) {
+      // By its name, as the engine has the descriptor; the lock stays with that one.
+      const auto reserved = OpenDirectFile(
+          JoinPath(impl_->directories[index], spec.name),
+          {.size_bytes = spec.size_bytes, .reserve = impl_->reserve_space, .direct = false});
+      FOREBAY_RETURN_IF_ERROR(Annotate(reserved.status(), kWhyHoles));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorStore::CheckSpace() const {
+  StripeBytes missing_bytes(impl_->directories.size());
+  for (int index = 0; index < impl_->tiles.num_stripes(); ++index) {
+    for (const Impl::FileSpec& spec : impl_->FilesOf(index)) {
+      const std::string path = JoinPath(impl_->directories[index], spec.name);
+      FOREBAY_ASSIGN_OR_RETURN(const int64_t file_bytes, MissingFileSpace(path, spec.size_bytes));
+      missing_bytes[index] += file_bytes;
+    }
+  }
+  return Annotate(CheckFreeSpace(impl_->directories, missing_bytes, "they need another",
+                                 "copy the store to another disk"),
+                  kWhyHoles);
+}
+
+// All at once, so that devices work side by side. The first error.
+absl::Status TensorStore::Impl::Flush(std::span<const int> numbers) {
+  FOREBAY_CHECK(access == StoreAccess::kReadWrite);
+  std::vector<IoOp> ops(numbers.size());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    ops[i].kind = IoKind::kFlush;
+    ops[i].file = numbers[i];
+    engine->Submit(ops[i]);
+  }
+  absl::Status status;
+  for (IoOp& op : ops) status.Update(engine->Wait(op));
+  return status;
+}
+
+void TensorStore::Impl::Start(IoOp& op, IoKind kind, IoClass io_class, int file,
+                              int64_t offset_bytes, std::span<std::byte> buffer) {
+  if (buffer.empty()) return;  // a state of no planes: done before it begins
+  FOREBAY_CHECK(kind == IoKind::kRead || access == StoreAccess::kReadWrite);
+  op.kind = kind;
+  op.io_class = io_class;
+  op.file = file;
+  op.offset_bytes = offset_bytes;
+  op.buffer = buffer;
+  engine->Submit(op);
+}
+
+absl::Status TensorStore::Impl::RunOp(IoKind kind, int file, int64_t offset_bytes,
+                                      std::span<std::byte> buffer) {
+  IoOp op;
+  Start(op, kind, kind == IoKind::kRead ? IoClass::kDemandRead : IoClass::kWriteBack, file,
+        offset_bytes, buffer);
+  return engine->Wait(op);
+}
+
+absl::Status TensorStore::Impl::ReadPatiently(int file, int64_t offset_bytes,
+                                              std::span<std::byte> buffer) {
+  constexpr int kTries = 3;
+  constexpr std::chrono::milliseconds kPause(2);
+  // A reader does without a copy that is not there (OpenFile).
+  if (file < 0) return CorruptError("a copy of what the store's metadata is in is missing");
+  absl::Status status = RunOp(IoKind::kRead, file, offset_bytes, buffer);
+  for (int i = 1; i < kTries && ExitCodeOf(status) == ExitCode::kStorage; ++i) {
+    std::this_thread::sleep_for(kPause);
+    status = RunOp(IoKind::kRead, file, offset_bytes, buffer);
+  }
+  return status;
+}
+
+// ---- Creating and opening
+
+TensorStore::TensorStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TensorStore::~TensorStore() = default;
+
+int64_t TensorStore::LargestFileBytes(const TileMap& tiles, int num_slots,
+                                      const StripeBytes& gradient_area_bytes) {
+  int64_t largest_bytes = IntentBytes(tiles);
+  for (const int64_t bytes : gradient_area_bytes) largest_bytes = std::max(largest_bytes, bytes);
+  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+    largest_bytes = std::max({largest_bytes, num_slots * tiles.weight_area_bytes(stripe),
+                              num_slots * tiles.state_area_bytes(stripe)});
+  }
+  return largest_bytes;
+}
+
+StripeBytes TensorStore::DiskBytes(const TileMap& tiles, int num_slots,
+                                   const StripeBytes& gradient_area_bytes) {
+  StripeBytes bytes = GradientParts(gradient_area_bytes, tiles.num_stripes());
+  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+    bytes[stripe] += num_slots * (tiles.weight_area_bytes(stripe) + tiles.state_area_bytes(stripe) +
+                                  kNumCopies * TileSeals::TableBytes(tiles, stripe)) +
+                     kNumCopies * kCommitFileBytes;
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOptions& options,
+                                                                 const Inventory& inventory,
+                                                                 Engine* engine) {
+  FOREBAY_CHECK(engine != nullptr && inventory.num_padded_elems() > 0);
+  FOREBAY_CHECK(options.num_slots >= 1 && options.num_slots <= kMostSlots);
+  const size_t num_stripes = options.directories.size();
+  FOREBAY_CHECK(options.stripe_weights.empty() || options.stripe_weights.size() == num_stripes);
+  StoreManifest manifest;
+  if (options.uuid.has_value()) {
+    manifest.uuid = *options.uuid;
+  } else {
+    FOREBAY_ASSIGN_OR_RETURN(manifest.uuid, NewStoreUuid());
+  }
+  manifest.layout = options.layout;
+  manifest.moment_set = options.moment_set;
+  manifest.tile_elems = options.tile_elems;
+  manifest.num_slots = options.num_slots;
+  manifest.inventory = inventory;
+  manifest.stripe_weights = options.stripe_weights;
+  if (manifest.stripe_weights.empty()) manifest.stripe_weights.assign(num_stripes, 1);
+
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<StoreFolder> folders, ClaimFolders(options.directories));
+  auto impl = std::make_unique<Impl>(std::move(folders), engine, std::move(manifest));
+  impl->reserve_space = !options.unfilled;
+  impl->has_commit = options.unfilled;
+  impl->unfilled = options.unfilled;
+  StripeBytes needed_bytes = DiskBytes(impl->tiles, options.num_slots, options.gradient_area_bytes);
+  if (options.has_intents) needed_bytes[0] += IntentBytes(impl->tiles);
+  if (options.unfilled) needed_bytes.assign(num_stripes, 0);
+  absl::Status status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",
+                                       "choose another folder (--nvme)");
+  for (const std::string& directory : options.directories) {
+    if (status.ok() && options.write_owner) status = options.write_owner(directory);
+  }
+  if (status.ok()) status = impl->CreateFiles();
+  if (status.ok()) status = impl->EnsureGradientArea(options.gradient_area_bytes);
+  if (status.ok() && options.has_intents) status = impl->EnsureIntentFile();
+  if (status.ok()) status = impl->Flush(impl->files);
+  if (status.ok()) status = impl->WriteManifests();
+  if (!status.ok()) {
+    impl->RemoveCreated();
+    return Annotate(status, "creating a store");
+  }
+  return std::unique_ptr<TensorStore>(new TensorStore(std::move(impl)));
+}
+
+void TensorStore::Impl::RemoveCreated() {
+  for (size_t i = stripes.size(); i-- > 0;) {  // one may have been made on the way to another
+    // What stays has its lock, so that the next creation, or 'forebay clean', can remove it.
+    if (RemoveStoreFiles(stripes[i].directory).ok()) RemoveLock(stripes[i].directory);
+    RemoveMade(stripes[i].made);
+  }
+}
+
+void TensorStore::RemoveCreated() {
+  impl_->RemoveCreated();
+}
+
+namespace {
+
+// Before memory is made for the tiles that a manifest speaks of: the files have to hold as many.
+absl::Status CheckHoldsTiles(const OpenedFolders& opened) {
+  const StoreManifest& manifest = opened.manifest;
+  // One slot is enough: a file that lost its end may still have the other.
+  const int64_t least_bytes =
+      manifest.inventory.num_padded_elems() * WeightBytesPerElem(manifest.layout);
+  int64_t found_bytes = 0;
+  std::string paths;
+  for (const StoreFolder& folder : opened.folders) {
+    const std::string path = JoinPath(folder.directory, kWeightsName);
+    found_bytes += FileSize(path).value_or(0);
+    paths += fmt::format("{}'{}'", paths.empty() ? "" : " and ", path);
+  }
+  if (found_bytes >= least_bytes) return absl::OkStatus();
+  return CorruptError(
+      fmt::format("the store's file {} has {} bytes, but the manifest speaks of weights of {} "
+                  "bytes. Put back the files that belong together, or restore the store from a "
+                  "copy",
+                  paths, found_bytes, least_bytes));
+}
+
+}  // namespace
+
+// With the locks on all its files, but without a look at what is committed.
+absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::OpenUncommitted(
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+    TileFiles tile_files, StoreAccess access) {
+  FOREBAY_CHECK(engine != nullptr && !directories.empty());
+  FOREBAY_ASSIGN_OR_RETURN(OpenedFolders opened, OpenFolders(directories, uuid, access));
+  FOREBAY_RETURN_IF_ERROR(CheckHoldsTiles(opened));
+  auto impl = std::make_unique<Impl>(std::move(opened.folders), engine, std::move(opened.manifest));
+  impl->access = access;
+  FOREBAY_RETURN_IF_ERROR(impl->OpenFiles(tile_files));
+  return std::unique_ptr<TensorStore>(new TensorStore(std::move(impl)));
+}
+
+absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(
+    const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+    StoreAccess access) {
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                           OpenUncommitted(directories, engine, uuid, TileFiles::kWhole, access));
+  FOREBAY_RETURN_IF_ERROR(access == StoreAccess::kBesideWriter ? store->impl_->FollowCommit()
+                                                               : store->impl_->RecoverCommit());
+  return store;
+}
+
+absl::StatusOr<int64_t> TensorStore::Remove(const std::vector<std::string>& directories) {
+  return RemoveFolders(directories);
+}
+
+// ---- The area for gradients
+
+// Neither the files nor their names are flushed: what a crash takes of them, the next call makes
+// again. They are opened, and locked where they are new, before any of them is put to use, so that
+// an area in use stays in use when this fails; space that was reserved by then stays with its file.
+// A part that grows holds the lock on its file itself, and has to let go of it first.
+absl::Status TensorStore::Impl::EnsureGradientArea(const StripeBytes& size_bytes) {
+  const StripeBytes needed_bytes = GradientParts(size_bytes, tiles.num_stripes());
+  std::vector<std::optional<DirectFile>> opened(stripes.size());
+  for (size_t i = 0; i < stripes.size(); ++i) {
+    if (needed_bytes[i] <= gradient_area_bytes[i]) continue;
+    const std::string path = JoinPath(directories[i], kGradientsName);
+    FOREBAY_ASSIGN_OR_RETURN(opened[i], OpenDirectFile(path, {.create = !FileExists(path),
+                                                              .size_bytes = needed_bytes[i],
+                                                              .reserve = reserve_space,
+                                                              .direct = engine->direct()}));
+    if (stripes[i].gradients_file < 0) {
+      FOREBAY_RETURN_IF_ERROR(LockOpenFile(opened[i]->fd.get(), path));
+    }
+  }
+  for (size_t i = 0; i < stripes.size(); ++i) {
+    if (!opened[i].has_value()) continue;
+    int& number = stripes[i].gradients_file;
+    if (number >= 0) {
+      engine->RemoveFile(number);  // and with it the lock on the file
+      std::erase(files, number);
+      std::erase_if(known_files, [&](const KnownFile& file) { return file.number == number; });
+      number = -1;
+      gradient_area_bytes[i] = 0;
+    }
+    FOREBAY_RETURN_IF_ERROR(
+        AddFile(*std::move(opened[i]), JoinPath(directories[i], kGradientsName), number));
+    gradient_area_bytes[i] = needed_bytes[i];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorStore::EnsureGradientArea(const StripeBytes& size_bytes, GradientArea area) {
+  FOREBAY_RETURN_IF_ERROR(CheckGradientArea(size_bytes, area));
+  FOREBAY_RETURN_IF_ERROR(Annotate(impl_->EnsureGradientArea(size_bytes),
+                                   fmt::format("making room for gradients in {}", impl_->Where())));
+  if (area == GradientArea::kSpilled) return absl::OkStatus();
+  return Annotate(impl_->EnsureIntentFile(),
+                  fmt::format("making room for intents in '{}'", directory()));
+}
+
+absl::Status TensorStore::CheckGradientArea(const StripeBytes& size_bytes,
+                                            GradientArea area) const {
+  if (!impl_->reserve_space) return absl::OkStatus();
+  const auto missing = [&](size_t stripe, const char* name, int64_t wanted_bytes) {
+    const std::string path = JoinPath(impl_->directories[stripe], name);
+    // Where there is no such file, or none that can be looked at, all of it.
+    return MissingFileSpace(path, wanted_bytes).value_or(wanted_bytes);
+  };
+  StripeBytes missing_bytes = GradientParts(size_bytes, impl_->tiles.num_stripes());
+  for (size_t i = 0; i < missing_bytes.size(); ++i) {
+    missing_bytes[i] = missing(i, kGradientsName, missing_bytes[i]);
+  }
+  if (area == GradientArea::kAll) {
+    missing_bytes[0] += missing(0, kIntentName, IntentBytes(impl_->tiles));
+    return CheckFreeSpace(
+        impl_->directories, missing_bytes,
+        "gradients that are to outlive a crash (--durability=replay) need another",
+        "take --durability=step, which keeps none");
+  }
+  return CheckFreeSpace(impl_->directories, missing_bytes,
+                        "gradients that do not fit in RAM need another",
+                        "use more memory (--ram), so that fewer gradients have to wait on disk");
+}
+
+const Inventory& TensorStore::inventory() const {
+  return impl_->manifest.inventory;
+}
+const TileMap& TensorStore::tiles() const {
+  return impl_->tiles;
+}
+int TensorStore::num_slots() const {
+  return impl_->manifest.num_slots;
+}
+bool TensorStore::unfilled() const {
+  return impl_->unfilled;
+}
+bool TensorStore::has_commit() const {
+  return impl_->has_commit;
+}
+const CommitInfo& TensorStore::committed() const {
+  FOREBAY_CHECK(impl_->has_commit);
+  return impl_->committed;
+}
+uint32_t TensorStore::committed_slot() const {
+  FOREBAY_CHECK(impl_->has_commit);
+  return impl_->committed_slot();
+}
+const StripeBytes& TensorStore::gradient_area_bytes() const {
+  return impl_->gradient_area_bytes;
+}
+
+const std::vector<std::string>& TensorStore::directories() const {
+  return impl_->directories;
+}
+const StoreUuid& TensorStore::uuid() const {
+  return impl_->manifest.uuid;
+}
+bool TensorStore::direct_io() const {
+  return impl_->why_not_direct.empty();
+}
+const std::string& TensorStore::why_not_direct() const {
+  return impl_->why_not_direct;
+}
+const std::string& TensorStore::space_note() const {
+  return impl_->space_note;
+}
+const std::vector<std::string>& TensorStore::notes() const {
+  return impl_->notes;
+}
+std::vector<std::string> TensorStore::TakeNotes() {
+  return std::exchange(impl_->notes, {});
+}
+Engine& TensorStore::engine() {
+  return *impl_->engine;
+}
+
+}  // namespace forebay

@@ -1,0 +1,367 @@
+// The store: every tile's weights and optimizer state in two slots on NVMe, and the commit record
+// that says which slot is real. The swap area is the checkpoint (docs/formats.md has the
+// bytes).
+//
+// Life of a commit: all tiles are written to the slot that is not committed (StartWrite*), once or,
+// where several steps share a commit, over and over; when every write is complete, Commit flushes
+// the files and publishes one record in two places; from then on the new slot is the committed one.
+// Reads return the newest completed write of a tile. A crash before the record is durable leaves
+// the old slot, whole.
+//
+// A store with one slot takes half the space and survives no crash in between: before the first
+// write over what is committed, BeginWriting publishes that it is being overwritten, and only the
+// next Commit makes it whole again.
+//
+// A store may be striped over several folders, normally one for each disk (stripes.h). It is one
+// store all the same: a commit is one commit, and it opens with all of its folders or not at all.
+//
+// Not for: deciding what lives in RAM (placement.h) or when to read (swapper.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
+#include "forebay/base/json.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/swap/records/commit_record.h"
+#include "forebay/swap/store/store_access.h"
+#include "forebay/swap/tiles/tile_map.h"
+
+namespace forebay {
+
+struct StoreOptions {
+  std::vector<std::string> directories;  // of the store alone; created 0700. One or more
+  StripeWeights stripe_weights;          // by directory; empty: all the same
+  Layout layout = Layout::kBf16;
+  MomentSet moment_set;
+  int64_t tile_elems = kDefaultTileElems;
+  int num_slots = kMostSlots;  // 1 or 2
+  // As EnsureGradientArea.
+  StripeBytes gradient_area_bytes;
+  bool has_intents = false;  // GradientArea::kAll
+  // For measurements alone: a store at step 0 whose tiles were never written, in files that have
+  // their length but no space. What is read from it is whatever `engine` finds there
+  // (aio/folding_engine.h).
+  bool unfilled = false;
+  // For who has to know it before there is a store (NewStoreUuid); empty: a new one.
+  std::optional<StoreUuid> uuid;
+  // Writes kOwnerName (store_folders.h) into a folder of the store, as its first file; may be
+  // empty.
+  std::function<absl::Status(const std::string& directory)> write_owner;
+};
+
+// What a commit carries for a resume. `trainer` is the trainer's own object (data position, RNG,
+// schedule, configuration digest, kernel identity); at most 3 KiB when written out.
+struct CommitInfo {
+  int64_t step = 0;
+  Json trainer;
+};
+
+// The update of a step whose gradients lie in the gradient area. `trainer`: as of a commit, with
+// the scalars of the update.
+struct StepIntent {
+  int64_t step = 0;
+  int64_t gradient_elem_bytes = 0;
+  Json trainer;
+};
+
+// Which gradients lie in the gradient area.
+enum class GradientArea : uint8_t {
+  kSpilled,  // those that do not fit in RAM
+  kAll,      // those in RAM too, so that they outlive a crash (PublishIntent)
+};
+
+enum class Plane : uint8_t { kMaster, kM, kV };
+
+// Which weights of a tile are read: the newest that are written completely, the committed ones
+// whatever is written meanwhile, or those of the commit before, which the other slot still holds.
+enum class Generation : uint8_t { kNewest, kCommitted, kPrevious };
+
+// Whether the seals of what is written have been taken (SealWeights, SealState).
+enum class Sealed : uint8_t { kNotYet, kYes };
+
+// A part of a tile that is not what was written there.
+struct TileDamage {
+  int tile = 0;
+  std::string layer;
+  std::string file;
+  int64_t offset_bytes = 0;  // in the file: of the first part that is damaged
+  int64_t size_bytes = 0;    // of that part
+  std::string message;       // all of it, with the step
+};
+
+// The part of one committed step that a scrub beside a writer verified.
+struct ScrubbedStep {
+  int64_t step = 0;
+  int64_t bytes = 0;
+};
+
+// What Repair found and did.
+struct RepairReport {
+  int64_t step_before = -1;         // committed; -1: no record was whole
+  int64_t step = 0;                 // committed now
+  bool changed = false;             // false: all that was committed is whole
+  std::vector<TileDamage> damaged;  // of the step that was committed before
+  std::vector<std::string> notes;   // TensorStore::notes
+};
+
+enum class TileFiles : uint8_t;  // tensor_store_impl.h
+
+// Thread-safe for different tiles; ReadTensor* by any thread, but not while Commit runs, nor, with
+// one slot, BeginWriting. Tiles may be read while Commit runs, but not written. One process at a
+// time (flock, with the holder's PID in the error). `engine` must outlive the store, and every op
+// it started must be complete when the store ends.
+class TensorStore {
+ public:
+  // Reserves all space at once (DoesNotFitError names what is missing), writes nothing but the
+  // manifests (WriteSpareSpace does). The store has no committed step until the first Commit.
+  // UsageError when a folder already holds a store, or is named twice. A creation that fails leaves
+  // nothing behind, no folder that it made either. What one left that was killed is removed, but
+  // not from a folder that has its manifest by then: of several folders the last may, while the
+  // first has none, and nothing tells it from the part of a store whose first folder is elsewhere.
+  // Remove() is for whoever knows.
+  static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
+                                                             const Inventory& inventory,
+                                                             Engine* engine);
+  // Opens the newest committed state, as `access` says (store_access.h). `directories`: all of the
+  // store's, in any order. `uuid`: of the store that is meant, as ToHex has it (store_manifest.h);
+  // "": whichever lies there. CorruptError (damaged or foreign files, another store than `uuid`,
+  // folders that do not belong together, unknown format version, one slot whose overwriting was
+  // interrupted), EnvironmentError (in use by another process), BadInputError (no store there, a
+  // folder missing or beside a copy of it), UsageError (a folder named twice), StorageError. Of a
+  // store that is not the wanted one nothing is touched.
+  static absl::StatusOr<std::unique_ptr<TensorStore>> Open(
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid = "",
+      StoreAccess access = StoreAccess::kReadWrite);
+  // Verifies what is committed; where some of it is damaged, or no commit record is whole, the
+  // newest step of which every byte is what was written becomes the committed one: the step before,
+  // as long as the next has overwritten none of it, or one that was complete but for its record,
+  // unless a later one may have skipped it. Nothing is guessed and no steps are mixed; a crash
+  // meanwhile leaves what was there, or what is there afterwards. `progress` (may be empty) is told
+  // how many of a slot's bytes were read. The errors of Open; CorruptError when no step is whole,
+  // or when the commit records contradict one another.
+  static absl::StatusOr<RepairReport> Repair(
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+      MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress);
+  // Removes the files of the store in `directories`, whole or not, and each folder when nothing
+  // else is in it; what no store makes stays. Returns the bytes that were freed. EnvironmentError
+  // (in use), BadInputError (no store there), UsageError (a folder named twice), StorageError;
+  // nothing was removed then.
+  static absl::StatusOr<int64_t> Remove(const std::vector<std::string>& directories);
+  // Takes Create back, for a caller that fails behind it: removes what it made, files and folders,
+  // as far as that can be. The store is to be ended then. Requires: Create made this store.
+  void RemoveCreated();
+  ~TensorStore();
+
+  // By stripe. `gradient_area_bytes`: as EnsureGradientArea.
+  static StripeBytes DiskBytes(const TileMap& tiles, int num_slots,
+                               const StripeBytes& gradient_area_bytes);
+  // The size of the store's largest file.
+  static int64_t LargestFileBytes(const TileMap& tiles, int num_slots,
+                                  const StripeBytes& gradient_area_bytes);
+
+  const Inventory& inventory() const;
+  const TileMap& tiles() const;
+  int num_slots() const;
+  bool unfilled() const;  // StoreOptions::unfilled: nothing that is read can be verified
+  bool has_commit() const;
+  const CommitInfo& committed() const;                  // Requires: has_commit()
+  uint32_t committed_slot() const;                      // the same
+  const std::vector<std::string>& directories() const;  // by stripe
+  const std::string& directory() const { return directories().front(); }
+  const StoreUuid& uuid() const;
+  bool direct_io() const;  // false: the file system has no O_DIRECT; the page cache is used
+  const std::string& why_not_direct() const;
+  // "" when the space of all files that this object made is theirs; else one line that says why
+  // not, and what follows from it.
+  const std::string& space_note() const;
+  // One line for each copy that was found missing or damaged, and made anew from the other one. A
+  // crash may leave a torn copy.
+  const std::vector<std::string>& notes() const;
+  // Those that were not taken yet: a commit may find more.
+  std::vector<std::string> TakeNotes();
+
+  // Writes zeros over the space that the first commit leaves unwritten: slot B, the area for
+  // gradients, the intent. From then on a step writes over what was written before, which costs the
+  // file system no records of its own, and the space is the store's also where fallocate promises
+  // nothing: without it, and on volumes that are provisioned thinly (unless zeros take no space
+  // there). Nothing is written where a file system copies on write. `scratch` is what is written
+  // at a time: aligned to kIoAlignBytes, of whole blocks. `stop` (may be empty) is polled, and ends
+  // it with InterruptedError; `progress` (may be empty) is told the share that is written.
+  // StorageError. Requires: nothing is committed.
+  absl::Status WriteSpareSpace(std::span<std::byte> scratch, const std::function<bool()>& stop,
+                               const std::function<void(double)>& progress);
+  // For whoever is going to write to a store that was opened: a copy of it may have holes, where
+  // nothing was written yet or everything was zero, and a step could meet a full disk there. They
+  // are filled with reserved space. DoesNotFitError, StorageError; what is in the files stays.
+  absl::Status ReserveSpace();
+  // The DoesNotFitError that ReserveSpace would end with, without changing anything.
+  absl::Status CheckSpace() const;
+
+  // Begins the writes of a step: from here until the next call, or the next Commit, each tile is
+  // written once at most. In a store with one slot it publishes that what is committed is being
+  // overwritten: what a crash leaves from here until the next Commit is not whole, and is not
+  // opened as if it were; blocks for the flushes then. StorageError, after which the store takes no
+  // further commit.
+  absl::Status BeginWriting();
+  // Whether a snapshot (store_snapshot.h) is left of what BeginWriting would give up: it requires
+  // that there is none.
+  bool AwaitsSnapshot() const;
+
+  // Whether no tile was written since the last commit: then the other slot still holds the commit
+  // before, where there was one.
+  bool NothingIsWritten() const;
+
+  // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with
+  // engine->Wait. Buffers are kIoAlignBytes-aligned and of exactly WeightBytes/StateBytes(tile).
+  // After a write completed without error the caller reports it with
+  // MarkWeightsWritten/MarkStateWritten; later reads see it. Requires: a tile that is read was
+  // committed or written before, and is not being written over meanwhile, as it is by a second
+  // write between two commits, or by any in a store with one slot; BeginWriting, where two
+  // steps share a commit, before every step in a store with one slot, and wherever there may be a
+  // snapshot (store_snapshot.h): a tile is not written while one reads its place (FOREBAY_CHECK).
+  // Generation::kPrevious: after FindPrevious, or a commit of this process that was not the first,
+  // and until the next write. Both others than kNewest: no commit meanwhile, and two slots.
+  void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op,
+                        Generation generation = Generation::kNewest);
+  void StartReadState(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
+  // A write that is not sealed yet is sealed here, by the caller's thread.
+  void StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op,
+                         Sealed sealed = Sealed::kNotYet);
+  void StartWriteState(int tile, std::span<std::byte> buffer, IoOp& op,
+                       Sealed sealed = Sealed::kNotYet);
+  void MarkWeightsWritten(int tile);
+  void MarkStateWritten(int tile);
+  // Instead of a write, where the slot that is written to holds the committed value already: a
+  // store has one slot, or the caller knows that the tile is the same in both, as it copied the
+  // committed value for the commit before and has started no write of the tile since. Requires:
+  // that it is so (checked as far as the checksums tell), and no write of it since the last commit.
+  void KeepWeights(int tile);
+  void KeepState(int tile);
+  // Forgets all writes since the last commit: reads return what is committed again, if anything is.
+  // Requires: two slots, or nothing committed; no transfer of a tile is pending.
+  void DiscardWrites();
+
+  // Checksums (tile_seals.h), part by part, so that whoever works on a tile takes them while it is
+  // in the cache. What was read must be verified before it is used: VerifyWeights and VerifyState,
+  // or VerifyStatePart for every part, between the wait for the read and the next write of the
+  // tile. CorruptError names file, device, offset, layer, step and what can be saved. Thread-safe
+  // for different parts of a tile.
+  void SealWeights(int tile, int64_t part, std::span<const std::byte> weights);
+  void SealState(int tile, int64_t part, std::span<const std::byte> state);
+  absl::Status VerifyWeights(int tile, std::span<const std::byte> weights,
+                             Generation generation = Generation::kNewest) const;
+  absl::Status VerifyState(int tile, std::span<const std::byte> state) const;
+  absl::Status VerifyWeightsPart(int tile, int64_t part, std::span<const std::byte> weights) const;
+  absl::Status VerifyStatePart(int tile, int64_t part, std::span<const std::byte> state) const;
+  // Of the memory that holds the checksums of all slots, from creation or opening on.
+  static int64_t SealBytes(const TileMap& tiles, int num_slots);
+
+  // Whether every file is still the one that was opened: StorageError names one that was removed or
+  // replaced meanwhile. Each commit looks before it publishes a step.
+  absl::Status CheckFiles();
+
+  // Makes what is committed before the committed step known (Generation::kPrevious), where it is
+  // not yet: the checksums of the other slot. CorruptError when they are lost, or not of that
+  // commit: after a repair that went back from there. Whether the tiles are what they were is found
+  // as they are verified. Requires: a commit, two slots, and no write since.
+  absl::Status FindPrevious();
+
+  // Reads all of the committed slot, a few tiles ahead of their comparison. What is damaged or
+  // cannot be read goes to `damaged`, in the order of the tiles; `progress` is told the bytes so
+  // far. OutOfMemoryError.
+  absl::Status Scrub(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
+                     std::vector<TileDamage>& damaged);
+  // The same beside the process that writes to the store, and slowly: a tile is read, and then as
+  // long nothing. Where the next step is committed meanwhile, it goes on with that: `steps` has
+  // what was verified of which. What is being written over is never taken for damage.
+  // CorruptError where the commit record or the checksums are damaged; EnvironmentError where the
+  // writer commits faster than a tile is read; OutOfMemoryError. Requires:
+  // StoreAccess::kBesideWriter, two slots.
+  absl::Status ScrubBesideWriter(MemoryBudget* budget, const std::function<void(int64_t)>& progress,
+                                 std::vector<TileDamage>& damaged,
+                                 std::vector<ScrubbedStep>& steps);
+  // The size of the memory that one tile is verified in.
+  static int64_t ScrubBytes(const TileMap& tiles);
+
+  // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it
+  // is relied upon after a restart, but with an intent (below). It is no part of what the store
+  // holds: a store has none when it is opened, and who wants one asks for it here, which makes the
+  // area, or makes it larger, and reserves its space. Only its own files are touched. A crash in
+  // the middle leaves a store that opens; an error leaves the area as it was, but that a part that
+  // was to grow is gone (of size 0, until it is asked for again) where the lock on its file could
+  // not be taken anew: DoesNotFitError (no space), StorageError, EnvironmentError (lock).
+  // `size_bytes`: by stripe; empty: none. Requires: no transfer of the area is pending.
+  // With GradientArea::kAll the file of an intent (below) is made, or opened, as well.
+  absl::Status EnsureGradientArea(const StripeBytes& size_bytes,
+                                  GradientArea area = GradientArea::kSpilled);
+  // The DoesNotFitError that EnsureGradientArea would end with, without changing anything.
+  absl::Status CheckGradientArea(const StripeBytes& size_bytes,
+                                 GradientArea area = GradientArea::kSpilled) const;
+  const StripeBytes& gradient_area_bytes() const;
+  void StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
+  void StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
+
+  // Gradients that outlive a crash. Once all those of a step are in the gradient area, an intent
+  // with their checksums (`table`: GradientSeals::table) says what they are for: the update that
+  // starts from what is committed now. Whoever opens the store then finds them, as long as that is
+  // still what is committed, and may apply the whole update again. Nothing is wrong with a store
+  // whose intent is damaged, or whose gradients are: a step is lost then, which whoever compares
+  // them with the table finds out.
+  //
+  // Its file, of IntentBytes, lies in the first folder. PublishIntent blocks for a flush of all
+  // gradients; requires: GradientArea::kAll, two slots, a commit, and that every write to the
+  // gradient area is complete. StorageError; UsageError when `intent.trainer` does not fit.
+  // FindIntent: nothing when there is none for what is committed; else `table` is filled in.
+  // StorageError.
+  static int64_t IntentBytes(const TileMap& tiles);
+  absl::Status PublishIntent(const StepIntent& intent, std::span<std::byte> table);
+  absl::StatusOr<std::optional<StepIntent>> FindIntent(std::span<std::byte> table);
+
+  // Publishes a step: the newest values of all tiles. Requires: every tile was written since the
+  // last commit (FOREBAY_CHECK).
+  // Blocks for the flushes. UsageError when `info.trainer` does not fit (nothing was touched).
+  // After a StorageError the new step may or may not be the one that the next Open finds (it is one
+  // or the other, whole), and the store refuses further commits.
+  absl::Status Commit(const CommitInfo& info);
+  // Publishes a step that changes no tile, in the same way: its record alone is written. Requires:
+  // a commit of an older step, and that no tile was written since (FOREBAY_CHECK) nor sealed.
+  absl::Status CommitSkipped(const CommitInfo& info);
+
+  // Synchronous access to committed values: export, digest, inspect. Requires: they are not being
+  // overwritten (BeginWriting). `out`: elements
+  // [first_elem, first_elem + out.size()) of the tensor, fp32, whatever the layout. kMaster is
+  // exact (bf16 layout: joined from w16 and r16); requires, of the others: that the store has them,
+  // and has them in fp32.
+  absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
+                          std::span<float> out);
+  // The bf16 weights as stored (never a re-cast of the master). Requires: that they are.
+  absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out);
+  // The bytes of a plane (tile_planes.h) that belong to elements [first_elem, first_elem +
+  // num_elems) of the tensor. Requires: the tensor's tiles have it; of scales, `first_elem` is a
+  // multiple of kMomentBlockElems, and the last block is read whole.
+  absl::Status ReadTensorPlane(const TensorSpec& tensor, PlaneKind kind, int64_t first_elem,
+                               int64_t num_elems, std::span<std::byte> out);
+
+  Engine& engine();
+
+ private:
+  friend class StoreSnapshot;
+  struct Impl;
+  static absl::StatusOr<std::unique_ptr<TensorStore>> OpenUncommitted(
+      const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
+      TileFiles tile_files, StoreAccess access);
+  explicit TensorStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace forebay

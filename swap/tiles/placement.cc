@@ -1,0 +1,136 @@
+#include "forebay/swap/tiles/placement.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/format.h"
+
+namespace forebay {
+namespace {
+
+// One pass of Bresenham's rule over the items `among`: item i goes to the host when the host's
+// bytes then stay within its even share of the items so far. So what stays on NVMe is spread
+// evenly, and the disk is busy the whole step. Takes bytes from `left_bytes`.
+void SpreadOnce(const std::vector<int64_t>& sizes, std::span<const size_t> among,
+                std::vector<Tier>& tiers, int64_t& left_bytes) {
+  // An item larger than everything that is left would hold a share that nobody can use.
+  const auto candidate = [&, limit = left_bytes](size_t i) {
+    return tiers[i] == Tier::kNvme && sizes[i] <= limit;
+  };
+  int64_t total_bytes = 0;
+  for (const size_t i : among) {
+    if (candidate(i)) total_bytes += sizes[i];
+  }
+  const int64_t share_bytes = std::min(left_bytes, total_bytes);
+  int64_t seen_bytes = 0;
+  int64_t host_bytes = 0;
+  for (const size_t i : among) {
+    if (!candidate(i)) continue;
+    seen_bytes += sizes[i];
+    if (static_cast<__int128>(host_bytes + sizes[i]) * total_bytes <=
+        static_cast<__int128>(share_bytes) * seen_bytes) {
+      tiers[i] = Tier::kHost;
+      host_bytes += sizes[i];
+    }
+  }
+  left_bytes -= host_bytes;
+}
+
+// The numbers of items, in order: all of them, or those of each stripe.
+using Items = std::vector<size_t>;
+
+Items AllOf(const std::vector<int64_t>& sizes) {
+  Items items(sizes.size());
+  std::iota(items.begin(), items.end(), size_t{0});
+  return items;
+}
+
+// The even pattern of a pass could fall together with that of the stripes, and leave one of them
+// everything and another nothing: so each stripe first gets its share of the host by itself.
+void SpreadByStripe(const std::vector<int64_t>& sizes, std::span<const Items> stripes,
+                    std::vector<Tier>& tiers, int64_t& left_bytes) {
+  const int64_t total_bytes = Total(sizes);
+  const int64_t host_bytes = std::min(left_bytes, total_bytes);
+  for (const Items& stripe : stripes) {
+    int64_t stripe_bytes = 0;
+    for (const size_t i : stripe) stripe_bytes += sizes[i];
+    auto share_bytes =
+        static_cast<int64_t>(static_cast<__int128>(host_bytes) * stripe_bytes / total_bytes);
+    left_bytes -= share_bytes;
+    SpreadOnce(sizes, stripe, tiers, share_bytes);
+    left_bytes += share_bytes;
+  }
+}
+
+// Places one kind of item and returns the host bytes it took; those of a forced choice were taken
+// from `left_bytes` before.
+int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
+                  std::span<const Items> stripes, std::vector<Tier>& tiers, int64_t& left_bytes) {
+  tiers.assign(sizes.size(), choice == TierChoice::kHost ? Tier::kHost : Tier::kNvme);
+  if (Total(sizes) == 0) {  // the state of an optimizer without any: nothing to read
+    tiers.assign(sizes.size(), Tier::kHost);
+    return 0;
+  }
+  if (choice == TierChoice::kHost) return Total(sizes);
+  if (choice == TierChoice::kNvme) return 0;
+  const int64_t before_bytes = left_bytes;
+  const Items all = AllOf(sizes);
+  if (stripes.size() > 1) SpreadByStripe(sizes, stripes, tiers, left_bytes);
+  // Each pass places at least one item as long as one fits, so this ends.
+  for (int64_t last_bytes = -1; last_bytes != left_bytes;) {
+    last_bytes = left_bytes;
+    SpreadOnce(sizes, all, tiers, left_bytes);
+  }
+  return before_bytes - left_bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& options) {
+  std::vector<int64_t> gradient_sizes;
+  std::vector<int64_t> weight_sizes;
+  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
+    gradient_sizes.push_back(tiles.layer_elems(layer) * options.gradient_bytes_per_elem);
+    weight_sizes.push_back(tiles.layer_elems(layer) * WeightBytesPerElem(tiles.layout()));
+  }
+  std::vector<int64_t> state_sizes;
+  std::vector<Items> stripes(static_cast<size_t>(tiles.num_stripes()));
+  for (const Tile& tile : tiles.tiles()) {
+    stripes[tile.stripe].push_back(state_sizes.size());
+    state_sizes.push_back(tiles.StateBytes(tile));
+  }
+
+  const auto forced = [](TierChoice choice, const std::vector<int64_t>& sizes) {
+    return choice == TierChoice::kHost ? Total(sizes) : 0;
+  };
+  const int64_t forced_gradient_bytes = forced(options.gradients, gradient_sizes);
+  const int64_t forced_weight_bytes = forced(options.weights, weight_sizes);
+  const int64_t forced_state_bytes = forced(options.state, state_sizes);
+  const int64_t needed_bytes = forced_gradient_bytes + forced_weight_bytes + forced_state_bytes;
+  int64_t left_bytes = std::max<int64_t>(options.host_bytes, 0) - needed_bytes;
+  if (left_bytes < 0) {
+    return DoesNotFitError(fmt::format(
+        "placement: what must stay in RAM needs {} ({} bytes: weights {}, state {}, gradients {}), "
+        "but the budget leaves {} "
+        "({} bytes) for it. Raise --ram by {}, or let it go to NVMe (--weights_tier=auto, "
+        "--state_tier=auto)",
+        FormatBinaryBytes(needed_bytes), needed_bytes, FormatBinaryBytes(forced_weight_bytes),
+        FormatBinaryBytes(forced_state_bytes), FormatBinaryBytes(forced_gradient_bytes),
+        FormatBinaryBytes(needed_bytes + left_bytes), needed_bytes + left_bytes,
+        FormatBinaryBytes(-left_bytes)));
+  }
+  Placement placement;
+  placement.host_gradient_bytes =
+      PlaceKind(options.gradients, gradient_sizes, {}, placement.gradients, left_bytes);
+  placement.host_weight_bytes =
+      PlaceKind(options.weights, weight_sizes, {}, placement.weights, left_bytes);
+  placement.host_state_bytes =
+      PlaceKind(options.state, state_sizes, stripes, placement.state, left_bytes);
+  return placement;
+}
+
+}  // namespace forebay

@@ -1,0 +1,60 @@
+// Which tiles live in host memory and which stay on NVMe (design: "Placement: static and striped").
+// Pure: `plan` prints the very object that `train` executes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/swap/tiles/tile_map.h"
+
+namespace forebay {
+
+enum class Tier : uint8_t { kHost, kNvme };
+enum class TierChoice : uint8_t { kAuto, kHost, kNvme };
+
+// Weights are placed by layer (they are lent as whole layers), state and held gradients by tile.
+struct Placement {
+  std::vector<Tier> weights;    // per layer
+  std::vector<Tier> state;      // per tile
+  std::vector<Tier> gradients;  // per layer: where a finished gradient waits for the global norm
+  // Per layer, or empty, as none: whether it is updated before the norm is known
+  // (OffloadedOptimizer::BeginSpeculation). Its weights and all of its state are on NVMe, and its
+  // gradient, of which `gradients` says kNvme, waits nowhere.
+  std::vector<bool> speculative;
+  // Whether updates are applied beside the step after them, which does not see them
+  // (OffloadedOptimizer::BeginUpdate). All weights are on NVMe then, and none is speculative.
+  bool delays_updates = false;
+  int64_t host_weight_bytes = 0;
+  int64_t host_state_bytes = 0;
+  int64_t host_gradient_bytes = 0;
+
+  bool IsSpeculative(int layer) const { return !speculative.empty() && speculative[layer]; }
+  bool AnySpeculative() const { return std::ranges::find(speculative, true) != speculative.end(); }
+  // Whether all weights and all state live in RAM.
+  bool AllInHost() const {
+    return std::ranges::count(weights, Tier::kNvme) + std::ranges::count(state, Tier::kNvme) == 0;
+  }
+  // Whether the layer's gradient waits on NVMe.
+  bool IsSpilled(int layer) const {
+    return gradients[layer] == Tier::kNvme && !IsSpeculative(layer);
+  }
+};
+
+struct PlacementOptions {
+  TierChoice weights = TierChoice::kAuto;
+  TierChoice state = TierChoice::kAuto;
+  TierChoice gradients = TierChoice::kAuto;
+  int64_t gradient_bytes_per_elem = 2;
+  int64_t host_bytes = 0;  // what is left of the budget for residency
+};
+
+// Fills host memory in the order of value per byte: gradients (a spilled byte costs a write and a
+// read), weights, then state; what stays on NVMe is spread evenly over the layers, and of state
+// over the stripes. DoesNotFitError when a choice of kHost needs more than `host_bytes`; the
+// message names the need.
+absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& options);
+
+}  // namespace forebay

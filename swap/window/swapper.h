@@ -1,0 +1,99 @@
+// The window of layers in host memory: reads announced layers ahead of their use, has due updates
+// applied to them on the way in, and lends them out. Layers that the placement keeps in RAM are
+// lent without a read.
+//
+// One background thread (the only one that calls the updater) stages the announced accesses in
+// order:
+//   take a window buffer -> read the weights (skipped when the layer still lies in a buffer) -> if
+//   an update of the layer is due: TileUpdater::UpdateLayer in place -> ready for Acquire.
+// Weight reads run ahead of that by as many buffers as are free. So the forward pass of step t+1
+// finds layer l updated by step t, and the update's I/O overlaps the computation of the layers
+// before it (a lazy update).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/tiles/placement.h"
+#include "forebay/swap/window/window.h"
+
+namespace forebay {
+
+// What the optimizer does to a layer on its way in. Called on the swapper's thread only.
+class TileUpdater {
+ public:
+  virtual ~TileUpdater() = default;
+  // Whether `layer` has a finished gradient whose update has been released (step scalars known) and
+  // not applied.
+  // A layer's update becomes due before its next access is announced (see Swapper::Expect).
+  virtual bool UpdateIsDue(int layer) const = 0;
+  // Applies the update to `weights` (the layer's flat vector, in the store's weight dtype) and
+  // starts writing weights and state; what lives in RAM may be left for WriteDeferred. On return
+  // `weights` is final; it stays borrowed for the write-back until AwaitWriteBack(layer) returns.
+  virtual absl::Status UpdateLayer(int layer, std::span<std::byte> weights) = 0;
+  // Of a layer that lives in RAM, in `weights`: starts writing what was left.
+  virtual absl::Status WriteDeferred(int layer, std::span<std::byte> weights) = 0;
+  virtual absl::Status AwaitWriteBack(int layer) = 0;
+};
+
+struct SwapperStats {
+  double wait_s = 0;         // time Acquire blocked
+  int64_t weight_reads = 0;  // layers read
+  int64_t weight_hits = 0;   // accesses served without a read
+};
+
+class Swapper {
+ public:
+  // `updater` may be nullptr (evaluation). Host-resident weights are read from the store here.
+  // Everything pointed to must outlive the swapper. The errors of those reads, OutOfMemoryError,
+  // EnvironmentError where no thread can be had.
+  static absl::StatusOr<std::unique_ptr<Swapper>> Create(const WindowOptions& options,
+                                                         const Placement& placement,
+                                                         TensorStore* store, TileUpdater* updater,
+                                                         MemoryBudget* budget);
+  ~Swapper();
+  // What Create charges for the window, whatever the placement; resident layers come on top
+  // (Placement::host_weight_bytes).
+  static int64_t WindowBytes(const WindowOptions& options, const TileMap& tiles);
+
+  // As ParamSource's (model/param_source.h), which train/ implements with this class. Used by one
+  // thread.
+  void Expect(std::span<const int> layers);
+  // At most two leases at a time, and never two different large layers with one large buffer. The
+  // first error of any read, update or write-back; it stays.
+  absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
+  void Release(int layer);
+
+  // Applies every due update that no announced access applies, has all layers that live in RAM
+  // written, waits for all write-backs and for the staging thread to be idle. After it the store
+  // holds the weights of the finished step.
+  absl::Status ApplyAllUpdates();
+
+  // What the window holds of the placement's speculative layers is old: they were updated behind
+  // its back, and all of that is written. Requires: every announced access was acquired and
+  // released.
+  void ForgetSpeculative();
+
+  // From here on the window has the weights of `generation`, of the moment when they are read.
+  // Empties it, unless it is kNewest and was. An error shows in the next Acquire. Requires: every
+  // announced access was acquired and released or cancelled; of others than kNewest: no update is
+  // due until the next call, and no layer lives in RAM.
+  void SwitchTo(Generation generation);
+
+  // Abandons announced accesses that were not acquired (a stop in mid-step).
+  void CancelExpected();
+
+  SwapperStats stats() const;
+
+ private:
+  struct Impl;
+  explicit Swapper(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace forebay

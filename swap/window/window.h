@@ -1,0 +1,38 @@
+// The shape of the swapper's window: which buffers there are and which of them may hold which
+// layer. Pure; the swapper makes these buffers, and the plan counts with them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "forebay/swap/tiles/placement.h"
+#include "forebay/swap/tiles/tile_map.h"
+
+namespace forebay {
+
+struct WindowOptions {
+  int num_block_buffers = 3;  // window buffers for ordinary layers; >= 2 (one lent, one arriving)
+  int num_large_buffers =
+      1;  // for layers larger than the largest block (embedding, output projection); >= 1
+  int first_block_layer = 1;  // layers in [first, last] are ordinary: they share the block buffers
+  int last_block_layer = 1;
+};
+
+// Which buffers may hold a layer.
+enum class BufferClass : uint8_t { kBlock, kLarge, kResident };
+inline constexpr int kNumWindowClasses = 2;  // those of the window: kBlock and kLarge
+
+struct WindowShape {
+  int64_t block_bytes = 0;
+  int64_t large_bytes = 0;  // 0: every layer fits a block buffer
+};
+WindowShape WindowShapeOf(const WindowOptions& options, const TileMap& tiles);
+
+// By layer.
+std::vector<BufferClass> BufferClassesOf(const WindowOptions& options, const Placement& placement,
+                                         const TileMap& tiles);
+
+// Of the layer's weights as the window holds them.
+int64_t LayerWeightBytes(const TileMap& tiles, int layer);
+
+}  // namespace forebay

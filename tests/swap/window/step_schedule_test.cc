@@ -1,0 +1,225 @@
+#include "forebay/swap/window/step_schedule.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "forebay/base/counter_rng.h"
+#include "forebay/swap/records/commit_record.h"
+#include "forebay/swap/window/swapper.h"
+#include "forebay/tests/swap/store/store_fixture.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::ElementsAre;
+
+// Layers of so many elements (rounded up to a whole number of blocks), one tensor each.
+Inventory InventoryOf(const std::vector<int64_t>& layer_elems) {
+  Inventory inventory;
+  for (size_t i = 0; i < layer_elems.size(); ++i) {
+    const std::string name = "layer" + std::to_string(i);
+    inventory.BeginLayer(name);
+    inventory.Add(name, {layer_elems[i]}, 0, true);
+  }
+  return inventory;
+}
+
+// A large first layer, `num_blocks` small ones, and a last one.
+Inventory Chain(int num_blocks, int64_t last_elems) {
+  std::vector<int64_t> elems(static_cast<size_t>(num_blocks) + 2, 4000);
+  elems.front() = 20'000;
+  elems.back() = last_elems;
+  return InventoryOf(elems);
+}
+
+Placement AllOnNvme(const TileMap& tiles) {
+  Placement placement;
+  placement.weights.assign(static_cast<size_t>(tiles.num_layers()), Tier::kNvme);
+  placement.gradients.assign(static_cast<size_t>(tiles.num_layers()), Tier::kHost);
+  placement.state.assign(static_cast<size_t>(tiles.num_tiles()), Tier::kNvme);
+  return placement;
+}
+
+std::vector<int> WeightReads(const Inventory& inventory, bool tied, int num_block_buffers) {
+  const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
+  return CountWeightReads(ChainSchedule(inventory.num_layers(), tied),
+                          ChainWindow(inventory.num_layers(), {4, num_block_buffers}),
+                          AllOnNvme(tiles), tiles);
+}
+
+TEST(StepBufferChoices, GoFromTilesForEveryDiskToTheLeastThatWorks) {
+  const auto numbers = [](int num_stripes) {
+    std::vector<std::pair<int, int>> pairs;
+    for (const StepBuffers& buffers : StepBufferChoices(num_stripes)) {
+      pairs.emplace_back(buffers.num_staging_tiles, buffers.num_block_buffers);
+    }
+    return pairs;
+  };
+  using Pair = std::pair<int, int>;
+  EXPECT_THAT(numbers(1), ElementsAre(Pair(4, 3), Pair(2, 3), Pair(2, 2)));
+  EXPECT_THAT(numbers(2), ElementsAre(Pair(8, 3), Pair(4, 3), Pair(2, 3), Pair(2, 2)));
+  for (int num_stripes = 1; num_stripes <= kMaxStripes; ++num_stripes) {
+    const std::vector<std::pair<int, int>> pairs = numbers(num_stripes);
+    EXPECT_EQ(pairs.front().first, std::min(4 * num_stripes, 32));
+    EXPECT_EQ(pairs.back(), Pair(2, 2));
+    for (size_t i = 1; i < pairs.size(); ++i) {
+      EXPECT_LE(pairs[i].first, pairs[i - 1].first);
+      EXPECT_LE(pairs[i].second, pairs[i - 1].second);
+      EXPECT_NE(pairs[i], pairs[i - 1]);
+    }
+  }
+}
+
+TEST(StepSchedule, AChainGoesForwardOnceAndBackwardThroughItsBlocks) {
+  const StepSchedule schedule = ChainSchedule(5, false);
+  EXPECT_THAT(schedule.forward, ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_EQ(schedule.num_loss_layers, 1);
+  EXPECT_THAT(schedule.backward, ElementsAre(3, 2, 1));
+  EXPECT_THAT(schedule.handed, ElementsAre(4, 3, 2, 1, 0));
+  EXPECT_THAT(schedule.Accesses(), ElementsAre(0, 1, 2, 3, 4, 3, 2, 1));
+}
+
+TEST(StepSchedule, TiedEmbeddingsAreHeldBesideTheLastLayerForTheLoss) {
+  const StepSchedule schedule = ChainSchedule(4, true);
+  EXPECT_THAT(schedule.forward, ElementsAre(0, 1, 2, 3, 0));
+  EXPECT_EQ(schedule.num_loss_layers, 2);
+  EXPECT_THAT(schedule.backward, ElementsAre(2, 1));
+}
+
+TEST(StepSchedule, TheWindowTakesTheLayersBetweenTheFirstAndTheLastForBlocks) {
+  const WindowOptions window = ChainWindow(6, {.num_staging_tiles = 2, .num_block_buffers = 4});
+  EXPECT_EQ(window.num_block_buffers, 4);
+  EXPECT_EQ(window.num_large_buffers, 1);
+  EXPECT_EQ(window.first_block_layer, 1);
+  EXPECT_EQ(window.last_block_layer, 4);
+}
+
+TEST(CountWeightReads, AnUntiedModelReadsItsEndsOnceAndItsBlocksTwiceLessWhatTheWindowHolds) {
+  // Both ends share the large buffer. At either turn three blocks are still in the window.
+  EXPECT_THAT(WeightReads(Chain(8, 20'000), false, 3), ElementsAre(1, 1, 1, 1, 2, 2, 1, 1, 1, 1));
+  EXPECT_THAT(WeightReads(Chain(8, 20'000), false, 2), ElementsAre(1, 1, 1, 2, 2, 2, 2, 1, 1, 1));
+}
+
+TEST(CountWeightReads, ATiedEmbeddingIsNeverReadAgain) {
+  // The last layer is small and takes a block's buffer at the turn.
+  EXPECT_THAT(WeightReads(Chain(6, 100), true, 3), ElementsAre(0, 1, 1, 1, 2, 1, 1, 1));
+}
+
+TEST(CountWeightReads, AWindowForAllBlocksReadsNothing) {
+  EXPECT_THAT(WeightReads(Chain(2, 100), true, 3), ElementsAre(0, 0, 0, 0));
+}
+
+TEST(CountWeightReads, LayersInRamAreNotRead) {
+  const Inventory inventory = Chain(6, 20'000);
+  const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
+  Placement placement = AllOnNvme(tiles);
+  placement.weights.assign(8, Tier::kHost);
+  placement.weights[4] = Tier::kNvme;
+  EXPECT_THAT(CountWeightReads(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles),
+              ElementsAre(0, 0, 0, 0, 0, 0, 0, 0));
+  placement.weights[0] = placement.weights[7] = Tier::kNvme;
+  EXPECT_THAT(CountWeightReads(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles),
+              ElementsAre(1, 0, 0, 0, 0, 0, 0, 1));
+}
+
+// They find an empty window, and updates do not find their weights in it.
+TEST(CountTransfers, StepsBesideDelayedUpdatesReadMoreWeights) {
+  const Inventory inventory = Chain(6, 20'000);
+  const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
+  Placement placement = AllOnNvme(tiles);
+  const auto count = [&] {
+    return CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles, 2);
+  };
+  const StepTransfers in_time = count();
+  placement.delays_updates = true;
+  EXPECT_THAT(CountWeightReads(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles),
+              ElementsAre(1, 2, 2, 2, 1, 1, 1, 1));
+  // Three blocks of 4096 elements that the window would still hold from the step before.
+  EXPECT_EQ(count().read_bytes, in_time.read_bytes + 2 * (inventory.num_padded_elems() + 3 * 4096));
+  EXPECT_EQ(count().write_bytes, in_time.write_bytes);
+}
+
+TEST(CountTransfers, AStepReadsAndWritesAllStateAndCountsItsCommit) {
+  const Inventory inventory = Chain(6, 20'000);
+  const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
+  const StepTransfers transfers =
+      CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}), AllOnNvme(tiles), tiles, 2);
+  const int64_t elems = inventory.num_padded_elems();
+  // Two large layers of 20480 elements, and six blocks of 4096 that are found at one turn each.
+  EXPECT_EQ(transfers.read_bytes, 10 * elems + 2 * (2 * 20480 + 6 * 4096));
+  EXPECT_EQ(transfers.write_bytes,
+            12 * elems + TensorStore::SealBytes(tiles, kMostSlots) + 2 * kCommitRecordBytes);
+}
+
+TEST(CountTransfers, SpilledGradientsAreWrittenAndReadOnce) {
+  const Inventory inventory = Chain(6, 20'000);
+  const TileMap tiles(inventory, Layout::kFp32, kSmallTileElems);
+  const Placement held = AllOnNvme(tiles);
+  Placement spilled = held;
+  spilled.gradients[3] = Tier::kNvme;
+  const auto count = [&](const Placement& placement) {
+    return CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles, 4);
+  };
+  EXPECT_EQ(count(spilled).read_bytes, count(held).read_bytes + 4 * 4096);
+  EXPECT_EQ(count(spilled).write_bytes, count(held).write_bytes + 4 * 4096);
+}
+
+// The window of the swapper itself, over models, windows and disk speeds of all kinds.
+TEST(CountWeightReads, IsWhatTheSwapperReads) {
+  for (uint64_t seed = 0; seed < 25; ++seed) {
+    SCOPED_TRACE(seed);
+    const CounterRng random(seed);
+    const int num_blocks = 1 + static_cast<int>(random.Below(0, 7));
+    const bool tied = random.Below(1, 2) == 0;
+    std::vector<int64_t> elems(static_cast<size_t>(num_blocks) + 2, 2048);
+    elems.front() = random.Below(2, 2) == 0 ? 2048 : 6144;
+    // Tied: the two layers of the loss must not want the same large buffer.
+    elems.back() = tied || random.Below(3, 2) == 0 ? 2048 : 6144;
+    const Inventory inventory = InventoryOf(elems);
+    const TemporaryFolder folder;
+    const auto engine =
+        CreateThreadsEngine({.num_threads = 1 + static_cast<int>(random.Below(20, 3))});
+    auto store =
+        TensorStore::Create({.directories = {folder.Path("store")}}, inventory, engine.get());
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_TRUE(WriteStep(**store, 0).ok());
+    const StepSchedule schedule = ChainSchedule(inventory.num_layers(), tied);
+    const WindowOptions window =
+        ChainWindow(inventory.num_layers(), {4, 2 + static_cast<int>(random.Below(21, 4))});
+    Placement placement = AllOnNvme((*store)->tiles());
+    for (size_t i = 0; i < placement.weights.size(); ++i) {
+      if (random.Below(30 + i, 4) == 0) placement.weights[i] = Tier::kHost;
+    }
+    MemoryBudget budget(0);
+    auto swapper = Swapper::Create(window, placement, store->get(), nullptr, &budget);
+    ASSERT_TRUE(swapper.ok()) << swapper.status();
+
+    int64_t before = 0;
+    for (int step = 0; step < 3; ++step) {
+      before = (*swapper)->stats().weight_reads;
+      (*swapper)->Expect(schedule.Accesses());
+      const size_t loss = schedule.forward.size() - schedule.num_loss_layers;
+      const std::vector<int> accesses = schedule.Accesses();
+      for (size_t i = 0; i < accesses.size(); ++i) {
+        ASSERT_TRUE((*swapper)->Acquire(accesses[i]).ok());
+        // The layers of the loss are held together.
+        if (i >= loss && i + 1 < schedule.forward.size()) continue;
+        for (size_t held = i >= loss && i < schedule.forward.size() ? loss : i; held <= i; ++held) {
+          (*swapper)->Release(accesses[held]);
+        }
+      }
+    }
+    int64_t counted = 0;
+    for (const int reads : CountWeightReads(schedule, window, placement, (*store)->tiles())) {
+      counted += reads;
+    }
+    EXPECT_EQ((*swapper)->stats().weight_reads - before, counted);
+  }
+}
+
+}  // namespace
+}  // namespace forebay

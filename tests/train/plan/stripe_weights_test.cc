@@ -1,0 +1,201 @@
+#include "forebay/train/plan/stripe_weights.h"
+
+#include <filesystem>
+#include <functional>
+
+#include "forebay/aio/faults/limited_disk.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const std::function<bool()> kGoOn = [] { return false; };
+
+// Folders on file systems of these numbers.
+MachineLimits On(const std::vector<uint64_t>& file_systems) {
+  MachineLimits limits;
+  limits.disks.clear();
+  for (const uint64_t file_system : file_systems) {
+    DiskLimits& disk = limits.disks.emplace_back();
+    disk.folder = "disk" + std::to_string(limits.disks.size());
+    disk.file_system = file_system;
+  }
+  return limits;
+}
+
+TEST(WeightsOfDisks, AreInProportionToTheirSpeed) {
+  EXPECT_THAT(WeightsOf({2e9, 1e9}, On({1, 2})), ElementsAre(2, 1));
+  EXPECT_THAT(WeightsOf({1e9, 3e9, 1.5e9}, On({1, 2, 3})), ElementsAre(7, 20, 10));
+}
+
+TEST(WeightsOfDisks, DoNotShowTheNoiseOfAMeasurement) {
+  EXPECT_THAT(WeightsOf({1.00e9, 1.02e9}, On({1, 2})), ElementsAre(1, 1));
+  EXPECT_THAT(WeightsOf({0.51e9, 1.01e9}, On({1, 2})), ElementsAre(1, 2));
+}
+
+TEST(WeightsOfDisks, OfFoldersOnOneFileSystemEachHasAPartOfItsSpeed) {
+  EXPECT_THAT(WeightsOf({2e9, 2e9, 1e9}, On({1, 1, 2})), ElementsAre(1, 1, 1));
+}
+
+TEST(WeightsOfDisks, ASlowDiskStillHasAShare) {
+  EXPECT_THAT(WeightsOf({5e9, 1e6}, On({1, 2})), ElementsAre(100, 1));
+}
+
+TEST(StepSpeed, CountsReadsAndWritesInTurns) {
+  EXPECT_DOUBLE_EQ(StepBytesPerSecond({1e9, 1e9}), 1e9);
+  // 14 bytes at 2 GB/s and 12 at 1 GB/s take 19 ns.
+  EXPECT_DOUBLE_EQ(StepBytesPerSecond({2e9, 1e9}), 26.0 / 19 * 1e9);
+}
+
+DiskProfile Profiled(const std::vector<double>& weights) {
+  DiskProfile profile;
+  for (const double weight : weights) profile.devices.emplace_back().weight = weight;
+  return profile;
+}
+
+TEST(KnownShares, WhatTheUserSaysComesFirst) {
+  TrainOptions options;
+  options.nvme_weights = {1, 3};
+  const StripeShares shares = KnownShares(options, Profiled({5, 1}), On({1, 2}));
+  EXPECT_THAT(shares.weights, ElementsAre(1, 3));
+  EXPECT_EQ(shares.origin, "--nvme_weights");
+  EXPECT_TRUE(shares.is_fixed);
+}
+
+TEST(KnownShares, ThenWhatWasMeasuredBefore) {
+  const StripeShares shares = KnownShares({}, Profiled({1.5, 0.75}), On({1, 2}));
+  EXPECT_THAT(shares.weights, ElementsAre(2, 1));
+  EXPECT_EQ(shares.origin, "--bench");
+  EXPECT_FALSE(shares.is_fixed);
+}
+
+TEST(KnownShares, ElseTheyAreEqualAndStillToBeMeasured) {
+  const StripeShares shares = KnownShares({}, {}, On({1, 2, 3}));
+  EXPECT_THAT(shares.weights, ElementsAre(1, 1, 1));
+  EXPECT_EQ(shares.origin, "");
+  EXPECT_THAT(KnownShares({}, Profiled({7}), On({1})).weights, ElementsAre(1));
+}
+
+TEST(MeasuredShares, NothingIsWrittenWhereItWouldSayNothingOrHasNoRoom) {
+  const auto engine = CreateThreadsEngine({});
+  const auto same = MeasuredShares(*engine, On({1, 1}), kGoOn);
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_THAT(same->weights, ElementsAre(1, 1));
+  EXPECT_THAT(same->origin, HasSubstr("one file system"));
+  MachineLimits full = On({1, 2});
+  full.disks[1].free_bytes = 1 << 20;
+  const auto no_room = MeasuredShares(*engine, full, kGoOn);
+  ASSERT_TRUE(no_room.ok()) << no_room.status();
+  EXPECT_THAT(no_room->origin, HasSubstr("too little is free"));
+  EXPECT_EQ(engine->stats().write_bytes, 0);
+}
+
+// Two disks, one twice as fast as the other, with a folder more on the fast one.
+class MeasuredDisks : public testing::Test {
+ protected:
+  MeasuredDisks() {
+    limits_.disks[0].folder = folder_.Path("fast/a");
+    limits_.disks[1].folder = folder_.Path("slow/b");
+    limits_.disks[2].folder = folder_.Path("fast/c");
+    for (const char* disk : {"fast", "slow"}) {
+      EXPECT_TRUE(MakeDirectories(folder_.Path(disk)).ok());
+    }
+  }
+
+  TemporaryFolder folder_;
+  MachineLimits limits_ = On({1, 2, 1});
+  LimitedDiskCalls disks_{{{folder_.Path("fast"), 400e6}, {folder_.Path("slow"), 200e6}}};
+  std::unique_ptr<Engine> engine_ = CreateThreadsEngine({.num_threads = 2}, &disks_);
+};
+
+TEST_F(MeasuredDisks, ShareByTheirSpeedAndEachIsTriedOnce) {
+  const auto shares = MeasuredShares(*engine_, limits_, kGoOn);
+  ASSERT_TRUE(shares.ok()) << shares.status();
+  ASSERT_EQ(shares->weights.size(), 3u);
+  EXPECT_EQ(shares->weights[0], shares->weights[2]);
+  // Each folder has half of the fast disk, which is as much as the slow one; whatever else this
+  // machine does takes its part of that.
+  const double ratio =
+      static_cast<double>(shares->weights[0]) / static_cast<double>(shares->weights[1]);
+  EXPECT_GT(ratio, 0.6);
+  EXPECT_LT(ratio, 1.6);
+  EXPECT_THAT(shares->origin, testing::StartsWith("measured: "));
+  EXPECT_THAT(shares->origin, testing::EndsWith(" GB/s"));
+  EXPECT_FALSE(shares->is_fixed);
+  // Two disks for three folders: a third time would be one for a folder. Each time writes the file
+  // and, to measure, at least what is in flight.
+  constexpr int64_t kInFlightBytes = 16 << 20;
+  EXPECT_LT(engine_->stats().write_bytes, 3 * (kSpeedProbeBytes + kInFlightBytes));
+  for (const char* disk : {"fast", "slow"}) {
+    EXPECT_TRUE(std::filesystem::is_empty(folder_.Path(disk)));
+  }
+}
+
+TEST_F(MeasuredDisks, AreLeftAloneOnRequest) {
+  int num_asked = 0;
+  const auto stopped = MeasuredShares(*engine_, limits_, [&] { return ++num_asked == 3; });
+  EXPECT_EQ(ExitCodeOf(stopped.status()), ExitCode::kInterrupted);
+  EXPECT_EQ(num_asked, 3);
+  EXPECT_LT(engine_->stats().write_bytes, kSpeedProbeBytes);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.Path("fast")));
+}
+
+// Shares in parts of a thousand.
+std::vector<int64_t> RoomShares(MachineLimits limits, const std::vector<int64_t>& weights,
+                                const std::vector<int64_t>& free_bytes, const SpaceNeeds& needs) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    limits.disks[i].weight = weights[i];
+    limits.disks[i].free_bytes = free_bytes[i];
+  }
+  limits.out_file_system = 9;
+  std::vector<int64_t> shares = WithinRoom(limits, needs);
+  const int64_t total = Total(shares);
+  for (int64_t& share : shares) share = (1000 * share + total / 2) / total;
+  return shares;
+}
+
+TEST(WithinRoom, ADiskGetsWhatItHasRoomForAndTheOthersTheRest) {
+  const SpaceNeeds needs = {.total_bytes = 1'000'000};
+  EXPECT_THAT(RoomShares(On({1, 2}), {1, 1}, {900'000, 300'000}, needs), ElementsAre(700, 300));
+  EXPECT_THAT(RoomShares(On({1, 2}), {9, 1}, {600'000, 900'000}, needs), ElementsAre(600, 400));
+  EXPECT_THAT(RoomShares(On({1, 2, 3}), {2, 2, 1}, {-1, 100'000, -1}, needs),
+              ElementsAre(600, 100, 300));
+  // What a full disk leaves may fill the next one.
+  EXPECT_THAT(RoomShares(On({1, 2, 3}), {4, 4, 1}, {500'000, 100'000, 900'000}, needs),
+              ElementsAre(500, 100, 400));
+  EXPECT_THAT(RoomShares(On({1, 2}), {1, 1}, {0, -1}, needs), ElementsAre(0, 1000));
+}
+
+TEST(WithinRoom, FoldersOnOneFileSystemHaveItsRoomTogether) {
+  const SpaceNeeds needs = {.total_bytes = 1'000'000};
+  EXPECT_THAT(RoomShares(On({1, 1, 2}), {1, 3, 4}, {400'000, 400'000, 900'000}, needs),
+              ElementsAre(100, 300, 600));
+}
+
+TEST(WithinRoom, CountsTheExportsAndTheSlack) {
+  SpaceNeeds needs = {.total_bytes = 1'000'000, .beside_exports_bytes = 200'000};
+  MachineLimits limits = On({9, 2});
+  EXPECT_THAT(RoomShares(limits, {1, 1}, {400'000, -1}, needs), ElementsAre(200, 800));
+  needs.slack_bytes = 50'000;
+  EXPECT_THAT(RoomShares(limits, {1, 1}, {400'000, -1}, needs), ElementsAre(150, 850));
+}
+
+TEST(WithinRoom, ThereIsNoneWhereTheDisksTogetherAreTooSmall) {
+  EXPECT_TRUE(
+      RoomShares(On({1, 2}), {1, 1}, {600'000, 300'000}, {.total_bytes = 1'000'000}).empty());
+  EXPECT_TRUE(RoomShares(On({1}), {1}, {600'000}, {.total_bytes = 1'000'000}).empty());
+}
+
+TEST(SharesText, NamesEveryFolderWithItsShare) {
+  EXPECT_EQ(SharesText({"/a", "/b"}, {2, 1}, "--bench"), "'/a' 67 %, '/b' 33 % (--bench)");
+}
+
+}  // namespace
+}  // namespace forebay

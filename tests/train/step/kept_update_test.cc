@@ -1,0 +1,63 @@
+#include "forebay/train/step/kept_update.h"
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "forebay/base/errors.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(KeptUpdate, GivesItsNumbersBackBitForBit) {
+  const Json metrics = {{"step", 7}, {"loss", 0.1}};
+  const double least = std::numeric_limits<double>::denorm_min();
+  for (const double number : {0.1, 1.0 / 3, 1e-300, least, 0.0, -0.0, 123456789.123456789}) {
+    const UpdateScalars scalars = {.step = 5,  // two steps were skipped
+                                   .lr = number,
+                                   .gradient_scale = number / 3,
+                                   .beta1 = number / 7,
+                                   .rounding_seed = std::numeric_limits<uint64_t>::max()};
+    // As the store keeps it.
+    const StepIntent intent = {7, 2, Json::parse(EncodeUpdate(scalars, metrics).dump())};
+    const auto update = DecodeUpdate(intent, 7);
+    ASSERT_TRUE(update.ok()) << update.status();
+    EXPECT_EQ(update->scalars.step, 5);
+    EXPECT_EQ(update->scalars.rounding_seed, std::numeric_limits<uint64_t>::max());
+    EXPECT_EQ(std::bit_cast<uint64_t>(update->scalars.lr), std::bit_cast<uint64_t>(number));
+    EXPECT_EQ(std::bit_cast<uint64_t>(update->scalars.gradient_scale),
+              std::bit_cast<uint64_t>(number / 3));
+    EXPECT_EQ(update->scalars.beta1, number / 7);
+    EXPECT_EQ(update->scalars.beta2, std::nullopt);
+    EXPECT_EQ(update->metrics, metrics);
+  }
+}
+
+TEST(KeptUpdate, OfAnotherStepOrProgramIsRefused) {
+  const Json whole = EncodeUpdate({.step = 7, .lr = 0.1, .beta1 = 0.8}, Json::object());
+  std::vector<StepIntent> intents = {{6, 2, whole}, {7, 2, Json()}, {7, 2, Json::array()}};
+  for (const char* key : {"lr", "gradient_scale", "metrics", "update", "rounding_seed"}) {
+    Json part = whole;
+    part.erase(key);
+    intents.push_back({7, 2, part});
+  }
+  for (const char* key : {"lr", "gradient_scale", "beta1", "update", "rounding_seed"}) {
+    Json text = whole;
+    text[key] = "0.1";
+    intents.push_back({7, 2, text});
+  }
+  for (const StepIntent& intent : intents) {
+    const auto update = DecodeUpdate(intent, 7);
+    EXPECT_EQ(ExitCodeOf(update.status()), ExitCode::kCorrupt) << intent.trainer;
+    EXPECT_THAT(MessageOf(update.status()),
+                AllOf(HasSubstr("intent.fbs"), HasSubstr("step 7 was expected")));
+  }
+}
+
+}  // namespace
+}  // namespace forebay

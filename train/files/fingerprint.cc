@@ -1,0 +1,128 @@
+#include "forebay/train/files/fingerprint.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/hash.h"
+#include "forebay/base/json.h"
+#include "forebay/model/safetensors.h"
+#include "forebay/train/options/option_table.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kSampledElems = 1024;  // of every tensor
+
+// Names the contents behind the digest under `key`. "": the key is an option, which has a value.
+std::string_view ContentsBehind(std::string_view key) {
+  if (key == "data") return "the tokens of --data are not those that the run was started with";
+  if (key == "model") return "the files in --model are not those that the run was started with";
+  if (key == "tokenizer")
+    return "the tokenizer in --model is not the one that the run was started with";
+  return "";
+}
+
+}  // namespace
+
+bool HasWeights(const std::string& model_directory) {
+  return FileExists(JoinPath(model_directory, "model.safetensors")) ||
+         FileExists(JoinPath(model_directory, "model.safetensors.index.json"));
+}
+
+absl::StatusOr<std::string> SampleDigest(const std::string& model_directory) {
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::string config,
+      ReadWholeFile(JoinPath(model_directory, "config.json"), kMaxConfigFileBytes));
+  Xxh3_128 hash;
+  hash.Update(config);
+  // The source folder of a run made by `forebay init --run` has no weights: they were never outside
+  // the store.
+  if (!HasWeights(model_directory)) return hash.Hex();
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                           CheckpointReader::Open(model_directory));
+  std::vector<float> sample;
+  for (const auto& [name, tensor] : reader->tensors()) {
+    hash.Update(name);
+    hash.Update(tensor.entry.dtype_name);
+    for (const int64_t extent : tensor.entry.shape) hash.UpdateInt(extent);
+    sample.resize(std::min(kSampledElems, NumElems(tensor.entry.shape)));
+    // Tensors of other types (masks) are no parameters; their headings are enough.
+    if (!reader->ReadF32(tensor, 0, sample).ok()) continue;
+    hash.Update(std::as_bytes(std::span(sample)));
+  }
+  return hash.Hex();
+}
+
+Json MakeFingerprint(const TrainOptions& options, int64_t num_steps, const PackedFileInfo& data,
+                     const std::string& model_digest) {
+  Json fingerprint;
+  fingerprint["model"] = model_digest;
+  fingerprint["tokenizer"] = data.tokenizer_digest;
+  fingerprint["data"] = data.digest;
+  fingerprint["steps"] = num_steps;
+  for (const char* key : {"batch",
+                          "accum",
+                          "seq",
+                          "seed",
+                          "lr",
+                          "warmup",
+                          "schedule",
+                          "schedule_args",
+                          "optimizer",
+                          "weight_decay",
+                          "decay_all",
+                          "param_groups",
+                          "betas",
+                          "eps",
+                          "momentum",
+                          "nesterov",
+                          "clip",
+                          "delay_update_from",
+                          "precision",
+                          "layout",
+                          "grad_dtype",
+                          "loss_scaling",
+                          "loss_scale",
+                          "initial_scale_power",
+                          "loss_scale_window",
+                          "hysteresis",
+                          "consecutive_hysteresis",
+                          "min_loss_scale"}) {
+    fingerprint[key] = OptionText(options, key);
+  }
+  return fingerprint;
+}
+
+std::string FingerprintDigest(const Json& fingerprint) {
+  return Xxh3_128Hex(fingerprint.dump());
+}
+
+absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
+  std::string differences;
+  for (const auto& [key, value] : now.items()) {
+    // A run of an earlier version knows nothing of an option that came later, and had its default.
+    const bool is_new = !of_run.contains(key) && FindOption(key) != nullptr;
+    const Json before = of_run.contains(key) ? of_run.at(key)
+                        : is_new             ? Json(OptionText(TrainOptions{}, key))
+                                             : Json();
+    if (before == value) continue;
+    if (const std::string_view contents = ContentsBehind(key); !contents.empty()) {
+      differences += fmt::format("\n  {} (digest {} in the run, {} now)", contents, before.dump(),
+                                 value.dump());
+    } else {
+      differences += fmt::format("\n  --{}: the run has {}, this command has {}", key,
+                                 before.dump(), value.dump());
+    }
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return UsageError(
+      fmt::format("cannot resume: what follows would change the result of the run.{}\nUse the "
+                  "values of the run (or leave --model out, where it is the model), or start a new "
+                  "run with another --out",
+                  differences));
+}
+
+}  // namespace forebay

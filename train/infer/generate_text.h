@@ -1,0 +1,44 @@
+// `forebay generate`: from text to text. Tokens and templates come from the model's own tokenizer
+// (data/data_program.h), weights from the model folder, streamed where they do not fit the budget.
+//
+// Not for: choosing tokens (sampler.h, generate.h).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/json.h"
+#include "forebay/model/cpu/ops.h"
+#include "forebay/train/infer/generate.h"
+
+namespace forebay {
+
+struct GenerateTextOptions {
+  std::string model;  // Hugging Face folder
+  std::string prompt;
+  bool chat = false;         // `prompt` is one user turn for the model's chat template
+  int64_t max_tokens = 128;  // fewer when the model's positions end before
+  SamplingOptions sampling;
+  int64_t ram_bytes = 0;  // budget of the process; 0: a share of what is available
+  cpu::Precision precision = cpu::Precision::kBf16;
+  int threads = 0;  // 0: one per core
+};
+
+struct GeneratedText {
+  std::string text;
+  GenerateResult result;
+};
+
+// `on_text` is called with each piece of text as it becomes complete. BadInputError (model,
+// prompt), DoesNotFitError with the least --ram, EnvironmentError (no forebay-data), errors of
+// Generate.
+absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
+                                           const std::function<void(std::string_view)>& on_text);
+
+// {"text", "tokens", "prompt_tokens", "ended", "prompt_tokens_per_s", "tokens_per_s"}.
+Json ToJson(const GeneratedText& generated);
+
+}  // namespace forebay

@@ -1,0 +1,319 @@
+#include "forebay/train/options/option_table.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <string>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/train/options/lr_schedule_table.h"
+#include "forebay/train/options/option_kinds.h"
+
+namespace forebay {
+
+OptimizerConfig RuleOf(const TrainOptions& options) {
+  return {.kind = options.optimizer,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .eps = options.eps,
+          .momentum = options.momentum,
+          .nesterov = options.nesterov};
+}
+
+LossScalerOptions ScalerOf(const TrainOptions& options) {
+  return {.rules = options.loss_scaling,
+          .static_scale = options.loss_scale,
+          .initial_scale_power = options.initial_scale_power,
+          .window = options.loss_scale_window,
+          .hysteresis = options.hysteresis,
+          .consecutive_hysteresis = options.consecutive_hysteresis,
+          .min_scale = options.min_loss_scale};
+}
+
+namespace {
+
+// The words that the rows are written in.
+using option_kinds::Betas;
+using option_kinds::Choice;
+using option_kinds::Choices;
+using option_kinds::ChoicesOf;
+using option_kinds::Folders;
+using option_kinds::kManySteps;
+using option_kinds::ParamGroups;
+using option_kinds::Path;
+using option_kinds::Ram;
+using option_kinds::Real;
+using option_kinds::ScheduleArgs;
+using option_kinds::Switch;
+using option_kinds::TileElems;
+using option_kinds::Weights;
+using option_kinds::Whole;
+
+Choices<OptimizerKind> OptimizerChoices() {
+  return ChoicesOf({OptimizerKind::kAdamW, OptimizerKind::kAdam, OptimizerKind::kAdagrad,
+                    OptimizerKind::kLion, OptimizerKind::kSgd});
+}
+
+Choices<LrSchedule> ScheduleChoices() {
+  Choices<LrSchedule> choices;
+  for (const LrScheduleSpec& spec : LrScheduleTable()) {
+    choices.emplace_back(spec.name, spec.schedule);
+  }
+  return choices;
+}
+
+std::vector<OptionSpec> ModelAndDataRows() {
+  using O = TrainOptions;
+  return {
+      Path("model", "model", &O::model, "Hugging Face folder: config.json, safetensors, tokenizer"),
+      Path("data", "data", &O::data, "text to train on: .txt, .jsonl or a packed file"),
+      Path("data", "eval_data", &O::eval_data,
+           "held-out text to measure the loss on, same formats"),
+      Whole<int64_t>("data", "eval_every", &O::eval_every, 0, kManySteps,
+                     "steps between evaluations; 0: at the end only"),
+      Switch("data", "truncate", &O::truncate,
+             "cut over-long prompts and chats instead of refusing them"),
+      Whole<int64_t>("data", "batch", &O::batch, 1, 65536, "packed rows per micro-batch"),
+      Whole<int64_t>("data", "accum", &O::accum, 1, 65536, "micro-batches per step"),
+      Whole<int64_t>("data", "seq", &O::seq, 2, int64_t{1} << 24, "tokens per packed row"),
+      Whole<uint64_t>("data", "seed", &O::seed, 0, std::numeric_limits<uint64_t>::max(),
+                      "of the order of the data, and of how moments are rounded"),
+  };
+}
+
+std::vector<OptionSpec> OptimRows() {
+  using O = TrainOptions;
+  return {
+      Whole<int64_t>("optim", "steps", &O::steps, 0, kManySteps,
+                     "length of the run; 0: from --epochs"),
+      Real("optim", "epochs", &O::epochs, {.least = 0, .most = 1e6, .above_least = true},
+           "passes over the data, when --steps is not given"),
+      Whole<int64_t>("optim", "stop_after", &O::stop_after, 0, kManySteps,
+                     "stop resumably after this many steps, schedule unchanged; 0: off"),
+      Real("optim", "lr", &O::lr, {.least = 0, .most = 10, .above_least = true},
+           "peak learning rate"),
+      Whole<int64_t>("optim", "warmup", &O::warmup, 0, kManySteps, "steps of linear warm-up"),
+      Choice<LrSchedule>("optim", "schedule", &O::schedule, ScheduleChoices(),
+                         "of the learning rate, after the warm-up"),
+      ScheduleArgs("optim", "arguments of --schedule"),
+      Choice<OptimizerKind>("optim", "optimizer", &O::optimizer, OptimizerChoices(),
+                            "rule of the update"),
+      Real("optim", "weight_decay", &O::weight_decay, {.least = 0, .most = 10},
+           "of adamw and lion decoupled; the others add it to the gradient (L2)"),
+      Switch("optim", "decay_all", &O::decay_all, "decay norms and biases too"),
+      ParamGroups("optim", "tensors with a learning rate or decay of their own"),
+      Betas("optim", "beta1 and beta2 of adamw, adam and lion"),
+      Real("optim", "eps", &O::eps, {.least = 0, .most = 1, .above_least = true},
+           "epsilon of adamw, adam and adagrad"),
+      Real("optim", "momentum", &O::momentum, {.least = 0, .most = 1}, "of sgd"),
+      Switch("optim", "nesterov", &O::nesterov, "Nesterov's momentum, of sgd"),
+      Real("optim", "clip", &O::clip, {.least = 0, .most = 1e9},
+           "most global gradient norm; 0: no clipping"),
+      Whole<int64_t>("optim", "delay_update_from", &O::delay_update_from, 0, kManySteps,
+                     "from this step on, 2 or later, a step does not see the update of the one "
+                     "before, which is applied beside it: another result; 0: never"),
+  };
+}
+
+std::vector<OptionSpec> MixedPrecisionRows() {
+  using O = TrainOptions;
+  constexpr double kMostScale = 1e38;  // of fp32
+  return {
+      Choice<OptLevel>("optim", "opt_level", &O::opt_level,
+                       {{"none", OptLevel::kNone},
+                        {"O0", OptLevel::kO0},
+                        {"O1", OptLevel::kO1},
+                        {"O2", OptLevel::kO2},
+                        {"O3", OptLevel::kO3}},
+                       "preset of precision and loss scaling, named as in NVIDIA's Apex"),
+      Choice<LossScaling>(
+          "optim", "loss_scaling", &O::loss_scaling,
+          ChoicesOf({LossScaling::kZero, LossScaling::kStage0, LossScaling::kTorch}),
+          "rules that move the loss scale of fp16: of DeepSpeed's ZeRO, of "
+          "DeepSpeed without it, or of PyTorch's GradScaler"),
+      Real("optim", "loss_scale", &O::loss_scale, {.least = 0, .most = kMostScale},
+           "fixed loss scale; 0: dynamic"),
+      Whole<int>("optim", "initial_scale_power", &O::initial_scale_power, 0, 126,
+                 "the loss scale starts at 2 to the power of this"),
+      Whole<int64_t>("optim", "loss_scale_window", &O::loss_scale_window, 1, kManySteps,
+                     "steps without overflow until the loss scale doubles"),
+      Whole<int64_t>("optim", "hysteresis", &O::hysteresis, 1, kManySteps,
+                     "overflows until the loss scale falls (zero)"),
+      Switch("optim", "consecutive_hysteresis", &O::consecutive_hysteresis,
+             "count them anew after each good step (zero)"),
+      Real("optim", "min_loss_scale", &O::min_loss_scale,
+           {.least = 0, .most = kMostScale, .above_least = true},
+           "least loss scale; with zero an overflow there is an error (not of torch)"),
+  };
+}
+
+std::vector<OptionSpec> OffloadRows() {
+  using O = TrainOptions;
+  return {
+      Folders("offload", "nvme", &O::nvme,
+              "folder of the swap area, on a fast local disk; of several, each gets a share"),
+      Weights("offload", "nvme_weights", &O::nvme_weights,
+              "share of each folder of --nvme, in proportion to the others'"),
+      Ram("offload", "memory budget of the process"),
+      Choice<cpu::Precision>("offload", "precision", &O::precision,
+                             {{"bf16", cpu::Precision::kBf16},
+                              {"fp16", cpu::Precision::kFp16},
+                              {"fp32", cpu::Precision::kFp32}},
+                             "of matrix products"),
+      Choice<Layout>(
+          "offload", "layout", &O::layout,
+          ChoicesOf({Layout::kBf16, Layout::kFp16, Layout::kFp32, Layout::kBf16Moments,
+                     Layout::kInt8Moments}),
+          "how weights and moments are kept: bf16 weights with an exact fp32 master and "
+          "moments in fp32, bf16 or int8 (rounded), fp16 weights with an fp32 master, or all in "
+          "fp32"),
+      Choice<DType>("offload", "grad_dtype", &O::grad_dtype,
+                    {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
+                    "of finished gradients (they are summed in fp32)"),
+      Whole<int>("offload", "threads", &O::threads, 0, 1024, "compute threads; 0: one per core"),
+      Whole<int>("offload", "update_threads", &O::update_threads, 0, 1024,
+                 "threads of the optimizer's update, which runs beside the computation; 0: as many "
+                 "as --threads"),
+      Choice<EngineKind>("offload", "engine", &O::engine,
+                         {{"auto", EngineKind::kAuto},
+                          {"io_uring", EngineKind::kIoUring},
+                          {"libaio", EngineKind::kLibaio},
+                          {"threads", EngineKind::kThreads},
+                          {"buffered", EngineKind::kBuffered}},
+                         "how the swap area is read and written; what cannot be used here steps "
+                         "down, and the log says why"),
+      Switch("offload", "engine_strict", &O::engine_strict,
+             "stop instead of stepping down to a slower engine"),
+      Whole<int>("offload", "io_threads", &O::io_threads, 1, 256,
+                 "I/O threads of the engines threads and buffered, for each disk"),
+      Path("offload", "bench", &O::bench,
+           "io.json of 'swap-bench tune': engine settings and disk speeds, where they hold"),
+      Real("offload", "tbw", &O::rated_tbw, {.least = 0, .most = 1e9, .above_least = true},
+           "TB that the drive is rated to write in its life, for the plan"),
+      TileElems("offload", "elements of one tile, the unit of disk transfers"),
+  };
+}
+
+// Where things live, and what is left of them.
+std::vector<OptionSpec> PlacementRows() {
+  using O = TrainOptions;
+  const Choices<TierChoice> tiers = {
+      {"auto", TierChoice::kAuto}, {"host", TierChoice::kHost}, {"nvme", TierChoice::kNvme}};
+  return {
+      Choice<TierChoice>("offload", "weights_tier", &O::weights_tier, tiers,
+                         "where weights live between uses"),
+      Choice<TierChoice>("offload", "state_tier", &O::state_tier, tiers,
+                         "where the optimizer's state lives"),
+      Choice<GradientChoice>(
+          "offload", "gradients", &O::gradients,
+          {{"auto", GradientChoice::kAuto},
+           {"hold", GradientChoice::kHold},
+           {"speculate", GradientChoice::kSpeculate}},
+          "until the norm of all is known: hold (in RAM, else on NVMe), speculate (applied at once "
+          "to the slot that is not committed; a step that is clipped is computed again); auto: "
+          "speculate where nothing clips and they do not fit in RAM"),
+      Choice<Durability>(
+          "offload", "durability", &O::durability,
+          {{"auto", Durability::kAuto},
+           {"none", Durability::kNone},
+           {"step", Durability::kStep},
+           {"replay", Durability::kReplay}},
+          "what a crash leaves: step (the last committed step; twice the space), replay (the last "
+          "step whose gradients were complete), none (exports alone); auto: step where there is "
+          "room"),
+      Whole<int64_t>("offload", "commit_every", &O::commit_every, 0, kManySteps,
+                     "steps between commits; 0: each where all state is on disk, else so that they "
+                     "take 5 % of the time, more often where a crash would lose more than ten "
+                     "minutes"),
+      Whole<int64_t>("offload", "scrub_every", &O::scrub_every, 0, kManySteps,
+                     "steps between verifications of the committed state, each beside the steps "
+                     "that follow, with the disk's time that those leave; 0: off"),
+  };
+}
+
+std::vector<OptionSpec> IoRows() {
+  using O = TrainOptions;
+  return {
+      Path("io", "out", &O::out, "run folder: logs, and the trained model in OUT/model"),
+      Whole<int64_t>("io", "save_every", &O::save_every, 0, kManySteps,
+                     "steps between exports to OUT/exports; 0: off"),
+      Whole<int64_t>("io", "keep", &O::keep, 1, 1000000, "exports kept in OUT/exports"),
+      Choice<ExportFormat>("io", "export", &O::export_format,
+                           {{"hf", ExportFormat::kHuggingFace}, {"none", ExportFormat::kNone}},
+                           "format of the trained model"),
+      Choice<DType>("io", "export_dtype", &O::export_dtype,
+                    {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
+                    "of the trained model's weights"),
+      Switch("io", "resume", &O::resume, "continue the run in OUT; its settings are the defaults"),
+      Switch("io", "dry_run", &O::dry_run, "check everything and print the plan, then stop"),
+  };
+}
+
+// Defaults that are worked out from other options or from the machine.
+std::string DefaultText(const OptionSpec& spec) {
+  if (spec.name == "nvme") return "OUT/swap";
+  if (spec.name == "nvme_weights") return "measured";
+  if (spec.name == "layout" || spec.name == "grad_dtype" || spec.name == "export_dtype")
+    return "as --precision";
+  if (spec.name == "loss_scale_window") return "1000, of torch 2000";
+  if (spec.name == "seq") return "1024, or that of packed data";
+  if (spec.name == "model" || spec.name == "data" || spec.name == "out") return "required";
+  return ValueText(spec.get(TrainOptions{}));
+}
+
+std::vector<OptionSpec> MakeTable() {
+  std::vector<OptionSpec> table;
+  for (std::vector<OptionSpec> rows : {ModelAndDataRows(), OptimRows(), MixedPrecisionRows(),
+                                       OffloadRows(), PlacementRows(), IoRows()}) {
+    std::ranges::move(rows, std::back_inserter(table));
+  }
+  for (OptionSpec& spec : table) spec.default_text = DefaultText(spec);
+  return table;
+}
+
+}  // namespace
+
+const std::vector<OptionSpec>& OptionTable() {
+  static const std::vector<OptionSpec> table = MakeTable();
+  return table;
+}
+
+const std::vector<std::string>& OptionSections() {
+  static const std::vector<std::string> sections = {"model", "data", "optim", "offload", "io"};
+  return sections;
+}
+
+std::string WithUnderscores(std::string_view name) {
+  std::string result(name);
+  std::ranges::replace(result, '-', '_');
+  return result;
+}
+
+const OptionSpec* FindOption(std::string_view name) {
+  const std::string key = WithUnderscores(name);
+  const auto found = std::ranges::find(OptionTable(), key, &OptionSpec::name);
+  return found == OptionTable().end() ? nullptr : &*found;
+}
+
+std::string ValueText(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_array() && !value.empty() && value.front().is_object()) return value.dump();
+  if (value.is_array() || value.is_object()) {
+    std::string text;
+    for (const auto& [name, item] : value.items()) {
+      text += (text.empty() ? "" : ",") + (value.is_object() ? name + "=" : "") + ValueText(item);
+    }
+    return text;
+  }
+  if (value.is_number_float()) return fmt::format("{}", value.get<double>());
+  return value.dump();
+}
+
+std::string OptionText(const TrainOptions& options, std::string_view name) {
+  const OptionSpec* spec = FindOption(name);
+  FOREBAY_CHECK(spec != nullptr);
+  return ValueText(spec->get(options));
+}
+
+}  // namespace forebay

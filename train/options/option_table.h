@@ -1,0 +1,56 @@
+// The one table of options: from it come the flags of `train` and `plan`, the keys of --config and
+// --set, the checks of ranges, the help text, docs/cli.md and resolved_config.json. To add an
+// option, add a field to TrainOptions and one row to option_table.cc.
+//
+// Not for: the order of sources and checks between options (resolve_options.h).
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "forebay/base/json.h"
+#include "forebay/train/options/options.h"
+
+namespace forebay {
+
+struct OptionSpec {
+  std::string
+      name;  // "tile_elems": the flag is --tile_elems (or --tile-elems), the key offload.tile_elems
+  std::string section;       // one of OptionSections()
+  std::string value_name;    // "N", "SIZE", "PATH", "bf16|fp32"; empty for a switch
+  std::string allowed;       // what a value may be, for messages: "a whole number from 1 to 65536"
+  std::string default_text;  // as help shows it: "4", "OUT/swap"
+  std::string help;          // one line, no full stop
+
+  bool is_switch() const { return value_name.empty(); }
+
+  // The value that `text` spells on the command line; nullopt when it is of another type.
+  std::function<std::optional<Json>(std::string_view text)> parse;
+  // Sets the option; false, with nothing changed, when `value` is of another type or not allowed.
+  std::function<bool(const Json& value, TrainOptions& options)> set;
+  // What is wrong with a value, as JSON, that `parse` or `set` refuses: where `allowed` leaves one
+  // to search for it. May be empty.
+  std::function<std::string(std::string_view text)> explain;
+  // The option's value as --config would spell it.
+  std::function<Json(const TrainOptions& options)> get;
+};
+
+// In the order of sections and of help. Names are unique over all sections.
+const std::vector<OptionSpec>& OptionTable();
+// "model", "data", "optim", "offload", "io".
+const std::vector<std::string>& OptionSections();
+// nullptr when there is no option of that name. Hyphens count as underscores.
+const OptionSpec* FindOption(std::string_view name);
+// "0.9,0.999", "bf16", "true": the value of an option as a flag would spell it. Requires: the
+// option exists.
+std::string OptionText(const TrainOptions& options, std::string_view name);
+
+// A configuration value as a flag would spell it ("1e-05", "0.9,0.999", "some text").
+std::string ValueText(const Json& value);
+// Flag spelling to the table's: "eval-data" to "eval_data".
+std::string WithUnderscores(std::string_view name);
+
+}  // namespace forebay

@@ -1,0 +1,53 @@
+// What this machine lets the process have: memory, cores, disk space. The planner's only question
+// to the world, so that a test (or a plan for another machine) can answer it instead.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "forebay/train/options/options.h"
+
+namespace forebay {
+
+// One folder of the swap area.
+struct DiskLimits {
+  std::string folder;        // as the user named it; for messages
+  int64_t free_bytes = -1;   // of its file system; -1: unknown or not asked for, not checked
+  uint64_t file_system = 0;  // the same number, the same file system
+  int64_t weight =
+      1;  // its share of the store, in proportion to the others' (swap/tiles/stripes.h)
+  // As they were measured (disk_profile.h); 0: not known.
+  double read_bytes_per_s = 0;
+  double write_bytes_per_s = 0;
+};
+
+struct MachineLimits {
+  int64_t available_memory_bytes = 0;  // 0: unknown, not checked
+  int num_cores = 1;
+  std::vector<DiskLimits> disks = {DiskLimits()};  // one or more
+  // false: DiskLimits::weight is what would be best for speed; a plan takes from a disk what it has
+  // no room for.
+  bool shares_are_fixed = true;
+  // As DiskLimits', of OUT.
+  int64_t out_free_bytes = -1;
+  uint64_t out_file_system = 0;
+  int64_t most_bytes_of_a_file = std::numeric_limits<int64_t>::max();
+  int64_t exported_bytes = 0;  // what a run that goes on has in OUT/model and OUT/exports
+};
+
+// Asks the kernel, for the folders that `options` names (or, where they do not exist yet, their
+// nearest parent).
+MachineLimits AskMachine(const TrainOptions& options);
+
+// The folders, by their position in `disks`, that share the space and the speed of a file system;
+// by its number.
+using FoldersOfDisks = std::map<uint64_t, std::vector<size_t>>;
+FoldersOfDisks ByFileSystem(const std::vector<DiskLimits>& disks);
+
+// Where the swap area of `options` is looked for: --nvme, or OUT. One folder or more.
+std::vector<std::string> SwapFoldersOf(const TrainOptions& options);
+
+}  // namespace forebay

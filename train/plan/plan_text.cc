@@ -1,0 +1,211 @@
+// What a plan looks like: the table that people read, and the JSON.
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "fmt/format.h"
+#include "forebay/base/format.h"
+#include "forebay/model/decoder.h"
+#include "forebay/train/plan/plan.h"
+
+namespace forebay {
+namespace {
+
+// In one folder a commit flushes weights, state, two copies of the checksums, and two of the
+// record.
+constexpr int kFlushesPerCommit = 6;
+
+// Nothing where a step writes nothing.
+std::optional<int64_t> StepsUntilWorn(const Plan& plan) {
+  if (plan.write_bytes_per_step == 0) return std::nullopt;
+  return static_cast<int64_t>(plan.rated_tbw * 1e12 /
+                              static_cast<double>(plan.write_bytes_per_step));
+}
+
+std::string WearLine(const Plan& plan) {
+  // Commits that do not go by steps come on top.
+  const std::string commits =
+      StepsPerCommit(plan.commit_pace) > 0
+          ? ""
+          : fmt::format(", and each commit {}", FormatBytes(plan.commit_bytes));
+  const std::optional<int64_t> steps = StepsUntilWorn(plan);
+  if (!steps.has_value()) return fmt::format("wear       steps write nothing{}\n", commits);
+  if (plan.num_steps == 0) {
+    return fmt::format("wear       a drive of {} TBW lasts {} steps{}\n", plan.rated_tbw, *steps,
+                       commits.empty() ? "" : " but for commits");
+  }
+  const double bytes =
+      static_cast<double>(plan.num_steps) * static_cast<double>(plan.write_bytes_per_step);
+  return fmt::format("wear       {} steps write {:.3g} TB = {:.2g} % of a drive of {} TBW{}\n",
+                     plan.num_steps, bytes / 1e12, bytes / 1e10 / plan.rated_tbw, plan.rated_tbw,
+                     commits);
+}
+
+// Of several folders alone: of one, the totals have said it.
+std::string StripeLines(const Plan& plan) {
+  std::string lines;
+  int64_t total_bytes = 0;
+  for (const PlanStripe& stripe : plan.stripes) total_bytes += stripe.nvme_bytes;
+  for (size_t i = 0; i < plan.stripes.size() && plan.stripes.size() > 1; ++i) {
+    const PlanStripe& stripe = plan.stripes[i];
+    lines += fmt::format(
+        "{:<11}{} in {} ({:.0f} %)\n", i == 0 ? "swap area" : "", FormatBytes(stripe.nvme_bytes),
+        stripe.folder,
+        100 * static_cast<double>(stripe.nvme_bytes) / static_cast<double>(total_bytes));
+  }
+  return lines;
+}
+
+// With those of the gradients that are kept.
+int64_t FlushesPerCommit(const Plan& plan) {
+  const auto num_folders = static_cast<int64_t>(plan.stripes.size());
+  const int64_t of_gradients = plan.gradient_area == GradientArea::kAll ? num_folders + 1 : 0;
+  return kFlushesPerCommit * num_folders + of_gradients;
+}
+
+std::string_view NameOfDurability(const Plan& plan) {
+  if (plan.num_slots == 1) return "none";
+  return plan.gradient_area == GradientArea::kAll ? "replay" : "step";
+}
+
+std::string DurabilityLine(const Plan& plan) {
+  const std::string commit =
+      fmt::format("{} and {} flushes", FormatBytes(plan.commit_bytes), FlushesPerCommit(plan));
+  if (plan.num_slots == 1) {
+    return fmt::format(
+        "durability none: one copy{}, committed ({}) when the run stops, evaluates or exports; a "
+        "crash loses all since the last export\n",
+        plan.lacks_room_for_two ? ", as the disk has no room for two" : "", commit);
+  }
+  if (plan.gradient_area == GradientArea::kAll) {
+    return fmt::format(
+        "durability replay: each step is committed, during the next ({}), and its gradients are "
+        "kept until then; a crash loses the running forward and backward pass\n",
+        commit);
+  }
+  const int64_t steps = StepsPerCommit(plan.commit_pace);
+  if (std::ranges::count(plan.placement.speculative, true) == std::ssize(plan.placement.weights)) {
+    return fmt::format(
+        "durability step: each step is committed as it ends ({}); a crash loses the running one\n",
+        commit);
+  }
+  // A step is committed when the forward pass of the next has applied its update.
+  if (steps > 0) {
+    return fmt::format(
+        "durability step: {} is committed, during the next ({}); a crash loses {} steps at most\n",
+        steps == 1 ? "each step" : fmt::format("one step in {}", steps), commit, steps + 1);
+  }
+  return fmt::format(
+      "durability step: commits ({}) take {:.0f} % of the time, more where a crash would lose more "
+      "than {:.0f} min\n",
+      commit, kMostCommitShare * 100, kMostLostSeconds / 60);
+}
+
+std::string DelayLine(const Plan& plan) {
+  if (plan.delay_update_from == 0) return "";
+  return fmt::format(
+      "updates    from step {} on each is applied beside the next step, which sees the weights "
+      "before it: one step stale, so the result is another\n",
+      plan.delay_update_from);
+}
+
+int64_t CountHost(const std::vector<Tier>& tiers) {
+  return std::ranges::count(tiers, Tier::kHost);
+}
+
+std::string SpeculationLine(const Plan& plan) {
+  const auto count = std::ranges::count(plan.placement.speculative, true);
+  if (count == 0) return "";
+  return fmt::format(
+      "gradients  of {} layers are applied as they come, and undone where the step turns out to be "
+      "clipped, which is computed again then, or skipped\n",
+      count);
+}
+
+}  // namespace
+
+Json ToJson(const Plan& plan) {
+  Json json;
+  json["fits"] = true;
+  json["ram_budget_bytes"] = plan.ram_budget_bytes;
+  json["host_bytes"] = plan.host_bytes;
+  json["nvme_bytes"] = plan.nvme_bytes;
+  json["tokens_per_step"] = plan.tokens_per_step;
+  json["read_bytes_per_step"] = plan.read_bytes_per_step;
+  json["write_bytes_per_step"] = plan.write_bytes_per_step;
+  json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
+  const int64_t steps_per_commit = StepsPerCommit(plan.commit_pace);
+  json["durability"] = NameOfDurability(plan);
+  json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
+  json["commit_bytes"] = plan.commit_bytes;
+  json["delay_update_from"] = plan.delay_update_from;
+  json["flushes_per_commit"] = FlushesPerCommit(plan);
+  json["rated_tbw"] = plan.rated_tbw;
+  const std::optional<int64_t> steps_until_worn = StepsUntilWorn(plan);
+  json["steps_until_tbw"] = steps_until_worn.has_value() ? Json(*steps_until_worn) : Json(nullptr);
+  json["gradient_area_bytes"] = Total(plan.gradient_area_bytes);
+  json["tile_elems"] = plan.tiles.tile_elems();
+  json["num_tiles"] = plan.tiles.num_tiles();
+  json["num_staging_tiles"] = plan.num_staging_tiles;
+  json["num_block_buffers"] = plan.window.num_block_buffers;
+  json["num_large_buffers"] = plan.window.num_large_buffers;
+  json["placement"] = {{"weight_layers_in_ram", CountHost(plan.placement.weights)},
+                       {"num_layers", plan.placement.weights.size()},
+                       {"state_tiles_in_ram", CountHost(plan.placement.state)},
+                       {"gradient_layers_in_ram", CountHost(plan.placement.gradients)},
+                       {"speculative_layers", std::ranges::count(plan.placement.speculative, true)},
+                       {"host_weight_bytes", plan.placement.host_weight_bytes},
+                       {"host_state_bytes", plan.placement.host_state_bytes},
+                       {"host_gradient_bytes", plan.placement.host_gradient_bytes}};
+  json["stripes"] = Json::array();
+  for (const PlanStripe& stripe : plan.stripes) {
+    json["stripes"].push_back(
+        {{"folder", stripe.folder}, {"weight", stripe.weight}, {"nvme_bytes", stripe.nvme_bytes}});
+  }
+  json["terms"] = Json::array();
+  for (const PlanTerm& term : plan.terms) {
+    json["terms"].push_back(
+        {{"name", term.name}, {"host_bytes", term.host_bytes}, {"nvme_bytes", term.nvme_bytes}});
+  }
+  return json;
+}
+
+std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const TrainOptions& options) {
+  const auto bytes = [](int64_t count) {
+    return count == 0 ? std::string("-") : FormatBytes(count);
+  };
+  const Inventory inventory = BuildInventory(model);
+  std::string table = fmt::format(
+      "model      {}   {} params   {} layers   {} + {}   {} tokens/step ({} x {} x {})\n",
+      model.architecture, FormatCount(inventory.num_params()), model.num_layers,
+      NameOf(options.layout), NameOf(options.optimizer), plan.tokens_per_step, options.batch,
+      options.seq, options.accum);
+  table += fmt::format("{:<36}{:>16}{:>12}\n", "",
+                       "RAM " + FormatBinaryBytes(plan.ram_budget_bytes), "NVMe");
+  for (const PlanTerm& term : plan.terms) {
+    if (term.host_bytes == 0 && term.nvme_bytes == 0) continue;
+    table += fmt::format("{:<36}{:>16}{:>12}\n", term.name, bytes(term.host_bytes),
+                         bytes(term.nvme_bytes));
+  }
+  table +=
+      fmt::format("{:<36}{:>16}{:>12}\n", "total", bytes(plan.host_bytes), bytes(plan.nvme_bytes));
+  table += StripeLines(plan);
+  table += SpeculationLine(plan);
+  table += DelayLine(plan);
+  const double params = static_cast<double>(inventory.num_params());
+  table +=
+      fmt::format("per step   nvme {} read + {} write ({:.1f} + {:.1f} B/param){}\n",
+                  FormatBytes(plan.read_bytes_per_step), FormatBytes(plan.write_bytes_per_step),
+                  static_cast<double>(plan.read_bytes_per_step) / params,
+                  static_cast<double>(plan.write_bytes_per_step) / params,
+                  plan.io_s_per_step > 0 ? " = " + FormatDuration(plan.io_s_per_step) : "");
+  table += DurabilityLine(plan);
+  table += WearLine(plan);
+  table += fmt::format("verdict    fits; RAM spare {}\n",
+                       FormatBytes(plan.ram_budget_bytes - plan.host_bytes));
+  return table;
+}
+
+}  // namespace forebay

@@ -1,0 +1,63 @@
+// How much of a run's state each folder of --nvme gets, when the run starts; from then on the store
+// says so itself.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
+#include "forebay/aio/speed_probe.h"
+#include "forebay/swap/tiles/stripes.h"
+#include "forebay/train/options/options.h"
+#include "forebay/train/plan/disk_profile.h"
+#include "forebay/train/plan/machine_limits.h"
+
+namespace forebay {
+
+struct StripeShares {
+  StripeWeights weights;  // by folder
+  // "--nvme_weights", "--bench", "measured: 2.10 and 1.00 GB/s" or "not measured: " and why; "" of
+  // one folder, of a run that goes on, and while nobody has said.
+  std::string origin;
+  bool is_fixed = false;  // by the user or the store; else a plan may change them for want of room
+};
+
+// What is known without a look at the disks: one folder, --nvme_weights, --bench. Else all the
+// same, and no origin.
+StripeShares KnownShares(const TrainOptions& options, const DiskProfile& profile,
+                         const MachineLimits& limits);
+
+// By the speed of the disks, each of which is tried once (ProbeSpeed), one after another. All the
+// same where they are on one file system, or where one of them has no room even for that. `stop`
+// and the errors as of ProbeSpeed.
+absl::StatusOr<StripeShares> MeasuredShares(Engine& engine, const MachineLimits& limits,
+                                            const std::function<bool()>& stop);
+
+// What a swap area takes of the disks.
+struct SpaceNeeds {
+  int64_t total_bytes = 0;           // in all folders together
+  int64_t beside_exports_bytes = 0;  // on limits.out_file_system, beside the swap area
+  // How far a folder may be off its share.
+  int64_t slack_bytes = 0;
+};
+// The shares of `limits` but for disks whose free space is less than theirs: those get what they
+// have room for, and the others the rest, in proportion. Empty: they have no room for it together.
+// Requires: total_bytes > 0. Pure.
+StripeWeights WithinRoom(const MachineLimits& limits, const SpaceNeeds& needs);
+
+void SetWeights(const StripeShares& shares, MachineLimits& limits);
+
+// WeightsOfSpeeds of the folders of `limits`. Pure.
+StripeWeights WeightsOf(const std::vector<double>& bytes_per_s, const MachineLimits& limits);
+
+// Of a step, as all state on disk reads and writes: 14 and 12 bytes per parameter, in turns.
+double StepBytesPerSecond(const DiskSpeed& speed);
+
+// "/a 67 %, /b 33 % (measured)": for the log.
+std::string SharesText(const std::vector<std::string>& folders, const StripeWeights& weights,
+                       const std::string& origin);
+
+}  // namespace forebay

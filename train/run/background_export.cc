@@ -1,0 +1,40 @@
+#include "forebay/train/run/background_export.h"
+
+#include <utility>
+
+#include "forebay/base/start_thread.h"
+
+namespace forebay {
+
+BackgroundExport::BackgroundExport(TensorStore* store, ExportedModel model)
+    : snapshot_(std::make_unique<StoreSnapshot>(store)),
+      step_(snapshot_->step()),
+      model_(std::move(model)) {
+  absl::StatusOr<std::thread> thread = StartThread("exporting the model", [this] { Run(); });
+  if (thread.ok()) {
+    thread_ = *std::move(thread);
+  } else {
+    Run();  // later than it might be, but nothing is lost
+  }
+}
+
+BackgroundExport::~BackgroundExport() {
+  Await().IgnoreError();
+}
+
+void BackgroundExport::Run() {
+  status_ = ExportModel(*snapshot_, model_, [this](double fraction) {
+    fraction_.store(fraction, std::memory_order_relaxed);
+    return absl::OkStatus();
+  });
+  store_failed_ = snapshot_->read_failed();
+  snapshot_.reset();
+  is_done_.store(true, std::memory_order_release);
+}
+
+absl::Status BackgroundExport::Await() {
+  if (thread_.joinable()) thread_.join();
+  return status_;
+}
+
+}  // namespace forebay

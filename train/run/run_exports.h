@@ -1,0 +1,70 @@
+// The exports that a run makes on its way (--save_every), each beside the steps that follow it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/train/run/background_export.h"
+#include "forebay/train/run/held_space.h"
+#include "forebay/train/run/logged_observer.h"
+
+namespace forebay {
+
+// Owned by one thread. An export's error is no reason to lose a step: it stays in error() until the
+// run has saved what was done. A full disk is no error: the export is left out, with a warning, as
+// there may be room for the next.
+class RunExports {
+ public:
+  struct Options {
+    std::string origin;     // as ExportedModel's
+    std::string directory;  // OUT/exports
+    DType dtype = DType::kBF16;
+    int64_t keep = 1;
+    RunFiles files;  // as ExportedModel's
+  };
+  // Everything pointed to must outlive it.
+  RunExports(Options options, TensorStore* store, LoggedObserver* observer);
+
+  // Keeps the space of so many models on the disk until they are written, with that of their inodes
+  // and folders, so that no other program takes it. DoesNotFitError, StorageError.
+  absl::Status HoldSpace(int64_t num_models);
+  // Begins that of the committed step, after the end of the one before.
+  absl::Status Start();
+  // Of a run that is resumed: removes what a crash has left of others, and begins that of the
+  // committed step where it is missing and `is_wanted`. Of no other step the state is still there.
+  absl::Status MakeUp(bool is_wanted);
+  // Waits for the one that is under way, if there is one.
+  void Await();
+  // Takes note of one that has ended meanwhile.
+  void Poll();
+  // The model of the run's end, to `folder`. Blocks. DoesNotFitError where the disk has no room for
+  // it; the errors of ExportModel. Requires: none is under way.
+  absl::Status ExportResult(const std::string& folder);
+  // The first error of one that has ended.
+  const absl::Status& error() const { return error_; }
+  // Whether that is of the run's own store, which exports read.
+  bool store_failed() const { return store_failed_; }
+  // Waits, and returns what a run ends with that has come to `status`. An export that failed is no
+  // less of an error where the run is stopped: whoever asked for it hears of it in the exit code.
+  absl::Status End(const absl::Status& status);
+
+ private:
+  absl::Status Begin();
+  absl::Status Finish(BackgroundExport& done);
+  absl::Status LeaveOut(int64_t step, const absl::Status& why);
+  std::string PathOfCommitted() const;
+
+  const Options options_;
+  TensorStore* const store_;
+  LoggedObserver* const observer_;
+  HeldSpace space_;
+  int64_t model_bytes_ = 0;                    // of one export; 0: no space is held
+  std::unique_ptr<BackgroundExport> current_;  // nullptr: none is under way
+  absl::Status error_;
+  bool store_failed_ = false;
+};
+
+}  // namespace forebay

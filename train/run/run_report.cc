@@ -1,0 +1,93 @@
+#include "forebay/train/run/run_report.h"
+
+#include "forebay/memory/process_memory.h"
+#include "forebay/train/files/committed_trainer.h"
+
+namespace forebay {
+namespace {
+
+int64_t StoreBytes(const PreparedRun& run, const TensorStore& store) {
+  const bool has_intents = run.plan.gradient_area == GradientArea::kAll;
+  return Total(TensorStore::DiskBytes(store.tiles(), store.num_slots(),
+                                      store.gradient_area_bytes())) +
+         (has_intents ? TensorStore::IntentBytes(store.tiles()) : 0);
+}
+
+}  // namespace
+
+Counters ReadCounters(const PreparedRun& run, RunSession& session) {
+  const OptimizerStats optimizer = session.optimizer().stats();
+  return {run.engine->stats(), session.swapper().stats().wait_s + optimizer.hand_wait_s,
+          optimizer.update_s};
+}
+
+Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metrics) {
+  Json trainer = TrainerOf({run.num_steps, run.fingerprint_digest, DigestOf(run.files)});
+  trainer["rows_per_step"] = run.options.batch * run.options.accum;
+  trainer["seed"] = run.options.seed;
+  trainer["kernel"] = session.decoder().context().kernel_identity();
+  trainer["metrics"] = metrics;
+  return trainer;
+}
+
+Json StepLine(Json line, const StepCost& cost, const PreparedRun& run) {
+  const Counters& before = cost.before;
+  const Counters& after = cost.after;
+  const ProcessMemory memory = ReadProcessMemory();
+  const double io_wait_s = after.wait_s - before.wait_s + cost.export_wait_s;
+  line["step_s"] = cost.step_s;
+  line["tokens_per_s"] = static_cast<double>(cost.num_tokens) / cost.step_s;
+  line["compute_s"] = cost.step_s - io_wait_s;
+  line["io_wait_s"] = io_wait_s;
+  line["optimizer_s"] = after.update_s - before.update_s;
+  line["read_bytes"] = after.io.read_bytes - before.io.read_bytes;
+  line["write_bytes"] = after.io.write_bytes - before.io.write_bytes;
+  line["host_peak_bytes"] = run.budget->peak_bytes();
+  line["rss_bytes"] = memory.peak_bytes;
+  return line;
+}
+
+void SessionTotals::Add(const StepCost& cost) {
+  ++num_steps;
+  seconds += cost.step_s;
+  num_tokens += cost.num_tokens;
+  read_bytes += cost.after.io.read_bytes - cost.before.io.read_bytes;
+  write_bytes += cost.after.io.write_bytes - cost.before.io.write_bytes;
+}
+
+Json RunSummary(const SessionTotals& totals, int64_t num_skipped, const PreparedRun& run,
+                RunSession& session) {
+  const int64_t steps = totals.num_steps;
+  const auto per_step = [&](int64_t bytes) { return steps > 0 ? bytes / steps : 0; };
+  const TensorStore& store = session.store();
+  const int64_t params = store.inventory().num_params();
+  const int64_t read = per_step(totals.read_bytes);
+  const int64_t write = per_step(totals.write_bytes);
+  Json summary;
+  summary["steps"] = steps;
+  summary["num_steps"] = run.num_steps;
+  if (num_skipped >= 0) summary["skipped_steps"] = num_skipped;
+  summary["loss"] = totals.last_loss;
+  if (!std::isnan(totals.first_eval_loss)) summary["eval_loss_before"] = totals.first_eval_loss;
+  if (!std::isnan(totals.last_eval_loss)) summary["eval_loss"] = totals.last_eval_loss;
+  summary["tokens_per_s"] =
+      totals.seconds > 0 ? static_cast<double>(totals.num_tokens) / totals.seconds : 0.0;
+  summary["seconds"] = totals.seconds;
+  summary["params"] = params;
+  summary["read_bytes_per_step"] = read;
+  summary["write_bytes_per_step"] = write;
+  summary["read_bytes_per_param"] = static_cast<double>(read) / static_cast<double>(params);
+  summary["write_bytes_per_param"] = static_cast<double>(write) / static_cast<double>(params);
+  summary["rss_bytes"] = ReadProcessMemory().peak_bytes;
+  summary["ram_budget_bytes"] = run.plan.ram_budget_bytes;
+  summary["engine"] = run.engine->name();
+  summary["stores"] = store.directories();
+  summary["store_bytes"] = StoreBytes(run, store);
+  summary["host_weight_bytes"] = run.plan.placement.host_weight_bytes;
+  summary["host_state_bytes"] = run.plan.placement.host_state_bytes;
+  summary["run"] = run.paths.out;
+  summary["model"] = run.options.export_format == ExportFormat::kNone ? "" : run.paths.model;
+  return summary;
+}
+
+}  // namespace forebay

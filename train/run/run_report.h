@@ -1,0 +1,56 @@
+// What a run says of its steps and of itself at the end: the lines of metrics.jsonl and the closing
+// summary (docs/cli.md has their keys).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "forebay/aio/engine.h"
+#include "forebay/base/json.h"
+#include "forebay/train/start/prepared_run.h"
+#include "forebay/train/step/run_session.h"
+
+namespace forebay {
+
+// Counters of this process at one moment; the difference of two is what a step did.
+struct Counters {
+  IoStats io;
+  double wait_s = 0;
+  double update_s = 0;
+};
+Counters ReadCounters(const PreparedRun& run, RunSession& session);
+
+// Of one step.
+struct StepCost {
+  double step_s = 0;
+  double export_wait_s = 0;  // of it, for an export to end
+  int64_t num_tokens = 0;    // without padding
+  Counters before, after;
+};
+
+// The state of the run that the commit of a step with these metrics carries.
+Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metrics);
+
+// `line` (what does not depend on the clock) with what the step cost.
+Json StepLine(Json line, const StepCost& cost, const PreparedRun& run);
+
+// Sums over the steps of this process.
+class SessionTotals {
+ public:
+  void Add(const StepCost& cost);
+
+  int64_t num_steps = 0;
+  double seconds = 0;
+  int64_t num_tokens = 0;
+  int64_t read_bytes = 0;
+  int64_t write_bytes = 0;
+  double first_eval_loss = std::nan("");
+  double last_eval_loss = std::nan("");
+  double last_loss = std::nan("");
+};
+
+// `num_skipped`: steps of the whole run that were no updates; -1: it has none such.
+Json RunSummary(const SessionTotals& totals, int64_t num_skipped, const PreparedRun& run,
+                RunSession& session);
+
+}  // namespace forebay

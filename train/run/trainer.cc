@@ -1,0 +1,592 @@
+#include "forebay/train/run/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/format.h"
+#include "forebay/data/packed_file.h"
+#include "forebay/data/row_sampler.h"
+#include "forebay/train/files/fingerprint.h"
+#include "forebay/train/files/run_folder.h"
+#include "forebay/train/infer/evaluate.h"
+#include "forebay/train/options/commit_policy.h"
+#include "forebay/train/options/lr_schedule.h"
+#include "forebay/train/run/background_scrub.h"
+#include "forebay/train/run/logged_observer.h"
+#include "forebay/train/run/metrics.h"
+#include "forebay/train/run/run_exports.h"
+#include "forebay/train/run/run_notes.h"
+#include "forebay/train/run/run_report.h"
+#include "forebay/train/start/create_store.h"
+#include "forebay/train/start/prepare_run.h"
+#include "forebay/train/step/delayed_updates.h"
+#include "forebay/train/step/kept_update.h"
+#include "forebay/train/step/not_finite.h"
+#include "forebay/train/step/run_progress.h"
+#include "forebay/train/step/run_session.h"
+#include "forebay/train/step/speculative_step.h"
+#include "forebay/train/step/update_scalars.h"
+
+namespace forebay {
+namespace {
+
+class TrainingRun {
+ public:
+  TrainingRun(const ResolvedOptions& resolved, const std::function<bool()>& stop,
+              TrainObserver& observer, const TrainEnvironment& environment)
+      : resolved_(resolved),
+        options_(resolved.options),
+        stop_(stop),
+        observer_(observer),
+        environment_(environment),
+        progress_(resolved.options) {}
+
+  absl::Status Run() {
+    FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_, environment_));
+    run_lock_ = std::move(prepared_.lock);
+    if (options_.dry_run) {
+      observer_.OnNote(
+          "dry run: model, data, memory and disk space are in order; nothing was begun");
+      return absl::OkStatus();
+    }
+    FOREBAY_RETURN_IF_ERROR(observer_.OpenLog(prepared_.paths.events));
+    FOREBAY_RETURN_IF_ERROR(OpenSession());
+    absl::Status status = RedoUpdate();
+    if (ExitCodeOf(status) == ExitCode::kInterrupted) status = StopInMidStep(status);
+    if (status.ok()) status = OpenMetrics();
+    if (status.ok()) status = TrainAndExport();
+    status = exports_->End(status);
+    if (!status.ok()) observer_.Log(MessageOf(status));
+    return status;
+  }
+
+ private:
+  absl::Status OpenSession();
+  absl::Status RedoUpdate();
+  void NoteComputedAgain(int64_t step, const absl::Status& why) {
+    Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
+                     MessageOf(why)));
+  }
+  absl::Status OpenMetrics();
+  absl::Status TrainAndExport();
+  absl::Status EvaluateWhatIsDue();
+  absl::Status RunSteps();
+  absl::Status RunStep(int64_t step);
+  absl::Status FillBatches(int64_t step);
+  absl::StatusOr<bool> Advance(int64_t step, const StepResult& result);
+  absl::Status AfterOverflow(int64_t step, const std::string& where);
+  std::string WhereNotFinite(const StepResult& result);
+  UpdateScalars ScalarsOf(double gradient_norm) const {
+    return NextUpdate(options_, prepared_.lr_schedule, progress_, gradient_norm);
+  }
+  absl::Status ReleaseUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
+  absl::Status BeginUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
+  absl::Status Skip(int64_t step, const IoStats& io);
+  void DecideCommit(int64_t step, const IoStats& io);
+  bool CommitsAfter(int64_t step) const;
+  absl::Status CommitStep(int64_t step);
+  absl::Status FinishAndCommit(int64_t step);
+  absl::Status CommitReleased();
+  absl::Status SaveWhatIsDone();
+  absl::Status AfterError(const absl::Status& error);
+  absl::Status StopInMidStep(const absl::Status& reason);
+  bool EvaluatesAfter(int64_t step) const;
+  bool SavesAfter(int64_t step) const;
+  absl::Status AfterStep(int64_t step, Json& line);
+  absl::StatusOr<double> EvaluateHeldOut();
+  absl::Status BeginWriting();
+  absl::Status ExportResult();
+  Counters ReadCounters() const { return forebay::ReadCounters(prepared_, *session_); }
+  void Note(const std::string& line) { observer_.OnNote(line); }
+
+  const ResolvedOptions& resolved_;
+  const TrainOptions& options_;
+  const std::function<bool()>& stop_;
+  UniqueFd run_lock_;        // longer than anything writes to the run folder
+  LoggedObserver observer_;  // before the engine, whose warnings it takes
+  const TrainEnvironment& environment_;
+
+  PreparedRun prepared_;
+  LineLog metrics_;
+  std::unique_ptr<RunSession> session_;
+  std::unique_ptr<SpeculativeStep> speculative_step_;
+  std::unique_ptr<DelayedUpdates> delayed_updates_;
+  std::unique_ptr<RunExports> exports_;     // of --save_every
+  std::unique_ptr<BackgroundScrub> scrub_;  // of --scrub_every
+  std::unique_ptr<RowSampler> sampler_;
+  std::vector<MicroBatch> batches_;  // memory is reused from step to step
+  size_t num_batches_ = 0;
+  int64_t first_step_ = 0;  // of this process
+  int64_t committed_step_ = 0;
+  // Whose update is applied or due, or that was skipped: what a stop keeps.
+  int64_t released_step_ = 0;
+  bool update_is_open_ = false;  // whether an update was begun after the last commit
+  bool commit_is_due_ = false;   // whether that is to be committed when it is applied
+  RunProgress progress_;         // after released_step_
+  Stopwatch since_commit_;       // since the end of the last step that was to be committed
+  double last_step_s_ = 0;
+  double export_wait_s_ = 0;               // of BeginWriting, in the step
+  double export_wait_since_commit_s_ = 0;  // the same, of all steps since that commit
+  Counters counted_;                       // up to what the lines of metrics.jsonl count
+  SessionTotals totals_;
+  Json committed_line_;  // of metrics.jsonl, when the run is resumed; null: it has none
+  // Of released_step_: what of its metrics does not depend on the clock.
+  Json released_line_;
+};
+
+absl::Status TrainingRun::OpenSession() {
+  committed_step_ = prepared_.store->committed().step;
+  released_step_ = committed_step_;
+  FOREBAY_RETURN_IF_ERROR(progress_.Restore(prepared_.store->committed()));
+  FOREBAY_ASSIGN_OR_RETURN(session_,
+                           RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
+                                              std::move(prepared_.store), prepared_.budget.get()));
+  speculative_step_ = std::make_unique<SpeculativeStep>(session_.get());
+  delayed_updates_ = std::make_unique<DelayedUpdates>(options_.delay_update_from, session_.get());
+  exports_ = std::make_unique<RunExports>(
+      RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
+                          options_.keep, prepared_.files},
+      &session_->store(), &observer_);
+  FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
+  FOREBAY_ASSIGN_OR_RETURN(scrub_, BackgroundScrub::Create(options_.scrub_every, &session_->store(),
+                                                           prepared_.budget.get()));
+  sampler_ = std::make_unique<RowSampler>(prepared_.data->info().num_rows, options_.seed);
+  batches_.resize(options_.accum);
+  NoteMachine(prepared_, *session_, observer_);
+  return absl::OkStatus();
+}
+
+// Of the step after the committed one, when a crash left its gradients whole.
+absl::Status TrainingRun::RedoUpdate() {
+  if (!prepared_.resumed || prepared_.plan.gradient_area != GradientArea::kAll) {
+    return absl::OkStatus();
+  }
+  const auto progress = [&](double fraction) -> absl::Status {
+    observer_.OnPhase("looking for kept gradients", fraction);
+    return stop_() ? InterruptedError("stopped on request") : absl::OkStatus();
+  };
+  FOREBAY_RETURN_IF_ERROR(progress(0));
+  const RecoveredGradients recovered = session_->optimizer().RecoverGradients(progress);
+  const int64_t step = committed_step_ + 1;
+  // They stay what they are for the next resume.
+  if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
+  // Where they cannot be computed again for sure, what might be read another time is not given up.
+  const bool may_read_later = ExitCodeOf(recovered.damage) == ExitCode::kStorage;
+  if (may_read_later && prepared_.plan.placement.delays_updates) return recovered.damage;
+  if (!recovered.damage.ok()) NoteComputedAgain(step, recovered.damage);
+  if (!recovered.damage.ok() || !recovered.intent.has_value()) return absl::OkStatus();
+  absl::StatusOr<KeptUpdate> kept = DecodeUpdate(*recovered.intent, step);
+  if (!kept.ok()) {
+    session_->optimizer().AbandonStep();
+    NoteComputedAgain(step, kept.status());
+    return absl::OkStatus();
+  }
+  observer_.OnPhase("applying kept gradients", 0);
+  released_line_ = std::move(kept->metrics);
+  FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
+  FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  session_->optimizer().BeginUpdate(kept->scalars, ResidentWrites::kNow);
+  released_step_ = step;
+  update_is_open_ = commit_is_due_ = true;
+  FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
+  Note(fmt::format("step {}: its gradients were whole, and its update is applied", step));
+  return absl::OkStatus();
+}
+
+// With the line of the committed step as its last.
+absl::Status TrainingRun::OpenMetrics() {
+  first_step_ = committed_step_ + 1;
+  if (prepared_.resumed) {
+    const Json& trainer = session_->store().committed().trainer;
+    FOREBAY_ASSIGN_OR_RETURN(
+        AlignedMetrics aligned,
+        AlignMetrics(prepared_.paths.metrics, committed_step_,
+                     trainer.contains("metrics") ? trainer["metrics"] : Json()));
+    committed_line_ = std::move(aligned.line);
+    if (!aligned.note.empty()) Note(aligned.note);
+  }
+  if (committed_line_.contains("loss") && committed_line_["loss"].is_number()) {
+    totals_.last_loss = committed_line_["loss"].get<double>();
+  }
+  FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));
+  const int64_t lines = std::min(prepared_.num_steps - committed_step_, kMostReservedLines);
+  return metrics_.Reserve(lines * kMetricsLineBytes);
+}
+
+absl::Status TrainingRun::TrainAndExport() {
+  if (prepared_.resumed) {
+    Note(fmt::format("resuming after step {} of {}", committed_step_, prepared_.num_steps));
+  }
+  const absl::Status evaluated = EvaluateWhatIsDue();
+  if (ExitCodeOf(evaluated) == ExitCode::kInterrupted) return StopInMidStep(evaluated);
+  FOREBAY_RETURN_IF_ERROR(evaluated);
+  if (prepared_.resumed) {
+    const bool is_wanted = committed_step_ > 0 && SavesAfter(committed_step_);
+    FOREBAY_RETURN_IF_ERROR(exports_->MakeUp(is_wanted));
+  }
+  FOREBAY_RETURN_IF_ERROR(RunSteps());
+  FOREBAY_RETURN_IF_ERROR(ExportResult());
+  FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
+  const int64_t num_skipped =
+      progress_.scales_loss() ? prepared_.num_steps - progress_.num_updates() : -1;
+  observer_.OnDone(RunSummary(totals_, num_skipped, prepared_, *session_));
+  return absl::OkStatus();
+}
+
+// Before the first step, and after a committed one whose evaluation was interrupted.
+absl::Status TrainingRun::EvaluateWhatIsDue() {
+  Json& line = committed_line_;
+  if (committed_step_ == 0) {
+    if (prepared_.eval_data == nullptr || line.is_object()) return absl::OkStatus();
+    FOREBAY_ASSIGN_OR_RETURN(totals_.first_eval_loss, EvaluateHeldOut());
+    Note(fmt::format("held-out loss before the first step: {:.4f}", totals_.first_eval_loss));
+    line = {{"step", 0}, {"eval_loss", totals_.first_eval_loss}};
+    return metrics_.Append(line.dump());
+  }
+  if (!EvaluatesAfter(committed_step_) || !line.is_object() || line.contains("eval_loss")) {
+    return absl::OkStatus();
+  }
+  FOREBAY_ASSIGN_OR_RETURN(totals_.last_eval_loss, EvaluateHeldOut());
+  Note(fmt::format("held-out loss after step {}: {:.4f}", committed_step_, totals_.last_eval_loss));
+  line["eval_loss"] = totals_.last_eval_loss;
+  return metrics_.ReplaceLast(line.dump());
+}
+
+absl::Status TrainingRun::RunSteps() {
+  counted_ = ReadCounters();
+  since_commit_.Restart();
+  for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
+    const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
+    if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
+    if (!status.ok()) return AfterError(status);
+    if (options_.stop_after > 0 && step - first_step_ + 1 >= options_.stop_after &&
+        step < prepared_.num_steps) {
+      return StopInMidStep(
+          InterruptedError(fmt::format("stopped, as --stop_after={} asks,", options_.stop_after)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The step before is applied and committed; the one in progress leaves no trace.
+absl::Status TrainingRun::SaveWhatIsDone() {
+  session_->AbandonStep();
+  if (committed_step_ == released_step_) return absl::OkStatus();
+  // What lives in RAM may take a while.
+  observer_.OnPhase("saving", 0);
+  return CommitReleased();
+}
+
+// `error`, after saving what it has left whole. The run's disk is left alone when it has failed,
+// unless there is nothing on it to go back to.
+absl::Status TrainingRun::AfterError(const absl::Status& error) {
+  if (committed_step_ == released_step_) return error;
+  const bool one_copy = session_->store().num_slots() == 1;
+  const bool is_of_an_export = error == exports_->error() && !exports_->store_failed();
+  const bool tries = ExitCodeOf(error) != ExitCode::kStorage || one_copy || is_of_an_export;
+  const absl::Status saved = tries ? SaveWhatIsDone() : error;
+  if (saved.ok()) {
+    Note(fmt::format("the run is saved after step {}", committed_step_));
+  } else if (one_copy) {
+    Note(
+        fmt::format("the steps after step {} could not be saved, and the run's one copy "
+                    "(--durability=none) may be lost with them: {}",
+                    committed_step_, MessageOf(saved)));
+  } else {
+    Note(fmt::format("the steps after step {} are not saved; the run goes on from there{}",
+                     committed_step_, tries ? ": " + MessageOf(saved) : ""));
+  }
+  return error;
+}
+
+absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
+  FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
+  FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
+  FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
+  return InterruptedError(fmt::format(
+      "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
+      MessageOf(reason), committed_step_, prepared_.num_steps));
+}
+
+absl::Status TrainingRun::FillBatches(int64_t step) {
+  const std::vector<int64_t> rows = sampler_->RowsOfStep(step - 1, options_.batch * options_.accum);
+  num_batches_ = 0;
+  for (size_t first = 0; first < rows.size(); first += options_.batch) {
+    const size_t count = std::min<size_t>(options_.batch, rows.size() - first);
+    FOREBAY_RETURN_IF_ERROR(
+        prepared_.data->ReadRows(std::span(rows).subspan(first, count), batches_[num_batches_++]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::RunStep(int64_t step) {
+  const Stopwatch watch;
+  last_step_s_ -= std::exchange(export_wait_s_, 0);
+  FOREBAY_RETURN_IF_ERROR(FillBatches(step));
+  FOREBAY_RETURN_IF_ERROR(delayed_updates_->BeginStep(step, progress_.last_was_update()));
+  const bool is_delayed = session_->optimizer().DelayedUpdateIsPending();
+  TrainingStep::Hooks hooks;
+  hooks.previous_step_applied = [&]() -> absl::Status {
+    if (!update_is_open_ || !commit_is_due_ || is_delayed) return absl::OkStatus();
+    FOREBAY_RETURN_IF_ERROR(session_->optimizer().AwaitAllWrites());
+    return CommitStep(step - 1);
+  };
+  hooks.progress = [&](double fraction) -> absl::Status {
+    if (stop_()) return InterruptedError("stopped on request");
+    observer_.OnProgress(step, prepared_.num_steps, fraction);
+    return absl::OkStatus();
+  };
+  const double loss_scale = progress_.loss_scale();
+  FOREBAY_ASSIGN_OR_RETURN(
+      const StepResult result,
+      speculative_step_->Run({.batches = std::span(batches_).first(num_batches_),
+                              .loss_scale = loss_scale,
+                              .clip = options_.clip,
+                              .hooks = hooks,
+                              .scalars_of = [this](double norm) { return ScalarsOf(norm); },
+                              .begin_writing = [this] { return BeginWriting(); }}));
+  if (is_delayed) FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step - 1));
+  UpdateScalars scalars = ScalarsOf(result.gradient_norm);
+  FOREBAY_ASSIGN_OR_RETURN(const bool is_update, Advance(step, result));
+  Json line_of_step = {{"step", step},
+                       {"loss", result.loss},
+                       {"grad_norm", result.gradient_norm},
+                       {"lr", scalars.lr},
+                       {"tokens", result.num_tokens}};
+  if (progress_.scales_loss()) {
+    line_of_step["loss_scale"] = loss_scale;
+    line_of_step["skipped"] = !is_update;
+  }
+  released_line_ = std::move(line_of_step);
+  // Here nothing is in flight but what an update that is not committed still writes. So every byte
+  // is counted with one step: with that which reads it, or applies its update; or, of those writes,
+  // with the next. (What an export reads beside, with the step that it was read beside.)
+  Counters after = ReadCounters();
+  FOREBAY_RETURN_IF_ERROR(is_update ? ReleaseUpdate(step, scalars, after.io)
+                                    : Skip(step, after.io));
+  // Otherwise an update is applied while the next step's forward pass goes by, and committed there.
+  if (CommitsAfter(step) || (commit_is_due_ && !session_->optimizer().AnyUpdateIsDue())) {
+    FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
+    after = ReadCounters();
+  }
+  last_step_s_ = watch.Seconds();
+  const StepCost cost = {.step_s = last_step_s_,
+                         .export_wait_s = export_wait_s_,
+                         .num_tokens = result.num_tokens,
+                         .before = std::exchange(counted_, after),
+                         .after = after};
+  totals_.Add(cost);
+  totals_.last_loss = result.loss;
+  Json line = StepLine(released_line_, cost, prepared_);
+  if (session_->optimizer().speculates()) line["recomputed"] = speculative_step_->computed_twice();
+  return AfterStep(step, line);
+}
+
+absl::Status TrainingRun::ReleaseUpdate(int64_t step, const UpdateScalars& scalars,
+                                        const IoStats& io) {
+  if (prepared_.plan.gradient_area == GradientArea::kAll) {
+    FOREBAY_RETURN_IF_ERROR(
+        session_->optimizer().PublishIntent(step, EncodeUpdate(scalars, released_line_)));
+  }
+  return BeginUpdate(step, scalars, io);
+}
+
+// Drops the gradients of a step that is no update.
+absl::Status TrainingRun::Skip(int64_t step, const IoStats& io) {
+  session_->optimizer().AbandonStep();
+  released_step_ = step;
+  DecideCommit(step, io);
+  // Gradients that are kept are those of the step after the committed one.
+  const bool keeps_gradients = prepared_.plan.gradient_area == GradientArea::kAll;
+  return keeps_gradients || commit_is_due_ ? CommitReleased() : absl::OkStatus();
+}
+
+// Whether the step is to be committed. `io`: what this process has moved so far.
+void TrainingRun::DecideCommit(int64_t step, const IoStats& io) {
+  SinceCommit since;
+  since.steps = step - committed_step_;
+  // How long an export takes says nothing of what a commit costs or saves.
+  since.seconds = since_commit_.Seconds() - export_wait_since_commit_s_;
+  since.step_s = last_step_s_;
+  if (io.write_us > 0) {
+    // The time is a sum over disks, which write side by side.
+    const double write_s = static_cast<double>(io.write_us) * 1e-6 / prepared_.num_disks;
+    since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
+  }
+  commit_is_due_ = CommitsAfter(step) || CommitIsDue(prepared_.plan.commit_pace, since);
+  if (commit_is_due_) {
+    since_commit_.Restart();
+    export_wait_since_commit_s_ = 0;
+  }
+}
+
+// Makes the update of every layer due.
+absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars,
+                                      const IoStats& io) {
+  DecideCommit(step, io);
+  // What was applied in the backward pass has begun them. Where an update that is not for a commit
+  // writes nothing, the one copy of --durability=none stays what it is.
+  const bool speculates = session_->optimizer().speculates();
+  const bool writes = commit_is_due_ || !prepared_.plan.placement.AllInHost();
+  if (writes && !speculates) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  session_->optimizer().BeginUpdate(
+      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred,
+      delayed_updates_->TimingOf(step));
+  released_step_ = step;
+  update_is_open_ = true;
+  if (speculates) session_->swapper().ForgetSpeculative();
+  return absl::OkStatus();
+}
+
+// Requires: `step` is released_step_; where an update is open, the store takes writes.
+absl::Status TrainingRun::FinishAndCommit(int64_t step) {
+  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
+  return CommitStep(step);
+}
+
+absl::Status TrainingRun::CommitReleased() {
+  // An update that is for no commit may have left the store alone.
+  const bool is_delayed = session_->optimizer().DelayedUpdateIsPending();
+  if (update_is_open_ && !is_delayed) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  return FinishAndCommit(released_step_);
+}
+
+std::string TrainingRun::WhereNotFinite(const StepResult& result) {
+  if (result.first_nonfinite_layer < 0) return "the loss";
+  return fmt::format("the gradient of '{}'",
+                     session_->store().inventory().layers()[result.first_nonfinite_layer].name);
+}
+
+// Whether the step is an update. A loss scale moves; without one every step has to be.
+absl::StatusOr<bool> TrainingRun::Advance(int64_t step, const StepResult& result) {
+  const bool is_finite = result.first_nonfinite_layer < 0 && std::isfinite(result.loss);
+  if (!is_finite && progress_.scales_loss()) {
+    FOREBAY_RETURN_IF_ERROR(AfterOverflow(step, WhereNotFinite(result)));
+    return false;
+  }
+  if (!is_finite) {
+    // Where that fails, AfterError says what is lost; this error stays the one to report.
+    SaveWhatIsDone().IgnoreError();
+    return NotFiniteError({step, WhereNotFinite(result), committed_step_}, result.loss);
+  }
+  FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
+  return true;
+}
+
+absl::Status TrainingRun::AfterOverflow(int64_t step, const std::string& where) {
+  const double loss_scale = progress_.loss_scale();
+  const absl::Status advanced = progress_.Advance(/*overflowed=*/true);
+  if (advanced.ok()) {
+    Note(fmt::format("step {} is skipped: {} overflowed at loss scale {:.10g}; the next is {:.10g}",
+                     step, where, loss_scale, progress_.loss_scale()));
+    return absl::OkStatus();
+  }
+  SaveWhatIsDone().IgnoreError();
+  return NotFiniteError({step, where, committed_step_}, advanced, loss_scale);
+}
+
+absl::Status TrainingRun::CommitStep(int64_t step) {
+  if (committed_step_ == step) return absl::OkStatus();
+  CommitInfo info;
+  info.step = step;
+  info.trainer = TrainerOfStep(prepared_, *session_, released_line_);
+  progress_.AddTo(info.trainer);
+  TensorStore& store = session_->store();
+  FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store.Commit(info) : store.CommitSkipped(info));
+  update_is_open_ = false;
+  committed_step_ = step;
+  NoteStore(store, observer_);
+  scrub_->AfterCommit();
+  return absl::OkStatus();
+}
+
+// Whether something after the step needs it committed.
+bool TrainingRun::CommitsAfter(int64_t step) const {
+  return step == prepared_.num_steps || EvaluatesAfter(step) || SavesAfter(step);
+}
+
+bool TrainingRun::EvaluatesAfter(int64_t step) const {
+  return prepared_.eval_data != nullptr &&
+         (step == prepared_.num_steps ||
+          (options_.eval_every > 0 && step % options_.eval_every == 0));
+}
+
+bool TrainingRun::SavesAfter(int64_t step) const {
+  return options_.save_every > 0 && step % options_.save_every == 0 && step < prepared_.num_steps;
+}
+
+absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
+  absl::Status evaluated;
+  if (EvaluatesAfter(step)) {
+    const absl::StatusOr<double> loss = EvaluateHeldOut();
+    evaluated = loss.status();
+    if (loss.ok()) line["eval_loss"] = totals_.last_eval_loss = *loss;
+    counted_ = ReadCounters();  // evaluation is no part of the next step
+  }
+  // The step itself is done and committed even when its evaluation was interrupted.
+  FOREBAY_RETURN_IF_ERROR(metrics_.Append(line.dump()));
+  FOREBAY_RETURN_IF_ERROR(evaluated);
+  const int64_t done = step - first_step_ + 1;
+  line["num_steps"] = prepared_.num_steps;
+  line["eta_s"] =
+      totals_.seconds / static_cast<double>(done) * static_cast<double>(prepared_.num_steps - step);
+  observer_.OnStep(line);
+  exports_->Poll();
+  FOREBAY_RETURN_IF_ERROR(exports_->error());
+  FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
+  return SavesAfter(step) ? exports_->Start() : absl::OkStatus();
+}
+
+// Of the run's end.
+absl::Status TrainingRun::ExportResult() {
+  exports_->Await();
+  FOREBAY_RETURN_IF_ERROR(exports_->error());
+  if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
+  return exports_->ExportResult(prepared_.paths.model);
+}
+
+// An export reads the slot that the step after the next commit writes to (of one slot: that the
+// next step does). What is damaged is not written beside: the other slot has the step before.
+absl::Status TrainingRun::BeginWriting() {
+  if (session_->store().NothingIsWritten()) FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
+  if (session_->store().AwaitsSnapshot()) scrub_->GiveWay();
+  if (session_->store().AwaitsSnapshot()) {
+    const Stopwatch watch;
+    exports_->Await();
+    const double waited_s = watch.Seconds();
+    export_wait_s_ += waited_s;
+    export_wait_since_commit_s_ += waited_s;
+  }
+  return session_->store().BeginWriting();
+}
+
+absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
+  delayed_updates_->ShowNewest();
+  EvaluateOptions evaluate;
+  evaluate.rows_per_micro_batch = options_.batch;
+  evaluate.activations = session_->step().idle_activations();
+  evaluate.progress = [&](double fraction) -> absl::Status {
+    if (stop_()) return InterruptedError("stopped on request");
+    observer_.OnPhase("evaluating", fraction);
+    return absl::OkStatus();
+  };
+  FOREBAY_ASSIGN_OR_RETURN(
+      const EvaluationResult result,
+      Evaluate(session_->decoder(), session_->source(), *prepared_.eval_data, evaluate));
+  return result.loss;
+}
+
+}  // namespace
+
+absl::Status Train(const ResolvedOptions& resolved, const std::function<bool()>& stop,
+                   TrainObserver& observer, const TrainEnvironment& environment) {
+  return TrainingRun(resolved, stop, observer, environment).Run();
+}
+
+}  // namespace forebay

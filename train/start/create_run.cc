@@ -1,0 +1,124 @@
+#include "forebay/train/start/create_run.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/model/convert_floats.h"
+#include "forebay/swap/records/store_manifest.h"
+#include "forebay/train/files/committed_trainer.h"
+#include "forebay/train/files/fingerprint.h"
+#include "forebay/train/files/run_files.h"
+#include "forebay/train/files/run_folder.h"
+#include "forebay/train/files/store_owner.h"
+#include "forebay/train/files/swap_area.h"
+#include "forebay/train/start/claim_folders.h"
+#include "forebay/train/start/create_store.h"
+
+namespace forebay {
+namespace {
+
+Json RunJson(const PreparedRun& run, std::string_view state, const StoreUuid& uuid,
+             const Json& fingerprint) {
+  const Json stores = RecordedStoreDirectories(run.options.out, NewStoreDirectories(run.options));
+  return {{"format", kRunFormat},
+          {"state", state},
+          {"stores", stores},
+          {"store_uuid", ToHex(uuid)},
+          {"model", AbsolutePath(run.options.model)},
+          {"fingerprint", fingerprint},
+          {"files", ToJson(run.files)}};
+}
+
+// All of `values` from the model's files, in pieces between which `stop` is heard.
+absl::Status ReadTensor(const CheckpointReader& reader, const CheckpointReader::Tensor& tensor,
+                        const std::function<bool()>& stop, std::span<float> values) {
+  constexpr size_t kPieceElems = size_t{1} << 24;
+  for (size_t first = 0; first < values.size(); first += kPieceElems) {
+    if (stop()) return InterruptedError("stopped on request");
+    const auto piece = values.subspan(first, std::min(kPieceElems, values.size() - first));
+    FOREBAY_RETURN_IF_ERROR(reader.ReadF32(tensor, static_cast<int64_t>(first), piece));
+  }
+  return absl::OkStatus();
+}
+
+// With fp16 weights one that is too large would be infinite, and no step ever an update.
+absl::Status CheckFits(DType dtype, const std::string& model, const TensorSpec& tensor,
+                       std::span<const float> values) {
+  const std::optional<float> too_large =
+      dtype == DType::kF16 ? FirstBeyondFp16(values) : std::nullopt;
+  if (!too_large.has_value()) return absl::OkStatus();
+  return BadInputError(
+      fmt::format("'{}': tensor '{}' has a weight of {}, and fp16 ends at {}. Train the model with "
+                  "--precision=bf16 or fp32",
+                  model, tensor.name, *too_large, kLargestFp16));
+}
+
+}  // namespace
+
+absl::Status OpenWeights(const PreparedRun& run, ModelSource& source) {
+  source.inventory = BuildInventory(run.config);
+  FOREBAY_ASSIGN_OR_RETURN(source.reader, CheckpointReader::Open(run.options.model));
+  FOREBAY_ASSIGN_OR_RETURN(source.tensors,
+                           MatchCheckpoint(*source.reader, run.config, source.inventory));
+  return absl::OkStatus();
+}
+
+absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
+                       const ModelSource& source, const std::function<bool()>& stop,
+                       TrainObserver& observer, PreparedRun& run) {
+  if (run.options.dry_run) return absl::OkStatus();
+  for (const std::string& nvme : run.options.nvme) {
+    // A disk that is not mounted, or a slip of the hand, would go unnoticed.
+    if (!IsDirectory(nvme)) {
+      observer.OnNote(fmt::format("--nvme: '{}' was not there and is made", nvme));
+    }
+  }
+  std::string note;
+  FOREBAY_ASSIGN_OR_RETURN(run.lock, ClaimFolders(run.options, &note));
+  if (!note.empty()) observer.OnNote(note);
+  StoreOptions store;
+  FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
+  FOREBAY_RETURN_IF_ERROR(
+      WriteRunJson(run.paths, RunJson(run, kRunCreating, *store.uuid, fingerprint)));
+  FOREBAY_RETURN_IF_ERROR(WriteRunFiles(run.paths.files, source.files));
+  FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
+  store.write_owner = [&](const std::string& directory) {
+    return WriteOwner(directory, run.options.out, ToHex(*store.uuid));
+  };
+  store.directories = NewStoreDirectories(run.options);
+  store.stripe_weights = run.plan.tiles.stripe_weights();
+  store.layout = run.options.layout;
+  store.moment_set = run.plan.tiles.moment_set();
+  store.tile_elems = run.options.tile_elems;
+  store.num_slots = run.plan.num_slots;
+  store.gradient_area_bytes = run.plan.gradient_area_bytes;
+  store.has_intents = run.plan.gradient_area == GradientArea::kAll;
+  int64_t done_elems = 0;
+  const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
+    // The store has its own copy of the inventory; names identify tensors in both.
+    const int64_t position = source.inventory.Find(tensor.name) - source.inventory.tensors().data();
+    done_elems += tensor.num_elems;
+    observer.OnPhase("importing the model", static_cast<double>(done_elems) /
+                                                static_cast<double>(source.inventory.num_params()));
+    FOREBAY_RETURN_IF_ERROR(ReadTensor(*source.reader, *source.tensors[position], stop, values));
+    return CheckFits(WeightDType(run.options.layout), run.options.model, tensor, values);
+  };
+  const auto on_space = [&](double fraction) {
+    observer.OnPhase("writing out the space on disk", fraction);
+  };
+  CommitInfo first;
+  first.trainer = TrainerOf({run.num_steps, FingerprintDigest(fingerprint), DigestOf(run.files)});
+  FOREBAY_ASSIGN_OR_RETURN(run.store,
+                           CreateFilledStore(store, source.inventory, fill, first, run.engine.get(),
+                                             run.budget.get(), stop, on_space));
+  run.model_directory = run.paths.files;
+  return WriteRunJson(run.paths, RunJson(run, kRunReady, *store.uuid, fingerprint));
+}
+
+}  // namespace forebay

@@ -1,0 +1,123 @@
+#include "forebay/train/start/create_store.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "fmt/format.h"
+#include "forebay/base/bfloat16.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/optimizer/tile_run.h"
+#include "forebay/swap/store/transfer_buffer.h"
+
+namespace forebay {
+namespace {
+
+// Puts `master` into the planes of a tile whose state is zero.
+void FillTile(std::span<const float> master, const TileRun& run) {
+  switch (run.weights) {
+    case WeightFormat::kFp32:
+      std::memcpy(run.weight, master.data(), master.size_bytes());
+      return;
+    case WeightFormat::kFp16: {
+      std::ranges::copy(master, run.master);
+      std::ranges::transform(master, static_cast<Fp16*>(run.weight), FloatToFp16);
+      return;
+    }
+    case WeightFormat::kSplitBf16: {
+      auto* w16 = static_cast<Bf16*>(run.weight);
+      for (size_t i = 0; i < master.size(); ++i) {
+        const SplitMaster split = Split(master[i]);
+        w16[i] = split.w16;
+        run.remainder[i] = split.r16;
+      }
+    }
+  }
+}
+
+// Buffers of one layer and one tile, and the walk over them.
+class StoreFiller {
+ public:
+  StoreFiller(TensorStore* store, const TensorFiller& fill, const std::function<bool()>& stop)
+      : store_(store), fill_(fill), stop_(stop) {}
+
+  absl::Status Run(MemoryBudget* budget, const std::function<void(double)>& on_space) {
+    const TileMap& tiles = store_->tiles();
+    int64_t largest_layer = 0;
+    for (const LayerSpec& layer : store_->inventory().layers()) {
+      largest_layer = std::max(largest_layer, layer.num_elems);
+    }
+    FOREBAY_ASSIGN_OR_RETURN(master_,
+                             HostBuffer::Create(budget, "import: one layer", largest_layer * 4));
+    const int64_t tile_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
+    FOREBAY_ASSIGN_OR_RETURN(
+        tile_, TransferBuffer::Create(store_, budget, "import: one tile", tile_bytes, tile_bytes));
+    for (int layer = 0; layer < store_->inventory().num_layers(); ++layer) {
+      FOREBAY_RETURN_IF_ERROR(FillLayer(layer));
+    }
+    return store_->WriteSpareSpace(tile_.bytes(), stop_, on_space);
+  }
+
+ private:
+  absl::Status FillLayer(int layer) {
+    const LayerSpec& spec = store_->inventory().layers()[layer];
+    const std::span<float> master = master_.As<float>().first(spec.num_elems);
+    std::fill(master.begin(), master.end(), 0.0f);
+    for (int i = 0; i < spec.num_tensors; ++i) {
+      const TensorSpec& tensor = store_->inventory().tensors()[spec.first_tensor + i];
+      FOREBAY_RETURN_IF_ERROR(fill_(tensor, master.subspan(tensor.offset_elems, tensor.num_elems)));
+    }
+    for (int tile = store_->tiles().first_tile(layer); tile < store_->tiles().first_tile(layer + 1);
+         ++tile) {
+      if (stop_ && stop_()) return InterruptedError("stopped on request");
+      FOREBAY_RETURN_IF_ERROR(WriteTile(tile, master));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteTile(int index, std::span<const float> master) {
+    const TileMap& tiles = store_->tiles();
+    const Tile& tile = tiles.tiles()[index];
+    const auto weights = tile_.bytes().first(tiles.WeightBytes(tile));
+    const auto state = tile_.bytes().subspan(weights.size(), tiles.StateBytes(tile));
+    std::memset(state.data(), 0, state.size());
+    FillTile(master.subspan(tile.first_elem, tile.num_elems), RunOf(tiles, tile, weights, state));
+    IoOp weight_op, state_op;
+    store_->StartWriteWeights(index, weights, weight_op);
+    store_->StartWriteState(index, state, state_op);
+    const absl::Status weight_status = store_->engine().Wait(weight_op);
+    const absl::Status state_status = store_->engine().Wait(state_op);
+    FOREBAY_RETURN_IF_ERROR(weight_status);
+    FOREBAY_RETURN_IF_ERROR(state_status);
+    store_->MarkWeightsWritten(index);
+    store_->MarkStateWritten(index);
+    return absl::OkStatus();
+  }
+
+  TensorStore* const store_;
+  const TensorFiller& fill_;
+  const std::function<bool()>& stop_;
+  HostBuffer master_;
+  TransferBuffer tile_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
+    const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
+    const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
+    const std::function<bool()>& stop, const std::function<void(double)>& on_space) {
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                           TensorStore::Create(options, inventory, engine));
+  absl::Status status = StoreFiller(store.get(), fill, stop).Run(budget, on_space);
+  if (status.ok()) status = store->Commit(first_commit);
+  if (status.ok()) return store;
+  store.reset();
+  // The first error is the one to report; a store left behind is named by the next start.
+  TensorStore::Remove(options.directories).status().IgnoreError();
+  return Annotate(status,
+                  fmt::format("filling the store in '{}'", fmt::join(options.directories, "', '")));
+}
+
+}  // namespace forebay
