@@ -67,6 +67,12 @@ const TensorSpec* Inventory::Find(std::string_view name) const {
   return nullptr;
 }
 
+int64_t Inventory::largest_layer_elems() const {
+  int64_t elems = 0;
+  for (const LayerSpec& layer : layers_) elems = std::max(elems, layer.num_elems);
+  return elems;
+}
+
 int64_t Inventory::num_padded_elems() const {
   int64_t total = 0;
   for (const LayerSpec& layer : layers_) total += layer.num_elems;

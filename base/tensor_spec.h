@@ -65,6 +65,7 @@ class Inventory {
   int64_t num_params() const { return num_params_; }
   // Elements of all layers, with padding: what storage holds.
   int64_t num_padded_elems() const;
+  int64_t largest_layer_elems() const;  // with padding
 
  private:
   void LayOut(LayerSpec& layer);

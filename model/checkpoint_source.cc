@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -119,8 +120,9 @@ class ReusedQueue {
 // A buffer of the window.
 struct Slot {
   HostBuffer memory;
-  int layer = -1;     // whose weights it holds
-  int num_users = 0;  // requests that were given it and have not released it
+  int layer = -1;              // whose weights it holds
+  int num_users = 0;           // requests that were given it and have not released it
+  Event* last_read = nullptr;  // when work on a device no longer reads it; nullptr: now
 };
 
 // A streamed layer that was announced and not yet acquired.
@@ -226,8 +228,10 @@ void CheckpointSource::Impl::ReadAhead() {
     ++slot->num_users;
     if (slot->layer != layer) {
       slot->layer = -1;
+      Event* const last_read = std::exchange(slot->last_read, nullptr);
       lock.unlock();
-      const absl::Status status = ReadLayer(layer, slot->memory);
+      absl::Status status = last_read == nullptr ? absl::OkStatus() : last_read->Await();
+      if (status.ok()) status = ReadLayer(layer, slot->memory);
       lock.lock();
       if (!status.ok()) {
         failure = status;
@@ -329,7 +333,7 @@ absl::StatusOr<WeightsLease> CheckpointSource::Acquire(int layer) {
   return WeightsLease(this, layer, impl_->WeightsIn(slot->memory, layer));
 }
 
-void CheckpointSource::Release(int layer) {
+void CheckpointSource::Release(int layer, Event* done) {
   if (impl_->is_resident[static_cast<size_t>(layer)]) return;
   {
     const std::lock_guard lock(impl_->mutex);
@@ -337,6 +341,7 @@ void CheckpointSource::Release(int layer) {
       if (slot.layer != layer) continue;
       FOREBAY_CHECK(slot.num_users > 0);
       --slot.num_users;
+      if (done != nullptr) slot.last_read = done;
     }
   }
   impl_->changed.notify_all();

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/model/param_source.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/step/param_source.h"
 
 namespace forebay {
 
@@ -35,7 +35,7 @@ class CheckpointSource : public ParamSource {
   int num_resident_layers() const;
 
  protected:
-  void Release(int layer) override;
+  void Release(int layer, Event* done) override;
 
  private:
   struct Impl;

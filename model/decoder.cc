@@ -5,6 +5,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/model/decoder_impl.h"
 #include "forebay/model/rope.h"
 
@@ -22,14 +23,6 @@ int64_t ComputeScratchBytes(const DecoderConfig& config, const DecoderOptions& o
   return cpu::ScratchBytes(options.num_threads, options.precision, options.max_tokens,
                            config.hidden_size, config.intermediate_size, config.vocab_size,
                            config.head_dim, config.num_heads * config.head_dim);
-}
-
-std::vector<int> MakeForwardOrder(const DecoderConfig& config) {
-  std::vector<int> order = {EmbedLayer()};
-  for (int block = 0; block < config.num_layers; ++block) order.push_back(BlockLayer(block));
-  order.push_back(HeadLayer(config));
-  if (config.tied_embeddings) order.push_back(EmbedLayer());
-  return order;
 }
 
 bool AllBelow(std::span<const int32_t> indices, int64_t bound) {
@@ -61,8 +54,8 @@ Decoder::Impl::Impl(const DecoderConfig& decoder_config, const DecoderOptions& d
       tensors(ResolveTensors(config, inventory)),
       query_width(config.num_heads * config.head_dim),
       key_width(config.num_kv_heads * config.head_dim),
-      forward_order(MakeForwardOrder(config)),
-      extend_order(forward_order.begin(), forward_order.begin() + 1 + config.num_layers),
+      walk_with_logits(ForwardOperations(ChainOf(config))),
+      walk_without_logits(ForwardOperationsWithoutLoss(ChainOf(config))),
       context(options.num_threads, options.precision) {}
 
 Decoder::Decoder(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -93,18 +86,6 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const DecoderConfig& co
                    {workspace.rope_cos, size}, {workspace.rope_sin, size});
   }
   return std::unique_ptr<Decoder>(new Decoder(std::move(impl)));
-}
-
-std::vector<int> Decoder::ForwardOrder() const {
-  return impl_->forward_order;
-}
-
-std::vector<int> Decoder::BackwardOrder() const {
-  std::vector<int> order;
-  for (int block = impl_->config.num_layers - 1; block >= 0; --block) {
-    order.push_back(BlockLayer(block));
-  }
-  return order;
 }
 
 void Decoder::Embed(const LayerWeights& embed, const MicroBatch& batch, std::span<float> x) {

@@ -15,7 +15,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/cpu/ops.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/model/param_source.h"
+#include "forebay/step/param_source.h"
 
 namespace forebay {
 
@@ -80,9 +80,11 @@ class Decoder {
   // x in place: the input of the block becomes its output.
   void ForwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
                     std::span<float> x);
-  // `x`: the block's input (the activation checkpoint); the forward pass is recomputed from it. dx
-  // in: gradient of the block's output; out: of its input. gradient: the layer's flat fp32 vector,
-  // added to.
+  // `x`: the block's input. Leaves in the workspace what BackwardBlock needs of the forward pass.
+  void RecomputeBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
+                      std::span<const float> x);
+  // Behind RecomputeBlock of the same arguments. dx in: gradient of the block's output; out: of its
+  // input. gradient: the layer's flat fp32 vector, added to.
   void BackwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
                      std::span<const float> x, std::span<float> dx, std::span<float> gradient);
   // Final norm, output projection and loss. `embed` is used when embeddings are tied.
@@ -97,10 +99,6 @@ class Decoder {
                                   std::span<float> embed_gradient);
   void BackwardEmbed(const MicroBatch& batch, std::span<const float> dx, std::span<float> gradient);
 
-  // The layers that a pass acquires, in order, for ParamSource::Expect.
-  std::vector<int> ForwardOrder() const;   // embed, blocks, head (and embed again when tied)
-  std::vector<int> BackwardOrder() const;  // blocks, last to first
-
   // Generation: appends `tokens` (at least one) to the cached sequence and writes the logits
   // [vocab] of what follows the last. Runs max_tokens at a time, each run over all layers.
   // Announces to `source` the layers that it acquires. BadInputError when the cache has no room for
@@ -111,6 +109,7 @@ class Decoder {
 
  private:
   struct Impl;
+  class ChunkCompute;
   explicit Decoder(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -224,13 +224,19 @@ void Decoder::Impl::BackwardAttention(int block, const LayerWeights& weights,
                     /*accumulate=*/true, gradient);
 }
 
+void Decoder::RecomputeBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
+                             std::span<const float> x) {
+  FOREBAY_CHECK(impl_->options.training);
+  FOREBAY_CHECK(x.size() == batch.tokens.size() * impl_->config.hidden_size);
+  impl_->Recompute(block, weights, batch, x.data());
+}
+
 void Decoder::BackwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
                             std::span<const float> x, std::span<float> dx,
                             std::span<float> gradient) {
   Impl& impl = *impl_;
   FOREBAY_CHECK(impl.options.training);
   FOREBAY_CHECK(x.size() == batch.tokens.size() * impl.config.hidden_size && dx.size() == x.size());
-  impl.Recompute(block, weights, batch, x.data());
   impl.BackwardMlp(impl.tensors.blocks[block], weights, batch.tokens.size(), dx.data(), gradient);
   impl.BackwardAttention(block, weights, batch, x.data(), dx.data(), gradient);
 }

@@ -6,7 +6,10 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/model/decoder_impl.h"
+#include "forebay/step/forward_compute.h"
+#include "forebay/step/layer_walk.h"
 
 namespace forebay {
 
@@ -24,44 +27,64 @@ void Decoder::Impl::ExtendBlock(int block, const LayerWeights& weights, const Bl
   FinishBlock(block_tensors, weights, input.tokens, workspace.residual);
 }
 
-// `logits` empty: only fills the cache.
-absl::Status Decoder::Impl::ExtendChunk(ParamSource& source, std::span<const int32_t> tokens,
-                                        KvCache& cache, std::span<float> logits) {
+void Decoder::Impl::ExtendEmbed(const LayerWeights& embed, std::span<const int32_t> tokens,
+                                std::span<const int32_t> positions) {
   const int64_t hidden = config.hidden_size;
-  BlockInput input;
-  input.tokens = static_cast<int64_t>(tokens.size());
-  input.positions = {workspace.positions, tokens.size()};
-  input.rope = {cache.RopeCos(), cache.RopeSin(), config.head_dim};
-  std::iota(workspace.positions, workspace.positions + tokens.size(),
-            static_cast<int32_t>(cache.length_));
-  {
-    FOREBAY_ASSIGN_OR_RETURN(const WeightsLease lease, source.Acquire(EmbedLayer()));
-    const LayerWeights& embed = lease.weights();
-    cpu::EmbeddingForward(context, ElementOf(embed, tensors.token_embedding), embed.dtype, tokens,
-                          hidden, workspace.residual, /*accumulate=*/false);
-    if (config.positions == PositionKind::kLearned) {
-      cpu::EmbeddingForward(context, ElementOf(embed, tensors.position_embedding), embed.dtype,
-                            input.positions, hidden, workspace.residual, /*accumulate=*/true);
-    }
+  cpu::EmbeddingForward(context, ElementOf(embed, tensors.token_embedding), embed.dtype, tokens,
+                        hidden, workspace.residual, /*accumulate=*/false);
+  if (config.positions == PositionKind::kLearned) {
+    cpu::EmbeddingForward(context, ElementOf(embed, tensors.position_embedding), embed.dtype,
+                          positions, hidden, workspace.residual, /*accumulate=*/true);
   }
-  for (int block = 0; block < config.num_layers; ++block) {
-    FOREBAY_ASSIGN_OR_RETURN(const WeightsLease lease, source.Acquire(BlockLayer(block)));
-    ExtendBlock(block, lease.weights(), input, cache);
-  }
-  if (!logits.empty()) {
-    FOREBAY_ASSIGN_OR_RETURN(const WeightsLease head, source.Acquire(HeadLayer(config)));
-    WeightsLease embed;
-    if (config.tied_embeddings) {
-      FOREBAY_ASSIGN_OR_RETURN(embed, source.Acquire(EmbedLayer()));
-    }
-    Normalize(tensors.final_norm, head.weights(), workspace.residual + (input.tokens - 1) * hidden,
-              1, hidden, workspace.normed, workspace.attention_statistics);
-    cpu::Logits(context, Projection(head.weights(), embed.weights()), workspace.normed, 1,
-                logits.data());
-  }
-  cache.length_ += input.tokens;
-  return absl::OkStatus();
 }
+
+void Decoder::Impl::ExtendLogits(const LayerWeights& head, const LayerWeights& embed,
+                                 int64_t tokens, std::span<float> logits) {
+  const int64_t hidden = config.hidden_size;
+  Normalize(tensors.final_norm, head, workspace.residual + (tokens - 1) * hidden, 1, hidden,
+            workspace.normed, workspace.attention_statistics);
+  cpu::Logits(context, Projection(head, embed), workspace.normed, 1, logits.data());
+}
+
+// The tokens of one chunk as a pass over the layers. The one activation is in the workspace.
+class Decoder::ChunkCompute : public ForwardCompute {
+ public:
+  ChunkCompute(Impl* impl, KvCache* cache, std::span<float> logits)
+      : impl_(*impl), cache_(*cache), logits_(logits) {}
+
+  void Begin(std::span<const int32_t> tokens) {
+    tokens_ = tokens;
+    int32_t* const positions = impl_.workspace.positions;
+    std::iota(positions, positions + tokens.size(), static_cast<int32_t>(cache_.length_));
+    input_.tokens = static_cast<int64_t>(tokens.size());
+    input_.positions = {positions, tokens.size()};
+    input_.rope = {cache_.RopeCos(), cache_.RopeSin(), impl_.config.head_dim};
+  }
+
+  size_t num_micro_batches() const override { return 1; }
+  absl::Status Forward(int layer, const HeldWeights& weights, size_t /*batch*/) override {
+    if (layer == EmbedLayer()) {
+      impl_.ExtendEmbed(weights.Of(layer), tokens_, input_.positions);
+    } else {
+      impl_.ExtendBlock(layer - BlockLayer(0), weights.Of(layer), input_, cache_);
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Loss(int layer, const HeldWeights& weights, size_t /*batch*/) override {
+    const bool is_tied = impl_.config.tied_embeddings;
+    impl_.ExtendLogits(weights.Of(layer), is_tied ? weights.Of(EmbedLayer()) : LayerWeights(),
+                       input_.tokens, logits_);
+    return absl::OkStatus();
+  }
+  Event* WeightsAreUsed(int /*layer*/) override { return nullptr; }
+
+ private:
+  Impl& impl_;
+  KvCache& cache_;
+  const std::span<float> logits_;
+  std::span<const int32_t> tokens_;
+  BlockInput input_;
+};
 
 absl::Status Decoder::Extend(ParamSource& source, std::span<const int32_t> tokens, KvCache& cache,
                              std::span<float> logits) {
@@ -86,20 +109,22 @@ absl::Status Decoder::Extend(ParamSource& source, std::span<const int32_t> token
   }
   const int64_t length_before = cache.length_;
   const int64_t chunk = impl.options.max_tokens;
+  ChunkCompute compute(&impl, &cache, logits);
+  const auto walk_of = [&](int64_t begin) -> LayerWalk& {
+    return begin + chunk < num_tokens ? impl.walk_without_logits : impl.walk_with_logits;
+  };
   // All chunks are announced first, so that the source reads the next chunk's first layers during
   // this one's last.
-  for (int64_t begin = 0; begin < num_tokens; begin += chunk) {
-    source.Expect(begin + chunk < num_tokens ? impl.extend_order : impl.forward_order);
-  }
+  for (int64_t begin = 0; begin < num_tokens; begin += chunk) walk_of(begin).Announce(source);
   for (int64_t begin = 0; begin < num_tokens; begin += chunk) {
     const int64_t size = std::min(chunk, num_tokens - begin);
-    const bool last = begin + size == num_tokens;
-    const absl::Status status = impl.ExtendChunk(source, tokens.subspan(begin, size), cache,
-                                                 last ? logits : std::span<float>());
+    compute.Begin(tokens.subspan(begin, size));
+    const absl::Status status = walk_of(begin).Run(source, compute, {});
     if (!status.ok()) {
       cache.length_ = length_before;
       return status;
     }
+    cache.length_ += size;
   }
   return absl::OkStatus();
 }

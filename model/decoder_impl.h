@@ -10,6 +10,7 @@
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_tensors.h"
 #include "forebay/model/decoder_workspace.h"
+#include "forebay/step/layer_walk.h"
 
 namespace forebay {
 
@@ -74,18 +75,22 @@ struct Decoder::Impl {
 
   cpu::Linear Projection(const LayerWeights& head, const LayerWeights& embed) const;
 
-  // Generation.
-  absl::Status ExtendChunk(ParamSource& source, std::span<const int32_t> tokens, KvCache& cache,
-                           std::span<float> logits);
+  // Generation, into workspace.residual.
+  void ExtendEmbed(const LayerWeights& embed, std::span<const int32_t> tokens,
+                   std::span<const int32_t> positions);
   void ExtendBlock(int block, const LayerWeights& weights, const BlockInput& input, KvCache& cache);
+  // logits: [vocab], of what follows the last token.
+  void ExtendLogits(const LayerWeights& head, const LayerWeights& embed, int64_t tokens,
+                    std::span<float> logits);
 
   const DecoderConfig config;
   const DecoderOptions options;
   const Inventory inventory;
   const DecoderTensors tensors;
   const int64_t query_width, key_width;
-  const std::vector<int> forward_order;
-  const std::vector<int> extend_order;  // of a chunk whose logits nobody asks for: without the head
+  // Passes over a chunk of a sequence.
+  LayerWalk walk_with_logits;
+  LayerWalk walk_without_logits;
   cpu::Context context;
   HostBuffer memory;
   ScratchCharge scratch;

@@ -2,6 +2,7 @@
 set(MODEL_decoder_SOURCES
   decoder.cc
   decoder_block.cc
+  decoder_compute.cc
   decoder_extend.cc
   decoder_tensors.cc
   decoder_workspace.cc

@@ -82,6 +82,11 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
       impl->gradients,
       HeldGradients::Create(options.gradient_dtype, options.gradient_area, impl->placement,
                             &impl->arithmetic(), store, budget, std::move(gradient_staging)));
+  if (options.gradient_device != nullptr) {
+    FOREBAY_ASSIGN_OR_RETURN(
+        impl->landing, GradientLanding::Create(options.gradient_device,
+                                               store->inventory().largest_layer_elems(), budget));
+  }
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
                                                impl->gradients.get(), impl->writes.get());
@@ -225,6 +230,16 @@ absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient
     impl_->speculation->Decline();
   }
   return absl::OkStatus();
+}
+
+absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, ThreadPool& pool) {
+  if (gradient.device != DeviceKind::kHost) {
+    FOREBAY_CHECK(impl_->landing != nullptr);
+    FOREBAY_ASSIGN_OR_RETURN(const std::span<const float> fetched, impl_->landing->Fetch(gradient));
+    return Hand(layer, fetched, pool);
+  }
+  if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
+  return Hand(layer, gradient.elems, pool);
 }
 
 // The half of the gradient area, by the number of the step to come: so what an update needs that is

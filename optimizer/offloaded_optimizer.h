@@ -23,11 +23,13 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/parallel.h"
+#include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"
+#include "forebay/step/layer_compute.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/tiles/placement.h"
 #include "forebay/swap/window/swapper.h"
@@ -43,8 +45,9 @@ struct OffloadedOptimizerOptions {
   DType gradient_dtype = DType::kBF16;  // what Hand rounds to
   // kAll: for PublishIntent. The store has an intent file and two slots then.
   GradientArea gradient_area = GradientArea::kSpilled;
-  int num_threads = 1;        // of the update
-  int num_staging_tiles = 4;  // state tiles in flight; >= 2
+  Device* gradient_device = nullptr;  // where Hand's gradients may lie; nullptr: all in RAM
+  int num_threads = 1;                // of the update
+  int num_staging_tiles = 4;          // state tiles in flight; >= 2
   // Every layer once, as Hand gets them: for placements with speculative layers or delayed updates.
   std::vector<int> hand_over_order;
   // What the placement may have, for StagingBytes: such layers, and such updates.
@@ -128,6 +131,8 @@ class OffloadedOptimizer : public TileUpdater {
   // reuse on return. Each layer once per step, in any order that is the same every step. Where the
   // gradient stays in RAM and a delayed update is pending, waits until it has used the layer's.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
+  // The same of gradients that may not be complete yet, or lie on the options' device.
+  absl::Status Hand(int layer, const LayerGradient& gradient, ThreadPool& pool);
 
   // Waits for spilled gradients, and what speculation has made, to be written. StorageError.
   // Requires: every layer was handed over.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "forebay/optimizer/background_updates.h"
+#include "forebay/optimizer/gradient_landing.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/staged_tiles.h"
 #include "forebay/optimizer/tile_run.h"
@@ -72,7 +73,8 @@ struct OffloadedOptimizer::Impl {
   std::vector<int64_t> host_state_offset_bytes;  // by tile; meaningless for tiles on NVMe
   std::unique_ptr<TileWrites> writes;
   std::unique_ptr<HeldGradients> gradients;
-  std::vector<std::atomic<bool>> due;  // by layer
+  std::unique_ptr<GradientLanding> landing;  // nullptr: all gradients come in RAM
+  std::vector<std::atomic<bool>> due;        // by layer
   std::unique_ptr<StagedTiles> staged;
   std::vector<int> due_tiles;                      // of the layers that are not speculative
   std::unique_ptr<BackgroundUpdates> speculation;  // nullptr: no layer is speculative

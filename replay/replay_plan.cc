@@ -14,7 +14,6 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   plan.options = options;
   plan.inventory = inventory;
   plan.tiles = TileMap(inventory, options.layout, options.tile_elems, options.stripe_weights);
-  plan.schedule = ChainSchedule(inventory.num_layers(), options.loss_reads_first);
   plan.window = ChainWindow(inventory.num_layers(), options.buffers);
 
   const int64_t gradient_bytes_per_elem = SizeOf(options.gradient_dtype);
@@ -26,6 +25,9 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   const absl::StatusOr<Placement> placed = Place(plan.tiles, placement);
   FOREBAY_CHECK(placed.ok());  // nothing is more than such a budget
   plan.placement = *placed;
+  plan.schedule = ChainSchedule({.num_layers = inventory.num_layers(),
+                                 .loss_reads_first = options.loss_reads_first,
+                                 .update_times = UpdateTimesOf(plan.placement)});
 
   OffloadedOptimizerOptions optimizer;
   optimizer.gradient_dtype = options.gradient_dtype;
@@ -54,7 +56,7 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   plan.host_bytes = Swapper::WindowBytes(plan.window, plan.tiles) +
                     OffloadedOptimizer::StagingBytes(optimizer, plan.tiles) +
                     TensorStore::SealBytes(plan.tiles, plan.num_slots()) +
-                    plan.placement.host_gradient_bytes + largest_layer_elems * 4;
+                    plan.placement.host_gradient_bytes + inventory.largest_layer_elems() * 4;
   return plan;
 }
 

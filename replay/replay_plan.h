@@ -10,7 +10,7 @@
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/tiles/placement.h"
 #include "forebay/swap/tiles/tile_map.h"
-#include "forebay/swap/window/step_schedule.h"
+#include "forebay/swap/window/step_transfers.h"
 
 namespace forebay {
 

@@ -19,7 +19,8 @@ absl::Status CheckStop(const std::function<bool()>& stop) {
 
 StepReplay::StepReplay(const ReplayPlan& plan, int num_threads, TensorStore* store)
     : plan_(plan),
-      accesses_(plan.schedule.Accesses()),
+      step_walk_(plan.schedule.operations),
+      walk_from_loss_({plan.schedule.FromLossOn().begin(), plan.schedule.FromLossOn().end()}),
       store_(store),
       pool_(num_threads, "replay") {}
 
@@ -32,9 +33,9 @@ absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan&
   for (const LayerSpec& layer : plan.inventory.layers()) {
     largest_layer_elems = std::max(largest_layer_elems, layer.num_elems);
   }
-  FOREBAY_ASSIGN_OR_RETURN(
-      replay->gradient_,
-      HostBuffer::Create(budget, "gradient of one layer (fp32)", largest_layer_elems * 4));
+  FOREBAY_ASSIGN_OR_RETURN(replay->gradient_,
+                           HostBuffer::Create(budget, "gradient of one layer (fp32)",
+                                              plan.inventory.largest_layer_elems() * 4));
   replay->FillGradient();
   OffloadedOptimizerOptions options;
   options.arithmetic = compute == ReplayCompute::kNone ? &replay->nothing_ : nullptr;
@@ -48,6 +49,10 @@ absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan&
   FOREBAY_ASSIGN_OR_RETURN(replay->swapper_,
                            Swapper::Create(plan.window, replay->plan_.placement, store,
                                            replay->optimizer_.get(), budget));
+  replay->source_ =
+      std::make_unique<SwapperSource>(replay->swapper_.get(), WeightDType(plan.options.layout));
+  replay->compute_ =
+      std::make_unique<NoCompute>(&replay->plan_.inventory, replay->gradient_.As<float>());
   return replay;
 }
 
@@ -73,13 +78,18 @@ void StepReplay::FillGradient() {
   }
 }
 
+WalkHooks StepReplay::HooksOf(const std::function<bool()>& stop) {
+  return {.progress = [&stop](double /*fraction*/) { return CheckStop(stop); },
+          .hand =
+              [this](int layer, const LayerGradient& gradient) {
+                return optimizer_->Hand(layer, gradient, pool_);
+              }};
+}
+
 absl::Status StepReplay::Start(const std::function<bool()>& stop) {
-  const StepSchedule& schedule = plan_.schedule;
-  const auto loss = static_cast<size_t>(schedule.num_loss_layers);
-  swapper_->Expect(std::span(schedule.forward).last(loss));
-  swapper_->Expect(schedule.backward);
-  FOREBAY_RETURN_IF_ERROR(Loss());
-  return Backward(stop);
+  walk_from_loss_.Announce(*source_);
+  FOREBAY_RETURN_IF_ERROR(walk_from_loss_.Run(*source_, *compute_, HooksOf(stop)));
+  return optimizer_->FinishBackward().status();
 }
 
 absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& stop) {
@@ -91,42 +101,22 @@ absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& st
   FOREBAY_RETURN_IF_ERROR(MakeReady(++step_));
   // No step changes much, whatever the values are: they stay in the range of ordinary numbers.
   optimizer_->BeginUpdate({.step = step_, .lr = 1e-9, .gradient_scale = 1});
-  swapper_->Expect(accesses_);
-  FOREBAY_RETURN_IF_ERROR(Forward(stop));
-  FOREBAY_RETURN_IF_ERROR(Loss());
-  const Stopwatch commit;
-  FOREBAY_RETURN_IF_ERROR(Commit());
-  result.commit_s = commit.Seconds();
-  FOREBAY_RETURN_IF_ERROR(Backward(stop));
+  WalkHooks hooks = HooksOf(stop);
+  hooks.commit = [&] {
+    const Stopwatch commit;
+    const absl::Status status = Commit();
+    result.commit_s = commit.Seconds();
+    return status;
+  };
+  step_walk_.Announce(*source_);
+  FOREBAY_RETURN_IF_ERROR(step_walk_.Run(*source_, *compute_, hooks));
+  FOREBAY_RETURN_IF_ERROR(optimizer_->FinishBackward().status());
   result.seconds = watch.Seconds();
   const IoStats after = store_->engine().stats();
   result.transfers = {after.read_bytes - io.read_bytes, after.write_bytes - io.write_bytes};
   result.wait_s = swapper_->stats().wait_s - wait_s;
   result.update_s = optimizer_->stats().update_s - update_s;
   return result;
-}
-
-absl::Status StepReplay::Access(int layer) {
-  FOREBAY_RETURN_IF_ERROR(swapper_->Acquire(layer).status());
-  swapper_->Release(layer);
-  return absl::OkStatus();
-}
-
-absl::Status StepReplay::Forward(const std::function<bool()>& stop) {
-  const std::vector<int>& order = plan_.schedule.forward;
-  for (size_t i = 0; i + plan_.schedule.num_loss_layers < order.size(); ++i) {
-    FOREBAY_RETURN_IF_ERROR(CheckStop(stop));
-    FOREBAY_RETURN_IF_ERROR(Access(order[i]));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status StepReplay::Loss() {
-  const std::span<const int> layers =
-      std::span(plan_.schedule.forward).last(static_cast<size_t>(plan_.schedule.num_loss_layers));
-  for (const int layer : layers) FOREBAY_RETURN_IF_ERROR(swapper_->Acquire(layer).status());
-  for (const int layer : layers) swapper_->Release(layer);
-  return absl::OkStatus();
 }
 
 absl::Status StepReplay::MakeReady(int64_t step) {
@@ -140,28 +130,6 @@ absl::Status StepReplay::Commit() {
   if (plan_.options.durability == ReplayDurability::kNone) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
   return store_->Commit({.step = step_, .trainer = Json::object()});
-}
-
-absl::Status StepReplay::Backward(const std::function<bool()>& stop) {
-  auto next = plan_.schedule.backward.begin();
-  for (const int layer : plan_.schedule.handed) {
-    FOREBAY_RETURN_IF_ERROR(CheckStop(stop));
-    const bool reads = next != plan_.schedule.backward.end() && *next == layer;
-    if (reads) FOREBAY_RETURN_IF_ERROR(swapper_->Acquire(layer).status());
-    const absl::Status handed = Hand(layer);
-    if (reads) {
-      swapper_->Release(layer);
-      ++next;
-    }
-    FOREBAY_RETURN_IF_ERROR(handed);
-  }
-  return optimizer_->FinishBackward().status();
-}
-
-absl::Status StepReplay::Hand(int layer) {
-  const std::span<const float> gradient =
-      gradient_.As<float>().first(plan_.inventory.layers()[layer].num_elems);
-  return optimizer_->Hand(layer, gradient, pool_);
 }
 
 }  // namespace forebay

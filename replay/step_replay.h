@@ -14,9 +14,12 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/replay/no_arithmetic.h"
+#include "forebay/replay/no_compute.h"
 #include "forebay/replay/replay_plan.h"
+#include "forebay/step/layer_walk.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/window/swapper.h"
+#include "forebay/swap/window/swapper_source.h"
 
 namespace forebay {
 
@@ -54,17 +57,14 @@ class StepReplay {
  private:
   StepReplay(const ReplayPlan& plan, int num_threads, TensorStore* store);
   void FillGradient();
-  absl::Status Access(int layer);
-  absl::Status Forward(const std::function<bool()>& stop);
-  absl::Status Loss();
   // What a run does before the update of a step.
   absl::Status MakeReady(int64_t step);
   absl::Status Commit();
-  absl::Status Backward(const std::function<bool()>& stop);
-  absl::Status Hand(int layer);
+  WalkHooks HooksOf(const std::function<bool()>& stop);
 
   const ReplayPlan plan_;
-  const std::vector<int> accesses_;
+  LayerWalk step_walk_;
+  LayerWalk walk_from_loss_;
   TensorStore* const store_;
   ThreadPool pool_;
   const NoArithmetic nothing_;
@@ -72,6 +72,8 @@ class StepReplay {
   HostBuffer gradient_;  // of the largest layer, the same for all
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;  // ends before the optimizer that it calls
+  std::unique_ptr<SwapperSource> source_;
+  std::unique_ptr<NoCompute> compute_;
 };
 
 }  // namespace forebay

@@ -30,11 +30,12 @@ TransferBuffer& TransferBuffer::operator=(TransferBuffer&& other) noexcept {
 
 absl::StatusOr<TransferBuffer> TransferBuffer::Create(TensorStore* store, MemoryBudget* budget,
                                                       std::string_view purpose, int64_t size_bytes,
-                                                      int64_t unit_bytes) {
+                                                      int64_t unit_bytes, Device* device) {
   TransferBuffer buffer;
-  FOREBAY_ASSIGN_OR_RETURN(buffer.memory_,
-                           HostBuffer::Create(budget, purpose, size_bytes,
-                                              {.numa_node = NumaNodeOf(store->directories())}));
+  FOREBAY_ASSIGN_OR_RETURN(
+      buffer.memory_,
+      HostBuffer::Create(budget, purpose, size_bytes,
+                         {.numa_node = NumaNodeOf(store->directories()), .device = device}));
   buffer.registration_ = BufferRegistration(&store->engine(), buffer.memory_.IoPieces(unit_bytes));
   return buffer;
 }

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/aio/buffer_registration.h"
+#include "forebay/device/device.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/swap/store/tensor_store.h"
 
@@ -29,13 +30,15 @@ class TransferBuffer {
 
   // `unit_bytes`: transfers stay between two multiples of it, so that each lies in one registered
   // piece (HostBuffer::IoPieces). `store` and its engine, and `budget`, must outlive the buffer. 0
-  // bytes: an empty buffer. OutOfMemoryError. A refused registration is no error; the engine's
-  // RegistrationNote tells.
+  // bytes: an empty buffer. `device`: pins the memory for its copies too, so that both DMAs go from
+  // and to the same pages; must outlive the buffer. OutOfMemoryError. A refused registration is no
+  // error; the engine's RegistrationNote tells.
   static absl::StatusOr<TransferBuffer> Create(TensorStore* store, MemoryBudget* budget,
                                                std::string_view purpose, int64_t size_bytes,
-                                               int64_t unit_bytes);
+                                               int64_t unit_bytes, Device* device = nullptr);
 
   std::span<std::byte> bytes() const { return memory_.bytes(); }
+  bool pinned() const { return memory_.pinned(); }
 
  private:
   HostBuffer memory_;

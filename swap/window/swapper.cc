@@ -43,6 +43,7 @@ struct Swapper::Impl {
     int num_users = 0;            // mutex: accesses and leases that need it
     int num_exposed = 0;          // mutex: those of them that are ready or lent
     int64_t last_use = 0;         // mutex: by num_uses
+    Event* last_read = nullptr;   // mutex: when work on a device no longer reads it; nullptr: now
   };
   struct Lease {
     int layer = -1;
@@ -61,9 +62,9 @@ struct Swapper::Impl {
   Impl(TensorStore* the_store, TileUpdater* the_updater) : store(the_store), updater(the_updater) {}
 
   absl::Status MakeBuffers(const WindowOptions& options, const Placement& placement,
-                           MemoryBudget* budget);
+                           MemoryBudget* budget, Device* device);
   absl::Status AddBuffer(BufferClass buffer_class, int64_t bytes, int max_tiles,
-                         MemoryBudget* budget);
+                         MemoryBudget* budget, Device* device);
   absl::Status LoadResidentLayers();
 
   // The staging thread.
@@ -78,6 +79,7 @@ struct Swapper::Impl {
   void StartReads(Buffer& buffer, int layer, IoClass io_class);
   absl::Status FinishReads(Buffer& buffer, bool verify);
   absl::Status FinishWriteBack(Buffer& buffer);
+  absl::Status AwaitLastRead(Buffer& buffer);
   void ForgetSpeculative(Lock& lock);
   void Switch(Lock& lock);
   absl::Status Forget(Buffer& buffer);
@@ -122,21 +124,21 @@ struct Swapper::Impl {
 // ---- Buffers
 
 absl::Status Swapper::Impl::AddBuffer(BufferClass buffer_class, int64_t bytes, int max_tiles,
-                                      MemoryBudget* budget) {
+                                      MemoryBudget* budget, Device* device) {
   Buffer buffer;
   buffer.buffer_class = buffer_class;
   const bool resident = buffer_class == BufferClass::kResident;
   FOREBAY_ASSIGN_OR_RETURN(
       buffer.memory,
       TransferBuffer::Create(store, budget, resident ? "resident weights" : "weights window", bytes,
-                             store->tiles().max_weight_bytes()));
+                             store->tiles().max_weight_bytes(), device));
   buffer.ops = std::make_unique<IoOp[]>(static_cast<size_t>(max_tiles));
   buffers.push_back(std::move(buffer));
   return absl::OkStatus();
 }
 
 absl::Status Swapper::Impl::MakeBuffers(const WindowOptions& options, const Placement& placement,
-                                        MemoryBudget* budget) {
+                                        MemoryBudget* budget, Device* device) {
   const TileMap& tiles = store->tiles();
   const WindowShape shape = WindowShapeOf(options, tiles);
   class_of_layer = BufferClassesOf(options, placement, tiles);
@@ -146,16 +148,18 @@ absl::Status Swapper::Impl::MakeBuffers(const WindowOptions& options, const Plac
     max_tiles = std::max(max_tiles, tiles.first_tile(layer + 1) - tiles.first_tile(layer));
   }
   for (int i = 0; i < options.num_block_buffers; ++i) {
-    FOREBAY_RETURN_IF_ERROR(AddBuffer(BufferClass::kBlock, shape.block_bytes, max_tiles, budget));
+    FOREBAY_RETURN_IF_ERROR(
+        AddBuffer(BufferClass::kBlock, shape.block_bytes, max_tiles, budget, device));
   }
   for (int i = 0; shape.large_bytes > 0 && i < options.num_large_buffers; ++i) {
-    FOREBAY_RETURN_IF_ERROR(AddBuffer(BufferClass::kLarge, shape.large_bytes, max_tiles, budget));
+    FOREBAY_RETURN_IF_ERROR(
+        AddBuffer(BufferClass::kLarge, shape.large_bytes, max_tiles, budget, device));
   }
   buffer_of_layer.assign(static_cast<size_t>(tiles.num_layers()), -1);
   for (int layer = 0; layer < tiles.num_layers(); ++layer) {
     if (ClassOf(layer) != BufferClass::kResident) continue;
-    FOREBAY_RETURN_IF_ERROR(
-        AddBuffer(BufferClass::kResident, LayerWeightBytes(tiles, layer), max_tiles, budget));
+    FOREBAY_RETURN_IF_ERROR(AddBuffer(BufferClass::kResident, LayerWeightBytes(tiles, layer),
+                                      max_tiles, budget, device));
     buffers.back().layer = layer;
     buffer_of_layer[layer] = static_cast<int>(buffers.size()) - 1;
   }
@@ -209,6 +213,16 @@ absl::Status Swapper::Impl::FinishWriteBack(Buffer& buffer) {
   return status.ok()
              ? status
              : Annotate(status, fmt::format("writing '{}' back", NameOfLayer(buffer.layer)));
+}
+
+// Before the buffer gets other bytes.
+absl::Status Swapper::Impl::AwaitLastRead(Buffer& buffer) {
+  Event* last_read = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    last_read = std::exchange(buffer.last_read, nullptr);
+  }
+  return last_read == nullptr ? absl::OkStatus() : last_read->Await();
 }
 
 // ---- The staging thread
@@ -286,6 +300,7 @@ void Swapper::Impl::AssignBuffers(Lock& lock, AccessQueue& queue) {
       // A cancelled access may have left reads behind.
       status.Update(FinishReads(buffer, /*verify=*/false));
       status.Update(FinishWriteBack(buffer));
+      status.Update(AwaitLastRead(buffer));
       buffer_of_layer[buffer.layer] = -1;
     }
     buffer.layer = layer;
@@ -317,6 +332,7 @@ absl::Status Swapper::Impl::Stage(Buffer& buffer, bool exposed) {
   // An update is due only when all accesses of the step before it were released (see Expect).
   FOREBAY_CHECK(!exposed);
   FOREBAY_RETURN_IF_ERROR(FinishWriteBack(buffer));  // of the step before
+  FOREBAY_RETURN_IF_ERROR(AwaitLastRead(buffer));
   buffer.in_write_back = true;  // even if the update fails: some of its writes may be in flight
   const absl::Status status = updater->UpdateLayer(buffer.layer, WeightsIn(buffer, buffer.layer));
   return status.ok() ? status
@@ -405,7 +421,8 @@ void Swapper::Impl::Switch(Lock& lock) {
 absl::Status Swapper::Impl::Forget(Buffer& buffer) {
   // Of an access that was cancelled.
   FinishReads(buffer, /*verify=*/false).IgnoreError();
-  const absl::Status status = FinishWriteBack(buffer);
+  absl::Status status = FinishWriteBack(buffer);
+  status.Update(AwaitLastRead(buffer));
   buffer_of_layer[buffer.layer] = -1;
   buffer.layer = -1;
   return status;
@@ -417,6 +434,7 @@ void Swapper::Impl::Quiesce() {
   for (Buffer& buffer : buffers) {
     FinishReads(buffer, /*verify=*/false).IgnoreError();
     FinishWriteBack(buffer).IgnoreError();
+    AwaitLastRead(buffer).IgnoreError();
   }
 }
 
@@ -455,12 +473,12 @@ int64_t Swapper::WindowBytes(const WindowOptions& options, const TileMap& tiles)
 absl::StatusOr<std::unique_ptr<Swapper>> Swapper::Create(const WindowOptions& options,
                                                          const Placement& placement,
                                                          TensorStore* store, TileUpdater* updater,
-                                                         MemoryBudget* budget) {
+                                                         MemoryBudget* budget, Device* device) {
   FOREBAY_CHECK(options.num_block_buffers >= 2 && options.num_large_buffers >= 1);
   FOREBAY_CHECK(store->has_commit());
   FOREBAY_CHECK(static_cast<int>(placement.weights.size()) == store->tiles().num_layers());
   auto impl = std::make_unique<Impl>(store, updater);
-  FOREBAY_RETURN_IF_ERROR(impl->MakeBuffers(options, placement, budget));
+  FOREBAY_RETURN_IF_ERROR(impl->MakeBuffers(options, placement, budget, device));
   FOREBAY_RETURN_IF_ERROR(impl->LoadResidentLayers());
   FOREBAY_ASSIGN_OR_RETURN(
       impl->thread, StartThread("reading weights ahead", [raw = impl.get()] { raw->Run(); }));
@@ -505,7 +523,7 @@ absl::StatusOr<std::span<const std::byte>> Swapper::Acquire(int layer) {
   return impl_->WeightsIn(impl_->buffers[access.buffer], layer);
 }
 
-void Swapper::Release(int layer) {
+void Swapper::Release(int layer, Event* done) {
   {
     const std::lock_guard lock(impl_->mutex);
     const auto lease = std::ranges::find(impl_->leases, layer, &Impl::Lease::layer);
@@ -514,6 +532,7 @@ void Swapper::Release(int layer) {
     --buffer.num_users;
     --buffer.num_exposed;
     buffer.last_use = ++impl_->num_uses;
+    if (done != nullptr) buffer.last_read = done;
     impl_->leases.erase(lease);
     impl_->wake_requested = true;
   }

@@ -17,6 +17,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/tiles/placement.h"
@@ -49,25 +50,27 @@ struct SwapperStats {
 
 class Swapper {
  public:
-  // `updater` may be nullptr (evaluation). Host-resident weights are read from the store here.
-  // Everything pointed to must outlive the swapper. The errors of those reads, OutOfMemoryError,
-  // EnvironmentError where no thread can be had.
+  // `updater` may be nullptr (evaluation). `device`: layers will be copied to it. Host-resident
+  // weights are read from the store here. Everything pointed to must outlive the swapper. The
+  // errors of those reads, OutOfMemoryError, EnvironmentError where no thread can be had.
   static absl::StatusOr<std::unique_ptr<Swapper>> Create(const WindowOptions& options,
                                                          const Placement& placement,
                                                          TensorStore* store, TileUpdater* updater,
-                                                         MemoryBudget* budget);
+                                                         MemoryBudget* budget,
+                                                         Device* device = nullptr);
   ~Swapper();
   // What Create charges for the window, whatever the placement; resident layers come on top
   // (Placement::host_weight_bytes).
   static int64_t WindowBytes(const WindowOptions& options, const TileMap& tiles);
 
-  // As ParamSource's (model/param_source.h), which train/ implements with this class. Used by one
+  // As ParamSource's (step/param_source.h), which train/ implements with this class. Used by one
   // thread.
   void Expect(std::span<const int> layers);
   // At most two leases at a time, and never two different large layers with one large buffer. The
   // first error of any read, update or write-back; it stays.
   absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
-  void Release(int layer);
+  // `done`: as WeightsLease::Release has it.
+  void Release(int layer, Event* done = nullptr);
 
   // Applies every due update that no announced access applies, has all layers that live in RAM
   // written, waits for all write-backs and for the staging thread to be idle. After it the store

@@ -8,6 +8,8 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/step/layer_walk.h"
+#include "forebay/step/step_schedule.h"
 
 namespace forebay {
 namespace {
@@ -15,12 +17,11 @@ namespace {
 // The micro-batches that go through the layers together.
 class Pass {
  public:
-  Pass(Decoder& decoder, ParamSource& source, const EvaluateOptions& options,
-       int64_t floats_per_batch)
-      : decoder_(decoder),
+  Pass(DecoderCompute& compute, ParamSource& source, const EvaluateOptions& options)
+      : compute_(compute),
         source_(source),
         options_(options),
-        floats_per_batch_(floats_per_batch) {}
+        walk_(ForwardOperations(ChainOf(compute.decoder().config()))) {}
 
   // Reads the rows [first_row, end_row); the memory of the batches of the pass before is reused.
   absl::Status Load(const PackedFile& data, int64_t first_row, int64_t end_row) {
@@ -39,46 +40,28 @@ class Pass {
   // micro-batches in a pass cannot change the sum. `begin`, `end`: the pass's share of the whole
   // evaluation.
   absl::Status Run(double begin, double end, double& loss_sum) {
-    const DecoderConfig& config = decoder_.config();
-    source_.Expect(decoder_.ForwardOrder());
-    {
-      FOREBAY_ASSIGN_OR_RETURN(const WeightsLease embed, source_.Acquire(EmbedLayer()));
-      for (size_t b = 0; b < num_batches_; ++b) {
-        decoder_.Embed(embed.weights(), batches_[b], Activations(b));
-      }
+    FOREBAY_RETURN_IF_ERROR(
+        compute_.BeginPass(std::span(batches_).first(num_batches_), /*gradient_scale=*/1));
+    WalkHooks hooks;
+    if (options_.progress) {
+      hooks.progress = [&](double fraction) {
+        return options_.progress(begin + (end - begin) * fraction);
+      };
     }
-    for (int block = 0; block < config.num_layers; ++block) {
-      const double fraction = static_cast<double>(block) / (config.num_layers + 1);
-      if (options_.progress) {
-        FOREBAY_RETURN_IF_ERROR(options_.progress(begin + (end - begin) * fraction));
-      }
-      FOREBAY_ASSIGN_OR_RETURN(const WeightsLease lease, source_.Acquire(BlockLayer(block)));
-      for (size_t b = 0; b < num_batches_; ++b) {
-        decoder_.ForwardBlock(block, lease.weights(), batches_[b], Activations(b));
-      }
-    }
-    FOREBAY_ASSIGN_OR_RETURN(const WeightsLease head, source_.Acquire(HeadLayer(config)));
-    WeightsLease embed;
-    if (config.tied_embeddings) {
-      FOREBAY_ASSIGN_OR_RETURN(embed, source_.Acquire(EmbedLayer()));
-    }
-    for (size_t b = 0; b < num_batches_; ++b) {
-      loss_sum +=
-          decoder_.Loss(head.weights(), embed.weights(), batches_[b], Activations(b)).loss_sum;
+    walk_.Announce(source_);
+    FOREBAY_RETURN_IF_ERROR(walk_.Run(source_, compute_, hooks));
+    for (size_t batch = 0; batch < num_batches_; ++batch) {
+      FOREBAY_ASSIGN_OR_RETURN(const double loss, compute_.LossSumOf(batch));
+      loss_sum += loss;
     }
     return absl::OkStatus();
   }
 
  private:
-  std::span<float> Activations(size_t batch) const {
-    return options_.activations.subspan(
-        batch * floats_per_batch_, batches_[batch].tokens.size() * decoder_.config().hidden_size);
-  }
-
-  Decoder& decoder_;
+  DecoderCompute& compute_;
   ParamSource& source_;
   const EvaluateOptions& options_;
-  const int64_t floats_per_batch_;
+  LayerWalk walk_;
   std::vector<int64_t> rows_;
   std::vector<MicroBatch> batches_;
   size_t num_batches_ = 0;
@@ -108,24 +91,16 @@ absl::Status CheckData(const DecoderConfig& config, const PackedFile& data) {
 
 }  // namespace
 
-int64_t EvaluationBytes(const DecoderConfig& config, int64_t rows_per_micro_batch, int64_t seq,
-                        int64_t num_micro_batches) {
-  return num_micro_batches * rows_per_micro_batch * seq * config.hidden_size *
-         int64_t{sizeof(float)};
-}
-
-absl::StatusOr<EvaluationResult> Evaluate(Decoder& decoder, ParamSource& source,
+absl::StatusOr<EvaluationResult> Evaluate(DecoderCompute& compute, ParamSource& source,
                                           const PackedFile& data, const EvaluateOptions& options) {
   const PackedFileInfo& info = data.info();
-  FOREBAY_RETURN_IF_ERROR(CheckData(decoder.config(), data));
-  const int64_t floats_per_batch =
-      options.rows_per_micro_batch * info.seq * decoder.config().hidden_size;
+  FOREBAY_RETURN_IF_ERROR(CheckData(compute.decoder().config(), data));
   const int64_t batches_per_pass =
-      static_cast<int64_t>(options.activations.size()) / floats_per_batch;
+      compute.most_forward_tokens() / (options.rows_per_micro_batch * info.seq);
   FOREBAY_CHECK(batches_per_pass >= 1);
   const int64_t rows_per_pass = batches_per_pass * options.rows_per_micro_batch;
 
-  Pass pass(decoder, source, options, floats_per_batch);
+  Pass pass(compute, source, options);
   double loss_sum = 0;
   for (int64_t row = 0; row < info.num_rows; row += rows_per_pass) {
     const int64_t end = std::min(info.num_rows, row + rows_per_pass);

@@ -6,7 +6,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/memory/host_buffer.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/train/files/pack_cache.h"
 #include "forebay/train/infer/model_session.h"
 #include "forebay/train/plan/most_tokens.h"
@@ -54,7 +54,7 @@ absl::StatusOr<EvaluationResult> EvaluateModel(
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<PackedFile> data, OpenPacked(options, seq));
   const int64_t num_batches = (data->info().num_rows + options.batch - 1) / options.batch;
   const auto bytes_for = [&](int64_t micro_batches) {
-    return EvaluationBytes(config, options.batch, data->info().seq, micro_batches);
+    return ForwardBytes(config, micro_batches * options.batch * data->info().seq);
   };
   ModelSessionOptions session_options;
   session_options.model = options.model;
@@ -68,17 +68,17 @@ absl::StatusOr<EvaluationResult> EvaluateModel(
                            ModelSession::Open(session_options, config));
   const int64_t batches_per_pass = session->other_bytes() / bytes_for(1);
   FOREBAY_ASSIGN_OR_RETURN(
-      const HostBuffer activations,
-      HostBuffer::Create(&session->budget(), "activations", bytes_for(batches_per_pass)));
+      const std::unique_ptr<DecoderCompute> compute,
+      DecoderCompute::CreateForEvaluation(
+          &session->decoder(), batches_per_pass * session_options.max_tokens, &session->budget()));
   EvaluateOptions evaluate;
   evaluate.rows_per_micro_batch = options.batch;
-  evaluate.activations = activations.As<float>();
   evaluate.progress = [&](double fraction) {
     if (progress) progress("evaluating", fraction);
     return absl::OkStatus();
   };
   FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
-                           Evaluate(session->decoder(), session->source(), *data, evaluate));
+                           Evaluate(*compute, session->source(), *data, evaluate));
   if (std::isfinite(result.loss)) return result;
   return NumericalError(fmt::format(
       "eval: the loss of '{}' on '{}' is not finite. The model's weights hold NaN or infinity, or "

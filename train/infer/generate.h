@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder.h"
-#include "forebay/model/param_source.h"
+#include "forebay/step/param_source.h"
 #include "forebay/train/infer/token_sampler.h"
 
 namespace forebay {

@@ -11,11 +11,11 @@
 #include "forebay/base/format.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/model/decoder.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/train/export/export_weights.h"
 #include "forebay/train/plan/parameter_groups_of.h"
-#include "forebay/train/plan/step_memory.h"
 #include "forebay/train/plan/stripe_weights.h"
 
 namespace forebay {
@@ -67,12 +67,14 @@ class Planner {
     plan.tokens_per_step = options_.batch * options_.accum * options_.seq;
     plan.ram_budget_bytes = budget;
     plan.num_staging_tiles = buffers.num_staging_tiles;
-    plan.schedule = ChainSchedule(inventory_.num_layers(), model_.tied_embeddings);
     plan.window = Window(buffers);
     plan.terms = FixedTerms(buffers);
     const int64_t left = budget - HostBytes(plan.terms);
     if (left < DemandedBytes()) return DoesNotFit(budget);
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, PlaceAll(left));
+    Chain chain = ChainOf(model_);
+    chain.update_times = UpdateTimesOf(plan.placement);
+    plan.schedule = ChainSchedule(chain);
     plan.delay_update_from = options_.delay_update_from;
     plan.gradient_area = Area();
     plan.gradient_area_bytes =
@@ -272,7 +274,7 @@ class Planner {
   // All that a run needs whatever is placed where.
   std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers) const {
     const int64_t tokens_per_step = options_.batch * options_.accum * options_.seq;
-    const StepMemory step = StepMemoryFor(model_, inventory_, tokens_per_step);
+    const DecoderStepMemory step = StepMemoryFor(model_, inventory_, tokens_per_step);
     DecoderOptions decoder;
     decoder.num_threads = options_.threads > 0 ? options_.threads : limits_.num_cores;
     decoder.precision = options_.precision;

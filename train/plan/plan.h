@@ -11,7 +11,7 @@
 #include "forebay/model/decoder_config.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/swap/tiles/placement.h"
-#include "forebay/swap/window/step_schedule.h"
+#include "forebay/swap/window/step_transfers.h"
 #include "forebay/train/options/commit_policy.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/machine_limits.h"

@@ -570,7 +570,6 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
   delayed_updates_->ShowNewest();
   EvaluateOptions evaluate;
   evaluate.rows_per_micro_batch = options_.batch;
-  evaluate.activations = session_->step().idle_activations();
   evaluate.progress = [&](double fraction) -> absl::Status {
     if (stop_()) return InterruptedError("stopped on request");
     observer_.OnPhase("evaluating", fraction);
@@ -578,7 +577,7 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
   };
   FOREBAY_ASSIGN_OR_RETURN(
       const EvaluationResult result,
-      Evaluate(session_->decoder(), session_->source(), *prepared_.eval_data, evaluate));
+      Evaluate(session_->compute(), session_->source(), *prepared_.eval_data, evaluate));
   return result.loss;
 }
 

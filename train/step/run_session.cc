@@ -17,7 +17,7 @@ OffloadedOptimizerOptions OptimizerOptions(const TrainOptions& options, const Pl
   result.gradient_area = plan.gradient_area;
   result.num_threads = options.update_threads > 0 ? options.update_threads : options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;
-  result.hand_over_order = plan.schedule.handed;
+  result.hand_over_order = plan.schedule.Handed();
   return result;
 }
 
@@ -47,10 +47,11 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(const Plan& plan,
   decoder_options.max_tokens = options.batch * options.seq;
   FOREBAY_ASSIGN_OR_RETURN(session->decoder_, Decoder::Create(config, decoder_options, budget));
   FOREBAY_ASSIGN_OR_RETURN(
-      TrainingStep step,
-      TrainingStep::Create(session->decoder_.get(), session->source_.get(),
-                           session->optimizer_.get(), plan.schedule, plan.tokens_per_step, budget));
-  session->step_ = std::make_unique<TrainingStep>(std::move(step));
+      session->compute_,
+      DecoderCompute::CreateForTraining(session->decoder_.get(), plan.tokens_per_step, budget));
+  session->step_ = std::make_unique<TrainingStep>(plan.schedule, session->compute_.get(),
+                                                  session->source_.get(), session->optimizer_.get(),
+                                                  &session->decoder_->context().pool());
   return session;
 }
 

@@ -9,12 +9,13 @@
 #include "forebay/aio/engine.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/window/swapper.h"
+#include "forebay/swap/window/swapper_source.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/plan.h"
-#include "forebay/train/step/swapper_source.h"
 #include "forebay/train/step/training_step.h"
 
 namespace forebay {
@@ -34,6 +35,7 @@ class RunSession {
   Swapper& swapper() { return *swapper_; }
   SwapperSource& source() { return *source_; }
   Decoder& decoder() { return *decoder_; }
+  DecoderCompute& compute() { return *compute_; }
   TrainingStep& step() { return *step_; }
 
   // Applies every released update and waits until all of it is written: the store may then commit.
@@ -51,6 +53,7 @@ class RunSession {
   std::unique_ptr<Swapper> swapper_;
   std::unique_ptr<SwapperSource> source_;
   std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<DecoderCompute> compute_;
   std::unique_ptr<TrainingStep> step_;
 };
 

@@ -17,7 +17,10 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/checkpoint_source.h"
 #include "forebay/model/decoder.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/step/layer_walk.h"
+#include "forebay/step/step_schedule.h"
 
 namespace forebay {
 namespace {
@@ -44,47 +47,22 @@ struct Gradients {
 
 absl::StatusOr<Gradients> RunTraining(Decoder& decoder, ParamSource& source,
                                       const MicroBatch& batch, double scale) {
-  const DecoderConfig& config = decoder.config();
+  MemoryBudget budget(int64_t{1} << 40);
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<DecoderCompute> compute,
+                           DecoderCompute::CreateForTraining(
+                               &decoder, static_cast<int64_t>(batch.tokens.size()), &budget));
   Gradients gradients;
-  for (const LayerSpec& layer : decoder.inventory().layers()) {
-    gradients.layers.emplace_back(layer.num_elems);
-  }
-  source.Expect(decoder.ForwardOrder());
-  source.Expect(decoder.BackwardOrder());
-  std::vector<std::vector<float>> checkpoints(1);
-  checkpoints[0].resize(batch.tokens.size() * config.hidden_size);
-  {
-    FOREBAY_ASSIGN_OR_RETURN(const WeightsLease embed, source.Acquire(EmbedLayer()));
-    decoder.Embed(embed.weights(), batch, checkpoints[0]);
-  }
-  for (int block = 0; block < config.num_layers; ++block) {
-    checkpoints.push_back(checkpoints.back());
-    FOREBAY_ASSIGN_OR_RETURN(const WeightsLease lease, source.Acquire(BlockLayer(block)));
-    decoder.ForwardBlock(block, lease.weights(), batch, checkpoints.back());
-  }
-  std::vector<float> dx(checkpoints[0].size());
-  {
-    const int head_layer = HeadLayer(config);
-    FOREBAY_ASSIGN_OR_RETURN(const WeightsLease head, source.Acquire(head_layer));
-    WeightsLease embed;
-    std::span<float> embed_gradient;
-    if (config.tied_embeddings) {
-      FOREBAY_ASSIGN_OR_RETURN(embed, source.Acquire(EmbedLayer()));
-      embed_gradient = gradients.layers[EmbedLayer()];
-    }
-    gradients.loss_sum =
-        decoder
-            .LossAndGradient(head.weights(), embed.weights(), batch, checkpoints.back(), scale, dx,
-                             gradients.layers[head_layer], embed_gradient)
-            .loss_sum;
-  }
-  for (int block = config.num_layers - 1; block >= 0; --block) {
-    const int layer = BlockLayer(block);
-    FOREBAY_ASSIGN_OR_RETURN(const WeightsLease lease, source.Acquire(layer));
-    decoder.BackwardBlock(block, lease.weights(), batch, checkpoints[block], dx,
-                          gradients.layers[layer]);
-  }
-  decoder.BackwardEmbed(batch, dx, gradients.layers[EmbedLayer()]);
+  gradients.layers.resize(static_cast<size_t>(decoder.inventory().num_layers()));
+  WalkHooks hooks;
+  hooks.hand = [&](int layer, const LayerGradient& gradient) {
+    gradients.layers[layer].assign(gradient.elems.begin(), gradient.elems.end());
+    return absl::OkStatus();
+  };
+  LayerWalk walk(ChainSchedule(ChainOf(decoder.config())).operations);
+  FOREBAY_RETURN_IF_ERROR(compute->BeginPass(std::span(&batch, 1), scale));
+  walk.Announce(source);
+  FOREBAY_RETURN_IF_ERROR(walk.Run(source, *compute, hooks));
+  FOREBAY_ASSIGN_OR_RETURN(gradients.loss_sum, compute->LossSumOf(0));
   return gradients;
 }
 

@@ -153,17 +153,5 @@ TEST(Decoder, SlidingWindowHidesWhatLiesBeforeIt) {
   EXPECT_NE(runner.Loss(batch), loss);
 }
 
-TEST(Decoder, ForwardOrderReadsTheTiedEmbeddingAgain) {
-  const TinyModel tied = MakeTinyModel("LlamaGroupedTied");
-  const TinyModel untied = MakeTinyModel("LlamaBiasesUntied");
-  EXPECT_THAT(Runner(tied, Options()).decoder().ForwardOrder(), ElementsAre(0, 1, 2, 3, 0));
-  EXPECT_THAT(Runner(untied, Options()).decoder().ForwardOrder(), ElementsAre(0, 1, 2, 3));
-}
-
-TEST(Decoder, BackwardOrderIsTheBlocksFromTheLastToTheFirst) {
-  const TinyModel model = MakeTinyModel("LlamaGroupedTied");
-  EXPECT_THAT(Runner(model, Options()).decoder().BackwardOrder(), ElementsAre(2, 1));
-}
-
 }  // namespace
 }  // namespace forebay::testing

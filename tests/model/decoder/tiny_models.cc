@@ -99,7 +99,7 @@ LayerWeights MemorySource::Layer(int layer) const {
   return {dtype_, layers_[layer].bytes()};
 }
 
-void MemorySource::Release(int) {
+void MemorySource::Release(int, Event*) {
   --held_;
 }
 
@@ -215,8 +215,9 @@ double Runner::LossAndGradients(const MicroBatch& batch, double scale) {
   FOREBAY_CHECK(result.num_trained == batch.num_trained);
   for (int block = model_.config.num_layers - 1; block >= 0; --block) {
     const int layer = BlockLayer(block);
-    decoder_->BackwardBlock(block, source_.Layer(layer), batch,
-                            std::span(checkpoints_[block]).first(size), dx, gradients_[layer]);
+    const std::span<const float> input = std::span(checkpoints_[block]).first(size);
+    decoder_->RecomputeBlock(block, source_.Layer(layer), batch, input);
+    decoder_->BackwardBlock(block, source_.Layer(layer), batch, input, dx, gradients_[layer]);
   }
   decoder_->BackwardEmbed(batch, dx, gradients_[EmbedLayer()]);
   return result.loss_sum;

@@ -12,7 +12,7 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder.h"
-#include "forebay/model/param_source.h"
+#include "forebay/step/param_source.h"
 #include "forebay/tests/model/decoder/reference_decoder.h"
 
 namespace forebay::testing {
@@ -33,7 +33,7 @@ class MemorySource : public ParamSource {
   size_t num_still_expected() const { return expected_.size(); }
 
  protected:
-  void Release(int layer) override;
+  void Release(int layer, Event* done) override;
 
  private:
   DType dtype_;

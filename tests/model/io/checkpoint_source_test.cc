@@ -164,7 +164,7 @@ TEST_F(CheckpointSourceTest, TheSameLayerMayBeHeldTwice) {
     EXPECT_TRUE(Values(other->weights()) == Expected(3));
   }
   EXPECT_TRUE(Values(first->weights()) == Expected(2));
-  first->Reset();
+  first->Release();
   EXPECT_TRUE(Values(source->Acquire(2)->weights()) == Expected(2));
 }
 

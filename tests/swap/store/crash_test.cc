@@ -378,7 +378,9 @@ TEST_P(CrashTest, WouldBeCaughtIfFirstCopiesWereNotWrittenAgain) {
 // Under TSan for what threads share, which is the same in every shape; it makes each state slow.
 #ifdef __SANITIZE_THREAD__
 constexpr RunShape kCrashShapes[] = {{2}, {.writes_per_commit = 2}};
+constexpr RunShape kSkippedShapes[] = {{.skips = true}};
 #else
+constexpr RunShape kSkippedShapes[] = {{.skips = true}, {.num_folders = 2, .skips = true}};
 constexpr RunShape kCrashShapes[] = {
     {1}, {2}, {3}, {.writes_per_commit = 2}, {.num_folders = 2, .layout = Layout::kInt8Moments}};
 #endif
@@ -401,9 +403,7 @@ TEST_P(SkippedStepCrashTest, APowerCutAfterAKillLosesNothingThatTheNextProcessFo
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Folders, SkippedStepCrashTest,
-                         testing::Values(RunShape{.skips = true},
-                                         RunShape{.num_folders = 2, .skips = true}),
+INSTANTIATE_TEST_SUITE_P(Folders, SkippedStepCrashTest, testing::ValuesIn(kSkippedShapes),
                          NameOfShape);
 INSTANTIATE_TEST_SUITE_P(Folders, CrashTest, testing::ValuesIn(kCrashShapes), NameOfShape);
 

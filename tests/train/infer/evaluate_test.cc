@@ -67,22 +67,22 @@ class EvaluateTest : public ::testing::TestWithParam<std::string> {
                                        int64_t rows_per_batch = kRowsPerBatch) {
     EvaluateOptions options;
     options.rows_per_micro_batch = rows_per_batch;
-    const int64_t bytes =
-        EvaluationBytes(model_.config, rows_per_batch, data_->info().seq, batches_per_pass);
-    activations_.assign(bytes / sizeof(float), std::nanf(""));
-    options.activations = activations_;
+    MemoryBudget budget(int64_t{1} << 30);
+    FOREBAY_ASSIGN_OR_RETURN(
+        const std::unique_ptr<DecoderCompute> compute,
+        DecoderCompute::CreateForEvaluation(
+            &runner_.decoder(), batches_per_pass * rows_per_batch * data_->info().seq, &budget));
     options.progress = [&](double fraction) -> absl::Status {
       fractions_.push_back(fraction);
       return progress_status_;
     };
-    return Evaluate(runner_.decoder(), runner_.source(), *data_, options);
+    return Evaluate(*compute, runner_.source(), *data_, options);
   }
 
   const TinyModel model_ = MakeTinyModel(GetParam());
   Runner runner_{model_, {2, cpu::Precision::kFp32, /*max_tokens=*/4 * kSeq, /*training=*/false}};
   TemporaryFolder folder_;
   std::unique_ptr<PackedFile> data_;
-  std::vector<float> activations_;
   std::vector<double> fractions_;
   absl::Status progress_status_;
 };

@@ -1,4 +1,4 @@
-#include "forebay/swap/window/step_schedule.h"
+#include "forebay/swap/window/step_transfers.h"
 
 #include <algorithm>
 #include <memory>
@@ -29,11 +29,20 @@ Inventory InventoryOf(const std::vector<int64_t>& layer_elems) {
 }
 
 // A large first layer, `num_blocks` small ones, and a last one.
-Inventory Chain(int num_blocks, int64_t last_elems) {
+Inventory ChainModel(int num_blocks, int64_t last_elems) {
   std::vector<int64_t> elems(static_cast<size_t>(num_blocks) + 2, 4000);
   elems.front() = 20'000;
   elems.back() = last_elems;
   return InventoryOf(elems);
+}
+
+StepSchedule ScheduleOf(int num_layers, bool tied) {
+  return ChainSchedule({.num_layers = num_layers, .loss_reads_first = tied});
+}
+
+StepSchedule ScheduleOf(const Placement& placement) {
+  return ChainSchedule({.num_layers = static_cast<int>(placement.weights.size()),
+                        .update_times = UpdateTimesOf(placement)});
 }
 
 Placement AllOnNvme(const TileMap& tiles) {
@@ -46,7 +55,7 @@ Placement AllOnNvme(const TileMap& tiles) {
 
 std::vector<int> WeightReads(const Inventory& inventory, bool tied, int num_block_buffers) {
   const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
-  return CountWeightReads(ChainSchedule(inventory.num_layers(), tied),
+  return CountWeightReads(ScheduleOf(inventory.num_layers(), tied),
                           ChainWindow(inventory.num_layers(), {4, num_block_buffers}),
                           AllOnNvme(tiles), tiles);
 }
@@ -74,23 +83,7 @@ TEST(StepBufferChoices, GoFromTilesForEveryDiskToTheLeastThatWorks) {
   }
 }
 
-TEST(StepSchedule, AChainGoesForwardOnceAndBackwardThroughItsBlocks) {
-  const StepSchedule schedule = ChainSchedule(5, false);
-  EXPECT_THAT(schedule.forward, ElementsAre(0, 1, 2, 3, 4));
-  EXPECT_EQ(schedule.num_loss_layers, 1);
-  EXPECT_THAT(schedule.backward, ElementsAre(3, 2, 1));
-  EXPECT_THAT(schedule.handed, ElementsAre(4, 3, 2, 1, 0));
-  EXPECT_THAT(schedule.Accesses(), ElementsAre(0, 1, 2, 3, 4, 3, 2, 1));
-}
-
-TEST(StepSchedule, TiedEmbeddingsAreHeldBesideTheLastLayerForTheLoss) {
-  const StepSchedule schedule = ChainSchedule(4, true);
-  EXPECT_THAT(schedule.forward, ElementsAre(0, 1, 2, 3, 0));
-  EXPECT_EQ(schedule.num_loss_layers, 2);
-  EXPECT_THAT(schedule.backward, ElementsAre(2, 1));
-}
-
-TEST(StepSchedule, TheWindowTakesTheLayersBetweenTheFirstAndTheLastForBlocks) {
+TEST(ChainWindow, TakesTheLayersBetweenTheFirstAndTheLastForBlocks) {
   const WindowOptions window = ChainWindow(6, {.num_staging_tiles = 2, .num_block_buffers = 4});
   EXPECT_EQ(window.num_block_buffers, 4);
   EXPECT_EQ(window.num_large_buffers, 1);
@@ -100,43 +93,45 @@ TEST(StepSchedule, TheWindowTakesTheLayersBetweenTheFirstAndTheLastForBlocks) {
 
 TEST(CountWeightReads, AnUntiedModelReadsItsEndsOnceAndItsBlocksTwiceLessWhatTheWindowHolds) {
   // Both ends share the large buffer. At either turn three blocks are still in the window.
-  EXPECT_THAT(WeightReads(Chain(8, 20'000), false, 3), ElementsAre(1, 1, 1, 1, 2, 2, 1, 1, 1, 1));
-  EXPECT_THAT(WeightReads(Chain(8, 20'000), false, 2), ElementsAre(1, 1, 1, 2, 2, 2, 2, 1, 1, 1));
+  EXPECT_THAT(WeightReads(ChainModel(8, 20'000), false, 3),
+              ElementsAre(1, 1, 1, 1, 2, 2, 1, 1, 1, 1));
+  EXPECT_THAT(WeightReads(ChainModel(8, 20'000), false, 2),
+              ElementsAre(1, 1, 1, 2, 2, 2, 2, 1, 1, 1));
 }
 
 TEST(CountWeightReads, ATiedEmbeddingIsNeverReadAgain) {
   // The last layer is small and takes a block's buffer at the turn.
-  EXPECT_THAT(WeightReads(Chain(6, 100), true, 3), ElementsAre(0, 1, 1, 1, 2, 1, 1, 1));
+  EXPECT_THAT(WeightReads(ChainModel(6, 100), true, 3), ElementsAre(0, 1, 1, 1, 2, 1, 1, 1));
 }
 
 TEST(CountWeightReads, AWindowForAllBlocksReadsNothing) {
-  EXPECT_THAT(WeightReads(Chain(2, 100), true, 3), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(WeightReads(ChainModel(2, 100), true, 3), ElementsAre(0, 0, 0, 0));
 }
 
 TEST(CountWeightReads, LayersInRamAreNotRead) {
-  const Inventory inventory = Chain(6, 20'000);
+  const Inventory inventory = ChainModel(6, 20'000);
   const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
   Placement placement = AllOnNvme(tiles);
   placement.weights.assign(8, Tier::kHost);
   placement.weights[4] = Tier::kNvme;
-  EXPECT_THAT(CountWeightReads(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles),
+  EXPECT_THAT(CountWeightReads(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles),
               ElementsAre(0, 0, 0, 0, 0, 0, 0, 0));
   placement.weights[0] = placement.weights[7] = Tier::kNvme;
-  EXPECT_THAT(CountWeightReads(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles),
+  EXPECT_THAT(CountWeightReads(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles),
               ElementsAre(1, 0, 0, 0, 0, 0, 0, 1));
 }
 
 // They find an empty window, and updates do not find their weights in it.
 TEST(CountTransfers, StepsBesideDelayedUpdatesReadMoreWeights) {
-  const Inventory inventory = Chain(6, 20'000);
+  const Inventory inventory = ChainModel(6, 20'000);
   const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
   Placement placement = AllOnNvme(tiles);
   const auto count = [&] {
-    return CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles, 2);
+    return CountTransfers(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles, 2);
   };
   const StepTransfers in_time = count();
   placement.delays_updates = true;
-  EXPECT_THAT(CountWeightReads(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles),
+  EXPECT_THAT(CountWeightReads(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles),
               ElementsAre(1, 2, 2, 2, 1, 1, 1, 1));
   // Three blocks of 4096 elements that the window would still hold from the step before.
   EXPECT_EQ(count().read_bytes, in_time.read_bytes + 2 * (inventory.num_padded_elems() + 3 * 4096));
@@ -144,10 +139,10 @@ TEST(CountTransfers, StepsBesideDelayedUpdatesReadMoreWeights) {
 }
 
 TEST(CountTransfers, AStepReadsAndWritesAllStateAndCountsItsCommit) {
-  const Inventory inventory = Chain(6, 20'000);
+  const Inventory inventory = ChainModel(6, 20'000);
   const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
   const StepTransfers transfers =
-      CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}), AllOnNvme(tiles), tiles, 2);
+      CountTransfers(ScheduleOf(AllOnNvme(tiles)), ChainWindow(8, {}), AllOnNvme(tiles), tiles, 2);
   const int64_t elems = inventory.num_padded_elems();
   // Two large layers of 20480 elements, and six blocks of 4096 that are found at one turn each.
   EXPECT_EQ(transfers.read_bytes, 10 * elems + 2 * (2 * 20480 + 6 * 4096));
@@ -156,13 +151,13 @@ TEST(CountTransfers, AStepReadsAndWritesAllStateAndCountsItsCommit) {
 }
 
 TEST(CountTransfers, SpilledGradientsAreWrittenAndReadOnce) {
-  const Inventory inventory = Chain(6, 20'000);
+  const Inventory inventory = ChainModel(6, 20'000);
   const TileMap tiles(inventory, Layout::kFp32, kSmallTileElems);
   const Placement held = AllOnNvme(tiles);
   Placement spilled = held;
   spilled.gradients[3] = Tier::kNvme;
   const auto count = [&](const Placement& placement) {
-    return CountTransfers(ChainSchedule(8, false), ChainWindow(8, {}), placement, tiles, 4);
+    return CountTransfers(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles, 4);
   };
   EXPECT_EQ(count(spilled).read_bytes, count(held).read_bytes + 4 * 4096);
   EXPECT_EQ(count(spilled).write_bytes, count(held).write_bytes + 4 * 4096);
@@ -187,7 +182,7 @@ TEST(CountWeightReads, IsWhatTheSwapperReads) {
         TensorStore::Create({.directories = {folder.Path("store")}}, inventory, engine.get());
     ASSERT_TRUE(store.ok()) << store.status();
     ASSERT_TRUE(WriteStep(**store, 0).ok());
-    const StepSchedule schedule = ChainSchedule(inventory.num_layers(), tied);
+    const StepSchedule schedule = ScheduleOf(inventory.num_layers(), tied);
     const WindowOptions window =
         ChainWindow(inventory.num_layers(), {4, 2 + static_cast<int>(random.Below(21, 4))});
     Placement placement = AllOnNvme((*store)->tiles());
@@ -201,16 +196,12 @@ TEST(CountWeightReads, IsWhatTheSwapperReads) {
     int64_t before = 0;
     for (int step = 0; step < 3; ++step) {
       before = (*swapper)->stats().weight_reads;
-      (*swapper)->Expect(schedule.Accesses());
-      const size_t loss = schedule.forward.size() - schedule.num_loss_layers;
-      const std::vector<int> accesses = schedule.Accesses();
-      for (size_t i = 0; i < accesses.size(); ++i) {
-        ASSERT_TRUE((*swapper)->Acquire(accesses[i]).ok());
-        // The layers of the loss are held together.
-        if (i >= loss && i + 1 < schedule.forward.size()) continue;
-        for (size_t held = i >= loss && i < schedule.forward.size() ? loss : i; held <= i; ++held) {
-          (*swapper)->Release(accesses[held]);
+      (*swapper)->Expect(schedule.Reads());
+      for (const auto& [kind, layer] : schedule.operations) {
+        if (kind == OperationKind::kRead) {
+          ASSERT_TRUE((*swapper)->Acquire(layer).ok());
         }
+        if (kind == OperationKind::kRelease) (*swapper)->Release(layer);
       }
     }
     int64_t counted = 0;

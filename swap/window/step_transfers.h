@@ -1,6 +1,4 @@
-// The order in which one training step touches the layers of a model, and the bytes that this order
-// costs on NVMe. Pure. The trainer executes a schedule, the plan counts with it, and swap-bench
-// replays it without the computation, so that all three speak of the same transfers.
+// What a step's operations cost on NVMe, to the byte, and the window that they go through. Pure.
 //
 // Not for: the transfers themselves (swapper.h and optimizer/), or where things lie (placement.h).
 #pragma once
@@ -8,30 +6,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "forebay/step/step_schedule.h"
 #include "forebay/swap/tiles/placement.h"
 #include "forebay/swap/tiles/tile_map.h"
 #include "forebay/swap/window/window.h"
 
 namespace forebay {
 
-struct StepSchedule {
-  std::vector<int> forward;  // layers in the order in which the forward pass acquires them
-  // How many of them, at the end, are held together while the loss is made. Then every update of
-  // the step before has been applied, and it may be committed.
-  int num_loss_layers = 1;
-  std::vector<int> backward;  // layers in the order in which the backward pass acquires them
-  std::vector<int> handed;    // every layer once, in the order in which its gradient is complete
-
-  // All accesses of the step, for one announcement: so that the window knows of them all when it
-  // gives the first its buffer.
-  std::vector<int> Accesses() const;
-};
-
-// The step of a model whose layers follow one another: the first takes the tokens in, the last one
-// makes the loss. The loss has the gradient of the last layer as soon as it is known, and that of
-// the first needs no weights, so neither is acquired by the backward pass. `loss_reads_first`: the
-// loss needs the weights of the first layer too (tied embeddings). Requires: num_layers >= 3.
-StepSchedule ChainSchedule(int num_layers, bool loss_reads_first);
+// When each layer is updated under this placement, for ChainSchedule.
+std::vector<UpdateTime> UpdateTimesOf(const Placement& placement);
 
 // Buffers whose number only changes speed.
 struct StepBuffers {

@@ -1,6 +1,6 @@
-// Where a model gets its weights from. The model asks for "the weights of layer l" and holds a
-// lease while it computes with them; whether they came from RAM, NVMe or a checkpoint folder is not
-// its business.
+// Where a pass over the layers gets their weights from. It asks for the weights of layer l and
+// holds a lease while they are computed with. Whether they came from RAM, NVMe or a checkpoint
+// folder is not its business.
 #pragma once
 
 #include <cstddef>
@@ -10,38 +10,44 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
+#include "forebay/device/device.h"
 
 namespace forebay {
 
 // The flat vector of one layer (base/tensor_spec.h): tensors lie at their TensorSpec::offset_elems.
 struct LayerWeights {
   DType dtype = DType::kBF16;
-  std::span<const std::byte> data;  // num_elems * SizeOf(dtype) bytes, 64-byte aligned
+  std::span<const std::byte> data;        // num_elems * SizeOf(dtype) bytes, 64-byte aligned
+  DeviceKind device = DeviceKind::kHost;  // where `data` lies
+  Event* ready = nullptr;                 // when it is there; nullptr: now
 };
 
 class ParamSource;
 
-// The right to read the weights of a layer. Move-only; the destructor releases it.
+// The right to read the weights of a layer. Move-only; the destructor releases it at once.
 class WeightsLease {
  public:
   WeightsLease() = default;
   WeightsLease(ParamSource* source, int layer, LayerWeights weights)
       : source_(source), layer_(layer), weights_(weights) {}
-  ~WeightsLease() { Reset(); }
+  ~WeightsLease() { Release(); }
   WeightsLease(WeightsLease&& other) noexcept
       : source_(std::exchange(other.source_, nullptr)),
         layer_(other.layer_),
         weights_(other.weights_) {}
   WeightsLease& operator=(WeightsLease&& other) noexcept {
     if (this != &other) {
-      Reset();
+      Release();
       source_ = std::exchange(other.source_, nullptr);
       layer_ = other.layer_;
       weights_ = other.weights_;
     }
     return *this;
   }
-  void Reset();
+  // `done`: when work that is under way no longer reads them, nullptr: now. The source waits for it
+  // before it puts other bytes there; the event must live until then, and may be recorded again
+  // behind it in the same stream.
+  void Release(Event* done = nullptr);
   int layer() const { return layer_; }
   const LayerWeights& weights() const { return weights_; }
 
@@ -61,16 +67,17 @@ class ParamSource {
   virtual void Expect(std::span<const int> layers) = 0;
 
   // Waits for the weights of `layer`. At most two leases are held at a time (the tied output layer
-  // needs the final norm and the embedding). StorageError, CorruptError.
+  // needs the final norm and the embedding). StorageError, CorruptError, and the error of work on a
+  // device that had the weights before.
   virtual absl::StatusOr<WeightsLease> Acquire(int layer) = 0;
 
  protected:
   friend class WeightsLease;
-  virtual void Release(int layer) = 0;
+  virtual void Release(int layer, Event* done) = 0;
 };
 
-inline void WeightsLease::Reset() {
-  if (source_ != nullptr) std::exchange(source_, nullptr)->Release(layer_);
+inline void WeightsLease::Release(Event* done) {
+  if (source_ != nullptr) std::exchange(source_, nullptr)->Release(layer_, done);
 }
 
 }  // namespace forebay

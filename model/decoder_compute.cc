@@ -1,0 +1,189 @@
+#include "forebay/model/decoder_compute.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+
+namespace forebay {
+
+DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
+                                int64_t tokens) {
+  const auto elems = [&](int layer) { return inventory.layers()[layer].num_elems; };
+  const int64_t head = elems(HeadLayer(config));
+  int64_t block = config.tied_embeddings ? head : 0;
+  for (int i = 0; i < config.num_layers; ++i) block = std::max(block, elems(BlockLayer(i)));
+  const int64_t large = std::max(elems(EmbedLayer()), config.tied_embeddings ? 0 : head);
+  const int64_t activation_bytes = ForwardBytes(config, tokens);
+  return {(config.num_layers + 1) * activation_bytes, activation_bytes, block * 4, large * 4};
+}
+
+int64_t ForwardBytes(const DecoderConfig& config, int64_t tokens) {
+  return tokens * config.hidden_size * int64_t{sizeof(float)};
+}
+
+Chain ChainOf(const DecoderConfig& config) {
+  return {.num_layers = config.num_layers + 2, .loss_reads_first = config.tied_embeddings};
+}
+
+DecoderCompute::DecoderCompute(Decoder* decoder)
+    : decoder_(decoder),
+      config_(decoder->config()),
+      head_(HeadLayer(decoder->config())),
+      kept_in_slot_(static_cast<size_t>(decoder->inventory().num_layers()), -1) {}
+
+absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTraining(
+    Decoder* decoder, int64_t tokens, MemoryBudget* budget) {
+  const DecoderStepMemory memory = StepMemoryFor(decoder->config(), decoder->inventory(), tokens);
+  std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder));
+  FOREBAY_ASSIGN_OR_RETURN(
+      compute->activations_,
+      HostBuffer::Create(budget, "activation checkpoints", memory.checkpoint_bytes));
+  FOREBAY_ASSIGN_OR_RETURN(
+      compute->activation_gradient_,
+      HostBuffer::Create(budget, "activation gradients", memory.activation_gradient_bytes));
+  FOREBAY_ASSIGN_OR_RETURN(
+      compute->block_gradient_,
+      HostBuffer::Create(budget, "gradient of one block (fp32)", memory.block_gradient_bytes));
+  FOREBAY_ASSIGN_OR_RETURN(
+      compute->large_gradient_,
+      HostBuffer::Create(budget, "gradient of the embedding (fp32)", memory.large_gradient_bytes));
+  return compute;
+}
+
+absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForEvaluation(
+    Decoder* decoder, int64_t tokens, MemoryBudget* budget) {
+  std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder));
+  FOREBAY_ASSIGN_OR_RETURN(
+      compute->activations_,
+      HostBuffer::Create(budget, "activations", ForwardBytes(decoder->config(), tokens)));
+  return compute;
+}
+
+int64_t DecoderCompute::most_forward_tokens() const {
+  return activations_.size_bytes() / ForwardBytes(config_, 1);
+}
+
+absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, double gradient_scale) {
+  FOREBAY_CHECK(!batches.empty());
+  batches_ = batches;
+  gradient_scale_ = gradient_scale;
+  first_token_.assign(1, 0);
+  for (const MicroBatch& batch : batches) {
+    first_token_.push_back(first_token_.back() + static_cast<int64_t>(batch.tokens.size()));
+  }
+  FOREBAY_CHECK(first_token_.back() <= most_forward_tokens());
+  loss_sums_.assign(batches.size(), 0);
+  slot_ = 0;
+  is_kept_ = false;
+  std::ranges::fill(kept_in_slot_, -1);
+  return absl::OkStatus();
+}
+
+std::span<float> DecoderCompute::Activation(int slot, size_t batch) const {
+  const int64_t hidden = config_.hidden_size;
+  return activations_.As<float>().subspan(
+      (slot * first_token_.back() + first_token_[batch]) * hidden,
+      (first_token_[batch + 1] - first_token_[batch]) * hidden);
+}
+
+std::span<float> DecoderCompute::ActivationGradient(size_t batch) const {
+  const int64_t hidden = config_.hidden_size;
+  return activation_gradient_.As<float>().subspan(
+      first_token_[batch] * hidden, (first_token_[batch + 1] - first_token_[batch]) * hidden);
+}
+
+std::span<float> DecoderCompute::Gradient(int layer) const {
+  const bool is_large = layer == EmbedLayer() || (layer == head_ && !config_.tied_embeddings);
+  const HostBuffer& buffer = is_large ? large_gradient_ : block_gradient_;
+  return buffer.As<float>().first(
+      static_cast<size_t>(decoder_->inventory().layers()[layer].num_elems));
+}
+
+std::span<float> DecoderCompute::ZeroedGradient(int layer) const {
+  const std::span<float> gradient = Gradient(layer);
+  std::ranges::fill(gradient, 0.0f);
+  return gradient;
+}
+
+LayerWeights DecoderCompute::EmbedFor(const HeldWeights& weights) const {
+  return config_.tied_embeddings ? weights.Of(EmbedLayer()) : LayerWeights();
+}
+
+absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size_t batch) {
+  if (layer == EmbedLayer()) {
+    decoder_->Embed(weights.Of(layer), batches_[batch], Activation(slot_, batch));
+    return absl::OkStatus();
+  }
+  if (batch == 0 && std::exchange(is_kept_, false)) ++slot_;
+  const std::span<float> output = Activation(slot_, batch);
+  const int input_slot = kept_in_slot_[layer - 1];
+  if (input_slot >= 0) {
+    std::memcpy(output.data(), Activation(input_slot, batch).data(), output.size_bytes());
+  }
+  decoder_->ForwardBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch], output);
+  return absl::OkStatus();
+}
+
+absl::Status DecoderCompute::Loss(int layer, const HeldWeights& weights, size_t batch) {
+  loss_sums_[batch] =
+      decoder_
+          ->Loss(weights.Of(layer), EmbedFor(weights), batches_[batch], Activation(slot_, batch))
+          .loss_sum;
+  return absl::OkStatus();
+}
+
+absl::Status DecoderCompute::LossAndGradient(int layer, const HeldWeights& weights, size_t batch) {
+  if (batch == 0) {
+    ZeroedGradient(layer);
+    if (config_.tied_embeddings) ZeroedGradient(EmbedLayer());
+  }
+  loss_sums_[batch] =
+      decoder_
+          ->LossAndGradient(weights.Of(layer), EmbedFor(weights), batches_[batch],
+                            Activation(slot_, batch), gradient_scale_, ActivationGradient(batch),
+                            Gradient(layer),
+                            config_.tied_embeddings ? Gradient(EmbedLayer()) : std::span<float>())
+          .loss_sum;
+  return absl::OkStatus();
+}
+
+absl::Status DecoderCompute::Recompute(int layer, const HeldWeights& weights, size_t batch) {
+  const int input_slot = kept_in_slot_[layer - 1];
+  FOREBAY_CHECK(input_slot >= 0);
+  decoder_->RecomputeBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch],
+                           Activation(input_slot, batch));
+  return absl::OkStatus();
+}
+
+absl::Status DecoderCompute::Backward(int layer, const HeldWeights& weights, size_t batch) {
+  if (layer == EmbedLayer()) {
+    // The tied embedding's gradients hold already what the output projection gave them.
+    if (batch == 0 && !config_.tied_embeddings) ZeroedGradient(layer);
+    decoder_->BackwardEmbed(batches_[batch], ActivationGradient(batch), Gradient(layer));
+    return absl::OkStatus();
+  }
+  if (batch == 0) ZeroedGradient(layer);
+  decoder_->BackwardBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch],
+                          Activation(kept_in_slot_[layer - 1], batch), ActivationGradient(batch),
+                          Gradient(layer));
+  return absl::OkStatus();
+}
+
+void DecoderCompute::Keep(int layer) {
+  kept_in_slot_[layer] = slot_;
+  is_kept_ = true;
+}
+
+void DecoderCompute::Drop(int layer) {
+  FOREBAY_CHECK(kept_in_slot_[layer] >= 0);
+  kept_in_slot_[layer] = -1;
+}
+
+LayerGradient DecoderCompute::GradientOf(int layer) {
+  return {.elems = Gradient(layer)};
+}
+
+}  // namespace forebay

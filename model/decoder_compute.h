@@ -1,0 +1,96 @@
+// A decoder as a pass over layers sees it: Decoder's computation, with the memory in which
+// activations and gradients wait between its calls.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/model/decoder.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/step/layer_compute.h"
+#include "forebay/step/step_schedule.h"
+
+namespace forebay {
+
+// Beyond the decoder's workspace, for the planner.
+struct DecoderStepMemory {
+  // Activations of all micro-batches, fp32: (num_layers + 1) * tokens * hidden.
+  int64_t checkpoint_bytes = 0;
+  int64_t activation_gradient_bytes = 0;  // of all micro-batches, fp32
+  // fp32 gradients of one block, and of the last layer when embeddings are tied.
+  int64_t block_gradient_bytes = 0;
+  // fp32 gradients of the embedding, and of the last layer when embeddings are not tied.
+  int64_t large_gradient_bytes = 0;
+};
+// `tokens`: the most, padding included, of all micro-batches of a step together.
+DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
+                                int64_t tokens);
+// Activations of a pass that keeps none.
+int64_t ForwardBytes(const DecoderConfig& config, int64_t tokens);
+
+// The layers of the decoder in a row.
+Chain ChainOf(const DecoderConfig& config);
+
+// Owned by one thread.
+class DecoderCompute : public LayerCompute {
+ public:
+  // `decoder` and `budget` must outlive it. `tokens` as above. OutOfMemoryError.
+  static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForTraining(Decoder* decoder,
+                                                                           int64_t tokens,
+                                                                           MemoryBudget* budget);
+  // For passes of at most `tokens` without backward.
+  static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForEvaluation(Decoder* decoder,
+                                                                             int64_t tokens,
+                                                                             MemoryBudget* budget);
+
+  Decoder& decoder() { return *decoder_; }
+  // How many a pass may have that keeps no activation.
+  int64_t most_forward_tokens() const;
+
+  absl::Status BeginPass(std::span<const MicroBatch> batches, double gradient_scale) override;
+  size_t num_micro_batches() const override { return batches_.size(); }
+  absl::Status Forward(int layer, const HeldWeights& weights, size_t batch) override;
+  absl::Status Loss(int layer, const HeldWeights& weights, size_t batch) override;
+  absl::Status LossAndGradient(int layer, const HeldWeights& weights, size_t batch) override;
+  absl::Status Recompute(int layer, const HeldWeights& weights, size_t batch) override;
+  absl::Status Backward(int layer, const HeldWeights& weights, size_t batch) override;
+  void Keep(int layer) override;
+  void Drop(int layer) override;
+  LayerGradient GradientOf(int layer) override;
+  Event* WeightsAreUsed(int /*layer*/) override { return nullptr; }
+  absl::StatusOr<double> LossSumOf(size_t batch) override { return loss_sums_[batch]; }
+
+ private:
+  explicit DecoderCompute(Decoder* decoder);
+  // Of one micro-batch in the slot, [tokens, hidden].
+  std::span<float> Activation(int slot, size_t batch) const;
+  std::span<float> ActivationGradient(size_t batch) const;
+  std::span<float> Gradient(int layer) const;
+  std::span<float> ZeroedGradient(int layer) const;
+  LayerWeights EmbedFor(const HeldWeights& weights) const;
+
+  Decoder* const decoder_;
+  const DecoderConfig& config_;
+  const int head_;  // the last layer
+  HostBuffer activations_;
+  HostBuffer activation_gradient_;
+  HostBuffer block_gradient_;
+  HostBuffer large_gradient_;
+
+  // Of the pass.
+  std::span<const MicroBatch> batches_;
+  std::vector<int64_t> first_token_;  // of each micro-batch, and one past the last
+  double gradient_scale_ = 1;
+  std::vector<double> loss_sums_;  // by micro-batch
+  // Activations lie in slots, one behind the other. The newest is in `slot_`; those of layers that
+  // are kept stay where they are, and the next layer's goes behind them.
+  int slot_ = 0;
+  bool is_kept_ = false;           // the newest
+  std::vector<int> kept_in_slot_;  // by layer; -1: not kept
+};
+
+}  // namespace forebay

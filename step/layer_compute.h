@@ -1,0 +1,65 @@
+// What a pass over the layers asks of a model. Who implements it owns its activations and
+// gradients; a pass only names them, by layer and micro-batch, so that they may lie in RAM, on a
+// GPU, or nowhere.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "absl/status/status.h"
+#include "forebay/data/micro_batch.h"
+#include "forebay/device/device.h"
+#include "forebay/step/param_source.h"
+
+namespace forebay {
+
+// The fp32 gradients of a layer's flat vector (base/tensor_spec.h). Valid until the implementation
+// computes the gradients of another layer.
+struct LayerGradient {
+  std::span<const float> elems;  // addresses on `device`
+  DeviceKind device = DeviceKind::kHost;
+  Event* ready = nullptr;  // when they are complete; nullptr: now
+};
+
+// The weights that a pass holds at this moment.
+class HeldWeights {
+ public:
+  explicit HeldWeights(std::span<const WeightsLease> leases) : leases_(leases) {}
+  // Requires: the schedule has read them and not released them.
+  const LayerWeights& Of(int layer) const;
+
+ private:
+  std::span<const WeightsLease> leases_;
+};
+
+// Each call may leave its work on a device: errors of that work show in a later call. Owned by one
+// thread.
+class LayerCompute {
+ public:
+  virtual ~LayerCompute() = default;
+
+  // A pass over these begins; they are borrowed until the next. Gradients will be those of the sum
+  // of losses times `gradient_scale`.
+  virtual absl::Status BeginPass(std::span<const MicroBatch> batches, double gradient_scale) = 0;
+  virtual size_t num_micro_batches() const = 0;
+
+  // As OperationKind has it.
+  virtual absl::Status Forward(int layer, const HeldWeights& weights, size_t batch) = 0;
+  virtual absl::Status Loss(int layer, const HeldWeights& weights, size_t batch) = 0;
+  virtual absl::Status LossAndGradient(int layer, const HeldWeights& weights, size_t batch) = 0;
+  // The two come in turn for each micro-batch.
+  virtual absl::Status Recompute(int layer, const HeldWeights& weights, size_t batch) = 0;
+  virtual absl::Status Backward(int layer, const HeldWeights& weights, size_t batch) = 0;
+  virtual void Keep(int layer) = 0;
+  virtual void Drop(int layer) = 0;
+
+  // After the layer's gradients are complete.
+  virtual LayerGradient GradientOf(int layer) = 0;
+  // When all that was asked for so far no longer reads the layer's weights; nullptr: now. The event
+  // lives as long as this.
+  virtual Event* WeightsAreUsed(int layer) = 0;
+  // Waits for the micro-batch's loss: the sum over its trained tokens, nats.
+  virtual absl::StatusOr<double> LossSumOf(size_t batch) = 0;
+};
+
+}  // namespace forebay

@@ -1,0 +1,141 @@
+#include "forebay/step/layer_walk.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/step/step_schedule.h"
+
+namespace forebay {
+namespace {
+
+using enum OperationKind;
+
+constexpr size_t kUsualLeases = 4;
+
+// Its share of the computation, in forward passes of a layer: backward has two matrix products for
+// each of forward.
+double WorkOf(OperationKind kind) {
+  switch (kind) {
+    case kForward:
+    case kLoss:
+    case kRecompute:
+      return 1;
+    case kBackward:
+      return 2;
+    case kLossAndGradient:
+      return 3;
+    default:
+      return 0;
+  }
+}
+
+double WorkOf(std::span<const Operation> operations) {
+  double work = 0;
+  for (const Operation& operation : operations) work += WorkOf(operation.kind);
+  return work;
+}
+
+}  // namespace
+
+const LayerWeights& HeldWeights::Of(int layer) const {
+  const auto lease = std::ranges::find(leases_, layer, &WeightsLease::layer);
+  FOREBAY_CHECK(lease != leases_.end());
+  return lease->weights();
+}
+
+LayerWalk::LayerWalk(std::vector<Operation> operations)
+    : operations_(std::move(operations)),
+      reads_(ReadsOf(operations_)),
+      all_work_(WorkOf(operations_)) {
+  leases_.reserve(kUsualLeases);
+}
+
+absl::Status LayerWalk::Run(ParamSource& source, LayerCompute& compute, const WalkHooks& hooks) {
+  work_ = 0;
+  recomputes_ = false;
+  absl::Status status;
+  for (const Operation& operation : operations_) {
+    if (operation.kind == kRead && hooks.progress) status = hooks.progress(work_ / all_work_);
+    if (status.ok()) status = RunOne(operation, source, compute, hooks);
+    if (!status.ok()) break;
+    work_ += WorkOf(operation.kind);
+  }
+  while (!leases_.empty()) Release(leases_.back().layer(), compute);
+  return status;
+}
+
+template <typename Call>
+absl::Status LayerWalk::ForEachBatch(const LayerCompute& compute, const Call& call) const {
+  const HeldWeights held(leases_);
+  for (size_t batch = 0; batch < compute.num_micro_batches(); ++batch) {
+    FOREBAY_RETURN_IF_ERROR(call(held, batch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
+                               LayerCompute& compute, const WalkHooks& hooks) {
+  const int layer = operation.layer;
+  switch (operation.kind) {
+    case kRead:
+      return Read(layer, source);
+    case kRelease:
+      Release(layer, compute);
+      return absl::OkStatus();
+    case kForward:
+      return ForEachBatch(compute, [&](const HeldWeights& weights, size_t batch) {
+        return compute.Forward(layer, weights, batch);
+      });
+    case kLoss:
+      return ForEachBatch(compute, [&](const HeldWeights& weights, size_t batch) {
+        return compute.Loss(layer, weights, batch);
+      });
+    case kLossAndGradient:
+      return ForEachBatch(compute, [&](const HeldWeights& weights, size_t batch) {
+        return compute.LossAndGradient(layer, weights, batch);
+      });
+    case kRecompute:
+      recomputes_ = true;
+      return absl::OkStatus();
+    case kBackward:
+      return ForEachBatch(compute,
+                          [&, recomputes = std::exchange(recomputes_, false)](
+                              const HeldWeights& weights, size_t batch) -> absl::Status {
+                            if (recomputes) {
+                              FOREBAY_RETURN_IF_ERROR(compute.Recompute(layer, weights, batch));
+                            }
+                            return compute.Backward(layer, weights, batch);
+                          });
+    case kKeep:
+      compute.Keep(layer);
+      return absl::OkStatus();
+    case kDrop:
+      compute.Drop(layer);
+      return absl::OkStatus();
+    case kHand:
+      return hooks.hand(layer, compute.GradientOf(layer));
+    case kCommit:
+      return hooks.commit ? hooks.commit() : absl::OkStatus();
+    case kUpdate:
+    case kWrite:
+      return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerWalk::Read(int layer, ParamSource& source) {
+  FOREBAY_ASSIGN_OR_RETURN(WeightsLease lease, source.Acquire(layer));
+  leases_.push_back(std::move(lease));
+  return absl::OkStatus();
+}
+
+void LayerWalk::Release(int layer, LayerCompute& compute) {
+  const auto lease = std::ranges::find(leases_, layer, &WeightsLease::layer);
+  FOREBAY_CHECK(lease != leases_.end());
+  lease->Release(compute.WeightsAreUsed(layer));
+  leases_.erase(lease);
+}
+
+}  // namespace forebay

@@ -1,0 +1,67 @@
+// What a pass over the layers of a model consists of. A pass is a list of operations: the planner
+// makes the list, LayerWalk runs it, and whoever wants to know what it costs walks it too.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace forebay {
+
+// Each is done for one layer. Those of the computation are done for every micro-batch in turn.
+enum class OperationKind : uint8_t {
+  kRead,             // acquires the layer's weights, which come from NVMe where they are not in RAM
+  kRelease,          // gives them back
+  kForward,          // computes the layer's activation from that of the layer before
+  kLoss,             // computes what the last layer makes: the loss, or logits
+  kLossAndGradient,  // computes the loss, and the gradients of the last layer and of its input
+  kKeep,             // keeps the layer's activation until kDrop; otherwise the next layer takes it
+  kDrop,             // gives up an activation that was kept
+  kRecompute,        // computes again what the layer's kBackward needs of its forward pass
+  kBackward,  // turns the gradient of the layer's activation into that of its input, and adds
+              // to the gradients of its weights
+  kHand,      // hands the complete gradients of its weights to the optimizer
+  kUpdate,    // applies the update of the layer's weights
+  kWrite,     // starts writing what the update has changed
+  kCommit,    // makes the step before durable; all its updates are applied by then
+};
+
+constexpr std::string_view NameOf(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kRead:
+      return "read";
+    case OperationKind::kRelease:
+      return "release";
+    case OperationKind::kForward:
+      return "forward";
+    case OperationKind::kLoss:
+      return "loss";
+    case OperationKind::kLossAndGradient:
+      return "loss and gradient";
+    case OperationKind::kKeep:
+      return "keep";
+    case OperationKind::kDrop:
+      return "drop";
+    case OperationKind::kRecompute:
+      return "recompute";
+    case OperationKind::kBackward:
+      return "backward";
+    case OperationKind::kHand:
+      return "hand";
+    case OperationKind::kUpdate:
+      return "update";
+    case OperationKind::kWrite:
+      return "write";
+    case OperationKind::kCommit:
+      return "commit";
+  }
+  return "?";
+}
+
+struct Operation {
+  OperationKind kind = OperationKind::kRead;
+  int layer = -1;  // -1: of kCommit
+
+  friend bool operator==(const Operation&, const Operation&) = default;
+};
+
+}  // namespace forebay

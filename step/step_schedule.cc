@@ -1,0 +1,158 @@
+#include "forebay/step/step_schedule.h"
+
+#include <algorithm>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+
+namespace forebay {
+namespace {
+
+using enum OperationKind;
+
+class ChainBuilder {
+ public:
+  explicit ChainBuilder(const Chain& chain) : chain_(chain) {
+    FOREBAY_CHECK(chain.num_layers >= 3);
+    FOREBAY_CHECK(chain.update_times.empty() ||
+                  static_cast<int>(chain.update_times.size()) == chain.num_layers);
+  }
+
+  std::vector<Operation> Take() { return std::move(operations_); }
+
+  void Step() {
+    for (int layer = last(); layer >= 0; --layer) {
+      if (UpdateTimeOf(layer) == UpdateTime::kBesideStep) Update(layer);
+    }
+    for (int layer = 0; layer < last(); ++layer) {
+      ReadUpToDate(layer);
+      Add(kForward, layer);
+      // The input of the last layer is used up with the loss.
+      if (layer + 1 < last()) Add(kKeep, layer);
+      Add(kRelease, layer);
+    }
+    ReadUpToDate(last());
+    WithLoss(kLossAndGradient);
+    Add(kCommit, -1);
+    Hand(last());
+    for (int layer = last() - 1; layer > 0; --layer) {
+      Add(kRead, layer);
+      Add(kRecompute, layer);
+      Add(kBackward, layer);
+      Add(kDrop, layer - 1);
+      Add(kRelease, layer);
+      Hand(layer);
+    }
+    Add(kBackward, 0);
+    Hand(0);
+  }
+
+  void Forward() {
+    for (int layer = 0; layer < last(); ++layer) {
+      Add(kRead, layer);
+      Add(kForward, layer);
+      Add(kRelease, layer);
+    }
+  }
+
+  void Loss() {
+    Add(kRead, last());
+    WithLoss(kLoss);
+  }
+
+ private:
+  int last() const { return chain_.num_layers - 1; }
+  UpdateTime UpdateTimeOf(int layer) const {
+    return chain_.update_times.empty() ? UpdateTime::kOnRead
+                                       : chain_.update_times[static_cast<size_t>(layer)];
+  }
+  void Add(OperationKind kind, int layer) { operations_.push_back({kind, layer}); }
+
+  void Update(int layer) {
+    Add(kUpdate, layer);
+    Add(kWrite, layer);
+  }
+
+  void ReadUpToDate(int layer) {
+    Add(kRead, layer);
+    if (UpdateTimeOf(layer) == UpdateTime::kOnRead) Update(layer);
+  }
+
+  void Hand(int layer) {
+    Add(kHand, layer);
+    if (UpdateTimeOf(layer) == UpdateTime::kAfterHand) Update(layer);
+  }
+
+  // Requires: the last layer was read.
+  void WithLoss(OperationKind loss) {
+    if (chain_.loss_reads_first) Add(kRead, 0);
+    Add(loss, last());
+    if (chain_.loss_reads_first) Add(kRelease, 0);
+    Add(kRelease, last());
+  }
+
+  const Chain& chain_;
+  std::vector<Operation> operations_;
+};
+
+std::vector<int> LayersOf(std::span<const Operation> operations, OperationKind kind) {
+  std::vector<int> layers;
+  for (const Operation& operation : operations) {
+    if (operation.kind == kind) layers.push_back(operation.layer);
+  }
+  return layers;
+}
+
+}  // namespace
+
+std::vector<int> ReadsOf(std::span<const Operation> operations) {
+  return LayersOf(operations, kRead);
+}
+
+std::vector<int> StepSchedule::Reads() const {
+  return ReadsOf(operations);
+}
+
+std::vector<int> StepSchedule::Handed() const {
+  return LayersOf(operations, kHand);
+}
+
+std::span<const Operation> StepSchedule::FromLossOn() const {
+  const auto loss = std::ranges::find(operations, kLossAndGradient, &Operation::kind);
+  FOREBAY_CHECK(loss != operations.end());
+  auto first = loss;
+  // The layers that are held then are read behind the release of the layer before.
+  while (first != operations.begin() && std::prev(first)->kind != kRelease) --first;
+  return {first, operations.end()};
+}
+
+StepSchedule ChainSchedule(const Chain& chain) {
+  ChainBuilder builder(chain);
+  builder.Step();
+  return {builder.Take()};
+}
+
+std::vector<Operation> ForwardOperations(const Chain& chain) {
+  ChainBuilder builder(chain);
+  builder.Forward();
+  builder.Loss();
+  return builder.Take();
+}
+
+std::vector<Operation> ForwardOperationsWithoutLoss(const Chain& chain) {
+  ChainBuilder builder(chain);
+  builder.Forward();
+  return builder.Take();
+}
+
+std::string Describe(std::span<const Operation> operations) {
+  std::string text;
+  for (const auto& [kind, layer] : operations) {
+    if (!text.empty()) text += ", ";
+    text += NameOf(kind);
+    if (layer >= 0) text += fmt::format(" {}", layer);
+  }
+  return text;
+}
+
+}  // namespace forebay

@@ -1,0 +1,56 @@
+// The operations of a training step, and of the passes that are parts of one. Pure.
+//
+// Not for: running them (layer_walk.h), or the bytes that they cost (swap/window/step_transfers.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "forebay/step/operation.h"
+
+namespace forebay {
+
+// When a layer is updated.
+enum class UpdateTime : uint8_t {
+  kOnRead,      // when the next step's forward pass reads it
+  kAfterHand,   // when its gradients are complete, before all norms are known
+  kBesideStep,  // beside the whole next step, which does not see it
+};
+
+struct StepSchedule {
+  // From the moment when the norm of a step's gradients is known to the same moment of the next.
+  std::vector<Operation> operations;
+
+  // The layers whose weights are read, in order: for one announcement.
+  std::vector<int> Reads() const;
+  // Every layer once, in the order in which its gradients are complete.
+  std::vector<int> Handed() const;
+  // From where the layers are read that the loss needs: those operations leave the window as a
+  // whole step does.
+  std::span<const Operation> FromLossOn() const;
+};
+
+// A model whose layers follow one another: the first takes the tokens in, the last one makes the
+// loss. The last layer's gradients are known with the loss, and those of the first need no weights,
+// so the backward pass reads neither.
+struct Chain {
+  int num_layers = 0;                    // >= 3
+  bool loss_reads_first = false;         // the loss needs the weights of the first layer too (tied)
+  std::vector<UpdateTime> update_times;  // by layer; empty: all kOnRead
+};
+StepSchedule ChainSchedule(const Chain& chain);
+
+// Forward pass and loss alone, without updates.
+std::vector<Operation> ForwardOperations(const Chain& chain);
+// The same without the last layer.
+std::vector<Operation> ForwardOperationsWithoutLoss(const Chain& chain);
+
+// The layers whose weights `operations` read, in order.
+std::vector<int> ReadsOf(std::span<const Operation> operations);
+
+// "read 0, forward 0, release 0": for messages and traces.
+std::string Describe(std::span<const Operation> operations);
+
+}  // namespace forebay

@@ -1,0 +1,254 @@
+#include "forebay/swap/window/step_transfers.h"
+
+#include <algorithm>
+#include <array>
+
+#include "forebay/base/check.h"
+#include "forebay/swap/records/commit_record.h"
+#include "forebay/swap/store/tensor_store.h"
+
+namespace forebay {
+namespace {
+
+// The swapper's window (swapper.cc) without the transfers: each access gets its buffer as early as
+// there is one, and the rule for choosing among several makes the choice independent of when.
+class WindowTrace {
+ public:
+  WindowTrace(const StepSchedule& schedule, const WindowOptions& window, const Placement& placement,
+              const TileMap& tiles)
+      : classes_(BufferClassesOf(window, placement, tiles)),
+        buffers_{std::vector<Buffer>(static_cast<size_t>(window.num_block_buffers)),
+                 std::vector<Buffer>(static_cast<size_t>(window.num_large_buffers))},
+        reads_(classes_.size()),
+        is_speculative_(placement.speculative),
+        forgets_all_(placement.delays_updates) {
+    for (const auto& [kind, layer] : schedule.operations) {
+      if (classes_[std::max(0, layer)] == BufferClass::kResident) continue;
+      if (kind == OperationKind::kRead) accesses_.push_back({layer, nullptr});
+      if (kind == OperationKind::kRelease) releases_.push_back(NewestAccess(layer));
+    }
+  }
+
+  void RunStep() {
+    reads_.assign(reads_.size(), 0);
+    size_t num_released = 0;
+    for (size_t i = 0; i < accesses_.size(); ++i) {
+      Buffer* buffer = Find(accesses_[i].layer);
+      while (buffer == nullptr && (buffer = Choose(i)) == nullptr) {
+        Release(releases_[num_released++]);
+      }
+      if (buffer->layer != accesses_[i].layer) ++reads_[accesses_[i].layer];
+      buffer->layer = accesses_[i].layer;
+      ++buffer->num_users;
+      accesses_[i].buffer = buffer;
+    }
+    while (num_released < releases_.size()) Release(releases_[num_released++]);
+    Forget();
+  }
+
+  const std::vector<int>& reads() const { return reads_; }
+
+ private:
+  struct Buffer {
+    int layer = -1;
+    int num_users = 0;
+    int64_t last_use = 0;
+  };
+  struct Access {
+    int layer;
+    Buffer* buffer;
+  };
+  std::vector<Buffer>& BuffersOf(int layer) { return buffers_[static_cast<int>(classes_[layer])]; }
+
+  size_t NewestAccess(int layer) const {
+    const auto access = std::find_if(accesses_.rbegin(), accesses_.rend(),
+                                     [=](const Access& a) { return a.layer == layer; });
+    return static_cast<size_t>(accesses_.rend() - access) - 1;
+  }
+
+  Buffer* Find(int layer) {
+    for (Buffer& buffer : BuffersOf(layer)) {
+      if (buffer.layer == layer) return &buffer;
+    }
+    return nullptr;
+  }
+
+  void Release(size_t access) {
+    FOREBAY_CHECK(accesses_[access].buffer != nullptr);
+    Buffer& buffer = *accesses_[access].buffer;
+    --buffer.num_users;
+    buffer.last_use = ++num_uses_;
+  }
+
+  // As Swapper::ForgetSpeculative and SwitchTo.
+  void Forget() {
+    for (std::vector<Buffer>& buffers : buffers_) {
+      for (Buffer& buffer : buffers) {
+        const bool is_updated_outside =
+            !is_speculative_.empty() && buffer.layer >= 0 && is_speculative_[buffer.layer];
+        if (forgets_all_ || is_updated_outside) buffer.layer = -1;
+      }
+    }
+  }
+
+  // As Swapper::Impl::ChooseBuffer.
+  Buffer* Choose(size_t access) {
+    Buffer* chosen = nullptr;
+    for (Buffer& buffer : BuffersOf(accesses_[access].layer)) {
+      if (buffer.num_users > 0) continue;
+      if (chosen == nullptr || buffer.last_use < chosen->last_use) chosen = &buffer;
+    }
+    return chosen;
+  }
+
+  const std::vector<BufferClass> classes_;
+  std::array<std::vector<Buffer>, kNumWindowClasses> buffers_;
+  std::vector<Access> accesses_;
+  std::vector<size_t> releases_;  // accesses, in the order in which they end
+  std::vector<int> reads_;        // by layer, of the last step
+  const std::vector<bool> is_speculative_;
+  const bool forgets_all_;
+  int64_t num_uses_ = 0;
+};
+
+}  // namespace
+
+std::vector<UpdateTime> UpdateTimesOf(const Placement& placement) {
+  std::vector<UpdateTime> times;
+  for (int layer = 0; layer < static_cast<int>(placement.weights.size()); ++layer) {
+    times.push_back(placement.delays_updates         ? UpdateTime::kBesideStep
+                    : placement.IsSpeculative(layer) ? UpdateTime::kAfterHand
+                                                     : UpdateTime::kOnRead);
+  }
+  return times;
+}
+
+std::vector<StepBuffers> StepBufferChoices(int num_stripes) {
+  constexpr int kTilesOfADisk = 4;
+  constexpr int kMostTiles = 32;
+  std::vector<StepBuffers> choices = {{kTilesOfADisk, 3}, {2, 3}, {2, 2}};
+  const int num_tiles = std::min(kMostTiles, kTilesOfADisk * num_stripes);
+  if (num_stripes > 1) choices.insert(choices.begin(), {num_tiles, 3});
+  return choices;
+}
+
+WindowOptions ChainWindow(int num_layers, const StepBuffers& buffers) {
+  return {.num_block_buffers = buffers.num_block_buffers,
+          .num_large_buffers = 1,
+          .first_block_layer = 1,
+          .last_block_layer = num_layers - 2};
+}
+
+std::vector<int> CountWeightReads(const StepSchedule& schedule, const WindowOptions& window,
+                                  const Placement& placement, const TileMap& tiles) {
+  WindowTrace trace(schedule, window, placement, tiles);
+  // The first step finds the window empty. What it leaves there depends on the schedule alone, so
+  // that from the second on all are alike.
+  trace.RunStep();
+  trace.RunStep();
+  return trace.reads();
+}
+
+namespace {
+
+// Walks the operations and adds up what each moves.
+class TransferCount {
+ public:
+  TransferCount(const StepSchedule& schedule, const WindowOptions& window,
+                const Placement& placement, const TileMap& tiles, int64_t gradient_bytes_per_elem)
+      : placement_(placement),
+        tiles_(tiles),
+        gradient_bytes_per_elem_(gradient_bytes_per_elem),
+        reads_left_(CountWeightReads(schedule, window, placement, tiles)) {
+    for (const Operation& operation : schedule.operations) Add(operation);
+  }
+
+  const StepTransfers& transfers() const { return transfers_; }
+
+ private:
+  void Add(const Operation& operation) {
+    switch (operation.kind) {
+      case OperationKind::kRead:
+        AddRead(operation.layer);
+        break;
+      case OperationKind::kRelease:
+        --num_leases_[operation.layer];
+        break;
+      case OperationKind::kHand:
+        if (placement_.IsSpilled(operation.layer)) {
+          transfers_.write_bytes += GradientBytes(operation.layer);
+        }
+        break;
+      case OperationKind::kUpdate:
+        AddUpdate(operation.layer);
+        break;
+      case OperationKind::kWrite:
+        AddWrite(operation.layer);
+        break;
+      case OperationKind::kCommit:
+        AddCommit();
+        break;
+      default:  // computes
+        break;
+    }
+  }
+
+  // Which of a layer's reads find it in the window does not change the sum.
+  void AddRead(int layer) {
+    ++num_leases_[layer];
+    if (reads_left_[layer]-- > 0) transfers_.read_bytes += LayerWeightBytes(tiles_, layer);
+  }
+
+  void AddUpdate(int layer) {
+    if (placement_.IsSpilled(layer)) transfers_.read_bytes += GradientBytes(layer);
+    // An update works on the weights that the window has, or outside of it on its own copy.
+    const bool is_in_window = num_leases_[layer] > 0;
+    for (int i = tiles_.first_tile(layer); i < tiles_.first_tile(layer + 1); ++i) {
+      const Tile& tile = tiles_.tiles()[i];
+      if (!is_in_window) transfers_.read_bytes += tiles_.WeightBytes(tile);
+      if (placement_.state[i] == Tier::kNvme) transfers_.read_bytes += tiles_.StateBytes(tile);
+    }
+  }
+
+  // What lives in RAM is written with the commit.
+  void AddWrite(int layer) {
+    for (int i = tiles_.first_tile(layer); i < tiles_.first_tile(layer + 1); ++i) {
+      const Tile& tile = tiles_.tiles()[i];
+      if (placement_.weights[layer] == Tier::kNvme) {
+        transfers_.write_bytes += tiles_.WeightBytes(tile);
+      }
+      if (placement_.state[i] == Tier::kNvme) {
+        transfers_.write_bytes += tiles_.StateBytes(tile);
+      }
+    }
+  }
+
+  // Checksums and record go to two places in every folder.
+  void AddCommit() {
+    transfers_.commit_bytes = placement_.host_weight_bytes + placement_.host_state_bytes +
+                              2 * TensorStore::SealBytes(tiles_, /*num_slots=*/1) +
+                              2 * kCommitRecordBytes * tiles_.num_stripes();
+    transfers_.write_bytes += transfers_.commit_bytes;
+  }
+
+  int64_t GradientBytes(int layer) const {
+    return tiles_.layer_elems(layer) * gradient_bytes_per_elem_;
+  }
+
+  const Placement& placement_;
+  const TileMap& tiles_;
+  const int64_t gradient_bytes_per_elem_;
+  std::vector<int> reads_left_;  // by layer: from NVMe, in a step
+  std::vector<int> num_leases_ = std::vector<int>(reads_left_.size());
+  StepTransfers transfers_;
+};
+
+}  // namespace
+
+StepTransfers CountTransfers(const StepSchedule& schedule, const WindowOptions& window,
+                             const Placement& placement, const TileMap& tiles,
+                             int64_t gradient_bytes_per_elem) {
+  return TransferCount(schedule, window, placement, tiles, gradient_bytes_per_elem).transfers();
+}
+
+}  // namespace forebay

@@ -1,0 +1,146 @@
+#include "forebay/step/layer_walk.h"
+
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/step/step_schedule.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::ElementsAre;
+
+class ReachedEvent : public Event {
+ public:
+  absl::Status Await() override { return absl::OkStatus(); }
+};
+
+// Writes down what it is asked for; the layer's number is in its weights.
+class Recorder : public ParamSource, public LayerCompute {
+ public:
+  void Expect(std::span<const int> layers) override {
+    expected.insert(expected.end(), layers.begin(), layers.end());
+  }
+  absl::StatusOr<WeightsLease> Acquire(int layer) override {
+    FOREBAY_RETURN_IF_ERROR(Note("acquire", layer));
+    bytes_[layer] = static_cast<std::byte>(layer);
+    return WeightsLease(this, layer, {.data = std::span(&bytes_[layer], 1)});
+  }
+  absl::Status BeginPass(std::span<const MicroBatch>, double) override { return absl::OkStatus(); }
+  size_t num_micro_batches() const override { return 2; }
+  absl::Status Forward(int layer, const HeldWeights& weights, size_t batch) override {
+    return Compute("forward", layer, weights, batch);
+  }
+  absl::Status Loss(int layer, const HeldWeights& weights, size_t batch) override {
+    return Compute("loss", layer, weights, batch);
+  }
+  absl::Status LossAndGradient(int layer, const HeldWeights& weights, size_t batch) override {
+    return Compute("loss", layer, weights, batch);
+  }
+  absl::Status Recompute(int layer, const HeldWeights& weights, size_t batch) override {
+    return Compute("recompute", layer, weights, batch);
+  }
+  absl::Status Backward(int layer, const HeldWeights& weights, size_t batch) override {
+    if (layer > 0) return Compute("backward", layer, weights, batch);
+    return Note("backward", layer);
+  }
+  void Keep(int layer) override { Note("keep", layer).IgnoreError(); }
+  void Drop(int layer) override { Note("drop", layer).IgnoreError(); }
+  LayerGradient GradientOf(int layer) override { return {.ready = layer == 1 ? &event : nullptr}; }
+  Event* WeightsAreUsed(int layer) override { return layer == 2 ? &event : nullptr; }
+  absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
+
+  ReachedEvent event;
+  std::vector<int> expected;
+  std::vector<std::string> calls;
+  std::string fails_at;
+
+ protected:
+  void Release(int layer, Event* done) override {
+    calls.push_back(fmt::format("release {}{}", layer, done == &event ? " behind its event" : ""));
+  }
+
+ private:
+  absl::Status Note(const std::string& what, int layer) {
+    calls.push_back(fmt::format("{} {}", what, layer));
+    return calls.back() == fails_at ? StorageError("as asked") : absl::OkStatus();
+  }
+  absl::Status Compute(const std::string& what, int layer, const HeldWeights& weights,
+                       size_t batch) {
+    EXPECT_EQ(weights.Of(layer).data[0], static_cast<std::byte>(layer));
+    return Note(fmt::format("{}.{}", what, batch), layer);
+  }
+  std::byte bytes_[8] = {};
+};
+
+class LayerWalkTest : public testing::Test {
+ protected:
+  absl::Status Run(std::vector<Operation> operations) {
+    LayerWalk walk(std::move(operations));
+    walk.Announce(recorder_);
+    WalkHooks hooks;
+    hooks.progress = [&](double fraction) {
+      fractions_.push_back(fraction);
+      return absl::OkStatus();
+    };
+    hooks.hand = [&](int layer, const LayerGradient& gradient) {
+      recorder_.calls.push_back(
+          fmt::format("hand {}{}", layer, gradient.ready != nullptr ? " behind its event" : ""));
+      return absl::OkStatus();
+    };
+    hooks.commit = [&] {
+      recorder_.calls.push_back("commit");
+      return absl::OkStatus();
+    };
+    return walk.Run(recorder_, recorder_, hooks);
+  }
+
+  Recorder recorder_;
+  std::vector<double> fractions_;
+};
+
+TEST_F(LayerWalkTest, RunsEachOperationForEveryMicroBatch) {
+  ASSERT_TRUE(Run(ChainSchedule({.num_layers = 3}).operations).ok());
+  EXPECT_THAT(recorder_.expected, ElementsAre(0, 1, 2, 1));
+  EXPECT_THAT(
+      recorder_.calls,
+      ElementsAre("acquire 0", "forward.0 0", "forward.1 0", "keep 0", "release 0", "acquire 1",
+                  "forward.0 1", "forward.1 1", "release 1", "acquire 2", "loss.0 2", "loss.1 2",
+                  "release 2 behind its event", "commit", "hand 2", "acquire 1", "recompute.0 1",
+                  "backward.0 1", "recompute.1 1", "backward.1 1", "drop 0", "release 1",
+                  "hand 1 behind its event", "backward 0", "backward 0", "hand 0"));
+  EXPECT_THAT(fractions_, ElementsAre(0.0, 0.1, 0.2, 0.5));
+}
+
+// Each call in turn: what was lent before is given back, and nothing is asked for after it.
+TEST_F(LayerWalkTest, AFailureEndsItAndGivesEveryLeaseBack) {
+  const std::vector<Operation> operations =
+      ChainSchedule({.num_layers = 3, .loss_reads_first = true}).operations;
+  ASSERT_TRUE(Run(operations).ok());
+  const std::vector<std::string> all = recorder_.calls;
+  int num_failures = 0;
+  for (const std::string& call : all) {
+    if (!call.starts_with("acquire") && call.find('.') == std::string::npos) continue;
+    recorder_.calls.clear();
+    recorder_.fails_at = call;
+    EXPECT_EQ(Run(operations), StorageError("as asked")) << call;
+    const auto failed = std::ranges::find(recorder_.calls, call);
+    for (auto after = std::next(failed); after != recorder_.calls.end(); ++after) {
+      EXPECT_TRUE(after->starts_with("release")) << *after << " after " << call;
+    }
+    const auto count = [&](const std::string& what) {
+      return std::ranges::count_if(recorder_.calls, [&](const std::string& line) {
+        return line.starts_with(what) && line != recorder_.fails_at;
+      });
+    };
+    EXPECT_EQ(count("acquire"), count("release")) << call;
+    ++num_failures;
+  }
+  EXPECT_GT(num_failures, 10);
+}
+
+}  // namespace
+}  // namespace forebay
