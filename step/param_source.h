@@ -66,9 +66,9 @@ class ParamSource {
   // that the source can read ahead. Every Acquire must follow the announced order.
   virtual void Expect(std::span<const int> layers) = 0;
 
-  // Waits for the weights of `layer`. At most two leases are held at a time (the tied output layer
-  // needs the final norm and the embedding). StorageError, CorruptError, and the error of work on a
-  // device that had the weights before.
+  // Waits for the weights of `layer`. A source says how many leases may be held at a time: two at
+  // least (the tied output layer needs the final norm and the embedding). StorageError,
+  // CorruptError, and the error of work on a device that had the weights before.
   virtual absl::StatusOr<WeightsLease> Acquire(int layer) = 0;
 
  protected:

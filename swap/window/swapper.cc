@@ -17,21 +17,15 @@
 #include "forebay/swap/window/access_queue.h"
 
 namespace forebay {
-namespace {
-
-constexpr int kMaxLeases = 2;
-
-}  // namespace
 
 // Who touches what: everything is the staging thread's, except what is marked "mutex", which both
 // threads touch under it. The mutex is never held during I/O or a call of the updater.
 //
-// No deadlock, counted in buffers. Acquire waits for the front access p while its caller holds at
-// most one other lease. Buffers are assigned in order within a class, so those of p's class are in
-// use by that lease at most: accesses before p are released, and accesses behind p get none before
-// p has one. A class has two buffers or more (blocks), or one (large), of which two are never lent
-// at a time (checked in Acquire). So there is always a buffer for p. Taking it waits for reads and
-// write-backs only, and those wait for nobody.
+// No deadlock, counted in buffers. Acquire waits for the front access p. Buffers are assigned in
+// order within a class: accesses before p are released or lent, and accesses behind p get none
+// before p has one. So those of p's class that are in use are lent to other layers, and one is not
+// (CheckAcquire). Taking it waits for reads, write-backs and devices only, and those wait for
+// nobody.
 struct Swapper::Impl {
   struct Buffer {
     BufferClass buffer_class = BufferClass::kBlock;
@@ -87,6 +81,7 @@ struct Swapper::Impl {
   void Fail(const absl::Status& status);
 
   // The caller's thread.
+  absl::Status CheckAcquire(int layer);
   void Send(Lock& lock, Command new_command);
 
   BufferClass ClassOf(int layer) const { return class_of_layer[layer]; }
@@ -163,7 +158,7 @@ absl::Status Swapper::Impl::MakeBuffers(const WindowOptions& options, const Plac
     buffers.back().layer = layer;
     buffer_of_layer[layer] = static_cast<int>(buffers.size()) - 1;
   }
-  leases.reserve(kMaxLeases);
+  leases.reserve(buffers.size());
   return absl::OkStatus();
 }
 
@@ -497,22 +492,44 @@ void Swapper::Expect(std::span<const int> layers) {
   impl_->wake.notify_one();
 }
 
+// What the caller may do wrong; it has changed nothing.
+absl::Status Swapper::Impl::CheckAcquire(int layer) {
+  if (layer < 0 || layer >= store->tiles().num_layers()) {
+    return UsageError(fmt::format("acquire: there is no layer {}; the last is {}", layer,
+                                  store->tiles().num_layers() - 1));
+  }
+  if (announced.empty() || announced.At(announced.front()).layer != layer) {
+    const std::string next =
+        announced.empty()
+            ? "none is left"
+            : fmt::format("the next is '{}'", NameOfLayer(announced.At(announced.front()).layer));
+    return UsageError(fmt::format(
+        "acquire: '{}' is not the next layer that was announced: {}. Announce layers in the order "
+        "in which they are acquired, or cancel what was announced",
+        NameOfLayer(layer), next));
+  }
+  // The deadlock that the comment at Impl excludes: the caller holds every buffer that this layer
+  // could take.
+  int num_free = 0;
+  for (const Buffer& buffer : buffers) {
+    const bool lent = std::ranges::any_of(leases, [&](const Lease& lease) {
+      return &buffers[lease.buffer] == &buffer && lease.layer != layer;
+    });
+    if (buffer.buffer_class == ClassOf(layer) && !lent) ++num_free;
+  }
+  if (num_free > 0) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "acquire: every buffer that '{}' could take is lent ({} layers are held). Release one first, "
+      "or give the window more buffers",
+      NameOfLayer(layer), leases.size()));
+}
+
 absl::StatusOr<std::span<const std::byte>> Swapper::Acquire(int layer) {
   const Stopwatch waited;
   Impl::Lock lock(impl_->mutex);
   AccessQueue& queue = impl_->announced;
-  FOREBAY_CHECK(!queue.empty() && queue.At(queue.front()).layer == layer);
-  FOREBAY_CHECK(static_cast<int>(impl_->leases.size()) < kMaxLeases);
-  // The deadlock that the comment at Impl excludes: the caller holds every buffer that this layer
-  // could take.
-  int num_free = 0;
-  for (const Impl::Buffer& buffer : impl_->buffers) {
-    const bool lent = std::ranges::any_of(impl_->leases, [&](const Impl::Lease& lease) {
-      return &impl_->buffers[lease.buffer] == &buffer && lease.layer != layer;
-    });
-    if (buffer.buffer_class == impl_->ClassOf(layer) && !lent) ++num_free;
-  }
-  FOREBAY_CHECK(num_free > 0);
+  if (!impl_->failure.ok()) return impl_->failure;
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckAcquire(layer));
   impl_->progress.wait(lock,
                        [&] { return queue.front() < queue.ready_end() || !impl_->failure.ok(); });
   impl_->stats.wait_s += waited.Seconds();

@@ -66,8 +66,9 @@ class Swapper {
   // As ParamSource's (step/param_source.h), which train/ implements with this class. Used by one
   // thread.
   void Expect(std::span<const int> layers);
-  // At most two leases at a time, and never two different large layers with one large buffer. The
-  // first error of any read, update or write-back; it stays.
+  // The first error of any read, update, write-back or device; it stays. UsageError, with nothing
+  // changed, for another layer than the next that was announced, and where the caller holds every
+  // buffer that the layer could take.
   absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
   // `done`: as WeightsLease::Release has it.
   void Release(int layer, Event* done = nullptr);

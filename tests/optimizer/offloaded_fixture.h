@@ -262,6 +262,7 @@ class OffloadedRun {
     bool delayed = false;      // updates; weights on NVMe
     GradientArea area = GradientArea::kSpilled;
     OptimizerConfig rule = kTestAdamW;
+    Device* gradient_device = nullptr;
   };
 
   // Creates the store in `folder` unless one is there. `disk`: nullptr is the real one.
@@ -285,6 +286,7 @@ class OffloadedRun {
     settings.num_threads = options.num_threads;
     settings.num_staging_tiles = options.num_staging_tiles;
     settings.gradient_area = options.area;
+    settings.gradient_device = options.gradient_device;
     for (int layer = run->num_layers() - 1; layer >= 0; --layer) {
       settings.hand_over_order.push_back(layer);
     }
