@@ -28,12 +28,13 @@ class GradientLandingTest : public testing::Test {
   // memory and an event that are used again for every layer.
   absl::StatusOr<GradientStats> BackwardOnDevice(OffloadedRun& run, int64_t step) {
     const Inventory& inventory = run.store().inventory();
-    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, device_.CreateStream());
+    std::vector<std::vector<float>> sent;  // until the stream has read them, whenever that is
     FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Event> ready, device_.CreateEvent());
     FOREBAY_ASSIGN_OR_RETURN(const DeviceBuffer memory,
                              device_.Allocate(inventory.largest_layer_elems() * 4));
+    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, device_.CreateStream());
     for (int layer = run.num_layers() - 1; layer >= 0; --layer) {
-      const std::vector<float> gradient = GradientOf(inventory, layer, step);
+      const std::vector<float>& gradient = sent.emplace_back(GradientOf(inventory, layer, step));
       FOREBAY_RETURN_IF_ERROR(
           stream->CopyToDevice(memory.address(), std::as_bytes(std::span(gradient))));
       FOREBAY_RETURN_IF_ERROR(stream->Record(*ready));
