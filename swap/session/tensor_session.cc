@@ -27,8 +27,11 @@ constexpr int64_t kMostScratchBytes = int64_t{16} << 20;
 
 TensorSession::Impl::Impl(const SessionOptions& session_options,
                           std::unique_ptr<TensorStore> the_store)
-    : options(session_options), budget(session_options.memory_bytes), store(std::move(the_store)) {
-  const std::vector<TensorSpec>& tensors = store->inventory().tensors();
+    : options(session_options),
+      budget(session_options.memory_bytes),
+      inventory(the_store->inventory()),
+      store(std::move(the_store)) {
+  const std::vector<TensorSpec>& tensors = inventory.tensors();
   for (size_t i = 0; i < tensors.size(); ++i) {
     tensor_of_name.emplace(tensors[i].name, static_cast<int>(i));
   }
@@ -62,7 +65,7 @@ absl::Status TensorSession::Impl::Start(bool is_new) {
 
 absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Impl::Make(
     const SessionOptions& options, std::unique_ptr<TensorStore> store, bool is_new) {
-  auto impl = std::make_unique<Impl>(options, std::move(store));
+  auto impl = std::make_shared<Impl>(options, std::move(store));
   absl::Status status = impl->Start(is_new);
   if (!status.ok()) {
     if (is_new) impl->store->RemoveCreated();
@@ -71,16 +74,19 @@ absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Impl::Make(
   return std::unique_ptr<TensorSession>(new TensorSession(std::move(impl)));
 }
 
-TensorSession::TensorSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TensorSession::TensorSession(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 TensorSession::~TensorSession() {
   {
     const std::lock_guard lock(impl_->mutex);
-    FOREBAY_CHECK(impl_->num_leases == 0);
+    impl_->has_ended = true;
     impl_->command = Impl::Command::kStop;
     impl_->wake.notify_all();
   }
   impl_->writer.join();
+  // Leases may outlive this, but not what they would be written to.
+  for (std::unique_ptr<TileCache>& cache : impl_->caches) cache.reset();
+  impl_->store.reset();
 }
 
 absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Create(
@@ -112,7 +118,7 @@ int64_t TensorSession::LeastMemoryBytes(const TileMap& tiles, int64_t num_elems)
 }
 
 const Inventory& TensorSession::inventory() const {
-  return impl_->store->inventory();
+  return impl_->inventory;
 }
 const TensorStore& TensorSession::store() const {
   return *impl_->store;
@@ -215,7 +221,7 @@ absl::StatusOr<int64_t> TensorSession::Impl::TakeRoom(Lock& lock, int64_t bytes,
 
 std::span<std::byte> TensorSession::Impl::ValuesAt(int tensor, TensorPlane plane,
                                                    int64_t begin_bytes) const {
-  const int64_t bytes = store->inventory().tensors()[tensor].num_elems * BytesPerElem(plane);
+  const int64_t bytes = inventory.tensors()[tensor].num_elems * BytesPerElem(plane);
   return lease_memory.bytes().subspan(static_cast<size_t>(begin_bytes), static_cast<size_t>(bytes));
 }
 
@@ -327,9 +333,13 @@ absl::Status TensorSession::Impl::GatherAll(Lock& lock, std::span<const TensorLe
 
 absl::Status TensorSession::AcquireAll(std::span<const LeaseRequest> requests,
                                        std::span<TensorLease> leases) {
-  FOREBAY_CHECK(requests.size() == leases.size());
+  if (requests.size() != leases.size() || std::ranges::any_of(leases, &TensorLease::is_out)) {
+    return UsageError(fmt::format(
+        "acquire: {} requests and {} leases, of which {} are out: give one for each request, and "
+        "release it first",
+        requests.size(), leases.size(), std::ranges::count_if(leases, &TensorLease::is_out)));
+  }
   for (size_t i = 0; i < leases.size(); ++i) {
-    FOREBAY_CHECK(!leases[i]);
     FOREBAY_ASSIGN_OR_RETURN(leases[i].tensor_, impl_->Resolve(requests[i]));
     leases[i].plane_ = requests[i].plane;
     leases[i].access_ = requests[i].access;
@@ -337,7 +347,7 @@ absl::Status TensorSession::AcquireAll(std::span<const LeaseRequest> requests,
   if (leases.empty()) return absl::OkStatus();
   Impl::Lock lock(impl_->mutex);
   FOREBAY_RETURN_IF_ERROR(impl_->Reserve(lock, requests, leases));
-  for (TensorLease& lease : leases) lease.session_ = this;
+  for (TensorLease& lease : leases) lease.session_ = impl_;
   const absl::Status status = impl_->GatherAll(lock, leases);
   lock.unlock();
   if (!status.ok()) {
@@ -378,6 +388,14 @@ absl::Status TensorSession::Expect(std::string_view tensor, TensorPlane plane) {
 absl::Status TensorSession::Impl::Release(const TensorLease& lease, bool write_back) {
   const std::lock_guard lock(mutex);
   --num_leases;
+  if (has_ended) {
+    if (!write_back || lease.access_ == LeaseAccess::kRead) return absl::OkStatus();
+    return UsageError(
+        fmt::format("release: the session of '{}' has ended before its lease: nothing of it is "
+                    "written. Release "
+                    "leases, and commit, before the session ends",
+                    inventory.tensors()[lease.tensor_].name));
+  }
   if (lease.access_ != LeaseAccess::kRead) {
     Group& group = groups[GroupOf(lease.tensor_, lease.plane_)];
     group.write_leased = false;
@@ -399,16 +417,13 @@ absl::Status TensorSession::Impl::Release(const TensorLease& lease, bool write_b
   return failure;
 }
 
-TensorLease::~TensorLease() {
-  Release().IgnoreError();
-}
 TensorLease::TensorLease(TensorLease&& other) noexcept {
   *this = std::move(other);
 }
 TensorLease& TensorLease::operator=(TensorLease&& other) noexcept {
   if (this == &other) return *this;
-  Release().IgnoreError();
-  session_ = std::exchange(other.session_, nullptr);
+  Discard();
+  session_ = std::move(other.session_);
   tensor_ = other.tensor_;
   plane_ = other.plane_;
   access_ = other.access_;
@@ -418,30 +433,35 @@ TensorLease& TensorLease::operator=(TensorLease&& other) noexcept {
 
 absl::Status TensorLease::Release() {
   if (session_ == nullptr) return absl::OkStatus();
-  return std::exchange(session_, nullptr)->impl_->Release(*this, /*write_back=*/true);
+  const std::shared_ptr<TensorSession::Impl> session = std::move(session_);
+  return session->Release(*this, /*write_back=*/true);
 }
 void TensorLease::Discard() {
   if (session_ == nullptr) return;
-  std::exchange(session_, nullptr)->impl_->Release(*this, /*write_back=*/false).IgnoreError();
+  const std::shared_ptr<TensorSession::Impl> session = std::move(session_);
+  session->Release(*this, /*write_back=*/false).IgnoreError();
 }
 
 const TensorSpec& TensorLease::tensor() const {
-  FOREBAY_CHECK(session_ != nullptr);
-  return session_->inventory().tensors()[tensor_];
+  static const TensorSpec none;
+  return session_ != nullptr ? session_->inventory.tensors()[tensor_] : none;
+}
+std::span<std::byte> TensorLease::BytesOf() const {
+  return session_->ValuesAt(tensor_, plane_, begin_bytes_);
 }
 std::span<const float> TensorLease::values() const {
-  FOREBAY_CHECK(session_ != nullptr && plane_ != TensorPlane::kW16);
-  const std::span<std::byte> bytes = session_->impl_->ValuesAt(tensor_, plane_, begin_bytes_);
+  if (session_ == nullptr || plane_ == TensorPlane::kW16) return {};
+  const std::span<std::byte> bytes = BytesOf();
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 std::span<float> TensorLease::floats() {
-  FOREBAY_CHECK(session_ != nullptr && access_ != LeaseAccess::kRead);
-  const std::span<std::byte> bytes = session_->impl_->ValuesAt(tensor_, plane_, begin_bytes_);
+  if (session_ == nullptr || access_ == LeaseAccess::kRead) return {};
+  const std::span<std::byte> bytes = BytesOf();
   return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 std::span<const Bf16> TensorLease::bf16() const {
-  FOREBAY_CHECK(session_ != nullptr && plane_ == TensorPlane::kW16);
-  const std::span<std::byte> bytes = session_->impl_->ValuesAt(tensor_, plane_, begin_bytes_);
+  if (session_ == nullptr || plane_ != TensorPlane::kW16) return {};
+  const std::span<std::byte> bytes = BytesOf();
   return {reinterpret_cast<const Bf16*>(bytes.data()), bytes.size() / sizeof(Bf16)};
 }
 

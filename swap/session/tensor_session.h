@@ -77,43 +77,7 @@ struct SessionStats {
   int64_t peak_resident_bytes = 0;  // at most: leased values and tiles peak at different times
 };
 
-class TensorSession;
-
-// The right to use the values of one plane of a tensor. Move-only; may go to another thread, and is
-// used by one at a time. All leases end before their session does.
-class TensorLease {
- public:
-  TensorLease() = default;
-  // Releases. What goes wrong is told by the next call of the session, at the latest by Commit.
-  ~TensorLease();
-  TensorLease(TensorLease&& other) noexcept;
-  TensorLease& operator=(TensorLease&& other) noexcept;
-
-  explicit operator bool() const { return session_ != nullptr; }
-  const TensorSpec& tensor() const;
-  TensorPlane plane() const { return plane_; }
-
-  // [tensor().num_elems], row-major, 64-byte aligned. Requires: a lease, of fp32 values (of any
-  // plane but kW16); `floats`: for writing.
-  std::span<const float> values() const;
-  std::span<float> floats();
-  // The same of kW16.
-  std::span<const Bf16> bf16() const;
-
-  // Ends the lease. Values that were written are seen by every Acquire from here on. Returns the
-  // error for which the session takes no commit, if there is one; the lease has ended all the same.
-  absl::Status Release();
-  // Ends a lease without writing anything back.
-  void Discard();
-
- private:
-  friend class TensorSession;
-  TensorSession* session_ = nullptr;
-  int tensor_ = -1;
-  TensorPlane plane_ = TensorPlane::kMaster;
-  LeaseAccess access_ = LeaseAccess::kRead;
-  int64_t begin_bytes_ = 0;  // in the session's memory
-};
+class TensorLease;
 
 // Thread-safe.
 //
@@ -146,7 +110,7 @@ class TensorSession {
   static absl::StatusOr<std::unique_ptr<TensorSession>> Open(
       const SessionOptions& options, const std::vector<std::string>& directories, Engine* engine,
       const std::string& uuid = "");
-  // What is not committed is lost. Requires: no lease is out.
+  // What is not committed is lost.
   ~TensorSession();
 
   // The least memory_bytes with which `num_elems` values can be leased at once, in fp32: one
@@ -166,7 +130,7 @@ class TensorSession {
   absl::StatusOr<TensorLease> Acquire(std::string_view tensor, TensorPlane plane,
                                       LeaseAccess access);
   // All of `requests` or none, without holding some while it waits for others. `leases`: as many,
-  // in the order of the requests; they must be empty.
+  // in the order of the requests, and all without a lease; else UsageError.
   absl::Status AcquireAll(std::span<const LeaseRequest> requests, std::span<TensorLease> leases);
   // Starts reading what will be acquired next, as far as there is room for it now. A hint: nothing
   // waits, and nothing fails but UsageError for what cannot be acquired.
@@ -201,8 +165,52 @@ class TensorSession {
  private:
   friend class TensorLease;
   struct Impl;
-  explicit TensorSession(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit TensorSession(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;  // leases that outlive the session share it
+};
+
+// The right to use the values of one plane of a tensor. Move-only; may go to another thread, and is
+// used by one at a time. Where it outlives its session, its values stay readable and its Release
+// writes nothing.
+class TensorLease {
+ public:
+  TensorLease() = default;
+  // As Discard: only Release writes, so that whoever leaves early, with half of the values set,
+  // leaves nothing behind.
+  ~TensorLease() { Discard(); }
+  TensorLease(TensorLease&& other) noexcept;
+  TensorLease& operator=(TensorLease&& other) noexcept;
+
+  explicit operator bool() const { return is_out(); }
+  bool is_out() const { return session_ != nullptr; }
+  const TensorSpec& tensor() const;  // an empty one without a lease
+  TensorPlane plane() const { return plane_; }
+
+  // [tensor().num_elems], row-major, 64-byte aligned: of any plane but kW16. Empty where there are
+  // none.
+  std::span<const float> values() const;
+  // The same, to be set; empty without a lease for writing.
+  std::span<float> floats();
+  // [tensor().num_elems] of kW16, and empty of any other plane.
+  std::span<const Bf16> bf16() const;
+
+  // Ends the lease, and has the values of a write lease written: every Acquire sees them from here
+  // on. Returns the error for which the session takes no commit, if there is one, and UsageError
+  // where a write lease has outlived its session; the lease has ended all the same. OK without a
+  // lease.
+  absl::Status Release();
+  // Ends the lease, and forgets what was set.
+  void Discard();
+
+ private:
+  friend class TensorSession;
+  std::span<std::byte> BytesOf() const;
+
+  std::shared_ptr<TensorSession::Impl> session_;  // nullptr: no lease
+  int tensor_ = -1;
+  TensorPlane plane_ = TensorPlane::kMaster;
+  LeaseAccess access_ = LeaseAccess::kRead;
+  int64_t begin_bytes_ = 0;  // in the session's memory
 };
 
 }  // namespace forebay

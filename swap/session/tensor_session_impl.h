@@ -64,7 +64,7 @@ struct TensorSession::Impl {
   absl::StatusOr<int> FindTensor(std::string_view name, TensorPlane plane) const;
   absl::StatusOr<int> Resolve(const LeaseRequest& request) const;
   int64_t RangeBytesOf(const TensorLease& lease) const {
-    const TensorSpec& tensor = store->inventory().tensors()[lease.tensor_];
+    const TensorSpec& tensor = inventory.tensors()[lease.tensor_];
     return LeaseArena::RangeBytes(tensor.num_elems * BytesPerElem(lease.plane_));
   }
   absl::Status Reserve(Lock& lock, std::span<const LeaseRequest> requests,
@@ -91,7 +91,8 @@ struct TensorSession::Impl {
 
   const SessionOptions options;
   MemoryBudget budget;
-  const std::unique_ptr<TensorStore> store;
+  const Inventory inventory;
+  std::unique_ptr<TensorStore> store;  // until the session ends
   HostBuffer lease_memory;
   std::unique_ptr<TileCache> caches[2];                      // by TileHalf
   std::unordered_map<std::string_view, int> tensor_of_name;  // never changed
@@ -104,6 +105,7 @@ struct TensorSession::Impl {
   std::optional<LeaseArena> arena;
   int64_t next_ticket = 0;
   std::vector<int64_t> waiting;  // for room: tickets, served in turn
+  bool has_ended = false;
   int num_leases = 0;
   int num_write_leases = 0;
   int num_gathers = 0;

@@ -35,7 +35,9 @@ absl::Status Train(const std::string& folder) {
         v[i] += 0.001f * (gradient * gradient - v[i]);
         w[i] -= 0.01f * m[i] / (std::sqrt(v[i]) + 1e-8f);
       }
-    }  // The leases end, and are written back while the next tensor is computed.
+      // Written back while the next tensor is computed.
+      for (TensorLease& lease : leases) FOREBAY_RETURN_IF_ERROR(lease.Release());
+    }
     FOREBAY_RETURN_IF_ERROR(session->Commit(step, {{"rows_seen", 32 * step}}));
   }
   float bias = 0;

@@ -104,6 +104,10 @@ inline absl::Status SetEverything(TensorSession& session, PlainTensors& expected
   return absl::OkStatus();
 }
 
+// Of SmallInventory.
+inline constexpr char kUp[] = "layers.0.up";      // 3200 elements, most of one tile
+inline constexpr char kDown[] = "layers.0.down";  // its neighbour, in the same tile and the next
+
 // A session over SmallInventory in a temporary folder.
 class SessionFixture : public testing::Test {
  protected:

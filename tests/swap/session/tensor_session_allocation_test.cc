@@ -16,7 +16,10 @@ absl::Status OneStep(TensorSession& session) {
     };
     TensorLease leases[3];
     FOREBAY_RETURN_IF_ERROR(session.AcquireAll(requests, leases));
-    for (TensorLease& lease : leases) std::ranges::fill(lease.floats(), 1.0f);
+    for (TensorLease& lease : leases) {
+      std::ranges::fill(lease.floats(), 1.0f);
+      FOREBAY_RETURN_IF_ERROR(lease.Release());
+    }
   }
   return absl::OkStatus();
 }

@@ -204,7 +204,10 @@ class SharedSession {
       };
       TensorLease leases[2];
       FOREBAY_RETURN_IF_ERROR(session_->AcquireAll(requests, leases));
-      for (TensorLease& lease : leases) std::ranges::fill(lease.floats(), value);
+      for (TensorLease& lease : leases) {
+        std::ranges::fill(lease.floats(), value);
+        FOREBAY_RETURN_IF_ERROR(lease.Release());
+      }
     }
     return absl::OkStatus();
   }
