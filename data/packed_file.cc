@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -18,15 +17,13 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/sealed_record.h"
 
 namespace forebay {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "packed files are little-endian");
-
 // The header block: docs/formats.md, "Packed token files".
-constexpr char kMagic[8] = {'F', 'B', 'P', 'A', 'C', 'K', 'E', 'D'};
-constexpr uint32_t kVersion = 2;
+constexpr RecordKind kPackedKind = {{'F', 'B', 'P', 'A', 'C', 'K', 'E', 'D'}, 2};
 constexpr int64_t kBlockBytes = 4096;
 constexpr int64_t kMaxInfoBytes = int64_t{1} << 24;
 constexpr int64_t kMaxSeq = int64_t{1} << 24;
@@ -37,8 +34,7 @@ constexpr size_t kHeaderDigestAt = kBlockBytes - sizeof(uint64_t);
 constexpr int64_t kCheckBytes = int64_t{1} << 20;
 
 struct Header {
-  char magic[8];
-  uint32_t version;
+  RecordKind kind;
   uint32_t info_bytes;
   uint64_t num_rows;
   uint64_t seq;
@@ -153,16 +149,16 @@ absl::Status PackedFile::Impl::ReadHeader() {
   FOREBAY_RETURN_IF_ERROR(PreadAll(fd.get(), block, 0, path));
   Header header;
   std::memcpy(&header, block.data(), sizeof(header));
-  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
+  if (header.kind.magic != kPackedKind.magic) {
     return BadInputError(fmt::format(
         "'{}' is not a packed token file; make one of .txt or .jsonl with 'forebay data pack'",
         path));
   }
-  if (header.version != kVersion) {
+  if (header.kind.version != kPackedKind.version) {
     return BadInputError(fmt::format(
         "'{}' has version {} of the packed format, this program reads {}: pack the text "
         "again",
-        path, header.version, kVersion));
+        path, header.kind.version, kPackedKind.version));
   }
   const int64_t info_bytes = header.info_bytes;
   if (info_bytes > std::min(kMaxInfoBytes, file_bytes - kBlockBytes)) {
@@ -341,17 +337,18 @@ const std::string& PackedFile::path() const {
 }
 
 bool IsPackedFile(const std::string& path) {
-  std::array<std::byte, sizeof(kMagic)> magic;
-  return ReadStart(path, magic) && std::memcmp(magic.data(), kMagic, sizeof(kMagic)) == 0;
+  std::array<char, sizeof(kPackedKind.magic)> magic;
+  return ReadStart(path, std::as_writable_bytes(std::span(magic))) && magic == kPackedKind.magic;
 }
 
 std::optional<int64_t> PackedRowTokens(const std::string& path) {
-  std::array<std::byte, sizeof(Header)> bytes;
-  if (!IsPackedFile(path) || !ReadStart(path, bytes)) return std::nullopt;
   Header header;
-  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (!ReadStart(path, std::as_writable_bytes(std::span(&header, 1))) ||
+      header.kind.magic != kPackedKind.magic) {
+    return std::nullopt;
+  }
   // An older version has it in the same place, and whoever opens it says what is wrong.
-  const bool is_known = header.version >= 1 && header.version <= kVersion;
+  const bool is_known = header.kind.version >= 1 && header.kind.version <= kPackedKind.version;
   if (!is_known || header.seq < 2 || header.seq > kMaxSeq) return std::nullopt;
   return static_cast<int64_t>(header.seq);
 }

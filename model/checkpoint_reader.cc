@@ -11,7 +11,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/model/convert_floats.h"
-#include "forebay/model/json_scanner.h"
+#include "forebay/model/json_reader.h"
 #include "forebay/model/safetensors.h"
 
 namespace forebay {

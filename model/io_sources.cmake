@@ -2,7 +2,7 @@ set(MODEL_io_SOURCES
   checkpoint_reader.cc
   checkpoint_source.cc
   convert_floats.cc
-  json_scanner.cc
+  json_reader.cc
   match_checkpoint.cc
   model_folder.cc
   rope.cc

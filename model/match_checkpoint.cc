@@ -7,7 +7,7 @@
 #include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/model/json_scanner.h"
+#include "forebay/model/json_reader.h"
 #include "forebay/model/safetensors.h"
 
 namespace forebay {

@@ -4,10 +4,11 @@
 #include <cstring>
 #include <tuple>
 #include <unordered_set>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/model/json_scanner.h"
+#include "forebay/model/json_reader.h"
 #include "forebay/model/safetensors.h"
 
 namespace forebay {
@@ -51,16 +52,30 @@ bool HasControlCharacter(std::string_view name) {
 class HeaderParser {
  public:
   HeaderParser(std::string_view json, int64_t data_bytes, std::string_view source)
-      : scanner_(json), data_bytes_(data_bytes), source_(source) {}
+      : json_(json), data_bytes_(data_bytes), source_(source) {
+    header_rule_.member = [this](std::string& key) { return Member(key); };
+    metadata_rule_.allows_null = true;
+    metadata_rule_.member = [this](std::string& key) { return MetadataMember(key); };
+    metadata_text_rule_.string = [this](std::string& text) {
+      return MoveTo(*metadata_text_, text);
+    };
+    entry_rule_.member = [this](std::string& field) { return Field(field); };
+    entry_rule_.end = [this] { return EndEntry(); };
+    dtype_rule_.string = [this](std::string& text) { return MoveTo(entry_.dtype_name, text); };
+    shape_rule_.element = &extent_rule_;
+    extent_rule_.number = [this](int64_t extent) { return Extent(extent); };
+    offsets_rule_.element = &offset_rule_;
+    offset_rule_.number = [this](int64_t offset) { return Offset(offset); };
+    offsets_rule_.end = [this] {
+      return num_offsets_ == 2 || reader_.Fail("data_offsets needs two numbers");
+    };
+    unknown_rule_.any_depth = kMaxUnknownDepth;
+  }
 
   absl::StatusOr<SafetensorsHeader> Parse() {
-    const bool parsed =
-        scanner_.Object([&](std::string key) { return Member(std::move(key)); }) && scanner_.End();
-    if (!parsed) {
-      return BadInputError(fmt::format("{}: the safetensors header is invalid at byte {}{}: {}. {}",
-                                       source_,
-                                       kLengthBytes + static_cast<int64_t>(scanner_.offset()),
-                                       Where(), scanner_.problem(), kAdvice));
+    if (!reader_.Read(json_, header_rule_)) {
+      return BadInputError(fmt::format("{}: the safetensors header is invalid{}: {}. {}", source_,
+                                       Where(), reader_.problem(), kAdvice));
     }
     FOREBAY_RETURN_IF_ERROR(CheckLayout());
     return std::move(header_);
@@ -71,85 +86,78 @@ class HeaderParser {
       "Download the file again, or save it again with the safetensors library";
 
   std::string Where() const {
-    return current_.empty() ? ""
-                            : fmt::format(", in the entry of tensor '{}'", Printable(current_));
+    return entry_.name.empty()
+               ? ""
+               : fmt::format(", in the entry of tensor '{}'", Printable(entry_.name));
   }
 
-  bool Member(std::string key) {
+  static bool MoveTo(std::string& target, std::string& text) {
+    target = std::move(text);
+    return true;
+  }
+  const JsonRule* Refuse(std::string problem) {
+    reader_.Fail(std::move(problem));
+    return nullptr;
+  }
+
+  const JsonRule* Member(std::string& key) {
     if (key.size() > kMaxNameBytes)
-      return scanner_.Fail(fmt::format("a name has more than {} bytes", kMaxNameBytes));
+      return Refuse(fmt::format("a name has more than {} bytes", kMaxNameBytes));
     if (!names_.insert(key).second)
-      return scanner_.Fail(fmt::format("the key '{}' appears twice", Printable(key)));
-    if (key == "__metadata__") return Metadata();
-    if (key.empty()) return scanner_.Fail("a tensor has an empty name");
-    if (HasControlCharacter(key)) {
-      return scanner_.Fail(fmt::format("the name '{}' has control characters", Printable(key)));
+      return Refuse(fmt::format("the key '{}' appears twice", Printable(key)));
+    if (key == "__metadata__") return &metadata_rule_;
+    if (key.empty()) return Refuse("a tensor has an empty name");
+    if (HasControlCharacter(key))
+      return Refuse(fmt::format("the name '{}' has control characters", Printable(key)));
+    if (header_.entries.size() >= kMaxTensors)
+      return Refuse(fmt::format("there are more than {} tensors", kMaxTensors));
+    entry_.name = std::move(key);
+    return &entry_rule_;
+  }
+
+  const JsonRule* MetadataMember(std::string& key) {
+    const auto [position, added] = header_.metadata.try_emplace(std::move(key));
+    if (!added) {
+      return Refuse(
+          fmt::format("the key '{}' appears twice in __metadata__", Printable(position->first)));
     }
-    if (header_.entries.size() >= kMaxTensors) {
-      return scanner_.Fail(fmt::format("there are more than {} tensors", kMaxTensors));
-    }
-    current_ = key;
-    SafetensorsEntry entry;
-    entry.name = std::move(key);
-    if (!Entry(entry)) return false;
-    header_.entries.push_back(std::move(entry));
-    current_.clear();
+    metadata_text_ = &position->second;
+    return &metadata_text_rule_;
+  }
+
+  const JsonRule* Field(std::string_view field) {
+    const auto first_time = [&](bool& seen, const JsonRule& rule) {
+      if (seen) return Refuse(fmt::format("the field '{}' appears twice", field));
+      seen = true;
+      return &rule;
+    };
+    if (field == "dtype") return first_time(has_dtype_, dtype_rule_);
+    if (field == "shape") return first_time(has_shape_, shape_rule_);
+    if (field == "data_offsets") return first_time(has_offsets_, offsets_rule_);
+    return &unknown_rule_;
+  }
+
+  bool Extent(int64_t extent) {
+    if (entry_.shape.size() >= kMaxRank)
+      return reader_.Fail(fmt::format("it has more than {} dimensions", kMaxRank));
+    entry_.shape.push_back(extent);
     return true;
   }
 
-  bool Metadata() {
-    if (scanner_.SkipNull()) return true;
-    return scanner_.Object([&](std::string key) {
-      std::string value;
-      if (!scanner_.String(&value)) return false;
-      if (header_.metadata.contains(key)) {
-        return scanner_.Fail(
-            fmt::format("the key '{}' appears twice in __metadata__", Printable(key)));
-      }
-      header_.metadata.emplace(std::move(key), std::move(value));
-      return true;
-    });
+  bool Offset(int64_t offset) {
+    if (++num_offsets_ > 2) return reader_.Fail("data_offsets has more than two numbers");
+    (num_offsets_ == 1 ? entry_.begin_bytes : entry_.end_bytes) = offset;
+    return true;
   }
 
-  bool Entry(SafetensorsEntry& entry) {
-    bool has_dtype = false, has_shape = false, has_offsets = false;
-    const auto first_time = [&](bool& seen, std::string_view field) {
-      if (seen) return scanner_.Fail(fmt::format("the field '{}' appears twice", field));
-      return seen = true;
-    };
-    const bool parsed = scanner_.Object([&](const std::string& field) {
-      if (field == "dtype")
-        return first_time(has_dtype, field) && scanner_.String(&entry.dtype_name);
-      if (field == "shape") return first_time(has_shape, field) && ShapeOf(entry);
-      if (field == "data_offsets") return first_time(has_offsets, field) && Offsets(entry);
-      return scanner_.SkipValue(kMaxUnknownDepth);
-    });
-    if (!parsed) return false;
-    if (!has_dtype || !has_shape || !has_offsets)
-      return scanner_.Fail("it needs dtype, shape and data_offsets");
-    return CheckSize(entry);
-  }
-
-  bool ShapeOf(SafetensorsEntry& entry) {
-    return scanner_.Array([&] {
-      int64_t extent = 0;
-      if (!scanner_.NonNegativeInt(&extent)) return false;
-      if (entry.shape.size() >= kMaxRank)
-        return scanner_.Fail(fmt::format("it has more than {} dimensions", kMaxRank));
-      entry.shape.push_back(extent);
-      return true;
-    });
-  }
-
-  bool Offsets(SafetensorsEntry& entry) {
-    int count = 0;
-    const bool parsed = scanner_.Array([&] {
-      int64_t* const target = count == 0 ? &entry.begin_bytes : &entry.end_bytes;
-      if (++count > 2) return scanner_.Fail("data_offsets has more than two numbers");
-      return scanner_.NonNegativeInt(target);
-    });
-    if (parsed && count < 2) return scanner_.Fail("data_offsets needs two numbers");
-    return parsed;
+  bool EndEntry() {
+    if (!has_dtype_ || !has_shape_ || !has_offsets_)
+      return reader_.Fail("it needs dtype, shape and data_offsets");
+    if (!CheckSize(entry_)) return false;
+    header_.entries.push_back(std::exchange(entry_, {}));
+    has_dtype_ = has_shape_ = has_offsets_ = false;
+    num_offsets_ = 0;
+    return true;
   }
 
   // The size that dtype and shape give must be that of the byte range. Zero extents are left out of
@@ -157,28 +165,28 @@ class HeaderParser {
   bool CheckSize(const SafetensorsEntry& entry) {
     const int bits = BitsOf(entry.dtype_name);
     if (bits == 0)
-      return scanner_.Fail(fmt::format("the dtype '{}' is unknown", Printable(entry.dtype_name)));
+      return reader_.Fail(fmt::format("the dtype '{}' is unknown", Printable(entry.dtype_name)));
     int64_t size_bits = bits;
     bool empty = false;
     for (const int64_t extent : entry.shape) {
       empty = empty || extent == 0;
       if (extent != 0 && __builtin_mul_overflow(size_bits, extent, &size_bits)) {
-        return scanner_.Fail(
+        return reader_.Fail(
             fmt::format("the shape {} has too many elements", ToString(entry.shape)));
       }
     }
     if (empty) size_bits = 0;
-    if (size_bits % 8 != 0) return scanner_.Fail("its elements do not fill whole bytes");
+    if (size_bits % 8 != 0) return reader_.Fail("its elements do not fill whole bytes");
     if (entry.begin_bytes > entry.end_bytes)
-      return scanner_.Fail("data_offsets ends before it begins");
+      return reader_.Fail("data_offsets ends before it begins");
     if (entry.end_bytes > data_bytes_) {
-      return scanner_.Fail(fmt::format("data_offsets ends at {}, but the file has {} bytes of data",
-                                       entry.end_bytes, data_bytes_));
+      return reader_.Fail(fmt::format("data_offsets ends at {}, but the file has {} bytes of data",
+                                      entry.end_bytes, data_bytes_));
     }
     if (entry.end_bytes - entry.begin_bytes != size_bits / 8) {
-      return scanner_.Fail(fmt::format("{} of shape {} takes {} bytes, but data_offsets spans {}",
-                                       entry.dtype_name, ToString(entry.shape), size_bits / 8,
-                                       entry.end_bytes - entry.begin_bytes));
+      return reader_.Fail(fmt::format("{} of shape {} takes {} bytes, but data_offsets spans {}",
+                                      entry.dtype_name, ToString(entry.shape), size_bits / 8,
+                                      entry.end_bytes - entry.begin_bytes));
     }
     return true;
   }
@@ -209,10 +217,16 @@ class HeaderParser {
     return absl::OkStatus();
   }
 
-  JsonScanner scanner_;
+  const std::string_view json_;
   const int64_t data_bytes_;
   const std::string_view source_;
-  std::string current_;  // the tensor whose entry is being read
+  JsonReader reader_;
+  JsonRule header_rule_, metadata_rule_, metadata_text_rule_, entry_rule_, dtype_rule_, shape_rule_,
+      extent_rule_, offsets_rule_, offset_rule_, unknown_rule_;
+  std::string* metadata_text_ = nullptr;
+  SafetensorsEntry entry_;  // that is being read
+  bool has_dtype_ = false, has_shape_ = false, has_offsets_ = false;
+  int num_offsets_ = 0;
   std::unordered_set<std::string> names_;
   SafetensorsHeader header_;
 };

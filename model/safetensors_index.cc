@@ -1,7 +1,10 @@
 // model.safetensors.index.json. What is accepted: docs/formats.md, "safetensors".
+#include <tuple>
+#include <utility>
+
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/model/json_scanner.h"
+#include "forebay/model/json_reader.h"
 #include "forebay/model/safetensors.h"
 
 namespace forebay {
@@ -25,33 +28,44 @@ bool IsBareFileName(std::string_view name) {
 
 absl::StatusOr<std::map<std::string, std::string, std::less<>>> ParseSafetensorsIndex(
     std::string_view text, std::string_view source) {
-  JsonScanner scanner(text);
+  JsonReader reader;
   std::map<std::string, std::string, std::less<>> weight_map;
-  bool has_weight_map = false;
-  const auto add_tensor = [&](std::string name) {
-    std::string file;
-    if (!scanner.String(&file)) return false;
+  auto position = weight_map.end();  // of the tensor whose file comes next
+  JsonRule file_rule, weight_map_rule, unknown_rule, index_rule;
+  file_rule.string = [&](std::string& file) {
     if (!IsBareFileName(file)) {
-      return scanner.Fail(fmt::format(
+      return reader.Fail(fmt::format(
           "the file '{}' of tensor '{}' is not the bare name of a .safetensors file in the "
           "same folder, and nothing else is read",
-          Printable(file), Printable(name)));
+          Printable(file), Printable(position->first)));
     }
-    const auto [position, added] = weight_map.try_emplace(std::move(name), std::move(file));
-    return added || scanner.Fail(fmt::format("tensor '{}' appears twice in weight_map",
-                                             Printable(position->first)));
+    position->second = std::move(file);
+    return true;
   };
-  const bool parsed = scanner.Object([&](const std::string& key) {
-    if (key != "weight_map") return scanner.SkipValue(kMaxUnknownIndexDepth);
-    if (has_weight_map) return scanner.Fail("the key 'weight_map' appears twice");
-    has_weight_map = true;
-    return scanner.Object(add_tensor);
-  });
-  if (parsed && scanner.End() && weight_map.empty())
-    scanner.Fail("it has no weight_map that names tensors and files");
-  if (!scanner.ok()) {
-    return BadInputError(fmt::format("{}: invalid at byte {}: {}. Download the file again", source,
-                                     scanner.offset(), scanner.problem()));
+  const auto refuse = [&](std::string problem) -> const JsonRule* {
+    reader.Fail(std::move(problem));
+    return nullptr;
+  };
+  weight_map_rule.member = [&](std::string& tensor) {
+    bool added = false;
+    std::tie(position, added) = weight_map.try_emplace(std::move(tensor));
+    return added ? &file_rule
+                 : refuse(fmt::format("tensor '{}' appears twice in weight_map",
+                                      Printable(position->first)));
+  };
+  unknown_rule.any_depth = kMaxUnknownIndexDepth;
+  bool has_weight_map = false;
+  index_rule.member = [&](const std::string& key) -> const JsonRule* {
+    if (key != "weight_map") return &unknown_rule;
+    const bool seen = std::exchange(has_weight_map, true);
+    return seen ? refuse("the key 'weight_map' appears twice") : &weight_map_rule;
+  };
+  index_rule.end = [&] {
+    return !weight_map.empty() || reader.Fail("it has no weight_map that names tensors and files");
+  };
+  if (!reader.Read(text, index_rule)) {
+    return BadInputError(
+        fmt::format("{}: invalid: {}. Download the file again", source, reader.problem()));
   }
   return weight_map;
 }

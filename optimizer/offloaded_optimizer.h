@@ -148,7 +148,8 @@ class OffloadedOptimizer : public TileUpdater {
   RecoveredGradients RecoverGradients(const std::function<absl::Status(double)>& progress);
   // Makes every layer's update due, but for those that speculation has applied, and starts reading
   // state. Requires: FinishBackward, with speculation complete, and every update of the step before
-  // was applied. Speculative layers lie in the window as they were before (Swapper::Forget).
+  // was applied. The window then still has the weights of before of speculative layers, until
+  // Swapper::ForgetSpeculative.
   // Delayed instead: starts applying them, from the committed slot to the other. Requires then: the
   // placement delays updates, all that was written to the store is committed,
   // TensorStore::BeginWriting, and ResidentWrites::kNow.

@@ -9,7 +9,7 @@ TileRun RunOf(const TileMap& tiles, const Tile& tile, std::span<std::byte> weigh
   FOREBAY_CHECK(static_cast<int64_t>(weights.size()) == tiles.WeightBytes(tile));
   FOREBAY_CHECK(static_cast<int64_t>(state.size()) == tiles.StateBytes(tile));
   const TilePlanes& planes = tiles.PlanesOf(tile);
-  const auto find = [&](PlaneKind kind) -> void* {
+  const auto find = [&](TilePlane kind) -> void* {
     const int plane = planes.Find(kind);
     return plane < 0 ? nullptr : state.data() + planes.OffsetBytes(plane, tile.num_elems);
   };
@@ -19,13 +19,13 @@ TileRun RunOf(const TileMap& tiles, const Tile& tile, std::span<std::byte> weigh
   run.layer = tile.layer;
   run.weights = WeightFormatOf(tiles.layout());
   run.weight = weights.data();
-  run.remainder = static_cast<int16_t*>(find(PlaneKind::kRemainder));
-  run.master = static_cast<float*>(find(PlaneKind::kMaster));
+  run.remainder = static_cast<int16_t*>(find(TilePlane::kRemainder));
+  run.master = static_cast<float*>(find(TilePlane::kMaster));
   run.moments = planes.moments();
-  run.m = find(PlaneKind::kM);
-  run.v = find(PlaneKind::kV);
-  run.m_scale = static_cast<uint16_t*>(find(PlaneKind::kMScale));
-  run.v_scale = static_cast<uint16_t*>(find(PlaneKind::kVScale));
+  run.m = find(TilePlane::kM);
+  run.v = find(TilePlane::kV);
+  run.m_scale = static_cast<uint16_t*>(find(TilePlane::kMScale));
+  run.v_scale = static_cast<uint16_t*>(find(TilePlane::kVScale));
   return run;
 }
 

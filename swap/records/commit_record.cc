@@ -1,28 +1,22 @@
 #include "forebay/swap/records/commit_record.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/hash.h"
+#include "forebay/base/sealed_record.h"
 
 namespace forebay {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the formats are little-endian");
-
-constexpr char kMagic[8] = {'F', 'B', 'C', 'O', 'M', 'M', 'I', 'T'};
-constexpr uint32_t kCommitVersion = 4;
 constexpr uint32_t kFlagOverwriting = 1;
 
-// The bytes on disk (docs/formats.md, "commit.fbs"); natural alignment leaves no holes.
+// The bytes on disk (docs/formats.md, "commit.fbs").
 struct DiskRecord {
-  char magic[8];
-  uint32_t version;
+  static constexpr RecordKind kKind = {{'F', 'B', 'C', 'O', 'M', 'M', 'I', 'T'}, 4};
+  RecordKind kind;
   uint32_t slot;
   uint8_t uuid[16];
   uint64_t sequence;
@@ -37,10 +31,6 @@ struct DiskRecord {
   uint64_t hash;  // XXH3-64 of everything before it
 };
 static_assert(sizeof(DiskRecord) == kCommitRecordBytes && offsetof(DiskRecord, trainer) == 88);
-
-uint64_t HashOf(const DiskRecord& record) {
-  return Xxh3_64(std::as_bytes(std::span(&record, 1)).first(offsetof(DiskRecord, hash)));
-}
 
 // Whether a store may have written it: anybody can make a hash that fits.
 bool IsPossible(const DiskRecord& record) {
@@ -72,11 +62,8 @@ bool HaveSameTiles(const CommitRecord& a, const CommitRecord& b) {
 }
 
 uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> bytes) {
-  FOREBAY_CHECK(static_cast<int64_t>(bytes.size()) == kCommitRecordBytes);
   FOREBAY_CHECK(static_cast<int64_t>(record.trainer.size()) <= kCommitTrainerBytesMax);
   DiskRecord disk = {};
-  std::memcpy(disk.magic, kMagic, sizeof(kMagic));
-  disk.version = kCommitVersion;
   disk.slot = record.slot;
   std::ranges::copy(record.uuid, disk.uuid);
   disk.sequence = record.sequence;
@@ -87,26 +74,23 @@ uint64_t EncodeCommitRecord(const CommitRecord& record, std::span<std::byte> byt
   disk.trainer_bytes = static_cast<uint32_t>(record.trainer.size());
   disk.flags = record.overwriting ? kFlagOverwriting : 0;
   std::ranges::copy(record.trainer, disk.trainer);
-  disk.hash = HashOf(disk);
-  std::memcpy(bytes.data(), &disk, sizeof(disk));
+  SealRecord(disk, bytes);
   return disk.hash;
 }
 
 absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
                                                std::string_view source) {
-  FOREBAY_CHECK(static_cast<int64_t>(bytes.size()) == kCommitRecordBytes);
   DecodedCopy copy;
   if (std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; })) return copy;
   DiskRecord disk;
-  std::memcpy(&disk, bytes.data(), sizeof(disk));
+  const RecordFault fault = OpenRecord(bytes, disk);
   copy.state = CopyState::kBad;
-  if (std::memcmp(disk.magic, kMagic, sizeof(kMagic)) != 0 || disk.hash != HashOf(disk))
-    return copy;
-  if (disk.version != kCommitVersion) {
+  if (fault == RecordFault::kOtherMagic || fault == RecordFault::kDamaged) return copy;
+  if (fault == RecordFault::kOtherVersion) {
     return CorruptError(
         fmt::format("'{}' has records of format version {}; this program reads version {}. Use the "
                     "forebay that wrote it",
-                    source, disk.version, kCommitVersion));
+                    source, disk.kind.version, disk.kKind.version));
   }
   if (!IsPossible(disk)) return copy;
   copy.state = CopyState::kGood;

@@ -11,13 +11,12 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/round_up.h"
+#include "forebay/base/sealed_record.h"
 
 namespace forebay {
 namespace {
 
 constexpr char kSealMagic[4] = {'F', 'B', 'T', 'S'};
-constexpr char kTableMagic[8] = {'F', 'B', 'S', 'E', 'A', 'L', 'E', 'D'};
-constexpr uint32_t kSealsVersion = 1;
 
 // The bytes on disk (docs/formats.md, "seals.fbs"); natural alignment leaves no holes. The
 // checksums of the parts follow, plane by plane.
@@ -37,8 +36,8 @@ static_assert(sizeof(DiskSeal) == 64);
 
 // The end of a table.
 struct DiskTrailer {
-  char magic[8];
-  uint32_t version;
+  static constexpr RecordKind kKind = {{'F', 'B', 'S', 'E', 'A', 'L', 'E', 'D'}, 1};
+  RecordKind kind;
   uint32_t stripe;
   uint32_t slot;
   uint32_t zero;
@@ -196,8 +195,7 @@ SealsRoot TileSeals::Close(uint64_t sequence) {
     const std::span<std::byte> bytes = table(stripe);
     if (bytes.empty()) continue;
     DiskTrailer trailer = {};
-    std::memcpy(trailer.magic, kTableMagic, sizeof(kTableMagic));
-    trailer.version = kSealsVersion;
+    trailer.kind = trailer.kKind;
     trailer.stripe = static_cast<uint32_t>(stripe);
     trailer.slot = slot_;
     std::ranges::copy(uuid_, trailer.uuid);
@@ -223,15 +221,14 @@ absl::Status TileSeals::CheckTable(int stripe, std::string_view source) const {
     return CorruptError(
         fmt::format("the checksums in '{}' (slot {}) {}", source, slot_ == 0 ? "A" : "B", what));
   };
-  if (std::memcmp(trailer.magic, kTableMagic, sizeof(kTableMagic)) != 0) {
-    return bad("are damaged, or were never written");
-  }
-  if (trailer.hash != HashOf(bytes)) return bad("are damaged");
-  if (trailer.version != kSealsVersion) {
+  const RecordFault fault = FaultOf(trailer, HashOf(bytes));
+  if (fault == RecordFault::kOtherMagic) return bad("are damaged, or were never written");
+  if (fault == RecordFault::kDamaged) return bad("are damaged");
+  if (fault == RecordFault::kOtherVersion) {
     return bad(
         fmt::format("have format version {}; this program reads version {}. Use the forebay "
                     "that wrote them",
-                    trailer.version, kSealsVersion));
+                    trailer.kind.version, trailer.kKind.version));
   }
   if (!std::ranges::equal(trailer.uuid, uuid_)) return bad("are of another store");
   FOREBAY_ASSIGN_OR_RETURN(const DecodedCopy head, DecodeCommitRecord(record(stripe), source));

@@ -504,10 +504,7 @@ absl::Status TensorSession::ReadCommitted(std::string_view tensor, TensorPlane p
   if (plane == TensorPlane::kW16) return UsageError("w16 is read with ReadCommittedW16");
   FOREBAY_ASSIGN_OR_RETURN(const TensorSpec* const spec,
                            impl_->BeginSnapshot(tensor, plane, first_elem, out.size()));
-  const Plane of_store = plane == TensorPlane::kMaster ? Plane::kMaster
-                         : plane == TensorPlane::kM    ? Plane::kM
-                                                       : Plane::kV;
-  const absl::Status status = impl_->store->ReadTensor(*spec, of_store, first_elem, out);
+  const absl::Status status = impl_->store->ReadTensor(*spec, plane, first_elem, out);
   impl_->EndSnapshot();
   return status;
 }

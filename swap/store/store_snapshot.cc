@@ -24,8 +24,8 @@ StoreSnapshot::~StoreSnapshot() {
   store_->impl_->snapshots[slot_].fetch_sub(1, std::memory_order_release);
 }
 
-absl::Status StoreSnapshot::ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
-                                       std::span<float> out) const {
+absl::Status StoreSnapshot::ReadTensor(const TensorSpec& tensor, TensorPlane plane,
+                                       int64_t first_elem, std::span<float> out) const {
   absl::Status status = store_->impl_->ReadTensor(tensor, plane, first_elem, out, slot_);
   read_failed_ |= !status.ok();
   return status;

@@ -32,7 +32,7 @@ class StoreSnapshot {
   int64_t step() const { return step_; }
 
   // As TensorStore's.
-  absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
+  absl::Status ReadTensor(const TensorSpec& tensor, TensorPlane plane, int64_t first_elem,
                           std::span<float> out) const;
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                              std::span<uint16_t> out) const;

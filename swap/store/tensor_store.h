@@ -35,6 +35,7 @@
 #include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/store/store_access.h"
 #include "forebay/swap/tiles/tile_map.h"
+#include "forebay/swap/tiles/tile_values.h"
 
 namespace forebay {
 
@@ -79,8 +80,6 @@ enum class GradientArea : uint8_t {
   kSpilled,  // those that do not fit in RAM
   kAll,      // those in RAM too, so that they outlive a crash (PublishIntent)
 };
-
-enum class Plane : uint8_t { kMaster, kM, kV };
 
 // Which weights of a tile are read: the newest that are written completely, the committed ones
 // whatever is written meanwhile, or those of the commit before, which the other slot still holds.
@@ -340,17 +339,17 @@ class TensorStore {
   // Synchronous access to committed values: export, digest, inspect. Requires: they are not being
   // overwritten (BeginWriting). `out`: elements
   // [first_elem, first_elem + out.size()) of the tensor, fp32, whatever the layout. kMaster is
-  // exact (bf16 layout: joined from w16 and r16); requires, of the others: that the store has them,
-  // and has them in fp32.
-  absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
+  // exact (bf16 layout: joined from w16 and r16). Requires: no kW16; of moments, that the store has
+  // them, in fp32.
+  absl::Status ReadTensor(const TensorSpec& tensor, TensorPlane plane, int64_t first_elem,
                           std::span<float> out);
   // The bf16 weights as stored (never a re-cast of the master). Requires: that they are.
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out);
   // The bytes of a plane (tile_planes.h) that belong to elements [first_elem, first_elem +
   // num_elems) of the tensor. Requires: the tensor's tiles have it; of scales, `first_elem` is a
   // multiple of kMomentBlockElems, and the last block is read whole.
-  absl::Status ReadTensorPlane(const TensorSpec& tensor, PlaneKind kind, int64_t first_elem,
-                               int64_t num_elems, std::span<std::byte> out);
+  absl::Status ReadTilePlane(const TensorSpec& tensor, TilePlane kind, int64_t first_elem,
+                             int64_t num_elems, std::span<std::byte> out);
 
   Engine& engine();
 

@@ -257,9 +257,9 @@ struct TensorStore::Impl {
                         std::span<std::byte> buffer, std::span<std::byte>& bytes);
   // From `slot`, which nobody writes to.
   template <typename Take>
-  absl::Status ReadPlane(const TensorSpec& tensor, PlaneKind kind, int64_t first_elem,
+  absl::Status ReadPlane(const TensorSpec& tensor, TilePlane kind, int64_t first_elem,
                          int64_t num_elems, uint32_t slot, const Take& take);
-  absl::Status ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
+  absl::Status ReadTensor(const TensorSpec& tensor, TensorPlane plane, int64_t first_elem,
                           std::span<float> out, uint32_t slot);
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out,
                              uint32_t slot);

@@ -190,7 +190,7 @@ absl::Status TensorStore::Impl::ReadPart(int tile, int64_t part, int plane, uint
 // Calls take(bytes, count, done) for `count` elements after another: their bytes in the plane, and
 // how many elements came before.
 template <typename Take>
-absl::Status TensorStore::Impl::ReadPlane(const TensorSpec& tensor, PlaneKind kind,
+absl::Status TensorStore::Impl::ReadPlane(const TensorSpec& tensor, TilePlane kind,
                                           int64_t first_elem, int64_t num_elems, uint32_t slot,
                                           const Take& take) {
   const auto buffer = std::make_unique<PartBuffer>();
@@ -207,39 +207,40 @@ absl::Status TensorStore::Impl::ReadPlane(const TensorSpec& tensor, PlaneKind ki
       });
 }
 
-absl::Status TensorStore::ReadTensor(const TensorSpec& tensor, Plane plane, int64_t first_elem,
-                                     std::span<float> out) {
+absl::Status TensorStore::ReadTensor(const TensorSpec& tensor, TensorPlane plane,
+                                     int64_t first_elem, std::span<float> out) {
   FOREBAY_CHECK(impl_->has_commit && !impl_->record.overwriting);
   return impl_->ReadTensor(tensor, plane, first_elem, out, impl_->committed_slot());
 }
 
-absl::Status TensorStore::Impl::ReadTensor(const TensorSpec& tensor, Plane plane,
+absl::Status TensorStore::Impl::ReadTensor(const TensorSpec& tensor, TensorPlane plane,
                                            int64_t first_elem, std::span<float> out,
                                            uint32_t slot) {
+  FOREBAY_CHECK(plane != TensorPlane::kW16);
   const auto num_elems = static_cast<int64_t>(out.size());
   const auto take_floats = [&](const std::byte* bytes, int64_t count, int64_t done) {
     std::memcpy(out.data() + done, bytes, static_cast<size_t>(count) * sizeof(float));
   };
-  if (plane != Plane::kMaster) {
+  if (plane != TensorPlane::kMaster) {
     FOREBAY_CHECK(
         num_elems == 0 ||
         tiles.PlanesOf(TileAt(tiles.TileAt(tensor.layer, tensor.offset_elems))).moments() ==
             MomentFormat::kFp32);
-    const PlaneKind kind = plane == Plane::kM ? PlaneKind::kM : PlaneKind::kV;
+    const TilePlane kind = plane == TensorPlane::kM ? TilePlane::kM : TilePlane::kV;
     return ReadPlane(tensor, kind, first_elem, num_elems, slot, take_floats);
   }
   const WeightFormat format = WeightFormatOf(manifest.layout);
   if (format != WeightFormat::kSplitBf16) {
-    const PlaneKind kind = format == WeightFormat::kFp16 ? PlaneKind::kMaster : PlaneKind::kWeight;
+    const TilePlane kind = format == WeightFormat::kFp16 ? TilePlane::kMaster : TilePlane::kWeight;
     return ReadPlane(tensor, kind, first_elem, num_elems, slot, take_floats);
   }
-  FOREBAY_RETURN_IF_ERROR(ReadPlane(tensor, PlaneKind::kWeight, first_elem, num_elems, slot,
+  FOREBAY_RETURN_IF_ERROR(ReadPlane(tensor, TilePlane::kWeight, first_elem, num_elems, slot,
                                     [&](const std::byte* bytes, int64_t count, int64_t done) {
                                       const auto* w16 = reinterpret_cast<const Bf16*>(bytes);
                                       for (int64_t i = 0; i < count; ++i)
                                         out[done + i] = Bf16ToFloat(w16[i]);
                                     }));
-  return ReadPlane(tensor, PlaneKind::kRemainder, first_elem, num_elems, slot,
+  return ReadPlane(tensor, TilePlane::kRemainder, first_elem, num_elems, slot,
                    [&](const std::byte* bytes, int64_t count, int64_t done) {
                      const auto* r16 = reinterpret_cast<const int16_t*>(bytes);
                      for (int64_t i = 0; i < count; ++i) {
@@ -257,15 +258,15 @@ absl::Status TensorStore::ReadTensorW16(const TensorSpec& tensor, int64_t first_
 absl::Status TensorStore::Impl::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                                               std::span<uint16_t> out, uint32_t slot) {
   FOREBAY_CHECK(WeightFormatOf(manifest.layout) == WeightFormat::kSplitBf16);
-  return ReadPlane(tensor, PlaneKind::kWeight, first_elem, static_cast<int64_t>(out.size()), slot,
+  return ReadPlane(tensor, TilePlane::kWeight, first_elem, static_cast<int64_t>(out.size()), slot,
                    [&](const std::byte* bytes, int64_t count, int64_t done) {
                      std::memcpy(out.data() + done, bytes, static_cast<size_t>(count) * 2);
                    });
 }
 
-absl::Status TensorStore::ReadTensorPlane(const TensorSpec& tensor, PlaneKind kind,
-                                          int64_t first_elem, int64_t num_elems,
-                                          std::span<std::byte> out) {
+absl::Status TensorStore::ReadTilePlane(const TensorSpec& tensor, TilePlane kind,
+                                        int64_t first_elem, int64_t num_elems,
+                                        std::span<std::byte> out) {
   FOREBAY_CHECK(impl_->has_commit && !impl_->record.overwriting);
   if (num_elems == 0) return absl::OkStatus();
   const TileMap& tiles = impl_->tiles;

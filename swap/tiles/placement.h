@@ -1,5 +1,5 @@
-// Which tiles live in host memory and which stay on NVMe (design: "Placement: static and striped").
-// Pure: `plan` prints the very object that `train` executes.
+// Which tiles live in host memory and which stay on NVMe: decided before the first step, and
+// fixed from then on. Pure: `plan` prints the very object that `train` executes.
 #pragma once
 
 #include <algorithm>

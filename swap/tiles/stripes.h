@@ -1,4 +1,4 @@
-// Which folder of a store holds which tile (design: "Placement: static and striped"). Pure.
+// Which folder of a store holds which tile. Pure.
 //
 // A store may lie in several folders, normally one for each disk. Each is a stripe: it has its
 // share of the tiles, in proportion to its weight, and a tile lies in one stripe with all that

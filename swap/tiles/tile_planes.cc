@@ -9,22 +9,22 @@ namespace forebay {
 TilePlanes::TilePlanes(Layout layout, MomentSet moment_set, bool small)
     : moments_(small ? MomentFormat::kFp32 : MomentFormatOf(layout)) {
   const WeightFormat weights = WeightFormatOf(layout);
-  Add(PlaneKind::kWeight, kMomentBlockElems * WeightBytesPerElem(weights));
-  if (weights == WeightFormat::kSplitBf16) Add(PlaneKind::kRemainder, kMomentBlockElems * 2);
-  if (weights == WeightFormat::kFp16) Add(PlaneKind::kMaster, kMomentBlockElems * 4);
+  Add(TilePlane::kWeight, kMomentBlockElems * WeightBytesPerElem(weights));
+  if (weights == WeightFormat::kSplitBf16) Add(TilePlane::kRemainder, kMomentBlockElems * 2);
+  if (weights == WeightFormat::kFp16) Add(TilePlane::kMaster, kMomentBlockElems * 4);
   const int64_t moment_bytes = kMomentBlockElems * MomentBytesPerElem(moments_);
-  if (moment_set.m) Add(PlaneKind::kM, moment_bytes);
-  if (moment_set.v) Add(PlaneKind::kV, moment_bytes);
+  if (moment_set.m) Add(TilePlane::kM, moment_bytes);
+  if (moment_set.v) Add(TilePlane::kV, moment_bytes);
   if (moments_ != MomentFormat::kInt8) return;
-  if (moment_set.m) Add(PlaneKind::kMScale, 2);
-  if (moment_set.v) Add(PlaneKind::kVScale, 2);
+  if (moment_set.m) Add(TilePlane::kMScale, 2);
+  if (moment_set.v) Add(TilePlane::kVScale, 2);
 }
 
-void TilePlanes::Add(PlaneKind kind, int64_t block_bytes) {
+void TilePlanes::Add(TilePlane kind, int64_t block_bytes) {
   planes_[size_++] = {kind, block_bytes};
 }
 
-int TilePlanes::Find(PlaneKind kind) const {
+int TilePlanes::Find(TilePlane kind) const {
   for (int plane = 0; plane < size_; ++plane) {
     if (planes_[plane].kind == kind) return plane;
   }

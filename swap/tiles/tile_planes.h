@@ -1,5 +1,7 @@
-// The planes of a tile: one array for each thing that is kept of its elements. Plane 0 is the
+// The planes of a tile: one array for each thing that is stored of its elements. Plane 0 is the
 // weights'; the others make up the state, one after another in their order. Pure.
+//
+// Not for: what these amount to for the user of a tensor (TensorPlane in tile_values.h).
 #pragma once
 
 #include <array>
@@ -9,7 +11,7 @@
 
 namespace forebay {
 
-enum class PlaneKind : uint8_t {
+enum class TilePlane : uint8_t {
   kWeight,     // w16, fp16 or fp32
   kRemainder,  // r16: int16, where the weight is a split bf16
   kMaster,     // fp32, where the weight is fp16
@@ -25,14 +27,14 @@ class TilePlanes {
   TilePlanes(Layout layout, MomentSet moment_set, bool small);
 
   int size() const { return size_; }
-  PlaneKind kind(int plane) const { return planes_[plane].kind; }
+  TilePlane kind(int plane) const { return planes_[plane].kind; }
   bool IsScale(int plane) const {
-    return kind(plane) == PlaneKind::kMScale || kind(plane) == PlaneKind::kVScale;
+    return kind(plane) == TilePlane::kMScale || kind(plane) == TilePlane::kVScale;
   }
   // Of which format kM and kV are.
   MomentFormat moments() const { return moments_; }
   // Its number; -1: there is none.
-  int Find(PlaneKind kind) const;
+  int Find(TilePlane kind) const;
   // Of `num_elems` elements. Requires: a multiple of kMomentBlockElems, or no plane of scales.
   int64_t Bytes(int plane, int64_t num_elems) const;
   // Where it begins within the weights, or the state, of a tile of `num_elems`.
@@ -42,10 +44,10 @@ class TilePlanes {
 
  private:
   struct Plane {
-    PlaneKind kind = PlaneKind::kWeight;
+    TilePlane kind = TilePlane::kWeight;
     int64_t block_bytes = 0;  // of kMomentBlockElems elements
   };
-  void Add(PlaneKind kind, int64_t block_bytes);
+  void Add(TilePlane kind, int64_t block_bytes);
 
   static constexpr int kMostPlanes = 6;
   std::array<Plane, kMostPlanes> planes_;

@@ -9,11 +9,11 @@
 namespace forebay {
 namespace {
 
-PlaneKind KindOf(Layout layout, TensorPlane plane, TileHalf half) {
-  if (plane == TensorPlane::kM) return PlaneKind::kM;
-  if (plane == TensorPlane::kV) return PlaneKind::kV;
-  if (half == TileHalf::kWeights) return PlaneKind::kWeight;
-  return WeightFormatOf(layout) == WeightFormat::kFp16 ? PlaneKind::kMaster : PlaneKind::kRemainder;
+TilePlane KindOf(Layout layout, TensorPlane plane, TileHalf half) {
+  if (plane == TensorPlane::kM) return TilePlane::kM;
+  if (plane == TensorPlane::kV) return TilePlane::kV;
+  if (half == TileHalf::kWeights) return TilePlane::kWeight;
+  return WeightFormatOf(layout) == WeightFormat::kFp16 ? TilePlane::kMaster : TilePlane::kRemainder;
 }
 
 // Where the part begins in the half of its tile.

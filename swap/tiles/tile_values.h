@@ -12,7 +12,8 @@
 
 namespace forebay {
 
-// What there is of every element, in the layouts that are exact: values here are what is stored.
+// What a tensor has of every element, for who uses it: a tile may store it in two planes
+// (TilePlane). In the layouts that are exact, nothing is lost between the two.
 enum class TensorPlane : uint8_t {
   kMaster,  // fp32: the exact weight, whatever the layout
   kM,       // fp32: the first moment

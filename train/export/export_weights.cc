@@ -37,7 +37,8 @@ class ChunkReader {
       return bytes;
     }
     const std::span<float> masters = std::span(masters_).first(count);
-    FOREBAY_RETURN_IF_ERROR(snapshot_.ReadTensor(tensor, Plane::kMaster, first_elem, masters));
+    FOREBAY_RETURN_IF_ERROR(
+        snapshot_.ReadTensor(tensor, TensorPlane::kMaster, first_elem, masters));
     if (dtype_ == DType::kF16) FOREBAY_RETURN_IF_ERROR(CheckFitsFp16(tensor, masters));
     ConvertF32(masters, dtype_, bytes);
     return bytes;

@@ -46,15 +46,15 @@ absl::Status HashMoments(Xxh3_128& hash, TensorStore& store, const TensorSpec& t
   const TileMap& tiles = store.tiles();
   const TilePlanes& planes =
       tiles.PlanesOf(tiles.tiles()[tiles.TileAt(tensor.layer, tensor.offset_elems)]);
-  for (const PlaneKind kind :
-       {PlaneKind::kM, PlaneKind::kV, PlaneKind::kMScale, PlaneKind::kVScale}) {
+  for (const TilePlane kind :
+       {TilePlane::kM, TilePlane::kV, TilePlane::kMScale, TilePlane::kVScale}) {
     const int plane = planes.Find(kind);
     if (plane < 0) continue;
     for (int64_t first = 0; first < tensor.num_elems; first += kDigestChunkElems) {
       const int64_t count = std::min(kDigestChunkElems, tensor.num_elems - first);
       const int64_t stored = planes.IsScale(plane) ? RoundUp(count, kMomentBlockElems) : count;
       const auto bytes = chunk.first(static_cast<size_t>(planes.Bytes(plane, stored)));
-      FOREBAY_RETURN_IF_ERROR(store.ReadTensorPlane(tensor, kind, first, count, bytes));
+      FOREBAY_RETURN_IF_ERROR(store.ReadTilePlane(tensor, kind, first, count, bytes));
       hash.Update(bytes);
     }
   }
@@ -114,7 +114,7 @@ absl::StatusOr<std::string> StateDigest(TensorStore& store) {
     HashHeading(hash, tensor->name, tensor->shape);
     FOREBAY_RETURN_IF_ERROR(
         HashValues(hash, tensor->num_elems, chunk, [&](int64_t first, std::span<float> out) {
-          return store.ReadTensor(*tensor, Plane::kMaster, first, out);
+          return store.ReadTensor(*tensor, TensorPlane::kMaster, first, out);
         }));
     FOREBAY_RETURN_IF_ERROR(
         HashMoments(hash, store, *tensor, std::as_writable_bytes(std::span(chunk))));

@@ -105,9 +105,9 @@ MUTATIONS = {
     "second_table_not_read": (SEALS, "if (!second.ok()) return first;", "return first;"),
     "first_table_not_repaired": (SEALS, "return RepairTable(stripe, slot, 0);", "return absl::OkStatus();"),
     "second_table_not_repaired": (SEALS, ": RepairTable(stripe, slot, 1)", ": absl::OkStatus()"),
-    "table_hash_not_checked": (TABLES, "if (trailer.hash != HashOf(bytes)) return bad(\"are damaged\");", ""),
+    "table_hash_not_checked": (TABLES, "if (fault == RecordFault::kDamaged) return bad(\"are damaged\");", ""),
     "torn_tables_taken": (TABLES, "head.record.sequence != trailer.sequence", "head.record.sequence == 0"),
-    "record_hash_not_checked": (RECORD, " || disk.hash != HashOf(disk))", ")"),
+    "record_hash_not_checked": (RECORD, " || fault == RecordFault::kDamaged)", ")"),
     "older_record_chosen": (
         RECORD,
         "first.record.sequence >= second.record.sequence;",

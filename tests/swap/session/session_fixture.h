@@ -59,10 +59,7 @@ inline bool HoldsTensors(TensorStore& store, PlainTensors& expected) {
   for (const TensorSpec& tensor : store.inventory().tensors()) {
     std::vector<float> values(static_cast<size_t>(tensor.num_elems));
     for (const TensorPlane plane : WritablePlanes(store.tiles())) {
-      const Plane of_store = plane == TensorPlane::kMaster ? Plane::kMaster
-                             : plane == TensorPlane::kM    ? Plane::kM
-                                                           : Plane::kV;
-      if (!store.ReadTensor(tensor, of_store, 0, values).ok()) return false;
+      if (!store.ReadTensor(tensor, plane, 0, values).ok()) return false;
       if (!SameBits(values, expected.At(tensor.name, plane))) return false;
     }
   }

@@ -142,7 +142,7 @@ TEST_F(SlotsDeathTest, OverwritingWhatIsCommittedUnannouncedIsABug) {
 // Reads all of a step, in another thread than the one that writes the next.
 absl::Status ReadAll(const StoreSnapshot& snapshot, std::vector<float>& values) {
   for (const TensorSpec& tensor : snapshot.inventory().tensors()) {
-    for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
+    for (const TensorPlane plane : {TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}) {
       const size_t first = values.size();
       values.resize(first + static_cast<size_t>(tensor.num_elems));
       FOREBAY_RETURN_IF_ERROR(

@@ -52,14 +52,14 @@ inline absl::Status ReadTensors(TensorStore& store) {
   const TileMap& tiles = store.tiles();
   for (const TensorSpec& tensor : store.inventory().tensors()) {
     std::vector<float> values(static_cast<size_t>(tensor.num_elems));
-    status.Update(store.ReadTensor(tensor, Plane::kMaster, 0, values));
+    status.Update(store.ReadTensor(tensor, TensorPlane::kMaster, 0, values));
     const Tile& tile = tiles.tiles()[tiles.TileAt(tensor.layer, tensor.offset_elems)];
     const TilePlanes& planes = tiles.PlanesOf(tile);
     for (int plane = 0; plane < planes.size(); ++plane) {
       const int64_t elems =
           planes.IsScale(plane) ? RoundUp(tensor.num_elems, kMomentBlockElems) : tensor.num_elems;
       std::vector<std::byte> bytes(static_cast<size_t>(planes.Bytes(plane, elems)));
-      status.Update(store.ReadTensorPlane(tensor, planes.kind(plane), 0, tensor.num_elems, bytes));
+      status.Update(store.ReadTilePlane(tensor, planes.kind(plane), 0, tensor.num_elems, bytes));
     }
   }
   return status;

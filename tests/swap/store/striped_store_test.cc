@@ -102,7 +102,7 @@ TEST_F(StripedStoreTest, TheValuesOfATensorAreTheSameWhateverTheStripes) {
     ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
     std::vector<float>& all = values.emplace_back();
     for (const TensorSpec& tensor : store->inventory().tensors()) {
-      for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
+      for (const TensorPlane plane : {TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}) {
         const size_t begin = all.size();
         all.resize(begin + tensor.num_elems);
         ASSERT_EQ(store->ReadTensor(tensor, plane, 0, std::span(all).subspan(begin)),

@@ -171,7 +171,7 @@ TEST_F(TensorStoreTest, KeepsGradientsWhereTheCallerPutsThem) {
 
 // ---- Tensors
 
-float ValueOf(int layer, int64_t elem, Plane plane) {
+float ValueOf(int layer, int64_t elem, TensorPlane plane) {
   const CounterRng rng(static_cast<uint64_t>(layer), static_cast<uint64_t>(plane));
   return static_cast<float>(rng.Normal(static_cast<uint64_t>(elem)));
 }
@@ -187,26 +187,26 @@ void WriteValues(TensorStore& store) {
     const auto w = weights.first(tiles.WeightBytes(tile));
     const auto s = state.first(tiles.StateBytes(tile));
     const TilePlanes& planes = tiles.PlanesOf(tile);
-    const auto floats = [&](PlaneKind kind) {
+    const auto floats = [&](TilePlane kind) {
       const int64_t offset = planes.OffsetBytes(planes.Find(kind), tile.num_elems);
       return reinterpret_cast<float*>(s.data() + offset);
     };
     for (int64_t e = 0; e < tile.num_elems; ++e) {
-      const auto value = [&](Plane plane) {
+      const auto value = [&](TensorPlane plane) {
         return ValueOf(tile.layer, tile.first_elem + e, plane);
       };
-      const float master = value(Plane::kMaster);
+      const float master = value(TensorPlane::kMaster);
       if (tiles.layout() == Layout::kBf16) {
         reinterpret_cast<Bf16*>(w.data())[e] = Split(master).w16;
         reinterpret_cast<int16_t*>(s.data())[e] = Split(master).r16;
       } else if (tiles.layout() == Layout::kFp16) {
         reinterpret_cast<Fp16*>(w.data())[e] = FloatToFp16(master);
-        floats(PlaneKind::kMaster)[e] = master;
+        floats(TilePlane::kMaster)[e] = master;
       } else {
         reinterpret_cast<float*>(w.data())[e] = master;
       }
-      floats(PlaneKind::kM)[e] = value(Plane::kM);
-      floats(PlaneKind::kV)[e] = value(Plane::kV);
+      floats(TilePlane::kM)[e] = value(TensorPlane::kM);
+      floats(TilePlane::kV)[e] = value(TensorPlane::kV);
     }
     store.StartWriteWeights(i, w, op);
     ASSERT_TRUE(store.engine().Wait(op).ok());
@@ -224,7 +224,7 @@ TEST_P(TensorStoreLayoutTest, GivesBackEveryPlaneOfEveryTensorExactly) {
   const auto store = MustCreate(GetParam());
   WriteValues(*store);
   for (const TensorSpec& tensor : store->inventory().tensors()) {
-    for (const Plane plane : {Plane::kMaster, Plane::kM, Plane::kV}) {
+    for (const TensorPlane plane : {TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}) {
       std::vector<float> values(tensor.num_elems);
       ASSERT_EQ(store->ReadTensor(tensor, plane, 0, values), absl::OkStatus());
       for (int64_t e = 0; e < tensor.num_elems; ++e) {
@@ -247,7 +247,7 @@ TEST_F(TensorStoreTest, GivesBackTheStoredBf16Weights) {
     ASSERT_EQ(store->ReadTensorW16(tensor, 0, values), absl::OkStatus());
     for (int64_t e = 0; e < tensor.num_elems; ++e) {
       ASSERT_EQ(values[e],
-                Split(ValueOf(tensor.layer, tensor.offset_elems + e, Plane::kMaster)).w16);
+                Split(ValueOf(tensor.layer, tensor.offset_elems + e, TensorPlane::kMaster)).w16);
     }
   }
 }
