@@ -309,7 +309,7 @@ void Swapper::Impl::AssignBuffers(Lock& lock, AccessQueue& queue) {
 // Of the buffers that nobody needs, the one that has been free for longest; -1: none. Layers are
 // used up and down in turn, so its layer is the one that is used again last (Belady 1966). Buffers
 // become free in this order too, so the choice does not depend on how many of them are free by now:
-// a step reads the same layers however fast disk and caller are (step_schedule.h counts on it).
+// a step reads the same layers however fast disk and caller are (step_transfers.h counts on it).
 int Swapper::Impl::ChooseBuffer(BufferClass buffer_class) const {
   int chosen = -1;
   for (size_t i = 0; i < buffers.size(); ++i) {
