@@ -1,5 +1,5 @@
 // Packed token files: what `forebay-data` (Python) writes and the trainer reads. docs/formats.md
-// has the bytes. Not for: text (the Python program), order of samples (sampler.h).
+// has the bytes. Not for: text (the Python program), order of samples (row_sampler.h).
 #pragma once
 
 #include <cstdint>

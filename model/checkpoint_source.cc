@@ -141,6 +141,8 @@ struct CheckpointSource::Impl {
   std::vector<const CheckpointReader::Tensor*> tensors;  // per tensor of the inventory
   std::vector<HostBuffer> resident;                      // per layer; empty where it streams
   std::vector<bool> is_resident;
+  // Per layer that is resident: when work on a device no longer reads it; nullptr: now.
+  std::vector<Event*> resident_last_read;
   std::array<Slot, 3>
       slots;  // two for blocks, one for embedding and output layer; memory is made where needed
 
@@ -162,6 +164,13 @@ struct CheckpointSource::Impl {
     }
     changed.notify_all();
     if (thread.joinable()) thread.join();
+    // Errors were reported where the work was begun.
+    for (Event* const last_read : resident_last_read) {
+      if (last_read != nullptr) last_read->Await().IgnoreError();
+    }
+    for (const Slot& slot : slots) {
+      if (slot.last_read != nullptr) slot.last_read->Await().IgnoreError();
+    }
   }
 
   bool IsBlock(int layer) const { return layer != EmbedLayer() && layer != HeadLayer(config); }
@@ -277,6 +286,7 @@ absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
 
   const Residency plan = Residency::Within(config, impl->inventory, dtype, max_bytes);
   impl->is_resident = plan.resident;
+  impl->resident_last_read.resize(plan.resident.size());
   const int num_layers = impl->inventory.num_layers();
   impl->resident.resize(static_cast<size_t>(num_layers));
   bool streams = false;
@@ -318,7 +328,12 @@ void CheckpointSource::Expect(std::span<const int> layers) {
 absl::StatusOr<WeightsLease> CheckpointSource::Acquire(int layer) {
   std::unique_lock lock(impl_->mutex);
   if (!impl_->failure.ok() && impl_->num_loaded == 0) return impl_->failure;
-  FOREBAY_CHECK(!impl_->order.empty() && impl_->order[0] == layer);
+  if (impl_->order.empty() || impl_->order[0] != layer) {
+    return UsageError(fmt::format(
+        "acquire: layer {} is not the next that was announced. Announce layers in the order in "
+        "which they are acquired",
+        layer));
+  }
   if (impl_->is_resident[static_cast<size_t>(layer)]) {
     impl_->order.Pop();
     return WeightsLease(this, layer,
@@ -334,7 +349,10 @@ absl::StatusOr<WeightsLease> CheckpointSource::Acquire(int layer) {
 }
 
 void CheckpointSource::Release(int layer, Event* done) {
-  if (impl_->is_resident[static_cast<size_t>(layer)]) return;
+  if (impl_->is_resident[static_cast<size_t>(layer)]) {
+    if (done != nullptr) impl_->resident_last_read[static_cast<size_t>(layer)] = done;
+    return;
+  }
   {
     const std::lock_guard lock(impl_->mutex);
     for (Slot& slot : impl_->slots) {

@@ -84,6 +84,7 @@ absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, doub
 
 std::span<float> DecoderCompute::Activation(int slot, size_t batch) const {
   const int64_t hidden = config_.hidden_size;
+  FOREBAY_CHECK(slot >= 0 && (slot + 1) * first_token_.back() <= most_forward_tokens());
   return activations_.As<float>().subspan(
       (slot * first_token_.back() + first_token_[batch]) * hidden,
       (first_token_[batch + 1] - first_token_[batch]) * hidden);
@@ -91,15 +92,17 @@ std::span<float> DecoderCompute::Activation(int slot, size_t batch) const {
 
 std::span<float> DecoderCompute::ActivationGradient(size_t batch) const {
   const int64_t hidden = config_.hidden_size;
+  FOREBAY_CHECK(ForwardBytes(config_, first_token_.back()) <= activation_gradient_.size_bytes());
   return activation_gradient_.As<float>().subspan(
       first_token_[batch] * hidden, (first_token_[batch + 1] - first_token_[batch]) * hidden);
 }
 
 std::span<float> DecoderCompute::Gradient(int layer) const {
   const bool is_large = layer == EmbedLayer() || (layer == head_ && !config_.tied_embeddings);
-  const HostBuffer& buffer = is_large ? large_gradient_ : block_gradient_;
-  return buffer.As<float>().first(
-      static_cast<size_t>(decoder_->inventory().layers()[layer].num_elems));
+  const std::span<float> buffer = (is_large ? large_gradient_ : block_gradient_).As<float>();
+  const auto elems = static_cast<size_t>(decoder_->inventory().layers()[layer].num_elems);
+  FOREBAY_CHECK(elems <= buffer.size());
+  return buffer.first(elems);
 }
 
 std::span<float> DecoderCompute::ZeroedGradient(int layer) const {
@@ -151,10 +154,8 @@ absl::Status DecoderCompute::LossAndGradient(int layer, const HeldWeights& weigh
 }
 
 absl::Status DecoderCompute::Recompute(int layer, const HeldWeights& weights, size_t batch) {
-  const int input_slot = kept_in_slot_[layer - 1];
-  FOREBAY_CHECK(input_slot >= 0);
   decoder_->RecomputeBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch],
-                           Activation(input_slot, batch));
+                           Activation(kept_in_slot_[layer - 1], batch));
   return absl::OkStatus();
 }
 

@@ -38,11 +38,11 @@ Chain ChainOf(const DecoderConfig& config);
 // Owned by one thread.
 class DecoderCompute : public LayerCompute {
  public:
-  // `decoder` and `budget` must outlive it. `tokens` as above. OutOfMemoryError.
+  // `decoder` and `budget` must outlive it. `tokens`: as StepMemoryFor has it. OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForTraining(Decoder* decoder,
                                                                            int64_t tokens,
                                                                            MemoryBudget* budget);
-  // For passes of at most `tokens` without backward.
+  // For passes of at most `tokens` that keep no activation and have no backward operations.
   static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForEvaluation(Decoder* decoder,
                                                                              int64_t tokens,
                                                                              MemoryBudget* budget);
@@ -66,7 +66,7 @@ class DecoderCompute : public LayerCompute {
 
  private:
   explicit DecoderCompute(Decoder* decoder);
-  // Of one micro-batch in the slot, [tokens, hidden].
+  // [tokens, hidden] of one micro-batch. Requires: the memory has that slot.
   std::span<float> Activation(int slot, size_t batch) const;
   std::span<float> ActivationGradient(size_t batch) const;
   std::span<float> Gradient(int layer) const;
@@ -81,7 +81,7 @@ class DecoderCompute : public LayerCompute {
   HostBuffer block_gradient_;
   HostBuffer large_gradient_;
 
-  // Of the pass.
+  // The pass:
   std::span<const MicroBatch> batches_;
   std::vector<int64_t> first_token_;  // of each micro-batch, and one past the last
   double gradient_scale_ = 1;

@@ -16,11 +16,15 @@ namespace forebay {
 // Owned by one thread.
 class GradientLanding {
  public:
-  // For layers of at most `largest_layer_elems`. What Create charges is LandingBytes. `device` and
+  // For layers of at most `largest_layer_elems`. Create charges ChargedBytes(). `device` and
   // `budget` must outlive it. OutOfMemoryError, EnvironmentError.
   static absl::StatusOr<std::unique_ptr<GradientLanding>> Create(Device* device,
                                                                  int64_t largest_layer_elems,
                                                                  MemoryBudget* budget);
+
+  static int64_t ChargedBytes(int64_t largest_layer_elems) {
+    return HostBuffer::ChargedBytes(largest_layer_elems * int64_t{sizeof(float)});
+  }
 
   // The gradients in RAM, complete, valid until the next call. The memory of `gradient` is free for
   // reuse on return. EnvironmentError when the device failed.

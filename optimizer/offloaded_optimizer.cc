@@ -52,7 +52,12 @@ int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& option
       options.may_speculate || options.may_delay ? tiles.max_weight_bytes() : 0;
   const int64_t gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
   const int sides = options.may_delay ? 2 : 1;
-  return options.num_staging_tiles *
+  int64_t landing_bytes = 0;
+  for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_layers(); ++layer) {
+    landing_bytes =
+        std::max(landing_bytes, GradientLanding::ChargedBytes(tiles.layer_elems(layer)));
+  }
+  return landing_bytes + options.num_staging_tiles *
              (tiles.max_state_bytes() + sides * gradient_bytes + weight_bytes) +
          sides * GradientSeals::TableBytes(tiles);
 }

@@ -49,10 +49,6 @@ ReplayPlan PlanReplay(const Inventory& inventory, const ReplayOptions& options) 
   plan.store_bytes = Total(plan.folder_bytes);
   plan.largest_op_bytes = plan.tiles.max_state_bytes();
 
-  int64_t largest_layer_elems = 0;
-  for (const LayerSpec& layer : inventory.layers()) {
-    largest_layer_elems = std::max(largest_layer_elems, layer.num_elems);
-  }
   plan.host_bytes = Swapper::WindowBytes(plan.window, plan.tiles) +
                     OffloadedOptimizer::StagingBytes(optimizer, plan.tiles) +
                     TensorStore::SealBytes(plan.tiles, plan.num_slots()) +

@@ -29,10 +29,6 @@ absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan&
                                                                int num_threads, TensorStore* store,
                                                                MemoryBudget* budget) {
   std::unique_ptr<StepReplay> replay(new StepReplay(plan, num_threads, store));
-  int64_t largest_layer_elems = 0;
-  for (const LayerSpec& layer : plan.inventory.layers()) {
-    largest_layer_elems = std::max(largest_layer_elems, layer.num_elems);
-  }
   FOREBAY_ASSIGN_OR_RETURN(replay->gradient_,
                            HostBuffer::Create(budget, "gradient of one layer (fp32)",
                                               plan.inventory.largest_layer_elems() * 4));

@@ -70,10 +70,10 @@ class StepReplay {
   const NoArithmetic nothing_;
   int64_t step_ = 0;
   HostBuffer gradient_;  // of the largest layer, the same for all
+  std::unique_ptr<NoCompute> compute_;  // ends after the swapper, which waits for its events
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;  // ends before the optimizer that it calls
   std::unique_ptr<SwapperSource> source_;
-  std::unique_ptr<NoCompute> compute_;
 };
 
 }  // namespace forebay

@@ -1,4 +1,4 @@
-// What a pass over the layers asks of a model. Who implements it owns its activations and
+// LayerCompute is the model as a pass over its layers sees it. Who implements it owns its activations and
 // gradients; a pass only names them, by layer and micro-batch, so that they may lie in RAM, on a
 // GPU, or nowhere.
 #pragma once
@@ -7,11 +7,13 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "forebay/data/micro_batch.h"
+#include "absl/status/statusor.h"
 #include "forebay/device/device.h"
 #include "forebay/step/param_source.h"
 
 namespace forebay {
+
+struct MicroBatch;  // data/micro_batch.h
 
 // The fp32 gradients of a layer's flat vector (base/tensor_spec.h). Valid until the implementation
 // computes the gradients of another layer.
@@ -38,8 +40,8 @@ class LayerCompute {
  public:
   virtual ~LayerCompute() = default;
 
-  // A pass over these begins; they are borrowed until the next. Gradients will be those of the sum
-  // of losses times `gradient_scale`.
+  // A pass over these begins, of which there is at least one; they are borrowed until the pass has
+  // ended. Gradients will be those of the sum of losses times `gradient_scale`.
   virtual absl::Status BeginPass(std::span<const MicroBatch> batches, double gradient_scale) = 0;
   virtual size_t num_micro_batches() const = 0;
 
@@ -56,7 +58,7 @@ class LayerCompute {
   // After the layer's gradients are complete.
   virtual LayerGradient GradientOf(int layer) = 0;
   // When all that was asked for so far no longer reads the layer's weights; nullptr: now. The event
-  // lives as long as this.
+  // lives as long as this, which outlives the source of the weights.
   virtual Event* WeightsAreUsed(int layer) = 0;
   // Waits for the micro-batch's loss: the sum over its trained tokens, nats.
   virtual absl::StatusOr<double> LossSumOf(size_t batch) = 0;

@@ -12,8 +12,6 @@ namespace {
 
 using enum OperationKind;
 
-constexpr size_t kUsualLeases = 4;
-
 // Its share of the computation, in forward passes of a layer: backward has two matrix products for
 // each of forward.
 double WorkOf(OperationKind kind) {
@@ -29,6 +27,17 @@ double WorkOf(OperationKind kind) {
     default:
       return 0;
   }
+}
+
+// The most layers that are held at one time.
+size_t MostHeld(std::span<const Operation> operations) {
+  int64_t held = 0;
+  int64_t most = 0;
+  for (const Operation& operation : operations) {
+    if (operation.kind == kRead) most = std::max(most, ++held);
+    if (operation.kind == kRelease) --held;
+  }
+  return static_cast<size_t>(most);
 }
 
 double WorkOf(std::span<const Operation> operations) {
@@ -49,12 +58,12 @@ LayerWalk::LayerWalk(std::vector<Operation> operations)
     : operations_(std::move(operations)),
       reads_(ReadsOf(operations_)),
       all_work_(WorkOf(operations_)) {
-  leases_.reserve(kUsualLeases);
+  leases_.reserve(MostHeld(operations_));
 }
 
 absl::Status LayerWalk::Run(ParamSource& source, LayerCompute& compute, const WalkHooks& hooks) {
   work_ = 0;
-  recomputes_ = false;
+  recomputed_layer_ = -1;
   absl::Status status;
   for (const Operation& operation : operations_) {
     if (operation.kind == kRead && hooks.progress) status = hooks.progress(work_ / all_work_);
@@ -97,11 +106,11 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
         return compute.LossAndGradient(layer, weights, batch);
       });
     case kRecompute:
-      recomputes_ = true;
+      recomputed_layer_ = layer;
       return absl::OkStatus();
     case kBackward:
       return ForEachBatch(compute,
-                          [&, recomputes = std::exchange(recomputes_, false)](
+                          [&, recomputes = TakeRecompute(layer)](
                               const HeldWeights& weights, size_t batch) -> absl::Status {
                             if (recomputes) {
                               FOREBAY_RETURN_IF_ERROR(compute.Recompute(layer, weights, batch));
@@ -123,6 +132,13 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       return absl::OkStatus();
   }
   return absl::OkStatus();
+}
+
+// Whether the layer's backward pass begins with a recomputation.
+bool LayerWalk::TakeRecompute(int layer) {
+  const int recomputed = std::exchange(recomputed_layer_, -1);
+  FOREBAY_CHECK(recomputed < 0 || recomputed == layer);
+  return recomputed >= 0;
 }
 
 absl::Status LayerWalk::Read(int layer, ParamSource& source) {

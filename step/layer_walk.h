@@ -42,6 +42,7 @@ class LayerWalk {
   absl::Status RunOne(const Operation& operation, ParamSource& source, LayerCompute& compute,
                       const WalkHooks& hooks);
   absl::Status Read(int layer, ParamSource& source);
+  bool TakeRecompute(int layer);
   void Release(int layer, LayerCompute& compute);
   // `call(weights, batch)` for every micro-batch.
   template <typename Call>
@@ -52,7 +53,7 @@ class LayerWalk {
   const double all_work_;
   std::vector<WeightsLease> leases_;
   double work_ = 0;
-  bool recomputes_ = false;  // with the kBackward that follows
+  int recomputed_layer_ = -1;  // with the kBackward that follows; -1: none
 };
 
 }  // namespace forebay

@@ -1,5 +1,5 @@
-// What a pass over the layers of a model consists of. A pass is a list of operations: the planner
-// makes the list, LayerWalk runs it, and whoever wants to know what it costs walks it too.
+// A pass over the layers of a model is a list of operations. LayerWalk runs the list, and whoever
+// wants to know what it costs walks it too.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace forebay {
 
-// Each is done for one layer. Those of the computation are done for every micro-batch in turn.
+// Each is done for one layer. Those of the computation are done for every micro-batch in turn;
+// kRecompute and the kBackward behind it, for one micro-batch after the other.
 enum class OperationKind : uint8_t {
   kRead,             // acquires the layer's weights, which come from NVMe where they are not in RAM
   kRelease,          // gives them back
@@ -22,7 +23,8 @@ enum class OperationKind : uint8_t {
   kHand,      // hands the complete gradients of its weights to the optimizer
   kUpdate,    // applies the update of the layer's weights
   kWrite,     // starts writing what the update has changed
-  kCommit,    // makes the step before durable; all its updates are applied by then
+  kCommit,           // makes the step before durable, unless its updates go on beside this step:
+                     // then it is committed when this step has ended
 };
 
 constexpr std::string_view NameOf(OperationKind kind) {

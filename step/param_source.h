@@ -45,8 +45,9 @@ class WeightsLease {
     return *this;
   }
   // `done`: when work that is under way no longer reads them, nullptr: now. The source waits for it
-  // before it puts other bytes there; the event must live until then, and may be recorded again
-  // behind it in the same stream.
+  // before it puts other bytes there or frees the memory, and forgets an earlier one of the same
+  // layer: those of a layer are of one stream. The event must outlive the source, and may be
+  // recorded again behind it in that stream, on another thread than waits for it.
   void Release(Event* done = nullptr);
   int layer() const { return layer_; }
   const LayerWeights& weights() const { return weights_; }
@@ -68,7 +69,9 @@ class ParamSource {
 
   // Waits for the weights of `layer`. A source says how many leases may be held at a time: two at
   // least (the tied output layer needs the final norm and the embedding). StorageError,
-  // CorruptError, and the error of work on a device that had the weights before.
+  // CorruptError, and the error of work on a device that had the weights before. UsageError, with
+  // nothing changed, for another layer than the next that was announced, or where the caller holds
+  // too many.
   virtual absl::StatusOr<WeightsLease> Acquire(int layer) = 0;
 
  protected:

@@ -1,6 +1,8 @@
 #include "forebay/step/step_schedule.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"

@@ -392,8 +392,7 @@ absl::Status TensorSession::Impl::Release(const TensorLease& lease, bool write_b
     if (!write_back || lease.access_ == LeaseAccess::kRead) return absl::OkStatus();
     return UsageError(
         fmt::format("release: the session of '{}' has ended before its lease: nothing of it is "
-                    "written. Release "
-                    "leases, and commit, before the session ends",
+                    "written. Release leases, and commit, before the session ends",
                     inventory.tensors()[lease.tensor_].name));
   }
   if (lease.access_ != LeaseAccess::kRead) {

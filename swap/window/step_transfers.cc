@@ -32,9 +32,11 @@ class WindowTrace {
   void RunStep() {
     reads_.assign(reads_.size(), 0);
     size_t num_released = 0;
+    for (Access& access : accesses_) access.buffer = nullptr;
     for (size_t i = 0; i < accesses_.size(); ++i) {
       Buffer* buffer = Find(accesses_[i].layer);
       while (buffer == nullptr && (buffer = Choose(i)) == nullptr) {
+        FOREBAY_CHECK(num_released < releases_.size());  // it holds more than the window has
         Release(releases_[num_released++]);
       }
       if (buffer->layer != accesses_[i].layer) ++reads_[accesses_[i].layer];
@@ -63,6 +65,7 @@ class WindowTrace {
   size_t NewestAccess(int layer) const {
     const auto access = std::find_if(accesses_.rbegin(), accesses_.rend(),
                                      [=](const Access& a) { return a.layer == layer; });
+    FOREBAY_CHECK(access != accesses_.rend());
     return static_cast<size_t>(accesses_.rend() - access) - 1;
   }
 

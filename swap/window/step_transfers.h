@@ -1,4 +1,4 @@
-// What a step's operations cost on NVMe, to the byte, and the window that they go through. Pure.
+// Counts what a step's operations move from and to NVMe, to the byte, through the window. Pure.
 //
 // Not for: the transfers themselves (swapper.h and optimizer/), or where things lie (placement.h).
 #pragma once

@@ -217,7 +217,11 @@ absl::Status Swapper::Impl::AwaitLastRead(Buffer& buffer) {
     const std::lock_guard lock(mutex);
     last_read = std::exchange(buffer.last_read, nullptr);
   }
-  return last_read == nullptr ? absl::OkStatus() : last_read->Await();
+  if (last_read == nullptr) return absl::OkStatus();
+  const absl::Status status = last_read->Await();
+  return status.ok() ? status
+                     : Annotate(status, fmt::format("work on a device that reads '{}'",
+                                                    NameOfLayer(buffer.layer)));
 }
 
 // ---- The staging thread
@@ -492,7 +496,7 @@ void Swapper::Expect(std::span<const int> layers) {
   impl_->wake.notify_one();
 }
 
-// What the caller may do wrong; it has changed nothing.
+// The mistakes that a caller can make. Nothing has changed by then.
 absl::Status Swapper::Impl::CheckAcquire(int layer) {
   if (layer < 0 || layer >= store->tiles().num_layers()) {
     return UsageError(fmt::format("acquire: there is no layer {}; the last is {}", layer,

@@ -1,5 +1,7 @@
 #include "forebay/step/layer_walk.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -53,6 +55,11 @@ class Recorder : public ParamSource, public LayerCompute {
   Event* WeightsAreUsed(int layer) override { return layer == 2 ? &event : nullptr; }
   absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
 
+  // What the newest call returns.
+  absl::Status Result() const {
+    return calls.back() == fails_at ? StorageError("as asked") : absl::OkStatus();
+  }
+
   ReachedEvent event;
   std::vector<int> expected;
   std::vector<std::string> calls;
@@ -66,7 +73,7 @@ class Recorder : public ParamSource, public LayerCompute {
  private:
   absl::Status Note(const std::string& what, int layer) {
     calls.push_back(fmt::format("{} {}", what, layer));
-    return calls.back() == fails_at ? StorageError("as asked") : absl::OkStatus();
+    return Result();
   }
   absl::Status Compute(const std::string& what, int layer, const HeldWeights& weights,
                        size_t batch) {
@@ -84,22 +91,23 @@ class LayerWalkTest : public testing::Test {
     WalkHooks hooks;
     hooks.progress = [&](double fraction) {
       fractions_.push_back(fraction);
-      return absl::OkStatus();
+      return stop_at_ == fraction ? StorageError("as asked") : absl::OkStatus();
     };
     hooks.hand = [&](int layer, const LayerGradient& gradient) {
       recorder_.calls.push_back(
           fmt::format("hand {}{}", layer, gradient.ready != nullptr ? " behind its event" : ""));
-      return absl::OkStatus();
+      return recorder_.Result();
     };
     hooks.commit = [&] {
       recorder_.calls.push_back("commit");
-      return absl::OkStatus();
+      return recorder_.Result();
     };
     return walk.Run(recorder_, recorder_, hooks);
   }
 
   Recorder recorder_;
   std::vector<double> fractions_;
+  double stop_at_ = -1;
 };
 
 TEST_F(LayerWalkTest, RunsEachOperationForEveryMicroBatch) {
@@ -123,7 +131,7 @@ TEST_F(LayerWalkTest, AFailureEndsItAndGivesEveryLeaseBack) {
   const std::vector<std::string> all = recorder_.calls;
   int num_failures = 0;
   for (const std::string& call : all) {
-    if (!call.starts_with("acquire") && call.find('.') == std::string::npos) continue;
+    if (call.starts_with("release") || call.starts_with("keep") || call.starts_with("drop")) continue;
     recorder_.calls.clear();
     recorder_.fails_at = call;
     EXPECT_EQ(Run(operations), StorageError("as asked")) << call;
@@ -139,7 +147,26 @@ TEST_F(LayerWalkTest, AFailureEndsItAndGivesEveryLeaseBack) {
     EXPECT_EQ(count("acquire"), count("release")) << call;
     ++num_failures;
   }
-  EXPECT_GT(num_failures, 10);
+  EXPECT_GT(num_failures, 20);
+}
+
+// Between two layers that the loss holds together too.
+TEST_F(LayerWalkTest, AStopBeforeAnyReadGivesEveryLeaseBack) {
+  const std::vector<Operation> operations =
+      ChainSchedule({.num_layers = 3, .loss_reads_first = true}).operations;
+  ASSERT_TRUE(Run(operations).ok());
+  const std::vector<double> fractions = fractions_;
+  ASSERT_EQ(fractions.size(), 5);
+  for (const double fraction : fractions) {
+    recorder_.calls.clear();
+    stop_at_ = fraction;
+    EXPECT_EQ(Run(operations), StorageError("as asked")) << fraction;
+    const auto count = [&](const std::string& what) {
+      return std::ranges::count_if(
+          recorder_.calls, [&](const std::string& line) { return line.starts_with(what); });
+    };
+    EXPECT_EQ(count("acquire"), count("release")) << fraction;
+  }
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // `forebay generate`: from text to text. Tokens and templates come from the model's own tokenizer
 // (data/data_program.h), weights from the model folder, streamed where they do not fit the budget.
 //
-// Not for: choosing tokens (sampler.h, generate.h).
+// Not for: choosing tokens (token_sampler.h, generate.h).
 #pragma once
 
 #include <cstdint>

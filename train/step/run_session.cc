@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/train/plan/parameter_groups_of.h"
 
@@ -29,6 +30,9 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(const Plan& plan,
                                                                std::unique_ptr<TensorStore> store,
                                                                MemoryBudget* budget) {
   auto session = std::unique_ptr<RunSession>(new RunSession());
+  const StepSchedule of_decoder = ChainSchedule(ChainOf(config));
+  FOREBAY_CHECK(plan.schedule.Reads() == of_decoder.Reads());
+  FOREBAY_CHECK(plan.schedule.Handed() == of_decoder.Handed());
   session->store_ = std::move(store);
   TensorStore* const tensors = session->store_.get();
   FOREBAY_ASSIGN_OR_RETURN(ParameterGroups groups,

@@ -47,13 +47,14 @@ class RunSession {
  private:
   RunSession() = default;
 
-  // In this order, so that each is destroyed before what it uses.
+  // In this order, so that each is destroyed before what it uses; the swapper waits for events of
+  // the computation.
   std::unique_ptr<TensorStore> store_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<DecoderCompute> compute_;
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;
   std::unique_ptr<SwapperSource> source_;
-  std::unique_ptr<Decoder> decoder_;
-  std::unique_ptr<DecoderCompute> compute_;
   std::unique_ptr<TrainingStep> step_;
 };
 

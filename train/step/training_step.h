@@ -43,8 +43,8 @@ class TrainingStep {
         walk_(schedule.operations) {}
 
   struct Hooks {
-    // Called once, when every update of the previous step has been applied: the moment to commit
-    // it.
+    // Called once, when every update of the previous step has been applied, but for delayed ones:
+    // the moment to commit it.
     std::function<absl::Status()> previous_step_applied;
     // Called between layers with the fraction of the step that is done; a failure abandons the
     // step.

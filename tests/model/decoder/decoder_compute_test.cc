@@ -1,0 +1,114 @@
+// The decoder under the walk over its layers, beside the same calls made by hand.
+#include "forebay/model/decoder_compute.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "forebay/base/check.h"
+#include "forebay/step/layer_walk.h"
+#include "forebay/step/step_schedule.h"
+#include "forebay/tests/model/decoder/tiny_models.h"
+#include "gmock/gmock.h"
+
+namespace forebay::testing {
+namespace {
+
+constexpr double kScale = 0.05;
+
+class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::vector<MicroBatch> Batches() const {
+    return {MakeBatch(model_, {{30, 9}}, 40, 3), MakeBatch(model_, {{5, 17}, {11}}, 24, 4),
+            MakeBatch(model_, {{40}}, 40, 5)};
+  }
+
+  std::unique_ptr<DecoderCompute> ComputeFor(int64_t tokens) {
+    auto compute = DecoderCompute::CreateForTraining(&runner_.decoder(), tokens, &budget_);
+    FOREBAY_CHECK(compute.ok());
+    return *std::move(compute);
+  }
+
+  // One pass over `operations`; gradients by layer.
+  std::vector<std::vector<float>> Run(DecoderCompute& compute,
+                                      const std::vector<Operation>& operations,
+                                      std::span<const MicroBatch> batches) {
+    std::vector<std::vector<float>> gradients(
+        static_cast<size_t>(model_.inventory.num_layers()));
+    WalkHooks hooks;
+    hooks.hand = [&](int layer, const LayerGradient& gradient) {
+      gradients[layer].assign(gradient.elems.begin(), gradient.elems.end());
+      return absl::OkStatus();
+    };
+    LayerWalk walk(operations);
+    EXPECT_TRUE(compute.BeginPass(batches, kScale).ok());
+    walk.Announce(runner_.source());
+    EXPECT_TRUE(walk.Run(runner_.source(), compute, hooks).ok());
+    return gradients;
+  }
+
+  const TinyModel model_ = MakeTinyModel(GetParam());
+  Runner runner_{model_,
+                 {.num_threads = 2, .precision = cpu::Precision::kFp32, .max_tokens = 64}};
+  MemoryBudget budget_{0};
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, DecoderComputeTest,
+                         ::testing::Values("LlamaGroupedTied", "LlamaBiasesUntied", "Gpt2"));
+
+// Layer by layer over all micro-batches, where the calls by hand go micro-batch by micro-batch: the
+// additions to each gradient are the same, in the same order.
+TEST_P(DecoderComputeTest, AStepOfSeveralMicroBatchesGivesTheBitsOfCallsByHand) {
+  const std::vector<MicroBatch> batches = Batches();
+  const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config)).operations;
+  const auto compute = ComputeFor(40 + 48 + 40);
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const auto gradients = Run(*compute, step, batches);
+    runner_.ZeroGradients();
+    for (size_t b = 0; b < batches.size(); ++b) {
+      EXPECT_EQ(*compute->LossSumOf(b), runner_.LossAndGradients(batches[b], kScale)) << b;
+    }
+    EXPECT_EQ(gradients, runner_.gradients());
+  }
+  // A shorter step in the same memory.
+  const auto gradients = Run(*compute, step, std::span(batches).first(1));
+  runner_.ZeroGradients();
+  runner_.LossAndGradients(batches[0], kScale);
+  EXPECT_EQ(gradients, runner_.gradients());
+}
+
+TEST_P(DecoderComputeTest, AnEvaluationHasTheLossOfAStepAndRoomForMore) {
+  const std::vector<MicroBatch> batches = Batches();
+  const auto compute = ComputeFor(64);
+  EXPECT_EQ(compute->most_forward_tokens(), 64 * (model_.config.num_layers + 1));
+  Run(*compute, ForwardOperations(ChainOf(model_.config)), batches);
+  for (size_t b = 0; b < batches.size(); ++b) {
+    EXPECT_EQ(*compute->LossSumOf(b), runner_.LossAndGradients(batches[b], kScale)) << b;
+  }
+}
+
+TEST_P(DecoderComputeTest, ChargesWhatThePlannerCounts) {
+  const int64_t before = budget_.used_bytes();
+  const auto compute = ComputeFor(1000);
+  const DecoderStepMemory memory = StepMemoryFor(model_.config, model_.inventory, 1000);
+  EXPECT_EQ(budget_.used_bytes() - before,
+            HostBuffer::ChargedBytes(memory.checkpoint_bytes) +
+                HostBuffer::ChargedBytes(memory.activation_gradient_bytes) +
+                HostBuffer::ChargedBytes(memory.block_gradient_bytes) +
+                HostBuffer::ChargedBytes(memory.large_gradient_bytes));
+}
+
+using DecoderComputeDeathTest = DecoderComputeTest;
+
+TEST_P(DecoderComputeDeathTest, AStepForWhichThereIsNoMemoryIsABug) {
+  const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config)).operations;
+  const std::vector<MicroBatch> batches = Batches();
+  const auto compute = ComputeFor(100);
+  EXPECT_DEATH(Run(*compute, step, batches), "most_forward_tokens");
+  auto forward_only = DecoderCompute::CreateForEvaluation(&runner_.decoder(), 1000, &budget_);
+  ASSERT_TRUE(forward_only.ok());
+  EXPECT_DEATH(Run(**forward_only, step, batches), "buffer.size");
+}
+
+}  // namespace
+}  // namespace forebay::testing
