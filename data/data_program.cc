@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/base/child_process.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
-#include "forebay/data/child_process.h"
 #include "forebay/data/packed_file.h"
 
 namespace forebay {
@@ -23,23 +23,6 @@ constexpr char kProgramName[] = "forebay-data";
 // One JSON document on standard output; errors too, which whoever calls us reports.
 constexpr std::array<const char*, 2> kReplies = {"--format=json", "--errors=document"};
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-
-bool IsExecutable(const std::string& path) {
-  return !IsDirectory(path) && ::access(path.c_str(), X_OK) == 0;
-}
-
-std::vector<std::string> FoldersInPath() {
-  std::vector<std::string> folders;
-  const char* path = std::getenv("PATH");
-  std::string_view rest = path == nullptr ? "" : path;
-  while (!rest.empty()) {
-    const size_t colon = std::min(rest.find(':'), rest.size());
-    // An empty entry means the current folder to a shell; running what lies there would be a trap.
-    if (colon > 0) folders.emplace_back(rest.substr(0, colon));
-    rest.remove_prefix(std::min(colon + 1, rest.size()));
-  }
-  return folders;
-}
 
 // The program's end as our error. `message` is its own.
 absl::Status ErrorOf(int exit_code, const std::string& message) {
@@ -184,10 +167,7 @@ absl::StatusOr<std::string> FindDataProgram() {
                     "it",
                     named));
   }
-  for (const std::string& folder : FoldersInPath()) {
-    std::string candidate = JoinPath(folder, kProgramName);
-    if (IsExecutable(candidate)) return candidate;
-  }
+  if (std::string found = FindInPath(kProgramName); !found.empty()) return found;
   return EnvironmentError(
       fmt::format("the program '{}', which turns text into tokens, is neither at '{}' nor in PATH: "
                   "run scripts/build, or set FOREBAY_DATA to its path",

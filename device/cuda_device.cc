@@ -2,6 +2,7 @@
 // there is no driver).
 #include <cuda_runtime.h>
 
+#include <functional>
 #include <string_view>
 
 #include "fmt/format.h"
@@ -26,59 +27,133 @@ absl::Status Check(std::string_view what, cudaError_t error) {
   return error == cudaSuccess ? absl::OkStatus() : CudaError(what, error);
 }
 
-class CudaEvent : public Event {
+// Selects a device for the calling thread, and at the end of the scope the one before.
+class OnDevice {
  public:
-  explicit CudaEvent(cudaEvent_t event) : event_(event) {}
-  ~CudaEvent() override { cudaEventDestroy(event_); }
-  absl::Status Await() override {
-    return Check("waiting for an event", cudaEventSynchronize(event_));
+  explicit OnDevice(int index)
+      : status_(Check("asking for the current CUDA device", cudaGetDevice(&before_))) {
+    if (!status_.ok() || before_ == index) return;
+    status_ = Check(fmt::format("selecting CUDA device {}", index), cudaSetDevice(index));
+    is_changed_ = status_.ok();
   }
-  cudaEvent_t get() const { return event_; }
+  ~OnDevice() {
+    if (is_changed_) cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  const absl::Status& status() const { return status_; }
 
  private:
+  int before_ = 0;
+  bool is_changed_ = false;
+  absl::Status status_;
+};
+
+// `call`, which gives a cudaError_t, on the device. `what`: as Check's.
+template <typename Call>
+absl::Status CallOn(int index, std::string_view what, const Call& call) {
+  const OnDevice on_device(index);
+  FOREBAY_RETURN_IF_ERROR(on_device.status());
+  return Check(what, call());
+}
+
+class CudaEvent : public Event {
+ public:
+  CudaEvent(int index, cudaEvent_t event, bool is_timed)
+      : index_(index), event_(event), is_timed_(is_timed) {}
+  ~CudaEvent() override {
+    const OnDevice on_device(index_);
+    cudaEventDestroy(event_);
+  }
+  absl::Status Await() override {
+    return CallOn(index_, "waiting for an event", [&] { return cudaEventSynchronize(event_); });
+  }
+  absl::StatusOr<bool> IsReached() override {
+    const OnDevice on_device(index_);
+    FOREBAY_RETURN_IF_ERROR(on_device.status());
+    const cudaError_t error = cudaEventQuery(event_);
+    if (error == cudaErrorNotReady) {
+      cudaGetLastError();  // no error, but the runtime may keep it for one
+      return false;
+    }
+    FOREBAY_RETURN_IF_ERROR(Check("asking for an event", error));
+    return true;
+  }
+  absl::StatusOr<double> SecondsSince(Event& first) override {
+    auto* const since = dynamic_cast<CudaEvent*>(&first);
+    FOREBAY_CHECK(since != nullptr && since->index_ == index_);
+    FOREBAY_CHECK(since->is_timed_ && since->is_recorded_ && is_timed_ && is_recorded_);
+    FOREBAY_RETURN_IF_ERROR(since->Await());
+    FOREBAY_RETURN_IF_ERROR(Await());
+    float ms = 0;
+    FOREBAY_RETURN_IF_ERROR(CallOn(index_, "asking for the time between two events", [&] {
+      return cudaEventElapsedTime(&ms, since->event_, event_);
+    }));
+    return static_cast<double>(ms) * 1e-3;
+  }
+  cudaEvent_t get() const { return event_; }
+  void SetRecorded() { is_recorded_ = true; }
+
+ private:
+  const int index_;
   cudaEvent_t event_;
+  const bool is_timed_;
+  bool is_recorded_ = false;
 };
 
 class CudaStream : public Stream {
  public:
-  explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
+  CudaStream(int index, cudaStream_t stream) : index_(index), stream_(stream) {}
   ~CudaStream() override {
+    const OnDevice on_device(index_);
     // Errors were reported to whoever awaited; here only the borrowed memory matters.
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
   }
   absl::Status CopyToDevice(void* to, std::span<const std::byte> from) override {
-    return Check("copying to the GPU",
-                 cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_));
+    return CallOn(index_, "copying to the GPU", [&] {
+      return cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_);
+    });
   }
   absl::Status CopyToHost(std::span<std::byte> to, const void* from) override {
-    return Check("copying from the GPU",
-                 cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, stream_));
+    return CallOn(index_, "copying from the GPU", [&] {
+      return cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, stream_);
+    });
   }
   absl::Status Fill(void* to, std::byte value, int64_t size_bytes) override {
-    return Check("filling GPU memory", cudaMemsetAsync(to, std::to_integer<int>(value),
-                                                       static_cast<size_t>(size_bytes), stream_));
+    return CallOn(index_, "filling GPU memory", [&] {
+      return cudaMemsetAsync(to, std::to_integer<int>(value), static_cast<size_t>(size_bytes),
+                             stream_);
+    });
   }
   absl::Status Record(Event& event) override {
     auto* const cuda_event = dynamic_cast<CudaEvent*>(&event);
     FOREBAY_CHECK(cuda_event != nullptr);
-    return Check("recording an event", cudaEventRecord(cuda_event->get(), stream_));
+    FOREBAY_RETURN_IF_ERROR(CallOn(index_, "recording an event",
+                                   [&] { return cudaEventRecord(cuda_event->get(), stream_); }));
+    cuda_event->SetRecorded();
+    return absl::OkStatus();
   }
   absl::Status WaitFor(const Event& event) override {
     const auto* const cuda_event = dynamic_cast<const CudaEvent*>(&event);
     FOREBAY_CHECK(cuda_event != nullptr);
-    return Check("waiting for another stream", cudaStreamWaitEvent(stream_, cuda_event->get()));
+    return CallOn(index_, "waiting for another stream",
+                  [&] { return cudaStreamWaitEvent(stream_, cuda_event->get(), 0); });
   }
   absl::Status Await() override {
-    return Check("waiting for a stream", cudaStreamSynchronize(stream_));
+    return CallOn(index_, "waiting for a stream", [&] { return cudaStreamSynchronize(stream_); });
   }
-  void* native_handle() const override { return stream_; }
+  absl::Status Launch(const std::function<absl::Status(void*)>& launch) override {
+    const OnDevice on_device(index_);
+    FOREBAY_RETURN_IF_ERROR(on_device.status());
+    return launch(stream_);
+  }
 
  private:
+  const int index_;
   cudaStream_t stream_;
 };
 
-// Every call selects the device first, since the runtime's choice belongs to the calling thread.
 class CudaDevice : public Device {
  public:
   CudaDevice(int index, std::string name) : index_(index), name_(std::move(name)) {}
@@ -86,52 +161,65 @@ class CudaDevice : public Device {
   std::string name() const override { return fmt::format("{} (CUDA device {})", name_, index_); }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
-    FOREBAY_RETURN_IF_ERROR(Select());
     cudaStream_t stream = nullptr;
     // Non-blocking: no implicit order with the default stream, which anybody may use.
-    FOREBAY_RETURN_IF_ERROR(
-        Check("creating a stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)));
-    return std::make_unique<CudaStream>(stream);
+    FOREBAY_RETURN_IF_ERROR(CallOn(index_, "creating a stream", [&] {
+      return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    }));
+    return std::make_unique<CudaStream>(index_, stream);
   }
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
-    FOREBAY_RETURN_IF_ERROR(Select());
-    cudaEvent_t event = nullptr;
-    FOREBAY_RETURN_IF_ERROR(
-        Check("creating an event", cudaEventCreateWithFlags(&event, cudaEventDisableTiming)));
-    return std::make_unique<CudaEvent>(event);
+    return MakeEvent(cudaEventDisableTiming, /*is_timed=*/false);
+  }
+  absl::StatusOr<std::unique_ptr<Event>> CreateTimedEvent() override {
+    return MakeEvent(cudaEventDefault, /*is_timed=*/true);
+  }
+  absl::StatusOr<DeviceMemory> Memory() override {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    FOREBAY_RETURN_IF_ERROR(CallOn(index_, "asking for free GPU memory",
+                                   [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); }));
+    return DeviceMemory{static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
   }
 
  protected:
   absl::StatusOr<void*> AllocateBytes(int64_t size_bytes) override {
-    FOREBAY_RETURN_IF_ERROR(Select());
+    const OnDevice on_device(index_);
+    FOREBAY_RETURN_IF_ERROR(on_device.status());
     void* address = nullptr;
     const cudaError_t error = cudaMalloc(&address, static_cast<size_t>(size_bytes));
     if (error == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      size_t free_bytes = 0;
-      size_t total_bytes = 0;
-      FOREBAY_RETURN_IF_ERROR(
-          Check("asking for free GPU memory", cudaMemGetInfo(&free_bytes, &total_bytes)));
+      FOREBAY_ASSIGN_OR_RETURN(const DeviceMemory memory, Memory());
       return OutOfMemoryError(fmt::format(
           "{} could not be allocated on {}: {} of {} are free. Use a smaller batch or another GPU",
-          FormatBytes(size_bytes), name(), FormatBytes(static_cast<int64_t>(free_bytes)),
-          FormatBytes(static_cast<int64_t>(total_bytes))));
+          FormatBytes(size_bytes), name(), FormatBytes(memory.free_bytes),
+          FormatBytes(memory.total_bytes)));
     }
     FOREBAY_RETURN_IF_ERROR(Check("allocating GPU memory", error));
     return address;
   }
-  void FreeBytes(void* address) override { cudaFree(address); }
-  absl::Status PinBytes(std::span<std::byte> memory) override {
-    FOREBAY_RETURN_IF_ERROR(Select());
-    return Check(
-        fmt::format("pinning {} of host memory", FormatBytes(static_cast<int64_t>(memory.size()))),
-        cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable));
+  void FreeBytes(void* address) override {
+    const OnDevice on_device(index_);
+    cudaFree(address);
   }
-  void UnpinBytes(std::span<std::byte> memory) override { cudaHostUnregister(memory.data()); }
+  absl::Status PinBytes(std::span<std::byte> memory) override {
+    return CallOn(
+        index_,
+        fmt::format("pinning {} of host memory", FormatBytes(static_cast<int64_t>(memory.size()))),
+        [&] { return cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable); });
+  }
+  void UnpinBytes(std::span<std::byte> memory) override {
+    const OnDevice on_device(index_);
+    cudaHostUnregister(memory.data());
+  }
 
  private:
-  absl::Status Select() const {
-    return Check(fmt::format("selecting CUDA device {}", index_), cudaSetDevice(index_));
+  absl::StatusOr<std::unique_ptr<Event>> MakeEvent(unsigned int flags, bool is_timed) {
+    cudaEvent_t event = nullptr;
+    FOREBAY_RETURN_IF_ERROR(CallOn(index_, "creating an event",
+                                   [&] { return cudaEventCreateWithFlags(&event, flags); }));
+    return std::make_unique<CudaEvent>(index_, event, is_timed);
   }
 
   const int index_;

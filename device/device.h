@@ -4,12 +4,16 @@
 //
 // Ordering is by stream and event only; nothing here waits for the whole device.
 //
-// Not for: kernels (beside the code that needs them; they take Stream::native_handle), or how much
-// memory may be used (memory/).
+// To CUDA each thread has a current device. Every call here works on the device of its object,
+// whichever that is, and leaves it as it was: an embedding program may have chosen it.
+//
+// Not for: kernels (beside the code that needs them; Stream::Launch calls it), or how much memory
+// may be used (memory/).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -82,6 +86,11 @@ class Event {
   // Blocks the caller until the point last recorded is reached; at once when none was.
   // EnvironmentError when the device failed in the work before it.
   virtual absl::Status Await() = 0;
+  // Whether it is, without waiting; true when none was recorded. EnvironmentError as of Await.
+  virtual absl::StatusOr<bool> IsReached() = 0;
+  // From the point of `first` to this one, after waiting for both. EnvironmentError as of Await.
+  // Requires: both were made by CreateTimedEvent of one device, and recorded.
+  virtual absl::StatusOr<double> SecondsSince(Event& first) = 0;
 };
 
 // Work in order. Calls return at once (the host's twin does the work in the call, which is one of
@@ -103,8 +112,14 @@ class Stream {
   // Blocks the caller until all work enqueued so far is done. EnvironmentError when the device
   // failed in it.
   virtual absl::Status Await() = 0;
-  // cudaStream_t for kernels; nullptr on the host.
-  virtual void* native_handle() const = 0;
+  // Calls `launch`, which enqueues kernels here, with the cudaStream_t (nullptr on the host) while
+  // the stream's device is the current one. Its error, or one of selecting the device.
+  virtual absl::Status Launch(const std::function<absl::Status(void* native_stream)>& launch) = 0;
+};
+
+struct DeviceMemory {
+  int64_t free_bytes = 0;  // for whoever comes first
+  int64_t total_bytes = 0;
 };
 
 // Thread-safe. Must outlive everything that it made.
@@ -121,6 +136,10 @@ class Device {
   absl::StatusOr<PinnedRegion> Pin(std::span<std::byte> memory);
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<Event>> CreateEvent() = 0;
+  // One that knows when it was reached, and costs the device a little more.
+  virtual absl::StatusOr<std::unique_ptr<Event>> CreateTimedEvent() = 0;
+  // Now. On the host: of the machine, without the limits of a container (memory/ knows those).
+  virtual absl::StatusOr<DeviceMemory> Memory() = 0;
 
  protected:
   virtual absl::StatusOr<void*> AllocateBytes(int64_t size_bytes) = 0;

@@ -1,11 +1,14 @@
 // The host as a device: its memory is ours, and a stream does its work in the call. So events are
 // reached when recorded.
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/device/device.h"
 
@@ -17,8 +20,28 @@ constexpr size_t kAlignBytes = 256;
 
 class HostEvent : public Event {
  public:
+  explicit HostEvent(bool is_timed) : is_timed_(is_timed) {}
   absl::Status Await() override { return absl::OkStatus(); }
+  absl::StatusOr<bool> IsReached() override { return true; }
+  absl::StatusOr<double> SecondsSince(Event& first) override {
+    auto* const since = dynamic_cast<HostEvent*>(&first);
+    FOREBAY_CHECK(since != nullptr && since->reached_.has_value() && reached_.has_value());
+    return std::chrono::duration<double>(*reached_ - *since->reached_).count();
+  }
+  void Reach() {
+    if (is_timed_) reached_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  const bool is_timed_;
+  std::optional<std::chrono::steady_clock::time_point> reached_;
 };
+
+// Of the line "MemTotal:  131843036 kB"; 0 where there is none.
+int64_t MemInfoBytes(const std::string& meminfo, std::string_view name) {
+  const size_t at = meminfo.find(name);
+  return at == std::string::npos ? 0 : std::atoll(meminfo.c_str() + at + name.size()) << 10;
+}
 
 class HostStream : public Stream {
  public:
@@ -35,7 +58,9 @@ class HostStream : public Stream {
     return absl::OkStatus();
   }
   absl::Status Record(Event& event) override {
-    FOREBAY_CHECK(dynamic_cast<HostEvent*>(&event) != nullptr);
+    auto* const host_event = dynamic_cast<HostEvent*>(&event);
+    FOREBAY_CHECK(host_event != nullptr);
+    host_event->Reach();
     return absl::OkStatus();
   }
   absl::Status WaitFor(const Event& event) override {
@@ -43,7 +68,9 @@ class HostStream : public Stream {
     return absl::OkStatus();
   }
   absl::Status Await() override { return absl::OkStatus(); }
-  void* native_handle() const override { return nullptr; }
+  absl::Status Launch(const std::function<absl::Status(void*)>& launch) override {
+    return launch(nullptr);
+  }
 };
 
 class HostDevice : public Device {
@@ -54,7 +81,15 @@ class HostDevice : public Device {
     return std::make_unique<HostStream>();
   }
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
-    return std::make_unique<HostEvent>();
+    return std::make_unique<HostEvent>(/*is_timed=*/false);
+  }
+  absl::StatusOr<std::unique_ptr<Event>> CreateTimedEvent() override {
+    return std::make_unique<HostEvent>(/*is_timed=*/true);
+  }
+  absl::StatusOr<DeviceMemory> Memory() override {
+    constexpr int64_t kMostBytes = 64 << 10;
+    FOREBAY_ASSIGN_OR_RETURN(const std::string meminfo, ReadWholeFile("/proc/meminfo", kMostBytes));
+    return DeviceMemory{MemInfoBytes(meminfo, "MemAvailable:"), MemInfoBytes(meminfo, "MemTotal:")};
   }
 
  protected:

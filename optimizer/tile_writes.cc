@@ -17,11 +17,15 @@ TileWrites::~TileWrites() {
 }
 
 void TileWrites::StartWeights(int tile, std::span<std::byte> buffer, int64_t step) {
-  std::lock_guard lock(weights_mutex_);
   Write& write = weights_[tile];
-  FOREBAY_CHECK(write.step == kNone);
-  write.step = step;
+  {
+    const std::lock_guard lock(weights_mutex_);
+    FOREBAY_CHECK(write.step == kNone && !write.has_waiter);
+  }
   store_->StartWriteWeights(tile, buffer, write.op, Sealed::kYes);
+  // From here on others find it.
+  const std::lock_guard lock(weights_mutex_);
+  write.step = step;
 }
 
 void TileWrites::StartState(int tile, std::span<std::byte> buffer, int64_t step) {
@@ -48,10 +52,22 @@ absl::Status TileWrites::Await(Write& write, int tile, std::string_view what, bo
 }
 
 absl::Status TileWrites::AwaitWeights(int tile) {
-  std::lock_guard lock(weights_mutex_);
+  Write& write = weights_[tile];
+  {
+    std::unique_lock lock(weights_mutex_);
+    // An operation has one waiter; whoever comes later waits for that one.
+    weights_waited_for_.wait(lock, [&] { return !write.has_waiter; });
+    if (write.step == kNone || !write.failure.ok()) return write.failure;
+    write.has_waiter = true;
+  }
   bool completed = false;
-  const absl::Status status = Await(weights_[tile], tile, "weights", completed);
+  const absl::Status status = Await(write, tile, "weights", completed);
   if (completed) store_->MarkWeightsWritten(tile);
+  {
+    const std::lock_guard lock(weights_mutex_);
+    write.has_waiter = false;
+  }
+  weights_waited_for_.notify_all();
   return status;
 }
 

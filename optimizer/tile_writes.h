@@ -2,6 +2,7 @@
 // somebody waits.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -39,24 +40,23 @@ class TileWrites {
 
   // Whether AwaitState, AwaitWeights would wait.
   bool StateIsPending(int tile) const { return state_[tile].op.pending(); }
-  bool WeightsArePending(int tile) const {
-    const std::lock_guard lock(weights_mutex_);
-    return weights_[tile].op.pending();
-  }
+  bool WeightsArePending(int tile) const { return weights_[tile].op.pending(); }
 
  private:
   struct Write {
     IoOp op;
     int64_t step = kNone;
     absl::Status failure;
+    bool has_waiter = false;  // of weights: `step` and `failure` are that thread's
   };
   static constexpr int64_t kNone = -1;
   // Whether a write completed that the store does not know yet.
   absl::Status Await(Write& write, int tile, std::string_view what, bool& completed);
 
   TensorStore* const store_;
-  mutable std::mutex weights_mutex_;  // held while waiting: both threads want the same completions
-  std::vector<Write> weights_;        // by tile
+  std::mutex weights_mutex_;
+  std::condition_variable weights_waited_for_;  // a waiter is done
+  std::vector<Write> weights_;                  // by tile; but for `op`, under the lock
   std::vector<Write> state_;
 };
 

@@ -34,7 +34,7 @@ class ExportCommand : public Command {
 
   absl::Status Run(const CommandContext& context) override {
     options_.dtype = DTypeOf(dtype_);
-    CatchStopSignals("\nforebay: stopping; once more ends at once\n");
+    FOREBAY_RETURN_IF_ERROR(CatchStopSignals("\nforebay: stopping; once more ends at once\n"));
     ProgressLine progress;
     options_.progress = [&](double fraction) {
       if (StopRequested()) return InterruptedError("stopped on request: nothing was exported");

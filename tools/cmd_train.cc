@@ -19,7 +19,7 @@ class TrainCommand : public Command {
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
                              ResolveOptions(flags_.Inputs(context), OptionsUse::kTrain));
-    CatchStopSignals("\nforebay: stopping; once more ends at once\n");
+    FOREBAY_RETURN_IF_ERROR(CatchStopSignals("\nforebay: stopping; once more ends at once\n"));
     TrainOutputOptions output_options;
     output_options.json = context.json;
     output_options.live = ::isatty(STDERR_FILENO) == 1;

@@ -7,6 +7,9 @@
 #include <atomic>
 #include <thread>
 
+#include "forebay/base/errors.h"
+#include "forebay/base/start_thread.h"
+
 namespace forebay {
 namespace {
 
@@ -39,12 +42,21 @@ void AwaitSignals(const sigset_t& signals, std::string_view message) {
 
 }  // namespace
 
-void CatchStopSignals(std::string_view message) {
+absl::Status CatchStopSignals(std::string_view message) {
   ::signal(SIGPIPE, SIG_IGN);
   const sigset_t signals = StopSignals();
+  sigset_t blocked_before;
   // Of this thread, and of all that it starts.
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::thread([signals, message] { AwaitSignals(signals, message); }).detach();
+  ::pthread_sigmask(SIG_BLOCK, &signals, &blocked_before);
+  absl::StatusOr<std::thread> thread = StartThread(
+      "the signals that stop it", [signals, message] { AwaitSignals(signals, message); });
+  if (!thread.ok()) {
+    // Nobody waits for them: they end the process as they would have.
+    ::pthread_sigmask(SIG_SETMASK, &blocked_before, nullptr);
+    return thread.status();
+  }
+  thread->detach();
+  return absl::OkStatus();
 }
 
 bool StopRequested() {

@@ -9,14 +9,16 @@
 
 #include <string_view>
 
+#include "absl/status/status.h"
+
 namespace forebay {
 
 // For the rest of the process; SIGPIPE is ignored too: a closed pipe must not kill a run. A signal
 // that the process was started to ignore (nohup) stays ignored. `message` is written to stderr at
 // the first signal; it must live for ever. Requires: called once, before any other thread is
 // started. Programs that are started later inherit the blocked signals unless they are given
-// others.
-void CatchStopSignals(std::string_view message);
+// others. EnvironmentError where the thread cannot be had.
+absl::Status CatchStopSignals(std::string_view message);
 // Whether a signal asked to stop. From any thread.
 bool StopRequested();
 

@@ -96,6 +96,58 @@ TEST_P(DeviceTest, AnEventThatWasNeverRecordedIsReached) {
   EXPECT_TRUE(MakeEvent()->Await().ok());
 }
 
+TEST_P(DeviceTest, AnEventIsReachedOnceItsWorkIsDone) {
+  const auto stream = MakeStream();
+  const auto event = MakeEvent();
+  EXPECT_EQ(*event->IsReached(), true);
+  const DeviceBuffer buffer = Allocate(kSizeBytes);
+  ASSERT_TRUE(stream->Fill(buffer.address(), std::byte{1}, kSizeBytes).ok());
+  ASSERT_TRUE(stream->Record(*event).ok());
+  ASSERT_TRUE(stream->Await().ok());
+  EXPECT_EQ(*event->IsReached(), true);
+}
+
+TEST_P(DeviceTest, TimedEventsSayHowLongTheWorkBetweenThemTook) {
+  const auto stream = MakeStream();
+  const DeviceBuffer buffer = Allocate(kSizeBytes);
+  std::vector<std::unique_ptr<Event>> events;
+  for (int i = 0; i < 3; ++i) {
+    auto event = device_->CreateTimedEvent();
+    ASSERT_TRUE(event.ok()) << event.status();
+    ASSERT_TRUE(stream->Fill(buffer.address(), std::byte{1}, kSizeBytes).ok());
+    ASSERT_TRUE(stream->Record(**event).ok());
+    events.push_back(*std::move(event));
+  }
+  const double first = *events[1]->SecondsSince(*events[0]);
+  const double second = *events[2]->SecondsSince(*events[1]);
+  EXPECT_GT(first, 0);
+  EXPECT_GT(second, 0);
+  // A GPU counts in half microseconds.
+  EXPECT_NEAR(*events[2]->SecondsSince(*events[0]), first + second, 5e-6);
+  EXPECT_NEAR(*events[0]->SecondsSince(*events[1]), -first, 5e-6);
+}
+
+TEST_P(DeviceTest, MemoryIsWhatThereIsAndWhatIsFreeOfIt) {
+  const auto memory = device_->Memory();
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_GT(memory->free_bytes, 0);
+  EXPECT_LE(memory->free_bytes, memory->total_bytes);
+}
+
+TEST_P(DeviceTest, ALaunchGetsTheStreamAndItsErrorComesBack) {
+  const auto stream = MakeStream();
+  void* native_stream = &native_stream;
+  EXPECT_TRUE(stream
+                  ->Launch([&](void* native) {
+                    native_stream = native;
+                    return absl::OkStatus();
+                  })
+                  .ok());
+  EXPECT_EQ(native_stream == nullptr, device_->kind() == DeviceKind::kHost);
+  EXPECT_EQ(ExitCodeOf(stream->Launch([](void*) { return EnvironmentError("no"); })),
+            ExitCode::kEnvironment);
+}
+
 TEST_P(DeviceTest, AMovedBufferIsFreedOnce) {
   DeviceBuffer first = Allocate(kSizeBytes);
   void* const address = first.address();

@@ -95,6 +95,8 @@ class FakeDevice : public Device {
   std::string name() const override { return "fake"; }
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override { return NotHere(); }
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override { return NotHere(); }
+  absl::StatusOr<std::unique_ptr<Event>> CreateTimedEvent() override { return NotHere(); }
+  absl::StatusOr<DeviceMemory> Memory() override { return NotHere(); }
   std::span<std::byte> pinned;
   std::byte last_seen{0};
 

@@ -47,7 +47,8 @@ class UpdateDeviceTest : public DeviceTest {
     Move(run.v_scale, num_blocks * 2, *stream, planes);
     Move(run.gradient, n * SizeOf(run.gradient_dtype), *stream, planes);
     if (device_->kind() == DeviceKind::kCuda) {
-      const absl::Status status = UpdateRunCuda(config, scalars, run, stream->native_handle());
+      const absl::Status status = stream->Launch(
+          [&](void* native_stream) { return UpdateRunCuda(config, scalars, run, native_stream); });
       ASSERT_TRUE(status.ok()) << status;
     } else {
       UpdateRun(config, scalars, run);

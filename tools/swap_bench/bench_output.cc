@@ -121,8 +121,8 @@ BenchHooks BenchProgress::Hooks() {
   return hooks;
 }
 
-void CatchBenchStopSignals() {
-  CatchStopSignals("\nswap-bench: stopping; once more ends at once\n");
+absl::Status CatchBenchStopSignals() {
+  return CatchStopSignals("\nswap-bench: stopping; once more ends at once\n");
 }
 
 std::string DumpResults(const Json& json) {

@@ -56,8 +56,8 @@ class BenchProgress {
   Stopwatch since_printed_;
 };
 
-// Installs the handlers of Ctrl-C and the like.
-void CatchBenchStopSignals();
+// Ctrl-C and the like stop the measurement. EnvironmentError where no thread can wait for them.
+absl::Status CatchBenchStopSignals();
 
 // JSON as it is printed: with line breaks, and any bytes in paths replaced.
 std::string DumpResults(const Json& json);

@@ -20,7 +20,7 @@ class BenchProbeCommand : public Command {
   }
 
   absl::Status Run(const CommandContext& context) override {
-    CatchBenchStopSignals();
+    FOREBAY_RETURN_IF_ERROR(CatchBenchStopSignals());
     FOREBAY_ASSIGN_OR_RETURN(const ProbeReport probe, ProbeMachine(directories_, StopRequested));
     PrintTo(stdout, "{}",
             context.json              ? DumpResults(ProbeToJson(probe, FOREBAY_VERSION))

@@ -47,7 +47,7 @@ class BenchRunCommand : public Command {
     if (fio_ && job.verify) {
       return UsageError("--fio overwrites the blocks that --verify looks at; give one of them");
     }
-    CatchBenchStopSignals();
+    FOREBAY_RETURN_IF_ERROR(CatchBenchStopSignals());
     if (fio_) FOREBAY_RETURN_IF_ERROR(CheckFioInstalled());
     BenchProgress progress(output_.live());
     BenchHooks hooks = progress.Hooks();

@@ -59,7 +59,7 @@ class BenchStepCommand : public Command {
     FOREBAY_RETURN_IF_ERROR(ReadFolders());
     FOREBAY_RETURN_IF_ERROR(ReadModel());
     FOREBAY_RETURN_IF_ERROR(output_.Check());
-    CatchBenchStopSignals();
+    FOREBAY_RETURN_IF_ERROR(CatchBenchStopSignals());
     BenchProgress progress(output_.live());
     FOREBAY_ASSIGN_OR_RETURN(const StepBenchReport report,
                              RunStepBench(options_, progress.Hooks()));

@@ -65,7 +65,7 @@ class BenchSweepCommand : public Command {
     options.budget_s = *budget_s;
     if (quick_) options.budget_s = kQuickS;
     FOREBAY_RETURN_IF_ERROR(output_.Check());
-    CatchBenchStopSignals();
+    FOREBAY_RETURN_IF_ERROR(CatchBenchStopSignals());
     BenchProgress progress(output_.live());
     FOREBAY_ASSIGN_OR_RETURN(const SweepReport sweep, RunSweep(job, options, progress.Hooks()));
     progress.Clear();

@@ -58,7 +58,7 @@ class BenchTuneCommand : public Command {
     TuneOptions options;
     FOREBAY_RETURN_IF_ERROR(Read(job, options));
     FOREBAY_RETURN_IF_ERROR(CheckReplaceable("out", out_, kProfileMark));
-    CatchBenchStopSignals();
+    FOREBAY_RETURN_IF_ERROR(CatchBenchStopSignals());
     BenchProgress progress(live_);
     FOREBAY_ASSIGN_OR_RETURN(const TuneReport tuned, RunTune(job, options, progress.Hooks()));
     progress.Clear();

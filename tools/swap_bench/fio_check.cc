@@ -1,24 +1,16 @@
 #include "forebay/tools/swap_bench/fio_check.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
+#include <memory>
 
 #include "fmt/format.h"
+#include "forebay/base/child_process.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
 #include "forebay/memory/page_tally.h"
 #include "forebay/tools/stop_signal.h"
-
-extern char** environ;
 
 namespace forebay {
 namespace {
@@ -28,61 +20,25 @@ struct FioOutcome {
   std::string output;
 };
 
-constexpr int kStopPollMs = 100;
-
-// All that a child prints. A stop that only this process was asked for is passed on to it.
-std::string ReadToEnd(int reader, pid_t child) {
-  std::string output;
-  bool was_stopped = false;
-  char part[4096];
-  while (true) {
-    struct pollfd wait_for = {reader, POLLIN, 0};
-    const int ready = ::poll(&wait_for, 1, kStopPollMs);
-    if (StopRequested() && !was_stopped) {
-      was_stopped = true;
-      ::kill(child, SIGTERM);
-    }
-    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
-    const ssize_t got = ::read(reader, part, sizeof(part));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return output;
-    output.append(part, static_cast<size_t>(got));
-  }
-}
-
-// Runs a program of PATH and takes what it prints; its errors go to our stderr.
-absl::StatusOr<FioOutcome> RunProgram(const std::vector<std::string>& arguments) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return EnvironmentError("pipe: " + ErrnoText(errno));
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, writer.get(), STDOUT_FILENO);
-  std::vector<char*> argv;
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  // This process has the signals that stop it blocked (stop_signal.h); they are to stop fio.
-  posix_spawnattr_t attributes;
-  ::posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  pid_t child = -1;
-  const int error = ::posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environ);
-  ::posix_spawnattr_destroy(&attributes);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) {
-    return EnvironmentError(fmt::format("starting {} failed: {}", arguments[0], ErrnoText(error)));
-  }
-  writer.Reset();
+// Runs fio and takes what it prints; its errors go to our stderr. It writes to a disk: whatever
+// ends this process ends it too. EnvironmentError, InterruptedError.
+absl::StatusOr<FioOutcome> RunFio(const std::vector<std::string>& arguments) {
+  const std::string program = FindInPath("fio");
+  if (program.empty()) return EnvironmentError("there is no program fio in PATH");
+  std::vector<std::string> command = {program};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ChildProcess> fio,
+      ChildProcess::Start(command, ChildStreams::kOurs, AtOurDeath::kIsKilled));
+  fio->EndInput();
   FioOutcome outcome;
-  outcome.output = ReadToEnd(reader.get(), child);
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  outcome.output = fio->ReadAll(StopRequested);
+  // A stop that only this process was asked for is passed on.
+  if (StopRequested()) {
+    fio->Terminate();
+    return InterruptedError("stopped on request");
   }
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  outcome.exit_code = fio->Wait();
   return outcome;
 }
 
@@ -101,7 +57,7 @@ const char* FioEngine(EngineKind engine) {
 }  // namespace
 
 absl::Status CheckFioInstalled() {
-  const absl::StatusOr<FioOutcome> outcome = RunProgram({"fio", "--version"});
+  const absl::StatusOr<FioOutcome> outcome = RunFio({"--version"});
   if (outcome.ok() && outcome->exit_code == 0) return absl::OkStatus();
   if (StopRequested()) return InterruptedError("stopped on request");
   return EnvironmentError(
@@ -121,7 +77,6 @@ std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, Engi
   const int jobs = synchronous ? job.depth : job.threads;
   const int depth = synchronous ? 1 : std::max(1, job.depth / job.threads);
   std::vector<std::string> arguments = {
-      "fio",
       "--name=swap-bench",
       "--filename=" + path,
       "--allow_file_create=0",
@@ -173,10 +128,9 @@ absl::Status FioCheck::Run(const BenchCell& cell) {
   if (cell.targets.size() > 1 || engine == EngineKind::kBuffered) return absl::OkStatus();
   const BenchTarget& target = *session_.targets()[static_cast<size_t>(cell.targets[0])];
   const bool huge = job_.pages != BenchPages::kBase && HugePagesFree(job_.block_bytes * job_.depth);
-  FOREBAY_ASSIGN_OR_RETURN(
-      const FioOutcome outcome,
-      RunProgram(FioArguments(job_, cell.load, engine, target.file.PathForOthers(),
-                              target.file.size_bytes(), huge)));
+  FOREBAY_ASSIGN_OR_RETURN(const FioOutcome outcome,
+                           RunFio(FioArguments(job_, cell.load, engine, target.file.PathForOthers(),
+                                               target.file.size_bytes(), huge)));
   if (outcome.exit_code != 0) {
     return EnvironmentError(
         fmt::format("fio ended with exit code {}; its message is above. Leave "

@@ -53,10 +53,7 @@ absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const Decode
 absl::StatusOr<std::unique_ptr<ModelSession>> ModelSession::Open(const ModelSessionOptions& options,
                                                                  const DecoderConfig& config) {
   const MachineLimits limits = AskMachine({});
-  const int64_t budget_bytes =
-      options.ram_bytes > 0
-          ? options.ram_bytes
-          : static_cast<int64_t>(static_cast<double>(limits.available_memory_bytes) * kAutoShare);
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t budget_bytes, RamBudget(options.ram_bytes, limits));
   DecoderOptions decoder;
   decoder.num_threads = options.threads > 0 ? options.threads : limits.num_cores;
   decoder.precision = options.precision;

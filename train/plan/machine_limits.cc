@@ -7,8 +7,11 @@
 #include <system_error>
 #include <thread>
 
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/file_space.h"
+#include "forebay/base/format.h"
 #include "forebay/memory/available_memory.h"
 #include "forebay/train/files/run_folder.h"
 
@@ -49,6 +52,18 @@ FoldersOfDisks ByFileSystem(const std::vector<DiskLimits>& disks) {
 std::vector<std::string> SwapFoldersOf(const TrainOptions& options) {
   if (!options.nvme.empty()) return options.nvme;
   return {options.out.empty() ? "." : options.out};
+}
+
+absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits) {
+  const int64_t available = limits.available_memory_bytes;
+  if (ram_bytes == 0) return static_cast<int64_t>(static_cast<double>(available) * kAutoShare);
+  if (available > 0 && ram_bytes > available) {
+    return DoesNotFitError(
+        fmt::format("--ram={} is more than this process can have: {} is available now "
+                    "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
+                    FormatBinaryBytes(ram_bytes), FormatBinaryBytes(available), available >> 20));
+  }
+  return ram_bytes;
 }
 
 MachineLimits AskMachine(const TrainOptions& options) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "forebay/train/options/options.h"
 
 namespace forebay {
@@ -41,6 +42,13 @@ struct MachineLimits {
 // Asks the kernel, for the folders that `options` names (or, where they do not exist yet, their
 // nearest parent).
 MachineLimits AskMachine(const TrainOptions& options);
+
+// The share of the available memory that a process takes when --ram is not given.
+inline constexpr double kAutoShare = 0.8;
+
+// The budget of a process: `ram_bytes`, or where that is 0 kAutoShare of what is available.
+// DoesNotFitError where it is more than that.
+absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits);
 
 // The folders, by their position in `disks`, that share the space and the speed of a file system;
 // by its number.

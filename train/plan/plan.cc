@@ -60,7 +60,7 @@ class Planner {
     FOREBAY_RETURN_IF_ERROR(CheckPositions());
     FOREBAY_RETURN_IF_ERROR(CheckSpeculation());
     FOREBAY_RETURN_IF_ERROR(ParameterGroupsOf(options_, inventory_).status());
-    FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, Budget());
+    FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, RamBudget(options_.ram_bytes, limits_));
     const StepBuffers buffers = ChooseBuffers(budget);
     Plan plan;
     plan.tiles = tiles_;
@@ -236,19 +236,6 @@ class Planner {
       placement.speculative.push_back(tier == Tier::kNvme);
     }
     return placement;
-  }
-
-  absl::StatusOr<int64_t> Budget() const {
-    const int64_t available = limits_.available_memory_bytes;
-    if (options_.ram_bytes == 0)
-      return static_cast<int64_t>(static_cast<double>(available) * kAutoShare);
-    if (available > 0 && options_.ram_bytes > available) {
-      return DoesNotFitError(fmt::format(
-          "--ram={} is more than this process can have: {} is available now "
-          "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
-          FormatBinaryBytes(options_.ram_bytes), FormatBinaryBytes(available), available >> 20));
-    }
-    return options_.ram_bytes;
   }
 
   WindowOptions Window(const StepBuffers& buffers) const {

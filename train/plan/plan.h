@@ -92,7 +92,5 @@ inline constexpr int64_t kRuntimeBytes = int64_t{96} << 20;
 // The largest file that a run makes beside its swap area and models: records, logs, the file that
 // an engine is tried with.
 inline constexpr int64_t kMostBytesOfSmallFiles = int64_t{2} << 20;
-// The share of the available memory that a run takes when --ram is not given.
-inline constexpr double kAutoShare = 0.8;
 
 }  // namespace forebay

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "forebay/base/errors.h"
 #include "forebay/base/start_thread.h"
 
 namespace forebay {
@@ -25,7 +26,8 @@ BackgroundExport::~BackgroundExport() {
 void BackgroundExport::Run() {
   status_ = ExportModel(*snapshot_, model_, [this](double fraction) {
     fraction_.store(fraction, std::memory_order_relaxed);
-    return absl::OkStatus();
+    return is_given_up_.load(std::memory_order_relaxed) ? InterruptedError("given up")
+                                                        : absl::OkStatus();
   });
   store_failed_ = snapshot_->read_failed();
   snapshot_.reset();

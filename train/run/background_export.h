@@ -27,6 +27,9 @@ class BackgroundExport {
   const std::string& folder() const { return model_.folder; }
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }
   double fraction() const { return fraction_.load(std::memory_order_relaxed); }
+  // Lets it end at once, with InterruptedError and nothing left of it, unless it is about to be
+  // done.
+  void GiveUp() { is_given_up_.store(true, std::memory_order_relaxed); }
   // Waits for its end. The errors of ExportModel.
   absl::Status Await();
   // Whether its error is of the store that it reads, not of where it goes. Requires: Await.
@@ -39,6 +42,7 @@ class BackgroundExport {
   const int64_t step_;
   const ExportedModel model_;
   std::atomic<double> fraction_ = 0;
+  std::atomic<bool> is_given_up_ = false;
   std::atomic<bool> is_done_ = false;
   absl::Status status_;        // the thread's, until it has ended
   bool store_failed_ = false;  // the same

@@ -76,7 +76,7 @@ absl::Status RunExports::ExportResult(const std::string& folder) {
   const ExportedModel model = {options_.origin, folder, options_.dtype, options_.files};
   const absl::Status exported = ExportModel(StoreSnapshot(store_), model, [&](double fraction) {
     observer_->OnPhase("exporting", fraction);
-    return absl::OkStatus();
+    return options_.stop() ? InterruptedError("stopped on request") : absl::OkStatus();
   });
   if (!HasNoRoom(exported)) return exported;
   return DoesNotFitError(fmt::format(
@@ -95,6 +95,7 @@ absl::Status RunExports::MakeUp(bool is_wanted) {
 void RunExports::Await() {
   if (current_ == nullptr) return;
   while (!current_->is_done()) {
+    if (options_.stop()) current_->GiveUp();
     observer_->OnPhase("exporting", current_->fraction());
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
@@ -122,6 +123,11 @@ absl::Status RunExports::End(const absl::Status& status) {
 
 absl::Status RunExports::Finish(BackgroundExport& done) {
   const absl::Status exported = done.Await();
+  if (ExitCodeOf(exported) == ExitCode::kInterrupted) {
+    observer_->OnNote(
+        fmt::format("the model of step {} is not exported, as the run is stopped", done.step()));
+    return absl::OkStatus();
+  }
   if (HasNoRoom(exported) && !done.store_failed()) return LeaveOut(done.step(), exported);
   FOREBAY_RETURN_IF_ERROR(
       Annotate(exported, fmt::format("exporting the model of step {}", done.step())));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,7 +16,8 @@ namespace forebay {
 
 // Owned by one thread. An export's error is no reason to lose a step: it stays in error() until the
 // run has saved what was done. A full disk is no error: the export is left out, with a warning, as
-// there may be room for the next.
+// there may be room for the next. Nor is a stop: who waits for an export gives it up then, with a
+// note, as it may take minutes. That of the committed step is made when the run is resumed.
 class RunExports {
  public:
   struct Options {
@@ -23,7 +25,8 @@ class RunExports {
     std::string directory;  // OUT/exports
     DType dtype = DType::kBF16;
     int64_t keep = 1;
-    RunFiles files;  // as ExportedModel's
+    RunFiles files;              // as ExportedModel's
+    std::function<bool()> stop;  // whether somebody asks the run to stop
   };
   // Everything pointed to must outlive it.
   RunExports(Options options, TensorStore* store, LoggedObserver* observer);
@@ -36,18 +39,18 @@ class RunExports {
   // Of a run that is resumed: removes what a crash has left of others, and begins that of the
   // committed step where it is missing and `is_wanted`. Of no other step the state is still there.
   absl::Status MakeUp(bool is_wanted);
-  // Waits for the one that is under way, if there is one.
+  // Waits for the one that is under way, if there is one, or gives it up.
   void Await();
   // Takes note of one that has ended meanwhile.
   void Poll();
   // The model of the run's end, to `folder`. Blocks. DoesNotFitError where the disk has no room for
-  // it; the errors of ExportModel. Requires: none is under way.
+  // it; InterruptedError on a stop; the errors of ExportModel. Requires: none is under way.
   absl::Status ExportResult(const std::string& folder);
   // The first error of one that has ended.
   const absl::Status& error() const { return error_; }
   // Whether that is of the run's own store, which exports read.
   bool store_failed() const { return store_failed_; }
-  // Waits, and returns what a run ends with that has come to `status`. An export that failed is no
+  // Awaits, and returns what a run ends with that has come to `status`. An export that failed is no
   // less of an error where the run is stopped: whoever asked for it hears of it in the exit code.
   absl::Status End(const absl::Status& status);
 

@@ -151,7 +151,7 @@ absl::Status TrainingRun::OpenSession() {
   delayed_updates_ = std::make_unique<DelayedUpdates>(options_.delay_update_from, session_.get());
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
-                          options_.keep, prepared_.files},
+                          options_.keep, prepared_.files, stop_},
       &session_->store(), &observer_);
   FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
   FOREBAY_ASSIGN_OR_RETURN(scrub_, BackgroundScrub::Create(options_.scrub_every, &session_->store(),
@@ -231,7 +231,9 @@ absl::Status TrainingRun::TrainAndExport() {
     FOREBAY_RETURN_IF_ERROR(exports_->MakeUp(is_wanted));
   }
   FOREBAY_RETURN_IF_ERROR(RunSteps());
-  FOREBAY_RETURN_IF_ERROR(ExportResult());
+  const absl::Status exported = ExportResult();
+  if (ExitCodeOf(exported) == ExitCode::kInterrupted) return StopInMidStep(exported);
+  FOREBAY_RETURN_IF_ERROR(exported);
   FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
   const int64_t num_skipped =
       progress_.scales_loss() ? prepared_.num_steps - progress_.num_updates() : -1;

@@ -1,6 +1,7 @@
 """swap-bench that is stopped: in every phase, by every signal, and nothing is left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -113,6 +114,64 @@ exec sleep 300
     assert process.returncode == 75, errors
     assert "stopped on request" in errors and output == ""
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def processes_with(words):
+    """All whose command line has these words."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                if words.encode() in file.read():
+                    found.append(int(entry))
+        except (NotADirectoryError, FileNotFoundError, ProcessLookupError):
+            pass
+    return found
+
+
+def has_open(pid, folder):
+    """Whether the process has a file of the folder open."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+        return any(os.readlink(f"/proc/{pid}/fd/{name}").startswith(f"{folder}/") for name in names)
+    except FileNotFoundError:
+        return False
+
+
+def test_fio_does_not_outlive_a_kill(bench, disk, tmp_path):
+    real = shutil.which("fio")
+    if real is None:
+        pytest.skip("fio is not installed")
+    fio = tmp_path / "fio"  # the real one, with more to do than anybody waits for
+    fio.write_text(f"""#!/bin/sh
+[ "$1" = --version ] && exit 0
+exec {real} "$@" --runtime=300s
+""")
+    fio.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    process = subprocess.Popen([bench.binary, str(disk), "--size=64M", "--op=write", "--time=100ms", "--fio"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    its_file = f"--filename=/proc/{process.pid}/fd/"
+    try:
+        for _ in range(600):
+            # Before it has the file, it would end because there is none any more.
+            if any(has_open(pid, disk) for pid in processes_with(its_file)):
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError("fio was not started")
+        process.kill()
+        process.wait()
+        for _ in range(100):
+            if not processes_with(its_file):
+                break
+            time.sleep(0.1)
+        assert processes_with(its_file) == []
+    finally:
+        process.kill()
+        process.wait()
+        for pid in processes_with(its_file):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

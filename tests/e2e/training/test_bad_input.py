@@ -458,6 +458,15 @@ def test_the_least_memory_without_training_works_too(forebay, good, tmp_path, ca
     forebay.run(command, model=good["model"], ram=least, **what)
 
 
+@pytest.mark.parametrize("command", ["eval", "generate"])
+def test_more_memory_than_there_is_is_refused_without_training_too(forebay, good, tmp_path, cache, command):
+    (tmp_path / "d.txt").write_text("some words")
+    what = dict(data=tmp_path / "d.txt", seq=SEQ) if command == "eval" else dict(prompt="some", max_tokens=4)
+    refused = forebay.run(command, check=False, model=good["model"], ram="4T", **what)
+    assert refused.returncode == 4, refused.stderr
+    assert_words(refused.stderr, "--ram=4.00 TiB", "available", "Use --ram=")
+
+
 @pytest.mark.parametrize("command", ["eval", "generate", "inspect", "plan"])
 def test_a_damaged_model_is_named_by_every_command(forebay, good, model, tmp_path, cache, command):
     (tmp_path / "d.txt").write_text("some words")

@@ -14,6 +14,7 @@
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "forebay/train/files/run_folder.h"
+#include "forebay/train/start/resolve_options.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -21,14 +22,17 @@ namespace {
 
 using testing::Contains;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using testing::Not;
+using testing::UnorderedElementsAre;
 
 class ExportDisk : public SystemDiskCalls {
  public:
   int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
                    int64_t offset_bytes) override {
     if (kind == IoKind::kRead && path.ends_with("/weights.fbs")) {
-      while (holds_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      while (holds_up && !TakePass()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      ++num_reads;
       if (fails) {
         has_failed = true;
         return -EIO;
@@ -38,8 +42,16 @@ class ExportDisk : public SystemDiskCalls {
   }
 
   std::atomic<bool> holds_up = false;
+  std::atomic<int> num_passes = 0;  // reads that get through all the same
+  std::atomic<int> num_reads = 0;
   std::atomic<bool> fails = false;
   std::atomic<bool> has_failed = false;
+
+ private:
+  bool TakePass() {
+    int passes = num_passes;
+    return passes > 0 && num_passes.compare_exchange_strong(passes, passes - 1);
+  }
 };
 
 class StepsObserver : public SilentObserver {
@@ -71,8 +83,40 @@ class ExportBesideStepsTest : public testing::Test {
     return options;
   }
 
+  // Trains until `is_time`, of the steps that are done and the reads that the disk has done since,
+  // says that somebody asks for a stop. From `slow_step` on the disk reads once in a step, and once
+  // for each time that whoever waits for an export says so: it ends only where somebody waits.
+  void TrainUntil(const TrainOptions& options, int64_t slow_step,
+                  const std::function<bool(int64_t, int)>& is_time) {
+    ExportDisk disk;
+    StepsObserver observer;
+    int64_t num_steps = 0;
+    observer.on_step = [&](int64_t step) {
+      num_steps = step;
+      disk.holds_up = step >= slow_step;
+      disk.num_passes = 1;
+      disk.num_reads = 0;
+    };
+    observer.on_phase = [&](const std::string& phase) {
+      if (phase == "exporting") ++disk.num_passes;
+    };
+    bool is_stopped = false;
+    const auto stop = [&] { return is_stopped = is_stopped || is_time(num_steps, disk.num_reads); };
+    const absl::Status status = Train(ResolvedFrom(options, "test"), stop, observer, OnDisk(&disk));
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr("All of it is saved"));
+    notes_ = observer.notes;
+  }
+  void ExpectResumesToTheSame(const TrainOptions& options) {
+    const TrainOptions undisturbed = Options("undisturbed");
+    ASSERT_EQ(TrainToy(undisturbed), absl::OkStatus());
+    ASSERT_EQ(TrainToyOn(options), absl::OkStatus());
+    EXPECT_EQ(*ResultOf(options.out), *ResultOf(undisturbed.out));
+  }
+
   const TemporaryFolder folder_{FolderInRam()};
   const ToyTask task_{folder_.path()};
+  std::vector<std::string> notes_;
 };
 
 TEST_F(ExportBesideStepsTest, TheWaitForItsEndIsNoTimeOfComputation) {
@@ -125,6 +169,36 @@ TEST_F(ExportBesideStepsTest, AStoreThatItCannotReadIsLeftAlone) {
   ASSERT_EQ(TrainToy(undisturbed), absl::OkStatus());
   ASSERT_EQ(TrainToyOn(options), absl::OkStatus());
   EXPECT_EQ(*ResultOf(options.out), *ResultOf(undisturbed.out));
+}
+
+TEST_F(ExportBesideStepsTest, AStopWhileAStepWaitsForItGivesItUp) {
+  TrainOptions options = Options("run");
+  options.commit_every = 1;
+  // Nothing but the export reads, and that only while step 4 waits for it.
+  TrainUntil(options, /*slow_step=*/2, [](int64_t num_steps, int num_reads) {
+    return num_steps > 3 || (num_steps == 3 && num_reads >= 4);
+  });
+  EXPECT_THAT(notes_, Contains("the model of step 2 is not exported, as the run is stopped"));
+  EXPECT_THAT(*ListFolder(RunPaths(options.out).exports), IsEmpty());
+  ExpectResumesToTheSame(options);
+}
+
+TEST_F(ExportBesideStepsTest, AStopThatFindsItUnderWayGivesItUpAndAResumeMakesThatOfTheCommit) {
+  TrainOptions options = Options("run");
+  options.keep = 3;
+  TrainUntil(options, /*slow_step=*/2, [](int64_t num_steps, int) { return num_steps >= 2; });
+  EXPECT_THAT(notes_, Contains("the model of step 2 is not exported, as the run is stopped"));
+  EXPECT_THAT(*ListFolder(RunPaths(options.out).exports), IsEmpty());
+  ExpectResumesToTheSame(options);
+  EXPECT_THAT(*ListFolder(RunPaths(options.out).exports), UnorderedElementsAre("step-2", "step-4"));
+}
+
+TEST_F(ExportBesideStepsTest, AStopDuringThatOfTheResultLeavesItToAResume) {
+  TrainOptions options = Options("run");
+  TrainUntil(options, /*slow_step=*/options.steps + 1,
+             [](int64_t num_steps, int num_reads) { return num_steps == 6 && num_reads >= 4; });
+  EXPECT_FALSE(FileExists(RunPaths(options.out).model));
+  ExpectResumesToTheSame(options);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "forebay/data/child_process.h"
+#include "forebay/base/child_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -7,9 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <utility>
 
 #include "fmt/format.h"
@@ -49,10 +51,10 @@ bool UseAs(int fd, int stream) {
 
 // The child between fork and exec: async-signal-safe calls alone, as other threads may have held
 // locks. Returns only when the program cannot be run, with errno.
-void BecomeProgram(char* const* argv, pid_t parent, int input, int output) {
-  if (::prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return;
+void BecomeProgram(char* const* argv, pid_t parent, int input, int output, int death_signal) {
+  if (::prctl(PR_SET_PDEATHSIG, death_signal) != 0) return;
   // The parent may have died before that.
-  if (::getppid() != parent) ::_exit(128 + SIGTERM);
+  if (::getppid() != parent) ::_exit(128 + death_signal);
   if (input >= 0 && !UseAs(input, STDIN_FILENO)) return;
   if (output >= 0 && !UseAs(output, STDOUT_FILENO)) return;
   // It starts as from a shell, whatever this process handles, ignores or blocks; but what nohup is
@@ -66,7 +68,8 @@ void BecomeProgram(char* const* argv, pid_t parent, int input, int output) {
 
 // Starts args[0] with `input` and `output` (-1: shared) as its standard streams. Returns an errno.
 // Not posix_spawn, which has no place for the signal of the parent's death.
-int Spawn(const std::vector<std::string>& args, int input, int output, pid_t& pid) {
+int Spawn(const std::vector<std::string>& args, int input, int output, int death_signal,
+          pid_t& pid) {
   std::vector<char*> argv;
   argv.reserve(args.size() + 1);
   for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
@@ -82,7 +85,7 @@ int Spawn(const std::vector<std::string>& args, int input, int output, pid_t& pi
     pid = ::fork();
     if (pid < 0) return errno;
     if (pid == 0) {
-      BecomeProgram(argv.data(), parent, input, output);
+      BecomeProgram(argv.data(), parent, input, output, death_signal);
       const int error = errno;
       [[maybe_unused]] const ssize_t told = ::write(child_failure.get(), &error, sizeof(error));
       ::_exit(kCannotBeRun);
@@ -105,8 +108,26 @@ int ExitCodeFrom(int status) {
 
 }  // namespace
 
+bool IsExecutable(const std::string& path) {
+  return !IsDirectory(path) && ::access(path.c_str(), X_OK) == 0;
+}
+
+std::string FindInPath(std::string_view name) {
+  const char* path = std::getenv("PATH");
+  std::string_view rest = path == nullptr ? "" : path;
+  while (!rest.empty()) {
+    const size_t colon = std::min(rest.find(':'), rest.size());
+    if (colon > 0) {
+      std::string candidate = JoinPath(std::string(rest.substr(0, colon)), std::string(name));
+      if (IsExecutable(candidate)) return candidate;
+    }
+    rest.remove_prefix(std::min(colon + 1, rest.size()));
+  }
+  return "";
+}
+
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
-    const std::vector<std::string>& args, ChildStreams streams) {
+    const std::vector<std::string>& args, ChildStreams streams, AtOurDeath at_our_death) {
   UniqueFd our_input, our_output, child_input, child_output;
   if (streams == ChildStreams::kOurs) {
     // A socket as the child's input, because only sockets can be written to without risking
@@ -126,7 +147,9 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
     child_output = UniqueFd(ends[1]);
   }
   pid_t pid = -1;
-  if (const int error = Spawn(args, child_input.get(), child_output.get(), pid); error != 0) {
+  const int death_signal = at_our_death == AtOurDeath::kIsKilled ? SIGKILL : SIGTERM;
+  if (const int error = Spawn(args, child_input.get(), child_output.get(), death_signal, pid);
+      error != 0) {
     return EnvironmentError(fmt::format(
         "cannot run '{}': {}. Check that it is an executable program", args[0], ErrnoText(error)));
   }

@@ -1,4 +1,4 @@
-// One child process with its standard input and output in our hands. Private to data/.
+// One child process with its standard input and output in our hands.
 #pragma once
 
 #include <sys/types.h>
@@ -19,17 +19,30 @@ enum class ChildStreams {
   kShared,  // all three are shared with this process
 };
 
+// What the child gets when its parent dies, kill -9 included.
+enum class AtOurDeath {
+  kEnds,      // SIGTERM: it has something to put in order
+  kIsKilled,  // SIGKILL: whatever it does is to stop there
+};
+
+// The program `name` in a folder of PATH; empty: there is none. An empty entry of PATH, which means
+// the current folder to a shell, is none here: running what lies there would be a trap.
+std::string FindInPath(std::string_view name);
+bool IsExecutable(const std::string& path);
+
 // Asks a wait to end early: polled some times a second, on the waiting thread. May be empty.
 using StopFunction = std::function<bool()>;
 
-// Owned by one thread, which must live as long as the object: the child gets SIGTERM when that
-// thread ends, so that a parent that is killed leaves no process behind.
+// Owned by one thread, which must live as long as the object: to the kernel the end of that thread
+// is the parent's death. So a parent that is killed leaves no process behind. (What the child
+// starts itself is the child's.)
 class ChildProcess {
  public:
   // Runs args[0] (a path; no shell, no search) with default signal handling and no descriptor of
   // ours but the standard ones. EnvironmentError when it cannot be run.
-  static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(const std::vector<std::string>& args,
-                                                             ChildStreams streams);
+  static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(
+      const std::vector<std::string>& args, ChildStreams streams,
+      AtOurDeath at_our_death = AtOurDeath::kEnds);
   // Ends the child's input, lets it finish and collects it.
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
