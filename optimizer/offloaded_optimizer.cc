@@ -57,7 +57,8 @@ int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& option
     landing_bytes =
         std::max(landing_bytes, GradientLanding::ChargedBytes(tiles.layer_elems(layer)));
   }
-  return landing_bytes + options.num_staging_tiles *
+  return landing_bytes +
+         options.num_staging_tiles *
              (tiles.max_state_bytes() + sides * gradient_bytes + weight_bytes) +
          sides * GradientSeals::TableBytes(tiles);
 }

@@ -69,7 +69,7 @@ class StepReplay {
   ThreadPool pool_;
   const NoArithmetic nothing_;
   int64_t step_ = 0;
-  HostBuffer gradient_;  // of the largest layer, the same for all
+  HostBuffer gradient_;                 // of the largest layer, the same for all
   std::unique_ptr<NoCompute> compute_;  // ends after the swapper, which waits for its events
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;  // ends before the optimizer that it calls

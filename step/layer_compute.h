@@ -1,6 +1,6 @@
-// LayerCompute is the model as a pass over its layers sees it. Who implements it owns its activations and
-// gradients; a pass only names them, by layer and micro-batch, so that they may lie in RAM, on a
-// GPU, or nowhere.
+// LayerCompute is the model as a pass over its layers sees it. Who implements it owns its
+// activations and gradients; a pass only names them, by layer and micro-batch, so that they may lie
+// in RAM, on a GPU, or nowhere.
 #pragma once
 
 #include <cstddef>

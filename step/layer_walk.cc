@@ -110,8 +110,8 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       return absl::OkStatus();
     case kBackward:
       return ForEachBatch(compute,
-                          [&, recomputes = TakeRecompute(layer)](
-                              const HeldWeights& weights, size_t batch) -> absl::Status {
+                          [&, recomputes = TakeRecompute(layer)](const HeldWeights& weights,
+                                                                 size_t batch) -> absl::Status {
                             if (recomputes) {
                               FOREBAY_RETURN_IF_ERROR(compute.Recompute(layer, weights, batch));
                             }

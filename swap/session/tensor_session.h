@@ -170,8 +170,8 @@ class TensorSession {
 };
 
 // The right to use the values of one plane of a tensor. Move-only; may go to another thread, and is
-// used by one at a time. Where it outlives its session, its values stay readable, with the memory of
-// all leases, and its Release writes nothing.
+// used by one at a time. Where it outlives its session, its values stay readable, with the memory
+// of all leases, and its Release writes nothing.
 class TensorLease {
  public:
   TensorLease() = default;

@@ -33,6 +33,8 @@ struct FarWork {
 class FarEvent : public Event {
  public:
   absl::Status Await() override { return work == nullptr ? absl::OkStatus() : work->RunUntil(end); }
+  absl::StatusOr<bool> IsReached() override { return work == nullptr || work->num_done >= end; }
+  absl::StatusOr<double> SecondsSince(Event& /*first*/) override { return 0.0; }
   std::shared_ptr<FarWork> work;
   size_t end = 0;
 };
@@ -46,6 +48,8 @@ class FarDevice : public Device {
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
     return std::make_unique<FarEvent>();
   }
+  absl::StatusOr<std::unique_ptr<Event>> CreateTimedEvent() override { return CreateEvent(); }
+  absl::StatusOr<DeviceMemory> Memory() override { return DeviceMemory(); }
   // Where the bytes behind an address of this device are.
   std::byte* Behind(const void* address) {
     const auto* const at = static_cast<const std::byte*>(address);
@@ -105,7 +109,10 @@ class FarStream : public Stream {
     return absl::OkStatus();
   }
   absl::Status Await() override { return work_->RunUntil(work_->pending.size()); }
-  void* native_handle() const override { return nullptr; }
+  absl::Status Launch(const std::function<absl::Status(void* native_stream)>& launch) override {
+    work_->pending.push_back([launch] { return launch(nullptr); });
+    return absl::OkStatus();
+  }
 
  private:
   absl::Status Do(std::function<void()> work) {

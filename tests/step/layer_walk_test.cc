@@ -18,6 +18,8 @@ using testing::ElementsAre;
 class ReachedEvent : public Event {
  public:
   absl::Status Await() override { return absl::OkStatus(); }
+  absl::StatusOr<bool> IsReached() override { return true; }
+  absl::StatusOr<double> SecondsSince(Event& /*first*/) override { return 0.0; }
 };
 
 // Writes down what it is asked for; the layer's number is in its weights.
@@ -131,7 +133,8 @@ TEST_F(LayerWalkTest, AFailureEndsItAndGivesEveryLeaseBack) {
   const std::vector<std::string> all = recorder_.calls;
   int num_failures = 0;
   for (const std::string& call : all) {
-    if (call.starts_with("release") || call.starts_with("keep") || call.starts_with("drop")) continue;
+    if (call.starts_with("release") || call.starts_with("keep") || call.starts_with("drop"))
+      continue;
     recorder_.calls.clear();
     recorder_.fails_at = call;
     EXPECT_EQ(Run(operations), StorageError("as asked")) << call;
@@ -162,8 +165,8 @@ TEST_F(LayerWalkTest, AStopBeforeAnyReadGivesEveryLeaseBack) {
     stop_at_ = fraction;
     EXPECT_EQ(Run(operations), StorageError("as asked")) << fraction;
     const auto count = [&](const std::string& what) {
-      return std::ranges::count_if(
-          recorder_.calls, [&](const std::string& line) { return line.starts_with(what); });
+      return std::ranges::count_if(recorder_.calls,
+                                   [&](const std::string& line) { return line.starts_with(what); });
     };
     EXPECT_EQ(count("acquire"), count("release")) << fraction;
   }

@@ -33,8 +33,7 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
   std::vector<std::vector<float>> Run(DecoderCompute& compute,
                                       const std::vector<Operation>& operations,
                                       std::span<const MicroBatch> batches) {
-    std::vector<std::vector<float>> gradients(
-        static_cast<size_t>(model_.inventory.num_layers()));
+    std::vector<std::vector<float>> gradients(static_cast<size_t>(model_.inventory.num_layers()));
     WalkHooks hooks;
     hooks.hand = [&](int layer, const LayerGradient& gradient) {
       gradients[layer].assign(gradient.elems.begin(), gradient.elems.end());
@@ -48,8 +47,7 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
   }
 
   const TinyModel model_ = MakeTinyModel(GetParam());
-  Runner runner_{model_,
-                 {.num_threads = 2, .precision = cpu::Precision::kFp32, .max_tokens = 64}};
+  Runner runner_{model_, {.num_threads = 2, .precision = cpu::Precision::kFp32, .max_tokens = 64}};
   MemoryBudget budget_{0};
 };
 

@@ -10,7 +10,6 @@
 namespace forebay::testing {
 namespace {
 
-
 DecoderOptions Options(cpu::Precision precision = cpu::Precision::kFp32, int num_threads = 2) {
   return {num_threads, precision, /*max_tokens=*/80, /*training=*/true};
 }

@@ -17,6 +17,8 @@ class LookingEvent : public Event {
     seen.assign(looks_at.begin(), looks_at.end());
     return result;
   }
+  absl::StatusOr<bool> IsReached() override { return true; }
+  absl::StatusOr<double> SecondsSince(Event& /*first*/) override { return 0.0; }
   std::span<const std::byte> looks_at;
   std::vector<std::byte> seen;
   int num_awaited = 0;
