@@ -46,6 +46,17 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
     return gradients;
   }
 
+  void ExpectGradientsOfRunner(const std::vector<std::vector<float>>& gradients) const {
+    for (size_t layer = 0; layer < gradients.size(); ++layer) {
+      const std::vector<float>& expected = runner_.gradients()[layer];
+      if (static_cast<int>(layer) == EmbedLayer() && model_.config.tied_embeddings) {
+        EXPECT_THAT(gradients[layer], ::testing::Pointwise(::testing::FloatNear(1e-6f), expected));
+      } else {
+        EXPECT_EQ(gradients[layer], expected) << layer;
+      }
+    }
+  }
+
   const TinyModel model_ = MakeTinyModel(GetParam());
   Runner runner_{model_, {.num_threads = 2, .precision = cpu::Precision::kFp32, .max_tokens = 64}};
   MemoryBudget budget_{0};
@@ -55,7 +66,8 @@ INSTANTIATE_TEST_SUITE_P(Models, DecoderComputeTest,
                          ::testing::Values("LlamaGroupedTied", "LlamaBiasesUntied", "Gpt2"));
 
 // Layer by layer over all micro-batches, where the calls by hand go micro-batch by micro-batch: the
-// additions to each gradient are the same, in the same order.
+// additions to each gradient are the same, in the same order. A tied embedding is the exception:
+// all that its gradient gets from the loss comes first.
 TEST_P(DecoderComputeTest, AStepOfSeveralMicroBatchesGivesTheBitsOfCallsByHand) {
   const std::vector<MicroBatch> batches = Batches();
   const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config)).operations;
@@ -66,7 +78,7 @@ TEST_P(DecoderComputeTest, AStepOfSeveralMicroBatchesGivesTheBitsOfCallsByHand) 
     for (size_t b = 0; b < batches.size(); ++b) {
       EXPECT_EQ(*compute->LossSumOf(b), runner_.LossAndGradients(batches[b], kScale)) << b;
     }
-    EXPECT_EQ(gradients, runner_.gradients());
+    ExpectGradientsOfRunner(gradients);
   }
   // A shorter step in the same memory.
   const auto gradients = Run(*compute, step, std::span(batches).first(1));
@@ -96,9 +108,7 @@ TEST_P(DecoderComputeTest, ChargesWhatThePlannerCounts) {
                 HostBuffer::ChargedBytes(memory.large_gradient_bytes));
 }
 
-using DecoderComputeDeathTest = DecoderComputeTest;
-
-TEST_P(DecoderComputeDeathTest, AStepForWhichThereIsNoMemoryIsABug) {
+TEST_P(DecoderComputeTest, AStepForWhichThereIsNoMemoryIsABug) {
   const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config)).operations;
   const std::vector<MicroBatch> batches = Batches();
   const auto compute = ComputeFor(100);

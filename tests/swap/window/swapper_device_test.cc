@@ -68,7 +68,10 @@ TEST_F(SwapperTest, TheFailureOfADeviceThatReadALayerIsTheErrorOfTheNextAcquire)
   ASSERT_TRUE(swapper_->Acquire(1).ok());
   swapper_->Release(1, &done);
   Use(2, 0).IgnoreError();  // it may be known by then
-  EXPECT_EQ(swapper_->Acquire(3).status(), done.result);
+  const absl::Status status = swapper_->Acquire(3).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment);
+  EXPECT_THAT(MessageOf(status), testing::HasSubstr("the device failed"));
+  EXPECT_THAT(MessageOf(status), testing::HasSubstr("'layers.0'"));
   swapper_.reset();
 }
 
