@@ -30,6 +30,8 @@ struct StepSchedule {
   // From where the layers are read that the loss needs: those operations leave the window as a
   // whole step does.
   std::span<const Operation> FromLossOn() const;
+
+  friend bool operator==(const StepSchedule&, const StepSchedule&) = default;
 };
 
 // A model whose layers follow one another: the first takes the tokens in, the last one makes the

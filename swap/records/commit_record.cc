@@ -90,7 +90,7 @@ absl::StatusOr<DecodedCopy> DecodeCommitRecord(std::span<const std::byte> bytes,
     return CorruptError(
         fmt::format("'{}' has records of format version {}; this program reads version {}. Use the "
                     "forebay that wrote it",
-                    source, disk.kind.version, disk.kKind.version));
+                    source, disk.kind.version, DiskRecord::kKind.version));
   }
   if (!IsPossible(disk)) return copy;
   copy.state = CopyState::kGood;

@@ -195,7 +195,7 @@ SealsRoot TileSeals::Close(uint64_t sequence) {
     const std::span<std::byte> bytes = table(stripe);
     if (bytes.empty()) continue;
     DiskTrailer trailer = {};
-    trailer.kind = trailer.kKind;
+    trailer.kind = DiskTrailer::kKind;
     trailer.stripe = static_cast<uint32_t>(stripe);
     trailer.slot = slot_;
     std::ranges::copy(uuid_, trailer.uuid);
@@ -228,7 +228,7 @@ absl::Status TileSeals::CheckTable(int stripe, std::string_view source) const {
     return bad(
         fmt::format("have format version {}; this program reads version {}. Use the forebay "
                     "that wrote them",
-                    trailer.kind.version, trailer.kKind.version));
+                    trailer.kind.version, DiskTrailer::kKind.version));
   }
   if (!std::ranges::equal(trailer.uuid, uuid_)) return bad("are of another store");
   FOREBAY_ASSIGN_OR_RETURN(const DecodedCopy head, DecodeCommitRecord(record(stripe), source));

@@ -12,15 +12,6 @@
 
 namespace forebay {
 
-OptimizerConfig RuleOf(const TrainOptions& options) {
-  return {.kind = options.optimizer,
-          .beta1 = options.beta1,
-          .beta2 = options.beta2,
-          .eps = options.eps,
-          .momentum = options.momentum,
-          .nesterov = options.nesterov};
-}
-
 LossScalerOptions ScalerOf(const TrainOptions& options) {
   return {.rules = options.loss_scaling,
           .static_scale = options.loss_scale,

@@ -8,7 +8,7 @@
 #include "forebay/aio/io_profile.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/train/options/options.h"
-#include "forebay/train/plan/machine_limits.h"
+#include "forebay/train/plan/ask_machine.h"
 
 namespace forebay {
 

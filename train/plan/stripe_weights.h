@@ -12,8 +12,8 @@
 #include "forebay/aio/speed_probe.h"
 #include "forebay/swap/tiles/stripes.h"
 #include "forebay/train/options/options.h"
+#include "forebay/train/plan/ask_machine.h"
 #include "forebay/train/plan/disk_profile.h"
-#include "forebay/train/plan/machine_limits.h"
 
 namespace forebay {
 
@@ -35,18 +35,6 @@ StripeShares KnownShares(const TrainOptions& options, const DiskProfile& profile
 // and the errors as of ProbeSpeed.
 absl::StatusOr<StripeShares> MeasuredShares(Engine& engine, const MachineLimits& limits,
                                             const std::function<bool()>& stop);
-
-// What a swap area takes of the disks.
-struct SpaceNeeds {
-  int64_t total_bytes = 0;           // in all folders together
-  int64_t beside_exports_bytes = 0;  // on limits.out_file_system, beside the swap area
-  // How far a folder may be off its share.
-  int64_t slack_bytes = 0;
-};
-// The shares of `limits` but for disks whose free space is less than theirs: those get what they
-// have room for, and the others the rest, in proportion. Empty: they have no room for it together.
-// Requires: total_bytes > 0. Pure.
-StripeWeights WithinRoom(const MachineLimits& limits, const SpaceNeeds& needs);
 
 void SetWeights(const StripeShares& shares, MachineLimits& limits);
 

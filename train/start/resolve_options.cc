@@ -60,8 +60,8 @@ class Resolver {
   }
 
   // Sets what follows from other values, unless the user said it.
-  template <typename T>
-  void Derive(const std::string& name, T TrainOptions::*member, T value) {
+  template <typename T, typename Options>
+  void Derive(const std::string& name, T Options::*member, T value) {
     if (IsGiven(name)) return;
     options_.*member = value;
     origin_[name] = kFromPlanner;

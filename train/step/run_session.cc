@@ -4,7 +4,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/train/plan/parameter_groups_of.h"
+#include "forebay/offload/parameter_groups_of.h"
 
 namespace forebay {
 namespace {

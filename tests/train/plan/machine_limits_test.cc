@@ -1,4 +1,4 @@
-#include "forebay/train/plan/machine_limits.h"
+#include "forebay/train/plan/ask_machine.h"
 
 #include <filesystem>
 #include <string>

@@ -6,6 +6,7 @@
 #include "forebay/aio/faults/limited_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/offload/disk_room.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,4 +1,4 @@
-#include "forebay/train/plan/parameter_groups_of.h"
+#include "forebay/offload/parameter_groups_of.h"
 
 #include <fnmatch.h>
 
@@ -9,7 +9,7 @@
 
 namespace forebay {
 
-absl::StatusOr<ParameterGroups> ParameterGroupsOf(const TrainOptions& options,
+absl::StatusOr<ParameterGroups> ParameterGroupsOf(const OffloadOptions& options,
                                                   const Inventory& inventory) {
   ParameterGroups groups = DecayGroups(inventory, options.weight_decay);
   if (options.decay_all) groups.groups[1] = groups.groups[0];

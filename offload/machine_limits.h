@@ -1,5 +1,5 @@
-// What this machine lets the process have: memory, cores, disk space. The planner's only question
-// to the world, so that a test (or a plan for another machine) can answer it instead.
+// What a machine lets the process have: memory, cores, disk space. The planner's only question to
+// the world, so that a test (or a plan for another machine) can answer it instead.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "forebay/train/options/options.h"
 
 namespace forebay {
 
@@ -20,7 +19,7 @@ struct DiskLimits {
   uint64_t file_system = 0;  // the same number, the same file system
   int64_t weight =
       1;  // its share of the store, in proportion to the others' (swap/tiles/stripes.h)
-  // As they were measured (disk_profile.h); 0: not known.
+  // As they were measured (aio/io_profile.h); 0: not known.
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
 };
@@ -32,16 +31,12 @@ struct MachineLimits {
   // false: DiskLimits::weight is what would be best for speed; a plan takes from a disk what it has
   // no room for.
   bool shares_are_fixed = true;
-  // As DiskLimits', of OUT.
+  // As DiskLimits', of the folder for exports.
   int64_t out_free_bytes = -1;
   uint64_t out_file_system = 0;
   int64_t most_bytes_of_a_file = std::numeric_limits<int64_t>::max();
-  int64_t exported_bytes = 0;  // what a run that goes on has in OUT/model and OUT/exports
+  int64_t exported_bytes = 0;  // that a run which goes on has of its exports
 };
-
-// Asks the kernel, for the folders that `options` names (or, where they do not exist yet, their
-// nearest parent).
-MachineLimits AskMachine(const TrainOptions& options);
 
 // The share of the available memory that a process takes when --ram is not given.
 inline constexpr double kAutoShare = 0.8;
@@ -54,8 +49,5 @@ absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits
 // by its number.
 using FoldersOfDisks = std::map<uint64_t, std::vector<size_t>>;
 FoldersOfDisks ByFileSystem(const std::vector<DiskLimits>& disks);
-
-// Where the swap area of `options` is looked for: --nvme, or OUT. One folder or more.
-std::vector<std::string> SwapFoldersOf(const TrainOptions& options);
 
 }  // namespace forebay

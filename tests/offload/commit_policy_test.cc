@@ -1,4 +1,4 @@
-#include "forebay/train/options/commit_policy.h"
+#include "forebay/offload/commit_policy.h"
 
 #include "gtest/gtest.h"
 

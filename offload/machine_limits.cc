@@ -1,0 +1,27 @@
+#include "forebay/offload/machine_limits.h"
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/format.h"
+
+namespace forebay {
+
+FoldersOfDisks ByFileSystem(const std::vector<DiskLimits>& disks) {
+  FoldersOfDisks folders;
+  for (size_t i = 0; i < disks.size(); ++i) folders[disks[i].file_system].push_back(i);
+  return folders;
+}
+
+absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits) {
+  const int64_t available = limits.available_memory_bytes;
+  if (ram_bytes == 0) return static_cast<int64_t>(static_cast<double>(available) * kAutoShare);
+  if (available > 0 && ram_bytes > available) {
+    return DoesNotFitError(
+        fmt::format("--ram={} is more than this process can have: {} is available now "
+                    "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
+                    FormatBinaryBytes(ram_bytes), FormatBinaryBytes(available), available >> 20));
+  }
+  return ram_bytes;
+}
+
+}  // namespace forebay

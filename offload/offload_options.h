@@ -1,0 +1,75 @@
+// Where training state lives and how it is updated: what every caller of the engine decides, the
+// trainer of train/ and those that bring their own model and data.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "forebay/aio/engine.h"
+#include "forebay/base/dtype.h"
+#include "forebay/optimizer/kernels/update_rule.h"
+#include "forebay/swap/tiles/layout.h"
+#include "forebay/swap/tiles/placement.h"
+
+namespace forebay {
+
+// What a crash may take: kStep keeps the last committed step, kNone the exports alone. kAuto: kStep
+// where the disk has room for it.
+enum class Durability : uint8_t { kAuto, kNone, kStep, kReplay };
+
+// What becomes of finished gradients until their norm is known. kAuto: they are held, but that of
+// those which do not fit in RAM are applied at once where nothing clips (plan.h).
+enum class GradientChoice : uint8_t { kAuto, kHold, kSpeculate };
+
+// Tensors with settings of their own.
+struct ParamGroupOption {
+  std::string match;                   // as fnmatch(3), of Hugging Face names
+  std::optional<double> lr;            // in place of OffloadOptions::lr
+  std::optional<double> weight_decay;  // the same
+};
+
+struct OffloadOptions {
+  // Memory and disks.
+  int64_t ram_bytes = 0;  // budget of the process; 0: what is available less a margin (planner)
+  std::vector<std::string> nvme;     // folders of the store; empty: the caller's own
+  std::vector<double> nvme_weights;  // of them, in proportion; empty: as fast as they are
+  EngineKind engine = EngineKind::kAuto;
+  bool engine_strict = false;  // refuses a lesser engine than the one asked for
+  int io_threads = 2;          // of the threads engine
+  std::string bench;           // io.json of `swap-bench tune`; empty: none
+  double rated_tbw = 600;      // endurance of the drive in TB written
+
+  // Tiers and layout.
+  Layout layout = Layout::kBf16;
+  DType grad_dtype = DType::kBF16;  // that gradients are rounded to as they are handed over
+  int64_t tile_elems = kDefaultTileElems;
+  TierChoice weights_tier = TierChoice::kAuto;
+  TierChoice state_tier = TierChoice::kAuto;
+  GradientChoice gradients = GradientChoice::kAuto;
+
+  // The update.
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  double lr = 2e-5;  // what rates of groups are relative to
+  double weight_decay = 0.01;
+  bool decay_all = false;  // also norms and biases
+  std::vector<ParamGroupOption> param_groups;
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  double momentum = 0;    // SGD
+  bool nesterov = false;  // SGD with momentum
+  double clip = 1.0;      // global L2 norm; 0: off
+  // The first step that does not see the update of the step before; 0: none.
+  int64_t delay_update_from = 0;
+  int update_threads = 0;  // 0: as many as compute
+
+  // Durability.
+  Durability durability = Durability::kAuto;
+  int64_t commit_every = 0;  // steps; 0: as commit_policy.h has it
+  int64_t scrub_every = 0;   // steps from one scrub's beginning to the next one's; 0: none
+};
+
+OptimizerConfig RuleOf(const OffloadOptions& options);
+
+}  // namespace forebay

@@ -1,0 +1,416 @@
+#include "forebay/offload/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file_space.h"
+#include "forebay/base/format.h"
+#include "forebay/offload/disk_room.h"
+#include "forebay/offload/parameter_groups_of.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
+#include "forebay/swap/store/tensor_store.h"
+
+namespace forebay {
+namespace {
+
+// "r16, m, v": the planes of the state.
+std::string StateText(const TileMap& tiles) {
+  std::vector<std::string_view> names;
+  switch (WeightFormatOf(tiles.layout())) {
+    case WeightFormat::kSplitBf16:
+      names.push_back("r16");
+      break;
+    case WeightFormat::kFp16:
+      names.push_back("master");
+      break;
+    case WeightFormat::kFp32:
+      break;
+  }
+  if (tiles.moment_set().m) names.push_back("m");
+  if (tiles.moment_set().v) names.push_back("v");
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+class Planner {
+ public:
+  Planner(const PlanInputs& inputs, const OffloadOptions& options, const MachineLimits& limits,
+          int num_slots)
+      : inputs_(inputs),
+        options_(options),
+        limits_(limits),
+        num_slots_(num_slots),
+        inventory_(inputs.inventory),
+        tiles_(inventory_, options.layout, options.tile_elems, FolderWeights(limits),
+               MomentsOf(RuleOf(options))),
+        gradient_bytes_per_elem_(SizeOf(options.grad_dtype)) {}
+
+  // Without a look at the disks.
+  absl::StatusOr<OffloadPlan> Make() const {
+    FOREBAY_RETURN_IF_ERROR(CheckSpeculation());
+    FOREBAY_RETURN_IF_ERROR(ParameterGroupsOf(options_, inventory_).status());
+    FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, RamBudget(options_.ram_bytes, limits_));
+    const StepBuffers buffers = ChooseBuffers(budget);
+    OffloadPlan plan;
+    plan.tiles = tiles_;
+    plan.ram_budget_bytes = budget;
+    plan.num_staging_tiles = buffers.num_staging_tiles;
+    plan.window = Window(buffers);
+    plan.terms = FixedTerms(buffers);
+    const int64_t left = budget - HostBytes(plan.terms);
+    if (left < DemandedBytes()) return DoesNotFit(budget);
+    FOREBAY_ASSIGN_OR_RETURN(plan.placement, PlaceAll(left));
+    Chain chain = inputs_.chain;
+    chain.update_times = UpdateTimesOf(plan.placement);
+    plan.schedule = ChainSchedule(chain);
+    plan.delay_update_from = options_.delay_update_from;
+    plan.gradient_area = Area();
+    plan.gradient_area_bytes =
+        OffloadedOptimizer::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
+    AddPlacedTerms(plan);
+    AddTransfers(plan);
+    plan.rated_tbw = options_.rated_tbw;
+    return plan;
+  }
+
+  // Whether files may be as large as this run's are.
+  absl::Status CheckFileSizes(const OffloadPlan& plan) const {
+    const int64_t largest_bytes =
+        std::max({TensorStore::LargestFileBytes(tiles_, num_slots_, plan.gradient_area_bytes),
+                  inputs_.exports.largest_file_bytes, kMostBytesOfSmallFiles});
+    if (largest_bytes <= limits_.most_bytes_of_a_file) return absl::OkStatus();
+    return FileTooLargeError("the run", largest_bytes);
+  }
+
+  // Whether each disk has room for its share.
+  absl::Status CheckDisk(const OffloadPlan& plan) const {
+    const int64_t exports = inputs_.exports.bytes;
+    if (inputs_.store_exists) return CheckRoomForExports(inputs_.exports.to_come_bytes);
+    bool together = false;
+    for (const auto& [file_system, folders] : ByFileSystem(limits_.disks)) {
+      const bool beside_exports = exports > 0 && file_system == limits_.out_file_system;
+      together |= beside_exports;
+      const int64_t free_bytes = limits_.disks[folders.front()].free_bytes;
+      int64_t needed_bytes = beside_exports ? exports : 0;
+      std::string names;
+      for (const size_t i : folders) {
+        needed_bytes += plan.stripes[i].nvme_bytes;
+        names += fmt::format("{}'{}'", names.empty() ? "" : " and ", plan.stripes[i].folder);
+      }
+      if (free_bytes < 0 || needed_bytes <= free_bytes) continue;
+      const bool others_have_room = !SharesWithinRoom(plan, 0).empty();
+      return DoesNotFitError(fmt::format(
+          "the swap area{} {} on the file system of {}, which has {} free: {} are missing. "
+          "Free space there, {}name a folder on another disk with --nvme{}{}",
+          beside_exports ? " and the exported model need" : " needs", FormatBytes(needed_bytes),
+          names, FormatBytes(free_bytes), FormatBytes(needed_bytes - free_bytes),
+          others_have_room ? "" : "or ",
+          others_have_room ? ", or give it a smaller share with --nvme_weights" : "",
+          num_slots_ > 1 ? ", or take --durability=none, which keeps one copy and survives no crash"
+                         : ""));
+    }
+    return together ? absl::OkStatus() : CheckRoomForExports(exports);
+  }
+
+  // Other shares, with which each disk has room for its own if folders are off by no more than
+  // `slack_tiles`; empty: there are none.
+  StripeWeights SharesWithinRoom(const OffloadPlan& plan, int64_t slack_tiles) const {
+    SpaceNeeds needs;
+    for (const PlanStripe& stripe : plan.stripes) needs.total_bytes += stripe.nvme_bytes;
+    needs.beside_exports_bytes = inputs_.exports.bytes;
+    const double tile_bytes = static_cast<double>(needs.total_bytes) /
+                              static_cast<double>(inventory_.num_padded_elems()) *
+                              static_cast<double>(options_.tile_elems);
+    needs.slack_bytes = slack_tiles * static_cast<int64_t>(tile_bytes);
+    return WithinRoom(limits_, needs);
+  }
+
+ private:
+  static StripeWeights FolderWeights(const MachineLimits& limits) {
+    StripeWeights weights;
+    for (const DiskLimits& disk : limits.disks) weights.push_back(disk.weight);
+    return weights;
+  }
+
+  // Of the disk that has the most to do, as they work side by side. A disk does one at a time:
+  // reading and writing take turns. 0: the speed of one is not known.
+  double DiskSeconds(const StepTransfers& transfers) const {
+    const auto area_bytes = static_cast<double>(tiles_.weight_area_bytes());
+    double most = 0;
+    for (const auto& [file_system, folders] : ByFileSystem(limits_.disks)) {
+      double seconds = 0;
+      for (const size_t i : folders) {
+        const DiskLimits& disk = limits_.disks[i];
+        if (disk.read_bytes_per_s <= 0 || disk.write_bytes_per_s <= 0) return 0;
+        const double share =
+            static_cast<double>(tiles_.weight_area_bytes(static_cast<int>(i))) / area_bytes;
+        seconds += share * (static_cast<double>(transfers.read_bytes) / disk.read_bytes_per_s +
+                            static_cast<double>(transfers.write_bytes) / disk.write_bytes_per_s);
+      }
+      most = std::max(most, seconds);
+    }
+    return most;
+  }
+
+  void AddTransfers(OffloadPlan& plan) const {
+    StepTransfers transfers = CountTransfers(plan.schedule, plan.window, plan.placement, tiles_,
+                                             gradient_bytes_per_elem_);
+    plan.num_slots = num_slots_;
+    plan.commit_bytes = transfers.commit_bytes;
+    plan.commit_pace.only_on_demand = num_slots_ == 1;
+    plan.commit_pace.every_steps = options_.commit_every;
+    plan.commit_pace.resident_bytes =
+        plan.placement.host_weight_bytes + plan.placement.host_state_bytes;
+    if (replays()) {
+      // A step's gradients are kept until it is committed.
+      plan.commit_pace.every_steps = 1;
+      transfers.write_bytes +=
+          plan.placement.host_gradient_bytes + TensorStore::IntentBytes(tiles_);
+    }
+    const int64_t steps = StepsPerCommit(plan.commit_pace);
+    transfers.write_bytes -=
+        transfers.commit_bytes - (steps > 0 ? transfers.commit_bytes / steps : 0);
+    plan.read_bytes_per_step = transfers.read_bytes;
+    plan.write_bytes_per_step = transfers.write_bytes;
+    plan.io_s_per_step = DiskSeconds(transfers);
+  }
+
+  absl::Status CheckSpeculation() const {
+    if (options_.gradients != GradientChoice::kSpeculate || num_slots_ > 1) return absl::OkStatus();
+    return UsageError(
+        "--gradients=speculate: the run keeps one copy of its state (--durability=none), and what "
+        "is applied before it is known to be right needs a second. Leave --gradients out");
+  }
+
+  // Whether a gradient may be applied before the norm of all is known. Where steps are clipped,
+  // each of them would be computed twice, which is left to who asks for it.
+  bool MaySpeculate() const {
+    if (num_slots_ == 1 || replays() || options_.commit_every > 1) return false;
+    if (options_.gradients == GradientChoice::kAuto) return options_.clip == 0;
+    return options_.gradients == GradientChoice::kSpeculate;
+  }
+
+  // Where gradients would be spilled and may be applied at once instead, they are. Weights and
+  // state stay on NVMe then: so every step is committed, and what is written over before it is
+  // known to be right is not the working copy of a step. What is left of memory is less than one
+  // gradient.
+  absl::StatusOr<Placement> PlaceAll(int64_t left) const {
+    PlacementOptions wanted = PlacementFor(left);
+    FOREBAY_ASSIGN_OR_RETURN(Placement placement, Place(tiles_, wanted));
+    placement.delays_updates = delays();
+    const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
+    if (!MaySpeculate() || !any_spilled || DemandedBytes() > 0) return placement;
+    wanted.weights = wanted.state = TierChoice::kNvme;
+    FOREBAY_ASSIGN_OR_RETURN(placement, Place(tiles_, wanted));
+    for (const Tier tier : placement.gradients) {
+      placement.speculative.push_back(tier == Tier::kNvme);
+    }
+    return placement;
+  }
+
+  WindowOptions Window(const StepBuffers& buffers) const {
+    return ChainWindow(inventory_.num_layers(), buffers);
+  }
+
+  bool delays() const { return options_.delay_update_from > 0; }
+  bool replays() const { return options_.durability == Durability::kReplay; }
+  GradientArea Area() const { return replays() ? GradientArea::kAll : GradientArea::kSpilled; }
+
+  StepBuffers LeastBuffers() const { return StepBufferChoices(tiles_.num_stripes()).back(); }
+
+  OffloadedOptimizerOptions Optimizer(const StepBuffers& buffers) const {
+    OffloadedOptimizerOptions optimizer;
+    optimizer.gradient_dtype = options_.grad_dtype;
+    optimizer.gradient_area = Area();
+    optimizer.num_staging_tiles = buffers.num_staging_tiles;
+    optimizer.may_speculate = MaySpeculate();
+    optimizer.may_delay = delays();
+    return optimizer;
+  }
+
+  // All that a run needs whatever is placed where.
+  std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers) const {
+    std::vector<PlanTerm> terms = {
+        {"program", kRuntimeBytes, 0, ""},
+        {fmt::format("window of {} layers", buffers.num_block_buffers),
+         Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
+        {"optimizer staging", OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_), 0,
+         "--tile_elems"},
+        {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
+    };
+    terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
+    if (options_.scrub_every > 0 && num_slots_ > 1) {
+      terms.push_back({"verification beside the steps", TensorStore::ScrubBytes(tiles_), 0,
+                       "--scrub_every=0 or --tile_elems"});
+    }
+    return terms;
+  }
+
+  static int64_t HostBytes(const std::vector<PlanTerm>& terms) {
+    return std::accumulate(terms.begin(), terms.end(), int64_t{0},
+                           [](int64_t sum, const PlanTerm& term) { return sum + term.host_bytes; });
+  }
+
+  // What --weights_tier=host and --state_tier=host ask for.
+  int64_t DemandedBytes() const {
+    return (options_.weights_tier == TierChoice::kHost ? tiles_.weight_area_bytes() : 0) +
+           (options_.state_tier == TierChoice::kHost ? tiles_.state_area_bytes() : 0);
+  }
+
+  int64_t AllGradientBytes() const {
+    return inventory_.num_padded_elems() * gradient_bytes_per_elem_;
+  }
+
+  // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
+  // in every step, a buffer less only some overlap. When none does, the largest that fits at all.
+  StepBuffers ChooseBuffers(int64_t budget) const {
+    const int64_t held = options_.gradients == GradientChoice::kSpeculate ? 0 : AllGradientBytes();
+    for (const int64_t wanted : {DemandedBytes() + held, DemandedBytes()}) {
+      for (const StepBuffers& buffers : StepBufferChoices(tiles_.num_stripes())) {
+        if (HostBytes(FixedTerms(buffers)) + wanted <= budget) return buffers;
+      }
+    }
+    return LeastBuffers();
+  }
+
+  PlacementOptions PlacementFor(int64_t left) const {
+    PlacementOptions placement;
+    placement.weights = options_.weights_tier;
+    placement.state = options_.state_tier;
+    placement.gradient_bytes_per_elem = gradient_bytes_per_elem_;
+    placement.host_bytes = left;
+    // A step reads weights that its predecessor's update does not touch: those on disk.
+    if (delays()) placement.weights = TierChoice::kNvme;
+    if (options_.gradients == GradientChoice::kSpeculate) {
+      placement.weights = placement.state = placement.gradients = TierChoice::kNvme;
+    }
+    return placement;
+  }
+
+  void AddPlacedTerms(OffloadPlan& plan) const {
+    const int64_t areas = tiles_.weight_area_bytes() + tiles_.state_area_bytes();
+    StripeBytes store_bytes = TensorStore::DiskBytes(tiles_, num_slots_, plan.gradient_area_bytes);
+    int64_t gradient_area = Total(plan.gradient_area_bytes);
+    if (replays()) {
+      store_bytes[0] += TensorStore::IntentBytes(tiles_);
+      gradient_area += TensorStore::IntentBytes(tiles_);
+    }
+    const int64_t store = Total(store_bytes);
+    for (size_t i = 0; i < limits_.disks.size(); ++i) {
+      plan.stripes.push_back({limits_.disks[i].folder, limits_.disks[i].weight, store_bytes[i]});
+    }
+    const char* const kTiers = "--weights_tier or --state_tier";
+    plan.terms.push_back({fmt::format("gradients held ({})", NameOf(options_.grad_dtype)),
+                          plan.placement.host_gradient_bytes, gradient_area, ""});
+    plan.terms.push_back({fmt::format("weights ({})", NameOf(WeightDType(options_.layout))),
+                          plan.placement.host_weight_bytes, tiles_.weight_area_bytes(), kTiers});
+    plan.terms.push_back({fmt::format("state ({})", StateText(tiles_)),
+                          plan.placement.host_state_bytes, tiles_.state_area_bytes(), kTiers});
+    plan.terms.push_back({num_slots_ > 1 ? "second slot and records" : "checksums and records", 0,
+                          store - areas - gradient_area, ""});
+    if (inputs_.exports.bytes > 0) {
+      plan.terms.push_back(
+          {"exported model", 0, inputs_.exports.bytes, inputs_.exports.shrink_with});
+    }
+    plan.host_bytes = HostBytes(plan.terms);
+    for (const PlanTerm& term : plan.terms) plan.nvme_bytes += term.nvme_bytes;
+  }
+
+  absl::Status CheckRoomForExports(int64_t needed_bytes) const {
+    if (limits_.out_free_bytes < 0 || needed_bytes <= limits_.out_free_bytes) {
+      return absl::OkStatus();
+    }
+    return DoesNotFitError(fmt::format(
+        "the exported model needs {}{} on the file system of '{}', which has {} free. Free space "
+        "there, {}or export less (--export=none, --keep)",
+        FormatBytes(needed_bytes), limits_.exported_bytes > 0 ? " more" : "",
+        inputs_.exports.folder, FormatBytes(limits_.out_free_bytes),
+        inputs_.store_exists ? "" : "choose another --out, "));
+  }
+
+  absl::Status DoesNotFit(int64_t budget) const {
+    std::vector<PlanTerm> terms = FixedTerms(LeastBuffers());
+    if (options_.weights_tier == TierChoice::kHost) {
+      terms.push_back({"weights in RAM", tiles_.weight_area_bytes(), 0, "--weights_tier=auto"});
+    }
+    if (options_.state_tier == TierChoice::kHost) {
+      terms.push_back(
+          {"optimizer state in RAM", tiles_.state_area_bytes(), 0, "--state_tier=auto"});
+    }
+    const int64_t least = HostBytes(terms);
+    std::ranges::stable_sort(terms, std::ranges::greater{}, &PlanTerm::host_bytes);
+    std::string largest;
+    for (size_t i = 0; i < std::min<size_t>(4, terms.size()); ++i) {
+      largest += fmt::format(
+          "\n  {:<34}{:>10}{}", terms[i].name, FormatBytes(terms[i].host_bytes),
+          terms[i].shrink_with.empty() ? "" : "   smaller with " + terms[i].shrink_with);
+    }
+    const std::string given =
+        options_.ram_bytes > 0
+            ? fmt::format("--ram={}", FormatBinaryBytes(budget))
+            : fmt::format("the budget is {} ({:.0f} % of the memory that is available)",
+                          FormatBinaryBytes(budget), kAutoShare * 100);
+    return DoesNotFitError(fmt::format(
+        "this run needs at least {} MiB of memory, and {}. The largest parts:{}\nThe least "
+        "that works is --ram={}MiB",
+        MebibytesUp(least), given, largest, MebibytesUp(least)));
+  }
+
+  const PlanInputs& inputs_;
+  const OffloadOptions& options_;
+  const MachineLimits& limits_;
+  const int num_slots_;
+  const Inventory& inventory_;
+  const TileMap tiles_;
+  const int64_t gradient_bytes_per_elem_;
+};
+
+// `room`: whether the disks have room for what is planned.
+absl::StatusOr<OffloadPlan> PlanWithSlots(int num_slots, const PlanInputs& inputs,
+                                          const OffloadOptions& options,
+                                          const MachineLimits& limits, absl::Status& room) {
+  const Planner planner(inputs, options, limits, num_slots);
+  FOREBAY_ASSIGN_OR_RETURN(OffloadPlan plan, planner.Make());
+  FOREBAY_RETURN_IF_ERROR(planner.CheckFileSizes(plan));
+  room = planner.CheckDisk(plan);
+  if (room.ok()) return plan;
+  // As little slack as works, as what it leaves unused elsewhere may be the faster disk's.
+  for (const int64_t slack_tiles : {1, 4, 16}) {
+    const StripeWeights weights =
+        limits.shares_are_fixed ? StripeWeights() : planner.SharesWithinRoom(plan, slack_tiles);
+    if (weights.empty()) break;
+    MachineLimits other_limits = limits;
+    for (size_t i = 0; i < weights.size(); ++i) other_limits.disks[i].weight = weights[i];
+    const Planner other_planner(inputs, options, other_limits, num_slots);
+    FOREBAY_ASSIGN_OR_RETURN(OffloadPlan other, other_planner.Make());
+    if (!other_planner.CheckDisk(other).ok()) continue;
+    room = absl::OkStatus();
+    return other;
+  }
+  return plan;
+}
+
+}  // namespace
+
+absl::StatusOr<OffloadPlan> MakeOffloadPlan(const PlanInputs& inputs, const OffloadOptions& options,
+                                            const MachineLimits& limits) {
+  const bool one_slot = options.durability == Durability::kNone;
+  absl::Status room;
+  FOREBAY_ASSIGN_OR_RETURN(OffloadPlan plan,
+                           PlanWithSlots(one_slot ? 1 : kMostSlots, inputs, options, limits, room));
+  if (room.ok()) return plan;
+  // Who says how often to commit wants to have commits.
+  if (options.durability != Durability::kAuto || options.commit_every > 0 ||
+      options.gradients == GradientChoice::kSpeculate) {
+    return room;
+  }
+  FOREBAY_ASSIGN_OR_RETURN(plan, PlanWithSlots(1, inputs, options, limits, room));
+  FOREBAY_RETURN_IF_ERROR(room);
+  plan.lacks_room_for_two = true;
+  return plan;
+}
+
+}  // namespace forebay

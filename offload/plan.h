@@ -1,0 +1,104 @@
+// What a run of the engine will need and where everything will lie, before it starts: for any
+// inventory of tensors. The arithmetic is explained in docs/architecture.md, "The plan". Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/offload/commit_policy.h"
+#include "forebay/offload/machine_limits.h"
+#include "forebay/offload/offload_options.h"
+#include "forebay/optimizer/held_gradients.h"
+#include "forebay/step/step_schedule.h"
+#include "forebay/swap/tiles/placement.h"
+#include "forebay/swap/window/step_transfers.h"
+
+namespace forebay {
+
+struct PlanTerm {
+  std::string
+      name;  // "gradients held (bf16)": also the MemoryBudget purpose where there is one buffer
+  int64_t host_bytes = 0;
+  int64_t nvme_bytes = 0;
+  std::string
+      shrink_with;  // the flags that make it smaller: "--batch, --seq or --accum"; empty: none does
+};
+
+// One folder of the store.
+struct PlanStripe {
+  std::string folder;
+  int64_t weight = 1;
+  int64_t nvme_bytes = 0;  // of the store: exports lie elsewhere
+};
+
+struct OffloadPlan {
+  TileMap tiles{Inventory(), Layout::kBf16, kDefaultTileElems};
+  Placement placement;
+  StepSchedule schedule;
+  WindowOptions window;
+  int num_staging_tiles = 4;
+  int64_t ram_budget_bytes = 0;
+  GradientArea gradient_area = GradientArea::kSpilled;  // kAll: --durability=replay
+  StripeBytes gradient_area_bytes;                      // of it
+  int num_slots = kMostSlots;                           // of the store; 1: --durability=none
+  bool lacks_room_for_two = false;                      // why it has one slot, when nobody said so
+  CommitPace commit_pace;
+  int64_t delay_update_from = 0;  // as OffloadOptions has it
+  int64_t commit_bytes = 0;       // that only a commit writes
+  std::vector<PlanStripe> stripes;
+  std::vector<PlanTerm> terms;  // sums to the totals
+  int64_t host_bytes = 0;
+  int64_t nvme_bytes = 0;
+  int64_t read_bytes_per_step = 0;
+  // Of a step; with its share of a commit where --commit_every says how many steps have one.
+  int64_t write_bytes_per_step = 0;
+  double io_s_per_step =
+      0;  // the disk's time for those, where its speeds are known; 0: they are not
+  double rated_tbw = 0;
+};
+
+// What is written beside the store.
+struct PlannedExports {
+  int64_t bytes = 0;          // at most, all that lie there at one time
+  int64_t to_come_bytes = 0;  // of them, what a run that goes on does not have yet
+  int64_t largest_file_bytes = 0;
+  std::string folder;       // for messages
+  std::string shrink_with;  // as PlanTerm has it
+};
+
+// What a plan is for: a decoder, a module of another framework, or a list of names and shapes.
+struct PlanInputs {
+  Inventory inventory;
+  Chain chain;                        // update_times follow from the plan
+  std::vector<PlanTerm> step_memory;  // that computing a step takes of RAM
+  PlannedExports exports;
+  bool store_exists = false;  // its disks have room for it, and are not asked
+};
+
+// What a run of `options` needs and how it fits into `limits`. When memory is short, buffers shrink
+// and gradients go to NVMe before anything is refused; what is left over holds gradients, weights
+// and state in RAM.
+//
+// The budget is options.ram_bytes, or kAutoShare of what is available. UsageError for options that
+// contradict each other or match no tensor. DoesNotFitError (memory or disk) names the largest
+// terms, the flags that shrink them, and the least --ram that works.
+//
+// Where the disks have no room for two slots, and options.durability leaves it open, the store has
+// one: OffloadPlan::lacks_room_for_two.
+//
+// Where the shares of the folders are not fixed, and a disk has no room for its own, it gets what
+// it has room for and the others the rest: `tiles` and `stripes` have the shares then.
+absl::StatusOr<OffloadPlan> MakeOffloadPlan(const PlanInputs& inputs, const OffloadOptions& options,
+                                            const MachineLimits& limits);
+
+// What the program itself needs (code, libraries, stacks, small allocations), measured; part of
+// every plan.
+inline constexpr int64_t kRuntimeBytes = int64_t{96} << 20;
+// The largest file that a run makes beside its store and exports: records, logs, the file that an
+// engine is tried with.
+inline constexpr int64_t kMostBytesOfSmallFiles = int64_t{2} << 20;
+
+}  // namespace forebay

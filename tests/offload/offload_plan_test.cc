@@ -1,0 +1,96 @@
+// Plans for what is no decoder: tensors of odd shapes, with no flags of a trainer.
+#include "forebay/offload/plan.h"
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+
+#include "forebay/base/errors.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+// Five layers of a module: a vector, odd matrices, a scalar.
+PlanInputs ModuleInputs() {
+  PlanInputs inputs;
+  const int64_t sizes[] = {77, 40'001, 1, 39'999, 123};
+  for (int layer = 0; layer < 5; ++layer) {
+    const std::string name = "layer" + std::to_string(layer);
+    inputs.inventory.BeginLayer(name);
+    inputs.inventory.Add(name + ".weight", {sizes[layer], 3}, 0, true);
+    inputs.inventory.Add(name + ".bias", {sizes[layer]}, 0, false);
+  }
+  inputs.chain.num_layers = 5;
+  inputs.step_memory = {{"activations", int64_t{5} << 20, 0, "a smaller batch"}};
+  return inputs;
+}
+
+OffloadOptions OptionsWith(int64_t ram_bytes) {
+  OffloadOptions options;
+  options.ram_bytes = ram_bytes;
+  options.tile_elems = 16384;
+  return options;
+}
+
+TEST(OffloadPlan, PlansAnyInventoryInsideItsBudget) {
+  const PlanInputs inputs = ModuleInputs();
+  const auto plan = MakeOffloadPlan(inputs, OptionsWith(int64_t{256} << 20), {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_LE(plan->host_bytes, plan->ram_budget_bytes);
+  int64_t host_bytes = 0;
+  int64_t activations = 0;
+  for (const PlanTerm& term : plan->terms) {
+    host_bytes += term.host_bytes;
+    if (term.name == "activations") activations = term.host_bytes;
+  }
+  EXPECT_EQ(host_bytes, plan->host_bytes);
+  EXPECT_EQ(activations, inputs.step_memory[0].host_bytes);
+  EXPECT_EQ(plan->schedule,
+            ChainSchedule({.num_layers = 5, .update_times = UpdateTimesOf(plan->placement)}));
+  // All of it fits in RAM, and is written for a commit alone.
+  EXPECT_EQ(plan->read_bytes_per_step, 0);
+}
+
+TEST(OffloadPlan, WhatIsInNobodysRamIsMovedByEveryStep) {
+  OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  options.weights_tier = options.state_tier = TierChoice::kNvme;
+  const PlanInputs inputs = ModuleInputs();
+  const auto plan = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const StepTransfers transfers =
+      CountTransfers(plan->schedule, plan->window, plan->placement, plan->tiles, 2);
+  EXPECT_EQ(plan->read_bytes_per_step, transfers.read_bytes);
+  EXPECT_GE(plan->read_bytes_per_step, 12 * inputs.inventory.num_params());
+}
+
+TEST(OffloadPlan, NamesTheLargestTermsOfWhatDoesNotFit) {
+  const auto plan = MakeOffloadPlan(ModuleInputs(), OptionsWith(int64_t{90} << 20), {});
+  EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(plan.status()), HasSubstr("activations"));
+  EXPECT_THAT(MessageOf(plan.status()), HasSubstr("a smaller batch"));
+}
+
+TEST(OffloadPlan, ADiskThatIsTooSmallIsNamedUnlessTheStoreIsThereAlready) {
+  MachineLimits limits;
+  limits.disks[0] = {.folder = "/mnt/small", .free_bytes = 100'000};
+  PlanInputs inputs = ModuleInputs();
+  const auto plan = MakeOffloadPlan(inputs, OptionsWith(int64_t{256} << 20), limits);
+  EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(plan.status()), HasSubstr("/mnt/small"));
+  inputs.store_exists = true;
+  EXPECT_TRUE(MakeOffloadPlan(inputs, OptionsWith(int64_t{256} << 20), limits).ok());
+}
+
+TEST(OffloadPlan, AGroupThatMatchesNoTensorIsRefused) {
+  OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  options.param_groups = {{.match = "layer9.*", .lr = 1e-3}};
+  const auto plan = MakeOffloadPlan(ModuleInputs(), options, {});
+  EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(plan.status()), HasSubstr("layer9.*"));
+}
+
+}  // namespace
+}  // namespace forebay
