@@ -19,7 +19,7 @@ enum class ChildStreams {
   kShared,  // all three are shared with this process
 };
 
-// What the child gets when its parent dies, kill -9 included.
+// The signal that the child gets when its parent dies, kill -9 included.
 enum class AtOurDeath {
   kEnds,      // SIGTERM: it has something to put in order
   kIsKilled,  // SIGKILL: whatever it does is to stop there

@@ -37,7 +37,7 @@ class HostEvent : public Event {
   std::optional<std::chrono::steady_clock::time_point> reached_;
 };
 
-// Of the line "MemTotal:  131843036 kB"; 0 where there is none.
+// Reads a line such as "MemTotal:  131843036 kB"; 0 where there is none.
 int64_t MemInfoBytes(const std::string& meminfo, std::string_view name) {
   const size_t at = meminfo.find(name);
   return at == std::string::npos ? 0 : std::atoll(meminfo.c_str() + at + name.size()) << 10;

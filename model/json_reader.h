@@ -13,8 +13,8 @@
 
 namespace forebay {
 
-// What a value may be. A function may move from the text that it gets; after false (nullptr) the
-// reader fails with the problem that JsonReader::Fail was told.
+// Says which values are allowed. A function may move from the text that it gets; after false
+// (nullptr) the reader fails with the problem that JsonReader::Fail was told.
 struct JsonRule {
   std::function<const JsonRule*(std::string& key)> member;  // of an object: the rule of its value
   const JsonRule* element = nullptr;                        // of an array: the rule of each

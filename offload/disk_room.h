@@ -8,7 +8,7 @@
 
 namespace forebay {
 
-// What a swap area takes of the disks.
+// The space that a store takes on its disks.
 struct SpaceNeeds {
   int64_t total_bytes = 0;           // in all folders together
   int64_t beside_exports_bytes = 0;  // on limits.out_file_system, beside the swap area

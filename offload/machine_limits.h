@@ -1,5 +1,5 @@
-// What a machine lets the process have: memory, cores, disk space. The planner's only question to
-// the world, so that a test (or a plan for another machine) can answer it instead.
+// The limits that a machine sets the process: memory, cores, disk space. The planner's only
+// question to the world, so that a test (or a plan for another machine) can answer it instead.
 #pragma once
 
 #include <cstdint>

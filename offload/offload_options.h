@@ -15,12 +15,13 @@
 
 namespace forebay {
 
-// What a crash may take: kStep keeps the last committed step, kNone the exports alone. kAuto: kStep
-// where the disk has room for it.
+// A crash leaves the last committed step (kStep), the gradients of the next one too (kReplay), or
+// the exports alone (kNone). kAuto: kStep where the disk has room for it.
 enum class Durability : uint8_t { kAuto, kNone, kStep, kReplay };
 
-// What becomes of finished gradients until their norm is known. kAuto: they are held, but that of
-// those which do not fit in RAM are applied at once where nothing clips (plan.h).
+// Finished gradients are held until the norm of all is known, or applied at once in the hope that
+// nothing clips. kAuto: held, but where nothing clips, those that do not fit in RAM are applied at
+// once (plan.h).
 enum class GradientChoice : uint8_t { kAuto, kHold, kSpeculate };
 
 // Tensors with settings of their own.

@@ -1,5 +1,5 @@
-// What a run of the engine will need and where everything will lie, before it starts: for any
-// inventory of tensors. The arithmetic is explained in docs/architecture.md, "The plan". Pure.
+// The plan of a run: how much it needs and where everything will lie, for any inventory of tensors,
+// before it starts. The arithmetic is explained in docs/architecture.md, "The plan". Pure.
 #pragma once
 
 #include <cstdint>
@@ -53,14 +53,14 @@ struct OffloadPlan {
   int64_t host_bytes = 0;
   int64_t nvme_bytes = 0;
   int64_t read_bytes_per_step = 0;
-  // Of a step; with its share of a commit where --commit_every says how many steps have one.
+  // Includes its share of a commit where --commit_every says how many steps have one.
   int64_t write_bytes_per_step = 0;
   double io_s_per_step =
       0;  // the disk's time for those, where its speeds are known; 0: they are not
   double rated_tbw = 0;
 };
 
-// What is written beside the store.
+// Models that a run writes beside the store.
 struct PlannedExports {
   int64_t bytes = 0;          // at most, all that lie there at one time
   int64_t to_come_bytes = 0;  // of them, what a run that goes on does not have yet
@@ -69,7 +69,7 @@ struct PlannedExports {
   std::string shrink_with;  // as PlanTerm has it
 };
 
-// What a plan is for: a decoder, a module of another framework, or a list of names and shapes.
+// A plan can be for a decoder, a module of another framework, or a list of names and shapes.
 struct PlanInputs {
   Inventory inventory;
   Chain chain;                        // update_times follow from the plan
@@ -78,7 +78,7 @@ struct PlanInputs {
   bool store_exists = false;  // its disks have room for it, and are not asked
 };
 
-// What a run of `options` needs and how it fits into `limits`. When memory is short, buffers shrink
+// Fits a run with `options` into `limits`. When memory is short, buffers shrink
 // and gradients go to NVMe before anything is refused; what is left over holds gradients, weights
 // and state in RAM.
 //
@@ -94,8 +94,8 @@ struct PlanInputs {
 absl::StatusOr<OffloadPlan> MakeOffloadPlan(const PlanInputs& inputs, const OffloadOptions& options,
                                             const MachineLimits& limits);
 
-// What the program itself needs (code, libraries, stacks, small allocations), measured; part of
-// every plan.
+// The program itself needs this much (code, libraries, stacks, small allocations): measured, and
+// part of every plan.
 inline constexpr int64_t kRuntimeBytes = int64_t{96} << 20;
 // The largest file that a run makes beside its store and exports: records, logs, the file that an
 // engine is tried with.

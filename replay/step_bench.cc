@@ -21,7 +21,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
-#include "forebay/measure/load_thread.h"
+#include "forebay/measure/load/load_thread.h"
 #include "forebay/memory/available_memory.h"
 #include "forebay/swap/store/store_folders.h"
 

@@ -10,9 +10,9 @@
 #include "forebay/aio/engine.h"
 #include "forebay/base/json.h"
 #include "forebay/base/tensor_spec.h"
-#include "forebay/measure/bench_session.h"
-#include "forebay/measure/run_job.h"
-#include "forebay/measure/statistics.h"
+#include "forebay/measure/load/statistics.h"
+#include "forebay/measure/runs/bench_session.h"
+#include "forebay/measure/runs/run_job.h"
 #include "forebay/replay/replay_plan.h"
 #include "forebay/replay/step_replay.h"
 

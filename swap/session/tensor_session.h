@@ -110,7 +110,7 @@ class TensorSession {
   static absl::StatusOr<std::unique_ptr<TensorSession>> Open(
       const SessionOptions& options, const std::vector<std::string>& directories, Engine* engine,
       const std::string& uuid = "");
-  // What is not committed is lost.
+  // Loses all that is not committed.
   ~TensorSession();
 
   // The least memory_bytes with which `num_elems` values can be leased at once, in fp32: one

@@ -1,4 +1,4 @@
-// What storage keeps for one parameter (docs/formats.md, "Tiles and areas").
+// The bytes that storage keeps for one parameter (docs/formats.md, "Tiles and areas").
 //
 // Two areas with separate slots, since forward and backward read the weights alone:
 //   weights area  one plane: w16 (bf16, or fp16 rounded from the master) or the fp32 weight

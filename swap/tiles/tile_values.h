@@ -12,8 +12,8 @@
 
 namespace forebay {
 
-// What a tensor has of every element, for who uses it: a tile may store it in two planes
-// (TilePlane). In the layouts that are exact, nothing is lost between the two.
+// A tensor has one value in each plane for every element. A tile may store it in two planes of its
+// own (TilePlane). In the layouts that are exact, nothing is lost between the two.
 enum class TensorPlane : uint8_t {
   kMaster,  // fp32: the exact weight, whatever the layout
   kM,       // fp32: the first moment

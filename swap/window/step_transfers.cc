@@ -213,7 +213,7 @@ class TransferCount {
     }
   }
 
-  // What lives in RAM is written with the commit.
+  // Tiles that live in RAM are written with the commit.
   void AddWrite(int layer) {
     for (int i = tiles_.first_tile(layer); i < tiles_.first_tile(layer + 1); ++i) {
       const Tile& tile = tiles_.tiles()[i];

@@ -25,7 +25,7 @@ void CalledWith(const char* name, const Object* object) {
 
 }  // namespace
 
-// What the handles of the runtime's header point to.
+// The handles of the runtime's header point to these.
 struct CUstream_st {
   int device;
 };

@@ -10,12 +10,12 @@ namespace forebay {
 
 inline constexpr int kNumTwinDevices = 2;
 
-// Of this process.
+// One for the process.
 struct CudartTwin {
   // Each with the device that was the caller's current one.
   std::set<std::pair<std::string, int>> calls;
-  // Of objects that belong to another device than the caller's current one: what CUDA refuses for
-  // some calls is counted for all.
+  // Uses of an object of another device than the caller's current one. CUDA refuses them in some
+  // calls; here all are counted.
   int num_misplaced = 0;
   bool is_busy = false;  // events are not reached
   bool refuses_to_select = false;

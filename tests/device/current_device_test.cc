@@ -114,8 +114,11 @@ TEST_P(CurrentDeviceTest, ALaunchIsOnTheStreamsDeviceWhateverComesOfIt) {
   }
 }
 
-TEST_P(CurrentDeviceTest, ADeviceThatCannotBeSelectedIsAnErrorBeforeTheCall) {
-  if (GetParam() == kDevice) GTEST_SKIP() << "nothing is selected here";
+// Where the caller's current device is the stream's, nothing is selected.
+class RefusedDeviceTest : public CurrentDeviceTest {};
+INSTANTIATE_TEST_SUITE_P(OfTheCaller, RefusedDeviceTest, testing::Values(0));
+
+TEST_P(RefusedDeviceTest, ADeviceThatCannotBeSelectedIsAnErrorBeforeTheCall) {
   const std::unique_ptr<Stream> stream = *device_->CreateStream();
   TheCudartTwin() = {};
   TheCudartTwin().refuses_to_select = true;

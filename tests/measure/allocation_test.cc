@@ -1,7 +1,7 @@
 // A load allocates nothing for its operations: what it allocates does not grow with their number.
 #include "forebay/tests/allocation_counter.h"
 
-#include "forebay/measure/pass.h"
+#include "forebay/measure/load/pass.h"
 #include "forebay/tests/measure/bench_fixture.h"
 
 namespace forebay {

@@ -8,8 +8,8 @@
 
 #include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/aio/open_engine.h"
-#include "forebay/measure/bench_file.h"
-#include "forebay/measure/load_thread.h"
+#include "forebay/measure/load/bench_file.h"
+#include "forebay/measure/load/load_thread.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
 

@@ -19,7 +19,7 @@
 
 namespace forebay {
 
-// What a stream still has to do.
+// The work of a stream, done and to come.
 struct FarWork {
   std::vector<std::function<absl::Status()>> pending;
   size_t num_done = 0;

@@ -57,7 +57,7 @@ class Recorder : public ParamSource, public LayerCompute {
   Event* WeightsAreUsed(int layer) override { return layer == 2 ? &event : nullptr; }
   absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
 
-  // What the newest call returns.
+  // The newest call returns this.
   absl::Status Result() const {
     return calls.back() == fails_at ? StorageError("as asked") : absl::OkStatus();
   }

@@ -7,7 +7,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "forebay/base/json.h"
-#include "forebay/measure/bench_session.h"
+#include "forebay/measure/runs/bench_session.h"
 #include "forebay/tools/progress_line.h"
 
 namespace forebay {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "forebay/measure/compare.h"
-#include "forebay/measure/probe.h"
-#include "forebay/measure/run_job.h"
-#include "forebay/measure/sweep.h"
+#include "forebay/measure/report/compare.h"
+#include "forebay/measure/report/probe.h"
+#include "forebay/measure/runs/run_job.h"
+#include "forebay/measure/runs/sweep.h"
 
 namespace forebay {
 

@@ -3,8 +3,8 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/measure/compare.h"
-#include "forebay/measure/report_json.h"
+#include "forebay/measure/report/compare.h"
+#include "forebay/measure/report/report_json.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/swap_bench/bench_output.h"
 #include "forebay/tools/swap_bench/bench_table.h"

@@ -3,7 +3,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/measure/probe.h"
+#include "forebay/measure/report/probe.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/stop_signal.h"
 #include "forebay/tools/swap_bench/bench_output.h"

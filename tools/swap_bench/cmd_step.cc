@@ -5,7 +5,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
-#include "forebay/measure/report_json.h"
+#include "forebay/measure/report/report_json.h"
 #include "forebay/model/llama_shapes.h"
 #include "forebay/replay/step_bench.h"
 #include "forebay/tools/print.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "forebay/measure/run_job.h"
+#include "forebay/measure/runs/run_job.h"
 
 namespace forebay {
 
@@ -40,7 +40,7 @@ class FioCheck {
 // each run that has such figures.
 std::string FioText(const std::vector<CellResult>& runs);
 
-// What fio is told, for one target's file. `huge_pages`: with buffers in reserved huge pages.
+// The command line of fio for one target's file. `huge_pages`: with buffers in reserved huge pages.
 std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, EngineKind engine,
                                       const std::string& path, int64_t size_bytes, bool huge_pages);
 // Bytes per second, reads and writes together, of fio's JSON.

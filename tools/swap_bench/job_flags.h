@@ -8,7 +8,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
-#include "forebay/measure/job.h"
+#include "forebay/measure/load/job.h"
 #include "forebay/tools/swap_bench/flag_reader.h"
 
 namespace forebay {

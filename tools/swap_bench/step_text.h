@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "forebay/measure/tune.h"
+#include "forebay/measure/runs/tune.h"
 #include "forebay/replay/step_bench.h"
 
 namespace forebay {

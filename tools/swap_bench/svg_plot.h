@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "forebay/measure/run_job.h"
-#include "forebay/measure/sweep.h"
+#include "forebay/measure/runs/run_job.h"
+#include "forebay/measure/runs/sweep.h"
 
 namespace forebay {
 

@@ -1,4 +1,4 @@
-// What a caller gives to a run beside its options: somebody to tell, and a world to run in.
+// A caller gives a run two things beside its options: somebody to tell, and a world to run in.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What this machine has for a run.
+// Asks this machine for its limits.
 #pragma once
 
 #include <string>

@@ -1,5 +1,4 @@
-// What a training run will need and where everything will lie, before it starts. `plan` prints this
-// object; `train` executes it.
+// The plan of a training run. `plan` prints this object; `train` executes it.
 #pragma once
 
 #include <cstdint>

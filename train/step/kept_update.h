@@ -1,5 +1,5 @@
-// What an intent of the store (swap/store/tensor_store.h) says of an update beside its gradients,
-// so that another process can apply it (--durability=replay). Pure.
+// An intent of the store (swap/store/tensor_store.h) describes an update beside its gradients, so
+// that another process can apply it (--durability=replay). Pure.
 #pragma once
 
 #include <cstdint>

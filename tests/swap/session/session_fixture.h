@@ -101,7 +101,7 @@ inline absl::Status SetEverything(TensorSession& session, PlainTensors& expected
   return absl::OkStatus();
 }
 
-// Of SmallInventory.
+// Tensors of SmallInventory.
 inline constexpr char kUp[] = "layers.0.up";      // 3200 elements, most of one tile
 inline constexpr char kDown[] = "layers.0.down";  // its neighbour, in the same tile and the next
 

@@ -246,7 +246,7 @@ class SwapperTest : public testing::Test {
     return store_->Commit({step, Json::object()});
   }
 
-  // What the store's files hold for every layer, by a swapper without an updater.
+  // Reads every layer from the store's files, by a swapper without an updater.
   bool StoreHolds(int64_t num_updates) {
     auto reader = Swapper::Create(Options(2, 1), placement_, store_.get(), nullptr, &budget_);
     EXPECT_TRUE(reader.ok()) << reader.status();
