@@ -98,7 +98,8 @@ int Spawn(const std::vector<std::string>& args, int input, int output, int death
     got = ::read(failure.get(), &error, sizeof(error));
   } while (got < 0 && errno == EINTR);
   if (got != sizeof(error)) return 0;
-  ::waitpid(pid, nullptr, 0);
+  while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
   return error;
 }
 
@@ -107,6 +108,10 @@ int ExitCodeFrom(int status) {
 }
 
 }  // namespace
+
+bool EndedByStopSignal(int exit_code) {
+  return exit_code == 128 + SIGHUP || exit_code == 128 + SIGINT || exit_code == 128 + SIGTERM;
+}
 
 bool IsExecutable(const std::string& path) {
   return !IsDirectory(path) && ::access(path.c_str(), X_OK) == 0;
@@ -215,35 +220,34 @@ std::string ChildProcess::ReadAll(const StopFunction& stop) {
   return std::exchange(buffer_, {});
 }
 
+bool ChildProcess::Collect(int flags) {
+  if (collected_) return true;
+  int status = 0;
+  pid_t ended = 0;
+  do {
+    ended = ::waitpid(pid_, &status, flags);
+  } while (ended < 0 && errno == EINTR);
+  if (ended == 0) return false;
+  // Somebody else has collected it where the call failed: nothing is known of its end.
+  exit_code_ = ended < 0 ? 1 : ExitCodeFrom(status);
+  collected_ = true;
+  return true;
+}
+
 int ChildProcess::Wait() {
-  while (!collected_) {
-    int status = 0;
-    if (::waitpid(pid_, &status, 0) < 0) {
-      if (errno == EINTR) continue;
-      exit_code_ = 1;  // somebody else collected it: nothing is known of its end
-    } else {
-      exit_code_ = ExitCodeFrom(status);
-    }
-    collected_ = true;
-  }
+  Collect(0);
   return exit_code_;
 }
 
-bool ChildProcess::HasEnded() {
-  int status = 0;
-  if (!collected_ && ::waitpid(pid_, &status, WNOHANG) == pid_) {
-    exit_code_ = ExitCodeFrom(status);
-    collected_ = true;
-  }
-  return collected_;
-}
-
 void ChildProcess::Terminate() {
-  if (HasEnded()) return;
+  // What the child has started may hold its output open; nobody waits for that.
+  EndInput();
+  output_.Reset();
+  if (Collect(WNOHANG)) return;
   ::kill(pid_, SIGTERM);
   const Stopwatch watch;
-  while (!HasEnded() && watch.Seconds() * 1000 < kHeedsSigtermMs) ::usleep(5000);
-  if (!HasEnded()) ::kill(pid_, SIGKILL);
+  while (!Collect(WNOHANG) && watch.Seconds() * 1000 < kHeedsSigtermMs) ::usleep(5000);
+  if (!Collect(WNOHANG)) ::kill(pid_, SIGKILL);
   Wait();
 }
 

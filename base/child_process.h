@@ -30,6 +30,10 @@ enum class AtOurDeath {
 std::string FindInPath(std::string_view name);
 bool IsExecutable(const std::string& path);
 
+// Whether it stands for a signal that stops programs: SIGHUP, SIGINT or SIGTERM, which a terminal
+// or a batch system sends to a whole group. The child may see it before this process does.
+bool EndedByStopSignal(int exit_code);
+
 // Asks a wait to end early: polled some times a second, on the waiting thread. May be empty.
 using StopFunction = std::function<bool()>;
 
@@ -60,14 +64,14 @@ class ChildProcess {
   // called again.
   int Wait();
   // Ends the child with SIGTERM, or with SIGKILL when it does not heed that within a second, and
-  // collects it.
+  // collects it. Its further output is lost.
   void Terminate();
 
  private:
   explicit ChildProcess(pid_t pid) : pid_(pid) {}
   bool Fill();
-  // Collects the child if it has ended.
-  bool HasEnded();
+  // Whether the child is collected. `flags`: of waitpid; WNOHANG does not wait for its end.
+  bool Collect(int flags);
 
   pid_t pid_;
   bool collected_ = false;

@@ -57,9 +57,7 @@ absl::Status ErrorFrom(int exit_code, const std::string& output) {
       return ErrorOf(exit_code, error["message"].get<std::string>());
     }
   }
-  // 130 and 143: SIGINT and SIGTERM, which a terminal or a batch system sends to the whole group.
-  if (exit_code == 130 || exit_code == 143 ||
-      exit_code == static_cast<int>(ExitCode::kInterrupted)) {
+  if (EndedByStopSignal(exit_code) || exit_code == static_cast<int>(ExitCode::kInterrupted)) {
     return InterruptedError("forebay-data was interrupted");
   }
   if (exit_code == 137) {

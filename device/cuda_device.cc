@@ -33,8 +33,9 @@ class OnDevice {
   explicit OnDevice(int index)
       : status_(Check("asking for the current CUDA device", cudaGetDevice(&before_))) {
     if (!status_.ok() || before_ == index) return;
-    status_ = Check(fmt::format("selecting CUDA device {}", index), cudaSetDevice(index));
-    is_changed_ = status_.ok();
+    const cudaError_t error = cudaSetDevice(index);
+    is_changed_ = error == cudaSuccess;
+    if (!is_changed_) status_ = CudaError(fmt::format("selecting CUDA device {}", index), error);
   }
   ~OnDevice() {
     if (is_changed_) cudaSetDevice(before_);
@@ -143,7 +144,7 @@ class CudaStream : public Stream {
   absl::Status Await() override {
     return CallOn(index_, "waiting for a stream", [&] { return cudaStreamSynchronize(stream_); });
   }
-  absl::Status Launch(const std::function<absl::Status(void*)>& launch) override {
+  absl::Status Launch(absl::FunctionRef<absl::Status(void*)> launch) override {
     const OnDevice on_device(index_);
     FOREBAY_RETURN_IF_ERROR(on_device.status());
     return launch(stream_);

@@ -13,12 +13,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -114,7 +114,7 @@ class Stream {
   virtual absl::Status Await() = 0;
   // Calls `launch`, which enqueues kernels here, with the cudaStream_t (nullptr on the host) while
   // the stream's device is the current one. Its error, or one of selecting the device.
-  virtual absl::Status Launch(const std::function<absl::Status(void* native_stream)>& launch) = 0;
+  virtual absl::Status Launch(absl::FunctionRef<absl::Status(void* native_stream)> launch) = 0;
 };
 
 struct DeviceMemory {

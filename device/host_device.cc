@@ -10,6 +10,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/base/numbers_in_text.h"
 #include "forebay/device/device.h"
 
 namespace forebay {
@@ -37,12 +38,6 @@ class HostEvent : public Event {
   std::optional<std::chrono::steady_clock::time_point> reached_;
 };
 
-// Reads a line such as "MemTotal:  131843036 kB"; 0 where there is none.
-int64_t MemInfoBytes(const std::string& meminfo, std::string_view name) {
-  const size_t at = meminfo.find(name);
-  return at == std::string::npos ? 0 : std::atoll(meminfo.c_str() + at + name.size()) << 10;
-}
-
 class HostStream : public Stream {
  public:
   absl::Status CopyToDevice(void* to, std::span<const std::byte> from) override {
@@ -68,7 +63,7 @@ class HostStream : public Stream {
     return absl::OkStatus();
   }
   absl::Status Await() override { return absl::OkStatus(); }
-  absl::Status Launch(const std::function<absl::Status(void*)>& launch) override {
+  absl::Status Launch(absl::FunctionRef<absl::Status(void*)> launch) override {
     return launch(nullptr);
   }
 };
@@ -89,7 +84,12 @@ class HostDevice : public Device {
   absl::StatusOr<DeviceMemory> Memory() override {
     constexpr int64_t kMostBytes = 64 << 10;
     FOREBAY_ASSIGN_OR_RETURN(const std::string meminfo, ReadWholeFile("/proc/meminfo", kMostBytes));
-    return DeviceMemory{MemInfoBytes(meminfo, "MemAvailable:"), MemInfoBytes(meminfo, "MemTotal:")};
+    const std::optional<int64_t> free_kib = NumberOf(meminfo, "MemAvailable:");
+    const std::optional<int64_t> total_kib = NumberOf(meminfo, "MemTotal:");
+    if (!free_kib.has_value() || !total_kib.has_value()) {
+      return EnvironmentError("/proc/meminfo does not say MemAvailable and MemTotal");
+    }
+    return DeviceMemory{*free_kib << 10, *total_kib << 10};
   }
 
  protected:

@@ -26,7 +26,7 @@ enum class GradientChoice : uint8_t { kAuto, kHold, kSpeculate };
 
 // Tensors with settings of their own.
 struct ParamGroupOption {
-  std::string match;                   // as fnmatch(3), of Hugging Face names
+  std::string match;                   // as fnmatch(3), of the names in the inventory
   std::optional<double> lr;            // in place of OffloadOptions::lr
   std::optional<double> weight_decay;  // the same
 };

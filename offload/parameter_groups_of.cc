@@ -13,6 +13,11 @@ absl::StatusOr<ParameterGroups> ParameterGroupsOf(const OffloadOptions& options,
                                                   const Inventory& inventory) {
   ParameterGroups groups = DecayGroups(inventory, options.weight_decay);
   if (options.decay_all) groups.groups[1] = groups.groups[0];
+  if (options.lr <= 0 && !options.param_groups.empty()) {
+    return UsageError(
+        "--param_groups: rates of groups are relative to --lr, which is 0. Give it a value above "
+        "0");
+  }
   std::vector<bool> is_taken(inventory.tensors().size());
   for (size_t number = 0; number < options.param_groups.size(); ++number) {
     const ParamGroupOption& option = options.param_groups[number];
@@ -34,8 +39,8 @@ absl::StatusOr<ParameterGroups> ParameterGroupsOf(const OffloadOptions& options,
     }
     if (takes) continue;
     return UsageError(fmt::format(
-        "--param_groups: '{}' (group {}) {}. Names are those of 'forebay inspect MODEL --tensors', "
-        "such as '{}'; * stands for anything",
+        "--param_groups: '{}' (group {}) {}. Names are those of the model's tensors, such as '{}' "
+        "('forebay inspect MODEL --tensors' lists them); * stands for anything",
         option.match, number + 1,
         matches ? "matches only tensors of the groups before it" : "matches no tensor of the model",
         inventory.tensors().front().name));

@@ -325,10 +325,10 @@ class Planner {
     }
     return DoesNotFitError(fmt::format(
         "the exported model needs {}{} on the file system of '{}', which has {} free. Free space "
-        "there, {}or export less (--export=none, --keep)",
+        "there, {}or export less ({})",
         FormatBytes(needed_bytes), limits_.exported_bytes > 0 ? " more" : "",
         inputs_.exports.folder, FormatBytes(limits_.out_free_bytes),
-        inputs_.store_exists ? "" : "choose another --out, "));
+        inputs_.store_exists ? "" : "choose another --out, ", inputs_.exports.shrink_with));
   }
 
   absl::Status DoesNotFit(int64_t budget) const {
@@ -393,10 +393,33 @@ absl::StatusOr<OffloadPlan> PlanWithSlots(int num_slots, const PlanInputs& input
   return plan;
 }
 
+// The layers below take these for granted.
+absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options,
+                         const MachineLimits& limits) {
+  const int num_layers = inputs.inventory.num_layers();
+  if (num_layers < 3 || inputs.chain.num_layers != num_layers) {
+    return UsageError(fmt::format(
+        "the inventory has {} layers and the chain {}: a step goes through the same layers in "
+        "both, "
+        "at least three, of which the first takes the input and the last makes the loss",
+        num_layers, inputs.chain.num_layers));
+  }
+  if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
+    return UsageError(
+        fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
+  }
+  if (!options.nvme.empty() && limits.disks.size() != options.nvme.size()) {
+    return UsageError(fmt::format("nvme names {} folders, and the limits are of {} disks",
+                                  options.nvme.size(), limits.disks.size()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<OffloadPlan> MakeOffloadPlan(const PlanInputs& inputs, const OffloadOptions& options,
                                             const MachineLimits& limits) {
+  FOREBAY_RETURN_IF_ERROR(CheckInputs(inputs, options, limits));
   const bool one_slot = options.durability == Durability::kNone;
   absl::Status room;
   FOREBAY_ASSIGN_OR_RETURN(OffloadPlan plan,

@@ -37,7 +37,6 @@ void TileWrites::StartState(int tile, std::span<std::byte> buffer, int64_t step)
 
 absl::Status TileWrites::Await(Write& write, int tile, std::string_view what, bool& completed) {
   completed = false;
-  if (write.step == kNone || !write.failure.ok()) return write.failure;
   const absl::Status status = store_->engine().Wait(write.op);
   if (!status.ok()) {
     const int layer = store_->tiles().tiles()[tile].layer;
@@ -72,8 +71,10 @@ absl::Status TileWrites::AwaitWeights(int tile) {
 }
 
 absl::Status TileWrites::AwaitState(int tile) {
+  Write& write = state_[tile];
+  if (write.step == kNone || !write.failure.ok()) return write.failure;
   bool completed = false;
-  const absl::Status status = Await(state_[tile], tile, "optimizer state", completed);
+  const absl::Status status = Await(write, tile, "optimizer state", completed);
   if (completed) store_->MarkStateWritten(tile);
   return status;
 }

@@ -26,7 +26,8 @@ class TileWrites {
   TileWrites& operator=(const TileWrites&) = delete;
 
   // `buffer` is borrowed until the matching Await returns. `step` is for messages. Requires: the
-  // last write of this tile's weights or state was awaited.
+  // last write of this tile's weights or state was awaited. Other threads find a write of weights
+  // once StartWeights has returned.
   void StartWeights(int tile, std::span<std::byte> buffer, int64_t step);
   void StartState(int tile, std::span<std::byte> buffer, int64_t step);
 
@@ -38,7 +39,7 @@ class TileWrites {
   // Of all tiles. The first error, after waiting for everything.
   absl::Status AwaitAll();
 
-  // Whether AwaitState, AwaitWeights would wait.
+  // Whether the write is still under way.
   bool StateIsPending(int tile) const { return state_[tile].op.pending(); }
   bool WeightsArePending(int tile) const { return weights_[tile].op.pending(); }
 
@@ -50,7 +51,8 @@ class TileWrites {
     bool has_waiter = false;  // of weights: `step` and `failure` are that thread's
   };
   static constexpr int64_t kNone = -1;
-  // Whether a write completed that the store does not know yet.
+  // `completed`: whether the store is to be told. Requires: a write that nobody else awaits, and
+  // that has not failed.
   absl::Status Await(Write& write, int tile, std::string_view what, bool& completed);
 
   TensorStore* const store_;

@@ -87,8 +87,10 @@ TEST_F(DataProgramTest, CrashWithoutMessageIsInternal) {
 }
 
 TEST_F(DataProgramTest, DeathBySignalIsTold) {
-  Install("kill -INT $$");
-  EXPECT_EQ(ExitCodeOf(RunDataProgram({}).status()), ExitCode::kInterrupted);
+  for (const char* signal : {"INT", "TERM", "HUP"}) {
+    Install(std::string("kill -") + signal + " $$");
+    EXPECT_EQ(ExitCodeOf(RunDataProgram({}).status()), ExitCode::kInterrupted) << signal;
+  }
   Install("kill -KILL $$");
   EXPECT_EQ(ExitCodeOf(RunDataProgram({}).status()), ExitCode::kOutOfMemory);
 }
@@ -113,8 +115,9 @@ TEST_F(DataProgramTest, AHangupIsIgnoredTogether) {
 }
 
 TEST_F(DataProgramTest, StopEndsTheProgramAtOnce) {
-  // The second one does not heed SIGTERM.
-  for (const char* script : {"exec sleep 100", "trap '' TERM; exec sleep 100"}) {
+  // The second one does not heed SIGTERM; what the third one starts outlives it, with its output.
+  for (const char* script :
+       {"exec sleep 100", "trap '' TERM; exec sleep 100", "sleep 100 & wait; :"}) {
     Install(script);
     const Stopwatch watch;
     const absl::Status status =

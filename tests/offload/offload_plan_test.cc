@@ -84,6 +84,28 @@ TEST(OffloadPlan, ADiskThatIsTooSmallIsNamedUnlessTheStoreIsThereAlready) {
   EXPECT_TRUE(MakeOffloadPlan(inputs, OptionsWith(int64_t{256} << 20), limits).ok());
 }
 
+TEST(OffloadPlan, InputsThatNoRunCanHaveAreRefused) {
+  const auto code = [](const PlanInputs& inputs, const OffloadOptions& options,
+                       const MachineLimits& limits = {}) {
+    return ExitCodeOf(MakeOffloadPlan(inputs, options, limits).status());
+  };
+  const OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  PlanInputs inputs = ModuleInputs();
+  inputs.chain.num_layers = 4;
+  EXPECT_EQ(code(inputs, options), ExitCode::kUsage);
+  EXPECT_EQ(code(PlanInputs(), options), ExitCode::kUsage);
+  OffloadOptions other = options;
+  other.tile_elems = 1000;
+  EXPECT_EQ(code(ModuleInputs(), other), ExitCode::kUsage);
+  other = options;
+  other.nvme = {"/a", "/b"};
+  EXPECT_EQ(code(ModuleInputs(), other), ExitCode::kUsage);
+  other = options;
+  other.lr = 0;
+  other.param_groups = {{.match = "layer1.*", .lr = 1e-3}};
+  EXPECT_EQ(code(ModuleInputs(), other), ExitCode::kUsage);
+}
+
 TEST(OffloadPlan, AGroupThatMatchesNoTensorIsRefused) {
   OffloadOptions options = OptionsWith(int64_t{256} << 20);
   options.param_groups = {{.match = "layer9.*", .lr = 1e-3}};

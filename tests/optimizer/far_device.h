@@ -109,9 +109,9 @@ class FarStream : public Stream {
     return absl::OkStatus();
   }
   absl::Status Await() override { return work_->RunUntil(work_->pending.size()); }
-  absl::Status Launch(const std::function<absl::Status(void* native_stream)>& launch) override {
-    work_->pending.push_back([launch] { return launch(nullptr); });
-    return absl::OkStatus();
+  absl::Status Launch(absl::FunctionRef<absl::Status(void* native_stream)> launch) override {
+    FOREBAY_RETURN_IF_ERROR(Await());
+    return launch(nullptr);
   }
 
  private:

@@ -55,11 +55,7 @@ class BenchRunCommand : public Command {
                              BenchSession::Open(job, hooks));
     FioCheck fio(*session, job);
     if (fio_) {
-      hooks.beside = [&](const BenchCell& cell) {
-        const absl::Status status = fio.Run(cell);
-        // A stop ends fio as well, which then fails.
-        return StopRequested() ? InterruptedError("stopped on request") : status;
-      };
+      hooks.beside = [&](const BenchCell& cell) { return fio.Run(cell); };
     }
     const std::vector<BenchCell> cells = CellsOf(job);
     BenchReport report = BeginReport(job, *session);

@@ -34,11 +34,11 @@ absl::StatusOr<FioOutcome> RunFio(const std::vector<std::string>& arguments) {
   FioOutcome outcome;
   outcome.output = fio->ReadAll(StopRequested);
   // A stop that only this process was asked for is passed on.
-  if (StopRequested()) {
-    fio->Terminate();
+  if (StopRequested()) fio->Terminate();
+  outcome.exit_code = fio->Wait();
+  if (StopRequested() || EndedByStopSignal(outcome.exit_code)) {
     return InterruptedError("stopped on request");
   }
-  outcome.exit_code = fio->Wait();
   return outcome;
 }
 
@@ -57,13 +57,17 @@ const char* FioEngine(EngineKind engine) {
 }  // namespace
 
 absl::Status CheckFioInstalled() {
-  const absl::StatusOr<FioOutcome> outcome = RunFio({"--version"});
-  if (outcome.ok() && outcome->exit_code == 0) return absl::OkStatus();
-  if (StopRequested()) return InterruptedError("stopped on request");
-  return EnvironmentError(
-      "--fio needs the program fio, which is not in PATH. Install it (apt-get install fio), or "
-      "leave "
-      "--fio out");
+  if (FindInPath("fio").empty()) {
+    return EnvironmentError(
+        "--fio needs the program fio, which is not in PATH. Install it (apt-get install fio), or "
+        "leave --fio out");
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const FioOutcome outcome, RunFio({"--version"}));
+  if (outcome.exit_code == 0) return absl::OkStatus();
+  return EnvironmentError(fmt::format(
+      "--fio: 'fio --version' ended with exit code {}. Install fio anew (apt-get install "
+      "--reinstall fio), or leave --fio out",
+      outcome.exit_code));
 }
 
 std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, EngineKind engine,

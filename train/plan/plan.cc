@@ -53,11 +53,11 @@ int64_t ExportsToCome(const TrainOptions& options, const Inventory& inventory,
 }
 
 PlannedExports ExportsOf(const TrainOptions& options, const Inventory& inventory,
-                         const MachineLimits& limits) {
+                         int64_t num_to_come) {
   const int64_t one = OneExportBytes(options, inventory);
   PlannedExports exports;
   exports.bytes = NumExports(options) * one;
-  exports.to_come_bytes = ExportsToCome(options, inventory, limits) * one;
+  exports.to_come_bytes = num_to_come * one;
   exports.largest_file_bytes = options.export_format == ExportFormat::kNone ? 0 : one;
   exports.folder = options.out;
   exports.shrink_with = "--keep or --export=none";
@@ -97,12 +97,13 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   inputs.inventory = BuildInventory(model);
   inputs.chain = ChainOf(model);
   inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits);
-  inputs.exports = ExportsOf(options, inputs.inventory, limits);
+  const int64_t exports_to_come = ExportsToCome(options, inputs.inventory, limits);
+  inputs.exports = ExportsOf(options, inputs.inventory, exports_to_come);
   inputs.store_exists = options.resume;
   FOREBAY_ASSIGN_OR_RETURN(OffloadPlan offload, MakeOffloadPlan(inputs, options, limits));
   Plan plan{std::move(offload)};
   plan.tokens_per_step = options.batch * options.accum * options.seq;
-  plan.exports_to_come = ExportsToCome(options, inputs.inventory, limits);
+  plan.exports_to_come = exports_to_come;
   plan.num_steps = options.steps;
   return plan;
 }

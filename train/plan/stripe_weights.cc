@@ -1,9 +1,5 @@
 #include "forebay/train/plan/stripe_weights.h"
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"

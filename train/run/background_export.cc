@@ -7,15 +7,17 @@
 
 namespace forebay {
 
-BackgroundExport::BackgroundExport(TensorStore* store, ExportedModel model)
+BackgroundExport::BackgroundExport(TensorStore* store, ExportedModel model,
+                                   const std::function<bool()>& stop)
     : snapshot_(std::make_unique<StoreSnapshot>(store)),
       step_(snapshot_->step()),
       model_(std::move(model)) {
-  absl::StatusOr<std::thread> thread = StartThread("exporting the model", [this] { Run(); });
+  absl::StatusOr<std::thread> thread =
+      StartThread("exporting the model", [this] { Run([] { return false; }); });
   if (thread.ok()) {
     thread_ = *std::move(thread);
   } else {
-    Run();  // later than it might be, but nothing is lost
+    Run(stop);  // later than it might be, but nothing is lost
   }
 }
 
@@ -23,11 +25,12 @@ BackgroundExport::~BackgroundExport() {
   Await().IgnoreError();
 }
 
-void BackgroundExport::Run() {
-  status_ = ExportModel(*snapshot_, model_, [this](double fraction) {
+// `stop`: asked on the thread that runs this.
+void BackgroundExport::Run(const std::function<bool()>& stop) {
+  status_ = ExportModel(*snapshot_, model_, [&](double fraction) {
     fraction_.store(fraction, std::memory_order_relaxed);
-    return is_given_up_.load(std::memory_order_relaxed) ? InterruptedError("given up")
-                                                        : absl::OkStatus();
+    const bool is_given_up = is_given_up_.load(std::memory_order_relaxed) || stop();
+    return is_given_up ? InterruptedError("given up") : absl::OkStatus();
   });
   store_failed_ = snapshot_->read_failed();
   snapshot_.reset();

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,8 +18,8 @@ namespace forebay {
 class BackgroundExport {
  public:
   // Begins ExportModel of the committed step. `store` must outlive it. Where no thread can be had,
-  // it is over when this returns.
-  BackgroundExport(TensorStore* store, ExportedModel model);
+  // it is over when this returns, unless `stop` says true meanwhile, which gives it up.
+  BackgroundExport(TensorStore* store, ExportedModel model, const std::function<bool()>& stop);
   ~BackgroundExport();  // waits
   BackgroundExport(const BackgroundExport&) = delete;
   BackgroundExport& operator=(const BackgroundExport&) = delete;
@@ -36,7 +37,7 @@ class BackgroundExport {
   bool store_failed() const { return store_failed_; }
 
  private:
-  void Run();
+  void Run(const std::function<bool()>& stop);
 
   std::unique_ptr<StoreSnapshot> snapshot_;  // ends with the export
   const int64_t step_;

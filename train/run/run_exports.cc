@@ -67,7 +67,8 @@ absl::Status RunExports::Start() {
 absl::Status RunExports::Begin() {
   FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(options_.directory));
   current_ = std::make_unique<BackgroundExport>(
-      store_, ExportedModel{options_.origin, PathOfCommitted(), options_.dtype, options_.files});
+      store_, ExportedModel{options_.origin, PathOfCommitted(), options_.dtype, options_.files},
+      options_.stop);
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "forebay/tests/train/faults/toy_run.h"
@@ -25,11 +26,21 @@ TEST(BackgroundExport, IsMadeAtOnceWhereNoThreadCanBeHad) {
   bool was_done = false;
   absl::Status status;
   const bool is_forbidden = RunWithoutThreads([&] {
-    BackgroundExport exported(store->get(), {options.model, destination, options.export_dtype});
+    BackgroundExport exported(store->get(), {options.model, destination, options.export_dtype},
+                              [] { return false; });
     was_done = exported.is_done();
     status = exported.Await();
   });
+  const std::string given_up = folder.Path("given_up");
+  absl::Status stopped;
+  RunWithoutThreads([&] {
+    stopped = BackgroundExport(store->get(), {options.model, given_up, options.export_dtype}, [] {
+                return true;
+              }).Await();
+  });
   if (!is_forbidden) GTEST_SKIP() << kThreadsCannotBeForbidden;
+  EXPECT_EQ(ExitCodeOf(stopped), ExitCode::kInterrupted);
+  EXPECT_FALSE(FileExists(given_up));
   EXPECT_TRUE(was_done);
   EXPECT_EQ(status, absl::OkStatus());
   EXPECT_EQ(*ModelDigest(destination), *ModelDigest(JoinPath(options.out, "model")));

@@ -181,6 +181,8 @@ TEST_F(ExportBesideStepsTest, AStopWhileAStepWaitsForItGivesItUp) {
   EXPECT_THAT(notes_, Contains("the model of step 2 is not exported, as the run is stopped"));
   EXPECT_THAT(*ListFolder(RunPaths(options.out).exports), IsEmpty());
   ExpectResumesToTheSame(options);
+  // Step 2 is not the committed one any more.
+  EXPECT_THAT(*ListFolder(RunPaths(options.out).exports), Not(Contains("step-2")));
 }
 
 TEST_F(ExportBesideStepsTest, AStopThatFindsItUnderWayGivesItUpAndAResumeMakesThatOfTheCommit) {
