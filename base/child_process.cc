@@ -240,7 +240,7 @@ int ChildProcess::Wait() {
 }
 
 void ChildProcess::Terminate() {
-  // What the child has started may hold its output open; nobody waits for that.
+  // Programs that the child has started may hold its output open; nobody waits for them.
   EndInput();
   output_.Reset();
   if (Collect(WNOHANG)) return;

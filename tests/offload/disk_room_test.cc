@@ -44,7 +44,7 @@ TEST(WithinRoom, ADiskGetsWhatItHasRoomForAndTheOthersTheRest) {
   EXPECT_THAT(RoomShares(On({1, 2}), {9, 1}, {600'000, 900'000}, needs), ElementsAre(600, 400));
   EXPECT_THAT(RoomShares(On({1, 2, 3}), {2, 2, 1}, {-1, 100'000, -1}, needs),
               ElementsAre(600, 100, 300));
-  // What a full disk leaves may fill the next one.
+  // The rest that a full disk leaves may fill the next one.
   EXPECT_THAT(RoomShares(On({1, 2, 3}), {4, 4, 1}, {500'000, 100'000, 900'000}, needs),
               ElementsAre(500, 100, 400));
   EXPECT_THAT(RoomShares(On({1, 2}), {1, 1}, {0, -1}, needs), ElementsAre(0, 1000));
