@@ -408,7 +408,8 @@ absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options
     return UsageError(
         fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
   }
-  if (!options.nvme.empty() && limits.disks.size() != options.nvme.size()) {
+  // The folders of an existing store may be named differently: only some of them, or their parents.
+  if (!inputs.store_exists && !options.nvme.empty() && limits.disks.size() != options.nvme.size()) {
     return UsageError(fmt::format("nvme names {} folders, and the limits are of {} disks",
                                   options.nvme.size(), limits.disks.size()));
   }

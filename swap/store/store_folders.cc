@@ -347,7 +347,7 @@ absl::Status CheckFreeSpace(std::span<const std::string> directories,
   for (size_t i = 0; i < directories.size(); ++i) {
     struct stat info = {};
     if (::stat(directories[i].c_str(), &info) != 0) {
-      return StorageError(fmt::format("stat of '{}' failed", directories[i]), errno);
+      return StorageErrorWithAdvice(fmt::format("stat of '{}' failed", directories[i]), errno);
     }
     auto system = std::ranges::find(systems, info.st_dev, &FileSystem::device);
     if (system == systems.end()) system = systems.insert(systems.end(), {info.st_dev, 0, {}});

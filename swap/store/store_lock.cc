@@ -79,7 +79,8 @@ bool IsFileAt(int fd, const std::string& path) {
 absl::Status CheckIsLock(int fd, const std::string& path) {
   constexpr off_t kBytesMax = 64;
   struct stat info = {};
-  if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
+  if (::fstat(fd, &info) != 0)
+    return StorageErrorWithAdvice(fmt::format("stat of '{}' failed", path), errno);
   if (info.st_size <= kBytesMax) return absl::OkStatus();
   return CorruptError(
       fmt::format("'{}' has {} bytes, and so is not the lock of a store, which has the number of a "
@@ -115,10 +116,10 @@ absl::Status WriteHolder(int fd, const std::string& path) {
   const auto size = static_cast<ssize_t>(holder.size());
   const ssize_t written = ::pwrite(fd, holder.data(), holder.size(), 0);
   if (written != size && errno != ENOSPC && errno != EDQUOT) {
-    return StorageError(fmt::format("writing to '{}' failed", path), errno);
+    return StorageErrorWithAdvice(fmt::format("writing to '{}' failed", path), errno);
   }
   if (::ftruncate(fd, std::max<ssize_t>(written, 0)) == 0) return absl::OkStatus();
-  return StorageError(fmt::format("cutting '{}' to its length failed", path), errno);
+  return StorageErrorWithAdvice(fmt::format("cutting '{}' to its length failed", path), errno);
 }
 
 }  // namespace

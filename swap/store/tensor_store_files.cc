@@ -38,7 +38,7 @@ absl::Status TensorStore::Impl::AddFile(DirectFile file, const std::string& path
   }
   struct stat info = {};
   if (::fstat(file.fd.get(), &info) != 0) {
-    return StorageError(fmt::format("stat of '{}' failed", path), errno);
+    return StorageErrorWithAdvice(fmt::format("stat of '{}' failed", path), errno);
   }
   number = engine->AddFile(std::move(file.fd), path);
   files.push_back(number);
@@ -175,7 +175,8 @@ absl::Status TensorStore::Impl::RemakeFile(int index, const FileSpec& spec, bool
                                                                   .reserve = reserve_space,
                                                                   .direct = engine->direct()}));
   if (::ftruncate(file.fd.get(), spec.size_bytes) != 0) {
-    return StorageError(fmt::format("giving '{}' {} bytes failed", path, spec.size_bytes), errno);
+    return StorageErrorWithAdvice(fmt::format("giving '{}' {} bytes failed", path, spec.size_bytes),
+                                  errno);
   }
   FOREBAY_RETURN_IF_ERROR(AddFile(std::move(file), path, *spec.number));
   remade_files.push_back(*spec.number);
@@ -213,7 +214,7 @@ absl::Status TensorStore::Impl::CheckFiles(int64_t newest_step) {
     struct stat info = {};
     const bool is_there = ::lstat(file.path.c_str(), &info) == 0;
     if (!is_there && errno != ENOENT && errno != ENOTDIR) {
-      return StorageError(fmt::format("looking for '{}' failed", file.path), errno);
+      return StorageErrorWithAdvice(fmt::format("looking for '{}' failed", file.path), errno);
     }
     if (!is_there || info.st_dev != file.device || info.st_ino != file.inode) {
       return StorageError(fmt::format(

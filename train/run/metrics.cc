@@ -122,7 +122,8 @@ absl::StatusOr<KeptLines> LinesUpTo(int64_t committed_step, int fd, const std::s
 
 absl::Status Truncate(int fd, int64_t size_bytes, const std::string& path) {
   if (::ftruncate(fd, size_bytes) == 0) return absl::OkStatus();
-  return StorageError(fmt::format("truncating '{}' to {} bytes failed", path, size_bytes), errno);
+  return StorageErrorWithAdvice(fmt::format("truncating '{}' to {} bytes failed", path, size_bytes),
+                                errno);
 }
 
 }  // namespace
@@ -179,7 +180,8 @@ namespace {
 absl::Status SetAside(const std::string& path, const absl::Status& why, std::string& note) {
   const std::string aside = path + ".unreadable";
   if (::rename(path.c_str(), aside.c_str()) != 0) {
-    return StorageError(fmt::format("renaming '{}', which cannot be read, failed", path), errno);
+    return StorageErrorWithAdvice(fmt::format("renaming '{}', which cannot be read, failed", path),
+                                  errno);
   }
   note = fmt::format(
       "'{}' could not be read, and is '{}' now; the lines of the steps to come are "
