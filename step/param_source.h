@@ -28,19 +28,23 @@ class ParamSource;
 class WeightsLease {
  public:
   WeightsLease() = default;
-  WeightsLease(ParamSource* source, int layer, LayerWeights weights)
-      : source_(source), layer_(layer), weights_(weights) {}
+  // `keeper` (may be empty) lives as long as the lease: where the source might not.
+  WeightsLease(ParamSource* source, int layer, LayerWeights weights,
+               std::shared_ptr<void> keeper = nullptr)
+      : source_(source), layer_(layer), weights_(weights), keeper_(std::move(keeper)) {}
   ~WeightsLease() { Release(); }
   WeightsLease(WeightsLease&& other) noexcept
       : source_(std::exchange(other.source_, nullptr)),
         layer_(other.layer_),
-        weights_(other.weights_) {}
+        weights_(other.weights_),
+        keeper_(std::move(other.keeper_)) {}
   WeightsLease& operator=(WeightsLease&& other) noexcept {
     if (this != &other) {
       Release();
       source_ = std::exchange(other.source_, nullptr);
       layer_ = other.layer_;
       weights_ = other.weights_;
+      keeper_ = std::move(other.keeper_);
     }
     return *this;
   }
@@ -56,6 +60,7 @@ class WeightsLease {
   ParamSource* source_ = nullptr;
   int layer_ = -1;
   LayerWeights weights_;
+  std::shared_ptr<void> keeper_;
 };
 
 // Used by one thread at a time.
@@ -81,6 +86,7 @@ class ParamSource {
 
 inline void WeightsLease::Release(Event* done) {
   if (source_ != nullptr) std::exchange(source_, nullptr)->Release(layer_, done);
+  keeper_.reset();
 }
 
 }  // namespace forebay

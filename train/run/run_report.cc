@@ -16,9 +16,7 @@ int64_t StoreBytes(const PreparedRun& run, const TensorStore& store) {
 }  // namespace
 
 Counters ReadCounters(const PreparedRun& run, RunSession& session) {
-  const OptimizerStats optimizer = session.optimizer().stats();
-  return {run.engine->stats(), session.swapper().stats().wait_s + optimizer.hand_wait_s,
-          optimizer.update_s};
+  return {run.engine->stats(), session.layers().wait_s(), session.layers().update_s()};
 }
 
 Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metrics) {

@@ -12,7 +12,8 @@
 #include "forebay/base/format.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/row_sampler.h"
-#include "forebay/offload/commit_policy.h"
+#include "forebay/offload/create_store.h"
+#include "forebay/offload/layer_session.h"
 #include "forebay/train/files/fingerprint.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/infer/evaluate.h"
@@ -23,14 +24,10 @@
 #include "forebay/train/run/run_exports.h"
 #include "forebay/train/run/run_notes.h"
 #include "forebay/train/run/run_report.h"
-#include "forebay/train/start/create_store.h"
 #include "forebay/train/start/prepare_run.h"
-#include "forebay/train/step/delayed_updates.h"
-#include "forebay/train/step/kept_update.h"
 #include "forebay/train/step/not_finite.h"
 #include "forebay/train/step/run_progress.h"
 #include "forebay/train/step/run_session.h"
-#include "forebay/train/step/speculative_step.h"
 #include "forebay/train/step/update_scalars.h"
 
 namespace forebay {
@@ -69,10 +66,6 @@ class TrainingRun {
  private:
   absl::Status OpenSession();
   absl::Status RedoUpdate();
-  void NoteComputedAgain(int64_t step, const absl::Status& why) {
-    Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
-                     MessageOf(why)));
-  }
   absl::Status OpenMetrics();
   absl::Status TrainAndExport();
   absl::Status EvaluateWhatIsDue();
@@ -85,14 +78,9 @@ class TrainingRun {
   UpdateScalars ScalarsOf(double gradient_norm) const {
     return NextUpdate(options_, prepared_.lr_schedule, progress_, gradient_norm);
   }
-  absl::Status ReleaseUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
-  absl::Status BeginUpdate(int64_t step, const UpdateScalars& scalars, const IoStats& io);
-  absl::Status Skip(int64_t step, const IoStats& io);
-  void DecideCommit(int64_t step, const IoStats& io);
   bool CommitsAfter(int64_t step) const;
-  absl::Status CommitStep(int64_t step);
-  absl::Status FinishAndCommit(int64_t step);
-  absl::Status CommitReleased();
+  Json CommitState();
+  void AfterCommit();
   absl::Status SaveWhatIsDone();
   absl::Status AfterError(const absl::Status& error);
   absl::Status StopInMidStep(const absl::Status& reason);
@@ -100,9 +88,11 @@ class TrainingRun {
   bool SavesAfter(int64_t step) const;
   absl::Status AfterStep(int64_t step, Json& line);
   absl::StatusOr<double> EvaluateHeldOut();
-  absl::Status BeginWriting();
+  absl::Status BeforeWriting();
   absl::Status ExportResult();
   Counters ReadCounters() const { return forebay::ReadCounters(prepared_, *session_); }
+  LayerSession& layers() const { return session_->layers(); }
+  int64_t committed_step() const { return layers().committed_step(); }
   void Note(const std::string& line) { observer_.OnNote(line); }
 
   const ResolvedOptions& resolved_;
@@ -115,40 +105,33 @@ class TrainingRun {
   PreparedRun prepared_;
   LineLog metrics_;
   std::unique_ptr<RunSession> session_;
-  std::unique_ptr<SpeculativeStep> speculative_step_;
-  std::unique_ptr<DelayedUpdates> delayed_updates_;
   std::unique_ptr<RunExports> exports_;     // of --save_every
   std::unique_ptr<BackgroundScrub> scrub_;  // of --scrub_every
   std::unique_ptr<RowSampler> sampler_;
   std::vector<MicroBatch> batches_;  // memory is reused from step to step
   size_t num_batches_ = 0;
-  int64_t first_step_ = 0;  // of this process
-  int64_t committed_step_ = 0;
-  // Whose update is applied or due, or that was skipped: what a stop keeps.
-  int64_t released_step_ = 0;
-  bool update_is_open_ = false;  // whether an update was begun after the last commit
-  bool commit_is_due_ = false;   // whether that is to be committed when it is applied
-  RunProgress progress_;         // after released_step_
-  Stopwatch since_commit_;       // since the end of the last step that was to be committed
-  double last_step_s_ = 0;
-  double export_wait_s_ = 0;               // of BeginWriting, in the step
-  double export_wait_since_commit_s_ = 0;  // the same, of all steps since that commit
-  Counters counted_;                       // up to what the lines of metrics.jsonl count
+  int64_t first_step_ = 0;    // of this process
+  RunProgress progress_;      // after the released step
+  double export_wait_s_ = 0;  // of BeforeWriting, in the step
+  Counters counted_;          // up to what the lines of metrics.jsonl count
   SessionTotals totals_;
   Json committed_line_;  // of metrics.jsonl, when the run is resumed; null: it has none
-  // Of released_step_: what of its metrics does not depend on the clock.
+  // Of the released step: what of its metrics does not depend on the clock.
   Json released_line_;
 };
 
 absl::Status TrainingRun::OpenSession() {
-  committed_step_ = prepared_.store->committed().step;
-  released_step_ = committed_step_;
   FOREBAY_RETURN_IF_ERROR(progress_.Restore(prepared_.store->committed()));
+  LayerSessionOptions session_options;
+  session_options.num_disks = prepared_.num_disks;
+  session_options.last_step_was_update = progress_.last_was_update();
+  session_options.commit_state = [this] { return CommitState(); };
+  session_options.after_commit = [this] { AfterCommit(); };
+  session_options.before_writing = [this] { return BeforeWriting(); };
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
-                                              std::move(prepared_.store), prepared_.budget.get()));
-  speculative_step_ = std::make_unique<SpeculativeStep>(session_.get());
-  delayed_updates_ = std::make_unique<DelayedUpdates>(options_.delay_update_from, session_.get());
+                                              std::move(prepared_.store), prepared_.budget.get(),
+                                              std::move(session_options)));
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
                           options_.keep, prepared_.files, stop_},
@@ -172,41 +155,34 @@ absl::Status TrainingRun::RedoUpdate() {
     return stop_() ? InterruptedError("stopped on request") : absl::OkStatus();
   };
   FOREBAY_RETURN_IF_ERROR(progress(0));
-  const RecoveredGradients recovered = session_->optimizer().RecoverGradients(progress);
-  const int64_t step = committed_step_ + 1;
+  RecoveredUpdate recovered = layers().Recover(progress);
+  const int64_t step = committed_step() + 1;
   // They stay what they are for the next resume.
   if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
   // Where they cannot be computed again for sure, what might be read another time is not given up.
   const bool may_read_later = ExitCodeOf(recovered.damage) == ExitCode::kStorage;
   if (may_read_later && prepared_.plan.placement.delays_updates) return recovered.damage;
-  if (!recovered.damage.ok()) NoteComputedAgain(step, recovered.damage);
-  if (!recovered.damage.ok() || !recovered.intent.has_value()) return absl::OkStatus();
-  absl::StatusOr<KeptUpdate> kept = DecodeUpdate(*recovered.intent, step);
-  if (!kept.ok()) {
-    session_->optimizer().AbandonStep();
-    NoteComputedAgain(step, kept.status());
-    return absl::OkStatus();
+  if (!recovered.damage.ok()) {
+    Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
+                     MessageOf(recovered.damage)));
   }
+  if (!recovered.kept.has_value()) return absl::OkStatus();
   observer_.OnPhase("applying kept gradients", 0);
-  released_line_ = std::move(kept->metrics);
+  released_line_ = *std::move(recovered.kept);
   FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
-  FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  session_->optimizer().BeginUpdate(kept->scalars, ResidentWrites::kNow);
-  released_step_ = step;
-  update_is_open_ = commit_is_due_ = true;
-  FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
+  FOREBAY_RETURN_IF_ERROR(layers().ApplyRecovered());
   Note(fmt::format("step {}: its gradients were whole, and its update is applied", step));
   return absl::OkStatus();
 }
 
 // With the line of the committed step as its last.
 absl::Status TrainingRun::OpenMetrics() {
-  first_step_ = committed_step_ + 1;
+  first_step_ = committed_step() + 1;
   if (prepared_.resumed) {
     const Json& trainer = session_->store().committed().trainer;
     FOREBAY_ASSIGN_OR_RETURN(
         AlignedMetrics aligned,
-        AlignMetrics(prepared_.paths.metrics, committed_step_,
+        AlignMetrics(prepared_.paths.metrics, committed_step(),
                      trainer.contains("metrics") ? trainer["metrics"] : Json()));
     committed_line_ = std::move(aligned.line);
     if (!aligned.note.empty()) Note(aligned.note);
@@ -215,19 +191,19 @@ absl::Status TrainingRun::OpenMetrics() {
     totals_.last_loss = committed_line_["loss"].get<double>();
   }
   FOREBAY_ASSIGN_OR_RETURN(metrics_, LineLog::Open(prepared_.paths.metrics));
-  const int64_t lines = std::min(prepared_.num_steps - committed_step_, kMostReservedLines);
+  const int64_t lines = std::min(prepared_.num_steps - committed_step(), kMostReservedLines);
   return metrics_.Reserve(lines * kMetricsLineBytes);
 }
 
 absl::Status TrainingRun::TrainAndExport() {
   if (prepared_.resumed) {
-    Note(fmt::format("resuming after step {} of {}", committed_step_, prepared_.num_steps));
+    Note(fmt::format("resuming after step {} of {}", committed_step(), prepared_.num_steps));
   }
   const absl::Status evaluated = EvaluateWhatIsDue();
   if (ExitCodeOf(evaluated) == ExitCode::kInterrupted) return StopInMidStep(evaluated);
   FOREBAY_RETURN_IF_ERROR(evaluated);
   if (prepared_.resumed) {
-    const bool is_wanted = committed_step_ > 0 && SavesAfter(committed_step_);
+    const bool is_wanted = committed_step() > 0 && SavesAfter(committed_step());
     FOREBAY_RETURN_IF_ERROR(exports_->MakeUp(is_wanted));
   }
   FOREBAY_RETURN_IF_ERROR(RunSteps());
@@ -244,25 +220,25 @@ absl::Status TrainingRun::TrainAndExport() {
 // Before the first step, and after a committed one whose evaluation was interrupted.
 absl::Status TrainingRun::EvaluateWhatIsDue() {
   Json& line = committed_line_;
-  if (committed_step_ == 0) {
+  if (committed_step() == 0) {
     if (prepared_.eval_data == nullptr || line.is_object()) return absl::OkStatus();
     FOREBAY_ASSIGN_OR_RETURN(totals_.first_eval_loss, EvaluateHeldOut());
     Note(fmt::format("held-out loss before the first step: {:.4f}", totals_.first_eval_loss));
     line = {{"step", 0}, {"eval_loss", totals_.first_eval_loss}};
     return metrics_.Append(line.dump());
   }
-  if (!EvaluatesAfter(committed_step_) || !line.is_object() || line.contains("eval_loss")) {
+  if (!EvaluatesAfter(committed_step()) || !line.is_object() || line.contains("eval_loss")) {
     return absl::OkStatus();
   }
   FOREBAY_ASSIGN_OR_RETURN(totals_.last_eval_loss, EvaluateHeldOut());
-  Note(fmt::format("held-out loss after step {}: {:.4f}", committed_step_, totals_.last_eval_loss));
+  Note(
+      fmt::format("held-out loss after step {}: {:.4f}", committed_step(), totals_.last_eval_loss));
   line["eval_loss"] = totals_.last_eval_loss;
   return metrics_.ReplaceLast(line.dump());
 }
 
 absl::Status TrainingRun::RunSteps() {
   counted_ = ReadCounters();
-  since_commit_.Restart();
   for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
     const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
     if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
@@ -278,31 +254,31 @@ absl::Status TrainingRun::RunSteps() {
 
 // The step before is applied and committed; the one in progress leaves no trace.
 absl::Status TrainingRun::SaveWhatIsDone() {
-  session_->AbandonStep();
-  if (committed_step_ == released_step_) return absl::OkStatus();
+  layers().Abandon();
+  if (committed_step() == layers().released_step()) return absl::OkStatus();
   // What lives in RAM may take a while.
   observer_.OnPhase("saving", 0);
-  return CommitReleased();
+  return layers().Commit();
 }
 
 // `error`, after saving what it has left whole. The run's disk is left alone when it has failed,
 // unless there is nothing on it to go back to.
 absl::Status TrainingRun::AfterError(const absl::Status& error) {
-  if (committed_step_ == released_step_) return error;
+  if (committed_step() == layers().released_step()) return error;
   const bool one_copy = session_->store().num_slots() == 1;
   const bool is_of_an_export = error == exports_->error() && !exports_->store_failed();
   const bool tries = ExitCodeOf(error) != ExitCode::kStorage || one_copy || is_of_an_export;
   const absl::Status saved = tries ? SaveWhatIsDone() : error;
   if (saved.ok()) {
-    Note(fmt::format("the run is saved after step {}", committed_step_));
+    Note(fmt::format("the run is saved after step {}", committed_step()));
   } else if (one_copy) {
     Note(
         fmt::format("the steps after step {} could not be saved, and the run's one copy "
                     "(--durability=none) may be lost with them: {}",
-                    committed_step_, MessageOf(saved)));
+                    committed_step(), MessageOf(saved)));
   } else {
     Note(fmt::format("the steps after step {} are not saved; the run goes on from there{}",
-                     committed_step_, tries ? ": " + MessageOf(saved) : ""));
+                     committed_step(), tries ? ": " + MessageOf(saved) : ""));
   }
   return error;
 }
@@ -313,7 +289,7 @@ absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
   FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
   return InterruptedError(fmt::format(
       "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
-      MessageOf(reason), committed_step_, prepared_.num_steps));
+      MessageOf(reason), committed_step(), prepared_.num_steps));
 }
 
 absl::Status TrainingRun::FillBatches(int64_t step) {
@@ -329,37 +305,27 @@ absl::Status TrainingRun::FillBatches(int64_t step) {
 
 absl::Status TrainingRun::RunStep(int64_t step) {
   const Stopwatch watch;
-  last_step_s_ -= std::exchange(export_wait_s_, 0);
+  export_wait_s_ = 0;
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
-  FOREBAY_RETURN_IF_ERROR(delayed_updates_->BeginStep(step, progress_.last_was_update()));
-  const bool is_delayed = session_->optimizer().DelayedUpdateIsPending();
-  TrainingStep::Hooks hooks;
-  hooks.previous_step_applied = [&]() -> absl::Status {
-    if (!update_is_open_ || !commit_is_due_ || is_delayed) return absl::OkStatus();
-    FOREBAY_RETURN_IF_ERROR(session_->optimizer().AwaitAllWrites());
-    return CommitStep(step - 1);
-  };
-  hooks.progress = [&](double fraction) -> absl::Status {
+  const double loss_scale = progress_.loss_scale();
+  const auto progress = [&](double fraction) -> absl::Status {
     if (stop_()) return InterruptedError("stopped on request");
     observer_.OnProgress(step, prepared_.num_steps, fraction);
     return absl::OkStatus();
   };
-  const double loss_scale = progress_.loss_scale();
   FOREBAY_ASSIGN_OR_RETURN(
       const StepResult result,
-      speculative_step_->Run({.batches = std::span(batches_).first(num_batches_),
-                              .loss_scale = loss_scale,
-                              .clip = options_.clip,
-                              .hooks = hooks,
-                              .scalars_of = [this](double norm) { return ScalarsOf(norm); },
-                              .begin_writing = [this] { return BeginWriting(); }}));
-  if (is_delayed) FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step - 1));
-  UpdateScalars scalars = ScalarsOf(result.gradient_norm);
+      session_->step().Run({.batches = std::span(batches_).first(num_batches_),
+                            .loss_scale = loss_scale,
+                            .clip = options_.clip,
+                            .scalars_of = [this](double norm) { return ScalarsOf(norm); },
+                            .progress = progress}));
+  const double lr = ScalarsOf(result.gradient_norm).lr;
   FOREBAY_ASSIGN_OR_RETURN(const bool is_update, Advance(step, result));
   Json line_of_step = {{"step", step},
                        {"loss", result.loss},
                        {"grad_norm", result.gradient_norm},
-                       {"lr", scalars.lr},
+                       {"lr", lr},
                        {"tokens", result.num_tokens}};
   if (progress_.scales_loss()) {
     line_of_step["loss_scale"] = loss_scale;
@@ -370,15 +336,11 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   // is counted with one step: with that which reads it, or applies its update; or, of those writes,
   // with the next. (What an export reads beside, with the step that it was read beside.)
   Counters after = ReadCounters();
-  FOREBAY_RETURN_IF_ERROR(is_update ? ReleaseUpdate(step, scalars, after.io)
-                                    : Skip(step, after.io));
-  // Otherwise an update is applied while the next step's forward pass goes by, and committed there.
-  if (CommitsAfter(step) || (commit_is_due_ && !session_->optimizer().AnyUpdateIsDue())) {
-    FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
-    after = ReadCounters();
-  }
-  last_step_s_ = watch.Seconds();
-  const StepCost cost = {.step_s = last_step_s_,
+  const CommitWhen when = CommitsAfter(step) ? CommitWhen::kNow : CommitWhen::kByPace;
+  FOREBAY_RETURN_IF_ERROR(is_update ? layers().Update(released_line_, when)
+                                    : layers().Skip(released_line_, when));
+  if (committed_step() == step) after = ReadCounters();
+  const StepCost cost = {.step_s = watch.Seconds(),
                          .export_wait_s = export_wait_s_,
                          .num_tokens = result.num_tokens,
                          .before = std::exchange(counted_, after),
@@ -386,77 +348,8 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   totals_.Add(cost);
   totals_.last_loss = result.loss;
   Json line = StepLine(released_line_, cost, prepared_);
-  if (session_->optimizer().speculates()) line["recomputed"] = speculative_step_->computed_twice();
+  if (layers().speculates()) line["recomputed"] = layers().step_was_repeated();
   return AfterStep(step, line);
-}
-
-absl::Status TrainingRun::ReleaseUpdate(int64_t step, const UpdateScalars& scalars,
-                                        const IoStats& io) {
-  if (prepared_.plan.gradient_area == GradientArea::kAll) {
-    FOREBAY_RETURN_IF_ERROR(
-        session_->optimizer().PublishIntent(step, EncodeUpdate(scalars, released_line_)));
-  }
-  return BeginUpdate(step, scalars, io);
-}
-
-// Drops the gradients of a step that is no update.
-absl::Status TrainingRun::Skip(int64_t step, const IoStats& io) {
-  session_->optimizer().AbandonStep();
-  released_step_ = step;
-  DecideCommit(step, io);
-  // Gradients that are kept are those of the step after the committed one.
-  const bool keeps_gradients = prepared_.plan.gradient_area == GradientArea::kAll;
-  return keeps_gradients || commit_is_due_ ? CommitReleased() : absl::OkStatus();
-}
-
-// Whether the step is to be committed. `io`: what this process has moved so far.
-void TrainingRun::DecideCommit(int64_t step, const IoStats& io) {
-  SinceCommit since;
-  since.steps = step - committed_step_;
-  // How long an export takes says nothing of what a commit costs or saves.
-  since.seconds = since_commit_.Seconds() - export_wait_since_commit_s_;
-  since.step_s = last_step_s_;
-  if (io.write_us > 0) {
-    // The time is a sum over disks, which write side by side.
-    const double write_s = static_cast<double>(io.write_us) * 1e-6 / prepared_.num_disks;
-    since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
-  }
-  commit_is_due_ = CommitsAfter(step) || CommitIsDue(prepared_.plan.commit_pace, since);
-  if (commit_is_due_) {
-    since_commit_.Restart();
-    export_wait_since_commit_s_ = 0;
-  }
-}
-
-// Makes the update of every layer due.
-absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars,
-                                      const IoStats& io) {
-  DecideCommit(step, io);
-  // What was applied in the backward pass has begun them. Where an update that is not for a commit
-  // writes nothing, the one copy of --durability=none stays what it is.
-  const bool speculates = session_->optimizer().speculates();
-  const bool writes = commit_is_due_ || !prepared_.plan.placement.AllInHost();
-  if (writes && !speculates) FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  session_->optimizer().BeginUpdate(
-      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred,
-      delayed_updates_->TimingOf(step));
-  released_step_ = step;
-  update_is_open_ = true;
-  if (speculates) session_->swapper().ForgetSpeculative();
-  return absl::OkStatus();
-}
-
-// Requires: `step` is released_step_; where an update is open, the store takes writes.
-absl::Status TrainingRun::FinishAndCommit(int64_t step) {
-  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(session_->FinishUpdates());
-  return CommitStep(step);
-}
-
-absl::Status TrainingRun::CommitReleased() {
-  // An update that is for no commit may have left the store alone.
-  const bool is_delayed = session_->optimizer().DelayedUpdateIsPending();
-  if (update_is_open_ && !is_delayed) FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  return FinishAndCommit(released_step_);
 }
 
 std::string TrainingRun::WhereNotFinite(const StepResult& result) {
@@ -475,7 +368,7 @@ absl::StatusOr<bool> TrainingRun::Advance(int64_t step, const StepResult& result
   if (!is_finite) {
     // Where that fails, AfterError says what is lost; this error stays the one to report.
     SaveWhatIsDone().IgnoreError();
-    return NotFiniteError({step, WhereNotFinite(result), committed_step_}, result.loss);
+    return NotFiniteError({step, WhereNotFinite(result), committed_step()}, result.loss);
   }
   FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
   return true;
@@ -490,22 +383,19 @@ absl::Status TrainingRun::AfterOverflow(int64_t step, const std::string& where) 
     return absl::OkStatus();
   }
   SaveWhatIsDone().IgnoreError();
-  return NotFiniteError({step, where, committed_step_}, advanced, loss_scale);
+  return NotFiniteError({step, where, committed_step()}, advanced, loss_scale);
 }
 
-absl::Status TrainingRun::CommitStep(int64_t step) {
-  if (committed_step_ == step) return absl::OkStatus();
-  CommitInfo info;
-  info.step = step;
-  info.trainer = TrainerOfStep(prepared_, *session_, released_line_);
-  progress_.AddTo(info.trainer);
-  TensorStore& store = session_->store();
-  FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store.Commit(info) : store.CommitSkipped(info));
-  update_is_open_ = false;
-  committed_step_ = step;
-  NoteStore(store, observer_);
+// What the commit of the released step carries.
+Json TrainingRun::CommitState() {
+  Json trainer = TrainerOfStep(prepared_, *session_, released_line_);
+  progress_.AddTo(trainer);
+  return trainer;
+}
+
+void TrainingRun::AfterCommit() {
+  NoteStore(session_->store(), observer_);
   scrub_->AfterCommit();
-  return absl::OkStatus();
 }
 
 // Whether something after the step needs it committed.
@@ -555,21 +445,19 @@ absl::Status TrainingRun::ExportResult() {
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the
 // next step does). What is damaged is not written beside: the other slot has the step before.
-absl::Status TrainingRun::BeginWriting() {
-  if (session_->store().NothingIsWritten()) FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
-  if (session_->store().AwaitsSnapshot()) scrub_->GiveWay();
-  if (session_->store().AwaitsSnapshot()) {
-    const Stopwatch watch;
-    exports_->Await();
-    const double waited_s = watch.Seconds();
-    export_wait_s_ += waited_s;
-    export_wait_since_commit_s_ += waited_s;
-  }
-  return session_->store().BeginWriting();
+absl::Status TrainingRun::BeforeWriting() {
+  TensorStore& store = session_->store();
+  if (store.NothingIsWritten()) FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
+  if (store.AwaitsSnapshot()) scrub_->GiveWay();
+  if (!store.AwaitsSnapshot()) return absl::OkStatus();
+  const Stopwatch watch;
+  exports_->Await();
+  export_wait_s_ += watch.Seconds();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
-  delayed_updates_->ShowNewest();
+  FOREBAY_RETURN_IF_ERROR(layers().ShowNewest());
   EvaluateOptions evaluate;
   evaluate.rows_per_micro_batch = options_.batch;
   evaluate.progress = [&](double fraction) -> absl::Status {
@@ -577,9 +465,8 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
     observer_.OnPhase("evaluating", fraction);
     return absl::OkStatus();
   };
-  FOREBAY_ASSIGN_OR_RETURN(
-      const EvaluationResult result,
-      Evaluate(session_->compute(), session_->source(), *prepared_.eval_data, evaluate));
+  FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
+                           Evaluate(session_->compute(), layers(), *prepared_.eval_data, evaluate));
   return result.loss;
 }
 

@@ -10,6 +10,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/model/convert_floats.h"
+#include "forebay/offload/create_store.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/fingerprint.h"
@@ -18,7 +19,6 @@
 #include "forebay/train/files/store_owner.h"
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/start/claim_folders.h"
-#include "forebay/train/start/create_store.h"
 
 namespace forebay {
 namespace {
@@ -82,7 +82,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   std::string note;
   FOREBAY_ASSIGN_OR_RETURN(run.lock, ClaimFolders(run.options, &note));
   if (!note.empty()) observer.OnNote(note);
-  StoreOptions store;
+  StoreOptions store = StoreOptionsOf(run.plan, NewStoreDirectories(run.options));
   FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
   FOREBAY_RETURN_IF_ERROR(
       WriteRunJson(run.paths, RunJson(run, kRunCreating, *store.uuid, fingerprint)));
@@ -91,14 +91,6 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   store.write_owner = [&](const std::string& directory) {
     return WriteOwner(directory, run.options.out, ToHex(*store.uuid));
   };
-  store.directories = NewStoreDirectories(run.options);
-  store.stripe_weights = run.plan.tiles.stripe_weights();
-  store.layout = run.options.layout;
-  store.moment_set = run.plan.tiles.moment_set();
-  store.tile_elems = run.options.tile_elems;
-  store.num_slots = run.plan.num_slots;
-  store.gradient_area_bytes = run.plan.gradient_area_bytes;
-  store.has_intents = run.plan.gradient_area == GradientArea::kAll;
   int64_t done_elems = 0;
   const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
     // The store has its own copy of the inventory; names identify tensors in both.

@@ -19,7 +19,7 @@
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/run_lock.h"
 #include "forebay/train/files/store_owner.h"
-#include "forebay/train/start/create_store.h"
+#include "forebay/offload/create_store.h"
 
 namespace forebay {
 namespace {

@@ -1,39 +1,57 @@
 #include "forebay/train/step/training_step.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "forebay/base/errors.h"
 
 namespace forebay {
 
-absl::StatusOr<StepResult> TrainingStep::Run(std::span<const MicroBatch> batches, double loss_scale,
-                                             const Hooks& hooks) {
+absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_scale) {
+  FOREBAY_RETURN_IF_ERROR(compute_->BeginPass(inputs.batches, gradient_scale));
+  WalkHooks hooks = {.progress = inputs.progress};
+  hooks.commit = [this] { return layers_->UpdatesOfTheStepBefore(); };
+  hooks.hand = [this](int layer, const LayerGradient& gradient) {
+    return layers_->Hand(layer, gradient);
+  };
+  walk_.Announce(*layers_);
+  return walk_.Run(*layers_, *compute_, hooks);
+}
+
+absl::StatusOr<double> TrainingStep::LossSum(size_t num_batches) const {
+  double sum = 0;
+  for (size_t batch = 0; batch < num_batches; ++batch) {
+    FOREBAY_ASSIGN_OR_RETURN(const double loss, compute_->LossSumOf(batch));
+    sum += loss;
+  }
+  return sum;
+}
+
+absl::StatusOr<StepResult> TrainingStep::Run(const StepInputs& inputs) {
   StepResult result;
-  for (const MicroBatch& batch : batches) {
+  for (const MicroBatch& batch : inputs.batches) {
     result.num_tokens += batch.num_tokens;
     result.num_trained += batch.num_trained;
   }
   // Loss and gradients are means over all trained tokens of the step, not means of micro-batch
   // means.
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, result.num_trained));
-
-  FOREBAY_RETURN_IF_ERROR(compute_->BeginPass(batches, scale * loss_scale));
-  WalkHooks walk_hooks = {.progress = hooks.progress, .commit = hooks.previous_step_applied};
-  walk_hooks.hand = [this](int layer, const LayerGradient& gradient) {
-    return optimizer_->Hand(layer, gradient, *pool_);
-  };
-  walk_.Announce(*source_);
-  FOREBAY_RETURN_IF_ERROR(walk_.Run(*source_, *compute_, walk_hooks));
-  double loss_sum = 0;
-  for (size_t batch = 0; batch < batches.size(); ++batch) {
-    FOREBAY_ASSIGN_OR_RETURN(const double loss, compute_->LossSumOf(batch));
-    loss_sum += loss;
+  const double no_limit = std::numeric_limits<double>::infinity();
+  const auto scalars_of = [&](double norm) { return inputs.scalars_of(norm / inputs.loss_scale); };
+  FOREBAY_RETURN_IF_ERROR(layers_->BeginStep(
+      {scalars_of, inputs.clip > 0 ? inputs.clip * inputs.loss_scale : no_limit}));
+  StepGradients gradients;
+  while (true) {
+    FOREBAY_RETURN_IF_ERROR(RunPass(inputs, scale * inputs.loss_scale));
+    FOREBAY_ASSIGN_OR_RETURN(const double loss_sum, LossSum(inputs.batches.size()));
+    result.loss = loss_sum * scale;
+    FOREBAY_ASSIGN_OR_RETURN(gradients, layers_->FinishBackward());
+    if (!gradients.must_repeat || !std::isfinite(result.loss)) break;
+    FOREBAY_RETURN_IF_ERROR(layers_->BeginRepeat());
   }
-  FOREBAY_ASSIGN_OR_RETURN(const GradientStats gradient, optimizer_->FinishBackward());
-  result.loss = loss_sum * scale;
-  result.gradient_norm = gradient.norm / loss_scale;
-  result.first_nonfinite_layer = gradient.first_nonfinite_layer;
-  result.speculation_is_complete = gradient.speculation_is_complete;
+  result.gradient_norm = gradients.norm / inputs.loss_scale;
+  result.first_nonfinite_layer = gradients.first_nonfinite_layer;
   return result;
 }
 

@@ -1,8 +1,9 @@
 // One training step: every layer once forward and once backward, however many micro-batches there
-// are. Finished gradients go to the optimizer.
+// are. Finished gradients go to the layer session. A step whose speculative update failed is
+// computed a second time.
 //
 // Not for: the order of operations (step/step_schedule.h), their arithmetic (LayerCompute), I/O,
-// threads or tiers (behind ParamSource and the optimizer), or the order of data (trainer.cc).
+// threads or tiers (behind LayerSession), or the order of data (trainer.cc).
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "forebay/base/parallel.h"
 #include "forebay/data/micro_batch.h"
-#include "forebay/optimizer/offloaded_optimizer.h"
+#include "forebay/offload/layer_session.h"
+#include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/layer_walk.h"
-#include "forebay/step/param_source.h"
 #include "forebay/step/step_schedule.h"
 
 namespace forebay {
@@ -25,42 +25,39 @@ struct StepResult {
   double loss = 0;           // mean over the step's trained tokens
   double gradient_norm = 0;  // before clipping, of the loss as it is
   int first_nonfinite_layer = -1;
-  bool speculation_is_complete = true;  // as GradientStats has it
-  int64_t num_tokens = 0;               // without padding
+  int64_t num_tokens = 0;  // without padding
   int64_t num_trained = 0;
+};
+
+struct StepInputs {
+  std::span<const MicroBatch> batches;
+  double loss_scale = 1;
+  double clip = 0;  // as TrainOptions has it
+  // Of the update that follows a step with this norm.
+  std::function<UpdateScalars(double gradient_norm)> scalars_of;
+  // Called between layers with the fraction of the pass that is done; a failure ends it. May be
+  // empty.
+  std::function<absl::Status(double fraction)> progress;
 };
 
 // Owned by the training thread.
 class TrainingStep {
  public:
-  // `schedule`: of the plan. `pool` rounds gradients. Everything pointed to must outlive this.
-  TrainingStep(const StepSchedule& schedule, LayerCompute* compute, ParamSource* source,
-               OffloadedOptimizer* optimizer, ThreadPool* pool)
-      : compute_(compute),
-        source_(source),
-        optimizer_(optimizer),
-        pool_(pool),
-        walk_(schedule.operations) {}
+  // `schedule`: of the plan. Everything pointed to must outlive this.
+  TrainingStep(const StepSchedule& schedule, LayerCompute* compute, LayerSession* layers)
+      : compute_(compute), layers_(layers), walk_(schedule.operations) {}
 
-  struct Hooks {
-    // Called once, when every update of the previous step has been applied, but for delayed ones:
-    // the moment to commit it.
-    std::function<absl::Status()> previous_step_applied;
-    // Called between layers with the fraction of the step that is done; a failure abandons the
-    // step.
-    std::function<absl::Status(double fraction)> progress;
-  };
-  // Forward and backward over `batches`; on success every gradient, of the loss times
-  // `loss_scale`, is with the optimizer and the next call to OffloadedOptimizer::BeginUpdate makes
-  // the step real.
-  absl::StatusOr<StepResult> Run(std::span<const MicroBatch> batches, double loss_scale,
-                                 const Hooks& hooks);
+  // On success every gradient, of the loss times the loss scale, is with the session, whose Update,
+  // Skip or Abandon follows. On failure Abandon does.
+  absl::StatusOr<StepResult> Run(const StepInputs& inputs);
 
  private:
+  // Forward and backward over the batches.
+  absl::Status RunPass(const StepInputs& inputs, double gradient_scale);
+  absl::StatusOr<double> LossSum(size_t num_batches) const;
+
   LayerCompute* const compute_;
-  ParamSource* const source_;
-  OffloadedOptimizer* const optimizer_;
-  ThreadPool* const pool_;
+  LayerSession* const layers_;
   LayerWalk walk_;
 };
 

@@ -10,11 +10,11 @@
 #include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
+#include "forebay/offload/create_store.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/replay/step_replay.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/train/plan/plan.h"
-#include "forebay/train/start/create_store.h"
 #include "forebay/train/step/run_session.h"
 #include "gmock/gmock.h"
 
@@ -156,8 +156,16 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
 
   std::vector<Transfer> TraceOfTheTrainer() {
     const Plan plan = MakeTestPlan();
-    auto session = RunSession::Create(plan, options_, config_,
-                                      NewStore("run", plan.gradient_area_bytes), &budget_);
+    std::vector<Transfer> trace;
+    LayerSessionOptions session_options;
+    // A step ends where the next one's writes begin.
+    session_options.before_writing = [&] {
+      trace = engine_->Take();
+      return absl::OkStatus();
+    };
+    auto session =
+        RunSession::Create(plan, options_, config_, NewStore("run", plan.gradient_area_bytes),
+                           &budget_, std::move(session_options));
     FOREBAY_CHECK(session.ok());
     RunSession& run = **session;
     MicroBatch batch;
@@ -169,26 +177,18 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     }
     batch.segments = {{0, 16}, {16, 16}};
     batch.num_tokens = batch.num_trained = 32;
-    std::vector<Transfer> trace;
+    const StepInputs inputs = {.batches = {&batch, 1}, .scalars_of = [&](double /*norm*/) {
+                                 return UpdateScalars{.step = run.layers().released_step() + 1,
+                                                      .lr = 1e-3};
+                               }};
     for (int step = 1; step <= kNumSteps; ++step) {
-      TrainingStep::Hooks hooks;
-      hooks.progress = [](double) { return absl::OkStatus(); };
-      hooks.previous_step_applied = [&]() -> absl::Status {
-        if (step == 1 || GetParam().durability == Durability::kNone) return absl::OkStatus();
-        FOREBAY_RETURN_IF_ERROR(run.optimizer().AwaitAllWrites());
-        return run.store().Commit({.step = step - 1, .trainer = Json::object()});
-      };
-      const auto result = run.step().Run({&batch, 1}, 1.0, hooks);
+      const auto result = run.step().Run(inputs);
       EXPECT_TRUE(result.ok()) << result.status();
-      if (keeps_gradients_ && step > 1) {
-        EXPECT_EQ(run.optimizer().PublishIntent(step, Json::object()), absl::OkStatus());
-      }
-      trace = engine_->Take();
-      EXPECT_EQ(run.store().BeginWriting(), absl::OkStatus());
-      run.optimizer().BeginUpdate({.step = step, .lr = 1e-3});
+      EXPECT_EQ(run.layers().Update(Json::object()), absl::OkStatus());
     }
-    EXPECT_TRUE(run.FinishUpdates().ok());
-    return trace;
+    const std::vector<Transfer> of_last_step = trace;
+    EXPECT_EQ(run.layers().Commit(), absl::OkStatus());
+    return of_last_step;
   }
 
   std::vector<Transfer> TraceOfTheReplay(const ReplayPlan& plan) {

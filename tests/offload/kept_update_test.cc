@@ -1,4 +1,4 @@
-#include "forebay/train/step/kept_update.h"
+#include "forebay/offload/kept_update.h"
 
 #include <bit>
 #include <cstdint>

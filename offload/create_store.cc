@@ -1,7 +1,8 @@
-#include "forebay/train/start/create_store.h"
+#include "forebay/offload/create_store.h"
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/bfloat16.h"
@@ -103,6 +104,19 @@ class StoreFiller {
 };
 
 }  // namespace
+
+StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> directories) {
+  StoreOptions store;
+  store.directories = std::move(directories);
+  store.stripe_weights = plan.tiles.stripe_weights();
+  store.layout = plan.tiles.layout();
+  store.moment_set = plan.tiles.moment_set();
+  store.tile_elems = plan.tiles.tile_elems();
+  store.num_slots = plan.num_slots;
+  store.gradient_area_bytes = plan.gradient_area_bytes;
+  store.has_intents = plan.gradient_area == GradientArea::kAll;
+  return store;
+}
 
 absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,

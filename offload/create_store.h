@@ -1,17 +1,22 @@
-// Makes a run's store from weights that come layer by layer: import of a checkpoint, and random
-// initialisation. Never holds more than one layer.
+// Makes the store of a plan from weights that come layer by layer: import of a checkpoint, and
+// random initialisation. Never holds more than one layer.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/model/decoder_config.h"
+#include "forebay/offload/plan.h"
 #include "forebay/swap/store/tensor_store.h"
 
 namespace forebay {
+
+// The store that `plan` is for, in `directories`; who and where else are the caller's.
+StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> directories);
 
 // Writes the master weights of one tensor into `values` (fp32, the tensor's elements in order).
 using TensorFiller = std::function<absl::Status(const TensorSpec& tensor, std::span<float> values)>;

@@ -1,0 +1,498 @@
+#include "forebay/offload/layer_session.h"
+
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/offload/kept_update.h"
+#include "forebay/offload/parameter_groups_of.h"
+
+namespace forebay {
+namespace {
+
+OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
+                                             const OffloadPlan& plan, ParameterGroups groups) {
+  OffloadedOptimizerOptions result;
+  result.rule = RuleOf(options.offload);
+  result.groups = std::move(groups);
+  result.gradient_dtype = options.offload.grad_dtype;
+  result.gradient_area = plan.gradient_area;
+  result.gradient_device = options.device;
+  result.num_threads =
+      options.offload.update_threads > 0 ? options.offload.update_threads : options.threads;
+  result.num_staging_tiles = plan.num_staging_tiles;
+  result.hand_over_order = plan.schedule.Handed();
+  return result;
+}
+
+// The errors that the layers below would call bugs of ours.
+absl::Status CheckStore(const OffloadPlan& plan, const TensorStore& store) {
+  if (!store.has_commit()) return UsageError("the store of a session has to have a commit");
+  const TileMap& tiles = store.tiles();
+  const bool fits =
+      tiles.layout() == plan.tiles.layout() && tiles.tile_elems() == plan.tiles.tile_elems() &&
+      tiles.moment_set() == plan.tiles.moment_set() &&
+      tiles.num_tiles() == plan.tiles.num_tiles() &&
+      tiles.num_layers() == plan.tiles.num_layers() && store.num_slots() == plan.num_slots;
+  if (fits) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "the plan is for another store: {} layers in {} tiles of {}, {} slots; the store has {} in "
+      "{} of {}, and {}",
+      plan.tiles.num_layers(), plan.tiles.num_tiles(), NameOf(plan.tiles.layout()), plan.num_slots,
+      tiles.num_layers(), tiles.num_tiles(), NameOf(tiles.layout()), store.num_slots()));
+}
+
+std::string_view NameOfState(bool is_between, bool is_pass, bool must_repeat) {
+  if (is_between) return "no step has begun";
+  if (is_pass) return "its pass is under way";
+  if (must_repeat) return "its pass has to be computed again";
+  return "its gradients are complete";
+}
+
+}  // namespace
+
+// ---- Creation ----------------------------------------------------------------------------------
+
+LayerSession::LayerSession(const OffloadPlan& plan, LayerSessionOptions options,
+                           std::unique_ptr<TensorStore> store)
+    : plan_(plan),
+      options_(std::move(options)),
+      hand_over_order_(plan.schedule.Handed()),
+      keeps_order_(plan.placement.AnySpeculative() || plan.placement.delays_updates),
+      store_(std::move(store)),
+      committed_step_(store_->committed().step),
+      released_step_(committed_step_),
+      last_was_update_(options_.last_step_was_update) {}
+
+absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
+    const OffloadPlan& plan, LayerSessionOptions options, std::unique_ptr<TensorStore> store,
+    MemoryBudget* budget) {
+  FOREBAY_RETURN_IF_ERROR(CheckStore(plan, *store));
+  // A store that was opened has none yet.
+  if (Total(store->gradient_area_bytes()) < Total(plan.gradient_area_bytes)) {
+    FOREBAY_RETURN_IF_ERROR(
+        store->EnsureGradientArea(plan.gradient_area_bytes, plan.gradient_area));
+  }
+  std::shared_ptr<LayerSession> session(
+      new LayerSession(plan, std::move(options), std::move(store)));
+  const LayerSessionOptions& of_session = session->options_;
+  TensorStore* const tensors = session->store_.get();
+  FOREBAY_ASSIGN_OR_RETURN(ParameterGroups groups,
+                           ParameterGroupsOf(of_session.offload, tensors->inventory()));
+  session->pool_ = of_session.pool;
+  if (session->pool_ == nullptr) {
+    session->own_pool_ = std::make_unique<ThreadPool>(of_session.threads, "gradients");
+    session->pool_ = session->own_pool_.get();
+  }
+  FOREBAY_ASSIGN_OR_RETURN(
+      session->open_layers_,
+      OpenLayers::Create(&tensors->inventory(), of_session.num_open_layers, budget));
+  FOREBAY_ASSIGN_OR_RETURN(
+      session->optimizer_,
+      OffloadedOptimizer::Create(OptimizerOptionsOf(of_session, plan, std::move(groups)),
+                                 plan.placement, tensors, budget));
+  FOREBAY_ASSIGN_OR_RETURN(session->swapper_,
+                           Swapper::Create(plan.window, plan.placement, tensors,
+                                           session->optimizer_.get(), budget, of_session.device));
+  return session;
+}
+
+LayerSession::~LayerSession() = default;
+
+int64_t LayerSession::OpenLayerBytes(const Inventory& inventory, int num_open_layers) {
+  return OpenLayers::ChargedBytes(inventory, num_open_layers);
+}
+
+// ---- What a caller can do wrong ----------------------------------------------------------------
+
+absl::Status LayerSession::CheckState(State state, std::string_view call) const {
+  if (state_ == state) return absl::OkStatus();
+  const auto name_of = [](State of) {
+    return NameOfState(of == State::kBetween, of == State::kPass, of == State::kMustRepeat);
+  };
+  return UsageError(fmt::format("{} of step {}: {}; it is for when {}", call, released_step_ + 1,
+                                name_of(state_), name_of(state)));
+}
+
+absl::Status LayerSession::CheckNothingIsLent(std::string_view call) const {
+  if (num_lent_ == 0) return absl::OkStatus();
+  return UsageError(fmt::format("{}: {} layers are lent. Release them before", call, num_lent_));
+}
+
+absl::Status LayerSession::CheckNothingIsAnnounced(std::string_view call) const {
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent(call));
+  if (num_announced_ == 0) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "{}: {} layers were announced and not acquired. Acquire them before, or cancel them", call,
+      num_announced_));
+}
+
+absl::Status LayerSession::CheckOrder(int layer) const {
+  const Inventory& inventory = store_->inventory();
+  if (layer < 0 || layer >= inventory.num_layers()) {
+    return UsageError(
+        fmt::format("there is no layer {}; the last is {}", layer, inventory.num_layers() - 1));
+  }
+  if (!keeps_order_ || num_handed_ >= hand_over_order_.size()) return absl::OkStatus();
+  const int next = hand_over_order_[num_handed_];
+  if (layer == next) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "the gradient of '{}' came before that of '{}': under this plan they are applied as they "
+      "come, in the order of its schedule. Keep it, or plan with --gradients=hold and no delay",
+      inventory.layers()[layer].name, inventory.layers()[next].name));
+}
+
+// ---- Weights -----------------------------------------------------------------------------------
+
+void LayerSession::Expect(std::span<const int> layers) {
+  const int num_layers = store_->tiles().num_layers();
+  for (const int layer : layers) {
+    if (layer >= 0 && layer < num_layers) continue;
+    announce_error_ =
+        UsageError(fmt::format("layer {} was announced; the last is {}", layer, num_layers - 1));
+    return;
+  }
+  num_announced_ += static_cast<int64_t>(layers.size());
+  swapper_->Expect(layers);
+}
+
+absl::StatusOr<WeightsLease> LayerSession::Acquire(int layer) {
+  FOREBAY_RETURN_IF_ERROR(std::exchange(announce_error_, absl::OkStatus()));
+  FOREBAY_ASSIGN_OR_RETURN(const std::span<const std::byte> data, swapper_->Acquire(layer));
+  --num_announced_;
+  ++num_lent_;
+  return WeightsLease(this, layer, {.dtype = WeightDType(store_->tiles().layout()), .data = data},
+                      shared_from_this());
+}
+
+void LayerSession::Release(int layer, Event* done) {
+  --num_lent_;
+  swapper_->Release(layer, done);
+}
+
+void LayerSession::CancelAnnounced() {
+  swapper_->CancelExpected();
+  num_announced_ = 0;
+  announce_error_ = absl::OkStatus();
+}
+
+absl::Status LayerSession::ShowNewest() {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "ShowNewest"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("ShowNewest"));
+  if (optimizer_->DelayedUpdateIsPending()) {
+    return UsageError("ShowNewest: the update of the last step goes on. Commit it before");
+  }
+  swapper_->SwitchTo(Generation::kNewest);
+  return absl::OkStatus();
+}
+
+// ---- A step ------------------------------------------------------------------------------------
+
+// With theta(s) for the weights after step s, a step s that does not see the update before it sees
+// theta(s - 2). Where that update is pending this is what is committed. Where it is committed
+// already (for an evaluation, an export, by a stop) it is the commit before, which the other slot
+// still holds: nothing is written there until the gradients of s are kept (--durability=replay). So
+// a crash leaves, of whatever step comes next, its weights or its gradients. A step that was no
+// update (fp16) leaves nothing to be left out.
+absl::Status LayerSession::BeginStep(StepUpdate update) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "BeginStep"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("BeginStep"));
+  if (!update.scalars_of) return UsageError("BeginStep: scalars_of is empty");
+  if (!std::exchange(has_begun_, true)) since_commit_.Restart();
+  step_watch_.Restart();
+  waited_in_step_s_ = 0;
+  if (!Delays(released_step_ + 1) || !last_was_update_) {
+    FOREBAY_RETURN_IF_ERROR(ShowNewest());
+  } else if (optimizer_->DelayedUpdateIsPending()) {
+    swapper_->SwitchTo(Generation::kCommitted);
+  } else {
+    FOREBAY_RETURN_IF_ERROR(store_->FindPrevious());
+    swapper_->SwitchTo(Generation::kPrevious);
+  }
+  update_ = std::move(update);
+  scalars_ = update_.scalars_of(0);
+  most_norm_ = update_.most_unclipped_norm;
+  is_settled_ = is_repeated_ = false;
+  num_handed_ = 0;
+  state_ = State::kPass;
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::UpdatesOfTheStepBefore() {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "UpdatesOfTheStepBefore"));
+  if (is_settled_) return absl::OkStatus();
+  if (!optimizer_->DelayedUpdateIsPending()) {
+    if (optimizer_->AnyUpdateIsDue()) {
+      FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("UpdatesOfTheStepBefore"));
+      FOREBAY_RETURN_IF_ERROR(BeginWriting());
+      FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
+    }
+    if (update_is_open_ && commit_is_due_) {
+      FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
+      FOREBAY_RETURN_IF_ERROR(CommitReleased());
+    }
+  }
+  if (optimizer_->speculates() && (hopes_ || is_repeated_)) {
+    FOREBAY_RETURN_IF_ERROR(BeginWriting());
+    optimizer_->BeginSpeculation(scalars_, most_norm_);
+  }
+  is_settled_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "the gradient of a layer"));
+  FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
+  FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
+  FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_));
+  ++num_handed_;
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const std::byte> elems) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "the gradient of a tensor"));
+  return open_layers_->Add(tensor, dtype, elems, *pool_);
+}
+
+absl::Status LayerSession::HandOpen(int layer) {
+  FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
+  FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
+  FOREBAY_ASSIGN_OR_RETURN(const OpenLayers::Sum sum, open_layers_->SumOf(layer));
+  const absl::Status handed = optimizer_->Hand(layer, sum.elems, *pool_);
+  FOREBAY_RETURN_IF_ERROR(handed);
+  open_layers_->Close(layer);
+  ++num_handed_;
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::CloseLayer(int layer) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "CloseLayer"));
+  return HandOpen(layer);
+}
+
+absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "FinishBackward"));
+  for (int layer = open_layers_->FirstOpen(); layer >= 0; layer = open_layers_->FirstOpen()) {
+    FOREBAY_RETURN_IF_ERROR(HandOpen(layer));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, optimizer_->FinishBackward());
+  const double first_norm = gradients_.norm;
+  gradients_ = {.norm = stats.norm, .first_nonfinite_layer = stats.first_nonfinite_layer};
+  const UpdateScalars needed = update_.scalars_of(stats.norm);
+  if (is_repeated_ && stats.norm != first_norm) {
+    return absl::InternalError(fmt::format(
+        "a step that was computed twice has the gradient norm {}, and had {}: nothing of it is "
+        "applied. Resume, and report this; --gradients=hold does without",
+        stats.norm, first_norm));
+  }
+  if (optimizer_->speculates() && stats.first_nonfinite_layer < 0 && !is_repeated_) {
+    hopes_ = needed.gradient_scale == scalars_.gradient_scale;
+    gradients_.must_repeat = !hopes_ || !stats.speculation_is_complete;
+  }
+  scalars_ = needed;
+  if (optimizer_->DelayedUpdateIsPending()) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
+  state_ = gradients_.must_repeat ? State::kMustRepeat : State::kDone;
+  return gradients_;
+}
+
+absl::Status LayerSession::BeginRepeat() {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kMustRepeat, "BeginRepeat"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("BeginRepeat"));
+  optimizer_->AbandonStep();
+  most_norm_ = std::numeric_limits<double>::infinity();
+  is_settled_ = false;
+  is_repeated_ = true;
+  num_handed_ = 0;
+  state_ = State::kPass;
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::Update(Json kept, CommitWhen when) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kDone, "Update"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Update"));
+  if (gradients_.first_nonfinite_layer >= 0) {
+    return UsageError(
+        fmt::format("Update: the gradient of '{}' is not finite. Skip the step, or abandon it",
+                    store_->inventory().layers()[gradients_.first_nonfinite_layer].name));
+  }
+  const int64_t step = released_step_ + 1;
+  if (plan_.gradient_area == GradientArea::kAll) {
+    FOREBAY_RETURN_IF_ERROR(optimizer_->PublishIntent(step, EncodeUpdate(scalars_, kept)));
+  }
+  DecideCommit(step, when);
+  // What was applied in the backward pass has begun them. Where an update that is not for a commit
+  // writes nothing, the one copy of --durability=none stays what it is.
+  const bool writes = commit_is_due_ || !plan_.placement.AllInHost();
+  if (writes && !optimizer_->speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  BeginUpdate(scalars_);
+  EndStep(step, std::move(kept), /*was_update=*/true);
+  // Otherwise it is applied while the next step's forward pass goes by, and committed there.
+  const bool commits_now =
+      when == CommitWhen::kNow || (commit_is_due_ && !optimizer_->AnyUpdateIsDue());
+  if (commits_now) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
+  last_step_s_ = step_watch_.Seconds() - waited_in_step_s_;
+  return absl::OkStatus();
+}
+
+// Makes the update of every layer due.
+void LayerSession::BeginUpdate(const UpdateScalars& scalars) {
+  const bool is_delayed = Delays(released_step_ + 2);
+  optimizer_->BeginUpdate(scalars,
+                          commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred,
+                          is_delayed ? UpdateTiming::kDelayed : UpdateTiming::kLazy);
+  update_is_open_ = true;
+  if (optimizer_->speculates()) swapper_->ForgetSpeculative();
+}
+
+void LayerSession::EndStep(int64_t step, Json kept, bool was_update) {
+  released_step_ = step;
+  released_kept_ = std::move(kept);
+  last_was_update_ = was_update;
+  state_ = State::kBetween;
+}
+
+absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
+  if (state_ != State::kMustRepeat) {
+    FOREBAY_RETURN_IF_ERROR(CheckState(State::kDone, "Skip"));
+  }
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Skip"));
+  optimizer_->AbandonStep();
+  const int64_t step = released_step_ + 1;
+  DecideCommit(step, when);
+  EndStep(step, std::move(kept), /*was_update=*/false);
+  // Gradients that are kept are those of the step after the committed one.
+  const bool keeps_gradients = plan_.gradient_area == GradientArea::kAll;
+  if (keeps_gradients || commit_is_due_) FOREBAY_RETURN_IF_ERROR(Commit());
+  last_step_s_ = step_watch_.Seconds() - waited_in_step_s_;
+  return absl::OkStatus();
+}
+
+void LayerSession::Abandon() {
+  CancelAnnounced();
+  optimizer_->AbandonStep();
+  open_layers_->Clear();
+  state_ = State::kBetween;
+}
+
+// ---- Commits -----------------------------------------------------------------------------------
+
+// Whether the step is to be committed.
+void LayerSession::DecideCommit(int64_t step, CommitWhen when) {
+  SinceCommit since;
+  since.steps = step - committed_step_;
+  since.seconds = since_commit_.Seconds() - waited_since_commit_s_;
+  since.step_s = last_step_s_;
+  const IoStats io = store_->engine().stats();
+  if (io.write_us > 0) {
+    // The time is a sum over disks, which write side by side.
+    const double write_s = static_cast<double>(io.write_us) * 1e-6 / options_.num_disks;
+    since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
+  }
+  commit_is_due_ = when == CommitWhen::kNow || CommitIsDue(plan_.commit_pace, since);
+  if (!commit_is_due_) return;
+  since_commit_.Restart();
+  waited_since_commit_s_ = 0;
+}
+
+absl::Status LayerSession::BeginWriting() {
+  if (options_.before_writing) {
+    const Stopwatch watch;
+    FOREBAY_RETURN_IF_ERROR(options_.before_writing());
+    waited_in_step_s_ += watch.Seconds();
+    waited_since_commit_s_ += watch.Seconds();
+  }
+  if (store_->AwaitsSnapshot()) {
+    return UsageError(
+        "what is committed is still being read (a snapshot), and a step would write over it. Let "
+        "the reader end before");
+  }
+  return store_->BeginWriting();
+}
+
+// Applies every released update and waits until all of it is written: the store may then commit.
+absl::Status LayerSession::FinishUpdates() {
+  FOREBAY_RETURN_IF_ERROR(optimizer_->FinishDelayedUpdate());
+  FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
+  FOREBAY_RETURN_IF_ERROR(optimizer_->WriteDeferredState());
+  return optimizer_->AwaitAllWrites();
+}
+
+// Requires: where an update is open, the store takes writes.
+absl::Status LayerSession::FinishAndCommit() {
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("a commit"));
+  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(FinishUpdates());
+  return CommitReleased();
+}
+
+// Requires: all of it is applied and written.
+absl::Status LayerSession::CommitReleased() {
+  if (committed_step_ == released_step_) return absl::OkStatus();
+  CommitInfo info;
+  info.step = released_step_;
+  info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
+  FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store_->Commit(info) : store_->CommitSkipped(info));
+  update_is_open_ = false;
+  committed_step_ = released_step_;
+  if (options_.after_commit) options_.after_commit();
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::Commit() {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "Commit"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("Commit"));
+  if (committed_step_ == released_step_) return absl::OkStatus();
+  // An update that is for no commit may have left the store alone.
+  const bool is_delayed = optimizer_->DelayedUpdateIsPending();
+  if (update_is_open_ && !is_delayed) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  return FinishAndCommit();
+}
+
+// ---- After a crash -----------------------------------------------------------------------------
+
+RecoveredUpdate LayerSession::Recover(const std::function<absl::Status(double)>& progress) {
+  RecoveredUpdate result;
+  result.damage = CheckState(State::kBetween, "Recover");
+  if (result.damage.ok() && has_begun_) {
+    result.damage = UsageError("Recover: steps were computed already");
+  }
+  if (!result.damage.ok() || plan_.gradient_area != GradientArea::kAll) return result;
+  const RecoveredGradients recovered = optimizer_->RecoverGradients(progress);
+  result.damage = recovered.damage;
+  if (!recovered.damage.ok() || !recovered.intent.has_value()) return result;
+  absl::StatusOr<KeptUpdate> update = DecodeUpdate(*recovered.intent, committed_step_ + 1);
+  if (!update.ok()) {
+    optimizer_->AbandonStep();
+    result.damage = update.status();
+    return result;
+  }
+  recovered_ = update->scalars;
+  result.kept = std::move(update->metrics);
+  released_kept_ = *result.kept;
+  return result;
+}
+
+absl::Status LayerSession::ApplyRecovered() {
+  if (!recovered_.has_value()) return UsageError("ApplyRecovered: no gradients were recovered");
+  FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  optimizer_->BeginUpdate(*std::exchange(recovered_, std::nullopt), ResidentWrites::kNow);
+  update_is_open_ = commit_is_due_ = true;
+  EndStep(committed_step_ + 1, std::move(released_kept_), /*was_update=*/true);
+  return FinishAndCommit();
+}
+
+// ---- How it stands -----------------------------------------------------------------------------
+
+double LayerSession::wait_s() const {
+  return swapper_->stats().wait_s + optimizer_->stats().hand_wait_s;
+}
+
+double LayerSession::update_s() const {
+  return optimizer_->stats().update_s;
+}
+
+bool LayerSession::speculates() const {
+  return optimizer_->speculates();
+}
+
+}  // namespace forebay

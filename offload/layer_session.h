@@ -1,0 +1,255 @@
+// One training run over any inventory: the window of layers, the optimizer, the store and its
+// commits behind one object. The trainer of train/ is one user; a binding of another framework is
+// another. A step:
+//
+//   BeginStep                                 which weights it sees, and what will update them
+//   Expect, Acquire, release the lease        forward: due updates are applied to layers on the way
+//   UpdatesOfTheStepBefore                    they are complete, and committed where that is due
+//   Acquire, release; Hand, or AddGradient    backward
+//     and CloseLayer
+//   FinishBackward                            the norm; or the pass has to be computed again
+//   Update, or Skip, or Abandon               the step is real; or no update; or never was
+//
+// An update is lazy (applied as its layer is read next), speculative (applied in the backward pass,
+// in the hope that nothing will be clipped) or delayed (beside the whole next step), as the plan
+// has it. The same calls serve all three, and lead to the same bits but for delayed ones.
+//
+// What a caller can do wrong is a UsageError with nothing changed. After any other error, of a read
+// or a write, a step cannot go on: Abandon it. The store keeps the last committed step (of one
+// slot: while nothing was being written).
+//
+// Not for: any tensor in any order (swap/session/tensor_session.h).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/dtype.h"
+#include "forebay/base/json.h"
+#include "forebay/base/parallel.h"
+#include "forebay/device/device.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/offload/offload_options.h"
+#include "forebay/offload/open_layers.h"
+#include "forebay/offload/plan.h"
+#include "forebay/optimizer/kernels/update_rule.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
+#include "forebay/step/layer_compute.h"
+#include "forebay/step/param_source.h"
+#include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/window/swapper.h"
+
+namespace forebay {
+
+struct LayerSessionOptions {
+  OffloadOptions offload;
+  int threads = 1;             // of the update, where OffloadOptions::update_threads leaves it open
+  ThreadPool* pool = nullptr;  // rounds gradients; nullptr: a pool of its own, of `threads`
+  Device* device = nullptr;    // layers are copied to it, and gradients lie there; nullptr: neither
+  int num_disks = 1;           // that write side by side: for the pace of commits
+  // Layers whose gradients AddGradient may be summing at one time: each takes the fp32 elements of
+  // the largest layer. 0: AddGradient is not used.
+  int num_open_layers = 0;
+  bool last_step_was_update = true;  // of the committed step
+
+  // What a commit carries for the caller (CommitInfo::trainer); called in a commit, of
+  // released_step(). Empty: what was given to Update or Skip.
+  std::function<Json()> commit_state;
+  // Called after each commit; may be empty.
+  std::function<void()> after_commit;
+  // Called before a slot is written over: ends what still reads it. May be empty.
+  std::function<absl::Status()> before_writing;
+};
+
+// Of the update that will follow a step's gradients.
+struct StepUpdate {
+  // Its scalars, after gradients of this norm (GradientStats::norm: as they were handed over, with
+  // the loss scale in them). Called more than once; the same norm gives the same scalars.
+  std::function<UpdateScalars(double norm)> scalars_of;
+  // Norms up to this one are not clipped: their scalars are scalars_of(0).
+  double most_unclipped_norm = std::numeric_limits<double>::infinity();
+};
+
+struct StepGradients {
+  double norm = 0;                 // as GradientStats has it
+  int first_nonfinite_layer = -1;  // the same
+  // The hope of a speculative update failed. Forward and backward of the same data have to be
+  // computed again, from BeginRepeat to FinishBackward; then Update, Skip or Abandon.
+  bool must_repeat = false;
+};
+
+enum class CommitWhen : uint8_t { kByPace, kNow };
+
+struct RecoveredUpdate {
+  // What was given to Update of the step after the committed one, whose gradients a crash has left
+  // whole: ApplyRecovered makes it real. nullopt: there is none.
+  std::optional<Json> kept;
+  // As RecoveredGradients has it; CorruptError also for an intent of another program.
+  absl::Status damage;
+};
+
+// Used by one thread at a time. Nothing is allocated in a step but what the caller's functions
+// allocate.
+class LayerSession final : public ParamSource, public std::enable_shared_from_this<LayerSession> {
+ public:
+  // Takes over the store, which has a commit and the plan's tiles and slots (StoreOptionsOf). A
+  // lease keeps the session alive. `budget`, the store's engine and what `options` point to outlive
+  // both. OutOfMemoryError, StorageError, CorruptError; UsageError where the options do not fit the
+  // plan.
+  static absl::StatusOr<std::shared_ptr<LayerSession>> Create(const OffloadPlan& plan,
+                                                              LayerSessionOptions options,
+                                                              std::unique_ptr<TensorStore> store,
+                                                              MemoryBudget* budget);
+  // What is not committed is lost.
+  ~LayerSession() override;
+  // What Create charges for AddGradient, for the plan's step_memory.
+  static int64_t OpenLayerBytes(const Inventory& inventory, int num_open_layers);
+
+  // ---- Weights
+
+  // As ParamSource has them. A layer that does not exist is a UsageError of the next Acquire, and
+  // nothing of that announcement counts. Between steps, after ShowNewest, they are the weights of
+  // the released step: for evaluations.
+  void Expect(std::span<const int> layers) override;
+  absl::StatusOr<WeightsLease> Acquire(int layer) override;
+  // Forgets what was announced and not acquired, so that another order can be announced.
+  void CancelAnnounced();
+  absl::Status ShowNewest();
+
+  // ---- A step
+
+  absl::Status BeginStep(StepUpdate update);
+  // Completes the updates of the step before, and commits it where that is due. The first gradient
+  // does so too. UsageError while a lease is out, if a layer was not read since its update.
+  absl::Status UpdatesOfTheStepBefore();
+  // The finished gradient of a layer, as OffloadedOptimizer::Hand takes it. Where the plan
+  // speculates or delays, in the order of its schedule.
+  absl::Status Hand(int layer, const LayerGradient& gradient);
+  // Adds to the gradient of a tensor (by its index in the inventory): `elems` are all its elements,
+  // of `dtype` (fp32, bf16 or fp16), in RAM. Sums are fp32, in the order of the calls. The tensors
+  // of a layer may come in any order.
+  absl::Status AddGradient(int tensor, DType dtype, std::span<const std::byte> elems);
+  // The gradient of the layer is complete, and is handed over.
+  absl::Status CloseLayer(int layer);
+  // Closes the layers that are open.
+  absl::StatusOr<StepGradients> FinishBackward();
+  // Forgets the gradients of a pass that has to be computed again.
+  absl::Status BeginRepeat();
+  // Makes the step's update due. `kept` goes with it through a crash, and is what the step's commit
+  // carries where options.commit_state is empty. kByPace: commits where the plan's pace says so,
+  // which may be in the next step. UsageError where a gradient is not finite.
+  absl::Status Update(Json kept, CommitWhen when = CommitWhen::kByPace);
+  // The step's gradients are dropped, and it counts as a step.
+  absl::Status Skip(Json kept, CommitWhen when = CommitWhen::kByPace);
+  // The step leaves no trace. Released steps stay what they are.
+  void Abandon();
+
+  // Commits the released step, if it is not. Between steps.
+  absl::Status Commit();
+
+  // ---- After a crash (--durability=replay). Before the first step.
+
+  // `progress`: as OffloadedOptimizer::RecoverGradients.
+  RecoveredUpdate Recover(const std::function<absl::Status(double)>& progress);
+  // Applies the update of the gradients that were recovered, and commits its step.
+  absl::Status ApplyRecovered();
+
+  // ---- How it stands
+
+  int64_t committed_step() const { return committed_step_; }
+  // Whose update is applied or due, or that was skipped: what Commit makes durable.
+  int64_t released_step() const { return released_step_; }
+  bool step_was_repeated() const { return is_repeated_; }
+  bool speculates() const;  // the plan's updates are speculative
+  // Time that the caller waited for weights and for gradients to be taken.
+  double wait_s() const;
+  double update_s() const;  // in kernels
+  TensorStore& store() { return *store_; }
+
+ protected:
+  void Release(int layer, Event* done) override;
+
+ private:
+  enum class State : uint8_t {
+    kBetween,     // no step has begun
+    kPass,        // forward and backward
+    kMustRepeat,  // the pass has to be computed again
+    kDone,        // the norm is known
+  };
+
+  LayerSession(const OffloadPlan& plan, LayerSessionOptions options,
+               std::unique_ptr<TensorStore> store);
+  // UsageError where a step is not in `state`; `call`: for the message.
+  absl::Status CheckState(State state, std::string_view call) const;
+  // UsageError where layers are lent, or announced and not acquired.
+  absl::Status CheckNothingIsLent(std::string_view call) const;
+  absl::Status CheckNothingIsAnnounced(std::string_view call) const;
+  absl::Status CheckOrder(int layer) const;
+  bool Delays(int64_t step) const {
+    return plan_.delay_update_from > 0 && step >= plan_.delay_update_from;
+  }
+  absl::Status BeginWriting();
+  void BeginUpdate(const UpdateScalars& scalars);
+  void DecideCommit(int64_t step, CommitWhen when);
+  void EndStep(int64_t step, Json kept, bool was_update);
+  absl::Status FinishUpdates();
+  absl::Status FinishAndCommit();
+  absl::Status CommitReleased();
+  absl::Status HandOpen(int layer);
+
+  const OffloadPlan plan_;
+  const LayerSessionOptions options_;
+  const std::vector<int> hand_over_order_;
+  const bool keeps_order_;  // gradients come in that order
+  std::unique_ptr<ThreadPool> own_pool_;
+  ThreadPool* pool_ = nullptr;
+
+  // In this order, so that each is destroyed before what it uses.
+  std::unique_ptr<TensorStore> store_;
+  std::unique_ptr<OpenLayers> open_layers_;
+  std::unique_ptr<OffloadedOptimizer> optimizer_;
+  std::unique_ptr<Swapper> swapper_;
+
+  int num_lent_ = 0;
+  int64_t num_announced_ = 0;    // and not acquired
+  absl::Status announce_error_;  // of the next Acquire
+
+  State state_ = State::kBetween;
+  StepUpdate update_;        // of the step in progress
+  UpdateScalars scalars_;    // in a speculative pass those that are hoped for; then those to apply
+  double most_norm_ = 0;     // of that hope
+  bool is_settled_ = false;  // UpdatesOfTheStepBefore was done in this pass
+  bool is_repeated_ = false;
+  size_t num_handed_ = 0;
+  StepGradients gradients_;
+  // Steps that are clipped come in rows: after one nothing is applied until the norm is known. Only
+  // speed depends on it.
+  bool hopes_ = true;
+
+  int64_t committed_step_ = 0;
+  int64_t released_step_ = 0;
+  Json released_kept_;
+  bool last_was_update_;         // of the released step
+  bool update_is_open_ = false;  // whether an update was begun after the last commit
+  bool commit_is_due_ = false;   // whether that is to be committed when it is applied
+  std::optional<UpdateScalars> recovered_;
+
+  // What decides when a commit is due.
+  bool has_begun_ = false;
+  Stopwatch since_commit_;  // since the end of the last step that was to be committed
+  Stopwatch step_watch_;
+  double last_step_s_ = 0;
+  // Waits for what reads a slot say nothing of what a commit costs or saves.
+  double waited_in_step_s_ = 0;
+  double waited_since_commit_s_ = 0;
+};
+
+}  // namespace forebay

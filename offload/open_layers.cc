@@ -1,0 +1,146 @@
+#include "forebay/offload/open_layers.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "fmt/format.h"
+#include "forebay/base/bfloat16.h"
+#include "forebay/base/errors.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kElemsOfTask = int64_t{1} << 16;
+
+// Calls add(i, value) for elements [first, end) of `elems`.
+template <typename Add>
+void ForEachElem(DType dtype, const std::byte* elems, int64_t first, int64_t end, const Add& add) {
+  const auto value_at = [elems](int64_t i, auto of) {
+    std::memcpy(&of, elems + i * static_cast<int64_t>(sizeof(of)), sizeof(of));
+    return of;
+  };
+  switch (dtype) {
+    case DType::kF32:
+      for (int64_t i = first; i < end; ++i) add(i, value_at(i, float()));
+      return;
+    case DType::kBF16:
+      for (int64_t i = first; i < end; ++i) add(i, Bf16ToFloat(value_at(i, Bf16())));
+      return;
+    case DType::kF16:
+      for (int64_t i = first; i < end; ++i) add(i, Fp16ToFloat(value_at(i, Fp16())));
+  }
+}
+
+}  // namespace
+
+OpenLayers::OpenLayers(const Inventory* inventory, int num_layers)
+    : inventory_(inventory),
+      layer_of_place_(static_cast<size_t>(num_layers), -1),
+      place_of_layer_(static_cast<size_t>(inventory->num_layers()), -1),
+      has_gradient_(inventory->tensors().size()) {
+  int most_tensors = 0;
+  for (int layer = 0; layer < inventory->num_layers(); ++layer) {
+    paddings_.push_back(PaddingOf(*inventory, layer));
+    most_tensors = std::max(most_tensors, inventory->layers()[layer].num_tensors);
+  }
+  without_gradient_.reserve(static_cast<size_t>(most_tensors));
+}
+
+absl::StatusOr<std::unique_ptr<OpenLayers>> OpenLayers::Create(const Inventory* inventory,
+                                                               int num_layers,
+                                                               MemoryBudget* budget) {
+  std::unique_ptr<OpenLayers> open(new OpenLayers(inventory, num_layers));
+  for (int place = 0; place < num_layers; ++place) {
+    FOREBAY_ASSIGN_OR_RETURN(HostBuffer sums,
+                             HostBuffer::Create(budget, "gradients of open layers",
+                                                inventory->largest_layer_elems() * 4));
+    open->sums_.push_back(std::move(sums));
+  }
+  return open;
+}
+
+int64_t OpenLayers::ChargedBytes(const Inventory& inventory, int num_layers) {
+  return num_layers * HostBuffer::ChargedBytes(inventory.largest_layer_elems() * 4);
+}
+
+absl::StatusOr<int> OpenLayers::PlaceOf(int layer) {
+  int& place = place_of_layer_[static_cast<size_t>(layer)];
+  if (place >= 0) return place;
+  const auto free = std::ranges::find(layer_of_place_, -1);
+  if (free == layer_of_place_.end()) {
+    return UsageError(fmt::format(
+        "gradients of {} layers are being summed, and there is room for no more: close one before "
+        "'{}', or give the session more (num_open_layers)",
+        layer_of_place_.size(), inventory_->layers()[layer].name));
+  }
+  *free = layer;
+  place = static_cast<int>(free - layer_of_place_.begin());
+  return place;
+}
+
+absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte> elems,
+                             ThreadPool& pool) {
+  const auto num_tensors = static_cast<int>(inventory_->tensors().size());
+  if (tensor < 0 || tensor >= num_tensors) {
+    return UsageError(
+        fmt::format("there is no tensor {}; the last is {}", tensor, num_tensors - 1));
+  }
+  const TensorSpec& spec = inventory_->tensors()[tensor];
+  if (static_cast<int64_t>(elems.size()) != spec.num_elems * SizeOf(dtype)) {
+    return UsageError(fmt::format("the gradient of '{}' has {} bytes; {} elements of {} are {}",
+                                  spec.name, elems.size(), spec.num_elems, NameOf(dtype),
+                                  spec.num_elems * SizeOf(dtype)));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(spec.layer));
+  float* const sum = sums_[place].As<float>().data() + spec.offset_elems;
+  const bool is_first = !has_gradient_[tensor];
+  has_gradient_[tensor] = 1;
+  pool.ParallelFor((spec.num_elems + kElemsOfTask - 1) / kElemsOfTask, [&](int64_t task) {
+    const int64_t first = task * kElemsOfTask;
+    const int64_t end = std::min(spec.num_elems, first + kElemsOfTask);
+    // The first is not added to a zero: -0 stays what it is.
+    if (is_first) {
+      ForEachElem(dtype, elems.data(), first, end, [&](int64_t i, float of) { sum[i] = of; });
+    } else {
+      ForEachElem(dtype, elems.data(), first, end, [&](int64_t i, float of) { sum[i] += of; });
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OpenLayers::Sum> OpenLayers::SumOf(int layer) {
+  FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(layer));
+  const LayerSpec& spec = inventory_->layers()[layer];
+  const auto sum = sums_[place].As<float>().first(static_cast<size_t>(spec.num_elems));
+  const auto zero = [&](int64_t first_elem, int64_t end_elem) {
+    std::fill(sum.begin() + first_elem, sum.begin() + end_elem, 0.0f);
+  };
+  for (const Padding& padding : paddings_[layer]) zero(padding.first_elem, padding.end_elem);
+  without_gradient_.clear();
+  for (int i = spec.first_tensor; i < spec.first_tensor + spec.num_tensors; ++i) {
+    if (has_gradient_[i]) continue;
+    const TensorSpec& tensor = inventory_->tensors()[i];
+    zero(tensor.offset_elems, tensor.offset_elems + tensor.num_elems);
+    without_gradient_.push_back(i);
+  }
+  return Sum{sum, without_gradient_};
+}
+
+void OpenLayers::Close(int layer) {
+  const int place = std::exchange(place_of_layer_[layer], -1);
+  if (place < 0) return;
+  layer_of_place_[place] = -1;
+  const LayerSpec& spec = inventory_->layers()[layer];
+  std::fill_n(has_gradient_.begin() + spec.first_tensor, spec.num_tensors, 0);
+}
+
+int OpenLayers::FirstOpen() const {
+  const auto open = std::ranges::find_if(place_of_layer_, [](int place) { return place >= 0; });
+  return open == place_of_layer_.end() ? -1 : static_cast<int>(open - place_of_layer_.begin());
+}
+
+void OpenLayers::Clear() {
+  for (int layer = FirstOpen(); layer >= 0; layer = FirstOpen()) Close(layer);
+}
+
+}  // namespace forebay

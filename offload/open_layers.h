@@ -1,0 +1,61 @@
+// Gradients that come tensor by tensor, and more than once: their sums, in fp32, until the layer
+// that they belong to is complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/base/dtype.h"
+#include "forebay/base/parallel.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/optimizer/parameter_groups.h"
+
+namespace forebay {
+
+// Owned by one thread. Nothing is allocated after Create.
+class OpenLayers {
+ public:
+  // Room for the sums of `num_layers` layers at one time. `inventory` outlives this.
+  // OutOfMemoryError.
+  static absl::StatusOr<std::unique_ptr<OpenLayers>> Create(const Inventory* inventory,
+                                                            int num_layers, MemoryBudget* budget);
+  // What Create charges.
+  static int64_t ChargedBytes(const Inventory& inventory, int num_layers);
+
+  // Adds all elements of a tensor (by its index), and opens its layer where it is not. UsageError,
+  // with nothing changed: no such tensor, another number of bytes, or no room for one more layer.
+  absl::Status Add(int tensor, DType dtype, std::span<const std::byte> elems, ThreadPool& pool);
+
+  struct Sum {
+    std::span<const float> elems;           // the layer's flat vector
+    std::span<const int> without_gradient;  // its tensors that nothing was added to, which are zero
+  };
+  // The sum of a layer, which is opened where it is not (UsageError: no room). Valid until Close,
+  // or the next call for another layer.
+  absl::StatusOr<Sum> SumOf(int layer);
+  void Close(int layer);
+  // -1: none is.
+  int FirstOpen() const;
+  void Clear();
+
+ private:
+  OpenLayers(const Inventory* inventory, int num_layers);
+  absl::StatusOr<int> PlaceOf(int layer);
+
+  const Inventory* const inventory_;
+  std::vector<HostBuffer> sums_;                // by place
+  std::vector<int> layer_of_place_;             // -1: free
+  std::vector<int> place_of_layer_;             // -1: not open
+  std::vector<uint8_t> has_gradient_;           // by tensor
+  std::vector<std::vector<Padding>> paddings_;  // by layer
+  std::vector<int> without_gradient_;           // of the last SumOf
+};
+
+}  // namespace forebay

@@ -1,0 +1,347 @@
+// What a caller can do wrong with a LayerSession: every call at every moment where it does not
+// belong is a UsageError, and the run that it was made in ends with the digest of one without.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "forebay/base/errors.h"
+#include "forebay/offload/layer_session.h"
+#include "forebay/tests/offload/module_run.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+ModuleSettings Settings(bool is_tight = false) {
+  ModuleSettings settings = SmallSettings();
+  settings.adds_tensors = true;
+  settings.is_tight = is_tight;
+  return settings;
+}
+
+bool IsUsage(const absl::Status& status) {
+  return ExitCodeOf(status) == ExitCode::kUsage;
+}
+
+// The moments of a run.
+enum class Moment { kBetween, kPass, kMustRepeat, kDone };
+
+struct Call {
+  std::string name;
+  std::vector<Moment> belongs;  // where it is no mistake
+  std::function<absl::Status(ModuleRun&)> make;
+};
+
+std::vector<Call> Calls() {
+  using enum Moment;
+  const auto gradient = [](ModuleRun& run, int layer) -> absl::Status {
+    const std::vector<float> zeros(
+        static_cast<size_t>(run.session().store().inventory().layers()[layer].num_elems));
+    return run.session().Hand(layer, {.elems = zeros});
+  };
+  return {
+      {"BeginStep",
+       {kBetween},
+       [](ModuleRun& run) { return run.session().BeginStep(run.UpdateOfStep()); }},
+      {"BeginStep without scalars", {}, [](ModuleRun& run) { return run.session().BeginStep({}); }},
+      {"UpdatesOfTheStepBefore",
+       {kPass},
+       [](ModuleRun& run) { return run.session().UpdatesOfTheStepBefore(); }},
+      {"Hand", {kPass}, [=](ModuleRun& run) { return gradient(run, 6); }},
+      {"Hand of no layer", {}, [](ModuleRun& run) { return run.session().Hand(7, {}); }},
+      {"Hand of another layer", {}, [](ModuleRun& run) { return run.session().Hand(-1, {}); }},
+      {"Hand of too little", {}, [](ModuleRun& run) { return run.session().Hand(6, {}); }},
+      {"AddGradient",
+       {kPass},
+       [](ModuleRun& run) {
+         const std::byte one[4] = {};
+         return run.session().AddGradient(20, DType::kF32, one);
+       }},
+      {"AddGradient of too little",
+       {},
+       [](ModuleRun& run) { return run.session().AddGradient(20, DType::kF32, {}); }},
+      {"AddGradient of no tensor",
+       {},
+       [](ModuleRun& run) { return run.session().AddGradient(21, DType::kF32, {}); }},
+      {"CloseLayer", {kPass}, [](ModuleRun& run) { return run.session().CloseLayer(6); }},
+      {"CloseLayer of no layer", {}, [](ModuleRun& run) { return run.session().CloseLayer(7); }},
+      {"FinishBackward with layers missing",
+       {},
+       [](ModuleRun& run) { return run.session().FinishBackward().status(); }},
+      {"BeginRepeat", {kMustRepeat}, [](ModuleRun& run) { return run.session().BeginRepeat(); }},
+      {"Update", {kDone}, [](ModuleRun& run) { return run.session().Update(run.KeptOfStep()); }},
+      {"Skip",
+       {kDone, kMustRepeat},
+       [](ModuleRun& run) { return run.session().Skip(run.KeptOfStep()); }},
+      {"Commit", {kBetween}, [](ModuleRun& run) { return run.session().Commit(); }},
+      {"ShowNewest", {kBetween}, [](ModuleRun& run) { return run.session().ShowNewest(); }},
+      {"Recover",
+       {},
+       [](ModuleRun& run) {
+         return run.session().Recover([](double) { return absl::OkStatus(); }).damage;
+       }},
+      {"ApplyRecovered", {}, [](ModuleRun& run) { return run.session().ApplyRecovered(); }},
+      {"Acquire of nothing announced",
+       {},
+       [](ModuleRun& run) { return run.session().Acquire(0).status(); }},
+      {"Acquire of no layer", {}, [](ModuleRun& run) { return run.session().Acquire(7).status(); }},
+      {"Expect of no layer",
+       {},
+       [](ModuleRun& run) {
+         const int layers[] = {0, 7};
+         run.session().Expect(layers);
+         return run.session().Acquire(0).status();
+       }},
+  };
+}
+
+// Makes every call that does not belong to `moment`.
+void MakeMistakes(ModuleRun& run, Moment moment) {
+  for (const Call& call : Calls()) {
+    if (std::ranges::count(call.belongs, moment) > 0) continue;
+    SCOPED_TRACE(call.name + " at moment " + std::to_string(static_cast<int>(moment)));
+    const absl::Status status = call.make(run);
+    EXPECT_TRUE(IsUsage(status)) << status;
+  }
+}
+
+class LayerSessionMisuse : public testing::TestWithParam<bool> {};
+
+TEST_P(LayerSessionMisuse, EveryCallAtEveryWrongMomentChangesNothing) {
+  ModuleSettings settings = Settings(GetParam());
+  if (GetParam()) {
+    settings.offload.gradients = GradientChoice::kSpeculate;
+    settings.offload.clip = 1e-3;
+  }
+  const TemporaryFolder folder;
+  const TemporaryFolder other_folder;
+  ModuleRun right(folder.path(), settings);
+  ASSERT_EQ(right.Open(), absl::OkStatus());
+  ASSERT_EQ(right.RunUntil(3), absl::OkStatus());
+
+  ModuleRun wrong(other_folder.path(), settings);
+  ASSERT_EQ(wrong.Open(), absl::OkStatus());
+  ASSERT_EQ(wrong.RunStep(), absl::OkStatus());
+  for (int step = 2; step <= 3; ++step) {
+    MakeMistakes(wrong, Moment::kBetween);
+    ASSERT_EQ(wrong.session().BeginStep(wrong.UpdateOfStep()), absl::OkStatus());
+    MakeMistakes(wrong, Moment::kPass);
+    auto gradients = wrong.RunPass();
+    ASSERT_TRUE(gradients.ok()) << gradients.status();
+    if (GetParam()) {
+      ASSERT_TRUE(gradients->must_repeat);
+      MakeMistakes(wrong, Moment::kMustRepeat);
+      ASSERT_EQ(wrong.session().BeginRepeat(), absl::OkStatus());
+      MakeMistakes(wrong, Moment::kPass);
+      gradients = wrong.RunPass();
+      ASSERT_TRUE(gradients.ok()) << gradients.status();
+    }
+    MakeMistakes(wrong, Moment::kDone);
+    ASSERT_EQ(wrong.session().Update(wrong.KeptOfStep()), absl::OkStatus());
+  }
+  EXPECT_EQ(wrong.Digest(), right.Digest());
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, LayerSessionMisuse, testing::Bool(), [](const auto& kind) {
+  return std::string(kind.param ? "speculative" : "lazy");
+});
+
+TEST(LayerSessionLeases, WhoeverIsStillOutStopsTheStepAndNothingIsLost) {
+  const TemporaryFolder folder;
+  const TemporaryFolder other_folder;
+  ModuleRun right(folder.path(), Settings());
+  ASSERT_EQ(right.Open(), absl::OkStatus());
+  ASSERT_EQ(right.RunUntil(2), absl::OkStatus());
+
+  ModuleRun run(other_folder.path(), Settings());
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  LayerSession& session = run.session();
+  const int layers[] = {2, 3};
+  session.Expect(layers);
+  {
+    auto lease = session.Acquire(2);
+    ASSERT_TRUE(lease.ok()) << lease.status();
+    EXPECT_THAT(MessageOf(session.BeginStep(run.UpdateOfStep())), HasSubstr("are lent"));
+    EXPECT_TRUE(IsUsage(session.Commit()));
+    EXPECT_TRUE(IsUsage(session.Acquire(2).status()));  // the next is 3
+  }
+  EXPECT_THAT(MessageOf(session.BeginStep(run.UpdateOfStep())), HasSubstr("not acquired"));
+  session.CancelAnnounced();
+  // Another order.
+  const int others[] = {5, 0};
+  session.Expect(others);
+  EXPECT_TRUE(session.Acquire(5).ok());
+  EXPECT_TRUE(session.Acquire(0).ok());
+  ASSERT_EQ(run.RunStep(), absl::OkStatus());
+  // At the end of a step.
+  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  const auto gradients = run.RunPass();
+  ASSERT_TRUE(gradients.ok()) << gradients.status();
+  session.Expect(others);
+  EXPECT_TRUE(IsUsage(session.Update(run.KeptOfStep())));
+  auto lease = session.Acquire(5);
+  ASSERT_TRUE(lease.ok()) << lease.status();
+  session.CancelAnnounced();
+  EXPECT_TRUE(IsUsage(session.Update(run.KeptOfStep())));
+  lease->Release();
+  ASSERT_EQ(session.Update(run.KeptOfStep()), absl::OkStatus());
+  EXPECT_EQ(run.Digest(), right.Digest());
+}
+
+TEST(LayerSessionLeases, AsManyAsTheWindowHasBuffers) {
+  ModuleSettings settings = Settings();
+  settings.offload.weights_tier = TierChoice::kNvme;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  const std::vector<int> layers = {1, 2, 3, 4, 5};
+  run.session().Expect(layers);
+  std::vector<WeightsLease> leases;
+  absl::Status refused;
+  for (const int layer : layers) {
+    auto lease = run.session().Acquire(layer);
+    refused = lease.status();
+    if (!lease.ok()) break;
+    leases.push_back(*std::move(lease));
+  }
+  EXPECT_EQ(static_cast<int>(leases.size()), run.plan().window.num_block_buffers);
+  EXPECT_TRUE(IsUsage(refused)) << refused;
+  leases.clear();
+  run.session().CancelAnnounced();
+  EXPECT_EQ(run.RunStep(), absl::OkStatus());
+}
+
+TEST(LayerSessionLeases, ALeaseKeepsTheSessionThatItIsOf) {
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), Settings());
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  const std::weak_ptr<LayerSession> session = run.TakeSession();
+  EXPECT_TRUE(session.expired());
+
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  auto taken = run.TakeSession();
+  const int layers[] = {4};
+  taken->Expect(layers);
+  auto lease = taken->Acquire(4);
+  ASSERT_TRUE(lease.ok()) << lease.status();
+  const std::weak_ptr<LayerSession> kept = taken;
+  const std::vector<std::byte> before(lease->weights().data.begin(), lease->weights().data.end());
+  taken.reset();
+  EXPECT_FALSE(kept.expired());
+  EXPECT_TRUE(std::ranges::equal(before, lease->weights().data));
+  lease->Release();
+  EXPECT_TRUE(kept.expired());
+}
+
+TEST(LayerSessionSteps, OneThatIsAbandonedLeavesNoTrace) {
+  const TemporaryFolder folder;
+  const TemporaryFolder other_folder;
+  ModuleRun right(folder.path(), Settings(/*is_tight=*/true));
+  ASSERT_EQ(right.Open(), absl::OkStatus());
+  ASSERT_EQ(right.RunUntil(3), absl::OkStatus());
+  ModuleRun run(other_folder.path(), Settings(/*is_tight=*/true));
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  for (int step = 1; step <= 3; ++step) {
+    ASSERT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
+    const int layers[] = {0, 1, 2, 3};
+    run.session().Expect(layers);
+    EXPECT_TRUE(run.session().Acquire(0).ok());
+    const std::byte one[4] = {};
+    EXPECT_EQ(run.session().AddGradient(20, DType::kF32, one), absl::OkStatus());
+    run.session().Abandon();
+    ASSERT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
+    ASSERT_TRUE(run.RunPass().ok());
+    run.session().Abandon();
+    run.session().Abandon();
+    ASSERT_EQ(run.RunStep(), absl::OkStatus());
+  }
+  EXPECT_EQ(run.Digest(), right.Digest());
+}
+
+TEST(LayerSessionSteps, AStepThatIsSkippedIsCommittedAndChangesNothing) {
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), Settings());
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  ASSERT_EQ(run.RunStep(), absl::OkStatus());
+  ASSERT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  ASSERT_TRUE(run.RunPass().ok());
+  ASSERT_EQ(run.session().Skip({{"skipped", true}}, CommitWhen::kNow), absl::OkStatus());
+  EXPECT_EQ(run.session().committed_step(), 2);
+  EXPECT_EQ(run.session().store().committed().trainer, Json({{"skipped", true}}));
+  ASSERT_EQ(run.RunStep(CommitWhen::kNow), absl::OkStatus());
+  EXPECT_EQ(run.session().store().committed().trainer, Json({{"step", 3}}));
+}
+
+TEST(LayerSessionSteps, AGradientThatIsNotFiniteIsNoUpdate) {
+  ModuleSettings settings = Settings();
+  settings.adds_tensors = false;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  LayerSession& session = run.session();
+  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  for (int layer = 6; layer >= 0; --layer) {
+    std::vector<float> gradient(
+        static_cast<size_t>(session.store().inventory().layers()[layer].num_elems));
+    if (layer == 3) gradient[0] = std::numeric_limits<float>::infinity();
+    ASSERT_EQ(session.Hand(layer, {.elems = gradient}), absl::OkStatus());
+  }
+  const auto gradients = session.FinishBackward();
+  ASSERT_TRUE(gradients.ok()) << gradients.status();
+  EXPECT_EQ(gradients->first_nonfinite_layer, 3);
+  EXPECT_THAT(MessageOf(session.Update({})), HasSubstr("'layer3' is not finite"));
+  EXPECT_EQ(session.Skip({}), absl::OkStatus());
+}
+
+// A layer that no forward pass reads has its update applied before the next gradients come.
+TEST(LayerSessionSteps, ALayerThatIsNotReadIsUpdatedAllTheSame) {
+  for (const bool is_tight : {false, true}) {
+    ModuleSettings settings = Settings(is_tight);
+    settings.adds_tensors = false;
+    const TemporaryFolder folder;
+    const TemporaryFolder other_folder;
+    ModuleRun reads(folder.path(), settings);
+    ModuleRun skips(other_folder.path(), settings);
+    for (ModuleRun* run : {&reads, &skips}) {
+      ASSERT_EQ(run->Open(), absl::OkStatus());
+      LayerSession& session = run->session();
+      for (int step = 1; step <= 3; ++step) {
+        ASSERT_EQ(session.BeginStep(run->UpdateOfStep()), absl::OkStatus());
+        for (int layer = 0; layer < 7; ++layer) {
+          if (run == &skips && (layer == 2 || layer == 6)) continue;
+          session.Expect({&layer, 1});
+          ASSERT_TRUE(session.Acquire(layer).ok());
+        }
+        for (int layer = 6; layer >= 0; --layer) {
+          std::vector<float> gradient(
+              static_cast<size_t>(session.store().inventory().layers()[layer].num_elems));
+          gradient[0] = static_cast<float>(step);
+          ASSERT_EQ(session.Hand(layer, {.elems = gradient}), absl::OkStatus());
+        }
+        ASSERT_TRUE(session.FinishBackward().ok());
+        ASSERT_EQ(session.Update(run->KeptOfStep()), absl::OkStatus());
+      }
+    }
+    EXPECT_EQ(skips.Digest(), reads.Digest());
+  }
+}
+
+TEST(LayerSessionCreate, RefusesTheStoreOfAnotherPlan) {
+  const TemporaryFolder folder;
+  {
+    ModuleRun run(folder.path(), Settings());
+    ASSERT_EQ(run.Open(), absl::OkStatus());
+  }
+  ModuleSettings other = Settings();
+  other.offload.tile_elems = 8192;
+  ModuleRun run(folder.path(), other);
+  EXPECT_TRUE(IsUsage(run.Open()));
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,168 @@
+// The master test of the engine for what is no decoder: the same bits whatever tiers, tiles,
+// threads, kinds of update, ways of handing gradients over, commits, stops and crashes.
+#include "forebay/offload/layer_session.h"
+
+#include <string>
+#include <vector>
+
+#include "forebay/base/errors.h"
+#include "forebay/tests/offload/module_run.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kSteps = 5;
+
+// The clip that every second step exceeds.
+double MiddleClip() {
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), SmallSettings());
+  EXPECT_EQ(run.Open(), absl::OkStatus());
+  std::vector<double> norms;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
+    const auto gradients = run.RunPass();
+    EXPECT_TRUE(gradients.ok()) << gradients.status();
+    norms.push_back(gradients->norm);
+    EXPECT_EQ(run.session().Update(run.KeptOfStep()), absl::OkStatus());
+  }
+  EXPECT_GT(norms[0], 1.5 * norms[1]);
+  return (norms[0] + norms[1]) / 2;
+}
+
+std::string DigestOf(const ModuleSettings& settings) {
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  const absl::Status opened = run.Open();
+  EXPECT_EQ(opened, absl::OkStatus());
+  if (!opened.ok()) return "";
+  EXPECT_EQ(run.RunUntil(kSteps), absl::OkStatus());
+  return run.Digest();
+}
+
+// The same run whose process ends without a word after each step.
+std::string DigestWithKills(const ModuleSettings& settings) {
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  EXPECT_EQ(run.Open(), absl::OkStatus());
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    EXPECT_EQ(run.RunUntil(step), absl::OkStatus());
+    EXPECT_EQ(run.Open(), absl::OkStatus());
+  }
+  EXPECT_EQ(run.RunUntil(kSteps), absl::OkStatus());
+  return run.Digest();
+}
+
+struct Variant {
+  std::string name;
+  ModuleSettings settings;
+};
+
+std::vector<Variant> VariantsOf(const ModuleSettings& base) {
+  std::vector<Variant> variants;
+  const auto add = [&](const std::string& name) -> ModuleSettings& {
+    variants.push_back({name, base});
+    return variants.back().settings;
+  };
+  {
+    OffloadOptions& disk = add("disk").offload;
+    disk.weights_tier = disk.state_tier = TierChoice::kNvme;
+  }
+  add("host").offload.weights_tier = TierChoice::kHost;
+  add("weights on disk").offload.weights_tier = TierChoice::kNvme;
+  add("state on disk").offload.state_tier = TierChoice::kNvme;
+  add("tight").is_tight = true;
+  add("tight, held") = [&] {
+    ModuleSettings held = base;
+    held.is_tight = true;
+    held.offload.gradients = GradientChoice::kHold;
+    return held;
+  }();
+  add("tight, speculative") = [&] {
+    ModuleSettings hopes = base;
+    hopes.is_tight = true;
+    hopes.offload.gradients = GradientChoice::kSpeculate;
+    return hopes;
+  }();
+  add("small tiles").offload.tile_elems = 2048;
+  add("large tiles").offload.tile_elems = 1 << 20;
+  add("four threads").offload.update_threads = 4;
+  add("tensor by tensor").adds_tensors = true;
+  add("tensor by tensor, tight") = [&] {
+    ModuleSettings adds = base;
+    adds.adds_tensors = adds.is_tight = true;
+    return adds;
+  }();
+  add("one slot").offload.durability = Durability::kNone;
+  add("one slot, tight") = [&] {
+    ModuleSettings one = base;
+    one.is_tight = true;
+    one.offload.durability = Durability::kNone;
+    return one;
+  }();
+  add("a commit in three steps").offload.commit_every = 3;
+  add("replay").offload.durability = Durability::kReplay;
+  add("replay, tight") = [&] {
+    ModuleSettings replay = base;
+    replay.is_tight = true;
+    replay.offload.durability = Durability::kReplay;
+    return replay;
+  }();
+  return variants;
+}
+
+class LayerSessionMaster : public testing::TestWithParam<Layout> {};
+
+TEST_P(LayerSessionMaster, OneRunHasOneDigest) {
+  const double middle = MiddleClip();
+  for (const double clip : {0.0, middle}) {
+    ModuleSettings base = SmallSettings();
+    base.offload.layout = GetParam();
+    base.offload.clip = clip;
+    const std::string digest = DigestOf(base);
+    ASSERT_FALSE(digest.empty());
+    for (const Variant& variant : VariantsOf(base)) {
+      SCOPED_TRACE(variant.name + ", clip " + std::to_string(clip));
+      EXPECT_EQ(DigestOf(variant.settings), digest);
+      if (variant.settings.offload.durability != Durability::kNone) {
+        EXPECT_EQ(DigestWithKills(variant.settings), digest);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, LayerSessionMaster,
+                         testing::Values(Layout::kBf16, Layout::kFp32, Layout::kFp16),
+                         [](const auto& layout) { return std::string(NameOf(layout.param)); });
+
+TEST(LayerSession, DelayedUpdatesHaveOneDigestOfTheirOwn) {
+  ModuleSettings base = SmallSettings();
+  base.offload.durability = Durability::kReplay;
+  base.offload.delay_update_from = 3;
+  const std::string digest = DigestOf(base);
+  EXPECT_NE(digest, DigestOf(SmallSettings()));
+  for (const bool is_tight : {false, true}) {
+    ModuleSettings settings = base;
+    settings.is_tight = is_tight;
+    EXPECT_EQ(DigestOf(settings), digest);
+    EXPECT_EQ(DigestWithKills(settings), digest);
+  }
+}
+
+TEST(LayerSession, SpeculatesWhereGradientsDoNotFit) {
+  ModuleSettings settings = SmallSettings();
+  settings.is_tight = true;
+  settings.offload.gradients = GradientChoice::kSpeculate;
+  settings.offload.clip = MiddleClip();
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  EXPECT_TRUE(run.session().speculates());
+  ASSERT_EQ(run.RunUntil(4), absl::OkStatus());
+  // Steps 1 and 3 are clipped. After 1 nothing is hoped for, so that step 2 is repeated as well.
+  EXPECT_EQ(run.num_repeated(), 4);
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,256 @@
+#include "forebay/tests/offload/module_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "forebay/base/check.h"
+#include "forebay/base/counter_rng.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/hash.h"
+#include "forebay/offload/create_store.h"
+
+namespace forebay {
+namespace {
+
+uint32_t BitsAt(const LayerWeights& weights, int64_t elem) {
+  uint32_t bits = 0;
+  const auto bytes = static_cast<size_t>(SizeOf(weights.dtype));
+  std::memcpy(&bits, weights.data.data() + static_cast<size_t>(elem) * bytes, bytes);
+  return bits;
+}
+
+// As torch.nn.utils.clip_grad_norm_.
+double ClipOf(double clip, double norm) {
+  return clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
+}
+
+}  // namespace
+
+Inventory ModuleInventory() {
+  Inventory inventory;
+  const int64_t sizes[] = {77, 4001, 1, 3999, 1, 5003, 123};
+  for (int layer = 0; layer < 7; ++layer) {
+    const std::string name = "layer" + std::to_string(layer);
+    inventory.BeginLayer(name);
+    inventory.Add(name + ".weight", {sizes[layer], 5}, 0, true);
+    inventory.Add(name + ".bias", {sizes[layer]}, 0, false);
+    inventory.Add(name + ".scale", {}, 0, false);
+  }
+  return inventory;
+}
+
+ModuleSettings SmallSettings() {
+  ModuleSettings settings;
+  settings.offload.tile_elems = 4096;
+  settings.offload.clip = 0;
+  return settings;
+}
+
+float ModuleGradient(uint32_t weight_bits, int64_t step, int layer) {
+  uint32_t mixed = weight_bits * 2654435761u + static_cast<uint32_t>(step) * 40503u +
+                   static_cast<uint32_t>(layer) * 97u;
+  mixed ^= mixed >> 15;
+  mixed *= 2246822519u;
+  mixed ^= mixed >> 13;
+  // Odd steps have gradients of twice the norm: a clip can be between.
+  const float unit = step % 2 == 1 ? 0x1p-11f : 0x1p-12f;
+  return (static_cast<float>(mixed & 0xff) - 127.5f) * unit;
+}
+
+absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings) {
+  PlanInputs inputs;
+  inputs.inventory = ModuleInventory();
+  inputs.chain.num_layers = inputs.inventory.num_layers();
+  if (settings.adds_tensors) {
+    inputs.step_memory = {
+        {"gradients of open layers", LayerSession::OpenLayerBytes(inputs.inventory, 1), 0, ""}};
+  }
+  OffloadOptions options = settings.offload;
+  options.ram_bytes = int64_t{256} << 20;
+  if (!settings.is_tight) return MakeOffloadPlan(inputs, options, {});
+  absl::StatusOr<OffloadPlan> plan;
+  for (options.ram_bytes = kRuntimeBytes; options.ram_bytes < int64_t{256} << 20;
+       options.ram_bytes += int64_t{16} << 10) {
+    plan = MakeOffloadPlan(inputs, options, {});
+    if (plan.ok() || ExitCodeOf(plan.status()) != ExitCode::kDoesNotFit) break;
+  }
+  return plan;
+}
+
+// The gradients of a layer are those of the weights that its forward pass saw. Where the backward
+// pass reads them again they have to be the same.
+class ModuleRun::Compute : public LayerCompute {
+ public:
+  explicit Compute(const Inventory& inventory) : inventory_(inventory) {
+    gradients_.resize(static_cast<size_t>(inventory.num_layers()));
+  }
+  void SetStep(int64_t step) { step_ = step; }
+
+  absl::Status BeginPass(std::span<const MicroBatch>, double) override { return absl::OkStatus(); }
+  size_t num_micro_batches() const override { return 1; }
+  absl::Status Forward(int layer, const HeldWeights& weights, size_t) override {
+    Fill(layer, weights.Of(layer), gradients_[layer]);
+    return absl::OkStatus();
+  }
+  absl::Status Loss(int layer, const HeldWeights& weights, size_t) override {
+    return Forward(layer, weights, 0);
+  }
+  absl::Status LossAndGradient(int layer, const HeldWeights& weights, size_t) override {
+    return Forward(layer, weights, 0);
+  }
+  absl::Status Recompute(int layer, const HeldWeights& weights, size_t) override {
+    std::vector<float> again;
+    Fill(layer, weights.Of(layer), again);
+    FOREBAY_CHECK(again == gradients_[layer]);
+    return absl::OkStatus();
+  }
+  absl::Status Backward(int, const HeldWeights&, size_t) override { return absl::OkStatus(); }
+  void Keep(int) override {}
+  void Drop(int) override {}
+  LayerGradient GradientOf(int layer) override { return {.elems = gradients_[layer]}; }
+  Event* WeightsAreUsed(int) override { return nullptr; }
+  absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
+
+ private:
+  void Fill(int layer, const LayerWeights& weights, std::vector<float>& gradient) const {
+    gradient.assign(static_cast<size_t>(inventory_.layers()[layer].num_elems), 0.0f);
+    for (const TensorSpec* tensor : TensorsInPlace(inventory_, layer)) {
+      for (int64_t i = 0; i < tensor->num_elems; ++i) {
+        const int64_t elem = tensor->offset_elems + i;
+        gradient[static_cast<size_t>(elem)] = ModuleGradient(BitsAt(weights, elem), step_, layer);
+      }
+    }
+  }
+
+  const Inventory inventory_;
+  int64_t step_ = 0;
+  std::vector<std::vector<float>> gradients_;
+};
+
+ModuleRun::ModuleRun(std::string folder, ModuleSettings settings,
+                     std::function<std::unique_ptr<Engine>()> make_engine)
+    : folder_(std::move(folder)),
+      settings_(std::move(settings)),
+      make_engine_(std::move(make_engine)) {}
+
+ModuleRun::~ModuleRun() {
+  Drop();
+}
+
+void ModuleRun::Drop() {
+  walk_.reset();
+  session_.reset();
+  engine_.reset();
+}
+
+absl::Status ModuleRun::Open() {
+  Drop();
+  FOREBAY_ASSIGN_OR_RETURN(OffloadPlan plan, ModulePlan(settings_));
+  plan_ = std::make_unique<OffloadPlan>(std::move(plan));
+  engine_ = make_engine_ ? make_engine_() : CreateThreadsEngine({});
+  const std::string directory = JoinPath(folder_, "swap");
+  std::unique_ptr<TensorStore> store;
+  const bool resumes = FileExists(JoinPath(directory, "manifest.json"));
+  if (resumes) {
+    FOREBAY_ASSIGN_OR_RETURN(store, TensorStore::Open({directory}, engine_.get()));
+  } else {
+    const auto fill = [](const TensorSpec& tensor, std::span<float> values) {
+      const CounterRng random(7, Xxh3_64(std::as_bytes(std::span(tensor.name))));
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<float>(static_cast<int32_t>(random.Words(i)[0])) * 0x1p-33f;
+      }
+      return absl::OkStatus();
+    };
+    FOREBAY_ASSIGN_OR_RETURN(
+        store, CreateFilledStore(StoreOptionsOf(*plan_, {directory}), ModuleInventory(), fill, {},
+                                 engine_.get(), &budget_));
+  }
+  LayerSessionOptions options;
+  options.offload = settings_.offload;
+  options.num_open_layers = settings_.adds_tensors ? 1 : 0;
+  FOREBAY_ASSIGN_OR_RETURN(session_,
+                           LayerSession::Create(*plan_, options, std::move(store), &budget_));
+  compute_ = std::make_unique<Compute>(ModuleInventory());
+  walk_ = std::make_unique<LayerWalk>(plan_->schedule.operations);
+  if (!resumes) return absl::OkStatus();
+  const RecoveredUpdate recovered = session_->Recover([](double) { return absl::OkStatus(); });
+  FOREBAY_RETURN_IF_ERROR(recovered.damage);
+  return recovered.kept.has_value() ? session_->ApplyRecovered() : absl::OkStatus();
+}
+
+StepUpdate ModuleRun::UpdateOfStep() {
+  const double clip = settings_.offload.clip;
+  const auto scalars_of = [step = session_->released_step() + 1, clip](double norm) {
+    return UpdateScalars{.step = step, .lr = 1e-3, .gradient_scale = ClipOf(clip, norm)};
+  };
+  return {scalars_of, clip > 0 ? clip : std::numeric_limits<double>::infinity()};
+}
+
+absl::StatusOr<StepGradients> ModuleRun::RunPass() {
+  const int64_t step = session_->released_step() + 1;
+  compute_->SetStep(step);
+  WalkHooks hooks;
+  hooks.commit = [this] { return session_->UpdatesOfTheStepBefore(); };
+  hooks.hand = [&](int layer, const LayerGradient& gradient) -> absl::Status {
+    if (!settings_.adds_tensors) return session_->Hand(layer, gradient);
+    const Inventory& inventory = session_->store().inventory();
+    const LayerSpec& spec = inventory.layers()[layer];
+    std::vector<int> tensors(static_cast<size_t>(spec.num_tensors));
+    std::iota(tensors.begin(), tensors.end(), spec.first_tensor);
+    std::ranges::rotate(tensors, tensors.begin() + step % spec.num_tensors);
+    for (int half = 0; half < 2; ++half) {
+      for (const int tensor : tensors) {
+        const TensorSpec& of = inventory.tensors()[tensor];
+        std::vector<float> values;
+        for (int64_t i = 0; i < of.num_elems; ++i) {
+          values.push_back(gradient.elems[static_cast<size_t>(of.offset_elems + i)] / 2);
+        }
+        FOREBAY_RETURN_IF_ERROR(
+            session_->AddGradient(tensor, DType::kF32, std::as_bytes(std::span(values))));
+      }
+      std::ranges::reverse(tensors);
+    }
+    return session_->CloseLayer(layer);
+  };
+  walk_->Announce(*session_);
+  FOREBAY_RETURN_IF_ERROR(walk_->Run(*session_, *compute_, hooks));
+  return session_->FinishBackward();
+}
+
+absl::Status ModuleRun::RunStep(CommitWhen when) {
+  FOREBAY_RETURN_IF_ERROR(session_->BeginStep(UpdateOfStep()));
+  FOREBAY_ASSIGN_OR_RETURN(StepGradients gradients, RunPass());
+  if (gradients.must_repeat) {
+    ++num_repeated_;
+    FOREBAY_RETURN_IF_ERROR(session_->BeginRepeat());
+    FOREBAY_ASSIGN_OR_RETURN(gradients, RunPass());
+    FOREBAY_CHECK(!gradients.must_repeat);
+  }
+  return session_->Update(KeptOfStep(), when);
+}
+
+absl::Status ModuleRun::RunUntil(int64_t step) {
+  while (session_->released_step() < step) FOREBAY_RETURN_IF_ERROR(RunStep());
+  return absl::OkStatus();
+}
+
+std::string ModuleRun::Digest() {
+  FOREBAY_CHECK(session_->Commit().ok());
+  TensorStore& store = session_->store();
+  Xxh3_128 hash;
+  hash.UpdateInt(store.committed().step);
+  for (const TensorSpec& tensor : store.inventory().tensors()) {
+    std::vector<float> values(static_cast<size_t>(tensor.num_elems));
+    for (const TensorPlane plane : {TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}) {
+      FOREBAY_CHECK(store.ReadTensor(tensor, plane, 0, values).ok());
+      hash.Update(std::as_bytes(std::span(values)));
+    }
+  }
+  return hash.Hex();
+}
+
+}  // namespace forebay

@@ -1,0 +1,85 @@
+// A training run through LayerSession of what is no decoder: layers of odd shapes, whose gradients
+// are a function of the weights that the step saw. So a weight that is a step too old or too new
+// changes every digest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
+#include "forebay/offload/layer_session.h"
+#include "forebay/step/layer_walk.h"
+#include "forebay/tests/temporary_folder.h"
+
+namespace forebay {
+
+// Seven layers: a vector, odd matrices, a scalar, more tensors than one tile has.
+Inventory ModuleInventory();
+
+struct ModuleSettings {
+  OffloadOptions offload;
+  bool is_tight = false;      // the least memory that works; otherwise all lies where it may
+  bool adds_tensors = false;  // AddGradient of halves in a changing order; otherwise Hand
+};
+
+// Small tiles, no clipping.
+ModuleSettings SmallSettings();
+
+// The gradient of one element of `layer`, few bits and no zero of the wrong sign.
+float ModuleGradient(uint32_t weight_bits, int64_t step, int layer);
+
+// Owned by one thread. After an error of a call the run may be dropped and made anew: Open goes on
+// from what is committed.
+class ModuleRun {
+ public:
+  // In `folder`, which exists. The engine is `make_engine`'s, or one of threads.
+  ModuleRun(std::string folder, ModuleSettings settings,
+            std::function<std::unique_ptr<Engine>()> make_engine = {});
+  ~ModuleRun();
+
+  // Makes the store, or opens it and recovers the update that a crash has left.
+  absl::Status Open();
+  // Ends the session without a commit, as a kill does.
+  void Drop();
+  // Steps until `step` is released.
+  absl::Status RunUntil(int64_t step);
+  absl::Status RunStep(CommitWhen when = CommitWhen::kByPace);
+  // Forward and backward, up to FinishBackward. Requires: BeginStep.
+  absl::StatusOr<StepGradients> RunPass();
+  StepUpdate UpdateOfStep();
+  Json KeptOfStep() const { return {{"step", session().released_step() + 1}}; }
+  // Commits, and reads all of what is committed: 32 hexadecimal digits.
+  std::string Digest();
+
+  LayerSession& session() const { return *session_; }
+  std::shared_ptr<LayerSession> TakeSession() { return std::move(session_); }
+  const OffloadPlan& plan() const { return *plan_; }
+  MemoryBudget& budget() { return budget_; }
+  int num_repeated() const { return num_repeated_; }
+
+ private:
+  class Compute;
+
+  const std::string folder_;
+  const ModuleSettings settings_;
+  const std::function<std::unique_ptr<Engine>()> make_engine_;
+  MemoryBudget budget_{0};
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<OffloadPlan> plan_;
+  std::unique_ptr<Compute> compute_;
+  std::shared_ptr<LayerSession> session_;
+  std::unique_ptr<LayerWalk> walk_;
+  int num_repeated_ = 0;
+};
+
+// The plan of such a run.
+absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings);
+
+}  // namespace forebay
