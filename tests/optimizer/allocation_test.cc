@@ -37,7 +37,7 @@ TEST(OffloadedOptimizerAllocation, AStepAllocatesNothingOnAnyThread) {
     ok = ok && optimizer.Hand(layer, gradients[layer], (*run)->pool()).ok();
   }
   ok = ok && optimizer.FinishBackward().ok();
-  optimizer.BeginUpdate(ScalarsOfStep(1, 1.0));
+  ok = ok && optimizer.BeginUpdate(ScalarsOfStep(1, 1.0)).ok();
   for (int layer = 0; layer < (*run)->num_layers(); ++layer) {
     ok = ok && optimizer.UpdateLayer(layer, weights[layer].bytes()).ok();
     ok = ok && optimizer.AwaitWriteBack(layer).ok();

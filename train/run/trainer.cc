@@ -191,7 +191,7 @@ absl::Status TrainingRun::RedoUpdate() {
   released_line_ = std::move(kept->metrics);
   FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
   FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  session_->optimizer().BeginUpdate(kept->scalars, ResidentWrites::kNow);
+  FOREBAY_RETURN_IF_ERROR(session_->optimizer().BeginUpdate(kept->scalars, ResidentWrites::kNow));
   released_step_ = step;
   update_is_open_ = commit_is_due_ = true;
   FOREBAY_RETURN_IF_ERROR(FinishAndCommit(step));
@@ -437,9 +437,9 @@ absl::Status TrainingRun::BeginUpdate(int64_t step, const UpdateScalars& scalars
   const bool speculates = session_->optimizer().speculates();
   const bool writes = commit_is_due_ || !prepared_.plan.placement.AllInHost();
   if (writes && !speculates) FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  session_->optimizer().BeginUpdate(
+  FOREBAY_RETURN_IF_ERROR(session_->optimizer().BeginUpdate(
       scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred,
-      delayed_updates_->TimingOf(step));
+      delayed_updates_->TimingOf(step)));
   released_step_ = step;
   update_is_open_ = true;
   if (speculates) session_->swapper().ForgetSpeculative();

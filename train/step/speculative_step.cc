@@ -17,8 +17,7 @@ absl::StatusOr<StepResult> SpeculativeStep::RunHoping(const SpeculativeStepInput
   hooks.previous_step_applied = [&]() -> absl::Status {
     FOREBAY_RETURN_IF_ERROR(inputs.hooks.previous_step_applied());
     FOREBAY_RETURN_IF_ERROR(inputs.begin_writing());
-    session_->optimizer().BeginSpeculation(scalars, most_norm);
-    return absl::OkStatus();
+    return session_->optimizer().BeginSpeculation(scalars, most_norm);
   };
   return session_->step().Run(inputs.batches, inputs.loss_scale, hooks);
 }

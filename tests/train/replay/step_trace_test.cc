@@ -185,7 +185,7 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
       }
       trace = engine_->Take();
       EXPECT_EQ(run.store().BeginWriting(), absl::OkStatus());
-      run.optimizer().BeginUpdate({.step = step, .lr = 1e-3});
+      EXPECT_EQ(run.optimizer().BeginUpdate({.step = step, .lr = 1e-3}), absl::OkStatus());
     }
     EXPECT_TRUE(run.FinishUpdates().ok());
     return trace;
