@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "forebay/swap/window/swapper.h"
+#include "forebay/base/errors.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
