@@ -142,8 +142,8 @@ class Contender {
     const bool on_disk = tier_ == Tier::kNvme;
     if (on_disk) Require(store_->BeginWriting());
     const Stopwatch watch;
-    optimizer_->BeginUpdate({.step = step_, .lr = 1e-9},
-                            on_disk ? ResidentWrites::kNow : ResidentWrites::kDeferred);
+    Require(optimizer_->BeginUpdate({.step = step_, .lr = 1e-9},
+                                    on_disk ? ResidentWrites::kNow : ResidentWrites::kDeferred));
     swapper_->Expect(order_);
     for (const int layer : order_) {
       Require(swapper_->Acquire(layer).status());

@@ -1,21 +1,25 @@
 #include "forebay/offload/layer_session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/offload/kept_update.h"
+#include "forebay/offload/missed_updates.h"
 #include "forebay/offload/parameter_groups_of.h"
 
 namespace forebay {
 namespace {
 
 OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
-                                             const OffloadPlan& plan, ParameterGroups groups) {
+                                             const OffloadPlan& plan, ParameterGroups groups,
+                                             std::vector<int64_t> missed_updates) {
   OffloadedOptimizerOptions result;
   result.rule = RuleOf(options.offload);
   result.groups = std::move(groups);
+  result.missed_updates = std::move(missed_updates);
   result.gradient_dtype = options.offload.grad_dtype;
   result.gradient_area = plan.gradient_area;
   result.gradient_device = options.device;
@@ -43,6 +47,12 @@ absl::Status CheckStore(const OffloadPlan& plan, const TensorStore& store) {
       tiles.num_layers(), tiles.num_tiles(), NameOf(tiles.layout()), store.num_slots()));
 }
 
+absl::Status CheckKept(const Json& kept, std::string_view call) {
+  if (kept.is_object() || kept.is_null()) return absl::OkStatus();
+  return UsageError(fmt::format("{}: what goes with a step is a JSON object, and not {}", call,
+                                kept.type_name()));
+}
+
 std::string_view NameOfState(bool is_between, bool is_pass, bool must_repeat) {
   if (is_between) return "no step has begun";
   if (is_pass) return "its pass is under way";
@@ -61,6 +71,7 @@ LayerSession::LayerSession(const OffloadPlan& plan, LayerSessionOptions options,
       hand_over_order_(plan.schedule.Handed()),
       keeps_order_(plan.placement.AnySpeculative() || plan.placement.delays_updates),
       store_(std::move(store)),
+      is_handed_(static_cast<size_t>(store_->tiles().num_layers())),
       committed_step_(store_->committed().step),
       released_step_(committed_step_),
       last_was_update_(options_.last_step_was_update) {}
@@ -80,6 +91,10 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   TensorStore* const tensors = session->store_.get();
   FOREBAY_ASSIGN_OR_RETURN(ParameterGroups groups,
                            ParameterGroupsOf(of_session.offload, tensors->inventory()));
+  if (!of_session.groups.groups.empty()) groups = of_session.groups;
+  FOREBAY_ASSIGN_OR_RETURN(
+      std::vector<int64_t> missed,
+      MissedUpdatesOf(tensors->committed(), tensors->inventory().tensors().size()));
   session->pool_ = of_session.pool;
   if (session->pool_ == nullptr) {
     session->own_pool_ = std::make_unique<ThreadPool>(of_session.threads, "gradients");
@@ -90,8 +105,9 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
       OpenLayers::Create(&tensors->inventory(), of_session.num_open_layers, budget));
   FOREBAY_ASSIGN_OR_RETURN(
       session->optimizer_,
-      OffloadedOptimizer::Create(OptimizerOptionsOf(of_session, plan, std::move(groups)),
-                                 plan.placement, tensors, budget));
+      OffloadedOptimizer::Create(
+          OptimizerOptionsOf(of_session, plan, std::move(groups), std::move(missed)),
+          plan.placement, tensors, budget));
   FOREBAY_ASSIGN_OR_RETURN(session->swapper_,
                            Swapper::Create(plan.window, plan.placement, tensors,
                                            session->optimizer_.get(), budget, of_session.device));
@@ -210,13 +226,22 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
     FOREBAY_RETURN_IF_ERROR(store_->FindPrevious());
     swapper_->SwitchTo(Generation::kPrevious);
   }
+  if (!update.groups.empty()) {
+    FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(update.groups));
+    groups_ = std::move(update.groups);
+  }
   update_ = std::move(update);
   scalars_ = update_.scalars_of(0);
   most_norm_ = update_.most_unclipped_norm;
   is_settled_ = is_repeated_ = false;
-  num_handed_ = 0;
+  ForgetHanded();
   state_ = State::kPass;
   return absl::OkStatus();
+}
+
+void LayerSession::ForgetHanded() {
+  std::ranges::fill(is_handed_, 0);
+  num_handed_ = 0;
 }
 
 absl::Status LayerSession::UpdatesOfTheStepBefore() {
@@ -235,17 +260,19 @@ absl::Status LayerSession::UpdatesOfTheStepBefore() {
   }
   if (optimizer_->speculates() && (hopes_ || is_repeated_)) {
     FOREBAY_RETURN_IF_ERROR(BeginWriting());
-    optimizer_->BeginSpeculation(scalars_, most_norm_);
+    FOREBAY_RETURN_IF_ERROR(optimizer_->BeginSpeculation(scalars_, most_norm_));
   }
   is_settled_ = true;
   return absl::OkStatus();
 }
 
-absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient) {
+absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient,
+                                std::span<const int> without_gradient) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "the gradient of a layer"));
   FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
   FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
-  FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_));
+  FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_, without_gradient));
+  is_handed_[layer] = 1;
   ++num_handed_;
   return absl::OkStatus();
 }
@@ -257,12 +284,9 @@ absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const 
 
 absl::Status LayerSession::HandOpen(int layer) {
   FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
-  FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
   FOREBAY_ASSIGN_OR_RETURN(const OpenLayers::Sum sum, open_layers_->SumOf(layer));
-  const absl::Status handed = optimizer_->Hand(layer, sum.elems, *pool_);
-  FOREBAY_RETURN_IF_ERROR(handed);
+  FOREBAY_RETURN_IF_ERROR(Hand(layer, LayerGradient{.elems = sum.elems}, sum.without_gradient));
   open_layers_->Close(layer);
-  ++num_handed_;
   return absl::OkStatus();
 }
 
@@ -271,11 +295,21 @@ absl::Status LayerSession::CloseLayer(int layer) {
   return HandOpen(layer);
 }
 
+// Those that are open, and those that got no gradient at all, whose tensors are left alone.
+absl::Status LayerSession::CloseLayers() {
+  for (const bool is_open : {true, false}) {
+    for (const int layer : hand_over_order_) {
+      if (options_.num_open_layers == 0 || is_handed_[layer]) continue;
+      if (is_open && !keeps_order_ && !open_layers_->IsOpen(layer)) continue;
+      FOREBAY_RETURN_IF_ERROR(HandOpen(layer));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "FinishBackward"));
-  for (int layer = open_layers_->FirstOpen(); layer >= 0; layer = open_layers_->FirstOpen()) {
-    FOREBAY_RETURN_IF_ERROR(HandOpen(layer));
-  }
+  FOREBAY_RETURN_IF_ERROR(CloseLayers());
   FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, optimizer_->FinishBackward());
   const double first_norm = gradients_.norm;
   gradients_ = {.norm = stats.norm, .first_nonfinite_layer = stats.first_nonfinite_layer};
@@ -303,13 +337,14 @@ absl::Status LayerSession::BeginRepeat() {
   most_norm_ = std::numeric_limits<double>::infinity();
   is_settled_ = false;
   is_repeated_ = true;
-  num_handed_ = 0;
+  ForgetHanded();
   state_ = State::kPass;
   return absl::OkStatus();
 }
 
 absl::Status LayerSession::Update(Json kept, CommitWhen when) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kDone, "Update"));
+  FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "Update"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Update"));
   if (gradients_.first_nonfinite_layer >= 0) {
     return UsageError(
@@ -318,14 +353,15 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
   }
   const int64_t step = released_step_ + 1;
   if (plan_.gradient_area == GradientArea::kAll) {
-    FOREBAY_RETURN_IF_ERROR(optimizer_->PublishIntent(step, EncodeUpdate(scalars_, kept)));
+    FOREBAY_RETURN_IF_ERROR(
+        optimizer_->PublishIntent(step, EncodeUpdate({scalars_, groups_, kept})));
   }
   DecideCommit(step, when);
   // What was applied in the backward pass has begun them. Where an update that is not for a commit
   // writes nothing, the one copy of --durability=none stays what it is.
   const bool writes = commit_is_due_ || !plan_.placement.AllInHost();
   if (writes && !optimizer_->speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  BeginUpdate(scalars_);
+  FOREBAY_RETURN_IF_ERROR(BeginUpdate(scalars_));
   EndStep(step, std::move(kept), /*was_update=*/true);
   // Otherwise it is applied while the next step's forward pass goes by, and committed there.
   const bool commits_now =
@@ -336,13 +372,14 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
 }
 
 // Makes the update of every layer due.
-void LayerSession::BeginUpdate(const UpdateScalars& scalars) {
+absl::Status LayerSession::BeginUpdate(const UpdateScalars& scalars) {
   const bool is_delayed = Delays(released_step_ + 2);
-  optimizer_->BeginUpdate(scalars,
-                          commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred,
-                          is_delayed ? UpdateTiming::kDelayed : UpdateTiming::kLazy);
+  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(
+      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred,
+      is_delayed ? UpdateTiming::kDelayed : UpdateTiming::kLazy));
   update_is_open_ = true;
   if (optimizer_->speculates()) swapper_->ForgetSpeculative();
+  return absl::OkStatus();
 }
 
 void LayerSession::EndStep(int64_t step, Json kept, bool was_update) {
@@ -356,6 +393,7 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
   if (state_ != State::kMustRepeat) {
     FOREBAY_RETURN_IF_ERROR(CheckState(State::kDone, "Skip"));
   }
+  FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "Skip"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Skip"));
   optimizer_->AbandonStep();
   const int64_t step = released_step_ + 1;
@@ -372,6 +410,7 @@ void LayerSession::Abandon() {
   CancelAnnounced();
   optimizer_->AbandonStep();
   open_layers_->Clear();
+  recovered_.reset();
   state_ = State::kBetween;
 }
 
@@ -431,6 +470,7 @@ absl::Status LayerSession::CommitReleased() {
   CommitInfo info;
   info.step = released_step_;
   info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
+  AddMissedUpdates(optimizer_->missed_updates(), info.trainer);
   FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store_->Commit(info) : store_->CommitSkipped(info));
   update_is_open_ = false;
   committed_step_ = released_step_;
@@ -466,18 +506,19 @@ RecoveredUpdate LayerSession::Recover(const std::function<absl::Status(double)>&
     result.damage = update.status();
     return result;
   }
-  recovered_ = update->scalars;
-  result.kept = std::move(update->metrics);
-  released_kept_ = *result.kept;
+  result.kept = update->kept;
+  recovered_ = *std::move(update);
   return result;
 }
 
 absl::Status LayerSession::ApplyRecovered() {
   if (!recovered_.has_value()) return UsageError("ApplyRecovered: no gradients were recovered");
   FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  optimizer_->BeginUpdate(*std::exchange(recovered_, std::nullopt), ResidentWrites::kNow);
+  const KeptUpdate update = *std::exchange(recovered_, std::nullopt);
+  if (!update.groups.empty()) FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(update.groups));
+  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(update.scalars, ResidentWrites::kNow));
   update_is_open_ = commit_is_due_ = true;
-  EndStep(committed_step_ + 1, std::move(released_kept_), /*was_update=*/true);
+  EndStep(committed_step_ + 1, update.kept, /*was_update=*/true);
   return FinishAndCommit();
 }
 

@@ -37,11 +37,13 @@
 #include "forebay/base/parallel.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
+#include "forebay/offload/kept_update.h"
 #include "forebay/offload/offload_options.h"
 #include "forebay/offload/open_layers.h"
 #include "forebay/offload/plan.h"
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
+#include "forebay/optimizer/parameter_groups.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/param_source.h"
 #include "forebay/swap/store/tensor_store.h"
@@ -59,6 +61,7 @@ struct LayerSessionOptions {
   // the largest layer. 0: AddGradient is not used.
   int num_open_layers = 0;
   bool last_step_was_update = true;  // of the committed step
+  ParameterGroups groups;            // empty: those of OffloadOptions
 
   // What a commit carries for the caller (CommitInfo::trainer); called in a commit, of
   // released_step(). Empty: what was given to Update or Skip.
@@ -76,6 +79,8 @@ struct StepUpdate {
   std::function<UpdateScalars(double norm)> scalars_of;
   // Norms up to this one are not clipped: their scalars are scalars_of(0).
   double most_unclipped_norm = std::numeric_limits<double>::infinity();
+  // The settings of the groups, as many as the session has, from this step on; empty: as they are.
+  std::vector<ParameterGroup> groups;
 };
 
 struct StepGradients {
@@ -132,14 +137,17 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status UpdatesOfTheStepBefore();
   // The finished gradient of a layer, as OffloadedOptimizer::Hand takes it. Where the plan
   // speculates or delays, in the order of its schedule.
-  absl::Status Hand(int layer, const LayerGradient& gradient);
+  // `without_gradient`: its tensors that got none, which are left alone.
+  absl::Status Hand(int layer, const LayerGradient& gradient,
+                    std::span<const int> without_gradient = {});
   // Adds to the gradient of a tensor (by its index in the inventory): `elems` are all its elements,
   // of `dtype` (fp32, bf16 or fp16), in RAM. Sums are fp32, in the order of the calls. The tensors
   // of a layer may come in any order.
   absl::Status AddGradient(int tensor, DType dtype, std::span<const std::byte> elems);
   // The gradient of the layer is complete, and is handed over.
   absl::Status CloseLayer(int layer);
-  // Closes the layers that are open.
+  // Closes the layers that are open. Where AddGradient is used, tensors that it was not called for
+  // are left alone, as their whole layers may be.
   absl::StatusOr<StepGradients> FinishBackward();
   // Forgets the gradients of a pass that has to be computed again.
   absl::Status BeginRepeat();
@@ -197,13 +205,15 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
     return plan_.delay_update_from > 0 && step >= plan_.delay_update_from;
   }
   absl::Status BeginWriting();
-  void BeginUpdate(const UpdateScalars& scalars);
+  absl::Status BeginUpdate(const UpdateScalars& scalars);
   void DecideCommit(int64_t step, CommitWhen when);
   void EndStep(int64_t step, Json kept, bool was_update);
   absl::Status FinishUpdates();
   absl::Status FinishAndCommit();
   absl::Status CommitReleased();
   absl::Status HandOpen(int layer);
+  absl::Status CloseLayers();
+  void ForgetHanded();
 
   const OffloadPlan plan_;
   const LayerSessionOptions options_;
@@ -228,6 +238,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   double most_norm_ = 0;     // of that hope
   bool is_settled_ = false;  // UpdatesOfTheStepBefore was done in this pass
   bool is_repeated_ = false;
+  std::vector<ParameterGroup> groups_;  // that the last BeginStep with some gave
+  std::vector<uint8_t> is_handed_;      // by layer
   size_t num_handed_ = 0;
   StepGradients gradients_;
   // Steps that are clipped come in rows: after one nothing is applied until the norm is known. Only
@@ -240,7 +252,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   bool last_was_update_;         // of the released step
   bool update_is_open_ = false;  // whether an update was begun after the last commit
   bool commit_is_due_ = false;   // whether that is to be committed when it is applied
-  std::optional<UpdateScalars> recovered_;
+  std::optional<KeptUpdate> recovered_;
 
   // What decides when a commit is due.
   bool has_begun_ = false;

@@ -134,13 +134,8 @@ void OpenLayers::Close(int layer) {
   std::fill_n(has_gradient_.begin() + spec.first_tensor, spec.num_tensors, 0);
 }
 
-int OpenLayers::FirstOpen() const {
-  const auto open = std::ranges::find_if(place_of_layer_, [](int place) { return place >= 0; });
-  return open == place_of_layer_.end() ? -1 : static_cast<int>(open - place_of_layer_.begin());
-}
-
 void OpenLayers::Clear() {
-  for (int layer = FirstOpen(); layer >= 0; layer = FirstOpen()) Close(layer);
+  for (int layer = 0; layer < inventory_->num_layers(); ++layer) Close(layer);
 }
 
 }  // namespace forebay

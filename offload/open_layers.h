@@ -41,8 +41,7 @@ class OpenLayers {
   // or the next call for another layer.
   absl::StatusOr<Sum> SumOf(int layer);
   void Close(int layer);
-  // -1: none is.
-  int FirstOpen() const;
+  bool IsOpen(int layer) const { return place_of_layer_[layer] >= 0; }
   void Clear();
 
  private:

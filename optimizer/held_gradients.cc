@@ -1,6 +1,7 @@
 #include "forebay/optimizer/held_gradients.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <utility>
 
@@ -112,17 +113,52 @@ void HeldGradients::SetHalf(int half) {
   half_ = half;
 }
 
-absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, ThreadPool& pool) {
+absl::Status HeldGradients::CheckHand(int layer, size_t num_elems) const {
+  const TileMap& tiles = store_->tiles();
+  if (layer < 0 || layer >= tiles.num_layers()) {
+    return UsageError(
+        fmt::format("optimizer: a gradient is handed over for layer {}, and layers are 0 to {}",
+                    layer, tiles.num_layers() - 1));
+  }
+  const std::string& name = store_->inventory().layers()[layer].name;
+  if (handed_[layer]) {
+    return UsageError(
+        fmt::format("optimizer: the gradient of layer '{}' is handed over twice in a step. Add up "
+                    "what it is made of first",
+                    name));
+  }
+  if (static_cast<int64_t>(num_elems) != tiles.layer_elems(layer)) {
+    return UsageError(
+        fmt::format("optimizer: the gradient of layer '{}' is handed over with {} elements, and "
+                    "the layer has {}. Hand over its whole vector, padding included",
+                    name, num_elems, tiles.layer_elems(layer)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HeldGradients::CheckPadding(int layer, std::span<const float> gradient) const {
+  for (const Padding& padding : paddings_[layer]) {
+    // Anything else would creep into the norm and, from there, into every weight.
+    for (int64_t i = padding.first_elem; i < padding.end_elem; ++i) {
+      if (gradient[i] == 0) continue;
+      return UsageError(fmt::format(
+          "optimizer: the gradient of layer '{}' has {} at element {}, which is of no tensor. Fill "
+          "its padding (elements {} to {} here) with zeros",
+          store_->inventory().layers()[layer].name, gradient[i], i, padding.first_elem,
+          padding.end_elem - 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
+                                 std::span<const ElemRange> as_zeros) {
   const int64_t num_elems = store_->tiles().layer_elems(layer);
   FOREBAY_CHECK(static_cast<int64_t>(gradient.size()) == num_elems);
   FOREBAY_CHECK(!handed_[layer]);
-  // Anything else would creep into the norm and, from there, into every weight.
-  for (const Padding& padding : paddings_[layer]) {
-    for (int64_t i = padding.first_elem; i < padding.end_elem; ++i) FOREBAY_CHECK(gradient[i] == 0);
-  }
   const TileMap& tiles = store_->tiles();
   for (int tile = tiles.first_tile(layer); tile < tiles.first_tile(layer + 1); ++tile) {
-    FOREBAY_RETURN_IF_ERROR(RoundTile(tile, gradient, pool));
+    FOREBAY_RETURN_IF_ERROR(RoundTile(tile, {gradient, as_zeros}, pool));
   }
   double sum = 0;
   for (int64_t block = 0; block < num_elems / kNormBlockElems; ++block) sum += block_sums_[block];
@@ -131,21 +167,38 @@ absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, Thr
   return absl::OkStatus();
 }
 
-void HeldGradients::Round(int tile, std::span<const float> gradient, std::byte* to,
-                          ThreadPool& pool) {
+void HeldGradients::Round(int tile, const Gradient& gradient, std::byte* to, ThreadPool& pool) {
   const Tile& t = TileAt(tile);
   const bool seals = IsInArea(tile);
   pool.ParallelFor(NumSealParts(t), [&](int64_t task) {
     const int64_t end = std::min(t.num_elems, (task + 1) * kSealElems);
     for (int64_t elem = task * kSealElems; elem < end; elem += kNormBlockElems) {
-      block_sums_[(t.first_elem + elem) / kNormBlockElems] = arithmetic_->RoundGradient(
-          gradient.data() + t.first_elem + elem, dtype_, to + elem * elem_bytes());
+      block_sums_[(t.first_elem + elem) / kNormBlockElems] =
+          RoundBlock(gradient, t.first_elem + elem, to + elem * elem_bytes());
     }
     if (seals) seals_[half_].Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
   });
 }
 
-absl::Status HeldGradients::RoundTile(int tile, std::span<const float> gradient, ThreadPool& pool) {
+double HeldGradients::RoundBlock(const Gradient& gradient, int64_t first_elem,
+                                 std::byte* to) const {
+  const int64_t end_elem = first_elem + kNormBlockElems;
+  auto zeros = std::ranges::upper_bound(gradient.as_zeros, first_elem, {}, &ElemRange::end_elem);
+  const auto is_in_block = [&] {
+    return zeros != gradient.as_zeros.end() && zeros->first_elem < end_elem;
+  };
+  const float* const from = gradient.elems.data() + first_elem;
+  if (!is_in_block()) return arithmetic_->RoundGradient(from, dtype_, to);
+  std::array<float, kNormBlockElems> block;
+  std::copy_n(from, kNormBlockElems, block.begin());
+  for (; is_in_block(); ++zeros) {
+    std::fill(block.begin() + (std::max(zeros->first_elem, first_elem) - first_elem),
+              block.begin() + (std::min(zeros->end_elem, end_elem) - first_elem), 0.0f);
+  }
+  return arithmetic_->RoundGradient(block.data(), dtype_, to);
+}
+
+absl::Status HeldGradients::RoundTile(int tile, const Gradient& gradient, ThreadPool& pool) {
   if (placement_.IsSpeculative(TileAt(tile).layer)) {
     FOREBAY_CHECK(sink_ != nullptr);
     FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> buffer, sink_->Buffer(tile));
@@ -192,8 +245,21 @@ void HeldGradients::AwaitAllSpills() {
   for (Spill& spill : host_spills_) AwaitSpill(spill).IgnoreError();
 }
 
+bool HeldGradients::AnyHanded() const {
+  return std::ranges::count(handed_, 0) < static_cast<int64_t>(handed_.size());
+}
+
 absl::Status HeldGradients::Finish() {
-  for (const uint8_t handed : handed_) FOREBAY_CHECK(handed);
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  const auto missing = std::ranges::find(handed_, 0);
+  if (missing != handed_.end()) {
+    const auto layer = static_cast<size_t>(missing - handed_.begin());
+    return UsageError(
+        fmt::format("optimizer: the backward pass is said to have ended, and no gradient of layer "
+                    "'{}' was handed over. Hand over every layer's; one whose tensors have none "
+                    "names them all as such",
+                    store_->inventory().layers()[layer].name));
+  }
   AwaitAllSpills();
   std::fill(handed_.begin(), handed_.end(), 0);
   return failure_;

@@ -78,9 +78,18 @@ class HeldGradients {
   int half() const { return half_; }
   // What was handed over or recovered is what is read from here on, until the next call.
   void BeginUpdate() { update_half_ = half_; }
-  // As OffloadedOptimizer::Hand.
-  absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
-  // Waits until the gradients of the area are written. Requires: every layer was handed over.
+  // UsageError where no gradient of the layer, of so many elements, may be handed over now.
+  absl::Status CheckHand(int layer, size_t num_elems) const;
+  // UsageError where the padding of a layer's gradient is not zero.
+  absl::Status CheckPadding(int layer, std::span<const float> gradient) const;
+  // As OffloadedOptimizer::Hand. `as_zeros`: elements that are held as zero whatever they are, in
+  // order. Requires: CheckHand and CheckPadding.
+  absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
+                    std::span<const ElemRange> as_zeros = {});
+  // Whether any layer was handed over since Finish, Recover or Abandon.
+  bool AnyHanded() const;
+  // Waits until the gradients of the area are written. UsageError names the first layer that was
+  // not handed over; nothing is changed then.
   absl::Status Finish();
   // Forgets what was handed over.
   void Abandon();
@@ -124,10 +133,17 @@ class HeldGradients {
     IoOp op;
     int layer = 0;  // for messages
   };
+  // A layer's.
+  struct Gradient {
+    std::span<const float> elems;
+    std::span<const ElemRange> as_zeros;
+  };
   // Rounds the tile's part of its layer's gradient to `to`, fills its blocks' sums, and takes the
   // checksums of what goes to the area.
-  void Round(int tile, std::span<const float> gradient, std::byte* to, ThreadPool& pool);
-  absl::Status RoundTile(int tile, std::span<const float> gradient, ThreadPool& pool);
+  void Round(int tile, const Gradient& gradient, std::byte* to, ThreadPool& pool);
+  // The sum of squares of the block that begins at `first_elem` of the layer.
+  double RoundBlock(const Gradient& gradient, int64_t first_elem, std::byte* to) const;
+  absl::Status RoundTile(int tile, const Gradient& gradient, ThreadPool& pool);
   void StartSpill(int tile, std::span<std::byte> buffer, Spill& spill);
   absl::Status AwaitSpill(Spill& spill);
   void AwaitAllSpills();

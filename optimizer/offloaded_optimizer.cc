@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <mutex>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
+#include "forebay/optimizer/intent_words.h"
 #include "forebay/optimizer/offloaded_optimizer_impl.h"
 #include "forebay/optimizer/parameter_groups.h"
 
@@ -20,6 +22,12 @@ namespace {
 
 bool AnyOnNvme(const std::vector<Tier>& tiers) {
   return std::find(tiers.begin(), tiers.end(), Tier::kNvme) != tiers.end();
+}
+
+bool HasSameScalars(const UpdateScalars& a, const UpdateScalars& b) {
+  return a.step == b.step && a.lr == b.lr && a.gradient_scale == b.gradient_scale &&
+         a.beta1 == b.beta1 && a.beta2 == b.beta2 && a.eps == b.eps &&
+         a.rounding_seed == b.rounding_seed;
 }
 
 }  // namespace
@@ -31,18 +39,11 @@ OffloadedOptimizer::Impl::Impl(const OffloadedOptimizerOptions& options_in,
       placement(placement_in),
       store(store_in),
       tiles(store_in->tiles()),
-      groups(options_in.groups.groups.empty()
-                 ? DecayGroups(store_in->inventory(), options_in.weight_decay)
-                 : options_in.groups),
       pool(options_in.num_threads, "optimizer"),
       host_state_offset_bytes(store_in->tiles().num_tiles()),
       due(store_in->inventory().num_layers()),
       weights_deferred(store_in->tiles().num_tiles()),
-      state_deferred(store_in->tiles().num_tiles()) {
-  for (int layer = 0; layer < store->inventory().num_layers(); ++layer) {
-    group_runs.push_back(GroupRunsOf(store->inventory(), layer, groups.of_tensor));
-  }
-}
+      state_deferred(store_in->tiles().num_tiles()) {}
 
 // ---- Creation ----------------------------------------------------------------------------------
 
@@ -77,6 +78,13 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   FOREBAY_CHECK(store->tiles().moment_set() == MomentsOf(options.rule));
   FOREBAY_CHECK(static_cast<int>(placement.state.size()) == store->tiles().num_tiles());
   auto impl = std::make_unique<Impl>(options, placement, store);
+  const Inventory& inventory = store->inventory();
+  FOREBAY_ASSIGN_OR_RETURN(impl->tensors,
+                           TensorUpdates::Create(options.rule, inventory,
+                                                 options.groups.groups.empty()
+                                                     ? DecayGroups(inventory, options.weight_decay)
+                                                     : options.groups,
+                                                 options.missed_updates));
   FOREBAY_RETURN_IF_ERROR(impl->MakeStaging(budget));
   FOREBAY_RETURN_IF_ERROR(impl->LoadHostState(budget));
   // The staging buffers of gradients serve both ways, where spilling ends before the first read.
@@ -157,6 +165,9 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
     return placement.IsSpeculative(layer);
   });
   FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_tiles());
+  for (const int layer : options.hand_over_order) {
+    if (placement.IsSpeculative(layer)) speculative_layers.push_back(layer);
+  }
   std::vector<std::span<std::byte>> buffers;
   for (const StagingBuffer& buffer : staging) buffers.push_back(buffer.gradient);
   FOREBAY_ASSIGN_OR_RETURN(
@@ -220,32 +231,75 @@ absl::Status OffloadedOptimizer::Impl::LoadHostState(MemoryBudget* budget) {
 
 // ---- Gradients ---------------------------------------------------------------------------------
 
-absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient,
-                                      ThreadPool& pool) {
-  FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
-  impl_->ChooseHalf();
-  if (impl_->delayed_is_pending && !impl_->gradients->IsSpilled(layer)) {
-    FOREBAY_RETURN_IF_ERROR(impl_->delays->AwaitTile(impl_->tiles.first_tile(layer + 1) - 1));
+absl::Status OffloadedOptimizer::SetGroups(std::span<const ParameterGroup> groups) {
+  return impl_->tensors->SetGroups(groups,
+                                   /*may_freeze=*/!impl_->StepIsOpen() || impl_->is_recovered);
+}
+
+absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
+                                                 std::span<const int> without_gradient) const {
+  if (backward_finished || AnyIsDue()) {
+    return UsageError(fmt::format(
+        "optimizer: a gradient of layer {} is handed over {}. {}", layer,
+        backward_finished ? "after the step's backward pass" : "while an update is due",
+        backward_finished ? "Begin the update or abandon the step first"
+                          : "Let every layer come in first, so that its update is applied"));
   }
-  FOREBAY_RETURN_IF_ERROR(impl_->gradients->Hand(layer, gradient, pool));
-  const double sum_of_squares = impl_->gradients->sum_of_squares(layer);
+  FOREBAY_RETURN_IF_ERROR(gradients->CheckHand(layer, num_elems));
+  FOREBAY_RETURN_IF_ERROR(tensors->CheckHand(layer, without_gradient));
+  if (!speculates || !placement.IsSpeculative(layer)) return absl::OkStatus();
+  const int expected = speculative_layers[num_speculated];
+  if (layer == expected) return absl::OkStatus();
+  const std::vector<LayerSpec>& layers = store->inventory().layers();
+  return UsageError(
+      fmt::format("optimizer: the gradient of layer '{}' is handed over before that of layer '{}', "
+                  "and layers are updated in the order that the optimizer was made with. Keep it",
+                  layers[layer].name, layers[expected].name));
+}
+
+// What was checked.
+absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, std::span<const float> gradient,
+                                                    ThreadPool& compute,
+                                                    std::span<const int> without_gradient) {
+  ChooseHalf();
+  if (delayed_is_pending && !gradients->IsSpilled(layer)) {
+    FOREBAY_RETURN_IF_ERROR(delays->AwaitTile(tiles.first_tile(layer + 1) - 1));
+  }
+  const std::span<const ElemRange> as_zeros = tensors->Hand(layer, without_gradient);
+  const bool is_speculated = speculates && placement.IsSpeculative(layer);
+  if (is_speculated) tensors->Prepare(layer);  // before its first tile is taken
+  FOREBAY_RETURN_IF_ERROR(gradients->Hand(layer, gradient, compute, as_zeros));
+  if (is_speculated) ++num_speculated;
+  const double sum_of_squares = gradients->sum_of_squares(layer);
   const bool is_finite = std::isfinite(sum_of_squares);
-  if (!is_finite && impl_->first_nonfinite_layer < 0) impl_->first_nonfinite_layer = layer;
-  impl_->handed_squares += sum_of_squares;
-  if (impl_->speculates && !(impl_->handed_squares <= impl_->most_squares)) {
-    impl_->speculation->Decline();
-  }
+  if (!is_finite && first_nonfinite_layer < 0) first_nonfinite_layer = layer;
+  handed_squares += sum_of_squares;
+  if (speculates && !(handed_squares <= most_squares)) speculation->Decline();
   return absl::OkStatus();
 }
 
-absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, ThreadPool& pool) {
-  if (gradient.device != DeviceKind::kHost) {
-    FOREBAY_CHECK(impl_->landing != nullptr);
-    FOREBAY_ASSIGN_OR_RETURN(const std::span<const float> fetched, impl_->landing->Fetch(gradient));
-    return Hand(layer, fetched, pool);
+absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
+                                      std::span<const int> without_gradient) {
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.size(), without_gradient));
+  FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, gradient));
+  return impl_->TakeGradient(layer, gradient, pool, without_gradient);
+}
+
+absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
+                                      std::span<const int> without_gradient) {
+  if (gradient.device == DeviceKind::kHost) {
+    if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
+    return Hand(layer, gradient.elems, pool, without_gradient);
   }
-  if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
-  return Hand(layer, gradient.elems, pool);
+  // What does not fit is found before anything is copied.
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.elems.size(), without_gradient));
+  if (impl_->landing == nullptr) {
+    return UsageError(
+        "optimizer: a gradient is handed over on a device, and the optimizer was made without one. "
+        "Make it with the device, or copy the gradient to memory first");
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const std::span<const float> fetched, impl_->landing->Fetch(gradient));
+  return Hand(layer, fetched, pool, without_gradient);
 }
 
 // The half of the gradient area, by the number of the step to come: so what an update needs that is
@@ -270,17 +324,35 @@ bool OffloadedOptimizer::speculates() const {
   return impl_->speculation != nullptr;
 }
 
-void OffloadedOptimizer::BeginSpeculation(const UpdateScalars& scalars, double most_norm) {
-  FOREBAY_CHECK(impl_->speculation != nullptr && !impl_->speculates);
-  FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
+absl::Status OffloadedOptimizer::BeginSpeculation(const UpdateScalars& scalars, double most_norm) {
+  FOREBAY_RETURN_IF_ERROR(impl_->Failure());
+  if (impl_->speculation == nullptr) {
+    return UsageError(
+        "optimizer: speculation begins, and no layer is speculative. Place one so, or do without");
+  }
+  if (impl_->StepIsOpen() || impl_->AnyIsDue()) {
+    return UsageError(fmt::format(
+        "optimizer: the speculation of update {} begins {}. Begin it before the step's first "
+        "gradient, when all updates before are applied",
+        scalars.step, impl_->StepIsOpen() ? "in the midst of a step" : "while an update is due"));
+  }
+  FOREBAY_RETURN_IF_ERROR(impl_->tensors->CheckStep(scalars.step));
+  impl_->tensors->TakeGroups();
   impl_->step = scalars;
   impl_->resident = ResidentWrites::kNow;
   impl_->speculates = true;
+  impl_->num_speculated = 0;
   impl_->most_squares = most_norm * most_norm;
   impl_->speculation->Begin();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
+  if (impl_->backward_finished) {
+    return UsageError(
+        "optimizer: a step's backward pass is said to have ended twice. Begin the update or "
+        "abandon the step");
+  }
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->Finish());
   GradientStats stats;
   double sum = 0;
@@ -302,19 +374,40 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
 }
 
 absl::Status OffloadedOptimizer::PublishIntent(int64_t step, const Json& trainer) {
-  FOREBAY_CHECK(impl_->backward_finished);
-  FOREBAY_CHECK(impl_->options.gradient_area == GradientArea::kAll);
-  FOREBAY_CHECK(!impl_->placement.delays_updates || step % 2 == impl_->gradients->half());
-  return impl_->store->PublishIntent({step, SizeOf(impl_->options.gradient_dtype), trainer},
+  if (impl_->options.gradient_area != GradientArea::kAll) {
+    return UsageError(fmt::format(
+        "optimizer: the gradients of step {} are to outlive a crash, and not all are kept on the "
+        "disk. Make the optimizer with GradientArea::kAll",
+        step));
+  }
+  if (!impl_->backward_finished) {
+    return UsageError(
+        fmt::format("optimizer: the gradients of step {} are to outlive a crash, and its backward "
+                    "pass has not ended. Publish them between FinishBackward and BeginUpdate",
+                    step));
+  }
+  if (impl_->placement.delays_updates && step % 2 != impl_->gradients->half()) {
+    return UsageError(fmt::format(
+        "optimizer: the gradients of step {} are to outlive a crash, and lie where those of an {} "
+        "step do. Publish them as those of the step after the one that is committed or pending",
+        step, impl_->gradients->half() == 0 ? "even" : "odd"));
+  }
+  return impl_->store->PublishIntent({step, SizeOf(impl_->options.gradient_dtype),
+                                      EncodeIntentWords(trainer, impl_->tensors->LeftAlone())},
                                      impl_->gradients->seals_table());
 }
 
 RecoveredGradients OffloadedOptimizer::RecoverGradients(
     const std::function<absl::Status(double)>& progress) {
-  FOREBAY_CHECK(!impl_->backward_finished && !impl_->AnyIsDue());
-  FOREBAY_CHECK(impl_->options.gradient_area == GradientArea::kAll);
-  impl_->ChooseHalf();
   RecoveredGradients recovered;
+  const bool is_kept = impl_->options.gradient_area == GradientArea::kAll;
+  if (!is_kept || impl_->StepIsOpen() || AnyUpdateIsDue()) {
+    recovered.damage = UsageError(
+        "optimizer: kept gradients are looked for where none are kept, or in the midst of a step. "
+        "Look for them once, before the first step, with GradientArea::kAll");
+    return recovered;
+  }
+  impl_->ChooseHalf();
   absl::StatusOr<std::optional<StepIntent>> intent =
       impl_->store->FindIntent(impl_->gradients->seals_table());
   recovered.damage = intent.status();
@@ -322,15 +415,23 @@ RecoveredGradients OffloadedOptimizer::RecoverGradients(
       (*intent)->gradient_elem_bytes != SizeOf(impl_->options.gradient_dtype)) {
     return recovered;
   }
-  recovered.damage = impl_->gradients->Recover(impl_->pool, progress);
+  absl::StatusOr<IntentWords> words =
+      DecodeIntentWords((*intent)->trainer, impl_->store->inventory().tensors().size());
+  recovered.damage = words.status();
+  if (recovered.damage.ok()) {
+    recovered.damage = impl_->gradients->Recover(impl_->pool, progress);
+  }
   if (!recovered.damage.ok()) return recovered;
   recovered.intent = *std::move(intent);
-  impl_->backward_finished = true;
+  recovered.intent->trainer = std::move(words->trainer);
+  impl_->tensors->Recover(words->left_alone);
+  impl_->backward_finished = impl_->is_recovered = true;
   return recovered;
 }
 
 void OffloadedOptimizer::AbandonStep() {
   impl_->gradients->Abandon();
+  impl_->tensors->AbandonStep();
   if (impl_->speculates) {
     impl_->speculation->Drop();
     // A write that failed stays the error of its tile.
@@ -340,28 +441,55 @@ void OffloadedOptimizer::AbandonStep() {
   }
   impl_->handed_squares = 0;
   impl_->first_nonfinite_layer = -1;
-  impl_->backward_finished = false;
+  impl_->backward_finished = impl_->is_recovered = false;
 }
 
-void OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, ResidentWrites resident,
-                                     UpdateTiming timing) {
-  FOREBAY_CHECK(impl_->backward_finished && !impl_->AnyIsDue() && !impl_->delayed_is_pending);
-  impl_->backward_finished = false;
-  if (impl_->speculation != nullptr) {
-    FOREBAY_CHECK(impl_->speculates && impl_->speculation_is_complete);
-    FOREBAY_CHECK(resident == ResidentWrites::kNow);
-    FOREBAY_CHECK(step.step == impl_->step.step && step.lr == impl_->step.lr &&
-                  step.gradient_scale == impl_->step.gradient_scale);
-    impl_->speculates = false;
+absl::Status OffloadedOptimizer::Impl::CheckBeginUpdate(const UpdateScalars& scalars,
+                                                        ResidentWrites writes_resident,
+                                                        UpdateTiming timing) const {
+  FOREBAY_RETURN_IF_ERROR(Failure());
+  const auto misuse = [&](std::string_view why, std::string_view advice) {
+    return UsageError(fmt::format("optimizer: update {} begins {}. {}", scalars.step, why, advice));
+  };
+  if (AnyIsDue() || delayed_is_pending) {
+    return misuse("while that before it is due or pending", "Let it be applied first");
   }
+  if (!backward_finished) {
+    return misuse("before its backward pass has ended", "Call FinishBackward first");
+  }
+  if (speculation != nullptr && !(speculates && speculation_is_complete)) {
+    return misuse("with speculation that is not complete",
+                  "Abandon the step, begin speculation and hand its gradients over again");
+  }
+  if (speculation != nullptr && !HasSameScalars(scalars, step)) {
+    return misuse("with other scalars than its speculation",
+                  "Give the same, or abandon the step and begin it again");
+  }
+  const bool writes_all = writes_resident == ResidentWrites::kNow;
+  if (!writes_all && (speculation != nullptr || timing == UpdateTiming::kDelayed)) {
+    return misuse("with deferred writes, and is speculative or delayed",
+                  "Begin it with ResidentWrites::kNow");
+  }
+  if (timing == UpdateTiming::kDelayed && delays == nullptr) {
+    return misuse("delayed, and the placement delays none", "Begin it as a lazy one");
+  }
+  return tensors->CheckStep(scalars.step);
+}
+
+absl::Status OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, ResidentWrites resident,
+                                             UpdateTiming timing) {
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckBeginUpdate(step, resident, timing));
+  impl_->backward_finished = impl_->is_recovered = false;
+  // What speculation has begun keeps its groups.
+  if (!std::exchange(impl_->speculates, false)) impl_->tensors->TakeGroups();
+  impl_->tensors->BeginUpdate();
   impl_->step = step;
   impl_->resident = resident;
   impl_->gradients->BeginUpdate();
   if (timing == UpdateTiming::kDelayed) {
-    FOREBAY_CHECK(impl_->delays != nullptr && resident == ResidentWrites::kNow);
     impl_->delayed_is_pending = true;
     impl_->delays->BeginAll();
-    return;
+    return absl::OkStatus();
   }
   impl_->staged->Begin(impl_->due_tiles);
   // Last: from here on the swapper's thread may update.
@@ -369,6 +497,11 @@ void OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, ResidentWrites r
     impl_->due[layer].store(!impl_->placement.IsSpeculative(static_cast<int>(layer)),
                             std::memory_order_release);
   }
+  return absl::OkStatus();
+}
+
+std::span<const int64_t> OffloadedOptimizer::missed_updates() const {
+  return impl_->tensors->missed();
 }
 
 bool OffloadedOptimizer::DelayedUpdateIsPending() const {

@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/base/parallel.h"
@@ -40,6 +41,9 @@ struct OffloadedOptimizerOptions {
   OptimizerConfig rule;
   double weight_decay = 0.01;  // without groups: of the tensors that decay
   ParameterGroups groups;      // empty: DecayGroups
+  // By tensor, as missed_updates() was after the last update that is committed; empty: none missed
+  // any.
+  std::vector<int64_t> missed_updates;
   // What is computed instead of the rule; must outlive the optimizer. nullptr: the rule.
   const TileArithmetic* arithmetic = nullptr;
   DType gradient_dtype = DType::kBF16;  // what Hand rounds to
@@ -91,6 +95,14 @@ struct OptimizerStats {
   int64_t updated_elems = 0;
 };
 
+// Tensors may be left alone: a frozen group's always (ParameterGroup), others in a step that gives
+// them no gradient (Hand). Their weights and moments then keep every bit, without decay, and the
+// norm takes their gradients as zero. Each tensor's updates are counted on their own, for the bias
+// corrections (UpdateScalars::step), by how many of all it has missed.
+//
+// A call in the wrong order, or with what does not fit the store, is a UsageError, and nothing is
+// changed by it.
+//
 // What lives in RAM is written to the store for a commit alone, so steps that are not committed may
 // leave it out (ResidentWrites::kDeferred).
 //
@@ -101,8 +113,8 @@ struct OptimizerStats {
 class OffloadedOptimizer : public TileUpdater {
  public:
   // Loads host-resident state from the store, which must have a committed step. Everything pointed
-  // to must outlive it. OutOfMemoryError, StorageError. Requires: rule.eps > 0 (else 0/0 where a
-  // gradient is zero).
+  // to must outlive it. OutOfMemoryError, StorageError; UsageError where the groups or missed
+  // updates do not fit. Requires: rule.eps > 0 (else 0/0 where a gradient is zero).
   static absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> Create(
       const OffloadedOptimizerOptions& options, const Placement& placement, TensorStore* store,
       MemoryBudget* budget);
@@ -114,15 +126,20 @@ class OffloadedOptimizer : public TileUpdater {
   static StripeBytes GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                        const Placement& placement, const TileMap& tiles);
 
+  // The settings of the groups, as many as at creation, from the next BeginSpeculation or
+  // BeginUpdate on: not of an update that is due, pending, or begun by speculation. What is frozen
+  // changes between steps alone, or where gradients were recovered. UsageError.
+  absl::Status SetGroups(std::span<const ParameterGroup> groups);
+
   // Whether the placement has speculative layers.
   bool speculates() const;
   // Until FinishBackward, what Hand gets of speculative layers is applied with `scalars` while the
   // backward pass goes on, as long as the norm of what was handed over is at most `most_norm`. Then
   // either BeginUpdate follows with the same scalars and takes it over, or AbandonStep undoes it:
   // the store returns what is committed again. Without this call gradients of these layers only
-  // count in the norm. Requires: all that was written to the store is committed,
-  // TensorStore::BeginWriting, and nothing was handed over yet.
-  void BeginSpeculation(const UpdateScalars& scalars, double most_norm);
+  // count in the norm. UsageError where gradients were handed over already, or an update is due.
+  // Requires: all that was written to the store is committed, TensorStore::BeginWriting.
+  absl::Status BeginSpeculation(const UpdateScalars& scalars, double most_norm);
 
   // Takes over the finished gradient of `layer`: the layer's padded flat vector, fp32, already a
   // mean over the step's tokens. Rounds it to the hand-over dtype and adds its squared norm in
@@ -130,31 +147,43 @@ class OffloadedOptimizer : public TileUpdater {
   // placement). Padding must be zero. `pool`: the caller's compute threads. The buffer is free for
   // reuse on return. Each layer once per step, in any order that is the same every step. Where the
   // gradient stays in RAM and a delayed update is pending, waits until it has used the layer's.
-  absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool);
+  // `without_gradient`: the layer's tensors that got none, by their index in the inventory; they
+  // are left alone in this step, and what the buffer has in their places does not matter.
+  // UsageError, StorageError.
+  absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
+                    std::span<const int> without_gradient = {});
   // The same of gradients that may not be complete yet, or lie on the options' device.
-  absl::Status Hand(int layer, const LayerGradient& gradient, ThreadPool& pool);
+  absl::Status Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
+                    std::span<const int> without_gradient = {});
 
-  // Waits for spilled gradients, and what speculation has made, to be written. StorageError.
-  // Requires: every layer was handed over.
+  // Waits for spilled gradients, and what speculation has made, to be written. StorageError;
+  // UsageError names the first layer that was not handed over.
   absl::StatusOr<GradientStats> FinishBackward();
-  // Makes the gradients of the step, and what `trainer` says of its update, outlive a crash
-  // (TensorStore::PublishIntent). Requires: GradientArea::kAll, FinishBackward, and the commit of
-  // the step before. StorageError, UsageError.
+  // Makes the gradients of the step, which tensors it leaves alone, and what `trainer` says of its
+  // update, outlive a crash (TensorStore::PublishIntent). After FinishBackward. Requires: the
+  // commit of the step before. StorageError, UsageError.
   absl::Status PublishIntent(int64_t step, const Json& trainer);
   // Whether PublishIntent of another process left the gradients of the step after the committed
-  // one. If so they are taken over, as if FinishBackward had returned, for BeginUpdate. `progress`
-  // is told the share that is read; an error of it ends that, is RecoveredGradients::damage, and
-  // leaves them to the next process. Requires: GradientArea::kAll, and nothing was handed over yet.
+  // one. If so they are taken over, as if FinishBackward had returned, for BeginUpdate, with the
+  // tensors that it leaves alone; the groups are the caller's to make what they were. `progress` is
+  // told the share that is read; an error of it ends that, is RecoveredGradients::damage, and
+  // leaves them to the next process. The damage is a UsageError without GradientArea::kAll, or
+  // where something was handed over.
   RecoveredGradients RecoverGradients(const std::function<absl::Status(double)>& progress);
   // Makes every layer's update due, but for those that speculation has applied, and starts reading
-  // state. Requires: FinishBackward, with speculation complete, and every update of the step before
-  // was applied. The window then still has the weights of before of speculative layers, until
-  // Swapper::ForgetSpeculative.
-  // Delayed instead: starts applying them, from the committed slot to the other. Requires then: the
-  // placement delays updates, all that was written to the store is committed,
-  // TensorStore::BeginWriting, and ResidentWrites::kNow.
-  void BeginUpdate(const UpdateScalars& step, ResidentWrites resident = ResidentWrites::kNow,
-                   UpdateTiming timing = UpdateTiming::kLazy);
+  // state. After FinishBackward, with speculation complete and the same scalars, when every update
+  // of the step before was applied. The window then still has the weights of before of speculative
+  // layers, until Swapper::ForgetSpeculative.
+  // Delayed instead, where the placement delays updates, with ResidentWrites::kNow: starts applying
+  // them, from the committed slot to the other. Requires then: all that was written to the store is
+  // committed, TensorStore::BeginWriting.
+  // UsageError; the error of an update before this one.
+  absl::Status BeginUpdate(const UpdateScalars& step,
+                           ResidentWrites resident = ResidentWrites::kNow,
+                           UpdateTiming timing = UpdateTiming::kLazy);
+  // By tensor, how many of all updates that were begun it has missed. It is for the record of the
+  // commit of the last one.
+  std::span<const int64_t> missed_updates() const;
   // Since a delayed BeginUpdate, until FinishDelayedUpdate returns without an error. Gradients of
   // the next step may be handed over meanwhile; every step has to be committed.
   bool DelayedUpdateIsPending() const;

@@ -14,6 +14,7 @@
 #include "forebay/optimizer/gradient_landing.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/staged_tiles.h"
+#include "forebay/optimizer/tensor_updates.h"
 #include "forebay/optimizer/tile_run.h"
 #include "forebay/optimizer/tile_writes.h"
 #include "forebay/swap/store/transfer_buffer.h"
@@ -30,6 +31,13 @@ struct OffloadedOptimizer::Impl {
   absl::Status MakeSpeculation();
   absl::Status MakeDelays();
   absl::Status EndSpeculation(bool& complete);
+  absl::Status CheckHand(int layer, size_t num_elems, std::span<const int> without_gradient) const;
+  absl::Status TakeGradient(int layer, std::span<const float> gradient, ThreadPool& compute,
+                            std::span<const int> without_gradient);
+  absl::Status CheckBeginUpdate(const UpdateScalars& scalars, ResidentWrites writes_resident,
+                                UpdateTiming timing) const;
+  // Whether gradients of a step are there, or it speculates.
+  bool StepIsOpen() const { return speculates || backward_finished || gradients->AnyHanded(); }
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
   void ChooseHalf();
   absl::Status UpdateBeside(int tile, const StagingBuffer& buffer,
@@ -62,8 +70,7 @@ struct OffloadedOptimizer::Impl {
   const Placement placement;
   TensorStore* const store;
   const TileMap& tiles;
-  ParameterGroups groups;
-  std::vector<std::vector<GroupRun>> group_runs;  // by layer
+  std::unique_ptr<TensorUpdates> tensors;
   ThreadPool pool;
 
   // Buffers before the transfers that use them, so that these end first.
@@ -78,15 +85,18 @@ struct OffloadedOptimizer::Impl {
   std::unique_ptr<StagedTiles> staged;
   std::vector<int> due_tiles;                      // of the layers that are not speculative
   std::unique_ptr<BackgroundUpdates> speculation;  // nullptr: no layer is speculative
+  std::vector<int> speculative_layers;             // in the order of Hand
   std::unique_ptr<BackgroundUpdates> delays;       // nullptr: the placement delays no updates
 
   // Training thread.
   bool delayed_is_pending = false;
-  bool speculates = false;  // since BeginSpeculation, until BeginUpdate or AbandonStep
-  double most_squares = 0;  // of the norm with which it goes on
+  bool speculates = false;    // since BeginSpeculation, until BeginUpdate or AbandonStep
+  size_t num_speculated = 0;  // speculative layers handed over since then
+  double most_squares = 0;    // of the norm with which it goes on
   double handed_squares = 0;
-  bool speculation_is_complete = true;             // of FinishBackward
-  bool backward_finished = false;                  // training thread
+  bool speculation_is_complete = true;  // of FinishBackward
+  bool backward_finished = false;
+  bool is_recovered = false;                       // backward_finished, by another process
   int first_nonfinite_layer = -1;                  // of what was handed over so far
   UpdateScalars step;                              // of the updates that are due
   ResidentWrites resident = ResidentWrites::kNow;  // the same

@@ -1,7 +1,7 @@
 // What becomes of a tile: by the swapper's thread as its layer comes in, or by the optimizer's own.
 #include <algorithm>
 #include <mutex>
-#include <vector>
+#include <span>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
@@ -154,7 +154,7 @@ absl::Status OffloadedOptimizer::Impl::RunKernel(const TileRun& whole, int tile,
 }
 
 void OffloadedOptimizer::Impl::UpdatePart(const TileRun& whole, const Tile& tile, int64_t part) {
-  const std::vector<GroupRun>& runs = group_runs[tile.layer];
+  const std::span<const GroupRun> runs = tensors->RunsOf(tile.layer);
   // In the layer's flat vector.
   const int64_t begin = tile.first_elem + part * kTaskElems;
   const int64_t end = std::min(begin + kTaskElems, tile.first_elem + tile.num_elems);
@@ -162,10 +162,12 @@ void OffloadedOptimizer::Impl::UpdatePart(const TileRun& whole, const Tile& tile
                               [](int64_t elem, const GroupRun& r) { return elem < r.end_elem; });
   for (int64_t first = begin; first < end; ++run) {
     const int64_t run_end = std::min(end, run->end_elem);
-    TileRun part_of_run = PartOf(whole, first - tile.first_elem, run_end - first);
-    part_of_run.lr_scale = groups.groups[run->group].lr_scale;
-    part_of_run.weight_decay = groups.groups[run->group].weight_decay;
-    arithmetic().Update(step, part_of_run);
+    if (!tensors->IsLeftAlone(*run)) {
+      TileRun part_of_run = PartOf(whole, first - tile.first_elem, run_end - first);
+      part_of_run.lr_scale = tensors->GroupOf(*run).lr_scale;
+      part_of_run.weight_decay = tensors->GroupOf(*run).weight_decay;
+      arithmetic().Update(tensors->ScalarsOf(step, *run), part_of_run);
+    }
     first = run_end;
   }
 }

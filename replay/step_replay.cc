@@ -96,7 +96,8 @@ absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& st
   const Stopwatch watch;
   FOREBAY_RETURN_IF_ERROR(MakeReady(++step_));
   // No step changes much, whatever the values are: they stay in the range of ordinary numbers.
-  optimizer_->BeginUpdate({.step = step_, .lr = 1e-9, .gradient_scale = 1});
+  FOREBAY_RETURN_IF_ERROR(
+      optimizer_->BeginUpdate({.step = step_, .lr = 1e-9, .gradient_scale = 1}));
   WalkHooks hooks = HooksOf(stop);
   hooks.commit = [&] {
     const Stopwatch commit;

@@ -58,7 +58,7 @@ struct RuleScalars {
     beta2 = static_cast<float>(b2);
     one_minus_beta2 = static_cast<float>(1.0 - b2);
     inverse_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(b2, t)));
-    eps = static_cast<float>(config.eps);
+    eps = static_cast<float>(scalars.eps.value_or(config.eps));
     momentum = static_cast<float>(scalars.beta1.value_or(config.momentum));
     const bool corrects =
         config.kind == OptimizerKind::kAdamW || config.kind == OptimizerKind::kAdam;

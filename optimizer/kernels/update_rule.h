@@ -64,14 +64,16 @@ constexpr MomentSet MomentsOf(const OptimizerConfig& config) {
   return {HasFirstMoment(config), HasSecondMoment(config)};
 }
 
-// The scalars of one update, the same for every tile.
+// The scalars of one update, the same for every run of a parameter group.
 struct UpdateScalars {
   int64_t step = 1;  // of updates made, from 1; for the bias corrections and the rounding
   double lr = 0;
   double gradient_scale = 1;  // multiplies every gradient (clipping, loss scale)
-  // In place of the configuration's, where a schedule moves them; beta1 of SGD's momentum.
+  // In place of the configuration's, where a schedule moves them or a parameter group has its own;
+  // beta1 of SGD's momentum. Requires: eps > 0.
   std::optional<double> beta1 = std::nullopt;
   std::optional<double> beta2 = std::nullopt;
+  std::optional<double> eps = std::nullopt;
   uint64_t rounding_seed = 0;  // of moments that are kept in less than fp32
 };
 

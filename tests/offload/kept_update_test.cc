@@ -23,8 +23,11 @@ TEST(KeptUpdate, GivesItsNumbersBackBitForBit) {
                                    .gradient_scale = number / 3,
                                    .beta1 = number / 7,
                                    .rounding_seed = std::numeric_limits<uint64_t>::max()};
+    const std::vector<ParameterGroup> groups = {
+        {.lr_scale = number, .weight_decay = number / 5},
+        {.beta1 = number, .beta2 = number / 9, .eps = number / 11, .frozen = true}};
     // As the store keeps it.
-    const StepIntent intent = {7, 2, Json::parse(EncodeUpdate(scalars, metrics).dump())};
+    const StepIntent intent = {7, 2, Json::parse(EncodeUpdate({scalars, groups, metrics}).dump())};
     const auto update = DecodeUpdate(intent, 7);
     ASSERT_TRUE(update.ok()) << update.status();
     EXPECT_EQ(update->scalars.step, 5);
@@ -34,12 +37,22 @@ TEST(KeptUpdate, GivesItsNumbersBackBitForBit) {
               std::bit_cast<uint64_t>(number / 3));
     EXPECT_EQ(update->scalars.beta1, number / 7);
     EXPECT_EQ(update->scalars.beta2, std::nullopt);
-    EXPECT_EQ(update->metrics, metrics);
+    EXPECT_EQ(update->kept, metrics);
+    ASSERT_EQ(update->groups.size(), 2u);
+    EXPECT_EQ(std::bit_cast<uint64_t>(update->groups[0].lr_scale), std::bit_cast<uint64_t>(number));
+    EXPECT_EQ(update->groups[0].weight_decay, number / 5);
+    EXPECT_EQ(update->groups[0].eps, std::nullopt);
+    EXPECT_FALSE(update->groups[0].frozen);
+    EXPECT_EQ(update->groups[1].beta1, number);
+    EXPECT_EQ(update->groups[1].beta2, number / 9);
+    EXPECT_EQ(update->groups[1].eps, number / 11);
+    EXPECT_TRUE(update->groups[1].frozen);
   }
 }
 
 TEST(KeptUpdate, OfAnotherStepOrProgramIsRefused) {
-  const Json whole = EncodeUpdate({.step = 7, .lr = 0.1, .beta1 = 0.8}, Json::object());
+  const Json whole =
+      EncodeUpdate({{.step = 7, .lr = 0.1, .beta1 = 0.8}, {{.lr_scale = 2}}, Json::object()});
   std::vector<StepIntent> intents = {{6, 2, whole}, {7, 2, Json()}, {7, 2, Json::array()}};
   for (const char* key : {"lr", "gradient_scale", "metrics", "update", "rounding_seed"}) {
     Json part = whole;
@@ -49,6 +62,11 @@ TEST(KeptUpdate, OfAnotherStepOrProgramIsRefused) {
   for (const char* key : {"lr", "gradient_scale", "beta1", "update", "rounding_seed"}) {
     Json text = whole;
     text[key] = "0.1";
+    intents.push_back({7, 2, text});
+  }
+  for (const char* key : {"lr_scale", "weight_decay", "eps", "frozen"}) {
+    Json text = whole;
+    text["groups"][0][key] = "0.1";
     intents.push_back({7, 2, text});
   }
   for (const StepIntent& intent : intents) {

@@ -37,7 +37,8 @@ struct Call {
   std::function<absl::Status(ModuleRun&)> make;
 };
 
-std::vector<Call> Calls() {
+// `adds`: whether gradients come tensor by tensor; layers that got none may then be missing.
+std::vector<Call> Calls(bool adds) {
   using enum Moment;
   const auto gradient = [](ModuleRun& run, int layer) -> absl::Status {
     const std::vector<float> zeros(
@@ -56,8 +57,7 @@ std::vector<Call> Calls() {
       {"Hand of no layer", {}, [](ModuleRun& run) { return run.session().Hand(7, {}); }},
       {"Hand of another layer", {}, [](ModuleRun& run) { return run.session().Hand(-1, {}); }},
       {"Hand of too little", {}, [](ModuleRun& run) { return run.session().Hand(6, {}); }},
-      {"AddGradient",
-       {kPass},
+      {"AddGradient", adds ? std::vector<Moment>{kPass} : std::vector<Moment>{},
        [](ModuleRun& run) {
          const std::byte one[4] = {};
          return run.session().AddGradient(20, DType::kF32, one);
@@ -68,10 +68,11 @@ std::vector<Call> Calls() {
       {"AddGradient of no tensor",
        {},
        [](ModuleRun& run) { return run.session().AddGradient(21, DType::kF32, {}); }},
-      {"CloseLayer", {kPass}, [](ModuleRun& run) { return run.session().CloseLayer(6); }},
+      {"CloseLayer", adds ? std::vector<Moment>{kPass} : std::vector<Moment>{},
+       [](ModuleRun& run) { return run.session().CloseLayer(6); }},
       {"CloseLayer of no layer", {}, [](ModuleRun& run) { return run.session().CloseLayer(7); }},
       {"FinishBackward with layers missing",
-       {},
+       adds ? std::vector<Moment>{kPass} : std::vector<Moment>{},
        [](ModuleRun& run) { return run.session().FinishBackward().status(); }},
       {"BeginRepeat", {kMustRepeat}, [](ModuleRun& run) { return run.session().BeginRepeat(); }},
       {"Update", {kDone}, [](ModuleRun& run) { return run.session().Update(run.KeptOfStep()); }},
@@ -101,8 +102,8 @@ std::vector<Call> Calls() {
 }
 
 // Makes every call that does not belong to `moment`.
-void MakeMistakes(ModuleRun& run, Moment moment) {
-  for (const Call& call : Calls()) {
+void MakeMistakes(ModuleRun& run, Moment moment, bool adds) {
+  for (const Call& call : Calls(adds)) {
     if (std::ranges::count(call.belongs, moment) > 0) continue;
     SCOPED_TRACE(call.name + " at moment " + std::to_string(static_cast<int>(moment)));
     const absl::Status status = call.make(run);
@@ -114,6 +115,7 @@ class LayerSessionMisuse : public testing::TestWithParam<bool> {};
 
 TEST_P(LayerSessionMisuse, EveryCallAtEveryWrongMomentChangesNothing) {
   ModuleSettings settings = Settings(GetParam());
+  settings.adds_tensors = GetParam();
   if (GetParam()) {
     settings.offload.gradients = GradientChoice::kSpeculate;
     settings.offload.clip = 1e-3;
@@ -128,27 +130,27 @@ TEST_P(LayerSessionMisuse, EveryCallAtEveryWrongMomentChangesNothing) {
   ASSERT_EQ(wrong.Open(), absl::OkStatus());
   ASSERT_EQ(wrong.RunStep(), absl::OkStatus());
   for (int step = 2; step <= 3; ++step) {
-    MakeMistakes(wrong, Moment::kBetween);
+    MakeMistakes(wrong, Moment::kBetween, settings.adds_tensors);
     ASSERT_EQ(wrong.session().BeginStep(wrong.UpdateOfStep()), absl::OkStatus());
-    MakeMistakes(wrong, Moment::kPass);
+    MakeMistakes(wrong, Moment::kPass, settings.adds_tensors);
     auto gradients = wrong.RunPass();
     ASSERT_TRUE(gradients.ok()) << gradients.status();
     if (GetParam()) {
       ASSERT_TRUE(gradients->must_repeat);
-      MakeMistakes(wrong, Moment::kMustRepeat);
+      MakeMistakes(wrong, Moment::kMustRepeat, settings.adds_tensors);
       ASSERT_EQ(wrong.session().BeginRepeat(), absl::OkStatus());
-      MakeMistakes(wrong, Moment::kPass);
+      MakeMistakes(wrong, Moment::kPass, settings.adds_tensors);
       gradients = wrong.RunPass();
       ASSERT_TRUE(gradients.ok()) << gradients.status();
     }
-    MakeMistakes(wrong, Moment::kDone);
+    MakeMistakes(wrong, Moment::kDone, settings.adds_tensors);
     ASSERT_EQ(wrong.session().Update(wrong.KeptOfStep()), absl::OkStatus());
   }
   EXPECT_EQ(wrong.Digest(), right.Digest());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, LayerSessionMisuse, testing::Bool(), [](const auto& kind) {
-  return std::string(kind.param ? "speculative" : "lazy");
+  return std::string(kind.param ? "speculative_by_tensor" : "lazy_by_layer");
 });
 
 TEST(LayerSessionLeases, WhoeverIsStillOutStopsTheStepAndNothingIsLost) {

@@ -116,14 +116,15 @@ class LayerSessionMaster : public testing::TestWithParam<Layout> {};
 
 TEST_P(LayerSessionMaster, OneRunHasOneDigest) {
   const double middle = MiddleClip();
-  for (const double clip : {0.0, middle}) {
+  for (const bool is_uneven : {false, true}) {
     ModuleSettings base = SmallSettings();
     base.offload.layout = GetParam();
-    base.offload.clip = clip;
+    base.offload.clip = is_uneven ? middle / 2 : middle;
+    base.is_uneven = is_uneven;
     const std::string digest = DigestOf(base);
     ASSERT_FALSE(digest.empty());
     for (const Variant& variant : VariantsOf(base)) {
-      SCOPED_TRACE(variant.name + ", clip " + std::to_string(clip));
+      SCOPED_TRACE(variant.name + (is_uneven ? ", uneven" : ""));
       EXPECT_EQ(DigestOf(variant.settings), digest);
       if (variant.settings.offload.durability != Durability::kNone) {
         EXPECT_EQ(DigestWithKills(variant.settings), digest);
@@ -148,6 +149,37 @@ TEST(LayerSession, DelayedUpdatesHaveOneDigestOfTheirOwn) {
     EXPECT_EQ(DigestOf(settings), digest);
     EXPECT_EQ(DigestWithKills(settings), digest);
   }
+}
+
+// As torch.optim does with a gradient of None, and with parameters that need none.
+TEST(LayerSession, TensorsWithoutAGradientAndFrozenOnesKeepEveryBit) {
+  ModuleSettings settings = SmallSettings();
+  settings.is_uneven = settings.adds_tensors = true;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  TensorStore& store = run.session().store();
+  const auto read = [&](const TensorSpec& tensor, TensorPlane plane) {
+    std::vector<float> values(static_cast<size_t>(tensor.num_elems));
+    EXPECT_EQ(store.ReadTensor(tensor, plane, 0, values), absl::OkStatus());
+    return values;
+  };
+  int num_left_alone = 0;
+  for (int64_t step = 1; step <= 4; ++step) {
+    std::vector<std::vector<float>> before;
+    for (const TensorSpec& tensor : store.inventory().tensors()) {
+      before.push_back(read(tensor, TensorPlane::kMaster));
+    }
+    ASSERT_EQ(run.RunStep(CommitWhen::kNow), absl::OkStatus());
+    for (size_t i = 0; i < before.size(); ++i) {
+      const TensorSpec& tensor = store.inventory().tensors()[i];
+      SCOPED_TRACE(tensor.name + ", step " + std::to_string(step));
+      const bool is_the_same = read(tensor, TensorPlane::kMaster) == before[i];
+      EXPECT_EQ(is_the_same, run.IsLeftAlone(static_cast<int>(i), step));
+      num_left_alone += is_the_same ? 1 : 0;
+    }
+  }
+  EXPECT_GT(num_left_alone, 10);
 }
 
 TEST(LayerSession, SpeculatesWhereGradientsDoNotFit) {

@@ -28,6 +28,18 @@ double ClipOf(double clip, double norm) {
   return clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
 }
 
+bool HasGradient(int tensor, int layer, int64_t step) {
+  return (tensor + step) % 5 != 0 && (layer + step) % 4 != 0;
+}
+
+constexpr int kFrozenTensor = 4;
+
+std::vector<ParameterGroup> GroupsOf(int64_t step) {
+  return {{.lr_scale = step % 2 == 0 ? 1.5 : 0.5, .weight_decay = 0.1},
+          {.beta1 = 0.8, .beta2 = step % 2 == 0 ? 0.99 : 0.95, .eps = 1e-6},
+          {.frozen = true}};
+}
+
 }  // namespace
 
 Inventory ModuleInventory() {
@@ -172,6 +184,12 @@ absl::Status ModuleRun::Open() {
   LayerSessionOptions options;
   options.offload = settings_.offload;
   options.num_open_layers = settings_.adds_tensors ? 1 : 0;
+  if (settings_.is_uneven) {
+    options.groups.groups = GroupsOf(1);
+    for (int i = 0; i < static_cast<int>(ModuleInventory().tensors().size()); ++i) {
+      options.groups.of_tensor.push_back(i == kFrozenTensor ? 2 : i % 2);
+    }
+  }
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            LayerSession::Create(*plan_, options, std::move(store), &budget_));
   compute_ = std::make_unique<Compute>(ModuleInventory());
@@ -184,10 +202,46 @@ absl::Status ModuleRun::Open() {
 
 StepUpdate ModuleRun::UpdateOfStep() {
   const double clip = settings_.offload.clip;
-  const auto scalars_of = [step = session_->released_step() + 1, clip](double norm) {
+  const int64_t step = session_->released_step() + 1;
+  const auto scalars_of = [step, clip](double norm) {
     return UpdateScalars{.step = step, .lr = 1e-3, .gradient_scale = ClipOf(clip, norm)};
   };
-  return {scalars_of, clip > 0 ? clip : std::numeric_limits<double>::infinity()};
+  StepUpdate update = {scalars_of, clip > 0 ? clip : std::numeric_limits<double>::infinity()};
+  if (settings_.is_uneven) update.groups = GroupsOf(step);
+  return update;
+}
+
+bool ModuleRun::IsLeftAlone(int tensor, int64_t step) const {
+  const int layer = session_->store().inventory().tensors()[tensor].layer;
+  return tensor == kFrozenTensor || !HasGradient(tensor, layer, step);
+}
+
+absl::Status ModuleRun::Hand(int layer, std::span<const float> gradient) {
+  const int64_t step = session_->released_step() + 1;
+  const Inventory& inventory = session_->store().inventory();
+  const LayerSpec& spec = inventory.layers()[layer];
+  std::vector<int> with;
+  std::vector<int> without;
+  for (int tensor = spec.first_tensor; tensor < spec.first_tensor + spec.num_tensors; ++tensor) {
+    const bool has_one = !settings_.is_uneven || HasGradient(tensor, layer, step);
+    (has_one ? with : without).push_back(tensor);
+  }
+  if (!settings_.adds_tensors) return session_->Hand(layer, {.elems = gradient}, without);
+  if (with.empty()) return absl::OkStatus();
+  std::ranges::rotate(with, with.begin() + step % static_cast<int64_t>(with.size()));
+  for (int half = 0; half < 2; ++half) {
+    for (const int tensor : with) {
+      const TensorSpec& of = inventory.tensors()[tensor];
+      std::vector<float> values;
+      for (int64_t i = 0; i < of.num_elems; ++i) {
+        values.push_back(gradient[static_cast<size_t>(of.offset_elems + i)] / 2);
+      }
+      FOREBAY_RETURN_IF_ERROR(
+          session_->AddGradient(tensor, DType::kF32, std::as_bytes(std::span(values))));
+    }
+    std::ranges::reverse(with);
+  }
+  return session_->CloseLayer(layer);
 }
 
 absl::StatusOr<StepGradients> ModuleRun::RunPass() {
@@ -195,26 +249,8 @@ absl::StatusOr<StepGradients> ModuleRun::RunPass() {
   compute_->SetStep(step);
   WalkHooks hooks;
   hooks.commit = [this] { return session_->UpdatesOfTheStepBefore(); };
-  hooks.hand = [&](int layer, const LayerGradient& gradient) -> absl::Status {
-    if (!settings_.adds_tensors) return session_->Hand(layer, gradient);
-    const Inventory& inventory = session_->store().inventory();
-    const LayerSpec& spec = inventory.layers()[layer];
-    std::vector<int> tensors(static_cast<size_t>(spec.num_tensors));
-    std::iota(tensors.begin(), tensors.end(), spec.first_tensor);
-    std::ranges::rotate(tensors, tensors.begin() + step % spec.num_tensors);
-    for (int half = 0; half < 2; ++half) {
-      for (const int tensor : tensors) {
-        const TensorSpec& of = inventory.tensors()[tensor];
-        std::vector<float> values;
-        for (int64_t i = 0; i < of.num_elems; ++i) {
-          values.push_back(gradient.elems[static_cast<size_t>(of.offset_elems + i)] / 2);
-        }
-        FOREBAY_RETURN_IF_ERROR(
-            session_->AddGradient(tensor, DType::kF32, std::as_bytes(std::span(values))));
-      }
-      std::ranges::reverse(tensors);
-    }
-    return session_->CloseLayer(layer);
+  hooks.hand = [&](int layer, const LayerGradient& gradient) {
+    return Hand(layer, gradient.elems);
   };
   walk_->Announce(*session_);
   FOREBAY_RETURN_IF_ERROR(walk_->Run(*session_, *compute_, hooks));

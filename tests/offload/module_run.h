@@ -25,7 +25,10 @@ Inventory ModuleInventory();
 
 struct ModuleSettings {
   OffloadOptions offload;
-  bool is_tight = false;      // the least memory that works; otherwise all lies where it may
+  bool is_tight = false;  // the least memory that works; otherwise all lies where it may
+  // Groups have settings of their own that change from step to step, one tensor is frozen, and some
+  // tensors, some layers too, get no gradient in some steps.
+  bool is_uneven = false;
   bool adds_tensors = false;  // AddGradient of halves in a changing order; otherwise Hand
 };
 
@@ -55,6 +58,8 @@ class ModuleRun {
   absl::StatusOr<StepGradients> RunPass();
   StepUpdate UpdateOfStep();
   Json KeptOfStep() const { return {{"step", session().released_step() + 1}}; }
+  // Whether an uneven run leaves the tensor as it is in this step.
+  bool IsLeftAlone(int tensor, int64_t step) const;
   // Commits, and reads all of what is committed: 32 hexadecimal digits.
   std::string Digest();
 
@@ -66,6 +71,7 @@ class ModuleRun {
 
  private:
   class Compute;
+  absl::Status Hand(int layer, std::span<const float> gradient);
 
   const std::string folder_;
   const ModuleSettings settings_;

@@ -37,7 +37,7 @@ TEST(OffloadedOptimizerAllocation, AStepAllocatesNothingOnAnyThread) {
     ok = ok && optimizer.Hand(layer, gradients[layer], (*run)->pool()).ok();
   }
   ok = ok && optimizer.FinishBackward().ok();
-  optimizer.BeginUpdate(ScalarsOfStep(1, 1.0));
+  ok = ok && optimizer.BeginUpdate(ScalarsOfStep(1, 1.0)).ok();
   for (int layer = 0; layer < (*run)->num_layers(); ++layer) {
     ok = ok && optimizer.UpdateLayer(layer, weights[layer].bytes()).ok();
     ok = ok && optimizer.AwaitWriteBack(layer).ok();
@@ -45,6 +45,54 @@ TEST(OffloadedOptimizerAllocation, AStepAllocatesNothingOnAnyThread) {
   ok = ok && optimizer.AwaitAllWrites().ok();
   EXPECT_EQ(num_allocations.load(), before);
   EXPECT_TRUE(ok);
+}
+
+// Nor does one whose settings change, with frozen tensors and others without a gradient.
+TEST(OffloadedOptimizerAllocation, AStepThatLeavesTensorsAloneAllocatesNothingOnAnyThread) {
+  const TemporaryFolder folder;
+  StepSettings settings;
+  settings.of_tensor = {0, 0, 1, 0, 1, 0, 0, 0, 0, 1};
+  settings.groups = [](int64_t) {
+    return std::vector<ParameterGroup>{{.weight_decay = 0.1}, {.beta1 = 0.5, .frozen = true}};
+  };
+  settings.without_gradient = [](int64_t) { return std::vector<int>{0, 6, 8}; };
+  OffloadedRun::Options options;
+  options.state = options.gradients = Tiers::kMixed;
+  options.num_threads = options.num_io_threads = 2;
+  options.settings = &settings;
+  const auto run = OffloadedRun::Start(options, folder.path());
+  ASSERT_TRUE(run.ok()) << run.status();
+  ASSERT_TRUE((*run)->Step(1).ok());
+  OffloadedOptimizer& optimizer = (*run)->optimizer();
+  const Inventory& inventory = (*run)->store().inventory();
+  std::vector<std::vector<float>> gradients;
+  std::vector<std::vector<int>> without = {{0}, {}, {6, 8}, {}};
+  std::vector<HostBuffer> weights;
+  for (int layer = 0; layer < (*run)->num_layers(); ++layer) {
+    gradients.push_back(GradientOf(inventory, layer, 2));
+    auto buffer =
+        HostBuffer::Create(&(*run)->budget(), "test", inventory.layers()[layer].num_elems * 2);
+    ASSERT_TRUE(buffer.ok());
+    weights.push_back(*std::move(buffer));
+  }
+  std::vector<ParameterGroup> groups = settings.groups(2);
+  groups[0].eps = 1e-5;
+
+  const int64_t before = num_allocations.load();
+  bool ok = optimizer.SetGroups(groups).ok();
+  for (int layer = (*run)->num_layers() - 1; layer >= 0; --layer) {
+    ok = ok && optimizer.Hand(layer, gradients[layer], (*run)->pool(), without[layer]).ok();
+  }
+  ok = ok && optimizer.FinishBackward().ok();
+  ok = ok && optimizer.BeginUpdate(ScalarsOfStep(2, 1.0)).ok();
+  for (int layer = 0; layer < (*run)->num_layers(); ++layer) {
+    ok = ok && optimizer.UpdateLayer(layer, weights[layer].bytes()).ok();
+    ok = ok && optimizer.AwaitWriteBack(layer).ok();
+  }
+  ok = ok && optimizer.AwaitAllWrites().ok();
+  EXPECT_EQ(num_allocations.load(), before);
+  EXPECT_TRUE(ok);
+  EXPECT_EQ(optimizer.missed_updates()[6], 2);
 }
 
 class WindowedStepAllocation : public testing::TestWithParam<bool> {};

@@ -161,7 +161,7 @@ TEST_F(DelayedUpdateTest, LazyUpdatesMayComeBefore) {
     const auto stats = run_->Backward(step);
     ASSERT_TRUE(stats.ok()) << stats.status();
     ASSERT_TRUE(run_->store().BeginWriting().ok());
-    run_->optimizer().BeginUpdate(ScalarsOfStep(step, stats->norm));
+    ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(step, stats->norm)).ok());
     ASSERT_NO_FATAL_FAILURE(ExpectPassesSee(Generation::kNewest, step));
     ASSERT_TRUE(run_->Commit(step).ok());
   }
@@ -237,7 +237,7 @@ TEST_F(DelayedUpdateTest, ACrashLeavesGradientsOrTheWeightsBeforeThem) {
     InMemoryOptimizer before = After(committed + 1);
     const double norm = before.Step(committed + 2);
     ASSERT_TRUE(run_->store().BeginWriting().ok());
-    run_->optimizer().BeginUpdate(ScalarsOfStep(committed + 2, norm));
+    ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(committed + 2, norm)).ok());
     ASSERT_TRUE(swapper_->ApplyAllUpdates().ok());
     ASSERT_TRUE(run_->Commit(committed + 2).ok());
     ExpectStoreHolds(run_->store(), After(committed + 2));

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -68,12 +71,39 @@ inline std::vector<float> GradientOf(const Inventory& inventory, int layer, int6
   return gradient;
 }
 
+// Groups whose settings change from step to step, and tensors that are left alone. Each step counts
+// as an update.
+struct StepSettings {
+  std::vector<int> of_tensor;
+  std::function<std::vector<ParameterGroup>(int64_t step)> groups;
+  std::function<std::vector<int>(int64_t step)> without_gradient;
+
+  bool LeavesAlone(int64_t step, int tensor) const {
+    return groups(step)[of_tensor[tensor]].frozen || IsWithout(step, tensor);
+  }
+  bool IsWithout(int64_t step, int tensor) const {
+    return std::ranges::count(without_gradient(step), tensor) > 0;
+  }
+};
+
+// Of what `step` leaves alone, in place of its gradients.
+inline void FillLeftAlone(const StepSettings& settings, const Inventory& inventory, int64_t step,
+                          int layer, float value, std::vector<float>& gradient) {
+  for (size_t i = 0; i < inventory.tensors().size(); ++i) {
+    const TensorSpec& tensor = inventory.tensors()[i];
+    if (tensor.layer != layer || !settings.LeavesAlone(step, static_cast<int>(i))) continue;
+    std::fill_n(gradient.begin() + tensor.offset_elems, tensor.num_elems, value);
+  }
+}
+
 // The update over whole layers in memory, with the reference kernels: no tiles of a size, tiers or
 // threads.
 class InMemoryOptimizer {
  public:
-  InMemoryOptimizer(Layout layout, DType gradient_dtype, const OptimizerConfig& rule = kTestAdamW)
-      : inventory_(OptimizerInventory()),
+  InMemoryOptimizer(Layout layout, DType gradient_dtype, const OptimizerConfig& rule = kTestAdamW,
+                    const StepSettings* settings = nullptr)
+      : settings_(settings),
+        inventory_(OptimizerInventory()),
         gradient_dtype_(gradient_dtype),
         rule_(rule),
         tiles_(inventory_, layout, kWholeLayer, {1}, MomentsOf(rule)) {
@@ -95,7 +125,11 @@ class InMemoryOptimizer {
     std::vector<std::vector<std::byte>> rounded;
     for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
       rounded.emplace_back();
-      sum += HandOver(GradientOf(inventory_, layer, step), rounded.back());
+      std::vector<float> gradient = GradientOf(inventory_, layer, step);
+      if (settings_ != nullptr) {
+        FillLeftAlone(*settings_, inventory_, step, layer, 0.0f, gradient);
+      }
+      sum += HandOver(gradient, rounded.back());
     }
     const double norm = std::sqrt(sum);
     const int64_t elem_bytes = SizeOf(gradient_dtype_);
@@ -106,9 +140,17 @@ class InMemoryOptimizer {
       run.gradient = rounded[tensor.layer].data() + tensor.offset_elems * elem_bytes;
       run.gradient_dtype = gradient_dtype_;
       run.weight_decay = tensor.decay ? kTestWeightDecay : 0.0;
-      UpdateRunRef(rule_, ScalarsOfStep(step, norm), run);
+      UpdateScalars scalars = ScalarsOfStep(step, norm);
+      OptimizerConfig rule = rule_;
+      if (settings_ != nullptr && !Apply(tensor, step, rule, scalars, run)) continue;
+      UpdateRunRef(rule, scalars, run);
     }
     return norm;
+  }
+  // Of `tensor`, by its index.
+  int64_t missed_updates(int tensor, int64_t num_steps) const {
+    const auto found = updates_of_tensor_.find(tensor);
+    return num_steps - (found == updates_of_tensor_.end() ? 0 : found->second);
   }
 
   const Inventory& inventory() const { return inventory_; }
@@ -126,6 +168,22 @@ class InMemoryOptimizer {
 
  private:
   static constexpr int64_t kWholeLayer = int64_t{1} << 30;
+
+  // What the settings make of an update of the tensor; whether there is one.
+  bool Apply(const TensorSpec& tensor, int64_t step, OptimizerConfig& rule, UpdateScalars& scalars,
+             TileRun& run) {
+    const auto index = static_cast<int>(&tensor - inventory_.tensors().data());
+    if (settings_->LeavesAlone(step, index)) return false;
+    scalars.step = ++updates_of_tensor_[index];
+    const ParameterGroup group = settings_->groups(step)[settings_->of_tensor[index]];
+    rule.beta1 = group.beta1.value_or(rule.beta1);
+    rule.momentum = group.beta1.value_or(rule.momentum);
+    rule.beta2 = group.beta2.value_or(rule.beta2);
+    rule.eps = group.eps.value_or(rule.eps);
+    run.weight_decay = group.weight_decay;
+    run.lr_scale = group.lr_scale;
+    return true;
+  }
 
   TileRun Whole(int tile) {
     return RunOf(tiles_, tiles_.tiles()[tile], weights_[tile], state_[tile]);
@@ -159,6 +217,8 @@ class InMemoryOptimizer {
     return sum;
   }
 
+  const StepSettings* settings_;              // nullptr: two groups, and every tensor in every step
+  std::map<int, int64_t> updates_of_tensor_;  // with settings
   Inventory inventory_;
   DType gradient_dtype_;
   OptimizerConfig rule_;
@@ -227,6 +287,8 @@ inline void ExpectStoreHolds(TensorStore& store, InMemoryOptimizer& expected) {
   }
 }
 
+inline constexpr double kNoMostNorm = std::numeric_limits<double>::infinity();
+
 enum class Tiers : uint8_t { kHost, kNvme, kMixed };
 
 inline Tier TierAt(Tiers tiers, int index) {
@@ -263,6 +325,8 @@ class OffloadedRun {
     GradientArea area = GradientArea::kSpilled;
     OptimizerConfig rule = kTestAdamW;
     Device* gradient_device = nullptr;
+    const StepSettings* settings = nullptr;
+    std::vector<int64_t> missed_updates = {};
   };
 
   // Creates the store in `folder` unless one is there. `disk`: nullptr is the real one.
@@ -287,6 +351,11 @@ class OffloadedRun {
     settings.num_staging_tiles = options.num_staging_tiles;
     settings.gradient_area = options.area;
     settings.gradient_device = options.gradient_device;
+    if (options.settings != nullptr) {
+      // Of a step before the first, so that those of every step have to be set.
+      settings.groups = {options.settings->groups(0), options.settings->of_tensor};
+      settings.missed_updates = options.missed_updates;
+    }
     for (int layer = run->num_layers() - 1; layer >= 0; --layer) {
       settings.hand_over_order.push_back(layer);
     }
@@ -326,11 +395,28 @@ class OffloadedRun {
   }
 
   absl::StatusOr<GradientStats> Backward(int64_t step) {
+    FOREBAY_RETURN_IF_ERROR(SetGroups(step));
     for (int layer = num_layers() - 1; layer >= 0; --layer) {
-      const std::vector<float> gradient = GradientOf(store().inventory(), layer, step);
-      FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, pool_));
+      FOREBAY_RETURN_IF_ERROR(Hand(layer, step));
     }
     return optimizer_->FinishBackward();
+  }
+  absl::Status SetGroups(int64_t step) {
+    if (options_.settings == nullptr) return absl::OkStatus();
+    return optimizer_->SetGroups(options_.settings->groups(step));
+  }
+  absl::Status Hand(int layer, int64_t step) {
+    const Inventory& inventory = store().inventory();
+    std::vector<float> gradient = GradientOf(inventory, layer, step);
+    if (options_.settings == nullptr) return optimizer_->Hand(layer, gradient, pool_);
+    FillLeftAlone(*options_.settings, inventory, step, layer,
+                  std::numeric_limits<float>::quiet_NaN(), gradient);
+    const LayerSpec& spec = inventory.layers()[layer];
+    std::vector<int> without;
+    for (int i = spec.first_tensor; i < spec.first_tensor + spec.num_tensors; ++i) {
+      if (options_.settings->IsWithout(step, i)) without.push_back(i);
+    }
+    return optimizer_->Hand(layer, gradient, pool_, without);
   }
 
   // What the swapper does: reads the weights, has them updated and waits until the buffer is free.
@@ -362,7 +448,8 @@ class OffloadedRun {
   absl::StatusOr<GradientStats> SpeculativeBackward(const UpdateScalars& scalars,
                                                     double most_norm) {
     FOREBAY_RETURN_IF_ERROR(store_->BeginWriting());
-    optimizer_->BeginSpeculation(scalars, most_norm);
+    FOREBAY_RETURN_IF_ERROR(SetGroups(scalars.step));
+    FOREBAY_RETURN_IF_ERROR(optimizer_->BeginSpeculation(scalars, most_norm));
     return Backward(scalars.step);
   }
 
@@ -374,10 +461,10 @@ class OffloadedRun {
     const UpdateScalars needed = ScalarsOfStep(step, norm);
     if (!stats.speculation_is_complete || needed.gradient_scale != hoped.gradient_scale) {
       optimizer_->AbandonStep();
-      FOREBAY_ASSIGN_OR_RETURN(stats, SpeculativeBackward(needed, norm));
+      FOREBAY_ASSIGN_OR_RETURN(stats, SpeculativeBackward(needed, kNoMostNorm));
     }
     FOREBAY_CHECK(stats.speculation_is_complete && stats.norm == norm);
-    optimizer_->BeginUpdate(needed);
+    FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(needed));
     return norm;
   }
 
@@ -395,8 +482,8 @@ class OffloadedRun {
       FOREBAY_RETURN_IF_ERROR(optimizer_->PublishIntent(step, Json::object()));
     }
     FOREBAY_RETURN_IF_ERROR(store_->BeginWriting());
-    optimizer_->BeginUpdate(ScalarsOfStep(step, stats.norm), ResidentWrites::kNow,
-                            UpdateTiming::kDelayed);
+    FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(ScalarsOfStep(step, stats.norm),
+                                                    ResidentWrites::kNow, UpdateTiming::kDelayed));
     return stats.norm;
   }
 
@@ -413,7 +500,7 @@ class OffloadedRun {
       return norm;
     }
     FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, Backward(step));
-    optimizer_->BeginUpdate(ScalarsOfStep(step, stats.norm));
+    FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(ScalarsOfStep(step, stats.norm)));
     FOREBAY_RETURN_IF_ERROR(ApplyAndCommit(step));
     return stats.norm;
   }

@@ -159,7 +159,7 @@ class OffloadedOptimizerErrorTest : public OffloadedOptimizerFaultTest {
     auto run = Start(options);
     const auto stats = run->Backward(1);
     EXPECT_TRUE(stats.ok());
-    run->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm));
+    EXPECT_TRUE(run->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm)).ok());
     return run;
   }
 

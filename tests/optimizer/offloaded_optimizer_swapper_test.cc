@@ -85,7 +85,7 @@ TEST_P(OffloadedOptimizerSwapperTest, EveryForwardPassSeesTheWeightsOfAdamWInMem
     ASSERT_NO_FATAL_FAILURE(Backward(step));
     const auto stats = run_->optimizer().FinishBackward();
     ASSERT_TRUE(stats.ok()) << stats.status();
-    run_->optimizer().BeginUpdate(ScalarsOfStep(step, stats->norm));
+    ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(step, stats->norm)).ok());
     expected_.Step(step);
   }
   ASSERT_TRUE(swapper_->ApplyAllUpdates().ok());
@@ -125,9 +125,11 @@ TEST_P(OffloadedOptimizerSwapperTest, WhatLivesInMemoryIsWrittenForACommitAlone)
     const auto stats = run_->optimizer().FinishBackward();
     ASSERT_TRUE(stats.ok()) << stats.status();
     ASSERT_TRUE(run_->store().BeginWriting().ok());
-    run_->optimizer().BeginUpdate(
-        ScalarsOfStep(step, stats->norm),
-        step == kNumWindowSteps - 1 ? ResidentWrites::kNow : ResidentWrites::kDeferred);
+    ASSERT_TRUE(run_->optimizer()
+                    .BeginUpdate(ScalarsOfStep(step, stats->norm), step == kNumWindowSteps - 1
+                                                                       ? ResidentWrites::kNow
+                                                                       : ResidentWrites::kDeferred)
+                    .ok());
     expected_.Step(step);
   }
   EXPECT_EQ(written_bytes[1], written_bytes[2]);
@@ -144,7 +146,7 @@ TEST_P(OffloadedOptimizerSwapperTest, AStopInTheForwardPassKeepsTheStepBeforeWho
   ASSERT_NO_FATAL_FAILURE(Backward(1));
   const auto stats = run_->optimizer().FinishBackward();
   ASSERT_TRUE(stats.ok()) << stats.status();
-  run_->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm));
+  ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm)).ok());
   expected_.Step(1);
 
   swapper_->Expect(std::vector<int>{0, 1, 2, 3});

@@ -8,6 +8,7 @@
 #include "forebay/tests/optimizer/named_optimizers.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -54,7 +55,7 @@ TEST_F(SpeculationTest, NothingMoreIsAppliedOnceTheNormSoFarIsTooLarge) {
   Open();
   const int64_t before = run_->optimizer().stats().updated_elems;
   ASSERT_TRUE(run_->store().BeginWriting().ok());
-  run_->optimizer().BeginSpeculation(ScalarsOfStep(1, 0), /*most_norm=*/1e-3);
+  ASSERT_TRUE(run_->optimizer().BeginSpeculation(ScalarsOfStep(1, 0), /*most_norm=*/1e-3).ok());
   const auto stats = run_->Backward(1);
   ASSERT_TRUE(stats.ok()) << stats.status();
   EXPECT_FALSE(stats->speculation_is_complete);
@@ -81,7 +82,7 @@ TEST_F(SpeculationTest, WithoutHopeGradientsCountInTheNormAlone) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(again->speculation_is_complete);
   EXPECT_EQ(again->norm, stats->norm);
-  run_->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm));
+  ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm)).ok());
   ASSERT_NO_FATAL_FAILURE(Commit(1));
 }
 
@@ -92,7 +93,7 @@ TEST_F(SpeculationTest, AnAbandonedStepLeavesTheCommittedOne) {
   expected_.Step(1);
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(run_->store().BeginWriting().ok());
-    run_->optimizer().BeginSpeculation(ScalarsOfStep(2, 3.0), kNoLimit);
+    ASSERT_TRUE(run_->optimizer().BeginSpeculation(ScalarsOfStep(2, 3.0), kNoLimit).ok());
     // Stopped after some layers.
     for (int layer = run_->num_layers() - 1; layer > i; --layer) {
       const std::vector<float> gradient = GradientOf(run_->store().inventory(), layer, 2);
@@ -190,16 +191,17 @@ TEST_F(SpeculationTest, EveryLayoutAndOptimizerEndsAsInMemory) {
   }
 }
 
-using SpeculationDeathTest = SpeculationTest;
-
-TEST_F(SpeculationDeathTest, WhatIsNotCompleteIsNotTakenForAStep) {
-  const auto take_it = [this] {
-    Open();
-    const auto stats = run_->SpeculativeBackward(ScalarsOfStep(1, 0), /*most_norm=*/1e-3);
-    ASSERT_TRUE(stats.ok() && !stats->speculation_is_complete);
-    run_->optimizer().BeginUpdate(ScalarsOfStep(1, 0));
-  };
-  EXPECT_DEATH(take_it(), "speculation_is_complete");
+TEST_F(SpeculationTest, WhatIsNotCompleteIsNotTakenForAStep) {
+  Open();
+  const auto stats = run_->SpeculativeBackward(ScalarsOfStep(1, 0), /*most_norm=*/1e-3);
+  ASSERT_TRUE(stats.ok() && !stats->speculation_is_complete);
+  const absl::Status status = run_->optimizer().BeginUpdate(ScalarsOfStep(1, 0));
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+  EXPECT_THAT(MessageOf(status), testing::HasSubstr("speculation that is not complete"));
+  run_->optimizer().AbandonStep();
+  ASSERT_TRUE(run_->Step(1).ok());
+  expected_.Step(1);
+  ExpectStoreHolds(run_->store(), expected_);
 }
 
 }  // namespace

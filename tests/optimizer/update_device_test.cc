@@ -119,6 +119,46 @@ TEST_P(UpdateDeviceTest, LeavesTheBitsOfTheReferenceOnRandomBitPatterns) {
   }
 }
 
+// Scalars of a parameter group, in place of the configuration's.
+TEST_P(UpdateDeviceTest, TakesTheConstantsOfTheScalarsForThoseOfTheConfiguration) {
+  const CounterRng rng(/*seed=*/6);
+  for (const RunFormat& format : AllRunFormats()) {
+    RunPlanes start(format, 1'000);
+    for (int64_t i = 0; i < start.size(); ++i) {
+      start.SetMaster(i, static_cast<float>(0.02 * rng.Normal(2 * i)));
+      start.SetGradient(i, static_cast<float>(1e-3 * rng.Normal(2 * i + 1)));
+    }
+    for (const NamedOptimizer& optimizer : kOptimizers) {
+      SCOPED_TRACE(optimizer.name + NameOf(format));
+      OptimizerConfig own = optimizer.config;
+      own.beta1 = 0.7;
+      own.beta2 = 0.8;
+      own.eps = 1e-3;
+      if (HasFirstMoment(own)) own.momentum = 0.7;
+      RunPlanes expected = start;
+      RunPlanes actual = start;
+      const auto run_of = [&](RunPlanes& planes) {
+        TileRun run = planes.Run();
+        if (!HasFirstMoment(own)) run.m = run.m_scale = nullptr;
+        if (!HasSecondMoment(own)) run.v = run.v_scale = nullptr;
+        return run;
+      };
+      const UpdateScalars scalars = {.step = 3, .lr = 1e-3};
+      UpdateScalars of_group = scalars;
+      of_group.beta1 = own.beta1;
+      of_group.beta2 = own.beta2;
+      of_group.eps = own.eps;
+      UpdateRunRef(own, scalars, run_of(expected));
+      ASSERT_NO_FATAL_FAILURE(UpdateOnDevice(optimizer.config, of_group, run_of(actual)));
+      for (int64_t i = 0; i < start.size(); ++i) {
+        ASSERT_TRUE(SameValue(actual.Master(i), expected.Master(i))) << "weight " << i;
+        ASSERT_TRUE(SameValue(actual.M(i), expected.M(i))) << "m " << i;
+        ASSERT_TRUE(SameValue(actual.V(i), expected.V(i))) << "v " << i;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, UpdateDeviceTest,
                          testing::Values(DeviceKind::kHost, DeviceKind::kCuda), DeviceTestName);
 

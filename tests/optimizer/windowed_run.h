@@ -52,7 +52,7 @@ class WindowedRun {
     }
     const auto stats = run_->optimizer().FinishBackward();
     ok = ok && stats.ok();
-    if (ok) run_->optimizer().BeginUpdate(ScalarsOfStep(step, stats->norm));
+    ok = ok && run_->optimizer().BeginUpdate(ScalarsOfStep(step, stats->norm)).ok();
     return ok;
   }
   // Ends the step so that the next may be made.
