@@ -33,7 +33,8 @@ absl::StatusOr<std::vector<int64_t>> MissedUpdatesOf(const CommitInfo& committed
   const Json& runs = committed.trainer[kKey];
   bool is_whole =
       runs.is_array() && runs.size() % 2 == 0 && std::ranges::all_of(runs, [](const Json& number) {
-        return number.is_number_unsigned() && number <= INT64_MAX;
+        return number.is_number_unsigned() &&
+               number.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
       });
   for (size_t i = 0; is_whole && i < runs.size(); i += 2) {
     const auto count = runs[i + 1].get<uint64_t>();
