@@ -306,7 +306,9 @@ absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, 
 // not committed is never written over, and whoever goes on after a crash finds it.
 void OffloadedOptimizer::Impl::ChooseHalf() {
   if (!placement.delays_updates) return;
-  const int64_t to_come = store->committed().step + (delayed_is_pending ? 2 : 1);
+  const int64_t committed = store->committed().step;
+  const bool one_is_to_commit = delayed_is_pending || committed == delayed_from;
+  const int64_t to_come = committed + (one_is_to_commit ? 2 : 1);
   gradients->SetHalf(static_cast<int>(to_come % 2));
 }
 
@@ -488,6 +490,7 @@ absl::Status OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, Resident
   impl_->gradients->BeginUpdate();
   if (timing == UpdateTiming::kDelayed) {
     impl_->delayed_is_pending = true;
+    impl_->delayed_from = impl_->store->committed().step;
     impl_->delays->BeginAll();
     return absl::OkStatus();
   }

@@ -90,6 +90,7 @@ struct OffloadedOptimizer::Impl {
 
   // Training thread.
   bool delayed_is_pending = false;
+  int64_t delayed_from = -1;  // the committed step when the last delayed update began
   bool speculates = false;    // since BeginSpeculation, until BeginUpdate or AbandonStep
   size_t num_speculated = 0;  // speculative layers handed over since then
   double most_squares = 0;    // of the norm with which it goes on

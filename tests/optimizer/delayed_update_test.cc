@@ -188,6 +188,28 @@ TEST_F(DelayedUpdateTest, AnAbandonedStepLeavesThePendingUpdate) {
   }
 }
 
+TEST_F(DelayedUpdateTest, GradientsMayComeBetweenTheEndOfAnUpdateAndItsCommit) {
+  for (const Tiers gradients : {Tiers::kHost, Tiers::kNvme}) {
+    Open({.gradients = gradients, .area = GradientArea::kAll});
+    const int64_t first = run_->store().committed().step + 1;
+    ASSERT_NO_FATAL_FAILURE(Step(first));
+    ASSERT_TRUE(run_->Hand(3, first + 1).ok());
+    ASSERT_TRUE(run_->optimizer().FinishDelayedUpdate().ok());
+    ASSERT_TRUE(run_->Hand(2, first + 1).ok());
+    ASSERT_TRUE(run_->store().Commit({first, Json::object()}).ok());
+    for (const int layer : {1, 0}) ASSERT_TRUE(run_->Hand(layer, first + 1).ok());
+    const auto stats = run_->optimizer().FinishBackward();
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    ASSERT_TRUE(run_->optimizer().PublishIntent(first + 1, Json::object()).ok());
+    ASSERT_TRUE(run_->store().BeginWriting().ok());
+    ASSERT_TRUE(run_->optimizer()
+                    .BeginUpdate(ScalarsOfStep(first + 1, stats->norm), ResidentWrites::kNow,
+                                 UpdateTiming::kDelayed)
+                    .ok());
+    ASSERT_NO_FATAL_FAILURE(Finish(first + 1));
+  }
+}
+
 // The gradient in RAM is that of the update until it has used it.
 TEST_F(DelayedUpdateTest, AGradientInMemoryIsNotWrittenOverBeforeItsUpdate) {
   ShutStateDisk disk;

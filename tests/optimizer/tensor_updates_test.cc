@@ -359,6 +359,8 @@ TEST_F(TensorUpdatesBehaviour, WhatIsHandedOverWronglyIsRefusedAndTheStepGoesOn)
   ExpectMisuse(hand(1, gradient, {-1}), "indices 1 to 4");
   ExpectMisuse(hand(1, gradient, {10}), "indices 1 to 4");
   ExpectMisuse(optimizer.FinishBackward().status(), "no gradient of layer 'embed' was");
+  const LayerGradient elsewhere = {.elems = gradient, .device = DeviceKind::kCuda};
+  ExpectMisuse(optimizer.Hand(1, elsewhere, run->pool()), "the optimizer was made without one");
   ASSERT_TRUE(run->Hand(0, 1).ok());
   ExpectMisuse(optimizer.FinishBackward().status(), "no gradient of layer 'layers.0' was");
   ASSERT_TRUE(run->Hand(1, 1).ok());
