@@ -3,11 +3,10 @@
 //
 // A session leases tensors: Acquire brings one plane of a tensor (fp32 master, m, v, or the bf16
 // weight as stored; of a raw tensor its bytes) into memory as one array, and Release hands it back;
-// what was leased for
-// writing goes to disk on a thread of the session's own. Commit makes everything that was released
-// since the last commit one step, atomically: a crash leaves the step before or the new one, whole.
-// Abort forgets everything since the last commit. What is committed can be read (ReadCommitted)
-// while the next step is being written.
+// what was leased for writing goes to disk on a thread of the session's own. Commit makes
+// everything that was released since the last commit one step, atomically: a crash leaves the step
+// before or the new one, whole. Abort forgets everything since the last commit. What is committed
+// can be read (ReadCommitted) while the next step is being written.
 //
 // The store keeps tiles, which tensors share, and a step is a slot that has all of them. So a
 // commit copies forward every tile that was not written since the last one, where the slot does not
@@ -80,7 +79,7 @@ struct SessionStats {
 
 class TensorLease;
 
-// Thread-safe.
+// Thread-safe. It may go from thread to thread, and end on any.
 //
 // Read leases share freely, and a write lease of a tensor may be out beside them: a read lease has
 // the values that were released last before it, and keeps them. A second write lease of the same
@@ -115,7 +114,8 @@ class TensorSession {
   ~TensorSession();
 
   // The least memory_bytes with which `num_elems` values can be leased at once, in fp32: one
-  // tensor, or its three planes (for more, say lease_bytes as well).
+  // tensor, or its three planes (for more, say lease_bytes as well). Four raw bytes count as a
+  // value.
   static int64_t LeastMemoryBytes(const TileMap& tiles, int64_t num_elems);
 
   const Inventory& inventory() const;

@@ -314,7 +314,7 @@ TEST(TensorSessionThreads, NeighboursAreWrittenReadAndCommittedAtOnce) {
 // one uses them at a time, and it is not always the same.
 TEST(TensorSessionThreads, ASessionAndItsLeasesAreHandedOn) {
   constexpr int kNumThreads = 8;
-  SharedSession shared;
+  auto shared = std::make_unique<SharedSession>();
   TensorLease lease;
   absl::Status status;
   for (int i = 0; i < kNumThreads; ++i) {
@@ -323,9 +323,9 @@ TEST(TensorSessionThreads, ASessionAndItsLeasesAreHandedOn) {
       if (lease.is_out()) {
         status.Update(IsUniform(lease.values()) ? lease.Release() : CorruptError("a mixture"));
       }
-      status.Update(shared.WriteSome(0, 1, number));
-      status.Update(i % 3 == 2 ? shared.session().Abort() : shared.session().Commit(i + 1));
-      auto next = shared.session().Acquire("head.norm", TensorPlane::kM, LeaseAccess::kWrite);
+      status.Update(shared->WriteSome(0, 1, number));
+      status.Update(i % 3 == 2 ? shared->session().Abort() : shared->session().Commit(i + 1));
+      auto next = shared->session().Acquire("head.norm", TensorPlane::kM, LeaseAccess::kWrite);
       status.Update(next.status());
       if (!next.ok()) return;
       std::ranges::fill(next->floats(), number);
@@ -338,9 +338,10 @@ TEST(TensorSessionThreads, ASessionAndItsLeasesAreHandedOn) {
   }
   ASSERT_EQ(status, absl::OkStatus());
   lease.Discard();
-  const auto seen = shared.session().Acquire("head.norm", TensorPlane::kM, LeaseAccess::kRead);
+  const auto seen = shared->session().Acquire("head.norm", TensorPlane::kM, LeaseAccess::kRead);
   ASSERT_TRUE(seen.ok()) << seen.status();
   EXPECT_EQ(seen->values()[0], static_cast<float>(kNumThreads - 2));
+  std::thread([&] { shared.reset(); }).join();
 }
 
 }  // namespace
