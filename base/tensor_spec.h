@@ -75,7 +75,7 @@ class Inventory {
   const TensorSpec* Find(std::string_view name) const;
   // Elements of all tensors that are not raw, without padding.
   int64_t num_params() const { return num_params_; }
-  // Of all raw tensors, without padding.
+  // The bytes of all raw tensors, without padding.
   int64_t num_raw_bytes() const { return num_raw_bytes_; }
   bool has_raw_layer() const;
   // Elements of all layers, raw ones too, with padding: what storage holds.

@@ -18,8 +18,8 @@ namespace {
 
 constexpr char kFormat[] = "forebay-store";
 constexpr int64_t kManifestVersion = 6;
-// Of a store with raw layers, which a program that knows none must not take for others. A store
-// without is what it always was.
+// A store with raw layers has this one, as a program that knows none must not take them for others.
+// A store without them is what it always was.
 constexpr int64_t kRawManifestVersion = 7;
 constexpr char kChecksumKey[] = "xxh3_128";
 constexpr int64_t kMaxElems = int64_t{1} << 48;

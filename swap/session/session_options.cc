@@ -14,7 +14,7 @@
 namespace forebay {
 namespace {
 
-// Of all tensors the most, with `num_planes` of its planes; one that is raw has one.
+// The most of all tensors, with `num_planes` of its planes; a raw one has a single plane.
 int64_t LargestTensorBytes(const Inventory& inventory, int64_t num_planes) {
   int64_t largest_bytes = HostBuffer::ChargedBytes(0);
   for (const TensorSpec& tensor : inventory.tensors()) {

@@ -78,7 +78,7 @@ class TileMap {
  private:
   // Adds the tiles of elements [first, end) of a layer: `tile` says of which, and of what kind.
   void Cut(Tile tile, int64_t first, int64_t end, StripeDealer& dealer);
-  // Of a tile that is not its layer's last.
+  // The elements of a tile that is not its layer's last.
   int64_t WholeTileElems(const Tile& tile) const {
     return tile.raw ? kRawBytesPerTileElem * tile_elems_ : tile_elems_;
   }

@@ -27,7 +27,7 @@ class TilePlanes {
  public:
   // `small`: of a tile of small tensors, whose moments are fp32.
   TilePlanes(Layout layout, MomentSet moment_set, bool small);
-  // Of a raw tile, whatever the layout.
+  // The one plane of a raw tile, whatever the layout.
   static TilePlanes OfRaw();
 
   int size() const { return size_; }

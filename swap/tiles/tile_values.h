@@ -34,8 +34,8 @@ constexpr int64_t BytesPerElem(TensorPlane plane) {
 enum class TileHalf : uint8_t { kWeights, kState };
 inline constexpr TileHalf kTileHalves[] = {TileHalf::kWeights, TileHalf::kState};
 
-// Whether any of `plane` lies in `half`. The master lies in both, but in the fp32 layout. What is
-// raw lies where weights do.
+// Whether any of `plane` lies in `half`. The master lies in both, but in the fp32 layout. Raw
+// bytes lie where weights do.
 constexpr bool LiesIn(Layout layout, TensorPlane plane, TileHalf half) {
   const bool weights = half == TileHalf::kWeights;
   if (plane == TensorPlane::kM || plane == TensorPlane::kV) return !weights;

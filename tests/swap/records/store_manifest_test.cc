@@ -145,7 +145,7 @@ TEST(StoreManifest, NumbersThatAreNoIntegersOfOursAreRefused) {
   }
 }
 
-// Of the stores that exist: where one byte were another, no run would find its commits.
+// Were one byte another, no store that exists would fit its commit records any more.
 TEST(StoreManifest, WithoutRawLayersIsWhatItAlwaysWas) {
   EXPECT_EQ(HashOfManifest(SmallManifest()), uint64_t{0x349f94e33ac4c6c0});
 }

@@ -155,7 +155,7 @@ TEST_F(RawTensorsTest, AreReadAsCommittedWhileTheNextStepIsWritten) {
   std::vector<std::byte> bytes(3);
   ASSERT_EQ(session->ReadCommittedRaw("odd", 0, bytes), absl::OkStatus());
   EXPECT_EQ(bytes, expected_.Raw("odd"));
-  // Of those behind the end, which the next tensor's alignment leaves, nobody gets any.
+  // Nobody gets the bytes behind the end, which the next tensor's alignment leaves.
   for (const int64_t first : {-1, 1, 3}) {
     EXPECT_EQ(ExitCodeOf(session->ReadCommittedRaw("odd", first, bytes)), ExitCode::kUsage);
   }

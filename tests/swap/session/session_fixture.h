@@ -45,7 +45,7 @@ class PlainTensors {
     bytes.resize(static_cast<size_t>(inventory_->Find(tensor)->num_elems));
     return bytes;
   }
-  // What a plane has, of whatever kind.
+  // The values of a plane, of whatever kind.
   std::span<std::byte> Bytes(const std::string& tensor, TensorPlane plane) {
     if (plane == TensorPlane::kRaw) return Raw(tensor);
     return std::as_writable_bytes(std::span(At(tensor, plane)));
