@@ -27,32 +27,56 @@ void Inventory::BeginLayer(std::string name) {
   layers_.push_back(std::move(layer));
 }
 
-int Inventory::Add(std::string name, Shape shape, int role, bool decay) {
-  FOREBAY_CHECK(!layers_.empty());
-  TensorSpec tensor;
+void Inventory::BeginRawLayer(std::string name) {
+  BeginLayer(std::move(name));
+  layers_.back().raw = true;
+}
+
+TensorSpec& Inventory::Append(std::string name, Shape shape) {
+  LayerSpec& layer = layers_.back();
+  TensorSpec& tensor = tensors_.emplace_back();
   tensor.name = std::move(name);
   tensor.num_elems = NumElems(shape);
   tensor.shape = std::move(shape);
+  tensor.layer = num_layers() - 1;
+  tensor.raw = layer.raw;
+  ++layer.num_tensors;
+  LayOut(layer);
+  return tensor;
+}
+
+int Inventory::Add(std::string name, Shape shape, int role, bool decay) {
+  FOREBAY_CHECK(!layers_.empty() && !layers_.back().raw);
+  TensorSpec& tensor = Append(std::move(name), std::move(shape));
   tensor.role = role;
   tensor.decay = decay;
-  tensor.layer = num_layers() - 1;
   num_params_ += tensor.num_elems;
-  tensors_.push_back(std::move(tensor));
-  ++layers_.back().num_tensors;
-  LayOut(layers_.back());
   return static_cast<int>(tensors_.size()) - 1;
 }
 
+int Inventory::AddRaw(std::string name, int64_t num_bytes) {
+  FOREBAY_CHECK(!layers_.empty() && layers_.back().raw && num_bytes >= 0);
+  Append(std::move(name), {num_bytes}).decay = false;
+  num_raw_bytes_ += num_bytes;
+  return static_cast<int>(tensors_.size()) - 1;
+}
+
+bool Inventory::has_raw_layer() const {
+  return std::ranges::any_of(layers_, &LayerSpec::raw);
+}
+
+// Raw tensors have no state that could be kept in another form: none of them counts as small.
 void Inventory::LayOut(LayerSpec& layer) {
+  const int64_t align_elems = layer.raw ? kRawLayerAlignBytes : kLayerAlignElems;
   int64_t end = 0;
   const auto place = [&](bool small) {
     for (int i = layer.first_tensor; i < layer.first_tensor + layer.num_tensors; ++i) {
       TensorSpec& tensor = tensors_[i];
-      if (IsSmall(tensor.shape) != small) continue;
+      if ((IsSmall(tensor.shape) && !layer.raw) != small) continue;
       tensor.offset_elems = RoundUp(end, kTensorAlignElems);
       end = tensor.offset_elems + tensor.num_elems;
     }
-    end = RoundUp(end, kLayerAlignElems);
+    end = RoundUp(end, align_elems);
   };
   place(/*small=*/false);
   layer.small_begin = end;

@@ -7,6 +7,10 @@
 // biases: of one dimension or none), since storage may keep their state in another form
 // (swap/tiles/layout.h). The vector is padded with zeros to a multiple of kLayerAlignElems, so that
 // planes of 2 and 4 bytes an element are whole numbers of 4 KiB blocks on disk.
+//
+// A *raw* layer has tensors of bytes that mean nothing to storage: buffers of a module, integers or
+// masks, and state of optimizers that is no moment. An element of it is one byte, and has no state.
+// Everything else holds for it too: the vector, its alignment, and whole blocks on disk.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +22,7 @@ namespace forebay {
 
 inline constexpr int64_t kTensorAlignElems = 64;
 inline constexpr int64_t kLayerAlignElems = 2048;
+inline constexpr int64_t kRawLayerAlignBytes = 4096;  // of a raw layer, in place of it
 
 using Shape = std::vector<int64_t>;
 
@@ -34,6 +39,7 @@ struct TensorSpec {
   int layer = 0;             // index into Inventory::layers
   int64_t offset_elems = 0;  // into the layer's flat vector
   int64_t num_elems = 0;     // NumElems(shape)
+  bool raw = false;          // of a raw layer: elements are bytes, and `shape` is their number
 };
 
 constexpr bool IsSmall(const Shape& shape) {
@@ -46,6 +52,7 @@ struct LayerSpec {
   int num_tensors = 0;
   int64_t small_begin = 0;  // where the small tensors begin in the flat vector; num_elems: nowhere
   int64_t num_elems = 0;    // of the padded flat vector
+  bool raw = false;
 };
 
 class Inventory {
@@ -53,26 +60,36 @@ class Inventory {
   // Starts a new layer; the tensors added next belong to it.
   void BeginLayer(std::string name);
   // Adds a tensor to the current layer and returns its index. Where the small tensors of the layer
-  // lie is known when all were added. Requires: BeginLayer was called.
+  // lie is known when all were added. Requires: BeginLayer began it.
   int Add(std::string name, Shape shape, int role, bool decay);
+  // Starts a new raw layer.
+  void BeginRawLayer(std::string name);
+  // Adds a raw tensor of `num_bytes` to the current layer and returns its index. Requires:
+  // BeginRawLayer began it; 0 bytes or more.
+  int AddRaw(std::string name, int64_t num_bytes);
 
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   const std::vector<LayerSpec>& layers() const { return layers_; }
   int num_layers() const { return static_cast<int>(layers_.size()); }
   // nullptr when there is no tensor of that name.
   const TensorSpec* Find(std::string_view name) const;
-  // Elements of all tensors, without padding.
+  // Elements of all tensors that are not raw, without padding.
   int64_t num_params() const { return num_params_; }
-  // Elements of all layers, with padding: what storage holds.
+  // The bytes of all raw tensors, without padding.
+  int64_t num_raw_bytes() const { return num_raw_bytes_; }
+  bool has_raw_layer() const;
+  // Elements of all layers, raw ones too, with padding: what storage holds.
   int64_t num_padded_elems() const;
   int64_t largest_layer_elems() const;  // with padding
 
  private:
+  TensorSpec& Append(std::string name, Shape shape);
   void LayOut(LayerSpec& layer);
 
   std::vector<TensorSpec> tensors_;
   std::vector<LayerSpec> layers_;
   int64_t num_params_ = 0;
+  int64_t num_raw_bytes_ = 0;
 };
 
 // The tensors of `layer` as they lie in its flat vector.

@@ -18,6 +18,9 @@ namespace {
 
 constexpr char kFormat[] = "forebay-store";
 constexpr int64_t kManifestVersion = 6;
+// A store with raw layers has this one, as a program that knows none must not take them for others.
+// A store without them is what it always was.
+constexpr int64_t kRawManifestVersion = 7;
 constexpr char kChecksumKey[] = "xxh3_128";
 constexpr int64_t kMaxElems = int64_t{1} << 48;
 
@@ -36,20 +39,34 @@ bool FromHex(const std::string& hex, StoreUuid& uuid) {
   return true;
 }
 
+int64_t VersionFor(const Inventory& inventory) {
+  return inventory.has_raw_layer() ? kRawManifestVersion : kManifestVersion;
+}
+
+Json TensorToJson(const TensorSpec& tensor) {
+  if (tensor.raw) {
+    return {{"name", tensor.name},
+            {"num_bytes", tensor.num_elems},
+            {"offset_elems", tensor.offset_elems}};
+  }
+  return {{"name", tensor.name},
+          {"shape", tensor.shape},
+          {"role", tensor.role},
+          {"decay", tensor.decay},
+          {"offset_elems", tensor.offset_elems}};
+}
+
 Json LayersToJson(const Inventory& inventory) {
   Json layers = Json::array();
   for (const LayerSpec& layer : inventory.layers()) {
     Json tensors = Json::array();
     for (int i = 0; i < layer.num_tensors; ++i) {
-      const TensorSpec& tensor = inventory.tensors()[layer.first_tensor + i];
-      tensors.push_back({{"name", tensor.name},
-                         {"shape", tensor.shape},
-                         {"role", tensor.role},
-                         {"decay", tensor.decay},
-                         {"offset_elems", tensor.offset_elems}});
+      tensors.push_back(TensorToJson(inventory.tensors()[layer.first_tensor + i]));
     }
-    layers.push_back(
-        {{"name", layer.name}, {"num_elems", layer.num_elems}, {"tensors", std::move(tensors)}});
+    Json& json = layers.emplace_back();
+    json = {{"name", layer.name}, {"num_elems", layer.num_elems}};
+    if (layer.raw) json["raw"] = true;
+    json["tensors"] = std::move(tensors);
   }
   return layers;
 }
@@ -90,19 +107,42 @@ Shape ShapeFromJson(const Json& json) {
   return shape;
 }
 
-// Throws Json::exception on keys that are missing or of a wrong type; false on values that do not
-// fit together.
+int64_t ElemsOf(const Inventory& inventory) {
+  return inventory.num_params() + inventory.num_raw_bytes();
+}
+
+// The four below throw Json::exception on keys that are missing or of a wrong type, and return
+// false on values that do not fit together.
+bool RawTensorFromJson(const Json& tensor, Inventory& inventory) {
+  const int64_t num_bytes = IntegerAt(tensor, "num_bytes");
+  if (!IsSane(Shape{num_bytes})) return false;
+  inventory.AddRaw(tensor.at("name").get<std::string>(), num_bytes);
+  return true;
+}
+
+bool TensorFromJson(const Json& tensor, Inventory& inventory) {
+  Shape shape = ShapeFromJson(tensor.at("shape"));
+  const int64_t role = IntegerAt(tensor, "role");
+  if (!IsSane(shape) || role < 0 || role > std::numeric_limits<int>::max()) return false;
+  inventory.Add(tensor.at("name").get<std::string>(), std::move(shape), static_cast<int>(role),
+                tensor.at("decay").get<bool>());
+  return true;
+}
+
 bool LayersFromJson(const Json& layers, Inventory& inventory) {
   for (const Json& layer : layers) {
-    inventory.BeginLayer(layer.at("name").get<std::string>());
+    const bool raw = layer.contains("raw");
+    if (raw && layer.at("raw") != true) return false;
+    auto name = layer.at("name").get<std::string>();
+    if (raw) {
+      inventory.BeginRawLayer(std::move(name));
+    } else {
+      inventory.BeginLayer(std::move(name));
+    }
     for (const Json& tensor : layer.at("tensors")) {
-      Shape shape = ShapeFromJson(tensor.at("shape"));
-      // Also the sum so far, so that no offset or sum of what follows overflows.
-      if (!IsSane(shape) || inventory.num_params() > kMaxElems) return false;
-      const int64_t role = IntegerAt(tensor, "role");
-      if (role < 0 || role > std::numeric_limits<int>::max()) return false;
-      inventory.Add(tensor.at("name").get<std::string>(), std::move(shape), static_cast<int>(role),
-                    tensor.at("decay").get<bool>());
+      // So that no offset or sum of what follows overflows.
+      if (ElemsOf(inventory) > kMaxElems) return false;
+      if (!(raw ? RawTensorFromJson : TensorFromJson)(tensor, inventory)) return false;
     }
     const LayerSpec& spec = inventory.layers().back();
     for (int i = 0; i < spec.num_tensors; ++i) {
@@ -111,7 +151,7 @@ bool LayersFromJson(const Json& layers, Inventory& inventory) {
     }
     if (spec.num_elems != IntegerAt(layer, "num_elems")) return false;
   }
-  return inventory.num_params() > 0;
+  return ElemsOf(inventory) > 0;
 }
 
 bool StripesFromJson(const Json& json, StoreManifest& manifest) {
@@ -184,7 +224,7 @@ std::string ToHex(const StoreUuid& uuid) {
 
 std::string EncodeManifest(const StoreManifest& manifest) {
   Json json = {{"format", kFormat},
-               {"version", kManifestVersion},
+               {"version", VersionFor(manifest.inventory)},
                {"uuid", ToHex(manifest.uuid)},
                {"layout", NameOf(manifest.layout)},
                {"moments", MomentsToJson(manifest.moment_set)},
@@ -216,17 +256,19 @@ absl::StatusOr<StoreManifest> DecodeManifest(std::string_view text, std::string_
     }
     const int64_t version = IntegerAt(*json, "version");
     if (version == kNoInteger) return corrupt("has no valid version");
-    if (version != kManifestVersion) {
+    if (version != kManifestVersion && version != kRawManifestVersion) {
       return CorruptError(
-          fmt::format("the store of '{}' has format version {}; this program reads version {}. Use "
-                      "the forebay that wrote it",
-                      source, version, kManifestVersion));
+          fmt::format("the store of '{}' has format version {}; this program reads version {}, and "
+                      "{} where tensors are raw. Use the forebay that wrote it",
+                      source, version, kManifestVersion, kRawManifestVersion));
     }
     if (json->at(kChecksumKey).get<std::string>() != ChecksumOf(*json)) {
       return corrupt("is damaged: its checksum does not fit its contents");
     }
     StoreManifest manifest;
-    if (!FieldsFromJson(*json, manifest)) return corrupt("has values that do not fit together");
+    if (!FieldsFromJson(*json, manifest) || version != VersionFor(manifest.inventory)) {
+      return corrupt("has values that do not fit together");
+    }
     return manifest;
   } catch (const Json::exception& error) {
     return corrupt(fmt::format("is damaged ({})", error.what()));

@@ -14,12 +14,16 @@
 namespace forebay {
 namespace {
 
-int64_t LargestTensorBytes(const Inventory& inventory) {
-  int64_t num_elems = 0;
+// The most of all tensors, with `num_planes` of its planes; a raw one has a single plane.
+int64_t LargestTensorBytes(const Inventory& inventory, int64_t num_planes) {
+  int64_t largest_bytes = HostBuffer::ChargedBytes(0);
   for (const TensorSpec& tensor : inventory.tensors()) {
-    num_elems = std::max(num_elems, tensor.num_elems);
+    const TensorPlane plane = tensor.raw ? TensorPlane::kRaw : TensorPlane::kMaster;
+    const int64_t plane_bytes = LeaseArena::RangeBytes(tensor.num_elems * BytesPerElem(plane));
+    largest_bytes = std::max(largest_bytes,
+                             (tensor.raw ? 1 : num_planes) * HostBuffer::ChargedBytes(plane_bytes));
   }
-  return HostBuffer::ChargedBytes(LeaseArena::RangeBytes(4 * num_elems));
+  return largest_bytes;
 }
 
 absl::Status CheckFolders(const StoreOptions& options) {
@@ -65,13 +69,13 @@ absl::StatusOr<SessionMemory> Divide(const SessionOptions& options, const Invent
         "of weights and of state). Raise memory_bytes ({} lets every tensor be leased), or "
         "create the store with smaller tiles (tile_elems, now {})",
         options.memory_bytes, options.lease_bytes, least_cache_bytes, TileCache::kLeastCells,
-        least_cache_bytes + LargestTensorBytes(inventory), tiles.tile_elems()));
+        least_cache_bytes + LargestTensorBytes(inventory, 1), tiles.tile_elems()));
   }
   SessionMemory memory;
   memory.lease_bytes = HostBuffer::ChargedBytes(options.lease_bytes);  // rounded up
   if (options.lease_bytes == 0) {
     memory.lease_bytes = std::min(
-        most_lease_bytes, std::max(options.memory_bytes / 2, 3 * LargestTensorBytes(inventory)));
+        most_lease_bytes, std::max(options.memory_bytes / 2, LargestTensorBytes(inventory, 3)));
   }
   const int64_t num_cells = (options.memory_bytes - memory.lease_bytes) / pair_bytes;
   memory.num_cells = static_cast<int>(std::clamp<int64_t>(

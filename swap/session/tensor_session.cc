@@ -21,6 +21,10 @@ constexpr int kMostTilesAhead = 8;  // of a gather
 constexpr double kLongestWaitS = 1e7;
 constexpr int64_t kMostScratchBytes = int64_t{16} << 20;
 
+bool IsOfFloats(TensorPlane plane) {
+  return plane != TensorPlane::kW16 && plane != TensorPlane::kRaw;
+}
+
 }  // namespace
 
 // ---- Life
@@ -161,7 +165,17 @@ absl::StatusOr<int> TensorSession::Impl::FindTensor(std::string_view name,
     return UsageError(
         fmt::format("the store in '{}' has no tensor '{}'", store->directory(), name));
   }
-  if (!Has(store->tiles(), plane)) {
+  const TensorSpec& tensor = inventory.tensors()[found->second];
+  if (!Has(store->tiles(), tensor, plane)) {
+    if (tensor.raw) {
+      return UsageError(
+          fmt::format("'{}' is a raw tensor, whose bytes are no {}: ask for TensorPlane::kRaw",
+                      name, NameOf(plane)));
+    }
+    if (plane == TensorPlane::kRaw) {
+      return UsageError(fmt::format(
+          "'{}' is no raw tensor (Inventory::AddRaw): ask for its master, m or v", name));
+    }
     if (plane == TensorPlane::kW16) {
       return UsageError(fmt::format("'{}' has no w16: the store's layout is {}. Use the master",
                                     name, NameOf(store->tiles().layout())));
@@ -449,12 +463,12 @@ std::span<std::byte> TensorLease::BytesOf() const {
   return session_->ValuesAt(tensor_, plane_, begin_bytes_);
 }
 std::span<const float> TensorLease::values() const {
-  if (session_ == nullptr || plane_ == TensorPlane::kW16) return {};
+  if (session_ == nullptr || !IsOfFloats(plane_)) return {};
   const std::span<std::byte> bytes = BytesOf();
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 std::span<float> TensorLease::floats() {
-  if (session_ == nullptr || access_ == LeaseAccess::kRead) return {};
+  if (session_ == nullptr || access_ == LeaseAccess::kRead || !IsOfFloats(plane_)) return {};
   const std::span<std::byte> bytes = BytesOf();
   return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
@@ -462,6 +476,16 @@ std::span<const Bf16> TensorLease::bf16() const {
   if (session_ == nullptr || plane_ != TensorPlane::kW16) return {};
   const std::span<std::byte> bytes = BytesOf();
   return {reinterpret_cast<const Bf16*>(bytes.data()), bytes.size() / sizeof(Bf16)};
+}
+std::span<const std::byte> TensorLease::bytes() const {
+  if (session_ == nullptr || plane_ != TensorPlane::kRaw) return {};
+  return BytesOf();
+}
+std::span<std::byte> TensorLease::writable_bytes() {
+  if (session_ == nullptr || access_ == LeaseAccess::kRead || plane_ != TensorPlane::kRaw) {
+    return {};
+  }
+  return BytesOf();
 }
 
 // ---- Committed values
@@ -501,9 +525,21 @@ void TensorSession::Impl::EndSnapshot() {
 absl::Status TensorSession::ReadCommitted(std::string_view tensor, TensorPlane plane,
                                           int64_t first_elem, std::span<float> out) {
   if (plane == TensorPlane::kW16) return UsageError("w16 is read with ReadCommittedW16");
+  if (plane == TensorPlane::kRaw) {
+    return UsageError(fmt::format("the bytes of '{}' are read with ReadCommittedRaw", tensor));
+  }
   FOREBAY_ASSIGN_OR_RETURN(const TensorSpec* const spec,
                            impl_->BeginSnapshot(tensor, plane, first_elem, out.size()));
   const absl::Status status = impl_->store->ReadTensor(*spec, plane, first_elem, out);
+  impl_->EndSnapshot();
+  return status;
+}
+
+absl::Status TensorSession::ReadCommittedRaw(std::string_view tensor, int64_t first_byte,
+                                             std::span<std::byte> out) {
+  FOREBAY_ASSIGN_OR_RETURN(const TensorSpec* const spec,
+                           impl_->BeginSnapshot(tensor, TensorPlane::kRaw, first_byte, out.size()));
+  const absl::Status status = impl_->store->ReadRaw(*spec, first_byte, out);
   impl_->EndSnapshot();
   return status;
 }

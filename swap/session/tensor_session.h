@@ -2,11 +2,11 @@
 // own model, data and loop (docs/embedding.md has a whole program).
 //
 // A session leases tensors: Acquire brings one plane of a tensor (fp32 master, m, v, or the bf16
-// weight as stored) into memory as one array, and Release hands it back; what was leased for
-// writing goes to disk on a thread of the session's own. Commit makes everything that was released
-// since the last commit one step, atomically: a crash leaves the step before or the new one, whole.
-// Abort forgets everything since the last commit. What is committed can be read (ReadCommitted)
-// while the next step is being written.
+// weight as stored; of a raw tensor its bytes) into memory as one array, and Release hands it back;
+// what was leased for writing goes to disk on a thread of the session's own. Commit makes
+// everything that was released since the last commit one step, atomically: a crash leaves the step
+// before or the new one, whole. Abort forgets everything since the last commit. What is committed
+// can be read (ReadCommitted) while the next step is being written.
 //
 // The store keeps tiles, which tensors share, and a step is a slot that has all of them. So a
 // commit copies forward every tile that was not written since the last one, where the slot does not
@@ -79,7 +79,7 @@ struct SessionStats {
 
 class TensorLease;
 
-// Thread-safe.
+// Thread-safe. It may go from thread to thread, and end on any.
 //
 // Read leases share freely, and a write lease of a tensor may be out beside them: a read lease has
 // the values that were released last before it, and keeps them. A second write lease of the same
@@ -114,7 +114,8 @@ class TensorSession {
   ~TensorSession();
 
   // The least memory_bytes with which `num_elems` values can be leased at once, in fp32: one
-  // tensor, or its three planes (for more, say lease_bytes as well).
+  // tensor, or its three planes (for more, say lease_bytes as well). Four raw bytes count as a
+  // value.
   static int64_t LeastMemoryBytes(const TileMap& tiles, int64_t num_elems);
 
   const Inventory& inventory() const;
@@ -123,10 +124,11 @@ class TensorSession {
   // The newest step; nullopt: there was no commit yet.
   std::optional<CommitInfo> committed() const;
 
-  // Waits (see above), reads, verifies. UsageError: no such tensor or plane, kW16 to be written, or
-  // the tensor is leased for writing already. DoesNotFitError: more than lease_bytes. OutOfMemory-
-  // Error: no room within wait_limit_s. StorageError, CorruptError: of the read, or the error of an
-  // earlier write, which lasts until Abort.
+  // Waits (see above), reads, verifies. UsageError: no such tensor or plane (a raw tensor has kRaw
+  // alone, and no other has it), kW16 to be written, or the tensor is leased for writing already.
+  // DoesNotFitError: more than lease_bytes. OutOfMemory- Error: no room within wait_limit_s.
+  // StorageError, CorruptError: of the read, or the error of an earlier write, which lasts until
+  // Abort.
   absl::StatusOr<TensorLease> Acquire(std::string_view tensor, TensorPlane plane,
                                       LeaseAccess access);
   // All of `requests` or none, without holding some while it waits for others. `leases`: as many,
@@ -153,12 +155,14 @@ class TensorSession {
   absl::Status Abort();
 
   // Copies elements [first_elem, first_elem + out.size()) of a tensor as they were committed,
-  // while the next step is written. `plane`: any but kW16. UsageError: no such tensor, plane or
-  // elements; nothing is committed; or the store has one slot and a write lease was released since
-  // the last commit. StorageError, CorruptError.
+  // while the next step is written. `plane`: any but kW16 and kRaw. UsageError: no such tensor,
+  // plane or elements; nothing is committed; or the store has one slot and a write lease was
+  // released since the last commit. StorageError, CorruptError.
   absl::Status ReadCommitted(std::string_view tensor, TensorPlane plane, int64_t first_elem,
                              std::span<float> out);
   absl::Status ReadCommittedW16(std::string_view tensor, int64_t first_elem, std::span<Bf16> out);
+  absl::Status ReadCommittedRaw(std::string_view tensor, int64_t first_byte,
+                                std::span<std::byte> out);
 
   SessionStats stats() const;
 
@@ -186,13 +190,17 @@ class TensorLease {
   const TensorSpec& tensor() const;  // an empty one without a lease
   TensorPlane plane() const { return plane_; }
 
-  // [tensor().num_elems], row-major, 64-byte aligned: of any plane but kW16. Empty where there are
-  // none.
+  // [tensor().num_elems], row-major, 64-byte aligned: of any plane but kW16 and kRaw. Empty where
+  // there are none.
   std::span<const float> values() const;
   // The same, to be set; empty without a lease for writing.
   std::span<float> floats();
   // [tensor().num_elems] of kW16, and empty of any other plane.
   std::span<const Bf16> bf16() const;
+  // [tensor().num_elems] of kRaw, 64-byte aligned, and empty of any other plane.
+  std::span<const std::byte> bytes() const;
+  // The same, to be set; empty without a lease for writing.
+  std::span<std::byte> writable_bytes();
 
   // Ends the lease, and has the values of a write lease written: every Acquire sees them from here
   // on. Returns the error for which the session takes no commit, if there is one, and UsageError

@@ -30,7 +30,9 @@ void TensorSession::Impl::ForgetCoverage() {
   missing_elems[static_cast<int>(TileHalf::kWeights)] = elems_of_tile;
   std::vector<int64_t>& of_state = missing_elems[static_cast<int>(TileHalf::kState)];
   of_state = elems_of_tile;
-  for (int64_t& elems : of_state) elems *= num_state_planes;
+  for (size_t i = 0; i < of_state.size(); ++i) {
+    of_state[i] *= store->tiles().tiles()[i].raw ? 0 : num_state_planes;
+  }
   for (Group& group : groups) group.covered = false;
 }
 

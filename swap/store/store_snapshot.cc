@@ -38,6 +38,13 @@ absl::Status StoreSnapshot::ReadTensorW16(const TensorSpec& tensor, int64_t firs
   return status;
 }
 
+absl::Status StoreSnapshot::ReadRaw(const TensorSpec& tensor, int64_t first_byte,
+                                    std::span<std::byte> out) const {
+  absl::Status status = store_->impl_->ReadRaw(tensor, first_byte, out, slot_);
+  read_failed_ |= !status.ok();
+  return status;
+}
+
 int StoreSnapshot::Scrub(int first_tile, std::span<std::byte> memory,
                          const std::function<bool()>& goes_on,
                          std::vector<TileDamage>& damaged) const {

@@ -36,6 +36,8 @@ class StoreSnapshot {
                           std::span<float> out) const;
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                              std::span<uint16_t> out) const;
+  absl::Status ReadRaw(const TensorSpec& tensor, int64_t first_byte,
+                       std::span<std::byte> out) const;
   // Verifies the tiles from `first_tile` on, one at a time and behind everybody else's transfers,
   // until `goes_on`, which is asked behind each, says no. What is damaged goes to `damaged`. The
   // first tile that is still to be verified. `memory`: TensorStore::ScrubBytes, aligned.

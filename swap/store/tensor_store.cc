@@ -200,8 +200,10 @@ namespace {
 absl::Status CheckHoldsTiles(const OpenedFolders& opened) {
   const StoreManifest& manifest = opened.manifest;
   // One slot is enough: a file that lost its end may still have the other.
-  const int64_t least_bytes =
-      manifest.inventory.num_padded_elems() * WeightBytesPerElem(manifest.layout);
+  int64_t least_bytes = 0;
+  for (const LayerSpec& layer : manifest.inventory.layers()) {
+    least_bytes += layer.num_elems * (layer.raw ? 1 : WeightBytesPerElem(manifest.layout));
+  }
   int64_t found_bytes = 0;
   std::string paths;
   for (const StoreFolder& folder : opened.folders) {

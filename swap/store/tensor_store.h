@@ -339,12 +339,15 @@ class TensorStore {
   // Synchronous access to committed values: export, digest, inspect. Requires: they are not being
   // overwritten (BeginWriting). `out`: elements
   // [first_elem, first_elem + out.size()) of the tensor, fp32, whatever the layout. kMaster is
-  // exact (bf16 layout: joined from w16 and r16). Requires: no kW16; of moments, that the store has
-  // them, in fp32.
+  // exact (bf16 layout: joined from w16 and r16). Requires: no kW16, no raw tensor; of moments,
+  // that the store has them, in fp32.
   absl::Status ReadTensor(const TensorSpec& tensor, TensorPlane plane, int64_t first_elem,
                           std::span<float> out);
-  // The bf16 weights as stored (never a re-cast of the master). Requires: that they are.
+  // The bf16 weights as stored (never a re-cast of the master). Requires: that they are; no raw
+  // tensor.
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out);
+  // Bytes [first_byte, first_byte + out.size()) of a raw tensor. Requires: a raw one.
+  absl::Status ReadRaw(const TensorSpec& tensor, int64_t first_byte, std::span<std::byte> out);
   // The bytes of a plane (tile_planes.h) that belong to elements [first_elem, first_elem +
   // num_elems) of the tensor. Requires: the tensor's tiles have it; of scales, `first_elem` is a
   // multiple of kMomentBlockElems, and the last block is read whole.

@@ -263,6 +263,8 @@ struct TensorStore::Impl {
                           std::span<float> out, uint32_t slot);
   absl::Status ReadTensorW16(const TensorSpec& tensor, int64_t first_elem, std::span<uint16_t> out,
                              uint32_t slot);
+  absl::Status ReadRaw(const TensorSpec& tensor, int64_t first_byte, std::span<std::byte> out,
+                       uint32_t slot);
 
   std::vector<std::string> directories;  // by stripe
   std::vector<Stripe> stripes;

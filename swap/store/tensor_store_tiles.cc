@@ -216,7 +216,7 @@ absl::Status TensorStore::ReadTensor(const TensorSpec& tensor, TensorPlane plane
 absl::Status TensorStore::Impl::ReadTensor(const TensorSpec& tensor, TensorPlane plane,
                                            int64_t first_elem, std::span<float> out,
                                            uint32_t slot) {
-  FOREBAY_CHECK(plane != TensorPlane::kW16);
+  FOREBAY_CHECK(plane != TensorPlane::kW16 && plane != TensorPlane::kRaw && !tensor.raw);
   const auto num_elems = static_cast<int64_t>(out.size());
   const auto take_floats = [&](const std::byte* bytes, int64_t count, int64_t done) {
     std::memcpy(out.data() + done, bytes, static_cast<size_t>(count) * sizeof(float));
@@ -257,10 +257,25 @@ absl::Status TensorStore::ReadTensorW16(const TensorSpec& tensor, int64_t first_
 
 absl::Status TensorStore::Impl::ReadTensorW16(const TensorSpec& tensor, int64_t first_elem,
                                               std::span<uint16_t> out, uint32_t slot) {
-  FOREBAY_CHECK(WeightFormatOf(manifest.layout) == WeightFormat::kSplitBf16);
+  FOREBAY_CHECK(WeightFormatOf(manifest.layout) == WeightFormat::kSplitBf16 && !tensor.raw);
   return ReadPlane(tensor, TilePlane::kWeight, first_elem, static_cast<int64_t>(out.size()), slot,
                    [&](const std::byte* bytes, int64_t count, int64_t done) {
                      std::memcpy(out.data() + done, bytes, static_cast<size_t>(count) * 2);
+                   });
+}
+
+absl::Status TensorStore::ReadRaw(const TensorSpec& tensor, int64_t first_byte,
+                                  std::span<std::byte> out) {
+  FOREBAY_CHECK(impl_->has_commit && !impl_->record.overwriting);
+  return impl_->ReadRaw(tensor, first_byte, out, impl_->committed_slot());
+}
+
+absl::Status TensorStore::Impl::ReadRaw(const TensorSpec& tensor, int64_t first_byte,
+                                        std::span<std::byte> out, uint32_t slot) {
+  FOREBAY_CHECK(tensor.raw);
+  return ReadPlane(tensor, TilePlane::kRaw, first_byte, static_cast<int64_t>(out.size()), slot,
+                   [&](const std::byte* bytes, int64_t count, int64_t done) {
+                     std::memcpy(out.data() + done, bytes, static_cast<size_t>(count));
                    });
 }
 

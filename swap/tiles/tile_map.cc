@@ -23,21 +23,18 @@ TileMap::TileMap(const Inventory& inventory, Layout layout, int64_t tile_elems,
     layer_elems_.push_back(spec.num_elems);
     first_tile_.push_back(num_tiles());
     const int64_t large_end = IsLossy(layout) ? spec.small_begin : spec.num_elems;
-    Cut(layer, 0, large_end, /*small=*/false, dealer);
+    Cut({.layer = layer, .raw = spec.raw}, 0, large_end, dealer);
     first_small_tile_.push_back(num_tiles());
-    Cut(layer, large_end, spec.num_elems, /*small=*/true, dealer);
+    Cut({.layer = layer, .small = true}, large_end, spec.num_elems, dealer);
   }
   first_tile_.push_back(num_tiles());
 }
 
-void TileMap::Cut(int layer, int64_t first, int64_t end, bool small, StripeDealer& dealer) {
-  for (int64_t at = first; at < end; at += tile_elems_) {
-    Tile tile;
-    tile.layer = layer;
+void TileMap::Cut(Tile tile, int64_t first, int64_t end, StripeDealer& dealer) {
+  for (int64_t at = first; at < end; at += WholeTileElems(tile)) {
     tile.first_elem = at;
-    tile.num_elems = std::min(tile_elems_, end - at);
-    tile.small = small;
-    tile.stripe = dealer.Next(tile.num_elems);
+    tile.num_elems = std::min(WholeTileElems(tile), end - at);
+    tile.stripe = dealer.Next(tile.raw ? tile.num_elems / kRawBytesPerDealtElem : tile.num_elems);
     tile.weight_offset_bytes = weight_area_bytes_[tile.stripe];
     tile.state_offset_bytes = state_area_bytes_[tile.stripe];
     weight_area_bytes_[tile.stripe] += WeightBytes(tile);
@@ -53,7 +50,8 @@ int TileMap::TileAt(int layer, int64_t elem) const {
   const int first_small = first_small_tile_[layer];
   const bool small = first_small < first_tile_[layer + 1] && elem >= tiles_[first_small].first_elem;
   const int first = small ? first_small : first_tile_[layer];
-  return first + static_cast<int>((elem - tiles_[first].first_elem) / tile_elems_);
+  return first +
+         static_cast<int>((elem - tiles_[first].first_elem) / WholeTileElems(tiles_[first]));
 }
 
 }  // namespace forebay

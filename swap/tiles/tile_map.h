@@ -4,6 +4,10 @@
 // flat vector (the last tile of a layer may be shorter). In a lossy layout small tensors have tiles
 // of their own: of a layer two may be shorter then. Tiles are dealt to the stripes in layer order
 // (stripes.h) and lie one after another in the areas of theirs.
+//
+// A raw layer (base/tensor_spec.h) has elements of one byte and tiles of kRawBytesPerTileElem times
+// as many, as large as a tile of bf16 weights: whole blocks, and never larger than other tiles.
+// Their bytes lie in the weights area; in the state area they have nothing.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +21,17 @@
 namespace forebay {
 
 inline constexpr int64_t kDefaultTileElems = int64_t{1} << 20;
+inline constexpr int64_t kRawBytesPerTileElem = 2;
+// As many bytes of a raw tile count as one element when tiles are dealt to the stripes: about what
+// an element has in weights and state.
+inline constexpr int64_t kRawBytesPerDealtElem = 8;
 
 struct Tile {
   int layer = 0;
   int64_t first_elem = 0;           // in the layer's flat vector
   int64_t num_elems = 0;            // multiple of kLayerAlignElems
   bool small = false;               // of small tensors alone, in a lossy layout
+  bool raw = false;                 // of a raw layer
   int stripe = 0;                   // whose areas it lies in
   int64_t weight_offset_bytes = 0;  // in the weights area of either slot
   int64_t state_offset_bytes = 0;   // in the state area of either slot
@@ -53,9 +62,9 @@ class TileMap {
   int64_t weight_area_bytes(int stripe) const { return weight_area_bytes_[stripe]; }
   int64_t state_area_bytes(int stripe) const { return state_area_bytes_[stripe]; }
 
-  // Bytes of a tile's weight plane and of its state planes.
+  // Bytes of a tile's first plane, the weights or what is raw, and of its state planes.
   int64_t WeightBytes(const Tile& tile) const {
-    return tile.num_elems * WeightBytesPerElem(layout_);
+    return tile.raw ? tile.num_elems : tile.num_elems * WeightBytesPerElem(layout_);
   }
   int64_t StateBytes(const Tile& tile) const { return PlanesOf(tile).StateBytes(tile.num_elems); }
   int64_t max_weight_bytes() const { return max_weight_bytes_; }
@@ -63,17 +72,22 @@ class TileMap {
   int64_t max_tile_elems() const { return max_weight_bytes_ / WeightBytesPerElem(layout_); }
 
   const TilePlanes& PlanesOf(const Tile& tile) const {
-    return tile.small ? planes_of_small_ : planes_;
+    return tile.raw ? planes_of_raw_ : tile.small ? planes_of_small_ : planes_;
   }
 
  private:
-  // Adds the tiles of elements [first, end) of `layer`.
-  void Cut(int layer, int64_t first, int64_t end, bool small, StripeDealer& dealer);
+  // Adds the tiles of elements [first, end) of a layer: `tile` says of which, and of what kind.
+  void Cut(Tile tile, int64_t first, int64_t end, StripeDealer& dealer);
+  // The elements of a tile that is not its layer's last.
+  int64_t WholeTileElems(const Tile& tile) const {
+    return tile.raw ? kRawBytesPerTileElem * tile_elems_ : tile_elems_;
+  }
 
   Layout layout_;
   MomentSet moment_set_;
   TilePlanes planes_;
   TilePlanes planes_of_small_;
+  TilePlanes planes_of_raw_ = TilePlanes::OfRaw();
   int64_t tile_elems_;
   std::vector<Tile> tiles_;
   std::vector<int> first_tile_;

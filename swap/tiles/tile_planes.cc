@@ -20,6 +20,12 @@ TilePlanes::TilePlanes(Layout layout, MomentSet moment_set, bool small)
   if (moment_set.v) Add(TilePlane::kVScale, 2);
 }
 
+TilePlanes TilePlanes::OfRaw() {
+  TilePlanes planes;
+  planes.Add(TilePlane::kRaw, kMomentBlockElems);
+  return planes;
+}
+
 void TilePlanes::Add(TilePlane kind, int64_t block_bytes) {
   planes_[size_++] = {kind, block_bytes};
 }

@@ -1,5 +1,6 @@
 // The planes of a tile: one array for each thing that is stored of its elements. Plane 0 is the
-// weights'; the others make up the state, one after another in their order. Pure.
+// weights'; the others make up the state, one after another in their order. A tile of a raw layer
+// (base/tensor_spec.h) has plane 0 alone, its bytes. Pure.
 //
 // Not for: what these amount to for the user of a tensor (TensorPlane in tile_values.h).
 #pragma once
@@ -19,12 +20,15 @@ enum class TilePlane : uint8_t {
   kV,          // fp32, bf16 or uint8
   kMScale,     // bf16, one for each kMomentBlockElems; with int8 alone
   kVScale,
+  kRaw,  // a byte for each element; in raw tiles alone
 };
 
 class TilePlanes {
  public:
   // `small`: of a tile of small tensors, whose moments are fp32.
   TilePlanes(Layout layout, MomentSet moment_set, bool small);
+  // The one plane of a raw tile, whatever the layout.
+  static TilePlanes OfRaw();
 
   int size() const { return size_; }
   TilePlane kind(int plane) const { return planes_[plane].kind; }
@@ -47,12 +51,13 @@ class TilePlanes {
     TilePlane kind = TilePlane::kWeight;
     int64_t block_bytes = 0;  // of kMomentBlockElems elements
   };
+  TilePlanes() = default;
   void Add(TilePlane kind, int64_t block_bytes);
 
   static constexpr int kMostPlanes = 6;
   std::array<Plane, kMostPlanes> planes_;
   int size_ = 0;
-  MomentFormat moments_;
+  MomentFormat moments_ = MomentFormat::kFp32;
 };
 
 }  // namespace forebay

@@ -10,6 +10,7 @@ namespace forebay {
 namespace {
 
 TilePlane KindOf(Layout layout, TensorPlane plane, TileHalf half) {
+  if (plane == TensorPlane::kRaw) return TilePlane::kRaw;
   if (plane == TensorPlane::kM) return TilePlane::kM;
   if (plane == TensorPlane::kV) return TilePlane::kV;
   if (half == TileHalf::kWeights) return TilePlane::kWeight;
@@ -49,6 +50,8 @@ std::string_view NameOf(TensorPlane plane) {
       return "v";
     case TensorPlane::kW16:
       return "w16";
+    case TensorPlane::kRaw:
+      return "raw";
   }
   return "";
 }
@@ -63,8 +66,14 @@ bool Has(const TileMap& tiles, TensorPlane plane) {
       return tiles.moment_set().v;
     case TensorPlane::kW16:
       return WeightFormatOf(tiles.layout()) == WeightFormat::kSplitBf16;
+    case TensorPlane::kRaw:
+      break;
   }
   return false;
+}
+
+bool Has(const TileMap& tiles, const TensorSpec& tensor, TensorPlane plane) {
+  return tensor.raw ? plane == TensorPlane::kRaw : Has(tiles, plane);
 }
 
 TilePart PartInTile(const TileMap& tiles, const TensorSpec& tensor, int tile) {

@@ -19,19 +19,23 @@ enum class TensorPlane : uint8_t {
   kM,       // fp32: the first moment
   kV,       // fp32: the second moment
   kW16,     // bf16: the weight as stored, where the layout is bf16: the master rounded
+  kRaw,     // bytes: of a raw tensor, which has no other (base/tensor_spec.h)
 };
-// Whether a store has it. Requires: an exact layout.
+// Whether tensors that are not raw have it. Requires: an exact layout, for all but kRaw.
 bool Has(const TileMap& tiles, TensorPlane plane);
+// The same of any tensor.
+bool Has(const TileMap& tiles, const TensorSpec& tensor, TensorPlane plane);
 std::string_view NameOf(TensorPlane plane);
 constexpr int64_t BytesPerElem(TensorPlane plane) {
-  return plane == TensorPlane::kW16 ? 2 : 4;
+  return plane == TensorPlane::kRaw ? 1 : plane == TensorPlane::kW16 ? 2 : 4;
 }
 
 // The two things that a tile is read and written as.
 enum class TileHalf : uint8_t { kWeights, kState };
 inline constexpr TileHalf kTileHalves[] = {TileHalf::kWeights, TileHalf::kState};
 
-// Whether any of `plane` lies in `half`. The master lies in both, but in the fp32 layout.
+// Whether any of `plane` lies in `half`. The master lies in both, but in the fp32 layout. Raw
+// bytes lie where weights do.
 constexpr bool LiesIn(Layout layout, TensorPlane plane, TileHalf half) {
   const bool weights = half == TileHalf::kWeights;
   if (plane == TensorPlane::kM || plane == TensorPlane::kV) return !weights;
@@ -54,8 +58,9 @@ struct TileRange {
 TileRange TilesOf(const TileMap& tiles, const TensorSpec& tensor);
 
 // Copies between `half_bytes`, all weight or state bytes of `tile`, and `values`: all of the
-// tensor's `plane`, fp32 or bf16, of which the part that lies in the tile is touched. A master that
-// lies in both halves takes both: from the tiles the weights first, to them in any order.
+// tensor's `plane`, fp32, bf16 or bytes, of which the part that lies in the tile is touched. A
+// master that lies in both halves takes both: from the tiles the weights first, to them in any
+// order.
 // Requires: LiesIn, Has. Thread-safe for parts that do not overlap.
 void CopyFromTile(const TileMap& tiles, int tile, TileHalf half,
                   std::span<const std::byte> half_bytes, const TensorSpec& tensor,

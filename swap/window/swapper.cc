@@ -475,6 +475,13 @@ absl::StatusOr<std::unique_ptr<Swapper>> Swapper::Create(const WindowOptions& op
                                                          MemoryBudget* budget, Device* device) {
   FOREBAY_CHECK(options.num_block_buffers >= 2 && options.num_large_buffers >= 1);
   FOREBAY_CHECK(store->has_commit());
+  const std::vector<LayerSpec>& layers = store->inventory().layers();
+  if (const auto raw = std::ranges::find_if(layers, &LayerSpec::raw); raw != layers.end()) {
+    return UsageError(
+        fmt::format("layer '{}' of the store in '{}' has raw tensors, which no step streams. Open "
+                    "the store with a TensorSession (docs/embedding.md)",
+                    raw->name, store->directory()));
+  }
   FOREBAY_CHECK(static_cast<int>(placement.weights.size()) == store->tiles().num_layers());
   auto impl = std::make_unique<Impl>(store, updater);
   FOREBAY_RETURN_IF_ERROR(impl->MakeBuffers(options, placement, budget, device));

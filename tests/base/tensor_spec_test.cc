@@ -76,9 +76,41 @@ TEST(Inventory, FindReturnsNullForAnUnknownName) {
   EXPECT_EQ(TwoLayers().Find("nothing"), nullptr);
 }
 
-TEST(InventoryDeathTest, ATensorNeedsALayer) {
+TEST(Inventory, RawTensorsAreBytesInWholeBlocksAndNoParameters) {
+  Inventory inventory = TwoLayers();
+  EXPECT_FALSE(inventory.has_raw_layer());
+  const int64_t num_params = inventory.num_params();
+  inventory.BeginRawLayer("buffers");
+  inventory.AddRaw("flag", 1);
+  inventory.AddRaw("mask", 4097);
+  inventory.AddRaw("nothing", 0);
+  EXPECT_EQ(inventory.AddRaw("count", 8), 7);
+  const LayerSpec& layer = inventory.layers()[2];
+  EXPECT_TRUE(inventory.has_raw_layer() && layer.raw);
+  EXPECT_FALSE(inventory.layers()[1].raw);
+  EXPECT_EQ(layer.num_elems, 8192);
+  EXPECT_EQ(layer.small_begin, layer.num_elems);
+  EXPECT_EQ(inventory.num_params(), num_params);
+  EXPECT_EQ(inventory.num_raw_bytes(), 1 + 4097 + 8);
+  EXPECT_EQ(inventory.num_padded_elems(), 6144 + 8192);
+  const TensorSpec& mask = *inventory.Find("mask");
+  EXPECT_TRUE(mask.raw && !mask.decay);
+  EXPECT_EQ(mask.shape, Shape{4097});
+  EXPECT_EQ(mask.num_elems, 4097);
+  EXPECT_EQ(mask.offset_elems, 64);
+  EXPECT_EQ(inventory.Find("count")->offset_elems, 64 + 4160);
+  EXPECT_FALSE(inventory.Find("up.weight")->raw);
+}
+
+TEST(InventoryDeathTest, ATensorNeedsALayerOfItsKind) {
   Inventory inventory;
   EXPECT_DEATH(inventory.Add("x", {1}, 0, true), "internal error");
+  EXPECT_DEATH(inventory.AddRaw("x", 1), "internal error");
+  inventory.BeginLayer("layer");
+  EXPECT_DEATH(inventory.AddRaw("x", 1), "internal error");
+  inventory.BeginRawLayer("raw");
+  EXPECT_DEATH(inventory.Add("x", {1}, 0, true), "internal error");
+  EXPECT_DEATH(inventory.AddRaw("x", -1), "internal error");
 }
 
 TEST(Shape, CountsAndPrints) {

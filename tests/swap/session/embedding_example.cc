@@ -14,6 +14,8 @@ absl::Status Train(const std::string& folder) {
   inventory.BeginLayer("layer");
   inventory.Add("weight", {1000, 512}, 0, true);
   inventory.Add("bias", {1000}, 0, false);
+  inventory.BeginRawLayer("buffers");
+  inventory.AddRaw("num_batches", sizeof(int64_t));
   FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine io, OpenEngine({}, {folder}));
   const SessionOptions memory{.memory_bytes = 64 << 20};  // of 12 bytes for each parameter
   auto opened = std::filesystem::exists(folder)
@@ -23,6 +25,7 @@ absl::Status Train(const std::string& folder) {
   const int64_t done = session->committed().has_value() ? session->committed()->step : 0;
   for (int64_t step = done + 1; step <= done + 5; ++step) {
     for (const TensorSpec& tensor : session->inventory().tensors()) {
+      if (tensor.raw) continue;
       const LeaseRequest requests[] = {{tensor.name, TensorPlane::kMaster, LeaseAccess::kWrite},
                                        {tensor.name, TensorPlane::kM, LeaseAccess::kWrite},
                                        {tensor.name, TensorPlane::kV, LeaseAccess::kWrite}};
@@ -38,13 +41,20 @@ absl::Status Train(const std::string& folder) {
       // Written back while the next tensor is computed.
       for (TensorLease& lease : leases) FOREBAY_RETURN_IF_ERROR(lease.Release());
     }
+    FOREBAY_ASSIGN_OR_RETURN(TensorLease buffer, session->Acquire("num_batches", TensorPlane::kRaw,
+                                                                  LeaseAccess::kWrite));
+    ++*reinterpret_cast<int64_t*>(buffer.writable_bytes().data());
+    FOREBAY_RETURN_IF_ERROR(buffer.Release());
     FOREBAY_RETURN_IF_ERROR(session->Commit(step, {{"rows_seen", 32 * step}}));
   }
   float bias = 0;
   FOREBAY_RETURN_IF_ERROR(session->ReadCommitted("bias", TensorPlane::kMaster, 999, {&bias, 1}));
+  int64_t num_batches = 0;
+  FOREBAY_RETURN_IF_ERROR(session->ReadCommittedRaw(
+      "num_batches", 0, std::as_writable_bytes(std::span(&num_batches, 1))));
   const SessionStats stats = session->stats();
-  fmt::print("step {}: bias {:.4f}, {:.1f} MB read, {:.1f} MB written\n", done + 5, bias,
-             1e-6 * stats.read_bytes, 1e-6 * stats.write_bytes);
+  fmt::print("step {}: bias {:.4f}, {} batches, {:.1f} MB read, {:.1f} MB written\n", done + 5,
+             bias, num_batches, 1e-6 * stats.read_bytes, 1e-6 * stats.write_bytes);
   return absl::OkStatus();
 }
 

@@ -18,7 +18,7 @@
 namespace forebay {
 namespace {
 
-// Two layers of three tiles, with neighbours in a tile.
+// Two layers of three tiles, with neighbours in a tile, and a raw one of a single tile.
 Inventory CrashInventory() {
   Inventory inventory;
   for (const std::string layer : {"a", "b"}) {
@@ -26,6 +26,8 @@ Inventory CrashInventory() {
     inventory.Add(layer + ".large", {3000}, 0, true);
     inventory.Add(layer + ".small", {700}, 0, true);
   }
+  inventory.BeginRawLayer("c");
+  inventory.AddRaw("c.count", 9);
   return inventory;
 }
 
@@ -47,6 +49,7 @@ absl::Status Work(TensorSession& session, PlainTensors& values, int64_t step) {
     case 2:  // written again after it was, and the rest is copied forward
       FOREBAY_RETURN_IF_ERROR(SetAll(session, values, "a.small", TensorPlane::kM, seed));
       FOREBAY_RETURN_IF_ERROR(SetAll(session, values, "b.large", TensorPlane::kMaster, seed));
+      FOREBAY_RETURN_IF_ERROR(SetAll(session, values, "c.count", TensorPlane::kRaw, seed));
       return SetAll(session, values, "a.small", TensorPlane::kM, seed + 1);
     case 3:  // most is kept
       return SetAll(session, values, "b.small", TensorPlane::kV, seed);

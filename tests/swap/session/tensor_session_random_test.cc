@@ -62,7 +62,7 @@ class RandomCalls {
   void Call() {
     const TensorSpec& tensor = inventory_.tensors()[static_cast<size_t>(
         Below(static_cast<int64_t>(inventory_.tensors().size())))];
-    const TensorPlane plane = kWritablePlanes[Below(3)];
+    const TensorPlane plane = tensor.raw ? TensorPlane::kRaw : kWritablePlanes[Below(3)];
     const int64_t kind = Below(100);
     if (kind < 25) {
       Read(tensor, plane);
@@ -89,33 +89,41 @@ class RandomCalls {
   void Read(const TensorSpec& tensor, TensorPlane plane) {
     const auto lease = session_->Acquire(tensor.name, plane, LeaseAccess::kRead);
     ASSERT_TRUE(lease.ok()) << lease.status();
-    ASSERT_TRUE(SameBits(lease->values(), now_.At(tensor.name, plane))) << tensor.name;
+    ASSERT_TRUE(SameBytes(BytesOf(*lease), now_.Bytes(tensor.name, plane))) << tensor.name;
   }
 
   void Write(const TensorSpec& tensor, TensorPlane plane) {
     auto lease = session_->Acquire(tensor.name, plane, LeaseAccess::kWrite);
     ASSERT_TRUE(lease.ok()) << lease.status();
-    std::vector<float>& expected = now_.At(tensor.name, plane);
-    ASSERT_TRUE(SameBits(lease->values(), expected)) << tensor.name;
+    const std::span<std::byte> expected = now_.Bytes(tensor.name, plane);
+    ASSERT_TRUE(SameBytes(BytesOf(*lease), expected)) << tensor.name;
     const int64_t begin = Below(tensor.num_elems);
-    const auto part = lease->floats().subspan(static_cast<size_t>(begin),
-                                              static_cast<size_t>(Below(tensor.num_elems - begin)));
-    FillFloats(part, case_.seed, static_cast<uint64_t>(1000 + num_drawn_));
+    const auto part = WritableBytesOf(*lease).subspan(
+        static_cast<size_t>(begin * BytesPerElem(plane)),
+        static_cast<size_t>(Below(tensor.num_elems - begin) * BytesPerElem(plane)));
+    CounterRng(case_.seed, static_cast<uint64_t>(1000 + num_drawn_)).Fill(part);
     if (Below(8) == 0) return lease->Discard();
-    expected.assign(lease->values().begin(), lease->values().end());
+    std::ranges::copy(BytesOf(*lease), expected.begin());
     is_changed_ = true;
     ASSERT_EQ(lease->Release(), absl::OkStatus());
   }
 
   void ReadCommitted(const TensorSpec& tensor, TensorPlane plane) {
-    std::vector<float> out(static_cast<size_t>(Below(tensor.num_elems)));
-    const int64_t first = Below(tensor.num_elems - static_cast<int64_t>(out.size()));
-    const absl::Status status = session_->ReadCommitted(tensor.name, plane, first, out);
+    const int64_t count = Below(tensor.num_elems);
+    const int64_t first = Below(tensor.num_elems - count);
+    std::vector<float> floats(tensor.raw ? 0 : static_cast<size_t>(count));
+    std::vector<std::byte> bytes(tensor.raw ? static_cast<size_t>(count) : 0);
+    const absl::Status status = tensor.raw
+                                    ? session_->ReadCommittedRaw(tensor.name, first, bytes)
+                                    : session_->ReadCommitted(tensor.name, plane, first, floats);
     const bool refused = step_ == 0 || (case_.num_slots == 1 && is_changed_);
     ASSERT_EQ(ExitCodeOf(status), refused ? ExitCode::kUsage : ExitCode::kOk) << status;
     if (refused) return;
-    const std::span<const float> all = committed_.At(tensor.name, plane);
-    ASSERT_TRUE(SameBits(out, all.subspan(static_cast<size_t>(first), out.size())));
+    const std::span<const std::byte> out =
+        tensor.raw ? std::span<const std::byte>(bytes) : std::as_bytes(std::span(floats));
+    const std::span<const std::byte> all = committed_.Bytes(tensor.name, plane);
+    ASSERT_TRUE(
+        SameBytes(out, all.subspan(static_cast<size_t>(first * BytesPerElem(plane)), out.size())));
   }
 
   void Abort() {
@@ -143,7 +151,7 @@ class RandomCalls {
   CounterRng rng_;
   uint64_t num_drawn_ = 0;
   TemporaryFolder folder_;
-  Inventory inventory_ = SmallInventory();
+  Inventory inventory_ = WithRawLayers(SmallInventory());
   StoreOptions store_options_;
   SessionOptions options_;
   FaultyDisk disk_;
@@ -300,6 +308,40 @@ TEST(TensorSessionThreads, NeighboursAreWrittenReadAndCommittedAtOnce) {
   ASSERT_EQ(shared.session().ReadCommitted("layers.0.up", TensorPlane::kV, 0, values),
             absl::OkStatus());
   EXPECT_TRUE(values[0] == 8.0f && IsUniform(values));
+}
+
+// A session and its leases go from one thread to the next, as a Python program hands them on: only
+// one uses them at a time, and it is not always the same.
+TEST(TensorSessionThreads, ASessionAndItsLeasesAreHandedOn) {
+  constexpr int kNumThreads = 8;
+  auto shared = std::make_unique<SharedSession>();
+  TensorLease lease;
+  absl::Status status;
+  for (int i = 0; i < kNumThreads; ++i) {
+    const auto number = static_cast<float>(i);
+    std::thread([&] {
+      if (lease.is_out()) {
+        status.Update(IsUniform(lease.values()) ? lease.Release() : CorruptError("a mixture"));
+      }
+      status.Update(shared->WriteSome(0, 1, number));
+      status.Update(i % 3 == 2 ? shared->session().Abort() : shared->session().Commit(i + 1));
+      auto next = shared->session().Acquire("head.norm", TensorPlane::kM, LeaseAccess::kWrite);
+      status.Update(next.status());
+      if (!next.ok()) return;
+      std::ranges::fill(next->floats(), number);
+      lease = *std::move(next);
+    }).join();
+    ASSERT_EQ(status, absl::OkStatus()) << "thread " << i;
+    // Ended by this thread, which did not begin it.
+    EXPECT_EQ(lease.values()[0], number);
+    if (i % 2 == 0) status.Update(lease.Release());
+  }
+  ASSERT_EQ(status, absl::OkStatus());
+  lease.Discard();
+  const auto seen = shared->session().Acquire("head.norm", TensorPlane::kM, LeaseAccess::kRead);
+  ASSERT_TRUE(seen.ok()) << seen.status();
+  EXPECT_EQ(seen->values()[0], static_cast<float>(kNumThreads - 2));
+  std::thread([&] { shared.reset(); }).join();
 }
 
 }  // namespace

@@ -402,6 +402,41 @@ TEST_F(TensorSessionTest, AcquireThatWaitsForItselfSaysSo) {
   EXPECT_TRUE(session->Acquire(kUp, TensorPlane::kV, LeaseAccess::kWrite).ok());
 }
 
+// However many leases there are, it is their bytes that count.
+TEST_F(TensorSessionTest, ManySmallLeasesAreOutAtOnce) {
+  constexpr size_t kNumLeases = 50;
+  Inventory inventory;
+  inventory.BeginLayer("small");
+  std::vector<std::string> names;
+  for (size_t i = 0; i < kNumLeases; ++i) {
+    names.push_back("t" + std::to_string(i));
+    inventory.Add(names.back(), {16}, 0, true);
+  }
+  StoreOptions options = Store();
+  const TileMap tiles(inventory, options.layout, options.tile_elems);
+  const auto session = TensorSession::Create(
+      {.memory_bytes = TensorSession::LeastMemoryBytes(tiles, 16 * kNumLeases), .wait_limit_s = 0},
+      options, inventory, engine_.get());
+  ASSERT_TRUE(session.ok()) << session.status();
+  std::vector<TensorLease> leases(kNumLeases);
+  for (size_t i = 0; i < kNumLeases; ++i) {
+    auto lease = (*session)->Acquire(names[i], TensorPlane::kM, LeaseAccess::kWrite);
+    ASSERT_TRUE(lease.ok()) << lease.status();
+    std::ranges::fill(lease->floats(), static_cast<float>(i));
+    leases[i] = *std::move(lease);
+  }
+  EXPECT_EQ((*session)->stats().leased_bytes, 64 * static_cast<int64_t>(kNumLeases));
+  for (TensorLease& lease : leases) ASSERT_EQ(lease.Release(), absl::OkStatus());
+  ASSERT_EQ((*session)->Commit(1), absl::OkStatus());
+  std::vector<LeaseRequest> requests;
+  for (const std::string& name : names)
+    requests.push_back({.tensor = name, .plane = TensorPlane::kM});
+  ASSERT_EQ((*session)->AcquireAll(requests, leases), absl::OkStatus());
+  for (size_t i = 0; i < kNumLeases; ++i) {
+    EXPECT_THAT(leases[i].values(), testing::Each(static_cast<float>(i)));
+  }
+}
+
 // ---- Misuse
 
 TEST_F(TensorSessionTest, WhatCannotBeLeasedIsNamed) {

@@ -39,6 +39,19 @@ inline Inventory SmallInventory() {
 }
 inline constexpr int64_t kSmallTileElems = 4096;
 
+// With bytes of all sizes: in tiles of 8192 bytes one layer of three and one of a single tile.
+inline Inventory WithRawLayers(Inventory inventory) {
+  inventory.BeginRawLayer("buffers");
+  inventory.AddRaw("flag", 1);
+  inventory.AddRaw("odd", 3);
+  inventory.AddRaw("mask", 4097);
+  inventory.AddRaw("history", 16000);
+  inventory.BeginRawLayer("counters");
+  inventory.AddRaw("num_batches", 8);
+  inventory.AddRaw("mean", 36);
+  return inventory;
+}
+
 // As gtest takes names.
 inline std::string TestNameOf(Layout layout) {
   std::string name(NameOf(layout));
@@ -51,8 +64,8 @@ inline absl::Status ReadTensors(TensorStore& store) {
   absl::Status status;
   const TileMap& tiles = store.tiles();
   for (const TensorSpec& tensor : store.inventory().tensors()) {
-    std::vector<float> values(static_cast<size_t>(tensor.num_elems));
-    status.Update(store.ReadTensor(tensor, TensorPlane::kMaster, 0, values));
+    std::vector<float> values(tensor.raw ? 0 : static_cast<size_t>(tensor.num_elems));
+    if (!tensor.raw) status.Update(store.ReadTensor(tensor, TensorPlane::kMaster, 0, values));
     const Tile& tile = tiles.tiles()[tiles.TileAt(tensor.layer, tensor.offset_elems)];
     const TilePlanes& planes = tiles.PlanesOf(tile);
     for (int plane = 0; plane < planes.size(); ++plane) {

@@ -123,6 +123,48 @@ TEST(TileMap, SmallTensorsHaveTilesOfTheirOwnWhereMomentsAreRounded) {
   }
 }
 
+TEST(TileMap, RawLayersHaveTilesOfBytesAndNoState) {
+  for (const Layout layout : kLayouts) {
+    const Inventory inventory = WithRawLayers(SmallInventory());
+    const TileMap with(inventory, layout, kSmallTileElems);
+    const TileMap without(SmallInventory(), layout, kSmallTileElems);
+    ASSERT_EQ(with.num_tiles(), without.num_tiles() + 3 + 1);
+    EXPECT_EQ(with.weight_area_bytes(), without.weight_area_bytes() + 20480 + 4096);
+    EXPECT_EQ(with.state_area_bytes(), without.state_area_bytes());
+    EXPECT_EQ(with.max_weight_bytes(), without.max_weight_bytes());
+    EXPECT_EQ(with.max_state_bytes(), without.max_state_bytes());
+    for (int i = 0; i < with.num_tiles(); ++i) {
+      const Tile& tile = with.tiles()[i];
+      EXPECT_EQ(tile.raw, inventory.layers()[tile.layer].raw);
+      for (const int64_t elem : {tile.first_elem, tile.first_elem + tile.num_elems - 1}) {
+        EXPECT_EQ(with.TileAt(tile.layer, elem), i);
+      }
+      if (!tile.raw) continue;
+      EXPECT_FALSE(tile.small);
+      EXPECT_EQ(with.WeightBytes(tile), tile.num_elems);
+      EXPECT_EQ(tile.num_elems % kIoAlignBytes, 0);
+      EXPECT_EQ(with.StateBytes(tile), 0);
+      EXPECT_EQ(with.PlanesOf(tile).size(), 1);
+      EXPECT_EQ(with.PlanesOf(tile).kind(0), TilePlane::kRaw);
+    }
+  }
+}
+
+TEST(TileMap, RawTilesAreDealtToStripesByTheirBytes) {
+  Inventory inventory;
+  inventory.BeginLayer("weights");
+  inventory.Add("w", {4096}, 0, true);
+  inventory.BeginRawLayer("buffers");
+  inventory.AddRaw("b", 4 * 8192);
+  inventory.BeginLayer("more");
+  inventory.Add("v", {4096}, 0, true);
+  const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems, {1, 1});
+  std::vector<int> stripes;
+  for (const Tile& tile : tiles.tiles()) stripes.push_back(tile.stripe);
+  // The four raw ones count as a tile of weights and state together.
+  EXPECT_EQ(stripes, (std::vector<int>{0, 1, 1, 1, 1, 0}));
+}
+
 // Of 2048 elements: names, and where each begins in its half.
 std::string PlanesText(Layout layout, MomentSet moments, bool small = false) {
   const TilePlanes planes(layout, moments, small);
