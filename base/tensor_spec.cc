@@ -61,6 +61,11 @@ int Inventory::AddRaw(std::string name, int64_t num_bytes) {
   return static_cast<int>(tensors_.size()) - 1;
 }
 
+int Inventory::num_streamed_layers() const {
+  const auto first_raw = std::ranges::find_if(layers_, &LayerSpec::raw);
+  return static_cast<int>(first_raw - layers_.begin());
+}
+
 bool Inventory::has_raw_layer() const {
   return std::ranges::any_of(layers_, &LayerSpec::raw);
 }

@@ -78,6 +78,8 @@ class Inventory {
   // The bytes of all raw tensors, without padding.
   int64_t num_raw_bytes() const { return num_raw_bytes_; }
   bool has_raw_layer() const;
+  // The layers before the first raw one: those that a step streams (offload/layer_session.h).
+  int num_streamed_layers() const;
   // Elements of all layers, raw ones too, with padding: what storage holds.
   int64_t num_padded_elems() const;
   int64_t largest_layer_elems() const;  // with padding

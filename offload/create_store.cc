@@ -40,22 +40,26 @@ void FillTile(std::span<const float> master, const TileRun& run) {
 // Buffers of one layer and one tile, and the walk over them.
 class StoreFiller {
  public:
-  StoreFiller(TensorStore* store, const TensorFiller& fill, const std::function<bool()>& stop)
-      : store_(store), fill_(fill), stop_(stop) {}
+  StoreFiller(TensorStore* store, const TensorFiller& fill, const RawFiller& fill_raw,
+              const std::function<bool()>& stop)
+      : store_(store), fill_(fill), fill_raw_(fill_raw), stop_(stop) {}
 
   absl::Status Run(MemoryBudget* budget, const std::function<void(double)>& on_space) {
     const TileMap& tiles = store_->tiles();
     int64_t largest_layer = 0;
-    for (const LayerSpec& layer : store_->inventory().layers()) {
-      largest_layer = std::max(largest_layer, layer.num_elems);
+    for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
+      largest_layer = std::max(largest_layer, tiles.layer_elems(layer));
     }
     FOREBAY_ASSIGN_OR_RETURN(master_,
                              HostBuffer::Create(budget, "import: one layer", largest_layer * 4));
     const int64_t tile_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
     FOREBAY_ASSIGN_OR_RETURN(
         tile_, TransferBuffer::Create(store_, budget, "import: one tile", tile_bytes, tile_bytes));
-    for (int layer = 0; layer < store_->inventory().num_layers(); ++layer) {
+    for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
       FOREBAY_RETURN_IF_ERROR(FillLayer(layer));
+    }
+    for (int layer = tiles.num_streamed_layers(); layer < tiles.num_layers(); ++layer) {
+      FOREBAY_RETURN_IF_ERROR(FillRawLayer(layer, budget));
     }
     return store_->WriteSpareSpace(tile_.bytes(), stop_, on_space);
   }
@@ -77,6 +81,25 @@ class StoreFiller {
     return absl::OkStatus();
   }
 
+  absl::Status FillRawLayer(int layer, MemoryBudget* budget) {
+    const TileMap& tiles = store_->tiles();
+    const LayerSpec& spec = store_->inventory().layers()[layer];
+    FOREBAY_ASSIGN_OR_RETURN(const HostBuffer bytes,
+                             HostBuffer::Create(budget, "import: one raw layer", spec.num_elems));
+    for (int i = 0; fill_raw_ && i < spec.num_tensors; ++i) {
+      const TensorSpec& tensor = store_->inventory().tensors()[spec.first_tensor + i];
+      FOREBAY_RETURN_IF_ERROR(
+          fill_raw_(tensor, bytes.bytes().subspan(tensor.offset_elems, tensor.num_elems)));
+    }
+    for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) {
+      const Tile& tile = tiles.tiles()[i];
+      const auto of_tile = tile_.bytes().first(tiles.WeightBytes(tile));
+      std::memcpy(of_tile.data(), bytes.data() + tile.first_elem, of_tile.size());
+      FOREBAY_RETURN_IF_ERROR(Write(i, of_tile, {}));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status WriteTile(int index, std::span<const float> master) {
     const TileMap& tiles = store_->tiles();
     const Tile& tile = tiles.tiles()[index];
@@ -84,6 +107,10 @@ class StoreFiller {
     const auto state = tile_.bytes().subspan(weights.size(), tiles.StateBytes(tile));
     std::memset(state.data(), 0, state.size());
     FillTile(master.subspan(tile.first_elem, tile.num_elems), RunOf(tiles, tile, weights, state));
+    return Write(index, weights, state);
+  }
+
+  absl::Status Write(int index, std::span<std::byte> weights, std::span<std::byte> state) {
     IoOp weight_op, state_op;
     store_->StartWriteWeights(index, weights, weight_op);
     store_->StartWriteState(index, state, state_op);
@@ -98,6 +125,7 @@ class StoreFiller {
 
   TensorStore* const store_;
   const TensorFiller& fill_;
+  const RawFiller& fill_raw_;
   const std::function<bool()>& stop_;
   HostBuffer master_;
   TransferBuffer tile_;
@@ -121,10 +149,11 @@ StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> di
 absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
     const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
-    const std::function<bool()>& stop, const std::function<void(double)>& on_space) {
+    const std::function<bool()>& stop, const std::function<void(double)>& on_space,
+    const RawFiller& fill_raw) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Create(options, inventory, engine));
-  absl::Status status = StoreFiller(store.get(), fill, stop).Run(budget, on_space);
+  absl::Status status = StoreFiller(store.get(), fill, fill_raw, stop).Run(budget, on_space);
   if (status.ok()) status = store->Commit(first_commit);
   if (status.ok()) return store;
   store.reset();

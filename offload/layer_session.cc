@@ -71,7 +71,7 @@ LayerSession::LayerSession(const OffloadPlan& plan, LayerSessionOptions options,
       hand_over_order_(plan.schedule.Handed()),
       keeps_order_(plan.placement.AnySpeculative() || plan.placement.delays_updates),
       store_(std::move(store)),
-      is_handed_(static_cast<size_t>(store_->tiles().num_layers())),
+      is_handed_(static_cast<size_t>(store_->tiles().num_streamed_layers())),
       committed_step_(store_->committed().step),
       released_step_(committed_step_),
       last_was_update_(options_.last_step_was_update) {}
@@ -103,6 +103,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   FOREBAY_ASSIGN_OR_RETURN(
       session->open_layers_,
       OpenLayers::Create(&tensors->inventory(), of_session.num_open_layers, budget));
+  FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   FOREBAY_ASSIGN_OR_RETURN(
       session->optimizer_,
       OffloadedOptimizer::Create(
@@ -146,9 +147,9 @@ absl::Status LayerSession::CheckNothingIsAnnounced(std::string_view call) const 
 
 absl::Status LayerSession::CheckOrder(int layer) const {
   const Inventory& inventory = store_->inventory();
-  if (layer < 0 || layer >= inventory.num_layers()) {
-    return UsageError(
-        fmt::format("there is no layer {}; the last is {}", layer, inventory.num_layers() - 1));
+  if (layer < 0 || layer >= inventory.num_streamed_layers()) {
+    return UsageError(fmt::format("there is no layer {}; the last is {}", layer,
+                                  inventory.num_streamed_layers() - 1));
   }
   if (!keeps_order_ || num_handed_ >= hand_over_order_.size()) return absl::OkStatus();
   const int next = hand_over_order_[num_handed_];
@@ -162,7 +163,7 @@ absl::Status LayerSession::CheckOrder(int layer) const {
 // ---- Weights -----------------------------------------------------------------------------------
 
 void LayerSession::Expect(std::span<const int> layers) {
-  const int num_layers = store_->tiles().num_layers();
+  const int num_layers = store_->tiles().num_streamed_layers();
   for (const int layer : layers) {
     if (layer >= 0 && layer < num_layers) continue;
     announce_error_ =
@@ -203,6 +204,20 @@ absl::Status LayerSession::ShowNewest() {
   return absl::OkStatus();
 }
 
+// ---- Raw tensors -------------------------------------------------------------------------------
+
+absl::StatusOr<std::span<std::byte>> LayerSession::RawTensor(int tensor) {
+  const std::vector<TensorSpec>& tensors = store_->inventory().tensors();
+  if (tensor < 0 || tensor >= static_cast<int>(tensors.size())) {
+    return UsageError(fmt::format("RawTensor: there is no tensor {}; the last is {}", tensor,
+                                  tensors.size() - 1));
+  }
+  if (!tensors[tensor].raw) {
+    return UsageError(fmt::format("RawTensor: '{}' is not a raw tensor", tensors[tensor].name));
+  }
+  return raw_->Of(tensors[tensor]);
+}
+
 // ---- A step ------------------------------------------------------------------------------------
 
 // With theta(s) for the weights after step s, a step s that does not see the update before it sees
@@ -215,6 +230,11 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "BeginStep"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("BeginStep"));
   if (!update.scalars_of) return UsageError("BeginStep: scalars_of is empty");
+  if (raw_->HaveChanged()) {
+    return UsageError(
+        "BeginStep: raw tensors were changed between steps, and belong to none. Abandon what was "
+        "changed, and change them between BeginStep and Update");
+  }
   if (!std::exchange(has_begun_, true)) since_commit_.Restart();
   step_watch_.Restart();
   waited_in_step_s_ = 0;
@@ -334,6 +354,7 @@ absl::Status LayerSession::BeginRepeat() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kMustRepeat, "BeginRepeat"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("BeginRepeat"));
   optimizer_->AbandonStep();
+  raw_->Abandon();
   most_norm_ = std::numeric_limits<double>::infinity();
   is_settled_ = false;
   is_repeated_ = true;
@@ -352,7 +373,10 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
                     store_->inventory().layers()[gradients_.first_nonfinite_layer].name));
   }
   const int64_t step = released_step_ + 1;
-  if (plan_.gradient_area == GradientArea::kAll) {
+  // Gradients alone do not make a step of which raw tensors have changed too: after a crash it is
+  // computed again.
+  if (plan_.gradient_area == GradientArea::kAll && !raw_->ReleasedHaveChanged() &&
+      !raw_->HaveChanged()) {
     FOREBAY_RETURN_IF_ERROR(
         optimizer_->PublishIntent(step, EncodeUpdate({scalars_, groups_, kept})));
   }
@@ -385,6 +409,7 @@ absl::Status LayerSession::BeginUpdate(const UpdateScalars& scalars) {
 void LayerSession::EndStep(int64_t step, Json kept, bool was_update) {
   released_step_ = step;
   released_kept_ = std::move(kept);
+  raw_->Release();
   last_was_update_ = was_update;
   state_ = State::kBetween;
 }
@@ -410,6 +435,7 @@ void LayerSession::Abandon() {
   CancelAnnounced();
   optimizer_->AbandonStep();
   open_layers_->Clear();
+  raw_->Abandon();
   recovered_.reset();
   state_ = State::kBetween;
 }
@@ -471,6 +497,12 @@ absl::Status LayerSession::CommitReleased() {
   info.step = released_step_;
   info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
   AddMissedUpdates(optimizer_->missed_updates(), info.trainer);
+  if (!update_is_open_ && raw_->ReleasedHaveChanged()) {
+    FOREBAY_RETURN_IF_ERROR(BeginWriting());
+    FOREBAY_RETURN_IF_ERROR(raw_->CopyForward());
+    update_is_open_ = true;
+  }
+  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(raw_->Write());
   FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store_->Commit(info) : store_->CommitSkipped(info));
   update_is_open_ = false;
   committed_step_ = released_step_;

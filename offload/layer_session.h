@@ -41,6 +41,7 @@
 #include "forebay/offload/offload_options.h"
 #include "forebay/offload/open_layers.h"
 #include "forebay/offload/plan.h"
+#include "forebay/offload/raw_tensors.h"
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/parameter_groups.h"
@@ -128,6 +129,14 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // Forgets what was announced and not acquired, so that another order can be announced.
   void CancelAnnounced();
   absl::Status ShowNewest();
+
+  // ---- Raw tensors
+
+  // All bytes of a raw tensor (base/tensor_spec.h; by its index in the inventory), in RAM, to read
+  // until the session ends, and to change in a step. What they are when Update or Skip is called is
+  // what the step's commit carries; BeginRepeat and Abandon make them again what the released step
+  // left. UsageError: not a raw one.
+  absl::StatusOr<std::span<std::byte>> RawTensor(int tensor);
 
   // ---- A step
 
@@ -225,6 +234,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<OpenLayers> open_layers_;
+  std::unique_ptr<RawTensors> raw_;
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;
 

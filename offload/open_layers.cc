@@ -86,6 +86,9 @@ absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte>
         fmt::format("there is no tensor {}; the last is {}", tensor, num_tensors - 1));
   }
   const TensorSpec& spec = inventory_->tensors()[tensor];
+  if (spec.raw) {
+    return UsageError(fmt::format("'{}' is a raw tensor, which has no gradient", spec.name));
+  }
   if (static_cast<int64_t>(elems.size()) != spec.num_elems * SizeOf(dtype)) {
     return UsageError(fmt::format("the gradient of '{}' has {} bytes; {} elements of {} are {}",
                                   spec.name, elems.size(), spec.num_elems, NameOf(dtype),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "forebay/base/format.h"
 #include "forebay/offload/disk_room.h"
 #include "forebay/offload/parameter_groups_of.h"
+#include "forebay/offload/raw_tensors.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/store/tensor_store.h"
 
@@ -212,7 +214,7 @@ class Planner {
   }
 
   WindowOptions Window(const StepBuffers& buffers) const {
-    return ChainWindow(inventory_.num_layers(), buffers);
+    return ChainWindow(inventory_.num_streamed_layers(), buffers);
   }
 
   bool delays() const { return options_.delay_update_from > 0; }
@@ -242,6 +244,9 @@ class Planner {
         {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
     };
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
+    if (inventory_.has_raw_layer()) {
+      terms.push_back({"raw tensors", RawTensors::ChargedBytes(tiles_), 0, "--tile_elems"});
+    }
     if (options_.scrub_every > 0 && num_slots_ > 1) {
       terms.push_back({"verification beside the steps", TensorStore::ScrubBytes(tiles_), 0,
                        "--scrub_every=0 or --tile_elems"});
@@ -261,7 +266,11 @@ class Planner {
   }
 
   int64_t AllGradientBytes() const {
-    return inventory_.num_padded_elems() * gradient_bytes_per_elem_;
+    int64_t elems = 0;
+    for (int layer = 0; layer < tiles_.num_streamed_layers(); ++layer) {
+      elems += tiles_.layer_elems(layer);
+    }
+    return elems * gradient_bytes_per_elem_;
   }
 
   // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
@@ -396,13 +405,26 @@ absl::StatusOr<OffloadPlan> PlanWithSlots(int num_slots, const PlanInputs& input
 // The layers below take these for granted.
 absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options,
                          const MachineLimits& limits) {
-  const int num_layers = inputs.inventory.num_layers();
+  const int num_layers = inputs.inventory.num_streamed_layers();
   if (num_layers < 3 || inputs.chain.num_layers != num_layers) {
     return UsageError(fmt::format(
         "the inventory has {} layers and the chain {}: a step goes through the same layers in "
         "both, "
         "at least three, of which the first takes the input and the last makes the loss",
         num_layers, inputs.chain.num_layers));
+  }
+  const auto& layers = inputs.inventory.layers();
+  if (!std::all_of(layers.begin() + num_layers, layers.end(), std::mem_fn(&LayerSpec::raw))) {
+    return UsageError(
+        fmt::format("layer '{}' has raw tensors and lies before layers that a step "
+                    "streams. Put raw layers behind all others",
+                    layers[num_layers].name));
+  }
+  if (inputs.inventory.has_raw_layer() && options.delay_update_from > 0) {
+    return UsageError(
+        "delay_update_from: a step that computes with the weights of the step before the last "
+        "could "
+        "not be computed again with the raw tensors that it began with. Leave it at 0");
   }
   if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
     return UsageError(

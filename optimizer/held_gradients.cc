@@ -22,10 +22,10 @@ static_assert(kSealElems % kNormBlockElems == 0);
 
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem, GradientArea area) {
-  FOREBAY_CHECK(static_cast<int>(placement.gradients.size()) == tiles.num_layers());
+  FOREBAY_CHECK(static_cast<int>(placement.gradients.size()) == tiles.num_streamed_layers());
   GradientPlaces places;
   places.area_bytes.resize(static_cast<size_t>(tiles.num_stripes()));
-  for (const Tile& tile : tiles.tiles()) {
+  for (const Tile& tile : tiles.streamed_tiles()) {
     const bool in_host = placement.gradients[tile.layer] == Tier::kHost;
     const auto place = [&](bool is_there, int64_t& end_bytes) {
       const int64_t begin_bytes = end_bytes;
@@ -59,10 +59,10 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
       seals_(std::move(seals)),
       staging_(std::move(staging)),
       spills_(staging_.size()),
-      host_spills_(area == GradientArea::kAll ? store->tiles().num_tiles() : 0) {
+      host_spills_(area == GradientArea::kAll ? store->tiles().num_streamed_tiles() : 0) {
   const Inventory& inventory = store->inventory();
   int64_t max_layer_elems = 0;
-  for (int layer = 0; layer < inventory.num_layers(); ++layer) {
+  for (int layer = 0; layer < inventory.num_streamed_layers(); ++layer) {
     max_layer_elems = std::max(max_layer_elems, inventory.layers()[layer].num_elems);
     paddings_.push_back(PaddingOf(inventory, layer));
   }
@@ -73,8 +73,8 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
                   store->gradient_area_bytes()[stripe]);
   }
   block_sums_.resize(max_layer_elems / kNormBlockElems);
-  layer_sums_.resize(inventory.num_layers());
-  handed_.resize(inventory.num_layers());
+  layer_sums_.resize(inventory.num_streamed_layers());
+  handed_.resize(inventory.num_streamed_layers());
 }
 
 absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
@@ -115,10 +115,10 @@ void HeldGradients::SetHalf(int half) {
 
 absl::Status HeldGradients::CheckHand(int layer, size_t num_elems) const {
   const TileMap& tiles = store_->tiles();
-  if (layer < 0 || layer >= tiles.num_layers()) {
+  if (layer < 0 || layer >= tiles.num_streamed_layers()) {
     return UsageError(
         fmt::format("optimizer: a gradient is handed over for layer {}, and layers are 0 to {}",
-                    layer, tiles.num_layers() - 1));
+                    layer, tiles.num_streamed_layers() - 1));
   }
   const std::string& name = store_->inventory().layers()[layer].name;
   if (handed_[layer]) {
@@ -275,7 +275,7 @@ void HeldGradients::Abandon() {
 absl::Status HeldGradients::Recover(ThreadPool& pool,
                                     const std::function<absl::Status(double)>& progress) {
   constexpr int kReadsAhead = 4;
-  const int num_tiles = store_->tiles().num_tiles();
+  const int num_tiles = store_->tiles().num_streamed_tiles();
   const auto buffer_of = [&](int tile) {
     const Tile& t = TileAt(tile);
     // Of what is read again for its update it is only seen here that it is whole.

@@ -41,7 +41,7 @@ OffloadedOptimizer::Impl::Impl(const OffloadedOptimizerOptions& options_in,
       tiles(store_in->tiles()),
       pool(options_in.num_threads, "optimizer"),
       host_state_offset_bytes(store_in->tiles().num_tiles()),
-      due(store_in->inventory().num_layers()),
+      due(store_in->inventory().num_streamed_layers()),
       weights_deferred(store_in->tiles().num_tiles()),
       state_deferred(store_in->tiles().num_tiles()) {}
 
@@ -54,7 +54,8 @@ int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& option
   const int64_t gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
   const int sides = options.may_delay ? 2 : 1;
   int64_t landing_bytes = 0;
-  for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_layers(); ++layer) {
+  for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_streamed_layers();
+       ++layer) {
     landing_bytes =
         std::max(landing_bytes, GradientLanding::ChargedBytes(tiles.layer_elems(layer)));
   }
@@ -76,7 +77,7 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
     MemoryBudget* budget) {
   FOREBAY_CHECK(options.num_staging_tiles >= 2);
   FOREBAY_CHECK(store->tiles().moment_set() == MomentsOf(options.rule));
-  FOREBAY_CHECK(static_cast<int>(placement.state.size()) == store->tiles().num_tiles());
+  FOREBAY_CHECK(static_cast<int>(placement.state.size()) == store->tiles().num_streamed_tiles());
   auto impl = std::make_unique<Impl>(options, placement, store);
   const Inventory& inventory = store->inventory();
   FOREBAY_ASSIGN_OR_RETURN(impl->tensors,
@@ -147,7 +148,7 @@ std::vector<int> OffloadedOptimizer::Impl::TilesAsHanded(
 }
 
 absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
-  for (int i = 0; i < tiles.num_tiles(); ++i) {
+  for (int i = 0; i < tiles.num_streamed_tiles(); ++i) {
     const int layer = tiles.tiles()[i].layer;
     if (!placement.IsSpeculative(layer)) {
       due_tiles.push_back(i);
@@ -164,7 +165,7 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
     FOREBAY_CHECK(!placement.IsSpilled(layer));
     return placement.IsSpeculative(layer);
   });
-  FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_tiles());
+  FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_streamed_tiles());
   for (const int layer : options.hand_over_order) {
     if (placement.IsSpeculative(layer)) speculative_layers.push_back(layer);
   }
@@ -185,7 +186,7 @@ absl::Status OffloadedOptimizer::Impl::MakeDelays() {
   FOREBAY_CHECK(store->num_slots() > 1 && !placement.AnySpeculative());
   FOREBAY_CHECK(std::ranges::count(placement.weights, Tier::kHost) == 0);
   std::vector<int> order = TilesAsHanded([](int /*layer*/) { return true; });
-  FOREBAY_CHECK(static_cast<int>(order.size()) == tiles.num_tiles());
+  FOREBAY_CHECK(static_cast<int>(order.size()) == tiles.num_streamed_tiles());
   FOREBAY_ASSIGN_OR_RETURN(
       delays,
       BackgroundUpdates::Create(
@@ -202,7 +203,7 @@ absl::Status OffloadedOptimizer::Impl::MakeDelays() {
 
 absl::Status OffloadedOptimizer::Impl::LoadHostState(MemoryBudget* budget) {
   int64_t size_bytes = 0;
-  for (int i = 0; i < tiles.num_tiles(); ++i) {
+  for (int i = 0; i < tiles.num_streamed_tiles(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
     host_state_offset_bytes[i] = size_bytes;
     size_bytes += tiles.StateBytes(tiles.tiles()[i]);
@@ -214,14 +215,14 @@ absl::Status OffloadedOptimizer::Impl::LoadHostState(MemoryBudget* budget) {
       TransferBuffer::Create(store, budget, "optimizer state in RAM", size_bytes, kIoAlignBytes));
   std::array<IoOp, 8> reads;
   absl::Status status;
-  for (int i = 0; i < tiles.num_tiles() && status.ok(); ++i) {
+  for (int i = 0; i < tiles.num_streamed_tiles() && status.ok(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
     IoOp& read = reads[i % reads.size()];
     status.Update(store->engine().Wait(read));
     store->StartReadState(i, HostState(i), IoClass::kDemandRead, read);
   }
   for (IoOp& read : reads) status.Update(store->engine().Wait(read));
-  for (int i = 0; i < tiles.num_tiles() && status.ok(); ++i) {
+  for (int i = 0; i < tiles.num_streamed_tiles() && status.ok(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
     status = store->VerifyState(i, HostState(i));
   }
@@ -358,7 +359,7 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->Finish());
   GradientStats stats;
   double sum = 0;
-  for (int layer = 0; layer < impl_->store->inventory().num_layers(); ++layer) {
+  for (int layer = 0; layer < impl_->store->inventory().num_streamed_layers(); ++layer) {
     sum += impl_->gradients->sum_of_squares(layer);
   }
   stats.norm = std::sqrt(sum);

@@ -194,7 +194,7 @@ absl::Status OffloadedOptimizer::WriteDeferredState() {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.Failure());
   FOREBAY_CHECK(!impl.AnyIsDue());
-  for (int i = 0; i < impl.tiles.num_tiles(); ++i) {
+  for (int i = 0; i < impl.tiles.num_streamed_tiles(); ++i) {
     if (!impl.state_deferred[i]) continue;
     const std::span<std::byte> state = impl.HostState(i);
     impl.pool.ParallelFor(NumSealParts(impl.tiles.tiles()[i]),

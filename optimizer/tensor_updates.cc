@@ -17,11 +17,11 @@ TensorUpdates::TensorUpdates(const OptimizerConfig& rule, const Inventory& inven
       without_(inventory.tensors().size()),
       groups_(next_groups_),
       left_alone_(inventory.tensors().size()),
-      by_tensor_(static_cast<size_t>(inventory.num_layers())),
+      by_tensor_(static_cast<size_t>(inventory.num_streamed_layers())),
       missed_(missed.begin(), missed.end()) {
   missed_.resize(inventory.tensors().size());
   size_t most_tensors = 0;
-  for (int layer = 0; layer < inventory.num_layers(); ++layer) {
+  for (int layer = 0; layer < inventory.num_streamed_layers(); ++layer) {
     group_runs_.push_back(GroupRunsOf(inventory, layer, of_tensor_));
     tensor_runs_.push_back(TensorRunsOf(inventory, layer, of_tensor_));
     most_tensors = std::max(most_tensors, tensor_runs_.back().size());
@@ -131,7 +131,7 @@ void TensorUpdates::Prepare(int layer) {
 }
 
 void TensorUpdates::BeginUpdate() {
-  for (int layer = 0; layer < inventory_.num_layers(); ++layer) Prepare(layer);
+  for (int layer = 0; layer < inventory_.num_streamed_layers(); ++layer) Prepare(layer);
   for (size_t i = 0; i < missed_.size(); ++i) missed_[i] += left_alone_[i];
   std::ranges::fill(without_, uint8_t{0});
 }

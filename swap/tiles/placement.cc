@@ -93,13 +93,13 @@ int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
 absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& options) {
   std::vector<int64_t> gradient_sizes;
   std::vector<int64_t> weight_sizes;
-  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
     gradient_sizes.push_back(tiles.layer_elems(layer) * options.gradient_bytes_per_elem);
     weight_sizes.push_back(tiles.layer_elems(layer) * WeightBytesPerElem(tiles.layout()));
   }
   std::vector<int64_t> state_sizes;
   std::vector<Items> stripes(static_cast<size_t>(tiles.num_stripes()));
-  for (const Tile& tile : tiles.tiles()) {
+  for (const Tile& tile : tiles.streamed_tiles()) {
     stripes[tile.stripe].push_back(state_sizes.size());
     state_sizes.push_back(tiles.StateBytes(tile));
   }

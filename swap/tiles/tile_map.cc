@@ -13,6 +13,7 @@ TileMap::TileMap(const Inventory& inventory, Layout layout, int64_t tile_elems,
       planes_(layout, moment_set, /*small=*/false),
       planes_of_small_(layout, moment_set, /*small=*/true),
       tile_elems_(tile_elems),
+      num_streamed_layers_(inventory.num_streamed_layers()),
       stripe_weights_(stripe_weights),
       weight_area_bytes_(stripe_weights.size()),
       state_area_bytes_(stripe_weights.size()) {

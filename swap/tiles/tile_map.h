@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "forebay/base/tensor_spec.h"
@@ -49,6 +50,12 @@ class TileMap {
   const std::vector<Tile>& tiles() const { return tiles_; }
   int num_layers() const { return static_cast<int>(layer_elems_.size()); }
   int num_tiles() const { return static_cast<int>(tiles_.size()); }
+  // As Inventory has them, and their tiles: the first of all.
+  int num_streamed_layers() const { return num_streamed_layers_; }
+  int num_streamed_tiles() const { return first_tile_[num_streamed_layers_]; }
+  std::span<const Tile> streamed_tiles() const {
+    return std::span(tiles_).first(static_cast<size_t>(num_streamed_tiles()));
+  }
   // Tiles of `layer`: [first_tile(layer), first_tile(layer + 1)).
   int first_tile(int layer) const { return first_tile_[layer]; }
   // The tile of `layer` with element `elem` of its flat vector.
@@ -89,6 +96,7 @@ class TileMap {
   TilePlanes planes_of_small_;
   TilePlanes planes_of_raw_ = TilePlanes::OfRaw();
   int64_t tile_elems_;
+  int num_streamed_layers_;
   std::vector<Tile> tiles_;
   std::vector<int> first_tile_;
   std::vector<int64_t> layer_elems_;

@@ -228,7 +228,12 @@ class TransferCount {
 
   // Checksums and record go to two places in every folder.
   void AddCommit() {
-    transfers_.commit_bytes = placement_.host_weight_bytes + placement_.host_state_bytes +
+    int64_t raw_bytes = 0;
+    for (int i = tiles_.num_streamed_tiles(); i < tiles_.num_tiles(); ++i) {
+      raw_bytes += tiles_.WeightBytes(tiles_.tiles()[i]);
+    }
+    transfers_.commit_bytes = raw_bytes + placement_.host_weight_bytes +
+                              placement_.host_state_bytes +
                               2 * TensorStore::SealBytes(tiles_, /*num_slots=*/1) +
                               2 * kCommitRecordBytes * tiles_.num_stripes();
     transfers_.write_bytes += transfers_.commit_bytes;

@@ -139,7 +139,7 @@ absl::Status Swapper::Impl::MakeBuffers(const WindowOptions& options, const Plac
   class_of_layer = BufferClassesOf(options, placement, tiles);
   is_speculative = placement.speculative;
   int max_tiles = 0;
-  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
     max_tiles = std::max(max_tiles, tiles.first_tile(layer + 1) - tiles.first_tile(layer));
   }
   for (int i = 0; i < options.num_block_buffers; ++i) {
@@ -150,8 +150,8 @@ absl::Status Swapper::Impl::MakeBuffers(const WindowOptions& options, const Plac
     FOREBAY_RETURN_IF_ERROR(
         AddBuffer(BufferClass::kLarge, shape.large_bytes, max_tiles, budget, device));
   }
-  buffer_of_layer.assign(static_cast<size_t>(tiles.num_layers()), -1);
-  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
+  buffer_of_layer.assign(static_cast<size_t>(tiles.num_streamed_layers()), -1);
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
     if (ClassOf(layer) != BufferClass::kResident) continue;
     FOREBAY_RETURN_IF_ERROR(AddBuffer(BufferClass::kResident, LayerWeightBytes(tiles, layer),
                                       max_tiles, budget, device));
@@ -354,7 +354,8 @@ void Swapper::Impl::ApplyDueUpdates(Lock& lock) {
   lock.unlock();
   // Layers that lie in a buffer first, before others push them out.
   for (const bool in_buffer : {true, false}) {
-    for (int layer = 0; updater != nullptr && layer < store->tiles().num_layers(); ++layer) {
+    for (int layer = 0; updater != nullptr && layer < store->tiles().num_streamed_layers();
+         ++layer) {
       if ((buffer_of_layer[layer] >= 0) == in_buffer && updater->UpdateIsDue(layer))
         updates.Push(layer);
     }
@@ -476,13 +477,14 @@ absl::StatusOr<std::unique_ptr<Swapper>> Swapper::Create(const WindowOptions& op
   FOREBAY_CHECK(options.num_block_buffers >= 2 && options.num_large_buffers >= 1);
   FOREBAY_CHECK(store->has_commit());
   const std::vector<LayerSpec>& layers = store->inventory().layers();
-  if (const auto raw = std::ranges::find_if(layers, &LayerSpec::raw); raw != layers.end()) {
+  const auto first_raw = std::ranges::find_if(layers, &LayerSpec::raw);
+  if (!std::all_of(first_raw, layers.end(), [](const LayerSpec& layer) { return layer.raw; })) {
     return UsageError(
-        fmt::format("layer '{}' of the store in '{}' has raw tensors, which no step streams. Open "
-                    "the store with a TensorSession (docs/embedding.md)",
-                    raw->name, store->directory()));
+        fmt::format("layer '{}' of the store in '{}' has raw tensors and lies before layers that a "
+                    "step streams. Put raw layers behind all others",
+                    first_raw->name, store->directory()));
   }
-  FOREBAY_CHECK(static_cast<int>(placement.weights.size()) == store->tiles().num_layers());
+  FOREBAY_CHECK(static_cast<int>(placement.weights.size()) == store->tiles().num_streamed_layers());
   auto impl = std::make_unique<Impl>(store, updater);
   FOREBAY_RETURN_IF_ERROR(impl->MakeBuffers(options, placement, budget, device));
   FOREBAY_RETURN_IF_ERROR(impl->LoadResidentLayers());
@@ -495,7 +497,7 @@ void Swapper::Expect(std::span<const int> layers) {
   {
     const std::lock_guard lock(impl_->mutex);
     for (const int layer : layers) {
-      FOREBAY_CHECK(layer >= 0 && layer < impl_->store->tiles().num_layers());
+      FOREBAY_CHECK(layer >= 0 && layer < impl_->store->tiles().num_streamed_layers());
       impl_->announced.Push(layer);
     }
     impl_->wake_requested = true;
@@ -505,9 +507,9 @@ void Swapper::Expect(std::span<const int> layers) {
 
 // The mistakes that a caller can make. Nothing has changed by then.
 absl::Status Swapper::Impl::CheckAcquire(int layer) {
-  if (layer < 0 || layer >= store->tiles().num_layers()) {
+  if (layer < 0 || layer >= store->tiles().num_streamed_layers()) {
     return UsageError(fmt::format("acquire: there is no layer {}; the last is {}", layer,
-                                  store->tiles().num_layers() - 1));
+                                  store->tiles().num_streamed_layers() - 1));
   }
   if (announced.empty() || announced.At(announced.front()).layer != layer) {
     const std::string next =

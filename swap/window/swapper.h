@@ -53,8 +53,8 @@ class Swapper {
   // `updater` may be nullptr (evaluation). `device`: layers will be copied to it. Host-resident
   // weights are read from the store here. Everything pointed to must outlive the swapper. The
   // errors of those reads, OutOfMemoryError, EnvironmentError where no thread can be had;
-  // UsageError for a store with raw layers (base/tensor_spec.h), which are no weights that a step
-  // could use.
+  // UsageError where a raw layer (base/tensor_spec.h) is not behind all that are streamed: the
+  // window knows those alone.
   static absl::StatusOr<std::unique_ptr<Swapper>> Create(const WindowOptions& options,
                                                          const Placement& placement,
                                                          TensorStore* store, TileUpdater* updater,

@@ -11,7 +11,7 @@ int64_t LayerWeightBytes(const TileMap& tiles, int layer) {
 WindowShape WindowShapeOf(const WindowOptions& options, const TileMap& tiles) {
   WindowShape shape;
   int64_t largest_bytes = 0;
-  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
     const int64_t bytes = LayerWeightBytes(tiles, layer);
     largest_bytes = std::max(largest_bytes, bytes);
     if (layer >= options.first_block_layer && layer <= options.last_block_layer) {
@@ -26,7 +26,7 @@ std::vector<BufferClass> BufferClassesOf(const WindowOptions& options, const Pla
                                          const TileMap& tiles) {
   const WindowShape shape = WindowShapeOf(options, tiles);
   std::vector<BufferClass> classes;
-  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
     const bool fits_block = LayerWeightBytes(tiles, layer) <= shape.block_bytes;
     classes.push_back(placement.weights[layer] == Tier::kHost ? BufferClass::kResident
                       : fits_block                            ? BufferClass::kBlock

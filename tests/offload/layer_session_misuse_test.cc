@@ -87,6 +87,12 @@ std::vector<Call> Calls(bool adds) {
          return run.session().Recover([](double) { return absl::OkStatus(); }).damage;
        }},
       {"ApplyRecovered", {}, [](ModuleRun& run) { return run.session().ApplyRecovered(); }},
+      {"RawTensor of what is none",
+       {},
+       [](ModuleRun& run) { return run.session().RawTensor(0).status(); }},
+      {"RawTensor of no tensor",
+       {},
+       [](ModuleRun& run) { return run.session().RawTensor(-1).status(); }},
       {"Acquire of nothing announced",
        {},
        [](ModuleRun& run) { return run.session().Acquire(0).status(); }},
@@ -331,6 +337,29 @@ TEST(LayerSessionSteps, ALayerThatIsNotReadIsUpdatedAllTheSame) {
     }
     EXPECT_EQ(skips.Digest(), reads.Digest());
   }
+}
+
+TEST(LayerSessionSteps, RawTensorsChangeInAStepAlone) {
+  ModuleSettings settings = Settings();
+  settings.is_uneven = true;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  LayerSession& session = run.session();
+  const int flag = static_cast<int>(session.store().inventory().tensors().size()) - 1;
+  const auto bytes = session.RawTensor(flag);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  ASSERT_EQ(bytes->size(), 1u);
+  EXPECT_EQ((*bytes)[0], std::byte{1});  // as the store was filled
+  (*bytes)[0] = std::byte{9};
+  EXPECT_THAT(MessageOf(session.BeginStep(run.UpdateOfStep())), HasSubstr("between steps"));
+  session.Abandon();
+  EXPECT_EQ((*bytes)[0], std::byte{1});
+  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  (*bytes)[0] = std::byte{9};
+  session.Abandon();
+  EXPECT_EQ((*bytes)[0], std::byte{1});
+  EXPECT_EQ(session.AddGradient(flag, DType::kF32, {}).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(LayerSessionCreate, RefusesTheStoreOfAnotherPlan) {

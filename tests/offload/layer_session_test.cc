@@ -168,6 +168,7 @@ TEST(LayerSession, TensorsWithoutAGradientAndFrozenOnesKeepEveryBit) {
   for (int64_t step = 1; step <= 4; ++step) {
     std::vector<std::vector<float>> before;
     for (const TensorSpec& tensor : store.inventory().tensors()) {
+      if (tensor.raw) break;
       before.push_back(read(tensor, TensorPlane::kMaster));
     }
     ASSERT_EQ(run.RunStep(CommitWhen::kNow), absl::OkStatus());

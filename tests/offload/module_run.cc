@@ -42,7 +42,7 @@ std::vector<ParameterGroup> GroupsOf(int64_t step) {
 
 }  // namespace
 
-Inventory ModuleInventory() {
+Inventory ModuleInventory(bool has_raw) {
   Inventory inventory;
   const int64_t sizes[] = {77, 4001, 1, 3999, 1, 5003, 123};
   for (int layer = 0; layer < 7; ++layer) {
@@ -51,6 +51,13 @@ Inventory ModuleInventory() {
     inventory.Add(name + ".weight", {sizes[layer], 5}, 0, true);
     inventory.Add(name + ".bias", {sizes[layer]}, 0, false);
     inventory.Add(name + ".scale", {}, 0, false);
+  }
+  if (has_raw) {
+    inventory.BeginRawLayer("buffers");
+    inventory.AddRaw("num_batches", 8);
+    inventory.AddRaw("mask", 70'001);
+    inventory.BeginRawLayer("more buffers");
+    inventory.AddRaw("flag", 1);
   }
   return inventory;
 }
@@ -75,8 +82,8 @@ float ModuleGradient(uint32_t weight_bits, int64_t step, int layer) {
 
 absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings) {
   PlanInputs inputs;
-  inputs.inventory = ModuleInventory();
-  inputs.chain.num_layers = inputs.inventory.num_layers();
+  inputs.inventory = ModuleInventory(settings.is_uneven);
+  inputs.chain.num_layers = inputs.inventory.num_streamed_layers();
   if (settings.adds_tensors) {
     inputs.step_memory = {
         {"gradients of open layers", LayerSession::OpenLayerBytes(inputs.inventory, 1), 0, ""}};
@@ -177,22 +184,27 @@ absl::Status ModuleRun::Open() {
       }
       return absl::OkStatus();
     };
+    const auto fill_raw = [](const TensorSpec& tensor, std::span<std::byte> bytes) {
+      std::ranges::fill(bytes, static_cast<std::byte>(tensor.num_elems % 251));
+      return absl::OkStatus();
+    };
     FOREBAY_ASSIGN_OR_RETURN(
-        store, CreateFilledStore(StoreOptionsOf(*plan_, {directory}), ModuleInventory(), fill, {},
-                                 engine_.get(), &budget_));
+        store,
+        CreateFilledStore(StoreOptionsOf(*plan_, {directory}), ModuleInventory(settings_.is_uneven),
+                          fill, {}, engine_.get(), &budget_, {}, {}, fill_raw));
   }
   LayerSessionOptions options;
   options.offload = settings_.offload;
   options.num_open_layers = settings_.adds_tensors ? 1 : 0;
   if (settings_.is_uneven) {
     options.groups.groups = GroupsOf(1);
-    for (int i = 0; i < static_cast<int>(ModuleInventory().tensors().size()); ++i) {
+    for (int i = 0; i < static_cast<int>(ModuleInventory(true).tensors().size()); ++i) {
       options.groups.of_tensor.push_back(i == kFrozenTensor ? 2 : i % 2);
     }
   }
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            LayerSession::Create(*plan_, options, std::move(store), &budget_));
-  compute_ = std::make_unique<Compute>(ModuleInventory());
+  compute_ = std::make_unique<Compute>(session_->store().inventory());
   walk_ = std::make_unique<LayerWalk>(plan_->schedule.operations);
   if (!resumes) return absl::OkStatus();
   const RecoveredUpdate recovered = session_->Recover([](double) { return absl::OkStatus(); });
@@ -211,9 +223,29 @@ StepUpdate ModuleRun::UpdateOfStep() {
   return update;
 }
 
+// What they become depends on what they were, so that a step that is computed twice, or with those
+// of another step, shows.
+absl::Status ModuleRun::ChangeBuffers() {
+  const int64_t step = session_->released_step() + 1;
+  const Inventory& inventory = session_->store().inventory();
+  for (int i = 0; i < static_cast<int>(inventory.tensors().size()); ++i) {
+    if (!inventory.tensors()[i].raw) continue;
+    FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> bytes, session_->RawTensor(i));
+    for (size_t at = 0; at < bytes.size(); ++at) {
+      const auto was = static_cast<uint64_t>(bytes[at]);
+      bytes[at] = static_cast<std::byte>(was * 7 + static_cast<uint64_t>(step) + at % 3);
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool ModuleRun::IsSkipped(int64_t step) const {
+  return settings_.is_uneven && step == 3;
+}
+
 bool ModuleRun::IsLeftAlone(int tensor, int64_t step) const {
   const int layer = session_->store().inventory().tensors()[tensor].layer;
-  return tensor == kFrozenTensor || !HasGradient(tensor, layer, step);
+  return IsSkipped(step) || tensor == kFrozenTensor || !HasGradient(tensor, layer, step);
 }
 
 absl::Status ModuleRun::Hand(int layer, std::span<const float> gradient) {
@@ -252,6 +284,7 @@ absl::StatusOr<StepGradients> ModuleRun::RunPass() {
   hooks.hand = [&](int layer, const LayerGradient& gradient) {
     return Hand(layer, gradient.elems);
   };
+  if (settings_.is_uneven) FOREBAY_RETURN_IF_ERROR(ChangeBuffers());
   walk_->Announce(*session_);
   FOREBAY_RETURN_IF_ERROR(walk_->Run(*session_, *compute_, hooks));
   return session_->FinishBackward();
@@ -266,7 +299,8 @@ absl::Status ModuleRun::RunStep(CommitWhen when) {
     FOREBAY_ASSIGN_OR_RETURN(gradients, RunPass());
     FOREBAY_CHECK(!gradients.must_repeat);
   }
-  return session_->Update(KeptOfStep(), when);
+  return IsSkipped(session_->released_step() + 1) ? session_->Skip(KeptOfStep(), when)
+                                                  : session_->Update(KeptOfStep(), when);
 }
 
 absl::Status ModuleRun::RunUntil(int64_t step) {
@@ -280,6 +314,12 @@ std::string ModuleRun::Digest() {
   Xxh3_128 hash;
   hash.UpdateInt(store.committed().step);
   for (const TensorSpec& tensor : store.inventory().tensors()) {
+    if (tensor.raw) {
+      std::vector<std::byte> bytes(static_cast<size_t>(tensor.num_elems));
+      FOREBAY_CHECK(store.ReadRaw(tensor, 0, bytes).ok());
+      hash.Update(bytes);
+      continue;
+    }
     std::vector<float> values(static_cast<size_t>(tensor.num_elems));
     for (const TensorPlane plane : {TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}) {
       FOREBAY_CHECK(store.ReadTensor(tensor, plane, 0, values).ok());

@@ -20,14 +20,16 @@
 
 namespace forebay {
 
-// Seven layers: a vector, odd matrices, a scalar, more tensors than one tile has.
-Inventory ModuleInventory();
+// Seven layers: a vector, odd matrices, a scalar, more tensors than one tile has. `has_raw`: and
+// two with raw tensors.
+Inventory ModuleInventory(bool has_raw = false);
 
 struct ModuleSettings {
   OffloadOptions offload;
   bool is_tight = false;  // the least memory that works; otherwise all lies where it may
   // Groups have settings of their own that change from step to step, one tensor is frozen, and some
-  // tensors, some layers too, get no gradient in some steps.
+  // tensors, some layers too, get no gradient in some steps. Raw tensors change in every step, and
+  // the third is skipped.
   bool is_uneven = false;
   bool adds_tensors = false;  // AddGradient of halves in a changing order; otherwise Hand
 };
@@ -71,6 +73,8 @@ class ModuleRun {
 
  private:
   class Compute;
+  absl::Status ChangeBuffers();
+  bool IsSkipped(int64_t step) const;
   absl::Status Hand(int layer, std::span<const float> gradient);
 
   const std::string folder_;
