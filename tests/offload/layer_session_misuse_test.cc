@@ -341,7 +341,7 @@ TEST(LayerSessionSteps, ALayerThatIsNotReadIsUpdatedAllTheSame) {
 
 TEST(LayerSessionSteps, RawTensorsChangeInAStepAlone) {
   ModuleSettings settings = Settings();
-  settings.is_uneven = true;
+  settings.has_raw = true;
   const TemporaryFolder folder;
   ModuleRun run(folder.path(), settings);
   ASSERT_EQ(run.Open(), absl::OkStatus());

@@ -112,30 +112,39 @@ std::vector<Variant> VariantsOf(const ModuleSettings& base) {
   return variants;
 }
 
-class LayerSessionMaster : public testing::TestWithParam<Layout> {};
+struct MasterCase {
+  std::string name;
+  Layout layout = Layout::kBf16;
+  bool is_uneven = false;
+  bool has_raw = false;
+};
+
+class LayerSessionMaster : public testing::TestWithParam<MasterCase> {};
 
 TEST_P(LayerSessionMaster, OneRunHasOneDigest) {
-  const double middle = MiddleClip();
-  for (const bool is_uneven : {false, true}) {
-    ModuleSettings base = SmallSettings();
-    base.offload.layout = GetParam();
-    base.offload.clip = is_uneven ? middle / 2 : middle;
-    base.is_uneven = is_uneven;
-    const std::string digest = DigestOf(base);
-    ASSERT_FALSE(digest.empty());
-    for (const Variant& variant : VariantsOf(base)) {
-      SCOPED_TRACE(variant.name + (is_uneven ? ", uneven" : ""));
-      EXPECT_EQ(DigestOf(variant.settings), digest);
-      if (variant.settings.offload.durability != Durability::kNone) {
-        EXPECT_EQ(DigestWithKills(variant.settings), digest);
-      }
+  ModuleSettings base = SmallSettings();
+  base.offload.layout = GetParam().layout;
+  base.offload.clip = GetParam().is_uneven ? MiddleClip() / 2 : MiddleClip();
+  base.is_uneven = GetParam().is_uneven;
+  base.has_raw = GetParam().has_raw;
+  const std::string digest = DigestOf(base);
+  ASSERT_FALSE(digest.empty());
+  for (const Variant& variant : VariantsOf(base)) {
+    SCOPED_TRACE(variant.name);
+    EXPECT_EQ(DigestOf(variant.settings), digest);
+    if (variant.settings.offload.durability != Durability::kNone) {
+      EXPECT_EQ(DigestWithKills(variant.settings), digest);
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, LayerSessionMaster,
-                         testing::Values(Layout::kBf16, Layout::kFp32, Layout::kFp16),
-                         [](const auto& layout) { return std::string(NameOf(layout.param)); });
+INSTANTIATE_TEST_SUITE_P(Runs, LayerSessionMaster,
+                         testing::Values(MasterCase{"bf16", Layout::kBf16},
+                                         MasterCase{"bf16_uneven", Layout::kBf16, true},
+                                         MasterCase{"bf16_uneven_raw", Layout::kBf16, true, true},
+                                         MasterCase{"fp32_uneven_raw", Layout::kFp32, true, true},
+                                         MasterCase{"fp16_uneven_raw", Layout::kFp16, true, true}),
+                         [](const auto& run) { return run.param.name; });
 
 TEST(LayerSession, DelayedUpdatesHaveOneDigestOfTheirOwn) {
   ModuleSettings base = SmallSettings();
@@ -154,7 +163,7 @@ TEST(LayerSession, DelayedUpdatesHaveOneDigestOfTheirOwn) {
 // As torch.optim does with a gradient of None, and with parameters that need none.
 TEST(LayerSession, TensorsWithoutAGradientAndFrozenOnesKeepEveryBit) {
   ModuleSettings settings = SmallSettings();
-  settings.is_uneven = settings.adds_tensors = true;
+  settings.is_uneven = settings.has_raw = settings.adds_tensors = true;
   const TemporaryFolder folder;
   ModuleRun run(folder.path(), settings);
   ASSERT_EQ(run.Open(), absl::OkStatus());

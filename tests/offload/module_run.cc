@@ -82,7 +82,7 @@ float ModuleGradient(uint32_t weight_bits, int64_t step, int layer) {
 
 absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings) {
   PlanInputs inputs;
-  inputs.inventory = ModuleInventory(settings.is_uneven);
+  inputs.inventory = ModuleInventory(settings.has_raw);
   inputs.chain.num_layers = inputs.inventory.num_streamed_layers();
   if (settings.adds_tensors) {
     inputs.step_memory = {
@@ -188,17 +188,17 @@ absl::Status ModuleRun::Open() {
       std::ranges::fill(bytes, static_cast<std::byte>(tensor.num_elems % 251));
       return absl::OkStatus();
     };
-    FOREBAY_ASSIGN_OR_RETURN(
-        store,
-        CreateFilledStore(StoreOptionsOf(*plan_, {directory}), ModuleInventory(settings_.is_uneven),
-                          fill, {}, engine_.get(), &budget_, {}, {}, fill_raw));
+    FOREBAY_ASSIGN_OR_RETURN(store, CreateFilledStore(StoreOptionsOf(*plan_, {directory}),
+                                                      ModuleInventory(settings_.has_raw), fill, {},
+                                                      engine_.get(), &budget_, {}, {}, fill_raw));
   }
   LayerSessionOptions options;
   options.offload = settings_.offload;
   options.num_open_layers = settings_.adds_tensors ? 1 : 0;
   if (settings_.is_uneven) {
     options.groups.groups = GroupsOf(1);
-    for (int i = 0; i < static_cast<int>(ModuleInventory(true).tensors().size()); ++i) {
+    for (int i = 0; i < static_cast<int>(ModuleInventory(settings_.has_raw).tensors().size());
+         ++i) {
       options.groups.of_tensor.push_back(i == kFrozenTensor ? 2 : i % 2);
     }
   }
@@ -284,7 +284,7 @@ absl::StatusOr<StepGradients> ModuleRun::RunPass() {
   hooks.hand = [&](int layer, const LayerGradient& gradient) {
     return Hand(layer, gradient.elems);
   };
-  if (settings_.is_uneven) FOREBAY_RETURN_IF_ERROR(ChangeBuffers());
+  if (settings_.has_raw) FOREBAY_RETURN_IF_ERROR(ChangeBuffers());
   walk_->Announce(*session_);
   FOREBAY_RETURN_IF_ERROR(walk_->Run(*session_, *compute_, hooks));
   return session_->FinishBackward();

@@ -28,9 +28,9 @@ struct ModuleSettings {
   OffloadOptions offload;
   bool is_tight = false;  // the least memory that works; otherwise all lies where it may
   // Groups have settings of their own that change from step to step, one tensor is frozen, and some
-  // tensors, some layers too, get no gradient in some steps. Raw tensors change in every step, and
-  // the third is skipped.
+  // tensors, some layers too, get no gradient in some steps. The third step is skipped.
   bool is_uneven = false;
+  bool has_raw = false;       // and raw tensors, which change in every step
   bool adds_tensors = false;  // AddGradient of halves in a changing order; otherwise Hand
 };
 
