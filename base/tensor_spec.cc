@@ -1,11 +1,13 @@
 #include "forebay/base/tensor_spec.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "forebay/base/check.h"
+#include "forebay/base/errors.h"
 #include "forebay/base/round_up.h"
 
 namespace forebay {
@@ -59,6 +61,16 @@ int Inventory::AddRaw(std::string name, int64_t num_bytes) {
   Append(std::move(name), {num_bytes}).decay = false;
   num_raw_bytes_ += num_bytes;
   return static_cast<int>(tensors_.size()) - 1;
+}
+
+absl::Status Inventory::CheckRawLayersAreLast() const {
+  const auto first_raw = layers_.begin() + num_streamed_layers();
+  const auto behind = std::find_if_not(first_raw, layers_.end(), std::mem_fn(&LayerSpec::raw));
+  if (behind == layers_.end()) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "layer '{}' lies behind '{}', which has raw tensors. Put raw layers behind all that a step "
+      "streams",
+      behind->name, first_raw->name));
 }
 
 int Inventory::num_streamed_layers() const {

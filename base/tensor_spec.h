@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace forebay {
 
 inline constexpr int64_t kTensorAlignElems = 64;
@@ -80,6 +82,8 @@ class Inventory {
   bool has_raw_layer() const;
   // The layers before the first raw one: those that a step streams (offload/layer_session.h).
   int num_streamed_layers() const;
+  // UsageError where one that is not raw lies behind a raw one: no step would stream it.
+  absl::Status CheckRawLayersAreLast() const;
   // Elements of all layers, raw ones too, with padding: what storage holds.
   int64_t num_padded_elems() const;
   int64_t largest_layer_elems() const;  // with padding

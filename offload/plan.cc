@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -413,13 +412,7 @@ absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options
         "at least three, of which the first takes the input and the last makes the loss",
         num_layers, inputs.chain.num_layers));
   }
-  const auto& layers = inputs.inventory.layers();
-  if (!std::all_of(layers.begin() + num_layers, layers.end(), std::mem_fn(&LayerSpec::raw))) {
-    return UsageError(
-        fmt::format("layer '{}' has raw tensors and lies before layers that a step "
-                    "streams. Put raw layers behind all others",
-                    layers[num_layers].name));
-  }
+  FOREBAY_RETURN_IF_ERROR(inputs.inventory.CheckRawLayersAreLast());
   if (inputs.inventory.has_raw_layer() && options.delay_update_from > 0) {
     return UsageError(
         "delay_update_from: a step that computes with the weights of the step before the last "

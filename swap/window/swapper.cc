@@ -476,14 +476,7 @@ absl::StatusOr<std::unique_ptr<Swapper>> Swapper::Create(const WindowOptions& op
                                                          MemoryBudget* budget, Device* device) {
   FOREBAY_CHECK(options.num_block_buffers >= 2 && options.num_large_buffers >= 1);
   FOREBAY_CHECK(store->has_commit());
-  const std::vector<LayerSpec>& layers = store->inventory().layers();
-  const auto first_raw = std::ranges::find_if(layers, &LayerSpec::raw);
-  if (!std::all_of(first_raw, layers.end(), [](const LayerSpec& layer) { return layer.raw; })) {
-    return UsageError(
-        fmt::format("layer '{}' of the store in '{}' has raw tensors and lies before layers that a "
-                    "step streams. Put raw layers behind all others",
-                    first_raw->name, store->directory()));
-  }
+  FOREBAY_RETURN_IF_ERROR(store->inventory().CheckRawLayersAreLast());
   FOREBAY_CHECK(static_cast<int>(placement.weights.size()) == store->tiles().num_streamed_layers());
   auto impl = std::make_unique<Impl>(store, updater);
   FOREBAY_RETURN_IF_ERROR(impl->MakeBuffers(options, placement, budget, device));

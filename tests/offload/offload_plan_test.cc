@@ -100,6 +100,17 @@ TEST(OffloadPlan, InputsThatNoRunCanHaveAreRefused) {
   other = options;
   other.nvme = {"/a", "/b"};
   EXPECT_EQ(code(ModuleInputs(), other), ExitCode::kUsage);
+  inputs = ModuleInputs();
+  inputs.inventory.BeginRawLayer("buffers");
+  inputs.inventory.AddRaw("count", 8);
+  EXPECT_TRUE(MakeOffloadPlan(inputs, options, {}).ok());
+  other = options;
+  other.durability = Durability::kReplay;
+  other.delay_update_from = 2;
+  EXPECT_EQ(code(inputs, other), ExitCode::kUsage);
+  inputs.inventory.BeginLayer("behind");
+  inputs.inventory.Add("weight", {8, 8}, 0, true);
+  EXPECT_EQ(code(inputs, options), ExitCode::kUsage);
   other = options;
   other.lr = 0;
   other.param_groups = {{.match = "layer1.*", .lr = 1e-3}};
