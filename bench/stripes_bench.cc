@@ -18,6 +18,8 @@
 #include "forebay/aio/faults/limited_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/bench/positional_arguments.h"
+#include "forebay/offload/create_store.h"
+#include "forebay/replay/replay_inputs.h"
 #include "forebay/replay/step_replay.h"
 
 namespace forebay {
@@ -55,20 +57,20 @@ void Require(const absl::Status& status) {
 // The seconds of one step on disks of these speeds.
 double SecondsPerStep(const Settings& settings, const std::vector<double>& bytes_per_s) {
   std::vector<LimitedDisk> disks;
-  StoreOptions store_options;
+  std::vector<std::string> folders;
   std::vector<double> weights;
   for (size_t i = 0; i < bytes_per_s.size(); ++i) {
     const std::string folder = JoinPath(settings.folder, fmt::format("stripes_bench-{}", i));
     disks.push_back({folder, bytes_per_s[i]});
-    store_options.directories.push_back(folder);
+    folders.push_back(folder);
     weights.push_back(bytes_per_s[i] / settings.bytes_per_s);
   }
-  ReplayOptions options;
-  options.loss_reads_first = true;
-  options.stripe_weights = WeightsInProportion(weights);
-  options.buffers = StepBufferChoices(static_cast<int>(bytes_per_s.size())).front();
-  const ReplayPlan plan = PlanReplay(ModelInventory(), options);
-  store_options.stripe_weights = options.stripe_weights;
+  const ReplayInputs inputs = {.inventory = ModelInventory(),
+                               .loss_reads_first = true,
+                               .stripe_weights = WeightsInProportion(weights)};
+  const auto plan = PlanReplay(inputs);
+  Require(plan.status());
+  StoreOptions store_options = StoreOptionsOf(*plan, folders);
   store_options.unfilled = true;
 
   EngineOptions engine_options;
@@ -78,9 +80,10 @@ double SecondsPerStep(const Settings& settings, const std::vector<double>& bytes
   MemoryBudget no_limit(0);
   double seconds = 0;
   {
-    auto store = TensorStore::Create(store_options, plan.inventory, engine.get());
+    auto store = TensorStore::Create(store_options, inputs.inventory, engine.get());
     Require(store.status());
-    auto replay = StepReplay::Create(plan, ReplayCompute::kNone, 1, store->get(), &no_limit);
+    auto replay =
+        StepReplay::Create(*plan, {.offload = inputs.offload}, *std::move(store), &no_limit);
     Require(replay.status());
     const auto never = [] { return false; };
     Require((*replay)->Start(never));
@@ -89,7 +92,7 @@ double SecondsPerStep(const Settings& settings, const std::vector<double>& bytes
     Require(step.status());
     seconds = step->seconds;
   }
-  Require(TensorStore::Remove(store_options.directories).status());
+  Require(TensorStore::Remove(folders).status());
   return seconds;
 }
 

@@ -20,6 +20,7 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
   result.rule = RuleOf(options.offload);
   result.groups = std::move(groups);
   result.missed_updates = std::move(missed_updates);
+  result.arithmetic = options.arithmetic;
   result.gradient_dtype = options.offload.grad_dtype;
   result.gradient_area = plan.gradient_area;
   result.gradient_device = options.device;

@@ -45,6 +45,7 @@
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/parameter_groups.h"
+#include "forebay/optimizer/tile_arithmetic.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/param_source.h"
 #include "forebay/swap/store/tensor_store.h"
@@ -58,6 +59,8 @@ struct LayerSessionOptions {
   ThreadPool* pool = nullptr;  // rounds gradients; nullptr: a pool of its own, of `threads`
   Device* device = nullptr;    // layers are copied to it, and gradients lie there; nullptr: neither
   int num_disks = 1;           // that write side by side: for the pace of commits
+  // What an update computes instead of OffloadOptions::optimizer; nullptr: that. For measurements.
+  const TileArithmetic* arithmetic = nullptr;
   // Layers whose gradients AddGradient may be summing at one time: each takes the fp32 elements of
   // the largest layer. 0: AddGradient is not used.
   int num_open_layers = 0;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "forebay/aio/engine.h"
@@ -12,12 +13,19 @@
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/swap/tiles/layout.h"
 #include "forebay/swap/tiles/placement.h"
+#include "forebay/swap/window/step_transfers.h"
 
 namespace forebay {
 
 // A crash leaves the last committed step (kStep), the gradients of the next one too (kReplay), or
 // the exports alone (kNone). kAuto: kStep where the disk has room for it.
 enum class Durability : uint8_t { kAuto, kNone, kStep, kReplay };
+constexpr std::string_view NameOf(Durability durability) {
+  return durability == Durability::kAuto   ? "auto"
+         : durability == Durability::kNone ? "none"
+         : durability == Durability::kStep ? "step"
+                                           : "replay";
+}
 
 // Finished gradients are held until the norm of all is known, or applied at once in the hope that
 // nothing clips. kAuto: held, but where nothing clips, those that do not fit in RAM are applied at
@@ -49,6 +57,9 @@ struct OffloadOptions {
   TierChoice weights_tier = TierChoice::kAuto;
   TierChoice state_tier = TierChoice::kAuto;
   GradientChoice gradients = GradientChoice::kAuto;
+  // Where gradients wait that are held; all are where this is not kAuto.
+  TierChoice gradients_tier = TierChoice::kAuto;
+  std::optional<StepBuffers> buffers;  // empty: as comfortable as there is memory for
 
   // The update.
   OptimizerKind optimizer = OptimizerKind::kAdamW;

@@ -51,7 +51,7 @@ class Planner {
 
   // Without a look at the disks.
   absl::StatusOr<OffloadPlan> Make() const {
-    FOREBAY_RETURN_IF_ERROR(CheckSpeculation());
+    FOREBAY_RETURN_IF_ERROR(CheckGradients());
     FOREBAY_RETURN_IF_ERROR(ParameterGroupsOf(options_, inventory_).status());
     FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, RamBudget(options_.ram_bytes, limits_));
     const StepBuffers buffers = ChooseBuffers(budget);
@@ -179,8 +179,14 @@ class Planner {
     plan.io_s_per_step = DiskSeconds(transfers);
   }
 
-  absl::Status CheckSpeculation() const {
-    if (options_.gradients != GradientChoice::kSpeculate || num_slots_ > 1) return absl::OkStatus();
+  absl::Status CheckGradients() const {
+    if (options_.gradients != GradientChoice::kSpeculate) return absl::OkStatus();
+    if (options_.gradients_tier != TierChoice::kAuto) {
+      return UsageError(
+          "--gradients=speculate applies gradients at once, and gradients_tier says where they "
+          "wait: leave one of them out");
+    }
+    if (num_slots_ > 1) return absl::OkStatus();
     return UsageError(
         "--gradients=speculate: the run keeps one copy of its state (--durability=none), and what "
         "is applied before it is known to be right needs a second. Leave --gradients out");
@@ -190,7 +196,9 @@ class Planner {
   // each of them would be computed twice, which is left to who asks for it.
   bool MaySpeculate() const {
     if (num_slots_ == 1 || replays() || options_.commit_every > 1) return false;
-    if (options_.gradients == GradientChoice::kAuto) return options_.clip == 0;
+    if (options_.gradients == GradientChoice::kAuto) {
+      return options_.clip == 0 && options_.gradients_tier == TierChoice::kAuto;
+    }
     return options_.gradients == GradientChoice::kSpeculate;
   }
 
@@ -220,7 +228,10 @@ class Planner {
   bool replays() const { return options_.durability == Durability::kReplay; }
   GradientArea Area() const { return replays() ? GradientArea::kAll : GradientArea::kSpilled; }
 
-  StepBuffers LeastBuffers() const { return StepBufferChoices(tiles_.num_stripes()).back(); }
+  std::vector<StepBuffers> BufferChoices() const {
+    if (options_.buffers.has_value()) return {*options_.buffers};
+    return StepBufferChoices(tiles_.num_stripes());
+  }
 
   OffloadedOptimizerOptions Optimizer(const StepBuffers& buffers) const {
     OffloadedOptimizerOptions optimizer;
@@ -258,10 +269,11 @@ class Planner {
                            [](int64_t sum, const PlanTerm& term) { return sum + term.host_bytes; });
   }
 
-  // What --weights_tier=host and --state_tier=host ask for.
+  // What --weights_tier=host, --state_tier=host and gradients_tier ask for.
   int64_t DemandedBytes() const {
     return (options_.weights_tier == TierChoice::kHost ? tiles_.weight_area_bytes() : 0) +
-           (options_.state_tier == TierChoice::kHost ? tiles_.state_area_bytes() : 0);
+           (options_.state_tier == TierChoice::kHost ? tiles_.state_area_bytes() : 0) +
+           (options_.gradients_tier == TierChoice::kHost ? AllGradientBytes() : 0);
   }
 
   int64_t AllGradientBytes() const {
@@ -275,19 +287,22 @@ class Planner {
   // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
   // in every step, a buffer less only some overlap. When none does, the largest that fits at all.
   StepBuffers ChooseBuffers(int64_t budget) const {
-    const int64_t held = options_.gradients == GradientChoice::kSpeculate ? 0 : AllGradientBytes();
+    const bool may_be_held = options_.gradients != GradientChoice::kSpeculate &&
+                             options_.gradients_tier == TierChoice::kAuto;
+    const int64_t held = may_be_held ? AllGradientBytes() : 0;
     for (const int64_t wanted : {DemandedBytes() + held, DemandedBytes()}) {
-      for (const StepBuffers& buffers : StepBufferChoices(tiles_.num_stripes())) {
+      for (const StepBuffers& buffers : BufferChoices()) {
         if (HostBytes(FixedTerms(buffers)) + wanted <= budget) return buffers;
       }
     }
-    return LeastBuffers();
+    return BufferChoices().back();
   }
 
   PlacementOptions PlacementFor(int64_t left) const {
     PlacementOptions placement;
     placement.weights = options_.weights_tier;
     placement.state = options_.state_tier;
+    placement.gradients = options_.gradients_tier;
     placement.gradient_bytes_per_elem = gradient_bytes_per_elem_;
     placement.host_bytes = left;
     // A step reads weights that its predecessor's update does not touch: those on disk.
@@ -340,13 +355,16 @@ class Planner {
   }
 
   absl::Status DoesNotFit(int64_t budget) const {
-    std::vector<PlanTerm> terms = FixedTerms(LeastBuffers());
+    std::vector<PlanTerm> terms = FixedTerms(BufferChoices().back());
     if (options_.weights_tier == TierChoice::kHost) {
       terms.push_back({"weights in RAM", tiles_.weight_area_bytes(), 0, "--weights_tier=auto"});
     }
     if (options_.state_tier == TierChoice::kHost) {
       terms.push_back(
           {"optimizer state in RAM", tiles_.state_area_bytes(), 0, "--state_tier=auto"});
+    }
+    if (options_.gradients_tier == TierChoice::kHost) {
+      terms.push_back({"gradients in RAM", AllGradientBytes(), 0, "gradients_tier=auto"});
     }
     const int64_t least = HostBytes(terms);
     std::ranges::stable_sort(terms, std::ranges::greater{}, &PlanTerm::host_bytes);
@@ -422,6 +440,12 @@ absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options
   if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
     return UsageError(
         fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
+  }
+  const StepBuffers buffers = options.buffers.value_or(StepBuffers());
+  if (buffers.num_staging_tiles < 2 || buffers.num_block_buffers < 2) {
+    return UsageError(fmt::format(
+        "a step needs two staging tiles and two buffers for blocks, and {} and {} are asked for",
+        buffers.num_staging_tiles, buffers.num_block_buffers));
   }
   // The folders of an existing store may be named differently: only some of them, or their parents.
   if (!inputs.store_exists && !options.nvme.empty() && limits.disks.size() != options.nvme.size()) {

@@ -23,6 +23,7 @@
 #include "forebay/base/format.h"
 #include "forebay/measure/load/load_thread.h"
 #include "forebay/memory/available_memory.h"
+#include "forebay/offload/create_store.h"
 #include "forebay/swap/store/store_folders.h"
 
 namespace forebay {
@@ -40,8 +41,8 @@ constexpr int kMaxSteps = 1000;
 // Of the memory that is available, where --ram does not say: as the trainer.
 constexpr int64_t kRamPercent = 80;
 
-int64_t TotalBytes(const StepTransfers& transfers) {
-  return transfers.read_bytes + transfers.write_bytes;
+int64_t StepBytes(const OffloadPlan& plan) {
+  return plan.read_bytes_per_step + plan.write_bytes_per_step;
 }
 
 // Folders for a store, which go with what is in them.
@@ -72,20 +73,6 @@ class ScratchFolders {
   std::vector<std::string> paths_;
 };
 
-absl::StatusOr<std::unique_ptr<TensorStore>> CreateStore(const ScratchFolders& folders,
-                                                         const ReplayPlan& plan, Engine* engine) {
-  StoreOptions options;
-  options.directories = folders.paths();
-  options.layout = plan.options.layout;
-  options.tile_elems = plan.options.tile_elems;
-  options.gradient_area_bytes = plan.gradient_area_bytes;
-  options.stripe_weights = plan.options.stripe_weights;
-  options.num_slots = plan.num_slots();
-  options.has_intents = plan.gradient_area() == GradientArea::kAll;
-  options.unfilled = true;
-  return TensorStore::Create(options, plan.inventory, engine);
-}
-
 class StepBench {
  public:
   StepBench(const StepBenchOptions& options, const BenchHooks& hooks)
@@ -97,9 +84,12 @@ class StepBench {
     FOREBAY_RETURN_IF_ERROR(ChooseFile());
     FOREBAY_RETURN_IF_ERROR(OpenSession());
     FOREBAY_ASSIGN_OR_RETURN(const double bytes_per_s, ProbeBandwidth());
-    report_.most_folder_bytes = std::ranges::max(report_.whole.folder_bytes);
-    report_.num_blocks =
-        BlocksToReplay(report_.whole, bytes_per_s, options_.seconds, report_.budget_bytes);
+    for (const PlanStripe& stripe : report_.whole.stripes) {
+      report_.most_folder_bytes = std::max(report_.most_folder_bytes, stripe.nvme_bytes);
+    }
+    FOREBAY_ASSIGN_OR_RETURN(
+        report_.num_blocks,
+        BlocksToReplay(inputs(), bytes_per_s, options_.seconds, report_.budget_bytes));
     FOREBAY_CHECK(report_.num_blocks > 0);  // ChooseBuffers saw to it
     FOREBAY_RETURN_IF_ERROR(Replay());
     NoteHeat(report_.bench);
@@ -108,46 +98,49 @@ class StepBench {
 
  private:
   int num_folders() const { return static_cast<int>(options_.targets.size()); }
+  ReplayInputs& inputs() { return report_.options.replay; }
   bool Stopped() const { return hooks_.stop && hooks_.stop(); }
 
   // The most comfortable buffers with which something can be replayed.
   absl::Status ChooseBuffers() {
     report_.budget_bytes =
         options_.ram_bytes > 0 ? options_.ram_bytes : AvailableMemoryBytes() / 100 * kRamPercent;
-    ReplayOptions replay = options_.replay;
-    replay.stripe_weights.assign(options_.targets.size(), 1);  // until they are known
+    inputs().stripe_weights.assign(options_.targets.size(), 1);  // until they are known
+    const int least = std::min(kLeastSliceBlocks, inputs().num_blocks());
+    int64_t needed_bytes = 0;
     for (const StepBuffers& buffers : StepBufferChoices(num_folders())) {
-      replay.buffers = buffers;
-      report_.whole = PlanReplay(options_.inventory, replay);
-      if (BlocksToReplay(report_.whole, 0, 0, report_.budget_bytes) > 0) return absl::OkStatus();
+      inputs().offload.buffers = buffers;
+      FOREBAY_ASSIGN_OR_RETURN(const OffloadPlan slice,
+                               PlanReplay(WithFewerBlocks(inputs(), least)));
+      FOREBAY_ASSIGN_OR_RETURN(report_.whole, PlanReplay(inputs()));
+      needed_bytes = BufferBytes(slice);
+      if (needed_bytes <= report_.budget_bytes) return absl::OkStatus();
     }
-    const int least = std::min(kLeastSliceBlocks, report_.whole.num_blocks());
-    const ReplayPlan plan = PlanReplay(WithFewerBlocks(options_.inventory, least), replay);
     return DoesNotFitError(fmt::format(
         "replaying a step needs {} of memory for the window, staging tiles and gradients of {} "
         "blocks; {}. {}Use --ram={}MiB or more on a machine that has it",
-        FormatBinaryBytes(plan.host_bytes), least,
+        FormatBinaryBytes(needed_bytes), least,
         options_.ram_bytes > 0 ? fmt::format("--ram is {}", FormatBinaryBytes(report_.budget_bytes))
                                : fmt::format("{} % of what is available is {}", kRamPercent,
                                              FormatBinaryBytes(report_.budget_bytes)),
-        replay.gradients == Tier::kHost
+        inputs().offload.gradients_tier == TierChoice::kHost
             ? "With --gradients=nvme, as a run of a model this large has it, less is needed. "
             : "",
-        MebibytesUp(plan.host_bytes)));
+        MebibytesUp(needed_bytes)));
   }
 
   absl::Status ChooseFile() {
-    const int64_t least_bytes =
-        std::min(report_.whole.store_bytes, kLeastOpsInFile * report_.whole.largest_op_bytes);
+    const int64_t store_bytes = report_.whole.nvme_bytes;
+    const int64_t largest_op_bytes = report_.whole.tiles.max_state_bytes();
+    const int64_t least_bytes = std::min(store_bytes, kLeastOpsInFile * largest_op_bytes);
     if (options_.size_bytes < least_bytes) {
       return UsageError(fmt::format(
           "--size is {}, but transfers of up to {} need a file of {} or more: take --size={}MiB, "
           "or smaller tiles (--tile_elems)",
-          FormatBinaryBytes(options_.size_bytes), FormatBinaryBytes(report_.whole.largest_op_bytes),
+          FormatBinaryBytes(options_.size_bytes), FormatBinaryBytes(largest_op_bytes),
           FormatBinaryBytes(least_bytes), MebibytesUp(least_bytes)));
     }
-    report_.file_bytes =
-        std::min(options_.size_bytes, report_.whole.store_bytes) / kIoAlignBytes * kIoAlignBytes;
+    report_.file_bytes = std::min(options_.size_bytes, store_bytes) / kIoAlignBytes * kIoAlignBytes;
     return absl::OkStatus();
   }
 
@@ -181,8 +174,8 @@ class StepBench {
 
   // Reads and writes in the proportion of a step.
   LoadKind MixedLoad() const {
-    const StepTransfers& transfers = report_.whole.transfers;
-    return {LoadOp::kMixed, static_cast<int>(100 * transfers.read_bytes / TotalBytes(transfers))};
+    const OffloadPlan& whole = report_.whole;
+    return {LoadOp::kMixed, static_cast<int>(100 * whole.read_bytes_per_step / StepBytes(whole))};
   }
 
   // Tries each folder alone, gives each its share of the store, and returns what all do together.
@@ -198,10 +191,9 @@ class StepBench {
     if (num_folders() == 1) return speeds[0];
     // What completed nothing in its pass is slow, and not without any share.
     for (double& speed : speeds) speed = std::max(speed, 1e-3 * std::ranges::max(speeds) + 1);
-    ReplayOptions replay = report_.whole.options;
-    replay.stripe_weights = ChooseWeights(speeds);
-    report_.whole = PlanReplay(options_.inventory, replay);
-    return TogetherPerSecond(speeds, replay.stripe_weights);
+    inputs().stripe_weights = ChooseWeights(speeds);
+    FOREBAY_ASSIGN_OR_RETURN(report_.whole, PlanReplay(inputs()));
+    return TogetherPerSecond(speeds, inputs().stripe_weights);
   }
 
   absl::Status LookAtFileSystems() {
@@ -243,7 +235,7 @@ class StepBench {
     return least;
   }
 
-  absl::StatusOr<std::vector<FoldOptions>> MakeFolders(const ReplayPlan& plan, Engine& engine,
+  absl::StatusOr<std::vector<FoldOptions>> MakeFolders(const OffloadPlan& plan, Engine& engine,
                                                        ScratchFolders& folders) {
     std::vector<FoldOptions> folds;
     for (size_t i = 0; i < options_.targets.size(); ++i) {
@@ -254,14 +246,14 @@ class StepBench {
                        .size_bytes = report_.file_bytes,
                        .least_bytes = kLeastFoldedBytes,
                        .unfolded_name = kSealsName,
-                       .together_bytes = plan.folder_bytes[i]});
+                       .together_bytes = plan.stripes[i].nvme_bytes});
     }
     return folds;
   }
 
   absl::Status Replay() {
-    const ReplayPlan plan =
-        PlanReplay(WithFewerBlocks(options_.inventory, report_.num_blocks), report_.whole.options);
+    const ReplayInputs slice = WithFewerBlocks(inputs(), report_.num_blocks);
+    FOREBAY_ASSIGN_OR_RETURN(const OffloadPlan plan, PlanReplay(slice));
     EngineOptions engine_options;  // the trainer's
     engine_options.num_threads *= num_disks();
     engine_options.report = [this](const std::string& line) {
@@ -274,12 +266,15 @@ class StepBench {
     ScratchFolders folders;
     FOREBAY_ASSIGN_OR_RETURN(std::vector<FoldOptions> folds, MakeFolders(plan, *engine, folders));
     FoldingEngine folding(engine.get(), std::move(folds));
-    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                             CreateStore(folders, plan, &folding));
+    StoreOptions store_options = StoreOptionsOf(plan, folders.paths());
+    store_options.unfilled = true;
+    FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                             TensorStore::Create(store_options, slice.inventory, &folding));
     MemoryBudget budget(report_.budget_bytes);
     FOREBAY_ASSIGN_OR_RETURN(
         const std::unique_ptr<StepReplay> replay,
-        StepReplay::Create(plan, options_.compute, options_.num_threads, store.get(), &budget));
+        StepReplay::Create(plan, {slice.offload, options_.compute, options_.num_threads},
+                           std::move(store), &budget));
     const std::string not_registered = engine->RegistrationNote();
     if (!not_registered.empty()) report_.bench.warnings.push_back(not_registered);
     FOREBAY_RETURN_IF_ERROR(RunSteps(*replay, *engine, plan));
@@ -287,14 +282,14 @@ class StepBench {
     return absl::OkStatus();
   }
 
-  absl::Status RunSteps(StepReplay& replay, Engine& engine, const ReplayPlan& plan) {
+  absl::Status RunSteps(StepReplay& replay, Engine& engine, const OffloadPlan& plan) {
     const Stopwatch watch;
     const int64_t before_bytes = MovedBytes(engine);
     const auto stop = [&] {
       if (hooks_.progress) {
         const double elapsed_s = watch.Seconds();
         hooks_.progress(
-            fmt::format("replaying {} of {} layers", plan.num_blocks(), report_.whole.num_blocks()),
+            fmt::format("replaying {} of {} layers", report_.num_blocks, inputs().num_blocks()),
             std::min(1.0, elapsed_s / options_.seconds),
             static_cast<double>(MovedBytes(engine) - before_bytes) / elapsed_s);
       }
@@ -317,7 +312,7 @@ class StepBench {
   }
 
   void Summarize(const std::vector<ReplayedStep>& steps, const IoStats& before,
-                 const IoStats& after, const ReplayPlan& plan) {
+                 const IoStats& after, const OffloadPlan& plan) {
     std::vector<double> seconds;
     double total_s = 0;
     for (const ReplayedStep& step : steps) {
@@ -329,8 +324,8 @@ class StepBench {
     report_.num_steps = static_cast<int>(steps.size());
     report_.slice_transfers = steps.back().transfers;
     report_.slice_s = SpreadOf(seconds);
-    const double scale = static_cast<double>(TotalBytes(report_.whole.transfers)) /
-                         static_cast<double>(TotalBytes(plan.transfers));
+    const double scale =
+        static_cast<double>(StepBytes(report_.whole)) / static_cast<double>(StepBytes(plan));
     report_.step_s = {report_.slice_s.median * scale, report_.slice_s.min * scale,
                       report_.slice_s.max * scale};
     const double disks_s = total_s * num_disks();
@@ -352,14 +347,15 @@ class StepBench {
 
 }  // namespace
 
-int BlocksToReplay(const ReplayPlan& whole, double bytes_per_s, double seconds, int64_t ram_bytes) {
+absl::StatusOr<int> BlocksToReplay(const ReplayInputs& whole, double bytes_per_s, double seconds,
+                                   int64_t ram_bytes) {
   const int all = whole.num_blocks();
   int chosen = 0;
   for (int blocks = std::min(kLeastSliceBlocks, all); blocks <= all; ++blocks) {
-    const ReplayPlan plan = PlanReplay(WithFewerBlocks(whole.inventory, blocks), whole.options);
-    if (plan.host_bytes > ram_bytes) break;
+    FOREBAY_ASSIGN_OR_RETURN(const OffloadPlan plan, PlanReplay(WithFewerBlocks(whole, blocks)));
+    if (BufferBytes(plan) > ram_bytes) break;
     // A backward pass goes before, so that the window is as between steps.
-    const int64_t bytes = TotalBytes(plan.transfers) + plan.tiles.weight_area_bytes();
+    const int64_t bytes = StepBytes(plan) + plan.tiles.weight_area_bytes();
     const bool in_time = static_cast<double>(bytes) <= bytes_per_s * seconds;
     if (chosen > 0 && !in_time) break;
     chosen = blocks;
@@ -373,51 +369,52 @@ absl::StatusOr<StepBenchReport> RunStepBench(const StepBenchOptions& options,
 }
 
 Json StepToJson(const StepBenchReport& report, double rated_tbw) {
-  const ReplayPlan& whole = report.whole;
-  const auto params = static_cast<double>(whole.inventory.num_params());
-  const auto transfers = [](const StepTransfers& bytes) {
-    return Json{{"read_bytes", bytes.read_bytes}, {"write_bytes", bytes.write_bytes}};
-  };
+  const ReplayInputs& inputs = report.options.replay;
+  const OffloadPlan& whole = report.whole;
+  const auto params = static_cast<double>(inputs.inventory.num_params());
+  const auto read_bytes = static_cast<double>(whole.read_bytes_per_step);
+  const auto write_bytes = static_cast<double>(whole.write_bytes_per_step);
   const auto spread = [](const Spread& values) {
     return Json{{"median", values.median}, {"min", values.min}, {"max", values.max}};
   };
   Json json;
-  json["params"] = whole.inventory.num_params();
-  json["blocks"] = whole.num_blocks();
-  json["layout"] = NameOf(whole.options.layout);
-  json["gradients"] = whole.options.gradients == Tier::kHost ? "ram" : "nvme";
-  json["gradient_dtype"] = NameOf(whole.options.gradient_dtype);
-  json["tile_elems"] = whole.options.tile_elems;
+  json["params"] = inputs.inventory.num_params();
+  json["blocks"] = inputs.num_blocks();
+  json["layout"] = NameOf(inputs.offload.layout);
+  json["gradients"] = inputs.offload.gradients_tier == TierChoice::kHost ? "ram" : "nvme";
+  json["gradient_dtype"] = NameOf(inputs.offload.grad_dtype);
+  json["tile_elems"] = inputs.offload.tile_elems;
   json["num_block_buffers"] = whole.window.num_block_buffers;
-  json["num_staging_tiles"] = whole.options.buffers.num_staging_tiles;
-  json["durability"] = NameOf(whole.options.durability);
+  json["num_staging_tiles"] = whole.num_staging_tiles;
+  json["durability"] = NameOf(inputs.offload.durability);
   json["compute"] = report.options.compute == ReplayCompute::kNone ? "none" : "adamw";
   json["engine"] = report.engine;
   json["engine_line"] = report.engine_line;
   json["seconds"] = spread(report.step_s);
-  json.update(transfers(whole.transfers));
-  json["read_bytes_per_param"] = static_cast<double>(whole.transfers.read_bytes) / params;
-  json["write_bytes_per_param"] = static_cast<double>(whole.transfers.write_bytes) / params;
-  json["store_bytes"] = whole.store_bytes;
+  json["read_bytes"] = whole.read_bytes_per_step;
+  json["write_bytes"] = whole.write_bytes_per_step;
+  json["read_bytes_per_param"] = read_bytes / params;
+  json["write_bytes_per_param"] = write_bytes / params;
+  json["store_bytes"] = whole.nvme_bytes;
   json["reading"] = report.reading;
   json["writing"] = report.writing;
   json["committing"] = report.committing;
   json["updating"] =
       report.options.compute == ReplayCompute::kNone ? Json(nullptr) : Json(report.updating);
   json["rated_tbw"] = rated_tbw;
-  json["steps_until_tbw"] =
-      static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(whole.transfers.write_bytes));
+  json["steps_until_tbw"] = static_cast<int64_t>(rated_tbw * 1e12 / write_bytes);
   json["extrapolated"] = report.sliced();
   json["stripes"] = Json::array();
   for (size_t i = 0; i < report.options.targets.size(); ++i) {
     json["stripes"].push_back({{"folder", report.options.targets[i].directory},
-                               {"weight", whole.options.stripe_weights[i]},
-                               {"store_bytes", whole.folder_bytes[i]}});
+                               {"weight", whole.stripes[i].weight},
+                               {"store_bytes", whole.stripes[i].nvme_bytes}});
   }
   Json replayed = {{"blocks", report.num_blocks},
                    {"steps", report.num_steps},
                    {"seconds", spread(report.slice_s)}};
-  replayed.update(transfers(report.slice_transfers));
+  replayed["read_bytes"] = report.slice_transfers.read_bytes;
+  replayed["write_bytes"] = report.slice_transfers.write_bytes;
   replayed["folded"] = report.folded();
   replayed["file_bytes"] = report.file_bytes;
   replayed["budget_bytes"] = report.budget_bytes;

@@ -9,11 +9,11 @@
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
 #include "forebay/base/json.h"
-#include "forebay/base/tensor_spec.h"
 #include "forebay/measure/load/statistics.h"
 #include "forebay/measure/runs/bench_session.h"
 #include "forebay/measure/runs/run_job.h"
-#include "forebay/replay/replay_plan.h"
+#include "forebay/offload/plan.h"
+#include "forebay/replay/replay_inputs.h"
 #include "forebay/replay/step_replay.h"
 
 namespace forebay {
@@ -22,8 +22,7 @@ struct StepBenchOptions {
   // The store lies in all of these folders, in proportion to their weights; where none has one, to
   // what each does alone, as a run's.
   std::vector<JobTarget> targets;
-  Inventory inventory;
-  ReplayOptions replay;  // its buffers are chosen by what fits
+  ReplayInputs replay;  // its buffers are chosen by what fits, its shares by `targets`
   ReplayCompute compute = ReplayCompute::kNone;
   int num_threads = 1;  // of the update
   EngineKind engine = EngineKind::kAuto;
@@ -39,9 +38,9 @@ struct StepBenchReport {
   BenchReport bench;  // host, disk and warnings; no runs
   std::string engine;
   std::string engine_line;
-  StepBenchOptions options;
+  StepBenchOptions options;  // with the buffers and shares that were chosen
 
-  ReplayPlan whole;               // of the model
+  OffloadPlan whole;              // of the model
   int num_blocks = 0;             // that were replayed: of a slice, fewer than the model has
   StepTransfers slice_transfers;  // of one replayed step, as the engine counted them
   int num_steps = 0;              // that were replayed
@@ -60,7 +59,7 @@ struct StepBenchReport {
   double committing = 0;  // the rest of the writes, flushes and the record were waited for
   double updating = 0;    // in the update's kernels
 
-  bool sliced() const { return num_blocks < whole.num_blocks(); }
+  bool sliced() const { return num_blocks < options.replay.num_blocks(); }
   bool folded() const { return file_bytes < most_folder_bytes; }
 };
 
@@ -71,8 +70,9 @@ absl::StatusOr<StepBenchReport> RunStepBench(const StepBenchOptions& options,
 
 // How many blocks to replay: as many as `bytes_per_s` can do about one step of within `seconds`,
 // and whose buffers fit `ram_bytes`, and no fewer than kLeastSliceBlocks. 0: not even those fit.
-// Pure.
-int BlocksToReplay(const ReplayPlan& whole, double bytes_per_s, double seconds, int64_t ram_bytes);
+// The errors of PlanReplay. Pure.
+absl::StatusOr<int> BlocksToReplay(const ReplayInputs& whole, double bytes_per_s, double seconds,
+                                   int64_t ram_bytes);
 
 // A window of three blocks has to read some of them again.
 inline constexpr int kLeastSliceBlocks = 4;

@@ -1,59 +1,44 @@
 #include "forebay/replay/step_replay.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/optimizer/parameter_groups.h"
 
 namespace forebay {
-namespace {
 
-absl::Status CheckStop(const std::function<bool()>& stop) {
-  return stop() ? InterruptedError("stopped on request") : absl::OkStatus();
-}
-
-}  // namespace
-
-StepReplay::StepReplay(const ReplayPlan& plan, int num_threads, TensorStore* store)
-    : plan_(plan),
-      step_walk_(plan.schedule.operations),
+StepReplay::StepReplay(const OffloadPlan& plan, int num_threads)
+    : step_walk_(plan.schedule.operations),
       walk_from_loss_({plan.schedule.FromLossOn().begin(), plan.schedule.FromLossOn().end()}),
-      store_(store),
       pool_(num_threads, "replay") {}
 
-absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const ReplayPlan& plan,
-                                                               ReplayCompute compute,
-                                                               int num_threads, TensorStore* store,
+absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const OffloadPlan& plan,
+                                                               const StepReplayOptions& options,
+                                                               std::unique_ptr<TensorStore> store,
                                                                MemoryBudget* budget) {
-  std::unique_ptr<StepReplay> replay(new StepReplay(plan, num_threads, store));
+  std::unique_ptr<StepReplay> replay(new StepReplay(plan, options.num_threads));
+  const Inventory& inventory = store->inventory();
   FOREBAY_ASSIGN_OR_RETURN(replay->gradient_,
                            HostBuffer::Create(budget, "gradient of one layer (fp32)",
-                                              plan.inventory.largest_layer_elems() * 4));
-  replay->FillGradient();
-  OffloadedOptimizerOptions options;
-  options.arithmetic = compute == ReplayCompute::kNone ? &replay->nothing_ : nullptr;
-  options.gradient_dtype = plan.options.gradient_dtype;
-  options.num_threads = compute == ReplayCompute::kNone ? 1 : num_threads;
-  options.num_staging_tiles = plan.options.buffers.num_staging_tiles;
-  options.gradient_area = plan.gradient_area();
+                                              inventory.largest_layer_elems() * 4));
+  replay->FillGradient(inventory);
+  replay->compute_ = std::make_unique<NoCompute>(&inventory, replay->gradient_.As<float>());
+  const bool computes = options.compute == ReplayCompute::kAdamW;
+  LayerSessionOptions session;
+  session.offload = options.offload;
+  session.threads = computes ? options.num_threads : 1;
+  session.pool = &replay->pool_;
+  session.arithmetic = computes ? nullptr : &replay->nothing_;
   FOREBAY_ASSIGN_OR_RETURN(
-      replay->optimizer_,
-      OffloadedOptimizer::Create(options, replay->plan_.placement, store, budget));
-  FOREBAY_ASSIGN_OR_RETURN(replay->swapper_,
-                           Swapper::Create(plan.window, replay->plan_.placement, store,
-                                           replay->optimizer_.get(), budget));
-  replay->source_ =
-      std::make_unique<SwapperSource>(replay->swapper_.get(), WeightDType(plan.options.layout));
-  replay->compute_ =
-      std::make_unique<NoCompute>(&replay->plan_.inventory, replay->gradient_.As<float>());
+      replay->session_, LayerSession::Create(plan, std::move(session), std::move(store), budget));
   return replay;
 }
 
 // Numbers of the size of gradients, none alike, and zero wherever any layer has padding.
-void StepReplay::FillGradient() {
+void StepReplay::FillGradient(const Inventory& inventory) {
   const std::span<float> gradient = gradient_.As<float>();
   constexpr int64_t kTaskElems = int64_t{1} << 16;
   const auto num_elems = static_cast<int64_t>(gradient.size());
@@ -67,66 +52,57 @@ void StepReplay::FillGradient() {
       }
     }
   });
-  for (int layer = 0; layer < plan_.inventory.num_layers(); ++layer) {
-    for (const Padding& padding : PaddingOf(plan_.inventory, layer)) {
+  for (int layer = 0; layer < inventory.num_layers(); ++layer) {
+    for (const Padding& padding : PaddingOf(inventory, layer)) {
       std::fill(gradient.begin() + padding.first_elem, gradient.begin() + padding.end_elem, 0.0f);
     }
   }
 }
 
-WalkHooks StepReplay::HooksOf(const std::function<bool()>& stop) {
-  return {.progress = [&stop](double /*fraction*/) { return CheckStop(stop); },
-          .hand =
-              [this](int layer, const LayerGradient& gradient) {
-                return optimizer_->Hand(layer, gradient, pool_);
-              }};
+// Forward and backward, as far as `walk` goes.
+absl::Status StepReplay::RunPass(LayerWalk& walk, const std::function<bool()>& stop,
+                                 double& commit_s) {
+  WalkHooks hooks;
+  hooks.progress = [&](double /*fraction*/) {
+    return stop() ? InterruptedError("stopped on request") : absl::OkStatus();
+  };
+  hooks.hand = [&](int layer, const LayerGradient& gradient) {
+    return session_->Hand(layer, gradient);
+  };
+  hooks.commit = [&] {
+    const Stopwatch watch;
+    const absl::Status status = session_->UpdatesOfTheStepBefore();
+    commit_s = watch.Seconds();
+    return status;
+  };
+  // No step changes much, whatever the values are: they stay in the range of ordinary numbers.
+  const UpdateScalars scalars = {
+      .step = session_->released_step() + 1, .lr = 1e-9, .gradient_scale = 1};
+  FOREBAY_RETURN_IF_ERROR(session_->BeginStep({.scalars_of = [=](double) { return scalars; }}));
+  walk.Announce(*session_);
+  FOREBAY_RETURN_IF_ERROR(walk.Run(*session_, *compute_, hooks));
+  return session_->FinishBackward().status();
 }
 
 absl::Status StepReplay::Start(const std::function<bool()>& stop) {
-  walk_from_loss_.Announce(*source_);
-  FOREBAY_RETURN_IF_ERROR(walk_from_loss_.Run(*source_, *compute_, HooksOf(stop)));
-  return optimizer_->FinishBackward().status();
+  double commit_s = 0;
+  return RunPass(walk_from_loss_, stop, commit_s);
 }
 
 absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& stop) {
-  const IoStats io = store_->engine().stats();
-  const double wait_s = swapper_->stats().wait_s;
-  const double update_s = optimizer_->stats().update_s;
+  const IoStats io = store().engine().stats();
+  const double wait_s = session_->wait_s();
+  const double update_s = session_->update_s();
   ReplayedStep result;
   const Stopwatch watch;
-  FOREBAY_RETURN_IF_ERROR(MakeReady(++step_));
-  // No step changes much, whatever the values are: they stay in the range of ordinary numbers.
-  FOREBAY_RETURN_IF_ERROR(
-      optimizer_->BeginUpdate({.step = step_, .lr = 1e-9, .gradient_scale = 1}));
-  WalkHooks hooks = HooksOf(stop);
-  hooks.commit = [&] {
-    const Stopwatch commit;
-    const absl::Status status = Commit();
-    result.commit_s = commit.Seconds();
-    return status;
-  };
-  step_walk_.Announce(*source_);
-  FOREBAY_RETURN_IF_ERROR(step_walk_.Run(*source_, *compute_, hooks));
-  FOREBAY_RETURN_IF_ERROR(optimizer_->FinishBackward().status());
+  FOREBAY_RETURN_IF_ERROR(session_->Update(Json::object()));
+  FOREBAY_RETURN_IF_ERROR(RunPass(step_walk_, stop, result.commit_s));
   result.seconds = watch.Seconds();
-  const IoStats after = store_->engine().stats();
+  const IoStats after = store().engine().stats();
   result.transfers = {after.read_bytes - io.read_bytes, after.write_bytes - io.write_bytes};
-  result.wait_s = swapper_->stats().wait_s - wait_s;
-  result.update_s = optimizer_->stats().update_s - update_s;
+  result.wait_s = session_->wait_s() - wait_s;
+  result.update_s = session_->update_s() - update_s;
   return result;
-}
-
-absl::Status StepReplay::MakeReady(int64_t step) {
-  if (plan_.options.durability == ReplayDurability::kReplay) {
-    FOREBAY_RETURN_IF_ERROR(optimizer_->PublishIntent(step, Json::object()));
-  }
-  return store_->BeginWriting();
-}
-
-absl::Status StepReplay::Commit() {
-  if (plan_.options.durability == ReplayDurability::kNone) return absl::OkStatus();
-  FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
-  return store_->Commit({.step = step_, .trainer = Json::object()});
 }
 
 }  // namespace forebay

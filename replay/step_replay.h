@@ -1,25 +1,23 @@
-// Training steps without the model: the trainer's own store, window, optimizer pipeline and commits
-// in the trainer's own order, with nothing computed between the accesses. What it reads and writes
-// is what a run reads and writes; how long it takes is what the disk (and, with AdamW, the update)
-// takes alone.
+// Training steps without the model: the trainer's own session (offload/layer_session.h) in the
+// trainer's own order, with nothing computed between the accesses. What it reads and writes is what
+// a run reads and writes; how long it takes is what the disk (and, with AdamW, the update) takes
+// alone.
 #pragma once
 
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/base/parallel.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/optimizer/offloaded_optimizer.h"
+#include "forebay/offload/layer_session.h"
+#include "forebay/offload/plan.h"
 #include "forebay/replay/no_arithmetic.h"
 #include "forebay/replay/no_compute.h"
-#include "forebay/replay/replay_plan.h"
 #include "forebay/step/layer_walk.h"
 #include "forebay/swap/store/tensor_store.h"
-#include "forebay/swap/window/swapper.h"
-#include "forebay/swap/window/swapper_source.h"
+#include "forebay/swap/window/step_transfers.h"
 
 namespace forebay {
 
@@ -28,10 +26,16 @@ enum class ReplayCompute : uint8_t {
   kAdamW,  // rounds gradients and updates tiles as a run does
 };
 
+struct StepReplayOptions {
+  OffloadOptions offload;  // that the plan was made with
+  ReplayCompute compute = ReplayCompute::kNone;
+  int num_threads = 1;  // of the update
+};
+
 struct ReplayedStep {
   double seconds = 0;
   StepTransfers transfers;  // as the engine counted them
-  double wait_s = 0;        // for weights
+  double wait_s = 0;        // for weights, and for gradients to be taken
   double update_s = 0;      // in the kernels
   double commit_s = 0;      // for the writes that were left, the flushes and the record
 };
@@ -39,11 +43,11 @@ struct ReplayedStep {
 // Owned by one thread.
 class StepReplay {
  public:
-  // `store`: of the plan's inventory, layout, tiles, slots and gradient area, with a commit.
-  // Everything pointed to must outlive it. OutOfMemoryError.
-  static absl::StatusOr<std::unique_ptr<StepReplay>> Create(const ReplayPlan& plan,
-                                                            ReplayCompute compute, int num_threads,
-                                                            TensorStore* store,
+  // Takes over the store, as LayerSession::Create does, whose errors these are. `budget` and the
+  // store's engine must outlive the replay.
+  static absl::StatusOr<std::unique_ptr<StepReplay>> Create(const OffloadPlan& plan,
+                                                            const StepReplayOptions& options,
+                                                            std::unique_ptr<TensorStore> store,
                                                             MemoryBudget* budget);
 
   // The loss and a backward pass, after which window and gradients are as between any two steps of
@@ -54,26 +58,20 @@ class StepReplay {
   // both nothing is in flight, but without commits the last writes of the update.
   absl::StatusOr<ReplayedStep> RunStep(const std::function<bool()>& stop);
 
- private:
-  StepReplay(const ReplayPlan& plan, int num_threads, TensorStore* store);
-  void FillGradient();
-  // What a run does before the update of a step.
-  absl::Status MakeReady(int64_t step);
-  absl::Status Commit();
-  WalkHooks HooksOf(const std::function<bool()>& stop);
+  TensorStore& store() { return session_->store(); }
 
-  const ReplayPlan plan_;
+ private:
+  StepReplay(const OffloadPlan& plan, int num_threads);
+  void FillGradient(const Inventory& inventory);
+  absl::Status RunPass(LayerWalk& walk, const std::function<bool()>& stop, double& commit_s);
+
   LayerWalk step_walk_;
   LayerWalk walk_from_loss_;
-  TensorStore* const store_;
   ThreadPool pool_;
   const NoArithmetic nothing_;
-  int64_t step_ = 0;
   HostBuffer gradient_;                 // of the largest layer, the same for all
-  std::unique_ptr<NoCompute> compute_;  // ends after the swapper, which waits for its events
-  std::unique_ptr<OffloadedOptimizer> optimizer_;
-  std::unique_ptr<Swapper> swapper_;  // ends before the optimizer that it calls
-  std::unique_ptr<SwapperSource> source_;
+  std::unique_ptr<NoCompute> compute_;  // ends after the session, whose window waits for its events
+  std::shared_ptr<LayerSession> session_;
 };
 
 }  // namespace forebay

@@ -66,6 +66,59 @@ TEST(OffloadPlan, WhatIsInNobodysRamIsMovedByEveryStep) {
   EXPECT_GE(plan->read_bytes_per_step, 12 * inputs.inventory.num_params());
 }
 
+TEST(OffloadPlan, HeldGradientsWaitWhereTheyAreAskedTo) {
+  OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  options.weights_tier = options.state_tier = TierChoice::kNvme;
+  const PlanInputs inputs = ModuleInputs();
+  const int64_t all_bytes = 2 * inputs.inventory.num_padded_elems();
+  options.gradients_tier = TierChoice::kHost;
+  auto plan = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->placement.host_gradient_bytes, all_bytes);
+  const int64_t read_bytes = plan->read_bytes_per_step;
+  // Not speculative, although nothing clips.
+  options.gradients_tier = TierChoice::kNvme;
+  options.clip = 0;
+  plan = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_FALSE(plan->placement.AnySpeculative());
+  EXPECT_EQ(plan->placement.host_gradient_bytes, 0);
+  EXPECT_EQ(Total(plan->gradient_area_bytes), all_bytes);
+  EXPECT_EQ(plan->read_bytes_per_step, read_bytes + all_bytes);
+}
+
+TEST(OffloadPlan, GradientsThatHaveToBeInRamCountInWhatIsNeeded) {
+  const PlanInputs inputs = ModuleInputs();
+  OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  options.buffers = {.num_staging_tiles = 2, .num_block_buffers = 2};
+  options.weights_tier = options.state_tier = TierChoice::kNvme;
+  options.gradients_tier = TierChoice::kHost;
+  const auto plan = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  options.ram_bytes = plan->host_bytes;
+  EXPECT_TRUE(MakeOffloadPlan(inputs, options, {}).ok());
+  --options.ram_bytes;
+  const absl::Status refused = MakeOffloadPlan(inputs, options, {}).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("gradients in RAM"));
+  options.gradients_tier = TierChoice::kAuto;
+  EXPECT_TRUE(MakeOffloadPlan(inputs, options, {}).ok());
+}
+
+TEST(OffloadPlan, BuffersAreThoseThatAreAskedForOrTheMostThatFit) {
+  const PlanInputs inputs = ModuleInputs();
+  OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  const auto most = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(most.ok()) << most.status();
+  EXPECT_EQ(most->num_staging_tiles, 4);
+  EXPECT_EQ(most->window.num_block_buffers, 3);
+  options.buffers = {.num_staging_tiles = 7, .num_block_buffers = 2};
+  const auto asked = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_EQ(asked->num_staging_tiles, 7);
+  EXPECT_EQ(asked->window.num_block_buffers, 2);
+}
+
 TEST(OffloadPlan, NamesTheLargestTermsOfWhatDoesNotFit) {
   const auto plan = MakeOffloadPlan(ModuleInputs(), OptionsWith(int64_t{90} << 20), {});
   EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kDoesNotFit);
@@ -96,6 +149,13 @@ TEST(OffloadPlan, InputsThatNoRunCanHaveAreRefused) {
   EXPECT_EQ(code(PlanInputs(), options), ExitCode::kUsage);
   OffloadOptions other = options;
   other.tile_elems = 1000;
+  EXPECT_EQ(code(ModuleInputs(), other), ExitCode::kUsage);
+  other = options;
+  other.buffers = {.num_staging_tiles = 1, .num_block_buffers = 3};
+  EXPECT_EQ(code(ModuleInputs(), other), ExitCode::kUsage);
+  other = options;
+  other.gradients = GradientChoice::kSpeculate;
+  other.gradients_tier = TierChoice::kNvme;
   EXPECT_EQ(code(ModuleInputs(), other), ExitCode::kUsage);
   other = options;
   other.nvme = {"/a", "/b"};

@@ -2,8 +2,11 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/tests/replay/must_plan.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 
@@ -27,44 +30,57 @@ Inventory ModelInventory(int num_blocks) {
 
 constexpr int64_t kPlenty = int64_t{1} << 40;
 
-int64_t StepBytes(const ReplayPlan& whole, int blocks) {
-  const ReplayPlan plan = PlanReplay(WithFewerBlocks(whole.inventory, blocks), whole.options);
-  return plan.transfers.read_bytes + plan.transfers.write_bytes + plan.tiles.weight_area_bytes();
+ReplayInputs InputsOf(int num_blocks) {
+  return {.inventory = ModelInventory(num_blocks)};
+}
+
+// Of a step and the pass before it.
+double BytesOf(int blocks) {
+  const OffloadPlan plan = MustPlan(InputsOf(blocks));
+  return static_cast<double>(plan.read_bytes_per_step + plan.write_bytes_per_step +
+                             plan.tiles.weight_area_bytes());
+}
+
+int MustChoose(const ReplayInputs& whole, double bytes_per_s, double seconds, int64_t ram_bytes) {
+  const absl::StatusOr<int> blocks = BlocksToReplay(whole, bytes_per_s, seconds, ram_bytes);
+  FOREBAY_CHECK(blocks.ok());
+  return *blocks;
 }
 
 TEST(BlocksToReplay, AreAllWhereTheTimeIsEnough) {
-  const ReplayPlan whole = PlanReplay(ModelInventory(20), {});
-  const auto bytes = static_cast<double>(StepBytes(whole, 20));
-  EXPECT_EQ(BlocksToReplay(whole, bytes, 1, kPlenty), 20);
-  EXPECT_EQ(BlocksToReplay(whole, bytes * 0.99, 1, kPlenty), 19);
+  const double bytes = BytesOf(20);
+  EXPECT_EQ(MustChoose(InputsOf(20), bytes, 1, kPlenty), 20);
+  EXPECT_EQ(MustChoose(InputsOf(20), bytes * 0.99, 1, kPlenty), 19);
 }
 
 TEST(BlocksToReplay, AreAsManyAsTheTimeAllowsAndNoFewerThanTheLeast) {
-  const ReplayPlan whole = PlanReplay(ModelInventory(20), {});
-  EXPECT_EQ(BlocksToReplay(whole, static_cast<double>(StepBytes(whole, 9)) / 30, 30, kPlenty), 9);
-  EXPECT_EQ(BlocksToReplay(whole, 1, 1, kPlenty), kLeastSliceBlocks);
-  EXPECT_EQ(BlocksToReplay(PlanReplay(ModelInventory(2), {}), 1, 1, kPlenty), 2);
+  EXPECT_EQ(MustChoose(InputsOf(20), BytesOf(9) / 30, 30, kPlenty), 9);
+  EXPECT_EQ(MustChoose(InputsOf(20), 1, 1, kPlenty), kLeastSliceBlocks);
+  EXPECT_EQ(MustChoose(InputsOf(2), 1, 1, kPlenty), 2);
 }
 
 TEST(BlocksToReplay, FitTheMemory) {
-  const ReplayPlan whole = PlanReplay(ModelInventory(20), {});
-  const ReplayPlan seven = PlanReplay(ModelInventory(7), {});
-  EXPECT_EQ(BlocksToReplay(whole, 1e15, 1, seven.host_bytes), 7);
-  EXPECT_EQ(BlocksToReplay(whole, 1e15, 1, 1 << 20), 0);
+  ReplayInputs whole = InputsOf(20);
+  const int64_t seven_bytes = BufferBytes(MustPlan(InputsOf(7)));
+  EXPECT_EQ(MustChoose(whole, 1e15, 1, seven_bytes), 7);
+  EXPECT_EQ(MustChoose(whole, 1e15, 1, 1 << 20), 0);
   // Gradients on NVMe take none.
-  const ReplayPlan spilled = PlanReplay(ModelInventory(20), {.gradients = Tier::kNvme});
-  EXPECT_EQ(BlocksToReplay(spilled, 1e15, 1, seven.host_bytes), 20);
+  whole.offload.gradients_tier = TierChoice::kNvme;
+  EXPECT_EQ(MustChoose(whole, 1e15, 1, seven_bytes), 20);
 }
 
 class StepBenchTest : public testing::Test {
  protected:
   StepBenchTest() {
     options_.targets = {{folder_.path(), 0}};
-    options_.inventory = ModelInventory(8);
-    options_.replay.tile_elems = 64 << 10;
+    options_.replay.inventory = ModelInventory(8);
+    options_.replay.offload.tile_elems = 64 << 10;
     options_.size_bytes = 32 << 20;
     options_.ram_bytes = int64_t{1} << 30;
     options_.seconds = 0.05;
+  }
+  static OffloadPlan SliceOf(const StepBenchReport& report) {
+    return MustPlan(WithFewerBlocks(report.options.replay, report.num_blocks));
   }
   bool FolderIsEmpty() const { return std::filesystem::is_empty(folder_.path()); }
 
@@ -76,12 +92,12 @@ TEST_F(StepBenchTest, MovesWhatThePlanSaysAndLeavesNothing) {
   const auto report = RunStepBench(options_, {});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_GE(report->num_steps, 1);
-  const ReplayPlan slice = PlanReplay(ModelInventory(report->num_blocks), report->whole.options);
-  EXPECT_EQ(report->slice_transfers.read_bytes, slice.transfers.read_bytes);
-  EXPECT_EQ(report->slice_transfers.write_bytes, slice.transfers.write_bytes);
+  const OffloadPlan slice = SliceOf(*report);
+  EXPECT_EQ(report->slice_transfers.read_bytes, slice.read_bytes_per_step);
+  EXPECT_EQ(report->slice_transfers.write_bytes, slice.write_bytes_per_step);
   EXPECT_TRUE(report->folded());
   EXPECT_EQ(report->file_bytes, options_.size_bytes);
-  EXPECT_LE(report->peak_bytes, slice.host_bytes);
+  EXPECT_LE(report->peak_bytes, BufferBytes(slice));
   EXPECT_GT(report->reading, 0);
   EXPECT_GT(report->writing, 0);
   EXPECT_LE(report->reading + report->writing, 1.001);
@@ -90,7 +106,7 @@ TEST_F(StepBenchTest, MovesWhatThePlanSaysAndLeavesNothing) {
 
 TEST_F(StepBenchTest, ASmallStoreIsNotFolded) {
   options_.size_bytes = int64_t{4} << 30;
-  options_.inventory = ModelInventory(1);
+  options_.replay.inventory = ModelInventory(1);
   const auto report = RunStepBench(options_, {});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_FALSE(report->folded());
@@ -104,14 +120,15 @@ TEST_F(StepBenchTest, SeveralFoldersShareTheStoreByTheirWeights) {
   const auto report = RunStepBench(options_, {});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->weights_origin, "as asked for");
-  const ReplayPlan& whole = report->whole;
-  EXPECT_EQ(whole.options.stripe_weights, (StripeWeights{3, 1}));
-  ASSERT_EQ(whole.folder_bytes.size(), 2u);
-  EXPECT_NEAR(static_cast<double>(whole.folder_bytes[0]) / static_cast<double>(whole.store_bytes),
-              0.75, 0.02);
-  const ReplayPlan slice = PlanReplay(ModelInventory(report->num_blocks), whole.options);
-  EXPECT_EQ(report->slice_transfers.read_bytes, slice.transfers.read_bytes);
-  EXPECT_EQ(report->slice_transfers.write_bytes, slice.transfers.write_bytes);
+  const OffloadPlan& whole = report->whole;
+  EXPECT_EQ(whole.tiles.stripe_weights(), (StripeWeights{3, 1}));
+  ASSERT_EQ(whole.stripes.size(), 2u);
+  EXPECT_NEAR(
+      static_cast<double>(whole.stripes[0].nvme_bytes) / static_cast<double>(whole.nvme_bytes),
+      0.75, 0.02);
+  const OffloadPlan slice = SliceOf(*report);
+  EXPECT_EQ(report->slice_transfers.read_bytes, slice.read_bytes_per_step);
+  EXPECT_EQ(report->slice_transfers.write_bytes, slice.write_bytes_per_step);
   EXPECT_TRUE(report->folded());
   EXPECT_TRUE(FolderIsEmpty());
   EXPECT_TRUE(std::filesystem::is_empty(other.path()));
@@ -127,7 +144,7 @@ TEST_F(StepBenchTest, FoldersWithoutWeightsOnOneFileSystemShareItsSpeed) {
   const auto report = RunStepBench(options_, {});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->weights_origin, HasSubstr("measured: "));
-  EXPECT_GT(report->whole.options.stripe_weights[1], 0);
+  EXPECT_GT(report->whole.stripes[1].weight, 0);
   EXPECT_TRUE(FolderIsEmpty());
   EXPECT_TRUE(std::filesystem::is_empty(other.path()));
 }
@@ -156,7 +173,10 @@ TEST_F(StepBenchTest, TooLittleMemorySaysHowMuchIsNeeded) {
   EXPECT_THAT(MessageOf(status), HasSubstr("--gradients=nvme"));
   const std::string message = MessageOf(status);
   options_.ram_bytes = std::stoll(message.substr(message.rfind("--ram=") + 6)) << 20;
-  EXPECT_TRUE(RunStepBench(options_, {}).ok());
+  const auto report = RunStepBench(options_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->whole.num_staging_tiles, StepBufferChoices(1).back().num_staging_tiles);
+  EXPECT_EQ(report->whole.window.num_block_buffers, StepBufferChoices(1).back().num_block_buffers);
   EXPECT_TRUE(FolderIsEmpty());
 }
 
@@ -175,9 +195,8 @@ TEST_F(StepBenchTest, TheJsonStatesWhatWasDone) {
 
 TEST_F(StepBenchTest, EveryDurabilityIsReplayedAndLeavesNothing) {
   std::vector<int64_t> written, stored;
-  for (const ReplayDurability durability :
-       {ReplayDurability::kNone, ReplayDurability::kStep, ReplayDurability::kReplay}) {
-    options_.replay.durability = durability;
+  for (const Durability durability : {Durability::kNone, Durability::kStep, Durability::kReplay}) {
+    options_.replay.offload.durability = durability;
     const auto report = RunStepBench(options_, {});
     ASSERT_TRUE(report.ok()) << report.status();
     const Json json = StepToJson(*report, 600);

@@ -3,13 +3,18 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/aio/faults/limited_disk.h"
 #include "forebay/aio/faults/simulated_disk.h"
 #include "forebay/aio/folding_engine.h"
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/offload/create_store.h"
 #include "forebay/swap/store/store_folders.h"
+#include "forebay/tests/replay/must_plan.h"
 #include "forebay/tests/swap/store/store_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
@@ -39,59 +44,60 @@ Inventory ModelInventory() {
   return inventory;
 }
 
-ReplayOptions SmallTiles(Layout layout, Tier gradients) {
-  return {.layout = layout,
-          .tile_elems = kSmallTileElems,
-          .gradient_dtype = WeightDType(layout),
-          .gradients = gradients,
-          .loss_reads_first = true};
+ReplayInputs SmallTiles(Layout layout, TierChoice gradients) {
+  ReplayInputs inputs = {.inventory = ModelInventory(), .loss_reads_first = true};
+  inputs.offload.layout = layout;
+  inputs.offload.tile_elems = kSmallTileElems;
+  inputs.offload.grad_dtype = WeightDType(layout);
+  inputs.offload.gradients_tier = gradients;
+  return inputs;
 }
 
-StoreOptions StoreOf(const ReplayPlan& plan, const std::string& directory) {
-  return {.directories = {directory},
-          .layout = plan.options.layout,
-          .tile_elems = plan.options.tile_elems,
-          .gradient_area_bytes = plan.gradient_area_bytes};
+// Tiles that hold the pattern of step 0.
+std::unique_ptr<TensorStore> MustCreateStore(const OffloadPlan& plan,
+                                             const std::vector<std::string>& folders,
+                                             Engine* engine) {
+  auto store = TensorStore::Create(StoreOptionsOf(plan, folders), ModelInventory(), engine);
+  FOREBAY_CHECK(store.ok() && WriteStep(**store, 0).ok());
+  return *std::move(store);
 }
 
 struct Variant {
   std::string name;
   Layout layout;
-  Tier gradients;
+  TierChoice gradients;
   ReplayCompute compute;
 };
 
 class StepReplayTest : public testing::TestWithParam<Variant> {
  protected:
   const TemporaryFolder folder_;
-  const ReplayPlan plan_ =
-      PlanReplay(ModelInventory(), SmallTiles(GetParam().layout, GetParam().gradients));
+  const ReplayInputs inputs_ = SmallTiles(GetParam().layout, GetParam().gradients);
+  const OffloadPlan plan_ = MustPlan(inputs_);
   MemoryBudget budget_{0};
 };
 
 TEST_P(StepReplayTest, EveryStepMovesWhatThePlanSaysInTheMemoryThatItSays) {
   const auto engine = CreateThreadsEngine({.num_threads = 2});
-  auto store =
-      TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory, engine.get());
-  ASSERT_TRUE(store.ok()) << store.status();
-  ASSERT_TRUE(WriteStep(**store, 0).ok());
-  auto replay = StepReplay::Create(plan_, GetParam().compute, 2, store->get(), &budget_);
+  auto replay =
+      StepReplay::Create(plan_, {inputs_.offload, GetParam().compute, 2},
+                         MustCreateStore(plan_, {folder_.Path("store")}, engine.get()), &budget_);
   ASSERT_TRUE(replay.ok()) << replay.status();
-  EXPECT_LE(budget_.used_bytes(), plan_.host_bytes);
+  EXPECT_LE(budget_.used_bytes(), BufferBytes(plan_));
   ASSERT_EQ((*replay)->Start(Never), absl::OkStatus());
   for (int step = 1; step <= 3; ++step) {
     SCOPED_TRACE(step);
     const auto replayed = (*replay)->RunStep(Never);
     ASSERT_TRUE(replayed.ok()) << replayed.status();
-    EXPECT_EQ(replayed->transfers.read_bytes, plan_.transfers.read_bytes);
-    EXPECT_EQ(replayed->transfers.write_bytes, plan_.transfers.write_bytes);
-    EXPECT_EQ((*store)->committed().step, step);
+    EXPECT_EQ(replayed->transfers.read_bytes, plan_.read_bytes_per_step);
+    EXPECT_EQ(replayed->transfers.write_bytes, plan_.write_bytes_per_step);
+    EXPECT_EQ((*replay)->store().committed().step, step);
   }
 }
 
 TEST_P(StepReplayTest, ALargeStoreIsReplayedInASmallFile) {
   const auto inner = CreateSimulatedEngine({}, {}, nullptr);
-  const int64_t common_bytes = 4 * plan_.largest_op_bytes;
+  const int64_t common_bytes = 4 * plan_.tiles.max_state_bytes();
   auto common = OpenDirectFile(folder_.Path("common"),
                                {.create = true, .size_bytes = common_bytes, .direct = false});
   ASSERT_TRUE(common.ok()) << common.status();
@@ -100,47 +106,52 @@ TEST_P(StepReplayTest, ALargeStoreIsReplayedInASmallFile) {
                                       .size_bytes = common_bytes,
                                       .least_bytes = 64 << 10,
                                       .unfolded_name = kSealsName,
-                                      .together_bytes = plan_.store_bytes}});
-  StoreOptions options = StoreOf(plan_, folder_.Path("store"));
+                                      .together_bytes = plan_.nvme_bytes}});
+  StoreOptions options = StoreOptionsOf(plan_, {folder_.Path("store")});
   options.unfilled = true;
-  auto store = TensorStore::Create(options, plan_.inventory, &engine);
+  auto store = TensorStore::Create(options, inputs_.inventory, &engine);
   ASSERT_TRUE(store.ok()) << store.status();
-  auto replay = StepReplay::Create(plan_, GetParam().compute, 1, store->get(), &budget_);
+  auto replay =
+      StepReplay::Create(plan_, {inputs_.offload, GetParam().compute}, *std::move(store), &budget_);
   ASSERT_TRUE(replay.ok()) << replay.status();
   ASSERT_EQ((*replay)->Start(Never), absl::OkStatus());
   for (int step = 1; step <= 2; ++step) {
     const auto replayed = (*replay)->RunStep(Never);
     ASSERT_TRUE(replayed.ok()) << replayed.status();
-    EXPECT_EQ(replayed->transfers.read_bytes, plan_.transfers.read_bytes);
-    EXPECT_EQ(replayed->transfers.write_bytes, plan_.transfers.write_bytes);
+    EXPECT_EQ(replayed->transfers.read_bytes, plan_.read_bytes_per_step);
+    EXPECT_EQ(replayed->transfers.write_bytes, plan_.write_bytes_per_step);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Variants, StepReplayTest,
     testing::ValuesIn(std::vector<Variant>{
-        {"Bf16", Layout::kBf16, Tier::kHost, ReplayCompute::kNone},
-        {"Bf16Spilled", Layout::kBf16, Tier::kNvme, ReplayCompute::kNone},
-        {"Bf16WithTheUpdate", Layout::kBf16, Tier::kHost, ReplayCompute::kAdamW},
-        {"Fp32SpilledWithTheUpdate", Layout::kFp32, Tier::kNvme, ReplayCompute::kAdamW}}),
+        {"Bf16", Layout::kBf16, TierChoice::kHost, ReplayCompute::kNone},
+        {"Bf16Spilled", Layout::kBf16, TierChoice::kNvme, ReplayCompute::kNone},
+        {"Bf16WithTheUpdate", Layout::kBf16, TierChoice::kHost, ReplayCompute::kAdamW},
+        {"Fp32SpilledWithTheUpdate", Layout::kFp32, TierChoice::kNvme, ReplayCompute::kAdamW}}),
     [](const testing::TestParamInfo<Variant>& variant) { return variant.param.name; });
 
 // A store that holds the pattern of step 0, and two replayed steps on it.
 class StepReplayContents : public testing::Test {
  protected:
   bool HoldsThePatternAfterTwoSteps(ReplayCompute compute) {
-    auto store =
-        TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory, engine_.get());
-    EXPECT_TRUE(store.ok() && WriteStep(**store, 0).ok());
-    auto replay = StepReplay::Create(plan_, compute, 1, store->get(), &budget_);
+    auto replay = MakeReplay(engine_.get(), compute);
     EXPECT_TRUE(replay.ok() && (*replay)->Start(Never).ok());
     for (int step = 0; step < 2; ++step) EXPECT_TRUE((*replay)->RunStep(Never).ok());
-    return HoldsStep(**store, 0);
+    return HoldsStep((*replay)->store(), 0);
+  }
+
+  absl::StatusOr<std::unique_ptr<StepReplay>> MakeReplay(
+      Engine* engine, ReplayCompute compute = ReplayCompute::kNone) {
+    return StepReplay::Create(plan_, {inputs_.offload, compute},
+                              MustCreateStore(plan_, {folder_.Path("store")}, engine), &budget_);
   }
 
   const TemporaryFolder folder_;
   const std::unique_ptr<Engine> engine_ = CreateThreadsEngine({});
-  const ReplayPlan plan_ = PlanReplay(ModelInventory(), SmallTiles(Layout::kBf16, Tier::kHost));
+  const ReplayInputs inputs_ = SmallTiles(Layout::kBf16, TierChoice::kHost);
+  const OffloadPlan plan_ = MustPlan(inputs_);
   MemoryBudget budget_{0};
 };
 
@@ -166,30 +177,23 @@ TEST_F(StepReplayContents, OnTwoDisksEveryByteComesBackAsItWas) {
   };
   CountingDisks disks({{folders[0], 2e9}, {folders[1], 1e9}});
   const auto engine = CreateThreadsEngine({.num_threads = 4}, &disks);
-  ReplayOptions options = SmallTiles(Layout::kBf16, Tier::kNvme);
-  options.stripe_weights = {2, 1};
-  const ReplayPlan plan = PlanReplay(ModelInventory(), options);
-  StoreOptions store_options = StoreOf(plan, "");
-  store_options.directories = folders;
-  store_options.stripe_weights = options.stripe_weights;
-  auto store = TensorStore::Create(store_options, plan.inventory, engine.get());
-  ASSERT_TRUE(store.ok()) << store.status();
-  ASSERT_TRUE(WriteStep(**store, 0).ok());
-  {
-    auto replay = StepReplay::Create(plan, ReplayCompute::kNone, 1, store->get(), &budget_);
-    ASSERT_TRUE(replay.ok() && (*replay)->Start(Never).ok());
-    disks.fast_bytes = disks.slow_bytes = 0;
-    for (int step = 0; step < 2; ++step) {
-      const auto replayed = (*replay)->RunStep(Never);
-      ASSERT_TRUE(replayed.ok()) << replayed.status();
-      EXPECT_EQ(replayed->transfers.read_bytes, plan.transfers.read_bytes);
-      EXPECT_EQ(replayed->transfers.write_bytes, plan.transfers.write_bytes);
-    }
+  ReplayInputs inputs = SmallTiles(Layout::kBf16, TierChoice::kNvme);
+  inputs.stripe_weights = {2, 1};
+  const OffloadPlan plan = MustPlan(inputs);
+  auto replay = StepReplay::Create(plan, {inputs.offload},
+                                   MustCreateStore(plan, folders, engine.get()), &budget_);
+  ASSERT_TRUE(replay.ok() && (*replay)->Start(Never).ok());
+  disks.fast_bytes = disks.slow_bytes = 0;
+  for (int step = 0; step < 2; ++step) {
+    const auto replayed = (*replay)->RunStep(Never);
+    ASSERT_TRUE(replayed.ok()) << replayed.status();
+    EXPECT_EQ(replayed->transfers.read_bytes, plan.read_bytes_per_step);
+    EXPECT_EQ(replayed->transfers.write_bytes, plan.write_bytes_per_step);
   }
   const auto fast_share = static_cast<double>(disks.fast_bytes) /
                           static_cast<double>(disks.fast_bytes + disks.slow_bytes);
   EXPECT_NEAR(fast_share, 2.0 / 3, 0.05);
-  EXPECT_TRUE(HoldsStep(**store, 0));
+  EXPECT_TRUE(HoldsStep((*replay)->store(), 0));
 }
 
 TEST_F(StepReplayContents, WithAdamWTheStateIsUpdated) {
@@ -197,32 +201,22 @@ TEST_F(StepReplayContents, WithAdamWTheStateIsUpdated) {
 }
 
 TEST_F(StepReplayContents, AStopEndsItBetweenLayers) {
-  auto store =
-      TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory, engine_.get());
-  ASSERT_TRUE(store.ok() && WriteStep(**store, 0).ok());
   for (const int stop_at : {0, 1, 5, 9, 12}) {
-    auto replay = StepReplay::Create(plan_, ReplayCompute::kNone, 1, store->get(), &budget_);
+    auto replay = MakeReplay(engine_.get());
     ASSERT_TRUE(replay.ok() && (*replay)->Start(Never).ok());
     int asked = 0;
     const auto stopped = (*replay)->RunStep([&] { return asked++ == stop_at; });
     EXPECT_EQ(ExitCodeOf(stopped.status()), ExitCode::kInterrupted) << stop_at;
-    replay->reset();
     // What was written in part was not committed; another store may begin where it was.
-    store->reset();
+    replay->reset();
     ASSERT_TRUE(TensorStore::Remove({folder_.Path("store")}).ok());
-    store =
-        TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory, engine_.get());
-    ASSERT_TRUE(store.ok() && WriteStep(**store, 0).ok());
   }
 }
 
 TEST_F(StepReplayContents, AFailedTransferIsTheResult) {
   FaultyDisk disk({.fail_call = 150});
   const auto engine = CreateThreadsEngine({.num_threads = 1}, &disk);
-  auto store =
-      TensorStore::Create(StoreOf(plan_, folder_.Path("store")), plan_.inventory, engine.get());
-  ASSERT_TRUE(store.ok() && WriteStep(**store, 0).ok());
-  auto replay = StepReplay::Create(plan_, ReplayCompute::kNone, 1, store->get(), &budget_);
+  auto replay = MakeReplay(engine.get());
   ASSERT_TRUE(replay.ok()) << replay.status();
   absl::Status status = (*replay)->Start(Never);
   for (int step = 0; step < 9 && status.ok(); ++step) {

@@ -99,30 +99,30 @@ class BenchStepCommand : public Command {
 
   absl::Status Read() {
     FlagReader reader;
-    ReplayOptions& replay = options_.replay;
+    OffloadOptions& offload = options_.replay.offload;
     const std::optional<Layout> layout = LayoutOf(layout_);
     if (layout.has_value()) {
-      replay.layout = *layout;
+      offload.layout = *layout;
     } else {
       reader.Problem("layout", fmt::format("'{}'; allowed: {}", layout_,
                                            "bf16, fp16, fp32, bf16-moments or int8-moments"));
     }
-    replay.gradient_dtype = WeightDType(replay.layout);
+    offload.grad_dtype = WeightDType(offload.layout);
     if (!gradient_dtype_.empty()) {
       reader.TakeWord<DType>("grad_dtype", gradient_dtype_,
                              {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
-                             replay.gradient_dtype);
+                             offload.grad_dtype);
     }
-    reader.TakeWord<Tier>("gradients", gradients_, {{"ram", Tier::kHost}, {"nvme", Tier::kNvme}},
-                          replay.gradients);
-    reader.TakeWord<ReplayDurability>("durability", durability_,
-                                      {{"none", ReplayDurability::kNone},
-                                       {"step", ReplayDurability::kStep},
-                                       {"replay", ReplayDurability::kReplay}},
-                                      replay.durability);
-    reader.Take("tile_elems", ParseSize(tile_elems_), replay.tile_elems);
-    if (replay.tile_elems <= 0 || replay.tile_elems % kLayerAlignElems != 0 ||
-        replay.tile_elems > int64_t{1} << 30) {
+    reader.TakeWord<TierChoice>("gradients", gradients_,
+                                {{"ram", TierChoice::kHost}, {"nvme", TierChoice::kNvme}},
+                                offload.gradients_tier);
+    reader.TakeWord<Durability>(
+        "durability", durability_,
+        {{"none", Durability::kNone}, {"step", Durability::kStep}, {"replay", Durability::kReplay}},
+        offload.durability);
+    reader.Take("tile_elems", ParseSize(tile_elems_), offload.tile_elems);
+    if (offload.tile_elems <= 0 || offload.tile_elems % kLayerAlignElems != 0 ||
+        offload.tile_elems > int64_t{1} << 30) {
       reader.Problem("tile_elems", fmt::format("'{}' is no multiple of {} up to 1G", tile_elems_,
                                                kLayerAlignElems));
     }
@@ -172,7 +172,7 @@ class BenchStepCommand : public Command {
       config = std::move(shape.config);
       model_ = std::move(shape.description);
     }
-    options_.inventory = BuildInventory(config);
+    options_.replay.inventory = BuildInventory(config);
     options_.replay.loss_reads_first = config.tied_embeddings;
     return absl::OkStatus();
   }

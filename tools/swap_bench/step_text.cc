@@ -24,13 +24,13 @@ std::string RateText(const Spread& gbps) {
   return text;
 }
 
-int64_t StepsUntil(double rated_tbw, const StepTransfers& transfers) {
-  return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(transfers.write_bytes));
+int64_t StepsUntil(double rated_tbw, const OffloadPlan& plan) {
+  return static_cast<int64_t>(rated_tbw * 1e12 / static_cast<double>(plan.write_bytes_per_step));
 }
 
 // How several folders share the store.
 std::string StripesText(const StepBenchReport& report) {
-  const StripeWeights& weights = report.whole.options.stripe_weights;
+  const StripeWeights& weights = report.options.replay.stripe_weights;
   if (weights.size() < 2) return "";
   std::string text;
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -46,7 +46,7 @@ std::string MethodText(const StepBenchReport& report) {
   std::string text = fmt::format(
       "replayed   {} step{} of {}{} {}\n", report.num_steps, report.num_steps == 1 ? "" : "s",
       report.sliced() ? fmt::format("a slice of {} of the {} blocks", report.num_blocks,
-                                    report.whole.num_blocks())
+                                    report.options.replay.num_blocks())
                       : std::string("the whole model"),
       report.num_steps == 1 ? " in" : ", each in", SecondsText(report.slice_s, report.num_steps));
   if (report.sliced()) {
@@ -54,13 +54,13 @@ std::string MethodText(const StepBenchReport& report) {
         "           the step above is EXTRAPOLATED from it, in proportion to the bytes ({} of "
         "{})\n",
         FormatBytes(report.slice_transfers.read_bytes + report.slice_transfers.write_bytes),
-        FormatBytes(report.whole.transfers.read_bytes + report.whole.transfers.write_bytes));
+        FormatBytes(report.whole.read_bytes_per_step + report.whole.write_bytes_per_step));
   }
   if (report.folded()) {
     text += fmt::format("           a file of {}{} stood for the store of {}\n",
                         FormatBinaryBytes(report.file_bytes),
                         report.options.targets.size() > 1 ? " in each folder" : "",
-                        FormatBytes(report.whole.store_bytes));
+                        FormatBytes(report.whole.nvme_bytes));
   }
   return text;
 }
@@ -69,32 +69,34 @@ std::string MethodText(const StepBenchReport& report) {
 
 std::string StepText(const StepBenchReport& report, const std::string& model, double rated_tbw,
                      const std::string& version) {
-  const ReplayPlan& whole = report.whole;
-  const StepTransfers& bytes = whole.transfers;
-  const auto params = static_cast<double>(whole.inventory.num_params());
-  const double total = static_cast<double>(bytes.read_bytes + bytes.write_bytes);
+  const ReplayInputs& inputs = report.options.replay;
+  const int64_t read_bytes = report.whole.read_bytes_per_step;
+  const int64_t write_bytes = report.whole.write_bytes_per_step;
+  const auto params = static_cast<double>(inputs.inventory.num_params());
+  const auto total = static_cast<double>(read_bytes + write_bytes);
   std::string text = MachineText(report.bench, version);
   text += fmt::format("\nmodel      {}   {} params   {} blocks   layout {}   durability {}\n",
-                      model, FormatCount(whole.inventory.num_params()), whole.num_blocks(),
-                      NameOf(whole.options.layout), NameOf(whole.options.durability));
+                      model, FormatCount(inputs.inventory.num_params()), inputs.num_blocks(),
+                      NameOf(inputs.offload.layout), NameOf(inputs.offload.durability));
   text += fmt::format(
       "placement  weights and state on NVMe, gradients {}; {}\n",
-      whole.options.gradients == Tier::kHost ? "in RAM" : "on NVMe",
+      inputs.offload.gradients_tier == TierChoice::kHost ? "in RAM" : "on NVMe",
       report.options.compute == ReplayCompute::kNone ? "I/O alone" : "with the AdamW update");
   text += StripesText(report);
   text +=
       fmt::format("step       {}{} at {:.2f} GB/s\n", SecondsText(report.step_s, report.num_steps),
                   report.sliced() ? ", extrapolated," : "", total / report.step_s.median / 1e9);
   text += fmt::format("per step   {} read + {} written ({:.1f} + {:.1f} B/param)\n",
-                      FormatBytes(bytes.read_bytes), FormatBytes(bytes.write_bytes),
-                      static_cast<double>(bytes.read_bytes) / params,
-                      static_cast<double>(bytes.write_bytes) / params);
+                      FormatBytes(read_bytes), FormatBytes(write_bytes),
+                      static_cast<double>(read_bytes) / params,
+                      static_cast<double>(write_bytes) / params);
   text += fmt::format("time       {} reading, {} writing; {} waiting to commit",
                       Percent(report.reading), Percent(report.writing), Percent(report.committing));
   if (report.options.compute == ReplayCompute::kAdamW) {
     text += fmt::format(", {} in the update", Percent(report.updating));
   }
-  text += fmt::format("\nwear       {} TBW = {} steps\n", rated_tbw, StepsUntil(rated_tbw, bytes));
+  text += fmt::format("\nwear       {} TBW = {} steps\n", rated_tbw,
+                      StepsUntil(rated_tbw, report.whole));
   text += MethodText(report);
   text += fmt::format("engine     {}\nmemory     {} of buffers\n", report.engine_line,
                       FormatBinaryBytes(report.peak_bytes));
@@ -102,19 +104,20 @@ std::string StepText(const StepBenchReport& report, const std::string& model, do
 }
 
 std::string StepCsv(const StepBenchReport& report, double rated_tbw) {
-  const ReplayPlan& whole = report.whole;
+  const ReplayInputs& inputs = report.options.replay;
+  const OffloadPlan& whole = report.whole;
   return fmt::format(
       "params,blocks,layout,gradients,compute,engine,seconds_median,seconds_min,seconds_max,"
       "read_bytes,write_bytes,reading,writing,committing,steps_until_tbw,extrapolated,"
       "replayed_blocks,replayed_steps,durability\n"
       "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
-      whole.inventory.num_params(), whole.num_blocks(), NameOf(whole.options.layout),
-      whole.options.gradients == Tier::kHost ? "ram" : "nvme",
+      inputs.inventory.num_params(), inputs.num_blocks(), NameOf(inputs.offload.layout),
+      inputs.offload.gradients_tier == TierChoice::kHost ? "ram" : "nvme",
       report.options.compute == ReplayCompute::kNone ? "none" : "adamw", report.engine,
-      report.step_s.median, report.step_s.min, report.step_s.max, whole.transfers.read_bytes,
-      whole.transfers.write_bytes, report.reading, report.writing, report.committing,
-      StepsUntil(rated_tbw, whole.transfers), report.sliced(), report.num_blocks, report.num_steps,
-      NameOf(whole.options.durability));
+      report.step_s.median, report.step_s.min, report.step_s.max, whole.read_bytes_per_step,
+      whole.write_bytes_per_step, report.reading, report.writing, report.committing,
+      StepsUntil(rated_tbw, whole), report.sliced(), report.num_blocks, report.num_steps,
+      NameOf(inputs.offload.durability));
 }
 
 std::string TuneText(const TuneReport& tuned, const std::string& version) {

@@ -11,8 +11,8 @@
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/offload/create_store.h"
-#include "forebay/optimizer/held_gradients.h"
 #include "forebay/replay/step_replay.h"
+#include "forebay/tests/replay/must_plan.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/step/run_session.h"
@@ -89,16 +89,10 @@ DecoderConfig TinyLlama(bool tied) {
 struct Variant {
   std::string name;
   bool tied;
-  Tier gradients;
+  TierChoice gradients;
   Layout layout;
   Durability durability = Durability::kStep;
 };
-
-ReplayDurability Replayed(Durability durability) {
-  return durability == Durability::kNone     ? ReplayDurability::kNone
-         : durability == Durability::kReplay ? ReplayDurability::kReplay
-                                             : ReplayDurability::kStep;
-}
 
 class StepTraceTest : public testing::TestWithParam<Variant> {
  protected:
@@ -115,41 +109,35 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     options_.grad_dtype = WeightDType(options_.layout);
     options_.weights_tier = options_.state_tier = TierChoice::kNvme;
     options_.ram_bytes = int64_t{1} << 30;
+    options_.gradients_tier = GetParam().gradients;
     options_.durability = GetParam().durability;
-    replay_options_ = {.layout = options_.layout,
-                       .tile_elems = options_.tile_elems,
-                       .gradient_dtype = options_.grad_dtype,
-                       .gradients = GetParam().gradients,
-                       .loss_reads_first = GetParam().tied,
-                       .durability = Replayed(GetParam().durability)};
   }
 
-  // The plan of a run, with gradients where the variant wants them: by its budget, they would stay
-  // in RAM.
   Plan MakeTestPlan() {
     absl::StatusOr<Plan> plan = MakePlan(config_, options_, {.num_cores = 1});
     FOREBAY_CHECK(plan.ok());
-    plan->placement.gradients.assign(plan->placement.gradients.size(), GetParam().gradients);
-    plan->gradient_area_bytes = PlaceGradients(plan->placement, plan->tiles,
-                                               SizeOf(options_.grad_dtype), plan->gradient_area)
-                                    .area_bytes;
     return *std::move(plan);
   }
 
-  std::unique_ptr<TensorStore> NewStore(const std::string& name,
-                                        const StripeBytes& gradient_area_bytes) {
+  OffloadPlan MakeReplayPlan() {
+    ReplayInputs inputs = {.inventory = BuildInventory(config_),
+                           .loss_reads_first = GetParam().tied};
+    inputs.offload.layout = options_.layout;
+    inputs.offload.tile_elems = options_.tile_elems;
+    inputs.offload.grad_dtype = options_.grad_dtype;
+    inputs.offload.gradients_tier = options_.gradients_tier;
+    inputs.offload.durability = options_.durability;
+    return MustPlan(inputs);
+  }
+
+  std::unique_ptr<TensorStore> NewStore(const std::string& name, const OffloadPlan& plan) {
     const TensorFiller fill = [](const TensorSpec&, std::span<float> values) {
       std::ranges::fill(values, 0.01f);
       return absl::OkStatus();
     };
     absl::StatusOr<std::unique_ptr<TensorStore>> store =
-        CreateFilledStore({.directories = {folder_.Path(name)},
-                           .layout = options_.layout,
-                           .tile_elems = options_.tile_elems,
-                           .num_slots = GetParam().durability == Durability::kNone ? 1 : 2,
-                           .gradient_area_bytes = gradient_area_bytes,
-                           .has_intents = keeps_gradients_},
-                          BuildInventory(config_), fill, {}, engine_.get(), &budget_);
+        CreateFilledStore(StoreOptionsOf(plan, {folder_.Path(name)}), BuildInventory(config_), fill,
+                          {}, engine_.get(), &budget_);
     FOREBAY_CHECK(store.ok());
     return *std::move(store);
   }
@@ -163,9 +151,8 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
       trace = engine_->Take();
       return absl::OkStatus();
     };
-    auto session =
-        RunSession::Create(plan, options_, config_, NewStore("run", plan.gradient_area_bytes),
-                           &budget_, std::move(session_options));
+    auto session = RunSession::Create(plan, options_, config_, NewStore("run", plan), &budget_,
+                                      std::move(session_options));
     FOREBAY_CHECK(session.ok());
     RunSession& run = **session;
     MicroBatch batch;
@@ -191,9 +178,10 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     return of_last_step;
   }
 
-  std::vector<Transfer> TraceOfTheReplay(const ReplayPlan& plan) {
-    const auto store = NewStore("replay", plan.gradient_area_bytes);
-    auto replay = StepReplay::Create(plan, ReplayCompute::kNone, 1, store.get(), &budget_);
+  std::vector<Transfer> TraceOfTheReplay() {
+    const OffloadPlan plan = MakeReplayPlan();
+    auto replay =
+        StepReplay::Create(plan, {.offload = options_}, NewStore("replay", plan), &budget_);
     FOREBAY_CHECK(replay.ok());
     const auto never = [] { return false; };
     EXPECT_EQ((*replay)->Start(never), absl::OkStatus());
@@ -210,8 +198,6 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
   const TemporaryFolder folder_;
   const DecoderConfig config_ = TinyLlama(GetParam().tied);
   TrainOptions options_;
-  ReplayOptions replay_options_;
-  const bool keeps_gradients_ = GetParam().durability == Durability::kReplay;
   MemoryBudget budget_{0};
   const std::unique_ptr<RecordingEngine> engine_ =
       std::make_unique<RecordingEngine>(CreateThreadsEngine({.num_threads = 2}));
@@ -219,8 +205,7 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
 
 TEST_P(StepTraceTest, TheReplayMakesTheTrainersTransfersOneForOne) {
   std::vector<Transfer> trainer = TraceOfTheTrainer();
-  std::vector<Transfer> replay =
-      TraceOfTheReplay(PlanReplay(BuildInventory(config_), replay_options_));
+  std::vector<Transfer> replay = TraceOfTheReplay();
   EXPECT_GT(trainer.size(), 40u);
   // Files are numbered in the order in which they are opened: the second store's come behind the
   // first's.
@@ -236,31 +221,29 @@ TEST_P(StepTraceTest, TheReplayMakesTheTrainersTransfersOneForOne) {
 }
 
 TEST_P(StepTraceTest, PlanTrainerAndReplayStateTheSameBytes) {
-  const ReplayPlan replay = PlanReplay(BuildInventory(config_), replay_options_);
+  const OffloadPlan replay = MakeReplayPlan();
   const Plan plan = MakeTestPlan();
-  if (GetParam().gradients == Tier::kHost) {
-    EXPECT_EQ(plan.read_bytes_per_step, replay.transfers.read_bytes);
-    EXPECT_EQ(plan.write_bytes_per_step, replay.transfers.write_bytes);
-  }
+  EXPECT_EQ(plan.read_bytes_per_step, replay.read_bytes_per_step);
+  EXPECT_EQ(plan.write_bytes_per_step, replay.write_bytes_per_step);
   StepTransfers moved;
   for (const Transfer& transfer : TraceOfTheTrainer()) {
     (std::get<0>(transfer) == IoKind::kRead ? moved.read_bytes : moved.write_bytes) +=
         std::get<3>(transfer);
   }
-  EXPECT_EQ(moved.read_bytes, replay.transfers.read_bytes);
-  EXPECT_EQ(moved.write_bytes, replay.transfers.write_bytes);
+  EXPECT_EQ(moved.read_bytes, replay.read_bytes_per_step);
+  EXPECT_EQ(moved.write_bytes, replay.write_bytes_per_step);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Variants, StepTraceTest,
     testing::ValuesIn(std::vector<Variant>{
-        {"Tied", true, Tier::kHost, Layout::kBf16},
-        {"TiedSpilled", true, Tier::kNvme, Layout::kBf16},
-        {"Untied", false, Tier::kHost, Layout::kBf16},
-        {"UntiedFp32Spilled", false, Tier::kNvme, Layout::kFp32},
-        {"NoCommits", true, Tier::kHost, Layout::kBf16, Durability::kNone},
-        {"Kept", true, Tier::kHost, Layout::kBf16, Durability::kReplay},
-        {"KeptAndSpilled", false, Tier::kNvme, Layout::kBf16, Durability::kReplay}}),
+        {"Tied", true, TierChoice::kHost, Layout::kBf16},
+        {"TiedSpilled", true, TierChoice::kNvme, Layout::kBf16},
+        {"Untied", false, TierChoice::kHost, Layout::kBf16},
+        {"UntiedFp32Spilled", false, TierChoice::kNvme, Layout::kFp32},
+        {"NoCommits", true, TierChoice::kHost, Layout::kBf16, Durability::kNone},
+        {"Kept", true, TierChoice::kHost, Layout::kBf16, Durability::kReplay},
+        {"KeptAndSpilled", false, TierChoice::kNvme, Layout::kBf16, Durability::kReplay}}),
     [](const testing::TestParamInfo<Variant>& variant) { return variant.param.name; });
 
 }  // namespace
