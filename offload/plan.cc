@@ -433,9 +433,8 @@ absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options
   FOREBAY_RETURN_IF_ERROR(inputs.inventory.CheckRawLayersAreLast());
   if (inputs.inventory.has_raw_layer() && options.delay_update_from > 0) {
     return UsageError(
-        "delay_update_from: a step that computes with the weights of the step before the last "
-        "could "
-        "not be computed again with the raw tensors that it began with. Leave it at 0");
+        "delay_update_from: a step that computes with weights of two steps before could not be "
+        "computed again with the raw tensors that it began with. Leave it at 0");
   }
   if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
     return UsageError(

@@ -65,8 +65,8 @@ class Swapper {
   // (Placement::host_weight_bytes).
   static int64_t WindowBytes(const WindowOptions& options, const TileMap& tiles);
 
-  // As ParamSource's (step/param_source.h), which swapper_source.h implements with this class. Used
-  // by one thread.
+  // As ParamSource's (step/param_source.h), which LayerSession implements with this class. Used by
+  // one thread.
   void Expect(std::span<const int> layers);
   // The first error of any read, update, write-back or device; it stays. UsageError, with nothing
   // changed, for another layer than the next that was announced, and where the caller holds every
