@@ -15,11 +15,11 @@
 #include "forebay/model/convert_floats.h"
 #include "forebay/model/model_folder.h"
 #include "forebay/model/safetensors.h"
+#include "forebay/offload/create_store.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/run_lock.h"
 #include "forebay/train/files/store_owner.h"
-#include "forebay/offload/create_store.h"
 
 namespace forebay {
 namespace {

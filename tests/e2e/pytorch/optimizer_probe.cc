@@ -121,8 +121,8 @@ class Training {
   absl::Status Write(std::ofstream& out) {
     const MomentSet moments = store_->tiles().moment_set();
     for (const TensorPlane plane : {TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}) {
-      const bool is_there = plane == TensorPlane::kMaster ||
-                            (plane == TensorPlane::kM ? moments.m : moments.v);
+      const bool is_there =
+          plane == TensorPlane::kMaster || (plane == TensorPlane::kM ? moments.m : moments.v);
       for (const TensorSpec& tensor : inventory_.tensors()) {
         std::vector<float> values(static_cast<size_t>(tensor.num_elems));
         if (is_there) FOREBAY_RETURN_IF_ERROR(store_->ReadTensor(tensor, plane, 0, values));

@@ -219,17 +219,31 @@ TEST_F(RawTensorsTest, TheirLeasesHaveBytesAlone) {
             ExitCode::kUsage);
 }
 
-TEST_F(RawTensorsTest, ASwapperTakesNoStoreThatHasThem) {
-  auto store = TensorStore::Create(Store(), inventory_, engine_.get());
-  ASSERT_TRUE(store.ok()) << store.status();
-  ASSERT_EQ(WriteStep(**store, 1), absl::OkStatus());
-  Placement placement;
-  placement.weights.assign(static_cast<size_t>((*store)->tiles().num_layers()), Tier::kNvme);
-  MemoryBudget budget(0);
-  const absl::Status status =
-      Swapper::Create({}, placement, store->get(), nullptr, &budget).status();
-  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
-  EXPECT_THAT(MessageOf(status), HasSubstr("'buffers'"));
+TEST_F(RawTensorsTest, AWindowHasTheLayersBeforeThem) {
+  for (const bool are_last : {true, false}) {
+    Inventory inventory = inventory_;
+    if (!are_last) {
+      inventory.BeginLayer("behind");
+      inventory.Add("behind.weight", {8, 8}, 0, true);
+    }
+    StoreOptions options = Store();
+    options.directories = {folder_.Path(are_last ? "last" : "between")};
+    auto store = TensorStore::Create(options, inventory, engine_.get());
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_EQ(WriteStep(**store, 1), absl::OkStatus());
+    Placement placement;
+    placement.weights.assign(static_cast<size_t>((*store)->tiles().num_streamed_layers()),
+                             Tier::kNvme);
+    MemoryBudget budget(0);
+    const absl::Status status =
+        Swapper::Create({}, placement, store->get(), nullptr, &budget).status();
+    if (are_last) {
+      EXPECT_EQ(status, absl::OkStatus());
+    } else {
+      EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+      EXPECT_THAT(MessageOf(status), HasSubstr("'behind'"));
+    }
+  }
 }
 
 // ---- Damage
