@@ -110,7 +110,9 @@ const TensorSpec* Inventory::Find(std::string_view name) const {
 
 int64_t Inventory::largest_layer_elems() const {
   int64_t elems = 0;
-  for (const LayerSpec& layer : layers_) elems = std::max(elems, layer.num_elems);
+  for (const LayerSpec& layer : layers_) {
+    if (!layer.raw) elems = std::max(elems, layer.num_elems);
+  }
   return elems;
 }
 

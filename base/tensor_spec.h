@@ -86,7 +86,7 @@ class Inventory {
   absl::Status CheckRawLayersAreLast() const;
   // Elements of all layers, raw ones too, with padding: what storage holds.
   int64_t num_padded_elems() const;
-  int64_t largest_layer_elems() const;  // with padding
+  int64_t largest_layer_elems() const;  // with padding, of those that are not raw
 
  private:
   TensorSpec& Append(std::string name, Shape shape);

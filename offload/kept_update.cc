@@ -57,6 +57,7 @@ Json EncodeUpdate(const KeptUpdate& update) {
                {"rounding_seed", scalars.rounding_seed}};
   if (scalars.beta1.has_value()) json["beta1"] = *scalars.beta1;
   if (scalars.beta2.has_value()) json["beta2"] = *scalars.beta2;
+  if (scalars.eps.has_value()) json["eps"] = *scalars.eps;
   for (const ParameterGroup& group : update.groups) json["groups"].push_back(ToJson(group));
   json["metrics"] = update.kept;
   return json;
@@ -80,8 +81,8 @@ absl::StatusOr<KeptUpdate> DecodeUpdate(const StepIntent& intent, int64_t step) 
   const bool is_whole = intent.step == step && trainer.is_object() && IsNumber(trainer, "lr") &&
                         IsNumber(trainer, "gradient_scale") && is_update_number("update") &&
                         is_whole_number("rounding_seed") && IsNumberIfAny(trainer, "beta1") &&
-                        IsNumberIfAny(trainer, "beta2") && are_groups("groups") &&
-                        are_metrics("metrics");
+                        IsNumberIfAny(trainer, "beta2") && IsNumberIfAny(trainer, "eps") &&
+                        are_groups("groups") && are_metrics("metrics");
   if (!is_whole) {
     return CorruptError(
         fmt::format("'{}' of the store is for step {} and says '{}'; an intent for step {} was "
@@ -95,6 +96,7 @@ absl::StatusOr<KeptUpdate> DecodeUpdate(const StepIntent& intent, int64_t step) 
   update.scalars.gradient_scale = trainer["gradient_scale"].get<double>();
   update.scalars.beta1 = NumberIfAny(trainer, "beta1");
   update.scalars.beta2 = NumberIfAny(trainer, "beta2");
+  update.scalars.eps = NumberIfAny(trainer, "eps");
   if (trainer.contains("groups")) {
     std::ranges::transform(trainer["groups"], std::back_inserter(update.groups), GroupOf);
   }

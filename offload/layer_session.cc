@@ -9,6 +9,7 @@
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/missed_updates.h"
 #include "forebay/offload/parameter_groups_of.h"
+#include "forebay/swap/records/commit_record.h"
 
 namespace forebay {
 namespace {
@@ -35,11 +36,15 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
 absl::Status CheckStore(const OffloadPlan& plan, const TensorStore& store) {
   if (!store.has_commit()) return UsageError("the store of a session has to have a commit");
   const TileMap& tiles = store.tiles();
+  const auto is_same_tile = [](const Tile& a, const Tile& b) {
+    return a.layer == b.layer && a.num_elems == b.num_elems && a.raw == b.raw &&
+           a.stripe == b.stripe;
+  };
   const bool fits =
-      tiles.layout() == plan.tiles.layout() && tiles.tile_elems() == plan.tiles.tile_elems() &&
-      tiles.moment_set() == plan.tiles.moment_set() &&
-      tiles.num_tiles() == plan.tiles.num_tiles() &&
-      tiles.num_layers() == plan.tiles.num_layers() && store.num_slots() == plan.num_slots;
+      tiles.layout() == plan.tiles.layout() && tiles.moment_set() == plan.tiles.moment_set() &&
+      tiles.num_layers() == plan.tiles.num_layers() &&
+      tiles.num_stripes() == plan.tiles.num_stripes() && store.num_slots() == plan.num_slots &&
+      std::ranges::equal(tiles.tiles(), plan.tiles.tiles(), is_same_tile);
   if (fits) return absl::OkStatus();
   return UsageError(fmt::format(
       "the plan is for another store: {} layers in {} tiles of {}, {} slots; the store has {} in "
@@ -48,10 +53,36 @@ absl::Status CheckStore(const OffloadPlan& plan, const TensorStore& store) {
       tiles.num_layers(), tiles.num_tiles(), NameOf(tiles.layout()), store.num_slots()));
 }
 
+// One more for layers that got no gradient, while others are open.
+int Places(int num_open_layers) {
+  return num_open_layers == 0 ? 0 : num_open_layers + 1;
+}
+
+absl::Status CheckOptions(const LayerSessionOptions& options, const OffloadPlan& plan) {
+  if (options.threads < 1 || options.num_disks < 1 || options.num_open_layers < 0) {
+    return UsageError(fmt::format(
+        "a session needs a thread and a disk, and 0 open layers or more; it is given {}, {} and {}",
+        options.threads, options.num_disks, options.num_open_layers));
+  }
+  const OffloadedOptimizerOptions optimizer = OptimizerOptionsOf(options, plan, {}, {});
+  const bool fits = MomentsOf(optimizer.rule) == plan.tiles.moment_set() &&
+                    OffloadedOptimizer::GradientAreaBytes(optimizer, plan.placement, plan.tiles) ==
+                        plan.gradient_area_bytes;
+  if (fits) return absl::OkStatus();
+  return UsageError(
+      "the plan was made with another optimizer, or for gradients of another type, than the "
+      "session "
+      "is given. Give both the same OffloadOptions");
+}
+
 absl::Status CheckKept(const Json& kept, std::string_view call) {
-  if (kept.is_object() || kept.is_null()) return absl::OkStatus();
-  return UsageError(fmt::format("{}: what goes with a step is a JSON object, and not {}", call,
-                                kept.type_name()));
+  if (!kept.is_object() && !kept.is_null()) {
+    return UsageError(fmt::format("{}: what goes with a step is a JSON object, and not {}", call,
+                                  kept.type_name()));
+  }
+  if (!kept.contains(kMissedUpdatesKey)) return absl::OkStatus();
+  return UsageError(fmt::format("{}: '{}' is the session's own word. Call it something else", call,
+                                kMissedUpdatesKey));
 }
 
 std::string_view NameOfState(bool is_between, bool is_pass, bool must_repeat) {
@@ -80,12 +111,10 @@ LayerSession::LayerSession(const OffloadPlan& plan, LayerSessionOptions options,
 absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
     const OffloadPlan& plan, LayerSessionOptions options, std::unique_ptr<TensorStore> store,
     MemoryBudget* budget) {
+  FOREBAY_RETURN_IF_ERROR(CheckOptions(options, plan));
   FOREBAY_RETURN_IF_ERROR(CheckStore(plan, *store));
   // A store that was opened has none yet.
-  if (Total(store->gradient_area_bytes()) < Total(plan.gradient_area_bytes)) {
-    FOREBAY_RETURN_IF_ERROR(
-        store->EnsureGradientArea(plan.gradient_area_bytes, plan.gradient_area));
-  }
+  FOREBAY_RETURN_IF_ERROR(store->EnsureGradientArea(plan.gradient_area_bytes, plan.gradient_area));
   std::shared_ptr<LayerSession> session(
       new LayerSession(plan, std::move(options), std::move(store)));
   const LayerSessionOptions& of_session = session->options_;
@@ -103,7 +132,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   }
   FOREBAY_ASSIGN_OR_RETURN(
       session->open_layers_,
-      OpenLayers::Create(&tensors->inventory(), of_session.num_open_layers, budget));
+      OpenLayers::Create(&tensors->inventory(), Places(of_session.num_open_layers), budget));
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   FOREBAY_ASSIGN_OR_RETURN(
       session->optimizer_,
@@ -119,7 +148,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
 LayerSession::~LayerSession() = default;
 
 int64_t LayerSession::OpenLayerBytes(const Inventory& inventory, int num_open_layers) {
-  return OpenLayers::ChargedBytes(inventory, num_open_layers);
+  return OpenLayers::ChargedBytes(inventory, Places(num_open_layers));
 }
 
 // ---- What a caller can do wrong ----------------------------------------------------------------
@@ -230,12 +259,12 @@ absl::StatusOr<std::span<std::byte>> LayerSession::RawTensor(int tensor) {
 absl::Status LayerSession::BeginStep(StepUpdate update) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "BeginStep"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("BeginStep"));
-  if (!update.scalars_of) return UsageError("BeginStep: scalars_of is empty");
-  if (raw_->HaveChanged()) {
-    return UsageError(
-        "BeginStep: raw tensors were changed between steps, and belong to none. Abandon what was "
-        "changed, and change them between BeginStep and Update");
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  if (recovered_.has_value()) {
+    return UsageError("BeginStep: an update was recovered. Apply it, or abandon it");
   }
+  if (!update.scalars_of) return UsageError("BeginStep: scalars_of is empty");
+  FOREBAY_RETURN_IF_ERROR(CheckRawTensors("BeginStep"));
   if (!std::exchange(has_begun_, true)) since_commit_.Restart();
   step_watch_.Restart();
   waited_in_step_s_ = 0;
@@ -261,6 +290,7 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
 }
 
 void LayerSession::ForgetHanded() {
+  open_layers_->Clear();
   std::ranges::fill(is_handed_, 0);
   num_handed_ = 0;
 }
@@ -271,10 +301,10 @@ absl::Status LayerSession::UpdatesOfTheStepBefore() {
   if (!optimizer_->DelayedUpdateIsPending()) {
     if (optimizer_->AnyUpdateIsDue()) {
       FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("UpdatesOfTheStepBefore"));
-      FOREBAY_RETURN_IF_ERROR(BeginWriting());
+      FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
       FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
     }
-    if (update_is_open_ && commit_is_due_) {
+    if (update_is_open_ && open_update_commits_) {
       FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
       FOREBAY_RETURN_IF_ERROR(CommitReleased());
     }
@@ -291,6 +321,16 @@ absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient,
                                 std::span<const int> without_gradient) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "the gradient of a layer"));
   FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
+  if (open_layers_->IsOpen(layer)) {
+    return UsageError(fmt::format(
+        "the gradient of '{}' is being summed tensor by tensor. Close the layer instead",
+        store_->inventory().layers()[layer].name));
+  }
+  return HandOver(layer, gradient, without_gradient);
+}
+
+absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
+                                    std::span<const int> without_gradient) {
   FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
   FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_, without_gradient));
   is_handed_[layer] = 1;
@@ -300,19 +340,33 @@ absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient,
 
 absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const std::byte> elems) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "the gradient of a tensor"));
+  const std::vector<TensorSpec>& tensors = store_->inventory().tensors();
+  const bool is_known = tensor >= 0 && tensor < static_cast<int>(tensors.size());
+  if (is_known && !tensors[tensor].raw && is_handed_[tensors[tensor].layer]) {
+    return UsageError(fmt::format(
+        "the gradient of '{}' comes after its layer was closed or handed over. Close a layer when "
+        "no more of it comes",
+        tensors[tensor].name));
+  }
   return open_layers_->Add(tensor, dtype, elems, *pool_);
 }
 
 absl::Status LayerSession::HandOpen(int layer) {
   FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
   FOREBAY_ASSIGN_OR_RETURN(const OpenLayers::Sum sum, open_layers_->SumOf(layer));
-  FOREBAY_RETURN_IF_ERROR(Hand(layer, LayerGradient{.elems = sum.elems}, sum.without_gradient));
+  FOREBAY_RETURN_IF_ERROR(HandOver(layer, LayerGradient{.elems = sum.elems}, sum.without_gradient));
   open_layers_->Close(layer);
   return absl::OkStatus();
 }
 
 absl::Status LayerSession::CloseLayer(int layer) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "CloseLayer"));
+  // Layers that come before it and got nothing, where the order counts.
+  while (keeps_order_ && num_handed_ < hand_over_order_.size()) {
+    const int next = hand_over_order_[num_handed_];
+    if (next == layer || open_layers_->IsOpen(next) || !open_layers_->IsOpen(layer)) break;
+    FOREBAY_RETURN_IF_ERROR(HandOpen(next));
+  }
   return HandOpen(layer);
 }
 
@@ -330,6 +384,9 @@ absl::Status LayerSession::CloseLayers() {
 
 absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "FinishBackward"));
+  if (optimizer_->DelayedUpdateIsPending()) {
+    FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("FinishBackward"));
+  }
   FOREBAY_RETURN_IF_ERROR(CloseLayers());
   FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, optimizer_->FinishBackward());
   const double first_norm = gradients_.norm;
@@ -373,7 +430,28 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
         fmt::format("Update: the gradient of '{}' is not finite. Skip the step, or abandon it",
                     store_->inventory().layers()[gradients_.first_nonfinite_layer].name));
   }
+  FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
   const int64_t step = released_step_ + 1;
+  const bool commits = CommitIsDueAfter(step, when);
+  FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, commits, kept));
+  if (commits) RestartCommitClock();
+  EndStep(step, std::move(kept), /*was_update=*/true);
+  // Otherwise it is applied while the next step's forward pass goes by, and committed there.
+  const bool commits_now = when == CommitWhen::kNow || (commits && !optimizer_->AnyUpdateIsDue());
+  if (commits_now) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
+  last_step_s_ = step_watch_.Seconds() - waited_in_step_s_;
+  return absl::OkStatus();
+}
+
+// Makes the update of every layer due. All that can refuse it comes before anything is begun.
+absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& kept) {
+  const auto resident = commits ? ResidentWrites::kNow : ResidentWrites::kDeferred;
+  const auto timing = Delays(step + 1) ? UpdateTiming::kDelayed : UpdateTiming::kLazy;
+  FOREBAY_RETURN_IF_ERROR(optimizer_->CheckBeginUpdate(scalars_, resident, timing));
+  // What was applied in the backward pass has begun them. Where an update that is not for a commit
+  // writes nothing, the one copy of --durability=none stays what it is.
+  const bool writes = commits || !plan_.placement.AllInHost();
+  if (writes && !optimizer_->speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   // Gradients alone do not make a step of which raw tensors have changed too: after a crash it is
   // computed again.
   if (plan_.gradient_area == GradientArea::kAll && !raw_->ReleasedHaveChanged() &&
@@ -381,28 +459,10 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
     FOREBAY_RETURN_IF_ERROR(
         optimizer_->PublishIntent(step, EncodeUpdate({scalars_, groups_, kept})));
   }
-  DecideCommit(step, when);
-  // What was applied in the backward pass has begun them. Where an update that is not for a commit
-  // writes nothing, the one copy of --durability=none stays what it is.
-  const bool writes = commit_is_due_ || !plan_.placement.AllInHost();
-  if (writes && !optimizer_->speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  FOREBAY_RETURN_IF_ERROR(BeginUpdate(scalars_));
-  EndStep(step, std::move(kept), /*was_update=*/true);
-  // Otherwise it is applied while the next step's forward pass goes by, and committed there.
-  const bool commits_now =
-      when == CommitWhen::kNow || (commit_is_due_ && !optimizer_->AnyUpdateIsDue());
-  if (commits_now) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
-  last_step_s_ = step_watch_.Seconds() - waited_in_step_s_;
-  return absl::OkStatus();
-}
-
-// Makes the update of every layer due.
-absl::Status LayerSession::BeginUpdate(const UpdateScalars& scalars) {
-  const bool is_delayed = Delays(released_step_ + 2);
-  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(
-      scalars, commit_is_due_ ? ResidentWrites::kNow : ResidentWrites::kDeferred,
-      is_delayed ? UpdateTiming::kDelayed : UpdateTiming::kLazy));
+  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(scalars_, resident, timing));
   update_is_open_ = true;
+  open_update_commits_ = commits;
+  open_update_writes_ = writes;
   if (optimizer_->speculates()) swapper_->ForgetSpeculative();
   return absl::OkStatus();
 }
@@ -421,13 +481,15 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
   }
   FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "Skip"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Skip"));
+  FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
   optimizer_->AbandonStep();
   const int64_t step = released_step_ + 1;
-  DecideCommit(step, when);
+  const bool commits = CommitIsDueAfter(step, when);
+  if (commits) RestartCommitClock();
   EndStep(step, std::move(kept), /*was_update=*/false);
   // Gradients that are kept are those of the step after the committed one.
   const bool keeps_gradients = plan_.gradient_area == GradientArea::kAll;
-  if (keeps_gradients || commit_is_due_) FOREBAY_RETURN_IF_ERROR(Commit());
+  if (keeps_gradients || commits) FOREBAY_RETURN_IF_ERROR(Commit());
   last_step_s_ = step_watch_.Seconds() - waited_in_step_s_;
   return absl::OkStatus();
 }
@@ -444,7 +506,7 @@ void LayerSession::Abandon() {
 // ---- Commits -----------------------------------------------------------------------------------
 
 // Whether the step is to be committed.
-void LayerSession::DecideCommit(int64_t step, CommitWhen when) {
+bool LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) const {
   SinceCommit since;
   since.steps = step - committed_step_;
   since.seconds = since_commit_.Seconds() - waited_since_commit_s_;
@@ -455,10 +517,37 @@ void LayerSession::DecideCommit(int64_t step, CommitWhen when) {
     const double write_s = static_cast<double>(io.write_us) * 1e-6 / options_.num_disks;
     since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
   }
-  commit_is_due_ = when == CommitWhen::kNow || CommitIsDue(plan_.commit_pace, since);
-  if (!commit_is_due_) return;
+  return when == CommitWhen::kNow || CommitIsDue(plan_.commit_pace, since);
+}
+
+void LayerSession::RestartCommitClock() {
   since_commit_.Restart();
   waited_since_commit_s_ = 0;
+}
+
+// Whether the commit of the step in progress has room for what it would carry. What commit_state
+// will say is not known yet.
+absl::Status LayerSession::CheckCommitFits(const Json& kept) const {
+  if (options_.commit_state) return absl::OkStatus();
+  Json text = kept;
+  AddMissedUpdates(optimizer_->MissedUpdatesAfter(), text);
+  return TrainerText(text).status();
+}
+
+absl::Status LayerSession::CheckRawTensors(std::string_view call) const {
+  if (!raw_->HaveChanged()) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "{}: raw tensors were changed between steps, and belong to none. Abandon what was "
+      "changed, and change them between BeginStep and Update",
+      call));
+}
+
+// Has the open update take writes to the store where it has left that alone so far.
+absl::Status LayerSession::MakeOpenUpdateWrite() {
+  if (!update_is_open_ || open_update_writes_) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  open_update_writes_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status LayerSession::BeginWriting() {
@@ -487,37 +576,43 @@ absl::Status LayerSession::FinishUpdates() {
 // Requires: where an update is open, the store takes writes.
 absl::Status LayerSession::FinishAndCommit() {
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("a commit"));
-  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(FinishUpdates());
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  if (update_is_open_) failure_ = FinishUpdates();
+  FOREBAY_RETURN_IF_ERROR(failure_);
   return CommitReleased();
 }
 
-// Requires: all of it is applied and written.
+// Requires: all of it is applied and written. An error is final: tiles may be half written.
 absl::Status LayerSession::CommitReleased() {
+  FOREBAY_RETURN_IF_ERROR(failure_);
   if (committed_step_ == released_step_) return absl::OkStatus();
-  CommitInfo info;
-  info.step = released_step_;
-  info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
-  AddMissedUpdates(optimizer_->missed_updates(), info.trainer);
-  if (!update_is_open_ && raw_->ReleasedHaveChanged()) {
-    FOREBAY_RETURN_IF_ERROR(BeginWriting());
-    FOREBAY_RETURN_IF_ERROR(raw_->CopyForward());
-    update_is_open_ = true;
-  }
-  if (update_is_open_) FOREBAY_RETURN_IF_ERROR(raw_->Write());
-  FOREBAY_RETURN_IF_ERROR(update_is_open_ ? store_->Commit(info) : store_->CommitSkipped(info));
+  if (!update_is_open_ && raw_->ReleasedHaveChanged()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  failure_ = WriteCommit();
+  FOREBAY_RETURN_IF_ERROR(failure_);
   update_is_open_ = false;
   committed_step_ = released_step_;
   if (options_.after_commit) options_.after_commit();
   return absl::OkStatus();
 }
 
+absl::Status LayerSession::WriteCommit() {
+  CommitInfo info;
+  info.step = released_step_;
+  info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
+  AddMissedUpdates(optimizer_->missed_updates(), info.trainer);
+  const bool only_raw = !update_is_open_ && raw_->ReleasedHaveChanged();
+  if (!update_is_open_ && !only_raw) return store_->CommitSkipped(info);
+  if (only_raw) FOREBAY_RETURN_IF_ERROR(raw_->CopyForward());
+  FOREBAY_RETURN_IF_ERROR(raw_->Write());
+  return store_->Commit(info);
+}
+
 absl::Status LayerSession::Commit() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "Commit"));
-  FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("Commit"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Commit"));
   if (committed_step_ == released_step_) return absl::OkStatus();
-  // An update that is for no commit may have left the store alone.
-  const bool is_delayed = optimizer_->DelayedUpdateIsPending();
-  if (update_is_open_ && !is_delayed) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
   return FinishAndCommit();
 }
 
@@ -546,11 +641,16 @@ RecoveredUpdate LayerSession::Recover(const std::function<absl::Status(double)>&
 
 absl::Status LayerSession::ApplyRecovered() {
   if (!recovered_.has_value()) return UsageError("ApplyRecovered: no gradients were recovered");
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "ApplyRecovered"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("ApplyRecovered"));
+  FOREBAY_RETURN_IF_ERROR(CheckRawTensors("ApplyRecovered"));
+  if (!recovered_->groups.empty()) {
+    FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(recovered_->groups));
+  }
   FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(recovered_->scalars, ResidentWrites::kNow));
   const KeptUpdate update = *std::exchange(recovered_, std::nullopt);
-  if (!update.groups.empty()) FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(update.groups));
-  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(update.scalars, ResidentWrites::kNow));
-  update_is_open_ = commit_is_due_ = true;
+  update_is_open_ = open_update_commits_ = open_update_writes_ = true;
   EndStep(committed_step_ + 1, update.kept, /*was_update=*/true);
   return FinishAndCommit();
 }

@@ -61,8 +61,8 @@ struct LayerSessionOptions {
   int num_disks = 1;           // that write side by side: for the pace of commits
   // What an update computes instead of OffloadOptions::optimizer; nullptr: that. For measurements.
   const TileArithmetic* arithmetic = nullptr;
-  // Layers whose gradients AddGradient may be summing at one time: each takes the fp32 elements of
-  // the largest layer. 0: AddGradient is not used.
+  // Layers whose gradients AddGradient may be summing at one time; memory: OpenLayerBytes. 0:
+  // AddGradient is not used.
   int num_open_layers = 0;
   bool last_step_was_update = true;  // of the committed step
   ParameterGroups groups;            // empty: those of OffloadOptions
@@ -105,8 +105,7 @@ struct RecoveredUpdate {
   absl::Status damage;
 };
 
-// Used by one thread at a time. Nothing is allocated in a step but what the caller's functions
-// allocate.
+// Used by one thread at a time. In a step nothing is allocated that grows with the tensors' sizes.
 class LayerSession final : public ParamSource, public std::enable_shared_from_this<LayerSession> {
  public:
   // Takes over the store, which has a commit and the plan's tiles and slots (StoreOptionsOf). A
@@ -144,8 +143,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // ---- A step
 
   absl::Status BeginStep(StepUpdate update);
-  // Completes the updates of the step before, and commits it where that is due. The first gradient
-  // does so too. UsageError while a lease is out, if a layer was not read since its update.
+  // Completes the updates of the step before, but for delayed ones, and commits it where that is
+  // due. The first gradient that is handed over does so too. UsageError while a lease is out, if a
+  // layer was not read since its update.
   absl::Status UpdatesOfTheStepBefore();
   // The finished gradient of a layer, as OffloadedOptimizer::Hand takes it. Where the plan
   // speculates or delays, in the order of its schedule.
@@ -156,7 +156,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // of `dtype` (fp32, bf16 or fp16), in RAM. Sums are fp32, in the order of the calls. The tensors
   // of a layer may come in any order.
   absl::Status AddGradient(int tensor, DType dtype, std::span<const std::byte> elems);
-  // The gradient of the layer is complete, and is handed over.
+  // The gradient of the layer is complete, and is handed over. Where gradients have an order, so
+  // are before it layers that got none.
   absl::Status CloseLayer(int layer);
   // Closes the layers that are open. Where AddGradient is used, tensors that it was not called for
   // are left alone, as their whole layers may be.
@@ -167,9 +168,10 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // carries where options.commit_state is empty. kByPace: commits where the plan's pace says so,
   // which may be in the next step. UsageError where a gradient is not finite.
   absl::Status Update(Json kept, CommitWhen when = CommitWhen::kByPace);
-  // The step's gradients are dropped, and it counts as a step.
+  // The step's gradients are dropped, and it counts as a step. Where raw tensors changed in it, its
+  // commit copies the whole store.
   absl::Status Skip(Json kept, CommitWhen when = CommitWhen::kByPace);
-  // The step leaves no trace. Released steps stay what they are.
+  // The step leaves no trace, but that BeginStep's groups stay. Released steps stay what they are.
   void Abandon();
 
   // Commits the released step, if it is not. Between steps.
@@ -217,12 +219,19 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
     return plan_.delay_update_from > 0 && step >= plan_.delay_update_from;
   }
   absl::Status BeginWriting();
-  absl::Status BeginUpdate(const UpdateScalars& scalars);
-  void DecideCommit(int64_t step, CommitWhen when);
+  absl::Status BeginUpdate(int64_t step, bool commits, const Json& kept);
+  bool CommitIsDueAfter(int64_t step, CommitWhen when) const;
+  void RestartCommitClock();
+  absl::Status CheckCommitFits(const Json& kept) const;
+  absl::Status CheckRawTensors(std::string_view call) const;
+  absl::Status MakeOpenUpdateWrite();
   void EndStep(int64_t step, Json kept, bool was_update);
   absl::Status FinishUpdates();
   absl::Status FinishAndCommit();
   absl::Status CommitReleased();
+  absl::Status WriteCommit();
+  absl::Status HandOver(int layer, const LayerGradient& gradient,
+                        std::span<const int> without_gradient);
   absl::Status HandOpen(int layer);
   absl::Status CloseLayers();
   void ForgetHanded();
@@ -262,9 +271,11 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   int64_t committed_step_ = 0;
   int64_t released_step_ = 0;
   Json released_kept_;
-  bool last_was_update_;         // of the released step
-  bool update_is_open_ = false;  // whether an update was begun after the last commit
-  bool commit_is_due_ = false;   // whether that is to be committed when it is applied
+  bool last_was_update_;              // of the released step
+  bool update_is_open_ = false;       // whether an update was begun after the last commit
+  bool open_update_commits_ = false;  // whether that is to be committed when it is applied
+  bool open_update_writes_ = false;   // whether BeginWriting was called for it
+  absl::Status failure_;              // of a commit: no further step, nor commit
   std::optional<KeptUpdate> recovered_;
 
   // What decides when a commit is due.

@@ -1,19 +1,13 @@
 #include "forebay/offload/missed_updates.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 
 namespace forebay {
-namespace {
-
-constexpr std::string_view kKey = "missed_updates";
-
-}  // namespace
-
 void AddMissedUpdates(std::span<const int64_t> missed, Json& trainer) {
+  if (trainer.is_object()) trainer.erase(kMissedUpdatesKey);
   if (std::ranges::all_of(missed, [](int64_t count) { return count == 0; })) return;
   Json runs = Json::array();
   for (size_t first = 0; first < missed.size();) {
@@ -23,14 +17,15 @@ void AddMissedUpdates(std::span<const int64_t> missed, Json& trainer) {
     runs.push_back(end - first);
     first = end;
   }
-  trainer[kKey] = std::move(runs);
+  trainer[kMissedUpdatesKey] = std::move(runs);
 }
 
 absl::StatusOr<std::vector<int64_t>> MissedUpdatesOf(const CommitInfo& committed,
                                                      size_t num_tensors) {
   std::vector<int64_t> missed;
-  if (!committed.trainer.is_object() || !committed.trainer.contains(kKey)) return missed;
-  const Json& runs = committed.trainer[kKey];
+  if (!committed.trainer.is_object() || !committed.trainer.contains(kMissedUpdatesKey))
+    return missed;
+  const Json& runs = committed.trainer[kMissedUpdatesKey];
   bool is_whole =
       runs.is_array() && runs.size() % 2 == 0 && std::ranges::all_of(runs, [](const Json& number) {
         return number.is_number_unsigned() &&

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -11,6 +12,8 @@
 #include "forebay/swap/store/tensor_store.h"
 
 namespace forebay {
+
+inline constexpr std::string_view kMissedUpdatesKey = "missed_updates";
 
 // Into what a commit carries, as [count, tensors, count, tensors, ...]: runs of tensors, in the
 // order of the inventory, that missed the same number. Nothing where no tensor missed any.

@@ -431,6 +431,18 @@ absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options
         num_layers, inputs.chain.num_layers));
   }
   FOREBAY_RETURN_IF_ERROR(inputs.inventory.CheckRawLayersAreLast());
+  if (options.delay_update_from == 1) {
+    return UsageError(
+        "delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
+        "or "
+        "a later step, or 0");
+  }
+  if (options.delay_update_from > 0 && options.durability != Durability::kReplay) {
+    return UsageError(fmt::format(
+        "delay_update_from={} needs --durability=replay: what a stop or a crash leaves has to hold "
+        "gradients that were made and are not applied",
+        options.delay_update_from));
+  }
   if (inputs.inventory.has_raw_layer() && options.delay_update_from > 0) {
     return UsageError(
         "delay_update_from: a step that computes with weights of two steps before could not be "

@@ -504,6 +504,20 @@ absl::Status OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, Resident
   return absl::OkStatus();
 }
 
+absl::Status OffloadedOptimizer::CheckBeginUpdate(const UpdateScalars& step,
+                                                  ResidentWrites resident,
+                                                  UpdateTiming timing) const {
+  return impl_->CheckBeginUpdate(step, resident, timing);
+}
+
+std::vector<int64_t> OffloadedOptimizer::MissedUpdatesAfter() const {
+  const std::span<const int64_t> missed = impl_->tensors->missed();
+  std::vector<int64_t> after(missed.begin(), missed.end());
+  const std::vector<uint8_t> left_alone = impl_->tensors->LeftAlone();
+  for (size_t i = 0; i < after.size(); ++i) after[i] += left_alone[i];
+  return after;
+}
+
 std::span<const int64_t> OffloadedOptimizer::missed_updates() const {
   return impl_->tensors->missed();
 }

@@ -22,6 +22,7 @@ TEST(KeptUpdate, GivesItsNumbersBackBitForBit) {
                                    .lr = number,
                                    .gradient_scale = number / 3,
                                    .beta1 = number / 7,
+                                   .eps = number / 13,
                                    .rounding_seed = std::numeric_limits<uint64_t>::max()};
     const std::vector<ParameterGroup> groups = {
         {.lr_scale = number, .weight_decay = number / 5},
@@ -37,6 +38,7 @@ TEST(KeptUpdate, GivesItsNumbersBackBitForBit) {
               std::bit_cast<uint64_t>(number / 3));
     EXPECT_EQ(update->scalars.beta1, number / 7);
     EXPECT_EQ(update->scalars.beta2, std::nullopt);
+    EXPECT_EQ(update->scalars.eps, number / 13);
     EXPECT_EQ(update->kept, metrics);
     ASSERT_EQ(update->groups.size(), 2u);
     EXPECT_EQ(std::bit_cast<uint64_t>(update->groups[0].lr_scale), std::bit_cast<uint64_t>(number));

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 
 namespace forebay {
@@ -45,7 +47,13 @@ absl::StatusOr<StepResult> TrainingStep::Run(const StepInputs& inputs) {
   while (true) {
     FOREBAY_RETURN_IF_ERROR(RunPass(inputs, scale * inputs.loss_scale));
     FOREBAY_ASSIGN_OR_RETURN(const double loss_sum, LossSum(inputs.batches.size()));
-    result.loss = loss_sum * scale;
+    const double first_loss = std::exchange(result.loss, loss_sum * scale);
+    if (layers_->step_was_repeated() && result.loss != first_loss) {
+      return absl::InternalError(fmt::format(
+          "a step that was computed twice has the loss {}, and had {}: nothing of it is applied. "
+          "Resume, and report this; --gradients=hold does without",
+          result.loss, first_loss));
+    }
     FOREBAY_ASSIGN_OR_RETURN(gradients, layers_->FinishBackward());
     if (!gradients.must_repeat || !std::isfinite(result.loss)) break;
     FOREBAY_RETURN_IF_ERROR(layers_->BeginRepeat());
