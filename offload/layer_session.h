@@ -214,6 +214,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // UsageError where layers are lent, or announced and not acquired.
   absl::Status CheckNothingIsLent(std::string_view call) const;
   absl::Status CheckNothingIsAnnounced(std::string_view call) const;
+  absl::Status CheckLayer(int layer) const;
   absl::Status CheckOrder(int layer) const;
   bool Delays(int64_t step) const {
     return plan_.delay_update_from > 0 && step >= plan_.delay_update_from;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/tests/offload/module_run.h"
@@ -359,7 +360,158 @@ TEST(LayerSessionSteps, RawTensorsChangeInAStepAlone) {
   (*bytes)[0] = std::byte{9};
   session.Abandon();
   EXPECT_EQ((*bytes)[0], std::byte{1});
-  EXPECT_EQ(session.AddGradient(flag, DType::kF32, {}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(IsUsage(session.AddGradient(flag, DType::kF32, {})));
+  // What a step makes of them is what its commit has.
+  ASSERT_EQ(run.RunUntil(2), absl::OkStatus());
+  ASSERT_EQ(session.Commit(), absl::OkStatus());
+  std::byte committed[1] = {};
+  const TensorSpec& spec = session.store().inventory().tensors()[flag];
+  ASSERT_EQ(session.store().ReadRaw(spec, 0, committed), absl::OkStatus());
+  EXPECT_EQ(committed[0], std::byte{(1 * 7 + 1) * 7 + 2});
+}
+
+TEST(LayerSessionSteps, GradientsOfALayerThatIsClosedAreRefused) {
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), Settings());
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  LayerSession& session = run.session();
+  const std::vector<float> zeros(
+      static_cast<size_t>(session.store().inventory().layers()[6].num_elems));
+  const std::byte one[4] = {};
+  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  ASSERT_EQ(session.AddGradient(20, DType::kF32, one), absl::OkStatus());
+  EXPECT_THAT(MessageOf(session.Hand(6, {.elems = zeros})), HasSubstr("Close the layer instead"));
+  ASSERT_EQ(session.CloseLayer(6), absl::OkStatus());
+  EXPECT_THAT(MessageOf(session.AddGradient(20, DType::kF32, one)), HasSubstr("was closed"));
+  EXPECT_TRUE(IsUsage(session.CloseLayer(6)));
+  EXPECT_TRUE(session.FinishBackward().ok());
+}
+
+TEST(LayerSessionSteps, WhatGoesWithAStepFitsItsCommit) {
+  const TemporaryFolder folder;
+  const TemporaryFolder other_folder;
+  ModuleRun right(folder.path(), Settings());
+  ASSERT_EQ(right.Open(), absl::OkStatus());
+  ASSERT_EQ(right.RunUntil(2), absl::OkStatus());
+  ModuleRun run(other_folder.path(), Settings());
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  for (int step = 1; step <= 2; ++step) {
+    ASSERT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
+    ASSERT_TRUE(run.RunPass().ok());
+    for (const Json& kept : {Json("a text"), Json::array(), Json{{"missed_updates", 3}},
+                             Json{{"notes", std::string(4000, 'x')}}}) {
+      EXPECT_TRUE(IsUsage(run.session().Update(kept, CommitWhen::kNow))) << kept;
+      EXPECT_TRUE(IsUsage(run.session().Skip(kept, CommitWhen::kNow))) << kept;
+    }
+    EXPECT_EQ(run.session().released_step(), step - 1);
+    ASSERT_EQ(run.session().Update(run.KeptOfStep(), CommitWhen::kNow), absl::OkStatus());
+  }
+  EXPECT_EQ(run.Digest(), right.Digest());
+}
+
+// An update that cannot begin must not make the update before it one that is committed.
+TEST(LayerSessionSteps, AnUpdateThatIsRefusedChangesNothing) {
+  ModuleSettings settings = Settings();
+  settings.offload.commit_every = 3;
+  settings.offload.weights_tier = TierChoice::kHost;
+  for (const TierChoice state_tier : {TierChoice::kHost, TierChoice::kNvme}) {
+    settings.offload.state_tier = state_tier;
+    const TemporaryFolder folder;
+    const TemporaryFolder other_folder;
+    ModuleRun right(folder.path(), settings);
+    ASSERT_EQ(right.Open(), absl::OkStatus());
+    ASSERT_EQ(right.RunUntil(4), absl::OkStatus());
+    ModuleRun run(other_folder.path(), settings);
+    ASSERT_EQ(run.Open(), absl::OkStatus());
+    for (int step = 1; step <= 4; ++step) {
+      StepUpdate wrong = run.UpdateOfStep();
+      wrong.scalars_of = [](double) { return UpdateScalars{.step = 0, .lr = 1e-3}; };
+      ASSERT_EQ(run.session().BeginStep(wrong), absl::OkStatus());
+      ASSERT_TRUE(run.RunPass().ok());
+      EXPECT_TRUE(IsUsage(run.session().Update(run.KeptOfStep(), CommitWhen::kNow)));
+      run.session().Abandon();
+      ASSERT_EQ(run.RunStep(), absl::OkStatus());
+    }
+    EXPECT_EQ(run.Digest(), right.Digest());
+  }
+}
+
+TEST(LayerSessionSteps, ADelayedUpdateIsNotCommittedWhileALeaseIsOut) {
+  ModuleSettings settings = SmallSettings();
+  settings.offload.durability = Durability::kReplay;
+  settings.offload.delay_update_from = 2;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  ASSERT_EQ(run.RunStep(), absl::OkStatus());
+  LayerSession& session = run.session();
+  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  const int layers[] = {3};
+  session.Expect(layers);
+  auto lease = session.Acquire(3);
+  ASSERT_TRUE(lease.ok()) << lease.status();
+  for (const int layer : run.plan().schedule.Handed()) {
+    const std::vector<float> zeros(
+        static_cast<size_t>(session.store().inventory().layers()[layer].num_elems));
+    ASSERT_EQ(session.Hand(layer, {.elems = zeros}), absl::OkStatus());
+  }
+  EXPECT_TRUE(IsUsage(session.FinishBackward().status()));
+  lease->Release();
+  EXPECT_TRUE(session.FinishBackward().ok());
+  EXPECT_EQ(session.Update(run.KeptOfStep()), absl::OkStatus());
+}
+
+// Every write of a step fails in turn. The session says so, ends without a word more, and the next
+// one goes on from what is committed.
+TEST(LayerSessionSteps, AWriteThatFailsIsAnErrorAndNotTheEndOfTheProcess) {
+  ModuleSettings settings = SmallSettings();
+  settings.is_uneven = settings.has_raw = true;
+  const TemporaryFolder right_folder;
+  ModuleRun right(right_folder.path(), settings);
+  ASSERT_EQ(right.Open(), absl::OkStatus());
+  ASSERT_EQ(right.RunUntil(4), absl::OkStatus());
+  const std::string digest = right.Digest();
+  int num_failed = 0;
+  for (int64_t call = 0; call < 400; call += 7) {
+    const TemporaryFolder folder;
+    {
+      ModuleRun made(folder.path(), settings);
+      ASSERT_EQ(made.Open(), absl::OkStatus());
+    }
+    FaultyDisk disk({.fail_call = call});
+    ModuleRun run(folder.path(), settings, [&] { return CreateThreadsEngine({}, &disk); });
+    absl::Status status = run.Open();
+    if (status.ok()) status = run.RunUntil(4);
+    if (status.ok()) status = run.session().Commit();
+    if (!status.ok()) ++num_failed;
+    if (run.HasSession()) {
+      run.session().Abandon();
+      run.session().Commit().IgnoreError();
+      run.session().BeginStep(run.UpdateOfStep()).IgnoreError();
+    }
+    run.Drop();
+    ModuleRun again(folder.path(), settings);
+    ASSERT_EQ(again.Open(), absl::OkStatus()) << call;
+    ASSERT_EQ(again.RunUntil(4), absl::OkStatus()) << call;
+    EXPECT_EQ(again.Digest(), digest) << call;
+  }
+  EXPECT_GT(num_failed, 10);
+}
+
+TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
+  const TemporaryFolder folder;
+  for (const int variant : {0, 1, 2}) {
+    ModuleSettings settings = SmallSettings();
+    settings.is_tight = true;
+    settings.offload.gradients = GradientChoice::kHold;
+    ModuleRun run(folder.path(), settings);
+    run.ChangeOptions([variant](LayerSessionOptions& options) {
+      if (variant == 0) options.offload.optimizer = OptimizerKind::kLion;
+      if (variant == 1) options.offload.grad_dtype = DType::kF32;
+      if (variant == 2) options.threads = 0;
+    });
+    EXPECT_TRUE(IsUsage(run.Open())) << variant;
+  }
 }
 
 TEST(LayerSessionCreate, RefusesTheStoreOfAnotherPlan) {

@@ -202,6 +202,7 @@ absl::Status ModuleRun::Open() {
       options.groups.of_tensor.push_back(i == kFrozenTensor ? 2 : i % 2);
     }
   }
+  if (change_options_) change_options_(options);
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            LayerSession::Create(*plan_, options, std::move(store), &budget_));
   compute_ = std::make_unique<Compute>(session_->store().inventory());

@@ -49,6 +49,12 @@ class ModuleRun {
             std::function<std::unique_ptr<Engine>()> make_engine = {});
   ~ModuleRun();
 
+  // Of the sessions that Open makes.
+  void ChangeOptions(std::function<void(LayerSessionOptions&)> change) {
+    change_options_ = std::move(change);
+  }
+  bool HasSession() const { return session_ != nullptr; }
+
   // Makes the store, or opens it and recovers the update that a crash has left.
   absl::Status Open();
   // Ends the session without a commit, as a kill does.
@@ -80,6 +86,7 @@ class ModuleRun {
   const std::string folder_;
   const ModuleSettings settings_;
   const std::function<std::unique_ptr<Engine>()> make_engine_;
+  std::function<void(LayerSessionOptions&)> change_options_;
   MemoryBudget budget_{0};
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<OffloadPlan> plan_;

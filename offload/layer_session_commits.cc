@@ -1,0 +1,263 @@
+// What becomes of a step: updates, commits, and what is done after a crash. The rest of the class
+// is in layer_session.cc.
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/offload/kept_update.h"
+#include "forebay/offload/layer_session.h"
+#include "forebay/offload/missed_updates.h"
+#include "forebay/swap/records/commit_record.h"
+
+namespace forebay {
+namespace {
+
+absl::Status CheckKept(const Json& kept, std::string_view call) {
+  if (!kept.is_object() && !kept.is_null()) {
+    return UsageError(fmt::format("{}: what goes with a step is a JSON object, and not {}", call,
+                                  kept.type_name()));
+  }
+  if (!kept.contains(kMissedUpdatesKey)) return absl::OkStatus();
+  return UsageError(fmt::format("{}: '{}' is the session's own word. Call it something else", call,
+                                kMissedUpdatesKey));
+}
+
+}  // namespace
+
+// ---- The end of a step -------------------------------------------------------------------------
+
+absl::Status LayerSession::Update(Json kept, CommitWhen when) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kDone, "Update"));
+  FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "Update"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Update"));
+  if (gradients_.first_nonfinite_layer >= 0) {
+    return UsageError(
+        fmt::format("Update: the gradient of '{}' is not finite. Skip the step, or abandon it",
+                    store_->inventory().layers()[gradients_.first_nonfinite_layer].name));
+  }
+  FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
+  const int64_t step = released_step_ + 1;
+  const bool commits = CommitIsDueAfter(step, when);
+  FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, commits, kept));
+  if (commits) RestartCommitClock();
+  EndStep(step, std::move(kept), /*was_update=*/true);
+  // Otherwise it is applied while the next step's forward pass goes by, and committed there.
+  const bool commits_now = when == CommitWhen::kNow || (commits && !optimizer_->AnyUpdateIsDue());
+  if (commits_now) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
+  last_step_s_ = step_watch_.Seconds() - waited_in_step_s_;
+  return absl::OkStatus();
+}
+
+// Makes the update of every layer due. All that can refuse it comes before anything is begun.
+absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& kept) {
+  const auto resident = commits ? ResidentWrites::kNow : ResidentWrites::kDeferred;
+  const auto timing = Delays(step + 1) ? UpdateTiming::kDelayed : UpdateTiming::kLazy;
+  FOREBAY_RETURN_IF_ERROR(optimizer_->CheckBeginUpdate(scalars_, resident, timing));
+  // What was applied in the backward pass has begun them. Where an update that is not for a commit
+  // writes nothing, the one copy of --durability=none stays what it is.
+  const bool writes = commits || !plan_.placement.AllInHost();
+  if (writes && !optimizer_->speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  // Gradients alone do not make a step of which raw tensors have changed too: after a crash it is
+  // computed again.
+  if (plan_.gradient_area == GradientArea::kAll && !raw_->ReleasedHaveChanged() &&
+      !raw_->HaveChanged()) {
+    FOREBAY_RETURN_IF_ERROR(
+        optimizer_->PublishIntent(step, EncodeUpdate({scalars_, groups_, kept})));
+  }
+  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(scalars_, resident, timing));
+  update_is_open_ = true;
+  open_update_commits_ = commits;
+  open_update_writes_ = writes;
+  if (optimizer_->speculates()) swapper_->ForgetSpeculative();
+  return absl::OkStatus();
+}
+
+void LayerSession::EndStep(int64_t step, Json kept, bool was_update) {
+  released_step_ = step;
+  released_kept_ = std::move(kept);
+  raw_->Release();
+  last_was_update_ = was_update;
+  state_ = State::kBetween;
+}
+
+absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
+  if (state_ != State::kMustRepeat) {
+    FOREBAY_RETURN_IF_ERROR(CheckState(State::kDone, "Skip"));
+  }
+  FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "Skip"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Skip"));
+  FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
+  optimizer_->AbandonStep();
+  const int64_t step = released_step_ + 1;
+  const bool commits = CommitIsDueAfter(step, when);
+  if (commits) RestartCommitClock();
+  EndStep(step, std::move(kept), /*was_update=*/false);
+  // Gradients that are kept are those of the step after the committed one.
+  const bool keeps_gradients = plan_.gradient_area == GradientArea::kAll;
+  if (keeps_gradients || commits) FOREBAY_RETURN_IF_ERROR(Commit());
+  last_step_s_ = step_watch_.Seconds() - waited_in_step_s_;
+  return absl::OkStatus();
+}
+
+void LayerSession::Abandon() {
+  CancelAnnounced();
+  optimizer_->AbandonStep();
+  open_layers_->Clear();
+  raw_->Abandon();
+  recovered_.reset();
+  state_ = State::kBetween;
+}
+
+// ---- Commits -----------------------------------------------------------------------------------
+
+// Whether the step is to be committed.
+bool LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) const {
+  SinceCommit since;
+  since.steps = step - committed_step_;
+  since.seconds = since_commit_.Seconds() - waited_since_commit_s_;
+  since.step_s = last_step_s_;
+  const IoStats io = store_->engine().stats();
+  if (io.write_us > 0) {
+    // The time is a sum over disks, which write side by side.
+    const double write_s = static_cast<double>(io.write_us) * 1e-6 / options_.num_disks;
+    since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
+  }
+  return when == CommitWhen::kNow || CommitIsDue(plan_.commit_pace, since);
+}
+
+void LayerSession::RestartCommitClock() {
+  since_commit_.Restart();
+  waited_since_commit_s_ = 0;
+}
+
+// Whether the commit of the step in progress has room for what it would carry. What commit_state
+// will say is not known yet.
+absl::Status LayerSession::CheckCommitFits(const Json& kept) const {
+  if (options_.commit_state) return absl::OkStatus();
+  Json text = kept;
+  AddMissedUpdates(optimizer_->MissedUpdatesAfter(), text);
+  return TrainerText(text).status();
+}
+
+absl::Status LayerSession::CheckRawTensors(std::string_view call) const {
+  if (!raw_->HaveChanged()) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "{}: raw tensors were changed between steps, and belong to none. Abandon what was "
+      "changed, and change them between BeginStep and Update",
+      call));
+}
+
+// Has the open update take writes to the store where it has left that alone so far.
+absl::Status LayerSession::MakeOpenUpdateWrite() {
+  if (!update_is_open_ || open_update_writes_) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  open_update_writes_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::BeginWriting() {
+  if (options_.before_writing) {
+    const Stopwatch watch;
+    FOREBAY_RETURN_IF_ERROR(options_.before_writing());
+    waited_in_step_s_ += watch.Seconds();
+    waited_since_commit_s_ += watch.Seconds();
+  }
+  if (store_->AwaitsSnapshot()) {
+    return UsageError(
+        "what is committed is still being read (a snapshot), and a step would write over it. Let "
+        "the reader end before");
+  }
+  return store_->BeginWriting();
+}
+
+// Applies every released update and waits until all of it is written: the store may then commit.
+absl::Status LayerSession::FinishUpdates() {
+  FOREBAY_RETURN_IF_ERROR(optimizer_->FinishDelayedUpdate());
+  FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
+  FOREBAY_RETURN_IF_ERROR(optimizer_->WriteDeferredState());
+  return optimizer_->AwaitAllWrites();
+}
+
+// Requires: where an update is open, the store takes writes.
+absl::Status LayerSession::FinishAndCommit() {
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("a commit"));
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  if (update_is_open_) failure_ = FinishUpdates();
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  return CommitReleased();
+}
+
+// Requires: all of it is applied and written. An error is final: tiles may be half written.
+absl::Status LayerSession::CommitReleased() {
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  if (committed_step_ == released_step_) return absl::OkStatus();
+  if (!update_is_open_ && raw_->ReleasedHaveChanged()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  failure_ = WriteCommit();
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  update_is_open_ = false;
+  committed_step_ = released_step_;
+  if (options_.after_commit) options_.after_commit();
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::WriteCommit() {
+  CommitInfo info;
+  info.step = released_step_;
+  info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
+  AddMissedUpdates(optimizer_->missed_updates(), info.trainer);
+  const bool only_raw = !update_is_open_ && raw_->ReleasedHaveChanged();
+  if (!update_is_open_ && !only_raw) return store_->CommitSkipped(info);
+  if (only_raw) FOREBAY_RETURN_IF_ERROR(raw_->CopyForward());
+  FOREBAY_RETURN_IF_ERROR(raw_->Write());
+  return store_->Commit(info);
+}
+
+absl::Status LayerSession::Commit() {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "Commit"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Commit"));
+  if (committed_step_ == released_step_) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
+  return FinishAndCommit();
+}
+
+// ---- After a crash -----------------------------------------------------------------------------
+
+RecoveredUpdate LayerSession::Recover(const std::function<absl::Status(double)>& progress) {
+  RecoveredUpdate result;
+  result.damage = CheckState(State::kBetween, "Recover");
+  if (result.damage.ok() && has_begun_) {
+    result.damage = UsageError("Recover: steps were computed already");
+  }
+  if (!result.damage.ok() || plan_.gradient_area != GradientArea::kAll) return result;
+  const RecoveredGradients recovered = optimizer_->RecoverGradients(progress);
+  result.damage = recovered.damage;
+  if (!recovered.damage.ok() || !recovered.intent.has_value()) return result;
+  absl::StatusOr<KeptUpdate> update = DecodeUpdate(*recovered.intent, committed_step_ + 1);
+  if (!update.ok()) {
+    optimizer_->AbandonStep();
+    result.damage = update.status();
+    return result;
+  }
+  result.kept = update->kept;
+  recovered_ = *std::move(update);
+  return result;
+}
+
+absl::Status LayerSession::ApplyRecovered() {
+  if (!recovered_.has_value()) return UsageError("ApplyRecovered: no gradients were recovered");
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "ApplyRecovered"));
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("ApplyRecovered"));
+  FOREBAY_RETURN_IF_ERROR(CheckRawTensors("ApplyRecovered"));
+  if (!recovered_->groups.empty()) {
+    FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(recovered_->groups));
+  }
+  FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(recovered_->scalars, ResidentWrites::kNow));
+  const KeptUpdate update = *std::exchange(recovered_, std::nullopt);
+  update_is_open_ = open_update_commits_ = open_update_writes_ = true;
+  EndStep(committed_step_ + 1, update.kept, /*was_update=*/true);
+  return FinishAndCommit();
+}
+
+}  // namespace forebay
