@@ -9,7 +9,7 @@ namespace forebay {
 
 // "nvme0n1", "md0"; "device 0:38" where no block device stands behind it (overlay, NFS, tmpfs).
 std::string DeviceName(dev_t device);
-// Of the device that the file at `path` is on; "unknown" where it is not there.
+// The name of the device that the file at `path` is on; "unknown" where there is no file.
 std::string DeviceNameOf(const std::string& path);
 
 }  // namespace forebay

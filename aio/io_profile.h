@@ -23,7 +23,7 @@ struct DeviceKey {
   std::string kernel;       // "6.1.0-18-amd64"
   bool operator==(const DeviceKey&) const = default;
 };
-// Of the file system that `folder` is on (of its nearest part that exists). StorageError.
+// The key of the file system that `folder`, or its nearest parent that exists, is on. StorageError.
 absl::StatusOr<DeviceKey> AskDeviceKey(const std::string& folder);
 // "uuid:..."; "" for one of zeros, which file systems without any have.
 std::string FsUuidText(std::span<const uint8_t> uuid);

@@ -16,7 +16,7 @@ struct MemlockLimit {
   bool none = false;
   std::optional<int64_t> kib;  // nullopt: none, or the system does not tell
 
-  // Of this process, as it is now; none for who has CAP_IPC_LOCK.
+  // The limit of this process, as it is now. A process with CAP_IPC_LOCK has none.
   static MemlockLimit Ask();
 };
 

@@ -69,7 +69,7 @@ class ThreadPool {
   std::atomic<uint64_t> tickets_{0};
   std::atomic<int64_t> unfinished_{0};
   std::atomic<bool> stopping_{false};
-  // Of the current call. Written before its tickets, read only by those that hold one.
+  // The current call. Written before its tickets, read only by those that hold one.
   Trampoline trampoline_ = nullptr;
   const void* task_ = nullptr;
   int64_t num_tasks_ = 0;

@@ -76,7 +76,7 @@ struct LayerSessionOptions {
   std::function<absl::Status()> before_writing;
 };
 
-// Of the update that will follow a step's gradients.
+// The update that will follow a step's gradients.
 struct StepUpdate {
   // Its scalars, after gradients of this norm (GradientStats::norm: as they were handed over, with
   // the loss scale in them). Called more than once; the same norm gives the same scalars.

@@ -66,14 +66,15 @@ class HeldGradients {
   HeldGradients(const HeldGradients&) = delete;
   HeldGradients& operator=(const HeldGradients&) = delete;
 
-  // Of the layers that are speculative; must outlive this. Before the first Hand.
+  // Takes the gradients of speculative layers; must outlive this. Before the first Hand.
   void SetSink(GradientSink* sink) { sink_ = sink; }
   // As OffloadedOptimizer::GradientAreaBytes.
   static StripeBytes AreaBytes(const Placement& placement, const TileMap& tiles,
                                int64_t bytes_per_elem, GradientArea area);
   static int NumHalves(const Placement& placement) { return placement.delays_updates ? 2 : 1; }
-  // Of the area: for what is handed over or recovered from here on. Requires: nothing was since
-  // BeginUpdate or Abandon, and it is not read for an update. Without a call there is the first.
+  // From here on this half of the area takes what is handed over or recovered. At first it is half
+  // 0. Requires: nothing was handed over since BeginUpdate or Abandon, and no update reads the
+  // half.
   void SetHalf(int half);
   int half() const { return half_; }
   // What was handed over or recovered is what is read from here on, until the next call.
@@ -102,7 +103,7 @@ class HeldGradients {
   // The checksums of all gradients of the area (swap/records/gradient_seals.h).
   std::span<std::byte> seals_table() const { return seals_[half_].table(); }
 
-  // Of the layer's rounded gradient; not finite when one of its elements is not.
+  // The sum over the layer's rounded gradient; not finite when one of its elements is not.
   double sum_of_squares(int layer) const { return layer_sums_[layer]; }
   DType dtype() const { return dtype_; }
   bool IsSpilled(int layer) const { return placement_.IsSpilled(layer); }

@@ -23,7 +23,7 @@ namespace forebay {
 struct StagingBuffer {
   std::span<std::byte> state;     // of the largest tile
   std::span<std::byte> gradient;  // of the largest tile; empty when all gradients stay in RAM
-  // Of the largest tile; empty when no layer is updated outside of the window.
+  // As large as the largest tile's; empty when no layer is updated outside of the window.
   std::span<std::byte> weights;
   // Not for reading: as `gradient`, for those that are spilled beside delayed updates, which read
   // others back meanwhile.

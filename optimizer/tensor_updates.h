@@ -87,7 +87,7 @@ class TensorUpdates {
   std::vector<uint8_t> without_;     // by tensor
   std::vector<ElemRange> as_zeros_;  // of the layer handed over last
 
-  // Of the update in progress.
+  // The update in progress.
   std::vector<ParameterGroup> groups_;
   std::vector<uint8_t> left_alone_;  // by tensor
   std::vector<uint8_t> by_tensor_;   // by layer: which of the runs are taken

@@ -36,7 +36,7 @@ class TileWrites {
   // returns.
   absl::Status AwaitWeights(int tile);
   absl::Status AwaitState(int tile);
-  // Of all tiles. The first error, after waiting for everything.
+  // Waits for the writes of all tiles. The first error, after all have ended.
   absl::Status AwaitAll();
 
   // Whether the write is still under way.

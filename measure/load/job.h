@@ -47,8 +47,8 @@ struct Job {
   std::vector<LoadKind> loads = {{LoadOp::kRead, 100}, {LoadOp::kWrite, 0}, {LoadOp::kMixed, 50}};
   int64_t block_bytes = int64_t{1} << 20;  // of one operation
   int depth = 32;                          // operations in flight, on each target
-  // Of the engine, where they are not to be what suits `depth` (EngineOptions): then operations
-  // wait in its queues, and it chooses among them. 0: not set.
+  // The engine's own limits (EngineOptions), where they are not to follow from `depth`: operations
+  // then wait in its queues, and it chooses among them. 0: not set.
   int64_t cap_bytes = 0;
   int64_t burst_bytes = 0;
   EngineKind engine = EngineKind::kAuto;
@@ -81,8 +81,8 @@ inline constexpr int kMaxDepthPerThread = 128;
 
 // UsageError naming everything that cannot be. Pure.
 absl::Status CheckJob(const Job& job);
-// Of the file on each target: so that no two operations in flight are at one place, even where
-// those of a striped load all wait for the slowest disk.
+// The least size of the file on each target. No two operations in flight are at one place then,
+// even where those of a striped load all wait for the slowest disk.
 int64_t LeastFileBytes(const Job& job);
 
 // "read", "write", "mixed"; "seq", "rand"; "thp", "huge", "4k".

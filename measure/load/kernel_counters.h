@@ -18,7 +18,8 @@ struct IoAccount {
 };
 std::optional<IoAccount> ParseIoAccount(std::string_view text);
 std::optional<IoAccount> IoAccountOfProcess();
-// Of the calling thread alone. What io_uring hands to its worker threads counts as theirs.
+// The account of the calling thread alone. Work that io_uring hands to its workers counts as
+// theirs.
 std::optional<IoAccount> IoAccountOfThread();
 
 // /sys/dev/block/*/stat: what the block device did, for everybody.

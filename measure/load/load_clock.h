@@ -26,7 +26,7 @@ class BandwidthSeries {
     if (interval < bytes_.size()) bytes_[interval].fetch_add(bytes, std::memory_order_relaxed);
   }
   double interval_s() const { return static_cast<double>(interval_ns_) * 1e-9; }
-  // Of the first intervals that end before `at_ns`.
+  // The counts of the first intervals, those that end before `at_ns`.
   std::vector<int64_t> Before(int64_t at_ns) const;
 
  private:

@@ -46,8 +46,7 @@ struct LoadTally {
   int64_t all_write_bytes = 0;
   int64_t all_read_ops = 0;
   int64_t all_write_ops = 0;
-  // Of the calling thread, as far as the kernel tells; what is missing of the bytes moved was done
-  // by io_uring's workers.
+  // The calling thread's own, as far as the kernel tells. io_uring's workers moved the other bytes.
   int64_t own_bytes = -1;
   int64_t submit_ns = 0;
   int64_t submitted_calls = 0;

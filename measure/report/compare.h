@@ -13,7 +13,7 @@ struct CellComparison {
   CellKey key;
   Spread before;
   Spread after;
-  // Of the medians; nullopt, here and below: there was nothing before that could be divided by.
+  // The ratio of the medians. nullopt, here and below: there is nothing to divide by.
   std::optional<double> ratio;
   // What the ratio could have been with other repeats: slowest over fastest, and the reverse.
   std::optional<double> least_ratio;

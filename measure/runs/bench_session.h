@@ -55,7 +55,7 @@ class BenchSession {
   const std::vector<std::unique_ptr<BenchTarget>>& targets() const { return targets_; }
   // What makes the figures mean less than they seem to. Complete after Open.
   const std::vector<std::string>& warnings() const { return warnings_; }
-  // Of the buffers of the last pass.
+  // The pages of the last pass's buffers.
   const PageTally& pages() const { return pages_; }
   // Their whole 2 MiB, each buffer's for itself: what could be in huge pages.
   int64_t huge_bytes() const;

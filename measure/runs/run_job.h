@@ -27,8 +27,8 @@ struct BenchReport {
   std::vector<CellResult> runs;
   int64_t filled_bytes = 0;  // written before the runs: the files
   std::vector<std::string> warnings;
-  // Of a search, in seconds for each folder: it gives every pass a depth and a time of its own, so
-  // that what the job says of both holds for none.
+  // A search has so many seconds for each folder. It gives every pass a depth and a time of its
+  // own, in place of the job's.
   std::optional<double> budget_s;
 };
 

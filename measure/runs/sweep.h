@@ -28,14 +28,14 @@ struct SweepPoint {
   std::vector<double> gbps;
   // Its blocks are longer than one request of the disk, so that the kernel splits them.
   bool split = false;
-  // Of a point that was measured again: how often, and by load what `gbps` is the median of.
+  // A point may be measured again: how often it was, and by load the values whose median is `gbps`.
   int num_turns = 0;
   std::vector<Spread> spread;
   // The geometric mean over the loads: a setting that starves one of them is no good.
   double score() const;
 };
 
-// Of one folder.
+// The best point of one folder.
 struct SweepBest {
   std::string device;
   SweepPoint best;  // BestPoint

@@ -41,7 +41,7 @@ class PassBudget {
   const Stopwatch watch_;
 };
 
-// Of a search: what is shorter tells nothing, what is longer little more.
+// The passes of a search: a shorter one tells nothing, a longer one little more.
 inline constexpr double kLeastPassS = 0.05;
 inline constexpr double kLongestPassS = 3.5;
 // Gives each pass of `job` so many seconds, of which some are warm-up.

@@ -42,7 +42,7 @@ struct TuneReport {
 absl::StatusOr<TuneReport> RunTune(const Job& job, const TuneOptions& options,
                                    const BenchHooks& hooks);
 
-// Of the points with this engine and block, the one with the fewest bytes in flight whose load
+// Among the points with this engine and block: the one with the fewest bytes in flight whose load
 // `load` (an index into SweepPoint::gbps) reaches `share` of the best. Requires: there is one.
 const SweepPoint& KneeOfLoad(std::span<const SweepPoint> points, EngineKind engine,
                              int64_t block_bytes, size_t load, double share = 0.97);

@@ -19,7 +19,7 @@ enum class Slot : uint8_t {
   kScores,         // attention probabilities of one block
   kScoreGradient,  // and their gradient
   kMatmul,         // oneDNN's scratchpad
-  // Of the context.
+  // The context's.
   kNormWeight,    // weight (and bias) of a norm, fp32
   kPartialSums,   // sums over blocks of rows
   kOperand,       // activations of a product, in bf16 or rounded to fp16

@@ -43,7 +43,7 @@ struct TileRun {
   const void* gradient = nullptr;
   DType gradient_dtype = DType::kBF16;  // kBF16, kF16 or kF32
 
-  // Of the run's parameter group.
+  // The settings of the run's parameter group.
   double lr_scale = 1;  // times UpdateScalars::lr
   double weight_decay = 0;
 };

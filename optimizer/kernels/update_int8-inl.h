@@ -42,7 +42,7 @@ struct Int8Group {
   HWY_ALIGN float scale[kNumScales];
   HWY_ALIGN float codes[kNumScales];  // of a magnitude of 1
 };
-// Of a block's element, its scales.
+// Where the scales of an element's block are.
 HWY_INLINE int64_t ScalesOf(int64_t in_group) {
   return in_group / kMomentBlockElems * 2;
 }
@@ -96,7 +96,7 @@ struct Int8Moments {
     if constexpr (kHasM) StoreScale(scales[0], m_scale + i / kMomentBlockElems);
     if constexpr (kHasV) StoreScale(scales[1], v_scale + i / kMomentBlockElems);
   }
-  // Of two vectors InTurn, the low bytes.
+  // Stores the low bytes of two vectors InTurn.
   static HWY_INLINE void StoreCodes(VU codes0, VU codes1, uint8_t* to) {
     const DBytesOfLanes d;
     const auto odd = hn::BitCast(d, hn::ShiftLeft<8>(codes1));

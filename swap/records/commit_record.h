@@ -28,8 +28,8 @@ struct CommitRecord {
   uint64_t sequence = 0;  // 1, 2, ... over the life of the store; at most kMostCommits
   int64_t step = 0;       // 0 to kMostCommits
   uint32_t slot = 0;      // 0: A, 1: B
-  // Of a store with one slot: what was committed is being overwritten by later steps, and nothing
-  // of it can be relied upon.
+  // In a store with one slot: later steps overwrite what was committed, and nothing of it can be
+  // relied upon.
   bool overwriting = false;
   uint64_t previous_hash = 0;  // of the record before; of the first record: 0
   SealsRoot seals_root = {};   // over the seals of all tiles of the slot (tile_seals.h)

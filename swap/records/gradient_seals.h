@@ -17,7 +17,7 @@ namespace forebay {
 // Thread-safe for different parts of a tile.
 class GradientSeals {
  public:
-  // Of the table: eight bytes for each part of each tile, in whole blocks.
+  // The size of the table: eight bytes for each part of each tile, in whole blocks.
   static int64_t TableBytes(const TileMap& tiles);
 
   // `tiles` and `budget` must outlive it. OutOfMemoryError.

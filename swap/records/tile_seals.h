@@ -45,8 +45,8 @@ class TileSeals {
   // Zeroed memory of TableBytes for each stripe. `tiles` must outlive it.
   TileSeals(const TileMap& tiles, const StoreUuid& uuid, uint32_t slot);
 
-  // Of one table: the commit record that it goes with, the seals, and its own checksum, in whole
-  // blocks. 0 for a stripe without tiles.
+  // The size of one table: the commit record that it goes with, the seals, and its own checksum, in
+  // whole blocks. 0 for a stripe without tiles.
   static int64_t TableBytes(const TileMap& tiles, int stripe);
 
   // The bytes of one part, [0, NumSealParts), of a plane, in `half`: all weight bytes of the tile

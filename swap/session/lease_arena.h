@@ -26,7 +26,7 @@ class LeaseArena {
   // The begin of a range of `bytes`, a multiple of kAlignBytes; nullopt: no hole is large enough.
   // Nothing is lost to fragmentation for ever: once all is given back, it is one hole again.
   std::optional<int64_t> Take(int64_t bytes);
-  // Of a range that was taken, any part. Requires: multiples of kAlignBytes.
+  // Gives any part of a taken range back. Requires: multiples of kAlignBytes.
   void GiveBack(int64_t begin, int64_t bytes);
 
  private:

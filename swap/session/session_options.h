@@ -26,7 +26,7 @@ absl::StatusOr<SessionMemory> Divide(const SessionOptions& options, const Invent
 
 // UsageError: sessions lease what is stored, and a lossy layout stores codes.
 absl::Status CheckIsExact(Layout layout);
-// Of a store that a session creates. UsageError.
+// Whether a session can create such a store. UsageError.
 absl::Status CheckStoreOptions(const StoreOptions& options, const Inventory& inventory);
 
 }  // namespace forebay

@@ -13,7 +13,7 @@
 // hold it already, as it does from the second commit on that leaves it alone (SessionStats::copied,
 // kept). A trainer that writes all of its state in a step copies nothing.
 //
-// Not for: the trainer of train/, which streams layers in an order that it announces (swapper.h).
+// Not for: trainers that stream layers in an order that they announce (offload/layer_session.h).
 #pragma once
 
 #include <cstddef>

@@ -262,7 +262,7 @@ class TensorStore {
   absl::Status VerifyState(int tile, std::span<const std::byte> state) const;
   absl::Status VerifyWeightsPart(int tile, int64_t part, std::span<const std::byte> weights) const;
   absl::Status VerifyStatePart(int tile, int64_t part, std::span<const std::byte> state) const;
-  // Of the memory that holds the checksums of all slots, from creation or opening on.
+  // The memory that holds the checksums of all slots, from creation or opening on.
   static int64_t SealBytes(const TileMap& tiles, int num_slots);
 
   // Whether every file is still the one that was opened: StorageError names one that was removed or

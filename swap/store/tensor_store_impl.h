@@ -40,7 +40,7 @@ enum class TileProgress : uint8_t {
   kRewriting,  // over what was written before
 };
 
-// Of a commit record, for direct I/O.
+// A commit record as direct I/O moves it.
 struct alignas(kIoAlignBytes) RecordBlock {
   std::array<std::byte, kCommitRecordBytes> bytes = {};
 };

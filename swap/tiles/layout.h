@@ -64,7 +64,7 @@ constexpr WeightFormat WeightFormatOf(Layout layout) {
   }
   return WeightFormat::kSplitBf16;
 }
-// Of the weights area.
+// The type of an element in the weights area.
 constexpr DType WeightDType(WeightFormat weights) {
   return weights == WeightFormat::kFp32   ? DType::kF32
          : weights == WeightFormat::kFp16 ? DType::kF16
@@ -115,7 +115,7 @@ struct MomentSet {
   friend bool operator==(const MomentSet&, const MomentSet&) = default;
 };
 
-// Of a store: with two, a step is written beside the one that is committed; with one, over it.
+// A store with two slots has a step written beside the one that is committed; with one, over it.
 inline constexpr int kMostSlots = 2;
 
 }  // namespace forebay

@@ -63,7 +63,7 @@ class TileMap {
   int64_t layer_elems(int layer) const { return layer_elems_[layer]; }
   const StripeWeights& stripe_weights() const { return stripe_weights_; }
   int num_stripes() const { return static_cast<int>(stripe_weights_.size()); }
-  // Of one slot: of all stripes, and of one.
+  // The areas of one slot: in all stripes, and in one.
   int64_t weight_area_bytes() const { return Total(weight_area_bytes_); }
   int64_t state_area_bytes() const { return Total(state_area_bytes_); }
   int64_t weight_area_bytes(int stripe) const { return weight_area_bytes_[stripe]; }

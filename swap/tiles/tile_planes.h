@@ -43,7 +43,7 @@ class TilePlanes {
   int64_t Bytes(int plane, int64_t num_elems) const;
   // Where it begins within the weights, or the state, of a tile of `num_elems`.
   int64_t OffsetBytes(int plane, int64_t num_elems) const;
-  // Of all planes but 0, in whole blocks of kIoAlignBytes; what is left of the last is zero.
+  // The size of all planes but 0, in whole blocks of kIoAlignBytes; the end of the last is zero.
   int64_t StateBytes(int64_t num_elems) const;
 
  private:

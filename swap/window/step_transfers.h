@@ -21,7 +21,7 @@ struct StepBuffers {
   int num_staging_tiles = 4;
   int num_block_buffers = 3;
 };
-// From comfortable to the least that works. Of several disks each wants some tiles in flight.
+// From comfortable to the least that works. Each of several disks wants some tiles in flight.
 std::vector<StepBuffers> StepBufferChoices(int num_stripes);
 
 // The window for the same models: all layers but the first and the last share the block buffers.

@@ -37,7 +37,7 @@ class TileUpdater {
   // starts writing weights and state; what lives in RAM may be left for WriteDeferred. On return
   // `weights` is final; it stays borrowed for the write-back until AwaitWriteBack(layer) returns.
   virtual absl::Status UpdateLayer(int layer, std::span<std::byte> weights) = 0;
-  // Of a layer that lives in RAM, in `weights`: starts writing what was left.
+  // Starts writing what was left of a layer that lives in RAM, in `weights`.
   virtual absl::Status WriteDeferred(int layer, std::span<std::byte> weights) = 0;
   virtual absl::Status AwaitWriteBack(int layer) = 0;
 };

@@ -32,7 +32,7 @@ WindowShape WindowShapeOf(const WindowOptions& options, const TileMap& tiles);
 std::vector<BufferClass> BufferClassesOf(const WindowOptions& options, const Placement& placement,
                                          const TileMap& tiles);
 
-// Of the layer's weights as the window holds them.
+// The size of the layer's weights as the window holds them.
 int64_t LayerWeightBytes(const TileMap& tiles, int layer);
 
 }  // namespace forebay

@@ -30,7 +30,7 @@ class OutputFlags {
   bool live_ = false;
 };
 
-// Of a results file, and of an io.json, near its beginning.
+// A results file has this near its beginning; an io.json the other.
 inline constexpr char kResultsMark[] = "\"name\": \"swap-bench\"";
 inline constexpr char kProfileMark[] = "\"made_by\": \"swap-bench tune";
 

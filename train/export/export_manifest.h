@@ -22,8 +22,8 @@ struct ExportOrigin {
   int64_t step = 0;
 };
 
-// Of all files in `folder`. `known_digests`: of files by name, where whoever wrote them has taken
-// them (Xxh3_128::Hex); the others are read. StorageError.
+// Writes the manifest of all files in `folder`. `known_digests` (Xxh3_128::Hex), by file name, are
+// those that the writer has taken; other files are read. StorageError.
 absl::Status WriteExportManifest(const std::string& folder, const ExportOrigin& origin,
                                  const std::map<std::string, std::string>& known_digests);
 

@@ -43,8 +43,9 @@ const LrScheduleSpec& SpecOf(LrSchedule schedule);
 // UsageError names the argument, what it may be, and the nearest name for one that there is not.
 absl::StatusOr<LrScheduleArgs> ParseLrScheduleArgs(LrSchedule schedule, const Json& args);
 
-// Of a run of `num_steps`. UsageError also when a rate or a beta of some step is not usable: a rate
-// that is negative or not finite, a beta1 that is not below 1 (DeepSpeed's OneCycle lets it grow).
+// The schedule of a run of `num_steps`. UsageError also when a rate or a beta of some step is not
+// usable: a rate that is negative or not finite, a beta1 that is not below 1 (DeepSpeed's OneCycle
+// lets it grow).
 absl::StatusOr<LrScheduleOptions> MakeLrSchedule(const TrainOptions& options, int64_t num_steps);
 
 }  // namespace forebay

@@ -41,7 +41,7 @@ void SetWeights(const StripeShares& shares, MachineLimits& limits);
 // WeightsOfSpeeds of the folders of `limits`. Pure.
 StripeWeights WeightsOf(const std::vector<double>& bytes_per_s, const MachineLimits& limits);
 
-// Of a step, as all state on disk reads and writes: 14 and 12 bytes per parameter, in turns.
+// The speed of a step with all state on disk: 14 bytes read and 12 written per parameter, in turns.
 double StepBytesPerSecond(const DiskSpeed& speed);
 
 // "/a 67 %, /b 33 % (measured)": for the log.

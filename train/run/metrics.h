@@ -39,11 +39,11 @@ class LineLog {
   bool reserved_ = false;
 };
 
-// Of a step, generously.
+// The line of a step, generously.
 inline constexpr int64_t kMetricsLineBytes = 512;
-// Of a run that is longer, the first have their space: months of them.
+// A longer run has space for the first lines: for months of them.
 inline constexpr int64_t kMostReservedLines = 100'000;
-// What is noted of a run: hundreds of lines.
+// The notes of a run: hundreds of lines.
 inline constexpr int64_t kReservedEventBytes = int64_t{64} << 10;
 
 // The result of AlignMetrics.

@@ -36,8 +36,8 @@ class RunExports {
   absl::Status HoldSpace(int64_t num_models);
   // Begins that of the committed step, after the end of the one before.
   absl::Status Start();
-  // Of a run that is resumed: removes what a crash has left of others, and begins that of the
-  // committed step where it is missing and `is_wanted`. Of no other step the state is still there.
+  // For a run that is resumed: removes what a crash has left of exports, and begins that of the
+  // committed step where it is missing and `is_wanted`. No other step's state is still there.
   absl::Status MakeUp(bool is_wanted);
   // Waits for the one that is under way, if there is one, or gives it up.
   void Await();

@@ -20,7 +20,7 @@ struct Counters {
 };
 Counters ReadCounters(const PreparedRun& run, RunSession& session);
 
-// Of one step.
+// What one step cost.
 struct StepCost {
   double step_s = 0;
   double export_wait_s = 0;  // of it, for an export to end

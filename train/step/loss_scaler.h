@@ -30,7 +30,7 @@ class LossScaler {
   // Requires: positive scales and windows, hysteresis >= 1.
   explicit LossScaler(const LossScalerOptions& options);
 
-  // Of the step to come.
+  // The scale of the step to come.
   double scale() const { return scale_; }
   // What became of a step. An overflow means that it is skipped. NumericalError, with nothing
   // changed, when the scale would have to fall below its minimum.

@@ -20,7 +20,7 @@ class RunProgress {
  public:
   explicit RunProgress(const TrainOptions& options);
 
-  // Of the step to come; 1 unless the run scales its loss.
+  // The scale of the step to come; 1 unless the run scales its loss.
   double loss_scale() const { return scaler_.has_value() ? scaler_->scale() : 1.0; }
   bool scales_loss() const { return scaler_.has_value(); }
   int64_t num_updates() const { return num_updates_; }

@@ -33,7 +33,7 @@ struct StepInputs {
   std::span<const MicroBatch> batches;
   double loss_scale = 1;
   double clip = 0;  // as TrainOptions has it
-  // Of the update that follows a step with this norm.
+  // The scalars of the update that follows a step with this norm.
   std::function<UpdateScalars(double gradient_norm)> scalars_of;
   // Called between layers with the fraction of the pass that is done; a failure ends it. May be
   // empty.

@@ -8,8 +8,8 @@
 
 namespace forebay {
 
-// Of the update that may follow `progress`, after a step with this norm of its gradients, which are
-// of the loss times its scale.
+// The scalars of the update that may follow `progress`, after a step whose gradients, those of the
+// loss times its scale, have this norm.
 UpdateScalars NextUpdate(const TrainOptions& options, const LrScheduleOptions& schedule,
                          const RunProgress& progress, double gradient_norm);
 

@@ -1,4 +1,4 @@
-// Crashes while updates are delayed (train/step/delayed_updates.h): whatever step comes next, its
+// Crashes while updates are delayed (offload/layer_session.h): whatever step comes next, its
 // gradients are whole, or the weights of the commit before are, from which it makes them.
 #include <string>
 #include <vector>
