@@ -77,7 +77,7 @@ class HeldGradients {
   // half.
   void SetHalf(int half);
   int half() const { return half_; }
-  // What was handed over or recovered is what is read from here on, until the next call.
+  // From here on, until the next call, reads are of what was handed over or recovered so far.
   void BeginUpdate() { update_half_ = half_; }
   // UsageError where no gradient of the layer, of so many elements, may be handed over now.
   absl::Status CheckHand(int layer, size_t num_elems) const;

@@ -1,5 +1,5 @@
 // Training steps without the model: the trainer's own session (offload/layer_session.h) in the
-// trainer's own order, with nothing computed between the accesses. What it reads and writes is what
+// trainer's own order, with nothing computed between the accesses. It reads and writes what
 // a run reads and writes; how long it takes is what the disk (and, with AdamW, the update) takes
 // alone.
 #pragma once

@@ -12,8 +12,8 @@
 namespace forebay {
 
 // How long the files of a store are waited for once its lock is taken. Whoever held that is gone
-// then, and what still holds the files is what it had in flight: 0.1 to 0.2 s were measured for 400
-// MB, and a slow disk takes as many times longer.
+// then, and only transfers that it had in flight still hold the files: 0.1 to 0.2 s were measured
+// for 400 MB, and a slow disk takes as many times longer.
 inline constexpr std::chrono::milliseconds kInFlightPatience(30'000);
 
 // Locks an open file with flock, waiting up to `patience`: the writes of a process that was just

@@ -50,7 +50,7 @@ struct StoreOptions {
   StripeBytes gradient_area_bytes;
   bool has_intents = false;  // GradientArea::kAll
   // For measurements alone: a store at step 0 whose tiles were never written, in files that have
-  // their length but no space. What is read from it is whatever `engine` finds there
+  // their length but no space. Reads return whatever `engine` finds there
   // (aio/folding_engine.h).
   bool unfilled = false;
   // For who has to know it before there is a store (NewStoreUuid); empty: a new one.
