@@ -14,9 +14,9 @@
 // in the hope that nothing will be clipped) or delayed (beside the whole next step), as the plan
 // has it. The same calls serve all three, and lead to the same bits but for delayed ones.
 //
-// What a caller can do wrong is a UsageError with nothing changed. After any other error, of a read
-// or a write, a step cannot go on: Abandon it. The store keeps the last committed step (of one
-// slot: while nothing was being written).
+// A caller's mistake is a UsageError and changes nothing. After any other error, that of a read or
+// a write, a step cannot go on: Abandon it. The store keeps the last committed step (of one slot:
+// while nothing was being written).
 //
 // Not for: any tensor in any order (swap/session/tensor_session.h).
 #pragma once
@@ -59,7 +59,7 @@ struct LayerSessionOptions {
   ThreadPool* pool = nullptr;  // rounds gradients; nullptr: a pool of its own, of `threads`
   Device* device = nullptr;    // layers are copied to it, and gradients lie there; nullptr: neither
   int num_disks = 1;           // that write side by side: for the pace of commits
-  // What an update computes instead of OffloadOptions::optimizer; nullptr: that. For measurements.
+  // Computes updates in place of OffloadOptions::optimizer; nullptr: that does. For measurements.
   const TileArithmetic* arithmetic = nullptr;
   // Layers whose gradients AddGradient may be summing at one time; memory: OpenLayerBytes. 0:
   // AddGradient is not used.
@@ -67,7 +67,7 @@ struct LayerSessionOptions {
   bool last_step_was_update = true;  // of the committed step
   ParameterGroups groups;            // empty: those of OffloadOptions
 
-  // What a commit carries for the caller (CommitInfo::trainer); called in a commit, of
+  // Gives what a commit carries for the caller (CommitInfo::trainer); called in a commit, of
   // released_step(). Empty: what was given to Update or Skip.
   std::function<Json()> commit_state;
   // Called after each commit; may be empty.
@@ -98,7 +98,7 @@ struct StepGradients {
 enum class CommitWhen : uint8_t { kByPace, kNow };
 
 struct RecoveredUpdate {
-  // What was given to Update of the step after the committed one, whose gradients a crash has left
+  // The words given to Update of the step after the committed one, whose gradients a crash has left
   // whole: ApplyRecovered makes it real. nullopt: there is none.
   std::optional<Json> kept;
   // As RecoveredGradients has it; CorruptError also for an intent of another program.
@@ -116,9 +116,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
                                                               LayerSessionOptions options,
                                                               std::unique_ptr<TensorStore> store,
                                                               MemoryBudget* budget);
-  // What is not committed is lost.
+  // Steps that are not committed are lost.
   ~LayerSession() override;
-  // What Create charges for AddGradient, for the plan's step_memory.
+  // The memory that Create charges for AddGradient, for the plan's step_memory.
   static int64_t OpenLayerBytes(const Inventory& inventory, int num_open_layers);
 
   // ---- Weights
@@ -187,7 +187,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // ---- How it stands
 
   int64_t committed_step() const { return committed_step_; }
-  // Whose update is applied or due, or that was skipped: what Commit makes durable.
+  // The step that Commit makes durable: its update is applied or due, or it was skipped.
   int64_t released_step() const { return released_step_; }
   bool step_was_repeated() const { return is_repeated_; }
   bool speculates() const;  // the plan's updates are speculative
@@ -279,7 +279,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status failure_;              // of a commit: no further step, nor commit
   std::optional<KeptUpdate> recovered_;
 
-  // What decides when a commit is due.
+  // The clocks by which a commit is due.
   bool has_begun_ = false;
   Stopwatch since_commit_;  // since the end of the last step that was to be committed
   Stopwatch step_watch_;

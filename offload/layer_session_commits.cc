@@ -1,5 +1,5 @@
-// What becomes of a step: updates, commits, and what is done after a crash. The rest of the class
-// is in layer_session.cc.
+// The end of a step: updates, commits, and recovery after a crash. The rest of the class is in
+// layer_session.cc.
 #include <utility>
 
 #include "fmt/format.h"
@@ -53,8 +53,8 @@ absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& k
   const auto resident = commits ? ResidentWrites::kNow : ResidentWrites::kDeferred;
   const auto timing = Delays(step + 1) ? UpdateTiming::kDelayed : UpdateTiming::kLazy;
   FOREBAY_RETURN_IF_ERROR(optimizer_->CheckBeginUpdate(scalars_, resident, timing));
-  // What was applied in the backward pass has begun them. Where an update that is not for a commit
-  // writes nothing, the one copy of --durability=none stays what it is.
+  // A speculative pass has begun its writes. Where an update that is not for a commit writes
+  // nothing, the one copy of --durability=none stays what it is.
   const bool writes = commits || !plan_.placement.AllInHost();
   if (writes && !optimizer_->speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   // Gradients alone do not make a step of which raw tensors have changed too: after a crash it is

@@ -26,7 +26,7 @@ class OpenLayers {
   // OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<OpenLayers>> Create(const Inventory* inventory,
                                                             int num_layers, MemoryBudget* budget);
-  // What Create charges.
+  // The memory that Create charges.
   static int64_t ChargedBytes(const Inventory& inventory, int num_layers);
 
   // Adds all elements of a tensor (by its index), and opens its layer where it is not. UsageError,

@@ -269,7 +269,7 @@ class Planner {
                            [](int64_t sum, const PlanTerm& term) { return sum + term.host_bytes; });
   }
 
-  // What --weights_tier=host, --state_tier=host and gradients_tier ask for.
+  // The bytes that --weights_tier=host, --state_tier=host and gradients_tier ask for.
   int64_t DemandedBytes() const {
     return (options_.weights_tier == TierChoice::kHost ? tiles_.weight_area_bytes() : 0) +
            (options_.state_tier == TierChoice::kHost ? tiles_.state_area_bytes() : 0) +

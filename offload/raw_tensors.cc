@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<RawTensors>> RawTensors::Create(TensorStore* stor
   return raw;
 }
 
-// Of a raw tile; offsets follow from the order of the tiles.
+// The place of a raw tile: raw tiles lie in their order.
 std::span<std::byte> RawTensors::TileIn(std::span<std::byte> values, int tile) const {
   const TileMap& tiles = store_->tiles();
   int64_t offset_bytes = 0;

@@ -26,7 +26,7 @@ class RawTensors {
   // CorruptError.
   static absl::StatusOr<std::unique_ptr<RawTensors>> Create(TensorStore* store,
                                                             MemoryBudget* budget);
-  // What Create charges.
+  // The memory that Create charges.
   static int64_t ChargedBytes(const TileMap& tiles);
 
   // All bytes of a raw tensor, to read and to change. Requires: a raw one.

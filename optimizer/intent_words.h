@@ -1,4 +1,4 @@
-// What the intent of a step says of tensors that its update leaves alone, beside the trainer's own
+// The words of a step's intent about tensors that its update leaves alone, beside the trainer's own
 // words (docs/formats.md, "intent.fbs"). Pure.
 #pragma once
 

@@ -258,7 +258,7 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
                   layers[layer].name, layers[expected].name));
 }
 
-// What was checked.
+// Requires: the gradient fits, as Hand has checked.
 absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, std::span<const float> gradient,
                                                     ThreadPool& compute,
                                                     std::span<const int> without_gradient) {
@@ -292,7 +292,7 @@ absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, 
     if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
     return Hand(layer, gradient.elems, pool, without_gradient);
   }
-  // What does not fit is found before anything is copied.
+  // A gradient that does not fit is found before anything is copied.
   FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.elems.size(), without_gradient));
   if (impl_->landing == nullptr) {
     return UsageError(
@@ -483,7 +483,7 @@ absl::Status OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, Resident
                                              UpdateTiming timing) {
   FOREBAY_RETURN_IF_ERROR(impl_->CheckBeginUpdate(step, resident, timing));
   impl_->backward_finished = impl_->is_recovered = false;
-  // What speculation has begun keeps its groups.
+  // An update that speculation has begun keeps its groups.
   if (!std::exchange(impl_->speculates, false)) impl_->tensors->TakeGroups();
   impl_->tensors->BeginUpdate();
   impl_->step = step;

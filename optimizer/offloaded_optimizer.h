@@ -184,7 +184,7 @@ class OffloadedOptimizer : public TileUpdater {
   // The error that BeginUpdate would return, with nothing begun.
   absl::Status CheckBeginUpdate(const UpdateScalars& step, ResidentWrites resident,
                                 UpdateTiming timing) const;
-  // What missed_updates() will be when the update of the gradients that were handed over begins.
+  // missed_updates() as it will be when the update of the gradients that were handed over begins.
   std::vector<int64_t> MissedUpdatesAfter() const;
   // By tensor, how many of all updates that were begun it has missed. It is for the record of the
   // commit of the last one.

@@ -42,7 +42,7 @@ class TensorUpdates {
   std::span<const ElemRange> Hand(int layer, std::span<const int> without_gradient);
   // By tensor, whether an update of what was handed over leaves it alone.
   std::vector<uint8_t> LeftAlone() const;
-  // What another process handed over was without the gradients of these.
+  // Another process handed gradients over, but none of these tensors.
   void Recover(std::span<const uint8_t> left_alone) {
     without_.assign(left_alone.begin(), left_alone.end());
   }
@@ -51,7 +51,7 @@ class TensorUpdates {
   // ---- The update.
   // UsageError where a tensor has missed as many updates as `step` counts, so that it has had none.
   absl::Status CheckStep(int64_t step) const;
-  // What SetGroups was given holds from here on.
+  // From here on the groups of SetGroups hold.
   void TakeGroups() { groups_ = next_groups_; }
   // The layer, just handed over, may be updated before the step's other layers.
   void Prepare(int layer);

@@ -1,4 +1,4 @@
-// What a replayed step asks the planner for (offload/plan.h): a model of which all weights and all
+// The planner's inputs for a replayed step (offload/plan.h): a model of which all weights and all
 // state are on NVMe, so that the disk carries everything. Pure.
 #pragma once
 
@@ -27,7 +27,7 @@ struct ReplayInputs {
 // UsageError, DoesNotFitError: as MakeOffloadPlan.
 absl::StatusOr<OffloadPlan> PlanReplay(const ReplayInputs& inputs);
 
-// What a plan's step allocates: all but the program itself.
+// The memory that a plan's step allocates: all but the program itself.
 inline int64_t BufferBytes(const OffloadPlan& plan) {
   return plan.host_bytes - kRuntimeBytes;
 }

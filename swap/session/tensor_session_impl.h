@@ -18,7 +18,8 @@
 
 namespace forebay {
 
-// What is written together: the master with its rounded copy, m, v; or the bytes of a raw tensor.
+// The planes that are written together: the master with its rounded copy, m, v; or the bytes of a
+// raw tensor.
 inline constexpr int kGroupsPerTensor = 3;
 inline int GroupOf(int tensor, TensorPlane plane) {
   const int group = plane == TensorPlane::kM ? 1 : plane == TensorPlane::kV ? 2 : 0;

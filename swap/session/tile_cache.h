@@ -121,7 +121,7 @@ class TileCache {
     IoOp op;
     std::span<std::byte> memory;
   };
-  // What a tile has gone through since the last commit.
+  // The history of a tile since the last commit.
   struct TileState {
     int cell = -1;
     bool changed = false;

@@ -1,4 +1,4 @@
-// What a caller can do wrong with a LayerSession: every call at every moment where it does not
+// Mistakes of a caller of LayerSession: every call at every moment where it does not
 // belong is a UsageError, and the run that it was made in ends with the digest of one without.
 #include <functional>
 #include <memory>
@@ -361,7 +361,7 @@ TEST(LayerSessionSteps, RawTensorsChangeInAStepAlone) {
   session.Abandon();
   EXPECT_EQ((*bytes)[0], std::byte{1});
   EXPECT_TRUE(IsUsage(session.AddGradient(flag, DType::kF32, {})));
-  // What a step makes of them is what its commit has.
+  // The commit has them as the step left them.
   ASSERT_EQ(run.RunUntil(2), absl::OkStatus());
   ASSERT_EQ(session.Commit(), absl::OkStatus());
   std::byte committed[1] = {};

@@ -224,8 +224,8 @@ StepUpdate ModuleRun::UpdateOfStep() {
   return update;
 }
 
-// What they become depends on what they were, so that a step that is computed twice, or with those
-// of another step, shows.
+// Their new values depend on the old ones: a step that is computed twice, or with those of another
+// step, shows.
 absl::Status ModuleRun::ChangeBuffers() {
   const int64_t step = session_->released_step() + 1;
   const Inventory& inventory = session_->store().inventory();

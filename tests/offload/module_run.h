@@ -49,7 +49,7 @@ class ModuleRun {
             std::function<std::unique_ptr<Engine>()> make_engine = {});
   ~ModuleRun();
 
-  // Of the sessions that Open makes.
+  // Changes the options of the sessions that Open makes.
   void ChangeOptions(std::function<void(LayerSessionOptions&)> change) {
     change_options_ = std::move(change);
   }

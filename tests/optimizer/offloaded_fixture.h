@@ -86,7 +86,7 @@ struct StepSettings {
   }
 };
 
-// Of what `step` leaves alone, in place of its gradients.
+// Writes `value` over the gradients of tensors that `step` leaves alone.
 inline void FillLeftAlone(const StepSettings& settings, const Inventory& inventory, int64_t step,
                           int layer, float value, std::vector<float>& gradient) {
   for (size_t i = 0; i < inventory.tensors().size(); ++i) {
@@ -147,7 +147,7 @@ class InMemoryOptimizer {
     }
     return norm;
   }
-  // Of `tensor`, by its index.
+  // The settings of `tensor`, by its index.
   int64_t missed_updates(int tensor, int64_t num_steps) const {
     const auto found = updates_of_tensor_.find(tensor);
     return num_steps - (found == updates_of_tensor_.end() ? 0 : found->second);
@@ -169,7 +169,7 @@ class InMemoryOptimizer {
  private:
   static constexpr int64_t kWholeLayer = int64_t{1} << 30;
 
-  // What the settings make of an update of the tensor; whether there is one.
+  // Changes an update of the tensor as the settings do; whether there is one.
   bool Apply(const TensorSpec& tensor, int64_t step, OptimizerConfig& rule, UpdateScalars& scalars,
              TileRun& run) {
     const auto index = static_cast<int>(&tensor - inventory_.tensors().data());
@@ -352,7 +352,7 @@ class OffloadedRun {
     settings.gradient_area = options.area;
     settings.gradient_device = options.gradient_device;
     if (options.settings != nullptr) {
-      // Of a step before the first, so that those of every step have to be set.
+      // Those of a step before the first, so that every step's have to be set.
       settings.groups = {options.settings->groups(0), options.settings->of_tensor};
       settings.missed_updates = options.missed_updates;
     }

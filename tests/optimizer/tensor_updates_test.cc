@@ -462,7 +462,7 @@ TEST_F(TensorUpdatesBehaviour, SettingsThatCannotBeAreRefusedAndThoseBeforeStay)
   ExpectMisuse(with([](ParameterGroup& g) { g.frozen = true; }), "frozen in the midst of a step");
   optimizer.AbandonStep();
   InMemoryOptimizer expected = Expected();
-  // What step 1 sets is set already.
+  // Step 1's settings are set already.
   for (int layer = 3; layer >= 0; --layer) ASSERT_TRUE(run->Hand(layer, 1).ok());
   const auto stats = optimizer.FinishBackward();
   ASSERT_TRUE(stats.ok()) << stats.status();

@@ -34,7 +34,7 @@ ReplayInputs InputsOf(int num_blocks) {
   return {.inventory = ModelInventory(num_blocks)};
 }
 
-// Of a step and the pass before it.
+// The bytes of a step and of the pass before it.
 double BytesOf(int blocks) {
   const OffloadPlan plan = MustPlan(InputsOf(blocks));
   return static_cast<double>(plan.read_bytes_per_step + plan.write_bytes_per_step +

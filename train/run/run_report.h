@@ -20,7 +20,7 @@ struct Counters {
 };
 Counters ReadCounters(const PreparedRun& run, RunSession& session);
 
-// What one step cost.
+// The cost of one step.
 struct StepCost {
   double step_s = 0;
   double export_wait_s = 0;  // of it, for an export to end

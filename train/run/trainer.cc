@@ -116,7 +116,7 @@ class TrainingRun {
   Counters counted_;          // up to what the lines of metrics.jsonl count
   SessionTotals totals_;
   Json committed_line_;  // of metrics.jsonl, when the run is resumed; null: it has none
-  // Of the released step: what of its metrics does not depend on the clock.
+  // The metrics of the released step that do not depend on the clock.
   Json released_line_;
 };
 
@@ -386,7 +386,7 @@ absl::Status TrainingRun::AfterOverflow(int64_t step, const std::string& where) 
   return NotFiniteError({step, where, committed_step()}, advanced, loss_scale);
 }
 
-// What the commit of the released step carries.
+// The words that the commit of the released step carries.
 Json TrainingRun::CommitState() {
   Json trainer = TrainerOfStep(prepared_, *session_, released_line_);
   progress_.AddTo(trainer);

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 NUM_STEPS = 120
-# Of each tensor, by layer. One layer is several tiles.
+# The shape of each tensor, by layer. One layer is several tiles.
 SHAPES = [[[70, 50]], [[40, 33], [17], [64, 40], [100]], [[2048], [3, 7]], [[300, 20]]]
 OF_TENSOR = [0, 1, 2, 0, 3, 1, 2, 3]
 TENSORS = [shape for layer in SHAPES for shape in layer]
 SIZES = [int(np.prod(shape)) for shape in TENSORS]
 FROZEN = 3  # a group that is frozen in the second third of the steps
 
-# What each group has, as torch names it; "betas" is missing where an optimizer has none.
+# The settings of each group, as torch names them; "betas" is missing where an optimizer has none.
 GROUPS = [
     dict(lr=1e-3, weight_decay=0.1, betas=(0.9, 0.999), eps=1e-8),
     dict(lr=3e-3, weight_decay=0.0, betas=(0.8, 0.95), eps=1e-6),
