@@ -9,6 +9,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/offload/whole_tile.h"
 #include "forebay/optimizer/tile_run.h"
 #include "forebay/swap/store/transfer_buffer.h"
 
@@ -95,7 +96,7 @@ class StoreFiller {
       const Tile& tile = tiles.tiles()[i];
       const auto of_tile = tile_.bytes().first(tiles.WeightBytes(tile));
       std::memcpy(of_tile.data(), bytes.data() + tile.first_elem, of_tile.size());
-      FOREBAY_RETURN_IF_ERROR(Write(i, of_tile, {}));
+      FOREBAY_RETURN_IF_ERROR(WriteWholeTile(*store_, i, of_tile, {}));
     }
     return absl::OkStatus();
   }
@@ -107,20 +108,7 @@ class StoreFiller {
     const auto state = tile_.bytes().subspan(weights.size(), tiles.StateBytes(tile));
     std::memset(state.data(), 0, state.size());
     FillTile(master.subspan(tile.first_elem, tile.num_elems), RunOf(tiles, tile, weights, state));
-    return Write(index, weights, state);
-  }
-
-  absl::Status Write(int index, std::span<std::byte> weights, std::span<std::byte> state) {
-    IoOp weight_op, state_op;
-    store_->StartWriteWeights(index, weights, weight_op);
-    store_->StartWriteState(index, state, state_op);
-    const absl::Status weight_status = store_->engine().Wait(weight_op);
-    const absl::Status state_status = store_->engine().Wait(state_op);
-    FOREBAY_RETURN_IF_ERROR(weight_status);
-    FOREBAY_RETURN_IF_ERROR(state_status);
-    store_->MarkWeightsWritten(index);
-    store_->MarkStateWritten(index);
-    return absl::OkStatus();
+    return WriteWholeTile(*store_, index, weights, state);
   }
 
   TensorStore* const store_;

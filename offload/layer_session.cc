@@ -74,13 +74,6 @@ absl::Status CheckOptions(const LayerSessionOptions& options, const OffloadPlan&
       "is given. Give both the same OffloadOptions");
 }
 
-std::string_view NameOfState(bool is_between, bool is_pass, bool must_repeat) {
-  if (is_between) return "no step has begun";
-  if (is_pass) return "its pass is under way";
-  if (must_repeat) return "its pass has to be computed again";
-  return "its gradients are complete";
-}
-
 }  // namespace
 
 // ---- Creation ----------------------------------------------------------------------------------
@@ -142,13 +135,24 @@ int64_t LayerSession::OpenLayerBytes(const Inventory& inventory, int num_open_la
 
 // ---- What a caller can do wrong ----------------------------------------------------------------
 
+std::string_view LayerSession::NameOf(State state) {
+  switch (state) {
+    case State::kBetween:
+      return "no step has begun";
+    case State::kPass:
+      return "its pass is under way";
+    case State::kMustRepeat:
+      return "its pass has to be computed again";
+    case State::kDone:
+      return "its gradients are complete";
+  }
+  return "?";
+}
+
 absl::Status LayerSession::CheckState(State state, std::string_view call) const {
   if (state_ == state) return absl::OkStatus();
-  const auto name_of = [](State of) {
-    return NameOfState(of == State::kBetween, of == State::kPass, of == State::kMustRepeat);
-  };
   return UsageError(fmt::format("{} of step {}: {}; it is for when {}", call, released_step_ + 1,
-                                name_of(state_), name_of(state)));
+                                NameOf(state_), NameOf(state)));
 }
 
 absl::Status LayerSession::CheckNothingIsLent(std::string_view call) const {

@@ -209,6 +209,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
 
   LayerSession(const OffloadPlan& plan, LayerSessionOptions options,
                std::unique_ptr<TensorStore> store);
+  static std::string_view NameOf(State state);
   // UsageError where a step is not in `state`; `call`: for the message.
   absl::Status CheckState(State state, std::string_view call) const;
   // UsageError where layers are lent, or announced and not acquired.

@@ -4,6 +4,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/offload/whole_tile.h"
 
 namespace forebay {
 namespace {
@@ -92,24 +93,12 @@ void RawTensors::Abandon() {
   }
 }
 
-absl::Status RawTensors::WriteTile(int tile, std::span<std::byte> weights,
-                                   std::span<std::byte> state) {
-  IoOp weight_op, state_op;
-  store_->StartWriteWeights(tile, weights, weight_op);
-  store_->StartWriteState(tile, state, state_op);
-  absl::Status status = store_->engine().Wait(weight_op);
-  status.Update(store_->engine().Wait(state_op));
-  FOREBAY_RETURN_IF_ERROR(status);
-  store_->MarkWeightsWritten(tile);
-  store_->MarkStateWritten(tile);
-  return absl::OkStatus();
-}
-
 absl::Status RawTensors::Write() {
   const TileMap& tiles = store_->tiles();
   for (int tile = tiles.num_streamed_tiles(); tile < tiles.num_tiles(); ++tile) {
-    FOREBAY_RETURN_IF_ERROR(Annotate(WriteTile(tile, TileIn(released_.bytes(), tile), {}),
-                                     "writing the raw tensors of the run"));
+    FOREBAY_RETURN_IF_ERROR(
+        Annotate(WriteWholeTile(*store_, tile, TileIn(released_.bytes(), tile), {}),
+                 "writing the raw tensors of the run"));
   }
   has_changed_ = false;
   return absl::OkStatus();
@@ -135,7 +124,7 @@ absl::Status RawTensors::CopyForward() {
     FOREBAY_RETURN_IF_ERROR(status);
     FOREBAY_RETURN_IF_ERROR(store_->VerifyWeights(tile, weights));
     FOREBAY_RETURN_IF_ERROR(store_->VerifyState(tile, state));
-    FOREBAY_RETURN_IF_ERROR(WriteTile(tile, weights, state));
+    FOREBAY_RETURN_IF_ERROR(WriteWholeTile(*store_, tile, weights, state));
   }
   return absl::OkStatus();
 }

@@ -52,7 +52,6 @@ class RawTensors {
   explicit RawTensors(TensorStore* store) : store_(store) {}
   absl::Status Read();
   std::span<std::byte> TileIn(std::span<std::byte> values, int tile) const;
-  absl::Status WriteTile(int tile, std::span<std::byte> weights, std::span<std::byte> state);
 
   TensorStore* const store_;
   HostBuffer values_;           // the raw tiles one after another

@@ -128,12 +128,9 @@ TEST_P(LayerSessionMisuse, EveryCallAtEveryWrongMomentChangesNothing) {
     settings.offload.clip = 1e-3;
   }
   const TemporaryFolder folder;
-  const TemporaryFolder other_folder;
-  ModuleRun right(folder.path(), settings);
-  ASSERT_EQ(right.Open(), absl::OkStatus());
-  ASSERT_EQ(right.RunUntil(3), absl::OkStatus());
+  const std::string digest = DigestAfter(settings, 3);
 
-  ModuleRun wrong(other_folder.path(), settings);
+  ModuleRun wrong(folder.path(), settings);
   ASSERT_EQ(wrong.Open(), absl::OkStatus());
   ASSERT_EQ(wrong.RunStep(), absl::OkStatus());
   for (int step = 2; step <= 3; ++step) {
@@ -153,7 +150,7 @@ TEST_P(LayerSessionMisuse, EveryCallAtEveryWrongMomentChangesNothing) {
     MakeMistakes(wrong, Moment::kDone, settings.adds_tensors);
     ASSERT_EQ(wrong.session().Update(wrong.KeptOfStep()), absl::OkStatus());
   }
-  EXPECT_EQ(wrong.Digest(), right.Digest());
+  EXPECT_EQ(wrong.Digest(), digest);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, LayerSessionMisuse, testing::Bool(), [](const auto& kind) {
@@ -162,12 +159,9 @@ INSTANTIATE_TEST_SUITE_P(Kinds, LayerSessionMisuse, testing::Bool(), [](const au
 
 TEST(LayerSessionLeases, WhoeverIsStillOutStopsTheStepAndNothingIsLost) {
   const TemporaryFolder folder;
-  const TemporaryFolder other_folder;
-  ModuleRun right(folder.path(), Settings());
-  ASSERT_EQ(right.Open(), absl::OkStatus());
-  ASSERT_EQ(right.RunUntil(2), absl::OkStatus());
+  const std::string digest = DigestAfter(Settings(), 2);
 
-  ModuleRun run(other_folder.path(), Settings());
+  ModuleRun run(folder.path(), Settings());
   ASSERT_EQ(run.Open(), absl::OkStatus());
   LayerSession& session = run.session();
   const int layers[] = {2, 3};
@@ -199,7 +193,7 @@ TEST(LayerSessionLeases, WhoeverIsStillOutStopsTheStepAndNothingIsLost) {
   EXPECT_TRUE(IsUsage(session.Update(run.KeptOfStep())));
   lease->Release();
   ASSERT_EQ(session.Update(run.KeptOfStep()), absl::OkStatus());
-  EXPECT_EQ(run.Digest(), right.Digest());
+  EXPECT_EQ(run.Digest(), digest);
 }
 
 TEST(LayerSessionLeases, AsManyAsTheWindowHasBuffers) {
@@ -249,11 +243,8 @@ TEST(LayerSessionLeases, ALeaseKeepsTheSessionThatItIsOf) {
 
 TEST(LayerSessionSteps, OneThatIsAbandonedLeavesNoTrace) {
   const TemporaryFolder folder;
-  const TemporaryFolder other_folder;
-  ModuleRun right(folder.path(), Settings(/*is_tight=*/true));
-  ASSERT_EQ(right.Open(), absl::OkStatus());
-  ASSERT_EQ(right.RunUntil(3), absl::OkStatus());
-  ModuleRun run(other_folder.path(), Settings(/*is_tight=*/true));
+  const std::string digest = DigestAfter(Settings(/*is_tight=*/true), 3);
+  ModuleRun run(folder.path(), Settings(/*is_tight=*/true));
   ASSERT_EQ(run.Open(), absl::OkStatus());
   for (int step = 1; step <= 3; ++step) {
     ASSERT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
@@ -269,7 +260,7 @@ TEST(LayerSessionSteps, OneThatIsAbandonedLeavesNoTrace) {
     run.session().Abandon();
     ASSERT_EQ(run.RunStep(), absl::OkStatus());
   }
-  EXPECT_EQ(run.Digest(), right.Digest());
+  EXPECT_EQ(run.Digest(), digest);
 }
 
 TEST(LayerSessionSteps, AStepThatIsSkippedIsCommittedAndChangesNothing) {
@@ -389,11 +380,8 @@ TEST(LayerSessionSteps, GradientsOfALayerThatIsClosedAreRefused) {
 
 TEST(LayerSessionSteps, WhatGoesWithAStepFitsItsCommit) {
   const TemporaryFolder folder;
-  const TemporaryFolder other_folder;
-  ModuleRun right(folder.path(), Settings());
-  ASSERT_EQ(right.Open(), absl::OkStatus());
-  ASSERT_EQ(right.RunUntil(2), absl::OkStatus());
-  ModuleRun run(other_folder.path(), Settings());
+  const std::string digest = DigestAfter(Settings(), 2);
+  ModuleRun run(folder.path(), Settings());
   ASSERT_EQ(run.Open(), absl::OkStatus());
   for (int step = 1; step <= 2; ++step) {
     ASSERT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
@@ -406,7 +394,7 @@ TEST(LayerSessionSteps, WhatGoesWithAStepFitsItsCommit) {
     EXPECT_EQ(run.session().released_step(), step - 1);
     ASSERT_EQ(run.session().Update(run.KeptOfStep(), CommitWhen::kNow), absl::OkStatus());
   }
-  EXPECT_EQ(run.Digest(), right.Digest());
+  EXPECT_EQ(run.Digest(), digest);
 }
 
 // An update that cannot begin must not make the update before it one that is committed.
@@ -417,11 +405,8 @@ TEST(LayerSessionSteps, AnUpdateThatIsRefusedChangesNothing) {
   for (const TierChoice state_tier : {TierChoice::kHost, TierChoice::kNvme}) {
     settings.offload.state_tier = state_tier;
     const TemporaryFolder folder;
-    const TemporaryFolder other_folder;
-    ModuleRun right(folder.path(), settings);
-    ASSERT_EQ(right.Open(), absl::OkStatus());
-    ASSERT_EQ(right.RunUntil(4), absl::OkStatus());
-    ModuleRun run(other_folder.path(), settings);
+    const std::string digest = DigestAfter(settings, 4);
+    ModuleRun run(folder.path(), settings);
     ASSERT_EQ(run.Open(), absl::OkStatus());
     for (int step = 1; step <= 4; ++step) {
       StepUpdate wrong = run.UpdateOfStep();
@@ -432,7 +417,7 @@ TEST(LayerSessionSteps, AnUpdateThatIsRefusedChangesNothing) {
       run.session().Abandon();
       ASSERT_EQ(run.RunStep(), absl::OkStatus());
     }
-    EXPECT_EQ(run.Digest(), right.Digest());
+    EXPECT_EQ(run.Digest(), digest);
   }
 }
 
@@ -466,11 +451,7 @@ TEST(LayerSessionSteps, ADelayedUpdateIsNotCommittedWhileALeaseIsOut) {
 TEST(LayerSessionSteps, AWriteThatFailsIsAnErrorAndNotTheEndOfTheProcess) {
   ModuleSettings settings = SmallSettings();
   settings.is_uneven = settings.has_raw = true;
-  const TemporaryFolder right_folder;
-  ModuleRun right(right_folder.path(), settings);
-  ASSERT_EQ(right.Open(), absl::OkStatus());
-  ASSERT_EQ(right.RunUntil(4), absl::OkStatus());
-  const std::string digest = right.Digest();
+  const std::string digest = DigestAfter(settings, 4);
   int num_failed = 0;
   for (int64_t call = 0; call < 400; call += 7) {
     const TemporaryFolder folder;

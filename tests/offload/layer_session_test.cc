@@ -31,16 +31,6 @@ double MiddleClip() {
   return (norms[0] + norms[1]) / 2;
 }
 
-std::string DigestOf(const ModuleSettings& settings) {
-  const TemporaryFolder folder;
-  ModuleRun run(folder.path(), settings);
-  const absl::Status opened = run.Open();
-  EXPECT_EQ(opened, absl::OkStatus());
-  if (!opened.ok()) return "";
-  EXPECT_EQ(run.RunUntil(kSteps), absl::OkStatus());
-  return run.Digest();
-}
-
 // The same run whose process ends without a word after each step.
 std::string DigestWithKills(const ModuleSettings& settings) {
   const TemporaryFolder folder;
@@ -132,11 +122,11 @@ TEST_P(LayerSessionMaster, OneRunHasOneDigest) {
   base.offload.clip = GetParam().is_uneven ? MiddleClip() / 2 : MiddleClip();
   base.is_uneven = GetParam().is_uneven;
   base.has_raw = GetParam().has_raw;
-  const std::string digest = DigestOf(base);
+  const std::string digest = DigestAfter(base, kSteps);
   ASSERT_FALSE(digest.empty());
   for (const Variant& variant : VariantsOf(base)) {
     SCOPED_TRACE(variant.name);
-    EXPECT_EQ(DigestOf(variant.settings), digest);
+    EXPECT_EQ(DigestAfter(variant.settings, kSteps), digest);
     if (variant.settings.offload.durability != Durability::kNone) {
       EXPECT_EQ(DigestWithKills(variant.settings), digest);
     }
@@ -155,12 +145,12 @@ TEST(LayerSession, DelayedUpdatesHaveOneDigestOfTheirOwn) {
   ModuleSettings base = SmallSettings();
   base.offload.durability = Durability::kReplay;
   base.offload.delay_update_from = 3;
-  const std::string digest = DigestOf(base);
-  EXPECT_NE(digest, DigestOf(SmallSettings()));
+  const std::string digest = DigestAfter(base, kSteps);
+  EXPECT_NE(digest, DigestAfter(SmallSettings(), kSteps));
   for (const bool is_tight : {false, true}) {
     ModuleSettings settings = base;
     settings.is_tight = is_tight;
-    EXPECT_EQ(DigestOf(settings), digest);
+    EXPECT_EQ(DigestAfter(settings, kSteps), digest);
     EXPECT_EQ(DigestWithKills(settings), digest);
   }
 }

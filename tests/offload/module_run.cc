@@ -12,6 +12,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/offload/create_store.h"
+#include "gtest/gtest.h"
 
 namespace forebay {
 namespace {
@@ -328,6 +329,15 @@ std::string ModuleRun::Digest() {
     }
   }
   return hash.Hex();
+}
+
+std::string DigestAfter(const ModuleSettings& settings, int64_t num_steps) {
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  absl::Status status = run.Open();
+  if (status.ok()) status = run.RunUntil(num_steps);
+  EXPECT_EQ(status, absl::OkStatus());
+  return status.ok() ? run.Digest() : "";
 }
 
 }  // namespace forebay

@@ -96,6 +96,9 @@ class ModuleRun {
   int num_repeated_ = 0;
 };
 
+// The digest of a run of so many steps; "" where it fails, with a failure of the test.
+std::string DigestAfter(const ModuleSettings& settings, int64_t num_steps);
+
 // The plan of such a run.
 absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings);
 
