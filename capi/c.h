@@ -1,19 +1,24 @@
-/* forebay from C: training state on NVMe, in RAM or both, behind layers that are announced, leased, given gradients and
-   updated; and the update kernels alone. Installed as <forebay/c.h>; the library is libforebay.so.
+/* forebay from C: training state on NVMe, in RAM or both, behind layers that are announced, leased,
+   given gradients and updated; and the update kernels alone. Installed as <forebay/c.h>; the
+   library is libforebay.so.
 
    Rules:
-   - Objects are opaque. A `_create` gives one, the `_destroy` of its type ends it; NULL is destroyed for free.
-   - A call that can fail returns a code (FOREBAY_OK is 0; the others are the exit codes of the program `forebay`) and
-     takes `char** message` last, which may be NULL. Where a call fails, *message is a text that says what failed, why and
-     what to do about it: free it with forebay_free. Where it succeeds, *message stays as it was.
+   - Objects are opaque. A `_create` gives one, the `_destroy` of its type ends it; NULL is
+     destroyed for free.
+   - A call that can fail returns a code (FOREBAY_OK is 0; the others are the exit codes of the
+     program `forebay`) and takes `char** message` last, which may be NULL. Where a call fails,
+     *message is a text that says what failed, why and what to do about it: free it with
+     forebay_free. Where it succeeds, *message stays as it was.
    - A caller's mistake is FOREBAY_USAGE, and changes nothing. No call ends the process.
-   - Text and data are pointer and length; texts that this library returns also end with a zero byte. JSON is UTF-8.
-   - Options are structs whose first member is their size: set it to sizeof of the struct, and the rest to zeros, which
-     always means the default. A program compiled with an older header works with a newer library.
+   - Text and data are pointer and length; texts that this library returns also end with a zero
+     byte. JSON is UTF-8.
+   - Options are structs whose first member is their size: set it to sizeof of the struct, and the
+     rest to zeros, which always means the default. A program compiled with an older header works
+     with a newer library.
    - An object may be used from any thread, and is used by one at a time: calls of others wait.
-   - Nothing calls back, there is no global state, and locale, signals and environment are left alone. */
-#ifndef FOREBAY_C_H_
-#define FOREBAY_C_H_
+   - Nothing calls back, there is no global state, and locale, signals and environment are left
+     alone. */
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -24,8 +29,8 @@ extern "C" {
 
 #define FOREBAY_ABI_VERSION 1
 
-/* The FOREBAY_ABI_VERSION that the library was compiled with. It grows when something that was there changes; what is
-   added leaves it alone. */
+/* The FOREBAY_ABI_VERSION that the library was compiled with. It grows when something that was
+   there changes; what is added leaves it alone. */
 int32_t forebay_abi_version(void);
 /* "0.1.0". Not to be freed. */
 const char* forebay_version(void);
@@ -41,8 +46,8 @@ enum {
   FOREBAY_OUT_OF_MEMORY = 6, /* memory ran out while running */
   FOREBAY_NUMERICAL = 7,     /* values that are not finite */
   FOREBAY_CORRUPT = 8,       /* a store that is damaged, or another one than expected */
-  FOREBAY_ENVIRONMENT = 9,   /* the machine: a lock, a kernel feature, a thread that cannot be had */
-  FOREBAY_INTERRUPTED = 75   /* stopped by forebay_layers_stop */
+  FOREBAY_ENVIRONMENT = 9, /* the machine: a lock, a kernel feature, a thread that cannot be had */
+  FOREBAY_INTERRUPTED = 75 /* stopped by forebay_layers_stop */
 };
 
 /* Types of elements. */
@@ -50,43 +55,56 @@ enum { FOREBAY_F32 = 0, FOREBAY_BF16 = 1, FOREBAY_F16 = 2 };
 
 /* ---- The optimizers ---------------------------------------------------------------------------
 
-   The formulas are those of torch.optim with fp32 arithmetic. Weight decay is decoupled in AdamW and Lion; the others add
-   it to the gradient. */
-enum { FOREBAY_ADAMW = 0, FOREBAY_ADAM = 1, FOREBAY_ADAGRAD = 2, FOREBAY_LION = 3, FOREBAY_SGD = 4 };
+   The formulas are those of torch.optim with fp32 arithmetic. Weight decay is decoupled in AdamW
+   and Lion; the others add it to the gradient. */
+enum {
+  FOREBAY_ADAMW = 0,
+  FOREBAY_ADAM = 1,
+  FOREBAY_ADAGRAD = 2,
+  FOREBAY_LION = 3,
+  FOREBAY_SGD = 4
+};
 
-/* The settings of a group of tensors in one step. Those that the optimizer does not have are not looked at. */
+/* The settings of a group of tensors in one step. Those that the optimizer does not have are not
+   looked at. */
 typedef struct {
   double lr;
   double weight_decay;
-  double beta1; /* AdamW, Adam, Lion; SGD: the momentum */
-  double beta2; /* AdamW, Adam, Lion */
-  double eps;   /* AdamW, Adam, Adagrad; > 0 */
+  double beta1;   /* AdamW, Adam, Lion; SGD: the momentum */
+  double beta2;   /* AdamW, Adam, Lion */
+  double eps;     /* AdamW, Adam, Adagrad; > 0 */
   int32_t frozen; /* not 0: weights and moments stay what they are */
   int32_t reserved;
 } forebay_group;
 
 /* ---- An inventory: layers and their tensors ---------------------------------------------------
 
-   A layer is what streams: it is read, lent and updated as a whole. Names are unique. Raw layers come last. */
+   A layer is what streams: it is read, lent and updated as a whole. Names are unique. Raw layers
+   come last. */
 typedef struct forebay_inventory forebay_inventory;
 
 forebay_inventory* forebay_inventory_create(void);
 void forebay_inventory_destroy(forebay_inventory* inventory);
 /* Starts a layer; the tensors added next are its own. */
-int32_t forebay_inventory_begin_layer(forebay_inventory* inventory, const char* name, size_t name_length, char** message);
-/* Adds a tensor of `rank` dimensions, of group `group` (an index into the groups of a step). *index (may be NULL): its
-   number, by which other calls name it. */
-int32_t forebay_inventory_add(forebay_inventory* inventory, const char* name, size_t name_length, const int64_t* shape,
-                              int32_t rank, int32_t group, int32_t* index, char** message);
-/* Starts a layer of raw tensors: bytes that are stored and committed with the others, and mean nothing here. */
-int32_t forebay_inventory_begin_raw_layer(forebay_inventory* inventory, const char* name, size_t name_length,
-                                          char** message);
-int32_t forebay_inventory_add_raw(forebay_inventory* inventory, const char* name, size_t name_length, int64_t num_bytes,
-                                  int32_t* index, char** message);
+int32_t forebay_inventory_begin_layer(forebay_inventory* inventory, const char* name,
+                                      size_t name_length, char** message);
+/* Adds a tensor of `rank` dimensions, of group `group` (an index into the groups of a step). *index
+   (may be NULL): its number, by which other calls name it. */
+int32_t forebay_inventory_add(forebay_inventory* inventory, const char* name, size_t name_length,
+                              const int64_t* shape, int32_t rank, int32_t group, int32_t* index,
+                              char** message);
+/* Starts a layer of raw tensors: bytes that are stored and committed with the others, and mean
+   nothing here. */
+int32_t forebay_inventory_begin_raw_layer(forebay_inventory* inventory, const char* name,
+                                          size_t name_length, char** message);
+int32_t forebay_inventory_add_raw(forebay_inventory* inventory, const char* name,
+                                  size_t name_length, int64_t num_bytes, int32_t* index,
+                                  char** message);
 
 /* ---- Layers -----------------------------------------------------------------------------------
 
-   Weights, fp32 masters and moments of an inventory, in a store on disk, in RAM or both, inside a memory budget.
+   Weights, fp32 masters and moments of an inventory, in a store on disk, in RAM or both, inside a
+   memory budget.
 
      new, then create, fill, start    a new store, filled tensor by tensor
      new, then open                   the newest committed step of one that is there
@@ -94,8 +112,11 @@ int32_t forebay_inventory_add_raw(forebay_inventory* inventory, const char* name
        expect, acquire, release         weights; a due update is applied to a layer on its way in
        add_gradient, close_layer        gradients, additive, tensor by tensor
      finish_backward                  the norm
-     update, or skip, or abandon      the step is real; or counts and changes no weights; or never was
+     update                           the step is real
+     skip                             or it counts, and changes no weights
+     abandon                          or it never was
      commit                           durable
+
    After an error of a read or a write, abandon the step: the committed one stands. */
 typedef struct forebay_layers forebay_layers;
 
@@ -104,84 +125,99 @@ enum { FOREBAY_TIER_AUTO = 0, FOREBAY_TIER_RAM = 1, FOREBAY_TIER_NVME = 2 };
 /* What a crash leaves: AUTO takes STEP where the disks have room for two copies, else NONE. */
 enum {
   FOREBAY_DURABILITY_AUTO = 0,
-  FOREBAY_DURABILITY_NONE = 1,  /* one copy: what was committed before the last step began is lost with it */
+  FOREBAY_DURABILITY_NONE = 1,  /* nothing, if a step was being written: there is one copy */
   FOREBAY_DURABILITY_STEP = 2,  /* the last committed step */
-  FOREBAY_DURABILITY_REPLAY = 3 /* that, and the gradients of the next one where they were complete */
+  FOREBAY_DURABILITY_REPLAY = 3 /* that, and the next one if its gradients were complete */
 };
-enum { FOREBAY_ENGINE_AUTO = 0, FOREBAY_ENGINE_URING = 1, FOREBAY_ENGINE_LIBAIO = 2, FOREBAY_ENGINE_THREADS = 3 };
-/* How a step goes through the layers: forward and backward (the weights are lent), or only the update at its end (the
-   weights are computed with elsewhere, and read once after each update). */
+enum {
+  FOREBAY_ENGINE_AUTO = 0,
+  FOREBAY_ENGINE_URING = 1,
+  FOREBAY_ENGINE_LIBAIO = 2,
+  FOREBAY_ENGINE_THREADS = 3
+};
+/* How a step goes through the layers: forward and backward (the weights are lent), or only the
+   update at its end (the weights are computed with elsewhere, and read once after each update). */
 enum { FOREBAY_PASS_FORWARD_BACKWARD = 0, FOREBAY_PASS_UPDATE_ONLY = 1 };
 
 typedef struct {
   size_t struct_size;
-  const char* const* folders; /* the store's own, one for each disk; made where they are not there */
-  size_t num_folders;         /* at least 1 */
+  /* The store's own folders, one for each disk; made where they are not there. At least one. */
+  const char* const* folders;
+  size_t num_folders;
   const double* folder_weights; /* their shares, in proportion; NULL: all the same */
-  int64_t ram_bytes;          /* all that this object may take; 0: 80 % of what is available */
-  int32_t weight_dtype;       /* that weights are lent in; masters are fp32 whatever it is */
-  int32_t gradient_dtype;     /* that complete gradients are rounded to while they wait for the update */
+  int64_t ram_bytes;            /* all that this object may take; 0: 80 % of what is available */
+  int32_t weight_dtype;         /* that weights are lent in; masters are fp32 whatever it is */
+  int32_t gradient_dtype;       /* that complete gradients wait in for the update */
   int32_t optimizer;
-  int32_t nesterov;           /* SGD with momentum */
-  double momentum;            /* SGD: not 0 where any group has one */
+  int32_t nesterov; /* SGD with momentum */
+  double momentum;  /* SGD: not 0 where any group has one */
   int32_t weights_tier;
   int32_t state_tier;
   int32_t gradients_tier;
   int32_t durability;
-  int64_t commit_every;       /* steps; 0: as often as it costs little */
+  int64_t commit_every; /* steps; 0: as often as it costs little */
   int32_t engine;
-  int32_t num_threads;        /* of the update; 0: as many as there are cores */
+  int32_t num_threads; /* of the update; 0: as many as there are cores */
   int32_t pass;
-  int32_t num_open_layers;    /* whose gradients add_gradient may be summing at one time; 0: 2 */
-  int32_t num_window_layers;  /* layers that the window holds at one time; 0: as there is memory for */
-  int32_t update_in_backward; /* not 0: gradients are applied as layers close. For steps that are not clipped */
-  int64_t tile_elems;         /* elements that are read and written at once; 0: 4 Mi */
+  int32_t num_open_layers;   /* that add_gradient may be summing at one time; 0: 2 */
+  int32_t num_window_layers; /* that the window holds at one time; 0: as there is memory for */
+  /* Not 0: gradients are applied as layers close, which they do in the order that the pass has:
+     the layers' own (update only), or the reverse. For steps that are not clipped. */
+  int32_t update_in_backward;
+  int64_t tile_elems; /* elements that are read and written at once; 0: the default */
 } forebay_layers_options;
 
 /* Plans what will lie where. Touches no disk. DOES_NOT_FIT, with the least ram_bytes that works. */
-int32_t forebay_layers_new(const forebay_layers_options* options, const forebay_inventory* inventory,
-                           forebay_layers** layers, char** message);
+int32_t forebay_layers_new(const forebay_layers_options* options,
+                           const forebay_inventory* inventory, forebay_layers** layers,
+                           char** message);
 /* Steps that are not committed are lost. Leases that are out stay readable, and end later. */
 void forebay_layers_destroy(forebay_layers* layers);
-/* What was planned, as JSON: the memory and disk that each part takes, bytes moved in a step. Free it. */
+/* What was planned, as JSON: the memory and disk that each part takes, bytes moved in a step. Free
+   it. */
 int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** message);
 
 /* Whether there is a store in the folders: 1 or 0. What is half made counts as none. */
 int32_t forebay_layers_exists(forebay_layers* layers);
-/* Makes the store. USAGE where one is there; DOES_NOT_FIT, STORAGE; ENVIRONMENT where another process uses the
-   folders. */
+/* Makes the store. USAGE where one is there; DOES_NOT_FIT, STORAGE; ENVIRONMENT where another
+   process uses the folders. */
 int32_t forebay_layers_create(forebay_layers* layers, char** message);
-/* The first value of a tensor: all its elements, row-major. Those of a raw tensor: its bytes (`dtype` is not looked at).
-   Layers are filled in their order, the tensors of one in any; those that are not filled are zeros. */
-int32_t forebay_layers_fill(forebay_layers* layers, int32_t tensor, int32_t dtype, const void* data, size_t num_bytes,
-                            char** message);
+/* The first value of a tensor: all its elements, row-major. Those of a raw tensor: its bytes
+   (`dtype` is not looked at). Layers are filled in their order, the tensors of one in any; those
+   that are not filled are zeros. */
+int32_t forebay_layers_fill(forebay_layers* layers, int32_t tensor, int32_t dtype, const void* data,
+                            size_t num_bytes, char** message);
 /* Ends the filling, and commits step 0 with `user`, a JSON object of the caller's (see commit). */
-int32_t forebay_layers_start(forebay_layers* layers, const char* user, size_t user_length, char** message);
-/* Opens the newest committed step; under durability REPLAY the gradients that a crash has left are applied. CORRUPT
-   where the store has other tensors than the inventory, or is damaged; BAD_INPUT where there is none. */
+int32_t forebay_layers_start(forebay_layers* layers, const char* user, size_t user_length,
+                             char** message);
+/* Opens the newest committed step; under durability REPLAY the gradients that a crash has left are
+   applied. CORRUPT where the store has other tensors than the inventory, or is damaged; BAD_INPUT
+   where there is none. */
 int32_t forebay_layers_open(forebay_layers* layers, char** message);
 
 /* Announces the layers that will be acquired next, in order, behind those already announced. */
-int32_t forebay_layers_expect(forebay_layers* layers, const int32_t* order, size_t num_layers, char** message);
+int32_t forebay_layers_expect(forebay_layers* layers, const int32_t* order, size_t num_layers,
+                              char** message);
 /* Forgets what was announced and not acquired. */
 void forebay_layers_cancel_expected(forebay_layers* layers);
 
 typedef struct forebay_lease forebay_lease;
 /* Waits for the weights of the layer that was announced next. */
-int32_t forebay_layers_acquire(forebay_layers* layers, int32_t layer, forebay_lease** lease, char** message);
-/* Where a tensor of the layer lies: all its elements in weight_dtype, row-major, 64-byte aligned. NULL: it is not of this
-   layer. To be read until the lease is released. */
+int32_t forebay_layers_acquire(forebay_layers* layers, int32_t layer, forebay_lease** lease,
+                               char** message);
+/* Where a tensor of the layer lies: all its elements in weight_dtype, row-major, 64-byte aligned.
+   NULL: it is not of this layer. To be read until the lease is released. */
 const void* forebay_lease_data(const forebay_lease* lease, int32_t tensor);
 /* The same of the whole layer, and its size. */
 const void* forebay_lease_bytes(const forebay_lease* lease, size_t* num_bytes);
 /* Ends the lease. From any thread, without waiting for calls under way. */
 void forebay_lease_release(forebay_lease* lease);
-/* A DLManagedTensor (DLPack 0.8) over a tensor of the lease, which lives as long as the last of its DLManagedTensors, and
-   until it is released. NULL: the tensor is not of this layer. */
+/* A DLManagedTensor (DLPack 0.8) over a tensor of the lease, which lives as long as the last of its
+   DLManagedTensors, and until it is released. NULL: the tensor is not of this layer. */
 void* forebay_lease_dlpack(forebay_lease* lease, int32_t tensor);
 
-/* The scalars of a step. Gradients are multiplied by 1 / loss_scale, and by clip / norm where their norm (unscaled) is above
-   clip, as torch.nn.utils.clip_grad_norm_ does it. */
+/* The scalars of a step. Gradients are multiplied by 1 / loss_scale, and by clip / norm where their
+   norm (unscaled) is above clip, as torch.nn.utils.clip_grad_norm_ does it. */
 typedef struct {
   size_t struct_size;
   const forebay_group* groups; /* of every group that the inventory names */
@@ -190,37 +226,45 @@ typedef struct {
   double loss_scale; /* 0: 1 */
 } forebay_step_options;
 
-int32_t forebay_layers_begin_step(forebay_layers* layers, const forebay_step_options* options, char** message);
-/* Replaces clip and loss_scale of the step in progress, and the groups where num_groups is not 0 (only where updates are not
-   applied in backward). Before finish_backward. */
-int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_options* options, char** message);
-/* Adds to the gradient of a tensor: all its elements, row-major. Sums are fp32. A tensor that gets none in a step is left
-   alone, moments too. */
-int32_t forebay_layers_add_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype, const void* data,
-                                    size_t num_bytes, char** message);
+int32_t forebay_layers_begin_step(forebay_layers* layers, const forebay_step_options* options,
+                                  char** message);
+/* Replaces clip and loss_scale of the step in progress, and the groups where num_groups is not 0
+   (only where updates are not applied in backward). Before finish_backward. */
+int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_options* options,
+                                char** message);
+/* Adds to the gradient of a tensor: all its elements, row-major. Sums are fp32. A tensor that gets
+   none in a step is left alone, moments too. */
+int32_t forebay_layers_add_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype,
+                                    const void* data, size_t num_bytes, char** message);
 /* No more gradients of this layer come in this step. */
 int32_t forebay_layers_close_layer(forebay_layers* layers, int32_t layer, char** message);
 
 typedef struct {
   size_t struct_size;
   double norm;             /* of all gradients, divided by loss_scale, before clipping */
-  int32_t nonfinite_layer; /* the first with a gradient that is not finite: skip or abandon the step; -1: none */
+  int32_t nonfinite_layer; /* the first with a gradient that is not finite: skip or abandon the
+                              step; -1: none */
   int32_t reserved;
 } forebay_step_gradients;
 /* Closes the layers that are open. */
-int32_t forebay_layers_finish_backward(forebay_layers* layers, forebay_step_gradients* gradients, char** message);
+int32_t forebay_layers_finish_backward(forebay_layers* layers, forebay_step_gradients* gradients,
+                                       char** message);
 
-/* Makes the step real. `user`: a JSON object of at most 3 KiB that its commit carries. `commit_now`: not 0: returns when it
-   is durable; else commits come by commit_every. NUMERICAL, and nothing changed, where a gradient is not finite. */
-int32_t forebay_layers_update(forebay_layers* layers, const char* user, size_t user_length, int32_t commit_now,
-                              char** message);
+/* Makes the step real. `user`: a JSON object of at most 3 KiB that its commit carries.
+   `commit_now`: not 0: returns when it is durable; else commits come by commit_every. USAGE, and
+   nothing changed, where a gradient is not finite. */
+int32_t forebay_layers_update(forebay_layers* layers, const char* user, size_t user_length,
+                              int32_t commit_now, char** message);
 /* The step counts, and changes no weights. */
-int32_t forebay_layers_skip(forebay_layers* layers, const char* user, size_t user_length, int32_t commit_now,
-                            char** message);
+int32_t forebay_layers_skip(forebay_layers* layers, const char* user, size_t user_length,
+                            int32_t commit_now, char** message);
 /* The step never was. Also after an error, and for a step that has not begun. */
 void forebay_layers_abandon(forebay_layers* layers);
-/* Makes the last step durable, if it is not. Between steps, with no lease out. */
-int32_t forebay_layers_commit(forebay_layers* layers, char** message);
+/* Makes the last step durable, if it is not. `user` takes the place of what the step was given;
+   NULL: that. USAGE where the step is committed already and `user` is another, while a step is in
+   progress, or a lease is out. */
+int32_t forebay_layers_commit(forebay_layers* layers, const char* user, size_t user_length,
+                              char** message);
 
 int64_t forebay_layers_committed_step(forebay_layers* layers);
 int64_t forebay_layers_step(forebay_layers* layers); /* the last one that is real */
@@ -229,25 +273,31 @@ int32_t forebay_layers_user_json(forebay_layers* layers, char** json, char** mes
 
 /* Planes of a tensor. */
 enum { FOREBAY_MASTER = 0, FOREBAY_M = 1, FOREBAY_V = 2 };
-/* Copies elements [first, first + num_elems) of a plane as they were committed last. USAGE while a step is in progress, or
-   where the optimizer has no such plane. */
-int32_t forebay_layers_read(forebay_layers* layers, int32_t tensor, int32_t plane, int64_t first, int64_t num_elems,
-                            float* values, char** message);
-/* The updates that a tensor got: those of the committed step, less the steps in which it had no gradient. */
-int32_t forebay_layers_updates_of(forebay_layers* layers, int32_t tensor, int64_t* num_updates, char** message);
-/* The bytes of a raw tensor, in RAM until the object is destroyed: to be read at any time, and changed in a step. */
-int32_t forebay_layers_raw(forebay_layers* layers, int32_t tensor, void** data, size_t* num_bytes, char** message);
+/* Copies elements [first, first + num_elems) of a plane. USAGE where the last step is not
+   committed, or the optimizer has no such plane. */
+int32_t forebay_layers_read(forebay_layers* layers, int32_t tensor, int32_t plane, int64_t first,
+                            int64_t num_elems, float* values, char** message);
+/* The updates that a tensor got: those of the committed step, less the steps in which it had no
+   gradient. */
+int32_t forebay_layers_updates_of(forebay_layers* layers, int32_t tensor, int64_t* num_updates,
+                                  char** message);
+/* The bytes of a raw tensor, in RAM until the object is destroyed: to be read at any time, and
+   changed in a step. */
+int32_t forebay_layers_raw(forebay_layers* layers, int32_t tensor, void** data, size_t* num_bytes,
+                           char** message);
 
 /* Bytes moved, time waited, memory taken, the engine: JSON. Free it. */
 int32_t forebay_layers_stats_json(forebay_layers* layers, char** json, char** message);
-/* Has create, fill and open end soon with INTERRUPTED. The only call that does not wait for others. */
+/* Has create, fill and open end soon with INTERRUPTED. The only call that does not wait for others.
+ */
 void forebay_layers_stop(forebay_layers* layers);
 
 /* ---- The update kernels -----------------------------------------------------------------------
 
-   One step over arrays of the caller's. The weights of bf16 are the upper halves of fp32 masters, whose lower halves
-   (`remainder`) are kept beside them; those of fp16 have a master beside them; those of fp32 are their own. Same bits as the
-   update of layers, whatever the number of threads. Moments that the optimizer has not are NULL. */
+   One step over arrays of the caller's. The weights of bf16 are the upper halves of fp32 masters,
+   whose lower halves (`remainder`) are kept beside them; those of fp16 have a master beside them;
+   those of fp32 are their own. Same bits as the update of layers, whatever the number of threads.
+   Moments that the optimizer has not are NULL. */
 typedef struct {
   size_t struct_size;
   int32_t optimizer;
@@ -256,13 +306,13 @@ typedef struct {
   int32_t gradient_dtype;
   int64_t num_elems;
   void* weights;        /* [num_elems] of weight_dtype */
-  void* remainder;      /* [num_elems] uint16, of bf16; NULL of others */
+  void* remainder;      /* [num_elems] int16, of bf16; NULL of others */
   float* master;        /* [num_elems], of fp16; NULL of others */
   float* m;             /* [num_elems] */
   float* v;             /* [num_elems] */
   const void* gradient; /* [num_elems] of gradient_dtype */
   forebay_group group;
-  int64_t step;         /* from 1 */
+  int64_t step;          /* from 1 */
   double gradient_scale; /* multiplies every gradient; 0: 1 */
 } forebay_kernel_run;
 
@@ -271,19 +321,20 @@ typedef struct forebay_kernels forebay_kernels; /* a pool of threads */
 int32_t forebay_kernels_create(int32_t num_threads, forebay_kernels** kernels, char** message);
 void forebay_kernels_destroy(forebay_kernels* kernels);
 /* Updates all `runs`. */
-int32_t forebay_kernels_update(forebay_kernels* kernels, const forebay_kernel_run* runs, size_t num_runs, char** message);
-/* Splits fp32 masters into bf16 weights and remainders, [num_elems] each, and joins them again: exact. */
-int32_t forebay_kernels_split(forebay_kernels* kernels, const float* master, int64_t num_elems, void* weights,
-                              void* remainder, char** message);
-int32_t forebay_kernels_join(forebay_kernels* kernels, const void* weights, const void* remainder, int64_t num_elems,
-                             float* master, char** message);
-/* The sum of squares of [num_elems] gradients in fp64, the same bits whatever the number of threads; NaN or infinite where
-   one of them is. */
-int32_t forebay_kernels_sum_of_squares(forebay_kernels* kernels, int32_t dtype, const void* gradient, int64_t num_elems,
-                                       double* sum, char** message);
+int32_t forebay_kernels_update(forebay_kernels* kernels, const forebay_kernel_run* runs,
+                               size_t num_runs, char** message);
+/* Splits fp32 masters into bf16 weights and remainders, [num_elems] each, and joins them again:
+   exact. */
+int32_t forebay_kernels_split(forebay_kernels* kernels, const float* master, int64_t num_elems,
+                              void* weights, void* remainder, char** message);
+int32_t forebay_kernels_join(forebay_kernels* kernels, const void* weights, const void* remainder,
+                             int64_t num_elems, float* master, char** message);
+/* The sum of squares of [num_elems] gradients in fp64, the same bits whatever the number of
+   threads; NaN or infinite where one of them is. */
+int32_t forebay_kernels_sum_of_squares(forebay_kernels* kernels, int32_t dtype,
+                                       const void* gradient, int64_t num_elems, double* sum,
+                                       char** message);
 
 #ifdef __cplusplus
 }
 #endif
-
-#endif /* FOREBAY_C_H_ */

@@ -38,88 +38,113 @@ void FillTile(std::span<const float> master, const TileRun& run) {
   }
 }
 
-// Buffers of one layer and one tile, and the walk over them.
-class StoreFiller {
- public:
-  StoreFiller(TensorStore* store, const TensorFiller& fill, const RawFiller& fill_raw,
-              const std::function<bool()>& stop)
-      : store_(store), fill_(fill), fill_raw_(fill_raw), stop_(stop) {}
-
-  absl::Status Run(MemoryBudget* budget, const std::function<void(double)>& on_space) {
-    const TileMap& tiles = store_->tiles();
-    int64_t largest_layer = 0;
-    for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
-      largest_layer = std::max(largest_layer, tiles.layer_elems(layer));
-    }
-    FOREBAY_ASSIGN_OR_RETURN(master_,
-                             HostBuffer::Create(budget, "import: one layer", largest_layer * 4));
-    const int64_t tile_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
-    FOREBAY_ASSIGN_OR_RETURN(
-        tile_, TransferBuffer::Create(store_, budget, "import: one tile", tile_bytes, tile_bytes));
-    for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
-      FOREBAY_RETURN_IF_ERROR(FillLayer(layer));
-    }
-    for (int layer = tiles.num_streamed_layers(); layer < tiles.num_layers(); ++layer) {
-      FOREBAY_RETURN_IF_ERROR(FillRawLayer(layer, budget));
-    }
-    return store_->WriteSpareSpace(tile_.bytes(), stop_, on_space);
-  }
-
- private:
-  absl::Status FillLayer(int layer) {
-    const LayerSpec& spec = store_->inventory().layers()[layer];
-    const std::span<float> master = master_.As<float>().first(spec.num_elems);
-    std::fill(master.begin(), master.end(), 0.0f);
-    for (int i = 0; i < spec.num_tensors; ++i) {
-      const TensorSpec& tensor = store_->inventory().tensors()[spec.first_tensor + i];
-      FOREBAY_RETURN_IF_ERROR(fill_(tensor, master.subspan(tensor.offset_elems, tensor.num_elems)));
-    }
-    for (int tile = store_->tiles().first_tile(layer); tile < store_->tiles().first_tile(layer + 1);
-         ++tile) {
-      if (stop_ && stop_()) return InterruptedError("stopped on request");
-      FOREBAY_RETURN_IF_ERROR(WriteTile(tile, master));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status FillRawLayer(int layer, MemoryBudget* budget) {
-    const TileMap& tiles = store_->tiles();
-    const LayerSpec& spec = store_->inventory().layers()[layer];
-    FOREBAY_ASSIGN_OR_RETURN(const HostBuffer bytes,
-                             HostBuffer::Create(budget, "import: one raw layer", spec.num_elems));
-    for (int i = 0; fill_raw_ && i < spec.num_tensors; ++i) {
-      const TensorSpec& tensor = store_->inventory().tensors()[spec.first_tensor + i];
-      FOREBAY_RETURN_IF_ERROR(
-          fill_raw_(tensor, bytes.bytes().subspan(tensor.offset_elems, tensor.num_elems)));
-    }
-    for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) {
-      const Tile& tile = tiles.tiles()[i];
-      const auto of_tile = tile_.bytes().first(tiles.WeightBytes(tile));
-      std::memcpy(of_tile.data(), bytes.data() + tile.first_elem, of_tile.size());
-      FOREBAY_RETURN_IF_ERROR(WriteWholeTile(*store_, i, of_tile, {}));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status WriteTile(int index, std::span<const float> master) {
-    const TileMap& tiles = store_->tiles();
-    const Tile& tile = tiles.tiles()[index];
-    const auto weights = tile_.bytes().first(tiles.WeightBytes(tile));
-    const auto state = tile_.bytes().subspan(weights.size(), tiles.StateBytes(tile));
-    std::memset(state.data(), 0, state.size());
-    FillTile(master.subspan(tile.first_elem, tile.num_elems), RunOf(tiles, tile, weights, state));
-    return WriteWholeTile(*store_, index, weights, state);
-  }
-
-  TensorStore* const store_;
-  const TensorFiller& fill_;
-  const RawFiller& fill_raw_;
-  const std::function<bool()>& stop_;
-  HostBuffer master_;
-  TransferBuffer tile_;
-};
-
 }  // namespace
+
+// ---- StoreFiller -------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<StoreFiller>> StoreFiller::Create(const StoreOptions& options,
+                                                                 const Inventory& inventory,
+                                                                 Engine* engine,
+                                                                 MemoryBudget* budget,
+                                                                 std::function<bool()> stop) {
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                           TensorStore::Create(options, inventory, engine));
+  std::unique_ptr<StoreFiller> filler(new StoreFiller(std::move(store), budget, std::move(stop)));
+  FOREBAY_RETURN_IF_ERROR(filler->Allocate());
+  return filler;
+}
+
+StoreFiller::StoreFiller(std::unique_ptr<TensorStore> store, MemoryBudget* budget,
+                         std::function<bool()> stop)
+    : store_(std::move(store)),
+      directories_(store_->directories()),
+      budget_(budget),
+      stop_(std::move(stop)) {}
+
+StoreFiller::~StoreFiller() {
+  if (store_ == nullptr) return;
+  tile_ = {};  // it is registered with the store
+  store_.reset();
+  // A store that cannot be removed is named by the next start.
+  TensorStore::Remove(directories_).status().IgnoreError();
+}
+
+absl::Status StoreFiller::Allocate() {
+  const TileMap& tiles = store_->tiles();
+  int64_t largest_bytes = 0;
+  for (int layer = 0; layer < tiles.num_layers(); ++layer) {
+    const bool is_raw = layer >= tiles.num_streamed_layers();
+    largest_bytes = std::max(largest_bytes, tiles.layer_elems(layer) * (is_raw ? 1 : 4));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(layer_, HostBuffer::Create(budget_, "import: one layer", largest_bytes));
+  const int64_t tile_bytes = tiles.max_weight_bytes() + tiles.max_state_bytes();
+  FOREBAY_ASSIGN_OR_RETURN(tile_, TransferBuffer::Create(store_.get(), budget_, "import: one tile",
+                                                         tile_bytes, tile_bytes));
+  std::ranges::fill(layer_.bytes(), std::byte{0});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<float>> StoreFiller::ValuesOf(int tensor) {
+  const TensorSpec& spec = store_->inventory().tensors()[tensor];
+  if (spec.raw) return UsageError(fmt::format("'{}' is a raw tensor, of bytes", spec.name));
+  FOREBAY_RETURN_IF_ERROR(GoTo(spec.layer));
+  return layer_.As<float>().subspan(spec.offset_elems, spec.num_elems);
+}
+
+absl::StatusOr<std::span<std::byte>> StoreFiller::BytesOf(int tensor) {
+  const TensorSpec& spec = store_->inventory().tensors()[tensor];
+  if (!spec.raw) return UsageError(fmt::format("'{}' is not a raw tensor", spec.name));
+  FOREBAY_RETURN_IF_ERROR(GoTo(spec.layer));
+  return layer_.bytes().subspan(spec.offset_elems, spec.num_elems);
+}
+
+// Writes the layers before `layer`.
+absl::Status StoreFiller::GoTo(int layer) {
+  if (layer < next_layer_) {
+    return UsageError(fmt::format(
+        "'{}' was filled already, and '{}' begun: layers are filled in their order",
+        store_->inventory().layers()[layer].name, store_->inventory().layers()[next_layer_].name));
+  }
+  while (next_layer_ < layer) FOREBAY_RETURN_IF_ERROR(WriteLayer());
+  return absl::OkStatus();
+}
+
+absl::Status StoreFiller::WriteLayer() {
+  const TileMap& tiles = store_->tiles();
+  for (int i = tiles.first_tile(next_layer_); i < tiles.first_tile(next_layer_ + 1); ++i) {
+    if (stop_ && stop_()) return InterruptedError("stopped on request");
+    FOREBAY_RETURN_IF_ERROR(WriteTile(i));
+  }
+  std::ranges::fill(layer_.bytes(), std::byte{0});
+  ++next_layer_;
+  return absl::OkStatus();
+}
+
+absl::Status StoreFiller::WriteTile(int index) {
+  const TileMap& tiles = store_->tiles();
+  const Tile& tile = tiles.tiles()[index];
+  const auto weights = tile_.bytes().first(tiles.WeightBytes(tile));
+  if (tile.raw) {
+    std::memcpy(weights.data(), layer_.data() + tile.first_elem, weights.size());
+    return WriteWholeTile(*store_, index, weights, {});
+  }
+  const auto state = tile_.bytes().subspan(weights.size(), tiles.StateBytes(tile));
+  std::ranges::fill(state, std::byte{0});
+  FillTile(layer_.As<float>().subspan(tile.first_elem, tile.num_elems),
+           RunOf(tiles, tile, weights, state));
+  return WriteWholeTile(*store_, index, weights, state);
+}
+
+absl::StatusOr<std::unique_ptr<TensorStore>> StoreFiller::Finish(
+    const CommitInfo& first_commit, const std::function<void(double)>& on_space) {
+  FOREBAY_RETURN_IF_ERROR(GoTo(store_->tiles().num_layers()));
+  FOREBAY_RETURN_IF_ERROR(store_->WriteSpareSpace(tile_.bytes(), stop_, on_space));
+  FOREBAY_RETURN_IF_ERROR(store_->Commit(first_commit));
+  tile_ = {};
+  return std::move(store_);
+}
+
+// ---- The whole store ---------------------------------------------------------------------------
 
 StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> directories) {
   StoreOptions store;
@@ -134,20 +159,40 @@ StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> di
   return store;
 }
 
+namespace {
+
+absl::StatusOr<std::unique_ptr<TensorStore>> FillAll(StoreFiller& filler,
+                                                     const Inventory& inventory,
+                                                     const TensorFiller& fill,
+                                                     const RawFiller& fill_raw,
+                                                     const CommitInfo& first_commit,
+                                                     const std::function<void(double)>& on_space) {
+  for (int i = 0; i < static_cast<int>(inventory.tensors().size()); ++i) {
+    const TensorSpec& tensor = inventory.tensors()[i];
+    if (!tensor.raw) {
+      FOREBAY_ASSIGN_OR_RETURN(const std::span<float> values, filler.ValuesOf(i));
+      FOREBAY_RETURN_IF_ERROR(fill(tensor, values));
+    } else if (fill_raw) {
+      FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> bytes, filler.BytesOf(i));
+      FOREBAY_RETURN_IF_ERROR(fill_raw(tensor, bytes));
+    }
+  }
+  return filler.Finish(first_commit, on_space);
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
     const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
     const std::function<bool()>& stop, const std::function<void(double)>& on_space,
     const RawFiller& fill_raw) {
-  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
-                           TensorStore::Create(options, inventory, engine));
-  absl::Status status = StoreFiller(store.get(), fill, fill_raw, stop).Run(budget, on_space);
-  if (status.ok()) status = store->Commit(first_commit);
-  if (status.ok()) return store;
-  store.reset();
-  // The first error is the one to report; a store left behind is named by the next start.
-  TensorStore::Remove(options.directories).status().IgnoreError();
-  return Annotate(status,
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<StoreFiller> filler,
+                           StoreFiller::Create(options, inventory, engine, budget, stop));
+  absl::StatusOr<std::unique_ptr<TensorStore>> store =
+      FillAll(*filler, inventory, fill, fill_raw, first_commit, on_space);
+  if (store.ok()) return store;
+  return Annotate(store.status(),
                   fmt::format("filling the store in '{}'", fmt::join(options.directories, "', '")));
 }
 

@@ -10,14 +10,58 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/offload/plan.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/store/transfer_buffer.h"
 
 namespace forebay {
 
 // The store that `plan` is for, in `directories`; who and where else are the caller's.
 StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> directories);
+
+// A new store that is filled tensor by tensor: layers in their order, the tensors of one in any.
+// Holds one layer at a time. Tensors that are not given are zeros, as all moments are. What was
+// made is removed again unless Finish succeeds. Used by one thread at a time.
+class StoreFiller {
+ public:
+  // `stop` (may be empty) is polled between tiles; true ends with InterruptedError. `engine` and
+  // `budget` outlive this and the store. The errors of TensorStore::Create, and OutOfMemoryError.
+  static absl::StatusOr<std::unique_ptr<StoreFiller>> Create(const StoreOptions& options,
+                                                             const Inventory& inventory,
+                                                             Engine* engine, MemoryBudget* budget,
+                                                             std::function<bool()> stop = {});
+  ~StoreFiller();
+  StoreFiller(const StoreFiller&) = delete;
+  StoreFiller& operator=(const StoreFiller&) = delete;
+
+  // Where the master weights of a tensor go (by its index in the inventory; fp32, its elements in
+  // order; zeros before), until the next call. UsageError: a raw tensor, or one of a layer before
+  // that of the last call. StorageError of what was filled before.
+  absl::StatusOr<std::span<float>> ValuesOf(int tensor);
+  // The same of a raw tensor.
+  absl::StatusOr<std::span<std::byte>> BytesOf(int tensor);
+  // Writes what is left, and the space that the first steps will write to, and publishes
+  // `first_commit`. `on_space` (may be empty): as `progress` of TensorStore::WriteSpareSpace.
+  absl::StatusOr<std::unique_ptr<TensorStore>> Finish(
+      const CommitInfo& first_commit, const std::function<void(double)>& on_space = {});
+
+ private:
+  StoreFiller(std::unique_ptr<TensorStore> store, MemoryBudget* budget, std::function<bool()> stop);
+  absl::Status Allocate();
+  absl::Status GoTo(int layer);
+  absl::Status WriteLayer();
+  absl::Status WriteTile(int index);
+
+  std::unique_ptr<TensorStore> store_;
+  const std::vector<std::string> directories_;
+  MemoryBudget* const budget_;
+  const std::function<bool()> stop_;
+  HostBuffer layer_;  // its master weights, or bytes
+  TransferBuffer tile_;
+  int next_layer_ = 0;  // the one that is being filled
+};
 
 // Writes the master weights of one tensor into `values` (fp32, the tensor's elements in order).
 using TensorFiller = std::function<absl::Status(const TensorSpec& tensor, std::span<float> values)>;
@@ -25,11 +69,7 @@ using TensorFiller = std::function<absl::Status(const TensorSpec& tensor, std::s
 // The same of a raw tensor, whose bytes are zero before.
 using RawFiller = std::function<absl::Status(const TensorSpec& tensor, std::span<std::byte> bytes)>;
 
-// Creates the store, writes all of it (the weights by `fill`, raw tensors by `fill_raw`, moments
-// zero, and the space that the first steps will write to) and publishes `first_commit`. On error
-// the new store's files are removed. `stop` (may be empty) is polled between tiles; true ends with
-// InterruptedError. `on_space` (may be empty): as `progress` of TensorStore::WriteSpareSpace,
-// behind the weights.
+// All of that with the weights by `fill`, and raw tensors by `fill_raw` (may be empty).
 absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
     const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,

@@ -285,6 +285,16 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
   return absl::OkStatus();
 }
 
+absl::Status LayerSession::SetGroups(std::vector<ParameterGroup> groups) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "SetGroups"));
+  if (optimizer_->speculates()) {
+    return UsageError("SetGroups: updates with the settings of BeginStep may be applied already");
+  }
+  FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(groups));
+  groups_ = std::move(groups);
+  return absl::OkStatus();
+}
+
 void LayerSession::ForgetHanded() {
   open_layers_->Clear();
   std::ranges::fill(is_handed_, 0);

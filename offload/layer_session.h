@@ -143,6 +143,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // ---- A step
 
   absl::Status BeginStep(StepUpdate update);
+  // Replaces the settings of the groups in the step in progress, before FinishBackward. UsageError
+  // where the plan speculates: updates with the others may be applied.
+  absl::Status SetGroups(std::vector<ParameterGroup> groups);
   // Completes the updates of the step before, but for delayed ones, and commits it where that is
   // due. The first gradient that is handed over does so too. UsageError while a lease is out, if a
   // layer was not read since its update.
@@ -176,6 +179,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
 
   // Commits the released step, if it is not. Between steps.
   absl::Status Commit();
+  // The same with `kept` in place of what Update or Skip was given. UsageError where the step is
+  // committed with something else.
+  absl::Status Commit(Json kept);
 
   // ---- After a crash (--durability=replay). Before the first step.
 

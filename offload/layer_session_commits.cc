@@ -1,5 +1,6 @@
 // The end of a step: updates, commits, and recovery after a crash. The rest of the class is in
 // layer_session.cc.
+#include <string>
 #include <utility>
 
 #include "fmt/format.h"
@@ -219,6 +220,25 @@ absl::Status LayerSession::Commit() {
   FOREBAY_RETURN_IF_ERROR(failure_);
   FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
   return FinishAndCommit();
+}
+
+absl::Status LayerSession::Commit(Json kept) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "Commit"));
+  FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "Commit"));
+  if (committed_step_ == released_step_) {
+    Json committed = store_->committed().trainer;
+    committed.erase(std::string(kMissedUpdatesKey));
+    if (committed == kept) return absl::OkStatus();
+    return UsageError(
+        fmt::format("Commit: step {} is committed already, with something else", committed_step_));
+  }
+  Json text = kept;
+  AddMissedUpdates(optimizer_->missed_updates(), text);
+  FOREBAY_RETURN_IF_ERROR(TrainerText(text).status());
+  std::swap(released_kept_, kept);
+  const absl::Status status = Commit();
+  if (!status.ok() && committed_step_ != released_step_) released_kept_ = std::move(kept);
+  return status;
 }
 
 // ---- After a crash -----------------------------------------------------------------------------

@@ -64,9 +64,7 @@ class Planner {
     const int64_t left = budget - HostBytes(plan.terms);
     if (left < DemandedBytes()) return DoesNotFit(budget);
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, PlaceAll(left));
-    Chain chain = inputs_.chain;
-    chain.update_times = UpdateTimesOf(plan.placement);
-    plan.schedule = ChainSchedule(chain);
+    plan.schedule = Schedule(plan.placement);
     plan.delay_update_from = options_.delay_update_from;
     plan.gradient_area = Area();
     plan.gradient_area_bytes =
@@ -220,8 +218,19 @@ class Planner {
     return placement;
   }
 
+  StepSchedule Schedule(const Placement& placement) const {
+    const std::vector<UpdateTime> times = UpdateTimesOf(placement);
+    if (inputs_.pass == PassKind::kModule) return ModuleSchedule(times);
+    if (inputs_.pass == PassKind::kUpdateOnly) return UpdateOnlySchedule(times);
+    Chain chain = inputs_.chain;
+    chain.update_times = times;
+    return ChainSchedule(chain);
+  }
+
   WindowOptions Window(const StepBuffers& buffers) const {
-    return ChainWindow(inventory_.num_streamed_layers(), buffers);
+    const int num_layers = inventory_.num_streamed_layers();
+    if (inputs_.pass == PassKind::kChain) return ChainWindow(num_layers, buffers);
+    return EqualWindow(num_layers, buffers);
   }
 
   bool delays() const { return options_.delay_update_from > 0; }
@@ -246,7 +255,7 @@ class Planner {
   // All that a run needs whatever is placed where.
   std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers) const {
     std::vector<PlanTerm> terms = {
-        {"program", kRuntimeBytes, 0, ""},
+        {"program", inputs_.program_bytes, 0, ""},
         {fmt::format("window of {} layers", buffers.num_block_buffers),
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
         {"optimizer staging", OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_), 0,
@@ -423,7 +432,11 @@ absl::StatusOr<OffloadPlan> PlanWithSlots(int num_slots, const PlanInputs& input
 absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options,
                          const MachineLimits& limits) {
   const int num_layers = inputs.inventory.num_streamed_layers();
-  if (num_layers < 3 || inputs.chain.num_layers != num_layers) {
+  if (inputs.pass != PassKind::kChain && num_layers == 0) {
+    return UsageError("the inventory has no layer that a step goes through");
+  }
+  if (inputs.pass == PassKind::kChain &&
+      (num_layers < 3 || inputs.chain.num_layers != num_layers)) {
     return UsageError(fmt::format(
         "the inventory has {} layers and the chain {}: a step goes through the same layers in "
         "both, "

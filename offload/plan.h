@@ -12,6 +12,7 @@
 #include "forebay/offload/machine_limits.h"
 #include "forebay/offload/offload_options.h"
 #include "forebay/optimizer/held_gradients.h"
+#include "forebay/step/module_schedule.h"
 #include "forebay/step/step_schedule.h"
 #include "forebay/swap/tiles/placement.h"
 #include "forebay/swap/window/step_transfers.h"
@@ -69,11 +70,17 @@ struct PlannedExports {
   std::string shrink_with;  // as PlanTerm has it
 };
 
+// The program itself needs this much (code, libraries, stacks, small allocations): measured, and
+// part of every plan.
+inline constexpr int64_t kRuntimeBytes = int64_t{96} << 20;
+
 // A plan can be for a decoder, a module of another framework, or a list of names and shapes.
 struct PlanInputs {
   Inventory inventory;
-  Chain chain;                        // update_times follow from the plan
-  std::vector<PlanTerm> step_memory;  // that computing a step takes of RAM
+  PassKind pass = PassKind::kChain;
+  Chain chain;                            // of kChain; update_times follow from the plan
+  int64_t program_bytes = kRuntimeBytes;  // of the budget: what is resident without a plan
+  std::vector<PlanTerm> step_memory;      // that computing a step takes of RAM
   PlannedExports exports;
   bool store_exists = false;  // its disks have room for it, and are not asked
 };
@@ -94,9 +101,6 @@ struct PlanInputs {
 absl::StatusOr<OffloadPlan> MakeOffloadPlan(const PlanInputs& inputs, const OffloadOptions& options,
                                             const MachineLimits& limits);
 
-// The program itself needs this much (code, libraries, stacks, small allocations): measured, and
-// part of every plan.
-inline constexpr int64_t kRuntimeBytes = int64_t{96} << 20;
 // The largest file that a run makes beside its store and exports: records, logs, the file that an
 // engine is tried with.
 inline constexpr int64_t kMostBytesOfSmallFiles = int64_t{2} << 20;

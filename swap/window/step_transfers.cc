@@ -142,6 +142,13 @@ WindowOptions ChainWindow(int num_layers, const StepBuffers& buffers) {
           .last_block_layer = num_layers - 2};
 }
 
+WindowOptions EqualWindow(int num_layers, const StepBuffers& buffers) {
+  return {.num_block_buffers = buffers.num_block_buffers,
+          .num_large_buffers = 1,
+          .first_block_layer = 0,
+          .last_block_layer = num_layers - 1};
+}
+
 std::vector<int> CountWeightReads(const StepSchedule& schedule, const WindowOptions& window,
                                   const Placement& placement, const TileMap& tiles) {
   WindowTrace trace(schedule, window, placement, tiles);

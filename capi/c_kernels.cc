@@ -1,0 +1,253 @@
+// The update kernels alone, over arrays of the caller's.
+#include <algorithm>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "forebay/base/bfloat16.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/parallel.h"
+#include "forebay/capi/c.h"
+#include "forebay/capi/c_optimizer.h"
+#include "forebay/capi/c_status.h"
+#include "forebay/optimizer/kernels/gradient_norm.h"
+#include "forebay/optimizer/kernels/tile_update.h"
+
+struct forebay_kernels {
+  explicit forebay_kernels(int num_threads) : pool(num_threads, "kernels") {}
+  std::mutex mutex;
+  forebay::ThreadPool pool;
+};
+
+namespace forebay::capi {
+namespace {
+
+// A task's share of an array.
+constexpr int64_t kTaskElems = int64_t{1} << 16;
+
+struct CheckedRun {
+  OptimizerConfig config;
+  UpdateScalars scalars;
+  TileRun run;
+};
+
+absl::Status CheckArrays(const OptimizerConfig& config, const TileRun& run) {
+  if (run.num_elems == 0) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(run.weight, "weights"));
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(run.gradient, "gradient"));
+  if (run.weights == WeightFormat::kSplitBf16) {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(run.remainder, "remainder (of bf16 weights)"));
+  }
+  if (run.weights == WeightFormat::kFp16) {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(run.master, "master (of fp16 weights)"));
+  }
+  if (HasFirstMoment(config)) FOREBAY_RETURN_IF_ERROR(CheckPointer(run.m, "m"));
+  if (HasSecondMoment(config)) FOREBAY_RETURN_IF_ERROR(CheckPointer(run.v, "v"));
+  return absl::OkStatus();
+}
+
+WeightFormat FormatOf(DType dtype) {
+  return dtype == DType::kF32    ? WeightFormat::kFp32
+         : dtype == DType::kBF16 ? WeightFormat::kSplitBf16
+                                 : WeightFormat::kFp16;
+}
+
+absl::StatusOr<CheckedRun> Check(const forebay_kernel_run* given) {
+  FOREBAY_ASSIGN_OR_RETURN(const forebay_kernel_run run, OptionsOf(given));
+  CheckedRun result;
+  FOREBAY_ASSIGN_OR_RETURN(result.config.kind, OptimizerOf(run.optimizer));
+  result.config.nesterov = run.nesterov != 0;
+  result.config.momentum = run.group.beta1;
+  FOREBAY_ASSIGN_OR_RETURN(const ParameterGroup group, GroupOf(run.group, result.config.kind));
+  FOREBAY_RETURN_IF_ERROR(CheckSettings(result.config, {&group, 1}));
+  result.scalars.step = run.step;
+  result.scalars.lr = 1;
+  result.scalars.gradient_scale = run.gradient_scale == 0 ? 1 : run.gradient_scale;
+  result.scalars = ScalarsOf(result.scalars, group);
+  if (run.step < 1 || run.num_elems < 0) {
+    return UsageError(
+        fmt::format("step is {} and num_elems {}: at least 1 and 0", run.step, run.num_elems));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const DType weights, DTypeOf(run.weight_dtype, "weight_dtype"));
+  result.run.num_elems = run.num_elems;
+  result.run.weights = FormatOf(weights);
+  result.run.weight = run.weights;
+  result.run.remainder = static_cast<int16_t*>(run.remainder);
+  result.run.master = run.master;
+  result.run.m = HasFirstMoment(result.config) ? run.m : nullptr;
+  result.run.v = HasSecondMoment(result.config) ? run.v : nullptr;
+  result.run.gradient = run.gradient;
+  FOREBAY_ASSIGN_OR_RETURN(result.run.gradient_dtype,
+                           DTypeOf(run.gradient_dtype, "gradient_dtype"));
+  result.run.lr_scale = group.lr_scale;
+  result.run.weight_decay = group.weight_decay;
+  FOREBAY_RETURN_IF_ERROR(CheckArrays(result.config, result.run));
+  return result;
+}
+
+int64_t NumTasks(int64_t num_elems) {
+  return (num_elems + kTaskElems - 1) / kTaskElems;
+}
+
+// Calls task(first, end) for all parts of an array.
+template <typename Task>
+void ForParts(forebay_kernels* kernels, int64_t num_elems, const Task& task) {
+  const std::lock_guard lock(kernels->mutex);
+  kernels->pool.ParallelFor(NumTasks(num_elems), [&](int64_t i) {
+    task(i * kTaskElems, std::min(num_elems, (i + 1) * kTaskElems));
+  });
+}
+
+absl::Status Update(forebay_kernels* kernels, const forebay_kernel_run* runs, size_t num_runs) {
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(kernels, "kernels"));
+  if (num_runs == 0) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(runs, "runs"));
+  std::vector<CheckedRun> checked;
+  std::vector<int64_t> first_task = {0};
+  for (size_t i = 0; i < num_runs; ++i) {
+    // Their distance is the size that the caller knows.
+    const auto* bytes = reinterpret_cast<const std::byte*>(runs) + i * runs->struct_size;
+    FOREBAY_ASSIGN_OR_RETURN(checked.emplace_back(),
+                             Check(reinterpret_cast<const forebay_kernel_run*>(bytes)));  // NOLINT
+    first_task.push_back(first_task.back() + NumTasks(checked.back().run.num_elems));
+  }
+  const std::lock_guard lock(kernels->mutex);
+  kernels->pool.ParallelFor(first_task.back(), [&](int64_t task) {
+    const auto after = std::ranges::upper_bound(first_task, task);
+    const auto i = static_cast<size_t>(after - first_task.begin()) - 1;
+    const CheckedRun& run = checked[i];
+    const int64_t first = (task - first_task[i]) * kTaskElems;
+    UpdateRun(run.config, run.scalars,
+              PartOf(run.run, first, std::min(kTaskElems, run.run.num_elems - first)));
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Split(forebay_kernels* kernels, const float* master, int64_t num_elems, void* weights,
+                   void* remainder) {
+  for (const void* pointer :
+       {static_cast<const void*>(kernels), static_cast<const void*>(master),
+        static_cast<const void*>(weights), static_cast<const void*>(remainder)}) {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(pointer, "kernels, master, weights or remainder"));
+  }
+  ForParts(kernels, num_elems, [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) {
+      const SplitMaster split = forebay::Split(master[i]);
+      static_cast<Bf16*>(weights)[i] = split.w16;
+      static_cast<int16_t*>(remainder)[i] = split.r16;
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status JoinAll(forebay_kernels* kernels, const void* weights, const void* remainder,
+                     int64_t num_elems, float* master) {
+  for (const void* pointer :
+       {static_cast<const void*>(kernels), static_cast<const void*>(master), weights, remainder}) {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(pointer, "kernels, master, weights or remainder"));
+  }
+  ForParts(kernels, num_elems, [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) {
+      master[i] =
+          Join(static_cast<const Bf16*>(weights)[i], static_cast<const int16_t*>(remainder)[i]);
+    }
+  });
+  return absl::OkStatus();
+}
+
+// Sixteen sums side by side, so that the compiler has vectors to work with.
+template <typename Elem, typename ToFloat>
+double SumOf(const Elem* elems, int64_t num_elems, const ToFloat& to_float) {
+  constexpr int64_t kLanes = 16;
+  double lanes[kLanes] = {};
+  for (int64_t i = 0; i < num_elems; i += kLanes) {
+    const int64_t num_lanes = std::min(kLanes, num_elems - i);
+    for (int64_t lane = 0; lane < num_lanes; ++lane) {
+      const double value = to_float(elems[i + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+double SumOf(DType dtype, const void* elems, int64_t first, int64_t num_elems) {
+  switch (dtype) {
+    case DType::kF32:
+      return SumOf(static_cast<const float*>(elems) + first, num_elems,
+                   [](float value) { return value; });
+    case DType::kBF16:
+      return SumOf(static_cast<const Bf16*>(elems) + first, num_elems, Bf16ToFloat);
+    case DType::kF16:
+      return SumOf(static_cast<const Fp16*>(elems) + first, num_elems, Fp16ToFloat);
+  }
+  return 0;
+}
+
+absl::Status SumOfSquares(forebay_kernels* kernels, int32_t dtype, const void* gradient,
+                          int64_t num_elems, double* sum) {
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(kernels, "kernels"));
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(sum, "sum"));
+  if (num_elems > 0) FOREBAY_RETURN_IF_ERROR(CheckPointer(gradient, "gradient"));
+  FOREBAY_ASSIGN_OR_RETURN(const DType type, DTypeOf(dtype, "dtype"));
+  std::vector<double> parts(static_cast<size_t>(NumTasks(std::max<int64_t>(0, num_elems))));
+  ForParts(kernels, num_elems, [&](int64_t first, int64_t end) {
+    parts[static_cast<size_t>(first / kTaskElems)] = SumOf(type, gradient, first, end - first);
+  });
+  *sum = 0;
+  for (const double part : parts) *sum += part;
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace forebay::capi
+
+using forebay::capi::Run;
+
+extern "C" {
+
+int32_t forebay_kernels_create(int32_t num_threads, forebay_kernels** kernels, char** message) {
+  return Run(message, [&] {
+    FOREBAY_RETURN_IF_ERROR(forebay::capi::CheckPointer(kernels, "kernels"));
+    if (num_threads < 0 || num_threads > 4096) {
+      return forebay::UsageError(
+          fmt::format("num_threads is {}, and has to be from 0 to 4096", num_threads));
+    }
+    const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    *kernels = new forebay_kernels(num_threads == 0 ? cores : num_threads);
+    return absl::OkStatus();
+  });
+}
+
+void forebay_kernels_destroy(forebay_kernels* kernels) {
+  delete kernels;
+}
+
+int32_t forebay_kernels_update(forebay_kernels* kernels, const forebay_kernel_run* runs,
+                               size_t num_runs, char** message) {
+  return Run(message, [&] { return forebay::capi::Update(kernels, runs, num_runs); });
+}
+
+int32_t forebay_kernels_split(forebay_kernels* kernels, const float* master, int64_t num_elems,
+                              void* weights, void* remainder, char** message) {
+  return Run(message,
+             [&] { return forebay::capi::Split(kernels, master, num_elems, weights, remainder); });
+}
+
+int32_t forebay_kernels_join(forebay_kernels* kernels, const void* weights, const void* remainder,
+                             int64_t num_elems, float* master, char** message) {
+  return Run(message, [&] {
+    return forebay::capi::JoinAll(kernels, weights, remainder, num_elems, master);
+  });
+}
+
+int32_t forebay_kernels_sum_of_squares(forebay_kernels* kernels, int32_t dtype,
+                                       const void* gradient, int64_t num_elems, double* sum,
+                                       char** message) {
+  return Run(message,
+             [&] { return forebay::capi::SumOfSquares(kernels, dtype, gradient, num_elems, sum); });
+}
+
+}  // extern "C"

@@ -1,0 +1,187 @@
+// The steps of forebay_layers: settings of c.h to those of LayerSession.
+#include <algorithm>
+
+#include "forebay/base/errors.h"
+#include "forebay/capi/c_layers.h"
+#include "forebay/capi/c_optimizer.h"
+#include "forebay/offload/missed_updates.h"
+
+namespace forebay::capi {
+namespace {
+
+// What a commit carries: the caller's object, and how many steps were skipped, as those do not
+// count in the optimizer's formulas.
+constexpr char kUserKey[] = "user";
+constexpr char kSkippedKey[] = "skipped";
+
+Json KeptOf(Json user, int64_t num_skipped) {
+  Json kept = {{kUserKey, std::move(user)}};
+  if (num_skipped > 0) kept[kSkippedKey] = num_skipped;
+  return kept;
+}
+
+absl::StatusOr<int64_t> SkippedOf(const Json& kept) {
+  if (!kept.is_object() || !kept.contains(kSkippedKey)) return 0;
+  const std::optional<int64_t> skipped = IntegerOf(kept[kSkippedKey]);
+  if (skipped.has_value() && *skipped >= 0) return *skipped;
+  return CorruptError("the commit of the store has no number of skipped steps");
+}
+
+}  // namespace
+
+// ---- Leases ------------------------------------------------------------------------------------
+
+void LayersState::Release(WeightsLease lease) {
+  {
+    const std::lock_guard lock(released_mutex_);
+    released_.push_back(std::move(lease));
+  }
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) EndReleased();
+}
+
+void LayersState::EndReleased() {
+  std::vector<WeightsLease> released;
+  {
+    const std::lock_guard lock(released_mutex_);
+    released.swap(released_);
+  }
+}
+
+const TensorSpec* SharedLease::Find(int tensor) const {
+  const Inventory& inventory = state_->run().inventory();
+  if (tensor < 0 || tensor >= static_cast<int>(inventory.tensors().size())) return nullptr;
+  const TensorSpec& spec = inventory.tensors()[static_cast<size_t>(tensor)];
+  return spec.layer == lease_.layer() ? &spec : nullptr;
+}
+
+const std::byte* SharedLease::DataOf(const TensorSpec& tensor) const {
+  const LayerWeights& weights = lease_.weights();
+  return weights.data.data() + tensor.offset_elems * SizeOf(weights.dtype);
+}
+
+// ---- Steps -------------------------------------------------------------------------------------
+
+absl::StatusOr<LayerSession*> LayersState::Session() {
+  if (run_->session() != nullptr) return run_->session();
+  return UsageError(run_->filler() != nullptr
+                        ? "the store is being filled. Call forebay_layers_start before"
+                        : "there is no store. Call forebay_layers_create or _open before");
+}
+
+absl::Status LayersState::ReadSettings(const forebay_step_options& options) {
+  const double loss_scale = options.loss_scale == 0 ? 1 : options.loss_scale;
+  if (!(options.clip >= 0) || !std::isfinite(loss_scale) || loss_scale <= 0) {
+    return UsageError(fmt::format("clip is {} and loss_scale {}: they are 0 or above", options.clip,
+                                  options.loss_scale));
+  }
+  settings_ = {.clip = options.clip, .loss_scale = loss_scale};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<ParameterGroup>> LayersState::GroupsOf(
+    const forebay_step_options& options) const {
+  if (static_cast<int64_t>(options.num_groups) != num_groups_) {
+    return UsageError(fmt::format("the step has {} groups, and the tensors name {}",
+                                  options.num_groups, num_groups_));
+  }
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(options.groups, "groups"));
+  std::vector<ParameterGroup> groups;
+  for (size_t i = 0; i < options.num_groups; ++i) {
+    FOREBAY_ASSIGN_OR_RETURN(groups.emplace_back(), GroupOf(options.groups[i], optimizer_));
+  }
+  return groups;
+}
+
+// As torch.nn.utils.clip_grad_norm_ of the gradients divided by the loss scale.
+UpdateScalars LayersState::ScalarsAt(double norm) const {
+  UpdateScalars scalars;
+  scalars.step = run_->session()->released_step() + 1 - num_skipped_;
+  scalars.lr = 1;  // that of the groups
+  const double unscaled = norm / settings_.loss_scale;
+  const double clip = settings_.clip > 0 ? std::min(1.0, settings_.clip / (unscaled + 1e-6)) : 1.0;
+  scalars.gradient_scale = clip / settings_.loss_scale;
+  return scalars;
+}
+
+absl::Status LayersState::BeginStep(const forebay_step_options& options) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  StepUpdate update;
+  FOREBAY_ASSIGN_OR_RETURN(update.groups, GroupsOf(options));
+  const StepSettings before = settings_;
+  FOREBAY_RETURN_IF_ERROR(ReadSettings(options));
+  update.scalars_of = [this](double norm) { return ScalarsAt(norm); };
+  if (settings_.clip > 0) {
+    // At this norm the factor is 1 exactly.
+    update.most_unclipped_norm = (settings_.clip - 1e-6) * settings_.loss_scale;
+  }
+  const absl::Status status = session->BeginStep(std::move(update));
+  if (!status.ok()) settings_ = before;
+  return status;
+}
+
+absl::Status LayersState::SetStep(const forebay_step_options& options) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  std::vector<ParameterGroup> groups;
+  if (options.num_groups > 0) {
+    FOREBAY_ASSIGN_OR_RETURN(groups, GroupsOf(options));
+  }
+  if (!groups.empty()) FOREBAY_RETURN_IF_ERROR(session->SetGroups(std::move(groups)));
+  return ReadSettings(options);
+}
+
+absl::StatusOr<StepGradients> LayersState::FinishBackward() {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_ASSIGN_OR_RETURN(StepGradients gradients, session->FinishBackward());
+  gradients.norm /= settings_.loss_scale;
+  return gradients;
+}
+
+absl::Status LayersState::EndStep(Json user, CommitWhen when, bool is_update) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  if (is_update) return session->Update(KeptOf(std::move(user), num_skipped_), when);
+  const int64_t before = session->released_step();
+  const absl::Status status = session->Skip(KeptOf(std::move(user), num_skipped_ + 1), when);
+  if (session->released_step() > before) ++num_skipped_;
+  return status;
+}
+
+absl::Status LayersState::Commit(std::optional<Json> user) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  if (!user.has_value()) return session->Commit();
+  return session->Commit(KeptOf(*std::move(user), num_skipped_));
+}
+
+// ---- Start and end -----------------------------------------------------------------------------
+
+absl::Status LayersState::Start(Json user) {
+  return run_->Start(KeptOf(std::move(user), 0));
+}
+
+absl::Status LayersState::Open() {
+  FOREBAY_RETURN_IF_ERROR(run_->Open());
+  FOREBAY_ASSIGN_OR_RETURN(num_skipped_, SkippedOf(run_->session()->store().committed().trainer));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Json> LayersState::CommittedUser() {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  const Json& kept = session->store().committed().trainer;
+  return kept.is_object() && kept.contains(kUserKey) ? kept[kUserKey] : Json::object();
+}
+
+absl::StatusOr<int64_t> LayersState::UpdatesOf(int tensor) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  const CommitInfo& committed = session->store().committed();
+  const size_t num_tensors = session->store().inventory().tensors().size();
+  if (tensor < 0 || static_cast<size_t>(tensor) >= num_tensors) {
+    return UsageError(fmt::format("there is no tensor {}", tensor));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<int64_t> missed,
+                           MissedUpdatesOf(committed, num_tensors));
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t skipped, SkippedOf(committed.trainer));
+  const int64_t missed_by_it = missed.empty() ? 0 : missed[static_cast<size_t>(tensor)];
+  return committed.step - skipped - missed_by_it;
+}
+
+}  // namespace forebay::capi

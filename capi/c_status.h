@@ -1,0 +1,81 @@
+// From absl::Status to the codes and messages of c.h, and options of any version to ours.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "fmt/format.h"
+#include "forebay/base/dtype.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/json.h"
+
+namespace forebay::capi {
+
+// A copy that forebay_free frees; nullptr where there is no memory.
+char* CopyText(std::string_view text);
+
+// The code of `status`, and its text in *message where it is an error and message is not NULL.
+int32_t CodeOf(const absl::Status& status, char** message);
+
+// Runs a call that returns absl::Status. Nothing of ours throws; the standard library does, where
+// memory ends.
+template <typename Call>
+int32_t Run(char** message, const Call& call) {
+  try {
+    return CodeOf(call(), message);
+  } catch (const std::bad_alloc&) {
+    return CodeOf(OutOfMemoryError("there is no memory for this call"), message);
+  } catch (const std::exception& error) {
+    return CodeOf(absl::InternalError(error.what()), message);
+  }
+}
+
+inline absl::Status CheckPointer(const void* pointer, std::string_view name) {
+  if (pointer != nullptr) return absl::OkStatus();
+  return UsageError(fmt::format("{} is NULL", name));
+}
+
+// UsageError: it is none.
+inline absl::StatusOr<std::string> TextOf(const char* text, size_t length, std::string_view name) {
+  if (text == nullptr && length > 0) return UsageError(fmt::format("{} is NULL", name));
+  return std::string(text == nullptr ? "" : text, length);
+}
+
+// The options as this library knows them: what an older program leaves out is zero, which is the
+// default. UsageError: no struct_size, or one of a newer program that sets what is not known here.
+template <typename Options>
+absl::StatusOr<Options> OptionsOf(const Options* options) {
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(options, "options"));
+  size_t size = 0;
+  std::memcpy(&size, options, sizeof(size));
+  if (size < sizeof(size)) {
+    return UsageError(fmt::format("struct_size is {}. Set it to sizeof of the struct", size));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(options);
+  for (size_t i = sizeof(Options); i < size; ++i) {
+    if (bytes[i] == 0) continue;
+    return UsageError(
+        "the options have settings that this library does not know. Install a newer forebay");
+  }
+  Options result = {};
+  std::memcpy(&result, options, std::min(size, sizeof(Options)));
+  return result;
+}
+
+// The JSON object that `text` is; no text: an empty one.
+absl::StatusOr<Json> ObjectOf(const char* text, size_t length, std::string_view name);
+
+absl::StatusOr<DType> DTypeOf(int32_t dtype, std::string_view name);
+
+// Gives text to the caller.
+absl::Status Give(std::string_view text, char** to);
+
+}  // namespace forebay::capi
