@@ -13,7 +13,7 @@ void AddMissedUpdates(std::span<const int64_t> missed, Json& trainer) {
   for (size_t first = 0; first < missed.size();) {
     size_t end = first;
     while (end < missed.size() && missed[end] == missed[first]) ++end;
-    runs.push_back(missed[first]);
+    runs.push_back(static_cast<uint64_t>(missed[first]));  // as a parser reads it again
     runs.push_back(end - first);
     first = end;
   }

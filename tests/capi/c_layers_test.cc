@@ -1,0 +1,575 @@
+// Layers through the C interface: steps that have the same bits wherever the state lies, and calls
+// that cannot be made, which change nothing.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "forebay/base/file.h"
+#include "forebay/capi/c.h"
+#include "forebay/capi/dlpack.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// The code and message of a call: call([&](char** message) { return forebay_...(..., message); }).
+struct Outcome {
+  int32_t code = FOREBAY_OK;
+  std::string message;
+};
+template <typename Call>
+Outcome Do(const Call& call) {
+  char* message = nullptr;
+  Outcome outcome;
+  outcome.code = call(&message);
+  if (message != nullptr) outcome.message = message;
+  EXPECT_EQ(outcome.code == FOREBAY_OK, message == nullptr);
+  forebay_free(message);
+  return outcome;
+}
+MATCHER_P2(Is, code, text, "") {
+  return arg.code == code && arg.message.find(text) != std::string::npos;
+}
+MATCHER(IsOk, "") {
+  return arg.code == FOREBAY_OK;
+}
+void PrintTo(const Outcome& outcome, std::ostream* stream) {
+  *stream << outcome.code << ": " << outcome.message;
+}
+
+constexpr int kNumLayers = 4;
+constexpr int64_t kElems[] = {5000, 77};
+constexpr int kNumTensors = 2 * kNumLayers;  // and a raw one behind them
+constexpr int32_t kRaw = kNumTensors;
+
+struct Settings {
+  int32_t tier = FOREBAY_TIER_NVME;
+  int32_t pass = FOREBAY_PASS_FORWARD_BACKWARD;
+  int32_t update_in_backward = 0;
+  int32_t durability = FOREBAY_DURABILITY_STEP;
+  int32_t weight_dtype = FOREBAY_BF16;
+  int num_layers = kNumLayers;
+};
+
+forebay_inventory* NewInventory(int num_layers) {
+  forebay_inventory* const inventory = forebay_inventory_create();
+  const auto name = [](const std::string& text, int layer) { return text + std::to_string(layer); };
+  for (int layer = 0; layer < num_layers; ++layer) {
+    std::string text = name("layer", layer);
+    forebay_inventory_begin_layer(inventory, text.data(), text.size(), nullptr);
+    const int64_t shape[] = {kElems[0] / 10, 10};
+    text = name("weight", layer);
+    EXPECT_EQ(
+        forebay_inventory_add(inventory, text.data(), text.size(), shape, 2, 0, nullptr, nullptr),
+        FOREBAY_OK);
+    text = name("bias", layer);
+    EXPECT_EQ(forebay_inventory_add(inventory, text.data(), text.size(), &kElems[1], 1, 1, nullptr,
+                                    nullptr),
+              FOREBAY_OK);
+  }
+  forebay_inventory_begin_raw_layer(inventory, "buffers", 7, nullptr);
+  EXPECT_EQ(forebay_inventory_add_raw(inventory, "count", 5, 8, nullptr, nullptr), FOREBAY_OK);
+  return inventory;
+}
+
+class Layers {
+ public:
+  Layers(const std::string& folder, const Settings& settings) : settings_(settings) {
+    forebay_inventory* const inventory = NewInventory(settings.num_layers);
+    const char* const folders[] = {folder.c_str()};
+    forebay_layers_options options = {};
+    options.struct_size = sizeof(options);
+    options.folders = folders;
+    options.num_folders = 1;
+    options.ram_bytes = 64 << 20;
+    options.weight_dtype = settings.weight_dtype;
+    options.gradient_dtype = FOREBAY_F32;
+    options.weights_tier = options.state_tier = settings.tier;
+    options.pass = settings.pass;
+    options.durability = settings.durability;
+    options.update_in_backward = settings.update_in_backward;
+    options.num_threads = 2;
+    options.tile_elems = 4096;
+    planned_ = Do(
+        [&](char** message) { return forebay_layers_new(&options, inventory, &layers_, message); });
+    forebay_inventory_destroy(inventory);
+  }
+  ~Layers() { forebay_layers_destroy(layers_); }
+  Layers(const Layers&) = delete;
+  Layers& operator=(const Layers&) = delete;
+  operator forebay_layers*() const { return layers_; }  // NOLINT
+  const Outcome& planned() const { return planned_; }
+
+  void Create() {
+    EXPECT_THAT(Do([&](char** m) { return forebay_layers_create(layers_, m); }), IsOk());
+    for (int32_t tensor = 0; tensor < 2 * settings_.num_layers; ++tensor) {
+      std::vector<float> values(static_cast<size_t>(kElems[tensor % 2]));
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = static_cast<float>(static_cast<int>(i * 37 + tensor * 11) % 101 - 50) * 0.01f;
+      }
+      EXPECT_THAT(Fill(tensor, values), IsOk());
+    }
+    EXPECT_THAT(Do([&](char** m) { return forebay_layers_start(layers_, nullptr, 0, m); }), IsOk());
+  }
+  Outcome Fill(int32_t tensor, const std::vector<float>& values) {
+    return Do([&](char** m) {
+      return forebay_layers_fill(layers_, tensor, FOREBAY_F32, values.data(), values.size() * 4, m);
+    });
+  }
+  Outcome Open() {
+    return Do([&](char** m) { return forebay_layers_open(layers_, m); });
+  }
+
+  Outcome Begin(double loss_scale = 0) {
+    const forebay_group groups[] = {
+        {.lr = 1e-2, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8},
+        {.lr = 3e-2, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6}};
+    forebay_step_options options = {};
+    options.struct_size = sizeof(options);
+    options.groups = groups;
+    options.num_groups = 2;
+    options.loss_scale = loss_scale;
+    return Do([&](char** m) { return forebay_layers_begin_step(layers_, &options, m); });
+  }
+  Outcome Expect(const std::vector<int32_t>& order) {
+    return Do(
+        [&](char** m) { return forebay_layers_expect(layers_, order.data(), order.size(), m); });
+  }
+  Outcome Acquire(int32_t layer, forebay_lease** lease) {
+    return Do([&](char** m) { return forebay_layers_acquire(layers_, layer, lease, m); });
+  }
+  Outcome Add(int32_t tensor, const std::vector<float>& gradient) {
+    return Do([&](char** m) {
+      return forebay_layers_add_gradient(layers_, tensor, FOREBAY_F32, gradient.data(),
+                                         gradient.size() * 4, m);
+    });
+  }
+  Outcome Close(int32_t layer) {
+    return Do([&](char** m) { return forebay_layers_close_layer(layers_, layer, m); });
+  }
+  Outcome Finish(forebay_step_gradients* gradients = nullptr) {
+    forebay_step_gradients mine = {};
+    if (gradients == nullptr) gradients = &mine;
+    gradients->struct_size = sizeof(*gradients);
+    return Do([&](char** m) { return forebay_layers_finish_backward(layers_, gradients, m); });
+  }
+  Outcome Update(int32_t commit_now = 0, const std::string& user = "") {
+    return Do([&](char** m) {
+      return forebay_layers_update(layers_, user.data(), user.size(), commit_now, m);
+    });
+  }
+  Outcome Skip() {
+    return Do([&](char** m) { return forebay_layers_skip(layers_, nullptr, 0, 0, m); });
+  }
+  Outcome Commit(const char* user = nullptr) {
+    return Do([&](char** m) {
+      return forebay_layers_commit(layers_, user, user == nullptr ? 0 : std::strlen(user), m);
+    });
+  }
+  Outcome Read(int32_t tensor, int32_t plane, std::vector<float>& values) {
+    return Do([&](char** m) {
+      return forebay_layers_read(layers_, tensor, plane, 0, static_cast<int64_t>(values.size()),
+                                 values.data(), m);
+    });
+  }
+
+  // Reads all weights and gives gradients that depend on none of them: so that both kinds of pass
+  // have the same. Every third step leaves the bias of layer 1 alone.
+  void Gradients(int step, float scale = 1) {
+    std::vector<int32_t> order;
+    for (int32_t layer = 0; layer < settings_.num_layers; ++layer) order.push_back(layer);
+    EXPECT_THAT(Expect(order), IsOk());
+    for (const int32_t layer : order) {
+      forebay_lease* lease = nullptr;
+      ASSERT_THAT(Acquire(layer, &lease), IsOk());
+      EXPECT_NE(forebay_lease_data(lease, 2 * layer), nullptr);
+      EXPECT_EQ(forebay_lease_data(lease, (2 * layer + 2) % kNumTensors), nullptr);
+      forebay_lease_release(lease);
+    }
+    if (settings_.pass == FOREBAY_PASS_FORWARD_BACKWARD) std::ranges::reverse(order);
+    for (const int32_t layer : order) {
+      for (const int32_t tensor : {2 * layer + 1, 2 * layer}) {
+        if (tensor == 3 && step % 3 == 0) continue;
+        std::vector<float> gradient(static_cast<size_t>(kElems[tensor % 2]));
+        for (size_t i = 0; i < gradient.size(); ++i) {
+          gradient[i] =
+              scale * 0.01f * static_cast<float>(static_cast<int>(i * 31 + tensor + step) % 17 - 8);
+        }
+        ASSERT_THAT(Add(tensor, gradient), IsOk());
+      }
+      ASSERT_THAT(Close(layer), IsOk());
+    }
+  }
+  void Step(int step, double loss_scale = 0) {
+    ASSERT_THAT(Begin(loss_scale), IsOk());
+    void* raw = nullptr;
+    ASSERT_THAT(Do([&](char** m) {
+                  return forebay_layers_raw(layers_, 2 * settings_.num_layers, &raw, nullptr, m);
+                }),
+                IsOk());
+    ++*static_cast<int64_t*>(raw);
+    Gradients(step, loss_scale == 0 ? 1 : static_cast<float>(loss_scale));
+    ASSERT_THAT(Finish(), IsOk());
+    ASSERT_THAT(Update(), IsOk());
+  }
+
+  // Commits, and gives all masters and moments.
+  std::vector<float> All() {
+    EXPECT_THAT(Commit(), IsOk());
+    std::vector<float> all;
+    for (int32_t tensor = 0; tensor < 2 * settings_.num_layers; ++tensor) {
+      for (const int32_t plane : {FOREBAY_MASTER, FOREBAY_M, FOREBAY_V}) {
+        std::vector<float> values(static_cast<size_t>(kElems[tensor % 2]));
+        EXPECT_THAT(Read(tensor, plane, values), IsOk());
+        all.insert(all.end(), values.begin(), values.end());
+      }
+    }
+    return all;
+  }
+
+ private:
+  const Settings settings_;
+  forebay_layers* layers_ = nullptr;
+  Outcome planned_;
+};
+
+std::vector<float> AllAfter(const Settings& settings, int num_steps, double loss_scale = 0) {
+  const TemporaryFolder folder;
+  std::vector<float> all;
+  Layers layers(folder.Path("store"), settings);
+  EXPECT_THAT(layers.planned(), IsOk());
+  layers.Create();
+  for (int step = 1; step <= num_steps; ++step) layers.Step(step, loss_scale);
+  return layers.All();
+}
+
+TEST(CLayers, SameBitsWhereverStateLiesAndHoweverItIsUpdated) {
+  const std::vector<float> expected = AllAfter({}, 5);
+  EXPECT_EQ(AllAfter({.tier = FOREBAY_TIER_RAM}, 5), expected);
+  EXPECT_EQ(AllAfter({.pass = FOREBAY_PASS_UPDATE_ONLY}, 5), expected);
+  EXPECT_EQ(AllAfter({.update_in_backward = 1}, 5), expected);
+  EXPECT_EQ(AllAfter({.pass = FOREBAY_PASS_UPDATE_ONLY, .update_in_backward = 1}, 5), expected);
+  EXPECT_EQ(AllAfter({.durability = FOREBAY_DURABILITY_NONE}, 5), expected);
+  EXPECT_EQ(AllAfter({.durability = FOREBAY_DURABILITY_REPLAY}, 5), expected);
+  EXPECT_EQ(AllAfter({.weight_dtype = FOREBAY_F32}, 5), expected);
+  EXPECT_EQ(AllAfter({}, 5, /*loss_scale=*/1024), expected);
+  EXPECT_NE(AllAfter({}, 4), expected);
+}
+
+TEST(CLayers, OneLayerIsEnough) {
+  const Settings one = {.num_layers = 1};
+  EXPECT_EQ(AllAfter(one, 3).size(), 3u * (5000 + 77));
+  EXPECT_EQ(AllAfter({.pass = FOREBAY_PASS_UPDATE_ONLY, .num_layers = 1}, 3), AllAfter(one, 3));
+}
+
+TEST(CLayers, GoesOnFromWhatIsCommitted) {
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  {
+    Layers layers(store, {});
+    EXPECT_EQ(forebay_layers_exists(layers), 0);
+    layers.Create();
+    layers.Step(1);
+    layers.Step(2);
+    EXPECT_THAT(layers.Commit(R"({"rows": 64})"), IsOk());
+    layers.Step(3);  // is lost
+  }
+  Layers layers(store, {.tier = FOREBAY_TIER_RAM});
+  EXPECT_EQ(forebay_layers_exists(layers), 1);
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_create(layers, m); }),
+              Is(FOREBAY_USAGE, "already"));
+  ASSERT_THAT(layers.Open(), IsOk());
+  EXPECT_EQ(forebay_layers_committed_step(layers), 2);
+  char* user = nullptr;
+  ASSERT_EQ(forebay_layers_user_json(layers, &user, nullptr), FOREBAY_OK);
+  EXPECT_STREQ(user, R"({"rows":64})");
+  forebay_free(user);
+  void* raw = nullptr;
+  ASSERT_EQ(forebay_layers_raw(layers, kRaw, &raw, nullptr, nullptr), FOREBAY_OK);
+  EXPECT_EQ(*static_cast<int64_t*>(raw), 2);
+  for (int step = 3; step <= 5; ++step) layers.Step(step);
+  EXPECT_EQ(layers.All(), AllAfter({}, 5));
+  int64_t num_updates = 0;
+  EXPECT_EQ(forebay_layers_updates_of(layers, 3, &num_updates, nullptr), FOREBAY_OK);
+  EXPECT_EQ(num_updates, 4);  // none in step 3
+  EXPECT_EQ(forebay_layers_updates_of(layers, 2, &num_updates, nullptr), FOREBAY_OK);
+  EXPECT_EQ(num_updates, 5);
+}
+
+// A skipped step does not count in the formulas, nor after the store was opened again.
+TEST(CLayers, SkippedStepsChangeNothing) {
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  const auto skip = [](Layers& layers) {
+    ASSERT_THAT(layers.Begin(), IsOk());
+    layers.Gradients(7);
+    ASSERT_THAT(layers.Finish(), IsOk());
+    ASSERT_THAT(layers.Skip(), IsOk());
+  };
+  {
+    Layers layers(store, {});
+    layers.Create();
+    layers.Step(1);
+    skip(layers);
+    layers.Step(2);
+    skip(layers);
+    EXPECT_THAT(layers.Commit(), IsOk());
+  }
+  Layers layers(store, {});
+  ASSERT_THAT(layers.Open(), IsOk());
+  EXPECT_EQ(forebay_layers_committed_step(layers), 4);
+  for (int step = 3; step <= 5; ++step) layers.Step(step);
+  EXPECT_EQ(layers.All(), AllAfter({}, 5));
+}
+
+TEST(CLayers, GradientsThatAreNotFiniteAreNamed) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {});
+  layers.Create();
+  ASSERT_THAT(layers.Begin(), IsOk());
+  std::vector<float> gradient(kElems[1]);
+  gradient[5] = INFINITY;
+  ASSERT_THAT(layers.Add(5, gradient), IsOk());
+  forebay_step_gradients gradients = {};
+  ASSERT_THAT(layers.Finish(&gradients), IsOk());
+  EXPECT_EQ(gradients.nonfinite_layer, 2);
+  EXPECT_THAT(layers.Update(), Is(FOREBAY_USAGE, "'layer2' is not finite"));
+  EXPECT_THAT(layers.Skip(), IsOk());
+  EXPECT_EQ(forebay_layers_step(layers), 1);
+}
+
+TEST(CLayers, LeasesAndTheirTensorsOutliveTheLayers) {
+  const TemporaryFolder folder;
+  forebay_lease* lease = nullptr;
+  DLManagedTensor* tensor = nullptr;
+  {
+    Layers layers(folder.Path("store"), {.weight_dtype = FOREBAY_F32});
+    layers.Create();
+    EXPECT_THAT(layers.Expect({1}), IsOk());
+    ASSERT_THAT(layers.Acquire(1, &lease), IsOk());
+    tensor = static_cast<DLManagedTensor*>(forebay_lease_dlpack(lease, 2));
+    ASSERT_NE(tensor, nullptr);
+    EXPECT_EQ(forebay_lease_dlpack(lease, 0), nullptr);
+  }
+  const DLTensor& of = tensor->dl_tensor;
+  EXPECT_EQ(of.ndim, 2);
+  EXPECT_EQ(of.shape[0], 500);
+  EXPECT_EQ(of.shape[1], 10);
+  EXPECT_EQ(of.dtype.bits, 32);
+  EXPECT_EQ(of.data, forebay_lease_data(lease, 2));
+  forebay_lease_release(lease);
+  EXPECT_EQ(static_cast<const float*>(of.data)[0], (22 - 50) * 0.01f);
+  tensor->deleter(tensor);
+}
+
+// Torch ends tensors on any of its threads, while another waits for weights.
+TEST(CLayers, LeasesEndOnAnyThread) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {});
+  layers.Create();
+  std::atomic<forebay_lease*> handed{nullptr};
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    while (!is_over) {
+      if (forebay_lease* const lease = handed.exchange(nullptr)) forebay_lease_release(lease);
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    const int32_t layer = i % kNumLayers;
+    ASSERT_THAT(layers.Expect({layer}), IsOk());
+    forebay_lease* lease = nullptr;
+    ASSERT_THAT(layers.Acquire(layer, &lease), IsOk());
+    forebay_lease_release(handed.exchange(lease));
+  }
+  is_over = true;
+  other.join();
+  forebay_lease_release(handed.exchange(nullptr));
+  layers.Step(1);
+}
+
+TEST(CLayers, ARefusedCallChangesNothing) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {});
+  std::vector<float> values(kElems[0]);
+  std::vector<float> few(3);
+  // Before there is a store.
+  EXPECT_THAT(layers.Begin(), Is(FOREBAY_USAGE, "there is no store"));
+  EXPECT_THAT(layers.Fill(0, values), Is(FOREBAY_USAGE, "no store is being filled"));
+  EXPECT_THAT(layers.Open(), Is(FOREBAY_BAD_INPUT, "there is no store in"));
+  EXPECT_THAT(layers.Expect({0}), Is(FOREBAY_USAGE, "there is no store"));
+  EXPECT_EQ(forebay_layers_step(layers), -1);
+  // While it is filled.
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_create(layers, m); }), IsOk());
+  EXPECT_THAT(layers.Begin(), Is(FOREBAY_USAGE, "being filled"));
+  EXPECT_THAT(layers.Open(), Is(FOREBAY_USAGE, "being filled"));
+  EXPECT_THAT(layers.Fill(0, few), Is(FOREBAY_USAGE, "'weight0' has 20000 bytes, and 12"));
+  EXPECT_THAT(layers.Fill(kNumTensors + 1, few), Is(FOREBAY_USAGE, "there is no tensor"));
+  EXPECT_THAT(layers.Fill(2, values), IsOk());
+  EXPECT_THAT(layers.Fill(0, values), Is(FOREBAY_USAGE, "in their order"));
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_start(layers, "[1]", 3, m); }),
+              Is(FOREBAY_USAGE, "has to be an object"));
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_start(layers, "{", 1, m); }),
+              Is(FOREBAY_USAGE, "user"));
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_start(layers, nullptr, 0, m); }), IsOk());
+  // Between steps.
+  forebay_lease* lease = nullptr;
+  EXPECT_THAT(layers.Add(0, values), Is(FOREBAY_USAGE, "no step has begun"));
+  EXPECT_THAT(layers.Close(0), Is(FOREBAY_USAGE, "no step has begun"));
+  EXPECT_THAT(layers.Finish(), Is(FOREBAY_USAGE, "no step has begun"));
+  EXPECT_THAT(layers.Update(), Is(FOREBAY_USAGE, "no step has begun"));
+  EXPECT_THAT(layers.Skip(), Is(FOREBAY_USAGE, "no step has begun"));
+  EXPECT_THAT(layers.Acquire(0, &lease), Is(FOREBAY_USAGE, ""));
+  EXPECT_THAT(layers.Expect({0, kNumLayers}), Is(FOREBAY_USAGE, "there is no layer 4"));
+  EXPECT_THAT(layers.Read(0, 3, values), Is(FOREBAY_USAGE, "plane is 3"));
+  EXPECT_THAT(layers.Read(kRaw, 0, few), Is(FOREBAY_USAGE, "has no plane"));
+  values.resize(kElems[0] + 1);
+  EXPECT_THAT(layers.Read(0, 0, values), Is(FOREBAY_USAGE, "has 5000 elements"));
+  // In a step.
+  ASSERT_THAT(layers.Begin(), IsOk());
+  EXPECT_THAT(layers.Begin(), Is(FOREBAY_USAGE, "under way"));
+  EXPECT_THAT(layers.Commit(), Is(FOREBAY_USAGE, "under way"));
+  EXPECT_THAT(layers.Add(0, few), Is(FOREBAY_USAGE, ""));
+  EXPECT_THAT(layers.Add(kRaw, few), Is(FOREBAY_USAGE, ""));
+  EXPECT_THAT(layers.Close(-1), Is(FOREBAY_USAGE, "no layer -1"));
+  forebay_layers_abandon(layers);
+  layers.Step(1);
+  EXPECT_EQ(lease, nullptr);
+  EXPECT_THAT(layers.Commit(R"({"a": 1})"), IsOk());
+  EXPECT_THAT(layers.Commit(R"({"a": 1})"), IsOk());
+  EXPECT_THAT(layers.Commit(R"({"a": 2})"), Is(FOREBAY_USAGE, "committed already"));
+}
+
+TEST(CLayers, NothingIsNoCrash) {
+  char* json = nullptr;
+  void* raw = nullptr;
+  forebay_inventory_destroy(nullptr);
+  forebay_layers_destroy(nullptr);
+  forebay_lease_release(nullptr);
+  forebay_layers_abandon(nullptr);
+  forebay_layers_stop(nullptr);
+  forebay_layers_cancel_expected(nullptr);
+  EXPECT_EQ(forebay_lease_data(nullptr, 0), nullptr);
+  EXPECT_EQ(forebay_lease_dlpack(nullptr, 0), nullptr);
+  EXPECT_EQ(forebay_layers_step(nullptr), -1);
+  EXPECT_EQ(forebay_layers_exists(nullptr), 0);
+  for (const auto& call : std::vector<std::function<int32_t(char**)>>{
+           [&](char** m) { return forebay_layers_new(nullptr, nullptr, nullptr, m); },
+           [&](char** m) { return forebay_layers_plan_json(nullptr, &json, m); },
+           [&](char** m) { return forebay_layers_create(nullptr, m); },
+           [&](char** m) { return forebay_layers_open(nullptr, m); },
+           [&](char** m) { return forebay_layers_begin_step(nullptr, nullptr, m); },
+           [&](char** m) { return forebay_layers_raw(nullptr, 0, &raw, nullptr, m); },
+           [&](char** m) {
+             return forebay_inventory_add(nullptr, "a", 1, nullptr, 0, 0, nullptr, m);
+           },
+           [&](char** m) { return forebay_kernels_update(nullptr, nullptr, 1, m); }}) {
+    EXPECT_THAT(Do(call), Is(FOREBAY_USAGE, "is NULL"));
+  }
+}
+
+TEST(CLayers, OptionsOfOtherVersions) {
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  const char* const folders[] = {store.c_str()};
+  forebay_inventory* const inventory = NewInventory(kNumLayers);
+  struct Newer {
+    forebay_layers_options options;
+    int64_t more;
+  } newer = {};
+  newer.options.folders = folders;
+  newer.options.num_folders = 1;
+  newer.options.ram_bytes = 64 << 20;
+  forebay_layers* layers = nullptr;
+  const auto plan = [&](size_t size) {
+    newer.options.struct_size = size;
+    forebay_layers_destroy(layers);
+    layers = nullptr;
+    return Do([&](char** m) { return forebay_layers_new(&newer.options, inventory, &layers, m); });
+  };
+  EXPECT_THAT(plan(0), Is(FOREBAY_USAGE, "struct_size is 0"));
+  EXPECT_THAT(plan(offsetof(forebay_layers_options, num_threads)), IsOk());
+  EXPECT_THAT(plan(sizeof(newer)), IsOk());
+  newer.more = 1;
+  EXPECT_THAT(plan(sizeof(newer)), Is(FOREBAY_USAGE, "Install a newer forebay"));
+  newer.options.ram_bytes = 4096;
+  EXPECT_THAT(plan(sizeof(forebay_layers_options)), Is(FOREBAY_DOES_NOT_FIT, "needs at least"));
+  newer.options.ram_bytes = -1;
+  EXPECT_THAT(plan(sizeof(forebay_layers_options)), Is(FOREBAY_USAGE, "ram_bytes is -1"));
+  EXPECT_EQ(layers, nullptr);
+  forebay_inventory_destroy(inventory);
+  EXPECT_FALSE(std::filesystem::exists(store));
+}
+
+TEST(CLayers, AStoreOfAnotherModelIsLeftAlone) {
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  Layers(store, {}).Create();
+  Layers fewer(store, {.num_layers = 3});
+  EXPECT_THAT(fewer.Open(), Is(FOREBAY_USAGE, "another model"));
+  Layers wider(store, {.weight_dtype = FOREBAY_F32});
+  EXPECT_THAT(wider.Open(), Is(FOREBAY_USAGE, "has weights of bf16"));
+  Layers same(store, {});
+  EXPECT_THAT(same.Open(), IsOk());
+}
+
+TEST(CLayers, AHalfFilledStoreIsMadeAnew) {
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  const std::string copy = folder.Path("copy");
+  {
+    Layers layers(store, {});
+    EXPECT_THAT(Do([&](char** m) { return forebay_layers_create(layers, m); }), IsOk());
+    // As a kill would leave it.
+    std::filesystem::copy(store, copy, std::filesystem::copy_options::recursive);
+  }
+  EXPECT_FALSE(FileExists(store + "/manifest.json"));  // what was not started is taken back
+  ASSERT_TRUE(FileExists(copy + "/manifest.json"));
+  Layers layers(copy, {});
+  EXPECT_EQ(forebay_layers_exists(layers), 0);
+  layers.Create();
+  layers.Step(1);
+}
+
+TEST(CLayers, StopEndsTheFilling) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {});
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_create(layers, m); }), IsOk());
+  forebay_layers_stop(layers);
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_start(layers, nullptr, 0, m); }),
+              Is(FOREBAY_INTERRUPTED, "stopped"));
+  layers.Create();
+}
+
+TEST(CLayers, DamageIsNoticedBeforeItIsComputedWith) {
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  Layers(store, {}).Create();
+  {
+    std::FILE* const file = std::fopen((store + "/weights.fbs").c_str(), "r+b");
+    ASSERT_NE(file, nullptr);
+    std::fseek(file, 5000, SEEK_SET);
+    const int byte = std::fgetc(file);
+    std::fseek(file, 5000, SEEK_SET);
+    std::fputc(byte ^ 1, file);
+    std::fclose(file);
+  }
+  Layers layers(store, {});
+  ASSERT_THAT(layers.Open(), IsOk());
+  forebay_lease* lease = nullptr;
+  EXPECT_THAT(layers.Expect({0}), IsOk());
+  EXPECT_THAT(layers.Acquire(0, &lease), Is(FOREBAY_CORRUPT, "weights.fbs"));
+  EXPECT_EQ(lease, nullptr);
+}
+
+}  // namespace
+}  // namespace forebay
