@@ -191,8 +191,8 @@ int32_t forebay_layers_fill(forebay_layers* layers, int32_t tensor, int32_t dtyp
 int32_t forebay_layers_start(forebay_layers* layers, const char* user, size_t user_length,
                              char** message);
 /* Opens the newest committed step; under durability REPLAY the gradients that a crash has left are
-   applied. BAD_INPUT: there is no store. USAGE: it has other tensors than the inventory. CORRUPT: it
-   is damaged. */
+   applied. BAD_INPUT: there is no store. USAGE: it has other tensors than the inventory. CORRUPT:
+   it is damaged. */
 int32_t forebay_layers_open(forebay_layers* layers, char** message);
 
 /* Announces the layers that will be acquired next, in order, behind those already announced. */
