@@ -1,6 +1,7 @@
 """Starts forebay-data: checks the interpreter and the packages, then runs the command line."""
 
 import os
+import pathlib
 import signal
 import sys
 
@@ -35,9 +36,12 @@ def run():
         from forebay_data import cli
         return cli.main(sys.argv[1:])
     from forebay_data.errors import report_error
-    return report_error(sys.argv[1:], f"{problem} by {sys.executable}: run scripts/build, which makes a Python "
-                        f"environment with all that is needed in build/venv, or set FOREBAY_PYTHON to a Python that has "
-                        f"{PACKAGES}", 9)
+    # Out of an installed package, or out of a build.
+    is_installed = pathlib.Path(__file__).parent.name == "_bin"
+    fix = ("pip install 'forebay[data]'" if is_installed else
+           "run scripts/build, which makes a Python environment with all that is needed in build/venv, or set "
+           f"FOREBAY_PYTHON to a Python that has {PACKAGES}")
+    return report_error(sys.argv[1:], f"{problem} by {sys.executable}: {fix}", 9)
 
 
 if __name__ == "__main__":
