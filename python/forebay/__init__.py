@@ -2,10 +2,22 @@
 kernels alone; and, in `forebay.torch`, optimizers for PyTorch. `import forebay` needs neither PyTorch nor NumPy.
 """
 
-from forebay._library import Group, version as __version__
-from forebay.errors import (BadInputError, CorruptError, DoesNotFitError, EnvironmentProblem, ForebayError,
-                            InternalError, NotSupportedError, NumericalError, OutOfMemoryError, StoppedError,
-                            StorageError, UsageError)
+from forebay._library import Group
+from forebay._library import version as __version__
+from forebay.errors import (
+    BadInputError,
+    CorruptError,
+    DoesNotFitError,
+    EnvironmentProblem,
+    ForebayError,
+    InternalError,
+    NotSupportedError,
+    NumericalError,
+    OutOfMemoryError,
+    StoppedError,
+    StorageError,
+    UsageError,
+)
 from forebay.inventory import Inventory, Tensor
 from forebay.kernels import Kernels, Run
 from forebay.layers import Layers, StepGradients

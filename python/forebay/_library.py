@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from forebay.errors import UsageError, check
 
@@ -128,15 +127,15 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
 
 def _load() -> ctypes.CDLL:
     named = os.environ.get("FOREBAY_LIBRARY")
-    path = pathlib.Path(named) if named else pathlib.Path(__file__).parent / "_lib" / "libforebay.so"
-    if not path.exists():
+    path = named or os.path.join(os.path.dirname(os.path.abspath(__file__)), "_lib", "libforebay.so")
+    if not os.path.exists(path):
         raise ImportError(
             f"forebay: there is no library at {path}. " +
             ("FOREBAY_LIBRARY names it: correct that, or unset it to take the package's own." if named else
              "Install the wheel; or build the target forebay_shared in a checkout, and name build/lib/libforebay.so "
              "in the environment variable FOREBAY_LIBRARY."))
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(path)
         library.forebay_abi_version.restype = c_int32
         version = library.forebay_abi_version()
     except (OSError, AttributeError) as error:
@@ -204,7 +203,9 @@ class Pinned:
     """
 
     def __init__(self, buffer: Buffer, writable: bool = False) -> None:
-        self._view: Optional[_PyBuffer] = None
+        self.address: int
+        self.num_bytes: int
+        self._view: _PyBuffer | None = None
         if isinstance(buffer, tuple):
             self.address, self.num_bytes, self._owner = (*buffer, None)[:3]
             return
@@ -216,8 +217,8 @@ class Pinned:
     def __enter__(self) -> Pinned:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.__del__()
 
     def __del__(self) -> None:

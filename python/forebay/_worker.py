@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 _MAIN = threading.main_thread()
 
 
 class _Task:
-    __slots__ = ("function", "arguments", "result", "error", "is_dropped", "done")
+    __slots__ = ("arguments", "done", "error", "function", "is_dropped", "result")
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.function = function
         self.arguments = arguments
         self.result: Any = None
-        self.error: Optional[BaseException] = None
+        self.error: BaseException | None = None
         self.is_dropped = False
         self.done = threading.Lock()
         self.done.acquire()
 
 
-def _serve(tasks: queue.SimpleQueue[Optional[_Task]]) -> None:
+def _serve(tasks: queue.SimpleQueue[_Task | None]) -> None:
     while (task := tasks.get()) is not None:
         if not task.is_dropped:
             try:
                 task.result = task.function(*task.arguments)
-            except BaseException as error:  # noqa: BLE001: raised again where the call was made
+            except BaseException as error:  # noqa: BLE001 - raised again where the call was made
                 task.error = error
         task.done.release()
         # What the task keeps alive does not wait for the next one.
@@ -42,12 +43,12 @@ class Worker:
     """The calls of one object. Calls of the main thread run one after another; those of other threads run directly."""
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Optional[_Task]] = queue.SimpleQueue()
-        self._thread: Optional[threading.Thread] = None
-        self._last: Optional[_Task] = None  # that was abandoned
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: _Task | None = None  # that was abandoned
 
     def run(self, function: Callable[..., Any], *arguments: Any,
-            on_interrupt: Optional[Callable[[], None]] = None) -> Any:
+            on_interrupt: Callable[[], None] | None = None) -> Any:
         """A call that may wait. On KeyboardInterrupt, or whatever a signal raises, `on_interrupt` is called, the call
         goes on by itself, and the next one waits for it."""
         if threading.current_thread() is not _MAIN:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
+from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_void_p
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 from forebay._library import call, lib
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from ctypes import c_double, c_void_p
 from types import TracebackType
-from typing import Optional, Sequence
 
 from forebay import _library
 from forebay._library import DTYPE_BYTES, DTYPES, Buffer, Group, KernelRun, Pinned, call, lib
@@ -16,15 +16,15 @@ from forebay.errors import UsageError
 class Run:
     """One step over arrays of [num_elems] each, row-major; see `forebay_kernel_run` in forebay/c.h.
 
-    weights: `weight_dtype`, changed in place. remainder: uint16, of bf16 weights: the lower halves of their fp32 masters.
-    master: fp32, of f16 weights. m, v: fp32, the moments that the optimizer has. gradient: `gradient_dtype`.
+    weights: `weight_dtype`, changed in place. remainder: int16, of bf16 weights: the lower halves of their fp32
+    masters. master: fp32, of f16 weights. m, v: fp32, the moments that the optimizer has. gradient: `gradient_dtype`.
     step: of updates, from 1. gradient_scale: multiplies every gradient.
     UsageError: an array is of another size.
     """
 
     def __init__(self, optimizer: str, group: Group, *, weight_dtype: str, weights: Buffer, gradient_dtype: str,
-                 gradient: Buffer, step: int, remainder: Optional[Buffer] = None, master: Optional[Buffer] = None,
-                 m: Optional[Buffer] = None, v: Optional[Buffer] = None, gradient_scale: float = 1.0,
+                 gradient: Buffer, step: int, remainder: Buffer | None = None, master: Buffer | None = None,
+                 m: Buffer | None = None, v: Buffer | None = None, gradient_scale: float = 1.0,
                  nesterov: bool = False) -> None:
         self._pinned: list[Pinned] = []
         first = Pinned(weights, writable=True)
@@ -34,7 +34,7 @@ class Run:
         if num_elems * size != first.num_bytes:
             raise UsageError(f"forebay: weights are {first.num_bytes} bytes, which is no number of {weight_dtype}.")
 
-        def address(name: str, buffer: Optional[Buffer], elem_bytes: int, writable: bool = True) -> Optional[int]:
+        def address(name: str, buffer: Buffer | None, elem_bytes: int, writable: bool = True) -> int | None:
             if buffer is None:
                 return None
             pinned = Pinned(buffer, writable)
@@ -74,8 +74,8 @@ class Kernels:
     def __enter__(self) -> Kernels:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.close()
 
     def _use(self) -> c_void_p:
@@ -89,7 +89,7 @@ class Kernels:
         call(lib.forebay_kernels_update, self._use(), structs, len(runs))
 
     def split(self, master: Buffer, weights: Buffer, remainder: Buffer) -> None:
-        """fp32 `master` into bf16 `weights` and uint16 `remainder`, [num_elems] each. Exact."""
+        """fp32 `master` into bf16 `weights` and int16 `remainder`, [num_elems] each. Exact."""
         self._convert(lib.forebay_kernels_split, master, weights, remainder, splits=True)
 
     def join(self, weights: Buffer, remainder: Buffer, master: Buffer) -> None:

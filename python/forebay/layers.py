@@ -6,12 +6,25 @@ import ctypes
 import json
 import os
 import weakref
+from collections.abc import Iterable, Sequence
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from types import TracebackType
-from typing import Any, Iterable, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple, Union
 
-from forebay._library import (DTYPES, OPTIMIZERS, Buffer, Group, LayersOptions, Pinned, StepGradientsStruct,
-                              StepOptions, call, index_of, lib, take_text)
+from forebay._library import (
+    DTYPES,
+    OPTIMIZERS,
+    Buffer,
+    Group,
+    LayersOptions,
+    Pinned,
+    StepGradientsStruct,
+    StepOptions,
+    call,
+    index_of,
+    lib,
+    take_text,
+)
 from forebay._worker import Worker
 from forebay.errors import UsageError
 from forebay.inventory import Inventory
@@ -32,7 +45,7 @@ class StepGradients(NamedTuple):
     that is not finite (skip or abandon the step), or None."""
 
     norm: float
-    nonfinite_layer: Optional[int]
+    nonfinite_layer: int | None
 
 
 def _close(worker: Worker, handle: c_void_p) -> None:
@@ -51,9 +64,9 @@ class Layers:
         update, or skip, or abandon     the step is real; or counts and changes no weights; or never was
         commit                          durable
 
-    Tensors and layers are named by their numbers in the inventory. After an error of a read or a write, abandon the step:
-    the committed one stands. Thread-safe; calls run one after another. Ctrl-C ends the wait of every call on the main
-    thread: the call itself goes on (`create`, `fill` and `open` end soon), and the next one waits for it.
+    Tensors and layers are named by their numbers in the inventory. After an error of a read or a write, abandon the
+    step: the committed one stands. Thread-safe; calls run one after another. Ctrl-C ends the wait of every call on the
+    main thread: the call itself goes on (`create`, `fill` and `open` end soon), and the next one waits for it.
 
     folders: the store's own, one for each disk. folder_weights: their shares. ram_bytes: all that this object may take;
     0: 80 % of what is available. weight_dtype: that weights are lent in. gradient_dtype: that complete gradients are
@@ -62,8 +75,8 @@ class Layers:
     DoesNotFitError names the least ram_bytes that works. Nothing touches a disk before `create` or `open`.
     """
 
-    def __init__(self, inventory: Inventory, folders: Union[Path, Sequence[Path]], *,
-                 folder_weights: Optional[Sequence[float]] = None, ram_bytes: int = 0, weight_dtype: str = "bf16",
+    def __init__(self, inventory: Inventory, folders: Path | Sequence[Path], *,
+                 folder_weights: Sequence[float] | None = None, ram_bytes: int = 0, weight_dtype: str = "bf16",
                  gradient_dtype: str = "bf16", optimizer: str = "adamw", nesterov: bool = False,
                  momentum: float = 0.0, weights_tier: str = "auto", state_tier: str = "auto",
                  gradients_tier: str = "auto", durability: str = "auto", commit_every: int = 0, engine: str = "auto",
@@ -101,8 +114,8 @@ class Layers:
     def __enter__(self) -> Layers:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.close()
 
     def _use(self) -> c_void_p:
@@ -143,7 +156,7 @@ class Layers:
         self._worker.run(_call_with, pinned, lib.forebay_layers_fill, self._use(), tensor,
                          index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes, on_interrupt=self.stop)
 
-    def start(self, user: Optional[User] = None) -> None:
+    def start(self, user: User | None = None) -> None:
         """Ends the filling, and commits step 0 with `user` (see `update`)."""
         self._wait(lib.forebay_layers_start, *_text_of(user))
 
@@ -204,12 +217,12 @@ class Layers:
         layer: int = found.nonfinite_layer
         return StepGradients(found.norm, None if layer < 0 else layer)
 
-    def update(self, user: Optional[User] = None, *, commit_now: bool = False) -> None:
+    def update(self, user: User | None = None, *, commit_now: bool = False) -> None:
         """Makes the step real. user: of at most 3 KiB as JSON, which its commit carries. commit_now: returns when it is
         durable. UsageError, and nothing changed: a gradient is not finite."""
         self._wait(lib.forebay_layers_update, *_text_of(user), commit_now)
 
-    def skip(self, user: Optional[User] = None, *, commit_now: bool = False) -> None:
+    def skip(self, user: User | None = None, *, commit_now: bool = False) -> None:
         """The step counts, and changes no weights."""
         self._wait(lib.forebay_layers_skip, *_text_of(user), commit_now)
 
@@ -217,7 +230,7 @@ class Layers:
         """The step never was. Also after an error, and for a step that has not begun."""
         self._worker.run(lib.forebay_layers_abandon, self._use())
 
-    def commit(self, user: Optional[User] = None) -> None:
+    def commit(self, user: User | None = None) -> None:
         """Makes the last step durable, if it is not. user: takes the place of what the step was given; None: that.
         UsageError: the step is committed already with another `user`, a step is in progress, or a lease is out."""
         self._wait(lib.forebay_layers_commit, *((None, 0) if user is None else _text_of(user)))
@@ -274,7 +287,7 @@ def _call_with(kept: object, function: Any, *arguments: Any) -> None:
     call(function, *arguments)
 
 
-def _text_of(user: Optional[User]) -> tuple[bytes, int]:
+def _text_of(user: User | None) -> tuple[bytes, int]:
     text = json.dumps({} if user is None else user, separators=(",", ":"), ensure_ascii=False).encode()
     return text, len(text)
 

@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from ctypes import c_size_t, c_void_p
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any
 
 from forebay._library import DTYPE_BYTES, lib
 from forebay.errors import UsageError
@@ -33,7 +33,6 @@ class _ManagedTensor(ctypes.Structure):
                 ("byte_offset", ctypes.c_uint64), ("manager", c_void_p), ("deleter", c_void_p)]
 
 
-@ctypes.PYFUNCTYPE(None, c_void_p)
 def _end_capsule(capsule: int) -> None:
     if _capsule_is(capsule, _UNUSED):
         managed = _capsule_pointer(capsule, _UNUSED)
@@ -41,9 +40,12 @@ def _end_capsule(capsule: int) -> None:
         _DELETER(deleter)(managed)
 
 
+_END_CAPSULE = ctypes.PYFUNCTYPE(None, c_void_p)(_end_capsule)
+
+
 class LeasedTensor:
-    """A tensor of a lease for `torch.from_dlpack` and `numpy.from_dlpack`: no copy, to be read. What they make keeps the
-    weights in memory until it goes, also after the lease was released."""
+    """A tensor of a lease for `torch.from_dlpack` and `numpy.from_dlpack`: no copy, to be read. What they make keeps
+    the weights in memory until it goes, also after the lease was released."""
 
     def __init__(self, lease: Lease, tensor: int) -> None:
         self._lease = lease
@@ -53,7 +55,7 @@ class LeasedTensor:
         managed = lib.forebay_lease_dlpack(self._lease._use(), self._tensor)
         if not managed:
             raise UsageError(f"forebay: tensor {self._tensor} is not of layer {self._lease.layer}.")
-        return _new_capsule(managed, _UNUSED, ctypes.cast(_end_capsule, c_void_p))
+        return _new_capsule(managed, _UNUSED, ctypes.cast(_END_CAPSULE, c_void_p))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0  # the CPU
@@ -76,8 +78,8 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.release()
 
     def _use(self) -> c_void_p:

@@ -1,4 +1,5 @@
-"""PyTorch optimizers whose fp32 masters and moments lie on NVMe or in RAM, for float32, bfloat16 and float16 parameters.
+"""PyTorch optimizers whose fp32 masters and moments lie on NVMe or in RAM, for float32, bfloat16 and float16
+parameters.
 
     optimizer = forebay.torch.AdamW(model.parameters(), lr=1e-3, nvme="/mnt/nvme/state")
 

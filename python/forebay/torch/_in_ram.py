@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,8 +20,8 @@ STATE_DTYPES = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32, "sum": to
 
 
 class InRam:
-    """State of a parameter p: "step", the moments by torch's names, and "remainder" where p is bfloat16 (p has the upper
-    halves of the fp32 masters, this the lower ones) or "master" where it is float16."""
+    """State of a parameter p: "step", the moments by torch's names, and "remainder" where p is bfloat16 (p has the
+    upper halves of the fp32 masters, this the lower ones) or "master" where it is float16."""
 
     def __init__(self, optimizer: Optimizer, threads: int, clip: float, backward_update: bool) -> None:
         self._kernels = Kernels(threads)
@@ -50,8 +50,9 @@ class InRam:
         for parameter, gradient in zip(parameters, gradients):
             total += self._kernels.sum_of_squares(DTYPES[gradient.dtype], memory_of(gradient))
             if not math.isfinite(total):
-                raise NumericalError(f"forebay: the gradient of {optimizer.name_of(parameter)} is not finite. Its weights "
-                                     "are what they were. Skip this step, or scale the loss (torch.amp.GradScaler).")
+                raise NumericalError(f"forebay: the gradient of {optimizer.name_of(parameter)} is not finite. Its "
+                                     "weights are what they were. Skip this step, or scale the loss "
+                                     "(torch.amp.GradScaler).")
         factor = 1.0
         if self._clip > 0:
             factor = min(1.0, self._clip / (math.sqrt(total) / loss_scale + 1e-6))
@@ -92,23 +93,24 @@ class InRam:
 
     # ---- What is the same call for a store
 
-    def commit(self, optimizer: Optimizer, user: Optional[dict[str, Any]]) -> None:
-        raise NotSupportedError("forebay: commit() makes a store durable, and this optimizer keeps its state in RAM. Save "
-                                "optimizer.state_dict(), or give the optimizer a folder: nvme=FOLDER.")
+    def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+        raise NotSupportedError("forebay: commit() makes a store durable, and this optimizer keeps its state in RAM. "
+                                "Save optimizer.state_dict(), or give the optimizer a folder: nvme=FOLDER.")
 
-    def resume(self, optimizer: Optimizer) -> Optional[dict[str, Any]]:
+    def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
         raise NotSupportedError("forebay: resume() opens a store, and this optimizer keeps its state in RAM. Use "
                                 "optimizer.load_state_dict(), or give the optimizer a folder: nvme=FOLDER.")
 
-    def reference(self, optimizer: Optimizer) -> Optional[dict[str, Any]]:
+    def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
         return None
 
     def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         if "forebay" in state_dict:
-            raise NotSupportedError(f"forebay: this state dict has no state: that lies in {state_dict['forebay']}. Make the "
-                                    "optimizer with nvme= of these folders; or save full_state_dict() of that one.")
+            raise NotSupportedError(f"forebay: this state dict has no state: that lies in {state_dict['forebay']}. "
+                                    "Make the optimizer with nvme= of these folders; or save full_state_dict() of "
+                                    "that one.")
 
-    def full_state(self, optimizer: Optimizer) -> Optional[dict[int, dict[str, torch.Tensor]]]:
+    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
         return None
 
     def reload(self, optimizer: Optimizer) -> None:

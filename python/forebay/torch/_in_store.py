@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 
@@ -30,7 +31,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 class StoreOptions(NamedTuple):
     folders: list[Path]
-    ram_bytes: Optional[int]
+    ram_bytes: int | None
     clip: float
     durability: str
     backward_update: bool
@@ -40,12 +41,12 @@ class StoreOptions(NamedTuple):
 class InStore:
     def __init__(self, optimizer: Optimizer, options: StoreOptions) -> None:
         self._options = options
-        self._layers: Optional[Layers] = None
+        self._layers: Layers | None = None
         self._is_open = False
         self._layout: list[list[torch.Tensor]] = []  # parameters of each layer
         self._place: dict[torch.Tensor, tuple[int, int]] = {}  # a parameter's layer and its number in the inventory
         self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
-        self._kernels: Optional[Kernels] = None
+        self._kernels: Kernels | None = None
         # Of the step in progress. Layers are handed over from the last to the first.
         self._in_step = False
         self._begun_with: list[bytes] = []  # the groups
@@ -88,13 +89,13 @@ class InStore:
         self._forget_step()
         return self._layers
 
-    def _use(self, optimizer: Optimizer, user: Optional[dict[str, Any]] = None) -> Layers:
+    def _use(self, optimizer: Optimizer, user: dict[str, Any] | None = None) -> Layers:
         """The Layers, open: a new store where there was none, with `user` in its first commit."""
         layers = self._plan(optimizer)
         if not self._is_open:
             if layers.exists():
-                raise UsageError(f"forebay: there is a store in {self._where()} already. Call optimizer.resume() before the "
-                                 "first step to go on with it, or remove the folder.")
+                raise UsageError(f"forebay: there is a store in {self._where()} already. Call optimizer.resume() "
+                                 "before the first step to go on with it, or remove the folder.")
             layers.create()
             for parameter, (_, index) in self._place.items():
                 layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
@@ -105,7 +106,7 @@ class InStore:
         return layers
 
     def _where(self) -> str:
-        return ", ".join(map(os.fspath, self._options.folders))
+        return ", ".join(str(folder) for folder in self._options.folders)
 
     def _copy_weights(self, layers: Layers) -> None:
         """The weights of the last real step, into the parameters."""
@@ -142,9 +143,10 @@ class InStore:
         layer = self._layer_of(optimizer, parameter)
         if layer > self._turn:
             raise UsageError(
-                f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() after "
-                "each backward(), and put all but the last backward() of a step into `with optimizer.accumulate():`. A "
-                "parameter that gets several gradients in one backward() needs backward_update=False.")
+                f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
+                "after each backward(), and put all but the last backward() of a step into `with "
+                "optimizer.accumulate():`. A parameter that gets several gradients in one backward() needs "
+                "backward_update=False.")
         self._num_arrived[layer] += 1
         while self._turn >= 0 and self._num_arrived[self._turn] >= len(self._layout[self._turn]):
             if not self._in_step:
@@ -153,9 +155,9 @@ class InStore:
 
     def _layer_of(self, optimizer: Optimizer, parameter: torch.Tensor) -> int:
         if parameter not in self._place:
-            raise UsageError(f"forebay: {optimizer.name_of(parameter)} has a gradient, and did not require one when the "
-                             "store was made, so it is not in it. Set requires_grad before that; a gradient of None leaves a "
-                             "parameter alone.")
+            raise UsageError(f"forebay: {optimizer.name_of(parameter)} has a gradient, and did not require one when "
+                             "the store was made, so it is not in it. Set requires_grad before that; a gradient of "
+                             "None leaves a parameter alone.")
         return self._place[parameter][0]
 
     def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
@@ -197,8 +199,8 @@ class InStore:
             found = layers.finish_backward()
             if found.nonfinite_layer is not None:
                 names = [optimizer.name_of(p) for p in self._layout[found.nonfinite_layer]]
-                raise NumericalError(f"forebay: a gradient among {', '.join(names[:3])}{', ...' * (len(names) > 3)} is not "
-                                     "finite. The weights are what they were. Skip this step, or scale the loss "
+                raise NumericalError(f"forebay: a gradient among {', '.join(names[:3])}{', ...' * (len(names) > 3)} is "
+                                     "not finite. The weights are what they were. Skip this step, or scale the loss "
                                      "(torch.amp.GradScaler).")
             layers.update(optimizer.words(None))
         except BaseException:
@@ -220,8 +222,8 @@ class InStore:
         if [bytes(group) for group in groups] == self._begun_with:
             return
         if self._options.clip == 0:
-            raise UsageError("forebay: lr or another setting changed between backward() and step(), and part of the update "
-                             "was made in backward. Change them before backward(): call scheduler.step() after "
+            raise UsageError("forebay: lr or another setting changed between backward() and step(), and part of the "
+                             "update was made in backward. Change them before backward(): call scheduler.step() after "
                              "optimizer.step(). The step was abandoned.")
         layers.set_step(groups, clip=self._options.clip)
 
@@ -243,10 +245,10 @@ class InStore:
 
     # ---- What lasts
 
-    def commit(self, optimizer: Optimizer, user: Optional[dict[str, Any]]) -> None:
+    def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         self._use(optimizer, user).commit(optimizer.words(user))
 
-    def resume(self, optimizer: Optimizer) -> Optional[dict[str, Any]]:
+    def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
         layers = self._plan(optimizer)
         if self._is_open:
             raise UsageError("forebay: the store is open already. Call resume() before the first step.")
@@ -257,7 +259,7 @@ class InStore:
         self._copy_weights(layers)
         return optimizer.take_words(layers.user)
 
-    def reference(self, optimizer: Optimizer) -> Optional[dict[str, Any]]:
+    def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
         layers = self._use(optimizer)
         layers.commit()
         return {"folders": [os.path.abspath(folder) for folder in self._options.folders], "step": layers.committed_step}
@@ -266,19 +268,19 @@ class InStore:
         reference = state_dict.get("forebay")
         if reference is None:
             if state_dict["state"]:
-                raise NotSupportedError("forebay: a store takes no moments from a state dict. Go on with the store that they "
-                                        "come from (resume()), or load it into an optimizer without nvme=.")
+                raise NotSupportedError("forebay: a store takes no moments from a state dict. Go on with the store "
+                                        "that they come from (resume()), or load it into an optimizer without nvme=.")
             return
         if not self._is_open and self.resume(optimizer) is None:
-            raise UsageError(f"forebay: the state of this state dict lies in {reference['folders']}, and there is no store in "
-                             f"{self._where()}. Copy it there, or make the optimizer with these folders.")
+            raise UsageError(f"forebay: the state of this state dict lies in {reference['folders']}, and there is no "
+                             f"store in {self._where()}. Copy it there, or make the optimizer with these folders.")
         layers = self._use(optimizer)
         if layers.step != reference["step"]:
-            raise UsageError(f"forebay: this state dict is of step {reference['step']}, and the store in {self._where()} is at "
-                             f"step {layers.step}: it keeps its last commit alone. Load the state dict of that, or copy the "
-                             "folder with each state dict.")
+            raise UsageError(f"forebay: this state dict is of step {reference['step']}, and the store in "
+                             f"{self._where()} is at step {layers.step}: it keeps its last commit alone. Load the "
+                             "state dict of that, or copy the folder with each state dict.")
 
-    def full_state(self, optimizer: Optimizer) -> Optional[dict[int, dict[str, torch.Tensor]]]:
+    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
         layers = self._use(optimizer)
         layers.commit()
         everything: dict[int, dict[str, torch.Tensor]] = {}
@@ -305,8 +307,8 @@ class InStore:
 
     def reload(self, optimizer: Optimizer) -> None:
         if self._is_open:
-            raise NotSupportedError("forebay: the weights of a store change by its steps alone. Set the parameters before the "
-                                    "first step, or use an optimizer without nvme=.")
+            raise NotSupportedError("forebay: the weights of a store change by its steps alone. Set the parameters "
+                                    "before the first step, or use an optimizer without nvme=.")
 
     def check_new_group(self) -> None:
         if self._layers is not None:
@@ -318,7 +320,7 @@ class InStore:
                 each.close()
 
 
-def folders_of(nvme: Union[Path, Sequence[Path]]) -> list[Path]:
+def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:
     """UsageError: there are none, or the place for one is not there."""
     folders = [nvme] if isinstance(nvme, (str, os.PathLike)) else list(nvme)
     if not folders:
@@ -326,8 +328,8 @@ def folders_of(nvme: Union[Path, Sequence[Path]]) -> list[Path]:
     for folder in folders:
         parent = os.path.dirname(os.path.abspath(folder))
         if not os.path.isdir(parent):
-            raise UsageError(f"forebay: nvme={os.fspath(folder)!r} cannot be made: there is no folder {parent}. Make that "
-                             "first, on the disk that the state is to lie on.")
+            raise UsageError(f"forebay: nvme={os.fspath(folder)!r} cannot be made: there is no folder {parent}. Make "
+                             "that first, on the disk that the state is to lie on.")
     return folders
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from typing import Any, Callable, ClassVar, Iterator, Optional, Sequence, Union, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, overload
 
 import torch
 
@@ -26,12 +27,12 @@ class Optimizer(torch.optim.Optimizer):
     Parameters are float32, bfloat16 or float16. Each has an fp32 master weight and fp32 moments, whatever its type.
 
     nvme: a folder, or one for each disk, where masters and moments lie; None: they lie in RAM.
-    ram: memory for the optimizer, as bytes or "8GiB": what fits into it stays in RAM too. None: only what it needs to read
-      ahead. With nvme only.
-    clip: the norm that all gradients together are clipped to, exactly; 0: none. `grad_norm` has the norm of the last step.
-    durability: what a crash leaves of the store: "auto", "none", "step" (the last commit) or "replay". With nvme only.
-    backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one time.
-    threads: of the update; 0: as many as there are cores.
+    ram: memory for the optimizer, as bytes or "8GiB": what fits into it stays in RAM too. None: only what it needs to
+      read ahead. With nvme only.
+    clip: the norm that all gradients together are clipped to, exactly; 0: none. `grad_norm` has the norm of the last
+    step. durability: what a crash leaves of the store: "auto", "none", "step" (the last commit) or "replay". With nvme
+    only. backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one
+    time. threads: of the update; 0: as many as there are cores.
 
     Gradients that are not finite: step() raises NumericalError, and nothing changes; under a GradScaler it is skipped.
     """
@@ -40,14 +41,14 @@ class Optimizer(torch.optim.Optimizer):
     _moments: ClassVar[dict[str, str]]  # torch's names of the planes m and v
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then gives step() grad_scale and found_inf
 
-    def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: Union[None, Path, Sequence[Path]] = None,
-                 ram: Union[None, int, str] = None, clip: float = 0.0, durability: str = "auto",
+    def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
+                 ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
                  backward_update: bool = False, threads: int = 0) -> None:
         if clip < 0:
-            raise UsageError(f"forebay: clip={clip} is less than 0. Give the most that the norm may be; 0: no clipping.")
+            raise UsageError(f"forebay: clip={clip} is below 0. Give the most that the norm may be; 0: no clipping.")
         if nvme is None and (ram is not None or durability != "auto"):
             raise UsageError("forebay: ram= and durability= are about a store on disk. Give it a folder: nvme=FOLDER.")
-        self._backend: Union[InRam, InStore]
+        self._backend: InRam | InStore
         if nvme is None:
             self._backend = InRam(self, threads, clip, backward_update)
         else:
@@ -57,7 +58,7 @@ class Optimizer(torch.optim.Optimizer):
         self._accumulates = False
         self._names: dict[torch.Tensor, str] = {}
         self._groups: dict[torch.Tensor, int] = {}
-        self.grad_norm: Optional[float] = None
+        self.grad_norm: float | None = None
         super().__init__(params, defaults)
 
     # ---- torch's interface
@@ -84,7 +85,7 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of all parameters that have a gradient; the others are left alone, moments too."""
         loss = None
         if closure is not None:
@@ -92,8 +93,8 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         scale = getattr(self, "grad_scale", None)
         if scale is not None and self._takes_in_backward:
-            raise UsageError("forebay: a GradScaler looks for gradients in p.grad, and backward_update=True has taken them. "
-                             "Train in bfloat16, which needs no scaler, or leave backward_update out.")
+            raise UsageError("forebay: a GradScaler looks for gradients in p.grad, and backward_update=True has taken "
+                             "them. Train in bfloat16, which needs no scaler, or leave backward_update out.")
         if float(getattr(self, "found_inf", None) or 0) > 0:
             return loss
         self._backend.step(self, 1.0 if scale is None else float(scale))
@@ -106,7 +107,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Under backward_update: around each backward() of a step but its last. Gradients add up in p.grad meanwhile."""
+        """Under backward_update: around each backward() of a step but its last. Gradients add up in p.grad."""
         before, self._accumulates = self._accumulates, True
         try:
             yield
@@ -121,15 +122,15 @@ class Optimizer(torch.optim.Optimizer):
         return document if reference is None else {**document, "forebay": reference}
 
     def full_state_dict(self) -> StateDict:
-        """All state as tensors, by torch's names, also with nvme: 12 bytes for each parameter in RAM. An optimizer without
-        nvme loads it."""
+        """All state as tensors, by torch's names, also with nvme: 12 bytes for each parameter in RAM. An optimizer
+        without nvme loads it."""
         document = super().state_dict()
         state = self._backend.full_state(self)
         return document if state is None else {**document, "state": state}
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """That of state_dict() or full_state_dict(), or of torch's optimizer of this name. With nvme that of state_dict():
-        it opens the store, whose last commit it has to be of."""
+        """That of state_dict() or full_state_dict(), or of torch's optimizer of this name. With nvme that of
+        state_dict(): it opens the store, whose last commit it has to be of."""
         self._backend.load(self, state_dict)
         super().load_state_dict(state_dict)
         numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -144,18 +145,18 @@ class Optimizer(torch.optim.Optimizer):
 
     # ---- A store
 
-    def commit(self, user: Optional[User] = None) -> None:
+    def commit(self, user: User | None = None) -> None:
         """With nvme: makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON."""
         self._backend.commit(self, user)
 
-    def resume(self) -> Optional[User]:
+    def resume(self) -> User | None:
         """With nvme, before the first step: goes on with the last commit of a store that is there: its weights into the
         parameters, its settings into the groups. Returns its `user`, or {}; None: there is no store."""
         with torch.no_grad():
             return self._backend.resume(self)
 
     @property
-    def layers(self) -> Optional[Layers]:
+    def layers(self) -> Layers | None:
         """With nvme, from the first step on: the store, for its plan() and stats()."""
         return self._backend._layers if isinstance(self._backend, InStore) else None
 
@@ -173,7 +174,7 @@ class Optimizer(torch.optim.Optimizer):
         """Takes the parameters as they are for new fp32 masters, after they were changed from outside."""
         self._backend.reload(self)
 
-    def sharded_state_dict(self, model_sharded_state_dict: Optional[StateDict] = None,
+    def sharded_state_dict(self, model_sharded_state_dict: StateDict | None = None,
                            is_loading: bool = False) -> StateDict:
         """That of a single rank: all of it."""
         return self.state_dict()
@@ -195,7 +196,7 @@ class Optimizer(torch.optim.Optimizer):
         return Group(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]), beta1=float(beta1),
                      beta2=float(beta2), eps=float(group.get("eps", 1e-8)))
 
-    def words(self, user: Optional[User]) -> User:
+    def words(self, user: User | None) -> User:
         """What a commit carries: the groups' settings, which a schedule has moved, and the caller's."""
         groups = [{key: _plain(value) for key, value in group.items() if key not in ("params", "param_names")}
                   for group in self.param_groups]
@@ -204,8 +205,8 @@ class Optimizer(torch.optim.Optimizer):
     def take_words(self, words: User) -> User:
         """Sets the groups as a commit has them, and returns the caller's."""
         if words.get("torch") != 1 or len(words["groups"]) != len(self.param_groups):
-            raise CorruptError("forebay: the store was made by another program than these optimizers, or with other groups. "
-                               "Give the same groups, or another folder.")
+            raise CorruptError("forebay: the store was made by another program than these optimizers, or with other "
+                               "groups. Give the same groups, or another folder.")
         for group, saved in zip(self.param_groups, words["groups"]):
             group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
         user: User = words["user"]

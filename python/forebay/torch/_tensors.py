@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Union
 
 import torch
 
@@ -14,7 +13,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
           "TIB": 2**40}
 
 
-def bytes_of(size: Union[int, str]) -> int:
+def bytes_of(size: int | str) -> int:
     """8589934592 of "8GiB". UsageError: it is no size."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
     if found is None or found[2].upper() not in _UNITS:
@@ -23,8 +22,8 @@ def bytes_of(size: Union[int, str]) -> int:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where it lies in host memory, row-major; else a copy that does, in pinned memory if it comes from
-    a GPU."""
+    """The tensor itself where it lies in host memory, row-major; else a copy that does, in pinned memory if it comes
+    from a GPU."""
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
         return tensor.contiguous()
