@@ -179,6 +179,12 @@ def take_text(function: Any, handle: Any) -> str:
         lib.forebay_free(text)
 
 
+def destroy(process: int, function: Any, *arguments: Any) -> None:
+    """Ends an object: `process` made it. A fork has none of its threads, and leaves it alone."""
+    if process == os.getpid():
+        function(*arguments)
+
+
 class _PyBuffer(ctypes.Structure):
     """Py_buffer. ctypes' own from_buffer refuses buffers that are to be read only."""
 

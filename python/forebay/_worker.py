@@ -34,6 +34,8 @@ def _serve(tasks: queue.SimpleQueue[_Task | None]) -> None:
                 task.result = task.function(*task.arguments)
             except BaseException as error:  # noqa: BLE001 - raised again where the call was made
                 task.error = error
+            if task.is_dropped:
+                task.result = None  # a lease must not live as long as the traceback of its interrupted caller
         task.done.release()
         # What the task keeps alive does not wait for the next one.
         del task
@@ -61,7 +63,8 @@ class Worker:
             self._tasks.put(task)
             task.done.acquire()
         except BaseException:
-            task.is_dropped = True  # if it has not begun
+            task.is_dropped = True  # it does not begin, if it has not
+            task.result = None
             self._last = task
             if on_interrupt is not None:
                 on_interrupt()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Sequence
 from ctypes import c_double, c_void_p
 from types import TracebackType
 
 from forebay import _library
-from forebay._library import DTYPE_BYTES, DTYPES, Buffer, Group, KernelRun, Pinned, call, lib
+from forebay._library import DTYPE_BYTES, DTYPES, Buffer, Group, KernelRun, Pinned, call, destroy, lib
 from forebay.errors import UsageError
 
 
@@ -65,7 +66,7 @@ class Kernels:
         handle = c_void_p()
         call(lib.forebay_kernels_create, num_threads, ctypes.byref(handle))
         self._handle = handle
-        self._destroy = weakref.finalize(self, lib.forebay_kernels_destroy, handle)
+        self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_kernels_destroy, handle)
 
     def close(self) -> None:
         """Ends the threads. Called again, it does nothing."""

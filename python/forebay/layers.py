@@ -21,6 +21,7 @@ from forebay._library import (
     StepGradientsStruct,
     StepOptions,
     call,
+    destroy,
     index_of,
     lib,
     take_text,
@@ -46,10 +47,6 @@ class StepGradients(NamedTuple):
 
     norm: float
     nonfinite_layer: int | None
-
-
-def _close(worker: Worker, handle: c_void_p) -> None:
-    worker.close(lib.forebay_layers_destroy, handle)
 
 
 class Layers:
@@ -105,7 +102,8 @@ class Layers:
         self._worker = Worker()
         self._worker.run(call, lib.forebay_layers_new, ctypes.byref(options), inventory._handle, ctypes.byref(handle))
         self._handle = handle
-        self._destroy = weakref.finalize(self, _close, self._worker, handle)
+        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, lib.forebay_layers_destroy,
+                                         handle)
 
     def close(self) -> None:
         """Ends the object; steps that are not committed are lost. Leases stay readable. Called again: nothing."""

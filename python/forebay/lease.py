@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from ctypes import c_size_t, c_void_p
 from types import TracebackType
 from typing import Any
 
-from forebay._library import DTYPE_BYTES, lib
+from forebay._library import DTYPE_BYTES, destroy, lib
 from forebay.errors import UsageError
 from forebay.inventory import Tensor
 
@@ -69,7 +70,7 @@ class Lease:
         self.dtype = dtype
         self._handle = handle
         self._tensors = tensors
-        self._release = weakref.finalize(self, lib.forebay_lease_release, handle)
+        self._release = weakref.finalize(self, destroy, os.getpid(), lib.forebay_lease_release, handle)
 
     def release(self) -> None:
         """Ends the lease; from any thread. Called again, it does nothing."""

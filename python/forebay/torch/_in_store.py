@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 
-from forebay._library import DTYPE_BYTES
+from forebay._library import DTYPE_BYTES, Group
 from forebay.errors import ForebayError, NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.kernels import Kernels
@@ -45,6 +46,7 @@ class InStore:
         self._is_open = False
         self._layout: list[list[torch.Tensor]] = []  # parameters of each layer
         self._place: dict[torch.Tensor, tuple[int, int]] = {}  # a parameter's layer and its number in the inventory
+        self._num_groups = 0
         self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
         self._kernels: Kernels | None = None
         # Of the step in progress. Layers are handed over from the last to the first.
@@ -60,7 +62,7 @@ class InStore:
         if self._layers is not None:
             return self._layers
         inventory, num_elems = Inventory(), 0
-        self._layout, self._place = [], {}
+        self._layout, self._place, self._num_groups = [], {}, 0
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if not parameter.requires_grad or parameter.numel() == 0:
@@ -73,6 +75,7 @@ class InStore:
                 index = inventory.add(optimizer.name_of(parameter), parameter.shape or [1], number)
                 self._place[parameter] = len(self._layout) - 1, index
                 self._layout[-1].append(parameter)
+                self._num_groups = number + 1
         if not self._place:
             raise UsageError("forebay: no parameter requires a gradient, so there is nothing to optimize.")
         dtypes = {parameter.dtype for parameter in self._place}
@@ -96,14 +99,26 @@ class InStore:
             if layers.exists():
                 raise UsageError(f"forebay: there is a store in {self._where()} already. Call optimizer.resume() "
                                  "before the first step to go on with it, or remove the folder.")
-            layers.create()
-            for parameter, (_, index) in self._place.items():
-                layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
-            layers.start(optimizer.words(user))
-            self._is_open = True
+            with self._dropping_what_fails():
+                layers.create()
+                for parameter, (_, index) in self._place.items():
+                    layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
+                layers.start(optimizer.words(user))
+                self._is_open = True
         if self._steps_to_copy:
             self._copy_weights(layers)
         return layers
+
+    @contextlib.contextmanager
+    def _dropping_what_fails(self) -> Iterator[None]:
+        """A store that could not be made, or opened, is tried anew by the next call."""
+        try:
+            yield
+        except BaseException:
+            layers, self._layers, self._is_open, self._steps_to_copy = self._layers, None, False, False
+            if layers is not None:
+                layers.close()
+            raise
 
     def _where(self) -> str:
         return ", ".join(str(folder) for folder in self._options.folders)
@@ -148,10 +163,17 @@ class InStore:
                 "optimizer.accumulate():`. A parameter that gets several gradients in one backward() needs "
                 "backward_update=False.")
         self._num_arrived[layer] += 1
-        while self._turn >= 0 and self._num_arrived[self._turn] >= len(self._layout[self._turn]):
-            if not self._in_step:
-                self._begin(optimizer, layers, 1.0)
-            self._hand_over(optimizer, layers)
+        try:
+            while self._turn >= 0 and self._is_complete(self._turn):
+                if not self._in_step:
+                    self._begin(optimizer, layers, 1.0)
+                self._hand_over(optimizer, layers)
+        except BaseException:
+            self._abandon(layers)
+            raise
+
+    def _is_complete(self, layer: int) -> bool:
+        return self._num_arrived[layer] >= sum(parameter.requires_grad for parameter in self._layout[layer])
 
     def _layer_of(self, optimizer: Optimizer, parameter: torch.Tensor) -> int:
         if parameter not in self._place:
@@ -161,10 +183,14 @@ class InStore:
         return self._place[parameter][0]
 
     def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
-        groups = [optimizer.settings_of(group) for group in optimizer.param_groups]
+        groups = self._settings(optimizer)
         self._begun_with = [bytes(group) for group in groups]
         self._in_step = True
         layers.begin_step(groups, clip=self._options.clip, loss_scale=loss_scale)
+
+    def _settings(self, optimizer: Optimizer) -> list[Group]:
+        """Of the groups that have tensors in the store, and of those between."""
+        return [optimizer.settings_of(group) for group in optimizer.param_groups[: self._num_groups]]
 
     def _hand_over(self, optimizer: Optimizer, layers: Layers) -> None:
         has_gradient = False
@@ -203,6 +229,7 @@ class InStore:
                                      "not finite. The weights are what they were. Skip this step, or scale the loss "
                                      "(torch.amp.GradScaler).")
             layers.update(optimizer.words(None))
+            self._steps_to_copy = True
         except BaseException:
             # An update whose wait was interrupted has been made all the same.
             if layers.step > before:
@@ -211,14 +238,13 @@ class InStore:
             else:
                 self._abandon(layers)
             raise
-        self._steps_to_copy = True
         self._forget_step()
         optimizer.grad_norm = found.norm
         self._copy_weights(layers)
 
     def _check_settings(self, optimizer: Optimizer, layers: Layers) -> None:
         """What was begun in backward has the settings of that time."""
-        groups = [optimizer.settings_of(group) for group in optimizer.param_groups]
+        groups = self._settings(optimizer)
         if [bytes(group) for group in groups] == self._begun_with:
             return
         if self._options.clip == 0:
@@ -233,7 +259,11 @@ class InStore:
         self._turn = len(self._layout) - 1
 
     def _abandon(self, layers: Layers) -> None:
+        """The step never was. Where part of its gradients was taken, the rest is of no use."""
         self._forget_step()
+        if self._options.backward_update:
+            for parameter in self._place:
+                parameter.grad = None
         layers.abandon()
 
     def forget_gradients(self) -> None:
@@ -254,9 +284,10 @@ class InStore:
             raise UsageError("forebay: the store is open already. Call resume() before the first step.")
         if not layers.exists():
             return None
-        layers.open()
-        self._is_open = True
-        self._copy_weights(layers)
+        with self._dropping_what_fails():
+            layers.open()
+            self._is_open = True
+            self._copy_weights(layers)
         return optimizer.take_words(layers.user)
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
