@@ -1,0 +1,240 @@
+"""Finds, loads and declares libforebay.so (capi/c.h), and passes buffers to it.
+
+The library lies in this package; a checkout names its own in FOREBAY_LIBRARY.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from types import TracebackType
+from typing import Any, Union
+
+from forebay.errors import UsageError, check
+
+ABI_VERSION = 1
+
+DTYPES = {"f32": 0, "bf16": 1, "f16": 2}
+DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+OPTIMIZERS = {"adamw": 0, "adam": 1, "adagrad": 2, "lion": 3, "sgd": 4}
+
+# Anything with the buffer protocol, contiguous; or (address, size in bytes) of memory that outlives the call; or
+# (address, size in bytes, owner), where the owner is kept until the call ends.
+Buffer = Union[bytes, bytearray, memoryview, "tuple[int, int]", "tuple[int, int, object]", Any]
+
+
+class Group(ctypes.Structure):
+    """forebay_group."""
+
+    _fields_ = [("lr", c_double), ("weight_decay", c_double), ("beta1", c_double), ("beta2", c_double),
+                ("eps", c_double), ("frozen", c_int32), ("reserved", c_int32)]
+
+
+class LayersOptions(ctypes.Structure):
+    """forebay_layers_options."""
+
+    _fields_ = [("struct_size", c_size_t), ("folders", POINTER(c_char_p)), ("num_folders", c_size_t),
+                ("folder_weights", POINTER(c_double)), ("ram_bytes", c_int64), ("weight_dtype", c_int32),
+                ("gradient_dtype", c_int32), ("optimizer", c_int32), ("nesterov", c_int32), ("momentum", c_double),
+                ("weights_tier", c_int32), ("state_tier", c_int32), ("gradients_tier", c_int32),
+                ("durability", c_int32), ("commit_every", c_int64), ("engine", c_int32), ("num_threads", c_int32),
+                ("pass_", c_int32), ("num_open_layers", c_int32), ("num_window_layers", c_int32),
+                ("update_in_backward", c_int32), ("tile_elems", c_int64)]
+
+
+class StepOptions(ctypes.Structure):
+    """forebay_step_options."""
+
+    _fields_ = [("struct_size", c_size_t), ("groups", POINTER(Group)), ("num_groups", c_size_t), ("clip", c_double),
+                ("loss_scale", c_double)]
+
+
+class StepGradientsStruct(ctypes.Structure):
+    """forebay_step_gradients."""
+
+    _fields_ = [("struct_size", c_size_t), ("norm", c_double), ("nonfinite_layer", c_int32), ("reserved", c_int32)]
+
+
+class KernelRun(ctypes.Structure):
+    """forebay_kernel_run."""
+
+    _fields_ = [("struct_size", c_size_t), ("optimizer", c_int32), ("nesterov", c_int32), ("weight_dtype", c_int32),
+                ("gradient_dtype", c_int32), ("num_elems", c_int64), ("weights", c_void_p), ("remainder", c_void_p),
+                ("master", c_void_p), ("m", c_void_p), ("v", c_void_p), ("gradient", c_void_p), ("group", Group),
+                ("step", c_int64), ("gradient_scale", c_double)]
+
+
+_P = c_void_p  # an opaque object, or data
+_TEXT = (c_char_p, c_size_t)
+_OUT = POINTER(c_void_p)
+_LAYERS = "forebay_layers_"
+_KERNELS = "forebay_kernels_"
+
+# What each returns, and what it takes. Those of _CHECKED return a code and take `char** message` last.
+_PLAIN: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "forebay_abi_version": (c_int32, ()),
+    "forebay_version": (c_char_p, ()),
+    "forebay_free": (None, (_P,)),
+    "forebay_inventory_create": (_P, ()),
+    "forebay_inventory_destroy": (None, (_P,)),
+    _LAYERS + "destroy": (None, (_P,)),
+    _LAYERS + "exists": (c_int32, (_P,)),
+    _LAYERS + "cancel_expected": (None, (_P,)),
+    "forebay_lease_data": (_P, (_P, c_int32)),
+    "forebay_lease_bytes": (_P, (_P, POINTER(c_size_t))),
+    "forebay_lease_release": (None, (_P,)),
+    "forebay_lease_dlpack": (_P, (_P, c_int32)),
+    _LAYERS + "abandon": (None, (_P,)),
+    _LAYERS + "committed_step": (c_int64, (_P,)),
+    _LAYERS + "step": (c_int64, (_P,)),
+    _LAYERS + "stop": (None, (_P,)),
+    _KERNELS + "destroy": (None, (_P,)),
+}
+_CHECKED: dict[str, tuple[Any, ...]] = {
+    "forebay_inventory_begin_layer": (_P, *_TEXT),
+    "forebay_inventory_add": (_P, *_TEXT, POINTER(c_int64), c_int32, c_int32, POINTER(c_int32)),
+    "forebay_inventory_begin_raw_layer": (_P, *_TEXT),
+    "forebay_inventory_add_raw": (_P, *_TEXT, c_int64, POINTER(c_int32)),
+    _LAYERS + "new": (POINTER(LayersOptions), _P, _OUT),
+    _LAYERS + "plan_json": (_P, _OUT),
+    _LAYERS + "create": (_P,),
+    _LAYERS + "fill": (_P, c_int32, c_int32, _P, c_size_t),
+    _LAYERS + "start": (_P, *_TEXT),
+    _LAYERS + "open": (_P,),
+    _LAYERS + "expect": (_P, POINTER(c_int32), c_size_t),
+    _LAYERS + "acquire": (_P, c_int32, _OUT),
+    _LAYERS + "begin_step": (_P, POINTER(StepOptions)),
+    _LAYERS + "set_step": (_P, POINTER(StepOptions)),
+    _LAYERS + "add_gradient": (_P, c_int32, c_int32, _P, c_size_t),
+    _LAYERS + "close_layer": (_P, c_int32),
+    _LAYERS + "finish_backward": (_P, POINTER(StepGradientsStruct)),
+    _LAYERS + "update": (_P, *_TEXT, c_int32),
+    _LAYERS + "skip": (_P, *_TEXT, c_int32),
+    _LAYERS + "commit": (_P, *_TEXT),
+    _LAYERS + "user_json": (_P, _OUT),
+    _LAYERS + "read": (_P, c_int32, c_int32, c_int64, c_int64, _P),
+    _LAYERS + "updates_of": (_P, c_int32, POINTER(c_int64)),
+    _LAYERS + "raw": (_P, c_int32, _OUT, POINTER(c_size_t)),
+    _LAYERS + "stats_json": (_P, _OUT),
+    _KERNELS + "create": (c_int32, _OUT),
+    _KERNELS + "update": (_P, POINTER(KernelRun), c_size_t),
+    _KERNELS + "split": (_P, _P, c_int64, _P, _P),
+    _KERNELS + "join": (_P, _P, _P, c_int64, _P),
+    _KERNELS + "sum_of_squares": (_P, c_int32, _P, c_int64, POINTER(c_double)),
+}
+
+
+def _load() -> ctypes.CDLL:
+    named = os.environ.get("FOREBAY_LIBRARY")
+    path = named or os.path.join(os.path.dirname(os.path.abspath(__file__)), "_lib", "libforebay.so")
+    if not os.path.exists(path):
+        raise ImportError(
+            f"forebay: there is no library at {path}. " +
+            ("FOREBAY_LIBRARY names it: correct that, or unset it to take the package's own." if named else
+             "Install the wheel; or build the target forebay_shared in a checkout, and name build/lib/libforebay.so "
+             "in the environment variable FOREBAY_LIBRARY."))
+    try:
+        library = ctypes.CDLL(path)
+        library.forebay_abi_version.restype = c_int32
+        version = library.forebay_abi_version()
+    except (OSError, AttributeError) as error:
+        raise ImportError(f"forebay: {path} cannot be loaded ({error}). Install a wheel of this machine's kind, or "
+                          "build the target forebay_shared again.") from error
+    if version != ABI_VERSION:
+        raise ImportError(f"forebay: {path} has version {version} of the C interface, and this package needs "
+                          f"{ABI_VERSION}. Take both from the same wheel or checkout.")
+    try:
+        for name, (result, arguments) in _PLAIN.items():
+            getattr(library, name).restype = result
+            getattr(library, name).argtypes = arguments
+        for name, arguments in _CHECKED.items():
+            getattr(library, name).restype = c_int32
+            getattr(library, name).argtypes = (*arguments, POINTER(c_void_p))
+    except AttributeError as error:
+        raise ImportError(f"forebay: {path} lacks a function that this package needs ({error}). Take both from the "
+                          "same wheel or checkout.") from error
+    return library
+
+
+lib = _load()
+version: str = lib.forebay_version().decode()
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function of _CHECKED, and raises what it reports."""
+    message = c_void_p()
+    code = function(*arguments, ctypes.byref(message))
+    if code != 0:
+        check(lib, code, message)
+
+
+def take_text(function: Any, handle: Any) -> str:
+    """The text that a function gives; it is freed."""
+    text = c_void_p()
+    call(function, handle, ctypes.byref(text))
+    try:
+        return ctypes.string_at(text.value or 0).decode()
+    finally:
+        lib.forebay_free(text)
+
+
+def destroy(process: int, function: Any, *arguments: Any) -> None:
+    """Ends an object: `process` made it. A fork has none of its threads, and leaves it alone."""
+    if process == os.getpid():
+        function(*arguments)
+
+
+class _PyBuffer(ctypes.Structure):
+    """Py_buffer. ctypes' own from_buffer refuses buffers that are to be read only."""
+
+    _fields_ = [("buf", c_void_p), ("obj", c_void_p), ("len", ctypes.c_ssize_t),
+                ("itemsize", ctypes.c_ssize_t), ("readonly", ctypes.c_int), ("ndim", ctypes.c_int),
+                ("format", c_char_p), ("shape", c_void_p), ("strides", c_void_p), ("suboffsets", c_void_p),
+                ("internal", c_void_p)]
+
+
+_WRITABLE = 1  # PyBUF_WRITABLE
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, POINTER(_PyBuffer), ctypes.c_int)
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (POINTER(_PyBuffer),)
+_release_buffer.restype = None
+
+
+class Pinned:
+    """Where a buffer lies: `address` and `num_bytes`, which hold until the object goes.
+
+    TypeError: it has no buffer protocol. BufferError: it is not contiguous, or to be written to and read-only.
+    """
+
+    def __init__(self, buffer: Buffer, writable: bool = False) -> None:
+        self.address: int
+        self.num_bytes: int
+        self._view: _PyBuffer | None = None
+        if isinstance(buffer, tuple):
+            self.address, self.num_bytes, self._owner = (*buffer, None)[:3]
+            return
+        view = _PyBuffer()
+        _get_buffer(buffer, ctypes.byref(view), _WRITABLE if writable else 0)
+        self._view = view
+        self.address, self.num_bytes = view.buf or 0, view.len
+
+    def __enter__(self) -> Pinned:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.__del__()
+
+    def __del__(self) -> None:
+        view, self._view = getattr(self, "_view", None), None
+        if view is not None:
+            _release_buffer(ctypes.byref(view))
+
+
+def index_of(names: dict[str, int], name: str, option: str) -> int:
+    """The number of a name; UsageError lists the names that there are."""
+    if name not in names:
+        raise UsageError(f"forebay: {option}={name!r} is not known. Use one of: {', '.join(names)}.")
+    return names[name]

@@ -1,0 +1,298 @@
+"""Layers of weights and their training state, on disk, in RAM or both. forebay/c.h has the whole contract."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import weakref
+from collections.abc import Iterable, Sequence
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from types import TracebackType
+from typing import Any, NamedTuple, Union
+
+from forebay._library import (
+    DTYPES,
+    OPTIMIZERS,
+    Buffer,
+    Group,
+    LayersOptions,
+    Pinned,
+    StepGradientsStruct,
+    StepOptions,
+    call,
+    destroy,
+    index_of,
+    lib,
+    take_text,
+)
+from forebay._worker import Worker
+from forebay.errors import UsageError
+from forebay.inventory import Inventory
+from forebay.lease import Lease
+
+_TIERS = {"auto": 0, "ram": 1, "nvme": 2}
+_DURABILITIES = {"auto": 0, "none": 1, "step": 2, "replay": 3}
+_ENGINES = {"auto": 0, "uring": 1, "libaio": 2, "threads": 3}
+_PASSES = {"forward_backward": 0, "update_only": 1}
+_PLANES = {"master": 0, "m": 1, "v": 2}
+
+Path = Union[str, "os.PathLike[str]"]
+User = dict[str, Any]
+
+
+class StepGradients(NamedTuple):
+    """norm: of all gradients, divided by loss_scale, before clipping. nonfinite_layer: the first layer with a gradient
+    that is not finite (skip or abandon the step), or None."""
+
+    norm: float
+    nonfinite_layer: int | None
+
+
+class Layers:
+    """Weights, fp32 masters and moments of an inventory, in a store on disk, in RAM or both, inside a memory budget.
+
+        create, fill, start             a new store, filled tensor by tensor
+        open                            the newest committed step of one that is there
+        begin_step                      then, in any order that the model has:
+          expect, acquire                 weights; a due update is applied to a layer on its way in
+          add_gradient, close_layer       gradients, additive, tensor by tensor
+        finish_backward                 the norm
+        update, or skip, or abandon     the step is real; or counts and changes no weights; or never was
+        commit                          durable
+
+    Tensors and layers are named by their numbers in the inventory. After an error of a read or a write, abandon the
+    step: the committed one stands. Thread-safe; calls run one after another. Ctrl-C ends the wait of every call on the
+    main thread: the call itself goes on (`create`, `fill` and `open` end soon), and the next one waits for it.
+
+    folders: the store's own, one for each disk. folder_weights: their shares. ram_bytes: all that this object may take;
+    0: 80 % of what is available. weight_dtype: that weights are lent in. gradient_dtype: that complete gradients are
+    rounded to while they wait. The rest: `forebay_layers_options` in forebay/c.h, with the same names and defaults.
+
+    DoesNotFitError names the least ram_bytes that works. Nothing touches a disk before `create` or `open`.
+    """
+
+    def __init__(self, inventory: Inventory, folders: Path | Sequence[Path], *,
+                 folder_weights: Sequence[float] | None = None, ram_bytes: int = 0, weight_dtype: str = "bf16",
+                 gradient_dtype: str = "bf16", optimizer: str = "adamw", nesterov: bool = False,
+                 momentum: float = 0.0, weights_tier: str = "auto", state_tier: str = "auto",
+                 gradients_tier: str = "auto", durability: str = "auto", commit_every: int = 0, engine: str = "auto",
+                 num_threads: int = 0, pass_: str = "forward_backward", num_open_layers: int = 0,
+                 num_window_layers: int = 0, update_in_backward: bool = False, tile_elems: int = 0) -> None:
+        paths = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
+        if folder_weights is not None and len(folder_weights) != len(paths):
+            raise UsageError(f"forebay: {len(folder_weights)} folder_weights for {len(paths)} folders. Give one each.")
+        self.weight_dtype = weight_dtype
+        self.tensors = list(inventory.tensors)
+        options = LayersOptions(
+            struct_size=ctypes.sizeof(LayersOptions),
+            folders=(c_char_p * len(paths))(*[os.fsencode(path) for path in paths]), num_folders=len(paths),
+            folder_weights=None if folder_weights is None else (c_double * len(paths))(*folder_weights),
+            ram_bytes=ram_bytes, weight_dtype=index_of(DTYPES, weight_dtype, "weight_dtype"),
+            gradient_dtype=index_of(DTYPES, gradient_dtype, "gradient_dtype"),
+            optimizer=index_of(OPTIMIZERS, optimizer, "optimizer"), nesterov=nesterov, momentum=momentum,
+            weights_tier=index_of(_TIERS, weights_tier, "weights_tier"),
+            state_tier=index_of(_TIERS, state_tier, "state_tier"),
+            gradients_tier=index_of(_TIERS, gradients_tier, "gradients_tier"),
+            durability=index_of(_DURABILITIES, durability, "durability"), commit_every=commit_every,
+            engine=index_of(_ENGINES, engine, "engine"), num_threads=num_threads,
+            pass_=index_of(_PASSES, pass_, "pass_"), num_open_layers=num_open_layers,
+            num_window_layers=num_window_layers, update_in_backward=update_in_backward, tile_elems=tile_elems)
+        handle = c_void_p()
+        self._worker = Worker()
+        self._worker.run(call, lib.forebay_layers_new, ctypes.byref(options), inventory._handle, ctypes.byref(handle))
+        self._handle = handle
+        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, lib.forebay_layers_destroy,
+                                         handle)
+
+    def close(self) -> None:
+        """Ends the object; steps that are not committed are lost. Leases stay readable. Called again: nothing."""
+        self._destroy()
+
+    def __enter__(self) -> Layers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _use(self) -> c_void_p:
+        if not self._destroy.alive:
+            raise UsageError("forebay: these Layers are closed. Make others, and open the store again.")
+        return self._handle
+
+    def _wait(self, function: Any, *arguments: Any) -> None:
+        self._worker.run(call, function, self._use(), *arguments)
+
+    def _wait_or_stop(self, function: Any, *arguments: Any) -> None:
+        self._worker.run(call, function, self._use(), *arguments, on_interrupt=self.stop)
+
+    def _json(self, function: Any) -> Any:
+        return json.loads(self._worker.quick(take_text, function, self._use()) or "{}")
+
+    # ---- The store
+
+    def plan(self) -> dict[str, Any]:
+        """What was planned: the memory and disk that each part takes, bytes moved in a step."""
+        plan: dict[str, Any] = self._json(lib.forebay_layers_plan_json)
+        return plan
+
+    def exists(self) -> bool:
+        """Whether there is a store in the folders. What is half made counts as none."""
+        return bool(self._worker.quick(lib.forebay_layers_exists, self._use()))
+
+    def create(self) -> None:
+        """Makes the store. UsageError: one is there. DoesNotFitError, StorageError; EnvironmentProblem: another process
+        uses the folders; StoppedError: after `stop`."""
+        self._wait_or_stop(lib.forebay_layers_create)
+
+    def fill(self, tensor: int, dtype: str, data: Buffer) -> None:
+        """The first value of a tensor: all its elements, row-major, of `dtype`; of a raw tensor its bytes. Layers are
+        filled in their order, the tensors of one in any; those that are not filled are zeros."""
+        pinned = Pinned(data)
+        # `pinned` goes along, so that the data outlive an interrupted call.
+        self._worker.run(_call_with, pinned, lib.forebay_layers_fill, self._use(), tensor,
+                         index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes, on_interrupt=self.stop)
+
+    def start(self, user: User | None = None) -> None:
+        """Ends the filling, and commits step 0 with `user` (see `update`)."""
+        self._wait(lib.forebay_layers_start, *_text_of(user))
+
+    def open(self) -> None:
+        """Opens the newest committed step; under durability "replay" the gradients that a crash has left are applied.
+        CorruptError: the store has other tensors than the inventory, or is damaged. BadInputError: there is none."""
+        self._wait_or_stop(lib.forebay_layers_open)
+
+    # ---- Weights
+
+    def expect(self, order: Iterable[int]) -> None:
+        """Announces the layers that will be acquired next, in order, behind those already announced."""
+        layers = list(order)
+        self._wait(lib.forebay_layers_expect, (c_int32 * len(layers))(*layers), len(layers))
+
+    def cancel_expected(self) -> None:
+        """Forgets what was announced and not acquired."""
+        self._worker.quick(lib.forebay_layers_cancel_expected, self._use())
+
+    def acquire(self, layer: int) -> Lease:
+        """Waits for the weights of the layer that was announced next."""
+        lease: Lease = self._worker.run(self._acquire, self._use(), layer)
+        return lease
+
+    def _acquire(self, handle: c_void_p, layer: int) -> Lease:
+        # On the thread of the calls: a lease whose caller was interrupted ends with its object.
+        lease = c_void_p()
+        call(lib.forebay_layers_acquire, handle, layer, ctypes.byref(lease))
+        return Lease(lease, layer, self.tensors, self.weight_dtype)
+
+    # ---- A step
+
+    def begin_step(self, groups: Sequence[Group], *, clip: float = 0.0, loss_scale: float = 0.0) -> None:
+        """groups: the settings of every group that the inventory names. Gradients are multiplied by 1 / loss_scale, and
+        clipped to a norm of `clip` as torch.nn.utils.clip_grad_norm_ does it; 0: 1, and no clipping."""
+        self._wait(lib.forebay_layers_begin_step, _step_options(groups, clip, loss_scale))
+
+    def set_step(self, groups: Sequence[Group] = (), *, clip: float = 0.0, loss_scale: float = 0.0) -> None:
+        """Replaces clip and loss_scale of the step in progress, and the groups where there are some (not where updates
+        are applied in backward). Before `finish_backward`."""
+        self._wait(lib.forebay_layers_set_step, _step_options(groups, clip, loss_scale))
+
+    def add_gradient(self, tensor: int, dtype: str, gradient: Buffer) -> None:
+        """Adds to the gradient of a tensor: all its elements, row-major, of `dtype`. Sums are fp32. A tensor that gets
+        none in a step is left alone, moments too."""
+        pinned = Pinned(gradient)
+        self._worker.run(_call_with, pinned, lib.forebay_layers_add_gradient, self._use(), tensor,
+                         index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes)
+
+    def close_layer(self, layer: int) -> None:
+        """No more gradients of this layer come in this step."""
+        self._wait(lib.forebay_layers_close_layer, layer)
+
+    def finish_backward(self) -> StepGradients:
+        """Closes the layers that are open. Once in a step, before `update`, `skip` or `abandon`."""
+        found = StepGradientsStruct(struct_size=ctypes.sizeof(StepGradientsStruct))
+        self._wait(lib.forebay_layers_finish_backward, ctypes.byref(found))
+        layer: int = found.nonfinite_layer
+        return StepGradients(found.norm, None if layer < 0 else layer)
+
+    def update(self, user: User | None = None, *, commit_now: bool = False) -> None:
+        """Makes the step real. user: of at most 3 KiB as JSON, which its commit carries. commit_now: returns when it is
+        durable. UsageError, and nothing changed: a gradient is not finite."""
+        self._wait(lib.forebay_layers_update, *_text_of(user), commit_now)
+
+    def skip(self, user: User | None = None, *, commit_now: bool = False) -> None:
+        """The step counts, and changes no weights."""
+        self._wait(lib.forebay_layers_skip, *_text_of(user), commit_now)
+
+    def abandon(self) -> None:
+        """The step never was. Also after an error, and for a step that has not begun."""
+        self._worker.run(lib.forebay_layers_abandon, self._use())
+
+    def commit(self, user: User | None = None) -> None:
+        """Makes the last step durable, if it is not. user: takes the place of what the step was given; None: that.
+        UsageError: the step is committed already with another `user`, a step is in progress, or a lease is out."""
+        self._wait(lib.forebay_layers_commit, *((None, 0) if user is None else _text_of(user)))
+
+    # ---- How it stands
+
+    @property
+    def committed_step(self) -> int:
+        return int(self._worker.quick(lib.forebay_layers_committed_step, self._use()))
+
+    @property
+    def step(self) -> int:
+        """The last one that is real."""
+        return int(self._worker.quick(lib.forebay_layers_step, self._use()))
+
+    @property
+    def user(self) -> User:
+        """That of the committed step."""
+        user: User = self._json(lib.forebay_layers_user_json)
+        return user
+
+    def read(self, tensor: int, plane: str, values: Buffer, first: int = 0) -> None:
+        """Copies elements of a plane ("master", "m" or "v") into `values` (fp32), as many
+        as these hold, from element `first` on. UsageError: the last step is not committed, or the optimizer has no such
+        plane."""
+        pinned = Pinned(values, writable=True)
+        self._worker.run(_call_with, pinned, lib.forebay_layers_read, self._use(), tensor,
+                         index_of(_PLANES, plane, "plane"), first, pinned.num_bytes // 4, pinned.address)
+
+    def updates_of(self, tensor: int) -> int:
+        """The updates that a tensor got: the committed step, less the steps in which it had no gradient."""
+        count = c_int64()
+        self._worker.quick(call, lib.forebay_layers_updates_of, self._use(), tensor, ctypes.byref(count))
+        return count.value
+
+    def raw(self, tensor: int) -> memoryview:
+        """The bytes of a raw tensor, until `close`: to be read at any time, and changed in a step."""
+        data, num_bytes = c_void_p(), c_size_t()
+        self._worker.quick(call, lib.forebay_layers_raw, self._use(), tensor, ctypes.byref(data),
+                           ctypes.byref(num_bytes))
+        return memoryview((ctypes.c_char * num_bytes.value).from_address(data.value or 0)).cast("B")
+
+    def stats(self) -> dict[str, Any]:
+        """Bytes moved, time waited, memory taken, the engine."""
+        stats: dict[str, Any] = self._json(lib.forebay_layers_stats_json)
+        return stats
+
+    def stop(self) -> None:
+        """Has `create`, `fill` and `open` end soon with StoppedError. Waits for nothing; from any thread."""
+        lib.forebay_layers_stop(self._use())
+
+
+def _call_with(kept: object, function: Any, *arguments: Any) -> None:
+    call(function, *arguments)
+
+
+def _text_of(user: User | None) -> tuple[bytes, int]:
+    text = json.dumps({} if user is None else user, separators=(",", ":"), ensure_ascii=False).encode()
+    return text, len(text)
+
+
+def _step_options(groups: Sequence[Group], clip: float, loss_scale: float) -> StepOptions:
+    return StepOptions(struct_size=ctypes.sizeof(StepOptions), groups=(Group * len(groups))(*groups),
+                       num_groups=len(groups), clip=clip, loss_scale=loss_scale)
+
+
+__all__ = ["Layers", "StepGradients"]

@@ -1,0 +1,116 @@
+"""Weights of a layer that are lent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from ctypes import c_size_t, c_void_p
+from types import TracebackType
+from typing import Any
+
+from forebay._library import DTYPE_BYTES, destroy, lib
+from forebay.errors import UsageError
+from forebay.inventory import Tensor
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (c_void_p, ctypes.c_char_p, c_void_p)
+_capsule_is = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_is.argtypes = (c_void_p, ctypes.c_char_p)
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = c_void_p
+_capsule_pointer.argtypes = (c_void_p, ctypes.c_char_p)
+_UNUSED = b"dltensor"  # who takes the tensor over renames the capsule
+_DELETER = ctypes.CFUNCTYPE(None, c_void_p)
+
+
+class _ManagedTensor(ctypes.Structure):
+    """DLManagedTensor of DLPack 0.8."""
+
+    _fields_ = [("data", c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", c_void_p), ("strides", c_void_p),
+                ("byte_offset", ctypes.c_uint64), ("manager", c_void_p), ("deleter", c_void_p)]
+
+
+def _end_capsule(capsule: int) -> None:
+    if _capsule_is(capsule, _UNUSED):
+        managed = _capsule_pointer(capsule, _UNUSED)
+        deleter = _ManagedTensor.from_address(managed).deleter
+        _DELETER(deleter)(managed)
+
+
+_END_CAPSULE = ctypes.PYFUNCTYPE(None, c_void_p)(_end_capsule)
+
+
+class LeasedTensor:
+    """A tensor of a lease for `torch.from_dlpack` and `numpy.from_dlpack`: no copy, to be read. What they make keeps
+    the weights in memory until it goes, also after the lease was released."""
+
+    def __init__(self, lease: Lease, tensor: int) -> None:
+        self._lease = lease
+        self._tensor = tensor
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        managed = lib.forebay_lease_dlpack(self._lease._use(), self._tensor)
+        if not managed:
+            raise UsageError(f"forebay: tensor {self._tensor} is not of layer {self._lease.layer}.")
+        return _new_capsule(managed, _UNUSED, ctypes.cast(_END_CAPSULE, c_void_p))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU
+
+
+class Lease:
+    """The weights of one layer, to be read until `release`, or the end of a `with`."""
+
+    def __init__(self, handle: c_void_p, layer: int, tensors: list[Tensor], dtype: str) -> None:
+        self.layer = layer
+        self.dtype = dtype
+        self._handle = handle
+        self._tensors = tensors
+        self._release = weakref.finalize(self, destroy, os.getpid(), lib.forebay_lease_release, handle)
+
+    def release(self) -> None:
+        """Ends the lease; from any thread. Called again, it does nothing."""
+        self._release()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.release()
+
+    def _use(self) -> c_void_p:
+        if not self._release.alive:
+            raise UsageError(f"forebay: the lease of layer {self.layer} was released. Acquire the layer again.")
+        return self._handle
+
+    def address(self, tensor: int) -> int:
+        """Where all elements of a tensor lie: row-major, of `dtype`, 64-byte aligned. Until the release.
+
+        UsageError: the tensor is not of this layer.
+        """
+        address = lib.forebay_lease_data(self._use(), tensor)
+        if not address:
+            raise UsageError(f"forebay: tensor {tensor} is not of layer {self.layer}.")
+        return int(address)
+
+    def memory(self, tensor: int) -> memoryview:
+        """The same as bytes, to be read until the release."""
+        num_bytes = self._tensors[tensor].num_elems * DTYPE_BYTES[self.dtype]
+        return memoryview((ctypes.c_char * num_bytes).from_address(self.address(tensor))).cast("B").toreadonly()
+
+    def tensor(self, tensor: int) -> LeasedTensor:
+        """The same for `torch.from_dlpack` and its like."""
+        self.address(tensor)
+        return LeasedTensor(self, tensor)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole layer."""
+        size = c_size_t()
+        lib.forebay_lease_bytes(self._use(), ctypes.byref(size))
+        return size.value

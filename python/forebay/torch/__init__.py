@@ -1,0 +1,12 @@
+"""PyTorch optimizers whose fp32 masters and moments lie on NVMe or in RAM, for float32, bfloat16 and float16
+parameters.
+
+    optimizer = forebay.torch.AdamW(model.parameters(), lr=1e-3, nvme="/mnt/nvme/state")
+
+They are `torch.optim.Optimizer`s with the arguments of torch's own. docs/pytorch.md is their manual.
+"""
+
+from forebay.torch._optimizer import Optimizer
+from forebay.torch._optimizers import SGD, Adagrad, Adam, AdamW, Lion
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer"]

@@ -1,0 +1,130 @@
+"""Optimizer state as tensors in RAM, in `optimizer.state`, updated in place by the kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.errors import NotSupportedError, NumericalError
+from forebay.kernels import Kernels, Run
+from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
+
+if TYPE_CHECKING:
+    from forebay.torch._optimizer import Optimizer
+
+# What a tensor of the state is, whatever its parameter's type; torch would cast it to that when it loads one.
+STATE_DTYPES = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32, "sum": torch.float32,
+                "momentum_buffer": torch.float32, "master": torch.float32, "remainder": torch.int16}
+
+
+class InRam:
+    """State of a parameter p: "step", the moments by torch's names, and "remainder" where p is bfloat16 (p has the
+    upper halves of the fp32 masters, this the lower ones) or "master" where it is float16."""
+
+    def __init__(self, optimizer: Optimizer, threads: int, clip: float, backward_update: bool) -> None:
+        self._kernels = Kernels(threads)
+        self._clip = clip
+        # With clipping no gradient can be applied before all are there.
+        self._updates_in_backward = backward_update and clip == 0
+        self._sum = 0.0  # of squares of gradients that were applied in backward
+
+    def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+        """Called in backward, when a gradient is complete."""
+        if self._updates_in_backward:
+            self._sum += self._update(optimizer, [parameter], 1.0)
+            parameter.grad = None
+
+    def step(self, optimizer: Optimizer, loss_scale: float) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]
+                      if p.grad is not None and p.numel() > 0]
+        total = self._update(optimizer, parameters, loss_scale) + self._sum
+        self._sum = 0.0
+        optimizer.grad_norm = math.sqrt(total) / loss_scale
+
+    def _update(self, optimizer: Optimizer, parameters: list[torch.Tensor], loss_scale: float) -> float:
+        """Returns the sum of squares of the gradients."""
+        gradients = [gradient_of(p, optimizer.name_of(p)) for p in parameters]
+        total = 0.0
+        for parameter, gradient in zip(parameters, gradients):
+            total += self._kernels.sum_of_squares(DTYPES[gradient.dtype], memory_of(gradient))
+            if not math.isfinite(total):
+                raise NumericalError(f"forebay: the gradient of {optimizer.name_of(parameter)} is not finite. Its "
+                                     "weights are what they were. Skip this step, or scale the loss "
+                                     "(torch.amp.GradScaler).")
+        factor = 1.0
+        if self._clip > 0:
+            factor = min(1.0, self._clip / (math.sqrt(total) / loss_scale + 1e-6))
+        weights = [on_host(p) for p in parameters]
+        runs = [self._run(optimizer, *each, factor / loss_scale) for each in zip(parameters, weights, gradients)]
+        if runs:
+            self._kernels.update(runs)
+        for parameter, host in zip(parameters, weights):
+            optimizer.state[parameter]["step"] += 1
+            if host.data_ptr() != parameter.data_ptr():
+                parameter.data.copy_(host)
+        return total
+
+    def _run(self, optimizer: Optimizer, parameter: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor,
+             scale: float) -> Run:
+        state = self._state_of(optimizer, parameter)
+        group = optimizer.group_of(parameter)
+        names = optimizer.moments_of(group)
+        buffers = {plane: memory_of(state[name])
+                   for plane, name in (*names.items(), ("remainder", "remainder"), ("master", "master"))
+                   if state.get(name) is not None}
+        return Run(optimizer.kind, optimizer.settings_of(group), weight_dtype=DTYPES[weights.dtype],
+                   weights=memory_of(weights), gradient_dtype=DTYPES[gradient.dtype], gradient=memory_of(gradient),
+                   step=int(state["step"]) + 1, gradient_scale=scale, nesterov=bool(group.get("nesterov")), **buffers)
+
+    def _state_of(self, optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = optimizer.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.tensor(0.0)
+        for name in optimizer.moments_of(optimizer.group_of(parameter)).values():
+            if state.get(name) is None:
+                state[name] = torch.zeros(parameter.shape)
+        if parameter.dtype == torch.bfloat16 and "remainder" not in state:
+            state["remainder"] = torch.zeros(parameter.shape, dtype=torch.int16)
+        if parameter.dtype == torch.float16 and "master" not in state:
+            state["master"] = on_host(parameter).float()
+        return state
+
+    # ---- What is the same call for a store
+
+    def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+        raise NotSupportedError("forebay: commit() makes a store durable, and this optimizer keeps its state in RAM. "
+                                "Save optimizer.state_dict(), or give the optimizer a folder: nvme=FOLDER.")
+
+    def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        raise NotSupportedError("forebay: resume() opens a store, and this optimizer keeps its state in RAM. Use "
+                                "optimizer.load_state_dict(), or give the optimizer a folder: nvme=FOLDER.")
+
+    def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        return None
+
+    def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        if "forebay" in state_dict:
+            raise NotSupportedError(f"forebay: this state dict has no state: that lies in {state_dict['forebay']}. "
+                                    "Make the optimizer with nvme= of these folders; or save full_state_dict() of "
+                                    "that one.")
+
+    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
+        return None
+
+    def reload(self, optimizer: Optimizer) -> None:
+        for parameter, state in optimizer.state.items():
+            if "remainder" in state:
+                state["remainder"].zero_()
+            if "master" in state:
+                state["master"].copy_(parameter.detach())
+
+    def forget_gradients(self) -> None:
+        self._sum = 0.0
+
+    def check_new_group(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._kernels.close()

@@ -1,0 +1,367 @@
+"""Optimizer state in a store on disk: forebay's Layers, of which torch's parameters are a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+import torch
+
+from forebay._library import DTYPE_BYTES, Group
+from forebay.errors import ForebayError, NotSupportedError, NumericalError, UsageError
+from forebay.inventory import Inventory
+from forebay.kernels import Kernels
+from forebay.layers import Layers
+from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
+
+if TYPE_CHECKING:
+    from forebay.lease import Lease
+    from forebay.torch._optimizer import Optimizer
+
+# A layer of the store has at most so many elements, unless a single tensor has more.
+MAX_LAYER_ELEMS = 16 << 20
+# Commits are made by commit() alone, so that resume() finds what the caller had made durable, and no later step.
+_NEVER = 2**62
+_TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+class StoreOptions(NamedTuple):
+    folders: list[Path]
+    ram_bytes: int | None
+    clip: float
+    durability: str
+    backward_update: bool
+    threads: int
+
+
+class InStore:
+    def __init__(self, optimizer: Optimizer, options: StoreOptions) -> None:
+        self._options = options
+        self._layers: Layers | None = None
+        self._is_open = False
+        self._layout: list[list[torch.Tensor]] = []  # parameters of each layer
+        self._place: dict[torch.Tensor, tuple[int, int]] = {}  # a parameter's layer and its number in the inventory
+        self._num_groups = 0
+        self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
+        self._kernels: Kernels | None = None
+        # Of the step in progress. Layers are handed over from the last to the first.
+        self._in_step = False
+        self._begun_with: list[bytes] = []  # the groups
+        self._num_arrived: list[int] = []  # gradients, by layer
+        self._turn = -1  # the layer that is handed over next
+
+    # ---- The store
+
+    def _plan(self, optimizer: Optimizer) -> Layers:
+        """The Layers of these parameters, which touch no disk yet."""
+        if self._layers is not None:
+            return self._layers
+        inventory, num_elems = Inventory(), 0
+        self._layout, self._place, self._num_groups = [], {}, 0
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if not parameter.requires_grad or parameter.numel() == 0:
+                    continue
+                if not self._layout or num_elems + parameter.numel() > MAX_LAYER_ELEMS:
+                    inventory.begin_layer(f"layer.{len(self._layout)}")
+                    self._layout.append([])
+                    num_elems = 0
+                num_elems += parameter.numel()
+                index = inventory.add(optimizer.name_of(parameter), parameter.shape or [1], number)
+                self._place[parameter] = len(self._layout) - 1, index
+                self._layout[-1].append(parameter)
+                self._num_groups = number + 1
+        if not self._place:
+            raise UsageError("forebay: no parameter requires a gradient, so there is nothing to optimize.")
+        dtypes = {parameter.dtype for parameter in self._place}
+        dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else "f32"
+        options = self._options
+        tier = "nvme" if options.ram_bytes is None else "auto"
+        self._layers = Layers(
+            inventory, options.folders, ram_bytes=options.ram_bytes or 0, weight_dtype=dtype, gradient_dtype=dtype,
+            optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in optimizer.param_groups),
+            momentum=max(float(group.get("momentum", 0)) for group in optimizer.param_groups), weights_tier=tier,
+            state_tier=tier, durability=options.durability, commit_every=_NEVER, num_threads=options.threads,
+            pass_="update_only", num_open_layers=1,
+            update_in_backward=options.backward_update and options.clip == 0)
+        self._forget_step()
+        return self._layers
+
+    def _use(self, optimizer: Optimizer, user: dict[str, Any] | None = None) -> Layers:
+        """The Layers, open: a new store where there was none, with `user` in its first commit."""
+        layers = self._plan(optimizer)
+        if not self._is_open:
+            if layers.exists():
+                raise UsageError(f"forebay: there is a store in {self._where()} already. Call optimizer.resume() "
+                                 "before the first step to go on with it, or remove the folder.")
+            with self._dropping_what_fails():
+                layers.create()
+                for parameter, (_, index) in self._place.items():
+                    layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
+                layers.start(optimizer.words(user))
+                self._is_open = True
+        if self._steps_to_copy:
+            self._copy_weights(layers)
+        return layers
+
+    @contextlib.contextmanager
+    def _dropping_what_fails(self) -> Iterator[None]:
+        """A store that could not be made, or opened, is tried anew by the next call."""
+        try:
+            yield
+        except BaseException:
+            layers, self._layers, self._is_open, self._steps_to_copy = self._layers, None, False, False
+            if layers is not None:
+                layers.close()
+            raise
+
+    def _where(self) -> str:
+        return ", ".join(str(folder) for folder in self._options.folders)
+
+    def _copy_weights(self, layers: Layers) -> None:
+        """The weights of the last real step, into the parameters."""
+        self._steps_to_copy = True
+        layers.cancel_expected()
+        layers.expect(range(len(self._layout)))
+        for number, parameters in enumerate(self._layout):
+            with layers.acquire(number) as lease:
+                for parameter in parameters:
+                    self._copy(lease, parameter)
+        self._steps_to_copy = False
+
+    def _copy(self, lease: Lease, parameter: torch.Tensor) -> None:
+        num_bytes = parameter.numel() * DTYPE_BYTES[lease.dtype]
+        memory = (ctypes.c_char * num_bytes).from_address(lease.address(self._place[parameter][1]))
+        weights = torch.frombuffer(memory, dtype=_TORCH_DTYPES[lease.dtype]).view(parameter.shape)
+        if parameter.dtype == torch.bfloat16 and lease.dtype == "f32":
+            weights = self._split(weights)[0]
+        parameter.data.copy_(weights)
+
+    def _split(self, master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """fp32 masters as bfloat16 weights and remainders, rounded as the kernels round them (ties: torch differs)."""
+        if self._kernels is None:
+            self._kernels = Kernels(self._options.threads)
+        weights, remainder = torch.empty_like(master, dtype=torch.bfloat16), torch.empty_like(master, dtype=torch.int16)
+        self._kernels.split(memory_of(master), memory_of(weights), memory_of(remainder))
+        return weights, remainder
+
+    # ---- A step
+
+    def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+        """Called in backward, when a gradient is complete: hands over the layers that have all of theirs."""
+        layers = self._use(optimizer)
+        layer = self._layer_of(optimizer, parameter)
+        if layer > self._turn:
+            raise UsageError(
+                f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
+                "after each backward(), and put all but the last backward() of a step into `with "
+                "optimizer.accumulate():`. A parameter that gets several gradients in one backward() needs "
+                "backward_update=False.")
+        self._num_arrived[layer] += 1
+        try:
+            while self._turn >= 0 and self._is_complete(self._turn):
+                if not self._in_step:
+                    self._begin(optimizer, layers, 1.0)
+                self._hand_over(optimizer, layers)
+        except BaseException:
+            self._abandon(layers)
+            raise
+
+    def _is_complete(self, layer: int) -> bool:
+        return self._num_arrived[layer] >= sum(parameter.requires_grad for parameter in self._layout[layer])
+
+    def _layer_of(self, optimizer: Optimizer, parameter: torch.Tensor) -> int:
+        if parameter not in self._place:
+            raise UsageError(f"forebay: {optimizer.name_of(parameter)} has a gradient, and did not require one when "
+                             "the store was made, so it is not in it. Set requires_grad before that; a gradient of "
+                             "None leaves a parameter alone.")
+        return self._place[parameter][0]
+
+    def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
+        groups = self._settings(optimizer)
+        self._begun_with = [bytes(group) for group in groups]
+        self._in_step = True
+        layers.begin_step(groups, clip=self._options.clip, loss_scale=loss_scale)
+
+    def _settings(self, optimizer: Optimizer) -> list[Group]:
+        """Of the groups that have tensors in the store, and of those between."""
+        return [optimizer.settings_of(group) for group in optimizer.param_groups[: self._num_groups]]
+
+    def _hand_over(self, optimizer: Optimizer, layers: Layers) -> None:
+        has_gradient = False
+        for parameter in self._layout[self._turn]:
+            if parameter.grad is None:
+                continue
+            has_gradient = True
+            gradient = gradient_of(parameter, optimizer.name_of(parameter))
+            layers.add_gradient(self._place[parameter][1], DTYPES[gradient.dtype], memory_of(gradient))
+            if self._options.backward_update:
+                parameter.grad = None
+        if has_gradient:
+            layers.close_layer(self._turn)
+        self._turn -= 1
+
+    def step(self, optimizer: Optimizer, loss_scale: float) -> None:
+        layers = self._use(optimizer)
+        with_gradient = [p for group in optimizer.param_groups for p in group["params"]
+                         if p.grad is not None and p.numel() > 0]
+        if not with_gradient and not self._in_step:
+            return
+        for parameter in with_gradient:
+            self._layer_of(optimizer, parameter)
+            gradient_of(parameter, optimizer.name_of(parameter))
+        before = layers.step
+        try:
+            if not self._in_step:
+                self._begin(optimizer, layers, loss_scale)
+            self._check_settings(optimizer, layers)
+            while self._turn >= 0:
+                self._hand_over(optimizer, layers)
+            found = layers.finish_backward()
+            if found.nonfinite_layer is not None:
+                names = [optimizer.name_of(p) for p in self._layout[found.nonfinite_layer]]
+                raise NumericalError(f"forebay: a gradient among {', '.join(names[:3])}{', ...' * (len(names) > 3)} is "
+                                     "not finite. The weights are what they were. Skip this step, or scale the loss "
+                                     "(torch.amp.GradScaler).")
+            layers.update(optimizer.words(None))
+            self._steps_to_copy = True
+        except BaseException:
+            # An update whose wait was interrupted has been made all the same.
+            if layers.step > before:
+                self._steps_to_copy = True
+                self._forget_step()
+            else:
+                self._abandon(layers)
+            raise
+        self._forget_step()
+        optimizer.grad_norm = found.norm
+        self._copy_weights(layers)
+
+    def _check_settings(self, optimizer: Optimizer, layers: Layers) -> None:
+        """What was begun in backward has the settings of that time."""
+        groups = self._settings(optimizer)
+        if [bytes(group) for group in groups] == self._begun_with:
+            return
+        if self._options.clip == 0:
+            raise UsageError("forebay: lr or another setting changed between backward() and step(), and part of the "
+                             "update was made in backward. Change them before backward(): call scheduler.step() after "
+                             "optimizer.step(). The step was abandoned.")
+        layers.set_step(groups, clip=self._options.clip)
+
+    def _forget_step(self) -> None:
+        self._in_step = False
+        self._num_arrived = [0] * len(self._layout)
+        self._turn = len(self._layout) - 1
+
+    def _abandon(self, layers: Layers) -> None:
+        """The step never was. Where part of its gradients was taken, the rest is of no use."""
+        self._forget_step()
+        if self._options.backward_update:
+            for parameter in self._place:
+                parameter.grad = None
+        layers.abandon()
+
+    def forget_gradients(self) -> None:
+        """zero_grad(): those of a step in progress never were."""
+        if self._layers is not None:
+            if self._in_step:
+                self._abandon(self._layers)
+            self._forget_step()
+
+    # ---- What lasts
+
+    def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+        self._use(optimizer, user).commit(optimizer.words(user))
+
+    def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        layers = self._plan(optimizer)
+        if self._is_open:
+            raise UsageError("forebay: the store is open already. Call resume() before the first step.")
+        if not layers.exists():
+            return None
+        with self._dropping_what_fails():
+            layers.open()
+            self._is_open = True
+            self._copy_weights(layers)
+        return optimizer.take_words(layers.user)
+
+    def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        layers = self._use(optimizer)
+        layers.commit()
+        return {"folders": [os.path.abspath(folder) for folder in self._options.folders], "step": layers.committed_step}
+
+    def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        reference = state_dict.get("forebay")
+        if reference is None:
+            if state_dict["state"]:
+                raise NotSupportedError("forebay: a store takes no moments from a state dict. Go on with the store "
+                                        "that they come from (resume()), or load it into an optimizer without nvme=.")
+            return
+        if not self._is_open and self.resume(optimizer) is None:
+            raise UsageError(f"forebay: the state of this state dict lies in {reference['folders']}, and there is no "
+                             f"store in {self._where()}. Copy it there, or make the optimizer with these folders.")
+        layers = self._use(optimizer)
+        if layers.step != reference["step"]:
+            raise UsageError(f"forebay: this state dict is of step {reference['step']}, and the store in "
+                             f"{self._where()} is at step {layers.step}: it keeps its last commit alone. Load the "
+                             "state dict of that, or copy the folder with each state dict.")
+
+    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
+        layers = self._use(optimizer)
+        layers.commit()
+        everything: dict[int, dict[str, torch.Tensor]] = {}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            if parameter not in self._place:
+                continue
+            tensor = self._place[parameter][1]
+            updates = layers.updates_of(tensor)
+            if updates == 0:
+                continue
+            state = everything[number] = {"step": torch.tensor(float(updates))}
+            for plane, name in optimizer.moments_of(optimizer.group_of(parameter)).items():
+                state[name] = torch.empty(parameter.shape)
+                layers.read(tensor, plane, memory_of(state[name]))
+            if parameter.dtype != torch.float32:
+                master = torch.empty(parameter.shape)
+                layers.read(tensor, "master", memory_of(master))
+                if parameter.dtype == torch.bfloat16:
+                    state["remainder"] = self._split(master)[1]
+                else:
+                    state["master"] = master
+        return everything
+
+    def reload(self, optimizer: Optimizer) -> None:
+        if self._is_open:
+            raise NotSupportedError("forebay: the weights of a store change by its steps alone. Set the parameters "
+                                    "before the first step, or use an optimizer without nvme=.")
+
+    def check_new_group(self) -> None:
+        if self._layers is not None:
+            raise UsageError("forebay: the store has the parameters of the first step. Add groups before it.")
+
+    def close(self) -> None:
+        for each in (self._layers, self._kernels):
+            if each is not None:
+                each.close()
+
+
+def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:
+    """UsageError: there are none, or the place for one is not there."""
+    folders = [nvme] if isinstance(nvme, (str, os.PathLike)) else list(nvme)
+    if not folders:
+        raise UsageError("forebay: nvme=[] names no folder. Give one for each disk, or None to keep all state in RAM.")
+    for folder in folders:
+        parent = os.path.dirname(os.path.abspath(folder))
+        if not os.path.isdir(parent):
+            raise UsageError(f"forebay: nvme={os.fspath(folder)!r} cannot be made: there is no folder {parent}. Make "
+                             "that first, on the disk that the state is to lie on.")
+    return folders
+
+
+__all__ = ["ForebayError", "InStore", "StoreOptions", "folders_of"]

@@ -1,0 +1,232 @@
+"""What forebay's optimizers have in common: torch's interface, over state in RAM or in a store."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, overload
+
+import torch
+
+from forebay._library import Group
+from forebay.errors import CorruptError, UsageError
+from forebay.layers import Layers
+from forebay.torch._in_ram import STATE_DTYPES, InRam
+from forebay.torch._in_store import InStore, Path, StoreOptions, folders_of
+from forebay.torch._tensors import DTYPES, bytes_of
+
+StateDict = dict[str, Any]
+User = dict[str, Any]
+
+
+class Optimizer(torch.optim.Optimizer):
+    """The base of AdamW, Adam, Adagrad, Lion and SGD: not to be made itself.
+
+    Parameters are float32, bfloat16 or float16. Each has an fp32 master weight and fp32 moments, whatever its type.
+
+    nvme: a folder, or one for each disk, where masters and moments lie; None: they lie in RAM.
+    ram: memory for the optimizer, as bytes or "8GiB": what fits into it stays in RAM too. None: only what it needs to
+      read ahead. With nvme only.
+    clip: the norm that all gradients together are clipped to, exactly; 0: none. `grad_norm` has the norm of the last
+    step. durability: what a crash leaves of the store: "auto", "none", "step" (the last commit) or "replay". With nvme
+    only. backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one
+    time. threads: of the update; 0: as many as there are cores.
+
+    Gradients that are not finite: step() raises NumericalError, and nothing changes; under a GradScaler it is skipped.
+    """
+
+    kind: ClassVar[str]
+    _moments: ClassVar[dict[str, str]]  # torch's names of the planes m and v
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then gives step() grad_scale and found_inf
+
+    def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
+                 ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
+                 backward_update: bool = False, threads: int = 0) -> None:
+        if clip < 0:
+            raise UsageError(f"forebay: clip={clip} is below 0. Give the most that the norm may be; 0: no clipping.")
+        if nvme is None and (ram is not None or durability != "auto"):
+            raise UsageError("forebay: ram= and durability= are about a store on disk. Give it a folder: nvme=FOLDER.")
+        self._backend: InRam | InStore
+        if nvme is None:
+            self._backend = InRam(self, threads, clip, backward_update)
+        else:
+            self._backend = InStore(self, StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip,
+                                                       durability, backward_update, threads))
+        self._takes_in_backward = backward_update
+        self._accumulates = False
+        self._names: dict[torch.Tensor, str] = {}
+        self._groups: dict[torch.Tensor, int] = {}
+        self.grad_norm: float | None = None
+        super().__init__(params, defaults)
+
+    # ---- torch's interface
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch has it; with nvme before the first step."""
+        self._backend.check_new_group()
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        names = group.get("param_names") or [f"param.{len(self._names) + i}" for i in range(len(group["params"]))]
+        for name, parameter in zip(names, group["params"]):
+            if parameter.dtype not in DTYPES:
+                self.param_groups.pop()
+                raise UsageError(f"forebay: {name} is {parameter.dtype}. Use float32, bfloat16 or float16.")
+            self._names[parameter] = name
+            self._groups[parameter] = len(self.param_groups) - 1
+            if self._takes_in_backward and parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_hook_of(weakref.ref(self)))
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of all parameters that have a gradient; the others are left alone, moments too."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None and self._takes_in_backward:
+            raise UsageError("forebay: a GradScaler looks for gradients in p.grad, and backward_update=True has taken "
+                             "them. Train in bfloat16, which needs no scaler, or leave backward_update out.")
+        if float(getattr(self, "found_inf", None) or 0) > 0:
+            return loss
+        self._backend.step(self, 1.0 if scale is None else float(scale))
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch has it; gradients that backward_update has taken, and step() has not used, are forgotten too."""
+        self._backend.forget_gradients()
+        super().zero_grad(set_to_none)
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Under backward_update: around each backward() of a step but its last. Gradients add up in p.grad."""
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    def state_dict(self) -> StateDict:
+        """As torch has it. With nvme the state stays in the store: the last step is committed, and "forebay" says which
+        folders and step it is."""
+        document = super().state_dict()
+        reference = self._backend.reference(self)
+        return document if reference is None else {**document, "forebay": reference}
+
+    def full_state_dict(self) -> StateDict:
+        """All state as tensors, by torch's names, also with nvme: 12 bytes for each parameter in RAM. An optimizer
+        without nvme loads it."""
+        document = super().state_dict()
+        state = self._backend.full_state(self)
+        return document if state is None else {**document, "state": state}
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """That of state_dict() or full_state_dict(), or of torch's optimizer of this name. With nvme that of
+        state_dict(): it opens the store, whose last commit it has to be of."""
+        self._backend.load(self, state_dict)
+        super().load_state_dict(state_dict)
+        numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        parameters = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+        for number, parameter in zip(numbers, parameters):
+            # torch has cast these to the parameter's type.
+            for name, value in state_dict["state"].get(number, {}).items():
+                if name in STATE_DTYPES and value is not None:
+                    self.state[parameter][name] = value.detach().to("cpu", STATE_DTYPES[name], copy=True).contiguous()
+            if parameter in self.state and "step" in self.state[parameter]:
+                self.state[parameter]["step"] = torch.tensor(float(self.state[parameter]["step"]))
+
+    # ---- A store
+
+    def commit(self, user: User | None = None) -> None:
+        """With nvme: makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON."""
+        self._backend.commit(self, user)
+
+    def resume(self) -> User | None:
+        """With nvme, before the first step: goes on with the last commit of a store that is there: its weights into the
+        parameters, its settings into the groups. Returns its `user`, or {}; None: there is no store."""
+        with torch.no_grad():
+            return self._backend.resume(self)
+
+    @property
+    def layers(self) -> Layers | None:
+        """With nvme, from the first step on: the store, for its plan() and stats()."""
+        return self._backend._layers if isinstance(self._backend, InStore) else None
+
+    def close(self) -> None:
+        """Ends threads and files. Steps that are not committed are lost."""
+        self._backend.close()
+
+    # ---- Megatron's names
+
+    def step_with_ready_grads(self) -> bool:
+        self.step()
+        return True
+
+    def reload_model_params(self) -> None:
+        """Takes the parameters as they are for new fp32 masters, after they were changed from outside."""
+        self._backend.reload(self)
+
+    def sharded_state_dict(self, model_sharded_state_dict: StateDict | None = None,
+                           is_loading: bool = False) -> StateDict:
+        """That of a single rank: all of it."""
+        return self.state_dict()
+
+    # ---- For the backends
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        return self._names[parameter]
+
+    def group_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        return self.param_groups[self._groups[parameter]]
+
+    def moments_of(self, group: dict[str, Any]) -> dict[str, str]:
+        """The planes that the optimizer has, and torch's names of them."""
+        return self._moments
+
+    def settings_of(self, group: dict[str, Any]) -> Group:
+        beta1, beta2 = group.get("betas") or (group.get("momentum", 0.0), 0.0)
+        return Group(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]), beta1=float(beta1),
+                     beta2=float(beta2), eps=float(group.get("eps", 1e-8)))
+
+    def words(self, user: User | None) -> User:
+        """What a commit carries: the groups' settings, which a schedule has moved, and the caller's."""
+        groups = [{key: _plain(value) for key, value in group.items() if key not in ("params", "param_names")}
+                  for group in self.param_groups]
+        return {"torch": 1, "groups": groups, "user": user or {}}
+
+    def take_words(self, words: User) -> User:
+        """Sets the groups as a commit has them, and returns the caller's."""
+        if words.get("torch") != 1 or len(words["groups"]) != len(self.param_groups):
+            raise CorruptError("forebay: the store was made by another program than these optimizers, or with other "
+                               "groups. Give the same groups, or another folder.")
+        for group, saved in zip(self.param_groups, words["groups"]):
+            group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
+        user: User = words["user"]
+        return user
+
+    def _take_gradient(self, parameter: torch.Tensor) -> None:
+        if not self._accumulates:
+            with torch.no_grad():
+                self._backend.take_gradient(self, parameter)
+
+
+def _hook_of(optimizer: weakref.ref[Optimizer]) -> Callable[[torch.Tensor], None]:
+    """A parameter does not keep its optimizer."""
+    def take(parameter: torch.Tensor) -> None:
+        to = optimizer()
+        if to is not None:
+            to._take_gradient(parameter)
+
+    return take
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,48 @@
+"""Tensors as the library takes them."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from forebay.errors import UsageError
+
+DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+          "TIB": 2**40}
+
+
+def bytes_of(size: int | str) -> int:
+    """8589934592 of "8GiB". UsageError: it is no size."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    if found is None or found[2].upper() not in _UNITS:
+        raise UsageError(f"forebay: ram={size!r} is no size. Write bytes as a number, or \"8GiB\", or \"500MB\".")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where it lies in host memory, row-major; else a copy that does, in pinned memory if it comes
+    from a GPU."""
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    return copy.copy_(tensor)
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int, object]:
+    """A buffer of the library's, which keeps the tensor. It lies in host memory, row-major."""
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor
+
+
+def gradient_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
+    """Its gradient, on the host. UsageError: it is sparse, or of a type that there are no kernels for."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout != torch.strided:
+        raise UsageError(f"forebay: the gradient of {name} is sparse, and every update here reads all of it. Make it "
+                         "dense: nn.Embedding(..., sparse=False).")
+    if gradient.dtype not in DTYPES:
+        raise UsageError(f"forebay: the gradient of {name} is {gradient.dtype}. Use float32, bfloat16 or float16.")
+    return on_host(gradient)
