@@ -161,8 +161,8 @@ typedef struct {
   int32_t pass;
   int32_t num_open_layers;   /* that add_gradient may be summing at one time; 0: 2 */
   int32_t num_window_layers; /* that the window holds at one time; 0: as there is memory for */
-  /* Not 0: gradients are applied as layers close, which they do in the order that the pass has:
-     the layers' own (update only), or the reverse. For steps that are not clipped. */
+  /* Not 0: gradients are applied as layers close, which they do from the last to the first, and
+     every step is committed. For steps that are not clipped. */
   int32_t update_in_backward;
   int64_t tile_elems; /* elements that are read and written at once; 0: the default */
 } forebay_layers_options;
@@ -288,8 +288,8 @@ int32_t forebay_layers_raw(forebay_layers* layers, int32_t tensor, void** data, 
 
 /* Bytes moved, time waited, memory taken, the engine: JSON. Free it. */
 int32_t forebay_layers_stats_json(forebay_layers* layers, char** json, char** message);
-/* Has create, fill and open end soon with INTERRUPTED. The only call that does not wait for others.
- */
+/* Has the call of create, fill, start or open that is under way, or else the next, end soon with
+   INTERRUPTED. The only call that does not wait for others. */
 void forebay_layers_stop(forebay_layers* layers);
 
 /* ---- The update kernels -----------------------------------------------------------------------

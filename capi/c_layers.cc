@@ -227,6 +227,7 @@ absl::StatusOr<Json> StatsJson(LayersState& state) {
   Json memory = Json::object();
   for (const auto& [purpose, bytes] : run.budget().by_purpose()) memory[purpose] = bytes;
   return Json{{"engine", run.engine_line()},
+              {"note", run.note()},
               {"read_bytes", io.read_bytes},
               {"write_bytes", io.write_bytes},
               {"wait_s", session->wait_s()},

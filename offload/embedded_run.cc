@@ -99,13 +99,13 @@ absl::Status EmbeddedRun::OpenIo() {
 
 absl::Status EmbeddedRun::BeginCreate() {
   FOREBAY_RETURN_IF_ERROR(CheckCanBegin("create"));
-  stopped_ = false;
+  if (TakeStop()) return InterruptedError("stopped on request");
   FOREBAY_RETURN_IF_ERROR(RemoveHalfMade());
   FOREBAY_RETURN_IF_ERROR(OpenIo());
   FOREBAY_ASSIGN_OR_RETURN(
-      filler_, StoreFiller::Create(StoreOptionsOf(plan_, options_.offload.nvme), inventory_,
-                                   engine_.engine.get(), budget_.get(),
-                                   [this] { return stopped_.load(std::memory_order_relaxed); }));
+      filler_,
+      StoreFiller::Create(StoreOptionsOf(plan_, options_.offload.nvme), inventory_,
+                          engine_.engine.get(), budget_.get(), [this] { return TakeStop(); }));
   return absl::OkStatus();
 }
 
@@ -146,6 +146,7 @@ absl::Status EmbeddedRun::CheckStoreIsOurs(const TensorStore& store) const {
 
 absl::Status EmbeddedRun::Open() {
   FOREBAY_RETURN_IF_ERROR(CheckCanBegin("open"));
+  if (TakeStop()) return InterruptedError("stopped on request");
   if (!Exists()) {
     return BadInputError(
         fmt::format("there is no store in '{}'", fmt::join(options_.offload.nvme, "', '")));
@@ -170,8 +171,21 @@ absl::Status EmbeddedRun::Open() {
   }
   FOREBAY_RETURN_IF_ERROR(MakePlan(limits, /*store_exists=*/true));
   FOREBAY_RETURN_IF_ERROR(Begin(std::move(store)));
-  const RecoveredUpdate recovered = session_->Recover([](double) { return absl::OkStatus(); });
-  FOREBAY_RETURN_IF_ERROR(recovered.damage);
+  const absl::Status status = ApplyKeptGradients();
+  if (!status.ok()) session_.reset();
+  return status;
+}
+
+// Without them the committed step stands: damage costs no more than the step that a crash cut off.
+absl::Status EmbeddedRun::ApplyKeptGradients() {
+  const RecoveredUpdate recovered = session_->Recover([this](double) {
+    return TakeStop() ? InterruptedError("stopped on request") : absl::OkStatus();
+  });
+  if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
+  if (!recovered.damage.ok()) {
+    note_ = fmt::format("the gradients that were kept of step {} are not used: {}",
+                        session_->committed_step() + 1, MessageOf(recovered.damage));
+  }
   return recovered.kept.has_value() ? session_->ApplyRecovered() : absl::OkStatus();
 }
 

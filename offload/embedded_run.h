@@ -40,6 +40,8 @@ class EmbeddedRun {
   const Inventory& inventory() const { return inventory_; }
   // The engine in words, once it was opened.
   const std::string& engine_line() const { return engine_.line; }
+  // One line about what Open found and left out; "": nothing.
+  const std::string& note() const { return note_; }
   MemoryBudget& budget() { return *budget_; }
 
   // Whether a store lies in the folders. One that is half made counts as none, and BeginCreate
@@ -55,7 +57,8 @@ class EmbeddedRun {
   // BadInputError: there is no store. CorruptError: it is damaged. UsageError: it is of another
   // inventory or of other options.
   absl::Status Open();
-  // Has BeginCreate, filling and Start end soon with InterruptedError. Any thread.
+  // Has the call of BeginCreate, filling, Start or Open that is under way, or else the next, end
+  // soon with InterruptedError. Any thread.
   void Stop() { stopped_.store(true, std::memory_order_relaxed); }
 
   // nullptr before Start and Open.
@@ -65,16 +68,19 @@ class EmbeddedRun {
   EmbeddedRun(EmbeddedOptions options, Inventory inventory)
       : options_(std::move(options)), inventory_(std::move(inventory)) {}
   absl::Status MakePlan(const MachineLimits& limits, bool store_exists);
+  bool TakeStop() { return stopped_.exchange(false, std::memory_order_relaxed); }
   absl::Status RemoveHalfMade() const;
   absl::Status OpenIo();
   absl::Status CheckCanBegin(std::string_view call) const;
   absl::Status CheckStoreIsOurs(const TensorStore& store) const;
   absl::Status Begin(std::unique_ptr<TensorStore> store);
+  absl::Status ApplyKeptGradients();
 
   EmbeddedOptions options_;
   const Inventory inventory_;
   OffloadPlan plan_;
   std::atomic<bool> stopped_{false};
+  std::string note_;
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<MemoryBudget> budget_;
   OpenedEngine engine_;

@@ -67,7 +67,7 @@ StepSchedule UpdateOnlySchedule(std::span<const UpdateTime> update_times) {
     builder.Add(kRelease, layer);
   }
   builder.Add(kCommit, -1);
-  for (int layer = 0; layer <= builder.last(); ++layer) builder.Hand(layer);
+  for (int layer = builder.last(); layer >= 0; --layer) builder.Hand(layer);
   return builder.Take();
 }
 

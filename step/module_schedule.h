@@ -22,7 +22,7 @@ enum class PassKind : uint8_t {
 // at least one.
 StepSchedule ModuleSchedule(std::span<const UpdateTime> update_times);
 
-// Gradients come in the order of the layers.
+// Gradients come in the reverse order of the layers, as a backward pass has it.
 StepSchedule UpdateOnlySchedule(std::span<const UpdateTime> update_times);
 
 }  // namespace forebay

@@ -205,7 +205,8 @@ _release_buffer.restype = None
 class Pinned:
     """Where a buffer lies: `address` and `num_bytes`, which hold until the object goes.
 
-    TypeError: it has no buffer protocol. BufferError: it is not contiguous, or to be written to and read-only.
+    TypeError: it has no buffer protocol. BufferError, of NumPy ValueError: it is not contiguous, or to be written to
+    and read-only.
     """
 
     def __init__(self, buffer: Buffer, writable: bool = False) -> None:

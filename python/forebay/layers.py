@@ -160,7 +160,8 @@ class Layers:
 
     def open(self) -> None:
         """Opens the newest committed step; under durability "replay" the gradients that a crash has left are applied.
-        CorruptError: the store has other tensors than the inventory, or is damaged. BadInputError: there is none."""
+        BadInputError: there is no store. UsageError: it has other tensors than the inventory. CorruptError: it is
+        damaged."""
         self._wait_or_stop(lib.forebay_layers_open)
 
     # ---- Weights

@@ -196,7 +196,7 @@ class Layers {
       EXPECT_EQ(forebay_lease_data(lease, (2 * layer + 2) % kNumTensors), nullptr);
       forebay_lease_release(lease);
     }
-    if (settings_.pass == FOREBAY_PASS_FORWARD_BACKWARD) std::ranges::reverse(order);
+    std::ranges::reverse(order);
     for (const int32_t layer : order) {
       for (const int32_t tensor : {2 * layer + 1, 2 * layer}) {
         if (tensor == 3 && step % 3 == 0) continue;

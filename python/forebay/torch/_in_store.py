@@ -49,11 +49,10 @@ class InStore:
         self._num_groups = 0
         self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
         self._kernels: Kernels | None = None
-        # Of the step in progress. Layers are handed over from the last to the first.
+        # Of the step in progress.
         self._in_step = False
-        self._begun_with: list[bytes] = []  # the groups
         self._num_arrived: list[int] = []  # gradients, by layer
-        self._turn = -1  # the layer that is handed over next
+        self._is_handed: list[bool] = []  # by layer
 
     # ---- The store
 
@@ -87,8 +86,7 @@ class InStore:
             optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in optimizer.param_groups),
             momentum=max(float(group.get("momentum", 0)) for group in optimizer.param_groups), weights_tier=tier,
             state_tier=tier, durability=options.durability, commit_every=_NEVER, num_threads=options.threads,
-            pass_="update_only", num_open_layers=1,
-            update_in_backward=options.backward_update and options.clip == 0)
+            pass_="update_only", num_open_layers=1)
         self._forget_step()
         return self._layers
 
@@ -156,18 +154,19 @@ class InStore:
         """Called in backward, when a gradient is complete: hands over the layers that have all of theirs."""
         layers = self._use(optimizer)
         layer = self._layer_of(optimizer, parameter)
-        if layer > self._turn:
+        if self._is_handed[layer]:
             raise UsageError(
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
                 "optimizer.accumulate():`. A parameter that gets several gradients in one backward() needs "
                 "backward_update=False.")
         self._num_arrived[layer] += 1
+        if not self._is_complete(layer):
+            return
         try:
-            while self._turn >= 0 and self._is_complete(self._turn):
-                if not self._in_step:
-                    self._begin(optimizer, layers, 1.0)
-                self._hand_over(optimizer, layers)
+            if not self._in_step:
+                self._begin(optimizer, layers, 1.0)
+            self._hand_over(optimizer, layers, layer)
         except BaseException:
             self._abandon(layers)
             raise
@@ -183,18 +182,16 @@ class InStore:
         return self._place[parameter][0]
 
     def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
-        groups = self._settings(optimizer)
-        self._begun_with = [bytes(group) for group in groups]
         self._in_step = True
-        layers.begin_step(groups, clip=self._options.clip, loss_scale=loss_scale)
+        layers.begin_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale)
 
     def _settings(self, optimizer: Optimizer) -> list[Group]:
         """Of the groups that have tensors in the store, and of those between."""
         return [optimizer.settings_of(group) for group in optimizer.param_groups[: self._num_groups]]
 
-    def _hand_over(self, optimizer: Optimizer, layers: Layers) -> None:
+    def _hand_over(self, optimizer: Optimizer, layers: Layers, layer: int) -> None:
         has_gradient = False
-        for parameter in self._layout[self._turn]:
+        for parameter in self._layout[layer]:
             if parameter.grad is None:
                 continue
             has_gradient = True
@@ -203,8 +200,8 @@ class InStore:
             if self._options.backward_update:
                 parameter.grad = None
         if has_gradient:
-            layers.close_layer(self._turn)
-        self._turn -= 1
+            layers.close_layer(layer)
+        self._is_handed[layer] = True
 
     def step(self, optimizer: Optimizer, loss_scale: float) -> None:
         layers = self._use(optimizer)
@@ -217,11 +214,13 @@ class InStore:
             gradient_of(parameter, optimizer.name_of(parameter))
         before = layers.step
         try:
-            if not self._in_step:
+            if self._in_step:  # since backward: a schedule may have moved the settings
+                layers.set_step(self._settings(optimizer), clip=self._options.clip)
+            else:
                 self._begin(optimizer, layers, loss_scale)
-            self._check_settings(optimizer, layers)
-            while self._turn >= 0:
-                self._hand_over(optimizer, layers)
+            for layer in reversed(range(len(self._layout))):
+                if not self._is_handed[layer]:
+                    self._hand_over(optimizer, layers, layer)
             found = layers.finish_backward()
             if found.nonfinite_layer is not None:
                 names = [optimizer.name_of(p) for p in self._layout[found.nonfinite_layer]]
@@ -242,21 +241,10 @@ class InStore:
         optimizer.grad_norm = found.norm
         self._copy_weights(layers)
 
-    def _check_settings(self, optimizer: Optimizer, layers: Layers) -> None:
-        """What was begun in backward has the settings of that time."""
-        groups = self._settings(optimizer)
-        if [bytes(group) for group in groups] == self._begun_with:
-            return
-        if self._options.clip == 0:
-            raise UsageError("forebay: lr or another setting changed between backward() and step(), and part of the "
-                             "update was made in backward. Change them before backward(): call scheduler.step() after "
-                             "optimizer.step(). The step was abandoned.")
-        layers.set_step(groups, clip=self._options.clip)
-
     def _forget_step(self) -> None:
         self._in_step = False
         self._num_arrived = [0] * len(self._layout)
-        self._turn = len(self._layout) - 1
+        self._is_handed = [False] * len(self._layout)
 
     def _abandon(self, layers: Layers) -> None:
         """The step never was. Where part of its gradients was taken, the rest is of no use."""

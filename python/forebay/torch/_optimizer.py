@@ -192,6 +192,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._moments
 
     def settings_of(self, group: dict[str, Any]) -> Group:
+        """UsageError: a setting of torch's that there are no kernels for, as a state dict of torch's may have it."""
+        for name in ("amsgrad", "maximize", "dampening", "lr_decay"):
+            if group.get(name):
+                raise UsageError(f"forebay: {name}={group[name]} is not known to {type(self).__name__}. Train on with "
+                                 "torch's optimizer, or set it to 0 in param_groups.")
         beta1, beta2 = group.get("betas") or (group.get("momentum", 0.0), 0.0)
         return Group(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]), beta1=float(beta1),
                      beta2=float(beta2), eps=float(group.get("eps", 1e-8)))

@@ -40,7 +40,7 @@ class Adagrad(Optimizer):
 
     def __init__(self, params: Any, lr: float = 1e-2, weight_decay: float = 0.0, eps: float = 1e-10,
                  **options: Any) -> None:
-        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, **options)
+        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay, "lr_decay": 0.0}, **options)
 
 
 class Lion(Optimizer):
@@ -65,7 +65,8 @@ class SGD(Optimizer):
         if nesterov and momentum == 0:
             raise UsageError("forebay: nesterov=True is a form of momentum. Give momentum=0.9, or leave nesterov out.")
         super().__init__(
-            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}, **options)
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov,
+                     "dampening": 0.0}, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)

@@ -151,7 +151,7 @@ def test_errors_have_the_codes_of_the_program(tmp_path):
     another = forebay.Inventory()
     another.begin_layer("first")
     another.add("first.weight", (64, 31))
-    with pytest.raises(forebay.CorruptError):
+    with pytest.raises(forebay.UsageError, match="another model"):
         forebay.Layers(another, tmp_path / "store", weight_dtype="f32", gradient_dtype="f32").open()
     with pytest.raises(forebay.DoesNotFitError) as caught:
         layers(tmp_path / "small", ram_bytes=1000)
