@@ -107,6 +107,14 @@ std::vector<Variant> VariantsOf(const ModuleSettings& base) {
   return variants;
 }
 
+// Kills find what is wrong on disk, in every case without a sanitizer. With one the case that has
+// most is enough.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kIsSanitized = true;
+#else
+constexpr bool kIsSanitized = false;
+#endif
+
 struct MasterCase {
   std::string name;
   Layout layout = Layout::kBf16;
@@ -124,10 +132,11 @@ TEST_P(LayerSessionMaster, OneRunHasOneDigest) {
   base.has_raw = GetParam().has_raw;
   const std::string digest = DigestAfter(base, kSteps);
   ASSERT_FALSE(digest.empty());
+  const bool kills = !kIsSanitized || (base.has_raw && base.offload.layout == Layout::kBf16);
   for (const Variant& variant : VariantsOf(base)) {
     SCOPED_TRACE(variant.name);
     EXPECT_EQ(DigestAfter(variant.settings, kSteps), digest);
-    if (variant.settings.offload.durability != Durability::kNone) {
+    if (kills && variant.settings.offload.durability != Durability::kNone) {
       EXPECT_EQ(DigestWithKills(variant.settings), digest);
     }
   }

@@ -1,0 +1,101 @@
+"""Installs the wheel into a clean environment of every Python from 3.9 on that is here, and uses it there.
+
+  check_wheel.py WHEEL WORK [TORCH_PYTHON]
+
+TORCH_PYTHON: one with PyTorch, which then trains with the installed package.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+MOST_BYTES = 20 << 20
+OLDEST, NEWEST = 9, 20  # of Python 3
+
+# A layer is made, updated and read, in a store.
+USE = """
+import struct, sys, time
+began = time.perf_counter()
+import forebay
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+print(f"import: {1000 * (time.perf_counter() - began):.0f} ms")
+inventory = forebay.Inventory()
+inventory.begin_layer("layer")
+weight = inventory.add("weight", [1000])
+with forebay.Layers(inventory, sys.argv[1], ram_bytes=64 << 20, weight_dtype="f32", gradient_dtype="f32") as layers:
+    layers.create()
+    layers.start()
+    layers.begin_step([forebay.Group(lr=0.5, beta1=0.9, beta2=0.999, eps=1e-8)])
+    layers.add_gradient(weight, "f32", struct.pack("1000f", *[1.0] * 1000))
+    layers.close_layer(0)
+    layers.finish_backward()
+    layers.update(commit_now=True)
+    values = bytearray(4000)
+    layers.read(weight, "master", values)
+    assert struct.unpack("1000f", values)[999] == -0.5
+"""
+TRAIN = """
+import torch, forebay, forebay.torch
+assert "site-packages" not in forebay.__file__ or sys.argv[1] in forebay.__file__, forebay.__file__
+weight = torch.nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
+optimizer = forebay.torch.AdamW([weight], lr=0.5, weight_decay=0.0)
+weight.grad = torch.ones_like(weight)
+optimizer.step()
+assert (weight == -0.5).all()
+"""
+
+
+def run(*command, **more):
+    print("+", *command[:3], flush=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("FOREBAY_LIBRARY", "PYTHONPATH")}
+    environment.update(more.pop("env", {}))
+    return subprocess.run([str(part) for part in command], check=True, env=environment, **more)
+
+
+def pythons():
+    """One of each version: of PATH, and of pyenv."""
+    found = {}
+    places = [pathlib.Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    places += sorted((pathlib.Path.home() / ".pyenv/versions").glob("3.*/bin"))
+    for minor in range(OLDEST, NEWEST):
+        for place in places:
+            python = place / f"python3.{minor}"
+            works = python.exists() and subprocess.run([python, "-c", "import venv, ensurepip"],
+                                                       capture_output=True).returncode == 0
+            if works and minor not in found:
+                found[minor] = python
+    return found
+
+
+def main():
+    wheel, work = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    size = wheel.stat().st_size
+    print(f"{wheel.name}: {size / (1 << 20):.1f} MiB")
+    if not re.fullmatch(r"forebay-[0-9.]+-py3-none-manylinux_[0-9]+_[0-9]+_\w+\.whl", wheel.name):
+        sys.exit("its name is not that of a wheel for every Python of many Linuxes")
+    if size >= MOST_BYTES:
+        sys.exit(f"it has more than {MOST_BYTES} bytes")
+    shutil.rmtree(work, ignore_errors=True)
+    versions = pythons()
+    if not versions:
+        sys.exit("there is no Python with venv from 3.9 on")
+    for minor, python in versions.items():
+        environment = work / f"python3.{minor}"
+        run(python, "-m", "venv", environment)
+        bin_folder = environment / "bin"
+        run(bin_folder / "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps", wheel)
+        run(bin_folder / "python", "-c", USE, work / f"store{minor}")
+        for program in ("forebay", "swap-bench"):
+            run(bin_folder / program, "--version")
+    if len(sys.argv) > 3:
+        site = next(environment.glob("lib/python*/site-packages"))
+        run(sys.argv[3], "-c", "import sys\n" + TRAIN, site, env={"PYTHONPATH": str(site)})
+    print(f"works with Python {', '.join(f'3.{minor}' for minor in versions)}")
+    shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()
