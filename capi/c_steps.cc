@@ -165,6 +165,13 @@ int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_optio
   });
 }
 
+int32_t forebay_layers_settle(forebay_layers* layers, char** message) {
+  return RunOn(layers, message, [](LayersState& state) -> absl::Status {
+    FOREBAY_ASSIGN_OR_RETURN(forebay::LayerSession* const session, state.Session());
+    return session->UpdatesOfTheStepBefore();
+  });
+}
+
 int32_t forebay_layers_add_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype,
                                     const void* data, size_t num_bytes, char** message) {
   return RunOn(layers, message, [&](LayersState& state) {

@@ -228,9 +228,8 @@ class Planner {
   }
 
   WindowOptions Window(const StepBuffers& buffers) const {
-    const int num_layers = inventory_.num_streamed_layers();
-    if (inputs_.pass == PassKind::kChain) return ChainWindow(num_layers, buffers);
-    return EqualWindow(num_layers, buffers);
+    if (inputs_.pass != PassKind::kChain) return ModuleWindow(tiles_, buffers);
+    return ChainWindow(inventory_.num_streamed_layers(), buffers);
   }
 
   bool delays() const { return options_.delay_update_from > 0; }

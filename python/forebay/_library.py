@@ -106,6 +106,7 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     _LAYERS + "acquire": (_P, c_int32, _OUT),
     _LAYERS + "begin_step": (_P, POINTER(StepOptions)),
     _LAYERS + "set_step": (_P, POINTER(StepOptions)),
+    _LAYERS + "settle": (_P,),
     _LAYERS + "add_gradient": (_P, c_int32, c_int32, _P, c_size_t),
     _LAYERS + "close_layer": (_P, c_int32),
     _LAYERS + "finish_backward": (_P, POINTER(StepGradientsStruct)),

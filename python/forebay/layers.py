@@ -198,6 +198,11 @@ class Layers:
         are applied in backward). Before `finish_backward`."""
         self._wait(lib.forebay_layers_set_step, _step_options(groups, clip, loss_scale))
 
+    def settle(self) -> None:
+        """Applies what is left of the update of the step before: that of layers which were not read since. Call it between
+        forward and backward where a step does not read all layers."""
+        self._wait(lib.forebay_layers_settle)
+
     def add_gradient(self, tensor: int, dtype: str, gradient: Buffer) -> None:
         """Adds to the gradient of a tensor: all its elements, row-major, of `dtype`. Sums are fp32. A tensor that gets
         none in a step is left alone, moments too."""

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "forebay/base/check.h"
 #include "forebay/swap/records/commit_record.h"
@@ -142,11 +143,17 @@ WindowOptions ChainWindow(int num_layers, const StepBuffers& buffers) {
           .last_block_layer = num_layers - 2};
 }
 
-WindowOptions EqualWindow(int num_layers, const StepBuffers& buffers) {
+WindowOptions ModuleWindow(const TileMap& tiles, const StepBuffers& buffers) {
+  std::vector<int> by_size(static_cast<size_t>(tiles.num_streamed_layers()));
+  std::iota(by_size.begin(), by_size.end(), 0);
+  std::ranges::stable_sort(by_size, {}, [&](int layer) { return tiles.layer_elems(layer); });
+  const int64_t median = tiles.layer_elems(by_size[by_size.size() / 2]);
+  while (tiles.layer_elems(by_size.back()) > 2 * median) by_size.pop_back();
+  const int largest_block = by_size.back();
   return {.num_block_buffers = buffers.num_block_buffers,
-          .num_large_buffers = 1,
-          .first_block_layer = 0,
-          .last_block_layer = num_layers - 1};
+          .num_large_buffers = 2,
+          .first_block_layer = largest_block,
+          .last_block_layer = largest_block};
 }
 
 std::vector<int> CountWeightReads(const StepSchedule& schedule, const WindowOptions& window,

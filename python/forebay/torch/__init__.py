@@ -8,5 +8,6 @@ They are `torch.optim.Optimizer`s with the arguments of torch's own. docs/pytorc
 
 from forebay.torch._optimizer import Optimizer
 from forebay.torch._optimizers import SGD, Adagrad, Adam, AdamW, Lion
+from forebay.torch._stream import Engine, stream
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Engine", "Lion", "Optimizer", "stream"]

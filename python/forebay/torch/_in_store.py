@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A layer of the store has at most so many elements, unless a single tensor has more.
 MAX_LAYER_ELEMS = 16 << 20
 # Commits are made by commit() alone, so that resume() finds what the caller had made durable, and no later step.
-_NEVER = 2**62
+NEVER = 2**62
 _TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 Path = Union[str, "os.PathLike[str]"]
@@ -85,7 +85,7 @@ class InStore:
             inventory, options.folders, ram_bytes=options.ram_bytes or 0, weight_dtype=dtype, gradient_dtype=dtype,
             optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in optimizer.param_groups),
             momentum=max(float(group.get("momentum", 0)) for group in optimizer.param_groups), weights_tier=tier,
-            state_tier=tier, durability=options.durability, commit_every=_NEVER, num_threads=options.threads,
+            state_tier=tier, durability=options.durability, commit_every=NEVER, num_threads=options.threads,
             pass_="update_only", num_open_layers=1)
         self._forget_step()
         return self._layers

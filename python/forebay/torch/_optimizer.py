@@ -15,6 +15,7 @@ from forebay.errors import CorruptError, UsageError
 from forebay.layers import Layers
 from forebay.torch._in_ram import STATE_DTYPES, InRam
 from forebay.torch._in_store import InStore, Path, StoreOptions, folders_of
+from forebay.torch._streamed import Streamed
 from forebay.torch._tensors import DTYPES, bytes_of
 
 StateDict = dict[str, Any]
@@ -43,7 +44,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
                  ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
-                 backward_update: bool = False, threads: int = 0) -> None:
+                 backward_update: bool = False, threads: int = 0, module: torch.nn.Module | None = None) -> None:
         if clip < 0:
             raise UsageError(f"forebay: clip={clip} is below 0. Give the most that the norm may be; 0: no clipping.")
         if nvme is None and (ram is not None or durability != "auto"):
@@ -52,13 +53,15 @@ class Optimizer(torch.optim.Optimizer):
         if nvme is None:
             self._backend = InRam(self, threads, clip, backward_update)
         else:
-            self._backend = InStore(self, StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip,
-                                                       durability, backward_update, threads))
+            options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
+                                   backward_update, threads)
+            self._backend = InStore(self, options) if module is None else Streamed(self, options, module)
         self._takes_in_backward = backward_update
         self._accumulates = False
         self._names: dict[torch.Tensor, str] = {}
         self._groups: dict[torch.Tensor, int] = {}
         self.grad_norm: float | None = None
+        self.resumed: User | None = None
         super().__init__(params, defaults)
 
     # ---- torch's interface
@@ -155,6 +158,19 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             return self._backend.resume(self)
 
+    def start(self, resume: bool) -> None:
+        """Of stream(): makes the store, or goes on with one."""
+        assert isinstance(self._backend, Streamed)
+        if resume:
+            self.resumed = self.resume()
+        if self.resumed is None:
+            with torch.no_grad():
+                self._backend.start(self, None)
+
+    def saving(self) -> contextlib.AbstractContextManager[None]:
+        """Of stream(): while it lasts, autograd keeps no weights."""
+        return self._backend.saving() if isinstance(self._backend, Streamed) else contextlib.nullcontext()
+
     @property
     def layers(self) -> Layers | None:
         """With nvme, from the first step on: the store, for its plan() and stats()."""
@@ -183,6 +199,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def name_of(self, parameter: torch.Tensor) -> str:
         return self._names[parameter]
+
+    def group_number_of(self, parameter: torch.Tensor) -> int | None:
+        return self._groups.get(parameter)
 
     def group_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         return self.param_groups[self._groups[parameter]]

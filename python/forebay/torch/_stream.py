@@ -1,0 +1,87 @@
+"""stream(): training of a module whose weights are not in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from forebay.torch._in_store import Path
+from forebay.torch._optimizer import Optimizer, User
+from forebay.torch._optimizers import AdamW
+
+
+class Engine:
+    """A module and its optimizer over one store. `engine(...)` is the module's forward pass.
+
+    module: the module that was given, which can be used as before. optimizer: a `torch.optim.Optimizer`, for schedulers
+    and settings; its methods are those of `forebay.torch.Optimizer`.
+    """
+
+    def __init__(self, module: torch.nn.Module, optimizer: Optimizer) -> None:
+        self.module = module
+        self.optimizer = optimizer
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.module(*arguments, **keywords)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """loss.backward(), also right where `forward` of a block is computed again without its hooks."""
+        with self.optimizer.saving():
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        """The update of the gradients since the last one. It is applied to each unit as the next pass reads it."""
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def train(self, mode: bool = True) -> Engine:
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Engine:
+        return self.train(False)
+
+    def commit(self, user: User | None = None) -> None:
+        """Makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON."""
+        self.optimizer.commit(user)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the module: all weights, in RAM."""
+        return self.module.state_dict()
+
+    @property
+    def resumed(self) -> User | None:
+        """The `user` of the commit that stream() went on from; None: it made a new store."""
+        return self.optimizer.resumed
+
+    @property
+    def grad_norm(self) -> float | None:
+        """That of the last step, before clipping."""
+        return self.optimizer.grad_norm
+
+    def close(self) -> None:
+        """Ends threads and files. Steps that are not committed are lost."""
+        self.optimizer.close()
+
+
+def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
+           optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, **settings: Any) -> Engine:
+    """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
+    when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
+
+    nvme: the store's folder, or one for each disk. ram: memory for it, as bytes or "8GiB". optimizer: the class, and
+    `settings` its arguments. params: its parameters or groups; None: all that require a gradient; the others are
+    frozen. resume: goes on with the store that is in the folder, if there is one, instead of the module's weights.
+
+    UsageError: the parameters are of several types; there is a store and `resume` is not said. NotSupportedError: they
+    are on a GPU.
+    """
+    if params is None:
+        params = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, **settings)
+    made.start(resume)
+    return Engine(module, made)

@@ -1,0 +1,349 @@
+"""The weights of a module in a store: each unit comes when its forward or backward begins."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from forebay._library import Group
+from forebay.errors import NotSupportedError, NumericalError, UsageError
+from forebay.inventory import Inventory
+from forebay.layers import Layers
+from forebay.torch._in_store import NEVER, InStore, StoreOptions
+from forebay.torch._placeholder import Placeholder
+from forebay.torch._tensors import DTYPES, gradient_of, memory_of
+from forebay.torch._units import Unit, units_of
+from forebay.torch._window import Saved, Window
+
+if TYPE_CHECKING:
+    from forebay.torch._optimizer import Optimizer
+
+_NUM_OPEN_LAYERS = 3
+# One that is computed with, one around it, one that was left last, and one that arrives.
+_NUM_WINDOW_LAYERS = 4
+
+
+class Streamed(InStore):
+    """InStore whose layers are the units of a module, and whose weights are nowhere else."""
+
+    def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module) -> None:
+        super().__init__(optimizer, options)
+        self._module = module
+        self._units = units_of(module)
+        self._window: Window | None = None
+        self._placeholder: Placeholder | None = None
+        self._open: dict[int, None] = {}  # layers whose gradients are being summed, least recent first
+        self._depth = 0  # of forward passes of the whole module
+        self._saving = contextlib.ExitStack()
+        self._check()
+
+    def _check(self) -> None:
+        parameters = [parameter for unit in self._units for parameter in unit.parameters.values()]
+        if not parameters:
+            raise UsageError("forebay: the module has no parameters, so there is nothing to stream.")
+        dtypes = sorted({str(parameter.dtype) for parameter in parameters})
+        if len(dtypes) > 1 or parameters[0].dtype not in DTYPES:
+            raise UsageError(f"forebay: the parameters are {', '.join(dtypes)}. Give all of them one type before: "
+                             "model.to(torch.bfloat16), or float32, or float16.")
+        devices = sorted({parameter.device.type for parameter in parameters})
+        if devices != ["cpu"]:
+            raise NotSupportedError(f"forebay: there are parameters on {', '.join(devices)}. Load the model on the CPU; "
+                                    "modules on a GPU are not streamed yet.")
+
+    # ---- The store
+
+    def _plan(self, optimizer: Optimizer) -> Layers:
+        if self._layers is not None:
+            return self._layers
+        inventory = Inventory()
+        self._layout, self._place = [], {}
+        self._num_groups = len(optimizer.param_groups)
+        for layer, unit in enumerate(self._units):
+            inventory.begin_layer(unit.name)
+            self._layout.append(list(unit.parameters.values()))
+            for name, parameter in unit.parameters.items():
+                # Parameters of no group are frozen: the last group of the store.
+                group = optimizer.group_number_of(parameter)
+                index = inventory.add(name, parameter.shape or [1], self._num_groups if group is None else group)
+                self._place[parameter] = layer, index
+        options = self._options
+        dtype = DTYPES[self._layout[0][0].dtype]
+        tier = "nvme" if options.ram_bytes is None else "auto"
+        self._layers = Layers(
+            inventory, options.folders, ram_bytes=options.ram_bytes or 0, weight_dtype=dtype, gradient_dtype=dtype,
+            optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in optimizer.param_groups),
+            momentum=max(float(group.get("momentum", 0)) for group in optimizer.param_groups), weights_tier=tier,
+            state_tier=tier, durability=options.durability, commit_every=NEVER, num_threads=options.threads,
+            pass_="forward_backward", num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=_NUM_WINDOW_LAYERS)
+        self._has_frozen = any(optimizer.group_number_of(parameter) is None for parameter in self._place)
+        self._forget_step()
+        return self._layers
+
+    def _settings(self, optimizer: Optimizer) -> list[Group]:
+        settings = [optimizer.settings_of(group) for group in optimizer.param_groups]
+        return [*settings, Group(beta1=0.9, beta2=0.9, eps=1e-8, frozen=1)] if self._has_frozen else settings
+
+    def start(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+        """Makes the store of the module as it is, and takes its weights away."""
+        self._use(optimizer, user)
+        self._attach(optimizer)
+
+    def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        user = super().resume(optimizer)
+        if user is not None:
+            self._attach(optimizer)
+        return user
+
+    def _copy_weights(self, layers: Layers) -> None:
+        """They are read when they are needed."""
+        self._steps_to_copy = False
+
+    def _attach(self, optimizer: Optimizer) -> None:
+        assert self._layers is not None
+        largest = max(parameter.numel() * parameter.element_size() for parameter in self._place)
+        self._placeholder = Placeholder(largest)
+        self._window = Window(self._layers, [list(unit.parameters.values()) for unit in self._units],
+                              [[self._place[parameter][1] for parameter in unit.parameters.values()]
+                               for unit in self._units], self._placeholder)
+        for layer, unit in enumerate(self._units):
+            self._hook_unit(layer, unit)
+        self._hook_module(weakref.ref(optimizer))
+
+    # ---- Hooks
+
+    def _hook_unit(self, layer: int, unit: Unit) -> None:
+        window = self._window
+        assert window is not None
+        saving = contextlib.ExitStack()
+
+        def before(*_: Any) -> None:
+            window.pin(layer)
+            # A forward that reentrant checkpointing computes again in backward: nobody looks at what is saved.
+            if self._depth == 0 and torch.is_grad_enabled() and _no_hooks_are_active():
+                saving.enter_context(self.saving())
+
+        def after(*_: Any) -> None:
+            saving.close()
+            window.unpin(layer)
+
+        unit.module.register_forward_pre_hook(before)
+        unit.module.register_forward_hook(after, always_call=True)
+
+    def _hook_module(self, optimizer: weakref.ref[Optimizer]) -> None:
+        module = self._module
+
+        def before(*_: Any) -> None:
+            to = optimizer()
+            if to is not None:
+                self._before_forward(to)
+
+        module.register_forward_pre_hook(before, prepend=True)
+        module.register_forward_hook(lambda _module, _arguments, output: self._after_forward(output is not None),
+                                     always_call=True)
+        # torch marks the hook, which a method does not let it do.
+        module.register_state_dict_post_hook(lambda *arguments: self._fill_state_dict(*arguments))
+        module.register_load_state_dict_pre_hook(_refuse_load)
+        module._apply = _checked_apply(module, self._layout[0][0].dtype)  # type: ignore[method-assign]
+        for part in module.modules():
+            part._parameters = _Fetching(part._parameters, self._fetch)
+
+    def _before_forward(self, optimizer: Optimizer) -> None:
+        window = self._window
+        assert window is not None and self._layers is not None
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if not self._in_step:
+            window.release()
+            window.order.begin("step" if torch.is_grad_enabled() else "pass")
+            if torch.is_grad_enabled():
+                window.order.cancel()
+                self._begin(optimizer, self._layers, 1.0)
+                window.order.begin("step")
+        if torch.is_grad_enabled():
+            self._saving.enter_context(self.saving())
+
+    def _after_forward(self, is_whole: bool) -> None:
+        assert self._window is not None and self._layers is not None
+        if self._depth == 0:
+            return
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        self._saving.close()
+        self._window.release()
+        if is_whole and self._in_step:
+            self._layers.settle()
+
+    def saving(self) -> contextlib.AbstractContextManager[None]:
+        """While it lasts, autograd keeps no weights."""
+        assert self._window is not None
+        return torch.autograd.graph.saved_tensors_hooks(self._window.save, self._window.restore)
+
+    def _fetch(self, parameter: torch.nn.Parameter) -> None:
+        """A parameter is used outside its unit's forward: by a tied layer, or in a forward that is computed again."""
+        assert self._window is not None and self._placeholder is not None
+        if parameter in self._place and parameter.numel() > 0 and self._placeholder.has(parameter):
+            self._window.fetch(self._place[parameter][0])
+
+    # ---- A step
+
+    def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+        if self._layers is None or self._window is None:
+            return
+        self._add(optimizer, self._layers, parameter)
+
+    def _add(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
+        layer, index = self._place[parameter]
+        if self._is_handed[layer]:
+            raise UsageError(
+                f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
+                "after each backward(), and put all but the last backward() of a step into `with "
+                "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad().")
+        if not self._in_step:
+            self._begin(optimizer, layers, 1.0)
+        if layer not in self._open and len(self._open) == _NUM_OPEN_LAYERS:
+            self._close(layers, next(iter(self._open)))
+        gradient = gradient_of(parameter, optimizer.name_of(parameter))
+        layers.add_gradient(index, DTYPES[gradient.dtype], memory_of(gradient))
+        parameter.grad = None
+        self._open.pop(layer, None)
+        self._open[layer] = None
+
+    def _close(self, layers: Layers, layer: int) -> None:
+        layers.close_layer(layer)
+        del self._open[layer]
+        self._is_handed[layer] = True
+
+    def step(self, optimizer: Optimizer, loss_scale: float) -> None:
+        layers, window, placeholder = self._layers, self._window, self._placeholder
+        if layers is None or window is None or placeholder is None or not self._in_step:
+            raise UsageError("forebay: step() without a forward and backward pass of the streamed module before it.")
+        before = layers.step
+        try:
+            for parameter in self._place:
+                if parameter.grad is not None:  # of accumulate()
+                    self._add(optimizer, layers, parameter)
+            window.release()
+            window.order.cancel()
+            if not placeholder.is_intact():
+                placeholder.renew()
+                raise UsageError("forebay: a parameter was written to while its weights were not there. Change weights "
+                                 "before stream(), or load them into another store. The step was abandoned.")
+            layers.set_step(self._settings(optimizer), clip=self._options.clip)
+            found = layers.finish_backward()
+            if found.nonfinite_layer is not None:
+                raise NumericalError(f"forebay: a gradient of {self._units[found.nonfinite_layer].name} is not finite. "
+                                     "The weights are what they were. Skip this step, or lower the rate.")
+            layers.update(optimizer.words(None))
+        except BaseException:
+            if layers.step > before:
+                self._forget_step()
+            else:
+                self._abandon(layers)
+            raise
+        self._forget_step()
+        optimizer.grad_norm = found.norm
+
+    def _forget_step(self) -> None:
+        super()._forget_step()
+        self._open.clear()
+
+    def _abandon(self, layers: Layers) -> None:
+        assert self._window is not None
+        for parameter in self._place:
+            parameter.grad = None
+        self._forget_step()
+        self._window.release()
+        self._window.order.cancel()
+        layers.abandon()
+
+    def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+        self._between_steps()
+        super().commit(optimizer, user)
+
+    def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        self._between_steps()
+        return super().reference(optimizer)
+
+    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
+        self._between_steps()
+        return super().full_state(optimizer)
+
+    def _between_steps(self) -> None:
+        """What a pass has announced, and a step that has begun and has no gradients, are in nobody's way."""
+        if self._window is None or self._layers is None:
+            return
+        self._window.release()
+        self._window.order.cancel()
+        if self._in_step and not self._open and not any(self._is_handed):
+            self._abandon(self._layers)
+
+    # ---- The module's own interface
+
+    def _fill_state_dict(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        """The values of placeholders: the whole model in RAM."""
+        assert self._window is not None
+        names: dict[int, list[tuple[str, int]]] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if prefix + name in state and parameter in self._place:
+                layer = self._place[parameter][0]
+                number = next(i for i, other in enumerate(self._layout[layer]) if other is parameter)
+                names.setdefault(layer, []).append((prefix + name, number))
+        for layer, wanted in sorted(names.items()):
+            weights = self._window.fetch(layer)
+            copies: dict[int, torch.Tensor] = {}
+            for name, number in wanted:
+                state[name] = copies.setdefault(number, weights[number].detach().clone())
+        self._window.release()
+
+
+class _Fetching(dict[str, Any]):
+    """The parameters of a module: who takes one gets its weights."""
+
+    def __init__(self, parameters: dict[str, Any], fetch: Callable[[torch.nn.Parameter], None]) -> None:
+        super().__init__(parameters)
+        self._fetch = fetch
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        if parameter is not None and not torch.compiler.is_compiling():
+            self._fetch(parameter)
+        return parameter
+
+    def __deepcopy__(self, _memo: Any) -> NoReturn:
+        raise NotSupportedError("forebay: a streamed module cannot be copied: its weights are in the store. Copy it "
+                                "before stream(), or save state_dict() and load that into another module.")
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise NotSupportedError("forebay: a streamed module cannot be pickled: its weights are in the store. Save "
+                                "module.state_dict(), or commit().")
+
+
+def _no_hooks_are_active() -> bool:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is None
+
+
+def _refuse_load(*_: Any) -> NoReturn:
+    raise NotSupportedError("forebay: a streamed module takes no state dict. Load it before stream(); to go on with a "
+                            "store, call stream() with its folder and resume().")
+
+
+def _checked_apply(module: torch.nn.Module, dtype: torch.dtype) -> Callable[..., torch.nn.Module]:
+    """to(), cuda(), half() and their like: fine where they change nothing."""
+    def apply(function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
+        changed = function(torch.empty(0, dtype=dtype))
+        if changed.dtype == dtype and changed.device.type == "cpu":
+            return module
+        raise NotSupportedError(f"forebay: a streamed module stays {dtype} on the CPU, and was to become "
+                                f"{changed.dtype} on {changed.device.type}. Change it before stream().")
+
+    return apply
+
+
+__all__ = ["Saved", "Streamed"]

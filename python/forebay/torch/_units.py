@@ -1,0 +1,55 @@
+"""Which parameters of a module stream together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Unit(NamedTuple):
+    """Its parameters, by their names in the whole module. `modules` hold some of them, and lie in no other unit."""
+
+    name: str
+    module: torch.nn.Module
+    parameters: dict[str, torch.nn.Parameter]
+
+
+def units_of(root: torch.nn.Module) -> list[Unit]:
+    """The elements of a ModuleList or Sequential whose elements are of one class, else every module with parameters of
+    its own. A parameter that several have belongs to the first."""
+    units: list[Unit] = []
+    seen: set[int] = set()
+
+    def add(name: str, module: torch.nn.Module, recurse: bool) -> None:
+        own = {f"{name}.{key}" if name else key: parameter
+               for key, parameter in module.named_parameters(recurse=recurse)
+               if id(parameter) not in seen and parameter.numel() > 0}
+        seen.update(map(id, own.values()))
+        if own:
+            units.append(Unit(name or "the module", module, own))
+
+    def walk(name: str, module: torch.nn.Module) -> None:
+        add(name, module, recurse=False)
+        for key, child in module.named_children():
+            path = f"{name}.{key}" if name else key
+            if _is_list_of_blocks(child):
+                for number, block in child.named_children():
+                    add(f"{path}.{number}", block, recurse=True)
+            else:
+                walk(path, child)
+
+    if _is_list_of_blocks(root):
+        for number, block in root.named_children():
+            add(number, block, recurse=True)
+    else:
+        walk("", root)
+    return units
+
+
+def _is_list_of_blocks(module: torch.nn.Module) -> bool:
+    if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) or len(module) < 2:
+        return False
+    children = list(module.children())
+    # A layer such as Linear is no block: a list of blocks has modules with modules.
+    return all(type(child) is type(children[0]) and next(child.children(), None) is not None for child in children)
