@@ -49,7 +49,7 @@ assert (weight == -0.5).all()
 
 
 def run(*command, **more):
-    print("+", *command[:3], flush=True)
+    print("+", *command[:2], flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("FOREBAY_LIBRARY", "PYTHONPATH")}
     environment.update(more.pop("env", {}))
     return subprocess.run([str(part) for part in command], check=True, env=environment, **more)
