@@ -1,6 +1,6 @@
 // A ParamSource over a checkpoint folder: generation and evaluation read weights straight from
-// safetensors files. Layers that fit the budget stay in memory; the rest stream through a window,
-// read ahead by one thread.
+// safetensors files. Layers that fit the budget stay in memory; the rest stream through a window
+// (step/layer_window.h), read ahead by its thread.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,6 @@
 #include "forebay/swap/window/step_transfers.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 #include "forebay/base/check.h"
@@ -11,108 +10,52 @@
 namespace forebay {
 namespace {
 
-// The swapper's window (swapper.cc) without the transfers: each access gets its buffer as early as
-// there is one, and the rule for choosing among several makes the choice independent of when.
+// The window without the transfers: each access gets its buffer as early as there is one.
 class WindowTrace {
  public:
   WindowTrace(const StepSchedule& schedule, const WindowOptions& window, const Placement& placement,
               const TileMap& tiles)
-      : classes_(BufferClassesOf(window, placement, tiles)),
-        buffers_{std::vector<Buffer>(static_cast<size_t>(window.num_block_buffers)),
-                 std::vector<Buffer>(static_cast<size_t>(window.num_large_buffers))},
-        reads_(classes_.size()),
-        is_speculative_(placement.speculative),
-        forgets_all_(placement.delays_updates) {
+      : buffers_(WindowBuffersOf(window, placement, tiles)), placement_(placement) {
     for (const auto& [kind, layer] : schedule.operations) {
-      if (classes_[std::max(0, layer)] == BufferClass::kResident) continue;
-      if (kind == OperationKind::kRead) accesses_.push_back({layer, nullptr});
-      if (kind == OperationKind::kRelease) releases_.push_back(NewestAccess(layer));
+      if (kind == OperationKind::kRead) accesses_.push_back(layer);
+      if (kind == OperationKind::kRelease) releases_.push_back(layer);
     }
   }
 
   void RunStep() {
-    reads_.assign(reads_.size(), 0);
+    reads_.assign(static_cast<size_t>(buffers_.num_layers()), 0);
     size_t num_released = 0;
-    for (Access& access : accesses_) access.buffer = nullptr;
-    for (size_t i = 0; i < accesses_.size(); ++i) {
-      Buffer* buffer = Find(accesses_[i].layer);
-      while (buffer == nullptr && (buffer = Choose(i)) == nullptr) {
+    const auto release = [&] { buffers_.Release(buffers_.Find(releases_[num_released++])); };
+    for (const int layer : accesses_) {
+      while (buffers_.Choose(layer) < 0) {
         FOREBAY_CHECK(num_released < releases_.size());  // it holds more than the window has
-        Release(releases_[num_released++]);
+        release();
       }
-      if (buffer->layer != accesses_[i].layer) ++reads_[accesses_[i].layer];
-      buffer->layer = accesses_[i].layer;
-      ++buffer->num_users;
-      accesses_[i].buffer = buffer;
+      if (buffers_.Find(layer) < 0) ++reads_[layer];
+      buffers_.Take(buffers_.Choose(layer), layer);
     }
-    while (num_released < releases_.size()) Release(releases_[num_released++]);
+    while (num_released < releases_.size()) release();
     Forget();
   }
 
   const std::vector<int>& reads() const { return reads_; }
 
  private:
-  struct Buffer {
-    int layer = -1;
-    int num_users = 0;
-    int64_t last_use = 0;
-  };
-  struct Access {
-    int layer;
-    Buffer* buffer;
-  };
-  std::vector<Buffer>& BuffersOf(int layer) { return buffers_[static_cast<int>(classes_[layer])]; }
-
-  size_t NewestAccess(int layer) const {
-    const auto access = std::find_if(accesses_.rbegin(), accesses_.rend(),
-                                     [=](const Access& a) { return a.layer == layer; });
-    FOREBAY_CHECK(access != accesses_.rend());
-    return static_cast<size_t>(accesses_.rend() - access) - 1;
-  }
-
-  Buffer* Find(int layer) {
-    for (Buffer& buffer : BuffersOf(layer)) {
-      if (buffer.layer == layer) return &buffer;
-    }
-    return nullptr;
-  }
-
-  void Release(size_t access) {
-    FOREBAY_CHECK(accesses_[access].buffer != nullptr);
-    Buffer& buffer = *accesses_[access].buffer;
-    --buffer.num_users;
-    buffer.last_use = ++num_uses_;
-  }
-
-  // As Swapper::ForgetSpeculative and SwitchTo.
+  // As the swapper does between steps: ForgetSpeculative and SwitchTo.
   void Forget() {
-    for (std::vector<Buffer>& buffers : buffers_) {
-      for (Buffer& buffer : buffers) {
-        const bool is_updated_outside =
-            !is_speculative_.empty() && buffer.layer >= 0 && is_speculative_[buffer.layer];
-        if (forgets_all_ || is_updated_outside) buffer.layer = -1;
+    for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
+      const int layer = buffers_[buffer].layer;
+      if (layer >= 0 && (placement_.delays_updates || placement_.IsSpeculative(layer))) {
+        buffers_.Forget(buffer);
       }
     }
   }
 
-  // As Swapper::Impl::ChooseBuffer.
-  Buffer* Choose(size_t access) {
-    Buffer* chosen = nullptr;
-    for (Buffer& buffer : BuffersOf(accesses_[access].layer)) {
-      if (buffer.num_users > 0) continue;
-      if (chosen == nullptr || buffer.last_use < chosen->last_use) chosen = &buffer;
-    }
-    return chosen;
-  }
-
-  const std::vector<BufferClass> classes_;
-  std::array<std::vector<Buffer>, kNumWindowClasses> buffers_;
-  std::vector<Access> accesses_;
-  std::vector<size_t> releases_;  // accesses, in the order in which they end
-  std::vector<int> reads_;        // by layer, of the last step
-  const std::vector<bool> is_speculative_;
-  const bool forgets_all_;
-  int64_t num_uses_ = 0;
+  WindowBuffers buffers_;
+  const Placement& placement_;
+  std::vector<int> accesses_;  // layers, in the order in which they are read
+  std::vector<int> releases_;  // the same, in the order in which they are released
+  std::vector<int> reads_;     // by layer, of the last step
 };
 
 }  // namespace

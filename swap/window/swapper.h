@@ -1,31 +1,31 @@
-// The window of layers in host memory: reads announced layers ahead of their use, has due updates
-// applied to them on the way in, and lends them out. Layers that the placement keeps in RAM are
-// lent without a read.
+// The window of layers in host memory over the store: due updates are applied to layers on their
+// way in. Layers that the placement keeps in RAM are lent without a read.
 //
-// One background thread (the only one that calls the updater) stages the announced accesses in
-// order:
-//   take a window buffer -> read the weights (skipped when the layer still lies in a buffer) -> if
-//   an update of the layer is due: TileUpdater::UpdateLayer in place -> ready for Acquire.
-// Weight reads run ahead of that by as many buffers as are free. So the forward pass of step t+1
-// finds layer l updated by step t, and the update's I/O overlaps the computation of the layers
-// before it (a lazy update).
+// So the forward pass of step t+1 finds layer l updated by step t, and the update's I/O overlaps
+// the computation of the layers before it (a lazy update).
+//
+// Not for: which layer comes when, and what gives way to it (step/layer_window.h).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
+#include "forebay/step/layer_window.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/store/transfer_buffer.h"
 #include "forebay/swap/tiles/placement.h"
 #include "forebay/swap/window/window.h"
 
 namespace forebay {
 
-// What the optimizer does to a layer on its way in. Called on the swapper's thread only.
+// What the optimizer does to a layer on its way in. Called on the window's thread only.
 class TileUpdater {
  public:
   virtual ~TileUpdater() = default;
@@ -42,13 +42,7 @@ class TileUpdater {
   virtual absl::Status AwaitWriteBack(int layer) = 0;
 };
 
-struct SwapperStats {
-  double wait_s = 0;         // time Acquire blocked
-  int64_t weight_reads = 0;  // layers read
-  int64_t weight_hits = 0;   // accesses served without a read
-};
-
-class Swapper {
+class Swapper final : private LayerFiller {
  public:
   // `updater` may be nullptr (evaluation). `device`: layers will be copied to it. Host-resident
   // weights are read from the store here. Everything pointed to must outlive the swapper. The
@@ -60,20 +54,19 @@ class Swapper {
                                                          TensorStore* store, TileUpdater* updater,
                                                          MemoryBudget* budget,
                                                          Device* device = nullptr);
-  ~Swapper();
   // What Create charges for the window, whatever the placement; resident layers come on top
   // (Placement::host_weight_bytes).
   static int64_t WindowBytes(const WindowOptions& options, const TileMap& tiles);
 
   // As ParamSource's (step/param_source.h), which LayerSession implements with this class. Used by
   // one thread.
-  void Expect(std::span<const int> layers);
+  void Expect(std::span<const int> layers) { window_->Expect(layers); }
   // The first error of any read, update, write-back or device; it stays. UsageError, with nothing
   // changed, for another layer than the next that was announced, and where the caller holds every
   // buffer that the layer could take.
   absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
   // `done`: as WeightsLease::Release has it.
-  void Release(int layer, Event* done = nullptr);
+  void Release(int layer, Event* done = nullptr) { window_->Release(layer, done); }
 
   // Applies every due update that no announced access applies, has all layers that live in RAM
   // written, waits for all write-backs and for the staging thread to be idle. After it the store
@@ -92,14 +85,42 @@ class Swapper {
   void SwitchTo(Generation generation);
 
   // Abandons announced accesses that were not acquired (a stop in mid-step).
-  void CancelExpected();
+  void CancelExpected() { window_->CancelExpected(); }
 
-  SwapperStats stats() const;
+  WindowStats stats() const { return window_->stats(); }
 
  private:
-  struct Impl;
-  explicit Swapper(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  // Of a buffer of the window.
+  struct Backing {
+    TransferBuffer memory;
+    std::unique_ptr<IoOp[]> ops;  // one for each tile of the layer that is being read
+    int num_reads = 0;            // in flight
+    bool in_write_back = false;   // AwaitWriteBack is still to be called
+  };
+
+  Swapper(const Placement& placement, TensorStore* store, TileUpdater* updater);
+  absl::Status MakeBuffers(const WindowBuffers& buffers, const WindowShape& shape,
+                           MemoryBudget* budget, Device* device);
+  absl::Status ReadResidentLayers(const WindowBuffers& buffers);
+
+  void StartRead(int buffer, int layer, bool urgent) override;
+  absl::Status FinishRead(int buffer, int layer, bool is_used) override;
+  bool UpdateIsDue(int layer) const override;
+  absl::Status Update(int buffer, int layer) override;
+  absl::Status FinishWriteBack(int buffer, int layer) override;
+
+  absl::Status StageDueLayers();
+  absl::Status WriteResidentLayers();
+  std::span<std::byte> WeightsIn(int buffer, int layer) const;
+  absl::Status AtLayer(const absl::Status& status, std::string_view doing, int layer) const;
+
+  TensorStore* const store_;
+  TileUpdater* const updater_;
+  const std::vector<bool> is_speculative_;  // by layer, or empty: none
+  std::vector<Backing> backing_;            // by buffer
+  std::vector<int> due_;                    // of ApplyAllUpdates
+  Generation generation_ = Generation::kNewest;
+  std::unique_ptr<LayerWindow> window_;  // the last: its thread ends first
 };
 
 }  // namespace forebay

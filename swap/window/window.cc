@@ -1,6 +1,8 @@
 #include "forebay/swap/window/window.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace forebay {
 
@@ -22,8 +24,8 @@ WindowShape WindowShapeOf(const WindowOptions& options, const TileMap& tiles) {
   return shape;
 }
 
-std::vector<BufferClass> BufferClassesOf(const WindowOptions& options, const Placement& placement,
-                                         const TileMap& tiles) {
+WindowBuffers WindowBuffersOf(const WindowOptions& options, const Placement& placement,
+                              const TileMap& tiles) {
   const WindowShape shape = WindowShapeOf(options, tiles);
   std::vector<BufferClass> classes;
   for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
@@ -32,7 +34,8 @@ std::vector<BufferClass> BufferClassesOf(const WindowOptions& options, const Pla
                       : fits_block                            ? BufferClass::kBlock
                                                               : BufferClass::kLarge);
   }
-  return classes;
+  return WindowBuffers(std::move(classes), {options.num_block_buffers,
+                                            shape.large_bytes > 0 ? options.num_large_buffers : 0});
 }
 
 }  // namespace forebay

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "forebay/step/window_buffers.h"
 #include "forebay/swap/tiles/placement.h"
 #include "forebay/swap/tiles/tile_map.h"
 
@@ -18,19 +18,14 @@ struct WindowOptions {
   int last_block_layer = 1;
 };
 
-// Which buffers may hold a layer.
-enum class BufferClass : uint8_t { kBlock, kLarge, kResident };
-inline constexpr int kNumWindowClasses = 2;  // those of the window: kBlock and kLarge
-
 struct WindowShape {
   int64_t block_bytes = 0;
   int64_t large_bytes = 0;  // 0: every layer fits a block buffer
 };
 WindowShape WindowShapeOf(const WindowOptions& options, const TileMap& tiles);
 
-// By layer.
-std::vector<BufferClass> BufferClassesOf(const WindowOptions& options, const Placement& placement,
-                                         const TileMap& tiles);
+WindowBuffers WindowBuffersOf(const WindowOptions& options, const Placement& placement,
+                              const TileMap& tiles);
 
 // The size of the layer's weights as the window holds them.
 int64_t LayerWeightBytes(const TileMap& tiles, int layer);

@@ -1,11 +1,14 @@
 #include "forebay/swap/window/step_transfers.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "forebay/base/counter_rng.h"
+#include "forebay/step/layer_window.h"
 #include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/window/swapper.h"
 #include "forebay/tests/swap/store/store_fixture.h"
@@ -209,6 +212,90 @@ TEST(CountWeightReads, IsWhatTheSwapperReads) {
       counted += reads;
     }
     EXPECT_EQ((*swapper)->stats().weight_reads - before, counted);
+  }
+}
+
+// Counts the reads of each layer, and takes its time for some.
+class SlowFiller : public LayerFiller {
+ public:
+  SlowFiller(int num_layers, uint64_t seed) : reads(num_layers), random_(seed) {}
+  void StartRead(int /*buffer*/, int layer, bool /*urgent*/) override { ++reads[layer]; }
+  absl::Status FinishRead(int /*buffer*/, int /*layer*/, bool /*is_used*/) override {
+    if (random_.Below(num_calls_++, 8) == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return absl::OkStatus();
+  }
+  std::vector<int> reads;
+
+ private:
+  const CounterRng random_;
+  uint64_t num_calls_ = 0;
+};
+
+// Layers in any order, some of them held while others come and go: as many as leave a buffer of
+// each class.
+StepSchedule RandomSchedule(const CounterRng& random, const WindowBuffers& buffers,
+                            int num_free_blocks, int num_accesses) {
+  StepSchedule schedule;
+  std::vector<int> held;
+  const auto release = [&](size_t i) {
+    schedule.operations.push_back({OperationKind::kRelease, held[i]});
+    held.erase(held.begin() + static_cast<std::ptrdiff_t>(i));
+  };
+  for (int i = 0; i < num_accesses; ++i) {
+    const int layer = static_cast<int>(random.Below(100 + 2 * i, buffers.num_layers()));
+    schedule.operations.push_back({OperationKind::kRead, layer});
+    held.push_back(layer);
+    // The one large buffer is given back at once.
+    if (buffers.ClassOf(layer) == BufferClass::kLarge) release(held.size() - 1);
+    while (static_cast<int>(held.size()) > num_free_blocks ||
+           (!held.empty() && random.Below(101 + 2 * i, 3) == 0)) {
+      release(random.Below(5000 + i, held.size()));
+    }
+  }
+  while (!held.empty()) release(0);
+  return schedule;
+}
+
+TEST(CountWeightReads, IsWhatTheWindowReadsOfEachLayerInAnyOrder) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    const CounterRng random(seed);
+    const int num_layers = 4 + static_cast<int>(random.Below(0, 7));
+    const Inventory inventory = ChainModel(num_layers - 2, random.Below(1, 2) == 0 ? 100 : 20'000);
+    const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
+    Placement placement = AllOnNvme(tiles);
+    for (size_t i = 0; i < placement.weights.size(); ++i) {
+      if (random.Below(30 + i, 5) == 0) placement.weights[i] = Tier::kHost;
+    }
+    placement.speculative.resize(placement.weights.size());
+    for (size_t i = 0; i < placement.weights.size(); ++i) {
+      placement.speculative[i] =
+          placement.weights[i] == Tier::kNvme && random.Below(60 + i, 4) == 0;
+    }
+    const WindowOptions window =
+        ChainWindow(num_layers, {4, 2 + static_cast<int>(random.Below(2, 3))});
+    const WindowBuffers buffers = WindowBuffersOf(window, placement, tiles);
+    const StepSchedule schedule =
+        RandomSchedule(random, buffers, window.num_block_buffers - 1, /*num_accesses=*/30);
+
+    SlowFiller filler(num_layers, seed);
+    auto layers = LayerWindow::Create(buffers, inventory, &filler);
+    ASSERT_TRUE(layers.ok()) << layers.status();
+    for (int step = 0; step < 3; ++step) {
+      filler.reads.assign(filler.reads.size(), 0);
+      (*layers)->Expect(schedule.Reads());
+      for (const auto& [kind, layer] : schedule.operations) {
+        if (kind == OperationKind::kRead) {
+          ASSERT_TRUE((*layers)->Acquire(layer).ok());
+        } else {
+          (*layers)->Release(layer);
+        }
+      }
+      (*layers)->Forget([&](int layer) { return placement.IsSpeculative(layer); });
+    }
+    EXPECT_EQ(filler.reads, CountWeightReads(schedule, window, placement, tiles));
   }
 }
 

@@ -1,5 +1,5 @@
 // The announced accesses of the window in order: a ring that stops allocating once it has seen its
-// longest announcement. Not for use outside swapper.cc.
+// longest announcement. Not for use outside layer_window.cc.
 #pragma once
 
 #include <cstdint>
