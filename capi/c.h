@@ -232,9 +232,9 @@ int32_t forebay_layers_begin_step(forebay_layers* layers, const forebay_step_opt
    (only where updates are not applied in backward). Before finish_backward. */
 int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_options* options,
                                 char** message);
-/* Applies what is left of the update of the step before: that of layers which were not read since. A
-   step's first gradient does so too, and needs that nothing is left, or no lease is out: so call it
-   between forward and backward where a step does not read all layers. */
+/* Applies what is left of the update of the step before: that of layers which were not read since.
+   A step's first gradient does so too, and needs that nothing is left, or no lease is out: so call
+   it between forward and backward where a step does not read all layers. */
 int32_t forebay_layers_settle(forebay_layers* layers, char** message);
 /* Adds to the gradient of a tensor: all its elements, row-major. Sums are fp32. A tensor that gets
    none in a step is left alone, moments too. */
