@@ -20,10 +20,6 @@ DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& in
   return {(config.num_layers + 1) * activation_bytes, activation_bytes, block * 4, large * 4};
 }
 
-int64_t ForwardBytes(const DecoderConfig& config, int64_t tokens) {
-  return tokens * config.hidden_size * int64_t{sizeof(float)};
-}
-
 Chain ChainOf(const DecoderConfig& config) {
   return {.num_layers = config.num_layers + 2, .loss_reads_first = config.tied_embeddings};
 }
@@ -35,12 +31,17 @@ DecoderCompute::DecoderCompute(Decoder* decoder)
       kept_in_slot_(static_cast<size_t>(decoder->inventory().num_layers()), -1) {}
 
 absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTraining(
-    Decoder* decoder, int64_t tokens, MemoryBudget* budget) {
+    Decoder* decoder, int64_t tokens, MemoryBudget* budget, ActivationStorage* storage) {
   const DecoderStepMemory memory = StepMemoryFor(decoder->config(), decoder->inventory(), tokens);
   std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder));
-  FOREBAY_ASSIGN_OR_RETURN(
-      compute->activations_,
-      HostBuffer::Create(budget, "activation checkpoints", memory.checkpoint_bytes));
+  if (storage != nullptr) {
+    compute->SetActivations(storage->buffers(), storage->num_buffers());
+  } else {
+    FOREBAY_ASSIGN_OR_RETURN(
+        compute->own_activations_,
+        HostBuffer::Create(budget, "activation checkpoints", memory.checkpoint_bytes));
+    compute->SetActivations(compute->own_activations_.bytes(), decoder->config().num_layers + 1);
+  }
   FOREBAY_ASSIGN_OR_RETURN(
       compute->activation_gradient_,
       HostBuffer::Create(budget, "activation gradients", memory.activation_gradient_bytes));
@@ -57,13 +58,20 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForEvaluat
     Decoder* decoder, int64_t tokens, MemoryBudget* budget) {
   std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder));
   FOREBAY_ASSIGN_OR_RETURN(
-      compute->activations_,
+      compute->own_activations_,
       HostBuffer::Create(budget, "activations", ForwardBytes(decoder->config(), tokens)));
+  compute->SetActivations(compute->own_activations_.bytes(), /*num_slots=*/1);
   return compute;
 }
 
+void DecoderCompute::SetActivations(std::span<std::byte> memory, int num_slots) {
+  activations_ = {reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float)};
+  num_slots_ = num_slots;
+  slot_elems_ = std::ssize(activations_) / num_slots;
+}
+
 int64_t DecoderCompute::most_forward_tokens() const {
-  return activations_.size_bytes() / ForwardBytes(config_, 1);
+  return std::ssize(activations_) / config_.hidden_size;
 }
 
 absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, double gradient_scale) {
@@ -84,10 +92,9 @@ absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, doub
 
 std::span<float> DecoderCompute::Activation(int slot, size_t batch) const {
   const int64_t hidden = config_.hidden_size;
-  FOREBAY_CHECK(slot >= 0 && (slot + 1) * first_token_.back() <= most_forward_tokens());
-  return activations_.As<float>().subspan(
-      (slot * first_token_.back() + first_token_[batch]) * hidden,
-      (first_token_[batch + 1] - first_token_[batch]) * hidden);
+  FOREBAY_CHECK(slot >= 0 && slot < num_slots_);
+  return activations_.subspan(slot * slot_elems_ + first_token_[batch] * hidden,
+                              (first_token_[batch + 1] - first_token_[batch]) * hidden);
 }
 
 std::span<float> DecoderCompute::ActivationGradient(size_t batch) const {
@@ -120,7 +127,7 @@ absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size
     decoder_->Embed(weights.Of(layer), batches_[batch], Activation(slot_, batch));
     return absl::OkStatus();
   }
-  if (batch == 0 && std::exchange(is_kept_, false)) ++slot_;
+  if (batch == 0 && std::exchange(is_kept_, false)) slot_ = (slot_ + 1) % num_slots_;
   const std::span<float> output = Activation(slot_, batch);
   const int input_slot = kept_in_slot_[layer - 1];
   if (input_slot >= 0) {
@@ -174,6 +181,8 @@ absl::Status DecoderCompute::Backward(int layer, const HeldWeights& weights, siz
 }
 
 void DecoderCompute::Keep(int layer) {
+  FOREBAY_CHECK(slot_ == layer % num_slots_);  // as ActivationStorage has it
+  FOREBAY_CHECK(first_token_.back() * config_.hidden_size <= slot_elems_);
   kept_in_slot_[layer] = slot_;
   is_kept_ = true;
 }

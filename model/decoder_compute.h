@@ -11,6 +11,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/step/activation_storage.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/step_schedule.h"
 
@@ -18,7 +19,8 @@ namespace forebay {
 
 // Beyond the decoder's workspace, for the planner.
 struct DecoderStepMemory {
-  // Activations of all micro-batches, fp32: (num_layers + 1) * tokens * hidden.
+  // Activations of all micro-batches, fp32, where none is spilled: (num_layers + 1) * tokens *
+  // hidden.
   int64_t checkpoint_bytes = 0;
   int64_t activation_gradient_bytes = 0;  // of all micro-batches, fp32
   // fp32 gradients of one block, and of the last layer when embeddings are tied.
@@ -29,8 +31,6 @@ struct DecoderStepMemory {
 // `tokens`: the most, padding included, of all micro-batches of a step together.
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
                                 int64_t tokens);
-// Activations of a pass that keeps none.
-int64_t ForwardBytes(const DecoderConfig& config, int64_t tokens);
 
 // The layers of the decoder in a row.
 Chain ChainOf(const DecoderConfig& config);
@@ -38,10 +38,11 @@ Chain ChainOf(const DecoderConfig& config);
 // Owned by one thread.
 class DecoderCompute : public LayerCompute {
  public:
-  // `decoder` and `budget` must outlive it. `tokens`: as StepMemoryFor has it. OutOfMemoryError.
-  static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForTraining(Decoder* decoder,
-                                                                           int64_t tokens,
-                                                                           MemoryBudget* budget);
+  // `decoder` and `budget` must outlive it. `tokens`: as StepMemoryFor has it. `storage`: of the
+  // walks that it computes for, which use this no more when it ends; it holds the activations then,
+  // in buffers of ForwardBytes(tokens) at least. nullptr: no walk spills any. OutOfMemoryError.
+  static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForTraining(
+      Decoder* decoder, int64_t tokens, MemoryBudget* budget, ActivationStorage* storage = nullptr);
   // For passes of at most `tokens` that keep no activation and have no backward operations.
   static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForEvaluation(Decoder* decoder,
                                                                              int64_t tokens,
@@ -66,7 +67,9 @@ class DecoderCompute : public LayerCompute {
 
  private:
   explicit DecoderCompute(Decoder* decoder);
-  // [tokens, hidden] of one micro-batch. Requires: the memory has that slot.
+  void SetActivations(std::span<std::byte> memory, int num_slots);
+  // [tokens, hidden] of one micro-batch. Requires: the memory has room for the pass from the slot's
+  // beginning on.
   std::span<float> Activation(int slot, size_t batch) const;
   std::span<float> ActivationGradient(size_t batch) const;
   std::span<float> Gradient(int layer) const;
@@ -76,7 +79,10 @@ class DecoderCompute : public LayerCompute {
   Decoder* const decoder_;
   const DecoderConfig& config_;
   const int head_;  // the last layer
-  HostBuffer activations_;
+  HostBuffer own_activations_;
+  std::span<float> activations_;
+  int num_slots_ = 1;
+  int64_t slot_elems_ = 0;
   HostBuffer activation_gradient_;
   HostBuffer block_gradient_;
   HostBuffer large_gradient_;
@@ -87,7 +93,8 @@ class DecoderCompute : public LayerCompute {
   double gradient_scale_ = 1;
   std::vector<double> loss_sums_;  // by micro-batch
   // Activations lie in slots, one behind the other. The newest is in `slot_`; those of layers that
-  // are kept stay where they are, and the next layer's goes behind them.
+  // are kept stay where they are, and the next layer's goes behind them: behind the last slot into
+  // the first one, whose activation is spilled by then and comes back into it.
   int slot_ = 0;
   bool is_kept_ = false;           // the newest
   std::vector<int> kept_in_slot_;  // by layer; -1: not kept

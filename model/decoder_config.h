@@ -124,6 +124,11 @@ inline int HeadLayer(const DecoderConfig& config) {
   return 1 + config.num_layers;
 }
 
+// One layer's activation of so many tokens, fp32: all that a pass needs that keeps none.
+inline int64_t ForwardBytes(const DecoderConfig& config, int64_t tokens) {
+  return tokens * config.hidden_size * int64_t{sizeof(float)};
+}
+
 // Other names under which published checkpoints carry the same tensor ("transformer.h.0..." for
 // GPT-2's "h.0..."), tried in order when `name` is missing.
 std::vector<std::string> AlternativeNames(const DecoderConfig& config, const std::string& name);

@@ -154,7 +154,7 @@ StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> di
   store.moment_set = plan.tiles.moment_set();
   store.tile_elems = plan.tiles.tile_elems();
   store.num_slots = plan.num_slots;
-  store.gradient_area_bytes = plan.gradient_area_bytes;
+  store.scratch_bytes = plan.ScratchBytes();
   store.has_intents = plan.gradient_area == GradientArea::kAll;
   return store;
 }

@@ -96,7 +96,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   FOREBAY_RETURN_IF_ERROR(CheckOptions(options, plan));
   FOREBAY_RETURN_IF_ERROR(CheckStore(plan, *store));
   // A store that was opened has none yet.
-  FOREBAY_RETURN_IF_ERROR(store->EnsureGradientArea(plan.gradient_area_bytes, plan.gradient_area));
+  FOREBAY_RETURN_IF_ERROR(store->EnsureScratchArea(plan.ScratchBytes(), plan.gradient_area));
   std::shared_ptr<LayerSession> session(
       new LayerSession(plan, std::move(options), std::move(store)));
   const LayerSessionOptions& of_session = session->options_;
@@ -116,6 +116,11 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
       session->open_layers_,
       OpenLayers::Create(&tensors->inventory(), Places(of_session.num_open_layers), budget));
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
+  if (plan.activations.num_spilled > 0) {
+    FOREBAY_ASSIGN_OR_RETURN(session->activations_,
+                             SpilledActivations::Create(plan.activations, plan.gradient_area_bytes,
+                                                        tensors, budget, session->pool_));
+  }
   FOREBAY_ASSIGN_OR_RETURN(
       session->optimizer_,
       OffloadedOptimizer::Create(
@@ -431,7 +436,8 @@ absl::Status LayerSession::BeginRepeat() {
 // ---- How it stands -----------------------------------------------------------------------------
 
 double LayerSession::wait_s() const {
-  return swapper_->stats().wait_s + optimizer_->stats().hand_wait_s;
+  return swapper_->stats().wait_s + optimizer_->stats().hand_wait_s +
+         (activations_ != nullptr ? activations_->wait_s() : 0);
 }
 
 double LayerSession::update_s() const {

@@ -42,10 +42,12 @@
 #include "forebay/offload/open_layers.h"
 #include "forebay/offload/plan.h"
 #include "forebay/offload/raw_tensors.h"
+#include "forebay/offload/spilled_activations.h"
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"
+#include "forebay/step/activation_storage.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/param_source.h"
 #include "forebay/swap/store/tensor_store.h"
@@ -140,6 +142,12 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // left. UsageError: not a raw one.
   absl::StatusOr<std::span<std::byte>> RawTensor(int tensor);
 
+  // ---- Activations
+
+  // For the walks of the plan's schedule, and with its buffers for whoever computes; nullptr: the
+  // plan spills none. Ends with the session.
+  ActivationStorage* activations() { return activations_.get(); }
+
   // ---- A step
 
   absl::Status BeginStep(StepUpdate update);
@@ -197,7 +205,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   int64_t released_step() const { return released_step_; }
   bool step_was_repeated() const { return is_repeated_; }
   bool speculates() const;  // the plan's updates are speculative
-  // Time that the caller waited for weights and for gradients to be taken.
+  // Time that the caller waited for weights, for gradients to be taken, and for activations.
   double wait_s() const;
   double update_s() const;  // in kernels
   TensorStore& store() { return *store_; }
@@ -255,6 +263,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<OpenLayers> open_layers_;
   std::unique_ptr<RawTensors> raw_;
+  std::unique_ptr<SpilledActivations> activations_;  // nullptr: the plan spills none
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;
 

@@ -32,6 +32,12 @@ constexpr std::string_view NameOf(Durability durability) {
 // once (plan.h).
 enum class GradientChoice : uint8_t { kAuto, kHold, kSpeculate };
 
+// Where activations wait for their backward pass. kNvme: all but those that come back at once.
+enum class ActivationsTier : uint8_t { kRam, kNvme };
+constexpr std::string_view NameOf(ActivationsTier tier) {
+  return tier == ActivationsTier::kRam ? "ram" : "nvme";
+}
+
 // Tensors with settings of their own.
 struct ParamGroupOption {
   std::string match;                   // as fnmatch(3), of the names in the inventory
@@ -59,6 +65,7 @@ struct OffloadOptions {
   GradientChoice gradients = GradientChoice::kAuto;
   // Where gradients wait that are held; all are where this is not kAuto.
   TierChoice gradients_tier = TierChoice::kAuto;
+  ActivationsTier activations_tier = ActivationsTier::kRam;
   std::optional<StepBuffers> buffers;  // empty: as comfortable as there is memory for
 
   // The update.

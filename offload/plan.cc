@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
+#include "forebay/base/round_up.h"
 #include "forebay/offload/disk_room.h"
 #include "forebay/offload/parameter_groups_of.h"
 #include "forebay/offload/raw_tensors.h"
@@ -36,6 +38,23 @@ std::string StateText(const TileMap& tiles) {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 
+Chain SpillingChain(const PlanInputs& inputs, const OffloadOptions& options) {
+  Chain chain = inputs.chain;
+  chain.num_spilled_activations =
+      options.activations_tier == ActivationsTier::kNvme ? MostSpilledActivations(inputs.chain) : 0;
+  return chain;
+}
+
+// Their memory, wherever they are.
+SpilledActivationsShape ActivationsOf(const PlanInputs& inputs, const Chain& chain) {
+  FOREBAY_CHECK(inputs.pass == PassKind::kChain || inputs.activation_bytes == 0);
+  const bool any = chain.num_spilled_activations > 0;
+  return {.num_spilled = chain.num_spilled_activations,
+          .num_buffers = NumActivationBuffers(chain),
+          .activation_bytes =
+              any ? RoundUp(inputs.activation_bytes, kIoAlignBytes) : inputs.activation_bytes};
+}
+
 class Planner {
  public:
   Planner(const PlanInputs& inputs, const OffloadOptions& options, const MachineLimits& limits,
@@ -47,7 +66,9 @@ class Planner {
         inventory_(inputs.inventory),
         tiles_(inventory_, options.layout, options.tile_elems, FolderWeights(limits),
                MomentsOf(RuleOf(options))),
-        gradient_bytes_per_elem_(SizeOf(options.grad_dtype)) {}
+        gradient_bytes_per_elem_(SizeOf(options.grad_dtype)),
+        chain_(SpillingChain(inputs, options)),
+        activations_(ActivationsOf(inputs, chain_)) {}
 
   // Without a look at the disks.
   absl::StatusOr<OffloadPlan> Make() const {
@@ -61,6 +82,7 @@ class Planner {
     plan.num_staging_tiles = buffers.num_staging_tiles;
     plan.window = Window(buffers);
     plan.terms = FixedTerms(buffers);
+    if (spills_activations()) plan.activations = activations_;
     const int64_t left = budget - HostBytes(plan.terms);
     if (left < DemandedBytes()) return DoesNotFit(budget);
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, PlaceAll(left));
@@ -78,7 +100,7 @@ class Planner {
   // Whether files may be as large as this run's are.
   absl::Status CheckFileSizes(const OffloadPlan& plan) const {
     const int64_t largest_bytes =
-        std::max({TensorStore::LargestFileBytes(tiles_, num_slots_, plan.gradient_area_bytes),
+        std::max({TensorStore::LargestFileBytes(tiles_, num_slots_, plan.ScratchBytes()),
                   inputs_.exports.largest_file_bytes, kMostBytesOfSmallFiles});
     if (largest_bytes <= limits_.most_bytes_of_a_file) return absl::OkStatus();
     return FileTooLargeError("the run", largest_bytes);
@@ -155,8 +177,9 @@ class Planner {
   }
 
   void AddTransfers(OffloadPlan& plan) const {
-    StepTransfers transfers = CountTransfers(plan.schedule, plan.window, plan.placement, tiles_,
-                                             gradient_bytes_per_elem_);
+    StepTransfers transfers =
+        CountTransfers(plan.schedule, plan.window, plan.placement, tiles_, gradient_bytes_per_elem_,
+                       activations_.activation_bytes);
     plan.num_slots = num_slots_;
     plan.commit_bytes = transfers.commit_bytes;
     plan.commit_pace.only_on_demand = num_slots_ == 1;
@@ -222,7 +245,7 @@ class Planner {
     const std::vector<UpdateTime> times = UpdateTimesOf(placement);
     if (inputs_.pass == PassKind::kModule) return ModuleSchedule(times);
     if (inputs_.pass == PassKind::kUpdateOnly) return UpdateOnlySchedule(times);
-    Chain chain = inputs_.chain;
+    Chain chain = chain_;
     chain.update_times = times;
     return ChainSchedule(chain);
   }
@@ -262,6 +285,10 @@ class Planner {
         {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
     };
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
+    if (inputs_.activation_bytes > 0) {
+      terms.push_back({"activation checkpoints", activations_.MemoryBytes(), ActivationAreaBytes(),
+                       inputs_.activations_shrink_with});
+    }
     if (inventory_.has_raw_layer()) {
       terms.push_back({"raw tensors", RawTensors::ChargedBytes(tiles_), 0, "--tile_elems"});
     }
@@ -270,6 +297,11 @@ class Planner {
                        "--scrub_every=0 or --tile_elems"});
     }
     return terms;
+  }
+
+  bool spills_activations() const { return activations_.num_spilled > 0; }
+  int64_t ActivationAreaBytes() const {
+    return activations_.num_spilled * activations_.activation_bytes;
   }
 
   static int64_t HostBytes(const std::vector<PlanTerm>& terms) {
@@ -323,7 +355,7 @@ class Planner {
 
   void AddPlacedTerms(OffloadPlan& plan) const {
     const int64_t areas = tiles_.weight_area_bytes() + tiles_.state_area_bytes();
-    StripeBytes store_bytes = TensorStore::DiskBytes(tiles_, num_slots_, plan.gradient_area_bytes);
+    StripeBytes store_bytes = TensorStore::DiskBytes(tiles_, num_slots_, plan.ScratchBytes());
     int64_t gradient_area = Total(plan.gradient_area_bytes);
     if (replays()) {
       store_bytes[0] += TensorStore::IntentBytes(tiles_);
@@ -341,7 +373,7 @@ class Planner {
     plan.terms.push_back({fmt::format("state ({})", StateText(tiles_)),
                           plan.placement.host_state_bytes, tiles_.state_area_bytes(), kTiers});
     plan.terms.push_back({num_slots_ > 1 ? "second slot and records" : "checksums and records", 0,
-                          store - areas - gradient_area, ""});
+                          store - areas - gradient_area - ActivationAreaBytes(), ""});
     if (inputs_.exports.bytes > 0) {
       plan.terms.push_back(
           {"exported model", 0, inputs_.exports.bytes, inputs_.exports.shrink_with});
@@ -400,6 +432,8 @@ class Planner {
   const Inventory& inventory_;
   const TileMap tiles_;
   const int64_t gradient_bytes_per_elem_;
+  const Chain chain_;  // but for its update_times
+  const SpilledActivationsShape activations_;
 };
 
 // `room`: whether the disks have room for what is planned.
@@ -460,6 +494,11 @@ absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options
         "delay_update_from: a step that computes with weights of two steps before could not be "
         "computed again with the raw tensors that it began with. Leave it at 0");
   }
+  if (options.activations_tier == ActivationsTier::kNvme && inputs.activation_bytes == 0) {
+    return UsageError(
+        "activations_tier=nvme: how large an activation is has to be known (activation_bytes), and "
+        "whoever computes takes the session's buffers for them");
+  }
   if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
     return UsageError(
         fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
@@ -479,6 +518,12 @@ absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options
 }
 
 }  // namespace
+
+StripeBytes OffloadPlan::ScratchBytes() const {
+  StripeBytes bytes = activations.AreaBytes(tiles.stripe_weights());
+  for (size_t i = 0; i < gradient_area_bytes.size(); ++i) bytes[i] += gradient_area_bytes[i];
+  return bytes;
+}
 
 absl::StatusOr<OffloadPlan> MakeOffloadPlan(const PlanInputs& inputs, const OffloadOptions& options,
                                             const MachineLimits& limits) {

@@ -11,6 +11,7 @@
 #include "forebay/offload/commit_policy.h"
 #include "forebay/offload/machine_limits.h"
 #include "forebay/offload/offload_options.h"
+#include "forebay/offload/spilled_activations.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/step/module_schedule.h"
 #include "forebay/step/step_schedule.h"
@@ -43,9 +44,11 @@ struct OffloadPlan {
   int num_staging_tiles = 4;
   int64_t ram_budget_bytes = 0;
   GradientArea gradient_area = GradientArea::kSpilled;  // kAll: --durability=replay
-  StripeBytes gradient_area_bytes;                      // of it
-  int num_slots = kMostSlots;                           // of the store; 1: --durability=none
-  bool lacks_room_for_two = false;                      // why it has one slot, when nobody said so
+  StripeBytes gradient_area_bytes;  // of the scratch area, from its beginning on
+  // That wait in the scratch area, behind the gradients; none: num_spilled is 0.
+  SpilledActivationsShape activations;
+  int num_slots = kMostSlots;       // of the store; 1: --durability=none
+  bool lacks_room_for_two = false;  // why it has one slot, when nobody said so
   CommitPace commit_pace;
   int64_t delay_update_from = 0;  // as OffloadOptions has it
   int64_t commit_bytes = 0;       // that only a commit writes
@@ -59,6 +62,9 @@ struct OffloadPlan {
   double io_s_per_step =
       0;  // the disk's time for those, where its speeds are known; 0: they are not
   double rated_tbw = 0;
+
+  // The whole scratch area.
+  StripeBytes ScratchBytes() const;
 };
 
 // Models that a run writes beside the store.
@@ -78,9 +84,14 @@ inline constexpr int64_t kRuntimeBytes = int64_t{96} << 20;
 struct PlanInputs {
   Inventory inventory;
   PassKind pass = PassKind::kChain;
-  Chain chain;                            // of kChain; update_times follow from the plan
+  Chain chain;                            // of kChain; the rest of it follows from the plan
   int64_t program_bytes = kRuntimeBytes;  // of the budget: what is resident without a plan
-  std::vector<PlanTerm> step_memory;      // that computing a step takes of RAM
+  std::vector<PlanTerm> step_memory;      // that computing a step takes of RAM, but for activations
+  // kChain alone: bytes of one layer's activation, of all micro-batches of a step, where the walk's
+  // ActivationStorage or memory like it has those that are kept; 0: they are in step_memory, and
+  // none is spilled.
+  int64_t activation_bytes = 0;
+  std::string activations_shrink_with;  // as PlanTerm has it
   PlannedExports exports;
   bool store_exists = false;  // its disks have room for it, and are not asked
 };

@@ -70,7 +70,7 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
   FOREBAY_CHECK(!any_spilled || staging_.size() >= 2);
   for (int stripe = 0; stripe < store->tiles().num_stripes(); ++stripe) {
     FOREBAY_CHECK(NumHalves(placement) * places_.area_bytes[stripe] <=
-                  store->gradient_area_bytes()[stripe]);
+                  store->scratch_bytes()[stripe]);
   }
   block_sums_.resize(max_layer_elems / kNormBlockElems);
   layer_sums_.resize(inventory.num_streamed_layers());
@@ -224,7 +224,7 @@ absl::Status HeldGradients::RoundTile(int tile, const Gradient& gradient, Thread
 void HeldGradients::StartSpill(int tile, std::span<std::byte> buffer, Spill& spill) {
   const Tile& t = TileAt(tile);
   spill.layer = t.layer;
-  store_->StartWriteGradient(t.stripe, AreaOffset(tile, half_), buffer, spill.op);
+  store_->StartWriteScratch(t.stripe, AreaOffset(tile, half_), buffer, spill.op);
 }
 
 absl::Status HeldGradients::AwaitSpill(Spill& spill) {
@@ -287,8 +287,8 @@ absl::Status HeldGradients::Recover(ThreadPool& pool,
   absl::Status status;
   for (int started = 0, tile = 0; tile < num_tiles && status.ok(); ++tile) {
     for (; started < std::min(num_tiles, tile + reads_ahead); ++started) {
-      store_->StartReadGradient(TileAt(started).stripe, AreaOffset(started, half_),
-                                buffer_of(started), reads[started]);
+      store_->StartReadScratch(TileAt(started).stripe, AreaOffset(started, half_),
+                               buffer_of(started), reads[started]);
     }
     status = store_->engine().Wait(reads[tile]);
     if (status.ok()) status = VerifyTile(tile, buffer_of(tile), pool);
@@ -322,7 +322,7 @@ absl::Status HeldGradients::VerifyPartOf(int half, int tile, int64_t part,
     return absl::OkStatus();
   }
   const Tile& t = TileAt(tile);
-  const std::string file = JoinPath(store_->directories()[t.stripe], kGradientsName);
+  const std::string file = JoinPath(store_->directories()[t.stripe], kScratchName);
   const int64_t first = part * kSealElems;
   return CorruptError(fmt::format(
       "'{}' (device {}) does not hold what was written there: {} bytes at {} (gradient of tile {} "
@@ -341,7 +341,7 @@ const std::byte* HeldGradients::HostTile(int tile) const {
 void HeldGradients::StartReadTile(int tile, std::span<std::byte> buffer, IoOp& op) const {
   const Tile& t = TileAt(tile);
   FOREBAY_CHECK(IsSpilled(t.layer));
-  store_->StartReadGradient(t.stripe, AreaOffset(tile, update_half_), buffer.first(Bytes(t)), op);
+  store_->StartReadScratch(t.stripe, AreaOffset(tile, update_half_), buffer.first(Bytes(t)), op);
 }
 
 }  // namespace forebay

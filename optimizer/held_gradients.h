@@ -1,5 +1,5 @@
 // Where finished gradients wait until the global norm is known: in host memory, or in the store's
-// gradient area.
+// scratch area.
 //
 // Not for: deciding which (swap/tiles/placement.h), or what the norm is used for (train/).
 #pragma once
@@ -57,8 +57,8 @@ class HeldGradients {
  public:
   // `dtype`: what gradients are rounded to. `staging`: at least two aligned buffers of a tile's
   // gradient each, needed when the placement spills a layer. They are used from Hand until Finish
-  // or Abandon returns. Everything pointed to must outlive it. Requires: the store's gradient area
-  // has GradientPlaces::area_bytes.
+  // or Abandon returns. Everything pointed to must outlive it. Requires: the store's scratch area
+  // has GradientPlaces::area_bytes, at its beginning.
   static absl::StatusOr<std::unique_ptr<HeldGradients>> Create(
       DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
       TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging);

@@ -122,7 +122,7 @@ class OffloadedOptimizer : public TileUpdater {
   // At most what Create charges beside the placement's resident bytes, for the planner (less when
   // no gradient is spilled).
   static int64_t StagingBytes(const OffloadedOptimizerOptions& options, const TileMap& tiles);
-  // Bytes of StoreOptions::gradient_area_bytes that `placement` needs.
+  // Bytes of the scratch area that `placement` needs for gradients, from its beginning on.
   static StripeBytes GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                        const Placement& placement, const TileMap& tiles);
 

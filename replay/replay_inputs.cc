@@ -22,6 +22,9 @@ absl::StatusOr<OffloadPlan> PlanReplay(const ReplayInputs& inputs) {
   model.inventory = inputs.inventory;
   model.chain.num_layers = inputs.inventory.num_layers();
   model.chain.loss_reads_first = inputs.loss_reads_first;
+  if (inputs.offload.activations_tier == ActivationsTier::kNvme) {
+    model.activation_bytes = inputs.activation_bytes;
+  }
   model.step_memory = {
       {"gradient of one layer (fp32)", inputs.inventory.largest_layer_elems() * 4, 0, ""}};
   MachineLimits limits;
@@ -44,7 +47,8 @@ ReplayInputs WithFewerBlocks(const ReplayInputs& inputs, int num_blocks) {
       fewer.Add(tensor.name, tensor.shape, tensor.role, tensor.decay);
     }
   }
-  return {std::move(fewer), inputs.loss_reads_first, inputs.offload, inputs.stripe_weights};
+  return {std::move(fewer), inputs.loss_reads_first, inputs.activation_bytes, inputs.offload,
+          inputs.stripe_weights};
 }
 
 }  // namespace forebay

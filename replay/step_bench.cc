@@ -131,7 +131,10 @@ class StepBench {
 
   absl::Status ChooseFile() {
     const int64_t store_bytes = report_.whole.nvme_bytes;
-    const int64_t largest_op_bytes = report_.whole.tiles.max_state_bytes();
+    int64_t largest_op_bytes = report_.whole.tiles.max_state_bytes();
+    if (report_.whole.activations.num_spilled > 0) {
+      largest_op_bytes = std::max(largest_op_bytes, SpilledActivations::kMostTransferBytes);
+    }
     const int64_t least_bytes = std::min(store_bytes, kLeastOpsInFile * largest_op_bytes);
     if (options_.size_bytes < least_bytes) {
       return UsageError(fmt::format(
@@ -382,6 +385,8 @@ Json StepToJson(const StepBenchReport& report, double rated_tbw) {
   json["blocks"] = inputs.num_blocks();
   json["layout"] = NameOf(inputs.offload.layout);
   json["gradients"] = inputs.offload.gradients_tier == TierChoice::kHost ? "ram" : "nvme";
+  json["activations"] = NameOf(inputs.offload.activations_tier);
+  json["activation_bytes"] = whole.activations.activation_bytes;
   json["gradient_dtype"] = NameOf(inputs.offload.grad_dtype);
   json["tile_elems"] = inputs.offload.tile_elems;
   json["num_block_buffers"] = whole.window.num_block_buffers;

@@ -1,7 +1,9 @@
 #include "forebay/replay/step_replay.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "forebay/base/clock.h"
 #include "forebay/base/counter_rng.h"
@@ -10,9 +12,21 @@
 
 namespace forebay {
 
+namespace {
+
+// Without a forward pass there are no activations to read back.
+std::vector<Operation> FromLossOn(const StepSchedule& schedule) {
+  std::vector<Operation> operations;
+  std::ranges::copy_if(schedule.FromLossOn(), std::back_inserter(operations),
+                       [](const Operation& op) { return op.kind != OperationKind::kFetch; });
+  return operations;
+}
+
+}  // namespace
+
 StepReplay::StepReplay(const OffloadPlan& plan, int num_threads)
     : step_walk_(plan.schedule.operations),
-      walk_from_loss_({plan.schedule.FromLossOn().begin(), plan.schedule.FromLossOn().end()}),
+      walk_from_loss_(FromLossOn(plan.schedule)),
       pool_(num_threads, "replay") {}
 
 absl::StatusOr<std::unique_ptr<StepReplay>> StepReplay::Create(const OffloadPlan& plan,
@@ -79,6 +93,7 @@ absl::Status StepReplay::RunPass(LayerWalk& walk, const std::function<bool()>& s
   const UpdateScalars scalars = {
       .step = session_->released_step() + 1, .lr = 1e-9, .gradient_scale = 1};
   FOREBAY_RETURN_IF_ERROR(session_->BeginStep({.scalars_of = [=](double) { return scalars; }}));
+  hooks.activations = session_->activations();
   walk.Announce(*session_);
   FOREBAY_RETURN_IF_ERROR(walk.Run(*session_, *compute_, hooks));
   return session_->FinishBackward().status();

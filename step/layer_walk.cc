@@ -72,6 +72,7 @@ absl::Status LayerWalk::Run(ParamSource& source, LayerCompute& compute, const Wa
     work_ += WorkOf(operation.kind);
   }
   while (!leases_.empty()) Release(leases_.back().layer(), compute);
+  if (!status.ok() && hooks.activations != nullptr) hooks.activations->Abandon();
   return status;
 }
 
@@ -94,6 +95,7 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       Release(layer, compute);
       return absl::OkStatus();
     case kForward:
+      FOREBAY_RETURN_IF_ERROR(AwaitRoom(layer, hooks));
       return ForEachBatch(compute, [&](const HeldWeights& weights, size_t batch) {
         return compute.Forward(layer, weights, batch);
       });
@@ -109,6 +111,7 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       recomputed_layer_ = layer;
       return absl::OkStatus();
     case kBackward:
+      FOREBAY_RETURN_IF_ERROR(AwaitInput(layer, hooks));
       return ForEachBatch(compute,
                           [&, recomputes = TakeRecompute(layer)](const HeldWeights& weights,
                                                                  size_t batch) -> absl::Status {
@@ -123,6 +126,12 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
     case kDrop:
       compute.Drop(layer);
       return absl::OkStatus();
+    case kSpill:
+      hooks.activations->StartWrite(layer);
+      return absl::OkStatus();
+    case kFetch:
+      hooks.activations->StartRead(layer);
+      return absl::OkStatus();
     case kHand:
       return hooks.hand(layer, compute.GradientOf(layer));
     case kCommit:
@@ -132,6 +141,16 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       return absl::OkStatus();
   }
   return absl::OkStatus();
+}
+
+absl::Status LayerWalk::AwaitRoom(int layer, const WalkHooks& hooks) {
+  if (hooks.activations == nullptr) return absl::OkStatus();
+  return hooks.activations->Await(layer - hooks.activations->num_buffers());
+}
+
+absl::Status LayerWalk::AwaitInput(int layer, const WalkHooks& hooks) {
+  if (hooks.activations == nullptr) return absl::OkStatus();
+  return hooks.activations->Await(layer - 1);
 }
 
 // Whether the layer's backward pass begins with a recomputation.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "forebay/step/activation_storage.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/operation.h"
 #include "forebay/step/param_source.h"
@@ -24,6 +25,8 @@ struct WalkHooks {
   std::function<absl::Status(int layer, const LayerGradient& gradient)> hand;
   // kCommit; may be empty.
   std::function<absl::Status()> commit;
+  // kSpill and kFetch. Requires one where the list has them; whoever computes uses its buffers.
+  ActivationStorage* activations = nullptr;
 };
 
 // Owned by one thread. Allocates nothing after its creation.
@@ -35,13 +38,16 @@ class LayerWalk {
   // the source read ahead over their borders.
   void Announce(ParamSource& source) const { source.Expect(reads_); }
   // The first failure of a hook, the source or the computation ends the walk; every lease is given
-  // back by then.
+  // back by then, and no activation is under way.
   absl::Status Run(ParamSource& source, LayerCompute& compute, const WalkHooks& hooks);
 
  private:
   absl::Status RunOne(const Operation& operation, ParamSource& source, LayerCompute& compute,
                       const WalkHooks& hooks);
   absl::Status Read(int layer, ParamSource& source);
+  // Waits until the buffer of the layer's activation is free, or has the one that it needs.
+  static absl::Status AwaitRoom(int layer, const WalkHooks& hooks);
+  static absl::Status AwaitInput(int layer, const WalkHooks& hooks);
   bool TakeRecompute(int layer);
   void Release(int layer, LayerCompute& compute);
   // `call(weights, batch)` for every micro-batch.

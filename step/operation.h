@@ -17,6 +17,8 @@ enum class OperationKind : uint8_t {
   kLossAndGradient,  // computes the loss, and the gradients of the last layer and of its input
   kKeep,             // keeps the layer's activation until kDrop; otherwise the next layer takes it
   kDrop,             // gives up an activation that was kept
+  kSpill,            // starts writing an activation that was kept to where it waits on disk
+  kFetch,            // starts reading it back: it is there when the kBackward that needs it begins
   kRecompute,        // computes again what the layer's kBackward needs of its forward pass
   kBackward,  // turns the gradient of the layer's activation into that of its input, and adds
               // to the gradients of its weights
@@ -43,6 +45,10 @@ constexpr std::string_view NameOf(OperationKind kind) {
       return "keep";
     case OperationKind::kDrop:
       return "drop";
+    case OperationKind::kSpill:
+      return "spill";
+    case OperationKind::kFetch:
+      return "fetch";
     case OperationKind::kRecompute:
       return "recompute";
     case OperationKind::kBackward:

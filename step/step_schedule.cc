@@ -18,6 +18,8 @@ class ChainBuilder {
     FOREBAY_CHECK(chain.num_layers >= 3);
     FOREBAY_CHECK(chain.update_times.empty() ||
                   static_cast<int>(chain.update_times.size()) == chain.num_layers);
+    FOREBAY_CHECK(chain.num_spilled_activations >= 0 &&
+                  chain.num_spilled_activations <= MostSpilledActivations(chain));
   }
 
   std::vector<Operation> Take() { return std::move(operations_); }
@@ -31,10 +33,12 @@ class ChainBuilder {
       Add(kForward, layer);
       // The input of the last layer is used up with the loss.
       if (layer + 1 < last()) Add(kKeep, layer);
+      if (layer < chain_.num_spilled_activations) Add(kSpill, layer);
       Add(kRelease, layer);
     }
     ReadUpToDate(last());
     WithLoss(kLossAndGradient);
+    FetchInto(last() - 1);
     Add(kCommit, -1);
     Hand(last());
     for (int layer = last() - 1; layer > 0; --layer) {
@@ -42,6 +46,7 @@ class ChainBuilder {
       Add(kRecompute, layer);
       Add(kBackward, layer);
       Add(kDrop, layer - 1);
+      FetchInto(layer - 1);
       Add(kRelease, layer);
       Hand(layer);
     }
@@ -85,6 +90,12 @@ class ChainBuilder {
     if (UpdateTimeOf(layer) == UpdateTime::kAfterHand) Update(layer);
   }
 
+  // The activation of `layer` is used up. That which had its buffer before has it again.
+  void FetchInto(int layer) {
+    const int fetched = layer - NumActivationBuffers(chain_);
+    if (fetched >= 0) Add(kFetch, fetched);
+  }
+
   // Requires: the last layer was read.
   void WithLoss(OperationKind loss) {
     if (chain_.loss_reads_first) Add(kRead, 0);
@@ -126,6 +137,16 @@ std::span<const Operation> StepSchedule::FromLossOn() const {
   // The layers that are held then are read behind the release of the layer before.
   while (first != operations.begin() && std::prev(first)->kind != kRelease) --first;
   return {first, operations.end()};
+}
+
+// All layers' but the last one's, which makes no activation.
+int NumActivationBuffers(const Chain& chain) {
+  return chain.num_layers - 1 - chain.num_spilled_activations;
+}
+
+int MostSpilledActivations(const Chain& chain) {
+  constexpr int kLeastBuffers = 3;
+  return std::max(0, chain.num_layers - 1 - kLeastBuffers);
 }
 
 StepSchedule ChainSchedule(const Chain& chain) {

@@ -41,8 +41,17 @@ struct Chain {
   int num_layers = 0;                    // >= 3
   bool loss_reads_first = false;         // the loss needs the weights of the first layer too (tied)
   std::vector<UpdateTime> update_times;  // by layer; empty: all kOnRead
+  // The activations of the first so many layers are spilled: they wait longest for their backward
+  // pass. 0 to MostSpilledActivations.
+  int num_spilled_activations = 0;
 };
 StepSchedule ChainSchedule(const Chain& chain);
+
+// How many activations are in memory at most in a step: those that are kept and not spilled, and
+// one more, which is computed or being read. While a layer computes, the transfers of others go on.
+int NumActivationBuffers(const Chain& chain);
+// That leaves three buffers: while one is used, two layers' time is there for each transfer.
+int MostSpilledActivations(const Chain& chain);
 
 // Forward pass and loss alone, without updates.
 std::vector<Operation> ForwardOperations(const Chain& chain);

@@ -1,4 +1,4 @@
-// Checksums of the gradients that lie in a store's gradient area: of every part of a tile
+// Checksums of the gradients that lie in a store's scratch area: of every part of a tile
 // (tile_seals.h), in one table that can be written as it is (docs/formats.md, "intent.fbs").
 #pragma once
 

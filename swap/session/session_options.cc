@@ -32,9 +32,8 @@ absl::Status CheckFolders(const StoreOptions& options) {
     return UsageError(fmt::format("a store lies in 1 to {} folders; it was to have {}", kMaxStripes,
                                   num_folders));
   }
-  for (const auto& [numbers, name] :
-       {std::pair(&options.stripe_weights, "stripe_weights"),
-        std::pair(&options.gradient_area_bytes, "gradient_area_bytes")}) {
+  for (const auto& [numbers, name] : {std::pair(&options.stripe_weights, "stripe_weights"),
+                                      std::pair(&options.scratch_bytes, "scratch_bytes")}) {
     if (!numbers->empty() && numbers->size() != num_folders) {
       return UsageError(fmt::format(
           "{} has a number for each of the {} folders, or none at all; it was to have {}", name,
@@ -47,9 +46,9 @@ absl::Status CheckFolders(const StoreOptions& options) {
                                     weight, kMaxStripeWeight));
     }
   }
-  for (const int64_t bytes : options.gradient_area_bytes) {
+  for (const int64_t bytes : options.scratch_bytes) {
     if (bytes < 0) {
-      return UsageError(fmt::format("gradient_area_bytes has {}; 0 is the least", bytes));
+      return UsageError(fmt::format("scratch_bytes has {}; 0 is the least", bytes));
     }
   }
   return absl::OkStatus();

@@ -25,7 +25,7 @@ namespace forebay {
 namespace {
 
 constexpr int64_t kManifestBytesMax = int64_t{64} << 20;
-constexpr const char* kDataNames[] = {kWeightsName,   kStateName,  kGradientsName,  kCommitNames[0],
+constexpr const char* kDataNames[] = {kWeightsName,   kStateName,  kScratchName,    kCommitNames[0],
                                       kSealsNames[0], kIntentName, kCommitNames[1], kSealsNames[1]};
 
 absl::Status HoldsStoreError(const std::string& directory) {

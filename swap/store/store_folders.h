@@ -20,7 +20,7 @@ namespace forebay {
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr char kWeightsName[] = "weights.fbs";
 inline constexpr char kStateName[] = "state.fbs";
-inline constexpr char kGradientsName[] = "gradients.fbs";
+inline constexpr char kScratchName[] = "gradients.fbs";  // named when it had gradients alone
 inline constexpr char kCommitName[] = "commit.fbs";
 inline constexpr char kSealsName[] = "seals.fbs";
 inline constexpr char kIntentName[] = "intent.fbs";

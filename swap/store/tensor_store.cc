@@ -20,11 +20,10 @@ namespace {
 
 constexpr char kWhyHoles[] = "reserving what a copy of the store left out of its files as holes";
 
-// `gradient_area_bytes` with one entry for each stripe, in whole blocks.
-StripeBytes GradientParts(const StripeBytes& gradient_area_bytes, int num_stripes) {
-  FOREBAY_CHECK(gradient_area_bytes.empty() ||
-                static_cast<int>(gradient_area_bytes.size()) == num_stripes);
-  StripeBytes parts = gradient_area_bytes;
+// `scratch_bytes` with one entry for each stripe, in whole blocks.
+StripeBytes ScratchParts(const StripeBytes& scratch_bytes, int num_stripes) {
+  FOREBAY_CHECK(scratch_bytes.empty() || static_cast<int>(scratch_bytes.size()) == num_stripes);
+  StripeBytes parts = scratch_bytes;
   parts.resize(static_cast<size_t>(num_stripes));
   for (int64_t& bytes : parts) bytes = RoundUpToBlock(bytes);
   return parts;
@@ -115,9 +114,9 @@ TensorStore::TensorStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TensorStore::~TensorStore() = default;
 
 int64_t TensorStore::LargestFileBytes(const TileMap& tiles, int num_slots,
-                                      const StripeBytes& gradient_area_bytes) {
+                                      const StripeBytes& scratch_bytes) {
   int64_t largest_bytes = IntentBytes(tiles);
-  for (const int64_t bytes : gradient_area_bytes) largest_bytes = std::max(largest_bytes, bytes);
+  for (const int64_t bytes : scratch_bytes) largest_bytes = std::max(largest_bytes, bytes);
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     largest_bytes = std::max({largest_bytes, num_slots * tiles.weight_area_bytes(stripe),
                               num_slots * tiles.state_area_bytes(stripe)});
@@ -126,8 +125,8 @@ int64_t TensorStore::LargestFileBytes(const TileMap& tiles, int num_slots,
 }
 
 StripeBytes TensorStore::DiskBytes(const TileMap& tiles, int num_slots,
-                                   const StripeBytes& gradient_area_bytes) {
-  StripeBytes bytes = GradientParts(gradient_area_bytes, tiles.num_stripes());
+                                   const StripeBytes& scratch_bytes) {
+  StripeBytes bytes = ScratchParts(scratch_bytes, tiles.num_stripes());
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     bytes[stripe] += num_slots * (tiles.weight_area_bytes(stripe) + tiles.state_area_bytes(stripe) +
                                   kNumCopies * TileSeals::TableBytes(tiles, stripe)) +
@@ -162,7 +161,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   impl->reserve_space = !options.unfilled;
   impl->has_commit = options.unfilled;
   impl->unfilled = options.unfilled;
-  StripeBytes needed_bytes = DiskBytes(impl->tiles, options.num_slots, options.gradient_area_bytes);
+  StripeBytes needed_bytes = DiskBytes(impl->tiles, options.num_slots, options.scratch_bytes);
   if (options.has_intents) needed_bytes[0] += IntentBytes(impl->tiles);
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
   absl::Status status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",
@@ -171,7 +170,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
     if (status.ok() && options.write_owner) status = options.write_owner(directory);
   }
   if (status.ok()) status = impl->CreateFiles();
-  if (status.ok()) status = impl->EnsureGradientArea(options.gradient_area_bytes);
+  if (status.ok()) status = impl->EnsureScratchArea(options.scratch_bytes);
   if (status.ok() && options.has_intents) status = impl->EnsureIntentFile();
   if (status.ok()) status = impl->Flush(impl->files);
   if (status.ok()) status = impl->WriteManifests();
@@ -248,74 +247,75 @@ absl::StatusOr<int64_t> TensorStore::Remove(const std::vector<std::string>& dire
   return RemoveFolders(directories);
 }
 
-// ---- The area for gradients
+// ---- The scratch area
 
 // Neither the files nor their names are flushed: what a crash takes of them, the next call makes
 // again. They are opened, and locked where they are new, before any of them is put to use, so that
 // an area in use stays in use when this fails; space that was reserved by then stays with its file.
 // A part that grows holds the lock on its file itself, and has to let go of it first.
-absl::Status TensorStore::Impl::EnsureGradientArea(const StripeBytes& size_bytes) {
-  const StripeBytes needed_bytes = GradientParts(size_bytes, tiles.num_stripes());
+absl::Status TensorStore::Impl::EnsureScratchArea(const StripeBytes& size_bytes) {
+  const StripeBytes needed_bytes = ScratchParts(size_bytes, tiles.num_stripes());
   std::vector<std::optional<DirectFile>> opened(stripes.size());
   for (size_t i = 0; i < stripes.size(); ++i) {
-    if (needed_bytes[i] <= gradient_area_bytes[i]) continue;
-    const std::string path = JoinPath(directories[i], kGradientsName);
+    if (needed_bytes[i] <= scratch_bytes[i]) continue;
+    const std::string path = JoinPath(directories[i], kScratchName);
     FOREBAY_ASSIGN_OR_RETURN(opened[i], OpenDirectFile(path, {.create = !FileExists(path),
                                                               .size_bytes = needed_bytes[i],
                                                               .reserve = reserve_space,
                                                               .direct = engine->direct()}));
-    if (stripes[i].gradients_file < 0) {
+    if (stripes[i].scratch_file < 0) {
       FOREBAY_RETURN_IF_ERROR(LockOpenFile(opened[i]->fd.get(), path));
     }
   }
   for (size_t i = 0; i < stripes.size(); ++i) {
     if (!opened[i].has_value()) continue;
-    int& number = stripes[i].gradients_file;
+    int& number = stripes[i].scratch_file;
     if (number >= 0) {
       engine->RemoveFile(number);  // and with it the lock on the file
       std::erase(files, number);
       std::erase_if(known_files, [&](const KnownFile& file) { return file.number == number; });
       number = -1;
-      gradient_area_bytes[i] = 0;
+      scratch_bytes[i] = 0;
     }
     FOREBAY_RETURN_IF_ERROR(
-        AddFile(*std::move(opened[i]), JoinPath(directories[i], kGradientsName), number));
-    gradient_area_bytes[i] = needed_bytes[i];
+        AddFile(*std::move(opened[i]), JoinPath(directories[i], kScratchName), number));
+    scratch_bytes[i] = needed_bytes[i];
   }
   return absl::OkStatus();
 }
 
-absl::Status TensorStore::EnsureGradientArea(const StripeBytes& size_bytes, GradientArea area) {
-  FOREBAY_RETURN_IF_ERROR(CheckGradientArea(size_bytes, area));
-  FOREBAY_RETURN_IF_ERROR(Annotate(impl_->EnsureGradientArea(size_bytes),
-                                   fmt::format("making room for gradients in {}", impl_->Where())));
+absl::Status TensorStore::EnsureScratchArea(const StripeBytes& size_bytes, GradientArea area) {
+  FOREBAY_RETURN_IF_ERROR(CheckScratchArea(size_bytes, area));
+  FOREBAY_RETURN_IF_ERROR(Annotate(impl_->EnsureScratchArea(size_bytes),
+                                   fmt::format("making a scratch area in {}", impl_->Where())));
   if (area == GradientArea::kSpilled) return absl::OkStatus();
   return Annotate(impl_->EnsureIntentFile(),
                   fmt::format("making room for intents in '{}'", directory()));
 }
 
-absl::Status TensorStore::CheckGradientArea(const StripeBytes& size_bytes,
-                                            GradientArea area) const {
+absl::Status TensorStore::CheckScratchArea(const StripeBytes& size_bytes, GradientArea area) const {
   if (!impl_->reserve_space) return absl::OkStatus();
   const auto missing = [&](size_t stripe, const char* name, int64_t wanted_bytes) {
     const std::string path = JoinPath(impl_->directories[stripe], name);
     // Where there is no such file, or none that can be looked at, all of it.
     return MissingFileSpace(path, wanted_bytes).value_or(wanted_bytes);
   };
-  StripeBytes missing_bytes = GradientParts(size_bytes, impl_->tiles.num_stripes());
+  StripeBytes missing_bytes = ScratchParts(size_bytes, impl_->tiles.num_stripes());
   for (size_t i = 0; i < missing_bytes.size(); ++i) {
-    missing_bytes[i] = missing(i, kGradientsName, missing_bytes[i]);
+    missing_bytes[i] = missing(i, kScratchName, missing_bytes[i]);
   }
   if (area == GradientArea::kAll) {
     missing_bytes[0] += missing(0, kIntentName, IntentBytes(impl_->tiles));
     return CheckFreeSpace(
         impl_->directories, missing_bytes,
         "gradients that are to outlive a crash (--durability=replay) need another",
-        "take --durability=step, which keeps none");
+        "take --durability=step, which keeps none, or keep activations elsewhere "
+        "(--activations_tier=ram)");
   }
   return CheckFreeSpace(impl_->directories, missing_bytes,
-                        "gradients that do not fit in RAM need another",
-                        "use more memory (--ram), so that fewer gradients have to wait on disk");
+                        "what waits on disk for its use in a step needs another",
+                        "use more memory (--ram), so that fewer gradients have to wait there, or "
+                        "keep activations in it (--activations_tier=ram)");
 }
 
 const Inventory& TensorStore::inventory() const {
@@ -341,8 +341,8 @@ uint32_t TensorStore::committed_slot() const {
   FOREBAY_CHECK(impl_->has_commit);
   return impl_->committed_slot();
 }
-const StripeBytes& TensorStore::gradient_area_bytes() const {
-  return impl_->gradient_area_bytes;
+const StripeBytes& TensorStore::scratch_bytes() const {
+  return impl_->scratch_bytes;
 }
 
 const std::vector<std::string>& TensorStore::directories() const {

@@ -46,8 +46,8 @@ struct StoreOptions {
   MomentSet moment_set;
   int64_t tile_elems = kDefaultTileElems;
   int num_slots = kMostSlots;  // 1 or 2
-  // As EnsureGradientArea.
-  StripeBytes gradient_area_bytes;
+  // As EnsureScratchArea.
+  StripeBytes scratch_bytes;
   bool has_intents = false;  // GradientArea::kAll
   // For measurements alone: a store at step 0 whose tiles were never written, in files that have
   // their length but no space. Reads return whatever `engine` finds there
@@ -67,7 +67,7 @@ struct CommitInfo {
   Json trainer;
 };
 
-// The update of a step whose gradients lie in the gradient area. `trainer`: as of a commit, with
+// The update of a step whose gradients lie in the scratch area. `trainer`: as of a commit, with
 // the scalars of the update.
 struct StepIntent {
   int64_t step = 0;
@@ -75,7 +75,7 @@ struct StepIntent {
   Json trainer;
 };
 
-// Which gradients lie in the gradient area.
+// Which gradients lie in the scratch area.
 enum class GradientArea : uint8_t {
   kSpilled,  // those that do not fit in RAM
   kAll,      // those in RAM too, so that they outlive a crash (PublishIntent)
@@ -161,12 +161,12 @@ class TensorStore {
   void RemoveCreated();
   ~TensorStore();
 
-  // By stripe. `gradient_area_bytes`: as EnsureGradientArea.
+  // By stripe. `scratch_bytes`: as EnsureScratchArea.
   static StripeBytes DiskBytes(const TileMap& tiles, int num_slots,
-                               const StripeBytes& gradient_area_bytes);
+                               const StripeBytes& scratch_bytes);
   // The size of the store's largest file.
   static int64_t LargestFileBytes(const TileMap& tiles, int num_slots,
-                                  const StripeBytes& gradient_area_bytes);
+                                  const StripeBytes& scratch_bytes);
 
   const Inventory& inventory() const;
   const TileMap& tiles() const;
@@ -292,25 +292,26 @@ class TensorStore {
   // The size of the memory that one tile is verified in.
   static int64_t ScrubBytes(const TileMap& tiles);
 
-  // Scratch area for gradients, with a part in each stripe, addressed by the caller; nothing in it
-  // is relied upon after a restart, but with an intent (below). It is no part of what the store
-  // holds: a store has none when it is opened, and who wants one asks for it here, which makes the
-  // area, or makes it larger, and reserves its space. Only its own files are touched. A crash in
-  // the middle leaves a store that opens; an error leaves the area as it was, but that a part that
-  // was to grow is gone (of size 0, until it is asked for again) where the lock on its file could
-  // not be taken anew: DoesNotFitError (no space), StorageError, EnvironmentError (lock).
-  // `size_bytes`: by stripe; empty: none. Requires: no transfer of the area is pending.
+  // Scratch area for gradients and activations, with a part in each stripe, addressed by the
+  // caller; nothing in it is relied upon after a restart, but gradients with an intent (below). It
+  // is no part of what the store holds: a store has none when it is opened, and who wants one asks
+  // for it here, which makes the area, or makes it larger, and reserves its space. Only its own
+  // files are touched. A crash in the middle leaves a store that opens; an error leaves the area as
+  // it was, but that a part that was to grow is gone (of size 0, until it is asked for again) where
+  // the lock on its file could not be taken anew: DoesNotFitError (no space), StorageError,
+  // EnvironmentError (lock). `size_bytes`: by stripe; empty: none. Requires: no transfer of the
+  // area is pending.
   // With GradientArea::kAll the file of an intent (below) is made, or opened, as well.
-  absl::Status EnsureGradientArea(const StripeBytes& size_bytes,
-                                  GradientArea area = GradientArea::kSpilled);
-  // The DoesNotFitError that EnsureGradientArea would end with, without changing anything.
-  absl::Status CheckGradientArea(const StripeBytes& size_bytes,
-                                 GradientArea area = GradientArea::kSpilled) const;
-  const StripeBytes& gradient_area_bytes() const;
-  void StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
-  void StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
+  absl::Status EnsureScratchArea(const StripeBytes& size_bytes,
+                                 GradientArea area = GradientArea::kSpilled);
+  // The DoesNotFitError that EnsureScratchArea would end with, without changing anything.
+  absl::Status CheckScratchArea(const StripeBytes& size_bytes,
+                                GradientArea area = GradientArea::kSpilled) const;
+  const StripeBytes& scratch_bytes() const;
+  void StartReadScratch(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
+  void StartWriteScratch(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
 
-  // Gradients that outlive a crash. Once all those of a step are in the gradient area, an intent
+  // Gradients that outlive a crash. Once all those of a step are in the scratch area, an intent
   // with their checksums (`table`: GradientSeals::table) says what they are for: the update that
   // starts from what is committed now. Whoever opens the store then finds them, as long as that is
   // still what is committed, and may apply the whole update again. Nothing is wrong with a store
@@ -319,7 +320,7 @@ class TensorStore {
   //
   // Its file, of IntentBytes, lies in the first folder. PublishIntent blocks for a flush of all
   // gradients; requires: GradientArea::kAll, two slots, a commit, and that every write to the
-  // gradient area is complete. StorageError; UsageError when `intent.trainer` does not fit.
+  // scratch area is complete. StorageError; UsageError when `intent.trainer` does not fit.
   // FindIntent: nothing when there is none for what is committed; else `table` is filled in.
   // StorageError.
   static int64_t IntentBytes(const TileMap& tiles);

@@ -57,7 +57,7 @@ struct TensorStore::Impl {
     std::vector<std::string> damaged_manifests;  // as StoreFolder
     int weights_file = -1;
     int state_file = -1;
-    int gradients_file = -1;
+    int scratch_file = -1;
     std::array<int, kNumCopies> seals_files = {-1, -1};   // by copy
     std::array<int, kNumCopies> commit_files = {-1, -1};  // by copy
   };
@@ -68,7 +68,7 @@ struct TensorStore::Impl {
         manifest_hash(HashOfManifest(manifest)),
         tiles(manifest.inventory, manifest.layout, manifest.tile_elems, manifest.stripe_weights,
               manifest.moment_set),
-        gradient_area_bytes(folders.size()),
+        scratch_bytes(folders.size()),
         weights_progress(tiles.tiles().size()),
         state_progress(tiles.tiles().size()),
         weights_round(tiles.tiles().size(), -1),
@@ -113,7 +113,7 @@ struct TensorStore::Impl {
   void NoteLinks(KnownFile& file, int64_t num_links);
   absl::Status CheckFiles(int64_t newest_step);
   void RemoveCreated();
-  absl::Status EnsureGradientArea(const StripeBytes& size_bytes);
+  absl::Status EnsureScratchArea(const StripeBytes& size_bytes);
   absl::Status EnsureIntentFile();
   struct FileRange {
     int file = -1;
@@ -247,8 +247,8 @@ struct TensorStore::Impl {
   void Keep(int tile, int first_plane, int end_plane, std::atomic<TileProgress>& progress);
   void Start(IoOp& op, IoKind kind, IoClass io_class, int file, int64_t offset_bytes,
              std::span<std::byte> buffer);
-  void StartGradient(IoKind kind, IoClass io_class, int stripe, int64_t offset_bytes,
-                     std::span<std::byte> buffer, IoOp& op);
+  void StartScratch(IoKind kind, IoClass io_class, int stripe, int64_t offset_bytes,
+                    std::span<std::byte> buffer, IoOp& op);
   template <typename Convert>
   absl::Status ForEachPart(const TensorSpec& tensor, int64_t first_elem, int64_t num_elems,
                            const Convert& convert);
@@ -286,7 +286,7 @@ struct TensorStore::Impl {
   // nothing was written there.
   std::vector<int> remade_files;
   bool IsRemade(int file) const { return std::ranges::count(remade_files, file) > 0; }
-  StripeBytes gradient_area_bytes;
+  StripeBytes scratch_bytes;
   StoreAccess access = StoreAccess::kReadWrite;
   bool reserve_space = true;
   bool unfilled = false;  // what is read is not what was written, and nobody minds

@@ -41,7 +41,7 @@ absl::Status TensorStore::Impl::EnsureIntentFile() {
 std::vector<int> TensorStore::Impl::IntentFiles() const {
   std::vector<int> numbers = {intent_file};
   for (const Stripe& stripe : stripes) {
-    if (stripe.gradients_file >= 0) numbers.push_back(stripe.gradients_file);
+    if (stripe.scratch_file >= 0) numbers.push_back(stripe.scratch_file);
   }
   return numbers;
 }

@@ -37,7 +37,7 @@ std::vector<TensorStore::Impl::FileRange> TensorStore::Impl::SpareSpace() const 
     for (const int file : stripes[i].commit_files) {
       add(file, kSpareBlockOffsetBytes, kCommitFileBytes);
     }
-    add(stripes[i].gradients_file, 0, gradient_area_bytes[i]);
+    add(stripes[i].scratch_file, 0, scratch_bytes[i]);
   }
   if (intent_file >= 0) add(intent_file, 0, IntentBytes(tiles));
   return ranges;

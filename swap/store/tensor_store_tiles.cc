@@ -130,21 +130,21 @@ void TensorStore::KeepState(int tile) {
   impl_->Keep(tile, 1, impl_->NumPlanes(tile), impl_->state_progress[tile]);
 }
 
-void TensorStore::StartReadGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
+void TensorStore::StartReadScratch(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
+                                   IoOp& op) {
+  impl_->StartScratch(IoKind::kRead, IoClass::kDemandRead, stripe, offset_bytes, buffer, op);
+}
+
+void TensorStore::StartWriteScratch(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
                                     IoOp& op) {
-  impl_->StartGradient(IoKind::kRead, IoClass::kDemandRead, stripe, offset_bytes, buffer, op);
+  impl_->StartScratch(IoKind::kWrite, IoClass::kWriteBack, stripe, offset_bytes, buffer, op);
 }
 
-void TensorStore::StartWriteGradient(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
-                                     IoOp& op) {
-  impl_->StartGradient(IoKind::kWrite, IoClass::kWriteBack, stripe, offset_bytes, buffer, op);
-}
-
-void TensorStore::Impl::StartGradient(IoKind kind, IoClass io_class, int stripe,
-                                      int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op) {
+void TensorStore::Impl::StartScratch(IoKind kind, IoClass io_class, int stripe,
+                                     int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op) {
   FOREBAY_CHECK(stripe >= 0 && stripe < tiles.num_stripes() && offset_bytes >= 0);
-  FOREBAY_CHECK(offset_bytes + static_cast<int64_t>(buffer.size()) <= gradient_area_bytes[stripe]);
-  Start(op, kind, io_class, stripes[stripe].gradients_file, offset_bytes, buffer);
+  FOREBAY_CHECK(offset_bytes + static_cast<int64_t>(buffer.size()) <= scratch_bytes[stripe]);
+  Start(op, kind, io_class, stripes[stripe].scratch_file, offset_bytes, buffer);
 }
 
 // ---- Reading tensors

@@ -115,10 +115,12 @@ namespace {
 class TransferCount {
  public:
   TransferCount(const StepSchedule& schedule, const WindowOptions& window,
-                const Placement& placement, const TileMap& tiles, int64_t gradient_bytes_per_elem)
+                const Placement& placement, const TileMap& tiles, int64_t gradient_bytes_per_elem,
+                int64_t activation_bytes)
       : placement_(placement),
         tiles_(tiles),
         gradient_bytes_per_elem_(gradient_bytes_per_elem),
+        activation_bytes_(activation_bytes),
         reads_left_(CountWeightReads(schedule, window, placement, tiles)) {
     for (const Operation& operation : schedule.operations) Add(operation);
   }
@@ -138,6 +140,12 @@ class TransferCount {
         if (placement_.IsSpilled(operation.layer)) {
           transfers_.write_bytes += GradientBytes(operation.layer);
         }
+        break;
+      case OperationKind::kSpill:
+        transfers_.write_bytes += activation_bytes_;
+        break;
+      case OperationKind::kFetch:
+        transfers_.read_bytes += activation_bytes_;
         break;
       case OperationKind::kUpdate:
         AddUpdate(operation.layer);
@@ -203,6 +211,7 @@ class TransferCount {
   const Placement& placement_;
   const TileMap& tiles_;
   const int64_t gradient_bytes_per_elem_;
+  const int64_t activation_bytes_;
   std::vector<int> reads_left_;  // by layer: from NVMe, in a step
   std::vector<int> num_leases_ = std::vector<int>(reads_left_.size());
   StepTransfers transfers_;
@@ -212,8 +221,10 @@ class TransferCount {
 
 StepTransfers CountTransfers(const StepSchedule& schedule, const WindowOptions& window,
                              const Placement& placement, const TileMap& tiles,
-                             int64_t gradient_bytes_per_elem) {
-  return TransferCount(schedule, window, placement, tiles, gradient_bytes_per_elem).transfers();
+                             int64_t gradient_bytes_per_elem, int64_t activation_bytes) {
+  return TransferCount(schedule, window, placement, tiles, gradient_bytes_per_elem,
+                       activation_bytes)
+      .transfers();
 }
 
 }  // namespace forebay

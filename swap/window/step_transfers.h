@@ -45,9 +45,9 @@ std::vector<int> CountWeightReads(const StepSchedule& schedule, const WindowOpti
 // All that one step, which is not computed twice, reads from NVMe and writes to it, from the moment
 // when its gradients' norm is known to the same moment of the next step; its commit included.
 // Nothing of it depends on how many slots the store has. Where updates are delayed: from the step
-// on that does not see the one before.
+// on that does not see the one before. `activation_bytes`: of a layer's, where some are spilled.
 StepTransfers CountTransfers(const StepSchedule& schedule, const WindowOptions& window,
                              const Placement& placement, const TileMap& tiles,
-                             int64_t gradient_bytes_per_elem);
+                             int64_t gradient_bytes_per_elem, int64_t activation_bytes = 0);
 
 }  // namespace forebay

@@ -87,6 +87,47 @@ TEST(OffloadPlan, HeldGradientsWaitWhereTheyAreAskedTo) {
   EXPECT_EQ(plan->read_bytes_per_step, read_bytes + all_bytes);
 }
 
+int64_t HostBytesOf(const OffloadPlan& plan, const std::string& name) {
+  for (const PlanTerm& term : plan.terms) {
+    if (term.name == name) return term.host_bytes;
+  }
+  return -1;
+}
+
+// Of the five layers' four activations the first is spilled.
+TEST(OffloadPlan, SpilledActivationsTakeLessMemoryAndTheirRoomAndBytesOnDisk) {
+  PlanInputs inputs = ModuleInputs();
+  inputs.activation_bytes = 100'000;
+  OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  const auto in_ram = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(in_ram.ok()) << in_ram.status();
+  EXPECT_EQ(HostBytesOf(*in_ram, "activation checkpoints"), 4 * 100'000);
+  EXPECT_EQ(in_ram->activations, SpilledActivationsShape());
+  EXPECT_EQ(in_ram->ScratchBytes(), in_ram->gradient_area_bytes);
+  options.activations_tier = ActivationsTier::kNvme;
+  const auto on_disk = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(on_disk.ok()) << on_disk.status();
+  constexpr int64_t kBlocks = 25 * 4096;
+  EXPECT_EQ(HostBytesOf(*on_disk, "activation checkpoints"), 3 * kBlocks);
+  EXPECT_EQ(
+      on_disk->activations,
+      (SpilledActivationsShape{.num_spilled = 1, .num_buffers = 3, .activation_bytes = kBlocks}));
+  EXPECT_EQ(on_disk->host_bytes - in_ram->host_bytes, 3 * kBlocks - 4 * 100'000);
+  EXPECT_EQ(on_disk->nvme_bytes - in_ram->nvme_bytes, kBlocks);
+  EXPECT_EQ(on_disk->stripes[0].nvme_bytes - in_ram->stripes[0].nvme_bytes, kBlocks);
+  EXPECT_EQ(Total(on_disk->ScratchBytes()) - Total(in_ram->ScratchBytes()), kBlocks);
+  EXPECT_EQ(on_disk->read_bytes_per_step - in_ram->read_bytes_per_step, kBlocks);
+  EXPECT_EQ(on_disk->write_bytes_per_step - in_ram->write_bytes_per_step, kBlocks);
+}
+
+TEST(OffloadPlan, ActivationsOfWhichNothingIsKnownCannotBeSpilled) {
+  OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  options.activations_tier = ActivationsTier::kNvme;
+  const absl::Status refused = MakeOffloadPlan(ModuleInputs(), options, {}).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("activation_bytes"));
+}
+
 TEST(OffloadPlan, GradientsThatHaveToBeInRamCountInWhatIsNeeded) {
   const PlanInputs inputs = ModuleInputs();
   OffloadOptions options = OptionsWith(int64_t{256} << 20);

@@ -105,11 +105,11 @@ struct HeldCase {
     auto made = TensorStore::Create({.directories = directories,
                                      .stripe_weights = random.stripe_weights,
                                      .tile_elems = random.tile_elems,
-                                     .gradient_area_bytes = places.area_bytes},
+                                     .scratch_bytes = places.area_bytes},
                                     random.inventory, engine.get());
     ASSERT_TRUE(made.ok()) << made.status();
     store = *std::move(made);
-    ASSERT_EQ(store->gradient_area_bytes(), places.area_bytes);
+    ASSERT_EQ(store->scratch_bytes(), places.area_bytes);
     auto memory = HostBuffer::Create(&budget, "staging", 3 * tile_bytes);
     ASSERT_TRUE(memory.ok());
     staging = *std::move(memory);

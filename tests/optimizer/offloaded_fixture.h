@@ -366,7 +366,7 @@ class OffloadedRun {
     }
     run->placement_.delays_updates = options.delayed;
     // Not a byte more than what is announced.
-    FOREBAY_RETURN_IF_ERROR(run->store().EnsureGradientArea(
+    FOREBAY_RETURN_IF_ERROR(run->store().EnsureScratchArea(
         OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles()),
         options.area));
     FOREBAY_ASSIGN_OR_RETURN(

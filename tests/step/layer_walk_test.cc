@@ -85,6 +85,34 @@ class Recorder : public ParamSource, public LayerCompute {
   std::byte bytes_[8] = {};
 };
 
+// Writes down into the same list what is under way, and what is waited for of it.
+class RecordingStorage : public ActivationStorage {
+ public:
+  explicit RecordingStorage(Recorder* recorder) : recorder_(*recorder) {}
+  std::span<std::byte> buffers() const override { return {}; }
+  int num_buffers() const override { return 3; }
+  void StartWrite(int layer) override { Start("spill", layer); }
+  void StartRead(int layer) override { Start("fetch", layer); }
+  absl::Status Await(int layer) override {
+    if (std::erase(under_way, layer) == 0) return absl::OkStatus();
+    recorder_.calls.push_back(fmt::format("await {}", layer));
+    return recorder_.Result();
+  }
+  void Abandon() override {
+    recorder_.calls.push_back("abandon");
+    under_way.clear();
+  }
+
+  std::vector<int> under_way;
+
+ private:
+  void Start(const char* what, int layer) {
+    recorder_.calls.push_back(fmt::format("{} {}", what, layer));
+    under_way.push_back(layer);
+  }
+  Recorder& recorder_;
+};
+
 class LayerWalkTest : public testing::Test {
  protected:
   absl::Status Run(std::vector<Operation> operations) {
@@ -104,10 +132,12 @@ class LayerWalkTest : public testing::Test {
       recorder_.calls.push_back("commit");
       return recorder_.Result();
     };
+    hooks.activations = &storage_;
     return walk.Run(recorder_, recorder_, hooks);
   }
 
   Recorder recorder_;
+  RecordingStorage storage_{&recorder_};
   std::vector<double> fractions_;
   double stop_at_ = -1;
 };
@@ -140,7 +170,8 @@ TEST_F(LayerWalkTest, AFailureEndsItAndGivesEveryLeaseBack) {
     EXPECT_EQ(Run(operations), StorageError("as asked")) << call;
     const auto failed = std::ranges::find(recorder_.calls, call);
     for (auto after = std::next(failed); after != recorder_.calls.end(); ++after) {
-      EXPECT_TRUE(after->starts_with("release")) << *after << " after " << call;
+      EXPECT_TRUE(after->starts_with("release") || *after == "abandon")
+          << *after << " after " << call;
     }
     const auto count = [&](const std::string& what) {
       return std::ranges::count_if(recorder_.calls, [&](const std::string& line) {
@@ -151,6 +182,36 @@ TEST_F(LayerWalkTest, AFailureEndsItAndGivesEveryLeaseBack) {
     ++num_failures;
   }
   EXPECT_GT(num_failures, 20);
+}
+
+TEST_F(LayerWalkTest, WaitsForAWriteBeforeItsBufferIsUsedAndForAReadBeforeItsBackward) {
+  ASSERT_TRUE(Run(ChainSchedule({.num_layers = 5, .num_spilled_activations = 1}).operations).ok());
+  const auto at = [&](const std::string& call) {
+    return std::ranges::find(recorder_.calls, call) - recorder_.calls.begin();
+  };
+  EXPECT_LT(at("keep 0"), at("spill 0"));
+  EXPECT_LT(at("forward.1 2"), at("await 0"));
+  EXPECT_EQ(at("await 0") + 1, at("forward.0 3"));
+  EXPECT_LT(at("loss.1 4"), at("fetch 0"));
+  const auto waits = std::ranges::count(recorder_.calls, "await 0");
+  EXPECT_EQ(waits, 2);
+  const auto second =
+      std::find(recorder_.calls.begin() + at("fetch 0"), recorder_.calls.end(), "await 0");
+  ASSERT_NE(second, recorder_.calls.end());
+  EXPECT_EQ(*std::next(second), "recompute.0 1");
+  EXPECT_TRUE(storage_.under_way.empty());
+}
+
+TEST_F(LayerWalkTest, AFailureLeavesNoActivationUnderWay) {
+  const std::vector<Operation> operations =
+      ChainSchedule({.num_layers = 5, .num_spilled_activations = 1}).operations;
+  for (const char* const call : {"forward.0 2", "await 0", "loss.0 4", "backward.1 2"}) {
+    recorder_.calls.clear();
+    recorder_.fails_at = call;
+    EXPECT_EQ(Run(operations), StorageError("as asked")) << call;
+    EXPECT_EQ(recorder_.calls.back(), "abandon");
+    EXPECT_TRUE(storage_.under_way.empty());
+  }
 }
 
 // Between two layers that the loss holds together too.

@@ -45,6 +45,75 @@ TEST(ChainSchedule, AnUpdateComesWhereItsLayerSays) {
             "backward 0, hand 0");
 }
 
+TEST(ChainSchedule, SpillsTheFirstActivationsAndFetchesEachIntoTheBufferThatGetsFree) {
+  const StepSchedule schedule = ChainSchedule({.num_layers = 6, .num_spilled_activations = 2});
+  std::vector<Operation> without_updates = schedule.operations;
+  std::erase_if(without_updates, [](const Operation& op) {
+    return op.kind == OperationKind::kUpdate || op.kind == OperationKind::kWrite;
+  });
+  EXPECT_EQ(Describe(without_updates),
+            "read 0, forward 0, keep 0, spill 0, release 0, "
+            "read 1, forward 1, keep 1, spill 1, release 1, "
+            "read 2, forward 2, keep 2, release 2, read 3, forward 3, keep 3, release 3, "
+            "read 4, forward 4, release 4, read 5, loss and gradient 5, release 5, fetch 1, "
+            "commit, hand 5, "
+            "read 4, recompute 4, backward 4, drop 3, fetch 0, release 4, hand 4, "
+            "read 3, recompute 3, backward 3, drop 2, release 3, hand 3, "
+            "read 2, recompute 2, backward 2, drop 1, release 2, hand 2, "
+            "read 1, recompute 1, backward 1, drop 0, release 1, hand 1, "
+            "backward 0, hand 0");
+}
+
+// Played through: a layer's activation is in buffer l modulo their number, and whatever is needed
+// is in its buffer then.
+TEST(ChainSchedule, HasEveryActivationInItsBufferWhenItIsNeeded) {
+  for (int num_layers = 3; num_layers < 12; ++num_layers) {
+    const Chain all = {.num_layers = num_layers};
+    for (int spilled = 0; spilled <= MostSpilledActivations(all); ++spilled) {
+      const Chain chain = {.num_layers = num_layers, .num_spilled_activations = spilled};
+      std::vector<int> buffers(NumActivationBuffers(chain), -1);
+      std::vector<bool> is_on_disk(num_layers);
+      const auto buffer_of = [&](int layer) -> int& { return buffers[layer % buffers.size()]; };
+      int num_spills = 0;
+      int num_fetches = 0;
+      for (const auto& [kind, layer] : ChainSchedule(chain).operations) {
+        switch (kind) {
+          case OperationKind::kForward:
+            EXPECT_TRUE(buffer_of(layer) < 0 || is_on_disk[buffer_of(layer)]);
+            buffer_of(layer) = layer;
+            break;
+          case OperationKind::kSpill:
+            is_on_disk[layer] = true;
+            ++num_spills;
+            break;
+          case OperationKind::kLossAndGradient:
+            EXPECT_EQ(buffer_of(layer - 1), layer - 1);
+            buffer_of(layer - 1) = -1;
+            break;
+          case OperationKind::kFetch:
+            EXPECT_TRUE(is_on_disk[layer]);
+            EXPECT_EQ(buffer_of(layer), -1);
+            buffer_of(layer) = layer;
+            ++num_fetches;
+            break;
+          case OperationKind::kBackward:
+            if (layer > 0) {
+              EXPECT_EQ(buffer_of(layer - 1), layer - 1);
+            }
+            break;
+          case OperationKind::kDrop:
+            buffer_of(layer) = -1;
+            break;
+          default:
+            break;
+        }
+      }
+      EXPECT_EQ(num_spills, spilled);
+      EXPECT_EQ(num_fetches, spilled);
+    }
+  }
+}
+
 TEST(ForwardOperations, KeepNothingAndUpdateNothing) {
   const Chain chain = {.num_layers = 3, .loss_reads_first = true};
   EXPECT_EQ(Describe(ForwardOperations(chain)),

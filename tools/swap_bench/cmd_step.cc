@@ -38,6 +38,10 @@ class BenchStepCommand : public Command {
     text("gradients", gradients_, "ram|nvme",
          "where they wait for their norm; nvme: what a run does whose --ram is short (default: "
          "ram)");
+    text("activations", activations_, "ram|nvme",
+         "where they wait for the backward pass; nvme: what a run does with "
+         "--activations_tier=nvme (default: ram)");
+    text("tokens", tokens_, "N", "of a step, which say how large activations are (default: 4096)");
     text("durability", durability_, "none|step|replay",
          "what a crash leaves of the run: its last export, its last step, or the gradients of the "
          "next too (default: step)");
@@ -116,6 +120,14 @@ class BenchStepCommand : public Command {
     reader.TakeWord<TierChoice>("gradients", gradients_,
                                 {{"ram", TierChoice::kHost}, {"nvme", TierChoice::kNvme}},
                                 offload.gradients_tier);
+    reader.TakeWord<ActivationsTier>(
+        "activations", activations_,
+        {{"ram", ActivationsTier::kRam}, {"nvme", ActivationsTier::kNvme}},
+        offload.activations_tier);
+    reader.TakeNumber("tokens", tokens_, num_tokens_);
+    if (num_tokens_ < 1 || num_tokens_ > int64_t{1} << 30) {
+      reader.Problem("tokens", fmt::format("'{}' is not from 1 to 1G", tokens_));
+    }
     reader.TakeWord<Durability>(
         "durability", durability_,
         {{"none", Durability::kNone}, {"step", Durability::kStep}, {"replay", Durability::kReplay}},
@@ -174,6 +186,7 @@ class BenchStepCommand : public Command {
     }
     options_.replay.inventory = BuildInventory(config);
     options_.replay.loss_reads_first = config.tied_embeddings;
+    options_.replay.activation_bytes = ForwardBytes(config, num_tokens_);
     return absl::OkStatus();
   }
 
@@ -182,10 +195,13 @@ class BenchStepCommand : public Command {
   StorageFlags storage_;
   OutputFlags output_;
   double rated_tbw_ = 600;
+  int64_t num_tokens_ = 0;
   std::string model_;
   std::string params_, config_, gradient_dtype_, ram_;
   std::string layout_ = "bf16";
   std::string gradients_ = "ram";
+  std::string activations_ = "ram";
+  std::string tokens_ = "4096";
   std::string durability_ = "step";
   std::string tile_elems_ = "1M";
   std::string compute_ = "none";

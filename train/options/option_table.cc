@@ -196,6 +196,11 @@ std::vector<OptionSpec> PlacementRows() {
                          "where weights live between uses"),
       Choice<TierChoice>("offload", "state_tier", &O::state_tier, tiers,
                          "where the optimizer's state lives"),
+      Choice<ActivationsTier>(
+          "offload", "activations_tier", &O::activations_tier,
+          ChoicesOf({ActivationsTier::kRam, ActivationsTier::kNvme}),
+          "where activations wait for the backward pass: ram, nvme (three of them in RAM at a "
+          "time)"),
       Choice<GradientChoice>(
           "offload", "gradients", &O::gradients,
           {{"auto", GradientChoice::kAuto},

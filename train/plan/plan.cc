@@ -64,6 +64,8 @@ PlannedExports ExportsOf(const TrainOptions& options, const Inventory& inventory
   return exports;
 }
 
+constexpr char kTokens[] = "--batch, --seq or --accum";
+
 std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOptions& options,
                                    const Inventory& inventory, const MachineLimits& limits) {
   const int64_t tokens_per_step = options.batch * options.accum * options.seq;
@@ -72,11 +74,9 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
   decoder.num_threads = options.threads > 0 ? options.threads : limits.num_cores;
   decoder.precision = options.precision;
   decoder.max_tokens = options.batch * options.seq;
-  const char* const kTokens = "--batch, --seq or --accum";
   std::vector<PlanTerm> terms = {
       {"gradient of one block (fp32)", step.block_gradient_bytes, 0, ""},
       {"gradient of the embedding (fp32)", step.large_gradient_bytes, 0, ""},
-      {"activation checkpoints", step.checkpoint_bytes, 0, kTokens},
       {"activation gradients", step.activation_gradient_bytes, 0, kTokens},
       {"decoder workspace", DecoderWorkspaceBytes(model, decoder), 0,
        "--batch, --seq or --threads"},
@@ -97,6 +97,12 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   inputs.inventory = BuildInventory(model);
   inputs.chain = ChainOf(model);
   inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits);
+  inputs.activation_bytes = ForwardBytes(model, options.batch * options.accum * options.seq);
+  inputs.activations_shrink_with = kTokens;
+  if (options.activations_tier == ActivationsTier::kRam &&
+      MostSpilledActivations(inputs.chain) > 0) {
+    inputs.activations_shrink_with = "--batch, --seq, --accum or --activations_tier=nvme";
+  }
   const int64_t exports_to_come = ExportsToCome(options, inputs.inventory, limits);
   inputs.exports = ExportsOf(options, inputs.inventory, exports_to_come);
   inputs.store_exists = options.resume;

@@ -146,6 +146,7 @@ Json ToJson(const Plan& plan) {
   const std::optional<int64_t> steps_until_worn = StepsUntilWorn(plan);
   json["steps_until_tbw"] = steps_until_worn.has_value() ? Json(*steps_until_worn) : Json(nullptr);
   json["gradient_area_bytes"] = Total(plan.gradient_area_bytes);
+  json["activation_area_bytes"] = Total(plan.activations.AreaBytes(plan.tiles.stripe_weights()));
   json["tile_elems"] = plan.tiles.tile_elems();
   json["num_tiles"] = plan.tiles.num_tiles();
   json["num_staging_tiles"] = plan.num_staging_tiles;

@@ -239,11 +239,12 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
   FOREBAY_RETURN_IF_ERROR(Annotate(
       run.options.dry_run ? run.store->CheckSpace() : run.store->ReserveSpace(), "--resume"));
   // With less memory than the run was started with, gradients may have to wait on disk; with
-  // --durability=replay, which may be new, all of them are kept there.
-  const StripeBytes& area_bytes = run.plan.gradient_area_bytes;
+  // --durability=replay, which may be new, all of them are kept there; and --activations_tier may
+  // be another.
+  const StripeBytes area_bytes = run.plan.ScratchBytes();
   const GradientArea area = run.plan.gradient_area;
-  const absl::Status room = run.options.dry_run ? run.store->CheckGradientArea(area_bytes, area)
-                                                : run.store->EnsureGradientArea(area_bytes, area);
+  const absl::Status room = run.options.dry_run ? run.store->CheckScratchArea(area_bytes, area)
+                                                : run.store->EnsureScratchArea(area_bytes, area);
   FOREBAY_RETURN_IF_ERROR(Annotate(room, "--resume"));
   if (run.options.dry_run) return absl::OkStatus();
   // A run made by `forebay init --run` gets its fingerprint and its files from its first training

@@ -19,14 +19,14 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
   decoder_options.precision = options.precision;
   decoder_options.max_tokens = options.batch * options.seq;
   FOREBAY_ASSIGN_OR_RETURN(session->decoder_, Decoder::Create(config, decoder_options, budget));
-  FOREBAY_ASSIGN_OR_RETURN(
-      session->compute_,
-      DecoderCompute::CreateForTraining(session->decoder_.get(), plan.tokens_per_step, budget));
   session_options.offload = options;
   session_options.threads = options.threads;
   session_options.pool = &session->decoder_->context().pool();
   FOREBAY_ASSIGN_OR_RETURN(session->layers_, LayerSession::Create(plan, std::move(session_options),
                                                                   std::move(store), budget));
+  FOREBAY_ASSIGN_OR_RETURN(session->compute_, DecoderCompute::CreateForTraining(
+                                                  session->decoder_.get(), plan.tokens_per_step,
+                                                  budget, session->layers_->activations()));
   session->step_ = std::make_unique<TrainingStep>(plan.schedule, session->compute_.get(),
                                                   session->layers_.get());
   return session;

@@ -17,6 +17,7 @@ absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_sca
   hooks.hand = [this](int layer, const LayerGradient& gradient) {
     return layers_->Hand(layer, gradient);
   };
+  hooks.activations = layers_->activations();
   walk_.Announce(*layers_);
   return walk_.Run(*layers_, *compute_, hooks);
 }

@@ -52,6 +52,10 @@ def expected(forebay, task, tmp_path_factory):
         dict(engine="libaio"),
         dict(engine="buffered"),
         dict(engine="libaio", tile_elems=2048, state_tier="host"),
+        dict(activations_tier="nvme"),
+        dict(activations_tier="nvme", engine="threads", threads=3, tile_elems=2048),
+        dict(activations_tier="nvme", weights_tier="host", state_tier="host", durability="replay"),
+        dict(activations_tier="nvme", durability="none"),
     ],
     ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),
 )
@@ -144,12 +148,13 @@ def test_metrics_of_steps_that_were_never_committed_are_replaced(forebay, task, 
     assert lines[:3] == before.splitlines()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_at_any_moment_can_be_resumed(forebay, task, expected, tmp_path, kind):
+@pytest.mark.parametrize("kind, changes", [(signal.SIGTERM, {}), (signal.SIGINT, {}), (signal.SIGKILL, {}),
+                                           (signal.SIGKILL, dict(activations_tier="nvme"))])
+def test_a_signal_at_any_moment_can_be_resumed(forebay, task, expected, tmp_path, kind, changes):
     out = tmp_path / "run"
     # Later every time, so that the signal meets start, steps, commits and export.
     pauses = [0.02 + 0.013 * attempt for attempt in range(40)]
-    train_through_signals(forebay, {**task, **SETTINGS, "out": out}, kind, pauses)
+    train_through_signals(forebay, {**task, **SETTINGS, **changes, "out": out}, kind, pauses)
     assert forebay.digest(out) == expected
 
 

@@ -131,8 +131,8 @@ MUTATIONS = {
     "intent_used_from_a_cache": (INTENT, "  FOREBAY_RETURN_IF_ERROR(impl.Flush(impl.IntentFiles()));\n", ""),
     "gradients_not_flushed": (
         INTENT,
-        "if (stripe.gradients_file >= 0) numbers",
-        "if (stripe.gradients_file < -1) numbers",
+        "if (stripe.scratch_file >= 0) numbers",
+        "if (stripe.scratch_file < -1) numbers",
     ),
     "previous_not_looked_for": (REPAIR, "  if (!is_before) {", "  if (!is_before && impl.files.empty()) {"),
     "repair_keeps_the_sequence": (REPAIR, "again.sequence = newest.record.sequence + 1;", ""),

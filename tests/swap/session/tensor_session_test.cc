@@ -516,7 +516,7 @@ TEST_F(TensorSessionTest, OptionsThatNoStoreCanHaveAreErrors) {
   }
   for (const StripeBytes& bytes : {StripeBytes{-1}, StripeBytes{4096, 4096}}) {
     options = Store();
-    options.gradient_area_bytes = bytes;
+    options.scratch_bytes = bytes;
     EXPECT_EQ(error_of(options, inventory_), ExitCode::kUsage);
   }
   Inventory twice = inventory_;

@@ -32,7 +32,7 @@ class KeptGradients {
     }
     half_bytes_ = sizes;
     for (int64_t& bytes : sizes) bytes *= num_halves;
-    FOREBAY_CHECK(store->EnsureGradientArea(sizes, GradientArea::kAll).ok());
+    FOREBAY_CHECK(store->EnsureScratchArea(sizes, GradientArea::kAll).ok());
   }
 
   // Those of `step`, and their intent.
@@ -50,7 +50,7 @@ class KeptGradients {
         seals_.Seal(i, part, bytes, kGradientElemBytes);
       }
       IoOp op;
-      store_->StartWriteGradient(tile.stripe, OffsetOf(i, step), bytes, op);
+      store_->StartWriteScratch(tile.stripe, OffsetOf(i, step), bytes, op);
       FOREBAY_RETURN_IF_ERROR(store_->engine().Wait(op));
     }
     return absl::OkStatus();
@@ -75,7 +75,7 @@ class KeptGradients {
       const Tile& tile = store_->tiles().tiles()[i];
       const auto bytes = scratch.first(Bytes(tile));
       IoOp op;
-      store_->StartReadGradient(tile.stripe, OffsetOf(i, intent->step), bytes, op);
+      store_->StartReadScratch(tile.stripe, OffsetOf(i, intent->step), bytes, op);
       FOREBAY_RETURN_IF_ERROR(store_->engine().Wait(op));
       bool matches = true;
       for (int64_t part = 0; part < NumSealParts(tile); ++part) {

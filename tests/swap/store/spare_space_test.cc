@@ -64,7 +64,7 @@ class SpareSpaceTest : public testing::Test {
   StoreOptions Options() const {
     return {.directories = directories_,
             .tile_elems = kSmallTileElems,
-            .gradient_area_bytes = {5 * 4096, 3 * 4096},
+            .scratch_bytes = {5 * 4096, 3 * 4096},
             .has_intents = true};
   }
   std::unique_ptr<TensorStore> MustCreate(Engine* engine) {
@@ -103,14 +103,14 @@ TEST_F(SpareSpaceTest, IsAllThatTheFirstCommitLeaves) {
   struct Shape {
     int num_slots = 2;
     StripeWeights stripe_weights;
-    StripeBytes gradient_area_bytes;
+    StripeBytes scratch_bytes;
     bool has_intents = false;
   };
   const Shape shapes[] = {{},
                           {.stripe_weights = {1000, 1}},  // the second folder gets no tiles
-                          {.gradient_area_bytes = {5 * 4096, 0}},
-                          {.gradient_area_bytes = {4096, 7 * 4096}, .has_intents = true},
-                          {.num_slots = 1, .gradient_area_bytes = {0, 4096}}};
+                          {.scratch_bytes = {5 * 4096, 0}},
+                          {.scratch_bytes = {4096, 7 * 4096}, .has_intents = true},
+                          {.num_slots = 1, .scratch_bytes = {0, 4096}}};
   for (const Shape& shape : shapes) {
     for (const bool is_written : {false, true}) {
       SCOPED_TRACE(fmt::format("shape {}, written: {}", &shape - shapes, is_written));
@@ -120,7 +120,7 @@ TEST_F(SpareSpaceTest, IsAllThatTheFirstCommitLeaves) {
                                               .stripe_weights = shape.stripe_weights,
                                               .tile_elems = kSmallTileElems,
                                               .num_slots = shape.num_slots,
-                                              .gradient_area_bytes = shape.gradient_area_bytes,
+                                              .scratch_bytes = shape.scratch_bytes,
                                               .has_intents = shape.has_intents},
                                              SmallInventory(), engine.get());
       ASSERT_TRUE(store.ok()) << store.status();
@@ -199,7 +199,7 @@ TEST_F(SpareSpaceTest, IsNoStep) {
   EXPECT_EQ((*store)->committed().step, 1);
   EXPECT_EQ(ReadTensors(**store), absl::OkStatus());
   EXPECT_FALSE((*store)->FindPrevious().ok());
-  ASSERT_EQ((*store)->EnsureGradientArea(Options().gradient_area_bytes, GradientArea::kAll),
+  ASSERT_EQ((*store)->EnsureScratchArea(Options().scratch_bytes, GradientArea::kAll),
             absl::OkStatus());
   std::vector<std::byte> table(GradientSeals::TableBytes((*store)->tiles()));
   const auto intent = (*store)->FindIntent(table);
@@ -249,7 +249,7 @@ std::string OnBlockMaps() {
     const auto engine = CreateThreadsEngine({});
     auto store = TensorStore::Create({.directories = {directory},
                                       .tile_elems = kSmallTileElems,
-                                      .gradient_area_bytes = {5 * 4096},
+                                      .scratch_bytes = {5 * 4096},
                                       .has_intents = true},
                                      SmallInventory(), engine.get());
     if (!store.ok()) return store.status().ToString();
@@ -269,9 +269,9 @@ std::string OnBlockMaps() {
     store->reset();
     const auto opened = TensorStore::Open({directory}, engine.get());
     if (!opened.ok()) return opened.status().ToString();
-    status = (*opened)->EnsureGradientArea({5 * 4096}, GradientArea::kAll);
+    status = (*opened)->EnsureScratchArea({5 * 4096}, GradientArea::kAll);
     told += "|" + (*opened)->space_note();  // all of it was there
-    status.Update((*opened)->EnsureGradientArea({6 * 4096}, GradientArea::kAll));
+    status.Update((*opened)->EnsureScratchArea({6 * 4096}, GradientArea::kAll));
     return status.ok() ? told + "|" + (*opened)->space_note() : status.ToString();
   });
 }

@@ -81,8 +81,8 @@ TEST_F(StripedStoreTest, HoldsEveryTileAndOpensInAnyOrder) {
 
 TEST_F(StripedStoreTest, ReservesInEachFolderExactlyWhatItAnnounces) {
   const auto store = MustCreate({a_, b_}, {2, 1});
-  ASSERT_EQ(store->EnsureGradientArea({8000, 20'000}), absl::OkStatus());
-  EXPECT_THAT(store->gradient_area_bytes(), ElementsAre(8192, 20'480));
+  ASSERT_EQ(store->EnsureScratchArea({8000, 20'000}), absl::OkStatus());
+  EXPECT_THAT(store->scratch_bytes(), ElementsAre(8192, 20'480));
   const StripeBytes announced = TensorStore::DiskBytes(store->tiles(), kMostSlots, {8000, 20'000});
   for (const int stripe : {0, 1}) {
     int64_t bytes = 0;
@@ -117,9 +117,9 @@ TEST_F(StripedStoreTest, TheValuesOfATensorAreTheSameWhateverTheStripes) {
 TEST_F(StripedStoreTest, TheGradientAreaHasAPartInEveryFolder) {
   MakeSteps({a_, b_}, 1);
   const auto store = MustOpen({a_, b_});
-  ASSERT_EQ(store->EnsureGradientArea({4096, 8192}), absl::OkStatus());
-  ASSERT_EQ(store->EnsureGradientArea({12'288, 4096}), absl::OkStatus());
-  EXPECT_THAT(store->gradient_area_bytes(), ElementsAre(12'288, 8192));
+  ASSERT_EQ(store->EnsureScratchArea({4096, 8192}), absl::OkStatus());
+  ASSERT_EQ(store->EnsureScratchArea({12'288, 4096}), absl::OkStatus());
+  EXPECT_THAT(store->scratch_bytes(), ElementsAre(12'288, 8192));
   Scratch scratch(4096);
   IoOp op;
   for (const bool writes : {true, false}) {
@@ -127,11 +127,11 @@ TEST_F(StripedStoreTest, TheGradientAreaHasAPartInEveryFolder) {
       const auto bytes = scratch.first(4096);
       if (writes) {
         FillPattern(bytes, 1, stripe, true);
-        store->StartWriteGradient(stripe, 4096, bytes, op);
+        store->StartWriteScratch(stripe, 4096, bytes, op);
         ASSERT_EQ(engine_->Wait(op), absl::OkStatus());
         continue;
       }
-      store->StartReadGradient(stripe, 4096, bytes, op);
+      store->StartReadScratch(stripe, 4096, bytes, op);
       ASSERT_EQ(engine_->Wait(op), absl::OkStatus());
       Scratch expected(4096);
       FillPattern(expected.first(4096), 1, stripe, true);
@@ -344,7 +344,7 @@ TEST_F(StripedStoreTest, ACreationThatFailsLeavesNoFolderThatItMade) {
   // More than there is anywhere.
   const auto huge = TensorStore::Create({.directories = {deep, beside},
                                          .tile_elems = kSmallTileElems,
-                                         .gradient_area_bytes = {int64_t{1} << 55, 0}},
+                                         .scratch_bytes = {int64_t{1} << 55, 0}},
                                         SmallInventory(), engine_.get());
   EXPECT_EQ(ExitCodeOf(huge.status()), ExitCode::kDoesNotFit);
   EXPECT_FALSE(FileExists(folder_.Path("new")));

@@ -25,16 +25,16 @@ using testing::HasSubstr;
 class TensorStoreTest : public StoreFixture {
  protected:
   absl::StatusOr<std::unique_ptr<TensorStore>> Create(Layout layout = Layout::kBf16,
-                                                      int64_t gradient_area_bytes = 0) {
+                                                      int64_t scratch_bytes = 0) {
     return TensorStore::Create({.directories = {directory_},
                                 .layout = layout,
                                 .tile_elems = kSmallTileElems,
-                                .gradient_area_bytes = {gradient_area_bytes}},
+                                .scratch_bytes = {scratch_bytes}},
                                SmallInventory(), engine_.get());
   }
   std::unique_ptr<TensorStore> MustCreate(Layout layout = Layout::kBf16,
-                                          int64_t gradient_area_bytes = 0) {
-    auto store = Create(layout, gradient_area_bytes);
+                                          int64_t scratch_bytes = 0) {
+    auto store = Create(layout, scratch_bytes);
     EXPECT_TRUE(store.ok()) << store.status();
     return *std::move(store);
   }
@@ -162,9 +162,9 @@ TEST_F(TensorStoreTest, KeepsGradientsWhereTheCallerPutsThem) {
   Scratch read(8192);
   IoOp op;
   FillPattern(written.first(8192), 1, 1, true);
-  store->StartWriteGradient(0, 4096, written.first(8192), op);
+  store->StartWriteScratch(0, 4096, written.first(8192), op);
   ASSERT_TRUE(engine_->Wait(op).ok());
-  store->StartReadGradient(0, 4096, read.first(8192), op);
+  store->StartReadScratch(0, 4096, read.first(8192), op);
   ASSERT_TRUE(engine_->Wait(op).ok());
   EXPECT_EQ(std::memcmp(read.first(8192).data(), written.first(8192).data(), 8192), 0);
 }

@@ -207,13 +207,13 @@ TEST(GradientAreaFaults, ALockThatCannotBeTakenLeavesTheAreaAsItWas) {
   ASSERT_TRUE(store.ok()) << store.status();
   {
     const FailingCalls watch(folder.path(), FileCall{"flock", "/b/gradients.fbs", 0}, EIO);
-    const absl::Status status = (*store)->EnsureGradientArea({4096, 4096});
+    const absl::Status status = (*store)->EnsureScratchArea({4096, 4096});
     EXPECT_FALSE(status.ok());
     EXPECT_THAT(MessageOf(status), HasSubstr(folder.Path("b/gradients.fbs")));
-    EXPECT_THAT((*store)->gradient_area_bytes(), testing::ElementsAre(0, 0));
+    EXPECT_THAT((*store)->scratch_bytes(), testing::ElementsAre(0, 0));
   }
-  EXPECT_EQ((*store)->EnsureGradientArea({4096, 4096}), absl::OkStatus());
-  EXPECT_THAT((*store)->gradient_area_bytes(), testing::ElementsAre(4096, 4096));
+  EXPECT_EQ((*store)->EnsureScratchArea({4096, 4096}), absl::OkStatus());
+  EXPECT_THAT((*store)->scratch_bytes(), testing::ElementsAre(4096, 4096));
 }
 
 INSTANTIATE_TEST_SUITE_P(Runs, FileFaultsTest, testing::ValuesIn(kFileSettings),

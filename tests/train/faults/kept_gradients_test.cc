@@ -196,11 +196,11 @@ TEST_P(ReplayTest, WithoutItTheStepIsComputedAgain) {
 
 TEST_P(ReplayTest, DamagedGradientsAreNotUsedAndThatIsSaid) {
   ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
-  FlipByte(kGradientsName, 100);
+  FlipByte(kScratchName, 100);
   ASSERT_NO_FATAL_FAILURE(Resume());
   EXPECT_THAT(notes_,
               Contains(HasSubstr("step 2 is computed again, as its gradients cannot be used: '" +
-                                 StoreFile(kGradientsName))));
+                                 StoreFile(kScratchName))));
   EXPECT_THAT(steps_, ElementsAre(2, 3));
 }
 
@@ -208,10 +208,10 @@ TEST_P(ReplayTest, GradientsThatCannotBeReadCostAStep) {
   ASSERT_NO_FATAL_FAILURE(EndInTheThirdStep());
   options_.io_threads = 1;
   BreakingDisk disk;
-  disk.fail_read_of = kGradientsName;
+  disk.fail_read_of = kScratchName;
   ASSERT_NO_FATAL_FAILURE(Resume(OnDisk(&disk)));
   EXPECT_THAT(notes_, Contains(AllOf(HasSubstr("step 2 is computed again"),
-                                     HasSubstr(StoreFile(kGradientsName)))));
+                                     HasSubstr(StoreFile(kScratchName)))));
   EXPECT_THAT(steps_, ElementsAre(2, 3));
 }
 
@@ -287,7 +287,7 @@ TEST_P(DelayedReplayTest, TheUpdateOfAStepWhoseGradientsWereWholeIsApplied) {
 TEST_P(DelayedReplayTest, GradientsThatCannotBeReadAreNotGivenUp) {
   ASSERT_NO_FATAL_FAILURE(EndInTheUpdateAt("/seals.fbs"));
   BreakingDisk disk;
-  disk.fail_read_of = kGradientsName;
+  disk.fail_read_of = kScratchName;
   const absl::Status status = TrainToy(options_, OnDisk(&disk));
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
   ASSERT_NO_FATAL_FAILURE(Resume());

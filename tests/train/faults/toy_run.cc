@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kRoomyBytes = int64_t{256} << 20;
 
 constexpr char kConfig[] = R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 64,
-  "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+  "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
   "num_key_value_heads": 2, "max_position_embeddings": 32, "tie_word_embeddings": true})";
 constexpr int64_t kSeq = 16;
 constexpr int64_t kNumRows = 6;
@@ -73,10 +73,12 @@ bool CanResume(const std::string& out) {
 
 }  // namespace
 
-ToyTask::ToyTask(const std::string& folder)
+ToyTask::ToyTask(const std::string& folder, int num_blocks)
     : model_(JoinPath(folder, "model")), data_(JoinPath(folder, "rows.packed")) {
   const std::string config = JoinPath(folder, "config.json");
-  FOREBAY_CHECK(WriteFileAtomically(config, kConfig).ok());
+  Json shape = Json::parse(kConfig);
+  shape["num_hidden_layers"] = num_blocks;
+  FOREBAY_CHECK(WriteFileAtomically(config, shape.dump()).ok());
   InitOptions init;
   init.config = config;
   init.out = model_;

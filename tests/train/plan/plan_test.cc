@@ -316,12 +316,23 @@ TEST(Plan, TooLittleMemoryIsRefusedWithTheLeastThatWorks) {
   const auto refused = MakePlan(SmolLm2(), options, BigMachine());
   ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused.status()), HasSubstr("activation checkpoints"));
-  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("--batch, --seq or --accum"));
+  EXPECT_THAT(MessageOf(refused.status()),
+              HasSubstr("--batch, --seq, --accum or --activations_tier=nvme"));
   const int64_t least = RecommendedRam(refused.status());
   options.ram_bytes = least;
   EXPECT_TRUE(MakePlan(SmolLm2(), options, BigMachine()).ok());
   options.ram_bytes = least - kMiB;
   EXPECT_FALSE(MakePlan(SmolLm2(), options, BigMachine()).ok());
+}
+
+TEST(Plan, ActivationsOnNvmeLeaveThreeOfThemInRam) {
+  TrainOptions options = SmallRun();
+  constexpr int64_t kActivation = 4 * 256 * 576 * 4;  // of 31
+  options.activations_tier = ActivationsTier::kNvme;
+  const auto on_disk = MakePlan(SmolLm2(), options, BigMachine());
+  ASSERT_TRUE(on_disk.ok()) << on_disk.status();
+  EXPECT_EQ(HostBytesOf(*on_disk, "activation checkpoints"), 3 * kActivation);
+  EXPECT_EQ(ToJson(*on_disk)["activation_area_bytes"], 28 * kActivation);
 }
 
 TEST(Plan, TheLeastThatWorksCountsWhatMustStayInRam) {

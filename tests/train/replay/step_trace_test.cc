@@ -92,6 +92,7 @@ struct Variant {
   TierChoice gradients;
   Layout layout;
   Durability durability = Durability::kStep;
+  ActivationsTier activations = ActivationsTier::kRam;
 };
 
 class StepTraceTest : public testing::TestWithParam<Variant> {
@@ -111,6 +112,7 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     options_.ram_bytes = int64_t{1} << 30;
     options_.gradients_tier = GetParam().gradients;
     options_.durability = GetParam().durability;
+    options_.activations_tier = GetParam().activations;
   }
 
   Plan MakeTestPlan() {
@@ -127,6 +129,8 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     inputs.offload.grad_dtype = options_.grad_dtype;
     inputs.offload.gradients_tier = options_.gradients_tier;
     inputs.offload.durability = options_.durability;
+    inputs.offload.activations_tier = options_.activations_tier;
+    inputs.activation_bytes = ForwardBytes(config_, options_.batch * options_.accum * options_.seq);
     return MustPlan(inputs);
   }
 
@@ -243,7 +247,11 @@ INSTANTIATE_TEST_SUITE_P(
         {"UntiedFp32Spilled", false, TierChoice::kNvme, Layout::kFp32},
         {"NoCommits", true, TierChoice::kHost, Layout::kBf16, Durability::kNone},
         {"Kept", true, TierChoice::kHost, Layout::kBf16, Durability::kReplay},
-        {"KeptAndSpilled", false, TierChoice::kNvme, Layout::kBf16, Durability::kReplay}}),
+        {"KeptAndSpilled", false, TierChoice::kNvme, Layout::kBf16, Durability::kReplay},
+        {"Activations", true, TierChoice::kHost, Layout::kBf16, Durability::kStep,
+         ActivationsTier::kNvme},
+        {"ActivationsAndKept", false, TierChoice::kNvme, Layout::kBf16, Durability::kReplay,
+         ActivationsTier::kNvme}}),
     [](const testing::TestParamInfo<Variant>& variant) { return variant.param.name; });
 
 }  // namespace

@@ -1,5 +1,4 @@
-// The scratch area for gradients: made and grown at any time, and never at the cost of what is
-// committed.
+// The scratch area: made and grown at any time, and never at the cost of what is committed.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -24,7 +23,7 @@ using testing::HasSubstr;
 
 constexpr int64_t kAreaBytes = 5 * 4096;
 
-class GradientAreaTest : public testing::Test {
+class ScratchAreaTest : public testing::Test {
  protected:
   // One committed step in a store without an area.
   void SetUp() override {
@@ -32,7 +31,7 @@ class GradientAreaTest : public testing::Test {
         TensorStore::Create({.directories = {directory_}, .tile_elems = kSmallTileElems},
                             SmallInventory(), engine_.get());
     ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_EQ((*store)->gradient_area_bytes()[0], 0);
+    ASSERT_EQ((*store)->scratch_bytes()[0], 0);
     ASSERT_EQ(WriteStep(**store, 1), absl::OkStatus());
   }
 
@@ -50,9 +49,9 @@ class GradientAreaTest : public testing::Test {
     Scratch read(4096);
     IoOp op;
     FillPattern(written.first(4096), 1, static_cast<int>(area_bytes % 1000), true);
-    store.StartWriteGradient(0, area_bytes - 4096, written.first(4096), op);
+    store.StartWriteScratch(0, area_bytes - 4096, written.first(4096), op);
     FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
-    store.StartReadGradient(0, area_bytes - 4096, read.first(4096), op);
+    store.StartReadScratch(0, area_bytes - 4096, read.first(4096), op);
     FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
     if (std::memcmp(written.first(4096).data(), read.first(4096).data(), 4096) == 0) {
       return absl::OkStatus();
@@ -84,11 +83,11 @@ class GradientAreaTest : public testing::Test {
   std::unique_ptr<Engine> engine_ = CreateThreadsEngine({.num_threads = 1});
 };
 
-TEST_F(GradientAreaTest, IsMadeWithItsSpaceReservedAndForTheUserAlone) {
+TEST_F(ScratchAreaTest, IsMadeWithItsSpaceReservedAndForTheUserAlone) {
   const auto store = MustOpen();
   const bool direct = store->direct_io();
-  ASSERT_EQ(store->EnsureGradientArea({kAreaBytes - 1}), absl::OkStatus());
-  EXPECT_EQ(store->gradient_area_bytes()[0], kAreaBytes) << "whole blocks";
+  ASSERT_EQ(store->EnsureScratchArea({kAreaBytes - 1}), absl::OkStatus());
+  EXPECT_EQ(store->scratch_bytes()[0], kAreaBytes) << "whole blocks";
   EXPECT_EQ(UseArea(*store, kAreaBytes), absl::OkStatus());
   struct stat info = {};
   ASSERT_EQ(::stat(area_path().c_str(), &info), 0);
@@ -98,32 +97,32 @@ TEST_F(GradientAreaTest, IsMadeWithItsSpaceReservedAndForTheUserAlone) {
   EXPECT_EQ(store->direct_io(), direct);
 }
 
-TEST_F(GradientAreaTest, GrowsAndNeverShrinks) {
+TEST_F(ScratchAreaTest, GrowsAndNeverShrinks) {
   const auto store = MustOpen();
   for (const int64_t area_bytes : {int64_t{4096}, kAreaBytes, 3 * kAreaBytes}) {
-    ASSERT_EQ(store->EnsureGradientArea({area_bytes}), absl::OkStatus());
-    EXPECT_EQ(store->gradient_area_bytes()[0], area_bytes);
+    ASSERT_EQ(store->EnsureScratchArea({area_bytes}), absl::OkStatus());
+    EXPECT_EQ(store->scratch_bytes()[0], area_bytes);
     EXPECT_EQ(UseArea(*store, area_bytes), absl::OkStatus());
   }
-  ASSERT_EQ(store->EnsureGradientArea({4096}), absl::OkStatus());
-  EXPECT_EQ(store->gradient_area_bytes()[0], 3 * kAreaBytes);
+  ASSERT_EQ(store->EnsureScratchArea({4096}), absl::OkStatus());
+  EXPECT_EQ(store->scratch_bytes()[0], 3 * kAreaBytes);
   EXPECT_EQ(*FileSize(area_path()), 3 * kAreaBytes);
 }
 
-TEST_F(GradientAreaTest, IsNotThereUntilItIsAskedForAfterOpening) {
-  ASSERT_EQ(MustOpen()->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
+TEST_F(ScratchAreaTest, IsNotThereUntilItIsAskedForAfterOpening) {
+  ASSERT_EQ(MustOpen()->EnsureScratchArea({kAreaBytes}), absl::OkStatus());
   const auto store = MustOpen();
-  EXPECT_EQ(store->gradient_area_bytes()[0], 0);
-  ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
+  EXPECT_EQ(store->scratch_bytes()[0], 0);
+  ASSERT_EQ(store->EnsureScratchArea({kAreaBytes}), absl::OkStatus());
   EXPECT_EQ(UseArea(*store, kAreaBytes), absl::OkStatus());
 }
 
-TEST_F(GradientAreaTest, TouchesNoOtherFile) {
+TEST_F(ScratchAreaTest, TouchesNoOtherFile) {
   const auto before = OtherFiles();
   {
     const auto store = MustOpen();
-    ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
-    ASSERT_EQ(store->EnsureGradientArea({2 * kAreaBytes}), absl::OkStatus());
+    ASSERT_EQ(store->EnsureScratchArea({kAreaBytes}), absl::OkStatus());
+    ASSERT_EQ(store->EnsureScratchArea({2 * kAreaBytes}), absl::OkStatus());
     ASSERT_EQ(UseArea(*store, 2 * kAreaBytes), absl::OkStatus());
   }
   EXPECT_EQ(OtherFiles(), before);
@@ -132,7 +131,7 @@ TEST_F(GradientAreaTest, TouchesNoOtherFile) {
 
 // A crash while the file was made or grown leaves it with any size, or none at all, since nothing
 // of it is flushed.
-TEST_F(GradientAreaTest, WhateverACrashLeftOfItIsMadeGood) {
+TEST_F(ScratchAreaTest, WhateverACrashLeftOfItIsMadeGood) {
   int64_t step = 1;
   for (const int64_t left_bytes : {-1, 0, 512, 4096, 5000, 3 * 4096, 5 * 4096, 9 * 4096}) {
     SCOPED_TRACE(left_bytes);
@@ -142,7 +141,7 @@ TEST_F(GradientAreaTest, WhateverACrashLeftOfItIsMadeGood) {
     }
     const auto store = MustOpen();
     ASSERT_TRUE(HoldsStep(*store, step));
-    ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
+    ASSERT_EQ(store->EnsureScratchArea({kAreaBytes}), absl::OkStatus());
     EXPECT_EQ(UseArea(*store, kAreaBytes), absl::OkStatus());
     struct stat info = {};
     ASSERT_EQ(::stat(area_path().c_str(), &info), 0);
@@ -151,7 +150,7 @@ TEST_F(GradientAreaTest, WhateverACrashLeftOfItIsMadeGood) {
   }
 }
 
-TEST_F(GradientAreaTest, AFailureAtAnyCallIsACleanErrorAndTheCommittedStepStaysWhole) {
+TEST_F(ScratchAreaTest, AFailureAtAnyCallIsACleanErrorAndTheCommittedStepStaysWhole) {
   int64_t committed = 1;
   for (int64_t fail_call = 0;; ++fail_call) {
     SCOPED_TRACE(fail_call);
@@ -164,7 +163,7 @@ TEST_F(GradientAreaTest, AFailureAtAnyCallIsACleanErrorAndTheCommittedStepStaysW
       auto store = TensorStore::Open({directory_}, faulty.get());
       status = store.status();
       for (const int64_t area_bytes : {int64_t{4096}, kAreaBytes}) {
-        if (status.ok()) status = (*store)->EnsureGradientArea({area_bytes});
+        if (status.ok()) status = (*store)->EnsureScratchArea({area_bytes});
         if (status.ok()) status = UseArea(**store, area_bytes);
       }
       if (status.ok()) status = WriteStep(**store, committed + 1);
@@ -179,13 +178,13 @@ TEST_F(GradientAreaTest, AFailureAtAnyCallIsACleanErrorAndTheCommittedStepStaysW
     ASSERT_THAT(step, AnyOf(committed, committed + 1));
     ASSERT_TRUE(HoldsStep(*store, step));
     committed = step;
-    ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
+    ASSERT_EQ(store->EnsureScratchArea({kAreaBytes}), absl::OkStatus());
     ASSERT_EQ(UseArea(*store, kAreaBytes), absl::OkStatus());
     if (status.ok() && num_calls <= fail_call) return;  // every call had its turn
   }
 }
 
-TEST_F(GradientAreaTest, AFullDiskIsAnErrorThatCostsNothing) {
+TEST_F(ScratchAreaTest, AFullDiskIsAnErrorThatCostsNothing) {
   // The store on a file system of its own that has room for a small area alone.
   const std::string small = folder_.Path("small");
   ASSERT_TRUE(MakeDirectories(small).ok());
@@ -202,28 +201,28 @@ TEST_F(GradientAreaTest, AFullDiskIsAnErrorThatCostsNothing) {
   {
     auto store = TensorStore::Open({small}, engine_.get());
     ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_EQ((*store)->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
+    ASSERT_EQ((*store)->EnsureScratchArea({kAreaBytes}), absl::OkStatus());
     for (const int64_t too_much : {64 * kAreaBytes, int64_t{1} << 50}) {
-      const absl::Status status = (*store)->EnsureGradientArea({too_much});
+      const absl::Status status = (*store)->EnsureScratchArea({too_much});
       EXPECT_EQ(ExitCodeOf(status), ExitCode::kDoesNotFit);
       EXPECT_THAT(MessageOf(status), HasSubstr(std::to_string(too_much - kAreaBytes) + " bytes"));
       EXPECT_THAT(MessageOf(status), HasSubstr(small));
       EXPECT_THAT(MessageOf(status), HasSubstr("--ram"));
-      EXPECT_EQ((*store)->CheckGradientArea({too_much}), status);
+      EXPECT_EQ((*store)->CheckScratchArea({too_much}), status);
       // More memory would not help those that are kept.
-      const absl::Status kept = (*store)->EnsureGradientArea({too_much}, GradientArea::kAll);
+      const absl::Status kept = (*store)->EnsureScratchArea({too_much}, GradientArea::kAll);
       EXPECT_EQ(ExitCodeOf(kept), ExitCode::kDoesNotFit);
       const int64_t missing = too_much - kAreaBytes + TensorStore::IntentBytes((*store)->tiles());
       EXPECT_THAT(MessageOf(kept), HasSubstr(std::to_string(missing) + " bytes"));
       EXPECT_THAT(MessageOf(kept), HasSubstr("--durability=step"));
       EXPECT_THAT(MessageOf(kept), testing::Not(HasSubstr("--ram")));
-      EXPECT_EQ((*store)->CheckGradientArea({too_much}, GradientArea::kAll), kept);
+      EXPECT_EQ((*store)->CheckScratchArea({too_much}, GradientArea::kAll), kept);
       EXPECT_EQ(*FileSize(JoinPath(small, "gradients.fbs")), kAreaBytes);
     }
     // Long enough, but with holes that nothing is left for.
     ASSERT_EQ(::truncate(JoinPath(small, "gradients.fbs").c_str(), 64 * kAreaBytes), 0);
-    EXPECT_EQ(ExitCodeOf((*store)->EnsureGradientArea({64 * kAreaBytes})), ExitCode::kDoesNotFit);
-    EXPECT_EQ((*store)->gradient_area_bytes()[0], kAreaBytes);
+    EXPECT_EQ(ExitCodeOf((*store)->EnsureScratchArea({64 * kAreaBytes})), ExitCode::kDoesNotFit);
+    EXPECT_EQ((*store)->scratch_bytes()[0], kAreaBytes);
     EXPECT_EQ(UseArea(**store, kAreaBytes), absl::OkStatus());
     EXPECT_EQ(WriteStep(**store, 2), absl::OkStatus());
     EXPECT_TRUE(HoldsStep(**store, 2));
@@ -231,33 +230,33 @@ TEST_F(GradientAreaTest, AFullDiskIsAnErrorThatCostsNothing) {
   EXPECT_EQ(::umount(small.c_str()), 0);
 }
 
-TEST_F(GradientAreaTest, CheckingChangesNothing) {
+TEST_F(ScratchAreaTest, CheckingChangesNothing) {
   const auto store = MustOpen();
-  EXPECT_EQ(store->CheckGradientArea({kAreaBytes}), absl::OkStatus());
+  EXPECT_EQ(store->CheckScratchArea({kAreaBytes}), absl::OkStatus());
   EXPECT_FALSE(FileExists(area_path()));
 }
 
-TEST_F(GradientAreaTest, SomethingElseInItsPlaceIsNamedAndTheStoreStaysUsable) {
+TEST_F(ScratchAreaTest, SomethingElseInItsPlaceIsNamedAndTheStoreStaysUsable) {
   ASSERT_TRUE(WriteFileAtomically(folder_.Path("thesis"), "precious").ok());
   ASSERT_EQ(::symlink(folder_.Path("thesis").c_str(), area_path().c_str()), 0);
   {
     const auto store = MustOpen();
-    const absl::Status status = store->EnsureGradientArea({kAreaBytes});
+    const absl::Status status = store->EnsureScratchArea({kAreaBytes});
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage);
     EXPECT_THAT(MessageOf(status), HasSubstr("symbolic link"));
     EXPECT_THAT(MessageOf(status), HasSubstr(area_path()));
-    EXPECT_EQ(store->gradient_area_bytes()[0], 0);
+    EXPECT_EQ(store->scratch_bytes()[0], 0);
     EXPECT_EQ(WriteStep(*store, 2), absl::OkStatus());
   }
   EXPECT_EQ(*ReadWholeFile(folder_.Path("thesis"), 100), "precious");
   ASSERT_EQ(::unlink(area_path().c_str()), 0);
   ASSERT_TRUE(MakeDirectories(area_path()).ok());
   const auto store = MustOpen();
-  EXPECT_EQ(ExitCodeOf(store->EnsureGradientArea({kAreaBytes})), ExitCode::kStorage);
+  EXPECT_EQ(ExitCodeOf(store->EnsureScratchArea({kAreaBytes})), ExitCode::kStorage);
   EXPECT_TRUE(HoldsStep(*store, 2));
 }
 
-TEST_F(GradientAreaTest, AFailureInTheSecondFolderLeavesThatOfTheFirstAsItWas) {
+TEST_F(ScratchAreaTest, AFailureInTheSecondFolderLeavesThatOfTheFirstAsItWas) {
   const std::vector<std::string> folders = {folder_.Path("a"), folder_.Path("b")};
   const auto store = TensorStore::Create({.directories = folders, .tile_elems = kSmallTileElems},
                                          SmallInventory(), engine_.get());
@@ -265,31 +264,31 @@ TEST_F(GradientAreaTest, AFailureInTheSecondFolderLeavesThatOfTheFirstAsItWas) {
   const std::string in_second = JoinPath(folders[1], "gradients.fbs");
   ASSERT_TRUE(MakeDirectories(in_second).ok());
   for (const int64_t first_bytes : {int64_t{0}, kAreaBytes}) {
-    ASSERT_EQ((*store)->EnsureGradientArea({first_bytes, 0}), absl::OkStatus());
-    const absl::Status status = (*store)->EnsureGradientArea({2 * kAreaBytes, 4096});
+    ASSERT_EQ((*store)->EnsureScratchArea({first_bytes, 0}), absl::OkStatus());
+    const absl::Status status = (*store)->EnsureScratchArea({2 * kAreaBytes, 4096});
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
     EXPECT_THAT(MessageOf(status), HasSubstr(in_second));
-    EXPECT_THAT((*store)->gradient_area_bytes(), testing::ElementsAre(first_bytes, 0));
+    EXPECT_THAT((*store)->scratch_bytes(), testing::ElementsAre(first_bytes, 0));
     if (first_bytes > 0) {
       EXPECT_EQ(UseArea(**store, first_bytes), absl::OkStatus());
     }
     EXPECT_EQ(WriteStep(**store, first_bytes + 1), absl::OkStatus());
   }
   std::filesystem::remove(in_second);
-  ASSERT_EQ((*store)->EnsureGradientArea({2 * kAreaBytes, 4096}), absl::OkStatus());
-  EXPECT_THAT((*store)->gradient_area_bytes(), testing::ElementsAre(2 * kAreaBytes, 4096));
+  ASSERT_EQ((*store)->EnsureScratchArea({2 * kAreaBytes, 4096}), absl::OkStatus());
+  EXPECT_THAT((*store)->scratch_bytes(), testing::ElementsAre(2 * kAreaBytes, 4096));
   EXPECT_EQ(UseArea(**store, 2 * kAreaBytes), absl::OkStatus());
 }
 
-using GradientAreaDeathTest = GradientAreaTest;
+using ScratchAreaDeathTest = ScratchAreaTest;
 
-TEST_F(GradientAreaDeathTest, TransfersBeyondItAreABug) {
+TEST_F(ScratchAreaDeathTest, TransfersBeyondItAreABug) {
   const auto store = MustOpen();
-  ASSERT_EQ(store->EnsureGradientArea({kAreaBytes}), absl::OkStatus());
+  ASSERT_EQ(store->EnsureScratchArea({kAreaBytes}), absl::OkStatus());
   Scratch scratch(4096);
   IoOp op;
-  EXPECT_DEATH(store->StartWriteGradient(0, kAreaBytes, scratch.first(4096), op), "internal error");
-  EXPECT_DEATH(store->StartReadGradient(0, kAreaBytes, scratch.first(4096), op), "internal error");
+  EXPECT_DEATH(store->StartWriteScratch(0, kAreaBytes, scratch.first(4096), op), "internal error");
+  EXPECT_DEATH(store->StartReadScratch(0, kAreaBytes, scratch.first(4096), op), "internal error");
 }
 
 }  // namespace
