@@ -6,12 +6,13 @@ would hold it up. So the main thread hands such calls to a thread and waits for 
 
 from __future__ import annotations
 
+import _thread
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
-_MAIN = threading.main_thread()
+_MAIN = threading.main_thread().ident
 
 
 class _Task:
@@ -46,18 +47,18 @@ class Worker:
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: int | None = None
         self._last: _Task | None = None  # that was abandoned
 
     def run(self, function: Callable[..., Any], *arguments: Any,
             on_interrupt: Callable[[], None] | None = None) -> Any:
         """A call that may wait. On KeyboardInterrupt, or whatever a signal raises, `on_interrupt` is called, the call
         goes on by itself, and the next one waits for it."""
-        if threading.current_thread() is not _MAIN:
+        if _thread.get_ident() != _MAIN:
             return function(*arguments)
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name="forebay", daemon=True)
-            self._thread.start()
+            # Not threading.Thread, whose start() is left half done when a signal interrupts it.
+            self._thread = _thread.start_new_thread(_serve, (self._tasks,))
         task = _Task(function, arguments)
         try:
             self._tasks.put(task)
@@ -82,18 +83,17 @@ class Worker:
         if last is None:
             return function(*arguments)
         result = self.run(function, *arguments)
-        if threading.current_thread() is _MAIN:
+        if _thread.get_ident() == _MAIN:
             self._last = None
         return result
 
     def close(self, function: Callable[..., Any], *arguments: Any) -> None:
         """The last call: after all others, which it waits for, unless it is made on the thread of the calls."""
-        thread, self._thread = self._thread, None
-        if thread is None:
+        if self._thread is None or self._thread == _thread.get_ident():
             function(*arguments)
             return
+        self._thread = None
         task = _Task(function, arguments)
         self._tasks.put(task)
         self._tasks.put(None)
-        if threading.current_thread() is not thread:
-            task.done.acquire()
+        task.done.acquire()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
@@ -78,7 +79,8 @@ class Layers:
                  momentum: float = 0.0, weights_tier: str = "auto", state_tier: str = "auto",
                  gradients_tier: str = "auto", durability: str = "auto", commit_every: int = 0, engine: str = "auto",
                  num_threads: int = 0, pass_: str = "forward_backward", num_open_layers: int = 0,
-                 num_window_layers: int = 0, update_in_backward: bool = False, tile_elems: int = 0) -> None:
+                 num_window_layers: int = 0, update_in_backward: bool = False, tile_elems: int = 0,
+                 _worker: Worker | None = None) -> None:
         paths = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
         if folder_weights is not None and len(folder_weights) != len(paths):
             raise UsageError(f"forebay: {len(folder_weights)} folder_weights for {len(paths)} folders. Give one each.")
@@ -99,11 +101,11 @@ class Layers:
             pass_=index_of(_PASSES, pass_, "pass_"), num_open_layers=num_open_layers,
             num_window_layers=num_window_layers, update_in_backward=update_in_backward, tile_elems=tile_elems)
         handle = c_void_p()
-        self._worker = Worker()
+        self._worker = Worker() if _worker is None else _worker  # the thread of an object around this one
         self._worker.run(call, lib.forebay_layers_new, ctypes.byref(options), inventory._handle, ctypes.byref(handle))
         self._handle = handle
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, lib.forebay_layers_destroy,
-                                         handle)
+        self._lock = threading.Lock()  # stop() comes while a call is under way, and not while the object ends
+        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, self._lock, handle)
 
     def close(self) -> None:
         """Ends the object; steps that are not committed are lost. Leases stay readable. Called again: nothing."""
@@ -121,14 +123,28 @@ class Layers:
             raise UsageError("forebay: these Layers are closed. Make others, and open the store again.")
         return self._handle
 
+    # Whether the object is open is looked at when a call is made, which may be behind others.
+    def _call(self, function: Any, *arguments: Any) -> None:
+        call(function, self._use(), *arguments)
+
+    def _get(self, function: Any, *arguments: Any) -> Any:
+        return function(self._use(), *arguments)
+
+    def _call_with(self, kept: Pinned, function: Any, *arguments: Any) -> None:
+        """`kept`: data that outlive an interrupted wait."""
+        call(function, self._use(), *arguments)
+
+    def _take_text(self, function: Any) -> str:
+        return take_text(function, self._use())
+
     def _wait(self, function: Any, *arguments: Any) -> None:
-        self._worker.run(call, function, self._use(), *arguments)
+        self._worker.run(self._call, function, *arguments)
 
     def _wait_or_stop(self, function: Any, *arguments: Any) -> None:
-        self._worker.run(call, function, self._use(), *arguments, on_interrupt=self.stop)
+        self._worker.run(self._call, function, *arguments, on_interrupt=self.stop)
 
     def _json(self, function: Any) -> Any:
-        return json.loads(self._worker.quick(take_text, function, self._use()) or "{}")
+        return json.loads(self._worker.quick(self._take_text, function) or "{}")
 
     # ---- The store
 
@@ -139,7 +155,7 @@ class Layers:
 
     def exists(self) -> bool:
         """Whether there is a store in the folders. What is half made counts as none."""
-        return bool(self._worker.quick(lib.forebay_layers_exists, self._use()))
+        return bool(self._worker.quick(self._get, lib.forebay_layers_exists))
 
     def create(self) -> None:
         """Makes the store. UsageError: one is there. DoesNotFitError, StorageError; EnvironmentProblem: another process
@@ -150,8 +166,7 @@ class Layers:
         """The first value of a tensor: all its elements, row-major, of `dtype`; of a raw tensor its bytes. Layers are
         filled in their order, the tensors of one in any; those that are not filled are zeros."""
         pinned = Pinned(data)
-        # `pinned` goes along, so that the data outlive an interrupted call.
-        self._worker.run(_call_with, pinned, lib.forebay_layers_fill, self._use(), tensor,
+        self._worker.run(self._call_with, pinned, lib.forebay_layers_fill, tensor,
                          index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes, on_interrupt=self.stop)
 
     def start(self, user: User | None = None) -> None:
@@ -173,17 +188,17 @@ class Layers:
 
     def cancel_expected(self) -> None:
         """Forgets what was announced and not acquired."""
-        self._worker.quick(lib.forebay_layers_cancel_expected, self._use())
+        self._worker.quick(self._get, lib.forebay_layers_cancel_expected)
 
     def acquire(self, layer: int) -> Lease:
         """Waits for the weights of the layer that was announced next."""
-        lease: Lease = self._worker.run(self._acquire, self._use(), layer)
+        lease: Lease = self._worker.run(self._acquire, layer)
         return lease
 
-    def _acquire(self, handle: c_void_p, layer: int) -> Lease:
+    def _acquire(self, layer: int) -> Lease:
         # On the thread of the calls: a lease whose caller was interrupted ends with its object.
         lease = c_void_p()
-        call(lib.forebay_layers_acquire, handle, layer, ctypes.byref(lease))
+        self._call(lib.forebay_layers_acquire, layer, ctypes.byref(lease))
         return Lease(lease, layer, self.tensors, self.weight_dtype)
 
     # ---- A step
@@ -199,15 +214,15 @@ class Layers:
         self._wait(lib.forebay_layers_set_step, _step_options(groups, clip, loss_scale))
 
     def settle(self) -> None:
-        """Applies what is left of the update of the step before: that of layers which were not read since. Call it between
-        forward and backward where a step does not read all layers."""
+        """Applies what is left of the update of the step before: that of layers which were not read since. Call it
+        between forward and backward where a step does not read all layers."""
         self._wait(lib.forebay_layers_settle)
 
     def add_gradient(self, tensor: int, dtype: str, gradient: Buffer) -> None:
         """Adds to the gradient of a tensor: all its elements, row-major, of `dtype`. Sums are fp32. A tensor that gets
         none in a step is left alone, moments too."""
         pinned = Pinned(gradient)
-        self._worker.run(_call_with, pinned, lib.forebay_layers_add_gradient, self._use(), tensor,
+        self._worker.run(self._call_with, pinned, lib.forebay_layers_add_gradient, tensor,
                          index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes)
 
     def close_layer(self, layer: int) -> None:
@@ -232,7 +247,7 @@ class Layers:
 
     def abandon(self) -> None:
         """The step never was. Also after an error, and for a step that has not begun."""
-        self._worker.run(lib.forebay_layers_abandon, self._use())
+        self._worker.run(self._get, lib.forebay_layers_abandon)
 
     def commit(self, user: User | None = None) -> None:
         """Makes the last step durable, if it is not. user: takes the place of what the step was given; None: that.
@@ -243,12 +258,12 @@ class Layers:
 
     @property
     def committed_step(self) -> int:
-        return int(self._worker.quick(lib.forebay_layers_committed_step, self._use()))
+        return int(self._worker.quick(self._get, lib.forebay_layers_committed_step))
 
     @property
     def step(self) -> int:
         """The last one that is real."""
-        return int(self._worker.quick(lib.forebay_layers_step, self._use()))
+        return int(self._worker.quick(self._get, lib.forebay_layers_step))
 
     @property
     def user(self) -> User:
@@ -261,19 +276,19 @@ class Layers:
         as these hold, from element `first` on. UsageError: the last step is not committed, or the optimizer has no such
         plane."""
         pinned = Pinned(values, writable=True)
-        self._worker.run(_call_with, pinned, lib.forebay_layers_read, self._use(), tensor,
+        self._worker.run(self._call_with, pinned, lib.forebay_layers_read, tensor,
                          index_of(_PLANES, plane, "plane"), first, pinned.num_bytes // 4, pinned.address)
 
     def updates_of(self, tensor: int) -> int:
         """The updates that a tensor got: the committed step, less the steps in which it had no gradient."""
         count = c_int64()
-        self._worker.quick(call, lib.forebay_layers_updates_of, self._use(), tensor, ctypes.byref(count))
+        self._worker.quick(self._call, lib.forebay_layers_updates_of, tensor, ctypes.byref(count))
         return count.value
 
     def raw(self, tensor: int) -> memoryview:
         """The bytes of a raw tensor, until `close`: to be read at any time, and changed in a step."""
         data, num_bytes = c_void_p(), c_size_t()
-        self._worker.quick(call, lib.forebay_layers_raw, self._use(), tensor, ctypes.byref(data),
+        self._worker.quick(self._call, lib.forebay_layers_raw, tensor, ctypes.byref(data),
                            ctypes.byref(num_bytes))
         return memoryview((ctypes.c_char * num_bytes.value).from_address(data.value or 0)).cast("B")
 
@@ -284,11 +299,14 @@ class Layers:
 
     def stop(self) -> None:
         """Has `create`, `fill` and `open` end soon with StoppedError. Waits for nothing; from any thread."""
-        lib.forebay_layers_stop(self._use())
+        with self._lock:
+            if self._destroy.alive:
+                lib.forebay_layers_stop(self._handle)
 
 
-def _call_with(kept: object, function: Any, *arguments: Any) -> None:
-    call(function, *arguments)
+def _end(lock: threading.Lock, handle: c_void_p) -> None:
+    with lock:
+        lib.forebay_layers_destroy(handle)
 
 
 def _text_of(user: User | None) -> tuple[bytes, int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 
 from forebay._library import DTYPE_BYTES, Group
+from forebay._worker import Worker
 from forebay.errors import ForebayError, NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.kernels import Kernels
@@ -40,8 +41,12 @@ class StoreOptions(NamedTuple):
 
 
 class InStore:
+    """Each call is made as a whole on a thread of its own, which signals leave alone: a step whose wait was interrupted
+    is made all the same, and the next call waits for it."""
+
     def __init__(self, optimizer: Optimizer, options: StoreOptions) -> None:
         self._options = options
+        self._worker = Worker()
         self._layers: Layers | None = None
         self._is_open = False
         self._layout: list[list[torch.Tensor]] = []  # parameters of each layer
@@ -53,6 +58,17 @@ class InStore:
         self._in_step = False
         self._num_arrived: list[int] = []  # gradients, by layer
         self._is_handed: list[bool] = []  # by layer
+
+    def _run(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        def stop() -> None:
+            if self._layers is not None:
+                self._layers.stop()
+
+        return self._worker.run(torch.no_grad()(method), *arguments, on_interrupt=stop)
+
+    def open_layers(self) -> Layers | None:
+        layers: Layers | None = self._worker.quick(lambda: self._layers if self._is_open else None)
+        return layers
 
     # ---- The store
 
@@ -86,7 +102,7 @@ class InStore:
             optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in optimizer.param_groups),
             momentum=max(float(group.get("momentum", 0)) for group in optimizer.param_groups), weights_tier=tier,
             state_tier=tier, durability=options.durability, commit_every=NEVER, num_threads=options.threads,
-            pass_="update_only", num_open_layers=1)
+            pass_="update_only", num_open_layers=1, _worker=self._worker)
         self._forget_step()
         return self._layers
 
@@ -152,6 +168,9 @@ class InStore:
 
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         """Called in backward, when a gradient is complete: hands over the layers that have all of theirs."""
+        self._run(self._take_gradient, optimizer, parameter)
+
+    def _take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         layers = self._use(optimizer)
         layer = self._layer_of(optimizer, parameter)
         if self._is_handed[layer]:
@@ -166,7 +185,8 @@ class InStore:
         try:
             if not self._in_step:
                 self._begin(optimizer, layers, 1.0)
-            self._hand_over(optimizer, layers, layer)
+            self._hand_over(layers, layer, {p: gradient_of(p, optimizer.name_of(p)) for p in self._layout[layer]
+                                            if p.grad is not None})
         except BaseException:
             self._abandon(layers)
             raise
@@ -189,13 +209,13 @@ class InStore:
         """Of the groups that have tensors in the store, and of those between."""
         return [optimizer.settings_of(group) for group in optimizer.param_groups[: self._num_groups]]
 
-    def _hand_over(self, optimizer: Optimizer, layers: Layers, layer: int) -> None:
+    def _hand_over(self, layers: Layers, layer: int, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         has_gradient = False
         for parameter in self._layout[layer]:
-            if parameter.grad is None:
+            gradient = gradients.get(parameter)
+            if gradient is None:
                 continue
             has_gradient = True
-            gradient = gradient_of(parameter, optimizer.name_of(parameter))
             layers.add_gradient(self._place[parameter][1], DTYPES[gradient.dtype], memory_of(gradient))
             if self._options.backward_update:
                 parameter.grad = None
@@ -204,15 +224,17 @@ class InStore:
         self._is_handed[layer] = True
 
     def step(self, optimizer: Optimizer, loss_scale: float) -> None:
+        # As they are now: after an interrupted wait the caller may take them from the parameters.
+        gradients = {p: gradient_of(p, optimizer.name_of(p)) for group in optimizer.param_groups
+                     for p in group["params"] if p.grad is not None and p.numel() > 0}
+        self._run(self._step, optimizer, loss_scale, gradients)
+
+    def _step(self, optimizer: Optimizer, loss_scale: float, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         layers = self._use(optimizer)
-        with_gradient = [p for group in optimizer.param_groups for p in group["params"]
-                         if p.grad is not None and p.numel() > 0]
-        if not with_gradient and not self._in_step:
+        if not gradients and not self._in_step:
             return
-        for parameter in with_gradient:
+        for parameter in gradients:
             self._layer_of(optimizer, parameter)
-            gradient_of(parameter, optimizer.name_of(parameter))
-        before = layers.step
         try:
             if self._in_step:  # since backward: a schedule may have moved the settings
                 layers.set_step(self._settings(optimizer), clip=self._options.clip)
@@ -220,7 +242,7 @@ class InStore:
                 self._begin(optimizer, layers, loss_scale)
             for layer in reversed(range(len(self._layout))):
                 if not self._is_handed[layer]:
-                    self._hand_over(optimizer, layers, layer)
+                    self._hand_over(layers, layer, gradients)
             found = layers.finish_backward()
             if found.nonfinite_layer is not None:
                 names = [optimizer.name_of(p) for p in self._layout[found.nonfinite_layer]]
@@ -228,14 +250,8 @@ class InStore:
                                      "not finite. The weights are what they were. Skip this step, or scale the loss "
                                      "(torch.amp.GradScaler).")
             layers.update(optimizer.words(None))
-            self._steps_to_copy = True
         except BaseException:
-            # An update whose wait was interrupted has been made all the same.
-            if layers.step > before:
-                self._steps_to_copy = True
-                self._forget_step()
-            else:
-                self._abandon(layers)
+            self._abandon(layers)
             raise
         self._forget_step()
         optimizer.grad_norm = found.norm
@@ -257,16 +273,28 @@ class InStore:
     def forget_gradients(self) -> None:
         """zero_grad(): those of a step in progress never were."""
         if self._layers is not None:
-            if self._in_step:
-                self._abandon(self._layers)
-            self._forget_step()
+            self._run(self._forget_gradients, self._layers)
+
+    def _forget_gradients(self, layers: Layers) -> None:
+        if self._in_step:
+            self._abandon(layers)
+        self._forget_step()
 
     # ---- What lasts
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
-        self._use(optimizer, user).commit(optimizer.words(user))
+        self._run(self._commit, optimizer, user, optimizer.words(user))
+
+    def _commit(self, optimizer: Optimizer, user: dict[str, Any] | None, words: dict[str, Any] | None) -> int:
+        layers = self._use(optimizer, user)
+        layers.commit(words)
+        return layers.committed_step
 
     def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        user: dict[str, Any] | None = self._run(self._resume, optimizer)
+        return user
+
+    def _resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
         layers = self._plan(optimizer)
         if self._is_open:
             raise UsageError("forebay: the store is open already. Call resume() before the first step.")
@@ -279,9 +307,8 @@ class InStore:
         return optimizer.take_words(layers.user)
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
-        layers = self._use(optimizer)
-        layers.commit()
-        return {"folders": [os.path.abspath(folder) for folder in self._options.folders], "step": layers.committed_step}
+        step = self._run(self._commit, optimizer, None, None)
+        return {"folders": [os.path.abspath(folder) for folder in self._options.folders], "step": step}
 
     def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         reference = state_dict.get("forebay")
@@ -293,13 +320,17 @@ class InStore:
         if not self._is_open and self.resume(optimizer) is None:
             raise UsageError(f"forebay: the state of this state dict lies in {reference['folders']}, and there is no "
                              f"store in {self._where()}. Copy it there, or make the optimizer with these folders.")
-        layers = self._use(optimizer)
+        layers: Layers = self._run(self._use, optimizer)
         if layers.step != reference["step"]:
             raise UsageError(f"forebay: this state dict is of step {reference['step']}, and the store in "
                              f"{self._where()} is at step {layers.step}: it keeps its last commit alone. Load the "
                              "state dict of that, or copy the folder with each state dict.")
 
     def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
+        state: dict[int, dict[str, torch.Tensor]] = self._run(self._full_state, optimizer)
+        return state
+
+    def _full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]]:
         layers = self._use(optimizer)
         layers.commit()
         everything: dict[int, dict[str, torch.Tensor]] = {}

@@ -94,14 +94,21 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scale = getattr(self, "grad_scale", None)
+        try:
+            self._step_scaled(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        except BaseException:
+            # The scaler takes them away after a step that was made. Left there, they would scale the next one.
+            for name in ("grad_scale", "found_inf"):
+                self.__dict__.pop(name, None)
+            raise
+        return loss
+
+    def _step_scaled(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
         if scale is not None and self._takes_in_backward:
             raise UsageError("forebay: a GradScaler looks for gradients in p.grad, and backward_update=True has taken "
                              "them. Train in bfloat16, which needs no scaler, or leave backward_update out.")
-        if float(getattr(self, "found_inf", None) or 0) > 0:
-            return loss
-        self._backend.step(self, 1.0 if scale is None else float(scale))
-        return loss
+        if found_inf is None or float(found_inf) == 0:
+            self._backend.step(self, 1.0 if scale is None else float(scale))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch has it; gradients that backward_update has taken, and step() has not used, are forgotten too."""
@@ -174,7 +181,7 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def layers(self) -> Layers | None:
         """With nvme, from the first step on: the store, for its plan() and stats()."""
-        return self._backend._layers if isinstance(self._backend, InStore) else None
+        return self._backend.open_layers() if isinstance(self._backend, InStore) else None
 
     def close(self) -> None:
         """Ends threads and files. Steps that are not committed are lost."""

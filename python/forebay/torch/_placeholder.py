@@ -1,4 +1,4 @@
-"""Memory that stands for weights that are not here: it reads as NaN in float32, bfloat16 and float16, and takes none."""
+"""Memory that stands for weights which are not here: NaN in float32, bfloat16 and float16. It takes none."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class Streamed(InStore):
                              "model.to(torch.bfloat16), or float32, or float16.")
         devices = sorted({parameter.device.type for parameter in parameters})
         if devices != ["cpu"]:
-            raise NotSupportedError(f"forebay: there are parameters on {', '.join(devices)}. Load the model on the CPU; "
-                                    "modules on a GPU are not streamed yet.")
+            raise NotSupportedError(f"forebay: there are parameters on {', '.join(devices)}. Load the model on the "
+                                    "CPU; modules on a GPU are not streamed yet.")
 
     # ---- The store
 
@@ -78,7 +78,8 @@ class Streamed(InStore):
             optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in optimizer.param_groups),
             momentum=max(float(group.get("momentum", 0)) for group in optimizer.param_groups), weights_tier=tier,
             state_tier=tier, durability=options.durability, commit_every=NEVER, num_threads=options.threads,
-            pass_="forward_backward", num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=_NUM_WINDOW_LAYERS)
+            pass_="forward_backward", num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=_NUM_WINDOW_LAYERS,
+            _worker=self._worker)
         self._has_frozen = any(optimizer.group_number_of(parameter) is None for parameter in self._place)
         self._forget_step()
         return self._layers
@@ -145,8 +146,9 @@ class Streamed(InStore):
         module.register_forward_hook(lambda _module, _arguments, output: self._after_forward(output is not None),
                                      always_call=True)
         # torch marks the hook, which a method does not let it do.
-        module.register_state_dict_post_hook(lambda *arguments: self._fill_state_dict(*arguments))
-        module.register_load_state_dict_pre_hook(_refuse_load)
+        module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            lambda *arguments: self._fill_state_dict(*arguments))
+        module.register_load_state_dict_pre_hook(_refuse_load)  # type: ignore[no-untyped-call]
         module._apply = _checked_apply(module, self._layout[0][0].dtype)  # type: ignore[method-assign]
         for part in module.modules():
             part._parameters = _Fetching(part._parameters, self._fetch)

@@ -23,7 +23,7 @@ class Saved(NamedTuple):
 
 
 class Order:
-    """Announces units as the last pass of the same kind used them; what comes otherwise is read when it is asked for."""
+    """Announces units as the last pass of the same kind used them. What comes otherwise is read when it is used."""
 
     def __init__(self, layers: Layers) -> None:
         self.num_deviations = 0
@@ -93,7 +93,7 @@ class Window:
             self.release()
             self.order.next(unit)
             with self._layers.acquire(unit) as lease:
-                tensors = [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)
+                tensors = [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)  # type: ignore[attr-defined]
                            for parameter, number in zip(self._units[unit], self._numbers[unit])]
             self._here[unit] = tensors
             for parameter, tensor in zip(self._units[unit], tensors):

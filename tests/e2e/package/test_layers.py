@@ -168,12 +168,11 @@ def test_errors_have_the_codes_of_the_program(tmp_path):
 
 def test_stop_ends_a_creation(tmp_path):
     run = layers(tmp_path / "store")
+    run.create()
     run.stop()
     with pytest.raises(forebay.StoppedError) as caught:
-        run.create()
         for tensor, array in enumerate(values()):
             run.fill(tensor, "f32", array)
-        run.start()
     assert caught.value.exit_code == 75
     run.close()
     assert not layers(tmp_path / "store").exists()
