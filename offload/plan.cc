@@ -230,19 +230,20 @@ class Planner {
   absl::StatusOr<Placement> PlaceAll(int64_t left) const {
     PlacementOptions wanted = PlacementFor(left);
     FOREBAY_ASSIGN_OR_RETURN(Placement placement, Place(tiles_, wanted));
-    placement.delays_updates = delays();
+    if (delays()) std::ranges::fill(placement.update_times, UpdateTime::kBesideStep);
     const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
     if (!MaySpeculate() || !any_spilled || DemandedBytes() > 0) return placement;
     wanted.weights = wanted.state = TierChoice::kNvme;
     FOREBAY_ASSIGN_OR_RETURN(placement, Place(tiles_, wanted));
-    for (const Tier tier : placement.gradients) {
-      placement.speculative.push_back(tier == Tier::kNvme);
+    for (size_t layer = 0; layer < placement.gradients.size(); ++layer) {
+      if (placement.gradients[layer] == Tier::kHost) continue;
+      placement.update_times[layer] = UpdateTime::kAfterHand;
     }
     return placement;
   }
 
   StepSchedule Schedule(const Placement& placement) const {
-    const std::vector<UpdateTime> times = UpdateTimesOf(placement);
+    const std::vector<UpdateTime>& times = placement.update_times;
     if (inputs_.pass == PassKind::kModule) return ModuleSchedule(times);
     if (inputs_.pass == PassKind::kUpdateOnly) return UpdateOnlySchedule(times);
     Chain chain = chain_;
@@ -269,8 +270,9 @@ class Planner {
     optimizer.gradient_dtype = options_.grad_dtype;
     optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
-    optimizer.may_speculate = MaySpeculate();
-    optimizer.may_delay = delays();
+    optimizer.may_update = delays()         ? UpdateTime::kBesideStep
+                           : MaySpeculate() ? UpdateTime::kAfterHand
+                                            : UpdateTime::kOnRead;
     return optimizer;
   }
 

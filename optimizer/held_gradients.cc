@@ -43,7 +43,7 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
 StripeBytes HeldGradients::AreaBytes(const Placement& placement, const TileMap& tiles,
                                      int64_t bytes_per_elem, GradientArea area) {
   StripeBytes bytes = PlaceGradients(placement, tiles, bytes_per_elem, area).area_bytes;
-  for (int64_t& of_stripe : bytes) of_stripe *= NumHalves(placement);
+  for (int64_t& of_stripe : bytes) of_stripe *= placement.NumGradientSets();
   return bytes;
 }
 
@@ -69,7 +69,7 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
   const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
   FOREBAY_CHECK(!any_spilled || staging_.size() >= 2);
   for (int stripe = 0; stripe < store->tiles().num_stripes(); ++stripe) {
-    FOREBAY_CHECK(NumHalves(placement) * places_.area_bytes[stripe] <=
+    FOREBAY_CHECK(placement.NumGradientSets() * places_.area_bytes[stripe] <=
                   store->scratch_bytes()[stripe]);
   }
   block_sums_.resize(max_layer_elems / kNormBlockElems);
@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
     DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
     TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging) {
   std::vector<GradientSeals> seals;
-  for (int half = 0; half < NumHalves(placement); ++half) {
+  for (int half = 0; half < placement.NumGradientSets(); ++half) {
     FOREBAY_ASSIGN_OR_RETURN(GradientSeals of_half, GradientSeals::Create(store->tiles(), budget));
     seals.push_back(std::move(of_half));
   }
@@ -107,7 +107,7 @@ HeldGradients::~HeldGradients() {
 }
 
 void HeldGradients::SetHalf(int half) {
-  FOREBAY_CHECK(half >= 0 && half < static_cast<int>(seals_.size()));
+  FOREBAY_CHECK(half >= 0 && half < num_halves());
   if (half == half_) return;
   for (const uint8_t handed : handed_) FOREBAY_CHECK(!handed);
   half_ = half;
@@ -199,7 +199,7 @@ double HeldGradients::RoundBlock(const Gradient& gradient, int64_t first_elem,
 }
 
 absl::Status HeldGradients::RoundTile(int tile, const Gradient& gradient, ThreadPool& pool) {
-  if (placement_.IsSpeculative(TileAt(tile).layer)) {
+  if (!placement_.WaitsForNorm(TileAt(tile).layer)) {
     FOREBAY_CHECK(sink_ != nullptr);
     FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> buffer, sink_->Buffer(tile));
     Round(tile, gradient, buffer.data(), pool);

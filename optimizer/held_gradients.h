@@ -38,7 +38,7 @@ struct GradientPlaces {
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem, GradientArea area);
 
-// Takes the rounded gradients of tiles that wait nowhere (Placement::speculative).
+// Takes the rounded gradients of tiles that wait nowhere (Placement::WaitsForNorm).
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
@@ -48,7 +48,7 @@ class GradientSink {
   virtual void Take() = 0;
 };
 
-// Where updates are delayed (Placement::delays_updates) the area has two halves, each with its
+// Where updates are delayed (UpdateTime::kBesideStep) the area has two halves, each with its
 // checksums: gradients of a step come while those of the step before are still read, and needed
 // where a crash ends both.
 //
@@ -71,12 +71,12 @@ class HeldGradients {
   // As OffloadedOptimizer::GradientAreaBytes.
   static StripeBytes AreaBytes(const Placement& placement, const TileMap& tiles,
                                int64_t bytes_per_elem, GradientArea area);
-  static int NumHalves(const Placement& placement) { return placement.delays_updates ? 2 : 1; }
   // From here on this half of the area takes what is handed over or recovered. At first it is half
   // 0. Requires: nothing was handed over since BeginUpdate or Abandon, and no update reads the
   // half.
   void SetHalf(int half);
   int half() const { return half_; }
+  int num_halves() const { return static_cast<int>(seals_.size()); }
   // From here on, until the next call, reads are of what was handed over or recovered so far.
   void BeginUpdate() { update_half_ = half_; }
   // UsageError where no gradient of the layer, of so many elements, may be handed over now.

@@ -50,9 +50,9 @@ OffloadedOptimizer::Impl::Impl(const OffloadedOptimizerOptions& options_in,
 int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
                                          const TileMap& tiles) {
   const int64_t weight_bytes =
-      options.may_speculate || options.may_delay ? tiles.max_weight_bytes() : 0;
+      options.may_update != UpdateTime::kOnRead ? tiles.max_weight_bytes() : 0;
   const int64_t gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
-  const int sides = options.may_delay ? 2 : 1;
+  const int sides = options.may_update == UpdateTime::kBesideStep ? 2 : 1;
   int64_t landing_bytes = 0;
   for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_streamed_layers();
        ++layer) {
@@ -88,11 +88,8 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
                                                  options.missed_updates));
   FOREBAY_RETURN_IF_ERROR(impl->MakeStaging(budget));
   FOREBAY_RETURN_IF_ERROR(impl->LoadHostState(budget));
-  // The staging buffers of gradients serve both ways, where spilling ends before the first read.
   std::vector<std::span<std::byte>> gradient_staging;
-  for (const StagingBuffer& buffer : impl->staging) {
-    gradient_staging.push_back(placement.delays_updates ? buffer.spill : buffer.gradient);
-  }
+  for (const StagingBuffer& buffer : impl->staging) gradient_staging.push_back(buffer.spill);
   FOREBAY_ASSIGN_OR_RETURN(
       impl->gradients,
       HeldGradients::Create(options.gradient_dtype, options.gradient_area, impl->placement,
@@ -117,9 +114,10 @@ absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
   const int64_t state_bytes = AnyOnNvme(placement.state) ? tiles.max_state_bytes() : 0;
   const int64_t gradient_bytes =
       AnyOnNvme(placement.gradients) ? tiles.max_tile_elems() * SizeOf(options.gradient_dtype) : 0;
-  const bool updates_outside = placement.AnySpeculative() || placement.delays_updates;
+  const bool updates_outside = placement.NumUpdated(UpdateTime::kAfterHand) > 0 ||
+                               placement.NumUpdated(UpdateTime::kBesideStep) > 0;
   const int64_t weight_bytes = updates_outside ? tiles.max_weight_bytes() : 0;
-  const int64_t spill_bytes = placement.delays_updates ? gradient_bytes : 0;
+  const int64_t spill_bytes = (placement.NumGradientSets() - 1) * gradient_bytes;
   const int64_t buffer_bytes = state_bytes + gradient_bytes + weight_bytes + spill_bytes;
   staging.resize(options.num_staging_tiles);
   if (buffer_bytes == 0) return absl::OkStatus();
@@ -129,9 +127,12 @@ absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
                              options.num_staging_tiles * buffer_bytes, buffer_bytes));
   for (int i = 0; i < options.num_staging_tiles; ++i) {
     const auto buffer = staging_memory.bytes().subspan(i * buffer_bytes, buffer_bytes);
-    staging[i] = {buffer.first(state_bytes), buffer.subspan(state_bytes, gradient_bytes),
+    staging[i] = {buffer.first(state_bytes),
+                  buffer.subspan(state_bytes, gradient_bytes),
                   buffer.subspan(state_bytes + gradient_bytes, weight_bytes),
-                  buffer.last(spill_bytes)};
+                  {}};
+    // One serves both ways, where spilling ends before the first read.
+    staging[i].spill = spill_bytes > 0 ? buffer.last(spill_bytes) : staging[i].gradient;
   }
   return absl::OkStatus();
 }
@@ -150,7 +151,7 @@ std::vector<int> OffloadedOptimizer::Impl::TilesAsHanded(
 absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
   for (int i = 0; i < tiles.num_streamed_tiles(); ++i) {
     const int layer = tiles.tiles()[i].layer;
-    if (!placement.IsSpeculative(layer)) {
+    if (placement.WaitsForNorm(layer)) {
       due_tiles.push_back(i);
       continue;
     }
@@ -158,16 +159,16 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
     FOREBAY_CHECK(placement.weights[layer] == Tier::kNvme);
     FOREBAY_CHECK(placement.state[i] == Tier::kNvme || tiles.StateBytes(tiles.tiles()[i]) == 0);
   }
-  if (!placement.AnySpeculative()) return absl::OkStatus();
+  if (placement.NumUpdated(UpdateTime::kAfterHand) == 0) return absl::OkStatus();
   // Tiles that are written over until a commit, and buffers that spilled gradients would need too.
   FOREBAY_CHECK(store->num_slots() > 1 && options.gradient_area == GradientArea::kSpilled);
   std::vector<int> order = TilesAsHanded([this](int layer) {
     FOREBAY_CHECK(!placement.IsSpilled(layer));
-    return placement.IsSpeculative(layer);
+    return !placement.WaitsForNorm(layer);
   });
   FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_streamed_tiles());
   for (const int layer : options.hand_over_order) {
-    if (placement.IsSpeculative(layer)) speculative_layers.push_back(layer);
+    if (!placement.WaitsForNorm(layer)) speculative_layers.push_back(layer);
   }
   std::vector<std::span<std::byte>> buffers;
   for (const StagingBuffer& buffer : staging) buffers.push_back(buffer.gradient);
@@ -182,8 +183,9 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
 }
 
 absl::Status OffloadedOptimizer::Impl::MakeDelays() {
-  if (!placement.delays_updates) return absl::OkStatus();
-  FOREBAY_CHECK(store->num_slots() > 1 && !placement.AnySpeculative());
+  const int64_t num_delayed = placement.NumUpdated(UpdateTime::kBesideStep);
+  if (num_delayed == 0) return absl::OkStatus();
+  FOREBAY_CHECK(store->num_slots() > 1 && num_delayed == tiles.num_streamed_layers());
   FOREBAY_CHECK(std::ranges::count(placement.weights, Tier::kHost) == 0);
   std::vector<int> order = TilesAsHanded([](int /*layer*/) { return true; });
   FOREBAY_CHECK(static_cast<int>(order.size()) == tiles.num_streamed_tiles());
@@ -248,7 +250,7 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
   }
   FOREBAY_RETURN_IF_ERROR(gradients->CheckHand(layer, num_elems));
   FOREBAY_RETURN_IF_ERROR(tensors->CheckHand(layer, without_gradient));
-  if (!speculates || !placement.IsSpeculative(layer)) return absl::OkStatus();
+  if (!speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
   const int expected = speculative_layers[num_speculated];
   if (layer == expected) return absl::OkStatus();
   const std::vector<LayerSpec>& layers = store->inventory().layers();
@@ -267,7 +269,7 @@ absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, std::span<const f
     FOREBAY_RETURN_IF_ERROR(delays->AwaitTile(tiles.first_tile(layer + 1) - 1));
   }
   const std::span<const ElemRange> as_zeros = tensors->Hand(layer, without_gradient);
-  const bool is_speculated = speculates && placement.IsSpeculative(layer);
+  const bool is_speculated = speculates && !placement.WaitsForNorm(layer);
   if (is_speculated) tensors->Prepare(layer);  // before its first tile is taken
   FOREBAY_RETURN_IF_ERROR(gradients->Hand(layer, gradient, compute, as_zeros));
   if (is_speculated) ++num_speculated;
@@ -306,11 +308,10 @@ absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, 
 // The half of the gradient area, by the number of the step to come: so what an update needs that is
 // not committed is never written over, and whoever goes on after a crash finds it.
 void OffloadedOptimizer::Impl::ChooseHalf() {
-  if (!placement.delays_updates) return;
   const int64_t committed = store->committed().step;
   const bool one_is_to_commit = delayed_is_pending || committed == delayed_from;
   const int64_t to_come = committed + (one_is_to_commit ? 2 : 1);
-  gradients->SetHalf(static_cast<int>(to_come % 2));
+  gradients->SetHalf(static_cast<int>(to_come % gradients->num_halves()));
 }
 
 // With all of it written, so that whoever reads a layer next finds what was made of it.
@@ -389,7 +390,7 @@ absl::Status OffloadedOptimizer::PublishIntent(int64_t step, const Json& trainer
                     "pass has not ended. Publish them between FinishBackward and BeginUpdate",
                     step));
   }
-  if (impl_->placement.delays_updates && step % 2 != impl_->gradients->half()) {
+  if (step % impl_->gradients->num_halves() != impl_->gradients->half()) {
     return UsageError(fmt::format(
         "optimizer: the gradients of step {} are to outlive a crash, and lie where those of an {} "
         "step do. Publish them as those of the step after the one that is committed or pending",
@@ -498,7 +499,7 @@ absl::Status OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, Resident
   impl_->staged->Begin(impl_->due_tiles);
   // Last: from here on the swapper's thread may update.
   for (size_t layer = 0; layer < impl_->due.size(); ++layer) {
-    impl_->due[layer].store(!impl_->placement.IsSpeculative(static_cast<int>(layer)),
+    impl_->due[layer].store(impl_->placement.WaitsForNorm(static_cast<int>(layer)),
                             std::memory_order_release);
   }
   return absl::OkStatus();

@@ -54,9 +54,8 @@ struct OffloadedOptimizerOptions {
   int num_staging_tiles = 4;          // state tiles in flight; >= 2
   // Every layer once, as Hand gets them: for placements with speculative layers or delayed updates.
   std::vector<int> hand_over_order;
-  // What the placement may have, for StagingBytes: such layers, and such updates.
-  bool may_speculate = false;
-  bool may_delay = false;
+  // When the placement may have layers updated, for StagingBytes.
+  UpdateTime may_update = UpdateTime::kOnRead;
 };
 
 struct GradientStats {

@@ -124,6 +124,7 @@ absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& op
         FormatBinaryBytes(-left_bytes)));
   }
   Placement placement;
+  placement.update_times.assign(weight_sizes.size(), UpdateTime::kOnRead);
   placement.host_gradient_bytes =
       PlaceKind(options.gradients, gradient_sizes, {}, placement.gradients, left_bytes);
   placement.host_weight_bytes =

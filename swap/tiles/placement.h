@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forebay/step/step_schedule.h"
 #include "forebay/swap/tiles/tile_map.h"
 
 namespace forebay {
@@ -20,27 +21,29 @@ struct Placement {
   std::vector<Tier> weights;    // per layer
   std::vector<Tier> state;      // per tile
   std::vector<Tier> gradients;  // per layer: where a finished gradient waits for the global norm
-  // Per layer, or empty, as none: whether it is updated before the norm is known
-  // (OffloadedOptimizer::BeginSpeculation). Its weights and all of its state are on NVMe, and its
-  // gradient, of which `gradients` says kNvme, waits nowhere.
-  std::vector<bool> speculative;
-  // Whether updates are applied beside the step after them, which does not see them
-  // (OffloadedOptimizer::BeginUpdate). All weights are on NVMe then, and none is speculative.
-  bool delays_updates = false;
+  // Per layer, or empty: all kOnRead, as the window reads them.
+  // - kAfterHand, speculative: its weights and all of its state are on NVMe, and its gradient, of
+  //   which `gradients` says kNvme, waits nowhere (OffloadedOptimizer::BeginSpeculation).
+  // - kBesideStep, delayed: all layers are then, and all weights are on NVMe
+  //   (OffloadedOptimizer::BeginUpdate).
+  std::vector<UpdateTime> update_times;
   int64_t host_weight_bytes = 0;
   int64_t host_state_bytes = 0;
   int64_t host_gradient_bytes = 0;
 
-  bool IsSpeculative(int layer) const { return !speculative.empty() && speculative[layer]; }
-  bool AnySpeculative() const { return std::ranges::find(speculative, true) != speculative.end(); }
+  UpdateTime UpdateTimeOf(int layer) const {
+    return update_times.empty() ? UpdateTime::kOnRead : update_times[layer];
+  }
+  int64_t NumUpdated(UpdateTime time) const { return std::ranges::count(update_times, time); }
+  bool WaitsForNorm(int layer) const { return UpdateTimeOf(layer) != UpdateTime::kAfterHand; }
+  // The steps whose gradients wait at one time.
+  int NumGradientSets() const { return NumUpdated(UpdateTime::kBesideStep) > 0 ? 2 : 1; }
   // Whether all weights and all state live in RAM.
   bool AllInHost() const {
     return std::ranges::count(weights, Tier::kNvme) + std::ranges::count(state, Tier::kNvme) == 0;
   }
   // Whether the layer's gradient waits on NVMe.
-  bool IsSpilled(int layer) const {
-    return gradients[layer] == Tier::kNvme && !IsSpeculative(layer);
-  }
+  bool IsSpilled(int layer) const { return gradients[layer] == Tier::kNvme && WaitsForNorm(layer); }
 };
 
 struct PlacementOptions {

@@ -45,9 +45,8 @@ class WindowTrace {
   void Forget() {
     for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
       const int layer = buffers_[buffer].layer;
-      if (layer >= 0 && (placement_.delays_updates || placement_.IsSpeculative(layer))) {
-        buffers_.Forget(buffer);
-      }
+      const bool is_old = layer >= 0 && placement_.UpdateTimeOf(layer) != UpdateTime::kOnRead;
+      if (is_old) buffers_.Forget(buffer);
     }
   }
 
@@ -59,16 +58,6 @@ class WindowTrace {
 };
 
 }  // namespace
-
-std::vector<UpdateTime> UpdateTimesOf(const Placement& placement) {
-  std::vector<UpdateTime> times;
-  for (int layer = 0; layer < static_cast<int>(placement.weights.size()); ++layer) {
-    times.push_back(placement.delays_updates         ? UpdateTime::kBesideStep
-                    : placement.IsSpeculative(layer) ? UpdateTime::kAfterHand
-                                                     : UpdateTime::kOnRead);
-  }
-  return times;
-}
 
 std::vector<StepBuffers> StepBufferChoices(int num_stripes) {
   constexpr int kTilesOfADisk = 4;

@@ -13,9 +13,6 @@
 
 namespace forebay {
 
-// When each layer is updated under this placement, for ChainSchedule.
-std::vector<UpdateTime> UpdateTimesOf(const Placement& placement);
-
 // Buffers whose number only changes speed.
 struct StepBuffers {
   int num_staging_tiles = 4;

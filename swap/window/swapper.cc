@@ -10,7 +10,7 @@
 namespace forebay {
 
 Swapper::Swapper(const Placement& placement, TensorStore* store, TileUpdater* updater)
-    : store_(store), updater_(updater), is_speculative_(placement.speculative) {
+    : store_(store), updater_(updater), update_times_(placement.update_times) {
   due_.reserve(static_cast<size_t>(store->tiles().num_streamed_layers()));
 }
 
@@ -173,7 +173,7 @@ absl::Status Swapper::ApplyAllUpdates() {
 }
 
 void Swapper::ForgetSpeculative() {
-  window_->Forget([this](int layer) { return is_speculative_[layer]; });
+  window_->Forget([this](int layer) { return update_times_[layer] == UpdateTime::kAfterHand; });
 }
 
 void Swapper::SwitchTo(Generation generation) {

@@ -116,9 +116,9 @@ class Swapper final : private LayerFiller {
 
   TensorStore* const store_;
   TileUpdater* const updater_;
-  const std::vector<bool> is_speculative_;  // by layer, or empty: none
-  std::vector<Backing> backing_;            // by buffer
-  std::vector<int> due_;                    // of ApplyAllUpdates
+  const std::vector<UpdateTime> update_times_;  // as Placement has them
+  std::vector<Backing> backing_;                // by buffer
+  std::vector<int> due_;                        // of ApplyAllUpdates
   Generation generation_ = Generation::kNewest;
   std::unique_ptr<LayerWindow> window_;  // the last: its thread ends first
 };

@@ -49,7 +49,7 @@ TEST(OffloadPlan, PlansAnyInventoryInsideItsBudget) {
   EXPECT_EQ(host_bytes, plan->host_bytes);
   EXPECT_EQ(activations, inputs.step_memory[0].host_bytes);
   EXPECT_EQ(plan->schedule,
-            ChainSchedule({.num_layers = 5, .update_times = UpdateTimesOf(plan->placement)}));
+            ChainSchedule({.num_layers = 5, .update_times = plan->placement.update_times}));
   // All of it fits in RAM, and is written for a commit alone.
   EXPECT_EQ(plan->read_bytes_per_step, 0);
 }
@@ -81,7 +81,7 @@ TEST(OffloadPlan, HeldGradientsWaitWhereTheyAreAskedTo) {
   options.clip = 0;
   plan = MakeOffloadPlan(inputs, options, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_FALSE(plan->placement.AnySpeculative());
+  EXPECT_EQ(plan->placement.NumUpdated(UpdateTime::kAfterHand), 0);
   EXPECT_EQ(plan->placement.host_gradient_bytes, 0);
   EXPECT_EQ(Total(plan->gradient_area_bytes), all_bytes);
   EXPECT_EQ(plan->read_bytes_per_step, read_bytes + all_bytes);

@@ -361,10 +361,13 @@ class OffloadedRun {
     }
     run->placement_ =
         PlacementOf(run->store().tiles(), options.weights, options.state, options.gradients);
-    for (int layer = 0; options.speculative && layer < run->num_layers(); ++layer) {
-      run->placement_.speculative.push_back(run->placement_.gradients[layer] == Tier::kNvme);
+    for (int layer = 0; layer < run->num_layers(); ++layer) {
+      const bool speculative =
+          options.speculative && run->placement_.gradients[layer] == Tier::kNvme;
+      run->placement_.update_times.push_back(options.delayed ? UpdateTime::kBesideStep
+                                             : speculative   ? UpdateTime::kAfterHand
+                                                             : UpdateTime::kOnRead);
     }
-    run->placement_.delays_updates = options.delayed;
     // Not a byte more than what is announced.
     FOREBAY_RETURN_IF_ERROR(run->store().EnsureScratchArea(
         OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles()),

@@ -86,7 +86,7 @@ std::string DurabilityLine(const Plan& plan) {
         commit);
   }
   const int64_t steps = StepsPerCommit(plan.commit_pace);
-  if (std::ranges::count(plan.placement.speculative, true) == std::ssize(plan.placement.weights)) {
+  if (plan.placement.NumUpdated(UpdateTime::kAfterHand) == std::ssize(plan.placement.weights)) {
     return fmt::format(
         "durability step: each step is committed as it ends ({}); a crash loses the running one\n",
         commit);
@@ -116,7 +116,7 @@ int64_t CountHost(const std::vector<Tier>& tiers) {
 }
 
 std::string SpeculationLine(const Plan& plan) {
-  const auto count = std::ranges::count(plan.placement.speculative, true);
+  const auto count = plan.placement.NumUpdated(UpdateTime::kAfterHand);
   if (count == 0) return "";
   return fmt::format(
       "gradients  of {} layers are applied as they come, and undone where the step turns out to be "
@@ -156,7 +156,7 @@ Json ToJson(const Plan& plan) {
                        {"num_layers", plan.placement.weights.size()},
                        {"state_tiles_in_ram", CountHost(plan.placement.state)},
                        {"gradient_layers_in_ram", CountHost(plan.placement.gradients)},
-                       {"speculative_layers", std::ranges::count(plan.placement.speculative, true)},
+                       {"speculative_layers", plan.placement.NumUpdated(UpdateTime::kAfterHand)},
                        {"host_weight_bytes", plan.placement.host_weight_bytes},
                        {"host_state_bytes", plan.placement.host_state_bytes},
                        {"host_gradient_bytes", plan.placement.host_gradient_bytes}};

@@ -161,7 +161,7 @@ absl::Status TrainingRun::RedoUpdate() {
   if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
   // Where they cannot be computed again for sure, what might be read another time is not given up.
   const bool may_read_later = ExitCodeOf(recovered.damage) == ExitCode::kStorage;
-  if (may_read_later && prepared_.plan.placement.delays_updates) return recovered.damage;
+  if (may_read_later && prepared_.plan.delay_update_from > 0) return recovered.damage;
   if (!recovered.damage.ok()) {
     Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
                      MessageOf(recovered.damage)));

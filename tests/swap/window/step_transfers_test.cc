@@ -45,7 +45,7 @@ StepSchedule ScheduleOf(int num_layers, bool tied) {
 
 StepSchedule ScheduleOf(const Placement& placement) {
   return ChainSchedule({.num_layers = static_cast<int>(placement.weights.size()),
-                        .update_times = UpdateTimesOf(placement)});
+                        .update_times = placement.update_times});
 }
 
 Placement AllOnNvme(const TileMap& tiles) {
@@ -133,7 +133,7 @@ TEST(CountTransfers, StepsBesideDelayedUpdatesReadMoreWeights) {
     return CountTransfers(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles, 2);
   };
   const StepTransfers in_time = count();
-  placement.delays_updates = true;
+  placement.update_times.assign(8, UpdateTime::kBesideStep);
   EXPECT_THAT(CountWeightReads(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles),
               ElementsAre(1, 2, 2, 2, 1, 1, 1, 1));
   // Three blocks of 4096 elements that the window would still hold from the step before.
@@ -269,10 +269,10 @@ TEST(CountWeightReads, IsWhatTheWindowReadsOfEachLayerInAnyOrder) {
     for (size_t i = 0; i < placement.weights.size(); ++i) {
       if (random.Below(30 + i, 5) == 0) placement.weights[i] = Tier::kHost;
     }
-    placement.speculative.resize(placement.weights.size());
+    placement.update_times.assign(placement.weights.size(), UpdateTime::kOnRead);
     for (size_t i = 0; i < placement.weights.size(); ++i) {
-      placement.speculative[i] =
-          placement.weights[i] == Tier::kNvme && random.Below(60 + i, 4) == 0;
+      const bool speculative = placement.weights[i] == Tier::kNvme && random.Below(60 + i, 4) == 0;
+      if (speculative) placement.update_times[i] = UpdateTime::kAfterHand;
     }
     const WindowOptions window =
         ChainWindow(num_layers, {4, 2 + static_cast<int>(random.Below(2, 3))});
@@ -293,7 +293,7 @@ TEST(CountWeightReads, IsWhatTheWindowReadsOfEachLayerInAnyOrder) {
           (*layers)->Release(layer);
         }
       }
-      (*layers)->Forget([&](int layer) { return placement.IsSpeculative(layer); });
+      (*layers)->Forget([&](int layer) { return !placement.WaitsForNorm(layer); });
     }
     EXPECT_EQ(filler.reads, CountWeightReads(schedule, window, placement, tiles));
   }
