@@ -104,6 +104,22 @@ TEST_F(StepBenchTest, MovesWhatThePlanSaysAndLeavesNothing) {
   EXPECT_TRUE(FolderIsEmpty());
 }
 
+TEST_F(StepBenchTest, MovesActivationsTooWhereTheyAreOnNvme) {
+  options_.size_bytes = 128 << 20;
+  options_.replay.offload.activations_tier = ActivationsTier::kNvme;
+  options_.replay.activation_bytes = 5 << 20;
+  const auto report = RunStepBench(options_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  // All ten layers have one but the last, and three stay.
+  EXPECT_EQ(report->whole.activations.num_spilled, 6);
+  const OffloadPlan slice = SliceOf(*report);
+  EXPECT_EQ(report->slice_transfers.read_bytes, slice.read_bytes_per_step);
+  EXPECT_EQ(report->slice_transfers.write_bytes, slice.write_bytes_per_step);
+  EXPECT_LE(report->peak_bytes, BufferBytes(slice));
+  EXPECT_EQ(StepToJson(*report, 600)["activations"], "nvme");
+  EXPECT_TRUE(FolderIsEmpty());
+}
+
 TEST_F(StepBenchTest, ASmallStoreIsNotFolded) {
   options_.size_bytes = int64_t{4} << 30;
   options_.replay.inventory = ModelInventory(1);

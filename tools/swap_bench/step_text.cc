@@ -79,12 +79,12 @@ std::string StepText(const StepBenchReport& report, const std::string& model, do
                       model, FormatCount(inputs.inventory.num_params()), inputs.num_blocks(),
                       NameOf(inputs.offload.layout), NameOf(inputs.offload.durability));
   text += fmt::format(
-      "placement  weights and state on NVMe, gradients {}{}; {}\n",
-      inputs.offload.gradients_tier == TierChoice::kHost ? "in RAM" : "on NVMe",
+      "placement  weights and state{} on NVMe, gradients {}; {}\n",
       report.whole.activations.num_spilled > 0
-          ? fmt::format(", {} activations of {} too", report.whole.activations.num_spilled,
+          ? fmt::format(" (and {} activations of {})", report.whole.activations.num_spilled,
                         FormatBytes(report.whole.activations.activation_bytes))
           : "",
+      inputs.offload.gradients_tier == TierChoice::kHost ? "in RAM" : "on NVMe",
       report.options.compute == ReplayCompute::kNone ? "I/O alone" : "with the AdamW update");
   text += StripesText(report);
   text +=
