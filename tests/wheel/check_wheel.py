@@ -63,7 +63,7 @@ def pythons():
     for minor in range(OLDEST, NEWEST):
         for place in places:
             python = place / f"python3.{minor}"
-            works = python.exists() and subprocess.run([python, "-c", "import venv, ensurepip"],
+            works = python.exists() and subprocess.run([python, "-c", "import venv, ensurepip"], check=False,
                                                        capture_output=True).returncode == 0
             if works and minor not in found:
                 found[minor] = python

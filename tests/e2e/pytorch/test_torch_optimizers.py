@@ -63,8 +63,8 @@ def assert_same_state(left, right):
         assert_same(left[number], right[number])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(("kind", "dtype"), [("adamw", dtype) for dtype in DTYPES] +
+                         [(kind, torch.bfloat16) for kind in OPTIMIZERS if kind != "adamw"])
 def test_ram_and_store_have_the_same_bits(tmp_path, kind, dtype):
     in_ram, in_store, in_backward = (make_model(dtype) for _ in range(3))
     ram = OPTIMIZERS[kind](in_ram.parameters())
@@ -226,7 +226,7 @@ def test_a_killed_run_goes_on_from_its_last_commit(tmp_path):
     model = make_model(torch.bfloat16)
     train(model, OPTIMIZERS["adamw"](model.parameters()), 12)
     folder, store, out = str(pathlib.Path(__file__).parent), str(tmp_path / "store"), str(tmp_path / "out")
-    for dies_at in (5, 8, 11, 0):
+    for dies_at in (5, 8, 0):
         program = PROGRAM.format(folder=folder, store=store, out=out, dies_at=dies_at)
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert done.returncode == (-signal.SIGKILL if dies_at else 0), done.stderr
