@@ -360,6 +360,14 @@ class InStore:
             raise NotSupportedError("forebay: the weights of a store change by its steps alone. Set the parameters "
                                     "before the first step, or use an optimizer without nvme=.")
 
+    def move(self, folder: Path) -> None:
+        if self._is_open:
+            raise UsageError("forebay: the store is open. Load a checkpoint before the first step.")
+        if self._layers is not None:
+            self._layers.close()
+        self._layers = None
+        self._options = self._options._replace(folders=[folder])
+
     def check_new_group(self) -> None:
         if self._layers is not None:
             raise UsageError("forebay: the store has the parameters of the first step. Add groups before it.")

@@ -110,6 +110,12 @@ class Optimizer(torch.optim.Optimizer):
         if found_inf is None or float(found_inf) == 0:
             self._backend.step(self, 1.0 if scale is None else float(scale))
 
+    @torch.no_grad()
+    def step_scaled(self, loss_scale: float) -> None:
+        """step() of gradients that were multiplied by `loss_scale`. NumericalError, and nothing changed: one of them is
+        not finite."""
+        self._backend.step(self, loss_scale)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch has it; gradients that backward_update has taken, and step() has not used, are forgotten too."""
         self._backend.forget_gradients()
@@ -173,6 +179,11 @@ class Optimizer(torch.optim.Optimizer):
         if self.resumed is None:
             with torch.no_grad():
                 self._backend.start(self, None)
+
+    def move_store(self, folder: Path) -> None:
+        """With nvme, before the first step: the store is, or will be, in another folder."""
+        assert isinstance(self._backend, InStore)
+        self._backend.move(folder)
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
         """Of stream(): while it lasts, autograd keeps no weights."""

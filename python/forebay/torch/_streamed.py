@@ -236,7 +236,7 @@ class Streamed(InStore):
                 placeholder.renew()
                 raise UsageError("forebay: a parameter was written to while its weights were not there. Change weights "
                                  "before stream(), or load them into another store. The step was abandoned.")
-            layers.set_step(self._settings(optimizer), clip=self._options.clip)
+            layers.set_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale)
             found = layers.finish_backward()
             if found.nonfinite_layer is not None:
                 raise NumericalError(f"forebay: a gradient of {self._units[found.nonfinite_layer].name} is not finite. "

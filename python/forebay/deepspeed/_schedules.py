@@ -1,0 +1,198 @@
+"""DeepSpeed's learning-rate schedules: deepspeed/runtime/lr_schedules.py has the formulas. step() follows each update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from forebay.errors import UsageError
+
+
+class Schedule:
+    """Sets "lr" (and "betas") of all groups. `rate(i)`: after i + 1 calls of step(); -1: before the first."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: Callable[[int], float],
+                 betas: Callable[[int], tuple[float, float] | None]) -> None:
+        self.optimizer = optimizer
+        self.last_batch_iteration = -1
+        self._rate = rate
+        self._betas = betas
+        self._set()
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        self.last_batch_iteration = (self.last_batch_iteration + 1 if last_batch_iteration is None
+                                     else last_batch_iteration)
+        self._set()
+
+    def _set(self) -> None:
+        rate, betas = self._rate(self.last_batch_iteration), self._betas(self.last_batch_iteration)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+            if betas is not None and "betas" in group:
+                group["betas"] = betas
+
+    def get_lr(self) -> list[float]:
+        return [self._rate(self.last_batch_iteration)] * len(self.optimizer.param_groups)
+
+    def get_last_lr(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last_batch_iteration = state["last_batch_iteration"]
+        self._set()
+
+
+# Arguments and their defaults; None: of the optimizer, or none.
+_WARMUP = {"warmup_min_lr": 0.0, "warmup_max_lr": None, "warmup_num_steps": 1000, "warmup_type": "log"}
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "WarmupLR": _WARMUP,
+    "WarmupDecayLR": {**_WARMUP, "warmup_max_lr": 0.001, "total_num_steps": ...},
+    "WarmupCosineLR": {"total_num_steps": ..., "warmup_min_ratio": 0.0, "warmup_num_steps": 1000,
+                       "cos_min_ratio": 0.0001, "warmup_type": "log"},
+    "OneCycle": {"cycle_min_lr": ..., "cycle_max_lr": ..., "decay_lr_rate": 0.0, "cycle_first_step_size": 2000,
+                 "cycle_second_step_size": None, "cycle_first_stair_count": 0, "cycle_second_stair_count": None,
+                 "decay_step_size": 0, "cycle_momentum": True, "cycle_min_mom": 0.8, "cycle_max_mom": 0.9,
+                 "decay_mom_rate": 0.0},
+    "LRRangeTest": {"lr_range_test_min_lr": 1e-3, "lr_range_test_step_size": 2000, "lr_range_test_step_rate": 1.0,
+                    "lr_range_test_staircase": False},
+}
+
+
+def make(kind: str, params: dict[str, Any], optimizer: torch.optim.Optimizer) -> Schedule:
+    """UsageError: no schedule of that name, an argument that it has not, or one that is missing."""
+    if kind not in _ARGUMENTS:
+        raise UsageError(f"forebay: scheduler.type is {kind!r}, and has to be one of: {', '.join(_ARGUMENTS)}.")
+    known = _ARGUMENTS[kind]
+    # What DeepSpeed takes and forebay needs not: where to begin, and whether to say so.
+    given = {key: value for key, value in params.items() if key not in ("last_batch_iteration", "verbose")}
+    for key in given:
+        if key not in known:
+            raise UsageError(f"forebay: scheduler.params.{key} is not known to {kind}, which has: {', '.join(known)}.")
+    arguments = {**known, **given}
+    for key, value in arguments.items():
+        if value is ...:
+            raise UsageError(f"forebay: scheduler.params.{key} is missing: {kind} needs it.")
+    rate = float(optimizer.param_groups[0]["lr"])
+    no_betas: Callable[[int], tuple[float, float] | None] = lambda _: None  # noqa: E731
+    if kind in ("WarmupLR", "WarmupDecayLR"):
+        return Schedule(optimizer, _warmup(kind == "WarmupDecayLR", arguments, rate), no_betas)
+    if kind == "WarmupCosineLR":
+        return Schedule(optimizer, _cosine(arguments, rate), no_betas)
+    if kind == "LRRangeTest":
+        return Schedule(optimizer, _range_test(arguments), no_betas)
+    return Schedule(optimizer, _one_cycle(arguments), _one_cycle_betas(arguments))
+
+
+def _progress(arguments: dict[str, Any]) -> tuple[int, Callable[[int], float]]:
+    """W, and the share of the warm-up that is done, as step i < W has it."""
+    if arguments["warmup_num_steps"] <= 0:
+        raise UsageError("forebay: scheduler.params.warmup_num_steps has to be above 0.")
+    steps = max(2, int(arguments["warmup_num_steps"]))
+    if arguments["warmup_type"] not in ("log", "linear"):
+        raise UsageError("forebay: scheduler.params.warmup_type has to be log or linear.")
+    if arguments["warmup_type"] == "log":
+        return steps, lambda i: math.log(i + 1) / math.log(steps)
+    return steps, lambda i: i / steps
+
+
+def _warmup(decays: bool, arguments: dict[str, Any], rate: float) -> Callable[[int], float]:
+    low = float(arguments["warmup_min_lr"])
+    high = rate if arguments["warmup_max_lr"] is None else float(arguments["warmup_max_lr"])
+    steps, progress = _progress(arguments)
+    total = int(arguments.get("total_num_steps", 0))
+
+    def at(i: int) -> float:
+        if i < 0:
+            return low
+        if i < steps:
+            share = progress(i)
+        else:
+            share = max(0.0, (total - i) / max(1.0, total - steps)) if decays else 1.0
+        return low + (high - low) * share
+
+    return at
+
+
+def _cosine(arguments: dict[str, Any], rate: float) -> Callable[[int], float]:
+    steps, progress = _progress(arguments)
+    low, floor = float(arguments["warmup_min_ratio"]), float(arguments["cos_min_ratio"])
+    total = int(arguments["total_num_steps"])
+
+    def at(i: int) -> float:
+        if i < 0:
+            return 0.0
+        if i < steps:
+            return rate * (low + (1 - low) * progress(i))
+        share = min(1.0, (i - steps + 1) / max(1, total - steps))
+        return rate * (floor + (1 - floor) * (1 + math.cos(math.pi * share)) / 2)
+
+    return at
+
+
+def _range_test(arguments: dict[str, Any]) -> Callable[[int], float]:
+    least, size = float(arguments["lr_range_test_min_lr"]), int(arguments["lr_range_test_step_size"])
+    slope = float(arguments["lr_range_test_step_rate"])
+
+    def at(i: int) -> float:
+        passed = (i + 1) / size
+        return least * (1 + slope * (math.floor(passed) if arguments["lr_range_test_staircase"] else passed))
+
+    return at
+
+
+def _cycle(arguments: dict[str, Any]) -> tuple[int, Callable[[int], float]]:
+    """The length of the cycle, and how far up it step i is."""
+    first = int(arguments["cycle_first_step_size"])
+    second = first if arguments["cycle_second_step_size"] is None else int(arguments["cycle_second_step_size"])
+    total, turn = first + second, first / (first + second)
+    first_stairs = int(arguments["cycle_first_stair_count"])
+    second_stairs = arguments["cycle_second_stair_count"]
+
+    def height(i: int) -> float:
+        x = 1 + (i + 1) / total - math.floor(1 + (i + 1) / total)
+        rises = x <= turn
+        stairs = first_stairs if rises or second_stairs is None else int(second_stairs)
+        if stairs <= 0:
+            return x / turn if rises else (x - 1) / (turn - 1)
+        passed = (i + 1) % total
+        return math.floor(passed * stairs / first if passed <= first else (total - passed) * stairs / second) / stairs
+
+    return total, height
+
+
+def _one_cycle(arguments: dict[str, Any]) -> Callable[[int], float]:
+    low, high = float(arguments["cycle_min_lr"]), float(arguments["cycle_max_lr"])
+    total, height = _cycle(arguments)
+    size, slope = int(arguments["decay_step_size"]), float(arguments["decay_lr_rate"])
+
+    def at(i: int) -> float:
+        if i < 0:
+            return low
+        if i < total:
+            return low + (high - low) * height(i)
+        return low if size == 0 or slope == 0 else low / (1 + slope * ((i - total + 1) / size))
+
+    return at
+
+
+def _one_cycle_betas(arguments: dict[str, Any]) -> Callable[[int], tuple[float, float] | None]:
+    low, high = float(arguments["cycle_min_mom"]), float(arguments["cycle_max_mom"])
+    total, height = _cycle(arguments)
+    size, slope = int(arguments["decay_step_size"]), float(arguments["decay_mom_rate"])
+
+    def at(i: int) -> tuple[float, float] | None:
+        if not arguments["cycle_momentum"]:
+            return None
+        if i < 0:  # it starts with the least, where the cycle itself has the most
+            return low, 0.99
+        if i < total:
+            return high - (high - low) * height(i), 0.99
+        return (high if size == 0 or slope == 0 else high * (1 + slope * ((i - total + 1) / size))), 0.99
+
+    return at

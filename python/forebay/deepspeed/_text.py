@@ -1,0 +1,52 @@
+"""Configurations as people write them: JSON with comments and commas too many, or a Python dict."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+from forebay.errors import UsageError
+
+_TOKEN = re.compile(r'''(?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<comment>\#[^\n]*|//[^\n]*|/\*.*?\*/)'''
+                    r'''|(?P<word>\b(?:True|False|None)\b)|(?P<comma>,)|(?P<space>\s+)|(?P<other>[^\s,])''', re.S)
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """UsageError with line and column: it is neither; a key is there twice; the outermost is no object."""
+    pieces: list[str] = []
+    comma = None  # the position of the last one, while nothing has followed it
+    for token in _TOKEN.finditer(text):
+        kind, word = token.lastgroup, token.group()
+        if kind == "comment":
+            word = re.sub(r"[^\n]", " ", word)  # so that lines and columns stay what they are
+        elif kind == "string":
+            word = json.dumps(ast.literal_eval(word)) if word[0] == "'" else word
+        elif kind == "word":
+            word = _WORDS[word]
+        if kind == "other" and word in "}]" and comma is not None:
+            pieces[comma] = " "
+        if kind == "comma":
+            comma = len(pieces)
+        elif kind not in ("comment", "space"):
+            comma = None
+        pieces.append(word)
+    try:
+        value = json.loads("".join(pieces), object_pairs_hook=lambda pairs: _object(pairs, source))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"forebay: {source} is no JSON, nor a Python dict: {error.msg} in line {error.lineno}, column "
+                         f"{error.colno}.") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"forebay: {source} is a {type(value).__name__}, and a configuration is an object.")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]], source: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise UsageError(f"forebay: {source} has the key '{key}' twice. Remove one.")
+        found[key] = value
+    return found

@@ -1,0 +1,203 @@
+"""forebay.deepspeed: configurations as they were published, DeepSpeed's own rates and scales, and its engine's calls."""
+
+import json
+import pathlib
+import sys
+
+import pytest
+import torch
+
+import forebay
+import forebay.deepspeed as deepspeed
+import forebay.torch
+from forebay.deepspeed import _schedules
+from forebay.deepspeed._config import Config, Fp16
+from forebay.deepspeed._scaler import LossScaler
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+SEQUENCES = FOLDER.parents[1] / "train" / "sequences"
+sys.path.insert(0, str(SEQUENCES))
+
+CONFIGURATIONS = sorted(path for path in (FOLDER / "deepspeed_configs").iterdir() if path.name != "expected.json")
+
+
+def summary_of(path):
+    try:
+        config = Config.read(path)
+    except forebay.UsageError as error:
+        return {"refused": str(error)}
+    return json.loads(json.dumps({**config._asdict(), "document": None}))
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.name)
+def test_published_configurations(path):
+    expected = json.loads((FOLDER / "deepspeed_configs" / "expected.json").read_text())
+    assert summary_of(path) == expected[path.name]
+
+
+def sequences_of(module):
+    import peers
+    return [item for item in peers.read(__import__(module).FILE)]
+
+
+@pytest.mark.parametrize("case", [item for item in json.loads((SEQUENCES / "schedule_sequences.json").read_text())
+                                  if item["of"] == "deepspeed"], ids=lambda case: case["schedule"])
+def test_rates_are_those_of_deepspeed(case):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=case["lr"], betas=(0.9, 0.999))
+    schedule = _schedules.make(case["schedule"], case["args"], optimizer)
+    for number, expected in enumerate(case["rates"]):
+        group = optimizer.param_groups[0]
+        assert [group["lr"], *group["betas"]] == pytest.approx(expected, rel=1e-12, abs=1e-18), number
+        schedule.step()
+
+
+@pytest.mark.parametrize("case", [item for item in json.loads((SEQUENCES / "scaler_sequences.json").read_text())
+                                  if item["rules"] != "torch"])
+def test_scales_are_those_of_deepspeed(case):
+    scaler = LossScaler(Fp16(False, 0, case["initial_scale_power"], case["window"], case.get("hysteresis", 1),
+                             case.get("consecutive_hysteresis", False), case["min_scale"]),
+                        0 if case["rules"] == "stage0" else 2)
+    for number, (overflowed, scale) in enumerate(zip(case["overflows"], case["scales"])):
+        if number == case["error_at"]:
+            with pytest.raises(forebay.NumericalError, match="Current loss scale already at minimum"):
+                scaler.update(overflowed)
+            return
+        scaler.update(overflowed)
+        assert scaler.cur_scale == scale, number
+
+
+def make_model(dtype=torch.float32):
+    torch.manual_seed(2)
+    return torch.nn.Sequential(torch.nn.Linear(20, 33), torch.nn.GELU(), torch.nn.Linear(33, 7)).to(dtype)
+
+
+def batch_of(step):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(4, 20, generator=generator), torch.randint(0, 7, (4,), generator=generator)
+
+
+def train(engine, first, last):
+    losses = []
+    for step in range(first, last):
+        inputs, labels = batch_of(step)
+        loss = torch.nn.functional.cross_entropy(engine(inputs).float(), labels)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def config_of(tmp_path, stage=1, nvme=False, **more):
+    zero = {"stage": stage}
+    if nvme:
+        zero["offload_optimizer"] = {"device": "nvme", "nvme_path": str(tmp_path / "nvme")}
+        if stage == 3:
+            zero["offload_param"] = {"device": "nvme", "nvme_path": str(tmp_path / "nvme")}
+    return {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "zero_optimization": zero,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.95]}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}, **more}
+
+
+def engine_of(config, dtype=torch.float32):
+    model = make_model(dtype)
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+
+def plain(steps, accumulation=1):
+    """The same loop without an engine."""
+    model = make_model()
+    optimizer = forebay.torch.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), clip=0.5)
+    schedule = _schedules.make("WarmupLR", {"warmup_num_steps": 4}, optimizer)
+    losses = []
+    for step in range(steps):
+        inputs, labels = batch_of(step)
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        (loss / accumulation).backward()
+        if (step + 1) % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(("stage", "nvme"), [(0, False), (1, False), (1, True), (3, False), (3, True)])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_all_stages_have_the_bits_of_a_plain_loop(tmp_path, stage, nvme, accumulation):
+    engine = engine_of(config_of(tmp_path, stage, nvme, gradient_accumulation_steps=accumulation))
+    assert train(engine, 0, 8) == plain(8, accumulation)
+    assert engine.global_steps == 8 // accumulation and engine.was_step_applied()
+    engine.destroy()
+
+
+@pytest.mark.parametrize(("stage", "nvme"), [(2, False), (3, True)])
+def test_fp16_skips_steps_that_overflow(tmp_path, capsys, stage, nvme):
+    engine = engine_of(config_of(tmp_path, stage, nvme, steps_per_print=4, fp16={
+        "enabled": True, "auto_cast": True, "initial_scale_power": 20, "hysteresis": 2}))
+    scales, applied = [], []
+    for step in range(12):
+        train(engine, step, step + 1)
+        scales.append(engine.optimizer.cur_scale)
+        applied.append(engine.was_step_applied())
+    assert not applied[0] and applied[-1] and scales[0] == 2.0**20 and scales[-1] < 2.0**20
+    assert engine.skipped_steps == applied.count(False)
+    assert engine.lr_scheduler.last_batch_iteration == applied.count(True) - 1
+    assert "step=4, skipped=" in capsys.readouterr().out
+    engine.destroy()
+
+
+@pytest.mark.parametrize("nvme", [False, True])
+def test_checkpoints(tmp_path, nvme):
+    config = config_of(tmp_path, 1, nvme)
+    engine = engine_of(config)
+    train(engine, 0, 3)
+    assert engine.save_checkpoint(str(tmp_path / "out"), client_state={"epoch": 2})
+    expected = train(engine, 3, 6) if not nvme else plain(6)[3:]
+    engine.destroy()
+    again = engine_of(config)
+    assert again.load_checkpoint(str(tmp_path / "none")) == (None, {})
+    path, state = again.load_checkpoint(str(tmp_path / "out"))
+    assert path.endswith("global_step3") and state == {"epoch": 2} and again.global_steps == 3
+    assert train(again, 3, 6) == expected
+    again.destroy()
+
+
+def test_what_is_wrong_in_a_configuration_is_named(tmp_path):
+    for change, text in (({"gradient_cliping": 1}, "Is gradient_clipping meant"),
+                         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage is 4"),
+                         ({"zero_optimization": {"stage": 1, "offload_param": {"device": "nvme", "nvme_path": "x"}}},
+                          "needs stage 3"),
+                         ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "nvme_path is missing"),
+                         ({"zero_optimization": {"stage": 1, "stages": 1}}, "zero_optimization.stages is not known"),
+                         ({"train_batch_size": 7}, "Make them fit"),
+                         ({"optimizer": {"type": "Lamb"}}, "has to be one of: Adam"),
+                         ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "learning_rate is not known"),
+                         ({"scheduler": {"type": "WarmupLR", "params": {"warmup": 1}}}, "scheduler.params.warmup"),
+                         ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "total_num_steps is missing"),
+                         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "Choose one")):
+        with pytest.raises(forebay.UsageError, match=text):
+            engine_of({**config_of(tmp_path), **change})
+    for text, message in (('{"a": 1, "a": 2}', "twice"), ("{'a': }", "line 1"), ("[{}]", "is a list")):
+        with pytest.raises(forebay.UsageError, match=message):
+            Config.read(text)
+    with pytest.raises(forebay.UsageError, match="cannot be read"):
+        Config.read(tmp_path / "missing.json")
+    with pytest.raises(forebay.UsageError, match="there is no optimizer"):
+        deepspeed.initialize(model=make_model(), config={"train_batch_size": 4})
+
+
+def test_a_script_with_arguments_a_torch_optimizer_and_training_data(tmp_path):
+    import argparse
+    (tmp_path / "config.json").write_text('{"train_batch_size": 2, # two\n "gradient_clipping": 0.5,}')
+    parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
+    args = parser.parse_args(["--deepspeed", "--deepspeed_config", str(tmp_path / "config.json")])
+    model = make_model()
+    data = torch.utils.data.TensorDataset(*batch_of(0))
+    engine, optimizer, loader, schedule = deepspeed.initialize(
+        args=args, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), training_data=data)
+    assert isinstance(optimizer, forebay.torch.SGD) and optimizer.param_groups[0]["momentum"] == 0.9
+    assert schedule is None and len(loader) == 2
+    for inputs, labels in loader:
+        engine.backward(torch.nn.functional.cross_entropy(engine(inputs), labels))
+        engine.step()
+    assert engine.get_global_grad_norm() > 0 and engine.train_batch_size() == 2
