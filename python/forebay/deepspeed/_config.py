@@ -127,8 +127,8 @@ class Config(NamedTuple):
         clip = _number(document.get("gradient_clipping", 0), "gradient_clipping")
         return cls(document, notes, micro, accumulation, clip,
                    _whole(document.get("steps_per_print") or 0, "steps_per_print", 0, 2**62), optimizer.get("type"),
-                   dict(optimizer.get("params") or {}), scheduler.get("type"), dict(scheduler.get("params") or {}), fp16,
-                   bf16, stage, _nvme(zero, "offload_optimizer"), weights)
+                   dict(optimizer.get("params") or {}), scheduler.get("type"), dict(scheduler.get("params") or {}),
+                   fp16, bf16, stage, _nvme(zero, "offload_optimizer"), weights)
 
 
 def _walk(document: dict[str, Any], keys: dict[str, Any], path: str, source: str) -> Iterator[str]:

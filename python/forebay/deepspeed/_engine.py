@@ -64,7 +64,7 @@ class DeepSpeedEngine(torch.nn.Module):
         else:
             raise UsageError("forebay: there is no optimizer. Give initialize() optimizer=, or the configuration an "
                              '"optimizer".')
-        params = [p for p in params if isinstance(p, dict) or isinstance(p, tuple) or p.requires_grad]
+        params = [p for p in params if isinstance(p, (dict, tuple)) or p.requires_grad]
         config = self._config
         nvme = config.weights_nvme or config.optimizer_nvme
         if nvme is None:
@@ -225,7 +225,7 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def save_checkpoint(self, save_dir: str, tag: str | None = None, client_state: dict[str, Any] | None = None,
                         save_latest: bool = True, exclude_frozen_parameters: bool = False) -> bool:
-        """Into save_dir/tag. With a store: its last step is committed, and belongs to this checkpoint, until the next."""
+        """Into save_dir/tag. With a store: its last step is committed, and is this checkpoint's until the next one."""
         tag = tag or f"global_step{self.global_steps}"
         folder = os.path.join(save_dir, tag)
         os.makedirs(folder, exist_ok=True)
@@ -336,8 +336,8 @@ def _mapped(optimizer: torch.optim.Optimizer) -> tuple[type[Optimizer], dict[str
     if kind is None and isinstance(optimizer, Optimizer):
         kind = type(optimizer)
     if kind is None:
-        raise UsageError(f"forebay: {type(optimizer).__name__} is no optimizer that forebay has. Give AdamW, Adam, SGD, "
-                         "Adagrad (of torch or forebay) or Lion, or name one in the configuration.")
+        raise UsageError(f"forebay: {type(optimizer).__name__} is no optimizer that forebay has. Give AdamW, Adam, "
+                         "SGD, Adagrad (of torch or forebay) or Lion, or name one in the configuration.")
     known = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "options"}
     groups = [{key: value for key, value in group.items() if key in known or key == "params"}
               for group in optimizer.param_groups]

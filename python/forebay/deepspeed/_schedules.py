@@ -1,4 +1,4 @@
-"""DeepSpeed's learning-rate schedules: deepspeed/runtime/lr_schedules.py has the formulas. step() follows each update."""
+"""DeepSpeed's learning-rate schedules. step() follows each update. Source: deepspeed/runtime/lr_schedules.py."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def make(kind: str, params: dict[str, Any], optimizer: torch.optim.Optimizer) ->
         if value is ...:
             raise UsageError(f"forebay: scheduler.params.{key} is missing: {kind} needs it.")
     rate = float(optimizer.param_groups[0]["lr"])
-    no_betas: Callable[[int], tuple[float, float] | None] = lambda _: None  # noqa: E731
+
+    def no_betas(_: int) -> None:
+        return None
+
     if kind in ("WarmupLR", "WarmupDecayLR"):
         return Schedule(optimizer, _warmup(kind == "WarmupDecayLR", arguments, rate), no_betas)
     if kind == "WarmupCosineLR":

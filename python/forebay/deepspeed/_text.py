@@ -10,7 +10,7 @@ from typing import Any
 from forebay.errors import UsageError
 
 _TOKEN = re.compile(r'''(?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<comment>\#[^\n]*|//[^\n]*|/\*.*?\*/)'''
-                    r'''|(?P<word>\b(?:True|False|None)\b)|(?P<comma>,)|(?P<space>\s+)|(?P<other>[^\s,])''', re.S)
+                    r'''|(?P<word>\b(?:True|False|None)\b)|(?P<comma>,)|(?P<space>\s+)|(?P<other>[^\s,])''', re.DOTALL)
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 

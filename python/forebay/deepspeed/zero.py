@@ -8,5 +8,5 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def Init(*_: Any, **__: Any) -> Iterator[None]:  # noqa: N802 - DeepSpeed's name
+def Init(*_: Any, **__: Any) -> Iterator[None]:
     yield
