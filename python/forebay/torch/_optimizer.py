@@ -171,9 +171,12 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             return self._backend.resume(self)
 
-    def start(self, resume: bool) -> None:
+    def start(self, resume: bool, accumulation_steps: int) -> None:
         """Of stream(): makes the store, or goes on with one."""
         assert isinstance(self._backend, Streamed)
+        if accumulation_steps < 1:
+            raise UsageError(f"forebay: accumulation_steps is {accumulation_steps}, and a step has at least one pass.")
+        self._backend.accumulation_steps = accumulation_steps
         if resume:
             self.resumed = self.resume()
         if self.resumed is None:

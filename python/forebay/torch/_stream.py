@@ -69,13 +69,15 @@ class Engine:
 
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
-           optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, **settings: Any) -> Engine:
+           optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, accumulation_steps: int = 1,
+           **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
     when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
 
     nvme: the store's folder, or one for each disk. ram: memory for it, as bytes or "8GiB". optimizer: the class, and
     `settings` its arguments. params: its parameters or groups; None: all that require a gradient; the others are
     frozen. resume: goes on with the store that is in the folder, if there is one, instead of the module's weights.
+    accumulation_steps: the forward and backward passes of a step, whose gradients add up.
 
     UsageError: the parameters are of several types; there is a store and `resume` is not said. NotSupportedError: they
     are on a GPU.
@@ -83,5 +85,5 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     if params is None:
         params = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, **settings)
-    made.start(resume)
+    made.start(resume, accumulation_steps)
     return Engine(module, made)

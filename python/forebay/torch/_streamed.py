@@ -38,6 +38,8 @@ class Streamed(InStore):
         self._placeholder: Placeholder | None = None
         self._open: dict[int, None] = {}  # layers whose gradients are being summed, least recent first
         self._depth = 0  # of forward passes of the whole module
+        self.accumulation_steps = 1  # passes of a step
+        self._num_passes = 0  # of the step in progress
         self._saving = contextlib.ExitStack()
         self._check()
 
@@ -167,6 +169,7 @@ class Streamed(InStore):
                 self._begin(optimizer, self._layers, 1.0)
                 window.order.begin("step")
         if torch.is_grad_enabled():
+            self._num_passes += 1
             self._saving.enter_context(self.saving())
 
     def _after_forward(self, is_whole: bool) -> None:
@@ -195,7 +198,8 @@ class Streamed(InStore):
     # ---- A step
 
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
-        if self._layers is None or self._window is None:
+        # Before the last pass of a step gradients add up in p.grad.
+        if self._layers is None or self._window is None or self._num_passes < self.accumulation_steps:
             return
         self._add(optimizer, self._layers, parameter)
 
@@ -254,6 +258,7 @@ class Streamed(InStore):
     def _forget_step(self) -> None:
         super()._forget_step()
         self._open.clear()
+        self._num_passes = 0
 
     def _abandon(self, layers: Layers) -> None:
         assert self._window is not None

@@ -125,3 +125,33 @@ def test_gradient_checkpointing_of_transformers(tmp_path, reentrant):
         engine.step()
         ours.append(loss.item())
     assert ours == losses
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, index):
+        tokens = torch.randint(3, 99, (8,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_trainer_of_transformers(tmp_path, accumulation):
+    """As it is: training, evaluation, a schedule, a last step of fewer passes."""
+    def losses_of(model, optimizer):
+        arguments = transformers.TrainingArguments(
+            output_dir=tmp_path / "out", per_device_train_batch_size=4, gradient_accumulation_steps=accumulation,
+            num_train_epochs=2, report_to=[], save_strategy="no", eval_strategy="epoch", logging_steps=1, use_cpu=True,
+            seed=3, disable_tqdm=True, max_grad_norm=0.0)
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Tokens(), eval_dataset=Tokens(),
+                                       optimizers=(optimizer, None))
+        trainer.train()
+        return [entry.get("loss", entry.get("eval_loss")) for entry in trainer.state.log_history]
+
+    settings = {"lr": 1e-2, "clip": 0.7}
+    model = make("llama")
+    expected = losses_of(model, forebay.torch.AdamW(model.parameters(), **settings))
+    engine = forebay.torch.stream(make("llama"), nvme=tmp_path / "store", accumulation_steps=accumulation, **settings)
+    assert losses_of(engine.module, engine.optimizer) == expected
+    assert len(expected) > 8
