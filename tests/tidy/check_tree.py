@@ -159,12 +159,26 @@ def find_circle(arrows):
     return next(filter(None, (visit(room, []) for room in sorted(arrows))), None)
 
 
+def check_installed_headers(root):
+    """Headers that an installed one includes, and that are not installed."""
+    listing = root / "cmake" / "install.cmake"
+    if not listing.exists():
+        return
+    installed = set(re.findall(r"[\w/]+\.h\b", re.search(r"set\(FOREBAY_PUBLIC_HEADERS(.*?)\)", listing.read_text(), re.S)[1]))
+    for header in sorted(installed):
+        for include in map(INCLUDE.match, (root / header).read_text().split("\n")):
+            included = include[2].removeprefix("forebay/") if include and include[2].startswith("forebay/") else header
+            if included not in installed:
+                yield f"cmake/install.cmake: {header} is installed and includes {included}, which is not"
+
+
 def check_tree(root):
     arrows = read_arrows(root / "docs" / "architecture.md")
     circle = find_circle(arrows)
     if circle:
         return [f"docs/architecture.md: folders include each other: {' -> '.join(circle)}"]
-    return [problem for path in sources_of(root, arrows) for problem in check_file(path, root, arrows)]
+    return [*(problem for path in sources_of(root, arrows) for problem in check_file(path, root, arrows)),
+            *check_installed_headers(root)]
 
 
 def main():

@@ -103,6 +103,13 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_one_problem({"base/a.cc": "\n" * 601}, "601 lines")
         self.assertEqual(self.problems_of({"base/a.cc": "\n" * 600}), [])
 
+    def test_an_installed_header_that_includes_another_is_found(self):
+        files = {"base/a.h": '#pragma once\n#include "forebay/base/b.h"\n', "base/b.h": "#pragma once\n",
+                 "cmake/install.cmake": "set(FOREBAY_PUBLIC_HEADERS\n  base/a.h)\n"}
+        self.assert_one_problem(files, "base/b.h, which is not")
+        files["cmake/install.cmake"] = "set(FOREBAY_PUBLIC_HEADERS\n  base/a.h base/b.h)\n"
+        self.assertEqual(self.problems_of(files), [])
+
     def test_a_missing_table_is_an_error(self):
         with self.assertRaises(ValueError):
             self.problems_of({"docs/architecture.md": "no table here"})

@@ -28,8 +28,8 @@ class Optimizer(torch.optim.Optimizer):
     Parameters are float32, bfloat16 or float16. Each has an fp32 master weight and fp32 moments, whatever its type.
 
     nvme: a folder, or one for each disk, where masters and moments lie; None: they lie in RAM.
-    ram: memory for the optimizer, as bytes or "8GiB": what fits into it stays in RAM too. None: only what it needs to
-      read ahead. With nvme only.
+    ram: all that the store may take of it, as bytes or "8GiB": what fits into it stays in RAM too. None: what it needs
+      to read ahead, and room for the gradients that wait, within 80 % of what is available. With nvme only.
     clip: the norm that all gradients together are clipped to, exactly; 0: none. `grad_norm` has the norm of the last
     step. durability: what a crash leaves of the store: "auto", "none", "step" (the last commit) or "replay". With nvme
     only. backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one

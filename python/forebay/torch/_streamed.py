@@ -22,7 +22,7 @@ from forebay.torch._window import Saved, Window
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
 
-_NUM_OPEN_LAYERS = 3
+_NUM_OPEN_LAYERS = 2
 # One that is computed with, one around it, one that was left last, and one that arrives.
 _NUM_WINDOW_LAYERS = 4
 
