@@ -164,7 +164,8 @@ def check_installed_headers(root):
     listing = root / "cmake" / "install.cmake"
     if not listing.exists():
         return
-    installed = set(re.findall(r"[\w/]+\.h\b", re.search(r"set\(FOREBAY_PUBLIC_HEADERS(.*?)\)", listing.read_text(), re.S)[1]))
+    names = re.search(r"set\(FOREBAY_PUBLIC_HEADERS(.*?)\)", listing.read_text(), re.DOTALL)[1]
+    installed = set(re.findall(r"[\w/]+\.h\b", names))
     for header in sorted(installed):
         for include in map(INCLUDE.match, (root / header).read_text().split("\n")):
             included = include[2].removeprefix("forebay/") if include and include[2].startswith("forebay/") else header
