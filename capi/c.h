@@ -122,7 +122,8 @@ typedef struct forebay_layers forebay_layers;
 
 /* Where state may lie. */
 enum { FOREBAY_TIER_AUTO = 0, FOREBAY_TIER_RAM = 1, FOREBAY_TIER_NVME = 2 };
-/* What a crash leaves: AUTO takes STEP where the disks have room for two copies, else NONE. */
+/* A crash leaves one of these. AUTO takes STEP where the disks have room for two copies, else NONE.
+ */
 enum {
   FOREBAY_DURABILITY_AUTO = 0,
   FOREBAY_DURABILITY_NONE = 1,  /* nothing, if a step was being written: there is one copy */
@@ -155,7 +156,7 @@ typedef struct {
   int32_t state_tier;
   int32_t gradients_tier;
   int32_t durability;
-  int64_t commit_every; /* steps; 0: as often as it costs little */
+  int64_t commit_every; /* steps; 0: as often as it costs little; -1: when it is asked for, alone */
   int32_t engine;
   int32_t num_threads; /* of the update; 0: as many as there are cores */
   int32_t pass;
@@ -173,8 +174,8 @@ int32_t forebay_layers_new(const forebay_layers_options* options,
                            char** message);
 /* Steps that are not committed are lost. Leases that are out stay readable, and end later. */
 void forebay_layers_destroy(forebay_layers* layers);
-/* What was planned, as JSON: the memory and disk that each part takes, bytes moved in a step. Free
-   it. */
+/* Gives the plan as JSON: the memory and disk that each part takes, the bytes that a step moves.
+   Free it. */
 int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** message);
 
 /* Whether there is a store in the folders: 1 or 0. What is half made counts as none. */

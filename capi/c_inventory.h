@@ -1,4 +1,4 @@
-// What forebay_inventory is.
+// The type forebay_inventory.
 #pragma once
 
 #include <string>

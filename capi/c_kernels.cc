@@ -124,6 +124,11 @@ absl::Status Update(forebay_kernels* kernels, const forebay_kernel_run* runs, si
   return absl::OkStatus();
 }
 
+absl::Status CheckCount(int64_t num_elems) {
+  if (num_elems >= 0) return absl::OkStatus();
+  return UsageError(fmt::format("num_elems is {}, below 0", num_elems));
+}
+
 absl::Status Split(forebay_kernels* kernels, const float* master, int64_t num_elems, void* weights,
                    void* remainder) {
   for (const void* pointer :
@@ -131,6 +136,7 @@ absl::Status Split(forebay_kernels* kernels, const float* master, int64_t num_el
         static_cast<const void*>(weights), static_cast<const void*>(remainder)}) {
     FOREBAY_RETURN_IF_ERROR(CheckPointer(pointer, "kernels, master, weights or remainder"));
   }
+  FOREBAY_RETURN_IF_ERROR(CheckCount(num_elems));
   ForParts(kernels, num_elems, [&](int64_t first, int64_t end) {
     for (int64_t i = first; i < end; ++i) {
       const SplitMaster split = forebay::Split(master[i]);
@@ -147,6 +153,7 @@ absl::Status JoinAll(forebay_kernels* kernels, const void* weights, const void* 
        {static_cast<const void*>(kernels), static_cast<const void*>(master), weights, remainder}) {
     FOREBAY_RETURN_IF_ERROR(CheckPointer(pointer, "kernels, master, weights or remainder"));
   }
+  FOREBAY_RETURN_IF_ERROR(CheckCount(num_elems));
   ForParts(kernels, num_elems, [&](int64_t first, int64_t end) {
     for (int64_t i = first; i < end; ++i) {
       master[i] =
@@ -190,9 +197,10 @@ absl::Status SumOfSquares(forebay_kernels* kernels, int32_t dtype, const void* g
                           int64_t num_elems, double* sum) {
   FOREBAY_RETURN_IF_ERROR(CheckPointer(kernels, "kernels"));
   FOREBAY_RETURN_IF_ERROR(CheckPointer(sum, "sum"));
+  FOREBAY_RETURN_IF_ERROR(CheckCount(num_elems));
   if (num_elems > 0) FOREBAY_RETURN_IF_ERROR(CheckPointer(gradient, "gradient"));
   FOREBAY_ASSIGN_OR_RETURN(const DType type, DTypeOf(dtype, "dtype"));
-  std::vector<double> parts(static_cast<size_t>(NumTasks(std::max<int64_t>(0, num_elems))));
+  std::vector<double> parts(static_cast<size_t>(NumTasks(num_elems)));
   ForParts(kernels, num_elems, [&](int64_t first, int64_t end) {
     parts[static_cast<size_t>(first / kTaskElems)] = SumOf(type, gradient, first, end - first);
   });

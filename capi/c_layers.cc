@@ -45,7 +45,7 @@ absl::Status ReadFolders(const forebay_layers_options& options, OffloadOptions& 
 absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions& embedded) {
   for (const auto& [name, value] :
        {std::pair<std::string_view, int64_t>{"ram_bytes", options.ram_bytes},
-        {"commit_every", options.commit_every},
+        {"commit_every (-1: on demand)", options.commit_every == -1 ? 0 : options.commit_every},
         {"num_threads", options.num_threads},
         {"num_open_layers", options.num_open_layers},
         {"num_window_layers", options.num_window_layers},
@@ -54,7 +54,8 @@ absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions&
   }
   OffloadOptions& offload = embedded.offload;
   offload.ram_bytes = options.ram_bytes;
-  offload.commit_every = options.commit_every;
+  embedded.commits_on_demand = options.commit_every == -1;
+  offload.commit_every = std::max<int64_t>(0, options.commit_every);
   embedded.threads = options.num_threads;
   embedded.num_open_layers = options.num_open_layers == 0 ? 2 : options.num_open_layers;
   if (options.tile_elems > 0) offload.tile_elems = options.tile_elems;
@@ -274,7 +275,9 @@ int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** mes
 }
 
 int32_t forebay_layers_exists(forebay_layers* layers) {
-  return layers != nullptr && layers->state->run().Exists() ? 1 : 0;
+  if (layers == nullptr) return 0;
+  const LayersState::Call call(*layers->state);
+  return layers->state->run().Exists() ? 1 : 0;
 }
 
 int32_t forebay_layers_create(forebay_layers* layers, char** message) {

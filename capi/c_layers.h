@@ -1,4 +1,4 @@
-// What forebay_layers and forebay_lease are.
+// The types forebay_layers and forebay_lease.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +59,7 @@ class LayersState {
   double loss_scale() const { return settings_.loss_scale; }
 
  private:
-  absl::Status ReadSettings(const forebay_step_options& options);
+  static absl::StatusOr<StepSettings> SettingsOf(const forebay_step_options& options);
   absl::StatusOr<std::vector<ParameterGroup>> GroupsOf(const forebay_step_options& options) const;
   UpdateScalars ScalarsAt(double norm) const;
   void EndReleased();

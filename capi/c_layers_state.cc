@@ -9,8 +9,8 @@
 namespace forebay::capi {
 namespace {
 
-// What a commit carries: the caller's object, and how many steps were skipped, as those do not
-// count in the optimizer's formulas.
+// A commit carries the caller's object, and the number of skipped steps, which do not count in the
+// optimizer's formulas.
 constexpr char kUserKey[] = "user";
 constexpr char kSkippedKey[] = "skipped";
 
@@ -69,14 +69,13 @@ absl::StatusOr<LayerSession*> LayersState::Session() {
                         : "there is no store. Call forebay_layers_create or _open before");
 }
 
-absl::Status LayersState::ReadSettings(const forebay_step_options& options) {
+absl::StatusOr<StepSettings> LayersState::SettingsOf(const forebay_step_options& options) {
   const double loss_scale = options.loss_scale == 0 ? 1 : options.loss_scale;
   if (!(options.clip >= 0) || !std::isfinite(loss_scale) || loss_scale <= 0) {
     return UsageError(fmt::format("clip is {} and loss_scale {}: they are 0 or above", options.clip,
                                   options.loss_scale));
   }
-  settings_ = {.clip = options.clip, .loss_scale = loss_scale};
-  return absl::OkStatus();
+  return StepSettings{.clip = options.clip, .loss_scale = loss_scale};
 }
 
 absl::StatusOr<std::vector<ParameterGroup>> LayersState::GroupsOf(
@@ -108,8 +107,9 @@ absl::Status LayersState::BeginStep(const forebay_step_options& options) {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
   StepUpdate update;
   FOREBAY_ASSIGN_OR_RETURN(update.groups, GroupsOf(options));
-  const StepSettings before = settings_;
-  FOREBAY_RETURN_IF_ERROR(ReadSettings(options));
+  FOREBAY_ASSIGN_OR_RETURN(const StepSettings settings, SettingsOf(options));
+  // BeginStep asks for the scalars already.
+  const StepSettings before = std::exchange(settings_, settings);
   update.scalars_of = [this](double norm) { return ScalarsAt(norm); };
   if (settings_.clip > 0) {
     // At this norm the factor is 1 exactly.
@@ -122,12 +122,13 @@ absl::Status LayersState::BeginStep(const forebay_step_options& options) {
 
 absl::Status LayersState::SetStep(const forebay_step_options& options) {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
-  std::vector<ParameterGroup> groups;
+  FOREBAY_ASSIGN_OR_RETURN(const StepSettings settings, SettingsOf(options));
   if (options.num_groups > 0) {
-    FOREBAY_ASSIGN_OR_RETURN(groups, GroupsOf(options));
+    FOREBAY_ASSIGN_OR_RETURN(std::vector<ParameterGroup> groups, GroupsOf(options));
+    FOREBAY_RETURN_IF_ERROR(session->SetGroups(std::move(groups)));
   }
-  if (!groups.empty()) FOREBAY_RETURN_IF_ERROR(session->SetGroups(std::move(groups)));
-  return ReadSettings(options);
+  settings_ = settings;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepGradients> LayersState::FinishBackward() {

@@ -3,7 +3,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# What such programs include, and what those headers include.
+# The headers that such programs include, and all that these include.
 set(FOREBAY_PUBLIC_HEADERS
   aio/buffer_registration.h aio/engine.h aio/open_engine.h
   base/bfloat16.h base/check.h base/clock.h base/dtype.h base/errors.h base/file.h base/json.h base/parallel.h

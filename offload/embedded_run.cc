@@ -40,8 +40,24 @@ absl::StatusOr<std::unique_ptr<EmbeddedRun>> EmbeddedRun::Plan(EmbeddedOptions o
   if (options.offload.nvme.empty()) {
     return UsageError("no folder is named for the store. Name at least one");
   }
+  if (options.commits_on_demand && options.offload.durability == Durability::kReplay) {
+    return UsageError(
+        "gradients that are kept for a crash (replay) are those of the step after the committed "
+        "one, so every step is committed. Leave out that commits are made when asked for alone");
+  }
   std::unique_ptr<EmbeddedRun> run(new EmbeddedRun(std::move(options), std::move(inventory)));
   MachineLimits limits = LimitsOfMachine(run->options_.offload.nvme);
+  const std::vector<double>& shares = run->options_.offload.nvme_weights;
+  if (!shares.empty()) {
+    if (shares.size() != limits.disks.size() ||
+        !std::ranges::all_of(shares, [](double share) { return share > 0 && share < 1e9; })) {
+      return UsageError(
+          fmt::format("{} folders have the shares {}. Give each one a number above 0, below 1e9",
+                      limits.disks.size(), fmt::join(shares, ", ")));
+    }
+    const StripeWeights weights = WeightsInProportion(shares);
+    for (size_t i = 0; i < weights.size(); ++i) limits.disks[i].weight = weights[i];
+  }
   if (run->options_.threads == 0) run->options_.threads = limits.num_cores;
   FOREBAY_RETURN_IF_ERROR(run->MakePlan(limits, run->Exists()));
   return run;
@@ -57,6 +73,7 @@ absl::Status EmbeddedRun::MakePlan(const MachineLimits& limits, bool store_exist
                          LayerSession::OpenLayerBytes(inventory_, options_.num_open_layers), 0,
                          "num_open_layers"}};
   FOREBAY_ASSIGN_OR_RETURN(plan_, MakeOffloadPlan(inputs, options_.offload, limits));
+  plan_.commit_pace.only_on_demand |= options_.commits_on_demand;
   budget_ = std::make_unique<MemoryBudget>(plan_.ram_budget_bytes);
   return absl::OkStatus();
 }
@@ -73,7 +90,7 @@ bool EmbeddedRun::Exists() const {
   });
 }
 
-// What a creation has left that was killed.
+// Removes the rest of a creation that was killed.
 absl::Status EmbeddedRun::RemoveHalfMade() const {
   const bool has_manifest = std::ranges::any_of(
       options_.offload.nvme,
@@ -119,7 +136,7 @@ absl::Status EmbeddedRun::Start(Json user) {
   return Begin(*std::move(store));
 }
 
-// What the store was made with counts; what was asked for and is another thing is an error.
+// The store decides. Options that ask for another kind of store are an error.
 absl::Status EmbeddedRun::CheckStoreIsOurs(const TensorStore& store) const {
   const std::string difference = FirstDifference(inventory_, store.inventory());
   if (!difference.empty()) {

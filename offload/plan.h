@@ -45,7 +45,7 @@ struct OffloadPlan {
   int64_t ram_budget_bytes = 0;
   GradientArea gradient_area = GradientArea::kSpilled;  // kAll: --durability=replay
   StripeBytes gradient_area_bytes;  // of the scratch area, from its beginning on
-  // That wait in the scratch area, behind the gradients; none: num_spilled is 0.
+  // The activations that wait in the scratch area, behind the gradients; none: num_spilled is 0.
   SpilledActivationsShape activations;
   int num_slots = kMostSlots;       // of the store; 1: --durability=none
   bool lacks_room_for_two = false;  // why it has one slot, when nobody said so

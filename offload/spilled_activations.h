@@ -30,7 +30,7 @@ struct SpilledActivationsShape {
   int64_t activation_bytes = 0;  // whole blocks
 
   int64_t MemoryBytes() const { return num_buffers * activation_bytes; }
-  // What each stripe has of one activation.
+  // Each stripe's bytes of one activation.
   StripeBytes StripeShares(const StripeWeights& weights) const;
   // The size of the area.
   StripeBytes AreaBytes(const StripeWeights& weights) const;
@@ -59,7 +59,7 @@ class SpilledActivations final : public ActivationStorage {
   absl::Status Await(int layer) override;
   void Abandon() override;
 
-  // That Await took.
+  // The time that Await took.
   double wait_s() const { return wait_s_; }
 
  private:
@@ -70,7 +70,7 @@ class SpilledActivations final : public ActivationStorage {
     int64_t size_bytes = 0;
     int64_t area_offset_bytes = 0;  // of the first layer's
   };
-  // What is under way in a buffer.
+  // The transfer that is under way in a buffer.
   struct Transfer {
     IoKind kind = IoKind::kRead;
     int layer = -1;  // -1: nothing is
@@ -79,7 +79,7 @@ class SpilledActivations final : public ActivationStorage {
   SpilledActivations(const SpilledActivationsShape& shape, const StripeBytes& area_begins,
                      TensorStore* store, ThreadPool* pool);
   void Start(IoKind kind, int layer);
-  // Of what is in the layer's buffer, by piece.
+  // Takes a checksum of each piece in the layer's buffer.
   void TakeChecksums(int layer, std::span<uint64_t> checksums) const;
   absl::Status Verify(int layer);
   std::span<std::byte> BytesOf(int layer, const Piece& piece) const;

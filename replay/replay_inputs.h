@@ -18,7 +18,7 @@ OffloadOptions ReplayOffload();
 struct ReplayInputs {
   Inventory inventory;            // blocks of one shape between the first layer and the last
   bool loss_reads_first = false;  // tied embeddings
-  // Of one layer's activation; needed where offload.activations_tier is kNvme.
+  // The size of one layer's activation; needed where offload.activations_tier is kNvme.
   int64_t activation_bytes = 0;
   OffloadOptions offload = ReplayOffload();
   StripeWeights stripe_weights = {1};  // of the folders that the store lies in

@@ -203,7 +203,7 @@ void LayerWindow::Forget(absl::FunctionRef<bool(int layer)> which) {
     for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
       const int layer = buffers_[buffer].layer;
       if (layer < 0 || !which(layer)) continue;
-      // Of an access that was cancelled.
+      // A cancelled access may have left a read.
       filler_->FinishRead(buffer, layer, /*is_used=*/false).IgnoreError();
       status.Update(EndTransfers(buffer, layer));
       const std::lock_guard lock(mutex_);

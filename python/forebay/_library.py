@@ -71,7 +71,7 @@ _OUT = POINTER(c_void_p)
 _LAYERS = "forebay_layers_"
 _KERNELS = "forebay_kernels_"
 
-# What each returns, and what it takes. Those of _CHECKED return a code and take `char** message` last.
+# Results and arguments of each function. Those of _CHECKED return a code and take `char** message` last.
 _PLAIN: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "forebay_abi_version": (c_int32, ()),
     "forebay_version": (c_char_p, ()),

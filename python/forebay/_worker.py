@@ -38,7 +38,7 @@ def _serve(tasks: queue.SimpleQueue[_Task | None]) -> None:
             if task.is_dropped:
                 task.result = None  # a lease must not live as long as the traceback of its interrupted caller
         task.done.release()
-        # What the task keeps alive does not wait for the next one.
+        # Frees what the task keeps alive before the wait for the next one.
         del task
 
 

@@ -1,5 +1,4 @@
-"""What goes wrong, as exceptions: one for each code of the C interface, which are the exit codes of the program
-`forebay`.
+"""Exceptions: one for each code of the C interface, which are the exit codes of the program `forebay`.
 
 Each is also the built-in exception that a caller would look for.
 """

@@ -94,7 +94,7 @@ class Kernels:
         self._convert(lib.forebay_kernels_split, master, weights, remainder, splits=True)
 
     def join(self, weights: Buffer, remainder: Buffer, master: Buffer) -> None:
-        """What `split` has made, back into fp32 `master`. Exact."""
+        """Undoes `split`: joins weights and remainder into fp32 `master`. Exact."""
         self._convert(lib.forebay_kernels_join, master, weights, remainder, splits=False)
 
     def _convert(self, function: object, master: Buffer, weights: Buffer, remainder: Buffer, splits: bool) -> None:
@@ -109,7 +109,7 @@ class Kernels:
                 call(function, self._use(), upper.address, lower.address, num_elems, whole.address)
 
     def sum_of_squares(self, dtype: str, gradient: Buffer) -> float:
-        """Of `gradient` ([num_elems] of `dtype`), in fp64: NaN or infinite where an element is."""
+        """Sums the squares of `gradient` ([num_elems] of `dtype`) in fp64: NaN or infinite where an element is."""
         total = c_double()
         with Pinned(gradient) as pinned:
             call(lib.forebay_kernels_sum_of_squares, self._use(), DTYPES[dtype], pinned.address,

@@ -149,7 +149,7 @@ class Layers:
     # ---- The store
 
     def plan(self) -> dict[str, Any]:
-        """What was planned: the memory and disk that each part takes, bytes moved in a step."""
+        """The plan: the memory and disk that each part takes, the bytes that a step moves."""
         plan: dict[str, Any] = self._json(lib.forebay_layers_plan_json)
         return plan
 
@@ -267,7 +267,7 @@ class Layers:
 
     @property
     def user(self) -> User:
-        """That of the committed step."""
+        """The `user` of the committed step."""
         user: User = self._json(lib.forebay_layers_user_json)
         return user
 

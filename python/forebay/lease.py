@@ -110,7 +110,7 @@ class Lease:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole layer."""
+        """The size of the whole layer."""
         size = c_size_t()
         lib.forebay_lease_bytes(self._use(), ctypes.byref(size))
         return size.value

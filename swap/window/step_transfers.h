@@ -23,7 +23,8 @@ std::vector<StepBuffers> StepBufferChoices(int num_stripes);
 
 // The window for the same models: all layers but the first and the last share the block buffers.
 WindowOptions ChainWindow(int num_layers, const StepBuffers& buffers);
-// That for layers of any size: those of more than twice the median's have two buffers of their own.
+// The window for layers of any size: those of more than twice the median's have two buffers of
+// their own.
 WindowOptions ModuleWindow(const TileMap& tiles, const StepBuffers& buffers);
 
 struct StepTransfers {

@@ -25,7 +25,7 @@
 
 namespace forebay {
 
-// What the optimizer does to a layer on its way in. Called on the window's thread only.
+// The optimizer updates a layer on its way in. Called on the window's thread only.
 class TileUpdater {
  public:
   virtual ~TileUpdater() = default;
@@ -90,7 +90,7 @@ class Swapper final : private LayerFiller {
   WindowStats stats() const { return window_->stats(); }
 
  private:
-  // Of a buffer of the window.
+  // The memory of a buffer.
   struct Backing {
     TransferBuffer memory;
     std::unique_ptr<IoOp[]> ops;  // one for each tile of the layer that is being read

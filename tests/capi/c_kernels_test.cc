@@ -179,6 +179,19 @@ TEST(CKernels, RefusesWhatCannotBe) {
   EXPECT_THAT(refused([](Run& run) { run.weight_dtype = -1; }), HasSubstr("weight_dtype is -1"));
   EXPECT_THAT(refused([](Run& run) { run.struct_size = 0; }), HasSubstr("struct_size"));
   EXPECT_TRUE(arrays == Arrays());
+  double sum = 7;
+  std::vector<float> master(8);
+  EXPECT_THAT(RefusalOf([&](char** m) {
+                return forebay_kernels_sum_of_squares(kernels, FOREBAY_F32, gradient.data(), -1,
+                                                      &sum, m);
+              }),
+              HasSubstr("num_elems is -1"));
+  EXPECT_THAT(RefusalOf([&](char** m) {
+                return forebay_kernels_split(kernels, master.data(), -1, arrays.weights16.data(),
+                                             arrays.remainder.data(), m);
+              }),
+              HasSubstr("num_elems is -1"));
+  EXPECT_EQ(sum, 7);
   forebay_kernels* none = nullptr;
   EXPECT_THAT(RefusalOf([&](char** m) { return forebay_kernels_create(-1, &none, m); }),
               HasSubstr("num_threads is -1"));

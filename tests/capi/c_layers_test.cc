@@ -12,6 +12,7 @@
 #include "forebay/base/file.h"
 #include "forebay/capi/c.h"
 #include "forebay/capi/dlpack.h"
+#include "forebay/tests/capi/c_layers_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -22,235 +23,14 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The code and message of a call: call([&](char** message) { return forebay_...(..., message); }).
-struct Outcome {
-  int32_t code = FOREBAY_OK;
-  std::string message;
-};
-template <typename Call>
-Outcome Do(const Call& call) {
-  char* message = nullptr;
-  Outcome outcome;
-  outcome.code = call(&message);
-  if (message != nullptr) outcome.message = message;
-  EXPECT_EQ(outcome.code == FOREBAY_OK, message == nullptr);
-  forebay_free(message);
-  return outcome;
-}
-MATCHER_P2(Is, code, text, "") {
-  return arg.code == code && arg.message.find(text) != std::string::npos;
-}
-MATCHER(IsOk, "") {
-  return arg.code == FOREBAY_OK;
-}
-void PrintTo(const Outcome& outcome, std::ostream* stream) {
-  *stream << outcome.code << ": " << outcome.message;
-}
-
-constexpr int kNumLayers = 4;
-constexpr int64_t kElems[] = {5000, 77};
-constexpr int kNumTensors = 2 * kNumLayers;  // and a raw one behind them
-constexpr int32_t kRaw = kNumTensors;
-
-struct Settings {
-  int32_t tier = FOREBAY_TIER_NVME;
-  int32_t pass = FOREBAY_PASS_FORWARD_BACKWARD;
-  int32_t update_in_backward = 0;
-  int32_t durability = FOREBAY_DURABILITY_STEP;
-  int32_t weight_dtype = FOREBAY_BF16;
-  int num_layers = kNumLayers;
-};
-
-forebay_inventory* NewInventory(int num_layers) {
-  forebay_inventory* const inventory = forebay_inventory_create();
-  const auto name = [](const std::string& text, int layer) { return text + std::to_string(layer); };
-  for (int layer = 0; layer < num_layers; ++layer) {
-    std::string text = name("layer", layer);
-    forebay_inventory_begin_layer(inventory, text.data(), text.size(), nullptr);
-    const int64_t shape[] = {kElems[0] / 10, 10};
-    text = name("weight", layer);
-    EXPECT_EQ(
-        forebay_inventory_add(inventory, text.data(), text.size(), shape, 2, 0, nullptr, nullptr),
-        FOREBAY_OK);
-    text = name("bias", layer);
-    EXPECT_EQ(forebay_inventory_add(inventory, text.data(), text.size(), &kElems[1], 1, 1, nullptr,
-                                    nullptr),
-              FOREBAY_OK);
-  }
-  forebay_inventory_begin_raw_layer(inventory, "buffers", 7, nullptr);
-  EXPECT_EQ(forebay_inventory_add_raw(inventory, "count", 5, 8, nullptr, nullptr), FOREBAY_OK);
-  return inventory;
-}
-
-class Layers {
- public:
-  Layers(const std::string& folder, const Settings& settings) : settings_(settings) {
-    forebay_inventory* const inventory = NewInventory(settings.num_layers);
-    const char* const folders[] = {folder.c_str()};
-    forebay_layers_options options = {};
-    options.struct_size = sizeof(options);
-    options.folders = folders;
-    options.num_folders = 1;
-    options.ram_bytes = 64 << 20;
-    options.weight_dtype = settings.weight_dtype;
-    options.gradient_dtype = FOREBAY_F32;
-    options.weights_tier = options.state_tier = settings.tier;
-    options.pass = settings.pass;
-    options.durability = settings.durability;
-    options.update_in_backward = settings.update_in_backward;
-    options.num_threads = 2;
-    options.tile_elems = 4096;
-    planned_ = Do(
-        [&](char** message) { return forebay_layers_new(&options, inventory, &layers_, message); });
-    forebay_inventory_destroy(inventory);
-  }
-  ~Layers() { forebay_layers_destroy(layers_); }
-  Layers(const Layers&) = delete;
-  Layers& operator=(const Layers&) = delete;
-  operator forebay_layers*() const { return layers_; }  // NOLINT
-  const Outcome& planned() const { return planned_; }
-
-  void Create() {
-    EXPECT_THAT(Do([&](char** m) { return forebay_layers_create(layers_, m); }), IsOk());
-    for (int32_t tensor = 0; tensor < 2 * settings_.num_layers; ++tensor) {
-      std::vector<float> values(static_cast<size_t>(kElems[tensor % 2]));
-      for (size_t i = 0; i < values.size(); ++i) {
-        values[i] = static_cast<float>(static_cast<int>(i * 37 + tensor * 11) % 101 - 50) * 0.01f;
-      }
-      EXPECT_THAT(Fill(tensor, values), IsOk());
-    }
-    EXPECT_THAT(Do([&](char** m) { return forebay_layers_start(layers_, nullptr, 0, m); }), IsOk());
-  }
-  Outcome Fill(int32_t tensor, const std::vector<float>& values) {
-    return Do([&](char** m) {
-      return forebay_layers_fill(layers_, tensor, FOREBAY_F32, values.data(), values.size() * 4, m);
-    });
-  }
-  Outcome Open() {
-    return Do([&](char** m) { return forebay_layers_open(layers_, m); });
-  }
-
-  Outcome Begin(double loss_scale = 0) {
-    const forebay_group groups[] = {
-        {.lr = 1e-2, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8},
-        {.lr = 3e-2, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6}};
-    forebay_step_options options = {};
-    options.struct_size = sizeof(options);
-    options.groups = groups;
-    options.num_groups = 2;
-    options.loss_scale = loss_scale;
-    return Do([&](char** m) { return forebay_layers_begin_step(layers_, &options, m); });
-  }
-  Outcome Expect(const std::vector<int32_t>& order) {
-    return Do(
-        [&](char** m) { return forebay_layers_expect(layers_, order.data(), order.size(), m); });
-  }
-  Outcome Acquire(int32_t layer, forebay_lease** lease) {
-    return Do([&](char** m) { return forebay_layers_acquire(layers_, layer, lease, m); });
-  }
-  Outcome Add(int32_t tensor, const std::vector<float>& gradient) {
-    return Do([&](char** m) {
-      return forebay_layers_add_gradient(layers_, tensor, FOREBAY_F32, gradient.data(),
-                                         gradient.size() * 4, m);
-    });
-  }
-  Outcome Close(int32_t layer) {
-    return Do([&](char** m) { return forebay_layers_close_layer(layers_, layer, m); });
-  }
-  Outcome Finish(forebay_step_gradients* gradients = nullptr) {
-    forebay_step_gradients mine = {};
-    if (gradients == nullptr) gradients = &mine;
-    gradients->struct_size = sizeof(*gradients);
-    return Do([&](char** m) { return forebay_layers_finish_backward(layers_, gradients, m); });
-  }
-  Outcome Update(int32_t commit_now = 0, const std::string& user = "") {
-    return Do([&](char** m) {
-      return forebay_layers_update(layers_, user.data(), user.size(), commit_now, m);
-    });
-  }
-  Outcome Skip() {
-    return Do([&](char** m) { return forebay_layers_skip(layers_, nullptr, 0, 0, m); });
-  }
-  Outcome Commit(const char* user = nullptr) {
-    return Do([&](char** m) {
-      return forebay_layers_commit(layers_, user, user == nullptr ? 0 : std::strlen(user), m);
-    });
-  }
-  Outcome Read(int32_t tensor, int32_t plane, std::vector<float>& values) {
-    return Do([&](char** m) {
-      return forebay_layers_read(layers_, tensor, plane, 0, static_cast<int64_t>(values.size()),
-                                 values.data(), m);
-    });
-  }
-
-  // Reads all weights and gives gradients that depend on none of them: so that both kinds of pass
-  // have the same. Every third step leaves the bias of layer 1 alone.
-  void Gradients(int step, float scale = 1) {
-    std::vector<int32_t> order;
-    for (int32_t layer = 0; layer < settings_.num_layers; ++layer) order.push_back(layer);
-    EXPECT_THAT(Expect(order), IsOk());
-    for (const int32_t layer : order) {
-      forebay_lease* lease = nullptr;
-      ASSERT_THAT(Acquire(layer, &lease), IsOk());
-      EXPECT_NE(forebay_lease_data(lease, 2 * layer), nullptr);
-      EXPECT_EQ(forebay_lease_data(lease, (2 * layer + 2) % kNumTensors), nullptr);
-      forebay_lease_release(lease);
-    }
-    std::ranges::reverse(order);
-    for (const int32_t layer : order) {
-      for (const int32_t tensor : {2 * layer + 1, 2 * layer}) {
-        if (tensor == 3 && step % 3 == 0) continue;
-        std::vector<float> gradient(static_cast<size_t>(kElems[tensor % 2]));
-        for (size_t i = 0; i < gradient.size(); ++i) {
-          gradient[i] =
-              scale * 0.01f * static_cast<float>(static_cast<int>(i * 31 + tensor + step) % 17 - 8);
-        }
-        ASSERT_THAT(Add(tensor, gradient), IsOk());
-      }
-      ASSERT_THAT(Close(layer), IsOk());
-    }
-  }
-  void Step(int step, double loss_scale = 0) {
-    ASSERT_THAT(Begin(loss_scale), IsOk());
-    void* raw = nullptr;
-    ASSERT_THAT(Do([&](char** m) {
-                  return forebay_layers_raw(layers_, 2 * settings_.num_layers, &raw, nullptr, m);
-                }),
-                IsOk());
-    ++*static_cast<int64_t*>(raw);
-    Gradients(step, loss_scale == 0 ? 1 : static_cast<float>(loss_scale));
-    ASSERT_THAT(Finish(), IsOk());
-    ASSERT_THAT(Update(), IsOk());
-  }
-
-  // Commits, and gives all masters and moments.
-  std::vector<float> All() {
-    EXPECT_THAT(Commit(), IsOk());
-    std::vector<float> all;
-    for (int32_t tensor = 0; tensor < 2 * settings_.num_layers; ++tensor) {
-      for (const int32_t plane : {FOREBAY_MASTER, FOREBAY_M, FOREBAY_V}) {
-        std::vector<float> values(static_cast<size_t>(kElems[tensor % 2]));
-        EXPECT_THAT(Read(tensor, plane, values), IsOk());
-        all.insert(all.end(), values.begin(), values.end());
-      }
-    }
-    return all;
-  }
-
- private:
-  const Settings settings_;
-  forebay_layers* layers_ = nullptr;
-  Outcome planned_;
-};
-
-std::vector<float> AllAfter(const Settings& settings, int num_steps, double loss_scale = 0) {
-  const TemporaryFolder folder;
-  std::vector<float> all;
-  Layers layers(folder.Path("store"), settings);
-  EXPECT_THAT(layers.planned(), IsOk());
-  layers.Create();
-  for (int step = 1; step <= num_steps; ++step) layers.Step(step, loss_scale);
-  return layers.All();
+void FlipByte(const std::string& path, long offset) {
+  std::FILE* const file = std::fopen(path.c_str(), "r+b");
+  ASSERT_NE(file, nullptr);
+  std::fseek(file, offset, SEEK_SET);
+  const int byte = std::fgetc(file);
+  std::fseek(file, offset, SEEK_SET);
+  std::fputc(byte ^ 1, file);
+  std::fclose(file);
 }
 
 TEST(CLayers, SameBitsWhereverStateLiesAndHoweverItIsUpdated) {
@@ -304,6 +84,70 @@ TEST(CLayers, GoesOnFromWhatIsCommitted) {
   EXPECT_EQ(num_updates, 4);  // none in step 3
   EXPECT_EQ(forebay_layers_updates_of(layers, 2, &num_updates, nullptr), FOREBAY_OK);
   EXPECT_EQ(num_updates, 5);
+}
+
+TEST(CLayers, FoldersHaveTheirShares) {
+  const Settings two = {.tier = FOREBAY_TIER_NVME, .shares = {3, 1}};
+  EXPECT_EQ(AllAfter(two, 3), AllAfter({}, 3));
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  Layers(store, two).Create();
+  const auto bytes_of = [](const std::string& path) {
+    return static_cast<double>(std::filesystem::file_size(path + "/state.fbs"));
+  };
+  EXPECT_GT(bytes_of(store), 1.5 * bytes_of(store + "1"));
+  EXPECT_THAT(Layers(store, {.shares = {1, 0}}).planned(), Is(FOREBAY_USAGE, "shares 1, 0"));
+}
+
+TEST(CLayers, CommitsWhenAskedForAlone) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {.commit_every = -1});
+  layers.Create();
+  for (int step = 1; step <= 4; ++step) layers.Step(step);
+  EXPECT_EQ(forebay_layers_committed_step(layers), 0);
+  EXPECT_EQ(layers.All(), AllAfter({}, 4));
+  EXPECT_EQ(forebay_layers_committed_step(layers), 4);
+  const Settings replay = {.durability = FOREBAY_DURABILITY_REPLAY, .commit_every = -1};
+  EXPECT_THAT(Layers(folder.Path("other"), replay).planned(), Is(FOREBAY_USAGE, "every step"));
+  EXPECT_THAT(Layers(folder.Path("other"), {.commit_every = -2}).planned(),
+              Is(FOREBAY_USAGE, "commit_every"));
+}
+
+// A crash behind the gradients of a step costs nothing; damage of what it left, that step.
+TEST(CLayers, KeptGradientsAreAppliedByOpenUnlessTheyAreDamaged) {
+  for (const bool is_damaged : {false, true}) {
+    const TemporaryFolder folder;
+    const std::string store = folder.Path("store");
+    const Settings replay = {.durability = FOREBAY_DURABILITY_REPLAY};
+    const auto step_without_raw = [](Layers& layers, int step) {
+      ASSERT_THAT(layers.Begin(), IsOk());
+      layers.Gradients(step);
+      ASSERT_THAT(layers.Finish(), IsOk());
+      ASSERT_THAT(layers.Update(), IsOk());
+    };
+    {
+      Layers layers(store, replay);
+      layers.Create();
+      step_without_raw(layers, 1);
+      EXPECT_THAT(layers.Commit(), IsOk());
+      step_without_raw(layers, 2);  // its update is due, and was not applied
+      EXPECT_EQ(forebay_layers_committed_step(layers), 1);
+    }
+    if (is_damaged) FlipByte(store + "/gradients.fbs", 100);
+    Layers layers(store, replay);
+    ASSERT_THAT(layers.Open(), IsOk());
+    EXPECT_EQ(forebay_layers_committed_step(layers), is_damaged ? 1 : 2);
+    char* stats = nullptr;
+    ASSERT_EQ(forebay_layers_stats_json(layers, &stats, nullptr), FOREBAY_OK);
+    EXPECT_EQ(std::string(stats).find("are not used") != std::string::npos, is_damaged);
+    forebay_free(stats);
+    for (int step = is_damaged ? 2 : 3; step <= 4; ++step) step_without_raw(layers, step);
+    const TemporaryFolder other;
+    Layers whole(other.Path("store"), replay);
+    whole.Create();
+    for (int step = 1; step <= 4; ++step) step_without_raw(whole, step);
+    EXPECT_EQ(layers.All(), whole.All());
+  }
 }
 
 // A skipped step does not count in the formulas, nor after the store was opened again.
@@ -441,6 +285,9 @@ TEST(CLayers, ARefusedCallChangesNothing) {
   EXPECT_THAT(layers.Add(0, few), Is(FOREBAY_USAGE, ""));
   EXPECT_THAT(layers.Add(kRaw, few), Is(FOREBAY_USAGE, ""));
   EXPECT_THAT(layers.Close(-1), Is(FOREBAY_USAGE, "no layer -1"));
+  forebay_step_options bad = {.struct_size = sizeof(bad), .clip = -1};
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_set_step(layers, &bad, m); }),
+              Is(FOREBAY_USAGE, "clip is -1"));
   forebay_layers_abandon(layers);
   layers.Step(1);
   EXPECT_EQ(lease, nullptr);
@@ -554,15 +401,7 @@ TEST(CLayers, DamageIsNoticedBeforeItIsComputedWith) {
   const TemporaryFolder folder;
   const std::string store = folder.Path("store");
   Layers(store, {}).Create();
-  {
-    std::FILE* const file = std::fopen((store + "/weights.fbs").c_str(), "r+b");
-    ASSERT_NE(file, nullptr);
-    std::fseek(file, 5000, SEEK_SET);
-    const int byte = std::fgetc(file);
-    std::fseek(file, 5000, SEEK_SET);
-    std::fputc(byte ^ 1, file);
-    std::fclose(file);
-  }
+  FlipByte(store + "/weights.fbs", 5000);
   Layers layers(store, {});
   ASSERT_THAT(layers.Open(), IsOk());
   forebay_lease* lease = nullptr;

@@ -94,7 +94,7 @@ int64_t HostBytesOf(const OffloadPlan& plan, const std::string& name) {
   return -1;
 }
 
-// Of the five layers' four activations the first is spilled.
+// Five layers have four activations, of which the first is spilled.
 TEST(OffloadPlan, SpilledActivationsTakeLessMemoryAndTheirRoomAndBytesOnDisk) {
   PlanInputs inputs = ModuleInputs();
   inputs.activation_bytes = 100'000;

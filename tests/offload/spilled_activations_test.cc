@@ -165,7 +165,7 @@ TEST_F(SpilledActivationsTest, ADamagedByteIsNamedAndNotUsed) {
   ASSERT_EQ(RunForward(1), absl::OkStatus());
   for (int layer = 0; layer < kSpilled; ++layer)
     ASSERT_EQ(activations_->Await(layer), absl::OkStatus());
-  // Of layer 3, in the second folder.
+  // A piece of layer 3, in the second folder.
   const std::string path = JoinPath(store_->directories()[1], kScratchName);
   const int64_t offset_bytes = area_begins_[1] + 3 * 2 * 4096;
   FlipByte(path, offset_bytes + 4100);

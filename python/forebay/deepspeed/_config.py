@@ -69,7 +69,7 @@ class Fp16(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What a configuration says to forebay. notes: one line for each key that does nothing."""
+    """A configuration as forebay uses it. notes: one line for each key that does nothing."""
 
     document: dict[str, Any]
     notes: list[str]

@@ -26,7 +26,7 @@ _FILE = "forebay.pt"
 
 
 class DeepSpeedEngine(torch.nn.Module):
-    """What scripts use of deepspeed.DeepSpeedEngine.
+    """The part of deepspeed.DeepSpeedEngine that scripts use.
 
     optimizer: a `forebay.torch.Optimizer`, with `cur_scale` and `overflow` too. Gradients are summed in the type of the
     weights over the micro-batches of a step.
@@ -218,7 +218,7 @@ class DeepSpeedEngine(torch.nn.Module):
         self.optimizer.close()
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
-        """That of the module, with its names."""
+        """The state dict of the module, with its names."""
         return self.module.state_dict(*arguments, **keywords)
 
     # ---- Checkpoints

@@ -19,7 +19,7 @@ class LossScaler:
         self._hysteresis = options.hysteresis
 
     def update(self, overflowed: bool) -> None:
-        """What became of a step. NumericalError: the scale would fall below its least."""
+        """Moves the scale after a step. NumericalError: the scale would fall below its least."""
         if not self.is_dynamic:
             return
         if overflowed:

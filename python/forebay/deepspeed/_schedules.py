@@ -69,7 +69,7 @@ def make(kind: str, params: dict[str, Any], optimizer: torch.optim.Optimizer) ->
     if kind not in _ARGUMENTS:
         raise UsageError(f"forebay: scheduler.type is {kind!r}, and has to be one of: {', '.join(_ARGUMENTS)}.")
     known = _ARGUMENTS[kind]
-    # What DeepSpeed takes and forebay needs not: where to begin, and whether to say so.
+    # forebay does not need these two of DeepSpeed: where to begin, and whether to say so.
     given = {key: value for key, value in params.items() if key not in ("last_batch_iteration", "verbose")}
     for key in given:
         if key not in known:

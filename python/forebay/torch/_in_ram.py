@@ -14,7 +14,7 @@ from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
 
-# What a tensor of the state is, whatever its parameter's type; torch would cast it to that when it loads one.
+# Types of the state's tensors, whatever the parameter's type, to which torch would cast them when it loads a state.
 STATE_DTYPES = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32, "sum": torch.float32,
                 "momentum_buffer": torch.float32, "master": torch.float32, "remainder": torch.int16}
 

@@ -54,7 +54,7 @@ class InStore:
         self._num_groups = 0
         self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
         self._kernels: Kernels | None = None
-        # Of the step in progress.
+        # The step in progress.
         self._in_step = False
         self._num_arrived: list[int] = []  # gradients, by layer
         self._is_handed: list[bool] = []  # by layer
@@ -206,7 +206,7 @@ class InStore:
         layers.begin_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale)
 
     def _settings(self, optimizer: Optimizer) -> list[Group]:
-        """Of the groups that have tensors in the store, and of those between."""
+        """Settings of the groups that have tensors in the store, and of those between."""
         return [optimizer.settings_of(group) for group in optimizer.param_groups[: self._num_groups]]
 
     def _hand_over(self, layers: Layers, layer: int, gradients: dict[torch.Tensor, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What forebay's optimizers have in common: torch's interface, over state in RAM or in a store."""
+"""The base of forebay's optimizers: torch's interface, over state in RAM or in a store."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ class Optimizer(torch.optim.Optimizer):
         return document if state is None else {**document, "state": state}
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """That of state_dict() or full_state_dict(), or of torch's optimizer of this name. With nvme that of
-        state_dict(): it opens the store, whose last commit it has to be of."""
+        """Loads what state_dict() or full_state_dict() gave, or torch's optimizer of this name. With nvme: what state_dict()
+        gave for the store's last commit; it opens the store."""
         self._backend.load(self, state_dict)
         super().load_state_dict(state_dict)
         numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -172,7 +172,7 @@ class Optimizer(torch.optim.Optimizer):
             return self._backend.resume(self)
 
     def start(self, resume: bool, accumulation_steps: int) -> None:
-        """Of stream(): makes the store, or goes on with one."""
+        """For stream(): makes the store, or goes on with one."""
         assert isinstance(self._backend, Streamed)
         if accumulation_steps < 1:
             raise UsageError(f"forebay: accumulation_steps is {accumulation_steps}, and a step has at least one pass.")
@@ -189,7 +189,7 @@ class Optimizer(torch.optim.Optimizer):
         self._backend.move(folder)
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
-        """Of stream(): while it lasts, autograd keeps no weights."""
+        """For stream(): while it lasts, autograd keeps no weights."""
         return self._backend.saving() if isinstance(self._backend, Streamed) else contextlib.nullcontext()
 
     @property
@@ -213,7 +213,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def sharded_state_dict(self, model_sharded_state_dict: StateDict | None = None,
                            is_loading: bool = False) -> StateDict:
-        """That of a single rank: all of it."""
+        """The state dict of a single rank: all of it."""
         return self.state_dict()
 
     # ---- For the backends
@@ -242,7 +242,7 @@ class Optimizer(torch.optim.Optimizer):
                      beta2=float(beta2), eps=float(group.get("eps", 1e-8)))
 
     def words(self, user: User | None) -> User:
-        """What a commit carries: the groups' settings, which a schedule has moved, and the caller's."""
+        """A commit carries the groups' settings, which a schedule has moved, and the caller's words."""
         groups = [{key: _plain(value) for key, value in group.items() if key not in ("params", "param_names")}
                   for group in self.param_groups]
         return {"torch": 1, "groups": groups, "user": user or {}}

@@ -50,7 +50,7 @@ class Engine:
         self.optimizer.commit(user)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the module: all weights, in RAM."""
+        """The state dict of the module: all weights, in RAM."""
         return self.module.state_dict()
 
     @property
@@ -60,7 +60,7 @@ class Engine:
 
     @property
     def grad_norm(self) -> float | None:
-        """That of the last step, before clipping."""
+        """The norm of the last step, before clipping."""
         return self.optimizer.grad_norm
 
     def close(self) -> None:

@@ -282,7 +282,7 @@ class Streamed(InStore):
         return super().full_state(optimizer)
 
     def _between_steps(self) -> None:
-        """What a pass has announced, and a step that has begun and has no gradients, are in nobody's way."""
+        """Takes back what a pass has announced, and a step that has begun and has no gradients."""
         if self._window is None or self._layers is None:
             return
         self._window.release()

@@ -59,7 +59,7 @@ class Order:
                 self.num_deviations += 1
             rest = list(self._ahead)
             self.cancel()
-            # What was to come behind it still is.
+            # Units that were to come behind it still are.
             self._announce([unit, *(rest[rest.index(unit) + 1:] if unit in rest else [])])
         self._ahead.popleft()
         self._now.append(unit)
@@ -121,7 +121,7 @@ class Window:
         del self._here[unit]
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor | Saved:
-        """What autograd keeps of a tensor."""
+        """Gives what autograd keeps of a tensor."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return tensor
         address = tensor.data_ptr()

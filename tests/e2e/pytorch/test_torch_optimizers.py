@@ -56,7 +56,7 @@ def assert_same(left, right):
 
 
 def assert_same_state(left, right):
-    """Of two full state dicts."""
+    """Compares two full state dicts."""
     left, right = left.full_state_dict()["state"], right.full_state_dict()["state"]
     assert left.keys() == right.keys()
     for number in left:

@@ -1,4 +1,4 @@
-"""What lasts in a store; gradients that are taken in backward; interrupted waits."""
+"""State that lasts in a store; gradients that are taken in backward; interrupted waits."""
 
 import random
 import signal
