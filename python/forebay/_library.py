@@ -9,7 +9,7 @@ import ctypes
 import os
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from types import TracebackType
-from typing import Any, Union
+from typing import Any, ClassVar, TypeVar, Union
 
 from forebay.errors import UsageError, check
 
@@ -184,6 +184,33 @@ def destroy(process: int, function: Any, *arguments: Any) -> None:
     """Ends an object: `process` made it. A fork has none of its threads, and leaves it alone."""
     if process == os.getpid():
         function(*arguments)
+
+
+_Self = TypeVar("_Self", bound="Owned")
+
+
+class Owned:
+    """An object of the library. It ends with `close`, with a `with`, or when it is collected."""
+
+    _closed: ClassVar[str]  # the error of a use after that
+    _handle: c_void_p
+    _destroy: Any  # weakref.finalize
+
+    def close(self) -> None:
+        """Ends the object. Called again, it does nothing."""
+        self._destroy()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._destroy()
+
+    def _use(self) -> c_void_p:
+        if not self._destroy.alive:
+            raise UsageError(self._closed)
+        return self._handle
 
 
 class _PyBuffer(ctypes.Structure):

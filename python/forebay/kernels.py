@@ -7,10 +7,10 @@ import os
 import weakref
 from collections.abc import Sequence
 from ctypes import c_double, c_void_p
-from types import TracebackType
+from typing import ClassVar
 
 from forebay import _library
-from forebay._library import DTYPE_BYTES, DTYPES, Buffer, Group, KernelRun, Pinned, call, destroy, lib
+from forebay._library import DTYPE_BYTES, DTYPES, Buffer, Group, KernelRun, Owned, Pinned, call, destroy, lib
 from forebay.errors import UsageError
 
 
@@ -55,34 +55,20 @@ class Run:
             gradient_scale=gradient_scale)
 
 
-class Kernels:
+class Kernels(Owned):
     """A pool of threads that computes updates. `num_threads` 0: as many as there are cores.
 
     Its calls compute, and wait for nothing: Ctrl-C is seen when they return. Thread-safe; one call at a time.
     EnvironmentProblem: no threads are to be had.
     """
 
+    _closed: ClassVar[str] = "forebay: these Kernels are closed. Make others."
+
     def __init__(self, num_threads: int = 0) -> None:
         handle = c_void_p()
         call(lib.forebay_kernels_create, num_threads, ctypes.byref(handle))
         self._handle = handle
         self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_kernels_destroy, handle)
-
-    def close(self) -> None:
-        """Ends the threads. Called again, it does nothing."""
-        self._destroy()
-
-    def __enter__(self) -> Kernels:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-    def _use(self) -> c_void_p:
-        if not self._destroy.alive:
-            raise UsageError("forebay: these Kernels are closed. Make others.")
-        return self._handle
 
     def update(self, runs: Sequence[Run]) -> None:
         """Updates all `runs`: the same bits as `Layers.update`, whatever the number of threads."""

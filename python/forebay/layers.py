@@ -9,8 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
-from types import TracebackType
-from typing import Any, NamedTuple, Union
+from typing import Any, ClassVar, NamedTuple, Union
 
 from forebay._library import (
     DTYPES,
@@ -18,6 +17,7 @@ from forebay._library import (
     Buffer,
     Group,
     LayersOptions,
+    Owned,
     Pinned,
     StepGradientsStruct,
     StepOptions,
@@ -50,7 +50,7 @@ class StepGradients(NamedTuple):
     nonfinite_layer: int | None
 
 
-class Layers:
+class Layers(Owned):
     """Weights, fp32 masters and moments of an inventory, in a store on disk, in RAM or both, inside a memory budget.
 
         create, fill, start             a new store, filled tensor by tensor
@@ -68,10 +68,14 @@ class Layers:
 
     folders: the store's own, one for each disk. folder_weights: their shares. ram_bytes: all that this object may take;
     0: 80 % of what is available. weight_dtype: that weights are lent in. gradient_dtype: that complete gradients are
-    rounded to while they wait. The rest: `forebay_layers_options` in forebay/c.h, with the same names and defaults.
+    rounded to while they wait. commit_every: -1: commit() alone commits. The rest: `forebay_layers_options` in
+    forebay/c.h, with the same names and defaults.
 
-    DoesNotFitError names the least ram_bytes that works. Nothing touches a disk before `create` or `open`.
+    `close` loses steps that are not committed; leases stay readable. DoesNotFitError names the least ram_bytes that
+    works. Nothing touches a disk before `create` or `open`.
     """
+
+    _closed: ClassVar[str] = "forebay: these Layers are closed. Make others, and open the store again."
 
     def __init__(self, inventory: Inventory, folders: Path | Sequence[Path], *,
                  folder_weights: Sequence[float] | None = None, ram_bytes: int = 0, weight_dtype: str = "bf16",
@@ -106,22 +110,6 @@ class Layers:
         self._handle = handle
         self._lock = threading.Lock()  # stop() comes while a call is under way, and not while the object ends
         self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, self._lock, handle)
-
-    def close(self) -> None:
-        """Ends the object; steps that are not committed are lost. Leases stay readable. Called again: nothing."""
-        self._destroy()
-
-    def __enter__(self) -> Layers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-    def _use(self) -> c_void_p:
-        if not self._destroy.alive:
-            raise UsageError("forebay: these Layers are closed. Make others, and open the store again.")
-        return self._handle
 
     # Whether the object is open is looked at when a call is made, which may be behind others.
     def _call(self, function: Any, *arguments: Any) -> None:

@@ -6,10 +6,9 @@ import ctypes
 import os
 import weakref
 from ctypes import c_size_t, c_void_p
-from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
-from forebay._library import DTYPE_BYTES, destroy, lib
+from forebay._library import DTYPE_BYTES, Owned, destroy, lib
 from forebay.errors import UsageError
 from forebay.inventory import Tensor
 
@@ -62,31 +61,21 @@ class LeasedTensor:
         return 1, 0  # the CPU
 
 
-class Lease:
+class Lease(Owned):
     """The weights of one layer, to be read until `release`, or the end of a `with`."""
+
+    _closed: ClassVar[str] = "forebay: this lease was released. Acquire the layer again."
 
     def __init__(self, handle: c_void_p, layer: int, tensors: list[Tensor], dtype: str) -> None:
         self.layer = layer
         self.dtype = dtype
         self._handle = handle
         self._tensors = tensors
-        self._release = weakref.finalize(self, destroy, os.getpid(), lib.forebay_lease_release, handle)
+        self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_lease_release, handle)
 
     def release(self) -> None:
         """Ends the lease; from any thread. Called again, it does nothing."""
-        self._release()
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.release()
-
-    def _use(self) -> c_void_p:
-        if not self._release.alive:
-            raise UsageError(f"forebay: the lease of layer {self.layer} was released. Acquire the layer again.")
-        return self._handle
+        self._destroy()
 
     def address(self, tensor: int) -> int:
         """Where all elements of a tensor lie: row-major, of `dtype`, 64-byte aligned. Until the release.

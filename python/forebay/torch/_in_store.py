@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A layer of the store has at most so many elements, unless a single tensor has more.
 MAX_LAYER_ELEMS = 16 << 20
 # Commits are made by commit() alone, so that resume() finds what the caller had made durable, and no later step.
-NEVER = 2**62
+_ON_DEMAND = -1
 _TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 Path = Union[str, "os.PathLike[str]"]
@@ -95,14 +95,17 @@ class InStore:
             raise UsageError("forebay: no parameter requires a gradient, so there is nothing to optimize.")
         dtypes = {parameter.dtype for parameter in self._place}
         dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else "f32"
-        options = self._options
+        return self._make_layers(optimizer, inventory, dtype, pass_="update_only", num_open_layers=1)
+
+    def _make_layers(self, optimizer: Optimizer, inventory: Inventory, dtype: str, **more: Any) -> Layers:
+        options, groups = self._options, optimizer.param_groups
         tier = "nvme" if options.ram_bytes is None else "auto"
         self._layers = Layers(
             inventory, options.folders, ram_bytes=options.ram_bytes or 0, weight_dtype=dtype, gradient_dtype=dtype,
-            optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in optimizer.param_groups),
-            momentum=max(float(group.get("momentum", 0)) for group in optimizer.param_groups), weights_tier=tier,
-            state_tier=tier, durability=options.durability, commit_every=NEVER, num_threads=options.threads,
-            pass_="update_only", num_open_layers=1, _worker=self._worker)
+            optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in groups),
+            momentum=max(float(group.get("momentum", 0)) for group in groups), weights_tier=tier, state_tier=tier,
+            durability=options.durability, commit_every=_ON_DEMAND, num_threads=options.threads, _worker=self._worker,
+            **more)
         self._forget_step()
         return self._layers
 

@@ -31,9 +31,9 @@ class Optimizer(torch.optim.Optimizer):
     ram: all that the store may take of it, as bytes or "8GiB": what fits into it stays in RAM too. None: what it needs
       to read ahead, and room for the gradients that wait, within 80 % of what is available. With nvme only.
     clip: the norm that all gradients together are clipped to, exactly; 0: none. `grad_norm` has the norm of the last
-    step. durability: what a crash leaves of the store: "auto", "none", "step" (the last commit) or "replay". With nvme
-    only. backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one
-    time. threads: of the update; 0: as many as there are cores.
+    step. durability: what a crash leaves of the store: "auto", "none" or "step" (the last commit). With nvme only.
+    backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one time.
+    threads: of the update; 0: as many as there are cores. module: for `stream`, which fills it in.
 
     Gradients that are not finite: step() raises NumericalError, and nothing changes; under a GradScaler it is skipped.
     """
@@ -47,6 +47,9 @@ class Optimizer(torch.optim.Optimizer):
                  backward_update: bool = False, threads: int = 0, module: torch.nn.Module | None = None) -> None:
         if clip < 0:
             raise UsageError(f"forebay: clip={clip} is below 0. Give the most that the norm may be; 0: no clipping.")
+        if durability == "replay":
+            raise UsageError("forebay: durability=\"replay\" commits every step by itself, and these optimizers leave "
+                             "that to commit(). Use \"step\", and commit() as often as a crash may cost.")
         if nvme is None and (ram is not None or durability != "auto"):
             raise UsageError("forebay: ram= and durability= are about a store on disk. Give it a folder: nvme=FOLDER.")
         self._backend: InRam | InStore
@@ -145,8 +148,8 @@ class Optimizer(torch.optim.Optimizer):
         return document if state is None else {**document, "state": state}
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Loads what state_dict() or full_state_dict() gave, or torch's optimizer of this name. With nvme: what state_dict()
-        gave for the store's last commit; it opens the store."""
+        """Loads what state_dict() or full_state_dict() gave, or torch's optimizer of this name. With nvme: what
+        state_dict() gave for the store's last commit; it opens the store."""
         self._backend.load(self, state_dict)
         super().load_state_dict(state_dict)
         numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])

@@ -13,7 +13,7 @@ from forebay._library import Group
 from forebay.errors import NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers
-from forebay.torch._in_store import NEVER, InStore, StoreOptions
+from forebay.torch._in_store import InStore, StoreOptions
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
 from forebay.torch._units import Unit, units_of
@@ -72,19 +72,9 @@ class Streamed(InStore):
                 group = optimizer.group_number_of(parameter)
                 index = inventory.add(name, parameter.shape or [1], self._num_groups if group is None else group)
                 self._place[parameter] = layer, index
-        options = self._options
-        dtype = DTYPES[self._layout[0][0].dtype]
-        tier = "nvme" if options.ram_bytes is None else "auto"
-        self._layers = Layers(
-            inventory, options.folders, ram_bytes=options.ram_bytes or 0, weight_dtype=dtype, gradient_dtype=dtype,
-            optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in optimizer.param_groups),
-            momentum=max(float(group.get("momentum", 0)) for group in optimizer.param_groups), weights_tier=tier,
-            state_tier=tier, durability=options.durability, commit_every=NEVER, num_threads=options.threads,
-            pass_="forward_backward", num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=_NUM_WINDOW_LAYERS,
-            _worker=self._worker)
         self._has_frozen = any(optimizer.group_number_of(parameter) is None for parameter in self._place)
-        self._forget_step()
-        return self._layers
+        return self._make_layers(optimizer, inventory, DTYPES[self._layout[0][0].dtype], pass_="forward_backward",
+                                 num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=_NUM_WINDOW_LAYERS)
 
     def _settings(self, optimizer: Optimizer) -> list[Group]:
         settings = [optimizer.settings_of(group) for group in optimizer.param_groups]
@@ -163,11 +153,10 @@ class Streamed(InStore):
             return
         if not self._in_step:
             window.release()
-            window.order.begin("step" if torch.is_grad_enabled() else "pass")
+            window.order.end()
             if torch.is_grad_enabled():
-                window.order.cancel()
                 self._begin(optimizer, self._layers, 1.0)
-                window.order.begin("step")
+            window.order.begin("step" if torch.is_grad_enabled() else "pass")
         if torch.is_grad_enabled():
             self._num_passes += 1
             self._saving.enter_context(self.saving())
@@ -198,8 +187,10 @@ class Streamed(InStore):
     # ---- A step
 
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+        if self._layers is None or self._window is None:
+            return
         # Before the last pass of a step gradients add up in p.grad.
-        if self._layers is None or self._window is None or self._num_passes < self.accumulation_steps:
+        if self.accumulation_steps > 1 and self._num_passes < self.accumulation_steps:
             return
         self._add(optimizer, self._layers, parameter)
 
@@ -232,7 +223,8 @@ class Streamed(InStore):
         before = layers.step
         try:
             for parameter in self._place:
-                if parameter.grad is not None:  # of accumulate()
+                # Gradients that added up are handed over now; those of parameters of no group are left alone.
+                if parameter.grad is not None and optimizer.group_number_of(parameter) is not None:
                     self._add(optimizer, layers, parameter)
             window.release()
             window.order.cancel()
@@ -258,6 +250,14 @@ class Streamed(InStore):
     def _forget_step(self) -> None:
         super()._forget_step()
         self._open.clear()
+        self._num_passes = 0
+
+    def forget_gradients(self) -> None:
+        """zero_grad(): may come between forward and backward, when there is nothing to forget."""
+        if self._layers is None or self._window is None:
+            return
+        if self._open or any(self._is_handed):
+            self._abandon(self._layers)
         self._num_passes = 0
 
     def _abandon(self, layers: Layers) -> None:

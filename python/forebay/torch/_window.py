@@ -33,12 +33,16 @@ class Order:
         self._now: list[int] = []
         self._ahead: deque[int] = deque()
 
-    def begin(self, kind: str) -> None:
-        """A step, or a pass without one. Nothing is leased."""
+    def end(self) -> None:
+        """Keeps the order of the pass that is over, and takes back what was announced."""
         if self._now:
             self._last[self._kind] = self._now
-        self._kind, self._now = kind, []
+        self._now = []
         self.cancel()
+
+    def begin(self, kind: str) -> None:
+        """Announces a step, or a pass without one, as the last of its kind was. Nothing is leased, nor announced."""
+        self._kind = kind
         self._announce(self._last.get(kind, []))
 
     def cancel(self) -> None:

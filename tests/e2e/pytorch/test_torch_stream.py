@@ -226,6 +226,49 @@ def test_gradients_of_several_passes_add_up(tmp_path):
     assert_same(run(engine.module, engine, engine.optimizer.accumulate), run(model, plain, plain.accumulate))
 
 
+def test_zero_grad_between_forward_and_backward(tmp_path):
+    """As many loops have it. There is nothing to forget then."""
+    def run(model, optimizer):
+        losses = []
+        for step in range(1, 5):
+            loss = loss_of(model, step)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    losses, state = in_ram("tied")
+    engine = forebay.torch.stream(make("tied"), nvme=tmp_path / "store", lr=1e-2)
+    assert run(engine.module, engine) == losses
+    assert_same(engine.state_dict(), state)
+    model = make("tied")
+    optimizer = forebay.torch.AdamW(model.parameters(), lr=1e-2, nvme=tmp_path / "other", backward_update=True)
+    assert run(model, optimizer) == losses
+    # And behind a backward pass: those gradients are gone.
+    loss_of(engine.module, 9).backward()
+    engine.zero_grad()
+    assert_same(engine.state_dict(), state)
+    loss_of(engine.module, 5).backward()
+    engine.step()
+    assert engine.grad_norm > 0
+
+
+def test_parameters_of_no_group_are_frozen(tmp_path):
+    """Also where they get gradients, as in torch."""
+    def run(model, optimizer):
+        losses = train(model, optimizer, 3)
+        return losses, model.state_dict()
+
+    model = make("tied")
+    expected = run(model, forebay.torch.AdamW(model.blocks.parameters(), lr=1e-2))
+    streamed = make("tied")
+    engine = forebay.torch.stream(streamed, nvme=tmp_path / "store", params=streamed.blocks.parameters(), lr=1e-2)
+    losses, state = run(streamed, engine)
+    assert losses == expected[0]
+    assert_same(state, expected[1])
+
+
 def test_clipping_schedules_and_groups(tmp_path):
     def run(model, optimizer, scheduled):
         scheduler = torch.optim.lr_scheduler.LambdaLR(scheduled, lambda step: 1 / (1 + step))
