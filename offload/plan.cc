@@ -496,6 +496,11 @@ absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options
         "delay_update_from: a step that computes with weights of two steps before could not be "
         "computed again with the raw tensors that it began with. Leave it at 0");
   }
+  if (inputs.pass != PassKind::kChain && inputs.activation_bytes > 0) {
+    return UsageError(
+        "activation_bytes: the activations of a module are the caller's own. Leave them at 0, and "
+        "count their memory in step_memory");
+  }
   if (options.activations_tier == ActivationsTier::kNvme && inputs.activation_bytes == 0) {
     return UsageError(
         "activations_tier=nvme: how large an activation is has to be known (activation_bytes), and "

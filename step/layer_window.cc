@@ -199,6 +199,10 @@ void LayerWindow::CancelExpected() {
 
 void LayerWindow::Forget(absl::FunctionRef<bool(int layer)> which) {
   const auto work = [&] {
+    {
+      const std::lock_guard lock(mutex_);
+      FOREBAY_CHECK(announced_.empty() && num_lent_ == 0);
+    }
     absl::Status status;
     for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
       const int layer = buffers_[buffer].layer;
@@ -207,7 +211,6 @@ void LayerWindow::Forget(absl::FunctionRef<bool(int layer)> which) {
       filler_->FinishRead(buffer, layer, /*is_used=*/false).IgnoreError();
       status.Update(EndTransfers(buffer, layer));
       const std::lock_guard lock(mutex_);
-      FOREBAY_CHECK(announced_.empty());
       buffers_.Forget(buffer);
     }
     return status;

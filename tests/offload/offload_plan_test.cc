@@ -94,6 +94,17 @@ int64_t HostBytesOf(const OffloadPlan& plan, const std::string& name) {
   return -1;
 }
 
+TEST(OffloadPlan, AModuleHasNoActivationsOfThePlans) {
+  PlanInputs inputs = ModuleInputs();
+  inputs.pass = PassKind::kModule;
+  OffloadOptions options;
+  options.ram_bytes = int64_t{256} << 20;
+  EXPECT_TRUE(MakeOffloadPlan(inputs, options, {}).ok());
+  inputs.activation_bytes = 100'000;
+  const auto plan = MakeOffloadPlan(inputs, options, {});
+  EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
+}
+
 // Five layers have four activations, of which the first is spilled.
 TEST(OffloadPlan, SpilledActivationsTakeLessMemoryAndTheirRoomAndBytesOnDisk) {
   PlanInputs inputs = ModuleInputs();
