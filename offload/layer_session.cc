@@ -9,6 +9,7 @@
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/missed_updates.h"
 #include "forebay/offload/parameter_groups_of.h"
+#include "forebay/optimizer/update_modes.h"
 
 namespace forebay {
 namespace {
@@ -229,7 +230,7 @@ void LayerSession::CancelAnnounced() {
 absl::Status LayerSession::ShowNewest() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "ShowNewest"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("ShowNewest"));
-  if (optimizer_->DelayedUpdateIsPending()) {
+  if (optimizer_->modes().DelayedUpdateIsPending()) {
     return UsageError("ShowNewest: the update of the last step goes on. Commit it before");
   }
   swapper_->SwitchTo(Generation::kNewest);
@@ -272,7 +273,7 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
   waited_in_step_s_ = 0;
   if (!Delays(released_step_ + 1) || !last_was_update_) {
     FOREBAY_RETURN_IF_ERROR(ShowNewest());
-  } else if (optimizer_->DelayedUpdateIsPending()) {
+  } else if (optimizer_->modes().DelayedUpdateIsPending()) {
     swapper_->SwitchTo(Generation::kCommitted);
   } else {
     FOREBAY_RETURN_IF_ERROR(store_->FindPrevious());
@@ -293,7 +294,7 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
 
 absl::Status LayerSession::SetGroups(std::vector<ParameterGroup> groups) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "SetGroups"));
-  if (optimizer_->speculates()) {
+  if (optimizer_->modes().speculates()) {
     return UsageError("SetGroups: updates with the settings of BeginStep may be applied already");
   }
   FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(groups));
@@ -310,7 +311,7 @@ void LayerSession::ForgetHanded() {
 absl::Status LayerSession::UpdatesOfTheStepBefore() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "UpdatesOfTheStepBefore"));
   if (is_settled_) return absl::OkStatus();
-  if (!optimizer_->DelayedUpdateIsPending()) {
+  if (!optimizer_->modes().DelayedUpdateIsPending()) {
     if (optimizer_->AnyUpdateIsDue()) {
       FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("UpdatesOfTheStepBefore"));
       FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
@@ -321,9 +322,9 @@ absl::Status LayerSession::UpdatesOfTheStepBefore() {
       FOREBAY_RETURN_IF_ERROR(CommitReleased());
     }
   }
-  if (optimizer_->speculates() && (hopes_ || is_repeated_)) {
+  if (optimizer_->modes().speculates() && (hopes_ || is_repeated_)) {
     FOREBAY_RETURN_IF_ERROR(BeginWriting());
-    FOREBAY_RETURN_IF_ERROR(optimizer_->BeginSpeculation(scalars_, most_norm_));
+    FOREBAY_RETURN_IF_ERROR(optimizer_->modes().BeginSpeculation(scalars_, most_norm_));
   }
   is_settled_ = true;
   return absl::OkStatus();
@@ -397,7 +398,7 @@ absl::Status LayerSession::CloseLayers() {
 
 absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "FinishBackward"));
-  if (optimizer_->DelayedUpdateIsPending()) {
+  if (optimizer_->modes().DelayedUpdateIsPending()) {
     FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("FinishBackward"));
   }
   FOREBAY_RETURN_IF_ERROR(CloseLayers());
@@ -411,12 +412,12 @@ absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
         "applied. Resume, and report this; --gradients=hold does without",
         stats.norm, first_norm));
   }
-  if (optimizer_->speculates() && stats.first_nonfinite_layer < 0 && !is_repeated_) {
+  if (optimizer_->modes().speculates() && stats.first_nonfinite_layer < 0 && !is_repeated_) {
     hopes_ = needed.gradient_scale == scalars_.gradient_scale;
-    gradients_.must_repeat = !hopes_ || !stats.speculation_is_complete;
+    gradients_.must_repeat = !hopes_ || !optimizer_->modes().SpeculationIsComplete();
   }
   scalars_ = needed;
-  if (optimizer_->DelayedUpdateIsPending()) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
+  if (optimizer_->modes().DelayedUpdateIsPending()) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
   state_ = gradients_.must_repeat ? State::kMustRepeat : State::kDone;
   return gradients_;
 }
@@ -446,7 +447,7 @@ double LayerSession::update_s() const {
 }
 
 bool LayerSession::speculates() const {
-  return optimizer_->speculates();
+  return optimizer_->modes().speculates();
 }
 
 }  // namespace forebay

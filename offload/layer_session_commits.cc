@@ -8,6 +8,7 @@
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/offload/missed_updates.h"
+#include "forebay/optimizer/update_modes.h"
 #include "forebay/swap/records/commit_record.h"
 
 namespace forebay {
@@ -52,12 +53,14 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
 // Makes the update of every layer due. All that can refuse it comes before anything is begun.
 absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& kept) {
   const auto resident = commits ? ResidentWrites::kNow : ResidentWrites::kDeferred;
-  const auto timing = Delays(step + 1) ? UpdateTiming::kDelayed : UpdateTiming::kLazy;
-  FOREBAY_RETURN_IF_ERROR(optimizer_->CheckBeginUpdate(scalars_, resident, timing));
+  UpdateModes& modes = optimizer_->modes();
+  const bool delays = Delays(step + 1);
+  FOREBAY_RETURN_IF_ERROR(delays ? modes.CheckBeginDelayedUpdate(scalars_)
+                                 : optimizer_->CheckBeginUpdate(scalars_, resident));
   // A speculative pass has begun its writes. Where an update that is not for a commit writes
   // nothing, the one copy of --durability=none stays what it is.
   const bool writes = commits || !plan_.placement.AllInHost();
-  if (writes && !optimizer_->speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  if (writes && !optimizer_->modes().speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   // Gradients alone do not make a step of which raw tensors have changed too: after a crash it is
   // computed again.
   if (plan_.gradient_area == GradientArea::kAll && !raw_->ReleasedHaveChanged() &&
@@ -65,11 +68,12 @@ absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& k
     FOREBAY_RETURN_IF_ERROR(
         optimizer_->PublishIntent(step, EncodeUpdate({scalars_, groups_, kept})));
   }
-  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(scalars_, resident, timing));
+  FOREBAY_RETURN_IF_ERROR(delays ? modes.BeginDelayedUpdate(scalars_)
+                                 : optimizer_->BeginUpdate(scalars_, resident));
   update_is_open_ = true;
   open_update_commits_ = commits;
   open_update_writes_ = writes;
-  if (optimizer_->speculates()) swapper_->ForgetSpeculative();
+  if (optimizer_->modes().speculates()) swapper_->ForgetUpdatedOutside();
   return absl::OkStatus();
 }
 
@@ -173,7 +177,7 @@ absl::Status LayerSession::BeginWriting() {
 
 // Applies every released update and waits until all of it is written: the store may then commit.
 absl::Status LayerSession::FinishUpdates() {
-  FOREBAY_RETURN_IF_ERROR(optimizer_->FinishDelayedUpdate());
+  FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate());
   FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
   FOREBAY_RETURN_IF_ERROR(optimizer_->WriteDeferredState());
   return optimizer_->AwaitAllWrites();

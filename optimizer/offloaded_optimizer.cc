@@ -16,6 +16,7 @@
 #include "forebay/optimizer/intent_words.h"
 #include "forebay/optimizer/offloaded_optimizer_impl.h"
 #include "forebay/optimizer/parameter_groups.h"
+#include "forebay/optimizer/update_modes.h"
 
 namespace forebay {
 namespace {
@@ -107,7 +108,8 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   return std::unique_ptr<OffloadedOptimizer>(new OffloadedOptimizer(std::move(impl)));
 }
 
-OffloadedOptimizer::OffloadedOptimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+OffloadedOptimizer::OffloadedOptimizer(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)), modes_(std::make_unique<UpdateModes>(impl_.get())) {}
 OffloadedOptimizer::~OffloadedOptimizer() = default;
 
 absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
@@ -324,33 +326,6 @@ absl::Status OffloadedOptimizer::Impl::EndSpeculation(bool& complete) {
   return status;
 }
 
-bool OffloadedOptimizer::speculates() const {
-  return impl_->speculation != nullptr;
-}
-
-absl::Status OffloadedOptimizer::BeginSpeculation(const UpdateScalars& scalars, double most_norm) {
-  FOREBAY_RETURN_IF_ERROR(impl_->Failure());
-  if (impl_->speculation == nullptr) {
-    return UsageError(
-        "optimizer: speculation begins, and no layer is speculative. Place one so, or do without");
-  }
-  if (impl_->StepIsOpen() || impl_->AnyIsDue()) {
-    return UsageError(fmt::format(
-        "optimizer: the speculation of update {} begins {}. Begin it before the step's first "
-        "gradient, when all updates before are applied",
-        scalars.step, impl_->StepIsOpen() ? "in the midst of a step" : "while an update is due"));
-  }
-  FOREBAY_RETURN_IF_ERROR(impl_->tensors->CheckStep(scalars.step));
-  impl_->tensors->TakeGroups();
-  impl_->step = scalars;
-  impl_->resident = ResidentWrites::kNow;
-  impl_->speculates = true;
-  impl_->num_speculated = 0;
-  impl_->most_squares = most_norm * most_norm;
-  impl_->speculation->Begin();
-  return absl::OkStatus();
-}
-
 absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   if (impl_->backward_finished) {
     return UsageError(
@@ -366,13 +341,10 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   stats.norm = std::sqrt(sum);
   stats.first_nonfinite_layer = std::exchange(impl_->first_nonfinite_layer, -1);
   impl_->handed_squares = 0;
-  if (impl_->speculation != nullptr) {
-    stats.speculation_is_complete = false;
-    if (impl_->speculates) {
-      FOREBAY_RETURN_IF_ERROR(impl_->EndSpeculation(stats.speculation_is_complete));
-    }
+  impl_->speculation_is_complete = impl_->speculation == nullptr;
+  if (impl_->speculates) {
+    FOREBAY_RETURN_IF_ERROR(impl_->EndSpeculation(impl_->speculation_is_complete));
   }
-  impl_->speculation_is_complete = stats.speculation_is_complete;
   impl_->backward_finished = true;
   return stats;
 }
@@ -480,22 +452,20 @@ absl::Status OffloadedOptimizer::Impl::CheckBeginUpdate(const UpdateScalars& sca
   return tensors->CheckStep(scalars.step);
 }
 
-absl::Status OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, ResidentWrites resident,
-                                             UpdateTiming timing) {
-  FOREBAY_RETURN_IF_ERROR(impl_->CheckBeginUpdate(step, resident, timing));
-  impl_->backward_finished = impl_->is_recovered = false;
+void OffloadedOptimizer::Impl::TakeStep(const UpdateScalars& scalars,
+                                        ResidentWrites writes_resident) {
+  backward_finished = is_recovered = false;
   // An update that speculation has begun keeps its groups.
-  if (!std::exchange(impl_->speculates, false)) impl_->tensors->TakeGroups();
-  impl_->tensors->BeginUpdate();
-  impl_->step = step;
-  impl_->resident = resident;
-  impl_->gradients->BeginUpdate();
-  if (timing == UpdateTiming::kDelayed) {
-    impl_->delayed_is_pending = true;
-    impl_->delayed_from = impl_->store->committed().step;
-    impl_->delays->BeginAll();
-    return absl::OkStatus();
-  }
+  if (!std::exchange(speculates, false)) tensors->TakeGroups();
+  tensors->BeginUpdate();
+  step = scalars;
+  resident = writes_resident;
+  gradients->BeginUpdate();
+}
+
+absl::Status OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, ResidentWrites resident) {
+  FOREBAY_RETURN_IF_ERROR(CheckBeginUpdate(step, resident));
+  impl_->TakeStep(step, resident);
   impl_->staged->Begin(impl_->due_tiles);
   // Last: from here on the swapper's thread may update.
   for (size_t layer = 0; layer < impl_->due.size(); ++layer) {
@@ -506,9 +476,8 @@ absl::Status OffloadedOptimizer::BeginUpdate(const UpdateScalars& step, Resident
 }
 
 absl::Status OffloadedOptimizer::CheckBeginUpdate(const UpdateScalars& step,
-                                                  ResidentWrites resident,
-                                                  UpdateTiming timing) const {
-  return impl_->CheckBeginUpdate(step, resident, timing);
+                                                  ResidentWrites resident) const {
+  return impl_->CheckBeginUpdate(step, resident, UpdateTiming::kAsPlaced);
 }
 
 std::vector<int64_t> OffloadedOptimizer::MissedUpdatesAfter() const {
@@ -521,26 +490,6 @@ std::vector<int64_t> OffloadedOptimizer::MissedUpdatesAfter() const {
 
 std::span<const int64_t> OffloadedOptimizer::missed_updates() const {
   return impl_->tensors->missed();
-}
-
-bool OffloadedOptimizer::DelayedUpdateIsPending() const {
-  return impl_->delayed_is_pending;
-}
-
-absl::Status OffloadedOptimizer::FinishDelayedUpdate() {
-  if (!impl_->delayed_is_pending) return absl::OkStatus();
-  const Stopwatch stopwatch;
-  bool all = false;
-  absl::Status status = impl_->delays->End(all);
-  status.Update(impl_->writes->AwaitAll());
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->stats.hand_wait_s += stopwatch.Seconds();
-  }
-  FOREBAY_RETURN_IF_ERROR(status);
-  FOREBAY_CHECK(all);
-  impl_->delayed_is_pending = false;
-  return absl::OkStatus();
 }
 
 }  // namespace forebay

@@ -7,11 +7,8 @@
 // - FinishBackward gives the norm, and BeginUpdate makes every layer's update due.
 // - UpdateLayer follows as layers come in, on the swapper's thread.
 //
-// Clipping is global and exact: no gradient is applied before the norm of all is known. Or, of the
-// placement's speculative layers, it is applied at once to the slot that is not committed, in the
-// hope that nothing has to be clipped (BeginSpeculation); where that fails the step is computed
-// again, from the committed slot. Or the updates are delayed (UpdateTiming): applied to the other
-// slot while the next step reads the committed one.
+// Clipping is global and exact: no gradient is applied before the norm of all is known. Plans that
+// apply updates at other times ask modes() (update_modes.h).
 #pragma once
 
 #include <cstdint>
@@ -37,6 +34,8 @@
 
 namespace forebay {
 
+class UpdateModes;
+
 struct OffloadedOptimizerOptions {
   OptimizerConfig rule;
   double weight_decay = 0.01;  // without groups: of the tensors that decay
@@ -52,7 +51,7 @@ struct OffloadedOptimizerOptions {
   Device* gradient_device = nullptr;  // where Hand's gradients may lie; nullptr: all in RAM
   int num_threads = 1;                // of the update
   int num_staging_tiles = 4;          // state tiles in flight; >= 2
-  // Every layer once, as Hand gets them: for placements with speculative layers or delayed updates.
+  // Every layer once, as Hand gets them: for placements with other UpdateTimes than kOnRead.
   std::vector<int> hand_over_order;
   // When the placement may have layers updated, for StagingBytes.
   UpdateTime may_update = UpdateTime::kOnRead;
@@ -61,8 +60,6 @@ struct OffloadedOptimizerOptions {
 struct GradientStats {
   double norm = 0;                 // L2 norm of the gradients as handed over (rounded)
   int first_nonfinite_layer = -1;  // in the order of Hand: where it arose; -1: all finite
-  // Whether all speculative layers are updated, with the scalars of BeginSpeculation.
-  bool speculation_is_complete = true;
 };
 
 // What a crash has left of a step's gradients.
@@ -79,17 +76,11 @@ enum class ResidentWrites : uint8_t {
   kDeferred,  // with a later step, or when WriteDeferred and WriteDeferredState ask for it
 };
 
-// When an update is applied.
-enum class UpdateTiming : uint8_t {
-  kLazy,     // as the swapper brings its layer in: before anybody sees the weights
-  kDelayed,  // beside the step that follows, which does not see it; until FinishDelayedUpdate
-};
-
 struct OptimizerStats {
   double update_s = 0;   // time in kernels
   double io_wait_s = 0;  // time UpdateLayer waited for state
-  // Time that Hand, FinishBackward and FinishDelayedUpdate waited for what was begun beside the
-  // passes.
+  // Time that Hand and FinishBackward, and the calls of modes(), waited for what was begun beside
+  // the passes.
   double hand_wait_s = 0;
   int64_t updated_elems = 0;
 };
@@ -125,27 +116,20 @@ class OffloadedOptimizer : public TileUpdater {
   static StripeBytes GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                        const Placement& placement, const TileMap& tiles);
 
-  // The settings of the groups, as many as at creation, from the next BeginSpeculation or
-  // BeginUpdate on: not of an update that is due, pending, or begun by speculation. What is frozen
-  // changes between steps alone, or where gradients were recovered. UsageError.
-  absl::Status SetGroups(std::span<const ParameterGroup> groups);
+  // Of plans whose updates are applied at other times than when a layer is read.
+  UpdateModes& modes() { return *modes_; }
+  const UpdateModes& modes() const { return *modes_; }
 
-  // Whether the placement has speculative layers.
-  bool speculates() const;
-  // Until FinishBackward, what Hand gets of speculative layers is applied with `scalars` while the
-  // backward pass goes on, as long as the norm of what was handed over is at most `most_norm`. Then
-  // either BeginUpdate follows with the same scalars and takes it over, or AbandonStep undoes it:
-  // the store returns what is committed again. Without this call gradients of these layers only
-  // count in the norm. UsageError where gradients were handed over already, or an update is due.
-  // Requires: all that was written to the store is committed, TensorStore::BeginWriting.
-  absl::Status BeginSpeculation(const UpdateScalars& scalars, double most_norm);
+  // The settings of the groups, as many as at creation, from the next update that begins on: not of
+  // one that is due, pending or has begun. What is frozen changes between steps alone, or where
+  // gradients were recovered. UsageError.
+  absl::Status SetGroups(std::span<const ParameterGroup> groups);
 
   // Takes over the finished gradient of `layer`: the layer's padded flat vector, fp32, already a
   // mean over the step's tokens. Rounds it to the hand-over dtype and adds its squared norm in
   // fixed blocks by element index (so the norm has the same bits whatever the tiles, threads and
   // placement). Padding must be zero. `pool`: the caller's compute threads. The buffer is free for
-  // reuse on return. Each layer once per step, in any order that is the same every step. Where the
-  // gradient stays in RAM and a delayed update is pending, waits until it has used the layer's.
+  // reuse on return. Each layer once per step, in any order that is the same every step.
   // `without_gradient`: the layer's tensors that got none, by their index in the inventory; they
   // are left alone in this step, and what the buffer has in their places does not matter.
   // UsageError, StorageError.
@@ -155,7 +139,7 @@ class OffloadedOptimizer : public TileUpdater {
   absl::Status Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
                     std::span<const int> without_gradient = {});
 
-  // Waits for spilled gradients, and what speculation has made, to be written. StorageError;
+  // Waits for spilled gradients to be written. StorageError;
   // UsageError names the first layer that was not handed over.
   absl::StatusOr<GradientStats> FinishBackward();
   // Makes the gradients of the step, which tensors it leaves alone, and what `trainer` says of its
@@ -169,37 +153,23 @@ class OffloadedOptimizer : public TileUpdater {
   // leaves them to the next process. The damage is a UsageError without GradientArea::kAll, or
   // where something was handed over.
   RecoveredGradients RecoverGradients(const std::function<absl::Status(double)>& progress);
-  // Makes every layer's update due, but for those that speculation has applied, and starts reading
-  // state. After FinishBackward, with speculation complete and the same scalars, when every update
-  // of the step before was applied. The window then still has the weights of before of speculative
-  // layers, until Swapper::ForgetSpeculative.
-  // Delayed instead, where the placement delays updates, with ResidentWrites::kNow: starts applying
-  // them, from the committed slot to the other. Requires then: all that was written to the store is
-  // committed, TensorStore::BeginWriting.
-  // UsageError; the error of an update before this one.
+  // Makes every layer's update due, and starts reading state. After FinishBackward, when every
+  // update of the step before was applied. UsageError; the error of an update before this one.
   absl::Status BeginUpdate(const UpdateScalars& step,
-                           ResidentWrites resident = ResidentWrites::kNow,
-                           UpdateTiming timing = UpdateTiming::kLazy);
+                           ResidentWrites resident = ResidentWrites::kNow);
   // The error that BeginUpdate would return, with nothing begun.
-  absl::Status CheckBeginUpdate(const UpdateScalars& step, ResidentWrites resident,
-                                UpdateTiming timing) const;
+  absl::Status CheckBeginUpdate(const UpdateScalars& step, ResidentWrites resident) const;
   // missed_updates() as it will be when the update of the gradients that were handed over begins.
   std::vector<int64_t> MissedUpdatesAfter() const;
   // By tensor, how many of all updates that were begun it has missed. It is for the record of the
   // commit of the last one.
   std::span<const int64_t> missed_updates() const;
-  // Since a delayed BeginUpdate, until FinishDelayedUpdate returns without an error. Gradients of
-  // the next step may be handed over meanwhile; every step has to be committed.
-  bool DelayedUpdateIsPending() const;
-  // Waits until a pending update is applied and written, so that the store may commit it. The first
-  // error; it stays.
-  absl::Status FinishDelayedUpdate();
   // Forgets the gradients handed over for a step that is abandoned before BeginUpdate, and what was
   // applied of them. Updates that were due before stay due, or pending.
   void AbandonStep();
 
   bool UpdateIsDue(int layer) const override;
-  // Or a delayed one is pending. For the training thread.
+  // Or one is pending (modes()). For the training thread.
   bool AnyUpdateIsDue() const;
   absl::Status UpdateLayer(int layer, std::span<std::byte> weights) override;
   absl::Status WriteDeferred(int layer, std::span<std::byte> weights) override;
@@ -215,9 +185,11 @@ class OffloadedOptimizer : public TileUpdater {
   OptimizerStats stats() const;
 
  private:
+  friend class UpdateModes;
   struct Impl;
   explicit OffloadedOptimizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+  std::unique_ptr<UpdateModes> modes_;
 };
 
 }  // namespace forebay

@@ -21,6 +21,12 @@
 
 namespace forebay {
 
+// When an update is applied.
+enum class UpdateTiming : uint8_t {
+  kAsPlaced,  // as layers come in, or as speculation has begun it
+  kDelayed,   // UpdateModes::BeginDelayedUpdate
+};
+
 struct OffloadedOptimizer::Impl {
   Impl(const OffloadedOptimizerOptions& options_in, const Placement& placement_in,
        TensorStore* store_in);
@@ -36,6 +42,8 @@ struct OffloadedOptimizer::Impl {
                             std::span<const int> without_gradient);
   absl::Status CheckBeginUpdate(const UpdateScalars& scalars, ResidentWrites writes_resident,
                                 UpdateTiming timing) const;
+  // What every update begins with.
+  void TakeStep(const UpdateScalars& scalars, ResidentWrites writes_resident);
   // Whether gradients of a step are there, or it speculates.
   bool StepIsOpen() const { return speculates || backward_finished || gradients->AnyHanded(); }
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);

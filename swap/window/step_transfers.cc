@@ -41,7 +41,7 @@ class WindowTrace {
   const std::vector<int>& reads() const { return reads_; }
 
  private:
-  // As the swapper does between steps: ForgetSpeculative and SwitchTo.
+  // As the swapper does between steps: ForgetUpdatedOutside and SwitchTo.
   void Forget() {
     for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
       const int layer = buffers_[buffer].layer;

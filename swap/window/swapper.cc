@@ -172,7 +172,7 @@ absl::Status Swapper::ApplyAllUpdates() {
   });
 }
 
-void Swapper::ForgetSpeculative() {
+void Swapper::ForgetUpdatedOutside() {
   window_->Forget([this](int layer) { return update_times_[layer] == UpdateTime::kAfterHand; });
 }
 

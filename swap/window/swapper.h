@@ -73,10 +73,10 @@ class Swapper final : private LayerFiller {
   // holds the weights of the finished step.
   absl::Status ApplyAllUpdates();
 
-  // What the window holds of the placement's speculative layers is old: they were updated behind
-  // its back, and all of that is written. Requires: every announced access was acquired and
-  // released.
-  void ForgetSpeculative();
+  // Layers that the placement has updated outside of the window (Placement::UpdateTimeOf) were, and
+  // all of that is written: the window no longer holds them. Requires: every announced access was
+  // acquired and released.
+  void ForgetUpdatedOutside();
 
   // From here on the window has the weights of `generation`, of the moment when they are read.
   // Empties it, unless it is kNewest and was. An error shows in the next Acquire. Requires: every

@@ -194,7 +194,7 @@ TEST_F(DelayedUpdateTest, GradientsMayComeBetweenTheEndOfAnUpdateAndItsCommit) {
     const int64_t first = run_->store().committed().step + 1;
     ASSERT_NO_FATAL_FAILURE(Step(first));
     ASSERT_TRUE(run_->Hand(3, first + 1).ok());
-    ASSERT_TRUE(run_->optimizer().FinishDelayedUpdate().ok());
+    ASSERT_TRUE(run_->optimizer().modes().FinishDelayedUpdate().ok());
     ASSERT_TRUE(run_->Hand(2, first + 1).ok());
     ASSERT_TRUE(run_->store().Commit({first, Json::object()}).ok());
     for (const int layer : {1, 0}) ASSERT_TRUE(run_->Hand(layer, first + 1).ok());
@@ -202,10 +202,8 @@ TEST_F(DelayedUpdateTest, GradientsMayComeBetweenTheEndOfAnUpdateAndItsCommit) {
     ASSERT_TRUE(stats.ok()) << stats.status();
     ASSERT_TRUE(run_->optimizer().PublishIntent(first + 1, Json::object()).ok());
     ASSERT_TRUE(run_->store().BeginWriting().ok());
-    ASSERT_TRUE(run_->optimizer()
-                    .BeginUpdate(ScalarsOfStep(first + 1, stats->norm), ResidentWrites::kNow,
-                                 UpdateTiming::kDelayed)
-                    .ok());
+    ASSERT_TRUE(
+        run_->optimizer().modes().BeginDelayedUpdate(ScalarsOfStep(first + 1, stats->norm)).ok());
     ASSERT_NO_FATAL_FAILURE(Finish(first + 1));
   }
 }
@@ -285,7 +283,7 @@ TEST_F(DelayedUpdateTest, WhatIsWrittenOverAlreadyIsNotTakenForTheWeightsBefore)
   ASSERT_NO_FATAL_FAILURE(Step(1));
   ASSERT_NO_FATAL_FAILURE(Step(2));
   // The update of step 2 is written, and its gradients are lost with their intent.
-  ASSERT_TRUE(run_->optimizer().FinishDelayedUpdate().ok());
+  ASSERT_TRUE(run_->optimizer().modes().FinishDelayedUpdate().ok());
   ASSERT_NO_FATAL_FAILURE(Open(options));
   ASSERT_TRUE(run_->store().FindPrevious().ok());  // its checksums are those of step 0
   swapper_->SwitchTo(Generation::kPrevious);

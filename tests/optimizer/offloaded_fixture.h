@@ -21,6 +21,7 @@
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/tile_run.h"
+#include "forebay/optimizer/update_modes.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/window/swapper.h"
 #include "gtest/gtest.h"
@@ -452,7 +453,7 @@ class OffloadedRun {
                                                     double most_norm) {
     FOREBAY_RETURN_IF_ERROR(store_->BeginWriting());
     FOREBAY_RETURN_IF_ERROR(SetGroups(scalars.step));
-    FOREBAY_RETURN_IF_ERROR(optimizer_->BeginSpeculation(scalars, most_norm));
+    FOREBAY_RETURN_IF_ERROR(optimizer_->modes().BeginSpeculation(scalars, most_norm));
     return Backward(scalars.step);
   }
 
@@ -462,19 +463,20 @@ class OffloadedRun {
     FOREBAY_ASSIGN_OR_RETURN(GradientStats stats, SpeculativeBackward(hoped, most_norm));
     const double norm = stats.norm;
     const UpdateScalars needed = ScalarsOfStep(step, norm);
-    if (!stats.speculation_is_complete || needed.gradient_scale != hoped.gradient_scale) {
+    if (!optimizer_->modes().SpeculationIsComplete() ||
+        needed.gradient_scale != hoped.gradient_scale) {
       optimizer_->AbandonStep();
       FOREBAY_ASSIGN_OR_RETURN(stats, SpeculativeBackward(needed, kNoMostNorm));
     }
-    FOREBAY_CHECK(stats.speculation_is_complete && stats.norm == norm);
+    FOREBAY_CHECK(optimizer_->modes().SpeculationIsComplete() && stats.norm == norm);
     FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(needed));
     return norm;
   }
 
   // Commits the update that is pending, if any is.
   absl::Status FinishDelayed(int64_t step) {
-    if (!optimizer_->DelayedUpdateIsPending()) return absl::OkStatus();
-    FOREBAY_RETURN_IF_ERROR(optimizer_->FinishDelayedUpdate());
+    if (!optimizer_->modes().DelayedUpdateIsPending()) return absl::OkStatus();
+    FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate());
     return store_->Commit({step, Json::object()});
   }
   // A step whose update is pending then; that of the step before is committed. The norm.
@@ -485,8 +487,8 @@ class OffloadedRun {
       FOREBAY_RETURN_IF_ERROR(optimizer_->PublishIntent(step, Json::object()));
     }
     FOREBAY_RETURN_IF_ERROR(store_->BeginWriting());
-    FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(ScalarsOfStep(step, stats.norm),
-                                                    ResidentWrites::kNow, UpdateTiming::kDelayed));
+    FOREBAY_RETURN_IF_ERROR(
+        optimizer_->modes().BeginDelayedUpdate(ScalarsOfStep(step, stats.norm)));
     return stats.norm;
   }
 

@@ -55,10 +55,11 @@ TEST_F(SpeculationTest, NothingMoreIsAppliedOnceTheNormSoFarIsTooLarge) {
   Open();
   const int64_t before = run_->optimizer().stats().updated_elems;
   ASSERT_TRUE(run_->store().BeginWriting().ok());
-  ASSERT_TRUE(run_->optimizer().BeginSpeculation(ScalarsOfStep(1, 0), /*most_norm=*/1e-3).ok());
+  ASSERT_TRUE(
+      run_->optimizer().modes().BeginSpeculation(ScalarsOfStep(1, 0), /*most_norm=*/1e-3).ok());
   const auto stats = run_->Backward(1);
   ASSERT_TRUE(stats.ok()) << stats.status();
-  EXPECT_FALSE(stats->speculation_is_complete);
+  EXPECT_FALSE(run_->optimizer().modes().SpeculationIsComplete());
   EXPECT_GT(stats->norm, 1e-3);
   // The first layer's gradient alone is above it.
   const TileMap& tiles = run_->store().tiles();
@@ -74,13 +75,13 @@ TEST_F(SpeculationTest, WithoutHopeGradientsCountInTheNormAlone) {
   const int64_t written_bytes = run_->store().engine().stats().write_bytes;
   const auto stats = run_->Backward(1);
   ASSERT_TRUE(stats.ok()) << stats.status();
-  EXPECT_FALSE(stats->speculation_is_complete);
+  EXPECT_FALSE(run_->optimizer().modes().SpeculationIsComplete());
   EXPECT_EQ(run_->store().engine().stats().write_bytes, written_bytes);
   run_->optimizer().AbandonStep();
   EXPECT_EQ(stats->norm, expected_.Step(1));
   const auto again = run_->SpeculativeBackward(ScalarsOfStep(1, stats->norm), kNoLimit);
   ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_TRUE(again->speculation_is_complete);
+  EXPECT_TRUE(run_->optimizer().modes().SpeculationIsComplete());
   EXPECT_EQ(again->norm, stats->norm);
   ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm)).ok());
   ASSERT_NO_FATAL_FAILURE(Commit(1));
@@ -93,7 +94,7 @@ TEST_F(SpeculationTest, AnAbandonedStepLeavesTheCommittedOne) {
   expected_.Step(1);
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(run_->store().BeginWriting().ok());
-    ASSERT_TRUE(run_->optimizer().BeginSpeculation(ScalarsOfStep(2, 3.0), kNoLimit).ok());
+    ASSERT_TRUE(run_->optimizer().modes().BeginSpeculation(ScalarsOfStep(2, 3.0), kNoLimit).ok());
     // Stopped after some layers.
     for (int layer = run_->num_layers() - 1; layer > i; --layer) {
       const std::vector<float> gradient = GradientOf(run_->store().inventory(), layer, 2);
@@ -126,7 +127,7 @@ TEST_F(SpeculationTest, TheNextForwardPassSeesWhatWasApplied) {
     ASSERT_TRUE(run_->SpeculativeUpdate(step, kNoLimit).ok());
     expected_.Step(step);
     ASSERT_TRUE(run_->optimizer().AwaitAllWrites().ok());
-    (*swapper)->ForgetSpeculative();
+    (*swapper)->ForgetUpdatedOutside();
     // Committed in the middle of the next step, or at once.
     ASSERT_NO_FATAL_FAILURE(Commit(step));
   }
@@ -194,7 +195,7 @@ TEST_F(SpeculationTest, EveryLayoutAndOptimizerEndsAsInMemory) {
 TEST_F(SpeculationTest, WhatIsNotCompleteIsNotTakenForAStep) {
   Open();
   const auto stats = run_->SpeculativeBackward(ScalarsOfStep(1, 0), /*most_norm=*/1e-3);
-  ASSERT_TRUE(stats.ok() && !stats->speculation_is_complete);
+  ASSERT_TRUE(stats.ok() && !run_->optimizer().modes().SpeculationIsComplete());
   const absl::Status status = run_->optimizer().BeginUpdate(ScalarsOfStep(1, 0));
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
   EXPECT_THAT(MessageOf(status), testing::HasSubstr("speculation that is not complete"));

@@ -266,10 +266,11 @@ TEST_F(TensorUpdatesBehaviour, SettingsAreThoseOfTheUpdatesThatBeginAfterThem) {
       ASSERT_TRUE(stats.ok()) << stats.status();
       ASSERT_TRUE(run.FinishDelayed(step - 1).ok());
       ASSERT_TRUE(run.store().BeginWriting().ok());
-      ASSERT_TRUE(run.optimizer()
-                      .BeginUpdate(ScalarsOfStep(step, stats->norm), ResidentWrites::kNow,
-                                   delayed ? UpdateTiming::kDelayed : UpdateTiming::kLazy)
-                      .ok());
+      const UpdateScalars scalars = ScalarsOfStep(step, stats->norm);
+      OffloadedOptimizer& optimizer = run.optimizer();
+      ASSERT_TRUE(
+          (delayed ? optimizer.modes().BeginDelayedUpdate(scalars) : optimizer.BeginUpdate(scalars))
+              .ok());
       // Frozen here, too, is what was not, and the other way round.
       ASSERT_TRUE(run.SetGroups(step + 1).ok());
       if (delayed) {
@@ -382,13 +383,12 @@ TEST_F(TensorUpdatesBehaviour, AnUpdateOutOfTurnIsRefusedAndTheStepGoesOn) {
   InMemoryOptimizer expected = Expected();
   const UpdateScalars scalars = ScalarsOfStep(1, expected.Step(1));
   ExpectMisuse(optimizer.BeginUpdate(scalars), "update 1 begins before its backward pass");
-  ExpectMisuse(optimizer.BeginSpeculation(scalars, 1), "no layer is speculative");
+  ExpectMisuse(optimizer.modes().BeginSpeculation(scalars, 1), "no layer is speculative");
   ExpectMisuse(optimizer.PublishIntent(1, Json::object()), "not all are kept on the disk");
   ExpectMisuse(optimizer.RecoverGradients([](double) { return absl::OkStatus(); }).damage,
                "where none are kept");
   ASSERT_TRUE(run->Backward(1).ok());
-  ExpectMisuse(optimizer.BeginUpdate(scalars, ResidentWrites::kNow, UpdateTiming::kDelayed),
-               "the placement delays none");
+  ExpectMisuse(optimizer.modes().BeginDelayedUpdate(scalars), "the placement delays none");
   UpdateScalars none = scalars;
   none.step = 0;
   ExpectMisuse(optimizer.BeginUpdate(none), "this is said to be update 0");
@@ -409,11 +409,11 @@ TEST_F(TensorUpdatesBehaviour, SpeculationOutOfTurnIsRefusedAndTheStepGoesOn) {
   const UpdateScalars scalars = ScalarsOfStep(1, expected.Step(1));
   ASSERT_TRUE(run->SetGroups(1).ok());
   ASSERT_TRUE(run->Hand(3, 1).ok());
-  ExpectMisuse(optimizer.BeginSpeculation(scalars, 1e30), "in the midst of a step");
+  ExpectMisuse(optimizer.modes().BeginSpeculation(scalars, 1e30), "in the midst of a step");
   optimizer.AbandonStep();
   ASSERT_TRUE(run->store().BeginWriting().ok());
-  ASSERT_TRUE(optimizer.BeginSpeculation(scalars, 1e30).ok());
-  ExpectMisuse(optimizer.BeginSpeculation(scalars, 1e30), "in the midst of a step");
+  ASSERT_TRUE(optimizer.modes().BeginSpeculation(scalars, 1e30).ok());
+  ExpectMisuse(optimizer.modes().BeginSpeculation(scalars, 1e30), "in the midst of a step");
   ExpectMisuse(run->SetGroups(4), "set free in the midst of a step");
   ExpectMisuse(run->Hand(1, 1), "layer 'layers.0' is handed over before that of layer 'head'");
   ASSERT_TRUE(run->Backward(1).ok());

@@ -1,0 +1,80 @@
+// The calls of update_modes.h.
+#include "forebay/optimizer/update_modes.h"
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/clock.h"
+#include "forebay/base/errors.h"
+#include "forebay/optimizer/offloaded_optimizer_impl.h"
+
+namespace forebay {
+
+// ---- Speculation -------------------------------------------------------------------------------
+
+bool UpdateModes::speculates() const {
+  return impl_->speculation != nullptr;
+}
+
+absl::Status UpdateModes::BeginSpeculation(const UpdateScalars& scalars, double most_norm) {
+  FOREBAY_RETURN_IF_ERROR(impl_->Failure());
+  if (impl_->speculation == nullptr) {
+    return UsageError(
+        "optimizer: speculation begins, and no layer is speculative. Place one so, or do without");
+  }
+  if (impl_->StepIsOpen() || impl_->AnyIsDue()) {
+    return UsageError(fmt::format(
+        "optimizer: the speculation of update {} begins {}. Begin it before the step's first "
+        "gradient, when all updates before are applied",
+        scalars.step, impl_->StepIsOpen() ? "in the midst of a step" : "while an update is due"));
+  }
+  FOREBAY_RETURN_IF_ERROR(impl_->tensors->CheckStep(scalars.step));
+  impl_->tensors->TakeGroups();
+  impl_->step = scalars;
+  impl_->resident = ResidentWrites::kNow;
+  impl_->speculates = true;
+  impl_->num_speculated = 0;
+  impl_->most_squares = most_norm * most_norm;
+  impl_->speculation->Begin();
+  return absl::OkStatus();
+}
+
+bool UpdateModes::SpeculationIsComplete() const {
+  return impl_->speculation_is_complete;
+}
+
+// ---- Delay -------------------------------------------------------------------------------------
+
+absl::Status UpdateModes::BeginDelayedUpdate(const UpdateScalars& step) {
+  FOREBAY_RETURN_IF_ERROR(CheckBeginDelayedUpdate(step));
+  impl_->TakeStep(step, ResidentWrites::kNow);
+  impl_->delayed_is_pending = true;
+  impl_->delayed_from = impl_->store->committed().step;
+  impl_->delays->BeginAll();
+  return absl::OkStatus();
+}
+
+absl::Status UpdateModes::CheckBeginDelayedUpdate(const UpdateScalars& step) const {
+  return impl_->CheckBeginUpdate(step, ResidentWrites::kNow, UpdateTiming::kDelayed);
+}
+
+bool UpdateModes::DelayedUpdateIsPending() const {
+  return impl_->delayed_is_pending;
+}
+
+absl::Status UpdateModes::FinishDelayedUpdate() {
+  if (!impl_->delayed_is_pending) return absl::OkStatus();
+  const Stopwatch stopwatch;
+  bool all = false;
+  absl::Status status = impl_->delays->End(all);
+  status.Update(impl_->writes->AwaitAll());
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stats.hand_wait_s += stopwatch.Seconds();
+  }
+  FOREBAY_RETURN_IF_ERROR(status);
+  FOREBAY_CHECK(all);
+  impl_->delayed_is_pending = false;
+  return absl::OkStatus();
+}
+
+}  // namespace forebay

@@ -1,0 +1,60 @@
+// The calls of plans whose updates are applied at other times than when a layer is read
+// (UpdateTime), beside those of the OffloadedOptimizer that they belong to. On the plain path
+// nobody calls them.
+//
+// - Speculation (kAfterHand): gradients are applied as they are handed over, to the slot that is
+//   not committed, in the hope that nothing has to be clipped. Where that fails the step is
+//   computed again, from the committed slot.
+// - Delay (kBesideStep): updates are applied to the other slot while the next step reads the
+//   committed one.
+#pragma once
+
+#include "absl/status/status.h"
+#include "forebay/optimizer/kernels/update_rule.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
+
+namespace forebay {
+
+// Belongs to the training thread, as the optimizer does, which outlives it.
+class UpdateModes {
+ public:
+  explicit UpdateModes(OffloadedOptimizer::Impl* impl) : impl_(impl) {}
+
+  // ---- Speculation
+
+  // Whether the placement has speculative layers.
+  bool speculates() const;
+  // Until FinishBackward, what Hand gets of speculative layers is applied with `scalars` while the
+  // backward pass goes on, as long as the norm of what was handed over is at most `most_norm`. Then
+  // either BeginUpdate follows with the same scalars and takes it over, or AbandonStep undoes it:
+  // the store returns what is committed again. Without this call gradients of these layers only
+  // count in the norm. The window then still has the weights of before, until
+  // Swapper::ForgetUpdatedOutside. UsageError where gradients were handed over already, or an
+  // update is due. Requires: all that was written to the store is committed,
+  // TensorStore::BeginWriting.
+  absl::Status BeginSpeculation(const UpdateScalars& scalars, double most_norm);
+  // After FinishBackward: whether all speculative layers are updated, with the scalars of
+  // BeginSpeculation. Only then BeginUpdate may follow.
+  bool SpeculationIsComplete() const;
+
+  // ---- Delay
+
+  // BeginUpdate where the placement delays updates: starts applying them, from the committed slot
+  // to the other. Gradients of the next step may be handed over meanwhile, each of which waits
+  // until the update has used that of its layer. Every step has to be committed. Requires: all that
+  // was written to the store is committed, TensorStore::BeginWriting. UsageError; the error of an
+  // update before this one.
+  absl::Status BeginDelayedUpdate(const UpdateScalars& step);
+  // The error that it would return, with nothing begun.
+  absl::Status CheckBeginDelayedUpdate(const UpdateScalars& step) const;
+  // Since BeginDelayedUpdate, until FinishDelayedUpdate returns without an error.
+  bool DelayedUpdateIsPending() const;
+  // Waits until a pending update is applied and written, so that the store may commit it. The first
+  // error; it stays.
+  absl::Status FinishDelayedUpdate();
+
+ private:
+  OffloadedOptimizer::Impl* const impl_;
+};
+
+}  // namespace forebay
