@@ -29,7 +29,7 @@ from forebay._library import (
     take_text,
 )
 from forebay._worker import Worker
-from forebay.errors import UsageError
+from forebay.errors import ForebayError, UsageError
 
 _ENGINES = {"auto": 0, "uring": 1, "libaio": 2, "threads": 3}
 
@@ -90,15 +90,22 @@ class DiskEngine(Owned):
         self._kept[ticket.value] = data
         return ticket.value
 
-    def wait(self, ticket: int) -> None:
-        """Waits for a request, once. StorageError, CorruptError: it failed. UsageError: it was waited for."""
-        self._worker.run(self._wait, ticket)
+    def wait(self, *tickets: int) -> None:
+        """Waits for each of the requests, once. The error is of the first that failed, when all have ended: StorageError
+        or CorruptError; UsageError: it was waited for before."""
+        self._worker.run(self._wait, tickets)
 
-    def _wait(self, ticket: int) -> None:
-        try:
-            call(lib.forebay_io_wait, self._use(), ticket)
-        finally:
-            self._kept.pop(ticket, None)
+    def _wait(self, tickets: tuple[int, ...]) -> None:
+        first_error: ForebayError | None = None
+        for ticket in tickets:
+            try:
+                call(lib.forebay_io_wait, self._use(), ticket)
+            except ForebayError as error:
+                first_error = first_error or error
+            finally:
+                self._kept.pop(ticket, None)
+        if first_error is not None:
+            raise first_error
 
     def wait_all(self) -> int:
         """Waits for all requests that were submitted before, and returns their number. Where some failed, the error is
