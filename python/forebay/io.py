@@ -91,8 +91,8 @@ class DiskEngine(Owned):
         return ticket.value
 
     def wait(self, *tickets: int) -> None:
-        """Waits for each of the requests, once. The error is of the first that failed, when all have ended: StorageError
-        or CorruptError; UsageError: it was waited for before."""
+        """Waits for each of the requests, once. When all have ended, the error of the first that failed: StorageError,
+        CorruptError; UsageError: it was waited for before."""
         self._worker.run(self._wait, tickets)
 
     def _wait(self, tickets: tuple[int, ...]) -> None:
@@ -157,7 +157,7 @@ class LockedMemory(Owned):
     def view(self, address: int, num_bytes: int) -> memoryview:
         """The bytes of a block, which must not be used once it is freed. UsageError: they are in none."""
         if not self.contains(address, num_bytes):
-            raise UsageError(f"forebay: {num_bytes} bytes at {address:#x} are in no block. Take what allocate returned.")
+            raise UsageError(f"forebay: {num_bytes} bytes at {address:#x} are in no block. Take what allocate gave.")
         return memoryview((ctypes.c_char * num_bytes).from_address(address)).cast("B")
 
     def free(self, address: int) -> bool:

@@ -23,7 +23,7 @@ from forebay.errors import EnvironmentProblem
 _PIN_MODULE = "_deepspeed_pin_memory_op_module"  # where DeepSpeed looks for it first
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def modules() -> dict[str, types.ModuleType]:
     """The modules that DeepSpeed's builders will give, by the operation's name."""
     return {"async_io": _async_io.module(), "pin_memory": _pin_memory.module(), **_optimizers.modules()}
@@ -32,7 +32,8 @@ def modules() -> dict[str, types.ModuleType]:
 def install() -> None:
     """Makes DeepSpeed load these operations. Call it before the first engine; called again, it does nothing.
 
-    EnvironmentProblem: DeepSpeed is not installed, or keeps its operations elsewhere than 0.19 does; nothing was changed.
+    EnvironmentProblem, and nothing was changed: DeepSpeed is not installed, or keeps its operations elsewhere than 0.19
+    does.
     """
     loaded = [_loaded_ops(name) for name in _builder_names()]
     mark = _marker_of_compatible_ops(_import("deepspeed.ops"))
@@ -47,8 +48,8 @@ def _import(name: str) -> types.ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise EnvironmentProblem(
-            f"forebay: {name} cannot be imported ({error}). Install DeepSpeed for this Python: DS_BUILD_OPS=0 pip install "
-            "'deepspeed>=0.19,<0.20'.") from error
+            f"forebay: {name} cannot be imported ({error}). Install DeepSpeed for this Python: DS_BUILD_OPS=0 pip "
+            "install 'deepspeed>=0.19,<0.20'.") from error
 
 
 def _builder_names() -> list[str]:
@@ -92,8 +93,8 @@ def _marker_of_compatible_ops(ops: types.ModuleType) -> Callable[[], None]:
 
 def _unknown_layout(what: str) -> EnvironmentProblem:
     version = getattr(sys.modules.get("deepspeed"), "__version__", "of an unknown version")
-    return EnvironmentProblem(f"forebay: DeepSpeed {version} keeps its operations elsewhere than 0.19 does: {what}. Install "
-                              "'deepspeed>=0.19,<0.20'.")
+    return EnvironmentProblem(f"forebay: DeepSpeed {version} keeps its operations elsewhere than 0.19 does: {what}. "
+                              "Install 'deepspeed>=0.19,<0.20'.")
 
 
 __all__ = ["install", "modules"]

@@ -91,8 +91,9 @@ class AioHandle:
     # ---- Several
 
     def pread(self, buffer: torch.Tensor, filename: Name, validate: bool, *more: Any, **named: Any) -> int:
-        """pread(buffer, filename, validate, async, file_offset=0). async: 0 at once, and `wait` waits for it; else waits
-        for all that is under way, and returns its number. BadInputError: there is no file, or it ends before."""
+        """pread(buffer, filename, validate, async, file_offset=0). async: returns 0 at once, and `wait` waits for it;
+        else waits for all that is under way, and returns its number. BadInputError: there is no file, or it ends before
+        the range."""
         return self._schedule(False, buffer, filename, validate, *_async_of(*more, **named))
 
     def pwrite(self, buffer: torch.Tensor, filename: Name, validate: bool, *more: Any, **named: Any) -> int:
@@ -199,16 +200,16 @@ def _compare(transfer: _Transfer) -> None:
     """StorageError where the file has other bytes than the memory."""
     num_bytes = transfer.memory.nbytes
     held = transfer.memory.view(-1).view(torch.uint8).numpy() if num_bytes else b""
-    file = transfer.file if not isinstance(transfer.file, int) else f"/proc/self/fd/{transfer.file}"
-    with open(file, "rb") as opened:
+    done = "written" if transfer.is_write else "read"
+    with open(transfer.file, "rb") as opened:
         for first in range(0, num_bytes, _CHUNK):
             end = min(first + _CHUNK, num_bytes)
             opened.seek(transfer.offset + first)
             if opened.read(end - first) != bytes(held[first:end]):
                 raise StorageError(
-                    f"forebay: {os.fsdecode(file)!r} has other bytes than were {'written' if transfer.is_write else 'read'}"
-                    f", between {transfer.offset + first} and {transfer.offset + end}. Was the file changed meanwhile? "
-                    "Else look at 'dmesg' and the health of the drive (smartctl -a).")
+                    f"forebay: {transfer.file!r} has other bytes than were {done}, between {transfer.offset + first} "
+                    f"and {transfer.offset + end}. Was the file changed meanwhile? Else look at 'dmesg' and the health "
+                    "of the drive (smartctl -a).")
 
 
 def aio_read(buffer: torch.Tensor, filename: Name, block_size: int, queue_depth: int, single_submit: bool,

@@ -36,16 +36,16 @@ def _check(what: str, params: torch.Tensor, grads: torch.Tensor, moments: dict[s
     state = next(iter(moments.values())).dtype
     if params.dtype not in _NAMES or state not in (torch.float32, params.dtype) or \
             any(moment.dtype != state for moment in moments.values()):
-        raise NotSupportedError(f"forebay: {what} optimizer with param type {params.dtype} and state type {state} is not "
-                                "supported. States are of the parameters' type or float32; these are float32, bfloat16 "
-                                "or float16.")
+        raise NotSupportedError(f"forebay: {what} optimizer with param type {params.dtype} and state type {state} is "
+                                "not supported. States are of the parameters' type or float32; these are float32, "
+                                "bfloat16 or float16.")
     if grads.dtype not in _NAMES:
         raise NotSupportedError(f"forebay: {what} optimizer with gradients of {grads.dtype}. Give float32, bfloat16 or "
                                 "float16.")
     for name, tensor in {"params": params, "grads": grads, **moments}.items():
         if tensor.device.type != "cpu":
-            raise UsageError(f"forebay: {what} optimizer: {name} is on {tensor.device}. Its update runs on the CPU: move "
-                             "it there, or use torch.optim.")
+            raise UsageError(f"forebay: {what} optimizer: {name} is on {tensor.device}. Its update runs on the CPU: "
+                             "move it there, or use torch.optim.")
         if tensor.numel() != params.numel():
             raise UsageError(f"forebay: {what} optimizer: {name} has {tensor.numel()} elements, and params "
                              f"{params.numel()}.")
@@ -120,8 +120,8 @@ def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: 
     tensors = {"params": params, "grads": grads, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32:
-            raise NotSupportedError(f"forebay: adam_rollback takes float32, and {name} is {tensor.dtype}. What rounding to "
-                                    "16 bits took cannot be brought back: keep a copy of the tensors instead.")
+            raise NotSupportedError(f"forebay: adam_rollback takes float32, and {name} is {tensor.dtype}. What "
+                                    "rounding to 16 bits took cannot be brought back: keep a copy of the tensors.")
     decoupled = _is_decoupled(optimizer_id)
     weight_decay = max(weight_decay, 0.0)
     correction1 = 1 - beta1**step if bias_correction else 1.0
@@ -138,8 +138,8 @@ def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: 
     for name, value in {"params": before, "exp_avg": first, "exp_avg_sq": second}.items():
         if not bool(value.isfinite().all()):
             raise NumericalError(f"forebay: adam_rollback of step {step} would make {name} infinite or NaN (lr {lr}, "
-                                 f"weight_decay {weight_decay}, betas {beta1} and {beta2}). Nothing was changed: go back to "
-                                 "a copy of the tensors.")
+                                 f"weight_decay {weight_decay}, betas {beta1} and {beta2}). Nothing was changed: go "
+                                 "back to a copy of the tensors.")
     params.copy_(before)
     exp_avg.copy_(first)
     exp_avg_sq.copy_(second)
