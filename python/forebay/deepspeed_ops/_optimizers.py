@@ -115,26 +115,22 @@ def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: fl
 def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: float, epsilon: float,
                   weight_decay: float, bias_correction: bool, params: torch.Tensor, grads: torch.Tensor,
                   exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> int:
-    """Takes back the update of `step` with the same arguments, up to rounding; 0. All are f32: NotSupportedError.
-    NumericalError, and nothing was changed: the values before would not be finite."""
-    tensors = {"params": params, "grads": grads, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32:
-            raise NotSupportedError(f"forebay: adam_rollback takes float32, and {name} is {tensor.dtype}. What "
-                                    "rounding to 16 bits took cannot be brought back: keep a copy of the tensors.")
+    """Takes back the update of `step` with the same arguments, up to the rounding of each type; 0. Types: those of
+    `adam_update`. NumericalError, and nothing was changed: the values before would not be finite."""
+    _check("Adam", params, grads, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq})
     decoupled = _is_decoupled(optimizer_id)
     weight_decay = max(weight_decay, 0.0)
     correction1 = 1 - beta1**step if bias_correction else 1.0
     correction2 = 1 - beta2**step if bias_correction else 1.0
-    denominator = (exp_avg_sq.sqrt() / math.sqrt(correction2)).add_(epsilon)
-    before = params.addcdiv(exp_avg, denominator, value=lr / correction1)
-    gradient = grads
+    m, v, gradient = exp_avg.float(), exp_avg_sq.float(), grads.float()
+    denominator = (v.sqrt() / math.sqrt(correction2)).add_(epsilon)
+    before = params.float().addcdiv(m, denominator, value=lr / correction1)
     if decoupled:
         before.div_(1 - lr * weight_decay)
     else:
-        gradient = grads.add(before, alpha=weight_decay)
-    first = exp_avg.sub(gradient, alpha=1 - beta1).div_(beta1)
-    second = exp_avg_sq.addcmul(gradient, gradient, value=-(1 - beta2)).div_(beta2).clamp_(min=0)
+        gradient = gradient.add(before, alpha=weight_decay)
+    first = m.sub(gradient, alpha=1 - beta1).div_(beta1)
+    second = v.addcmul(gradient, gradient, value=-(1 - beta2)).div_(beta2).clamp_(min=0)
     for name, value in {"params": before, "exp_avg": first, "exp_avg_sq": second}.items():
         if not bool(value.isfinite().all()):
             raise NumericalError(f"forebay: adam_rollback of step {step} would make {name} infinite or NaN (lr {lr}, "
