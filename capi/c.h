@@ -424,12 +424,16 @@ typedef struct {
   void* weights;        /* [num_elems] of weight_dtype */
   void* remainder;      /* [num_elems] int16, of bf16; NULL of others */
   float* master;        /* [num_elems], of fp16; NULL of others */
-  float* m;             /* [num_elems] */
-  float* v;             /* [num_elems] */
+  void* m;              /* [num_elems] of moment_dtype */
+  void* v;              /* [num_elems] of moment_dtype */
   const void* gradient; /* [num_elems] of gradient_dtype */
   forebay_group group;
   int64_t step;          /* from 1 */
   double gradient_scale; /* multiplies every gradient; 0: 1 */
+  /* Not 0: 16-bit weights have neither remainder nor master. Their update is computed in fp32, and
+     rounded to the nearest, ties to even. */
+  int32_t round_weights;
+  int32_t moment_dtype; /* of m and v; those of 16 bits are rounded likewise */
 } forebay_kernel_run;
 
 typedef struct forebay_kernels forebay_kernels; /* a pool of threads */
@@ -450,6 +454,73 @@ int32_t forebay_kernels_join(forebay_kernels* kernels, const void* weights, cons
 int32_t forebay_kernels_sum_of_squares(forebay_kernels* kernels, int32_t dtype,
                                        const void* gradient, int64_t num_elems, double* sum,
                                        char** message);
+
+/* ---- The disk engine --------------------------------------------------------------------------
+
+   Reads and writes ranges of files from and to memory of the caller's, beside what it computes.
+   Addresses, offsets and lengths may be any: what the file system can transfer directly (O_DIRECT)
+   is, and the rest goes through the page cache. Every completion is checked: a short transfer goes
+   on until all is moved, and what cannot be moved is the error of the wait.
+
+   Requests are started in any order; those whose ranges of a file overlap are the caller's to keep
+   apart. Calls of several threads do not wait for one another. Nothing is flushed: call fsync where
+   a file has to outlive a power cut. */
+typedef struct {
+  size_t struct_size;
+  int32_t engine;      /* FOREBAY_ENGINE_...; AUTO: the first that the kernel gives */
+  int32_t num_threads; /* of THREADS; 0: 2 */
+  int64_t block_bytes; /* that the kernel is asked for in one call; 0: what suits the engine */
+  int64_t max_in_flight_bytes; /* started and not complete, of each device; 0: 32 MiB */
+} forebay_io_options;
+
+typedef struct forebay_io forebay_io;
+/* ENVIRONMENT: the kernel does not give the engine that is asked for. */
+int32_t forebay_io_create(const forebay_io_options* options, forebay_io** io, char** message);
+/* Waits for all requests, whose errors are lost with it. */
+void forebay_io_destroy(forebay_io* io);
+
+typedef struct {
+  size_t struct_size;
+  int32_t is_write; /* 0: a read */
+  int32_t fd;       /* of an open file, where path is NULL: looked at in the call, and not closed */
+  const char* path; /* a write makes a file that is not there (mode 0600), and cuts none */
+  size_t path_length;
+  int64_t offset_bytes; /* in the file */
+  void* data;           /* [num_bytes], the request's until its wait has returned */
+  size_t num_bytes;
+} forebay_io_request;
+
+/* Starts a request. *ticket: what it is waited for with. BAD_INPUT: there is no file to read, or it
+   ends before the range; STORAGE: it cannot be opened. */
+int32_t forebay_io_submit(forebay_io* io, const forebay_io_request* request, uint64_t* ticket,
+                          char** message);
+/* Waits for a request, once. STORAGE, CORRUPT: it failed, and what of it was moved is not known.
+   USAGE: there is no such request, or it was waited for. */
+int32_t forebay_io_wait(forebay_io* io, uint64_t ticket, char** message);
+/* Waits for all requests that were submitted before. *num_ended (may be NULL): their number, also
+   where some failed; the code and message are of the first that did. */
+int32_t forebay_io_wait_all(forebay_io* io, int64_t* num_ended, char** message);
+/* The engine, and the bytes moved: JSON. Free it. */
+int32_t forebay_io_stats_json(forebay_io* io, char** json, char** message);
+
+/* ---- Memory for it ----------------------------------------------------------------------------
+
+   Blocks that begin on a page and are locked in RAM as far as the system allows: what transfers go
+   to and come from without a copy. */
+typedef struct forebay_memory forebay_memory;
+
+forebay_memory* forebay_memory_create(void);
+/* Frees its blocks. */
+void forebay_memory_destroy(forebay_memory* memory);
+/* A block of zeros, of whole pages, that a forked child does not have. OUT_OF_MEMORY. */
+int32_t forebay_memory_allocate(forebay_memory* memory, size_t num_bytes, void** data,
+                                char** message);
+/* 1: freed; 0: no block begins there. */
+int32_t forebay_memory_free(forebay_memory* memory, void* data);
+/* 1: all of the range lies in one block; 0: it does not. */
+int32_t forebay_memory_contains(forebay_memory* memory, const void* data, size_t num_bytes);
+/* Why a block is not locked, and what to do; "" where all are. Free it. */
+int32_t forebay_memory_note(forebay_memory* memory, char** text, char** message);
 
 #ifdef __cplusplus
 }

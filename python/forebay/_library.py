@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar, Union
 
@@ -82,7 +82,21 @@ class KernelRun(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("optimizer", c_int32), ("nesterov", c_int32), ("weight_dtype", c_int32),
                 ("gradient_dtype", c_int32), ("num_elems", c_int64), ("weights", c_void_p), ("remainder", c_void_p),
                 ("master", c_void_p), ("m", c_void_p), ("v", c_void_p), ("gradient", c_void_p), ("group", Group),
-                ("step", c_int64), ("gradient_scale", c_double)]
+                ("step", c_int64), ("gradient_scale", c_double), ("round_weights", c_int32), ("moment_dtype", c_int32)]
+
+
+class IoOptions(ctypes.Structure):
+    """forebay_io_options."""
+
+    _fields_ = [("struct_size", c_size_t), ("engine", c_int32), ("num_threads", c_int32), ("block_bytes", c_int64),
+                ("max_in_flight_bytes", c_int64)]
+
+
+class IoRequest(ctypes.Structure):
+    """forebay_io_request."""
+
+    _fields_ = [("struct_size", c_size_t), ("is_write", c_int32), ("fd", c_int32), ("path", c_char_p),
+                ("path_length", c_size_t), ("offset_bytes", c_int64), ("data", c_void_p), ("num_bytes", c_size_t)]
 
 
 _P = c_void_p  # an opaque object, or data
@@ -120,6 +134,11 @@ _PLAIN: dict[str, tuple[Any, tuple[Any, ...]]] = {
     _TENSOR_LEASE + "dlpack": (_P, (_P,)),
     _TENSOR_LEASE + "discard": (None, (_P,)),
     _KERNELS + "destroy": (None, (_P,)),
+    "forebay_io_destroy": (None, (_P,)),
+    "forebay_memory_create": (_P, ()),
+    "forebay_memory_destroy": (None, (_P,)),
+    "forebay_memory_free": (c_int32, (_P, _P)),
+    "forebay_memory_contains": (c_int32, (_P, _P, c_size_t)),
 }
 _CHECKED: dict[str, tuple[Any, ...]] = {
     "forebay_inventory_begin_layer": (_P, *_TEXT),
@@ -166,6 +185,13 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     _KERNELS + "split": (_P, _P, c_int64, _P, _P),
     _KERNELS + "join": (_P, _P, _P, c_int64, _P),
     _KERNELS + "sum_of_squares": (_P, c_int32, _P, c_int64, POINTER(c_double)),
+    "forebay_io_create": (POINTER(IoOptions), _OUT),
+    "forebay_io_submit": (_P, POINTER(IoRequest), POINTER(c_uint64)),
+    "forebay_io_wait": (_P, c_uint64),
+    "forebay_io_wait_all": (_P, POINTER(c_int64)),
+    "forebay_io_stats_json": (_P, _OUT),
+    "forebay_memory_allocate": (_P, c_size_t, _OUT),
+    "forebay_memory_note": (_P, _OUT),
 }
 
 
