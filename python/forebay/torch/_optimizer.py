@@ -186,14 +186,19 @@ class Optimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 self._backend.start(self, None)
 
-    def move_store(self, folder: Path) -> None:
-        """With nvme, before the first step: the store is, or will be, in another folder."""
+    def move_store(self, folders: list[Path]) -> None:
+        """With nvme, between steps: the store is, or will be, in other folders. What is not committed is lost."""
         assert isinstance(self._backend, InStore)
-        self._backend.move(folder)
+        self._backend.move(folders)
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
         """For stream(): while it lasts, autograd keeps no weights."""
         return self._backend.saving() if isinstance(self._backend, Streamed) else contextlib.nullcontext()
+
+    @property
+    def streamed(self) -> Streamed | None:
+        """For stream(): what has the weights."""
+        return self._backend if isinstance(self._backend, Streamed) else None
 
     @property
     def layers(self) -> Layers | None:
