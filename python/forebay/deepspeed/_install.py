@@ -16,7 +16,7 @@ from forebay.deepspeed.ops import adagrad, adam, lion
 from forebay.errors import EnvironmentProblem, UsageError
 
 # What takes the place of what: a name, and the modules that have it. That is DeepSpeed 0.19's layout.
-_ZERO = ("deepspeed.zero", "deepspeed.runtime.zero.partition_parameters")
+_ZERO = ("deepspeed.runtime.zero", "deepspeed.runtime.zero.partition_parameters")
 _NAMES: list[tuple[str, Any, tuple[str, ...]]] = [
     ("DeepSpeedEngine", DeepSpeedEngine, ("deepspeed", "deepspeed.runtime.engine")),
     ("Init", zero.Init, _ZERO),
@@ -47,6 +47,8 @@ def install(initialize: Callable[..., Any]) -> None:
     if getattr(sys.modules["deepspeed"].initialize, "is_of_forebay", False):
         return
     _be_one_rank()
+    # It compiles C++ for sums over ranks when it begins, for minutes.
+    getattr(_module("deepspeed.ops"), "__compatible_ops__", {})["deepspeed_shm_comm"] = False
     for module, name, ours in places:
         setattr(module, name, ours)
 

@@ -1,4 +1,4 @@
-"""forebay.deepspeed: configurations as they were published, DeepSpeed's own rates and scales, and its engine's calls."""
+"""forebay.deepspeed: configurations as they were published, DeepSpeed's own rates and scales, its engine's calls."""
 
 import json
 import pathlib
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import forebay
-import forebay.deepspeed as deepspeed
 import forebay.torch
+from forebay import deepspeed
 from forebay.deepspeed import _schedules
 from forebay.deepspeed._config import Config, Fp16
 from forebay.deepspeed._scaler import LossScaler
@@ -171,7 +171,7 @@ def test_what_is_wrong_in_a_configuration_is_named(tmp_path):
                          ({"zero_optimization": {"stage": 1, "stages": 1}}, "zero_optimization.stages is not known"),
                          ({"train_batch_size": 7}, "Make them fit"),
                          ({"optimizer": {"type": "Lamb"}}, "has to be one of: Adam"),
-                         ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "learning_rate is not known"),
+                         ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "learning_rate is not"),
                          ({"scheduler": {"type": "WarmupLR", "params": {"warmup": 1}}}, "scheduler.params.warmup"),
                          ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "total_num_steps is missing"),
                          ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "Choose one")):
@@ -182,8 +182,9 @@ def test_what_is_wrong_in_a_configuration_is_named(tmp_path):
             Config.read(text)
     with pytest.raises(forebay.UsageError, match="cannot be read"):
         Config.read(tmp_path / "missing.json")
+    engine = deepspeed.initialize(model=make_model(), config={"train_batch_size": 4})[0]
     with pytest.raises(forebay.UsageError, match="there is no optimizer"):
-        deepspeed.initialize(model=make_model(), config={"train_batch_size": 4})
+        engine.backward(engine(batch_of(0)[0]).mean())
 
 
 def test_a_script_with_arguments_a_torch_optimizer_and_training_data(tmp_path):
