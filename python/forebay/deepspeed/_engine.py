@@ -97,9 +97,12 @@ class DeepSpeedEngine(Answers):
             return None
         if given is None and self._config.scheduler is not None:
             return _schedules.make(self._config.scheduler, self._config.scheduler_params, self.optimizer)
-        if given is None or hasattr(given, "step"):
-            return given  # where it was made for the optimizer that was given, it moves the same groups
-        return given(self.optimizer)
+        # One that was made for the optimizer that was given moves the same groups.
+        made = given if given is None or hasattr(given, "step") else given(self.optimizer)
+        watched = getattr(made, "optimizer", None)
+        if watched is not None:
+            watched._opt_called = True  # torch's schedulers warn where step() was not called: the engine calls another
+        return made
 
     def _set_scaler_names(self, overflow: bool) -> None:
         if self.optimizer is None:

@@ -217,9 +217,9 @@ def test_gathered_parameters_have_their_weights(tmp_path):
     with deepspeed.zero.GatheredParameters(list(named.values())):
         assert all(torch.equal(parameter, state[name]) for name, parameter in named.items())
     assert not [name for name, parameter in named.items() if not parameter.isnan().all()]
-    with pytest.raises(forebay.NotSupportedError, match="1 parameters of a streamed module were written to"):
-        with deepspeed.zero.GatheredParameters(engine.module.head.weight, modifier_rank=0):
-            engine.module.head.weight.data.zero_()
+    with (pytest.raises(forebay.NotSupportedError, match="1 parameters of a streamed module were written to"),
+          deepspeed.zero.GatheredParameters(engine.module.head.weight, modifier_rank=0)):
+        engine.module.head.weight.data.zero_()
     with deepspeed.zero.GatheredParameters(engine.module.head.weight):
         engine.module.head.weight.data.zero_()  # dropped
     engine.empty_partition_cache()

@@ -1,5 +1,5 @@
-"""forebay.deepspeed.install(): the released Trainer of transformers with DeepSpeed configurations, beside itself without
-them."""
+"""forebay.deepspeed.install(): the released Trainer of transformers with DeepSpeed configurations, beside itself
+without them."""
 
 import os
 import shutil
@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
 import accelerate.state
 import deepspeed
