@@ -181,16 +181,20 @@ def test_two_engines_share_a_disk(tmp_path):
 
 def test_weights_alone(tmp_path):
     for kind in ("ram", "state on nvme"):
-        engine = make_engine(tmp_path, kind)
+        fp16 = {"fp16": {"enabled": True, "loss_scale": 1, "auto_cast": True}}
+        engine = make_engine(tmp_path, kind, **fp16)
         train(engine, 0, 3)
         engine.save_checkpoint(tmp_path / kind)
         weights = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
-        fresh = make_engine(tmp_path, kind)
+        fresh = make_engine(tmp_path, kind, **fp16)
         train(fresh, 7, 8)  # its store, or its masters, have other weights
         fresh.load_checkpoint(tmp_path / kind, load_module_only=True)
         assert all(torch.equal(tensor, weights[name]) for name, tensor in fresh.state_dict().items())
         assert fresh.lr_scheduler.last_batch_iteration == 0
-        train(fresh, 3, 4)
+        for group in fresh.optimizer.param_groups:
+            group["lr"] = 0.0
+        train(fresh, 3, 4)  # from these weights on, not from those of its masters before
+        assert all(torch.equal(parameter, weights[name]) for name, parameter in fresh.module.named_parameters())
         engine.destroy()
         fresh.destroy()
     streamed = make_engine(tmp_path, "all on nvme")
