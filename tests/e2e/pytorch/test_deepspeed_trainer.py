@@ -10,7 +10,7 @@ import torch
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-import accelerate.state
+import accelerate
 import deepspeed
 import transformers
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -59,12 +59,16 @@ def config_of(folder, stage, offload, **more):
                 "total_num_steps": "auto"}}, **more}
 
 
-def trainer_of(folder, config, model=None, optimizers=(None, None), **more):
-    """As a new process would have it."""
+def fresh_process():
+    """What a new one would have."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
     unset_hf_deepspeed_config()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+
+
+def trainer_of(folder, config, model=None, optimizers=(None, None), **more):
+    fresh_process()
     arguments = {"output_dir": str(folder), "max_steps": STEPS, "per_device_train_batch_size": 4, "logging_steps": 1,
                  "learning_rate": 1e-2, "warmup_steps": 2, "save_strategy": "steps", "save_steps": SAVED_AT,
                  "eval_strategy": "steps", "eval_steps": SAVED_AT, "report_to": [], "disable_tqdm": True, "seed": 3,
@@ -185,6 +189,60 @@ def test_bfloat16_and_a_model_that_is_loaded_under_zero_3(tmp_path, capsys):
         engine.destroy()
     assert losses[None] == losses["nvme"]
     assert capsys.readouterr().out.count("zero.Init: the model is made in RAM") <= 1
+
+
+def test_without_the_weights_in_a_model_file_the_checkpoint_has_them(tmp_path):
+    config = config_of(tmp_path / "nvme", 3, "nvme")
+    config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = False
+    trainer = trainer_of(tmp_path / "out", config)
+    trainer.train()
+    trainer.model_wrapped.destroy()
+    assert not list((tmp_path / "out").glob("checkpoint-*/*.safetensors"))
+    again = trainer_of(tmp_path / "out", config, max_steps=STEPS + 1)
+    again.train(resume_from_checkpoint=True)
+    assert values(again, "loss")[:STEPS] == values(trainer, "loss") and again.model_wrapped.global_steps == STEPS + 1
+    again.model_wrapped.destroy()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_accelerate_alone(tmp_path, stage):
+    fresh_process()
+    disk = str(tmp_path / "nvme")
+    more = {"offload_optimizer_device": "nvme", "offload_param_device": "nvme", "zero3_init_flag": False,
+            "offload_optimizer_nvme_path": disk, "offload_param_nvme_path": disk,
+            "zero3_save_16bit_model": True} if stage == 3 else {}
+    accelerator = accelerate.Accelerator(deepspeed_plugin=accelerate.DeepSpeedPlugin(
+        zero_stage=stage, gradient_accumulation_steps=2, **more))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Linear(6, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    engine, optimizer, loader, schedule = accelerator.prepare(
+        model, optimizer, torch.utils.data.DataLoader(torch.ones(16, 5), batch_size=4), schedule)
+
+    def epoch():
+        losses = []
+        for batch in loader:
+            with accelerator.accumulate(engine):
+                loss = engine(batch).square().mean()
+                accelerator.backward(loss)
+                assert not accelerator.sync_gradients or accelerator.clip_grad_norm_(engine.parameters(), 1.0) > 0
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    first = epoch()
+    assert first[0] == first[1] > first[3] and engine.global_steps == 2 and engine.get_lr() == [pytest.approx(0.01 / 3)]
+    accelerator.save_state(tmp_path / "state")
+    second = epoch()
+    accelerator.load_state(tmp_path / "state")
+    assert epoch() == second
+    assert accelerator.unwrap_model(engine) is model
+    assert accelerator.get_state_dict(engine).keys() == model.state_dict().keys()
+    accelerator.free_memory()
+    assert stage == 2 or not list((tmp_path / "nvme").iterdir())
 
 
 def test_evaluation_alone(tmp_path):
