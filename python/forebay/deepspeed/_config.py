@@ -3,96 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
+import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from forebay.deepspeed._text import parse
 from forebay.errors import UsageError
 
-
-class _Off(NamedTuple):
-    """A key that may be there and off. reason: why it cannot be on, and the way out."""
-
-    reason: str
-
-
-_NO_GPU = "there is no GPU to share the update with"
-_ONE_RANK = "there is one rank"
-_FOLLOWS_BUDGET = "buffers follow the memory budget"
-_OFFLOAD = {"device": None, "nvme_path": None, "pin_memory": "memory is pinned for GPUs alone",
-            "buffer_count": _FOLLOWS_BUDGET, "buffer_size": _FOLLOWS_BUDGET, "max_in_cpu": _FOLLOWS_BUDGET,
-            "fast_init": "a store is written once in any case", "pipeline_read": "reads overlap in any case",
-            "pipeline_write": "writes overlap in any case", "pipeline": "reads and writes overlap in any case",
-            "ratio": _NO_GPU, "super_offload": _NO_GPU, "cpuadam_cores_perc": "all cores update"}
-
-# By path: None is used; a text is ignored for that reason; `_Off` is refused unless it is off; a dict has keys of its
-# own, any where it has "*".
-_ANY: dict[str, Any] = {"*": None}
-_ANY_IGNORED = {"*": "units are a module's blocks"}
-_ONE = _Off("there is one rank. Leave it out")
-_MONITOR = {"*": "losses are the script's to log"}
-KEYS: dict[str, Any] = {
-    "train_batch_size": None, "train_micro_batch_size_per_gpu": None, "gradient_accumulation_steps": None,
-    "gradient_clipping": None, "steps_per_print": None, "wall_clock_breakdown": None,
-    "dataloader_drop_last": None, "memory_breakdown": "the rate that steps_per_print prints has the memory",
-    "managed_gradient_accumulation": "set_gradient_accumulation_boundary() has the last word",
-    "optimizer": {"type": None, "params": _ANY, "legacy_fusion": "there is one implementation"},
-    "scheduler": {"type": None, "params": _ANY},
-    "fp16": {"enabled": None, "auto_cast": None, "loss_scale": None, "initial_scale_power": None,
-             "loss_scale_window": None, "hysteresis": None, "consecutive_hysteresis": None, "min_loss_scale": None,
-             "fp16_master_weights_and_grads": None},
-    "bf16": {"enabled": None, "immediate_grad_update": "gradients are taken as they come",
-             "check_grad_overflow": "gradients are always checked",
-             "bf16_master_weights_and_grads": _Off("masters are fp32. Set it to false"),
-             "bf16_optimizer_states": _Off("moments are fp32. Set it to false")},
-    "amp": {"enabled": _Off("Apex is not there. Use bf16 or fp16"), "*": "Apex is not there"},
-    "torch_autocast": {"enabled": _Off("put torch.autocast around the forward pass"),
-                       "*": "it is off"},
-    "data_types": {"grad_accum_dtype": "gradients add up in the type of the weights, and norms in fp32"},
-    "zero_optimization": {
-        "stage": None, "offload_optimizer": _OFFLOAD, "offload_param": _OFFLOAD, "cpu_offload": None,
-        "allgather_partitions": _ONE_RANK, "allgather_bucket_size": _ONE_RANK, "reduce_scatter": _ONE_RANK,
-        "reduce_bucket_size": _ONE_RANK, "overlap_comm": _ONE_RANK, "round_robin_gradients": _ONE_RANK,
-        "contiguous_gradients": "gradients lie in one vector per layer",
-        "sub_group_size": "tiles are the unit of an update",
-        "stage3_max_live_parameters": _FOLLOWS_BUDGET, "stage3_max_reuse_distance": _FOLLOWS_BUDGET,
-        "stage3_prefetch_bucket_size": _FOLLOWS_BUDGET, "stage3_param_persistence_threshold": _FOLLOWS_BUDGET,
-        "stage3_model_persistence_threshold": _FOLLOWS_BUDGET,
-        "stage3_gather_16bit_weights_on_model_save": None, "stage3_gather_fp16_weights_on_model_save": None,
-        **{key: _ONE_RANK for key in (
-            "use_multi_rank_bucket_allreduce", "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-            "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-            "zero_quantized_gradients", "mics_shard_size", "mics_hierarchical_params_gather", "parameter_alignment",
-            "legacy_stage1")},
-        "stage3_module_granularity_threshold": "units are a module's blocks", "leaf_module": _ANY_IGNORED,
-        "memory_efficient_linear": "weights are kept for backward by name alone", "compute_grad_norm": "it always is",
-        "pipeline_loading_checkpoint": _FOLLOWS_BUDGET, "override_module_apply": "modules are not changed",
-        "log_trace_cache_warnings": "engine.optimizer.layers.stats() counts", "enable_sanity_checks": "they always are",
-        "zenflow": _Off("updates are not put off. Leave it out"),
-        "cpu_offload_param": _Off("it is deprecated. Write offload_param"), "cpu_offload_use_pin_memory": "no GPU",
-        "load_from_fp32_weights": "masters are always loaded", "ignore_unused_parameters": "they are always left alone",
-        "elastic_checkpoint": _ONE_RANK},
-    "zero_allow_untested_optimizer": "each optimizer that maps is tested",
-    "zero_force_ds_cpu_optimizer": "the update is forebay's", "prescale_gradients": _ONE_RANK,
-    "gradient_predivide_factor": _ONE_RANK, "communication_data_type": _ONE_RANK, "sparse_gradients": _ONE_RANK,
-    "seq_parallel_communication_data_type": _ONE_RANK, "gradient_allreduce_op": _ONE_RANK,
-    "disable_allgather": _ONE_RANK, "comms_logger": {"*": _ONE_RANK}, "sequence_parallel_size": _ONE,
-    "data_parallel_size": _ONE, "tensor_parallel": {"autotp_size": _ONE, "*": _ONE_RANK},
-    "checkpoint": {"*": "a checkpoint is a folder that needs nothing else"},
-    "flops_profiler": {"*": "there is no profiler: torch.profiler sees all"}, "tensorboard": _MONITOR,
-    "wandb": _MONITOR, "csv_monitor": _MONITOR, "comet": _MONITOR, "disable_python_gc": "the script decides",
-    "dump_state": "engine.config is what was read",
-    "activation_checkpointing": {
-        key: "it acts on deepspeed.checkpointing alone, which this script does not call"
-        for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization",
-                    "number_checkpoints", "synchronize_checkpoint_boundary", "profile")},
-    "autotuning": {"*": "it acts under `deepspeed --autotuning` alone"},
-    "aio": {"*": "the disk engine finds its own settings"},
-    "msamp": {"enabled": None, "opt_level": "FP8 is off", "use_te": "FP8 is off"},
-    "offload_optimizer": _OFFLOAD, "offload_param": _OFFLOAD,  # a fragment that people paste
-}
+# What each key does, by section: null: it is used; a text: it is ignored for that reason; a list of one text: it may be
+# there and off, and cannot be on for that reason; an object has keys of its own, any where it has "*". `forebay train
+# --ds_config` reads the same table.
+KEYS: dict[str, Any] = json.loads((pathlib.Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
 _TIERS = ("none", "cpu", "nvme")
 
 
@@ -186,9 +110,9 @@ def _walk(document: dict[str, Any], keys: dict[str, Any], path: str, source: str
             if not isinstance(value, dict):
                 raise UsageError(f"forebay: {source}: {where} is {value!r}, and has to be an object.")
             yield from _walk(value, known, where + ".", source)
-        elif isinstance(known, _Off):
+        elif isinstance(known, list):
             if value is True or value not in (None, False, 0, 1):
-                raise UsageError(f"forebay: {source}: {where} is {value!r}: {known.reason}.")
+                raise UsageError(f"forebay: {source}: {where} is {json.dumps(value)}: {known[0]}.")
         elif known is not None:
             yield f"{where} is ignored: {known}"
 

@@ -24,7 +24,8 @@ def configured(name: str, params: dict[str, Any]) -> tuple[type[Optimizer], dict
     kind = _BY_NAME.get(name.lower())
     if kind is None:
         raise UsageError(f"forebay: optimizer.type is {name!r}, and has to be one of: Adam, AdamW, Lion, Adagrad, SGD.")
-    settings = dict(params)
+    # DeepSpeed's defaults, where they are others than torch's.
+    settings = {"weight_decay": 0.0, **({"lr": 1e-3, "betas": (0.9, 0.999)} if kind is Lion else {}), **params}
     adam_w = settings.pop("adam_w_mode", settings.pop("adamw_mode", True))
     if name.lower() == "adam" and (not adam_w or settings.pop("torch_adam", False)):
         kind = Adam

@@ -94,7 +94,7 @@ def config_of(tmp_path, stage=1, nvme=False, **more):
         if stage == 3:
             zero["offload_param"] = {"device": "nvme", "nvme_path": str(tmp_path / "nvme")}
     return {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "zero_optimization": zero,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.95]}},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.95], "weight_decay": 0.01}},
             "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}, **more}
 
 
@@ -193,7 +193,7 @@ def test_keys_of_deepspeed_0_19_are_known_and_those_that_cannot_be_on_are_refuse
                        dataloader_drop_last=True, data_types={"grad_accum_dtype": None})
     assert Config.read(config).steps_per_print == 0
     for change, text in (({"tensor_parallel": {"autotp_size": 2}}, "autotp_size is 2: there is one rank"),
-                         ({"amp": {"enabled": True}}, "amp.enabled is True: Apex is not there"),
+                         ({"amp": {"enabled": True}}, "amp.enabled is true: Apex is not there"),
                          ({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}}, "zero_optimization.zenflow"),
                          ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "moments are fp32"),
                          ({"train_batch_size": "auto"}, "Trainer of transformers")):
@@ -322,6 +322,10 @@ def test_optimizers_by_deepspeed_s_names_are_optimizers_of_their_own():
         before = model[0].weight.clone()
         optimizer.step()
         assert optimizer.kind == kind and not torch.equal(before, model[0].weight)
+    for kind, settings in (("AdamW", (1e-3, 0.0, (0.9, 0.999))), ("Lion", (1e-3, 0.0, (0.9, 0.999)))):
+        engine = engine_of({"train_batch_size": 4, "optimizer": {"type": kind}})
+        group = engine.optimizer.param_groups[0]
+        assert (group["lr"], group["weight_decay"], group["betas"]) == settings, kind
     with pytest.raises(forebay.UsageError, match="amsgrad"):
         adam.DeepSpeedCPUAdam(make_model().parameters(), amsgrad=True)
 
