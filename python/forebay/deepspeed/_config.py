@@ -108,26 +108,30 @@ def _walk(document: dict[str, Any], keys: dict[str, Any], path: str, source: str
             if value is None:
                 continue
             if not isinstance(value, dict):
-                raise UsageError(f"forebay: {source}: {where} is {value!r}, and has to be an object.")
+                raise UsageError(f"forebay: {source}: {where} is {_shown(value)}, and has to be an object.")
             yield from _walk(value, known, where + ".", source)
         elif isinstance(known, list):
             if value is True or value not in (None, False, 0, 1):
-                raise UsageError(f"forebay: {source}: {where} is {json.dumps(value)}: {known[0]}.")
+                raise UsageError(f"forebay: {source}: {where} is {_shown(value)}: {known[0]}.")
         elif known is not None:
             yield f"{where} is ignored: {known}"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)
 
 
 def _number(value: Any, where: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf"):
         return float(value)
-    raise UsageError(f"forebay: {where} is {value!r}, and has to be a number from 0 on." +
+    raise UsageError(f"forebay: {where} is {_shown(value)}, and has to be a number from 0 on." +
                      (" It is the Trainer of transformers that fills \"auto\" in." if value == "auto" else ""))
 
 
 def _whole(value: Any, where: str, least: int, most: int) -> int:
     if _number(value, where) == int(value) and least <= value <= most:
         return int(value)
-    raise UsageError(f"forebay: {where} is {value!r}, and has to be a whole number from {least} to {most}.")
+    raise UsageError(f"forebay: {where} is {_shown(value)}, and has to be a whole number from {least} to {most}.")
 
 
 def _batches(document: dict[str, Any]) -> tuple[int | None, int]:
@@ -167,7 +171,7 @@ def _nvme(zero: dict[str, Any], key: str) -> str | None:
     section = zero.get(key) or {}
     device = section.get("device") or "none"
     if device not in _TIERS:
-        raise UsageError(f"forebay: {key}.device is {device!r}, and has to be one of: {', '.join(_TIERS)}.")
+        raise UsageError(f"forebay: {key}.device is {_shown(device)}, and has to be one of: {', '.join(_TIERS)}.")
     if device != "nvme":
         return None
     if not section.get("nvme_path"):
