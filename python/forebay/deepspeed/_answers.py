@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from forebay.deepspeed import zero
 from forebay.deepspeed._config import Config
 from forebay.errors import NotSupportedError, UsageError
 from forebay.torch import Optimizer
@@ -116,8 +117,9 @@ class Answers(torch.nn.Module):
 
     def empty_partition_cache(self) -> None:
         """Gives back the weights that are here and not in use."""
-        if self.optimizer is not None and self.optimizer.streamed is not None:
-            self.optimizer.streamed.release()
+        streamed = zero.streamed_of(self.optimizer)
+        if streamed is not None:
+            streamed.release()
 
     def offload_states(self, include: Any = None, device: Any = "cpu", pin_memory: bool = True,
                        non_blocking: bool = False) -> None:

@@ -88,8 +88,7 @@ class DeepSpeedEngine(Answers):
             return kind(params, **settings)
         self.is_streamed = True
         made = stream(self.module, optimizer=kind, params=params, **settings).optimizer  # type: ignore[arg-type]
-        assert made.streamed is not None
-        zero.register(made.streamed)
+        zero.register(made)
         return made
 
     def _make_scheduler(self, given: Any, optimizer: Any) -> Any:

@@ -9,13 +9,22 @@ from typing import Any, ClassVar
 import torch
 
 from forebay.errors import NotSupportedError
+from forebay.torch import Optimizer
 from forebay.torch._streamed import Streamed
 
 _STREAMED: weakref.WeakSet[Streamed] = weakref.WeakSet()
 
 
-def register(streamed: Streamed) -> None:
+def streamed_of(optimizer: Optimizer | None) -> Streamed | None:
+    """What has the weights of a streamed module."""
+    backend = None if optimizer is None else optimizer._backend
+    return backend if isinstance(backend, Streamed) else None
+
+
+def register(optimizer: Optimizer) -> None:
     """For the engine: GatheredParameters looks for parameters in it."""
+    streamed = streamed_of(optimizer)
+    assert streamed is not None
     _STREAMED.add(streamed)
 
 

@@ -196,11 +196,6 @@ class Optimizer(torch.optim.Optimizer):
         return self._backend.saving() if isinstance(self._backend, Streamed) else contextlib.nullcontext()
 
     @property
-    def streamed(self) -> Streamed | None:
-        """For stream(): what has the weights."""
-        return self._backend if isinstance(self._backend, Streamed) else None
-
-    @property
     def layers(self) -> Layers | None:
         """With nvme, from the first step on: the store, for its plan() and stats()."""
         return self._backend.open_layers() if isinstance(self._backend, InStore) else None
