@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import weakref
 
 from forebay.errors import StorageError
 
@@ -34,6 +35,7 @@ class Scratch:
             raise StorageError(f"forebay: there is no folder for the state below nvme_path={parent}: "
                                f"{error.strerror}. Name a folder that can be written to.") from error
         self._process = os.getpid()
+        _HELD.add(self)
         self.clear()
 
     @property
@@ -49,6 +51,23 @@ class Scratch:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock)
         self._lock = -1
+
+
+    def give_up_lock(self) -> None:
+        """In a fork, such as a worker of a DataLoader: it would hold the folder when its program was killed."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+
+_HELD: weakref.WeakSet[Scratch] = weakref.WeakSet()
+
+def _give_up_locks() -> None:
+    for scratch in _HELD:
+        scratch.give_up_lock()
+
+
+os.register_at_fork(after_in_child=_give_up_locks)
 
 
 def _lock(folder: str) -> int:

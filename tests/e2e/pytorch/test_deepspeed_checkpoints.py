@@ -175,6 +175,15 @@ def test_two_engines_share_a_disk(tmp_path):
     one, two = make_engine(tmp_path, "all on nvme"), make_engine(tmp_path, "all on nvme")
     assert train(one, 0, 2) == train(two, 0, 2)
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["forebay-scratch-0", "forebay-scratch-1"]
+    child = os.fork()  # as a worker of a DataLoader, which outlives a program that is killed
+    if child == 0:
+        signal.pause()
+    one.scratch[0].give_up_lock()
+    third = make_engine(tmp_path, "all on nvme")
+    assert third.scratch[0].store.endswith("forebay-scratch-0/store")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    third.destroy()
     del one  # without destroy()
     two.destroy()
 
