@@ -186,7 +186,7 @@ class Translation {
     for (const std::string& path : {weights, state}) {
       if (path.empty()) continue;
       const std::string folder = path + "/forebay";  // the disk's own is not the run's
-      if (std::ranges::find(folders, folder) == folders.end()) folders.push_back(folder);
+      if (std::ranges::find(folders, Json(folder)) == folders.end()) folders.push_back(folder);
     }
     if (!folders.empty()) Section("offload")["nvme"] = folders;
     return stage;
@@ -332,8 +332,9 @@ absl::Status Translation::Schedule() {
                                   fmt::join(kDeepSpeedSchedules, ", ")));
   }
   optim["schedule"] = type;
+  const Json params = SectionOf(section, "params");
   Json args = Json::object();
-  for (const auto& [key, value] : SectionOf(section, "params").items()) {
+  for (const auto& [key, value] : params.items()) {
     if (key != "last_batch_iteration" && key != "verbose" && !value.is_null()) args[key] = value;
   }
   if (!args.empty()) optim["schedule_args"] = args;
