@@ -172,7 +172,10 @@ def test_a_filesystem_that_copies_nothing_by_itself(tmp_path, monkeypatch):
 
 
 def test_two_engines_share_a_disk(tmp_path):
-    one, two = make_engine(tmp_path, "all on nvme"), make_engine(tmp_path, "all on nvme")
+    (tmp_path / "a" / "forebay-scratch-1" / "store").mkdir(parents=True)  # two were killed, and one comes again
+    one = make_engine(tmp_path, "all on nvme")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["forebay-scratch-0"]
+    two = make_engine(tmp_path, "all on nvme")
     assert train(one, 0, 2) == train(two, 0, 2)
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["forebay-scratch-0", "forebay-scratch-1"]
     child = os.fork()  # as a worker of a DataLoader, which outlives a program that is killed
