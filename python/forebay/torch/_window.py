@@ -120,6 +120,18 @@ class Window:
         for unit in [unit for unit in self._here if self._pins[unit] == 0]:
             self._drop(unit)
 
+    def show(self, unit: int) -> None:
+        """Parameters that were pointed elsewhere have again what is here of them."""
+        if unit not in self._here:
+            self._take_away(unit)
+        for parameter, tensor in zip(self._units[unit], self._here.get(unit, ())):
+            parameter.data = tensor
+
+    def use(self, layers: Layers) -> None:
+        """Goes on with another store of the same units. Nothing is pinned."""
+        self.release()
+        self._layers, self.order = layers, Order(layers)
+
     def _drop(self, unit: int) -> None:
         self._take_away(unit)
         del self._here[unit]
