@@ -277,7 +277,8 @@ class Layers(Owned):
         return count.value
 
     def raw(self, tensor: int) -> memoryview:
-        """The bytes of a raw tensor, until `close`: to be read at any time, and changed in a step."""
+        """The bytes of a raw tensor, until `close`: to be read at any time, and changed in a step, or behind it until
+        `commit`."""
         data, num_bytes = c_void_p(), c_size_t()
         self._worker.quick(self._call, lib.forebay_layers_raw, tensor, ctypes.byref(data),
                            ctypes.byref(num_bytes))

@@ -16,6 +16,7 @@ from forebay.errors import ForebayError, NotSupportedError, NumericalError, Usag
 from forebay.inventory import Inventory
 from forebay.kernels import Kernels
 from forebay.layers import Layers
+from forebay.torch._run_state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class InStore:
         self._num_groups = 0
         self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
         self._kernels: Kernels | None = None
+        self.run_state = RunState()
+        self.commit_every = 0  # steps; 0: commit() alone commits
+        self._steps_since_commit = 0
         # The step in progress.
         self._in_step = False
         self._num_arrived: list[int] = []  # gradients, by layer
@@ -99,6 +103,7 @@ class InStore:
 
     def _make_layers(self, optimizer: Optimizer, inventory: Inventory, dtype: str, **more: Any) -> Layers:
         options, groups = self._options, optimizer.param_groups
+        self.run_state.add_to(inventory)
         tier = "nvme" if options.ram_bytes is None else "auto"
         self._layers = Layers(
             inventory, options.folders, ram_bytes=options.ram_bytes or 0, weight_dtype=dtype, gradient_dtype=dtype,
@@ -120,6 +125,7 @@ class InStore:
                 layers.create()
                 for parameter, (_, index) in self._place.items():
                     layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
+                self.run_state.fill(layers)
                 layers.start(optimizer.words(user))
                 self._is_open = True
         if self._steps_to_copy:
@@ -257,6 +263,7 @@ class InStore:
             self._abandon(layers)
             raise
         self._forget_step()
+        self._note_step()
         optimizer.grad_norm = found.norm
         self._copy_weights(layers)
 
@@ -286,12 +293,40 @@ class InStore:
     # ---- What lasts
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
-        self._run(self._commit, optimizer, user, optimizer.words(user))
+        self._run(self._commit, optimizer, user, optimizer.words(user), self.run_state.pack())
 
-    def _commit(self, optimizer: Optimizer, user: dict[str, Any] | None, words: dict[str, Any] | None) -> int:
+    def _commit(self, optimizer: Optimizer, user: dict[str, Any] | None, words: dict[str, Any] | None,
+                packed: bytes) -> int:
         layers = self._use(optimizer, user)
-        layers.commit(words)
+        is_new = layers.step > layers.committed_step and not self._in_step
+        try:
+            if is_new:
+                self.run_state.write(layers, packed)
+            layers.commit(words)
+        except BaseException:
+            if is_new:
+                layers.abandon()  # what was written for the commit belongs to no step
+            raise
+        self._steps_since_commit = 0
         return layers.committed_step
+
+    def _note_step(self) -> None:
+        self.run_state.note_step()
+        self._steps_since_commit += 1
+
+    def commit_if_due(self, optimizer: Optimizer, *, now: bool) -> None:
+        """commit_every. now: with the random number generators as they are, and not as the last step left them."""
+        if self.commit_every > 0 and self._steps_since_commit >= self.commit_every:
+            self._between_steps()
+            self._run(self._commit, optimizer, None, optimizer.words(None), self.run_state.pack(now=now))
+
+    def _between_steps(self) -> None:
+        """Before a commit."""
+
+    def track(self, optimizer: Optimizer, objects: dict[str, Any]) -> None:
+        """Settings of groups too: to make a scheduler has changed them."""
+        if self.run_state.track(objects):
+            optimizer.take_words(self._run(self._use, optimizer).user)
 
     def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
         user: dict[str, Any] | None = self._run(self._resume, optimizer)
@@ -306,11 +341,12 @@ class InStore:
         with self._dropping_what_fails():
             layers.open()
             self._is_open = True
+            self.run_state.read(layers)
             self._copy_weights(layers)
         return optimizer.take_words(layers.user)
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
-        step = self._run(self._commit, optimizer, None, None)
+        step = self._run(self._commit, optimizer, None, None, self.run_state.pack())
         return {"folders": [os.path.abspath(folder) for folder in self._options.folders], "step": step}
 
     def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -330,12 +366,12 @@ class InStore:
                              "state dict of that, or copy the folder with each state dict.")
 
     def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
-        state: dict[int, dict[str, torch.Tensor]] = self._run(self._full_state, optimizer)
+        state: dict[int, dict[str, torch.Tensor]] = self._run(self._full_state, optimizer, self.run_state.pack())
         return state
 
-    def _full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]]:
+    def _full_state(self, optimizer: Optimizer, packed: bytes) -> dict[int, dict[str, torch.Tensor]]:
+        self._commit(optimizer, None, None, packed)
         layers = self._use(optimizer)
-        layers.commit()
         everything: dict[int, dict[str, torch.Tensor]] = {}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for number, parameter in enumerate(parameters):

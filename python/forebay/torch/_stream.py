@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from forebay.errors import UsageError
 from forebay.torch._in_store import Path
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
@@ -49,6 +50,12 @@ class Engine:
         """Makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON."""
         self.optimizer.commit(user)
 
+    def track(self, **objects: Any) -> None:
+        """Every commit has the state of these objects (schedulers, scalers, a `ResumableLoader`: what has state_dict and
+        load_state_dict), beside weights, moments, buffers and random number generators; where the engine went on with a
+        store, they get theirs. Once, before the first step."""
+        self.optimizer.track(**objects)
+
     def state_dict(self) -> dict[str, Any]:
         """The state dict of the module: all weights, in RAM."""
         return self.module.state_dict()
@@ -59,31 +66,49 @@ class Engine:
         return self.optimizer.resumed
 
     @property
+    def steps(self) -> int:
+        """The steps that were made, those before resuming too."""
+        layers = self.optimizer.layers
+        assert layers is not None
+        return layers.step
+
+    @property
     def grad_norm(self) -> float | None:
         """The norm of the last step, before clipping."""
         return self.optimizer.grad_norm
 
     def close(self) -> None:
-        """Ends threads and files. Steps that are not committed are lost."""
-        self.optimizer.close()
+        """Ends threads and files. Steps that are not committed are lost, but for those that commit_every makes due."""
+        try:
+            self.optimizer.commit_if_due()
+        finally:
+            self.optimizer.close()
 
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
            optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, accumulation_steps: int = 1,
-           **settings: Any) -> Engine:
+           commit_every: int = 0, **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
     when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
 
     nvme: the store's folder, or one for each disk. ram: memory for it, as bytes or "8GiB". optimizer: the class, and
     `settings` its arguments. params: its parameters or groups; None: all that require a gradient; the others are
     frozen. resume: goes on with the store that is in the folder, if there is one, instead of the module's weights.
-    accumulation_steps: the forward and backward passes of a step, whose gradients add up.
+    accumulation_steps: the forward and backward passes of a step, whose gradients add up. commit_every: so many steps
+    share a commit, which is made when the next pass begins, or a tracked `ResumableLoader` is asked for the next batch:
+    at 1 a crash takes no more than that. 0: commit() alone commits.
 
     UsageError: the parameters are of several types; there is a store and `resume` is not said. NotSupportedError: they
     are on a GPU.
     """
     if params is None:
         params = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if commit_every < 0:
+        raise UsageError(f"forebay: commit_every is {commit_every}. Say how many steps share a commit; 0: commit() alone "
+                         "commits.")
+    if commit_every > 0 and settings.setdefault("durability", "step") in ("auto", "none"):
+        raise UsageError(f"forebay: commit_every={commit_every} keeps commits through a crash, and "
+                         f"durability={settings['durability']!r} does not. Leave durability out.")
     made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, **settings)
-    made.start(resume, accumulation_steps)
+    made.start(resume, accumulation_steps, commit_every)
     return Engine(module, made)

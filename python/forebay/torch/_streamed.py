@@ -15,6 +15,7 @@ from forebay.inventory import Inventory
 from forebay.layers import Layers
 from forebay.torch._in_store import InStore, StoreOptions
 from forebay.torch._placeholder import Placeholder
+from forebay.torch._run_state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
 from forebay.torch._units import Unit, units_of
 from forebay.torch._window import Saved, Window
@@ -33,6 +34,7 @@ class Streamed(InStore):
     def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module) -> None:
         super().__init__(optimizer, options)
         self._module = module
+        self.run_state = RunState(module)
         self._units = units_of(module)
         self._window: Window | None = None
         self._placeholder: Placeholder | None = None
@@ -148,6 +150,8 @@ class Streamed(InStore):
     def _before_forward(self, optimizer: Optimizer) -> None:
         window = self._window
         assert window is not None and self._layers is not None
+        if self._depth == 0 and not self._in_step and torch.is_grad_enabled():
+            self.commit_if_due(optimizer, now=False)
         self._depth += 1
         if self._depth > 1:
             return
@@ -245,6 +249,7 @@ class Streamed(InStore):
                 self._abandon(layers)
             raise
         self._forget_step()
+        self._note_step()
         optimizer.grad_norm = found.norm
 
     def _forget_step(self) -> None:
