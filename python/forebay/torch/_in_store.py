@@ -123,14 +123,17 @@ class InStore:
                                  "before the first step to go on with it, or remove the folder.")
             with self._dropping_what_fails():
                 layers.create()
-                for parameter, (_, index) in self._place.items():
-                    layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
+                self._fill(layers)
                 self.run_state.fill(layers)
                 layers.start(optimizer.words(user))
                 self._is_open = True
         if self._steps_to_copy:
             self._copy_weights(layers)
         return layers
+
+    def _fill(self, layers: Layers) -> None:
+        for parameter, (_, index) in self._place.items():
+            layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
 
     @contextlib.contextmanager
     def _dropping_what_fails(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from forebay.layers import Layers
 from forebay.torch._in_ram import STATE_DTYPES, InRam
 from forebay.torch._in_store import InStore, Path, StoreOptions, folders_of
 from forebay.torch._loader import ResumableLoader
+from forebay.torch._loading import Source
 from forebay.torch._streamed import Streamed
 from forebay.torch._tensors import DTYPES, bytes_of
 
@@ -196,13 +197,14 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._backend, InStore):
             self._backend.commit_if_due(self, now=True)
 
-    def start(self, resume: bool, accumulation_steps: int, commit_every: int) -> None:
+    def start(self, resume: bool, accumulation_steps: int, commit_every: int, source: Callable[[], Source] | None) -> None:
         """For stream(): makes the store, or goes on with one."""
         assert isinstance(self._backend, Streamed)
         if accumulation_steps < 1:
             raise UsageError(f"forebay: accumulation_steps is {accumulation_steps}, and a step has at least one pass.")
         self._backend.accumulation_steps = accumulation_steps
         self._backend.commit_every = commit_every
+        self._backend.source = source
         if resume:
             self.resumed = self.resume()
         if self.resumed is None:
@@ -213,6 +215,11 @@ class Optimizer(torch.optim.Optimizer):
         """With nvme, before the first step: the store is, or will be, in another folder."""
         assert isinstance(self._backend, InStore)
         self._backend.move(folder)
+
+    def streamed(self) -> Streamed:
+        """For stream()."""
+        assert isinstance(self._backend, Streamed)
+        return self._backend
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
         """For stream(): while it lasts, autograd keeps no weights."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from forebay.errors import UsageError
 from forebay.torch._in_store import Path
+from forebay.torch._loading import Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
+from forebay.torch._saving import names_of, save_pretrained
+from forebay.torch._tensors import bytes_of
 
 
 class Engine:
@@ -57,8 +61,32 @@ class Engine:
         self.optimizer.track(**objects)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dict of the module: all weights, in RAM."""
+        """The state dict of the module: all weights, in RAM. DoesNotFitError: they are more than `ram`, or than 80 % of
+        what was available."""
         return self.module.state_dict()
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights, one after another, those of a unit in RAM at a time. Copy what you keep."""
+        names = names_of(self.module)
+        for unit in self._weights():
+            for parameter, weight in unit.items():
+                yield names[parameter], weight
+
+    def save_pretrained(self, folder: Path, max_shard_size: int | str = "50GB") -> None:
+        """Writes the weights of the last step and the buffers as safetensors, in shards where they are larger than
+        `max_shard_size`, with the configuration where transformers made the module: from_pretrained() reads them. Never
+        more than a unit is in RAM.
+
+        StorageError: the disk is full, for example; the folder has what it had. UsageError: there can be no folder.
+        """
+        names = names_of(self.module)
+        units = [[names[parameter] for parameter in unit] for unit in self.optimizer.streamed().layout]
+        save_pretrained(self.module, os.path.abspath(folder), units,
+                        ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights()),
+                        bytes_of(max_shard_size))
+
+    def _weights(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+        return self.optimizer.streamed().weights()
 
     @property
     def resumed(self) -> User | None:
@@ -87,7 +115,7 @@ class Engine:
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
            optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, accumulation_steps: int = 1,
-           commit_every: int = 0, **settings: Any) -> Engine:
+           commit_every: int = 0, weights: Weights | None = None, **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
     when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
 
@@ -97,10 +125,19 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     accumulation_steps: the forward and backward passes of a step, whose gradients add up. commit_every: so many steps
     share a commit, which is made when the next pass begins, or a tracked `ResumableLoader` is asked for the next batch:
     at 1 a crash takes no more than that. 0: commit() alone commits.
+    weights: of a new store, in place of the module's own: a folder of safetensors, or a function that sets the
+    parameters of the module that it is called with, as for Module.apply(). They are read unit by unit, and the module may
+    be on the meta device: then it is never in RAM as a whole.
 
     UsageError: the parameters are of several types; there is a store and `resume` is not said. NotSupportedError: they
     are on a GPU.
     """
+    if is_hollow(module):
+        if weights is None:
+            raise UsageError("forebay: the module is on the meta device and has no weights. Say where they are: "
+                             "weights=FOLDER, with safetensors; or a function that sets them.")
+        make_placeholders(module)
+        make_buffers(module)
     if params is None:
         params = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     if commit_every < 0:
@@ -110,5 +147,9 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
         raise UsageError(f"forebay: commit_every={commit_every} keeps commits through a crash, and "
                          f"durability={settings['durability']!r} does not. Leave durability out.")
     made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, **settings)
-    made.start(resume, accumulation_steps, commit_every)
+    try:
+        made.start(resume, accumulation_steps, commit_every, None if weights is None else lambda: source_of(module, weights))
+    except BaseException:
+        made.close()
+        raise
     return Engine(module, made)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from forebay._library import Group
-from forebay.errors import NotSupportedError, NumericalError, UsageError
+from forebay.errors import DoesNotFitError, NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers
 from forebay.torch._in_store import InStore, StoreOptions
+from forebay.torch._loading import Source
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._run_state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
@@ -41,6 +42,7 @@ class Streamed(InStore):
         self._open: dict[int, None] = {}  # layers whose gradients are being summed, least recent first
         self._depth = 0  # of forward passes of the whole module
         self.accumulation_steps = 1  # passes of a step
+        self.source: Callable[[], Source] | None = None  # of the weights of a new store; None: the module has them
         self._num_passes = 0  # of the step in progress
         self._saving = contextlib.ExitStack()
         self._check()
@@ -81,6 +83,17 @@ class Streamed(InStore):
     def _settings(self, optimizer: Optimizer) -> list[Group]:
         settings = [optimizer.settings_of(group) for group in optimizer.param_groups]
         return [*settings, Group(beta1=0.9, beta2=0.9, eps=1e-8, frozen=1)] if self._has_frozen else settings
+
+    def _fill(self, layers: Layers) -> None:
+        if self.source is None:
+            super()._fill(layers)
+            return
+        source = self.source()
+        source.fill_buffers()
+        for unit in self._units:
+            values = source(unit.parameters)
+            for parameter in unit.parameters.values():
+                layers.fill(self._place[parameter][1], DTYPES[parameter.dtype], memory_of(values[parameter]))
 
     def start(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         """Makes the store of the module as it is, and takes its weights away."""
@@ -297,9 +310,26 @@ class Streamed(InStore):
 
     # ---- The module's own interface
 
+    @property
+    def layout(self) -> list[list[torch.Tensor]]:
+        """The parameters of each unit."""
+        return self._layout
+
+    def weights(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+        """All weights, unit by unit. They are here until the next unit comes, or while they are kept."""
+        assert self._window is not None
+        if not self._in_step:
+            self._window.release()
+            self._window.order.end()
+            self._window.order.begin("weights")
+        for layer, unit in enumerate(self._units):
+            yield dict(zip(unit.parameters.values(), self._window.fetch(layer)))
+        self._window.release()
+
     def _fill_state_dict(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
         """The values of placeholders: the whole model in RAM."""
         assert self._window is not None
+        self._check_fits()
         names: dict[int, list[tuple[str, int]]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if prefix + name in state and parameter in self._place:
@@ -312,6 +342,17 @@ class Streamed(InStore):
             for name, number in wanted:
                 state[name] = copies.setdefault(number, weights[number].detach().clone())
         self._window.release()
+
+
+    def _check_fits(self) -> None:
+        """Whether all weights may be in RAM at one time."""
+        assert self._layers is not None
+        needed = sum(parameter.numel() * parameter.element_size() for parameter in self._place)
+        room = self._layers.plan()["ram_budget_bytes"]
+        if needed > room:
+            raise DoesNotFitError(f"forebay: state_dict() needs {needed} bytes for all weights, and there are {room} "
+                                  "(ram=, or 80 % of what was available). Write them unit by unit: "
+                                  "engine.save_pretrained(FOLDER); or read them so: engine.named_weights().")
 
 
 class _Fetching(dict[str, Any]):

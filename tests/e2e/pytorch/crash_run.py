@@ -1,0 +1,115 @@
+"""A training run that goes on wherever it was killed. test_torch_crash.py starts it, and kills it."""
+
+import json
+import pathlib
+import random
+
+import numpy as np
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+import forebay.torch
+
+EPOCHS = 2
+
+
+class Model(nn.Module):
+    """Dropout draws random numbers, and the norms have buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(40, 16)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.2),
+                                                   nn.Sequential(nn.Linear(16, 16))) for _ in range(2)])
+        self.head = nn.Linear(16, 40)
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(hidden)
+
+
+class Average:
+    """Of the losses: state of a loop's own."""
+
+    def __init__(self):
+        self.value = np.float64(0)
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class Buffers:
+    """Of a model that is not streamed."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def state_dict(self):
+        return dict(self.model.named_buffers())
+
+    def load_state_dict(self, state):
+        for name, value in state.items():
+            self.model.get_buffer(name).copy_(value)
+
+
+def collate(samples):
+    """Draws from all three generators, as augmentation does."""
+    tokens = torch.tensor(samples)
+    return (tokens + random.randrange(40) + np.random.randint(40) + torch.randint(40, tokens.shape)) % 40
+
+
+def without_chance(samples):
+    return torch.tensor(samples) % 40
+
+
+def exact(value):
+    return value.hex() if isinstance(value, float) else value
+
+
+def run(folder, num_workers=0, streamed=True):
+    """Writes a line for each step: its number, loss, rate and the average; at the end, the weights."""
+    folder = pathlib.Path(folder)
+    torch.set_num_threads(1)
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(5)
+    model = Model()
+    settings = {"nvme": folder / "store", "lr": 1e-2}
+    if streamed:
+        engine = forebay.torch.stream(model, commit_every=1, resume=True, **settings)
+        optimizer = engine.optimizer
+    else:
+        engine = optimizer = forebay.torch.AdamW(model.parameters(), **settings)
+        optimizer.resume()
+        engine.track(buffers=Buffers(model))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=25)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    average = Average()
+    loader = forebay.torch.ResumableLoader(list(range(48)), 4, shuffle=True, seed=3, num_workers=num_workers,
+                                           collate_fn=without_chance if num_workers else collate)
+    engine.track(scheduler=scheduler, average=average, loader=loader, plateau=plateau)
+    with open(folder / "losses", "a") as file:
+        for epoch in range(loader.epoch, EPOCHS):
+            for tokens in loader:
+                loss = F.cross_entropy(model(tokens), tokens)
+                loss.backward()
+                engine.step()
+                engine.zero_grad()
+                scheduler.step()
+                average.value = 0.9 * average.value + 0.1 * np.float64(loss.item())
+                line = [optimizer.layers.step, epoch, loss.item(), optimizer.param_groups[0]["lr"], float(average.value)]
+                file.write(json.dumps([exact(value) for value in line]) + "\n")
+                file.flush()
+                if not streamed:
+                    optimizer.commit()
+            plateau.step(average.value)
+    state = model.state_dict()
+    if streamed:
+        engine.close()
+    torch.save(state, folder / "weights.new")
+    (folder / "weights.new").rename(folder / "weights")
