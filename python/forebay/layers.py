@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any, ClassVar, NamedTuple, Union
 
+from forebay._forks import gives_up_locks
 from forebay._library import (
     DTYPES,
     DURABILITIES,
@@ -113,6 +114,7 @@ class Layers(Owned):
         self._handle = handle
         self._lock = threading.Lock()  # stop() comes while a call is under way, and not while the object ends
         self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, self._lock, handle)
+        gives_up_locks(self, paths)
 
     # Whether the object is open is looked at when a call is made, which may be behind others.
     def _call(self, function: Any, *arguments: Any) -> None:

@@ -91,7 +91,8 @@ def run(folder, num_workers=0, streamed=True):
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     average = Average()
     loader = forebay.torch.ResumableLoader(list(range(48)), 4, shuffle=True, seed=3, num_workers=num_workers,
-                                           collate_fn=without_chance if num_workers else collate)
+                                           collate_fn=without_chance if num_workers else collate,
+                                           multiprocessing_context="fork" if num_workers else None)
     engine.track(scheduler=scheduler, average=average, loader=loader, plateau=plateau)
     with open(folder / "losses", "a") as file:
         for epoch in range(loader.epoch, EPOCHS):
