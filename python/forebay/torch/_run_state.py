@@ -71,6 +71,7 @@ class RunState:
             raise CorruptError(f"forebay: the store says that the state of its run has {length} bytes, and it has room "
                                f"for {_ROOM}. It was written by another program: give another folder.")
         self._loaded = torch.load(io.BytesIO(raw[_LENGTH:_LENGTH + length]), weights_only=True)
+        self._loaded["step"] = layers.committed_step
         for name, number in self._buffers.items():
             buffer = self._buffer(name)
             values = torch.frombuffer(layers.raw(number), dtype=buffer.dtype).view(buffer.shape)
@@ -98,7 +99,7 @@ class RunState:
         for name, each in objects.items():
             if name in saved:
                 each.load_state_dict(saved[name])
-            elif saved or self._loaded["step"] > 0:
+            elif self._loaded["step"] > 0:
                 warnings.warn(f"forebay: {name} begins anew: the commit that this run goes on from has "
                               f"{', '.join(saved) or 'nothing'} of what is tracked.", stacklevel=4)
         self.restore_generators()
@@ -114,9 +115,9 @@ class RunState:
         self._generators = generators()
         self._loaded = None
 
-    def pack(self, *, now: bool = True, step: int = 0) -> bytes:
+    def pack(self, *, now: bool = True) -> bytes:
         """The state for `write`. now: with the generators as they are, and not as the last step left them."""
-        state = {"step": step, "generators": generators() if now or self._generators is None else self._generators,
+        state = {"generators": generators() if now or self._generators is None else self._generators,
                  "objects": {name: _plain(each.state_dict()) for name, each in self.objects.items()}}
         file = io.BytesIO()
         torch.save(state, file)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from forebay.errors import UsageError
+from forebay.errors import NotSupportedError, UsageError
 from forebay.torch._in_store import Path
 from forebay.torch._loading import Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._optimizer import Optimizer, User
@@ -27,6 +27,8 @@ class Engine:
     def __init__(self, module: torch.nn.Module, optimizer: Optimizer) -> None:
         self.module = module
         self.optimizer = optimizer
+        if hasattr(module, "save_pretrained"):
+            module.save_pretrained = self._save_as_transformers  # type: ignore[assignment]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.module(*arguments, **keywords)
@@ -84,6 +86,17 @@ class Engine:
         save_pretrained(self.module, os.path.abspath(folder), units,
                         ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights()),
                         bytes_of(max_shard_size))
+
+    def _save_as_transformers(self, save_directory: Path, is_main_process: bool = True, state_dict: Any = None,
+                              push_to_hub: bool = False, max_shard_size: int | str = "50GB", **others: Any) -> None:
+        """The module's own save_pretrained, which would have all weights in RAM."""
+        others = {name: value for name, value in others.items() if value not in (None, True)}
+        if push_to_hub or others:
+            raise NotSupportedError(f"forebay: save_pretrained of a streamed module takes a folder and max_shard_size, and "
+                                    f"got {', '.join(others) or 'push_to_hub'}. Save to a folder, and do the rest with "
+                                    "that.")
+        if is_main_process:
+            self.save_pretrained(save_directory, max_shard_size)
 
     def _weights(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
         return self.optimizer.streamed().weights()
