@@ -20,7 +20,7 @@ _OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adamw_torch": AdamW, "adamw_torch_fused": AdamW, "adagrad": Adagrad, "sgd": SGD, "lion_32bit": Lion}
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc]
+class Trainer(transformers.Trainer):
     """A `transformers.Trainer` that streams its model: `forebay.torch.stream` says what nvme, ram and weights are.
 
     The optimizer is that of `args.optim` (AdamW, Adagrad, SGD, Lion), with the settings of `args`, and clips to
@@ -69,6 +69,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _stream(self, resume: bool) -> Engine:
         if self.engine is None:
+            assert self.model is not None
             decayed = set(self.get_decay_parameter_names(self.model))
             named = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
             groups = [{"params": [pair for pair in named if (pair[0] in decayed) == is_decayed],
@@ -100,7 +101,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return scheduler
 
     def evaluation_loop(self, *arguments: Any, **keywords: Any) -> Any:
-        if is_hollow(self.model):
+        if self.model is not None and is_hollow(self.model):
             self._stream(resume=False)
         return super().evaluation_loop(*arguments, **keywords)
 
@@ -127,12 +128,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         engine = self._stream(resume=True)
         name = (engine.resumed or {}).get("checkpoint")
         if isinstance(wanted, str) and os.path.basename(os.path.normpath(wanted)) != name:
-            raise UsageError(f"forebay: the store {self._stream_options['nvme']} is at {name or 'its beginning'}, and is "
-                             f"to go on from {wanted}: it keeps the state of its last checkpoint alone. Resume with "
+            raise UsageError(f"forebay: the store {self._stream_options['nvme']} is at {name or 'its beginning'}, and "
+                             f"is to go on from {wanted}: it keeps the state of its last checkpoint alone. Resume with "
                              "True; or load the weights of that checkpoint, and begin another store.")
         if name is None:
             return None
-        checkpoint = os.path.join(self.args.output_dir, name)
+        checkpoint = os.path.join(self.args.output_dir or "", name)
         if not os.path.isfile(os.path.join(checkpoint, "trainer_state.json")):
             raise UsageError(f"forebay: the store {self._stream_options['nvme']} is at {name}, and there is none in "
                              f"{self.args.output_dir}. Give the output_dir that the run began with.")

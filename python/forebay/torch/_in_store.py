@@ -433,4 +433,11 @@ def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:
     return folders
 
 
-__all__ = ["ForebayError", "InStore", "StoreOptions", "folders_of"]
+def remove_store(folder: Path) -> None:
+    """What lies there counts as a store that was never finished, which the next one takes the place of."""
+    for name in ("commit.fbs", os.path.join("copy", "commit.fbs")):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, name))
+
+
+__all__ = ["ForebayError", "InStore", "StoreOptions", "folders_of", "remove_store"]

@@ -8,7 +8,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, NoReturn, Union
 
 import torch
 
@@ -16,6 +16,7 @@ from forebay.errors import BadInputError, UsageError
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._run_state import persistent_buffers
 from forebay.torch._safetensors import Folder
+from forebay.torch._tensors import on_host
 
 Weights = Union[str, "os.PathLike[str]", Callable[[torch.nn.Module], Any]]
 Values = Mapping[torch.Tensor, torch.Tensor]
@@ -34,7 +35,7 @@ def make_placeholders(module: torch.nn.Module) -> None:
     for parameter in parameters:
         attributes = dict(parameter.__dict__)
         here = torch.nn.Parameter(placeholder.view(parameter.shape, parameter.dtype), parameter.requires_grad)
-        torch.utils.swap_tensors(parameter, here)
+        torch.utils.swap_tensors(parameter, here)  # type: ignore[no-untyped-call]
         parameter.__dict__.update(attributes)
 
 
@@ -56,8 +57,8 @@ def make_buffers(module: torch.nn.Module) -> None:
     if not holders:
         return
     if not hasattr(module, "_init_weights"):
-        raise UsageError(f"forebay: {holders[0][0]} is a buffer on the meta device that no file has (persistent=False), "
-                         "so its values are nowhere. Set it on the CPU before stream().")
+        raise UsageError(f"forebay: {holders[0][0]} is a buffer on the meta device that no file has "
+                         "(persistent=False), so its values are nowhere. Set it on the CPU before stream().")
     _compute_buffers(module, list(dict.fromkeys(part for _, part in holders)))
 
 
@@ -137,11 +138,19 @@ class FromFolder:
                     read[parameter] = self._checked(name, value, parameter).contiguous()
                     del missing[parameter]
         if missing:
-            names = sorted(missing.values())
-            raise BadInputError(f"forebay: {self._folder.path} has no {', '.join(names[:3])}"
-                                f"{', ...' * (len(names) > 3)}: it is of another model, or a part of one. Name another "
-                                "folder.")
+            self._refuse(sorted(missing.values()))
         return read
+
+    def check(self) -> None:
+        """Before anything is written: whether all of it is there. What is converted is found out as it is read."""
+        converted = any(target.converter is not None for target in self._targets.values())
+        missing = sorted(name for name, each in self._module.named_parameters() if each not in self._by_parameter)
+        if missing and not converted:
+            self._refuse(missing)
+
+    def _refuse(self, missing: list[str]) -> NoReturn:
+        raise BadInputError(f"forebay: {self._folder.path} has no {_some(missing)}: it is of another model, or a part "
+                            "of one. Name another folder.")
 
     def _read(self, name: str) -> Mapping[str, torch.Tensor]:
         target = self._targets[name]
@@ -155,10 +164,7 @@ class FromFolder:
         return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
 
     def _checked(self, name: str, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        if value.shape != like.shape:
-            raise BadInputError(f"forebay: {name} is {tuple(value.shape)} in {self._folder.path}, and "
-                                f"{tuple(like.shape)} in the module. Give the folder of this model, or the "
-                                "configuration that the folder has.")
+        _check_shape(name, value, like, self._folder.path)
         return value.to(like.dtype)
 
     def fill_buffers(self) -> None:
@@ -201,13 +207,68 @@ class FromFunction:
 
     def _holders(self, parameters: Mapping[str, torch.nn.Parameter]) -> list[torch.nn.Module]:
         paths = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
-        return [self._module.get_submodule(path) for path in sorted(paths, key=lambda path: -len(path.split(".")) if path else 0)]
+        deepest_first = sorted(paths, key=lambda path: -len(path.split(".")) if path else 0)
+        return [self._module.get_submodule(path) for path in deepest_first]
+
+    def check(self) -> None:
+        pass
 
     def fill_buffers(self) -> None:
         pass
 
 
-Source = Union[FromFolder, FromFunction]
+# ---- From a state dict
+
+class FromState:
+    """Weights by their names in a state dict: a tied parameter may be there under any of its names.
+
+    UsageError: it lacks some, or has others.
+    """
+
+    def __init__(self, module: torch.nn.Module, state: Mapping[str, torch.Tensor], strict: bool) -> None:
+        self._state = state
+        self._names: dict[torch.Tensor, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if name in state:
+                self._names[parameter] = name
+        self._buffers = persistent_buffers(module)
+        known = {*dict(module.named_parameters(remove_duplicate=False)), *self._buffers}
+        self.unexpected = sorted(set(state) - known)
+        self.missing = sorted(name for name in self._buffers if name not in state)
+        lacking = sorted(name for name, parameter in module.named_parameters() if parameter not in self._names)
+        if lacking or (strict and (self.missing or self.unexpected)):
+            raise UsageError(f"forebay: this state dict lacks {_some(lacking + self.missing)}, and has "
+                             f"{_some(self.unexpected)} too much. A streamed module takes all its weights at one time: "
+                             "give a state dict of the same module, or load it before stream().")
+        for each, name in self._names.items():
+            _check_shape(name, state[name], each, "the state dict")
+
+    def __call__(self, parameters: Mapping[str, torch.nn.Parameter]) -> Values:
+        return {parameter: on_host(self._state[self._names[parameter]].to(parameter.dtype))
+                for parameter in parameters.values()}
+
+    def check(self) -> None:
+        pass
+
+    def fill_buffers(self) -> None:
+        for name, buffer in self._buffers.items():
+            if name in self._state:
+                with torch.no_grad():
+                    buffer.copy_(self._state[name])
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' * (len(names) > 3)}" or "nothing"
+
+
+def _check_shape(name: str, value: torch.Tensor, like: torch.Tensor, where: str) -> None:
+    if value.shape != like.shape:
+        raise BadInputError(f"forebay: {name} is {tuple(value.shape)} in {where}, and {tuple(like.shape)} in the "
+                            "module. Give that of this model, or make the model by the configuration that belongs to "
+                            "it.")
+
+
+Source = Union[FromFolder, FromFunction, FromState]
 
 
 def source_of(module: torch.nn.Module, weights: Weights) -> Source:

@@ -197,7 +197,8 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._backend, InStore):
             self._backend.commit_if_due(self, now=True)
 
-    def start(self, resume: bool, accumulation_steps: int, commit_every: int, source: Callable[[], Source] | None) -> None:
+    def start(self, resume: bool, accumulation_steps: int, commit_every: int,
+              source: Callable[[], Source] | None) -> None:
         """For stream(): makes the store, or goes on with one."""
         assert isinstance(self._backend, Streamed)
         if accumulation_steps < 1:

@@ -119,26 +119,26 @@ class RunState:
         """The state for `write`. now: with the generators as they are, and not as the last step left them."""
         state = {"generators": generators() if now or self._generators is None else self._generators,
                  "objects": {name: _plain(each.state_dict()) for name, each in self.objects.items()}}
-        file = io.BytesIO()
-        torch.save(state, file)
-        packed = file.getvalue()
+        packed = self._serialized(state)
         if len(packed) > _ROOM - _LENGTH:
             raise UsageError(f"forebay: the state of {', '.join(self.objects)} and of the random number generators "
                              f"takes {len(packed)} bytes, and a commit has room for {_ROOM - _LENGTH}. Track what is "
                              "small, and keep the rest in files of your own.")
-        if not self._is_checked:
-            self._check(packed)
         return len(packed).to_bytes(_LENGTH, "little") + packed
 
-    def _check(self, packed: bytes) -> None:
-        """A state that could be saved and not loaded must not be found out after a crash."""
+    def _serialized(self, state: State) -> bytes:
+        file = io.BytesIO()
         try:
-            torch.load(io.BytesIO(packed), weights_only=True)
+            torch.save(state, file)
+            if not self._is_checked:
+                # One that could be saved and not loaded must not be found out after a crash.
+                torch.load(io.BytesIO(file.getvalue()), weights_only=True)
         except Exception as error:
             raise UsageError(f"forebay: the state of {', '.join(self.objects)} has more in it than numbers, texts, "
                              "tensors, and lists and dictionaries of them, so it cannot be loaded safely: "
                              f"{error}") from error
         self._is_checked = True
+        return file.getvalue()
 
 
 def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -152,7 +152,7 @@ def generators() -> State:
     """The states of the generators of torch, Python and NumPy (where it was imported)."""
     version, words, gauss = random.getstate()
     state: State = {"torch": torch.get_rng_state(), "python": [version, _tensor_of(array.array("I", words)), gauss]}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
         import numpy as np

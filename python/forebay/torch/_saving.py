@@ -62,8 +62,9 @@ def _as_saved(module: torch.nn.Module, unit: Tensors) -> Tensors:
     if not _is_pretrained(module) or not unit:
         return unit
     from transformers.core_model_loading import revert_weight_conversion
+    model: Any = module
     ignored = getattr(module, "_keys_to_ignore_on_save", None) or ()
-    saved: Tensors = revert_weight_conversion(module, {name: unit[name] for name in unit if name not in ignored})
+    saved: Tensors = revert_weight_conversion(model, {name: unit[name] for name in unit if name not in ignored})
     return saved
 
 

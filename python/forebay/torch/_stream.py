@@ -10,7 +10,7 @@ import torch
 
 from forebay.errors import NotSupportedError, UsageError
 from forebay.torch._in_store import Path
-from forebay.torch._loading import Weights, is_hollow, make_buffers, make_placeholders, source_of
+from forebay.torch._loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
 from forebay.torch._saving import names_of, save_pretrained
@@ -57,9 +57,9 @@ class Engine:
         self.optimizer.commit(user)
 
     def track(self, **objects: Any) -> None:
-        """Every commit has the state of these objects (schedulers, scalers, a `ResumableLoader`: what has state_dict and
-        load_state_dict), beside weights, moments, buffers and random number generators; where the engine went on with a
-        store, they get theirs. Once, before the first step."""
+        """Every commit has the state of these objects (schedulers, scalers, a `ResumableLoader`: what has state_dict
+        and load_state_dict), beside weights, moments, buffers and random number generators. Where the engine went on
+        with a store, they get theirs. Once, before the first step."""
         self.optimizer.track(**objects)
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,14 +87,22 @@ class Engine:
                         ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights()),
                         bytes_of(max_shard_size))
 
+    def load_pretrained(self, folder: Path) -> None:
+        """Takes the weights of a folder of safetensors into a new store, unit by unit: before the first step.
+        module.load_state_dict() does it with a state dict.
+
+        UsageError: steps were made, or there are no such files. BadInputError: they are of another module.
+        """
+        self.optimizer.streamed().refill(self.optimizer, FromFolder(self.module, os.path.abspath(folder)))
+
     def _save_as_transformers(self, save_directory: Path, is_main_process: bool = True, state_dict: Any = None,
                               push_to_hub: bool = False, max_shard_size: int | str = "50GB", **others: Any) -> None:
         """The module's own save_pretrained, which would have all weights in RAM."""
         others = {name: value for name, value in others.items() if value not in (None, True)}
         if push_to_hub or others:
-            raise NotSupportedError(f"forebay: save_pretrained of a streamed module takes a folder and max_shard_size, and "
-                                    f"got {', '.join(others) or 'push_to_hub'}. Save to a folder, and do the rest with "
-                                    "that.")
+            raise NotSupportedError("forebay: save_pretrained of a streamed module takes a folder and max_shard_size, "
+                                    f"and got {', '.join(others) or 'push_to_hub'}. Save to a folder, and do the rest "
+                                    "with that.")
         if is_main_process:
             self.save_pretrained(save_directory, max_shard_size)
 
@@ -139,8 +147,8 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     share a commit, which is made when the next pass begins, or a tracked `ResumableLoader` is asked for the next batch:
     at 1 a crash takes no more than that. 0: commit() alone commits.
     weights: of a new store, in place of the module's own: a folder of safetensors, or a function that sets the
-    parameters of the module that it is called with, as for Module.apply(). They are read unit by unit, and the module may
-    be on the meta device: then it is never in RAM as a whole.
+    parameters of the module that it is called with, as for Module.apply(). They are read unit by unit, and the module
+    may be on the meta device: then it is never in RAM as a whole.
 
     UsageError: the parameters are of several types; there is a store and `resume` is not said. NotSupportedError: they
     are on a GPU.
@@ -154,14 +162,15 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     if params is None:
         params = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     if commit_every < 0:
-        raise UsageError(f"forebay: commit_every is {commit_every}. Say how many steps share a commit; 0: commit() alone "
-                         "commits.")
+        raise UsageError(f"forebay: commit_every is {commit_every}. Say how many steps share a commit; 0: commit() "
+                         "alone commits.")
     if commit_every > 0 and settings.setdefault("durability", "step") in ("auto", "none"):
         raise UsageError(f"forebay: commit_every={commit_every} keeps commits through a crash, and "
                          f"durability={settings['durability']!r} does not. Leave durability out.")
     made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, **settings)
     try:
-        made.start(resume, accumulation_steps, commit_every, None if weights is None else lambda: source_of(module, weights))
+        source = None if weights is None else lambda: source_of(module, weights)
+        made.start(resume, accumulation_steps, commit_every, source)
     except BaseException:
         made.close()
         raise

@@ -13,8 +13,8 @@ from forebay._library import Group
 from forebay.errors import DoesNotFitError, NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers
-from forebay.torch._in_store import InStore, StoreOptions
-from forebay.torch._loading import Source
+from forebay.torch._in_store import InStore, StoreOptions, remove_store
+from forebay.torch._loading import FromState, Source
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._run_state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
@@ -89,6 +89,7 @@ class Streamed(InStore):
             super()._fill(layers)
             return
         source = self.source()
+        source.check()
         source.fill_buffers()
         for unit in self._units:
             values = source(unit.parameters)
@@ -105,6 +106,22 @@ class Streamed(InStore):
         if user is not None:
             self._attach(optimizer)
         return user
+
+    def refill(self, optimizer: Optimizer, source: Source) -> None:
+        """Makes the store anew, with other weights. UsageError: steps were made."""
+        assert self._layers is not None and self._window is not None
+        if self._layers.step > 0:
+            raise UsageError(f"forebay: the store has made {self._layers.step} steps, and takes other weights only "
+                             "before the first. Load them before stream(), with another folder; to go on with a store, "
+                             "call stream(..., resume=True).")
+        source.check()
+        self._between_steps()
+        self._layers.close()
+        for folder in self._options.folders:
+            remove_store(folder)
+        self._layers, self._is_open = None, False
+        self.source = lambda: source
+        self._window.rebind(self._use(optimizer))
 
     def _copy_weights(self, layers: Layers) -> None:
         """They are read when they are needed."""
@@ -156,6 +173,15 @@ class Streamed(InStore):
         module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             lambda *arguments: self._fill_state_dict(*arguments))
         module.register_load_state_dict_pre_hook(_refuse_load)  # type: ignore[no-untyped-call]
+
+        def load(state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
+            to = optimizer()
+            assert to is not None
+            source = FromState(module, state_dict, strict)
+            self.refill(to, source)
+            return torch.nn.modules.module._IncompatibleKeys(source.missing, source.unexpected)
+
+        module.load_state_dict = load  # type: ignore[method-assign, assignment]
         module._apply = _checked_apply(module, self._layout[0][0].dtype)  # type: ignore[method-assign]
         for part in module.modules():
             part._parameters = _Fetching(part._parameters, self._fetch)
@@ -383,8 +409,8 @@ def _no_hooks_are_active() -> bool:
 
 
 def _refuse_load(*_: Any) -> NoReturn:
-    raise NotSupportedError("forebay: a streamed module takes no state dict. Load it before stream(); to go on with a "
-                            "store, call stream() with its folder and resume().")
+    raise NotSupportedError("forebay: a streamed module takes a state dict only by its own load_state_dict(), and this "
+                            "was that of a module around it. Call it with the part that is its own.")
 
 
 def _checked_apply(module: torch.nn.Module, dtype: torch.dtype) -> Callable[..., torch.nn.Module]:

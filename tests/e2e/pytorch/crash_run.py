@@ -103,7 +103,8 @@ def run(folder, num_workers=0, streamed=True):
                 engine.zero_grad()
                 scheduler.step()
                 average.value = 0.9 * average.value + 0.1 * np.float64(loss.item())
-                line = [optimizer.layers.step, epoch, loss.item(), optimizer.param_groups[0]["lr"], float(average.value)]
+                rate = optimizer.param_groups[0]["lr"]
+                line = [optimizer.layers.step, epoch, loss.item(), rate, float(average.value)]
                 file.write(json.dumps([exact(value) for value in line]) + "\n")
                 file.flush()
                 if not streamed:
