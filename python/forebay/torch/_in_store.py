@@ -302,6 +302,9 @@ class InStore:
                 packed: bytes) -> int:
         layers = self._use(optimizer, user)
         is_new = layers.step > layers.committed_step and not self._in_step
+        if user and not is_new and self.commit_every > 0 and layers.user != words:
+            raise UsageError(f"forebay: step {layers.step} is committed already, by commit_every={self.commit_every}, "
+                             "and cannot be again with something else. Have commits carry it by track().")
         try:
             if is_new:
                 self.run_state.write(layers, packed)
@@ -317,11 +320,14 @@ class InStore:
         self.run_state.note_step()
         self._steps_since_commit += 1
 
-    def commit_if_due(self, optimizer: Optimizer, *, now: bool) -> None:
-        """commit_every. now: with the random number generators as they are, and not as the last step left them."""
-        if self.commit_every > 0 and self._steps_since_commit >= self.commit_every:
+    def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:
+        """commit_every. before_batch: a tracked loader is asked for the next one. Else a pass begins, whose batch may
+        have drawn random numbers: the commit has the generators as the last step left them."""
+        # A pass may also belong to the step that was made, where a loader says when the next one begins.
+        waits = self.run_state.has_loader and not before_batch
+        if self.commit_every > 0 and self._steps_since_commit >= self.commit_every + waits:
             self._between_steps()
-            self._run(self._commit, optimizer, None, optimizer.words(None), self.run_state.pack(now=now))
+            self._run(self._commit, optimizer, None, optimizer.words(None), self.run_state.pack(now=before_batch))
 
     def _between_steps(self) -> None:
         """Before a commit."""

@@ -195,7 +195,7 @@ class Optimizer(torch.optim.Optimizer):
     def commit_if_due(self) -> None:
         """With nvme and commit_every: before the next batch is asked for."""
         if isinstance(self._backend, InStore):
-            self._backend.commit_if_due(self, now=True)
+            self._backend.commit_if_due(self, before_batch=True)
 
     def start(self, resume: bool, accumulation_steps: int, commit_every: int,
               source: Callable[[], Source] | None) -> None:

@@ -15,6 +15,7 @@ import torch
 from forebay.errors import CorruptError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers
+from forebay.torch._loader import ResumableLoader
 from forebay.torch._tensors import memory_of, on_host
 
 _NAME = "state of the run"
@@ -85,8 +86,12 @@ class RunState:
 
     # ---- What is tracked
 
+    @property
+    def has_loader(self) -> bool:
+        return any(isinstance(each, ResumableLoader) for each in self.objects.values())
+
     def track(self, objects: dict[str, Any]) -> bool:
-        """Returns whether they got the state of the commit that the run goes on from."""
+        """Returns whether one of them got the state of the commit that the run goes on from."""
         for name, each in objects.items():
             if not callable(getattr(each, "state_dict", None)) or not callable(getattr(each, "load_state_dict", None)):
                 raise UsageError(f"forebay: {name}, a {type(each).__name__}, cannot be tracked: it has no state_dict() "
@@ -103,7 +108,7 @@ class RunState:
                 warnings.warn(f"forebay: {name} begins anew: the commit that this run goes on from has "
                               f"{', '.join(saved) or 'nothing'} of what is tracked.", stacklevel=4)
         self.restore_generators()
-        return True
+        return not saved.keys().isdisjoint(objects)
 
     def restore_generators(self) -> None:
         """As the commit has them that the run goes on from; behind the first step nothing happens."""

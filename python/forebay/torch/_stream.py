@@ -127,11 +127,8 @@ class Engine:
         return self.optimizer.grad_norm
 
     def close(self) -> None:
-        """Ends threads and files. Steps that are not committed are lost, but for those that commit_every makes due."""
-        try:
-            self.optimizer.commit_if_due()
-        finally:
-            self.optimizer.close()
+        """Ends threads and files. Steps that are not committed are lost."""
+        self.optimizer.close()
 
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,

@@ -190,7 +190,7 @@ class Streamed(InStore):
         window = self._window
         assert window is not None and self._layers is not None
         if self._depth == 0 and not self._in_step and torch.is_grad_enabled():
-            self.commit_if_due(optimizer, now=False)
+            self.commit_if_due(optimizer, before_batch=False)
         self._depth += 1
         if self._depth > 1:
             return

@@ -4,12 +4,11 @@ import json
 import pathlib
 import random
 
+import forebay.torch
 import numpy as np
 import torch
-from torch import nn
 import torch.nn.functional as F
-
-import forebay.torch
+from torch import nn
 
 EPOCHS = 2
 

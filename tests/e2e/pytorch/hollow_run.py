@@ -4,11 +4,10 @@ the line that it prints: bytes of the model, bytes that it had in memory at most
 import resource
 import sys
 
+import forebay.torch
 import torch
 import torch._dynamo  # which the first optimizer imports
 import transformers
-
-import forebay.torch
 
 
 def peak():

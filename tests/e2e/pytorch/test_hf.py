@@ -1,14 +1,16 @@
 """forebay.hf.Trainer: training, evaluation, a stop, resuming and saving, beside transformers' own Trainer."""
 
+import multiprocessing
 import os
-
-import pytest
-import torch
-import transformers
+import random
+import time
 
 import forebay
 import forebay.hf
 import forebay.torch
+import pytest
+import torch
+import transformers
 from test_stream_architectures import Tokens, make
 
 transformers.utils.logging.disable_progress_bar()
@@ -97,6 +99,59 @@ def test_train_evaluate_stop_resume_save(tmp_path, name, accumulation):
     for key, value in loaded.state_dict().items():
         assert torch.equal(value, state[key]), key
     assert torch.equal(loaded.generate(**prompt), generated)
+
+
+class Count(transformers.TrainerCallback):
+    """A byte in a file for each step."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_step_end(self, *_, **__):
+        with open(self.path, "ab") as file:
+            file.write(b".")
+
+
+def run_until_the_end(folder):
+    torch.set_num_threads(1)
+    trainer = streamed("gpt2", folder, save_steps=2, eval_strategy="no", callbacks=[Count(folder / "steps")])
+    trainer.train(resume_from_checkpoint=True)
+    torch.save((history_of(trainer)[:-1], trainer.engine.state_dict()), folder / "end.new")
+    (folder / "end.new").rename(folder / "end")
+
+
+def run_and_kill(context, folder, most_kills):
+    """Returns the number of kills."""
+    folder.mkdir()
+    (folder / "steps").touch()
+    rng, kills = random.Random(3), 0
+    while not (folder / "end").exists():
+        process = context.Process(target=run_until_the_end, args=(folder,))
+        process.start()
+        wanted = (folder / "steps").stat().st_size + rng.randrange(1, 5)
+        while kills < most_kills and process.is_alive() and (folder / "steps").stat().st_size < wanted:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.1))
+        if kills < most_kills and process.is_alive():
+            process.kill()
+            kills += 1
+            process.join()
+        else:
+            process.join()
+            assert process.exitcode == 0
+    return kills
+
+
+def test_a_trainer_that_is_killed_again_and_again(tmp_path):
+    context = multiprocessing.get_context("forkserver")  # a fork of it needs no time to import torch
+    context.set_forkserver_preload(["test_hf", "torch._dynamo"])
+    run_and_kill(context, tmp_path / "unbroken", 0)
+    assert run_and_kill(context, tmp_path / "killed", 7) >= 3
+    history, state = torch.load(tmp_path / "unbroken" / "end")
+    ours, our_state = torch.load(tmp_path / "killed" / "end")
+    assert len(history) == 12 and ours == history
+    for key, value in our_state.items():
+        assert torch.equal(value, state[key]), key
 
 
 def test_a_model_of_the_meta_device_is_evaluated_and_trained(tmp_path):

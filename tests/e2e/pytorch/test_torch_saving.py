@@ -6,15 +6,14 @@ import pathlib
 import subprocess
 import sys
 
+import forebay
+import forebay.torch
 import pytest
 import safetensors.torch
 import torch
 import transformers
-from torch import nn
-
-import forebay
-import forebay.torch
 from test_stream_architectures import ARCHITECTURES, make, train
+from torch import nn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import confined  # noqa: E402
@@ -212,6 +211,7 @@ def test_what_is_wrong_with_a_folder_says_so(tmp_path):
         forebay.torch.stream(make("llama"), nvme=tmp_path / "no" / "store")
     engine = forebay.torch.stream(make("llama"), nvme=tmp_path / "store", commit_every=1)
     train(engine.module, engine, "llama")
+    engine.commit()
     with pytest.raises(forebay.UsageError, match="there can be no folder"):
         engine.save_pretrained(os.devnull)
     with pytest.raises(forebay.NotSupportedError, match="and got push_to_hub"):
@@ -225,6 +225,10 @@ def test_what_is_wrong_with_a_folder_says_so(tmp_path):
     wide = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**ARCHITECTURES["llama"][2], "vocab_size": 98}))
     with pytest.raises(forebay.UsageError, match="model.embed_tokens.weight"):
         forebay.torch.stream(wide, nvme=tmp_path / "store", resume=True)
+    with pytest.raises(forebay.UsageError, match="step 3 is committed already, by commit_every=1"):
+        engine = forebay.torch.stream(make("llama"), nvme=tmp_path / "store", resume=True, commit_every=1)
+        engine.commit({"epoch": 1})
+    engine.close()
     with pytest.raises(forebay.UsageError, match="Leave durability out"):
         forebay.torch.stream(make("llama"), nvme=tmp_path / "else", commit_every=1, durability="none")
 
