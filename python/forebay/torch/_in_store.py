@@ -317,7 +317,7 @@ class InStore:
         return layers.committed_step
 
     def _note_step(self) -> None:
-        self.run_state.note_step()
+        self.run_state.note_step(keeps_generators=self.commit_every > 0)
         self._steps_since_commit += 1
 
     def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:

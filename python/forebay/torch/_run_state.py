@@ -115,9 +115,9 @@ class RunState:
         if self._loaded is not None:
             set_generators(self._loaded["generators"])
 
-    def note_step(self) -> None:
-        """A step was made: its commit, which may come later, has the generators as they are now."""
-        self._generators = generators()
+    def note_step(self, keeps_generators: bool) -> None:
+        """A step was made. keeps_generators: its commit, which comes later, may have them as they are now."""
+        self._generators = generators() if keeps_generators else None
         self._loaded = None
 
     def pack(self, *, now: bool = True) -> bytes:

@@ -1,5 +1,5 @@
-"""A model that is made on the meta device, streamed from files, and saved again. test_torch_saving.py starts it, and reads
-the line that it prints: bytes of the model, bytes that it had in memory at most, and what state_dict() said."""
+"""A model that is made on the meta device, streamed from files, and saved again. test_torch_saving.py starts it, and
+reads the line that it prints: bytes of the model, bytes that it had in memory at most, what state_dict() said."""
 
 import resource
 import sys
