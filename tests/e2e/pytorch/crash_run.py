@@ -78,6 +78,7 @@ def run(folder, num_workers=0, streamed=True):
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(5)
     model = Model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3, enabled=not streamed)
     settings = {"nvme": folder / "store", "lr": 1e-2}
     if streamed:
         engine = forebay.torch.stream(model, commit_every=1, resume=True, **settings)
@@ -85,7 +86,7 @@ def run(folder, num_workers=0, streamed=True):
     else:
         engine = optimizer = forebay.torch.AdamW(model.parameters(), **settings)
         optimizer.resume()
-        engine.track(buffers=Buffers(model))
+        engine.track(buffers=Buffers(model), scaler=scaler)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=25)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     average = Average()
@@ -97,13 +98,14 @@ def run(folder, num_workers=0, streamed=True):
         for epoch in range(loader.epoch, EPOCHS):
             for tokens in loader:
                 loss = F.cross_entropy(model(tokens), tokens)
-                loss.backward()
-                engine.step()
+                scaler.scale(loss).backward()
+                scaler.step(engine)
+                scaler.update()
                 engine.zero_grad()
                 scheduler.step()
                 average.value = 0.9 * average.value + 0.1 * np.float64(loss.item())
                 rate = optimizer.param_groups[0]["lr"]
-                line = [optimizer.layers.step, epoch, loss.item(), rate, float(average.value)]
+                line = [optimizer.layers.step, epoch, loss.item(), rate, float(average.value), scaler.get_scale()]
                 file.write(json.dumps([exact(value) for value in line]) + "\n")
                 file.flush()
                 if not streamed:

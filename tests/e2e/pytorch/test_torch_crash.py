@@ -7,9 +7,11 @@ import os
 import random
 import time
 
-import crash_run
+import forebay.torch
 import pytest
 import torch
+
+import crash_run
 
 CONTEXT = multiprocessing.get_context("forkserver")  # a fork of it needs no time to import torch
 CONTEXT.set_forkserver_preload(["crash_run", "torch._dynamo"])  # which the first optimizer imports
@@ -71,3 +73,36 @@ def test_a_killed_run_ends_with_the_bits_of_an_unbroken_one(tmp_path, most_kills
         assert after[0] in (before[0], before[0] + 1)
     for name, value in torch.load(unbroken / "weights").items():
         assert torch.equal(value, torch.load(killed / "weights")[name]), name
+
+
+def batches_of(loader, num_epochs):
+    return [[batch.tolist() for batch in loader] for _ in range(loader.epoch, num_epochs)]
+
+
+@pytest.mark.parametrize("options", [
+    {"batch_size": 4}, {"batch_size": 4, "shuffle": True}, {"batch_size": 4, "shuffle": True, "drop_last": True},
+    {"batch_size": None, "shuffle": True}, {"batch_size": 3, "shuffle": True, "num_workers": 2, "prefetch_factor": 3},
+    {"batch_size": 3, "shuffle": True, "num_workers": 1, "persistent_workers": True}], ids=str)
+def test_a_loader_goes_on_with_the_batch_that_comes_next(options):
+    def make(seed=5):
+        return forebay.torch.ResumableLoader(torch.arange(22), seed=seed, **options)
+
+    whole = batches_of(make(), 3)
+    for epoch in whole:
+        indices = epoch if options["batch_size"] is None else [index for batch in epoch for index in batch]
+        assert len(indices) == len(set(indices)) == (20 if options.get("drop_last") else 22)
+    assert (whole[0] != whole[1]) == options.get("shuffle", False)
+    state, loader = None, make()
+    for epoch in range(loader.epoch, 2):
+        for number, _ in enumerate(loader, 1):
+            if (epoch, number) == (1, 4):
+                state = loader.state_dict()
+                break
+    assert state["epoch"] == 1
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert batches_of(resumed, 3) == [whole[1][4:], whole[2]]
+    # A loop that was left begins the next epoch.
+    assert [batch.tolist() for batch in loader] == whole[2]
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (3, 0) and loader.epoch == 3
