@@ -19,10 +19,13 @@ from forebay.errors import BadInputError, StorageError, UsageError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_NAMES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64, "U16": torch.uint16,
-          "U32": torch.uint32, "U64": torch.uint64}
+# Those of them that this version of torch has.
+_NAMES: dict[str, torch.dtype] = {
+    name: getattr(torch, dtype) for name, dtype in {
+        "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+        "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2", "C64": "complex64", "U16": "uint16", "U32": "uint32", "U64": "uint64"}.items()
+    if hasattr(torch, dtype)}
 _NAME_OF = {dtype: name for name, dtype in _NAMES.items()}
 _MAX_HEADER = 100 << 20
 
