@@ -1,7 +1,6 @@
 """A training run that goes on wherever it was killed. test_torch_crash.py starts it, and kills it."""
 
 import json
-import pathlib
 import random
 
 import forebay.torch
@@ -71,13 +70,43 @@ def exact(value):
     return value.hex() if isinstance(value, float) else value
 
 
-def run(folder, num_workers=0, streamed=True):
-    """Writes a line for each step: its number, loss, rate and the average; at the end, the weights."""
-    folder = pathlib.Path(folder)
+def write(file, line):
+    file.write(json.dumps([exact(value) for value in line]) + "\n")
+    file.flush()
+
+
+def finish(folder, state):
+    torch.save(state, folder / "weights.new")
+    (folder / "weights.new").rename(folder / "weights")
+
+
+def begin():
     torch.set_num_threads(1)
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(5)
-    model = Model()
+    return Model()
+
+
+def run_by_steps(folder):
+    """A loop without a loader, which draws its data: the next pass makes the commit."""
+    engine = forebay.torch.stream(begin(), nvme=folder / "store", lr=1e-2, commit_every=1, resume=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(engine.optimizer, 5, 0.5)
+    engine.track(scheduler=scheduler)
+    with open(folder / "losses", "a") as file:
+        for step in range(engine.steps, 24):
+            tokens = collate([step, step + 1, step + 2])
+            loss = F.cross_entropy(engine(tokens), tokens)
+            engine.backward(loss)
+            engine.step()
+            scheduler.step()
+            write(file, [engine.steps, loss.item(), engine.optimizer.param_groups[0]["lr"]])
+    engine.commit()
+    finish(folder, engine.state_dict())
+
+
+def run(folder, num_workers=0, streamed=True):
+    """Writes a line for each step: its number, loss, rate and the average; at the end, the weights."""
+    model = begin()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3, enabled=not streamed)
     settings = {"nvme": folder / "store", "lr": 1e-2}
     if streamed:
@@ -106,13 +135,8 @@ def run(folder, num_workers=0, streamed=True):
                 average.value = 0.9 * average.value + 0.1 * np.float64(loss.item())
                 rate = optimizer.param_groups[0]["lr"]
                 line = [optimizer.layers.step, epoch, loss.item(), rate, float(average.value), scaler.get_scale()]
-                file.write(json.dumps([exact(value) for value in line]) + "\n")
-                file.flush()
+                write(file, line)
                 if not streamed:
                     optimizer.commit()
             plateau.step(average.value)
-    state = model.state_dict()
-    if streamed:
-        engine.close()
-    torch.save(state, folder / "weights.new")
-    (folder / "weights.new").rename(folder / "weights")
+    finish(folder, model.state_dict())

@@ -17,9 +17,9 @@ CONTEXT = multiprocessing.get_context("forkserver")  # a fork of it needs no tim
 CONTEXT.set_forkserver_preload(["crash_run", "torch._dynamo"])  # which the first optimizer imports
 
 
-def start(folder, **options):
+def start(folder, run=crash_run.run, **options):
     folder.mkdir(exist_ok=True)
-    process = CONTEXT.Process(target=crash_run.run, args=(folder,), kwargs=options)
+    process = CONTEXT.Process(target=run, args=(folder,), kwargs=options)
     process.start()
     return process
 
@@ -38,8 +38,9 @@ def lines_of(folder):
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-@pytest.mark.parametrize("most_kills, options", [(25, {}), (3, {"num_workers": 2}), (8, {"streamed": False})],
-                         ids=["streamed", "workers", "optimizer alone"])
+@pytest.mark.parametrize("most_kills, options", [
+    (20, {}), (12, {"run": crash_run.run_by_steps}), (3, {"num_workers": 2}), (8, {"streamed": False})],
+    ids=["streamed", "by steps", "workers", "optimizer alone"])
 def test_a_killed_run_ends_with_the_bits_of_an_unbroken_one(tmp_path, most_kills, options):
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
     process = start(unbroken, **options)
