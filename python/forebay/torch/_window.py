@@ -87,6 +87,11 @@ class Window:
         for unit in range(len(units)):
             self._take_away(unit)
 
+    def rebind(self, layers: Layers) -> None:
+        """Another store of the same units takes the place of this one. Nothing is here."""
+        self._layers = layers
+        self.order = Order(layers)
+
     def _take_away(self, unit: int) -> None:
         for parameter in self._units[unit]:
             parameter.data = self._placeholder.view(parameter.shape, parameter.dtype)
