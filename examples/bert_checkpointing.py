@@ -49,7 +49,7 @@ def parse(argv):
     parser.add_argument("--baseline", action="store_true", help="train with PyTorch too")
     parser.add_argument("--quick", action="store_true", help="12 steps of a smaller model")
     args = parser.parse_args(argv)
-    args.width, args.length = (64, 64) if args.quick else (192, 128)
+    args.width, args.length = (64, 32) if args.quick else (128, 64)
     args.steps = 12 if args.quick else args.steps
     return args
 
@@ -100,7 +100,7 @@ def main(argv=None):
     plain = train_with_pytorch(args, batches) if args.baseline else None
     for step in sorted({*range(0, args.steps, 10), args.steps - 1}):
         print(f"step {step:4}   loss {losses[step]:.5f}" + (f"   PyTorch {plain[step]:.5f}" if plain else ""))
-    return losses, plain
+    return {"losses": losses, "plain_losses": plain}
 
 
 if __name__ == "__main__":

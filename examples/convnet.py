@@ -53,19 +53,21 @@ class ConvNet(nn.Module):
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--images", type=int, default=60000, help="to train with")
     parser.add_argument("--precision", default="fp16", choices=["fp16", "fp32"], help="with --deepspeed")
     parser.add_argument("--baseline", action="store_true", help="train with PyTorch too")
-    parser.add_argument("--quick", action="store_true", help="one epoch of 3,200 images")
+    parser.add_argument("--quick", action="store_true", help="one epoch of 320 images")
     args = deepspeed.add_config_arguments(parser).parse_args(argv)
-    args.epochs = 1 if args.quick else args.epochs
+    args.epochs, args.images = (1, 320) if args.quick else (args.epochs, args.images)
     return args
 
 
 def run(args, model, train_step):
     """Trains epoch by epoch. train_step(images, labels): one step, whose loss it returns. Returns the losses of all
     batches, and the accuracy in percent after the last epoch."""
-    train_data = fashion_mnist_as_cifar("train", 3200 if args.quick else None)
-    test_loader = torch.utils.data.DataLoader(fashion_mnist_as_cifar("t10k"), batch_size=500)
+    train_data = fashion_mnist_as_cifar("train", args.images)
+    test_data = fashion_mnist_as_cifar("t10k", 2000 if args.quick else None)
+    test_loader = torch.utils.data.DataLoader(test_data, batch_size=500)
     losses = []
     for epoch in range(args.epochs):
         torch.manual_seed(epoch)
@@ -75,7 +77,7 @@ def run(args, model, train_step):
         model.eval()
         with torch.no_grad():
             right = sum((model(images).argmax(1) == labels).sum().item() for images, labels in test_loader)
-        accuracy = 100 * right / len(test_loader.dataset)
+        accuracy = 100 * right / len(test_data)
         print(f"epoch {epoch + 1}   loss {sum(losses[-100:]) / len(losses[-100:]):.4f}   accuracy {accuracy:.2f} %")
     return losses, accuracy
 
@@ -92,11 +94,11 @@ def train_with_deepspeed(args):
         loss = F.cross_entropy(engine(images), labels)
         engine.backward(loss)
         engine.step()
-        steps.append((optimizer.cur_scale, not engine.was_step_applied()))
+        steps.append((not engine.was_step_applied(), optimizer.cur_scale))
         return loss.item()
 
     losses, accuracy = run(args, engine, train_step)
-    print(f"{sum(skipped for _, skipped in steps)} of {len(steps)} steps skipped, scale {steps[-1][0]:.0f}")
+    print(f"{sum(skipped for skipped, _ in steps)} of {len(steps)} steps skipped, scale {steps[-1][1]:.0f}")
     engine.destroy()
     return losses, accuracy, steps
 
@@ -118,18 +120,20 @@ def train_data_parallel(args, optimizer_class, **settings):
 
 def main(argv=None):
     args = parse(argv)
-    settings = {"betas": (0.8, 0.999), "eps": 1e-8, "weight_decay": 3e-7} if args.deepspeed else {}
+    found = {}
     if args.deepspeed:
         print(f"forebay.deepspeed, {args.precision}:")
-        ours = train_with_deepspeed(args)
+        found["losses"], found["accuracy"], found["steps"] = train_with_deepspeed(args)
+        # DeepSpeed's "Adam" is AdamW.
+        plain, settings = torch.optim.AdamW, {"betas": (0.8, 0.999), "eps": 1e-8, "weight_decay": 3e-7}
     else:
         print("forebay.torch.Adam:")
-        ours = train_data_parallel(args, forebay.torch.Adam)
-    if not args.baseline:
-        return ours, None
-    plain_class = torch.optim.AdamW if args.deepspeed else torch.optim.Adam  # DeepSpeed's "Adam" is AdamW
-    print(f"PyTorch, fp32, {plain_class.__name__}:")
-    return ours, train_data_parallel(args, plain_class, **settings)
+        found["losses"], found["accuracy"] = train_data_parallel(args, forebay.torch.Adam)
+        plain, settings = torch.optim.Adam, {}
+    if args.baseline:
+        print(f"torch.optim.{plain.__name__}, fp32:")
+        found["plain_losses"], found["plain_accuracy"] = train_data_parallel(args, plain, **settings)
+    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import torch
 
 IMAGES = "/usr/share/datasets/fashion-mnist"
+GAMES = "/usr/games"  # where Debian has the program, which a PATH of root lacks
 
 
 def fashion_mnist(part: str, count: int | None = None) -> torch.utils.data.TensorDataset:
@@ -34,7 +35,7 @@ def fashion_mnist_as_cifar(part: str, count: int | None = None) -> torch.utils.d
 
 def paragraphs() -> list[str]:
     """The 1,189 chapters of the Bible, each one paragraph."""
-    program = shutil.which("bible", path=os.environ["PATH"] + ":/usr/games")
+    program = shutil.which("bible", path=os.environ["PATH"] + os.pathsep + GAMES)
     if program is None:
         sys.exit("There is no program 'bible', which has the text. Install the package: apt-get install bible-kjv.")
     printed = subprocess.run([program, "-f", "gen1:1-rev22:21"], stdout=subprocess.PIPE, check=True).stdout.decode()

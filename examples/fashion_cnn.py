@@ -48,11 +48,11 @@ def parse(argv):
 def train(args, make_optimizer):
     """Returns the losses of all batches, and the accuracy in percent after the last epoch."""
     torch.manual_seed(1)
-    train_data, test_data = fashion_mnist("train", 1280 if args.quick else None), fashion_mnist("t10k")
+    train_data, test_data = fashion_mnist("train", 1280 if args.quick else None), fashion_mnist("t10k", 2000 if args.quick else None)
     train_loader = torch.utils.data.DataLoader(train_data, batch_size=args.batch_size, shuffle=True)
     test_loader = torch.utils.data.DataLoader(test_data, batch_size=1000)
     model = Net()
-    optimizer = make_optimizer(model.parameters(), args.lr)
+    optimizer = make_optimizer(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
     losses = []
     for epoch in range(1 if args.quick else args.epochs):
@@ -79,11 +79,12 @@ def test(model, loader):
 def main(argv=None):
     args = parse(argv)
     print("forebay.torch.AdamW:")
-    ours = train(args, lambda parameters, lr: forebay.torch.AdamW(parameters, lr=lr, nvme=args.nvme))
-    if not args.baseline:
-        return ours, None
-    print("torch.optim.AdamW:")
-    return ours, train(args, lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr))
+    losses, accuracy = train(args, lambda parameters, lr: forebay.torch.AdamW(parameters, lr=lr, nvme=args.nvme))
+    found = {"losses": losses, "accuracy": accuracy}
+    if args.baseline:
+        print("torch.optim.AdamW:")
+        found["plain_losses"], found["plain_accuracy"] = train(args, torch.optim.AdamW)
+    return found
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ def parse(argv):
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--baseline", action="store_true", help="train with PyTorch too")
-    parser.add_argument("--quick", action="store_true", help="40 steps of a smaller model")
+    parser.add_argument("--quick", action="store_true", help="40 batches and a smaller model")
     args = deepspeed.add_config_arguments(parser).parse_args(argv)
-    args.width, args.length = (64, 64) if args.quick else (192, 128)
-    args.steps = min(args.steps, 40) if args.quick else args.steps
+    args.width, args.length = (64, 32) if args.quick else (128, 64)
+    args.steps = min(args.steps, 40 // args.accumulation) if args.quick else args.steps
     return args
 
 
@@ -84,7 +84,7 @@ def make_model(args):
 
 
 def train(args, batches):
-    """Returns the losses of the micro-batches; of each step the scale after it, whether it was skipped, and its rate."""
+    """Returns the losses of the micro-batches; of each step whether it was skipped, the scale after it, and its rate."""
     model = make_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     engine, optimizer, _, _ = deepspeed.initialize(
@@ -98,7 +98,7 @@ def train(args, batches):
         engine.step()
         losses.append(loss.item())
         if is_boundary:
-            steps.append((optimizer.cur_scale, not engine.was_step_applied(), rate))
+            steps.append((not engine.was_step_applied(), optimizer.cur_scale, rate))
     engine.destroy()
     return losses, steps
 
@@ -113,7 +113,7 @@ def train_with_pytorch(args, batches, steps):
         (loss / args.accumulation).backward()
         losses.append(loss.item())
         if (number + 1) % args.accumulation == 0:
-            _, skipped, optimizer.param_groups[0]["lr"] = steps[number // args.accumulation]
+            skipped, _, optimizer.param_groups[0]["lr"] = steps[number // args.accumulation]
             if args.clip > 0:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
             if not skipped:
@@ -130,9 +130,9 @@ def main(argv=None):
     for step in sorted({*range(0, args.steps, 10), args.steps - 1}):
         at = step * args.accumulation
         beside = f"   PyTorch {plain[at]:.4f}" if plain else ""
-        print(f"step {step:4}   loss {losses[at]:.4f}{beside}   scale {steps[step][0]:.0f}")
-    print(f"{sum(skipped for _, skipped, _ in steps)} of {args.steps} steps overflowed and were skipped")
-    return losses, plain, steps
+        print(f"step {step:4}   loss {losses[at]:.4f}{beside}   scale {steps[step][1]:.0f}")
+    print(f"{sum(skipped for skipped, _, _ in steps)} of {args.steps} steps overflowed and were skipped")
+    return {"losses": losses, "plain_losses": plain, "steps": steps}
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def parse(argv):
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--precision", default="fp16", choices=["fp16", "fp32"])
     parser.add_argument("--baseline", action="store_true", help="train with PyTorch too")
-    parser.add_argument("--quick", action="store_true", help="one epoch of 3,200 images")
+    parser.add_argument("--quick", action="store_true", help="one epoch of 800 images")
     return deepspeed.add_config_arguments(parser).parse_args(argv)
 
 
@@ -71,7 +71,7 @@ def config_of(args):
 
 
 def train(args, train_data, test_data):
-    """Returns losses, the scale after each step and whether it was skipped, and the accuracy in percent."""
+    """Returns losses, of each step whether it was skipped and the scale after it, and the accuracy in percent."""
     torch.manual_seed(0)
     net = Net()
     parameters = filter(lambda p: p.requires_grad, net.parameters())
@@ -86,7 +86,7 @@ def train(args, train_data, test_data):
             engine.backward(loss)
             engine.step()
             losses.append(loss.item())
-            steps.append((optimizer.cur_scale, not engine.was_step_applied()))
+            steps.append((not engine.was_step_applied(), optimizer.cur_scale))
             report(losses)
     engine.eval()
     accuracy = accuracy_of(lambda images: engine(images.half() if engine.fp16_enabled() else images), test_data)
@@ -129,14 +129,16 @@ def accuracy_of(model, data):
 def main(argv=None):
     args = parse(argv)
     args.epochs = 1 if args.quick else args.epochs
-    data = fashion_mnist_as_cifar("train", 3200 if args.quick else None), fashion_mnist_as_cifar("t10k")
+    data = [fashion_mnist_as_cifar("train", 800 if args.quick else None),
+            fashion_mnist_as_cifar("t10k", 2000 if args.quick else None)]
     losses, steps, accuracy = train(args, *data)
-    print(f"{args.precision}: accuracy {accuracy:.2f} %, {sum(skipped for _, skipped in steps)} of {len(steps)} steps "
-          f"skipped, scale {steps[-1][0]:.0f}")
-    plain = train_with_pytorch(args, *data) if args.baseline else None
-    if plain:
-        print(f"PyTorch, fp32: accuracy {plain[1]:.2f} %")
-    return losses, plain, steps, accuracy
+    print(f"{args.precision}: accuracy {accuracy:.2f} %, {sum(skipped for skipped, _ in steps)} of {len(steps)} steps "
+          f"skipped, scale {steps[-1][1]:.0f}")
+    found = {"losses": losses, "steps": steps, "accuracy": accuracy}
+    if args.baseline:
+        found["plain_losses"], found["plain_accuracy"] = train_with_pytorch(args, *data)
+        print(f"PyTorch, fp32: accuracy {found['plain_accuracy']:.2f} %")
+    return found
 
 
 if __name__ == "__main__":

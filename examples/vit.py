@@ -51,7 +51,8 @@ def run(args, model, train_step, dtype):
     """Trains epoch by epoch. train_step(loss): a backward pass and an update. Returns the losses of all batches, and the
     accuracy in percent after the last epoch."""
     train_data = fashion_mnist_as_cifar("train", 1280 if args.quick else None)
-    test_loader = torch.utils.data.DataLoader(fashion_mnist_as_cifar("t10k"), batch_size=1000)
+    test_data = fashion_mnist_as_cifar("t10k", 2000 if args.quick else None)
+    test_loader = torch.utils.data.DataLoader(test_data, batch_size=1000)
     losses = []
     for epoch in range(1 if args.quick else args.epochs):
         torch.manual_seed(epoch)
@@ -63,7 +64,7 @@ def run(args, model, train_step, dtype):
         model.eval()
         with torch.no_grad():
             right = sum((model(images.to(dtype)).argmax(1) == labels).sum().item() for images, labels in test_loader)
-        accuracy = 100 * right / len(test_loader.dataset)
+        accuracy = 100 * right / len(test_data)
         print(f"epoch {epoch + 1}   loss {sum(losses[-100:]) / len(losses[-100:]):.4f}   accuracy {accuracy:.2f} %")
     return losses, accuracy
 
@@ -97,13 +98,14 @@ def train_with_pytorch(args):
 
 def main(argv=None):
     args = parse(argv)
+    found = {}
     print(f"forebay.torch.stream, {args.precision}:")
     with tempfile.TemporaryDirectory() as scratch:
-        ours = train(args, args.nvme or scratch + "/store")
-    if not args.baseline:
-        return ours, None
-    print("PyTorch, fp32:")
-    return ours, train_with_pytorch(args)
+        found["losses"], found["accuracy"] = train(args, args.nvme or scratch + "/store")
+    if args.baseline:
+        print("PyTorch, fp32:")
+        found["plain_losses"], found["plain_accuracy"] = train_with_pytorch(args)
+    return found
 
 
 if __name__ == "__main__":
