@@ -66,7 +66,7 @@ def run(args, model, train_step):
     """Trains epoch by epoch. train_step(images, labels): one step, whose loss it returns. Returns the losses of all
     batches, and the accuracy in percent after the last epoch."""
     train_data = fashion_mnist_as_cifar("train", args.images)
-    test_data = fashion_mnist_as_cifar("t10k", 2000 if args.quick else None)
+    test_data = fashion_mnist_as_cifar("t10k", 1000 if args.quick else None)
     test_loader = torch.utils.data.DataLoader(test_data, batch_size=500)
     losses = []
     for epoch in range(args.epochs):

@@ -41,14 +41,14 @@ def parse(argv):
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--gamma", type=float, default=0.7, help="the rate's factor after each epoch")
     parser.add_argument("--baseline", action="store_true", help="train with torch.optim.AdamW too")
-    parser.add_argument("--quick", action="store_true", help="one epoch of 1,280 images")
+    parser.add_argument("--quick", action="store_true", help="one epoch of 640 images")
     return parser.parse_args(argv)
 
 
 def train(args, make_optimizer):
     """Returns the losses of all batches, and the accuracy in percent after the last epoch."""
     torch.manual_seed(1)
-    train_data, test_data = fashion_mnist("train", 1280 if args.quick else None), fashion_mnist("t10k", 2000 if args.quick else None)
+    train_data, test_data = fashion_mnist("train", 640 if args.quick else None), fashion_mnist("t10k", 1000 if args.quick else None)
     train_loader = torch.utils.data.DataLoader(train_data, batch_size=args.batch_size, shuffle=True)
     test_loader = torch.utils.data.DataLoader(test_data, batch_size=1000)
     model = Net()

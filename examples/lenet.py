@@ -98,8 +98,9 @@ def train_with_pytorch(args, train_data, test_data):
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.001, betas=(0.8, 0.999), eps=1e-8, weight_decay=3e-7)
-    # What WarmupLR does: from 0 with the logarithm of the step.
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, math.log(step + 1) / math.log(1000)))
+    # What WarmupLR does: it grows with the logarithm of the step; the first two have a rate of 0.
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1, math.log(max(step, 1)) / math.log(1000)))
     losses = []
     for epoch in range(args.epochs):
         torch.manual_seed(epoch)
@@ -130,7 +131,7 @@ def main(argv=None):
     args = parse(argv)
     args.epochs = 1 if args.quick else args.epochs
     data = [fashion_mnist_as_cifar("train", 800 if args.quick else None),
-            fashion_mnist_as_cifar("t10k", 2000 if args.quick else None)]
+            fashion_mnist_as_cifar("t10k", 1000 if args.quick else None)]
     losses, steps, accuracy = train(args, *data)
     print(f"{args.precision}: accuracy {accuracy:.2f} %, {sum(skipped for skipped, _ in steps)} of {len(steps)} steps "
           f"skipped, scale {steps[-1][1]:.0f}")

@@ -43,15 +43,15 @@ def parse(argv):
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--baseline", action="store_true", help="train with PyTorch too")
-    parser.add_argument("--quick", action="store_true", help="one epoch of 1,280 images")
+    parser.add_argument("--quick", action="store_true", help="one epoch of 640 images")
     return parser.parse_args(argv)
 
 
 def run(args, model, train_step, dtype):
     """Trains epoch by epoch. train_step(loss): a backward pass and an update. Returns the losses of all batches, and the
     accuracy in percent after the last epoch."""
-    train_data = fashion_mnist_as_cifar("train", 1280 if args.quick else None)
-    test_data = fashion_mnist_as_cifar("t10k", 2000 if args.quick else None)
+    train_data = fashion_mnist_as_cifar("train", 640 if args.quick else None)
+    test_data = fashion_mnist_as_cifar("t10k", 1000 if args.quick else None)
     test_loader = torch.utils.data.DataLoader(test_data, batch_size=1000)
     losses = []
     for epoch in range(1 if args.quick else args.epochs):
