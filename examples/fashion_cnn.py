@@ -48,7 +48,8 @@ def parse(argv):
 def train(args, make_optimizer):
     """Returns the losses of all batches, and the accuracy in percent after the last epoch."""
     torch.manual_seed(1)
-    train_data, test_data = fashion_mnist("train", 640 if args.quick else None), fashion_mnist("t10k", 1000 if args.quick else None)
+    train_data = fashion_mnist("train", 640 if args.quick else None)
+    test_data = fashion_mnist("t10k", 1000 if args.quick else None)
     train_loader = torch.utils.data.DataLoader(train_data, batch_size=args.batch_size, shuffle=True)
     test_loader = torch.utils.data.DataLoader(test_data, batch_size=1000)
     model = Net()

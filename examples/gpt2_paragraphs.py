@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A language model on paragraphs: a small random GPT-2, in a script that is written for DeepSpeed. One import is changed.
+"""A language model on paragraphs: a small random GPT-2, in a script that is written for DeepSpeed, but for one import.
 
   examples/gpt2_paragraphs.py --stage 1                 weights and state in RAM
   examples/gpt2_paragraphs.py --stage 3 --offload nvme  both on the disk of --nvme_path
@@ -84,7 +84,7 @@ def make_model(args):
 
 
 def train(args, batches):
-    """Returns the losses of the micro-batches; of each step whether it was skipped, the scale after it, and its rate."""
+    """Returns the losses of the micro-batches; of each step whether it was skipped, the scale after it, the rate."""
     model = make_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     engine, optimizer, _, _ = deepspeed.initialize(

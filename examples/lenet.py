@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""LeNet of the CIFAR-10 tutorial, in a script that is written for DeepSpeed: arguments, configuration and data loader are
-its own. One import is changed. The data is Fashion-MNIST in the shape of CIFAR-10.
+"""LeNet of the CIFAR-10 tutorial, in a script that is written for DeepSpeed (its arguments, configuration and data
+loader), but for one import. The data is Fashion-MNIST in the shape of CIFAR-10.
 
   examples/lenet.py                    fp16 with a dynamic loss scale, weights in RAM
   examples/lenet.py --precision fp32
 
-Prints the loss as it goes, steps that overflowed, and accuracy; with --baseline then those of PyTorch in fp32.
+Prints the loss as it goes, steps that overflowed, and accuracy; with --baseline then those of PyTorch in fp32,
+which skips the same steps.
 """
 
 import argparse
@@ -94,7 +95,8 @@ def train(args, train_data, test_data):
     return losses, steps, accuracy
 
 
-def train_with_pytorch(args, train_data, test_data):
+def train_with_pytorch(args, train_data, test_data, steps):
+    """The same in fp32, without the steps that were skipped."""
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.001, betas=(0.8, 0.999), eps=1e-8, weight_decay=3e-7)
@@ -109,8 +111,9 @@ def train_with_pytorch(args, train_data, test_data):
             loss = F.cross_entropy(net(images), labels)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+            if not steps[len(losses)][0]:
+                optimizer.step()
+                schedule.step()
             losses.append(loss.item())
             report(losses)
     return losses, accuracy_of(net.eval(), test_data)
@@ -137,7 +140,7 @@ def main(argv=None):
           f"skipped, scale {steps[-1][1]:.0f}")
     found = {"losses": losses, "steps": steps, "accuracy": accuracy}
     if args.baseline:
-        found["plain_losses"], found["plain_accuracy"] = train_with_pytorch(args, *data)
+        found["plain_losses"], found["plain_accuracy"] = train_with_pytorch(args, *data, steps)
         print(f"PyTorch, fp32: accuracy {found['plain_accuracy']:.2f} %")
     return found
 

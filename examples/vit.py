@@ -48,8 +48,8 @@ def parse(argv):
 
 
 def run(args, model, train_step, dtype):
-    """Trains epoch by epoch. train_step(loss): a backward pass and an update. Returns the losses of all batches, and the
-    accuracy in percent after the last epoch."""
+    """Trains epoch by epoch. train_step(loss): a backward pass and an update. Returns the losses of all batches, and
+    the accuracy in percent after the last epoch."""
     train_data = fashion_mnist_as_cifar("train", 640 if args.quick else None)
     test_data = fashion_mnist_as_cifar("t10k", 1000 if args.quick else None)
     test_loader = torch.utils.data.DataLoader(test_data, batch_size=1000)

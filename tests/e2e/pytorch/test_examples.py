@@ -24,11 +24,10 @@ import peers  # noqa: E402
 IS_FULL = os.environ.get("FOREBAY_FULL") == "1"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLES / "README.md").read_text(), re.M | re.S)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
-# How far the losses of the first 20 batches may be from those of PyTorch in fp32. bf16 and fp16 keep 8 and 11 bits of
-# weights and activations: losses around 2 to 5 differ from the third and the fourth digit on.
-BOUNDS = {"fp32": 1e-5, "fp16": 0.02, "bf16": 0.05}
-# Where steps overflow, PyTorch makes them nevertheless: from then on it is ahead.
-PYTORCH_IS_AHEAD = {"lenet", "convnet"}
+# How far the losses of the first 20 batches may be from those of PyTorch in fp32. fp16 and bf16 round weights and
+# activations to 11 and 8 bits, which a mean over a batch hides in part. Later on in fp32 too rounding is amplified: of
+# the ConvNet, losses of torch's fused optimizer and of its usual one differ by 0.01 after 100 batches, and ours as much.
+BOUNDS = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 0.05}
 
 
 def run(command, tmp_path, monkeypatch):
@@ -50,7 +49,7 @@ def precision_of(command):
 
 
 def rule_of_deepspeed(overflows, power, window, hysteresis, stage):
-    """The scales after each step, as DeepSpeed's loss_scaler.py (stages 1 to 3) and fused_optimizer.py (0) have them."""
+    """The scale after each step, by DeepSpeed's loss_scaler.py (stages 1 to 3) and fused_optimizer.py (stage 0)."""
     scale, left, last, scales = 2.0**power, hysteresis, -1, []
     for step, overflowed in enumerate(overflows):
         if overflowed:
@@ -102,9 +101,8 @@ def test_commands_of_the_readme(command, tmp_path, monkeypatch):
     precision = precision_of(command)
     losses, plain = found["losses"], found["plain_losses"]
     overflows = [step[0] for step in found.get("steps", [])]
-    if not (any(overflows) and pathlib.Path(shlex.split(command)[0]).stem in PYTORCH_IS_AHEAD):
-        first = max(abs(ours - theirs) for ours, theirs in zip(losses[:20], plain[:20]))
-        assert first <= BOUNDS[precision], (losses[:20], plain[:20])
+    first = max(abs(ours - theirs) for ours, theirs in zip(losses[:20], plain[:20]))
+    assert first <= BOUNDS[precision], (losses[:20], plain[:20])
     if precision == "fp16":
         check_scales(found["steps"], scaler_settings(command))
         assert f"{sum(overflows)} of {len(overflows)} steps" in printed
