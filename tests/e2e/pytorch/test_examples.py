@@ -25,9 +25,10 @@ IS_FULL = os.environ.get("FOREBAY_FULL") == "1"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", (EXAMPLES / "README.md").read_text(), re.M | re.S)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
 # How far the losses of the first 20 batches may be from those of PyTorch in fp32. fp16 and bf16 round weights and
-# activations to 11 and 8 bits, which a mean over a batch hides in part. Later on in fp32 too rounding is amplified: of
-# the ConvNet, losses of torch's fused optimizer and of its usual one differ by 0.01 after 100 batches, and ours as much.
-BOUNDS = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 0.05}
+# activations to 11 and 8 bits, which a mean over a batch hides in part: seen were 0.004 and 0.002.
+# Later on rounding is amplified in fp32 too: after 100 batches the ConvNet's losses differ by 0.01, and so do those of
+# torch.optim.Adam with and without fused=True.
+BOUNDS = {"fp32": 1e-5, "fp16": 0.01, "bf16": 0.01}
 
 
 def run(command, tmp_path, monkeypatch):
