@@ -88,7 +88,7 @@ def train_with_deepspeed(args):
     model = ConvNet()
     config = {**CONFIG, "fp16": {**CONFIG["fp16"], "enabled": args.precision == "fp16"}}
     engine, optimizer, _, _ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters(),
-                                                   config=args.deepspeed_config or config)
+                                                   config=None if args.deepspeed_config else config)
     steps = []
 
     def train_step(images, labels):

@@ -39,7 +39,7 @@ def parse(argv):
 
 def config_of(args):
     if args.deepspeed_config:
-        return args.deepspeed_config
+        return None  # the engine reads it from args
     config = {
         "train_batch_size": 16 * args.accumulation,
         "gradient_accumulation_steps": args.accumulation,

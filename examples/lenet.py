@@ -44,7 +44,7 @@ def parse(argv):
 
 
 def config_of(args):
-    return args.deepspeed_config or {
+    return None if args.deepspeed_config else {
         "train_batch_size": 16,
         "steps_per_print": 2000,
         "optimizer": {
