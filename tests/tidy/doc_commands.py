@@ -1,4 +1,4 @@
-"""Every command in README.md, CONTRIBUTING.md and docs/ is executed by something, every program is compiled, and every
+"""Every command in README.md, CONTRIBUTING.md, docs/ and examples/ is executed by something, every program is compiled, and every
 link leads somewhere. What README.md says to run first builds the programs that README.md names.
 
 A block of commands (fenced as ```sh) follows a line that says what executes it:
@@ -26,7 +26,8 @@ PROGRAM = re.compile(r"^(?:<!-- source: (?P<source>[^>]*?) -->\n)?```cpp\n(?P<te
 
 
 def documents_of(root):
-    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md")),
+            *sorted((root / "examples").glob("*.md"))]
 
 
 def blocks_of(root):
