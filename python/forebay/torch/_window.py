@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from forebay.errors import OutOfMemoryError, UsageError
 from forebay.layers import Layers
 from forebay.torch._placeholder import Placeholder
+from forebay.torch._units import Unit
+
+_SAMPLE = 64  # bytes
 
 
-class Saved(NamedTuple):
-    """A view of a weight, as autograd's graph keeps it: without the weight."""
+class SavedWeight(NamedTuple):
+    """A view of a weight, as autograd's graph keeps it: without the weight. dtype: autocast has cast the weight to it;
+    None: it has not."""
 
+    window: Window
     unit: int
     number: int  # of the parameter in its unit
-    offset: int  # elements
+    offset: int  # elements, from the weight's first
     size: torch.Size
     stride: tuple[int, ...]
+    dtype: torch.dtype | None = None
+
+    def restore(self) -> torch.Tensor:
+        weight = self.window.fetch(self.unit)[self.number]
+        if self.dtype is not None:
+            weight = weight.to(self.dtype)
+        return weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset)
 
 
 class Order:
@@ -47,8 +61,12 @@ class Order:
 
     def cancel(self) -> None:
         if self._ahead:
-            self._layers.cancel_expected()
-            self._ahead.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Takes back what may be announced, also where an interrupted call has left that open."""
+        self._layers.cancel_expected()
+        self._ahead.clear()
 
     def _announce(self, units: Sequence[int]) -> None:
         if units:
@@ -73,17 +91,24 @@ class Window:
     """Parameters have their weights while their unit is here, and else the placeholder.
 
     A pinned unit stays until it is unpinned. Of those that are not, one stays: until the next comes, or `release`.
+    Writes to either are found when the unit comes or goes: `UsageError`.
     """
 
-    def __init__(self, layers: Layers, units: Sequence[Sequence[torch.nn.Parameter]], numbers: Sequence[Sequence[int]],
+    def __init__(self, layers: Layers, units: Sequence[Unit], numbers: Sequence[Sequence[int]],
                  placeholder: Placeholder) -> None:
         self.order = Order(layers)
         self._layers = layers
-        self._units = units
+        self._names = [unit.name for unit in units]
+        self._units = [list(unit.parameters.values()) for unit in units]
         self._numbers = numbers  # in the inventory
         self._placeholder = placeholder
         self._here: dict[int, list[torch.Tensor]] = {}
         self._pins = [0] * len(units)
+        self._moving: int | None = None  # a unit that comes or goes: an interrupt may leave it between
+        self._written: str | None = None
+        # To know writes by: the versions of parameters and weights, and some bytes of each weight.
+        self._versions = [[parameter._version for parameter in unit] for unit in self._units]
+        self._samples: dict[int, list[tuple[int, bytes]]] = {}
         for unit in range(len(units)):
             self._take_away(unit)
 
@@ -91,18 +116,40 @@ class Window:
         for parameter in self._units[unit]:
             parameter.data = self._placeholder.view(parameter.shape, parameter.dtype)
 
+    # ---- What is here
+
     def fetch(self, unit: int) -> list[torch.Tensor]:
-        """The weights of a unit: they are here until the next unit is fetched, or while one of them is kept."""
+        """The weights of a unit: they are here until the next unit is fetched, or while one of them is kept.
+
+        OutOfMemoryError: too many are kept; it names their units."""
         if unit not in self._here:
             self.release()
+            self.check()
+            self._check_placeholders(unit)
+            self._moving = unit
+            # Weights are no inference tensors, which a later training step could not use.
+            with torch.inference_mode(False), torch.no_grad():
+                self._here[unit] = tensors = self._read(unit)
+                for parameter, tensor in zip(self._units[unit], tensors):
+                    parameter.data = tensor
+                self._samples[unit] = [(tensor._version, _sample_of(tensor)) for tensor in tensors]
+            self._moving = None
+        return self._here[unit]
+
+    def _read(self, unit: int) -> list[torch.Tensor]:
+        try:
             self.order.next(unit)
             with self._layers.acquire(unit) as lease:
-                tensors = [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)  # type: ignore[attr-defined]
-                           for parameter, number in zip(self._units[unit], self._numbers[unit])]
-            self._here[unit] = tensors
-            for parameter, tensor in zip(self._units[unit], tensors):
-                parameter.data = tensor
-        return self._here[unit]
+                return [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)  # type: ignore[attr-defined]
+                        for parameter, number in zip(self._units[unit], self._numbers[unit])]
+        except UsageError as error:
+            kept = sorted(set(self._layers.stats()["leased_layers"]) - self._here.keys())
+            if not kept:
+                raise
+            raise OutOfMemoryError(
+                f"forebay: there is no room for {self._names[unit]}: tensors that are views of weights are kept, of "
+                f"{', '.join(self._names[each] for each in kept)}. Keep weight.clone() instead; or del them, and the "
+                "losses and outputs whose graphs have them.") from error
 
     def pin(self, unit: int) -> None:
         self.fetch(unit)
@@ -117,28 +164,103 @@ class Window:
 
     def release(self) -> None:
         """Takes away what is not pinned."""
+        self._recover()
         for unit in [unit for unit in self._here if self._pins[unit] == 0]:
             self._drop(unit)
 
-    def _drop(self, unit: int) -> None:
-        self._take_away(unit)
-        del self._here[unit]
+    def unpin_all(self) -> None:
+        """Takes away everything: no forward pass is under way."""
+        self._pins = [0] * len(self._pins)
+        self.release()
 
-    def save(self, tensor: torch.Tensor) -> torch.Tensor | Saved:
-        """Gives what autograd keeps of a tensor."""
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor
+    def _recover(self) -> None:
+        """Completes what an interrupt has left half done."""
+        if self._moving is not None:
+            unit = self._moving
+            self._here.pop(unit, None)
+            self._pins[unit] = 0
+            self._take_away(unit)
+            self.order.forget()
+            self._moving = None
+
+    def _drop(self, unit: int) -> None:
+        self._moving = unit
+        tensors = self._here.pop(unit)
+        is_written = (self._versions_of(unit) != self._versions[unit]
+                      or any(tensor._version != version or _sample_of(tensor) != sample
+                             for tensor, (version, sample) in zip(tensors, self._samples.pop(unit, ()))))
+        self._take_away(unit)
+        self._moving = None
+        if is_written:
+            self._written = self._names[unit]
+            self.check()
+
+    # ---- Writes
+
+    def check(self) -> None:
+        """UsageError: weights were written to, so that what is lent may be wrong from then on."""
+        if self._written is not None:
+            raise UsageError(
+                f"forebay: weights of {self._written} were written to while they were here. The weights of a streamed "
+                "module change by step() alone. The store still has its last commit: close this engine, and go on from "
+                "there with stream(..., resume=True). Change weights before stream().")
+
+    def check_placeholders(self) -> None:
+        """UsageError: a parameter was written to while its weights were not here. That is forgotten, and the placeholder
+        NaN again."""
+        for unit in range(len(self._units)):
+            if unit not in self._here:
+                self._check_placeholders(unit)
+        if not self._placeholder.is_intact():
+            self._refuse_write("a parameter")
+
+    def _check_placeholders(self, unit: int) -> None:
+        versions = self._versions_of(unit)
+        if versions != self._versions[unit]:
+            self._versions[unit] = versions
+            self._refuse_write(f"a parameter of {self._names[unit]}")
+
+    def _refuse_write(self, what: str) -> None:
+        self._placeholder.renew()
+        raise UsageError(f"forebay: {what} was written to while its weights were not there, which changes nothing. "
+                         "The weights of a streamed module change by step() alone: change them before stream().")
+
+    def _versions_of(self, unit: int) -> list[int]:
+        return [parameter._version for parameter in self._units[unit]]
+
+    # ---- Autograd
+
+    def save(self, tensor: torch.Tensor) -> SavedWeight | None:
+        """Gives what autograd keeps of a tensor that is (a view of) a weight that is here, or autocast's copy of one."""
+        if not self._here or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return None
         address = tensor.data_ptr()
         for unit, weights in self._here.items():
             for number, weight in enumerate(weights):
                 begin = weight.data_ptr()
                 size = weight.element_size()
                 if begin <= address < begin + weight.numel() * size and tensor.dtype == weight.dtype:
-                    return Saved(unit, number, (address - begin) // size, tensor.size(), tensor.stride())
-        return tensor
+                    return SavedWeight(self, unit, number, (address - begin) // size, tensor.size(), tensor.stride())
+                if tensor.dtype != weight.dtype and _is_cast_of(tensor, weight):
+                    return SavedWeight(self, unit, number, tensor.storage_offset(), tensor.size(), tensor.stride(),
+                                       tensor.dtype)
+        return None
 
-    def restore(self, saved: torch.Tensor | Saved) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
-        weight = self.fetch(saved.unit)[saved.number]
-        return weight.as_strided(saved.size, saved.stride, weight.storage_offset() + saved.offset)
+
+def _sample_of(tensor: torch.Tensor) -> bytes:
+    """Bytes of its beginning, middle and end: a write that torch does not count (`p.data.mul_`) changes some."""
+    num_bytes = tensor.numel() * tensor.element_size()
+    address, length = tensor.data_ptr(), min(_SAMPLE, num_bytes)
+    return b"".join(ctypes.string_at(address + offset, length)
+                    for offset in (0, (num_bytes - length) // 2, num_bytes - length))
+
+
+def _is_cast_of(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether it is a view of all of `weight`, cast to its type. That is looked at: no one says."""
+    if (not tensor.is_floating_point() or not torch.is_autocast_enabled("cpu")
+            or tensor.untyped_storage().nbytes() != weight.numel() * tensor.element_size()):
+        return False
+    all_of_it = tensor.detach().as_strided((weight.numel(),), (1,), 0)
+    flat = weight.detach().view(-1)
+    # The first elements alone tell nearly all others.
+    return all(torch.equal(all_of_it[:count], flat[:count].to(tensor.dtype)) for count in (16, weight.numel()))
