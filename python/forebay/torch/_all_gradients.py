@@ -21,15 +21,14 @@ class AllGradients(torch.Tensor):
     factor: what all gradients were multiplied by. is_zero: they were set to 0, as zero_grad() does it.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     norm_of_all: Callable[[], float]  # not finite: so is a gradient
     factor: float
     is_zero: bool
 
     @staticmethod
     def __new__(cls, parameter: torch.Tensor, norm: Callable[[], float]) -> AllGradients:
-        # torch has no types for this function.
-        self: AllGradients = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self: AllGradients = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device)
         self.norm_of_all = norm
         self.factor = 1.0
@@ -39,15 +38,15 @@ class AllGradients(torch.Tensor):
     def __init__(self, parameter: torch.Tensor, norm: Callable[[], float]) -> None:
         """norm: gives the norm of all gradients, as they were handed over."""
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"AllGradients(norm={self._norm()})"
 
     def _norm(self) -> float:
         return 0.0 if self.is_zero else abs(self.factor) * self.norm_of_all()
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, _types: Any, arguments: tuple[Any, ...] = (),
-                           keywords: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, _types: Any,  # type: ignore[override]
+                           arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None) -> Any:
         packet, keywords = function.overloadpacket, keywords or {}
         first, *rest = arguments
         if packet is _aten.detach or packet is _aten.alias:

@@ -23,18 +23,18 @@ def bracket(module: torch.nn.Module, around: Callable[[], contextlib.AbstractCon
         with around():
             return inner(*arguments, **keywords)
 
-    _leave_out_of_compilation(forward)
+    leave_out_of_compilation(forward, and_what_it_calls=False)
     module.forward = forward
 
 
-def _leave_out_of_compilation(function: Any) -> None:
-    """torch.compile then compiles what it calls. As torch.compiler.disable(recursive=False), whose import takes a
-    second."""
+def leave_out_of_compilation(function: Any, *, and_what_it_calls: bool) -> None:
+    """Has torch.compile take no notice of a function. As torch.compiler.disable, whose import takes a second."""
     function._torchdynamo_disable = True
-    frames = getattr(torch._C._dynamo, "eval_frame", None)
+    frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
-        action = frames._FrameAction
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
+        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        frames.set_code_exec_strategy(function.__code__,
+                                      frames._FrameExecStrategy(skip, skip if and_what_it_calls else default))
 
 
 class Fetching(dict[str, Any]):
@@ -59,7 +59,7 @@ class Fetching(dict[str, Any]):
                                 "module.state_dict(), or commit().")
 
 
-_leave_out_of_compilation(Fetching.__getitem__)
+leave_out_of_compilation(Fetching.__getitem__, and_what_it_calls=True)
 
 
 def refuse_what_needs_weights(module: torch.nn.Module, dtype: torch.dtype) -> None:

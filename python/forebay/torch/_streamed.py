@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import sys
 import weakref
@@ -17,11 +18,11 @@ from forebay.inventory import Inventory
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
 from forebay.torch._all_gradients import AllGradients
-from forebay.torch._hooks import Fetching, bracket, refuse_what_needs_weights
+from forebay.torch._hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
 from forebay.torch._in_store import InStore, StoreOptions
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
-from forebay.torch._units import Unit, units_of
+from forebay.torch._units import units_of
 from forebay.torch._window import Window
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Streamed(InStore):
         carrier = min((p for p in self._place if p.requires_grad), key=torch.Tensor.numel, default=None)
         if carrier is not None:
             # Before one more gradient of it arrives.
-            carrier.register_hook(lambda _: self._withdraw_all_gradients())
+            carrier.register_hook(lambda _: self._withdraw_all_gradients())  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def _around_unit(self, layer: int) -> Iterator[None]:
@@ -188,18 +189,23 @@ class Streamed(InStore):
         self._cast_bytes = 0
         window.unpin_all()
         window.check_placeholders()
-        if torch.is_grad_enabled() and not torch._C._autograd._saved_tensors_hooks_is_enabled():
-            raise NotSupportedError("forebay: torch.func's transforms (grad, vjp, jacrev, hessian) keep weights, which "
-                                    "are not there in their backward pass. Use loss.backward() or torch.autograd.grad.")
         if self._all is not None and self._all[0].grad is not self._all[1]:
             self._abandon(self._layers)  # zero_grad() of the module has forgotten the gradients
         if not self._in_step:
             window.order.end()
             if torch.is_grad_enabled():
-                self._begin(optimizer, self._layers, 1.0)
+                window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
             window.order.begin("step" if torch.is_grad_enabled() else "pass")
         if torch.is_grad_enabled():
             self._num_passes += 1
+
+    def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
+        try:
+            super()._begin(optimizer, layers, loss_scale)
+        except BaseException:
+            self._in_step = False
+            layers.abandon()  # an interrupted call may have begun it
+            raise
 
     def _end_pass(self) -> None:
         assert self._window is not None
@@ -232,8 +238,7 @@ class Streamed(InStore):
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
-                lambda: self._end_backward(optimizer))
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(optimizer))
 
     @torch.no_grad()
     def _end_backward(self, optimizer: Optimizer) -> None:
@@ -260,7 +265,9 @@ class Streamed(InStore):
             raise UsageError("forebay: these gradients are of a step that is over.")
         if self._found is None:
             self._found = self._layers.finish_backward()
-        return self._found.norm if self._found.nonfinite_layer is None else math.inf
+        if self._found.nonfinite_layer is not None and math.isfinite(self._found.norm):
+            return math.inf
+        return self._found.norm
 
     def _add_what_is_left(self, optimizer: Optimizer, layers: Layers) -> None:
         """Gradients that added up are handed over now; those of parameters of no group are left alone."""
@@ -317,7 +324,7 @@ class Streamed(InStore):
                 raise NumericalError(f"forebay: {what}. The weights are what they were. Skip this step, or lower the "
                                      "rate.")
             layers.set_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale / factor)
-            layers.update(optimizer.words(None))
+            window.needing_leases_to_end(layers.update, optimizer.words(None))
         except BaseException:
             if layers.step > before:
                 self._forget_step()
@@ -361,7 +368,10 @@ class Streamed(InStore):
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         self._between_steps()
-        super().commit(optimizer, user)
+        if self._window is not None:
+            self._window.needing_leases_to_end(super().commit, optimizer, user)
+        else:
+            super().commit(optimizer, user)
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
         self._between_steps()
@@ -398,6 +408,10 @@ class Streamed(InStore):
             for name, number in wanted:
                 state[name] = copies.setdefault(number, weights[number].detach().clone())
         self._window.release()
+
+
+for _around in (Streamed._around_unit, Streamed._around_module):
+    leave_out_of_compilation(inspect.unwrap(_around), and_what_it_calls=True)
 
 
 def _is_outermost_backward() -> bool:

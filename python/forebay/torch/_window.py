@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import sys
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from forebay.errors import OutOfMemoryError, UsageError
+from forebay.errors import ForebayError, NotSupportedError, OutOfMemoryError, UsageError
 from forebay.layers import Layers
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._units import Unit
@@ -60,11 +62,7 @@ class Order:
         self._announce(self._last.get(kind, []))
 
     def cancel(self) -> None:
-        if self._ahead:
-            self.forget()
-
-    def forget(self) -> None:
-        """Takes back what may be announced, also where an interrupted call has left that open."""
+        """Takes back what is announced, also where an interrupted call has left open whether it is."""
         self._layers.cancel_expected()
         self._ahead.clear()
 
@@ -123,6 +121,10 @@ class Window:
 
         OutOfMemoryError: too many are kept; it names their units."""
         if unit not in self._here:
+            if torch._C._functorch.maybe_current_level() is not None:
+                raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go "
+                                        "together with weights that come and go. Use loss.backward() or "
+                                        "torch.autograd.grad, or transform a copy that is not streamed.")
             self.release()
             self.check()
             self._check_placeholders(unit)
@@ -137,19 +139,37 @@ class Window:
         return self._here[unit]
 
     def _read(self, unit: int) -> list[torch.Tensor]:
+        self.order.next(unit)
+        with self.needing_leases_to_end(self._layers.acquire, unit, kind=OutOfMemoryError,
+                                        doing=f"there is no room for {self._names[unit]}") as lease:
+            return [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)  # type: ignore[attr-defined]
+                    for parameter, number in zip(self._units[unit], self._numbers[unit])]
+
+    def _kept(self) -> str:
+        """What to do about weights that are kept beside those that are here; "": there are none."""
+        kept = sorted(set(self._layers.stats()["leased_layers"]) - self._here.keys())
+        return "" if not kept else (
+            f"tensors that are views of weights of {', '.join(self._names[each] for each in kept)} are kept. Keep "
+            "weight.clone() instead, and del losses and outputs that are not needed. A backward pass with "
+            "create_graph=True belongs into `with engine.optimizer.saving():`.")
+
+    def needing_leases_to_end(self, call: Callable[..., Any], *arguments: Any,
+                              doing: str = "a step cannot begin or end, nor be committed",
+                              kind: type[ForebayError] = UsageError) -> Any:
+        """The call; its error names the units of weights that are kept."""
         try:
-            self.order.next(unit)
-            with self._layers.acquire(unit) as lease:
-                return [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)  # type: ignore[attr-defined]
-                        for parameter, number in zip(self._units[unit], self._numbers[unit])]
+            return call(*arguments)
+        except UsageError:
+            if not self._kept():
+                raise
+        gc.collect()  # what torch.compile and tracebacks leave are circles
+        try:
+            return call(*arguments)
         except UsageError as error:
-            kept = sorted(set(self._layers.stats()["leased_layers"]) - self._here.keys())
+            kept = self._kept()
             if not kept:
                 raise
-            raise OutOfMemoryError(
-                f"forebay: there is no room for {self._names[unit]}: tensors that are views of weights are kept, of "
-                f"{', '.join(self._names[each] for each in kept)}. Keep weight.clone() instead; or del them, and the "
-                "losses and outputs whose graphs have them.") from error
+            raise kind(f"forebay: {doing}: {kept}") from error
 
     def pin(self, unit: int) -> None:
         self.fetch(unit)
@@ -164,6 +184,13 @@ class Window:
 
     def release(self) -> None:
         """Takes away what is not pinned."""
+        try:
+            self._release()
+        except BaseException:
+            self._release()  # an interrupt may come here too
+            raise
+
+    def _release(self) -> None:
         self._recover()
         for unit in [unit for unit in self._here if self._pins[unit] == 0]:
             self._drop(unit)
@@ -180,15 +207,19 @@ class Window:
             self._here.pop(unit, None)
             self._pins[unit] = 0
             self._take_away(unit)
-            self.order.forget()
+            self.order.cancel()
             self._moving = None
 
     def _drop(self, unit: int) -> None:
+        self._recover()
+        if unit not in self._here:
+            return
         self._moving = unit
         tensors = self._here.pop(unit)
-        is_written = (self._versions_of(unit) != self._versions[unit]
+        is_written = (self._versions_have_changed(unit)
                       or any(tensor._version != version or _sample_of(tensor) != sample
                              for tensor, (version, sample) in zip(tensors, self._samples.pop(unit, ()))))
+        del tensors
         self._take_away(unit)
         self._moving = None
         if is_written:
@@ -206,7 +237,7 @@ class Window:
                 "there with stream(..., resume=True). Change weights before stream().")
 
     def check_placeholders(self) -> None:
-        """UsageError: a parameter was written to while its weights were not here. That is forgotten, and the placeholder
+        """UsageError: a parameter was written to while its weights were not here. That is forgotten: the placeholder is
         NaN again."""
         for unit in range(len(self._units)):
             if unit not in self._here:
@@ -215,9 +246,7 @@ class Window:
             self._refuse_write("a parameter")
 
     def _check_placeholders(self, unit: int) -> None:
-        versions = self._versions_of(unit)
-        if versions != self._versions[unit]:
-            self._versions[unit] = versions
+        if self._versions_have_changed(unit):
             self._refuse_write(f"a parameter of {self._names[unit]}")
 
     def _refuse_write(self, what: str) -> None:
@@ -225,13 +254,16 @@ class Window:
         raise UsageError(f"forebay: {what} was written to while its weights were not there, which changes nothing. "
                          "The weights of a streamed module change by step() alone: change them before stream().")
 
-    def _versions_of(self, unit: int) -> list[int]:
-        return [parameter._version for parameter in self._units[unit]]
+    def _versions_have_changed(self, unit: int) -> bool:
+        """Whether torch has counted a write since it was last asked."""
+        before, self._versions[unit] = self._versions[unit], [parameter._version for parameter in self._units[unit]]
+        # torch.compile counts one where it has written nothing.
+        return self._versions[unit] != before and "torch._dynamo" not in sys.modules
 
     # ---- Autograd
 
     def save(self, tensor: torch.Tensor) -> SavedWeight | None:
-        """Gives what autograd keeps of a tensor that is (a view of) a weight that is here, or autocast's copy of one."""
+        """What autograd keeps of a tensor that is a view of a weight that is here, or of autocast's copy of one."""
         if not self._here or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return None
         address = tensor.data_ptr()
@@ -242,7 +274,7 @@ class Window:
                 if begin <= address < begin + weight.numel() * size and tensor.dtype == weight.dtype:
                     return SavedWeight(self, unit, number, (address - begin) // size, tensor.size(), tensor.stride())
                 if tensor.dtype != weight.dtype and _is_cast_of(tensor, weight):
-                    return SavedWeight(self, unit, number, tensor.storage_offset(), tensor.size(), tensor.stride(),
+                    return SavedWeight(self, unit, number, int(tensor.storage_offset()), tensor.size(), tensor.stride(),
                                        tensor.dtype)
         return None
 
@@ -257,8 +289,8 @@ def _sample_of(tensor: torch.Tensor) -> bytes:
 
 def _is_cast_of(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether it is a view of all of `weight`, cast to its type. That is looked at: no one says."""
-    if (not tensor.is_floating_point() or not torch.is_autocast_enabled("cpu")
-            or tensor.untyped_storage().nbytes() != weight.numel() * tensor.element_size()):
+    if (not tensor.is_floating_point() or
+            tensor.untyped_storage().nbytes() != weight.numel() * tensor.element_size()):
         return False
     all_of_it = tensor.detach().as_strided((weight.numel(),), (1,), 0)
     flat = weight.detach().view(-1)
