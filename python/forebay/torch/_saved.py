@@ -10,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 
-class Saved(Protocol):
+class Saved:
     """Stands for a tensor in autograd's graph, and ends with it."""
 
-    def restore(self) -> torch.Tensor: ...
+    __slots__ = ()
+
+    def restore(self) -> torch.Tensor:
+        raise NotImplementedError
 
 
 class Keeper(Protocol):
@@ -27,7 +31,7 @@ class Keeper(Protocol):
     def save(self, tensor: torch.Tensor) -> Saved | None: ...
 
 
-class Unchanged:
+class Unchanged(Saved):
     """A tensor that stays where it is. Under hooks torch does not look whether it was written to: this does."""
 
     __slots__ = ("_tensor", "_version")
@@ -59,7 +63,7 @@ def add_weights(keeper: Keeper) -> None:
 
 
 @contextlib.contextmanager
-def keeping_activations(keeper: Keeper) -> Any:
+def keeping_activations(keeper: Keeper) -> Iterator[None]:
     """While it lasts, on this thread, activations go to `keeper`."""
     stack = _activations.__dict__.setdefault("stack", [])
     stack.append(keeper)
@@ -74,19 +78,51 @@ def hooks() -> contextlib.AbstractContextManager[None]:
     return torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
 
 
-def hooks_are_set() -> bool:
-    """Whether any hooks of saved tensors are active on this thread."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(True) is not None
+def hooks_around_weights() -> contextlib.AbstractContextManager[None]:
+    """As hooks(), where other hooks are set (by torch.utils.checkpoint, or by the program) on top of those. They get
+    everything, but something empty for a weight: they might keep a parameter, which is a placeholder when they give it
+    back."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if top is None:
+        return hooks()
+    pack, unpack = top
+    if pack is _pack or isinstance(pack, _PackBehind):
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(
+        _PackBehind(pack), lambda saved: saved.restore(unpack) if isinstance(saved, _Behind) else unpack(saved))
 
 
-def _pack(tensor: torch.Tensor) -> Any:
+class _Behind(NamedTuple):
+    weight: Saved
+    packed: Any  # by the other hooks, which count what they get: checkpoint computes a block again when it is unpacked
+
+    def restore(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        unpack(self.packed)
+        return self.weight.restore()
+
+
+class _PackBehind:
+    def __init__(self, pack: Callable[[torch.Tensor], Any]) -> None:
+        self._pack = pack
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        weight = _save_weight(tensor)
+        return self._pack(tensor) if weight is None else _Behind(weight, self._pack(tensor.new_empty(0)))
+
+
+def _save_weight(tensor: torch.Tensor) -> Saved | None:
     for keeper in list(_weights):
-        saved = keeper.save(tensor)
+        saved: Saved | None = keeper.save(tensor)
         if saved is not None:
             return saved
+    return None
+
+
+def _pack(tensor: torch.Tensor) -> Saved:
+    saved = _save_weight(tensor)
     stack = _activations.__dict__.get("stack")
-    saved = stack[-1].save(tensor) if stack else None
+    if saved is None and stack:
+        saved = stack[-1].save(tensor)
     return Unchanged(tensor) if saved is None else saved
 
 

@@ -22,7 +22,7 @@ from forebay.torch._hooks import Fetching, bracket, leave_out_of_compilation, re
 from forebay.torch._in_store import InStore, StoreOptions
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
-from forebay.torch._units import units_of
+from forebay.torch._units import containers_of, units_of
 from forebay.torch._window import Window
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ class Streamed(InStore):
         _saved.add_weights(self._window)
         for layer, unit in enumerate(self._units):
             bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
+        for module in containers_of(self._module, self._units):
+            bracket(module, self._saving_weights)
         self._hook_module(weakref.ref(optimizer))
 
     # ---- Hooks
@@ -140,10 +142,7 @@ class Streamed(InStore):
         assert window is not None
         window.pin(layer)
         try:
-            # A forward pass that does not begin with that of the module: of a unit that is used by itself, or that
-            # reentrant checkpointing computes again in backward.
-            saves = self._depth == 0 and torch.is_grad_enabled() and not _saved.hooks_are_set()
-            with self.saving() if saves else contextlib.nullcontext():
+            with self._saving_weights():
                 yield
         except BaseException:
             with contextlib.suppress(UsageError):  # that weights were written to: the next call says so
@@ -151,6 +150,10 @@ class Streamed(InStore):
             raise
         self._forget_casts(layer)
         window.unpin(layer)
+
+    def _saving_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Around a forward pass of a module: also one that reentrant checkpointing computes again in backward."""
+        return _saved.hooks_around_weights() if torch.is_grad_enabled() else contextlib.nullcontext()
 
     def _forget_casts(self, layer: int) -> None:
         """Autocast keeps a copy of each weight that it has cast, as long as it lasts: that may be the whole model."""
@@ -170,7 +173,7 @@ class Streamed(InStore):
                 yield
                 return
             self._before_forward(optimizer)
-            with self.saving() if torch.is_grad_enabled() else contextlib.nullcontext():
+            with self._saving_weights():
                 yield
         except BaseException:
             if depth == 0:
@@ -410,7 +413,7 @@ class Streamed(InStore):
         self._window.release()
 
 
-for _around in (Streamed._around_unit, Streamed._around_module):
+for _around in (Streamed._around_unit, Streamed._around_module, Streamed._saving_weights):
     leave_out_of_compilation(inspect.unwrap(_around), and_what_it_calls=True)
 
 

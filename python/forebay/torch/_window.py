@@ -14,28 +14,38 @@ import torch
 from forebay.errors import ForebayError, NotSupportedError, OutOfMemoryError, UsageError
 from forebay.layers import Layers
 from forebay.torch._placeholder import Placeholder
+from forebay.torch._saved import Saved
 from forebay.torch._units import Unit
 
 _SAMPLE = 64  # bytes
 
 
-class SavedWeight(NamedTuple):
+class View(NamedTuple):
+    """offset: elements, from the weight's first."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class SavedWeight(Saved):
     """A view of a weight, as autograd's graph keeps it: without the weight. dtype: autocast has cast the weight to it;
     None: it has not."""
 
-    window: Window
-    unit: int
-    number: int  # of the parameter in its unit
-    offset: int  # elements, from the weight's first
-    size: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype | None = None
+    __slots__ = ("_dtype", "_number", "_unit", "_view", "_window")
+
+    def __init__(self, window: Window, unit: int, number: int, view: View, dtype: torch.dtype | None) -> None:
+        self._window = window
+        self._unit = unit
+        self._number = number  # of the parameter in its unit
+        self._view = view
+        self._dtype = dtype
 
     def restore(self) -> torch.Tensor:
-        weight = self.window.fetch(self.unit)[self.number]
-        if self.dtype is not None:
-            weight = weight.to(self.dtype)
-        return weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset)
+        weight = self._window.fetch(self._unit)[self._number]
+        if self._dtype is not None:
+            weight = weight.to(self._dtype)
+        return weight.as_strided(self._view.size, self._view.stride, weight.storage_offset() + self._view.offset)
 
 
 class Order:
@@ -258,7 +268,7 @@ class Window:
         """Whether torch has counted a write since it was last asked."""
         before, self._versions[unit] = self._versions[unit], [parameter._version for parameter in self._units[unit]]
         # torch.compile counts one where it has written nothing.
-        return self._versions[unit] != before and "torch._dynamo" not in sys.modules
+        return self._versions[unit] != before and not _torch_has_compiled()
 
     # ---- Autograd
 
@@ -272,11 +282,17 @@ class Window:
                 begin = weight.data_ptr()
                 size = weight.element_size()
                 if begin <= address < begin + weight.numel() * size and tensor.dtype == weight.dtype:
-                    return SavedWeight(self, unit, number, (address - begin) // size, tensor.size(), tensor.stride())
+                    view = View(tensor.size(), tensor.stride(), (address - begin) // size)
+                    return SavedWeight(self, unit, number, view, None)
                 if tensor.dtype != weight.dtype and _is_cast_of(tensor, weight):
-                    return SavedWeight(self, unit, number, int(tensor.storage_offset()), tensor.size(), tensor.stride(),
-                                       tensor.dtype)
+                    view = View(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+                    return SavedWeight(self, unit, number, view, tensor.dtype)
         return None
+
+
+def _torch_has_compiled() -> bool:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
 
 
 def _sample_of(tensor: torch.Tensor) -> bytes:
