@@ -79,11 +79,11 @@ def test_autograd_keeps_no_copies_that_autocast_made_of_weights(tmp_path, monkey
         return saved
 
     monkeypatch.setattr(_window.Window, "save", save_and_note)
+    clears = []
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: clears.append(1))
     with torch.autocast("cpu", torch.bfloat16):
         loss = engine(torch.randn(2, 512)).square().mean()
-        cached = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.shape == (1024, 512)
-                  and each.dtype == torch.bfloat16]
-    assert max(kept) < 2**14 and not cached
+    assert max(kept) < 2**14 and kept.count(0) >= 15 and len(clears) == 8
     loss.backward()
     engine.step()
 
@@ -91,16 +91,15 @@ def test_autograd_keeps_no_copies_that_autocast_made_of_weights(tmp_path, monkey
 # ---- Gradients that were handed over
 
 
-def train_scaled(model, optimizer, *, unscales, most_norm):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
+def train_scaled(model, optimizer, *, unscales, most_norm=0):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=2)
     seen = []
     for step in range(1, 9):
         scaler.scale(loss_under_autocast(model, step, torch.float16)).backward()
         if unscales:
             scaler.unscale_(optimizer)
         if most_norm:
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), most_norm)
-            seen.append(norm.item() if norm.isfinite() else None)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), most_norm)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -111,14 +110,15 @@ def train_scaled(model, optimizer, *, unscales, most_norm):
 @pytest.mark.parametrize("unscales, most_norm", [(False, 0), (True, 0), (True, 0.5)])
 def test_a_grad_scaler_scales_skips_and_clips_as_in_ram(tmp_path, unscales, most_norm):
     model = make("tied")
-    optimizer = forebay.torch.AdamW(model.parameters(), lr=1e-2)
-    seen, state = train_scaled(model, optimizer, unscales=unscales, most_norm=most_norm)
-    engine = stream(tmp_path)
+    kind = forebay.torch.SGD if most_norm else forebay.torch.AdamW  # updates of AdamW hardly depend on the norm
+    optimizer = kind(model.parameters(), lr=1e-2, clip=most_norm)
+    seen, state = train_scaled(model, optimizer, unscales=unscales)
+    engine = stream(tmp_path, optimizer=kind)
     ours, our_state = train_scaled(engine.module, engine.optimizer, unscales=unscales, most_norm=most_norm)
-    assert 2.0**40 > seen[-1] and 0 < engine.optimizer.layers.step < 8  # some steps were left out, and some made
-    assert ours == pytest.approx(seen, rel=1e-5)
+    assert 0 < engine.optimizer.layers.step < 8  # some steps were left out, and some made
+    assert ours == seen
     for name, weight in our_state.items():
-        torch.testing.assert_close(weight, state[name], rtol=0 if not most_norm else 1e-5, atol=0 if not most_norm else 1e-6)
+        torch.testing.assert_close(weight, state[name], rtol=1e-4 if most_norm else 0, atol=1e-5 if most_norm else 0)
 
 
 def test_a_grad_scaler_with_weights_in_fp16(tmp_path):
@@ -140,19 +140,21 @@ def test_a_grad_scaler_with_weights_in_fp16(tmp_path):
 
 
 def test_clip_grad_norm_clips_all_gradients(tmp_path):
-    def run(model, optimizer):
+    def run(model, optimizer, clip):
         norms = []
         for step in range(1, 5):
             loss_of(model, step).backward()
-            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+            norms.append(float(clip(model.parameters())))
             optimizer.step()
             optimizer.zero_grad()
         return norms, model.state_dict()
 
     model = make("tied")
-    norms, state = run(model, forebay.torch.AdamW(model.parameters(), lr=1e-2))
-    engine = stream(tmp_path)
-    our_norms, our_state = run(engine.module, engine)
+    norms, state = run(model, forebay.torch.SGD(model.parameters(), lr=1e-2, clip=0.5), lambda parameters:
+                       torch.nn.utils.get_total_norm([each.grad for each in parameters]))
+    engine = stream(tmp_path, optimizer=forebay.torch.SGD)
+    our_norms, our_state = run(engine.module, engine, lambda parameters:
+                               torch.nn.utils.clip_grad_norm_(parameters, 0.5))
     assert our_norms == pytest.approx(norms, rel=1e-5) and max(norms) > 0.5
     assert engine.grad_norm <= 0.5
     for name, weight in our_state.items():
@@ -201,7 +203,12 @@ def test_a_write_to_a_weight_is_found_and_ends_the_engine(tmp_path, write):
     losses = train(engine.module, engine, 2)
     engine.commit({"step": 2})
     block = engine.module.blocks[1]
-    handle = block.linear1.register_forward_pre_hook(lambda module, _: torch.no_grad()(write)(module.weight))
+
+    def write_to(module, _):
+        with torch.no_grad():
+            write(module.weight)
+
+    handle = block.linear1.register_forward_pre_hook(write_to)
     with pytest.raises(forebay.UsageError, match="weights of blocks.1 were written to"):
         loss_of(engine.module, 3)
     handle.remove()
@@ -300,6 +307,7 @@ def test_interrupts_at_any_moment(tmp_path):
 
 def test_a_kept_weight_is_named_when_room_runs_out(tmp_path):
     engine = stream(tmp_path)
+    losses = train(engine.module, engine, 1)
     kept = [engine.module.blocks[0].linear1.weight.detach()]
     copy = kept[0].clone()
     with torch.no_grad():
@@ -309,13 +317,13 @@ def test_a_kept_weight_is_named_when_room_runs_out(tmp_path):
         engine.commit()
     with pytest.raises(forebay.UsageError, match="of blocks.0 are kept"):
         loss_of(engine.module, 1)
-    with pytest.raises(forebay.OutOfMemoryError, match=r"no room for [\w.]+: tensors .* of blocks.0, blocks.1"):
+    with pytest.raises(forebay.OutOfMemoryError, match=r"no room for [\w. ]+: tensors .* of embedding, blocks.0, blocks.1"):
         for block in engine.module.blocks:
             kept += [part.weight.detach() for part in (block.linear1, engine.module.embedding)]
         with torch.no_grad():
             loss_of(engine.module, 1)
     kept.clear()
-    assert train(engine.module, engine, 4) == in_ram("tied")[0]
+    assert losses + train(engine.module, engine, 3, first=2) == in_ram("tied")[0]
 
 
 # ---- Transformations
