@@ -45,9 +45,11 @@ class IoOp {
   IoKind kind = IoKind::kRead;
   IoClass io_class = IoClass::kDemandRead;
   int file = -1;             // from Engine::AddFile
-  int64_t offset_bytes = 0;  // multiple of kIoAlignBytes
+  int64_t offset_bytes = 0;  // multiple of align_bytes
   std::span<std::byte>
-      buffer;  // address and length multiples of kIoAlignBytes; a write only reads it
+      buffer;  // address and length multiples of align_bytes; a write only reads it
+  // Less for a file that is known to allow it: 1 of one without O_DIRECT.
+  int64_t align_bytes = kIoAlignBytes;
 
   bool pending() const { return state_.load(std::memory_order_acquire) == State::kPending; }
 
@@ -149,7 +151,7 @@ class Engine {
 
   // Takes over an open descriptor and returns its number for IoOp::file. `path` is for messages.
   virtual int AddFile(UniqueFd fd, std::string path) = 0;
-  // Closes a file. Requires: none of its ops is pending. Its number is not used again.
+  // Closes a file. Requires: none of its ops is pending. Its number may be given to another.
   virtual void RemoveFile(int file) = 0;
 
   // Tells the kernel where the buffers lie, once instead of at every transfer (io_uring; the other

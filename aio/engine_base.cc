@@ -65,10 +65,20 @@ int EngineBase::AddFile(UniqueFd fd, std::string path) {
   file.is_cached = is_cached;
   file.registered = registered;
   file.fd = std::move(fd);
-  file.path = paths_->emplace_back(std::move(path));
+  auto number = static_cast<int>(files_.size());
+  if (free_files_.empty()) {
+    files_.emplace_back();
+    paths_->emplace_back();
+  } else {
+    number = free_files_.back();
+    free_files_.pop_back();
+  }
+  std::string& kept_path = (*paths_)[static_cast<size_t>(number)];
+  kept_path = std::move(path);
+  file.path = kept_path;
   file.device = &DeviceOf(DeviceIdOf(info, file.path));
-  files_.push_back(std::move(file));
-  return static_cast<int>(files_.size()) - 1;
+  files_[static_cast<size_t>(number)] = std::move(file);
+  return number;
 }
 
 void EngineBase::RemoveFile(int file) {
@@ -79,7 +89,7 @@ void EngineBase::RemoveFile(int file) {
     File& entry = FileAt(file);
     FOREBAY_CHECK(entry.num_pending == 0);
     registered = entry.registered;
-    KeepOpenIfLost(entry);
+    if (!KeepOpenIfLost(entry)) free_files_.push_back(file);
     closed_later = std::move(entry.fd);
   }
   if (registered >= 0) UnregisterFile(registered);
@@ -95,8 +105,9 @@ void EngineBase::CheckFields(const IoOp& op) const {
   }
   const auto address = reinterpret_cast<uintptr_t>(op.buffer.data());
   FOREBAY_CHECK(!op.buffer.empty() && op.offset_bytes >= 0);
-  FOREBAY_CHECK(
-      (address | op.buffer.size() | static_cast<uint64_t>(op.offset_bytes)) % kIoAlignBytes == 0);
+  FOREBAY_CHECK((address | op.buffer.size() | static_cast<uint64_t>(op.offset_bytes)) %
+                    static_cast<uint64_t>(op.align_bytes) ==
+                0);
 }
 
 absl::Status EngineBase::Refusal(const IoOp& op, const File& file) const {

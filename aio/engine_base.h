@@ -142,7 +142,7 @@ class EngineBase : public Engine {
   void CompleteIfOver(IoOp& op);
   void CancelOp(Lock& lock, IoOp& op, IoOp::Cancelled why);
   void GiveUp(IoOp& op);
-  void KeepOpenIfLost(File& file);
+  bool KeepOpenIfLost(File& file);
   // Looks after the device of a pending op at `now_us` of ClockUs; the time at which to look again,
   // and a line to report.
   int64_t WatchStall(Lock& lock, IoOp& op, int64_t now_us, std::string& line);
@@ -160,7 +160,8 @@ class EngineBase : public Engine {
   std::condition_variable completed_;
   const std::shared_ptr<std::deque<std::string>> paths_ =
       std::make_shared<std::deque<std::string>>();
-  std::deque<File> files_;  // references stay valid while files are added
+  std::deque<File> files_;       // references stay valid while files are added
+  std::vector<int> free_files_;  // numbers of files that were removed
   std::deque<std::unique_ptr<Device>> devices_;
   size_t next_device_ = 0;  // whose turn it is
   int num_free_slots_ = 0;

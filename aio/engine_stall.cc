@@ -143,10 +143,12 @@ void EngineBase::GiveUp(IoOp& op) {
 }
 
 // A thread or the kernel may be in the middle of a call on it. Its number must not become another
-// file's, so it stays open until the process ends.
-void EngineBase::KeepOpenIfLost(File& file) {
-  const auto is_lost = [&file](const Slot& slot) { return slot.used && slot.file == &file; };
-  if (std::ranges::any_of(slots_, is_lost)) file.fd.Release();
+// file's, so it stays open until the process ends. Whether it is so.
+bool EngineBase::KeepOpenIfLost(File& file) {
+  const auto uses_it = [&file](const Slot& slot) { return slot.used && slot.file == &file; };
+  const bool is_lost = std::ranges::any_of(slots_, uses_it);
+  if (is_lost) file.fd.Release();
+  return is_lost;
 }
 
 // Watches over one op of every device; false when nothing is pending.

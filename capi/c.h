@@ -278,8 +278,14 @@ int64_t forebay_layers_step(forebay_layers* layers); /* the last one that is rea
 int32_t forebay_layers_user_json(forebay_layers* layers, char** json, char** message);
 
 /* Planes of a tensor. */
-enum { FOREBAY_MASTER = 0, FOREBAY_M = 1, FOREBAY_V = 2 };
-/* Copies elements [first, first + num_elems) of a plane. USAGE where the last step is not
+enum {
+  FOREBAY_MASTER = 0, /* fp32 */
+  FOREBAY_M = 1,      /* fp32 */
+  FOREBAY_V = 2,      /* fp32 */
+  FOREBAY_WEIGHT = 3, /* bf16: the master rounded, where weights are bf16; to be read */
+  FOREBAY_RAW = 4     /* the bytes of a raw tensor, which has no other */
+};
+/* Copies elements [first, first + num_elems) of an fp32 plane. USAGE where the last step is not
    committed, or the optimizer has no such plane. */
 int32_t forebay_layers_read(forebay_layers* layers, int32_t tensor, int32_t plane, int64_t first,
                             int64_t num_elems, float* values, char** message);
@@ -298,6 +304,111 @@ int32_t forebay_layers_stats_json(forebay_layers* layers, char** json, char** me
    INTERRUPTED. The only call that does not wait for others. */
 void forebay_layers_stop(forebay_layers* layers);
 
+/* A committed step, which is read while the next one is computed, written and committed: on a
+   thread of its own, for an export. The step behind that one would be written over it: until the
+   snapshot is destroyed, its first write is USAGE (abandon that step, and begin it again). USAGE
+   where the store has one copy. A snapshot may outlive its layers, whose store stays open as long.
+ */
+typedef struct forebay_snapshot forebay_snapshot;
+int32_t forebay_snapshot_create(forebay_layers* layers, forebay_snapshot** snapshot,
+                                char** message);
+void forebay_snapshot_destroy(forebay_snapshot* snapshot);
+int64_t forebay_snapshot_step(const forebay_snapshot* snapshot);
+/* Copies elements [first, first + num_elems) of a plane: of RAW bytes. */
+int32_t forebay_snapshot_read(forebay_snapshot* snapshot, int32_t tensor, int32_t plane,
+                              int64_t first, int64_t num_elems, void* values, char** message);
+
+/* ---- Tensors ----------------------------------------------------------------------------------
+
+   The same store for trainers that go through their tensors in an order of their own and update
+   them themselves: planes are leased, changed and given back, in RAM inside a budget. A commit
+   makes what was given back since the last one a step; a crash leaves the step before or the new
+   one.
+
+     create or open
+     acquire, change, release     any plane of any tensor; written back beside the caller's work
+     commit, or abort             a step
+     read                         what is committed, while the next step is written
+
+   Calls of several threads run side by side. An acquire waits for room, which comes from leases
+   that end: acquire what belongs together in one call. */
+typedef struct forebay_tensors forebay_tensors;
+typedef struct {
+  size_t struct_size;
+  const char* const* folders; /* as of forebay_layers_options; each takes the same share */
+  size_t num_folders;
+  int64_t ram_bytes;    /* of leases and of what is on its way; 0: 256 MiB */
+  int64_t lease_bytes;  /* of it, for leases; 0: half, or what the largest tensor needs */
+  double wait_limit_s;  /* how long acquire waits for room; 0: 300 */
+  int32_t weight_dtype; /* as which weights are stored; of create, as all that follows */
+  int32_t without_m;    /* not 0: there are no first moments */
+  int32_t without_v;
+  int32_t durability; /* STEP, which AUTO means, or NONE */
+  int32_t engine;     /* of open too */
+  int32_t reserved;
+  int64_t tile_elems; /* elements that are read and written at once; 0: the default */
+} forebay_tensors_options;
+
+/* Makes a store whose values are zeros until they are written. USAGE where one is there. */
+int32_t forebay_tensors_create(const forebay_tensors_options* options,
+                               const forebay_inventory* inventory, forebay_tensors** tensors,
+                               char** message);
+/* Opens the newest committed step, with the tensors that the store was made with. */
+int32_t forebay_tensors_open(const forebay_tensors_options* options, forebay_tensors** tensors,
+                             char** message);
+/* What is not committed is lost. Leases that are out stay readable. No call may be under way. */
+void forebay_tensors_destroy(forebay_tensors* tensors);
+/* The tensors by number: an array of {"name", "layer", "raw", "shape"}. Free it. */
+int32_t forebay_tensors_inventory_json(forebay_tensors* tensors, char** json, char** message);
+
+enum {
+  FOREBAY_READ = 0,
+  FOREBAY_WRITE = 1,    /* to be changed */
+  FOREBAY_OVERWRITE = 2 /* all of it will be set: nothing is read, and it begins as anything */
+};
+typedef struct {
+  int32_t tensor;
+  int32_t plane;
+  int32_t access;
+  int32_t reserved;
+} forebay_lease_request;
+typedef struct forebay_tensor_lease forebay_tensor_lease;
+
+/* Gives all that is requested, or nothing: leases[i] is that of requests[i]. Waits, reads and
+   verifies. USAGE: a plane is leased for writing already, or cannot be. DOES_NOT_FIT: it is more
+   than lease_bytes. OUT_OF_MEMORY: no room came in wait_limit_s. */
+int32_t forebay_tensors_acquire(forebay_tensors* tensors, const forebay_lease_request* requests,
+                                size_t num_requests, forebay_tensor_lease** leases, char** message);
+/* Starts to read what will be acquired, as far as there is room. */
+int32_t forebay_tensors_expect(forebay_tensors* tensors, int32_t tensor, int32_t plane,
+                               char** message);
+/* The values: row-major, 64-byte aligned; to be changed only where they were leased for that. */
+void* forebay_tensor_lease_data(const forebay_tensor_lease* lease, size_t* num_bytes);
+/* A DLManagedTensor over them; of RAW one of uint8. That of a lease to read outlives it. */
+void* forebay_tensor_lease_dlpack(forebay_tensor_lease* lease);
+/* Ends the lease, and has what was leased for writing written. The lease has ended also where the
+   error of an earlier write is returned, for which there is no commit. USAGE, and it has not ended,
+   where a DLManagedTensor of a lease for writing is left. NULL is released for free. */
+int32_t forebay_tensor_lease_release(forebay_tensor_lease* lease, char** message);
+/* Ends the lease, and forgets what was changed. */
+void forebay_tensor_lease_discard(forebay_tensor_lease* lease);
+
+/* Makes all that was released one step, durable, with `user`, a JSON object of at most 3 KiB. USAGE
+   where a lease for writing is out. */
+int32_t forebay_tensors_commit(forebay_tensors* tensors, int64_t step, const char* user,
+                               size_t user_length, char** message);
+/* Goes back to the committed step. USAGE where a lease for writing is out, or the store has one
+   copy, which was written over. */
+int32_t forebay_tensors_abort(forebay_tensors* tensors, char** message);
+int64_t forebay_tensors_committed_step(forebay_tensors* tensors); /* -1: none yet */
+/* `user` of the committed step. Free it. */
+int32_t forebay_tensors_user_json(forebay_tensors* tensors, char** json, char** message);
+/* Copies elements [first, first + num_elems) of a plane as they were committed. */
+int32_t forebay_tensors_read(forebay_tensors* tensors, int32_t tensor, int32_t plane, int64_t first,
+                             int64_t num_elems, void* values, char** message);
+/* Bytes moved, time waited, memory taken, the engine: JSON. Free it. */
+int32_t forebay_tensors_stats_json(forebay_tensors* tensors, char** json, char** message);
+
 /* ---- The update kernels -----------------------------------------------------------------------
 
    One step over arrays of the caller's. The weights of bf16 are the upper halves of fp32 masters,
@@ -314,12 +425,16 @@ typedef struct {
   void* weights;        /* [num_elems] of weight_dtype */
   void* remainder;      /* [num_elems] int16, of bf16; NULL of others */
   float* master;        /* [num_elems], of fp16; NULL of others */
-  float* m;             /* [num_elems] */
-  float* v;             /* [num_elems] */
+  void* m;              /* [num_elems] of moment_dtype */
+  void* v;              /* [num_elems] of moment_dtype */
   const void* gradient; /* [num_elems] of gradient_dtype */
   forebay_group group;
   int64_t step;          /* from 1 */
   double gradient_scale; /* multiplies every gradient; 0: 1 */
+  /* Not 0: 16-bit weights have neither remainder nor master. Their update is computed in fp32, and
+     rounded to the nearest, ties to even. */
+  int32_t round_weights;
+  int32_t moment_dtype; /* of m and v; those of 16 bits are rounded likewise */
 } forebay_kernel_run;
 
 typedef struct forebay_kernels forebay_kernels; /* a pool of threads */
@@ -340,6 +455,72 @@ int32_t forebay_kernels_join(forebay_kernels* kernels, const void* weights, cons
 int32_t forebay_kernels_sum_of_squares(forebay_kernels* kernels, int32_t dtype,
                                        const void* gradient, int64_t num_elems, double* sum,
                                        char** message);
+
+/* ---- The disk engine --------------------------------------------------------------------------
+
+   Reads and writes ranges of files from and to memory of the caller's, beside what it computes.
+   Addresses, offsets and lengths may be any: what the file system can transfer directly (O_DIRECT)
+   is, and the rest goes through the page cache. Every completion is checked: a short transfer goes
+   on until all is moved, and what cannot be moved is the error of the wait.
+
+   Requests are started in any order; those whose ranges of a file overlap are the caller's to keep
+   apart. Nothing is flushed: call fsync where a file has to outlive a power cut. */
+typedef struct {
+  size_t struct_size;
+  int32_t engine;      /* FOREBAY_ENGINE_...; AUTO: the first that the kernel gives */
+  int32_t num_threads; /* of THREADS; 0: 2 */
+  int64_t block_bytes; /* that the kernel is asked for in one call; 0: what suits the engine */
+  int64_t max_in_flight_bytes; /* started and not complete, of each device; 0: 32 MiB */
+} forebay_io_options;
+
+typedef struct forebay_io forebay_io;
+/* ENVIRONMENT: the kernel does not give the engine that is asked for. */
+int32_t forebay_io_create(const forebay_io_options* options, forebay_io** io, char** message);
+/* Waits for all requests, whose errors are lost with it. */
+void forebay_io_destroy(forebay_io* io);
+
+typedef struct {
+  size_t struct_size;
+  int32_t is_write; /* 0: a read */
+  int32_t fd;       /* of an open file, where path is NULL: looked at in the call, and not closed */
+  const char* path; /* a write makes a file that is not there (mode 0600), and cuts none */
+  size_t path_length;
+  int64_t offset_bytes; /* in the file */
+  void* data;           /* [num_bytes], the request's until its wait has returned */
+  size_t num_bytes;
+} forebay_io_request;
+
+/* Starts a request. *ticket: what it is waited for with. BAD_INPUT: there is no file to read, or it
+   ends before the range; STORAGE: it cannot be opened. */
+int32_t forebay_io_submit(forebay_io* io, const forebay_io_request* request, uint64_t* ticket,
+                          char** message);
+/* Waits for a request, once. STORAGE, CORRUPT: it failed, and what of it was moved is not known.
+   USAGE: there is no such request, or it was waited for. */
+int32_t forebay_io_wait(forebay_io* io, uint64_t ticket, char** message);
+/* Waits for all requests that were submitted before. *num_ended (may be NULL): their number, also
+   where some failed; the code and message are of the first that did. */
+int32_t forebay_io_wait_all(forebay_io* io, int64_t* num_ended, char** message);
+/* The engine, and the bytes moved: JSON. Free it. */
+int32_t forebay_io_stats_json(forebay_io* io, char** json, char** message);
+
+/* ---- Memory for it ----------------------------------------------------------------------------
+
+   Blocks that begin on a page and are locked in RAM as far as the system allows: what transfers go
+   to and come from without a copy. */
+typedef struct forebay_memory forebay_memory;
+
+forebay_memory* forebay_memory_create(void);
+/* Frees its blocks. */
+void forebay_memory_destroy(forebay_memory* memory);
+/* A block of zeros, of whole pages, that a forked child does not have. OUT_OF_MEMORY. */
+int32_t forebay_memory_allocate(forebay_memory* memory, size_t num_bytes, void** data,
+                                char** message);
+/* 1: freed; 0: no block begins there. */
+int32_t forebay_memory_free(forebay_memory* memory, void* data);
+/* 1: all of the range lies in one block; 0: it does not. */
+int32_t forebay_memory_contains(forebay_memory* memory, const void* data, size_t num_bytes);
+/* Why a block is not locked, and what to do; "" where all are. Free it. */
+int32_t forebay_memory_note(forebay_memory* memory, char** text, char** message);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
 // The update kernels alone, over arrays of the caller's.
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -30,16 +31,18 @@ struct CheckedRun {
   OptimizerConfig config;
   UpdateScalars scalars;
   TileRun run;
+  bool round_weights = false;
+  DType moment_dtype = DType::kF32;
 };
 
-absl::Status CheckArrays(const OptimizerConfig& config, const TileRun& run) {
+absl::Status CheckArrays(const OptimizerConfig& config, const TileRun& run, bool round_weights) {
   if (run.num_elems == 0) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(CheckPointer(run.weight, "weights"));
   FOREBAY_RETURN_IF_ERROR(CheckPointer(run.gradient, "gradient"));
-  if (run.weights == WeightFormat::kSplitBf16) {
+  if (run.weights == WeightFormat::kSplitBf16 && !round_weights) {
     FOREBAY_RETURN_IF_ERROR(CheckPointer(run.remainder, "remainder (of bf16 weights)"));
   }
-  if (run.weights == WeightFormat::kFp16) {
+  if (run.weights == WeightFormat::kFp16 && !round_weights) {
     FOREBAY_RETURN_IF_ERROR(CheckPointer(run.master, "master (of fp16 weights)"));
   }
   if (HasFirstMoment(config)) FOREBAY_RETURN_IF_ERROR(CheckPointer(run.m, "m"));
@@ -82,8 +85,94 @@ absl::StatusOr<CheckedRun> Check(const forebay_kernel_run* given) {
                            DTypeOf(run.gradient_dtype, "gradient_dtype"));
   result.run.lr_scale = group.lr_scale;
   result.run.weight_decay = group.weight_decay;
-  FOREBAY_RETURN_IF_ERROR(CheckArrays(result.config, result.run));
+  result.round_weights = run.round_weights != 0;
+  FOREBAY_ASSIGN_OR_RETURN(result.moment_dtype, DTypeOf(run.moment_dtype, "moment_dtype"));
+  if (result.moment_dtype != DType::kF32 && weights != DType::kF32 && !result.round_weights) {
+    return UsageError("moments of 16 bits go with weights that have no masters: set round_weights");
+  }
+  FOREBAY_RETURN_IF_ERROR(CheckArrays(result.config, result.run, result.round_weights));
   return result;
+}
+
+// What a piece of an array needs beside itself where weights have no masters, or moments are of 16
+// bits. Small enough for a core's nearest cache.
+constexpr int64_t kPieceElems = 1024;
+struct Scratch {
+  float master[kPieceElems];
+  int16_t remainder[kPieceElems];
+  float m[kPieceElems];
+  float v[kPieceElems];
+};
+
+void ToFloats(DType dtype, const void* from, int64_t num_elems, float* to) {
+  const auto* const elems = static_cast<const uint16_t*>(from);
+  if (dtype == DType::kBF16) {
+    for (int64_t i = 0; i < num_elems; ++i) to[i] = Bf16ToFloat(elems[i]);
+  } else {
+    for (int64_t i = 0; i < num_elems; ++i) to[i] = Fp16ToFloat(elems[i]);
+  }
+}
+
+void RoundFloats(DType dtype, const float* from, int64_t num_elems, void* to) {
+  auto* const elems = static_cast<uint16_t*>(to);
+  if (dtype == DType::kBF16) {
+    for (int64_t i = 0; i < num_elems; ++i) elems[i] = FloatToBf16(from[i]);
+  } else {
+    for (int64_t i = 0; i < num_elems; ++i) elems[i] = FloatToFp16(from[i]);
+  }
+}
+
+// Weights that were split round ties away from zero.
+void RoundTiesToEven(const int16_t* remainder, int64_t num_elems, Bf16* weights) {
+  for (int64_t i = 0; i < num_elems; ++i) {
+    const bool was_tie = remainder[i] == std::numeric_limits<int16_t>::min();
+    weights[i] = static_cast<Bf16>(weights[i] - (was_tie ? weights[i] & 1 : 0));
+  }
+}
+
+void* Advance(void* elems, int64_t num_bytes) {
+  return elems == nullptr ? nullptr : static_cast<std::byte*>(elems) + num_bytes;
+}
+
+void UpdateRounded(const CheckedRun& run, int64_t first, int64_t num_elems, Scratch& scratch) {
+  TileRun piece = run.run;
+  piece.num_elems = num_elems;
+  const bool is_fp32 = run.run.weights == WeightFormat::kFp32;
+  piece.weight = Advance(run.run.weight, first * (is_fp32 ? 4 : 2));
+  piece.gradient =
+      static_cast<const std::byte*>(run.run.gradient) + first * SizeOf(run.run.gradient_dtype);
+  if (run.run.weights == WeightFormat::kFp16) {
+    ToFloats(DType::kF16, piece.weight, num_elems, scratch.master);
+    piece.master = scratch.master;
+  } else if (run.run.weights == WeightFormat::kSplitBf16) {
+    std::fill_n(scratch.remainder, num_elems, int16_t{0});
+    piece.remainder = scratch.remainder;
+  }
+  const int64_t moment_bytes = SizeOf(run.moment_dtype);
+  void* const m = Advance(run.run.m, first * moment_bytes);
+  void* const v = Advance(run.run.v, first * moment_bytes);
+  const bool are_fp32 = run.moment_dtype == DType::kF32;
+  piece.m = are_fp32 || m == nullptr ? m : scratch.m;
+  piece.v = are_fp32 || v == nullptr ? v : scratch.v;
+  if (piece.m == scratch.m) ToFloats(run.moment_dtype, m, num_elems, scratch.m);
+  if (piece.v == scratch.v) ToFloats(run.moment_dtype, v, num_elems, scratch.v);
+  UpdateRun(run.config, run.scalars, piece);
+  if (piece.m == scratch.m) RoundFloats(run.moment_dtype, scratch.m, num_elems, m);
+  if (piece.v == scratch.v) RoundFloats(run.moment_dtype, scratch.v, num_elems, v);
+  if (piece.remainder != nullptr) {
+    RoundTiesToEven(piece.remainder, num_elems, static_cast<Bf16*>(piece.weight));
+  }
+}
+
+void UpdatePart(const CheckedRun& run, int64_t first, int64_t num_elems) {
+  if (!run.round_weights && run.moment_dtype == DType::kF32) {
+    UpdateRun(run.config, run.scalars, PartOf(run.run, first, num_elems));
+    return;
+  }
+  Scratch scratch;
+  for (int64_t done = 0; done < num_elems; done += kPieceElems) {
+    UpdateRounded(run, first + done, std::min(kPieceElems, num_elems - done), scratch);
+  }
 }
 
 int64_t NumTasks(int64_t num_elems) {
@@ -118,8 +207,7 @@ absl::Status Update(forebay_kernels* kernels, const forebay_kernel_run* runs, si
     const auto i = static_cast<size_t>(after - first_task.begin()) - 1;
     const CheckedRun& run = checked[i];
     const int64_t first = (task - first_task[i]) * kTaskElems;
-    UpdateRun(run.config, run.scalars,
-              PartOf(run.run, first, std::min(kTaskElems, run.run.num_elems - first)));
+    UpdatePart(run, first, std::min(kTaskElems, run.run.num_elems - first));
   });
   return absl::OkStatus();
 }

@@ -8,38 +8,13 @@
 #include "forebay/base/errors.h"
 #include "forebay/capi/c_inventory.h"
 #include "forebay/capi/c_optimizer.h"
+#include "forebay/capi/c_store.h"
 
 namespace forebay::capi {
 namespace {
 
-template <typename Value, size_t kNum>
-absl::StatusOr<Value> Choice(int32_t choice, const std::array<Value, kNum>& values,
-                             std::string_view name) {
-  if (choice >= 0 && choice < static_cast<int32_t>(kNum))
-    return values[static_cast<size_t>(choice)];
-  return UsageError(fmt::format("{} is {}, and has to be from 0 to {}", name, choice, kNum - 1));
-}
-
 absl::StatusOr<TierChoice> TierOf(int32_t tier, std::string_view name) {
   return Choice(tier, std::array{TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme}, name);
-}
-
-Layout LayoutOf(DType dtype) {
-  return dtype == DType::kF32    ? Layout::kFp32
-         : dtype == DType::kBF16 ? Layout::kBf16
-                                 : Layout::kFp16;
-}
-
-absl::Status ReadFolders(const forebay_layers_options& options, OffloadOptions& offload) {
-  FOREBAY_RETURN_IF_ERROR(CheckPointer(options.folders, "folders"));
-  for (size_t i = 0; i < options.num_folders; ++i) {
-    FOREBAY_RETURN_IF_ERROR(CheckPointer(options.folders[i], "a folder"));
-    offload.nvme.emplace_back(options.folders[i]);
-    if (options.folder_weights != nullptr) {
-      offload.nvme_weights.push_back(options.folder_weights[i]);
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions& embedded) {
@@ -68,7 +43,11 @@ absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions&
 absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& options) {
   EmbeddedOptions embedded;
   OffloadOptions& offload = embedded.offload;
-  FOREBAY_RETURN_IF_ERROR(ReadFolders(options, offload));
+  FOREBAY_ASSIGN_OR_RETURN(offload.nvme, FoldersOf(options.folders, options.num_folders));
+  if (options.folder_weights != nullptr) {
+    offload.nvme_weights.assign(options.folder_weights,
+                                options.folder_weights + options.num_folders);
+  }
   FOREBAY_RETURN_IF_ERROR(ReadNumbers(options, embedded));
   FOREBAY_ASSIGN_OR_RETURN(const DType weights, DTypeOf(options.weight_dtype, "weight_dtype"));
   offload.layout = LayoutOf(weights);
@@ -85,11 +64,7 @@ absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& 
                                  std::array{Durability::kAuto, Durability::kNone, Durability::kStep,
                                             Durability::kReplay},
                                  "durability"));
-  FOREBAY_ASSIGN_OR_RETURN(offload.engine,
-                           Choice(options.engine,
-                                  std::array{EngineKind::kAuto, EngineKind::kIoUring,
-                                             EngineKind::kLibaio, EngineKind::kThreads},
-                                  "engine"));
+  FOREBAY_ASSIGN_OR_RETURN(offload.engine, EngineOf(options.engine));
   FOREBAY_ASSIGN_OR_RETURN(
       embedded.pass,
       Choice(options.pass, std::array{PassKind::kModule, PassKind::kUpdateOnly}, "pass"));
@@ -166,30 +141,14 @@ absl::Status Fill(LayersState& state, int32_t tensor, int32_t dtype, const void*
 
 // ---- What is committed -------------------------------------------------------------------------
 
-absl::StatusOr<const TensorSpec*> TensorOf(LayerSession& session, int32_t tensor) {
-  const std::vector<TensorSpec>& tensors = session.store().inventory().tensors();
-  if (tensor >= 0 && tensor < static_cast<int32_t>(tensors.size())) {
-    return &tensors[static_cast<size_t>(tensor)];
-  }
-  return UsageError(fmt::format("there is no tensor {}", tensor));
-}
-
-absl::Status CheckRange(const TensorSpec& spec, int64_t first, int64_t num_elems) {
-  if (first >= 0 && num_elems >= 0 && first <= spec.num_elems &&
-      num_elems <= spec.num_elems - first) {
-    return absl::OkStatus();
-  }
-  return UsageError(fmt::format("'{}' has {} elements, and {} are asked for from {} on", spec.name,
-                                spec.num_elems, num_elems, first));
-}
-
 absl::Status Read(LayersState& state, int32_t tensor, int32_t plane, int64_t first,
                   int64_t num_elems, float* values) {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, state.Session());
   FOREBAY_ASSIGN_OR_RETURN(
       const TensorPlane of,
       Choice(plane, std::array{TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}, "plane"));
-  FOREBAY_ASSIGN_OR_RETURN(const TensorSpec* const spec, TensorOf(*session, tensor));
+  FOREBAY_ASSIGN_OR_RETURN(const TensorSpec* const spec,
+                           TensorOf(session->store().inventory(), tensor));
   FOREBAY_RETURN_IF_ERROR(CheckRange(*spec, first, num_elems));
   const MomentSet& moments = session->store().tiles().moment_set();
   if (spec->raw || (of == TensorPlane::kM && !moments.m) || (of == TensorPlane::kV && !moments.v)) {

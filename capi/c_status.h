@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -72,6 +73,15 @@ absl::StatusOr<Options> OptionsOf(const Options* options) {
 
 // The JSON object that `text` is; no text: an empty one.
 absl::StatusOr<Json> ObjectOf(const char* text, size_t length, std::string_view name);
+
+// The value that a number of c.h stands for.
+template <typename Value, size_t kNum>
+absl::StatusOr<Value> Choice(int32_t choice, const std::array<Value, kNum>& values,
+                             std::string_view name) {
+  if (choice >= 0 && choice < static_cast<int32_t>(kNum))
+    return values[static_cast<size_t>(choice)];
+  return UsageError(fmt::format("{} is {}, and has to be from 0 to {}", name, choice, kNum - 1));
+}
 
 absl::StatusOr<DType> DTypeOf(int32_t dtype, std::string_view name);
 

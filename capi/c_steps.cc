@@ -4,8 +4,8 @@
 #include <span>
 
 #include "forebay/base/errors.h"
+#include "forebay/capi/c_dlpack.h"
 #include "forebay/capi/c_layers.h"
-#include "forebay/capi/dlpack.h"
 
 namespace forebay::capi {
 namespace {
@@ -27,38 +27,11 @@ absl::Status AddGradient(LayersState& state, int32_t tensor, int32_t dtype, cons
   return session->AddGradient(tensor, type, {static_cast<const std::byte*>(data), num_bytes});
 }
 
-// A DLManagedTensor with what it points to.
-struct OwnedTensor {
-  DLManagedTensor tensor;
-  std::shared_ptr<SharedLease> lease;
-  Shape shape;
-};
-
-DLDataType TypeOf(DType dtype) {
-  constexpr uint8_t kFloat = 2;
-  constexpr uint8_t kBfloat = 4;
-  return {.code = dtype == DType::kBF16 ? kBfloat : kFloat,
-          .bits = static_cast<uint8_t>(8 * SizeOf(dtype)),
-          .lanes = 1};
-}
-
-DLManagedTensor* NewTensor(const std::shared_ptr<SharedLease>& lease, int32_t tensor) {
+void* NewLeasedTensor(const std::shared_ptr<SharedLease>& lease, int32_t tensor) {
   const TensorSpec* const spec = lease->Find(tensor);
   if (spec == nullptr) return nullptr;
-  auto* const owned = new OwnedTensor{{}, lease, spec->shape};
-  constexpr int32_t kHost = 1;
-  owned->tensor.dl_tensor = {.data = const_cast<std::byte*>(lease->DataOf(*spec)),
-                             .device = {.device_type = kHost, .device_id = 0},
-                             .ndim = static_cast<int32_t>(owned->shape.size()),
-                             .dtype = TypeOf(lease->lease().weights().dtype),
-                             .shape = owned->shape.data(),
-                             .strides = nullptr,
-                             .byte_offset = 0};
-  owned->tensor.manager_ctx = owned;
-  owned->tensor.deleter = [](DLManagedTensor* self) {
-    delete static_cast<OwnedTensor*>(self->manager_ctx);
-  };
-  return &owned->tensor;
+  return NewTensor(lease, const_cast<std::byte*>(lease->DataOf(*spec)),
+                   TypeOf(lease->lease().weights().dtype), spec->shape);
 }
 
 }  // namespace
@@ -141,7 +114,7 @@ void forebay_lease_release(forebay_lease* lease) {
 void* forebay_lease_dlpack(forebay_lease* lease, int32_t tensor) {
   if (lease == nullptr) return nullptr;
   try {
-    return forebay::capi::NewTensor(lease->shared, tensor);
+    return forebay::capi::NewLeasedTensor(lease->shared, tensor);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }

@@ -1,6 +1,18 @@
-# FOREBAY_CUDA=AUTO builds the CUDA code where nvcc is found and says so where it is not.
+# FOREBAY_CUDA=AUTO builds the CUDA code where nvcc is found and says so where it is not. EMULATED compiles the same
+# sources with the C++ compiler for a GPU that is emulated on the host (device/emulation/), and needs CUDA's headers alone.
 set(FOREBAY_HAVE_CUDA OFF)
-if(NOT FOREBAY_CUDA STREQUAL "OFF")
+set(FOREBAY_CUDA_EMULATED OFF)
+if(FOREBAY_CUDA STREQUAL "EMULATED")
+  find_path(FOREBAY_CUDA_HEADERS cuda_runtime.h
+    HINTS ${PROJECT_SOURCE_DIR}/build/cuda-headers/nvidia/cu13/include /usr/local/cuda/include)
+  if(NOT FOREBAY_CUDA_HEADERS)
+    message(FATAL_ERROR "FOREBAY_CUDA=EMULATED needs cuda_runtime.h, which was not found. Install the CUDA Toolkit, run "
+                        "scripts/build asan (which fetches the headers), or set FOREBAY_CUDA_HEADERS to their folder.")
+  endif()
+  set(FOREBAY_HAVE_CUDA ON)
+  set(FOREBAY_CUDA_EMULATED ON)
+  message(STATUS "CUDA: a GPU is emulated on the host, with the headers in ${FOREBAY_CUDA_HEADERS}")
+elseif(NOT FOREBAY_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
@@ -20,3 +32,14 @@ if(NOT FOREBAY_CUDA STREQUAL "OFF")
     message(STATUS "CUDA: no nvcc found; the CUDA code is skipped (the CPU path is complete without it)")
   endif()
 endif()
+
+# forebay_cuda_sources(<target> <source.cu...>): compiled by nvcc; where the GPU is emulated, by the C++ compiler, with
+# nvcc's arithmetic: nothing is fused that the source does not fuse.
+function(forebay_cuda_sources target)
+  target_sources(${target} PRIVATE ${ARGN})
+  if(FOREBAY_CUDA_EMULATED)
+    target_include_directories(${target} SYSTEM PRIVATE ${FOREBAY_CUDA_HEADERS})
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX SKIP_UNITY_BUILD_INCLUSION ON
+      COMPILE_OPTIONS "-x;c++;-ffp-contract=off;-fno-strict-aliasing")
+  endif()
+endfunction()

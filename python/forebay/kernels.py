@@ -18,19 +18,21 @@ class Run:
     """One step over arrays of [num_elems] each, row-major; see `forebay_kernel_run` in forebay/c.h.
 
     weights: `weight_dtype`, changed in place. remainder: int16, of bf16 weights: the lower halves of their fp32
-    masters. master: fp32, of f16 weights. m, v: fp32, the moments that the optimizer has. gradient: `gradient_dtype`.
-    step: of updates, from 1. gradient_scale: multiplies every gradient.
+    masters. master: fp32, of f16 weights. m, v: `moment_dtype`, the moments that the optimizer has. gradient:
+    `gradient_dtype`. step: of updates, from 1. gradient_scale: multiplies every gradient. round_weights: 16-bit weights
+    have neither remainder nor master; the update is computed in fp32 and rounded to the nearest, ties to even.
     UsageError: an array is of another size.
     """
 
     def __init__(self, optimizer: str, group: Group, *, weight_dtype: str, weights: Buffer, gradient_dtype: str,
                  gradient: Buffer, step: int, remainder: Buffer | None = None, master: Buffer | None = None,
                  m: Buffer | None = None, v: Buffer | None = None, gradient_scale: float = 1.0,
-                 nesterov: bool = False) -> None:
+                 nesterov: bool = False, round_weights: bool = False, moment_dtype: str = "f32") -> None:
         self._pinned: list[Pinned] = []
         first = Pinned(weights, writable=True)
         self._pinned.append(first)
         size = DTYPE_BYTES[weight_dtype]
+        moment = _library.index_of(DTYPES, moment_dtype, "moment_dtype")
         num_elems = first.num_bytes // size
         if num_elems * size != first.num_bytes:
             raise UsageError(f"forebay: weights are {first.num_bytes} bytes, which is no number of {weight_dtype}.")
@@ -50,9 +52,9 @@ class Run:
             optimizer=_library.index_of(_library.OPTIMIZERS, optimizer, "optimizer"), nesterov=nesterov,
             weight_dtype=DTYPES[weight_dtype], gradient_dtype=DTYPES[gradient_dtype], num_elems=num_elems,
             weights=first.address, remainder=address("remainder", remainder, 2), master=address("master", master, 4),
-            m=address("m", m, 4), v=address("v", v, 4),
+            m=address("m", m, DTYPE_BYTES[moment_dtype]), v=address("v", v, DTYPE_BYTES[moment_dtype]),
             gradient=address("gradient", gradient, DTYPE_BYTES[gradient_dtype], False), group=group, step=step,
-            gradient_scale=gradient_scale)
+            gradient_scale=gradient_scale, round_weights=round_weights, moment_dtype=moment)
 
 
 class Kernels(Owned):

@@ -13,7 +13,11 @@ from typing import Any, ClassVar, NamedTuple, Union
 
 from forebay._library import (
     DTYPES,
+    DURABILITIES,
+    ENGINES,
     OPTIMIZERS,
+    PLANE_BYTES,
+    PLANES,
     Buffer,
     Group,
     LayersOptions,
@@ -26,6 +30,7 @@ from forebay._library import (
     index_of,
     lib,
     take_text,
+    text_of,
 )
 from forebay._worker import Worker
 from forebay.errors import UsageError
@@ -33,10 +38,8 @@ from forebay.inventory import Inventory
 from forebay.lease import Lease
 
 _TIERS = {"auto": 0, "ram": 1, "nvme": 2}
-_DURABILITIES = {"auto": 0, "none": 1, "step": 2, "replay": 3}
-_ENGINES = {"auto": 0, "uring": 1, "libaio": 2, "threads": 3}
 _PASSES = {"forward_backward": 0, "update_only": 1}
-_PLANES = {"master": 0, "m": 1, "v": 2}
+_STATE = {name: PLANES[name] for name in ("master", "m", "v")}
 
 Path = Union[str, "os.PathLike[str]"]
 User = dict[str, Any]
@@ -100,8 +103,8 @@ class Layers(Owned):
             weights_tier=index_of(_TIERS, weights_tier, "weights_tier"),
             state_tier=index_of(_TIERS, state_tier, "state_tier"),
             gradients_tier=index_of(_TIERS, gradients_tier, "gradients_tier"),
-            durability=index_of(_DURABILITIES, durability, "durability"), commit_every=commit_every,
-            engine=index_of(_ENGINES, engine, "engine"), num_threads=num_threads,
+            durability=index_of(DURABILITIES, durability, "durability"), commit_every=commit_every,
+            engine=index_of(ENGINES, engine, "engine"), num_threads=num_threads,
             pass_=index_of(_PASSES, pass_, "pass_"), num_open_layers=num_open_layers,
             num_window_layers=num_window_layers, update_in_backward=update_in_backward, tile_elems=tile_elems)
         handle = c_void_p()
@@ -159,7 +162,7 @@ class Layers(Owned):
 
     def start(self, user: User | None = None) -> None:
         """Ends the filling, and commits step 0 with `user` (see `update`)."""
-        self._wait(lib.forebay_layers_start, *_text_of(user))
+        self._wait(lib.forebay_layers_start, *text_of(user))
 
     def open(self) -> None:
         """Opens the newest committed step; under durability "replay" the gradients that a crash has left are applied.
@@ -228,11 +231,11 @@ class Layers(Owned):
     def update(self, user: User | None = None, *, commit_now: bool = False) -> None:
         """Makes the step real. user: of at most 3 KiB as JSON, which its commit carries. commit_now: returns when it is
         durable. UsageError, and nothing changed: a gradient is not finite."""
-        self._wait(lib.forebay_layers_update, *_text_of(user), commit_now)
+        self._wait(lib.forebay_layers_update, *text_of(user), commit_now)
 
     def skip(self, user: User | None = None, *, commit_now: bool = False) -> None:
         """The step counts, and changes no weights."""
-        self._wait(lib.forebay_layers_skip, *_text_of(user), commit_now)
+        self._wait(lib.forebay_layers_skip, *text_of(user), commit_now)
 
     def abandon(self) -> None:
         """The step never was. Also after an error, and for a step that has not begun."""
@@ -241,7 +244,7 @@ class Layers(Owned):
     def commit(self, user: User | None = None) -> None:
         """Makes the last step durable, if it is not. user: takes the place of what the step was given; None: that.
         UsageError: the step is committed already with another `user`, a step is in progress, or a lease is out."""
-        self._wait(lib.forebay_layers_commit, *((None, 0) if user is None else _text_of(user)))
+        self._wait(lib.forebay_layers_commit, *((None, 0) if user is None else text_of(user)))
 
     # ---- How it stands
 
@@ -266,7 +269,7 @@ class Layers(Owned):
         plane."""
         pinned = Pinned(values, writable=True)
         self._worker.run(self._call_with, pinned, lib.forebay_layers_read, tensor,
-                         index_of(_PLANES, plane, "plane"), first, pinned.num_bytes // 4, pinned.address)
+                         index_of(_STATE, plane, "plane"), first, pinned.num_bytes // 4, pinned.address)
 
     def updates_of(self, tensor: int) -> int:
         """The updates that a tensor got: the committed step, less the steps in which it had no gradient."""
@@ -281,6 +284,13 @@ class Layers(Owned):
                            ctypes.byref(num_bytes))
         return memoryview((ctypes.c_char * num_bytes.value).from_address(data.value or 0)).cast("B")
 
+    def snapshot(self) -> Snapshot:
+        """The committed step, to be read while the next one is computed, written and committed. The first write of the
+        step behind that one is a UsageError until the snapshot is closed. UsageError: the store has one copy."""
+        handle = c_void_p()
+        self._worker.run(self._call, lib.forebay_snapshot_create, ctypes.byref(handle))
+        return Snapshot(handle)
+
     def stats(self) -> dict[str, Any]:
         """Bytes moved, time waited, memory taken, the engine; "leased_layers": as often as each is leased."""
         stats: dict[str, Any] = self._json(lib.forebay_layers_stats_json)
@@ -293,14 +303,30 @@ class Layers(Owned):
                 lib.forebay_layers_stop(self._handle)
 
 
+class Snapshot(Owned):
+    """A committed step. Thread-safe; a reader's thread of its own is the place for it."""
+
+    _closed: ClassVar[str] = "forebay: this snapshot is closed. Take another one."
+
+    def __init__(self, handle: c_void_p) -> None:
+        self._handle = handle
+        self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_snapshot_destroy, handle)
+
+    @property
+    def step(self) -> int:
+        return int(lib.forebay_snapshot_step(self._use()))
+
+    def read(self, tensor: int, plane: str, values: Buffer, first: int = 0) -> None:
+        """Copies elements of a plane into `values`, as many as these hold, from element `first` on: of "master", "m"
+        and "v" fp32, of "weight" bf16, of "raw" bytes."""
+        pinned = Pinned(values, writable=True)
+        call(lib.forebay_snapshot_read, self._use(), tensor, index_of(PLANES, plane, "plane"), first,
+             pinned.num_bytes // PLANE_BYTES[plane], pinned.address)
+
+
 def _end(lock: threading.Lock, handle: c_void_p) -> None:
     with lock:
         lib.forebay_layers_destroy(handle)
-
-
-def _text_of(user: User | None) -> tuple[bytes, int]:
-    text = json.dumps({} if user is None else user, separators=(",", ":"), ensure_ascii=False).encode()
-    return text, len(text)
 
 
 def _step_options(groups: Sequence[Group], clip: float, loss_scale: float) -> StepOptions:
@@ -308,4 +334,4 @@ def _step_options(groups: Sequence[Group], clip: float, loss_scale: float) -> St
                        num_groups=len(groups), clip=clip, loss_scale=loss_scale)
 
 
-__all__ = ["Layers", "StepGradients"]
+__all__ = ["Layers", "Snapshot", "StepGradients"]

@@ -43,6 +43,11 @@ def _end_capsule(capsule: int) -> None:
 _END_CAPSULE = ctypes.PYFUNCTYPE(None, c_void_p)(_end_capsule)
 
 
+def capsule_of(managed: int) -> Any:
+    """What `__dlpack__` gives: it owns the DLManagedTensor at this address."""
+    return _new_capsule(managed, _UNUSED, ctypes.cast(_END_CAPSULE, c_void_p))
+
+
 class LeasedTensor:
     """A tensor of a lease for `torch.from_dlpack` and `numpy.from_dlpack`: no copy, to be read. What they make keeps
     the weights in memory until it goes, also after the lease was released."""
@@ -55,7 +60,7 @@ class LeasedTensor:
         managed = lib.forebay_lease_dlpack(self._lease._use(), self._tensor)
         if not managed:
             raise UsageError(f"forebay: tensor {self._tensor} is not of layer {self._lease.layer}.")
-        return _new_capsule(managed, _UNUSED, ctypes.cast(_END_CAPSULE, c_void_p))
+        return capsule_of(managed)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0  # the CPU

@@ -299,9 +299,9 @@ TEST(EngineDeathTest, AMisalignedOpIsABug) {
     engine->Submit(op);
   };
   const std::span<std::byte> all(bytes);
-  EXPECT_DEATH(submit(512, all), "kIoAlignBytes");
-  EXPECT_DEATH(submit(0, all.first(512)), "kIoAlignBytes");
-  EXPECT_DEATH(submit(0, all.subspan(8, 4096)), "kIoAlignBytes");
+  EXPECT_DEATH(submit(512, all), "align_bytes");
+  EXPECT_DEATH(submit(0, all.first(512)), "align_bytes");
+  EXPECT_DEATH(submit(0, all.subspan(8, 4096)), "align_bytes");
 }
 
 TEST(ThreadsEngine, SaysItsNameAndWorksOnTheRealDisk) {

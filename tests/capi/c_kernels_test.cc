@@ -131,6 +131,54 @@ INSTANTIATE_TEST_SUITE_P(All, KernelsOfEachOptimizer,
                          ::testing::Values(FOREBAY_ADAMW, FOREBAY_ADAM, FOREBAY_ADAGRAD,
                                            FOREBAY_LION, FOREBAY_SGD));
 
+// Without masters: the fp32 update of the same values, rounded once.
+TEST(CKernels, RoundsWeightsAndMomentsOf16BitsToEven) {
+  const std::vector<float> gradient = Values(2);
+  struct Format {
+    int dtype;
+    uint16_t (*round)(float);
+    float (*widen)(uint16_t);
+  };
+  for (const Format& format : {Format{FOREBAY_BF16, FloatToBf16, Bf16ToFloat},
+                               Format{FOREBAY_F16, FloatToFp16, Fp16ToFloat}}) {
+    for (const bool rounds_moments : {false, true}) {
+      Arrays wide;
+      std::vector<uint16_t> weights, m, v;
+      for (size_t i = 0; i < wide.weights32.size(); ++i) {
+        weights.push_back(format.round(wide.weights32[i]));
+        m.push_back(format.round(wide.weights32[i] / 4));
+        v.push_back(format.round(wide.weights32[i] * wide.weights32[i]));
+        wide.weights32[i] = format.widen(weights[i]);
+        wide.m[i] = format.widen(m[i]);
+        wide.v[i] = format.widen(v[i]);
+      }
+      forebay_kernel_run run = RunOf(wide, gradient, FOREBAY_ADAMW);
+      run.weight_dtype = FOREBAY_F32;
+      run.weights = wide.weights32.data();
+      run.remainder = nullptr;
+      forebay_kernel_run rounded = run;
+      rounded.weight_dtype = format.dtype;
+      rounded.weights = weights.data();
+      rounded.round_weights = 1;
+      std::vector<float> own_m = wide.m;
+      std::vector<float> own_v = wide.v;
+      rounded.moment_dtype = rounds_moments ? format.dtype : FOREBAY_F32;
+      rounded.m = rounds_moments ? static_cast<void*>(m.data()) : own_m.data();
+      rounded.v = rounds_moments ? static_cast<void*>(v.data()) : own_v.data();
+      const Kernels kernels(2);
+      ASSERT_EQ(forebay_kernels_update(kernels, &run, 1, nullptr), FOREBAY_OK);
+      ASSERT_EQ(forebay_kernels_update(kernels, &rounded, 1, nullptr), FOREBAY_OK);
+      for (size_t i = 0; i < weights.size(); ++i) {
+        ASSERT_EQ(weights[i], format.round(wide.weights32[i])) << i;
+        if (!rounds_moments) continue;
+        ASSERT_EQ(m[i], format.round(wide.m[i])) << i;
+        ASSERT_EQ(v[i], format.round(wide.v[i])) << i;
+      }
+      EXPECT_TRUE(rounds_moments || (own_m == wide.m && own_v == wide.v));
+    }
+  }
+}
+
 TEST(CKernels, SumsSquaresOfAnyType) {
   const std::vector<float> values = Values(4);
   std::vector<uint16_t> bf16;
@@ -177,6 +225,8 @@ TEST(CKernels, RefusesWhatCannotBe) {
   EXPECT_THAT(refused([](Run& run) { run.group.lr = NAN; }), HasSubstr("lr nan"));
   EXPECT_THAT(refused([](Run& run) { run.optimizer = 5; }), HasSubstr("optimizer is 5"));
   EXPECT_THAT(refused([](Run& run) { run.weight_dtype = -1; }), HasSubstr("weight_dtype is -1"));
+  EXPECT_THAT(refused([](Run& run) { run.moment_dtype = FOREBAY_BF16; }),
+              HasSubstr("set round_weights"));
   EXPECT_THAT(refused([](Run& run) { run.struct_size = 0; }), HasSubstr("struct_size"));
   EXPECT_TRUE(arrays == Arrays());
   double sum = 7;

@@ -71,9 +71,10 @@ class InRam:
         state = self._state_of(optimizer, parameter)
         group = optimizer.group_of(parameter)
         names = optimizer.moments_of(group)
-        buffers = {plane: memory_of(state[name])
-                   for plane, name in (*names.items(), ("remainder", "remainder"), ("master", "master"))
-                   if state.get(name) is not None}
+        buffers: dict[str, Any] = {
+            plane: memory_of(state[name])
+            for plane, name in (*names.items(), ("remainder", "remainder"), ("master", "master"))
+            if state.get(name) is not None}
         return Run(optimizer.kind, optimizer.settings_of(group), weight_dtype=DTYPES[weights.dtype],
                    weights=memory_of(weights), gradient_dtype=DTYPES[gradient.dtype], gradient=memory_of(gradient),
                    step=int(state["step"]) + 1, gradient_scale=scale, nesterov=bool(group.get("nesterov")), **buffers)

@@ -1,0 +1,43 @@
+#include "forebay/capi/c_dlpack.h"
+
+#include <utility>
+
+namespace forebay::capi {
+namespace {
+
+// A DLManagedTensor with what it points to.
+struct OwnedTensor {
+  DLManagedTensor tensor;
+  std::shared_ptr<const void> owner;
+  Shape shape;
+};
+
+}  // namespace
+
+DLDataType TypeOf(DType dtype) {
+  constexpr uint8_t kFloat = 2;
+  constexpr uint8_t kBfloat = 4;
+  return {.code = dtype == DType::kBF16 ? kBfloat : kFloat,
+          .bits = static_cast<uint8_t>(8 * SizeOf(dtype)),
+          .lanes = 1};
+}
+
+DLManagedTensor* NewTensor(std::shared_ptr<const void> owner, void* data, DLDataType type,
+                           Shape shape) {
+  auto* const owned = new OwnedTensor{{}, std::move(owner), std::move(shape)};
+  constexpr int32_t kHost = 1;
+  owned->tensor.dl_tensor = {.data = data,
+                             .device = {.device_type = kHost, .device_id = 0},
+                             .ndim = static_cast<int32_t>(owned->shape.size()),
+                             .dtype = type,
+                             .shape = owned->shape.data(),
+                             .strides = nullptr,
+                             .byte_offset = 0};
+  owned->tensor.manager_ctx = owned;
+  owned->tensor.deleter = [](DLManagedTensor* self) {
+    delete static_cast<OwnedTensor*>(self->manager_ctx);
+  };
+  return &owned->tensor;
+}
+
+}  // namespace forebay::capi

@@ -1,0 +1,49 @@
+// How the emulated GPU orders what CUDA leaves open, and how it ends a program that is wrong.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace forebay::emulation {
+
+enum class Order : uint8_t { kAscending, kDescending, kRandom };
+enum class StreamPace : uint8_t {
+  kEager,  // work is done in the call that enqueues it
+  kLazy,   // when somebody waits for it
+  kRandom  // in between
+};
+
+// Read once from the environment: FOREBAY_EMULATION_ORDER=ascending|descending|random,
+// _STREAMS=eager|lazy|random, _SEED, _GPU_BYTES, _TSAN_THREADS.
+struct Options {
+  Order order = Order::kRandom;  // of blocks, and of a block's threads between its barriers
+  StreamPace streams = StreamPace::kRandom;
+  uint64_t seed = 1;
+  size_t gpu_bytes = size_t{1} << 30;
+  // What every GPU since sm_86 has. sm_80 and sm_90 have more.
+  size_t most_shared_bytes = size_t{99} << 10;
+  // TSan knows 8,128 threads at most, and each costs it half a millisecond: so many of a grid, of
+  // blocks at random, are threads to it. The others are the stream that runs them.
+  size_t most_tsan_threads = 1024;
+};
+Options& TheOptions();
+
+// The program is wrong as a CUDA program: says how, and aborts.
+[[noreturn]] void Die(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+class Random {  // splitmix64
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t Next() {
+    uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+  uint64_t Below(uint64_t bound) { return Next() % bound; }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace forebay::emulation

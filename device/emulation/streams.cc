@@ -1,0 +1,146 @@
+#include <sched.h>
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "forebay/device/emulation/runtime.h"
+#include "forebay/device/emulation/sanitizers.h"
+
+namespace forebay::emulation {
+namespace {
+
+std::atomic_flag is_locked;
+void* caller = nullptr;
+
+}  // namespace
+
+Locked::Locked() {
+  while (is_locked.test_and_set(std::memory_order_acquire)) sched_yield();
+  caller = TsanSelf();
+  TsanBecome(TsanDriver());
+}
+
+Locked::~Locked() {
+  TsanBecome(caller);
+  is_locked.clear(std::memory_order_release);
+}
+
+void* Caller() {
+  return caller;
+}
+
+Gpu& TheGpu() {
+  static auto* const gpu = new Gpu;
+  return *gpu;
+}
+
+Counters CountersNow() {
+  const Locked locked;
+  return TheGpu().counters;
+}
+
+// ---- Streams -----------------------------------------------------------------------------------
+
+cudaStream_t Streams::Create() {
+  auto* const stream = new CUstream_st;
+  if (HasTsan()) {
+    const TsanAs as(Caller());
+    stream->tsan = __tsan_create_fiber(0);
+    __tsan_set_fiber_name(stream->tsan, "CUDA stream");
+  }
+  streams_.insert(stream);
+  return stream;
+}
+
+void Streams::Destroy(cudaStream_t stream) {
+  CheckStream(stream);
+  RunUntil(stream, stream->num_enqueued);
+  streams_.erase(stream);
+  if (stream->tsan != nullptr) __tsan_destroy_fiber(stream->tsan);
+  delete stream;
+}
+
+void Streams::CheckStream(cudaStream_t stream) const {
+  if (streams_.contains(stream)) return;
+  Die("%p is no stream (the default stream is not used here)", static_cast<void*>(stream));
+}
+
+void Streams::Enqueue(cudaStream_t stream, StreamOperation operation) {
+  CheckStream(stream);
+  operation.enqueued.reset(new char);
+  {
+    const TsanAs as(Caller());
+    Release(operation.enqueued.get());
+  }
+  stream->operations.push_back(std::move(operation));
+  ++stream->num_enqueued;
+  MayRun();
+}
+
+std::shared_ptr<Point> Streams::Record(cudaStream_t stream) {
+  CheckStream(stream);
+  auto point = std::make_shared<Point>();
+  point->stream = stream;
+  point->index = stream->num_enqueued + 1;
+  Enqueue(stream, {.run = {}, .waits_for = nullptr, .reaches = point});
+  return point;
+}
+
+void Streams::Await(const std::shared_ptr<Point>& point) {
+  if (point == nullptr) return;
+  if (!point->is_reached) RunUntil(point->stream, point->index);
+  const TsanAs as(Caller());
+  Acquire(point.get());
+}
+
+void Streams::MayRun() {
+  switch (TheOptions().streams) {
+    case StreamPace::kLazy:
+      return;
+    case StreamPace::kEager:
+      for (const cudaStream_t stream : streams_) RunUntil(stream, stream->num_enqueued);
+      return;
+    case StreamPace::kRandom:
+      while (random_.Below(4) == 0) {
+        std::vector<cudaStream_t> ready;
+        for (const cudaStream_t stream : streams_) {
+          if (!stream->operations.empty()) ready.push_back(stream);
+        }
+        if (ready.empty()) return;
+        RunOne(ready[random_.Below(ready.size())]);
+      }
+  }
+}
+
+void Streams::RunUntil(cudaStream_t stream, uint64_t index) {
+  while (stream->num_done < index) RunOne(stream);
+}
+
+void Streams::RunOne(cudaStream_t stream) {
+  if (stream->operations.empty()) Die("a stream waits for work that was never enqueued");
+  const StreamOperation operation = std::move(stream->operations.front());
+  stream->operations.pop_front();
+  Point* const awaited = operation.waits_for.get();
+  if (awaited != nullptr && !awaited->is_reached) RunUntil(awaited->stream, awaited->index);
+  if (operation.reaches != nullptr) {
+    operation.reaches->reached_at = std::chrono::steady_clock::now();
+  }
+  {
+    const TsanAs as(stream->tsan);
+    Acquire(operation.enqueued.get());
+    if (awaited != nullptr) Acquire(awaited);
+    if (operation.reaches != nullptr) {
+      operation.reaches->is_reached = true;
+      Release(operation.reaches.get());
+    }
+    if (operation.run) {
+      memory_.Open();
+      operation.run();
+      memory_.Close();
+    }
+  }
+  ++stream->num_done;
+}
+
+}  // namespace forebay::emulation

@@ -1,0 +1,106 @@
+"""Tensors that are leased one by one, and snapshots of layers."""
+
+import forebay
+import numpy as np
+import pytest
+
+
+def inventory_of():
+    inventory = forebay.Inventory()
+    inventory.begin_layer("layer")
+    inventory.add("weight", (100, 50))
+    inventory.add("bias", (100,))
+    inventory.begin_raw_layer("buffers")
+    inventory.add_raw("count", 8)
+    return inventory
+
+
+@pytest.fixture
+def tensors(tmp_path):
+    with forebay.Tensors(tmp_path / "store", inventory_of(), ram_bytes=4 << 20, tile_elems=4096) as made:
+        yield made
+
+
+def test_what_is_released_and_committed_comes_back(tmp_path, tensors):
+    weight, m = tensors.acquire((0, "master", "write"), (0, "m", "overwrite"))
+    np.frombuffer(weight.memory(), np.float32)[:] = 1.5
+    np.frombuffer(m.memory(), np.float32)[:] = 2
+    weight.release()
+    m.release()
+    (count,) = tensors.acquire((2, "raw", "write"))
+    count.memory()[:] = b"8 bytes."
+    count.release()
+    assert tensors.committed_step is None
+    tensors.commit(3, {"rows": 7})
+    with tensors.acquire((0, "master", "write"))[0] as dropped:
+        dropped.memory()[:4] = b"\0\0\0\0"
+    tensors.close()
+    with forebay.Tensors(tmp_path / "store", ram_bytes=4 << 20) as opened:
+        assert [(t.name, t.shape, t.is_raw) for t in opened.tensors] == [
+            ("weight", (100, 50), False), ("bias", (100,), False), ("count", (8,), True)]
+        assert opened.committed_step == 3 and opened.user == {"rows": 7}
+        values, raw = np.zeros((100, 50), np.float32), bytearray(8)
+        opened.read(0, "master", values)
+        opened.read(2, "raw", raw)
+        assert (values == 1.5).all() and raw == b"8 bytes."
+        (read,) = opened.acquire((0, "m", "read"))
+        kept = np.from_dlpack(read)
+        read.release()
+        assert kept.shape == (100, 50) and (kept == 2).all()
+        with pytest.raises(forebay.UsageError, match="was released"):
+            read.memory()
+
+
+def test_abort_goes_back(tensors):
+    tensors.commit(1)
+    (bias,) = tensors.acquire((1, "v", "write"))
+    np.frombuffer(bias.memory(), np.float32)[:] = 9
+    bias.release()
+    tensors.abort()
+    (bias,) = tensors.acquire((1, "v", "read"))
+    assert not np.frombuffer(bias.memory(), np.float32).any()
+    assert tensors.stats()["commits"] == 1
+
+
+def test_a_written_lease_ends_behind_its_tensors(tensors):
+    (bias,) = tensors.acquire((1, "v", "write"))
+    made = np.from_dlpack(bias)
+    with pytest.raises(forebay.UsageError, match="still used"):
+        bias.release()
+    with pytest.raises(forebay.UsageError, match="1 is out|1 are out"):
+        tensors.commit(1)
+    del made
+    bias.release()
+    tensors.commit(1)
+
+
+def test_mistakes(tmp_path, tensors):
+    for request, text in (((0, "w", "read"), "plane='w'"), ((0, "m", "change"), "access='change'"),
+                          ((9, "m", "read"), "there is no tensor 9"), ((2, "m", "read"), "count")):
+        with pytest.raises(forebay.UsageError, match=text):
+            tensors.acquire(request)
+    with pytest.raises(forebay.BadInputError, match="holds no store"):
+        forebay.Tensors(tmp_path / "none")
+
+
+def test_a_snapshot_is_read_beside_the_next_step(tmp_path):
+    inventory = inventory_of()
+    with forebay.Layers(inventory, tmp_path / "store", ram_bytes=64 << 20, durability="step", commit_every=-1,
+                        gradient_dtype="f32", weights_tier="nvme", state_tier="nvme", pass_="update_only",
+                        tile_elems=4096) as layers:
+        layers.create()
+        layers.start()
+        group = forebay.Group(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)
+        with layers.snapshot() as snapshot:
+            layers.begin_step([group])
+            layers.add_gradient(0, "f32", np.ones((100, 50), np.float32))
+            layers.finish_backward()
+            layers.update()
+            layers.commit()
+            assert (snapshot.step, layers.committed_step) == (0, 1)
+            old, new = np.ones((100, 50), np.float32), np.zeros((100, 50), np.float32)
+            snapshot.read(0, "master", old)
+            layers.read(0, "master", new)
+            assert not old.any() and new.all()
+        with pytest.raises(forebay.UsageError, match="closed"):
+            snapshot.read(0, "master", old)
