@@ -83,7 +83,7 @@ def test_autograd_keeps_no_copies_that_autocast_made_of_weights(tmp_path, monkey
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: clears.append(1))
     with torch.autocast("cpu", torch.bfloat16):
         loss = engine(torch.randn(2, 512)).square().mean()
-    assert max(kept) < 2**14 and kept.count(0) >= 15 and len(clears) == 8
+    assert max(kept) < 2**14 and kept.count(0) >= 15 and len(clears) >= 8
     loss.backward()
     engine.step()
 
