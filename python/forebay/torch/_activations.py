@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from forebay.errors import ForebayError, OutOfMemoryError, StorageError, UsageError
+from forebay.errors import OutOfMemoryError, StorageError, UsageError
 from forebay.io import DiskEngine, LockedMemory
 from forebay.torch import _saved
 from forebay.torch._tensors import bytes_of
@@ -142,7 +142,8 @@ class ActivationStore:
                 num_elems = storage.nbytes() // tensor.element_size()
                 storage = tensor.as_strided((num_elems,), (1,), 0).cpu().untyped_storage()
             block = self._block_of(storage, tensor.device)
-            kept = tensor if tensor.device.type == "cpu" else _view_of(storage, tensor)
+            # Of its own: torch may give the program's variable, whose end is to be seen.
+            kept = tensor.detach() if tensor.device.type == "cpu" else _view_of(storage, tensor)
             saved = SavedActivation(self, block, kept)
             block.saved.add(saved)
             self._look_again(2)
@@ -289,7 +290,7 @@ class _Disk:
         self.num_bytes = 0  # that are taken
         self._end = 0
         self._free: dict[int, list[int]] = {}  # places, by size
-        self._failure: ForebayError | None = None  # of a write: until all places are free, what is there may be wrong
+        self._failure = ""  # of a write: until all places are free, what is there may be wrong
 
     def make_room(self, most_bytes: int, num_bytes: int) -> None:
         """Waits until no more than `most_bytes` are being written, with these."""
@@ -313,8 +314,8 @@ class _Disk:
         self.bytes_being_written -= num_bytes
         try:
             self.wait(ticket)  # where that is interrupted the memory stays the write's
-        except ForebayError as error:
-            self._failure = error
+        except StorageError as error:
+            self._failure = str(error)  # without its traceback, which keeps graphs
             raise
         self._staging.setdefault(num_bytes, []).append(address)
 
@@ -322,8 +323,8 @@ class _Disk:
         # It may still be on its way: writes end in their order, and this is one of the oldest that are needed.
         while self._writes:
             self._finish_write()
-        if self._failure is not None:
-            raise self._failure
+        if self._failure:
+            raise StorageError(self._failure)
         return self._engine.read(self._file, (buffer.data_ptr(), buffer.numel(), buffer), offset)
 
     def wait(self, ticket: int) -> None:
@@ -353,7 +354,7 @@ class _Disk:
                     self._finish_write()
             self._free.clear()
             self._end = 0
-            self._failure = None
+            self._failure = ""
         else:
             self._free.setdefault(num_bytes, []).append(offset)
 

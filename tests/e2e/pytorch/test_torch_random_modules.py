@@ -179,7 +179,8 @@ def run(seed, model, optimizer):
 def compare(seed, folder):
     model = make(seed)
     settings = {"lr": 1e-2, "threads": 1}
-    losses, state = run(seed, model, forebay.torch.AdamW([p for p in model.parameters() if p.requires_grad], **settings))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    losses, state = run(seed, model, forebay.torch.AdamW(trained, **settings))
     engine = forebay.torch.stream(make(seed), nvme=folder, **settings)
     try:
         ours, our_state = run(seed, engine.module, engine)
