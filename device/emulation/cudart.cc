@@ -45,6 +45,12 @@ cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t
   return cudaSuccess;
 }
 
+void EnqueueWork(cudaStream_t stream, std::function<void()> work) {
+  const Locked locked;
+  ++TheGpu().counters.num_launches;
+  TheGpu().streams.Enqueue(stream, {.run = std::move(work)});
+}
+
 }  // namespace forebay::emulation
 
 using forebay::emulation::CopyBytes;

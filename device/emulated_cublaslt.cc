@@ -1,0 +1,201 @@
+// cuBLASLt's matrix products as loops on the emulated GPU.
+#include <cstring>
+#include <vector>
+
+#include "forebay/base/bfloat16.h"
+#include "forebay/device/cublaslt.h"
+#include "forebay/device/emulation/kernel_twin.h"
+#include "forebay/device/emulation/options.h"
+
+namespace forebay {
+namespace {
+
+using emulation::Die;
+
+struct Description {
+  int32_t transpose_a = CublasLt::kPlain;
+  int32_t transpose_b = CublasLt::kPlain;
+};
+
+// Column-major.
+struct Matrix {
+  int type = 0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t stride = 0;  // elements between columns
+};
+
+template <typename T>
+int Take(T& to, const void* from, size_t size) {
+  if (size != sizeof(T)) return CublasLt::kInvalidValue;
+  std::memcpy(&to, from, size);
+  return CublasLt::kSuccess;
+}
+
+float Get(const void* from, int type, int64_t i) {
+  switch (type) {
+    case CublasLt::kF32:
+      return static_cast<const float*>(from)[i];
+    case CublasLt::kBf16:
+      return Bf16ToFloat(static_cast<const Bf16*>(from)[i]);
+    case CublasLt::kF16:
+      return Fp16ToFloat(static_cast<const Fp16*>(from)[i]);
+    default:
+      Die("cublasLtMatmul: the type %d is not emulated", type);
+  }
+}
+
+void Put(void* to, int type, int64_t i, float value) {
+  switch (type) {
+    case CublasLt::kF32:
+      static_cast<float*>(to)[i] = value;
+      return;
+    case CublasLt::kBf16:
+      static_cast<Bf16*>(to)[i] = FloatToBf16(value);
+      return;
+    case CublasLt::kF16:
+      static_cast<Fp16*>(to)[i] = FloatToFp16(value);
+      return;
+    default:
+      Die("cublasLtMatmul: the type %d is not emulated", type);
+  }
+}
+
+struct Product {
+  Description description;
+  Matrix a;
+  Matrix b;
+  Matrix d;
+  float alpha;
+  float beta;
+  const void* a_elems;
+  const void* b_elems;
+  void* d_elems;
+};
+
+bool Fits(const Product& p) {
+  const bool a_is_turned = p.description.transpose_a == CublasLt::kTransposed;
+  const bool b_is_turned = p.description.transpose_b == CublasLt::kTransposed;
+  const int64_t a_rows = a_is_turned ? p.a.columns : p.a.rows;
+  const int64_t a_columns = a_is_turned ? p.a.rows : p.a.columns;
+  const int64_t b_rows = b_is_turned ? p.b.columns : p.b.rows;
+  const int64_t b_columns = b_is_turned ? p.b.rows : p.b.columns;
+  return a_rows == p.d.rows && b_columns == p.d.columns && a_columns == b_rows;
+}
+
+void Compute(const Product& p) {
+  const bool a_is_turned = p.description.transpose_a == CublasLt::kTransposed;
+  const bool b_is_turned = p.description.transpose_b == CublasLt::kTransposed;
+  const int64_t depth = a_is_turned ? p.a.rows : p.a.columns;
+  for (int64_t column = 0; column < p.d.columns; ++column) {
+    for (int64_t row = 0; row < p.d.rows; ++row) {
+      float sum = 0;
+      for (int64_t k = 0; k < depth; ++k) {
+        const int64_t in_a = a_is_turned ? row * p.a.stride + k : k * p.a.stride + row;
+        const int64_t in_b = b_is_turned ? k * p.b.stride + column : column * p.b.stride + k;
+        sum += Get(p.a_elems, p.a.type, in_a) * Get(p.b_elems, p.b.type, in_b);
+      }
+      sum *= p.alpha;
+      const int64_t in_d = column * p.d.stride + row;
+      // With beta 0 what was there is not read: it may be no number.
+      if (p.beta != 0) sum += p.beta * Get(p.d_elems, p.d.type, in_d);
+      Put(p.d_elems, p.d.type, in_d, sum);
+    }
+  }
+}
+
+int Matmul(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc description, const void* alpha,
+           const void* a, CublasLt::Layout a_layout, const void* b, CublasLt::Layout b_layout,
+           const void* beta, const void* c, CublasLt::Layout /*c_layout*/, void* d,
+           CublasLt::Layout d_layout, const CublasLt::Algorithm* /*algorithm*/, void* /*workspace*/,
+           size_t /*workspace_bytes*/, void* stream) {
+  if (c != d) Die("cublasLtMatmul: c and d are not the same, which is not emulated");
+  Product product = {.description = *static_cast<const Description*>(description),
+                     .a = *static_cast<const Matrix*>(a_layout),
+                     .b = *static_cast<const Matrix*>(b_layout),
+                     .d = *static_cast<const Matrix*>(d_layout),
+                     .alpha = *static_cast<const float*>(alpha),
+                     .beta = *static_cast<const float*>(beta),
+                     .a_elems = a,
+                     .b_elems = b,
+                     .d_elems = d};
+  if (!Fits(product)) return CublasLt::kInvalidValue;
+  emulation::EnqueueWork(static_cast<cudaStream_t>(stream), [product] { Compute(product); });
+  return CublasLt::kSuccess;
+}
+
+int CreateLayout(CublasLt::Layout* layout, int type, uint64_t rows, uint64_t columns,
+                 int64_t stride) {
+  if (stride < static_cast<int64_t>(rows)) return CublasLt::kInvalidValue;
+  *layout = new Matrix{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), stride};
+  return CublasLt::kSuccess;
+}
+
+int SetDescription(CublasLt::MatmulDesc description, int attribute, const void* value,
+                   size_t size) {
+  auto& to = *static_cast<Description*>(description);
+  switch (attribute) {
+    case CublasLt::kTransposeA:
+      return Take(to.transpose_a, value, size);
+    case CublasLt::kTransposeB:
+      return Take(to.transpose_b, value, size);
+    default:
+      Die("cublasLtMatmulDescSetAttribute: the attribute %d is not emulated", attribute);
+  }
+}
+
+int SetPreference(CublasLt::Preference /*preference*/, int attribute, const void* /*value*/,
+                  size_t size) {
+  switch (attribute) {
+    case CublasLt::kMostWorkspaceBytes:
+      return size == sizeof(uint64_t) ? CublasLt::kSuccess : CublasLt::kInvalidValue;
+    case CublasLt::kReductionSchemes:
+      return size == sizeof(uint32_t) ? CublasLt::kSuccess : CublasLt::kInvalidValue;
+    default:
+      Die("cublasLtMatmulPreferenceSetAttribute: the attribute %d is not emulated", attribute);
+  }
+}
+
+template <typename T>
+int NewObject(void** object) {
+  *object = new T();
+  return CublasLt::kSuccess;
+}
+template <typename T>
+int DeleteObject(void* object) {
+  delete static_cast<T*>(object);
+  return CublasLt::kSuccess;
+}
+
+int FindAlgorithm(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc /*description*/,
+                  CublasLt::Layout /*a*/, CublasLt::Layout /*b*/, CublasLt::Layout /*c*/,
+                  CublasLt::Layout /*d*/, CublasLt::Preference /*preference*/, int /*most*/,
+                  CublasLt::Heuristic* heuristic, int* num_found) {
+  *heuristic = {};
+  *num_found = 1;
+  return CublasLt::kSuccess;
+}
+
+}  // namespace
+
+absl::StatusOr<const CublasLt*> LoadCublasLt() {
+  static const CublasLt table = {
+      .Create = &NewObject<char>,
+      .Destroy = &DeleteObject<char>,
+      .MatmulDescCreate = [](CublasLt::MatmulDesc* description, int /*compute*/,
+                             int /*scale*/) { return NewObject<Description>(description); },
+      .MatmulDescDestroy = &DeleteObject<Description>,
+      .MatmulDescSetAttribute = &SetDescription,
+      .MatrixLayoutCreate = &CreateLayout,
+      .MatrixLayoutDestroy = &DeleteObject<Matrix>,
+      .MatmulPreferenceCreate = &NewObject<char>,
+      .MatmulPreferenceDestroy = &DeleteObject<char>,
+      .MatmulPreferenceSetAttribute = &SetPreference,
+      .MatmulAlgoGetHeuristic = &FindAlgorithm,
+      .Matmul = &Matmul,
+      .GetVersion = [] { return size_t{0}; },
+      .path = ""};
+  return &table;
+}
+
+}  // namespace forebay
