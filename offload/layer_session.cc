@@ -164,8 +164,9 @@ absl::Status LayerSession::CheckState(State state, std::string_view call) const 
 
 absl::Status LayerSession::CheckNothingIsLent(std::string_view call) const {
   if (lent_.empty()) return absl::OkStatus();
-  return UsageError(fmt::format("{}: {} layers are lent, one of them '{}'. Release them before", call,
-                                lent_.size(), store_->inventory().layers()[lent_.back()].name));
+  return UsageError(fmt::format("{}: {} layers are lent, one of them '{}'. Release them before",
+                                call, lent_.size(),
+                                store_->inventory().layers()[lent_.back()].name));
 }
 
 absl::Status LayerSession::CheckNothingIsAnnounced(std::string_view call) const {

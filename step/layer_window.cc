@@ -259,10 +259,11 @@ absl::Status LayerWindow::CheckAcquire(int layer) {
   for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
     if (uses_[buffer].num_lent > 0) lent.push_back(NameOf(buffers_[buffer].layer));
   }
-  return UsageError(fmt::format(
-      "acquire: every buffer that '{}' could take is lent: '{}' {} held. Release one first, or give "
-      "the window more buffers",
-      NameOf(layer), fmt::join(lent, "', '"), lent.size() == 1 ? "is" : "are"));
+  return UsageError(
+      fmt::format("acquire: every buffer that '{}' could take is lent: '{}' {} held. Release one "
+                  "first, or give "
+                  "the window more buffers",
+                  NameOf(layer), fmt::join(lent, "', '"), lent.size() == 1 ? "is" : "are"));
 }
 
 absl::StatusOr<int> LayerWindow::Acquire(int layer) {
