@@ -464,7 +464,8 @@ int32_t forebay_kernels_sum_of_squares(forebay_kernels* kernels, int32_t dtype,
    on until all is moved, and what cannot be moved is the error of the wait.
 
    Requests are started in any order; those whose ranges of a file overlap are the caller's to keep
-   apart. Nothing is flushed: call fsync where a file has to outlive a power cut. */
+   apart. Calls of several threads do not wait for one another. Nothing is flushed: call fsync where
+   a file has to outlive a power cut. */
 typedef struct {
   size_t struct_size;
   int32_t engine;      /* FOREBAY_ENGINE_...; AUTO: the first that the kernel gives */

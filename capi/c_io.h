@@ -12,10 +12,12 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
+#include "forebay/base/file.h"
 
 namespace forebay::capi {
 

@@ -1,10 +1,12 @@
 // The memory that transfers go to and come from without a copy.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <map>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 

@@ -29,6 +29,10 @@ void OptionFlags::Declare(CLI::App& app, OptionsUse use) {
                  "JSON file with these options by section (comments are allowed)")
       ->type_name("FILE")
       ->take_last();
+  app.add_option("--ds_config", ds_config_,
+                 "DeepSpeed configuration, whose keys are used, ignored with a note, or refused")
+      ->type_name("FILE")
+      ->take_last();
   app.add_option("--set", sets_, "sets one option after everything else; may be given many times")
       ->type_name("KEY=VALUE")
       ->expected(1)
@@ -46,6 +50,7 @@ void OptionFlags::Declare(CLI::App& app, OptionsUse use) {
 
 OptionInputs OptionFlags::Inputs(const CommandContext& context) const {
   OptionInputs inputs;
+  inputs.ds_config_file = ds_config_;
   inputs.config_file = config_;
   inputs.sets = sets_;
   inputs.unknown_flags = context.unknown_flags;

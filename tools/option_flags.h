@@ -22,7 +22,7 @@ class OptionFlags {
  private:
   std::map<std::string, std::string> texts_;  // by name; CLI11 writes here
   std::vector<const CLI::Option*> flags_;     // in the order of the table
-  std::string config_;
+  std::string config_, ds_config_;
   std::vector<std::string> sets_;
 };
 

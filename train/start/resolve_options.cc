@@ -12,6 +12,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/data/packed_file.h"
+#include "forebay/train/deepspeed/deepspeed_config.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/run_settings.h"
 #include "forebay/train/options/lr_schedule_table.h"
@@ -33,7 +34,7 @@ class Resolver {
 
   void AddProblem(std::string problem) { problems_.push_back(std::move(problem)); }
 
-  // For the user of a run that goes on.
+  // For the user: of a run that goes on, of a configuration.
   void AddNote(std::string note) { notes_.push_back(std::move(note)); }
 
   // `where`: how the user wrote it, for messages ("--batch", "data.batch in run.json").
@@ -175,6 +176,15 @@ absl::Status ReadConfig(const std::string& file, Resolver& resolver) {
   return absl::OkStatus();
 }
 
+absl::Status ReadDeepSpeed(const std::string& file, Resolver& resolver) {
+  FOREBAY_ASSIGN_OR_RETURN(const DeepSpeedConfig config, ReadDeepSpeedConfig(file));
+  for (const auto& [section, keys] : config.sections.items()) {
+    ReadSection(section, keys, file, "ds_config " + file, resolver);
+  }
+  for (const std::string& note : config.notes) resolver.AddNote(note);
+  return absl::OkStatus();
+}
+
 void ReadSet(const std::string& text, Resolver& resolver) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos) {
@@ -224,6 +234,8 @@ absl::Status TakeRunSettings(const std::string& out, Resolver& resolver) {
 }
 
 absl::Status ReadWhatIsSaid(const OptionInputs& inputs, Resolver& resolver) {
+  if (!inputs.ds_config_file.empty())
+    FOREBAY_RETURN_IF_ERROR(ReadDeepSpeed(inputs.ds_config_file, resolver));
   if (!inputs.config_file.empty())
     FOREBAY_RETURN_IF_ERROR(ReadConfig(inputs.config_file, resolver));
   for (const auto& [name, text] : inputs.flags) {
@@ -539,7 +551,7 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
   for (const std::string& flag : inputs.unknown_flags) {
     const std::string name = WithUnderscores(flag.substr(0, flag.find('=')).substr(2));
     std::vector<std::string> known = OptionNames();
-    known.insert(known.end(), {"config", "set", "format", "help"});
+    known.insert(known.end(), {"config", "ds_config", "set", "format", "help"});
     resolver.AddProblem(fmt::format("unknown flag '{}'{}", flag, DidYouMean(name, known, "--")));
   }
   // Which run goes on is said like all else, but its settings come before what is said.

@@ -20,6 +20,7 @@ enum class OptionsUse : uint8_t {
 bool IsRequired(std::string_view option, OptionsUse use);
 
 struct OptionInputs {
+  std::string ds_config_file;                              // of --ds_config; empty: none
   std::string config_file;                                 // of --config; empty: none
   std::vector<std::pair<std::string, std::string>> flags;  // name and text, in the order given
   std::vector<std::string> sets;           // "optim.lr=1e-5" or "lr=1e-5", in the order given
@@ -27,11 +28,11 @@ struct OptionInputs {
 };
 
 // Each source overrides the ones before it:
-//   defaults < the run's own settings (--resume) < --config < flags < --set
+//   defaults < the run's own settings (--resume) < --ds_config < --config < flags < --set
 // then what follows from other values is filled in (origin "planner"): layout and grad_dtype from
 // precision, seq from data that is packed already.
-// --config is JSON with comments and the sections of OptionSections(); a resolved_config.json is
-// accepted too.
+// --ds_config is a DeepSpeed configuration (train/deepspeed/deepspeed_config.h). --config is JSON
+// with comments and the sections of OptionSections(); a resolved_config.json is accepted too.
 //
 // UsageError that lists every problem at once: unknown names with the nearest known one, values
 // that are not allowed, options that exclude one another, a configuration that cannot be read.

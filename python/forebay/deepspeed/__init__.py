@@ -11,12 +11,22 @@ from typing import Any
 
 import torch
 
-from forebay.deepspeed import comm, zero
+from forebay.deepspeed import _install, comm, ops, zero
 from forebay.deepspeed._config import Config
 from forebay.deepspeed._engine import DeepSpeedEngine
 from forebay.errors import UsageError
 
-__all__ = ["Config", "DeepSpeedEngine", "add_config_arguments", "comm", "init_distributed", "initialize", "zero"]
+__all__ = ["Config", "DeepSpeedEngine", "add_config_arguments", "comm", "init_distributed", "initialize", "install",
+           "ops", "zero"]
+
+
+def install() -> None:
+    """Puts the engine under an installed DeepSpeed 0.19: `transformers.Trainer(deepspeed=JSON)`, accelerate and scripts
+    that `import deepspeed` then run on it. Call it before they import names from DeepSpeed; again, it does nothing.
+
+    EnvironmentProblem: DeepSpeed is not there, or of another layout. UsageError: there are several ranks.
+    """
+    _install.install(initialize)
 
 
 def initialize(args: Any = None, model: torch.nn.Module | None = None,

@@ -3,58 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import os
+import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from forebay.deepspeed._text import parse
 from forebay.errors import UsageError
 
-_ONE_RANK = "there is one rank"
-_FOLLOWS_BUDGET = "buffers follow the memory budget"
-_OFFLOAD = {"device": None, "nvme_path": None, "pin_memory": "memory is pinned for GPUs alone",
-            "buffer_count": _FOLLOWS_BUDGET, "buffer_size": _FOLLOWS_BUDGET, "max_in_cpu": _FOLLOWS_BUDGET,
-            "fast_init": "a store is written once in any case", "pipeline_read": "reads overlap in any case",
-            "pipeline_write": "writes overlap in any case", "pipeline": "reads and writes overlap in any case",
-            "ratio": "there is no GPU to share the update with"}
-# By path: None is used; a text is ignored for that reason; a dict has keys of its own; "any" has any.
-_ANY: dict[str, Any] = {"*": None}
-KEYS: dict[str, Any] = {
-    "train_batch_size": None, "train_micro_batch_size_per_gpu": None, "gradient_accumulation_steps": None,
-    "gradient_clipping": None, "steps_per_print": None, "wall_clock_breakdown": "times are in engine.optimizer.layers",
-    "optimizer": {"type": None, "params": _ANY, "legacy_fusion": "there is one implementation"},
-    "scheduler": {"type": None, "params": _ANY},
-    "fp16": {"enabled": None, "auto_cast": None, "loss_scale": None, "initial_scale_power": None,
-             "loss_scale_window": None, "hysteresis": None, "consecutive_hysteresis": None, "min_loss_scale": None,
-             "fp16_master_weights_and_grads": None},
-    "bf16": {"enabled": None, "immediate_grad_update": "gradients are taken as they come",
-             "check_grad_overflow": "gradients are always checked"},
-    "zero_optimization": {
-        "stage": None, "offload_optimizer": _OFFLOAD, "offload_param": _OFFLOAD, "cpu_offload": None,
-        "allgather_partitions": _ONE_RANK, "allgather_bucket_size": _ONE_RANK, "reduce_scatter": _ONE_RANK,
-        "reduce_bucket_size": _ONE_RANK, "overlap_comm": _ONE_RANK, "round_robin_gradients": _ONE_RANK,
-        "contiguous_gradients": "gradients lie in one vector per layer",
-        "sub_group_size": "tiles are the unit of an update",
-        "stage3_max_live_parameters": _FOLLOWS_BUDGET, "stage3_max_reuse_distance": _FOLLOWS_BUDGET,
-        "stage3_prefetch_bucket_size": _FOLLOWS_BUDGET, "stage3_param_persistence_threshold": _FOLLOWS_BUDGET,
-        "stage3_model_persistence_threshold": _FOLLOWS_BUDGET,
-        "stage3_gather_16bit_weights_on_model_save": "state_dict() is whole in any case",
-        "stage3_gather_fp16_weights_on_model_save": "state_dict() is whole in any case",
-        "load_from_fp32_weights": "masters are always loaded", "ignore_unused_parameters": "they are always left alone",
-        "elastic_checkpoint": _ONE_RANK},
-    "zero_allow_untested_optimizer": "each optimizer that maps is tested",
-    "zero_force_ds_cpu_optimizer": "the update is forebay's", "prescale_gradients": _ONE_RANK,
-    "gradient_predivide_factor": _ONE_RANK, "communication_data_type": _ONE_RANK, "sparse_gradients": _ONE_RANK,
-    "dump_state": "engine.config is what was read",
-    "activation_checkpointing": {
-        key: "it acts on deepspeed.checkpointing alone, which this script does not call"
-        for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization",
-                    "number_checkpoints", "synchronize_checkpoint_boundary", "profile")},
-    "autotuning": {"*": "it acts under `deepspeed --autotuning` alone"},
-    "aio": {"*": "the disk engine finds its own settings"},
-    "msamp": {"enabled": None, "opt_level": "FP8 is off", "use_te": "FP8 is off"},
-    "offload_optimizer": _OFFLOAD, "offload_param": _OFFLOAD,  # a fragment that people paste
-}
+# What each key does, by section: null: it is used; a text: it is ignored for that reason; a list of one text: it may be
+# there and off, and cannot be on for that reason; an object has keys of its own, any where it has "*". `forebay train
+# --ds_config` reads the same table.
+KEYS: dict[str, Any] = json.loads((pathlib.Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
 _TIERS = ("none", "cpu", "nvme")
 
 
@@ -69,7 +31,7 @@ class Fp16(NamedTuple):
 
 
 class Config(NamedTuple):
-    """A configuration as forebay uses it. notes: one line for each key that does nothing."""
+    """A configuration as forebay uses it. steps_per_print: 0: never. notes: one line for each key that does nothing."""
 
     document: dict[str, Any]
     notes: list[str]
@@ -77,6 +39,7 @@ class Config(NamedTuple):
     accumulation: int
     clip: float
     steps_per_print: int
+    wall_clock_breakdown: bool
     optimizer: str | None
     optimizer_params: dict[str, Any]
     scheduler: str | None
@@ -124,9 +87,11 @@ class Config(NamedTuple):
                              f"{stage}.")
         if "gradient_clipping" not in document:
             notes.append("gradient_clipping is not given: 0, as it was before DeepSpeed 0.19 (there 1.0)")
+        every = document.get("steps_per_print") or 0  # accelerate has infinity for never
         clip = _number(document.get("gradient_clipping", 0), "gradient_clipping")
         return cls(document, notes, micro, accumulation, clip,
-                   _whole(document.get("steps_per_print") or 0, "steps_per_print", 0, 2**62), optimizer.get("type"),
+                   0 if every == math.inf else _whole(every, "steps_per_print", 0, 2**62),
+                   bool(document.get("wall_clock_breakdown", False)), optimizer.get("type"),
                    dict(optimizer.get("params") or {}), scheduler.get("type"), dict(scheduler.get("params") or {}),
                    fp16, bf16, stage, _nvme(zero, "offload_optimizer"), weights)
 
@@ -143,22 +108,30 @@ def _walk(document: dict[str, Any], keys: dict[str, Any], path: str, source: str
             if value is None:
                 continue
             if not isinstance(value, dict):
-                raise UsageError(f"forebay: {source}: {where} is {value!r}, and has to be an object.")
+                raise UsageError(f"forebay: {source}: {where} is {_shown(value)}, and has to be an object.")
             yield from _walk(value, known, where + ".", source)
+        elif isinstance(known, list):
+            if value is True or value not in (None, False, 0, 1):
+                raise UsageError(f"forebay: {source}: {where} is {_shown(value)}: {known[0]}.")
         elif known is not None:
             yield f"{where} is ignored: {known}"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)
 
 
 def _number(value: Any, where: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf"):
         return float(value)
-    raise UsageError(f"forebay: {where} is {value!r}, and has to be a number from 0 on.")
+    raise UsageError(f"forebay: {where} is {_shown(value)}, and has to be a number from 0 on." +
+                     (" It is the Trainer of transformers that fills \"auto\" in." if value == "auto" else ""))
 
 
 def _whole(value: Any, where: str, least: int, most: int) -> int:
     if _number(value, where) == int(value) and least <= value <= most:
         return int(value)
-    raise UsageError(f"forebay: {where} is {value!r}, and has to be a whole number from {least} to {most}.")
+    raise UsageError(f"forebay: {where} is {_shown(value)}, and has to be a whole number from {least} to {most}.")
 
 
 def _batches(document: dict[str, Any]) -> tuple[int | None, int]:
@@ -198,7 +171,7 @@ def _nvme(zero: dict[str, Any], key: str) -> str | None:
     section = zero.get(key) or {}
     device = section.get("device") or "none"
     if device not in _TIERS:
-        raise UsageError(f"forebay: {key}.device is {device!r}, and has to be one of: {', '.join(_TIERS)}.")
+        raise UsageError(f"forebay: {key}.device is {_shown(device)}, and has to be one of: {', '.join(_TIERS)}.")
     if device != "nvme":
         return None
     if not section.get("nvme_path"):

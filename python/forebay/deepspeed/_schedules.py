@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +68,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 def make(kind: str, params: dict[str, Any], optimizer: torch.optim.Optimizer) -> Schedule:
     """UsageError: no schedule of that name, an argument that it has not, or one that is missing."""
     if kind not in _ARGUMENTS:
-        raise UsageError(f"forebay: scheduler.type is {kind!r}, and has to be one of: {', '.join(_ARGUMENTS)}.")
+        raise UsageError(f"forebay: scheduler.type is {json.dumps(kind)}, and has to be one of: "
+                         f"{', '.join(_ARGUMENTS)}.")
     known = _ARGUMENTS[kind]
     # forebay does not need these two of DeepSpeed: where to begin, and whether to say so.
     given = {key: value for key, value in params.items() if key not in ("last_batch_iteration", "verbose")}

@@ -363,13 +363,12 @@ class InStore:
             raise NotSupportedError("forebay: the weights of a store change by its steps alone. Set the parameters "
                                     "before the first step, or use an optimizer without nvme=.")
 
-    def move(self, folder: Path) -> None:
-        if self._is_open:
-            raise UsageError("forebay: the store is open. Load a checkpoint before the first step.")
-        if self._layers is not None:
-            self._layers.close()
-        self._layers = None
-        self._options = self._options._replace(folders=[folder])
+    def move(self, folders: list[Path]) -> None:
+        layers, self._layers, self._is_open, self._steps_to_copy = self._layers, None, False, False
+        self._forget_step()
+        if layers is not None:
+            layers.close()
+        self._options = self._options._replace(folders=folders)
 
     def check_new_group(self) -> None:
         if self._layers is not None:

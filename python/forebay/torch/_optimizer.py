@@ -188,10 +188,10 @@ class Optimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 self._backend.start(self, None)
 
-    def move_store(self, folder: Path) -> None:
-        """With nvme, before the first step: the store is, or will be, in another folder."""
+    def move_store(self, folders: list[Path]) -> None:
+        """With nvme, between steps: the store is, or will be, in other folders. What is not committed is lost."""
         assert isinstance(self._backend, InStore)
-        self._backend.move(folder)
+        self._backend.move(folders)
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:

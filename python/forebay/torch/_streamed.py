@@ -7,7 +7,7 @@ import inspect
 import math
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
 from forebay.torch._all_gradients import AllGradients
 from forebay.torch._hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
-from forebay.torch._in_store import InStore, StoreOptions
+from forebay.torch._in_store import InStore, Path, StoreOptions
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
 from forebay.torch._units import containers_of, units_of
@@ -106,8 +106,17 @@ class Streamed(InStore):
         """They are read when they are needed."""
         self._steps_to_copy = False
 
+    def move(self, folders: list[Path]) -> None:
+        if self._window is not None and self._layers is not None:
+            self._window.release()
+            self._window.order.cancel()
+        super().move(folders)
+
     def _attach(self, optimizer: Optimizer) -> None:
         assert self._layers is not None
+        if self._window is not None:  # after move()
+            self._window.use(self._layers)
+            return
         largest = max(parameter.numel() * parameter.element_size() for parameter in self._place)
         self._placeholder = Placeholder(largest, self._layout[0][0].dtype)
         self._window = Window(self._layers, self._units,
@@ -395,6 +404,28 @@ class Streamed(InStore):
             self._abandon(self._layers)
 
     # ---- The module's own interface
+
+    def copies_of(self, parameters: Iterable[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
+        """The weights of those that are in the store."""
+        assert self._window is not None
+        copies = {}
+        for parameter in parameters:
+            if parameter in self._place:
+                layer = self._place[parameter][0]
+                number = next(i for i, other in enumerate(self._layout[layer]) if other is parameter)
+                copies[parameter] = self._window.fetch(layer)[number].detach().clone()
+        self._window.release()
+        return copies
+
+    def release(self) -> None:
+        """Gives back what is here and not in use."""
+        assert self._window is not None
+        self._window.release()
+
+    def show(self, parameter: torch.Tensor) -> None:
+        """A parameter that was pointed elsewhere has its weights again, or the placeholder."""
+        assert self._window is not None
+        self._window.show(self._place[parameter][0])
 
     def _fill_state_dict(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
         """The values of placeholders: the whole model in RAM."""

@@ -210,6 +210,19 @@ class Window:
         self._pins = [0] * len(self._pins)
         self.release()
 
+    def show(self, unit: int) -> None:
+        """Parameters that were pointed elsewhere have again what is here of them."""
+        if unit not in self._here:
+            self._take_away(unit)
+        for parameter, tensor in zip(self._units[unit], self._here.get(unit, ())):
+            parameter.data = tensor
+
+    def use(self, layers: Layers) -> None:
+        """Goes on with another store of the same units. Nothing is pinned."""
+        self.release()
+        self._written = None
+        self._layers, self.order = layers, Order(layers)
+
     def _recover(self) -> None:
         """Completes what an interrupt has left half done."""
         if self._moving is not None:

@@ -1,4 +1,4 @@
-"""forebay.deepspeed: configurations as they were published, DeepSpeed's own rates and scales, and its engine's calls."""
+"""forebay.deepspeed: configurations as they were published, DeepSpeed's own rates and scales, its engine's calls."""
 
 import json
 import pathlib
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import forebay
-import forebay.deepspeed as deepspeed
 import forebay.torch
+from forebay import deepspeed
 from forebay.deepspeed import _schedules
 from forebay.deepspeed._config import Config, Fp16
 from forebay.deepspeed._scaler import LossScaler
@@ -94,7 +94,7 @@ def config_of(tmp_path, stage=1, nvme=False, **more):
         if stage == 3:
             zero["offload_param"] = {"device": "nvme", "nvme_path": str(tmp_path / "nvme")}
     return {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "zero_optimization": zero,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.95]}},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.95], "weight_decay": 0.01}},
             "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}, **more}
 
 
@@ -171,7 +171,7 @@ def test_what_is_wrong_in_a_configuration_is_named(tmp_path):
                          ({"zero_optimization": {"stage": 1, "stages": 1}}, "zero_optimization.stages is not known"),
                          ({"train_batch_size": 7}, "Make them fit"),
                          ({"optimizer": {"type": "Lamb"}}, "has to be one of: Adam"),
-                         ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "learning_rate is not known"),
+                         ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "learning_rate is not"),
                          ({"scheduler": {"type": "WarmupLR", "params": {"warmup": 1}}}, "scheduler.params.warmup"),
                          ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "total_num_steps is missing"),
                          ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "Choose one")):
@@ -182,8 +182,152 @@ def test_what_is_wrong_in_a_configuration_is_named(tmp_path):
             Config.read(text)
     with pytest.raises(forebay.UsageError, match="cannot be read"):
         Config.read(tmp_path / "missing.json")
+    engine = deepspeed.initialize(model=make_model(), config={"train_batch_size": 4})[0]
     with pytest.raises(forebay.UsageError, match="there is no optimizer"):
-        deepspeed.initialize(model=make_model(), config={"train_batch_size": 4})
+        engine.backward(engine(batch_of(0)[0]).mean())
+
+
+def test_keys_of_deepspeed_0_19_are_known_and_those_that_cannot_be_on_are_refused(tmp_path):
+    config = config_of(tmp_path, steps_per_print=float("inf"), tensor_parallel={"autotp_size": 1},
+                       amp={"enabled": False}, checkpoint={"load_universal": False}, wandb={"enabled": False},
+                       dataloader_drop_last=True, data_types={"grad_accum_dtype": None})
+    assert Config.read(config).steps_per_print == 0
+    for change, text in (({"tensor_parallel": {"autotp_size": 2}}, "autotp_size is 2: there is one rank"),
+                         ({"amp": {"enabled": True}}, "amp.enabled is true: Apex is not there"),
+                         ({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}}, "zero_optimization.zenflow"),
+                         ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "moments are fp32"),
+                         ({"train_batch_size": "auto"}, "Trainer of transformers")):
+        with pytest.raises(forebay.UsageError, match=text):
+            Config.read({**config, **change})
+
+
+@pytest.mark.parametrize("nvme", [False, True])
+def test_calls_that_are_asked_of_an_engine(tmp_path, capsys, nvme):
+    engine = engine_of(config_of(tmp_path, 3, nvme, gradient_accumulation_steps=2, steps_per_print=2,
+                                 wall_clock_breakdown=True))
+    assert sum(p.numel() for p in engine.parameters()) == sum(p.numel() for p in make_model().parameters())
+    assert engine.module in list(engine.modules()) and engine.append.__self__ is engine.module  # a name of the module
+    assert engine.device.type == "cpu" and engine.local_rank == 0 and not engine.fp16_enabled()
+    assert engine.get_global_grad_norm() is None and not engine.was_step_applied()
+    assert engine.config["zero_optimization"]["stage"] == engine.zero_optimization_stage() == 3
+    assert engine.train_batch_size() == 8 and engine.zero_gather_16bit_weights_on_model_save()
+    assert engine._zero3_consolidated_16bit_state_dict().keys() == make_model().state_dict().keys()
+    engine.offload_states()
+    engine.reload_states()
+    with pytest.raises(forebay.NotSupportedError, match="Call forward, backward and step"):
+        engine.train_batch()
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = engine.no_such_name
+    assert train(engine, 0, 8) == plain(8, 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(", lr")[0] for line in lines if "skipped=" in line] == [
+        "[Rank 0] step=2, skipped=0", "[Rank 0] step=4, skipped=0"]
+    assert [line for line in lines if "global_step=4, RunningAvgSamplesPerSec=" in line and "MaxMemAllocated=" in line]
+    assert sum("time (ms) | fwd_microstep: " in line for line in lines) == 8
+    times = [line for line in lines if "time (ms) | fwd: " in line]
+    assert len(times) == 4 and all(float(part.split(": ")[1]) >= 0 for part in times[0].split(" | ")[1:])
+    # Twice the micro-batches of a step, from here on.
+    engine.set_train_batch_size(16)
+    assert engine.gradient_accumulation_steps() == 4
+    before = engine.global_steps
+    train(engine, 8, 12)
+    assert engine.global_steps == before + 1
+    with pytest.raises(forebay.UsageError, match="Choose a multiple"):
+        engine.set_train_batch_size(5)
+    engine.destroy()
+
+
+@pytest.mark.parametrize("nvme", [False, True])
+def test_gradients_that_add_up_without_a_counter(tmp_path, nvme):
+    """As accelerate sets it, with scale_wrt_gas=False; and in no_sync()."""
+    runs = []
+    for way in ("accelerate", "no_sync", "counted"):
+        engine = engine_of(config_of(tmp_path / way, 3, nvme, gradient_accumulation_steps=2 if way == "counted" else 1))
+        for step in range(0, 6, 2):
+            for number in (step, step + 1):
+                inputs, labels = batch_of(number)
+                loss = torch.nn.functional.cross_entropy(engine(inputs), labels)
+                if way == "counted":
+                    engine.backward(loss)
+                    engine.step()
+                elif way == "accelerate":
+                    engine.set_gradient_accumulation_boundary(number > step)
+                    engine.backward(loss / 2, scale_wrt_gas=False)
+                elif number > step:
+                    engine.backward(loss / 2)
+                else:
+                    with engine.no_sync():
+                        engine.backward(loss / 2)
+                        with pytest.raises(forebay.UsageError, match=r"step\(\) inside no_sync"):
+                            engine.step()
+            if way != "counted":
+                engine.step()
+        runs.append((engine.global_steps, engine.get_global_grad_norm(), engine.state_dict()))
+        engine.destroy()
+    for steps, norm, state in runs[1:]:
+        assert (steps, norm) == runs[0][:2] == (3, norm)
+        assert all(torch.equal(tensor, state[name]) for name, tensor in runs[0][2].items())
+
+
+def test_a_schedule_of_the_optimizer_that_was_given_moves_the_engine_s(tmp_path):
+    def make():
+        model = make_model()
+        optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters()}],
+                                      lr=0.2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule,
+                                    config={"train_batch_size": 4})[0]
+
+    engine = make()
+    losses = train(engine, 0, 2)
+    assert engine.get_lr() == pytest.approx([0.1 / 3, 0.2 / 3])
+    engine.save_checkpoint(tmp_path)
+    losses += train(engine, 2, 5)
+    again = make()
+    again.load_checkpoint(tmp_path)
+    assert train(again, 2, 5) == losses[2:] and again.get_lr() == engine.get_lr()
+    with pytest.raises(forebay.UsageError, match="amsgrad=True is not known"):
+        deepspeed.initialize(model=make_model(), config={}, optimizer=lambda p: torch.optim.AdamW(p, amsgrad=True))
+    decoupled = deepspeed.initialize(model=make_model(), config={}, optimizer=lambda p: torch.optim.Adam(
+        p, decoupled_weight_decay=True))[1]
+    assert decoupled.kind == "adamw"
+
+
+def test_buffers_keep_their_type_but_for_those_of_batch_norms():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    model.register_buffer("frequencies", torch.ones(3))
+    engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+        "train_batch_size": 5, "bf16": {"enabled": True}, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}})[0]
+    assert model.frequencies.dtype == torch.float32 and model[1].running_mean.dtype == torch.bfloat16
+    engine.backward(engine(torch.ones(5, 3).bfloat16()).float().sum())
+    engine.step()
+
+
+@pytest.mark.parametrize("nvme", [False, True])
+def test_compile(tmp_path, nvme):
+    engine = engine_of(config_of(tmp_path, 3, nvme))
+    engine.compile(backend="eager")
+    assert engine.is_compiled and train(engine, 0, 4) == plain(4)
+    engine.destroy()
+
+
+def test_optimizers_by_deepspeed_s_names_are_optimizers_of_their_own():
+    from forebay.deepspeed.ops import adagrad, adam, lion
+    for make, kind in ((adam.DeepSpeedCPUAdam, "adamw"), (adam.FusedAdam, "adamw"), (lion.DeepSpeedCPULion, "lion"),
+                       (lambda p: adam.FusedAdam(p, adam_w_mode=False, weight_decay=0.1), "adam"),
+                       (adagrad.DeepSpeedCPUAdagrad, "adagrad")):
+        model = make_model()
+        optimizer = make(model.parameters())
+        model(batch_of(0)[0]).square().mean().backward()
+        before = model[0].weight.clone()
+        optimizer.step()
+        assert optimizer.kind == kind and not torch.equal(before, model[0].weight)
+    for kind, settings in (("AdamW", (1e-3, 0.0, (0.9, 0.999))), ("Lion", (1e-3, 0.0, (0.9, 0.999)))):
+        engine = engine_of({"train_batch_size": 4, "optimizer": {"type": kind}})
+        group = engine.optimizer.param_groups[0]
+        assert (group["lr"], group["weight_decay"], group["betas"]) == settings, kind
+    with pytest.raises(forebay.UsageError, match="amsgrad"):
+        adam.DeepSpeedCPUAdam(make_model().parameters(), amsgrad=True)
 
 
 def test_a_script_with_arguments_a_torch_optimizer_and_training_data(tmp_path):

@@ -91,3 +91,21 @@ def test_arguments_may_stand_in_a_configuration(forebay, task, tmp_path):
     assert rates(tmp_path / "run") == pytest.approx([1e-4 + 9e-4 * (1 - p / 6) ** 2 for p in range(6)])
     other = forebay.run("train", "--resume", out=tmp_path / "run", set="schedule_args=power=3", check=False)
     assert other.returncode == 2 and "--schedule_args" in other.stderr
+
+
+def test_a_deepspeed_configuration_is_the_flags_that_it_stands_for(forebay, task, tmp_path):
+    disk = {"device": "nvme", "nvme_path": str(tmp_path / "disk"), "pin_memory": True}
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "ds.json").write_text(json.dumps({
+        "train_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5, "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 2e-3, "betas": [0.8, 0.95], "weight_decay": 0.1}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3, "warmup_max_lr": 2e-3}},
+        "zero_optimization": {"stage": 3, "offload_param": disk, "offload_optimizer": disk}}))
+    size = dict(seq=32, steps=3, ram="1GiB")
+    done = forebay.run("train", out=tmp_path / "ds", ds_config=tmp_path / "ds.json", **task, **size)
+    assert "pin_memory is ignored: memory is pinned for GPUs alone" in done.stderr
+    assert (tmp_path / "disk" / "forebay").is_dir()
+    forebay.run("train", "--decay_all", out=tmp_path / "flags", batch=2, accum=2, clip=0.5, lr=2e-3, betas="0.8,0.95",
+                weight_decay=0.1, schedule="WarmupLR", schedule_args="warmup_num_steps=3,warmup_max_lr=2e-3",
+                weights_tier="nvme", state_tier="nvme", **task, **size)
+    assert forebay.digest(tmp_path / "ds") == forebay.digest(tmp_path / "flags")

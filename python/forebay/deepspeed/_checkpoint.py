@@ -1,0 +1,151 @@
+"""Checkpoints of an engine. Each tag is a folder that needs nothing else: `forebay.pt`, and where the state lies in a
+store, a copy of it. So tags can be removed, moved and loaded in any order, and the engine's own store is scratch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forebay.deepspeed._scratch import copy_store, sync_folder
+from forebay.errors import BadInputError, NotSupportedError, UsageError
+
+if TYPE_CHECKING:
+    from forebay.deepspeed._engine import DeepSpeedEngine
+
+FILE = "forebay.pt"
+_COPY = re.compile(r"store-(\d+)")
+
+
+def save(engine: DeepSpeedEngine, save_dir: str, tag: str, client_state: dict[str, Any], save_latest: bool,
+         exclude_frozen: bool) -> None:
+    """A crash at any moment leaves the tags that were there, and `latest`, as they were, or this one too."""
+    folder = os.path.join(save_dir, tag)
+    os.makedirs(folder, exist_ok=True)
+    optimizer = None if engine.optimizer is None else engine.optimizer.state_dict()  # commits
+    copies = []
+    if engine.scratch:
+        number = 1 + max((int(found[1]) for found in map(_COPY.fullmatch, os.listdir(folder)) if found), default=-1)
+        for disk, scratch in enumerate(engine.scratch):
+            copies.append(os.path.join(f"store-{number}", str(disk)))
+            copy_store(scratch.store, os.path.join(folder, copies[-1]), f"checkpoint {folder}")
+    document = {"module": _weights(engine, exclude_frozen), "buffers": _buffers(engine.module), "optimizer": optimizer,
+                "lr_scheduler": None if engine.lr_scheduler is None else engine.lr_scheduler.state_dict(),
+                "scaler": None if engine.scaler is None else engine.scaler.state_dict(),
+                "counts": [engine.global_steps, engine.skipped_steps, engine.micro_steps, engine.global_samples],
+                "store": copies, "is_streamed": engine.is_streamed, "client_state": client_state}
+    with open(os.path.join(folder, FILE + ".new"), "wb") as file:
+        torch.save(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    _replace(folder, FILE)
+    for name in os.listdir(folder):  # what this tag had before, or a crash has left
+        if _COPY.fullmatch(name) and not any(copy.startswith(name + os.sep) for copy in copies):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    if save_latest:
+        with open(os.path.join(save_dir, "latest.new"), "w", encoding="utf-8") as text:
+            text.write(tag)
+            text.flush()
+            os.fsync(text.fileno())
+        _replace(save_dir, "latest")
+
+
+def _replace(folder: str, name: str) -> None:
+    os.replace(os.path.join(folder, name + ".new"), os.path.join(folder, name))
+    sync_folder(folder)
+
+
+def _weights(engine: DeepSpeedEngine, exclude_frozen: bool) -> dict[str, Any] | None:
+    """None: they are in the store."""
+    return None if engine.is_streamed else engine.module_state_dict(exclude_frozen_parameters=exclude_frozen)
+
+
+def _buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Those that a state dict has."""
+    return {f"{prefix}.{name}" if prefix else name: buffer for prefix, part in module.named_modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None and name not in part._non_persistent_buffers_set}
+
+
+def tag_of(load_dir: str, tag: str | None) -> str | None:
+    """The tag to load; None: there is none. BadInputError: it is not whole."""
+    if tag is None:
+        latest = os.path.join(load_dir, "latest")
+        if not os.path.exists(latest):
+            return None
+        with open(latest, encoding="utf-8") as file:
+            tag = file.read().strip()
+    if not os.path.exists(os.path.join(load_dir, tag, FILE)):
+        whole = sorted(name for name in os.listdir(load_dir) if os.path.exists(os.path.join(load_dir, name, FILE))
+                       ) if os.path.isdir(load_dir) else []
+        raise BadInputError(f"forebay: there is no checkpoint {tag} in {load_dir}. " +
+                            (f"These can be loaded: {', '.join(whole)}." if whole else "It has none of forebay's."))
+    return tag
+
+
+def load(engine: DeepSpeedEngine, folder: str, *, is_strict: bool, with_optimizer: bool, with_scheduler: bool) -> Any:
+    """Returns the client_state."""
+    # It has whatever the script put into client_state.
+    document = torch.load(os.path.join(folder, FILE), map_location="cpu", weights_only=False)
+    with_optimizer = with_optimizer and engine.optimizer is not None
+    _check(engine, document, folder, with_optimizer)
+    if engine.scratch and engine.optimizer is not None:
+        # From here on the store is another; where the optimizer is not loaded, a new one of the loaded weights.
+        engine.optimizer.move_store([scratch.store for scratch in engine.scratch])
+        for scratch in engine.scratch:
+            scratch.clear()
+    if document["module"] is not None:
+        engine.module.load_state_dict(document["module"], strict=is_strict)
+    if with_optimizer and engine.optimizer is not None:
+        for scratch, copy in zip(engine.scratch, document["store"]):
+            copy_store(os.path.join(folder, copy), scratch.store, f"loading {folder}")
+        _load_optimizer(engine.optimizer, document["optimizer"])
+    elif engine.optimizer is not None and not engine.scratch:
+        engine.optimizer.reload_model_params()
+    with torch.no_grad():
+        for name, buffer in _buffers(engine.module).items():
+            if name in document["buffers"]:
+                buffer.copy_(document["buffers"][name])
+    if with_scheduler and engine.lr_scheduler is not None and document["lr_scheduler"] is not None:
+        engine.lr_scheduler.load_state_dict(document["lr_scheduler"])
+    if engine.scaler is not None and document["scaler"] is not None:
+        engine.scaler.load_state_dict(document["scaler"])
+    engine.global_steps, engine.skipped_steps, engine.micro_steps, engine.global_samples = document["counts"]
+    return document["client_state"]
+
+
+def _check(engine: DeepSpeedEngine, document: dict[str, Any], folder: str, with_optimizer: bool) -> None:
+    is_streamed = bool(document["is_streamed"])
+    if is_streamed != engine.is_streamed or (with_optimizer and len(document["store"]) != len(engine.scratch)):
+        raise UsageError(f"forebay: the checkpoint {folder} was made with another offload_optimizer or offload_param. "
+                         "Load it with the configuration that it was made with.")
+    if with_optimizer and document["optimizer"] is None:
+        raise UsageError(f"forebay: the checkpoint {folder} was made without an optimizer. Load it with "
+                         "load_optimizer_states=False.")
+    if is_streamed and not with_optimizer:
+        raise NotSupportedError("forebay: the weights of a streamed module lie in its store beside the optimizer's "
+                                "state, and are loaded together with it. Leave load_module_only and "
+                                "load_optimizer_states out; or save_16bit_model(), and load that into the model before "
+                                "initialize().")
+    for copy in document["store"] if with_optimizer else ():
+        if not os.path.isdir(os.path.join(folder, copy)):
+            raise BadInputError(f"forebay: the checkpoint's state lies in {os.path.join(folder, copy)}, which is not "
+                                "there. Load another tag.")
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """The groups stay the same dictionaries, which schedulers may have."""
+    groups = list(optimizer.param_groups)
+    optimizer.load_state_dict(state)
+    for group, loaded in zip(groups, optimizer.param_groups):
+        if group is not loaded:
+            kept = dict(loaded)
+            group.clear()
+            group.update(kept)
+    optimizer.param_groups[:] = groups
+
+
+__all__ = ["load", "save", "tag_of"]
