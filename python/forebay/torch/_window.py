@@ -116,6 +116,7 @@ class Window:
         self._written: str | None = None
         # To know writes by: the versions of parameters and weights, and some bytes of each weight.
         self._versions = [[parameter._version for parameter in unit] for unit in self._units]
+        self._compiled = [_num_compiled()] * len(units)
         self._samples: dict[int, list[tuple[int, bytes]]] = {}
         for unit in range(len(units)):
             self._take_away(unit)
@@ -280,8 +281,9 @@ class Window:
     def _versions_have_changed(self, unit: int) -> bool:
         """Whether torch has counted a write since it was last asked."""
         before, self._versions[unit] = self._versions[unit], [parameter._version for parameter in self._units[unit]]
+        compiled, self._compiled[unit] = self._compiled[unit], _num_compiled()
         # torch.compile counts one where it has written nothing.
-        return self._versions[unit] != before and not _torch_has_compiled()
+        return self._versions[unit] != before and self._compiled[unit] == compiled
 
     # ---- Autograd
 
@@ -303,9 +305,10 @@ class Window:
         return None
 
 
-def _torch_has_compiled() -> bool:
+def _num_compiled() -> int:
+    """The frames that torch.compile has looked at in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
 
 
 def _sample_of(tensor: torch.Tensor) -> bytes:
