@@ -294,7 +294,7 @@ int32_t forebay_layers_read(forebay_layers* layers, int32_t tensor, int32_t plan
 int32_t forebay_layers_updates_of(forebay_layers* layers, int32_t tensor, int64_t* num_updates,
                                   char** message);
 /* The bytes of a raw tensor, in RAM until the object is destroyed: to be read at any time, and
-   changed in a step. */
+   changed in a step, or behind it until forebay_layers_commit. */
 int32_t forebay_layers_raw(forebay_layers* layers, int32_t tensor, void** data, size_t* num_bytes,
                            char** message);
 

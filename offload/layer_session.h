@@ -137,9 +137,10 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // ---- Raw tensors
 
   // All bytes of a raw tensor (base/tensor_spec.h; by its index in the inventory), in RAM, to read
-  // until the session ends, and to change in a step. What they are when Update or Skip is called is
-  // what the step's commit carries; BeginRepeat and Abandon make them again what the released step
-  // left. UsageError: not a raw one.
+  // until the session ends, and to change in a step, or behind it until Commit (not with
+  // --durability=replay). What they are when Update, Skip or Commit is called is what the step's
+  // commit carries; BeginRepeat and Abandon make them again what the released step left.
+  // UsageError: not a raw one.
   absl::StatusOr<std::span<std::byte>> RawTensor(int tensor);
 
   // ---- Activations

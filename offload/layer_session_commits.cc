@@ -149,7 +149,7 @@ absl::Status LayerSession::CheckRawTensors(std::string_view call) const {
   if (!raw_->HaveChanged()) return absl::OkStatus();
   return UsageError(fmt::format(
       "{}: raw tensors were changed between steps, and belong to none. Abandon what was "
-      "changed, and change them between BeginStep and Update",
+      "changed, and change them between BeginStep and Update, or before the step's Commit",
       call));
 }
 
@@ -223,7 +223,10 @@ absl::Status LayerSession::Commit() {
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Commit"));
   if (committed_step_ == released_step_) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(failure_);
+  // Kept gradients stand for a step that changed no raw tensors.
+  if (plan_.gradient_area == GradientArea::kAll) FOREBAY_RETURN_IF_ERROR(CheckRawTensors("Commit"));
   FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
+  raw_->Release();
   return FinishAndCommit();
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any, ClassVar, NamedTuple, Union
 
+from forebay._forks import gives_up_locks
 from forebay._library import (
     DTYPES,
     DURABILITIES,
@@ -113,6 +114,7 @@ class Layers(Owned):
         self._handle = handle
         self._lock = threading.Lock()  # stop() comes while a call is under way, and not while the object ends
         self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, self._lock, handle)
+        gives_up_locks(self, paths)
 
     # Whether the object is open is looked at when a call is made, which may be behind others.
     def _call(self, function: Any, *arguments: Any) -> None:
@@ -278,7 +280,8 @@ class Layers(Owned):
         return count.value
 
     def raw(self, tensor: int) -> memoryview:
-        """The bytes of a raw tensor, until `close`: to be read at any time, and changed in a step."""
+        """The bytes of a raw tensor, until `close`: to be read at any time, and changed in a step, or behind it until
+        `commit`."""
         data, num_bytes = c_void_p(), c_size_t()
         self._worker.quick(self._call, lib.forebay_layers_raw, tensor, ctypes.byref(data),
                            ctypes.byref(num_bytes))

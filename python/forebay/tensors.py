@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ctypes import c_char_p, c_size_t, c_void_p
 from typing import Any, ClassVar, Union
 
+from forebay._forks import gives_up_locks
 from forebay._library import (
     DTYPES,
     DURABILITIES,
@@ -74,6 +75,7 @@ class Tensors(Owned):
         self._handle = handle
         self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, lib.forebay_tensors_destroy,
                                          handle)
+        gives_up_locks(self, paths)
         self.tensors = [Tensor(entry["name"], tuple(entry["shape"]), 0, entry["layer"], entry["raw"])
                         for entry in self._json(lib.forebay_tensors_inventory_json)]
 

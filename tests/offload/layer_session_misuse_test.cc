@@ -331,7 +331,7 @@ TEST(LayerSessionSteps, ALayerThatIsNotReadIsUpdatedAllTheSame) {
   }
 }
 
-TEST(LayerSessionSteps, RawTensorsChangeInAStepAlone) {
+TEST(LayerSessionSteps, RawTensorsChangeInAStepOrBehindItUntilItsCommit) {
   ModuleSettings settings = Settings();
   settings.has_raw = true;
   const TemporaryFolder folder;
@@ -359,6 +359,11 @@ TEST(LayerSessionSteps, RawTensorsChangeInAStepAlone) {
   const TensorSpec& spec = session.store().inventory().tensors()[flag];
   ASSERT_EQ(session.store().ReadRaw(spec, 0, committed), absl::OkStatus());
   EXPECT_EQ(committed[0], std::byte{(1 * 7 + 1) * 7 + 2});
+  ASSERT_EQ(run.RunUntil(3), absl::OkStatus());
+  (*bytes)[0] = std::byte{42};
+  ASSERT_EQ(session.Commit(), absl::OkStatus());
+  ASSERT_EQ(session.store().ReadRaw(spec, 0, committed), absl::OkStatus());
+  EXPECT_EQ(committed[0], std::byte{42});
 }
 
 TEST(LayerSessionSteps, GradientsOfALayerThatIsClosedAreRefused) {

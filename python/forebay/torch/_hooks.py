@@ -71,8 +71,8 @@ def refuse_what_needs_weights(module: torch.nn.Module, dtype: torch.dtype) -> No
 
 
 def _refuse_load(*_: Any) -> NoReturn:
-    raise NotSupportedError("forebay: a streamed module takes no state dict. Load it before stream(); to go on with a "
-                            "store, call stream() with its folder and resume().")
+    raise NotSupportedError("forebay: a streamed module takes a state dict only by its own load_state_dict(), and this "
+                            "was that of a module around it. Call it with the part that is its own.")
 
 
 def _refuse_replicas() -> NoReturn:

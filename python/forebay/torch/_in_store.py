@@ -16,6 +16,7 @@ from forebay.errors import ForebayError, NotSupportedError, NumericalError, Usag
 from forebay.inventory import Inventory
 from forebay.kernels import Kernels
 from forebay.layers import Layers
+from forebay.torch._run_state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class InStore:
         self._num_groups = 0
         self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
         self._kernels: Kernels | None = None
+        self.run_state = RunState()
+        self.commit_every = 0  # steps; 0: commit() alone commits
+        self._steps_since_commit = 0
         # The step in progress.
         self._in_step = False
         self._num_arrived: list[int] = []  # gradients, by layer
@@ -99,6 +103,7 @@ class InStore:
 
     def _make_layers(self, optimizer: Optimizer, inventory: Inventory, dtype: str, **more: Any) -> Layers:
         options, groups = self._options, optimizer.param_groups
+        self.run_state.add_to(inventory)
         tier = "nvme" if options.ram_bytes is None else "auto"
         self._layers = Layers(
             inventory, options.folders, ram_bytes=options.ram_bytes or 0, weight_dtype=dtype, gradient_dtype=dtype,
@@ -118,13 +123,17 @@ class InStore:
                                  "before the first step to go on with it, or remove the folder.")
             with self._dropping_what_fails():
                 layers.create()
-                for parameter, (_, index) in self._place.items():
-                    layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
+                self._fill(layers)
+                self.run_state.fill(layers)
                 layers.start(optimizer.words(user))
                 self._is_open = True
         if self._steps_to_copy:
             self._copy_weights(layers)
         return layers
+
+    def _fill(self, layers: Layers) -> None:
+        for parameter, (_, index) in self._place.items():
+            layers.fill(index, DTYPES[parameter.dtype], memory_of(on_host(parameter)))
 
     @contextlib.contextmanager
     def _dropping_what_fails(self) -> Iterator[None]:
@@ -257,6 +266,7 @@ class InStore:
             self._abandon(layers)
             raise
         self._forget_step()
+        self._note_step()
         optimizer.grad_norm = found.norm
         self._copy_weights(layers)
 
@@ -286,12 +296,46 @@ class InStore:
     # ---- What lasts
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
-        self._run(self._commit, optimizer, user, optimizer.words(user))
+        self._run(self._commit, optimizer, user, optimizer.words(user), self.run_state.pack())
 
-    def _commit(self, optimizer: Optimizer, user: dict[str, Any] | None, words: dict[str, Any] | None) -> int:
+    def _commit(self, optimizer: Optimizer, user: dict[str, Any] | None, words: dict[str, Any] | None,
+                packed: bytes) -> int:
         layers = self._use(optimizer, user)
-        layers.commit(words)
+        is_new = layers.step > layers.committed_step and not self._in_step
+        if user and not is_new and self.commit_every > 0 and layers.user != words:
+            raise UsageError(f"forebay: step {layers.step} is committed already, by commit_every={self.commit_every}, "
+                             "and cannot be again with something else. Have commits carry it by track().")
+        try:
+            if is_new:
+                self.run_state.write(layers, packed)
+            layers.commit(words)
+        except BaseException:
+            if is_new:
+                layers.abandon()  # what was written for the commit belongs to no step
+            raise
+        self._steps_since_commit = 0
         return layers.committed_step
+
+    def _note_step(self) -> None:
+        self.run_state.note_step(keeps_generators=self.commit_every > 0)
+        self._steps_since_commit += 1
+
+    def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:
+        """commit_every. before_batch: a tracked loader is asked for the next one. Else a pass begins, whose batch may
+        have drawn random numbers: the commit has the generators as the last step left them."""
+        # A pass may also belong to the step that was made, where a loader says when the next one begins.
+        waits = self.run_state.has_loader and not before_batch
+        if self.commit_every > 0 and self._steps_since_commit >= self.commit_every + waits:
+            self._between_steps()
+            self._run(self._commit, optimizer, None, optimizer.words(None), self.run_state.pack(now=before_batch))
+
+    def _between_steps(self) -> None:
+        """Before a commit."""
+
+    def track(self, optimizer: Optimizer, objects: dict[str, Any]) -> None:
+        """Settings of groups too: to make a scheduler has changed them."""
+        if self.run_state.track(objects):
+            optimizer.take_words(self._run(self._use, optimizer).user)
 
     def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
         user: dict[str, Any] | None = self._run(self._resume, optimizer)
@@ -306,11 +350,12 @@ class InStore:
         with self._dropping_what_fails():
             layers.open()
             self._is_open = True
+            self.run_state.read(layers)
             self._copy_weights(layers)
         return optimizer.take_words(layers.user)
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
-        step = self._run(self._commit, optimizer, None, None)
+        step = self._run(self._commit, optimizer, None, None, self.run_state.pack())
         return {"folders": [os.path.abspath(folder) for folder in self._options.folders], "step": step}
 
     def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -330,12 +375,12 @@ class InStore:
                              "state dict of that, or copy the folder with each state dict.")
 
     def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
-        state: dict[int, dict[str, torch.Tensor]] = self._run(self._full_state, optimizer)
+        state: dict[int, dict[str, torch.Tensor]] = self._run(self._full_state, optimizer, self.run_state.pack())
         return state
 
-    def _full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]]:
+    def _full_state(self, optimizer: Optimizer, packed: bytes) -> dict[int, dict[str, torch.Tensor]]:
+        self._commit(optimizer, None, None, packed)
         layers = self._use(optimizer)
-        layers.commit()
         everything: dict[int, dict[str, torch.Tensor]] = {}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for number, parameter in enumerate(parameters):
@@ -393,4 +438,11 @@ def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:
     return folders
 
 
-__all__ = ["ForebayError", "InStore", "StoreOptions", "folders_of"]
+def remove_store(folder: Path) -> None:
+    """What lies there counts as a store that was never finished, which the next one takes the place of."""
+    for name in ("commit.fbs", os.path.join("copy", "commit.fbs")):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, name))
+
+
+__all__ = ["ForebayError", "InStore", "StoreOptions", "folders_of", "remove_store"]

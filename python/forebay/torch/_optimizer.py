@@ -11,10 +11,12 @@ from typing import Any, ClassVar, overload
 import torch
 
 from forebay._library import Group
-from forebay.errors import CorruptError, UsageError
+from forebay.errors import CorruptError, NotSupportedError, UsageError
 from forebay.layers import Layers
 from forebay.torch._in_ram import STATE_DTYPES, InRam
 from forebay.torch._in_store import InStore, Path, StoreOptions, folders_of
+from forebay.torch._loader import ResumableLoader
+from forebay.torch._loading import Source
 from forebay.torch._streamed import Streamed
 from forebay.torch._tensors import DTYPES, bytes_of
 
@@ -176,12 +178,36 @@ class Optimizer(torch.optim.Optimizer):
         with torch.no_grad():
             return self._backend.resume(self)
 
-    def start(self, resume: bool, accumulation_steps: int) -> None:
+    def track(self, **objects: Any) -> None:
+        """With nvme: every commit has the state of these objects (state_dict and load_state_dict: schedulers, scalers,
+        a ResumableLoader), by name. Behind resume() they get that of the commit. Once, before the first step.
+
+        UsageError: an object has no such methods, or its state more than numbers, texts and tensors.
+        """
+        if not isinstance(self._backend, InStore):
+            raise NotSupportedError("forebay: track() puts objects into the commits of a store, and this optimizer "
+                                    "keeps its state in RAM. Save their state dicts, or give it a folder: nvme=FOLDER.")
+        self._backend.track(self, objects)
+        to = weakref.ref(self)
+        for each in objects.values():
+            if isinstance(each, ResumableLoader):
+                each.before_next = lambda: _commit_if_due(to())
+                each.after_begin = self._backend.run_state.restore_generators
+
+    def commit_if_due(self) -> None:
+        """With nvme and commit_every: before the next batch is asked for."""
+        if isinstance(self._backend, InStore):
+            self._backend.commit_if_due(self, before_batch=True)
+
+    def start(self, resume: bool, accumulation_steps: int, commit_every: int,
+              source: Callable[[], Source] | None) -> None:
         """For stream(): makes the store, or goes on with one."""
         assert isinstance(self._backend, Streamed)
         if accumulation_steps < 1:
             raise UsageError(f"forebay: accumulation_steps is {accumulation_steps}, and a step has at least one pass.")
         self._backend.accumulation_steps = accumulation_steps
+        self._backend.commit_every = commit_every
+        self._backend.source = source
         if resume:
             self.resumed = self.resume()
         if self.resumed is None:
@@ -192,6 +218,11 @@ class Optimizer(torch.optim.Optimizer):
         """With nvme, between steps: the store is, or will be, in other folders. What is not committed is lost."""
         assert isinstance(self._backend, InStore)
         self._backend.move(folders)
+
+    def streamed(self) -> Streamed:
+        """For stream()."""
+        assert isinstance(self._backend, Streamed)
+        return self._backend
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -284,6 +315,11 @@ def _hook_of(optimizer: weakref.ref[Optimizer]) -> Callable[[torch.Tensor], None
             to._take_gradient(parameter)
 
     return take
+
+
+def _commit_if_due(optimizer: Optimizer | None) -> None:
+    if optimizer is not None:
+        optimizer.commit_if_due()
 
 
 def _plain(value: Any) -> Any:

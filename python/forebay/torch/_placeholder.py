@@ -30,7 +30,7 @@ class Placeholder:
 
     def __init__(self, num_bytes: int, dtype: torch.dtype) -> None:
         self.num_bytes = max(1, -(-num_bytes // _PIECE)) * _PIECE
-        self._nan = _NANS[dtype]
+        self._nan = _NANS.get(dtype, _NANS[torch.float32])
         file = os.memfd_create("forebay")
         try:
             os.truncate(file, _PIECE)

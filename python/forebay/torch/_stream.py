@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from forebay.errors import NotSupportedError, UsageError
 from forebay.torch._in_store import Path
+from forebay.torch._loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
+from forebay.torch._saving import names_of, save_pretrained
+from forebay.torch._tensors import bytes_of
 
 
 class Engine:
@@ -22,6 +27,8 @@ class Engine:
     def __init__(self, module: torch.nn.Module, optimizer: Optimizer) -> None:
         self.module = module
         self.optimizer = optimizer
+        if hasattr(module, "save_pretrained"):
+            module.save_pretrained = self._save_as_transformers  # type: ignore[assignment]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.module(*arguments, **keywords)
@@ -49,14 +56,70 @@ class Engine:
         """Makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON."""
         self.optimizer.commit(user)
 
+    def track(self, **objects: Any) -> None:
+        """Every commit has the state of these objects (schedulers, scalers, a `ResumableLoader`: what has state_dict
+        and load_state_dict), beside weights, moments, buffers and random number generators. Where the engine went on
+        with a store, they get theirs. Once, before the first step."""
+        self.optimizer.track(**objects)
+
     def state_dict(self) -> dict[str, Any]:
-        """The state dict of the module: all weights, in RAM."""
+        """The state dict of the module: all weights, in RAM. DoesNotFitError: they are more than `ram`, or than 80 % of
+        what was available."""
         return self.module.state_dict()
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights, one after another, those of a unit in RAM at a time. Copy what you keep."""
+        names = names_of(self.module)
+        for unit in self._weights():
+            for parameter, weight in unit.items():
+                yield names[parameter], weight
+
+    def save_pretrained(self, folder: Path, max_shard_size: int | str = "50GB") -> None:
+        """Writes the weights of the last step and the buffers as safetensors, in shards where they are larger than
+        `max_shard_size`, with the configuration where transformers made the module: from_pretrained() reads them. Never
+        more than a unit is in RAM.
+
+        StorageError: the disk is full, for example; the folder has what it had. UsageError: there can be no folder.
+        """
+        names = names_of(self.module)
+        units = [[names[parameter] for parameter in unit] for unit in self.optimizer.streamed().layout]
+        save_pretrained(self.module, os.path.abspath(folder), units,
+                        ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights()),
+                        bytes_of(max_shard_size))
+
+    def load_pretrained(self, folder: Path) -> None:
+        """Takes the weights of a folder of safetensors into a new store, unit by unit: before the first step.
+        module.load_state_dict() does it with a state dict.
+
+        UsageError: steps were made, or there are no such files. BadInputError: they are of another module.
+        """
+        self.optimizer.streamed().refill(self.optimizer, FromFolder(self.module, os.path.abspath(folder)))
+
+    def _save_as_transformers(self, save_directory: Path, is_main_process: bool = True, state_dict: Any = None,
+                              push_to_hub: bool = False, max_shard_size: int | str = "50GB", **others: Any) -> None:
+        """The module's own save_pretrained, which would have all weights in RAM."""
+        others = {name: value for name, value in others.items() if value not in (None, True)}
+        if push_to_hub or others:
+            raise NotSupportedError("forebay: save_pretrained of a streamed module takes a folder and max_shard_size, "
+                                    f"and got {', '.join(others) or 'push_to_hub'}. Save to a folder, and do the rest "
+                                    "with that.")
+        if is_main_process:
+            self.save_pretrained(save_directory, max_shard_size)
+
+    def _weights(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+        return self.optimizer.streamed().weights()
 
     @property
     def resumed(self) -> User | None:
         """The `user` of the commit that stream() went on from; None: it made a new store."""
         return self.optimizer.resumed
+
+    @property
+    def steps(self) -> int:
+        """The steps that were made, those before resuming too."""
+        layers = self.optimizer.layers
+        assert layers is not None
+        return layers.step
 
     @property
     def grad_norm(self) -> float | None:
@@ -70,20 +133,42 @@ class Engine:
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
            optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, accumulation_steps: int = 1,
-           **settings: Any) -> Engine:
+           commit_every: int = 0, weights: Weights | None = None, **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
     when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
 
     nvme: the store's folder, or one for each disk. ram: memory for it, as bytes or "8GiB". optimizer: the class, and
     `settings` its arguments. params: its parameters or groups; None: all that require a gradient; the others are
     frozen. resume: goes on with the store that is in the folder, if there is one, instead of the module's weights.
-    accumulation_steps: the forward and backward passes of a step, whose gradients add up.
+    accumulation_steps: the forward and backward passes of a step, whose gradients add up. commit_every: so many steps
+    share a commit, which is made when the next pass begins, or a tracked `ResumableLoader` is asked for the next batch:
+    at 1 a crash takes no more than that. 0: commit() alone commits.
+    weights: of a new store, in place of the module's own: a folder of safetensors, or a function that sets the
+    parameters of the module that it is called with, as for Module.apply(). They are read unit by unit, and the module
+    may be on the meta device: then it is never in RAM as a whole.
 
     UsageError: the parameters are of several types; there is a store and `resume` is not said. NotSupportedError: they
     are on a GPU.
     """
+    if is_hollow(module):
+        if weights is None:
+            raise UsageError("forebay: the module is on the meta device and has no weights. Say where they are: "
+                             "weights=FOLDER, with safetensors; or a function that sets them.")
+        make_placeholders(module)
+        make_buffers(module)
     if params is None:
         params = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if commit_every < 0:
+        raise UsageError(f"forebay: commit_every is {commit_every}. Say how many steps share a commit; 0: commit() "
+                         "alone commits.")
+    if commit_every > 0 and settings.setdefault("durability", "step") in ("auto", "none"):
+        raise UsageError(f"forebay: commit_every={commit_every} keeps commits through a crash, and "
+                         f"durability={settings['durability']!r} does not. Leave durability out.")
     made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, **settings)
-    made.start(resume, accumulation_steps)
+    try:
+        source = None if weights is None else lambda: source_of(module, weights)
+        made.start(resume, accumulation_steps, commit_every, source)
+    except BaseException:
+        made.close()
+        raise
     return Engine(module, made)

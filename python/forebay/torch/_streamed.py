@@ -7,20 +7,22 @@ import inspect
 import math
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forebay._library import Group
-from forebay.errors import NotSupportedError, NumericalError, UsageError
+from forebay.errors import DoesNotFitError, NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
 from forebay.torch._all_gradients import AllGradients
 from forebay.torch._hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
-from forebay.torch._in_store import InStore, Path, StoreOptions
+from forebay.torch._in_store import InStore, Path, StoreOptions, remove_store
+from forebay.torch._loading import FromState, Source
 from forebay.torch._placeholder import Placeholder
+from forebay.torch._run_state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
 from forebay.torch._units import containers_of, units_of
 from forebay.torch._window import Window
@@ -41,12 +43,14 @@ class Streamed(InStore):
     def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module) -> None:
         super().__init__(optimizer, options)
         self._module = module
+        self.run_state = RunState(module)
         self._units = units_of(module)
         self._window: Window | None = None
         self._placeholder: Placeholder | None = None
         self._open: dict[int, None] = {}  # layers whose gradients are being summed, least recent first
         self._depth = 0  # of forward passes of the whole module
         self.accumulation_steps = 1  # passes of a step
+        self.source: Callable[[], Source] | None = None  # of the weights of a new store; None: the module has them
         self._num_passes = 0  # of the step in progress
         self._backward: int | None = None  # torch's number of the backward pass that will call _end_backward
         self._found: StepGradients | None = None  # the norm of the step in progress, once it was asked for
@@ -91,6 +95,18 @@ class Streamed(InStore):
         settings = [optimizer.settings_of(group) for group in optimizer.param_groups]
         return [*settings, Group(beta1=0.9, beta2=0.9, eps=1e-8, frozen=1)] if self._has_frozen else settings
 
+    def _fill(self, layers: Layers) -> None:
+        if self.source is None:
+            super()._fill(layers)
+            return
+        source = self.source()
+        source.check()
+        source.fill_buffers()
+        for unit in self._units:
+            values = source(unit.parameters)
+            for parameter in unit.parameters.values():
+                layers.fill(self._place[parameter][1], DTYPES[parameter.dtype], memory_of(values[parameter]))
+
     def start(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         """Makes the store of the module as it is, and takes its weights away."""
         self._use(optimizer, user)
@@ -101,6 +117,22 @@ class Streamed(InStore):
         if user is not None:
             self._attach(optimizer)
         return user
+
+    def refill(self, optimizer: Optimizer, source: Source) -> None:
+        """Makes the store anew, with other weights. UsageError: steps were made."""
+        assert self._layers is not None and self._window is not None
+        if self._layers.step > 0:
+            raise UsageError(f"forebay: the store has made {self._layers.step} steps, and takes other weights only "
+                             "before the first. Load them before stream(), with another folder; to go on with a store, "
+                             "call stream(..., resume=True).")
+        source.check()
+        self._between_steps()
+        self._layers.close()
+        for folder in self._options.folders:
+            remove_store(folder)
+        self._layers, self._is_open = None, False
+        self.source = lambda: source
+        self._window.rebind(self._use(optimizer))
 
     def _copy_weights(self, layers: Layers) -> None:
         """They are read when they are needed."""
@@ -138,6 +170,15 @@ class Streamed(InStore):
         module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             lambda *arguments: self._fill_state_dict(*arguments))
         refuse_what_needs_weights(module, self._layout[0][0].dtype)
+
+        def load(state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
+            to = optimizer()
+            assert to is not None
+            source = FromState(module, state_dict, strict)
+            self.refill(to, source)
+            return torch.nn.modules.module._IncompatibleKeys(source.missing, source.unexpected)
+
+        module.load_state_dict = load  # type: ignore[method-assign, assignment]
         for part in module.modules():
             part._parameters = Fetching(part._parameters, self._fetch)
         carrier = min((p for p in self._place if p.requires_grad), key=torch.Tensor.numel, default=None)
@@ -203,6 +244,8 @@ class Streamed(InStore):
         window.check_placeholders()
         if self._all is not None and self._all[0].grad is not self._all[1]:
             self._abandon(self._layers)  # zero_grad() of the module has forgotten the gradients
+        if not self._in_step and torch.is_grad_enabled():
+            self.commit_if_due(optimizer, before_batch=False)
         if not self._in_step:
             window.order.end()
             if torch.is_grad_enabled():
@@ -344,6 +387,7 @@ class Streamed(InStore):
                 self._abandon(layers)
             raise
         self._forget_step()
+        self._note_step()
         optimizer.grad_norm = norm
 
     def _forget_step(self) -> None:
@@ -427,9 +471,26 @@ class Streamed(InStore):
         assert self._window is not None
         self._window.show(self._place[parameter][0])
 
+    @property
+    def layout(self) -> list[list[torch.Tensor]]:
+        """The parameters of each unit."""
+        return self._layout
+
+    def weights(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+        """All weights, unit by unit. They are here until the next unit comes, or while they are kept."""
+        assert self._window is not None
+        if not self._in_step:
+            self._window.release()
+            self._window.order.end()
+            self._window.order.begin("weights")
+        for layer, unit in enumerate(self._units):
+            yield dict(zip(unit.parameters.values(), self._window.fetch(layer)))
+        self._window.release()
+
     def _fill_state_dict(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
         """The values of placeholders: the whole model in RAM."""
         assert self._window is not None
+        self._check_fits()
         names: dict[int, list[tuple[str, int]]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if prefix + name in state and parameter in self._place:
@@ -442,6 +503,17 @@ class Streamed(InStore):
             for name, number in wanted:
                 state[name] = copies.setdefault(number, weights[number].detach().clone())
         self._window.release()
+
+
+    def _check_fits(self) -> None:
+        """Whether all weights may be in RAM at one time."""
+        assert self._layers is not None
+        needed = sum(parameter.numel() * parameter.element_size() for parameter in self._place)
+        room = self._layers.plan()["ram_budget_bytes"]
+        if needed > room:
+            raise DoesNotFitError(f"forebay: state_dict() needs {needed} bytes for all weights, and there are {room} "
+                                  "(ram=, or 80 % of what was available). Write them unit by unit: "
+                                  "engine.save_pretrained(FOLDER); or read them so: engine.named_weights().")
 
 
 for _around in (Streamed._around_unit, Streamed._around_module, Streamed._saving_weights):

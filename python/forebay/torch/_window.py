@@ -121,6 +121,11 @@ class Window:
         for unit in range(len(units)):
             self._take_away(unit)
 
+    def rebind(self, layers: Layers) -> None:
+        """Another store of the same units takes the place of this one. Nothing is here."""
+        self._layers = layers
+        self.order = Order(layers)
+
     def _take_away(self, unit: int) -> None:
         for parameter in self._units[unit]:
             parameter.data = self._placeholder.view(parameter.shape, parameter.dtype)
@@ -217,12 +222,15 @@ class Window:
             self._take_away(unit)
         for parameter, tensor in zip(self._units[unit], self._here.get(unit, ())):
             parameter.data = tensor
+        self._versions_have_changed(unit)  # while they were elsewhere they could be written to
 
     def use(self, layers: Layers) -> None:
         """Goes on with another store of the same units. Nothing is pinned."""
         self.release()
         self._written = None
         self._layers, self.order = layers, Order(layers)
+        for unit in range(len(self._units)):
+            self._versions_have_changed(unit)
 
     def _recover(self) -> None:
         """Completes what an interrupt has left half done."""

@@ -343,7 +343,8 @@ def test_what_a_streamed_module_cannot_do_says_so(tmp_path):
     for call, text in ((lambda: model.to(torch.bfloat16), "stays torch.float32"),
                        (lambda: copy.deepcopy(model), "cannot be copied"),
                        (lambda: pickle.dumps(model), "cannot be pickled"),
-                       (lambda: model.load_state_dict(state), "takes no state dict")):
+                       (lambda: nn.Sequential(model).load_state_dict({f"0.{k}": v for k, v in state.items()}),
+                        "its own load_state_dict")):
         with pytest.raises(forebay.NotSupportedError, match=text):
             call()
     with pytest.raises(forebay.UsageError, match="without a forward and backward"):
