@@ -229,8 +229,9 @@ typedef struct {
 
 int32_t forebay_layers_begin_step(forebay_layers* layers, const forebay_step_options* options,
                                   char** message);
-/* Replaces clip and loss_scale of the step in progress, and the groups where num_groups is not 0
-   (only where updates are not applied in backward). Before finish_backward. */
+/* Replaces clip and loss_scale of the step in progress, and the groups where num_groups is not 0.
+   Before update, so that they may depend on the norm; where updates are applied in backward, before
+   finish_backward, and without groups. */
 int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_options* options,
                                 char** message);
 /* Applies what is left of the update of the step before: that of layers which were not read since.

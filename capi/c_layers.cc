@@ -194,6 +194,7 @@ absl::StatusOr<Json> StatsJson(LayersState& state) {
               {"update_s", session->update_s()},
               {"committed_step", session->committed_step()},
               {"step", session->released_step()},
+              {"leased_layers", session->lent_layers()},
               {"ram_bytes", run.budget().used_bytes()},
               {"peak_ram_bytes", run.budget().peak_bytes()},
               {"ram_budget_bytes", run.plan().ram_budget_bytes},

@@ -163,8 +163,10 @@ absl::Status LayerSession::CheckState(State state, std::string_view call) const 
 }
 
 absl::Status LayerSession::CheckNothingIsLent(std::string_view call) const {
-  if (num_lent_ == 0) return absl::OkStatus();
-  return UsageError(fmt::format("{}: {} layers are lent. Release them before", call, num_lent_));
+  if (lent_.empty()) return absl::OkStatus();
+  return UsageError(fmt::format("{}: {} layers are lent, one of them '{}'. Release them before",
+                                call, lent_.size(),
+                                store_->inventory().layers()[lent_.back()].name));
 }
 
 absl::Status LayerSession::CheckNothingIsAnnounced(std::string_view call) const {
@@ -211,13 +213,13 @@ absl::StatusOr<WeightsLease> LayerSession::Acquire(int layer) {
   FOREBAY_RETURN_IF_ERROR(std::exchange(announce_error_, absl::OkStatus()));
   FOREBAY_ASSIGN_OR_RETURN(const std::span<const std::byte> data, swapper_->Acquire(layer));
   --num_announced_;
-  ++num_lent_;
+  lent_.push_back(layer);
   return WeightsLease(this, layer, {.dtype = WeightDType(store_->tiles().layout()), .data = data},
                       shared_from_this());
 }
 
 void LayerSession::Release(int layer, Event* done) {
-  --num_lent_;
+  lent_.erase(std::ranges::find(lent_, layer));
   swapper_->Release(layer, done);
 }
 
@@ -293,7 +295,7 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
 }
 
 absl::Status LayerSession::SetGroups(std::vector<ParameterGroup> groups) {
-  FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "SetGroups"));
+  if (state_ != State::kDone) FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "SetGroups"));
   if (optimizer_->modes().speculates()) {
     return UsageError("SetGroups: updates with the settings of BeginStep may be applied already");
   }

@@ -152,8 +152,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // ---- A step
 
   absl::Status BeginStep(StepUpdate update);
-  // Replaces the settings of the groups in the step in progress, before FinishBackward. UsageError
-  // where the plan speculates: updates with the others may be applied.
+  // Replaces the settings of the groups in the step in progress, before Update. UsageError where
+  // the plan speculates: updates with the others may be applied.
   absl::Status SetGroups(std::vector<ParameterGroup> groups);
   // Completes the updates of the step before, but for delayed ones, and commits it where that is
   // due. The first gradient that is handed over does so too. UsageError while a lease is out, if a
@@ -176,9 +176,10 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::StatusOr<StepGradients> FinishBackward();
   // Forgets the gradients of a pass that has to be computed again.
   absl::Status BeginRepeat();
-  // Makes the step's update due. `kept` goes with it through a crash, and is what the step's commit
-  // carries where options.commit_state is empty. kByPace: commits where the plan's pace says so,
-  // which may be in the next step. UsageError where a gradient is not finite.
+  // Makes the step's update due, with the scalars that StepUpdate::scalars_of gives now (where the
+  // plan speculates: gave in FinishBackward). `kept` goes with it through a crash, and is what the
+  // step's commit carries where options.commit_state is empty. kByPace: commits where the plan's
+  // pace says so, which may be in the next step. UsageError where a gradient is not finite.
   absl::Status Update(Json kept, CommitWhen when = CommitWhen::kByPace);
   // The step's gradients are dropped, and it counts as a step. Where raw tensors changed in it, its
   // commit copies the whole store.
@@ -208,7 +209,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   bool speculates() const;  // the plan's updates are speculative
   // Time that the caller waited for weights, for gradients to be taken, and for activations.
   double wait_s() const;
-  double update_s() const;  // in kernels
+  double update_s() const;                                       // in kernels
+  const std::vector<int>& lent_layers() const { return lent_; }  // as often as each is lent
   TensorStore& store() { return *store_; }
 
  protected:
@@ -268,7 +270,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;
 
-  int num_lent_ = 0;
+  std::vector<int> lent_;        // layers, as often as they are lent
   int64_t num_announced_ = 0;    // and not acquired
   absl::Status announce_error_;  // of the next Acquire
 

@@ -1,6 +1,8 @@
 #include "forebay/step/layer_window.h"
 
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
@@ -253,10 +255,15 @@ absl::Status LayerWindow::CheckAcquire(int layer) {
       return absl::OkStatus();
     }
   }
-  return UsageError(fmt::format(
-      "acquire: every buffer that '{}' could take is lent ({} layers are held). Release one first, "
-      "or give the window more buffers",
-      NameOf(layer), num_lent_));
+  std::vector<std::string_view> lent;
+  for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
+    if (uses_[buffer].num_lent > 0) lent.push_back(NameOf(buffers_[buffer].layer));
+  }
+  return UsageError(
+      fmt::format("acquire: every buffer that '{}' could take is lent: '{}' {} held. Release one "
+                  "first, or give "
+                  "the window more buffers",
+                  NameOf(layer), fmt::join(lent, "', '"), lent.size() == 1 ? "is" : "are"));
 }
 
 absl::StatusOr<int> LayerWindow::Acquire(int layer) {

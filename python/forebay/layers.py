@@ -202,8 +202,9 @@ class Layers(Owned):
         self._wait(lib.forebay_layers_begin_step, _step_options(groups, clip, loss_scale))
 
     def set_step(self, groups: Sequence[Group] = (), *, clip: float = 0.0, loss_scale: float = 0.0) -> None:
-        """Replaces clip and loss_scale of the step in progress, and the groups where there are some (not where updates
-        are applied in backward). Before `finish_backward`."""
+        """Replaces clip and loss_scale of the step in progress, and the groups where there are some. Before `update`,
+        so that they may depend on the norm; where updates are applied in backward, before `finish_backward` and without
+        groups."""
         self._wait(lib.forebay_layers_set_step, _step_options(groups, clip, loss_scale))
 
     def settle(self) -> None:
@@ -294,7 +295,7 @@ class Layers(Owned):
         return Snapshot(handle)
 
     def stats(self) -> dict[str, Any]:
-        """Bytes moved, time waited, memory taken, the engine."""
+        """Bytes moved, time waited, memory taken, the engine; "leased_layers": as often as each is leased."""
         stats: dict[str, Any] = self._json(lib.forebay_layers_stats_json)
         return stats
 

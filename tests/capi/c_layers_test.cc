@@ -176,6 +176,24 @@ TEST(CLayers, SkippedStepsChangeNothing) {
   EXPECT_EQ(layers.All(), AllAfter({}, 5));
 }
 
+// The caller clips, or divides by its loss scale, when it knows the norm.
+TEST(CLayers, TheScaleMayBeSetBehindTheNorm) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {});
+  layers.Create();
+  ASSERT_THAT(layers.Begin(), IsOk());
+  layers.Gradients(1, 1024);
+  forebay_step_gradients gradients = {};
+  ASSERT_THAT(layers.Finish(&gradients), IsOk());
+  EXPECT_GT(gradients.norm, 1024 * 0.01);
+  forebay_step_options options = {};
+  options.struct_size = sizeof(options);
+  options.loss_scale = 1024;
+  ASSERT_THAT(Do([&](char** m) { return forebay_layers_set_step(layers, &options, m); }), IsOk());
+  ASSERT_THAT(layers.Update(), IsOk());
+  EXPECT_EQ(layers.All(), AllAfter({}, 1));
+}
+
 TEST(CLayers, GradientsThatAreNotFiniteAreNamed) {
   const TemporaryFolder folder;
   Layers layers(folder.Path("store"), {});

@@ -31,7 +31,7 @@ def make_placeholders(module: torch.nn.Module) -> None:
     parameters = [parameter for parameter in module.parameters() if parameter.is_meta]
     if not parameters:
         return
-    placeholder = Placeholder(max(each.numel() * each.element_size() for each in parameters))
+    placeholder = Placeholder(max(each.numel() * each.element_size() for each in parameters), parameters[0].dtype)
     for parameter in parameters:
         attributes = dict(parameter.__dict__)
         here = torch.nn.Parameter(placeholder.view(parameter.shape, parameter.dtype), parameter.requires_grad)

@@ -109,11 +109,13 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _step_scaled(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
-        if scale is not None and self._takes_in_backward:
+        if scale is not None and self._takes_in_backward and not isinstance(self._backend, Streamed):
             raise UsageError("forebay: a GradScaler looks for gradients in p.grad, and backward_update=True has taken "
                              "them. Train in bfloat16, which needs no scaler, or leave backward_update out.")
         if found_inf is None or float(found_inf) == 0:
             self._backend.step(self, 1.0 if scale is None else float(scale))
+        elif isinstance(self._backend, Streamed):
+            self._backend.skip_step()
 
     @torch.no_grad()
     def step_scaled(self, loss_scale: float) -> None:
@@ -222,9 +224,17 @@ class Optimizer(torch.optim.Optimizer):
         assert isinstance(self._backend, Streamed)
         return self._backend
 
-    def saving(self) -> contextlib.AbstractContextManager[None]:
-        """For stream(): while it lasts, autograd keeps no weights."""
-        return self._backend.saving() if isinstance(self._backend, Streamed) else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """For stream(), around a backward pass: autograd keeps no weights, and nothing stays leased behind it."""
+        if not isinstance(self._backend, Streamed):
+            yield
+            return
+        try:
+            with self._backend.saving():
+                yield
+        finally:
+            self._backend.end_backward()
 
     @property
     def layers(self) -> Layers | None:

@@ -1,4 +1,4 @@
-"""Memory that stands for weights which are not here: NaN in float32, bfloat16 and float16. It takes none."""
+"""Memory that stands for weights which are not here: it reads as NaN, and takes none."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from forebay.errors import OutOfMemoryError
 
 _PIECE = 2 << 20  # mapped again and again
-_NANS = b"\xc0\x7f"  # 0x7fc0, and 0x7fc07fc0, are NaN in all three
+# Signalling NaNs: what is computed from one is another NaN, so that `p.data.mul_(0.9)` changes the memory.
+_NANS = {torch.float32: b"\xa0\x7f", torch.bfloat16: b"\xa0\x7f", torch.float16: b"\x01\x7d"}
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 
@@ -26,8 +28,9 @@ class Placeholder:
     They can be written to, and then have that for all others: `is_intact` tells. Never unmapped while a view is left.
     """
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, dtype: torch.dtype) -> None:
         self.num_bytes = max(1, -(-num_bytes // _PIECE)) * _PIECE
+        self._nan = _NANS.get(dtype, _NANS[torch.float32])
         file = os.memfd_create("forebay")
         try:
             os.truncate(file, _PIECE)
@@ -51,10 +54,13 @@ class Placeholder:
 
     def renew(self) -> None:
         """Makes it NaN again."""
-        ctypes.memmove(self.address, _NANS * (_PIECE // len(_NANS)), _PIECE)
+        ctypes.memmove(self.address, self._nan * (_PIECE // len(self._nan)), _PIECE)
 
     def is_intact(self) -> bool:
-        return ctypes.string_at(self.address, _PIECE) == _NANS * (_PIECE // len(_NANS))
+        # Every element is as the one before it, and the first is right.
+        num_bytes = len(self._nan)
+        return (ctypes.string_at(self.address, num_bytes) == self._nan
+                and _libc.memcmp(self.address, self.address + num_bytes, _PIECE - num_bytes) == 0)
 
     def view(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         if shape.numel() == 0:

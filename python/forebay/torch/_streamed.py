@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forebay._library import Group
 from forebay.errors import DoesNotFitError, NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
-from forebay.layers import Layers
+from forebay.layers import Layers, StepGradients
+from forebay.torch import _saved
+from forebay.torch._all_gradients import AllGradients
+from forebay.torch._hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
 from forebay.torch._in_store import InStore, Path, StoreOptions, remove_store
 from forebay.torch._loading import FromState, Source
 from forebay.torch._placeholder import Placeholder
 from forebay.torch._run_state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
-from forebay.torch._units import Unit, units_of
-from forebay.torch._window import Saved, Window
+from forebay.torch._units import containers_of, units_of
+from forebay.torch._window import Window
 
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 _NUM_OPEN_LAYERS = 2
 # One that is computed with, one around it, one that was left last, and one that arrives.
 _NUM_WINDOW_LAYERS = 4
+# Autocast keeps its copies of weights until it ends; here until there are so many bytes of them.
+_MOST_CAST_BYTES = 256 << 20
 
 
 class Streamed(InStore):
@@ -44,7 +52,10 @@ class Streamed(InStore):
         self.accumulation_steps = 1  # passes of a step
         self.source: Callable[[], Source] | None = None  # of the weights of a new store; None: the module has them
         self._num_passes = 0  # of the step in progress
-        self._saving = contextlib.ExitStack()
+        self._backward: int | None = None  # torch's number of the backward pass that will call _end_backward
+        self._found: StepGradients | None = None  # the norm of the step in progress, once it was asked for
+        self._all: tuple[torch.Tensor, AllGradients] | None = None  # is p.grad of this parameter
+        self._cast_bytes = 0  # of weights, since the forward pass began
         self._check()
 
     def _check(self) -> None:
@@ -139,49 +150,26 @@ class Streamed(InStore):
             self._window.use(self._layers)
             return
         largest = max(parameter.numel() * parameter.element_size() for parameter in self._place)
-        self._placeholder = Placeholder(largest)
-        self._window = Window(self._layers, [list(unit.parameters.values()) for unit in self._units],
+        self._placeholder = Placeholder(largest, self._layout[0][0].dtype)
+        self._window = Window(self._layers, self._units,
                               [[self._place[parameter][1] for parameter in unit.parameters.values()]
                                for unit in self._units], self._placeholder)
+        _saved.add_weights(self._window)
         for layer, unit in enumerate(self._units):
-            self._hook_unit(layer, unit)
+            bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
+        for module in containers_of(self._module, self._units):
+            bracket(module, self._saving_weights)
         self._hook_module(weakref.ref(optimizer))
 
     # ---- Hooks
 
-    def _hook_unit(self, layer: int, unit: Unit) -> None:
-        window = self._window
-        assert window is not None
-        saving = contextlib.ExitStack()
-
-        def before(*_: Any) -> None:
-            window.pin(layer)
-            # A forward that reentrant checkpointing computes again in backward: nobody looks at what is saved.
-            if self._depth == 0 and torch.is_grad_enabled() and _no_hooks_are_active():
-                saving.enter_context(self.saving())
-
-        def after(*_: Any) -> None:
-            saving.close()
-            window.unpin(layer)
-
-        unit.module.register_forward_pre_hook(before)
-        unit.module.register_forward_hook(after, always_call=True)
-
     def _hook_module(self, optimizer: weakref.ref[Optimizer]) -> None:
         module = self._module
-
-        def before(*_: Any) -> None:
-            to = optimizer()
-            if to is not None:
-                self._before_forward(to)
-
-        module.register_forward_pre_hook(before, prepend=True)
-        module.register_forward_hook(lambda _module, _arguments, output: self._after_forward(output is not None),
-                                     always_call=True)
+        bracket(module, lambda: self._around_module(optimizer()))
         # torch marks the hook, which a method does not let it do.
         module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             lambda *arguments: self._fill_state_dict(*arguments))
-        module.register_load_state_dict_pre_hook(_refuse_load)  # type: ignore[no-untyped-call]
+        refuse_what_needs_weights(module, self._layout[0][0].dtype)
 
         def load(state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
             to = optimizer()
@@ -191,44 +179,101 @@ class Streamed(InStore):
             return torch.nn.modules.module._IncompatibleKeys(source.missing, source.unexpected)
 
         module.load_state_dict = load  # type: ignore[method-assign, assignment]
-        module._apply = _checked_apply(module, self._layout[0][0].dtype)  # type: ignore[method-assign]
         for part in module.modules():
-            part._parameters = _Fetching(part._parameters, self._fetch)
+            part._parameters = Fetching(part._parameters, self._fetch)
+        carrier = min((p for p in self._place if p.requires_grad), key=torch.Tensor.numel, default=None)
+        if carrier is not None:
+            # Before one more gradient of it arrives.
+            carrier.register_hook(lambda _: self._withdraw_all_gradients())  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def _around_unit(self, layer: int) -> Iterator[None]:
+        window = self._window
+        assert window is not None
+        window.pin(layer)
+        try:
+            with self._saving_weights():
+                yield
+        except BaseException:
+            with contextlib.suppress(UsageError):  # that weights were written to: the next call says so
+                window.unpin(layer)
+            raise
+        self._forget_casts(layer)
+        window.unpin(layer)
+
+    def _saving_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Around a forward pass of a module: also one that reentrant checkpointing computes again in backward."""
+        return _saved.hooks_around_weights() if torch.is_grad_enabled() else contextlib.nullcontext()
+
+    def _forget_casts(self, layer: int) -> None:
+        """Autocast keeps a copy of each weight that it has cast, as long as it lasts: that may be the whole model."""
+        if not (torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled()):
+            return
+        self._cast_bytes += sum(parameter.numel() * 2 for parameter in self._layout[layer])
+        if self._cast_bytes > _MOST_CAST_BYTES:
+            self._cast_bytes = 0
+            torch.clear_autocast_cache()
+
+    @contextlib.contextmanager
+    def _around_module(self, optimizer: Optimizer | None) -> Iterator[None]:
+        depth = self._depth
+        self._depth += 1
+        try:
+            if depth > 0 or optimizer is None:
+                yield
+                return
+            self._before_forward(optimizer)
+            with self._saving_weights():
+                yield
+        except BaseException:
+            if depth == 0:
+                self._end_pass()
+            raise
+        finally:
+            self._depth = depth
+        if depth == 0:
+            self._end_pass()
+            if self._in_step and self._layers is not None:
+                self._layers.settle()
 
     def _before_forward(self, optimizer: Optimizer) -> None:
         window = self._window
         assert window is not None and self._layers is not None
-        if self._depth == 0 and not self._in_step and torch.is_grad_enabled():
+        self._cast_bytes = 0
+        window.unpin_all()
+        window.check_placeholders()
+        if self._all is not None and self._all[0].grad is not self._all[1]:
+            self._abandon(self._layers)  # zero_grad() of the module has forgotten the gradients
+        if not self._in_step and torch.is_grad_enabled():
             self.commit_if_due(optimizer, before_batch=False)
-        self._depth += 1
-        if self._depth > 1:
-            return
         if not self._in_step:
-            window.release()
             window.order.end()
             if torch.is_grad_enabled():
-                self._begin(optimizer, self._layers, 1.0)
+                window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
             window.order.begin("step" if torch.is_grad_enabled() else "pass")
         if torch.is_grad_enabled():
             self._num_passes += 1
-            self._saving.enter_context(self.saving())
 
-    def _after_forward(self, is_whole: bool) -> None:
-        assert self._window is not None and self._layers is not None
-        if self._depth == 0:
-            return
-        self._depth -= 1
-        if self._depth > 0:
-            return
-        self._saving.close()
-        self._window.release()
-        if is_whole and self._in_step:
-            self._layers.settle()
+    def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
+        try:
+            super()._begin(optimizer, layers, loss_scale)
+        except BaseException:
+            self._in_step = False
+            layers.abandon()  # an interrupted call may have begun it
+            raise
+
+    def _end_pass(self) -> None:
+        assert self._window is not None
+        self._window.unpin_all()
 
     def saving(self) -> contextlib.AbstractContextManager[None]:
         """While it lasts, autograd keeps no weights."""
-        assert self._window is not None
-        return torch.autograd.graph.saved_tensors_hooks(self._window.save, self._window.restore)
+        return _saved.hooks()
+
+    def end_backward(self) -> None:
+        """After a backward pass, also one that an exception has ended: nothing stays leased."""
+        if self._window is not None:
+            self._window.release()
 
     def _fetch(self, parameter: torch.nn.Parameter) -> None:
         """A parameter is used outside its unit's forward: by a tied layer, or in a forward that is computed again."""
@@ -245,10 +290,51 @@ class Streamed(InStore):
         if self.accumulation_steps > 1 and self._num_passes < self.accumulation_steps:
             return
         self._add(optimizer, self._layers, parameter)
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(optimizer))
+
+    @torch.no_grad()
+    def _end_backward(self, optimizer: Optimizer) -> None:
+        """Gradients were taken, and the backward pass, or one inside of it, is complete."""
+        self._backward = None
+        self.end_backward()
+        if self._layers is None or not self._in_step or not _is_outermost_backward():
+            return
+        self._add_what_is_left(optimizer, self._layers)
+        carrier = min((p for p in self._place if p.requires_grad), key=torch.Tensor.numel)
+        if carrier.grad is None:
+            all_of_them = AllGradients(carrier, self._norm)
+            carrier.grad = all_of_them
+            self._all = carrier, all_of_them
+
+    def _withdraw_all_gradients(self) -> None:
+        if self._all is not None and self._all[0].grad is self._all[1]:
+            self._all[0].grad = None
+        self._all = None
+
+    def _norm(self) -> float:
+        """Of all gradients of the step, which are complete."""
+        if self._layers is None or not self._in_step:
+            raise UsageError("forebay: these gradients are of a step that is over.")
+        if self._found is None:
+            self._found = self._layers.finish_backward()
+        if self._found.nonfinite_layer is not None and math.isfinite(self._found.norm):
+            return math.inf
+        return self._found.norm
+
+    def _add_what_is_left(self, optimizer: Optimizer, layers: Layers) -> None:
+        """Gradients that added up are handed over now; those of parameters of no group are left alone."""
+        for parameter in self._place:
+            gradient = parameter.grad
+            if (gradient is not None and not isinstance(gradient, AllGradients)
+                    and optimizer.group_number_of(parameter) is not None):
+                self._add(optimizer, layers, parameter)
 
     def _add(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
         layer, index = self._place[parameter]
-        if self._is_handed[layer]:
+        if self._is_handed[layer] or self._found is not None:
             raise UsageError(
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
@@ -274,22 +360,26 @@ class Streamed(InStore):
             raise UsageError("forebay: step() without a forward and backward pass of the streamed module before it.")
         before = layers.step
         try:
-            for parameter in self._place:
-                # Gradients that added up are handed over now; those of parameters of no group are left alone.
-                if parameter.grad is not None and optimizer.group_number_of(parameter) is not None:
-                    self._add(optimizer, layers, parameter)
+            factor = 1.0
+            if self._all is not None:
+                if self._all[0].grad is not self._all[1] or self._all[1].is_zero:
+                    raise UsageError("forebay: step() behind zero_grad(), which has forgotten the gradients. Call it "
+                                     "behind step().")
+                factor = self._all[1].factor
+            self._add_what_is_left(optimizer, layers)
             window.release()
             window.order.cancel()
-            if not placeholder.is_intact():
-                placeholder.renew()
-                raise UsageError("forebay: a parameter was written to while its weights were not there. Change weights "
-                                 "before stream(), or load them into another store. The step was abandoned.")
-            layers.set_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale)
-            found = layers.finish_backward()
-            if found.nonfinite_layer is not None:
-                raise NumericalError(f"forebay: a gradient of {self._units[found.nonfinite_layer].name} is not finite. "
-                                     "The weights are what they were. Skip this step, or lower the rate.")
-            layers.update(optimizer.words(None))
+            window.check()
+            window.check_placeholders()
+            norm = self._norm() * factor / loss_scale
+            layer = self._found.nonfinite_layer if self._found is not None else None
+            if layer is not None or not math.isfinite(norm) or factor <= 0:
+                what = f"a gradient of {self._units[layer].name} is not finite" if layer is not None else (
+                    f"the gradients were multiplied by {factor}")
+                raise NumericalError(f"forebay: {what}. The weights are what they were. Skip this step, or lower the "
+                                     "rate.")
+            layers.set_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale / factor)
+            window.needing_leases_to_end(layers.update, optimizer.words(None))
         except BaseException:
             if layers.step > before:
                 self._forget_step()
@@ -298,20 +388,30 @@ class Streamed(InStore):
             raise
         self._forget_step()
         self._note_step()
-        optimizer.grad_norm = found.norm
+        optimizer.grad_norm = norm
 
     def _forget_step(self) -> None:
         super()._forget_step()
         self._open.clear()
         self._num_passes = 0
+        self._found = None
+        self._withdraw_all_gradients()
 
     def forget_gradients(self) -> None:
         """zero_grad(): may come between forward and backward, when there is nothing to forget."""
         if self._layers is None or self._window is None:
             return
-        if self._open or any(self._is_handed):
+        if self._has_gradients():
             self._abandon(self._layers)
         self._num_passes = 0
+
+    def skip_step(self) -> None:
+        """A GradScaler has found that its scale was too high."""
+        if self._layers is not None and self._in_step:
+            self._abandon(self._layers)
+
+    def _has_gradients(self) -> bool:
+        return bool(self._open) or any(self._is_handed)
 
     def _abandon(self, layers: Layers) -> None:
         assert self._window is not None
@@ -324,7 +424,10 @@ class Streamed(InStore):
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         self._between_steps()
-        super().commit(optimizer, user)
+        if self._window is not None:
+            self._window.needing_leases_to_end(super().commit, optimizer, user)
+        else:
+            super().commit(optimizer, user)
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
         self._between_steps()
@@ -340,7 +443,8 @@ class Streamed(InStore):
             return
         self._window.release()
         self._window.order.cancel()
-        if self._in_step and not self._open and not any(self._is_handed):
+        self._window.check()
+        if self._in_step and not self._has_gradients():
             self._abandon(self._layers)
 
     # ---- The module's own interface
@@ -412,48 +516,17 @@ class Streamed(InStore):
                                   "engine.save_pretrained(FOLDER); or read them so: engine.named_weights().")
 
 
-class _Fetching(dict[str, Any]):
-    """The parameters of a module: who takes one gets its weights."""
-
-    def __init__(self, parameters: dict[str, Any], fetch: Callable[[torch.nn.Parameter], None]) -> None:
-        super().__init__(parameters)
-        self._fetch = fetch
-
-    def __getitem__(self, name: str) -> Any:
-        parameter = super().__getitem__(name)
-        if parameter is not None and not torch.compiler.is_compiling():
-            self._fetch(parameter)
-        return parameter
-
-    def __deepcopy__(self, _memo: Any) -> NoReturn:
-        raise NotSupportedError("forebay: a streamed module cannot be copied: its weights are in the store. Copy it "
-                                "before stream(), or save state_dict() and load that into another module.")
-
-    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
-        raise NotSupportedError("forebay: a streamed module cannot be pickled: its weights are in the store. Save "
-                                "module.state_dict(), or commit().")
+for _around in (Streamed._around_unit, Streamed._around_module, Streamed._saving_weights):
+    leave_out_of_compilation(inspect.unwrap(_around), and_what_it_calls=True)
 
 
-def _no_hooks_are_active() -> bool:
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(True) is None
+def _is_outermost_backward() -> bool:
+    """Whether no other backward pass of this thread computes the one that ends (reentrant checkpointing)."""
+    frame, num_passes = sys._getframe(1), 0
+    while frame is not None:
+        num_passes += frame.f_code.co_name == "_engine_run_backward"
+        frame = frame.f_back  # type: ignore[assignment]
+    return num_passes <= 1
 
 
-def _refuse_load(*_: Any) -> NoReturn:
-    raise NotSupportedError("forebay: a streamed module takes a state dict only by its own load_state_dict(), and this "
-                            "was that of a module around it. Call it with the part that is its own.")
-
-
-def _checked_apply(module: torch.nn.Module, dtype: torch.dtype) -> Callable[..., torch.nn.Module]:
-    """to(), cuda(), half() and their like: fine where they change nothing."""
-    def apply(function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
-        changed = function(torch.empty(0, dtype=dtype))
-        if changed.dtype == dtype and changed.device.type == "cpu":
-            return module
-        raise NotSupportedError(f"forebay: a streamed module stays {dtype} on the CPU, and was to become "
-                                f"{changed.dtype} on {changed.device.type}. Change it before stream().")
-
-    return apply
-
-
-__all__ = ["Saved", "Streamed"]
+__all__ = ["Streamed"]

@@ -13,6 +13,7 @@ class Unit(NamedTuple):
     name: str
     module: torch.nn.Module
     parameters: dict[str, torch.nn.Parameter]
+    is_block: bool  # and has those of the modules in it too
 
 
 def units_of(root: torch.nn.Module) -> list[Unit]:
@@ -27,7 +28,7 @@ def units_of(root: torch.nn.Module) -> list[Unit]:
                if id(parameter) not in seen and parameter.numel() > 0}
         seen.update(map(id, own.values()))
         if own:
-            units.append(Unit(name or "the module", module, own))
+            units.append(Unit(name or "the module", module, own, recurse))
 
     def walk(name: str, module: torch.nn.Module) -> None:
         add(name, module, recurse=False)
@@ -45,6 +46,13 @@ def units_of(root: torch.nn.Module) -> list[Unit]:
     else:
         walk("", root)
     return units
+
+
+def containers_of(root: torch.nn.Module, units: list[Unit]) -> list[torch.nn.Module]:
+    """The modules that are no unit, nor lie in a block that is one. They may use weights of units themselves."""
+    inside = {part for unit in units if unit.is_block for part in unit.module.modules()}
+    inside.update(unit.module for unit in units)
+    return [module for module in root.modules() if module is not root and module not in inside]
 
 
 def _is_list_of_blocks(module: torch.nn.Module) -> bool:

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from forebay.errors import ForebayError, NotSupportedError, OutOfMemoryError, UsageError
 from forebay.layers import Layers
 from forebay.torch._placeholder import Placeholder
+from forebay.torch._saved import Saved
+from forebay.torch._units import Unit
+
+_SAMPLE = 64  # bytes
 
 
-class Saved(NamedTuple):
-    """A view of a weight, as autograd's graph keeps it: without the weight."""
+class View(NamedTuple):
+    """offset: elements, from the weight's first."""
 
-    unit: int
-    number: int  # of the parameter in its unit
-    offset: int  # elements
     size: torch.Size
     stride: tuple[int, ...]
+    offset: int
+
+
+class SavedWeight(Saved):
+    """A view of a weight, as autograd's graph keeps it: without the weight. dtype: autocast has cast the weight to it;
+    None: it has not."""
+
+    __slots__ = ("_dtype", "_number", "_unit", "_view", "_window")
+
+    def __init__(self, window: Window, unit: int, number: int, view: View, dtype: torch.dtype | None) -> None:
+        self._window = window
+        self._unit = unit
+        self._number = number  # of the parameter in its unit
+        self._view = view
+        self._dtype = dtype
+
+    def restore(self) -> torch.Tensor:
+        weight = self._window.fetch(self._unit)[self._number]
+        if self._dtype is not None:
+            weight = weight.to(self._dtype)
+        return weight.as_strided(self._view.size, self._view.stride, weight.storage_offset() + self._view.offset)
 
 
 class Order:
@@ -46,9 +72,9 @@ class Order:
         self._announce(self._last.get(kind, []))
 
     def cancel(self) -> None:
-        if self._ahead:
-            self._layers.cancel_expected()
-            self._ahead.clear()
+        """Takes back what is announced, also where an interrupted call has left open whether it is."""
+        self._layers.cancel_expected()
+        self._ahead.clear()
 
     def _announce(self, units: Sequence[int]) -> None:
         if units:
@@ -73,17 +99,25 @@ class Window:
     """Parameters have their weights while their unit is here, and else the placeholder.
 
     A pinned unit stays until it is unpinned. Of those that are not, one stays: until the next comes, or `release`.
+    Writes to either are found when the unit comes or goes: `UsageError`.
     """
 
-    def __init__(self, layers: Layers, units: Sequence[Sequence[torch.nn.Parameter]], numbers: Sequence[Sequence[int]],
+    def __init__(self, layers: Layers, units: Sequence[Unit], numbers: Sequence[Sequence[int]],
                  placeholder: Placeholder) -> None:
         self.order = Order(layers)
         self._layers = layers
-        self._units = units
+        self._names = [unit.name for unit in units]
+        self._units = [list(unit.parameters.values()) for unit in units]
         self._numbers = numbers  # in the inventory
         self._placeholder = placeholder
         self._here: dict[int, list[torch.Tensor]] = {}
         self._pins = [0] * len(units)
+        self._moving: int | None = None  # a unit that comes or goes: an interrupt may leave it between
+        self._written: str | None = None
+        # To know writes by: the versions of parameters and weights, and some bytes of each weight.
+        self._versions = [[parameter._version for parameter in unit] for unit in self._units]
+        self._compiled = [_num_compiled()] * len(units)
+        self._samples: dict[int, list[tuple[int, bytes]]] = {}
         for unit in range(len(units)):
             self._take_away(unit)
 
@@ -96,18 +130,62 @@ class Window:
         for parameter in self._units[unit]:
             parameter.data = self._placeholder.view(parameter.shape, parameter.dtype)
 
+    # ---- What is here
+
     def fetch(self, unit: int) -> list[torch.Tensor]:
-        """The weights of a unit: they are here until the next unit is fetched, or while one of them is kept."""
+        """The weights of a unit: they are here until the next unit is fetched, or while one of them is kept.
+
+        OutOfMemoryError: too many are kept; it names their units."""
         if unit not in self._here:
+            if torch._C._functorch.maybe_current_level() is not None:
+                raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go "
+                                        "together with weights that come and go. Use loss.backward() or "
+                                        "torch.autograd.grad, or transform a copy that is not streamed.")
             self.release()
-            self.order.next(unit)
-            with self._layers.acquire(unit) as lease:
-                tensors = [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)  # type: ignore[attr-defined]
-                           for parameter, number in zip(self._units[unit], self._numbers[unit])]
-            self._here[unit] = tensors
-            for parameter, tensor in zip(self._units[unit], tensors):
-                parameter.data = tensor
+            self.check()
+            self._check_placeholders(unit)
+            self._moving = unit
+            # Weights are no inference tensors, which a later training step could not use.
+            with torch.inference_mode(False), torch.no_grad():
+                self._here[unit] = tensors = self._read(unit)
+                for parameter, tensor in zip(self._units[unit], tensors):
+                    parameter.data = tensor
+                self._samples[unit] = [(tensor._version, _sample_of(tensor)) for tensor in tensors]
+            self._moving = None
         return self._here[unit]
+
+    def _read(self, unit: int) -> list[torch.Tensor]:
+        self.order.next(unit)
+        with self.needing_leases_to_end(self._layers.acquire, unit, kind=OutOfMemoryError,
+                                        doing=f"there is no room for {self._names[unit]}") as lease:
+            return [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)  # type: ignore[attr-defined]
+                    for parameter, number in zip(self._units[unit], self._numbers[unit])]
+
+    def _kept(self) -> str:
+        """What to do about weights that are kept beside those that are here; "": there are none."""
+        kept = sorted(set(self._layers.stats()["leased_layers"]) - self._here.keys())
+        return "" if not kept else (
+            f"tensors that are views of weights of {', '.join(self._names[each] for each in kept)} are kept. Keep "
+            "weight.clone() instead, and del losses and outputs that are not needed. A backward pass with "
+            "create_graph=True belongs into `with engine.optimizer.saving():`.")
+
+    def needing_leases_to_end(self, call: Callable[..., Any], *arguments: Any,
+                              doing: str = "a step cannot begin or end, nor be committed",
+                              kind: type[ForebayError] = UsageError) -> Any:
+        """The call; its error names the units of weights that are kept."""
+        try:
+            return call(*arguments)
+        except UsageError:
+            if not self._kept():
+                raise
+        gc.collect()  # what torch.compile and tracebacks leave are circles
+        try:
+            return call(*arguments)
+        except UsageError as error:
+            kept = self._kept()
+            if not kept:
+                raise
+            raise kind(f"forebay: {doing}: {kept}") from error
 
     def pin(self, unit: int) -> None:
         self.fetch(unit)
@@ -122,8 +200,21 @@ class Window:
 
     def release(self) -> None:
         """Takes away what is not pinned."""
+        try:
+            self._release()
+        except BaseException:
+            self._release()  # an interrupt may come here too
+            raise
+
+    def _release(self) -> None:
+        self._recover()
         for unit in [unit for unit in self._here if self._pins[unit] == 0]:
             self._drop(unit)
+
+    def unpin_all(self) -> None:
+        """Takes away everything: no forward pass is under way."""
+        self._pins = [0] * len(self._pins)
+        self.release()
 
     def show(self, unit: int) -> None:
         """Parameters that were pointed elsewhere have again what is here of them."""
@@ -131,31 +222,117 @@ class Window:
             self._take_away(unit)
         for parameter, tensor in zip(self._units[unit], self._here.get(unit, ())):
             parameter.data = tensor
+        self._versions_have_changed(unit)  # while they were elsewhere they could be written to
 
     def use(self, layers: Layers) -> None:
         """Goes on with another store of the same units. Nothing is pinned."""
         self.release()
+        self._written = None
         self._layers, self.order = layers, Order(layers)
+        for unit in range(len(self._units)):
+            self._versions_have_changed(unit)
+
+    def _recover(self) -> None:
+        """Completes what an interrupt has left half done."""
+        if self._moving is not None:
+            unit = self._moving
+            self._here.pop(unit, None)
+            self._pins[unit] = 0
+            self._take_away(unit)
+            self.order.cancel()
+            self._moving = None
 
     def _drop(self, unit: int) -> None:
+        self._recover()
+        if unit not in self._here:
+            return
+        self._moving = unit
+        tensors = self._here.pop(unit)
+        is_written = (self._versions_have_changed(unit)
+                      or any(tensor._version != version or _sample_of(tensor) != sample
+                             for tensor, (version, sample) in zip(tensors, self._samples.pop(unit, ()))))
+        del tensors
         self._take_away(unit)
-        del self._here[unit]
+        self._moving = None
+        if is_written:
+            self._written = self._names[unit]
+            self.check()
 
-    def save(self, tensor: torch.Tensor) -> torch.Tensor | Saved:
-        """Gives what autograd keeps of a tensor."""
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return tensor
+    # ---- Writes
+
+    def check(self) -> None:
+        """UsageError: weights were written to, so that what is lent may be wrong from then on."""
+        if self._written is not None:
+            raise UsageError(
+                f"forebay: weights of {self._written} were written to while they were here. The weights of a streamed "
+                "module change by step() alone. The store still has its last commit: close this engine, and go on from "
+                "there with stream(..., resume=True). Change weights before stream().")
+
+    def check_placeholders(self) -> None:
+        """UsageError: a parameter was written to while its weights were not here. That is forgotten: the placeholder is
+        NaN again."""
+        for unit in range(len(self._units)):
+            if unit not in self._here:
+                self._check_placeholders(unit)
+        if not self._placeholder.is_intact():
+            self._refuse_write("a parameter")
+
+    def _check_placeholders(self, unit: int) -> None:
+        if self._versions_have_changed(unit):
+            self._refuse_write(f"a parameter of {self._names[unit]}")
+
+    def _refuse_write(self, what: str) -> None:
+        self._placeholder.renew()
+        raise UsageError(f"forebay: {what} was written to while its weights were not there, which changes nothing. "
+                         "The weights of a streamed module change by step() alone: change them before stream().")
+
+    def _versions_have_changed(self, unit: int) -> bool:
+        """Whether torch has counted a write since it was last asked."""
+        before, self._versions[unit] = self._versions[unit], [parameter._version for parameter in self._units[unit]]
+        compiled, self._compiled[unit] = self._compiled[unit], _num_compiled()
+        # torch.compile counts one where it has written nothing.
+        return self._versions[unit] != before and self._compiled[unit] == compiled
+
+    # ---- Autograd
+
+    def save(self, tensor: torch.Tensor) -> SavedWeight | None:
+        """What autograd keeps of a tensor that is a view of a weight that is here, or of autocast's copy of one."""
+        if not self._here or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return None
         address = tensor.data_ptr()
         for unit, weights in self._here.items():
             for number, weight in enumerate(weights):
                 begin = weight.data_ptr()
                 size = weight.element_size()
                 if begin <= address < begin + weight.numel() * size and tensor.dtype == weight.dtype:
-                    return Saved(unit, number, (address - begin) // size, tensor.size(), tensor.stride())
-        return tensor
+                    view = View(tensor.size(), tensor.stride(), (address - begin) // size)
+                    return SavedWeight(self, unit, number, view, None)
+                if tensor.dtype != weight.dtype and _is_cast_of(tensor, weight):
+                    view = View(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+                    return SavedWeight(self, unit, number, view, tensor.dtype)
+        return None
 
-    def restore(self, saved: torch.Tensor | Saved) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
-        weight = self.fetch(saved.unit)[saved.number]
-        return weight.as_strided(saved.size, saved.stride, weight.storage_offset() + saved.offset)
+
+def _num_compiled() -> int:
+    """The frames that torch.compile has looked at in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
+
+
+def _sample_of(tensor: torch.Tensor) -> bytes:
+    """Bytes of its beginning, middle and end: a write that torch does not count (`p.data.mul_`) changes some."""
+    num_bytes = tensor.numel() * tensor.element_size()
+    address, length = tensor.data_ptr(), min(_SAMPLE, num_bytes)
+    return b"".join(ctypes.string_at(address + offset, length)
+                    for offset in (0, (num_bytes - length) // 2, num_bytes - length))
+
+
+def _is_cast_of(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether it is a view of all of `weight`, cast to its type. That is looked at: no one says."""
+    if (not tensor.is_floating_point() or
+            tensor.untyped_storage().nbytes() != weight.numel() * tensor.element_size()):
+        return False
+    all_of_it = tensor.detach().as_strided((weight.numel(),), (1,), 0)
+    flat = weight.detach().view(-1)
+    # The first elements alone tell nearly all others.
+    return all(torch.equal(all_of_it[:count], flat[:count].to(tensor.dtype)) for count in (16, weight.numel()))
