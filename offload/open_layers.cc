@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "fmt/format.h"
 #include "forebay/base/bfloat16.h"
@@ -31,11 +32,23 @@ void ForEachElem(DType dtype, const std::byte* elems, int64_t first, int64_t end
   }
 }
 
+// Of the largest layers that are not raw, at most `num_layers`, descending.
+std::vector<int64_t> LargestLayers(const Inventory& inventory, int num_layers) {
+  std::vector<int64_t> elems;
+  for (int layer = 0; layer < inventory.num_streamed_layers(); ++layer) {
+    elems.push_back(inventory.layers()[layer].num_elems);
+  }
+  std::ranges::sort(elems, std::greater<>());
+  elems.resize(std::min(elems.size(), static_cast<size_t>(num_layers)));
+  return elems;
+}
+
 }  // namespace
 
-OpenLayers::OpenLayers(const Inventory* inventory, int num_layers)
+OpenLayers::OpenLayers(const Inventory* inventory, std::vector<int64_t> elems_of_place)
     : inventory_(inventory),
-      layer_of_place_(static_cast<size_t>(num_layers), -1),
+      elems_of_place_(std::move(elems_of_place)),
+      layer_of_place_(elems_of_place_.size(), -1),
       place_of_layer_(static_cast<size_t>(inventory->num_layers()), -1),
       has_gradient_(inventory->tensors().size()) {
   int most_tensors = 0;
@@ -49,32 +62,60 @@ OpenLayers::OpenLayers(const Inventory* inventory, int num_layers)
 absl::StatusOr<std::unique_ptr<OpenLayers>> OpenLayers::Create(const Inventory* inventory,
                                                                int num_layers,
                                                                MemoryBudget* budget) {
-  std::unique_ptr<OpenLayers> open(new OpenLayers(inventory, num_layers));
-  for (int place = 0; place < num_layers; ++place) {
+  std::unique_ptr<OpenLayers> open(
+      new OpenLayers(inventory, LargestLayers(*inventory, num_layers)));
+  for (const int64_t num_elems : open->elems_of_place_) {
     FOREBAY_ASSIGN_OR_RETURN(HostBuffer sums,
-                             HostBuffer::Create(budget, "gradients of open layers",
-                                                inventory->largest_layer_elems() * 4));
+                             HostBuffer::Create(budget, "gradients of open layers", num_elems * 4));
     open->sums_.push_back(std::move(sums));
   }
   return open;
 }
 
 int64_t OpenLayers::ChargedBytes(const Inventory& inventory, int num_layers) {
-  return num_layers * HostBuffer::ChargedBytes(inventory.largest_layer_elems() * 4);
+  int64_t bytes = 0;
+  for (const int64_t num_elems : LargestLayers(inventory, num_layers)) {
+    bytes += HostBuffer::ChargedBytes(num_elems * 4);
+  }
+  return bytes;
+}
+
+// A free place of at least so many elements, of those the smallest. Requires: any place is free.
+// Where none of them has room, the smallest layer that lies in one which has gives it up, and takes
+// a place in the same way. That ends: as there is a place for each of the largest layers, one of
+// those that fill the larger places is smaller than the layer that asks.
+int OpenLayers::TakePlace(int64_t num_elems) {
+  int smallest = -1;  // place of the smallest layer of those in places with room
+  for (int place = static_cast<int>(elems_of_place_.size()) - 1; place >= 0; --place) {
+    if (elems_of_place_[place] < num_elems) continue;
+    const int layer = layer_of_place_[place];
+    if (layer < 0) return place;
+    const auto elems_in = [&](int of) {
+      return inventory_->layers()[layer_of_place_[of]].num_elems;
+    };
+    if (smallest < 0 || elems_in(place) < elems_in(smallest)) smallest = place;
+  }
+  const int moved = layer_of_place_[smallest];
+  const int64_t moved_elems = inventory_->layers()[moved].num_elems;
+  const int to = TakePlace(moved_elems);
+  std::memcpy(sums_[to].As<float>().data(), sums_[smallest].As<float>().data(),
+              static_cast<size_t>(moved_elems) * sizeof(float));
+  layer_of_place_[to] = moved;
+  place_of_layer_[moved] = to;
+  return smallest;
 }
 
 absl::StatusOr<int> OpenLayers::PlaceOf(int layer) {
   int& place = place_of_layer_[static_cast<size_t>(layer)];
   if (place >= 0) return place;
-  const auto free = std::ranges::find(layer_of_place_, -1);
-  if (free == layer_of_place_.end()) {
+  if (std::ranges::find(layer_of_place_, -1) == layer_of_place_.end()) {
     return UsageError(fmt::format(
         "gradients of {} layers are being summed, and there is room for no more: close one before "
         "'{}', or give the session more (num_open_layers)",
         layer_of_place_.size(), inventory_->layers()[layer].name));
   }
-  *free = layer;
-  place = static_cast<int>(free - layer_of_place_.begin());
+  place = TakePlace(inventory_->layers()[layer].num_elems);
+  layer_of_place_[place] = layer;
   return place;
 }
 

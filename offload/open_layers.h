@@ -19,10 +19,14 @@
 
 namespace forebay {
 
+// There is a place for each of the largest layers. So a layer that is much larger than the others,
+// as an embedding is, takes its memory once. Sums are moved to a smaller place where theirs is
+// needed.
+//
 // Owned by one thread. Nothing is allocated after Create.
 class OpenLayers {
  public:
-  // Room for the sums of `num_layers` layers at one time. `inventory` outlives this.
+  // Room for the sums of any `num_layers` layers at one time. `inventory` outlives this.
   // OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<OpenLayers>> Create(const Inventory* inventory,
                                                             int num_layers, MemoryBudget* budget);
@@ -45,10 +49,12 @@ class OpenLayers {
   void Clear();
 
  private:
-  OpenLayers(const Inventory* inventory, int num_layers);
+  OpenLayers(const Inventory* inventory, std::vector<int64_t> elems_of_place);
   absl::StatusOr<int> PlaceOf(int layer);
+  int TakePlace(int64_t num_elems);
 
   const Inventory* const inventory_;
+  const std::vector<int64_t> elems_of_place_;   // descending
   std::vector<HostBuffer> sums_;                // by place
   std::vector<int> layer_of_place_;             // -1: free
   std::vector<int> place_of_layer_;             // -1: not open
