@@ -1,0 +1,79 @@
+// Weights on a GPU: a source over another one. It copies the layers that the other lends from host
+// memory to places on the GPU, on a stream of its own, one layer ahead of the computation.
+//
+//   source: Acquire -> copy stream: wait for the last reader of a place, copy, record `copied`
+//           -> source: Release(copied) -> Acquire here: a lease that is ready at `copied`
+//
+// Host memory is pinned by whoever owns it (HostBufferOptions::device); what is not is copied too,
+// more slowly.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/device/device.h"
+#include "forebay/step/param_source.h"
+
+namespace forebay {
+
+// Owned by one thread.
+class GpuWindow final : public ParamSource {
+ public:
+  // `num_places`: leases that may be out, and one layer that is copied ahead: three at least, for
+  // the two leases of ParamSource. `place_bytes`: of the largest layer. `source` ends before this,
+  // as it may wait for its events; `device` outlives this. OutOfMemoryError, EnvironmentError.
+  // Requires: num_places >= 3.
+  static absl::StatusOr<std::unique_ptr<GpuWindow>> Create(ParamSource* source, Device* device,
+                                                           int num_places, int64_t place_bytes);
+  ~GpuWindow() override;  // every lease has ended
+
+  // The memory on the device that Create takes.
+  static int64_t DeviceBytes(int num_places, int64_t place_bytes) {
+    return num_places * place_bytes;
+  }
+
+  void Expect(std::span<const int> layers) override;
+  // As ParamSource has it. The lease's data are on the device when `ready` is reached. The release
+  // of a lease brings the next layer, beside what was enqueued with this one: it waits for the
+  // source. An error of that is the next Acquire's, and stays.
+  absl::StatusOr<WeightsLease> Acquire(int layer) override;
+  // Forgets what was announced and not acquired. The source forgets by itself what it was told.
+  void CancelExpected();
+
+  int64_t copied_bytes() const { return copied_bytes_; }
+
+ protected:
+  // `done` outlives this, or the next lease of its place.
+  void Release(int layer, Event* done) override;
+
+ private:
+  enum class PlaceState : uint8_t { kFree, kStaged, kLent };
+  struct Place {
+    DeviceBuffer memory;
+    std::unique_ptr<Event> copied;
+    PlaceState state = PlaceState::kFree;
+    LayerWeights weights;  // of the layer, on the device
+    int layer = -1;
+    Event* last_read = nullptr;  // when the last lease's readers are done; nullptr: now
+  };
+
+  GpuWindow(ParamSource* source, Device* device) : source_(source), device_(device) {}
+  Place* FreePlace();
+  absl::Status Stage(Place& place, int layer);
+  void StageAhead();
+
+  ParamSource* const source_;
+  Device* const device_;
+  std::unique_ptr<Stream> copies_;
+  std::vector<Place> places_;
+  std::vector<int> announced_;  // those before next_ were acquired
+  size_t next_ = 0;
+  Place* staged_ = nullptr;  // has the next layer; nullptr: none has
+  absl::Status failure_;
+  int64_t copied_bytes_ = 0;
+};
+
+}  // namespace forebay
