@@ -127,8 +127,10 @@ absl::Status LayersState::SetStep(const forebay_step_options& options) {
     FOREBAY_ASSIGN_OR_RETURN(std::vector<ParameterGroup> groups, GroupsOf(options));
     FOREBAY_RETURN_IF_ERROR(session->SetGroups(std::move(groups)));
   }
-  settings_ = settings;
-  return absl::OkStatus();
+  const StepSettings before = std::exchange(settings_, settings);
+  const absl::Status status = session->RefreshScalars();
+  if (!status.ok()) settings_ = before;
+  return status;
 }
 
 absl::StatusOr<StepGradients> LayersState::FinishBackward() {

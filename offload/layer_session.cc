@@ -304,6 +304,15 @@ absl::Status LayerSession::SetGroups(std::vector<ParameterGroup> groups) {
   return absl::OkStatus();
 }
 
+absl::Status LayerSession::RefreshScalars() {
+  if (state_ != State::kDone) return absl::OkStatus();
+  if (optimizer_->modes().speculates()) {
+    return UsageError("RefreshScalars: updates with others are applied already");
+  }
+  scalars_ = update_.scalars_of(gradients_.norm);
+  return absl::OkStatus();
+}
+
 void LayerSession::ForgetHanded() {
   open_layers_->Clear();
   std::ranges::fill(is_handed_, 0);

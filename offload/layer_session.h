@@ -176,10 +176,13 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::StatusOr<StepGradients> FinishBackward();
   // Forgets the gradients of a pass that has to be computed again.
   absl::Status BeginRepeat();
-  // Makes the step's update due, with the scalars that StepUpdate::scalars_of gives now (where the
-  // plan speculates: gave in FinishBackward). `kept` goes with it through a crash, and is what the
-  // step's commit carries where options.commit_state is empty. kByPace: commits where the plan's
-  // pace says so, which may be in the next step. UsageError where a gradient is not finite.
+  // Between FinishBackward and Update: asks scalars_of again, whose answer may depend on the norm
+  // that FinishBackward gave. Before it, nothing is to be done. UsageError where the plan
+  // speculates.
+  absl::Status RefreshScalars();
+  // Makes the step's update due. `kept` goes with it through a crash, and is what the step's commit
+  // carries where options.commit_state is empty. kByPace: commits where the plan's pace says so,
+  // which may be in the next step. UsageError where a gradient is not finite.
   absl::Status Update(Json kept, CommitWhen when = CommitWhen::kByPace);
   // The step's gradients are dropped, and it counts as a step. Where raw tensors changed in it, its
   // commit copies the whole store.

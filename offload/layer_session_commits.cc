@@ -38,7 +38,6 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
                     store_->inventory().layers()[gradients_.first_nonfinite_layer].name));
   }
   FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
-  if (!optimizer_->modes().speculates()) scalars_ = update_.scalars_of(gradients_.norm);
   const int64_t step = released_step_ + 1;
   const bool commits = CommitIsDueAfter(step, when);
   FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, commits, kept));

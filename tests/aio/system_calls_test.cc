@@ -73,6 +73,11 @@ std::string CallsOf(EngineMaker make, RingDrive drive, const std::vector<uint32_
     auto* const rig = new Rig(folder);
     const std::string opened = rig->Open(make, {.block_bytes = 65536, .drive = drive});
     if (!opened.empty()) return [opened] { return opened; };
+    // A thread that has just begun makes other calls, and lets no signal report them.
+    for (int round = 0; round < 20; ++round) {
+      const std::string problem = rig->Round();
+      if (!problem.empty()) return [problem] { return problem; };
+    }
     return [rig]() -> std::string {
       for (int round = 0; round < 20; ++round) {
         const std::string problem = rig->Round();
