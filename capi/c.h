@@ -356,7 +356,8 @@ int32_t forebay_tensors_create(const forebay_tensors_options* options,
 /* Opens the newest committed step, with the tensors that the store was made with. */
 int32_t forebay_tensors_open(const forebay_tensors_options* options, forebay_tensors** tensors,
                              char** message);
-/* What is not committed is lost. Leases that are out stay readable. No call may be under way. */
+/* Changes that are not committed are lost. Leases that are out stay readable. No call may be under
+ * way. */
 void forebay_tensors_destroy(forebay_tensors* tensors);
 /* The tensors by number: an array of {"name", "layer", "raw", "shape"}. Free it. */
 int32_t forebay_tensors_inventory_json(forebay_tensors* tensors, char** json, char** message);

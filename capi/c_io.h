@@ -29,7 +29,7 @@ struct IoRequest {
   std::span<std::byte> memory;  // until the request was waited for
 };
 
-// What a file's direct transfers have to be multiples of; 1: it has none, and takes anything.
+// The granularity of a file's direct transfers; 1: it has none, and takes anything.
 struct TransferLimits {
   int64_t range_bytes = 1;   // offset and length
   int64_t memory_bytes = 1;  // the address
@@ -54,13 +54,14 @@ class IoRequests {
   absl::StatusOr<uint64_t> Submit(const IoRequest& request);
   // UsageError: no request has this ticket, or it was waited for. Engine::Wait's errors.
   absl::Status Wait(uint64_t ticket);
-  // Of all that were submitted before; the first error. `num_ended` counts those with one too.
+  // Waits for all that were submitted before; the first error. `num_ended` counts those with one
+  // too.
   absl::Status WaitAll(int64_t& num_ended);
 
   const Engine& engine() const { return *engine_; }
 
  private:
-  // What the engine moves of a request: the part before the direct one, that, the part behind it.
+  // The engine's part of a request: the part before the direct one, that, the part behind it.
   struct Running {
     std::array<IoOp, 3> ops;
     size_t num_ops = 0;

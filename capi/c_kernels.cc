@@ -94,8 +94,8 @@ absl::StatusOr<CheckedRun> Check(const forebay_kernel_run* given) {
   return result;
 }
 
-// What a piece of an array needs beside itself where weights have no masters, or moments are of 16
-// bits. Small enough for a core's nearest cache.
+// Memory that a piece of an array needs beside itself where weights have no masters, or moments are
+// of 16 bits. Small enough for a core's nearest cache.
 constexpr int64_t kPieceElems = 1024;
 struct Scratch {
   float master[kPieceElems];

@@ -1,4 +1,4 @@
-// What c.h says of every store: options, tensors and planes, to ours.
+// From options, tensors and planes of c.h to ours, for every kind of store.
 #pragma once
 
 #include <cstddef>

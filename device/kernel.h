@@ -1,4 +1,4 @@
-// What kernels include: CUDA as nvcc knows it, or its twin on the host (emulation/kernel_twin.h),
+// Kernels include this: CUDA as nvcc knows it, or its twin on the host (emulation/kernel_twin.h),
 // as the compiler is.
 //
 // Kernels keep to what both have: blocks of whole warps, shared memory by FOREBAY_SHARED and

@@ -100,7 +100,7 @@ def train_with_pytorch(args, train_data, test_data, steps):
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.001, betas=(0.8, 0.999), eps=1e-8, weight_decay=3e-7)
-    # What WarmupLR does: it grows with the logarithm of the step; the first two have a rate of 0.
+    # As WarmupLR: it grows with the logarithm of the step; the first two have a rate of 0.
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1, math.log(max(step, 1)) / math.log(1000)))
     losses = []

@@ -32,7 +32,7 @@ void ForEachElem(DType dtype, const std::byte* elems, int64_t first, int64_t end
   }
 }
 
-// Of the largest layers that are not raw, at most `num_layers`, descending.
+// The sizes of the largest layers that are not raw, at most `num_layers`, descending.
 std::vector<int64_t> LargestLayers(const Inventory& inventory, int num_layers) {
   std::vector<int64_t> elems;
   for (int layer = 0; layer < inventory.num_streamed_layers(); ++layer) {

@@ -22,7 +22,7 @@ namespace forebay::emulation {
 inline constexpr int kLanes = 32;
 inline constexpr int kMostThreads = 1024;
 inline constexpr size_t kRedZoneBytes = 256;
-// What is filled on a thread's behalf must not grow there: TSan watches the allocator.
+// Vectors that are filled on a thread's behalf must not grow there: TSan watches the allocator.
 inline constexpr size_t kMostCopies = 64;
 inline constexpr size_t kMostSharedSites = 16;
 
@@ -74,7 +74,7 @@ struct Block {
   std::vector<std::pair<int, char*>> shared_sites;
 };
 
-// What runs the grids of a process, one at a time.
+// The machine that runs the grids of a process, one at a time.
 struct Machine {
   Context main;
   Block* block = nullptr;

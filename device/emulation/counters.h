@@ -1,4 +1,4 @@
-// What a program had the emulated GPU do, for tests that compare it with a plan.
+// Counts of a program's use of the emulated GPU, for tests that compare it with a plan.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 
 namespace forebay::emulation {
 
-// What a launch of this shape would give on a GPU.
+// The error that a launch of this shape would give on a GPU.
 cudaError_t CheckShape(dim3 grid, dim3 block, size_t shared_bytes);
 // Runs it to its end, on the calling thread, as the stream that TSan knows it by.
 void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);

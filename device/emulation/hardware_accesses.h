@@ -1,4 +1,4 @@
-// What the hardware does with memory on the program's behalf, compiled with the sanitizers that the
+// Accesses that the hardware makes on the program's behalf, compiled with the sanitizers that the
 // program has: so a copy that is ordered wrongly is a race.
 #pragma once
 

@@ -20,7 +20,7 @@ struct Options {
   StreamPace streams = StreamPace::kRandom;
   uint64_t seed = 1;
   size_t gpu_bytes = size_t{1} << 30;
-  // What every GPU since sm_86 has. sm_80 and sm_90 have more.
+  // As every GPU since sm_86 has it. sm_80 and sm_90 have more.
   size_t most_shared_bytes = size_t{99} << 10;
   // TSan knows 8,128 threads at most, and each costs it half a millisecond: so many of a grid, of
   // blocks at random, are threads to it. The others are the stream that runs them.

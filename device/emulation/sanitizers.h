@@ -32,7 +32,7 @@ inline bool HasTsan() {
   return __tsan_create_fiber != nullptr;
 }
 
-// What was done before Release(address) comes before what follows Acquire(address).
+// Work before Release(address) comes before work behind Acquire(address).
 inline void Acquire(void* address) {
   if (HasTsan()) __tsan_acquire(address);
 }

@@ -44,7 +44,7 @@ _END_CAPSULE = ctypes.PYFUNCTYPE(None, c_void_p)(_end_capsule)
 
 
 def capsule_of(managed: int) -> Any:
-    """What `__dlpack__` gives: it owns the DLManagedTensor at this address."""
+    """The capsule of `__dlpack__`: it owns the DLManagedTensor at this address."""
     return _new_capsule(managed, _UNUSED, ctypes.cast(_END_CAPSULE, c_void_p))
 
 

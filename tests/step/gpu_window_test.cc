@@ -1,5 +1,5 @@
 // Layers on a device through a window: on the host's twin, on the emulated GPU and on a real one.
-// What the source lends is overwritten as soon as it is given back, and places of the window are
+// The source's memory is overwritten as soon as it is given back, and places of the window are
 // written to while work still reads them, if an event is missing.
 #include "forebay/step/gpu_window.h"
 

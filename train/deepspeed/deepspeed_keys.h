@@ -1,4 +1,4 @@
-// What each key of a DeepSpeed configuration does: the table of forebay.deepspeed (Python),
+// The effect of each key of a DeepSpeed configuration: the table of forebay.deepspeed (Python),
 // compiled in.
 #pragma once
 

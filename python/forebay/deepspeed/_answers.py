@@ -1,4 +1,4 @@
-"""What scripts ask of an engine, and its weights."""
+"""Answers to the questions that scripts ask an engine, and its weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Answers(torch.nn.Module):
         return torch.device("cpu")
 
     def get_global_grad_norm(self) -> float | None:
-        """Of the last step that was made, before clipping."""
+        """The norm of the last step that was made, before clipping."""
         return None if self.optimizer is None else self.optimizer.grad_norm
 
     def get_lr(self) -> list[float]:
@@ -157,7 +157,7 @@ class Answers(torch.nn.Module):
         return self.module.state_dict(*arguments, **keywords)
 
     def load_state_dict(self, *arguments: Any, **keywords: Any) -> Any:
-        """That of the module."""
+        """The module's own."""
         return self.module.load_state_dict(*arguments, **keywords)
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:

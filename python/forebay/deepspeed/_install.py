@@ -15,7 +15,7 @@ from forebay.deepspeed._engine import DeepSpeedEngine
 from forebay.deepspeed.ops import adagrad, adam, lion
 from forebay.errors import EnvironmentProblem, UsageError
 
-# What takes the place of what: a name, and the modules that have it. That is DeepSpeed 0.19's layout.
+# The replacements: a name, and the modules that have it. That is DeepSpeed 0.19's layout.
 _ZERO = ("deepspeed.runtime.zero", "deepspeed.runtime.zero.partition_parameters")
 _NAMES: list[tuple[str, Any, tuple[str, ...]]] = [
     ("DeepSpeedEngine", DeepSpeedEngine, ("deepspeed", "deepspeed.runtime.engine")),
@@ -78,7 +78,7 @@ def _under_deepspeed(initialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _be_one_rank() -> None:
-    """What a launcher would set, where none has: without it DeepSpeed looks for MPI."""
+    """The variables that a launcher would set, where none has: without it DeepSpeed looks for MPI."""
     for name, value in _RANK.items():
         os.environ.setdefault(name, value)
     if "MASTER_PORT" not in os.environ:

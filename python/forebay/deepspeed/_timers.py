@@ -1,4 +1,4 @@
-"""What DeepSpeed prints of time: wall_clock_breakdown, and the rate beside steps_per_print."""
+"""Times as DeepSpeed prints them: wall_clock_breakdown, and the rate beside steps_per_print."""
 
 from __future__ import annotations
 

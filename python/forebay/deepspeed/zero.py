@@ -16,7 +16,7 @@ _STREAMED: weakref.WeakSet[Streamed] = weakref.WeakSet()
 
 
 def streamed_of(optimizer: Optimizer | None) -> Streamed | None:
-    """What has the weights of a streamed module."""
+    """The owner of the weights of a streamed module."""
     backend = None if optimizer is None else optimizer._backend
     return backend if isinstance(backend, Streamed) else None
 

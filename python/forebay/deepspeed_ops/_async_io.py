@@ -234,7 +234,7 @@ def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor) -> int:
 
 
 def module() -> types.ModuleType:
-    """What `AsyncIOBuilder().load()` is to give."""
+    """The module that `AsyncIOBuilder().load()` is to give."""
     made = types.ModuleType("forebay_async_io", __doc__)
     for name, what in (("aio_handle", AioHandle), ("aio_read", aio_read), ("aio_write", aio_write),
                        ("deepspeed_memcpy", deepspeed_memcpy)):

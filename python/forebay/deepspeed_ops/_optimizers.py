@@ -60,7 +60,7 @@ def _update(optimizer: str, what: str, step: int, group: Group, params: torch.Te
     _check(what, params, grads, moments)
     if params.numel() == 0:
         return 0
-    # What does not lie in one piece is updated in a copy.
+    # A tensor that does not lie in one piece is updated in a copy.
     changed = {name: (tensor, tensor.detach().contiguous()) for name, tensor in {"params": params, **moments}.items()}
     gradient = grads.detach().contiguous()
     held = {name: copy for name, (_, copy) in changed.items()}
@@ -183,7 +183,7 @@ def _module(name: str, **functions: Callable[..., Any]) -> types.ModuleType:
 
 
 def modules() -> dict[str, types.ModuleType]:
-    """What the builders of these operations are to give, by the operation's name."""
+    """The modules that the builders of these operations are to give, by the operation's name."""
     return {
         "cpu_adam": _module("cpu_adam", create_adam=create_adam, destroy_adam=destroy_adam, adam_update=adam_update,
                             adam_rollback=adam_rollback),

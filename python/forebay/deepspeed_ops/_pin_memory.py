@@ -76,7 +76,8 @@ class PinHandle:
 
 
 def module() -> types.ModuleType:
-    """What `PinMemoryBuilder().load()` is to give. It has no __file__, which DeepSpeed would load as a library."""
+    """The module that `PinMemoryBuilder().load()` is to give, without a __file__, which DeepSpeed would load as a
+    library."""
     made = types.ModuleType("forebay_pin_memory", __doc__)
     made.pin_handle = PinHandle  # type: ignore[attr-defined]
     return made

@@ -112,7 +112,7 @@ class ActivationStore:
 
     @property
     def bytes_in_ram(self) -> int:
-        """What is kept of RAM: blocks, what is being written, and what was read again."""
+        """The RAM that is in use: blocks, tensors that are being written, and those that were read again."""
         return self._bytes_in_ram + self._bytes_again + (self._disk.bytes_being_written if self._disk else 0)
 
     @property
@@ -131,7 +131,7 @@ class ActivationStore:
             return None
         num_bytes = tensor.numel() * tensor.element_size()
         storage = tensor.untyped_storage()
-        # What is a small part of something large is left alone, as parameters of frozen modules are.
+        # A small part of something large is left alone, as parameters of frozen modules are.
         if (num_bytes < self._least_bytes or isinstance(tensor, torch.nn.Parameter)
                 or 2 * num_bytes < storage.nbytes()):
             return None
@@ -142,7 +142,7 @@ class ActivationStore:
                 num_elems = storage.nbytes() // tensor.element_size()
                 storage = tensor.as_strided((num_elems,), (1,), 0).cpu().untyped_storage()
             block = self._block_of(storage, tensor.device)
-            # Of its own: torch may give the program's variable, whose end is to be seen.
+            # A tensor of its own: torch may give the program's variable, whose end is to be seen.
             kept = tensor.detach() if tensor.device.type == "cpu" else _view_of(storage, tensor)
             saved = SavedActivation(self, block, kept)
             block.saved.add(saved)
@@ -249,7 +249,7 @@ class ActivationStore:
         if block.buffer is not None:
             return
         assert self._disk is not None and block.offset is not None
-        # Of a graph that is kept, what was used longest ago goes again: it is on disk.
+        # In a graph that is kept, the tensor that was used longest ago goes again: it is on disk.
         while self._again and (self._again[0]() is None or self._bytes_again + block.num_bytes > self._most_waiting):
             other = self._again.popleft()()
             if other is not None and other.buffer is not None and other.read is None:
@@ -371,8 +371,8 @@ def _whole_pages(num_bytes: int) -> int:
 
 def offload_activations(*, nvme: None | str | os.PathLike[str] = None, ram: None | int | str = None,
                         least_bytes: int = 1 << 16) -> ActivationStore:
-    """What autograd keeps for the backward pass, on disk, or in RAM within a budget: `with` it, in each step's forward
-    pass. The tensors have the same bits when they come back, and are freed with their graph.
+    """Keeps what autograd needs for the backward pass on disk, or in RAM within a budget: `with` it, in each step's
+    forward pass. The tensors have the same bits when they come back, and are freed with their graph.
 
     nvme: a folder: the oldest go there. ram: bytes or "2GiB", for those in RAM and on their way; None: 256 MiB with
     nvme, and else no limit. least_bytes: smaller tensors stay where they are, as weights and what the program has in

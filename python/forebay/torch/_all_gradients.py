@@ -1,4 +1,4 @@
-"""What `p.grad` of one parameter is behind the backward pass of a streamed module: all its gradients, which the store
+"""`p.grad` of one parameter, behind the backward pass of a streamed module: all its gradients, which the store
 has. Their norm can be asked for and they can be multiplied, so `clip_grad_norm_` and GradScaler do what they always do.
 """
 

@@ -439,7 +439,7 @@ def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:
 
 
 def remove_store(folder: Path) -> None:
-    """What lies there counts as a store that was never finished, which the next one takes the place of."""
+    """The store there counts as a store that was never finished, which the next one takes the place of."""
     for name in ("commit.fbs", os.path.join("copy", "commit.fbs")):
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, name))

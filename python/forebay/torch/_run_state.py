@@ -1,5 +1,5 @@
-"""What a commit carries besides weights and moments, so that a run goes on as if it had never stopped: buffers of the
-module, states of random number generators, and of what is tracked (schedulers, the position in the data)."""
+"""State that a commit carries besides weights and moments, so that a run goes on as if it had never stopped: buffers of
+the module, states of random number generators, and of what is tracked (schedulers, the position in the data)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RunState:
                          for name, buffer in buffers.items() if buffer.numel() > 0}
 
     def fill(self, layers: Layers) -> None:
-        """Of a new store."""
+        """The state of a new store."""
         layers.fill(self._number, "f32", self.pack().ljust(_ROOM, b"\0"))
         for name, number in self._buffers.items():
             layers.fill(number, "f32", memory_of(on_host(self._buffer(name))))

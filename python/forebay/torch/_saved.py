@@ -1,4 +1,4 @@
-"""What autograd keeps of a tensor until backward needs it.
+"""Stand-ins for what autograd keeps of a tensor until backward needs it.
 
 torch applies one pair of hooks alone, the one that was set last. So there is one pair for all that forebay does with
 saved tensors: a weight that is leased becomes its name in the store, an activation goes where the innermost

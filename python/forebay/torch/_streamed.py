@@ -315,7 +315,7 @@ class Streamed(InStore):
         self._all = None
 
     def _norm(self) -> float:
-        """Of all gradients of the step, which are complete."""
+        """The norm of all gradients of the step, which are complete."""
         if self._layers is None or not self._in_step:
             raise UsageError("forebay: these gradients are of a step that is over.")
         if self._found is None:

@@ -162,7 +162,7 @@ class Window:
                     for parameter, number in zip(self._units[unit], self._numbers[unit])]
 
     def _kept(self) -> str:
-        """What to do about weights that are kept beside those that are here; "": there are none."""
+        """Advice about weights that are kept beside those that are here; "": there are none."""
         kept = sorted(set(self._layers.stats()["leased_layers"]) - self._here.keys())
         return "" if not kept else (
             f"tensors that are views of weights of {', '.join(self._names[each] for each in kept)} are kept. Keep "
@@ -296,7 +296,8 @@ class Window:
     # ---- Autograd
 
     def save(self, tensor: torch.Tensor) -> SavedWeight | None:
-        """What autograd keeps of a tensor that is a view of a weight that is here, or of autocast's copy of one."""
+        """The stand-in that autograd keeps of a tensor which is a view of a weight that is here, or of autocast's copy of
+        one."""
         if not self._here or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return None
         address = tensor.data_ptr()

@@ -1,5 +1,5 @@
-// What the emulated GPU notices: each program that is wrong on purpose ends with an error, in CI,
-// where there is no GPU; and the right ones do not, in any order.
+// The emulated GPU notices mistakes: each program that is wrong on purpose ends with an error, in
+// CI, where there is no GPU; and the right ones do not, in any order.
 #include <sys/wait.h>
 
 #include <array>

@@ -10,7 +10,7 @@
 
 namespace forebay {
 
-// What a program leaves out or does wrong.
+// The mistake of a program.
 enum class Wrong : uint8_t {
   kNothing,
   // ---- Kernels

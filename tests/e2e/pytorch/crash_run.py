@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 
 class Average:
-    """Of the losses: state of a loop's own."""
+    """The losses: state of a loop's own."""
 
     def __init__(self):
         self.value = np.float64(0)
@@ -43,7 +43,7 @@ class Average:
 
 
 class Buffers:
-    """Of a model that is not streamed."""
+    """The state of a model that is not streamed."""
 
     def __init__(self, model):
         self.model = model

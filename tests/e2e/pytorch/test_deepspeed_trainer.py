@@ -60,7 +60,7 @@ def config_of(folder, stage, offload, **more):
 
 
 def fresh_process():
-    """What a new one would have."""
+    """The state that a new one would have."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
     unset_hf_deepspeed_config()

@@ -32,7 +32,7 @@ BOUNDS = {"fp32": 1e-5, "fp16": 0.01, "bf16": 0.01}
 
 
 def run(command, tmp_path, monkeypatch):
-    """What the program's main() returns, and what it prints."""
+    """The result of the program's main(), and its output."""
     program, *arguments = shlex.split(command)
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()

@@ -83,7 +83,7 @@ class Repeated(nn.Module):
 
 
 class Chosen(nn.Module):
-    """Of its modules, those that the step asks for, in its order. `step` counts the forward passes."""
+    """Runs those of its modules that the step asks for, in its order. `step` counts the forward passes."""
 
     def __init__(self, modules, rng):
         super().__init__()

@@ -25,7 +25,7 @@ SAVED = ["llama", "gpt2", "mixtral", "t5", "clip", "albert"]
 
 
 def make_plain():
-    """Of torch alone: a tied weight, buffers of which one is not saved, a parameter without elements."""
+    """A model of torch alone: a tied weight, buffers of which one is not saved, a parameter without elements."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Embedding(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 12, bias=False))
     model[2].weight = model[0].weight

@@ -44,7 +44,7 @@ class Block(torch.nn.Module):
     def forward(self, hidden):
         return hidden + torch.tanh(self.linear(hidden))
 
-# What torch itself needs, and any optimizer of its own.
+# The need of torch itself, and any optimizer of its own.
 linear = torch.nn.Linear(8, 8)
 linear(torch.randn(4, 8)).sum().backward()
 torch.optim.SGD(linear.parameters()).step()
