@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from forebay.deepspeed._text import parse
 from forebay.errors import UsageError
 
-# The effect of each key, by section: null: it is used; a text: it is ignored for that reason; a list of one text: it may
-# be there and off, and cannot be on for that reason; an object has keys of its own, any where it has "*". `forebay train
-# --ds_config` reads the same table.
+# The effect of each key, by section: null: it is used; a text: it is ignored for that reason; a list of one text: it
+# may be there and off, and cannot be on for that reason; an object has keys of its own, any where it has "*". `forebay
+# train --ds_config` reads the same table.
 KEYS: dict[str, Any] = json.loads((pathlib.Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
 _TIERS = ("none", "cpu", "nvme")
 

@@ -72,8 +72,8 @@ def _loaded_ops(name: str) -> dict[str, Any]:
 
 
 def _marker_of_compatible_ops(ops: types.ModuleType) -> Callable[[], None]:
-    """A function that marks the operations as ones that can be had. DeepSpeed asks a compiler about all others when that
-    is first looked at, which may be never."""
+    """A function that marks the operations as ones that can be had. DeepSpeed asks a compiler about all others when
+    that is first looked at, which may be never."""
     available = dict.fromkeys(modules(), True)
     known = vars(ops).get("__compatible_ops__")
     if isinstance(known, dict):

@@ -296,8 +296,7 @@ class Window:
     # ---- Autograd
 
     def save(self, tensor: torch.Tensor) -> SavedWeight | None:
-        """The stand-in that autograd keeps of a tensor which is a view of a weight that is here, or of autocast's copy of
-        one."""
+        """Gives the stand-in that autograd keeps of a view of a weight that is here, or of autocast's copy of one."""
         if not self._here or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return None
         address = tensor.data_ptr()
