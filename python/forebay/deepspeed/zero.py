@@ -10,7 +10,7 @@ import torch
 
 from forebay.errors import NotSupportedError
 from forebay.torch import Optimizer
-from forebay.torch._streamed import Streamed
+from forebay.torch._streaming.streamed import Streamed
 
 _STREAMED: weakref.WeakSet[Streamed] = weakref.WeakSet()
 

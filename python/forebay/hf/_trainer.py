@@ -13,8 +13,8 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from forebay.errors import NotSupportedError, UsageError
 from forebay.torch import SGD, Adagrad, AdamW, Engine, Lion, Optimizer, stream
+from forebay.torch._files.loading import Weights, is_hollow
 from forebay.torch._in_store import Path
-from forebay.torch._loading import Weights, is_hollow
 
 _OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adamw_torch": AdamW, "adamw_torch_fused": AdamW, "adagrad": Adagrad, "sgd": SGD, "lion_32bit": Lion}

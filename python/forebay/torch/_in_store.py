@@ -16,7 +16,7 @@ from forebay.errors import ForebayError, NotSupportedError, NumericalError, Usag
 from forebay.inventory import Inventory
 from forebay.kernels import Kernels
 from forebay.layers import Layers
-from forebay.torch._run_state import RunState
+from forebay.torch._run.state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 
 if TYPE_CHECKING:

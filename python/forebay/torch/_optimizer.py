@@ -13,11 +13,11 @@ import torch
 from forebay._library import Group
 from forebay.errors import CorruptError, NotSupportedError, UsageError
 from forebay.layers import Layers
+from forebay.torch._files.loading import Source
 from forebay.torch._in_ram import STATE_DTYPES, InRam
 from forebay.torch._in_store import InStore, Path, StoreOptions, folders_of
-from forebay.torch._loader import ResumableLoader
-from forebay.torch._loading import Source
-from forebay.torch._streamed import Streamed
+from forebay.torch._run.loader import ResumableLoader
+from forebay.torch._streaming.streamed import Streamed
 from forebay.torch._tensors import DTYPES, bytes_of
 
 StateDict = dict[str, Any]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from forebay.errors import NotSupportedError, UsageError
+from forebay.torch._files.loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
+from forebay.torch._files.saving import names_of, save_pretrained
 from forebay.torch._in_store import Path
-from forebay.torch._loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
-from forebay.torch._saving import names_of, save_pretrained
 from forebay.torch._tensors import bytes_of
 
 

@@ -68,7 +68,7 @@ class Wide(nn.Module):
 
 
 def test_autograd_keeps_no_copies_that_autocast_made_of_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay.torch._streamed._MOST_CAST_BYTES", 0)
+    monkeypatch.setattr("forebay.torch._streaming.streamed._MOST_CAST_BYTES", 0)
     engine = forebay.torch.stream(Wide(), nvme=tmp_path / "store")
     kept = []
     save = _window.Window.save

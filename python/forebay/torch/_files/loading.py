@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, NoReturn, Union
 import torch
 
 from forebay.errors import BadInputError, UsageError
-from forebay.torch._placeholder import Placeholder
-from forebay.torch._run_state import persistent_buffers
-from forebay.torch._safetensors import Folder
+from forebay.torch._files.safetensors import Folder
+from forebay.torch._run.state import persistent_buffers
+from forebay.torch._streaming.placeholder import Placeholder
 from forebay.torch._tensors import on_host
 
 Weights = Union[str, "os.PathLike[str]", Callable[[torch.nn.Module], Any]]

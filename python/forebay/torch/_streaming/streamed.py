@@ -17,15 +17,15 @@ from forebay.errors import DoesNotFitError, NotSupportedError, NumericalError, U
 from forebay.inventory import Inventory
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
-from forebay.torch._all_gradients import AllGradients
-from forebay.torch._hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
+from forebay.torch._files.loading import FromState, Source
 from forebay.torch._in_store import InStore, Path, StoreOptions, remove_store
-from forebay.torch._loading import FromState, Source
-from forebay.torch._placeholder import Placeholder
-from forebay.torch._run_state import RunState
+from forebay.torch._run.state import RunState
+from forebay.torch._streaming.all_gradients import AllGradients
+from forebay.torch._streaming.hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
+from forebay.torch._streaming.placeholder import Placeholder
+from forebay.torch._streaming.units import containers_of, units_of
+from forebay.torch._streaming.window import Window
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
-from forebay.torch._units import containers_of, units_of
-from forebay.torch._window import Window
 
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer

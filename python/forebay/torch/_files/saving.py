@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from forebay.errors import UsageError
-from forebay.torch._run_state import persistent_buffers
-from forebay.torch._safetensors import entry_of, write_folder
+from forebay.torch._files.safetensors import entry_of, write_folder
+from forebay.torch._run.state import persistent_buffers
 
 Tensors = dict[str, torch.Tensor]
 

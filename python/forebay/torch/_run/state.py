@@ -15,7 +15,7 @@ import torch
 from forebay.errors import CorruptError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers
-from forebay.torch._loader import ResumableLoader
+from forebay.torch._run.loader import ResumableLoader
 from forebay.torch._tensors import memory_of, on_host
 
 _NAME = "state of the run"

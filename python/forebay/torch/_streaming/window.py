@@ -13,9 +13,9 @@ import torch
 
 from forebay.errors import ForebayError, NotSupportedError, OutOfMemoryError, UsageError
 from forebay.layers import Layers
-from forebay.torch._placeholder import Placeholder
 from forebay.torch._saved import Saved
-from forebay.torch._units import Unit
+from forebay.torch._streaming.placeholder import Placeholder
+from forebay.torch._streaming.units import Unit
 
 _SAMPLE = 64  # bytes
 

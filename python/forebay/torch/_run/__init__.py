@@ -1,0 +1,1 @@
+"""Runs that may be killed at any moment."""

@@ -1,0 +1,1 @@
+"""Modules whose weights come and go."""
