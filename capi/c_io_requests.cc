@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -51,18 +52,22 @@ absl::Status CheckFile(const IoRequest& request, int fd) {
       num_bytes, request.offset_bytes, NameOf(request), info.st_size));
 }
 
-// Switches O_DIRECT on where that can be had; else leaves the file as it is.
+// Switches O_DIRECT on where that can be had; else leaves the file as it is. Whole pages are
+// transferred directly, also where the file system takes less: what is left goes through the page
+// cache, and a page that both write to loses what one of them has written.
 TransferLimits MakeDirect(int fd) {
   if (!SwitchToDirect(fd).empty()) return {};
+  static const int64_t page_bytes = std::max<int64_t>(kIoAlignBytes, ::sysconf(_SC_PAGESIZE));
+  TransferLimits limits = {.range_bytes = page_bytes, .memory_bytes = kIoAlignBytes};
 #ifdef STATX_DIOALIGN
   struct statx info = {};
   if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
       (info.stx_mask & STATX_DIOALIGN) != 0 && info.stx_dio_offset_align > 1) {
-    return {.range_bytes = info.stx_dio_offset_align,
-            .memory_bytes = std::max<int64_t>(info.stx_dio_mem_align, 1)};
+    limits.range_bytes = std::max<int64_t>(info.stx_dio_offset_align, page_bytes);
+    limits.memory_bytes = std::max<int64_t>(info.stx_dio_mem_align, 1);
   }
 #endif
-  return {.range_bytes = kIoAlignBytes, .memory_bytes = kIoAlignBytes};
+  return limits;
 }
 
 int64_t UpTo(int64_t value, int64_t multiple) {
