@@ -34,7 +34,9 @@ const std::map<std::string, std::string, std::less<>>& UnusedHere() {
 }
 
 bool IsOff(const Json& value) {
-  return value.is_null() || value == false || (value.is_number() && (value == 0 || value == 1));
+  if (!value.is_number()) return value.is_null() || value == false;
+  const auto number = value.get<double>();
+  return number == 0 || number == 1;
 }
 
 absl::Status CheckKeys(const Json& document, const Json& keys, const std::string& path,
@@ -158,7 +160,7 @@ class Translation {
     }
     if (device != "nvme") return std::string();
     const auto path = section.find("nvme_path");
-    if (path == section.end() || !path->is_string() || *path == "") {
+    if (path == section.end() || !path->is_string() || path->get<std::string>().empty()) {
       return UsageError(fmt::format(
           "{0}.device is nvme, and {0}.nvme_path is missing: name a folder on the disk.", key));
     }
