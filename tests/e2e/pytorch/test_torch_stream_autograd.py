@@ -12,7 +12,7 @@ from torch import nn
 
 import forebay
 import forebay.torch
-from forebay.torch import _window
+from forebay.torch._streaming import window as window_module
 
 
 def stream(folder, kind="tied", dtype=torch.float32, **settings):
@@ -71,7 +71,7 @@ def test_autograd_keeps_no_copies_that_autocast_made_of_weights(tmp_path, monkey
     monkeypatch.setattr("forebay.torch._streaming.streamed._MOST_CAST_BYTES", 0)
     engine = forebay.torch.stream(Wide(), nvme=tmp_path / "store")
     kept = []
-    save = _window.Window.save
+    save = window_module.Window.save
 
     def save_and_note(window, tensor):
         saved = save(window, tensor)
@@ -79,7 +79,7 @@ def test_autograd_keeps_no_copies_that_autocast_made_of_weights(tmp_path, monkey
             kept.append(tensor.untyped_storage().nbytes() if saved is None else 0)
         return saved
 
-    monkeypatch.setattr(_window.Window, "save", save_and_note)
+    monkeypatch.setattr(window_module.Window, "save", save_and_note)
     clears = []
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: clears.append(1))
     with torch.autocast("cpu", torch.bfloat16):
