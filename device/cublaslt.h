@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -61,9 +60,6 @@ struct CublasLt {
   int (*Matmul)(Handle, MatmulDesc, const void* alpha, const void* a, Layout, const void* b, Layout,
                 const void* beta, const void* c, Layout, void* d, Layout, const Algorithm*,
                 void* workspace, size_t workspace_bytes, void* stream);
-  size_t (*GetVersion)();
-
-  std::string path;  // of the library; "" of the emulated one
 };
 
 // The library: the one that FOREBAY_CUBLASLT names, or else the first of the loader's, of a CUDA

@@ -192,9 +192,7 @@ absl::StatusOr<const CublasLt*> LoadCublasLt() {
       .MatmulPreferenceDestroy = &DeleteObject<char>,
       .MatmulPreferenceSetAttribute = &SetPreference,
       .MatmulAlgoGetHeuristic = &FindAlgorithm,
-      .Matmul = &Matmul,
-      .GetVersion = [] { return size_t{0}; },
-      .path = ""};
+      .Matmul = &Matmul};
   return &table;
 }
 

@@ -69,7 +69,6 @@ const char* FindAll(void* library, CublasLt& table) {
   FOREBAY_FIND(MatmulPreferenceSetAttribute);
   FOREBAY_FIND(MatmulAlgoGetHeuristic);
   FOREBAY_FIND(Matmul);
-  FOREBAY_FIND(GetVersion);
 #undef FOREBAY_FIND
   return nullptr;
 }
@@ -84,7 +83,6 @@ absl::StatusOr<CublasLt> Load() {
       continue;
     }
     CublasLt table = {};
-    table.path = path;
     const char* const missing = FindAll(library, table);
     if (missing == nullptr) return table;
     last_error = fmt::format("{} has no {}", path, missing);

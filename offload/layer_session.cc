@@ -118,6 +118,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
       session->open_layers_,
       OpenLayers::Create(&tensors->inventory(), Places(of_session.num_open_layers), budget));
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
+  session->lent_.reserve(2 * tensors->inventory().layers().size());
   if (plan.activations.num_spilled > 0) {
     FOREBAY_ASSIGN_OR_RETURN(session->activations_,
                              SpilledActivations::Create(plan.activations, plan.gradient_area_bytes,

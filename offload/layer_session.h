@@ -273,7 +273,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;
 
-  std::vector<int> lent_;        // layers, as often as they are lent
+  std::vector<int> lent_;        // layers, as often as they are lent; with room for all twice
   int64_t num_announced_ = 0;    // and not acquired
   absl::Status announce_error_;  // of the next Acquire
 

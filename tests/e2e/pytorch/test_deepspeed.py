@@ -171,7 +171,8 @@ def test_what_is_wrong_in_a_configuration_is_named(tmp_path):
                          ({"zero_optimization": {"stage": 1, "stages": 1}}, "zero_optimization.stages is not known"),
                          ({"train_batch_size": 7}, "Make them fit"),
                          ({"optimizer": {"type": "Lamb"}}, "has to be one of: Adam"),
-                         ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}}, "learning_rate is not"),
+                         ({"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}},
+                          "learning_rate is not known"),
                          ({"scheduler": {"type": "WarmupLR", "params": {"warmup": 1}}}, "scheduler.params.warmup"),
                          ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "total_num_steps is missing"),
                          ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "Choose one")):

@@ -280,7 +280,8 @@ TEST_F(SwapperTest, AWrongAcquireIsRefusedAndChangesNothing) {
   EXPECT_THAT(MessageOf(swapper_->Acquire(-1).status()), HasSubstr("no layer -1"));
   ASSERT_TRUE(swapper_->Acquire(1).ok());
   ASSERT_TRUE(swapper_->Acquire(2).ok());
-  EXPECT_THAT(MessageOf(swapper_->Acquire(3).status()), HasSubstr("are held. Release one"));
+  EXPECT_THAT(MessageOf(swapper_->Acquire(3).status()),
+              HasSubstr("'layers.0', 'layers.1' are held. Release one"));
   swapper_->Release(1);
   ASSERT_TRUE(Use(3, 0).ok());
   swapper_->Release(2);
