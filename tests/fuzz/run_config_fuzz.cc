@@ -1,36 +1,21 @@
 // A configuration (--config), which may also be the resolved_config.json of a run: whatever is
 // accepted holds only values that its own table allows, and reads back as itself.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cmath>
-#include <cstdlib>
 #include <string>
 
-#include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/tests/fuzz/memory_file.h"
 #include "forebay/train/options/option_table.h"
 #include "forebay/train/start/resolve_options.h"
 
 namespace {
 
-void Require(bool condition) {
-  if (!condition) std::abort();
-}
-
-// One file in memory for the whole run of the fuzzer.
-int MemoryFile() {
-  static const int fd = ::memfd_create("config", MFD_CLOEXEC);
-  return fd;
-}
+using forebay::Require;
 
 absl::StatusOr<forebay::ResolvedOptions> Resolve(std::string_view text) {
-  const int fd = MemoryFile();
-  Require(fd >= 0 && ::ftruncate(fd, 0) == 0);
-  Require(::pwrite(fd, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
   forebay::OptionInputs inputs;
   inputs.flags = {{"model", "m"}};
-  inputs.config_file = fmt::format("/proc/self/fd/{}", fd);
+  inputs.config_file = forebay::MemoryFile(text);
   return forebay::ResolveOptions(inputs, forebay::OptionsUse::kPlan);
 }
 
