@@ -118,7 +118,7 @@ void Decoder::BackwardEmbed(const MicroBatch& batch, std::span<const float> dx,
   }
 }
 
-cpu::Linear Decoder::Impl::Projection(const LayerWeights& head, const LayerWeights& embed) const {
+Linear Decoder::Impl::Projection(const LayerWeights& head, const LayerWeights& embed) const {
   return tensors.projection.View(config.tied_embeddings ? embed : head);
 }
 

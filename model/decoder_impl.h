@@ -73,7 +73,7 @@ struct Decoder::Impl {
   void BackwardRotation(const BlockTensors& block, const LayerWeights& weights,
                         const BlockInput& input, std::span<float> gradient);
 
-  cpu::Linear Projection(const LayerWeights& head, const LayerWeights& embed) const;
+  Linear Projection(const LayerWeights& head, const LayerWeights& embed) const;
 
   // Generation, into workspace.residual.
   void ExtendEmbed(const LayerWeights& embed, std::span<const int32_t> tokens,

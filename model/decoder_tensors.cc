@@ -94,8 +94,8 @@ const void* ElementOf(const LayerWeights& layer, int64_t offset) {
   return offset == kAbsent ? nullptr : layer.data.data() + offset * SizeOf(layer.dtype);
 }
 
-cpu::Linear LinearTensors::View(const LayerWeights& layer) const {
-  cpu::Linear linear;
+Linear LinearTensors::View(const LayerWeights& layer) const {
+  Linear linear;
   linear.dtype = layer.dtype;
   linear.weight = ElementOf(layer, weight);
   linear.bias = ElementOf(layer, bias);

@@ -30,7 +30,7 @@ struct LinearTensors {
   int64_t row_stride = 0;
 
   bool present() const { return weight != kAbsent; }
-  cpu::Linear View(const LayerWeights& layer) const;
+  Linear View(const LayerWeights& layer) const;
 };
 
 struct BlockTensors {

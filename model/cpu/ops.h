@@ -17,6 +17,7 @@
 #include "forebay/base/dtype.h"
 #include "forebay/base/parallel.h"
 #include "forebay/data/micro_batch.h"
+#include "forebay/model/linear.h"
 
 namespace forebay::cpu {
 
@@ -63,17 +64,7 @@ struct GemmShape {
 };
 void Gemm(Context& context, const GemmShape& shape, const float* a, const float* b, float* c);
 
-// One linear layer's weights: y = x W^T + bias with W [out, in], or y = x W + bias with W [in,
-// out].
-struct Linear {
-  DType dtype = DType::kBF16;
-  const void* weight = nullptr;
-  const void* bias = nullptr;  // [out] in `dtype`, or nullptr
-  int64_t in = 0, out = 0;
-  bool in_out = false;  // W is stored [in, out]
-  int64_t row_stride =
-      0;  // elements between rows of W as stored (a slice of a fused tensor); 0: dense
-};
+using forebay::Linear;
 // x: [tokens, in] (row stride in), y: [tokens, out], overwritten, or added to.
 void LinearForward(Context& context, const Linear& linear, const float* x, int64_t tokens, float* y,
                    bool accumulate = false);
