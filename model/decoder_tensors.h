@@ -9,6 +9,7 @@
 #include "forebay/base/tensor_spec.h"
 #include "forebay/model/cpu/ops.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/operands/linear.h"
 #include "forebay/step/param_source.h"
 
 namespace forebay {

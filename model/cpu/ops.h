@@ -17,7 +17,7 @@
 #include "forebay/base/dtype.h"
 #include "forebay/base/parallel.h"
 #include "forebay/data/micro_batch.h"
-#include "forebay/model/linear.h"
+#include "forebay/model/operands/linear.h"
 
 namespace forebay::cpu {
 

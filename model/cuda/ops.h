@@ -17,7 +17,7 @@
 #include "forebay/base/dtype.h"
 #include "forebay/device/device.h"
 #include "forebay/device/gpu_matmul.h"
-#include "forebay/model/linear.h"
+#include "forebay/model/operands/linear.h"
 
 namespace forebay::cuda {
 
