@@ -121,6 +121,12 @@ class CudaStream : public Stream {
       return cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, stream_);
     });
   }
+  absl::Status CopyOnDevice(void* to, const void* from, int64_t size_bytes) override {
+    return CallOn(index_, "copying on the GPU", [&] {
+      return cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToDevice,
+                             stream_);
+    });
+  }
   absl::Status Fill(void* to, std::byte value, int64_t size_bytes) override {
     return CallOn(index_, "filling GPU memory", [&] {
       return cudaMemsetAsync(to, std::to_integer<int>(value), static_cast<size_t>(size_bytes),

@@ -103,6 +103,8 @@ class Stream {
   // may block.
   virtual absl::Status CopyToDevice(void* to, std::span<const std::byte> from) = 0;
   virtual absl::Status CopyToHost(std::span<std::byte> to, const void* from) = 0;
+  // Between two places of this device, which do not overlap.
+  virtual absl::Status CopyOnDevice(void* to, const void* from, int64_t size_bytes) = 0;
   virtual absl::Status Fill(void* to, std::byte value, int64_t size_bytes) = 0;
   // `event` is reached when everything enqueued here so far is done.
   virtual absl::Status Record(Event& event) = 0;

@@ -48,6 +48,10 @@ class HostStream : public Stream {
     std::memcpy(to.data(), from, to.size());
     return absl::OkStatus();
   }
+  absl::Status CopyOnDevice(void* to, const void* from, int64_t size_bytes) override {
+    std::memcpy(to, from, static_cast<size_t>(size_bytes));
+    return absl::OkStatus();
+  }
   absl::Status Fill(void* to, std::byte value, int64_t size_bytes) override {
     std::memset(to, std::to_integer<int>(value), static_cast<size_t>(size_bytes));
     return absl::OkStatus();

@@ -37,9 +37,9 @@ absl::Status MemoryBudget::Charge(std::string_view purpose, int64_t bytes) {
   if (limit_bytes_ > 0 && bytes > limit_bytes_ - used_bytes_) {
     return OutOfMemoryError(fmt::format(
         "memory: '{}' asks for {} ({} bytes), but {} of the budget of {} ({} bytes) are in use "
-        "(largest: {}). Raise the budget (--ram) or make the largest of these smaller",
+        "(largest: {}). Raise the budget ({}) or make the largest of these smaller",
         purpose, FormatBinaryBytes(bytes), bytes, FormatBinaryBytes(used_bytes_),
-        FormatBinaryBytes(limit_bytes_), limit_bytes_, LargestPurposes(by_purpose_)));
+        FormatBinaryBytes(limit_bytes_), limit_bytes_, LargestPurposes(by_purpose_), option_));
   }
   used_bytes_ += bytes;
   peak_bytes_ = std::max(peak_bytes_, used_bytes_);

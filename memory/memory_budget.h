@@ -16,8 +16,9 @@ namespace forebay {
 // Thread-safe.
 class MemoryBudget {
  public:
-  // `limit_bytes` 0: no limit (counting only).
-  explicit MemoryBudget(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+  // `limit_bytes` 0: no limit (counting only). `option`: which sets the limit, for messages.
+  explicit MemoryBudget(int64_t limit_bytes, std::string_view option = "--ram")
+      : limit_bytes_(limit_bytes), option_(option) {}
 
   // OutOfMemoryError naming the purpose, what it asked for, the limit and the largest purposes.
   absl::Status Charge(std::string_view purpose, int64_t bytes);
@@ -36,6 +37,7 @@ class MemoryBudget {
 
  private:
   const int64_t limit_bytes_;
+  const std::string option_;
   mutable std::mutex mutex_;
   int64_t used_bytes_ = 0;
   int64_t peak_bytes_ = 0;

@@ -14,9 +14,13 @@ namespace {
 
 constexpr char kScratchPurpose[] = "compute scratch";
 
+WorkspaceShape ShapeOf(const DecoderOptions& options) {
+  return {.max_tokens = options.max_tokens, .training = options.training};
+}
+
 int64_t WorkspaceBytes(const DecoderConfig& config, const DecoderOptions& options) {
   DecoderWorkspace unplaced;
-  return HostBuffer::ChargedBytes(PlaceWorkspace(config, options, nullptr, unplaced));
+  return HostBuffer::ChargedBytes(PlaceWorkspace(config, ShapeOf(options), nullptr, unplaced));
 }
 
 int64_t ComputeScratchBytes(const DecoderConfig& config, const DecoderOptions& options) {
@@ -79,7 +83,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const DecoderConfig& co
                                                             WorkspaceBytes(config, options)));
   FOREBAY_RETURN_IF_ERROR(impl->scratch.Charge(budget, ComputeScratchBytes(config, options)));
   DecoderWorkspace& workspace = impl->workspace;
-  PlaceWorkspace(config, options, impl->memory.data(), workspace);
+  PlaceWorkspace(config, ShapeOf(options), impl->memory.data(), workspace);
   if (config.positions == PositionKind::kRope) {
     const size_t size = options.max_tokens * (config.head_dim / 2);
     FillRopeTables(ComputeRopeFrequencies(config.rope, config.head_dim), options.max_tokens,

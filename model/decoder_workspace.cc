@@ -9,23 +9,32 @@ namespace {
 // with those before.
 class Arena {
  public:
-  explicit Arena(std::byte* base) : base_(base) {}
+  Arena(std::byte* base, int64_t activation_bytes)
+      : base_(base), activation_bytes_(activation_bytes) {}
 
   template <typename T = float>
   T* Take(int64_t count) {
-    constexpr int64_t kAlignBytes = 64;
-    T* const piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_bytes_);
-    const int64_t size_bytes = count * static_cast<int64_t>(sizeof(T));
-    used_bytes_ += (size_bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
-    peak_bytes_ = std::max(peak_bytes_, used_bytes_);
-    return piece;
+    return static_cast<T*>(TakeBytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+  template <typename Elements>
+  Elements* TakeActivation(int64_t count) {
+    return static_cast<Elements*>(TakeBytes(count * activation_bytes_));
   }
   int64_t Mark() const { return used_bytes_; }
   void Rewind(int64_t mark) { used_bytes_ = mark; }
   int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
+  void* TakeBytes(int64_t size_bytes) {
+    constexpr int64_t kAlignBytes = 64;
+    void* const piece = base_ == nullptr ? nullptr : base_ + used_bytes_;
+    used_bytes_ += (size_bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+    return piece;
+  }
+
   std::byte* const base_;
+  const int64_t activation_bytes_;
   int64_t used_bytes_ = 0;
   int64_t peak_bytes_ = 0;
 };
@@ -34,16 +43,17 @@ struct Widths {
   int64_t tokens, hidden, query, key, inner, heads, kv_heads, half_head;
 };
 
+template <typename Elements>
 void PlaceAlwaysLive(const DecoderConfig& config, const Widths& w, Arena& arena,
-                     DecoderWorkspace& workspace) {
+                     WorkspaceOf<Elements>& workspace) {
   const auto statistics = [&](int64_t rows) {
     NormStatistics placed;
     placed.inverse = arena.Take(rows);
     if (config.norm == NormKind::kLayer) placed.mean = arena.Take(rows);
     return placed;
   };
-  workspace.residual = arena.Take(w.tokens * w.hidden);
-  workspace.normed = arena.Take(w.tokens * w.hidden);
+  workspace.residual = arena.TakeActivation<Elements>(w.tokens * w.hidden);
+  workspace.normed = arena.TakeActivation<Elements>(w.tokens * w.hidden);
   workspace.attention_statistics = statistics(w.tokens);
   workspace.mlp_statistics = statistics(w.tokens);
   if (config.qk_norm) {
@@ -57,37 +67,41 @@ void PlaceAlwaysLive(const DecoderConfig& config, const Widths& w, Arena& arena,
   workspace.positions = arena.Take<int32_t>(w.tokens);
 }
 
+template <typename Elements>
 void PlaceAttention(const DecoderConfig& config, const Widths& w, Arena& arena,
-                    DecoderWorkspace& workspace) {
-  workspace.query = arena.Take(w.tokens * w.query);
-  workspace.key = arena.Take(w.tokens * w.key);
-  workspace.value = arena.Take(w.tokens * w.key);
+                    WorkspaceOf<Elements>& workspace) {
+  workspace.query = arena.TakeActivation<Elements>(w.tokens * w.query);
+  workspace.key = arena.TakeActivation<Elements>(w.tokens * w.key);
+  workspace.value = arena.TakeActivation<Elements>(w.tokens * w.key);
   if (config.qk_norm) {
-    workspace.raw_query = arena.Take(w.tokens * w.query);
-    workspace.raw_key = arena.Take(w.tokens * w.key);
+    workspace.raw_query = arena.TakeActivation<Elements>(w.tokens * w.query);
+    workspace.raw_key = arena.TakeActivation<Elements>(w.tokens * w.key);
   }
-  workspace.attended = arena.Take(w.tokens * w.query);
+  workspace.attended = arena.TakeActivation<Elements>(w.tokens * w.query);
   workspace.log_sum_exp = arena.Take(w.tokens * w.heads);
 }
 
+template <typename Elements>
 void PlaceMlp(const DecoderConfig& config, const Widths& w, bool training, Arena& arena,
-              DecoderWorkspace& workspace) {
+              WorkspaceOf<Elements>& workspace) {
   const bool gated = config.mlp == MlpKind::kSwiGlu;
-  if (gated) workspace.gate = arena.Take(w.tokens * w.inner);
-  workspace.up = arena.Take(w.tokens * w.inner);
-  workspace.activated = arena.Take(w.tokens * std::max(w.inner, training ? w.hidden : 0));
+  if (gated) workspace.gate = arena.TakeActivation<Elements>(w.tokens * w.inner);
+  workspace.up = arena.TakeActivation<Elements>(w.tokens * w.inner);
+  workspace.activated =
+      arena.TakeActivation<Elements>(w.tokens * std::max(w.inner, training ? w.hidden : 0));
   if (!training) return;
   workspace.d_activated = workspace.activated;
   workspace.d_gate = workspace.gate;
-  workspace.d_up = gated ? workspace.up : arena.Take(w.tokens * w.inner);
+  workspace.d_up = gated ? workspace.up : arena.TakeActivation<Elements>(w.tokens * w.inner);
   workspace.d_mlp_normed = workspace.activated;
 }
 
-void PlaceAttentionBackward(const Widths& w, Arena& arena, DecoderWorkspace& workspace) {
-  workspace.d_attended = arena.Take(w.tokens * std::max(w.query, w.hidden));
-  workspace.d_query = arena.Take(w.tokens * w.query);
-  workspace.d_key = arena.Take(w.tokens * w.key);
-  workspace.d_value = arena.Take(w.tokens * w.key);
+template <typename Elements>
+void PlaceAttentionBackward(const Widths& w, Arena& arena, WorkspaceOf<Elements>& workspace) {
+  workspace.d_attended = arena.TakeActivation<Elements>(w.tokens * std::max(w.query, w.hidden));
+  workspace.d_query = arena.TakeActivation<Elements>(w.tokens * w.query);
+  workspace.d_key = arena.TakeActivation<Elements>(w.tokens * w.key);
+  workspace.d_value = arena.TakeActivation<Elements>(w.tokens * w.key);
   workspace.d_attention_normed = workspace.d_attended;
   workspace.d_raw_query = workspace.query;
   workspace.d_raw_key = workspace.key;
@@ -95,9 +109,10 @@ void PlaceAttentionBackward(const Widths& w, Arena& arena, DecoderWorkspace& wor
 
 }  // namespace
 
-int64_t PlaceWorkspace(const DecoderConfig& config, const DecoderOptions& options, std::byte* base,
-                       DecoderWorkspace& workspace) {
-  const Widths w = {options.max_tokens,
+template <typename Elements>
+int64_t PlaceWorkspace(const DecoderConfig& config, const WorkspaceShape& shape, std::byte* base,
+                       WorkspaceOf<Elements>& workspace) {
+  const Widths w = {shape.max_tokens,
                     config.hidden_size,
                     config.num_heads * config.head_dim,
                     config.num_kv_heads * config.head_dim,
@@ -105,20 +120,24 @@ int64_t PlaceWorkspace(const DecoderConfig& config, const DecoderOptions& option
                     config.num_heads,
                     config.num_kv_heads,
                     config.head_dim / 2};
-  Arena arena(base);
+  Arena arena(base, shape.activation_bytes);
   PlaceAlwaysLive(config, w, arena, workspace);
   // Forward, the MLP begins when attention's buffers are dead; backward needs those again after the
   // MLP's.
   const int64_t before_attention = arena.Mark();
   PlaceAttention(config, w, arena, workspace);
-  if (!options.training) arena.Rewind(before_attention);
+  if (!shape.training) arena.Rewind(before_attention);
   const int64_t before_mlp = arena.Mark();
-  PlaceMlp(config, w, options.training, arena, workspace);
-  if (options.training) {
+  PlaceMlp(config, w, shape.training, arena, workspace);
+  if (shape.training) {
     arena.Rewind(before_mlp);
     PlaceAttentionBackward(w, arena, workspace);
   }
   return arena.peak_bytes();
 }
+template int64_t PlaceWorkspace(const DecoderConfig&, const WorkspaceShape&, std::byte*,
+                                WorkspaceOf<float>&);
+template int64_t PlaceWorkspace(const DecoderConfig&, const WorkspaceShape&, std::byte*,
+                                WorkspaceOf<void>&);
 
 }  // namespace forebay

@@ -17,6 +17,8 @@
 #include "forebay/base/dtype.h"
 #include "forebay/device/device.h"
 #include "forebay/device/gpu_matmul.h"
+#include "forebay/memory/device_allocation.h"
+#include "forebay/model/cuda/scratch.h"
 #include "forebay/model/operands/linear.h"
 
 namespace forebay::cuda {
@@ -30,22 +32,31 @@ struct ContextOptions {
 // What the operators enqueue to, and their scratch memory. Owned by one thread.
 class Context {
  public:
-  // `device`, a CUDA device, and `stream` outlive it. OutOfMemoryError, EnvironmentError.
+  // `device`, a CUDA device, its `budget` and `stream` outlive it. Charges the scratch and
+  // kMatmulWorkspaceBytes. OutOfMemoryError,
+  // EnvironmentError.
   static absl::StatusOr<std::unique_ptr<Context>> Create(Device* device, Stream* stream,
+                                                         MemoryBudget* budget,
                                                          const ContextOptions& options);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
   DType dtype() const { return options_.dtype; }
   bool tf32() const { return options_.tf32; }
   Stream& stream() { return *stream_; }
   GpuMatmul& matmul() { return *matmul_; }
-  const DeviceBuffer& scratch() const { return scratch_; }
+  const DeviceAllocation& scratch() const { return scratch_; }
 
  private:
-  Context(Stream* stream, const ContextOptions& options) : stream_(stream), options_(options) {}
+  Context(Stream* stream, MemoryBudget* budget, const ContextOptions& options)
+      : stream_(stream), budget_(budget), options_(options) {}
 
   Stream* const stream_;
+  MemoryBudget* const budget_;
   const ContextOptions options_;
   std::unique_ptr<GpuMatmul> matmul_;
-  DeviceBuffer scratch_;
+  DeviceAllocation scratch_;
 };
 
 // ---- Linear layers
@@ -158,9 +169,5 @@ absl::Status CrossEntropyForwardBackward(Context& context, const Linear& head, c
 // logits [rows, vocab] fp32, for generation.
 absl::Status Logits(Context& context, const Linear& head, const void* x, int64_t rows,
                     float* logits);
-
-// Bytes of scratch that these operators need for models of this shape, of `max_tokens` at a time.
-int64_t ScratchBytes(DType dtype, int64_t max_tokens, int64_t hidden, int64_t intermediate,
-                     int64_t vocab, int64_t heads, int64_t head_dim);
 
 }  // namespace forebay::cuda

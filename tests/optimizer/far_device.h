@@ -92,6 +92,11 @@ class FarStream : public Stream {
   absl::Status CopyToHost(std::span<std::byte> to, const void* from) override {
     return Do([=, this] { std::memcpy(to.data(), device_.Behind(from), to.size()); });
   }
+  absl::Status CopyOnDevice(void* to, const void* from, int64_t size_bytes) override {
+    return Do([=, this] {
+      std::memcpy(device_.Behind(to), device_.Behind(from), static_cast<size_t>(size_bytes));
+    });
+  }
   absl::Status Fill(void* to, std::byte value, int64_t size_bytes) override {
     return Do([=, this] {
       std::memset(device_.Behind(to), std::to_integer<int>(value), static_cast<size_t>(size_bytes));

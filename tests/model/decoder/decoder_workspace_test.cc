@@ -28,7 +28,7 @@ DecoderConfig SmolLm2() {
 
 int64_t PlacedBytes(const DecoderConfig& config, bool training) {
   DecoderWorkspace unplaced;
-  return PlaceWorkspace(config, {2, cpu::Precision::kBf16, 1024, training}, nullptr, unplaced);
+  return PlaceWorkspace(config, {.max_tokens = 1024, .training = training}, nullptr, unplaced);
 }
 
 TEST(DecoderWorkspace, BlockOfSmolLm2TakesThirtyTwoMegabytesToTrainAThousandTokens) {
@@ -78,14 +78,14 @@ TEST(DecoderWorkspace, ScratchOfHeadsWiderThanTheModelIsCharged) {
   runner.LossAndGradients(MakeBatch(model, rows, 20), 0.01);
   DecoderWorkspace unplaced;
   EXPECT_LE(runner.decoder().context().scratch_bytes() +
-                PlaceWorkspace(model.config, options, nullptr, unplaced),
+                PlaceWorkspace(model.config, {.max_tokens = options.max_tokens}, nullptr, unplaced),
             DecoderWorkspaceBytes(model.config, options));
 
   // Also where this CPU takes none of it: as the operators' own bound for such a model.
   const int64_t bound = cpu::ScratchBytes(1, cpu::Precision::kBf16, options.max_tokens, 32, 48, 61,
                                           128, /*attention_width=*/64 * 128);
   EXPECT_GE(DecoderWorkspaceBytes(model.config, options),
-            PlaceWorkspace(model.config, options, nullptr, unplaced) + bound);
+            PlaceWorkspace(model.config, {.max_tokens = options.max_tokens}, nullptr, unplaced) + bound);
 }
 
 // Buffers that live at the same time. Checked as addresses, so that a new buffer cannot quietly
@@ -93,10 +93,10 @@ TEST(DecoderWorkspace, ScratchOfHeadsWiderThanTheModelIsCharged) {
 TEST(DecoderWorkspace, BuffersThatLiveTogetherDoNotOverlap) {
   for (const char* const name : {"LlamaGroupedTied", "Qwen3WideHeads", "Gpt2"}) {
     const DecoderConfig config = MakeTinyModel(name).config;
-    const DecoderOptions options = {1, cpu::Precision::kFp32, 17, true};
+    const WorkspaceShape shape = {.max_tokens = 17};
     DecoderWorkspace w;
-    std::vector<std::byte> memory(PlaceWorkspace(config, options, nullptr, w));
-    PlaceWorkspace(config, options, memory.data(), w);
+    std::vector<std::byte> memory(PlaceWorkspace(config, shape, nullptr, w));
+    PlaceWorkspace(config, shape, memory.data(), w);
     const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
     const int64_t query = config.num_heads * config.head_dim;
     const int64_t key = config.num_kv_heads * config.head_dim;

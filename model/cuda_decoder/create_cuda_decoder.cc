@@ -1,0 +1,79 @@
+// The memory of a decoder on a GPU, and what is there from its beginning.
+#include <utility>
+
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/model/cuda_decoder/cuda_decoder_impl.h"
+#include "forebay/model/rope.h"
+
+namespace forebay {
+
+absl::Status CudaDecoder::UploadRope(MemoryBudget* host_budget) {
+  if (layout_.rope == 0) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(
+      const HostBuffer tables,
+      HostBuffer::Create(host_budget, "tables of positions for the GPU", layout_.rope));
+  const auto elems = static_cast<size_t>(options_.max_tokens * (config_.head_dim / 2));
+  const std::span<float> cos = tables.As<float>().first(elems);
+  const std::span<float> sin = tables.As<float>().subspan(elems, elems);
+  FillRopeTables(ComputeRopeFrequencies(config_.rope, config_.head_dim), options_.max_tokens, cos,
+                 sin);
+  FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(workspace_.rope_cos, std::as_bytes(cos)));
+  FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(workspace_.rope_sin, std::as_bytes(sin)));
+  return stream_->Await();
+}
+
+absl::Status CudaDecoder::Allocate(Device* device, MemoryBudget* device_budget,
+                                   MemoryBudget* host_budget) {
+  const auto allocate = [&](DeviceAllocation& to, std::string_view purpose,
+                            int64_t size_bytes) -> absl::Status {
+    FOREBAY_ASSIGN_OR_RETURN(to,
+                             DeviceAllocation::Create(device_budget, device, purpose, size_bytes));
+    return absl::OkStatus();
+  };
+  FOREBAY_RETURN_IF_ERROR(
+      allocate(workspace_memory_, "activations of one block", layout_.workspace));
+  PlaceWorkspace(config_, layout_.workspace_shape, workspace_memory_.address(), workspace_);
+  FOREBAY_RETURN_IF_ERROR(
+      allocate(activations_, "activation checkpoints", layout_.slot * layout_.num_slots));
+  FOREBAY_RETURN_IF_ERROR(
+      allocate(activation_gradient_, "activation gradients", layout_.activation_gradient));
+  FOREBAY_RETURN_IF_ERROR(
+      allocate(block_gradient_, "gradient of one block (fp32)", layout_.block_gradient));
+  FOREBAY_RETURN_IF_ERROR(
+      allocate(large_gradient_, "gradient of the embedding (fp32)", layout_.large_gradient));
+  FOREBAY_RETURN_IF_ERROR(allocate(loss_sums_, "losses", layout_.losses));
+  FOREBAY_ASSIGN_OR_RETURN(host_loss_sums_, HostBuffer::Create(host_budget, "losses",
+                                                               layout_.losses, {.device = device}));
+  FOREBAY_ASSIGN_OR_RETURN(batches_,
+                           DeviceBatches::Create(options_.step_tokens, options_.num_batches, device,
+                                                 device_budget, host_budget));
+  FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(gradient_is_complete_, device->CreateEvent());
+  FOREBAY_ASSIGN_OR_RETURN(losses_are_there_, device->CreateEvent());
+  for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
+    FOREBAY_ASSIGN_OR_RETURN(used_.emplace_back(), device->CreateEvent());
+  }
+  FOREBAY_ASSIGN_OR_RETURN(context_, cuda::Context::Create(device, stream_.get(), device_budget,
+                                                           {.dtype = options_.dtype,
+                                                            .tf32 = options_.tf32,
+                                                            .scratch_bytes = layout_.scratch}));
+  block_ = std::make_unique<CudaBlock>(config_, context_.get(), workspace_);
+  first_token_.reserve(static_cast<size_t>(options_.num_batches) + 1);
+  return UploadRope(host_budget);
+}
+
+absl::StatusOr<std::unique_ptr<LayerCompute>> CreateCudaDecoder(const DecoderConfig& config,
+                                                                const CudaDecoderOptions& options,
+                                                                Device* device,
+                                                                MemoryBudget* device_budget,
+                                                                MemoryBudget* host_budget) {
+  FOREBAY_CHECK(device->kind() == DeviceKind::kCuda);
+  FOREBAY_CHECK(options.max_tokens > 0 && options.step_tokens >= options.max_tokens &&
+                options.num_batches >= 1);
+  auto decoder = std::make_unique<CudaDecoder>(config, options);
+  FOREBAY_RETURN_IF_ERROR(decoder->Allocate(device, device_budget, host_budget));
+  return decoder;
+}
+
+}  // namespace forebay

@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <utility>
+
+#include "forebay/base/check.h"
+#include "forebay/model/cuda_decoder/cuda_decoder_impl.h"
+
+namespace forebay {
+
+CudaDecoder::CudaDecoder(const DecoderConfig& config, const CudaDecoderOptions& options)
+    : config_(config),
+      options_(options),
+      inventory_(BuildInventory(config)),
+      tensors_(ResolveTensors(config, inventory_)),
+      layout_(config, options),
+      kept_in_slot_(static_cast<size_t>(inventory_.num_layers()), -1) {}
+
+std::span<float> CudaDecoder::Gradient(int layer) const {
+  const DeviceAllocation& memory =
+      HasLargeGradient(config_, layer) ? large_gradient_ : block_gradient_;
+  const int64_t elems = inventory_.layers()[layer].num_elems;
+  FOREBAY_CHECK(elems * static_cast<int64_t>(sizeof(float)) <= memory.size_bytes());
+  return {reinterpret_cast<float*>(memory.address()), static_cast<size_t>(elems)};
+}
+
+absl::Status CudaDecoder::ZeroGradient(int layer) {
+  const std::span<float> gradient = Gradient(layer);
+  return stream_->Fill(gradient.data(), std::byte{0}, static_cast<int64_t>(gradient.size_bytes()));
+}
+
+absl::StatusOr<LayerWeights> CudaDecoder::Use(int layer, const HeldWeights& held) {
+  const LayerWeights& weights = held.Of(layer);
+  FOREBAY_CHECK(weights.device == DeviceKind::kCuda && weights.dtype == options_.dtype);
+  if (weights.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*weights.ready));
+  return weights;
+}
+
+absl::StatusOr<CudaDecoder::HeadWeights> CudaDecoder::UseHead(int layer, const HeldWeights& held) {
+  HeadWeights weights;
+  FOREBAY_ASSIGN_OR_RETURN(weights.head, Use(layer, held));
+  LayerWeights of_projection = weights.head;
+  if (config_.tied_embeddings) {
+    FOREBAY_ASSIGN_OR_RETURN(of_projection, Use(EmbedLayer(), held));
+  }
+  weights.projection = tensors_.projection.View(of_projection);
+  return weights;
+}
+
+// ---- A pass -------------------------------------------------------------------------------------
+
+absl::Status CudaDecoder::BeginPass(std::span<const MicroBatch> batches, double gradient_scale) {
+  FOREBAY_CHECK(!batches.empty() && std::ssize(batches) <= options_.num_batches);
+  num_batches_ = batches.size();
+  gradient_scale_ = gradient_scale;
+  first_token_.assign(1, 0);
+  for (const MicroBatch& batch : batches) {
+    FOREBAY_CHECK(std::ssize(batch.tokens) <= options_.max_tokens);
+    first_token_.push_back(first_token_.back() + std::ssize(batch.tokens));
+  }
+  FOREBAY_CHECK(first_token_.back() <= options_.step_tokens);
+  slot_ = 0;
+  is_kept_ = false;
+  std::ranges::fill(kept_in_slot_, -1);
+  return batches_->Upload(batches, *stream_);
+}
+
+absl::Status CudaDecoder::Embed(const LayerWeights& weights, size_t batch) {
+  const DeviceBatch& tokens = (*batches_)[batch];
+  std::byte* const x = Activation(slot_, batch);
+  FOREBAY_RETURN_IF_ERROR(
+      cuda::EmbeddingForward(*context_, ElementOf(weights, tensors_.token_embedding), tokens.token,
+                             tokens.tokens, config_.hidden_size, x, /*accumulate=*/false));
+  if (config_.positions != PositionKind::kLearned) return absl::OkStatus();
+  return cuda::EmbeddingForward(*context_, ElementOf(weights, tensors_.position_embedding),
+                                tokens.position, tokens.tokens, config_.hidden_size, x,
+                                /*accumulate=*/true);
+}
+
+absl::Status CudaDecoder::Forward(int layer, const HeldWeights& held, size_t batch) {
+  FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
+  if (layer == EmbedLayer()) {
+    FOREBAY_RETURN_IF_ERROR(Embed(weights, batch));
+    return EndUse(layer);
+  }
+  if (batch == 0 && std::exchange(is_kept_, false)) ++slot_;
+  const int input_slot = kept_in_slot_[layer - 1];
+  std::byte* const out = Activation(slot_, batch);
+  const std::byte* const x = input_slot >= 0 ? Activation(input_slot, batch) : out;
+  const int block = layer - BlockLayer(0);
+  FOREBAY_RETURN_IF_ERROR(
+      block_->Forward(block, tensors_.blocks[block], weights, (*batches_)[batch], x, out));
+  return EndUse(layer);
+}
+
+absl::Status CudaDecoder::Normed(const LayerWeights& head, size_t batch) {
+  return block_->Normalize(tensors_.final_norm, head, Activation(slot_, batch),
+                           (*batches_)[batch].tokens, config_.hidden_size, workspace_.normed,
+                           workspace_.attention_statistics);
+}
+
+absl::Status CudaDecoder::FetchLoss(size_t batch) {
+  FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(
+      std::as_writable_bytes(host_loss_sums_.As<double>().subspan(batch, 1)), LossSum(batch)));
+  return stream_->Record(*losses_are_there_);
+}
+
+absl::Status CudaDecoder::Loss(int layer, const HeldWeights& held, size_t batch) {
+  FOREBAY_ASSIGN_OR_RETURN(const HeadWeights weights, UseHead(layer, held));
+  const DeviceBatch& tokens = (*batches_)[batch];
+  FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch));
+  FOREBAY_RETURN_IF_ERROR(cuda::CrossEntropyForward(*context_, weights.projection,
+                                                    workspace_.normed, tokens.target, tokens.tokens,
+                                                    LossSum(batch)));
+  FOREBAY_RETURN_IF_ERROR(EndHeadUse(layer));
+  return FetchLoss(batch);
+}
+
+absl::Status CudaDecoder::LossAndGradient(int layer, const HeldWeights& held, size_t batch) {
+  const bool tied = config_.tied_embeddings;
+  if (batch == 0) {
+    FOREBAY_RETURN_IF_ERROR(ZeroGradient(layer));
+    if (tied) FOREBAY_RETURN_IF_ERROR(ZeroGradient(EmbedLayer()));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const HeadWeights weights, UseHead(layer, held));
+  const DeviceBatch& tokens = (*batches_)[batch];
+  const std::span<float> gradient = Gradient(layer);
+  const std::span<float> of_projection = tied ? Gradient(EmbedLayer()) : gradient;
+  void* const d_normed = workspace_.residual;
+  FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch));
+  FOREBAY_RETURN_IF_ERROR(cuda::CrossEntropyForwardBackward(
+      *context_, weights.projection, workspace_.normed, tokens.target, tokens.tokens,
+      gradient_scale_, LossSum(batch), d_normed,
+      ElementOf(of_projection, tensors_.projection.weight)));
+  FOREBAY_RETURN_IF_ERROR(block_->NormalizeBackward(
+      tensors_.final_norm, weights.head, Activation(slot_, batch), workspace_.attention_statistics,
+      d_normed, tokens.tokens, config_.hidden_size, ActivationGradient(batch), /*accumulate=*/false,
+      gradient));
+  FOREBAY_RETURN_IF_ERROR(EndHeadUse(layer));
+  FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient_is_complete_));
+  return FetchLoss(batch);
+}
+
+absl::Status CudaDecoder::Recompute(int layer, const HeldWeights& held, size_t batch) {
+  FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
+  const int block = layer - BlockLayer(0);
+  return block_->Recompute(block, tensors_.blocks[block], weights, (*batches_)[batch],
+                           Activation(kept_in_slot_[layer - 1], batch));
+}
+
+absl::Status CudaDecoder::BackwardEmbed(size_t batch) {
+  const DeviceBatch& tokens = (*batches_)[batch];
+  const std::span<float> gradient = Gradient(EmbedLayer());
+  const std::byte* const dx = ActivationGradient(batch);
+  FOREBAY_RETURN_IF_ERROR(cuda::EmbeddingBackward(*context_, tokens.token, tokens.token_runs,
+                                                  config_.hidden_size, dx,
+                                                  ElementOf(gradient, tensors_.token_embedding)));
+  if (config_.positions == PositionKind::kLearned) {
+    FOREBAY_RETURN_IF_ERROR(cuda::EmbeddingBackward(
+        *context_, tokens.position, tokens.position_runs, config_.hidden_size, dx,
+        ElementOf(gradient, tensors_.position_embedding)));
+  }
+  return stream_->Record(*gradient_is_complete_);
+}
+
+absl::Status CudaDecoder::Backward(int layer, const HeldWeights& held, size_t batch) {
+  const bool is_embedding = layer == EmbedLayer();
+  // The tied embedding's gradients hold already what the output projection gave them.
+  if (batch == 0 && !(is_embedding && config_.tied_embeddings)) {
+    FOREBAY_RETURN_IF_ERROR(ZeroGradient(layer));
+  }
+  if (is_embedding) return BackwardEmbed(batch);
+  FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
+  const int block = layer - BlockLayer(0);
+  FOREBAY_RETURN_IF_ERROR(block_->Backward(
+      block, tensors_.blocks[block], weights, (*batches_)[batch],
+      Activation(kept_in_slot_[layer - 1], batch), ActivationGradient(batch), Gradient(layer)));
+  FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient_is_complete_));
+  return EndUse(layer);
+}
+
+void CudaDecoder::Keep(int layer) {
+  kept_in_slot_[layer] = slot_;
+  is_kept_ = true;
+}
+
+void CudaDecoder::Drop(int layer) {
+  FOREBAY_CHECK(kept_in_slot_[layer] >= 0);
+  kept_in_slot_[layer] = -1;
+}
+
+LayerGradient CudaDecoder::GradientOf(int layer) {
+  return {
+      .elems = Gradient(layer), .device = DeviceKind::kCuda, .ready = gradient_is_complete_.get()};
+}
+
+absl::StatusOr<double> CudaDecoder::LossSumOf(size_t batch) {
+  FOREBAY_RETURN_IF_ERROR(losses_are_there_->Await());
+  return host_loss_sums_.As<double>()[batch];
+}
+
+}  // namespace forebay

@@ -1,0 +1,54 @@
+// A decoder's layers on a GPU: what LayerWalk computes with in training and evaluation. Activations
+// are of the weights' type, gradients of weights fp32. Weights come in leases whose data lie on the
+// device (step/gpu_window.h).
+//
+// All work goes to one stream, in the order of the calls, and the host waits for none of it but in
+// LossSumOf.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/dtype.h"
+#include "forebay/device/device.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/step/layer_compute.h"
+
+namespace forebay {
+
+struct CudaDecoderOptions {
+  DType dtype = DType::kBF16;  // of weights and activations
+  bool tf32 = false;           // fp32 products may round their inputs to TF32
+  int64_t max_tokens = 0;      // of the largest micro-batch
+  int64_t step_tokens = 0;     // of all micro-batches of a pass together
+  int64_t num_batches = 1;     // of a pass, at most
+  bool training = true;        // else for passes that keep no activation and go forward alone
+};
+
+// Bytes that CreateCudaDecoder charges to the device's budget.
+struct CudaDecoderMemory {
+  int64_t workspace_bytes = 0;    // of one block, and the operators' scratch
+  int64_t activation_bytes = 0;   // kept, of all layers, and their gradients of one layer
+  int64_t gradient_bytes = 0;     // of weights: one block and the largest of the other layers
+  int64_t micro_batch_bytes = 0;  // tokens, and losses
+
+  int64_t total() const {
+    return workspace_bytes + activation_bytes + gradient_bytes + micro_batch_bytes;
+  }
+};
+CudaDecoderMemory CudaDecoderMemoryFor(const DecoderConfig& config,
+                                       const CudaDecoderOptions& options);
+// The same on the host.
+int64_t CudaDecoderHostBytes(const DecoderConfig& config, const CudaDecoderOptions& options);
+
+// `device`, a CUDA device, and both budgets outlive what is made, which is owned by one thread.
+// OutOfMemoryError; EnvironmentError, also where this build has no CUDA code.
+absl::StatusOr<std::unique_ptr<LayerCompute>> CreateCudaDecoder(const DecoderConfig& config,
+                                                                const CudaDecoderOptions& options,
+                                                                Device* device,
+                                                                MemoryBudget* device_budget,
+                                                                MemoryBudget* host_budget);
+
+}  // namespace forebay

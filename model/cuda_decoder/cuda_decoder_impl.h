@@ -1,0 +1,106 @@
+// The LayerCompute that CreateCudaDecoder makes. Private to this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/device/device.h"
+#include "forebay/memory/device_allocation.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/model/cuda/ops.h"
+#include "forebay/model/cuda_decoder/cuda_block.h"
+#include "forebay/model/cuda_decoder/cuda_decoder.h"
+#include "forebay/model/cuda_decoder/decoder_layout.h"
+#include "forebay/model/cuda_decoder/device_batches.h"
+#include "forebay/model/decoder_tensors.h"
+
+namespace forebay {
+
+class CudaDecoder final : public LayerCompute {
+ public:
+  CudaDecoder(const DecoderConfig& config, const CudaDecoderOptions& options);
+  absl::Status Allocate(Device* device, MemoryBudget* device_budget, MemoryBudget* host_budget);
+
+  absl::Status BeginPass(std::span<const MicroBatch> batches, double gradient_scale) override;
+  size_t num_micro_batches() const override { return num_batches_; }
+  absl::Status Forward(int layer, const HeldWeights& held, size_t batch) override;
+  absl::Status Loss(int layer, const HeldWeights& held, size_t batch) override;
+  absl::Status LossAndGradient(int layer, const HeldWeights& held, size_t batch) override;
+  absl::Status Recompute(int layer, const HeldWeights& held, size_t batch) override;
+  absl::Status Backward(int layer, const HeldWeights& held, size_t batch) override;
+  void Keep(int layer) override;
+  void Drop(int layer) override;
+  LayerGradient GradientOf(int layer) override;
+  Event* WeightsAreUsed(int layer) override { return used_[static_cast<size_t>(layer)].get(); }
+  absl::StatusOr<double> LossSumOf(size_t batch) override;
+
+ private:
+  absl::Status UploadRope(MemoryBudget* host_budget);
+
+  std::byte* Activation(int in_slot, size_t batch) const {
+    return activations_.address() + in_slot * layout_.slot + OffsetOf(batch);
+  }
+  std::byte* ActivationGradient(size_t batch) const {
+    return activation_gradient_.address() + OffsetOf(batch);
+  }
+  int64_t OffsetOf(size_t batch) const {
+    return first_token_[batch] * config_.hidden_size * SizeOf(options_.dtype);
+  }
+  std::span<float> Gradient(int layer) const;
+  absl::Status ZeroGradient(int layer);
+
+  // The layer's weights, which the stream waits for.
+  absl::StatusOr<LayerWeights> Use(int layer, const HeldWeights& held);
+  // The head's projection: with tied embeddings that of the embedding's layer.
+  struct HeadWeights {
+    LayerWeights head;
+    Linear projection;
+  };
+  absl::StatusOr<HeadWeights> UseHead(int layer, const HeldWeights& held);
+  absl::Status Normed(const LayerWeights& head, size_t batch);
+  // Nothing that was enqueued so far still reads the layer's weights when its event is reached.
+  absl::Status EndUse(int layer) { return stream_->Record(*used_[static_cast<size_t>(layer)]); }
+  absl::Status EndHeadUse(int layer) {
+    if (config_.tied_embeddings) FOREBAY_RETURN_IF_ERROR(EndUse(EmbedLayer()));
+    return EndUse(layer);
+  }
+  double* LossSum(size_t batch) const {
+    return reinterpret_cast<double*>(loss_sums_.address()) + batch;
+  }
+  absl::Status FetchLoss(size_t batch);
+  absl::Status Embed(const LayerWeights& weights, size_t batch);
+  absl::Status BackwardEmbed(size_t batch);
+
+  const DecoderConfig config_;
+  const CudaDecoderOptions options_;
+  const Inventory inventory_;
+  const DecoderTensors tensors_;
+  const CudaDecoderLayout layout_;
+
+  // Memory before the stream that uses it, so that it ends first; events before it too.
+  DeviceAllocation workspace_memory_, activations_, activation_gradient_;
+  DeviceAllocation block_gradient_, large_gradient_, loss_sums_;
+  HostBuffer host_loss_sums_;
+  std::unique_ptr<DeviceBatches> batches_;
+  std::vector<std::unique_ptr<Event>> used_;  // by layer
+  std::unique_ptr<Event> gradient_is_complete_, losses_are_there_;
+  std::unique_ptr<cuda::Context> context_;
+  std::unique_ptr<Stream> stream_;
+  CudaWorkspace workspace_;
+  std::unique_ptr<CudaBlock> block_;
+
+  // The pass:
+  size_t num_batches_ = 0;
+  std::vector<int64_t> first_token_;  // of each micro-batch, and one past the last
+  double gradient_scale_ = 1;
+  int slot_ = 0;                   // has the newest activation
+  bool is_kept_ = false;           // the newest
+  std::vector<int> kept_in_slot_;  // by layer; -1: not kept
+};
+
+}  // namespace forebay

@@ -1,0 +1,56 @@
+#include "forebay/model/cuda_decoder/decoder_layout.h"
+
+#include <algorithm>
+
+#include "forebay/memory/host_buffer.h"
+#include "forebay/model/cuda/scratch.h"
+#include "forebay/model/cuda_decoder/device_batches.h"
+
+namespace forebay {
+
+bool HasLargeGradient(const DecoderConfig& config, int layer) {
+  return layer == EmbedLayer() || (layer == HeadLayer(config) && !config.tied_embeddings);
+}
+
+CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDecoderOptions& options)
+    : workspace_shape{.max_tokens = options.max_tokens,
+                      .training = options.training,
+                      .activation_bytes = SizeOf(options.dtype)} {
+  WorkspaceOf<void> unplaced;
+  workspace = PlaceWorkspace(config, workspace_shape, nullptr, unplaced);
+  scratch = cuda::ScratchBytes(options.dtype, options.max_tokens, config.hidden_size,
+                               config.intermediate_size, config.vocab_size, config.num_heads,
+                               config.head_dim);
+  slot = options.step_tokens * config.hidden_size * SizeOf(options.dtype);
+  losses = options.num_batches * static_cast<int64_t>(sizeof(double));
+  micro_batches = DeviceBatches::BytesFor(options.step_tokens, options.num_batches);
+  if (config.positions == PositionKind::kRope) {
+    rope = options.max_tokens * config.head_dim * static_cast<int64_t>(sizeof(float));
+  }
+  if (!options.training) return;
+  num_slots = config.num_layers + 1;
+  activation_gradient = slot;
+  const Inventory inventory = BuildInventory(config);
+  for (int layer = 0; layer < inventory.num_layers(); ++layer) {
+    int64_t& most = HasLargeGradient(config, layer) ? large_gradient : block_gradient;
+    most =
+        std::max(most, inventory.layers()[layer].num_elems * static_cast<int64_t>(sizeof(float)));
+  }
+}
+
+CudaDecoderMemory CudaDecoderMemoryFor(const DecoderConfig& config,
+                                       const CudaDecoderOptions& options) {
+  const CudaDecoderLayout layout(config, options);
+  return {.workspace_bytes = layout.workspace + layout.scratch + cuda::kMatmulWorkspaceBytes,
+          .activation_bytes = layout.slot * layout.num_slots + layout.activation_gradient,
+          .gradient_bytes = layout.block_gradient + layout.large_gradient,
+          .micro_batch_bytes = layout.micro_batches + layout.losses};
+}
+
+int64_t CudaDecoderHostBytes(const DecoderConfig& config, const CudaDecoderOptions& options) {
+  const CudaDecoderLayout layout(config, options);
+  return HostBuffer::ChargedBytes(layout.micro_batches) + HostBuffer::ChargedBytes(layout.losses) +
+         HostBuffer::ChargedBytes(layout.rope);
+}
+
+}  // namespace forebay

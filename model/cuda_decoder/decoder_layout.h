@@ -1,0 +1,33 @@
+// How much a decoder on a GPU needs of what. Private to this folder.
+#pragma once
+
+#include <cstdint>
+
+#include "forebay/model/cuda_decoder/cuda_decoder.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/model/decoder_workspace.h"
+
+namespace forebay {
+
+// The gradients of the embedding, and of an output projection of its own, have a buffer of theirs:
+// they are made at other times than those of blocks, with tied embeddings while those are.
+bool HasLargeGradient(const DecoderConfig& config, int layer);
+
+// All in bytes.
+struct CudaDecoderLayout {
+  CudaDecoderLayout(const DecoderConfig& config, const CudaDecoderOptions& options);
+
+  WorkspaceShape workspace_shape;
+  int64_t workspace = 0;
+  int64_t scratch = 0;    // of the operators
+  int64_t slot = 0;       // the activation of one layer, of all micro-batches
+  int64_t num_slots = 1;  // that are kept at one time
+  int64_t activation_gradient = 0;
+  int64_t block_gradient = 0;
+  int64_t large_gradient = 0;
+  int64_t losses = 0;
+  int64_t micro_batches = 0;
+  int64_t rope = 0;  // both tables, while they are copied
+};
+
+}  // namespace forebay
