@@ -3,12 +3,12 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/model/cuda_decoder/cuda_decoder_impl.h"
+#include "forebay/model/cuda_decoder/cuda_layer_compute.h"
 #include "forebay/model/rope.h"
 
 namespace forebay {
 
-absl::Status CudaDecoder::UploadRope(MemoryBudget* host_budget) {
+absl::Status CudaLayerCompute::UploadRope(MemoryBudget* host_budget) {
   if (layout_.rope == 0) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(
       const HostBuffer tables,
@@ -23,8 +23,8 @@ absl::Status CudaDecoder::UploadRope(MemoryBudget* host_budget) {
   return stream_->Await();
 }
 
-absl::Status CudaDecoder::Allocate(Device* device, MemoryBudget* device_budget,
-                                   MemoryBudget* host_budget) {
+absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_budget,
+                                        MemoryBudget* host_budget) {
   const auto allocate = [&](DeviceAllocation& to, std::string_view purpose,
                             int64_t size_bytes) -> absl::Status {
     FOREBAY_ASSIGN_OR_RETURN(to,
@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<LayerCompute>> CreateCudaDecoder(const DecoderCon
   FOREBAY_CHECK(device->kind() == DeviceKind::kCuda);
   FOREBAY_CHECK(options.max_tokens > 0 && options.step_tokens >= options.max_tokens &&
                 options.num_batches >= 1);
-  auto decoder = std::make_unique<CudaDecoder>(config, options);
+  auto decoder = std::make_unique<CudaLayerCompute>(config, options);
   FOREBAY_RETURN_IF_ERROR(decoder->Allocate(device, device_budget, host_budget));
   return decoder;
 }

@@ -1,12 +1,14 @@
+#include "forebay/model/cuda_decoder/cuda_layer_compute.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "forebay/base/check.h"
-#include "forebay/model/cuda_decoder/cuda_decoder_impl.h"
+#include "forebay/base/errors.h"
 
 namespace forebay {
 
-CudaDecoder::CudaDecoder(const DecoderConfig& config, const CudaDecoderOptions& options)
+CudaLayerCompute::CudaLayerCompute(const DecoderConfig& config, const CudaDecoderOptions& options)
     : config_(config),
       options_(options),
       inventory_(BuildInventory(config)),
@@ -14,7 +16,7 @@ CudaDecoder::CudaDecoder(const DecoderConfig& config, const CudaDecoderOptions& 
       layout_(config, options),
       kept_in_slot_(static_cast<size_t>(inventory_.num_layers()), -1) {}
 
-std::span<float> CudaDecoder::Gradient(int layer) const {
+std::span<float> CudaLayerCompute::Gradient(int layer) const {
   const DeviceAllocation& memory =
       HasLargeGradient(config_, layer) ? large_gradient_ : block_gradient_;
   const int64_t elems = inventory_.layers()[layer].num_elems;
@@ -22,19 +24,20 @@ std::span<float> CudaDecoder::Gradient(int layer) const {
   return {reinterpret_cast<float*>(memory.address()), static_cast<size_t>(elems)};
 }
 
-absl::Status CudaDecoder::ZeroGradient(int layer) {
+absl::Status CudaLayerCompute::ZeroGradient(int layer) {
   const std::span<float> gradient = Gradient(layer);
   return stream_->Fill(gradient.data(), std::byte{0}, static_cast<int64_t>(gradient.size_bytes()));
 }
 
-absl::StatusOr<LayerWeights> CudaDecoder::Use(int layer, const HeldWeights& held) {
+absl::StatusOr<LayerWeights> CudaLayerCompute::Use(int layer, const HeldWeights& held) {
   const LayerWeights& weights = held.Of(layer);
   FOREBAY_CHECK(weights.device == DeviceKind::kCuda && weights.dtype == options_.dtype);
   if (weights.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*weights.ready));
   return weights;
 }
 
-absl::StatusOr<CudaDecoder::HeadWeights> CudaDecoder::UseHead(int layer, const HeldWeights& held) {
+absl::StatusOr<CudaLayerCompute::HeadWeights> CudaLayerCompute::UseHead(int layer,
+                                                                        const HeldWeights& held) {
   HeadWeights weights;
   FOREBAY_ASSIGN_OR_RETURN(weights.head, Use(layer, held));
   LayerWeights of_projection = weights.head;
@@ -47,7 +50,8 @@ absl::StatusOr<CudaDecoder::HeadWeights> CudaDecoder::UseHead(int layer, const H
 
 // ---- A pass -------------------------------------------------------------------------------------
 
-absl::Status CudaDecoder::BeginPass(std::span<const MicroBatch> batches, double gradient_scale) {
+absl::Status CudaLayerCompute::BeginPass(std::span<const MicroBatch> batches,
+                                         double gradient_scale) {
   FOREBAY_CHECK(!batches.empty() && std::ssize(batches) <= options_.num_batches);
   num_batches_ = batches.size();
   gradient_scale_ = gradient_scale;
@@ -63,7 +67,7 @@ absl::Status CudaDecoder::BeginPass(std::span<const MicroBatch> batches, double 
   return batches_->Upload(batches, *stream_);
 }
 
-absl::Status CudaDecoder::Embed(const LayerWeights& weights, size_t batch) {
+absl::Status CudaLayerCompute::Embed(const LayerWeights& weights, size_t batch) {
   const DeviceBatch& tokens = (*batches_)[batch];
   std::byte* const x = Activation(slot_, batch);
   FOREBAY_RETURN_IF_ERROR(
@@ -75,7 +79,7 @@ absl::Status CudaDecoder::Embed(const LayerWeights& weights, size_t batch) {
                                 /*accumulate=*/true);
 }
 
-absl::Status CudaDecoder::Forward(int layer, const HeldWeights& held, size_t batch) {
+absl::Status CudaLayerCompute::Forward(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
   if (layer == EmbedLayer()) {
     FOREBAY_RETURN_IF_ERROR(Embed(weights, batch));
@@ -91,19 +95,19 @@ absl::Status CudaDecoder::Forward(int layer, const HeldWeights& held, size_t bat
   return EndUse(layer);
 }
 
-absl::Status CudaDecoder::Normed(const LayerWeights& head, size_t batch) {
+absl::Status CudaLayerCompute::Normed(const LayerWeights& head, size_t batch) {
   return block_->Normalize(tensors_.final_norm, head, Activation(slot_, batch),
                            (*batches_)[batch].tokens, config_.hidden_size, workspace_.normed,
                            workspace_.attention_statistics);
 }
 
-absl::Status CudaDecoder::FetchLoss(size_t batch) {
+absl::Status CudaLayerCompute::FetchLoss(size_t batch) {
   FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(
       std::as_writable_bytes(host_loss_sums_.As<double>().subspan(batch, 1)), LossSum(batch)));
   return stream_->Record(*losses_are_there_);
 }
 
-absl::Status CudaDecoder::Loss(int layer, const HeldWeights& held, size_t batch) {
+absl::Status CudaLayerCompute::Loss(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_ASSIGN_OR_RETURN(const HeadWeights weights, UseHead(layer, held));
   const DeviceBatch& tokens = (*batches_)[batch];
   FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch));
@@ -114,7 +118,7 @@ absl::Status CudaDecoder::Loss(int layer, const HeldWeights& held, size_t batch)
   return FetchLoss(batch);
 }
 
-absl::Status CudaDecoder::LossAndGradient(int layer, const HeldWeights& held, size_t batch) {
+absl::Status CudaLayerCompute::LossAndGradient(int layer, const HeldWeights& held, size_t batch) {
   const bool tied = config_.tied_embeddings;
   if (batch == 0) {
     FOREBAY_RETURN_IF_ERROR(ZeroGradient(layer));
@@ -139,14 +143,14 @@ absl::Status CudaDecoder::LossAndGradient(int layer, const HeldWeights& held, si
   return FetchLoss(batch);
 }
 
-absl::Status CudaDecoder::Recompute(int layer, const HeldWeights& held, size_t batch) {
+absl::Status CudaLayerCompute::Recompute(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
   const int block = layer - BlockLayer(0);
   return block_->Recompute(block, tensors_.blocks[block], weights, (*batches_)[batch],
                            Activation(kept_in_slot_[layer - 1], batch));
 }
 
-absl::Status CudaDecoder::BackwardEmbed(size_t batch) {
+absl::Status CudaLayerCompute::BackwardEmbed(size_t batch) {
   const DeviceBatch& tokens = (*batches_)[batch];
   const std::span<float> gradient = Gradient(EmbedLayer());
   const std::byte* const dx = ActivationGradient(batch);
@@ -161,7 +165,7 @@ absl::Status CudaDecoder::BackwardEmbed(size_t batch) {
   return stream_->Record(*gradient_is_complete_);
 }
 
-absl::Status CudaDecoder::Backward(int layer, const HeldWeights& held, size_t batch) {
+absl::Status CudaLayerCompute::Backward(int layer, const HeldWeights& held, size_t batch) {
   const bool is_embedding = layer == EmbedLayer();
   // The tied embedding's gradients hold already what the output projection gave them.
   if (batch == 0 && !(is_embedding && config_.tied_embeddings)) {
@@ -177,22 +181,22 @@ absl::Status CudaDecoder::Backward(int layer, const HeldWeights& held, size_t ba
   return EndUse(layer);
 }
 
-void CudaDecoder::Keep(int layer) {
+void CudaLayerCompute::Keep(int layer) {
   kept_in_slot_[layer] = slot_;
   is_kept_ = true;
 }
 
-void CudaDecoder::Drop(int layer) {
+void CudaLayerCompute::Drop(int layer) {
   FOREBAY_CHECK(kept_in_slot_[layer] >= 0);
   kept_in_slot_[layer] = -1;
 }
 
-LayerGradient CudaDecoder::GradientOf(int layer) {
+LayerGradient CudaLayerCompute::GradientOf(int layer) {
   return {
       .elems = Gradient(layer), .device = DeviceKind::kCuda, .ready = gradient_is_complete_.get()};
 }
 
-absl::StatusOr<double> CudaDecoder::LossSumOf(size_t batch) {
+absl::StatusOr<double> CudaLayerCompute::LossSumOf(size_t batch) {
   FOREBAY_RETURN_IF_ERROR(losses_are_there_->Await());
   return host_loss_sums_.As<double>()[batch];
 }

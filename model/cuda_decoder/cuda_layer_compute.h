@@ -21,9 +21,9 @@
 
 namespace forebay {
 
-class CudaDecoder final : public LayerCompute {
+class CudaLayerCompute final : public LayerCompute {
  public:
-  CudaDecoder(const DecoderConfig& config, const CudaDecoderOptions& options);
+  CudaLayerCompute(const DecoderConfig& config, const CudaDecoderOptions& options);
   absl::Status Allocate(Device* device, MemoryBudget* device_budget, MemoryBudget* host_budget);
 
   absl::Status BeginPass(std::span<const MicroBatch> batches, double gradient_scale) override;
