@@ -1,12 +1,11 @@
 # Sources of model/cuda and model/cuda_decoder; included by model/CMakeLists.txt.
 set(MODEL_cuda_SOURCES  # in every build: plans are made anywhere
   cuda/scratch.cc
+  cuda_decoder/cuda_decoder_absent.cc
   cuda_decoder/decoder_layout.cc
   cuda_decoder/device_batches.cc)
 set(MODEL_cuda_KERNELS)
 if(FOREBAY_HAVE_CUDA)
   list(APPEND MODEL_cuda_SOURCES
     cuda/context.cc)
-else()
-  list(APPEND MODEL_cuda_SOURCES cuda_decoder/cuda_decoder_absent.cc)
 endif()

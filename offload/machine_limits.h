@@ -24,6 +24,13 @@ struct DiskLimits {
   double write_bytes_per_s = 0;
 };
 
+// The GPU that computes.
+struct GpuLimits {
+  std::string name;        // empty: there is none, or nobody asked
+  std::string why_none;    // an error's message
+  int64_t free_bytes = 0;  // of its memory
+};
+
 struct MachineLimits {
   int64_t available_memory_bytes = 0;  // 0: unknown, not checked
   int num_cores = 1;
@@ -36,6 +43,7 @@ struct MachineLimits {
   uint64_t out_file_system = 0;
   int64_t most_bytes_of_a_file = std::numeric_limits<int64_t>::max();
   int64_t exported_bytes = 0;  // that a run which goes on has of its exports
+  GpuLimits gpu;
 };
 
 // The share of the available memory that a process takes when --ram is not given.

@@ -8,6 +8,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/step/layer_walk.h"
 #include "forebay/step/step_schedule.h"
 
@@ -17,11 +18,11 @@ namespace {
 // The micro-batches that go through the layers together.
 class Pass {
  public:
-  Pass(DecoderCompute& compute, ParamSource& source, const EvaluateOptions& options)
-      : compute_(compute),
-        source_(source),
+  Pass(const EvaluatedModel& model, const EvaluateOptions& options)
+      : compute_(model.compute),
+        source_(model.source),
         options_(options),
-        walk_(ForwardOperations(ChainOf(compute.decoder().config()))) {}
+        walk_(ForwardOperations(ChainOf(model.config))) {}
 
   // Reads the rows [first_row, end_row); the memory of the batches of the pass before is reused.
   absl::Status Load(const PackedFile& data, int64_t first_row, int64_t end_row) {
@@ -58,7 +59,7 @@ class Pass {
   }
 
  private:
-  DecoderCompute& compute_;
+  LayerCompute& compute_;
   ParamSource& source_;
   const EvaluateOptions& options_;
   LayerWalk walk_;
@@ -91,16 +92,16 @@ absl::Status CheckData(const DecoderConfig& config, const PackedFile& data) {
 
 }  // namespace
 
-absl::StatusOr<EvaluationResult> Evaluate(DecoderCompute& compute, ParamSource& source,
-                                          const PackedFile& data, const EvaluateOptions& options) {
+absl::StatusOr<EvaluationResult> Evaluate(const EvaluatedModel& model, const PackedFile& data,
+                                          const EvaluateOptions& options) {
   const PackedFileInfo& info = data.info();
-  FOREBAY_RETURN_IF_ERROR(CheckData(compute.decoder().config(), data));
+  FOREBAY_RETURN_IF_ERROR(CheckData(model.config, data));
   const int64_t batches_per_pass =
-      compute.most_forward_tokens() / (options.rows_per_micro_batch * info.seq);
+      model.most_forward_tokens / (options.rows_per_micro_batch * info.seq);
   FOREBAY_CHECK(batches_per_pass >= 1);
   const int64_t rows_per_pass = batches_per_pass * options.rows_per_micro_batch;
 
-  Pass pass(compute, source, options);
+  Pass pass(model, options);
   double loss_sum = 0;
   for (int64_t row = 0; row < info.num_rows; row += rows_per_pass) {
     const int64_t end = std::min(info.num_rows, row + rows_per_pass);

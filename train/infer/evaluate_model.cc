@@ -77,8 +77,10 @@ absl::StatusOr<EvaluationResult> EvaluateModel(
     if (progress) progress("evaluating", fraction);
     return absl::OkStatus();
   };
-  FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
-                           Evaluate(*compute, session->source(), *data, evaluate));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const EvaluationResult result,
+      Evaluate({config, *compute, session->source(), compute->most_forward_tokens()}, *data,
+               evaluate));
   if (std::isfinite(result.loss)) return result;
   return NumericalError(fmt::format(
       "eval: the loss of '{}' on '{}' is not finite. The model's weights hold NaN or infinity, or "

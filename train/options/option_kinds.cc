@@ -308,20 +308,21 @@ OptionSpec ParamGroups(std::string_view section, std::string_view help) {
   return spec;
 }
 
-OptionSpec Ram(std::string_view section, std::string_view help) {
+OptionSpec Memory(std::string_view section, std::string_view name, int64_t TrainOptions::*member,
+                  std::string_view help) {
   constexpr int64_t kLeast = int64_t{1} << 20;
-  OptionSpec spec = Row(section, "ram", help);
+  OptionSpec spec = Row(section, name, help);
   spec.value_name = "SIZE";
   spec.allowed = "auto, or a size of 1MiB or more, such as 900M or 16GiB";
   spec.parse = ParseAsText;
-  spec.set = [](const Json& value, TrainOptions& options) {
+  spec.set = [=](const Json& value, TrainOptions& options) {
     const int64_t size = value == "auto" ? 0 : SizeOrMinusOne(value);
     if (size < kLeast && value != "auto") return false;
-    options.ram_bytes = size;
+    options.*member = size;
     return true;
   };
-  spec.get = [](const TrainOptions& options) {
-    return options.ram_bytes == 0 ? Json("auto") : Json(options.ram_bytes);
+  spec.get = [=](const TrainOptions& options) {
+    return options.*member == 0 ? Json("auto") : Json(options.*member);
   };
   return spec;
 }

@@ -141,7 +141,9 @@ OptionSpec Weights(std::string_view section, std::string_view name,
 // schedule's to say (lr_schedule_table.h).
 OptionSpec ScheduleArgs(std::string_view section, std::string_view help);
 OptionSpec ParamGroups(std::string_view section, std::string_view help);
-OptionSpec Ram(std::string_view section, std::string_view help);
+// "auto" is 0.
+OptionSpec Memory(std::string_view section, std::string_view name, int64_t TrainOptions::*member,
+                  std::string_view help);
 OptionSpec TileElems(std::string_view section, std::string_view help);
 
 }  // namespace forebay::option_kinds

@@ -31,9 +31,9 @@ using option_kinds::Choices;
 using option_kinds::ChoicesOf;
 using option_kinds::Folders;
 using option_kinds::kManySteps;
+using option_kinds::Memory;
 using option_kinds::ParamGroups;
 using option_kinds::Path;
-using option_kinds::Ram;
 using option_kinds::Real;
 using option_kinds::ScheduleArgs;
 using option_kinds::Switch;
@@ -146,7 +146,12 @@ std::vector<OptionSpec> OffloadRows() {
               "folder of the swap area, on a fast local disk; of several, each gets a share"),
       Weights("offload", "nvme_weights", &O::nvme_weights,
               "share of each folder of --nvme, in proportion to the others'"),
-      Ram("offload", "memory budget of the process"),
+      Memory("offload", "ram", &O::ram_bytes, "memory budget of the process"),
+      Choice<ComputeDevice>(
+          "offload", "device", &O::device,
+          ChoicesOf({ComputeDevice::kAuto, ComputeDevice::kCpu, ComputeDevice::kCuda}),
+          "what computes the layers; auto: a GPU where there is one"),
+      Memory("offload", "gpu_mem", &O::gpu_mem_bytes, "memory budget on the GPU"),
       Choice<cpu::Precision>("offload", "precision", &O::precision,
                              {{"bf16", cpu::Precision::kBf16},
                               {"fp16", cpu::Precision::kFp16},

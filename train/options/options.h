@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,6 +20,12 @@ namespace forebay {
 enum class ExportFormat : uint8_t { kHuggingFace, kNone };
 // The presets of NVIDIA's Apex (apex.amp, opt_level), for what was not said otherwise.
 enum class OptLevel : uint8_t { kNone, kO0, kO1, kO2, kO3 };
+
+// What computes the layers. kAuto: a GPU where there is one.
+enum class ComputeDevice : uint8_t { kAuto, kCpu, kCuda };
+constexpr std::string_view NameOf(ComputeDevice device) {
+  return device == ComputeDevice::kAuto ? "auto" : device == ComputeDevice::kCpu ? "cpu" : "cuda";
+}
 
 // Data, folders and schedule: what is the trainer's own.
 struct RunOptions {
@@ -52,6 +59,8 @@ struct RunOptions {
   bool consecutive_hysteresis = false;
   double min_loss_scale = 1;
   int threads = 0;  // compute; 0: all cores
+  ComputeDevice device = ComputeDevice::kCpu;
+  int64_t gpu_mem_bytes = 0;  // budget on the GPU; 0: kAutoGpuShare of what is free
 
   // folders
   std::string out;         // run folder

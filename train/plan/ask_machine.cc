@@ -3,7 +3,9 @@
 #include <filesystem>
 #include <system_error>
 
+#include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/device/device.h"
 #include "forebay/offload/ask_machine.h"
 #include "forebay/train/files/run_folder.h"
 
@@ -26,6 +28,14 @@ int64_t BytesBelow(const std::string& folder) {
   return bytes;
 }
 
+GpuLimits AskGpu() {
+  const absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0);
+  if (!device.ok()) return {.why_none = MessageOf(device.status())};
+  const absl::StatusOr<DeviceMemory> memory = (*device)->Memory();
+  if (!memory.ok()) return {.why_none = MessageOf(memory.status())};
+  return {.name = (*device)->name(), .free_bytes = memory->free_bytes};
+}
+
 }  // namespace
 
 std::vector<std::string> SwapFoldersOf(const TrainOptions& options) {
@@ -36,6 +46,7 @@ std::vector<std::string> SwapFoldersOf(const TrainOptions& options) {
 MachineLimits AskMachine(const TrainOptions& options) {
   const std::vector<std::string> folders = SwapFoldersOf(options);
   MachineLimits limits = LimitsOfMachine(folders);
+  if (options.device != ComputeDevice::kCpu) limits.gpu = AskGpu();
   if (options.nvme.empty()) {
     DiskLimits& disk = limits.disks.front();
     // Nobody has said where: a plan alone.

@@ -9,6 +9,7 @@
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/train/export/export_weights.h"
+#include "forebay/train/plan/gpu_plan.h"
 
 namespace forebay {
 namespace {
@@ -64,24 +65,31 @@ PlannedExports ExportsOf(const TrainOptions& options, const Inventory& inventory
   return exports;
 }
 
-constexpr char kTokens[] = "--batch, --seq or --accum";
-
-std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOptions& options,
-                                   const Inventory& inventory, const MachineLimits& limits) {
+std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const TrainOptions& options,
+                                         const Inventory& inventory, const MachineLimits& limits) {
   const int64_t tokens_per_step = options.batch * options.accum * options.seq;
   const DecoderStepMemory step = StepMemoryFor(model, inventory, tokens_per_step);
   DecoderOptions decoder;
   decoder.num_threads = options.threads > 0 ? options.threads : limits.num_cores;
   decoder.precision = options.precision;
   decoder.max_tokens = options.batch * options.seq;
-  std::vector<PlanTerm> terms = {
+  return {
       {"gradient of one block (fp32)", step.block_gradient_bytes, 0, ""},
       {"gradient of the embedding (fp32)", step.large_gradient_bytes, 0, ""},
-      {"activation gradients", step.activation_gradient_bytes, 0, kTokens},
+      {"activation gradients", step.activation_gradient_bytes, 0, kTokensShrinkWith},
       {"decoder workspace", DecoderWorkspaceBytes(model, decoder), 0,
        "--batch, --seq or --threads"},
-      {"tokens of a step", tokens_per_step * kBatchBytesPerToken, 0, kTokens},
   };
+}
+
+std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOptions& options,
+                                   const Inventory& inventory, const MachineLimits& limits,
+                                   bool on_gpu) {
+  std::vector<PlanTerm> terms = on_gpu ? HostTermsOfGpu(model, options, inventory)
+                                       : DecoderMemoryOnCpu(model, options, inventory, limits);
+  terms.push_back({"tokens of a step",
+                   options.batch * options.accum * options.seq * kBatchBytesPerToken, 0,
+                   kTokensShrinkWith});
   if (options.save_every > 0) {
     terms.push_back({"export beside the steps", kExportBytes, 0, "--save_every=0"});
   }
@@ -96,9 +104,13 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   PlanInputs inputs;
   inputs.inventory = BuildInventory(model);
   inputs.chain = ChainOf(model);
-  inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits);
-  inputs.activation_bytes = ForwardBytes(model, options.batch * options.accum * options.seq);
-  inputs.activations_shrink_with = kTokens;
+  FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu, MakeGpuPlan(model, options, inputs.inventory, limits.gpu));
+  const bool on_gpu = !gpu.device.empty();
+  inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, on_gpu);
+  if (!on_gpu) {
+    inputs.activation_bytes = ForwardBytes(model, options.batch * options.accum * options.seq);
+  }
+  inputs.activations_shrink_with = kTokensShrinkWith;
   if (options.activations_tier == ActivationsTier::kRam &&
       MostSpilledActivations(inputs.chain) > 0) {
     inputs.activations_shrink_with = "--batch, --seq, --accum or --activations_tier=nvme";
@@ -111,6 +123,8 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   plan.tokens_per_step = options.batch * options.accum * options.seq;
   plan.exports_to_come = exports_to_come;
   plan.num_steps = options.steps;
+  plan.gpu = std::move(gpu);
+  if (!on_gpu && options.device == ComputeDevice::kAuto) plan.why_no_gpu = limits.gpu.why_none;
   return plan;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
@@ -13,15 +14,38 @@
 
 namespace forebay {
 
+// What computing on a GPU takes of its memory.
+struct GpuTerm {
+  std::string name;
+  int64_t bytes = 0;
+  std::string shrink_with;  // as PlanTerm has it
+};
+
+struct GpuPlan {
+  std::string device;  // empty: on the CPU
+  int64_t budget_bytes = 0;
+  std::vector<GpuTerm> terms;
+  int64_t bytes = 0;  // their sum
+};
+
+// The share of a GPU's free memory that is taken when --gpu_mem is not given: its driver and
+// libraries need some beside what they are asked for.
+inline constexpr double kAutoGpuShare = 0.9;
+
 struct Plan : OffloadPlan {
   int64_t tokens_per_step = 0;  // packed rows * seq, padding included
   // Models that OUT is to have room for, beside those that it has.
   int64_t exports_to_come = 0;
   int64_t num_steps = 0;  // 0: not known
+  GpuPlan gpu;
+  std::string why_no_gpu;  // where --device=auto found none
+
+  bool on_gpu() const { return !gpu.device.empty(); }
 };
 
 // As MakeOffloadPlan, of the decoder's layers and step. UsageError also when --seq exceeds the
-// model's positions. Pure.
+// model's positions. With --device=cuda: EnvironmentError where there is no GPU and no --gpu_mem to
+// plan for one; DoesNotFitError that names the largest terms on it. Pure.
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits);
 

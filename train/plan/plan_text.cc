@@ -165,6 +165,16 @@ Json ToJson(const Plan& plan) {
     json["stripes"].push_back(
         {{"folder", stripe.folder}, {"weight", stripe.weight}, {"nvme_bytes", stripe.nvme_bytes}});
   }
+  if (plan.on_gpu()) {
+    Json& gpu = json["gpu"];
+    gpu = {{"device", plan.gpu.device},
+           {"budget_bytes", plan.gpu.budget_bytes},
+           {"bytes", plan.gpu.bytes},
+           {"terms", Json::array()}};
+    for (const GpuTerm& term : plan.gpu.terms) {
+      gpu["terms"].push_back({{"name", term.name}, {"bytes", term.bytes}});
+    }
+  }
   json["terms"] = Json::array();
   for (const PlanTerm& term : plan.terms) {
     json["terms"].push_back(
@@ -192,6 +202,14 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
   }
   table +=
       fmt::format("{:<36}{:>16}{:>12}\n", "total", bytes(plan.host_bytes), bytes(plan.nvme_bytes));
+  if (plan.on_gpu()) {
+    table += fmt::format("{:<36}{:>16}\n", plan.gpu.device,
+                         "GPU " + FormatBinaryBytes(plan.gpu.budget_bytes));
+    for (const GpuTerm& term : plan.gpu.terms) {
+      table += fmt::format("{:<36}{:>16}\n", term.name, bytes(term.bytes));
+    }
+    table += fmt::format("{:<36}{:>16}\n", "total on the GPU", bytes(plan.gpu.bytes));
+  }
   table += StripeLines(plan);
   table += SpeculationLine(plan);
   table += DelayLine(plan);

@@ -11,10 +11,11 @@ void NoteStore(TensorStore& store, LoggedObserver& observer) {
 }
 
 void NoteMachine(const PreparedRun& run, RunSession& session, LoggedObserver& observer) {
-  const std::string kernel = session.decoder().context().kernel_identity();
+  const std::string kernel = session.compute().kernel_identity();
   const int of_update = run.options.update_threads;
   observer.OnNote(fmt::format("compute: {}, {} threads{}", kernel, run.options.threads,
                               of_update > 0 ? fmt::format(", {} for updates", of_update) : ""));
+  if (!run.plan.why_no_gpu.empty()) observer.OnNote("no GPU: " + run.plan.why_no_gpu);
   observer.OnNote("disk: " + run.engine_line);
   const std::string& space = session.store().space_note();
   if (!space.empty()) observer.OnNote("space: " + space);

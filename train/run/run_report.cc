@@ -22,7 +22,7 @@ Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metr
   Json trainer = TrainerOf({run.num_steps, run.fingerprint_digest, DigestOf(run.files)});
   trainer["rows_per_step"] = run.options.batch * run.options.accum;
   trainer["seed"] = run.options.seed;
-  trainer["kernel"] = session.decoder().context().kernel_identity();
+  trainer["kernel"] = session.compute().kernel_identity();
   trainer["metrics"] = metrics;
   return trainer;
 }

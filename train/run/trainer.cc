@@ -458,6 +458,7 @@ absl::Status TrainingRun::BeforeWriting() {
 
 absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
   FOREBAY_RETURN_IF_ERROR(layers().ShowNewest());
+  RunCompute& compute = session_->compute();
   EvaluateOptions evaluate;
   evaluate.rows_per_micro_batch = options_.batch;
   evaluate.progress = [&](double fraction) -> absl::Status {
@@ -466,7 +467,9 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
     return absl::OkStatus();
   };
   FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
-                           Evaluate(session_->compute(), layers(), *prepared_.eval_data, evaluate));
+                           Evaluate({prepared_.config, compute.compute(), compute.source(),
+                                     compute.most_forward_tokens()},
+                                    *prepared_.eval_data, evaluate));
   return result.loss;
 }
 

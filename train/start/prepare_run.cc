@@ -107,6 +107,7 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
     FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
     show();
   }
+  run.options.device = run.plan.on_gpu() ? ComputeDevice::kCuda : ComputeDevice::kCpu;
   if (run.plan.lacks_room_for_two) {
     observer.OnWarning(
         "the disk has no room for two copies of the state, so this run keeps one "

@@ -4,6 +4,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/model/decoder_compute.h"
 
 namespace forebay {
 
@@ -14,21 +15,17 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
   const StepSchedule of_decoder = ChainSchedule(ChainOf(config));
   FOREBAY_CHECK(plan.schedule.Reads() == of_decoder.Reads());
   FOREBAY_CHECK(plan.schedule.Handed() == of_decoder.Handed());
-  DecoderOptions decoder_options;
-  decoder_options.num_threads = options.threads;
-  decoder_options.precision = options.precision;
-  decoder_options.max_tokens = options.batch * options.seq;
-  FOREBAY_ASSIGN_OR_RETURN(session->decoder_, Decoder::Create(config, decoder_options, budget));
+  FOREBAY_ASSIGN_OR_RETURN(session->compute_, RunCompute::Create(plan, options, config, budget));
+  RunCompute& compute = *session->compute_;
   session_options.offload = options;
   session_options.threads = options.threads;
-  session_options.pool = &session->decoder_->context().pool();
+  session_options.pool = compute.pool();
+  session_options.device = compute.device();
   FOREBAY_ASSIGN_OR_RETURN(session->layers_, LayerSession::Create(plan, std::move(session_options),
                                                                   std::move(store), budget));
-  FOREBAY_ASSIGN_OR_RETURN(session->compute_, DecoderCompute::CreateForTraining(
-                                                  session->decoder_.get(), plan.tokens_per_step,
-                                                  budget, session->layers_->activations()));
-  session->step_ = std::make_unique<TrainingStep>(plan.schedule, session->compute_.get(),
-                                                  session->layers_.get());
+  FOREBAY_RETURN_IF_ERROR(compute.Attach(session->layers_.get()));
+  session->step_ = std::make_unique<TrainingStep>(plan.schedule, &compute.compute(),
+                                                  &compute.source(), session->layers_.get());
   return session;
 }
 

@@ -6,12 +6,12 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/model/decoder.h"
-#include "forebay/model/decoder_compute.h"
+#include "forebay/model/decoder_config.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/plan.h"
+#include "forebay/train/step/run_compute.h"
 #include "forebay/train/step/training_step.h"
 
 namespace forebay {
@@ -30,17 +30,14 @@ class RunSession {
 
   LayerSession& layers() { return *layers_; }
   TensorStore& store() { return layers_->store(); }
-  Decoder& decoder() { return *decoder_; }
-  DecoderCompute& compute() { return *compute_; }
   TrainingStep& step() { return *step_; }
+  RunCompute& compute() { return *compute_; }
 
  private:
   RunSession() = default;
 
-  // In this order, so that each is destroyed before what it uses; the window waits for events of
-  // the computation.
-  std::unique_ptr<Decoder> decoder_;
-  std::unique_ptr<DecoderCompute> compute_;
+  // In this order, so that each is destroyed before what it uses.
+  std::unique_ptr<RunCompute> compute_;
   std::shared_ptr<LayerSession> layers_;
   std::unique_ptr<TrainingStep> step_;
 };

@@ -18,8 +18,8 @@ absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_sca
     return layers_->Hand(layer, gradient);
   };
   hooks.activations = layers_->activations();
-  walk_.Announce(*layers_);
-  return walk_.Run(*layers_, *compute_, hooks);
+  walk_.Announce(*source_);
+  return walk_.Run(*source_, *compute_, hooks);
 }
 
 absl::StatusOr<double> TrainingStep::LossSum(size_t num_batches) const {

@@ -17,6 +17,7 @@
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/layer_walk.h"
+#include "forebay/step/param_source.h"
 #include "forebay/step/step_schedule.h"
 
 namespace forebay {
@@ -44,8 +45,10 @@ struct StepInputs {
 class TrainingStep {
  public:
   // `schedule`: of the plan. Everything pointed to must outlive this.
-  TrainingStep(const StepSchedule& schedule, LayerCompute* compute, LayerSession* layers)
-      : compute_(compute), layers_(layers), walk_(schedule.operations) {}
+  // `source`: of weights for `compute`: the session, or a window over it.
+  TrainingStep(const StepSchedule& schedule, LayerCompute* compute, ParamSource* source,
+               LayerSession* layers)
+      : compute_(compute), source_(source), layers_(layers), walk_(schedule.operations) {}
 
   // On success every gradient, of the loss times the loss scale, is with the session, whose Update,
   // Skip or Abandon follows. On failure Abandon does.
@@ -57,6 +60,7 @@ class TrainingStep {
   absl::StatusOr<double> LossSum(size_t num_batches) const;
 
   LayerCompute* const compute_;
+  ParamSource* const source_;
   LayerSession* const layers_;
   LayerWalk walk_;
 };

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "forebay/base/errors.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/tests/data/packed_bytes.h"
 #include "forebay/tests/model/decoder/tiny_models.h"
 #include "forebay/tests/temporary_folder.h"
@@ -76,7 +77,9 @@ class EvaluateTest : public ::testing::TestWithParam<std::string> {
       fractions_.push_back(fraction);
       return progress_status_;
     };
-    return Evaluate(*compute, runner_.source(), *data_, options);
+    return Evaluate(
+        {runner_.decoder().config(), *compute, runner_.source(), compute->most_forward_tokens()},
+        *data_, options);
   }
 
   const TinyModel model_ = MakeTinyModel(GetParam());

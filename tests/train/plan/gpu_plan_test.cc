@@ -1,0 +1,124 @@
+#include "forebay/train/plan/gpu_plan.h"
+
+#include "forebay/base/errors.h"
+#include "forebay/train/plan/plan.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+DecoderConfig Llama13B() {
+  DecoderConfig config;
+  config.architecture = "LlamaForCausalLM";
+  config.vocab_size = 32000;
+  config.hidden_size = 5120;
+  config.intermediate_size = 13824;
+  config.num_layers = config.num_heads = config.num_kv_heads = 40;
+  config.head_dim = 128;
+  config.max_positions = 4096;
+  config.window.assign(40, 0);
+  return config;
+}
+
+MachineLimits MachineWithGpu(int64_t free_bytes) {
+  MachineLimits limits;
+  limits.available_memory_bytes = 64 * kGiB;
+  limits.num_cores = 16;
+  limits.gpu = {.name = "a card", .free_bytes = free_bytes};
+  return limits;
+}
+
+MachineLimits MachineWithoutGpu() {
+  MachineLimits limits = MachineWithGpu(0);
+  limits.gpu = {.why_none = "there is no driver"};
+  return limits;
+}
+
+TrainOptions OnGpu() {
+  TrainOptions options;
+  options.out = "out";
+  options.batch = 4;
+  options.seq = 1024;
+  options.device = ComputeDevice::kCuda;
+  return options;
+}
+
+TEST(GpuPlan, ThirteenBillionParametersFitACardOf24GbAnd64GbOfRam) {
+  const auto plan = MakePlan(Llama13B(), OnGpu(), MachineWithGpu(23 * kGiB));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_TRUE(plan->on_gpu());
+  EXPECT_EQ(plan->gpu.device, "a card");
+  EXPECT_LT(plan->gpu.bytes, 10 * kGiB);
+  int64_t sum = 0;
+  for (const GpuTerm& term : plan->gpu.terms) sum += term.bytes;
+  EXPECT_EQ(sum, plan->gpu.bytes);
+  for (const PlanTerm& term : plan->terms) {
+    EXPECT_NE(term.name, "activation checkpoints");
+    EXPECT_NE(term.name, "decoder workspace");
+  }
+  const std::string text = FormatPlan(*plan, Llama13B(), OnGpu());
+  EXPECT_THAT(text, HasSubstr("a card"));
+  EXPECT_THAT(text, HasSubstr("total on the GPU"));
+  EXPECT_EQ(ToJson(*plan)["gpu"]["bytes"], plan->gpu.bytes);
+}
+
+TEST(GpuPlan, TooLittleMemoryIsRefusedWithTheLeastThatIsEnough) {
+  TrainOptions options = OnGpu();
+  options.gpu_mem_bytes = 4 * kGiB;
+  const absl::Status refused = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
+  const std::string message = MessageOf(refused);
+  EXPECT_THAT(message, HasSubstr("activation checkpoints"));
+  EXPECT_THAT(message, HasSubstr("--batch"));
+  const int64_t mebibytes = std::stoll(message.substr(message.find("--gpu_mem=") + 10));
+  options.gpu_mem_bytes = mebibytes << 20;
+  EXPECT_TRUE(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).ok());
+  options.gpu_mem_bytes = (mebibytes - 1) << 20;
+  EXPECT_FALSE(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).ok());
+}
+
+TEST(GpuPlan, ACardWithLessThanWasAskedForIsRefused) {
+  TrainOptions options = OnGpu();
+  options.gpu_mem_bytes = 30 * kGiB;
+  const absl::Status refused = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("free on a card"));
+}
+
+TEST(GpuPlan, WithoutAGpuAutoIsTheCpuAndCudaAnError) {
+  TrainOptions options = OnGpu();
+  const absl::Status refused = MakePlan(Llama13B(), options, MachineWithoutGpu()).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kEnvironment);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("there is no driver"));
+  options.device = ComputeDevice::kAuto;
+  const auto on_cpu = MakePlan(Llama13B(), options, MachineWithoutGpu());
+  ASSERT_TRUE(on_cpu.ok()) << on_cpu.status();
+  EXPECT_FALSE(on_cpu->on_gpu());
+  EXPECT_EQ(on_cpu->why_no_gpu, "there is no driver");
+  const auto on_gpu = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB));
+  ASSERT_TRUE(on_gpu.ok()) << on_gpu.status();
+  EXPECT_TRUE(on_gpu->on_gpu());
+}
+
+TEST(GpuPlan, APlanForACardThatIsElsewhereNeedsItsMemory) {
+  TrainOptions options = OnGpu();
+  options.gpu_mem_bytes = 22 * kGiB;
+  const auto plan = MakePlan(Llama13B(), options, MachineWithoutGpu());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->gpu.budget_bytes, 22 * kGiB);
+}
+
+TEST(GpuPlan, ActivationsOnNvmeAreRefused) {
+  TrainOptions options = OnGpu();
+  options.activations_tier = ActivationsTier::kNvme;
+  EXPECT_EQ(ExitCodeOf(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).status()),
+            ExitCode::kUsage);
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,107 @@
+#include "forebay/train/plan/gpu_plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/format.h"
+#include "forebay/optimizer/gradient_landing.h"
+
+namespace forebay {
+namespace {
+
+int64_t LargestLayerElems(const Inventory& inventory) {
+  int64_t largest = 0;
+  for (const LayerSpec& layer : inventory.layers()) largest = std::max(largest, layer.num_elems);
+  return largest;
+}
+
+absl::Status CheckOptions(const TrainOptions& options) {
+  if (options.activations_tier == ActivationsTier::kRam) return absl::OkStatus();
+  return UsageError(
+      "--activations_tier=nvme does not go with a GPU, which keeps activations in its own memory. "
+      "Leave one of them out (--device=cpu)");
+}
+
+absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& limits) {
+  if (limits.name.empty()) {
+    if (options.gpu_mem_bytes > 0) return options.gpu_mem_bytes;  // a plan for another machine
+    return EnvironmentError(fmt::format(
+        "--device=cuda: {}. Use --device=cpu; to plan for a GPU that is elsewhere, give --gpu_mem",
+        limits.why_none));
+  }
+  if (options.gpu_mem_bytes > limits.free_bytes) {
+    return DoesNotFitError(
+        fmt::format("--gpu_mem={} is more than the {} that are free on {}. Ask for less, or end "
+                    "what uses it",
+                    FormatBinaryBytes(options.gpu_mem_bytes), FormatBinaryBytes(limits.free_bytes),
+                    limits.name));
+  }
+  if (options.gpu_mem_bytes > 0) return options.gpu_mem_bytes;
+  return static_cast<int64_t>(kAutoGpuShare * static_cast<double>(limits.free_bytes));
+}
+
+absl::Status DoesNotFit(const GpuPlan& plan) {
+  std::vector<GpuTerm> terms = plan.terms;
+  std::ranges::stable_sort(terms, std::ranges::greater{}, &GpuTerm::bytes);
+  std::string largest;
+  for (const GpuTerm& term : terms) {
+    largest += fmt::format("\n  {:<34}{:>10}{}", term.name, FormatBytes(term.bytes),
+                           term.shrink_with.empty() ? "" : "   smaller with " + term.shrink_with);
+  }
+  return DoesNotFitError(fmt::format(
+      "the GPU's part of this run needs {}, and its budget is {}: {} are missing. Use "
+      "--gpu_mem={}MiB or more where the card has it, or less of:{}",
+      FormatBinaryBytes(plan.bytes), FormatBinaryBytes(plan.budget_bytes),
+      FormatBinaryBytes(plan.bytes - plan.budget_bytes), MebibytesUp(plan.bytes), largest));
+}
+
+}  // namespace
+
+int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory) {
+  return LargestLayerElems(inventory) * SizeOf(cpu::WeightDType(options.precision));
+}
+
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options) {
+  return {.dtype = cpu::WeightDType(options.precision),
+          .max_tokens = options.batch * options.seq,
+          .step_tokens = options.batch * options.accum * options.seq,
+          .num_batches = options.accum};
+}
+
+absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
+                                    const Inventory& inventory, const GpuLimits& limits) {
+  GpuPlan plan;
+  if (options.device == ComputeDevice::kCpu) return plan;
+  if (options.device == ComputeDevice::kAuto && limits.name.empty()) return plan;
+  FOREBAY_RETURN_IF_ERROR(CheckOptions(options));
+  FOREBAY_ASSIGN_OR_RETURN(plan.budget_bytes, BudgetOf(options, limits));
+  plan.device = limits.name.empty() ? "a GPU that is not here" : limits.name;
+  const CudaDecoderMemory memory = CudaDecoderMemoryFor(model, CudaDecoderOptionsOf(options));
+  plan.terms = {
+      {fmt::format("weights of {} layers", kGpuPlaces),
+       kGpuPlaces * GpuPlaceBytes(options, inventory), ""},
+      {"activation checkpoints", memory.activation_bytes, kTokensShrinkWith},
+      {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
+      {"gradients of layers (fp32)", memory.gradient_bytes, ""},
+      {"tokens of a step", memory.micro_batch_bytes, kTokensShrinkWith},
+  };
+  plan.bytes = std::transform_reduce(plan.terms.begin(), plan.terms.end(), int64_t{0},
+                                     std::plus<>(), [](const GpuTerm& term) { return term.bytes; });
+  if (plan.bytes > plan.budget_bytes) return DoesNotFit(plan);
+  return plan;
+}
+
+std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
+                                     const Inventory& inventory) {
+  return {
+      {"gradients from the GPU (fp32)", GradientLanding::ChargedBytes(LargestLayerElems(inventory)),
+       0, ""},
+      {"micro-batches for the GPU", CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options)), 0,
+       kTokensShrinkWith},
+  };
+}
+
+}  // namespace forebay

@@ -1,0 +1,37 @@
+// What a step on a GPU takes, there and on the host.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/model/cuda_decoder/cuda_decoder.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/offload/machine_limits.h"
+#include "forebay/offload/plan.h"
+#include "forebay/train/options/options.h"
+#include "forebay/train/plan/plan.h"
+
+namespace forebay {
+
+// Layers whose weights are on the GPU at one time: those of the two leases of a pass (the tied
+// output layer), and one that is copied ahead.
+inline constexpr int kGpuPlaces = 3;
+
+// As PlanTerm::shrink_with, of what grows with the tokens of a step.
+inline constexpr char kTokensShrinkWith[] = "--batch, --seq or --accum";
+
+// Of the largest layer, as places have it.
+int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory);
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options);
+
+// On the CPU: a plan without a device. The errors of MakePlan.
+absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
+                                    const Inventory& inventory, const GpuLimits& limits);
+
+// That computing there takes of RAM.
+std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
+                                     const Inventory& inventory);
+
+}  // namespace forebay

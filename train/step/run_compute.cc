@@ -1,0 +1,107 @@
+#include "forebay/train/step/run_compute.h"
+
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/model/cuda_decoder/cuda_decoder.h"
+#include "forebay/model/decoder.h"
+#include "forebay/model/decoder_compute.h"
+#include "forebay/step/gpu_window.h"
+#include "forebay/train/plan/gpu_plan.h"
+
+namespace forebay {
+namespace {
+
+class OnCpu final : public RunCompute {
+ public:
+  static absl::StatusOr<std::unique_ptr<RunCompute>> Create(const Plan& plan,
+                                                            const TrainOptions& options,
+                                                            const DecoderConfig& config,
+                                                            MemoryBudget* budget) {
+    auto made = std::make_unique<OnCpu>();
+    made->tokens_per_step_ = plan.tokens_per_step;
+    made->budget_ = budget;
+    FOREBAY_ASSIGN_OR_RETURN(made->decoder_,
+                             Decoder::Create(config,
+                                             {.num_threads = options.threads,
+                                              .precision = options.precision,
+                                              .max_tokens = options.batch * options.seq},
+                                             budget));
+    return made;
+  }
+
+  ThreadPool* pool() override { return &decoder_->context().pool(); }
+  absl::Status Attach(LayerSession* layers) override {
+    layers_ = layers;
+    FOREBAY_ASSIGN_OR_RETURN(
+        compute_, DecoderCompute::CreateForTraining(decoder_.get(), tokens_per_step_, budget_,
+                                                    layers->activations()));
+    return absl::OkStatus();
+  }
+  LayerCompute& compute() override { return *compute_; }
+  ParamSource& source() override { return *layers_; }
+  int64_t most_forward_tokens() const override { return compute_->most_forward_tokens(); }
+  std::string kernel_identity() override { return decoder_->context().kernel_identity(); }
+
+ private:
+  int64_t tokens_per_step_ = 0;
+  MemoryBudget* budget_ = nullptr;
+  LayerSession* layers_ = nullptr;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<DecoderCompute> compute_;
+};
+
+class OnGpu final : public RunCompute {
+ public:
+  static absl::StatusOr<std::unique_ptr<RunCompute>> Create(const Plan& plan,
+                                                            const TrainOptions& options,
+                                                            const DecoderConfig& config,
+                                                            MemoryBudget* budget) {
+    auto made = std::make_unique<OnGpu>(plan.gpu.budget_bytes);
+    made->options_ = CudaDecoderOptionsOf(options);
+    made->place_bytes_ = GpuPlaceBytes(options, BuildInventory(config));
+    FOREBAY_ASSIGN_OR_RETURN(made->device_, CreateCudaDevice(0));
+    FOREBAY_ASSIGN_OR_RETURN(made->compute_,
+                             CreateCudaDecoder(config, made->options_, made->device_.get(),
+                                               &made->device_budget_, budget));
+    return made;
+  }
+  explicit OnGpu(int64_t budget_bytes) : device_budget_(budget_bytes, "--gpu_mem") {}
+
+  Device* device() override { return device_.get(); }
+  absl::Status Attach(LayerSession* layers) override {
+    FOREBAY_RETURN_IF_ERROR(device_budget_.Charge("weights on the GPU", kGpuPlaces * place_bytes_));
+    FOREBAY_ASSIGN_OR_RETURN(window_,
+                             GpuWindow::Create(layers, device_.get(), kGpuPlaces, place_bytes_));
+    return absl::OkStatus();
+  }
+  LayerCompute& compute() override { return *compute_; }
+  ParamSource& source() override { return *window_; }
+  int64_t most_forward_tokens() const override { return options_.step_tokens; }
+  std::string kernel_identity() override {
+    return fmt::format("{}, {}", device_->name(), NameOf(options_.dtype));
+  }
+
+ private:
+  CudaDecoderOptions options_;
+  int64_t place_bytes_ = 0;
+  MemoryBudget device_budget_;
+  // In this order, so that each is destroyed before what it uses: the window waits for events of
+  // the computation.
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<LayerCompute> compute_;
+  std::unique_ptr<GpuWindow> window_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RunCompute>> RunCompute::Create(const Plan& plan,
+                                                               const TrainOptions& options,
+                                                               const DecoderConfig& config,
+                                                               MemoryBudget* budget) {
+  return plan.on_gpu() ? OnGpu::Create(plan, options, config, budget)
+                       : OnCpu::Create(plan, options, config, budget);
+}
+
+}  // namespace forebay

@@ -1,0 +1,48 @@
+// Who computes the layers of a run, and the weights that it computes with: the CPU with those of
+// the layer session, or a GPU with a window over them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "forebay/base/parallel.h"
+#include "forebay/device/device.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/offload/layer_session.h"
+#include "forebay/step/layer_compute.h"
+#include "forebay/step/param_source.h"
+#include "forebay/train/options/options.h"
+#include "forebay/train/plan/plan.h"
+
+namespace forebay {
+
+// Owned by the training thread. Made before the layer session, and ends behind it, as that may wait
+// for events of the computation.
+class RunCompute {
+ public:
+  // Where the plan has it computed. `budget`, the process's, outlives it. OutOfMemoryError,
+  // EnvironmentError.
+  static absl::StatusOr<std::unique_ptr<RunCompute>> Create(const Plan& plan,
+                                                            const TrainOptions& options,
+                                                            const DecoderConfig& config,
+                                                            MemoryBudget* budget);
+  virtual ~RunCompute() = default;
+
+  // For LayerSessionOptions; nullptr: the session's own, and the host.
+  virtual ThreadPool* pool() { return nullptr; }
+  virtual Device* device() { return nullptr; }
+  // Once, before the calls below. OutOfMemoryError, EnvironmentError.
+  virtual absl::Status Attach(LayerSession* layers) = 0;
+
+  virtual LayerCompute& compute() = 0;
+  virtual ParamSource& source() = 0;
+  // Of a pass that keeps no activation.
+  virtual int64_t most_forward_tokens() const = 0;
+  // "onednn 2.6.3 avx2 fp32-widened": recorded in runs.
+  virtual std::string kernel_identity() = 0;
+};
+
+}  // namespace forebay
