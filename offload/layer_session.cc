@@ -335,6 +335,13 @@ absl::Status LayerSession::UpdatesOfTheStepBefore() {
     }
   }
   if (optimizer_->modes().speculates() && (hopes_ || is_repeated_)) {
+    if (update_is_open_) {
+      return UsageError(fmt::format(
+          "the gradients of step {}: the update of the step before is not committed, and those of "
+          "this one, applied as they come, would be written over it. Commit each step before the "
+          "next",
+          released_step_ + 1));
+    }
     FOREBAY_RETURN_IF_ERROR(BeginWriting());
     FOREBAY_RETURN_IF_ERROR(optimizer_->modes().BeginSpeculation(scalars_, most_norm_));
   }

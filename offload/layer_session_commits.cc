@@ -52,8 +52,10 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
 
 // Makes the update of every layer due. All that can refuse it comes before anything is begun.
 absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& kept) {
-  const auto resident = commits ? ResidentWrites::kNow : ResidentWrites::kDeferred;
   UpdateModes& modes = optimizer_->modes();
+  // A speculative one is written already.
+  const auto resident =
+      commits || modes.speculates() ? ResidentWrites::kNow : ResidentWrites::kDeferred;
   const bool delays = Delays(step + 1);
   FOREBAY_RETURN_IF_ERROR(delays ? modes.CheckBeginDelayedUpdate(scalars_)
                                  : optimizer_->CheckBeginUpdate(scalars_, resident));

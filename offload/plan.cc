@@ -261,8 +261,23 @@ class Planner {
   GradientArea Area() const { return replays() ? GradientArea::kAll : GradientArea::kSpilled; }
 
   std::vector<StepBuffers> BufferChoices() const {
-    if (options_.buffers.has_value()) return {*options_.buffers};
-    return StepBufferChoices(tiles_.num_stripes());
+    std::vector<StepBuffers> choices = options_.buffers.has_value()
+                                           ? std::vector<StepBuffers>{*options_.buffers}
+                                           : StepBufferChoices(tiles_.num_stripes());
+    if (!MaySpeculate()) return choices;
+    // With tiles for all of it, the update of a layer whose gradients come last is read before they
+    // come, and written behind the step.
+    StepBuffers most = choices.front();
+    most.num_staging_tiles = std::max(most.num_staging_tiles, TilesOfLargestLayer() + 2);
+    choices.insert(choices.begin(), most);
+    return choices;
+  }
+  int TilesOfLargestLayer() const {
+    int most = 0;
+    for (int layer = 0; layer < tiles_.num_streamed_layers(); ++layer) {
+      most = std::max(most, tiles_.first_tile(layer + 1) - tiles_.first_tile(layer));
+    }
+    return most;
   }
 
   OffloadedOptimizerOptions Optimizer(const StepBuffers& buffers) const {

@@ -89,6 +89,10 @@ void Swapper::StartRead(int buffer, int layer, bool urgent) {
   const TileMap& tiles = store_->tiles();
   const std::span<std::byte> weights = WeightsIn(buffer, layer);
   const int first_tile = tiles.first_tile(layer);
+  // What was updated outside may still be being written. An error of that is the updates' own.
+  if (updater_ != nullptr && update_times_[layer] == UpdateTime::kAfterHand) {
+    updater_->AwaitWriteBack(layer).IgnoreError();
+  }
   backing.num_reads = tiles.first_tile(layer + 1) - first_tile;
   for (int i = 0; i < backing.num_reads; ++i) {
     const Tile& tile = tiles.tiles()[first_tile + i];

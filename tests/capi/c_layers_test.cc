@@ -46,6 +46,25 @@ TEST(CLayers, SameBitsWhereverStateLiesAndHoweverItIsUpdated) {
   EXPECT_NE(AllAfter({}, 4), expected);
 }
 
+// What is applied in the backward pass is written over what the next commit would be of.
+TEST(CLayers, UpdatesInBackwardNeedTheStepBeforeCommitted) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {.update_in_backward = 1, .commit_every = -1});
+  layers.Create();
+  layers.Step(1);
+  ASSERT_THAT(layers.Begin(), IsOk());
+  ASSERT_THAT(layers.Add(2 * kNumLayers - 1, std::vector<float>(kElems[1])), IsOk());
+  const Outcome refused = layers.Close(kNumLayers - 1);
+  EXPECT_EQ(refused.code, FOREBAY_USAGE);
+  EXPECT_THAT(refused.message, HasSubstr("Commit each step before the next"));
+  forebay_layers_abandon(layers);
+  ASSERT_THAT(layers.Commit(), IsOk());
+  layers.Step(2);
+  ASSERT_THAT(layers.Commit(), IsOk());
+  layers.Step(3);
+  EXPECT_EQ(layers.All(), AllAfter({}, 3));
+}
+
 TEST(CLayers, OneLayerIsEnough) {
   const Settings one = {.num_layers = 1};
   EXPECT_EQ(AllAfter(one, 3).size(), 3u * (5000 + 77));

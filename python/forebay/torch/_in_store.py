@@ -38,6 +38,7 @@ class StoreOptions(NamedTuple):
     clip: float
     durability: str
     backward_update: bool
+    update_in_backward: bool  # of a streamed module
     threads: int
 
 

@@ -35,7 +35,8 @@ class Optimizer(torch.optim.Optimizer):
     clip: the norm that all gradients together are clipped to, exactly; 0: none. `grad_norm` has the norm of the last
     step. durability: what a crash leaves of the store: "auto", "none" or "step" (the last commit). With nvme only.
     backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one time.
-    threads: of the update; 0: as many as there are cores. module: for `stream`, which fills it in.
+    threads: of the update; 0: as many as there are cores. module, update_in_backward: for `stream`, which fills them
+      in.
 
     Gradients that are not finite: step() raises NumericalError, and nothing changes; under a GradScaler it is skipped.
     """
@@ -46,7 +47,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
                  ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
-                 backward_update: bool = False, threads: int = 0, module: torch.nn.Module | None = None) -> None:
+                 backward_update: bool = False, threads: int = 0, module: torch.nn.Module | None = None,
+                 update_in_backward: bool = False) -> None:
         if clip < 0:
             raise UsageError(f"forebay: clip={clip} is below 0. Give the most that the norm may be; 0: no clipping.")
         if durability == "replay":
@@ -59,7 +61,7 @@ class Optimizer(torch.optim.Optimizer):
             self._backend = InRam(self, threads, clip, backward_update)
         else:
             options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
-                                   backward_update, threads)
+                                   backward_update, update_in_backward, threads)
             self._backend = InStore(self, options) if module is None else Streamed(self, options, module)
         self._takes_in_backward = backward_update
         self._accumulates = False

@@ -133,7 +133,8 @@ class Engine:
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
            optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, accumulation_steps: int = 1,
-           commit_every: int = 0, weights: Weights | None = None, **settings: Any) -> Engine:
+           commit_every: int = 0, weights: Weights | None = None, update_in_backward: bool = False,
+           **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
     when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
 
@@ -146,6 +147,10 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     weights: of a new store, in place of the module's own: a folder of safetensors, or a function that sets the
     parameters of the module that it is called with, as for Module.apply(). They are read unit by unit, and the module
     may be on the meta device: then it is never in RAM as a whole.
+
+    update_in_backward: a unit is updated as soon as the backward pass has its gradients, and not when the next pass
+    reads it. The disk then works through both passes: faster where it is what a step waits for. Every step is
+    committed (commit_every is 1), and nothing clips or scales gradients behind the backward pass.
 
     UsageError: the parameters are of several types; there is a store and `resume` is not said. NotSupportedError: they
     are on a GPU.
@@ -161,10 +166,19 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     if commit_every < 0:
         raise UsageError(f"forebay: commit_every is {commit_every}. Say how many steps share a commit; 0: commit() "
                          "alone commits.")
+    if update_in_backward:
+        if settings.get("clip"):
+            raise UsageError(f"forebay: clip={settings['clip']} needs the norm of all gradients before the first "
+                             "update, and update_in_backward makes updates before it is known. Leave one of them out.")
+        if commit_every > 1:
+            raise UsageError(f"forebay: update_in_backward commits every step, and commit_every is {commit_every}. "
+                             "Leave one of them out.")
+        commit_every = 1
     if commit_every > 0 and settings.setdefault("durability", "step") in ("auto", "none"):
         raise UsageError(f"forebay: commit_every={commit_every} keeps commits through a crash, and "
                          f"durability={settings['durability']!r} does not. Leave durability out.")
-    made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, **settings)
+    made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module,
+                     update_in_backward=update_in_backward, **settings)
     try:
         source = None if weights is None else lambda: source_of(module, weights)
         made.start(resume, accumulation_steps, commit_every, source)

@@ -87,9 +87,10 @@ def begin():
     return Model()
 
 
-def run_by_steps(folder):
+def run_by_steps(folder, update_in_backward=False):
     """A loop without a loader, which draws its data: the next pass makes the commit."""
-    engine = forebay.torch.stream(begin(), nvme=folder / "store", lr=1e-2, commit_every=1, resume=True)
+    engine = forebay.torch.stream(begin(), nvme=folder / "store", lr=1e-2, commit_every=1, resume=True,
+                                  update_in_backward=update_in_backward)
     scheduler = torch.optim.lr_scheduler.StepLR(engine.optimizer, 5, 0.5)
     engine.track(scheduler=scheduler)
     with open(folder / "losses", "a") as file:
@@ -104,13 +105,14 @@ def run_by_steps(folder):
     finish(folder, engine.state_dict())
 
 
-def run(folder, num_workers=0, streamed=True):
+def run(folder, num_workers=0, streamed=True, update_in_backward=False):
     """Writes a line for each step: its number, loss, rate and the average; at the end, the weights."""
     model = begin()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3, enabled=not streamed)
     settings = {"nvme": folder / "store", "lr": 1e-2}
     if streamed:
-        engine = forebay.torch.stream(model, commit_every=1, resume=True, **settings)
+        engine = forebay.torch.stream(model, commit_every=1, resume=True, update_in_backward=update_in_backward,
+                                      **settings)
         optimizer = engine.optimizer
     else:
         engine = optimizer = forebay.torch.AdamW(model.parameters(), **settings)

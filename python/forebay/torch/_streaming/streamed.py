@@ -22,6 +22,7 @@ from forebay.torch._in_store import InStore, Path, StoreOptions, remove_store
 from forebay.torch._run.state import RunState
 from forebay.torch._streaming.all_gradients import AllGradients
 from forebay.torch._streaming.hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
+from forebay.torch._streaming.in_order import InOrder
 from forebay.torch._streaming.placeholder import Placeholder
 from forebay.torch._streaming.units import containers_of, units_of
 from forebay.torch._streaming.window import Window
@@ -56,6 +57,8 @@ class Streamed(InStore):
         self._found: StepGradients | None = None  # the norm of the step in progress, once it was asked for
         self._all: tuple[torch.Tensor, AllGradients] | None = None  # is p.grad of this parameter
         self._cast_bytes = 0  # of weights, since the forward pass began
+        self._in_order: InOrder | None = None  # under update_in_backward
+        self._prepared: dict[str, Any] | None = None  # carried by the commit of the last step, which is to come
         self._check()
 
     def _check(self) -> None:
@@ -89,7 +92,8 @@ class Streamed(InStore):
                 self._place[parameter] = layer, index
         self._has_frozen = any(optimizer.group_number_of(parameter) is None for parameter in self._place)
         return self._make_layers(optimizer, inventory, DTYPES[self._layout[0][0].dtype], pass_="forward_backward",
-                                 num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=_NUM_WINDOW_LAYERS)
+                                 num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=_NUM_WINDOW_LAYERS,
+                                 update_in_backward=self._options.update_in_backward)
 
     def _settings(self, optimizer: Optimizer) -> list[Group]:
         settings = [optimizer.settings_of(group) for group in optimizer.param_groups]
@@ -159,7 +163,25 @@ class Streamed(InStore):
             bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
         for module in containers_of(self._module, self._units):
             bracket(module, self._saving_weights)
+        if self._options.update_in_backward:
+            self._hand_over_in_order(weakref.ref(optimizer))
         self._hook_module(weakref.ref(optimizer))
+
+    def _hand_over_in_order(self, optimizer: weakref.ref[Optimizer]) -> None:
+        def add(parameter: torch.Tensor) -> None:
+            to = optimizer()
+            assert to is not None and self._layers is not None
+            self._hand_over_gradient(to, self._layers, parameter)
+
+        def close(layer: int) -> None:
+            assert self._layers is not None
+            self._close(self._layers, layer)
+
+        to = optimizer()
+        assert to is not None
+        trained = [[p for p in unit if p.requires_grad and to.group_number_of(p) is not None] for unit in self._layout]
+        largest = max(sum(p.numel() * p.element_size() for p in unit) for unit in self._layout)
+        self._in_order = InOrder([len(unit) for unit in trained], 2 * largest, add, close)
 
     # ---- Hooks
 
@@ -233,6 +255,10 @@ class Streamed(InStore):
             self._depth = depth
         if depth == 0:
             self._end_pass()
+            if self._options.update_in_backward and not self._in_step and torch.is_grad_enabled():
+                window, layers = self._window, self._layers
+                assert window is not None and layers is not None
+                window.order.aside(lambda: self._begin_behind_commit(optimizer, layers))
             if self._in_step and self._layers is not None:
                 self._layers.settle()
 
@@ -249,10 +275,36 @@ class Streamed(InStore):
         if not self._in_step:
             window.order.end()
             if torch.is_grad_enabled():
-                window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
+                self._prepare_commit(optimizer, self._layers, now=False)
+                if not self._options.update_in_backward:
+                    window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
             window.order.begin("step" if torch.is_grad_enabled() else "pass")
         if torch.is_grad_enabled():
             self._num_passes += 1
+
+    # Under update_in_backward the step before is committed behind the forward pass: what is still being written of it
+    # then delays nothing. The commit carries what there is before that pass.
+
+    def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:
+        if not self._options.update_in_backward:
+            super().commit_if_due(optimizer, before_batch=before_batch)
+        elif self._layers is not None and before_batch:
+            self._between_steps()
+            self._prepare_commit(optimizer, self._layers, now=True)
+
+    def _prepare_commit(self, optimizer: Optimizer, layers: Layers, *, now: bool) -> None:
+        if not self._options.update_in_backward or self._prepared is not None or layers.step == layers.committed_step:
+            return
+        self.run_state.write(layers, self.run_state.pack(now=now))
+        self._prepared = optimizer.words(None)
+
+    def _begin_behind_commit(self, optimizer: Optimizer, layers: Layers) -> None:
+        assert self._window is not None
+        if self._prepared is not None:
+            self._window.needing_leases_to_end(layers.commit, self._prepared)
+            self._prepared = None
+            self._steps_since_commit = 0
+        self._window.needing_leases_to_end(self._begin, optimizer, layers, 1.0)
 
     def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
         try:
@@ -326,23 +378,36 @@ class Streamed(InStore):
 
     def _add_what_is_left(self, optimizer: Optimizer, layers: Layers) -> None:
         """Gradients that added up are handed over now; those of parameters of no group are left alone."""
+        waiting = () if self._in_order is None else self._in_order.waiting()
         for parameter in self._place:
             gradient = parameter.grad
-            if (gradient is not None and not isinstance(gradient, AllGradients)
+            if (gradient is not None and parameter not in waiting and not isinstance(gradient, AllGradients)
                     and optimizer.group_number_of(parameter) is not None):
                 self._add(optimizer, layers, parameter)
+        if self._in_order is not None:
+            self._in_order.finish()
 
     def _add(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
-        layer, index = self._place[parameter]
+        layer = self._place[parameter][0]
         if self._is_handed[layer] or self._found is not None:
             raise UsageError(
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
-                "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad().")
+                "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
+                + (" Or leave update_in_backward out: it needs gradients roughly in the order from the last unit to "
+                   "the first." if self._in_order is not None else ""))
         if not self._in_step:
-            self._begin(optimizer, layers, 1.0)
+            self._prepare_commit(optimizer, layers, now=True)
+            self._begin_behind_commit(optimizer, layers)
+        if self._in_order is not None:
+            self._in_order.take(layer, parameter)
+            return
         if layer not in self._open and len(self._open) == _NUM_OPEN_LAYERS:
             self._close(layers, next(iter(self._open)))
+        self._hand_over_gradient(optimizer, layers, parameter)
+
+    def _hand_over_gradient(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
+        layer, index = self._place[parameter]
         gradient = gradient_of(parameter, optimizer.name_of(parameter))
         layers.add_gradient(index, DTYPES[gradient.dtype], memory_of(gradient))
         parameter.grad = None
@@ -350,8 +415,9 @@ class Streamed(InStore):
         self._open[layer] = None
 
     def _close(self, layers: Layers, layer: int) -> None:
-        layers.close_layer(layer)
-        del self._open[layer]
+        if layer in self._open:  # else it got no gradient
+            layers.close_layer(layer)
+            del self._open[layer]
         self._is_handed[layer] = True
 
     def step(self, optimizer: Optimizer, loss_scale: float) -> None:
@@ -378,7 +444,12 @@ class Streamed(InStore):
                     f"the gradients were multiplied by {factor}")
                 raise NumericalError(f"forebay: {what}. The weights are what they were. Skip this step, or lower the "
                                      "rate.")
-            layers.set_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale / factor)
+            if not self._options.update_in_backward:
+                layers.set_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale / factor)
+            elif factor != loss_scale:
+                raise UsageError(f"forebay: gradients were multiplied by {factor / loss_scale:g} behind the backward "
+                                 "pass, and update_in_backward has made the updates in it. Leave it out to clip or "
+                                 "scale gradients.")
             window.needing_leases_to_end(layers.update, optimizer.words(None))
         except BaseException:
             if layers.step > before:
@@ -395,6 +466,8 @@ class Streamed(InStore):
         self._open.clear()
         self._num_passes = 0
         self._found = None
+        if self._in_order is not None:
+            self._in_order.begin()
         self._withdraw_all_gradients()
 
     def forget_gradients(self) -> None:
@@ -428,6 +501,7 @@ class Streamed(InStore):
             self._window.needing_leases_to_end(super().commit, optimizer, user)
         else:
             super().commit(optimizer, user)
+        self._prepared = None
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
         self._between_steps()

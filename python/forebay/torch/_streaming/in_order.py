@@ -1,0 +1,59 @@
+"""Gradients that are applied as they come have to be handed over unit by unit, from the last to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class InOrder:
+    """Hands the gradient of a parameter over when its unit may be open, which two units may at a time: the next to be
+    closed, and the one that follows. Until then it stays in p.grad. A unit is closed when all its gradients are there,
+    and a later one has some; or when more than `most_waiting_bytes` wait for it."""
+
+    def __init__(self, num_gradients: list[int], most_waiting_bytes: int,
+                 add: Callable[[torch.Tensor], None], close: Callable[[int], None]) -> None:
+        """num_gradients: by unit, the parameters that require one. add: hands a gradient over, and p.grad is None."""
+        self._num_gradients = num_gradients
+        self._most_waiting_bytes = most_waiting_bytes
+        self._add = add
+        self._close = close
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins. No gradient is there."""
+        self.next = len(self._num_gradients) - 1  # units behind it are closed
+        self._num_arrived = [0] * len(self._num_gradients)
+        self._waiting: dict[int, list[torch.Tensor]] = {}
+        self._waiting_bytes = 0
+
+    def waiting(self) -> set[torch.Tensor]:
+        return {parameter for unit in self._waiting.values() for parameter in unit}
+
+    def take(self, unit: int, parameter: torch.Tensor) -> None:
+        """Its gradient has arrived. Requires: the unit is not closed."""
+        self._num_arrived[unit] += 1
+        if unit >= self.next - 1:
+            self._add(parameter)
+            return
+        self._waiting.setdefault(unit, []).append(parameter)
+        self._waiting_bytes += parameter.numel() * parameter.element_size()
+        while unit < self.next - 1 and self._next_may_close():
+            self._close_next()
+
+    def finish(self) -> None:
+        """No more gradients come."""
+        while self._waiting:
+            self._close_next()
+
+    def _next_may_close(self) -> bool:
+        return (self._num_arrived[self.next] >= self._num_gradients[self.next]
+                or self._waiting_bytes > self._most_waiting_bytes)
+
+    def _close_next(self) -> None:
+        self._close(self.next)
+        self.next -= 1
+        for parameter in self._waiting.pop(self.next - 1, []) if self.next > 0 else []:
+            self._waiting_bytes -= parameter.numel() * parameter.element_size()
+            self._add(parameter)

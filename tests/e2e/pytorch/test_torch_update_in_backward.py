@@ -1,0 +1,141 @@
+"""Updates that are made while the backward pass goes on: the bits of those that wait for step()."""
+
+import copy
+
+import forebay
+import forebay.torch
+import pytest
+import torch
+from test_torch_stream import assert_nothing_is_here, assert_same, in_ram, loss_of, make, train
+from torch import nn
+
+
+def stream(module, folder, **options):
+    return forebay.torch.stream(module, nvme=folder, lr=1e-2, update_in_backward=True, **options)
+
+
+@pytest.mark.parametrize("kind", ["tied", "checkpoint", "recurrent", "convolutions", "custom function", "one layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_has_the_bits_of_ram(tmp_path, kind, dtype):
+    losses, state = in_ram(kind, dtype)
+    engine = stream(make(kind, dtype), tmp_path / "store")
+    held = [term for term in engine.optimizer.layers.plan()["terms"] if term["name"].startswith("gradients held")]
+    assert held[0]["ram_bytes"] == 0
+    ours = []
+    for step in range(1, 5):
+        ours += train(engine.module, engine, 1, first=step)
+        assert_nothing_is_here(engine)
+    assert ours == losses
+    assert_same(engine.state_dict(), state)
+
+
+def test_evaluation_schedules_and_several_passes(tmp_path):
+    def run(model, optimizer, step_of):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        losses = []
+        for step in range(1, 5):
+            for part in range(2):
+                loss = loss_of(model, step + 10 * part) / 2
+                loss.backward()
+                losses.append(loss.item())
+            step_of()
+            optimizer.zero_grad()
+            scheduler.step()
+            with torch.no_grad():
+                losses.append(loss_of(model, 100).item())
+        return losses, model.state_dict()
+
+    model = make("tied")
+    plain = forebay.torch.AdamW(model.parameters(), lr=1e-2)
+    losses, state = run(model, plain, plain.step)
+    engine = stream(make("tied"), tmp_path / "store", accumulation_steps=2)
+    ours, our_state = run(engine.module, engine.optimizer, engine.step)
+    assert ours == losses
+    assert_same(our_state, state)
+
+
+def test_a_commit_has_what_there_was_before_the_next_pass(tmp_path):
+    """Buffers too, which that pass changes before the commit is made."""
+    _, after_three = in_ram("convolutions", steps=3)
+    engine = stream(make("convolutions"), tmp_path / "store")
+    train(engine.module, engine, 3)
+    loss_of(engine.module, 4)
+    assert engine.optimizer.layers.committed_step == 3
+    engine.close()
+    losses, state = in_ram("convolutions", steps=6)
+    engine = stream(make("convolutions"), tmp_path / "store", resume=True)
+    assert engine.steps == 3
+    assert_same(engine.state_dict(), after_three)
+    assert train(engine.module, engine, 3, first=4) == losses[3:]
+    engine.commit({"epoch": 2})
+    assert_same(engine.state_dict(), state)
+    engine.close()
+    assert stream(make("convolutions"), tmp_path / "store", resume=True).resumed == {"epoch": 2}
+
+
+def test_a_pass_that_fails_leaves_no_trace(tmp_path):
+    losses, state = in_ram("tied")
+
+    def fail(_):
+        raise RuntimeError("on purpose")
+
+    engine = stream(make("tied"), tmp_path / "store")
+    ours = train(engine.module, engine, 2)
+    for _ in range(2):
+        hook = engine.module.blocks[0].linear1.weight.register_hook(fail)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            engine.backward(loss_of(engine.module, 9))
+        hook.remove()
+        engine.zero_grad()
+    with pytest.raises(forebay.NumericalError, match="not finite"):
+        engine.backward(loss_of(engine.module, 9) * float("inf"))
+        engine.step()
+    ours += train(engine.module, engine, 2, first=3)
+    assert ours == losses
+    assert_same(engine.state_dict(), state)
+
+
+def test_what_needs_all_gradients_first_is_refused(tmp_path):
+    for options, wanted in (({"clip": 1.0}, "clip=1.0"), ({"commit_every": 2}, "commit_every is 2")):
+        with pytest.raises(forebay.UsageError, match=wanted):
+            stream(make("tied"), tmp_path / "store", **options)
+    losses, state = in_ram("tied")
+    engine = stream(make("tied"), tmp_path / "store")
+    ours = train(engine.module, engine, 1)
+    engine.backward(loss_of(engine.module, 9) * 1000)
+    assert float(torch.nn.utils.clip_grad_norm_(engine.module.parameters(), 1e-3)) > 1
+    with pytest.raises(forebay.UsageError, match="update_in_backward"):
+        engine.step()
+    ours += train(engine.module, engine, 3, first=2)
+    assert ours == losses
+    assert_same(engine.state_dict(), state)
+
+
+class Backwards(nn.Module):
+    """The unit that comes last is used first."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.inner = nn.ModuleList([nn.Linear(16, 16) for _ in range(depth)])
+        self.head = nn.Linear(16, 40)
+        self.first = nn.Embedding(40, 16)
+
+    def forward(self, tokens):
+        hidden = self.first(tokens)
+        for layer in self.inner:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+def test_gradients_in_another_order_wait_and_are_an_error_where_too_many_would(tmp_path):
+    torch.manual_seed(5)
+    model = Backwards(2)
+    engine = stream(copy.deepcopy(model), tmp_path / "store")
+    plain = forebay.torch.AdamW(model.parameters(), lr=1e-2)
+    assert train(engine.module, engine, 3) == train(model, plain, 3)
+    assert_same(engine.state_dict(), model.state_dict())
+    engine = stream(Backwards(12), tmp_path / "other")
+    with pytest.raises(forebay.UsageError, match="update_in_backward out: it needs gradients roughly in the order"):
+        engine.backward(loss_of(engine.module, 1))
+    engine.zero_grad()
+    assert_nothing_is_here(engine)
