@@ -9,3 +9,12 @@ if(FOREBAY_HAVE_CUDA)
   list(APPEND MODEL_cuda_SOURCES
     cuda/context.cc)
 endif()
+# Operators but attention
+if(FOREBAY_HAVE_CUDA)
+  list(APPEND MODEL_cuda_KERNELS
+    cuda/activations.cu
+    cuda/embedding.cu
+    cuda/norm.cu
+    cuda/norm_weights.cu
+    cuda/rope.cu)
+endif()
