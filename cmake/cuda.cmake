@@ -40,6 +40,6 @@ function(forebay_cuda_sources target)
   if(FOREBAY_CUDA_EMULATED)
     target_include_directories(${target} SYSTEM PRIVATE ${FOREBAY_CUDA_HEADERS})
     set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX SKIP_UNITY_BUILD_INCLUSION ON
-      COMPILE_OPTIONS "-x;c++;-ffp-contract=off;-fno-strict-aliasing")
+      COMPILE_OPTIONS "-x;c++;-ffp-contract=off;-fno-strict-aliasing;-Wno-unknown-pragmas")
   endif()
 endfunction()

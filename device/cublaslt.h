@@ -34,14 +34,24 @@ struct CublasLt {
   // cublasComputeType_t
   static constexpr int kComputeF32 = 68;
   static constexpr int kComputeTf32 = 77;
-  // Attributes of cublasLtMatmulDesc_t (int32), and cublasOperation_t.
+  // Attributes of cublasLtMatmulDesc_t: int32, int32, uint32 and an address. cublasOperation_t,
+  // cublasLtEpilogue_t.
   static constexpr int kTransposeA = 3;
   static constexpr int kTransposeB = 4;
+  static constexpr int kEpilogue = 7;
+  static constexpr int kBiasPointer = 8;
   static constexpr int32_t kPlain = 0;
   static constexpr int32_t kTransposed = 1;
-  // Attributes of cublasLtMatmulPreference_t: uint64, uint32.
+  static constexpr uint32_t kNoEpilogue = 1;
+  static constexpr uint32_t kAddBias = 4;
+  // Attributes of cublasLtMatmulPreference_t: uint64, and uint32 for the others. Alignments are
+  // those of addresses, 256 where nothing is said.
   static constexpr int kMostWorkspaceBytes = 1;
   static constexpr int kReductionSchemes = 3;
+  static constexpr int kAlignmentOfA = 5;
+  static constexpr int kAlignmentOfB = 6;
+  static constexpr int kAlignmentOfC = 7;
+  static constexpr int kAlignmentOfD = 8;
   // Sums of parts go through a workspace, in one order: any other scheme may add as parts come.
   static constexpr uint32_t kReduceInOrder = 2 | 4;
 

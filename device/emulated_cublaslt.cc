@@ -15,7 +15,15 @@ using emulation::Die;
 struct Description {
   int32_t transpose_a = CublasLt::kPlain;
   int32_t transpose_b = CublasLt::kPlain;
+  uint32_t epilogue = CublasLt::kNoEpilogue;
+  const void* bias = nullptr;
 };
+
+// Bytes that the addresses of a, b, c and d are multiples of: what an algorithm is chosen for.
+struct Alignments {
+  uint32_t of[4] = {256, 256, 256, 256};
+};
+static_assert(sizeof(Alignments::of) <= sizeof(CublasLt::Algorithm));
 
 // Column-major.
 struct Matrix {
@@ -99,17 +107,31 @@ void Compute(const Product& p) {
       const int64_t in_d = column * p.d.stride + row;
       // With beta 0 what was there is not read: it may be no number.
       if (p.beta != 0) sum += p.beta * Get(p.d_elems, p.d.type, in_d);
+      if (p.description.epilogue == CublasLt::kAddBias) {
+        sum += Get(p.description.bias, p.d.type, row);
+      }
       Put(p.d_elems, p.d.type, in_d, sum);
     }
+  }
+}
+
+void CheckAlignments(const CublasLt::Algorithm& algorithm, const void* const (&addresses)[4]) {
+  Alignments alignments;
+  std::memcpy(alignments.of, &algorithm, sizeof(alignments.of));
+  for (int i = 0; i < 4; ++i) {
+    if (reinterpret_cast<uintptr_t>(addresses[i]) % alignments.of[i] == 0) continue;
+    Die("cublasLtMatmul: %c lies at %p, and the algorithm was chosen for multiples of %u bytes",
+        "abcd"[i], addresses[i], alignments.of[i]);
   }
 }
 
 int Matmul(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc description, const void* alpha,
            const void* a, CublasLt::Layout a_layout, const void* b, CublasLt::Layout b_layout,
            const void* beta, const void* c, CublasLt::Layout /*c_layout*/, void* d,
-           CublasLt::Layout d_layout, const CublasLt::Algorithm* /*algorithm*/, void* /*workspace*/,
+           CublasLt::Layout d_layout, const CublasLt::Algorithm* algorithm, void* /*workspace*/,
            size_t /*workspace_bytes*/, void* stream) {
   if (c != d) Die("cublasLtMatmul: c and d are not the same, which is not emulated");
+  CheckAlignments(*algorithm, {a, b, c, d});
   Product product = {.description = *static_cast<const Description*>(description),
                      .a = *static_cast<const Matrix*>(a_layout),
                      .b = *static_cast<const Matrix*>(b_layout),
@@ -139,18 +161,27 @@ int SetDescription(CublasLt::MatmulDesc description, int attribute, const void* 
       return Take(to.transpose_a, value, size);
     case CublasLt::kTransposeB:
       return Take(to.transpose_b, value, size);
+    case CublasLt::kEpilogue:
+      return Take(to.epilogue, value, size);
+    case CublasLt::kBiasPointer:
+      return Take(to.bias, value, size);
     default:
       Die("cublasLtMatmulDescSetAttribute: the attribute %d is not emulated", attribute);
   }
 }
 
-int SetPreference(CublasLt::Preference /*preference*/, int attribute, const void* /*value*/,
-                  size_t size) {
+int SetPreference(CublasLt::Preference preference, int attribute, const void* value, size_t size) {
   switch (attribute) {
     case CublasLt::kMostWorkspaceBytes:
       return size == sizeof(uint64_t) ? CublasLt::kSuccess : CublasLt::kInvalidValue;
     case CublasLt::kReductionSchemes:
       return size == sizeof(uint32_t) ? CublasLt::kSuccess : CublasLt::kInvalidValue;
+    case CublasLt::kAlignmentOfA:
+    case CublasLt::kAlignmentOfB:
+    case CublasLt::kAlignmentOfC:
+    case CublasLt::kAlignmentOfD:
+      return Take(static_cast<Alignments*>(preference)->of[attribute - CublasLt::kAlignmentOfA],
+                  value, size);
     default:
       Die("cublasLtMatmulPreferenceSetAttribute: the attribute %d is not emulated", attribute);
   }
@@ -169,9 +200,11 @@ int DeleteObject(void* object) {
 
 int FindAlgorithm(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc /*description*/,
                   CublasLt::Layout /*a*/, CublasLt::Layout /*b*/, CublasLt::Layout /*c*/,
-                  CublasLt::Layout /*d*/, CublasLt::Preference /*preference*/, int /*most*/,
+                  CublasLt::Layout /*d*/, CublasLt::Preference preference, int /*most*/,
                   CublasLt::Heuristic* heuristic, int* num_found) {
   *heuristic = {};
+  const Alignments& alignments = *static_cast<const Alignments*>(preference);
+  std::memcpy(&heuristic->algorithm, alignments.of, sizeof(alignments.of));
   *num_found = 1;
   return CublasLt::kSuccess;
 }
@@ -188,8 +221,8 @@ absl::StatusOr<const CublasLt*> LoadCublasLt() {
       .MatmulDescSetAttribute = &SetDescription,
       .MatrixLayoutCreate = &CreateLayout,
       .MatrixLayoutDestroy = &DeleteObject<Matrix>,
-      .MatmulPreferenceCreate = &NewObject<char>,
-      .MatmulPreferenceDestroy = &DeleteObject<char>,
+      .MatmulPreferenceCreate = &NewObject<Alignments>,
+      .MatmulPreferenceDestroy = &DeleteObject<Alignments>,
       .MatmulPreferenceSetAttribute = &SetPreference,
       .MatmulAlgoGetHeuristic = &FindAlgorithm,
       .Matmul = &Matmul};

@@ -28,10 +28,36 @@ int TypeOf(DType dtype) {
   return CublasLt::kF32;
 }
 
+// The stored rows of a matrix, and the elements from one to the next.
+struct Rows {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t stride = 0;
+};
+Rows RowsOf(int64_t rows, int64_t columns, bool transposed, int64_t stride) {
+  if (transposed) std::swap(rows, columns);
+  return {rows, columns, stride == 0 ? columns : stride};
+}
+Rows RowsOfA(const MatmulShape& shape) {
+  return RowsOf(shape.m, shape.k, shape.transpose_a, shape.lda);
+}
+Rows RowsOfB(const MatmulShape& shape) {
+  return RowsOf(shape.k, shape.n, shape.transpose_b, shape.ldb);
+}
+Rows RowsOfD(const MatmulShape& shape) {
+  return RowsOf(shape.m, shape.n, false, shape.ldd);
+}
+
 absl::Status CheckShape(const MatmulShape& shape) {
   if (shape.m <= 0 || shape.n <= 0 || shape.k <= 0) {
     return UsageError(fmt::format("a product of [{}, {}] and [{}, {}]: sizes are above 0", shape.m,
                                   shape.k, shape.k, shape.n));
+  }
+  for (const Rows& matrix : {RowsOfA(shape), RowsOfB(shape), RowsOfD(shape)}) {
+    if (matrix.stride >= matrix.columns) continue;
+    return UsageError(
+        fmt::format("a matrix of [{}, {}] with {} elements from row to row: its rows overlap",
+                    matrix.rows, matrix.columns, matrix.stride));
   }
   if (shape.output != shape.inputs && shape.output != DType::kF32) {
     return UsageError(fmt::format("a product of {} gives {} or fp32, and {} is asked for",
@@ -39,6 +65,12 @@ absl::Status CheckShape(const MatmulShape& shape) {
                                   NameOf(shape.output)));
   }
   return absl::OkStatus();
+}
+
+uint32_t AlignmentOf(const void* address) {
+  constexpr uintptr_t kMost = 16;  // what the fastest kernels ask for
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(address) | kMost;
+  return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
 }  // namespace
@@ -84,54 +116,56 @@ absl::StatusOr<std::unique_ptr<GpuMatmul>> GpuMatmul::Create(Device* device,
   return std::unique_ptr<GpuMatmul>(new GpuMatmul(library, handle, std::move(workspace)));
 }
 
-absl::Status GpuMatmul::Describe(const MatmulShape& shape, Plan& plan) const {
+absl::Status GpuMatmul::Describe(const PlanKey& key, const void* bias, Plan& plan) const {
+  const MatmulShape& shape = key.shape;
   const int compute = shape.tf32 ? CublasLt::kComputeTf32 : CublasLt::kComputeF32;
   FOREBAY_RETURN_IF_ERROR(Check(library_->MatmulDescCreate(&plan.desc, compute, CublasLt::kF32),
                                 "cublasLtMatmulDescCreate", shape));
-  const auto set = [&](int attribute, bool transposed) {
-    const int32_t operation = transposed ? CublasLt::kTransposed : CublasLt::kPlain;
+  const auto set = [&](int attribute, const auto& value) {
+    return Check(library_->MatmulDescSetAttribute(plan.desc, attribute, &value, sizeof(value)),
+                 "cublasLtMatmulDescSetAttribute", shape);
+  };
+  const auto operation = [](bool transposed) {
+    return transposed ? CublasLt::kTransposed : CublasLt::kPlain;
+  };
+  FOREBAY_RETURN_IF_ERROR(set(CublasLt::kTransposeA, operation(shape.transpose_b)));
+  FOREBAY_RETURN_IF_ERROR(set(CublasLt::kTransposeB, operation(shape.transpose_a)));
+  if (key.has_bias) {
+    FOREBAY_RETURN_IF_ERROR(set(CublasLt::kEpilogue, CublasLt::kAddBias));
+    FOREBAY_RETURN_IF_ERROR(set(CublasLt::kBiasPointer, bias));
+  }
+  const auto layout = [&](CublasLt::Layout& to, DType dtype, const Rows& matrix) {
     return Check(
-        library_->MatmulDescSetAttribute(plan.desc, attribute, &operation, sizeof(operation)),
-        "cublasLtMatmulDescSetAttribute", shape);
+        library_->MatrixLayoutCreate(&to, TypeOf(dtype), static_cast<uint64_t>(matrix.columns),
+                                     static_cast<uint64_t>(matrix.rows), matrix.stride),
+        "cublasLtMatrixLayoutCreate", shape);
   };
-  FOREBAY_RETURN_IF_ERROR(set(CublasLt::kTransposeA, shape.transpose_b));
-  FOREBAY_RETURN_IF_ERROR(set(CublasLt::kTransposeB, shape.transpose_a));
-  const auto layout = [&](CublasLt::Layout& to, DType dtype, int64_t rows, int64_t columns) {
-    return Check(library_->MatrixLayoutCreate(&to, TypeOf(dtype), static_cast<uint64_t>(columns),
-                                              static_cast<uint64_t>(rows), columns),
-                 "cublasLtMatrixLayoutCreate", shape);
-  };
-  const auto operand = [&](CublasLt::Layout& to, int64_t rows, int64_t columns, bool transposed) {
-    return transposed ? layout(to, shape.inputs, columns, rows)
-                      : layout(to, shape.inputs, rows, columns);
-  };
-  FOREBAY_RETURN_IF_ERROR(operand(plan.first, shape.k, shape.n, shape.transpose_b));
-  FOREBAY_RETURN_IF_ERROR(operand(plan.second, shape.m, shape.k, shape.transpose_a));
-  return layout(plan.result, shape.output, shape.m, shape.n);
+  FOREBAY_RETURN_IF_ERROR(layout(plan.first, shape.inputs, RowsOfB(shape)));
+  FOREBAY_RETURN_IF_ERROR(layout(plan.second, shape.inputs, RowsOfA(shape)));
+  return layout(plan.result, shape.output, RowsOfD(shape));
 }
 
-absl::StatusOr<const GpuMatmul::Plan*> GpuMatmul::PlanFor(const MatmulShape& shape) {
-  const std::lock_guard lock(mutex_);
-  if (const auto it = plans_.find(shape); it != plans_.end()) return it->second.get();
-  FOREBAY_RETURN_IF_ERROR(CheckShape(shape));
-  auto plan = std::make_unique<Plan>(library_);
-  FOREBAY_RETURN_IF_ERROR(Describe(shape, *plan));
+absl::Status GpuMatmul::Choose(const PlanKey& key, Plan& plan) const {
+  const MatmulShape& shape = key.shape;
   CublasLt::Preference preference = nullptr;
   FOREBAY_RETURN_IF_ERROR(Check(library_->MatmulPreferenceCreate(&preference),
                                 "cublasLtMatmulPreferenceCreate", shape));
-  const auto workspace_bytes = static_cast<uint64_t>(workspace_.size_bytes());
-  const uint32_t schemes = CublasLt::kReduceInOrder;
-  int status = library_->MatmulPreferenceSetAttribute(preference, CublasLt::kMostWorkspaceBytes,
-                                                      &workspace_bytes, sizeof(workspace_bytes));
-  if (status == CublasLt::kSuccess) {
-    status = library_->MatmulPreferenceSetAttribute(preference, CublasLt::kReductionSchemes,
-                                                    &schemes, sizeof(schemes));
-  }
+  int status = CublasLt::kSuccess;
+  const auto prefer = [&](int attribute, const auto& value) {
+    if (status != CublasLt::kSuccess) return;
+    status = library_->MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value));
+  };
+  prefer(CublasLt::kMostWorkspaceBytes, static_cast<uint64_t>(workspace_.size_bytes()));
+  prefer(CublasLt::kReductionSchemes, CublasLt::kReduceInOrder);
+  prefer(CublasLt::kAlignmentOfA, key.b_alignment);
+  prefer(CublasLt::kAlignmentOfB, key.a_alignment);
+  prefer(CublasLt::kAlignmentOfC, key.d_alignment);
+  prefer(CublasLt::kAlignmentOfD, key.d_alignment);
   int num_found = 0;
   if (status == CublasLt::kSuccess) {
-    status = library_->MatmulAlgoGetHeuristic(handle_, plan->desc, plan->first, plan->second,
-                                              plan->result, plan->result, preference, 1,
-                                              &plan->chosen, &num_found);
+    status =
+        library_->MatmulAlgoGetHeuristic(handle_, plan.desc, plan.first, plan.second, plan.result,
+                                         plan.result, preference, 1, &plan.chosen, &num_found);
   }
   library_->MatmulPreferenceDestroy(preference);
   FOREBAY_RETURN_IF_ERROR(Check(status, "cublasLtMatmulAlgoGetHeuristic", shape));
@@ -141,13 +175,33 @@ absl::StatusOr<const GpuMatmul::Plan*> GpuMatmul::PlanFor(const MatmulShape& sha
         "of compute capability 7.5 has none of bf16: use fp16",
         shape.m, shape.k, shape.k, shape.n, NameOf(shape.inputs)));
   }
-  return plans_.emplace(shape, std::move(plan)).first->second.get();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GpuMatmul::Plan*> GpuMatmul::PlanFor(const PlanKey& key, const void* bias) {
+  if (const auto it = plans_.find(key); it != plans_.end()) return it->second.get();
+  FOREBAY_RETURN_IF_ERROR(CheckShape(key.shape));
+  auto plan = std::make_unique<Plan>(library_);
+  FOREBAY_RETURN_IF_ERROR(Describe(key, bias, *plan));
+  FOREBAY_RETURN_IF_ERROR(Choose(key, *plan));
+  return plans_.emplace(key, std::move(plan)).first->second.get();
 }
 
 absl::Status GpuMatmul::Multiply(const MatmulShape& shape, const void* a, const void* b, void* d,
-                                 Stream& stream) {
+                                 Stream& stream, const void* bias) {
   return stream.Launch([&](void* native_stream) -> absl::Status {
-    FOREBAY_ASSIGN_OR_RETURN(const Plan* const plan, PlanFor(shape));
+    const PlanKey key = {.shape = shape,
+                         .a_alignment = AlignmentOf(a),
+                         .b_alignment = AlignmentOf(b),
+                         .d_alignment = AlignmentOf(d),
+                         .has_bias = bias != nullptr};
+    const std::lock_guard lock(mutex_);  // also of the bias, which a plan has one of
+    FOREBAY_ASSIGN_OR_RETURN(Plan* const plan, PlanFor(key, bias));
+    if (bias != nullptr) {
+      FOREBAY_RETURN_IF_ERROR(Check(
+          library_->MatmulDescSetAttribute(plan->desc, CublasLt::kBiasPointer, &bias, sizeof(bias)),
+          "cublasLtMatmulDescSetAttribute", shape));
+    }
     const float alpha = 1;
     const float beta = shape.accumulate ? 1 : 0;
     return Check(library_->Matmul(handle_, plan->desc, &alpha, b, plan->first, a, plan->second,

@@ -14,14 +14,18 @@
 
 namespace forebay {
 
-// d[m, n] = op(a) op(b), or d += op(a) op(b). All are row-major without gaps: op(a) is [m, k],
-// stored as that or, transposed, as [k, m]; op(b) is [k, n], stored as that or as [n, k].
+// d[m, n] = op(a) op(b), or d += op(a) op(b). All are row-major: op(a) is [m, k], stored as that
+// or, transposed, as [k, m]; op(b) is [k, n], stored as that or as [n, k].
 struct MatmulShape {
   int64_t m = 0;
   int64_t n = 0;
   int64_t k = 0;
   bool transpose_a = false;
   bool transpose_b = false;
+  // Elements between rows as stored; 0: rows without gaps.
+  int64_t lda = 0;
+  int64_t ldb = 0;
+  int64_t ldd = 0;
   DType inputs = DType::kBF16;
   DType output = DType::kBF16;  // or fp32
   bool accumulate = false;
@@ -45,23 +49,37 @@ class GpuMatmul {
   GpuMatmul(const GpuMatmul&) = delete;
   GpuMatmul& operator=(const GpuMatmul&) = delete;
 
-  // Enqueues the product on `stream`. Addresses are the device's, aligned to 16 bytes, and borrowed
-  // until the stream is through. UsageError: a size that is not above 0, or a type that is not one
-  // of them. EnvironmentError: the library has no algorithm for it, or it fails.
+  // Enqueues the product on `stream`. `bias` (nullptr: none) is added to every row of d: [n], of
+  // the output's type. Addresses are the device's, and borrowed until the stream is through; where
+  // they or distances between rows are no multiples of 16 bytes the product is right, and slower.
+  // UsageError: a size that is not above 0, rows that overlap, or a type that is not one of them.
+  // EnvironmentError: the library has no algorithm for it, or it fails.
   absl::Status Multiply(const MatmulShape& shape, const void* a, const void* b, void* d,
-                        Stream& stream);
+                        Stream& stream, const void* bias = nullptr);
 
  private:
   struct Plan;
+  // What an algorithm is chosen for. Alignments are bytes, 16 at most: so the bits of a product do
+  // not depend on where its operands happen to lie, as long as all are aligned.
+  struct PlanKey {
+    MatmulShape shape;
+    uint32_t a_alignment;
+    uint32_t b_alignment;
+    uint32_t d_alignment;
+    bool has_bias;
+
+    auto operator<=>(const PlanKey&) const = default;
+  };
   GpuMatmul(const CublasLt* library, CublasLt::Handle handle, DeviceBuffer workspace);
-  absl::StatusOr<const Plan*> PlanFor(const MatmulShape& shape);
-  absl::Status Describe(const MatmulShape& shape, Plan& plan) const;
+  absl::StatusOr<Plan*> PlanFor(const PlanKey& key, const void* bias);
+  absl::Status Describe(const PlanKey& key, const void* bias, Plan& plan) const;
+  absl::Status Choose(const PlanKey& key, Plan& plan) const;
 
   const CublasLt* const library_;
   const CublasLt::Handle handle_;
   const DeviceBuffer workspace_;
   std::mutex mutex_;
-  std::map<MatmulShape, std::unique_ptr<Plan>> plans_;
+  std::map<PlanKey, std::unique_ptr<Plan>> plans_;
 };
 
 }  // namespace forebay

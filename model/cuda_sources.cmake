@@ -9,3 +9,17 @@ if(FOREBAY_HAVE_CUDA)
   list(APPEND MODEL_cuda_SOURCES
     cuda/context.cc)
 endif()
+# Operators but attention
+if(FOREBAY_HAVE_CUDA)
+  list(APPEND MODEL_cuda_SOURCES
+    cuda/linear.cc
+    cuda/loss.cc)
+  list(APPEND MODEL_cuda_KERNELS
+    cuda/activations.cu
+    cuda/bias.cu
+    cuda/embedding.cu
+    cuda/loss_kernels.cu
+    cuda/norm.cu
+    cuda/norm_weights.cu
+    cuda/rope.cu)
+endif()
