@@ -10,3 +10,10 @@ if(FOREBAY_HAVE_CUDA)
 else()
   list(APPEND MODEL_cuda_SOURCES cuda_decoder/cuda_decoder_absent.cc)
 endif()
+# Attention
+if(FOREBAY_HAVE_CUDA)
+  list(APPEND MODEL_cuda_KERNELS
+    cuda/attention.cu
+    cuda/attention_simt_forward.cu
+    cuda/attention_tensor_forward.cu)
+endif()
