@@ -14,6 +14,9 @@ endif()
 if(FOREBAY_HAVE_CUDA)
   list(APPEND MODEL_cuda_KERNELS
     cuda/attention.cu
+    cuda/attention_output_dots.cu
+    cuda/attention_simt_backward.cu
     cuda/attention_simt_forward.cu
+    cuda/attention_tensor_backward.cu
     cuda/attention_tensor_forward.cu)
 endif()

@@ -5,7 +5,8 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/model/cuda/attention_kernels.h"
+#include "forebay/model/cuda/attention_backward.h"
+#include "forebay/model/cuda/attention_scratch.h"
 
 namespace forebay::cuda {
 namespace {
@@ -73,6 +74,35 @@ absl::Status AttentionForward(Context& context, const AttentionShape& shape, con
                               const void* k, const void* v, void* o, float* log_sum_exp) {
   FOREBAY_ASSIGN_OR_RETURN(const AttentionUnits units, UnitsFor(context, InputsOf(shape, q, k, v)));
   return AttentionForwardOn(units, context, shape, q, k, v, o, log_sum_exp);
+}
+
+absl::Status AttentionBackwardOn(AttentionUnits units, Context& context,
+                                 const AttentionShape& shape, const void* q, const void* k,
+                                 const void* v, const void* o, const float* log_sum_exp,
+                                 const void* d_o, void* dq, void* dk, void* dv) {
+  const AttentionInputs in = InputsOf(shape, q, k, v);
+  if (in.tokens == 0) return absl::OkStatus();
+  FOREBAY_CHECK(context.scratch().size_bytes() >= AttentionScratchBytes(in.tokens, in.heads));
+  auto* const output_dots = reinterpret_cast<float*>(context.scratch().address());
+  const AttentionGradients gradients = {d_o, log_sum_exp, output_dots, dq, dk, dv};
+  const DType dtype = context.dtype();
+  return context.stream().Launch([&](void* native_stream) {
+    const auto stream = static_cast<cudaStream_t>(native_stream);
+    const cudaError_t error = LaunchOutputDots(dtype, in, o, d_o, output_dots, stream);
+    if (error != cudaSuccess) return StatusOf(error, in);
+    return StatusOf(units == AttentionUnits::kTensorCores
+                        ? LaunchTensorBackward(dtype == DType::kF16, in, gradients, stream)
+                        : LaunchSimtBackward(dtype, in, gradients, stream),
+                    in);
+  });
+}
+
+absl::Status AttentionBackward(Context& context, const AttentionShape& shape, const void* q,
+                               const void* k, const void* v, const void* o,
+                               const float* log_sum_exp, const void* d_o, void* dq, void* dk,
+                               void* dv) {
+  FOREBAY_ASSIGN_OR_RETURN(const AttentionUnits units, UnitsFor(context, InputsOf(shape, q, k, v)));
+  return AttentionBackwardOn(units, context, shape, q, k, v, o, log_sum_exp, d_o, dq, dk, dv);
 }
 
 }  // namespace forebay::cuda

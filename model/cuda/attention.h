@@ -16,5 +16,9 @@ enum class AttentionUnits : uint8_t {
 absl::Status AttentionForwardOn(AttentionUnits units, Context& context, const AttentionShape& shape,
                                 const void* q, const void* k, const void* v, void* o,
                                 float* log_sum_exp);
+absl::Status AttentionBackwardOn(AttentionUnits units, Context& context,
+                                 const AttentionShape& shape, const void* q, const void* k,
+                                 const void* v, const void* o, const float* log_sum_exp,
+                                 const void* d_o, void* dq, void* dk, void* dv);
 
 }  // namespace forebay::cuda

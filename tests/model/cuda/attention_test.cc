@@ -40,7 +40,7 @@ struct Inputs {
   Floats q, k, v, d_o;
 };
 struct Outputs {
-  Floats o, log_sum_exp;
+  Floats o, log_sum_exp, dq, dk, dv;
 };
 
 // As a GPU has them: rounded to the type, so that only what attention rounds is an error.
@@ -147,14 +147,22 @@ Outputs Attend(Device* device, const Case& c, AttentionUnits units, DType dtype,
                                 .segment_begin = begin.As<int32_t>(),
                                 .segment_end = end.As<int32_t>()};
   const DeviceBuffer q = gpu.Elements(in.q), k = gpu.Elements(in.k), v = gpu.Elements(in.v);
-  const size_t num_rows = static_cast<size_t>(c.heads * c.tokens);
-  const DeviceBuffer o = gpu.Unwritten(in.q.size(), dtype);
+  const DeviceBuffer d_o = gpu.Elements(in.d_o);
+  const size_t of_queries = in.q.size(), of_keys = in.k.size();
+  const auto num_rows = static_cast<size_t>(c.heads * c.tokens);
+  const DeviceBuffer o = gpu.Unwritten(of_queries, dtype), dq = gpu.Unwritten(of_queries, dtype);
+  const DeviceBuffer dk = gpu.Unwritten(of_keys, dtype), dv = gpu.Unwritten(of_keys, dtype);
   const DeviceBuffer log_sum_exp = gpu.Unwritten(num_rows, DType::kF32);
-  const absl::Status status =
-      AttentionForwardOn(units, gpu.context(), shape, q.address(), k.address(), v.address(),
-                         o.address(), log_sum_exp.As<float>());
+  absl::Status status = AttentionForwardOn(units, gpu.context(), shape, q.address(), k.address(),
+                                           v.address(), o.address(), log_sum_exp.As<float>());
   EXPECT_TRUE(status.ok()) << status;
-  return {gpu.FromElements(o, in.q.size()), gpu.Floats32(log_sum_exp, num_rows)};
+  status = AttentionBackwardOn(units, gpu.context(), shape, q.address(), k.address(), v.address(),
+                               o.address(), log_sum_exp.As<float>(), d_o.address(), dq.address(),
+                               dk.address(), dv.address());
+  EXPECT_TRUE(status.ok()) << status;
+  return {gpu.FromElements(o, of_queries), gpu.Floats32(log_sum_exp, num_rows),
+          gpu.FromElements(dq, of_queries), gpu.FromElements(dk, of_keys),
+          gpu.FromElements(dv, of_keys)};
 }
 
 struct Variant {
@@ -187,6 +195,11 @@ TEST_P(CudaAttention, EqualsFloat64) {
       cpu::AttendInDouble(c.OnCpu(), ToDouble(in.q), ToDouble(in.k), ToDouble(in.v));
   EXPECT_LT(RelativeError(found.o, expected.o, 1.0), variant.o_tolerance);
   EXPECT_LT(RelativeError(found.log_sum_exp, expected.log_sum_exp, 1.0), 1e-6);
+  const cpu::ReferenceAttentionGradients gradients = cpu::AttendGradientsInDouble(
+      c.OnCpu(), ToDouble(in.q), ToDouble(in.k), ToDouble(in.v), ToDouble(in.d_o));
+  EXPECT_LT(RelativeError(found.dq, gradients.dq, 1.0), variant.gradient_tolerance);
+  EXPECT_LT(RelativeError(found.dk, gradients.dk, 1.0), variant.gradient_tolerance);
+  EXPECT_LT(RelativeError(found.dv, gradients.dv, 1.0), variant.gradient_tolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(
