@@ -14,6 +14,8 @@
 namespace forebay::cuda {
 
 constexpr int kSimtThreads = 128;
+// That a multiprocessor has registers for. Left to itself, nvcc spills some for one block more.
+constexpr int kSimtBlocks = 3;
 
 FOREBAY_DEVICE float ToFloat(float value) {
   return value;

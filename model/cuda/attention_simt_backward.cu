@@ -20,7 +20,7 @@ FOREBAY_DEVICE void CopyPair(float* to, const MatrixPair<T>& from, int head_dim,
 }
 
 template <typename T, int kDim, bool kOfKeys>
-__global__ void __launch_bounds__(kSimtThreads)
+__global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
     SimtBackwardKernel(const AttentionInputs in, const AttentionGradients g) {
   using Tiles = SimtTiles<kDim>;
   constexpr int kColumns = Tiles::kColumns;

@@ -52,7 +52,7 @@ struct SimtForwardState {
 };
 
 template <typename T, int kDim>
-__global__ void __launch_bounds__(kSimtThreads)
+__global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
     SimtForwardKernel(const AttentionInputs in, const AttentionResults out) {
   using Tiles = SimtTiles<kDim>;
   constexpr int kColumns = Tiles::kColumns;

@@ -11,9 +11,10 @@
 namespace forebay::cuda {
 namespace {
 
-template <int kDim>
+template <int kDim, bool kOfKeys>
 struct BackwardTiles {
-  static constexpr int kColumns = kDim <= 64 ? 64 : kDim <= 128 ? 32 : 16;
+  // As many as leave registers for the sums.
+  static constexpr int kColumns = kDim > 128 ? 16 : kDim > 64 || kOfKeys ? 32 : 64;
   static constexpr int kRowElems = kTensorRows * kStride<kDim>;
   static constexpr int kTile = kColumns * kStride<kDim>;
   static constexpr int kElems = 2 * kRowElems + 4 * kTile;
@@ -56,7 +57,7 @@ template <typename T, int kDim, bool kOfKeys>
 __global__ void __launch_bounds__(kTensorThreads)
     BackwardKernel(const AttentionInputs in, const AttentionGradients g) {
 #if FOREBAY_HAS_AMPERE
-  using Tiles = BackwardTiles<kDim>;
+  using Tiles = BackwardTiles<kDim, kOfKeys>;
   constexpr int kColumns = Tiles::kColumns;
   constexpr int kOut = kOutDims<kDim, kOfKeys>;
   FOREBAY_DYNAMIC_SHARED(T, row_pair);
@@ -151,7 +152,7 @@ cudaError_t Launch(const AttentionInputs& in, const AttentionGradients& gradient
   const dim3 grid((in.tokens + kTensorRows - 1) / kTensorRows, kOfKeys ? in.kv_heads : in.heads,
                   (in.head_dim + kOutDims<kDim, kOfKeys> - 1) / kOutDims<kDim, kOfKeys>);
   return LaunchKernel(&BackwardKernel<T, kDim, kOfKeys>, grid, dim3(kTensorThreads),
-                      BackwardTiles<kDim>::kElems * sizeof(T), stream, in, gradients);
+                      BackwardTiles<kDim, kOfKeys>::kElems * sizeof(T), stream, in, gradients);
 }
 
 }  // namespace
