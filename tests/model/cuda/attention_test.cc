@@ -210,22 +210,32 @@ TEST_P(CudaAttention, EqualsFloat64) {
   EXPECT_LT(RelativeError(found.dv, gradients.dv, 1.0), variant.gradient_tolerance);
 }
 
+const Case kManySegments = {"GroupedQueriesAndManySegments", 150, 6, 2, 64, 0,
+                            {{0, 70}, {70, 9}, {79, 71}}};
+const Case kPadding = {"PaddingBetweenAndAfter", 150, 2, 1, 80, 0, {{3, 20}, {30, 41}, {100, 34}}};
+const Case kNotAligned = {"PairsThatAreNotAligned", 90, 2, 2, 70, 0, {{0, 33}, {33, 50}}};
+const Case kWidest = {"WidestHeads", 70, 2, 1, 256, 0, {{0, 40}, {40, 27}}};
+
+std::string NameOfTest(const testing::TestParamInfo<std::tuple<Case, Variant>>& test) {
+  return std::get<0>(test.param).name + std::get<1>(test.param).name;
+}
 INSTANTIATE_TEST_SUITE_P(
     Shapes, CudaAttention,
     testing::Combine(
-        testing::Values(
-            Case{"OneToken", 1, 2, 1, 8, 0, {{0, 1}}}, Case{"NoSegment", 5, 2, 1, 8, 0, {}},
-            Case{"NarrowHeads", 70, 3, 1, 4, 0, {{0, 70}}},
-            Case{"GroupedQueriesAndManySegments", 150, 6, 2, 64, 0, {{0, 70}, {70, 9}, {79, 71}}},
-            Case{"PaddingBetweenAndAfter", 150, 2, 1, 80, 0, {{3, 20}, {30, 41}, {100, 34}}},
-            Case{"PairsThatAreNotAligned", 90, 2, 2, 70, 0, {{0, 33}, {33, 50}}},
-            Case{"WindowWithinATile", 140, 2, 2, 16, 17, {{0, 90}, {90, 50}}},
-            Case{"WindowAcrossTiles", 200, 1, 1, 96, 100, {{0, 199}}},
-            Case{"WindowOfOneToken", 66, 2, 1, 8, 1, {{0, 66}}},
-            Case{"WideHeads", 130, 1, 1, 128, 0, {{0, 130}}},
-            Case{"WidestHeads", 70, 2, 1, 256, 0, {{0, 40}, {40, 27}}}),
-        testing::Values(kFp32, kBf16, kFp16, kBf16Simt, kFp16Simt)),
-    [](const auto& test) { return std::get<0>(test.param).name + std::get<1>(test.param).name; });
+        testing::Values(Case{"OneToken", 1, 2, 1, 8, 0, {{0, 1}}},
+                        Case{"NoSegment", 5, 2, 1, 8, 0, {}},
+                        Case{"NarrowHeads", 70, 3, 1, 4, 0, {{0, 70}}}, kManySegments, kPadding,
+                        kNotAligned, kWidest,
+                        Case{"WindowWithinATile", 140, 2, 2, 16, 17, {{0, 90}, {90, 50}}},
+                        Case{"WindowAcrossTiles", 200, 1, 1, 96, 100, {{0, 199}}},
+                        Case{"WindowOfOneToken", 66, 2, 1, 8, 1, {{0, 66}}},
+                        Case{"WideHeads", 130, 1, 1, 128, 0, {{0, 130}}}),
+        testing::Values(kFp32, kBf16)),
+    NameOfTest);
+INSTANTIATE_TEST_SUITE_P(OtherTypes, CudaAttention,
+                         testing::Combine(testing::Values(kPadding, kNotAligned, kWidest),
+                                          testing::Values(kFp16, kBf16Simt, kFp16Simt)),
+                         NameOfTest);
 
 class CudaAttentionOperator : public CudaAttention {};
 
