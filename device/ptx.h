@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -103,6 +104,21 @@ FOREBAY_DEVICE void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], const ui
 #endif
 }
 
+// The same of fp16.
+FOREBAY_DEVICE void MultiplyFp16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifndef __CUDACC__
+  emulation::MultiplyFp16(d, a, b);
+#elif FOREBAY_HAS_AMPERE
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  __trap();  // Turing has only the half of it, m16n8k8
+#endif
+}
+
 // Two floats as two bf16, the first in the low half: to nearest, ties to even.
 FOREBAY_DEVICE uint32_t PackBf16(float low, float high) {
 #ifdef __CUDACC__
@@ -110,6 +126,15 @@ FOREBAY_DEVICE uint32_t PackBf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 #else
   return static_cast<uint32_t>(emulation::BitsOf(__floats2bfloat162_rn(low, high)));
+#endif
+}
+// The same as two fp16; what is beyond their range becomes infinite.
+FOREBAY_DEVICE uint32_t PackFp16(float low, float high) {
+#ifdef __CUDACC__
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+#else
+  return static_cast<uint32_t>(emulation::BitsOf(__floats2half2_rn(low, high)));
 #endif
 }
 

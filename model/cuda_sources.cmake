@@ -23,3 +23,13 @@ if(FOREBAY_HAVE_CUDA)
     cuda/norm_weights.cu
     cuda/rope.cu)
 endif()
+# Attention
+if(FOREBAY_HAVE_CUDA)
+  list(APPEND MODEL_cuda_KERNELS
+    cuda/attention.cu
+    cuda/attention_output_dots.cu
+    cuda/attention_simt_backward.cu
+    cuda/attention_simt_forward.cu
+    cuda/attention_tensor_backward.cu
+    cuda/attention_tensor_forward.cu)
+endif()

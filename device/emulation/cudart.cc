@@ -89,6 +89,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->warpSize = 32;
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device != 0 || attribute != cudaDevAttrComputeCapabilityMajor) {
+    return Give(cudaErrorInvalidValue);
+  }
+  *value = forebay::emulation::kCapabilityMajor;
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() {
   return std::exchange(forebay::emulation::last_error, cudaSuccess);
 }

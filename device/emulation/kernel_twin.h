@@ -69,6 +69,7 @@ void AwaitAsyncCopies(int most_pending);
 // ldmatrix and mma, as ptx.h has them.
 void LoadMatrices(uint32_t (&to)[4], const void* row, bool transposed);
 void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+void MultiplyFp16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
 // Work of a library, which has the GPU's memory while it runs.
 void EnqueueWork(cudaStream_t stream, std::function<void()> work);

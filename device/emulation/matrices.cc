@@ -1,4 +1,6 @@
 // Operations of a warp on matrices (ptx.h).
+#include <cuda_fp16.h>
+
 #include <bit>
 #include <cstring>
 
@@ -38,10 +40,14 @@ struct Fragments {
   float d[4];
 };
 
-float HalfOf(uint32_t pair, int half) {
+float Bf16Of(uint32_t pair, int half) {
   return std::bit_cast<float>((pair >> (16 * half) & 0xffffu) << 16);
 }
+float Fp16Of(uint32_t pair, int half) {
+  return __half2float(__half_raw{static_cast<uint16_t>(pair >> (16 * half))});
+}
 
+template <float (*kElementOf)(uint32_t pair, int half)>
 void CompleteMultiply(void* const* of_lanes, uint32_t /*mask*/) {
   float a[16][16];
   float b[16][8];
@@ -51,8 +57,8 @@ void CompleteMultiply(void* const* of_lanes, uint32_t /*mask*/) {
     const int t = lane % 4;
     for (int i = 0; i < 2; ++i) {
       for (int q = 0; q < 4; ++q)
-        a[g + 8 * (q % 2)][2 * t + 8 * (q / 2) + i] = HalfOf(from.a[q], i);
-      for (int q = 0; q < 2; ++q) b[2 * t + 8 * q + i][g] = HalfOf(from.b[q], i);
+        a[g + 8 * (q % 2)][2 * t + 8 * (q / 2) + i] = kElementOf(from.a[q], i);
+      for (int q = 0; q < 2; ++q) b[2 * t + 8 * q + i][g] = kElementOf(from.b[q], i);
     }
   }
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -67,6 +73,16 @@ void CompleteMultiply(void* const* of_lanes, uint32_t /*mask*/) {
   }
 }
 
+void Multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Complete complete) {
+  Fragments fragments = {};
+  std::memcpy(fragments.a, a, sizeof(a));
+  std::memcpy(fragments.b, b, sizeof(b));
+  std::memcpy(fragments.d, d, sizeof(d));
+  Meet(kWholeWarp, "mma.m16n8k16", &fragments, complete, /*orders_memory=*/false,
+       {__FILE__, __LINE__});
+  std::memcpy(d, fragments.d, sizeof(d));
+}
+
 }  // namespace
 
 void LoadMatrices(uint32_t (&to)[4], const void* row, bool transposed) {
@@ -79,13 +95,11 @@ void LoadMatrices(uint32_t (&to)[4], const void* row, bool transposed) {
 }
 
 void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  Fragments fragments = {};
-  std::memcpy(fragments.a, a, sizeof(a));
-  std::memcpy(fragments.b, b, sizeof(b));
-  std::memcpy(fragments.d, d, sizeof(d));
-  Meet(kWholeWarp, "mma.m16n8k16", &fragments, &CompleteMultiply, /*orders_memory=*/false,
-       {__FILE__, __LINE__});
-  std::memcpy(d, fragments.d, sizeof(d));
+  Multiply(d, a, b, &CompleteMultiply<&Bf16Of>);
+}
+
+void MultiplyFp16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  Multiply(d, a, b, &CompleteMultiply<&Fp16Of>);
 }
 
 }  // namespace forebay::emulation

@@ -1,8 +1,10 @@
 // The wrappers of PTX against plain loops: on a GPU that shows whether the layouts of fragments are
 // the hardware's.
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <type_traits>
 #include <vector>
 
 #include "forebay/tests/device/ptx_kernels.h"
@@ -45,37 +47,49 @@ class PtxTest : public testing::Test {
     return values;
   }
   // Small whole numbers, whose sums are exact in any order.
-  static std::vector<__nv_bfloat16> Numbers(size_t num_elems, int factor) {
-    std::vector<__nv_bfloat16> numbers;
+  template <typename T = __nv_bfloat16>
+  static std::vector<T> Numbers(size_t num_elems, int factor) {
+    std::vector<T> numbers;
     for (size_t i = 0; i < num_elems; ++i) {
-      numbers.push_back(
-          __float2bfloat16_rn(static_cast<float>(static_cast<int>(i) * factor % 13 - 6)));
+      const auto number = static_cast<float>(static_cast<int>(i) * factor % 13 - 6);
+      if constexpr (std::is_same_v<T, __half>) {
+        numbers.push_back(__float2half_rn(number));
+      } else {
+        numbers.push_back(__float2bfloat16_rn(number));
+      }
     }
     return numbers;
   }
+  static float ToFloat(__nv_bfloat16 value) { return __bfloat162float(value); }
+  static float ToFloat(__half value) { return __half2float(value); }
   static unsigned BitsOf(__nv_bfloat16 value) { return static_cast<__nv_bfloat16_raw>(value).x; }
+  template <typename T>
+  void ExpectProduct() {
+    const auto a = Numbers<T>(16 * 16, 5);
+    const auto b = Numbers<T>(16 * 8, 7);
+    std::vector<float> c(16 * 8);
+    for (size_t i = 0; i < c.size(); ++i) c[i] = static_cast<float>(i);
+    float* const on_device = ToDevice(c);
+    ASSERT_EQ(ptx_kernels::Multiply(on_device, ToDevice(a), ToDevice(b), stream_), cudaSuccess);
+    const std::vector<float> found = FromDevice(on_device, c.size());
+    for (size_t row = 0; row < 16; ++row) {
+      for (size_t column = 0; column < 8; ++column) {
+        float expected = c[row * 8 + column];
+        for (size_t k = 0; k < 16; ++k) {
+          expected += ToFloat(a[row * 16 + k]) * ToFloat(b[k * 8 + column]);
+        }
+        EXPECT_EQ(found[row * 8 + column], expected) << row << ", " << column;
+      }
+    }
+  }
 
   cudaStream_t stream_ = nullptr;
   std::vector<void*> memory_;
 };
 
 TEST_F(PtxTest, MultiplyIsThatOfMatrices) {
-  const auto a = Numbers(16 * 16, 5);
-  const auto b = Numbers(16 * 8, 7);
-  std::vector<float> c(16 * 8);
-  for (size_t i = 0; i < c.size(); ++i) c[i] = static_cast<float>(i);
-  float* const on_device = ToDevice(c);
-  ASSERT_EQ(ptx_kernels::Multiply(on_device, ToDevice(a), ToDevice(b), stream_), cudaSuccess);
-  const std::vector<float> found = FromDevice(on_device, c.size());
-  for (size_t row = 0; row < 16; ++row) {
-    for (size_t column = 0; column < 8; ++column) {
-      float expected = c[row * 8 + column];
-      for (size_t k = 0; k < 16; ++k) {
-        expected += __bfloat162float(a[row * 16 + k]) * __bfloat162float(b[k * 8 + column]);
-      }
-      EXPECT_EQ(found[row * 8 + column], expected) << row << ", " << column;
-    }
-  }
+  ExpectProduct<__nv_bfloat16>();
+  ExpectProduct<__half>();
 }
 
 TEST_F(PtxTest, LoadGivesEachLaneItsElements) {
@@ -105,10 +119,23 @@ TEST_F(PtxTest, PackRoundsToEven) {
   values[1] = 1.01171875f;  // half way to the one behind that
   values[3] = -0.0f;
   unsigned* const to = ToDevice(std::vector<unsigned>(32));
-  ASSERT_EQ(ptx_kernels::Pack(to, ToDevice(values), stream_), cudaSuccess);
+  ASSERT_EQ(ptx_kernels::Pack(to, ToDevice(values), /*fp16=*/false, stream_), cudaSuccess);
   const std::vector<unsigned> found = FromDevice(to, 32);
   EXPECT_EQ(found[0], 0x3f823f80u);
   EXPECT_EQ(found[1], 0x80003f80u);
+}
+
+TEST_F(PtxTest, PackRoundsFp16ToEven) {
+  std::vector<float> values(64, 1.0f);
+  values[0] = 1.00048828125f;  // half way between 1 and the next: to 1
+  values[1] = 1.00146484375f;  // half way to the one behind that
+  values[2] = 65520.0f;        // half way between the largest and what is beyond
+  values[3] = -0x1p-24f;       // the least that is not zero
+  unsigned* const to = ToDevice(std::vector<unsigned>(32));
+  ASSERT_EQ(ptx_kernels::Pack(to, ToDevice(values), /*fp16=*/true, stream_), cudaSuccess);
+  const std::vector<unsigned> found = FromDevice(to, 32);
+  EXPECT_EQ(found[0], 0x3c023c00u);
+  EXPECT_EQ(found[1], 0x80017c00u);
 }
 
 }  // namespace
