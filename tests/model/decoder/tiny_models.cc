@@ -59,6 +59,7 @@ const std::map<std::string, std::string>& Configs() {
 
 double RoundTo(DType dtype, double value) {
   const float single = static_cast<float>(value);
+  if (dtype == DType::kF16) return Fp16ToFloat(FloatToFp16(single));
   return dtype == DType::kF32 ? single : Bf16ToFloat(FloatToBf16(single));
 }
 
@@ -75,9 +76,9 @@ MemorySource::MemorySource(const Inventory& inventory, const reference::NamedTen
     std::byte* const out = layers_[tensor.layer].data() + tensor.offset_elems * SizeOf(dtype);
     for (size_t i = 0; i < values.size(); ++i) {
       const float value = static_cast<float>(values[i]);
-      const uint16_t half = FloatToBf16(value);
+      const uint16_t half = dtype == DType::kF16 ? FloatToFp16(value) : FloatToBf16(value);
       if (dtype == DType::kF32) std::memcpy(out + 4 * i, &value, 4);
-      if (dtype == DType::kBF16) std::memcpy(out + 2 * i, &half, 2);
+      if (dtype != DType::kF32) std::memcpy(out + 2 * i, &half, 2);
     }
   }
 }
