@@ -21,12 +21,14 @@ from forebay_data import packed_file  # noqa: E402
 
 
 class Forebay:
-    """The program under test, with the calls that the comparisons make."""
+    """The program under test, with the calls that the comparisons make. Trains on FOREBAY_DEVICE, where that is set."""
 
     def __init__(self, binary):
         self.binary = binary
 
     def run(self, *arguments, check=True, timeout=1200, **settings):
+        if arguments[0] == "train" and "FOREBAY_DEVICE" in os.environ:
+            settings.setdefault("device", os.environ["FOREBAY_DEVICE"])
         command = [self.binary, *arguments]
         command += [f"--{key}={value}" for key, value in settings.items()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
