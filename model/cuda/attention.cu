@@ -11,7 +11,12 @@
 namespace forebay::cuda {
 namespace {
 
-AttentionInputs InputsOf(const AttentionShape& shape, const void* q, const void* k, const void* v) {
+using attention::AttentionGradients;
+using attention::AttentionInputs;
+using attention::AttentionResults;
+
+AttentionInputs AttentionInputsOf(const AttentionShape& shape, const void* q, const void* k,
+                                  const void* v) {
   FOREBAY_CHECK(shape.tokens >= 0 && shape.tokens < int64_t{1} << 30);
   FOREBAY_CHECK(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0 && shape.heads < 1 << 16);
   FOREBAY_CHECK(shape.head_dim > 0 && shape.head_dim <= 256 && shape.head_dim % 2 == 0);
@@ -29,7 +34,7 @@ AttentionInputs InputsOf(const AttentionShape& shape, const void* q, const void*
           .v = v};
 }
 
-absl::Status StatusOf(cudaError_t error, const AttentionInputs& in) {
+absl::Status AttentionStatus(cudaError_t error, const AttentionInputs& in) {
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();  // which the runtime keeps for the next caller to stumble over
   return EnvironmentError("attention of " + std::to_string(in.tokens) + " tokens, " +
@@ -38,7 +43,7 @@ absl::Status StatusOf(cudaError_t error, const AttentionInputs& in) {
                           ". Look at 'nvidia-smi', or run without the GPU");
 }
 
-absl::StatusOr<AttentionUnits> UnitsFor(Context& context, const AttentionInputs& in) {
+absl::StatusOr<AttentionUnits> AttentionUnitsFor(Context& context, const AttentionInputs& in) {
   if (context.dtype() == DType::kF32) return AttentionUnits::kSimt;
   int major = 0;
   FOREBAY_RETURN_IF_ERROR(context.stream().Launch([&](void* /*stream*/) {
@@ -47,7 +52,7 @@ absl::StatusOr<AttentionUnits> UnitsFor(Context& context, const AttentionInputs&
     if (error == cudaSuccess) {
       error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     }
-    return StatusOf(error, in);
+    return AttentionStatus(error, in);
   }));
   return major >= 8 ? AttentionUnits::kTensorCores : AttentionUnits::kSimt;
 }
@@ -57,22 +62,24 @@ absl::StatusOr<AttentionUnits> UnitsFor(Context& context, const AttentionInputs&
 absl::Status AttentionForwardOn(AttentionUnits units, Context& context, const AttentionShape& shape,
                                 const void* q, const void* k, const void* v, void* o,
                                 float* log_sum_exp) {
-  const AttentionInputs in = InputsOf(shape, q, k, v);
+  const AttentionInputs in = AttentionInputsOf(shape, q, k, v);
   const AttentionResults out = {o, log_sum_exp};
   if (in.tokens == 0) return absl::OkStatus();
   const DType dtype = context.dtype();
   return context.stream().Launch([&](void* native_stream) {
     const auto stream = static_cast<cudaStream_t>(native_stream);
-    return StatusOf(units == AttentionUnits::kTensorCores
-                        ? LaunchTensorForward(dtype == DType::kF16, in, out, stream)
-                        : LaunchSimtForward(dtype, in, out, stream),
-                    in);
+    return AttentionStatus(
+        units == AttentionUnits::kTensorCores
+            ? attention::LaunchTensorForward(dtype == DType::kF16, in, out, stream)
+            : attention::LaunchSimtForward(dtype, in, out, stream),
+        in);
   });
 }
 
 absl::Status AttentionForward(Context& context, const AttentionShape& shape, const void* q,
                               const void* k, const void* v, void* o, float* log_sum_exp) {
-  FOREBAY_ASSIGN_OR_RETURN(const AttentionUnits units, UnitsFor(context, InputsOf(shape, q, k, v)));
+  FOREBAY_ASSIGN_OR_RETURN(const AttentionUnits units,
+                           AttentionUnitsFor(context, AttentionInputsOf(shape, q, k, v)));
   return AttentionForwardOn(units, context, shape, q, k, v, o, log_sum_exp);
 }
 
@@ -80,7 +87,7 @@ absl::Status AttentionBackwardOn(AttentionUnits units, Context& context,
                                  const AttentionShape& shape, const void* q, const void* k,
                                  const void* v, const void* o, const float* log_sum_exp,
                                  const void* d_o, void* dq, void* dk, void* dv) {
-  const AttentionInputs in = InputsOf(shape, q, k, v);
+  const AttentionInputs in = AttentionInputsOf(shape, q, k, v);
   if (in.tokens == 0) return absl::OkStatus();
   FOREBAY_CHECK(context.scratch().size_bytes() >= AttentionScratchBytes(in.tokens, in.heads));
   auto* const output_dots = reinterpret_cast<float*>(context.scratch().address());
@@ -88,12 +95,13 @@ absl::Status AttentionBackwardOn(AttentionUnits units, Context& context,
   const DType dtype = context.dtype();
   return context.stream().Launch([&](void* native_stream) {
     const auto stream = static_cast<cudaStream_t>(native_stream);
-    const cudaError_t error = LaunchOutputDots(dtype, in, o, d_o, output_dots, stream);
-    if (error != cudaSuccess) return StatusOf(error, in);
-    return StatusOf(units == AttentionUnits::kTensorCores
-                        ? LaunchTensorBackward(dtype == DType::kF16, in, gradients, stream)
-                        : LaunchSimtBackward(dtype, in, gradients, stream),
-                    in);
+    const cudaError_t error = attention::LaunchOutputDots(dtype, in, o, d_o, output_dots, stream);
+    if (error != cudaSuccess) return AttentionStatus(error, in);
+    return AttentionStatus(
+        units == AttentionUnits::kTensorCores
+            ? attention::LaunchTensorBackward(dtype == DType::kF16, in, gradients, stream)
+            : attention::LaunchSimtBackward(dtype, in, gradients, stream),
+        in);
   });
 }
 
@@ -101,7 +109,8 @@ absl::Status AttentionBackward(Context& context, const AttentionShape& shape, co
                                const void* k, const void* v, const void* o,
                                const float* log_sum_exp, const void* d_o, void* dq, void* dk,
                                void* dv) {
-  FOREBAY_ASSIGN_OR_RETURN(const AttentionUnits units, UnitsFor(context, InputsOf(shape, q, k, v)));
+  FOREBAY_ASSIGN_OR_RETURN(const AttentionUnits units,
+                           AttentionUnitsFor(context, AttentionInputsOf(shape, q, k, v)));
   return AttentionBackwardOn(units, context, shape, q, k, v, o, log_sum_exp, d_o, dq, dk, dv);
 }
 

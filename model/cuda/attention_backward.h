@@ -6,7 +6,7 @@
 #include "forebay/base/dtype.h"
 #include "forebay/model/cuda/attention_kernels.h"
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 
 struct AttentionGradients {
   const void* d_o;           // [tokens, heads, head_dim]
@@ -57,4 +57,4 @@ cudaError_t LaunchTensorBackward(bool fp16, const AttentionInputs& in,
 cudaError_t LaunchSimtBackward(DType dtype, const AttentionInputs& in,
                                const AttentionGradients& gradients, cudaStream_t stream);
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention

@@ -19,7 +19,7 @@
 #define FOREBAY_UNROLL
 #endif
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 
 struct AttentionInputs {
   int tokens, heads, kv_heads, head_dim;
@@ -101,4 +101,4 @@ cudaError_t LaunchTensorForward(bool fp16, const AttentionInputs& in, const Atte
 cudaError_t LaunchSimtForward(DType dtype, const AttentionInputs& in, const AttentionResults& out,
                               cudaStream_t stream);
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention

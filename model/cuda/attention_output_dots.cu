@@ -2,7 +2,7 @@
 #include "forebay/model/cuda/attention_backward.h"
 #include "forebay/model/cuda/attention_simt.h"
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 namespace {
 
 template <typename T>
@@ -40,4 +40,4 @@ cudaError_t LaunchOutputDots(DType dtype, const AttentionInputs& in, const void*
   return launch(0.0f);
 }
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention

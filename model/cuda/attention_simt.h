@@ -11,7 +11,7 @@
 
 #include "forebay/model/cuda/attention_kernels.h"
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 
 constexpr int kSimtThreads = 128;
 // That a multiprocessor has registers for. Left to itself, nvcc spills some for one block more.
@@ -130,4 +130,4 @@ cudaError_t ForSimtKernel(DType dtype, int head_dim, const Launch& launch) {
   return for_type(0.0f);
 }
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention

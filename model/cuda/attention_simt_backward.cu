@@ -3,7 +3,7 @@
 #include "forebay/model/cuda/attention_backward.h"
 #include "forebay/model/cuda/attention_simt.h"
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 namespace {
 
 template <int kDim>
@@ -12,8 +12,8 @@ constexpr int kBackwardFloats =
     2 * SimtTiles<kDim>::kRows* SimtTiles<kDim>::kColumns;
 
 template <int kDim, int kRows, typename T>
-FOREBAY_DEVICE void CopyPair(float* to, const MatrixPair<T>& from, int head_dim, int first,
-                             Range there) {
+FOREBAY_DEVICE void CopyFloatPair(float* to, const MatrixPair<T>& from, int head_dim, int first,
+                                  Range there) {
   CopyFloats<kDim, kRows>(to, from.scored, from.row_stride, head_dim, first, there);
   CopyFloats<kDim, kRows>(to + kRows * SimtTiles<kDim>::kStride, from.other, from.row_stride,
                           head_dim, first, there);
@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
   const Range all = ColumnsAround<kOfKeys>(in, first_row, Tiles::kRows);
   const Range seen = ColumnsAround<kOfKeys>(in, warp_row, Tiles::kWarpRows);
 
-  CopyPair<kDim, Tiles::kRows>(row_pair,
-                               kOfKeys ? KeyPair<T>(in, row_head) : QueryPair<T>(in, g, row_head),
-                               in.head_dim, first_row, {0, in.tokens});
+  CopyFloatPair<kDim, Tiles::kRows>(
+      row_pair, kOfKeys ? KeyPair<T>(in, row_head) : QueryPair<T>(in, g, row_head), in.head_dim,
+      first_row, {0, in.tokens});
   const float* const rows = row_pair + (in_block + lane_row) * Tiles::kStride;
   float sums[Tiles::kWarpRows][Tiles::kLaneDims] = {};                      // dq or dk
   float value_sums[kOfKeys ? Tiles::kWarpRows : 1][Tiles::kLaneDims] = {};  // dv
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
     const int head = kOfKeys ? row_head * group + member : row_head;
     for (int first = all.begin / kColumns * kColumns; first < all.end; first += kColumns) {
       __syncthreads();  // nobody reads the tiles before these any more
-      CopyPair<kDim, kColumns>(
+      CopyFloatPair<kDim, kColumns>(
           scored, kOfKeys ? QueryPair<T>(in, g, head) : KeyPair<T>(in, row_head / group),
           in.head_dim, first, all);
       __syncthreads();
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
 }
 
 template <typename T, int kDim, bool kOfKeys>
-cudaError_t Launch(const AttentionInputs& in, const AttentionGradients& gradients,
-                   cudaStream_t stream) {
+cudaError_t LaunchSimtKernel(const AttentionInputs& in, const AttentionGradients& gradients,
+                             cudaStream_t stream) {
   const dim3 grid((in.tokens + SimtTiles<kDim>::kRows - 1) / SimtTiles<kDim>::kRows,
                   kOfKeys ? in.kv_heads : in.heads);
   return LaunchKernel(&SimtBackwardKernel<T, kDim, kOfKeys>, grid, dim3(kSimtThreads),
@@ -108,9 +108,9 @@ cudaError_t LaunchSimtBackward(DType dtype, const AttentionInputs& in,
   return ForSimtKernel(dtype, in.head_dim, [&](auto element, auto dim) {
     using T = decltype(element);
     constexpr int kDim = decltype(dim)::value;
-    const cudaError_t error = Launch<T, kDim, false>(in, gradients, stream);
-    return error != cudaSuccess ? error : Launch<T, kDim, true>(in, gradients, stream);
+    const cudaError_t error = LaunchSimtKernel<T, kDim, false>(in, gradients, stream);
+    return error != cudaSuccess ? error : LaunchSimtKernel<T, kDim, true>(in, gradients, stream);
   });
 }
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention

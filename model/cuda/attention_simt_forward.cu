@@ -1,7 +1,7 @@
 // Attention's forward pass without tensor cores.
 #include "forebay/model/cuda/attention_simt.h"
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 namespace {
 
 template <int kDim>
@@ -138,4 +138,4 @@ cudaError_t LaunchSimtForward(DType dtype, const AttentionInputs& in, const Atte
   });
 }
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention

@@ -8,13 +8,12 @@
 #include "forebay/model/cuda/attention_backward.h"
 #include "forebay/model/cuda/attention_tensor_cores.h"
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 namespace {
 
-template <int kDim, bool kOfKeys>
+template <int kDim>
 struct BackwardTiles {
-  // As many as leave registers for the sums.
-  static constexpr int kColumns = kDim > 128 ? 16 : kDim > 64 || kOfKeys ? 32 : 64;
+  static constexpr int kColumns = kDim <= 128 ? 32 : 16;
   static constexpr int kRowElems = kTensorRows * kStride<kDim>;
   static constexpr int kTile = kColumns * kStride<kDim>;
   static constexpr int kElems = 2 * kRowElems + 4 * kTile;
@@ -57,7 +56,7 @@ template <typename T, int kDim, bool kOfKeys>
 __global__ void __launch_bounds__(kTensorThreads)
     BackwardKernel(const AttentionInputs in, const AttentionGradients g) {
 #if FOREBAY_HAS_AMPERE
-  using Tiles = BackwardTiles<kDim, kOfKeys>;
+  using Tiles = BackwardTiles<kDim>;
   constexpr int kColumns = Tiles::kColumns;
   constexpr int kOut = kOutDims<kDim, kOfKeys>;
   FOREBAY_DYNAMIC_SHARED(T, row_pair);
@@ -147,12 +146,12 @@ __global__ void __launch_bounds__(kTensorThreads)
 }
 
 template <typename T, int kDim, bool kOfKeys>
-cudaError_t Launch(const AttentionInputs& in, const AttentionGradients& gradients,
-                   cudaStream_t stream) {
+cudaError_t LaunchTensorKernel(const AttentionInputs& in, const AttentionGradients& gradients,
+                               cudaStream_t stream) {
   const dim3 grid((in.tokens + kTensorRows - 1) / kTensorRows, kOfKeys ? in.kv_heads : in.heads,
                   (in.head_dim + kOutDims<kDim, kOfKeys> - 1) / kOutDims<kDim, kOfKeys>);
   return LaunchKernel(&BackwardKernel<T, kDim, kOfKeys>, grid, dim3(kTensorThreads),
-                      BackwardTiles<kDim, kOfKeys>::kElems * sizeof(T), stream, in, gradients);
+                      BackwardTiles<kDim>::kElems * sizeof(T), stream, in, gradients);
 }
 
 }  // namespace
@@ -162,9 +161,9 @@ cudaError_t LaunchTensorBackward(bool fp16, const AttentionInputs& in,
   return ForTensorKernel(fp16, in.head_dim, [&](auto element, auto dim) {
     using T = decltype(element);
     constexpr int kDim = decltype(dim)::value;
-    const cudaError_t error = Launch<T, kDim, false>(in, gradients, stream);
-    return error != cudaSuccess ? error : Launch<T, kDim, true>(in, gradients, stream);
+    const cudaError_t error = LaunchTensorKernel<T, kDim, false>(in, gradients, stream);
+    return error != cudaSuccess ? error : LaunchTensorKernel<T, kDim, true>(in, gradients, stream);
   });
 }
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention

@@ -11,7 +11,7 @@
 
 #include "forebay/model/cuda/attention_kernels.h"
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 
 constexpr int kTensorThreads = 128;
 constexpr int kTensorRows = 64;  // of a block; of each of its warps:
@@ -146,4 +146,4 @@ cudaError_t ForTensorKernel(bool fp16, int head_dim, const Launch& launch) {
   return fp16 ? for_type(__half()) : for_type(__nv_bfloat16());
 }
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention

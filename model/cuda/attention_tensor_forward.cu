@@ -3,15 +3,19 @@
 // one is computed.
 #include "forebay/model/cuda/attention_tensor_cores.h"
 
-namespace forebay::cuda {
+namespace forebay::cuda::attention {
 namespace {
 
 template <int kDim>
 struct ForwardTiles {
-  static constexpr int kColumns = kDim <= 128 ? 64 : 32;
-  static constexpr int kQueries = kTensorRows * kStride<kDim>;  // elements
-  static constexpr int kTile = kColumns * kStride<kDim>;
-  static constexpr int kElems = kQueries + 4 * kTile;
+  static constexpr int kColumns = kDim <= 80 ? 64 : 32;
+  static constexpr int kTile = kColumns * kStride<kDim>;  // elements
+  // Where there are registers enough the queries are read from shared memory once, and what they
+  // lay in is then that of the second pair of tiles.
+  static constexpr bool kQueriesStay = kDim <= 128;
+  static constexpr int kQueries = kQueriesStay ? 2 * kTile : 4 * kTile;  // where they lie
+  static constexpr int kElems = kQueriesStay ? 4 * kTile : kQueries + kTensorRows * kStride<kDim>;
+  static_assert(!kQueriesStay || 2 * kColumns >= kTensorRows);
 };
 
 // The softmax of two rows as far as it has come (Milakov & Gimelshein 2018), in powers of two.
@@ -60,10 +64,8 @@ __global__ void __launch_bounds__(kTensorThreads)
 #if FOREBAY_HAS_AMPERE
   using Tiles = ForwardTiles<kDim>;
   constexpr int kColumns = Tiles::kColumns;
-  // Where there are registers enough, the queries are read from shared memory once.
-  constexpr bool kQueriesStay = kDim <= 128;
-  FOREBAY_DYNAMIC_SHARED(T, queries);
-  T* const tiles = queries + Tiles::kQueries;  // keys, values; the same for the next ones
+  FOREBAY_DYNAMIC_SHARED(T, tiles);  // keys, values; the same for the next ones
+  T* const queries = tiles + Tiles::kQueries;
   const int lane = threadIdx.x % 32;
   const int head = blockIdx.y;
   const int64_t q_stride = static_cast<int64_t>(in.heads) * in.head_dim;
@@ -79,39 +81,40 @@ __global__ void __launch_bounds__(kTensorThreads)
   const Range of_row[2] = {KeysOfQuery(in, warp_row + lane / 4),
                            KeysOfQuery(in, warp_row + lane / 4 + 8)};
 
+  const int begin = all.begin / kColumns * kColumns;
   const auto copy_tile = [&](int first) {
-    T* const to = tiles + first / kColumns % 2 * (2 * Tiles::kTile);
+    T* const to = tiles + (first - begin) / kColumns % 2 * (2 * Tiles::kTile);
     CopyRows<kDim, kColumns>(to, static_cast<const T*>(in.k) + kv_offset, k_stride, in.head_dim,
                              first, all);
     CopyRows<kDim, kColumns>(to + Tiles::kTile, static_cast<const T*>(in.v) + kv_offset, k_stride,
                              in.head_dim, first, all);
     CommitCopies();
   };
-  const int begin = all.begin / kColumns * kColumns;
   if (all.begin < all.end) {
     CopyRows<kDim, kTensorRows>(queries, static_cast<const T*>(in.q) + head * in.head_dim, q_stride,
                                 in.head_dim, first_row, {0, in.tokens});
     copy_tile(begin);
   }
   const T* const rows = queries + (warp_row - first_row) * kStride<kDim>;
-  uint32_t q[kQueriesStay ? kDim / 16 : 1][4];
+  uint32_t q[Tiles::kQueriesStay ? kDim / 16 : 1][4];
   float sums[kDim / 8][4] = {};
   RunningRows running;
   const float log2_scale = in.scale * kLog2E;
   for (int first = begin; first < all.end; first += kColumns) {
     AwaitCopies<0>();
     __syncthreads();  // this tile is there, and nobody reads the other one any more
-    if (first + kColumns < all.end) copy_tile(first + kColumns);
-    if constexpr (kQueriesStay) {
+    if constexpr (Tiles::kQueriesStay) {
       if (first == begin) {
         FOREBAY_UNROLL
         for (int chunk = 0; chunk < kDim / 16; ++chunk) LoadRows<kDim>(q[chunk], rows, chunk * 16);
+        __syncthreads();  // their place is free
       }
     }
+    if (first + kColumns < all.end) copy_tile(first + kColumns);
     if (!seen.Meets(first, kColumns)) continue;
-    const T* const keys = tiles + first / kColumns % 2 * (2 * Tiles::kTile);
+    const T* const keys = tiles + (first - begin) / kColumns % 2 * (2 * Tiles::kTile);
     float s[kColumns / 8][4] = {};
-    if constexpr (kQueriesStay) {
+    if constexpr (Tiles::kQueriesStay) {
       FOREBAY_UNROLL
       for (int chunk = 0; chunk < kDim / 16; ++chunk) {
         AddScores<kDim, kColumns>(s, q[chunk], keys, chunk);
@@ -162,4 +165,4 @@ cudaError_t LaunchTensorForward(bool fp16, const AttentionInputs& in, const Atte
   });
 }
 
-}  // namespace forebay::cuda
+}  // namespace forebay::cuda::attention
