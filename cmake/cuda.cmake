@@ -37,9 +37,11 @@ endif()
 # nvcc's arithmetic: nothing is fused that the source does not fuse.
 function(forebay_cuda_sources target)
   target_sources(${target} PRIVATE ${ARGN})
+  # Each by itself: nvcc takes long for one, and their names may be the same.
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(FOREBAY_CUDA_EMULATED)
     target_include_directories(${target} SYSTEM PRIVATE ${FOREBAY_CUDA_HEADERS})
-    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX SKIP_UNITY_BUILD_INCLUSION ON
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
       COMPILE_OPTIONS "-x;c++;-ffp-contract=off;-fno-strict-aliasing;-Wno-unknown-pragmas")
   endif()
 endfunction()
