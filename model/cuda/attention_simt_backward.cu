@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
   for (int member = 0; member < (kOfKeys ? group : 1); ++member) {
     const int head = kOfKeys ? row_head * group + member : row_head;
     for (int first = all.begin / kColumns * kColumns; first < all.end; first += kColumns) {
-      __syncthreads();  // nobody reads the tiles before these any more
+      __syncthreads();  // nobody reads the tiles and weights before these any more
       CopyFloatPair<kDim, kColumns>(
           scored, kOfKeys ? QueryPair<T>(in, g, head) : KeyPair<T>(in, row_head / group),
           in.head_dim, first, all);
@@ -76,7 +76,6 @@ __global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
       __syncwarp();
       if constexpr (kOfKeys) SimtAddWeighted<kDim>(value_sums, weights, other);
       SimtAddWeighted<kDim>(sums, score_gradients, scored);
-      __syncwarp();  // before the next weights
     }
   }
   const int64_t row_stride = static_cast<int64_t>(kOfKeys ? in.kv_heads : in.heads) * in.head_dim;

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
     state.sum[i] = 0.0f;
   }
   for (int first = all.begin / kColumns * kColumns; first < all.end; first += kColumns) {
-    __syncthreads();  // nobody reads the tiles before these any more
+    __syncthreads();  // nobody reads the tiles and weights before these any more
     CopyFloats<kDim, kColumns>(keys, static_cast<const T*>(in.k) + kv_offset, k_stride, in.head_dim,
                                first, all);
     CopyFloats<kDim, kColumns>(values, static_cast<const T*>(in.v) + kv_offset, k_stride,
@@ -104,7 +104,6 @@ __global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
     }
     __syncwarp();
     SimtAddWeighted<kDim>(state.sums, weights, values);
-    __syncwarp();  // before the next weights
   }
   FOREBAY_UNROLL
   for (int i = 0; i < Tiles::kLaneRows; ++i) {
