@@ -119,7 +119,9 @@ void Streams::RunUntil(cudaStream_t stream, uint64_t index) {
 
 void Streams::RunOne(cudaStream_t stream) {
   if (stream->operations.empty()) Die("a stream waits for work that was never enqueued");
-  const StreamOperation operation = std::move(stream->operations.front());
+  // Not on the stack, where the program's own frames were: to TSan they would be what it reads.
+  const auto held = std::make_unique<StreamOperation>(std::move(stream->operations.front()));
+  const StreamOperation& operation = *held;
   stream->operations.pop_front();
   Point* const awaited = operation.waits_for.get();
   if (awaited != nullptr && !awaited->is_reached) RunUntil(awaited->stream, awaited->index);
