@@ -136,6 +136,7 @@ enum {
   FOREBAY_ENGINE_LIBAIO = 2,
   FOREBAY_ENGINE_THREADS = 3
 };
+enum { FOREBAY_HOST = 0, FOREBAY_CUDA = 1 };
 /* How a step goes through the layers: forward and backward (the weights are lent), or only the
    update at its end (the weights are computed with elsewhere, and read once after each update). */
 enum { FOREBAY_PASS_FORWARD_BACKWARD = 0, FOREBAY_PASS_UPDATE_ONLY = 1 };
@@ -166,6 +167,11 @@ typedef struct {
      every step is committed. For steps that are not clipped. */
   int32_t update_in_backward;
   int64_t tile_elems; /* elements that are read and written at once; 0: the default */
+  /* FOREBAY_HOST or FOREBAY_CUDA: where leases lie. On a GPU there is a window of num_window_layers
+     places (0: 4; 3 at least), each as large as the largest layer: plan_json's device_bytes.
+     ENVIRONMENT: this library has no CUDA, or there is no such device. DOES_NOT_FIT: its memory. */
+  int32_t device;
+  int32_t device_index; /* of FOREBAY_CUDA: 0 is the first GPU that the process sees */
 } forebay_layers_options;
 
 /* Plans what will lie where. Touches no disk. DOES_NOT_FIT, with the least ram_bytes that works. */
@@ -203,14 +209,24 @@ int32_t forebay_layers_expect(forebay_layers* layers, const int32_t* order, size
 void forebay_layers_cancel_expected(forebay_layers* layers);
 
 typedef struct forebay_lease forebay_lease;
-/* Waits for the weights of the layer that was announced next. */
+/* Waits for the weights of the layer that was announced next. On a device it waits until they are
+   in RAM and their copy has begun, which forebay_lease_ready orders the caller's work behind; the
+   end of a lease begins the copy of the next layer that was announced. USAGE there also while
+   another lease of the layer is out. */
 int32_t forebay_layers_acquire(forebay_layers* layers, int32_t layer, forebay_lease** lease,
                                char** message);
 /* Where a tensor of the layer lies: all its elements in weight_dtype, row-major, 64-byte aligned.
-   NULL: it is not of this layer. To be read until the lease is released. */
+   NULL: it is not of this layer. To be read until the lease is released. An address of the device
+   where the lease lies on one. */
 const void* forebay_lease_data(const forebay_lease* lease, int32_t tensor);
 /* The same of the whole layer, and its size. */
 const void* forebay_lease_bytes(const forebay_lease* lease, size_t* num_bytes);
+/* For leases on a device, before work is enqueued that reads them. `stream`, a cudaStream_t of that
+   device (NULL: the default stream), waits for the weights; and nothing comes into their place
+   until all is done that `stream` was given before the lease ended. So for each stream that reads
+   them. Nothing here makes the caller wait. `stream` outlives the lease and its DLManagedTensors.
+   Leases in RAM are ready. */
+int32_t forebay_lease_ready(forebay_lease* lease, void* stream, char** message);
 /* Ends the lease. From any thread, without waiting for calls under way. */
 void forebay_lease_release(forebay_lease* lease);
 /* A DLManagedTensor (DLPack 0.8) over a tensor of the lease, which lives as long as the last of its
@@ -242,6 +258,13 @@ int32_t forebay_layers_settle(forebay_layers* layers, char** message);
    none in a step is left alone, moments too. */
 int32_t forebay_layers_add_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype,
                                     const void* data, size_t num_bytes, char** message);
+/* The same of memory on the device of the layers, which work of `stream` has written (a
+   cudaStream_t of that device; NULL: the default stream). Waits for that work, and until the
+   gradient is in RAM: the memory may be used again when the call returns. USAGE also where layers
+   are lent in RAM. ENVIRONMENT: the device failed. */
+int32_t forebay_layers_add_device_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype,
+                                           const void* data, size_t num_bytes, void* stream,
+                                           char** message);
 /* No more gradients of this layer come in this step. */
 int32_t forebay_layers_close_layer(forebay_layers* layers, int32_t layer, char** message);
 

@@ -23,11 +23,10 @@ DLDataType TypeOf(DType dtype) {
 }
 
 DLManagedTensor* NewTensor(std::shared_ptr<const void> owner, void* data, DLDataType type,
-                           Shape shape) {
+                           Shape shape, DLDevice device) {
   auto* const owned = new OwnedTensor{{}, std::move(owner), std::move(shape)};
-  constexpr int32_t kHost = 1;
   owned->tensor.dl_tensor = {.data = data,
-                             .device = {.device_type = kHost, .device_id = 0},
+                             .device = device,
                              .ndim = static_cast<int32_t>(owned->shape.size()),
                              .dtype = type,
                              .shape = owned->shape.data(),

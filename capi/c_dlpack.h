@@ -12,8 +12,10 @@ namespace forebay::capi {
 constexpr DLDataType kBytes = {.code = 1, .bits = 8, .lanes = 1};
 DLDataType TypeOf(DType dtype);
 
-// A tensor in host memory, row-major, which keeps `owner` until its deleter is called.
+constexpr DLDevice kHostMemory = {.device_type = 1, .device_id = 0};
+
+// A tensor on `device`, row-major, which keeps `owner` until its deleter is called.
 DLManagedTensor* NewTensor(std::shared_ptr<const void> owner, void* data, DLDataType type,
-                           Shape shape);
+                           Shape shape, DLDevice device = kHostMemory);
 
 }  // namespace forebay::capi

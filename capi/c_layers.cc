@@ -74,6 +74,29 @@ absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& 
   return embedded;
 }
 
+// nullptr: layers are lent in RAM.
+absl::StatusOr<std::unique_ptr<DeviceLeases>> DeviceOf(const forebay_layers_options& options,
+                                                       const Inventory& inventory) {
+  FOREBAY_ASSIGN_OR_RETURN(
+      const DeviceKind kind,
+      Choice(options.device, std::array{DeviceKind::kHost, DeviceKind::kCuda}, "device"));
+  if (kind == DeviceKind::kHost) {
+    if (options.device_index == 0) return std::unique_ptr<DeviceLeases>();
+    return UsageError(fmt::format("device_index is {}, and device is FOREBAY_HOST, which has none",
+                                  options.device_index));
+  }
+  if (options.pass == FOREBAY_PASS_UPDATE_ONLY) {
+    return UsageError("pass is FOREBAY_PASS_UPDATE_ONLY, which lends no weights for a device");
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const DType dtype, DTypeOf(options.weight_dtype, "weight_dtype"));
+  constexpr int kDefaultPlaces = 4;
+  constexpr int kFewestPlaces = 3;
+  const int num_places = options.num_window_layers == 0
+                             ? kDefaultPlaces
+                             : std::max(kFewestPlaces, options.num_window_layers);
+  return DeviceLeases::Create(options.device_index, num_places, inventory, dtype);
+}
+
 absl::StatusOr<forebay_layers*> New(const forebay_layers_options* given,
                                     const forebay_inventory* inventory) {
   FOREBAY_RETURN_IF_ERROR(CheckPointer(inventory, "inventory"));
@@ -84,9 +107,16 @@ absl::StatusOr<forebay_layers*> New(const forebay_layers_options* given,
   embedded.groups.groups.resize(static_cast<size_t>(num_groups));
   embedded.groups.of_tensor = inventory->group_of_tensor;
   const OptimizerKind optimizer = embedded.offload.optimizer;
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<DeviceLeases> device,
+                           DeviceOf(options, inventory->inventory));
+  if (device != nullptr) {
+    embedded.device = device->device();
+    embedded.device_staging_bytes = device->staging_bytes();
+  }
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<EmbeddedRun> run,
                            EmbeddedRun::Plan(std::move(embedded), inventory->inventory));
-  return new forebay_layers{std::make_shared<LayersState>(std::move(run), optimizer, num_groups)};
+  return new forebay_layers{
+      std::make_shared<LayersState>(std::move(device), std::move(run), optimizer, num_groups)};
 }
 
 // ---- Filling -----------------------------------------------------------------------------------
@@ -162,7 +192,7 @@ absl::Status Read(LayersState& state, int32_t tensor, int32_t plane, int64_t fir
   return session->store().ReadTensor(*spec, of, first, {values, static_cast<size_t>(num_elems)});
 }
 
-Json PlanJson(const OffloadPlan& plan) {
+Json PlanJson(const OffloadPlan& plan, const DeviceLeases* device) {
   Json terms = Json::array();
   for (const PlanTerm& term : plan.terms) {
     terms.push_back(
@@ -171,6 +201,7 @@ Json PlanJson(const OffloadPlan& plan) {
   return {{"ram_budget_bytes", plan.ram_budget_bytes},
           {"ram_bytes", plan.host_bytes},
           {"disk_bytes", plan.nvme_bytes},
+          {"device_bytes", device == nullptr ? 0 : device->device_bytes()},
           {"read_bytes_per_step", plan.read_bytes_per_step},
           {"write_bytes_per_step", plan.write_bytes_per_step},
           {"copies", plan.num_slots},
@@ -184,6 +215,7 @@ absl::StatusOr<Json> StatsJson(LayersState& state) {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, state.Session());
   EmbeddedRun& run = state.run();
   const IoStats io = session->store().engine().stats();
+  const DeviceLeases* const device = state.device();
   Json memory = Json::object();
   for (const auto& [purpose, bytes] : run.budget().by_purpose()) memory[purpose] = bytes;
   return Json{{"engine", run.engine_line()},
@@ -194,7 +226,10 @@ absl::StatusOr<Json> StatsJson(LayersState& state) {
               {"update_s", session->update_s()},
               {"committed_step", session->committed_step()},
               {"step", session->released_step()},
-              {"leased_layers", session->lent_layers()},
+              {"leased_layers", device == nullptr ? session->lent_layers() : device->LentLayers()},
+              {"device", device == nullptr ? "host" : device->device()->name()},
+              {"device_bytes", device == nullptr ? 0 : device->device_bytes()},
+              {"device_copied_bytes", device == nullptr ? 0 : device->copied_bytes()},
               {"ram_bytes", run.budget().used_bytes()},
               {"peak_ram_bytes", run.budget().peak_bytes()},
               {"ram_budget_bytes", run.plan().ram_budget_bytes},
@@ -230,7 +265,7 @@ void forebay_layers_destroy(forebay_layers* layers) {
 
 int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** message) {
   return RunOn(layers, message, [&](LayersState& state) {
-    return Give(forebay::capi::PlanJson(state.run().plan()).dump(), json);
+    return Give(forebay::capi::PlanJson(state.run().plan(), state.device()).dump(), json);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -12,7 +13,10 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/json.h"
 #include "forebay/capi/c.h"
+#include "forebay/capi/c_device.h"
 #include "forebay/capi/c_status.h"
+#include "forebay/capi/dlpack.h"
+#include "forebay/memory/host_buffer.h"
 #include "forebay/offload/embedded_run.h"
 
 namespace forebay::capi {
@@ -26,8 +30,13 @@ struct StepSettings {
 // Shared by forebay_layers and its leases, so that the last of them ends it.
 class LayersState {
  public:
-  LayersState(std::unique_ptr<EmbeddedRun> run, OptimizerKind optimizer, int num_groups)
-      : run_(std::move(run)), optimizer_(optimizer), num_groups_(num_groups) {}
+  // `device`: nullptr: leases are in RAM.
+  LayersState(std::unique_ptr<DeviceLeases> device, std::unique_ptr<EmbeddedRun> run,
+              OptimizerKind optimizer, int num_groups)
+      : device_(std::move(device)),
+        run_(std::move(run)),
+        optimizer_(optimizer),
+        num_groups_(num_groups) {}
 
   // For one call: others wait. Leases that ended meanwhile are given back first.
   class Call {
@@ -40,12 +49,21 @@ class LayersState {
 
   // ---- Any thread.
   EmbeddedRun& run() { return *run_; }
-  // Gives a lease back now, or where a call is under way, before the next one.
-  void Release(WeightsLease lease);
+  DeviceLeases* device() const { return device_.get(); }
+  // Gives a lease back now, or where a call is under way, before the next one. `done`: as
+  // WeightsLease::Release has it.
+  void Release(WeightsLease lease, Event* done);
 
   // ---- In a Call.
   // UsageError: create or open was not called.
   absl::StatusOr<LayerSession*> Session();
+  // As DeviceLeases has it. UsageError: leases are in RAM.
+  absl::Status AddDeviceGradient(int tensor, DType dtype, const void* data, size_t num_bytes,
+                                 void* native_stream);
+  absl::Status Expect(std::span<const int> layers);
+  absl::Status CancelExpected();
+  absl::StatusOr<DeviceLeases::Lent> Acquire(int layer);
+  absl::Status Abandon();
   absl::Status BeginStep(const forebay_step_options& options);
   absl::Status SetStep(const forebay_step_options& options);
   absl::StatusOr<StepGradients> FinishBackward();
@@ -63,11 +81,21 @@ class LayersState {
   absl::StatusOr<std::vector<ParameterGroup>> GroupsOf(const forebay_step_options& options) const;
   UpdateScalars ScalarsAt(double norm) const;
   void EndReleased();
+  absl::Status OpenDevice();
+  absl::Status CheckNothingIsExpected(std::string_view call) const;
+
+  struct Released {
+    WeightsLease lease;
+    Event* done;
+  };
 
   std::mutex mutex_;
   std::mutex released_mutex_;
+  // In this order, so that each is destroyed before what it uses.
+  const std::unique_ptr<DeviceLeases> device_;
   const std::unique_ptr<EmbeddedRun> run_;
-  std::vector<WeightsLease> released_;  // behind run_, so that they end before it
+  HostBuffer staging_;  // of gradients from the device
+  std::vector<Released> released_;
   const OptimizerKind optimizer_;
   const int num_groups_;
   StepSettings settings_;
@@ -77,9 +105,9 @@ class LayersState {
 // A lease, while any of its owners (the caller, and DLPack tensors) is left.
 class SharedLease {
  public:
-  SharedLease(std::shared_ptr<LayersState> state, WeightsLease lease)
-      : state_(std::move(state)), lease_(std::move(lease)) {}
-  ~SharedLease() { state_->Release(std::move(lease_)); }
+  SharedLease(std::shared_ptr<LayersState> state, DeviceLeases::Lent lent)
+      : state_(std::move(state)), lease_(std::move(lent.weights)), used_(lent.used) {}
+  ~SharedLease();
   SharedLease(const SharedLease&) = delete;
   SharedLease& operator=(const SharedLease&) = delete;
 
@@ -87,10 +115,16 @@ class SharedLease {
   // nullptr: the tensor is of another layer.
   const TensorSpec* Find(int tensor) const;
   const std::byte* DataOf(const TensorSpec& tensor) const;
+  DLDevice device() const;
+  // As forebay_lease_ready.
+  absl::Status MakeReady(void* native_stream);
 
  private:
   const std::shared_ptr<LayersState> state_;
   WeightsLease lease_;
+  Event* const used_;  // nullptr: the lease is in RAM
+  std::mutex streams_mutex_;
+  std::vector<void*> streams_;  // that use it
 };
 
 }  // namespace forebay::capi

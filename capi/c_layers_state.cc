@@ -31,21 +31,46 @@ absl::StatusOr<int64_t> SkippedOf(const Json& kept) {
 
 // ---- Leases ------------------------------------------------------------------------------------
 
-void LayersState::Release(WeightsLease lease) {
+void LayersState::Release(WeightsLease lease, Event* done) {
   {
     const std::lock_guard lock(released_mutex_);
-    released_.push_back(std::move(lease));
+    released_.push_back({std::move(lease), done});
   }
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (lock.owns_lock()) EndReleased();
 }
 
 void LayersState::EndReleased() {
-  std::vector<WeightsLease> released;
+  std::vector<Released> released;
   {
     const std::lock_guard lock(released_mutex_);
     released.swap(released_);
   }
+  for (Released& each : released) each.lease.Release(each.done);
+}
+
+SharedLease::~SharedLease() {
+  Event* done = nullptr;
+  if (!streams_.empty()) {
+    done = used_;
+    state_->device()->EndUses(streams_, *used_);
+  }
+  state_->Release(std::move(lease_), done);
+}
+
+absl::Status SharedLease::MakeReady(void* native_stream) {
+  if (used_ == nullptr) return absl::OkStatus();
+  const std::lock_guard lock(streams_mutex_);
+  FOREBAY_RETURN_IF_ERROR(state_->device()->MakeReady(lease_.weights(), native_stream));
+  if (std::ranges::find(streams_, native_stream) == streams_.end()) {
+    streams_.push_back(native_stream);
+  }
+  return absl::OkStatus();
+}
+
+DLDevice SharedLease::device() const {
+  if (used_ == nullptr) return {.device_type = 1, .device_id = 0};
+  return {.device_type = 2, .device_id = state_->device()->index()};
 }
 
 const TensorSpec* SharedLease::Find(int tensor) const {
@@ -67,6 +92,66 @@ absl::StatusOr<LayerSession*> LayersState::Session() {
   return UsageError(run_->filler() != nullptr
                         ? "the store is being filled. Call forebay_layers_start before"
                         : "there is no store. Call forebay_layers_create or _open before");
+}
+
+absl::Status LayersState::AddDeviceGradient(int tensor, DType dtype, const void* data,
+                                            size_t num_bytes, void* native_stream) {
+  if (device_ == nullptr) {
+    return UsageError("these layers are lent in RAM. Make them with options.device = FOREBAY_CUDA");
+  }
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(OpenDevice());
+  return device_->AddGradient(*session, tensor, dtype, data, num_bytes, native_stream,
+                              staging_.bytes());
+}
+
+absl::Status LayersState::OpenDevice() {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  if (device_ == nullptr) return absl::OkStatus();
+  if (staging_.size_bytes() == 0) {
+    FOREBAY_ASSIGN_OR_RETURN(
+        staging_, HostBuffer::Create(&run_->budget(), "gradients from the GPU",
+                                     device_->staging_bytes(), {.device = device_->device()}));
+  }
+  return device_->Open(*session);
+}
+
+absl::Status LayersState::CheckNothingIsExpected(std::string_view call) const {
+  return device_ == nullptr ? absl::OkStatus() : device_->CheckNothingIsExpected(call);
+}
+
+absl::Status LayersState::Expect(std::span<const int> layers) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(OpenDevice());
+  if (device_ != nullptr) {
+    device_->Expect(layers);
+  } else {
+    session->Expect(layers);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayersState::CancelExpected() {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  if (device_ != nullptr) device_->CancelExpected();
+  session->CancelAnnounced();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceLeases::Lent> LayersState::Acquire(int layer) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(OpenDevice());
+  if (device_ != nullptr) return device_->Acquire(layer);
+  DeviceLeases::Lent lent;
+  FOREBAY_ASSIGN_OR_RETURN(lent.weights, session->Acquire(layer));
+  return lent;
+}
+
+absl::Status LayersState::Abandon() {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  if (device_ != nullptr) device_->CancelExpected();
+  session->Abandon();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepSettings> LayersState::SettingsOf(const forebay_step_options& options) {
@@ -105,6 +190,7 @@ UpdateScalars LayersState::ScalarsAt(double norm) const {
 
 absl::Status LayersState::BeginStep(const forebay_step_options& options) {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsExpected("begin_step"));
   StepUpdate update;
   FOREBAY_ASSIGN_OR_RETURN(update.groups, GroupsOf(options));
   FOREBAY_ASSIGN_OR_RETURN(const StepSettings settings, SettingsOf(options));
@@ -142,6 +228,7 @@ absl::StatusOr<StepGradients> LayersState::FinishBackward() {
 
 absl::Status LayersState::EndStep(Json user, CommitWhen when, bool is_update) {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsExpected(is_update ? "update" : "skip"));
   if (is_update) return session->Update(KeptOf(std::move(user), num_skipped_), when);
   const int64_t before = session->released_step();
   const absl::Status status = session->Skip(KeptOf(std::move(user), num_skipped_ + 1), when);
@@ -151,6 +238,7 @@ absl::Status LayersState::EndStep(Json user, CommitWhen when, bool is_update) {
 
 absl::Status LayersState::Commit(std::optional<Json> user) {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(CheckNothingIsExpected("commit"));
   if (!user.has_value()) return session->Commit();
   return session->Commit(KeptOf(*std::move(user), num_skipped_));
 }
@@ -158,13 +246,14 @@ absl::Status LayersState::Commit(std::optional<Json> user) {
 // ---- Start and end -----------------------------------------------------------------------------
 
 absl::Status LayersState::Start(Json user) {
-  return run_->Start(KeptOf(std::move(user), 0));
+  FOREBAY_RETURN_IF_ERROR(run_->Start(KeptOf(std::move(user), 0)));
+  return OpenDevice();
 }
 
 absl::Status LayersState::Open() {
   FOREBAY_RETURN_IF_ERROR(run_->Open());
   FOREBAY_ASSIGN_OR_RETURN(num_skipped_, SkippedOf(run_->session()->store().committed().trainer));
-  return absl::OkStatus();
+  return OpenDevice();
 }
 
 absl::StatusOr<Json> LayersState::CommittedUser() {

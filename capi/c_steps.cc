@@ -13,9 +13,8 @@ namespace {
 absl::Status Acquire(LayersState& state, const std::shared_ptr<LayersState>& shared, int32_t layer,
                      forebay_lease** lease) {
   FOREBAY_RETURN_IF_ERROR(CheckPointer(lease, "lease"));
-  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, state.Session());
-  FOREBAY_ASSIGN_OR_RETURN(WeightsLease weights, session->Acquire(layer));
-  *lease = new forebay_lease{std::make_shared<SharedLease>(shared, std::move(weights))};
+  FOREBAY_ASSIGN_OR_RETURN(DeviceLeases::Lent lent, state.Acquire(layer));
+  *lease = new forebay_lease{std::make_shared<SharedLease>(shared, std::move(lent))};
   return absl::OkStatus();
 }
 
@@ -27,11 +26,18 @@ absl::Status AddGradient(LayersState& state, int32_t tensor, int32_t dtype, cons
   return session->AddGradient(tensor, type, {static_cast<const std::byte*>(data), num_bytes});
 }
 
+absl::Status AddDeviceGradient(LayersState& state, int32_t tensor, int32_t dtype, const void* data,
+                               size_t num_bytes, void* stream) {
+  FOREBAY_ASSIGN_OR_RETURN(const DType type, DTypeOf(dtype, "dtype"));
+  if (num_bytes > 0) FOREBAY_RETURN_IF_ERROR(CheckPointer(data, "data"));
+  return state.AddDeviceGradient(tensor, type, data, num_bytes, stream);
+}
+
 void* NewLeasedTensor(const std::shared_ptr<SharedLease>& lease, int32_t tensor) {
   const TensorSpec* const spec = lease->Find(tensor);
   if (spec == nullptr) return nullptr;
   return NewTensor(lease, const_cast<std::byte*>(lease->DataOf(*spec)),
-                   TypeOf(lease->lease().weights().dtype), spec->shape);
+                   TypeOf(lease->lease().weights().dtype), spec->shape, lease->device());
 }
 
 }  // namespace
@@ -74,17 +80,12 @@ int32_t forebay_layers_expect(forebay_layers* layers, const int32_t* order, size
       return forebay::UsageError(
           fmt::format("there is no layer {}; the last is {}", layer, num_streamed - 1));
     }
-    session->Expect({order, num_layers});
-    return absl::OkStatus();
+    return state.Expect({order, num_layers});
   });
 }
 
 void forebay_layers_cancel_expected(forebay_layers* layers) {
-  RunOn(layers, nullptr, [](LayersState& state) -> absl::Status {
-    FOREBAY_ASSIGN_OR_RETURN(forebay::LayerSession* const session, state.Session());
-    session->CancelAnnounced();
-    return absl::OkStatus();
-  });
+  RunOn(layers, nullptr, [](LayersState& state) { return state.CancelExpected(); });
 }
 
 int32_t forebay_layers_acquire(forebay_layers* layers, int32_t layer, forebay_lease** lease,
@@ -105,6 +106,13 @@ const void* forebay_lease_bytes(const forebay_lease* lease, size_t* num_bytes) {
   const auto bytes = lease->shared->lease().weights().data;
   if (num_bytes != nullptr) *num_bytes = bytes.size();
   return bytes.data();
+}
+
+int32_t forebay_lease_ready(forebay_lease* lease, void* stream, char** message) {
+  return forebay::capi::Run(message, [&]() -> absl::Status {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(lease, "lease"));
+    return lease->shared->MakeReady(stream);
+  });
 }
 
 void forebay_lease_release(forebay_lease* lease) {
@@ -152,6 +160,14 @@ int32_t forebay_layers_add_gradient(forebay_layers* layers, int32_t tensor, int3
   });
 }
 
+int32_t forebay_layers_add_device_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype,
+                                           const void* data, size_t num_bytes, void* stream,
+                                           char** message) {
+  return RunOn(layers, message, [&](LayersState& state) {
+    return forebay::capi::AddDeviceGradient(state, tensor, dtype, data, num_bytes, stream);
+  });
+}
+
 int32_t forebay_layers_close_layer(forebay_layers* layers, int32_t layer, char** message) {
   return RunOn(layers, message, [&](LayersState& state) -> absl::Status {
     FOREBAY_ASSIGN_OR_RETURN(forebay::LayerSession* const session, state.Session());
@@ -183,11 +199,7 @@ int32_t forebay_layers_skip(forebay_layers* layers, const char* user, size_t use
 }
 
 void forebay_layers_abandon(forebay_layers* layers) {
-  RunOn(layers, nullptr, [](LayersState& state) -> absl::Status {
-    FOREBAY_ASSIGN_OR_RETURN(forebay::LayerSession* const session, state.Session());
-    session->Abandon();
-    return absl::OkStatus();
-  });
+  RunOn(layers, nullptr, [](LayersState& state) { return state.Abandon(); });
 }
 
 int32_t forebay_layers_commit(forebay_layers* layers, const char* user, size_t user_length,

@@ -6,7 +6,7 @@
 extern "C" {
 
 struct DLDevice {
-  int32_t device_type;  // 1: the host
+  int32_t device_type;  // 1: the host, 2: CUDA
   int32_t device_id;
 };
 

@@ -104,8 +104,10 @@ class CudaEvent : public Event {
 
 class CudaStream : public Stream {
  public:
-  CudaStream(int index, cudaStream_t stream) : index_(index), stream_(stream) {}
+  CudaStream(int index, cudaStream_t stream, bool is_ours)
+      : index_(index), stream_(stream), is_ours_(is_ours) {}
   ~CudaStream() override {
+    if (!is_ours_) return;
     const OnDevice on_device(index_);
     // Errors were reported to whoever awaited; here only the borrowed memory matters.
     cudaStreamSynchronize(stream_);
@@ -159,6 +161,7 @@ class CudaStream : public Stream {
  private:
   const int index_;
   cudaStream_t stream_;
+  const bool is_ours_;
 };
 
 class CudaDevice : public Device {
@@ -173,7 +176,11 @@ class CudaDevice : public Device {
     FOREBAY_RETURN_IF_ERROR(CallOn(index_, "creating a stream", [&] {
       return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     }));
-    return std::make_unique<CudaStream>(index_, stream);
+    return std::make_unique<CudaStream>(index_, stream, /*is_ours=*/true);
+  }
+  std::unique_ptr<Stream> AdoptStream(void* native_stream) override {
+    return std::make_unique<CudaStream>(index_, static_cast<cudaStream_t>(native_stream),
+                                        /*is_ours=*/false);
   }
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
     return MakeEvent(cudaEventDisableTiming, /*is_timed=*/false);

@@ -137,6 +137,10 @@ class Device {
   // EnvironmentError when the driver refuses. Requires: `memory` is not pinned yet.
   absl::StatusOr<PinnedRegion> Pin(std::span<std::byte> memory);
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
+  // A stream that somebody else made on this device and keeps: a cudaStream_t, nullptr for CUDA's
+  // default stream; the host's twin does not look at it. It outlives what is given, whose
+  // destructor does not wait for it.
+  virtual std::unique_ptr<Stream> AdoptStream(void* native_stream) = 0;
   virtual absl::StatusOr<std::unique_ptr<Event>> CreateEvent() = 0;
   // One that knows when it was reached, and costs the device a little more.
   virtual absl::StatusOr<std::unique_ptr<Event>> CreateTimedEvent() = 0;

@@ -79,6 +79,7 @@ class HostDevice : public Device {
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
     return std::make_unique<HostStream>();
   }
+  std::unique_ptr<Stream> AdoptStream(void*) override { return std::make_unique<HostStream>(); }
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
     return std::make_unique<HostEvent>(/*is_timed=*/false);
   }

@@ -7,6 +7,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/memory/host_buffer.h"
 #include "forebay/offload/ask_machine.h"
 #include "forebay/swap/store/store_folders.h"
 
@@ -72,6 +73,10 @@ absl::Status EmbeddedRun::MakePlan(const MachineLimits& limits, bool store_exist
   inputs.step_memory = {{"gradients of open layers (fp32)",
                          LayerSession::OpenLayerBytes(inventory_, options_.num_open_layers), 0,
                          "num_open_layers"}};
+  if (options_.device_staging_bytes > 0) {
+    inputs.step_memory.push_back({"a gradient on its way from the GPU (fp32)",
+                                  HostBuffer::ChargedBytes(options_.device_staging_bytes), 0, ""});
+  }
   FOREBAY_ASSIGN_OR_RETURN(plan_, MakeOffloadPlan(inputs, options_.offload, limits));
   plan_.commit_pace.only_on_demand |= options_.commits_on_demand;
   budget_ = std::make_unique<MemoryBudget>(plan_.ram_budget_bytes);
@@ -212,6 +217,8 @@ absl::Status EmbeddedRun::Begin(std::unique_ptr<TensorStore> store) {
   session.threads = options_.threads;
   session.num_disks = static_cast<int>(options_.offload.nvme.size());
   session.num_open_layers = options_.num_open_layers;
+  session.device = options_.device;
+  session.gradients_on_device = false;
   session.groups = options_.groups;
   FOREBAY_ASSIGN_OR_RETURN(
       session_, LayerSession::Create(plan_, std::move(session), std::move(store), budget_.get()));

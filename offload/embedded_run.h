@@ -24,10 +24,12 @@ struct EmbeddedOptions {
   // that forebay may take in this process.
   OffloadOptions offload;
   PassKind pass = PassKind::kModule;
-  bool commits_on_demand = false;  // LayerSession::Commit and CommitWhen::kNow alone commit
-  int threads = 0;                 // 0: as many as there are cores
-  int num_open_layers = 2;         // as LayerSessionOptions has it
-  ParameterGroups groups;          // empty: those of OffloadOptions
+  bool commits_on_demand = false;    // LayerSession::Commit and CommitWhen::kNow alone commit
+  int threads = 0;                   // 0: as many as there are cores
+  int num_open_layers = 2;           // as LayerSessionOptions has it
+  ParameterGroups groups;            // empty: those of OffloadOptions
+  Device* device = nullptr;          // layers are copied to it; nullptr: not. Outlives the run
+  int64_t device_staging_bytes = 0;  // of RAM, for gradients that the caller copies from it
 };
 
 // Used by one thread at a time, but for Stop. Leases of its session end before it.

@@ -24,7 +24,7 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
   result.arithmetic = options.arithmetic;
   result.gradient_dtype = options.offload.grad_dtype;
   result.gradient_area = plan.gradient_area;
-  result.gradient_device = options.device;
+  result.gradient_device = options.gradients_on_device ? options.device : nullptr;
   result.num_threads =
       options.offload.update_threads > 0 ? options.offload.update_threads : options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;

@@ -105,6 +105,12 @@ absl::StatusOr<WeightsLease> GpuWindow::Acquire(int layer) {
   return WeightsLease(this, layer, place.weights);
 }
 
+bool GpuWindow::IsLent(int layer) const {
+  return std::ranges::any_of(places_, [&](const Place& each) {
+    return each.state == PlaceState::kLent && each.layer == layer;
+  });
+}
+
 void GpuWindow::Release(int layer, Event* done) {
   const auto place = std::ranges::find_if(places_, [&](const Place& each) {
     return each.state == PlaceState::kLent && each.layer == layer;

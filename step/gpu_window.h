@@ -39,6 +39,10 @@ class GpuWindow final : public ParamSource {
   // Forgets what was announced and not acquired. The source forgets by itself what it was told.
   void CancelExpected();
 
+  // Announced, and not acquired: of these the next may be on the device already, as it was then.
+  int64_t num_expected() const { return static_cast<int64_t>(announced_.size() - next_); }
+  // Whether a lease of the layer is out.
+  bool IsLent(int layer) const;
   int64_t copied_bytes() const { return copied_bytes_; }
 
  protected:

@@ -54,6 +54,8 @@ struct Settings {
   int num_layers = kNumLayers;
   int64_t commit_every = 0;
   std::vector<double> shares = {1};  // of as many folders, named 0, 1 and so on
+  int32_t device = FOREBAY_HOST;
+  int32_t device_index = 0;
 };
 
 inline forebay_inventory* NewInventory(int num_layers) {
@@ -102,6 +104,8 @@ class Layers {
     options.update_in_backward = settings.update_in_backward;
     options.num_threads = 2;
     options.tile_elems = 4096;
+    options.device = settings.device;
+    options.device_index = settings.device_index;
     planned_ = Do(
         [&](char** message) { return forebay_layers_new(&options, inventory, &layers_, message); });
     forebay_inventory_destroy(inventory);

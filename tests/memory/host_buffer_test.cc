@@ -94,6 +94,7 @@ class FakeDevice : public Device {
   DeviceKind kind() const override { return DeviceKind::kHost; }
   std::string name() const override { return "fake"; }
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override { return NotHere(); }
+  std::unique_ptr<Stream> AdoptStream(void*) override { return nullptr; }
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override { return NotHere(); }
   absl::StatusOr<std::unique_ptr<Event>> CreateTimedEvent() override { return NotHere(); }
   absl::StatusOr<DeviceMemory> Memory() override { return NotHere(); }

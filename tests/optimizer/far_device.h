@@ -45,6 +45,7 @@ class FarDevice : public Device {
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   std::string name() const override { return "far"; }
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
+  std::unique_ptr<Stream> AdoptStream(void*) override { return nullptr; }
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
     return std::make_unique<FarEvent>();
   }
