@@ -84,9 +84,9 @@ TEST(DecoderWorkspace, ScratchOfHeadsWiderThanTheModelIsCharged) {
   // Also where this CPU takes none of it: as the operators' own bound for such a model.
   const int64_t bound = cpu::ScratchBytes(1, cpu::Precision::kBf16, options.max_tokens, 32, 48, 61,
                                           128, /*attention_width=*/64 * 128);
-  EXPECT_GE(DecoderWorkspaceBytes(model.config, options),
-            PlaceWorkspace(model.config, {.max_tokens = options.max_tokens}, nullptr, unplaced) +
-                bound);
+  EXPECT_GE(
+      DecoderWorkspaceBytes(model.config, options),
+      PlaceWorkspace(model.config, {.max_tokens = options.max_tokens}, nullptr, unplaced) + bound);
 }
 
 // Buffers that live at the same time. Checked as addresses, so that a new buffer cannot quietly
