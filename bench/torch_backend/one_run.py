@@ -48,7 +48,8 @@ def make_step(arguments, model):
     if arguments.who == "forebay":
         import forebay.torch
         engine = forebay.torch.stream(model, nvme=arguments.nvme, ram=arguments.ram, lr=1e-5,
-                                      durability=arguments.durability)
+                                      durability=arguments.durability,
+                                      update_in_backward=arguments.update_in_backward)
         return engine, engine.backward, engine.step
     if arguments.who == "need":
         return model, torch.Tensor.backward, model.zero_grad
@@ -83,6 +84,7 @@ def main():
     parser.add_argument("--ram", help="of the store; everything on the disk if it is left out")
     parser.add_argument("--durability", default="auto")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--update_in_backward", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     forward, backward, step = make_step(arguments, make_model(arguments))
