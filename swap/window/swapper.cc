@@ -90,7 +90,7 @@ void Swapper::StartRead(int buffer, int layer, bool urgent) {
   const std::span<std::byte> weights = WeightsIn(buffer, layer);
   const int first_tile = tiles.first_tile(layer);
   // What was updated outside may still be being written. An error of that is the updates' own.
-  if (updater_ != nullptr && update_times_[layer] == UpdateTime::kAfterHand) {
+  if (updater_ != nullptr && IsUpdatedOutside(layer)) {
     updater_->AwaitWriteBack(layer).IgnoreError();
   }
   backing.num_reads = tiles.first_tile(layer + 1) - first_tile;
@@ -177,7 +177,7 @@ absl::Status Swapper::ApplyAllUpdates() {
 }
 
 void Swapper::ForgetUpdatedOutside() {
-  window_->Forget([this](int layer) { return update_times_[layer] == UpdateTime::kAfterHand; });
+  window_->Forget([this](int layer) { return IsUpdatedOutside(layer); });
 }
 
 void Swapper::SwitchTo(Generation generation) {
