@@ -31,9 +31,9 @@ class DeviceLeases {
 
   Device* device() const { return device_.get(); }
   int index() const { return index_; }
-  // Of the window, on the device.
+  // The window takes so many on the device.
   int64_t device_bytes() const { return num_places_ * place_bytes_; }
-  // Of RAM, for one gradient (AddGradient).
+  // A gradient passes through so many in RAM (AddGradient).
   int64_t staging_bytes() const { return staging_bytes_; }
   int64_t copied_bytes() const { return window_ == nullptr ? 0 : window_->copied_bytes(); }
   std::vector<int> LentLayers() const;

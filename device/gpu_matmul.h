@@ -59,7 +59,7 @@ class GpuMatmul {
 
  private:
   struct Plan;
-  // What an algorithm is chosen for. Alignments are bytes, 16 at most: so the bits of a product do
+  // An algorithm is chosen for each. Alignments are bytes, 16 at most: so the bits of a product do
   // not depend on where its operands happen to lie, as long as all are aligned.
   struct PlanKey {
     MatmulShape shape;

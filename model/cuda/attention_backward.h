@@ -1,4 +1,4 @@
-// What the gradients of attention read, with tensor cores and without them.
+// Inputs of the gradients of attention, with tensor cores and without them.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ FOREBAY_DEVICE MatrixPair<T> KeyPair(const AttentionInputs& in, int kv_head) {
           static_cast<const T*>(in.v) + kv_head * in.head_dim,
           static_cast<int64_t>(in.kv_heads) * in.head_dim};
 }
-// What the softmax's gradient needs of a query.
+// The softmax's gradient needs these of a query.
 struct QueryStatistics {
   float log2_sum = 0.0f;
   float output_dot = 0.0f;

@@ -1,4 +1,4 @@
-// What all kernels of attention have in common: what they are given, and which token sees which.
+// All kernels of attention share this: what they are given, and which token sees which.
 //
 // The algorithm is that of Dao, "FlashAttention-2" (2023): a block of threads has a tile of rows
 // (queries, or in the gradients of keys and values: keys) and passes over the tiles of columns (the
@@ -71,7 +71,7 @@ FOREBAY_DEVICE Range AroundWarp(Range range) {
   }
   return range;
 }
-// What all lanes see.
+// The columns that all lanes see.
 FOREBAY_DEVICE Range CommonToWarp(Range range) {
   FOREBAY_UNROLL
   for (int distance = 16; distance > 0; distance /= 2) {

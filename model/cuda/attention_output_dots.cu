@@ -1,4 +1,5 @@
-// What the gradients of attention need of each query's output: one warp sums up one row.
+// The dot product of each query's output and its gradient, which the gradients of attention need.
+// One warp sums up one row.
 #include "forebay/model/cuda/attention_backward.h"
 #include "forebay/model/cuda/attention_simt.h"
 
@@ -35,8 +36,8 @@ cudaError_t LaunchOutputDots(DType dtype, const AttentionInputs& in, const void*
                         static_cast<const T*>(o), static_cast<const T*>(d_o), in.tokens, in.heads,
                         in.head_dim, output_dots);
   };
-  if (dtype == DType::kBF16) return launch(__nv_bfloat16());
-  if (dtype == DType::kF16) return launch(__half());
+  if (dtype == DType::kBF16) return launch(Bf16Element());
+  if (dtype == DType::kF16) return launch(Fp16Element());
   return launch(0.0f);
 }
 

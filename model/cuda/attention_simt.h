@@ -3,35 +3,17 @@
 // every 32nd element of the head.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 #include <type_traits>
 
 #include "forebay/model/cuda/attention_kernels.h"
+#include "forebay/model/cuda/elements.h"
 
 namespace forebay::cuda::attention {
 
 constexpr int kSimtThreads = 128;
-// That a multiprocessor has registers for. Left to itself, nvcc spills some for one block more.
+// A multiprocessor has registers for so many. Left to itself, nvcc spills some for one block more.
 constexpr int kSimtBlocks = 3;
-
-FOREBAY_DEVICE float ToFloat(float value) {
-  return value;
-}
-FOREBAY_DEVICE float ToFloat(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
-FOREBAY_DEVICE float ToFloat(__half value) {
-  return __half2float(value);
-}
-template <typename T>
-FOREBAY_DEVICE T FromFloat(float value) {
-  if constexpr (std::is_same_v<T, __half>) return __float2half_rn(value);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(value);
-  if constexpr (std::is_same_v<T, float>) return value;
-}
 
 // Sizes that stay under the 64 KB of shared memory that every card has, for both passes.
 template <int kDim>
@@ -112,7 +94,7 @@ FOREBAY_DEVICE void StoreFloats(T* row, int head_dim, const float (&sums)[kLaneD
   FOREBAY_UNROLL
   for (int c = 0; c < kLaneDims; ++c) {
     const int column = static_cast<int>(threadIdx.x) % 32 + 32 * c;
-    if (column < head_dim) row[column] = FromFloat<T>(sums[c] * factor);
+    if (column < head_dim) Round(sums[c] * factor, row[column]);
   }
 }
 
@@ -125,8 +107,8 @@ cudaError_t ForSimtKernel(DType dtype, int head_dim, const Launch& launch) {
     if (head_dim <= 128) return launch(element, std::integral_constant<int, 128>());
     return launch(element, std::integral_constant<int, 256>());
   };
-  if (dtype == DType::kBF16) return for_type(__nv_bfloat16());
-  if (dtype == DType::kF16) return for_type(__half());
+  if (dtype == DType::kBF16) return for_type(Bf16Element());
+  if (dtype == DType::kF16) return for_type(Fp16Element());
   return for_type(0.0f);
 }
 

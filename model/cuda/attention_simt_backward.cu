@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kSimtThreads, kSimtBlocks)
   float* const other = scored + kColumns * Tiles::kStride;
   const int lane = threadIdx.x % 32;
   const int in_block = static_cast<int>(threadIdx.x) / 32 * Tiles::kWarpRows;
-  // Of the warp's rows: the weights, behind those of all warps the gradients of the scores.
+  // The warp's own rows: weights, and behind those of all warps the gradients of the scores.
   float* const weights = other + kColumns * Tiles::kStride + in_block * kColumns;
   float* const score_gradients = weights + Tiles::kRows * kColumns;
   const int group = in.heads / in.kv_heads;

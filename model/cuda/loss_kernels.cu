@@ -37,7 +37,7 @@ FOREBAY_DEVICE void LoadLogits(const float* row, int64_t begin, int64_t vocab,
   for (int j = 0; j < kCount; ++j) logits[j] = begin + j < vocab ? row[begin + j] : -kInfinity;
 }
 
-// Of the whole row, the same for all threads.
+// Gives those of the whole row to all threads.
 FOREBAY_DEVICE Exponentials ExponentialsOf(const float* row, int64_t vocab) {
   Exponentials all = {-kInfinity, 0.0f};
   for (int64_t i = static_cast<int64_t>(threadIdx.x) * kCount; i < vocab; i += kThreads * kCount) {

@@ -1,5 +1,5 @@
-// What the gradient of a norm is made from. x, dy: [rows, width]; mean (nullptr: RMSNorm's) and
-// inverse: [rows].
+// Operands of a norm's gradient. x, dy: [rows, width]; mean (nullptr: RMSNorm's) and inverse:
+// [rows].
 #pragma once
 
 #include <cstdint>

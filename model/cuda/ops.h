@@ -29,7 +29,7 @@ struct ContextOptions {
   int64_t scratch_bytes = 0;   // ScratchBytes of the largest shapes that will come
 };
 
-// What the operators enqueue to, and their scratch memory. Owned by one thread.
+// The operators enqueue to its stream, and share its scratch memory. Owned by one thread.
 class Context {
  public:
   // `device`, a CUDA device, its `budget` and `stream` outlive it. Charges the scratch and

@@ -9,7 +9,7 @@
 namespace forebay::cuda {
 namespace {
 
-// Of the widest gradients of biases and norms: two sums each (LayerNorm's weight and bias).
+// Gradients of biases and norms take so many at most: two sums each (LayerNorm's weight and bias).
 int64_t ColumnSumBytes(int64_t width) {
   return 2 * AlignedScratch(kMostPartialSums * width * 4);
 }

@@ -8,7 +8,7 @@
 
 namespace forebay::cuda {
 
-// Of the library of matrix products.
+// The library of matrix products gets so many.
 inline constexpr int64_t kMatmulWorkspaceBytes = int64_t{32} << 20;
 
 // Bytes of scratch that these operators need for models of this shape, of `max_tokens` at a time.

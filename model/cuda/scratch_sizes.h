@@ -18,7 +18,7 @@ constexpr int64_t NumPartialSums(int64_t rows) {
 }
 
 inline constexpr int64_t kScratchAlignment = 256;
-// What a part of `size_bytes` takes.
+// A part of `size_bytes` takes so many.
 constexpr int64_t AlignedScratch(int64_t size_bytes) {
   return (size_bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
 }

@@ -18,7 +18,7 @@ namespace forebay {
 
 using CudaWorkspace = WorkspaceOf<void>;
 
-// What a block works with. Everything pointed to outlives it.
+// Computes any block in one workspace. Everything pointed to outlives it.
 class CudaBlock {
  public:
   CudaBlock(const DecoderConfig& config, cuda::Context* context, const CudaWorkspace& workspace);

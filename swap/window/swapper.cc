@@ -89,7 +89,7 @@ void Swapper::StartRead(int buffer, int layer, bool urgent) {
   const TileMap& tiles = store_->tiles();
   const std::span<std::byte> weights = WeightsIn(buffer, layer);
   const int first_tile = tiles.first_tile(layer);
-  // What was updated outside may still be being written. An error of that is the updates' own.
+  // An update outside the window may still be writing them. An error of that is the updates' own.
   if (updater_ != nullptr && IsUpdatedOutside(layer)) {
     updater_->AwaitWriteBack(layer).IgnoreError();
   }

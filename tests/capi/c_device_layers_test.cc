@@ -62,7 +62,7 @@ class CDeviceLayers : public testing::Test {
     ASSERT_TRUE(stream.CopyToHost(to, bytes).ok());
   }
 
-  // What a pass over all layers sees, twice in opposite orders: read while others arrive.
+  // The weights that a pass over all layers sees, there and back: read while others arrive.
   std::vector<std::vector<std::byte>> Pass(Layers& layers, bool on_device) {
     std::vector<int32_t> order = {0, 1, 2, 3, 3, 2, 1, 0};
     std::vector<std::vector<std::byte>> seen(order.size());
@@ -284,7 +284,8 @@ TEST(CDeviceGradient, OfLayersInRamIsAMistake) {
 }
 
 TEST(CDeviceGradient, WithoutAGpuTheMachineIsNamed) {
-  if (CreateCudaDevice(0).ok()) GTEST_SKIP() << "there is one";
+  if (CreateCudaDevice(0).ok())
+    GTEST_SKIP() << "this machine has a GPU, and the test is about one without";
   const TemporaryFolder folder;
   EXPECT_EQ(Layers(folder.Path("store"), kOnDevice).planned().code, FOREBAY_ENVIRONMENT);
 }

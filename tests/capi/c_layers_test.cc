@@ -46,7 +46,7 @@ TEST(CLayers, SameBitsWhereverStateLiesAndHoweverItIsUpdated) {
   EXPECT_NE(AllAfter({}, 4), expected);
 }
 
-// What is applied in the backward pass is written over what the next commit would be of.
+// The backward pass writes over the slot that the next commit would be of.
 TEST(CLayers, UpdatesInBackwardNeedTheStepBeforeCommitted) {
   const TemporaryFolder folder;
   Layers layers(folder.Path("store"), {.update_in_backward = 1, .commit_every = -1});

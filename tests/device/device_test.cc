@@ -67,6 +67,20 @@ TEST_P(DeviceTest, FillSetsExactlyTheGivenBytes) {
   EXPECT_EQ(received, expected);
 }
 
+TEST_P(DeviceTest, CopiesOnTheDeviceFollowTheWorkBeforeThem) {
+  const auto stream = MakeStream();
+  const DeviceBuffer from = Allocate(kSizeBytes), to = Allocate(kSizeBytes);
+  const std::vector<std::byte> sent = Pattern(4);
+  std::vector<std::byte> received(kSizeBytes), expected(kSizeBytes, std::byte{7});
+  ASSERT_TRUE(stream->CopyToDevice(from.address(), sent).ok());
+  ASSERT_TRUE(stream->Fill(to.address(), std::byte{7}, kSizeBytes).ok());
+  ASSERT_TRUE(stream->CopyOnDevice(to.As<std::byte>() + 8, from.As<std::byte>() + 4, 100).ok());
+  std::copy_n(sent.begin() + 4, 100, expected.begin() + 8);
+  ASSERT_TRUE(stream->CopyToHost(received, to.address()).ok());
+  ASSERT_TRUE(stream->Await().ok());
+  EXPECT_EQ(received, expected);
+}
+
 TEST_P(DeviceTest, AStreamSeesTheWorkBeforeTheEventThatItWaitsFor) {
   const auto writer = MakeStream();
   const auto reader = MakeStream();

@@ -13,7 +13,7 @@
 
 namespace forebay {
 
-// Who computes, with which weights.
+// A model, and who computes it with which weights.
 struct EvaluatedModel {
   const DecoderConfig& config;
   LayerCompute& compute;

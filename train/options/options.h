@@ -21,7 +21,7 @@ enum class ExportFormat : uint8_t { kHuggingFace, kNone };
 // The presets of NVIDIA's Apex (apex.amp, opt_level), for what was not said otherwise.
 enum class OptLevel : uint8_t { kNone, kO0, kO1, kO2, kO3 };
 
-// What computes the layers. kAuto: a GPU where there is one.
+// The device that computes the layers. kAuto: a GPU where there is one.
 enum class ComputeDevice : uint8_t { kAuto, kCpu, kCuda };
 constexpr std::string_view NameOf(ComputeDevice device) {
   return device == ComputeDevice::kAuto ? "auto" : device == ComputeDevice::kCpu ? "cpu" : "cuda";

@@ -1,4 +1,4 @@
-// What a step on a GPU takes, there and on the host.
+// The memory that a step on a GPU takes, there and on the host.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,19 @@ namespace forebay {
 // output layer), and one that is copied ahead.
 inline constexpr int kGpuPlaces = 3;
 
-// As PlanTerm::shrink_with, of what grows with the tokens of a step.
+// PlanTerm::shrink_with of terms that grow with the tokens of a step.
 inline constexpr char kTokensShrinkWith[] = "--batch, --seq or --accum";
 
-// Of the largest layer, as places have it.
+// Each place has room for the largest layer.
 int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory);
 CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options);
 
-// On the CPU: a plan without a device. The errors of MakePlan.
+// On the CPU: a plan without a device. EnvironmentError, UsageError and DoesNotFitError as MakePlan
+// has them.
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
                                     const Inventory& inventory, const GpuLimits& limits);
 
-// That computing there takes of RAM.
+// Computing there takes these of RAM.
 std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
                                      const Inventory& inventory);
 

@@ -14,7 +14,7 @@
 
 namespace forebay {
 
-// What computing on a GPU takes of its memory.
+// A purpose of memory on the GPU.
 struct GpuTerm {
   std::string name;
   int64_t bytes = 0;

@@ -1,5 +1,5 @@
-// Who computes the layers of a run, and the weights that it computes with: the CPU with those of
-// the layer session, or a GPU with a window over them.
+// A run's layers are computed by the CPU, with weights of the layer session, or by a GPU, with a
+// window over them.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class RunCompute {
 
   virtual LayerCompute& compute() = 0;
   virtual ParamSource& source() = 0;
-  // Of a pass that keeps no activation.
+  // The most that a pass may have which keeps no activation.
   virtual int64_t most_forward_tokens() const = 0;
   // "onednn 2.6.3 avx2 fp32-widened": recorded in runs.
   virtual std::string kernel_identity() = 0;

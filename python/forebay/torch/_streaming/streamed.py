@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay._library import Group
-from forebay.errors import DoesNotFitError, NotSupportedError, NumericalError, UsageError
+from forebay.errors import NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
@@ -24,6 +24,7 @@ from forebay.torch._streaming.all_gradients import AllGradients
 from forebay.torch._streaming.hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
 from forebay.torch._streaming.in_order import InOrder
 from forebay.torch._streaming.placeholder import Placeholder
+from forebay.torch._streaming.reads import Reads
 from forebay.torch._streaming.units import containers_of, units_of
 from forebay.torch._streaming.window import Window
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of
@@ -494,6 +495,7 @@ class Streamed(InStore):
         self._window.release()
         self._window.order.cancel()
         layers.abandon()
+        self._prepared = None  # what was written for that commit is undone too
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         self._between_steps()
@@ -525,15 +527,11 @@ class Streamed(InStore):
 
     def copies_of(self, parameters: Iterable[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
         """The weights of those that are in the store."""
+        return self._reads().copies_of(parameters)
+
+    def _reads(self) -> Reads:
         assert self._window is not None
-        copies = {}
-        for parameter in parameters:
-            if parameter in self._place:
-                layer = self._place[parameter][0]
-                number = next(i for i, other in enumerate(self._layout[layer]) if other is parameter)
-                copies[parameter] = self._window.fetch(layer)[number].detach().clone()
-        self._window.release()
-        return copies
+        return Reads(self._window, self._layout, self._place)
 
     def release(self) -> None:
         """Gives back what is here and not in use."""
@@ -562,32 +560,8 @@ class Streamed(InStore):
         self._window.release()
 
     def _fill_state_dict(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-        """The values of placeholders: the whole model in RAM."""
-        assert self._window is not None
-        self._check_fits()
-        names: dict[int, list[tuple[str, int]]] = {}
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if prefix + name in state and parameter in self._place:
-                layer = self._place[parameter][0]
-                number = next(i for i, other in enumerate(self._layout[layer]) if other is parameter)
-                names.setdefault(layer, []).append((prefix + name, number))
-        for layer, wanted in sorted(names.items()):
-            weights = self._window.fetch(layer)
-            copies: dict[int, torch.Tensor] = {}
-            for name, number in wanted:
-                state[name] = copies.setdefault(number, weights[number].detach().clone())
-        self._window.release()
-
-
-    def _check_fits(self) -> None:
-        """Whether all weights may be in RAM at one time."""
         assert self._layers is not None
-        needed = sum(parameter.numel() * parameter.element_size() for parameter in self._place)
-        room = self._layers.plan()["ram_budget_bytes"]
-        if needed > room:
-            raise DoesNotFitError(f"forebay: state_dict() needs {needed} bytes for all weights, and there are {room} "
-                                  "(ram=, or 80 % of what was available). Write them unit by unit: "
-                                  "engine.save_pretrained(FOLDER); or read them so: engine.named_weights().")
+        self._reads().fill_state_dict(module, state, prefix, self._layers.plan()["ram_budget_bytes"])
 
 
 for _around in (Streamed._around_unit, Streamed._around_module, Streamed._saving_weights):
