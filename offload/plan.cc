@@ -265,8 +265,8 @@ class Planner {
                                            ? std::vector<StepBuffers>{*options_.buffers}
                                            : StepBufferChoices(tiles_.num_stripes());
     if (!MaySpeculate()) return choices;
-    // With tiles for all of it, the update of a layer whose gradients come last is read before they
-    // come, and written behind the step.
+    // With tiles for all of it, the state of a layer whose gradients come last is read before they
+    // come.
     StepBuffers most = choices.front();
     most.num_staging_tiles = std::max(most.num_staging_tiles, TilesOfLargestLayer() + 2);
     choices.insert(choices.begin(), most);

@@ -89,10 +89,6 @@ void Swapper::StartRead(int buffer, int layer, bool urgent) {
   const TileMap& tiles = store_->tiles();
   const std::span<std::byte> weights = WeightsIn(buffer, layer);
   const int first_tile = tiles.first_tile(layer);
-  // An update outside the window may still be writing them. An error of that is the updates' own.
-  if (updater_ != nullptr && IsUpdatedOutside(layer)) {
-    updater_->AwaitWriteBack(layer).IgnoreError();
-  }
   backing.num_reads = tiles.first_tile(layer + 1) - first_tile;
   for (int i = 0; i < backing.num_reads; ++i) {
     const Tile& tile = tiles.tiles()[first_tile + i];
@@ -177,7 +173,7 @@ absl::Status Swapper::ApplyAllUpdates() {
 }
 
 void Swapper::ForgetUpdatedOutside() {
-  window_->Forget([this](int layer) { return IsUpdatedOutside(layer); });
+  window_->Forget([this](int layer) { return update_times_[layer] == UpdateTime::kAfterHand; });
 }
 
 void Swapper::SwitchTo(Generation generation) {

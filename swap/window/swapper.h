@@ -111,15 +111,12 @@ class Swapper final : private LayerFiller {
 
   absl::Status StageDueLayers();
   absl::Status WriteResidentLayers();
-  bool IsUpdatedOutside(int layer) const {
-    return !update_times_.empty() && update_times_[layer] == UpdateTime::kAfterHand;
-  }
   std::span<std::byte> WeightsIn(int buffer, int layer) const;
   absl::Status AtLayer(const absl::Status& status, std::string_view doing, int layer) const;
 
   TensorStore* const store_;
   TileUpdater* const updater_;
-  const std::vector<UpdateTime> update_times_;  // as Placement has them; empty: none outside
+  const std::vector<UpdateTime> update_times_;  // as Placement has them
   std::vector<Backing> backing_;                // by buffer
   std::vector<int> due_;                        // of ApplyAllUpdates
   Generation generation_ = Generation::kNewest;

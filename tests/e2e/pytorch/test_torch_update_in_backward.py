@@ -6,8 +6,9 @@ import forebay
 import forebay.torch
 import pytest
 import torch
-from test_torch_stream import assert_nothing_is_here, assert_same, in_ram, loss_of, make, train
 from torch import nn
+
+from test_torch_stream import assert_nothing_is_here, assert_same, in_ram, loss_of, make, train
 
 
 def stream(module, folder, **options):
@@ -55,7 +56,7 @@ def test_evaluation_schedules_and_several_passes(tmp_path):
 
 
 def test_a_commit_has_what_there_was_before_the_next_pass(tmp_path):
-    """Buffers too, which that pass changes before the commit is made."""
+    """Buffers too, which that pass changes."""
     _, after_three = in_ram("convolutions", steps=3)
     engine = stream(make("convolutions"), tmp_path / "store")
     train(engine.module, engine, 3)

@@ -59,7 +59,6 @@ class Streamed(InStore):
         self._all: tuple[torch.Tensor, AllGradients] | None = None  # is p.grad of this parameter
         self._cast_bytes = 0  # of weights, since the forward pass began
         self._in_order: InOrder | None = None  # under update_in_backward
-        self._prepared: dict[str, Any] | None = None  # carried by the commit of the last step, which is to come
         self._check()
 
     def _check(self) -> None:
@@ -256,10 +255,6 @@ class Streamed(InStore):
             self._depth = depth
         if depth == 0:
             self._end_pass()
-            if self._options.update_in_backward and not self._in_step and torch.is_grad_enabled():
-                window, layers = self._window, self._layers
-                assert window is not None and layers is not None
-                window.order.aside(lambda: self._begin_behind_commit(optimizer, layers))
             if self._in_step and self._layers is not None:
                 self._layers.settle()
 
@@ -276,36 +271,12 @@ class Streamed(InStore):
         if not self._in_step:
             window.order.end()
             if torch.is_grad_enabled():
-                self._prepare_commit(optimizer, self._layers, now=False)
-                if not self._options.update_in_backward:
-                    window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
+                if self._options.update_in_backward and self._layers.step > self._layers.committed_step:
+                    self.commit(optimizer, None)  # a tracked loader was not asked for the batch of this pass
+                window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
             window.order.begin("step" if torch.is_grad_enabled() else "pass")
         if torch.is_grad_enabled():
             self._num_passes += 1
-
-    # Under update_in_backward the step before is committed behind the forward pass: what is still being written of it
-    # then delays nothing. The commit carries what there is before that pass.
-
-    def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:
-        if not self._options.update_in_backward:
-            super().commit_if_due(optimizer, before_batch=before_batch)
-        elif self._layers is not None and before_batch:
-            self._between_steps()
-            self._prepare_commit(optimizer, self._layers, now=True)
-
-    def _prepare_commit(self, optimizer: Optimizer, layers: Layers, *, now: bool) -> None:
-        if not self._options.update_in_backward or self._prepared is not None or layers.step == layers.committed_step:
-            return
-        self.run_state.write(layers, self.run_state.pack(now=now))
-        self._prepared = optimizer.words(None)
-
-    def _begin_behind_commit(self, optimizer: Optimizer, layers: Layers) -> None:
-        assert self._window is not None
-        if self._prepared is not None:
-            self._window.needing_leases_to_end(layers.commit, self._prepared)
-            self._prepared = None
-            self._steps_since_commit = 0
-        self._window.needing_leases_to_end(self._begin, optimizer, layers, 1.0)
 
     def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
         try:
@@ -398,8 +369,7 @@ class Streamed(InStore):
                 + (" Or leave update_in_backward out: it needs gradients roughly in the order from the last unit to "
                    "the first." if self._in_order is not None else ""))
         if not self._in_step:
-            self._prepare_commit(optimizer, layers, now=True)
-            self._begin_behind_commit(optimizer, layers)
+            self._begin(optimizer, layers, 1.0)
         if self._in_order is not None:
             self._in_order.take(layer, parameter)
             return
@@ -495,7 +465,6 @@ class Streamed(InStore):
         self._window.release()
         self._window.order.cancel()
         layers.abandon()
-        self._prepared = None  # what was written for that commit is undone too
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         self._between_steps()
@@ -503,7 +472,6 @@ class Streamed(InStore):
             self._window.needing_leases_to_end(super().commit, optimizer, user)
         else:
             super().commit(optimizer, user)
-        self._prepared = None
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
         self._between_steps()

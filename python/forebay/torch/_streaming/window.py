@@ -76,13 +76,6 @@ class Order:
         self._layers.cancel_expected()
         self._ahead.clear()
 
-    def aside(self, call: Callable[[], None]) -> None:
-        """The call, with nothing announced while it lasts."""
-        rest = list(self._ahead)
-        self.cancel()
-        call()
-        self._announce(rest)
-
     def _announce(self, units: Sequence[int]) -> None:
         if units:
             self._layers.expect(units)
