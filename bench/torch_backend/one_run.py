@@ -48,7 +48,7 @@ def make_step(arguments, model):
     if arguments.who == "forebay":
         import forebay.torch
         engine = forebay.torch.stream(model, nvme=arguments.nvme, ram=arguments.ram, lr=1e-5,
-                                      durability=arguments.durability,
+                                      durability="step" if arguments.update_in_backward else arguments.durability,
                                       update_in_backward=arguments.update_in_backward)
         return engine, engine.backward, engine.step
     if arguments.who == "need":
