@@ -218,7 +218,6 @@ absl::Status EmbeddedRun::Begin(std::unique_ptr<TensorStore> store) {
   session.num_disks = static_cast<int>(options_.offload.nvme.size());
   session.num_open_layers = options_.num_open_layers;
   session.device = options_.device;
-  session.gradients_on_device = false;
   session.groups = options_.groups;
   FOREBAY_ASSIGN_OR_RETURN(
       session_, LayerSession::Create(plan_, std::move(session), std::move(store), budget_.get()));

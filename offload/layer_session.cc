@@ -24,7 +24,10 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
   result.arithmetic = options.arithmetic;
   result.gradient_dtype = options.offload.grad_dtype;
   result.gradient_area = plan.gradient_area;
-  result.gradient_device = options.gradients_on_device ? options.device : nullptr;
+  if (options.device_budget != nullptr) {
+    result.gradient_device = options.device;
+    result.gradient_device_budget = options.device_budget;
+  }
   result.num_threads =
       options.offload.update_threads > 0 ? options.offload.update_threads : options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;

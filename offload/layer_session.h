@@ -59,9 +59,10 @@ struct LayerSessionOptions {
   OffloadOptions offload;
   int threads = 1;             // of the update, where OffloadOptions::update_threads leaves it open
   ThreadPool* pool = nullptr;  // rounds gradients; nullptr: a pool of its own, of `threads`
-  Device* device = nullptr;    // layers are copied to it, and gradients lie there; nullptr: neither
-  bool gradients_on_device = true;  // false: they come from RAM, and layers alone are copied
-  int num_disks = 1;                // that write side by side: for the pace of commits
+  Device* device = nullptr;    // layers are copied to it; nullptr: to none
+  // Of the device, for gradients that lie there; nullptr: they come from RAM.
+  MemoryBudget* device_budget = nullptr;
+  int num_disks = 1;  // that write side by side: for the pace of commits
   // Computes updates in place of OffloadOptions::optimizer; nullptr: that does. For measurements.
   const TileArithmetic* arithmetic = nullptr;
   // Layers whose gradients AddGradient may be summing at one time; memory: OpenLayerBytes. 0:

@@ -1,30 +1,75 @@
 #include "forebay/optimizer/gradient_landing.h"
 
 #include <cstddef>
+#include <span>
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/optimizer/kernels/gradient_norm.h"
+#include "forebay/optimizer/kernels/round_gradient_cuda.h"
 
 namespace forebay {
 
+int64_t GradientLanding::DeviceBytes(DType dtype, int64_t largest_layer_elems) {
+  return largest_layer_elems * SizeOf(dtype) +
+         largest_layer_elems / kNormBlockElems * int64_t{sizeof(double)};
+}
+
+int64_t GradientLanding::ChargedBytes(DType dtype, int64_t largest_layer_elems) {
+  constexpr int64_t kNumPlaces = std::tuple_size_v<decltype(places_)>;
+  return kNumPlaces * HostBuffer::ChargedBytes(DeviceBytes(dtype, largest_layer_elems));
+}
+
 absl::StatusOr<std::unique_ptr<GradientLanding>> GradientLanding::Create(
-    Device* device, int64_t largest_layer_elems, MemoryBudget* budget) {
-  std::unique_ptr<GradientLanding> landing(new GradientLanding());
+    Device* device, DType dtype, int64_t largest_layer_elems, MemoryBudget* device_budget,
+    MemoryBudget* budget) {
+  std::unique_ptr<GradientLanding> landing(new GradientLanding(dtype, largest_layer_elems));
+  const int64_t bytes = DeviceBytes(dtype, largest_layer_elems);
   FOREBAY_ASSIGN_OR_RETURN(
-      landing->memory_,
-      HostBuffer::Create(budget, "gradient of one layer (fp32)",
-                         largest_layer_elems * int64_t{sizeof(float)}, {.device = device}));
+      landing->on_device_,
+      DeviceAllocation::Create(device_budget, device, "rounded gradient of one layer", bytes));
+  for (Place& place : landing->places_) {
+    FOREBAY_ASSIGN_OR_RETURN(place.memory, HostBuffer::Create(budget, "gradient of one layer",
+                                                              bytes, {.device = device}));
+    FOREBAY_ASSIGN_OR_RETURN(place.has_landed, device->CreateEvent());
+  }
   FOREBAY_ASSIGN_OR_RETURN(landing->stream_, device->CreateStream());
   return landing;
 }
 
-absl::StatusOr<std::span<const float>> GradientLanding::Fetch(const LayerGradient& gradient) {
-  const size_t bytes = gradient.elems.size_bytes();
-  FOREBAY_CHECK(bytes <= memory_.bytes().size());
+absl::Status GradientLanding::Start(const LayerGradient& gradient) {
+  const auto num_elems = static_cast<int64_t>(gradient.elems.size());
+  FOREBAY_CHECK(num_elems <= largest_layer_elems_ && num_elems % kNormBlockElems == 0);
+  FOREBAY_CHECK(num_started_ - num_landed_ < std::ssize(places_));
   if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*gradient.ready));
-  FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(memory_.bytes().first(bytes), gradient.elems.data()));
-  FOREBAY_RETURN_IF_ERROR(stream_->Await());
-  return memory_.As<float>().first(gradient.elems.size());
+  std::byte* const rounded = on_device_.address();
+  auto* const squares = reinterpret_cast<double*>(rounded + SquaresOffset());
+  FOREBAY_RETURN_IF_ERROR(stream_->Launch([&](void* native_stream) {
+    return RoundGradientCuda(gradient.elems.data(), num_elems, dtype_, rounded, squares,
+                             native_stream);
+  }));
+  if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
+  Place& place = PlaceOf(num_started_);
+  place.num_elems = num_elems;
+  const std::span<std::byte> to = place.memory.bytes();
+  FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(to.first(num_elems * SizeOf(dtype_)), rounded));
+  FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(
+      to.subspan(SquaresOffset(), num_elems / kNormBlockElems * sizeof(double)), squares));
+  FOREBAY_RETURN_IF_ERROR(stream_->Record(*place.has_landed));
+  ++num_started_;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RoundedGradient> GradientLanding::Land() {
+  FOREBAY_CHECK(AnyIsOnItsWay());
+  Place& place = PlaceOf(num_landed_);
+  FOREBAY_RETURN_IF_ERROR(place.has_landed->Await());
+  ++num_landed_;
+  const std::span<std::byte> bytes = place.memory.bytes();
+  return RoundedGradient{
+      .elems = bytes.first(place.num_elems * SizeOf(dtype_)),
+      .block_squares = {reinterpret_cast<const double*>(bytes.data() + SquaresOffset()),
+                        static_cast<size_t>(place.num_elems / kNormBlockElems)}};
 }
 
 }  // namespace forebay

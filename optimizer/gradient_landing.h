@@ -1,14 +1,19 @@
-// Brings a layer's gradients from a device to RAM, where they are rounded and held.
+// Brings the gradients of layers from a device to RAM: rounded there, as they are to be held, and
+// with the sums of their squares. While one is on its way the device may compute the next.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "forebay/base/dtype.h"
 #include "forebay/device/device.h"
+#include "forebay/memory/device_allocation.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
+#include "forebay/optimizer/held_gradients.h"
 #include "forebay/step/layer_compute.h"
 
 namespace forebay {
@@ -16,26 +21,47 @@ namespace forebay {
 // Owned by one thread.
 class GradientLanding {
  public:
-  // For layers of at most `largest_layer_elems`. Create charges ChargedBytes(). `device` and
-  // `budget` must outlive it. OutOfMemoryError, EnvironmentError.
-  static absl::StatusOr<std::unique_ptr<GradientLanding>> Create(Device* device,
+  // For layers of at most `largest_layer_elems`, rounded to `dtype`. Create charges
+  // DeviceBytes() to the device's budget, and ChargedBytes() to `budget`. All that is pointed to
+  // must outlive it. OutOfMemoryError, EnvironmentError.
+  static absl::StatusOr<std::unique_ptr<GradientLanding>> Create(Device* device, DType dtype,
                                                                  int64_t largest_layer_elems,
+                                                                 MemoryBudget* device_budget,
                                                                  MemoryBudget* budget);
 
-  static int64_t ChargedBytes(int64_t largest_layer_elems) {
-    return HostBuffer::ChargedBytes(largest_layer_elems * int64_t{sizeof(float)});
-  }
+  static int64_t DeviceBytes(DType dtype, int64_t largest_layer_elems);
+  static int64_t ChargedBytes(DType dtype, int64_t largest_layer_elems);
 
-  // The gradients in RAM, complete, valid until the next call. The memory of `gradient` is free for
-  // reuse on return. EnvironmentError when the device failed.
-  absl::StatusOr<std::span<const float>> Fetch(const LayerGradient& gradient);
+  // Begins to bring one, whose memory is borrowed until gradient.taken is reached. At most two are
+  // on their way at one time. EnvironmentError.
+  absl::Status Start(const LayerGradient& gradient);
+  // Waits for the one that was started first. In RAM until the second Start from here.
+  // EnvironmentError when the device failed. Requires: one is on its way.
+  absl::StatusOr<RoundedGradient> Land();
+  bool AnyIsOnItsWay() const { return num_landed_ < num_started_; }
+  // Forgets what is on its way.
+  void Drop() { num_landed_ = num_started_; }
 
  private:
-  GradientLanding() = default;
+  // In RAM: the rounded gradient, behind it the sums.
+  struct Place {
+    HostBuffer memory;
+    std::unique_ptr<Event> has_landed;
+    int64_t num_elems = 0;
+  };
+  GradientLanding(DType dtype, int64_t largest_layer_elems)
+      : dtype_(dtype), largest_layer_elems_(largest_layer_elems) {}
+  Place& PlaceOf(int64_t number) { return places_[number % std::ssize(places_)]; }
+  int64_t SquaresOffset() const { return largest_layer_elems_ * SizeOf(dtype_); }
 
-  // In this order: the stream ends before the memory that it writes to.
-  HostBuffer memory_;
+  const DType dtype_;
+  const int64_t largest_layer_elems_;
+  // In this order: the stream ends before the memory that it uses.
+  DeviceAllocation on_device_;  // laid out as a place; one is enough, as the stream has an order
+  std::array<Place, 2> places_;
   std::unique_ptr<Stream> stream_;
+  int64_t num_started_ = 0;
+  int64_t num_landed_ = 0;
 };
 
 }  // namespace forebay

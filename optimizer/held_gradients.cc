@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
 #include "fmt/format.h"
 #include "forebay/aio/block_device.h"
+#include "forebay/base/bfloat16.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
@@ -19,6 +21,16 @@ namespace forebay {
 // A task of the rounding is what has a checksum of its own: long enough to hide the cost of handing
 // it out, short enough to share a small layer.
 static_assert(kSealElems % kNormBlockElems == 0);
+
+namespace {
+
+float FloatAt(const std::byte* elems, DType dtype, int64_t i) {
+  if (dtype == DType::kF32) return reinterpret_cast<const float*>(elems)[i];
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(elems)[i];
+  return dtype == DType::kBF16 ? Bf16ToFloat(bits) : Fp16ToFloat(bits);
+}
+
+}  // namespace
 
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem, GradientArea area) {
@@ -113,7 +125,7 @@ void HeldGradients::SetHalf(int half) {
   half_ = half;
 }
 
-absl::Status HeldGradients::CheckHand(int layer, size_t num_elems) const {
+absl::Status HeldGradients::CheckHand(int layer, size_t num_elems, int on_its_way) const {
   const TileMap& tiles = store_->tiles();
   if (layer < 0 || layer >= tiles.num_streamed_layers()) {
     return UsageError(
@@ -121,7 +133,7 @@ absl::Status HeldGradients::CheckHand(int layer, size_t num_elems) const {
                     layer, tiles.num_streamed_layers() - 1));
   }
   const std::string& name = store_->inventory().layers()[layer].name;
-  if (handed_[layer]) {
+  if (handed_[layer] || layer == on_its_way) {
     return UsageError(
         fmt::format("optimizer: the gradient of layer '{}' is handed over twice in a step. Add up "
                     "what it is made of first",
@@ -136,16 +148,30 @@ absl::Status HeldGradients::CheckHand(int layer, size_t num_elems) const {
   return absl::OkStatus();
 }
 
+absl::Status HeldGradients::PaddingError(int layer, const Padding& padding, int64_t elem,
+                                         float value) const {
+  return UsageError(fmt::format(
+      "optimizer: the gradient of layer '{}' has {} at element {}, which is of no tensor. Fill its "
+      "padding (elements {} to {} here) with zeros",
+      store_->inventory().layers()[layer].name, value, elem, padding.first_elem,
+      padding.end_elem - 1));
+}
+
+// Anything else would creep into the norm and, from there, into every weight.
 absl::Status HeldGradients::CheckPadding(int layer, std::span<const float> gradient) const {
   for (const Padding& padding : paddings_[layer]) {
-    // Anything else would creep into the norm and, from there, into every weight.
     for (int64_t i = padding.first_elem; i < padding.end_elem; ++i) {
-      if (gradient[i] == 0) continue;
-      return UsageError(fmt::format(
-          "optimizer: the gradient of layer '{}' has {} at element {}, which is of no tensor. Fill "
-          "its padding (elements {} to {} here) with zeros",
-          store_->inventory().layers()[layer].name, gradient[i], i, padding.first_elem,
-          padding.end_elem - 1));
+      if (gradient[i] != 0) return PaddingError(layer, padding, i, gradient[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HeldGradients::CheckPadding(int layer, const RoundedGradient& gradient) const {
+  for (const Padding& padding : paddings_[layer]) {
+    for (int64_t i = padding.first_elem; i < padding.end_elem; ++i) {
+      const float value = FloatAt(gradient.elems.data(), dtype_, i);
+      if (value != 0) return PaddingError(layer, padding, i, value);
     }
   }
   return absl::OkStatus();
@@ -153,15 +179,27 @@ absl::Status HeldGradients::CheckPadding(int layer, std::span<const float> gradi
 
 absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
                                  std::span<const ElemRange> as_zeros) {
+  FOREBAY_CHECK(static_cast<int64_t>(gradient.size()) == store_->tiles().layer_elems(layer));
+  return TakeLayer(layer, {.elems = gradient, .rounded = {}, .as_zeros = as_zeros}, pool);
+}
+
+absl::Status HeldGradients::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
+                                 std::span<const ElemRange> as_zeros) {
   const int64_t num_elems = store_->tiles().layer_elems(layer);
-  FOREBAY_CHECK(static_cast<int64_t>(gradient.size()) == num_elems);
+  FOREBAY_CHECK(std::ssize(gradient.elems) == num_elems * elem_bytes());
+  FOREBAY_CHECK(std::ssize(gradient.block_squares) == num_elems / kNormBlockElems);
+  return TakeLayer(layer, {.elems = {}, .rounded = gradient, .as_zeros = as_zeros}, pool);
+}
+
+absl::Status HeldGradients::TakeLayer(int layer, const Gradient& gradient, ThreadPool& pool) {
   FOREBAY_CHECK(!handed_[layer]);
   const TileMap& tiles = store_->tiles();
   for (int tile = tiles.first_tile(layer); tile < tiles.first_tile(layer + 1); ++tile) {
-    FOREBAY_RETURN_IF_ERROR(RoundTile(tile, {gradient, as_zeros}, pool));
+    FOREBAY_RETURN_IF_ERROR(RoundTile(tile, gradient, pool));
   }
   double sum = 0;
-  for (int64_t block = 0; block < num_elems / kNormBlockElems; ++block) sum += block_sums_[block];
+  const int64_t num_blocks = tiles.layer_elems(layer) / kNormBlockElems;
+  for (int64_t block = 0; block < num_blocks; ++block) sum += block_sums_[block];
   layer_sums_[layer] = sum;
   handed_[layer] = true;
   return absl::OkStatus();
@@ -174,28 +212,42 @@ void HeldGradients::Round(int tile, const Gradient& gradient, std::byte* to, Thr
     const int64_t end = std::min(t.num_elems, (task + 1) * kSealElems);
     for (int64_t elem = task * kSealElems; elem < end; elem += kNormBlockElems) {
       block_sums_[(t.first_elem + elem) / kNormBlockElems] =
-          RoundBlock(gradient, t.first_elem + elem, to + elem * elem_bytes());
+          TakeBlock(gradient, t.first_elem + elem, to + elem * elem_bytes());
     }
     if (seals) seals_[half_].Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
   });
 }
 
-double HeldGradients::RoundBlock(const Gradient& gradient, int64_t first_elem,
-                                 std::byte* to) const {
+void HeldGradients::Load(const Gradient& gradient, int64_t first_elem, std::span<float> to) const {
+  const std::byte* const rounded = gradient.rounded.elems.data();
+  for (size_t i = 0; i < to.size(); ++i) {
+    const int64_t elem = first_elem + static_cast<int64_t>(i);
+    to[i] = rounded == nullptr ? gradient.elems[elem] : FloatAt(rounded, dtype_, elem);
+  }
+}
+
+double HeldGradients::TakeBlock(const Gradient& gradient, int64_t first_elem, std::byte* to) const {
   const int64_t end_elem = first_elem + kNormBlockElems;
   auto zeros = std::ranges::upper_bound(gradient.as_zeros, first_elem, {}, &ElemRange::end_elem);
   const auto is_in_block = [&] {
     return zeros != gradient.as_zeros.end() && zeros->first_elem < end_elem;
   };
-  const float* const from = gradient.elems.data() + first_elem;
-  if (!is_in_block()) return arithmetic_->RoundGradient(from, dtype_, to);
+  const RoundedGradient& rounded = gradient.rounded;
+  if (!is_in_block() && rounded.elems.empty()) {
+    return arithmetic_->RoundGradient(gradient.elems.data() + first_elem, dtype_, to);
+  }
+  if (!is_in_block()) {
+    std::memcpy(to, rounded.elems.data() + first_elem * elem_bytes(),
+                static_cast<size_t>(kNormBlockElems * elem_bytes()));
+    return rounded.block_squares[first_elem / kNormBlockElems];
+  }
   std::array<float, kNormBlockElems> block;
-  std::copy_n(from, kNormBlockElems, block.begin());
+  Load(gradient, first_elem, block);
   for (; is_in_block(); ++zeros) {
     std::fill(block.begin() + (std::max(zeros->first_elem, first_elem) - first_elem),
               block.begin() + (std::min(zeros->end_elem, end_elem) - first_elem), 0.0f);
   }
-  return arithmetic_->RoundGradient(block.data(), dtype_, to);
+  return arithmetic_->RoundGradient(block.data(), dtype_, to);  // what is rounded stays as it is
 }
 
 absl::Status HeldGradients::RoundTile(int tile, const Gradient& gradient, ThreadPool& pool) {

@@ -38,6 +38,13 @@ struct GradientPlaces {
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem, GradientArea area);
 
+// A layer's gradient as it is held: rounded, and for each kNormBlockElems of it the sum of their
+// squares, as RoundAndSumSquares gives both.
+struct RoundedGradient {
+  std::span<const std::byte> elems;
+  std::span<const double> block_squares;
+};
+
 // Takes the rounded gradients of tiles that wait nowhere (Placement::WaitsForNorm).
 class GradientSink {
  public:
@@ -80,12 +87,17 @@ class HeldGradients {
   // From here on, until the next call, reads are of what was handed over or recovered so far.
   void BeginUpdate() { update_half_ = half_; }
   // UsageError where no gradient of the layer, of so many elements, may be handed over now.
-  absl::Status CheckHand(int layer, size_t num_elems) const;
+  // `on_its_way`: a layer that counts as handed over; -1: none.
+  absl::Status CheckHand(int layer, size_t num_elems, int on_its_way = -1) const;
   // UsageError where the padding of a layer's gradient is not zero.
   absl::Status CheckPadding(int layer, std::span<const float> gradient) const;
+  absl::Status CheckPadding(int layer, const RoundedGradient& gradient) const;
   // As OffloadedOptimizer::Hand. `as_zeros`: elements that are held as zero whatever they are, in
   // order. Requires: CheckHand and CheckPadding.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
+                    std::span<const ElemRange> as_zeros = {});
+  // The same of one that was rounded elsewhere, to dtype().
+  absl::Status Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
                     std::span<const ElemRange> as_zeros = {});
   // Whether any layer was handed over since Finish, Recover or Abandon.
   bool AnyHanded() const;
@@ -134,16 +146,21 @@ class HeldGradients {
     IoOp op;
     int layer = 0;  // for messages
   };
-  // A layer's.
+  // A layer's, which is rounded already or is not.
   struct Gradient {
     std::span<const float> elems;
+    RoundedGradient rounded;
     std::span<const ElemRange> as_zeros;
   };
-  // Rounds the tile's part of its layer's gradient to `to`, fills its blocks' sums, and takes the
-  // checksums of what goes to the area.
+  absl::Status TakeLayer(int layer, const Gradient& gradient, ThreadPool& pool);
+  absl::Status PaddingError(int layer, const Padding& padding, int64_t elem, float value) const;
+  // Brings the tile's part of its layer's gradient, rounded, to `to`, fills its blocks' sums, and
+  // takes the checksums of what goes to the area.
   void Round(int tile, const Gradient& gradient, std::byte* to, ThreadPool& pool);
-  // The sum of squares of the block that begins at `first_elem` of the layer.
-  double RoundBlock(const Gradient& gradient, int64_t first_elem, std::byte* to) const;
+  // Gives the sum of squares of the block that begins at `first_elem` of the layer.
+  double TakeBlock(const Gradient& gradient, int64_t first_elem, std::byte* to) const;
+  // The elements from there on, as they are.
+  void Load(const Gradient& gradient, int64_t first_elem, std::span<float> to) const;
   absl::Status RoundTile(int tile, const Gradient& gradient, ThreadPool& pool);
   void StartSpill(int tile, std::span<std::byte> buffer, Spill& spill);
   absl::Status AwaitSpill(Spill& spill);

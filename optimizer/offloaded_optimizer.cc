@@ -57,8 +57,8 @@ int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& option
   int64_t landing_bytes = 0;
   for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_streamed_layers();
        ++layer) {
-    landing_bytes =
-        std::max(landing_bytes, GradientLanding::ChargedBytes(tiles.layer_elems(layer)));
+    landing_bytes = std::max(landing_bytes, GradientLanding::ChargedBytes(
+                                                options.gradient_dtype, tiles.layer_elems(layer)));
   }
   return landing_bytes +
          options.num_staging_tiles *
@@ -97,8 +97,9 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
                             &impl->arithmetic(), store, budget, std::move(gradient_staging)));
   if (options.gradient_device != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
-        impl->landing, GradientLanding::Create(options.gradient_device,
-                                               store->inventory().largest_layer_elems(), budget));
+        impl->landing, GradientLanding::Create(options.gradient_device, options.gradient_dtype,
+                                               store->inventory().largest_layer_elems(),
+                                               options.gradient_device_budget, budget));
   }
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
@@ -250,10 +251,11 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
         backward_finished ? "Begin the update or abandon the step first"
                           : "Let every layer come in first, so that its update is applied"));
   }
-  FOREBAY_RETURN_IF_ERROR(gradients->CheckHand(layer, num_elems));
+  FOREBAY_RETURN_IF_ERROR(gradients->CheckHand(layer, num_elems, on_its_way.layer));
   FOREBAY_RETURN_IF_ERROR(tensors->CheckHand(layer, without_gradient));
   if (!speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
-  const int expected = speculative_layers[num_speculated];
+  const bool one_comes = on_its_way.layer >= 0 && !placement.WaitsForNorm(on_its_way.layer);
+  const int expected = speculative_layers[num_speculated + (one_comes ? 1 : 0)];
   if (layer == expected) return absl::OkStatus();
   const std::vector<LayerSpec>& layers = store->inventory().layers();
   return UsageError(
@@ -263,7 +265,8 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
 }
 
 // Requires: the gradient fits, as Hand has checked.
-absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, std::span<const float> gradient,
+template <typename Gradient>
+absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, const Gradient& gradient,
                                                     ThreadPool& compute,
                                                     std::span<const int> without_gradient) {
   ChooseHalf();
@@ -287,6 +290,7 @@ absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient
                                       std::span<const int> without_gradient) {
   FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.size(), without_gradient));
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, gradient));
+  FOREBAY_RETURN_IF_ERROR(impl_->Land());
   return impl_->TakeGradient(layer, gradient, pool, without_gradient);
 }
 
@@ -303,8 +307,20 @@ absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, 
         "optimizer: a gradient is handed over on a device, and the optimizer was made without one. "
         "Make it with the device, or copy the gradient to memory first");
   }
-  FOREBAY_ASSIGN_OR_RETURN(const std::span<const float> fetched, impl_->landing->Fetch(gradient));
-  return Hand(layer, fetched, pool, without_gradient);
+  FOREBAY_RETURN_IF_ERROR(impl_->landing->Start(gradient));
+  FOREBAY_RETURN_IF_ERROR(impl_->Land());
+  impl_->on_its_way = {.layer = layer, .compute = &pool};
+  impl_->tensors->Hand(layer, without_gradient);
+  return absl::OkStatus();
+}
+
+absl::Status OffloadedOptimizer::Impl::Land() {
+  const auto [layer, compute] = on_its_way;
+  if (layer < 0) return absl::OkStatus();
+  on_its_way = {};
+  FOREBAY_ASSIGN_OR_RETURN(const RoundedGradient gradient, landing->Land());
+  FOREBAY_RETURN_IF_ERROR(gradients->CheckPadding(layer, gradient));
+  return TakeGradient(layer, gradient, *compute, {});
 }
 
 // The half of the gradient area, by the number of the step to come: so what an update needs that is
@@ -332,6 +348,7 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
         "optimizer: a step's backward pass is said to have ended twice. Begin the update or "
         "abandon the step");
   }
+  FOREBAY_RETURN_IF_ERROR(impl_->Land());
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->Finish());
   GradientStats stats;
   double sum = 0;
@@ -406,6 +423,8 @@ RecoveredGradients OffloadedOptimizer::RecoverGradients(
 }
 
 void OffloadedOptimizer::AbandonStep() {
+  if (impl_->landing != nullptr) impl_->landing->Drop();
+  impl_->on_its_way = {};
   impl_->gradients->Abandon();
   impl_->tensors->AbandonStep();
   if (impl_->speculates) {

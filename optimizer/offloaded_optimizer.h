@@ -48,9 +48,11 @@ struct OffloadedOptimizerOptions {
   DType gradient_dtype = DType::kBF16;  // what Hand rounds to
   // kAll: for PublishIntent. The store has an intent file and two slots then.
   GradientArea gradient_area = GradientArea::kSpilled;
-  Device* gradient_device = nullptr;  // where Hand's gradients may lie; nullptr: all in RAM
-  int num_threads = 1;                // of the update
-  int num_staging_tiles = 4;          // state tiles in flight; >= 2
+  // Where Hand's gradients may lie, and its memory; nullptr: all in RAM.
+  Device* gradient_device = nullptr;
+  MemoryBudget* gradient_device_budget = nullptr;
+  int num_threads = 1;        // of the update
+  int num_staging_tiles = 4;  // state tiles in flight; >= 2
   // Every layer once, as Hand gets them: for placements with other UpdateTimes than kOnRead.
   std::vector<int> hand_over_order;
   // When the placement may have layers updated, for StagingBytes.
@@ -135,7 +137,9 @@ class OffloadedOptimizer : public TileUpdater {
   // UsageError, StorageError.
   absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
                     std::span<const int> without_gradient = {});
-  // The same of gradients that may not be complete yet, or lie on the options' device.
+  // The same of gradients that may not be complete yet, or lie on the options' device. Those are
+  // rounded there, and on their way on return: `pool` is used, and what is wrong with them is an
+  // error, until the next call, or the next but one.
   absl::Status Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
                     std::span<const int> without_gradient = {});
 

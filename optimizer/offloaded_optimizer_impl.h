@@ -38,14 +38,20 @@ struct OffloadedOptimizer::Impl {
   absl::Status MakeDelays();
   absl::Status EndSpeculation(bool& complete);
   absl::Status CheckHand(int layer, size_t num_elems, std::span<const int> without_gradient) const;
-  absl::Status TakeGradient(int layer, std::span<const float> gradient, ThreadPool& compute,
+  // `gradient`: a span of floats, or a RoundedGradient.
+  template <typename Gradient>
+  absl::Status TakeGradient(int layer, const Gradient& gradient, ThreadPool& compute,
                             std::span<const int> without_gradient);
+  // Takes the gradient that is on its way, where one is.
+  absl::Status Land();
   absl::Status CheckBeginUpdate(const UpdateScalars& scalars, ResidentWrites writes_resident,
                                 UpdateTiming timing) const;
   // What every update begins with.
   void TakeStep(const UpdateScalars& scalars, ResidentWrites writes_resident);
   // Whether gradients of a step are there, or it speculates.
-  bool StepIsOpen() const { return speculates || backward_finished || gradients->AnyHanded(); }
+  bool StepIsOpen() const {
+    return speculates || backward_finished || on_its_way.layer >= 0 || gradients->AnyHanded();
+  }
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
   void ChooseHalf();
   absl::Status UpdateBeside(int tile, const StagingBuffer& buffer,
@@ -101,7 +107,12 @@ struct OffloadedOptimizer::Impl {
   int64_t delayed_from = -1;  // the committed step when the last delayed update began
   bool speculates = false;    // since BeginSpeculation, until BeginUpdate or AbandonStep
   size_t num_speculated = 0;  // speculative layers handed over since then
-  double most_squares = 0;    // of the norm with which it goes on
+  // The layer whose gradient was handed over on a device, and is not taken yet; -1: none.
+  struct {
+    int layer = -1;
+    ThreadPool* compute = nullptr;
+  } on_its_way;
+  double most_squares = 0;  // of the norm with which it goes on
   double handed_squares = 0;
   bool speculation_is_complete = true;  // of FinishBackward
   bool backward_finished = false;

@@ -15,12 +15,14 @@ namespace forebay {
 
 struct MicroBatch;  // data/micro_batch.h
 
-// The fp32 gradients of a layer's flat vector (base/tensor_spec.h). Valid until the implementation
-// computes the gradients of another layer.
+// The fp32 gradients of a layer's flat vector (base/tensor_spec.h).
 struct LayerGradient {
   std::span<const float> elems;  // addresses on `device`
   DeviceKind device = DeviceKind::kHost;
   Event* ready = nullptr;  // when they are complete; nullptr: now
+  // Who takes gradients on a device, and returns before it has read them, records here when it has:
+  // they are not overwritten before. nullptr: they may be when it returns.
+  Event* taken = nullptr;
 };
 
 // The weights that a pass holds at this moment.

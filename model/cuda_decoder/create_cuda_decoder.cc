@@ -39,9 +39,9 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
   FOREBAY_RETURN_IF_ERROR(
       allocate(activation_gradient_, "activation gradients", layout_.activation_gradient));
   FOREBAY_RETURN_IF_ERROR(
-      allocate(block_gradient_, "gradient of one block (fp32)", layout_.block_gradient));
+      allocate(block_gradient_.memory, "gradient of one block (fp32)", layout_.block_gradient));
   FOREBAY_RETURN_IF_ERROR(
-      allocate(large_gradient_, "gradient of the embedding (fp32)", layout_.large_gradient));
+      allocate(large_gradient_.memory, "gradient of the embedding (fp32)", layout_.large_gradient));
   FOREBAY_RETURN_IF_ERROR(allocate(loss_sums_, "losses", layout_.losses));
   FOREBAY_ASSIGN_OR_RETURN(host_loss_sums_, HostBuffer::Create(host_budget, "losses",
                                                                layout_.losses, {.device = device}));
@@ -50,6 +50,8 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
                                                  device_budget, host_budget));
   FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
   FOREBAY_ASSIGN_OR_RETURN(gradient_is_complete_, device->CreateEvent());
+  FOREBAY_ASSIGN_OR_RETURN(block_gradient_.is_taken, device->CreateEvent());
+  FOREBAY_ASSIGN_OR_RETURN(large_gradient_.is_taken, device->CreateEvent());
   FOREBAY_ASSIGN_OR_RETURN(losses_are_there_, device->CreateEvent());
   for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
     FOREBAY_ASSIGN_OR_RETURN(used_.emplace_back(), device->CreateEvent());

@@ -16,9 +16,8 @@ CudaLayerCompute::CudaLayerCompute(const DecoderConfig& config, const CudaDecode
       layout_(config, options),
       kept_in_slot_(static_cast<size_t>(inventory_.num_layers()), -1) {}
 
-std::span<float> CudaLayerCompute::Gradient(int layer) const {
-  const DeviceAllocation& memory =
-      HasLargeGradient(config_, layer) ? large_gradient_ : block_gradient_;
+std::span<float> CudaLayerCompute::Gradient(int layer) {
+  const DeviceAllocation& memory = PlaceOf(layer).memory;
   const int64_t elems = inventory_.layers()[layer].num_elems;
   FOREBAY_CHECK(elems * static_cast<int64_t>(sizeof(float)) <= memory.size_bytes());
   return {reinterpret_cast<float*>(memory.address()), static_cast<size_t>(elems)};
@@ -26,6 +25,7 @@ std::span<float> CudaLayerCompute::Gradient(int layer) const {
 
 absl::Status CudaLayerCompute::ZeroGradient(int layer) {
   const std::span<float> gradient = Gradient(layer);
+  FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*PlaceOf(layer).is_taken));
   return stream_->Fill(gradient.data(), std::byte{0}, static_cast<int64_t>(gradient.size_bytes()));
 }
 
@@ -192,8 +192,10 @@ void CudaLayerCompute::Drop(int layer) {
 }
 
 LayerGradient CudaLayerCompute::GradientOf(int layer) {
-  return {
-      .elems = Gradient(layer), .device = DeviceKind::kCuda, .ready = gradient_is_complete_.get()};
+  return {.elems = Gradient(layer),
+          .device = DeviceKind::kCuda,
+          .ready = gradient_is_complete_.get(),
+          .taken = PlaceOf(layer).is_taken.get()};
 }
 
 absl::StatusOr<double> CudaLayerCompute::LossSumOf(size_t batch) {

@@ -51,7 +51,15 @@ class CudaLayerCompute final : public LayerCompute {
   int64_t OffsetOf(size_t batch) const {
     return first_token_[batch] * config_.hidden_size * SizeOf(options_.dtype);
   }
-  std::span<float> Gradient(int layer) const;
+  // Where layers' gradients are made, one at a time.
+  struct GradientPlace {
+    DeviceAllocation memory;
+    std::unique_ptr<Event> is_taken;  // by whoever brings what was in it to RAM
+  };
+  GradientPlace& PlaceOf(int layer) {
+    return HasLargeGradient(config_, layer) ? large_gradient_ : block_gradient_;
+  }
+  std::span<float> Gradient(int layer);
   absl::Status ZeroGradient(int layer);
 
   // The layer's weights, which the stream waits for.
@@ -83,8 +91,8 @@ class CudaLayerCompute final : public LayerCompute {
   const CudaDecoderLayout layout_;
 
   // Memory before the stream that uses it, so that it ends first; events before it too.
-  DeviceAllocation workspace_memory_, activations_, activation_gradient_;
-  DeviceAllocation block_gradient_, large_gradient_, loss_sums_;
+  DeviceAllocation workspace_memory_, activations_, activation_gradient_, loss_sums_;
+  GradientPlace block_gradient_, large_gradient_;
   HostBuffer host_loss_sums_;
   std::unique_ptr<DeviceBatches> batches_;
   std::vector<std::unique_ptr<Event>> used_;  // by layer

@@ -6,6 +6,7 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/device/kernel.h"
+#include "forebay/optimizer/kernels/elements_cuda.h"
 #include "forebay/optimizer/kernels/rule_scalars.h"
 #include "forebay/optimizer/kernels/update_cuda.h"
 
@@ -15,33 +16,6 @@ namespace {
 constexpr int kThreadsPerBlock = 256;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 static_assert(kMomentBlockElems == 32, "a block of moments is a warp");
-
-// As Fp16ToFloat and FloatToFp16 of base/bfloat16.h.
-__device__ float FloatOfFp16(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
-  const uint32_t exponent = (bits >> 10) & 0x1fu;
-  const uint32_t mantissa = bits & 0x3ffu;
-  if (exponent == 0x1f) return __uint_as_float(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return __uint_as_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
-  const float magnitude = __fmul_rn(static_cast<float>(mantissa), 0x1p-24f);
-  return sign ? -magnitude : magnitude;
-}
-__device__ uint16_t Fp16OfFloat(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  const uint32_t sign = (bits >> 16) & 0x8000u;
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
-  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {
-    const float shifted = __fadd_rn(__uint_as_float(magnitude), 0.5f);
-    return static_cast<uint16_t>(sign | (__float_as_uint(shifted) - 0x3f000000u));
-  }
-  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
-  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
-}
-__device__ float FloatOfBf16(uint16_t bits) {
-  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
-}
 
 __device__ float LoadGradient(const TileRun& run, int64_t i) {
   if (run.gradient_dtype == DType::kF32) return static_cast<const float*>(run.gradient)[i];

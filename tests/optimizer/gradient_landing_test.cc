@@ -1,102 +1,224 @@
+// Gradients that lie on a GPU: rounded there to the reference's bits, and mistakes with them. That
+// all ways to update give the same with them is in tensor_updates_test.cc.
 #include "forebay/optimizer/gradient_landing.h"
 
+#include <bit>
+#include <cmath>
+#include <limits>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "forebay/base/check.h"
+#include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
-#include "forebay/tests/optimizer/far_device.h"
+#include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
+#include "gtest/gtest.h"
 
 namespace forebay {
 namespace {
 
+using testing::HasSubstr;
+
 class GradientLandingTest : public testing::Test {
  protected:
-  std::unique_ptr<OffloadedRun> Start(const std::string& name, Device* device) {
-    OffloadedRun::Options options;
-    options.gradients = Tiers::kMixed;
-    options.gradient_device = device;
-    auto run = OffloadedRun::Start(options, folder_.Path(name));
+  void SetUp() override {
+    auto cuda = CreateCudaDevice(0);
+    if (!cuda.ok()) GTEST_SKIP() << MessageOf(cuda.status());
+    device_ = *std::move(cuda);
+  }
+  std::unique_ptr<OffloadedRun> Start(OffloadedRun::Options options) {
+    options.gradient_device = device_.get();
+    auto run = OffloadedRun::Start(options, folder_.path());
     FOREBAY_CHECK(run.ok());
     return *std::move(run);
   }
 
-  // Hands over as a device would: the gradients are on their way when Hand is called, through
-  // memory and an event that are used again for every layer.
-  absl::StatusOr<GradientStats> BackwardOnDevice(OffloadedRun& run, int64_t step) {
-    const Inventory& inventory = run.store().inventory();
-    std::vector<std::vector<float>> sent;  // until the stream has read them, whenever that is
-    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Event> ready, device_.CreateEvent());
-    FOREBAY_ASSIGN_OR_RETURN(const DeviceBuffer memory,
-                             device_.Allocate(inventory.largest_layer_elems() * 4));
-    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, device_.CreateStream());
-    for (int layer = run.num_layers() - 1; layer >= 0; --layer) {
-      const std::vector<float>& gradient = sent.emplace_back(GradientOf(inventory, layer, step));
-      FOREBAY_RETURN_IF_ERROR(
-          stream->CopyToDevice(memory.address(), std::as_bytes(std::span(gradient))));
-      FOREBAY_RETURN_IF_ERROR(stream->Record(*ready));
-      FOREBAY_RETURN_IF_ERROR(run.optimizer().Hand(layer,
-                                                   {.elems = {memory.As<float>(), gradient.size()},
-                                                    .device = DeviceKind::kCuda,
-                                                    .ready = ready.get()},
-                                                   run.pool()));
-    }
-    return run.optimizer().FinishBackward();
-  }
-
-  TemporaryFolder folder_;
-  FarDevice device_;
+  const TemporaryFolder folder_;
+  std::unique_ptr<Device> device_;
 };
 
-TEST_F(GradientLandingTest, GradientsOfADeviceAreThoseOfTheHost) {
-  const auto host = Start("host", nullptr);
-  const auto device = Start("device", &device_);
-  for (const int64_t step : {1, 2}) {
-    const auto expected = host->Backward(step);
-    const auto stats = BackwardOnDevice(*device, step);
-    ASSERT_TRUE(expected.ok() && stats.ok()) << stats.status();
-    EXPECT_EQ(stats->norm, expected->norm);
-    EXPECT_EQ(stats->first_nonfinite_layer, -1);
-    host->optimizer().AbandonStep();
-    device->optimizer().AbandonStep();
+// Of all sizes, and in the first block what has bits of its own in some type.
+std::vector<float> GradientWithOddValues(int64_t num_blocks, uint64_t seed) {
+  const CounterRng rng(seed);
+  std::vector<float> gradient(static_cast<size_t>(num_blocks * kNormBlockElems));
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    gradient[i] =
+        static_cast<float>(rng.Normal(i) * std::pow(10.0, static_cast<double>(i % 50) - 45));
   }
+  const float odd[] = {0.0f,   -0.0f,        65519.0f,   65520.0f,   -3e38f,      3.4e38f,
+                       1e-45f, 0x1.01p-126f, 0x1.008p0f, 0x1.018p0f, 0x1.0081p0f, 6e-8f};
+  std::ranges::copy(odd, gradient.begin() + 5);
+  return gradient;
 }
 
-TEST_F(GradientLandingTest, AGradientInRamMayHaveAnEventToo) {
-  const auto run = Start("host", nullptr);
+class RoundingOnAGpu : public GradientLandingTest, public testing::WithParamInterface<DType> {
+ protected:
+  // Brings the gradients to RAM, two on their way at a time, and compares.
+  void ExpectTheBitsOfTheReference(const std::vector<std::vector<float>>& gradients) {
+    constexpr int64_t kMostElems = 20 * kNormBlockElems;
+    MemoryBudget device_budget(0), budget(0);
+    auto landing =
+        GradientLanding::Create(device_.get(), GetParam(), kMostElems, &device_budget, &budget);
+    ASSERT_TRUE(landing.ok()) << landing.status();
+    EXPECT_EQ(device_budget.used_bytes(), GradientLanding::DeviceBytes(GetParam(), kMostElems));
+    EXPECT_EQ(budget.used_bytes(), GradientLanding::ChargedBytes(GetParam(), kMostElems));
+    const auto memory = device_->Allocate(kMostElems * 4);
+    const auto ready = device_->CreateEvent(), taken = device_->CreateEvent();
+    const auto stream = device_->CreateStream();
+    ASSERT_TRUE(memory.ok() && ready.ok() && taken.ok() && stream.ok());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const std::vector<float>& gradient = gradients[i];
+      ASSERT_TRUE((*stream)->WaitFor(**taken).ok());
+      ASSERT_TRUE(
+          (*stream)->CopyToDevice(memory->address(), std::as_bytes(std::span(gradient))).ok());
+      ASSERT_TRUE((*stream)->Record(**ready).ok());
+      const LayerGradient handed = {.elems = {memory->As<float>(), gradient.size()},
+                                    .device = DeviceKind::kCuda,
+                                    .ready = ready->get(),
+                                    .taken = taken->get()};
+      ASSERT_TRUE((*landing)->Start(handed).ok());
+      if (i > 0) ExpectLands(**landing, gradients[i - 1]);
+    }
+    ExpectLands(**landing, gradients.back());
+    EXPECT_FALSE((*landing)->AnyIsOnItsWay());
+  }
+  static void ExpectLands(GradientLanding& landing, const std::vector<float>& gradient) {
+    const auto rounded = landing.Land();
+    ASSERT_TRUE(rounded.ok()) << rounded.status();
+    std::vector<std::byte> expected(gradient.size() * static_cast<size_t>(SizeOf(GetParam())));
+    std::vector<double> squares;
+    for (size_t i = 0; i < gradient.size(); i += kNormBlockElems) {
+      squares.push_back(
+          RoundAndSumSquaresRef(gradient.data() + i, kNormBlockElems, GetParam(),
+                                expected.data() + i * static_cast<size_t>(SizeOf(GetParam()))));
+    }
+    EXPECT_TRUE(std::ranges::equal(rounded->elems, expected));
+    ASSERT_EQ(rounded->block_squares.size(), squares.size());
+    for (size_t i = 0; i < squares.size(); ++i) {
+      const double sum = rounded->block_squares[i];
+      EXPECT_EQ(std::bit_cast<uint64_t>(sum), std::bit_cast<uint64_t>(squares[i])) << i;
+    }
+  }
+};
+
+TEST_P(RoundingOnAGpu, GivesTheBitsOfTheReference) {
+  std::vector<std::vector<float>> gradients;
+  for (const int64_t num_blocks : {1, 2, 16, 17, 20}) {  // a block of threads has 16
+    gradients.push_back(
+        GradientWithOddValues(num_blocks, /*seed=*/static_cast<uint64_t>(num_blocks)));
+  }
+  ExpectTheBitsOfTheReference(gradients);
+}
+
+TEST_P(RoundingOnAGpu, KeepsWhatIsNoNumber) {
+  std::vector<float> gradient = GradientWithOddValues(2, /*seed=*/3);
+  gradient[7] = std::bit_cast<float>(0xffc12345u);
+  gradient[8] = std::numeric_limits<float>::infinity();
+  gradient[9] = -std::numeric_limits<float>::infinity();
+  MemoryBudget device_budget(0), budget(0);
+  auto landing = GradientLanding::Create(device_.get(), GetParam(), std::ssize(gradient),
+                                         &device_budget, &budget);
+  const auto memory = device_->Allocate(std::ssize(gradient) * 4);
+  const auto stream = device_->CreateStream();
+  ASSERT_TRUE(landing.ok() && memory.ok() && stream.ok());
+  ASSERT_TRUE((*stream)->CopyToDevice(memory->address(), std::as_bytes(std::span(gradient))).ok());
+  ASSERT_TRUE((*stream)->Await().ok());
+  ASSERT_TRUE(
+      (*landing)
+          ->Start({.elems = {memory->As<float>(), gradient.size()}, .device = DeviceKind::kCuda})
+          .ok());
+  const auto rounded = (*landing)->Land();
+  ASSERT_TRUE(rounded.ok()) << rounded.status();
+  std::vector<std::byte> expected(rounded->elems.size());
+  RoundAndSumSquaresRef(gradient.data(), std::ssize(gradient), GetParam(), expected.data());
+  EXPECT_TRUE(std::ranges::equal(rounded->elems, expected));
+  EXPECT_FALSE(std::isfinite(rounded->block_squares[0]));
+  EXPECT_TRUE(std::isfinite(rounded->block_squares[1]) || GetParam() == DType::kF16);
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, RoundingOnAGpu,
+                         testing::Values(DType::kBF16, DType::kF16, DType::kF32),
+                         [](const testing::TestParamInfo<DType>& dtype) {
+                           return std::string(NameOf(dtype.param));
+                         });
+
+TEST_F(GradientLandingTest, MistakesChangeNothing) {
+  const auto run = Start({.gradients = Tiers::kMixed});
   const Inventory& inventory = run->store().inventory();
-  const auto expected = run->Backward(1);
-  ASSERT_TRUE(expected.ok());
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
+  ASSERT_TRUE(run->Hand(3, 1).ok());
+  const auto misuse = [](const absl::Status& status, const char* message) {
+    EXPECT_THAT(MessageOf(status), HasSubstr(message));
+  };
+  misuse(run->Hand(3, 1), "the gradient of layer 'head' is handed over twice");
+  misuse(run->HandOver(2, std::vector<float>(2048)), "with 2048 elements, and the layer has");
+  misuse(run->HandOver(2, GradientOf(inventory, 2, 1), std::vector{9}), "tensor 9 is said to be");
+  misuse(run->optimizer().FinishBackward().status(), "no gradient of layer 'embed' was");
+  for (const int layer : {2, 1, 0}) ASSERT_TRUE(run->Hand(layer, 1).ok());
+  const auto stats = run->optimizer().FinishBackward();
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_EQ(stats->norm, expected.Step(1));
+}
+
+TEST_F(GradientLandingTest, PaddingThatIsNotZeroIsAnErrorOfTheNextCall) {
+  const auto run = Start({});
+  std::vector<float> gradient = GradientOf(run->store().inventory(), 2, 1);
+  gradient.back() = 1;
+  ASSERT_TRUE(run->HandOver(2, gradient).ok());
+  EXPECT_THAT(MessageOf(run->Hand(1, 1)), HasSubstr("'layers.1' has 1 at element"));
+}
+
+TEST_F(GradientLandingTest, AStepThatIsAbandonedLeavesNothingOnItsWay) {
+  const auto run = Start({.gradients = Tiers::kMixed});
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
+  for (const int layer : {3, 2}) ASSERT_TRUE(run->Hand(layer, 7).ok());
   run->optimizer().AbandonStep();
-  const auto stream = *device_.CreateStream();
-  const auto ready = *device_.CreateEvent();
-  const auto memory = device_.Allocate(inventory.largest_layer_elems() * 4);
-  ASSERT_TRUE(memory.ok());
+  const auto norm = run->Step(1);
+  ASSERT_TRUE(norm.ok()) << norm.status();
+  EXPECT_EQ(*norm, expected.Step(1));
+  ExpectStoreHolds(run->store(), expected);
+}
+
+TEST_F(GradientLandingTest, AGradientInRamMayFollowOneOfTheGpu) {
+  const auto run = Start({.gradients = Tiers::kMixed});
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
+  ASSERT_TRUE(run->Hand(3, 1).ok());
+  const std::vector<float> in_ram = GradientOf(run->store().inventory(), 2, 1);
+  ASSERT_TRUE(run->optimizer().Hand(2, in_ram, run->pool()).ok());
+  for (const int layer : {1, 0}) ASSERT_TRUE(run->Hand(layer, 1).ok());
+  const auto stats = run->optimizer().FinishBackward();
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_EQ(stats->norm, expected.Step(1));
+}
+
+// A gradient in RAM may be on its way there still.
+TEST_F(GradientLandingTest, AGradientInRamMayHaveAnEventToo) {
+  const auto run = Start({});
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
+  const Inventory& inventory = run->store().inventory();
+  const auto stream = device_->CreateStream();
+  const auto ready = device_->CreateEvent();
+  const auto memory = device_->Allocate(inventory.largest_layer_elems() * 4);
+  ASSERT_TRUE(stream.ok() && ready.ok() && memory.ok());
   for (int layer = run->num_layers() - 1; layer >= 0; --layer) {
     const std::vector<float> gradient = GradientOf(inventory, layer, 1);
     std::vector<float> copied(gradient.size());
-    ASSERT_TRUE(stream->CopyToDevice(memory->address(), std::as_bytes(std::span(gradient))).ok());
     ASSERT_TRUE(
-        stream->CopyToHost(std::as_writable_bytes(std::span(copied)), memory->address()).ok());
-    ASSERT_TRUE(stream->Record(*ready).ok());
-    const LayerGradient handed = {.elems = copied, .ready = ready.get()};
+        (*stream)->CopyToDevice(memory->address(), std::as_bytes(std::span(gradient))).ok());
+    ASSERT_TRUE(
+        (*stream)->CopyToHost(std::as_writable_bytes(std::span(copied)), memory->address()).ok());
+    ASSERT_TRUE((*stream)->Record(**ready).ok());
+    const LayerGradient handed = {.elems = copied, .ready = ready->get()};
     ASSERT_TRUE(run->optimizer().Hand(layer, handed, run->pool()).ok());
   }
   const auto stats = run->optimizer().FinishBackward();
-  ASSERT_TRUE(stats.ok());
-  EXPECT_EQ(stats->norm, expected->norm);
-}
-
-TEST_F(GradientLandingTest, AFailureOfTheDeviceIsTheErrorOfTheHand) {
-  const auto run = Start("device", &device_);
-  device_.fails = true;
-  EXPECT_EQ(BackwardOnDevice(*run, 1).status(), EnvironmentError("the device failed"));
-  device_.fails = false;
-  run->optimizer().AbandonStep();
-  EXPECT_TRUE(BackwardOnDevice(*run, 1).ok());
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_EQ(stats->norm, expected.Step(1));
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "forebay/optimizer/update_modes.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/window/swapper.h"
+#include "forebay/tests/optimizer/gradients_on_device.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -325,7 +326,7 @@ class OffloadedRun {
     bool delayed = false;      // updates; weights on NVMe
     GradientArea area = GradientArea::kSpilled;
     OptimizerConfig rule = kTestAdamW;
-    Device* gradient_device = nullptr;
+    Device* gradient_device = nullptr;  // whose memory gradients come from
     const StepSettings* settings = nullptr;
     std::vector<int64_t> missed_updates = {};
   };
@@ -352,6 +353,7 @@ class OffloadedRun {
     settings.num_staging_tiles = options.num_staging_tiles;
     settings.gradient_area = options.area;
     settings.gradient_device = options.gradient_device;
+    settings.gradient_device_budget = &run->device_budget_;
     if (options.settings != nullptr) {
       // Those of a step before the first, so that every step's have to be set.
       settings.groups = {options.settings->groups(0), options.settings->of_tensor};
@@ -376,6 +378,12 @@ class OffloadedRun {
     FOREBAY_ASSIGN_OR_RETURN(
         run->optimizer_,
         OffloadedOptimizer::Create(settings, run->placement_, run->store_.get(), &run->budget_));
+    if (options.gradient_device != nullptr) {
+      FOREBAY_ASSIGN_OR_RETURN(
+          run->on_device_,
+          GradientsOnDevice::Create(options.gradient_device,
+                                    run->store().inventory().largest_layer_elems()));
+    }
     const int64_t area = run->store().tiles().weight_area_bytes();
     FOREBAY_ASSIGN_OR_RETURN(run->weights_, HostBuffer::Create(&run->budget_, "weights", area));
     return run;
@@ -412,7 +420,7 @@ class OffloadedRun {
   absl::Status Hand(int layer, int64_t step) {
     const Inventory& inventory = store().inventory();
     std::vector<float> gradient = GradientOf(inventory, layer, step);
-    if (options_.settings == nullptr) return optimizer_->Hand(layer, gradient, pool_);
+    if (options_.settings == nullptr) return HandOver(layer, std::move(gradient));
     FillLeftAlone(*options_.settings, inventory, step, layer,
                   std::numeric_limits<float>::quiet_NaN(), gradient);
     const LayerSpec& spec = inventory.layers()[layer];
@@ -420,7 +428,11 @@ class OffloadedRun {
     for (int i = spec.first_tensor; i < spec.first_tensor + spec.num_tensors; ++i) {
       if (options_.settings->IsWithout(step, i)) without.push_back(i);
     }
-    return optimizer_->Hand(layer, gradient, pool_, without);
+    return HandOver(layer, std::move(gradient), without);
+  }
+  absl::Status HandOver(int layer, std::vector<float> gradient, std::span<const int> without = {}) {
+    if (on_device_ == nullptr) return optimizer_->Hand(layer, gradient, pool_, without);
+    return on_device_->Hand(*optimizer_, layer, std::move(gradient), pool_, without);
   }
 
   // What the swapper does: reads the weights, has them updated and waits until the buffer is free.
@@ -537,11 +549,13 @@ class OffloadedRun {
  private:
   Options options_;
   MemoryBudget budget_{0};
+  MemoryBudget device_budget_{0};
   ThreadPool pool_{2};
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<TensorStore> store_;
   HostBuffer weights_;
   Placement placement_;
+  std::unique_ptr<GradientsOnDevice> on_device_;  // ends behind what reads it
   std::unique_ptr<OffloadedOptimizer> optimizer_;
 };
 

@@ -90,12 +90,14 @@ class TensorUpdatesTest : public testing::TestWithParam<GroupedVariant> {
     options_.settings = &settings_;
   }
 
+  void ExpectTheBitsOfTheReference();
+
   const StepSettings settings_ = EverythingChanges();
   const TemporaryFolder folder_;
   OffloadedRun::Options options_;
 };
 
-TEST_P(TensorUpdatesTest, EveryStepLeavesTheBitsOfTheReference) {
+void TensorUpdatesTest::ExpectTheBitsOfTheReference() {
   InMemoryOptimizer expected(options_.layout, options_.gradient_dtype, options_.rule, &settings_);
   const auto run = OffloadedRun::Start(options_, folder_.path());
   ASSERT_TRUE(run.ok()) << run.status();
@@ -110,6 +112,17 @@ TEST_P(TensorUpdatesTest, EveryStepLeavesTheBitsOfTheReference) {
       ASSERT_EQ(missed[i], expected.missed_updates(static_cast<int>(i), step)) << "tensor " << i;
     }
   }
+}
+
+TEST_P(TensorUpdatesTest, EveryStepLeavesTheBitsOfTheReference) {
+  ExpectTheBitsOfTheReference();
+}
+
+TEST_P(TensorUpdatesTest, SoDoesEveryStepWithGradientsOfAGpu) {
+  const auto device = CreateCudaDevice(0);
+  if (!device.ok()) GTEST_SKIP() << MessageOf(device.status());
+  options_.gradient_device = device->get();
+  ExpectTheBitsOfTheReference();
 }
 
 TEST_P(TensorUpdatesTest, AnotherProcessAtEveryStepGoesOnWithWhatWasMissed) {

@@ -86,6 +86,8 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
       {"activation checkpoints", memory.activation_bytes, kTokensShrinkWith},
       {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
       {"gradients of layers (fp32)", memory.gradient_bytes, ""},
+      {"rounded gradient of one layer",
+       GradientLanding::DeviceBytes(options.grad_dtype, LargestLayerElems(inventory)), ""},
       {"tokens of a step", memory.micro_batch_bytes, kTokensShrinkWith},
   };
   plan.bytes = std::transform_reduce(plan.terms.begin(), plan.terms.end(), int64_t{0},
@@ -97,8 +99,8 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
 std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
                                      const Inventory& inventory) {
   return {
-      {"gradients from the GPU (fp32)", GradientLanding::ChargedBytes(LargestLayerElems(inventory)),
-       0, ""},
+      {"gradients from the GPU",
+       GradientLanding::ChargedBytes(options.grad_dtype, LargestLayerElems(inventory)), 0, ""},
       {"micro-batches for the GPU", CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options)), 0,
        kTokensShrinkWith},
   };

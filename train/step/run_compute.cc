@@ -70,6 +70,7 @@ class OnGpu final : public RunCompute {
   explicit OnGpu(int64_t budget_bytes) : device_budget_(budget_bytes, "--gpu_mem") {}
 
   Device* device() override { return device_.get(); }
+  MemoryBudget* device_budget() override { return &device_budget_; }
   absl::Status Attach(LayerSession* layers) override {
     FOREBAY_RETURN_IF_ERROR(device_budget_.Charge("weights on the GPU", kGpuPlaces * place_bytes_));
     FOREBAY_ASSIGN_OR_RETURN(window_,

@@ -34,6 +34,7 @@ class RunCompute {
   // For LayerSessionOptions; nullptr: the session's own, and the host.
   virtual ThreadPool* pool() { return nullptr; }
   virtual Device* device() { return nullptr; }
+  virtual MemoryBudget* device_budget() { return nullptr; }
   // Once, before the calls below. OutOfMemoryError, EnvironmentError.
   virtual absl::Status Attach(LayerSession* layers) = 0;
 

@@ -21,6 +21,7 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
   session_options.threads = options.threads;
   session_options.pool = compute.pool();
   session_options.device = compute.device();
+  session_options.device_budget = compute.device_budget();
   FOREBAY_ASSIGN_OR_RETURN(session->layers_, LayerSession::Create(plan, std::move(session_options),
                                                                   std::move(store), budget));
   FOREBAY_RETURN_IF_ERROR(compute.Attach(session->layers_.get()));

@@ -1,0 +1,53 @@
+// Hands gradients over as a device does: computed into one place for all layers, on its way when
+// the call returns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/base/errors.h"
+#include "forebay/device/device.h"
+#include "forebay/optimizer/offloaded_optimizer.h"
+
+namespace forebay {
+
+class GradientsOnDevice {
+ public:
+  static absl::StatusOr<std::unique_ptr<GradientsOnDevice>> Create(Device* device,
+                                                                   int64_t largest_layer_elems) {
+    auto made = std::make_unique<GradientsOnDevice>();
+    FOREBAY_ASSIGN_OR_RETURN(made->memory_, device->Allocate(largest_layer_elems * 4));
+    FOREBAY_ASSIGN_OR_RETURN(made->ready_, device->CreateEvent());
+    FOREBAY_ASSIGN_OR_RETURN(made->taken_, device->CreateEvent());
+    FOREBAY_ASSIGN_OR_RETURN(made->stream_, device->CreateStream());
+    return made;
+  }
+
+  absl::Status Hand(OffloadedOptimizer& optimizer, int layer, std::vector<float> gradient,
+                    ThreadPool& pool, std::span<const int> without = {}) {
+    sent_.push_back(std::move(gradient));
+    const std::span<const float> from = sent_.back();
+    FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*taken_));
+    FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(memory_.address(), std::as_bytes(from)));
+    FOREBAY_RETURN_IF_ERROR(stream_->Record(*ready_));
+    return optimizer.Hand(layer,
+                          {.elems = {memory_.As<float>(), from.size()},
+                           .device = DeviceKind::kCuda,
+                           .ready = ready_.get(),
+                           .taken = taken_.get()},
+                          pool, without);
+  }
+
+ private:
+  DeviceBuffer memory_;
+  std::vector<std::vector<float>> sent_;  // until the stream has read them, whenever that is
+  std::unique_ptr<Event> ready_, taken_;
+  std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace forebay
