@@ -11,7 +11,8 @@ if(FOREBAY_HAVE_CUDA)
     cuda/loss.cc
     cuda_decoder/create_cuda_decoder.cc
     cuda_decoder/cuda_block.cc
-    cuda_decoder/cuda_layer_compute.cc)
+    cuda_decoder/cuda_layer_compute.cc
+    cuda_decoder/gpu_activations.cc)
   set(MODEL_cuda_KERNELS
     cuda/activations.cu
     cuda/attention.cu

@@ -40,14 +40,16 @@ std::string StateText(const TileMap& tiles) {
 
 Chain SpillingChain(const PlanInputs& inputs, const OffloadOptions& options) {
   Chain chain = inputs.chain;
-  chain.num_spilled_activations =
-      options.activations_tier == ActivationsTier::kNvme ? MostSpilledActivations(inputs.chain) : 0;
+  if (options.activations_tier == ActivationsTier::kNvme) {
+    chain.num_spilled_activations = MostSpilledActivations(inputs.chain);
+  }
   return chain;
 }
 
 // Their memory, wherever they are.
 SpilledActivationsShape ActivationsOf(const PlanInputs& inputs, const Chain& chain) {
   FOREBAY_CHECK(inputs.pass == PassKind::kChain || inputs.activation_bytes == 0);
+  if (inputs.activation_bytes == 0) return {};
   const bool any = chain.num_spilled_activations > 0;
   return {.num_spilled = chain.num_spilled_activations,
           .num_buffers = NumActivationBuffers(chain),

@@ -89,7 +89,7 @@ struct PlanInputs {
   std::vector<PlanTerm> step_memory;      // that computing a step takes of RAM, but for activations
   // kChain alone: bytes of one layer's activation, of all micro-batches of a step, where the walk's
   // ActivationStorage or memory like it has those that are kept; 0: they are in step_memory, and
-  // none is spilled.
+  // the caller has those that the chain spills.
   int64_t activation_bytes = 0;
   std::string activations_shrink_with;  // as PlanTerm has it
   PlannedExports exports;

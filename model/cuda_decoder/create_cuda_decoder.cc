@@ -35,8 +35,6 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
       allocate(workspace_memory_, "activations of one block", layout_.workspace));
   PlaceWorkspace(config_, layout_.workspace_shape, workspace_memory_.address(), workspace_);
   FOREBAY_RETURN_IF_ERROR(
-      allocate(activations_, "activation checkpoints", layout_.slot * layout_.num_slots));
-  FOREBAY_RETURN_IF_ERROR(
       allocate(activation_gradient_, "activation gradients", layout_.activation_gradient));
   FOREBAY_RETURN_IF_ERROR(
       allocate(block_gradient_.memory, "gradient of one block (fp32)", layout_.block_gradient));
@@ -49,6 +47,9 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
                            DeviceBatches::Create(options_.step_tokens, options_.num_batches, device,
                                                  device_budget, host_budget));
   FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(activations_,
+                           GpuActivations::Create(layout_.activations, device, stream_.get(),
+                                                  device_budget, host_budget));
   FOREBAY_ASSIGN_OR_RETURN(gradient_is_complete_, device->CreateEvent());
   FOREBAY_ASSIGN_OR_RETURN(block_gradient_.is_taken, device->CreateEvent());
   FOREBAY_ASSIGN_OR_RETURN(large_gradient_.is_taken, device->CreateEvent());
@@ -65,11 +66,11 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
   return UploadRope(host_budget);
 }
 
-absl::StatusOr<std::unique_ptr<LayerCompute>> CreateCudaDecoder(const DecoderConfig& config,
-                                                                const CudaDecoderOptions& options,
-                                                                Device* device,
-                                                                MemoryBudget* device_budget,
-                                                                MemoryBudget* host_budget) {
+absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(const DecoderConfig& config,
+                                                               const CudaDecoderOptions& options,
+                                                               Device* device,
+                                                               MemoryBudget* device_budget,
+                                                               MemoryBudget* host_budget) {
   FOREBAY_CHECK(device->kind() == DeviceKind::kCuda);
   FOREBAY_CHECK(options.max_tokens > 0 && options.step_tokens >= options.max_tokens &&
                 options.num_batches >= 1);

@@ -14,6 +14,7 @@
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/step/activation_storage.h"
 #include "forebay/step/layer_compute.h"
 
 namespace forebay {
@@ -24,13 +25,16 @@ struct CudaDecoderOptions {
   int64_t max_tokens = 0;      // of the largest micro-batch
   int64_t step_tokens = 0;     // of all micro-batches of a pass together
   int64_t num_batches = 1;     // of a pass, at most
-  bool training = true;        // else for passes that keep no activation and go forward alone
+  // The first so many layers' wait in RAM for their backward pass; the others on the device. As the
+  // walk's operations spill them (Chain::num_spilled_activations).
+  int num_activations_in_ram = 0;
+  bool training = true;  // else for passes that keep no activation and go forward alone
 };
 
 // Bytes that CreateCudaDecoder charges to the device's budget.
 struct CudaDecoderMemory {
   int64_t workspace_bytes = 0;    // of one block, and the operators' scratch
-  int64_t activation_bytes = 0;   // kept, of all layers, and their gradients of one layer
+  int64_t activation_bytes = 0;   // kept on the device, and their gradients of one layer
   int64_t gradient_bytes = 0;     // of weights: one block and the largest of the other layers
   int64_t micro_batch_bytes = 0;  // tokens, and losses
 
@@ -43,12 +47,18 @@ CudaDecoderMemory CudaDecoderMemoryFor(const DecoderConfig& config,
 // The same on the host.
 int64_t CudaDecoderHostBytes(const DecoderConfig& config, const CudaDecoderOptions& options);
 
+class CudaDecoder : public LayerCompute {
+ public:
+  // Where the walk's operations spill activations; it lives as long as this.
+  virtual ActivationStorage& activations() = 0;
+};
+
 // `device`, a CUDA device, and both budgets outlive what is made, which is owned by one thread.
 // OutOfMemoryError; EnvironmentError, also where this build has no CUDA code.
-absl::StatusOr<std::unique_ptr<LayerCompute>> CreateCudaDecoder(const DecoderConfig& config,
-                                                                const CudaDecoderOptions& options,
-                                                                Device* device,
-                                                                MemoryBudget* device_budget,
-                                                                MemoryBudget* host_budget);
+absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(const DecoderConfig& config,
+                                                               const CudaDecoderOptions& options,
+                                                               Device* device,
+                                                               MemoryBudget* device_budget,
+                                                               MemoryBudget* host_budget);
 
 }  // namespace forebay

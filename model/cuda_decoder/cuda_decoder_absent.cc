@@ -3,7 +3,7 @@
 
 namespace forebay {
 
-absl::StatusOr<std::unique_ptr<LayerCompute>> CreateCudaDecoder(
+absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(
     const DecoderConfig& /*config*/, const CudaDecoderOptions& /*options*/, Device* /*device*/,
     MemoryBudget* /*device_budget*/, MemoryBudget* /*host_budget*/) {
   return EnvironmentError(

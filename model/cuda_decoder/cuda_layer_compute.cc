@@ -85,7 +85,9 @@ absl::Status CudaLayerCompute::Forward(int layer, const HeldWeights& held, size_
     FOREBAY_RETURN_IF_ERROR(Embed(weights, batch));
     return EndUse(layer);
   }
-  if (batch == 0 && std::exchange(is_kept_, false)) ++slot_;
+  if (batch == 0 && std::exchange(is_kept_, false)) {
+    slot_ = (slot_ + 1) % activations_->num_buffers();
+  }
   const int input_slot = kept_in_slot_[layer - 1];
   std::byte* const out = Activation(slot_, batch);
   const std::byte* const x = input_slot >= 0 ? Activation(input_slot, batch) : out;
@@ -182,6 +184,7 @@ absl::Status CudaLayerCompute::Backward(int layer, const HeldWeights& held, size
 }
 
 void CudaLayerCompute::Keep(int layer) {
+  FOREBAY_CHECK(slot_ == layer % activations_->num_buffers());  // as ActivationStorage has it
   kept_in_slot_[layer] = slot_;
   is_kept_ = true;
 }

@@ -17,11 +17,12 @@
 #include "forebay/model/cuda_decoder/cuda_decoder.h"
 #include "forebay/model/cuda_decoder/decoder_layout.h"
 #include "forebay/model/cuda_decoder/device_batches.h"
+#include "forebay/model/cuda_decoder/gpu_activations.h"
 #include "forebay/model/decoder_tensors.h"
 
 namespace forebay {
 
-class CudaLayerCompute final : public LayerCompute {
+class CudaLayerCompute final : public CudaDecoder {
  public:
   CudaLayerCompute(const DecoderConfig& config, const CudaDecoderOptions& options);
   absl::Status Allocate(Device* device, MemoryBudget* device_budget, MemoryBudget* host_budget);
@@ -38,12 +39,14 @@ class CudaLayerCompute final : public LayerCompute {
   LayerGradient GradientOf(int layer) override;
   Event* WeightsAreUsed(int layer) override { return used_[static_cast<size_t>(layer)].get(); }
   absl::StatusOr<double> LossSumOf(size_t batch) override;
+  ActivationStorage& activations() override { return *activations_; }
 
  private:
   absl::Status UploadRope(MemoryBudget* host_budget);
 
   std::byte* Activation(int in_slot, size_t batch) const {
-    return activations_.address() + in_slot * layout_.slot + OffsetOf(batch);
+    return activations_->buffers().data() + in_slot * layout_.activations.activation_bytes +
+           OffsetOf(batch);
   }
   std::byte* ActivationGradient(size_t batch) const {
     return activation_gradient_.address() + OffsetOf(batch);
@@ -91,7 +94,8 @@ class CudaLayerCompute final : public LayerCompute {
   const CudaDecoderLayout layout_;
 
   // Memory before the stream that uses it, so that it ends first; events before it too.
-  DeviceAllocation workspace_memory_, activations_, activation_gradient_, loss_sums_;
+  DeviceAllocation workspace_memory_, activation_gradient_, loss_sums_;
+  std::unique_ptr<GpuActivations> activations_;
   GradientPlace block_gradient_, large_gradient_;
   HostBuffer host_loss_sums_;
   std::unique_ptr<DeviceBatches> batches_;

@@ -21,15 +21,18 @@ CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDeco
   scratch = cuda::ScratchBytes(options.dtype, options.max_tokens, config.hidden_size,
                                config.intermediate_size, config.vocab_size, config.num_heads,
                                config.head_dim);
-  slot = options.step_tokens * config.hidden_size * SizeOf(options.dtype);
+  activations = {
+      .num_buffers = 1,
+      .activation_bytes = options.step_tokens * config.hidden_size * SizeOf(options.dtype)};
   losses = options.num_batches * static_cast<int64_t>(sizeof(double));
   micro_batches = DeviceBatches::BytesFor(options.step_tokens, options.num_batches);
   if (config.positions == PositionKind::kRope) {
     rope = options.max_tokens * config.head_dim * static_cast<int64_t>(sizeof(float));
   }
   if (!options.training) return;
-  num_slots = config.num_layers + 1;
-  activation_gradient = slot;
+  activations.num_in_ram = options.num_activations_in_ram;
+  activations.num_buffers = config.num_layers + 1 - options.num_activations_in_ram;
+  activation_gradient = activations.activation_bytes;
   const Inventory inventory = BuildInventory(config);
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
     int64_t& most = HasLargeGradient(config, layer) ? large_gradient : block_gradient;
@@ -42,15 +45,18 @@ CudaDecoderMemory CudaDecoderMemoryFor(const DecoderConfig& config,
                                        const CudaDecoderOptions& options) {
   const CudaDecoderLayout layout(config, options);
   return {.workspace_bytes = layout.workspace + layout.scratch + cuda::kMatmulWorkspaceBytes,
-          .activation_bytes = layout.slot * layout.num_slots + layout.activation_gradient,
+          .activation_bytes = layout.activations.num_buffers * layout.activations.activation_bytes +
+                              layout.activation_gradient,
           .gradient_bytes = layout.block_gradient + layout.large_gradient,
           .micro_batch_bytes = layout.micro_batches + layout.losses};
 }
 
 int64_t CudaDecoderHostBytes(const DecoderConfig& config, const CudaDecoderOptions& options) {
   const CudaDecoderLayout layout(config, options);
+  const GpuActivationsShape& activations = layout.activations;
   return HostBuffer::ChargedBytes(layout.micro_batches) + HostBuffer::ChargedBytes(layout.losses) +
-         HostBuffer::ChargedBytes(layout.rope);
+         HostBuffer::ChargedBytes(layout.rope) +
+         HostBuffer::ChargedBytes(activations.num_in_ram * activations.activation_bytes);
 }
 
 }  // namespace forebay

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "forebay/model/cuda_decoder/cuda_decoder.h"
+#include "forebay/model/cuda_decoder/gpu_activations.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/decoder_workspace.h"
 
@@ -19,9 +20,8 @@ struct CudaDecoderLayout {
 
   WorkspaceShape workspace_shape;
   int64_t workspace = 0;
-  int64_t scratch = 0;    // of the operators
-  int64_t slot = 0;       // the activation of one layer, of all micro-batches
-  int64_t num_slots = 1;  // that are kept at one time
+  int64_t scratch = 0;  // of the operators
+  GpuActivationsShape activations;
   int64_t activation_gradient = 0;
   int64_t block_gradient = 0;
   int64_t large_gradient = 0;

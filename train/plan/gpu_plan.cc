@@ -7,6 +7,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/optimizer/gradient_landing.h"
 
 namespace forebay {
@@ -43,6 +44,24 @@ absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& l
   return static_cast<int64_t>(kAutoGpuShare * static_cast<double>(limits.free_bytes));
 }
 
+void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inventory& inventory,
+              GpuPlan& plan) {
+  const CudaDecoderMemory memory =
+      CudaDecoderMemoryFor(model, CudaDecoderOptionsOf(options, plan.num_activations_in_ram));
+  plan.terms = {
+      {fmt::format("weights of {} layers", kGpuPlaces),
+       kGpuPlaces * GpuPlaceBytes(options, inventory), ""},
+      {"activation checkpoints", memory.activation_bytes, kTokensShrinkWith},
+      {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
+      {"gradients of layers (fp32)", memory.gradient_bytes, ""},
+      {"rounded gradient of one layer",
+       GradientLanding::DeviceBytes(options.grad_dtype, LargestLayerElems(inventory)), ""},
+      {"tokens of a step", memory.micro_batch_bytes, kTokensShrinkWith},
+  };
+  plan.bytes = std::transform_reduce(plan.terms.begin(), plan.terms.end(), int64_t{0},
+                                     std::plus<>(), [](const GpuTerm& term) { return term.bytes; });
+}
+
 absl::Status DoesNotFit(const GpuPlan& plan) {
   std::vector<GpuTerm> terms = plan.terms;
   std::ranges::stable_sort(terms, std::ranges::greater{}, &GpuTerm::bytes);
@@ -64,11 +83,12 @@ int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory) {
   return LargestLayerElems(inventory) * SizeOf(cpu::WeightDType(options.precision));
 }
 
-CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options) {
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_activations_in_ram) {
   return {.dtype = cpu::WeightDType(options.precision),
           .max_tokens = options.batch * options.seq,
           .step_tokens = options.batch * options.accum * options.seq,
-          .num_batches = options.accum};
+          .num_batches = options.accum,
+          .num_activations_in_ram = num_activations_in_ram};
 }
 
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
@@ -79,31 +99,32 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
   FOREBAY_RETURN_IF_ERROR(CheckOptions(options));
   FOREBAY_ASSIGN_OR_RETURN(plan.budget_bytes, BudgetOf(options, limits));
   plan.device = limits.name.empty() ? "a GPU that is not here" : limits.name;
-  const CudaDecoderMemory memory = CudaDecoderMemoryFor(model, CudaDecoderOptionsOf(options));
-  plan.terms = {
-      {fmt::format("weights of {} layers", kGpuPlaces),
-       kGpuPlaces * GpuPlaceBytes(options, inventory), ""},
-      {"activation checkpoints", memory.activation_bytes, kTokensShrinkWith},
-      {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
-      {"gradients of layers (fp32)", memory.gradient_bytes, ""},
-      {"rounded gradient of one layer",
-       GradientLanding::DeviceBytes(options.grad_dtype, LargestLayerElems(inventory)), ""},
-      {"tokens of a step", memory.micro_batch_bytes, kTokensShrinkWith},
-  };
-  plan.bytes = std::transform_reduce(plan.terms.begin(), plan.terms.end(), int64_t{0},
-                                     std::plus<>(), [](const GpuTerm& term) { return term.bytes; });
+  SetTerms(model, options, inventory, plan);
+  const int most_in_ram = MostSpilledActivations(ChainOf(model));
+  while (plan.bytes > plan.budget_bytes && plan.num_activations_in_ram < most_in_ram) {
+    ++plan.num_activations_in_ram;
+    SetTerms(model, options, inventory, plan);
+  }
   if (plan.bytes > plan.budget_bytes) return DoesNotFit(plan);
   return plan;
 }
 
 std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
-                                     const Inventory& inventory) {
-  return {
+                                     const Inventory& inventory, const GpuPlan& gpu) {
+  const int64_t batches = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, 0));
+  const int64_t all =
+      CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu.num_activations_in_ram));
+  std::vector<PlanTerm> terms = {
       {"gradients from the GPU",
        GradientLanding::ChargedBytes(options.grad_dtype, LargestLayerElems(inventory)), 0, ""},
-      {"micro-batches for the GPU", CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options)), 0,
-       kTokensShrinkWith},
+      {"micro-batches for the GPU", batches, 0, kTokensShrinkWith},
   };
+  if (all > batches) {
+    terms.push_back(
+        {fmt::format("activations of {} layers, of the GPU", gpu.num_activations_in_ram),
+         all - batches, 0, "--batch, --seq, --accum or a larger --gpu_mem"});
+  }
+  return terms;
 }
 
 }  // namespace forebay

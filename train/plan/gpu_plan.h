@@ -24,15 +24,16 @@ inline constexpr char kTokensShrinkWith[] = "--batch, --seq or --accum";
 
 // Each place has room for the largest layer.
 int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory);
-CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options);
+// `num_activations_in_ram`: as GpuPlan has it.
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_activations_in_ram);
 
-// On the CPU: a plan without a device. EnvironmentError, UsageError and DoesNotFitError as MakePlan
-// has them.
+// On the CPU: a plan without a device. As many activations stay on the GPU as fit.
+// EnvironmentError, UsageError and DoesNotFitError as MakePlan has them.
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
                                     const Inventory& inventory, const GpuLimits& limits);
 
 // Computing there takes these of RAM.
 std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
-                                     const Inventory& inventory);
+                                     const Inventory& inventory, const GpuPlan& gpu);
 
 }  // namespace forebay

@@ -84,9 +84,10 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
 
 std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOptions& options,
                                    const Inventory& inventory, const MachineLimits& limits,
-                                   bool on_gpu) {
-  std::vector<PlanTerm> terms = on_gpu ? HostTermsOfGpu(model, options, inventory)
-                                       : DecoderMemoryOnCpu(model, options, inventory, limits);
+                                   const GpuPlan& gpu) {
+  std::vector<PlanTerm> terms = gpu.device.empty()
+                                    ? DecoderMemoryOnCpu(model, options, inventory, limits)
+                                    : HostTermsOfGpu(model, options, inventory, gpu);
   terms.push_back({"tokens of a step",
                    options.batch * options.accum * options.seq * kBatchBytesPerToken, 0,
                    kTokensShrinkWith});
@@ -106,7 +107,8 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   inputs.chain = ChainOf(model);
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu, MakeGpuPlan(model, options, inputs.inventory, limits.gpu));
   const bool on_gpu = !gpu.device.empty();
-  inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, on_gpu);
+  inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, gpu);
+  inputs.chain.num_spilled_activations = gpu.num_activations_in_ram;
   if (!on_gpu) {
     inputs.activation_bytes = ForwardBytes(model, options.batch * options.accum * options.seq);
   }

@@ -41,6 +41,7 @@ class OnCpu final : public RunCompute {
   }
   LayerCompute& compute() override { return *compute_; }
   ParamSource& source() override { return *layers_; }
+  ActivationStorage* activations() override { return layers_->activations(); }
   int64_t most_forward_tokens() const override { return compute_->most_forward_tokens(); }
   std::string kernel_identity() override { return decoder_->context().kernel_identity(); }
 
@@ -59,7 +60,7 @@ class OnGpu final : public RunCompute {
                                                             const DecoderConfig& config,
                                                             MemoryBudget* budget) {
     auto made = std::make_unique<OnGpu>(plan.gpu.budget_bytes);
-    made->options_ = CudaDecoderOptionsOf(options);
+    made->options_ = CudaDecoderOptionsOf(options, plan.gpu.num_activations_in_ram);
     made->place_bytes_ = GpuPlaceBytes(options, BuildInventory(config));
     FOREBAY_ASSIGN_OR_RETURN(made->device_, CreateCudaDevice(0));
     FOREBAY_ASSIGN_OR_RETURN(made->compute_,
@@ -79,6 +80,7 @@ class OnGpu final : public RunCompute {
   }
   LayerCompute& compute() override { return *compute_; }
   ParamSource& source() override { return *window_; }
+  ActivationStorage* activations() override { return &compute_->activations(); }
   int64_t most_forward_tokens() const override { return options_.step_tokens; }
   std::string kernel_identity() override {
     return fmt::format("{}, {}", device_->name(), NameOf(options_.dtype));
@@ -91,7 +93,7 @@ class OnGpu final : public RunCompute {
   // In this order, so that each is destroyed before what it uses: the window waits for events of
   // the computation.
   std::unique_ptr<Device> device_;
-  std::unique_ptr<LayerCompute> compute_;
+  std::unique_ptr<CudaDecoder> compute_;
   std::unique_ptr<GpuWindow> window_;
 };
 

@@ -12,6 +12,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/offload/layer_session.h"
+#include "forebay/step/activation_storage.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/param_source.h"
 #include "forebay/train/options/options.h"
@@ -40,6 +41,8 @@ class RunCompute {
 
   virtual LayerCompute& compute() = 0;
   virtual ParamSource& source() = 0;
+  // Where the plan's operations spill activations; nullptr: they spill none.
+  virtual ActivationStorage* activations() = 0;
   // The most that a pass may have which keeps no activation.
   virtual int64_t most_forward_tokens() const = 0;
   // "onednn 2.6.3 avx2 fp32-widened": recorded in runs.

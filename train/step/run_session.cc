@@ -25,8 +25,9 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
   FOREBAY_ASSIGN_OR_RETURN(session->layers_, LayerSession::Create(plan, std::move(session_options),
                                                                   std::move(store), budget));
   FOREBAY_RETURN_IF_ERROR(compute.Attach(session->layers_.get()));
-  session->step_ = std::make_unique<TrainingStep>(plan.schedule, &compute.compute(),
-                                                  &compute.source(), session->layers_.get());
+  session->step_ =
+      std::make_unique<TrainingStep>(plan.schedule, &compute.compute(), &compute.source(),
+                                     compute.activations(), session->layers_.get());
   return session;
 }
 

@@ -17,7 +17,7 @@ absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_sca
   hooks.hand = [this](int layer, const LayerGradient& gradient) {
     return layers_->Hand(layer, gradient);
   };
-  hooks.activations = layers_->activations();
+  hooks.activations = activations_;
   walk_.Announce(*source_);
   return walk_.Run(*source_, *compute_, hooks);
 }

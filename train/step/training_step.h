@@ -45,10 +45,15 @@ struct StepInputs {
 class TrainingStep {
  public:
   // `schedule`: of the plan. Everything pointed to must outlive this.
-  // `source`: of weights for `compute`: the session, or a window over it.
+  // `source`: of weights for `compute`: the session, or a window over it. `activations`: where the
+  // schedule spills them; nullptr: it spills none.
   TrainingStep(const StepSchedule& schedule, LayerCompute* compute, ParamSource* source,
-               LayerSession* layers)
-      : compute_(compute), source_(source), layers_(layers), walk_(schedule.operations) {}
+               ActivationStorage* activations, LayerSession* layers)
+      : compute_(compute),
+        source_(source),
+        activations_(activations),
+        layers_(layers),
+        walk_(schedule.operations) {}
 
   // On success every gradient, of the loss times the loss scale, is with the session, whose Update,
   // Skip or Abandon follows. On failure Abandon does.
@@ -61,6 +66,7 @@ class TrainingStep {
 
   LayerCompute* const compute_;
   ParamSource* const source_;
+  ActivationStorage* const activations_;
   LayerSession* const layers_;
   LayerWalk walk_;
 };

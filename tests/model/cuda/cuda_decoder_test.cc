@@ -71,7 +71,7 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
     int num_layers;
     MemoryBudget device_budget{0}, host_budget{0};
     MemorySource source;
-    std::unique_ptr<LayerCompute> decoder;
+    std::unique_ptr<CudaDecoder> decoder;
     std::unique_ptr<GpuWindow> window;
   };
 

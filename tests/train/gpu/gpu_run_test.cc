@@ -111,6 +111,36 @@ TEST_F(GpuRun, AnUpdateInTheBackwardPassHasTheSameBits) {
   EXPECT_EQ(Trained(options), repeated);
 }
 
+// Gives the plan of the run.
+class PlanObserver : public SilentObserver {
+ public:
+  void OnPlan(const std::string&, const Json& json) override { plan = json; }
+  Json plan;
+};
+
+TEST_F(GpuRun, ActivationsThatWaitInRamChangeNoBit) {
+  const TemporaryFolder folder;
+  constexpr int kNumBlocks = 5;
+  TrainOptions options = ToyTask(folder.path(), kNumBlocks).TightRun(folder.Path("resident"));
+  options.ram_bytes = int64_t{256} << 20;
+  options.device = ComputeDevice::kCuda;
+  PlanObserver observer;
+  ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
+  EXPECT_EQ(observer.plan["gpu"]["activations_in_ram"], 0);
+  const auto expected = ResultOf(options.out);
+  // Three stay on the GPU: of the embedding and the blocks, as many wait in RAM as has to be.
+  for (int in_ram = 1; in_ram <= kNumBlocks + 1 - 3; ++in_ram) {
+    options.gpu_mem_bytes = observer.plan["gpu"]["bytes"].get<int64_t>() - 1;
+    options.out = folder.Path(std::to_string(in_ram));
+    ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
+    EXPECT_EQ(observer.plan["gpu"]["activations_in_ram"], in_ram);
+    EXPECT_EQ(*ResultOf(options.out), *expected);
+  }
+  options.gpu_mem_bytes = observer.plan["gpu"]["bytes"].get<int64_t>() - 1;
+  options.out = folder.Path("too_small");
+  EXPECT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kDoesNotFit);
+}
+
 // Between steps, and in the midst of one.
 TEST_F(GpuRun, ARunThatWasStoppedHasTheBitsOfOneThatWasNot) {
   const ToyResult expected = Trained(OnGpu("whole"));

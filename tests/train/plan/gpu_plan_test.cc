@@ -1,5 +1,9 @@
 #include "forebay/train/plan/gpu_plan.h"
 
+#include <algorithm>
+#include <string>
+
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
@@ -65,6 +69,31 @@ TEST(GpuPlan, ThirteenBillionParametersFitACardOf24GbAnd64GbOfRam) {
   EXPECT_THAT(text, HasSubstr("a card"));
   EXPECT_THAT(text, HasSubstr("total on the GPU"));
   EXPECT_EQ(ToJson(*plan)["gpu"]["bytes"], plan->gpu.bytes);
+}
+
+TEST(GpuPlan, ActivationsThatDoNotFitOnTheCardWaitInRam) {
+  TrainOptions options = OnGpu();
+  options.accum = 16;
+  MachineLimits limits = MachineWithGpu(23 * kGiB);
+  const auto plan = MakePlan(Llama13B(), options, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->tokens_per_step, 65536);
+  const int64_t activation_bytes = 65536 * 5120 * 2;
+  EXPECT_LE(plan->gpu.bytes, plan->gpu.budget_bytes);
+  EXPECT_GT(plan->gpu.bytes + activation_bytes, plan->gpu.budget_bytes);
+  const int in_ram = plan->gpu.num_activations_in_ram;
+  EXPECT_GT(in_ram, 10);
+  const std::string name = fmt::format("activations of {} layers, of the GPU", in_ram);
+  const auto term = std::ranges::find(plan->terms, name, &PlanTerm::name);
+  ASSERT_NE(term, plan->terms.end());
+  EXPECT_EQ(term->host_bytes, in_ram * activation_bytes);
+  EXPECT_EQ(std::ranges::count(plan->schedule.operations, OperationKind::kSpill, &Operation::kind),
+            in_ram);
+
+  limits.gpu.free_bytes = 90 * kGiB;
+  const auto large = MakePlan(Llama13B(), options, limits);
+  ASSERT_TRUE(large.ok()) << large.status();
+  EXPECT_EQ(large->gpu.num_activations_in_ram, 0);
 }
 
 TEST(GpuPlan, TooLittleMemoryIsRefusedWithTheLeastThatIsEnough) {

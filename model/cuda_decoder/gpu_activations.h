@@ -1,0 +1,81 @@
+// The activations of a decoder on a GPU: in as many buffers there as it was given, and the others
+// in RAM until their backward pass. Copies go over a stream of their own, in both directions, and
+// the host waits for none. Private to this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "forebay/device/device.h"
+#include "forebay/memory/device_allocation.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/memory/memory_budget.h"
+#include "forebay/step/activation_storage.h"
+
+namespace forebay {
+
+struct GpuActivationsShape {
+  int num_buffers = 0;           // on the GPU
+  int num_in_ram = 0;            // the first so many layers' wait there
+  int64_t activation_bytes = 0;  // of one layer, all micro-batches
+};
+
+// `buffers()` are addresses on the device. What Await is called for happens on the stream that
+// computes: what is enqueued there from then on has the activation, or the free buffer.
+class GpuActivations final : public ActivationStorage {
+ public:
+  // `compute`: the stream that fills and reads the buffers. All that is pointed to must outlive it.
+  // OutOfMemoryError, EnvironmentError.
+  static absl::StatusOr<std::unique_ptr<GpuActivations>> Create(const GpuActivationsShape& shape,
+                                                                Device* device, Stream* compute,
+                                                                MemoryBudget* device_budget,
+                                                                MemoryBudget* host_budget);
+
+  std::span<std::byte> buffers() const override {
+    return {on_device_.address(), static_cast<size_t>(on_device_.size_bytes())};
+  }
+  int num_buffers() const override { return shape_.num_buffers; }
+  void StartWrite(int layer) override;
+  void StartRead(int layer) override;
+  // EnvironmentError where the device refused a transfer.
+  absl::Status Await(int layer) override;
+  void Abandon() override;
+
+  int64_t copied_bytes() const { return copied_bytes_; }
+
+ private:
+  // The transfer that was started last from or to a buffer.
+  struct Transfer {
+    std::unique_ptr<Event> may_begin;  // the computation has filled, or read, the buffer
+    std::unique_ptr<Event> is_done;
+    int layer = -1;  // -1: nobody has to wait for one
+  };
+
+  GpuActivations(const GpuActivationsShape& shape, Stream* compute)
+      : shape_(shape), compute_(*compute) {}
+  std::byte* OnDevice(int layer) const {
+    return on_device_.address() + layer % shape_.num_buffers * shape_.activation_bytes;
+  }
+  std::span<std::byte> InRam(int layer) const {
+    return in_ram_.bytes().subspan(static_cast<size_t>(layer * shape_.activation_bytes),
+                                   static_cast<size_t>(shape_.activation_bytes));
+  }
+  Transfer& TransferOf(int layer) { return transfers_[layer % shape_.num_buffers]; }
+  template <typename Copy>
+  void Start(int layer, const Copy& copy);
+
+  const GpuActivationsShape shape_;
+  Stream& compute_;
+  // In this order: the stream ends before what its work uses.
+  DeviceAllocation on_device_;
+  HostBuffer in_ram_;                // by layer
+  std::vector<Transfer> transfers_;  // by buffer
+  std::unique_ptr<Stream> copies_;
+  absl::Status failure_;
+  int64_t copied_bytes_ = 0;
+};
+
+}  // namespace forebay
