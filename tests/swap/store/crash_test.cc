@@ -375,10 +375,14 @@ TEST_P(CrashTest, WouldBeCaughtIfFirstCopiesWereNotWrittenAgain) {
   EXPECT_NE(FirstViolationAfterAFailedFlush(/*writes_again=*/false), "");
 }
 
-// Under TSan for what threads share, which is the same in every shape; it makes each state slow.
-#ifdef __SANITIZE_THREAD__
+// Sanitizers, which make each state slow, see in a part of the shapes what they would in all.
+#if defined(__SANITIZE_THREAD__)
 constexpr RunShape kCrashShapes[] = {{2}, {.writes_per_commit = 2}};
 constexpr RunShape kSkippedShapes[] = {{.skips = true}};
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr RunShape kCrashShapes[] = {
+    {2}, {.writes_per_commit = 2}, {.num_folders = 2, .layout = Layout::kInt8Moments}};
+constexpr RunShape kSkippedShapes[] = {{.num_folders = 2, .skips = true}};
 #else
 constexpr RunShape kSkippedShapes[] = {{.skips = true}, {.num_folders = 2, .skips = true}};
 constexpr RunShape kCrashShapes[] = {

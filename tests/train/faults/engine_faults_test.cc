@@ -352,7 +352,7 @@ TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
 TEST_P(EngineFaultsTest, AFailedCallIsAnErrorOrNoneAndTheRunGoesOnToTheSameBits) {
   const bool simulated = GetParam().under == Under::kSimulatedDisk;
   if (kUnderSanitizer) {
-    const uint64_t stride = FullSuite() ? 2 : 6;
+    const uint64_t stride = FullSuite() ? 2 : 12;
     RunCases(DrawnCases(simulated ? stride : 8 * stride, /*with_eio=*/false));
   } else if (simulated && !GetParam().roomy && !GetParam().resumed && !GetParam().replays) {
     RunCases(DrawnCases(1, /*with_eio=*/true));
