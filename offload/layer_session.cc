@@ -459,9 +459,12 @@ absl::Status LayerSession::BeginRepeat() {
 
 // ---- How it stands -----------------------------------------------------------------------------
 
-double LayerSession::wait_s() const {
-  return swapper_->stats().wait_s + optimizer_->stats().hand_wait_s +
-         (activations_ != nullptr ? activations_->wait_s() : 0);
+ActivityTimes LayerSession::waits() const {
+  ActivityTimes waits = own_waits_;
+  waits += swapper_->stats().waits;
+  waits[Activity::kHandOver] += optimizer_->stats().hand_wait_s;
+  if (activations_ != nullptr) waits[Activity::kActivations] += activations_->wait_s();
+  return waits;
 }
 
 double LayerSession::update_s() const {

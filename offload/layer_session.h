@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forebay/base/activity.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/dtype.h"
 #include "forebay/base/json.h"
@@ -211,10 +212,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // The step that Commit makes durable: its update is applied or due, or it was skipped.
   int64_t released_step() const { return released_step_; }
   bool step_was_repeated() const { return is_repeated_; }
-  bool speculates() const;  // the plan's updates are speculative
-  // Time that the caller waited for weights, for gradients to be taken, and for activations.
-  double wait_s() const;
-  double update_s() const;                                       // in kernels
+  bool speculates() const;      // the plan's updates are speculative
+  ActivityTimes waits() const;  // of the caller, in all calls so far
+  double update_s() const;      // in kernels
   const std::vector<int>& lent_layers() const { return lent_; }  // as often as each is lent
   TensorStore& store() { return *store_; }
 
@@ -308,6 +308,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   Stopwatch since_commit_;  // since the end of the last step that was to be committed
   Stopwatch step_watch_;
   double last_step_s_ = 0;
+  ActivityTimes own_waits_;  // but for those of the window, optimizer and activations
   // Waits for what reads a slot say nothing of what a commit costs or saves.
   double waited_in_step_s_ = 0;
   double waited_since_commit_s_ = 0;

@@ -67,8 +67,10 @@ absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& k
   // computed again.
   if (plan_.gradient_area == GradientArea::kAll && !raw_->ReleasedHaveChanged() &&
       !raw_->HaveChanged()) {
+    const Stopwatch watch;
     FOREBAY_RETURN_IF_ERROR(
         optimizer_->PublishIntent(step, EncodeUpdate({scalars_, groups_, kept})));
+    own_waits_[Activity::kCommit] += watch.Seconds();
   }
   FOREBAY_RETURN_IF_ERROR(delays ? modes.BeginDelayedUpdate(scalars_)
                                  : optimizer_->BeginUpdate(scalars_, resident));
@@ -181,8 +183,11 @@ absl::Status LayerSession::BeginWriting() {
 absl::Status LayerSession::FinishUpdates() {
   FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate());
   FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
+  const Stopwatch watch;
   FOREBAY_RETURN_IF_ERROR(optimizer_->WriteDeferredState());
-  return optimizer_->AwaitAllWrites();
+  const absl::Status status = optimizer_->AwaitAllWrites();
+  own_waits_[Activity::kWrite] += watch.Seconds();
+  return status;
 }
 
 // Requires: where an update is open, the store takes writes.
@@ -199,7 +204,9 @@ absl::Status LayerSession::CommitReleased() {
   FOREBAY_RETURN_IF_ERROR(failure_);
   if (committed_step_ == released_step_) return absl::OkStatus();
   if (!update_is_open_ && raw_->ReleasedHaveChanged()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  const Stopwatch watch;
   failure_ = WriteCommit();
+  own_waits_[Activity::kCommit] += watch.Seconds();
   FOREBAY_RETURN_IF_ERROR(failure_);
   update_is_open_ = false;
   committed_step_ = released_step_;

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "fmt/format.h"
+#include "forebay/base/activity.h"
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
@@ -74,11 +75,15 @@ absl::Status OffloadedOptimizer::Impl::UpdateTile(int tile, std::span<std::byte>
   const Stopwatch stopwatch;
   StagingBuffer buffer;
   if (staged->Needs(tile)) {
+    const ActivityScope scope(Activity::kReadState);
     FOREBAY_ASSIGN_OR_RETURN(buffer, staged->Await(tile));
   }
-  // Memory that stays in place may still be on its way to the disk from the step before.
-  FOREBAY_RETURN_IF_ERROR(writes->AwaitWeights(tile));
-  FOREBAY_RETURN_IF_ERROR(writes->AwaitState(tile));
+  {
+    // Memory that stays in place may still be on its way to the disk from the step before.
+    const ActivityScope scope(Activity::kWrite);
+    FOREBAY_RETURN_IF_ERROR(writes->AwaitWeights(tile));
+    FOREBAY_RETURN_IF_ERROR(writes->AwaitState(tile));
+  }
   tile_wait_s += stopwatch.Seconds();
 
   const std::span<std::byte> state =

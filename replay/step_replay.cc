@@ -106,7 +106,7 @@ absl::Status StepReplay::Start(const std::function<bool()>& stop) {
 
 absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& stop) {
   const IoStats io = store().engine().stats();
-  const double wait_s = session_->wait_s();
+  const double wait_s = session_->waits().Total();
   const double update_s = session_->update_s();
   ReplayedStep result;
   const Stopwatch watch;
@@ -115,7 +115,7 @@ absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& st
   result.seconds = watch.Seconds();
   const IoStats after = store().engine().stats();
   result.transfers = {after.read_bytes - io.read_bytes, after.write_bytes - io.write_bytes};
-  result.wait_s = session_->wait_s() - wait_s;
+  result.wait_s = session_->waits().Total() - wait_s;
   result.update_s = session_->update_s() - update_s;
   return result;
 }

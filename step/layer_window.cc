@@ -6,7 +6,6 @@
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
-#include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/start_thread.h"
 
@@ -45,6 +44,7 @@ LayerWindow::~LayerWindow() {
 // ---- The window's thread
 
 void LayerWindow::Run() {
+  activity_.BelongsToThisThread();
   Lock lock(mutex_);
   while (!stopping_) {
     if (work_ != nullptr) {
@@ -168,6 +168,7 @@ absl::Status LayerWindow::AwaitLastRead(int buffer, int layer) {
     last_read = std::exchange(uses_[buffer].last_read, nullptr);
   }
   if (last_read == nullptr) return absl::OkStatus();
+  const ActivityScope scope(Activity::kDevice);
   const absl::Status status = last_read->Await();
   return status.ok()
              ? status
@@ -181,12 +182,20 @@ void LayerWindow::Fail(const absl::Status& status) {
 
 // ---- The caller
 
+template <typename Done>
+void LayerWindow::Await(Lock& lock, const Done& is_done) {
+  if (is_done()) return;
+  const ActivityTimes before = activity_.Times();
+  progress_.wait(lock, is_done);
+  stats_.waits += activity_.Times() - before;
+}
+
 absl::Status LayerWindow::Between(absl::FunctionRef<absl::Status()> work) {
   Lock lock(mutex_);
   work_ = &work;
   wake_requested_ = true;
   wake_.notify_one();
-  progress_.wait(lock, [this] { return work_ == nullptr; });
+  Await(lock, [this] { return work_ == nullptr; });
   return failure_;
 }
 
@@ -267,13 +276,10 @@ absl::Status LayerWindow::CheckAcquire(int layer) {
 }
 
 absl::StatusOr<int> LayerWindow::Acquire(int layer) {
-  const Stopwatch waited;
   Lock lock(mutex_);
   if (!failure_.ok()) return failure_;
   FOREBAY_RETURN_IF_ERROR(CheckAcquire(layer));
-  progress_.wait(lock,
-                 [this] { return announced_.front() < announced_.ready_end() || !failure_.ok(); });
-  stats_.wait_s += waited.Seconds();
+  Await(lock, [this] { return announced_.front() < announced_.ready_end() || !failure_.ok(); });
   if (!failure_.ok()) return failure_;
   const Access access = announced_.PopReady();
   if (!access.was_read) ++stats_.weight_hits;

@@ -21,6 +21,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "forebay/base/activity.h"
 #include "forebay/base/tensor_spec.h"
 #include "forebay/device/device.h"
 #include "forebay/step/access_queue.h"
@@ -46,7 +47,7 @@ class LayerFiller {
 };
 
 struct WindowStats {
-  double wait_s = 0;         // time Acquire blocked
+  ActivityTimes waits;       // time that the caller blocked, by what the window did
   int64_t weight_reads = 0;  // layers read
   int64_t weight_hits = 0;   // accesses served without a read
 };
@@ -114,11 +115,16 @@ class LayerWindow {
   // The caller's.
   absl::Status CheckAcquire(int layer);
 
+  // The caller's: waits for `is_done`, and counts that.
+  template <typename Done>
+  void Await(Lock& lock, const Done& is_done);
+
   void EndUse(int buffer);
   const std::string& NameOf(int layer) const { return inventory_.layers()[layer].name; }
 
   const Inventory& inventory_;
   LayerFiller* const filler_;
+  ActivityClock activity_;   // of the window's thread
   AccessQueue unannounced_;  // of StageAll; the window's thread's
 
   mutable std::mutex mutex_;

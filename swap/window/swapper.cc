@@ -102,6 +102,7 @@ void Swapper::StartRead(int buffer, int layer, bool urgent) {
 
 absl::Status Swapper::FinishRead(int buffer, int layer, bool is_used) {
   Backing& backing = backing_[buffer];
+  const ActivityScope scope(Activity::kReadWeights);
   absl::Status status;
   const int num_reads = std::exchange(backing.num_reads, 0);
   for (int i = 0; i < num_reads; ++i) status.Update(store_->engine().Wait(backing.ops[i]));
@@ -118,6 +119,7 @@ bool Swapper::UpdateIsDue(int layer) const {
 
 absl::Status Swapper::Update(int buffer, int layer) {
   FOREBAY_RETURN_IF_ERROR(FinishWriteBack(buffer, layer));  // of the step before
+  const ActivityScope scope(Activity::kUpdate);
   // Even if the update fails: some of its writes may be in flight.
   backing_[buffer].in_write_back = true;
   return AtLayer(updater_->UpdateLayer(layer, WeightsIn(buffer, layer)), "updating", layer);
@@ -125,6 +127,7 @@ absl::Status Swapper::Update(int buffer, int layer) {
 
 absl::Status Swapper::FinishWriteBack(int buffer, int layer) {
   if (!std::exchange(backing_[buffer].in_write_back, false)) return absl::OkStatus();
+  const ActivityScope scope(Activity::kWrite);
   return AtLayer(updater_->AwaitWriteBack(layer), "writing back", layer);
 }
 
@@ -147,6 +150,7 @@ absl::Status Swapper::WriteResidentLayers() {
     if (updater_ == nullptr || buffers[buffer].buffer_class != BufferClass::kResident) continue;
     const int layer = buffers[buffer].layer;
     backing_[buffer].in_write_back = true;
+    const ActivityScope scope(Activity::kWrite);
     FOREBAY_RETURN_IF_ERROR(
         AtLayer(updater_->WriteDeferred(layer, WeightsIn(buffer, layer)), "writing", layer));
   }

@@ -2,6 +2,7 @@
 // checkpoints have the rest.
 #include "forebay/step/layer_window.h"
 
+#include <chrono>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -26,6 +27,8 @@ class NotingFiller : public LayerFiller {
     Note(fmt::format("start {} in {}{}", layer, buffer, urgent ? ", urgent" : ""));
   }
   absl::Status FinishRead(int /*buffer*/, int layer, bool is_used) override {
+    const ActivityScope scope(Activity::kReadWeights);
+    if (is_used && layer == slow_layer) std::this_thread::sleep_for(std::chrono::milliseconds(60));
     Note(fmt::format("{} {}", is_used ? "finish" : "end", layer));
     return is_used && layer == broken_layer ? StorageError("no such layer") : absl::OkStatus();
   }
@@ -43,6 +46,7 @@ class NotingFiller : public LayerFiller {
 
   int broken_layer = -1;
   int due_layer = -1;
+  int slow_layer = -1;
 
  private:
   void Note(std::string note) {
@@ -104,6 +108,21 @@ TEST_F(LayerWindowTest, ADueUpdateComesBetweenTheReadAndTheLease) {
   ASSERT_EQ(Use({0, 1}), absl::OkStatus());
   EXPECT_THAT(filler_.notes(), ElementsAre("start 0 in 0, urgent", "start 1 in 1", "finish 0",
                                            "finish 1", "update 1"));
+}
+
+TEST_F(LayerWindowTest, CountsWaitsByWhatTheyWereFor) {
+  Create(2);
+  filler_.slow_layer = 1;
+  Expect({0, 1});
+  ASSERT_EQ(Use({0, 1}), absl::OkStatus());
+  const ActivityTimes waits = window_->stats().waits;
+  EXPECT_GE(waits[Activity::kReadWeights], 0.03);
+  EXPECT_EQ(waits[Activity::kUpdate], 0);
+  filler_.slow_layer = -1;
+  Expect({1});
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));  // it is ready by then
+  ASSERT_EQ(Use({1}), absl::OkStatus());
+  EXPECT_LT(window_->stats().waits.Total() - waits.Total(), 0.03);
 }
 
 TEST_F(LayerWindowTest, WhatWasCancelledIsNotUsedBeforeItsBufferIs) {

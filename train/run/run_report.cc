@@ -15,7 +15,7 @@ int64_t StoreBytes(const PreparedRun& run, const TensorStore& store) {
 }  // namespace
 
 Counters ReadCounters(const PreparedRun& run, RunSession& session) {
-  return {run.engine->stats(), session.layers().wait_s(), session.layers().update_s()};
+  return {run.engine->stats(), session.layers().update_s()};
 }
 
 Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metrics) {
@@ -31,11 +31,14 @@ Json StepLine(Json line, const StepCost& cost, const PreparedRun& run) {
   const Counters& before = cost.before;
   const Counters& after = cost.after;
   const ProcessMemory memory = ReadProcessMemory();
-  const double io_wait_s = after.wait_s - before.wait_s + cost.export_wait_s;
   line["step_s"] = cost.step_s;
   line["tokens_per_s"] = static_cast<double>(cost.num_tokens) / cost.step_s;
-  line["compute_s"] = cost.step_s - io_wait_s;
-  line["io_wait_s"] = io_wait_s;
+  line["compute_s"] = cost.step_s - cost.waits.Total();
+  line["io_wait_s"] = cost.waits.Total();
+  Json& by_cause = line["waits"] = Json::object();
+  for (size_t i = 0; i < kNumActivities; ++i) {
+    by_cause[NameOf(static_cast<Activity>(i))] = cost.waits.seconds[i];
+  }
   line["optimizer_s"] = after.update_s - before.update_s;
   line["read_bytes"] = after.io.read_bytes - before.io.read_bytes;
   line["write_bytes"] = after.io.write_bytes - before.io.write_bytes;

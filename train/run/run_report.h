@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "forebay/aio/engine.h"
+#include "forebay/base/activity.h"
 #include "forebay/base/json.h"
 #include "forebay/train/start/prepared_run.h"
 #include "forebay/train/step/run_session.h"
@@ -15,7 +16,6 @@ namespace forebay {
 // Counters of this process at one moment; the difference of two is what a step did.
 struct Counters {
   IoStats io;
-  double wait_s = 0;
   double update_s = 0;
 };
 Counters ReadCounters(const PreparedRun& run, RunSession& session);
@@ -23,8 +23,8 @@ Counters ReadCounters(const PreparedRun& run, RunSession& session);
 // The cost of one step.
 struct StepCost {
   double step_s = 0;
-  double export_wait_s = 0;  // of it, for an export to end
-  int64_t num_tokens = 0;    // without padding
+  ActivityTimes waits;     // of it
+  int64_t num_tokens = 0;  // without padding
   Counters before, after;
 };
 

@@ -92,6 +92,11 @@ class TrainingRun {
   absl::Status ExportResult();
   Counters ReadCounters() const { return forebay::ReadCounters(prepared_, *session_); }
   LayerSession& layers() const { return session_->layers(); }
+  ActivityTimes Waits() const {
+    ActivityTimes waits = layers().waits();
+    waits[Activity::kExport] += export_wait_s_;
+    return waits;
+  }
   int64_t committed_step() const { return layers().committed_step(); }
   void Note(const std::string& line) { observer_.OnNote(line); }
 
@@ -112,7 +117,7 @@ class TrainingRun {
   size_t num_batches_ = 0;
   int64_t first_step_ = 0;    // of this process
   RunProgress progress_;      // after the released step
-  double export_wait_s_ = 0;  // of BeforeWriting, in the step
+  double export_wait_s_ = 0;  // of BeforeWriting
   Counters counted_;          // up to what the lines of metrics.jsonl count
   SessionTotals totals_;
   Json committed_line_;  // of metrics.jsonl, when the run is resumed; null: it has none
@@ -305,7 +310,7 @@ absl::Status TrainingRun::FillBatches(int64_t step) {
 
 absl::Status TrainingRun::RunStep(int64_t step) {
   const Stopwatch watch;
-  export_wait_s_ = 0;
+  const ActivityTimes waits_before = Waits();
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
   const double loss_scale = progress_.loss_scale();
   const auto progress = [&](double fraction) -> absl::Status {
@@ -341,7 +346,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
                                     : layers().Skip(released_line_, when));
   if (committed_step() == step) after = ReadCounters();
   const StepCost cost = {.step_s = watch.Seconds(),
-                         .export_wait_s = export_wait_s_,
+                         .waits = Waits() - waits_before,
                          .num_tokens = result.num_tokens,
                          .before = std::exchange(counted_, after),
                          .after = after};

@@ -137,6 +137,10 @@ TEST_F(ExportBesideStepsTest, TheWaitForItsEndIsNoTimeOfComputation) {
   // Step 3 writes to the other slot, step 4 to that which is exported.
   const Json& line = observer.lines[3];
   EXPECT_GE(line["io_wait_s"].get<double>(), 0.9);
+  EXPECT_GE(line["waits"]["export"].get<double>(), 0.9);
+  double sum = 0;
+  for (const auto& [cause, seconds] : line["waits"].items()) sum += seconds.get<double>();
+  EXPECT_NEAR(sum, line["io_wait_s"].get<double>(), 1e-6);
   EXPECT_NEAR(line["compute_s"].get<double>(),
               line["step_s"].get<double>() - line["io_wait_s"].get<double>(), 1e-6);
   EXPECT_LT(observer.lines[4]["io_wait_s"].get<double>(), line["io_wait_s"].get<double>());
