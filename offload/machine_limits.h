@@ -31,6 +31,13 @@ struct GpuLimits {
   int64_t free_bytes = 0;  // of its memory
 };
 
+// How fast the machine is, as it was measured or said; 0: not known.
+struct MachineSpeeds {
+  double matmul_flops_per_s = 0;  // of the device that computes, in the precision of the run
+  double memory_bytes_per_s = 0;  // of RAM, read and written together
+  double bus_bytes_per_s = 0;     // between RAM and the GPU, in each direction
+};
+
 struct MachineLimits {
   int64_t available_memory_bytes = 0;  // 0: unknown, not checked
   int num_cores = 1;
@@ -44,6 +51,7 @@ struct MachineLimits {
   int64_t most_bytes_of_a_file = std::numeric_limits<int64_t>::max();
   int64_t exported_bytes = 0;  // that a run which goes on has of its exports
   GpuLimits gpu;
+  MachineSpeeds speeds;
 };
 
 // The share of the available memory that a process takes when --ram is not given.

@@ -160,7 +160,7 @@ class Planner {
 
   // Of the disk that has the most to do, as they work side by side. A disk does one at a time:
   // reading and writing take turns. 0: the speed of one is not known.
-  double DiskSeconds(const StepTransfers& transfers) const {
+  double DiskSeconds(const TransferBytes& bytes) const {
     const auto area_bytes = static_cast<double>(tiles_.weight_area_bytes());
     double most = 0;
     for (const auto& [file_system, folders] : ByFileSystem(limits_.disks)) {
@@ -170,8 +170,8 @@ class Planner {
         if (disk.read_bytes_per_s <= 0 || disk.write_bytes_per_s <= 0) return 0;
         const double share =
             static_cast<double>(tiles_.weight_area_bytes(static_cast<int>(i))) / area_bytes;
-        seconds += share * (static_cast<double>(transfers.read_bytes) / disk.read_bytes_per_s +
-                            static_cast<double>(transfers.write_bytes) / disk.write_bytes_per_s);
+        seconds += share * (static_cast<double>(bytes.read) / disk.read_bytes_per_s +
+                            static_cast<double>(bytes.write) / disk.write_bytes_per_s);
       }
       most = std::max(most, seconds);
     }
@@ -191,15 +191,21 @@ class Planner {
     if (replays()) {
       // A step's gradients are kept until it is committed.
       plan.commit_pace.every_steps = 1;
-      transfers.write_bytes +=
-          plan.placement.host_gradient_bytes + TensorStore::IntentBytes(tiles_);
+      const int64_t kept = plan.placement.host_gradient_bytes + TensorStore::IntentBytes(tiles_);
+      transfers.write_bytes += kept;
+      transfers.backward.write += kept;
     }
     const int64_t steps = StepsPerCommit(plan.commit_pace);
-    transfers.write_bytes -=
+    const int64_t seldom =
         transfers.commit_bytes - (steps > 0 ? transfers.commit_bytes / steps : 0);
+    transfers.write_bytes -= seldom;
+    transfers.forward.write -= seldom;
     plan.read_bytes_per_step = transfers.read_bytes;
     plan.write_bytes_per_step = transfers.write_bytes;
-    plan.io_s_per_step = DiskSeconds(transfers);
+    plan.io_s_per_step = DiskSeconds({transfers.read_bytes, transfers.write_bytes});
+    plan.forward_io_s = DiskSeconds(transfers.forward);
+    plan.backward_io_s = DiskSeconds(transfers.backward);
+    plan.beside_io_s = DiskSeconds(transfers.beside);
   }
 
   absl::Status CheckGradients() const {

@@ -61,6 +61,8 @@ struct OffloadPlan {
   int64_t write_bytes_per_step = 0;
   double io_s_per_step =
       0;  // the disk's time for those, where its speeds are known; 0: they are not
+  // Its parts: up to the loss, from there on, and beside both.
+  double forward_io_s = 0, backward_io_s = 0, beside_io_s = 0;
   double rated_tbw = 0;
 
   // The whole scratch area.

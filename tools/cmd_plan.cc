@@ -1,10 +1,12 @@
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/option_flags.h"
 #include "forebay/tools/print.h"
 #include "forebay/train/plan/disk_profile.h"
+#include "forebay/train/plan/machine.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/stripe_weights.h"
 #include "forebay/train/start/resolve_options.h"
@@ -16,6 +18,10 @@ class PlanCommand : public Command {
  public:
   void Declare(CLI::App& app) override {
     app.add_option("MODEL", model_, "the same as --model");
+    app.add_option("--machine", machine_,
+                   fmt::format("plan for another machine: a JSON file that says what it has, or {}",
+                               fmt::join(MachinePresets(), ", ")))
+        ->type_name("FILE");
     flags_.Declare(app, OptionsUse::kPlan);
   }
   bool ReportsUnknownFlags() const override { return true; }
@@ -25,8 +31,18 @@ class PlanCommand : public Command {
     if (!model_.empty()) inputs.flags.insert(inputs.flags.begin(), {"model", model_});
     FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
                              ResolveOptions(inputs, OptionsUse::kPlan));
-    const TrainOptions& options = resolved.options;
+    TrainOptions options = resolved.options;
     FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
+    FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits,
+                             machine_.empty() ? ThisMachine(options) : OtherMachine(options));
+    FOREBAY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, options, limits));
+    PrintTo(stdout, "{}",
+            context.json ? ToJson(plan).dump() + "\n" : FormatPlan(plan, model, options));
+    return absl::OkStatus();
+  }
+
+ private:
+  static absl::StatusOr<MachineLimits> ThisMachine(const TrainOptions& options) {
     MachineLimits limits = AskMachine(options);
     // With --ram the question may be about another machine than this one.
     if (options.ram_bytes > 0) limits.available_memory_bytes = 0;
@@ -35,15 +51,22 @@ class PlanCommand : public Command {
     if (!profile.warning.empty()) PrintTo(stderr, "forebay: warning: {}\n", profile.warning);
     AddRates(profile, limits);
     SetWeights(KnownShares(options, profile, limits), limits);
-    FOREBAY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, options, limits));
-    PrintTo(stdout, "{}",
-            context.json ? ToJson(plan).dump() + "\n" : FormatPlan(plan, model, options));
-    return absl::OkStatus();
+    return limits;
   }
 
- private:
+  absl::StatusOr<MachineLimits> OtherMachine(TrainOptions& options) const {
+    if (!options.bench.empty()) {
+      return UsageError(
+          "--bench has the speeds of this machine's disks, and --machine says those "
+          "of another. Leave one of them out");
+    }
+    FOREBAY_ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_));
+    return LimitsOf(machine, options);
+  }
+
   OptionFlags flags_;
   std::string model_;
+  std::string machine_;
 };
 
 }  // namespace

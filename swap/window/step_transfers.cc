@@ -111,7 +111,14 @@ class TransferCount {
         gradient_bytes_per_elem_(gradient_bytes_per_elem),
         activation_bytes_(activation_bytes),
         reads_left_(CountWeightReads(schedule, window, placement, tiles)) {
-    for (const Operation& operation : schedule.operations) Add(operation);
+    for (const Operation& operation : schedule.operations) {
+      const TransferBytes before = {transfers_.read_bytes, transfers_.write_bytes};
+      Add(operation);
+      TransferBytes& part = PartOf(operation);
+      part.read += transfers_.read_bytes - before.read;
+      part.write += transfers_.write_bytes - before.write;
+      loss_is_there_ |= operation.kind == OperationKind::kLossAndGradient;
+    }
   }
 
   const StepTransfers& transfers() const { return transfers_; }
@@ -148,6 +155,16 @@ class TransferCount {
       default:  // computes
         break;
     }
+  }
+
+  TransferBytes& PartOf(const Operation& operation) {
+    const bool updates =
+        operation.kind == OperationKind::kUpdate || operation.kind == OperationKind::kWrite;
+    if (updates && placement_.UpdateTimeOf(operation.layer) == UpdateTime::kBesideStep) {
+      return transfers_.beside;
+    }
+    const bool is_forward = !loss_is_there_ || operation.kind == OperationKind::kCommit;
+    return is_forward ? transfers_.forward : transfers_.backward;
   }
 
   // Which of a layer's reads find it in the window does not change the sum.
@@ -203,6 +220,7 @@ class TransferCount {
   const int64_t activation_bytes_;
   std::vector<int> reads_left_;  // by layer: from NVMe, in a step
   std::vector<int> num_leases_ = std::vector<int>(reads_left_.size());
+  bool loss_is_there_ = false;
   StepTransfers transfers_;
 };
 

@@ -27,9 +27,16 @@ WindowOptions ChainWindow(int num_layers, const StepBuffers& buffers);
 // their own.
 WindowOptions ModuleWindow(const TileMap& tiles, const StepBuffers& buffers);
 
+struct TransferBytes {
+  int64_t read = 0;
+  int64_t write = 0;
+};
+
 struct StepTransfers {
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
+  // The same, by when: up to the loss and with the commit, from there on, and beside all of it.
+  TransferBytes forward, backward, beside;
   // Of those written, what only a step that is committed writes: the tiles that live in RAM, the
   // checksums and the record.
   int64_t commit_bytes = 0;

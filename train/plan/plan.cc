@@ -126,6 +126,8 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   plan.exports_to_come = exports_to_come;
   plan.num_steps = options.steps;
   plan.gpu = std::move(gpu);
+  plan.forecast =
+      ForecastStep(plan, {on_gpu, plan.gpu.num_activations_in_ram}, model, options, limits.speeds);
   if (!on_gpu && options.device == ComputeDevice::kAuto) plan.why_no_gpu = limits.gpu.why_none;
   return plan;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "forebay/offload/plan.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/ask_machine.h"
+#include "forebay/train/plan/forecast.h"
 
 namespace forebay {
 
@@ -40,7 +42,8 @@ struct Plan : OffloadPlan {
   int64_t exports_to_come = 0;
   int64_t num_steps = 0;  // 0: not known
   GpuPlan gpu;
-  std::string why_no_gpu;  // where --device=auto found none
+  std::string why_no_gpu;                // where --device=auto found none
+  std::optional<StepForecast> forecast;  // where the machine's speeds are known
 
   bool on_gpu() const { return !gpu.device.empty(); }
 };

@@ -124,6 +124,33 @@ std::string SpeculationLine(const Plan& plan) {
       count);
 }
 
+std::string PassText(const PassForecast& pass) {
+  return fmt::format("{} ({})", FormatDuration(pass.Seconds()), NameOf(pass.bound()));
+}
+
+std::string ForecastLines(const Plan& plan) {
+  if (!plan.forecast.has_value()) return "";
+  const StepForecast& step = *plan.forecast;
+  return fmt::format(
+      "forecast   {} a step, {:.0f} tokens/s: forward {}, backward {}\n"
+      "           at best {} ({}), if all of it went on at one time\n",
+      FormatDuration(step.step_s), step.tokens_per_s, PassText(step.forward),
+      PassText(step.backward), FormatDuration(step.bound_s), NameOf(step.bound));
+}
+
+Json ToJson(const PassForecast& pass) {
+  return {{"seconds", pass.Seconds()},   {"bound", NameOf(pass.bound())},
+          {"compute_s", pass.compute_s}, {"disk_s", pass.disk_s},
+          {"memory_s", pass.memory_s},   {"bus_s", pass.bus_s}};
+}
+
+Json ToJson(const std::optional<StepForecast>& forecast) {
+  if (!forecast.has_value()) return nullptr;
+  return {{"step_s", forecast->step_s},           {"tokens_per_s", forecast->tokens_per_s},
+          {"bound_s", forecast->bound_s},         {"bound", NameOf(forecast->bound)},
+          {"forward", ToJson(forecast->forward)}, {"backward", ToJson(forecast->backward)}};
+}
+
 }  // namespace
 
 Json ToJson(const Plan& plan) {
@@ -136,6 +163,7 @@ Json ToJson(const Plan& plan) {
   json["read_bytes_per_step"] = plan.read_bytes_per_step;
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
   json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
+  json["forecast"] = ToJson(plan.forecast);
   const int64_t steps_per_commit = StepsPerCommit(plan.commit_pace);
   json["durability"] = NameOfDurability(plan);
   json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
@@ -221,6 +249,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
                   static_cast<double>(plan.read_bytes_per_step) / params,
                   static_cast<double>(plan.write_bytes_per_step) / params,
                   plan.io_s_per_step > 0 ? " = " + FormatDuration(plan.io_s_per_step) : "");
+  table += ForecastLines(plan);
   table += DurabilityLine(plan);
   table += WearLine(plan);
   table += fmt::format("verdict    fits; RAM spare {}\n",

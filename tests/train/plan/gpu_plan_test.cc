@@ -5,6 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/tests/train/plan/large_models.h"
 #include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -14,24 +15,9 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kGiB = int64_t{1} << 30;
-
-DecoderConfig Llama13B() {
-  DecoderConfig config;
-  config.architecture = "LlamaForCausalLM";
-  config.vocab_size = 32000;
-  config.hidden_size = 5120;
-  config.intermediate_size = 13824;
-  config.num_layers = config.num_heads = config.num_kv_heads = 40;
-  config.head_dim = 128;
-  config.max_positions = 4096;
-  config.window.assign(40, 0);
-  return config;
-}
-
 MachineLimits MachineWithGpu(int64_t free_bytes) {
   MachineLimits limits;
-  limits.available_memory_bytes = 64 * kGiB;
+  limits.available_memory_bytes = 64 * kGibibyte;
   limits.num_cores = 16;
   limits.gpu = {.name = "a card", .free_bytes = free_bytes};
   return limits;
@@ -53,11 +39,11 @@ TrainOptions OnGpu() {
 }
 
 TEST(GpuPlan, ThirteenBillionParametersFitACardOf24GbAnd64GbOfRam) {
-  const auto plan = MakePlan(Llama13B(), OnGpu(), MachineWithGpu(23 * kGiB));
+  const auto plan = MakePlan(Llama13B(), OnGpu(), MachineWithGpu(23 * kGibibyte));
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_TRUE(plan->on_gpu());
   EXPECT_EQ(plan->gpu.device, "a card");
-  EXPECT_LT(plan->gpu.bytes, 10 * kGiB);
+  EXPECT_LT(plan->gpu.bytes, 10 * kGibibyte);
   int64_t sum = 0;
   for (const GpuTerm& term : plan->gpu.terms) sum += term.bytes;
   EXPECT_EQ(sum, plan->gpu.bytes);
@@ -74,7 +60,7 @@ TEST(GpuPlan, ThirteenBillionParametersFitACardOf24GbAnd64GbOfRam) {
 TEST(GpuPlan, ActivationsThatDoNotFitOnTheCardWaitInRam) {
   TrainOptions options = OnGpu();
   options.accum = 16;
-  MachineLimits limits = MachineWithGpu(23 * kGiB);
+  MachineLimits limits = MachineWithGpu(23 * kGibibyte);
   const auto plan = MakePlan(Llama13B(), options, limits);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->tokens_per_step, 65536);
@@ -90,7 +76,7 @@ TEST(GpuPlan, ActivationsThatDoNotFitOnTheCardWaitInRam) {
   EXPECT_EQ(std::ranges::count(plan->schedule.operations, OperationKind::kSpill, &Operation::kind),
             in_ram);
 
-  limits.gpu.free_bytes = 90 * kGiB;
+  limits.gpu.free_bytes = 90 * kGibibyte;
   const auto large = MakePlan(Llama13B(), options, limits);
   ASSERT_TRUE(large.ok()) << large.status();
   EXPECT_EQ(large->gpu.num_activations_in_ram, 0);
@@ -98,23 +84,25 @@ TEST(GpuPlan, ActivationsThatDoNotFitOnTheCardWaitInRam) {
 
 TEST(GpuPlan, TooLittleMemoryIsRefusedWithTheLeastThatIsEnough) {
   TrainOptions options = OnGpu();
-  options.gpu_mem_bytes = 4 * kGiB;
-  const absl::Status refused = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).status();
+  options.gpu_mem_bytes = 4 * kGibibyte;
+  const absl::Status refused =
+      MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status();
   EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
   const std::string message = MessageOf(refused);
   EXPECT_THAT(message, HasSubstr("activation checkpoints"));
   EXPECT_THAT(message, HasSubstr("--batch"));
   const int64_t mebibytes = std::stoll(message.substr(message.find("--gpu_mem=") + 10));
   options.gpu_mem_bytes = mebibytes << 20;
-  EXPECT_TRUE(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).ok());
+  EXPECT_TRUE(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).ok());
   options.gpu_mem_bytes = (mebibytes - 1) << 20;
-  EXPECT_FALSE(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).ok());
+  EXPECT_FALSE(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).ok());
 }
 
 TEST(GpuPlan, ACardWithLessThanWasAskedForIsRefused) {
   TrainOptions options = OnGpu();
-  options.gpu_mem_bytes = 30 * kGiB;
-  const absl::Status refused = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).status();
+  options.gpu_mem_bytes = 30 * kGibibyte;
+  const absl::Status refused =
+      MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status();
   EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused), HasSubstr("free on a card"));
 }
@@ -129,23 +117,23 @@ TEST(GpuPlan, WithoutAGpuAutoIsTheCpuAndCudaAnError) {
   ASSERT_TRUE(on_cpu.ok()) << on_cpu.status();
   EXPECT_FALSE(on_cpu->on_gpu());
   EXPECT_EQ(on_cpu->why_no_gpu, "there is no driver");
-  const auto on_gpu = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB));
+  const auto on_gpu = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte));
   ASSERT_TRUE(on_gpu.ok()) << on_gpu.status();
   EXPECT_TRUE(on_gpu->on_gpu());
 }
 
 TEST(GpuPlan, APlanForACardThatIsElsewhereNeedsItsMemory) {
   TrainOptions options = OnGpu();
-  options.gpu_mem_bytes = 22 * kGiB;
+  options.gpu_mem_bytes = 22 * kGibibyte;
   const auto plan = MakePlan(Llama13B(), options, MachineWithoutGpu());
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->gpu.budget_bytes, 22 * kGiB);
+  EXPECT_EQ(plan->gpu.budget_bytes, 22 * kGibibyte);
 }
 
 TEST(GpuPlan, ActivationsOnNvmeAreRefused) {
   TrainOptions options = OnGpu();
   options.activations_tier = ActivationsTier::kNvme;
-  EXPECT_EQ(ExitCodeOf(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGiB)).status()),
+  EXPECT_EQ(ExitCodeOf(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status()),
             ExitCode::kUsage);
 }
 

@@ -1,0 +1,20 @@
+// The arithmetic of a decoder's step: two operations for a multiplication and its addition. Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "forebay/model/decoder_config.h"
+
+namespace forebay {
+
+struct DecoderFlops {
+  double forward = 0;
+  // What blocks compute again, and gradients of activations and weights, which take twice as much
+  // as forward does. The head computes nothing again.
+  double backward = 0;
+};
+// `tokens` in rows of `seq` of them. Products of matrices and attention: what is left is bound by
+// memory. Attention counts the keys that a query sees.
+DecoderFlops FlopsOf(const DecoderConfig& config, int64_t tokens, int64_t seq);
+
+}  // namespace forebay

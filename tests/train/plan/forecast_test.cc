@@ -1,0 +1,192 @@
+#include "forebay/train/plan/forecast.h"
+
+#include "forebay/base/errors.h"
+#include "forebay/model/decoder_flops.h"
+#include "forebay/tests/train/plan/large_models.h"
+#include "forebay/train/plan/machine.h"
+#include "forebay/train/plan/plan.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(DecoderFlops, AreTwoForEachParameterAndTokenAndThreeTimesThatBackward) {
+  const DecoderConfig config = Llama13B();
+  const double params = static_cast<double>(BuildInventory(config).num_params());
+  const double embedding = 32000.0 * 5120;
+  // With one token in a row, a query sees one key.
+  const DecoderFlops flops = FlopsOf(config, /*tokens=*/1000, /*seq=*/1);
+  EXPECT_NEAR(flops.forward, 2 * 1000 * (params - embedding), 2e-3 * flops.forward);
+  const double head = 2 * 1000 * embedding;
+  EXPECT_NEAR(flops.backward, 3 * (flops.forward - head) + 2 * head, 1);
+}
+
+TEST(DecoderFlops, CountTheKeysThatQueriesSee) {
+  DecoderConfig config = Llama13B();
+  const auto attention = [&](int64_t seq) {
+    return FlopsOf(config, 4096, seq).forward - FlopsOf(config, 4096, 1).forward;
+  };
+  // 40 layers, scores and values, 5120 wide; one key a query is in both.
+  EXPECT_NEAR(attention(4096), 40.0 * 2 * 2 * 5120 * (4096.0 * 4097 / 2 - 4096), 1e8);
+  EXPECT_NEAR(attention(1024), 40.0 * 2 * 2 * 5120 * 4 * (1024.0 * 1025 / 2 - 1024), 1e8);
+  const double all = attention(4096);
+  config.window.assign(40, 1);
+  EXPECT_EQ(attention(4096), 0);
+  config.window.assign(40, 2048);
+  EXPECT_NEAR(attention(4096) / all, 0.75, 1e-3);
+}
+
+class ForecastTest : public testing::Test {
+ protected:
+  ForecastTest() {
+    options_.out = "out";
+    options_.batch = 4;
+    options_.seq = 1024;
+    options_.accum = 16;
+    options_.device = ComputeDevice::kCuda;
+    machine_ = *ReadMachine("4090-64g");
+  }
+  Plan MustPlan() {
+    TrainOptions options = options_;
+    const MachineLimits limits = LimitsOf(machine_, options);
+    auto plan = MakePlan(Llama13B(), options, limits);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  }
+
+  TrainOptions options_;
+  Machine machine_;
+};
+
+TEST_F(ForecastTest, IsEachPassesSlowestPart) {
+  const Plan plan = MustPlan();
+  ASSERT_TRUE(plan.forecast.has_value());
+  const StepForecast& step = *plan.forecast;
+  // 8 operations a parameter and token, and some for attention, at 149 TFLOP/s.
+  const double compute_s = step.forward.compute_s + step.backward.compute_s;
+  EXPECT_NEAR(compute_s, 8 * 13.0e9 * 65536 / 149e12, 0.05 * compute_s);
+  EXPECT_DOUBLE_EQ(step.forward.disk_s + step.backward.disk_s, plan.io_s_per_step);
+  // State is read, updated and written in forward.
+  EXPECT_GT(step.forward.disk_s, 3 * step.backward.disk_s);
+  EXPECT_EQ(step.forward.bound(), Bound::kDisk);
+  EXPECT_EQ(step.backward.bound(), Bound::kCompute);
+  EXPECT_DOUBLE_EQ(step.step_s, step.forward.disk_s + step.backward.compute_s);
+  EXPECT_DOUBLE_EQ(step.bound_s, plan.io_s_per_step);
+  EXPECT_EQ(step.bound, Bound::kDisk);
+  EXPECT_DOUBLE_EQ(step.tokens_per_s, 65536 / step.step_s);
+  const std::string text = FormatPlan(plan, Llama13B(), options_);
+  EXPECT_THAT(text, HasSubstr("forecast   "));
+  EXPECT_EQ(ToJson(plan)["forecast"]["backward"]["bound"], "compute");
+}
+
+TEST_F(ForecastTest, UpdatesInTheBackwardPassMoveTheirDiskTimeThere) {
+  options_.gradients = GradientChoice::kSpeculate;
+  const StepForecast step = *MustPlan().forecast;
+  EXPECT_EQ(step.forward.bound(), Bound::kCompute);
+  EXPECT_EQ(step.backward.bound(), Bound::kDisk);
+  EXPECT_GT(step.backward.memory_s, step.forward.memory_s);
+}
+
+TEST_F(ForecastTest, UpdatesBesideTheStepHaveAllOfIt) {
+  options_.delay_update_from = 2;
+  options_.durability = Durability::kReplay;
+  const Plan plan = MustPlan();
+  const StepForecast& step = *plan.forecast;
+  EXPECT_DOUBLE_EQ(step.step_s, step.bound_s);
+  EXPECT_DOUBLE_EQ(step.bound_s, plan.io_s_per_step);
+  EXPECT_LT(step.forward.disk_s + step.backward.disk_s, plan.io_s_per_step);
+}
+
+TEST_F(ForecastTest, ASlowBusOrMemoryBindsInstead) {
+  machine_.disk_read_bytes_per_s = machine_.disk_write_bytes_per_s = 1e12;
+  machine_.bus_bytes_per_s = 1e9;
+  StepForecast step = *MustPlan().forecast;
+  EXPECT_EQ(step.forward.bound(), Bound::kBus);
+  // bf16 weights in each pass; activations of some layers come back beside those of backward.
+  EXPECT_NEAR(step.forward.bus_s, 26.0, 0.3);
+  EXPECT_GT(step.backward.bus_s, step.forward.bus_s);
+  machine_.bus_bytes_per_s = 1e12;
+  machine_.memory_bytes_per_s = 1e9;
+  step = *MustPlan().forecast;
+  EXPECT_EQ(step.bound, Bound::kMemory);
+}
+
+TEST_F(ForecastTest, OnACpuUpdatesTakeTimeFromTheComputation) {
+  options_.device = ComputeDevice::kCpu;
+  options_.batch = options_.accum = 1;
+  machine_.cpu_matmul_flops_per_s = 1e12;
+  const StepForecast step = *MustPlan().forecast;
+  const double flops_s = FlopsOf(Llama13B(), 1024, 1024).forward / 1e12;
+  EXPECT_DOUBLE_EQ(step.forward.compute_s, flops_s + step.forward.memory_s);
+  EXPECT_EQ(step.forward.bus_s, 0);
+}
+
+TEST_F(ForecastTest, WithoutASpeedThereIsNone) {
+  options_.device = ComputeDevice::kCpu;
+  options_.batch = options_.accum = 1;
+  EXPECT_FALSE(MustPlan().forecast.has_value());  // nobody said how fast that CPU is
+  EXPECT_TRUE(ToJson(MustPlan())["forecast"].is_null());
+}
+
+// ---- The machine
+
+std::string ErrorOf(const std::string& text) {
+  return MessageOf(ParseMachine(text, "box.json").status());
+}
+
+constexpr char kBox[] = R"({"name": "box", "ram_bytes": 6e10, "num_cores": 8,
+    "memory_bytes_per_s": 5e10, "cpu_matmul_flops_per_s": 1e12,
+    "gpu": {"name": "card", "memory_bytes": 2e10, "matmul_flops_per_s": 1e14,
+            "bus_bytes_per_s": 2e10},
+    "disk": {"read_bytes_per_s": 3e9, "write_bytes_per_s": 2e9, "free_bytes": 1e12}})";
+
+std::string Replaced(std::string text, const std::string& from, const std::string& to) {
+  return text.replace(text.find(from), from.size(), to);
+}
+
+TEST(Machine, AFileSaysWhatItHas) {
+  const auto machine = ParseMachine(kBox, "box.json");
+  ASSERT_TRUE(machine.ok()) << machine.status();
+  TrainOptions options;
+  options.nvme = {"/a", "/b"};
+  MachineLimits limits = LimitsOf(*machine, options);
+  EXPECT_EQ(limits.available_memory_bytes, 60'000'000'000);
+  EXPECT_EQ(limits.num_cores, 8);
+  ASSERT_EQ(limits.disks.size(), 2u);
+  EXPECT_NE(limits.disks[0].file_system, limits.disks[1].file_system);
+  EXPECT_EQ(limits.speeds.matmul_flops_per_s, 1e12);
+  EXPECT_EQ(options.rated_tbw, TrainOptions().rated_tbw);
+  options.device = ComputeDevice::kAuto;
+  limits = LimitsOf(*machine, options);
+  EXPECT_EQ(limits.speeds.matmul_flops_per_s, 1e14);
+  EXPECT_EQ(limits.gpu.name, "card");
+}
+
+TEST(Machine, WhatIsWrongInItIsNamed) {
+  EXPECT_THAT(ErrorOf("[]"), HasSubstr("no JSON object"));
+  EXPECT_THAT(ErrorOf(Replaced(kBox, "6e10", "-1")), HasSubstr("ram_bytes is -1"));
+  EXPECT_THAT(ErrorOf(Replaced(kBox, "6e10", "\"64GiB\"")), HasSubstr("ram_bytes is \"64GiB\""));
+  EXPECT_THAT(ErrorOf(Replaced(kBox, "num_cores", "cores")), HasSubstr("num_cores is missing"));
+  EXPECT_THAT(ErrorOf(Replaced(kBox, "\"gpu\"", "\"GPU\"")), HasSubstr("unknown key 'GPU'"));
+  EXPECT_THAT(ErrorOf(Replaced(kBox, "free_bytes", "free")), HasSubstr("disk.free_bytes is miss"));
+  EXPECT_THAT(ErrorOf(Replaced(kBox, "1e14", "0")), HasSubstr("gpu.matmul_flops_per_s is 0"));
+  EXPECT_THAT(ErrorOf(Replaced(kBox, "\"box\"", "7")), HasSubstr("name is 7"));
+  EXPECT_THAT(ErrorOf(Replaced(kBox, "\"disk\"", "\"disc\"")), HasSubstr("disk is missing"));
+}
+
+TEST(Machine, PresetsAreFoundByName) {
+  for (const std::string& name : MachinePresets()) {
+    const auto machine = ReadMachine(name);
+    ASSERT_TRUE(machine.ok());
+    EXPECT_EQ(machine->name, name);
+  }
+  const absl::Status none = ReadMachine("4090").status();
+  EXPECT_EQ(ExitCodeOf(none), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(none), HasSubstr("4090-64g, 4090-128g"));
+}
+
+}  // namespace
+}  // namespace forebay

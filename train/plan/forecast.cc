@@ -1,0 +1,163 @@
+#include "forebay/train/plan/forecast.h"
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "forebay/model/decoder_flops.h"
+
+namespace forebay {
+namespace {
+
+using Part = std::pair<Bound, double>;
+
+std::array<Part, 4> PartsOf(const PassForecast& pass) {
+  return {Part{Bound::kCompute, pass.compute_s}, Part{Bound::kDisk, pass.disk_s},
+          Part{Bound::kMemory, pass.memory_s}, Part{Bound::kBus, pass.bus_s}};
+}
+
+Part LongestOf(const PassForecast& pass) {
+  return std::ranges::max(PartsOf(pass), {}, &Part::second);
+}
+
+// What an update reads and writes of RAM: weights and state both ways, gradients once. Disks and
+// devices copy to and from RAM besides.
+double UpdateBytes(const OffloadPlan& plan, const TrainOptions& options) {
+  double bytes = 0;
+  for (const Tile& tile : plan.tiles.streamed_tiles()) {
+    bytes += 2 * static_cast<double>(plan.tiles.WeightBytes(tile) + plan.tiles.StateBytes(tile)) +
+             static_cast<double>(tile.num_elems * SizeOf(options.grad_dtype));
+  }
+  return bytes;
+}
+
+double ShareUpdatedInBackward(const OffloadPlan& plan) {
+  int64_t all = 0, in_backward = 0;
+  for (const Tile& tile : plan.tiles.streamed_tiles()) {
+    all += tile.num_elems;
+    if (plan.placement.UpdateTimeOf(tile.layer) == UpdateTime::kAfterHand) {
+      in_backward += tile.num_elems;
+    }
+  }
+  return all == 0 ? 0 : static_cast<double>(in_backward) / static_cast<double>(all);
+}
+
+class Forecaster {
+ public:
+  Forecaster(const OffloadPlan& plan, const GpuUse& gpu, const DecoderConfig& model,
+             const TrainOptions& options, const MachineSpeeds& speeds)
+      : plan_(plan),
+        gpu_(gpu),
+        options_(options),
+        speeds_(speeds),
+        tokens_(options.batch * options.accum * options.seq),
+        flops_(FlopsOf(model, tokens_, options.seq)),
+        hidden_size_(model.hidden_size) {}
+
+  StepForecast Make() const {
+    StepForecast forecast;
+    const double in_backward = ShareUpdatedInBackward(plan_);
+    const bool beside = plan_.placement.NumUpdated(UpdateTime::kBesideStep) > 0;
+    forecast.forward = Pass(flops_.forward, plan_.forward_io_s);
+    forecast.backward = Pass(flops_.backward, plan_.backward_io_s);
+    AddBus(forecast);
+    PassForecast updates_beside;
+    updates_beside.disk_s = plan_.beside_io_s;
+    AddUpdates(beside ? 1 : 0, updates_beside);
+    AddUpdates(beside ? 0 : 1 - in_backward, forecast.forward);
+    AddUpdates(beside ? 0 : in_backward, forecast.backward);
+    PassForecast all = forecast.forward;
+    all += forecast.backward;
+    all += updates_beside;
+    std::tie(forecast.bound, forecast.bound_s) = LongestOf(all);
+    forecast.step_s =
+        std::max(forecast.bound_s, forecast.forward.Seconds() + forecast.backward.Seconds());
+    forecast.tokens_per_s = static_cast<double>(tokens_) / forecast.step_s;
+    return forecast;
+  }
+
+ private:
+  PassForecast Pass(double flops, double disk_s) const {
+    return {.compute_s = flops / speeds_.matmul_flops_per_s, .disk_s = disk_s};
+  }
+
+  // Of a share of the parameters, in a pass or beside both. A CPU that updates does not compute.
+  void AddUpdates(double share, PassForecast& pass) const {
+    const double seconds = share * UpdateBytes(plan_, options_) / speeds_.memory_bytes_per_s;
+    pass.memory_s += seconds;
+    if (!gpu_.computes) pass.compute_s += seconds;
+  }
+
+  // Weights go to the GPU in both passes; gradients come back, and activations that wait in RAM go
+  // and come.
+  void AddBus(StepForecast& forecast) const {
+    if (!gpu_.computes) return;
+    double weights = 0, gradients = 0;
+    for (const Tile& tile : plan_.tiles.streamed_tiles()) {
+      weights += static_cast<double>(plan_.tiles.WeightBytes(tile));
+      gradients += static_cast<double>(tile.num_elems * SizeOf(options_.grad_dtype));
+    }
+    const double activations =
+        static_cast<double>(gpu_.num_activations_in_ram) * static_cast<double>(tokens_) *
+        static_cast<double>(hidden_size_ * WeightBytesPerElem(plan_.tiles.layout()));
+    const auto add = [&](double to_gpu, double from_gpu, PassForecast& pass) {
+      pass.bus_s = std::max(to_gpu, from_gpu) / speeds_.bus_bytes_per_s;
+      pass.memory_s += (to_gpu + from_gpu) / speeds_.memory_bytes_per_s;
+    };
+    add(weights, activations, forecast.forward);
+    add(weights + activations, gradients, forecast.backward);
+  }
+
+  const OffloadPlan& plan_;
+  const GpuUse& gpu_;
+  const TrainOptions& options_;
+  const MachineSpeeds& speeds_;
+  const int64_t tokens_;
+  const DecoderFlops flops_;
+  const int64_t hidden_size_;
+};
+
+}  // namespace
+
+std::string_view NameOf(Bound bound) {
+  switch (bound) {
+    case Bound::kCompute:
+      return "compute";
+    case Bound::kDisk:
+      return "disk";
+    case Bound::kMemory:
+      return "memory";
+    case Bound::kBus:
+      return "bus";
+  }
+  return "";
+}
+
+double PassForecast::Seconds() const {
+  return LongestOf(*this).second;
+}
+
+Bound PassForecast::bound() const {
+  return LongestOf(*this).first;
+}
+
+PassForecast& PassForecast::operator+=(const PassForecast& other) {
+  compute_s += other.compute_s;
+  disk_s += other.disk_s;
+  memory_s += other.memory_s;
+  bus_s += other.bus_s;
+  return *this;
+}
+
+std::optional<StepForecast> ForecastStep(const OffloadPlan& plan, const GpuUse& gpu,
+                                         const DecoderConfig& model, const TrainOptions& options,
+                                         const MachineSpeeds& speeds) {
+  const bool moves = plan.read_bytes_per_step + plan.write_bytes_per_step > 0;
+  if (moves && plan.io_s_per_step <= 0) return std::nullopt;
+  if (speeds.matmul_flops_per_s <= 0 || speeds.memory_bytes_per_s <= 0) return std::nullopt;
+  if (gpu.computes && speeds.bus_bytes_per_s <= 0) return std::nullopt;
+  return Forecaster(plan, gpu, model, options, speeds).Make();
+}
+
+}  // namespace forebay

@@ -1,0 +1,55 @@
+// How long a step will take, from what it computes and moves and how fast the machine does each.
+//
+// Model: each pass is as long as what is slowest in it, as all else goes on beside it; the passes
+// follow one another, and what is updated beside the whole step has both. On a CPU, updates take
+// their time from the computation. Not counted: waiting for the first layer, flushes of a commit,
+// and exports. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "forebay/model/decoder_config.h"
+#include "forebay/offload/machine_limits.h"
+#include "forebay/offload/plan.h"
+#include "forebay/train/options/options.h"
+
+namespace forebay {
+
+enum class Bound : uint8_t { kCompute, kDisk, kMemory, kBus };
+std::string_view NameOf(Bound bound);  // "compute", "disk", "memory", "bus"
+
+// Seconds that each part is busy.
+struct PassForecast {
+  double compute_s = 0;  // on a CPU with the updates
+  double disk_s = 0;
+  double memory_s = 0;  // of RAM: updates, and what devices copy
+  double bus_s = 0;     // between RAM and the GPU, in the direction that has more
+
+  double Seconds() const;
+  Bound bound() const;
+  PassForecast& operator+=(const PassForecast& other);
+};
+
+struct StepForecast {
+  PassForecast forward;   // up to the loss
+  PassForecast backward;  // from there on
+  double step_s = 0;
+  double tokens_per_s = 0;
+  // What it would be if all went on beside all else: the longest sum.
+  double bound_s = 0;
+  Bound bound = Bound::kCompute;
+};
+
+struct GpuUse {
+  bool computes = false;
+  int num_activations_in_ram = 0;  // as GpuPlan has it
+};
+
+// `plan`: of a decoder, with the disk's times. nullopt where a speed that it needs is not known.
+std::optional<StepForecast> ForecastStep(const OffloadPlan& plan, const GpuUse& gpu,
+                                         const DecoderConfig& model, const TrainOptions& options,
+                                         const MachineSpeeds& speeds);
+
+}  // namespace forebay
