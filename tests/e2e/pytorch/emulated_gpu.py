@@ -15,12 +15,12 @@ import torch
 # Work of a stream waits until somebody waits for it: an order that is missing is then always seen.
 os.environ.setdefault("FOREBAY_EMULATION_STREAMS", "lazy")
 
-from forebay._library import lib  # noqa: E402 - the emulation reads the environment once
-from forebay.torch._streaming.device import Cuda  # noqa: E402
-from forebay.torch._tensors import DTYPES  # noqa: E402
+from forebay._library import lib  # the emulation reads the environment once
+from forebay.torch._streaming.device import Cuda
+from forebay.torch._tensors import DTYPES
 
 IS_THERE = hasattr(lib, "cudaMemcpyAsync")
-_TO_DEVICE, _TO_HOST = 1, 2
+TO_DEVICE, TO_HOST = 1, 2
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -28,12 +28,12 @@ def _call(name, *arguments):
     assert getattr(lib, name)(*arguments) == 0, name
 
 
-def _copy(to, source, num_bytes, kind, stream):
+def copy_async(to, source, num_bytes, kind, stream):
     _call("cudaMemcpyAsync", ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(num_bytes), kind,
           ctypes.c_void_p(stream))
 
 
-def _wait(stream):
+def wait(stream):
     _call("cudaStreamSynchronize", ctypes.c_void_p(stream))
 
 
@@ -52,7 +52,7 @@ class EmulatedGpu(Cuda):
         super().__init__(torch.device("cpu"), gpu_bytes)
         self.name = "cuda:0"
         self.stream = self.gradients = new_stream()
-        self._ended = []  # weights whose tensors have gone: what their first use has read, and what their last one has
+        self._ended = []  # weights whose tensors have gone: the stream, what their first use has read, and their last
 
     def _stream(self):
         return self.stream
@@ -70,8 +70,8 @@ class EmulatedGpu(Cuda):
         num_bytes = lease._tensors[number].num_elems * dtype.itemsize
         memory = (ctypes.c_char * num_bytes)()
         address = lease.address(number)
-        _copy(ctypes.addressof(memory), address, num_bytes, _TO_HOST, self.stream)
-        _wait(self.stream)
+        copy_async(ctypes.addressof(memory), address, num_bytes, TO_HOST, self.stream)
+        wait(self.stream)
         # As if it lay on the GPU, the tensor keeps the lease.
         capsule = [lease.tensor(number).__dlpack__(stream=-1)]
         weakref.finalize(memory, self._end, address, memory.raw, capsule).atexit = False
@@ -79,15 +79,16 @@ class EmulatedGpu(Cuda):
 
     def _end(self, address, first, capsule):
         last = (ctypes.c_char * len(first))()
-        _copy(ctypes.addressof(last), address, len(first), _TO_HOST, self.stream)
-        self._ended.append((first, last))
+        copy_async(ctypes.addressof(last), address, len(first), TO_HOST, self.stream)
+        self._ended.append((self.stream, first, last))
         capsule.clear()
 
     def last_uses_saw_the_weights(self):
         """Whether nothing came into the place of a weight before its last use was done. At least one has ended."""
-        _wait(self.stream)
         ended, self._ended = self._ended, []
-        return bool(ended) and all(first == last.raw for first, last in ended)
+        for stream, _, _ in ended:
+            wait(stream)
+        return bool(ended) and all(first == last.raw for _, first, last in ended)
 
     def add_gradient(self, layers, number, gradient):
         gradient = gradient.contiguous()
@@ -95,10 +96,10 @@ class EmulatedGpu(Cuda):
         memory = ctypes.c_void_p()
         _call("cudaMalloc", ctypes.byref(memory), ctypes.c_size_t(num_bytes))
         try:
-            _copy(memory.value, gradient.data_ptr(), num_bytes, _TO_DEVICE, self.gradients)
+            copy_async(memory.value, gradient.data_ptr(), num_bytes, TO_DEVICE, self.gradients)
             super().add_gradient(layers, number, _OnGpu(gradient, memory.value))
         finally:
-            _wait(self.gradients)
+            wait(self.gradients)
             _call("cudaFree", memory)
 
 

@@ -1,13 +1,16 @@
 """Modules that stream to the emulated GPU: the bits of the same optimizer with everything in RAM, and orders and leases
 that a mistake leaves out."""
 
+import array
+import threading
+
 import pytest
 import torch
 from torch import nn
 
 import forebay
 import forebay.torch
-from emulated_gpu import IS_THERE, EmulatedGpu, new_stream
+from emulated_gpu import IS_THERE, TO_HOST, EmulatedGpu, copy_async, new_stream, wait
 from test_torch_stream import assert_nothing_is_here, assert_same, in_ram, loss_of, make, train
 
 pytestmark = pytest.mark.skipif(not IS_THERE, reason="the library that FOREBAY_LIBRARY names has no emulated GPU")
@@ -59,6 +62,25 @@ def test_updates_in_backward_commits_and_resuming(stream_to):
     engine = stream_to(EmulatedGpu(), make("tied"), update_in_backward=True, resume=True)
     assert engine.resumed == {"step": 3}
     assert ours + train(engine.module, engine, 3, first=4) == losses
+    assert_same(engine.state_dict(), state)
+
+
+def test_backward_on_a_thread_of_its_own(stream_to):
+    """As PyTorch computes it on a GPU."""
+    losses, state = in_ram("tied")
+    engine = stream_to(EmulatedGpu(), make("tied"))
+    ours = []
+    for step in range(1, 5):
+        loss = loss_of(engine.module, step)
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+        engine.step()
+        ours.append(loss.item())
+        del loss, thread
+        assert_nothing_is_here(engine)
+        assert leased(engine) == []
+    assert ours == losses
     assert_same(engine.state_dict(), state)
 
 
@@ -167,10 +189,12 @@ def test_leases_say_where_they_lie(tmp_path):
     inventory = forebay.Inventory()
     inventory.begin_layer("layer")
     weight = inventory.add("weight", [1000])
-    with forebay.Layers(inventory, tmp_path / "store", ram_bytes=64 << 20, device="cuda:0") as layers:
+    values = array.array("f", range(1000))
+    with forebay.Layers(inventory, tmp_path / "store", ram_bytes=64 << 20, weight_dtype="f32", device="cuda:0") as layers:
         layers.create()
+        layers.fill(weight, "f32", values)
         layers.start()
-        layers.expect([0])
+        layers.expect([0, 0])
         with layers.acquire(0) as lease:
             assert lease.cuda_index == 0
             assert lease.tensor(weight).__dlpack_device__() == (2, 0)
@@ -178,6 +202,29 @@ def test_leases_say_where_they_lie(tmp_path):
                 lease.memory(weight)
             with pytest.raises(forebay.UsageError, match="Name a stream of your own"):
                 lease.tensor(weight).__dlpack__(stream=2)
-            lease.ready(new_stream())
+        with layers.acquire(0) as lease:
+            stream, read = new_stream(), array.array("f", bytes(4000))
+            capsule = lease.tensor(weight).__dlpack__(stream=stream)  # has the stream wait for the weights
+            copy_async(read.buffer_info()[0], lease.address(weight), 4000, TO_HOST, stream)
+            wait(stream)
+            assert read == values
+            del capsule
     with pytest.raises(forebay.EnvironmentProblem, match="no CUDA device 9"):
         forebay.Layers(inventory, tmp_path / "other", device="cuda:9")
+
+
+def test_a_program_that_changes_its_stream_is_waited_for(stream_to):
+    gpu = EmulatedGpu()
+    engine = stream_to(gpu, make("tied"))
+    streamed = engine.optimizer.streamed()
+    first = gpu.stream
+    for unit in (1, 2, 1):
+        gpu.stream = first
+        streamed._window.fetch(unit)
+        gpu.stream = new_stream()
+        streamed._window.fetch(unit)  # as for a tensor that backward asks for
+        streamed.release()  # behind which the last use is work of that stream
+        with torch.no_grad():
+            gpu.stream = first
+            loss_of(engine.module, 1)  # all other units come into their places
+    assert gpu.last_uses_saw_the_weights()
