@@ -158,8 +158,8 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     the most that the window may take: four times the largest unit where there is room for it, else three times.
 
     UsageError: the parameters are of several types, or on several devices; there is a store and `resume` is not said.
-    EnvironmentProblem: the library was built without CUDA, or there is no such GPU. DoesNotFitError: its memory, or
-    gpu_mem, is too small.
+    EnvironmentProblem: there is no such GPU, or the library or PyTorch was built without CUDA. DoesNotFitError: its
+    memory, or gpu_mem, is too small.
     """
     where = device_of(module.parameters(), device, gpu_mem)
     if is_hollow(module):

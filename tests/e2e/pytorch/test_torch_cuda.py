@@ -147,20 +147,22 @@ def test_optimizers_of_parameters_on_a_gpu(tmp_path, nvme):
 
 # ---- Without a GPU
 
-def test_a_library_or_machine_without_a_gpu_says_so(tmp_path):
+def test_without_a_gpu_that_is_said(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU, and the test is about one without")
-    with pytest.raises(forebay.EnvironmentProblem):
+    with pytest.raises(forebay.EnvironmentProblem, match="PyTorch finds no GPU"):
         forebay.torch.stream(make(), nvme=tmp_path / "store", device="cuda")
 
 
-def test_where_a_module_streams_to():
+def test_where_a_module_streams_to(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     here, there = torch.ones(2), torch.ones(2, device="meta")
     assert type(device_of([here, there], None, None)) is Host
     assert type(device_of([there], None, None)) is Host
     cuda = device_of([here, there], "cuda:1", "2GiB")
     assert isinstance(cuda, Cuda) and cuda.name == "cuda:1" and cuda.torch_device == torch.device("cuda:1")
-    assert device_of([here], "cuda", None).name == "cuda:0"
+    assert device_of([here], "cuda", None).name == "cuda:2"
     for arguments, error, text in (((None, "2GiB"), forebay.UsageError, "gpu_mem='2GiB' is about a GPU"),
                                    (("cuda:0", "much"), forebay.UsageError, "gpu_mem='much' is no size"),
                                    (("mps", None), forebay.NotSupportedError, "weights are not lent on mps")):

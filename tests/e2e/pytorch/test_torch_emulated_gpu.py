@@ -36,8 +36,8 @@ def leased(engine):
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [
-    ("tied", torch.float32), ("tied", torch.bfloat16), ("reentrant", torch.float32), ("checkpoint", torch.float32),
-    ("used twice", torch.float32), ("convolutions", torch.bfloat16), ("custom function", torch.float32)])
+    ("tied", torch.float32), ("tied", torch.bfloat16), ("reentrant", torch.float32), ("used twice", torch.float32),
+    ("convolutions", torch.bfloat16)])
 def test_the_bits_are_those_of_ram(stream_to, kind, dtype):
     losses, state = in_ram(kind, dtype)
     gpu = EmulatedGpu()

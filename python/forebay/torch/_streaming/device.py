@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, Union
+from typing import ClassVar, Protocol
 
 import torch
 
-from forebay.errors import DoesNotFitError, NotSupportedError, UsageError
+from forebay.errors import DoesNotFitError, EnvironmentProblem, NotSupportedError, UsageError
 from forebay.layers import Layers
 from forebay.lease import Lease
 from forebay.torch._streaming.placeholder import NanElement, Placeholder
@@ -32,35 +33,59 @@ class Samples(Protocol):
         """One that was found to be changed after it went."""
 
 
-class Host:
+class Device(ABC):
+    """torch_device: where the module computes. name: the same in the arguments of Layers."""
+
+    torch_device: torch.device
+    name: str
+    # Whether backward functions are called on a thread of autograd's own, and not on that of backward().
+    has_backward_thread: ClassVar[bool]
+
+    @abstractmethod
+    def places_within_limit(self, num_places: int, device_bytes: int) -> int:
+        """The units that the window may hold, where num_places take device_bytes on a GPU. DoesNotFitError: too few."""
+
+    @abstractmethod
+    def placeholder(self, num_bytes: int, dtype: torch.dtype) -> Placeholder | NanElement:
+        """num_bytes: of the largest parameter."""
+
+    @abstractmethod
+    def samples(self, num_units: int) -> Samples: ...
+
+    def weights_of(self, lease: Lease, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """The tensors of these numbers: the lease lasts as long as one of them. Work that torch's current stream, which
+        from_dlpack names, gets from now on sees the weights, and ends before they go."""
+        return [torch.from_dlpack(lease.tensor(number)) for number in numbers]  # type: ignore[attr-defined]
+
+    @abstractmethod
+    def use(self, lease: Lease) -> None:
+        """The same for the stream that is the current one now."""
+
+    @abstractmethod
+    def add_gradient(self, layers: Layers, number: int, gradient: torch.Tensor) -> None:
+        """The gradient of tensor `number`, which the current stream has computed."""
+
+
+class Host(Device):
     """Weights are where the store lends them, in RAM."""
 
     torch_device = torch.device("cpu")
-    name = "cpu"  # in the arguments of Layers
-    # Whether backward functions are called on a thread of autograd's own, and not on that of backward().
+    name = "cpu"
     has_backward_thread = False
 
-    def places_within_limit(self, num_places: int, _device_bytes: int) -> int:
-        """So many that are no more than the caller allows, where num_places take device_bytes."""
+    def places_within_limit(self, num_places: int, device_bytes: int) -> int:
         return num_places
 
     def placeholder(self, num_bytes: int, dtype: torch.dtype) -> Placeholder | NanElement:
-        """num_bytes: of the largest parameter."""
         return Placeholder(num_bytes, dtype)
 
-    def samples(self, _num_units: int) -> Samples:
+    def samples(self, num_units: int) -> Samples:
         return HostSamples()
 
-    def weights_of(self, lease: Lease, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """The tensors of these numbers: the lease lasts as long as one of them. Work that the current stream gets from
-        now on sees the weights, and ends before they go."""
-        return [torch.from_dlpack(lease.tensor(number)) for number in numbers]  # type: ignore[attr-defined]
-
-    def use(self, _lease: Lease) -> None:
-        """So for the stream that is the current one now."""
+    def use(self, lease: Lease) -> None:
+        pass
 
     def add_gradient(self, layers: Layers, number: int, gradient: torch.Tensor) -> None:
-        """The gradient of tensor `number`, which the current stream has computed."""
         gradient = on_host(gradient)
         layers.add_gradient(number, DTYPES[gradient.dtype], memory_of(gradient))
 
@@ -87,7 +112,7 @@ def _sample_of(tensor: torch.Tensor) -> bytes:
                     for offset in (0, (num_bytes - length) // 2, num_bytes - length))
 
 
-class Cuda(Host):
+class Cuda(Device):
     """Weights are copied into a window on a GPU, beside what it computes.
 
     gpu_bytes: the most that the window may take; None: 4 times the largest unit. The current stream of torch is asked
@@ -100,9 +125,9 @@ class Cuda(Host):
         self.torch_device = torch_device
         self.name = f"cuda:{torch_device.index}"
         self._gpu_bytes = gpu_bytes
+        self._side: torch.cuda.Stream | None = None
 
     def places_within_limit(self, num_places: int, device_bytes: int) -> int:
-        """DoesNotFitError: the fewest that a window can have are too many."""
         if self._gpu_bytes is None:
             return num_places
         place_bytes = device_bytes // num_places
@@ -118,11 +143,6 @@ class Cuda(Host):
     def samples(self, num_units: int) -> Samples:
         return DeviceSamples(self, num_units)
 
-    # ---- What torch alone does on a GPU
-
-    def weights_of(self, lease: Lease, numbers: Sequence[int]) -> list[torch.Tensor]:
-        return super().weights_of(lease, numbers)  # from_dlpack names the current stream
-
     def use(self, lease: Lease) -> None:
         lease.ready(self._stream())
 
@@ -137,10 +157,9 @@ class Cuda(Host):
     def aside(self) -> Iterator[None]:
         """What is enqueued inside comes behind what the current stream has, and before what it gets; on a stream that
         is always the same, as the tensors that are made there belong to it."""
-        side = self.__dict__.get("_side")
-        if side is None:
-            side = self._side = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-        current = torch.cuda.current_stream(self.torch_device)
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        side, current = self._side, torch.cuda.current_stream(self.torch_device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             yield
@@ -186,21 +205,24 @@ def _samples_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(parts).view(torch.int32 if tensors[0].element_size() == 4 else torch.int16)
 
 
-Device = Union[Host, Cuda]
-
-
 def device_of(tensors: Iterable[torch.Tensor], named: None | str | torch.device, gpu_mem: None | int | str) -> Device:
     """The device that a module streams to: `named`, or None: where its parameters are.
 
-    UsageError: they are elsewhere. NotSupportedError: it is neither the CPU nor CUDA's.
+    UsageError: they are elsewhere. NotSupportedError: it is neither the CPU nor CUDA's. EnvironmentProblem: PyTorch
+    finds no GPU.
     """
     found = {tensor.device for tensor in tensors if not tensor.is_meta}
     if named is None and len(found) > 1:
         raise UsageError(f"forebay: there are parameters on {', '.join(sorted(map(str, found)))}. Put all of them on "
                          "one device, or say where they are to be used: device=\"cuda:0\".")
     device = torch.device(named) if named is not None else next(iter(found), Host.torch_device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise EnvironmentProblem(f"forebay: device={str(device)!r}, and PyTorch finds no GPU "
+                                     "(torch.cuda.is_available()). Install a PyTorch that is built for CUDA, and the "
+                                     "driver; or stream to \"cpu\".")
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
     elsewhere = sorted(str(each) for each in found if each not in (device, Host.torch_device))
     if elsewhere:
         raise UsageError(f"forebay: device={str(device)!r}, and there are parameters on {', '.join(elsewhere)}. Move "
