@@ -1,5 +1,7 @@
 """Modules that stream to a GPU, with a PyTorch that computes there; and what is said where there is none."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -217,8 +219,6 @@ class _OnHost(Cuda):
 def test_which_backward_pass_is_the_outermost_on_a_thread_of_autograds(tmp_path, monkeypatch):
     """PyTorch computes the backward pass of a GPU on a thread of its own, where no call of backward() is to be seen but
     those that a backward function makes there (reentrant checkpointing)."""
-    import threading
-
     engine = forebay.torch.stream(make(), nvme=tmp_path / "store", lr=1e-2)
     streamed = engine.optimizer.streamed()
     seen = []
