@@ -115,19 +115,19 @@ class Lease(Owned):
         num_bytes = self._tensors[tensor].num_elems * DTYPE_BYTES[self.dtype]
         return memoryview((ctypes.c_char * num_bytes).from_address(self.address(tensor))).cast("B").toreadonly()
 
-    def ready(self, stream: int = 0) -> None:
-        """On a GPU, before work is enqueued that reads the weights: `stream` (a cudaStream_t of that device; 0: the
-        default stream) waits for them, and nothing comes into their place until all is done that it was given before
-        the lease ended. So for each stream that reads them; it outlives the lease. The caller does not wait.
-
-        EnvironmentProblem: the device failed.
-        """
-        call(lib.forebay_lease_ready, self._use(), stream)
-
     def tensor(self, tensor: int) -> LeasedTensor:
         """The same for `torch.from_dlpack` and its like."""
         self.address(tensor)
         return LeasedTensor(self, tensor)
+
+    def ready(self, stream: int = 0) -> None:
+        """On a GPU, before work is enqueued that reads the weights: `stream` (a cudaStream_t of that device; 0: the
+        default stream) waits for them, and nothing comes into their place until all is done that it was given before
+        the lease ended. So for each stream that reads them, all of which outlive the lease. The caller does not wait.
+
+        EnvironmentProblem: the device failed.
+        """
+        call(lib.forebay_lease_ready, self._use(), stream)
 
     @property
     def num_bytes(self) -> int:
