@@ -190,7 +190,8 @@ def test_leases_say_where_they_lie(tmp_path):
     inventory.begin_layer("layer")
     weight = inventory.add("weight", [1000])
     values = array.array("f", range(1000))
-    with forebay.Layers(inventory, tmp_path / "store", ram_bytes=64 << 20, weight_dtype="f32", device="cuda:0") as layers:
+    with forebay.Layers(inventory, tmp_path / "store", ram_bytes=64 << 20, weight_dtype="f32",
+                        device="cuda:0") as layers:
         layers.create()
         layers.fill(weight, "f32", values)
         layers.start()
