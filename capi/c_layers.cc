@@ -222,7 +222,7 @@ absl::StatusOr<Json> StatsJson(LayersState& state) {
               {"note", run.note()},
               {"read_bytes", io.read_bytes},
               {"write_bytes", io.write_bytes},
-              {"wait_s", session->wait_s()},
+              {"wait_s", session->waits().Total()},
               {"update_s", session->update_s()},
               {"committed_step", session->committed_step()},
               {"step", session->released_step()},

@@ -45,7 +45,8 @@ class LayersOptions(ctypes.Structure):
                 ("weights_tier", c_int32), ("state_tier", c_int32), ("gradients_tier", c_int32),
                 ("durability", c_int32), ("commit_every", c_int64), ("engine", c_int32), ("num_threads", c_int32),
                 ("pass_", c_int32), ("num_open_layers", c_int32), ("num_window_layers", c_int32),
-                ("update_in_backward", c_int32), ("tile_elems", c_int64)]
+                ("update_in_backward", c_int32), ("tile_elems", c_int64), ("device", c_int32),
+                ("device_index", c_int32)]
 
 
 class TensorsOptions(ctypes.Structure):
@@ -153,10 +154,12 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     _LAYERS + "open": (_P,),
     _LAYERS + "expect": (_P, POINTER(c_int32), c_size_t),
     _LAYERS + "acquire": (_P, c_int32, _OUT),
+    "forebay_lease_ready": (_P, _P),
     _LAYERS + "begin_step": (_P, POINTER(StepOptions)),
     _LAYERS + "set_step": (_P, POINTER(StepOptions)),
     _LAYERS + "settle": (_P,),
     _LAYERS + "add_gradient": (_P, c_int32, c_int32, _P, c_size_t),
+    _LAYERS + "add_device_gradient": (_P, c_int32, c_int32, _P, c_size_t, _P),
     _LAYERS + "close_layer": (_P, c_int32),
     _LAYERS + "finish_backward": (_P, POINTER(StepGradientsStruct)),
     _LAYERS + "update": (_P, *_TEXT, c_int32),

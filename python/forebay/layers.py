@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,7 @@ _STATE = {name: PLANES[name] for name in ("master", "m", "v")}
 
 Path = Union[str, "os.PathLike[str]"]
 User = dict[str, Any]
+DeviceMemory = tuple[int, int, object]
 
 
 class StepGradients(NamedTuple):
@@ -75,6 +77,10 @@ class Layers(Owned):
     rounded to while they wait. commit_every: -1: commit() alone commits. The rest: `forebay_layers_options` in
     forebay/c.h, with the same names and defaults.
 
+    device: where leases lie: "cpu" (RAM), or "cuda:0" and so on. On a GPU there is a window of num_window_layers places
+    (0: 4; 3 at least), each as large as the largest layer; `plan` says its "device_bytes". EnvironmentProblem: the
+    library has no CUDA, or there is no such device. DoesNotFitError: its memory.
+
     `close` loses steps that are not committed; leases stay readable. DoesNotFitError names the least ram_bytes that
     works. Nothing touches a disk before `create` or `open`.
     """
@@ -87,12 +93,13 @@ class Layers(Owned):
                  momentum: float = 0.0, weights_tier: str = "auto", state_tier: str = "auto",
                  gradients_tier: str = "auto", durability: str = "auto", commit_every: int = 0, engine: str = "auto",
                  num_threads: int = 0, pass_: str = "forward_backward", num_open_layers: int = 0,
-                 num_window_layers: int = 0, update_in_backward: bool = False, tile_elems: int = 0,
+                 num_window_layers: int = 0, update_in_backward: bool = False, tile_elems: int = 0, device: str = "cpu",
                  _worker: Worker | None = None) -> None:
         paths = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
         if folder_weights is not None and len(folder_weights) != len(paths):
             raise UsageError(f"forebay: {len(folder_weights)} folder_weights for {len(paths)} folders. Give one each.")
         self.weight_dtype = weight_dtype
+        self._cuda = _cuda_index_of(device)
         self.tensors = list(inventory.tensors)
         options = LayersOptions(
             struct_size=ctypes.sizeof(LayersOptions),
@@ -107,7 +114,8 @@ class Layers(Owned):
             durability=index_of(DURABILITIES, durability, "durability"), commit_every=commit_every,
             engine=index_of(ENGINES, engine, "engine"), num_threads=num_threads,
             pass_=index_of(_PASSES, pass_, "pass_"), num_open_layers=num_open_layers,
-            num_window_layers=num_window_layers, update_in_backward=update_in_backward, tile_elems=tile_elems)
+            num_window_layers=num_window_layers, update_in_backward=update_in_backward, tile_elems=tile_elems,
+            device=self._cuda is not None, device_index=self._cuda or 0)
         handle = c_void_p()
         self._worker = Worker() if _worker is None else _worker  # the thread of an object around this one
         self._worker.run(call, lib.forebay_layers_new, ctypes.byref(options), inventory._handle, ctypes.byref(handle))
@@ -184,7 +192,8 @@ class Layers(Owned):
         self._worker.quick(self._get, lib.forebay_layers_cancel_expected)
 
     def acquire(self, layer: int) -> Lease:
-        """Waits for the weights of the layer that was announced next."""
+        """Waits for the weights of the layer that was announced next: on a GPU until their copy has begun (see
+        `Lease.ready`). UsageError there also while another lease of the layer is out."""
         lease: Lease = self._worker.run(self._acquire, layer)
         return lease
 
@@ -192,7 +201,7 @@ class Layers(Owned):
         # On the thread of the calls: a lease whose caller was interrupted ends with its object.
         lease = c_void_p()
         self._call(lib.forebay_layers_acquire, layer, ctypes.byref(lease))
-        return Lease(lease, layer, self.tensors, self.weight_dtype)
+        return Lease(lease, layer, self.tensors, self.weight_dtype, self._cuda)
 
     # ---- A step
 
@@ -218,6 +227,17 @@ class Layers(Owned):
         pinned = Pinned(gradient)
         self._worker.run(self._call_with, pinned, lib.forebay_layers_add_gradient, tensor,
                          index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes)
+
+    def add_device_gradient(self, tensor: int, dtype: str, gradient: DeviceMemory, stream: int = 0) -> None:
+        """The same of memory on the GPU of the layers, which work of `stream` has written (a cudaStream_t; 0: the
+        default stream). Waits for that work, and until the gradient is in RAM: then the memory may be used again.
+
+        gradient: address, size in bytes, and an object that is kept until the call ends. UsageError also where layers
+        are lent in RAM. EnvironmentProblem: the device failed.
+        """
+        pinned = Pinned(gradient)
+        self._worker.run(self._call_with, pinned, lib.forebay_layers_add_device_gradient, tensor,
+                         index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes, stream)
 
     def close_layer(self, layer: int) -> None:
         """No more gradients of this layer come in this step."""
@@ -330,6 +350,14 @@ class Snapshot(Owned):
 def _end(lock: threading.Lock, handle: c_void_p) -> None:
     with lock:
         lib.forebay_layers_destroy(handle)
+
+
+def _cuda_index_of(device: str) -> int | None:
+    """None: RAM."""
+    found = re.fullmatch(r"cpu|cuda(?::([0-9]+))?", device)
+    if found is None:
+        raise UsageError(f"forebay: device={device!r} is not known. Use \"cpu\", \"cuda\", or \"cuda:1\" and so on.")
+    return None if device == "cpu" else int(found[1] or 0)
 
 
 def _step_options(groups: Sequence[Group], clip: float, loss_scale: float) -> StepOptions:

@@ -8,7 +8,7 @@ import weakref
 from ctypes import c_size_t, c_void_p
 from typing import Any, ClassVar
 
-from forebay._library import DTYPE_BYTES, Owned, destroy, lib
+from forebay._library import DTYPE_BYTES, Owned, call, destroy, lib
 from forebay.errors import UsageError
 from forebay.inventory import Tensor
 
@@ -20,6 +20,7 @@ _capsule_is.argtypes = (c_void_p, ctypes.c_char_p)
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = c_void_p
 _capsule_pointer.argtypes = (c_void_p, ctypes.c_char_p)
+_CPU, _CUDA = 1, 2  # DLDeviceType
 _UNUSED = b"dltensor"  # who takes the tensor over renames the capsule
 _DELETER = ctypes.CFUNCTYPE(None, c_void_p)
 
@@ -49,31 +50,44 @@ def capsule_of(managed: int) -> Any:
 
 
 class LeasedTensor:
-    """A tensor of a lease for `torch.from_dlpack` and `numpy.from_dlpack`: no copy, to be read. What they make keeps
-    the weights in memory until it goes, also after the lease was released."""
+    """A tensor of a lease for `torch.from_dlpack` and its like: no copy, to be read. What they make keeps the weights
+    there until it goes, also after the lease was released."""
 
     def __init__(self, lease: Lease, tensor: int) -> None:
         self._lease = lease
         self._tensor = tensor
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        """stream: as the array API has it: that which will read the weights is ordered behind their arrival. None, 1:
+        the default stream; -1: the caller sees to the order (`Lease.ready`)."""
+        if self._lease.cuda_index is not None and stream != -1:
+            if stream == 2:
+                raise UsageError("forebay: weights are lent to a stream that has an end, and __dlpack__(stream=2) is "
+                                 "another one in every thread. Name a stream of your own, or 1, the default stream.")
+            self._lease.ready(0 if stream in (None, 1) else stream)
         managed = lib.forebay_lease_dlpack(self._lease._use(), self._tensor)
         if not managed:
             raise UsageError(f"forebay: tensor {self._tensor} is not of layer {self._lease.layer}.")
         return capsule_of(managed)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0  # the CPU
+        index = self._lease.cuda_index
+        return (_CPU, 0) if index is None else (_CUDA, index)
 
 
 class Lease(Owned):
-    """The weights of one layer, to be read until `release`, or the end of a `with`."""
+    """The weights of one layer, to be read until `release`, or the end of a `with`.
+
+    cuda_index: the GPU that they are on; None: they are in RAM.
+    """
 
     _closed: ClassVar[str] = "forebay: this lease was released. Acquire the layer again."
 
-    def __init__(self, handle: c_void_p, layer: int, tensors: list[Tensor], dtype: str) -> None:
+    def __init__(self, handle: c_void_p, layer: int, tensors: list[Tensor], dtype: str,
+                 cuda_index: int | None = None) -> None:
         self.layer = layer
         self.dtype = dtype
+        self.cuda_index = cuda_index
         self._handle = handle
         self._tensors = tensors
         self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_lease_release, handle)
@@ -83,7 +97,8 @@ class Lease(Owned):
         self._destroy()
 
     def address(self, tensor: int) -> int:
-        """Where all elements of a tensor lie: row-major, of `dtype`, 64-byte aligned. Until the release.
+        """Where all elements of a tensor lie: row-major, of `dtype`, 64-byte aligned. Until the release. An address of
+        the GPU where the lease lies on one.
 
         UsageError: the tensor is not of this layer.
         """
@@ -93,7 +108,10 @@ class Lease(Owned):
         return int(address)
 
     def memory(self, tensor: int) -> memoryview:
-        """The same as bytes, to be read until the release."""
+        """The same as bytes, to be read until the release. UsageError: they are on a GPU."""
+        if self.cuda_index is not None:
+            raise UsageError(f"forebay: the weights of layer {self.layer} are on cuda:{self.cuda_index}, where Python "
+                             "reads no bytes. Use tensor() and a library of that device.")
         num_bytes = self._tensors[tensor].num_elems * DTYPE_BYTES[self.dtype]
         return memoryview((ctypes.c_char * num_bytes).from_address(self.address(tensor))).cast("B").toreadonly()
 
@@ -101,6 +119,15 @@ class Lease(Owned):
         """The same for `torch.from_dlpack` and its like."""
         self.address(tensor)
         return LeasedTensor(self, tensor)
+
+    def ready(self, stream: int = 0) -> None:
+        """On a GPU, before work is enqueued that reads the weights: `stream` (a cudaStream_t of that device; 0: the
+        default stream) waits for them, and nothing comes into their place until all is done that it was given before
+        the lease ended. So for each stream that reads them, all of which outlive the lease. The caller does not wait.
+
+        EnvironmentProblem: the device failed.
+        """
+        call(lib.forebay_lease_ready, self._use(), stream)
 
     @property
     def num_bytes(self) -> int:

@@ -47,7 +47,8 @@ class Answers(torch.nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        """Where the parameters are."""
+        return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
 
     def get_global_grad_norm(self) -> float | None:
         """The norm of the last step that was made, before clipping."""

@@ -17,6 +17,7 @@ from forebay.torch._files.loading import Source
 from forebay.torch._in_ram import STATE_DTYPES, InRam
 from forebay.torch._in_store import InStore, Path, StoreOptions, folders_of
 from forebay.torch._run.loader import ResumableLoader
+from forebay.torch._streaming.device import Device
 from forebay.torch._streaming.streamed import Streamed
 from forebay.torch._tensors import DTYPES, bytes_of
 
@@ -35,8 +36,8 @@ class Optimizer(torch.optim.Optimizer):
     clip: the norm that all gradients together are clipped to, exactly; 0: none. `grad_norm` has the norm of the last
     step. durability: what a crash leaves of the store: "auto", "none" or "step" (the last commit). With nvme only.
     backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one time.
-    threads: of the update; 0: as many as there are cores. module, update_in_backward: for `stream`, which fills them
-      in.
+    threads: of the update; 0: as many as there are cores. module, device, update_in_backward: for `stream`, which fills
+      them in.
 
     Gradients that are not finite: step() raises NumericalError, and nothing changes; under a GradScaler it is skipped.
     """
@@ -48,7 +49,7 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
                  ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
                  backward_update: bool = False, threads: int = 0, module: torch.nn.Module | None = None,
-                 update_in_backward: bool = False) -> None:
+                 device: Device | None = None, update_in_backward: bool = False) -> None:
         if clip < 0:
             raise UsageError(f"forebay: clip={clip} is below 0. Give the most that the norm may be; 0: no clipping.")
         if durability == "replay":
@@ -62,7 +63,7 @@ class Optimizer(torch.optim.Optimizer):
         else:
             options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
                                    backward_update, update_in_backward, threads)
-            self._backend = InStore(self, options) if module is None else Streamed(self, options, module)
+            self._backend = InStore(self, options) if module is None else Streamed(self, options, module, device)
         self._takes_in_backward = backward_update
         self._accumulates = False
         self._names: dict[torch.Tensor, str] = {}

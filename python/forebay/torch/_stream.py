@@ -14,6 +14,7 @@ from forebay.torch._files.saving import names_of, save_pretrained
 from forebay.torch._in_store import Path
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
+from forebay.torch._streaming.device import device_of
 from forebay.torch._tensors import bytes_of
 
 
@@ -68,7 +69,7 @@ class Engine:
         return self.module.state_dict()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights, one after another, those of a unit in RAM at a time. Copy what you keep."""
+        """All weights, one after another, those of a unit in memory at a time. Copy what you keep."""
         names = names_of(self.module)
         for unit in self._weights():
             for parameter, weight in unit.items():
@@ -134,7 +135,7 @@ class Engine:
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
            optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, accumulation_steps: int = 1,
            commit_every: int = 0, weights: Weights | None = None, update_in_backward: bool = False,
-           **settings: Any) -> Engine:
+           device: None | str | torch.device = None, gpu_mem: None | int | str = None, **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
     when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
 
@@ -152,9 +153,15 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     reads it. The disk then works through both passes: faster where it is what a step waits for. Every step is
     committed (commit_every is 1), and nothing clips or scales gradients behind the backward pass.
 
-    UsageError: the parameters are of several types; there is a store and `resume` is not said. NotSupportedError: they
-    are on a GPU.
+    device: "cuda:0", say: where the module computes, with its buffers. Weights then come into a window of units there,
+    copied beside what it computes, and gradients go to the store from there. None: where the parameters are. gpu_mem:
+    the most that the window may take: four times the largest unit where there is room for it, else three times.
+
+    UsageError: the parameters are of several types, or on several devices; there is a store and `resume` is not said.
+    EnvironmentProblem: there is no such GPU, or the library or PyTorch was built without CUDA. DoesNotFitError: its
+    memory, or gpu_mem, is too small.
     """
+    where = device_of(module.parameters(), device, gpu_mem)
     if is_hollow(module):
         if weights is None:
             raise UsageError("forebay: the module is on the meta device and has no weights. Say where they are: "
@@ -177,7 +184,7 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     if commit_every > 0 and settings.setdefault("durability", "step") in ("auto", "none"):
         raise UsageError(f"forebay: commit_every={commit_every} keeps commits through a crash, and "
                          f"durability={settings['durability']!r} does not. Leave durability out.")
-    made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module,
+    made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, device=where,
                      update_in_backward=update_in_backward, **settings)
     try:
         source = None if weights is None else lambda: source_of(module, weights)

@@ -13,11 +13,11 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
           "TIB": 2**40}
 
 
-def bytes_of(size: int | str) -> int:
+def bytes_of(size: int | str, option: str = "ram") -> int:
     """8589934592 of "8GiB". UsageError: it is no size."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
     if found is None or found[2].upper() not in _UNITS:
-        raise UsageError(f"forebay: ram={size!r} is no size. Write bytes as a number, or \"8GiB\", or \"500MB\".")
+        raise UsageError(f"forebay: {option}={size!r} is no size. Write bytes as a number, or \"8GiB\", or \"500MB\".")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
@@ -32,12 +32,17 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[int, int, object]:
-    """A buffer of the library's, which keeps the tensor. It lies in host memory, row-major."""
+    """A buffer of the library's, which keeps the tensor. The tensor is row-major."""
     return tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor
 
 
 def gradient_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
-    """Its gradient, on the host. UsageError: it is sparse, or of a type that there are no kernels for."""
+    """Its gradient, on the host. UsageError: as of checked_gradient_of."""
+    return on_host(checked_gradient_of(parameter, name))
+
+
+def checked_gradient_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
+    """Its gradient. UsageError: it is sparse, or of a type that there are no kernels for."""
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout != torch.strided:
@@ -45,4 +50,4 @@ def gradient_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
                          "dense: nn.Embedding(..., sparse=False).")
     if gradient.dtype not in DTYPES:
         raise UsageError(f"forebay: the gradient of {name} is {gradient.dtype}. Use float32, bfloat16 or float16.")
-    return on_host(gradient)
+    return gradient

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from forebay.errors import BadInputError, StorageError, UsageError
+from forebay.torch._tensors import on_host
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -122,7 +123,7 @@ def _write_shard(file: BinaryIO, shard: _Shard, stream: Iterator[tuple[str, torc
         given, tensor = next(stream)
         assert given == name and entry_of(tensor) == entry, (given, name)
         if tensor.numel() > 0:
-            file.write(_bytes_of(tensor.contiguous()))
+            file.write(_bytes_of(on_host(tensor)))
 
 
 def _index_of(shards: list[_Shard]) -> dict[str, Any]:

@@ -44,6 +44,9 @@ class AllGradients(torch.Tensor):
     def _norm(self) -> float:
         return 0.0 if self.is_zero else abs(self.factor) * self.norm_of_all()
 
+    def _norm_as_tensor(self) -> torch.Tensor:
+        return torch.tensor(self._norm(), device=self.device)
+
     @classmethod
     def __torch_dispatch__(cls, function: Any, _types: Any,  # type: ignore[override]
                            arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None) -> Any:
@@ -52,9 +55,9 @@ class AllGradients(torch.Tensor):
         if packet is _aten.detach or packet is _aten.alias:
             return first
         if packet is _aten.linalg_vector_norm and _is_of_all(rest, keywords):
-            return torch.tensor(first._norm())
+            return first._norm_as_tensor()
         if packet is _aten._foreach_norm and _is_of_all(rest, keywords):
-            return [torch.tensor(each._norm()) if isinstance(each, cls) else torch.linalg.vector_norm(each)
+            return [each._norm_as_tensor() if isinstance(each, cls) else torch.linalg.vector_norm(each)
                     for each in first]
         if packet is _aten.mul_ or packet is _aten.div_:
             first._multiply(packet is _aten.div_, rest[0])

@@ -62,10 +62,10 @@ class Fetching(dict[str, Any]):
 leave_out_of_compilation(Fetching.__getitem__, and_what_it_calls=True)
 
 
-def refuse_what_needs_weights(module: torch.nn.Module, dtype: torch.dtype) -> None:
+def refuse_what_needs_weights(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     # torch marks the hook, which a method does not let it do.
     module.register_load_state_dict_pre_hook(_refuse_load)  # type: ignore[no-untyped-call]
-    module._apply = _checked_apply(module, dtype)  # type: ignore[method-assign]
+    module._apply = _checked_apply(module, dtype, device)  # type: ignore[method-assign]
     for part in module.modules():
         part._replicate_for_data_parallel = _refuse_replicas  # type: ignore[method-assign]
 
@@ -80,13 +80,14 @@ def _refuse_replicas() -> NoReturn:
                             "are in the store. Use it on one device, without DataParallel.")
 
 
-def _checked_apply(module: torch.nn.Module, dtype: torch.dtype) -> Callable[..., torch.nn.Module]:
+def _checked_apply(module: torch.nn.Module, dtype: torch.dtype,
+                   device: torch.device) -> Callable[..., torch.nn.Module]:
     """to(), cuda(), half() and their like: fine where they change nothing."""
     def apply(function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
-        changed = function(torch.empty(0, dtype=dtype))
-        if changed.dtype == dtype and changed.device.type == "cpu":
+        changed = function(torch.empty(0, dtype=dtype, device=device))
+        if changed.dtype == dtype and changed.device == device:
             return module
-        raise NotSupportedError(f"forebay: a streamed module stays {dtype} on the CPU, and was to become "
-                                f"{changed.dtype} on {changed.device.type}. Change it before stream().")
+        raise NotSupportedError(f"forebay: a streamed module stays {dtype} on {device}, and was to become "
+                                f"{changed.dtype} on {changed.device}. Change it before stream().")
 
     return apply

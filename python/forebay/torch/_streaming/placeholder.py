@@ -1,4 +1,5 @@
-"""Memory that stands for weights which are not here: it reads as NaN, and takes none."""
+"""Memory that stands for weights which are not here: it reads as NaN, and takes none. All placeholders of a module
+share it: they can be written to, and then have that for all others."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 class Placeholder:
     """A range of addresses as long as the largest parameter. All placeholders are views of its beginning.
 
-    They can be written to, and then have that for all others: `is_intact` tells. Never unmapped while a view is left.
+    Never unmapped while a view is left.
     """
 
     def __init__(self, num_bytes: int, dtype: torch.dtype) -> None:
@@ -57,6 +58,7 @@ class Placeholder:
         ctypes.memmove(self.address, self._nan * (_PIECE // len(self._nan)), _PIECE)
 
     def is_intact(self) -> bool:
+        """Whether nothing was written to it."""
         # Every element is as the one before it, and the first is right.
         num_bytes = len(self._nan)
         return (ctypes.string_at(self.address, num_bytes) == self._nan
@@ -69,3 +71,32 @@ class Placeholder:
 
     def has(self, tensor: torch.Tensor) -> bool:
         return self.address <= tensor.data_ptr() < self.address + self.num_bytes
+
+
+class NanElement:
+    """One element on a device: placeholders are views of it with strides of 0, of any shape.
+
+    torch refuses nearly all writes to such a view, as elements share their memory. `fill_` and `zero_` it lets through.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._nan = torch.frombuffer(bytearray(_NANS[dtype] * (dtype.itemsize // 2)), dtype=dtype)
+        self._element = self._nan.to(device, copy=True)
+
+    def renew(self) -> None:
+        """Makes it NaN again."""
+        with torch.no_grad():
+            self._element.copy_(self._nan)
+
+    def is_intact(self) -> bool:
+        """Whether nothing was written to it. Waits for the device."""
+        bits = torch.int32 if self._nan.element_size() == 4 else torch.int16
+        return torch.equal(self._element.cpu().view(bits), self._nan.view(bits))
+
+    def view(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        if shape.numel() == 0:
+            return torch.empty(shape, dtype=dtype, device=self._element.device)
+        return self._element.detach().expand(shape) if shape else self._element.detach()[0]
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() == self._element.data_ptr()

@@ -42,7 +42,9 @@ class Reads:
             weights = self._window.fetch(unit)
             copies: dict[int, torch.Tensor] = {}
             for name, number in wanted:
-                state[name] = copies.setdefault(number, weights[number].detach().clone())
+                if number not in copies:
+                    copies[number] = weights[number].detach().to("cpu", copy=True)
+                state[name] = copies[number]
         self._window.release()
 
     def _check_fits(self, room: int) -> None:

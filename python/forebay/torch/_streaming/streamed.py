@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay._library import Group
-from forebay.errors import NotSupportedError, NumericalError, UsageError
+from forebay.errors import NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
@@ -21,13 +22,14 @@ from forebay.torch._files.loading import FromState, Source
 from forebay.torch._in_store import InStore, Path, StoreOptions, remove_store
 from forebay.torch._run.state import RunState
 from forebay.torch._streaming.all_gradients import AllGradients
+from forebay.torch._streaming.device import Device, Host
 from forebay.torch._streaming.hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
 from forebay.torch._streaming.in_order import InOrder
-from forebay.torch._streaming.placeholder import Placeholder
+from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.reads import Reads
 from forebay.torch._streaming.units import containers_of, units_of
 from forebay.torch._streaming.window import Window
-from forebay.torch._tensors import DTYPES, gradient_of, memory_of
+from forebay.torch._tensors import DTYPES, checked_gradient_of, memory_of, on_host
 
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
@@ -42,18 +44,21 @@ _MOST_CAST_BYTES = 256 << 20
 class Streamed(InStore):
     """InStore whose layers are the units of a module, and whose weights are nowhere else."""
 
-    def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module) -> None:
+    def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module,
+                 device: Device | None) -> None:
         super().__init__(optimizer, options)
         self._module = module
+        self._device = Host() if device is None else device
         self.run_state = RunState(module)
         self._units = units_of(module)
         self._window: Window | None = None
-        self._placeholder: Placeholder | None = None
+        self._placeholder: Placeholder | NanElement | None = None
         self._open: dict[int, None] = {}  # layers whose gradients are being summed, least recent first
         self._depth = 0  # of forward passes of the whole module
         self.accumulation_steps = 1  # passes of a step
         self.source: Callable[[], Source] | None = None  # of the weights of a new store; None: the module has them
         self._num_passes = 0  # of the step in progress
+        self._caller = threading.get_ident()  # the thread of the last forward pass
         self._backward: int | None = None  # torch's number of the backward pass that will call _end_backward
         self._found: StepGradients | None = None  # the norm of the step in progress, once it was asked for
         self._all: tuple[torch.Tensor, AllGradients] | None = None  # is p.grad of this parameter
@@ -69,16 +74,20 @@ class Streamed(InStore):
         if len(dtypes) > 1 or parameters[0].dtype not in DTYPES:
             raise UsageError(f"forebay: the parameters are {', '.join(dtypes)}. Give all of them one type before: "
                              "model.to(torch.bfloat16), or float32, or float16.")
-        devices = sorted({parameter.device.type for parameter in parameters})
-        if devices != ["cpu"]:
-            raise NotSupportedError(f"forebay: there are parameters on {', '.join(devices)}. Load the model on the "
-                                    "CPU; modules on a GPU are not streamed yet.")
 
     # ---- The store
 
     def _plan(self, optimizer: Optimizer) -> Layers:
         if self._layers is not None:
             return self._layers
+        layers = self._plan_window(optimizer, _NUM_WINDOW_LAYERS)
+        num_places = self._device.places_within_limit(_NUM_WINDOW_LAYERS, layers.plan()["device_bytes"])
+        if num_places < _NUM_WINDOW_LAYERS:
+            layers.close()
+            layers = self._plan_window(optimizer, num_places)
+        return layers
+
+    def _plan_window(self, optimizer: Optimizer, num_places: int) -> Layers:
         inventory = Inventory()
         self._layout, self._place = [], {}
         self._num_groups = len(optimizer.param_groups)
@@ -92,8 +101,8 @@ class Streamed(InStore):
                 self._place[parameter] = layer, index
         self._has_frozen = any(optimizer.group_number_of(parameter) is None for parameter in self._place)
         return self._make_layers(optimizer, inventory, DTYPES[self._layout[0][0].dtype], pass_="forward_backward",
-                                 num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=_NUM_WINDOW_LAYERS,
-                                 update_in_backward=self._options.update_in_backward)
+                                 num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=num_places,
+                                 update_in_backward=self._options.update_in_backward, device=self._device.name)
 
     def _settings(self, optimizer: Optimizer) -> list[Group]:
         settings = [optimizer.settings_of(group) for group in optimizer.param_groups]
@@ -109,7 +118,7 @@ class Streamed(InStore):
         for unit in self._units:
             values = source(unit.parameters)
             for parameter in unit.parameters.values():
-                layers.fill(self._place[parameter][1], DTYPES[parameter.dtype], memory_of(values[parameter]))
+                layers.fill(self._place[parameter][1], DTYPES[parameter.dtype], memory_of(on_host(values[parameter])))
 
     def start(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         """Makes the store of the module as it is, and takes its weights away."""
@@ -154,10 +163,11 @@ class Streamed(InStore):
             self._window.use(self._layers)
             return
         largest = max(parameter.numel() * parameter.element_size() for parameter in self._place)
-        self._placeholder = Placeholder(largest, self._layout[0][0].dtype)
+        self._placeholder = self._device.placeholder(largest, self._layout[0][0].dtype)
         self._window = Window(self._layers, self._units,
                               [[self._place[parameter][1] for parameter in unit.parameters.values()]
-                               for unit in self._units], self._placeholder)
+                               for unit in self._units], self._device, self._placeholder)
+        self._move_what_stays()
         _saved.add_weights(self._window)
         for layer, unit in enumerate(self._units):
             bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
@@ -166,6 +176,17 @@ class Streamed(InStore):
         if self._options.update_in_backward:
             self._hand_over_in_order(weakref.ref(optimizer))
         self._hook_module(weakref.ref(optimizer))
+
+    def _move_what_stays(self) -> None:
+        """Buffers, and parameters without elements, to the device."""
+        moved: dict[torch.Tensor, torch.Tensor] = {}  # one that several modules have stays one
+        for part in self._module.modules():
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = moved.setdefault(buffer, buffer.to(self._device.torch_device))
+        for parameter in self._module.parameters():
+            if parameter.numel() == 0:
+                parameter.data = parameter.data.to(self._device.torch_device)
 
     def _hand_over_in_order(self, optimizer: weakref.ref[Optimizer]) -> None:
         def add(parameter: torch.Tensor) -> None:
@@ -191,7 +212,7 @@ class Streamed(InStore):
         # torch marks the hook, which a method does not let it do.
         module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             lambda *arguments: self._fill_state_dict(*arguments))
-        refuse_what_needs_weights(module, self._layout[0][0].dtype)
+        refuse_what_needs_weights(module, self._layout[0][0].dtype, self._device.torch_device)
 
         def load(state_dict: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
             to = optimizer()
@@ -229,7 +250,7 @@ class Streamed(InStore):
 
     def _forget_casts(self, layer: int) -> None:
         """Autocast keeps a copy of each weight that it has cast, as long as it lasts: that may be the whole model."""
-        if not (torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled()):
+        if not (torch.is_autocast_enabled(self._device.torch_device.type) and torch.is_autocast_cache_enabled()):
             return
         self._cast_bytes += sum(parameter.numel() * 2 for parameter in self._layout[layer])
         if self._cast_bytes > _MOST_CAST_BYTES:
@@ -262,6 +283,8 @@ class Streamed(InStore):
         window = self._window
         assert window is not None and self._layers is not None
         self._cast_bytes = 0
+        if torch._C._current_graph_task_id() < 0:  # else backward computes the module again
+            self._caller = threading.get_ident()
         window.unpin_all()
         window.check_placeholders()
         if self._all is not None and self._all[0].grad is not self._all[1]:
@@ -324,7 +347,7 @@ class Streamed(InStore):
         """Gradients were taken, and the backward pass, or one inside of it, is complete."""
         self._backward = None
         self.end_backward()
-        if self._layers is None or not self._in_step or not _is_outermost_backward():
+        if self._layers is None or not self._in_step or not self._is_outermost_backward():
             return
         self._add_what_is_left(optimizer, self._layers)
         carrier = min((p for p in self._place if p.requires_grad), key=torch.Tensor.numel)
@@ -332,6 +355,11 @@ class Streamed(InStore):
             all_of_them = AllGradients(carrier, self._norm)
             carrier.grad = all_of_them
             self._all = carrier, all_of_them
+
+    def _is_outermost_backward(self) -> bool:
+        """Whether no other backward pass computes the one that ends (reentrant checkpointing)."""
+        is_autograds = self._device.has_backward_thread and threading.get_ident() != self._caller
+        return _num_backward_passes() <= (0 if is_autograds else 1)
 
     def _withdraw_all_gradients(self) -> None:
         if self._all is not None and self._all[0].grad is self._all[1]:
@@ -379,8 +407,7 @@ class Streamed(InStore):
 
     def _hand_over_gradient(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
         layer, index = self._place[parameter]
-        gradient = gradient_of(parameter, optimizer.name_of(parameter))
-        layers.add_gradient(index, DTYPES[gradient.dtype], memory_of(gradient))
+        self._device.add_gradient(layers, index, checked_gradient_of(parameter, optimizer.name_of(parameter)))
         parameter.grad = None
         self._open.pop(layer, None)
         self._open[layer] = None
@@ -536,13 +563,13 @@ for _around in (Streamed._around_unit, Streamed._around_module, Streamed._saving
     leave_out_of_compilation(inspect.unwrap(_around), and_what_it_calls=True)
 
 
-def _is_outermost_backward() -> bool:
-    """Whether no other backward pass of this thread computes the one that ends (reentrant checkpointing)."""
+def _num_backward_passes() -> int:
+    """Those that this thread has begun and not ended: one inside the other."""
     frame, num_passes = sys._getframe(1), 0
     while frame is not None:
         num_passes += frame.f_code.co_name == "_engine_run_backward"
         frame = frame.f_back  # type: ignore[assignment]
-    return num_passes <= 1
+    return num_passes
 
 
 __all__ = ["Streamed"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 from collections import deque
@@ -13,11 +12,11 @@ import torch
 
 from forebay.errors import ForebayError, NotSupportedError, OutOfMemoryError, UsageError
 from forebay.layers import Layers
+from forebay.lease import Lease
 from forebay.torch._saved import Saved
-from forebay.torch._streaming.placeholder import Placeholder
+from forebay.torch._streaming.device import Device
+from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.units import Unit
-
-_SAMPLE = 64  # bytes
 
 
 class View(NamedTuple):
@@ -103,21 +102,24 @@ class Window:
     """
 
     def __init__(self, layers: Layers, units: Sequence[Unit], numbers: Sequence[Sequence[int]],
-                 placeholder: Placeholder) -> None:
+                 device: Device, placeholder: Placeholder | NanElement) -> None:
         self.order = Order(layers)
+        self._device = device
         self._layers = layers
         self._names = [unit.name for unit in units]
         self._units = [list(unit.parameters.values()) for unit in units]
         self._numbers = numbers  # in the inventory
         self._placeholder = placeholder
         self._here: dict[int, list[torch.Tensor]] = {}
+        self._leases: dict[int, Lease] = {}  # of what is here
         self._pins = [0] * len(units)
         self._moving: int | None = None  # a unit that comes or goes: an interrupt may leave it between
         self._written: str | None = None
-        # To know writes by: the versions of parameters and weights, and some bytes of each weight.
+        # To know writes by: the versions of parameters and weights, and some of each weight.
         self._versions = [[parameter._version for parameter in unit] for unit in self._units]
         self._compiled = [_num_compiled()] * len(units)
-        self._samples: dict[int, list[tuple[int, bytes]]] = {}
+        self._lent_versions: dict[int, list[int]] = {}
+        self._samples = device.samples(len(units))
         for unit in range(len(units)):
             self._take_away(unit)
 
@@ -136,7 +138,9 @@ class Window:
         """The weights of a unit: they are here until the next unit is fetched, or while one of them is kept.
 
         OutOfMemoryError: too many are kept; it names their units."""
-        if unit not in self._here:
+        if unit in self._here:
+            self._device.use(self._leases[unit])
+        else:
             if torch._C._functorch.maybe_current_level() is not None:
                 raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go "
                                         "together with weights that come and go. Use loss.backward() or "
@@ -150,16 +154,17 @@ class Window:
                 self._here[unit] = tensors = self._read(unit)
                 for parameter, tensor in zip(self._units[unit], tensors):
                     parameter.data = tensor
-                self._samples[unit] = [(tensor._version, _sample_of(tensor)) for tensor in tensors]
+                self._lent_versions[unit] = [tensor._version for tensor in tensors]
+                self._samples.take(unit, self._leases[unit], tensors)
             self._moving = None
         return self._here[unit]
 
     def _read(self, unit: int) -> list[torch.Tensor]:
         self.order.next(unit)
-        with self.needing_leases_to_end(self._layers.acquire, unit, kind=OutOfMemoryError,
-                                        doing=f"there is no room for {self._names[unit]}") as lease:
-            return [torch.from_dlpack(lease.tensor(number)).view(parameter.shape)  # type: ignore[attr-defined]
-                    for parameter, number in zip(self._units[unit], self._numbers[unit])]
+        self._leases[unit] = lease = self.needing_leases_to_end(
+            self._layers.acquire, unit, kind=OutOfMemoryError, doing=f"there is no room for {self._names[unit]}")
+        return [tensor.view(parameter.shape)
+                for parameter, tensor in zip(self._units[unit], self._device.weights_of(lease, self._numbers[unit]))]
 
     def _kept(self) -> str:
         """Advice about weights that are kept beside those that are here; "": there are none."""
@@ -237,6 +242,7 @@ class Window:
         if self._moving is not None:
             unit = self._moving
             self._here.pop(unit, None)
+            self._leases.pop(unit, None)
             self._pins[unit] = 0
             self._take_away(unit)
             self.order.cancel()
@@ -248,11 +254,12 @@ class Window:
             return
         self._moving = unit
         tensors = self._here.pop(unit)
-        is_written = (self._versions_have_changed(unit)
-                      or any(tensor._version != version or _sample_of(tensor) != sample
-                             for tensor, (version, sample) in zip(tensors, self._samples.pop(unit, ()))))
+        versions = self._lent_versions.pop(unit, ())
+        is_written = any(tensor._version != version for tensor, version in zip(tensors, versions))
+        is_written |= self._versions_have_changed(unit) | self._samples.have_changed(unit, tensors)
         del tensors
         self._take_away(unit)
+        self._leases.pop(unit).release()
         self._moving = None
         if is_written:
             self._written = self._names[unit]
@@ -270,7 +277,11 @@ class Window:
 
     def check_placeholders(self) -> None:
         """UsageError: a parameter was written to while its weights were not here. That is forgotten: the placeholder is
-        NaN again."""
+        NaN again. Or weights were, which the device has found meanwhile. Once in a step: it may wait for the device."""
+        changed = self._samples.changed_unit()
+        if changed is not None:
+            self._written = self._names[changed]
+            self.check()
         for unit in range(len(self._units)):
             if unit not in self._here:
                 self._check_placeholders(unit)
@@ -297,7 +308,7 @@ class Window:
 
     def save(self, tensor: torch.Tensor) -> SavedWeight | None:
         """Gives the stand-in that autograd keeps of a view of a weight that is here, or of autocast's copy of one."""
-        if not self._here or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if not self._here or tensor.device != self._device.torch_device or tensor.layout != torch.strided:
             return None
         address = tensor.data_ptr()
         for unit, weights in self._here.items():
@@ -317,14 +328,6 @@ def _num_compiled() -> int:
     """The frames that torch.compile has looked at in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
-
-
-def _sample_of(tensor: torch.Tensor) -> bytes:
-    """Bytes of its beginning, middle and end: a write that torch does not count (`p.data.mul_`) changes some."""
-    num_bytes = tensor.numel() * tensor.element_size()
-    address, length = tensor.data_ptr(), min(_SAMPLE, num_bytes)
-    return b"".join(ctypes.string_at(address + offset, length)
-                    for offset in (0, (num_bytes - length) // 2, num_bytes - length))
 
 
 def _is_cast_of(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
