@@ -5,8 +5,11 @@
 #include "forebay/tools/commands.h"
 #include "forebay/tools/option_flags.h"
 #include "forebay/tools/print.h"
+#include "forebay/tools/progress_line.h"
+#include "forebay/tools/stop_signal.h"
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/machine.h"
+#include "forebay/train/plan/measure_speeds.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/stripe_weights.h"
 #include "forebay/train/start/resolve_options.h"
@@ -22,6 +25,8 @@ class PlanCommand : public Command {
                    fmt::format("plan for another machine: a JSON file that says what it has, or {}",
                                fmt::join(MachinePresets(), ", ")))
         ->type_name("FILE");
+    app.add_flag("--measure", measures_,
+                 "measure this machine for a few seconds, and say how long a step will take");
     flags_.Declare(app, OptionsUse::kPlan);
   }
   bool ReportsUnknownFlags() const override { return true; }
@@ -42,7 +47,25 @@ class PlanCommand : public Command {
   }
 
  private:
-  static absl::StatusOr<MachineLimits> ThisMachine(const TrainOptions& options) {
+  absl::Status Measure(const TrainOptions& options, MachineLimits& limits) const {
+    if (options.device != ComputeDevice::kCpu) {
+      return UsageError(
+          fmt::format("--measure measures a CPU, and --device={} may be a GPU. Say "
+                      "what it has with --machine, or use --device=cpu",
+                      NameOf(options.device)));
+    }
+    FOREBAY_RETURN_IF_ERROR(CatchStopSignals("\nforebay: stopping; once more ends at once\n"));
+    ProgressLine progress;
+    progress.Show("measuring the disk", 0);
+    FOREBAY_RETURN_IF_ERROR(MeasureDisks(options, StopRequested, limits));
+    progress.Show("measuring CPU and RAM", 0.2);
+    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
+    FOREBAY_ASSIGN_OR_RETURN(limits.speeds,
+                             MeasureSpeeds(model, options, limits.num_cores, StopRequested));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<MachineLimits> ThisMachine(const TrainOptions& options) {
     MachineLimits limits = AskMachine(options);
     // With --ram the question may be about another machine than this one.
     if (options.ram_bytes > 0) limits.available_memory_bytes = 0;
@@ -50,11 +73,17 @@ class PlanCommand : public Command {
                              ReadDiskProfile(options.bench, SwapFoldersOf(options)));
     if (!profile.warning.empty()) PrintTo(stderr, "forebay: warning: {}\n", profile.warning);
     AddRates(profile, limits);
+    if (measures_) FOREBAY_RETURN_IF_ERROR(Measure(options, limits));
     SetWeights(KnownShares(options, profile, limits), limits);
     return limits;
   }
 
   absl::StatusOr<MachineLimits> OtherMachine(TrainOptions& options) const {
+    if (measures_) {
+      return UsageError(
+          "--measure is about this machine, and --machine about another. Leave one of "
+          "them out");
+    }
     if (!options.bench.empty()) {
       return UsageError(
           "--bench has the speeds of this machine's disks, and --machine says those "
@@ -67,6 +96,7 @@ class PlanCommand : public Command {
   OptionFlags flags_;
   std::string model_;
   std::string machine_;
+  bool measures_ = false;
 };
 
 }  // namespace
