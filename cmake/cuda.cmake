@@ -17,8 +17,8 @@ elseif(NOT FOREBAY_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     if(NOT CMAKE_CUDA_ARCHITECTURES)
-      # Turing to Blackwell in one binary: native code for the common ones, PTX for what comes after.
-      set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90)
+      # Turing to Blackwell in one binary: native code for the common ones, and PTX for the others from 9.0 on.
+      set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90 120-real)
     endif()
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)

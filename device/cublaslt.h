@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -76,5 +77,7 @@ struct CublasLt {
 // Toolkit, and of the Python packages that PyTorch brings (of an active environment, and of the
 // user). It is opened once. EnvironmentError, which says where it was looked for. Thread-safe.
 absl::StatusOr<const CublasLt*> LoadCublasLt();
+// The file that LoadCublasLt opened, or its error.
+absl::StatusOr<std::string> CublasLtFile();
 
 }  // namespace forebay

@@ -104,4 +104,11 @@ absl::StatusOr<const CublasLt*> LoadCublasLt() {
   return &**loaded;
 }
 
+absl::StatusOr<std::string> CublasLtFile() {
+  FOREBAY_ASSIGN_OR_RETURN(const CublasLt* const library, LoadCublasLt());
+  Dl_info info = {};
+  if (::dladdr(reinterpret_cast<void*>(library->Create), &info) == 0) return "an unnamed file";
+  return info.dli_fname;
+}
+
 }  // namespace forebay

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
-#include <string_view>
 
+#include "forebay/base/cgroups.h"
 #include "forebay/base/file.h"
 #include "forebay/base/numbers_in_text.h"
 #include "forebay/memory/page_tally.h"
@@ -54,37 +54,12 @@ int64_t RoomInGroup(const std::string& directory, const CgroupFiles& files) {
   return std::max<int64_t>(0, *limit - std::max<int64_t>(0, usage - droppable));
 }
 
-// The least room of the group `path` and its parents up to the mount point. In a container the
-// paths of /proc may name folders that only exist outside; the mount point is then the process's
-// own group.
-int64_t RoomUpToRoot(const std::string& mount, std::string path, const CgroupFiles& files) {
-  int64_t room = RoomInGroup(mount, files);
-  while (path.size() > 1) {
-    room = std::min(room, RoomInGroup(mount + path, files));
-    path.resize(path.rfind('/'));
-  }
-  return room;
-}
-
+// The least room of the process's groups.
 int64_t RoomInCgroups(const CgroupResource& resource, const std::string& root) {
-  const std::string groups = ReadOrEmpty(root + "/proc/self/cgroup");
   int64_t room = kNoLimit;
-  std::string_view rest = groups;
-  while (!rest.empty()) {
-    // "hierarchy:controllers:path"; version 2 is "0::path".
-    const std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string_view::npos || second == std::string_view::npos) continue;
-    const std::string_view controllers = line.substr(first + 1, second - first - 1);
-    const std::string path(line.substr(second + 1));
-    if (controllers.empty()) {
-      room = std::min(room, RoomUpToRoot(root + "/sys/fs/cgroup", path, resource.version2));
-    } else if (controllers.find(resource.controller) != std::string_view::npos) {
-      const std::string mount = root + "/sys/fs/cgroup/" + resource.controller;
-      room = std::min(room, RoomUpToRoot(mount, path, resource.version1));
-    }
+  for (const CgroupFolder& folder : CgroupFolders(resource.controller, root)) {
+    room = std::min(room, RoomInGroup(folder.path,
+                                      folder.version == 2 ? resource.version2 : resource.version1));
   }
   return room;
 }
@@ -95,6 +70,11 @@ int64_t MemAvailableBytes(const std::string& root) {
 }
 
 }  // namespace
+
+std::optional<int64_t> CgroupRoomBytes(const std::string& root) {
+  const int64_t room = RoomInCgroups(kMemory, root);
+  return room == kNoLimit ? std::nullopt : std::optional(room);
+}
 
 int64_t OrdinaryMemoryBytes(const std::string& root) {
   return std::min(MemAvailableBytes(root), RoomInCgroups(kMemory, root));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace forebay {
@@ -11,7 +12,10 @@ namespace forebay {
 // and the reserved huge pages, which both leave out. `root` stands for "/" in tests.
 int64_t AvailableMemoryBytes(const std::string& root = "");
 
-// The same without the reserved huge pages: for memory that takes none of them.
+// The room that is left in the cgroups alone; nullopt: they have no limit.
+std::optional<int64_t> CgroupRoomBytes(const std::string& root = "");
+
+// AvailableMemoryBytes without the reserved huge pages: for memory that takes none of them.
 int64_t OrdinaryMemoryBytes(const std::string& root = "");
 
 // What is in reserved huge pages of 2 MiB (vm.nr_hugepages) that nobody uses or was promised

@@ -29,6 +29,8 @@ std::vector<CommandEntry> ForebayCommands() {
       {"init", "a model with random weights from a config.json",
        "forebay init --config=config.json --out=models/fresh --seed=1", MakeInitCommand},
       {"clean", "give the swap space of a run back", "forebay clean runs/book", MakeCleanCommand},
+      {"doctor", "what this machine has and lacks for training, with the fix of each thing",
+       "forebay doctor --dir=/nvme", MakeDoctorCommand},
       {"version", "the version of forebay", "forebay version", MakeVersionCommand},
   };
 }
@@ -39,7 +41,7 @@ constexpr char kExitCodes[] =
     "  3 model or data invalid   4 does not fit (memory or disk; nothing was started)\n"
     "  5 storage I/O failed   6 out of memory   7 numerical failure\n"
     "  8 checkpoint or store corrupt or incompatible   9 environment (missing program, run in "
-    "use)\n"
+    "use; doctor found what fails)\n"
     "  75 stopped on request, resumable   130 ended at once by a second signal\n";
 
 }  // namespace

@@ -19,6 +19,7 @@ std::unique_ptr<Command> MakeInspectCommand();
 std::unique_ptr<Command> MakeInitCommand();
 std::unique_ptr<Command> MakeCleanCommand();
 std::unique_ptr<Command> MakeExportCommand();
+std::unique_ptr<Command> MakeDoctorCommand();
 
 // Runs `forebay-data` with these arguments on our terminal and returns its exit code.
 int RunDataCommand(const std::vector<std::string>& args);

@@ -4,8 +4,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
-#include <sys/utsname.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,6 +21,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/file_system.h"
+#include "forebay/base/numbers_in_text.h"
 #include "forebay/memory/numa.h"
 
 namespace forebay {
@@ -38,8 +37,8 @@ std::string FirstLine(const fs::path& path) {
 }
 
 // "AMD EPYC 9B14" of "model name : AMD EPYC 9B14".
-std::string CpuModel() {
-  const absl::StatusOr<std::string> text = ReadWholeFile("/proc/cpuinfo", kMaxInfoBytes);
+std::string CpuModel(const std::string& root) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(root + "/proc/cpuinfo", kMaxInfoBytes);
   if (!text.ok()) return "";
   const size_t key = text->find("model name");
   const size_t colon = key == std::string::npos ? key : text->find(": ", key);
@@ -72,8 +71,9 @@ std::string OptionsOnce(const std::string& options) {
 }
 
 // Where `path` is mounted: of the mounts of its device, the longest that leads to it.
-MountEntry MountOf(const std::string& path, dev_t device) {
-  const absl::StatusOr<std::string> text = ReadWholeFile("/proc/self/mountinfo", kMaxInfoBytes);
+MountEntry MountOf(const std::string& path, dev_t device, const std::string& root) {
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(root + "/proc/self/mountinfo", kMaxInfoBytes);
   const std::string number = fmt::format("{}:{}", ::major(device), ::minor(device));
   MountEntry best;
   for (const MountEntry& mount : ParseMountInfo(text.value_or(""))) {
@@ -107,21 +107,6 @@ int WidthOf(const std::string& text) {
   int width = 0;
   std::from_chars(text.data(), text.data() + text.size(), width);
   return width;
-}
-
-// Of the nearest parent that hangs on PCI Express.
-PcieLink LinkOf(const fs::path& device) {
-  PcieLink link;
-  for (fs::path at = device; at.has_parent_path() && at != at.parent_path();
-       at = at.parent_path()) {
-    link.speed = FirstLine(at / "current_link_speed");
-    if (link.speed.empty()) continue;
-    link.width = WidthOf(FirstLine(at / "current_link_width"));
-    link.max_speed = FirstLine(at / "max_link_speed");
-    link.max_width = WidthOf(FirstLine(at / "max_link_width"));
-    return link;
-  }
-  return {};
 }
 
 DirectInfo DirectOf(const ScratchFile& scratch) {
@@ -168,22 +153,39 @@ std::vector<MountEntry> ParseMountInfo(const std::string& text) {
   return mounts;
 }
 
-HostInfo AskHost() {
-  HostInfo host;
-  struct utsname name = {};
-  if (::uname(&name) == 0) {
-    host.name = name.nodename;
-    host.kernel = name.release;
+PcieLink LinkOf(const std::string& device_folder) {
+  PcieLink link;
+  for (fs::path at = device_folder; at.has_parent_path() && at != at.parent_path();
+       at = at.parent_path()) {
+    link.speed = FirstLine(at / "current_link_speed");
+    if (link.speed.empty()) continue;
+    link.width = WidthOf(FirstLine(at / "current_link_width"));
+    link.max_speed = FirstLine(at / "max_link_speed");
+    link.max_width = WidthOf(FirstLine(at / "max_link_width"));
+    return link;
   }
-  host.cpu = CpuModel();
+  return {};
+}
+
+HostInfo AskHost(const std::string& root) {
+  HostInfo host;
+  host.name = FirstLine(root + "/proc/sys/kernel/hostname");
+  host.kernel = FirstLine(root + "/proc/sys/kernel/osrelease");
+  host.cpu = CpuModel(root);
   host.num_cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  host.memory_bytes = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+  const std::string memory = ReadWholeFile(root + "/proc/meminfo", kMaxInfoBytes).value_or("");
+  host.memory_bytes = NumberOf(memory, "MemTotal:").value_or(0) * 1024;
   host.transparent_huge_pages =
-      ChosenWord(FirstLine("/sys/kernel/mm/transparent_hugepage/enabled"));
+      ChosenWord(FirstLine(root + "/sys/kernel/mm/transparent_hugepage/enabled"));
   const MemlockLimit limit = MemlockLimit::Ask();
   if (limit.kib.has_value()) host.memlock_bytes = *limit.kib * 1024;
-  host.io_uring_disabled = FirstLine("/proc/sys/kernel/io_uring_disabled");
+  host.io_uring_disabled = FirstLine(root + "/proc/sys/kernel/io_uring_disabled");
   return host;
+}
+
+bool HasMountOption(const StorageInfo& storage, std::string_view option) {
+  return ("," + storage.mount_options + ",").find("," + std::string(option) + ",") !=
+         std::string::npos;
 }
 
 int64_t LongestRequestBytes(const StorageInfo& storage) {
@@ -195,7 +197,7 @@ int64_t LongestRequestBytes(const StorageInfo& storage) {
   return std::max<int64_t>(0, kib) * 1024;
 }
 
-absl::StatusOr<StorageInfo> AskStorage(const std::string& directory) {
+absl::StatusOr<StorageInfo> AskStorage(const std::string& directory, const std::string& root) {
   struct stat info = {};
   struct statvfs space = {};
   if (::stat(directory.c_str(), &info) != 0 || ::statvfs(directory.c_str(), &space) != 0) {
@@ -208,16 +210,17 @@ absl::StatusOr<StorageInfo> AskStorage(const std::string& directory) {
   storage.free_bytes = static_cast<int64_t>(space.f_bavail) * unit;
   std::error_code error;
   const fs::path real = fs::canonical(directory, error);
-  const MountEntry mount = MountOf(error ? directory : real.string(), info.st_dev);
+  const MountEntry mount = MountOf(error ? directory : real.string(), info.st_dev, root);
   storage.fs = mount.fs.empty() ? FileSystemAt(directory) : mount.fs;
   storage.mount_options = mount.options;
-  storage.device = DeviceName(info.st_dev);
   const fs::path device = fs::canonical(
-      fmt::format("/sys/dev/block/{}:{}", ::major(info.st_dev), ::minor(info.st_dev)), error);
+      fmt::format("{}/sys/dev/block/{}:{}", root, ::major(info.st_dev), ::minor(info.st_dev)),
+      error);
+  storage.device = error ? DeviceName(info.st_dev) : device.filename().string();
   if (!error) {
     storage.queue = QueueOf(device);
-    storage.pcie = LinkOf(device);
     storage.device_folder = device.string();
+    storage.pcie = LinkOf(storage.device_folder);
     storage.heat = HeatOf(storage.device_folder);
   }
   storage.numa_node = NumaNodeOfPath(directory);

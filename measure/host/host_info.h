@@ -1,11 +1,13 @@
 // What a measurement depends on beside the disk: kernel, CPU, limits, and how the disk hangs on the
-// machine. Read from /proc and /sys; what is not there is left empty.
+// machine. Read from /proc and /sys; what is not there is left empty. `root` stands for "/" in
+// tests.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,7 +26,7 @@ struct HostInfo {
   std::string io_uring_disabled;       // kernel.io_uring_disabled; "": no such setting
   bool operator==(const HostInfo&) const = default;
 };
-HostInfo AskHost();
+HostInfo AskHost(const std::string& root = "");
 
 struct DirectInfo {
   bool verified = false;  // real transfers with O_DIRECT were read back right
@@ -43,6 +45,8 @@ struct PcieLink {
   bool degraded() const { return speed != max_speed || width != max_width; }
   bool operator==(const PcieLink&) const = default;
 };
+// The link of the nearest folder above a device's that hangs on PCI Express.
+PcieLink LinkOf(const std::string& device_folder);
 
 // The file system of a folder, and the disk below it.
 struct StorageInfo {
@@ -63,10 +67,12 @@ struct StorageInfo {
   bool in_memory() const { return fs == "tmpfs" || fs == "ramfs" || fs == "devtmpfs"; }
   bool operator==(const StorageInfo&) const = default;
 };
+// `option` is one word of the mount's, such as "discard".
+bool HasMountOption(const StorageInfo& storage, std::string_view option);
 // The longest request that the disk takes; the kernel splits what is longer. 0: not known.
 int64_t LongestRequestBytes(const StorageInfo& storage);
 // `directory` must exist. All but direct.verified, which takes an engine. StorageError.
-absl::StatusOr<StorageInfo> AskStorage(const std::string& directory);
+absl::StatusOr<StorageInfo> AskStorage(const std::string& directory, const std::string& root = "");
 
 // ---- For tests
 

@@ -39,11 +39,6 @@ PageKind BestPages(BenchPages pages) {
   return PageKind::kBase;
 }
 
-bool HasOption(const StorageInfo& storage, std::string_view option) {
-  return ("," + storage.mount_options + ",").find("," + std::string(option) + ",") !=
-         std::string::npos;
-}
-
 std::string QueueSetting(const StorageInfo& storage, const std::string& key) {
   const auto found = storage.queue.find(key);
   return found == storage.queue.end() ? "" : found->second;
@@ -137,10 +132,10 @@ std::vector<std::string> StorageWarnings(const StorageInfo& storage) {
          " copies on write and checks sums, which costs bandwidth; on btrfs, 'chattr "
          "+C' on an empty folder switches that off for new files");
   }
-  if (HasOption(storage, "nobarrier") || HasOption(storage, "barrier=0")) {
+  if (HasMountOption(storage, "nobarrier") || HasMountOption(storage, "barrier=0")) {
     warn("mounted without barriers: a power cut may lose what was flushed");
   }
-  if (HasOption(storage, "discard")) {
+  if (HasMountOption(storage, "discard")) {
     warn("mounted with 'discard': freeing files stalls some drives; fstrim.timer is gentler");
   }
   if (QueueSetting(storage, "rotational") == "1" && storage.pcie.speed.empty()) {

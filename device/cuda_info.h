@@ -1,0 +1,33 @@
+// What there is of CUDA on this machine, for people: cards, driver, libraries.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace forebay {
+
+struct GpuInfo {
+  std::string name;  // "NVIDIA H200"
+  int capability_major = 0;
+  int capability_minor = 0;
+  int64_t free_bytes = 0;
+  int64_t total_bytes = 0;
+  std::string why_no_memory;  // the error where its memory could not be asked for; else ""
+};
+
+struct CudaInfo {
+  bool is_built_in = false;  // this forebay has CUDA code
+  int runtime_version = 0;   // 13000 is CUDA 13.0; what forebay was built with
+  int driver_version = 0;    // the newest CUDA that the driver serves; 0: there is no driver
+  std::vector<GpuInfo> gpus;
+  std::string why_no_gpu;     // what the runtime says where there is none; else ""
+  std::string cublaslt_file;  // what was opened; ""
+  std::string why_no_cublaslt;
+};
+
+// Opens the library of matrix products, and where there are cards makes a context on each, which
+// takes a second and some hundred MB of their memory until the process ends.
+CudaInfo AskCuda();
+
+}  // namespace forebay

@@ -1,0 +1,19 @@
+// Judges what is there: pure functions of the facts.
+#pragma once
+
+#include <vector>
+
+#include "forebay/doctor/check.h"
+#include "forebay/doctor/machine_facts.h"
+
+namespace forebay {
+
+// Every check, in the order in which people read them.
+std::vector<Check> Examine(const MachineFacts& facts);
+
+// Its parts.
+std::vector<Check> ExamineHost(const MachineFacts& facts);
+std::vector<Check> ExamineDisk(const DiskFacts& disk);
+std::vector<Check> ExamineGpu(const GpuFacts& gpu);
+
+}  // namespace forebay
