@@ -37,7 +37,8 @@ TEST(ParseHealthLog, HeatIsNoTroubleOfTheMedium) {
 }
 
 TEST(ParseHealthLog, RefusesAShortLog) {
-  EXPECT_EQ(ParseHealthLog(std::span(Log(0)).first(511)), std::nullopt);
+  const std::array<std::byte, 512> log = Log(0);
+  EXPECT_EQ(ParseHealthLog(std::span(log).first(511)), std::nullopt);
 }
 
 TEST(AskDriveHealth, IsSilentAboutWhatIsNoNvmeDrive) {
