@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "fmt/format.h"
 #include "forebay/base/file.h"
 #include "forebay/base/numbers_in_text.h"
 
@@ -55,13 +56,12 @@ std::vector<CgroupFolder> CgroupFolders(std::string_view controller, const std::
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);
     if (first == std::string_view::npos || second == std::string_view::npos) continue;
-    const std::string controllers =
-        "," + std::string(line.substr(first + 1, second - first - 1)) + ",";
+    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
     const std::string path(line.substr(second + 1));
     if (controllers == ",,") {
       AddFolders(root + "/sys/fs/cgroup", path, 2, folders);
-    } else if (controllers.find("," + std::string(controller) + ",") != std::string::npos) {
-      AddFolders(root + "/sys/fs/cgroup/" + std::string(controller), path, 1, folders);
+    } else if (controllers.find(fmt::format(",{},", controller)) != std::string::npos) {
+      AddFolders(fmt::format("{}/sys/fs/cgroup/{}", root, controller), path, 1, folders);
     }
   }
   return folders;

@@ -40,7 +40,7 @@ Check OfDriver(const GpuFacts& gpu) {
                     "all); to compute on the CPU nothing is needed");
   }
   const std::string value = fmt::format(
-      "{}CUDA {}; forebay was built with CUDA {}", gpu.driver.empty() ? "" : gpu.driver + ", ",
+      "{}{}CUDA {}; forebay was built with CUDA {}", gpu.driver, gpu.driver.empty() ? "" : ", ",
       CudaVersion(cuda.driver_version), CudaVersion(cuda.runtime_version));
   // Within a major version older drivers serve newer programs.
   if (cuda.driver_version / 1000 < cuda.runtime_version / 1000) {

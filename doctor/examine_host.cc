@@ -104,7 +104,7 @@ Check OfHugePages(const MachineFacts& facts) {
   if (enabled == "always" || enabled == "madvise") {
     return HostCheck("huge_pages", Verdict::kOk, value);
   }
-  const std::string brackets = enabled.empty() ? "" : "[" + enabled + "]";
+  const std::string brackets = enabled.empty() ? "" : fmt::format("[{}]", enabled);
   return HostCheck("huge_pages", Verdict::kWarn, value, TransparentHugeObstacle(brackets, false));
 }
 

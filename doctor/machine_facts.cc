@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "fmt/format.h"
 #include "forebay/aio/engine.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/cgroups.h"
@@ -69,7 +70,7 @@ std::string DriverVersion(const std::string& root) {
 CpuFacts AskCpu(const std::string& root) {
   const std::string flags = CpuFlags(root);
   const auto has = [&flags](const char* name) {
-    return flags.find(" " + std::string(name) + " ") != std::string::npos;
+    return flags.find(fmt::format(" {} ", name)) != std::string::npos;
   };
   CpuFacts cpu;
   cpu.has_avx2 = has("avx2");
@@ -92,6 +93,10 @@ MemoryFacts AskMemory(const std::string& root) {
 
 DiskFacts AskDisk(const std::string& folder, const std::string& root) {
   DiskFacts disk = {.folder = folder};
+  if (!IsDirectory(folder)) {
+    disk.why_unusable = "It is no folder: make it, or name another one";
+    return disk;
+  }
   absl::StatusOr<StorageInfo> storage = AskStorage(folder, root);
   if (!storage.ok()) {
     disk.why_unusable = MessageOf(storage.status());

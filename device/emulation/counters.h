@@ -12,6 +12,10 @@ struct Counters {
   int64_t allocated_bytes = 0;  // now
   int64_t peak_allocated_bytes = 0;
   int64_t pinned_bytes = 0;  // now
+  // Calls that wait for all work on a GPU: cudaDeviceSynchronize, and cudaFree, which does so too.
+  int64_t num_device_waits = 0;
+  // Of the copies, bytes from and to memory that is not pinned: such a call waits for its stream.
+  int64_t unpinned_copy_bytes = 0;
 };
 // Since the process began.
 Counters CountersNow();

@@ -24,7 +24,9 @@ cudaError_t Give(cudaError_t error) {
   return error;
 }
 
-bool IsPinned(const char* begin, size_t size) {
+// Whether any of it is.
+bool IsPinned(const void* address, size_t size) {
+  const auto* const begin = static_cast<const char*>(address);
   const auto& pinned = TheGpu().pinned;
   auto next = pinned.lower_bound(begin);
   if (next != pinned.end() && next->first < begin + size) return true;
@@ -57,6 +59,7 @@ using forebay::emulation::CopyBytes;
 using forebay::emulation::FillBytes;
 using forebay::emulation::Give;
 using forebay::emulation::Gpu;
+using forebay::emulation::IsPinned;
 using forebay::emulation::Locked;
 using forebay::emulation::TheGpu;
 using forebay::emulation::TheOptions;
@@ -104,6 +107,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   *value = forebay::emulation::kCapabilityMajor;
   return cudaSuccess;
 }
+cudaError_t cudaDeviceSynchronize() {
+  const Locked locked;
+  ++TheGpu().counters.num_device_waits;
+  TheGpu().streams.AwaitAll();
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() {
   return std::exchange(forebay::emulation::last_error, cudaSuccess);
 }
@@ -128,6 +137,7 @@ cudaError_t cudaMalloc(void** address, size_t size) {
 }
 cudaError_t cudaFree(void* address) {
   const Locked locked;
+  ++TheGpu().counters.num_device_waits;
   TheGpu().memory.Free(address);
   return cudaSuccess;
 }
@@ -139,9 +149,8 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 cudaError_t cudaHostRegister(void* address, size_t size, unsigned int /*flags*/) {
   const Locked locked;
-  const auto* const begin = static_cast<const char*>(address);
-  if (forebay::emulation::IsPinned(begin, size)) return Give(cudaErrorHostMemoryAlreadyRegistered);
-  TheGpu().pinned[begin] = size;
+  if (IsPinned(address, size)) return Give(cudaErrorHostMemoryAlreadyRegistered);
+  TheGpu().pinned[static_cast<const char*>(address)] = size;
   TheGpu().counters.pinned_bytes += static_cast<int64_t>(size);
   return cudaSuccess;
 }
@@ -233,6 +242,10 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
     gpu.counters.to_host_bytes += static_cast<int64_t>(size);
   } else {
     gpu.memory.CheckIsDevice(to, size, "cudaMemcpyAsync to");
+  }
+  if (kind != cudaMemcpyDeviceToDevice &&
+      !IsPinned(kind == cudaMemcpyHostToDevice ? from : to, size)) {
+    gpu.counters.unpinned_copy_bytes += static_cast<int64_t>(size);
   }
   gpu.streams.Enqueue(stream, {.run = [=] { CopyBytes(to, from, size); }});
   return cudaSuccess;

@@ -94,6 +94,8 @@ class Streams {
   std::shared_ptr<Point> Record(cudaStream_t stream);
   // Does the work up to `point` (nullptr: none), and has the caller come after it.
   void Await(const std::shared_ptr<Point>& point);
+  // Does the work of all streams.
+  void AwaitAll();
   // Some work may be done now.
   void MayRun();
 

@@ -94,6 +94,11 @@ void Streams::Await(const std::shared_ptr<Point>& point) {
   Acquire(point.get());
 }
 
+void Streams::AwaitAll() {
+  const std::set<cudaStream_t> all = streams_;
+  for (const cudaStream_t stream : all) Await(Record(stream));
+}
+
 void Streams::MayRun() {
   switch (TheOptions().streams) {
     case StreamPace::kLazy:

@@ -1,4 +1,6 @@
 // Whole machines, from the files of /proc and /sys to the words that people and programs read.
+#include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "forebay/base/errors.h"
@@ -115,19 +117,21 @@ MachineFacts Container(FakeRoot& root, const std::string& folder) {
   facts.disks[0].storage.free_bytes = 1'000'000'000;
   facts.disks[0].engine = "buffered";
   facts.disks[0].engine_line = "threads through the page cache, as O_DIRECT is refused";
-  facts.disks.push_back({.folder = "/gone", .why_unusable = "'/gone' is not there. Make it"});
+  facts.disks.push_back(AskDisk("/gone", root.path()));
   return facts;
 }
 
-std::string Golden(const std::string& name) {
+// Compares with a file in golden/, or with FOREBAY_UPDATE_GOLDEN set writes it anew.
+void ExpectGoldenText(const std::string& actual, const std::string& name) {
   const std::string path = std::string(FOREBAY_SOURCE_DIR "/tests/doctor/golden/") + name;
-  return ReadWholeFile(path, 1 << 20).value_or("");
+  if (std::getenv("FOREBAY_UPDATE_GOLDEN") != nullptr) std::ofstream(path) << actual;
+  EXPECT_EQ(actual, ReadWholeFile(path, 1 << 20).value_or("")) << path;
 }
 
 void ExpectGolden(const MachineFacts& facts, const std::string& name) {
   const std::vector<Check> checks = Examine(facts);
-  EXPECT_EQ(FormatChecks(checks), Golden(name + ".txt"));
-  EXPECT_EQ(ChecksToJson(checks, "1.2.3").dump(2) + "\n", Golden(name + ".json"));
+  ExpectGoldenText(FormatChecks(checks), name + ".txt");
+  ExpectGoldenText(ChecksToJson(checks, "1.2.3").dump(2) + "\n", name + ".json");
 }
 
 class Doctor : public testing::Test {

@@ -22,7 +22,7 @@ import sys
 TABLE = pathlib.Path(__file__).with_suffix(".txt")
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
-LIBRARIES = ("model/", "optimizer/")
+LIBRARIES = ("model", "optimizer")
 SKIPPED = 77
 
 
@@ -48,8 +48,8 @@ def release_of(nvcc):
 def objects_of(build):
     """The compiled .cu files of our libraries."""
     commands = json.loads((build / "compile_commands.json").read_text())
-    outputs = [command["output"] for command in commands if command["file"].endswith(".cu") and "/Unity/" not in command["output"]]
-    return sorted(build / output for output in outputs if output.startswith(LIBRARIES))
+    outputs = {build / command["output"] for command in commands if command["file"].endswith(".cu")}  # may be absolute
+    return sorted(path for path in outputs if path.parent.name != "Unity" and path.relative_to(build).parts[0] in LIBRARIES)
 
 
 def demangled(names):

@@ -116,6 +116,24 @@ TEST(Emulation, RefusesLaunchesThatNoGpuTakes) {
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
+TEST(Emulation, CopiesOfPinnedMemoryAreNotCountedAsOthers) {
+  cudaStream_t stream = nullptr;
+  void* memory = nullptr;
+  std::array<char, 4096> host = {};
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaMalloc(&memory, sizeof(host)), cudaSuccess);
+  ASSERT_EQ(cudaHostRegister(host.data(), sizeof(host), cudaHostRegisterPortable), cudaSuccess);
+  const emulation::Counters before = emulation::CountersNow();
+  ASSERT_EQ(cudaMemcpyAsync(memory, &host[64], 100, cudaMemcpyHostToDevice, stream), cudaSuccess);
+  ASSERT_EQ(cudaMemcpyAsync(host.data(), memory, 100, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+  EXPECT_EQ(emulation::CountersNow().unpinned_copy_bytes, before.unpinned_copy_bytes);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(emulation::CountersNow().num_device_waits - before.num_device_waits, 1);
+  ASSERT_EQ(cudaHostUnregister(host.data()), cudaSuccess);
+  EXPECT_EQ(cudaFree(memory), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 TEST(Emulation, CountsWhatAProgramDoes) {
   const emulation::Counters before = emulation::CountersNow();
   cudaStream_t stream = nullptr;
@@ -135,8 +153,11 @@ TEST(Emulation, CountsWhatAProgramDoes) {
   EXPECT_EQ(after.to_host_bytes - before.to_host_bytes, 40);
   EXPECT_EQ(after.allocated_bytes - before.allocated_bytes, 400);
   EXPECT_GE(after.peak_allocated_bytes, 400);
+  EXPECT_EQ(after.unpinned_copy_bytes - before.unpinned_copy_bytes, 440);
+  EXPECT_EQ(after.num_device_waits, before.num_device_waits);
   EXPECT_EQ(cudaFree(memory), cudaSuccess);
   EXPECT_EQ(emulation::CountersNow().allocated_bytes, before.allocated_bytes);
+  EXPECT_EQ(emulation::CountersNow().num_device_waits - before.num_device_waits, 1);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 

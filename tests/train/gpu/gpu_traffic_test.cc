@@ -1,0 +1,116 @@
+// What a training step on a GPU asks of the bus and of the runtime, as the emulation counts it.
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "forebay/data/micro_batch.h"
+#include "forebay/device/emulation/counters.h"
+#include "forebay/model/decoder_compute.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/optimizer/kernels/gradient_norm.h"
+#include "forebay/step/step_schedule.h"
+#include "forebay/tests/temporary_folder.h"
+#include "forebay/tests/train/faults/toy_run.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+// The counters at the end of each step.
+class CountingObserver : public SilentObserver {
+ public:
+  void OnStep(const Json&) override { after.push_back(emulation::CountersNow()); }
+  std::vector<emulation::Counters> after;
+};
+
+struct Case {
+  std::string name;
+  GradientChoice gradients = GradientChoice::kHold;
+  TierChoice tier = TierChoice::kNvme;
+};
+
+class GpuTraffic : public testing::TestWithParam<Case> {
+ protected:
+  GpuTraffic() {
+    options_ = task_.TightRun(folder_.Path("run"));
+    options_.ram_bytes = int64_t{256} << 20;
+    options_.device = ComputeDevice::kCuda;
+    options_.steps = 5;
+    options_.clip = 0;
+    options_.gradients = GetParam().gradients;
+    options_.weights_tier = options_.state_tier = GetParam().tier;
+  }
+  // Between the ends of neighbouring steps.
+  std::vector<emulation::Counters> Steps() {
+    CountingObserver observer;
+    const absl::Status status = TrainToy(options_, {}, observer);
+    EXPECT_TRUE(status.ok()) << status;
+    return observer.after;
+  }
+
+  const TemporaryFolder folder_;
+  const ToyTask task_{folder_.path()};
+  TrainOptions options_;
+};
+
+// Each read of the schedule brings a layer's bf16 weights, once; beside them go the tokens.
+int64_t WeightBytes(const Inventory& inventory, const StepSchedule& schedule) {
+  int64_t elems = 0;
+  for (const int layer : schedule.Reads()) {
+    elems += inventory.layers()[static_cast<size_t>(layer)].num_elems;
+  }
+  return elems * 2;
+}
+// Of each layer the rounded gradient and the sums of its squares.
+int64_t GradientBytes(const Inventory& inventory) {
+  int64_t bytes = 0;
+  for (const LayerSpec& layer : inventory.layers()) {
+    bytes += layer.num_elems * 2 + layer.num_elems / kNormBlockElems * int64_t{sizeof(double)};
+  }
+  return bytes;
+}
+// Of a micro-batch of `tokens`, a multiple of four: tokens, targets, positions and both ends of
+// segments; order and runs of tokens and positions, the runs with one entry more, in fours.
+int64_t BatchBytes(int64_t tokens) {
+  return (5 * tokens + 2 * (tokens + tokens + 4)) * int64_t{sizeof(int32_t)};
+}
+
+TEST_P(GpuTraffic, OfEveryStepIsWhatItsOperationsNeed) {
+  const auto config = ReadDecoderConfig(options_.model);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const Inventory inventory = BuildInventory(*config);
+  const int64_t weights = WeightBytes(inventory, ChainSchedule(ChainOf(*config)));
+  const int64_t batches = options_.accum * BatchBytes(options_.batch * options_.seq);
+  const int64_t losses = options_.accum * int64_t{sizeof(double)};
+  const std::vector<emulation::Counters> after = Steps();
+  ASSERT_EQ(after.size(), 5u);
+  for (size_t i = 1; i < after.size(); ++i) {
+    const emulation::Counters &now = after[i], &before = after[i - 1];
+    EXPECT_EQ(now.to_device_bytes - before.to_device_bytes, weights + batches) << i;
+    EXPECT_EQ(now.to_host_bytes - before.to_host_bytes, GradientBytes(inventory) + losses) << i;
+    EXPECT_EQ(now.num_launches - before.num_launches, after[1].num_launches - after[0].num_launches)
+        << i;
+  }
+}
+
+TEST_P(GpuTraffic, NoStepWaitsForTheWholeDeviceOrTakesMemoryOfIt) {
+  const std::vector<emulation::Counters> after = Steps();
+  ASSERT_EQ(after.size(), 5u);
+  EXPECT_GT(after[0].num_launches, 0);
+  for (size_t i = 1; i < after.size(); ++i) {
+    EXPECT_EQ(after[i].num_device_waits, after[0].num_device_waits) << i;
+    EXPECT_EQ(after[i].unpinned_copy_bytes, after[0].unpinned_copy_bytes) << i;
+    EXPECT_EQ(after[i].allocated_bytes, after[0].allocated_bytes) << i;
+    EXPECT_EQ(after[i].pinned_bytes, after[0].pinned_bytes) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Runs, GpuTraffic,
+    testing::Values(Case{.name = "OnDisk"}, Case{.name = "InRam", .tier = TierChoice::kHost},
+                    Case{.name = "Speculative", .gradients = GradientChoice::kSpeculate}),
+    [](const auto& each) { return each.param.name; });
+
+}  // namespace
+}  // namespace forebay
