@@ -36,7 +36,6 @@ class GpuTraffic : public testing::TestWithParam<Case> {
     options_ = task_.TightRun(folder_.Path("run"));
     options_.ram_bytes = int64_t{256} << 20;
     options_.device = ComputeDevice::kCuda;
-    options_.steps = 5;
     options_.clip = 0;
     options_.gradients = GetParam().gradients;
     options_.weights_tier = options_.state_tier = GetParam().tier;
@@ -84,7 +83,7 @@ TEST_P(GpuTraffic, OfEveryStepIsWhatItsOperationsNeed) {
   const int64_t batches = options_.accum * BatchBytes(options_.batch * options_.seq);
   const int64_t losses = options_.accum * int64_t{sizeof(double)};
   const std::vector<emulation::Counters> after = Steps();
-  ASSERT_EQ(after.size(), 5u);
+  ASSERT_EQ(after.size(), static_cast<size_t>(kToySteps));
   for (size_t i = 1; i < after.size(); ++i) {
     const emulation::Counters &now = after[i], &before = after[i - 1];
     EXPECT_EQ(now.to_device_bytes - before.to_device_bytes, weights + batches) << i;
@@ -96,7 +95,7 @@ TEST_P(GpuTraffic, OfEveryStepIsWhatItsOperationsNeed) {
 
 TEST_P(GpuTraffic, NoStepWaitsForTheWholeDeviceOrTakesMemoryOfIt) {
   const std::vector<emulation::Counters> after = Steps();
-  ASSERT_EQ(after.size(), 5u);
+  ASSERT_EQ(after.size(), static_cast<size_t>(kToySteps));
   EXPECT_GT(after[0].num_launches, 0);
   for (size_t i = 1; i < after.size(); ++i) {
     EXPECT_EQ(after[i].num_device_waits, after[0].num_device_waits) << i;
