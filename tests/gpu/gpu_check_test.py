@@ -7,6 +7,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,35 +20,46 @@ EMULATED = False
 FEW = "device_test,ptx_test,cuda_ops,forebay"
 
 
+def call(folder, command, expect=0, **settings):
+    """What it printed, in `folder`."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=600, **settings)
+    if done.returncode != expect:
+        raise AssertionError(f"{command} ended with {done.returncode}, not {expect}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def pack(folder, *arguments):
+    """The command, for the kind of this build."""
+    tiny = ["--tiny"] if EMULATED else []
+    return call(folder, [sys.executable, GPU_CHECK, "pack", f"--build={BUILD}", *tiny, *arguments])
+
+
 class GpuCheck:
+    @classmethod
+    def setUpClass(cls):
+        cls.packed = tempfile.TemporaryDirectory(prefix="forebay-gpu-check-test-")
+        cls.addClassCleanup(cls.packed.cleanup)
+        pack(cls.packed.name, f"--only={FEW}")
+        call(cls.packed.name, ["tar", "-xJf", "gpu-check.tar.xz"])
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="forebay-gpu-check-test-")
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def call(self, command, expect=0, **settings):
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, timeout=600, **settings)
-        self.assertEqual(done.returncode, expect, f"{command}\n{done.stdout}\n{done.stderr}")
-        return done
-
-    def pack(self, *arguments, expect=0):
-        tiny = ["--tiny"] if EMULATED else []
-        return self.call([sys.executable, GPU_CHECK, "pack", f"--build={BUILD}", *tiny, *arguments], expect)
-
     def unpacked(self):
-        self.pack(f"--only={FEW}")
-        self.call(["tar", "-xJf", "gpu-check.tar.xz"])
-        return self.folder / "gpu-check"
+        """Of one's own, to be changed."""
+        return pathlib.Path(shutil.copytree(f"{self.packed.name}/gpu-check", self.folder / "gpu-check"))
 
     def run_away(self, program, expect):
         """Without what this machine has set, as little as the loader needs."""
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "ASAN_OPTIONS": "detect_leaks=0"}
-        done = self.call([program / "gpu-check", "run", "--out=results", f"--work={self.folder}"], expect, env=environment)
+        done = call(self.folder, [program / "gpu-check", "run", "--out=results", f"--work={self.folder}"], expect, env=environment)
         report = json.loads((self.folder / "results/gpu-check.json").read_text())
         return done, report, (self.folder / "results/gpu-check.md").read_text()
 
     def test_a_dry_run_names_every_file_with_its_size_and_leaves_nothing(self):
-        said = self.pack("--dry_run", "--only=device_test").stdout
+        said = pack(self.folder, "--dry_run", "--only=device_test").stdout
         for line in (r"\d  bin/device_test", r"\d  data/config.json", r"\d  gpu-check", r"\d  lib/libfmt", r"files; [\d,]+ packed"):
             self.assertRegex(said, line)
         for name in ("libc.so", "libstdc++", "ld-linux"):
@@ -55,13 +67,13 @@ class GpuCheck:
         self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_what_is_not_built_is_named(self):
-        done = self.call([sys.executable, GPU_CHECK, "pack", f"--build={self.folder}", "--only=device_test"], expect=1)
+        done = call(self.folder, [sys.executable, GPU_CHECK, "pack", f"--build={self.folder}", "--only=device_test"], expect=1)
         self.assertIn("tests_bin/device_test' is not built", done.stderr)
 
     def test_a_pack_brings_the_libraries_that_its_programs_load(self):
-        pack = self.unpacked()
-        for program in (pack / "bin").iterdir():
-            listed = self.call(["ldd", program], env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(pack / "lib")}).stdout
+        unpacked = self.unpacked()
+        for program in (unpacked / "bin").iterdir():
+            listed = call(self.folder, ["ldd", program], env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(unpacked / "lib")}).stdout
             for line in listed.splitlines():
                 if "=>" in line and "forebay-gpu-check-test-" not in line:
                     self.assertRegex(line.strip(), r"^lib(c|m|stdc\+\+|gcc_s|dl|rt|pthread|resolv|mvec)\.so")
@@ -85,12 +97,12 @@ class OnAnEmulatedGpu(GpuCheck, unittest.TestCase):
         self.assertIn("tokens/s", page)
 
     def test_a_suite_that_fails_is_the_runs_failure(self):
-        pack = self.unpacked()
-        broken = pack / "bin/ptx_test"
+        unpacked = self.unpacked()
+        broken = unpacked / "bin/ptx_test"
         broken.write_text("#!/bin/sh\necho '[  FAILED  ] Mma.HasTheTwinsBits (3 ms)'\nexit 1\n")
-        (pack / "bin/cuda_ops").unlink()
-        (pack / "bin/cuda_ops").symlink_to("/bin/false")
-        done, report, page = self.run_away(pack, expect=1)
+        (unpacked / "bin/cuda_ops").unlink()
+        (unpacked / "bin/cuda_ops").symlink_to("/bin/false")
+        done, report, page = self.run_away(unpacked, expect=1)
         self.assertEqual(report["suites"][0]["verdict"], "failed")
         self.assertIn("Mma.HasTheTwinsBits", page)
         self.assertIn("failed: ptx_test, operators", done.stdout)

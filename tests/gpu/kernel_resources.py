@@ -90,7 +90,7 @@ def table_of(cuobjdump, build, release):
             lines.append("".join(f"{column:<14}" for column in columns) + f"{source} {plain[name]}")
     heading = "".join(f"{architecture:<14}" for architecture in ARCHITECTURES)
     return "\n".join([
-        f"# nvcc {release}; registers of a thread/shared memory of a block/stack of a thread. Made by {pathlib.Path(__file__).name} --update",
+        f"# nvcc {release}; registers/shared memory/stack. Written by kernel_resources.py --update, which says what they are",
         heading + "kernel", *sorted(lines, key=lambda line: line[14 * len(ARCHITECTURES):]), ""])
 
 
