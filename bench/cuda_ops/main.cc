@@ -1,9 +1,13 @@
 // Times every operator of model/cuda at the shapes of a 7B layer, the update, and the bus, on the
 // first GPU, and prints one JSON document. Each time is a median; each roof is measured in the same
 // run. With --tiny all of it at shapes for an emulated GPU, whose times mean nothing.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -51,7 +55,7 @@ Json OperatorToJson(const BenchOperator& op, double seconds, const Roofs& roofs)
   const double least = std::max(op.flops / roofs.flops_per_s, op.bytes / roofs.bytes_per_s);
   return {{"name", op.name},
           {"ms", seconds * 1e3},
-          {"tflops_per_s", op.flops / seconds / 1e12},
+          {"tflops_per_s", op.flops > 0 ? Json(op.flops / seconds / 1e12) : Json(nullptr)},
           {"gb_per_s", op.bytes / seconds / 1e9},
           {"share_of_roof", least / seconds}};
 }

@@ -53,7 +53,7 @@ class GpuCheck:
 
     def run_away(self, program, expect):
         """Without what this machine has set, as little as the loader needs."""
-        environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "ASAN_OPTIONS": "detect_leaks=0"}
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "")}
         done = call(self.folder, [program / "gpu-check", "run", "--out=results", f"--work={self.folder}"], expect, env=environment)
         report = json.loads((self.folder / "results/gpu-check.json").read_text())
         return done, report, (self.folder / "results/gpu-check.md").read_text()
