@@ -1,17 +1,17 @@
 // What a training step on a GPU asks of the bus and of the runtime, as the emulation counts it.
-#include <numeric>
 #include <string>
 #include <vector>
 
+#include "forebay/base/tensor_spec.h"
 #include "forebay/data/micro_batch.h"
 #include "forebay/device/emulation/counters.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/base/tensor_spec.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/step/step_schedule.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/toy_run.h"
+#include "forebay/train/plan/plan.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -24,10 +24,13 @@ class CountingObserver : public SilentObserver {
   std::vector<emulation::Counters> after;
 };
 
+constexpr int kNumBlocks = 3;
+
 struct Case {
   std::string name;
   GradientChoice gradients = GradientChoice::kHold;
   TierChoice tier = TierChoice::kNvme;
+  bool activations_in_ram = false;  // one that does not fit on the GPU
 };
 
 class GpuTraffic : public testing::TestWithParam<Case> {
@@ -39,6 +42,12 @@ class GpuTraffic : public testing::TestWithParam<Case> {
     options_.clip = 0;
     options_.gradients = GetParam().gradients;
     options_.weights_tier = options_.state_tier = GetParam().tier;
+    if (GetParam().activations_in_ram) options_.gpu_mem_bytes = PlanOf(options_).gpu.bytes - 1;
+  }
+  static Plan PlanOf(const TrainOptions& options) {
+    MachineLimits limits;
+    limits.gpu = {.name = "a GPU", .free_bytes = int64_t{1} << 30};
+    return *MakePlan(*ReadDecoderConfig(options.model), options, limits);
   }
   // Between the ends of neighbouring steps.
   std::vector<emulation::Counters> Steps() {
@@ -49,7 +58,7 @@ class GpuTraffic : public testing::TestWithParam<Case> {
   }
 
   const TemporaryFolder folder_;
-  const ToyTask task_{folder_.path()};
+  const ToyTask task_{folder_.path(), kNumBlocks};
   TrainOptions options_;
 };
 
@@ -81,13 +90,20 @@ TEST_P(GpuTraffic, OfEveryStepIsWhatItsOperationsNeed) {
   const Inventory inventory = BuildInventory(*config);
   const int64_t weights = WeightBytes(inventory, ChainSchedule(ChainOf(*config)));
   const int64_t batches = options_.accum * BatchBytes(options_.batch * options_.seq);
+  // Each micro-batch's go to RAM in the forward pass, and back.
+  const int num_in_ram = PlanOf(options_).gpu.num_activations_in_ram;
+  EXPECT_EQ(num_in_ram, GetParam().activations_in_ram ? 1 : 0);
+  const int64_t activations =
+      num_in_ram * options_.accum * options_.batch * options_.seq * config->hidden_size * 2;
   const int64_t losses = options_.accum * int64_t{sizeof(double)};
   const std::vector<emulation::Counters> after = Steps();
   ASSERT_EQ(after.size(), static_cast<size_t>(kToySteps));
   for (size_t i = 1; i < after.size(); ++i) {
     const emulation::Counters &now = after[i], &before = after[i - 1];
-    EXPECT_EQ(now.to_device_bytes - before.to_device_bytes, weights + batches) << i;
-    EXPECT_EQ(now.to_host_bytes - before.to_host_bytes, GradientBytes(inventory) + losses) << i;
+    EXPECT_EQ(now.to_device_bytes - before.to_device_bytes, weights + batches + activations) << i;
+    EXPECT_EQ(now.to_host_bytes - before.to_host_bytes,
+              GradientBytes(inventory) + losses + activations)
+        << i;
     EXPECT_EQ(now.num_launches - before.num_launches, after[1].num_launches - after[0].num_launches)
         << i;
   }
