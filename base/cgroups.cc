@@ -26,7 +26,7 @@ void AddFolders(const std::string& mount, std::string group, int version,
   }
 }
 
-// Of one group.
+// The quota of one group.
 std::optional<double> QuotaIn(const CgroupFolder& folder) {
   std::optional<int64_t> quota_us, period_us;
   if (folder.version == 2) {

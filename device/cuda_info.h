@@ -1,4 +1,4 @@
-// What there is of CUDA on this machine, for people: cards, driver, libraries.
+// The cards, driver and libraries of CUDA on this machine, for people.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@ namespace {
 
 // bf16 weight, the rest of its master and two moments, in two slots (docs/architecture.md).
 constexpr int64_t kBytesPerParameter = 24;
-// What the smallest model in use takes.
+// The space of the smallest model in use.
 constexpr int64_t kLittleSpaceBytes = 135'000'000 * kBytesPerParameter;
 // From here on a drive is to be replaced soon.
 constexpr int kMuchUsedPercent = 90;
@@ -40,7 +40,7 @@ class DiskChecks {
   std::vector<Check> checks_;
 };
 
-// What speaks against the file system, as advice; "": nothing.
+// Advice where something speaks against the file system; "" else.
 std::string AdviceAbout(const StorageInfo& storage) {
   if (storage.in_memory()) return "Choose a folder on a disk: files in this one lie in RAM";
   if (const std::string between = WhatStandsBetween(storage.fs); !between.empty()) {

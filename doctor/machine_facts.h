@@ -66,7 +66,7 @@ struct MachineFacts {
   std::vector<DiskFacts> disks;
   GpuFacts gpu;
 };
-// Of this machine. Tries transfers in each folder, and makes contexts on GPUs (AskCuda).
+// Asks this machine. Tries transfers in each folder, and makes contexts on GPUs (AskCuda).
 MachineFacts AskMachineFacts(const std::vector<std::string>& folders);
 
 }  // namespace forebay

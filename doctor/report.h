@@ -1,4 +1,4 @@
-// What `forebay doctor` prints.
+// The results of `forebay doctor`, as text and as JSON.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace forebay {
 
-// Of several checks that of the worst; kOk of none.
+// The verdict of the worst check; kOk where there is none.
 Verdict WorstOf(std::span<const Check> checks);
 
 // For people: a line for each check, and below it what to do.

@@ -42,7 +42,7 @@ class BenchGpu {
   absl::StatusOr<void*> Zeros(int64_t size_bytes);
   absl::StatusOr<int32_t*> Indices(const std::vector<int32_t>& values);
 
-  // Of what `enqueue` puts on the stream, by the GPU's own clock.
+  // The time that what `enqueue` puts on the stream takes, by the GPU's own clock.
   absl::StatusOr<double> MedianSeconds(const std::function<absl::Status()>& enqueue);
 
  private:

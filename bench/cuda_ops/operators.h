@@ -32,7 +32,7 @@ struct BenchOperator {
 // bf16; operands are `gpu`'s, which outlives them. OutOfMemoryError, EnvironmentError.
 absl::StatusOr<std::vector<BenchOperator>> MakeOperators(BenchGpu& gpu, const BenchShape& shape);
 
-// What the GPU can do, measured by its own library and copies.
+// The limits of the GPU, measured with its own library and copies.
 struct Roofs {
   double flops_per_s = 0;  // of a large square bf16 product
   double bytes_per_s = 0;  // of memory, read and written

@@ -14,7 +14,7 @@ struct Counters {
   int64_t pinned_bytes = 0;  // now
   // Calls that wait for all work on a GPU: cudaDeviceSynchronize, and cudaFree, which does so too.
   int64_t num_device_waits = 0;
-  // Of the copies, bytes from and to memory that is not pinned: such a call waits for its stream.
+  // Copied bytes from and to memory that is not pinned: such a call waits for its stream.
   int64_t unpinned_copy_bytes = 0;
 };
 // Since the process began.

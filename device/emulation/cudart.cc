@@ -24,7 +24,7 @@ cudaError_t Give(cudaError_t error) {
   return error;
 }
 
-// Whether any of it is.
+// True where a part of it is.
 bool IsPinned(const void* address, size_t size) {
   const auto* const begin = static_cast<const char*>(address);
   const auto& pinned = TheGpu().pinned;

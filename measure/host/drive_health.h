@@ -1,4 +1,4 @@
-// What an NVMe drive tells about its own health: how much of its life is used.
+// How much of an NVMe drive's life is used, and whether it works, as it tells itself.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Which drives a block device lies on.
+// The drives that a block device lies on.
 #pragma once
 
 #include <string>

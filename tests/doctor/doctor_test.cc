@@ -15,7 +15,7 @@ namespace {
 constexpr char kNvme[] = "/sys/devices/pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1";
 constexpr char kPciDevice[] = "/sys/devices/pci0000:00/0000:01:00.0/";
 
-// What no file tells, of every machine.
+// The facts that no file tells, the same on every machine.
 void AddWhatIsTried(MachineFacts& facts) {
   facts.host.num_cores = 16;
   facts.cpu.matrix_products = "onednn 2.6.3 avx512_core_bf16 bf16";
@@ -24,7 +24,7 @@ void AddWhatIsTried(MachineFacts& facts) {
   facts.gpu.cuda.is_built_in = true;
   facts.gpu.cuda.runtime_version = 13000;
 }
-// Of a folder that is there, but whose disk is not.
+// A folder that is there, on a disk that is not.
 DiskFacts DiskAt(const std::string& folder, const FakeRoot& root) {
   DiskFacts disk = AskDisk(folder, root.path());
   EXPECT_EQ(disk.why_unusable, "");

@@ -21,7 +21,7 @@ FEW = "device_test,ptx_test,cuda_ops,forebay"
 
 
 def call(folder, command, expect=0, **settings):
-    """What it printed, in `folder`."""
+    """Runs it in `folder`, and gives what it printed."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=600, **settings)
     if done.returncode != expect:
         raise AssertionError(f"{command} ended with {done.returncode}, not {expect}\n{done.stdout}\n{done.stderr}")
@@ -48,7 +48,7 @@ class GpuCheck:
         self.folder = pathlib.Path(folder.name)
 
     def unpacked(self):
-        """Of one's own, to be changed."""
+        """A copy that the test may change."""
         return pathlib.Path(shutil.copytree(f"{self.packed.name}/gpu-check", self.folder / "gpu-check"))
 
     def run_away(self, program, expect):

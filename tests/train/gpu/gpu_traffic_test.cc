@@ -1,4 +1,4 @@
-// What a training step on a GPU asks of the bus and of the runtime, as the emulation counts it.
+// The bus and the runtime in a training step on a GPU, as the emulation counts their use.
 #include <string>
 #include <vector>
 
@@ -70,7 +70,7 @@ int64_t WeightBytes(const Inventory& inventory, const StepSchedule& schedule) {
   }
   return elems * 2;
 }
-// Of each layer the rounded gradient and the sums of its squares.
+// The rounded gradient of each layer, and the sums of its squares.
 int64_t GradientBytes(const Inventory& inventory) {
   int64_t bytes = 0;
   for (const LayerSpec& layer : inventory.layers()) {
@@ -78,8 +78,8 @@ int64_t GradientBytes(const Inventory& inventory) {
   }
   return bytes;
 }
-// Of a micro-batch of `tokens`, a multiple of four: tokens, targets, positions and both ends of
-// segments; order and runs of tokens and positions, the runs with one entry more, in fours.
+// The numbers of a micro-batch of `tokens`, a multiple of four: tokens, targets, positions and both
+// ends of segments; order and runs of tokens and positions, the runs with one entry more, in fours.
 int64_t BatchBytes(int64_t tokens) {
   return (5 * tokens + 2 * (tokens + tokens + 4)) * int64_t{sizeof(int32_t)};
 }
