@@ -124,7 +124,8 @@ TEST_P(GpuTraffic, NoStepWaitsForTheWholeDeviceOrTakesMemoryOfIt) {
 INSTANTIATE_TEST_SUITE_P(
     Runs, GpuTraffic,
     testing::Values(Case{.name = "OnDisk"}, Case{.name = "InRam", .tier = TierChoice::kHost},
-                    Case{.name = "Speculative", .gradients = GradientChoice::kSpeculate}),
+                    Case{.name = "Speculative", .gradients = GradientChoice::kSpeculate},
+                    Case{.name = "ActivationsInRam", .activations_in_ram = true}),
     [](const auto& each) { return each.param.name; });
 
 }  // namespace
