@@ -225,6 +225,23 @@ class PlanAndTrain(CliTest):
         self.assertFalse(os.path.exists(self.path("o")))
 
 
+class Doctor(CliTest):
+    def test_a_failing_check_is_exit_code_9_and_one_document(self):
+        done = self.run_forebay("doctor", "--json", "--dir=.", "--dir=nowhere", expect=9)
+        report = json.loads(done.stdout)
+        self.assertEqual((report["schema"], report["verdict"]), (1, "fail"))
+        verdicts = {(check["of"], check["id"]): check["verdict"] for check in report["checks"]}
+        self.assertEqual(verdicts["nowhere", "folder"], "fail")
+        self.assertIn((".", "engine"), verdicts)
+        self.assertIn("not fit for training", done.stderr)
+        self.assertEqual(os.listdir(self.folder.name), [])
+
+    def test_it_says_the_same_in_text(self):
+        done = self.run_forebay("doctor", "--dir=nowhere", expect=9)
+        self.assertRegex(done.stdout, r"disk nowhere\n  fail folder +cannot be used\n       fix: It is no folder")
+        self.assertRegex(done.stdout, r"\n\d+ ok, \d+ warn, \d+ fail\n$")
+
+
 if __name__ == "__main__":
     FOREBAY = os.path.abspath(sys.argv[1])
     unittest.main(argv=sys.argv[:1] + sys.argv[2:])
