@@ -33,13 +33,9 @@ class GenerateCommand : public Command {
   }
 
   absl::Status Run(const CommandContext& context) override {
-    FOREBAY_RETURN_IF_ERROR(flags_.Read());
+    FOREBAY_ASSIGN_OR_RETURN(options_.infer, flags_.Read());
     if (prompt_.empty() == chat_.empty())
       return UsageError("give either --prompt or --chat, with some text");
-    options_.model = flags_.model;
-    options_.precision = flags_.precision;
-    options_.ram_bytes = flags_.ram_bytes;
-    options_.threads = flags_.threads;
     options_.chat = !chat_.empty();
     options_.prompt = options_.chat ? chat_ : prompt_;
     const auto print = [&](std::string_view piece) {

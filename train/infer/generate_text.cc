@@ -7,6 +7,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/data/data_program.h"
 #include "forebay/memory/memory_budget.h"
+#include "forebay/train/infer/gpu_session.h"
 #include "forebay/train/infer/model_session.h"
 
 namespace forebay {
@@ -31,9 +32,9 @@ absl::StatusOr<int64_t> RoomFor(int64_t prompt_tokens, int64_t wanted,
 
 absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
                                            const std::function<void(std::string_view)>& on_text) {
-  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.model));
+  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.infer.model));
   FOREBAY_ASSIGN_OR_RETURN(const EncodedPrompt prompt,
-                           EncodePrompt(options.model, options.prompt, options.chat));
+                           EncodePrompt(options.infer.model, options.prompt, options.chat));
   const auto prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
   GenerateOptions generate;
   FOREBAY_ASSIGN_OR_RETURN(generate.max_tokens, RoomFor(prompt_tokens, options.max_tokens, config));
@@ -42,17 +43,14 @@ absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
 
   // It starts while the model is opened.
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TokenDecoder> decoder,
-                           TokenDecoder::Start(options.model));
+                           TokenDecoder::Start(options.infer.model));
   ModelSessionOptions session_options;
-  session_options.model = options.model;
-  session_options.ram_bytes = options.ram_bytes;
-  session_options.precision = options.precision;
-  session_options.threads = options.threads;
+  session_options.infer = options.infer;
   session_options.max_tokens = std::clamp<int64_t>(prompt_tokens, 1, kMaxPromptChunk);
   session_options.other_bytes =
       KvCache::BytesFor(config, GenerationLength(prompt_tokens, generate));
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSession> session,
-                           ModelSession::Open(session_options, config));
+                           ModelSession::Open(session_options, LimitsFor(options.infer), config));
   // The speed that is reported is the model's, so Generate must not wait for it.
   FOREBAY_RETURN_IF_ERROR(decoder->AwaitReady());
 

@@ -11,20 +11,17 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
-#include "forebay/model/cpu/ops.h"
 #include "forebay/train/infer/generate.h"
+#include "forebay/train/infer/infer_options.h"
 
 namespace forebay {
 
 struct GenerateTextOptions {
-  std::string model;  // Hugging Face folder
+  InferOptions infer;
   std::string prompt;
   bool chat = false;         // `prompt` is one user turn for the model's chat template
   int64_t max_tokens = 128;  // fewer when the model's positions end before
   SamplingOptions sampling;
-  int64_t ram_bytes = 0;  // budget of the process; 0: a share of what is available
-  cpu::Precision precision = cpu::Precision::kBf16;
-  int threads = 0;  // 0: one per core
 };
 
 struct GeneratedText {
