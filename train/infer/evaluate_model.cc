@@ -98,7 +98,7 @@ absl::StatusOr<EvaluationResult> EvaluateOnGpu(const InferOptions& infer,
 
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<GpuSession> session,
                            GpuSession::Open(infer, limits, config, needs));
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<LayerCompute> compute,
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CudaDecoder> compute,
                            CreateCudaDecoder(config, decoder, session->device(),
                                              session->device_budget(), session->host_budget()));
   FOREBAY_ASSIGN_OR_RETURN(GpuSession::Weights weights, session->OpenWeights());

@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
@@ -18,24 +19,26 @@ namespace forebay {
 
 struct GenerateTextOptions {
   InferOptions infer;
-  std::string prompt;
-  bool chat = false;         // `prompt` is one user turn for the model's chat template
-  int64_t max_tokens = 128;  // fewer when the model's positions end before
+  std::vector<std::string> prompts;  // at least one; answered together
+  bool chat = false;                 // each is one user turn for the model's chat template
+  int64_t max_tokens = 128;          // of each answer; fewer where the model's positions end before
   SamplingOptions sampling;
 };
 
 struct GeneratedText {
-  std::string text;
+  std::vector<std::string> texts;  // by prompt
   GenerateResult result;
 };
 
-// `on_text` is called with each piece of text as it becomes complete. BadInputError (model,
-// prompt), DoesNotFitError with the least --ram, EnvironmentError (no forebay-data), errors of
-// Generate.
+// With one prompt `on_text` is called with each piece of text as it becomes complete.
+// BadInputError (model, prompt), DoesNotFitError with the least --ram or --gpu_mem,
+// EnvironmentError (no forebay-data, no GPU, or it fails), errors of Generate.
 absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
                                            const std::function<void(std::string_view)>& on_text);
 
-// {"text", "tokens", "prompt_tokens", "ended", "prompt_tokens_per_s", "tokens_per_s"}.
+// {"text", "tokens", "prompt_tokens", "ended", "prompt_tokens_per_s", "tokens_per_s"}; of several
+// prompts {"answers": [{"text", "tokens", "prompt_tokens", "ended"}, ...], "prompt_tokens_per_s",
+// "tokens_per_s", "s_per_answer"}.
 Json ToJson(const GeneratedText& generated);
 
 }  // namespace forebay
