@@ -96,6 +96,8 @@ class Streams {
   void Await(const std::shared_ptr<Point>& point);
   // Some work may be done now.
   void MayRun();
+  // No work that waits is ever done.
+  void Abandon();
 
  private:
   void CheckStream(cudaStream_t stream) const;
