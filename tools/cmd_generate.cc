@@ -4,6 +4,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/format.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/model_flags.h"
 #include "forebay/tools/number_checks.h"
@@ -14,17 +15,17 @@ namespace forebay {
 namespace {
 
 std::string SpeedOf(const GenerateResult& result) {
-  int64_t tokens = 0;
   int64_t prompt_tokens = 0;
-  for (const GeneratedTokens& answer : result.answers) {
-    tokens += std::ssize(answer.tokens);
-    prompt_tokens += answer.prompt_tokens;
-  }
+  for (const GeneratedTokens& answer : result.answers) prompt_tokens += answer.prompt_tokens;
   std::string speed = fmt::format(
-      "{} tokens after {} of the prompt, {:.1f} tokens/s ({:.0f} tokens/s for the prompt)", tokens,
-      prompt_tokens, result.TokensPerSecond(), result.PromptTokensPerSecond());
+      "{} tokens after {} of the prompt, {:.1f} tokens/s ({:.0f} tokens/s for the prompt)",
+      result.num_tokens(), prompt_tokens, result.TokensPerSecond(), result.PromptTokensPerSecond());
   if (result.answers.size() > 1) {
     speed += fmt::format(", {:.1f} s for each answer", result.SecondsPerAnswer());
+  }
+  if (result.copied_bytes > 0) {
+    speed += fmt::format(", {} of weights copied for each token",
+                         FormatBytes(result.copied_bytes / result.num_tokens()));
   }
   return speed;
 }

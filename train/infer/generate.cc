@@ -37,9 +37,13 @@ double GenerateResult::PromptTokensPerSecond() const {
 }
 
 double GenerateResult::TokensPerSecond() const {
+  return PerSecond(num_tokens() - std::ssize(answers), generate_s);
+}
+
+int64_t GenerateResult::num_tokens() const {
   int64_t tokens = 0;
-  for (const GeneratedTokens& answer : answers) tokens += std::ssize(answer.tokens) - 1;
-  return PerSecond(tokens, generate_s);
+  for (const GeneratedTokens& answer : answers) tokens += std::ssize(answer.tokens);
+  return tokens;
 }
 
 double GenerateResult::SecondsPerAnswer() const {

@@ -30,11 +30,14 @@ struct GenerateResult {
   std::vector<GeneratedTokens> answers;  // by prompt
   double prompt_s = 0;                   // until the first token of each answer is known
   double generate_s = 0;                 // for those after it
+  int64_t copied_bytes = 0;              // of weights, to a GPU: for whoever has a copying source
   // Tokens a second, of all answers: of the prompts, and of those generated after the first ones
   // (0 when there are none).
   double PromptTokensPerSecond() const;
   double TokensPerSecond() const;
   double SecondsPerAnswer() const;
+  // Those generated, of all answers.
+  int64_t num_tokens() const;
 };
 
 // Positions that a sequence takes at most: what Sequences are made for. The last token is never fed

@@ -99,7 +99,9 @@ absl::StatusOr<GenerateResult> GenerateOnGpu(const Task& task, const MachineLimi
                            CreateCudaSequences(task.config, options, session->device(),
                                                session->device_budget(), session->host_budget()));
   FOREBAY_ASSIGN_OR_RETURN(GpuSession::Weights weights, session->OpenWeights());
-  return task.Run(*sequences, weights.source());
+  FOREBAY_ASSIGN_OR_RETURN(GenerateResult result, task.Run(*sequences, weights.source()));
+  result.copied_bytes = weights.copied_bytes();
+  return result;
 }
 
 // The text of an answer, as a child process that knows the tokenizer puts it together.
@@ -220,6 +222,9 @@ Json ToJson(const GeneratedText& generated) {
   }
   json["prompt_tokens_per_s"] = result.PromptTokensPerSecond();
   json["tokens_per_s"] = result.TokensPerSecond();
+  if (result.copied_bytes > 0) {
+    json["copied_bytes_per_token"] = result.copied_bytes / result.num_tokens();
+  }
   return json;
 }
 

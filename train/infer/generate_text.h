@@ -38,7 +38,7 @@ absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
 
 // {"text", "tokens", "prompt_tokens", "ended", "prompt_tokens_per_s", "tokens_per_s"}; of several
 // prompts {"answers": [{"text", "tokens", "prompt_tokens", "ended"}, ...], "prompt_tokens_per_s",
-// "tokens_per_s", "s_per_answer"}.
+// "tokens_per_s", "s_per_answer"}. On a GPU "copied_bytes_per_token" too, of weights.
 Json ToJson(const GeneratedText& generated);
 
 }  // namespace forebay

@@ -48,6 +48,7 @@ class GpuSession {
   class Weights {
    public:
     ParamSource& source() { return *window_; }
+    int64_t copied_bytes() const { return window_->copied_bytes(); }
 
    private:
     friend class GpuSession;

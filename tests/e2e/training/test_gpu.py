@@ -52,13 +52,15 @@ def test_prompts_are_continued_as_on_the_cpu(forebay, task):
     flags = ["--prompt=once upon", "--prompt=a", "--prompt=and then there was one of them"]
     fp32 = dict(model=task["model"], precision="fp32", max_tokens=7)
 
-    def answers(device):
-        done = forebay.run("generate", *flags, "--format=json", **fp32, device=device)
-        return json.loads(done.stdout)["answers"]
+    def generated(*prompts, device="cuda"):
+        return json.loads(forebay.run("generate", *prompts, "--format=json", **fp32, device=device).stdout)
 
-    on_gpu = answers("cuda")
-    assert on_gpu == answers("cpu")
-    alone = json.loads(forebay.run("generate", flags[1], "--format=json", **fp32).stdout)
+    together = generated(*flags)
+    on_gpu = together["answers"]
+    assert on_gpu == generated(*flags, device="cpu")["answers"]
+    alone = generated(flags[1])
+    # A pass over the weights for each token, whether of one answer or of three.
+    assert together["copied_bytes_per_token"] * 3 == pytest.approx(alone["copied_bytes_per_token"], rel=1e-3)
     assert alone["tokens"] == on_gpu[1]["tokens"] and alone["text"] == on_gpu[1]["text"]
     printed = forebay.run("generate", *flags, **fp32)
     assert printed.stdout == "".join(f"[{i + 1}] {answer['text']}\n" for i, answer in enumerate(on_gpu))
