@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 
 import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
@@ -22,9 +24,15 @@ def task(forebay, tmp_path_factory):
     return dict(model=model, data=write_rows(folder / "data.fbd", tokens, flags, 259))
 
 
+@pytest.fixture(scope="module")
+def expected(forebay, task, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    forebay.run("train", **task, **SETTINGS, out=out)
+    return forebay.digest(out)
+
+
 @pytest.mark.parametrize("by, said", [("unavailable", "cudaErrorDevicesUnavailable"), ("ecc", "uncorrectable ECC error")])
-def test_a_lost_gpu_is_exit_9_and_the_run_goes_on_to_the_same_bits(forebay, task, tmp_path, monkeypatch, by, said):
-    forebay.run("train", **task, **SETTINGS, out=tmp_path / "whole")
+def test_a_lost_gpu_is_exit_9_and_the_run_goes_on_to_the_same_bits(forebay, task, expected, tmp_path, monkeypatch, by, said):
     monkeypatch.setenv("FOREBAY_EMULATION_LOST_AFTER", "1000")
     monkeypatch.setenv("FOREBAY_EMULATION_LOST_BY", by)
     lost = forebay.run("train", **task, **SETTINGS, out=tmp_path / "lost", check=False)
@@ -32,7 +40,18 @@ def test_a_lost_gpu_is_exit_9_and_the_run_goes_on_to_the_same_bits(forebay, task
     assert said in lost.stderr and "--resume" in lost.stderr
     monkeypatch.undo()
     forebay.run("train", "--resume", out=tmp_path / "lost")
-    assert forebay.digest(tmp_path / "lost") == forebay.digest(tmp_path / "whole")
+    assert forebay.digest(tmp_path / "lost") == expected
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(forebay, task, expected, tmp_path):
+    settings = dict(task, **SETTINGS, out=tmp_path / "run")
+    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in settings.items())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert any(line.startswith("step 1/") for line in process.stdout)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    forebay.run("train", "--resume", out=tmp_path / "run")
+    assert forebay.digest(tmp_path / "run") == expected
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "generate"])
