@@ -1,4 +1,4 @@
-// What a call of the CUDA runtime says when it fails, as an error with the way out.
+// Errors of the CUDA runtime as a status that says the way out.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -52,7 +52,7 @@ class Decoder::PartsCompute : public ForwardCompute {
   PartsCompute(Impl* impl, std::span<KvCache> caches, std::span<float> logits)
       : impl_(*impl), caches_(caches), logits_(logits) {}
 
-  // Of impl.parts.
+  // The pass is over impl.parts.
   void Begin() {
     int32_t* positions = impl_.workspace.positions;
     for (const SequencePart& part : impl_.parts) {

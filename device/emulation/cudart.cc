@@ -50,7 +50,7 @@ ErrorNames NamesOf(cudaError_t error) {
   }
 }
 
-// Of a call that a GPU takes part in: the error of one that is lost by now.
+// Calls that a GPU takes part in begin with this: the error of one that is lost by now.
 cudaError_t CallGpu() {
   const auto num_calls = static_cast<uint64_t>(++TheGpu().counters.num_calls);
   if (num_calls <= TheOptions().lost_after) return cudaSuccess;

@@ -30,7 +30,7 @@ struct CachedInputs {
   const void* values;
 };
 
-// What a warp has seen of its keys.
+// A warp's softmax over the keys that it has seen.
 template <int kLaneDims>
 struct WarpState {
   float most = -INFINITY;

@@ -42,7 +42,7 @@ class CudaBlock {
   absl::Status ForwardWith(AttendCall attend, const BlockTensors& tensors,
                            const LayerWeights& weights, const DeviceBatch& batch, const void* x,
                            void* out);
-  // What Forward attends with: the tokens to each other, inside the batch's segments.
+  // Forward attends with this: the tokens to each other, inside the batch's segments.
   absl::Status AttendInSegments(int block, const DeviceBatch& batch);
   // Leaves in the workspace what Backward needs of the forward pass.
   absl::Status Recompute(int block, const BlockTensors& tensors, const LayerWeights& weights,

@@ -72,7 +72,7 @@ absl::StatusOr<GenerateResult> Generate(
     result.answers[i].prompt_tokens = std::ssize(prompts[i]);
     result.answers[i].tokens.reserve(options.max_tokens);
   }
-  // What follows `next[i]`, which becomes the next token, or empty at the answer's end.
+  // Chooses the token behind `next[i]`, which becomes that token, or empty at the answer's end.
   const auto choose = [&](size_t i) -> absl::Status {
     GeneratedTokens& answer = result.answers[i];
     FOREBAY_ASSIGN_OR_RETURN(

@@ -18,12 +18,11 @@ namespace {
 
 // Prompt tokens that go through the layers together: enough to keep the matrix products busy.
 constexpr int64_t kMaxPromptChunk = 512;
-
 // The same on a GPU, where a pass copies all weights.
 constexpr int64_t kMaxPromptChunkOnGpu = 2048;
 
-// What the prompt leaves of the model's positions. The last token is never fed back, so it needs
-// none.
+// The room that the prompt leaves of the model's positions. The last token is never fed back, so it
+// needs none.
 absl::StatusOr<int64_t> RoomFor(int64_t prompt_tokens, int64_t wanted,
                                 const DecoderConfig& config) {
   if (prompt_tokens > config.max_positions) {
@@ -34,7 +33,7 @@ absl::StatusOr<int64_t> RoomFor(int64_t prompt_tokens, int64_t wanted,
   return std::min(wanted, config.max_positions - prompt_tokens + 1);
 }
 
-// What to generate, and who is told.
+// Prompts, how to continue them, and who is told.
 struct Task {
   const InferOptions& infer;
   const DecoderConfig& config;
@@ -48,7 +47,7 @@ struct Task {
     for (const std::vector<int32_t>& prompt : prompts) all += std::ssize(prompt);
     return all;
   }
-  // Of each sequence.
+  // Tokens of each sequence, at most.
   std::vector<int64_t> max_lengths() const {
     std::vector<int64_t> lengths;
     for (const std::vector<int32_t>& prompt : prompts) {
@@ -117,7 +116,8 @@ class AnswerText {
   }
   absl::Status AwaitReady() { return decoder_->AwaitReady(); }
   absl::Status Push(int32_t token) {
-    // What ends the text is not part of it, whether the tokenizer calls it special or not.
+    // The token that ends the text is not part of it, whether the tokenizer calls it special or
+    // not.
     if (std::ranges::count(eos_, token) > 0) return absl::OkStatus();
     FOREBAY_ASSIGN_OR_RETURN(const std::string piece, decoder_->Push(token));
     Add(piece);

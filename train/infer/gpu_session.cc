@@ -12,7 +12,7 @@
 namespace forebay {
 namespace {
 
-// What the planner of a run asks for.
+// The same in the words of a run's planner.
 TrainOptions PlannerOptions(const InferOptions& options) {
   TrainOptions of_run;
   of_run.device = options.device;

@@ -17,7 +17,7 @@
 
 namespace forebay {
 
-// What a computation takes beside the weights.
+// Memory that a computation takes beside the weights.
 struct GpuNeeds {
   std::vector<GpuTerm> terms;  // on the GPU
   int64_t host_bytes = 0;

@@ -1,4 +1,4 @@
-// What evaluation and generation have in common: a model folder, and with what it is computed.
+// A model folder, and with what it is computed: for evaluation and generation.
 #pragma once
 
 #include <cstdint>

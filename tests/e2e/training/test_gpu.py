@@ -1,4 +1,4 @@
-"""What the program says and does with an emulated GPU, beside what it does on the CPU."""
+"""The program on an emulated GPU, beside itself on the CPU."""
 
 import json
 import os
