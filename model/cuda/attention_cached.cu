@@ -188,15 +188,17 @@ absl::Status AttentionCached(Context& context, const CachedAttentionShape& shape
       .keys = keys,
       .values = values};
   const dim3 grid = Grid(tokens.tokens, shape.heads);
-  absl::Status status;
-  attention::ForSimtKernel(context.dtype(), in.head_dim, [&](auto element, auto dim) {
-    using T = decltype(element);
-    status =
-        Launch(context, "attention to cached keys", &AttentionCachedKernel<T, decltype(dim)::value>,
-               grid, attention::kSimtThreads, in, static_cast<T*>(o));
-    return cudaSuccess;
+  return context.stream().Launch([&](void* native_stream) -> absl::Status {
+    const cudaError_t error =
+        attention::ForSimtKernel(context.dtype(), in.head_dim, [&](auto element, auto dim) {
+          using T = decltype(element);
+          return LaunchKernel(&AttentionCachedKernel<T, decltype(dim)::value>, grid,
+                              dim3(attention::kSimtThreads), 0,
+                              static_cast<cudaStream_t>(native_stream), in, static_cast<T*>(o));
+        });
+    if (error == cudaSuccess) return absl::OkStatus();
+    return CudaError("launching attention to cached keys", error);
   });
-  return status;
 }
 
 }  // namespace forebay::cuda
