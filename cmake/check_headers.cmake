@@ -13,7 +13,7 @@ function(forebay_check_headers)
          ${PROJECT_SOURCE_DIR}/${module}/*.h)
     list(FILTER headers EXCLUDE REGEX "-inl\\.h$")
     if(NOT FOREBAY_CUDA_EMULATED)  # they include CUDA's, as no other header does
-      list(FILTER headers EXCLUDE REGEX "^device/(kernel\\.h|emulation/)")
+      list(FILTER headers EXCLUDE REGEX "^device/(kernel\\.h|cuda_error\\.h|emulation/)")
     endif()
     foreach(header ${headers})
       set(source ${PROJECT_BINARY_DIR}/headers_alone/${header}.cc)

@@ -70,16 +70,26 @@ function(forebay_test name)
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77)
 endfunction()
 
-# forebay_pytest(<name> SOURCES x_test.py... LABELS e2e torch): runs pytest on these files in the Python
-# environment of the tests (build/test-venv, made by scripts/test; skipped where it is missing). The
-# tests find the programs through FOREBAY_BIN.
+# forebay_pytest(<name> SOURCES x_test.py... LABELS e2e torch [ON_GPU]): runs pytest on these files, or on single
+# tests of them (x_test.py::test_y), in the Python environment of the tests (build/test-venv, made by scripts/test;
+# skipped where it is missing). The tests find the programs through FOREBAY_BIN. ON_GPU: where a GPU is emulated, and on
+# it, with the tests of core modules; but not under TSan, which takes ten times as long.
 function(forebay_pytest name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "ON_GPU" "TIMEOUT" "SOURCES;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 900)
+  endif()
+  set(environment "FOREBAY_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+  if(ARG_ON_GPU)
+    if(NOT FOREBAY_CUDA_EMULATED OR FOREBAY_SANITIZE STREQUAL "thread")
+      return()
+    endif()
+    add_dependencies(core_tests forebay)
+    list(APPEND ARG_LABELS core)
+    list(APPEND environment FOREBAY_DEVICE=cuda)
   endif()
   list(TRANSFORM ARG_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   add_test(NAME ${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/run_pytest.sh ${ARG_SOURCES})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77
-    ENVIRONMENT "FOREBAY_BIN=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+    ENVIRONMENT "${environment}")
 endfunction()

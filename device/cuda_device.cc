@@ -9,19 +9,11 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/device/cuda_error.h"
 #include "forebay/device/device.h"
 
 namespace forebay {
 namespace {
-
-absl::Status CudaError(std::string_view what, cudaError_t error) {
-  // The runtime keeps the last error for the next caller to stumble over.
-  cudaGetLastError();
-  return EnvironmentError(
-      fmt::format("{} failed: {} ({}). Look at 'nvidia-smi' and the kernel log, "
-                  "or run without the GPU",
-                  what, cudaGetErrorName(error), cudaGetErrorString(error)));
-}
 
 absl::Status Check(std::string_view what, cudaError_t error) {
   return error == cudaSuccess ? absl::OkStatus() : CudaError(what, error);
@@ -245,13 +237,7 @@ class CudaDevice : public Device {
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index) {
   int num_devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&num_devices);
-  if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice) {
-    cudaGetLastError();
-    return EnvironmentError(
-        fmt::format("no usable GPU: {}. Install NVIDIA's driver, or run on the CPU",
-                    cudaGetErrorString(error)));
-  }
-  FOREBAY_RETURN_IF_ERROR(Check("counting GPUs", error));
+  FOREBAY_RETURN_IF_ERROR(Check("looking for a GPU", error));
   if (index < 0 || index >= num_devices) {
     return EnvironmentError(fmt::format(
         "there is no CUDA device {}: {} found. Look at CUDA_VISIBLE_DEVICES", index, num_devices));

@@ -126,6 +126,8 @@ void CheckAlignments(const CublasLt::Algorithm& algorithm, const void* const (&a
   }
 }
 
+constexpr int kExecutionFailed = 13;  // CUBLAS_STATUS_EXECUTION_FAILED
+
 int Matmul(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc description, const void* alpha,
            const void* a, CublasLt::Layout a_layout, const void* b, CublasLt::Layout b_layout,
            const void* beta, const void* c, CublasLt::Layout /*c_layout*/, void* d,
@@ -143,8 +145,9 @@ int Matmul(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc description, const 
                      .b_elems = b,
                      .d_elems = d};
   if (!Fits(product)) return CublasLt::kInvalidValue;
-  emulation::EnqueueWork(static_cast<cudaStream_t>(stream), [product] { Compute(product); });
-  return CublasLt::kSuccess;
+  const cudaError_t error =
+      emulation::EnqueueWork(static_cast<cudaStream_t>(stream), [product] { Compute(product); });
+  return error == cudaSuccess ? CublasLt::kSuccess : kExecutionFailed;
 }
 
 int CreateLayout(CublasLt::Layout* layout, int type, uint64_t rows, uint64_t columns,

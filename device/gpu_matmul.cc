@@ -204,11 +204,13 @@ absl::Status GpuMatmul::Multiply(const MatmulShape& shape, const void* a, const 
     }
     const float alpha = 1;
     const float beta = shape.accumulate ? 1 : 0;
-    return Check(library_->Matmul(handle_, plan->desc, &alpha, b, plan->first, a, plan->second,
-                                  &beta, d, plan->result, d, plan->result, &plan->chosen.algorithm,
-                                  workspace_.address(),
-                                  static_cast<size_t>(workspace_.size_bytes()), native_stream),
-                 "cublasLtMatmul", shape);
+    const int status = library_->Matmul(
+        handle_, plan->desc, &alpha, b, plan->first, a, plan->second, &beta, d, plan->result, d,
+        plan->result, &plan->chosen.algorithm, workspace_.address(),
+        static_cast<size_t>(workspace_.size_bytes()), native_stream);
+    // Where the GPU is lost, CUDA says so, and what to do; the library does not.
+    if (status != CublasLt::kSuccess) FOREBAY_RETURN_IF_ERROR(stream.Await());
+    return Check(status, "cublasLtMatmul", shape);
   });
 }
 

@@ -105,7 +105,7 @@ struct CheckpointSource::Impl final : LayerFiller {
     const bool must_be_read = std::exchange(backing[buffer].must_be_read, false);
     return must_be_read && is_used ? ReadLayer(layer, backing[buffer].memory) : absl::OkStatus();
   }
-  absl::Status MakeWindow(const Residency& plan, MemoryBudget* budget);
+  absl::Status MakeWindow(const Residency& plan, MemoryBudget* budget, Device* device);
   absl::Status ReadLayer(int layer, const HostBuffer& memory) const;
 
   Inventory inventory;
@@ -142,7 +142,8 @@ absl::Status CheckpointSource::Impl::ReadLayer(int layer, const HostBuffer& memo
 }
 
 // The window and its memory, with the resident layers.
-absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBudget* budget) {
+absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBudget* budget,
+                                                Device* device) {
   WindowBuffers buffers(plan.classes,
                         {plan.block_buffer_bytes > 0 ? 2 : 0, plan.large_buffer_bytes > 0 ? 1 : 0});
   for (int buffer = 0; buffer < buffers.num_buffers(); ++buffer) {
@@ -153,7 +154,8 @@ absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBud
                           : buffer_class == BufferClass::kBlock ? plan.block_buffer_bytes
                                                                 : plan.large_buffer_bytes;
     HostBuffer& memory = backing.emplace_back().memory;
-    FOREBAY_ASSIGN_OR_RETURN(memory, HostBuffer::Create(budget, kPurpose, bytes));
+    FOREBAY_ASSIGN_OR_RETURN(memory,
+                             HostBuffer::Create(budget, kPurpose, bytes, {.device = device}));
     if (!resident) continue;
     FOREBAY_RETURN_IF_ERROR(ReadLayer(layer, memory));
     ++num_resident_layers;
@@ -174,7 +176,7 @@ int64_t CheckpointSource::LeastBytes(const DecoderConfig& config, DType dtype) {
 
 absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
     const std::string& model_directory, const DecoderConfig& config, DType dtype, int64_t max_bytes,
-    MemoryBudget* budget) {
+    MemoryBudget* budget, Device* device) {
   const int64_t least_bytes = LeastBytes(config, dtype);
   if (max_bytes != 0 && max_bytes < least_bytes) {
     return DoesNotFitError(
@@ -187,8 +189,8 @@ absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
   impl->dtype = dtype;
   FOREBAY_ASSIGN_OR_RETURN(impl->reader, CheckpointReader::Open(model_directory));
   FOREBAY_ASSIGN_OR_RETURN(impl->tensors, MatchCheckpoint(*impl->reader, config, impl->inventory));
-  FOREBAY_RETURN_IF_ERROR(
-      impl->MakeWindow(Residency::Within(config, impl->inventory, dtype, max_bytes), budget));
+  FOREBAY_RETURN_IF_ERROR(impl->MakeWindow(
+      Residency::Within(config, impl->inventory, dtype, max_bytes), budget, device));
   return std::unique_ptr<CheckpointSource>(new CheckpointSource(std::move(impl)));
 }
 

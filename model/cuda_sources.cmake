@@ -2,7 +2,8 @@
 set(MODEL_cuda_SOURCES  # in every build: plans are made anywhere
   cuda/scratch.cc
   cuda_decoder/decoder_layout.cc
-  cuda_decoder/device_batches.cc)
+  cuda_decoder/device_batches.cc
+  cuda_decoder/sequences_layout.cc)
 set(MODEL_cuda_KERNELS)
 if(FOREBAY_HAVE_CUDA)
   list(APPEND MODEL_cuda_SOURCES
@@ -12,10 +13,12 @@ if(FOREBAY_HAVE_CUDA)
     cuda_decoder/create_cuda_decoder.cc
     cuda_decoder/cuda_block.cc
     cuda_decoder/cuda_layer_compute.cc
+    cuda_decoder/cuda_sequences.cc
     cuda_decoder/gpu_activations.cc)
   set(MODEL_cuda_KERNELS
     cuda/activations.cu
     cuda/attention.cu
+    cuda/attention_cached.cu
     cuda/attention_output_dots.cu
     cuda/attention_simt_backward.cu
     cuda/attention_simt_forward.cu

@@ -30,6 +30,9 @@ struct DecoderOptions {
 // in whole pages, and the operators' scratch (cpu::ScratchBytes). The planner's figure.
 int64_t DecoderWorkspaceBytes(const DecoderConfig& config, const DecoderOptions& options);
 
+// By sequence; one may be empty.
+using TokensOfSequences = std::span<const std::span<const int32_t>>;
+
 // Keys (rotated) and values of one sequence, all layers, fp32. Owned by the caller of generation;
 // used by one thread.
 class KvCache {
@@ -59,6 +62,7 @@ class KvCache {
   int64_t row_floats_ = 0;  // kv_heads * head_dim
   int64_t half_head_ = 0;   // 0 with learned positions
   int64_t length_ = 0;
+  int64_t length_before_ = 0;  // the Extend that is under way
   int64_t max_length_ = 0;
 };
 
@@ -99,17 +103,20 @@ class Decoder {
                                   std::span<float> embed_gradient);
   void BackwardEmbed(const MicroBatch& batch, std::span<const float> dx, std::span<float> gradient);
 
-  // Generation: appends `tokens` (at least one) to the cached sequence and writes the logits
-  // [vocab] of what follows the last. Runs max_tokens at a time, each run over all layers.
-  // Announces to `source` the layers that it acquires. BadInputError when the cache has no room for
-  // them or a token is outside the vocabulary; the source's errors. After an error the cache is as
-  // before.
+  // Generation: appends `tokens` to the cached sequences, and writes to `logits` [caches, vocab]
+  // what follows the last of each; without new tokens a row is left as it is. Runs max_tokens of
+  // all sequences at a time, each run over all layers. Announces to `source` the layers that it
+  // acquires. BadInputError when a cache has no room for them or a token is outside the vocabulary;
+  // the source's errors. After an error the caches are as before.
+  absl::Status Extend(ParamSource& source, TokensOfSequences tokens, std::span<KvCache> caches,
+                      std::span<float> logits);
+  // The same for one sequence, of at least one token.
   absl::Status Extend(ParamSource& source, std::span<const int32_t> tokens, KvCache& cache,
                       std::span<float> logits);
 
  private:
   struct Impl;
-  class ChunkCompute;
+  class PartsCompute;
   explicit Decoder(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

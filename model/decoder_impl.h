@@ -10,6 +10,7 @@
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_tensors.h"
 #include "forebay/model/decoder_workspace.h"
+#include "forebay/model/sequences.h"
 #include "forebay/step/layer_walk.h"
 
 namespace forebay {
@@ -75,12 +76,13 @@ struct Decoder::Impl {
 
   Linear Projection(const LayerWeights& head, const LayerWeights& embed) const;
 
-  // Generation, into workspace.residual.
+  // Generation. x: [tokens, hidden], in workspace.residual.
   void ExtendEmbed(const LayerWeights& embed, std::span<const int32_t> tokens,
-                   std::span<const int32_t> positions);
-  void ExtendBlock(int block, const LayerWeights& weights, const BlockInput& input, KvCache& cache);
-  // logits: [vocab], of what follows the last token.
-  void ExtendLogits(const LayerWeights& head, const LayerWeights& embed, int64_t tokens,
+                   std::span<const int32_t> positions, float* x);
+  void ExtendBlock(int block, const LayerWeights& weights, const BlockInput& input, KvCache& cache,
+                   float* x);
+  // logits: [vocab], of what follows the token of `x`.
+  void ExtendLogits(const LayerWeights& head, const LayerWeights& embed, const float* x,
                     std::span<float> logits);
 
   const DecoderConfig config;
@@ -91,6 +93,7 @@ struct Decoder::Impl {
   // Passes over a chunk of a sequence.
   LayerWalk walk_with_logits;
   LayerWalk walk_without_logits;
+  std::vector<SequencePart> parts;
   cpu::Context context;
   HostBuffer memory;
   ScratchCharge scratch;

@@ -6,4 +6,5 @@ set(MODEL_decoder_SOURCES
   decoder_extend.cc
   decoder_tensors.cc
   decoder_workspace.cc
-  kv_cache.cc)
+  kv_cache.cc
+  sequences.cc)

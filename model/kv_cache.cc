@@ -1,8 +1,8 @@
-#include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/rope.h"
+#include "forebay/model/sequences.h"
 
 namespace forebay {
 namespace {
@@ -22,13 +22,7 @@ int64_t KvCache::BytesFor(const DecoderConfig& config, int64_t max_length) {
 absl::StatusOr<KvCache> KvCache::Create(MemoryBudget* budget, const DecoderConfig& config,
                                         int64_t max_length) {
   FOREBAY_CHECK(max_length > 0);
-  if (max_length > config.max_positions) {
-    return BadInputError(
-        fmt::format("generate: prompt and answer would take {} positions, but the model has {} "
-                    "('max_position_embeddings' of its config.json). Shorten the prompt or lower "
-                    "--max_tokens",
-                    max_length, config.max_positions));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckMaxLength(config, max_length));
   KvCache cache;
   FOREBAY_ASSIGN_OR_RETURN(cache.memory_, HostBuffer::Create(budget, "keys and values (fp32)",
                                                              BytesFor(config, max_length)));

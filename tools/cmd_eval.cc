@@ -29,11 +29,7 @@ class EvalCommand : public Command {
   }
 
   absl::Status Run(const CommandContext& context) override {
-    FOREBAY_RETURN_IF_ERROR(flags_.Read());
-    options_.model = flags_.model;
-    options_.precision = flags_.precision;
-    options_.ram_bytes = flags_.ram_bytes;
-    options_.threads = flags_.threads;
+    FOREBAY_ASSIGN_OR_RETURN(options_.infer, flags_.Read());
     ProgressLine progress;
     FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
                              EvaluateModel(options_, [&](const std::string& what, double fraction) {

@@ -1,5 +1,10 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/format.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/model_flags.h"
 #include "forebay/tools/number_checks.h"
@@ -9,13 +14,34 @@
 namespace forebay {
 namespace {
 
+std::string SpeedOf(const GenerateResult& result) {
+  int64_t prompt_tokens = 0;
+  for (const GeneratedTokens& answer : result.answers) prompt_tokens += answer.prompt_tokens;
+  std::string speed = fmt::format(
+      "{} tokens after {} of the prompt, {:.1f} tokens/s ({:.0f} tokens/s for the prompt)",
+      result.num_tokens(), prompt_tokens, result.TokensPerSecond(), result.PromptTokensPerSecond());
+  if (result.answers.size() > 1) {
+    speed += fmt::format(", {:.1f} s for each answer", result.SecondsPerAnswer());
+  }
+  if (result.copied_bytes > 0) {
+    speed += fmt::format(", {} of weights copied for each token",
+                         FormatBytes(result.copied_bytes / result.num_tokens()));
+  }
+  return speed;
+}
+
 class GenerateCommand : public Command {
  public:
   void Declare(CLI::App& app) override {
     flags_.Declare(app);
-    app.add_option("--prompt", prompt_, "text to continue")->type_name("TEXT");
-    app.add_option("--chat", chat_, "one message to answer, through the model's chat template")
-        ->type_name("TEXT");
+    app.add_option("--prompt", prompts_, "text to continue; several are continued together")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
+    app.add_option("--chat", chats_,
+                   "a message to answer, through the model's chat template; several are answered "
+                   "together")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
     app.add_option("--max_tokens", options_.max_tokens, "tokens to generate at most (default: 128)")
         ->type_name("N")
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
@@ -33,15 +59,12 @@ class GenerateCommand : public Command {
   }
 
   absl::Status Run(const CommandContext& context) override {
-    FOREBAY_RETURN_IF_ERROR(flags_.Read());
-    if (prompt_.empty() == chat_.empty())
+    FOREBAY_ASSIGN_OR_RETURN(options_.infer, flags_.Read());
+    options_.chat = !chats_.empty();
+    options_.prompts = options_.chat ? chats_ : prompts_;
+    if (prompts_.empty() == chats_.empty() || std::ranges::count(options_.prompts, "") > 0) {
       return UsageError("give either --prompt or --chat, with some text");
-    options_.model = flags_.model;
-    options_.precision = flags_.precision;
-    options_.ram_bytes = flags_.ram_bytes;
-    options_.threads = flags_.threads;
-    options_.chat = !chat_.empty();
-    options_.prompt = options_.chat ? chat_ : prompt_;
+    }
     const auto print = [&](std::string_view piece) {
       if (context.json) return;
       PrintTo(stdout, "{}", piece);
@@ -53,21 +76,24 @@ class GenerateCommand : public Command {
               ToJson(generated).dump(-1, ' ', false, Json::error_handler_t::replace));
       return absl::OkStatus();
     }
-    PrintTo(stdout, "\n");
-    std::fflush(stdout);
     const GenerateResult& result = generated.result;
-    PrintTo(stderr,
-            "{} tokens after {} of the prompt, {:.1f} tokens/s ({:.0f} tokens/s for the prompt)\n",
-            result.tokens.size(), result.prompt_tokens, result.TokensPerSecond(),
-            result.PromptTokensPerSecond());
+    if (result.answers.size() == 1) {
+      PrintTo(stdout, "\n");
+    } else {
+      for (size_t i = 0; i < generated.texts.size(); ++i) {
+        PrintTo(stdout, "[{}] {}\n", i + 1, generated.texts[i]);
+      }
+    }
+    std::fflush(stdout);
+    PrintTo(stderr, "{}\n", SpeedOf(result));
     return absl::OkStatus();
   }
 
  private:
   ModelFlags flags_;
   GenerateTextOptions options_;
-  std::string prompt_;
-  std::string chat_;
+  std::vector<std::string> prompts_;
+  std::vector<std::string> chats_;
 };
 
 }  // namespace

@@ -1,13 +1,12 @@
-// The flags that `eval` and `generate` share: a model, how precisely to compute, and how much
-// memory to use.
+// The flags that `eval` and `generate` share: a model, what computes it and how precisely, and how
+// much memory to use.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "CLI/CLI.hpp"
-#include "absl/status/status.h"
-#include "forebay/model/cpu/ops.h"
+#include "absl/status/statusor.h"
+#include "forebay/train/infer/infer_options.h"
 
 namespace forebay {
 
@@ -15,17 +14,14 @@ class ModelFlags {
  public:
   void Declare(CLI::App& app);
   // Checks and reads the texts; call after the parse. UsageError naming every flag that is wrong.
-  absl::Status Read();
-
-  // Set by Read.
-  std::string model;
-  cpu::Precision precision = cpu::Precision::kBf16;
-  int64_t ram_bytes = 0;  // 0: a share of what is available
-  int threads = 0;        // 0: one per core
+  absl::StatusOr<InferOptions> Read() const;
 
  private:
+  InferOptions options_;
   std::string precision_text_ = "bf16";
   std::string ram_text_ = "auto";
+  std::string device_text_ = "cpu";
+  std::string gpu_mem_text_ = "auto";
 };
 
 }  // namespace forebay

@@ -6,6 +6,7 @@
 namespace forebay::emulation {
 
 struct Counters {
+  int64_t num_calls = 0;  // of functions that fail where a GPU is lost
   int64_t num_launches = 0;
   int64_t to_device_bytes = 0;
   int64_t to_host_bytes = 0;

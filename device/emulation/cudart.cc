@@ -24,6 +24,41 @@ cudaError_t Give(cudaError_t error) {
   return error;
 }
 
+struct ErrorNames {
+  const char* name;
+  const char* text;
+};
+ErrorNames NamesOf(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return {"cudaErrorMemoryAllocation", "out of memory"};
+    case cudaErrorInvalidDevice:
+      return {"cudaErrorInvalidDevice", "invalid device ordinal"};
+    case cudaErrorInvalidConfiguration:
+      return {"cudaErrorInvalidConfiguration", "invalid configuration argument"};
+    case cudaErrorInsufficientDriver:
+      return {"cudaErrorInsufficientDriver",
+              "CUDA driver version is insufficient for CUDA runtime version"};
+    case cudaErrorNoDevice:
+      return {"cudaErrorNoDevice", "no CUDA-capable device is detected"};
+    case cudaErrorDevicesUnavailable:
+      return {"cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"};
+    case cudaErrorECCUncorrectable:
+      return {"cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"};
+    default:
+      return {"cudaError", "an error of the emulated GPU"};
+  }
+}
+
+// Calls that a GPU takes part in begin with this: the error of one that is lost by now.
+cudaError_t CallGpu() {
+  const auto num_calls = static_cast<uint64_t>(++TheGpu().counters.num_calls);
+  if (num_calls <= TheOptions().lost_after) return cudaSuccess;
+  TheGpu().streams.Abandon();
+  return Give(TheOptions().lost_by == Loss::kEcc ? cudaErrorECCUncorrectable
+                                                 : cudaErrorDevicesUnavailable);
+}
+
 // True where a part of it is.
 bool IsPinned(const void* address, size_t size) {
   const auto* const begin = static_cast<const char*>(address);
@@ -38,6 +73,7 @@ bool IsPinned(const void* address, size_t size) {
 cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                         std::function<void()> thread) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   const cudaError_t error = CheckShape(grid, block, shared_bytes);
   if (error != cudaSuccess) return Give(error);
   ++TheGpu().counters.num_launches;
@@ -47,20 +83,24 @@ cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t
   return cudaSuccess;
 }
 
-void EnqueueWork(cudaStream_t stream, std::function<void()> work) {
+cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   ++TheGpu().counters.num_launches;
   TheGpu().streams.Enqueue(stream, {.run = std::move(work)});
+  return cudaSuccess;
 }
 
 }  // namespace forebay::emulation
 
+using forebay::emulation::CallGpu;
 using forebay::emulation::CopyBytes;
 using forebay::emulation::FillBytes;
 using forebay::emulation::Give;
 using forebay::emulation::Gpu;
 using forebay::emulation::IsPinned;
 using forebay::emulation::Locked;
+using forebay::emulation::Options;
 using forebay::emulation::TheGpu;
 using forebay::emulation::TheOptions;
 
@@ -77,6 +117,9 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 0;
+  if (TheOptions().driver == Options::Driver::kOld) return Give(cudaErrorInsufficientDriver);
+  if (TheOptions().driver == Options::Driver::kNone) return Give(cudaErrorNoDevice);
   *count = 1;
   return cudaSuccess;
 }
@@ -117,38 +160,36 @@ cudaError_t cudaGetLastError() {
   return std::exchange(forebay::emulation::last_error, cudaSuccess);
 }
 const char* cudaGetErrorName(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation       ? "cudaErrorMemoryAllocation"
-         : error == cudaErrorInvalidDevice        ? "cudaErrorInvalidDevice"
-         : error == cudaErrorInvalidConfiguration ? "cudaErrorInvalidConfiguration"
-                                                  : "cudaError";
+  return forebay::emulation::NamesOf(error).name;
 }
 const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation       ? "out of memory"
-         : error == cudaErrorInvalidDevice        ? "invalid device ordinal"
-         : error == cudaErrorInvalidConfiguration ? "invalid configuration argument"
-                                                  : "an error of the emulated GPU";
+  return forebay::emulation::NamesOf(error).text;
 }
 
 // ---- Memory ------------------------------------------------------------------------------------
 
 cudaError_t cudaMalloc(void** address, size_t size) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   return Give(TheGpu().memory.Allocate(address, size));
 }
 cudaError_t cudaFree(void* address) {
   const Locked locked;
   ++TheGpu().counters.num_device_waits;
+  const cudaError_t lost = CallGpu();
   TheGpu().memory.Free(address);
-  return cudaSuccess;
+  return lost;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   *free_bytes = TheGpu().memory.free_bytes();
   *total_bytes = TheOptions().gpu_bytes;
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* address, size_t size, unsigned int /*flags*/) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   if (IsPinned(address, size)) return Give(cudaErrorHostMemoryAlreadyRegistered);
   TheGpu().pinned[static_cast<const char*>(address)] = size;
   TheGpu().counters.pinned_bytes += static_cast<int64_t>(size);
@@ -156,58 +197,68 @@ cudaError_t cudaHostRegister(void* address, size_t size, unsigned int /*flags*/)
 }
 cudaError_t cudaHostUnregister(void* address) {
   const Locked locked;
+  const cudaError_t lost = CallGpu();
   const auto it = TheGpu().pinned.find(static_cast<const char*>(address));
   if (it == TheGpu().pinned.end()) return Give(cudaErrorHostMemoryNotRegistered);
   TheGpu().counters.pinned_bytes -= static_cast<int64_t>(it->second);
   TheGpu().pinned.erase(it);
-  return cudaSuccess;
+  return lost;
 }
 
 // ---- Streams and events ------------------------------------------------------------------------
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int /*flags*/) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   *stream = TheGpu().streams.Create();
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const Locked locked;
+  const cudaError_t lost = CallGpu();
   TheGpu().streams.Destroy(stream);
-  return cudaSuccess;
+  return lost;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   TheGpu().streams.Await(TheGpu().streams.Record(stream));
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int /*flags*/) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   if (event->point == nullptr) return cudaSuccess;
   TheGpu().streams.Enqueue(stream, {.run = {}, .waits_for = event->point});
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   *event = new CUevent_st{nullptr, (flags & cudaEventDisableTiming) == 0};
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   const Locked locked;
+  const cudaError_t lost = CallGpu();
   delete event;
-  return cudaSuccess;
+  return lost;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   event->point = TheGpu().streams.Record(stream);
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   TheGpu().streams.Await(event->point);
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   TheGpu().streams.MayRun();
   if (event->point != nullptr && !event->point->is_reached) return Give(cudaErrorNotReady);
   TheGpu().streams.Await(event->point);
@@ -215,6 +266,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   if (!start->is_timed || !end->is_timed || start->point == nullptr || end->point == nullptr) {
     return Give(cudaErrorInvalidResourceHandle);
   }
@@ -230,6 +282,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   Gpu& gpu = TheGpu();
   if (kind == cudaMemcpyHostToDevice) {
     gpu.memory.CheckIsHost(from, "cudaMemcpyAsync from");
@@ -252,6 +305,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
   const Locked locked;
+  if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   TheGpu().memory.CheckIsDevice(to, size, "cudaMemsetAsync");
   TheGpu().streams.Enqueue(stream, {.run = [=] { FillBytes(to, value, size); }});
   return cudaSuccess;

@@ -72,7 +72,7 @@ void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
 void MultiplyFp16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
 // Work of a library, which has the GPU's memory while it runs.
-void EnqueueWork(cudaStream_t stream, std::function<void()> work);
+cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work);
 cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                         std::function<void()> thread);
 

@@ -41,6 +41,19 @@ Options FromEnvironment() {
   } else if (!streams.empty() && streams != "random") {
     Die("FOREBAY_EMULATION_STREAMS is neither eager, lazy nor random");
   }
+  const std::string_view loss = Setting("FOREBAY_EMULATION_LOST_BY");
+  if (loss == "ecc") {
+    options.lost_by = Loss::kEcc;
+  } else if (!loss.empty() && loss != "unavailable") {
+    Die("FOREBAY_EMULATION_LOST_BY is neither ecc nor unavailable");
+  }
+  const std::string_view driver = Setting("FOREBAY_EMULATION_DRIVER");
+  if (driver == "old" || driver == "none") {
+    options.driver = driver == "old" ? Options::Driver::kOld : Options::Driver::kNone;
+  } else if (!driver.empty()) {
+    Die("FOREBAY_EMULATION_DRIVER is neither old nor none");
+  }
+  SetNumber("FOREBAY_EMULATION_LOST_AFTER", options.lost_after);
   SetNumber("FOREBAY_EMULATION_SEED", options.seed);
   SetNumber("FOREBAY_EMULATION_GPU_BYTES", options.gpu_bytes);
   SetNumber("FOREBAY_EMULATION_TSAN_THREADS", options.most_tsan_threads);

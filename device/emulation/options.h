@@ -13,8 +13,12 @@ enum class StreamPace : uint8_t {
   kRandom  // in between
 };
 
+// Calls fail from one on, as on a GPU that fell off the bus, or whose memory lost bits.
+enum class Loss : uint8_t { kUnavailable, kEcc };
+
 // Read once from the environment: FOREBAY_EMULATION_ORDER=ascending|descending|random,
-// _STREAMS=eager|lazy|random, _SEED, _GPU_BYTES, _TSAN_THREADS.
+// _STREAMS=eager|lazy|random, _SEED, _GPU_BYTES, _TSAN_THREADS, _LOST_AFTER, _LOST_BY=ecc|
+// unavailable, _DRIVER=old|none.
 struct Options {
   Order order = Order::kRandom;  // of blocks, and of a block's threads between its barriers
   StreamPace streams = StreamPace::kRandom;
@@ -25,6 +29,10 @@ struct Options {
   // TSan knows 8,128 threads at most, and each costs it half a millisecond: so many of a grid, of
   // blocks at random, are threads to it. The others are the stream that runs them.
   size_t most_tsan_threads = 1024;
+  // So many calls of a device that may fail succeed, and no more.
+  uint64_t lost_after = UINT64_MAX;
+  Loss lost_by = Loss::kUnavailable;
+  enum class Driver : uint8_t { kGood, kOld, kNone } driver = Driver::kGood;
 };
 Options& TheOptions();
 

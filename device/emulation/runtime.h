@@ -98,6 +98,8 @@ class Streams {
   void AwaitAll();
   // Some work may be done now.
   void MayRun();
+  // No work that waits is ever done.
+  void Abandon();
 
  private:
   void CheckStream(cudaStream_t stream) const;

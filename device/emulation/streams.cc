@@ -118,6 +118,13 @@ void Streams::MayRun() {
   }
 }
 
+void Streams::Abandon() {
+  for (const cudaStream_t stream : streams_) {
+    stream->operations.clear();
+    stream->num_done = stream->num_enqueued;
+  }
+}
+
 void Streams::RunUntil(cudaStream_t stream, uint64_t index) {
   while (stream->num_done < index) RunOne(stream);
 }

@@ -5,6 +5,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/cuda_error.h"
 #include "forebay/model/cuda/attention_backward.h"
 #include "forebay/model/cuda/attention_scratch.h"
 
@@ -36,11 +37,9 @@ AttentionInputs AttentionInputsOf(const AttentionShape& shape, const void* q, co
 
 absl::Status AttentionStatus(cudaError_t error, const AttentionInputs& in) {
   if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();  // which the runtime keeps for the next caller to stumble over
-  return EnvironmentError("attention of " + std::to_string(in.tokens) + " tokens, " +
-                          std::to_string(in.heads) + " heads of " + std::to_string(in.head_dim) +
-                          " could not be launched: " + cudaGetErrorString(error) +
-                          ". Look at 'nvidia-smi', or run without the GPU");
+  return CudaError("launching attention of " + std::to_string(in.tokens) + " tokens, " +
+                       std::to_string(in.heads) + " heads of " + std::to_string(in.head_dim),
+                   error);
 }
 
 absl::StatusOr<AttentionUnits> AttentionUnitsFor(Context& context, const AttentionInputs& in) {

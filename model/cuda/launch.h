@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/cuda_error.h"
 #include "forebay/device/kernel.h"
 #include "forebay/model/cuda/elements.h"
 #include "forebay/model/cuda/ops.h"
@@ -61,10 +62,7 @@ absl::Status Launch(Context& context, const char* operation, void (*kernel)(Para
     const cudaError_t error = LaunchKernel(kernel, grid, dim3(static_cast<unsigned>(threads)), 0,
                                            static_cast<cudaStream_t>(native_stream), arguments...);
     if (error == cudaSuccess) return absl::OkStatus();
-    cudaGetLastError();  // which the runtime keeps for the next caller to stumble over
-    return EnvironmentError(std::string("the kernel of ") + operation +
-                            " could not be launched: " + cudaGetErrorString(error) +
-                            ". Look at 'nvidia-smi', or run without the GPU");
+    return CudaError(std::string("launching the kernel of ") + operation, error);
   });
 }
 

@@ -81,13 +81,19 @@ absl::Status CudaBlock::ProjectQkv(const BlockTensors& tensors, const LayerWeigh
   return Rotate(batch, w.query, w.key, /*inverse=*/false);
 }
 
+absl::Status CudaBlock::AttendInSegments(int block, const DeviceBatch& batch) {
+  const CudaWorkspace& w = workspace_;
+  return cuda::AttentionForward(context_, AttentionOf(block, batch), w.query, w.key, w.value,
+                                w.attended, w.log_sum_exp);
+}
+
 // out = x + attention's. They may be one buffer.
-absl::Status CudaBlock::Attend(int block, const BlockTensors& tensors, const LayerWeights& weights,
-                               const DeviceBatch& batch, const void* x, void* out) {
+absl::Status CudaBlock::Attend(AttendCall attend, const BlockTensors& tensors,
+                               const LayerWeights& weights, const DeviceBatch& batch, const void* x,
+                               void* out) {
   const CudaWorkspace& w = workspace_;
   FOREBAY_RETURN_IF_ERROR(ProjectQkv(tensors, weights, batch, x));
-  FOREBAY_RETURN_IF_ERROR(cuda::AttentionForward(context_, AttentionOf(block, batch), w.query,
-                                                 w.key, w.value, w.attended, w.log_sum_exp));
+  FOREBAY_RETURN_IF_ERROR(attend());
   if (out != x) {
     FOREBAY_RETURN_IF_ERROR(context_.stream().CopyOnDevice(
         out, x, batch.tokens * config_.hidden_size * SizeOf(context_.dtype())));
@@ -112,8 +118,15 @@ absl::Status CudaBlock::ActivateMlp(const BlockTensors& tensors, const LayerWeig
 
 absl::Status CudaBlock::Forward(int block, const BlockTensors& tensors, const LayerWeights& weights,
                                 const DeviceBatch& batch, const void* x, void* out) {
+  return ForwardWith([&] { return AttendInSegments(block, batch); }, tensors, weights, batch, x,
+                     out);
+}
+
+absl::Status CudaBlock::ForwardWith(AttendCall attend, const BlockTensors& tensors,
+                                    const LayerWeights& weights, const DeviceBatch& batch,
+                                    const void* x, void* out) {
   const CudaWorkspace& w = workspace_;
-  FOREBAY_RETURN_IF_ERROR(Attend(block, tensors, weights, batch, x, out));
+  FOREBAY_RETURN_IF_ERROR(Attend(attend, tensors, weights, batch, x, out));
   FOREBAY_RETURN_IF_ERROR(Normalize(tensors.mlp_norm, weights, out, batch.tokens,
                                     config_.hidden_size, w.normed, w.mlp_statistics));
   FOREBAY_RETURN_IF_ERROR(ActivateMlp(tensors, weights, batch.tokens));
@@ -125,7 +138,8 @@ absl::Status CudaBlock::Recompute(int block, const BlockTensors& tensors,
                                   const LayerWeights& weights, const DeviceBatch& batch,
                                   const void* x) {
   const CudaWorkspace& w = workspace_;
-  FOREBAY_RETURN_IF_ERROR(Attend(block, tensors, weights, batch, x, w.residual));
+  FOREBAY_RETURN_IF_ERROR(Attend([&] { return AttendInSegments(block, batch); }, tensors, weights,
+                                 batch, x, w.residual));
   FOREBAY_RETURN_IF_ERROR(Normalize(tensors.mlp_norm, weights, w.residual, batch.tokens,
                                     config_.hidden_size, w.normed, w.mlp_statistics));
   return ActivateMlp(tensors, weights, batch.tokens);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "forebay/device/device.h"
 #include "forebay/model/cuda/ops.h"
@@ -35,6 +36,14 @@ class CudaBlock {
   // out = the block's output for its input x; both [tokens, hidden]. They may be one buffer.
   absl::Status Forward(int block, const BlockTensors& tensors, const LayerWeights& weights,
                        const DeviceBatch& batch, const void* x, void* out);
+  // The same with what `attend` finds: it reads the workspace's query, key and value, which have
+  // their positions, and writes `attended`.
+  using AttendCall = absl::FunctionRef<absl::Status()>;
+  absl::Status ForwardWith(AttendCall attend, const BlockTensors& tensors,
+                           const LayerWeights& weights, const DeviceBatch& batch, const void* x,
+                           void* out);
+  // Forward attends with this: the tokens to each other, inside the batch's segments.
+  absl::Status AttendInSegments(int block, const DeviceBatch& batch);
   // Leaves in the workspace what Backward needs of the forward pass.
   absl::Status Recompute(int block, const BlockTensors& tensors, const LayerWeights& weights,
                          const DeviceBatch& batch, const void* x);
@@ -49,7 +58,7 @@ class CudaBlock {
   absl::Status Rotate(const DeviceBatch& batch, void* query, void* key, bool inverse);
   absl::Status ProjectQkv(const BlockTensors& tensors, const LayerWeights& weights,
                           const DeviceBatch& batch, const void* x);
-  absl::Status Attend(int block, const BlockTensors& tensors, const LayerWeights& weights,
+  absl::Status Attend(AttendCall attend, const BlockTensors& tensors, const LayerWeights& weights,
                       const DeviceBatch& batch, const void* x, void* out);
   absl::Status ActivateMlp(const BlockTensors& tensors, const LayerWeights& weights,
                            int64_t tokens);

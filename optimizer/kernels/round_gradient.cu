@@ -1,9 +1,8 @@
 // Half a warp a block of the norm: its lanes are the block's partial sums, so what they read lies
 // side by side. This waits for memory.
 #include <cstdint>
-#include <string>
 
-#include "forebay/base/errors.h"
+#include "forebay/device/cuda_error.h"
 #include "forebay/device/kernel.h"
 #include "forebay/optimizer/kernels/elements_cuda.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
@@ -90,10 +89,7 @@ absl::Status RoundGradientCuda(const float* gradient, int64_t num_elems, DType d
   const cudaError_t error =
       LaunchFor(dtype, gradient, num_elems / kNormBlockElems, rounded, block_squares, cuda_stream);
   if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();  // which the runtime keeps for the next caller to stumble over
-  return EnvironmentError(std::string("the kernel that rounds gradients could not be launched: ") +
-                          cudaGetErrorString(error) +
-                          ". Look at 'nvidia-smi', or run without the GPU");
+  return CudaError("launching the kernel that rounds gradients", error);
 }
 
 }  // namespace forebay

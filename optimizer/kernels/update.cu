@@ -2,9 +2,8 @@
 // and a warp's accesses lie side by side. What kind of planes there are is the same for all
 // threads, so asking costs nothing beside the memory.
 #include <cstdint>
-#include <string>
 
-#include "forebay/base/errors.h"
+#include "forebay/device/cuda_error.h"
 #include "forebay/device/kernel.h"
 #include "forebay/optimizer/kernels/elements_cuda.h"
 #include "forebay/optimizer/kernels/rule_scalars.h"
@@ -208,10 +207,7 @@ absl::Status UpdateRunCuda(const OptimizerConfig& config, const UpdateScalars& s
                    0, static_cast<cudaStream_t>(cuda_stream), RuleScalars(config, scalars, run),
                    run, config.kind, HasFirstMoment(config), config.nesterov);
   if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();  // which the runtime keeps for the next caller to stumble over
-  return EnvironmentError(std::string("the update kernel could not be launched: ") +
-                          cudaGetErrorString(error) +
-                          ". Look at 'nvidia-smi', or run without the GPU");
+  return CudaError("launching the update kernel", error);
 }
 
 }  // namespace forebay

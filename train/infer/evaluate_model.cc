@@ -6,8 +6,10 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/model/cuda_decoder/cuda_decoder.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/train/files/pack_cache.h"
+#include "forebay/train/infer/gpu_session.h"
 #include "forebay/train/infer/model_session.h"
 #include "forebay/train/plan/most_tokens.h"
 
@@ -33,11 +35,74 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOption
                                                        int64_t seq) {
   PackRequest request;
   request.data = options.data;
-  request.model = options.model;
+  request.model = options.infer.model;
   request.seq = seq;
   request.truncate = options.truncate;
   FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request)));
   return PackedFile::Open(packed.path);
+}
+
+// Micro-batches that go through the layers together, at most.
+int64_t MostMicroBatches(const PackedFile& data, const EvaluateOptions& options) {
+  const int64_t rows = options.rows_per_micro_batch;
+  return std::clamp<int64_t>((data.info().num_rows + rows - 1) / rows, 1, kMaxMicroBatchesPerPass);
+}
+
+absl::StatusOr<EvaluationResult> EvaluateOnCpu(const InferOptions& infer,
+                                               const MachineLimits& limits,
+                                               const DecoderConfig& config, const PackedFile& data,
+                                               const EvaluateOptions& options) {
+  ModelSessionOptions session_options;
+  session_options.infer = infer;
+  session_options.max_tokens = options.rows_per_micro_batch * data.info().seq;
+  const int64_t bytes_of_one = ForwardBytes(config, session_options.max_tokens);
+  session_options.other_bytes = bytes_of_one;
+  session_options.other_bytes_at_most =
+      ForwardBytes(config, MostMicroBatches(data, options) * session_options.max_tokens);
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSession> session,
+                           ModelSession::Open(session_options, limits, config));
+  const int64_t batches_per_pass = session->other_bytes() / bytes_of_one;
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<DecoderCompute> compute,
+      DecoderCompute::CreateForEvaluation(
+          &session->decoder(), batches_per_pass * session_options.max_tokens, &session->budget()));
+  return Evaluate({config, *compute, session->source(), compute->most_forward_tokens()}, data,
+                  options);
+}
+
+GpuNeeds NeedsOf(const DecoderConfig& config, const CudaDecoderOptions& decoder) {
+  const CudaDecoderMemory memory = CudaDecoderMemoryFor(config, decoder);
+  return {.terms = {{"activations", memory.activation_bytes, "--batch or --seq"},
+                    {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
+                    {"tokens of a pass", memory.micro_batch_bytes, "--batch or --seq"}},
+          .host_bytes = CudaDecoderHostBytes(config, decoder)};
+}
+
+// As many micro-batches go through the layers together as the GPU has room for: each pass copies
+// all weights there.
+absl::StatusOr<EvaluationResult> EvaluateOnGpu(const InferOptions& infer,
+                                               const MachineLimits& limits,
+                                               const DecoderConfig& config, const PackedFile& data,
+                                               const EvaluateOptions& options) {
+  CudaDecoderOptions decoder;
+  decoder.dtype = cpu::WeightDType(infer.precision);
+  decoder.max_tokens = options.rows_per_micro_batch * data.info().seq;
+  decoder.training = false;
+  decoder.num_batches = MostMicroBatches(data, options) + 1;
+  GpuNeeds needs;
+  do {
+    --decoder.num_batches;
+    decoder.step_tokens = decoder.num_batches * decoder.max_tokens;
+    needs = NeedsOf(config, decoder);
+  } while (decoder.num_batches > 1 && !PlanOnGpu(infer, limits, config, needs).ok());
+
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<GpuSession> session,
+                           GpuSession::Open(infer, limits, config, needs));
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CudaDecoder> compute,
+                           CreateCudaDecoder(config, decoder, session->device(),
+                                             session->device_budget(), session->host_budget()));
+  FOREBAY_ASSIGN_OR_RETURN(GpuSession::Weights weights, session->OpenWeights());
+  return Evaluate({config, *compute, weights.source(), decoder.step_tokens}, data, options);
 }
 
 }  // namespace
@@ -45,47 +110,28 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOption
 absl::StatusOr<EvaluationResult> EvaluateModel(
     const EvaluateModelOptions& options,
     const std::function<void(const std::string&, double)>& progress) {
-  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.model));
+  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.infer.model));
   FOREBAY_ASSIGN_OR_RETURN(const int64_t seq, RowTokens(options, config));
   if (options.batch * seq > kMostTokensAtOnce) {
     return UsageError(fmt::format("--batch={} times rows of {} tokens is {} tokens; the most is {}",
                                   options.batch, seq, options.batch * seq, kMostTokensAtOnce));
   }
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<PackedFile> data, OpenPacked(options, seq));
-  const int64_t num_batches = (data->info().num_rows + options.batch - 1) / options.batch;
-  const auto bytes_for = [&](int64_t micro_batches) {
-    return ForwardBytes(config, micro_batches * options.batch * data->info().seq);
-  };
-  ModelSessionOptions session_options;
-  session_options.model = options.model;
-  session_options.ram_bytes = options.ram_bytes;
-  session_options.precision = options.precision;
-  session_options.threads = options.threads;
-  session_options.max_tokens = options.batch * data->info().seq;
-  session_options.other_bytes = bytes_for(1);
-  session_options.other_bytes_at_most = bytes_for(std::min(num_batches, kMaxMicroBatchesPerPass));
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSession> session,
-                           ModelSession::Open(session_options, config));
-  const int64_t batches_per_pass = session->other_bytes() / bytes_for(1);
-  FOREBAY_ASSIGN_OR_RETURN(
-      const std::unique_ptr<DecoderCompute> compute,
-      DecoderCompute::CreateForEvaluation(
-          &session->decoder(), batches_per_pass * session_options.max_tokens, &session->budget()));
   EvaluateOptions evaluate;
   evaluate.rows_per_micro_batch = options.batch;
   evaluate.progress = [&](double fraction) {
     if (progress) progress("evaluating", fraction);
     return absl::OkStatus();
   };
-  FOREBAY_ASSIGN_OR_RETURN(
-      const EvaluationResult result,
-      Evaluate({config, *compute, session->source(), compute->most_forward_tokens()}, *data,
-               evaluate));
+  const MachineLimits limits = LimitsFor(options.infer);
+  const auto on_device = IsForGpu(options.infer, limits) ? EvaluateOnGpu : EvaluateOnCpu;
+  FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
+                           on_device(options.infer, limits, config, *data, evaluate));
   if (std::isfinite(result.loss)) return result;
   return NumericalError(fmt::format(
       "eval: the loss of '{}' on '{}' is not finite. The model's weights hold NaN or infinity, or "
       "overflow in this precision; try --precision=fp32",
-      options.model, options.data));
+      options.infer.model, options.data));
 }
 
 }  // namespace forebay

@@ -3,18 +3,51 @@
 #include <algorithm>
 
 #include "fmt/format.h"
+#include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 
 namespace forebay {
+namespace {
+
+double PerSecond(int64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+}
+
+absl::Status CheckPrompts(std::span<const std::vector<int32_t>> prompts,
+                          const GenerateOptions& options) {
+  if (options.max_tokens < 1) {
+    return UsageError(
+        fmt::format("--max_tokens={} generates nothing. Use at least 1", options.max_tokens));
+  }
+  if (std::ranges::any_of(prompts, &std::vector<int32_t>::empty)) {
+    return BadInputError(
+        "generate: the prompt has no tokens, and the model continues only what it is given. Pass "
+        "some text with --prompt or --chat");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 double GenerateResult::PromptTokensPerSecond() const {
-  return prompt_s > 0 ? static_cast<double>(prompt_tokens) / prompt_s : 0;
+  int64_t tokens = 0;
+  for (const GeneratedTokens& answer : answers) tokens += answer.prompt_tokens;
+  return PerSecond(tokens, prompt_s);
 }
 
 double GenerateResult::TokensPerSecond() const {
-  return tokens.size() > 1 && generate_s > 0 ? static_cast<double>(tokens.size() - 1) / generate_s
-                                             : 0;
+  return PerSecond(num_tokens() - std::ssize(answers), generate_s);
+}
+
+int64_t GenerateResult::num_tokens() const {
+  int64_t tokens = 0;
+  for (const GeneratedTokens& answer : answers) tokens += std::ssize(answer.tokens);
+  return tokens;
+}
+
+double GenerateResult::SecondsPerAnswer() const {
+  return answers.empty() ? 0 : (prompt_s + generate_s) / static_cast<double>(answers.size());
 }
 
 int64_t GenerationLength(int64_t prompt_tokens, const GenerateOptions& options) {
@@ -22,45 +55,46 @@ int64_t GenerationLength(int64_t prompt_tokens, const GenerateOptions& options) 
 }
 
 absl::StatusOr<GenerateResult> Generate(
-    Decoder& decoder, ParamSource& source, std::span<const int32_t> prompt,
-    const GenerateOptions& options, MemoryBudget* budget,
-    const std::function<absl::Status(int32_t token)>& on_token) {
-  if (options.max_tokens < 1) {
-    return UsageError(
-        fmt::format("--max_tokens={} generates nothing. Use at least 1", options.max_tokens));
-  }
-  if (prompt.empty()) {
-    return BadInputError(
-        "generate: the prompt has no tokens, and the model continues only what it is given. Pass "
-        "some text with --prompt or --chat");
-  }
-  const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
-  const int64_t vocab_size = decoder.config().vocab_size;
+    Sequences& sequences, ParamSource& source, std::span<const std::vector<int32_t>> prompts,
+    const GenerateOptions& options,
+    const std::function<absl::Status(size_t answer, int32_t token)>& on_token) {
+  FOREBAY_RETURN_IF_ERROR(CheckPrompts(prompts, options));
+  FOREBAY_CHECK(prompts.size() == sequences.num_sequences());
+  const auto vocab_size = static_cast<size_t>(sequences.config().vocab_size);
   FOREBAY_ASSIGN_OR_RETURN(TokenSampler sampler,
-                           TokenSampler::Create(options.sampling, vocab_size));
-  FOREBAY_ASSIGN_OR_RETURN(
-      KvCache cache,
-      KvCache::Create(budget, decoder.config(), GenerationLength(prompt_tokens, options)));
+                           TokenSampler::Create(options.sampling, sequences.config().vocab_size));
 
-  std::vector<float> logits(vocab_size);
+  std::vector<float> logits(prompts.size() * vocab_size);
+  std::vector<std::span<const int32_t>> next(prompts.begin(), prompts.end());
   GenerateResult result;
-  result.prompt_tokens = prompt_tokens;
-  result.tokens.reserve(options.max_tokens);
-  std::span<const int32_t> next = prompt;
+  result.answers.resize(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    result.answers[i].prompt_tokens = std::ssize(prompts[i]);
+    result.answers[i].tokens.reserve(options.max_tokens);
+  }
+  // Chooses the token behind `next[i]`, which becomes that token, or empty at the answer's end.
+  const auto choose = [&](size_t i) -> absl::Status {
+    GeneratedTokens& answer = result.answers[i];
+    FOREBAY_ASSIGN_OR_RETURN(
+        const int32_t token,
+        sampler.Next(std::span(logits).subspan(i * vocab_size, vocab_size), sequences.length(i)));
+    answer.tokens.push_back(token);
+    if (on_token) FOREBAY_RETURN_IF_ERROR(on_token(i, token));
+    answer.ended = std::ranges::count(options.eos_token_ids, token) > 0;
+    const bool is_last = answer.ended || std::ssize(answer.tokens) == options.max_tokens;
+    next[i] = std::span<const int32_t>(answer.tokens).last(is_last ? 0 : 1);
+    return absl::OkStatus();
+  };
   Stopwatch stopwatch;
-  while (true) {
-    FOREBAY_RETURN_IF_ERROR(decoder.Extend(source, next, cache, logits));
-    FOREBAY_ASSIGN_OR_RETURN(const int32_t token, sampler.Next(logits, cache.length()));
-    result.tokens.push_back(token);
-    if (result.tokens.size() == 1) {
-      result.prompt_s = stopwatch.Seconds();
-      stopwatch.Restart();
+  while (!std::ranges::all_of(next, &std::span<const int32_t>::empty)) {
+    FOREBAY_RETURN_IF_ERROR(sequences.Extend(source, next, logits));
+    const bool is_first = result.answers.front().tokens.empty();
+    for (size_t i = 0; i < next.size(); ++i) {
+      if (!next[i].empty()) FOREBAY_RETURN_IF_ERROR(choose(i));
     }
-    if (on_token) FOREBAY_RETURN_IF_ERROR(on_token(token));
-    const auto& stops = options.eos_token_ids;
-    result.ended = std::find(stops.begin(), stops.end(), token) != stops.end();
-    if (result.ended || static_cast<int64_t>(result.tokens.size()) == options.max_tokens) break;
-    next = {&result.tokens.back(), 1};
+    if (!is_first) continue;
+    result.prompt_s = stopwatch.Seconds();
+    stopwatch.Restart();
   }
   result.generate_s = stopwatch.Seconds();
   return result;

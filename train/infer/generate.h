@@ -1,5 +1,5 @@
-// Text generation as tokens: the prompt once, then one token after another. Text and templates are
-// the caller's.
+// Text generation as tokens: the prompts once, then one token after another of all answers
+// together. Text and templates are the caller's.
 #pragma once
 
 #include <cstdint>
@@ -8,41 +8,49 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "forebay/memory/memory_budget.h"
-#include "forebay/model/decoder.h"
+#include "forebay/model/sequences.h"
 #include "forebay/step/param_source.h"
 #include "forebay/train/infer/token_sampler.h"
 
 namespace forebay {
 
 struct GenerateOptions {
-  int64_t max_tokens = 128;  // to generate, at least 1
+  int64_t max_tokens = 128;  // to generate for each prompt, at least 1
   SamplingOptions sampling;
   std::vector<int64_t> eos_token_ids;  // each ends the text (DecoderConfig::eos_token_ids)
 };
 
-struct GenerateResult {
-  std::vector<int32_t> tokens;  // generated, the ending EOS included
+struct GeneratedTokens {
+  std::vector<int32_t> tokens;  // the ending EOS included
   bool ended = false;           // by an EOS token, else by max_tokens
   int64_t prompt_tokens = 0;
-  double prompt_s = 0;    // until the first token is known
-  double generate_s = 0;  // for those after it
-  // Tokens a second: of the prompt, and of those generated after the first (0 when there are none).
-  double PromptTokensPerSecond() const;
-  double TokensPerSecond() const;
 };
 
-// Positions that the sequence takes at most: what the KvCache needs. The last token is never fed
+struct GenerateResult {
+  std::vector<GeneratedTokens> answers;  // by prompt
+  double prompt_s = 0;                   // until the first token of each answer is known
+  double generate_s = 0;                 // for those after it
+  int64_t copied_bytes = 0;              // of weights, to a GPU: for whoever has a copying source
+  // Tokens a second, of all answers: of the prompts, and of those generated after the first ones
+  // (0 when there are none).
+  double PromptTokensPerSecond() const;
+  double TokensPerSecond() const;
+  double SecondsPerAnswer() const;
+  // Those generated, of all answers.
+  int64_t num_tokens() const;
+};
+
+// Positions that a sequence takes at most: what Sequences are made for. The last token is never fed
 // back.
 int64_t GenerationLength(int64_t prompt_tokens, const GenerateOptions& options);
 
-// Continues `prompt` (at least one token). `on_token` is called with each token as it is chosen,
-// the EOS included; a failure ends the generation with that status. It may be empty. `budget` pays
-// for the cache. BadInputError (empty prompt, positions, vocabulary), UsageError (options),
-// NumericalError, the source's errors.
-absl::StatusOr<GenerateResult> Generate(Decoder& decoder, ParamSource& source,
-                                        std::span<const int32_t> prompt,
-                                        const GenerateOptions& options, MemoryBudget* budget,
-                                        const std::function<absl::Status(int32_t token)>& on_token);
+// Continues each prompt (at least one token), in the sequence of its number. Requires: `sequences`
+// are as many as `prompts`, and empty. `on_token` is called with each token as it is chosen, the
+// EOS included; a failure ends the generation with that status. It may be empty. BadInputError
+// (empty prompt, vocabulary), UsageError (options), NumericalError, the errors of Extend.
+absl::StatusOr<GenerateResult> Generate(
+    Sequences& sequences, ParamSource& source, std::span<const std::vector<int32_t>> prompts,
+    const GenerateOptions& options,
+    const std::function<absl::Status(size_t answer, int32_t token)>& on_token);
 
 }  // namespace forebay

@@ -8,37 +8,37 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
-#include "forebay/model/cpu/ops.h"
 #include "forebay/train/infer/generate.h"
+#include "forebay/train/infer/infer_options.h"
 
 namespace forebay {
 
 struct GenerateTextOptions {
-  std::string model;  // Hugging Face folder
-  std::string prompt;
-  bool chat = false;         // `prompt` is one user turn for the model's chat template
-  int64_t max_tokens = 128;  // fewer when the model's positions end before
+  InferOptions infer;
+  std::vector<std::string> prompts;  // at least one; answered together
+  bool chat = false;                 // each is one user turn for the model's chat template
+  int64_t max_tokens = 128;          // of each answer; fewer where the model's positions end before
   SamplingOptions sampling;
-  int64_t ram_bytes = 0;  // budget of the process; 0: a share of what is available
-  cpu::Precision precision = cpu::Precision::kBf16;
-  int threads = 0;  // 0: one per core
 };
 
 struct GeneratedText {
-  std::string text;
+  std::vector<std::string> texts;  // by prompt
   GenerateResult result;
 };
 
-// `on_text` is called with each piece of text as it becomes complete. BadInputError (model,
-// prompt), DoesNotFitError with the least --ram, EnvironmentError (no forebay-data), errors of
-// Generate.
+// With one prompt `on_text` is called with each piece of text as it becomes complete.
+// BadInputError (model, prompt), DoesNotFitError with the least --ram or --gpu_mem,
+// EnvironmentError (no forebay-data, no GPU, or it fails), errors of Generate.
 absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
                                            const std::function<void(std::string_view)>& on_text);
 
-// {"text", "tokens", "prompt_tokens", "ended", "prompt_tokens_per_s", "tokens_per_s"}.
+// {"text", "tokens", "prompt_tokens", "ended", "prompt_tokens_per_s", "tokens_per_s"}; of several
+// prompts {"answers": [{"text", "tokens", "prompt_tokens", "ended"}, ...], "prompt_tokens_per_s",
+// "tokens_per_s", "s_per_answer"}. On a GPU "copied_bytes_per_token" too, of weights.
 Json ToJson(const GeneratedText& generated);
 
 }  // namespace forebay

@@ -22,16 +22,11 @@ struct Shares {
 // lets the caller do more with each pass over them.
 absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const DecoderConfig& config,
                                 const DecoderOptions& decoder, int64_t budget_bytes) {
-  const DType dtype = cpu::WeightDType(options.precision);
+  const DType dtype = cpu::WeightDType(options.infer.precision);
   const int64_t fixed =
       kRuntimeBytes + DecoderWorkspaceBytes(config, decoder) + options.other_bytes;
   const int64_t least = fixed + CheckpointSource::LeastBytes(config, dtype);
-  if (least > budget_bytes) {
-    return DoesNotFitError(fmt::format(
-        "this model needs at least {} of memory here, but the budget is {}. Use --ram={}MiB or "
-        "more",
-        FormatBinaryBytes(least), FormatBinaryBytes(budget_bytes), MebibytesUp(least)));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckModelFits(least, budget_bytes));
   Shares shares{options.other_bytes, budget_bytes - fixed};
   const int64_t all_weights = BuildInventory(config).num_padded_elems() * SizeOf(dtype);
   if (shares.source_bytes < all_weights) {
@@ -50,13 +45,20 @@ absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const Decode
 
 }  // namespace
 
+absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes) {
+  if (least_bytes <= budget_bytes) return absl::OkStatus();
+  return DoesNotFitError(fmt::format(
+      "this model needs at least {} of memory here, but the budget is {}. Use --ram={}MiB or more",
+      FormatBinaryBytes(least_bytes), FormatBinaryBytes(budget_bytes), MebibytesUp(least_bytes)));
+}
+
 absl::StatusOr<std::unique_ptr<ModelSession>> ModelSession::Open(const ModelSessionOptions& options,
+                                                                 const MachineLimits& limits,
                                                                  const DecoderConfig& config) {
-  const MachineLimits limits = AskMachine({});
-  FOREBAY_ASSIGN_OR_RETURN(const int64_t budget_bytes, RamBudget(options.ram_bytes, limits));
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t budget_bytes, RamBudget(options.infer.ram_bytes, limits));
   DecoderOptions decoder;
-  decoder.num_threads = options.threads > 0 ? options.threads : limits.num_cores;
-  decoder.precision = options.precision;
+  decoder.num_threads = options.infer.threads > 0 ? options.infer.threads : limits.num_cores;
+  decoder.precision = options.infer.precision;
   decoder.max_tokens = options.max_tokens;
   decoder.training = false;
   FOREBAY_ASSIGN_OR_RETURN(const Shares shares, ShareOut(options, config, decoder, budget_bytes));
@@ -65,10 +67,10 @@ absl::StatusOr<std::unique_ptr<ModelSession>> ModelSession::Open(const ModelSess
   session->other_bytes_ = shares.other_bytes;
   FOREBAY_RETURN_IF_ERROR(session->budget_.Charge("program", kRuntimeBytes));
   FOREBAY_ASSIGN_OR_RETURN(session->decoder_, Decoder::Create(config, decoder, &session->budget_));
-  FOREBAY_ASSIGN_OR_RETURN(
-      session->source_,
-      CheckpointSource::Create(options.model, config, cpu::WeightDType(options.precision),
-                               shares.source_bytes, &session->budget_));
+  FOREBAY_ASSIGN_OR_RETURN(session->source_,
+                           CheckpointSource::Create(options.infer.model, config,
+                                                    cpu::WeightDType(options.infer.precision),
+                                                    shares.source_bytes, &session->budget_));
   return session;
 }
 

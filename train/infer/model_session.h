@@ -1,25 +1,25 @@
-// A model folder opened for use without training, inside a memory budget: decoder, and weights that
-// stay in RAM as far as they fit and stream from the folder's files otherwise. Shared by evaluation
-// and generation.
+// A model folder opened for use on the CPU without training, inside a memory budget: decoder, and
+// weights that stay in RAM as far as they fit and stream from the folder's files otherwise. Shared
+// by evaluation and generation.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/checkpoint_source.h"
-#include "forebay/model/cpu/ops.h"
 #include "forebay/model/decoder.h"
+#include "forebay/offload/machine_limits.h"
+#include "forebay/train/infer/infer_options.h"
 
 namespace forebay {
 
+// DoesNotFitError that names the least --ram, where the budget is smaller than that.
+absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes);
+
 struct ModelSessionOptions {
-  std::string model;      // Hugging Face folder
-  int64_t ram_bytes = 0;  // budget of the process; 0: a share of what is available (plan.h)
-  cpu::Precision precision = cpu::Precision::kBf16;
-  int threads = 0;          // 0: one per core
+  InferOptions infer;
   int64_t max_tokens = 1;   // DecoderOptions::max_tokens
   int64_t other_bytes = 0;  // what the caller will charge to budget() at least
   int64_t other_bytes_at_most =
@@ -31,6 +31,7 @@ class ModelSession {
  public:
   // DoesNotFitError names the least --ram that works; errors of the model folder.
   static absl::StatusOr<std::unique_ptr<ModelSession>> Open(const ModelSessionOptions& options,
+                                                            const MachineLimits& limits,
                                                             const DecoderConfig& config);
   MemoryBudget& budget() { return budget_; }
   Decoder& decoder() { return *decoder_; }

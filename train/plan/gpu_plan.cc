@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -44,6 +45,19 @@ absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& l
   return static_cast<int64_t>(kAutoGpuShare * static_cast<double>(limits.free_bytes));
 }
 
+// Without terms.
+absl::StatusOr<GpuPlan> PlanWithBudget(const TrainOptions& options, const GpuLimits& limits) {
+  GpuPlan plan;
+  FOREBAY_ASSIGN_OR_RETURN(plan.budget_bytes, BudgetOf(options, limits));
+  plan.device = limits.name.empty() ? "a GPU that is not here" : limits.name;
+  return plan;
+}
+
+void SumUp(GpuPlan& plan) {
+  plan.bytes = std::transform_reduce(plan.terms.begin(), plan.terms.end(), int64_t{0},
+                                     std::plus<>(), [](const GpuTerm& term) { return term.bytes; });
+}
+
 void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inventory& inventory,
               GpuPlan& plan) {
   const CudaDecoderMemory memory =
@@ -58,8 +72,7 @@ void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inv
        GradientLanding::DeviceBytes(options.grad_dtype, LargestLayerElems(inventory)), ""},
       {"tokens of a step", memory.micro_batch_bytes, kTokensShrinkWith},
   };
-  plan.bytes = std::transform_reduce(plan.terms.begin(), plan.terms.end(), int64_t{0},
-                                     std::plus<>(), [](const GpuTerm& term) { return term.bytes; });
+  SumUp(plan);
 }
 
 absl::Status DoesNotFit(const GpuPlan& plan) {
@@ -91,14 +104,25 @@ CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_act
           .num_activations_in_ram = num_activations_in_ram};
 }
 
+bool IsForGpu(const TrainOptions& options, const GpuLimits& limits) {
+  if (options.device == ComputeDevice::kAuto) return !limits.name.empty();
+  return options.device == ComputeDevice::kCuda;
+}
+
+absl::StatusOr<GpuPlan> GpuPlanOf(std::vector<GpuTerm> terms, const TrainOptions& options,
+                                  const GpuLimits& limits) {
+  FOREBAY_ASSIGN_OR_RETURN(GpuPlan plan, PlanWithBudget(options, limits));
+  plan.terms = std::move(terms);
+  SumUp(plan);
+  if (plan.bytes > plan.budget_bytes) return DoesNotFit(plan);
+  return plan;
+}
+
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
                                     const Inventory& inventory, const GpuLimits& limits) {
-  GpuPlan plan;
-  if (options.device == ComputeDevice::kCpu) return plan;
-  if (options.device == ComputeDevice::kAuto && limits.name.empty()) return plan;
+  if (!IsForGpu(options, limits)) return GpuPlan();
   FOREBAY_RETURN_IF_ERROR(CheckOptions(options));
-  FOREBAY_ASSIGN_OR_RETURN(plan.budget_bytes, BudgetOf(options, limits));
-  plan.device = limits.name.empty() ? "a GPU that is not here" : limits.name;
+  FOREBAY_ASSIGN_OR_RETURN(GpuPlan plan, PlanWithBudget(options, limits));
   SetTerms(model, options, inventory, plan);
   const int most_in_ram = MostSpilledActivations(ChainOf(model));
   while (plan.bytes > plan.budget_bytes && plan.num_activations_in_ram < most_in_ram) {

@@ -27,6 +27,13 @@ int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory);
 // `num_activations_in_ram`: as GpuPlan has it.
 CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_activations_in_ram);
 
+// Whether --device has a GPU compute on this machine.
+bool IsForGpu(const TrainOptions& options, const GpuLimits& limits);
+// A plan of these terms. EnvironmentError where there is no GPU and no --gpu_mem to plan for one;
+// DoesNotFitError that names the largest terms.
+absl::StatusOr<GpuPlan> GpuPlanOf(std::vector<GpuTerm> terms, const TrainOptions& options,
+                                  const GpuLimits& limits);
+
 // On the CPU: a plan without a device. As many activations stay on the GPU as fit.
 // EnvironmentError, UsageError and DoesNotFitError as MakePlan has them.
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,

@@ -62,6 +62,41 @@ TEST_P(ExtendFamilies, LogitsOfPromptAndEveryTokenEqualTheFullPass) {
 INSTANTIATE_TEST_SUITE_P(Families, ExtendFamilies, ::testing::ValuesIn(TinyModelNames()),
                          [](const auto& test) { return test.param; });
 
+TEST(Extend, SequencesThatGoTogetherHaveTheLogitsOfEachAlone) {
+  const TinyModel model = MakeTinyModel("LlamaGroupedTied");
+  Runner runner(model, ExtendOptions());
+  const std::vector<std::vector<int32_t>> tokens = {
+      MakeBatch(model, {{3}}, 3).tokens, {}, MakeBatch(model, {{14}}, 14, 2).tokens};
+  const std::vector<std::span<const int32_t>> spans(tokens.begin(), tokens.end());
+  std::vector<KvCache> caches;
+  std::vector<std::vector<float>> alone;
+  const auto vocab = static_cast<size_t>(model.config.vocab_size);
+  for (const auto& of_sequence : tokens) {
+    KvCache cache = *KvCache::Create(&runner.budget(), model.config, 20);
+    alone.emplace_back(vocab, 7.0f);
+    if (!of_sequence.empty()) {
+      ASSERT_TRUE(runner.decoder().Extend(runner.source(), of_sequence, cache, alone.back()).ok());
+    }
+    caches.push_back(*KvCache::Create(&runner.budget(), model.config, 20));
+  }
+  std::vector<float> logits(3 * vocab, 7.0f);
+  ASSERT_TRUE(runner.decoder().Extend(runner.source(), spans, caches, logits).ok());
+  for (size_t i = 0; i < alone.size(); ++i) {
+    // Cut elsewhere into passes, so that matrix products add in another order.
+    for (size_t j = 0; j < vocab; ++j) {
+      EXPECT_NEAR(logits[i * vocab + j], alone[i][j], 1e-5 * (1 + std::abs(alone[i][j])));
+    }
+    EXPECT_EQ(caches[i].length(), std::ssize(tokens[i]));
+  }
+  EXPECT_EQ(runner.source().num_still_expected(), 0u);
+
+  // One fails: all are as before.
+  runner.source().FailAfter(4);
+  EXPECT_FALSE(runner.decoder().Extend(runner.source(), spans, caches, logits).ok());
+  EXPECT_EQ(caches[0].length(), 3);
+  EXPECT_EQ(caches[2].length(), 14);
+}
+
 TEST(Extend, TrainingWorkspaceGeneratesToo) {
   const TinyModel model = MakeTinyModel("Qwen3WideHeads");
   DecoderOptions options = ExtendOptions();

@@ -1,0 +1,100 @@
+"""The program on an emulated GPU, beside itself on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+from conftest import make_model, random_rows, write_rows, write_tokenizer
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("FOREBAY_DEVICE") != "cuda",
+    reason="needs a build that emulates a GPU (FOREBAY_CUDA=EMULATED), with FOREBAY_DEVICE=cuda",
+)
+SETTINGS = dict(batch=2, accum=2, seq=16, steps=3, ram="256MiB")
+
+
+@pytest.fixture(scope="module")
+def task(forebay, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    model = make_model(forebay, folder / "model", vocab_size=259)
+    write_tokenizer(model)
+    tokens, flags = random_rows(8, 16, 259, seed=5)
+    return dict(model=model, data=write_rows(folder / "data.fbd", tokens, flags, 259))
+
+
+@pytest.fixture(scope="module")
+def expected(forebay, task, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    forebay.run("train", **task, **SETTINGS, out=out)
+    return forebay.digest(out)
+
+
+@pytest.mark.parametrize("by, said", [("unavailable", "cudaErrorDevicesUnavailable"), ("ecc", "uncorrectable ECC error")])
+def test_a_lost_gpu_is_exit_9_and_the_run_goes_on_to_the_same_bits(forebay, task, expected, tmp_path, monkeypatch, by, said):
+    monkeypatch.setenv("FOREBAY_EMULATION_LOST_AFTER", "1000")
+    monkeypatch.setenv("FOREBAY_EMULATION_LOST_BY", by)
+    lost = forebay.run("train", **task, **SETTINGS, out=tmp_path / "lost", check=False)
+    assert lost.returncode == 9, lost.stderr
+    assert said in lost.stderr and "--resume" in lost.stderr
+    monkeypatch.undo()
+    forebay.run("train", "--resume", out=tmp_path / "lost")
+    assert forebay.digest(tmp_path / "lost") == expected
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(forebay, task, expected, tmp_path):
+    settings = dict(task, **SETTINGS, out=tmp_path / "run")
+    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in settings.items())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert any(line.startswith("step 1/") for line in process.stdout)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    forebay.run("train", "--resume", out=tmp_path / "run")
+    assert forebay.digest(tmp_path / "run") == expected
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "generate"])
+def test_a_driver_that_is_too_old_is_exit_9(forebay, task, tmp_path, monkeypatch, command):
+    monkeypatch.setenv("FOREBAY_EMULATION_DRIVER", "old")
+    arguments = dict(task, **SETTINGS, out=tmp_path / "run")
+    if command != "train":
+        arguments = dict(model=task["model"])
+        arguments |= dict(data=task["data"]) if command == "eval" else dict(prompt="x")
+    done = forebay.run(command, **arguments, check=False)
+    assert done.returncode == 9
+    assert "driver version is insufficient" in done.stderr and "--device=cpu" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_prompts_are_continued_as_on_the_cpu(forebay, task):
+    flags = ["--prompt=once upon", "--prompt=a", "--prompt=and then there was one of them"]
+    fp32 = dict(model=task["model"], precision="fp32", max_tokens=7)
+
+    def generated(*prompts, device="cuda"):
+        return json.loads(forebay.run("generate", *prompts, "--format=json", **fp32, device=device).stdout)
+
+    together = generated(*flags)
+    on_gpu = together["answers"]
+    assert on_gpu == generated(*flags, device="cpu")["answers"]
+    alone = generated(flags[1])
+    # A pass over the weights for each token, whether of one answer or of three.
+    assert together["copied_bytes_per_token"] * 3 == pytest.approx(alone["copied_bytes_per_token"], rel=1e-3)
+    assert alone["tokens"] == on_gpu[1]["tokens"] and alone["text"] == on_gpu[1]["text"]
+    printed = forebay.run("generate", *flags, **fp32)
+    assert printed.stdout == "".join(f"[{i + 1}] {answer['text']}\n" for i, answer in enumerate(on_gpu))
+    assert "s for each answer" in printed.stderr
+
+
+@pytest.mark.parametrize("precision, relative", [("fp32", 1e-6), ("bf16", 1e-3), ("fp16", 1e-3)])
+def test_a_loss_is_that_of_the_cpu_whatever_memory_there_is(forebay, task, precision, relative):
+    def loss(**more):
+        done = forebay.run("eval", "--format=json", **task, precision=precision, batch=1, **more)
+        return json.loads(done.stdout)["loss"]
+
+    on_gpu = loss()
+    assert on_gpu == pytest.approx(loss(device="cpu"), rel=relative)
+    refused = forebay.run("eval", **task, precision=precision, batch=1, gpu_mem="1MiB", check=False)
+    assert refused.returncode == 4
+    least = refused.stderr.split("--gpu_mem=")[1].split()[0]
+    assert loss(gpu_mem=least) == on_gpu
