@@ -237,7 +237,7 @@ class CudaDevice : public Device {
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index) {
   int num_devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&num_devices);
-  FOREBAY_RETURN_IF_ERROR(Check("looking for a GPU", error));
+  FOREBAY_RETURN_IF_ERROR(Check("no usable GPU: looking for one", error));
   if (index < 0 || index >= num_devices) {
     return EnvironmentError(fmt::format(
         "there is no CUDA device {}: {} found. Look at CUDA_VISIBLE_DEVICES", index, num_devices));
