@@ -95,11 +95,11 @@ std::string BreakdownChart(std::span<const ReportedRun> runs) {
 std::string DrawCharts(std::span<const ReportedRun> runs) {
   return LossChart(runs) +
          FieldChart(runs, {.title = "Speed", .unit = "tokens/s"}, "tokens_per_s", "") +
-         BreakdownChart(runs) +
          FieldChart(runs, {.title = "Read per step", .quantity = Quantity::kBytes}, "read_bytes",
                     "read_bytes_per_step") +
          FieldChart(runs, {.title = "Written per step", .quantity = Quantity::kBytes},
-                    "write_bytes", "write_bytes_per_step");
+                    "write_bytes", "write_bytes_per_step") +
+         BreakdownChart(runs);
 }
 
 }  // namespace forebay

@@ -8,7 +8,7 @@
 
 namespace forebay {
 
-// Figures, one after another: loss, speed, where the time went, bytes read and written.
+// Figures, one after another: loss, speed, bytes read and written, where the time went.
 std::string DrawCharts(std::span<const ReportedRun> runs);
 
 }  // namespace forebay

@@ -71,9 +71,9 @@ std::string ReportHtml(std::span<const ReportedRun> runs) {
   page += NotesSection(runs);
   page += TableSection(runs, "Summary", SummaryRows(runs));
   page += TableSection(runs, "Settings that differ", DifferenceRows(runs));
-  page += "<div class=\"charts\">\n" + DrawCharts(runs) + "</div>\n";
+  page += "<div class=\"charts\">\n" + DrawCharts(runs);
   page += TableSection(runs, "Where the time of the median step went", BreakdownRows(runs));
-  return page + "</main>\n</body>\n</html>\n";
+  return page + "</div>\n</main>\n</body>\n</html>\n";
 }
 
 }  // namespace forebay

@@ -9,15 +9,15 @@ inline constexpr char kReportStyle[] = R"(
   color-scheme: light dark;
   --page: #f6f7f9; --card: #ffffff; --ink: #1c2430; --soft: #5d6878; --rule: #e3e7ec; --axis: #9aa5b3;
   --c0: #1f6fc0; --c1: #d1642b; --c2: #2c8a57; --c3: #b8387f; --c4: #7556b8; --c5: #a87a08; --c6: #0f8f9c; --c7: #5c6673;
-  --p0: #7fa8d6; --p1: #6b7684; --p2: #d1642b; --p3: #e5a83b; --p4: #2c8a57; --p5: #b8387f; --p6: #0f8f9c;
-  --p7: #7556b8; --p8: #8a5a3c; --p9: #c8433f; --p10: #d58bb8; --p11: #a9b2bd; --p12: #d4d9df;
+  --p0: #7fa8d6; --p1: #d1642b; --p2: #e5a83b; --p3: #2c8a57; --p4: #b8387f; --p5: #0f8f9c; --p6: #7556b8;
+  --p7: #8a5a3c; --p8: #c8433f; --p9: #d58bb8; --p10: #6b7684; --p11: #a9b2bd; --p12: #d4d9df;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #12161c; --card: #1b212a; --ink: #e4e9f0; --soft: #98a4b3; --rule: #2b333f; --axis: #667283;
     --c0: #6cb0f5; --c1: #f39a63; --c2: #66c793; --c3: #ef80bb; --c4: #b29df0; --c5: #e0b84d; --c6: #55cbd6; --c7: #a9b4c2;
-    --p0: #4a78ab; --p1: #8b97a6; --p2: #f08a50; --p3: #ecc05c; --p4: #5cbd89; --p5: #e774b1; --p6: #4fc3ce;
-    --p7: #a88fe8; --p8: #b98463; --p9: #ee7470; --p10: #f0b4d6; --p11: #6f7b89; --p12: #48525f;
+    --p0: #4a78ab; --p1: #f08a50; --p2: #ecc05c; --p3: #5cbd89; --p4: #e774b1; --p5: #4fc3ce; --p6: #a88fe8;
+    --p7: #b98463; --p8: #ee7470; --p9: #f0b4d6; --p10: #8b97a6; --p11: #6f7b89; --p12: #48525f;
   }
 }
 * { box-sizing: border-box; }
@@ -30,9 +30,10 @@ header p { color: var(--soft); margin: 0 0 20px; }
 section, figure { background: var(--card); border: 1px solid var(--rule); border-radius: 10px;
   padding: 16px 18px; margin: 0 0 16px; }
 section { overflow-x: auto; }
-.charts { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr));
-  align-items: start; margin: 0 0 16px; }
-.charts figure { margin: 0; min-width: 0; }
+.charts, .panels { display: grid; gap: 16px; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr)); }
+.charts > * { margin: 0; min-width: 0; }
+.wide { grid-column: 1 / -1; }
 figcaption { font-weight: 600; margin: 0 0 6px; }
 table { border-collapse: collapse; }
 th, td { text-align: left; vertical-align: top; padding: 4px 28px 4px 0; border-bottom: 1px solid var(--rule);
@@ -42,7 +43,7 @@ tbody th { font-weight: 400; color: var(--soft); white-space: nowrap; }
 tr:last-child > * { border-bottom: 0; }
 ul.notes { margin: 0; padding-left: 20px; }
 .none, .panel { color: var(--soft); margin: 0; }
-.panel { margin-top: 8px; font-size: 14px; }
+.panel { font-size: 14px; }
 .plot { display: block; width: 100%; height: auto; }
 .plot text { font-size: 12px; fill: var(--soft); font-variant-numeric: tabular-nums; }
 .plot .mid { text-anchor: middle; }

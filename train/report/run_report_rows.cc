@@ -57,7 +57,7 @@ std::string ProgressText(const ReportedRun& run) {
 std::string WearText(const ReportedRun& run) {
   const RunStatistics& statistics = run.statistics;
   if (statistics.num_steps == 0) return "";
-  const std::string written = fmt::format("{:.3g} TB", statistics.written_bytes / 1e12);
+  const std::string written = BytesText(statistics.written_bytes);
   if (!(statistics.rated_tbw > 0)) return written;
   return fmt::format("{} = {:.2g} % of a drive of {} TBW", written,
                      100 * statistics.share_of_rated(), statistics.rated_tbw);

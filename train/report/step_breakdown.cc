@@ -12,6 +12,12 @@ namespace {
 // Sums of seconds that were printed and read again differ in their last digits.
 constexpr double kRounding = 1e-9;
 
+// Requires: the part is an Activity's.
+Activity ActivityOf(size_t part) {
+  static_assert(static_cast<size_t>(Activity::kOther) == 0);
+  return static_cast<Activity>(part % kNumActivities);
+}
+
 double OrZero(double value) {
   return std::isfinite(value) ? std::max(value, 0.0) : 0.0;
 }
@@ -27,8 +33,7 @@ std::string NameOfStepPart(size_t part) {
   if (part == kComputePart) return "compute";
   if (part == kUnnamedPart) return "wait, cause not recorded";
   if (part == kRestPart) return "not recorded";
-  const auto activity = static_cast<Activity>(part - 1);
-  switch (activity) {
+  switch (ActivityOf(part)) {
     case Activity::kWrite:
       return "wait for write-back";
     case Activity::kDevice:
@@ -38,7 +43,7 @@ std::string NameOfStepPart(size_t part) {
     case Activity::kOther:
       return "wait for threads";
     default:
-      return fmt::format("wait for {}", NameOf(activity));
+      return fmt::format("wait for {}", NameOf(ActivityOf(part)));
   }
 }
 
@@ -47,7 +52,7 @@ StepBreakdown::StepBreakdown(const MetricsTable& metrics)
       compute_s_(metrics.Values("compute_s")),
       wait_s_(metrics.Values("io_wait_s")) {
   for (size_t i = 0; i < kNumActivities; ++i) {
-    waits_[i] = metrics.Values(fmt::format("waits.{}", NameOf(static_cast<Activity>(i))));
+    waits_[i] = metrics.Values(fmt::format("waits.{}", NameOf(ActivityOf(1 + i))));
   }
 }
 

@@ -11,7 +11,7 @@
 
 namespace forebay {
 
-// kCompute, a part for each Activity, kUnnamed, kRest.
+// kComputePart, one for each Activity (kOther is the last of them), kUnnamedPart, kRestPart.
 inline constexpr size_t kNumStepParts = kNumActivities + 3;
 inline constexpr size_t kComputePart = 0;
 // Waits without a cause: those of lines that were written before causes were.
@@ -37,7 +37,7 @@ class StepBreakdown {
   std::vector<double> step_s_;
   std::vector<double> compute_s_;
   std::vector<double> wait_s_;
-  std::array<std::vector<double>, kNumActivities> waits_;
+  std::array<std::vector<double>, kNumActivities> waits_;  // in the order of the parts
 };
 
 }  // namespace forebay

@@ -81,9 +81,9 @@ std::string Caption(const std::string& title, const std::string& axis_unit,
   return both.empty() ? title : fmt::format("{} ({})", title, both);
 }
 
-std::string Figure(const std::string& caption, const std::string& body) {
-  return fmt::format("<figure>\n<figcaption>{}</figcaption>\n{}</figure>\n", XmlEscaped(caption),
-                     body);
+std::string Figure(const std::string& caption, const std::string& body, bool is_wide = false) {
+  return fmt::format("<figure{}>\n<figcaption>{}</figcaption>\n{}</figure>\n",
+                     is_wide ? " class=\"wide\"" : "", XmlEscaped(caption), body);
 }
 
 std::string NothingToDraw(const std::string& title) {
@@ -266,6 +266,7 @@ std::string DrawStackedChart(const StackedChart& chart) {
   std::string body;
   for (size_t i = 0; i < panels.size(); ++i) {
     const std::string& name = chart.panels[i].name;
+    body += "<div>\n";
     if (panels.size() > 1) body += fmt::format("<p class=\"panel\">{}</p>\n", XmlEscaped(name));
     std::string bars = DrawAxes(frame);
     if (!panels[i].empty()) {
@@ -274,9 +275,12 @@ std::string DrawStackedChart(const StackedChart& chart) {
         bars += DrawBar(chart, *panels[i][bar], edges[bar], edges[bar + 1], frame);
       }
     }
-    body += Svg(fmt::format("{} of {} over steps", chart.title, name), bars);
+    body += Svg(fmt::format("{}: {}, over steps", chart.title, name), bars) + "</div>\n";
   }
-  return Figure(Caption(chart.title, frame.y.unit(), ""), body + PartLegend(chart, is_drawn));
+  return Figure(
+      Caption(chart.title, frame.y.unit(), ""),
+      fmt::format("<div class=\"panels\">\n{}</div>\n{}", body, PartLegend(chart, is_drawn)),
+      panels.size() > 1);
 }
 
 }  // namespace forebay
