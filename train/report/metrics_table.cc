@@ -44,7 +44,7 @@ absl::StatusOr<std::string> ForEachLine(const std::string& path,
 constexpr int64_t kMostSteps = int64_t{1} << 40;
 
 // -1: not a line of a step.
-int64_t StepOf(const absl::StatusOr<Json>& line) {
+int64_t StepInLine(const absl::StatusOr<Json>& line) {
   if (!line.ok() || !line->is_object() || !line->contains("step")) return -1;
   const int64_t step = IntegerOf((*line)["step"]).value_or(-1);
   return step <= kMostSteps ? step : -1;
@@ -116,7 +116,7 @@ absl::StatusOr<ReadMetrics> ReadMetricsFile(const std::string& path) {
     ++number;
     if (line.find_first_not_of(" \t\r") == line.npos) return;
     const absl::StatusOr<Json> json = ParseJson(line, path);
-    if (const int64_t step = StepOf(json); step >= 0) {
+    if (const int64_t step = StepInLine(json); step >= 0) {
       num_replaced += read.table.Add(step, *json) ? 0 : 1;
     } else if (num_damaged++ == 0) {
       first_damaged = number;
@@ -124,7 +124,7 @@ absl::StatusOr<ReadMetrics> ReadMetricsFile(const std::string& path) {
   };
   FOREBAY_ASSIGN_OR_RETURN(const std::string torn, ForEachLine(path, take));
   // The newline may be what is torn off.
-  const bool is_whole = StepOf(ParseJson(torn, path)) >= 0;
+  const bool is_whole = StepInLine(ParseJson(torn, path)) >= 0;
   if (is_whole) take(torn);
   if (num_damaged > 0) {
     read.notes.push_back(

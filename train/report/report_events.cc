@@ -12,13 +12,13 @@ namespace {
 
 constexpr char kWaits[] = "waits.";
 
-struct Scalar {
+struct ScalarColumn {
   std::string tag;
   std::vector<double> values;
 };
 
-std::vector<Scalar> ScalarsOf(const MetricsTable& metrics) {
-  std::vector<Scalar> scalars;
+std::vector<ScalarColumn> ColumnsOf(const MetricsTable& metrics) {
+  std::vector<ScalarColumn> scalars;
   for (const char* name : {"loss", "eval_loss", "lr", "grad_norm", "tokens_per_s", "step_s"}) {
     scalars.push_back({name, metrics.Values(name)});
   }
@@ -34,22 +34,22 @@ bool FitsFloat(double value) {
   return std::abs(value) <= std::numeric_limits<float>::max();
 }
 
-double OrZero(double value) {
+double SecondsOf(double value) {
   return std::isfinite(value) ? value : 0;
 }
 
 }  // namespace
 
 std::string RunEvents(const MetricsTable& metrics, double end_time_s) {
-  const std::vector<Scalar> scalars = ScalarsOf(metrics);
+  const std::vector<ScalarColumn> scalars = ColumnsOf(metrics);
   const std::vector<double> step_s = metrics.Values("step_s");
   double time_s = end_time_s;
-  for (const double seconds : step_s) time_s -= OrZero(seconds);
+  for (const double seconds : step_s) time_s -= SecondsOf(seconds);
   EventFile file(time_s);
   for (size_t row = 0; row < metrics.steps().size(); ++row) {
-    time_s += OrZero(step_s[row]);
+    time_s += SecondsOf(step_s[row]);
     std::vector<std::pair<std::string, double>> present;
-    for (const Scalar& scalar : scalars) {
+    for (const ScalarColumn& scalar : scalars) {
       if (FitsFloat(scalar.values[row])) present.emplace_back(scalar.tag, scalar.values[row]);
     }
     if (!present.empty()) file.Add(time_s, metrics.steps()[row], present);

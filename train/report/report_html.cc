@@ -13,7 +13,7 @@ namespace {
 // Loads nothing and runs nothing, whatever the texts of a run say.
 constexpr char kPolicy[] = "default-src 'none'; style-src 'unsafe-inline'";
 
-std::string Section(const std::string& title, const std::string& body) {
+std::string PageSection(const std::string& title, const std::string& body) {
   return fmt::format("<section>\n<h2>{}</h2>\n{}</section>\n", title, body);
 }
 
@@ -37,7 +37,7 @@ std::string TableSection(std::span<const ReportedRun> runs, const std::string& t
     }
     body += "</tr>\n";
   }
-  return Section(title, body + "</tbody>\n</table>\n");
+  return PageSection(title, body + "</tbody>\n</table>\n");
 }
 
 std::string NotesSection(std::span<const ReportedRun> runs) {
@@ -48,7 +48,7 @@ std::string NotesSection(std::span<const ReportedRun> runs) {
       items += fmt::format("<li>{}</li>\n", XmlEscaped(whose + note));
     }
   }
-  return items.empty() ? "" : Section("Notes", "<ul class=\"notes\">\n" + items + "</ul>\n");
+  return items.empty() ? "" : PageSection("Notes", "<ul class=\"notes\">\n" + items + "</ul>\n");
 }
 
 std::string FoldersOf(std::span<const ReportedRun> runs) {

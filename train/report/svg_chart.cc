@@ -14,7 +14,7 @@ namespace {
 constexpr double kWidth = 720;
 constexpr double kHeight = 260;
 constexpr double kLeft = 58;
-constexpr double kRight = 14;
+constexpr double kRight = 26;  // half of the last label of the x axis is here
 constexpr double kTop = 10;
 constexpr double kBottom = 42;
 // Points of a line are marked where there is room between them.

@@ -1,5 +1,5 @@
-"""`forebay report` of runs that were trained for it: the page as a parser and as a browser see it, CSV, and what TensorBoard
-reads."""
+"""`forebay report` of runs that were trained for it: the page as a parser and as a browser see it, CSV, and what
+TensorBoard reads."""
 
 import csv
 import html.parser
@@ -113,7 +113,7 @@ def test_figures_are_those_of_the_steps(forebay, runs):
 
 def test_csv_has_every_number_of_every_line(forebay, runs):
     rows = list(csv.DictReader(io.StringIO(forebay.run("report", *runs, "--to=csv").stdout)))
-    lines = [json.loads(line) for run in runs for line in open(run / "metrics.jsonl", encoding="utf-8")]
+    lines = [json.loads(line) for run in runs for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == len(lines) == 2 * (STEPS + 1)
     for row, line in zip(rows, lines):
         flat = {**line, **{f"waits.{cause}": seconds for cause, seconds in line.pop("waits", {}).items()}}
@@ -212,7 +212,7 @@ def browse(page, folder, *arguments, dark=False):
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr",
                f"--user-data-dir={folder / 'profile'}", "--window-size=900,1100", "--virtual-time-budget=2000",
                f"--blink-settings=preferredColorScheme={0 if dark else 1}", *arguments, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -293,7 +293,8 @@ def test_in_a_browser_charts_have_a_size_and_nothing_overlaps(forebay, runs, tmp
         left, top, right, bottom = chart["plot"]
         assert right - left > 300 and bottom - top > 100
         for number, one in enumerate(chart["labels"]):
-            assert left <= one[0] and one[2] <= right + 1 and top <= one[1] and one[3] <= bottom + 1, (chart["plot"], one)
+            inside = left <= one[0] and one[2] <= right + 1 and top <= one[1] and one[3] <= bottom + 1
+            assert inside, (chart["plot"], one)
             for other in chart["labels"][number + 1 :]:
                 apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
                 assert apart, (one, other)

@@ -4,6 +4,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/tests/train/report/count_text.h"
 #include "forebay/tests/train/report/recorded_run.h"
 #include "forebay/train/report/make_report.h"
 #include "gmock/gmock.h"
@@ -45,12 +46,6 @@ constexpr char kGoldenText[] = R"(
     wait for threads           25.0 ms (10.0 %)
 )";
 
-int Count(std::string_view text, std::string_view part) {
-  int count = 0;
-  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
-
 std::string Contents(const std::string& path) {
   const auto contents = ReadWholeFile(path, 1 << 26);
   FOREBAY_CHECK(contents.ok());
@@ -88,11 +83,11 @@ TEST(Report, IsAPageWithAllChartsInTheRunFolder) {
   EXPECT_THAT(made.files, ElementsAre(JoinPath(run.folder(), "report.html")));
   const std::string page = Contents(made.files[0]);
   EXPECT_THAT(page, AllOf(StartsWith("<!DOCTYPE html>"), EndsWith("</html>\n")));
-  EXPECT_EQ(Count(page, "<figure"), 5);
+  EXPECT_EQ(CountText(page, "<figure"), 5);
   // Loss 3 and held-out loss 3; speed, bytes read and written 4 each; a bar for each step.
-  EXPECT_EQ(Count(page, "<circle"), 6 + 3 * 4);
-  EXPECT_EQ(Count(page, "class=\"bar\""), 4);
-  EXPECT_EQ(Count(page, "<path class=\"level"), 2 * 2);  // and in their legends
+  EXPECT_EQ(CountText(page, "<circle"), 6 + 3 * 4);
+  EXPECT_EQ(CountText(page, "class=\"bar\""), 4);
+  EXPECT_EQ(CountText(page, "<path class=\"level"), 2 * 2);  // and in their legends
   EXPECT_THAT(page, HasSubstr("/models/&lt;b&gt;&amp;&quot;tiny&quot;"));
   EXPECT_THAT(page,
               AllOf(Not(HasSubstr("<b>")), Not(HasSubstr("<script")), Not(HasSubstr("http://")),
@@ -106,7 +101,7 @@ TEST(Report, OfARunBeforeItsFirstStepSaysSo) {
   EXPECT_THAT(made.text, HasSubstr("has no line of a step yet"));
   EXPECT_THAT(made.text, HasSubstr("steps                        0 of 6"));
   const std::string page = Contents(made.files[0]);
-  EXPECT_EQ(Count(page, "nothing was recorded"), 5);
+  EXPECT_EQ(CountText(page, "nothing was recorded"), 5);
   EXPECT_TRUE(made.json["runs"][0]["median_step"].is_null());
   EXPECT_TRUE(made.json["runs"][0]["last_loss"].is_null());
 }
@@ -129,7 +124,7 @@ TEST(Report, AsCsvHasARowForEachStepOfEachRun) {
   const RecordedRun one;
   const RecordedRun two("a,b");
   const std::string csv = Make({one.folder(), two.folder()}, ReportForm::kCsv).text;
-  EXPECT_EQ(Count(csv, "\n"), 1 + 2 * 5);
+  EXPECT_EQ(CountText(csv, "\n"), 1 + 2 * 5);
   EXPECT_THAT(csv, StartsWith("run,step,eval_loss,loss,grad_norm,lr,tokens,step_s,tokens_per_s,"
                               "compute_s,io_wait_s,waits.other,waits.weights,"));
   EXPECT_THAT(csv, HasSubstr(fmt::format("\n{},0,5.75,,", one.folder())));

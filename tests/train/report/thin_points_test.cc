@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "forebay/train/report/metrics_table.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -11,11 +12,9 @@ namespace {
 using testing::Contains;
 using testing::ElementsAre;
 
-constexpr double kGap = std::numeric_limits<double>::quiet_NaN();
-
 TEST(ThinnedRows, KeepsAllOfAShortLine) {
   EXPECT_THAT(ThinnedRows({}, 6), ElementsAre());
-  EXPECT_THAT(ThinnedRows({1, kGap, 3}, 6), ElementsAre(0, 1, 2));
+  EXPECT_THAT(ThinnedRows({1, kMissing, 3}, 6), ElementsAre(0, 1, 2));
   EXPECT_EQ(ThinnedRows(std::vector<double>(500, 1), 500).size(), 500u);
 }
 
@@ -36,7 +35,7 @@ TEST(ThinnedRows, KeepsTheEndsAndSinglePeaksOfALongLine) {
 
 TEST(ThinnedRows, KeepsGaps) {
   std::vector<double> values(10'000, 1.0);
-  values[3'333] = kGap;
+  values[3'333] = kMissing;
   values[6'000] = std::numeric_limits<double>::infinity();
   const std::vector<size_t> rows = ThinnedRows(values, 500);
   EXPECT_LE(rows.size(), 500u);
@@ -46,7 +45,8 @@ TEST(ThinnedRows, KeepsGaps) {
 
 TEST(ThinnedRows, OfAlternatingGapsStaysWithinItsMost) {
   std::vector<double> values(99'999);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? static_cast<double>(i) : kGap;
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = i % 2 == 0 ? static_cast<double>(i) : kMissing;
   EXPECT_LE(ThinnedRows(values, 500).size(), 500u);
 }
 
