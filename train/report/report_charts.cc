@@ -56,13 +56,13 @@ std::string LossChart(std::span<const ReportedRun> runs) {
 
 // A line for each run and, where its plan has the figure, a level.
 std::string FieldChart(std::span<const ReportedRun> runs, LineChart chart, std::string_view field,
-                       const std::string& planned_key) {
+                       std::string_view planned_name) {
   for (size_t i = 0; i < runs.size(); ++i) {
     const RunRecord& run = runs[i].record;
     chart.lines.push_back({.name = runs.size() == 1 ? "measured" : run.name,
                            .colour = i,
                            .points = PointsOf(run.metrics, field)});
-    const double planned = run.Planned(planned_key);
+    const double planned = run.Planned(planned_name);
     if (!IsDrawn(planned)) continue;
     chart.levels.push_back(
         {.name = NameOfLine(runs, i, "plan"), .colour = runs.size() == 1 ? 1 : i, .y = planned});
@@ -94,7 +94,8 @@ std::string BreakdownChart(std::span<const ReportedRun> runs) {
 
 std::string DrawCharts(std::span<const ReportedRun> runs) {
   return LossChart(runs) +
-         FieldChart(runs, {.title = "Speed", .unit = "tokens/s"}, "tokens_per_s", "") +
+         FieldChart(runs, {.title = "Speed", .unit = "tokens/s"}, "tokens_per_s",
+                    "forecast.tokens_per_s") +
          FieldChart(runs, {.title = "Read per step", .quantity = Quantity::kBytes}, "read_bytes",
                     "read_bytes_per_step") +
          FieldChart(runs, {.title = "Written per step", .quantity = Quantity::kBytes},

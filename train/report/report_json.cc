@@ -53,7 +53,9 @@ Json OfRun(const ReportedRun& run) {
   json["last_eval_loss"] = FigureOrNull(statistics.last_eval_loss);
   json["seconds"] = statistics.seconds;
   json["tokens_per_s"] = OrNull(statistics.tokens_per_s);
+  json["planned_tokens_per_s"] = OrNull(record.Planned("forecast.tokens_per_s"));
   json["median_step"] = MedianStep(statistics);
+  json["planned_step_s"] = OrNull(record.Planned("forecast.step_s"));
   json["read_bytes_per_step"] = Whole(statistics.read_bytes);
   json["planned_read_bytes_per_step"] = Whole(record.Planned("read_bytes_per_step"));
   json["write_bytes_per_step"] = Whole(statistics.write_bytes);

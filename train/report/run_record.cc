@@ -95,9 +95,16 @@ std::string RunRecord::Setting(std::string_view option) const {
   return found == settings.end() ? "" : found->second;
 }
 
-double RunRecord::Planned(const std::string& key) const {
-  const auto found = plan.find(key);
-  return found != plan.end() && found->is_number() ? found->get<double>() : kMissing;
+double RunRecord::Planned(std::string_view name) const {
+  const Json* value = &plan;
+  for (;;) {
+    const size_t dot = name.find('.');
+    const auto found = value->find(std::string(name.substr(0, dot)));
+    if (found == value->end()) return kMissing;
+    value = &*found;
+    if (dot == name.npos) return value->is_number() ? value->get<double>() : kMissing;
+    name.remove_prefix(dot + 1);
+  }
 }
 
 absl::StatusOr<std::vector<RunRecord>> ReadRuns(const std::vector<std::string>& folders) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,8 +27,8 @@ struct RunRecord {
 
   // The value of an option; "" where it is not known.
   std::string Setting(std::string_view option) const;
-  // A number of the plan; kMissing where it has none.
-  double Planned(const std::string& key) const;
+  // A number of the plan, "forecast.step_s"; kMissing where it has none.
+  double Planned(std::string_view name) const;
 };
 
 // Where a folder is no run: the error of ReadRunJson. What is damaged besides is a note. UsageError

@@ -127,8 +127,9 @@ void AddFigures(std::span<const ReportedRun> runs, std::vector<ReportRow>& rows)
   });
   add("median step", [](const ReportedRun& run) {
     const StepFigure& median = run.statistics.median_step_s;
-    return median.step < 0 ? ""
-                           : fmt::format("{} (step {})", SecondsText(median.value), median.step);
+    if (median.step < 0) return std::string();
+    const double planned = run.record.Planned("forecast.step_s");
+    return fmt::format("{}, step {}", BesidePlan(median.value, planned, SecondsText), median.step);
   });
   add("read a step", [](const ReportedRun& run) {
     return BesidePlan(run.statistics.read_bytes, run.record.Planned("read_bytes_per_step"),

@@ -39,6 +39,7 @@ class RecordedRun {
                             {"read_bytes_per_step", 1000000},
                             {"write_bytes_per_step", 1000000},
                             {"durability", "step"},
+                            {"forecast", {{"step_s", 0.2}, {"tokens_per_s", 640.0}}},
                             {"rated_tbw", 600.0}})
                           .dump());
     Write(paths.metrics, kRecordedMetrics);

@@ -31,7 +31,7 @@ constexpr char kGoldenText[] = R"(
   best held-out loss           5.1250 at step 2
   last held-out loss           5.2500 at step 4
   tokens/s                     263
-  median step                  250 ms (step 2)
+  median step                  250 ms (plan 200 ms: 125.0 % of it), step 2
   read a step                  1.00 MB (plan 1.00 MB: 100.0 % of it)
   written a step               0 B (plan 1.00 MB: 0.0 % of it)
   memory charged               120 MiB (plan 128 MiB: 93.8 % of it)
@@ -87,7 +87,7 @@ TEST(Report, IsAPageWithAllChartsInTheRunFolder) {
   // Loss 3 and held-out loss 3; speed, bytes read and written 4 each; a bar for each step.
   EXPECT_EQ(CountText(page, "<circle"), 6 + 3 * 4);
   EXPECT_EQ(CountText(page, "class=\"bar\""), 4);
-  EXPECT_EQ(CountText(page, "<path class=\"level"), 2 * 2);  // and in their legends
+  EXPECT_EQ(CountText(page, "<path class=\"level"), 2 * 3);  // and in their legends
   EXPECT_THAT(page, HasSubstr("/models/&lt;b&gt;&amp;&quot;tiny&quot;"));
   EXPECT_THAT(page,
               AllOf(Not(HasSubstr("<b>")), Not(HasSubstr("<script")), Not(HasSubstr("http://")),
@@ -159,6 +159,7 @@ TEST(Report, AsJsonHasFiguresAndPlan) {
   EXPECT_EQ(json["last_loss"], Json::parse(R"({"step":4,"value":4.5})"));
   EXPECT_EQ(json["num_steps"], 6);
   EXPECT_EQ(json["median_step"]["parts_s"]["wait for commit"], 0.05);
+  EXPECT_EQ(json["planned_step_s"], 0.2);
   EXPECT_EQ(json["read_bytes_per_step"], 1'000'000);
   EXPECT_EQ(json["planned_host_bytes"], 134'217'728);
   EXPECT_EQ(json["skipped_steps"], 1);

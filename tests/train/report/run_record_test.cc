@@ -26,7 +26,9 @@ TEST(RunRecord, HasSettingsPlanLengthAndSteps) {
   EXPECT_EQ(record.Setting("batch"), "2");
   EXPECT_EQ(record.Setting("threads"), "");
   EXPECT_EQ(record.Planned("rated_tbw"), 600);
-  EXPECT_THAT(record.Planned("durability"), IsNan());
+  EXPECT_EQ(record.Planned("forecast.step_s"), 0.2);
+  EXPECT_THAT(record.Planned("forecast"), IsNan());
+  EXPECT_THAT(record.Planned("rated_tbw.step_s"), IsNan());
   EXPECT_THAT(record.Planned("no_such"), IsNan());
   EXPECT_EQ(record.metrics.steps().size(), 5u);
   EXPECT_THAT(record.notes, IsEmpty());
