@@ -1,4 +1,4 @@
-// What `forebay report` does: reads runs, and writes or returns a report of them in one of its
+// The work of `forebay report`: reads runs, and writes or returns a report of them in one of its
 // forms.
 #pragma once
 

@@ -30,7 +30,7 @@ absl::StatusOr<std::string> ForEachLine(const std::string& path,
     if (count < 0) return StorageErrorWithAdvice(fmt::format("reading '{}' failed", path), errno);
     if (count == 0) return line;
     std::string_view rest(piece.data(), static_cast<size_t>(count));
-    for (size_t end = rest.find('\n'); end != rest.npos; end = rest.find('\n')) {
+    for (size_t end = rest.find('\n'); end != std::string_view::npos; end = rest.find('\n')) {
       line += rest.substr(0, end);
       take(line);
       line.clear();
@@ -114,7 +114,7 @@ absl::StatusOr<ReadMetrics> ReadMetricsFile(const std::string& path) {
   int64_t num_replaced = 0;
   const auto take = [&](std::string_view line) {
     ++number;
-    if (line.find_first_not_of(" \t\r") == line.npos) return;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     const absl::StatusOr<Json> json = ParseJson(line, path);
     if (const int64_t step = StepInLine(json); step >= 0) {
       num_replaced += read.table.Add(step, *json) ? 0 : 1;

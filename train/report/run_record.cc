@@ -102,7 +102,7 @@ double RunRecord::Planned(std::string_view name) const {
     const auto found = value->find(std::string(name.substr(0, dot)));
     if (found == value->end()) return kMissing;
     value = &*found;
-    if (dot == name.npos) return value->is_number() ? value->get<double>() : kMissing;
+    if (dot == std::string_view::npos) return value->is_number() ? value->get<double>() : kMissing;
     name.remove_prefix(dot + 1);
   }
 }

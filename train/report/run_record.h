@@ -1,5 +1,5 @@
-// What is known of a run from the files of its folder: settings, plan, steps. Reads alone; the run
-// may be going on meanwhile.
+// A run as the files of its folder tell it: settings, plan, steps. Reads alone; the run may be
+// going on meanwhile.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,7 @@ double Sum(const std::vector<double>& values) {
   return sum;
 }
 
-// Of the rows that are 1.
+// Rows that are 1; -1 where none has a number.
 int64_t CountOf(const std::vector<double>& values) {
   return SortedRows(values).empty() ? -1 : static_cast<int64_t>(Sum(values));
 }

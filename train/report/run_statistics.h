@@ -23,8 +23,8 @@ struct RunStatistics {
   StepFigure first_eval_loss;
   StepFigure best_eval_loss;
   StepFigure last_eval_loss;
-  // Of the steps with times, the one in the middle when they are sorted by them (of an even number
-  // of steps the shorter one), and where its time went.
+  // The step in the middle, when those with times are sorted by them (of two the shorter one), and
+  // where its time went.
   StepFigure median_step_s;
   StepParts median_parts{};
   double seconds = 0;              // of all steps with times

@@ -22,7 +22,7 @@ double OrZero(double value) {
   return std::isfinite(value) ? std::max(value, 0.0) : 0.0;
 }
 
-// What is left of `whole`; nothing where that is rounding.
+// The rest of `whole`; nothing where that is rounding.
 double Left(double whole, double parts) {
   return whole - parts > kRounding * whole ? whole - parts : 0.0;
 }

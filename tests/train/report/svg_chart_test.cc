@@ -77,7 +77,7 @@ TEST(StackedChart, HasABarForEachStepWhosePartsStandOnEachOther) {
   const std::string svg = DrawStackedChart(chart);
   EXPECT_EQ(CountText(svg, "class=\"bar\""), 3);
   EXPECT_THAT(svg, HasSubstr("step 2: 4 s\ncompute: 2 s\nwait: 2 s"));
-  // Of 208 units for 4 seconds: the upper half, on top of the lower one.
+  // The plot has 208 units for 4 seconds: the upper half stands on the lower one.
   EXPECT_THAT(svg, HasSubstr("y=\"114.00\" width=\"317.00\" height=\"104.00\""));
   EXPECT_THAT(svg, HasSubstr("y=\"10.00\" width=\"317.00\" height=\"104.00\""));
   EXPECT_EQ(CountText(svg, "class=\"plot\""), 2);
