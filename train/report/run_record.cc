@@ -95,15 +95,15 @@ std::string RunRecord::Setting(std::string_view option) const {
   return found == settings.end() ? "" : found->second;
 }
 
-double RunRecord::Planned(std::string_view name) const {
+double RunRecord::Planned(std::string_view key) const {
   const Json* value = &plan;
   for (;;) {
-    const size_t dot = name.find('.');
-    const auto found = value->find(std::string(name.substr(0, dot)));
+    const size_t dot = key.find('.');
+    const auto found = value->find(std::string(key.substr(0, dot)));
     if (found == value->end()) return kMissing;
     value = &*found;
     if (dot == std::string_view::npos) return value->is_number() ? value->get<double>() : kMissing;
-    name.remove_prefix(dot + 1);
+    key.remove_prefix(dot + 1);
   }
 }
 

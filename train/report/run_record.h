@@ -28,7 +28,7 @@ struct RunRecord {
   // The value of an option; "" where it is not known.
   std::string Setting(std::string_view option) const;
   // A number of the plan, "forecast.step_s"; kMissing where it has none.
-  double Planned(std::string_view name) const;
+  double Planned(std::string_view key) const;
 };
 
 // Where a folder is no run: the error of ReadRunJson. What is damaged besides is a note. UsageError

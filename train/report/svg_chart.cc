@@ -42,7 +42,7 @@ struct Frame {
   }
 };
 
-std::string Text(double x, double y, const char* place, const std::string& text) {
+std::string LabelAt(double x, double y, const char* place, const std::string& text) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"{}\">{}</text>\n", x, y, place,
                      XmlEscaped(text));
 }
@@ -55,16 +55,16 @@ std::string DrawAxes(const Frame& frame) {
     const double y = frame.AtY(tick);
     svg += fmt::format("<path class=\"rule\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kLeft, y,
                        kWidth - kRight);
-    svg += Text(kLeft - 8, y + 4, "end", frame.y.LabelOf(tick));
+    svg += LabelAt(kLeft - 8, y + 4, "end", frame.y.LabelOf(tick));
   }
   for (const double tick : frame.x.Ticks()) {
     const double x = frame.AtX(tick);
     svg += fmt::format("<path class=\"axis\" d=\"M{:.1f} {:.1f}v5\"/>\n", x, bottom);
-    svg += Text(x, bottom + 18, "mid", frame.x.LabelOf(tick));
+    svg += LabelAt(x, bottom + 18, "mid", frame.x.LabelOf(tick));
   }
   svg += fmt::format("<path class=\"axis\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", kLeft, bottom,
                      kWidth - kRight);
-  return svg + Text((kLeft + kWidth - kRight) / 2, bottom + 35, "mid", "step");
+  return svg + LabelAt((kLeft + kWidth - kRight) / 2, bottom + 35, "mid", "step");
 }
 
 std::string Svg(const std::string& label, const std::string& body) {

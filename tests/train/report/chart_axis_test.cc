@@ -39,7 +39,7 @@ TEST(ChartAxis, HasAUnitThatSuitsItsValues) {
 }
 
 // A value may be beyond the last tick by so little that nobody sees it.
-constexpr double kRounding = 1e-8;
+constexpr double kUnseen = 1e-8;
 
 // Whatever a line says, an axis has a range and a few ticks.
 TEST(ChartAxis, OfAnyValuesThatAreDrawnIsFinite) {
@@ -48,8 +48,8 @@ TEST(ChartAxis, OfAnyValuesThatAreDrawnIsFinite) {
       if (most < least) continue;
       const ChartAxis axis(Quantity::kNumber, least, most);
       EXPECT_LT(axis.begin(), axis.end());
-      EXPECT_GE(axis.ShareOf(least), -kRounding);
-      EXPECT_LE(axis.ShareOf(most), 1 + kRounding);
+      EXPECT_GE(axis.ShareOf(least), -kUnseen);
+      EXPECT_LE(axis.ShareOf(most), 1 + kUnseen);
       EXPECT_GE(axis.Ticks().size(), 2u) << least << " " << most;
       EXPECT_LE(axis.Ticks().size(), 9u) << least << " " << most;
       for (const std::string& label : Labels(axis)) EXPECT_LE(label.size(), 10u) << label;
