@@ -12,9 +12,9 @@
 namespace forebay {
 namespace {
 
-using TextOf = std::function<std::string(const ReportedRun&)>;
+using ValueOfRun = std::function<std::string(const ReportedRun&)>;
 
-void AddRow(std::span<const ReportedRun> runs, std::string name, const TextOf& text_of,
+void AddRow(std::span<const ReportedRun> runs, std::string name, const ValueOfRun& text_of,
             std::vector<ReportRow>& rows) {
   ReportRow row = {std::move(name), {}};
   for (const ReportedRun& run : runs) row.values.push_back(text_of(run));
@@ -118,7 +118,7 @@ void AddLosses(std::span<const ReportedRun> runs, std::vector<ReportRow>& rows) 
 }
 
 void AddFigures(std::span<const ReportedRun> runs, std::vector<ReportRow>& rows) {
-  const auto add = [&](const char* name, const TextOf& text_of) {
+  const auto add = [&](const char* name, const ValueOfRun& text_of) {
     AddRow(runs, name, text_of, rows);
   };
   add("tokens/s", [](const ReportedRun& run) {
@@ -187,7 +187,7 @@ std::vector<ReportRow> SummaryRows(std::span<const ReportedRun> runs) {
 std::vector<ReportRow> BreakdownRows(std::span<const ReportedRun> runs) {
   std::vector<ReportRow> rows;
   for (size_t part = 0; part < kNumStepParts; ++part) {
-    const TextOf text_of = [&](const ReportedRun& run) -> std::string {
+    const ValueOfRun text_of = [&](const ReportedRun& run) -> std::string {
       const double seconds = run.statistics.median_parts[part];
       if (!(seconds > 0)) return "";
       return fmt::format("{} ({:.1f} %)", SecondsText(seconds),
