@@ -125,6 +125,17 @@ need_deepspeed_sources() {
   rm -rf "$download"
 }
 
+# need_browser: Chromium, in which the page of a report is looked at. Where apt has no package of it (Ubuntu's is a snap) those
+# tests are skipped.
+need_browser() {
+  if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then return; fi
+  if apt-cache policy chromium 2>/dev/null | grep -q 'Candidate: [0-9]'; then
+    need_packages chromium
+  else
+    say "there is no browser here: the tests that look at a report in one will be skipped"
+  fi
+}
+
 # need_guest: in build/guest a kernel and busybox for the guest of the power-cut tests, unpacked, not installed. Where there
 # is no package of one those tests are skipped.
 need_guest() {

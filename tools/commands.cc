@@ -24,6 +24,8 @@ std::vector<CommandEntry> ForebayCommands() {
        "forebay eval --model=runs/book/model --data=held_out.txt", MakeEvalCommand},
       {"inspect", "tensors, shapes, dtypes, bytes and digest of a model folder or a run",
        "forebay inspect runs/book --hash", MakeInspectCommand},
+      {"report", "what runs did, beside their plans: a page with charts, text, CSV, TensorBoard",
+       "forebay report runs/book", MakeReportCommand},
       {"export", "the committed step of a run as a Hugging Face folder",
        "forebay export runs/book --out=models/book", MakeExportCommand},
       {"init", "a model with random weights from a config.json",

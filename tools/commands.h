@@ -20,6 +20,7 @@ std::unique_ptr<Command> MakeInitCommand();
 std::unique_ptr<Command> MakeCleanCommand();
 std::unique_ptr<Command> MakeExportCommand();
 std::unique_ptr<Command> MakeDoctorCommand();
+std::unique_ptr<Command> MakeReportCommand();
 
 // Runs `forebay-data` with these arguments on our terminal and returns its exit code.
 int RunDataCommand(const std::vector<std::string>& args);

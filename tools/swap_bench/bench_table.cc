@@ -8,6 +8,7 @@
 #include "fmt/format.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/format.h"
+#include "forebay/base/markup.h"
 
 namespace forebay {
 namespace {
@@ -206,14 +207,6 @@ std::string Verdicts(const BenchReport& report,
     text += "\n";
   }
   return text;
-}
-
-// A field as RFC 4180 has it.
-std::string CsvField(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
 }
 
 std::string CsvOrEmpty(const std::optional<double>& value) {

@@ -10,6 +10,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/format.h"
+#include "forebay/base/markup.h"
 #include "forebay/tools/swap_bench/bench_table.h"
 
 namespace forebay {
@@ -25,24 +26,11 @@ constexpr double kCell = 56;  // of a heat map
 constexpr std::array<const char*, 8> kColours = {"#1b6ca8", "#d1495b", "#2e8b57", "#8e5ea2",
                                                  "#e08e0b", "#4b4b4b", "#00a5a5", "#b03a7a"};
 
-std::string Escaped(const std::string& text) {
-  std::string escaped;
-  for (const char c : text) {
-    // Control characters, which a folder's name may have, are none that XML has a spelling for.
-    escaped += c == '<'                                          ? std::string("&lt;")
-               : c == '>'                                        ? std::string("&gt;")
-               : c == '&'                                        ? std::string("&amp;")
-               : static_cast<unsigned char>(c) < ' ' || c == 127 ? std::string("?")
-                                                                 : std::string(1, c);
-  }
-  return escaped;
-}
-
 std::string TextAt(double x, double y, const std::string& text, const char* anchor = "start",
                    int size = 12) {
   return fmt::format(
       "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{}\" text-anchor=\"{}\">{}</text>\n", x, y, size,
-      anchor, Escaped(text));
+      anchor, XmlEscaped(text));
 }
 
 std::string Document(double width, double height, const std::string& body) {
@@ -51,15 +39,6 @@ std::string Document(double width, double height, const std::string& body) {
       "font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" "
       "fill=\"white\"/>\n{}</svg>\n",
       kSvgMark, width, height, body);
-}
-
-// 1, 2 or 5 times a power of ten, such that about five steps reach `span`.
-double StepFor(double span) {
-  const double power = std::pow(10, std::floor(std::log10(span / 5)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= span / 5) return factor * power;
-  }
-  return 10 * power;
 }
 
 using Line = std::vector<std::pair<double, double>>;
@@ -100,11 +79,11 @@ class Panel {
       return bottom - y / top_y * (kPanelHeight - kTop - kBottom);
     };
     std::string body = TextAt(kLeft, top_ + 20, title_, "start", 15);
-    for (double y = 0; y <= top_y; y += StepFor(top_y)) {
+    for (double y = 0; y <= top_y; y += RoundStep(top_y)) {
       body += Rule(kLeft, at_y(y), kWidth - kRight, at_y(y));
       body += TextAt(kLeft - 8, at_y(y) + 4, fmt::format("{:g}", y), "end");
     }
-    for (double x = left_x; x <= right_x * 1.0001; x = log_x_ ? x * 10 : x + StepFor(right_x)) {
+    for (double x = left_x; x <= right_x * 1.0001; x = log_x_ ? x * 10 : x + RoundStep(right_x)) {
       body += Rule(at_x(x), bottom, at_x(x), bottom + 5);
       body += TextAt(at_x(x), bottom + 18, fmt::format("{:g}", x), "middle");
     }
