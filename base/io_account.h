@@ -1,4 +1,4 @@
-// What the kernel has counted of the storage traffic of this process.
+// The storage traffic of this process, as the kernel has counted it.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What the threads of the process did, and when, while a recording goes on: for a trace of some
-// steps. Without one a scope costs one load.
+// A recording of what the threads of the process do, and when: for a trace of some steps. While
+// none goes on, a scope costs one load.
 //
 // Events go into memory that the recording was given, in chunks that each thread takes for itself:
 // nothing is allocated and nobody waits. What does not fit is counted.
@@ -42,7 +42,7 @@ struct TraceEvent {
   int32_t label = -1;  // of kRead, kWrite and kFlush: TraceRecorder::labels
   TraceRow row = TraceRow::kThread;
   Activity activity = {};
-  // Of a transfer: until `started_ns` it waited in the engine's queue. `total_bytes`: what the
+  // A transfer alone: until `started_ns` it waited in the engine's queue. `total_bytes`: what the
   // engine had read, or written, when it was complete.
   int64_t started_ns = 0;
   int64_t offset_bytes = 0;
@@ -114,7 +114,7 @@ class TraceRecorder {
   std::atomic<int> num_labels_ = 0;
 };
 
-// Of the calling thread, in recordings that begin later. At most 31 bytes of it.
+// Names the calling thread in recordings that begin later. At most 31 bytes of it.
 void NameThreadInTraces(std::string_view name);
 
 // The calling thread does this until the end of the scope.
@@ -130,7 +130,7 @@ class TraceScope {
       : recorder_(TraceRecorder::Active()), name_(name), of_(of) {
     if (recorder_ != nullptr) begin_ns_ = TraceNowNs();
   }
-  // What the thread does; on the training thread, what it waits for.
+  // An activity; on the training thread, a wait with that cause.
   explicit TraceScope(Activity activity) : recorder_(TraceRecorder::Active()), activity_(activity) {
     if (recorder_ != nullptr) begin_ns_ = TraceNowNs();
   }

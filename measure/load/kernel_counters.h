@@ -1,4 +1,4 @@
-// What the kernel counts, so that a benchmark need not believe itself: what the disk did, CPU time.
+// Counts of the kernel, so that a benchmark need not believe itself: what the disk did, CPU time.
 // base/io_account.h has the bytes of this process.
 #pragma once
 

@@ -1,6 +1,5 @@
 #include "forebay/train/files/committed_trainer.h"
 
-#include <limits>
 #include <optional>
 
 #include "fmt/format.h"
@@ -49,7 +48,7 @@ bool IsScalerState(const Json& value) {
 }
 
 bool IsByteCount(const Json& value) {
-  return IsIntegerIn(value, 0, std::numeric_limits<int64_t>::max() / 2);
+  return IsIntegerIn(value, 0, int64_t{1} << 62);
 }
 
 // A line of metrics.jsonl.

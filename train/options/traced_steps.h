@@ -1,4 +1,4 @@
-// Which steps --trace records, and whether it can be done.
+// The steps that --trace records, and whether it can be done.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What --max_tbw leaves room for: bytes that all sessions of a run write to the disks of its store.
-// Pure.
+// The arithmetic of --max_tbw, a limit of what all sessions of a run write to the disks of its
+// store. Pure.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace forebay {
 
-// Of --max_tbw; 0: no limit.
+// The limit; 0: none.
 int64_t MostWrittenBytes(const TrainOptions& options);
 
-// What making the store may write.
+// Making the store writes no more.
 int64_t StoreFillBytes(const Plan& plan);
 
-// What one step may write at most, with a commit, and computed twice where updates are speculative.
+// One step writes no more, with a commit, and computed twice where updates are speculative.
 int64_t MostBytesOfAStep(const Plan& plan);
 
 // The steps of a new run until it would stop for --max_tbw; nullopt: without a limit, or where

@@ -49,8 +49,8 @@ bool ComesBefore(const TraceEvent* a, const TraceEvent* b) {
   return std::tuple(a->begin_ns, -a->end_ns) < std::tuple(b->begin_ns, -b->end_ns);
 }
 
-// What a thread did when: of activities within one another, the innermost. `events`: sorted by
-// ComesBefore, properly nested.
+// The activities of a thread one after another: of those within one another, the innermost.
+// `events`: sorted by ComesBefore, properly nested.
 std::vector<Segment> InnermostActivities(const std::vector<const TraceEvent*>& events) {
   std::vector<Segment> segments;
   std::vector<const TraceEvent*> open;

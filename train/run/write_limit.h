@@ -1,5 +1,5 @@
-// What all sessions of a run have written to the disks of its store, as the engine counts it, and
-// the stop that --max_tbw asks for before that is too much. The sum goes with every commit.
+// Counts what all sessions of a run write to the disks of its store, as the engine has it, and
+// makes the stop that --max_tbw asks for before that is too much. The sum goes with every commit.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace forebay {
 // Owned by the training thread.
 class WriteLimit {
  public:
-  // Of a run that is resumed, what was written after its commit counts too: the steps that
-  // metrics.jsonl has lines of, and one that has none. StorageError.
+  // For a run that is resumed, what was written after its commit counts too: by the steps that
+  // metrics.jsonl has lines of, and by one that has none. StorageError.
   static absl::StatusOr<WriteLimit> Create(const PreparedRun& run);
 
   // Written by all sessions up to now.
@@ -28,7 +28,7 @@ class WriteLimit {
 
   // InterruptedError where one more step, and saving what it leaves, might be more than the limit.
   absl::Status CheckNextStep() const;
-  // What a step has written, once it has ended.
+  // To be told of each step.
   void AfterStep(int64_t write_bytes);
 
   // A warning, once, where the kernel has counted more than 1.1 times what the engine did since the

@@ -158,7 +158,7 @@ absl::Status CheckTokenizerIsTheRuns(const PreparedRun& run) {
                   JoinPath(run.model_directory, kTokenizerName)));
 }
 
-// Of a new run: whether it comes to a first step.
+// Whether a new run comes to a first step.
 absl::Status CheckWriteLimit(const PreparedRun& run) {
   const int64_t limit = MostWrittenBytes(run.options);
   const int64_t fill = StoreFillBytes(run.plan);

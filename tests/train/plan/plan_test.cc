@@ -8,7 +8,6 @@
 #include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/train/export/export_weights.h"
-#include "forebay/train/plan/write_budget.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,7 +15,6 @@ namespace forebay {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -232,25 +230,6 @@ TEST(Plan, StepsThatShareACommitShareItsBytes) {
   const auto plan = MakePlan(SmolLm2(), options, BigMachine());
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->write_bytes_per_step, 2 * all + plan->commit_bytes / 4);
-}
-
-TEST(Plan, SaysAfterHowManyStepsALimitOfBytesStopsARun) {
-  TrainOptions options = SmallRun();
-  const auto plan = MakePlan(SmolLm2(), options, BigMachine());
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_TRUE(ToJson(*plan)["steps_within_max_tbw"].is_null());
-  EXPECT_THAT(FormatPlan(*plan, SmolLm2(), options), Not(HasSubstr("--max_tbw")));
-  // What makes the store, nine steps, and the last one with what saves it.
-  const int64_t bytes =
-      StoreFillBytes(*plan) + 9 * plan->write_bytes_per_step + 2 * MostBytesOfAStep(*plan);
-  options.max_tbw = static_cast<double>(bytes + 1) * 1e-12;
-  const auto limited = MakePlan(SmolLm2(), options, BigMachine());
-  ASSERT_TRUE(limited.ok()) << limited.status();
-  EXPECT_EQ(ToJson(*limited)["steps_within_max_tbw"], 10);
-  EXPECT_THAT(FormatPlan(*limited, SmolLm2(), options),
-              HasSubstr("stops a new run after 10 steps"));
-  options.max_tbw = static_cast<double>(StoreFillBytes(*plan)) * 1e-12;
-  EXPECT_EQ(MakePlan(SmolLm2(), options, BigMachine())->steps_within_limit, 0);
 }
 
 TEST(Plan, AllOnNvmeReadsWeightsTwiceAndStateOnceButWhatTheWindowStillHolds) {

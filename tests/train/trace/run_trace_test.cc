@@ -150,7 +150,7 @@ void ExpectWaitsAreThoseOfTheMetrics(const TraceRows& rows, const std::map<int64
       traced_s += static_cast<double>(Covered(waits, step.begin_ns, step.end_ns)) * 1e-9;
       counted_s += lines.at(step.args["step"].get<int64_t>())["waits"][cause].get<double>();
     }
-    // What lies between the looks at two clocks, some hundred times.
+    // Some time lies between the looks at two clocks, some hundred times.
     EXPECT_NEAR(traced_s, counted_s, 2e-3 + 0.05 * counted_s) << cause;
   }
 }
