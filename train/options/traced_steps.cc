@@ -30,13 +30,13 @@ absl::Status CheckTraceFile(const TrainOptions& options) {
 
 absl::StatusOr<StepRange> TracedSteps(const TrainOptions& options, int64_t first_step,
                                       int64_t num_steps) {
-  const StepRange& said = options.trace_steps;
-  if (said.first == 0) {
-    const int64_t first = std::min(first_step + 1, num_steps);
-    return StepRange{first, std::min(first + kStepsUnlessSaid - 1, num_steps)};
-  }
   const int64_t last_step =
       options.stop_after > 0 ? std::min(num_steps, first_step + options.stop_after - 1) : num_steps;
+  const StepRange& said = options.trace_steps;
+  if (said.first == 0) {
+    const int64_t first = std::min(first_step + 1, last_step);
+    return StepRange{first, std::min(first + kStepsUnlessSaid - 1, last_step)};
+  }
   if (said.first >= first_step && said.last <= last_step) return said;
   return UsageError(fmt::format(
       "--trace_steps={}-{}: this process trains the steps {} to {}. Name some of those, or leave "

@@ -105,7 +105,7 @@ class TraceText {
   absl::Status Close() {
     Write();
     FOREBAY_RETURN_IF_ERROR(status_);
-    fd_.reset();
+    fd_.Reset();
     if (std::rename(temporary_.c_str(), path_.c_str()) == 0) return absl::OkStatus();
     return StorageError(fmt::format("renaming '{}' to '{}' failed", temporary_, path_), errno);
   }

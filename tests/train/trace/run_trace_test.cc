@@ -13,6 +13,7 @@
 #include "forebay/base/file.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "forebay/train/files/run_folder.h"
+#include "forebay/train/options/traced_steps.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -160,8 +161,7 @@ class RunTraceTest : public testing::Test {
   TrainOptions Traced(TrainOptions options) const {
     options.steps = 5;
     options.trace = folder_.Path("trace.json");
-    // The least that works is with the memory for the trace another.
-    options.ram_bytes += int64_t{32} << 20;
+    options.ram_bytes += kTraceBytes;  // so that a run with the least that works is still that
     return options;
   }
   TraceRows Rows() const { return ReadTrace(folder_.Path("trace.json")); }
@@ -222,7 +222,12 @@ TEST_F(RunTraceTest, HoldsForEveryWayToUpdate) {
   ways["speculative"] = task_.TightRun(folder_.Path("speculative"));
   ways["speculative"].gradients = GradientChoice::kSpeculate;
   ways["speculative"].clip = 0;
-  ways["speculative"].ram_bytes += int64_t{4} << 20;
+  ways["speculative"].ram_bytes += int64_t{1} << 20;  // weights are staged too
+  ways["computed twice"] = ways["speculative"];
+  ways["computed twice"].out = folder_.Path("twice");
+  ways["computed twice"].clip = 1e-3;
+  ways["spilled activations"] = task_.TightRun(folder_.Path("spilled"));
+  ways["spilled activations"].activations_tier = ActivationsTier::kNvme;
   for (const auto& [name, way] : ways) {
     SCOPED_TRACE(name);
     const TrainOptions options = Traced(way);
