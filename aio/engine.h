@@ -64,11 +64,13 @@ class IoOp {
   // Below: guarded by the engine's lock while the op is pending. All of an op's bookkeeping lies in
   // the op, so that submitting allocates nothing.
   Cancelled cancelled_ = Cancelled::kNo;
-  bool queued_ = false;      // in its device's queue, so part of it has not started yet
-  bool waited_for_ = false;  // a thread sleeps until it is done
-  int num_in_flight_ = 0;    // pieces
-  int64_t taken_bytes_ = 0;  // from the front: started, and perhaps complete
-  int64_t progress_us_ = 0;  // when it was submitted, or a piece of it last started or ended
+  bool queued_ = false;       // in its device's queue, so part of it has not started yet
+  bool waited_for_ = false;   // a thread sleeps until it is done
+  int num_in_flight_ = 0;     // pieces
+  int64_t taken_bytes_ = 0;   // from the front: started, and perhaps complete
+  int64_t progress_us_ = 0;   // when it was submitted, or a piece of it last started or ended
+  int64_t submitted_ns_ = 0;  // while a trace is recorded (base/trace.h); 0: before
+  int64_t started_ns_ = 0;    // the same, of its first piece
   absl::Status status_;
   IoOp* next_ = nullptr;
 };

@@ -152,6 +152,8 @@ void EngineBase::Submit(IoOp& op) {
   op.num_in_flight_ = 0;
   op.taken_bytes_ = 0;
   op.progress_us_ = ClockUs();
+  op.submitted_ns_ = TraceRecorder::Active() == nullptr ? 0 : TraceNowNs();
+  op.started_ns_ = 0;
   ++file.num_pending;
   ++num_pending_;
   op.state_.store(IoOp::State::kPending, std::memory_order_relaxed);
@@ -249,6 +251,7 @@ EngineBase::Slot* EngineBase::Start(Lock&) {
   device->Direction(op.kind) += piece.bytes;
   ++op.num_in_flight_;
   op.progress_us_ = now_us;
+  if (op.submitted_ns_ != 0 && op.started_ns_ == 0) op.started_ns_ = TraceNowNs();
   return slot;
 }
 
@@ -302,11 +305,29 @@ void EngineBase::Complete(IoOp& op) {
     stats_.read_ops += op.kind == IoKind::kRead ? 1 : 0;
     stats_.write_ops += op.kind == IoKind::kWrite ? 1 : 0;
     (op.kind == IoKind::kRead ? stats_.read_bytes : stats_.write_bytes) += bytes;
+    TraceRecorder* const recorder = TraceRecorder::Active();
+    if (recorder != nullptr) Trace(op, *recorder);
   }
   // Sleepers that wait for others stay asleep.
   wake_waiters_ = wake_waiters_ || op.waited_for_ || num_pending_ == 0;
   // The last touch: the owner may end the op as soon as it sees this.
   op.state_.store(IoOp::State::kDone, std::memory_order_release);
+}
+
+// Requires: it is counted.
+void EngineBase::Trace(const IoOp& op, TraceRecorder& recorder) {
+  TraceEvent event;
+  event.row = op.kind == IoKind::kFlush  ? TraceRow::kFlush
+              : op.kind == IoKind::kRead ? TraceRow::kRead
+                                         : TraceRow::kWrite;
+  event.end_ns = TraceNowNs();
+  event.begin_ns = op.submitted_ns_ != 0 ? op.submitted_ns_ : recorder.begin_ns();
+  event.started_ns = std::max(op.started_ns_, event.begin_ns);
+  event.label = recorder.LabelOf(FileAt(op.file).path);
+  event.offset_bytes = op.offset_bytes;
+  event.bytes = static_cast<int64_t>(op.buffer.size());
+  event.total_bytes = op.kind == IoKind::kRead ? stats_.read_bytes : stats_.write_bytes;
+  recorder.Add(event);
 }
 
 void EngineBase::NotifyCompleted(Lock& lock) {

@@ -18,6 +18,7 @@
 #include "forebay/aio/device_queue.h"
 #include "forebay/aio/engine.h"
 #include "forebay/aio/transfer.h"
+#include "forebay/base/trace.h"
 
 namespace forebay {
 
@@ -139,6 +140,7 @@ class EngineBase : public Engine {
   // OK, or why an op cannot even be queued.
   absl::Status Refusal(const IoOp& op, const File& file) const;
   void Complete(IoOp& op);
+  void Trace(const IoOp& op, TraceRecorder& recorder);
   void CompleteIfOver(IoOp& op);
   void CancelOp(Lock& lock, IoOp& op, IoOp::Cancelled why);
   void GiveUp(IoOp& op);

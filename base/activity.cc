@@ -74,7 +74,7 @@ void ActivityClock::BelongsToThisThread() {
   clock_of_this_thread = this;
 }
 
-ActivityScope::ActivityScope(Activity activity) : clock_(clock_of_this_thread) {
+ActivityScope::ActivityScope(Activity activity) : clock_(clock_of_this_thread), trace_(activity) {
   if (clock_ != nullptr) before_ = clock_->Enter(activity);
 }
 

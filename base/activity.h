@@ -8,6 +8,8 @@
 #include <mutex>
 #include <string_view>
 
+#include "forebay/base/trace.h"
+
 namespace forebay {
 
 // What a step may wait for.
@@ -57,7 +59,8 @@ class ActivityClock {
   Clock::time_point since_ = Clock::now();
 };
 
-// The calling thread does this until the end of the scope. Nothing where it has no clock.
+// The calling thread does this until the end of the scope: as its clock has it, if it has one, and
+// in traces.
 class ActivityScope {
  public:
   explicit ActivityScope(Activity activity);
@@ -68,6 +71,7 @@ class ActivityScope {
  private:
   ActivityClock* const clock_;
   Activity before_ = Activity::kOther;
+  const TraceScope trace_;
 };
 
 }  // namespace forebay

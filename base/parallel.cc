@@ -7,6 +7,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/start_thread.h"
+#include "forebay/base/trace.h"
 
 namespace forebay {
 namespace {
@@ -35,6 +36,7 @@ ThreadPool::ThreadPool(int num_threads, std::string name, std::function<void()> 
           // The kernel keeps 15 characters.
           const std::string thread_name = (name + "-" + std::to_string(thread)).substr(0, 15);
           pthread_setname_np(pthread_self(), thread_name.c_str());
+          NameThreadInTraces(thread_name);
           if (thread_init) thread_init();
           WorkerLoop(thread);
         });

@@ -68,6 +68,7 @@ absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& k
   if (plan_.gradient_area == GradientArea::kAll && !raw_->ReleasedHaveChanged() &&
       !raw_->HaveChanged()) {
     const Stopwatch watch;
+    const TraceScope trace(Activity::kCommit);
     FOREBAY_RETURN_IF_ERROR(
         optimizer_->PublishIntent(step, EncodeUpdate({scalars_, groups_, kept})));
     own_waits_[Activity::kCommit] += watch.Seconds();
@@ -184,6 +185,7 @@ absl::Status LayerSession::FinishUpdates() {
   FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate());
   FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
   const Stopwatch watch;
+  const TraceScope trace(Activity::kWrite);
   FOREBAY_RETURN_IF_ERROR(optimizer_->WriteDeferredState());
   const absl::Status status = optimizer_->AwaitAllWrites();
   own_waits_[Activity::kWrite] += watch.Seconds();
@@ -205,7 +207,10 @@ absl::Status LayerSession::CommitReleased() {
   if (committed_step_ == released_step_) return absl::OkStatus();
   if (!update_is_open_ && raw_->ReleasedHaveChanged()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   const Stopwatch watch;
-  failure_ = WriteCommit();
+  {
+    const TraceScope trace(Activity::kCommit);
+    failure_ = WriteCommit();
+  }
   own_waits_[Activity::kCommit] += watch.Seconds();
   FOREBAY_RETURN_IF_ERROR(failure_);
   update_is_open_ = false;

@@ -6,6 +6,7 @@
 
 #include "fmt/format.h"
 #include "forebay/aio/block_device.h"
+#include "forebay/base/activity.h"
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
@@ -108,6 +109,7 @@ void SpilledActivations::TakeChecksums(int layer, std::span<uint64_t> checksums)
 absl::Status SpilledActivations::Await(int layer) {
   if (layer < 0 || transfers_[layer % shape_.num_buffers].layer != layer) return absl::OkStatus();
   const Stopwatch watch;
+  const TraceScope trace(Activity::kActivations);
   const IoKind kind = transfers_[layer % shape_.num_buffers].kind;
   transfers_[layer % shape_.num_buffers].layer = -1;
   absl::Status status;

@@ -1,5 +1,6 @@
 #include "forebay/optimizer/background_updates.h"
 
+#include "forebay/base/activity.h"
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
@@ -80,6 +81,7 @@ absl::Status BackgroundUpdates::AwaitTile(int tile) {
   const int64_t number = number_of_tile_[static_cast<size_t>(tile)];
   FOREBAY_CHECK(number >= 0);
   const Stopwatch waited;
+  const TraceScope trace(Activity::kHandOver);
   Lock lock(mutex_);
   FOREBAY_CHECK(number < num_taken_);
   progress_.wait(lock, [&] { return number < num_updated_ || !failure_.ok(); });
@@ -106,6 +108,7 @@ void BackgroundUpdates::Drop() {
 
 absl::StatusOr<std::span<std::byte>> BackgroundUpdates::Buffer(int tile) {
   const Stopwatch waited;
+  const TraceScope trace(Activity::kHandOver);
   Lock lock(mutex_);
   const auto num_buffers = static_cast<int64_t>(gradients_.size());
   progress_.wait(lock, [&] { return num_taken_ - num_updated_ < num_buffers || !failure_.ok(); });
@@ -128,6 +131,7 @@ void BackgroundUpdates::Take() {
 // ---- The updates' thread
 
 void BackgroundUpdates::Run() {
+  NameThreadInTraces("updates beside the passes");
   Lock lock(mutex_);
   while (command_ != Command::kQuit) {
     const bool may_update =
@@ -163,7 +167,10 @@ void BackgroundUpdates::UpdateTaken(Lock& lock) {
   const int64_t number = num_updated_;
   const int tile = tiles_[static_cast<size_t>(number)];
   lock.unlock();
-  absl::StatusOr<StagingBuffer> buffer = staged_->Await(tile);
+  absl::StatusOr<StagingBuffer> buffer = [&] {
+    const ActivityScope scope(Activity::kReadState);
+    return staged_->Await(tile);
+  }();
   absl::Status status = buffer.status();
   if (status.ok()) status = update_(tile, *buffer, GradientAt(number));
   if (status.ok()) staged_->Done();

@@ -5,6 +5,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/trace.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/kernels/round_gradient_cuda.h"
 
@@ -50,6 +51,7 @@ absl::Status GradientLanding::Start(const LayerGradient& gradient) {
   }));
   if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
   Place& place = PlaceOf(num_started_);
+  place.started_ns = TraceRecorder::Active() == nullptr ? 0 : TraceNowNs();
   place.num_elems = num_elems;
   const std::span<std::byte> to = place.memory.bytes();
   FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(to.first(num_elems * SizeOf(dtype_)), rounded));
@@ -64,6 +66,16 @@ absl::StatusOr<RoundedGradient> GradientLanding::Land() {
   FOREBAY_CHECK(AnyIsOnItsWay());
   Place& place = PlaceOf(num_landed_);
   FOREBAY_RETURN_IF_ERROR(place.has_landed->Await());
+  TraceRecorder* const recorder = TraceRecorder::Active();
+  if (recorder != nullptr && place.started_ns != 0) {
+    TraceEvent event;
+    event.row = TraceRow::kDevice;
+    event.name = "gradient lands (from its start until the host waits for it)";
+    event.begin_ns = place.started_ns;
+    event.end_ns = TraceNowNs();
+    event.bytes = place.num_elems * SizeOf(dtype_);
+    recorder->Add(event);
+  }
   ++num_landed_;
   const std::span<std::byte> bytes = place.memory.bytes();
   return RoundedGradient{

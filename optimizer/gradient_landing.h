@@ -48,6 +48,7 @@ class GradientLanding {
     HostBuffer memory;
     std::unique_ptr<Event> has_landed;
     int64_t num_elems = 0;
+    int64_t started_ns = 0;  // while a trace is recorded (base/trace.h); 0: before
   };
   GradientLanding(DType dtype, int64_t largest_layer_elems)
       : dtype_(dtype), largest_layer_elems_(largest_layer_elems) {}

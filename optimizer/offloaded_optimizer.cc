@@ -335,6 +335,7 @@ void OffloadedOptimizer::Impl::ChooseHalf() {
 // With all of it written, so that whoever reads a layer next finds what was made of it.
 absl::Status OffloadedOptimizer::Impl::EndSpeculation(bool& complete) {
   const Stopwatch stopwatch;
+  const TraceScope trace(Activity::kHandOver);
   absl::Status status = speculation->End(complete);
   status.Update(writes->AwaitAll());
   const std::lock_guard lock(mutex);

@@ -139,9 +139,11 @@ absl::Status OffloadedOptimizer::Impl::RunKernel(const TileRun& whole, int tile,
       static_cast<size_t>(spec.num_elems * SizeOf(options.gradient_dtype)));
   const bool writes_weights = WritesWeights(spec);
   const bool writes_state = WritesState(tile);
+  const TraceScope trace("update", {.layer = spec.layer, .tile = tile});
   std::mutex damage_mutex;
   absl::Status damage;
   pool.ParallelFor(NumSealParts(spec), [&](int64_t part) {
+    const TraceScope trace_part("part of an update", {.layer = spec.layer, .tile = tile});
     absl::Status intact;
     if (is_read) intact = store->VerifyStatePart(tile, part, state);
     if (weights_are_read) intact.Update(store->VerifyWeightsPart(tile, part, weights));

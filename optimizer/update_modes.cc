@@ -64,6 +64,7 @@ bool UpdateModes::DelayedUpdateIsPending() const {
 absl::Status UpdateModes::FinishDelayedUpdate() {
   if (!impl_->delayed_is_pending) return absl::OkStatus();
   const Stopwatch stopwatch;
+  const TraceScope trace(Activity::kHandOver);
   bool all = false;
   absl::Status status = impl_->delays->End(all);
   status.Update(impl_->writes->AwaitAll());

@@ -6,6 +6,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/trace.h"
 
 namespace forebay {
 
@@ -58,6 +59,7 @@ absl::Status GpuWindow::Stage(Place& place, int layer) {
   const LayerWeights& weights = lease.weights();
   FOREBAY_CHECK(weights.device == DeviceKind::kHost && weights.ready == nullptr);
   FOREBAY_CHECK(static_cast<int64_t>(weights.data.size()) <= place.memory.size_bytes());
+  const TraceScope trace("copy weights to the GPU (enqueue)", {.layer = layer});
   if (place.last_read != nullptr) FOREBAY_RETURN_IF_ERROR(copies_->WaitFor(*place.last_read));
   FOREBAY_RETURN_IF_ERROR(copies_->CopyToDevice(place.memory.address(), weights.data));
   FOREBAY_RETURN_IF_ERROR(copies_->Record(*place.copied));

@@ -5,6 +5,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/trace.h"
 #include "forebay/step/step_schedule.h"
 
 namespace forebay {
@@ -46,6 +47,11 @@ double WorkOf(std::span<const Operation> operations) {
   return work;
 }
 
+// In traces.
+TraceScope ScopeOf(OperationKind kind, int layer, size_t batch = 0) {
+  return TraceScope(NameOf(kind).data(), {.layer = layer, .batch = static_cast<int64_t>(batch)});
+}
+
 }  // namespace
 
 const LayerWeights& HeldWeights::Of(int layer) const {
@@ -77,9 +83,11 @@ absl::Status LayerWalk::Run(ParamSource& source, LayerCompute& compute, const Wa
 }
 
 template <typename Call>
-absl::Status LayerWalk::ForEachBatch(const LayerCompute& compute, const Call& call) const {
+absl::Status LayerWalk::ForEachBatch(const Operation& operation, const LayerCompute& compute,
+                                     const Call& call) const {
   const HeldWeights held(leases_);
   for (size_t batch = 0; batch < compute.num_micro_batches(); ++batch) {
+    const TraceScope trace = ScopeOf(operation.kind, operation.layer, batch);
     FOREBAY_RETURN_IF_ERROR(call(held, batch));
   }
   return absl::OkStatus();
@@ -96,15 +104,15 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       return absl::OkStatus();
     case kForward:
       FOREBAY_RETURN_IF_ERROR(AwaitRoom(layer, hooks));
-      return ForEachBatch(compute, [&](const HeldWeights& weights, size_t batch) {
+      return ForEachBatch(operation, compute, [&](const HeldWeights& weights, size_t batch) {
         return compute.Forward(layer, weights, batch);
       });
     case kLoss:
-      return ForEachBatch(compute, [&](const HeldWeights& weights, size_t batch) {
+      return ForEachBatch(operation, compute, [&](const HeldWeights& weights, size_t batch) {
         return compute.Loss(layer, weights, batch);
       });
     case kLossAndGradient:
-      return ForEachBatch(compute, [&](const HeldWeights& weights, size_t batch) {
+      return ForEachBatch(operation, compute, [&](const HeldWeights& weights, size_t batch) {
         return compute.LossAndGradient(layer, weights, batch);
       });
     case kRecompute:
@@ -112,10 +120,11 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       return absl::OkStatus();
     case kBackward:
       FOREBAY_RETURN_IF_ERROR(AwaitInput(layer, hooks));
-      return ForEachBatch(compute,
+      return ForEachBatch(operation, compute,
                           [&, recomputes = TakeRecompute(layer)](const HeldWeights& weights,
                                                                  size_t batch) -> absl::Status {
                             if (recomputes) {
+                              const TraceScope trace = ScopeOf(kRecompute, layer, batch);
                               FOREBAY_RETURN_IF_ERROR(compute.Recompute(layer, weights, batch));
                             }
                             return compute.Backward(layer, weights, batch);
@@ -132,10 +141,14 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
     case kFetch:
       hooks.activations->StartRead(layer);
       return absl::OkStatus();
-    case kHand:
+    case kHand: {
+      const TraceScope trace = ScopeOf(kHand, layer);
       return hooks.hand(layer, compute.GradientOf(layer));
-    case kCommit:
+    }
+    case kCommit: {
+      const TraceScope trace("updates of the step before");
       return hooks.commit ? hooks.commit() : absl::OkStatus();
+    }
     case kUpdate:
     case kWrite:
       return absl::OkStatus();
@@ -161,6 +174,7 @@ bool LayerWalk::TakeRecompute(int layer) {
 }
 
 absl::Status LayerWalk::Read(int layer, ParamSource& source) {
+  const TraceScope trace = ScopeOf(kRead, layer);
   FOREBAY_ASSIGN_OR_RETURN(WeightsLease lease, source.Acquire(layer));
   leases_.push_back(std::move(lease));
   return absl::OkStatus();

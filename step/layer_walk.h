@@ -52,7 +52,8 @@ class LayerWalk {
   void Release(int layer, LayerCompute& compute);
   // `call(weights, batch)` for every micro-batch.
   template <typename Call>
-  absl::Status ForEachBatch(const LayerCompute& compute, const Call& call) const;
+  absl::Status ForEachBatch(const Operation& operation, const LayerCompute& compute,
+                            const Call& call) const;
 
   const std::vector<Operation> operations_;
   const std::vector<int> reads_;

@@ -45,6 +45,7 @@ LayerWindow::~LayerWindow() {
 
 void LayerWindow::Run() {
   activity_.BelongsToThisThread();
+  NameThreadInTraces(kWindowThread);
   Lock lock(mutex_);
   while (!stopping_) {
     if (work_ != nullptr) {
@@ -186,6 +187,7 @@ template <typename Done>
 void LayerWindow::Await(Lock& lock, const Done& is_done) {
   if (is_done()) return;
   const ActivityTimes before = activity_.Times();
+  const TraceScope trace(kAwaitWindow);
   progress_.wait(lock, is_done);
   stats_.waits += activity_.Times() - before;
 }

@@ -46,6 +46,11 @@ class LayerFiller {
   virtual absl::Status FinishWriteBack(int /*buffer*/, int /*layer*/) { return absl::OkStatus(); }
 };
 
+// In traces (base/trace.h): the window's thread, and the caller's wait for it, which had the causes
+// that this thread's activities meanwhile tell.
+inline constexpr char kWindowThread[] = "window";
+inline constexpr char kAwaitWindow[] = "wait for the window";
+
 struct WindowStats {
   ActivityTimes waits;       // time that the caller blocked, by what the window did
   int64_t weight_reads = 0;  // layers read

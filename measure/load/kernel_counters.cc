@@ -15,35 +15,7 @@ namespace {
 constexpr int64_t kMaxCounterFileBytes = 4096;
 constexpr int64_t kSectorBytes = 512;  // the unit of the file, whatever the device's sectors
 
-std::optional<int64_t> CounterAfter(std::string_view text, std::string_view key) {
-  const size_t at = text.find(key);
-  if (at == std::string_view::npos) return std::nullopt;
-  int64_t value = 0;
-  const char* const begin = text.data() + at + key.size();
-  const auto [end, error] = std::from_chars(begin, text.data() + text.size(), value);
-  return error == std::errc() ? std::optional(value) : std::nullopt;
-}
-
-std::optional<IoAccount> ReadIoAccount(const std::string& path) {
-  const absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxCounterFileBytes);
-  return text.ok() ? ParseIoAccount(*text) : std::nullopt;
-}
-
 }  // namespace
-
-std::optional<IoAccount> ParseIoAccount(std::string_view text) {
-  const std::optional<int64_t> read = CounterAfter(text, "\nread_bytes: ");
-  const std::optional<int64_t> written = CounterAfter(text, "\nwrite_bytes: ");
-  if (!read.has_value() || !written.has_value()) return std::nullopt;
-  return IoAccount{*read, *written};
-}
-
-std::optional<IoAccount> IoAccountOfProcess() {
-  return ReadIoAccount("/proc/self/io");
-}
-std::optional<IoAccount> IoAccountOfThread() {
-  return ReadIoAccount("/proc/thread-self/io");
-}
 
 std::optional<DiskAccount> ParseDiskAccount(std::string_view text) {
   std::array<int64_t, 7> fields = {};

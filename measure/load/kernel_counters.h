@@ -1,26 +1,16 @@
-// What the kernel counts, so that a benchmark need not believe itself: bytes that this process
-// moved to and from storage, what the disk did, CPU time.
+// Counts of the kernel, so that a benchmark need not believe itself: what the disk did, CPU time.
+// base/io_account.h has the bytes of this process.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 
-namespace forebay {
+#include "forebay/base/io_account.h"
 
-// /proc/PID/io: bytes that really went to or came from storage, page cache hits left out.
-struct IoAccount {
-  int64_t read_bytes = 0;
-  int64_t write_bytes = 0;
-};
-std::optional<IoAccount> ParseIoAccount(std::string_view text);
-std::optional<IoAccount> IoAccountOfProcess();
-// The account of the calling thread alone. Work that io_uring hands to its workers counts as
-// theirs.
-std::optional<IoAccount> IoAccountOfThread();
+namespace forebay {
 
 // /sys/dev/block/*/stat: what the block device did, for everybody.
 struct DiskAccount {

@@ -47,6 +47,10 @@ bool IsScalerState(const Json& value) {
   return value.is_object();  // what is in it: LossScaler::Restore
 }
 
+bool IsByteCount(const Json& value) {
+  return IsIntegerIn(value, 0, int64_t{1} << 62);
+}
+
 // A line of metrics.jsonl.
 bool IsMetricsLine(const Json& value) {
   if (value.is_null()) return true;
@@ -67,6 +71,7 @@ constexpr JsonField kTrainerFields[] = {
     {"settings", IsHexDigest, "a text of 32 hexadecimal digits"},
     {"files", IsHexDigest, "a text of 32 hexadecimal digits"},
     {"kernel", IsTrainerText, "a text"},
+    {"written_bytes", IsByteCount, "a whole number from 0 to 2^62"},
     {"metrics", IsMetricsLine, "an object of numbers with a step"},
     {"updates", IsNumUpdates, "a whole number from 0 to 2^62"},
     {"loss_scaler", IsScalerState, "an object"},

@@ -106,6 +106,31 @@ OptionSpec Real(std::string_view section, std::string_view name, double TrainOpt
   return spec;
 }
 
+OptionSpec Steps(std::string_view section, std::string_view name, StepRange TrainOptions::*member,
+                 std::string_view help) {
+  OptionSpec spec = Row(section, name, help);
+  spec.value_name = "FIRST-LAST";
+  spec.allowed = "the first and the last of some steps, such as 4-6, or one step";
+  spec.parse = ParseAsText;
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    if (!value.is_string()) return false;
+    const std::string_view text = value.get_ref<const std::string&>();
+    options.*member = {};
+    if (text.empty()) return true;
+    const size_t dash = std::min(text.find('-'), text.size());
+    const auto first = ParseWhole<int64_t>(text.substr(0, dash));
+    const auto last = ParseWhole<int64_t>(text.substr(dash == text.size() ? 0 : dash + 1));
+    if (!first || !last || *first < 1 || *last < *first || *last > kManySteps) return false;
+    options.*member = {*first, *last};
+    return true;
+  };
+  spec.get = [=](const TrainOptions& options) {
+    const StepRange& range = options.*member;
+    return Json(range.first == 0 ? "" : fmt::format("{}-{}", range.first, range.last));
+  };
+  return spec;
+}
+
 OptionSpec Betas(std::string_view section, std::string_view help) {
   const RealRange range = {.least = 0, .most = 1, .below_most = true};
   OptionSpec spec = Row(section, "betas", help);

@@ -144,6 +144,9 @@ OptionSpec ParamGroups(std::string_view section, std::string_view help);
 // "auto" is 0.
 OptionSpec Memory(std::string_view section, std::string_view name, int64_t TrainOptions::*member,
                   std::string_view help);
+// "4-6", or one step as "4"; "" is none.
+OptionSpec Steps(std::string_view section, std::string_view name, StepRange TrainOptions::*member,
+                 std::string_view help);
 OptionSpec TileElems(std::string_view section, std::string_view help);
 
 }  // namespace forebay::option_kinds

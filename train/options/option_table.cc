@@ -36,6 +36,7 @@ using option_kinds::ParamGroups;
 using option_kinds::Path;
 using option_kinds::Real;
 using option_kinds::ScheduleArgs;
+using option_kinds::Steps;
 using option_kinds::Switch;
 using option_kinds::TileElems;
 using option_kinds::Weights;
@@ -187,6 +188,9 @@ std::vector<OptionSpec> OffloadRows() {
            "io.json of 'swap-bench tune': engine settings and disk speeds, where they hold"),
       Real("offload", "tbw", &O::rated_tbw, {.least = 0, .most = 1e9, .above_least = true},
            "TB that the drive is rated to write in its life, for the plan"),
+      Real("offload", "max_tbw", &O::max_tbw, {.least = 0, .most = 1e9},
+           "TB that the run may write to the disks of its swap area in all its sessions; it stops "
+           "resumably before; 0: any"),
       TileElems("offload", "elements of one tile, the unit of disk transfers"),
   };
 }
@@ -248,6 +252,9 @@ std::vector<OptionSpec> IoRows() {
                     "of the trained model's weights"),
       Switch("io", "resume", &O::resume, "continue the run in OUT; its settings are the defaults"),
       Switch("io", "dry_run", &O::dry_run, "check everything and print the plan, then stop"),
+      Path("io", "trace", &O::trace,
+           "JSON file for a trace of some steps of this process, to look at in Perfetto"),
+      Steps("io", "trace_steps", &O::trace_steps, "the steps of --trace"),
   };
 }
 
@@ -259,6 +266,8 @@ std::string DefaultText(const OptionSpec& spec) {
     return "as --precision";
   if (spec.name == "loss_scale_window") return "1000, of torch 2000";
   if (spec.name == "seq") return "1024, or that of packed data";
+  if (spec.name == "trace") return "none";
+  if (spec.name == "trace_steps") return "the three after the first";
   if (spec.name == "model" || spec.name == "data" || spec.name == "out") return "required";
   return ValueText(spec.get(TrainOptions{}));
 }

@@ -27,6 +27,12 @@ constexpr std::string_view NameOf(ComputeDevice device) {
   return device == ComputeDevice::kAuto ? "auto" : device == ComputeDevice::kCpu ? "cpu" : "cuda";
 }
 
+// From the first to the last of them; 0 and 0: not said.
+struct StepRange {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+
 // Data, folders and schedule: what is the trainer's own.
 struct RunOptions {
   // model, data
@@ -44,6 +50,7 @@ struct RunOptions {
   int64_t steps = 0;  // 0: from epochs
   double epochs = 1;
   int64_t stop_after = 0;  // ends after that many steps of this process, schedule unchanged; 0: off
+  double max_tbw = 0;      // TB that all sessions may write to the store's disks; 0: any
   int64_t warmup = 0;      // steps
   LrSchedule schedule = LrSchedule::kLinear;
   Json schedule_args = Json::object();  // as ParseLrScheduleArgs takes them
@@ -70,6 +77,8 @@ struct RunOptions {
   DType export_dtype = DType::kBF16;  // of its weights; follows precision unless set
   bool resume = false;
   bool dry_run = false;
+  std::string trace;      // a trace of some steps of this process; empty: none
+  StepRange trace_steps;  // not said: the three after its first
 };
 
 struct TrainOptions : OffloadOptions, RunOptions {};

@@ -9,7 +9,9 @@
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/train/export/export_weights.h"
+#include "forebay/train/options/traced_steps.h"
 #include "forebay/train/plan/gpu_plan.h"
+#include "forebay/train/plan/write_budget.h"
 
 namespace forebay {
 namespace {
@@ -94,6 +96,9 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
   if (options.save_every > 0) {
     terms.push_back({"export beside the steps", kExportBytes, 0, "--save_every=0"});
   }
+  if (!options.trace.empty()) {
+    terms.push_back({"trace of some steps", kTraceBytes, 0, "no --trace"});
+  }
   return terms;
 }
 
@@ -125,6 +130,7 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   plan.tokens_per_step = options.batch * options.accum * options.seq;
   plan.exports_to_come = exports_to_come;
   plan.num_steps = options.steps;
+  plan.steps_within_limit = StepsWithinLimit(plan, options);
   plan.gpu = std::move(gpu);
   plan.forecast =
       ForecastStep(plan, {on_gpu, plan.gpu.num_activations_in_ram}, model, options, limits.speeds);

@@ -41,6 +41,8 @@ struct Plan : OffloadPlan {
   // Models that OUT is to have room for, beside those that it has.
   int64_t exports_to_come = 0;
   int64_t num_steps = 0;  // 0: not known
+  // A new run stops after so many for --max_tbw; nullopt: it does not.
+  std::optional<int64_t> steps_within_limit;
   GpuPlan gpu;
   std::string why_no_gpu;                // where --device=auto found none
   std::optional<StepForecast> forecast;  // where the machine's speeds are known

@@ -9,6 +9,7 @@
 #include "forebay/base/format.h"
 #include "forebay/model/decoder.h"
 #include "forebay/train/plan/plan.h"
+#include "forebay/train/plan/write_budget.h"
 
 namespace forebay {
 namespace {
@@ -41,6 +42,15 @@ std::string WearLine(const Plan& plan) {
   return fmt::format("wear       {} steps write {:.3g} TB = {:.2g} % of a drive of {} TBW{}\n",
                      plan.num_steps, bytes / 1e12, bytes / 1e10 / plan.rated_tbw, plan.rated_tbw,
                      commits);
+}
+
+std::string LimitLine(const Plan& plan, const TrainOptions& options) {
+  if (!plan.steps_within_limit.has_value()) return "";
+  return fmt::format(
+      "limit      --max_tbw={} stops a new run after {} steps: making the swap area writes up to "
+      "{} "
+      "of it\n",
+      options.max_tbw, *plan.steps_within_limit, FormatBytes(StoreFillBytes(plan)));
 }
 
 // Of several folders alone: of one, the totals have said it.
@@ -173,6 +183,8 @@ Json ToJson(const Plan& plan) {
   json["rated_tbw"] = plan.rated_tbw;
   const std::optional<int64_t> steps_until_worn = StepsUntilWorn(plan);
   json["steps_until_tbw"] = steps_until_worn.has_value() ? Json(*steps_until_worn) : Json(nullptr);
+  json["steps_within_max_tbw"] =
+      plan.steps_within_limit.has_value() ? Json(*plan.steps_within_limit) : Json(nullptr);
   json["gradient_area_bytes"] = Total(plan.gradient_area_bytes);
   json["activation_area_bytes"] = Total(plan.activations.AreaBytes(plan.tiles.stripe_weights()));
   json["tile_elems"] = plan.tiles.tile_elems();
@@ -252,6 +264,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
   table += ForecastLines(plan);
   table += DurabilityLine(plan);
   table += WearLine(plan);
+  table += LimitLine(plan, options);
   table += fmt::format("verdict    fits; RAM spare {}\n",
                        FormatBytes(plan.ram_budget_bytes - plan.host_bytes));
   return table;

@@ -4,6 +4,7 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/base/start_thread.h"
+#include "forebay/base/trace.h"
 
 namespace forebay {
 
@@ -12,8 +13,10 @@ BackgroundExport::BackgroundExport(TensorStore* store, ExportedModel model,
     : snapshot_(std::make_unique<StoreSnapshot>(store)),
       step_(snapshot_->step()),
       model_(std::move(model)) {
-  absl::StatusOr<std::thread> thread =
-      StartThread("exporting the model", [this] { Run([] { return false; }); });
+  absl::StatusOr<std::thread> thread = StartThread("exporting the model", [this] {
+    NameThreadInTraces("export");
+    Run([] { return false; });
+  });
   if (thread.ok()) {
     thread_ = *std::move(thread);
   } else {
@@ -27,7 +30,9 @@ BackgroundExport::~BackgroundExport() {
 
 // `stop`: asked on the thread that runs this.
 void BackgroundExport::Run(const std::function<bool()>& stop) {
+  TraceScope trace("export");
   status_ = ExportModel(*snapshot_, model_, [&](double fraction) {
+    trace.Next();
     fraction_.store(fraction, std::memory_order_relaxed);
     const bool is_given_up = is_given_up_.load(std::memory_order_relaxed) || stop();
     return is_given_up ? InterruptedError("given up") : absl::OkStatus();

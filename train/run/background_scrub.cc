@@ -8,6 +8,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/base/start_thread.h"
+#include "forebay/base/trace.h"
 
 namespace forebay {
 
@@ -64,12 +65,15 @@ void BackgroundScrub::Start() {
 }
 
 void BackgroundScrub::Run() {
+  NameThreadInTraces("scrub");
   Stopwatch watch;
+  TraceScope trace("verify a tile, and rest");
   const auto goes_on = [&] {
     // Whoever has to stop for it should hear of it at once.
     if (!damaged_.empty()) return false;
     const bool rested = RestAndGoOn(watch.Seconds());
     watch.Restart();
+    trace.Next();
     return rested;
   };
   next_tile_ = snapshot_->Scrub(next_tile_, memory_.bytes(), goes_on, damaged_);

@@ -61,6 +61,10 @@ struct AlignedMetrics {
 absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t committed_step,
                                             const Json& committed_line);
 
+// The sum of "write_bytes" over the lines of steps after `step`. 0 where there is no file.
+// StorageError.
+absl::StatusOr<int64_t> WriteBytesInMetrics(const std::string& path, int64_t step);
+
 // "2026-11-21T08:30:00Z text".
 std::string WithTimestamp(std::string_view text);
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,6 +13,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/base/trace.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/row_sampler.h"
 #include "forebay/offload/create_store.h"
@@ -24,6 +28,8 @@
 #include "forebay/train/run/run_exports.h"
 #include "forebay/train/run/run_notes.h"
 #include "forebay/train/run/run_report.h"
+#include "forebay/train/run/run_trace.h"
+#include "forebay/train/run/write_limit.h"
 #include "forebay/train/start/prepare_run.h"
 #include "forebay/train/step/not_finite.h"
 #include "forebay/train/step/run_progress.h"
@@ -47,6 +53,7 @@ class TrainingRun {
   absl::Status Run() {
     FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_, environment_));
     run_lock_ = std::move(prepared_.lock);
+    trace_ = RunTrace(options_.trace, prepared_.traced);
     if (options_.dry_run) {
       observer_.OnNote(
           "dry run: model, data, memory and disk space are in order; nothing was begun");
@@ -60,6 +67,7 @@ class TrainingRun {
     if (status.ok()) status = TrainAndExport();
     status = exports_->End(status);
     if (!status.ok()) observer_.Log(MessageOf(status));
+    if (session_ != nullptr) trace_.End(session_->store().inventory(), observer_);
     return status;
   }
 
@@ -72,6 +80,7 @@ class TrainingRun {
   absl::Status RunSteps();
   absl::Status RunStep(int64_t step);
   absl::Status FillBatches(int64_t step);
+  absl::Status EndStep(int64_t step, bool is_update);
   absl::StatusOr<bool> Advance(int64_t step, const StepResult& result);
   absl::Status AfterOverflow(int64_t step, const std::string& where);
   std::string WhereNotFinite(const StepResult& result);
@@ -83,7 +92,8 @@ class TrainingRun {
   void AfterCommit();
   absl::Status SaveWhatIsDone();
   absl::Status AfterError(const absl::Status& error);
-  absl::Status StopInMidStep(const absl::Status& reason);
+  // `go_on_with`: what the command that continues has beside.
+  absl::Status StopInMidStep(const absl::Status& reason, std::string_view go_on_with = "--resume");
   bool EvaluatesAfter(int64_t step) const;
   bool SavesAfter(int64_t step) const;
   absl::Status AfterStep(int64_t step, Json& line);
@@ -107,6 +117,7 @@ class TrainingRun {
   LoggedObserver observer_;  // before the engine, whose warnings it takes
   const TrainEnvironment& environment_;
 
+  RunTrace trace_;  // before the threads that it records
   PreparedRun prepared_;
   LineLog metrics_;
   std::unique_ptr<RunSession> session_;
@@ -115,10 +126,11 @@ class TrainingRun {
   std::unique_ptr<RowSampler> sampler_;
   std::vector<MicroBatch> batches_;  // memory is reused from step to step
   size_t num_batches_ = 0;
-  int64_t first_step_ = 0;    // of this process
-  RunProgress progress_;      // after the released step
-  double export_wait_s_ = 0;  // of BeforeWriting
-  Counters counted_;          // up to what the lines of metrics.jsonl count
+  int64_t first_step_ = 0;                 // of this process
+  RunProgress progress_;                   // after the released step
+  std::optional<WriteLimit> write_limit_;  // from OpenSession on
+  double export_wait_s_ = 0;               // of BeforeWriting
+  Counters counted_;                       // up to what the lines of metrics.jsonl count
   SessionTotals totals_;
   Json committed_line_;  // of metrics.jsonl, when the run is resumed; null: it has none
   // The metrics of the released step that do not depend on the clock.
@@ -127,6 +139,7 @@ class TrainingRun {
 
 absl::Status TrainingRun::OpenSession() {
   FOREBAY_RETURN_IF_ERROR(progress_.Restore(prepared_.store->committed()));
+  FOREBAY_ASSIGN_OR_RETURN(write_limit_, WriteLimit::Create(prepared_));
   LayerSessionOptions session_options;
   session_options.num_disks = prepared_.num_disks;
   session_options.last_step_was_update = progress_.last_was_update();
@@ -243,8 +256,11 @@ absl::Status TrainingRun::EvaluateWhatIsDue() {
 }
 
 absl::Status TrainingRun::RunSteps() {
+  trace_.BeforeCounting(first_step_);
   counted_ = ReadCounters();
   for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
+    const absl::Status may_write = write_limit_->CheckNextStep();
+    if (!may_write.ok()) return StopInMidStep(may_write, "--resume and a larger --max_tbw");
     const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
     if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
     if (!status.ok()) return AfterError(status);
@@ -288,16 +304,17 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
   return error;
 }
 
-absl::Status TrainingRun::StopInMidStep(const absl::Status& reason) {
+absl::Status TrainingRun::StopInMidStep(const absl::Status& reason, std::string_view go_on_with) {
   FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
   FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
   FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
   return InterruptedError(fmt::format(
-      "{} after step {} of {}. All of it is saved; continue with the same command and --resume",
-      MessageOf(reason), committed_step(), prepared_.num_steps));
+      "{} after step {} of {}. All of it is saved; continue with the same command and {}",
+      MessageOf(reason), committed_step(), prepared_.num_steps, go_on_with));
 }
 
 absl::Status TrainingRun::FillBatches(int64_t step) {
+  const TraceScope trace("read tokens");
   const std::vector<int64_t> rows = sampler_->RowsOfStep(step - 1, options_.batch * options_.accum);
   num_batches_ = 0;
   for (size_t first = 0; first < rows.size(); first += options_.batch) {
@@ -310,6 +327,7 @@ absl::Status TrainingRun::FillBatches(int64_t step) {
 
 absl::Status TrainingRun::RunStep(int64_t step) {
   const Stopwatch watch;
+  trace_.BeginStep();
   const ActivityTimes waits_before = Waits();
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
   const double loss_scale = progress_.loss_scale();
@@ -340,21 +358,30 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   // Here nothing is in flight but what an update that is not committed still writes. So every byte
   // is counted with one step: with that which reads it, or applies its update; or, of those writes,
   // with the next. (What an export reads beside, with the step that it was read beside.)
+  trace_.BeforeCounting(step + 1);
   Counters after = ReadCounters();
-  const CommitWhen when = CommitsAfter(step) ? CommitWhen::kNow : CommitWhen::kByPace;
-  FOREBAY_RETURN_IF_ERROR(is_update ? layers().Update(released_line_, when)
-                                    : layers().Skip(released_line_, when));
+  FOREBAY_RETURN_IF_ERROR(EndStep(step, is_update));
   if (committed_step() == step) after = ReadCounters();
   const StepCost cost = {.step_s = watch.Seconds(),
                          .waits = Waits() - waits_before,
                          .num_tokens = result.num_tokens,
                          .before = std::exchange(counted_, after),
                          .after = after};
+  trace_.EndStep(step, cost, session_->store().inventory(), observer_);
   totals_.Add(cost);
+  write_limit_->AfterStep(cost.after.io.write_bytes - cost.before.io.write_bytes);
+  const std::string more = options_.save_every == 0 ? write_limit_->CompareWithKernel() : "";
+  if (!more.empty()) observer_.OnWarning(more);
   totals_.last_loss = result.loss;
   Json line = StepLine(released_line_, cost, prepared_);
   if (layers().speculates()) line["recomputed"] = layers().step_was_repeated();
   return AfterStep(step, line);
+}
+
+absl::Status TrainingRun::EndStep(int64_t step, bool is_update) {
+  const TraceScope trace("end the step");
+  const CommitWhen when = CommitsAfter(step) ? CommitWhen::kNow : CommitWhen::kByPace;
+  return is_update ? layers().Update(released_line_, when) : layers().Skip(released_line_, when);
 }
 
 std::string TrainingRun::WhereNotFinite(const StepResult& result) {
@@ -395,6 +422,7 @@ absl::Status TrainingRun::AfterOverflow(int64_t step, const std::string& where) 
 Json TrainingRun::CommitState() {
   Json trainer = TrainerOfStep(prepared_, *session_, released_line_);
   progress_.AddTo(trainer);
+  write_limit_->AddTo(trainer);
   return trainer;
 }
 
@@ -456,6 +484,7 @@ absl::Status TrainingRun::BeforeWriting() {
   if (store.AwaitsSnapshot()) scrub_->GiveWay();
   if (!store.AwaitsSnapshot()) return absl::OkStatus();
   const Stopwatch watch;
+  const TraceScope trace(Activity::kExport);
   exports_->Await();
   export_wait_s_ += watch.Seconds();
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/format.h"
 #include "forebay/data/row_sampler.h"
 #include "forebay/memory/address_space.h"
 #include "forebay/model/model_folder.h"
@@ -16,8 +17,10 @@
 #include "forebay/train/files/pack_cache.h"
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/options/lr_schedule_table.h"
+#include "forebay/train/options/traced_steps.h"
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/stripe_weights.h"
+#include "forebay/train/plan/write_budget.h"
 #include "forebay/train/start/claim_folders.h"
 #include "forebay/train/start/create_run.h"
 #include "forebay/train/start/resume_run.h"
@@ -155,6 +158,19 @@ absl::Status CheckTokenizerIsTheRuns(const PreparedRun& run) {
                   JoinPath(run.model_directory, kTokenizerName)));
 }
 
+// Whether a new run comes to a first step.
+absl::Status CheckWriteLimit(const PreparedRun& run) {
+  const int64_t limit = MostWrittenBytes(run.options);
+  const int64_t fill = StoreFillBytes(run.plan);
+  const int64_t steps = 2 * MostBytesOfAStep(run.plan);
+  if (limit == 0 || limit >= fill + steps) return absl::OkStatus();
+  return DoesNotFitError(fmt::format(
+      "--max_tbw={} is less than what making the swap area ({}) and a first step with saving it "
+      "({}) may write. Give at least {:.3g}",
+      run.options.max_tbw, FormatBytes(fill), FormatBytes(steps),
+      1.001e-12 * static_cast<double>(fill + steps)));
+}
+
 absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
                                     const std::function<bool()>& stop, TrainObserver& observer,
                                     const TrainEnvironment& environment) {
@@ -189,6 +205,11 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
         run.options.warmup, run.options.epochs, run.options.data, run.num_steps,
         run.options.batch * run.options.accum));
   }
+  if (!run.options.trace.empty()) {
+    FOREBAY_RETURN_IF_ERROR(CheckTraceFile(run.options));
+    const int64_t first_step = run.resumed ? run.store->committed().step + 1 : 1;
+    FOREBAY_ASSIGN_OR_RETURN(run.traced, TracedSteps(run.options, first_step, run.num_steps));
+  }
   FOREBAY_ASSIGN_OR_RETURN(run.lr_schedule, MakeLrSchedule(run.options, run.num_steps));
   FOREBAY_RETURN_IF_ERROR(CheckTokenizerIsTheRuns(run));
   FOREBAY_ASSIGN_OR_RETURN(
@@ -203,6 +224,10 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
       "checksums of the store", TensorStore::SealBytes(run.plan.tiles, run.plan.num_slots)));
   if (run.options.save_every > 0) {
     FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
+  }
+  if (!run.resumed) FOREBAY_RETURN_IF_ERROR(CheckWriteLimit(run));
+  if (!run.options.trace.empty()) {
+    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("trace of some steps", kTraceBytes));
   }
   FOREBAY_RETURN_IF_ERROR(
       run.resumed ? ContinueRun(resolved, fingerprint, source.files, std::move(run_json), run)

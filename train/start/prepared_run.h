@@ -36,6 +36,7 @@ struct PreparedRun {
   std::string model_directory;
   RunFiles files;  // what those copies are
   bool resumed = false;
+  StepRange traced;                // of --trace
   std::string fingerprint_digest;  // what each commit carries of the settings
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<MemoryBudget> budget;

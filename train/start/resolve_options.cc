@@ -221,7 +221,8 @@ absl::Status TakeRunSettings(const std::string& out, Resolver& resolver) {
   if (!settings.note.empty()) resolver.AddNote(settings.note);
   const Json& config = settings.config;
   const std::string origin = "run " + out;
-  static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after", "out"};
+  static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after",
+                                                  "out",    "trace",   "trace_steps"};
   for (const OptionSpec& spec : OptionTable()) {
     const Json::json_pointer at("/" + spec.section + "/" + spec.name);
     if (kOnlyOnce.contains(spec.name) || !config.contains(at)) continue;
@@ -522,6 +523,10 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
         fmt::format("--scrub_every={} does not go with --durability=none, which writes over its "
                     "one copy in place and leaves no time to verify it",
                     options.scrub_every));
+  }
+  if (options.trace.empty() && options.trace_steps.first > 0) {
+    resolver.AddProblem(fmt::format("--trace_steps={} needs --trace, the file to write",
+                                    OptionText(options, "trace_steps")));
   }
   CheckSpeculation(resolver);
   CheckDelay(resolver);

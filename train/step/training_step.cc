@@ -7,6 +7,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/trace.h"
 
 namespace forebay {
 
@@ -23,6 +24,7 @@ absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_sca
 }
 
 absl::StatusOr<double> TrainingStep::LossSum(size_t num_batches) const {
+  const TraceScope trace("sum of losses");
   double sum = 0;
   for (size_t batch = 0; batch < num_batches; ++batch) {
     FOREBAY_ASSIGN_OR_RETURN(const double loss, compute_->LossSumOf(batch));
@@ -55,6 +57,7 @@ absl::StatusOr<StepResult> TrainingStep::Run(const StepInputs& inputs) {
           "Resume, and report this; --gradients=hold does without",
           result.loss, first_loss));
     }
+    const TraceScope trace("finish backward");
     FOREBAY_ASSIGN_OR_RETURN(gradients, layers_->FinishBackward());
     if (!gradients.must_repeat || !std::isfinite(result.loss)) break;
     FOREBAY_RETURN_IF_ERROR(layers_->BeginRepeat());

@@ -18,6 +18,7 @@ const char kDigest[] = "0123456789abcdef0123456789abcdef";
 Json Whole() {
   Json trainer = TrainerOf({.num_steps = 9, .settings = kDigest, .files = kDigest});
   trainer["rows_per_step"] = 8u;
+  trainer["written_bytes"] = int64_t{1} << 40;
   trainer["seed"] = 18446744073709551615u;
   trainer["kernel"] = "a kernel";
   trainer["metrics"] = {{"step", 5}, {"loss", 0.5}, {"grad_norm", nullptr}, {"skipped", false}};
@@ -39,6 +40,7 @@ TEST(CommittedTrainer, OfAnyRunIsAccepted) {
 TEST(CommittedTrainer, EachFieldOfAWrongTypeOrRangeIsNamed) {
   const std::vector<std::pair<std::string, std::vector<Json>>> wrong = {
       {"num_steps", {nullptr, "9", 0, 4, -9, 9.5, 1e300, 9223372036854775808u, Json::array()}},
+      {"written_bytes", {nullptr, "8", -8, 0.5, 1e300, Json::object()}},
       {"rows_per_step", {nullptr, "8", 0, -8, 0.5, int64_t{1} << 40, Json::object()}},
       {"seed", {nullptr, "0", -1, 0.5, 1e300}},
       {"settings", {nullptr, 1, "", "0123", std::string(32, 'g'), std::string(33, '0')}},

@@ -72,6 +72,9 @@ TEST(OptionTable, EveryValueRoundTripsThroughJson) {
       {"hysteresis", "4"},
       {"consecutive_hysteresis", "true"},
       {"min_loss_scale", "0.25"},
+      {"trace", "a/trace.json"},
+      {"trace_steps", "4-6"},
+      {"max_tbw", "0.5"},
       {"param_groups", R"([{"match":"*.bias","lr":1e-06,"weight_decay":0.5}])"}};
   for (const auto& [name, text] : values) {
     const OptionSpec* spec = FindOption(name);
@@ -114,6 +117,13 @@ TEST(OptionTable, ImpossibleValuesAreRefused) {
       {"ram", "12"},
       {"ram", "-1"},
       {"ram", "1e30"},
+      {"trace_steps", "0-2"},
+      {"trace_steps", "3-2"},
+      {"trace_steps", "-2"},
+      {"trace_steps", "2-"},
+      {"trace_steps", "2-x"},
+      {"max_tbw", "-1"},
+      {"max_tbw", "nan"},
       {"tile_elems", "1000"},
       {"tile_elems", "0"},
       {"tile_elems", "-2048"},

@@ -196,7 +196,12 @@ class ResumedRun : public ConfigFile {
 };
 
 TEST_F(ResumedRun, TakesOverTheSettingsOfTheRun) {
-  SaveRun({{"lr", "0.5"}, {"steps", "20"}, {"stop_after", "4"}});
+  SaveRun({{"lr", "0.5"},
+           {"steps", "20"},
+           {"stop_after", "4"},
+           {"max_tbw", "3"},
+           {"trace", "t.json"},
+           {"trace_steps", "2-4"}});
   const auto resolved =
       ResolveOptions(InRun({{"resume", "true"}, {"threads", "2"}}), OptionsUse::kTrain);
   ASSERT_TRUE(resolved.ok()) << resolved.status();
@@ -204,6 +209,9 @@ TEST_F(ResumedRun, TakesOverTheSettingsOfTheRun) {
   EXPECT_EQ(resolved->options.lr, 0.5);
   EXPECT_EQ(resolved->options.steps, 20);
   EXPECT_EQ(resolved->options.stop_after, 0);
+  EXPECT_EQ(resolved->options.max_tbw, 3);
+  EXPECT_EQ(resolved->options.trace, "");
+  EXPECT_EQ(resolved->options.trace_steps.first, 0);
   EXPECT_EQ(resolved->options.threads, 2);
   EXPECT_EQ(resolved->resolved["optim"]["lr"]["origin"], "run " + folder_.path());
 }

@@ -1,0 +1,57 @@
+// Counts what all sessions of a run write to the disks of its store, as the engine has it, and
+// makes the stop that --max_tbw asks for before that is too much. The sum goes with every commit.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/base/io_account.h"
+#include "forebay/base/json.h"
+#include "forebay/train/start/prepared_run.h"
+
+namespace forebay {
+
+// Owned by the training thread.
+class WriteLimit {
+ public:
+  // For a run that is resumed, what was written after its commit counts too: by the steps that
+  // metrics.jsonl has lines of, and by one that has none. StorageError.
+  static absl::StatusOr<WriteLimit> Create(const PreparedRun& run);
+
+  // Written by all sessions up to now.
+  int64_t written_bytes() const;
+  // Into what a commit carries.
+  void AddTo(Json& trainer) const;
+
+  // InterruptedError where one more step, and saving what it leaves, might be more than the limit.
+  absl::Status CheckNextStep() const;
+  // To be told of each step.
+  void AfterStep(int64_t write_bytes);
+
+  // A warning, once, where the kernel has counted more than 1.1 times what the engine did since the
+  // first call, beyond what logs write; "": not so, or the kernel does not say. For runs that
+  // export nothing beside their steps.
+  std::string CompareWithKernel();
+
+ private:
+  explicit WriteLimit(const PreparedRun& run);
+
+  const PreparedRun* run_;
+  int64_t limit_bytes_ = 0;                // 0: none
+  int64_t before_bytes_ = 0;               // of the sessions before this one
+  int64_t step_bytes_ = 0;                 // the most that a step writes
+  std::optional<IoAccount> first_kernel_;  // at the first comparison
+  int64_t first_engine_bytes_ = 0;         // the same
+  bool has_warned_ = false;
+};
+
+// Whether the kernel has counted so much more that it is worth a warning.
+bool KernelCountsMore(int64_t kernel_bytes, int64_t engine_bytes);
+
+// The key of what a commit carries.
+inline constexpr char kWrittenBytesKey[] = "written_bytes";
+
+}  // namespace forebay
