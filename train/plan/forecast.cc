@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "forebay/model/decoder_flops.h"
+#include "forebay/swap/window/window.h"
 
 namespace forebay {
 namespace {
@@ -89,13 +90,19 @@ class Forecaster {
     if (!gpu_.computes) pass.compute_s += seconds;
   }
 
-  // Weights go to the GPU in both passes; gradients come back, and activations that wait in RAM go
-  // and come.
+  // Weights go to the GPU as the schedule reads them; gradients come back, and activations that
+  // wait in RAM go and come.
   void AddBus(StepForecast& forecast) const {
     if (!gpu_.computes) return;
-    double weights = 0, gradients = 0;
+    double to_loss = 0, from_loss_on = 0, gradients = 0;
+    bool is_forward = true;
+    for (const auto& [kind, layer] : plan_.schedule.operations) {
+      is_forward &= kind != OperationKind::kLossAndGradient;
+      if (kind != OperationKind::kRead) continue;
+      (is_forward ? to_loss : from_loss_on) +=
+          static_cast<double>(LayerWeightBytes(plan_.tiles, layer));
+    }
     for (const Tile& tile : plan_.tiles.streamed_tiles()) {
-      weights += static_cast<double>(plan_.tiles.WeightBytes(tile));
       gradients += static_cast<double>(tile.num_elems * SizeOf(options_.grad_dtype));
     }
     const double activations =
@@ -105,8 +112,8 @@ class Forecaster {
       pass.bus_s = std::max(to_gpu, from_gpu) / speeds_.bus_bytes_per_s;
       pass.memory_s += (to_gpu + from_gpu) / speeds_.memory_bytes_per_s;
     };
-    add(weights, activations, forecast.forward);
-    add(weights + activations, gradients, forecast.backward);
+    add(to_loss, activations, forecast.forward);
+    add(from_loss_on + activations, gradients, forecast.backward);
   }
 
   const OffloadPlan& plan_;
