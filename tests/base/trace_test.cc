@@ -1,10 +1,13 @@
 #include "forebay/base/trace.h"
 
+#include <chrono>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "forebay/base/activity.h"
+#include "forebay/base/parallel.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -14,7 +17,8 @@ constexpr size_t kChunkBytes = 64 * sizeof(TraceEvent);
 
 struct Recording {
   explicit Recording(size_t num_chunks)
-      : memory(num_chunks * kChunkBytes), recorder(std::as_writable_bytes(std::span(memory))) {}
+      : memory(num_chunks * kChunkBytes / sizeof(int64_t)),
+        recorder(std::as_writable_bytes(std::span(memory))) {}
   std::vector<int64_t> memory;  // for its alignment
   TraceRecorder recorder;
 };
@@ -58,6 +62,23 @@ TEST(Trace, ScopesOfEveryThreadAreRecordedWhileItGoesOn) {
   EXPECT_EQ(num_inner, 300);
   EXPECT_EQ(recorder.num_events(), 600);
   EXPECT_EQ(recorder.num_dropped(), 0);
+}
+
+TEST(Trace, ThreadsOfAPoolHaveItsName) {
+  Recording recording(16);
+  ThreadPool pool(3, "pool");
+  ASSERT_TRUE(recording.recorder.Start());
+  pool.ParallelFor(30, [](int64_t) {
+    const TraceScope scope("task");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  recording.recorder.Stop();
+  std::set<std::string> names;
+  recording.recorder.ForEach([&](const TraceRecorder::Thread& thread, const TraceEvent&) {
+    names.insert(thread.name.data());
+  });
+  EXPECT_EQ(names.count("pool-1"), 1u);
+  EXPECT_EQ(recording.recorder.num_events(), 30);
 }
 
 TEST(Trace, WhatDoesNotFitIsCounted) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
@@ -105,9 +106,11 @@ class TraceText {
   absl::Status Close() {
     Write();
     FOREBAY_RETURN_IF_ERROR(status_);
+    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+      return StorageError(fmt::format("renaming '{}' to '{}' failed", temporary_, path_), errno);
+    }
     fd_.Reset();
-    if (std::rename(temporary_.c_str(), path_.c_str()) == 0) return absl::OkStatus();
-    return StorageError(fmt::format("renaming '{}' to '{}' failed", temporary_, path_), errno);
+    return absl::OkStatus();
   }
 
  private:

@@ -12,6 +12,7 @@
 namespace forebay {
 
 absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_scale) {
+  const TraceScope trace("pass");
   FOREBAY_RETURN_IF_ERROR(compute_->BeginPass(inputs.batches, gradient_scale));
   WalkHooks hooks = {.progress = inputs.progress};
   hooks.commit = [this] { return layers_->UpdatesOfTheStepBefore(); };
@@ -21,6 +22,11 @@ absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_sca
   hooks.activations = activations_;
   walk_.Announce(*source_);
   return walk_.Run(*source_, *compute_, hooks);
+}
+
+absl::Status TrainingStep::BeginStep(StepUpdate update) {
+  const TraceScope trace("begin the step");
+  return layers_->BeginStep(std::move(update));
 }
 
 absl::StatusOr<double> TrainingStep::LossSum(size_t num_batches) const {
@@ -44,8 +50,8 @@ absl::StatusOr<StepResult> TrainingStep::Run(const StepInputs& inputs) {
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, result.num_trained));
   const double no_limit = std::numeric_limits<double>::infinity();
   const auto scalars_of = [&](double norm) { return inputs.scalars_of(norm / inputs.loss_scale); };
-  FOREBAY_RETURN_IF_ERROR(layers_->BeginStep(
-      {scalars_of, inputs.clip > 0 ? inputs.clip * inputs.loss_scale : no_limit}));
+  FOREBAY_RETURN_IF_ERROR(
+      BeginStep({scalars_of, inputs.clip > 0 ? inputs.clip * inputs.loss_scale : no_limit}));
   StepGradients gradients;
   while (true) {
     FOREBAY_RETURN_IF_ERROR(RunPass(inputs, scale * inputs.loss_scale));

@@ -62,6 +62,7 @@ class TrainingStep {
  private:
   // Forward and backward over the batches.
   absl::Status RunPass(const StepInputs& inputs, double gradient_scale);
+  absl::Status BeginStep(StepUpdate update);
   absl::StatusOr<double> LossSum(size_t num_batches) const;
 
   LayerCompute* const compute_;
