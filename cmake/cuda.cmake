@@ -17,8 +17,8 @@ elseif(NOT FOREBAY_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     if(NOT CMAKE_CUDA_ARCHITECTURES)
-      # Turing to Blackwell in one binary: native code for the common ones, and PTX for the others from 9.0 on.
-      set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90 120-real)
+      # Turing to Blackwell in one binary: code for 8.0 also runs on 8.6 and 8.9, and PTX is for the others from 9.0 on.
+      set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 90 120-real)
     endif()
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
