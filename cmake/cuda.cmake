@@ -25,7 +25,7 @@ elseif(NOT FOREBAY_CUDA STREQUAL "OFF")
     enable_language(CUDA)
     add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Werror>")
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-      # Code for five GPUs is 20 MB larger without it than a wheel may be.
+      # Without it, code for so many GPUs is 20 MB larger than a wheel may be.
       add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>")
     endif()
     set(FOREBAY_HAVE_CUDA ON)
