@@ -35,7 +35,10 @@ std::string RunText(const ReportedRun& run) {
 
 std::string ReportText(std::span<const ReportedRun> runs) {
   std::string text;
-  for (const ReportedRun& run : runs) text += (text.empty() ? "" : "\n") + RunText(run);
+  for (const ReportedRun& run : runs) {
+    if (!text.empty()) text += '\n';
+    text += RunText(run);
+  }
   return text + DifferencesText(runs);
 }
 
