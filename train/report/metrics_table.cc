@@ -41,13 +41,13 @@ absl::StatusOr<std::string> ForEachLine(const std::string& path,
 }
 
 // No run has as many steps.
-constexpr int64_t kMostSteps = int64_t{1} << 40;
+constexpr int64_t kMostStepsOfTable = int64_t{1} << 40;
 
 // -1: not a line of a step.
 int64_t StepInLine(const absl::StatusOr<Json>& line) {
   if (!line.ok() || !line->is_object() || !line->contains("step")) return -1;
   const int64_t step = IntegerOf((*line)["step"]).value_or(-1);
-  return step <= kMostSteps ? step : -1;
+  return step <= kMostStepsOfTable ? step : -1;
 }
 
 }  // namespace

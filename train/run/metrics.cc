@@ -222,16 +222,16 @@ absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t com
   return aligned;
 }
 
-absl::StatusOr<int64_t> WriteBytesInMetrics(const std::string& path, int64_t step) {
-  if (!FileExists(path)) return int64_t{0};
-  FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY | O_NOFOLLOW));
-  FOREBAY_ASSIGN_OR_RETURN(const int64_t size_bytes, FileSize(path));
-  LinesFromTheEnd lines(fd.get(), path, size_bytes);
+int64_t WriteBytesInMetrics(const std::string& path, int64_t step) {
+  const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY | O_NOFOLLOW);
+  const absl::StatusOr<int64_t> size_bytes = FileSize(path);
+  if (!fd.ok() || !size_bytes.ok()) return 0;
+  LinesFromTheEnd lines(fd->get(), path, *size_bytes);
   int64_t sum = 0;
   for (;;) {
-    FOREBAY_ASSIGN_OR_RETURN(const auto line, lines.Previous());
-    if (!line.has_value()) return sum;
-    const absl::StatusOr<Json> json = ParseJson(line->text, path);
+    const auto line = lines.Previous();
+    if (!line.ok() || !line->has_value()) return sum;
+    const absl::StatusOr<Json> json = ParseJson((*line)->text, path);
     const int64_t step_of_line = StepOf(json);
     if (step_of_line < 0) continue;
     if (step_of_line <= step) return sum;

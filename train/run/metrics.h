@@ -40,7 +40,7 @@ class LineLog {
 };
 
 // The line of a step, generously.
-inline constexpr int64_t kMetricsLineBytes = 512;
+inline constexpr int64_t kMetricsLineBytes = 1024;
 // A longer run has space for the first lines: for months of them.
 inline constexpr int64_t kMostReservedLines = 100'000;
 // The notes of a run: hundreds of lines.
@@ -61,9 +61,9 @@ struct AlignedMetrics {
 absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t committed_step,
                                             const Json& committed_line);
 
-// The sum of "write_bytes" over the lines of steps after `step`. 0 where there is no file.
-// StorageError.
-absl::StatusOr<int64_t> WriteBytesInMetrics(const std::string& path, int64_t step);
+// The sum of "write_bytes" over the lines of steps after `step`, as far as they can be read: a log
+// that is lost stops no run.
+int64_t WriteBytesInMetrics(const std::string& path, int64_t step);
 
 // "2026-11-21T08:30:00Z text".
 std::string WithTimestamp(std::string_view text);

@@ -139,7 +139,7 @@ class TrainingRun {
 
 absl::Status TrainingRun::OpenSession() {
   FOREBAY_RETURN_IF_ERROR(progress_.Restore(prepared_.store->committed()));
-  FOREBAY_ASSIGN_OR_RETURN(write_limit_, WriteLimit::Create(prepared_));
+  write_limit_ = WriteLimit::Create(prepared_);
   LayerSessionOptions session_options;
   session_options.num_disks = prepared_.num_disks;
   session_options.last_step_was_update = progress_.last_was_update();

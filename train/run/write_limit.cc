@@ -25,7 +25,7 @@ WriteLimit::WriteLimit(const PreparedRun& run)
       limit_bytes_(MostWrittenBytes(run.options)),
       step_bytes_(MostBytesOfAStep(run.plan)) {}
 
-absl::StatusOr<WriteLimit> WriteLimit::Create(const PreparedRun& run) {
+WriteLimit WriteLimit::Create(const PreparedRun& run) {
   WriteLimit limit(run);
   if (!run.resumed) return limit;
   const CommitInfo& committed = run.store->committed();
@@ -33,9 +33,8 @@ absl::StatusOr<WriteLimit> WriteLimit::Create(const PreparedRun& run) {
   const bool is_known = committed.trainer.contains(kWrittenBytesKey);
   limit.before_bytes_ =
       is_known ? committed.trainer[kWrittenBytesKey].get<int64_t>() : StoreFillBytes(run.plan);
-  FOREBAY_ASSIGN_OR_RETURN(const int64_t since_bytes,
-                           WriteBytesInMetrics(run.paths.metrics, is_known ? committed.step : 0));
-  limit.before_bytes_ += since_bytes + limit.step_bytes_;
+  limit.before_bytes_ +=
+      limit.step_bytes_ + WriteBytesInMetrics(run.paths.metrics, is_known ? committed.step : 0);
   return limit;
 }
 

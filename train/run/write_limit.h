@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "forebay/base/io_account.h"
 #include "forebay/base/json.h"
 #include "forebay/train/start/prepared_run.h"
@@ -18,8 +17,8 @@ namespace forebay {
 class WriteLimit {
  public:
   // For a run that is resumed, what was written after its commit counts too: by the steps that
-  // metrics.jsonl has lines of, and by one that has none. StorageError.
-  static absl::StatusOr<WriteLimit> Create(const PreparedRun& run);
+  // metrics.jsonl has lines of, and by one that has none.
+  static WriteLimit Create(const PreparedRun& run);
 
   // Written by all sessions up to now.
   int64_t written_bytes() const;

@@ -12,7 +12,7 @@ from conftest import make_model, random_rows, write_rows, write_tokenizer
 
 SEQ = 32
 STEP_KEYS = {
-    "step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "compute_s", "io_wait_s", "optimizer_s",
+    "step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "compute_s", "io_wait_s", "waits", "optimizer_s",
     "read_bytes", "write_bytes", "host_peak_bytes", "rss_bytes",
 }
 
@@ -49,7 +49,9 @@ def test_metrics_have_exactly_the_promised_keys(run):
     assert set(lines[0]) == {"step", "eval_loss"}  # the loss before the first step
     for line in lines[1:]:
         assert set(line) == STEP_KEYS | ({"eval_loss"} if line["step"] in (2, 4) else set())
-        assert all(isinstance(value, (int, float)) for value in line.values())
+        waits = line.pop("waits")
+        assert all(isinstance(value, (int, float)) for value in [*line.values(), *waits.values()])
+        assert sum(waits.values()) == pytest.approx(line["io_wait_s"], abs=1e-6)
 
 
 def test_packed_data_says_how_long_its_rows_are(forebay, task, tmp_path):

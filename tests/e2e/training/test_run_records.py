@@ -362,7 +362,7 @@ def test_each_field_of_what_a_commit_carries_is_checked(forebay, stopped, whole)
         "seed": [None, "0", -1, 2**64, 0.5, {}], "settings": [None, 3, "", "x" * 32, "0" * 31, []],
         "files": [None, 3, "", "x" * 32, []], "kernel": [None, 7, 1e300, [], {}],
         "metrics": [3, "x", [], {}, {"step": "2"}, {"step": 2, "loss": "x"}, {"step": 2, "loss": {}}],
-        "updates": [None, -1, 2**63, "x", 3], "loss_scaler": [None, 3, "x", []], "skipped": [None, 3, "x"],
+        "written_bytes": [None, "1", -1, 2**63, 0.5, []], "updates": [None, -1, 2**63, "x", 3], "loss_scaler": [None, 3, "x", []], "skipped": [None, 3, "x"],
     }
     assert set(trainer) <= set(wrong)
     for field, values in wrong.items():

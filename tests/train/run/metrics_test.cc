@@ -54,14 +54,14 @@ TEST_F(AlignMetricsTest, LinesOfLaterStepsAndATornOneAreDropped) {
 }
 
 TEST_F(AlignMetricsTest, WhatLinesAfterAStepHaveWrittenIsTheirSum) {
-  EXPECT_EQ(*WriteBytesInMetrics(path_, 0), 0);  // there is no file
+  EXPECT_EQ(WriteBytesInMetrics(path_, 0), 0);  // there is no file
   Write(
       "{\"step\":1,\"write_bytes\":1}\n{\"step\":2,\"write_bytes\":20}\n# mine\n"
       "{\"step\":3,\"loss\":1}\n{\"step\":4,\"write_bytes\":400}\n{\"step\":5,\"wri");
-  EXPECT_EQ(*WriteBytesInMetrics(path_, 0), 421);
-  EXPECT_EQ(*WriteBytesInMetrics(path_, 1), 420);
-  EXPECT_EQ(*WriteBytesInMetrics(path_, 3), 400);
-  EXPECT_EQ(*WriteBytesInMetrics(path_, 4), 0);
+  EXPECT_EQ(WriteBytesInMetrics(path_, 0), 421);
+  EXPECT_EQ(WriteBytesInMetrics(path_, 1), 420);
+  EXPECT_EQ(WriteBytesInMetrics(path_, 3), 400);
+  EXPECT_EQ(WriteBytesInMetrics(path_, 4), 0);
 }
 
 TEST_F(AlignMetricsTest, WhatIsNoLineOfAStepCutsOffNothingThatFollowsIt) {
