@@ -30,7 +30,9 @@ enum Group : int { kThreads = 1, kDisks = 2, kDevices = 3 };
 struct Row {
   Group group = kThreads;
   std::string name;
-  auto operator<=>(const Row&) const = default;
+  bool operator<(const Row& other) const {
+    return std::tie(group, name) < std::tie(other.group, other.name);
+  }
 };
 
 // One event and the row that it belongs to, before events that overlap get rows of their own.
