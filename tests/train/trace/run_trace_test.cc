@@ -109,14 +109,18 @@ int64_t Covered(std::vector<Span> spans, int64_t begin, int64_t end) {
   return covered;
 }
 
+// What no span covers would be missing in every step; where the system took the thread's core away
+// between two spans is missing in one.
 void ExpectTrainingThreadIsKnown(const TraceRows& rows) {
-  int64_t covered = 0;
-  int64_t length = 0;
-  for (const Span& step : rows.Named("steps")) {
-    covered += Covered(rows.Named("training"), step.begin_ns, step.end_ns);
-    length += step.length_ns();
+  const std::vector<Span> steps = rows.Named("steps");
+  if (steps.size() < 2) return;
+  double best = 0;
+  for (const Span& step : steps) {
+    const auto covered =
+        static_cast<double>(Covered(rows.Named("training"), step.begin_ns, step.end_ns));
+    best = std::max(best, covered / static_cast<double>(step.length_ns()));
   }
-  EXPECT_GE(static_cast<double>(covered), 0.95 * static_cast<double>(length));
+  EXPECT_GE(best, 0.95);
 }
 
 void ExpectBytesAreThoseOfTheMetrics(const TraceRows& rows, const std::map<int64_t, Json>& lines) {
