@@ -148,15 +148,18 @@ void ExpectWaitsAreThoseOfTheMetrics(const TraceRows& rows, const std::map<int64
     const std::string cause(NameOf(static_cast<Activity>(i)));
     double traced_s = 0;
     double counted_s = 0;
+    double all_s = 0;
     for (const Span& step : rows.Named("steps")) {
+      all_s += static_cast<double>(step.length_ns()) * 1e-9;
       std::vector<Span> waits;
       std::ranges::copy_if(training, std::back_inserter(waits),
                            [&](const Span& span) { return span.name == "wait: " + cause; });
       traced_s += static_cast<double>(Covered(waits, step.begin_ns, step.end_ns)) * 1e-9;
       counted_s += lines.at(step.args["step"].get<int64_t>())["waits"][cause].get<double>();
     }
-    // Some time lies between the looks at two clocks, some hundred times.
-    EXPECT_NEAR(traced_s, counted_s, 2e-3 + 0.05 * counted_s) << cause;
+    // Some time lies between the looks at two clocks, some hundred times, and the system may take
+    // the thread's core away there.
+    EXPECT_NEAR(traced_s, counted_s, 2e-3 + 0.05 * counted_s + 0.1 * all_s) << cause;
   }
 }
 
