@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "fmt/format.h"
+#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/data/row_sampler.h"
@@ -176,9 +176,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
                                     const TrainEnvironment& environment) {
   PreparedRun run;
   run.options = resolved.options;
-  if (run.options.threads <= 0) {
-    run.options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  }
+  if (run.options.threads <= 0) run.options.threads = DefaultThreads();
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
   for (const std::string& note : resolved.notes) observer.OnNote(note);
