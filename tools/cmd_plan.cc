@@ -99,8 +99,8 @@ class PlanCommand : public Command {
     return plan;
   }
 
-  absl::Status Measure(const TrainOptions& options, const MachineLimits& limits,
-                       Calibration& calibration) const {
+  absl::Status Measure(const DecoderConfig& model, const TrainOptions& options,
+                       const MachineLimits& limits) {
     if (options.device != ComputeDevice::kCpu) {
       return UsageError(
           fmt::format("--measure measures a CPU, and --device={} may be a GPU. Say "
@@ -108,8 +108,7 @@ class PlanCommand : public Command {
                       NameOf(options.device)));
     }
     ProgressLine progress;
-    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
-    return calibration.Measure(
+    return calibration_->Measure(
         model, options, limits, StopRequested,
         [&, part = 0.0](std::string_view what) mutable { progress.Show(what, part++ / 3); });
   }
@@ -126,7 +125,7 @@ class PlanCommand : public Command {
     }
     AddRates(profile, limits);
     if (!calibration_.has_value()) calibration_ = Calibration::OfThisUser();
-    if (measures_) FOREBAY_RETURN_IF_ERROR(Measure(options, limits, *calibration_));
+    if (measures_) FOREBAY_RETURN_IF_ERROR(Measure(model, options, limits));
     calibration_->AddTo(model, options, limits);
     for (const std::string& note : calibration_->TakeNotes()) {
       if (measures_) PrintTo(stderr, "forebay: {}\n", note);
