@@ -35,12 +35,14 @@ def encode(options):
         return tokens
 
     if options.prompts is not None:
-        return [{"tokens": tokens_of(record, f"{options.prompts}:{number}: the prompt"), "eos": stop_ids, "line": number}
+        where = f"{options.prompts}:"
+        return [{"tokens": tokens_of(record, f"{where}{number}: the prompt"), "eos": stop_ids, "line": number}
                 for number, record in prompts_in_file(options.prompts)]
     for number, line in enumerate(sys.stdin, 1):
         if line.strip():
             record = parse_prompt(line, f"standard input:{number}")
-            print(json.dumps({"tokens": tokens_of(record, f"prompt {number}"), "eos": stop_ids}), flush=True)
+            reply = {"tokens": tokens_of(record, f"prompt {number}"), "eos": stop_ids}
+            print(json.dumps(reply), flush=True)
     return None
 
 
