@@ -12,6 +12,7 @@
 #include "forebay/base/format.h"
 #include "forebay/base/round_up.h"
 #include "forebay/offload/disk_room.h"
+#include "forebay/offload/largest_term.h"
 #include "forebay/offload/parameter_groups_of.h"
 #include "forebay/offload/raw_tensors.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
@@ -444,10 +445,12 @@ class Planner {
             ? fmt::format("--ram={}", FormatBinaryBytes(budget))
             : fmt::format("the budget is {} ({:.0f} % of the memory that is available)",
                           FormatBinaryBytes(budget), kAutoShare * 100);
-    return DoesNotFitError(fmt::format(
+    const absl::Status error = DoesNotFitError(fmt::format(
         "this run needs at least {} MiB of memory, and {}. The largest parts:{}\nThe least "
         "that works is --ram={}MiB",
         MebibytesUp(least), given, largest, MebibytesUp(least)));
+    return WithLargestTerm(
+        error, fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().host_bytes)));
   }
 
   const PlanInputs& inputs_;

@@ -168,7 +168,8 @@ std::vector<OptionSpec> OffloadRows() {
       Choice<DType>("offload", "grad_dtype", &O::grad_dtype,
                     {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
                     "of finished gradients (they are summed in fp32)"),
-      Whole<int>("offload", "threads", &O::threads, 0, 1024, "compute threads; 0: one per core"),
+      Whole<int>("offload", "threads", &O::threads, 0, 1024,
+                 "compute threads; 0: one per core that it may use"),
       Whole<int>("offload", "update_threads", &O::update_threads, 0, 1024,
                  "threads of the optimizer's update, which runs beside the computation; 0: as many "
                  "as --threads"),

@@ -134,6 +134,8 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   plan.gpu = std::move(gpu);
   plan.forecast =
       ForecastStep(plan, {on_gpu, plan.gpu.num_activations_in_ram}, model, options, limits.speeds);
+  plan.speeds_origin = limits.speeds.origin;
+  plan.speeds_age_s = limits.speeds.age_s;
   if (!on_gpu && options.device == ComputeDevice::kAuto) plan.why_no_gpu = limits.gpu.why_none;
   return plan;
 }

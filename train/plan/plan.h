@@ -46,6 +46,8 @@ struct Plan : OffloadPlan {
   GpuPlan gpu;
   std::string why_no_gpu;                // where --device=auto found none
   std::optional<StepForecast> forecast;  // where the machine's speeds are known
+  std::string speeds_origin;             // MachineSpeeds::origin
+  double speeds_age_s = 0;               // MachineSpeeds::age_s
 
   bool on_gpu() const { return !gpu.device.empty(); }
 };

@@ -143,9 +143,10 @@ std::string ForecastLines(const Plan& plan) {
   const StepForecast& step = *plan.forecast;
   return fmt::format(
       "forecast   {} a step, {:.0f} tokens/s: forward {}, backward {}\n"
-      "           at best {} ({}), if all of it went on at one time\n",
+      "           at best {} ({}), if all of it went on at one time; speeds {}\n",
       FormatDuration(step.step_s), step.tokens_per_s, PassText(step.forward),
-      PassText(step.backward), FormatDuration(step.bound_s), NameOf(step.bound));
+      PassText(step.backward), FormatDuration(step.bound_s), NameOf(step.bound),
+      plan.speeds_origin);
 }
 
 Json ToJson(const PassForecast& pass) {
@@ -154,11 +155,13 @@ Json ToJson(const PassForecast& pass) {
           {"memory_s", pass.memory_s},   {"bus_s", pass.bus_s}};
 }
 
-Json ToJson(const std::optional<StepForecast>& forecast) {
+Json ForecastJson(const Plan& plan) {
+  const std::optional<StepForecast>& forecast = plan.forecast;
   if (!forecast.has_value()) return nullptr;
   return {{"step_s", forecast->step_s},           {"tokens_per_s", forecast->tokens_per_s},
           {"bound_s", forecast->bound_s},         {"bound", NameOf(forecast->bound)},
-          {"forward", ToJson(forecast->forward)}, {"backward", ToJson(forecast->backward)}};
+          {"forward", ToJson(forecast->forward)}, {"backward", ToJson(forecast->backward)},
+          {"speeds", plan.speeds_origin},         {"speeds_age_s", plan.speeds_age_s}};
 }
 
 }  // namespace
@@ -173,7 +176,7 @@ Json ToJson(const Plan& plan) {
   json["read_bytes_per_step"] = plan.read_bytes_per_step;
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
   json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
-  json["forecast"] = ToJson(plan.forecast);
+  json["forecast"] = ForecastJson(plan);
   const int64_t steps_per_commit = StepsPerCommit(plan.commit_pace);
   json["durability"] = NameOfDurability(plan);
   json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
