@@ -51,7 +51,9 @@ struct OffloadPlan {
   bool lacks_room_for_two = false;  // why it has one slot, when nobody said so
   CommitPace commit_pace;
   int64_t delay_update_from = 0;  // as OffloadOptions has it
-  int64_t commit_bytes = 0;       // that only a commit writes
+  // Whether options leave it open of how many layers gradients are applied at once, or say so.
+  bool may_speculate = false;
+  int64_t commit_bytes = 0;  // that only a commit writes
   std::vector<PlanStripe> stripes;
   std::vector<PlanTerm> terms;  // sums to the totals
   int64_t host_bytes = 0;

@@ -159,8 +159,6 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
       continue;
     }
     FOREBAY_CHECK(placement.gradients[layer] == Tier::kNvme);
-    FOREBAY_CHECK(placement.weights[layer] == Tier::kNvme);
-    FOREBAY_CHECK(placement.state[i] == Tier::kNvme || tiles.StateBytes(tiles.tiles()[i]) == 0);
   }
   if (placement.NumUpdated(UpdateTime::kAfterHand) == 0) return absl::OkStatus();
   // Tiles that are written over until a commit, and buffers that spilled gradients would need too.
@@ -218,21 +216,25 @@ absl::Status OffloadedOptimizer::Impl::LoadHostState(MemoryBudget* budget) {
   FOREBAY_ASSIGN_OR_RETURN(
       host_state,
       TransferBuffer::Create(store, budget, "optimizer state in RAM", size_bytes, kIoAlignBytes));
+  return ReadHostState(0, tiles.num_streamed_tiles());
+}
+
+absl::Status OffloadedOptimizer::Impl::ReadHostState(int first_tile, int end_tile) {
   std::array<IoOp, 8> reads;
   absl::Status status;
-  for (int i = 0; i < tiles.num_streamed_tiles() && status.ok(); ++i) {
+  for (int i = first_tile; i < end_tile && status.ok(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
     IoOp& read = reads[i % reads.size()];
     status.Update(store->engine().Wait(read));
     store->StartReadState(i, HostState(i), IoClass::kDemandRead, read);
   }
   for (IoOp& read : reads) status.Update(store->engine().Wait(read));
-  for (int i = 0; i < tiles.num_streamed_tiles() && status.ok(); ++i) {
+  for (int i = first_tile; i < end_tile && status.ok(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
     status = store->VerifyState(i, HostState(i));
   }
   if (status.ok()) return status;
-  return Annotate(status, "optimizer: loading the state that is kept in memory failed");
+  return Annotate(status, "optimizer: reading the state that is kept in memory failed");
 }
 
 // ---- Gradients ---------------------------------------------------------------------------------

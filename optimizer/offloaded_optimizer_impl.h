@@ -33,6 +33,8 @@ struct OffloadedOptimizer::Impl {
 
   absl::Status MakeStaging(MemoryBudget* budget);
   absl::Status LoadHostState(MemoryBudget* budget);
+  // From what the store has newest, where it lives in RAM.
+  absl::Status ReadHostState(int first_tile, int end_tile);
   std::vector<int> TilesAsHanded(const std::function<bool(int layer)>& takes) const;
   absl::Status MakeSpeculation();
   absl::Status MakeDelays();
@@ -100,7 +102,9 @@ struct OffloadedOptimizer::Impl {
   std::vector<int> due_tiles;                      // of the layers that are not speculative
   std::unique_ptr<BackgroundUpdates> speculation;  // nullptr: no layer is speculative
   std::vector<int> speculative_layers;             // in the order of Hand
-  std::unique_ptr<BackgroundUpdates> delays;       // nullptr: the placement delays no updates
+  // By layer: the memory of the window's resident layers, for what is updated outside of it.
+  std::vector<std::span<std::byte>> resident_weights;
+  std::unique_ptr<BackgroundUpdates> delays;  // nullptr: the placement delays no updates
 
   // Training thread.
   bool delayed_is_pending = false;

@@ -40,7 +40,8 @@ class PlanCommand : public Command {
     FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
     FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits,
                              machine_.empty() ? ThisMachine(options) : OtherMachine(options));
-    FOREBAY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, options, limits));
+    FOREBAY_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, options, limits));
+    FindBetterSettings(model, options, limits, plan);
     PrintTo(stdout, "{}",
             context.json ? ToJson(plan).dump() + "\n" : FormatPlan(plan, model, options));
     return absl::OkStatus();

@@ -22,8 +22,9 @@ struct Placement {
   std::vector<Tier> state;      // per tile
   std::vector<Tier> gradients;  // per layer: where a finished gradient waits for the global norm
   // Per layer, or empty: all kOnRead, as the window reads them.
-  // - kAfterHand, speculative: its weights and all of its state are on NVMe, and its gradient, of
-  //   which `gradients` says kNvme, waits nowhere (OffloadedOptimizer::BeginSpeculation).
+  // - kAfterHand, speculative: its gradient, of which `gradients` says kNvme, waits nowhere
+  //   (UpdateModes::BeginSpeculation). Every step is committed then. The gradients of the other
+  //   layers are in RAM.
   // - kBesideStep, delayed: all layers are then, and all weights are on NVMe
   //   (OffloadedOptimizer::BeginUpdate).
   std::vector<UpdateTime> update_times;
@@ -50,6 +51,9 @@ struct PlacementOptions {
   TierChoice weights = TierChoice::kAuto;
   TierChoice state = TierChoice::kAuto;
   TierChoice gradients = TierChoice::kAuto;
+  // Per layer, or empty: as Placement has them, but kBesideStep. The gradients of kAfterHand wait
+  // nowhere, and their weights, which are read three times in a step, come before others.
+  std::vector<UpdateTime> update_times;
   int64_t gradient_bytes_per_elem = 2;
   int64_t host_bytes = 0;  // what is left of the budget for residency
 };
