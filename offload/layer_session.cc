@@ -31,6 +31,7 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
   result.num_threads =
       options.offload.update_threads > 0 ? options.offload.update_threads : options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;
+  result.num_gradient_tiles = plan.num_gradient_tiles;
   result.hand_over_order = plan.schedule.Handed();
   return result;
 }

@@ -84,6 +84,7 @@ class Planner {
     plan.tiles = tiles_;
     plan.ram_budget_bytes = budget;
     plan.num_staging_tiles = buffers.num_staging_tiles;
+    plan.num_gradient_tiles = Optimizer(buffers).num_gradient_tiles;
     plan.window = Window(buffers);
     plan.terms = FixedTerms(buffers);
     if (spills_activations()) plan.activations = activations_;
@@ -218,10 +219,7 @@ class Planner {
   absl::StatusOr<Placement> PlaceAll(int64_t left) const {
     PlacementOptions wanted = PlacementFor(left);
     FOREBAY_ASSIGN_OR_RETURN(Placement placement, Place(tiles_, wanted));
-    if (!update_times_.empty()) {
-      FOREBAY_RETURN_IF_ERROR(CheckHeldBesideSpeculation(placement, left));
-      return placement;
-    }
+    if (!update_times_.empty()) return placement;
     if (delays()) std::ranges::fill(placement.update_times, UpdateTime::kBesideStep);
     const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
     if (!MaySpeculate(options_, num_slots_) || !any_spilled || DemandedBytes() > 0)
@@ -233,20 +231,6 @@ class Planner {
       placement.update_times[layer] = UpdateTime::kAfterHand;
     }
     return placement;
-  }
-
-  // Spilled gradients would need the buffers of those that are applied at once.
-  absl::Status CheckHeldBesideSpeculation(const Placement& placement, int64_t left) const {
-    int spilled = 0;
-    for (int layer = 0; layer < tiles_.num_streamed_layers(); ++layer) {
-      if (placement.IsSpilled(layer)) ++spilled;
-    }
-    if (spilled == 0) return absl::OkStatus();
-    return DoesNotFitError(fmt::format(
-        "--speculate_layers={}: the gradients of the other layers wait in RAM and need {}, for "
-        "which {} are left. Raise --ram by {}MiB, or apply those of more layers at once",
-        options_.speculate_layers, FormatBytes(HeldGradientBytes()), FormatBytes(left),
-        MebibytesUp(HeldGradientBytes() - left)));
   }
 
   StepSchedule Schedule(const Placement& placement) const {
@@ -272,10 +256,9 @@ class Planner {
                                            ? std::vector<StepBuffers>{*options_.buffers}
                                            : StepBufferChoices(tiles_.num_stripes());
     if (!MaySpeculate(options_, num_slots_)) return choices;
-    // With tiles for all of it, the state of a layer whose gradients come last is read before they
-    // come.
+    // With room for a whole layer's gradients the backward pass waits for no update.
     StepBuffers most = choices.front();
-    most.num_staging_tiles = std::max(most.num_staging_tiles, TilesOfLargestLayer() + 2);
+    most.num_gradient_tiles = TilesOfLargestLayer() + 1;
     choices.insert(choices.begin(), most);
     return choices;
   }
@@ -292,6 +275,7 @@ class Planner {
     optimizer.gradient_dtype = options_.grad_dtype;
     optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
+    optimizer.num_gradient_tiles = buffers.num_gradient_tiles;
     optimizer.may_update = delays()                             ? UpdateTime::kBesideStep
                            : MaySpeculate(options_, num_slots_) ? UpdateTime::kAfterHand
                                                                 : UpdateTime::kOnRead;

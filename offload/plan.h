@@ -42,6 +42,7 @@ struct OffloadPlan {
   StepSchedule schedule;
   WindowOptions window;
   int num_staging_tiles = 4;
+  int num_gradient_tiles = 2;  // OffloadedOptimizerOptions has both
   int64_t ram_budget_bytes = 0;
   GradientArea gradient_area = GradientArea::kSpilled;  // kAll: --durability=replay
   StripeBytes gradient_area_bytes;  // of the scratch area, from its beginning on

@@ -60,7 +60,9 @@ int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& option
     landing_bytes = std::max(landing_bytes, GradientLanding::ChargedBytes(
                                                 options.gradient_dtype, tiles.layer_elems(layer)));
   }
-  return landing_bytes +
+  const int num_ring_tiles =
+      options.may_update == UpdateTime::kAfterHand ? options.num_gradient_tiles : 0;
+  return landing_bytes + num_ring_tiles * gradient_bytes +
          options.num_staging_tiles *
              (tiles.max_state_bytes() + sides * gradient_bytes + weight_bytes) +
          sides * GradientSeals::TableBytes(tiles);
@@ -76,7 +78,7 @@ StripeBytes OffloadedOptimizer::GradientAreaBytes(const OffloadedOptimizerOption
 absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
     const OffloadedOptimizerOptions& options, const Placement& placement, TensorStore* store,
     MemoryBudget* budget) {
-  FOREBAY_CHECK(options.num_staging_tiles >= 2);
+  FOREBAY_CHECK(options.num_staging_tiles >= 2 && options.num_gradient_tiles >= 2);
   FOREBAY_CHECK(store->tiles().moment_set() == MomentsOf(options.rule));
   FOREBAY_CHECK(static_cast<int>(placement.state.size()) == store->tiles().num_streamed_tiles());
   auto impl = std::make_unique<Impl>(options, placement, store);
@@ -104,7 +106,7 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
                                                impl->gradients.get(), impl->writes.get());
-  FOREBAY_RETURN_IF_ERROR(impl->MakeSpeculation());
+  FOREBAY_RETURN_IF_ERROR(impl->MakeSpeculation(budget));
   FOREBAY_RETURN_IF_ERROR(impl->MakeDelays());
   return std::unique_ptr<OffloadedOptimizer>(new OffloadedOptimizer(std::move(impl)));
 }
@@ -115,11 +117,15 @@ OffloadedOptimizer::~OffloadedOptimizer() = default;
 
 absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
   const int64_t state_bytes = AnyOnNvme(placement.state) ? tiles.max_state_bytes() : 0;
+  bool any_spilled = false, any_outside = false;
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
+    any_spilled |= placement.IsSpilled(layer);
+    any_outside |= placement.UpdateTimeOf(layer) != UpdateTime::kOnRead &&
+                   placement.weights[layer] == Tier::kNvme;
+  }
   const int64_t gradient_bytes =
-      AnyOnNvme(placement.gradients) ? tiles.max_tile_elems() * SizeOf(options.gradient_dtype) : 0;
-  const bool updates_outside = placement.NumUpdated(UpdateTime::kAfterHand) > 0 ||
-                               placement.NumUpdated(UpdateTime::kBesideStep) > 0;
-  const int64_t weight_bytes = updates_outside ? tiles.max_weight_bytes() : 0;
+      any_spilled ? tiles.max_tile_elems() * SizeOf(options.gradient_dtype) : 0;
+  const int64_t weight_bytes = any_outside ? tiles.max_weight_bytes() : 0;
   const int64_t spill_bytes = (placement.NumGradientSets() - 1) * gradient_bytes;
   const int64_t buffer_bytes = state_bytes + gradient_bytes + weight_bytes + spill_bytes;
   staging.resize(options.num_staging_tiles);
@@ -151,7 +157,7 @@ std::vector<int> OffloadedOptimizer::Impl::TilesAsHanded(
   return order;
 }
 
-absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
+absl::Status OffloadedOptimizer::Impl::MakeSpeculation(MemoryBudget* budget) {
   for (int i = 0; i < tiles.num_streamed_tiles(); ++i) {
     const int layer = tiles.tiles()[i].layer;
     if (placement.WaitsForNorm(layer)) {
@@ -161,18 +167,22 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
     FOREBAY_CHECK(placement.gradients[layer] == Tier::kNvme);
   }
   if (placement.NumUpdated(UpdateTime::kAfterHand) == 0) return absl::OkStatus();
-  // Tiles that are written over until a commit, and buffers that spilled gradients would need too.
+  // Tiles are written over until a commit.
   FOREBAY_CHECK(store->num_slots() > 1 && options.gradient_area == GradientArea::kSpilled);
-  std::vector<int> order = TilesAsHanded([this](int layer) {
-    FOREBAY_CHECK(!placement.IsSpilled(layer));
-    return !placement.WaitsForNorm(layer);
-  });
+  std::vector<int> order =
+      TilesAsHanded([this](int layer) { return !placement.WaitsForNorm(layer); });
   FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_streamed_tiles());
   for (const int layer : options.hand_over_order) {
     if (!placement.WaitsForNorm(layer)) speculative_layers.push_back(layer);
   }
+  const int64_t buffer_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
+  FOREBAY_ASSIGN_OR_RETURN(
+      ring_memory,
+      HostBuffer::Create(budget, "optimizer staging", options.num_gradient_tiles * buffer_bytes));
   std::vector<std::span<std::byte>> buffers;
-  for (const StagingBuffer& buffer : staging) buffers.push_back(buffer.gradient);
+  for (int i = 0; i < options.num_gradient_tiles; ++i) {
+    buffers.push_back(ring_memory.bytes().subspan(i * buffer_bytes, buffer_bytes));
+  }
   FOREBAY_ASSIGN_OR_RETURN(
       speculation, BackgroundUpdates::Create(std::move(order), std::move(buffers), staged.get(),
                                              [this](int tile, const StagingBuffer& buffer,

@@ -36,7 +36,7 @@ struct OffloadedOptimizer::Impl {
   // From what the store has newest, where it lives in RAM.
   absl::Status ReadHostState(int first_tile, int end_tile);
   std::vector<int> TilesAsHanded(const std::function<bool(int layer)>& takes) const;
-  absl::Status MakeSpeculation();
+  absl::Status MakeSpeculation(MemoryBudget* budget);
   absl::Status MakeDelays();
   absl::Status EndSpeculation(bool& complete);
   absl::Status CheckHand(int layer, size_t num_elems, std::span<const int> without_gradient) const;
@@ -92,6 +92,7 @@ struct OffloadedOptimizer::Impl {
   // Buffers before the transfers that use them, so that these end first.
   TransferBuffer staging_memory;
   std::vector<StagingBuffer> staging;
+  HostBuffer ring_memory;  // of gradients that speculation applies
   TransferBuffer host_state;
   std::vector<int64_t> host_state_offset_bytes;  // by tile; meaningless for tiles on NVMe
   std::unique_ptr<TileWrites> writes;

@@ -76,11 +76,10 @@ void Spread(const std::vector<int64_t>& sizes, std::span<const size_t> among,
 }
 
 // Places one kind of item and returns the host bytes it took; those of a forced choice were taken
-// from `left_bytes` before. `first`: of the items, those that are worth most.
+// from `left_bytes` before. `tiers`: empty, or what was placed so far.
 int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
-                  std::span<const Items> stripes, const Items& first, std::vector<Tier>& tiers,
-                  int64_t& left_bytes) {
-  tiers.assign(sizes.size(), choice == TierChoice::kHost ? Tier::kHost : Tier::kNvme);
+                  std::span<const Items> stripes, std::vector<Tier>& tiers, int64_t& left_bytes) {
+  tiers.resize(sizes.size(), choice == TierChoice::kHost ? Tier::kHost : Tier::kNvme);
   if (Total(sizes) == 0) {  // the state of an optimizer without any: nothing to read
     tiers.assign(sizes.size(), Tier::kHost);
     return 0;
@@ -88,7 +87,6 @@ int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
   if (choice == TierChoice::kHost) return Total(sizes);
   if (choice == TierChoice::kNvme) return 0;
   const int64_t before_bytes = left_bytes;
-  Spread(sizes, first, tiers, left_bytes);
   if (stripes.size() > 1) SpreadByStripe(sizes, stripes, tiers, left_bytes);
   Spread(sizes, AllOf(sizes), tiers, left_bytes);
   return before_bytes - left_bytes;
@@ -137,13 +135,19 @@ absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& op
         FormatBinaryBytes(needed_bytes + left_bytes), needed_bytes + left_bytes,
         FormatBinaryBytes(-left_bytes)));
   }
+  if (options.weights == TierChoice::kAuto) {
+    placement.weights.assign(weight_sizes.size(), Tier::kNvme);
+    placement.host_weight_bytes = left_bytes;
+    Spread(weight_sizes, speculative, placement.weights, left_bytes);
+    placement.host_weight_bytes -= left_bytes;
+  }
   placement.host_gradient_bytes =
-      PlaceKind(options.gradients, gradient_sizes, {}, {}, placement.gradients, left_bytes);
+      PlaceKind(options.gradients, gradient_sizes, {}, placement.gradients, left_bytes);
   for (const size_t layer : speculative) placement.gradients[layer] = Tier::kNvme;
-  placement.host_weight_bytes =
-      PlaceKind(options.weights, weight_sizes, {}, speculative, placement.weights, left_bytes);
+  placement.host_weight_bytes +=
+      PlaceKind(options.weights, weight_sizes, {}, placement.weights, left_bytes);
   placement.host_state_bytes =
-      PlaceKind(options.state, state_sizes, stripes, {}, placement.state, left_bytes);
+      PlaceKind(options.state, state_sizes, stripes, placement.state, left_bytes);
   return placement;
 }
 
