@@ -64,7 +64,7 @@ struct OffloadOptions {
   TierChoice state_tier = TierChoice::kAuto;
   GradientChoice gradients = GradientChoice::kAuto;
   // Of so many layers, spread evenly, gradients are applied at once, and those of the others are
-  // held in RAM; 0: as `gradients` has it, kSpeculate of all. Not with kHold.
+  // held; 0: as `gradients` has it, kSpeculate of all. Not with kHold.
   int64_t speculate_layers = 0;
   // Where gradients wait that are held; all are where this is not kAuto.
   TierChoice gradients_tier = TierChoice::kAuto;

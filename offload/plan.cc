@@ -86,11 +86,11 @@ class Planner {
     plan.num_staging_tiles = buffers.num_staging_tiles;
     plan.num_gradient_tiles = Optimizer(buffers).num_gradient_tiles;
     plan.window = Window(buffers);
-    plan.terms = FixedTerms(buffers);
     if (spills_activations()) plan.activations = activations_;
-    const int64_t left = budget - HostBytes(plan.terms);
+    const int64_t left = budget - HostBytes(FixedTerms(buffers));
     if (left < DemandedBytes()) return DoesNotFit(budget);
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, PlaceAll(left));
+    plan.terms = FixedTerms(buffers, &plan.placement);
     plan.schedule = Schedule(plan.placement);
     plan.delay_update_from = options_.delay_update_from;
     plan.gradient_area = Area();
@@ -283,13 +283,18 @@ class Planner {
   }
 
   // All that a run needs whatever is placed where.
-  std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers) const {
+  // At most; with a placement exactly what it takes.
+  std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers,
+                                   const Placement* placement = nullptr) const {
+    const int64_t staging_bytes =
+        placement == nullptr
+            ? OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_)
+            : OffloadedOptimizer::StagingBytes(Optimizer(buffers), *placement, tiles_);
     std::vector<PlanTerm> terms = {
         {"program", inputs_.program_bytes, 0, ""},
         {fmt::format("window of {} layers", buffers.num_block_buffers),
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
-        {"optimizer staging", OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_), 0,
-         "--tile_elems"},
+        {"optimizer staging", staging_bytes, 0, "--tile_elems"},
         {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
     };
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());

@@ -25,6 +25,46 @@ bool AnyOnNvme(const std::vector<Tier>& tiers) {
   return std::find(tiers.begin(), tiers.end(), Tier::kNvme) != tiers.end();
 }
 
+// What each staging buffer has room for.
+struct StagingShape {
+  int64_t state_bytes = 0, gradient_bytes = 0, weight_bytes = 0, spill_bytes = 0;
+  int64_t Total() const { return state_bytes + gradient_bytes + weight_bytes + spill_bytes; }
+};
+
+StagingShape StagingShapeOf(const OffloadedOptimizerOptions& options, const Placement& placement,
+                            const TileMap& tiles) {
+  bool any_spilled = false, any_outside = false;
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
+    any_spilled |= placement.IsSpilled(layer);
+    any_outside |= placement.UpdateTimeOf(layer) != UpdateTime::kOnRead &&
+                   placement.weights[layer] == Tier::kNvme;
+  }
+  StagingShape shape;
+  if (AnyOnNvme(placement.state)) shape.state_bytes = tiles.max_state_bytes();
+  if (any_spilled) {
+    shape.gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
+  }
+  if (any_outside) shape.weight_bytes = tiles.max_weight_bytes();
+  shape.spill_bytes = (placement.NumGradientSets() - 1) * shape.gradient_bytes;
+  return shape;
+}
+
+// `latest`: when layers are updated at last.
+int64_t StagingBytesOf(const OffloadedOptimizerOptions& options, const StagingShape& shape,
+                       UpdateTime latest, const TileMap& tiles) {
+  int64_t landing_bytes = 0;
+  for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_streamed_layers();
+       ++layer) {
+    landing_bytes = std::max(landing_bytes, GradientLanding::ChargedBytes(
+                                                options.gradient_dtype, tiles.layer_elems(layer)));
+  }
+  const int num_ring_tiles = latest == UpdateTime::kAfterHand ? options.num_gradient_tiles : 0;
+  const int num_tables = latest == UpdateTime::kBesideStep ? 2 : 1;
+  return landing_bytes + options.num_staging_tiles * shape.Total() +
+         num_ring_tiles * tiles.max_tile_elems() * SizeOf(options.gradient_dtype) +
+         num_tables * GradientSeals::TableBytes(tiles);
+}
+
 bool HasSameScalars(const UpdateScalars& a, const UpdateScalars& b) {
   return a.step == b.step && a.lr == b.lr && a.gradient_scale == b.gradient_scale &&
          a.beta1 == b.beta1 && a.beta2 == b.beta2 && a.eps == b.eps &&
@@ -50,22 +90,21 @@ OffloadedOptimizer::Impl::Impl(const OffloadedOptimizerOptions& options_in,
 
 int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
                                          const TileMap& tiles) {
-  const int64_t weight_bytes =
-      options.may_update != UpdateTime::kOnRead ? tiles.max_weight_bytes() : 0;
-  const int64_t gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
-  const int sides = options.may_update == UpdateTime::kBesideStep ? 2 : 1;
-  int64_t landing_bytes = 0;
-  for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_streamed_layers();
-       ++layer) {
-    landing_bytes = std::max(landing_bytes, GradientLanding::ChargedBytes(
-                                                options.gradient_dtype, tiles.layer_elems(layer)));
-  }
-  const int num_ring_tiles =
-      options.may_update == UpdateTime::kAfterHand ? options.num_gradient_tiles : 0;
-  return landing_bytes + num_ring_tiles * gradient_bytes +
-         options.num_staging_tiles *
-             (tiles.max_state_bytes() + sides * gradient_bytes + weight_bytes) +
-         sides * GradientSeals::TableBytes(tiles);
+  StagingShape shape;
+  shape.state_bytes = tiles.max_state_bytes();
+  shape.gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
+  if (options.may_update != UpdateTime::kOnRead) shape.weight_bytes = tiles.max_weight_bytes();
+  if (options.may_update == UpdateTime::kBesideStep) shape.spill_bytes = shape.gradient_bytes;
+  return StagingBytesOf(options, shape, options.may_update, tiles);
+}
+
+int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
+                                         const Placement& placement, const TileMap& tiles) {
+  const auto any = [&](UpdateTime time) { return placement.NumUpdated(time) > 0; };
+  const UpdateTime latest = any(UpdateTime::kBesideStep)  ? UpdateTime::kBesideStep
+                            : any(UpdateTime::kAfterHand) ? UpdateTime::kAfterHand
+                                                          : UpdateTime::kOnRead;
+  return StagingBytesOf(options, StagingShapeOf(options, placement, tiles), latest, tiles);
 }
 
 StripeBytes OffloadedOptimizer::GradientAreaBytes(const OffloadedOptimizerOptions& options,
@@ -116,18 +155,9 @@ OffloadedOptimizer::OffloadedOptimizer(std::unique_ptr<Impl> impl)
 OffloadedOptimizer::~OffloadedOptimizer() = default;
 
 absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
-  const int64_t state_bytes = AnyOnNvme(placement.state) ? tiles.max_state_bytes() : 0;
-  bool any_spilled = false, any_outside = false;
-  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
-    any_spilled |= placement.IsSpilled(layer);
-    any_outside |= placement.UpdateTimeOf(layer) != UpdateTime::kOnRead &&
-                   placement.weights[layer] == Tier::kNvme;
-  }
-  const int64_t gradient_bytes =
-      any_spilled ? tiles.max_tile_elems() * SizeOf(options.gradient_dtype) : 0;
-  const int64_t weight_bytes = any_outside ? tiles.max_weight_bytes() : 0;
-  const int64_t spill_bytes = (placement.NumGradientSets() - 1) * gradient_bytes;
-  const int64_t buffer_bytes = state_bytes + gradient_bytes + weight_bytes + spill_bytes;
+  const StagingShape shape = StagingShapeOf(options, placement, tiles);
+  const auto [state_bytes, gradient_bytes, weight_bytes, spill_bytes] = shape;
+  const int64_t buffer_bytes = shape.Total();
   staging.resize(options.num_staging_tiles);
   if (buffer_bytes == 0) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(

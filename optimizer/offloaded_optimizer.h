@@ -117,6 +117,9 @@ class OffloadedOptimizer : public TileUpdater {
   // At most what Create charges beside the placement's resident bytes, for the planner (less when
   // no gradient is spilled).
   static int64_t StagingBytes(const OffloadedOptimizerOptions& options, const TileMap& tiles);
+  // The same of one placement, to the byte.
+  static int64_t StagingBytes(const OffloadedOptimizerOptions& options, const Placement& placement,
+                              const TileMap& tiles);
   // Bytes of the scratch area that `placement` needs for gradients, from its beginning on.
   static StripeBytes GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                        const Placement& placement, const TileMap& tiles);

@@ -219,9 +219,9 @@ std::vector<OptionSpec> PlacementRows() {
           "to the slot that is not committed; a step that is clipped is computed again); auto: "
           "speculate where nothing clips and they do not fit in RAM"),
       Whole<int64_t>("offload", "speculate_layers", &O::speculate_layers, 0, 65536,
-                     "layers, spread evenly, whose gradients are applied at once, where those of "
-                     "the others are held in RAM; 0: of --gradients=speculate all, but where the "
-                     "machine's speeds are known as many as make the fastest step"),
+                     "layers, spread evenly, whose gradients are applied at once; those of the "
+                     "others are held. 0: as many as make the fastest step where the machine's "
+                     "speeds are known, else with --gradients=speculate all"),
       Choice<Durability>(
           "offload", "durability", &O::durability,
           {{"auto", Durability::kAuto},

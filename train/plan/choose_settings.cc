@@ -62,7 +62,9 @@ struct Change {
   TrainOptions options;
 };
 
-std::vector<std::vector<Change>> ChangesOf(const Plan& plan, const TrainOptions& options) {
+// Of each kind the least change first.
+std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions options) {
+  options.ram_bytes = plan.ram_budget_bytes;
   std::vector<std::vector<Change>> kinds;
   if (plan.placement.NumUpdated(UpdateTime::kAfterHand) == 0 && options.delay_update_from == 0) {
     Change change = {"--gradients=speculate, for steps that are not clipped", options};
