@@ -93,6 +93,7 @@ class PlanCommand : public Command {
                                                              : OtherMachine(options));
     FOREBAY_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, options, limits));
     if (plan_text_.empty()) {
+      FindBetterSettings(model, options, limits, plan);
       plan_text_ = FormatPlan(plan, model, options);
       if (!plan.forecast.has_value() && machine_.empty() && !plan.on_gpu()) plan_text_ += kNoSpeeds;
     }

@@ -219,6 +219,10 @@ std::vector<OptionSpec> PlacementRows() {
           "until the norm of all is known: hold (in RAM, else on NVMe), speculate (applied at once "
           "to the slot that is not committed; a step that is clipped is computed again); auto: "
           "speculate where nothing clips and they do not fit in RAM"),
+      Whole<int64_t>("offload", "speculate_layers", &O::speculate_layers, 0, 65536,
+                     "layers, spread evenly, whose gradients are applied at once; those of the "
+                     "others are held. 0: as many as make the fastest step where the machine's "
+                     "speeds are known, else with --gradients=speculate all"),
       Choice<Durability>(
           "offload", "durability", &O::durability,
           {{"auto", Durability::kAuto},
