@@ -21,7 +21,7 @@ endfunction()
 
 # Modules whose tests also run under the sanitizers. oneDNN and libgomp, which model/ and so train/ call,
 # are not instrumented; a test above them that is worth it says SANITIZED.
-set(FOREBAY_CORE_MODULES base device memory aio measure step swap optimizer offload capi replay data)
+set(FOREBAY_CORE_MODULES base device memory collective aio measure step swap optimizer offload capi replay data)
 
 # forebay_test(<name> SOURCES x_test.cc DEPS ... LABELS unit): one GoogleTest program, one ctest entry per
 # test program (so that a suite of hundreds of cases costs one process start). FILTER is a GoogleTest

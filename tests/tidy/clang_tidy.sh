@@ -8,7 +8,7 @@ if ! command -v run-clang-tidy-14 >/dev/null; then
   echo "skipped: clang-tidy-14 is not there; scripts/test installs it"
   exit 77
 fi
-modules='(base|device|memory|aio|measure|step|swap|optimizer|offload|replay|data|model|train|tools)'
+modules='(base|device|memory|collective|aio|measure|step|swap|optimizer|offload|replay|data|model|train|tools)'
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 build=$(cd "$1" && pwd)
