@@ -1,10 +1,12 @@
 // The end of a step: updates, commits, and recovery after a crash. The rest of the class is in
 // layer_session.cc.
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/collective/gather_values.h"
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/offload/missed_updates.h"
@@ -39,7 +41,7 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
   }
   FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
   const int64_t step = released_step_ + 1;
-  const bool commits = CommitIsDueAfter(step, when);
+  FOREBAY_ASSIGN_OR_RETURN(const bool commits, CommitIsDueAfter(step, when));
   FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, commits, kept));
   if (commits) RestartCommitClock();
   EndStep(step, std::move(kept), /*was_update=*/true);
@@ -99,7 +101,7 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
   FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
   optimizer_->AbandonStep();
   const int64_t step = released_step_ + 1;
-  const bool commits = CommitIsDueAfter(step, when);
+  FOREBAY_ASSIGN_OR_RETURN(const bool commits, CommitIsDueAfter(step, when));
   if (commits) RestartCommitClock();
   EndStep(step, std::move(kept), /*was_update=*/false);
   // Gradients that are kept are those of the step after the committed one.
@@ -111,6 +113,7 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
 
 void LayerSession::Abandon() {
   CancelAnnounced();
+  if (sum_ != nullptr) sum_->Drop();
   optimizer_->AbandonStep();
   open_layers_->Clear();
   raw_->Abandon();
@@ -120,8 +123,8 @@ void LayerSession::Abandon() {
 
 // ---- Commits -----------------------------------------------------------------------------------
 
-// Whether the step is to be committed.
-bool LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) const {
+absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) {
+  if (when == CommitWhen::kNow) return true;
   SinceCommit since;
   since.steps = step - committed_step_;
   since.seconds = since_commit_.Seconds() - waited_since_commit_s_;
@@ -132,7 +135,15 @@ bool LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) const {
     const double write_s = static_cast<double>(io.write_us) * 1e-6 / options_.num_disks;
     since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
   }
-  return when == CommitWhen::kNow || CommitIsDue(plan_.commit_pace, since);
+  const bool is_due = CommitIsDue(plan_.commit_pace, since);
+  if (options_.ranks == nullptr) return is_due;
+  // Each rank has a clock and a disk of its own.
+  const Stopwatch watch;
+  const TraceScope trace(Activity::kRanks);
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<uint8_t> due_on,
+                           GatherValues(*options_.ranks, static_cast<uint8_t>(is_due)));
+  own_waits_[Activity::kRanks] += watch.Seconds();
+  return std::ranges::count(due_on, 1) > 0;
 }
 
 void LayerSession::RestartCommitClock() {
@@ -225,10 +236,13 @@ absl::Status LayerSession::WriteCommit() {
   info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
   AddMissedUpdates(optimizer_->missed_updates(), info.trainer);
   const bool only_raw = !update_is_open_ && raw_->ReleasedHaveChanged();
-  if (!update_is_open_ && !only_raw) return store_->CommitSkipped(info);
+  // A rank publishes what all have prepared.
+  std::function<absl::Status()> before_record;
+  if (options_.ranks != nullptr) before_record = [this] { return options_.ranks->Barrier(); };
+  if (!update_is_open_ && !only_raw) return store_->CommitSkipped(info, before_record);
   if (only_raw) FOREBAY_RETURN_IF_ERROR(raw_->CopyForward());
   FOREBAY_RETURN_IF_ERROR(raw_->Write());
-  return store_->Commit(info);
+  return store_->Commit(info, before_record);
 }
 
 absl::Status LayerSession::Commit() {

@@ -21,6 +21,7 @@
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/options/option_table.h"
 #include "forebay/train/plan/stripe_weights.h"
+#include "forebay/train/start/agree_on_run.h"
 
 namespace forebay {
 namespace {
@@ -199,6 +200,7 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
   FOREBAY_ASSIGN_OR_RETURN(
       run.store, OpenRunStore(out, directories, run.engine.get(), StoreAccess::kReadWrite));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*run.store));
+  FOREBAY_RETURN_IF_ERROR(AgreeOnCommit(run, observer));
   FOREBAY_RETURN_IF_ERROR(CheckTilesAreTheRuns(resolved, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckWeightsAreTheRuns(resolved.options, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckDurabilityIsTheRuns(resolved.options, *run.store));
