@@ -42,6 +42,9 @@ absl::Status EnvironmentError(std::string_view message);
 absl::Status RegressedError(std::string_view message);
 absl::Status InterruptedError(std::string_view message);
 
+// The error above that has this exit code; an absl::InternalError for kInternal. Requires: not kOk.
+absl::Status ErrorOf(ExitCode code, std::string_view message);
+
 // The exit code that `status` was made with; kInternal for a status made without one.
 ExitCode ExitCodeOf(const absl::Status& status);
 

@@ -76,14 +76,16 @@ struct CommunicatorOptions {
   MemoryBudget* budget = nullptr;  // charged with the scratch memory; nullptr: not counted
   int64_t scratch_bytes = int64_t{8} << 20;
   Device* device = nullptr;  // whose memory operations may name; must outlive the communicator
+  MemoryBudget* device_budget = nullptr;  // as `budget`, for what lies in the device's memory
 };
 
 // So many operations may be started and not yet complete.
 inline constexpr int64_t kMaxPendingCollectives = 64;
 
 // N + 1 offsets that cut `num_elems` into N parts, equal but for a remainder: the first parts have
-// one more.
+// one more. As a vector, and into memory that is there.
 std::vector<int64_t> EvenParts(int64_t num_elems, int num_ranks);
+void CutEvenly(int64_t num_elems, std::span<int64_t> offsets);
 
 // Thread-compatible, but for Abort, which any thread may call. One thread of its own does the work
 // where there are others (none with one rank), so that operations go on beside the computation.
@@ -92,8 +94,8 @@ class Communicator {
   // One rank: every operation is complete when its memory is ready, and nothing is copied. Abort
   // does nothing.
   static std::unique_ptr<Communicator> CreateAlone();
-  // `device_transport`: moves device memory without a detour through the host; may be nullptr.
-  // OutOfMemoryError, EnvironmentError (no thread to be had).
+  // `device_transport`: moves device memory without a detour through the host; nullptr: pieces of
+  // it pass through the scratch memory. OutOfMemoryError, EnvironmentError (no thread to be had).
   static absl::StatusOr<std::unique_ptr<Communicator>> Create(
       std::unique_ptr<Transport> transport, std::unique_ptr<DeviceTransport> device_transport,
       const CommunicatorOptions& options);
@@ -124,7 +126,7 @@ class Communicator {
   // Whether the operation is complete, without waiting.
   virtual absl::StatusOr<bool> IsComplete(CollectiveTicket ticket) = 0;
   // Until it is. Its results are then there for all that is done or enqueued on the device later.
-  // EnvironmentError as above; UsageError for calls that differ.
+  // When it returns, with an error too, the memory is the caller's again.
   virtual absl::Status Await(CollectiveTicket ticket) = 0;
 
   absl::Status AllReduce(std::span<float> values) { return Await(StartAllReduce(OnHost(values))); }
@@ -145,8 +147,9 @@ class Communicator {
   virtual absl::StatusOr<std::vector<std::string>> GatherRecords(std::string_view own) = 0;
 
   // This rank cannot go on: ends what is under way, here and on every rank that can still be
-  // reached, with `reason` (a sentence without its full stop). Thread-safe; the first call counts.
-  virtual void Abort(std::string_view reason) = 0;
+  // reached, with the message and the exit code of `why`. Thread-safe; the first call counts.
+  // Requires: !why.ok().
+  virtual void Abort(const absl::Status& why) = 0;
 
   virtual CollectiveTraffic traffic() const = 0;
 };

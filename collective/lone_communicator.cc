@@ -1,5 +1,4 @@
 // One rank: every sum and every gathering is there already.
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
@@ -56,7 +55,7 @@ class LoneCommunicator : public Communicator {
     FOREBAY_RETURN_IF_ERROR(Barrier());
     return std::vector<std::string>{std::string(own)};
   }
-  void Abort(std::string_view) override {}
+  void Abort(const absl::Status&) override {}
   CollectiveTraffic traffic() const override { return {.num_calls = num_started_}; }
 
  private:
@@ -80,15 +79,6 @@ class LoneCommunicator : public Communicator {
 
 std::unique_ptr<Communicator> Communicator::CreateAlone() {
   return std::make_unique<LoneCommunicator>();
-}
-
-std::vector<int64_t> EvenParts(int64_t num_elems, int num_ranks) {
-  std::vector<int64_t> offsets(static_cast<size_t>(num_ranks) + 1);
-  for (int r = 0; r <= num_ranks; ++r) {
-    offsets[static_cast<size_t>(r)] =
-        num_elems / num_ranks * r + std::min<int64_t>(r, num_elems % num_ranks);
-  }
-  return offsets;
 }
 
 }  // namespace forebay
