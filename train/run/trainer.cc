@@ -567,7 +567,7 @@ absl::Status Train(const ResolvedOptions& resolved, const std::function<bool()>&
   // together.
   const bool stops = ExitCodeOf(status) == ExitCode::kInterrupted;
   if (environment.ranks != nullptr && !status.ok() && !stops) {
-    environment.ranks->Abort(MessageOf(status));
+    environment.ranks->Abort(status);
   }
   return status;
 }
