@@ -26,7 +26,8 @@ std::string NameOfCase(const ::testing::TestParamInfo<CaseParameters>& parameter
 
 INSTANTIATE_TEST_SUITE_P(OverAll, Collective,
                          ::testing::Combine(::testing::Values(TransportOfTests::kThreads,
-                                                              TransportOfTests::kSlowThreads),
+                                                              TransportOfTests::kSlowThreads,
+                                                              TransportOfTests::kSockets),
                                             ::testing::Values(1, 2, 3, 4),
                                             ::testing::ValuesIn(CollectiveCases())),
                          NameOfCase);

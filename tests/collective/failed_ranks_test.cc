@@ -108,7 +108,6 @@ class FailedRank : public ::testing::TestWithParam<TransportOfTests> {
 
 TEST_P(FailedRank, OneThatGivesUpTellsItsReasonAndItsExitCode) {
   RunOnRanks(Options(), [](Communicator& ranks) {
-    ASSERT_EQ(ranks.Barrier(), absl::OkStatus());
     if (ranks.rank() == 2) ranks.Abort(StorageError("the disk is gone"));
     const absl::Status status = CallUntilFailure(ranks);
     EXPECT_THAT(MessageOf(status),
@@ -197,7 +196,8 @@ TEST_P(FailedRank, CallsThatDifferAreAnErrorThatNamesBoth) {
 
 INSTANTIATE_TEST_SUITE_P(OverAll, FailedRank,
                          ::testing::Values(TransportOfTests::kThreads,
-                                           TransportOfTests::kSlowThreads),
+                                           TransportOfTests::kSlowThreads,
+                                           TransportOfTests::kSockets),
                          [](const ::testing::TestParamInfo<TransportOfTests>& parameter) {
                            return NameOf(parameter.param);
                          });

@@ -1,9 +1,14 @@
 #include "forebay/tests/collective/rank_group.h"
 
+#include <unistd.h>
+
 #include <thread>
 #include <utility>
 
-#include "forebay/base/check.h"
+#include "fmt/format.h"
+#include "forebay/collective/launch.h"
+#include "forebay/collective/sockets/socket_transport.h"
+#include "forebay/collective/transport.h"
 
 namespace forebay {
 
@@ -24,13 +29,38 @@ std::string NameOf(TransportOfTests transport) {
   return "";
 }
 
+namespace {
+
+// At ports of their own, so that no other test program meets these ranks.
+std::vector<std::unique_ptr<Transport>> ConnectBySockets(const RankGroupOptions& options) {
+  const Launch launch = {.transport = RankTransport::kSockets,
+                         .size = options.num_ranks,
+                         .master_address = "localhost",
+                         .first_port = 20000 + ::getpid() % 1000 * kNumRankPorts,
+                         .job = fmt::format("test {}", ::getpid())};
+  std::vector<std::unique_ptr<Transport>> transports(static_cast<size_t>(options.num_ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < options.num_ranks; ++r) {
+    threads.emplace_back([&, r] {
+      Launch own = launch;
+      own.rank = r;
+      transports[static_cast<size_t>(r)] = ConnectSockets(own, options.timeout_s).value();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return transports;
+}
+
+}  // namespace
+
 std::vector<std::unique_ptr<Communicator>> ConnectGroup(const RankGroupOptions& options) {
   const CommunicatorOptions communicator = {.timeout_s = options.timeout_s,
                                             .scratch_bytes = kTestScratchBytes,
                                             .device = &DeviceOfTests()};
   const uint64_t seed = options.transport == TransportOfTests::kSlowThreads ? 11 : 0;
-  auto transports =
-      CreateThreadRanks({.num_ranks = options.num_ranks, .seed = seed, .faults = options.faults});
+  auto transports = options.transport == TransportOfTests::kSockets
+                        ? ConnectBySockets(options)
+                        : CreateThreadRanks({options.num_ranks, seed, options.faults});
   std::vector<std::unique_ptr<Communicator>> group;
   for (auto& transport : transports) {
     group.push_back(Communicator::Create(std::move(transport), nullptr, communicator).value());

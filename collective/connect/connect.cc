@@ -1,0 +1,37 @@
+#include "forebay/collective/connect/connect.h"
+
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/collective/sockets/socket_transport.h"
+#include "forebay/collective/transport.h"
+
+namespace forebay {
+namespace {
+
+absl::StatusOr<std::unique_ptr<Transport>> ConnectTransport(const Launch& launch,
+                                                            double timeout_s) {
+  switch (launch.transport) {
+    case RankTransport::kNone:
+      break;
+    case RankTransport::kSockets:
+      return ConnectSockets(launch, timeout_s);
+    case RankTransport::kOpenMpi:
+    case RankTransport::kMpich:
+      break;
+  }
+  return EnvironmentError(fmt::format("started by {}", launch.launcher));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> ConnectRanks(const Launch& launch,
+                                                           const CommunicatorOptions& options) {
+  if (launch.transport == RankTransport::kNone) return Communicator::CreateAlone();
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
+                           ConnectTransport(launch, options.timeout_s));
+  return Communicator::Create(std::move(transport), nullptr, options);
+}
+
+}  // namespace forebay
