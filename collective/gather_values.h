@@ -1,6 +1,8 @@
-// One plain value of each rank.
+// One plain value of each rank, and votes.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -31,6 +33,19 @@ absl::StatusOr<std::vector<T>> GatherValues(Communicator& ranks, const T& own) {
     std::memcpy(&values[rank], records[rank].data(), sizeof(T));
   }
   return values;
+}
+
+// Whether `own` is true on any rank, and on all. `ranks`: nullptr for one process. The errors of
+// GatherValues.
+inline absl::StatusOr<bool> AnyRank(Communicator* ranks, bool own) {
+  if (ranks == nullptr) return own;
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<uint8_t> all,
+                           GatherValues(*ranks, static_cast<uint8_t>(own)));
+  return std::ranges::count(all, 1) > 0;
+}
+inline absl::StatusOr<bool> AllRanks(Communicator* ranks, bool own) {
+  FOREBAY_ASSIGN_OR_RETURN(const bool any_lacks_it, AnyRank(ranks, !own));
+  return !any_lacks_it;
 }
 
 }  // namespace forebay

@@ -1,6 +1,5 @@
 // The end of a step: updates, commits, and recovery after a crash. The rest of the class is in
 // layer_session.cc.
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -135,15 +134,13 @@ absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen whe
     const double write_s = static_cast<double>(io.write_us) * 1e-6 / options_.num_disks;
     since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
   }
-  const bool is_due = CommitIsDue(plan_.commit_pace, since);
-  if (options_.ranks == nullptr) return is_due;
   // Each rank has a clock and a disk of its own.
   const Stopwatch watch;
   const TraceScope trace(Activity::kRanks);
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<uint8_t> due_on,
-                           GatherValues(*options_.ranks, static_cast<uint8_t>(is_due)));
+  const absl::StatusOr<bool> is_due =
+      AnyRank(options_.ranks, CommitIsDue(plan_.commit_pace, since));
   own_waits_[Activity::kRanks] += watch.Seconds();
-  return std::ranges::count(due_on, 1) > 0;
+  return is_due;
 }
 
 void LayerSession::RestartCommitClock() {

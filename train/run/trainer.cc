@@ -46,14 +46,6 @@ void LeaveUntrained(MicroBatch& batch) {
   batch.num_trained = batch.num_tokens = 0;
 }
 
-// Whether `own` is true, of all ranks where there are several.
-absl::StatusOr<bool> HaveAll(Communicator* ranks, bool own) {
-  if (ranks == nullptr) return own;
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<uint8_t> all,
-                           GatherValues(*ranks, static_cast<uint8_t>(own)));
-  return std::ranges::count(all, 0) == 0;
-}
-
 class TrainingRun {
  public:
   TrainingRun(const ResolvedOptions& resolved, const std::function<bool()>& stop,
@@ -206,7 +198,7 @@ absl::Status TrainingRun::RedoUpdate() {
                      MessageOf(recovered.damage)));
   }
   FOREBAY_ASSIGN_OR_RETURN(const bool all_have_them,
-                           HaveAll(environment_.ranks, recovered.kept.has_value()));
+                           AllRanks(environment_.ranks, recovered.kept.has_value()));
   if (!all_have_them) layers().Abandon();
   if (!recovered.kept.has_value() || !all_have_them) return absl::OkStatus();
   observer_.OnPhase("applying kept gradients", 0);

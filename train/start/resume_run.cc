@@ -11,6 +11,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/collective/gather_values.h"
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/fingerprint.h"
@@ -125,7 +126,10 @@ absl::StatusOr<Json> TakeRun(TrainObserver& observer, PreparedRun& run) {
   if (!note.empty()) observer.OnNote(std::exchange(note, ""));
   FOREBAY_ASSIGN_OR_RETURN(Json json, ReadRunJson(out, &note));
   if (!note.empty()) observer.OnNote(note);
-  if (json["state"] == kRunReady) return json;
+  // A start of several ranks may have ended between the first of them that was ready and the last.
+  FOREBAY_ASSIGN_OR_RETURN(const bool is_ready, AnyRank(run.ranks, json["state"] == kRunReady));
+  json["state"] = kRunReady;
+  if (is_ready) return json;
   return UsageError(
       fmt::format("--resume: the run in '{}' was stopped before its first commit; there is "
                   "nothing to resume. "
