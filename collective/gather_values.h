@@ -20,9 +20,8 @@ namespace forebay {
 template <typename T>
 absl::StatusOr<std::vector<T>> GatherValues(Communicator& ranks, const T& own) {
   static_assert(std::is_trivially_copyable_v<T>);
-  FOREBAY_ASSIGN_OR_RETURN(
-      const std::vector<std::string> records,
-      ranks.GatherRecords({reinterpret_cast<const char*>(&own), sizeof(T)}));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> records,
+                           ranks.GatherRecords({reinterpret_cast<const char*>(&own), sizeof(T)}));
   std::vector<T> values(records.size());
   for (size_t rank = 0; rank < records.size(); ++rank) {
     if (records[rank].size() != sizeof(T)) {

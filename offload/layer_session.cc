@@ -62,8 +62,8 @@ int Places(int num_open_layers) {
 }
 
 absl::Status CheckRanks(const LayerSessionOptions& options, const OffloadPlan& plan) {
-  const bool fits = options.num_open_layers == 0 && options.device == nullptr &&
-                    plan.delay_update_from == 0;
+  const bool fits =
+      options.num_open_layers == 0 && options.device == nullptr && plan.delay_update_from == 0;
   if (options.ranks == nullptr || fits) return absl::OkStatus();
   return UsageError(
       "a session of several ranks takes whole layers' gradients from RAM, and delays no update. "

@@ -54,9 +54,8 @@ class TrainCommand : public Command {
     output_options.live = ::isatty(STDERR_FILENO) == 1;
     TrainOutput output(output_options);
     if (launch.size == 1) return Train(resolved, StopRequested, output);
-    FOREBAY_ASSIGN_OR_RETURN(
-        const std::unique_ptr<Communicator> ranks,
-        ConnectRanks(launch, {.timeout_s = resolved.options.rank_timeout}));
+    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ranks,
+                             ConnectRanks(launch, {.timeout_s = resolved.options.rank_timeout}));
     TrainEnvironment environment;
     environment.ranks = ranks.get();
     QuietOutput quiet(launch.rank);

@@ -76,7 +76,8 @@ absl::Status TensorStore::FindPrevious() {
   FOREBAY_CHECK(impl.has_commit && impl.manifest.num_slots > 1);
   FOREBAY_CHECK(impl.AllTilesAre(TileProgress::kCommitted));
   const std::optional<DecodedCopy> found = impl.RecordOfTables(impl.working_slot());
-  const bool is_before = found.has_value() && found->record.sequence < impl.RecordInForce().sequence &&
+  const bool is_before = found.has_value() &&
+                         found->record.sequence < impl.RecordInForce().sequence &&
                          found->record.step < impl.record.step;
   if (!is_before) {
     return CorruptError(fmt::format(

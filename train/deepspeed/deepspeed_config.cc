@@ -138,12 +138,12 @@ class Translation {
     const int64_t accumulated = std::max<int64_t>(1, steps);
     if (batch > 0 && micro == 0) micro = batch / (accumulated * num_ranks_);
     if (batch > 0 && micro * accumulated * num_ranks_ != batch) {
-      return UsageError(fmt::format(
-          "train_batch_size is {}, and train_micro_batch_size_per_gpu times "
-          "gradient_accumulation_steps is {} * {} "
-          "(of {}). Make them fit.",
-          batch, micro, accumulated,
-          num_ranks_ == 1 ? "one rank" : fmt::format("each of {} ranks", num_ranks_)));
+      return UsageError(
+          fmt::format("train_batch_size is {}, and train_micro_batch_size_per_gpu times "
+                      "gradient_accumulation_steps is {} * {} "
+                      "(of {}). Make them fit.",
+                      batch, micro, accumulated,
+                      num_ranks_ == 1 ? "one rank" : fmt::format("each of {} ranks", num_ranks_)));
     }
     // That of --batch is of all ranks.
     if (micro > 0) Section("data")["batch"] = micro * num_ranks_;

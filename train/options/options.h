@@ -82,8 +82,8 @@ struct RunOptions {
   int zero_stage = 0;        // what is divided among ranks, as in ZeRO; 0: data alone
   double rank_timeout = 60;  // seconds that a rank may keep the others waiting
   int num_ranks = 1;         // as the run was launched: no option
-  std::string trace;      // a trace of some steps of this process; empty: none
-  StepRange trace_steps;  // not said: the three after its first
+  std::string trace;         // a trace of some steps of this process; empty: none
+  StepRange trace_steps;     // not said: the three after its first
 };
 
 struct TrainOptions : OffloadOptions, RunOptions {};

@@ -14,9 +14,9 @@
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/base/trace.h"
-#include "forebay/data/packed_file.h"
 #include "forebay/collective/communicator.h"
 #include "forebay/collective/gather_values.h"
+#include "forebay/data/packed_file.h"
 #include "forebay/data/row_sampler.h"
 #include "forebay/offload/create_store.h"
 #include "forebay/offload/layer_session.h"
@@ -276,8 +276,8 @@ absl::Status TrainingRun::RunSteps() {
   counted_ = ReadCounters();
   for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
     const absl::Status may_write = write_limit_->CheckNextStep();
-    absl::Status status = AgreeToGoOn(
-        may_write.ok() && stop_() ? InterruptedError("stopped on request") : may_write);
+    absl::Status status =
+        AgreeToGoOn(may_write.ok() && stop_() ? InterruptedError("stopped on request") : may_write);
     if (!may_write.ok()) return StopInMidStep(may_write, "--resume and a larger --max_tbw");
     if (status.ok()) status = RunStep(step);
     if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
@@ -308,8 +308,8 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
   if (committed_step() == layers().released_step()) return error;
   const bool one_copy = session_->store().num_slots() == 1;
   const bool is_of_an_export = error == exports_->error() && !exports_->store_failed();
-  const bool tries = is_alone && (ExitCodeOf(error) != ExitCode::kStorage || one_copy ||
-                                  is_of_an_export);
+  const bool tries =
+      is_alone && (ExitCodeOf(error) != ExitCode::kStorage || one_copy || is_of_an_export);
   const absl::Status saved = tries ? SaveWhatIsDone() : error;
   if (saved.ok()) {
     Note(fmt::format("the run is saved after step {}", committed_step()));

@@ -21,9 +21,9 @@ Json SettingsOfRank(const PreparedRun& run) {
           {"the settings that change the result (fingerprint)", run.fingerprint_digest},
           {"steps", run.num_steps},
           {"gradients", speculates ? "speculate" : "hold"},
-          {"durability", plan.num_slots == 1                           ? "none"
+          {"durability", plan.num_slots == 1                        ? "none"
                          : plan.gradient_area == GradientArea::kAll ? "replay"
-                                                                       : "step"},
+                                                                    : "step"},
           {"eval_every", run.options.eval_every},
           {"save_every", run.options.save_every},
           {"stop_after", run.options.stop_after},

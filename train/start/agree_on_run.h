@@ -14,8 +14,8 @@ namespace forebay {
 absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options);
 
 // UsageError names a setting that ranks have different values of, and which; every rank of the run
-// gets it. All that decides in which order a rank calls for the others is compared. EnvironmentError
-// of the ranks. With one process there is nothing to do.
+// gets it. All that decides in which order a rank calls for the others is compared.
+// EnvironmentError of the ranks. With one process there is nothing to do.
 absl::Status AgreeOnSettings(const PreparedRun& run);
 
 // Brings the store that was opened to the step that all ranks have (swap/store/rank_commits.h).

@@ -201,7 +201,8 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
     FOREBAY_ASSIGN_OR_RETURN(run.eval_data, OpenData(run.options.eval_data, run, stop));
   }
   if (stop()) return InterruptedError("stopped on request");
-  FOREBAY_ASSIGN_OR_RETURN(run.num_steps, NumSteps(run.options, run.rows_per_step, run.data->info()));
+  FOREBAY_ASSIGN_OR_RETURN(run.num_steps,
+                           NumSteps(run.options, run.rows_per_step, run.data->info()));
   if (run.options.warmup > run.num_steps) {
     return UsageError(fmt::format(
         "--warmup={} is longer than the run: --epochs={} of '{}' are {} steps of {} rows, so the "

@@ -28,8 +28,7 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
   FOREBAY_RETURN_IF_ERROR(compute.Attach(session->layers_.get()));
   session->step_ =
       std::make_unique<TrainingStep>(plan.schedule, &compute.compute(), &compute.source(),
-                                     compute.activations(), session->layers_.get(),
-                                     ranks);
+                                     compute.activations(), session->layers_.get(), ranks);
   return session;
 }
 

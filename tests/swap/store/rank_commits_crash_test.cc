@@ -56,8 +56,7 @@ class RankCommitsCrashTest : public CrashFixture {
   }
 
   const BroughtRank& Bring(const Image& image, const OpenedRank& newest) {
-    const auto [entry, is_new] =
-        brought_.try_emplace({DigestOf(image), newest.standing.step});
+    const auto [entry, is_new] = brought_.try_emplace({DigestOf(image), newest.standing.step});
     BroughtRank& rank = entry->second;
     if (!is_new) return rank;
     ++num_states_;
@@ -97,8 +96,7 @@ class RankCommitsCrashTest : public CrashFixture {
   // Whether one rank may have come so far while the other did.
   static bool IsLegal(size_t a, size_t b, const std::vector<size_t>& votes) {
     const auto is_behind = [&](size_t one, size_t other) {
-      return std::ranges::any_of(votes,
-                                 [&](size_t vote) { return one > vote && other < vote; });
+      return std::ranges::any_of(votes, [&](size_t vote) { return one > vote && other < vote; });
     };
     return !is_behind(a, b) && !is_behind(b, a);
   }
@@ -158,9 +156,9 @@ TEST_P(RankCommitsCrashTest, WhileARankIsBroughtToTheStepLeavesThatStep) {
     for (size_t at = 0; at <= events.size(); ++at) {
       for (const DiskCase& crash : CrashesAfter(events, at, CounterRng(CrashSeed(), at), {})) {
         ++num_points_;
-        EXPECT_EQ(Judge(published, ImageOf(prepared, events, crash),
-                        static_cast<int64_t>(commit) + 1),
-                  "")
+        EXPECT_EQ(
+            Judge(published, ImageOf(prepared, events, crash), static_cast<int64_t>(commit) + 1),
+            "")
             << commit << " " << RepeatCommand();
       }
     }
