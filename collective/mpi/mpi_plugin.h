@@ -5,8 +5,7 @@
  *
  * Calls come from one thread at a time. Texts of errors are the plugin's and valid until the next
  * call. */
-#ifndef FOREBAY_COLLECTIVE_MPI_MPI_PLUGIN_H
-#define FOREBAY_COLLECTIVE_MPI_MPI_PLUGIN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -51,6 +50,4 @@ const struct ForebayMpi* forebay_mpi(void);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif
