@@ -125,6 +125,14 @@ need_deepspeed_sources() {
   rm -rf "$download"
 }
 
+# need_mpi: Open MPI and MPICH side by side, for which the build makes a plugin each. Where they cannot be installed the build
+# goes on without: ranks then talk over TCP alone, and the tests under mpirun are skipped.
+need_mpi() {
+  if command -v mpicc.openmpi >/dev/null && command -v mpicc.mpich >/dev/null; then return; fi
+  (need_packages openmpi-bin libopenmpi-dev mpich libmpich-dev) ||
+    say "building without the MPIs that could not be installed"
+}
+
 # need_browser: Chromium, in which the page of a report is looked at. Where apt has no package of it (Ubuntu's is a snap) those
 # tests are skipped.
 need_browser() {

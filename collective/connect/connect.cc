@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/collective/mpi/mpi_transport.h"
 #include "forebay/collective/sockets/socket_transport.h"
 #include "forebay/collective/transport.h"
 
@@ -19,9 +19,9 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectTransport(const Launch& launch
       return ConnectSockets(launch, timeout_s);
     case RankTransport::kOpenMpi:
     case RankTransport::kMpich:
-      break;
+      return ConnectMpi(launch);
   }
-  return EnvironmentError(fmt::format("started by {}", launch.launcher));
+  return absl::InternalError("one rank needs no transport");
 }
 
 }  // namespace

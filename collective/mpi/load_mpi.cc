@@ -1,0 +1,42 @@
+#include "forebay/collective/mpi/load_mpi.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "fmt/ranges.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+
+namespace forebay {
+
+absl::StatusOr<const ForebayMpi*> LoadMpi(std::string_view family) {
+  const std::string name = fmt::format("libforebay_mpi_{}.so", family);
+  const std::string programs = ProgramDirectory();
+  std::vector<std::string> candidates = {JoinPath(programs, name),
+                                         JoinPath(programs, "../lib/forebay/" + name)};
+  if (const char* const named = std::getenv("FOREBAY_MPI_PLUGIN")) candidates = {named};
+  std::string why_not;
+  for (const std::string& path : candidates) {
+    // Global: Open MPI opens parts of its own, which look for its symbols there.
+    void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (library == nullptr) {
+      why_not = ::dlerror();
+      continue;
+    }
+    const auto get = reinterpret_cast<decltype(&forebay_mpi)>(::dlsym(library, "forebay_mpi"));
+    if (get != nullptr && get()->version == kForebayMpiVersion) return get();
+    why_not = fmt::format("{} is of another version of forebay", path);
+  }
+  return EnvironmentError(fmt::format(
+      "mpirun started this process, but the plugin for its MPI ({}) cannot be opened (tried {}; "
+      "the last: "
+      "{}). Build forebay where that MPI's mpicc is installed, name the plugin in the environment "
+      "variable FOREBAY_MPI_PLUGIN, or start the ranks with torchrun, which needs no MPI",
+      family, fmt::join(candidates, ", "), why_not));
+}
+
+}  // namespace forebay
