@@ -12,10 +12,13 @@
 #include "forebay/train/plan/measure_speeds.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/stripe_weights.h"
+#include "forebay/train/start/agree_on_run.h"
 #include "forebay/train/start/resolve_options.h"
 
 namespace forebay {
 namespace {
+
+constexpr int kMostRanks = 65536;
 
 class PlanCommand : public Command {
  public:
@@ -27,16 +30,22 @@ class PlanCommand : public Command {
         ->type_name("FILE");
     app.add_flag("--measure", measures_,
                  "measure this machine for a few seconds, and say how long a step will take");
+    app.add_option("--ranks", num_ranks_,
+                   "plan for one of so many processes that train together (default: 1)")
+        ->type_name("N")
+        ->check(CLI::Range(1, kMostRanks));
     flags_.Declare(app, OptionsUse::kPlan);
   }
   bool ReportsUnknownFlags() const override { return true; }
 
   absl::Status Run(const CommandContext& context) override {
     OptionInputs inputs = flags_.Inputs(context);
+    inputs.num_ranks = num_ranks_;
     if (!model_.empty()) inputs.flags.insert(inputs.flags.begin(), {"model", model_});
     FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
                              ResolveOptions(inputs, OptionsUse::kPlan));
     TrainOptions options = resolved.options;
+    FOREBAY_RETURN_IF_ERROR(TakePartOfRank(/*rank=*/0, num_ranks_, options));
     FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
     FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits,
                              machine_.empty() ? ThisMachine(options) : OtherMachine(options));
@@ -97,6 +106,7 @@ class PlanCommand : public Command {
   std::string model_;
   std::string machine_;
   bool measures_ = false;
+  int num_ranks_ = 1;
 };
 
 }  // namespace

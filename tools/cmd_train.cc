@@ -55,7 +55,8 @@ class TrainCommand : public Command {
     TrainOutput output(output_options);
     if (launch.size == 1) return Train(resolved, StopRequested, output);
     FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ranks,
-                             ConnectRanks(launch, {.timeout_s = resolved.options.rank_timeout}));
+                             ConnectRanks(launch, {.timeout_s = resolved.options.rank_timeout,
+                                                   .scratch_bytes = kRankScratchBytes}));
     TrainEnvironment environment;
     environment.ranks = ranks.get();
     QuietOutput quiet(launch.rank);

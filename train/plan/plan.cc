@@ -97,6 +97,7 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
   if (options.num_ranks > 1) {
     terms.push_back(
         {"sum of gradients over ranks (fp32)", GradientSum::ChargedBytes(inventory), 0, ""});
+    terms.push_back({"messages between ranks", kRankScratchBytes, 0, ""});
   }
   if (options.save_every > 0) {
     terms.push_back({"export beside the steps", kExportBytes, 0, "--save_every=0"});

@@ -230,6 +230,9 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   if (run.options.save_every > 0) {
     FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
   }
+  if (run.ranks != nullptr) {
+    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("messages between ranks", kRankScratchBytes));
+  }
   if (!run.resumed) FOREBAY_RETURN_IF_ERROR(CheckWriteLimit(run));
   if (!run.options.trace.empty()) {
     FOREBAY_RETURN_IF_ERROR(run.budget->Charge("trace of some steps", kTraceBytes));

@@ -209,13 +209,16 @@ void ReadSet(const std::string& text, Resolver& resolver) {
 
 // What the run was started with: all that its user said then. What the planner worked out is worked
 // out again.
-absl::Status TakeRunSettings(const std::string& out, Resolver& resolver) {
+absl::Status TakeRunSettings(const std::string& out, int rank, Resolver& resolver) {
   if (out.empty()) {
     return UsageError("--resume needs --out, the folder of the run that is to go on");
   }
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(
-        "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
+        "--resume: '{}' holds no run. {}", out,
+        rank == 0 ? "Check --out, or leave out --resume to start one"
+                  : "Each rank has the whole state: copy the folder of rank 0 there, without those "
+                    "of other ranks, or go on with fewer ranks"));
   }
   FOREBAY_ASSIGN_OR_RETURN(const RunSettings settings, ReadRunSettings(out));
   if (!settings.note.empty()) resolver.AddNote(settings.note);
@@ -576,7 +579,7 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
   Resolver said;
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, said));
   if (said.options().resume) {
-    FOREBAY_RETURN_IF_ERROR(TakeRunSettings(said.options().out, resolver));
+    FOREBAY_RETURN_IF_ERROR(TakeRunSettings(said.options().out, inputs.rank, resolver));
   }
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, resolver));
   DeriveValues(resolver);

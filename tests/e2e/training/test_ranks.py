@@ -1,12 +1,14 @@
-"""Runs of several processes, which find each other as torchrun's do: by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+"""Runs of several processes, which find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or by MPI."""
 
 import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -103,6 +105,26 @@ def test_the_digest_does_not_depend_on(forebay, task, expected, tmp_path, change
     assert digest_of_ranks(forebay, tmp_path / "run", 2) == expected[0]
 
 
+LAUNCHERS = {
+    "mpirun.openmpi": ["-n", "2", "--allow-run-as-root", "--oversubscribe"],
+    "mpirun.mpich": ["-n", "2"],
+    "torchrun": ["--nproc_per_node=2", "--no-python", f"--master_port={29000 + os.getpid() % 1000}"],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers_start_the_same_run(forebay, task, expected, tmp_path, launcher):
+    program = shutil.which(launcher) or shutil.which(launcher, path=pathlib.Path(sys.executable).parent)
+    if program is None:
+        pytest.skip(f"{launcher} is not there")
+    settings = [f"--{key}={value}" for key, value in dict(task, out=tmp_path / "run").items()]
+    command = [program, *LAUNCHERS[launcher], forebay.binary, "train", *settings]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step 6/6") == 1
+    assert digest_of_ranks(forebay, tmp_path / "run", 2) == expected[0]
+
+
 def wait_for_steps(out, num_steps, processes):
     """Until metrics.jsonl has so many lines, or a process has ended."""
     metrics = pathlib.Path(out) / "metrics.jsonl"
@@ -182,6 +204,33 @@ def test_one_process_goes_on_where_two_stopped(forebay, task, tmp_path):
     assert [code for code, _, _ in ends] == [75, 75], ends
     forebay.run("train", "--resume", out=tmp_path / "run")
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_new_rank_goes_on_with_a_copy(forebay, task, tmp_path):
+    out, second = tmp_path / "run", folder_of(tmp_path / "run", 1)
+    forebay.run("train", out=out, stop_after=3, check=False, **task)
+    ends = ends_of(start_ranks(forebay, 2, "--resume", out=out))
+    assert ends[1][0] == 2 and ends[0][0] != 0, ends
+    assert "copy the folder of rank 0" in ends[1][2]
+    shutil.copytree(out, tmp_path / "copy")
+    (tmp_path / "copy").rename(second)
+    train_ranks(forebay, 2, "--resume", out=out)
+    digest_of_ranks(forebay, out, 2)
+    forebay.run("train", out=tmp_path / "alone", **task)
+    alone = [line["loss"] for line in read_metrics(tmp_path / "alone")]
+    assert [line["loss"] for line in read_metrics(out)] == pytest.approx(alone, rel=1e-5)
+
+
+def test_plan_counts_a_rank(forebay, task):
+    plan = {n: json.loads(forebay.run("plan", task["model"], "--format=json", ranks=n, batch=4, seq=SEQ).stdout)
+            for n in (1, 2)}
+    terms = {n: {term["name"]: term["host_bytes"] for term in plan[n]["terms"]} for n in plan}
+    # Half of the rows, and what is summed with others.
+    assert plan[2]["tokens_per_step"] * 2 == plan[1]["tokens_per_step"]
+    assert terms[2]["sum of gradients over ranks (fp32)"] > 0
+    assert "sum of gradients over ranks (fp32)" not in terms[1]
+    refused = forebay.run("plan", task["model"], check=False, ranks=3, batch=4, seq=SEQ)
+    assert refused.returncode == 2 and "--batch=4" in refused.stderr
 
 
 def test_each_rank_records_what_it_did(forebay, task, tmp_path):

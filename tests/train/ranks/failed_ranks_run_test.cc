@@ -1,11 +1,12 @@
 // Ranks that die, hang or are stopped: the others end too, and the run goes on to the bits of one
 // that was never disturbed.
-#include <atomic>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "forebay/base/errors.h"
 #include "forebay/tests/temporary_folder.h"
+#include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/ranks/rank_runs.h"
 #include "forebay/train/files/run_folder.h"
 #include "gmock/gmock.h"
@@ -77,6 +78,25 @@ TEST_F(FailedRanksRunTest, OneThatHangsIsWaitedForSoLong) {
   ExpectToGoOn(options);
 }
 
+// The others end with its reason, and with its exit code.
+TEST_F(FailedRanksRunTest, LoseADisk) {
+  const TrainOptions options = Options("lost_disk");
+  BreakingDisk disk;
+  RankRuns runs;
+  runs.world = [&](int rank) { return rank == 1 ? OnDisk(&disk) : TrainEnvironment{}; };
+  runs.stop = [&](int rank) {
+    if (rank == 1 && !StepsInMetrics(RunFolderOfRank(options.out, 1)).empty()) disk.broken = true;
+    return false;
+  };
+  const std::vector<absl::Status> statuses = TrainRanks(options, runs);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  }
+  EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("rank 1 (thread1)"));
+  EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("EIO"));
+  ExpectToGoOn(options);
+}
+
 // Whichever rank is asked to, all stop behind the same step.
 TEST_F(FailedRanksRunTest, StopTogether) {
   for (const int rank : {0, 1}) {
@@ -95,7 +115,24 @@ TEST_F(FailedRanksRunTest, StopTogether) {
   }
 }
 
-// A rank has the whole state, so one process can go on with it.
+// Each rank has the whole state: one that is new goes on with a copy of it.
+TEST_F(FailedRanksRunTest, MoreRanksGoOnWithCopies) {
+  TrainOptions options = Options("alone");
+  options.stop_after = 2;
+  EXPECT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kInterrupted);
+  options.stop_after = 0;
+  options.resume = true;
+  for (int rank = 1; rank < 2; ++rank) {
+    const std::string copy = folder_.Path("copy");
+    std::filesystem::copy(options.out, copy, std::filesystem::copy_options::recursive);
+    std::filesystem::rename(copy, RunFolderOfRank(options.out, rank));
+  }
+  EXPECT_THAT(TrainRanks(options), Each(absl::OkStatus()));
+  EXPECT_NE(DigestOfRanks(options.out, 2), "");
+  EXPECT_EQ(StepsInMetrics(options.out), (std::vector<int64_t>{1, 2, 3}));
+}
+
+// And so one process can go on with it.
 TEST_F(FailedRanksRunTest, OneProcessGoesOnWithTheState) {
   TrainOptions options = Options("stopped");
   options.stop_after = 2;

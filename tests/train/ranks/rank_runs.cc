@@ -19,7 +19,7 @@ absl::Status TrainRank(TrainOptions options, const RankRuns& runs, Communicator*
   const int rank = ranks->rank();
   options.out = RunFolderOfRank(options.out, rank);
   if (runs.change) runs.change(rank, options);
-  TrainEnvironment environment;
+  TrainEnvironment environment = runs.world ? runs.world(rank) : TrainEnvironment{};
   environment.ranks = ranks;
   SilentObserver observer;
   const auto stop = [&] { return runs.stop && runs.stop(rank); };

@@ -17,6 +17,8 @@ struct RankRuns {
   double timeout_s = 60;
   // Changes what one rank is given; may be empty.
   std::function<void(int rank, TrainOptions& options)> change;
+  // The same of the world around it; may be empty.
+  std::function<TrainEnvironment(int rank)> world;
   // Whether a rank is asked to stop, which it asks often; may be empty.
   std::function<bool(int rank)> stop;
 };
