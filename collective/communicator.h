@@ -98,7 +98,7 @@ class Communicator {
   // it pass through the scratch memory. OutOfMemoryError, EnvironmentError (no thread to be had).
   static absl::StatusOr<std::unique_ptr<Communicator>> Create(
       std::unique_ptr<Transport> transport, std::unique_ptr<DeviceTransport> device_transport,
-      const CommunicatorOptions& options);
+      const CommunicatorOptions& options, std::string_view device_path = "through host memory");
   // Waits until what was started is complete, or has failed. Ranks that still call find that this
   // one has left.
   virtual ~Communicator() = default;
@@ -106,6 +106,8 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& host(int rank) const = 0;  // the name that the rank's machine has
+  // How device memory goes from rank to rank, and why not by NCCL: for logs.
+  virtual const std::string& device_path() const = 0;
 
   // Each returns at once; where kMaxPendingCollectives wait already, when the first is complete.
   //

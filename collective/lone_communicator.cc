@@ -18,6 +18,7 @@ class LoneCommunicator : public Communicator {
   int rank() const override { return 0; }
   int size() const override { return 1; }
   const std::string& host(int) const override { return host_; }
+  const std::string& device_path() const override { return device_path_; }
 
   CollectiveTicket StartAllReduce(const CollectiveMemory& values) override { return Start(values); }
   CollectiveTicket StartReduceScatter(const CollectiveMemory& values,
@@ -69,6 +70,7 @@ class LoneCommunicator : public Communicator {
   Event*& Ready(int64_t operation) { return ready_[operation % kMaxPendingCollectives]; }
 
   const std::string host_ = HostName();
+  const std::string device_path_ = "not at all, with one rank";
   std::array<Event*, kMaxPendingCollectives> ready_ = {};
   int64_t num_started_ = 0;
   int64_t num_complete_ = 0;

@@ -26,8 +26,11 @@ namespace {
 class RankedCommunicator : public Communicator {
  public:
   RankedCommunicator(std::unique_ptr<Transport> transport,
-                     std::unique_ptr<DeviceTransport> device_transport)
-      : transport_(std::move(transport)), device_transport_(std::move(device_transport)) {
+                     std::unique_ptr<DeviceTransport> device_transport,
+                     std::string_view device_path)
+      : transport_(std::move(transport)),
+        device_transport_(std::move(device_transport)),
+        device_path_(device_path) {
     // What an operation borrows may be gone when it runs: offsets are copied.
     for (Slot& slot : slots_) slot.offsets.resize(static_cast<size_t>(size()) + 1);
   }
@@ -49,6 +52,7 @@ class RankedCommunicator : public Communicator {
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
   const std::string& host(int rank) const override { return transport_->host(rank); }
+  const std::string& device_path() const override { return device_path_; }
 
   CollectiveTicket StartAllReduce(const CollectiveMemory& values) override {
     FOREBAY_CHECK(values.size_bytes % static_cast<int64_t>(sizeof(float)) == 0);
@@ -122,6 +126,7 @@ class RankedCommunicator : public Communicator {
 
   const std::unique_ptr<Transport> transport_;
   const std::unique_ptr<DeviceTransport> device_transport_;
+  const std::string device_path_;
   std::unique_ptr<CollectiveRounds> rounds_;
   std::thread worker_;
 
@@ -213,9 +218,9 @@ absl::Status RankedCommunicator::StatusOf(const RankFailure& failure) const {
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Create(
     std::unique_ptr<Transport> transport, std::unique_ptr<DeviceTransport> device_transport,
-    const CommunicatorOptions& options) {
-  auto communicator =
-      std::make_unique<RankedCommunicator>(std::move(transport), std::move(device_transport));
+    const CommunicatorOptions& options, std::string_view device_path) {
+  auto communicator = std::make_unique<RankedCommunicator>(
+      std::move(transport), std::move(device_transport), device_path);
   FOREBAY_RETURN_IF_ERROR(communicator->Begin(options));
   return communicator;
 }

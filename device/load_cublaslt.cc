@@ -1,51 +1,14 @@
 #include <dlfcn.h>
-#include <glob.h>
 
-#include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "fmt/format.h"
-#include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/device/cublaslt.h"
+#include "forebay/device/open_library.h"
 
 namespace forebay {
 namespace {
-
-constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
-
-std::string Variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-void AddMatches(const std::string& pattern, std::vector<std::string>& paths) {
-  glob_t found = {};
-  if (::glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-    paths.insert(paths.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  }
-  ::globfree(&found);
-}
-
-// In the order in which they are tried.
-std::vector<std::string> Candidates() {
-  if (const std::string named = Variable("FOREBAY_CUBLASLT"); !named.empty()) return {named};
-  std::vector<std::string> roots;
-  for (const std::string& root : {Variable("VIRTUAL_ENV"), Variable("CONDA_PREFIX"),
-                                  Variable("HOME") + "/.local", std::string("/usr/local")}) {
-    if (!root.empty()) roots.push_back(root + "/lib/python3*/*-packages");
-  }
-  std::vector<std::string> paths(std::begin(kNames), std::end(kNames));
-  for (const char* const name : kNames) {
-    AddMatches(fmt::format("/usr/local/cuda/lib64/{}", name), paths);
-    for (const std::string& root : roots) {
-      AddMatches(fmt::format("{}/nvidia/cu13/lib/{}", root, name), paths);
-      AddMatches(fmt::format("{}/nvidia/cublas/lib/{}", root, name), paths);
-    }
-  }
-  return paths;
-}
 
 template <typename Function>
 bool Find(void* library, const char* name, Function& function) {
@@ -74,25 +37,18 @@ const char* FindAll(void* library, CublasLt& table) {
 }
 
 absl::StatusOr<CublasLt> Load() {
-  const std::vector<std::string> candidates = Candidates();
-  std::string last_error;
-  for (const std::string& path : candidates) {
-    void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      last_error = ::dlerror();
-      continue;
-    }
-    CublasLt table = {};
-    const char* const missing = FindAll(library, table);
-    if (missing == nullptr) return table;
-    last_error = fmt::format("{} has no {}", path, missing);
-    ::dlclose(library);
-  }
+  CublasLt table = {};
+  const absl::StatusOr<void*> library =
+      OpenLibrary({.variable = "FOREBAY_CUBLASLT",
+                   .names = {"libcublasLt.so.13", "libcublasLt.so.12"},
+                   .pip_folders = {"nvidia/cu13/lib", "nvidia/cublas/lib"}},
+                  [&](void* opened) { return FindAll(opened, table); });
+  if (library.ok()) return table;
   return EnvironmentError(fmt::format(
-      "cuBLASLt was not found, which computes matrix products on a GPU (tried {}; the last: {}). "
-      "Install it with 'pip install nvidia-cublas' or the CUDA Toolkit, or name the library in the "
+      "cuBLASLt was not found, which computes matrix products on a GPU ({}). Install it "
+      "with 'pip install nvidia-cublas' or the CUDA Toolkit, or name the library in the "
       "environment variable FOREBAY_CUBLASLT",
-      fmt::join(candidates, ", "), last_error));
+      MessageOf(library.status())));
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 
 #include <utility>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/collective/mpi/mpi_transport.h"
+#include "forebay/collective/nccl/nccl_transport.h"
 #include "forebay/collective/sockets/socket_transport.h"
 #include "forebay/collective/transport.h"
 
@@ -31,7 +33,16 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectRanks(const Launch& launch,
   if (launch.transport == RankTransport::kNone) return Communicator::CreateAlone();
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
                            ConnectTransport(launch, options.timeout_s));
-  return Communicator::Create(std::move(transport), nullptr, options);
+  if (options.device == nullptr) {
+    return Communicator::Create(std::move(transport), nullptr, options);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceTransport>> nccl =
+      ConnectNccl(*transport, *options.device, options.timeout_s);
+  if (nccl.ok()) {
+    return Communicator::Create(std::move(transport), *std::move(nccl), options, "by NCCL");
+  }
+  return Communicator::Create(std::move(transport), nullptr, options,
+                              fmt::format("through host memory, as {}", MessageOf(nccl.status())));
 }
 
 }  // namespace forebay

@@ -7,6 +7,7 @@
 
 #include "fmt/format.h"
 #include "forebay/collective/launch.h"
+#include "forebay/collective/nccl/nccl_transport.h"
 #include "forebay/collective/sockets/socket_transport.h"
 #include "forebay/collective/transport.h"
 
@@ -51,6 +52,21 @@ std::vector<std::unique_ptr<Transport>> ConnectBySockets(const RankGroupOptions&
   return transports;
 }
 
+// All at the same time, as NCCL wants it.
+std::vector<std::unique_ptr<DeviceTransport>> ConnectDevices(
+    const RankGroupOptions& options, const std::vector<std::unique_ptr<Transport>>& transports) {
+  std::vector<std::unique_ptr<DeviceTransport>> devices(transports.size());
+  if (!options.with_nccl) return devices;
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < transports.size(); ++r) {
+    threads.emplace_back([&, r] {
+      devices[r] = ConnectNccl(*transports[r], DeviceOfTests(), options.timeout_s).value();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return devices;
+}
+
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> ConnectGroup(const RankGroupOptions& options) {
@@ -61,9 +77,12 @@ std::vector<std::unique_ptr<Communicator>> ConnectGroup(const RankGroupOptions& 
   auto transports = options.transport == TransportOfTests::kSockets
                         ? ConnectBySockets(options)
                         : CreateThreadRanks({options.num_ranks, seed, options.faults});
+  auto device_transports = ConnectDevices(options, transports);
   std::vector<std::unique_ptr<Communicator>> group;
-  for (auto& transport : transports) {
-    group.push_back(Communicator::Create(std::move(transport), nullptr, communicator).value());
+  for (size_t r = 0; r < transports.size(); ++r) {
+    group.push_back(Communicator::Create(std::move(transports[r]), std::move(device_transports[r]),
+                                         communicator)
+                        .value());
   }
   return group;
 }

@@ -26,6 +26,7 @@ struct RankGroupOptions {
   int num_ranks = 2;
   double timeout_s = 60;
   std::vector<ThreadFault> faults;  // of kThreads and kSlowThreads
+  bool with_nccl = false;           // for device memory
 };
 
 // Connected with each other: [num_ranks].

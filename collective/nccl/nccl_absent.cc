@@ -1,0 +1,11 @@
+// This build has no CUDA code.
+#include "forebay/base/errors.h"
+#include "forebay/collective/nccl/nccl_transport.h"
+
+namespace forebay {
+
+absl::StatusOr<std::unique_ptr<DeviceTransport>> ConnectNccl(Transport&, Device&, double) {
+  return EnvironmentError("this forebay was built without CUDA");
+}
+
+}  // namespace forebay
