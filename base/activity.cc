@@ -29,6 +29,8 @@ std::string_view NameOf(Activity activity) {
       return "commit";
     case Activity::kExport:
       return "export";
+    case Activity::kRanks:
+      return "ranks";
     case Activity::kOther:
       break;
   }

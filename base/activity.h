@@ -24,8 +24,9 @@ enum class Activity : uint8_t {
   kActivations,  // go to the disk, or come back
   kCommit,       // is flushed
   kExport,       // still reads what would be written over
+  kRanks,        // other ranks of the run have not come so far
 };
-inline constexpr size_t kNumActivities = 10;
+inline constexpr size_t kNumActivities = 11;
 // "weights", "state", "update", ...: in metrics.
 std::string_view NameOf(Activity activity);
 

@@ -8,8 +8,9 @@ set(FOREBAY_PUBLIC_HEADERS
   aio/buffer_registration.h aio/engine.h aio/open_engine.h
   base/activity.h base/bfloat16.h base/check.h base/clock.h base/dtype.h base/errors.h base/file.h base/json.h base/parallel.h
   base/tensor_spec.h base/trace.h
-  device/device.h memory/host_buffer.h memory/memory_budget.h memory/page_tally.h
-  offload/commit_policy.h offload/create_store.h offload/embedded_run.h offload/kept_update.h offload/layer_session.h
+  collective/communicator.h device/device.h memory/host_buffer.h memory/memory_budget.h memory/page_tally.h
+  offload/commit_policy.h offload/create_store.h offload/embedded_run.h offload/gradient_sum.h offload/kept_update.h
+  offload/layer_session.h
   offload/machine_limits.h offload/offload_options.h offload/open_layers.h offload/plan.h offload/raw_tensors.h
   offload/spilled_activations.h
   optimizer/held_gradients.h optimizer/kernels/tile_update.h optimizer/kernels/update_rule.h
@@ -22,7 +23,7 @@ set(FOREBAY_PUBLIC_HEADERS
   swap/window/swapper.h swap/window/window.h)
 
 set(libraries "")
-foreach(module base device memory aio step swap optimizer offload)
+foreach(module base device memory collective aio step swap optimizer offload)
   set_target_properties(forebay_${module} PROPERTIES EXPORT_NAME ${module})
   target_include_directories(forebay_${module} PUBLIC $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   list(APPEND libraries forebay_${module})

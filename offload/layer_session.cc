@@ -62,7 +62,17 @@ int Places(int num_open_layers) {
   return num_open_layers == 0 ? 0 : num_open_layers + 1;
 }
 
+absl::Status CheckRanks(const LayerSessionOptions& options, const OffloadPlan& plan) {
+  const bool fits =
+      options.num_open_layers == 0 && options.device == nullptr && plan.delay_update_from == 0;
+  if (options.ranks == nullptr || fits) return absl::OkStatus();
+  return UsageError(
+      "a session of several ranks takes whole layers' gradients from RAM, and delays no update. "
+      "Leave out AddGradient, the device and delay_update_from");
+}
+
 absl::Status CheckOptions(const LayerSessionOptions& options, const OffloadPlan& plan) {
+  FOREBAY_RETURN_IF_ERROR(CheckRanks(options, plan));
   if (options.threads < 1 || options.num_disks < 1 || options.num_open_layers < 0) {
     return UsageError(fmt::format(
         "a session needs a thread and a disk, and 0 open layers or more; it is given {}, {} and {}",
@@ -121,6 +131,10 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   FOREBAY_ASSIGN_OR_RETURN(
       session->open_layers_,
       OpenLayers::Create(&tensors->inventory(), Places(of_session.num_open_layers), budget));
+  if (of_session.ranks != nullptr) {
+    FOREBAY_ASSIGN_OR_RETURN(session->sum_,
+                             GradientSum::Create(tensors->inventory(), of_session.ranks, budget));
+  }
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   session->lent_.reserve(2 * tensors->inventory().layers().size());
   if (plan.activations.num_spilled > 0) {
@@ -369,10 +383,27 @@ absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient,
 absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
                                     std::span<const int> without_gradient) {
   FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
-  FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_, without_gradient));
+  if (sum_ == nullptr) {
+    FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_, without_gradient));
+  } else {
+    FOREBAY_RETURN_IF_ERROR(HandSum());
+    sum_->Start(layer, gradient.elems);
+  }
   is_handed_[layer] = 1;
   ++num_handed_;
   return absl::OkStatus();
+}
+
+absl::Status LayerSession::HandSum() {
+  if (sum_ == nullptr || !sum_->IsUnderWay()) return absl::OkStatus();
+  const Stopwatch watch;
+  const absl::StatusOr<GradientSum::Sum> sum = [&] {
+    const TraceScope trace(Activity::kRanks);
+    return sum_->Await();
+  }();
+  own_waits_[Activity::kRanks] += watch.Seconds();
+  FOREBAY_RETURN_IF_ERROR(sum.status());
+  return optimizer_->Hand(sum->layer, LayerGradient{.elems = sum->elems}, *pool_);
 }
 
 absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const std::byte> elems) {
@@ -426,6 +457,7 @@ absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
     FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("FinishBackward"));
   }
   FOREBAY_RETURN_IF_ERROR(CloseLayers());
+  FOREBAY_RETURN_IF_ERROR(HandSum());
   FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, optimizer_->FinishBackward());
   const double first_norm = gradients_.norm;
   gradients_ = {.norm = stats.norm, .first_nonfinite_layer = stats.first_nonfinite_layer};

@@ -36,8 +36,10 @@
 #include "forebay/base/dtype.h"
 #include "forebay/base/json.h"
 #include "forebay/base/parallel.h"
+#include "forebay/collective/communicator.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
+#include "forebay/offload/gradient_sum.h"
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/offload_options.h"
 #include "forebay/offload/open_layers.h"
@@ -69,6 +71,11 @@ struct LayerSessionOptions {
   // Layers whose gradients AddGradient may be summing at one time; memory: OpenLayerBytes. 0:
   // AddGradient is not used.
   int num_open_layers = 0;
+  // Of a run whose ranks all have the whole state, each in a store of its own: gradients are those
+  // of all ranks' data, summed in the order of the ranks, and a step is committed by all or none
+  // (swap/store/rank_commits.h). Every rank makes the same calls in the same order. nullptr: the
+  // session is alone. Not with AddGradient, a device or delayed updates.
+  Communicator* ranks = nullptr;
   bool last_step_was_update = true;  // of the committed step
   ParameterGroups groups;            // empty: those of OffloadOptions
 
@@ -244,7 +251,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   }
   absl::Status BeginWriting();
   absl::Status BeginUpdate(int64_t step, bool commits, const Json& kept);
-  bool CommitIsDueAfter(int64_t step, CommitWhen when) const;
+  // Whether the step is to be committed: where one rank wants it, all do.
+  absl::StatusOr<bool> CommitIsDueAfter(int64_t step, CommitWhen when);
   void RestartCommitClock();
   absl::Status CheckCommitFits(const Json& kept) const;
   absl::Status AbandonGradients();
@@ -257,6 +265,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status WriteCommit();
   absl::Status HandOver(int layer, const LayerGradient& gradient,
                         std::span<const int> without_gradient);
+  // The sum over ranks that is under way, if there is one.
+  absl::Status HandSum();
   absl::Status HandOpen(int layer);
   absl::Status CloseLayers();
   void ForgetHanded();
@@ -271,6 +281,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<OpenLayers> open_layers_;
+  std::unique_ptr<GradientSum> sum_;  // nullptr: the session is alone
   std::unique_ptr<RawTensors> raw_;
   std::unique_ptr<SpilledActivations> activations_;  // nullptr: the plan spills none
   std::unique_ptr<OffloadedOptimizer> optimizer_;

@@ -5,6 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/collective/gather_values.h"
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/offload/missed_updates.h"
@@ -39,7 +40,7 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
   }
   FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
   const int64_t step = released_step_ + 1;
-  const bool commits = CommitIsDueAfter(step, when);
+  FOREBAY_ASSIGN_OR_RETURN(const bool commits, CommitIsDueAfter(step, when));
   FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, commits, kept));
   if (commits) RestartCommitClock();
   EndStep(step, std::move(kept), /*was_update=*/true);
@@ -100,7 +101,7 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
   failure_.Update(AbandonGradients());
   FOREBAY_RETURN_IF_ERROR(failure_);
   const int64_t step = released_step_ + 1;
-  const bool commits = CommitIsDueAfter(step, when);
+  FOREBAY_ASSIGN_OR_RETURN(const bool commits, CommitIsDueAfter(step, when));
   if (commits) RestartCommitClock();
   EndStep(step, std::move(kept), /*was_update=*/false);
   // Gradients that are kept are those of the step after the committed one.
@@ -124,6 +125,7 @@ absl::Status LayerSession::AbandonGradients() {
 
 void LayerSession::Abandon() {
   CancelAnnounced();
+  if (sum_ != nullptr) sum_->Drop();
   failure_.Update(AbandonGradients());
   open_layers_->Clear();
   raw_->Abandon();
@@ -133,8 +135,8 @@ void LayerSession::Abandon() {
 
 // ---- Commits -----------------------------------------------------------------------------------
 
-// Whether the step is to be committed.
-bool LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) const {
+absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) {
+  if (when == CommitWhen::kNow) return true;
   SinceCommit since;
   since.steps = step - committed_step_;
   since.seconds = since_commit_.Seconds() - waited_since_commit_s_;
@@ -145,7 +147,13 @@ bool LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) const {
     const double write_s = static_cast<double>(io.write_us) * 1e-6 / options_.num_disks;
     since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
   }
-  return when == CommitWhen::kNow || CommitIsDue(plan_.commit_pace, since);
+  // Each rank has a clock and a disk of its own.
+  const Stopwatch watch;
+  const TraceScope trace(Activity::kRanks);
+  const absl::StatusOr<bool> is_due =
+      AnyRank(options_.ranks, CommitIsDue(plan_.commit_pace, since));
+  own_waits_[Activity::kRanks] += watch.Seconds();
+  return is_due;
 }
 
 void LayerSession::RestartCommitClock() {
@@ -238,10 +246,13 @@ absl::Status LayerSession::WriteCommit() {
   info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
   AddMissedUpdates(optimizer_->missed_updates(), info.trainer);
   const bool only_raw = !update_is_open_ && raw_->ReleasedHaveChanged();
-  if (!update_is_open_ && !only_raw) return store_->CommitSkipped(info);
+  // A rank publishes what all have prepared.
+  std::function<absl::Status()> before_record;
+  if (options_.ranks != nullptr) before_record = [this] { return options_.ranks->Barrier(); };
+  if (!update_is_open_ && !only_raw) return store_->CommitSkipped(info, before_record);
   if (only_raw) FOREBAY_RETURN_IF_ERROR(raw_->CopyForward());
   FOREBAY_RETURN_IF_ERROR(raw_->Write());
-  return store_->Commit(info);
+  return store_->Commit(info, before_record);
 }
 
 absl::Status LayerSession::Commit() {

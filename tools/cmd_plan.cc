@@ -16,6 +16,7 @@
 #include "forebay/train/plan/machine.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/stripe_weights.h"
+#include "forebay/train/start/agree_on_run.h"
 #include "forebay/train/start/resolve_options.h"
 #include "forebay/train/start/what_if.h"
 
@@ -26,6 +27,7 @@ namespace {
 constexpr char kNoSpeeds[] =
     "forecast   unknown: --measure takes this machine's speeds, for this plan and later ones\n";
 constexpr char kUsual[] = "usual";  // of --what_if without a value
+constexpr int kMostRanks = 65536;
 
 class PlanCommand : public Command {
  public:
@@ -43,12 +45,17 @@ class PlanCommand : public Command {
                  "plan with other settings too: --what_if=ram=8GiB,layout=int8-moments+batch=8; "
                  "without a value with a usual choice of them")
         ->take_all();
+    app.add_option("--ranks", num_ranks_,
+                   "plan for one of so many processes that train together (default: 1)")
+        ->type_name("N")
+        ->check(CLI::Range(1, kMostRanks));
     flags_.Declare(app, OptionsUse::kPlan);
   }
   bool ReportsUnknownFlags() const override { return true; }
 
   absl::Status Run(const CommandContext& context) override {
     OptionInputs inputs = flags_.Inputs(context);
+    inputs.num_ranks = num_ranks_;
     if (!model_.empty()) inputs.flags.insert(inputs.flags.begin(), {"model", model_});
     if (measures_) {
       FOREBAY_RETURN_IF_ERROR(CatchStopSignals("\nforebay: stopping; once more ends at once\n"));
@@ -87,6 +94,7 @@ class PlanCommand : public Command {
 
   // Keeps the text of the first one.
   absl::StatusOr<Plan> PlanFor(TrainOptions options) {
+    FOREBAY_RETURN_IF_ERROR(TakePartOfRank(/*rank=*/0, num_ranks_, options));
     FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
     FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits, machine_.empty()
                                                              ? ThisMachine(model, options)
@@ -158,6 +166,7 @@ class PlanCommand : public Command {
   std::string plan_text_;
   std::optional<Calibration> calibration_;
   bool has_warned_ = false;
+  int num_ranks_ = 1;
 };
 
 }  // namespace

@@ -1,7 +1,12 @@
 #include <unistd.h>
 
+#include <functional>
+#include <memory>
+
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/collective/connect/connect.h"
+#include "forebay/collective/launch.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/option_flags.h"
 #include "forebay/tools/print.h"
@@ -15,6 +20,25 @@
 
 namespace forebay {
 namespace {
+
+// What rank 0 does not tell for all: warnings, which any rank may have.
+class QuietOutput : public TrainObserver {
+ public:
+  explicit QuietOutput(int rank) : rank_(rank) {}
+  void OnPlan(const std::string&, const Json&) override {}
+  void OnPhase(const std::string&, double) override {}
+  void OnProgress(int64_t, int64_t, double) override {}
+  void OnStep(const Json&) override {}
+  void OnNote(const std::string&) override {}
+  void OnWarning(const std::string& line) override {
+    output_.OnWarning(fmt::format("rank {}: {}", rank_, line));
+  }
+  void OnDone(const Json&) override {}
+
+ private:
+  const int rank_;
+  TrainOutput output_{{}};
+};
 
 class TrainCommand : public Command {
  public:
@@ -32,11 +56,19 @@ class TrainCommand : public Command {
   bool ReportsUnknownFlags() const override { return true; }
 
   absl::Status Run(const CommandContext& context) override {
-    const OptionInputs inputs = flags_.Inputs(context);
+    FOREBAY_ASSIGN_OR_RETURN(const Launch launch, DetectLaunch(ProcessEnvironment));
+    OptionInputs inputs = flags_.Inputs(context);
+    inputs.rank = launch.rank;
+    inputs.num_ranks = launch.size;
     FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
                              ResolveOptions(inputs, OptionsUse::kTrain));
     if (max_trials_ > 0 && !autotunes_) {
       return UsageError("--autotune_trials is of --autotune. Give that too, or leave it out");
+    }
+    if (autotunes_ && launch.size > 1) {
+      return UsageError(fmt::format(
+          "--autotune tries settings of one process, and {} were started. Start it alone",
+          launch.size));
     }
     FOREBAY_RETURN_IF_ERROR(CatchStopSignals("\nforebay: stopping; once more ends at once\n"));
     if (autotunes_) return Tune(resolved, inputs.ds_config_file, context);
@@ -44,7 +76,16 @@ class TrainCommand : public Command {
     output_options.json = context.json;
     output_options.live = ::isatty(STDERR_FILENO) == 1;
     TrainOutput output(output_options);
-    return Train(resolved, StopRequested, output);
+    if (launch.size == 1) return Train(resolved, StopRequested, output);
+    FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ranks,
+                             ConnectRanks(launch, {.timeout_s = resolved.options.rank_timeout,
+                                                   .scratch_bytes = kRankScratchBytes}));
+    TrainEnvironment environment;
+    environment.ranks = ranks.get();
+    QuietOutput quiet(launch.rank);
+    const bool tells = launch.rank == 0;
+    return Train(resolved, StopRequested, tells ? static_cast<TrainObserver&>(output) : quiet,
+                 environment);
   }
 
  private:

@@ -332,10 +332,26 @@ class TensorStore {
   // Blocks for the flushes. UsageError when `info.trainer` does not fit (nothing was touched).
   // After a StorageError the new step may or may not be the one that the next Open finds (it is one
   // or the other, whole), and the store refuses further commits.
-  absl::Status Commit(const CommitInfo& info);
+  // `before_record` (may be empty) is called once the step is durable but for its record: from then
+  // on PublishPrepared of a later process can make it the committed one. Its error ends the commit
+  // as a StorageError does.
+  absl::Status Commit(const CommitInfo& info,
+                      const std::function<absl::Status()>& before_record = {});
   // Publishes a step that changes no tile, in the same way: its record alone is written. Requires:
   // a commit of an older step, and that no tile was written since (FOREBAY_CHECK) nor sealed.
-  absl::Status CommitSkipped(const CommitInfo& info);
+  absl::Status CommitSkipped(const CommitInfo& info,
+                             const std::function<absl::Status()>& before_record = {});
+
+  // For several stores with one commit (rank_commits.h); requires: a commit, and no write since.
+  // The step that the other slot holds whole but for its record, as the successor of the committed
+  // one; nullopt: none, or a store with one slot. Nothing says whether its tiles were overwritten
+  // since: only who knows that no later attempt began may publish it.
+  std::optional<int64_t> PreparedStep();
+  // Makes it the committed step. StorageError. Requires: PreparedStep(), and two slots.
+  absl::Status PublishPrepared();
+  // The step whose commit wrote the tiles in force: the committed one, or one that only skipped
+  // steps came after.
+  int64_t StepOfTiles() const;
 
   // Synchronous access to committed values: export, digest, inspect. Requires: they are not being
   // overwritten (BeginWriting). `out`: elements

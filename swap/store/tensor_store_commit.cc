@@ -228,20 +228,23 @@ bool TensorStore::Impl::AllTilesAre(TileProgress progress) const {
   return std::ranges::all_of(weights_progress, is) && std::ranges::all_of(state_progress, is);
 }
 
-absl::Status TensorStore::Commit(const CommitInfo& info) {
+absl::Status TensorStore::Commit(const CommitInfo& info,
+                                 const std::function<absl::Status()>& before_record) {
   FOREBAY_RETURN_IF_ERROR(impl_->CheckTakesCommits());
   FOREBAY_CHECK(impl_->AllTilesAre(TileProgress::kWritten));
-  return impl_->Publish(info, /*changes_tiles=*/true);
+  return impl_->Publish(info, /*changes_tiles=*/true, before_record);
 }
 
-absl::Status TensorStore::CommitSkipped(const CommitInfo& info) {
+absl::Status TensorStore::CommitSkipped(const CommitInfo& info,
+                                        const std::function<absl::Status()>& before_record) {
   FOREBAY_RETURN_IF_ERROR(impl_->CheckTakesCommits());
   FOREBAY_CHECK(impl_->has_commit && info.step > impl_->committed.step);
   FOREBAY_CHECK(impl_->AllTilesAre(TileProgress::kCommitted));
-  return impl_->Publish(info, /*changes_tiles=*/false);
+  return impl_->Publish(info, /*changes_tiles=*/false, before_record);
 }
 
-absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_tiles) {
+absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_tiles,
+                                        const std::function<absl::Status()>& before_record) {
   CommitRecord next;
   FOREBAY_ASSIGN_OR_RETURN(next.trainer, TrainerText(info.trainer));
   next.uuid = manifest.uuid;
@@ -262,6 +265,7 @@ absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_til
     status = WriteSeals(next.slot);
     if (status.ok()) status = FlushData();
   }
+  if (status.ok() && before_record) status = before_record();
   if (status.ok()) status = WriteCopies(block->bytes);
   if (status.ok()) status = CheckFiles(info.step);
   if (!status.ok()) {

@@ -177,7 +177,8 @@ struct TensorStore::Impl {
   // can but fall. Acquire: what was read of it was read before it is written over.
   bool IsRead(uint32_t slot) const { return snapshots[slot].load(std::memory_order_acquire) > 0; }
   bool AllTilesAre(TileProgress progress) const;
-  absl::Status Publish(const CommitInfo& info, bool changes_tiles);
+  absl::Status Publish(const CommitInfo& info, bool changes_tiles,
+                       const std::function<absl::Status()>& before_record);
   // The slot that holds a tile's newest value. Requires: it is not being written over.
   uint32_t NewestSlot(const std::atomic<TileProgress>& progress) const;
   uint32_t SlotOf(Generation generation, const std::atomic<TileProgress>& progress) const;
@@ -231,7 +232,8 @@ struct TensorStore::Impl {
   bool IsIntact(int tile, int first_plane, int end_plane, std::span<const std::byte> half,
                 uint32_t slot) const;
   std::string PreviousIsLost() const;
-  uint64_t SequenceInForce();
+  CommitRecord RecordInForce();
+  std::optional<DecodedCopy> PreparedRecord();
   TileDamage DamageOf(int tile, int64_t part, int plane, uint32_t slot) const;
   int WeightsFile(const Tile& tile) const { return stripes[tile.stripe].weights_file; }
   int StateFile(const Tile& tile) const { return stripes[tile.stripe].state_file; }

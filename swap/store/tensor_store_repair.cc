@@ -57,13 +57,13 @@ std::string TensorStore::Impl::PreviousIsLost() const {
       committed.step, committed.step);
 }
 
-// The sequence of the commit that wrote the tiles in force, of its tables in memory.
-uint64_t TensorStore::Impl::SequenceInForce() {
+// The record of the commit that wrote the tiles in force, of its tables in memory.
+CommitRecord TensorStore::Impl::RecordInForce() {
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     if (seals[committed_slot()].table(stripe).empty()) continue;
     const auto head = DecodeCommitRecord(seals[committed_slot()].record(stripe), kSealsName);
     FOREBAY_CHECK(head.ok() && HaveSameTiles(head->record, record));
-    return head->record.sequence;
+    return head->record;
   }
   FOREBAY_CHECK(false);
 }
@@ -76,7 +76,8 @@ absl::Status TensorStore::FindPrevious() {
   FOREBAY_CHECK(impl.has_commit && impl.manifest.num_slots > 1);
   FOREBAY_CHECK(impl.AllTilesAre(TileProgress::kCommitted));
   const std::optional<DecodedCopy> found = impl.RecordOfTables(impl.working_slot());
-  const bool is_before = found.has_value() && found->record.sequence < impl.SequenceInForce() &&
+  const bool is_before = found.has_value() &&
+                         found->record.sequence < impl.RecordInForce().sequence &&
                          found->record.step < impl.record.step;
   if (!is_before) {
     return CorruptError(fmt::format(

@@ -105,8 +105,8 @@ absl::StatusOr<int64_t> WholeOf(const Json& value, std::string_view where, int64
 // Translates one document, section by section, into those of --config.
 class Translation {
  public:
-  Translation(const Json& document, DeepSpeedConfig& config)
-      : document_(document), config_(config) {}
+  Translation(const Json& document, int num_ranks, DeepSpeedConfig& config)
+      : document_(document), num_ranks_(num_ranks), config_(config) {}
 
   absl::Status Run() {
     FOREBAY_RETURN_IF_ERROR(Batches());
@@ -134,16 +134,19 @@ class Translation {
     const int64_t batch = given["train_batch_size"];
     int64_t micro = given["train_micro_batch_size_per_gpu"],
             steps = given["gradient_accumulation_steps"];
-    if (batch > 0 && micro > 0 && steps == 0) steps = batch / micro;
-    if (batch > 0 && micro == 0) micro = batch / std::max<int64_t>(1, steps);
-    if (batch > 0 && micro * std::max<int64_t>(1, steps) != batch) {
+    if (batch > 0 && micro > 0 && steps == 0) steps = batch / (micro * num_ranks_);
+    const int64_t accumulated = std::max<int64_t>(1, steps);
+    if (batch > 0 && micro == 0) micro = batch / (accumulated * num_ranks_);
+    if (batch > 0 && micro * accumulated * num_ranks_ != batch) {
       return UsageError(
           fmt::format("train_batch_size is {}, and train_micro_batch_size_per_gpu times "
                       "gradient_accumulation_steps is {} * {} "
-                      "(of one rank). Make them fit.",
-                      batch, micro, std::max<int64_t>(1, steps)));
+                      "(of {}). Make them fit.",
+                      batch, micro, accumulated,
+                      num_ranks_ == 1 ? "one rank" : fmt::format("each of {} ranks", num_ranks_)));
     }
-    if (micro > 0) Section("data")["batch"] = micro;
+    // That of --batch is of all ranks.
+    if (micro > 0) Section("data")["batch"] = micro * num_ranks_;
     if (steps > 0) Section("data")["accum"] = steps;
     return absl::OkStatus();
   }
@@ -252,6 +255,7 @@ class Translation {
   absl::Status Schedule();
 
   const Json& document_;
+  const int num_ranks_;
   DeepSpeedConfig& config_;
 };
 
@@ -406,12 +410,12 @@ absl::StatusOr<DeepSpeedAutotuning> ReadDeepSpeedAutotuning(const std::string& f
   return tuning;
 }
 
-absl::StatusOr<DeepSpeedConfig> ReadDeepSpeedConfig(const std::string& file) {
+absl::StatusOr<DeepSpeedConfig> ReadDeepSpeedConfig(const std::string& file, int num_ranks) {
   FOREBAY_ASSIGN_OR_RETURN(const Json document, ReadDocument(file));
   DeepSpeedConfig config;
   config.sections = Json::object();
   FOREBAY_RETURN_IF_ERROR(CheckKeys(document, DeepSpeedKeys(), "", file, config.notes));
-  FOREBAY_RETURN_IF_ERROR(Translation(document, config).Run());
+  FOREBAY_RETURN_IF_ERROR(Translation(document, num_ranks, config).Run());
   return config;
 }
 

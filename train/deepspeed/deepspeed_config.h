@@ -1,5 +1,5 @@
 // DeepSpeed's JSON as a source of options: `forebay train --ds_config`. What a key means is what it
-// means in forebay.deepspeed; one process trains, layers are always streamed, and every tensor lies
+// means in forebay.deepspeed; layers are always streamed, and every tensor lies
 // in RAM or on NVMe.
 #pragma once
 
@@ -33,7 +33,7 @@ struct DeepSpeedAutotuning {
 absl::StatusOr<DeepSpeedAutotuning> ReadDeepSpeedAutotuning(const std::string& file);
 
 // UsageError: the file cannot be read; a key is not known (the nearest is named) or cannot be on; a
-// value is not allowed.
-absl::StatusOr<DeepSpeedConfig> ReadDeepSpeedConfig(const std::string& file);
+// value is not allowed. `num_ranks`: that train_batch_size is divided among.
+absl::StatusOr<DeepSpeedConfig> ReadDeepSpeedConfig(const std::string& file, int num_ranks = 1);
 
 }  // namespace forebay

@@ -19,6 +19,7 @@
 namespace forebay {
 namespace {
 
+constexpr std::string_view kRankPrefix = "rank-";
 constexpr int64_t kDigestChunkElems = int64_t{1} << 20;
 
 void HashHeading(Xxh3_128& hash, std::string_view name, const Shape& shape) {
@@ -62,6 +63,15 @@ absl::Status HashMoments(Xxh3_128& hash, TensorStore& store, const TensorSpec& t
 }
 
 }  // namespace
+
+std::string RunFolderOfRank(const std::string& out, int rank) {
+  return rank == 0 ? out : JoinPath(out, fmt::format("{}{:03}", kRankPrefix, rank));
+}
+
+bool IsNameOfRank(std::string_view name) {
+  return name.starts_with(kRankPrefix) && name.size() >= kRankPrefix.size() + 3 &&
+         name.find_first_not_of("0123456789", kRankPrefix.size()) == std::string_view::npos;
+}
 
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
     const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine,

@@ -66,7 +66,8 @@ std::vector<OptionSpec> ModelAndDataRows() {
                      "steps between evaluations; 0: at the end only"),
       Switch("data", "truncate", &O::truncate,
              "cut over-long prompts and chats instead of refusing them"),
-      Whole<int64_t>("data", "batch", &O::batch, 1, 65536, "packed rows per micro-batch"),
+      Whole<int64_t>("data", "batch", &O::batch, 1, 65536,
+                     "packed rows per micro-batch; of several ranks, each takes its part"),
       Whole<int64_t>("data", "accum", &O::accum, 1, 65536, "micro-batches per step"),
       Whole<int64_t>("data", "seq", &O::seq, 2, int64_t{1} << 24, "tokens per packed row"),
       Whole<uint64_t>("data", "seed", &O::seed, 0, std::numeric_limits<uint64_t>::max(),
@@ -242,6 +243,19 @@ std::vector<OptionSpec> PlacementRows() {
   };
 }
 
+// Of a run in several processes.
+std::vector<OptionSpec> RankRows() {
+  using O = TrainOptions;
+  return {
+      Whole<int>("offload", "zero_stage", &O::zero_stage, 0, 3,
+                 "what ranks divide among them, as ZeRO counts; 0: the data alone, each rank has "
+                 "the whole state"),
+      Real("offload", "rank_timeout", &O::rank_timeout,
+           {.least = 0, .most = 1e6, .above_least = true},
+           "seconds that one rank may keep the others waiting"),
+  };
+}
+
 std::vector<OptionSpec> IoRows() {
   using O = TrainOptions;
   return {
@@ -280,7 +294,7 @@ std::string DefaultText(const OptionSpec& spec) {
 std::vector<OptionSpec> MakeTable() {
   std::vector<OptionSpec> table;
   for (std::vector<OptionSpec> rows : {ModelAndDataRows(), OptimRows(), MixedPrecisionRows(),
-                                       OffloadRows(), PlacementRows(), IoRows()}) {
+                                       OffloadRows(), PlacementRows(), RankRows(), IoRows()}) {
     std::ranges::move(rows, std::back_inserter(table));
   }
   for (OptionSpec& spec : table) spec.default_text = DefaultText(spec);

@@ -41,7 +41,7 @@ struct RunOptions {
   std::string eval_data;   // the same; empty: no evaluation
   int64_t eval_every = 0;  // steps; 0: at the end only (when eval_data is given)
   bool truncate = false;   // cut over-long prompts and chats instead of refusing them
-  int64_t batch = 4;       // packed rows per micro-batch
+  int64_t batch = 4;       // packed rows per micro-batch, over all ranks
   int64_t accum = 1;       // micro-batches per step
   int64_t seq = 1024;      // tokens per row
   uint64_t seed = 0;
@@ -77,8 +77,13 @@ struct RunOptions {
   DType export_dtype = DType::kBF16;  // of its weights; follows precision unless set
   bool resume = false;
   bool dry_run = false;
-  std::string trace;      // a trace of some steps of this process; empty: none
-  StepRange trace_steps;  // not said: the three after its first
+
+  // several processes
+  int zero_stage = 0;        // what is divided among ranks, as in ZeRO; 0: data alone
+  double rank_timeout = 60;  // seconds that a rank may keep the others waiting
+  int num_ranks = 1;         // as the run was launched: no option
+  std::string trace;         // a trace of some steps of this process; empty: none
+  StepRange trace_steps;     // not said: the three after its first
 };
 
 struct TrainOptions : OffloadOptions, RunOptions {};

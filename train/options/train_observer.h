@@ -6,6 +6,7 @@
 
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/json.h"
+#include "forebay/collective/communicator.h"
 
 namespace forebay {
 
@@ -34,6 +35,12 @@ class TrainObserver {
 struct TrainEnvironment {
   // The engine for the folders of the swap area, as OpenEngine gives it.
   EngineOpener open_engine = OpenEngine;
+  // Of a run in several processes: every rank's Train gets its own, and the same options but for
+  // folders. Must outlive the run. nullptr: one process.
+  Communicator* ranks = nullptr;
+
+  int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
+  int num_ranks() const { return ranks == nullptr ? 1 : ranks->size(); }
 };
 
 }  // namespace forebay

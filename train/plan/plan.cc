@@ -8,6 +8,7 @@
 #include "forebay/data/packed_file.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
+#include "forebay/offload/gradient_sum.h"
 #include "forebay/train/export/export_weights.h"
 #include "forebay/train/options/traced_steps.h"
 #include "forebay/train/plan/choose_settings.h"
@@ -94,6 +95,11 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
   terms.push_back({"tokens of a step",
                    options.batch * options.accum * options.seq * kBatchBytesPerToken, 0,
                    kTokensShrinkWith});
+  if (options.num_ranks > 1) {
+    terms.push_back(
+        {"sum of gradients over ranks (fp32)", GradientSum::ChargedBytes(inventory), 0, ""});
+    terms.push_back({"messages between ranks", kRankScratchBytes, 0, ""});
+  }
   if (options.save_every > 0) {
     terms.push_back({"export beside the steps", kExportBytes, 0, "--save_every=0"});
   }

@@ -16,6 +16,9 @@
 
 namespace forebay {
 
+// Of what a rank sends to others and gets from them (CommunicatorOptions::scratch_bytes).
+inline constexpr int64_t kRankScratchBytes = int64_t{8} << 20;
+
 // A purpose of memory on the GPU.
 struct GpuTerm {
   std::string name;

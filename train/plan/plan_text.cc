@@ -252,10 +252,11 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
   };
   const Inventory inventory = BuildInventory(model);
   std::string table = fmt::format(
-      "model      {}   {} params   {} layers   {} + {}   {} tokens/step ({} x {} x {})\n",
+      "model      {}   {} params   {} layers   {} + {}   {} tokens/step ({} x {} x {}{})\n",
       model.architecture, FormatCount(inventory.num_params()), model.num_layers,
       NameOf(options.layout), NameOf(options.optimizer), plan.tokens_per_step, options.batch,
-      options.seq, options.accum);
+      options.seq, options.accum,
+      options.num_ranks > 1 ? fmt::format(", of each of {} ranks", options.num_ranks) : "");
   table += fmt::format("{:<36}{:>16}{:>12}\n", "",
                        "RAM " + FormatBinaryBytes(plan.ram_budget_bytes), "NVMe");
   for (const PlanTerm& term : plan.terms) {

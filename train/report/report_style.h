@@ -10,14 +10,14 @@ inline constexpr char kReportStyle[] = R"(
   --page: #f6f7f9; --card: #ffffff; --ink: #1c2430; --soft: #5d6878; --rule: #e3e7ec; --axis: #9aa5b3;
   --c0: #1f6fc0; --c1: #d1642b; --c2: #2c8a57; --c3: #b8387f; --c4: #7556b8; --c5: #a87a08; --c6: #0f8f9c; --c7: #5c6673;
   --p0: #7fa8d6; --p1: #d1642b; --p2: #e5a83b; --p3: #2c8a57; --p4: #b8387f; --p5: #0f8f9c; --p6: #7556b8;
-  --p7: #8a5a3c; --p8: #c8433f; --p9: #d58bb8; --p10: #6b7684; --p11: #a9b2bd; --p12: #d4d9df;
+  --p7: #8a5a3c; --p8: #c8433f; --p9: #d58bb8; --p10: #3f6b4f; --p11: #6b7684; --p12: #a9b2bd; --p13: #d4d9df;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #12161c; --card: #1b212a; --ink: #e4e9f0; --soft: #98a4b3; --rule: #2b333f; --axis: #667283;
     --c0: #6cb0f5; --c1: #f39a63; --c2: #66c793; --c3: #ef80bb; --c4: #b29df0; --c5: #e0b84d; --c6: #55cbd6; --c7: #a9b4c2;
     --p0: #4a78ab; --p1: #f08a50; --p2: #ecc05c; --p3: #5cbd89; --p4: #e774b1; --p5: #4fc3ce; --p6: #a88fe8;
-    --p7: #b98463; --p8: #ee7470; --p9: #f0b4d6; --p10: #8b97a6; --p11: #6f7b89; --p12: #48525f;
+    --p7: #b98463; --p8: #ee7470; --p9: #f0b4d6; --p10: #7fa98d; --p11: #8b97a6; --p12: #6f7b89; --p13: #48525f;
   }
 }
 * { box-sizing: border-box; }

@@ -40,6 +40,8 @@ std::string NameOfStepPart(size_t part) {
       return "wait for the GPU";
     case Activity::kHandOver:
       return "wait for room for gradients";
+    case Activity::kRanks:
+      return "wait for other ranks";
     case Activity::kOther:
       return "wait for threads";
     default:

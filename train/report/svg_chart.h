@@ -13,7 +13,7 @@ namespace forebay {
 
 // The style sheet has as many of each; lines go round.
 inline constexpr size_t kNumLineColours = 8;
-inline constexpr size_t kNumPartColours = 13;
+inline constexpr size_t kNumPartColours = 14;
 // Points of a line and bars of a panel: one for two pixels of a wide screen. More are thinned.
 inline constexpr size_t kMostChartPoints = 500;
 

@@ -14,6 +14,8 @@
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/base/trace.h"
+#include "forebay/collective/communicator.h"
+#include "forebay/collective/gather_values.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/data/row_sampler.h"
 #include "forebay/offload/create_store.h"
@@ -38,6 +40,11 @@
 
 namespace forebay {
 namespace {
+
+void LeaveUntrained(MicroBatch& batch) {
+  std::ranges::fill(batch.targets, -1);
+  batch.num_trained = batch.num_tokens = 0;
+}
 
 class TrainingRun {
  public:
@@ -87,6 +94,11 @@ class TrainingRun {
   UpdateScalars ScalarsOf(double gradient_norm) const {
     return NextUpdate(options_, prepared_.lr_schedule, progress_, gradient_norm);
   }
+  // Where ranks go on or end together: the first InterruptedError of any, in their order.
+  absl::Status AgreeToGoOn(const absl::Status& own);
+  // A stop of one rank alone would leave the others waiting: between these it is agreed upon.
+  bool StopsAlone() const { return environment_.ranks == nullptr && stop_(); }
+  bool Exports() const { return prepared_.options.export_format != ExportFormat::kNone; }
   bool CommitsAfter(int64_t step) const;
   Json CommitState();
   void AfterCommit();
@@ -142,6 +154,7 @@ absl::Status TrainingRun::OpenSession() {
   write_limit_ = WriteLimit::Create(prepared_);
   LayerSessionOptions session_options;
   session_options.num_disks = prepared_.num_disks;
+  session_options.ranks = environment_.ranks;
   session_options.last_step_was_update = progress_.last_was_update();
   session_options.commit_state = [this] { return CommitState(); };
   session_options.after_commit = [this] { AfterCommit(); };
@@ -170,7 +183,7 @@ absl::Status TrainingRun::RedoUpdate() {
   }
   const auto progress = [&](double fraction) -> absl::Status {
     observer_.OnPhase("looking for kept gradients", fraction);
-    return stop_() ? InterruptedError("stopped on request") : absl::OkStatus();
+    return StopsAlone() ? InterruptedError("stopped on request") : absl::OkStatus();
   };
   FOREBAY_RETURN_IF_ERROR(progress(0));
   RecoveredUpdate recovered = layers().Recover(progress);
@@ -184,7 +197,10 @@ absl::Status TrainingRun::RedoUpdate() {
     Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
                      MessageOf(recovered.damage)));
   }
-  if (!recovered.kept.has_value()) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const bool all_have_them,
+                           AllRanks(environment_.ranks, recovered.kept.has_value()));
+  if (!all_have_them) layers().Abandon();
+  if (!recovered.kept.has_value() || !all_have_them) return absl::OkStatus();
   observer_.OnPhase("applying kept gradients", 0);
   released_line_ = *std::move(recovered.kept);
   FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
@@ -221,7 +237,7 @@ absl::Status TrainingRun::TrainAndExport() {
   if (ExitCodeOf(evaluated) == ExitCode::kInterrupted) return StopInMidStep(evaluated);
   FOREBAY_RETURN_IF_ERROR(evaluated);
   if (prepared_.resumed) {
-    const bool is_wanted = committed_step() > 0 && SavesAfter(committed_step());
+    const bool is_wanted = committed_step() > 0 && SavesAfter(committed_step()) && Exports();
     FOREBAY_RETURN_IF_ERROR(exports_->MakeUp(is_wanted));
   }
   FOREBAY_RETURN_IF_ERROR(RunSteps());
@@ -260,8 +276,10 @@ absl::Status TrainingRun::RunSteps() {
   counted_ = ReadCounters();
   for (int64_t step = first_step_; step <= prepared_.num_steps; ++step) {
     const absl::Status may_write = write_limit_->CheckNextStep();
+    absl::Status status =
+        AgreeToGoOn(may_write.ok() && stop_() ? InterruptedError("stopped on request") : may_write);
     if (!may_write.ok()) return StopInMidStep(may_write, "--resume and a larger --max_tbw");
-    const absl::Status status = stop_() ? InterruptedError("stopped on request") : RunStep(step);
+    if (status.ok()) status = RunStep(step);
     if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
     if (!status.ok()) return AfterError(status);
     if (options_.stop_after > 0 && step - first_step_ + 1 >= options_.stop_after &&
@@ -285,10 +303,13 @@ absl::Status TrainingRun::SaveWhatIsDone() {
 // `error`, after saving what it has left whole. The run's disk is left alone when it has failed,
 // unless there is nothing on it to go back to.
 absl::Status TrainingRun::AfterError(const absl::Status& error) {
+  // Ranks commit together, and one of them is gone.
+  const bool is_alone = environment_.ranks == nullptr;
   if (committed_step() == layers().released_step()) return error;
   const bool one_copy = session_->store().num_slots() == 1;
   const bool is_of_an_export = error == exports_->error() && !exports_->store_failed();
-  const bool tries = ExitCodeOf(error) != ExitCode::kStorage || one_copy || is_of_an_export;
+  const bool tries =
+      is_alone && (ExitCodeOf(error) != ExitCode::kStorage || one_copy || is_of_an_export);
   const absl::Status saved = tries ? SaveWhatIsDone() : error;
   if (saved.ok()) {
     Note(fmt::format("the run is saved after step {}", committed_step()));
@@ -315,13 +336,22 @@ absl::Status TrainingRun::StopInMidStep(const absl::Status& reason, std::string_
 
 absl::Status TrainingRun::FillBatches(int64_t step) {
   const TraceScope trace("read tokens");
-  const std::vector<int64_t> rows = sampler_->RowsOfStep(step - 1, options_.batch * options_.accum);
+  const std::vector<int64_t> rows = sampler_->RowsOfStep(step - 1, prepared_.rows_per_step);
+  const int num_ranks = environment_.num_ranks();
   num_batches_ = 0;
   for (size_t first = 0; first < rows.size(); first += options_.batch) {
     const size_t count = std::min<size_t>(options_.batch, rows.size() - first);
-    FOREBAY_RETURN_IF_ERROR(
-        prepared_.data->ReadRows(std::span(rows).subspan(first, count), batches_[num_batches_++]));
+    const std::vector<int64_t> parts = EvenParts(static_cast<int64_t>(count), num_ranks);
+    const int64_t begin = parts[environment_.rank()], end = parts[environment_.rank() + 1];
+    if (begin == end) continue;
+    const auto own = std::span(rows).subspan(first + begin, end - begin);
+    FOREBAY_RETURN_IF_ERROR(prepared_.data->ReadRows(own, batches_[num_batches_++]));
   }
+  if (num_batches_ > 0) return absl::OkStatus();
+  // An epoch's last step may have fewer rows than there are ranks: one without trains nothing.
+  FOREBAY_RETURN_IF_ERROR(
+      prepared_.data->ReadRows(std::span(rows).first(1), batches_[num_batches_++]));
+  LeaveUntrained(batches_.front());
   return absl::OkStatus();
 }
 
@@ -331,8 +361,11 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   const ActivityTimes waits_before = Waits();
   FOREBAY_RETURN_IF_ERROR(FillBatches(step));
   const double loss_scale = progress_.loss_scale();
+  const auto agree = [&] {
+    return AgreeToGoOn(stop_() ? InterruptedError("stopped on request") : absl::OkStatus());
+  };
   const auto progress = [&](double fraction) -> absl::Status {
-    if (stop_()) return InterruptedError("stopped on request");
+    if (StopsAlone()) return InterruptedError("stopped on request");
     observer_.OnProgress(step, prepared_.num_steps, fraction);
     return absl::OkStatus();
   };
@@ -342,6 +375,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
                             .loss_scale = loss_scale,
                             .clip = options_.clip,
                             .scalars_of = [this](double norm) { return ScalarsOf(norm); },
+                            .before_backward = agree,
                             .progress = progress}));
   const double lr = ScalarsOf(result.gradient_norm).lr;
   FOREBAY_ASSIGN_OR_RETURN(const bool is_update, Advance(step, result));
@@ -388,6 +422,14 @@ std::string TrainingRun::WhereNotFinite(const StepResult& result) {
   if (result.first_nonfinite_layer < 0) return "the loss";
   return fmt::format("the gradient of '{}'",
                      session_->store().inventory().layers()[result.first_nonfinite_layer].name);
+}
+
+absl::Status TrainingRun::AgreeToGoOn(const absl::Status& own) {
+  if (environment_.ranks == nullptr) return own;
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> reasons,
+                           environment_.ranks->GatherRecords(MessageOf(own)));
+  const auto first = std::ranges::find_if_not(reasons, &std::string::empty);
+  return first == reasons.end() ? absl::OkStatus() : InterruptedError(*first);
 }
 
 // Whether the step is an update. A loss scale moves; without one every step has to be.
@@ -465,14 +507,14 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   exports_->Poll();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
   FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
-  return SavesAfter(step) ? exports_->Start() : absl::OkStatus();
+  return SavesAfter(step) && Exports() ? exports_->Start() : absl::OkStatus();
 }
 
 // Of the run's end.
 absl::Status TrainingRun::ExportResult() {
   exports_->Await();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
-  if (options_.export_format == ExportFormat::kNone) return absl::OkStatus();
+  if (!Exports()) return absl::OkStatus();
   return exports_->ExportResult(prepared_.paths.model);
 }
 
@@ -494,9 +536,9 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
   FOREBAY_RETURN_IF_ERROR(layers().ShowNewest());
   RunCompute& compute = session_->compute();
   EvaluateOptions evaluate;
-  evaluate.rows_per_micro_batch = options_.batch;
+  evaluate.rows_per_micro_batch = prepared_.options.batch;
   evaluate.progress = [&](double fraction) -> absl::Status {
-    if (stop_()) return InterruptedError("stopped on request");
+    if (StopsAlone()) return InterruptedError("stopped on request");
     observer_.OnPhase("evaluating", fraction);
     return absl::OkStatus();
   };
@@ -511,7 +553,15 @@ absl::StatusOr<double> TrainingRun::EvaluateHeldOut() {
 
 absl::Status Train(const ResolvedOptions& resolved, const std::function<bool()>& stop,
                    TrainObserver& observer, const TrainEnvironment& environment) {
-  return TrainingRun(resolved, stop, observer, environment).Run();
+  TrainingRun run(resolved, stop, observer, environment);
+  absl::Status status = run.Run();
+  // Before the run ends what it has under way with the others, which wait for this rank. They stop
+  // together.
+  const bool stops = ExitCodeOf(status) == ExitCode::kInterrupted;
+  if (environment.ranks != nullptr && !status.ok() && !stops) {
+    environment.ranks->Abort(status);
+  }
+  return status;
 }
 
 }  // namespace forebay

@@ -44,6 +44,8 @@ absl::Status CheckOutIsEmpty(const std::string& out) {
     // A start that was killed while it wrote its first files leaves these behind.
     const std::string path = JoinPath(out, name);
     if (name == "run.json.tmp" || IsLeftOfRecords(path)) continue;
+    // Another rank of this start, which looks at its own folder.
+    if (IsNameOfRank(name)) continue;
     if (path == RunPaths(out).lock) {
       FOREBAY_ASSIGN_OR_RETURN(const bool is_lock, LooksLikeARunLock(path));
       if (is_lock) continue;

@@ -110,6 +110,8 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
                            CreateFilledStore(store, source.inventory, fill, first, run.engine.get(),
                                              run.budget.get(), stop, on_space));
   run.model_directory = run.paths.files;
+  // Where one rank's run is ready, every rank has its store.
+  if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());
   return WriteRunJson(run.paths, RunJson(run, kRunReady, *store.uuid, fingerprint));
 }
 

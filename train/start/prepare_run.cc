@@ -22,6 +22,7 @@
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/stripe_weights.h"
 #include "forebay/train/plan/write_budget.h"
+#include "forebay/train/start/agree_on_run.h"
 #include "forebay/train/start/claim_folders.h"
 #include "forebay/train/start/create_run.h"
 #include "forebay/train/start/resume_run.h"
@@ -61,10 +62,10 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
   return file;
 }
 
-absl::StatusOr<int64_t> NumSteps(const TrainOptions& options, const PackedFileInfo& data) {
+absl::StatusOr<int64_t> NumSteps(const TrainOptions& options, int64_t rows_per_step,
+                                 const PackedFileInfo& data) {
   if (options.steps > 0) return options.steps;
-  const int64_t per_epoch =
-      RowSampler(data.num_rows, options.seed).StepsPerEpoch(options.batch * options.accum);
+  const int64_t per_epoch = RowSampler(data.num_rows, options.seed).StepsPerEpoch(rows_per_step);
   const double steps = std::ceil(options.epochs * static_cast<double>(per_epoch));
   return std::max<int64_t>(1, static_cast<int64_t>(steps));
 }
@@ -178,6 +179,9 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
                                     const TrainEnvironment& environment) {
   PreparedRun run;
   run.options = resolved.options;
+  run.ranks = environment.ranks;
+  run.rows_per_step = run.options.batch * run.options.accum;
+  FOREBAY_RETURN_IF_ERROR(TakePartOfRank(environment.rank(), environment.num_ranks(), run.options));
   if (run.options.threads <= 0) run.options.threads = DefaultThreads();
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
@@ -197,13 +201,14 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
     FOREBAY_ASSIGN_OR_RETURN(run.eval_data, OpenData(run.options.eval_data, run, stop));
   }
   if (stop()) return InterruptedError("stopped on request");
-  FOREBAY_ASSIGN_OR_RETURN(run.num_steps, NumSteps(run.options, run.data->info()));
+  FOREBAY_ASSIGN_OR_RETURN(run.num_steps,
+                           NumSteps(run.options, run.rows_per_step, run.data->info()));
   if (run.options.warmup > run.num_steps) {
     return UsageError(fmt::format(
         "--warmup={} is longer than the run: --epochs={} of '{}' are {} steps of {} rows, so the "
         "learning rate would never reach --lr",
         run.options.warmup, run.options.epochs, run.options.data, run.num_steps,
-        run.options.batch * run.options.accum));
+        run.rows_per_step));
   }
   if (!run.options.trace.empty()) {
     FOREBAY_RETURN_IF_ERROR(CheckTraceFile(run.options));
@@ -216,7 +221,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
       const std::string model_digest,
       run.resumed ? ModelDigestToResume(run_json, resolved) : SampleDigest(run.options.model));
   const Json fingerprint =
-      MakeFingerprint(run.options, run.num_steps, run.data->info(), model_digest);
+      MakeFingerprint(resolved.options, run.num_steps, run.data->info(), model_digest);
   run.fingerprint_digest = FingerprintDigest(fingerprint);
   run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
@@ -225,13 +230,18 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   if (run.options.save_every > 0) {
     FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
   }
+  if (run.ranks != nullptr) {
+    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("messages between ranks", kRankScratchBytes));
+  }
   if (!run.resumed) FOREBAY_RETURN_IF_ERROR(CheckWriteLimit(run));
   if (!run.options.trace.empty()) {
     FOREBAY_RETURN_IF_ERROR(run.budget->Charge("trace of some steps", kTraceBytes));
   }
+  FOREBAY_RETURN_IF_ERROR(AgreeOnSettings(run));
   FOREBAY_RETURN_IF_ERROR(
       run.resumed ? ContinueRun(resolved, fingerprint, source.files, std::move(run_json), run)
                   : CreateRun(resolved, fingerprint, source, stop, observer, run));
+  if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());
   return run;
 }
 

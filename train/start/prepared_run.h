@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "forebay/aio/engine.h"
+#include "forebay/collective/communicator.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
@@ -22,7 +23,11 @@
 namespace forebay {
 
 struct PreparedRun {
-  TrainOptions options;  // with what the planner settled (threads, budget)
+  // With what the planner settled (threads, budget). Of several ranks what this one does: its part
+  // of the rows of a micro-batch, and exports on rank 0 alone.
+  TrainOptions options;
+  Communicator* ranks = nullptr;  // as TrainEnvironment has it
+  int64_t rows_per_step = 0;      // of all ranks
   DecoderConfig config;
   Plan plan;
   int64_t num_steps = 0;  // of the whole run

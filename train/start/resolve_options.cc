@@ -176,8 +176,8 @@ absl::Status ReadConfig(const std::string& file, Resolver& resolver) {
   return absl::OkStatus();
 }
 
-absl::Status ReadDeepSpeed(const std::string& file, Resolver& resolver) {
-  FOREBAY_ASSIGN_OR_RETURN(const DeepSpeedConfig config, ReadDeepSpeedConfig(file));
+absl::Status ReadDeepSpeed(const std::string& file, int num_ranks, Resolver& resolver) {
+  FOREBAY_ASSIGN_OR_RETURN(const DeepSpeedConfig config, ReadDeepSpeedConfig(file, num_ranks));
   for (const auto& [section, keys] : config.sections.items()) {
     ReadSection(section, keys, file, "ds_config " + file, resolver);
   }
@@ -209,13 +209,16 @@ void ReadSet(const std::string& text, Resolver& resolver) {
 
 // What the run was started with: all that its user said then. What the planner worked out is worked
 // out again.
-absl::Status TakeRunSettings(const std::string& out, Resolver& resolver) {
+absl::Status TakeRunSettings(const std::string& out, int rank, Resolver& resolver) {
   if (out.empty()) {
     return UsageError("--resume needs --out, the folder of the run that is to go on");
   }
   if (!IsRunFolder(out)) {
     return UsageError(fmt::format(
-        "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
+        "--resume: '{}' holds no run. {}", out,
+        rank == 0 ? "Check --out, or leave out --resume to start one"
+                  : "Each rank has the whole state: copy the folder of rank 0 there, without those "
+                    "of other ranks, or go on with fewer ranks"));
   }
   FOREBAY_ASSIGN_OR_RETURN(const RunSettings settings, ReadRunSettings(out));
   if (!settings.note.empty()) resolver.AddNote(settings.note);
@@ -234,9 +237,21 @@ absl::Status TakeRunSettings(const std::string& out, Resolver& resolver) {
   return absl::OkStatus();
 }
 
+// Files that each rank has of its own.
+void TakeFilesOfRank(int rank, Resolver& resolver) {
+  const std::string& out = resolver.options().out;
+  const std::string& trace = resolver.options().trace;
+  if (rank == 0) return;
+  const auto set = [&](const char* name, const std::string& path) {
+    resolver.SetText(*FindOption(name), path, fmt::format("--{}", name), "flag");
+  };
+  if (!out.empty()) set("out", RunFolderOfRank(out, rank));
+  if (!trace.empty()) set("trace", fmt::format("{}.rank-{:03}", trace, rank));
+}
+
 absl::Status ReadWhatIsSaid(const OptionInputs& inputs, Resolver& resolver) {
   if (!inputs.ds_config_file.empty())
-    FOREBAY_RETURN_IF_ERROR(ReadDeepSpeed(inputs.ds_config_file, resolver));
+    FOREBAY_RETURN_IF_ERROR(ReadDeepSpeed(inputs.ds_config_file, inputs.num_ranks, resolver));
   if (!inputs.config_file.empty())
     FOREBAY_RETURN_IF_ERROR(ReadConfig(inputs.config_file, resolver));
   for (const auto& [name, text] : inputs.flags) {
@@ -244,6 +259,7 @@ absl::Status ReadWhatIsSaid(const OptionInputs& inputs, Resolver& resolver) {
     if (spec != nullptr) resolver.SetText(*spec, text, "--" + spec->name, "flag");
   }
   for (const std::string& set : inputs.sets) ReadSet(set, resolver);
+  TakeFilesOfRank(inputs.rank, resolver);
   return absl::OkStatus();
 }
 
@@ -558,7 +574,7 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
   Resolver said;
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, said));
   if (said.options().resume) {
-    FOREBAY_RETURN_IF_ERROR(TakeRunSettings(said.options().out, resolver));
+    FOREBAY_RETURN_IF_ERROR(TakeRunSettings(said.options().out, inputs.rank, resolver));
   }
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, resolver));
   DeriveValues(resolver);

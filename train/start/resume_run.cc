@@ -11,6 +11,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/collective/gather_values.h"
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/fingerprint.h"
@@ -21,6 +22,7 @@
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/options/option_table.h"
 #include "forebay/train/plan/stripe_weights.h"
+#include "forebay/train/start/agree_on_run.h"
 
 namespace forebay {
 namespace {
@@ -124,7 +126,10 @@ absl::StatusOr<Json> TakeRun(TrainObserver& observer, PreparedRun& run) {
   if (!note.empty()) observer.OnNote(std::exchange(note, ""));
   FOREBAY_ASSIGN_OR_RETURN(Json json, ReadRunJson(out, &note));
   if (!note.empty()) observer.OnNote(note);
-  if (json["state"] == kRunReady) return json;
+  // A start of several ranks may have ended between the first of them that was ready and the last.
+  FOREBAY_ASSIGN_OR_RETURN(const bool is_ready, AnyRank(run.ranks, json["state"] == kRunReady));
+  json["state"] = kRunReady;
+  if (is_ready) return json;
   return UsageError(
       fmt::format("--resume: the run in '{}' was stopped before its first commit; there is "
                   "nothing to resume. "
@@ -199,6 +204,7 @@ absl::StatusOr<Json> OpenRunToResume(const ResolvedOptions& resolved, TrainObser
   FOREBAY_ASSIGN_OR_RETURN(
       run.store, OpenRunStore(out, directories, run.engine.get(), StoreAccess::kReadWrite));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*run.store));
+  FOREBAY_RETURN_IF_ERROR(AgreeOnCommit(run, observer));
   FOREBAY_RETURN_IF_ERROR(CheckTilesAreTheRuns(resolved, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckWeightsAreTheRuns(resolved.options, *run.store));
   FOREBAY_RETURN_IF_ERROR(CheckDurabilityIsTheRuns(resolved.options, *run.store));

@@ -17,6 +17,7 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
   FOREBAY_CHECK(plan.schedule.Handed() == of_decoder.Handed());
   FOREBAY_ASSIGN_OR_RETURN(session->compute_, RunCompute::Create(plan, options, config, budget));
   RunCompute& compute = *session->compute_;
+  Communicator* const ranks = session_options.ranks;
   session_options.offload = options;
   session_options.threads = options.threads;
   session_options.pool = compute.pool();
@@ -27,7 +28,7 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
   FOREBAY_RETURN_IF_ERROR(compute.Attach(session->layers_.get()));
   session->step_ =
       std::make_unique<TrainingStep>(plan.schedule, &compute.compute(), &compute.source(),
-                                     compute.activations(), session->layers_.get());
+                                     compute.activations(), session->layers_.get(), ranks);
   return session;
 }
 

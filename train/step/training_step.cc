@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/trace.h"
+#include "forebay/collective/gather_values.h"
 
 namespace forebay {
 
@@ -15,7 +18,10 @@ absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_sca
   const TraceScope trace("pass");
   FOREBAY_RETURN_IF_ERROR(compute_->BeginPass(inputs.batches, gradient_scale));
   WalkHooks hooks = {.progress = inputs.progress};
-  hooks.commit = [this] { return layers_->UpdatesOfTheStepBefore(); };
+  hooks.commit = [&]() -> absl::Status {
+    if (inputs.before_backward) FOREBAY_RETURN_IF_ERROR(inputs.before_backward());
+    return layers_->UpdatesOfTheStepBefore();
+  };
   hooks.hand = [this](int layer, const LayerGradient& gradient) {
     return layers_->Hand(layer, gradient);
   };
@@ -36,15 +42,35 @@ absl::StatusOr<double> TrainingStep::LossSum(size_t num_batches) const {
     FOREBAY_ASSIGN_OR_RETURN(const double loss, compute_->LossSumOf(batch));
     sum += loss;
   }
-  return sum;
+  if (ranks_ == nullptr) return sum;
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<double> sums, GatherValues(*ranks_, sum));
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+absl::Status TrainingStep::AddTokens(std::span<const MicroBatch> batches,
+                                     StepResult& result) const {
+  struct Tokens {
+    int64_t all = 0;
+    int64_t trained = 0;
+  } own;
+  for (const MicroBatch& batch : batches) {
+    own.all += batch.num_tokens;
+    own.trained += batch.num_trained;
+  }
+  std::vector<Tokens> of_ranks = {own};
+  if (ranks_ != nullptr) {
+    FOREBAY_ASSIGN_OR_RETURN(of_ranks, GatherValues(*ranks_, own));
+  }
+  for (const Tokens& tokens : of_ranks) {
+    result.num_tokens += tokens.all;
+    result.num_trained += tokens.trained;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepResult> TrainingStep::Run(const StepInputs& inputs) {
   StepResult result;
-  for (const MicroBatch& batch : inputs.batches) {
-    result.num_tokens += batch.num_tokens;
-    result.num_trained += batch.num_trained;
-  }
+  FOREBAY_RETURN_IF_ERROR(AddTokens(inputs.batches, result));
   // Loss and gradients are means over all trained tokens of the step, not means of micro-batch
   // means.
   const double scale = 1.0 / static_cast<double>(std::max<int64_t>(1, result.num_trained));

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "forebay/collective/communicator.h"
 #include "forebay/data/micro_batch.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/optimizer/kernels/update_rule.h"
@@ -36,6 +37,8 @@ struct StepInputs {
   double clip = 0;  // as TrainOptions has it
   // The scalars of the update that follows a step with this norm.
   std::function<UpdateScalars(double gradient_norm)> scalars_of;
+  // Called between forward and backward; a failure ends the pass. May be empty.
+  std::function<absl::Status()> before_backward;
   // Called between layers with the fraction of the pass that is done; a failure ends it. May be
   // empty.
   std::function<absl::Status(double fraction)> progress;
@@ -46,13 +49,15 @@ class TrainingStep {
  public:
   // `schedule`: of the plan. Everything pointed to must outlive this.
   // `source`: of weights for `compute`: the session, or a window over it. `activations`: where the
-  // schedule spills them; nullptr: it spills none.
+  // schedule spills them; nullptr: it spills none. `ranks`: each of which has a part of the step's
+  // batches; nullptr: one has all.
   TrainingStep(const StepSchedule& schedule, LayerCompute* compute, ParamSource* source,
-               ActivationStorage* activations, LayerSession* layers)
+               ActivationStorage* activations, LayerSession* layers, Communicator* ranks)
       : compute_(compute),
         source_(source),
         activations_(activations),
         layers_(layers),
+        ranks_(ranks),
         walk_(schedule.operations) {}
 
   // On success every gradient, of the loss times the loss scale, is with the session, whose Update,
@@ -64,11 +69,14 @@ class TrainingStep {
   absl::Status RunPass(const StepInputs& inputs, double gradient_scale);
   absl::Status BeginStep(StepUpdate update);
   absl::StatusOr<double> LossSum(size_t num_batches) const;
+  // Of all ranks, in their order.
+  absl::Status AddTokens(std::span<const MicroBatch> batches, StepResult& result) const;
 
   LayerCompute* const compute_;
   ParamSource* const source_;
   ActivationStorage* const activations_;
   LayerSession* const layers_;
+  Communicator* const ranks_;
   LayerWalk walk_;
 };
 

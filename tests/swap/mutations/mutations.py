@@ -31,7 +31,8 @@ MUTATIONS = {
     ),
     "record_before_data": (
         COMMIT,
-        "if (status.ok()) status = FlushData();\n  }\n  if (status.ok()) status = WriteCopies(block->bytes);",
+        "if (status.ok()) status = FlushData();\n  }\n  if (status.ok() && before_record) status = before_record();\n"
+        "  if (status.ok()) status = WriteCopies(block->bytes);",
         "}\n  if (status.ok()) status = WriteCopies(block->bytes);\n  if (status.ok()) status = FlushData();",
     ),
     "skipped_step_in_the_other_slot": (

@@ -27,9 +27,14 @@ void CrashFixture::Record(int64_t num_steps) {
     for (int write = 1; write < GetParam().writes_per_commit; ++write) {
       ASSERT_EQ(WriteTiles(*recorded, 100 * step + write), absl::OkStatus());
     }
-    ASSERT_EQ(
-        GetParam().skips && step % 2 == 0 ? SkipStep(*recorded, step) : WriteStep(*recorded, step),
-        absl::OkStatus());
+    const bool skips = GetParam().skips && step % 2 == 0;
+    const auto before_record = [&] {
+      events_before_record_.push_back(recorded.events().size());
+      return absl::OkStatus();
+    };
+    ASSERT_EQ(skips ? SkipStep(*recorded, step, before_record)
+                    : WriteStep(*recorded, step, before_record),
+              absl::OkStatus());
     events_at_commit_.push_back(recorded.events().size());
   }
   events_ = recorded.events();

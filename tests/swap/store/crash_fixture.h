@@ -68,7 +68,8 @@ class CrashFixture : public testing::TestWithParam<RunShape> {
 
   Image start_;
   std::vector<DiskEvent> events_;
-  std::vector<size_t> events_at_commit_;  // number of events when Commit returned, by step - 1
+  std::vector<size_t> events_at_commit_;      // number of events when Commit returned, by step - 1
+  std::vector<size_t> events_before_record_;  // and when all but the record was durable
   int64_t num_points_ = 0;
   int64_t num_states_ = 0;  // that were not looked at by See
 

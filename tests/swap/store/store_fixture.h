@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -126,14 +127,17 @@ inline int64_t StepOfTiles(const CommitInfo& committed) {
 }
 
 // And commits them.
-inline absl::Status WriteStep(TensorStore& store, int64_t step) {
+inline absl::Status WriteStep(TensorStore& store, int64_t step,
+                              const std::function<absl::Status()>& before_record = {}) {
   FOREBAY_RETURN_IF_ERROR(WriteTiles(store, step));
-  return store.Commit({step, Json{{"tokens_seen", step * 1000}}});
+  return store.Commit({step, Json{{"tokens_seen", step * 1000}}}, before_record);
 }
 
 // Commits a step that changes no tile.
-inline absl::Status SkipStep(TensorStore& store, int64_t step) {
-  return store.CommitSkipped({step, Json{{"tiles_of", StepOfTiles(store.committed())}}});
+inline absl::Status SkipStep(TensorStore& store, int64_t step,
+                             const std::function<absl::Status()>& before_record = {}) {
+  return store.CommitSkipped({step, Json{{"tiles_of", StepOfTiles(store.committed())}}},
+                             before_record);
 }
 
 // Whether every tile holds `step` and nothing else.

@@ -82,7 +82,8 @@ TEST(StepBreakdown, HasANameForEachPartAndEachIsAnother) {
   std::vector<std::string> names;
   for (size_t part = 0; part < kNumStepParts; ++part) names.push_back(NameOfStepPart(part));
   EXPECT_EQ(names[1], "wait for weights");
-  EXPECT_EQ(names[10], "wait for threads");
+  EXPECT_EQ(names[10], "wait for other ranks");
+  EXPECT_EQ(names[11], "wait for threads");
   std::ranges::sort(names);
   EXPECT_EQ(std::ranges::adjacent_find(names), names.end());
 }

@@ -1,0 +1,55 @@
+// Sums a layer's gradient over the ranks of a run, while the pass goes on with the layer before it:
+// what is handed to the optimizer is the same on every rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/base/tensor_spec.h"
+#include "forebay/collective/communicator.h"
+#include "forebay/memory/host_buffer.h"
+#include "forebay/memory/memory_budget.h"
+
+namespace forebay {
+
+// Owned by one thread. Allocates nothing after its creation.
+class GradientSum {
+ public:
+  struct Sum {
+    int layer = -1;
+    std::span<const float> elems;  // until the next Start
+  };
+
+  // For the layers of `inventory`. Charges ChargedBytes to `budget`. OutOfMemoryError. `ranks` must
+  // outlive it.
+  static absl::StatusOr<std::unique_ptr<GradientSum>> Create(const Inventory& inventory,
+                                                             Communicator* ranks,
+                                                             MemoryBudget* budget);
+  // Waits for what is under way.
+  ~GradientSum();
+  static int64_t ChargedBytes(const Inventory& inventory);
+
+  bool IsUnderWay() const { return layer_ >= 0; }
+  // Copies `gradient` (the layer's padded flat vector, in RAM) and begins its sum. Every rank does
+  // so in the same order of layers. Requires: none is under way.
+  void Start(int layer, std::span<const float> gradient);
+  // Waits for it. EnvironmentError of the ranks. Requires: one is under way.
+  absl::StatusOr<Sum> Await();
+  // Waits for what is under way, and forgets it.
+  void Drop();
+
+ private:
+  explicit GradientSum(Communicator* ranks) : ranks_(ranks) {}
+
+  Communicator* const ranks_;
+  HostBuffer buffer_;
+  CollectiveTicket ticket_;
+  int layer_ = -1;  // whose sum is under way; -1: none
+  int64_t num_elems_ = 0;
+};
+
+}  // namespace forebay

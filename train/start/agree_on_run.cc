@@ -1,0 +1,107 @@
+#include "forebay/train/start/agree_on_run.h"
+
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/json.h"
+#include "forebay/collective/gather_values.h"
+#include "forebay/swap/store/rank_commits.h"
+#include "forebay/train/options/option_table.h"
+
+namespace forebay {
+namespace {
+
+Json SettingsOfRank(const PreparedRun& run) {
+  const OffloadPlan& plan = run.plan;
+  const bool speculates = plan.placement.NumUpdated(UpdateTime::kAfterHand) > 0;
+  return {{"resume", run.resumed},
+          {"dry_run", run.options.dry_run},
+          {"the settings that change the result (fingerprint)", run.fingerprint_digest},
+          {"steps", run.num_steps},
+          {"gradients", speculates ? "speculate" : "hold"},
+          {"durability", plan.num_slots == 1                        ? "none"
+                         : plan.gradient_area == GradientArea::kAll ? "replay"
+                                                                    : "step"},
+          {"eval_every", run.options.eval_every},
+          {"save_every", run.options.save_every},
+          {"stop_after", run.options.stop_after},
+          {"eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest},
+          {"zero_stage", run.options.zero_stage}};
+}
+
+}  // namespace
+
+absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
+  if (num_ranks == 1) return absl::OkStatus();
+  if (options.batch % num_ranks != 0) {
+    return UsageError(fmt::format(
+        "--batch={} rows of a micro-batch cannot be divided among {} ranks. Give a multiple of {}",
+        options.batch, num_ranks, num_ranks));
+  }
+  const auto refuse = [&](const char* option, const char* why) {
+    return UsageError(fmt::format("--{}={} is not there for several ranks (here {}): {}", option,
+                                  OptionText(options, option), num_ranks, why));
+  };
+  if (options.zero_stage > 0) {
+    return refuse("zero_stage", "each has the whole state. Give --zero_stage=0, or leave it out");
+  }
+  if (options.device == ComputeDevice::kCuda) {
+    return refuse("device", "they compute on CPUs. Give --device=cpu");
+  }
+  if (options.delay_update_from > 0) {
+    return refuse("delay_update_from", "a crash may leave them two steps apart. Leave it out");
+  }
+  options.device = ComputeDevice::kCpu;
+  options.batch /= num_ranks;
+  options.num_ranks = num_ranks;
+  if (rank > 0) options.export_format = ExportFormat::kNone;
+  return absl::OkStatus();
+}
+
+absl::Status AgreeOnSettings(const PreparedRun& run) {
+  if (run.ranks == nullptr) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> records,
+                           run.ranks->GatherRecords(SettingsOfRank(run).dump()));
+  std::vector<Json> settings;
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    FOREBAY_ASSIGN_OR_RETURN(settings.emplace_back(),
+                             ParseJson(records[rank], fmt::format("settings of rank {}", rank)));
+  }
+  for (size_t rank = 1; rank < settings.size(); ++rank) {
+    for (const auto& [name, value] : settings.front().items()) {
+      const Json other = settings[rank].value(name, Json());
+      if (other == value) continue;
+      return UsageError(fmt::format(
+          "the ranks of this run do not agree: {} is {} on rank 0 ({}), and {} on rank {} ({}). "
+          "Start all of them with the same options and files, and say what each would choose for "
+          "itself",
+          name, value.dump(), run.ranks->host(0), other.dump(), rank,
+          run.ranks->host(static_cast<int>(rank))));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AgreeOnCommit(PreparedRun& run, TrainObserver& observer) {
+  if (run.ranks == nullptr) return absl::OkStatus();
+  TensorStore& store = *run.store;
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<CommitStanding> standings,
+                           GatherValues(*run.ranks, StandingOf(store)));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> words,
+                           run.ranks->GatherRecords(store.committed().trainer.dump()));
+  FOREBAY_ASSIGN_OR_RETURN(const size_t newest, NewestRank(standings));
+  const int64_t own_step = store.committed().step;
+  FOREBAY_ASSIGN_OR_RETURN(const Json trainer,
+                           ParseJson(words[newest], fmt::format("commit of rank {}", newest)));
+  FOREBAY_RETURN_IF_ERROR(BringToStep(standings[newest], trainer, store));
+  if (store.committed().step != own_step) {
+    observer.OnNote(fmt::format(
+        "step {} was prepared here and published by rank {} ({}) alone: it is published here too",
+        store.committed().step, newest, run.ranks->host(static_cast<int>(newest))));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace forebay
