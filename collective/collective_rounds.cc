@@ -9,15 +9,10 @@
 #include "forebay/base/errors.h"
 #include "forebay/collective/sum_in_rank_order.h"
 
-<<<<<<< HEAD
 #define FOREBAY_RETURN_FAILURE(expression)                   \
   do {                                                       \
     if (MaybeFailure failure = (expression)) return failure; \
   } while (false)
-=======
-#define FOREBAY_RETURN_FAILURE(expression) \
-  if (MaybeFailure failure = (expression)) return failure
->>>>>>> ranks
 
 namespace forebay {
 namespace {
@@ -334,8 +329,5 @@ MaybeFailure CollectiveRounds::GatherRecords() {
 }
 
 }  // namespace forebay
-<<<<<<< HEAD
 
 #undef FOREBAY_RETURN_FAILURE
-=======
->>>>>>> ranks

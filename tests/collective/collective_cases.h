@@ -20,10 +20,7 @@ inline void PrintTo(const CollectiveCase& one, std::ostream* out) {
 
 const std::vector<CollectiveCase>& CollectiveCases();
 
-<<<<<<< HEAD
 // The one of them that device memory is in.
 void DeviceMemoryIsReducedAndGatheredWhenItIsReady(Communicator& ranks);
 
-=======
->>>>>>> ranks
 }  // namespace forebay

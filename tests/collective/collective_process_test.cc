@@ -92,7 +92,6 @@ TEST(SocketProcesses, OneThatGivesUpGivesItsExitCodeToAll) {
               AllOf(HasSubstr("rank 0 of 3 on "), HasSubstr("the disk is gone")));
 }
 
-<<<<<<< HEAD
 // The rank program behind `command`: variables of env, mpirun.
 Launched RunBehind(Arguments command, const Arguments& arguments) {
   command.insert(command.begin(), "/usr/bin/env");
@@ -113,8 +112,6 @@ TEST(MpiPlugin, OneThatIsNotThereIsNamedWithTheWayOut) {
                                         HasSubstr("/nowhere/plugin.so"), HasSubstr("torchrun")));
 }
 
-=======
->>>>>>> ranks
 // ---- Under mpirun
 // ---------------------------------------------------------------------------------
 
@@ -130,7 +127,6 @@ class MpiProcesses : public ::testing::TestWithParam<MpiOfTests> {
     if (GetParam().mpirun[0] == 0) GTEST_SKIP() << "no " << GetParam().family << MPI_IS_MISSING;
   }
   Launched RunByMpi(int num_ranks, const Arguments& arguments) {
-<<<<<<< HEAD
     return RunBehind(
         {fmt::format("FOREBAY_MPI_PLUGIN={}", GetParam().plugin),
          // As root and on fewer cores than ranks, in a container without ptrace.
@@ -138,20 +134,6 @@ class MpiProcesses : public ::testing::TestWithParam<MpiOfTests> {
          "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none",
          GetParam().mpirun, "-n", std::to_string(num_ranks)},
         arguments);
-=======
-    Arguments command = {"/usr/bin/env", fmt::format("FOREBAY_MPI_PLUGIN={}", GetParam().plugin),
-                         // As root and on fewer cores than ranks, in a container without ptrace.
-                         "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-                         "OMPI_MCA_rmaps_base_oversubscribe=1",
-                         "OMPI_MCA_btl_vader_single_copy_mechanism=none", GetParam().mpirun, "-n",
-                         std::to_string(num_ranks), RANK_PROGRAM};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    auto child = ChildProcess::Start(command, ChildStreams::kOurs).value();
-    Launched launched;
-    launched.output.push_back(child->ReadAll());
-    launched.exit_codes.push_back(child->Wait());
-    return launched;
->>>>>>> ranks
   }
 };
 

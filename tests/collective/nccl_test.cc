@@ -2,10 +2,6 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
-<<<<<<< HEAD
-=======
-#include <tuple>
->>>>>>> ranks
 #include <vector>
 
 #include "forebay/base/errors.h"
@@ -23,7 +19,6 @@ using ::testing::HasSubstr;
 // Before anybody looks for NCCL.
 const int named_library = ::setenv("FOREBAY_NCCL", NCCL_TWIN, 1);
 
-<<<<<<< HEAD
 class NcclRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(NcclRanks, MoveDeviceMemory) {
@@ -32,26 +27,6 @@ TEST_P(NcclRanks, MoveDeviceMemory) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OfAnyNumber, NcclRanks, ::testing::Values(1, 2, 3));
-=======
-using NcclCase = std::tuple<int, CollectiveCase>;
-
-class NcclRanks : public ::testing::TestWithParam<NcclCase> {};
-
-TEST_P(NcclRanks, Pass) {
-  const auto& [num_ranks, one] = GetParam();
-  RunOnRanks({.num_ranks = num_ranks, .with_nccl = true}, one.run);
-}
-
-std::string NameOfNcclCase(const ::testing::TestParamInfo<NcclCase>& parameters) {
-  const auto& [num_ranks, one] = parameters.param;
-  return std::to_string(num_ranks) + "_" + one.name;
-}
-
-INSTANTIATE_TEST_SUITE_P(EveryCase, NcclRanks,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
-                                            ::testing::ValuesIn(CollectiveCases())),
-                         NameOfNcclCase);
->>>>>>> ranks
 
 // NCCL sees nothing of it: the transport beside it does.
 TEST(Nccl, ARankThatGivesUpEndsTheOthersWaitForItsGpu) {
