@@ -22,7 +22,8 @@ namespace {
 // leave the core to the computation.
 constexpr int kAnswersWithoutPause = 200;
 constexpr std::chrono::microseconds kPause(30);
-// Notices of a failure go out before the process ends: so long at most.
+// After a failure a rank ends when all others know of it, or after so long: mpirun ends those that
+// are left as soon as one does, and they too have something to say and to put in order.
 constexpr std::chrono::seconds kTellingTime(2);
 
 struct MpiNotice {
@@ -42,7 +43,12 @@ class MpiTransport : public Transport {
         incoming_(hosts_.size()) {}
   // Without MPI_Finalize where something failed: it would wait for ranks that never come.
   ~MpiTransport() override {
-    if (!has_failed_) mpi_->close();
+    if (!has_failed_) return mpi_->close();
+    const auto end = std::chrono::steady_clock::now() + kTellingTime;
+    while (num_notices_ < size() - 1 && std::chrono::steady_clock::now() < end) {
+      Look();
+      std::this_thread::sleep_for(kPause);
+    }
   }
 
   int rank() const override { return rank_; }
@@ -74,6 +80,7 @@ class MpiTransport : public Transport {
   std::vector<ForebayMpiItem> outgoing_;
   std::vector<ForebayMpiItem> incoming_;
   bool has_failed_ = false;
+  int num_notices_ = 0;  // every rank tells of a failure, each of them once
 };
 
 // MPI's types are older than const.
@@ -104,7 +111,9 @@ MaybeFailure MpiTransport::AwaitAll(const WaitLimit& limit) {
   for (int answers = 0;; ++answers) {
     int32_t num_left = 0;
     int32_t awaited = rank_;
-    if (MaybeFailure failure = OwnFailure(mpi_->test(&num_left, &awaited))) return failure;
+    if (const char* const error = mpi_->test(&num_left, &awaited)) {
+      return RankIsGone(awaited, error);
+    }
     if (num_left == 0) return std::nullopt;
     if (limit.stop) return WasStopped(rank_);
     if (num_left < num_left_before) {
@@ -128,6 +137,7 @@ MaybeFailure MpiTransport::Look() {
     return failure;
   }
   if (is_any == 0) return std::nullopt;
+  ++num_notices_;
   has_failed_ = true;
   return RankFailure{std::clamp(notice.rank, 0, size() - 1),
                      {notice.reason, ::strnlen(notice.reason, sizeof notice.reason)},
