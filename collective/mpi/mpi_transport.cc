@@ -43,11 +43,10 @@ class MpiTransport : public Transport {
         incoming_(hosts_.size()) {}
   // Without MPI_Finalize where something failed: it would wait for ranks that never come.
   ~MpiTransport() override {
-    if (!has_failed_) return mpi_->close();
-    const auto end = std::chrono::steady_clock::now() + kTellingTime;
-    while (num_notices_ < size() - 1 && std::chrono::steady_clock::now() < end) {
-      Look();
-      std::this_thread::sleep_for(kPause);
+    if (has_failed_) {
+      AwaitNotices();
+    } else {
+      mpi_->close();
     }
   }
 
@@ -69,6 +68,14 @@ class MpiTransport : public Transport {
   MaybeFailure Start(std::span<const OutgoingBytes> outgoing,
                      std::span<const IncomingBytes> incoming);
   MaybeFailure AwaitAll(const WaitLimit& limit);
+  // Of all other ranks: none of them ends before the others know.
+  void AwaitNotices() {
+    const auto end = std::chrono::steady_clock::now() + kTellingTime;
+    while (num_notices_ < size() - 1 && std::chrono::steady_clock::now() < end) {
+      Look();
+      std::this_thread::sleep_for(kPause);
+    }
+  }
   MaybeFailure OwnFailure(const char* error) const {
     if (error == nullptr) return std::nullopt;
     return RankFailure{rank_, fmt::format("got an error of MPI: {}", error)};

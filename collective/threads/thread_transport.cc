@@ -26,7 +26,7 @@ struct ThreadHub {
       : num_ranks(options.num_ranks),
         seed(options.seed),
         faults(options.faults),
-        channels(static_cast<size_t>(num_ranks * num_ranks)),
+        channels(static_cast<size_t>(num_ranks) * static_cast<size_t>(num_ranks)),
         is_closed(static_cast<size_t>(num_ranks), false) {
     for (int r = 0; r < num_ranks; ++r) hosts.push_back(fmt::format("thread{}", r));
   }
