@@ -31,7 +31,7 @@ struct ThreadHub {
     for (int r = 0; r < num_ranks; ++r) hosts.push_back(fmt::format("thread{}", r));
   }
   std::vector<std::byte>& Channel(int from, int to) {
-    return channels[static_cast<size_t>(from * num_ranks + to)];
+    return channels[static_cast<size_t>(from) * hosts.size() + static_cast<size_t>(to)];
   }
 
   const int num_ranks;
