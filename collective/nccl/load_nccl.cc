@@ -18,7 +18,6 @@ bool FindInNccl(void* library, const char* name, Function& function) {
 const char* FindAllOfNccl(void* library, Nccl& table) {
 #define FOREBAY_FIND(name) \
   if (!FindInNccl(library, "nccl" #name, table.name)) return "nccl" #name
-  FOREBAY_FIND(GetVersion);
   FOREBAY_FIND(GetUniqueId);
   FOREBAY_FIND(CommInitRankConfig);
   FOREBAY_FIND(CommFinalize);

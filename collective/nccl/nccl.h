@@ -24,7 +24,6 @@ struct Nccl {
   static constexpr int kInProgress = 7;
   static constexpr int kInt8 = 0;  // ncclDataType_t
 
-  int (*GetVersion)(int* version);
   int (*GetUniqueId)(UniqueId* id);
   int (*CommInitRankConfig)(Communicator* communicator, int num_ranks, UniqueId id, int rank,
                             Config* config);
