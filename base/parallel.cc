@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "forebay/base/check.h"
+#include "forebay/base/cores.h"
 #include "forebay/base/start_thread.h"
 #include "forebay/base/trace.h"
 
@@ -29,7 +30,7 @@ inline void CpuRelax() {
 ThreadPool::ThreadPool(int num_threads, std::string name, std::function<void()> thread_init) {
   FOREBAY_CHECK(num_threads >= 1);
   // With more threads than cores, whoever spins keeps a core from one that has work.
-  may_spin_ = num_threads <= static_cast<int>(std::thread::hardware_concurrency());
+  may_spin_ = num_threads <= NumUsableCores();
   for (int thread = 1; thread < num_threads; ++thread) {
     absl::StatusOr<std::thread> worker =
         StartThread("computing", [this, thread, name, thread_init] {

@@ -159,7 +159,7 @@ typedef struct {
   int32_t durability;
   int64_t commit_every; /* steps; 0: as often as it costs little; -1: when it is asked for, alone */
   int32_t engine;
-  int32_t num_threads; /* of the update; 0: as many as there are cores */
+  int32_t num_threads; /* of the update; 0: one per core that it may use */
   int32_t pass;
   int32_t num_open_layers;   /* that add_gradient may be summing at one time; 0: 2 */
   int32_t num_window_layers; /* that the window holds at one time; 0: as there is memory for */
@@ -462,7 +462,7 @@ typedef struct {
 } forebay_kernel_run;
 
 typedef struct forebay_kernels forebay_kernels; /* a pool of threads */
-/* 0 threads: as many as there are cores. */
+/* 0 threads: one per core that the process may use. */
 int32_t forebay_kernels_create(int32_t num_threads, forebay_kernels** kernels, char** message);
 void forebay_kernels_destroy(forebay_kernels* kernels);
 /* Updates all `runs`. */

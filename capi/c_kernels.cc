@@ -3,10 +3,10 @@
 #include <limits>
 #include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "forebay/base/bfloat16.h"
+#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/parallel.h"
 #include "forebay/capi/c.h"
@@ -311,8 +311,7 @@ int32_t forebay_kernels_create(int32_t num_threads, forebay_kernels** kernels, c
       return forebay::UsageError(
           fmt::format("num_threads is {}, and has to be from 0 to 4096", num_threads));
     }
-    const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    *kernels = new forebay_kernels(num_threads == 0 ? cores : num_threads);
+    *kernels = new forebay_kernels(num_threads == 0 ? forebay::DefaultThreads() : num_threads);
     return absl::OkStatus();
   });
 }

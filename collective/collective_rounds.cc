@@ -9,8 +9,10 @@
 #include "forebay/base/errors.h"
 #include "forebay/collective/sum_in_rank_order.h"
 
-#define FOREBAY_RETURN_FAILURE(expression) \
-  if (MaybeFailure failure = (expression)) return failure
+#define FOREBAY_RETURN_FAILURE(expression)                   \
+  do {                                                       \
+    if (MaybeFailure failure = (expression)) return failure; \
+  } while (false)
 
 namespace forebay {
 namespace {
@@ -327,3 +329,5 @@ MaybeFailure CollectiveRounds::GatherRecords() {
 }
 
 }  // namespace forebay
+
+#undef FOREBAY_RETURN_FAILURE

@@ -95,7 +95,8 @@ class Communicator {
   // does nothing.
   static std::unique_ptr<Communicator> CreateAlone();
   // `device_transport`: moves device memory without a detour through the host; nullptr: pieces of
-  // it pass through the scratch memory. OutOfMemoryError, EnvironmentError (no thread to be had).
+  // it pass through the scratch memory. `device_path`: what device_path() is to say of that.
+  // OutOfMemoryError, EnvironmentError (no thread to be had).
   static absl::StatusOr<std::unique_ptr<Communicator>> Create(
       std::unique_ptr<Transport> transport, std::unique_ptr<DeviceTransport> device_transport,
       const CommunicatorOptions& options, std::string_view device_path = "through host memory");

@@ -90,6 +90,29 @@ absl::Status UnexpectedReply(std::string_view what) {
                   what));
 }
 
+// An answer of `encode`.
+absl::StatusOr<EncodedPrompt> PromptOf(const Json& reply) {
+  EncodedPrompt encoded;
+  try {
+    for (const Json& token : reply.at("tokens")) {
+      const std::optional<int64_t> id = IntegerOf(token);
+      if (!id.has_value() || *id < 0 || *id > std::numeric_limits<int32_t>::max()) {
+        return UnexpectedReply("tokens");
+      }
+      encoded.tokens.push_back(static_cast<int32_t>(*id));
+    }
+    for (const Json& token : reply.at("eos")) {
+      const std::optional<int64_t> id = IntegerOf(token);
+      if (!id.has_value()) return UnexpectedReply("tokens");
+      encoded.eos_token_ids.push_back(*id);
+    }
+    if (reply.contains("line")) encoded.line = IntegerOf(reply["line"]).value_or(0);
+  } catch (const Json::exception&) {
+    return UnexpectedReply("tokens");
+  }
+  return encoded;
+}
+
 // The limit that the first of `keys` in config.json states.
 std::optional<int64_t> LimitIn(const Json& config, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
@@ -224,24 +247,20 @@ absl::StatusOr<EncodedPrompt> EncodePrompt(const std::string& model, const std::
   const std::string line =
       Json({{"prompt", prompt}}).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   FOREBAY_ASSIGN_OR_RETURN(const Json reply, RunDataProgram(args, line));
-  EncodedPrompt encoded;
-  try {
-    for (const Json& token : reply.at("tokens")) {
-      const std::optional<int64_t> id = IntegerOf(token);
-      if (!id.has_value() || *id < 0 || *id > std::numeric_limits<int32_t>::max()) {
-        return UnexpectedReply("tokens");
-      }
-      encoded.tokens.push_back(static_cast<int32_t>(*id));
-    }
-    for (const Json& token : reply.at("eos")) {
-      const std::optional<int64_t> id = IntegerOf(token);
-      if (!id.has_value()) return UnexpectedReply("tokens");
-      encoded.eos_token_ids.push_back(*id);
-    }
-  } catch (const Json::exception&) {
-    return UnexpectedReply("tokens");
+  return PromptOf(reply);
+}
+
+absl::StatusOr<std::vector<EncodedPrompt>> EncodePromptFile(const std::string& model,
+                                                            const std::string& path) {
+  FOREBAY_ASSIGN_OR_RETURN(const Json reply,
+                           RunDataProgram({"encode", "--model=" + model, "--prompts=" + path}));
+  if (!reply.is_array() || reply.empty()) return UnexpectedReply("prompts");
+  std::vector<EncodedPrompt> prompts;
+  for (const Json& each : reply) {
+    FOREBAY_ASSIGN_OR_RETURN(EncodedPrompt prompt, PromptOf(each));
+    prompts.push_back(std::move(prompt));
   }
-  return encoded;
+  return prompts;
 }
 
 struct TokenDecoder::Impl {
@@ -280,7 +299,7 @@ absl::StatusOr<std::string> TokenDecoder::Push(int32_t token) {
 }
 
 absl::StatusOr<std::string> TokenDecoder::Finish() {
-  impl_->child->EndInput();
+  impl_->child->Send("end\n");
   return impl_->ReadText();
 }
 

@@ -52,11 +52,17 @@ struct EncodedPrompt {
   std::vector<int32_t> tokens;
   std::vector<int64_t>
       eos_token_ids;  // where generation stops: generation_config's list, else the tokenizer's
+  int64_t line = 0;   // of a file of prompts; 0: it is from none
 };
 // Tokens of `prompt` as the tokenizer makes them; with `chat`, of one user turn through the model's
 // chat template, ready for the assistant's.
 absl::StatusOr<EncodedPrompt> EncodePrompt(const std::string& model, const std::string& prompt,
                                            bool chat);
+// Of each prompt in the file at `path`, one per line: of a .txt file the text of each line that is
+// not blank, of a .jsonl file {"prompt"}, or {"messages"} for the chat template. At least one.
+// BadInputError that names the line.
+absl::StatusOr<std::vector<EncodedPrompt>> EncodePromptFile(const std::string& model,
+                                                            const std::string& path);
 
 // Turns tokens into text one at a time, through one child process that lives as long as this
 // object. Owned by one thread.
@@ -74,7 +80,8 @@ class TokenDecoder {
   // The text that became complete with `token`: empty while a multi-byte character is unfinished,
   // and for special tokens.
   absl::StatusOr<std::string> Push(int32_t token);
-  // What is left when no more tokens come (an unfinished character becomes U+FFFD). Call once.
+  // What is left when no more tokens of this text come (an unfinished character becomes U+FFFD).
+  // Another text may follow.
   absl::StatusOr<std::string> Finish();
 
  private:

@@ -6,6 +6,7 @@
 
 #include "fmt/format.h"
 #include "fmt/ranges.h"
+#include "forebay/base/cores.h"
 #include "forebay/base/format.h"
 #include "forebay/doctor/examine.h"
 #include "forebay/memory/page_mapping.h"
@@ -89,11 +90,12 @@ Check OfCpuQuota(const MachineFacts& facts) {
   if (!facts.cpu.quota.has_value() || *facts.cpu.quota >= num_cores) {
     return HostCheck("cpu_quota", Verdict::kOk, fmt::format("none; {} cores", num_cores));
   }
-  const int threads = std::max(1, static_cast<int>(std::floor(*facts.cpu.quota)));
   return HostCheck(
       "cpu_quota", Verdict::kWarn,
-      fmt::format("the time of {:.2g} of {} cores", *facts.cpu.quota, num_cores),
-      fmt::format("Use --threads={}: with more, all threads are stopped again and again", threads));
+      fmt::format("the time of {:.2g} of {} cores, so --threads is {} where it is not "
+                  "said",
+                  *facts.cpu.quota, num_cores, ThreadsWithin(facts.cpu.quota, num_cores)),
+      "Give the container or service more (docker run --cpus, CPUQuota=)");
 }
 
 Check OfHugePages(const MachineFacts& facts) {

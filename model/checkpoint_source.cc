@@ -1,6 +1,7 @@
 #include "forebay/model/checkpoint_source.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -103,10 +104,16 @@ struct CheckpointSource::Impl final : LayerFiller {
   }
   absl::Status FinishRead(int buffer, int layer, bool is_used) override {
     const bool must_be_read = std::exchange(backing[buffer].must_be_read, false);
-    return must_be_read && is_used ? ReadLayer(layer, backing[buffer].memory) : absl::OkStatus();
+    if (!must_be_read || !is_used) return absl::OkStatus();
+    read_bytes += FileBytesOf(layer);
+    return ReadLayer(layer, backing[buffer].memory);
   }
   absl::Status MakeWindow(const Residency& plan, MemoryBudget* budget, Device* device);
   absl::Status ReadLayer(int layer, const HostBuffer& memory) const;
+  const CheckpointReader::Tensor& SourceOf(const TensorSpec* in_place) const {
+    return *tensors[static_cast<size_t>(in_place - inventory.tensors().data())];
+  }
+  int64_t FileBytesOf(int layer) const;
 
   Inventory inventory;
   DType dtype = DType::kBF16;
@@ -114,6 +121,7 @@ struct CheckpointSource::Impl final : LayerFiller {
   std::vector<const CheckpointReader::Tensor*> tensors;  // per tensor of the inventory
   std::vector<Backing> backing;                          // per buffer of the window
   int num_resident_layers = 0;
+  std::atomic<int64_t> read_bytes = 0;
   std::unique_ptr<LayerWindow> window;  // the last: its thread ends first
 };
 
@@ -128,8 +136,7 @@ absl::Status CheckpointSource::Impl::ReadLayer(int layer, const HostBuffer& memo
   };
   for (const TensorSpec* in_place : TensorsInPlace(inventory, layer)) {
     const TensorSpec& tensor = *in_place;
-    const CheckpointReader::Tensor& source =
-        *tensors[static_cast<size_t>(in_place - inventory.tensors().data())];
+    const CheckpointReader::Tensor& source = SourceOf(in_place);
     fill_gap(tensor.offset_elems);
     FOREBAY_RETURN_IF_ERROR(reader->ReadAs(
         dtype, source, 0,
@@ -139,6 +146,15 @@ absl::Status CheckpointSource::Impl::ReadLayer(int layer, const HostBuffer& memo
   }
   fill_gap(spec.num_elems);
   return absl::OkStatus();
+}
+
+int64_t CheckpointSource::Impl::FileBytesOf(int layer) const {
+  int64_t bytes = 0;
+  for (const TensorSpec* tensor : TensorsInPlace(inventory, layer)) {
+    const SafetensorsEntry& entry = SourceOf(tensor).entry;
+    bytes += entry.end_bytes - entry.begin_bytes;
+  }
+  return bytes;
 }
 
 // The window and its memory, with the resident layers.
@@ -211,6 +227,10 @@ void CheckpointSource::Release(int layer, Event* done) {
 
 int CheckpointSource::num_resident_layers() const {
   return impl_->num_resident_layers;
+}
+
+int64_t CheckpointSource::read_bytes() const {
+  return impl_->read_bytes;
 }
 
 }  // namespace forebay

@@ -34,6 +34,8 @@ class CheckpointSource : public ParamSource {
   // After an error every later call returns the same one.
   absl::StatusOr<WeightsLease> Acquire(int layer) override;
   int num_resident_layers() const;
+  // Of layers that stream, as they lie in the files. Any thread.
+  int64_t read_bytes() const;
 
  protected:
   void Release(int layer, Event* done) override;

@@ -2,9 +2,7 @@
 
 #include <sys/stat.h>
 
-#include <algorithm>
-#include <thread>
-
+#include "forebay/base/cores.h"
 #include "forebay/base/file.h"
 #include "forebay/base/file_space.h"
 #include "forebay/memory/available_memory.h"
@@ -21,7 +19,7 @@ int64_t AskFileSystem(const std::string& folder, uint64_t& file_system) {
 MachineLimits LimitsOfMachine(const std::vector<std::string>& folders) {
   MachineLimits limits;
   limits.available_memory_bytes = AvailableMemoryBytes();
-  limits.num_cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  limits.num_cores = DefaultThreads();
   limits.most_bytes_of_a_file = MostBytesOfAFile();
   limits.disks.clear();
   for (const std::string& folder : folders) {

@@ -31,6 +31,7 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
   result.num_threads =
       options.offload.update_threads > 0 ? options.offload.update_threads : options.threads;
   result.num_staging_tiles = plan.num_staging_tiles;
+  result.num_gradient_tiles = plan.num_gradient_tiles;
   result.hand_over_order = plan.schedule.Handed();
   return result;
 }
@@ -149,6 +150,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   FOREBAY_ASSIGN_OR_RETURN(session->swapper_,
                            Swapper::Create(plan.window, plan.placement, tensors,
                                            session->optimizer_.get(), budget, of_session.device));
+  session->optimizer_->modes().SetResidentWeights(session->swapper_->ResidentWeights());
   return session;
 }
 
@@ -485,7 +487,8 @@ absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
 absl::Status LayerSession::BeginRepeat() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kMustRepeat, "BeginRepeat"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("BeginRepeat"));
-  optimizer_->AbandonStep();
+  failure_.Update(AbandonGradients());
+  FOREBAY_RETURN_IF_ERROR(failure_);
   raw_->Abandon();
   most_norm_ = std::numeric_limits<double>::infinity();
   is_settled_ = false;

@@ -255,6 +255,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::StatusOr<bool> CommitIsDueAfter(int64_t step, CommitWhen when);
   void RestartCommitClock();
   absl::Status CheckCommitFits(const Json& kept) const;
+  absl::Status AbandonGradients();
   absl::Status CheckRawTensors(std::string_view call) const;
   absl::Status MakeOpenUpdateWrite();
   void EndStep(int64_t step, Json kept, bool was_update);
@@ -311,7 +312,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   bool update_is_open_ = false;       // whether an update was begun after the last commit
   bool open_update_commits_ = false;  // whether that is to be committed when it is applied
   bool open_update_writes_ = false;   // whether BeginWriting was called for it
-  absl::Status failure_;              // of a commit: no further step, nor commit
+  absl::Status failure_;              // of a commit, or an undoing: no further step or commit
   std::optional<KeptUpdate> recovered_;
 
   // The clocks by which a commit is due.

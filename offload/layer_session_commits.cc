@@ -98,7 +98,8 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
   FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "Skip"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Skip"));
   FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
-  optimizer_->AbandonStep();
+  failure_.Update(AbandonGradients());
+  FOREBAY_RETURN_IF_ERROR(failure_);
   const int64_t step = released_step_ + 1;
   FOREBAY_ASSIGN_OR_RETURN(const bool commits, CommitIsDueAfter(step, when));
   if (commits) RestartCommitClock();
@@ -110,10 +111,22 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
   return absl::OkStatus();
 }
 
+// What speculation has made of layers that live in RAM is undone there too.
+absl::Status LayerSession::AbandonGradients() {
+  const std::span<const int> speculated = optimizer_->modes().Speculated();
+  optimizer_->AbandonStep();
+  for (const int layer : speculated) {
+    FOREBAY_RETURN_IF_ERROR(optimizer_->modes().RestoreState(layer));
+    if (plan_.placement.weights[static_cast<size_t>(layer)] == Tier::kNvme) continue;
+    FOREBAY_RETURN_IF_ERROR(swapper_->RestoreResident(layer));
+  }
+  return absl::OkStatus();
+}
+
 void LayerSession::Abandon() {
   CancelAnnounced();
   if (sum_ != nullptr) sum_->Drop();
-  optimizer_->AbandonStep();
+  failure_.Update(AbandonGradients());
   open_layers_->Clear();
   raw_->Abandon();
   recovered_.reset();

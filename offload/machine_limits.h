@@ -36,6 +36,8 @@ struct MachineSpeeds {
   double matmul_flops_per_s = 0;  // of the device that computes, in the precision of the run
   double memory_bytes_per_s = 0;  // of RAM, read and written together
   double bus_bytes_per_s = 0;     // between RAM and the GPU, in each direction
+  std::string origin;             // who says so, for people
+  double age_s = 0;               // since they were measured
 };
 
 struct MachineLimits {

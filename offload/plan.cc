@@ -12,8 +12,10 @@
 #include "forebay/base/format.h"
 #include "forebay/base/round_up.h"
 #include "forebay/offload/disk_room.h"
+#include "forebay/offload/largest_term.h"
 #include "forebay/offload/parameter_groups_of.h"
 #include "forebay/offload/raw_tensors.h"
+#include "forebay/offload/speculation.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/store/tensor_store.h"
 
@@ -69,12 +71,13 @@ class Planner {
         tiles_(inventory_, options.layout, options.tile_elems, FolderWeights(limits),
                MomentsOf(RuleOf(options))),
         gradient_bytes_per_elem_(SizeOf(options.grad_dtype)),
+        update_times_(SpeculativeTimes(options, tiles_.num_streamed_layers())),
         chain_(SpillingChain(inputs, options)),
         activations_(ActivationsOf(inputs, chain_)) {}
 
   // Without a look at the disks.
   absl::StatusOr<OffloadPlan> Make() const {
-    FOREBAY_RETURN_IF_ERROR(CheckGradients());
+    FOREBAY_RETURN_IF_ERROR(CheckSpeculation(options_, num_slots_, tiles_.num_streamed_layers()));
     FOREBAY_RETURN_IF_ERROR(ParameterGroupsOf(options_, inventory_).status());
     FOREBAY_ASSIGN_OR_RETURN(const int64_t budget, RamBudget(options_.ram_bytes, limits_));
     const StepBuffers buffers = ChooseBuffers(budget);
@@ -82,12 +85,13 @@ class Planner {
     plan.tiles = tiles_;
     plan.ram_budget_bytes = budget;
     plan.num_staging_tiles = buffers.num_staging_tiles;
+    plan.num_gradient_tiles = Optimizer(buffers).num_gradient_tiles;
     plan.window = Window(buffers);
-    plan.terms = FixedTerms(buffers);
     if (spills_activations()) plan.activations = activations_;
-    const int64_t left = budget - HostBytes(plan.terms);
+    const int64_t left = budget - HostBytes(FixedTerms(buffers));
     if (left < DemandedBytes()) return DoesNotFit(budget);
     FOREBAY_ASSIGN_OR_RETURN(plan.placement, PlaceAll(left));
+    plan.terms = FixedTerms(buffers, &plan.placement);
     plan.schedule = Schedule(plan.placement);
     plan.delay_update_from = options_.delay_update_from;
     plan.gradient_area = Area();
@@ -185,9 +189,12 @@ class Planner {
     plan.num_slots = num_slots_;
     plan.commit_bytes = transfers.commit_bytes;
     plan.commit_pace.only_on_demand = num_slots_ == 1;
+    plan.may_speculate = MaySpeculate(options_, num_slots_);
     plan.commit_pace.every_steps = options_.commit_every;
     plan.commit_pace.resident_bytes =
         plan.placement.host_weight_bytes + plan.placement.host_state_bytes;
+    const bool speculates = plan.placement.NumUpdated(UpdateTime::kAfterHand) > 0;
+    if (speculates && plan.commit_pace.resident_bytes > 0) plan.commit_pace.every_steps = 1;
     if (replays()) {
       // A step's gradients are kept until it is committed.
       plan.commit_pace.every_steps = 1;
@@ -208,39 +215,16 @@ class Planner {
     plan.beside_io_s = DiskSeconds(transfers.beside);
   }
 
-  absl::Status CheckGradients() const {
-    if (options_.gradients != GradientChoice::kSpeculate) return absl::OkStatus();
-    if (options_.gradients_tier != TierChoice::kAuto) {
-      return UsageError(
-          "--gradients=speculate applies gradients at once, and gradients_tier says where they "
-          "wait: leave one of them out");
-    }
-    if (num_slots_ > 1) return absl::OkStatus();
-    return UsageError(
-        "--gradients=speculate: the run keeps one copy of its state (--durability=none), and what "
-        "is applied before it is known to be right needs a second. Leave --gradients out");
-  }
-
-  // Whether a gradient may be applied before the norm of all is known. Where steps are clipped,
-  // each of them would be computed twice, which is left to who asks for it.
-  bool MaySpeculate() const {
-    if (num_slots_ == 1 || replays() || options_.commit_every > 1) return false;
-    if (options_.gradients == GradientChoice::kAuto) {
-      return options_.clip == 0 && options_.gradients_tier == TierChoice::kAuto;
-    }
-    return options_.gradients == GradientChoice::kSpeculate;
-  }
-
   // Where gradients would be spilled and may be applied at once instead, they are. Weights and
-  // state stay on NVMe then: so every step is committed, and what is written over before it is
-  // known to be right is not the working copy of a step. What is left of memory is less than one
-  // gradient.
+  // state stay on NVMe then: what is left of memory is less than one gradient.
   absl::StatusOr<Placement> PlaceAll(int64_t left) const {
     PlacementOptions wanted = PlacementFor(left);
     FOREBAY_ASSIGN_OR_RETURN(Placement placement, Place(tiles_, wanted));
+    if (!update_times_.empty()) return placement;
     if (delays()) std::ranges::fill(placement.update_times, UpdateTime::kBesideStep);
     const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
-    if (!MaySpeculate() || !any_spilled || DemandedBytes() > 0) return placement;
+    if (!MaySpeculate(options_, num_slots_) || !any_spilled || DemandedBytes() > 0)
+      return placement;
     wanted.weights = wanted.state = TierChoice::kNvme;
     FOREBAY_ASSIGN_OR_RETURN(placement, Place(tiles_, wanted));
     for (size_t layer = 0; layer < placement.gradients.size(); ++layer) {
@@ -272,11 +256,10 @@ class Planner {
     std::vector<StepBuffers> choices = options_.buffers.has_value()
                                            ? std::vector<StepBuffers>{*options_.buffers}
                                            : StepBufferChoices(tiles_.num_stripes());
-    if (!MaySpeculate()) return choices;
-    // With tiles for all of it, the state of a layer whose gradients come last is read before they
-    // come.
+    if (!MaySpeculate(options_, num_slots_)) return choices;
+    // With room for a whole layer's gradients the backward pass waits for no update.
     StepBuffers most = choices.front();
-    most.num_staging_tiles = std::max(most.num_staging_tiles, TilesOfLargestLayer() + 2);
+    most.num_gradient_tiles = TilesOfLargestLayer() + 1;
     choices.insert(choices.begin(), most);
     return choices;
   }
@@ -293,20 +276,26 @@ class Planner {
     optimizer.gradient_dtype = options_.grad_dtype;
     optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
-    optimizer.may_update = delays()         ? UpdateTime::kBesideStep
-                           : MaySpeculate() ? UpdateTime::kAfterHand
-                                            : UpdateTime::kOnRead;
+    optimizer.num_gradient_tiles = buffers.num_gradient_tiles;
+    optimizer.may_update = delays()                             ? UpdateTime::kBesideStep
+                           : MaySpeculate(options_, num_slots_) ? UpdateTime::kAfterHand
+                                                                : UpdateTime::kOnRead;
     return optimizer;
   }
 
   // All that a run needs whatever is placed where.
-  std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers) const {
+  // At most; with a placement exactly what it takes.
+  std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers,
+                                   const Placement* placement = nullptr) const {
+    const int64_t staging_bytes =
+        placement == nullptr
+            ? OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_)
+            : OffloadedOptimizer::StagingBytes(Optimizer(buffers), *placement, tiles_);
     std::vector<PlanTerm> terms = {
         {"program", inputs_.program_bytes, 0, ""},
         {fmt::format("window of {} layers", buffers.num_block_buffers),
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
-        {"optimizer staging", OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_), 0,
-         "--tile_elems"},
+        {"optimizer staging", staging_bytes, 0, "--tile_elems"},
         {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
     };
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
@@ -341,10 +330,14 @@ class Planner {
            (options_.gradients_tier == TierChoice::kHost ? AllGradientBytes() : 0);
   }
 
-  int64_t AllGradientBytes() const {
+  int64_t AllGradientBytes() const { return GradientBytes(/*held_alone=*/false); }
+  // But for those that options have applied at once.
+  int64_t HeldGradientBytes() const { return GradientBytes(/*held_alone=*/true); }
+  int64_t GradientBytes(bool held_alone) const {
     int64_t elems = 0;
     for (int layer = 0; layer < tiles_.num_streamed_layers(); ++layer) {
-      elems += tiles_.layer_elems(layer);
+      const bool is_held = update_times_.empty() || update_times_[layer] != UpdateTime::kAfterHand;
+      if (is_held || !held_alone) elems += tiles_.layer_elems(layer);
     }
     return elems * gradient_bytes_per_elem_;
   }
@@ -352,9 +345,8 @@ class Planner {
   // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
   // in every step, a buffer less only some overlap. When none does, the largest that fits at all.
   StepBuffers ChooseBuffers(int64_t budget) const {
-    const bool may_be_held = options_.gradients != GradientChoice::kSpeculate &&
-                             options_.gradients_tier == TierChoice::kAuto;
-    const int64_t held = may_be_held ? AllGradientBytes() : 0;
+    const bool may_be_held = options_.gradients_tier == TierChoice::kAuto;
+    const int64_t held = may_be_held ? HeldGradientBytes() : 0;
     for (const int64_t wanted : {DemandedBytes() + held, DemandedBytes()}) {
       for (const StepBuffers& buffers : BufferChoices()) {
         if (HostBytes(FixedTerms(buffers)) + wanted <= budget) return buffers;
@@ -372,8 +364,10 @@ class Planner {
     placement.host_bytes = left;
     // A step reads weights that its predecessor's update does not touch: those on disk.
     if (delays()) placement.weights = TierChoice::kNvme;
-    if (options_.gradients == GradientChoice::kSpeculate) {
-      placement.weights = placement.state = placement.gradients = TierChoice::kNvme;
+    placement.update_times = update_times_;
+    // A module may read a layer again whose gradient it has handed over, and sees what it was.
+    if (!update_times_.empty() && inputs_.pass != PassKind::kChain) {
+      placement.weights = placement.state = TierChoice::kNvme;
     }
     return placement;
   }
@@ -444,10 +438,12 @@ class Planner {
             ? fmt::format("--ram={}", FormatBinaryBytes(budget))
             : fmt::format("the budget is {} ({:.0f} % of the memory that is available)",
                           FormatBinaryBytes(budget), kAutoShare * 100);
-    return DoesNotFitError(fmt::format(
+    const absl::Status error = DoesNotFitError(fmt::format(
         "this run needs at least {} MiB of memory, and {}. The largest parts:{}\nThe least "
         "that works is --ram={}MiB",
         MebibytesUp(least), given, largest, MebibytesUp(least)));
+    return WithLargestTerm(
+        error, fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().host_bytes)));
   }
 
   const PlanInputs& inputs_;
@@ -457,7 +453,8 @@ class Planner {
   const Inventory& inventory_;
   const TileMap tiles_;
   const int64_t gradient_bytes_per_elem_;
-  const Chain chain_;  // but for its update_times
+  const std::vector<UpdateTime> update_times_;  // as far as options say; empty: all kOnRead
+  const Chain chain_;                           // but for its update_times
   const SpilledActivationsShape activations_;
 };
 

@@ -42,6 +42,7 @@ struct OffloadPlan {
   StepSchedule schedule;
   WindowOptions window;
   int num_staging_tiles = 4;
+  int num_gradient_tiles = 2;  // OffloadedOptimizerOptions has both
   int64_t ram_budget_bytes = 0;
   GradientArea gradient_area = GradientArea::kSpilled;  // kAll: --durability=replay
   StripeBytes gradient_area_bytes;  // of the scratch area, from its beginning on
@@ -51,7 +52,9 @@ struct OffloadPlan {
   bool lacks_room_for_two = false;  // why it has one slot, when nobody said so
   CommitPace commit_pace;
   int64_t delay_update_from = 0;  // as OffloadOptions has it
-  int64_t commit_bytes = 0;       // that only a commit writes
+  // Whether options leave it open of how many layers gradients are applied at once, or say so.
+  bool may_speculate = false;
+  int64_t commit_bytes = 0;  // that only a commit writes
   std::vector<PlanStripe> stripes;
   std::vector<PlanTerm> terms;  // sums to the totals
   int64_t host_bytes = 0;

@@ -167,13 +167,16 @@ void BackgroundUpdates::UpdateTaken(Lock& lock) {
   const int64_t number = num_updated_;
   const int tile = tiles_[static_cast<size_t>(number)];
   lock.unlock();
-  absl::StatusOr<StagingBuffer> buffer = [&] {
+  absl::StatusOr<StagingBuffer> buffer;  // of what lives in RAM: empty
+  if (staged_->Needs(tile)) {
     const ActivityScope scope(Activity::kReadState);
-    return staged_->Await(tile);
-  }();
+    buffer = staged_->Await(tile);
+  } else {
+    buffer = StagingBuffer();
+  }
   absl::Status status = buffer.status();
   if (status.ok()) status = update_(tile, *buffer, GradientAt(number));
-  if (status.ok()) staged_->Done();
+  if (status.ok() && staged_->Needs(tile)) staged_->Done();
   lock.lock();
   failure_.Update(status);
   if (status.ok()) ++num_updated_;

@@ -78,8 +78,7 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
     max_layer_elems = std::max(max_layer_elems, inventory.layers()[layer].num_elems);
     paddings_.push_back(PaddingOf(inventory, layer));
   }
-  const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
-  FOREBAY_CHECK(!any_spilled || staging_.size() >= 2);
+  FOREBAY_CHECK(staging_.size() >= 2);
   for (int stripe = 0; stripe < store->tiles().num_stripes(); ++stripe) {
     FOREBAY_CHECK(placement.NumGradientSets() * places_.area_bytes[stripe] <=
                   store->scratch_bytes()[stripe]);

@@ -25,6 +25,46 @@ bool AnyOnNvme(const std::vector<Tier>& tiers) {
   return std::find(tiers.begin(), tiers.end(), Tier::kNvme) != tiers.end();
 }
 
+// What each staging buffer has room for.
+struct StagingShape {
+  int64_t state_bytes = 0, gradient_bytes = 0, weight_bytes = 0, spill_bytes = 0;
+  int64_t Total() const { return state_bytes + gradient_bytes + weight_bytes + spill_bytes; }
+};
+
+StagingShape StagingShapeOf(const OffloadedOptimizerOptions& options, const Placement& placement,
+                            const TileMap& tiles) {
+  bool any_spilled = false, any_outside = false;
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
+    any_spilled |= placement.IsSpilled(layer);
+    any_outside |= placement.UpdateTimeOf(layer) != UpdateTime::kOnRead &&
+                   placement.weights[layer] == Tier::kNvme;
+  }
+  StagingShape shape;
+  if (AnyOnNvme(placement.state)) shape.state_bytes = tiles.max_state_bytes();
+  if (any_spilled) {
+    shape.gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
+  }
+  if (any_outside) shape.weight_bytes = tiles.max_weight_bytes();
+  shape.spill_bytes = (placement.NumGradientSets() - 1) * shape.gradient_bytes;
+  return shape;
+}
+
+// `latest`: when layers are updated at last.
+int64_t StagingBytesOf(const OffloadedOptimizerOptions& options, const StagingShape& shape,
+                       UpdateTime latest, const TileMap& tiles) {
+  int64_t landing_bytes = 0;
+  for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_streamed_layers();
+       ++layer) {
+    landing_bytes = std::max(landing_bytes, GradientLanding::ChargedBytes(
+                                                options.gradient_dtype, tiles.layer_elems(layer)));
+  }
+  const int num_ring_tiles = latest == UpdateTime::kAfterHand ? options.num_gradient_tiles : 0;
+  const int num_tables = latest == UpdateTime::kBesideStep ? 2 : 1;
+  return landing_bytes + options.num_staging_tiles * shape.Total() +
+         num_ring_tiles * tiles.max_tile_elems() * SizeOf(options.gradient_dtype) +
+         num_tables * GradientSeals::TableBytes(tiles);
+}
+
 bool HasSameScalars(const UpdateScalars& a, const UpdateScalars& b) {
   return a.step == b.step && a.lr == b.lr && a.gradient_scale == b.gradient_scale &&
          a.beta1 == b.beta1 && a.beta2 == b.beta2 && a.eps == b.eps &&
@@ -50,20 +90,21 @@ OffloadedOptimizer::Impl::Impl(const OffloadedOptimizerOptions& options_in,
 
 int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
                                          const TileMap& tiles) {
-  const int64_t weight_bytes =
-      options.may_update != UpdateTime::kOnRead ? tiles.max_weight_bytes() : 0;
-  const int64_t gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
-  const int sides = options.may_update == UpdateTime::kBesideStep ? 2 : 1;
-  int64_t landing_bytes = 0;
-  for (int layer = 0; options.gradient_device != nullptr && layer < tiles.num_streamed_layers();
-       ++layer) {
-    landing_bytes = std::max(landing_bytes, GradientLanding::ChargedBytes(
-                                                options.gradient_dtype, tiles.layer_elems(layer)));
-  }
-  return landing_bytes +
-         options.num_staging_tiles *
-             (tiles.max_state_bytes() + sides * gradient_bytes + weight_bytes) +
-         sides * GradientSeals::TableBytes(tiles);
+  StagingShape shape;
+  shape.state_bytes = tiles.max_state_bytes();
+  shape.gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
+  if (options.may_update != UpdateTime::kOnRead) shape.weight_bytes = tiles.max_weight_bytes();
+  if (options.may_update == UpdateTime::kBesideStep) shape.spill_bytes = shape.gradient_bytes;
+  return StagingBytesOf(options, shape, options.may_update, tiles);
+}
+
+int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
+                                         const Placement& placement, const TileMap& tiles) {
+  const auto any = [&](UpdateTime time) { return placement.NumUpdated(time) > 0; };
+  const UpdateTime latest = any(UpdateTime::kBesideStep)  ? UpdateTime::kBesideStep
+                            : any(UpdateTime::kAfterHand) ? UpdateTime::kAfterHand
+                                                          : UpdateTime::kOnRead;
+  return StagingBytesOf(options, StagingShapeOf(options, placement, tiles), latest, tiles);
 }
 
 StripeBytes OffloadedOptimizer::GradientAreaBytes(const OffloadedOptimizerOptions& options,
@@ -76,7 +117,7 @@ StripeBytes OffloadedOptimizer::GradientAreaBytes(const OffloadedOptimizerOption
 absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
     const OffloadedOptimizerOptions& options, const Placement& placement, TensorStore* store,
     MemoryBudget* budget) {
-  FOREBAY_CHECK(options.num_staging_tiles >= 2);
+  FOREBAY_CHECK(options.num_staging_tiles >= 2 && options.num_gradient_tiles >= 2);
   FOREBAY_CHECK(store->tiles().moment_set() == MomentsOf(options.rule));
   FOREBAY_CHECK(static_cast<int>(placement.state.size()) == store->tiles().num_streamed_tiles());
   auto impl = std::make_unique<Impl>(options, placement, store);
@@ -104,7 +145,7 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   impl->writes = std::make_unique<TileWrites>(store);
   impl->staged = std::make_unique<StagedTiles>(impl->staging, impl->placement, store,
                                                impl->gradients.get(), impl->writes.get());
-  FOREBAY_RETURN_IF_ERROR(impl->MakeSpeculation());
+  FOREBAY_RETURN_IF_ERROR(impl->MakeSpeculation(budget));
   FOREBAY_RETURN_IF_ERROR(impl->MakeDelays());
   return std::unique_ptr<OffloadedOptimizer>(new OffloadedOptimizer(std::move(impl)));
 }
@@ -114,14 +155,9 @@ OffloadedOptimizer::OffloadedOptimizer(std::unique_ptr<Impl> impl)
 OffloadedOptimizer::~OffloadedOptimizer() = default;
 
 absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
-  const int64_t state_bytes = AnyOnNvme(placement.state) ? tiles.max_state_bytes() : 0;
-  const int64_t gradient_bytes =
-      AnyOnNvme(placement.gradients) ? tiles.max_tile_elems() * SizeOf(options.gradient_dtype) : 0;
-  const bool updates_outside = placement.NumUpdated(UpdateTime::kAfterHand) > 0 ||
-                               placement.NumUpdated(UpdateTime::kBesideStep) > 0;
-  const int64_t weight_bytes = updates_outside ? tiles.max_weight_bytes() : 0;
-  const int64_t spill_bytes = (placement.NumGradientSets() - 1) * gradient_bytes;
-  const int64_t buffer_bytes = state_bytes + gradient_bytes + weight_bytes + spill_bytes;
+  const StagingShape shape = StagingShapeOf(options, placement, tiles);
+  const auto [state_bytes, gradient_bytes, weight_bytes, spill_bytes] = shape;
+  const int64_t buffer_bytes = shape.Total();
   staging.resize(options.num_staging_tiles);
   if (buffer_bytes == 0) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(
@@ -151,7 +187,7 @@ std::vector<int> OffloadedOptimizer::Impl::TilesAsHanded(
   return order;
 }
 
-absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
+absl::Status OffloadedOptimizer::Impl::MakeSpeculation(MemoryBudget* budget) {
   for (int i = 0; i < tiles.num_streamed_tiles(); ++i) {
     const int layer = tiles.tiles()[i].layer;
     if (placement.WaitsForNorm(layer)) {
@@ -159,22 +195,24 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation() {
       continue;
     }
     FOREBAY_CHECK(placement.gradients[layer] == Tier::kNvme);
-    FOREBAY_CHECK(placement.weights[layer] == Tier::kNvme);
-    FOREBAY_CHECK(placement.state[i] == Tier::kNvme || tiles.StateBytes(tiles.tiles()[i]) == 0);
   }
   if (placement.NumUpdated(UpdateTime::kAfterHand) == 0) return absl::OkStatus();
-  // Tiles that are written over until a commit, and buffers that spilled gradients would need too.
+  // Tiles are written over until a commit.
   FOREBAY_CHECK(store->num_slots() > 1 && options.gradient_area == GradientArea::kSpilled);
-  std::vector<int> order = TilesAsHanded([this](int layer) {
-    FOREBAY_CHECK(!placement.IsSpilled(layer));
-    return !placement.WaitsForNorm(layer);
-  });
+  std::vector<int> order =
+      TilesAsHanded([this](int layer) { return !placement.WaitsForNorm(layer); });
   FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_streamed_tiles());
   for (const int layer : options.hand_over_order) {
     if (!placement.WaitsForNorm(layer)) speculative_layers.push_back(layer);
   }
+  const int64_t buffer_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
+  FOREBAY_ASSIGN_OR_RETURN(
+      ring_memory,
+      HostBuffer::Create(budget, "optimizer staging", options.num_gradient_tiles * buffer_bytes));
   std::vector<std::span<std::byte>> buffers;
-  for (const StagingBuffer& buffer : staging) buffers.push_back(buffer.gradient);
+  for (int i = 0; i < options.num_gradient_tiles; ++i) {
+    buffers.push_back(ring_memory.bytes().subspan(i * buffer_bytes, buffer_bytes));
+  }
   FOREBAY_ASSIGN_OR_RETURN(
       speculation, BackgroundUpdates::Create(std::move(order), std::move(buffers), staged.get(),
                                              [this](int tile, const StagingBuffer& buffer,
@@ -218,21 +256,25 @@ absl::Status OffloadedOptimizer::Impl::LoadHostState(MemoryBudget* budget) {
   FOREBAY_ASSIGN_OR_RETURN(
       host_state,
       TransferBuffer::Create(store, budget, "optimizer state in RAM", size_bytes, kIoAlignBytes));
+  return ReadHostState(0, tiles.num_streamed_tiles());
+}
+
+absl::Status OffloadedOptimizer::Impl::ReadHostState(int first_tile, int end_tile) {
   std::array<IoOp, 8> reads;
   absl::Status status;
-  for (int i = 0; i < tiles.num_streamed_tiles() && status.ok(); ++i) {
+  for (int i = first_tile; i < end_tile && status.ok(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
     IoOp& read = reads[i % reads.size()];
     status.Update(store->engine().Wait(read));
     store->StartReadState(i, HostState(i), IoClass::kDemandRead, read);
   }
   for (IoOp& read : reads) status.Update(store->engine().Wait(read));
-  for (int i = 0; i < tiles.num_streamed_tiles() && status.ok(); ++i) {
+  for (int i = first_tile; i < end_tile && status.ok(); ++i) {
     if (placement.state[i] != Tier::kHost) continue;
     status = store->VerifyState(i, HostState(i));
   }
   if (status.ok()) return status;
-  return Annotate(status, "optimizer: loading the state that is kept in memory failed");
+  return Annotate(status, "optimizer: reading the state that is kept in memory failed");
 }
 
 // ---- Gradients ---------------------------------------------------------------------------------

@@ -53,6 +53,9 @@ struct OffloadedOptimizerOptions {
   MemoryBudget* gradient_device_budget = nullptr;
   int num_threads = 1;        // of the update
   int num_staging_tiles = 4;  // state tiles in flight; >= 2
+  // Of speculative layers, tiles' gradients that wait for their update; >= 2. With those of a whole
+  // layer, its backward pass waits for no update.
+  int num_gradient_tiles = 4;
   // Every layer once, as Hand gets them: for placements with other UpdateTimes than kOnRead.
   std::vector<int> hand_over_order;
   // When the placement may have layers updated, for StagingBytes.
@@ -114,6 +117,9 @@ class OffloadedOptimizer : public TileUpdater {
   // At most what Create charges beside the placement's resident bytes, for the planner (less when
   // no gradient is spilled).
   static int64_t StagingBytes(const OffloadedOptimizerOptions& options, const TileMap& tiles);
+  // The same of one placement, to the byte.
+  static int64_t StagingBytes(const OffloadedOptimizerOptions& options, const Placement& placement,
+                              const TileMap& tiles);
   // Bytes of the scratch area that `placement` needs for gradients, from its beginning on.
   static StripeBytes GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                        const Placement& placement, const TileMap& tiles);

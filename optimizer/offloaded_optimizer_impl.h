@@ -33,8 +33,10 @@ struct OffloadedOptimizer::Impl {
 
   absl::Status MakeStaging(MemoryBudget* budget);
   absl::Status LoadHostState(MemoryBudget* budget);
+  // From what the store has newest, where it lives in RAM.
+  absl::Status ReadHostState(int first_tile, int end_tile);
   std::vector<int> TilesAsHanded(const std::function<bool(int layer)>& takes) const;
-  absl::Status MakeSpeculation();
+  absl::Status MakeSpeculation(MemoryBudget* budget);
   absl::Status MakeDelays();
   absl::Status EndSpeculation(bool& complete);
   absl::Status CheckHand(int layer, size_t num_elems, std::span<const int> without_gradient) const;
@@ -90,6 +92,7 @@ struct OffloadedOptimizer::Impl {
   // Buffers before the transfers that use them, so that these end first.
   TransferBuffer staging_memory;
   std::vector<StagingBuffer> staging;
+  HostBuffer ring_memory;  // of gradients that speculation applies
   TransferBuffer host_state;
   std::vector<int64_t> host_state_offset_bytes;  // by tile; meaningless for tiles on NVMe
   std::unique_ptr<TileWrites> writes;
@@ -100,7 +103,9 @@ struct OffloadedOptimizer::Impl {
   std::vector<int> due_tiles;                      // of the layers that are not speculative
   std::unique_ptr<BackgroundUpdates> speculation;  // nullptr: no layer is speculative
   std::vector<int> speculative_layers;             // in the order of Hand
-  std::unique_ptr<BackgroundUpdates> delays;       // nullptr: the placement delays no updates
+  // By layer: the memory of the window's resident layers, for what is updated outside of it.
+  std::vector<std::span<std::byte>> resident_weights;
+  std::unique_ptr<BackgroundUpdates> delays;  // nullptr: the placement delays no updates
 
   // Training thread.
   bool delayed_is_pending = false;

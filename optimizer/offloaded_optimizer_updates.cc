@@ -106,7 +106,12 @@ absl::Status OffloadedOptimizer::Impl::UpdateBeside(int tile, const StagingBuffe
                                                     std::span<const std::byte> gradient) {
   const Stopwatch stopwatch;
   const Tile& spec = tiles.tiles()[tile];
-  const auto weights = buffer.weights.first(static_cast<size_t>(tiles.WeightBytes(spec)));
+  const std::span<std::byte> weights =
+      staged->WeightsAreRead(tile)
+          ? buffer.weights.first(static_cast<size_t>(tiles.WeightBytes(spec)))
+          : resident_weights[static_cast<size_t>(spec.layer)].subspan(
+                static_cast<size_t>(spec.first_elem * WeightBytesPerElem(tiles.layout())),
+                static_cast<size_t>(tiles.WeightBytes(spec)));
   const auto state = staged->StateIsRead(tile)
                          ? buffer.state.first(static_cast<size_t>(tiles.StateBytes(spec)))
                          : HostState(tile);

@@ -46,7 +46,9 @@ class StagedTiles {
   bool StateIsRead(int tile) const { return placement_.state[tile] == Tier::kNvme; }
   bool GradientIsRead(int tile) const { return placement_.IsSpilled(LayerOf(tile)); }
   bool WeightsAreRead(int tile) const {
-    return all_weights_are_read_ || !placement_.WaitsForNorm(LayerOf(tile));
+    const int layer = LayerOf(tile);
+    return placement_.weights[layer] == Tier::kNvme &&
+           (all_weights_are_read_ || !placement_.WaitsForNorm(layer));
   }
 
   // The updates of these tiles are to come, in this order as far as is known: starts reading the

@@ -1,6 +1,9 @@
 // The calls of update_modes.h.
 #include "forebay/optimizer/update_modes.h"
 
+#include <iterator>
+#include <utility>
+
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
@@ -36,6 +39,20 @@ absl::Status UpdateModes::BeginSpeculation(const UpdateScalars& scalars, double 
   impl_->most_squares = most_norm * most_norm;
   impl_->speculation->Begin();
   return absl::OkStatus();
+}
+
+void UpdateModes::SetResidentWeights(std::vector<std::span<std::byte>> weights) {
+  FOREBAY_CHECK(std::ssize(weights) == impl_->tiles.num_streamed_layers());
+  impl_->resident_weights = std::move(weights);
+}
+
+std::span<const int> UpdateModes::Speculated() const {
+  if (!impl_->speculates) return {};
+  return std::span(impl_->speculative_layers).first(impl_->num_speculated);
+}
+
+absl::Status UpdateModes::RestoreState(int layer) {
+  return impl_->ReadHostState(impl_->tiles.first_tile(layer), impl_->tiles.first_tile(layer + 1));
 }
 
 bool UpdateModes::SpeculationIsComplete() const {

@@ -9,6 +9,10 @@
 //   committed one.
 #pragma once
 
+#include <cstddef>
+#include <span>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
@@ -24,6 +28,14 @@ class UpdateModes {
 
   // Whether the placement has speculative layers.
   bool speculates() const;
+  // Where the weights that live in RAM lie, by layer (Swapper::ResidentWeights): those of
+  // speculative layers are updated there. Before the first step; they must outlive its updates.
+  void SetResidentWeights(std::vector<std::span<std::byte>> weights);
+  // The layers whose gradients were taken since BeginSpeculation; none: it did not begin.
+  std::span<const int> Speculated() const;
+  // After AbandonStep: reads the state of a layer that lives in RAM again, as what was applied to
+  // it is undone in the store alone. StorageError, CorruptError.
+  absl::Status RestoreState(int layer);
   // Until FinishBackward, what Hand gets of speculative layers is applied with `scalars` while the
   // backward pass goes on, as long as the norm of what was handed over is at most `most_norm`. Then
   // either BeginUpdate follows with the same scalars and takes it over, or AbandonStep undoes it:

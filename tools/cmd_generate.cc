@@ -9,6 +9,7 @@
 #include "forebay/tools/model_flags.h"
 #include "forebay/tools/number_checks.h"
 #include "forebay/tools/print.h"
+#include "forebay/tools/progress_line.h"
 #include "forebay/train/infer/generate_text.h"
 
 namespace forebay {
@@ -20,12 +21,11 @@ std::string SpeedOf(const GenerateResult& result) {
   std::string speed = fmt::format(
       "{} tokens after {} of the prompt, {:.1f} tokens/s ({:.0f} tokens/s for the prompt)",
       result.num_tokens(), prompt_tokens, result.TokensPerSecond(), result.PromptTokensPerSecond());
-  if (result.answers.size() > 1) {
-    speed += fmt::format(", {:.1f} s for each answer", result.SecondsPerAnswer());
-  }
+  speed +=
+      fmt::format(", {:.1f} s for each answer, {} of weights read for each token",
+                  result.SecondsPerAnswer(), FormatBytes(result.read_bytes / result.num_tokens()));
   if (result.copied_bytes > 0) {
-    speed += fmt::format(", {} of weights copied for each token",
-                         FormatBytes(result.copied_bytes / result.num_tokens()));
+    speed += fmt::format(" and {} copied", FormatBytes(result.copied_bytes / result.num_tokens()));
   }
   return speed;
 }
@@ -42,6 +42,11 @@ class GenerateCommand : public Command {
                    "together")
         ->type_name("TEXT")
         ->allow_extra_args(false);
+    app.add_option(
+           "--prompts", options_.prompt_file,
+           "a file of prompts that are continued together: .txt with one per line, or .jsonl "
+           "with {\"prompt\"} or {\"messages\"}")
+        ->type_name("FILE");
     app.add_option("--max_tokens", options_.max_tokens, "tokens to generate at most (default: 128)")
         ->type_name("N")
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
@@ -62,15 +67,24 @@ class GenerateCommand : public Command {
     FOREBAY_ASSIGN_OR_RETURN(options_.infer, flags_.Read());
     options_.chat = !chats_.empty();
     options_.prompts = options_.chat ? chats_ : prompts_;
-    if (prompts_.empty() == chats_.empty() || std::ranges::count(options_.prompts, "") > 0) {
-      return UsageError("give either --prompt or --chat, with some text");
+    const int ways = static_cast<int>(!prompts_.empty()) + static_cast<int>(!chats_.empty()) +
+                     static_cast<int>(!options_.prompt_file.empty());
+    if (ways != 1 || std::ranges::count(options_.prompts, "") > 0) {
+      return UsageError("give either --prompt or --chat, with some text, or --prompts with a file");
     }
-    const auto print = [&](std::string_view piece) {
+    ProgressLine progress;
+    GenerateListener listener;
+    listener.on_text = [&](std::string_view piece) {
       if (context.json) return;
       PrintTo(stdout, "{}", piece);
       std::fflush(stdout);
     };
-    FOREBAY_ASSIGN_OR_RETURN(const GeneratedText generated, GenerateText(options_, print));
+    listener.on_progress = [&](int64_t num_tokens, int64_t most) {
+      progress.Show(fmt::format("generating, {} tokens", num_tokens),
+                    static_cast<double>(num_tokens) / static_cast<double>(most));
+    };
+    FOREBAY_ASSIGN_OR_RETURN(const GeneratedText generated, GenerateText(options_, listener));
+    progress.Clear();
     if (context.json) {
       PrintTo(stdout, "{}\n",
               ToJson(generated).dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -81,7 +95,9 @@ class GenerateCommand : public Command {
       PrintTo(stdout, "\n");
     } else {
       for (size_t i = 0; i < generated.texts.size(); ++i) {
-        PrintTo(stdout, "[{}] {}\n", i + 1, generated.texts[i]);
+        const int64_t number =
+            generated.lines.empty() ? static_cast<int64_t>(i) + 1 : generated.lines[i];
+        PrintTo(stdout, "[{}] {}\n", number, generated.texts[i]);
       }
     }
     std::fflush(stdout);

@@ -1,9 +1,7 @@
 #include <unistd.h>
 
-#include <algorithm>
-#include <thread>
-
 #include "fmt/format.h"
+#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
@@ -35,7 +33,7 @@ class InitCommand : public Command {
   }
 
   absl::Status Run(const CommandContext& context) override {
-    options_.num_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    options_.num_threads = DefaultThreads();
     ProgressLine progress;
     FOREBAY_ASSIGN_OR_RETURN(const InitResult result, InitModel(options_, [&](double fraction) {
                                progress.Show("writing random weights", fraction);

@@ -1,3 +1,7 @@
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "forebay/base/errors.h"
@@ -7,17 +11,22 @@
 #include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
 #include "forebay/tools/stop_signal.h"
+#include "forebay/train/plan/calibration.h"
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/machine.h"
-#include "forebay/train/plan/measure_speeds.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/stripe_weights.h"
 #include "forebay/train/start/agree_on_run.h"
 #include "forebay/train/start/resolve_options.h"
+#include "forebay/train/start/what_if.h"
 
 namespace forebay {
 namespace {
 
+// Where a plan cannot say how long a step takes.
+constexpr char kNoSpeeds[] =
+    "forecast   unknown: --measure takes this machine's speeds, for this plan and later ones\n";
+constexpr char kUsual[] = "usual";  // of --what_if without a value
 constexpr int kMostRanks = 65536;
 
 class PlanCommand : public Command {
@@ -28,8 +37,14 @@ class PlanCommand : public Command {
                    fmt::format("plan for another machine: a JSON file that says what it has, or {}",
                                fmt::join(MachinePresets(), ", ")))
         ->type_name("FILE");
-    app.add_flag("--measure", measures_,
-                 "measure this machine for a few seconds, and say how long a step will take");
+    app.add_flag(
+        "--measure", measures_,
+        "measure this machine for some ten seconds, for this plan and later ones, and say how "
+        "long a step will take");
+    app.add_flag(fmt::format("--what_if{{{}}}", kUsual), what_if_,
+                 "plan with other settings too: --what_if=ram=8GiB,layout=int8-moments+batch=8; "
+                 "without a value with a usual choice of them")
+        ->take_all();
     app.add_option("--ranks", num_ranks_,
                    "plan for one of so many processes that train together (default: 1)")
         ->type_name("N")
@@ -42,47 +57,88 @@ class PlanCommand : public Command {
     OptionInputs inputs = flags_.Inputs(context);
     inputs.num_ranks = num_ranks_;
     if (!model_.empty()) inputs.flags.insert(inputs.flags.begin(), {"model", model_});
-    FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
-                             ResolveOptions(inputs, OptionsUse::kPlan));
-    TrainOptions options = resolved.options;
-    FOREBAY_RETURN_IF_ERROR(TakePartOfRank(/*rank=*/0, num_ranks_, options));
-    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
-    FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits,
-                             machine_.empty() ? ThisMachine(options) : OtherMachine(options));
-    FOREBAY_ASSIGN_OR_RETURN(const Plan plan, MakePlan(model, options, limits));
-    PrintTo(stdout, "{}",
-            context.json ? ToJson(plan).dump() + "\n" : FormatPlan(plan, model, options));
-    return absl::OkStatus();
+    if (measures_) {
+      FOREBAY_RETURN_IF_ERROR(CatchStopSignals("\nforebay: stopping; once more ends at once\n"));
+    }
+    return what_if_.empty() ? PlanOne(inputs, context) : PlanSeveral(inputs, context);
   }
 
  private:
-  absl::Status Measure(const TrainOptions& options, MachineLimits& limits) const {
+  absl::Status PlanOne(const OptionInputs& inputs, const CommandContext& context) {
+    FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
+                             ResolveOptions(inputs, OptionsUse::kPlan));
+    FOREBAY_ASSIGN_OR_RETURN(const Plan plan, PlanFor(resolved.options));
+    PrintTo(stdout, "{}", context.json ? ToJson(plan).dump() + "\n" : plan_text_);
+    return absl::OkStatus();
+  }
+
+  // Ends with the error of the run as it is given, where that does not fit.
+  absl::Status PlanSeveral(const OptionInputs& inputs, const CommandContext& context) {
+    const auto plan_for = [&](const TrainOptions& options) { return PlanFor(options); };
+    std::vector<std::string> asked = what_if_;
+    std::erase(asked, kUsual);
+    FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> settings, SplitAlternatives(asked));
+    std::vector<Alternative> rows;
+    FOREBAY_ASSIGN_OR_RETURN(rows, settings.empty() ? PlanUsualAlternatives(inputs, plan_for)
+                                                    : PlanAlternatives(inputs, settings, plan_for));
+    const absl::StatusOr<Plan>& as_given = rows.front().plan;
+    if (context.json) {
+      Json json = as_given.ok() ? ToJson(*as_given) : Json({{"fits", false}});
+      json["what_if"] = ToJson(rows);
+      PrintTo(stdout, "{}\n", json.dump());
+    } else {
+      PrintTo(stdout, "{}{}", as_given.ok() ? plan_text_ + "\n" : "", FormatAlternatives(rows));
+    }
+    return as_given.status();
+  }
+
+  // Keeps the text of the first one.
+  absl::StatusOr<Plan> PlanFor(TrainOptions options) {
+    FOREBAY_RETURN_IF_ERROR(TakePartOfRank(/*rank=*/0, num_ranks_, options));
+    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
+    FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits, machine_.empty()
+                                                             ? ThisMachine(model, options)
+                                                             : OtherMachine(options));
+    FOREBAY_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, options, limits));
+    if (plan_text_.empty()) {
+      FindBetterSettings(model, options, limits, plan);
+      plan_text_ = FormatPlan(plan, model, options);
+      if (!plan.forecast.has_value() && machine_.empty() && !plan.on_gpu()) plan_text_ += kNoSpeeds;
+    }
+    return plan;
+  }
+
+  absl::Status Measure(const DecoderConfig& model, const TrainOptions& options,
+                       const MachineLimits& limits) {
     if (options.device != ComputeDevice::kCpu) {
       return UsageError(
           fmt::format("--measure measures a CPU, and --device={} may be a GPU. Say "
                       "what it has with --machine, or use --device=cpu",
                       NameOf(options.device)));
     }
-    FOREBAY_RETURN_IF_ERROR(CatchStopSignals("\nforebay: stopping; once more ends at once\n"));
     ProgressLine progress;
-    progress.Show("measuring the disk", 0);
-    FOREBAY_RETURN_IF_ERROR(MeasureDisks(options, StopRequested, limits));
-    progress.Show("measuring CPU and RAM", 0.2);
-    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
-    FOREBAY_ASSIGN_OR_RETURN(limits.speeds,
-                             MeasureSpeeds(model, options, limits.num_cores, StopRequested));
-    return absl::OkStatus();
+    return calibration_->Measure(
+        model, options, limits, StopRequested,
+        [&, part = 0.0](std::string_view what) mutable { progress.Show(what, part++ / 3); });
   }
 
-  absl::StatusOr<MachineLimits> ThisMachine(const TrainOptions& options) {
+  absl::StatusOr<MachineLimits> ThisMachine(const DecoderConfig& model,
+                                            const TrainOptions& options) {
     MachineLimits limits = AskMachine(options);
     // With --ram the question may be about another machine than this one.
     if (options.ram_bytes > 0) limits.available_memory_bytes = 0;
     FOREBAY_ASSIGN_OR_RETURN(const DiskProfile profile,
                              ReadDiskProfile(options.bench, SwapFoldersOf(options)));
-    if (!profile.warning.empty()) PrintTo(stderr, "forebay: warning: {}\n", profile.warning);
+    if (!profile.warning.empty() && !std::exchange(has_warned_, true)) {
+      PrintTo(stderr, "forebay: warning: {}\n", profile.warning);
+    }
     AddRates(profile, limits);
-    if (measures_) FOREBAY_RETURN_IF_ERROR(Measure(options, limits));
+    if (!calibration_.has_value()) calibration_ = Calibration::OfThisUser();
+    if (measures_) FOREBAY_RETURN_IF_ERROR(Measure(model, options, limits));
+    calibration_->AddTo(model, options, limits);
+    for (const std::string& note : calibration_->TakeNotes()) {
+      if (measures_) PrintTo(stderr, "forebay: {}\n", note);
+    }
     SetWeights(KnownShares(options, profile, limits), limits);
     return limits;
   }
@@ -106,6 +162,10 @@ class PlanCommand : public Command {
   std::string model_;
   std::string machine_;
   bool measures_ = false;
+  std::vector<std::string> what_if_;
+  std::string plan_text_;
+  std::optional<Calibration> calibration_;
+  bool has_warned_ = false;
   int num_ranks_ = 1;
 };
 

@@ -43,7 +43,8 @@ void ModelFlags::Declare(CLI::App& app) {
       ->type_name("SIZE");
   app.add_option("--precision", precision_text_, "of matrix products (default: bf16)")
       ->type_name("bf16|fp16|fp32");
-  app.add_option("--threads", options_.threads, "compute threads; 0: one per core (default: 0)")
+  app.add_option("--threads", options_.threads,
+                 "compute threads; 0: one per core that it may use (default: 0)")
       ->type_name("N")
       ->check(CLI::Range(0, 1024));
 }

@@ -72,6 +72,8 @@ def _make_parser():
 
     encoder = add("encode", 'tokens of prompts: JSON lines {"prompt"} or {"messages"} on standard input')
     encoder.add_argument("--model", required=True)
+    encoder.add_argument("--prompts", help="instead: a file of prompts, one per line; .jsonl as on standard input, or "
+                                           ".txt of plain text")
     encoder.add_argument("--chat", action="store_true", help="a prompt is a user's turn of the chat template")
     encoder.add_argument("--template", help="chat template to use instead of the model's")
 

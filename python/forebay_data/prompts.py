@@ -6,21 +6,20 @@ import signal
 import sys
 
 from .errors import BadInputError
-from .samples import parse_prompt
+from .samples import parse_prompt, prompts_in_file
 from .template import FOR_GENERATION, load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer, StreamDecoder
 
 
 def encode(options):
-    """One JSON object {"tokens": [...], "eos": [...]} for every JSON line {"prompt"} or {"messages"}."""
+    """One JSON object {"tokens": [...], "eos": [...]} for every JSON line {"prompt"} or {"messages"}; of a file with
+    prompts all of them in a list, with the line of each."""
     tokenizer = ModelTokenizer(options.model, ModelConfig(options.model))
     stop_ids = tokenizer.stop_ids()
     template = None
-    for number, line in enumerate(sys.stdin, 1):
-        if not line.strip():
-            continue
-        where = f"standard input:{number}"
-        record = parse_prompt(line, where)
+
+    def tokens_of(record, name):
+        nonlocal template
         if options.chat and "prompt" in record:
             record = {"messages": [{"role": "user", "content": record["prompt"]}]}
         if "prompt" in record:
@@ -31,13 +30,25 @@ def encode(options):
             tokens = tokenizer.encode(template.render(record["messages"], add_generation_prompt=True))
         if not tokens:
             raise BadInputError(
-                f"prompt {number} has no token: the tokenizer knows nothing of what is in it. Write something else"
+                f"{name} has no token: the tokenizer knows nothing of what is in it. Write something else"
             )
-        print(json.dumps({"tokens": tokens, "eos": stop_ids}), flush=True)
+        return tokens
+
+    if options.prompts is not None:
+        where = f"{options.prompts}:"
+        return [{"tokens": tokens_of(record, f"{where}{number}: the prompt"), "eos": stop_ids, "line": number}
+                for number, record in prompts_in_file(options.prompts)]
+    for number, line in enumerate(sys.stdin, 1):
+        if line.strip():
+            record = parse_prompt(line, f"standard input:{number}")
+            reply = {"tokens": tokens_of(record, f"prompt {number}"), "eos": stop_ids}
+            print(json.dumps(reply), flush=True)
+    return None
 
 
 def decode(options):
-    """Text as soon as it is complete: bare, or with --format=json one JSON string for every input line."""
+    """Text as soon as it is complete: bare, or with --format=json one JSON string for every input line. The line
+    "end" ends a text, and another may follow."""
     config = ModelConfig(options.model)
     tokenizer = ModelTokenizer(options.model, config)
     decoder = StreamDecoder(tokenizer)
@@ -52,6 +63,10 @@ def decode(options):
     if options.stream:
         emit("")
     for number, line in enumerate(sys.stdin, 1):
+        if line.strip() == "end":
+            emit(decoder.finish())
+            decoder = StreamDecoder(tokenizer)
+            continue
         if not line.strip().isdecimal() or int(line) >= config.vocab_size:
             raise BadInputError(f"standard input:{number}: {line.strip()!r} is not a token id below "
                                 f"{config.vocab_size}")

@@ -20,6 +20,9 @@ BATCH_RECORDS = 1024
 BATCH_BYTES = 4 << 20
 # A text of more characters than this is tokenized in pieces.
 LONG_TEXT_CHARS = 1 << 21
+# What a file is for, in errors.
+DATA_FILE = "--data names a .txt, .jsonl or packed file"
+PROMPT_FILE = "--prompts names a .txt or .jsonl file"
 
 
 @dataclass
@@ -75,7 +78,7 @@ class SampleReader:
     # ---- Files to records ----
 
     def _text_file(self):
-        with _open(self.path) as file:
+        with _open(self.path, DATA_FILE) as file:
             contents = file.read()
         text = _decode(contents, self.path, 0, 1).removeprefix("\ufeff")
         if not text.strip():
@@ -87,21 +90,14 @@ class SampleReader:
 
     def _json_lines(self):
         progress = Progress(f"tokenizing {os.path.basename(self.path)}", os.path.getsize(self.path))
-        batch, batch_bytes, offset = [], 0, 0
-        with _open(self.path) as file:
-            for number, line in enumerate(file, 1):
-                where = f"{self.path}:{number}"
-                text = _decode(line, self.path, offset, number)
-                offset += len(line)
-                text = text.removeprefix("\ufeff") if number == 1 else text
-                if not text.strip():
-                    continue
-                batch.append((where, parse_record(text, where)))
-                batch_bytes += len(line)
-                if len(batch) == BATCH_RECORDS or batch_bytes >= BATCH_BYTES:
-                    yield from self._encode(batch)
-                    batch, batch_bytes = [], 0
-                    progress.update(offset)
+        batch, batch_begin = [], 0
+        for number, end, text in _lines_of(self.path, DATA_FILE):
+            where = f"{self.path}:{number}"
+            batch.append((where, parse_record(text, where)))
+            if len(batch) == BATCH_RECORDS or end - batch_begin >= BATCH_BYTES:
+                yield from self._encode(batch)
+                batch, batch_begin = [], end
+                progress.update(end)
         yield from self._encode(batch)
         progress.close()
 
@@ -210,6 +206,31 @@ def parse_record(text, where):
                         "and nothing else")
 
 
+def _lines_of(path, what):
+    """(number, where it ends in bytes, text) of every line of a file that is not blank."""
+    end = 0
+    with _open(path, what) as file:
+        for number, line in enumerate(file, 1):
+            text = _decode(line, path, end, number)
+            end += len(line)
+            text = text.removeprefix("\ufeff") if number == 1 else text
+            if text.strip():
+                yield number, end, text
+
+
+def prompts_in_file(path):
+    """(line number, checked record) of every prompt in a .txt file, a prompt to a line, or a .jsonl file."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in (".txt", ".jsonl", ".json"):
+        raise BadInputError(f"'{path}' is named neither .txt nor .jsonl: name it after what it holds, plain prompts or "
+                            "JSON objects, one per line")
+    found = [(number, {"prompt": text.rstrip("\r\n")} if suffix == ".txt" else parse_prompt(text, f"{path}:{number}"))
+             for number, _, text in _lines_of(path, PROMPT_FILE)]
+    if not found:
+        raise BadInputError(f"'{path}' has no prompts: every line of it is blank")
+    return found
+
+
 def parse_prompt(text, where):
     """{"prompt": str} or {"messages": [...]} of one JSON line, checked."""
     record = _parse_object(text, where)
@@ -296,19 +317,19 @@ def _join_at_bounds(text, bounds, prefix_ids, tokenizer):
 
 def require_data(path):
     """Asked first: who mistyped --data wants to hear of that, not of a model without a tokenizer."""
-    _open(path).close()
+    _open(path, DATA_FILE).close()
 
 
-def _open(path):
+def _open(path, what):
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
             # It is read twice, and a pipe without a writer would be waited for without a word.
-            raise BadInputError(f"'{path}' is no regular file: --data names a .txt, .jsonl or packed file")
+            raise BadInputError(f"'{path}' is no regular file: {what}")
         return open(path, "rb")
     except FileNotFoundError:
-        raise BadInputError(f"'{path}' does not exist: --data names a .txt, .jsonl or packed file") from None
+        raise BadInputError(f"'{path}' does not exist: {what}") from None
     except IsADirectoryError:
-        raise BadInputError(f"'{path}' is a folder: --data names a .txt, .jsonl or packed file") from None
+        raise BadInputError(f"'{path}' is a folder: {what}") from None
 
 
 def _decode(data, path, offset, first_line):

@@ -66,11 +66,20 @@ void SpreadByStripe(const std::vector<int64_t>& sizes, std::span<const Items> st
   }
 }
 
+// Each pass places at least one item as long as one fits, so this ends.
+void Spread(const std::vector<int64_t>& sizes, std::span<const size_t> among,
+            std::vector<Tier>& tiers, int64_t& left_bytes) {
+  for (int64_t last_bytes = -1; last_bytes != left_bytes;) {
+    last_bytes = left_bytes;
+    SpreadOnce(sizes, among, tiers, left_bytes);
+  }
+}
+
 // Places one kind of item and returns the host bytes it took; those of a forced choice were taken
-// from `left_bytes` before.
+// from `left_bytes` before. `tiers`: empty, or what was placed so far.
 int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
                   std::span<const Items> stripes, std::vector<Tier>& tiers, int64_t& left_bytes) {
-  tiers.assign(sizes.size(), choice == TierChoice::kHost ? Tier::kHost : Tier::kNvme);
+  tiers.resize(sizes.size(), choice == TierChoice::kHost ? Tier::kHost : Tier::kNvme);
   if (Total(sizes) == 0) {  // the state of an optimizer without any: nothing to read
     tiers.assign(sizes.size(), Tier::kHost);
     return 0;
@@ -78,13 +87,8 @@ int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
   if (choice == TierChoice::kHost) return Total(sizes);
   if (choice == TierChoice::kNvme) return 0;
   const int64_t before_bytes = left_bytes;
-  const Items all = AllOf(sizes);
   if (stripes.size() > 1) SpreadByStripe(sizes, stripes, tiers, left_bytes);
-  // Each pass places at least one item as long as one fits, so this ends.
-  for (int64_t last_bytes = -1; last_bytes != left_bytes;) {
-    last_bytes = left_bytes;
-    SpreadOnce(sizes, all, tiers, left_bytes);
-  }
+  Spread(sizes, AllOf(sizes), tiers, left_bytes);
   return before_bytes - left_bytes;
 }
 
@@ -93,8 +97,16 @@ int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
 absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& options) {
   std::vector<int64_t> gradient_sizes;
   std::vector<int64_t> weight_sizes;
+  Items speculative;
+  Placement placement;
+  placement.update_times = options.update_times;
+  placement.update_times.resize(static_cast<size_t>(tiles.num_streamed_layers()),
+                                UpdateTime::kOnRead);
   for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
-    gradient_sizes.push_back(tiles.layer_elems(layer) * options.gradient_bytes_per_elem);
+    const bool waits = placement.WaitsForNorm(layer);
+    if (!waits) speculative.push_back(static_cast<size_t>(layer));
+    gradient_sizes.push_back(waits ? tiles.layer_elems(layer) * options.gradient_bytes_per_elem
+                                   : 0);
     weight_sizes.push_back(tiles.layer_elems(layer) * WeightBytesPerElem(tiles.layout()));
   }
   std::vector<int64_t> state_sizes;
@@ -123,11 +135,16 @@ absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& op
         FormatBinaryBytes(needed_bytes + left_bytes), needed_bytes + left_bytes,
         FormatBinaryBytes(-left_bytes)));
   }
-  Placement placement;
-  placement.update_times.assign(weight_sizes.size(), UpdateTime::kOnRead);
+  if (options.weights == TierChoice::kAuto) {
+    placement.weights.assign(weight_sizes.size(), Tier::kNvme);
+    placement.host_weight_bytes = left_bytes;
+    Spread(weight_sizes, speculative, placement.weights, left_bytes);
+    placement.host_weight_bytes -= left_bytes;
+  }
   placement.host_gradient_bytes =
       PlaceKind(options.gradients, gradient_sizes, {}, placement.gradients, left_bytes);
-  placement.host_weight_bytes =
+  for (const size_t layer : speculative) placement.gradients[layer] = Tier::kNvme;
+  placement.host_weight_bytes +=
       PlaceKind(options.weights, weight_sizes, {}, placement.weights, left_bytes);
   placement.host_state_bytes =
       PlaceKind(options.state, state_sizes, stripes, placement.state, left_bytes);

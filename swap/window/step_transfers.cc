@@ -45,7 +45,8 @@ class WindowTrace {
   void Forget() {
     for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
       const int layer = buffers_[buffer].layer;
-      const bool is_old = layer >= 0 && placement_.UpdateTimeOf(layer) != UpdateTime::kOnRead;
+      const bool is_old = layer >= 0 && placement_.UpdateTimeOf(layer) != UpdateTime::kOnRead &&
+                          buffers_[buffer].buffer_class != BufferClass::kResident;
       if (is_old) buffers_.Forget(buffer);
     }
   }
@@ -176,7 +177,7 @@ class TransferCount {
   void AddUpdate(int layer) {
     if (placement_.IsSpilled(layer)) transfers_.read_bytes += GradientBytes(layer);
     // An update works on the weights that the window has, or outside of it on its own copy.
-    const bool is_in_window = num_leases_[layer] > 0;
+    const bool is_in_window = num_leases_[layer] > 0 || placement_.weights[layer] == Tier::kHost;
     for (int i = tiles_.first_tile(layer); i < tiles_.first_tile(layer + 1); ++i) {
       const Tile& tile = tiles_.tiles()[i];
       if (!is_in_window) transfers_.read_bytes += tiles_.WeightBytes(tile);
@@ -184,15 +185,20 @@ class TransferCount {
     }
   }
 
-  // Tiles that live in RAM are written with the commit.
+  // Of layers that wait for the norm, tiles that live in RAM are written with the commit.
   void AddWrite(int layer) {
+    const bool writes_all = !placement_.WaitsForNorm(layer);
     for (int i = tiles_.first_tile(layer); i < tiles_.first_tile(layer + 1); ++i) {
       const Tile& tile = tiles_.tiles()[i];
-      if (placement_.weights[layer] == Tier::kNvme) {
+      if (writes_all || placement_.weights[layer] == Tier::kNvme) {
         transfers_.write_bytes += tiles_.WeightBytes(tile);
+      } else {
+        resident_bytes_ += tiles_.WeightBytes(tile);
       }
-      if (placement_.state[i] == Tier::kNvme) {
+      if (writes_all || placement_.state[i] == Tier::kNvme) {
         transfers_.write_bytes += tiles_.StateBytes(tile);
+      } else {
+        resident_bytes_ += tiles_.StateBytes(tile);
       }
     }
   }
@@ -203,8 +209,7 @@ class TransferCount {
     for (int i = tiles_.num_streamed_tiles(); i < tiles_.num_tiles(); ++i) {
       raw_bytes += tiles_.WeightBytes(tiles_.tiles()[i]);
     }
-    transfers_.commit_bytes = raw_bytes + placement_.host_weight_bytes +
-                              placement_.host_state_bytes +
+    transfers_.commit_bytes = raw_bytes + resident_bytes_ +
                               2 * TensorStore::SealBytes(tiles_, /*num_slots=*/1) +
                               2 * kCommitRecordBytes * tiles_.num_stripes();
     transfers_.write_bytes += transfers_.commit_bytes;
@@ -219,6 +224,7 @@ class TransferCount {
   const int64_t gradient_bytes_per_elem_;
   const int64_t activation_bytes_;
   std::vector<int> reads_left_;  // by layer: from NVMe, in a step
+  int64_t resident_bytes_ = 0;   // of RAM, that a commit writes: those of the layers so far
   std::vector<int> num_leases_ = std::vector<int>(reads_left_.size());
   bool loss_is_there_ = false;
   StepTransfers transfers_;

@@ -17,6 +17,7 @@ namespace forebay {
 struct StepBuffers {
   int num_staging_tiles = 4;
   int num_block_buffers = 3;
+  int num_gradient_tiles = 2;  // that wait to be applied at once, where such layers are
 };
 // From comfortable to the least that works. Each of several disks wants some tiles in flight.
 std::vector<StepBuffers> StepBufferChoices(int num_stripes);

@@ -177,7 +177,29 @@ absl::Status Swapper::ApplyAllUpdates() {
 }
 
 void Swapper::ForgetUpdatedOutside() {
-  window_->Forget([this](int layer) { return update_times_[layer] == UpdateTime::kAfterHand; });
+  const WindowBuffers& buffers = window_->buffers();
+  window_->Forget([&](int layer) {
+    return update_times_[layer] == UpdateTime::kAfterHand &&
+           buffers.ClassOf(layer) != BufferClass::kResident;
+  });
+}
+
+std::vector<std::span<std::byte>> Swapper::ResidentWeights() const {
+  const WindowBuffers& buffers = window_->buffers();
+  std::vector<std::span<std::byte>> weights(static_cast<size_t>(buffers.num_layers()));
+  for (int layer = 0; layer < buffers.num_layers(); ++layer) {
+    if (buffers.ClassOf(layer) != BufferClass::kResident) continue;
+    weights[static_cast<size_t>(layer)] = WeightsIn(buffers.Find(layer), layer);
+  }
+  return weights;
+}
+
+absl::Status Swapper::RestoreResident(int layer) {
+  return window_->Between([this, layer] {
+    const int buffer = window_->buffers().Find(layer);
+    StartRead(buffer, layer, /*urgent=*/true);
+    return FinishRead(buffer, layer, /*is_used=*/true);
+  });
 }
 
 void Swapper::SwitchTo(Generation generation) {

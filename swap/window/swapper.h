@@ -74,9 +74,14 @@ class Swapper final : private LayerFiller {
   absl::Status ApplyAllUpdates();
 
   // Layers that the placement has updated outside of the window (Placement::UpdateTimeOf) were, and
-  // all of that is written: the window no longer holds them. Requires: every announced access was
-  // acquired and released.
+  // all of that is written: the window no longer holds them, but for those that live in RAM, which
+  // were updated there. Requires: every announced access was acquired and released.
   void ForgetUpdatedOutside();
+  // By layer, the memory of those that live in RAM; empty: it does not.
+  std::vector<std::span<std::byte>> ResidentWeights() const;
+  // Reads a layer that lives in RAM again: what was made of it there is undone in the store. The
+  // error of the read. Requires: it is not lent.
+  absl::Status RestoreResident(int layer);
 
   // From here on the window has the weights of `generation`, of the moment when they are read.
   // Empties it, unless it is kNewest and was. An error shows in the next Acquire. Requires: every

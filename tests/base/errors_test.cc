@@ -8,6 +8,16 @@
 namespace forebay {
 namespace {
 
+TEST(Errors, EveryExitCodeHasItsError) {
+  for (const ExitCode code :
+       {ExitCode::kInternal, ExitCode::kUsage, ExitCode::kBadInput, ExitCode::kDoesNotFit,
+        ExitCode::kStorage, ExitCode::kOutOfMemory, ExitCode::kNumerical, ExitCode::kCorrupt,
+        ExitCode::kEnvironment, ExitCode::kRegressed, ExitCode::kInterrupted}) {
+    EXPECT_EQ(ExitCodeOf(ErrorOf(code, "x")), code);
+    EXPECT_EQ(MessageOf(ErrorOf(code, "x")), "x");
+  }
+}
+
 TEST(Errors, EachKindCarriesItsExitCode) {
   EXPECT_EQ(ExitCodeOf(absl::OkStatus()), ExitCode::kOk);
   EXPECT_EQ(ExitCodeOf(UsageError("x")), ExitCode::kUsage);

@@ -156,9 +156,34 @@ void OperationsGoOnBesideTheirCaller(Communicator& ranks) {
   EXPECT_EQ(ranks.Barrier(), absl::OkStatus());
 }
 
+void TrafficIsWhatItHasToBe(Communicator& ranks) {
+  const int64_t n = ranks.size();
+  const int64_t size = 600 * n;  // even parts
+  const int64_t share = size * 4 / n * (n - 1);
+  std::vector<float> values = ValuesOf(ranks.rank(), size);
+  std::vector<int64_t> byte_offsets = EvenParts(size * 4, ranks.size());
+  const auto sent = [&](const auto& call) {
+    const CollectiveTraffic before = ranks.traffic();
+    EXPECT_EQ(call(), absl::OkStatus());
+    const CollectiveTraffic after = ranks.traffic();
+    EXPECT_EQ(after.received_bytes - before.received_bytes, after.sent_bytes - before.sent_bytes);
+    EXPECT_EQ(after.num_calls - before.num_calls, 1);
+    return after.sent_bytes - before.sent_bytes;
+  };
+  EXPECT_EQ(sent([&] { return ranks.AllReduce(values); }), 2 * share);
+  EXPECT_EQ(sent([&] { return ranks.ReduceScatter(values, EvenParts(size, ranks.size())); }),
+            share);
+  EXPECT_EQ(sent([&] {
+              return ranks.AllGather(std::as_writable_bytes(std::span(values)), byte_offsets);
+            }),
+            share);
+}
+
+}  // namespace
+
 // The device is a GPU where one is emulated, else the host's twin.
 void DeviceMemoryIsReducedAndGatheredWhenItIsReady(Communicator& ranks) {
-  constexpr int64_t kNumElems = 3001;
+  constexpr int64_t kNumElems = 1201;
   constexpr int64_t kSizeBytes = kNumElems * 4;
   Device& device = DeviceOfTests();
   const std::unique_ptr<Stream> stream = device.CreateStream().value();
@@ -195,31 +220,6 @@ void DeviceMemoryIsReducedAndGatheredWhenItIsReady(Communicator& ranks) {
   ASSERT_EQ(ranks.Await(ranks.StartBroadcast(memory, root)), absl::OkStatus());
   EXPECT_EQ(Bits(fetch()), Bits(ValuesOf(root, kNumElems)));
 }
-
-void TrafficIsWhatItHasToBe(Communicator& ranks) {
-  const int64_t n = ranks.size();
-  const int64_t size = 600 * n;  // even parts
-  const int64_t share = size * 4 / n * (n - 1);
-  std::vector<float> values = ValuesOf(ranks.rank(), size);
-  std::vector<int64_t> byte_offsets = EvenParts(size * 4, ranks.size());
-  const auto sent = [&](const auto& call) {
-    const CollectiveTraffic before = ranks.traffic();
-    EXPECT_EQ(call(), absl::OkStatus());
-    const CollectiveTraffic after = ranks.traffic();
-    EXPECT_EQ(after.received_bytes - before.received_bytes, after.sent_bytes - before.sent_bytes);
-    EXPECT_EQ(after.num_calls - before.num_calls, 1);
-    return after.sent_bytes - before.sent_bytes;
-  };
-  EXPECT_EQ(sent([&] { return ranks.AllReduce(values); }), 2 * share);
-  EXPECT_EQ(sent([&] { return ranks.ReduceScatter(values, EvenParts(size, ranks.size())); }),
-            share);
-  EXPECT_EQ(sent([&] {
-              return ranks.AllGather(std::as_writable_bytes(std::span(values)), byte_offsets);
-            }),
-            share);
-}
-
-}  // namespace
 
 const std::vector<CollectiveCase>& CollectiveCases() {
   static const auto* const cases = new std::vector<CollectiveCase>{

@@ -20,4 +20,7 @@ inline void PrintTo(const CollectiveCase& one, std::ostream* out) {
 
 const std::vector<CollectiveCase>& CollectiveCases();
 
+// The one of them that device memory is in.
+void DeviceMemoryIsReducedAndGatheredWhenItIsReady(Communicator& ranks);
+
 }  // namespace forebay

@@ -92,6 +92,26 @@ TEST(SocketProcesses, OneThatGivesUpGivesItsExitCodeToAll) {
               AllOf(HasSubstr("rank 0 of 3 on "), HasSubstr("the disk is gone")));
 }
 
+// The rank program behind `command`: variables of env, mpirun.
+Launched RunBehind(Arguments command, const Arguments& arguments) {
+  command.insert(command.begin(), "/usr/bin/env");
+  command.push_back(RANK_PROGRAM);
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  auto child = ChildProcess::Start(command, ChildStreams::kOurs).value();
+  Launched launched;
+  launched.output.push_back(child->ReadAll());
+  launched.exit_codes.push_back(child->Wait());
+  return launched;
+}
+
+TEST(MpiPlugin, OneThatIsNotThereIsNamedWithTheWayOut) {
+  const Launched launched = RunBehind(
+      {"FOREBAY_MPI_PLUGIN=/nowhere/plugin.so", "PMI_RANK=0", "PMI_SIZE=2"}, {"60", "cases"});
+  EXPECT_EQ(launched.exit_codes[0], 9);
+  EXPECT_THAT(launched.output[0], AllOf(HasSubstr("(mpich) cannot be opened"),
+                                        HasSubstr("/nowhere/plugin.so"), HasSubstr("torchrun")));
+}
+
 // ---- Under mpirun
 // ---------------------------------------------------------------------------------
 
@@ -107,18 +127,13 @@ class MpiProcesses : public ::testing::TestWithParam<MpiOfTests> {
     if (GetParam().mpirun[0] == 0) GTEST_SKIP() << "no " << GetParam().family << MPI_IS_MISSING;
   }
   Launched RunByMpi(int num_ranks, const Arguments& arguments) {
-    Arguments command = {"/usr/bin/env", fmt::format("FOREBAY_MPI_PLUGIN={}", GetParam().plugin),
-                         // As root and on fewer cores than ranks, in a container without ptrace.
-                         "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-                         "OMPI_MCA_rmaps_base_oversubscribe=1",
-                         "OMPI_MCA_btl_vader_single_copy_mechanism=none", GetParam().mpirun, "-n",
-                         std::to_string(num_ranks), RANK_PROGRAM};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    auto child = ChildProcess::Start(command, ChildStreams::kOurs).value();
-    Launched launched;
-    launched.output.push_back(child->ReadAll());
-    launched.exit_codes.push_back(child->Wait());
-    return launched;
+    return RunBehind(
+        {fmt::format("FOREBAY_MPI_PLUGIN={}", GetParam().plugin),
+         // As root and on fewer cores than ranks, in a container without ptrace.
+         "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+         "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none",
+         GetParam().mpirun, "-n", std::to_string(num_ranks)},
+        arguments);
   }
 };
 

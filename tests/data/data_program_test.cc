@@ -286,8 +286,27 @@ TEST_F(DataProgramTest, PromptIsEncodedThroughOneJsonLine) {
   EXPECT_THAT(encoded->eos_token_ids, ElementsAre(2, 7));
 }
 
-TEST_F(DataProgramTest, DecoderAnswersEveryTokenAndTheEnd) {
-  Install(R"(echo '""'; while read -r token; do echo "\"<$token>\""; done; echo '"end"')");
+TEST_F(DataProgramTest, PromptsOfAFileComeTogetherWithTheirLines) {
+  Install(R"([ "$3" = --prompts=p.jsonl ] || exit 1
+             echo '[{"tokens":[5,6],"eos":[2],"line":1},{"tokens":[7],"eos":[2],"line":4}]')");
+  const auto encoded = EncodePromptFile("m", "p.jsonl");
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  ASSERT_EQ(encoded->size(), 2);
+  EXPECT_THAT(encoded->front().tokens, ElementsAre(5, 6));
+  EXPECT_EQ(encoded->back().line, 4);
+}
+
+TEST_F(DataProgramTest, PromptsThatAreNoneAreAnError) {
+  for (const char* reply : {"[]", "{}", R"([{"tokens":[5]}])", R"([{"tokens":[-1],"eos":[]}])"}) {
+    Install(fmt::format("echo '{}'", reply));
+    EXPECT_THAT(MessageOf(EncodePromptFile("m", "p.txt").status()), HasSubstr("different versions"))
+        << reply;
+  }
+}
+
+TEST_F(DataProgramTest, DecoderAnswersEveryTokenAndTheEndOfEachText) {
+  Install(R"(echo '""'
+             while read -r token; do [ "$token" = end ] && echo '"end"' || echo "\"<$token>\""; done)");
   auto decoder = TokenDecoder::Start("m");
   ASSERT_TRUE(decoder.ok()) << decoder.status();
   ASSERT_TRUE((*decoder)->AwaitReady().ok());
@@ -296,9 +315,12 @@ TEST_F(DataProgramTest, DecoderAnswersEveryTokenAndTheEnd) {
     ASSERT_TRUE(text.ok()) << text.status();
     EXPECT_EQ(*text, "<" + std::to_string(token) + ">");
   }
-  const auto rest = (*decoder)->Finish();
-  ASSERT_TRUE(rest.ok());
-  EXPECT_EQ(*rest, "end");
+  for (int text = 0; text < 2; ++text) {
+    const auto rest = (*decoder)->Finish();
+    ASSERT_TRUE(rest.ok());
+    EXPECT_EQ(*rest, "end");
+    EXPECT_EQ((*decoder)->Push(7).value_or(""), "<7>");
+  }
 }
 
 TEST_F(DataProgramTest, DecoderTellsTheErrorOfItsProgram) {

@@ -61,9 +61,9 @@ TEST(ExamineHost, AQuotaBelowTheCoresNamesTheThreadsThatFit) {
   facts.cpu.quota = 4.0;
   EXPECT_EQ(Of(ExamineHost(facts), "cpu_quota").verdict, Verdict::kOk);
   facts.cpu.quota = 3.9;
-  EXPECT_THAT(Of(ExamineHost(facts), "cpu_quota").fix, HasSubstr("--threads=3:"));
+  EXPECT_THAT(Of(ExamineHost(facts), "cpu_quota").value, HasSubstr("--threads is 3 "));
   facts.cpu.quota = 0.5;
-  EXPECT_THAT(Of(ExamineHost(facts), "cpu_quota").fix, HasSubstr("--threads=1:"));
+  EXPECT_THAT(Of(ExamineHost(facts), "cpu_quota").value, HasSubstr("--threads is 1 "));
 }
 
 DiskFacts GoodDisk() {

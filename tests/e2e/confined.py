@@ -196,3 +196,31 @@ def compile_shim(source, folder):
     library = folder / source.with_suffix(".so").name
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     return library
+
+
+@contextlib.contextmanager
+def in_group(controller, **files):
+    """A preexec_fn that enters a new control group, whose `files` (by name of version 1, or 2) hold these texts."""
+    for root, version in ((f"/sys/fs/cgroup/{controller}", 1), ("/sys/fs/cgroup", 2)):
+        if not os.path.exists(f"{root}/cgroup.procs"):
+            continue
+        group = f"{root}/forebay-test-{os.getpid()}"
+        try:
+            os.mkdir(group)
+            for name, text in files[f"v{version}"].items():
+                with open(f"{group}/{name}", "w", encoding="utf-8") as file:
+                    file.write(text)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.rmdir(group)
+            pytest.skip(f"no control group for {controller} can be made in {root}: {error}")
+
+        def enter():
+            with open(f"{group}/cgroup.procs", "w", encoding="utf-8") as file:
+                file.write(str(os.getpid()))
+        try:
+            yield enter
+        finally:
+            os.rmdir(group)
+        return
+    pytest.skip(f"no control groups for {controller} are mounted here")

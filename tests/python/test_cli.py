@@ -173,6 +173,37 @@ def test_prompts_are_encoded_line_by_line(model, tokenizer):
     assert as_chat == messages
 
 
+def test_prompts_of_a_file_come_with_their_lines(model, tokenizer, tmp_path):
+    (tmp_path / "p.txt").write_bytes("\ufeff the cat\r\n \n{\"prompt\": 1}".encode())
+    plain = run_json("encode", "--model", model, "--prompts", tmp_path / "p.txt")
+    expected = [(" the cat", 1), ('{"prompt": 1}', 3)]
+    assert plain == [{"tokens": tokenizer.encode(text), "eos": [2], "line": line} for text, line in expected]
+    chat = {"messages": [{"role": "user", "content": "Hello"}]}
+    (tmp_path / "p.jsonl").write_text(f'{json.dumps({"prompt": "the cat"})}\n\n{json.dumps(chat)}\n')
+    prompt, messages = run_json("encode", "--model", model, "--prompts", tmp_path / "p.jsonl")
+    assert (prompt["tokens"], prompt["line"], messages["line"]) == (tokenizer.encode("the cat"), 1, 3)
+    assert tokenizer.decode(messages["tokens"]).startswith("<|im_start|>user\nHello")
+
+
+@pytest.mark.parametrize("name, contents, message", [
+    ("p.jsonl", b'{"prompt": "a"}\n{"prompt": 1}\n', "p.jsonl:2: 'prompt' is a JSON int"),
+    ("p.jsonl", b'{"prompt": "a"}\n\nx\n', "p.jsonl:3: not valid JSON"),
+    ("p.jsonl", b'{"prompt": "a"}\n{"prompt": ""}\n', "p.jsonl:2: the prompt has no token"),
+    ("p.txt", b"a\n\xff\n", "p.txt:2: not UTF-8"),
+    ("p.txt", b"\n \n", "has no prompts"),
+    ("p.csv", b"a\n", "named neither .txt nor .jsonl"),
+])
+def test_bad_lines_of_a_prompt_file_are_named(model, tmp_path, name, contents, message):
+    (tmp_path / name).write_bytes(contents)
+    done = run("encode", "--model", model, "--prompts", tmp_path / name)
+    assert done.returncode == 3 and message in done.stderr and not done.stdout
+
+
+def test_a_prompt_file_that_is_not_there_is_named_with_its_flag(model, tmp_path):
+    done = run("encode", "--model", model, "--prompts", tmp_path / "no.txt")
+    assert done.returncode == 3 and "no.txt' does not exist: --prompts names" in done.stderr
+
+
 @pytest.mark.parametrize("line", ["x", '{"prompt": 1}', '{"text": "a"}', '{"prompt": ""}'])
 def test_bad_prompt_exits_3(model, line):
     assert run("encode", "--model", model, stdin=line).returncode == 3
@@ -196,6 +227,15 @@ def test_decode_answers_each_token_before_the_next(model, tokenizer):
         answers.append(json.loads(child.stdout.readline()))
         assert child.wait(timeout=10) == 0
     assert "".join(answers) == text
+
+
+def test_decode_begins_a_text_anew_behind_an_end(model, tokenizer):
+    emoji = tokenizer.encode("😀")
+    assert len(emoji) > 1  # so that half of it is left over
+    tokens = [*emoji[:1], "end", *tokenizer.encode("a😀")]
+    done = run("decode", "--model", model, "--format=json", stdin="".join(f"{token}\n" for token in tokens))
+    texts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert texts[:2] == ["", "\ufffd"] and "".join(texts[2:]) == "a😀"
 
 
 def test_streamed_decode_says_when_it_is_ready(model):

@@ -1,8 +1,8 @@
 #include <cmath>
-#include <thread>
 #include <vector>
 
 #include "fmt/format.h"
+#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/measure/report/report_json.h"
@@ -49,7 +49,7 @@ class BenchStepCommand : public Command {
     text("ram", ram_, "SIZE", "for all buffers (default: 80 % of what is available)");
     text("compute", compute_, "none|adamw",
          "I/O alone, or with the optimizer's update (default: none)");
-    text("threads", threads_, "N", "of the update; 0: one per core (default: 0)");
+    text("threads", threads_, "N", "of the update; 0: one per core that it may use (default: 0)");
     text("time", time_, "TIME",
          "about as long as steps are replayed; a model that takes longer is cut to a slice "
          "(default: 30s)");
@@ -146,9 +146,7 @@ class BenchStepCommand : public Command {
     if (options_.num_threads < 0 || options_.num_threads > 1024) {
       reader.Problem("threads", fmt::format("'{}' is not from 0 to 1024", threads_));
     }
-    if (options_.num_threads == 0) {
-      options_.num_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    }
+    if (options_.num_threads == 0) options_.num_threads = DefaultThreads();
     reader.Take("time", ParseDuration(time_), options_.seconds);
     if (!(options_.seconds > 0 && options_.seconds <= 86400)) {
       reader.Problem("time", fmt::format("'{}'; allowed: above 0 to 24h", time_));

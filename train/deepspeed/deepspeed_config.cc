@@ -347,16 +347,71 @@ absl::Status Translation::Schedule() {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<DeepSpeedConfig> ReadDeepSpeedConfig(const std::string& file, int num_ranks) {
+absl::StatusOr<Json> ReadDocument(const std::string& file) {
   const absl::StatusOr<std::string> text = ReadWholeFile(file, kMaxConfigFileBytes);
   if (!text.ok()) {
     return UsageError(FileExists(file)
                           ? "--ds_config: " + MessageOf(text.status())
                           : fmt::format("--ds_config: '{}' does not exist. Check the path", file));
   }
-  FOREBAY_ASSIGN_OR_RETURN(const Json document, ParseDeepSpeedText(*text, file));
+  return ParseDeepSpeedText(*text, file);
+}
+
+// Why a key of "autotuning" does nothing here; nullptr: it is used, or not known.
+const char* WhyNotTuned(const std::string& key) {
+  static const std::map<std::string, const char*, std::less<>> reasons = {
+      {"enabled", "--autotune says so"},
+      {"metric", "the rows of a step stay what they are, so the fastest step has the most tokens"},
+      {"results_dir", "the results are printed"},
+      {"exps_dir", "trials leave nothing behind"},
+      {"overwrite", "trials leave nothing behind"},
+      {"max_train_batch_size", "the rows of a step stay what they are"},
+      {"num_tuning_micro_batch_sizes", "they are tried as far as they get faster"},
+      {"tuner_type", "the search climbs from the settings of the run"},
+      {"tuner_early_stopping", "the search climbs from the settings of the run"},
+      {"mp_size", "one process trains"},
+      {"arg_mappings", "the settings are forebay's own"}};
+  const auto found = reasons.find(key);
+  return found == reasons.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+absl::StatusOr<DeepSpeedAutotuning> ReadDeepSpeedAutotuning(const std::string& file) {
+  FOREBAY_ASSIGN_OR_RETURN(const Json document, ReadDocument(file));
+  DeepSpeedAutotuning tuning;
+  const std::map<std::string, int64_t*, std::less<>> numbers = {
+      {"min_train_micro_batch_size_per_gpu", &tuning.min_micro_batch},
+      {"max_train_micro_batch_size_per_gpu", &tuning.max_micro_batch},
+      {"start_profile_step", &tuning.first_step},
+      {"end_profile_step", &tuning.last_step},
+      {"tuner_num_trials", &tuning.max_trials}};
+  const Json section = SectionOf(document, "autotuning");
+  for (const auto& [key, value] : section.items()) {
+    const std::string where = "autotuning." + key;
+    if (const auto number = numbers.find(key); number != numbers.end()) {
+      if (value.is_null()) continue;
+      FOREBAY_ASSIGN_OR_RETURN(*number->second, WholeOf(value, where, 1, 65536));
+    } else if (key == "fast") {
+      tuning.only_micro_batches = value == true;
+    } else if (const char* reason = WhyNotTuned(key); reason != nullptr) {
+      tuning.notes.push_back(fmt::format("{} is ignored: {}", where, reason));
+    } else {
+      return UsageError(fmt::format("{}: {} is not known. Remove it.", file, where));
+    }
+  }
+  if (tuning.min_micro_batch > tuning.max_micro_batch || tuning.first_step > tuning.last_step) {
+    return UsageError(fmt::format(
+        "{}: autotuning: micro-batches are from {} to {}, and steps from {} to {}. Let the first "
+        "be "
+        "the smaller",
+        file, tuning.min_micro_batch, tuning.max_micro_batch, tuning.first_step, tuning.last_step));
+  }
+  return tuning;
+}
+
+absl::StatusOr<DeepSpeedConfig> ReadDeepSpeedConfig(const std::string& file, int num_ranks) {
+  FOREBAY_ASSIGN_OR_RETURN(const Json document, ReadDocument(file));
   DeepSpeedConfig config;
   config.sections = Json::object();
   FOREBAY_RETURN_IF_ERROR(CheckKeys(document, DeepSpeedKeys(), "", file, config.notes));

@@ -3,6 +3,7 @@
 // in RAM or on NVMe.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,21 @@ struct DeepSpeedConfig {
   Json sections;                   // as --config has them: {"optim": {"lr": 0.001}}
   std::vector<std::string> notes;  // one for each key that does nothing
 };
+
+// What its section "autotuning" asks of `train --autotune`: which micro-batches are tried, how long
+// a trial is, and how many there are. DeepSpeed's defaults, but that threads and tiles are tuned
+// too.
+struct DeepSpeedAutotuning {
+  int64_t min_micro_batch = 1;
+  int64_t max_micro_batch = 1024;
+  int64_t first_step = 3;  // that counts
+  int64_t last_step = 5;
+  int64_t max_trials = 50;
+  bool only_micro_batches = false;  // "fast": true
+  std::vector<std::string> notes;   // one for each key that does nothing
+};
+// UsageError: the file cannot be read; a key is not known, or its value not allowed.
+absl::StatusOr<DeepSpeedAutotuning> ReadDeepSpeedAutotuning(const std::string& file);
 
 // UsageError: the file cannot be read; a key is not known (the nearest is named) or cannot be on; a
 // value is not allowed. `num_ranks`: that train_batch_size is divided among.

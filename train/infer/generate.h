@@ -30,7 +30,10 @@ struct GenerateResult {
   std::vector<GeneratedTokens> answers;  // by prompt
   double prompt_s = 0;                   // until the first token of each answer is known
   double generate_s = 0;                 // for those after it
-  int64_t copied_bytes = 0;              // of weights, to a GPU: for whoever has a copying source
+  // Of weights, which whoever has the source fills in: read from the model's files meanwhile, and
+  // copied to a GPU.
+  int64_t read_bytes = 0;
+  int64_t copied_bytes = 0;
   // Tokens a second, of all answers: of the prompts, and of those generated after the first ones
   // (0 when there are none).
   double PromptTokensPerSecond() const;

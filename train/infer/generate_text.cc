@@ -21,16 +21,30 @@ constexpr int64_t kMaxPromptChunk = 512;
 // The same on a GPU, where a pass copies all weights.
 constexpr int64_t kMaxPromptChunkOnGpu = 2048;
 
-// The room that the prompt leaves of the model's positions. The last token is never fed back, so it
-// needs none.
-absl::StatusOr<int64_t> RoomFor(int64_t prompt_tokens, int64_t wanted,
-                                const DecoderConfig& config) {
-  if (prompt_tokens > config.max_positions) {
-    return BadInputError(
-        fmt::format("the prompt has {} tokens, but the model has {} positions. Shorten the prompt",
-                    prompt_tokens, config.max_positions));
+absl::StatusOr<std::vector<EncodedPrompt>> EncodedPrompts(const GenerateTextOptions& options) {
+  const std::string& model = options.infer.model;
+  if (!options.prompt_file.empty()) return EncodePromptFile(model, options.prompt_file);
+  std::vector<EncodedPrompt> prompts;
+  for (const std::string& text : options.prompts) {
+    FOREBAY_ASSIGN_OR_RETURN(EncodedPrompt prompt, EncodePrompt(model, text, options.chat));
+    prompts.push_back(std::move(prompt));
   }
-  return std::min(wanted, config.max_positions - prompt_tokens + 1);
+  return prompts;
+}
+
+// The room that a prompt leaves of the model's positions. The last token is never fed back, so it
+// needs none.
+absl::StatusOr<int64_t> RoomFor(const EncodedPrompt& prompt, const GenerateTextOptions& options,
+                                const DecoderConfig& config) {
+  const auto prompt_tokens = std::ssize(prompt.tokens);
+  if (prompt_tokens > config.max_positions) {
+    const std::string where =
+        prompt.line > 0 ? fmt::format("{}:{}: ", options.prompt_file, prompt.line) : "";
+    return BadInputError(fmt::format(
+        "{}the prompt has {} tokens, but the model has {} positions. Shorten the prompt", where,
+        prompt_tokens, config.max_positions));
+  }
+  return config.max_positions - prompt_tokens + 1;
 }
 
 // Prompts, how to continue them, and who is told.
@@ -78,7 +92,9 @@ absl::StatusOr<GenerateResult> GenerateOnCpu(const Task& task, const MachineLimi
   FOREBAY_ASSIGN_OR_RETURN(
       const std::unique_ptr<Sequences> sequences,
       CreateCpuSequences(&session->decoder(), max_lengths, &session->budget()));
-  return task.Run(*sequences, session->source());
+  FOREBAY_ASSIGN_OR_RETURN(GenerateResult result, task.Run(*sequences, session->source()));
+  result.read_bytes = session->source().read_bytes();
+  return result;
 }
 
 absl::StatusOr<GenerateResult> GenerateOnGpu(const Task& task, const MachineLimits& limits) {
@@ -100,17 +116,19 @@ absl::StatusOr<GenerateResult> GenerateOnGpu(const Task& task, const MachineLimi
   FOREBAY_ASSIGN_OR_RETURN(GpuSession::Weights weights, session->OpenWeights());
   FOREBAY_ASSIGN_OR_RETURN(GenerateResult result, task.Run(*sequences, weights.source()));
   result.copied_bytes = weights.copied_bytes();
+  result.read_bytes = weights.read_bytes();
   return result;
 }
 
-// The text of an answer, as a child process that knows the tokenizer puts it together.
-class AnswerText {
+// The texts of answers, one after another, as a child process that knows the tokenizer puts them
+// together.
+class AnswerTexts {
  public:
-  // `eos`, `on_text` and `text` outlive it.
-  static absl::StatusOr<std::unique_ptr<AnswerText>> Start(
+  // `eos` and `on_text` outlive it.
+  static absl::StatusOr<std::unique_ptr<AnswerTexts>> Start(
       const std::string& model, std::span<const int64_t> eos,
-      const std::function<void(std::string_view)>& on_text, std::string* text) {
-    std::unique_ptr<AnswerText> answer(new AnswerText(eos, on_text, text));
+      const std::function<void(std::string_view)>& on_text) {
+    std::unique_ptr<AnswerTexts> answer(new AnswerTexts(eos, on_text));
     FOREBAY_ASSIGN_OR_RETURN(answer->decoder_, TokenDecoder::Start(model));
     return answer;
   }
@@ -123,16 +141,16 @@ class AnswerText {
     Add(piece);
     return absl::OkStatus();
   }
-  absl::Status Finish() {
+  // The text of the tokens since the last one.
+  absl::StatusOr<std::string> Finish() {
     FOREBAY_ASSIGN_OR_RETURN(const std::string rest, decoder_->Finish());
     Add(rest);
-    return absl::OkStatus();
+    return std::exchange(text_, "");
   }
 
  private:
-  AnswerText(std::span<const int64_t> eos, const std::function<void(std::string_view)>& on_text,
-             std::string* text)
-      : eos_(eos), on_text_(on_text), text_(*text) {}
+  AnswerTexts(std::span<const int64_t> eos, const std::function<void(std::string_view)>& on_text)
+      : eos_(eos), on_text_(on_text) {}
   void Add(const std::string& piece) {
     text_ += piece;
     if (on_text_ && !piece.empty()) on_text_(piece);
@@ -141,20 +159,8 @@ class AnswerText {
   std::unique_ptr<TokenDecoder> decoder_;
   const std::span<const int64_t> eos_;
   const std::function<void(std::string_view)>& on_text_;
-  std::string& text_;
+  std::string text_;
 };
-
-absl::StatusOr<std::string> TextOf(const GeneratedTokens& answer, const std::string& model,
-                                   std::span<const int64_t> eos) {
-  std::string text;
-  const std::function<void(std::string_view)> nobody_reads_along;
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<AnswerText> answer_text,
-                           AnswerText::Start(model, eos, nobody_reads_along, &text));
-  FOREBAY_RETURN_IF_ERROR(answer_text->AwaitReady());
-  for (const int32_t token : answer.tokens) FOREBAY_RETURN_IF_ERROR(answer_text->Push(token));
-  FOREBAY_RETURN_IF_ERROR(answer_text->Finish());
-  return text;
-}
 
 Json AnswerJson(const std::string& text, const GeneratedTokens& answer) {
   Json json;
@@ -168,43 +174,47 @@ Json AnswerJson(const std::string& text, const GeneratedTokens& answer) {
 }  // namespace
 
 absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
-                                           const std::function<void(std::string_view)>& on_text) {
+                                           const GenerateListener& listener) {
   const std::string& model = options.infer.model;
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(model));
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<EncodedPrompt> prompts, EncodedPrompts(options));
   Task task = {.infer = options.infer, .config = config};
   task.options.max_tokens = options.max_tokens;
   task.options.sampling = options.sampling;
-  for (const std::string& text : options.prompts) {
-    FOREBAY_ASSIGN_OR_RETURN(EncodedPrompt prompt, EncodePrompt(model, text, options.chat));
-    FOREBAY_ASSIGN_OR_RETURN(task.options.max_tokens,
-                             RoomFor(std::ssize(prompt.tokens), task.options.max_tokens, config));
+  GeneratedText generated;
+  for (EncodedPrompt& prompt : prompts) {
+    FOREBAY_ASSIGN_OR_RETURN(const int64_t room, RoomFor(prompt, options, config));
+    task.options.max_tokens = std::min(task.options.max_tokens, room);
+    if (prompt.line > 0) generated.lines.push_back(prompt.line);
     task.prompts.push_back(std::move(prompt.tokens));
     task.options.eos_token_ids = std::move(prompt.eos_token_ids);
   }
 
-  GeneratedText generated;
-  generated.texts.resize(options.prompts.size());
-  const bool reads_along = options.prompts.size() == 1;
-  std::unique_ptr<AnswerText> answer_text;
-  if (reads_along) {
-    // It starts while the model is opened.
-    FOREBAY_ASSIGN_OR_RETURN(answer_text, AnswerText::Start(model, task.options.eos_token_ids,
-                                                            on_text, &generated.texts.front()));
-    // The speed that is reported is the model's, so Generate must not wait for it.
-    task.before_generation = [&] { return answer_text->AwaitReady(); };
-    task.on_token = [&](size_t, int32_t token) { return answer_text->Push(token); };
-  }
+  const bool reads_along = prompts.size() == 1;
+  const std::function<void(std::string_view)> nobody_reads_along;
+  // It starts while the model is opened.
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<AnswerTexts> texts,
+                           AnswerTexts::Start(model, task.options.eos_token_ids,
+                                              reads_along ? listener.on_text : nobody_reads_along));
+  // The speed that is reported is the model's, so Generate must not wait for it.
+  task.before_generation = [&] { return texts->AwaitReady(); };
+  int64_t num_tokens = 0;
+  task.on_token = [&](size_t, int32_t token) -> absl::Status {
+    if (reads_along) return texts->Push(token);
+    if (listener.on_progress) {
+      listener.on_progress(++num_tokens, std::ssize(prompts) * task.options.max_tokens);
+    }
+    return absl::OkStatus();
+  };
   const MachineLimits limits = LimitsFor(options.infer);
   FOREBAY_ASSIGN_OR_RETURN(generated.result, IsForGpu(options.infer, limits)
                                                  ? GenerateOnGpu(task, limits)
                                                  : GenerateOnCpu(task, limits));
-  if (reads_along) {
-    FOREBAY_RETURN_IF_ERROR(answer_text->Finish());
-    return generated;
-  }
-  for (size_t i = 0; i < generated.texts.size(); ++i) {
-    FOREBAY_ASSIGN_OR_RETURN(
-        generated.texts[i], TextOf(generated.result.answers[i], model, task.options.eos_token_ids));
+  for (const GeneratedTokens& answer : generated.result.answers) {
+    for (size_t i = 0; i < answer.tokens.size() && !reads_along; ++i) {
+      FOREBAY_RETURN_IF_ERROR(texts->Push(answer.tokens[i]));
+    }
+    FOREBAY_ASSIGN_OR_RETURN(generated.texts.emplace_back(), texts->Finish());
   }
   return generated;
 }
@@ -212,16 +222,19 @@ absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
 Json ToJson(const GeneratedText& generated) {
   const GenerateResult& result = generated.result;
   Json json;
-  if (result.answers.size() == 1) {
+  if (result.answers.size() == 1 && generated.lines.empty()) {
     json = AnswerJson(generated.texts.front(), result.answers.front());
   } else {
-    json["s_per_answer"] = result.SecondsPerAnswer();
     for (size_t i = 0; i < result.answers.size(); ++i) {
-      json["answers"].push_back(AnswerJson(generated.texts[i], result.answers[i]));
+      Json answer = AnswerJson(generated.texts[i], result.answers[i]);
+      if (!generated.lines.empty()) answer["line"] = generated.lines[i];
+      json["answers"].push_back(std::move(answer));
     }
   }
   json["prompt_tokens_per_s"] = result.PromptTokensPerSecond();
   json["tokens_per_s"] = result.TokensPerSecond();
+  json["s_per_answer"] = result.SecondsPerAnswer();
+  json["read_bytes_per_token"] = result.read_bytes / result.num_tokens();
   if (result.copied_bytes > 0) {
     json["copied_bytes_per_token"] = result.copied_bytes / result.num_tokens();
   }

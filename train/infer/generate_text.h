@@ -19,26 +19,36 @@ namespace forebay {
 
 struct GenerateTextOptions {
   InferOptions infer;
-  std::vector<std::string> prompts;  // at least one; answered together
+  std::vector<std::string> prompts;  // answered together
   bool chat = false;                 // each is one user turn for the model's chat template
+  std::string prompt_file;           // instead of these: EncodePromptFile
   int64_t max_tokens = 128;          // of each answer; fewer where the model's positions end before
   SamplingOptions sampling;
 };
 
 struct GeneratedText {
   std::vector<std::string> texts;  // by prompt
+  std::vector<int64_t> lines;      // the same, of a file of prompts; else empty
   GenerateResult result;
 };
 
-// With one prompt `on_text` is called with each piece of text as it becomes complete.
-// BadInputError (model, prompt), DoesNotFitError with the least --ram or --gpu_mem,
+// Who is told. Each may be empty.
+struct GenerateListener {
+  // With one prompt: each piece of text as it becomes complete.
+  std::function<void(std::string_view)> on_text;
+  // With several: how many tokens all have together, of so many at most.
+  std::function<void(int64_t num_tokens, int64_t most)> on_progress;
+};
+
+// BadInputError (model; prompt, with its line), DoesNotFitError with the least --ram or --gpu_mem,
 // EnvironmentError (no forebay-data, no GPU, or it fails), errors of Generate.
 absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
-                                           const std::function<void(std::string_view)>& on_text);
+                                           const GenerateListener& listener);
 
-// {"text", "tokens", "prompt_tokens", "ended", "prompt_tokens_per_s", "tokens_per_s"}; of several
-// prompts {"answers": [{"text", "tokens", "prompt_tokens", "ended"}, ...], "prompt_tokens_per_s",
-// "tokens_per_s", "s_per_answer"}. On a GPU "copied_bytes_per_token" too, of weights.
+// {"text", "tokens", "prompt_tokens", "ended", "prompt_tokens_per_s", "tokens_per_s",
+// "s_per_answer", "read_bytes_per_token"}; of several prompts, and of a file of them, with
+// "answers": [{"text", "tokens", "prompt_tokens", "ended"}, ...] in place of the first four, and
+// "line" in each answer to a file's. On a GPU "copied_bytes_per_token" too, of weights.
 Json ToJson(const GeneratedText& generated);
 
 }  // namespace forebay

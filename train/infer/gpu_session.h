@@ -49,6 +49,7 @@ class GpuSession {
    public:
     ParamSource& source() { return *window_; }
     int64_t copied_bytes() const { return window_->copied_bytes(); }
+    int64_t read_bytes() const { return checkpoint_->read_bytes(); }
 
    private:
     friend class GpuSession;

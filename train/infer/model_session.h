@@ -35,7 +35,7 @@ class ModelSession {
                                                             const DecoderConfig& config);
   MemoryBudget& budget() { return budget_; }
   Decoder& decoder() { return *decoder_; }
-  ParamSource& source() { return *source_; }
+  CheckpointSource& source() { return *source_; }
   // In [other_bytes, max(other_bytes, other_bytes_at_most)]: what is left for the caller.
   int64_t other_bytes() const { return other_bytes_; }
 

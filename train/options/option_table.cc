@@ -169,7 +169,8 @@ std::vector<OptionSpec> OffloadRows() {
       Choice<DType>("offload", "grad_dtype", &O::grad_dtype,
                     {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}},
                     "of finished gradients (they are summed in fp32)"),
-      Whole<int>("offload", "threads", &O::threads, 0, 1024, "compute threads; 0: one per core"),
+      Whole<int>("offload", "threads", &O::threads, 0, 1024,
+                 "compute threads; 0: one per core that it may use"),
       Whole<int>("offload", "update_threads", &O::update_threads, 0, 1024,
                  "threads of the optimizer's update, which runs beside the computation; 0: as many "
                  "as --threads"),
@@ -219,6 +220,10 @@ std::vector<OptionSpec> PlacementRows() {
           "until the norm of all is known: hold (in RAM, else on NVMe), speculate (applied at once "
           "to the slot that is not committed; a step that is clipped is computed again); auto: "
           "speculate where nothing clips and they do not fit in RAM"),
+      Whole<int64_t>("offload", "speculate_layers", &O::speculate_layers, 0, 65536,
+                     "layers, spread evenly, whose gradients are applied at once; those of the "
+                     "others are held. 0: as many as make the fastest step where the machine's "
+                     "speeds are known, else with --gradients=speculate all"),
       Choice<Durability>(
           "offload", "durability", &O::durability,
           {{"auto", Durability::kAuto},

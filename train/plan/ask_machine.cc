@@ -6,6 +6,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/device/device.h"
+#include "forebay/memory/process_memory.h"
 #include "forebay/offload/ask_machine.h"
 #include "forebay/train/files/run_folder.h"
 
@@ -46,6 +47,8 @@ std::vector<std::string> SwapFoldersOf(const TrainOptions& options) {
 MachineLimits AskMachine(const TrainOptions& options) {
   const std::vector<std::string> folders = SwapFoldersOf(options);
   MachineLimits limits = LimitsOfMachine(folders);
+  // A budget is for the whole process, and what that has already is not available any more.
+  limits.available_memory_bytes += ReadProcessMemory().resident_bytes;
   if (options.device != ComputeDevice::kCpu) limits.gpu = AskGpu();
   if (options.nvme.empty()) {
     DiskLimits& disk = limits.disks.front();

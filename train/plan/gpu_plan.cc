@@ -9,6 +9,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/model/decoder_compute.h"
+#include "forebay/offload/largest_term.h"
 #include "forebay/optimizer/gradient_landing.h"
 
 namespace forebay {
@@ -83,11 +84,13 @@ absl::Status DoesNotFit(const GpuPlan& plan) {
     largest += fmt::format("\n  {:<34}{:>10}{}", term.name, FormatBytes(term.bytes),
                            term.shrink_with.empty() ? "" : "   smaller with " + term.shrink_with);
   }
-  return DoesNotFitError(fmt::format(
+  const absl::Status error = DoesNotFitError(fmt::format(
       "the GPU's part of this run needs {}, and its budget is {}: {} are missing. Use "
       "--gpu_mem={}MiB or more where the card has it, or less of:{}",
       FormatBinaryBytes(plan.bytes), FormatBinaryBytes(plan.budget_bytes),
       FormatBinaryBytes(plan.bytes - plan.budget_bytes), MebibytesUp(plan.bytes), largest));
+  return WithLargestTerm(
+      error, fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().bytes)));
 }
 
 }  // namespace

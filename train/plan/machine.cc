@@ -206,7 +206,8 @@ MachineLimits LimitsOf(const Machine& machine, TrainOptions& options) {
   limits.speeds = {.matmul_flops_per_s =
                        on_gpu ? machine.gpu_matmul_flops_per_s : machine.cpu_matmul_flops_per_s,
                    .memory_bytes_per_s = machine.memory_bytes_per_s,
-                   .bus_bytes_per_s = machine.bus_bytes_per_s};
+                   .bus_bytes_per_s = machine.bus_bytes_per_s,
+                   .origin = fmt::format("of the machine '{}'", machine.name)};
   return limits;
 }
 

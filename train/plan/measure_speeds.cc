@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "forebay/aio/open_engine.h"
-#include "forebay/aio/speed_probe.h"
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/counter_rng.h"
@@ -29,6 +28,14 @@ constexpr double kSecondsOfEach = 1.5;
 constexpr size_t kNumBuffers = 4;  // of a block: weights, gradient, input, and what goes through it
 constexpr int64_t kMostTokens = 2048;
 constexpr int64_t kMostVocab = 1024;  // the head is not measured: it is one more product
+
+constexpr int kDiskTurns = 3;
+
+double MedianOf(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
 
 // The least time of a call: of several within kSecondsOfEach, behind one that warms up.
 absl::StatusOr<double> LeastSeconds(const std::function<bool()>& stop,
@@ -79,12 +86,17 @@ void FillRandom(DType dtype, std::span<std::byte> to) {
   }
 }
 
-// Operations per second of a block's forward, recomputation and backward pass.
+}  // namespace
+
+MeasuredTokens TokensToMeasure(const TrainOptions& options) {
+  const int64_t seq = std::min(options.seq, kMostTokens);
+  return {.rows = std::clamp<int64_t>(kMostTokens / seq, 1, options.batch), .seq = seq};
+}
+
 absl::StatusOr<double> MeasureBlock(const DecoderConfig& model, const TrainOptions& options,
                                     int num_threads, const std::function<bool()>& stop) {
   const DecoderConfig config = OneBlockOf(model);
-  const int64_t seq = std::min(options.seq, kMostTokens);
-  const int64_t rows = std::clamp<int64_t>(kMostTokens / seq, 1, options.batch);
+  const auto [rows, seq] = TokensToMeasure(options);
   MemoryBudget budget(0);
   FOREBAY_ASSIGN_OR_RETURN(
       const std::unique_ptr<Decoder> decoder,
@@ -120,7 +132,6 @@ absl::StatusOr<double> MeasureBlock(const DecoderConfig& model, const TrainOptio
   return (flops.forward - head + flops.backward - 2 * head) / seconds;
 }
 
-// Bytes per second that an update reads and writes.
 absl::StatusOr<double> MeasureUpdate(const TrainOptions& options, int num_threads,
                                      const std::function<bool()>& stop) {
   constexpr int64_t kElems = int64_t{16} << 20;  // larger than caches are
@@ -155,34 +166,17 @@ absl::StatusOr<double> MeasureUpdate(const TrainOptions& options, int num_thread
          seconds;
 }
 
-}  // namespace
-
-absl::StatusOr<MachineSpeeds> MeasureSpeeds(const DecoderConfig& model, const TrainOptions& options,
-                                            int num_cores, const std::function<bool()>& stop) {
-  MachineSpeeds speeds;
-  const int threads = options.threads > 0 ? options.threads : num_cores;
-  FOREBAY_ASSIGN_OR_RETURN(speeds.matmul_flops_per_s, MeasureBlock(model, options, threads, stop));
-  const int of_updates = options.update_threads > 0 ? options.update_threads : threads;
-  FOREBAY_ASSIGN_OR_RETURN(speeds.memory_bytes_per_s, MeasureUpdate(options, of_updates, stop));
-  return speeds;
-}
-
-absl::Status MeasureDisks(const TrainOptions& options, const std::function<bool()>& stop,
-                          MachineLimits& limits) {
+absl::StatusOr<DiskSpeed> MeasureDisk(const TrainOptions& options, const std::string& folder,
+                                      const std::function<bool()>& stop) {
   const EngineOptions engine{.engine = options.engine, .strict = options.engine_strict};
-  std::vector<std::string> named;
-  for (const DiskLimits& disk : limits.disks) named.push_back(disk.folder);
-  FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine opened, OpenEngine(engine, named));
-  for (const auto& [file_system, folders] : ByFileSystem(limits.disks)) {
-    DiskLimits& first = limits.disks[folders.front()];
-    if (first.read_bytes_per_s > 0) continue;
-    FOREBAY_ASSIGN_OR_RETURN(const DiskSpeed speed, ProbeSpeed(*opened.engine, first.folder, stop));
-    for (const size_t i : folders) {
-      limits.disks[i].read_bytes_per_s = speed.read_bytes_per_s;
-      limits.disks[i].write_bytes_per_s = speed.write_bytes_per_s;
-    }
+  FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine opened, OpenEngine(engine, {folder}));
+  std::vector<double> reads, writes;
+  for (int turn = 0; turn < kDiskTurns; ++turn) {
+    FOREBAY_ASSIGN_OR_RETURN(const DiskSpeed speed, ProbeSpeed(*opened.engine, folder, stop));
+    reads.push_back(speed.read_bytes_per_s);
+    writes.push_back(speed.write_bytes_per_s);
   }
-  return absl::OkStatus();
+  return DiskSpeed{.read_bytes_per_s = MedianOf(reads), .write_bytes_per_s = MedianOf(writes)};
 }
 
 }  // namespace forebay

@@ -2,24 +2,38 @@
 // code: a few seconds.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "forebay/aio/speed_probe.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/offload/machine_limits.h"
 #include "forebay/train/options/options.h"
 
 namespace forebay {
 
-// One block of the model, forward and backward, on some of a micro-batch's tokens, and an update of
-// the layout. Takes the memory of one block and its workspace, and 0.4 GB for the update. `stop`:
-// true ends it with InterruptedError. OutOfMemoryError.
-absl::StatusOr<MachineSpeeds> MeasureSpeeds(const DecoderConfig& model, const TrainOptions& options,
-                                            int num_cores, const std::function<bool()>& stop);
+// In each: `stop`: true ends it with InterruptedError. OutOfMemoryError.
 
-// The speeds of the disks in `limits` whose speed is not known (aio/speed_probe.h): some 0.5 GB
-// written for each. StorageError, OutOfMemoryError, InterruptedError.
-absl::Status MeasureDisks(const TrainOptions& options, const std::function<bool()>& stop,
-                          MachineLimits& limits);
+// The tokens that MeasureBlock computes with: of a micro-batch, or some of it.
+struct MeasuredTokens {
+  int64_t rows = 0;
+  int64_t seq = 0;  // of each row
+};
+MeasuredTokens TokensToMeasure(const TrainOptions& options);
+
+// Operations per second of one block of the model, forward, recomputed and backward. Takes the
+// memory of one block and its workspace.
+absl::StatusOr<double> MeasureBlock(const DecoderConfig& model, const TrainOptions& options,
+                                    int num_threads, const std::function<bool()>& stop);
+
+// Bytes per second that an update of the layout reads and writes of RAM. Takes 0.4 GB.
+absl::StatusOr<double> MeasureUpdate(const TrainOptions& options, int num_threads,
+                                     const std::function<bool()>& stop);
+
+// Of the disk under `folder`, in turns of reads and writes (aio/speed_probe.h): some 1.5 GB are
+// written. StorageError too.
+absl::StatusOr<DiskSpeed> MeasureDisk(const TrainOptions& options, const std::string& folder,
+                                      const std::function<bool()>& stop);
 
 }  // namespace forebay

@@ -11,6 +11,7 @@
 #include "forebay/offload/gradient_sum.h"
 #include "forebay/train/export/export_weights.h"
 #include "forebay/train/options/traced_steps.h"
+#include "forebay/train/plan/choose_settings.h"
 #include "forebay/train/plan/gpu_plan.h"
 #include "forebay/train/plan/write_budget.h"
 
@@ -108,10 +109,9 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
   return terms;
 }
 
-}  // namespace
-
-absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
-                              const MachineLimits& limits) {
+// With exactly these options.
+absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& options,
+                                const MachineLimits& limits) {
   FOREBAY_RETURN_IF_ERROR(CheckPositions(model, options));
   PlanInputs inputs;
   inputs.inventory = BuildInventory(model);
@@ -140,8 +140,29 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   plan.gpu = std::move(gpu);
   plan.forecast =
       ForecastStep(plan, {on_gpu, plan.gpu.num_activations_in_ram}, model, options, limits.speeds);
+  plan.speeds_origin = limits.speeds.origin;
+  plan.speeds_age_s = limits.speeds.age_s;
   if (!on_gpu && options.device == ComputeDevice::kAuto) plan.why_no_gpu = limits.gpu.why_none;
   return plan;
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
+                              const MachineLimits& limits) {
+  FOREBAY_ASSIGN_OR_RETURN(Plan plan, PlanAsTold(model, options, limits));
+  return WithFastestSpeculation(std::move(plan), options, [&](const TrainOptions& other) {
+    return PlanAsTold(model, other, limits);
+  });
+}
+
+void FindBetterSettings(const DecoderConfig& model, const TrainOptions& options,
+                        const MachineLimits& limits, Plan& plan) {
+  MachineLimits more_memory = limits;
+  more_memory.available_memory_bytes = 0;
+  plan.better = BetterSettings(plan, options, [&](const TrainOptions& other) {
+    return MakePlan(model, other, more_memory);
+  });
 }
 
 }  // namespace forebay

@@ -39,6 +39,13 @@ struct GpuPlan {
 // libraries need some beside what they are asked for.
 inline constexpr double kAutoGpuShare = 0.9;
 
+// What would make a step shorter, and the forecast with it.
+struct BetterSetting {
+  std::string text;  // the flag, and what else it changes
+  double step_s = 0;
+  double tokens_per_s = 0;
+};
+
 struct Plan : OffloadPlan {
   int64_t tokens_per_step = 0;  // packed rows * seq, padding included
   // Models that OUT is to have room for, beside those that it has.
@@ -49,15 +56,23 @@ struct Plan : OffloadPlan {
   GpuPlan gpu;
   std::string why_no_gpu;                // where --device=auto found none
   std::optional<StepForecast> forecast;  // where the machine's speeds are known
+  std::string speeds_origin;             // MachineSpeeds::origin
+  double speeds_age_s = 0;               // MachineSpeeds::age_s
+  std::vector<BetterSetting> better;     // of FindBetterSettings
 
   bool on_gpu() const { return !gpu.device.empty(); }
 };
 
 // As MakeOffloadPlan, of the decoder's layers and step. UsageError also when --seq exceeds the
 // model's positions. With --device=cuda: EnvironmentError where there is no GPU and no --gpu_mem to
-// plan for one; DoesNotFitError that names the largest terms on it. Pure.
+// plan for one; DoesNotFitError that names the largest terms on it. Where options leave it open of
+// how many layers gradients are applied at once, and the machine's speeds are known, these are as
+// many as make the fastest step (choose_settings.h). Pure.
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits);
+// Fills `plan.better`, for plans with more memory too than there is. Plans many times.
+void FindBetterSettings(const DecoderConfig& model, const TrainOptions& options,
+                        const MachineLimits& limits, Plan& plan);
 
 // {"fits", "ram_budget_bytes", "host_bytes", "nvme_bytes", ..., "terms": [...], "stripes": [...]}
 // (docs/cli.md).

@@ -128,10 +128,14 @@ int64_t CountHost(const std::vector<Tier>& tiers) {
 std::string SpeculationLine(const Plan& plan) {
   const auto count = plan.placement.NumUpdated(UpdateTime::kAfterHand);
   if (count == 0) return "";
+  const auto num_layers = std::ssize(plan.placement.weights);
+  const std::string which = count == num_layers ? fmt::format("{}", count)
+                                                : fmt::format("{} of {} (--speculate_layers={})",
+                                                              count, num_layers, count);
   return fmt::format(
       "gradients  of {} layers are applied as they come, and undone where the step turns out to be "
       "clipped, which is computed again then, or skipped\n",
-      count);
+      which);
 }
 
 std::string PassText(const PassForecast& pass) {
@@ -143,9 +147,20 @@ std::string ForecastLines(const Plan& plan) {
   const StepForecast& step = *plan.forecast;
   return fmt::format(
       "forecast   {} a step, {:.0f} tokens/s: forward {}, backward {}\n"
-      "           at best {} ({}), if all of it went on at one time\n",
+      "           at best {} ({}), if all of it went on at one time; speeds {}\n",
       FormatDuration(step.step_s), step.tokens_per_s, PassText(step.forward),
-      PassText(step.backward), FormatDuration(step.bound_s), NameOf(step.bound));
+      PassText(step.backward), FormatDuration(step.bound_s), NameOf(step.bound),
+      plan.speeds_origin);
+}
+
+std::string BetterLines(const Plan& plan) {
+  std::string lines;
+  for (const BetterSetting& setting : plan.better) {
+    lines +=
+        fmt::format("{:<11}{} a step, {:.0f} tokens/s with {}\n", lines.empty() ? "better" : "",
+                    FormatDuration(setting.step_s), setting.tokens_per_s, setting.text);
+  }
+  return lines;
 }
 
 Json ToJson(const PassForecast& pass) {
@@ -154,11 +169,13 @@ Json ToJson(const PassForecast& pass) {
           {"memory_s", pass.memory_s},   {"bus_s", pass.bus_s}};
 }
 
-Json ToJson(const std::optional<StepForecast>& forecast) {
+Json ForecastJson(const Plan& plan) {
+  const std::optional<StepForecast>& forecast = plan.forecast;
   if (!forecast.has_value()) return nullptr;
   return {{"step_s", forecast->step_s},           {"tokens_per_s", forecast->tokens_per_s},
           {"bound_s", forecast->bound_s},         {"bound", NameOf(forecast->bound)},
-          {"forward", ToJson(forecast->forward)}, {"backward", ToJson(forecast->backward)}};
+          {"forward", ToJson(forecast->forward)}, {"backward", ToJson(forecast->backward)},
+          {"speeds", plan.speeds_origin},         {"speeds_age_s", plan.speeds_age_s}};
 }
 
 }  // namespace
@@ -173,7 +190,12 @@ Json ToJson(const Plan& plan) {
   json["read_bytes_per_step"] = plan.read_bytes_per_step;
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
   json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
-  json["forecast"] = ToJson(plan.forecast);
+  json["forecast"] = ForecastJson(plan);
+  json["better"] = Json::array();
+  for (const auto& [text, step_s, tokens_per_s] : plan.better) {
+    json["better"].push_back(
+        {{"setting", text}, {"step_s", step_s}, {"tokens_per_s", tokens_per_s}});
+  }
   const int64_t steps_per_commit = StepsPerCommit(plan.commit_pace);
   json["durability"] = NameOfDurability(plan);
   json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
@@ -263,6 +285,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
                   static_cast<double>(plan.write_bytes_per_step) / params,
                   plan.io_s_per_step > 0 ? " = " + FormatDuration(plan.io_s_per_step) : "");
   table += ForecastLines(plan);
+  table += BetterLines(plan);
   table += DurabilityLine(plan);
   table += WearLine(plan);
   table += LimitLine(plan, options);

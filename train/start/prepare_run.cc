@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "fmt/format.h"
+#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/data/row_sampler.h"
@@ -18,6 +18,7 @@
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/options/lr_schedule_table.h"
 #include "forebay/train/options/traced_steps.h"
+#include "forebay/train/plan/calibration.h"
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/stripe_weights.h"
 #include "forebay/train/plan/write_budget.h"
@@ -91,6 +92,7 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
   SetWeights(shares, limits);
   FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
   const auto show = [&] {
+    AddForecast(run.config, run.options, limits, Calibration::OfThisUser(), run.plan);
     observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
   };
   const int num_threads = 2 * run.options.threads + run.options.update_threads +
@@ -180,9 +182,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   run.ranks = environment.ranks;
   run.rows_per_step = run.options.batch * run.options.accum;
   FOREBAY_RETURN_IF_ERROR(TakePartOfRank(environment.rank(), environment.num_ranks(), run.options));
-  if (run.options.threads <= 0) {
-    run.options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  }
+  if (run.options.threads <= 0) run.options.threads = DefaultThreads();
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
   for (const std::string& note : resolved.notes) observer.OnNote(note);

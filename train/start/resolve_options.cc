@@ -380,14 +380,9 @@ void CheckSpeculation(Resolver& resolver) {
                     "give --gradients=auto where the run itself has it",
                     name, OptionText(options, name), why));
   };
-  const char* const kAlone =
-      "which keeps in RAM what would be written over before it is known to "
-      "be right: all weights and state have to be on NVMe";
   refuse(options.durability == Durability::kNone, "durability", "which has no second slot");
   refuse(options.durability == Durability::kReplay, "durability", "which keeps all gradients");
   refuse(options.commit_every > 1, "commit_every", "as it needs every step committed");
-  refuse(options.weights_tier == TierChoice::kHost, "weights_tier", kAlone);
-  refuse(options.state_tier == TierChoice::kHost, "state_tier", kAlone);
 }
 
 void CheckDelay(Resolver& resolver) {

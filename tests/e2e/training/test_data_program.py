@@ -128,3 +128,41 @@ done""")
     assert process.returncode == 0, errors
     whole = Forebay(held.binary).run(*command[1:]).stdout.encode()
     assert first + rest == whole and len(first) < len(whole)
+
+
+def test_a_file_of_prompts_is_answered_like_its_lines(forebay, model, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "and it"}\n\n{"prompt": "came"}\n')
+    settings = dict(model=model, max_tokens=6, ram="1GiB", precision="fp32")
+    together = json.loads(forebay.run("generate", "--format=json", prompts=prompts, **settings).stdout)
+    assert [answer.pop("line") for answer in together["answers"]] == [1, 3]
+    alone = [json.loads(forebay.run("generate", "--format=json", prompt=text, **settings).stdout)
+             for text in ("and it", "came")]
+    assert together["answers"] == [{key: each[key] for key in together["answers"][0]} for each in alone]
+    assert together["s_per_answer"] > 0 and together["read_bytes_per_token"] == 0
+    (tmp_path / "one.txt").write_text("\ncame\n")
+    [answer] = json.loads(forebay.run("generate", "--format=json", prompts=tmp_path / "one.txt", **settings).stdout)["answers"]
+    assert answer == {**together["answers"][1], "line": 2}
+    printed = forebay.run("generate", prompts=prompts, **settings)
+    assert printed.stdout == "".join(f"[{line}] {each['text']}\n" for line, each in zip((1, 3), together["answers"]))
+    assert " s for each answer, 0 B of weights read for each token" in printed.stderr
+
+
+def test_a_prompt_that_is_too_long_is_named_with_its_line(forebay, model, tmp_path):
+    (tmp_path / "p.txt").write_text("short\n" + "x" * 129 + "\n")
+    done = forebay.run("generate", check=False, model=model, prompts=tmp_path / "p.txt", ram="1GiB")
+    assert done.returncode == 3 and "p.txt:2: the prompt has 129 tokens, but the model has 128" in done.stderr
+    both = forebay.run("generate", check=False, model=model, prompts=tmp_path / "p.txt", prompt="a")
+    assert both.returncode == 2 and "or --prompts with a file" in both.stderr
+
+
+def test_weights_that_stream_are_counted_for_each_token(forebay, tmp_path):
+    """A model of more blocks than the budget holds beside the program's own share."""
+    model = make_model(forebay, tmp_path / "model", hidden_size=512, intermediate_size=2048, num_hidden_layers=8)
+    write_tokenizer(model)
+    weights = os.path.getsize(f"{model}/model.safetensors")
+    settings = dict(model=model, prompt="a", max_tokens=4, threads=1)
+    refused = forebay.run("generate", check=False, ram="100MiB", **settings)
+    least = refused.stderr.split("--ram=")[1].split()[0]
+    read = json.loads(forebay.run("generate", "--format=json", ram=least, **settings).stdout)["read_bytes_per_token"]
+    assert 0.7 * weights < read <= weights

@@ -56,6 +56,7 @@ def expected(forebay, task, tmp_path_factory):
         dict(activations_tier="nvme", engine="threads", threads=3, tile_elems=2048),
         dict(activations_tier="nvme", weights_tier="host", state_tier="host", durability="replay"),
         dict(activations_tier="nvme", durability="none"),
+        dict(gradients="speculate", speculate_layers=2, weights_tier="host", activations_tier="nvme"),
     ],
     ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),
 )

@@ -36,10 +36,22 @@ def held(forebay, task, tmp_path_factory):
     return runs
 
 
+ON_NVME = dict(weights_tier="nvme", state_tier="nvme")
+# Of all layers or some, which live on NVMe or in RAM: what a failed hope has to undo differs.
+WAYS = {
+    "all": {}, "all on nvme": ON_NVME, "two": dict(speculate_layers=2), "two on nvme": dict(ON_NVME, speculate_layers=2),
+    "one, weights in RAM": dict(speculate_layers=1, weights_tier="host", state_tier="nvme"),
+    "all, state in RAM": dict(weights_tier="nvme", state_tier="host"),
+}
+
+
 @pytest.mark.parametrize("clip", [NEVER, ALWAYS, SOMETIMES])
-def test_the_bits_are_those_of_held_gradients(forebay, task, held, tmp_path, clip):
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bits_are_those_of_held_gradients(forebay, task, held, tmp_path, clip, way):
     used, digest, lines = held[clip]
-    forebay.run("train", out=tmp_path / "run", **task, clip=used, gradients="speculate")
+    forebay.run("train", out=tmp_path / "run", **task, clip=used, gradients="speculate", **WAYS[way])
+    placement = json.load(open(tmp_path / "run" / "plan.json"))["placement"]
+    assert placement["speculative_layers"] == WAYS[way].get("speculate_layers", placement["num_layers"])
     assert forebay.digest(tmp_path / "run") == digest
     ours = read_metrics(tmp_path / "run")
     clipped = [line["grad_norm"] > used for line in lines]
@@ -142,26 +154,39 @@ def test_a_kill_loses_the_running_step_alone(forebay, task, tmp_path):
     assert inspected["step"] >= 3
 
 
-@pytest.mark.parametrize("clip", [NEVER, SOMETIMES])
+@pytest.mark.parametrize("clip, way", [(NEVER, "all"), (SOMETIMES, "all on nvme"), (SOMETIMES, "two")])
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_at_any_moment_can_be_resumed(forebay, task, held, tmp_path, kind, clip):
+def test_a_signal_at_any_moment_can_be_resumed(forebay, task, held, tmp_path, kind, clip, way):
     used, digest, _ = held[clip]
     out = tmp_path / "run"
     pauses = [0.05 + 0.017 * attempt for attempt in range(40)]
-    train_through_signals(forebay, {**task, "out": out, "clip": used, "gradients": "speculate"}, kind, pauses)
+    settings = {**task, "out": out, "clip": used, "gradients": "speculate", **WAYS[way]}
+    train_through_signals(forebay, settings, kind, pauses)
     assert forebay.digest(out) == digest
 
 
 def test_overflows_of_fp16_are_dropped(forebay, task, tmp_path):
     digests = set()
-    for gradients in ("hold", "speculate"):
-        out = tmp_path / gradients
+    ways = {"held": dict(ON_NVME, gradients="hold"), **{name: dict(way, gradients="speculate") for name, way in WAYS.items()}}
+    for name, way in ways.items():
+        out = tmp_path / name
         forebay.run("train", out=out, **{**task, "steps": 10}, clip=0.5, precision="fp16", initial_scale_power=26,
-                    loss_scale_window=2, gradients=gradients, state_tier="nvme", weights_tier="nvme", export="none")
+                    loss_scale_window=2, export="none", **way)
         lines = read_metrics(out)
         assert any(line["skipped"] for line in lines) and not all(line["skipped"] for line in lines)
         digests.add((forebay.digest(out), tuple((line["loss_scale"], line["loss"]) for line in lines)))
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(gradients="speculate", speculate_layers=99), "--speculate_layers=99: the model has "),
+    (dict(gradients="hold", speculate_layers=2), "gradients are applied at once with --gradients=speculate"),
+    (dict(clip=1, speculate_layers=2), "gradients are applied at once with --gradients=speculate"),
+])
+def test_a_number_of_layers_that_is_none_is_refused(forebay, task, tmp_path, changes, message):
+    done = forebay.run("train", check=False, out=tmp_path / "run", **{**task, **changes})
+    assert done.returncode == 2 and message in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_with_exports_and_evaluations_beside(forebay, task, held, tmp_path):
@@ -175,8 +200,7 @@ def test_with_exports_and_evaluations_beside(forebay, task, held, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [dict(durability="none"), dict(durability="replay"), dict(commit_every=2), dict(weights_tier="host"),
-     dict(state_tier="host")],
+    [dict(durability="none"), dict(durability="replay"), dict(commit_every=2)],
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_it_does_not_go_with_is_named(forebay, task, tmp_path, changes):

@@ -97,6 +97,23 @@ TEST_F(CheckpointSourceTest, StreamsWithinTheLeastMemory) {
   for (int i = 0; i < 20; ++i) Pass(*source);
 }
 
+TEST_F(CheckpointSourceTest, CountsWhatStreamsAsItLiesInTheFiles) {
+  UseConfig(LlamaSample(), DType::kF32, 6);
+  const auto all = Create(DType::kBF16, 0);
+  Pass(*all);
+  EXPECT_EQ(all->read_bytes(), 0);
+  const auto source = Create(DType::kBF16, CheckpointSource::LeastBytes(config_, DType::kBF16));
+  EXPECT_EQ(source->read_bytes(), 0);
+  Pass(*source);
+  int64_t file_bytes = 0;
+  for (const SampleTensor& tensor : tensors_) file_bytes += std::ssize(tensor.values) * 4;
+  EXPECT_EQ(source->read_bytes(), file_bytes);
+  // A second pass finds what the window still holds.
+  const int64_t once = source->read_bytes();
+  Pass(*source);
+  EXPECT_LE(source->read_bytes(), 2 * once);
+}
+
 TEST_F(CheckpointSourceTest, TiedModelsKeepTheEmbeddingAndStreamTheBlocks) {
   UseConfig(Gpt2Sample(), DType::kF16, 6);
   const int64_t least = CheckpointSource::LeastBytes(config_, DType::kBF16);

@@ -123,6 +123,31 @@ TEST_F(DeepSpeedFile, SizesOfSeveralRanks) {
               HasSubstr("of each of 4 ranks"));
 }
 
+TEST_F(DeepSpeedFile, AutotuningSaysWhatIsTried) {
+  const auto read = [&](const std::string& section) {
+    return ReadDeepSpeedAutotuning(
+        Write("{\"train_batch_size\": 8, \"autotuning\": " + section + "}"));
+  };
+  const auto tuning = read(R"({"enabled": true, "fast": true, "metric": "latency",
+      "min_train_micro_batch_size_per_gpu": 2, "max_train_micro_batch_size_per_gpu": 16,
+      "start_profile_step": 4, "end_profile_step": 9, "tuner_num_trials": 7})");
+  ASSERT_TRUE(tuning.ok()) << tuning.status();
+  EXPECT_TRUE(tuning->only_micro_batches);
+  EXPECT_EQ(tuning->min_micro_batch, 2);
+  EXPECT_EQ(tuning->max_micro_batch, 16);
+  EXPECT_EQ(tuning->first_step, 4);
+  EXPECT_EQ(tuning->last_step, 9);
+  EXPECT_EQ(tuning->max_trials, 7);
+  EXPECT_THAT(tuning->notes, testing::ElementsAre(HasSubstr("autotuning.enabled is ignored"),
+                                                  HasSubstr("autotuning.metric is ignored")));
+  EXPECT_EQ(read("null")->last_step, 5);
+  for (const char* bad :
+       {R"({"tuner_num_trials": 0})", R"({"end_profile_step": 2})", R"({"tuner": 1})",
+        R"({"min_train_micro_batch_size_per_gpu": 8, "max_train_micro_batch_size_per_gpu": 4})"}) {
+    EXPECT_EQ(ExitCodeOf(read(bad).status()), ExitCode::kUsage) << bad;
+  }
+}
+
 // The words are those of forebay.deepspeed: tests/e2e/pytorch/test_deepspeed_program.py.
 TEST_F(DeepSpeedFile, WhatIsWrongIsNamed) {
   EXPECT_THAT(Refused(R"({"gradient_cliping": 1})"), HasSubstr("Is gradient_clipping meant?"));

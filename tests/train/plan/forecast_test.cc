@@ -84,6 +84,7 @@ TEST_F(ForecastTest, IsEachPassesSlowestPart) {
 
 TEST_F(ForecastTest, UpdatesInTheBackwardPassMoveTheirDiskTimeThere) {
   options_.gradients = GradientChoice::kSpeculate;
+  options_.speculate_layers = 42;  // all
   const StepForecast step = *MustPlan().forecast;
   EXPECT_EQ(step.forward.bound(), Bound::kCompute);
   EXPECT_EQ(step.backward.bound(), Bound::kDisk);

@@ -29,38 +29,41 @@ TrainOptions SmallSteps() {
   return options;
 }
 
+bool NeverStops() {
+  return false;
+}
+bool AlwaysStops() {
+  return true;
+}
+
 TEST(MeasureSpeeds, FindsWhatABlockAndAnUpdateReach) {
-  const auto speeds =
-      MeasureSpeeds(SmallModel(), SmallSteps(), /*num_cores=*/1, [] { return false; });
-  ASSERT_TRUE(speeds.ok()) << speeds.status();
+  const auto block = MeasureBlock(SmallModel(), SmallSteps(), /*num_threads=*/1, NeverStops);
+  ASSERT_TRUE(block.ok()) << block.status();
   // No machine is slower, or faster, than these.
-  EXPECT_GT(speeds->matmul_flops_per_s, 1e6);
-  EXPECT_LT(speeds->matmul_flops_per_s, 1e15);
-  EXPECT_GT(speeds->memory_bytes_per_s, 1e7);
-  EXPECT_LT(speeds->memory_bytes_per_s, 1e13);
+  EXPECT_GT(*block, 1e6);
+  EXPECT_LT(*block, 1e15);
+  const auto update = MeasureUpdate(SmallSteps(), /*num_threads=*/1, NeverStops);
+  ASSERT_TRUE(update.ok()) << update.status();
+  EXPECT_GT(*update, 1e7);
+  EXPECT_LT(*update, 1e13);
+}
+
+TEST(MeasureSpeeds, FindsWhatADiskReaches) {
+  const TemporaryFolder folder;
+  const auto speed = MeasureDisk(SmallSteps(), folder.Path("not/there/yet"), NeverStops);
+  ASSERT_TRUE(speed.ok()) << speed.status();
+  EXPECT_GT(speed->read_bytes_per_s, 0);
+  EXPECT_GT(speed->write_bytes_per_s, 0);
 }
 
 TEST(MeasureSpeeds, StopsWhenItIsAsked) {
-  const auto speeds = MeasureSpeeds(SmallModel(), SmallSteps(), 1, [] { return true; });
-  EXPECT_EQ(ExitCodeOf(speeds.status()), ExitCode::kInterrupted);
-}
-
-TEST(MeasureDisks, LeavesWhatIsKnownAlone) {
   const TemporaryFolder folder;
-  MachineLimits limits;
-  limits.disks = {{.folder = folder.Path("a"), .file_system = 1},
-                  {.folder = folder.Path("b"), .file_system = 1},
-                  {.folder = folder.Path("c"),
-                   .file_system = 2,
-                   .read_bytes_per_s = 3e9,
-                   .write_bytes_per_s = 2e9}};
-  ASSERT_EQ(MeasureDisks(
-                SmallSteps(), [] { return false; }, limits),
-            absl::OkStatus());
-  EXPECT_GT(limits.disks[0].read_bytes_per_s, 0);
-  EXPECT_GT(limits.disks[0].write_bytes_per_s, 0);
-  EXPECT_EQ(limits.disks[1].read_bytes_per_s, limits.disks[0].read_bytes_per_s);
-  EXPECT_EQ(limits.disks[2].read_bytes_per_s, 3e9);
+  for (const absl::Status& status :
+       {MeasureBlock(SmallModel(), SmallSteps(), 1, AlwaysStops).status(),
+        MeasureUpdate(SmallSteps(), 1, AlwaysStops).status(),
+        MeasureDisk(SmallSteps(), folder.path(), AlwaysStops).status()}) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "forebay/train/files/pack_cache.h"
+#include "forebay/train/files/cache_folder.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,15 +20,15 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Without HOME and XDG_CACHE_HOME; a folder that stands for /tmp.
-class SharedPackCache : public testing::Test {
+class SharedCache : public testing::Test {
  protected:
-  SharedPackCache() {
+  SharedCache() {
     for (Variable& variable : variables_) {
       if (const char* value = std::getenv(variable.name)) variable.before = value;
       ::unsetenv(variable.name);
     }
   }
-  ~SharedPackCache() override {
+  ~SharedCache() override {
     for (const Variable& variable : variables_) {
       ::unsetenv(variable.name);
       if (variable.before) ::setenv(variable.name, variable.before->c_str(), 1);
@@ -42,7 +42,7 @@ class SharedPackCache : public testing::Test {
   }
 
   void ExpectRefusal(const std::string& folder, const std::string& defect) {
-    const absl::Status status = PackCacheDirectory(shared_.path()).status();
+    const absl::Status status = CacheFolder("packed", shared_.path()).status();
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment);
     EXPECT_THAT(MessageOf(status),
                 AllOf(HasSubstr("'" + folder + "' " + defect), HasSubstr("Set XDG_CACHE_HOME")));
@@ -60,18 +60,18 @@ class SharedPackCache : public testing::Test {
   Variable variables_[2] = {{"HOME", {}}, {"XDG_CACHE_HOME", {}}};
 };
 
-TEST_F(SharedPackCache, IsMadeForThisUserAlone) {
+TEST_F(SharedCache, IsMadeForThisUserAlone) {
   const mode_t before = ::umask(0);
-  const absl::StatusOr<std::string> made = PackCacheDirectory(shared_.path());
+  const absl::StatusOr<std::string> made = CacheFolder("packed", shared_.path());
   ::umask(before);
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_EQ(*made, packed_);
   EXPECT_EQ(ModeOf(own_), 0700);
   EXPECT_EQ(ModeOf(packed_), 0700);
-  EXPECT_EQ(*PackCacheDirectory(shared_.path()), packed_);
+  EXPECT_EQ(*CacheFolder("packed", shared_.path()), packed_);
 }
 
-TEST_F(SharedPackCache, IsNotReachedThroughALink) {
+TEST_F(SharedCache, IsNotReachedThroughALink) {
   const std::string elsewhere = shared_.Path("elsewhere");
   ASSERT_TRUE(MakeDirectories(JoinPath(elsewhere, "packed")).ok());
   ASSERT_EQ(::symlink(elsewhere.c_str(), own_.c_str()), 0);
@@ -82,31 +82,31 @@ TEST_F(SharedPackCache, IsNotReachedThroughALink) {
   ExpectRefusal(packed_, "is a symbolic link");
 }
 
-TEST_F(SharedPackCache, IsNoFile) {
+TEST_F(SharedCache, IsNoFile) {
   ASSERT_TRUE(WriteFileAtomically(own_, "x").ok());
   ExpectRefusal(own_, "is not a folder");
 }
 
-TEST_F(SharedPackCache, IsNotWhereOthersCanWrite) {
-  ASSERT_TRUE(PackCacheDirectory(shared_.path()).ok());
+TEST_F(SharedCache, IsNotWhereOthersCanWrite) {
+  ASSERT_TRUE(CacheFolder("packed", shared_.path()).ok());
   ASSERT_EQ(::chmod(packed_.c_str(), 0770), 0);
   ExpectRefusal(packed_, "can be written by other users");
   ASSERT_EQ(::chmod(own_.c_str(), 0707), 0);
   ExpectRefusal(own_, "can be written by other users");
 }
 
-TEST_F(SharedPackCache, IsNotAnotherUsers) {
+TEST_F(SharedCache, IsNotAnotherUsers) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make folders of other users";
   ASSERT_EQ(::mkdir(own_.c_str(), 0700), 0);
   ASSERT_EQ(::chown(own_.c_str(), 12345, 12345), 0);
   ExpectRefusal(own_, "belongs to another user (12345)");
 }
 
-TEST_F(SharedPackCache, IsNotUsedWhereTheUserHasAHome) {
+TEST_F(SharedCache, IsNotUsedWhereTheUserHasAHome) {
   ::setenv("HOME", "/home/somebody", 1);
-  EXPECT_EQ(*PackCacheDirectory(shared_.path()), "/home/somebody/.cache/forebay/packed");
+  EXPECT_EQ(*CacheFolder("packed", shared_.path()), "/home/somebody/.cache/forebay/packed");
   ::setenv("XDG_CACHE_HOME", "/var/cache/somebody", 1);
-  EXPECT_EQ(*PackCacheDirectory(shared_.path()), "/var/cache/somebody/forebay/packed");
+  EXPECT_EQ(*CacheFolder("packed", shared_.path()), "/var/cache/somebody/forebay/packed");
   EXPECT_FALSE(FileExists(own_));
 }
 

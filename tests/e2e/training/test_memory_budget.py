@@ -1,0 +1,100 @@
+"""The budget is a hard one, whatever the model and the settings: what is drawn trains at its least legal --ram, in a control
+group of that size where one can be had, and with one page less it is refused before it starts."""
+
+import contextlib
+import os
+import random
+import re
+import subprocess
+
+import pytest
+from confined import in_group
+from conftest import make_model, random_rows, write_rows
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("FOREBAY_DEVICE") == "cuda", reason="the memory of an emulated GPU is the process's, to the kernel"
+)
+MIB = 1 << 20
+PAGE = 4096
+DRAWS = int(os.environ.get("FOREBAY_BUDGET_DRAWS", "6"))
+SEED = int(os.environ.get("FOREBAY_BUDGET_SEED", str(random.SystemRandom().randrange(1 << 30))))
+
+
+def draw(rng):
+    """A model's shape and a run's settings."""
+    heads = rng.choice([2, 4, 8])
+    model = dict(hidden_size=heads * rng.choice([16, 32, 64]), num_attention_heads=heads,
+                 num_key_value_heads=rng.choice([1, heads]), intermediate_size=rng.choice([64, 320, 1536]),
+                 num_hidden_layers=rng.randint(1, 9), vocab_size=rng.choice([256, 1000, 20000]),
+                 tie_word_embeddings=rng.random() < 0.5, max_position_embeddings=512)
+    settings = dict(batch=rng.choice([1, 2, 5]), accum=rng.choice([1, 2, 3]), seq=rng.choice([32, 100, 256]),
+                    threads=rng.choice([1, 2, 3]), tile_elems=rng.choice(["2K", "64K", "1M"]),
+                    durability=rng.choice(["none", "step", "replay"]), activations_tier=rng.choice(["ram", "nvme"]),
+                    engine=rng.choice(["auto", "threads"]), export=rng.choice(["hf", "none"]))
+    settings["precision"] = rng.choice(["bf16", "fp32"])
+    if settings["precision"] == "bf16":
+        settings["layout"] = rng.choice(["bf16", "bf16-moments", "int8-moments"])
+    return model, settings
+
+
+def start(command, limit_bytes=None):
+    """(exit code, most memory that it had, its errors), in a group of that size if it is said and can be had."""
+    with contextlib.ExitStack() as stack:
+        enter = None
+        if limit_bytes is not None:
+            try:
+                enter = stack.enter_context(in_group("memory", v1={"memory.limit_in_bytes": str(limit_bytes)},
+                                                     v2={"memory.max": str(limit_bytes), "memory.swap.max": "0"}))
+            except pytest.skip.Exception as reason:
+                print(f"without a control group: {reason}")
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=enter)
+        errors = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode, usage.ru_maxrss * 1024, errors
+
+
+def exact_least(command):
+    """The least --ram in bytes, to the page, that does not end with 4."""
+    code, _, errors = start([*command, "--ram=1MiB"])
+    assert code == 4, errors
+    enough = int(re.findall(r"--ram=(\d+)MiB", errors)[-1]) * MIB
+    too_little = enough - MIB
+    while enough - too_little > PAGE:
+        middle = (enough + too_little) // 2 // PAGE * PAGE
+        code, _, errors = start([*command, f"--ram={middle}"])
+        assert code in (0, 4), errors
+        enough, too_little = (middle, too_little) if code == 0 else (enough, middle)
+    return enough
+
+
+@pytest.mark.parametrize("number", range(DRAWS))
+def test_what_is_drawn_stays_inside_its_budget(forebay, tmp_path, number):
+    print(f"FOREBAY_BUDGET_SEED={SEED} FOREBAY_BUDGET_DRAWS={DRAWS} repeats it")
+    rng = random.Random(f"{SEED}-{number}")
+    model, settings = draw(rng)
+    print(model, settings)
+    folder = make_model(forebay, tmp_path / "model", **model)
+    rows = 2 * settings["batch"] * settings["accum"]
+    data = write_rows(tmp_path / "data.fbd", *random_rows(rows, settings["seq"], 256, seed=number), model["vocab_size"])
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    train = [forebay.binary, "train", f"--model={folder}", f"--data={data}", f"--out={tmp_path / 'run'}", "--steps=2", *flags]
+    least = exact_least([*train, "--dry_run"])
+
+    code, _, errors = start([*train, f"--ram={least - PAGE}"])
+    assert code == 4 and f"The least that works is --ram={-(-least // MIB)}MiB" in errors
+    assert not (tmp_path / "run").exists()
+
+    budget = least + rng.choice([0, 0, PAGE, 3 * MIB, 40 * MIB])
+    code, peak, errors = start([*train, f"--ram={budget}"], budget)
+    print(f"least {least / MIB:.2f} MiB, given {budget / MIB:.2f} MiB, peak {peak / MIB:.2f} MiB")
+    assert code == 0, errors
+    assert peak <= budget
+
+    look = [forebay.binary, "eval", f"--model={folder}", f"--data={data}", f"--batch={settings['batch']}",
+            f"--threads={settings['threads']}", f"--precision={settings['precision']}"]
+    code, _, errors = start([*look, "--ram=1MiB"])
+    least = int(re.findall(r"--ram=(\d+)MiB", errors)[-1]) * MIB
+    code, peak, errors = start([*look, f"--ram={least}"], least)
+    assert code == 0, errors
+    assert peak <= least

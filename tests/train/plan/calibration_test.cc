@@ -1,0 +1,154 @@
+#include "forebay/train/plan/calibration.h"
+
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/tests/temporary_folder.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+DecoderConfig TinyBlocks() {
+  DecoderConfig config;
+  config.architecture = "LlamaForCausalLM";
+  config.vocab_size = 256;
+  config.hidden_size = 64;
+  config.intermediate_size = 128;
+  config.num_layers = 3;
+  config.num_heads = config.num_kv_heads = 4;
+  config.head_dim = 16;
+  config.max_positions = 64;
+  return config;
+}
+
+class CalibrationTest : public testing::Test {
+ protected:
+  CalibrationTest() {
+    options_.batch = 2;
+    options_.seq = 32;
+    options_.threads = 1;
+    options_.ram_bytes = int64_t{1} << 30;
+    limits_.disks = {{.folder = folder_.Path("swap"), .file_system = 1}};
+  }
+  // Each measurement finds another speed.
+  Calibration Open() {
+    SpeedMeasures measures;
+    measures.block = [this](auto&&...) { return ++speed_; };
+    measures.update = [this](auto&&...) { return ++speed_; };
+    measures.disk = [this](auto&&...) {
+      ++speed_;
+      return DiskSpeed{.read_bytes_per_s = speed_, .write_bytes_per_s = speed_};
+    };
+    return Calibration(SpeedCache(folder_.Path("speeds")), measures);
+  }
+  // What was measured, part by part.
+  std::vector<std::string> Measure(Calibration& calibration) {
+    std::vector<std::string> parts;
+    const absl::Status status = calibration.Measure(
+        model_, options_, limits_, [] { return false; },
+        [&](std::string_view part) { parts.emplace_back(part); });
+    EXPECT_EQ(status, absl::OkStatus());
+    return parts;
+  }
+  MachineLimits Known(const Calibration& calibration) const {
+    MachineLimits limits = limits_;
+    calibration.AddTo(model_, options_, limits);
+    return limits;
+  }
+  bool IsAllKnown(const Calibration& calibration) const {
+    const MachineLimits limits = Known(calibration);
+    return limits.speeds.matmul_flops_per_s > 0 && limits.speeds.memory_bytes_per_s > 0 &&
+           limits.disks[0].read_bytes_per_s > 0 && limits.disks[0].write_bytes_per_s > 0;
+  }
+
+  TemporaryFolder folder_;
+  double speed_ = 1e9;
+  DecoderConfig model_ = TinyBlocks();
+  TrainOptions options_;
+  MachineLimits limits_;
+};
+
+TEST_F(CalibrationTest, IsMeasuredOnceAndKnownToLaterPlansOfTheSameKind) {
+  Calibration first = Open();
+  EXPECT_FALSE(IsAllKnown(first));
+  EXPECT_THAT(Measure(first),
+              ElementsAre("measuring the disk", "measuring the CPU", "measuring RAM"));
+  EXPECT_THAT(Measure(first), ElementsAre());
+  EXPECT_THAT(first.TakeNotes(), ElementsAre());
+
+  Calibration later = Open();
+  EXPECT_TRUE(IsAllKnown(later));
+  EXPECT_EQ(Known(later).speeds.matmul_flops_per_s, Known(first).speeds.matmul_flops_per_s);
+  EXPECT_THAT(Known(later).speeds.origin, HasSubstr("measured just now"));
+  // What the speed of the blocks depends on, and of the update.
+  options_.layout = Layout::kInt8Moments;
+  EXPECT_FALSE(IsAllKnown(later));
+  EXPECT_GT(Known(later).speeds.matmul_flops_per_s, 0);
+  EXPECT_THAT(Measure(later), ElementsAre("measuring the disk", "measuring the CPU",
+                                          "measuring RAM"));  // anew, as it was asked to
+  model_.hidden_size = 128;
+  EXPECT_THAT(Measure(later), ElementsAre("measuring the CPU"));
+}
+
+TEST_F(CalibrationTest, ADamagedFileIsMeasuredAnew) {
+  Calibration first = Open();
+  Measure(first);
+  const auto names = ListFolder(folder_.Path("speeds"));
+  ASSERT_EQ(names->size(), 3);
+  for (const std::string& name : *names) {
+    ASSERT_TRUE(WriteFileAtomically(JoinPath(folder_.Path("speeds"), name), "{").ok());
+  }
+  Calibration later = Open();
+  EXPECT_EQ(Known(later).speeds.matmul_flops_per_s, 0);
+  EXPECT_EQ(Known(later).disks[0].read_bytes_per_s, 0);
+  Measure(later);
+  EXPECT_TRUE(IsAllKnown(later));
+}
+
+TEST_F(CalibrationTest, WhereNothingCanBeKeptItHoldsForThisPlan) {
+  ASSERT_TRUE(WriteFileAtomically(folder_.Path("speeds"), "a file").ok());
+  Calibration calibration = Open();
+  Measure(calibration);
+  EXPECT_TRUE(IsAllKnown(calibration));
+  EXPECT_THAT(calibration.TakeNotes(), ElementsAre(HasSubstr("are not kept for later plans")));
+  EXPECT_THAT(calibration.TakeNotes(), ElementsAre());
+}
+
+TEST_F(CalibrationTest, WhatIsKnownOfADiskIsLeftAlone) {
+  limits_.disks[0].read_bytes_per_s = limits_.disks[0].write_bytes_per_s = 5;
+  Calibration calibration = Open();
+  EXPECT_THAT(Measure(calibration), ElementsAre("measuring the CPU", "measuring RAM"));
+  EXPECT_EQ(Known(calibration).disks[0].read_bytes_per_s, 5);
+  EXPECT_THAT(Known(calibration).speeds.origin, HasSubstr("the disk as --bench has it"));
+}
+
+TEST_F(CalibrationTest, AForecastChangesNothingElseOfAPlan) {
+  Calibration calibration = Open();
+  const Plan before = *MakePlan(model_, options_, limits_);
+  Plan plan = before;
+  AddForecast(model_, options_, limits_, calibration, plan);
+  EXPECT_EQ(ToJson(plan), ToJson(before));
+  Measure(calibration);
+  AddForecast(model_, options_, limits_, calibration, plan);
+  ASSERT_TRUE(plan.forecast.has_value());
+  Json with_forecast = ToJson(plan);
+  EXPECT_GT(with_forecast["forecast"]["step_s"], 0);
+  EXPECT_THAT(with_forecast["forecast"]["speeds"].get<std::string>(), HasSubstr("measured"));
+  with_forecast["forecast"] = nullptr;
+  with_forecast["io_seconds_per_step"] = nullptr;
+  EXPECT_EQ(with_forecast, ToJson(before));
+}
+
+TEST_F(CalibrationTest, OfAGpuNothingIsKnown) {
+  Calibration calibration = Open();
+  Measure(calibration);
+  options_.device = ComputeDevice::kCuda;
+  EXPECT_EQ(Known(calibration).speeds.matmul_flops_per_s, 0);
+}
+
+}  // namespace
+}  // namespace forebay

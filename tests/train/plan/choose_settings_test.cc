@@ -1,0 +1,130 @@
+#include "forebay/train/plan/choose_settings.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "forebay/base/errors.h"
+#include "forebay/tests/train/plan/large_models.h"
+#include "forebay/train/plan/machine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+class ChooseSettingsTest : public testing::Test {
+ protected:
+  ChooseSettingsTest() {
+    options_.out = "out";
+    options_.batch = 4;
+    options_.seq = 1024;
+    options_.accum = 16;
+    options_.device = ComputeDevice::kCuda;
+    options_.gradients = GradientChoice::kSpeculate;
+  }
+  Plan MustPlan(const DecoderConfig& model, const std::string& machine) {
+    TrainOptions options = options_;
+    limits_ = LimitsOf(*ReadMachine(machine), options);
+    auto plan = MakePlan(model, options, limits_);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  }
+  static int64_t NumSpeculative(const Plan& plan) {
+    return plan.placement.NumUpdated(UpdateTime::kAfterHand);
+  }
+
+  TrainOptions options_;
+  MachineLimits limits_;
+};
+
+// Exact moments, with clipping: what a step of 65536 tokens takes on a 4090 and one drive.
+TEST_F(ChooseSettingsTest, AStepOf13BIsAtItsBound) {
+  const Plan plan = MustPlan(Llama13B(), "4090-64g");
+  EXPECT_EQ(options_.clip, 1);
+  EXPECT_LE(plan.forecast->step_s, 1.05 * plan.forecast->bound_s);
+  EXPECT_GE(plan.forecast->tokens_per_s, 1380);
+}
+
+TEST_F(ChooseSettingsTest, AStepOf70BIsAtItsBound) {
+  options_.ram_bytes = 120 * kGibibyte;
+  const Plan plan = MustPlan(Llama70B(), "4090-128g");
+  EXPECT_LE(plan.forecast->step_s, 1.05 * plan.forecast->bound_s);
+  EXPECT_GE(plan.forecast->tokens_per_s, 230);
+}
+
+TEST_F(ChooseSettingsTest, NoOtherNumberOfLayersIsFaster) {
+  const Plan chosen = MustPlan(Llama13B(), "4090-64g");
+  // With a third of the disk's speed, the disk binds both passes.
+  for (const double slower : {1.0, 3.0}) {
+    for (DiskLimits& disk : limits_.disks) {
+      disk.read_bytes_per_s /= slower;
+      disk.write_bytes_per_s /= slower;
+    }
+    const double chosen_s = MakePlan(Llama13B(), options_, limits_)->forecast->step_s;
+    double least_s = chosen_s;
+    TrainOptions options = options_;
+    for (options.speculate_layers = 1; options.speculate_layers <= 42; ++options.speculate_layers) {
+      least_s = std::min(least_s, MakePlan(Llama13B(), options, limits_)->forecast->step_s);
+    }
+    EXPECT_LE(chosen_s, 1.01 * least_s) << slower;
+  }
+  EXPECT_GT(NumSpeculative(chosen), 0);
+  EXPECT_LT(NumSpeculative(chosen), 42);
+}
+
+TEST_F(ChooseSettingsTest, WhoeverSaysANumberGetsIt) {
+  options_.speculate_layers = 7;
+  const Plan plan = MustPlan(Llama13B(), "4090-64g");
+  EXPECT_EQ(NumSpeculative(plan), 7);
+  const auto& times = plan.placement.update_times;
+  // Evenly: of any six layers, or seven of them, one.
+  for (size_t first = 0; first + 6 <= times.size(); ++first) {
+    EXPECT_EQ(std::count(times.begin() + first, times.begin() + first + 6, UpdateTime::kAfterHand),
+              1)
+        << first;
+  }
+}
+
+TEST_F(ChooseSettingsTest, WithoutSpeedsAllAreAppliedAtOnce) {
+  TrainOptions options = options_;
+  MachineLimits limits = LimitsOf(*ReadMachine("4090-64g"), options);
+  limits.speeds = {};
+  EXPECT_EQ(NumSpeculative(*MakePlan(Llama13B(), options, limits)), 42);
+}
+
+TEST_F(ChooseSettingsTest, ARunThatClipsAppliesNoneAtOnceUnlessItIsAsked) {
+  options_.gradients = GradientChoice::kAuto;
+  EXPECT_EQ(NumSpeculative(MustPlan(Llama13B(), "4090-64g")), 0);
+  options_.clip = 0;
+  const Plan plan = MustPlan(Llama13B(), "4090-64g");
+  EXPECT_GT(NumSpeculative(plan), 0);
+  EXPECT_LE(plan.forecast->step_s, 1.05 * plan.forecast->bound_s);
+}
+
+TEST_F(ChooseSettingsTest, BetterSettingsAreAsFastAsTheySay) {
+  options_.gradients = GradientChoice::kAuto;
+  Plan plan = MustPlan(Llama13B(), "4090-64g");
+  FindBetterSettings(Llama13B(), options_, limits_, plan);
+  ASSERT_THAT(plan.better, Not(IsEmpty()));
+  EXPECT_TRUE(
+      std::ranges::is_sorted(plan.better, std::ranges::greater{}, &BetterSetting::tokens_per_s));
+  EXPECT_THAT(plan.better.front().text, HasSubstr("--gradients=speculate"));
+  EXPECT_THAT(FormatPlan(plan, Llama13B(), options_), HasSubstr(plan.better.front().text));
+  EXPECT_EQ(ToJson(plan)["better"].size(), plan.better.size());
+  options_.gradients = GradientChoice::kSpeculate;
+  const Plan better = MustPlan(Llama13B(), "4090-64g");
+  EXPECT_DOUBLE_EQ(plan.better.front().step_s, better.forecast->step_s);
+  // At its bound there is no better setting but more tokens or another layout.
+  Plan at_bound = better;
+  FindBetterSettings(Llama13B(), options_, limits_, at_bound);
+  for (const BetterSetting& setting : at_bound.better)
+    EXPECT_THAT(setting.text, Not(HasSubstr("--ram")));
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,184 @@
+#include "forebay/train/plan/calibration.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/aio/io_profile.h"
+#include "forebay/aio/open_engine.h"
+#include "forebay/base/cores.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/format.h"
+#include "forebay/model/cpu/ops.h"
+#include "forebay/train/files/cache_folder.h"
+#include "forebay/train/plan/gpu_plan.h"
+
+namespace forebay {
+namespace {
+
+constexpr char kFlops[] = "flops_per_s";
+constexpr char kUpdateBytes[] = "bytes_per_s";
+constexpr char kReadBytes[] = "read_bytes_per_s";
+constexpr char kWriteBytes[] = "write_bytes_per_s";
+
+// The lines of /proc/cpuinfo that say which CPU it is.
+std::string CpuName() {
+  constexpr int64_t kMostBytes = 1 << 20;
+  const std::string text = ReadWholeFile("/proc/cpuinfo", kMostBytes).value_or("");
+  const size_t begin = text.find("model name");
+  return begin == std::string::npos ? "" : text.substr(begin, text.find('\n', begin) - begin);
+}
+
+int ComputeThreads(const TrainOptions& options, const MachineLimits& limits) {
+  return options.threads > 0 ? options.threads : limits.num_cores;
+}
+
+int UpdateThreads(const TrainOptions& options, const MachineLimits& limits) {
+  return options.update_threads > 0 ? options.update_threads : ComputeThreads(options, limits);
+}
+
+Json KeyOf(std::string_view what, int num_threads) {
+  return {{"what", what},
+          {"version", FOREBAY_VERSION},
+          {"cpu", CpuName()},
+          {"cores", NumUsableCores()},
+          {"threads", num_threads}};
+}
+
+Json KeyOfBlock(const DecoderConfig& model, const TrainOptions& options,
+                const MachineLimits& limits) {
+  Json key = KeyOf("block", ComputeThreads(options, limits));
+  const auto [rows, seq] = TokensToMeasure(options);
+  key["library"] = cpu::Context(1, options.precision).kernel_identity();
+  key["tokens"] = {rows, seq};
+  key["model"] = {model.architecture, model.hidden_size, model.intermediate_size, model.num_heads,
+                  model.num_kv_heads, model.head_dim,    model.qkv_bias,          model.out_bias,
+                  model.mlp_bias,     model.qk_norm};
+  key["window"] = model.window.empty() ? 0 : model.window.front();
+  return key;
+}
+
+Json KeyOfUpdate(const TrainOptions& options, const MachineLimits& limits) {
+  Json key = KeyOf("update", UpdateThreads(options, limits));
+  key["optimizer"] = NameOf(options.optimizer);
+  key["layout"] = NameOf(options.layout);
+  key["gradient"] = NameOf(options.grad_dtype);
+  key["momentum"] = options.momentum > 0;
+  return key;
+}
+
+absl::StatusOr<Json> KeyOfDisk(const TrainOptions& options, const std::string& folder) {
+  FOREBAY_ASSIGN_OR_RETURN(const DeviceKey device, AskDeviceKey(folder));
+  return Json{{"what", "disk"},          {"version", FOREBAY_VERSION},
+              {"device", device.device}, {"file_system", device.file_system},
+              {"kernel", device.kernel}, {"engine", NameOf(options.engine)}};
+}
+
+std::string OriginText(double age_s) {
+  constexpr double kNow = 60, kDay = 86400;
+  if (age_s < kNow) return "measured just now";
+  if (age_s < 2 * kDay) return fmt::format("measured {} ago", FormatDuration(age_s));
+  return fmt::format("measured {:.0f} days ago", age_s / kDay);
+}
+
+}  // namespace
+
+Calibration Calibration::OfThisUser() {
+  const absl::StatusOr<std::string> folder = CacheFolder("speeds");
+  if (folder.ok()) return Calibration(SpeedCache(*folder));
+  Calibration calibration(std::nullopt);
+  calibration.notes_.push_back("speeds are not kept: " + MessageOf(folder.status()));
+  return calibration;
+}
+
+std::optional<KeptSpeeds> Calibration::Find(const Json& key) const {
+  if (const auto own = measured_.find(key.dump()); own != measured_.end()) {
+    return KeptSpeeds{own->second, 0};
+  }
+  return cache_.has_value() ? cache_->Find(key) : std::nullopt;
+}
+
+void Calibration::Keep(const Json& key, Speeds speeds) {
+  if (cache_.has_value()) {
+    if (const absl::Status kept = cache_->Keep(key, speeds); !kept.ok()) {
+      notes_.push_back("speeds are not kept for later plans: " + MessageOf(kept));
+      cache_.reset();
+    }
+  }
+  measured_[key.dump()] = std::move(speeds);
+}
+
+absl::Status Calibration::Measure(const DecoderConfig& model, const TrainOptions& options,
+                                  const MachineLimits& limits, const std::function<bool()>& stop,
+                                  const std::function<void(std::string_view)>& on_progress) {
+  for (const auto& [file_system, folders] : ByFileSystem(limits.disks)) {
+    const DiskLimits& disk = limits.disks[folders.front()];
+    if (disk.read_bytes_per_s > 0) continue;
+    FOREBAY_ASSIGN_OR_RETURN(const Json key, KeyOfDisk(options, disk.folder));
+    if (measured_.contains(key.dump())) continue;
+    on_progress("measuring the disk");
+    FOREBAY_ASSIGN_OR_RETURN(const DiskSpeed speed, measures_.disk(options, disk.folder, stop));
+    Keep(key, {{kReadBytes, speed.read_bytes_per_s}, {kWriteBytes, speed.write_bytes_per_s}});
+  }
+  const Json block = KeyOfBlock(model, options, limits);
+  if (!measured_.contains(block.dump())) {
+    on_progress("measuring the CPU");
+    FOREBAY_ASSIGN_OR_RETURN(
+        const double speed, measures_.block(model, options, ComputeThreads(options, limits), stop));
+    Keep(block, {{kFlops, speed}});
+  }
+  const Json update = KeyOfUpdate(options, limits);
+  if (!measured_.contains(update.dump())) {
+    on_progress("measuring RAM");
+    FOREBAY_ASSIGN_OR_RETURN(const double speed,
+                             measures_.update(options, UpdateThreads(options, limits), stop));
+    Keep(update, {{kUpdateBytes, speed}});
+  }
+  return absl::OkStatus();
+}
+
+void Calibration::AddTo(const DecoderConfig& model, const TrainOptions& options,
+                        MachineLimits& limits) const {
+  if (IsForGpu(options, limits.gpu)) return;
+  double age_s = 0;
+  const auto take = [&](const Json& key, const char* name, double& to) {
+    const std::optional<KeptSpeeds> kept = Find(key);
+    if (!kept.has_value() || !kept->speeds.contains(name)) return;
+    to = kept->speeds.at(name);
+    age_s = std::max(age_s, kept->age_s);
+  };
+  take(KeyOfBlock(model, options, limits), kFlops, limits.speeds.matmul_flops_per_s);
+  take(KeyOfUpdate(options, limits), kUpdateBytes, limits.speeds.memory_bytes_per_s);
+  bool all_from_bench = true;
+  for (DiskLimits& disk : limits.disks) {
+    if (disk.read_bytes_per_s > 0) continue;
+    all_from_bench = false;
+    const absl::StatusOr<Json> key = KeyOfDisk(options, disk.folder);
+    if (!key.ok()) continue;
+    take(*key, kReadBytes, disk.read_bytes_per_s);
+    take(*key, kWriteBytes, disk.write_bytes_per_s);
+  }
+  limits.speeds.origin = OriginText(age_s) + (all_from_bench ? ", the disk as --bench has it" : "");
+  limits.speeds.age_s = age_s;
+}
+
+std::vector<std::string> Calibration::TakeNotes() {
+  return std::exchange(notes_, {});
+}
+
+void AddForecast(const DecoderConfig& model, const TrainOptions& options, MachineLimits limits,
+                 const Calibration& calibration, Plan& plan) {
+  calibration.AddTo(model, options, limits);
+  const absl::StatusOr<Plan> forecast = MakePlan(model, options, limits);
+  if (!forecast.ok() || forecast->read_bytes_per_step != plan.read_bytes_per_step ||
+      forecast->write_bytes_per_step != plan.write_bytes_per_step) {
+    return;
+  }
+  plan.io_s_per_step = forecast->io_s_per_step;
+  plan.forecast = forecast->forecast;
+  plan.speeds_origin = forecast->speeds_origin;
+  plan.speeds_age_s = forecast->speeds_age_s;
+}
+
+}  // namespace forebay
