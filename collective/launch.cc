@@ -155,18 +155,27 @@ absl::StatusOr<Launch> DetectLaunch(const EnvironmentLookup& environment) {
       FOREBAY_RETURN_IF_ERROR(CheckThatTheyAgree(*found_by, *found, variables, launch));
       continue;
     }
-    if (launch.transport == RankTransport::kSockets) {
-      FOREBAY_RETURN_IF_ERROR(FindMaster(environment, launch));
-    }
     found = launch;
     found_by = &variables;
   }
-  if (!found.has_value() && environment(SlurmVariables().size).has_value()) {
-    FOREBAY_ASSIGN_OR_RETURN(found, ReadLaunch(environment, SlurmVariables()));
-    FOREBAY_RETURN_IF_ERROR(FindSlurmMaster(environment, *found));
+  if (environment(SlurmVariables().size).has_value()) {
+    FOREBAY_ASSIGN_OR_RETURN(const Launch slurm, ReadLaunch(environment, SlurmVariables()));
+    // Where Slurm serves MPICH too, srun sets its variables for every program.
+    const bool is_by_srun =
+        !found.has_value() || (found->transport == RankTransport::kMpich &&
+                               found->rank == slurm.rank && found->size == slurm.size);
+    if (is_by_srun) {
+      found = slurm;
+      found_by = &SlurmVariables();
+    }
   }
   if (!found.has_value()) return Launch();
-  if (found->size == 1) found->transport = RankTransport::kNone;
+  if (found->size == 1) {
+    found->transport = RankTransport::kNone;
+  } else if (found->transport == RankTransport::kSockets) {
+    FOREBAY_RETURN_IF_ERROR(found_by == &SlurmVariables() ? FindSlurmMaster(environment, *found)
+                                                          : FindMaster(environment, *found));
+  }
   return *found;
 }
 

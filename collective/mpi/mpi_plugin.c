@@ -46,6 +46,8 @@ static const char* Open(int32_t* rank, int32_t* size) {
                          : MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
   if (error != MPI_SUCCESS) return ErrorText(error);
   state.is_ours = !is_initialized;
+  /* Errors of what belongs to no communicator go there. */
+  if (state.is_ours) MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   /* One thread at a time calls it, but not always the one that initialised it. */
   if (level < MPI_THREAD_SERIALIZED) return "it does not give MPI_THREAD_SERIALIZED";
   error = MPI_Comm_dup(MPI_COMM_WORLD, &state.ranks);

@@ -22,7 +22,8 @@ namespace {
 // leave the core to the computation.
 constexpr int kAnswersWithoutPause = 200;
 constexpr std::chrono::microseconds kPause(30);
-// Notices of a failure go out before the process ends: so long at most.
+// After a failure a rank ends when all others know of it, or after so long: mpirun ends those that
+// are left as soon as one does, and they too have something to say and to put in order.
 constexpr std::chrono::seconds kTellingTime(2);
 
 struct MpiNotice {
@@ -42,7 +43,11 @@ class MpiTransport : public Transport {
         incoming_(hosts_.size()) {}
   // Without MPI_Finalize where something failed: it would wait for ranks that never come.
   ~MpiTransport() override {
-    if (!has_failed_) mpi_->close();
+    if (has_failed_) {
+      AwaitNotices();
+    } else {
+      mpi_->close();
+    }
   }
 
   int rank() const override { return rank_; }
@@ -63,6 +68,14 @@ class MpiTransport : public Transport {
   MaybeFailure Start(std::span<const OutgoingBytes> outgoing,
                      std::span<const IncomingBytes> incoming);
   MaybeFailure AwaitAll(const WaitLimit& limit);
+  // Of all other ranks: none of them ends before the others know.
+  void AwaitNotices() {
+    const auto end = std::chrono::steady_clock::now() + kTellingTime;
+    while (num_notices_ < size() - 1 && std::chrono::steady_clock::now() < end) {
+      Look();
+      std::this_thread::sleep_for(kPause);
+    }
+  }
   MaybeFailure OwnFailure(const char* error) const {
     if (error == nullptr) return std::nullopt;
     return RankFailure{rank_, fmt::format("got an error of MPI: {}", error)};
@@ -74,6 +87,7 @@ class MpiTransport : public Transport {
   std::vector<ForebayMpiItem> outgoing_;
   std::vector<ForebayMpiItem> incoming_;
   bool has_failed_ = false;
+  int num_notices_ = 0;  // every rank tells of a failure, each of them once
 };
 
 // MPI's types are older than const.
@@ -104,7 +118,9 @@ MaybeFailure MpiTransport::AwaitAll(const WaitLimit& limit) {
   for (int answers = 0;; ++answers) {
     int32_t num_left = 0;
     int32_t awaited = rank_;
-    if (MaybeFailure failure = OwnFailure(mpi_->test(&num_left, &awaited))) return failure;
+    if (const char* const error = mpi_->test(&num_left, &awaited)) {
+      return RankIsGone(awaited, error);
+    }
     if (num_left == 0) return std::nullopt;
     if (limit.stop) return WasStopped(rank_);
     if (num_left < num_left_before) {
@@ -128,6 +144,7 @@ MaybeFailure MpiTransport::Look() {
     return failure;
   }
   if (is_any == 0) return std::nullopt;
+  ++num_notices_;
   has_failed_ = true;
   return RankFailure{std::clamp(notice.rank, 0, size() - 1),
                      {notice.reason, ::strnlen(notice.reason, sizeof notice.reason)},

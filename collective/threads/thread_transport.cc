@@ -26,12 +26,12 @@ struct ThreadHub {
       : num_ranks(options.num_ranks),
         seed(options.seed),
         faults(options.faults),
-        channels(static_cast<size_t>(num_ranks * num_ranks)),
+        channels(static_cast<size_t>(num_ranks) * static_cast<size_t>(num_ranks)),
         is_closed(static_cast<size_t>(num_ranks), false) {
     for (int r = 0; r < num_ranks; ++r) hosts.push_back(fmt::format("thread{}", r));
   }
   std::vector<std::byte>& Channel(int from, int to) {
-    return channels[static_cast<size_t>(from * num_ranks + to)];
+    return channels[static_cast<size_t>(from) * hosts.size() + static_cast<size_t>(to)];
   }
 
   const int num_ranks;

@@ -157,11 +157,12 @@ TEST_P(MpiProcesses, OneThatStopsIsNamedWhenTheTimeIsOver) {
   EXPECT_THAT(launched.output[0], AllOf(HasSubstr("rank 2 of 3 on "), HasSubstr("--rank_timeout")));
 }
 
-TEST_P(MpiProcesses, OneThatGivesUpTellsItsReason) {
+TEST_P(MpiProcesses, OneThatGivesUpTellsItsReasonToAll) {
   const Launched launched = RunByMpi(3, {"60", "abort", "0"});
-  EXPECT_EQ(launched.exit_codes[0], 5);
-  EXPECT_THAT(launched.output[0], HasSubstr("rank 0 of 3 on "));
-  EXPECT_THAT(launched.output[0], HasSubstr("the disk is gone"));
+  EXPECT_NE(launched.exit_codes[0], 0);  // whose it is, or which signal's, is mpirun's to choose
+  EXPECT_THAT(launched.output[0],
+              AllOf(HasSubstr("[0] rank 0 of 3 on "), HasSubstr("[1] rank 0 of 3 on "),
+                    HasSubstr("[2] rank 0 of 3 on "), HasSubstr("the disk is gone")));
 }
 
 INSTANTIATE_TEST_SUITE_P(OfEveryFamily, MpiProcesses,

@@ -85,7 +85,7 @@ void ExpectThatAllOthersEnd(const ThreadFault& fault) {
 TEST_P(ThreadFaults, EndTheCallsOfAllOthersWhereverTheyHappen) {
   std::vector<std::thread> threads;  // side by side, as they mostly wait
   for (int64_t exchange = 0; exchange < 24; ++exchange) {
-    threads.emplace_back([this, exchange] {
+    threads.emplace_back([exchange] {
       SCOPED_TRACE(fmt::format("exchange {}", exchange));
       ExpectThatAllOthersEnd({GetParam(), static_cast<int>(exchange % kNumRanks), exchange});
     });

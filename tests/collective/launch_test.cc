@@ -116,7 +116,14 @@ TEST(DetectLaunch, ALauncherInsideOfSlurmGoesBeforeIt) {
   EXPECT_EQ(Detect(With(kSrun, kOpenMpi)).value().transport, RankTransport::kOpenMpi);
 }
 
+TEST(DetectLaunch, SrunThatServesMpichIsSrun) {
+  EXPECT_EQ(Detect(With(kSrun, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}})).value().launcher, "srun");
+  // mpirun of MPICH starts one process on each machine by srun, and the ranks from there.
+  EXPECT_EQ(Detect(With(kSrun, kMpich)).value().transport, RankTransport::kMpich);
+}
+
 TEST(DetectLaunch, OneRankNeedsNoTransport) {
+  EXPECT_EQ(Detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).value().transport, RankTransport::kNone);
   const Variables one = {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}};
   EXPECT_EQ(Detect(one).value().transport, RankTransport::kNone);
 }

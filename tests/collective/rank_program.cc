@@ -42,6 +42,7 @@ int CallWithoutEnd(Communicator& ranks, const std::string& fate, int rank) {
     const absl::Status status = ranks.AllReduce(values);
     if (status.ok()) continue;
     std::printf("[%d] %s\n", ranks.rank(), MessageOf(status).c_str());
+    std::fflush(stdout);
     return static_cast<int>(ExitCodeOf(status));
   }
 }
