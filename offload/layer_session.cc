@@ -386,6 +386,12 @@ absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
   if (sum_ == nullptr) {
     FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_, without_gradient));
   } else {
+    const int64_t num_elems = store_->inventory().layers()[layer].num_elems;
+    if (std::ssize(gradient.elems) != num_elems) {
+      return UsageError(fmt::format("the gradient of '{}' has {} elements, and the layer {}",
+                                    store_->inventory().layers()[layer].name, gradient.elems.size(),
+                                    num_elems));
+    }
     FOREBAY_RETURN_IF_ERROR(HandSum());
     sum_->Start(layer, gradient.elems);
   }

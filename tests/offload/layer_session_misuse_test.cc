@@ -9,6 +9,7 @@
 
 #include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/base/errors.h"
+#include "forebay/collective/communicator.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/tests/offload/module_run.h"
 #include "gmock/gmock.h"
@@ -486,15 +487,18 @@ TEST(LayerSessionSteps, AWriteThatFailsIsAnErrorAndNotTheEndOfTheProcess) {
 
 TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
   const TemporaryFolder folder;
-  for (const int variant : {0, 1, 2}) {
+  const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
+  for (const int variant : {0, 1, 2, 3}) {
     ModuleSettings settings = SmallSettings();
     settings.is_tight = true;
     settings.offload.gradients = GradientChoice::kHold;
     ModuleRun run(folder.path(), settings);
-    run.ChangeOptions([variant](LayerSessionOptions& options) {
+    run.ChangeOptions([&alone, variant](LayerSessionOptions& options) {
       if (variant == 0) options.offload.optimizer = OptimizerKind::kLion;
       if (variant == 1) options.offload.grad_dtype = DType::kF32;
       if (variant == 2) options.threads = 0;
+      if (variant == 3) options.num_open_layers = 1;
+      if (variant >= 3) options.ranks = alone.get();
     });
     EXPECT_TRUE(IsUsage(run.Open())) << variant;
   }

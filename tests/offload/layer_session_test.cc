@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "forebay/base/errors.h"
+#include "forebay/collective/communicator.h"
 #include "forebay/tests/offload/module_run.h"
 #include "gmock/gmock.h"
 
@@ -208,6 +209,22 @@ TEST(LayerSession, SpeculatesWhereGradientsDoNotFit) {
   ASSERT_EQ(run.RunUntil(4), absl::OkStatus());
   // Steps 1 and 3 are clipped. After 1 nothing is hoped for, so that step 2 is repeated as well.
   EXPECT_EQ(run.num_repeated(), 4);
+}
+
+// Sums over one rank, and commits of one, change nothing.
+TEST(LayerSessionRanks, OneIsLikeNone) {
+  std::string digests[2];
+  const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
+  for (const bool has_ranks : {false, true}) {
+    const TemporaryFolder folder;
+    ModuleRun run(folder.path(), SmallSettings());
+    run.ChangeOptions(
+        [&](LayerSessionOptions& options) { options.ranks = has_ranks ? alone.get() : nullptr; });
+    ASSERT_EQ(run.Open(), absl::OkStatus());
+    ASSERT_EQ(run.RunUntil(4), absl::OkStatus());
+    digests[has_ranks] = run.Digest();
+  }
+  EXPECT_EQ(digests[0], digests[1]);
 }
 
 }  // namespace

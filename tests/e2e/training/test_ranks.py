@@ -117,6 +117,10 @@ def test_launchers_start_the_same_run(forebay, task, expected, tmp_path, launche
     program = shutil.which(launcher) or shutil.which(launcher, path=pathlib.Path(sys.executable).parent)
     if program is None:
         pytest.skip(f"{launcher} is not there")
+    family = launcher.partition("mpirun.")[2]
+    plugin = pathlib.Path(os.environ["FOREBAY_BIN"]) / f"libforebay_mpi_{family}.so"
+    if family and not plugin.exists():
+        pytest.skip(f"{plugin} was not built")
     settings = [f"--{key}={value}" for key, value in dict(task, out=tmp_path / "run").items()]
     command = [program, *LAUNCHERS[launcher], forebay.binary, "train", *settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -209,7 +213,7 @@ def test_one_process_goes_on_where_two_stopped(forebay, task, tmp_path):
 def test_a_new_rank_goes_on_with_a_copy(forebay, task, tmp_path):
     out, second = tmp_path / "run", folder_of(tmp_path / "run", 1)
     forebay.run("train", out=out, stop_after=3, check=False, **task)
-    ends = ends_of(start_ranks(forebay, 2, "--resume", out=out))
+    ends = ends_of(start_ranks(forebay, 2, "--resume", out=out, rank_timeout=3))
     assert ends[1][0] == 2 and ends[0][0] != 0, ends
     assert "copy the folder of rank 0" in ends[1][2]
     shutil.copytree(out, tmp_path / "copy")

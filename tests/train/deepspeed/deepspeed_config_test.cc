@@ -108,6 +108,21 @@ TEST_F(DeepSpeedFile, EachPartIsTranslated) {
           R"({"loss_scaling": "stage0", "loss_scale": 128.0, "clip": 0.0, "schedule": "constant"})"));
 }
 
+// What is said of one GPU is of each rank; --batch is of all.
+TEST_F(DeepSpeedFile, SizesOfSeveralRanks) {
+  const auto data = [&](const std::string& text) {
+    const auto config = ReadDeepSpeedConfig(Write(text), /*num_ranks=*/4);
+    return config.ok() ? config->sections["data"] : Json(MessageOf(config.status()));
+  };
+  EXPECT_EQ(data(R"({"train_micro_batch_size_per_gpu": 2})"), Json::parse(R"({"batch": 8})"));
+  EXPECT_EQ(data(R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2})"),
+            Json::parse(R"({"batch": 8, "accum": 2})"));
+  EXPECT_EQ(data(R"({"train_batch_size": 16, "gradient_accumulation_steps": 2})"),
+            Json::parse(R"({"batch": 8, "accum": 2})"));
+  EXPECT_THAT(data(R"({"train_batch_size": 9, "gradient_accumulation_steps": 2})").dump(),
+              HasSubstr("of each of 4 ranks"));
+}
+
 TEST_F(DeepSpeedFile, AutotuningSaysWhatIsTried) {
   const auto read = [&](const std::string& section) {
     return ReadDeepSpeedAutotuning(

@@ -92,7 +92,7 @@ TEST_F(FailedRanksRunTest, LoseADisk) {
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
   }
-  EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("rank 1 (thread1)"));
+  EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("rank 1 of 2 on thread1"));
   EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("EIO"));
   ExpectToGoOn(options);
 }
