@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "forebay/base/check.h"
 #include "forebay/tests/train/replay/planned_run.h"
 #include "gtest/gtest.h"
 
