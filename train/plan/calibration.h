@@ -66,9 +66,4 @@ class Calibration {
   std::vector<std::string> notes_;
 };
 
-// What a step of `plan`, which was made with `limits`, will take: as far as the speeds of this
-// machine are kept, and without a change of the plan.
-void AddForecast(const DecoderConfig& model, const TrainOptions& options, MachineLimits limits,
-                 const Calibration& calibration, Plan& plan);
-
 }  // namespace forebay
