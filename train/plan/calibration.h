@@ -16,7 +16,6 @@
 #include "forebay/offload/machine_limits.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/measure_speeds.h"
-#include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/speed_cache.h"
 
 namespace forebay {
