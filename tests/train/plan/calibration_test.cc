@@ -3,6 +3,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
+#include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
