@@ -11,6 +11,7 @@
 #include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 #include "forebay/base/round_up.h"
+#include "forebay/memory/host_buffer.h"
 #include "forebay/offload/disk_room.h"
 #include "forebay/offload/largest_term.h"
 #include "forebay/offload/parameter_groups_of.h"
@@ -300,7 +301,8 @@ class Planner {
     };
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
     if (inputs_.activation_bytes > 0) {
-      terms.push_back({"activation checkpoints", activations_.MemoryBytes(), ActivationAreaBytes(),
+      terms.push_back({"activation checkpoints",
+                       HostBuffer::ChargedBytes(activations_.MemoryBytes()), ActivationAreaBytes(),
                        inputs_.activations_shrink_with});
     }
     if (inventory_.has_raw_layer()) {

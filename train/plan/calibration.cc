@@ -167,18 +167,4 @@ std::vector<std::string> Calibration::TakeNotes() {
   return std::exchange(notes_, {});
 }
 
-void AddForecast(const DecoderConfig& model, const TrainOptions& options, MachineLimits limits,
-                 const Calibration& calibration, Plan& plan) {
-  calibration.AddTo(model, options, limits);
-  const absl::StatusOr<Plan> forecast = MakePlan(model, options, limits);
-  if (!forecast.ok() || forecast->read_bytes_per_step != plan.read_bytes_per_step ||
-      forecast->write_bytes_per_step != plan.write_bytes_per_step) {
-    return;
-  }
-  plan.io_s_per_step = forecast->io_s_per_step;
-  plan.forecast = forecast->forecast;
-  plan.speeds_origin = forecast->speeds_origin;
-  plan.speeds_age_s = forecast->speeds_age_s;
-}
-
 }  // namespace forebay

@@ -16,7 +16,6 @@
 #include "forebay/offload/machine_limits.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/measure_speeds.h"
-#include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/speed_cache.h"
 
 namespace forebay {
@@ -65,10 +64,5 @@ class Calibration {
   std::map<std::string, Speeds> measured_;  // by key, by this object
   std::vector<std::string> notes_;
 };
-
-// What a step of `plan`, which was made with `limits`, will take: as far as the speeds of this
-// machine are kept, and without a change of the plan.
-void AddForecast(const DecoderConfig& model, const TrainOptions& options, MachineLimits limits,
-                 const Calibration& calibration, Plan& plan);
 
 }  // namespace forebay

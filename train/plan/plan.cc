@@ -6,6 +6,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/data/packed_file.h"
+#include "forebay/memory/host_buffer.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/offload/gradient_sum.h"
@@ -78,9 +79,11 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
   decoder.precision = options.precision;
   decoder.max_tokens = options.batch * options.seq;
   return {
-      {"gradient of one block (fp32)", step.block_gradient_bytes, 0, ""},
-      {"gradient of the embedding (fp32)", step.large_gradient_bytes, 0, ""},
-      {"activation gradients", step.activation_gradient_bytes, 0, kTokensShrinkWith},
+      {"gradient of one block (fp32)", HostBuffer::ChargedBytes(step.block_gradient_bytes), 0, ""},
+      {"gradient of the embedding (fp32)", HostBuffer::ChargedBytes(step.large_gradient_bytes), 0,
+       ""},
+      {"activation gradients", HostBuffer::ChargedBytes(step.activation_gradient_bytes), 0,
+       kTokensShrinkWith},
       {"decoder workspace", DecoderWorkspaceBytes(model, decoder), 0,
        "--batch, --seq or --threads"},
   };

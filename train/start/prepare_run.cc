@@ -90,9 +90,15 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
       run.resumed ? StripeShares{run.store->tiles().stripe_weights(), "", /*is_fixed=*/true}
                   : KnownShares(run.options, profile, limits);
   SetWeights(shares, limits);
-  FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
+  // As `plan` has it: with the speeds that are kept of this machine.
+  const auto plan = [&]() -> absl::Status {
+    MachineLimits known = limits;
+    Calibration::OfThisUser().AddTo(run.config, run.options, known);
+    FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, known));
+    return absl::OkStatus();
+  };
+  FOREBAY_RETURN_IF_ERROR(plan());
   const auto show = [&] {
-    AddForecast(run.config, run.options, limits, Calibration::OfThisUser(), run.plan);
     observer.OnPlan(FormatPlan(run.plan, run.config, run.options), ToJson(run.plan));
   };
   const int num_threads = 2 * run.options.threads + run.options.update_threads +
@@ -110,7 +116,7 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
   if (measures) {
     FOREBAY_ASSIGN_OR_RETURN(shares, MeasuredShares(*run.engine, limits, stop));
     SetWeights(shares, limits);
-    FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, limits));
+    FOREBAY_RETURN_IF_ERROR(plan());
     show();
   }
   run.options.device = run.plan.on_gpu() ? ComputeDevice::kCuda : ComputeDevice::kCpu;

@@ -3,6 +3,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
+#include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -126,14 +127,12 @@ TEST_F(CalibrationTest, WhatIsKnownOfADiskIsLeftAlone) {
   EXPECT_THAT(Known(calibration).speeds.origin, HasSubstr("the disk as --bench has it"));
 }
 
-TEST_F(CalibrationTest, AForecastChangesNothingElseOfAPlan) {
+TEST_F(CalibrationTest, SpeedsGiveAPlanItsForecastAndChangeNothingElseWhereGradientsAreHeld) {
   Calibration calibration = Open();
   const Plan before = *MakePlan(model_, options_, limits_);
-  Plan plan = before;
-  AddForecast(model_, options_, limits_, calibration, plan);
-  EXPECT_EQ(ToJson(plan), ToJson(before));
+  EXPECT_EQ(ToJson(*MakePlan(model_, options_, Known(calibration))), ToJson(before));
   Measure(calibration);
-  AddForecast(model_, options_, limits_, calibration, plan);
+  const Plan plan = *MakePlan(model_, options_, Known(calibration));
   ASSERT_TRUE(plan.forecast.has_value());
   Json with_forecast = ToJson(plan);
   EXPECT_GT(with_forecast["forecast"]["step_s"], 0);

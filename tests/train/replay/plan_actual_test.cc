@@ -2,7 +2,6 @@
 // configurations that are drawn. Seconds are bench/plan_actual.py's.
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,10 +10,8 @@
 #include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
-#include "forebay/offload/create_store.h"
-#include "forebay/tests/temporary_folder.h"
+#include "forebay/tests/train/replay/planned_run.h"
 #include "forebay/train/plan/plan.h"
-#include "forebay/train/step/run_session.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -25,9 +22,6 @@ constexpr int kNumConfigurations = 10;
 #else
 constexpr int kNumConfigurations = 40;
 #endif
-
-constexpr int64_t kVocabulary = 203;
-constexpr int64_t kSeq = 16;
 
 // What a plan is held to.
 constexpr double kMostByteError = 0.005;
@@ -54,7 +48,7 @@ class Draw {
 DecoderConfig DrawModel(Draw& draw) {
   DecoderConfig config;
   config.architecture = "LlamaForCausalLM";
-  config.vocab_size = kVocabulary;
+  config.vocab_size = PlannedRun::kVocabulary;
   config.num_heads = 4;
   config.num_kv_heads = 2;
   config.head_dim = draw.OneOf<int64_t>({16, 24, 32});
@@ -75,7 +69,7 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
   TrainOptions options;
   options.batch = draw.Between(1, 2);
   options.accum = draw.Between(1, 2);
-  options.seq = kSeq;
+  options.seq = PlannedRun::kSeq;
   options.threads = static_cast<int>(draw.Between(1, 2));
   options.tile_elems = draw.OneOf<int64_t>({2048, 4096, 16384});
   options.layout =
@@ -137,75 +131,11 @@ absl::StatusOr<Plan> PlanWithin(const DecoderConfig& model, TrainOptions& option
   return MakePlan(model, options, limits);
 }
 
-MicroBatch TokensOf(int64_t num_rows) {
-  MicroBatch batch;
-  const CounterRng random(1);
-  for (int64_t i = 0; i < num_rows * kSeq; ++i) {
-    batch.tokens.push_back(static_cast<int32_t>(random.Below(i, kVocabulary)));
-    batch.targets.push_back(static_cast<int32_t>(random.Below(1000 + i, kVocabulary)));
-    batch.positions.push_back(static_cast<int32_t>(i % kSeq));
-  }
-  for (int64_t row = 0; row < num_rows; ++row) batch.segments.push_back({row * kSeq, kSeq});
-  batch.num_tokens = batch.num_trained = num_rows * kSeq;
-  return batch;
+int64_t PlannedFor(const Plan& plan, const std::string& name) {
+  const auto term = std::ranges::find(plan.terms, name, &PlanTerm::name);
+  FOREBAY_CHECK(term != plan.terms.end());
+  return term->host_bytes;
 }
-
-class PlannedRun {
- public:
-  PlannedRun(const DecoderConfig& model, const TrainOptions& options, const Plan& plan)
-      : options_(options),
-        plan_(plan),
-        engine_(CreateThreadsEngine({.num_threads = 2})),
-        budget_(plan.ram_budget_bytes),
-        batches_(static_cast<size_t>(options.accum), TokensOf(options.batch)) {
-    // As a run charges what has no buffer.
-    FOREBAY_CHECK(budget_.Charge("program", kRuntimeBytes).ok());
-    FOREBAY_CHECK(
-        budget_.Charge("checksums", TensorStore::SealBytes(plan.tiles, plan.num_slots)).ok());
-    std::vector<std::string> folders;
-    for (size_t i = 0; i < plan.stripes.size(); ++i) {
-      folders.push_back(folder_.Path(fmt::format("store{}", i)));
-    }
-    const TensorFiller fill = [](const TensorSpec&, std::span<float> values) {
-      std::ranges::fill(values, 0.01f);
-      return absl::OkStatus();
-    };
-    MemoryBudget of_filling(0);
-    auto store = CreateFilledStore(StoreOptionsOf(plan, folders), BuildInventory(model), fill, {},
-                                   engine_.get(), &of_filling);
-    FOREBAY_CHECK(store.ok());
-    auto session = RunSession::Create(plan, options, model, *std::move(store), &budget_, {});
-    FOREBAY_CHECK(session.ok());
-    session_ = *std::move(session);
-  }
-
-  // `io`: what was moved until the norm of the last step was known, where the plan's steps end.
-  void Train(int num_steps, IoStats& io) {
-    LayerSession& layers = session_->layers();
-    const StepInputs inputs = {
-        .batches = batches_, .clip = options_.clip, .scalars_of = [&](double /*norm*/) {
-          return UpdateScalars{.step = layers.released_step() + 1, .lr = 1e-4};
-        }};
-    for (int step = 0; step < num_steps; ++step) {
-      ASSERT_TRUE(session_->step().Run(inputs).ok());
-      io = engine_->stats();
-      ASSERT_EQ(layers.Update(Json::object()), absl::OkStatus());
-    }
-  }
-  // All that was begun has ended.
-  void Settle() { ASSERT_EQ(session_->layers().Commit(), absl::OkStatus()); }
-
-  int64_t memory_bytes() const { return budget_.peak_bytes(); }
-
- private:
-  const TemporaryFolder folder_;
-  const TrainOptions& options_;
-  const Plan& plan_;
-  const std::unique_ptr<Engine> engine_;
-  MemoryBudget budget_;
-  const std::vector<MicroBatch> batches_;
-  std::unique_ptr<RunSession> session_;
-};
 
 TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
   int num_speculative = 0, num_in_part = 0;
@@ -229,20 +159,24 @@ TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
     PlannedRun run(model, options, *plan);
     const auto steps = static_cast<int>(std::max<int64_t>(1, StepsPerCommit(plan->commit_pace)));
     // The first steps find a window that is empty, and nothing to update.
-    IoStats before, after;
-    ASSERT_NO_FATAL_FAILURE(run.Train(2 * steps, before));
-    ASSERT_NO_FATAL_FAILURE(run.Train(2 * steps, after));
+    TransferBytes moved;  // until the norm of the last step was known
+    int num_left = 4 * steps;
+    ASSERT_NO_FATAL_FAILURE(run.Train(4 * steps, [&](double /*norm*/) {
+      if (--num_left == 2 * steps || num_left == 0) moved = run.TakeMoved();
+    }));
     const auto per_step = [&](int64_t bytes) { return static_cast<double>(bytes) / (2 * steps); };
     const auto read = static_cast<double>(plan->read_bytes_per_step);
     const auto write = static_cast<double>(plan->write_bytes_per_step);
-    EXPECT_NEAR(per_step(after.read_bytes - before.read_bytes), read, kMostByteError * read);
-    EXPECT_NEAR(per_step(after.write_bytes - before.write_bytes), write, kMostByteError * write);
-    // Without the program itself, of which the plan has the same constant as the budget.
-    EXPECT_LE(run.memory_bytes(), plan->host_bytes);
-    const auto planned = static_cast<double>(plan->host_bytes - kRuntimeBytes);
-    EXPECT_NEAR(static_cast<double>(run.memory_bytes() - kRuntimeBytes), planned,
-                kMostMemoryError * planned);
-    ASSERT_NO_FATAL_FAILURE(run.Settle());
+    EXPECT_NEAR(per_step(moved.read), read, kMostByteError * read);
+    EXPECT_NEAR(per_step(moved.write), write, kMostByteError * write);
+    // Without what is the same however things are placed: the program, and what kernels need.
+    EXPECT_LE(run.memory_bytes(), plan->host_bytes) << run.Memory();
+    const int64_t fixed = kRuntimeBytes + PlannedFor(*plan, "decoder workspace");
+    const auto planned = static_cast<double>(plan->host_bytes - fixed);
+    EXPECT_NEAR(static_cast<double>(run.memory_bytes() - fixed), planned,
+                kMostMemoryError * planned)
+        << run.Memory();
+    run.Settle();
   }
   // What was drawn has all kinds.
   EXPECT_GE(num_speculative, kNumConfigurations / 5);

@@ -1,12 +1,8 @@
 // The replay of a step (replay/) beside the step itself: the same transfers, one for one, and the
 // bytes that the plan states.
 #include <algorithm>
-#include <filesystem>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "forebay/base/check.h"
@@ -16,66 +12,13 @@
 #include "forebay/replay/step_replay.h"
 #include "forebay/tests/replay/must_plan.h"
 #include "forebay/tests/temporary_folder.h"
+#include "forebay/tests/train/replay/recording_engine.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/step/run_session.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
 namespace {
-
-// kind, name of the file in its store, offset, length.
-using Transfer = std::tuple<IoKind, std::string, int64_t, int64_t>;
-
-// Remembers what was submitted. The order is that of two threads, so only what matters is kept.
-class RecordingEngine : public Engine {
- public:
-  explicit RecordingEngine(std::unique_ptr<Engine> inner) : inner_(std::move(inner)) {}
-  int AddFile(UniqueFd fd, std::string path) override {
-    std::string name = std::filesystem::path(path).filename();
-    const int file = inner_->AddFile(std::move(fd), std::move(path));
-    const std::lock_guard lock(mutex_);
-    names_[file] = std::move(name);
-    return file;
-  }
-  void RemoveFile(int file) override { inner_->RemoveFile(file); }
-  absl::Status RegisterBuffers(std::span<std::byte> memory) override {
-    return inner_->RegisterBuffers(memory);
-  }
-  void UnregisterBuffers(std::span<std::byte> memory) override {
-    inner_->UnregisterBuffers(memory);
-  }
-  std::string RegistrationNote() const override { return inner_->RegistrationNote(); }
-  void Submit(IoOp& op) override {
-    {
-      const std::lock_guard lock(mutex_);
-      transfers_.emplace_back(op.kind, names_[op.file], op.offset_bytes,
-                              static_cast<int64_t>(op.buffer.size()));
-    }
-    inner_->Submit(op);
-  }
-  absl::Status Wait(IoOp& op) override { return inner_->Wait(op); }
-  void WaitAny(std::span<IoOp* const> ops) override { inner_->WaitAny(ops); }
-  void Cancel(IoOp& op) override { inner_->Cancel(op); }
-  absl::Status Flush(int file) override { return inner_->Flush(file); }
-  IoStats stats() const override { return inner_->stats(); }
-  std::string name() const override { return inner_->name(); }
-  bool direct() const override { return inner_->direct(); }
-
-  // Those since the last call, sorted.
-  std::vector<Transfer> Take() {
-    const std::lock_guard lock(mutex_);
-    std::vector<Transfer> taken;
-    taken.swap(transfers_);
-    std::ranges::sort(taken);
-    return taken;
-  }
-
- private:
-  const std::unique_ptr<Engine> inner_;
-  std::mutex mutex_;
-  std::map<int, std::string> names_;
-  std::vector<Transfer> transfers_;
-};
 
 DecoderConfig TinyLlama(bool tied) {
   DecoderConfig config;
@@ -226,13 +169,9 @@ TEST_P(StepTraceTest, PlanTrainerAndReplayStateTheSameBytes) {
   const Plan plan = MakeTestPlan();
   EXPECT_EQ(plan.read_bytes_per_step, replay.read_bytes_per_step);
   EXPECT_EQ(plan.write_bytes_per_step, replay.write_bytes_per_step);
-  StepTransfers moved;
-  for (const Transfer& transfer : TraceOfTheTrainer()) {
-    (std::get<0>(transfer) == IoKind::kRead ? moved.read_bytes : moved.write_bytes) +=
-        std::get<3>(transfer);
-  }
-  EXPECT_EQ(moved.read_bytes, replay.read_bytes_per_step);
-  EXPECT_EQ(moved.write_bytes, replay.write_bytes_per_step);
+  const TransferBytes moved = BytesOf(TraceOfTheTrainer());
+  EXPECT_EQ(moved.read, replay.read_bytes_per_step);
+  EXPECT_EQ(moved.write, replay.write_bytes_per_step);
 }
 
 INSTANTIATE_TEST_SUITE_P(
