@@ -25,7 +25,10 @@ std::vector<std::string> NamesOf(std::span<const ReportedRun> runs) {
 std::string ReportCsv(std::span<const ReportedRun> runs) {
   const std::vector<std::string> names = NamesOf(runs);
   std::string csv = "run,step";
-  for (const std::string& name : names) csv += "," + CsvField(name);
+  for (const std::string& name : names) {
+    csv += ",";
+    csv += CsvField(name);
+  }
   csv += "\n";
   for (const ReportedRun& run : runs) {
     const MetricsTable& metrics = run.record.metrics;
