@@ -22,7 +22,7 @@ import sys
 TABLE = pathlib.Path(__file__).with_suffix(".txt")
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
-LIBRARIES = ("model", "optimizer")
+LIBRARIES = ("collective", "model", "optimizer")
 SKIPPED = 77
 
 
