@@ -15,9 +15,9 @@ namespace {
 constexpr double kLeastGain = 0.02;
 constexpr double kLeastGainOfASetting = 0.05;
 
-class Search {
+class SpeculationSearch {
  public:
-  Search(Plan plan, const TrainOptions& options, const PlanMaker& make)
+  SpeculationSearch(Plan plan, const TrainOptions& options, const PlanMaker& make)
       : options_(options), make_(make), plan_(std::move(plan)), step_s_(plan_.forecast->step_s) {}
 
   // The forecast has one valley, but for the size of whole layers: its bottom is looked for in
@@ -96,7 +96,7 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
 Plan WithFastestSpeculation(Plan plan, const TrainOptions& options, const PlanMaker& make) {
   const bool is_open = plan.may_speculate && options.speculate_layers == 0;
   if (!is_open || !plan.forecast.has_value()) return plan;
-  return Search(std::move(plan), options, make).Run();
+  return SpeculationSearch(std::move(plan), options, make).Run();
 }
 
 std::vector<BetterSetting> BetterSettings(const Plan& plan, const TrainOptions& options,
