@@ -24,8 +24,8 @@ constexpr char kWriteBytes[] = "write_bytes_per_s";
 
 // The lines of /proc/cpuinfo that say which CPU it is.
 std::string CpuName() {
-  constexpr int64_t kMostBytesOfKeptSpeeds = 1 << 20;
-  const std::string text = ReadWholeFile("/proc/cpuinfo", kMostBytesOfKeptSpeeds).value_or("");
+  constexpr int64_t kMostBytes = 1 << 20;
+  const std::string text = ReadWholeFile("/proc/cpuinfo", kMostBytes).value_or("");
   const size_t begin = text.find("model name");
   return begin == std::string::npos ? "" : text.substr(begin, text.find('\n', begin) - begin);
 }
