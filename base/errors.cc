@@ -65,17 +65,28 @@ absl::Status InterruptedError(std::string_view message) {
 absl::Status ErrorOf(ExitCode code, std::string_view message) {
   switch (code) {
     case ExitCode::kOk:
-    case ExitCode::kInternal: break;
-    case ExitCode::kUsage: return UsageError(message);
-    case ExitCode::kBadInput: return BadInputError(message);
-    case ExitCode::kDoesNotFit: return DoesNotFitError(message);
-    case ExitCode::kStorage: return StorageError(message);
-    case ExitCode::kOutOfMemory: return OutOfMemoryError(message);
-    case ExitCode::kNumerical: return NumericalError(message);
-    case ExitCode::kCorrupt: return CorruptError(message);
-    case ExitCode::kEnvironment: return EnvironmentError(message);
-    case ExitCode::kRegressed: return RegressedError(message);
-    case ExitCode::kInterrupted: return InterruptedError(message);
+    case ExitCode::kInternal:
+      break;
+    case ExitCode::kUsage:
+      return UsageError(message);
+    case ExitCode::kBadInput:
+      return BadInputError(message);
+    case ExitCode::kDoesNotFit:
+      return DoesNotFitError(message);
+    case ExitCode::kStorage:
+      return StorageError(message);
+    case ExitCode::kOutOfMemory:
+      return OutOfMemoryError(message);
+    case ExitCode::kNumerical:
+      return NumericalError(message);
+    case ExitCode::kCorrupt:
+      return CorruptError(message);
+    case ExitCode::kEnvironment:
+      return EnvironmentError(message);
+    case ExitCode::kRegressed:
+      return RegressedError(message);
+    case ExitCode::kInterrupted:
+      return InterruptedError(message);
   }
   return absl::InternalError(std::string(message));
 }

@@ -176,14 +176,16 @@ class SampleReader:
                              f"would hold {in_row} of them, but the model has {positions} positions (config.json): use "
                              f"--seq={positions} or less")
         elif sample.kind != "text" and length > self._options.seq:
-            self._on_problem(f"{where}: the {'chat' if sample.kind == 'messages' else 'prompt and completion'} has "
-                             f"{count_of(length, 'token')}, a row has --seq={self._options.seq}: {self._longer_rows(', ')}"
-                             "shorten the sample, or cut it with --truncate")
+            kind = "chat" if sample.kind == "messages" else "prompt and completion"
+            self._on_problem(f"{where}: the {kind} has {count_of(length, 'token')}, a row has "
+                             f"--seq={self._options.seq}: {self._longer_rows(', ')}shorten the sample, or cut it with "
+                             "--truncate")
         elif not sample.trained.any():
             reason = {"text": "its text is empty", "prompt": "its completion is empty",
                       "messages": "no turn of the assistant says anything"}[sample.kind]
             if sample.truncated:
-                reason = f"cutting it to {self._limit} tokens left only the prompt; {self._longer_rows(' or ')}shorten it"
+                reason = (f"cutting it to {self._limit} tokens left only the prompt; {self._longer_rows(' or ')}"
+                          "shorten it")
             self._on_problem(f"{where}: the sample has no trained token: {reason}")
         else:
             return True
