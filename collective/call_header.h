@@ -1,4 +1,4 @@
-// What a call says of itself to the other ranks before anything else moves, so that calls that do
+// The description of a call that ranks exchange before anything else moves, so that calls that do
 // not belong together are an error and neither a hang nor garbage.
 #pragma once
 

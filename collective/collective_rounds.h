@@ -92,7 +92,7 @@ class CollectiveRounds {
   DeviceAllocation device_scratch_;  // [N, piece_bytes]: what comes in there
   std::unique_ptr<Stream> stream_;   // of copies
 
-  // Of the operation that runs.
+  // The operation that runs, with its state.
   const CollectiveOperation* operation_ = nullptr;
   const std::atomic<bool>* stop_ = nullptr;
   Path path_ = Path::kHost;

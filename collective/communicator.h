@@ -1,6 +1,6 @@
-// What the processes of one run ("ranks") do together: sums of gradients, gathering of parameters,
-// votes. One class over any number of ranks; how bytes go from rank to rank is a Transport's
-// business (collective/transport.h), and collective/connect/connect.h makes both.
+// The operations that the processes of one run ("ranks") do together: sums of gradients, gathering
+// of parameters, votes. One class over any number of ranks; how bytes go from rank to rank is a
+// Transport's business (collective/transport.h), and collective/connect/connect.h makes both.
 //
 // The contract:
 //   - Every rank makes the same calls in the same order, with the same sizes. A rank that does not
@@ -60,7 +60,7 @@ struct CollectiveTicket {
   int64_t number = 0;
 };
 
-// What one rank sent and received so far for others' sake: the values alone, without the headers of
+// The bytes that one rank sent and received so far: the values alone, without the headers of
 // calls. For n bytes on N ranks, even parts: (N-1)/N n of a reduce-scatter and of an all-gather,
 // twice that of an all-reduce; what is received is as much.
 struct CollectiveTraffic {

@@ -1,4 +1,4 @@
-// Which rank this process is, as whoever started it says by environment variables. Pure.
+// The rank of this process, as its launcher says by environment variables. Pure.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,7 @@ class RankedCommunicator : public Communicator {
       : transport_(std::move(transport)),
         device_transport_(std::move(device_transport)),
         device_path_(device_path) {
-    // What an operation borrows may be gone when it runs: offsets are copied.
+    // Offsets are copied: those of the caller may be gone when the operation runs.
     for (Slot& slot : slots_) slot.offsets.resize(static_cast<size_t>(size()) + 1);
   }
   absl::Status Begin(const CommunicatorOptions& options) {

@@ -31,7 +31,7 @@ struct RankFailure {
 };
 using MaybeFailure = std::optional<RankFailure>;  // nullopt: it did come about
 
-// What ends a wait for other ranks.
+// The limits of a wait for other ranks.
 struct WaitLimit {
   double timeout_s = 60;
   const std::atomic<bool>& stop;  // the wait ends when it becomes true, as this rank's failure

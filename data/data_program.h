@@ -58,9 +58,9 @@ struct EncodedPrompt {
 // chat template, ready for the assistant's.
 absl::StatusOr<EncodedPrompt> EncodePrompt(const std::string& model, const std::string& prompt,
                                            bool chat);
-// Of each prompt in the file at `path`, one per line: of a .txt file the text of each line that is
-// not blank, of a .jsonl file {"prompt"}, or {"messages"} for the chat template. At least one.
-// BadInputError that names the line.
+// The tokens of each prompt in the file at `path`, one per line: of a .txt file the text of each
+// line that is not blank, of a .jsonl file {"prompt"}, or {"messages"} for the chat template. At
+// least one. BadInputError that names the line.
 absl::StatusOr<std::vector<EncodedPrompt>> EncodePromptFile(const std::string& model,
                                                             const std::string& path);
 
@@ -80,7 +80,7 @@ class TokenDecoder {
   // The text that became complete with `token`: empty while a multi-byte character is unfinished,
   // and for special tokens.
   absl::StatusOr<std::string> Push(int32_t token);
-  // What is left when no more tokens of this text come (an unfinished character becomes U+FFFD).
+  // The rest when no more tokens of this text come (an unfinished character becomes U+FFFD).
   // Another text may follow.
   absl::StatusOr<std::string> Finish();
 

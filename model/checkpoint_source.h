@@ -34,7 +34,7 @@ class CheckpointSource : public ParamSource {
   // After an error every later call returns the same one.
   absl::StatusOr<WeightsLease> Acquire(int layer) override;
   int num_resident_layers() const;
-  // Of layers that stream, as they lie in the files. Any thread.
+  // The bytes read of layers that stream, as they lie in the files. Any thread.
   int64_t read_bytes() const;
 
  protected:

@@ -1,4 +1,4 @@
-// What a plan that does not fit needs most of, kept with its DoesNotFitError, for tables of plans.
+// The largest term of a plan that does not fit, kept with its DoesNotFitError, for tables of plans.
 #pragma once
 
 #include <string>

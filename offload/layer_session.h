@@ -71,10 +71,10 @@ struct LayerSessionOptions {
   // Layers whose gradients AddGradient may be summing at one time; memory: OpenLayerBytes. 0:
   // AddGradient is not used.
   int num_open_layers = 0;
-  // Of a run whose ranks all have the whole state, each in a store of its own: gradients are those
-  // of all ranks' data, summed in the order of the ranks, and a step is committed by all or none
-  // (swap/store/rank_commits.h). Every rank makes the same calls in the same order. nullptr: the
-  // session is alone. Not with AddGradient, a device or delayed updates.
+  // The ranks of a run, which all have the whole state, each in a store of its own: gradients are
+  // those of all ranks' data, summed in the order of the ranks, and a step is committed by all or
+  // none (swap/store/rank_commits.h). Every rank makes the same calls in the same order. nullptr:
+  // the session is alone. Not with AddGradient, a device or delayed updates.
   Communicator* ranks = nullptr;
   bool last_step_was_update = true;  // of the committed step
   ParameterGroups groups;            // empty: those of OffloadOptions

@@ -111,7 +111,7 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
   return absl::OkStatus();
 }
 
-// What speculation has made of layers that live in RAM is undone there too.
+// Layers that live in RAM lose what speculation made of them there too.
 absl::Status LayerSession::AbandonGradients() {
   const std::span<const int> speculated = optimizer_->modes().Speculated();
   optimizer_->AbandonStep();

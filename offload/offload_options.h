@@ -63,8 +63,8 @@ struct OffloadOptions {
   TierChoice weights_tier = TierChoice::kAuto;
   TierChoice state_tier = TierChoice::kAuto;
   GradientChoice gradients = GradientChoice::kAuto;
-  // Of so many layers, spread evenly, gradients are applied at once, and those of the others are
-  // held; 0: as `gradients` has it, kSpeculate of all. Not with kHold.
+  // The number of layers, spread evenly, whose gradients are applied at once; those of the others
+  // are held. 0: as `gradients` has it, kSpeculate of all. Not with kHold.
   int64_t speculate_layers = 0;
   // Where gradients wait that are held; all are where this is not kAuto.
   TierChoice gradients_tier = TierChoice::kAuto;

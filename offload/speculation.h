@@ -1,4 +1,4 @@
-// Of which layers a plan has gradients applied at once, in the hope that nothing is clipped. Pure.
+// The layers whose gradients a plan has applied at once, in the hope that nothing is clipped. Pure.
 //
 // Not for: how that is done (optimizer/update_modes.h), or which number of layers is the fastest
 // (train/plan/choose_speculation.h).

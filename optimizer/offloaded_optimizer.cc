@@ -25,7 +25,7 @@ bool AnyOnNvme(const std::vector<Tier>& tiers) {
   return std::find(tiers.begin(), tiers.end(), Tier::kNvme) != tiers.end();
 }
 
-// What each staging buffer has room for.
+// The room of each staging buffer.
 struct StagingShape {
   int64_t state_bytes = 0, gradient_bytes = 0, weight_bytes = 0, spill_bytes = 0;
   int64_t Total() const { return state_bytes + gradient_bytes + weight_bytes + spill_bytes; }

@@ -53,7 +53,7 @@ struct OffloadedOptimizerOptions {
   MemoryBudget* gradient_device_budget = nullptr;
   int num_threads = 1;        // of the update
   int num_staging_tiles = 4;  // state tiles in flight; >= 2
-  // Of speculative layers, tiles' gradients that wait for their update; >= 2. With those of a whole
+  // Tiles of speculative layers whose gradients wait for their update; >= 2. With those of a whole
   // layer, its backward pass waits for no update.
   int num_gradient_tiles = 4;
   // Every layer once, as Hand gets them: for placements with other UpdateTimes than kOnRead.

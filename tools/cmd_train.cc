@@ -21,7 +21,7 @@
 namespace forebay {
 namespace {
 
-// What rank 0 does not tell for all: warnings, which any rank may have.
+// The output of a rank other than 0: warnings alone, which any rank may have.
 class QuietOutput : public TrainObserver {
  public:
   explicit QuietOutput(int rank) : rank_(rank) {}

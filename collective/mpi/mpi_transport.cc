@@ -68,7 +68,7 @@ class MpiTransport : public Transport {
   MaybeFailure Start(std::span<const OutgoingBytes> outgoing,
                      std::span<const IncomingBytes> incoming);
   MaybeFailure AwaitAll(const WaitLimit& limit);
-  // Of all other ranks: none of them ends before the others know.
+  // Waits for notices of all other ranks: none of them ends before the others know.
   void AwaitNotices() {
     const auto end = std::chrono::steady_clock::now() + kTellingTime;
     while (num_notices_ < size() - 1 && std::chrono::steady_clock::now() < end) {

@@ -68,7 +68,7 @@ class NcclTransport : public DeviceTransport {
   // Until NCCL has enqueued what it was given. transport: looked at meanwhile; may be nullptr.
   MaybeFailure Settle(const WaitLimit& limit, Transport* transport);
   MaybeFailure AwaitDone(const WaitLimit& limit, Transport& transport);
-  // What ends the waits of both: the time, a stop, another rank.
+  // The reason why a wait of either ends: the time, a stop, another rank.
   MaybeFailure EndOfWait(const WaitLimit& limit, std::chrono::steady_clock::time_point begin,
                          Transport* transport);
   // Ends what is under way on the GPU.
@@ -149,7 +149,7 @@ MaybeFailure NcclTransport::Exchange(std::span<const OutgoingBytes> outgoing,
   return AwaitDone(limit, transport);
 }
 
-// What each rank says before NCCL is used: it can, or why not.
+// The vote of each rank before NCCL is used: it can, or why not.
 struct NcclVote {
   int32_t can = 0;
   int32_t unused = 0;

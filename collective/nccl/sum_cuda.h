@@ -8,7 +8,7 @@
 
 namespace forebay {
 
-// What a launch can name.
+// The most ranks that a launch can name.
 inline constexpr int kMostRanksOfSumCuda = 256;
 
 // Enqueues it on `cuda_stream` (a cudaStream_t); called by Stream::Launch. All addresses but

@@ -15,15 +15,15 @@
 namespace forebay {
 namespace {
 
-// Whatever else may lie at a port: what begins otherwise is no rank.
+// The first bytes of a rank: another program at the port begins otherwise.
 constexpr uint64_t kMagic = 0x316b6e6172796266;  // "fbyrank1"
-// What answers no faster is no rank either.
+// A rank answers within this time.
 constexpr std::chrono::seconds kAnswerTime(5);
 constexpr std::chrono::milliseconds kRetryInterval(20);
 
 enum class ConnectionPurpose : int32_t { kControl, kData };
 
-// What whoever connects says first.
+// The first message of a rank that connects.
 struct Greeting {
   uint64_t magic = kMagic;
   uint64_t job = 0;
@@ -290,7 +290,7 @@ absl::Status Meeting::ConnectToLowerRanks() {
   whereabouts_[0].address = PeerAddress(Connection(0, ConnectionPurpose::kControl).get());
   for (int r = 0; r < launch_.rank; ++r) {
     SocketAddress address = whereabouts_[static_cast<size_t>(r)].address;
-    // Who came to rank 0 over the loopback is on its machine, wherever that is seen from.
+    // A rank that came to rank 0 over the loopback is on its machine, wherever that is seen from.
     if (address.IsLoopback()) {
       const int port = address.port();
       address = whereabouts_[0].address;

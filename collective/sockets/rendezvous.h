@@ -2,8 +2,8 @@
 // come to it, and it tells all where all are. Each pair of ranks has two connections: one for data,
 // and one for what has to be heard while data does not flow.
 //
-// Whoever reaches the port may say that it is a rank: networks of such runs are trusted, as with
-// MPI, NCCL and PyTorch. Where MASTER_ADDR is localhost, other machines cannot reach it.
+// Any program that reaches the port may say that it is a rank: networks of such runs are trusted,
+// as with MPI, NCCL and PyTorch. Where MASTER_ADDR is localhost, other machines cannot reach it.
 #pragma once
 
 #include <string>

@@ -184,7 +184,7 @@ absl::StatusOr<UniqueFd> AcceptOne(int listener, SocketDeadline deadline) {
     if (error != 0) return SocketError("waiting for connections failed");
     UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd.valid()) return fd;
-    // Whoever had connected has gone again, for all but these.
+    // All errors but these mean that the peer has gone again.
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
       return SocketError("accepting a connection failed");
     }

@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kLastWordsTime(500);
 
 enum class NoticeKind : int32_t { kFailure, kLeaving };
 
-// What goes over a control connection.
+// The message of a control connection.
 struct ControlNotice {
   NoticeKind kind = NoticeKind::kLeaving;
   int32_t rank = 0;  // whose failure it is
@@ -42,7 +42,7 @@ struct SocketPeer {
   // A notice that has come in part.
   ControlNotice notice;
   size_t notice_bytes = 0;
-  // Of the exchange under way.
+  // The bytes that the exchange under way has left to move.
   std::span<const std::byte> outgoing;
   std::span<std::byte> incoming;
 };
@@ -83,9 +83,9 @@ class SocketTransport : public Transport {
   bool PrepareToPoll();
   MaybeFailure MoveData(size_t r, bool& is_any);
   MaybeFailure PollControl(int timeout_ms);
-  // What the control connection of `r` has to say.
+  // Receives from the control connection of `r`.
   MaybeFailure HearControl(size_t r);
-  // Of a rank whose data connection is closed: its reason, where it sent one.
+  // The failure of a rank whose data connection is closed: its own reason, where it sent one.
   RankFailure LastWords(size_t r, const std::string& how);
   RankFailure Silent(double timeout_s) const;
 

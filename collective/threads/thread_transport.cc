@@ -20,7 +20,7 @@ namespace {
 constexpr std::chrono::milliseconds kStopInterval(5);
 constexpr size_t kChunkBytes = 1000;  // no multiple of anything
 
-// What all ranks share.
+// The state that all ranks share.
 struct ThreadHub {
   explicit ThreadHub(const ThreadRanksOptions& options)
       : num_ranks(options.num_ranks),

@@ -20,7 +20,7 @@ BATCH_RECORDS = 1024
 BATCH_BYTES = 4 << 20
 # A text of more characters than this is tokenized in pieces.
 LONG_TEXT_CHARS = 1 << 21
-# What a file is for, in errors.
+# The purpose of a file, in errors.
 DATA_FILE = "--data names a .txt, .jsonl or packed file"
 PROMPT_FILE = "--prompts names a .txt or .jsonl file"
 

@@ -185,7 +185,7 @@ class TransferCount {
     }
   }
 
-  // Of layers that wait for the norm, tiles that live in RAM are written with the commit.
+  // Tiles in RAM of layers that wait for the norm are written with the commit.
   void AddWrite(int layer) {
     const bool writes_all = !placement_.WaitsForNorm(layer);
     for (int i = tiles_.first_tile(layer); i < tiles_.first_tile(layer + 1); ++i) {

@@ -24,7 +24,7 @@ TEST(CollectiveAllocations, ThereAreNoneOverSockets) {
     std::vector<float> values(5000, 1.0F);
     const std::vector<int64_t> offsets = EvenParts(5000, 2);
     const std::vector<int64_t> byte_offsets = EvenParts(20000, 2);
-    // What any call does for the first time, on both ranks.
+    // The first calls may allocate, on both ranks.
     CallEach(ranks, values, offsets, byte_offsets);
     EXPECT_TRUE(ranks.Barrier().ok());
     const int64_t before = num_allocations;

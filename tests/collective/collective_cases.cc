@@ -16,7 +16,7 @@ namespace {
 // More than a piece of kTestScratchBytes, less, none, and what no number of ranks divides.
 constexpr int64_t kSizes[] = {0, 1, 2, 3, 5, 64, 257, 5003};
 
-// Of such different size that every other order of adding gives other bits.
+// The values differ so much in size that every other order of adding gives other bits.
 std::vector<float> ValuesOf(int rank, int64_t size) {
   const CounterRng rng(17, static_cast<uint64_t>(rank));
   std::vector<float> values(static_cast<size_t>(size));

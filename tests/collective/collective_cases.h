@@ -1,4 +1,4 @@
-// What every transport has to pass: each case is what one rank does, and looks at its own results.
+// The tests that every transport has to pass: one rank runs a case and looks at its own results.
 // All ranks run it at the same time, each with its own communicator.
 #pragma once
 

@@ -139,7 +139,7 @@ TEST_P(FailedRank, OneThatLeavesIsNamed) {
     RunOnRanks(Options(), [kind](Communicator& ranks) {
       absl::Status status = ranks.Barrier();
       if (ranks.rank() == 1) return;
-      // Who finds it in the next call may tell a rank that is still in this one.
+      // A rank that finds it in the next call may tell a rank that is still in this one.
       if (status.ok()) status = CallOfKind(ranks, kind);
       EXPECT_THAT(MessageOf(status), HasSubstr(Names(ranks, 1))) << kind;
     });

@@ -149,7 +149,7 @@ TEST(OffloadPlan, GradientsThatHaveToBeInRamCountInWhatIsNeeded) {
   options.gradients_tier = TierChoice::kHost;
   const auto plan = MakeOffloadPlan(inputs, options, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  // What is staged of gradients on disk is needed until it is known that there are none.
+  // Staging of gradients on disk is needed until it is known that there are none.
   const int64_t staged = options.buffers->num_staging_tiles * plan->tiles.max_tile_elems() *
                          SizeOf(options.grad_dtype);
   options.ram_bytes = plan->host_bytes + staged;

@@ -145,7 +145,7 @@ class Translation {
                       batch, micro, accumulated,
                       num_ranks_ == 1 ? "one rank" : fmt::format("each of {} ranks", num_ranks_)));
     }
-    // That of --batch is of all ranks.
+    // The rows of --batch are those of all ranks.
     if (micro > 0) Section("data")["batch"] = micro * num_ranks_;
     if (steps > 0) Section("data")["accum"] = steps;
     return absl::OkStatus();

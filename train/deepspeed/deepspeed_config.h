@@ -17,9 +17,9 @@ struct DeepSpeedConfig {
   std::vector<std::string> notes;  // one for each key that does nothing
 };
 
-// What its section "autotuning" asks of `train --autotune`: which micro-batches are tried, how long
-// a trial is, and how many there are. DeepSpeed's defaults, but that threads and tiles are tuned
-// too.
+// The settings of its section "autotuning" for `train --autotune`: which micro-batches are tried,
+// how long a trial is, and how many there are. DeepSpeed's defaults, but that threads and tiles are
+// tuned too.
 struct DeepSpeedAutotuning {
   int64_t min_micro_batch = 1;
   int64_t max_micro_batch = 1024;

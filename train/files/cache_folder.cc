@@ -13,7 +13,7 @@
 namespace forebay {
 namespace {
 
-// What keeps `folder` from being ours alone; "" when nothing does. Made when it is missing.
+// The reason why `folder` is not ours alone; "" when it is. Made when it is missing.
 std::string DefectOf(const std::string& folder) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return fmt::format("cannot be made ({})", ErrnoText(errno));

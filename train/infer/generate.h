@@ -30,8 +30,8 @@ struct GenerateResult {
   std::vector<GeneratedTokens> answers;  // by prompt
   double prompt_s = 0;                   // until the first token of each answer is known
   double generate_s = 0;                 // for those after it
-  // Of weights, which whoever has the source fills in: read from the model's files meanwhile, and
-  // copied to a GPU.
+  // Bytes of weights, read from the model's files meanwhile and copied to a GPU. The owner of the
+  // source fills them in.
   int64_t read_bytes = 0;
   int64_t copied_bytes = 0;
   // Tokens a second, of all answers: of the prompts, and of those generated after the first ones

@@ -32,7 +32,7 @@ struct GeneratedText {
   GenerateResult result;
 };
 
-// Who is told. Each may be empty.
+// The functions that are told of progress. Each may be empty.
 struct GenerateListener {
   // With one prompt: each piece of text as it becomes complete.
   std::function<void(std::string_view)> on_text;

@@ -243,7 +243,7 @@ std::vector<OptionSpec> PlacementRows() {
   };
 }
 
-// Of a run in several processes.
+// The options of a run in several processes.
 std::vector<OptionSpec> RankRows() {
   using O = TrainOptions;
   return {

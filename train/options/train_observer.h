@@ -35,8 +35,8 @@ class TrainObserver {
 struct TrainEnvironment {
   // The engine for the folders of the swap area, as OpenEngine gives it.
   EngineOpener open_engine = OpenEngine;
-  // Of a run in several processes: every rank's Train gets its own, and the same options but for
-  // folders. Must outlive the run. nullptr: one process.
+  // The ranks of a run in several processes: every rank's Train gets its own, and the same options
+  // but for folders. Must outlive the run. nullptr: one process.
   Communicator* ranks = nullptr;
 
   int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }

@@ -20,7 +20,7 @@
 
 namespace forebay {
 
-// What measures: measure_speeds.h, but for tests.
+// The functions that measure: those of measure_speeds.h, but for tests.
 struct SpeedMeasures {
   std::function<absl::StatusOr<double>(const DecoderConfig&, const TrainOptions&, int num_threads,
                                        const std::function<bool()>& stop)>

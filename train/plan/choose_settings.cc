@@ -11,7 +11,8 @@
 namespace forebay {
 namespace {
 
-// What applying gradients at once has to save: every step is committed then, and written.
+// The least part of a step that applying gradients at once has to save, as every step is then
+// committed, and written.
 constexpr double kLeastGain = 0.02;
 constexpr double kLeastGainOfASetting = 0.05;
 
@@ -62,7 +63,7 @@ struct Change {
   TrainOptions options;
 };
 
-// Of each kind the least change first.
+// The changes by kind, the least of each first.
 std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions options) {
   options.ram_bytes = plan.ram_budget_bytes;
   std::vector<std::vector<Change>> kinds;

@@ -1,6 +1,6 @@
-// Which of a plan's settings make the fastest step by its forecast, where the machine's speeds are
-// known: of how many layers gradients are applied at once, and what one could do better with. No
-// bit of a run depends on them. Pure.
+// The settings of a plan that make the fastest step by its forecast, where the machine's speeds are
+// known: the number of layers whose gradients are applied at once, and settings that one could do
+// better with. No bit of a run depends on that number. Pure.
 #pragma once
 
 #include <functional>

@@ -31,8 +31,8 @@ absl::StatusOr<double> MeasureBlock(const DecoderConfig& model, const TrainOptio
 absl::StatusOr<double> MeasureUpdate(const TrainOptions& options, int num_threads,
                                      const std::function<bool()>& stop);
 
-// Of the disk under `folder`, in turns of reads and writes (aio/speed_probe.h): some 1.5 GB are
-// written. StorageError too.
+// The speed of the disk under `folder`, in turns of reads and writes (aio/speed_probe.h): some
+// 1.5 GB are written. StorageError too.
 absl::StatusOr<DiskSpeed> MeasureDisk(const TrainOptions& options, const std::string& folder,
                                       const std::function<bool()>& stop);
 

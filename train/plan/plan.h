@@ -16,7 +16,7 @@
 
 namespace forebay {
 
-// Of what a rank sends to others and gets from them (CommunicatorOptions::scratch_bytes).
+// The room for messages between a rank and the others (CommunicatorOptions::scratch_bytes).
 inline constexpr int64_t kRankScratchBytes = int64_t{8} << 20;
 
 // A purpose of memory on the GPU.
@@ -39,7 +39,7 @@ struct GpuPlan {
 // libraries need some beside what they are asked for.
 inline constexpr double kAutoGpuShare = 0.9;
 
-// What would make a step shorter, and the forecast with it.
+// A setting that would make a step shorter, and the forecast with it.
 struct BetterSetting {
   std::string text;  // the flag, and what else it changes
   double step_s = 0;

@@ -20,7 +20,7 @@ double UnixSeconds() {
   return static_cast<double>(std::time(nullptr));
 }
 
-// What a file holds but for its digest.
+// The content of a file but for its digest.
 Json Contents(const Json& key, const Speeds& speeds, double measured_unix_s) {
   return {{"format", kSpeedFormat},
           {"key", key},

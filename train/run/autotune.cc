@@ -69,7 +69,7 @@ class TrialObserver final : public TrainObserver {
     written_bytes_ += summary.value("store_bytes", int64_t{0});  // as it was made
   }
 
-  // Of the steps that count.
+  // The median time of the steps that count.
   double MedianSeconds() {
     const auto middle = seconds_.begin() + std::ssize(seconds_) / 2;
     std::ranges::nth_element(seconds_, middle);

@@ -12,7 +12,7 @@
 
 namespace forebay {
 
-// What is tuned. None of it changes how many rows a step trains on.
+// The settings that are tuned. None of them changes how many rows a step trains on.
 struct TunedSettings {
   int64_t batch = 1;  // rows of a micro-batch
   int64_t accum = 1;  // micro-batches of a step

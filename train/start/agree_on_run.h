@@ -1,5 +1,5 @@
-// What several ranks have to agree on before their first step. Each has a run folder, a plan and a
-// store of its own.
+// The agreement of several ranks before their first step. Each has a run folder, a plan and a store
+// of its own.
 #pragma once
 
 #include "absl/status/status.h"

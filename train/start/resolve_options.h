@@ -25,7 +25,7 @@ struct OptionInputs {
   std::vector<std::pair<std::string, std::string>> flags;  // name and text, in the order given
   std::vector<std::string> sets;           // "optim.lr=1e-5" or "lr=1e-5", in the order given
   std::vector<std::string> unknown_flags;  // as typed ("--bacth=4"): reported with the rest
-  // Of a run in several processes: --out is made this rank's folder (RunFolderOfRank), --trace a
+  // This process in a run of several: --out is made this rank's folder (RunFolderOfRank), --trace a
   // file of its own, and DeepSpeed's sizes are counted for all ranks.
   int rank = 0;
   int num_ranks = 1;

@@ -93,7 +93,7 @@ double TbPer1000Steps(const Plan& plan) {
   return static_cast<double>(plan.write_bytes_per_step) * 1000 / 1e12;
 }
 
-// What a message says first, up to where it begins to advise.
+// The first sentence of a message, before it begins to advise.
 std::string FirstSentence(const std::string& message) {
   const std::string line = message.substr(0, message.find('\n'));
   return line.substr(0, line.find(". "));

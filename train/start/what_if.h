@@ -20,8 +20,8 @@ struct Alternative {
 // Plans a run with these options.
 using PlanFunction = std::function<absl::StatusOr<Plan>(const TrainOptions&)>;
 
-// Of texts such as "ram=2GiB,ram=4GiB,layout=int8-moments+batch=8": what is between two commas is
-// one alternative, and + joins settings to one. A comma or + that no NAME= follows is part of a
+// The alternatives in texts such as "ram=2GiB,ram=4GiB,layout=int8-moments+batch=8": commas
+// separate them, and + joins settings to one. A comma or + that no NAME= follows is part of a
 // value. UsageError for what is no NAME=VALUE.
 absl::StatusOr<std::vector<std::string>> SplitAlternatives(const std::vector<std::string>& texts);
 

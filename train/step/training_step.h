@@ -69,7 +69,7 @@ class TrainingStep {
   absl::Status RunPass(const StepInputs& inputs, double gradient_scale);
   absl::Status BeginStep(StepUpdate update);
   absl::StatusOr<double> LossSum(size_t num_batches) const;
-  // Of all ranks, in their order.
+  // Adds the tokens of all ranks, in their order.
   absl::Status AddTokens(std::span<const MicroBatch> batches, StepResult& result) const;
 
   LayerCompute* const compute_;

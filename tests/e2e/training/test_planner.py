@@ -106,7 +106,7 @@ def test_autotuning_tries_settings_and_leaves_nothing_behind(forebay, task, tmp_
     assert trials[report["best"]]["step_s"] == min(
         [trials[report["best"]]["step_s"]] + [t["step_s"] for t in trials if t["step_s"] and t["step_s"] < trials[0]["step_s"] * 0.5])
     assert report["written_bytes"] > 0
-    # What it prints can be given to the run.
+    # The flags that it prints can be given to the run.
     flags = dict(flag[2:].split("=") for flag in report["flags"].split())
     forebay.run("train", **{**settings, "out": tmp_path / "tuned", "steps": 1, **flags})
     text = forebay.run("train", "--autotune", autotune_trials=2, **settings).stdout

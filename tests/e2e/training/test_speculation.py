@@ -37,7 +37,7 @@ def held(forebay, task, tmp_path_factory):
 
 
 ON_NVME = dict(weights_tier="nvme", state_tier="nvme")
-# Of all layers or some, which live on NVMe or in RAM: what a failed hope has to undo differs.
+# Speculation of all layers or some, which live on NVMe or in RAM: a failed hope undoes different things.
 WAYS = {
     "all": {}, "all on nvme": ON_NVME, "two": dict(speculate_layers=2), "two on nvme": dict(ON_NVME, speculate_layers=2),
     "one, weights in RAM": dict(speculate_layers=1, weights_tier="host", state_tier="nvme"),

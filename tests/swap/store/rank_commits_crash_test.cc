@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kRankSteps = 4;
 
-// What opens in one state of a rank's disk.
+// The store that opens in one state of a rank's disk.
 struct OpenedRank {
   std::string problem;
   bool has_commit = false;
@@ -26,7 +26,7 @@ struct OpenedRank {
   Json trainer;
 };
 
-// What becomes of it.
+// The outcome when it is brought to the newest step.
 struct BroughtRank {
   std::string problem;
   std::vector<DiskEvent> events;

@@ -108,7 +108,7 @@ TEST_F(DeepSpeedFile, EachPartIsTranslated) {
           R"({"loss_scaling": "stage0", "loss_scale": 128.0, "clip": 0.0, "schedule": "constant"})"));
 }
 
-// What is said of one GPU is of each rank; --batch is of all.
+// A size per GPU is that of each rank; --batch is of all.
 TEST_F(DeepSpeedFile, SizesOfSeveralRanks) {
   const auto data = [&](const std::string& text) {
     const auto config = ReadDeepSpeedConfig(Write(text), /*num_ranks=*/4);

@@ -46,7 +46,7 @@ class CalibrationTest : public testing::Test {
     };
     return Calibration(SpeedCache(folder_.Path("speeds")), measures);
   }
-  // What was measured, part by part.
+  // The parts that were measured, in order.
   std::vector<std::string> Measure(Calibration& calibration) {
     std::vector<std::string> parts;
     const absl::Status status = calibration.Measure(
@@ -85,7 +85,7 @@ TEST_F(CalibrationTest, IsMeasuredOnceAndKnownToLaterPlansOfTheSameKind) {
   EXPECT_TRUE(IsAllKnown(later));
   EXPECT_EQ(Known(later).speeds.matmul_flops_per_s, Known(first).speeds.matmul_flops_per_s);
   EXPECT_THAT(Known(later).speeds.origin, HasSubstr("measured just now"));
-  // What the speed of the blocks depends on, and of the update.
+  // The layout is in the key of the update's speed, the hidden size in that of the blocks.
   options_.layout = Layout::kInt8Moments;
   EXPECT_FALSE(IsAllKnown(later));
   EXPECT_GT(Known(later).speeds.matmul_flops_per_s, 0);

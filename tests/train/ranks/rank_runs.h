@@ -23,7 +23,7 @@ struct RankRuns {
   std::function<bool(int rank)> stop;
 };
 
-// What each rank's Train returned.
+// The status that each rank's Train returned.
 std::vector<absl::Status> TrainRanks(const TrainOptions& options, const RankRuns& runs = {});
 
 // The digest that all ranks have, each with its number of steps as `steps`; "" with a failure of

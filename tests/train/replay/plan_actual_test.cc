@@ -23,7 +23,7 @@ constexpr int kNumConfigurations = 10;
 constexpr int kNumConfigurations = 40;
 #endif
 
-// What a plan is held to.
+// The largest relative errors of a plan.
 constexpr double kMostByteError = 0.005;
 constexpr double kMostMemoryError = 0.02;
 
@@ -178,7 +178,7 @@ TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
         << run.Memory();
     run.Settle();
   }
-  // What was drawn has all kinds.
+  // The drawn configurations are of all kinds.
   EXPECT_GE(num_speculative, kNumConfigurations / 5);
   EXPECT_GE(num_in_part, 1);
 }

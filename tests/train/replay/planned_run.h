@@ -83,7 +83,7 @@ class PlannedRun {
     return digest.value_or("");
   }
 
-  // What was begun to move since the last call.
+  // The bytes whose transfer began since the last call.
   TransferBytes TakeMoved() { return BytesOf(engine_.Take()); }
   int64_t memory_bytes() const { return budget_.peak_bytes(); }
   // For whoever looks for a difference: what was planned, and what is there.
