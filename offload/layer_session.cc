@@ -392,6 +392,11 @@ absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
                                     store_->inventory().layers()[layer].name, gradient.elems.size(),
                                     num_elems));
     }
+    if (!without_gradient.empty()) {
+      return UsageError(
+          "a session of several ranks has a gradient of every tensor: hand over zeros");
+    }
+    if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
     FOREBAY_RETURN_IF_ERROR(HandSum());
     sum_->Start(layer, gradient.elems);
   }

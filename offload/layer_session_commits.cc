@@ -115,12 +115,13 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
 absl::Status LayerSession::AbandonGradients() {
   const std::span<const int> speculated = optimizer_->modes().Speculated();
   optimizer_->AbandonStep();
+  absl::Status status;
   for (const int layer : speculated) {
-    FOREBAY_RETURN_IF_ERROR(optimizer_->modes().RestoreState(layer));
+    status.Update(optimizer_->modes().RestoreState(layer));
     if (plan_.placement.weights[static_cast<size_t>(layer)] == Tier::kNvme) continue;
-    FOREBAY_RETURN_IF_ERROR(swapper_->RestoreResident(layer));
+    status.Update(swapper_->RestoreResident(layer));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 void LayerSession::Abandon() {

@@ -318,8 +318,9 @@ absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, const Gradient& g
   const std::span<const ElemRange> as_zeros = tensors->Hand(layer, without_gradient);
   const bool is_speculated = speculates && !placement.WaitsForNorm(layer);
   if (is_speculated) tensors->Prepare(layer);  // before its first tile is taken
-  FOREBAY_RETURN_IF_ERROR(gradients->Hand(layer, gradient, compute, as_zeros));
+  // Before: where it fails, some tiles of the layer may be updated, and have to be undone.
   if (is_speculated) ++num_speculated;
+  FOREBAY_RETURN_IF_ERROR(gradients->Hand(layer, gradient, compute, as_zeros));
   const double sum_of_squares = gradients->sum_of_squares(layer);
   const bool is_finite = std::isfinite(sum_of_squares);
   if (!is_finite && first_nonfinite_layer < 0) first_nonfinite_layer = layer;

@@ -43,7 +43,8 @@ class SpeculationSearch {
     TrainOptions options = options_;
     options.speculate_layers = num_layers;
     absl::StatusOr<Plan> plan = make_(options);
-    if (!plan.ok()) return;  // its gradients do not fit
+    // Its gradients do not fit, or it moves bytes of a disk whose speed is not known.
+    if (!plan.ok() || !plan->forecast.has_value()) return;
     const double most_s = best_count_ > 0 ? step_s_ : step_s_ * (1 - kLeastGain);
     if (plan->forecast->step_s >= most_s) return;
     step_s_ = plan->forecast->step_s;

@@ -77,6 +77,7 @@ class TrainingRun {
     if (session_ != nullptr) trace_.End(session_->store().inventory(), observer_);
     return status;
   }
+  bool HasBegunToTrain() const { return session_ != nullptr; }
 
  private:
   absl::Status OpenSession();
@@ -555,9 +556,9 @@ absl::Status Train(const ResolvedOptions& resolved, const std::function<bool()>&
                    TrainObserver& observer, const TrainEnvironment& environment) {
   TrainingRun run(resolved, stop, observer, environment);
   absl::Status status = run.Run();
-  // Before the run ends what it has under way with the others, which wait for this rank. They stop
-  // together.
-  const bool stops = ExitCodeOf(status) == ExitCode::kInterrupted;
+  // Before the run ends what it has under way with the others, which wait for this rank. Once they
+  // train they stop together.
+  const bool stops = ExitCodeOf(status) == ExitCode::kInterrupted && run.HasBegunToTrain();
   if (environment.ranks != nullptr && !status.ok() && !stops) {
     environment.ranks->Abort(status);
   }

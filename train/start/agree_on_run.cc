@@ -13,6 +13,15 @@
 namespace forebay {
 namespace {
 
+// One digit for each layer: when its gradient is applied.
+std::string UpdateTimesOf(const Placement& placement) {
+  std::string digits;
+  for (const UpdateTime time : placement.update_times) {
+    digits.push_back(static_cast<char>('0' + static_cast<int>(time)));
+  }
+  return digits;
+}
+
 Json SettingsOfRank(const PreparedRun& run) {
   const OffloadPlan& plan = run.plan;
   const bool speculates = plan.placement.NumUpdated(UpdateTime::kAfterHand) > 0;
@@ -21,6 +30,7 @@ Json SettingsOfRank(const PreparedRun& run) {
           {"the settings that change the result (fingerprint)", run.fingerprint_digest},
           {"steps", run.num_steps},
           {"gradients", speculates ? "speculate" : "hold"},
+          {"when each layer is updated (--speculate_layers)", UpdateTimesOf(plan.placement)},
           {"durability", plan.num_slots == 1                        ? "none"
                          : plan.gradient_area == GradientArea::kAll ? "replay"
                                                                     : "step"},
@@ -92,6 +102,7 @@ absl::Status AgreeOnCommit(PreparedRun& run, TrainObserver& observer) {
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> words,
                            run.ranks->GatherRecords(store.committed().trainer.dump()));
   FOREBAY_ASSIGN_OR_RETURN(const size_t newest, NewestRank(standings));
+  if (run.options.dry_run) return absl::OkStatus();
   const int64_t own_step = store.committed().step;
   FOREBAY_ASSIGN_OR_RETURN(const Json trainer,
                            ParseJson(words[newest], fmt::format("commit of rank {}", newest)));

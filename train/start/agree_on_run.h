@@ -19,7 +19,7 @@ absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options);
 absl::Status AgreeOnSettings(const PreparedRun& run);
 
 // Brings the store that was opened to the step that all ranks have (swap/store/rank_commits.h).
-// CorruptError, StorageError, EnvironmentError.
+// A dry run only looks whether they can come there. CorruptError, StorageError, EnvironmentError.
 absl::Status AgreeOnCommit(PreparedRun& run, TrainObserver& observer);
 
 }  // namespace forebay
