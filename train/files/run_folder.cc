@@ -13,13 +13,13 @@
 #include "forebay/model/safetensors.h"
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/train/files/committed_trainer.h"
+#include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/run_lock.h"
 #include "forebay/train/files/store_owner.h"
 
 namespace forebay {
 namespace {
 
-constexpr std::string_view kRankPrefix = "rank-";
 constexpr int64_t kDigestChunkElems = int64_t{1} << 20;
 
 void HashHeading(Xxh3_128& hash, std::string_view name, const Shape& shape) {
@@ -63,15 +63,6 @@ absl::Status HashMoments(Xxh3_128& hash, TensorStore& store, const TensorSpec& t
 }
 
 }  // namespace
-
-std::string RunFolderOfRank(const std::string& out, int rank) {
-  return rank == 0 ? out : JoinPath(out, fmt::format("{}{:03}", kRankPrefix, rank));
-}
-
-bool IsNameOfRank(std::string_view name) {
-  return name.starts_with(kRankPrefix) && name.size() >= kRankPrefix.size() + 3 &&
-         name.find_first_not_of("0123456789", kRankPrefix.size()) == std::string_view::npos;
-}
 
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
     const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine,

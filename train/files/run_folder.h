@@ -45,11 +45,6 @@ struct RunPaths {
   std::string exports;               // exports/
 };
 
-// The run folder of a rank: `out` itself of rank 0, out/rank-001 of rank 1. Each is whole.
-std::string RunFolderOfRank(const std::string& out, int rank);
-// Whether an entry of `out` may be such a folder.
-bool IsNameOfRank(std::string_view name);
-
 inline constexpr int kRunFormat = 2;
 inline constexpr char kRunCreating[] = "creating";
 inline constexpr char kRunReady[] = "ready";

@@ -1,4 +1,5 @@
 #include "forebay/train/start/claim_folders.h"
+#include "forebay/train/files/rank_folder.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -13,6 +13,7 @@
 #include "forebay/base/format.h"
 #include "forebay/data/packed_file.h"
 #include "forebay/train/deepspeed/deepspeed_config.h"
+#include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/run_settings.h"
 #include "forebay/train/options/lr_schedule_table.h"

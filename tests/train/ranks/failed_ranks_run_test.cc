@@ -8,6 +8,7 @@
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/ranks/rank_runs.h"
+#include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/run_folder.h"
 #include "gmock/gmock.h"
 

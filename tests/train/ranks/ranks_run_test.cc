@@ -9,6 +9,7 @@
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/ranks/rank_runs.h"
+#include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/run_folder.h"
 #include "gmock/gmock.h"
 

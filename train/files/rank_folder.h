@@ -1,0 +1,14 @@
+// Where each rank of a run has its run folder. Pure.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace forebay {
+
+// The run folder of a rank: `out` itself of rank 0, out/rank-001 of rank 1. Each is whole.
+std::string RunFolderOfRank(const std::string& out, int rank);
+// Whether an entry of `out` may be such a folder.
+bool IsNameOfRank(std::string_view name);
+
+}  // namespace forebay
