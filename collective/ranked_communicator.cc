@@ -47,6 +47,7 @@ class RankedCommunicator : public Communicator {
     }
     changed_.notify_all();
     if (worker_.joinable()) worker_.join();
+    transport_.reset();  // before the memory of rounds_, which it may still send from
   }
 
   int rank() const override { return transport_->rank(); }
@@ -124,7 +125,7 @@ class RankedCommunicator : public Communicator {
   void Fail(const RankFailure& failure);
   absl::Status StatusOf(const RankFailure& failure) const;
 
-  const std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Transport> transport_;
   const std::unique_ptr<DeviceTransport> device_transport_;
   const std::string device_path_;
   std::unique_ptr<CollectiveRounds> rounds_;

@@ -24,37 +24,13 @@ constexpr char kProgramName[] = "forebay-data";
 constexpr std::array<const char*, 2> kReplies = {"--format=json", "--errors=document"};
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// The program's end as our error. `message` is its own.
-absl::Status ErrorOf(int exit_code, const std::string& message) {
-  switch (static_cast<ExitCode>(exit_code)) {
-    case ExitCode::kUsage:
-      return UsageError(message);
-    case ExitCode::kBadInput:
-      return BadInputError(message);
-    case ExitCode::kDoesNotFit:
-      return DoesNotFitError(message);
-    case ExitCode::kStorage:
-      return StorageError(message);
-    case ExitCode::kOutOfMemory:
-      return OutOfMemoryError(message);
-    case ExitCode::kCorrupt:
-      return CorruptError(message);
-    case ExitCode::kEnvironment:
-      return EnvironmentError(message);
-    case ExitCode::kInterrupted:
-      return InterruptedError(message);
-    default:
-      return absl::InternalError(message);
-  }
-}
-
 // The error that the program printed as its document, or what can be said without one.
 absl::Status ErrorFrom(int exit_code, const std::string& output) {
   const absl::StatusOr<Json> document = ParseJson(output, kProgramName);
   if (document.ok() && document->is_object() && document->contains("error")) {
     const Json& error = (*document)["error"];
     if (error.is_object() && error.contains("message") && error["message"].is_string()) {
-      return ErrorOf(exit_code, error["message"].get<std::string>());
+      return ErrorOf(static_cast<ExitCode>(exit_code), error["message"].get<std::string>());
     }
   }
   if (EndedByStopSignal(exit_code) || exit_code == static_cast<int>(ExitCode::kInterrupted)) {
@@ -65,7 +41,7 @@ absl::Status ErrorFrom(int exit_code, const std::string& output) {
         "forebay-data was killed, most likely because memory ran out: split the data into several "
         "files");
   }
-  return ErrorOf(exit_code,
+  return ErrorOf(static_cast<ExitCode>(exit_code),
                  fmt::format("forebay-data ended with exit code {}; what it printed above says why",
                              exit_code));
 }

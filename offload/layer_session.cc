@@ -230,6 +230,7 @@ void LayerSession::Expect(std::span<const int> layers) {
 }
 
 absl::StatusOr<WeightsLease> LayerSession::Acquire(int layer) {
+  FOREBAY_RETURN_IF_ERROR(undo_failure_);
   FOREBAY_RETURN_IF_ERROR(std::exchange(announce_error_, absl::OkStatus()));
   FOREBAY_ASSIGN_OR_RETURN(const std::span<const std::byte> data, swapper_->Acquire(layer));
   --num_announced_;

@@ -313,6 +313,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   bool open_update_commits_ = false;  // whether that is to be committed when it is applied
   bool open_update_writes_ = false;   // whether BeginWriting was called for it
   absl::Status failure_;              // of a commit, or an undoing: no further step or commit
+  absl::Status undo_failure_;         // of the undoing: what lies in RAM is of no step, nor lent
   std::optional<KeptUpdate> recovered_;
 
   // The clocks by which a commit is due.

@@ -121,6 +121,7 @@ absl::Status LayerSession::AbandonGradients() {
     if (plan_.placement.weights[static_cast<size_t>(layer)] == Tier::kNvme) continue;
     status.Update(swapper_->RestoreResident(layer));
   }
+  undo_failure_.Update(status);
   return status;
 }
 

@@ -19,6 +19,7 @@ static struct {
   int* request_ranks;
   char notice[kForebayMpiNoticeBytes];
   int has_told;
+  int has_given_up;
 } state;
 
 static const char* ErrorText(int error) {
@@ -112,6 +113,20 @@ static const char* Test(int32_t* num_left, int32_t* rank) {
   return NULL;
 }
 
+static const char* GiveUp(int32_t* num_left) {
+  *num_left = 0;
+  for (int i = state.num_outgoing; i < state.num_requests; ++i) {
+    int is_done = 0;
+    if (state.requests[i] == MPI_REQUEST_NULL) continue;
+    if (!state.has_given_up) MPI_Cancel(&state.requests[i]);
+    const int error = MPI_Test(&state.requests[i], &is_done, MPI_STATUS_IGNORE);
+    if (error != MPI_SUCCESS) return ErrorText(error);
+    *num_left += !is_done;
+  }
+  state.has_given_up = 1;
+  return NULL;
+}
+
 static const char* Hear(int32_t* is_any, char* notice) {
   MPI_Status status;
   int is_there = 0;
@@ -158,6 +173,7 @@ static void Close(void) {
 
 const struct ForebayMpi* forebay_mpi(void) {
   static const struct ForebayMpi functions = {
-      kForebayMpiVersion, Name, Open, GatherHosts, Start, Test, Hear, Tell, TestTold, Close};
+      kForebayMpiVersion, Name, Open, GatherHosts, Start, Test, GiveUp, Hear, Tell,
+      TestTold,           Close};
   return &functions;
 }

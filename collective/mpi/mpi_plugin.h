@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { kForebayMpiVersion = 1, kForebayMpiHostBytes = 64, kForebayMpiNoticeBytes = 1024 };
+enum { kForebayMpiVersion = 2, kForebayMpiHostBytes = 64, kForebayMpiNoticeBytes = 1024 };
 
 struct ForebayMpiItem {
   int32_t rank;
@@ -36,6 +36,9 @@ struct ForebayMpi {
   /* How many items are not done yet, and the rank of one of them: of one that is awaited, where
    * there is any. */
   const char* (*test)(int32_t* num_left, int32_t* rank);
+  /* Cancels what is received, so that its memory is the caller's again as soon as nothing of it is
+   * left (*num_left). To be called again until then; nothing may be started any more. */
+  const char* (*give_up)(int32_t* num_left);
   /* A notice that some rank has told: *is_any, notice: [kForebayMpiNoticeBytes]. */
   const char* (*hear)(int32_t* is_any, char* notice);
   /* Begins to tell all others, once; *is_done: they have it, or nothing was told. */

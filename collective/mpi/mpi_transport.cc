@@ -58,7 +58,10 @@ class MpiTransport : public Transport {
                         std::span<const IncomingBytes> incoming, const WaitLimit& limit) override {
     MaybeFailure failure = Start(outgoing, incoming);
     if (!failure.has_value()) failure = AwaitAll(limit);
-    has_failed_ |= failure.has_value();
+    if (failure.has_value()) {
+      has_failed_ = true;
+      GiveUp();
+    }
     return failure;
   }
   MaybeFailure Look() override;
@@ -68,6 +71,15 @@ class MpiTransport : public Transport {
   MaybeFailure Start(std::span<const OutgoingBytes> outgoing,
                      std::span<const IncomingBytes> incoming);
   MaybeFailure AwaitAll(const WaitLimit& limit);
+  // Until what comes late finds no memory of the caller's any more. A message that has half come
+  // cannot be cancelled: where its rank is gone the wait ends.
+  void GiveUp() {
+    const auto end = std::chrono::steady_clock::now() + kTellingTime;
+    for (int32_t num_left = 1; num_left > 0 && std::chrono::steady_clock::now() < end;) {
+      if (mpi_->give_up(&num_left) != nullptr) return;
+      if (num_left > 0) std::this_thread::sleep_for(kPause);
+    }
+  }
   // Waits for notices of all other ranks: none of them ends before the others know.
   void AwaitNotices() {
     const auto end = std::chrono::steady_clock::now() + kTellingTime;

@@ -1,6 +1,7 @@
 #include "forebay/swap/store/rank_commits.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
@@ -9,9 +10,10 @@
 namespace forebay {
 
 CommitStanding StandingOf(TensorStore& store) {
+  const std::optional<CommitInfo> prepared = store.Prepared();
   return {.step = store.committed().step,
           .step_of_tiles = store.StepOfTiles(),
-          .prepared_step = store.PreparedStep().value_or(0)};
+          .prepared_step = prepared.has_value() ? prepared->step : 0};
 }
 
 namespace {
@@ -45,7 +47,7 @@ absl::Status BringToStep(const CommitStanding& newest, const Json& trainer, Tens
   if (store.StepOfTiles() == newest.step_of_tiles) {
     return store.CommitSkipped({newest.step, trainer});
   }
-  FOREBAY_CHECK(store.PreparedStep() == newest.step);
+  FOREBAY_CHECK(StandingOf(store).prepared_step == newest.step);
   return store.PublishPrepared();
 }
 

@@ -25,10 +25,10 @@ namespace forebay {
 struct CommitStanding {
   int64_t step = 0;           // committed
   int64_t step_of_tiles = 0;  // TensorStore::StepOfTiles
-  int64_t prepared_step = 0;  // TensorStore::PreparedStep; 0: none
+  int64_t prepared_step = 0;  // TensorStore::Prepared; 0: none
 };
 
-// Requires: as TensorStore::PreparedStep.
+// Requires: as TensorStore::Prepared.
 CommitStanding StandingOf(TensorStore& store);
 
 // The rank whose step all go on from: the first that has published the newest one. CorruptError

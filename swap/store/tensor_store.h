@@ -343,11 +343,11 @@ class TensorStore {
                              const std::function<absl::Status()>& before_record = {});
 
   // For several stores with one commit (rank_commits.h); requires: a commit, and no write since.
-  // The step that the other slot holds whole but for its record, as the successor of the committed
-  // one; nullopt: none, or a store with one slot. Nothing says whether its tiles were overwritten
+  // The commit of the step that the other slot holds whole but for its record, as the successor of
+  // the committed one; nullopt: none, or a store with one slot. Nothing says whether its tiles were overwritten
   // since: only who knows that no later attempt began may publish it.
-  std::optional<int64_t> PreparedStep();
-  // Makes it the committed step. StorageError. Requires: PreparedStep(), and two slots.
+  std::optional<CommitInfo> Prepared();
+  // Makes it the committed step. StorageError. Requires: Prepared(), and two slots.
   absl::Status PublishPrepared();
   // The step whose commit wrote the tiles in force: the committed one, or one that only skipped
   // steps came after.

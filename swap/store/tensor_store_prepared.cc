@@ -17,9 +17,12 @@ std::optional<DecodedCopy> TensorStore::Impl::PreparedRecord() {
   return follows ? found : std::nullopt;
 }
 
-std::optional<int64_t> TensorStore::PreparedStep() {
+std::optional<CommitInfo> TensorStore::Prepared() {
   const std::optional<DecodedCopy> found = impl_->PreparedRecord();
-  return found.has_value() ? std::optional(found->record.step) : std::nullopt;
+  if (!found.has_value()) return std::nullopt;
+  absl::StatusOr<Json> trainer = ParseJson(found->record.trainer, "a prepared commit");
+  if (!trainer.ok()) return std::nullopt;  // no commit that this program has written
+  return CommitInfo{found->record.step, *std::move(trainer)};
 }
 
 absl::Status TensorStore::PublishPrepared() {

@@ -31,6 +31,10 @@ bool IsNumRows(const Json& value) {
   return IsIntegerIn(value, 1, kMostRows);
 }
 
+bool IsNumRanks(const Json& value) {
+  return IsIntegerIn(value, 2, kMostRows);
+}
+
 bool IsTrainerText(const Json& value) {
   return value.is_string();
 }
@@ -67,6 +71,7 @@ bool IsMetricsLine(const Json& value) {
 constexpr JsonField kTrainerFields[] = {
     {"num_steps", IsNumSteps, "a whole number from 1 to 2^62"},
     {"rows_per_step", IsNumRows, "a whole number from 1 to 2^32"},
+    {"num_ranks", IsNumRanks, "a whole number from 2 to 2^32"},
     {"seed", IsTrainerSeed, "a whole number from 0 to 2^64 - 1"},
     {"settings", IsHexDigest, "a text of 32 hexadecimal digits"},
     {"files", IsHexDigest, "a text of 32 hexadecimal digits"},

@@ -21,6 +21,7 @@ Counters ReadCounters(const PreparedRun& run, RunSession& session) {
 Json TrainerOfStep(const PreparedRun& run, RunSession& session, const Json& metrics) {
   Json trainer = TrainerOf({run.num_steps, run.fingerprint_digest, DigestOf(run.files)});
   trainer["rows_per_step"] = run.rows_per_step;
+  if (run.ranks != nullptr) trainer["num_ranks"] = run.ranks->size();
   trainer["seed"] = run.options.seed;
   trainer["kernel"] = session.compute().kernel_identity();
   trainer["metrics"] = metrics;

@@ -1,5 +1,6 @@
 #include "forebay/train/start/agree_on_run.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,36 @@ Json SettingsOfRank(const PreparedRun& run) {
           {"stop_after", run.options.stop_after},
           {"eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest},
           {"zero_stage", run.options.zero_stage}};
+}
+
+// The state at `step`, as this rank has it committed or prepared; null: it changed no tile.
+Json TrainerAt(int64_t step, TensorStore& store) {
+  if (store.committed().step == step) return store.committed().trainer;
+  const std::optional<CommitInfo> prepared = store.Prepared();
+  return prepared.has_value() && prepared->step == step ? prepared->trainer : Json();
+}
+
+// Ranks that made a step together have these of it alike, as all of them are of all ranks.
+Json HistoryOf(const Json& trainer) {
+  Json history = Json::object();
+  const auto take = [&](const Json& from, const char* name) {
+    if (from.is_object() && from.contains(name)) history[name] = from[name];
+  };
+  take(trainer, "num_ranks");
+  if (!trainer.is_object() || !trainer.contains("metrics")) return history;
+  for (const char* name : {"loss", "grad_norm"}) take(trainer["metrics"], name);
+  return history;
+}
+
+// Ranks that went on apart may be at one step, and have other weights.
+absl::Status CheckHistory(int64_t step, size_t newest, const Json& trainer, PreparedRun& run) {
+  const Json own = TrainerAt(step, *run.store);
+  if (own.is_null() || HistoryOf(own) == HistoryOf(trainer)) return absl::OkStatus();
+  return CorruptError(fmt::format(
+      "the stores of the ranks do not belong together: step {} is {} in that of rank {}, and {} in "
+      "that of rank {}: they went on apart. Put back the stores that belong together, or give each "
+      "other rank a copy of rank 0's folder",
+      step, HistoryOf(own).dump(), run.ranks->rank(), HistoryOf(trainer).dump(), newest));
 }
 
 }  // namespace
@@ -102,10 +133,11 @@ absl::Status AgreeOnCommit(PreparedRun& run, TrainObserver& observer) {
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> words,
                            run.ranks->GatherRecords(store.committed().trainer.dump()));
   FOREBAY_ASSIGN_OR_RETURN(const size_t newest, NewestRank(standings));
-  if (run.options.dry_run) return absl::OkStatus();
-  const int64_t own_step = store.committed().step;
   FOREBAY_ASSIGN_OR_RETURN(const Json trainer,
                            ParseJson(words[newest], fmt::format("commit of rank {}", newest)));
+  FOREBAY_RETURN_IF_ERROR(CheckHistory(standings[newest].step, newest, trainer, run));
+  if (run.options.dry_run) return absl::OkStatus();
+  const int64_t own_step = store.committed().step;
   FOREBAY_RETURN_IF_ERROR(BringToStep(standings[newest], trainer, store));
   if (store.committed().step != own_step) {
     observer.OnNote(fmt::format(

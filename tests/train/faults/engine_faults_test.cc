@@ -72,7 +72,8 @@ struct Setting {
   bool resumed = false;  // the process that fails goes on with a run that another one began
   bool striped = false;  // two folders
   bool replays = false;  // --durability=replay
-  bool speculates = false;
+  bool speculates =
+      false;            // in a roomy run: some layers' updates, whose weights and state live in RAM
   bool delays = false;  // --delay_update_from=2
   bool spills_activations = false;
   bool keeps_gradients() const { return replays || delays; }
@@ -89,6 +90,7 @@ constexpr Setting kSettings[] = {
     {.name = "SimulatedDiskReplay", .replays = true},
     {.name = "SimulatedDiskRoomyReplayResumed", .roomy = true, .resumed = true, .replays = true},
     {.name = "SimulatedDiskSpeculative", .speculates = true},
+    {.name = "SimulatedDiskRoomySpeculative", .roomy = true, .speculates = true},
     {.name = "SimulatedDiskDelayed", .delays = true},
     {.name = "SimulatedDiskRoomyDelayedResumed", .roomy = true, .resumed = true, .delays = true},
     {.name = "SimulatedDiskActivations", .spills_activations = true},
@@ -135,6 +137,10 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     if (GetParam().speculates) {
       options.gradients = GradientChoice::kSpeculate;
       options.ram_bytes += int64_t{1} << 20;  // weights are staged too
+      if (GetParam().roomy) {
+        options.speculate_layers = 2;
+        options.clip = 1.6;  // the hopes of two steps come true, that of the third fails
+      }
     }
     return options;
   }

@@ -41,6 +41,7 @@ TEST(CommittedTrainer, EachFieldOfAWrongTypeOrRangeIsNamed) {
   const std::vector<std::pair<std::string, std::vector<Json>>> wrong = {
       {"num_steps", {nullptr, "9", 0, 4, -9, 9.5, 1e300, 9223372036854775808u, Json::array()}},
       {"written_bytes", {nullptr, "8", -8, 0.5, 1e300, Json::object()}},
+      {"num_ranks", {nullptr, "2", 1, 0, -2, 2.5, Json::object()}},
       {"rows_per_step", {nullptr, "8", 0, -8, 0.5, int64_t{1} << 40, Json::object()}},
       {"seed", {nullptr, "0", -1, 0.5, 1e300}},
       {"settings", {nullptr, 1, "", "0123", std::string(32, 'g'), std::string(33, '0')}},

@@ -1,5 +1,7 @@
 // Ranks that die, hang or are stopped: the others end too, and the run goes on to the bits of one
 // that was never disturbed.
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -98,6 +100,34 @@ TEST_F(FailedRanksRunTest, LoseADisk) {
   ExpectToGoOn(options);
 }
 
+// It writes tiles, but not the checksums that a commit needs.
+class DiskWithoutSeals : public SystemDiskCalls {
+ public:
+  int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
+                   int64_t offset_bytes) override {
+    if (fails && kind == IoKind::kWrite && path.ends_with("seals.fbs")) return -EIO;
+    return SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
+  }
+
+  std::atomic<bool> fails = false;
+};
+
+// A rank publishes no step that another cannot prepare.
+TEST_F(FailedRanksRunTest, LoseADiskInTheMidstOfACommit) {
+  const TrainOptions options = Options("no_seals");
+  DiskWithoutSeals disk;
+  RankRuns runs;
+  runs.world = [&](int rank) { return rank == 1 ? OnDisk(&disk) : TrainEnvironment{}; };
+  runs.stop = [&](int rank) {
+    if (rank == 1 && !StepsInMetrics(RunFolderOfRank(options.out, 1)).empty()) disk.fails = true;
+    return false;
+  };
+  for (const absl::Status& status : TrainRanks(options, runs)) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  }
+  ExpectToGoOn(options);
+}
+
 // Whichever rank is asked to, all stop behind the same step.
 TEST_F(FailedRanksRunTest, StopTogether) {
   for (const int rank : {0, 1}) {
@@ -131,6 +161,32 @@ TEST_F(FailedRanksRunTest, MoreRanksGoOnWithCopies) {
   EXPECT_THAT(TrainRanks(options), Each(absl::OkStatus()));
   EXPECT_NE(DigestOfRanks(options.out, 2), "");
   EXPECT_EQ(StepsInMetrics(options.out), (std::vector<int64_t>{1, 2, 3}));
+}
+
+// Both made the second step, rank 0 alone and rank 1 with another.
+TEST_F(FailedRanksRunTest, WhatWentOnApartIsRefusedAtOneStepToo) {
+  TrainOptions options = Options("apart");
+  options.stop_after = 1;
+  const auto must_stop = [](const std::vector<absl::Status>& statuses) {
+    for (const absl::Status& status : statuses) {
+      ASSERT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
+    }
+  };
+  must_stop(TrainRanks(options));
+  const std::string second = RunFolderOfRank(options.out, 1);
+  const std::string before = folder_.Path("before");
+  std::filesystem::copy(options.out, before, std::filesystem::copy_options::recursive);
+  options.resume = true;
+  must_stop(TrainRanks(options));
+  std::filesystem::remove_all(RunFolderOfRank(before, 1));
+  std::filesystem::rename(second, RunFolderOfRank(before, 1));
+  std::filesystem::remove_all(options.out);
+  std::filesystem::rename(before, options.out);
+  must_stop({TrainToy(options)});
+  for (const absl::Status& status : TrainRanks(options)) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr("they went on apart"));
+  }
 }
 
 // And so one process can go on with it.
