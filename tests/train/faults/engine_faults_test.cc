@@ -69,12 +69,11 @@ struct Setting {
   const char* name;
   Under under = Under::kSimulatedDisk;
   bool roomy = false;
-  bool resumed = false;  // the process that fails goes on with a run that another one began
-  bool striped = false;  // two folders
-  bool replays = false;  // --durability=replay
-  bool speculates =
-      false;            // in a roomy run: some layers' updates, whose weights and state live in RAM
-  bool delays = false;  // --delay_update_from=2
+  bool resumed = false;     // the process that fails goes on with a run that another one began
+  bool striped = false;     // two folders
+  bool replays = false;     // --durability=replay
+  bool speculates = false;  // in a roomy run of some layers, which live in RAM
+  bool delays = false;      // --delay_update_from=2
   bool spills_activations = false;
   bool keeps_gradients() const { return replays || delays; }
 };
