@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "forebay/base/errors.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 
 namespace forebay {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "benchmark/benchmark.h"
 #include "forebay/base/bfloat16.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/kernels/tile_update.h"
 

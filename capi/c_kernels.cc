@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "forebay/base/bfloat16.h"
-#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/cores.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/capi/c.h"
 #include "forebay/capi/c_optimizer.h"
 #include "forebay/capi/c_status.h"

@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 # The headers that such programs include, and all that these include.
 set(FOREBAY_PUBLIC_HEADERS
   aio/buffer_registration.h aio/engine.h aio/open_engine.h
-  base/activity.h base/bfloat16.h base/check.h base/clock.h base/dtype.h base/errors.h base/file.h base/json.h base/parallel.h
+  base/activity.h base/bfloat16.h base/check.h base/clock.h base/dtype.h base/errors.h base/file.h base/json.h base/process/parallel.h
   base/tensor_spec.h base/trace.h
   collective/communicator.h device/device.h memory/host_buffer.h memory/memory_budget.h memory/page_tally.h
   offload/commit_policy.h offload/create_store.h offload/embedded_run.h offload/gradient_sum.h offload/kept_update.h

@@ -15,7 +15,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 #include "forebay/collective/collective_rounds.h"
 #include "forebay/collective/communicator.h"
 #include "forebay/collective/transport.h"

@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "fmt/format.h"
-#include "forebay/base/child_process.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/process/child_process.h"
 #include "forebay/data/packed_file.h"
 
 namespace forebay {

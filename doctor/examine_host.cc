@@ -6,8 +6,8 @@
 
 #include "fmt/format.h"
 #include "fmt/ranges.h"
-#include "forebay/base/cores.h"
 #include "forebay/base/format.h"
+#include "forebay/base/process/cores.h"
 #include "forebay/doctor/examine.h"
 #include "forebay/memory/page_mapping.h"
 #include "forebay/offload/machine_limits.h"

@@ -4,9 +4,9 @@
 #include <limits>
 #include <optional>
 
-#include "forebay/base/cgroups.h"
 #include "forebay/base/file.h"
 #include "forebay/base/numbers_in_text.h"
+#include "forebay/base/process/cgroups.h"
 #include "forebay/memory/page_tally.h"
 
 namespace forebay {

@@ -12,7 +12,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/file.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/memory/available_memory.h"
 #include "forebay/memory/numa.h"
 

@@ -1,12 +1,12 @@
 set(MODEL_io_SOURCES
-  checkpoint_reader.cc
-  checkpoint_source.cc
-  convert_floats.cc
-  json_reader.cc
-  match_checkpoint.cc
-  model_folder.cc
+  files/checkpoint_reader.cc
+  files/checkpoint_source.cc
+  files/convert_floats.cc
+  files/json_reader.cc
+  files/match_checkpoint.cc
+  files/model_folder.cc
   rope.cc
-  safetensors_header.cc
-  safetensors_index.cc
-  safetensors_writer.cc
+  files/safetensors_header.cc
+  files/safetensors_index.cc
+  files/safetensors_writer.cc
 )

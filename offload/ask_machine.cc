@@ -2,9 +2,9 @@
 
 #include <sys/stat.h>
 
-#include "forebay/base/cores.h"
 #include "forebay/base/file.h"
 #include "forebay/base/file_space.h"
+#include "forebay/base/process/cores.h"
 #include "forebay/memory/available_memory.h"
 
 namespace forebay {

@@ -35,7 +35,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/dtype.h"
 #include "forebay/base/json.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/collective/communicator.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/base/tensor_spec.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"

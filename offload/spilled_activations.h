@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/step/activation_storage.h"
 #include "forebay/swap/store/tensor_store.h"

@@ -4,7 +4,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 
 namespace forebay {
 

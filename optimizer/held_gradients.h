@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/optimizer/held_gradients.h"

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/offload/layer_session.h"

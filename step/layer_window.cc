@@ -7,7 +7,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 
 // No deadlock, counted in buffers. Acquire waits for the front access p. Buffers are assigned in
 // order within a class: accesses before p are released or lent, and accesses behind p get none

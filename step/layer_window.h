@@ -1,7 +1,7 @@
 // A window of layers in memory. A thread brings announced layers in ahead of their use; they are
 // lent in that order, and give way to others. How a layer comes into a buffer is the filler's: from
 // a store, with an update on the way (swap/window/swapper.h), or from a checkpoint folder
-// (model/checkpoint_source.h).
+// (model/files/checkpoint_source.h).
 //
 // The thread (the only one that calls the filler) stages the announced accesses in order:
 //   take a buffer -> StartRead (skipped when the buffer still holds the layer) -> FinishRead -> if

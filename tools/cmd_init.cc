@@ -1,10 +1,10 @@
 #include <unistd.h>
 
 #include "fmt/format.h"
-#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/base/process/cores.h"
 #include "forebay/tools/commands.h"
 #include "forebay/tools/number_checks.h"
 #include "forebay/tools/print.h"

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "forebay/base/errors.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 
 namespace forebay {
 namespace {

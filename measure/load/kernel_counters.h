@@ -1,5 +1,5 @@
 // Counts of the kernel, so that a benchmark need not believe itself: what the disk did, CPU time.
-// base/io_account.h has the bytes of this process.
+// base/process/io_account.h has the bytes of this process.
 #pragma once
 
 #include <sys/types.h>
@@ -8,7 +8,7 @@
 #include <optional>
 #include <string_view>
 
-#include "forebay/base/io_account.h"
+#include "forebay/base/process/io_account.h"
 
 namespace forebay {
 

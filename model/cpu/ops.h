@@ -15,7 +15,7 @@
 #include <string>
 
 #include "forebay/base/dtype.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/data/micro_batch.h"
 #include "forebay/model/operands/linear.h"
 

@@ -10,7 +10,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 #include "forebay/swap/session/session_options.h"
 #include "forebay/swap/session/tensor_session_impl.h"
 

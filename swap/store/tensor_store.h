@@ -344,8 +344,8 @@ class TensorStore {
 
   // For several stores with one commit (rank_commits.h); requires: a commit, and no write since.
   // The commit of the step that the other slot holds whole but for its record, as the successor of
-  // the committed one; nullopt: none, or a store with one slot. Nothing says whether its tiles were overwritten
-  // since: only who knows that no later attempt began may publish it.
+  // the committed one; nullopt: none, or a store with one slot. Nothing says whether its tiles were
+  // overwritten since: only who knows that no later attempt began may publish it.
   std::optional<CommitInfo> Prepared();
   // Makes it the committed step. StorageError. Requires: Prepared(), and two slots.
   absl::Status PublishPrepared();

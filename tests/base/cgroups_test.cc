@@ -1,4 +1,4 @@
-#include "forebay/base/cgroups.h"
+#include "forebay/base/process/cgroups.h"
 
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"

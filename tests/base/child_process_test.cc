@@ -1,4 +1,4 @@
-#include "forebay/base/child_process.h"
+#include "forebay/base/process/child_process.h"
 
 #include <poll.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "forebay/base/cores.h"
+#include "forebay/base/process/cores.h"
 
 #include <sched.h>
 

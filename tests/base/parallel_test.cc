@@ -1,4 +1,4 @@
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 
 #include <atomic>
 #include <chrono>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "forebay/base/activity.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "gtest/gtest.h"
 
 namespace forebay {

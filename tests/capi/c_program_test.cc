@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "forebay/base/child_process.h"
+#include "forebay/base/process/child_process.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

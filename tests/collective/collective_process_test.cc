@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/base/child_process.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/process/child_process.h"
 #include "forebay/collective/launch.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

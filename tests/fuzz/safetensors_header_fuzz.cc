@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "../model/io/safetensors_invariants.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::span bytes(reinterpret_cast<const std::byte*>(data), size);

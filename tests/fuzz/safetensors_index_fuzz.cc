@@ -1,7 +1,7 @@
 // model.safetensors.index.json: whatever is accepted names files of the same folder.
 #include <cstdlib>
 
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto index = forebay::ParseSafetensorsIndex(

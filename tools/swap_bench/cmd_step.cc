@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/base/process/cores.h"
 #include "forebay/measure/report/report_json.h"
 #include "forebay/model/llama_shapes.h"
 #include "forebay/replay/step_bench.h"

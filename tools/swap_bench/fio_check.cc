@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "fmt/format.h"
-#include "forebay/base/child_process.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
+#include "forebay/base/process/child_process.h"
 #include "forebay/memory/page_tally.h"
 #include "forebay/tools/stop_signal.h"
 

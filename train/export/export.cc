@@ -13,7 +13,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/model/model_folder.h"
+#include "forebay/model/files/model_folder.h"
 #include "forebay/train/export/export_manifest.h"
 #include "forebay/train/export/export_weights.h"
 

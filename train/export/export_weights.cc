@@ -8,8 +8,8 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/model/convert_floats.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/convert_floats.h"
+#include "forebay/model/files/safetensors.h"
 
 namespace forebay {
 namespace {

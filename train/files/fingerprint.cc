@@ -8,7 +8,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "forebay/train/options/option_table.h"
 
 namespace forebay {

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
 #include "forebay/base/json.h"
-#include "forebay/model/model_folder.h"
+#include "forebay/model/files/model_folder.h"
 #include "forebay/train/files/export_files.h"
 
 namespace forebay {

@@ -10,7 +10,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/round_up.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/rank_folder.h"

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/model/checkpoint_source.h"
+#include "forebay/model/files/checkpoint_source.h"
 #include "forebay/step/gpu_window.h"
 #include "forebay/train/infer/infer_options.h"
 #include "forebay/train/plan/plan.h"

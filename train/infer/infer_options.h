@@ -13,7 +13,7 @@ struct InferOptions {
   std::string model;      // Hugging Face folder
   int64_t ram_bytes = 0;  // budget of the process; 0: a share of what is available (plan.h)
   cpu::Precision precision = cpu::Precision::kBf16;
-  int threads = 0;  // 0: DefaultThreads (base/cores.h)
+  int threads = 0;  // 0: DefaultThreads (base/process/cores.h)
   ComputeDevice device = ComputeDevice::kCpu;
   int64_t gpu_mem_bytes = 0;  // budget on the GPU; 0: kAutoGpuShare of what is free
 };

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/model/checkpoint_source.h"
 #include "forebay/model/decoder.h"
+#include "forebay/model/files/checkpoint_source.h"
 #include "forebay/offload/machine_limits.h"
 #include "forebay/train/infer/infer_options.h"
 

@@ -12,7 +12,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_flops.h"

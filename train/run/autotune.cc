@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/base/process/cores.h"
 #include "forebay/base/tensor_spec.h"
 #include "forebay/train/run/trainer.h"
 #include "forebay/train/start/resolve_options.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "forebay/base/errors.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 #include "forebay/base/trace.h"
 
 namespace forebay {

@@ -7,7 +7,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 #include "forebay/base/trace.h"
 
 namespace forebay {

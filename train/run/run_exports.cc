@@ -11,7 +11,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/output_folder.h"
 #include "forebay/base/round_up.h"
-#include "forebay/model/model_folder.h"
+#include "forebay/model/files/model_folder.h"
 #include "forebay/train/export/export.h"
 
 namespace forebay {

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "forebay/base/io_account.h"
 #include "forebay/base/json.h"
+#include "forebay/base/process/io_account.h"
 #include "forebay/train/start/prepared_run.h"
 
 namespace forebay {

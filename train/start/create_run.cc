@@ -9,7 +9,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/model/convert_floats.h"
+#include "forebay/model/files/convert_floats.h"
 #include "forebay/offload/create_store.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/train/files/committed_trainer.h"

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
-#include "forebay/model/model_folder.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/model_folder.h"
+#include "forebay/model/files/safetensors.h"
 #include "forebay/train/start/prepared_run.h"
 
 namespace forebay {

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/base/cores.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/base/process/cores.h"
 #include "forebay/data/row_sampler.h"
 #include "forebay/memory/address_space.h"
-#include "forebay/model/model_folder.h"
+#include "forebay/model/files/model_folder.h"
 #include "forebay/train/export/export_weights.h"
 #include "forebay/train/files/fingerprint.h"
 #include "forebay/train/files/pack_cache.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"

@@ -15,10 +15,10 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/json.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/model/checkpoint_source.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/checkpoint_source.h"
+#include "forebay/model/files/safetensors.h"
 #include "forebay/step/layer_walk.h"
 #include "forebay/step/step_schedule.h"
 

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 #include "forebay/model/cpu/one_thread_openmp.h"
 #include "reference.h"
 

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "forebay/base/errors.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "gmock/gmock.h"
 #include "sample_files.h"
 

@@ -1,4 +1,4 @@
-#include "forebay/model/checkpoint_source.h"
+#include "forebay/model/files/checkpoint_source.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "forebay/model/convert_floats.h"
+#include "forebay/model/files/convert_floats.h"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "forebay/model/json_reader.h"
+#include "forebay/model/files/json_reader.h"
 
 #include "fmt/format.h"
 #include "gmock/gmock.h"

@@ -1,6 +1,6 @@
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "gmock/gmock.h"
 #include "sample_configs.h"
 #include "sample_files.h"

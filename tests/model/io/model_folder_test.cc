@@ -1,4 +1,4 @@
-#include "forebay/model/model_folder.h"
+#include "forebay/model/files/model_folder.h"
 
 #include "forebay/base/errors.h"
 #include "gmock/gmock.h"

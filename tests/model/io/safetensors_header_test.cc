@@ -1,7 +1,7 @@
 #include <limits>
 
 #include "forebay/base/errors.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "gmock/gmock.h"
 #include "sample_files.h"
 

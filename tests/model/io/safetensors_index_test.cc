@@ -1,5 +1,5 @@
 #include "forebay/base/errors.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 
 namespace forebay {
 

@@ -2,7 +2,7 @@
 // right. Under ASan and UBSan this shows that no input is read out of bounds; the property that
 // holds everywhere is that what is accepted is sound.
 #include "forebay/base/counter_rng.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "gmock/gmock.h"
 #include "safetensors_invariants.h"
 #include "sample_files.h"

@@ -3,6 +3,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
+#include "forebay/tests/train/plan/planned_models.h"
 #include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -12,19 +13,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-DecoderConfig TinyBlocks() {
-  DecoderConfig config;
-  config.architecture = "LlamaForCausalLM";
-  config.vocab_size = 256;
-  config.hidden_size = 64;
-  config.intermediate_size = 128;
-  config.num_layers = 3;
-  config.num_heads = config.num_kv_heads = 4;
-  config.head_dim = 16;
-  config.max_positions = 64;
-  return config;
-}
 
 class CalibrationTest : public testing::Test {
  protected:
@@ -68,7 +56,7 @@ class CalibrationTest : public testing::Test {
 
   TemporaryFolder folder_;
   double speed_ = 1e9;
-  DecoderConfig model_ = TinyBlocks();
+  DecoderConfig model_ = TinyDecoder();
   TrainOptions options_;
   MachineLimits limits_;
 };

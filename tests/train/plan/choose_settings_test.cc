@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "forebay/base/errors.h"
-#include "forebay/tests/train/plan/large_models.h"
+#include "forebay/tests/train/plan/planned_models.h"
 #include "forebay/train/plan/machine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,14 +19,7 @@ using testing::Not;
 
 class ChooseSettingsTest : public testing::Test {
  protected:
-  ChooseSettingsTest() {
-    options_.out = "out";
-    options_.batch = 4;
-    options_.seq = 1024;
-    options_.accum = 16;
-    options_.device = ComputeDevice::kCuda;
-    options_.gradients = GradientChoice::kSpeculate;
-  }
+  ChooseSettingsTest() { options_.gradients = GradientChoice::kSpeculate; }
   Plan MustPlan(const DecoderConfig& model, const std::string& machine) {
     TrainOptions options = options_;
     limits_ = LimitsOf(*ReadMachine(machine), options);
@@ -38,7 +31,7 @@ class ChooseSettingsTest : public testing::Test {
     return plan.placement.NumUpdated(UpdateTime::kAfterHand);
   }
 
-  TrainOptions options_;
+  TrainOptions options_ = LargeSteps();
   MachineLimits limits_;
 };
 
@@ -95,6 +88,22 @@ TEST_F(ChooseSettingsTest, WithoutSpeedsAllAreAppliedAtOnce) {
   MachineLimits limits = LimitsOf(*ReadMachine("4090-64g"), options);
   limits.speeds = {};
   EXPECT_EQ(NumSpeculative(*MakePlan(Llama13B(), options, limits)), 42);
+}
+
+// All of it lives in RAM, and moves bytes with a choice alone.
+TEST_F(ChooseSettingsTest, NothingIsChosenByADiskOfWhichNoSpeedIsKnown) {
+  options_ = LargeSteps();
+  options_.batch = 2;
+  options_.seq = 32;
+  options_.accum = 1;
+  options_.clip = 0;
+  MachineLimits limits = LimitsOf(*ReadMachine("4090-64g"), options_);
+  limits.disks[0].read_bytes_per_s = limits.disks[0].write_bytes_per_s = 0;
+  const absl::StatusOr<Plan> plan = MakePlan(TinyDecoder(), options_, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(plan->forecast.has_value());
+  EXPECT_EQ(plan->read_bytes_per_step + plan->write_bytes_per_step, 0);
+  EXPECT_EQ(NumSpeculative(*plan), 0);
 }
 
 TEST_F(ChooseSettingsTest, ARunThatClipsAppliesNoneAtOnceUnlessItIsAsked) {

@@ -2,7 +2,7 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_flops.h"
-#include "forebay/tests/train/plan/large_models.h"
+#include "forebay/tests/train/plan/planned_models.h"
 #include "forebay/train/plan/machine.h"
 #include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
@@ -41,14 +41,7 @@ TEST(DecoderFlops, CountTheKeysThatQueriesSee) {
 
 class ForecastTest : public testing::Test {
  protected:
-  ForecastTest() {
-    options_.out = "out";
-    options_.batch = 4;
-    options_.seq = 1024;
-    options_.accum = 16;
-    options_.device = ComputeDevice::kCuda;
-    machine_ = *ReadMachine("4090-64g");
-  }
+  ForecastTest() : machine_(*ReadMachine("4090-64g")) {}
   Plan MustPlan() {
     TrainOptions options = options_;
     const MachineLimits limits = LimitsOf(machine_, options);
@@ -57,7 +50,7 @@ class ForecastTest : public testing::Test {
     return *std::move(plan);
   }
 
-  TrainOptions options_;
+  TrainOptions options_ = LargeSteps();
   Machine machine_;
 };
 

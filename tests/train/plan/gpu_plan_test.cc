@@ -5,7 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/tests/train/plan/large_models.h"
+#include "forebay/tests/train/plan/planned_models.h"
 #include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

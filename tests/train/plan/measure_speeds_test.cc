@@ -2,21 +2,15 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/tests/temporary_folder.h"
+#include "forebay/tests/train/plan/planned_models.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
 namespace {
 
 DecoderConfig SmallModel() {
-  DecoderConfig config;
-  config.architecture = "LlamaForCausalLM";
+  DecoderConfig config = TinyDecoder();
   config.vocab_size = 5000;
-  config.hidden_size = 64;
-  config.intermediate_size = 128;
-  config.num_layers = 3;
-  config.num_heads = config.num_kv_heads = 4;
-  config.head_dim = 16;
-  config.max_positions = 64;
   config.window = {0, 16, 0};
   return config;
 }

@@ -1,6 +1,6 @@
 #include "forebay/train/plan/write_budget.h"
 
-#include "forebay/tests/train/plan/large_models.h"
+#include "forebay/tests/train/plan/planned_models.h"
 #include "gmock/gmock.h"
 
 namespace forebay {

@@ -7,7 +7,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

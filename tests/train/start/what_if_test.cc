@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "forebay/base/errors.h"
-#include "forebay/tests/train/plan/large_models.h"
+#include "forebay/tests/train/plan/planned_models.h"
 #include "forebay/train/plan/machine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

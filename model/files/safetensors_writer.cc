@@ -15,7 +15,7 @@
 #include "forebay/base/format.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 
 namespace forebay {
 namespace {

@@ -10,9 +10,9 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/model/convert_floats.h"
-#include "forebay/model/json_reader.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/convert_floats.h"
+#include "forebay/model/files/json_reader.h"
+#include "forebay/model/files/safetensors.h"
 
 namespace forebay {
 namespace {

@@ -1,4 +1,4 @@
-#include "forebay/model/json_reader.h"
+#include "forebay/model/files/json_reader.h"
 
 #include <limits>
 #include <utility>

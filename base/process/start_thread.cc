@@ -1,4 +1,4 @@
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/start_thread.h"
 
 #include <system_error>
 #include <utility>

@@ -1,9 +1,10 @@
-// Models that are planned for and never made.
+// Models and steps that are planned for. The large ones are never made.
 #pragma once
 
 #include <cstdint>
 
 #include "forebay/model/decoder_config.h"
+#include "forebay/train/options/options.h"
 
 namespace forebay {
 
@@ -35,6 +36,31 @@ inline DecoderConfig Llama13B() {
   config.max_positions = 4096;
   config.window.assign(40, 0);
   return config;
+}
+
+inline DecoderConfig TinyDecoder() {
+  DecoderConfig config;
+  config.architecture = "LlamaForCausalLM";
+  config.vocab_size = 256;
+  config.hidden_size = 64;
+  config.intermediate_size = 128;
+  config.num_layers = 3;
+  config.num_heads = config.num_kv_heads = 4;
+  config.head_dim = 16;
+  config.max_positions = 64;
+  config.window.assign(3, 0);
+  return config;
+}
+
+// A run on a GPU, 65,536 tokens a step.
+inline TrainOptions LargeSteps() {
+  TrainOptions options;
+  options.out = "out";
+  options.batch = 4;
+  options.seq = 1024;
+  options.accum = 16;
+  options.device = ComputeDevice::kCuda;
+  return options;
 }
 
 }  // namespace forebay

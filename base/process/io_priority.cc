@@ -1,4 +1,4 @@
-#include "forebay/base/io_priority.h"
+#include "forebay/base/process/io_priority.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "forebay/base/cgroups.h"
+#include "forebay/base/process/cgroups.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -7,8 +7,8 @@
 #include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/model/json_reader.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/json_reader.h"
+#include "forebay/model/files/safetensors.h"
 
 namespace forebay {
 namespace {

@@ -10,7 +10,8 @@ namespace forebay {
 int NumUsableCores();
 
 // NumUsableCores, and no more than the time that the control groups let the process have
-// (base/cgroups.h): what computes where nobody says --threads. `root` stands for "/" in tests.
+// (base/process/cgroups.h): what computes where nobody says --threads. `root` stands for "/" in
+// tests.
 int DefaultThreads(const std::string& root = "");
 
 // `num_cores`, or as many whole cores as `quota` is the time of, where that is less; 1 or more.

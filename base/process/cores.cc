@@ -1,4 +1,4 @@
-#include "forebay/base/cores.h"
+#include "forebay/base/process/cores.h"
 
 #include <sched.h>
 
@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "forebay/base/cgroups.h"
+#include "forebay/base/process/cgroups.h"
 
 namespace forebay {
 

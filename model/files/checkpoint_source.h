@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/safetensors.h"
 #include "forebay/step/param_source.h"
 
 namespace forebay {

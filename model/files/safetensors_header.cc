@@ -8,8 +8,8 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/model/json_reader.h"
-#include "forebay/model/safetensors.h"
+#include "forebay/model/files/json_reader.h"
+#include "forebay/model/files/safetensors.h"
 
 namespace forebay {
 namespace {

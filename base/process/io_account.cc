@@ -1,4 +1,4 @@
-#include "forebay/base/io_account.h"
+#include "forebay/base/process/io_account.h"
 
 #include <charconv>
 #include <string>

@@ -1,4 +1,4 @@
-#include "forebay/base/parallel.h"
+#include "forebay/base/process/parallel.h"
 
 #include <pthread.h>
 
@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "forebay/base/check.h"
-#include "forebay/base/cores.h"
-#include "forebay/base/start_thread.h"
+#include "forebay/base/process/cores.h"
+#include "forebay/base/process/start_thread.h"
 #include "forebay/base/trace.h"
 
 namespace forebay {
