@@ -102,27 +102,31 @@ class RankCommitsCrashTest : public CrashFixture {
   }
 
   // States of a rank that crashed behind so many events.
-  std::vector<Image> ImagesAfter(size_t num_events, uint64_t stream) {
+  std::vector<Image> ImagesAfter(size_t num_events, uint64_t stream, size_t most) {
     const CrashChoice choice = {.writes_for_all_subsets = 1, .tear_last = false, .num_random = 1};
     std::vector<DiskCase> cases =
         CrashesAfter(events_, num_events, CounterRng(CrashSeed(), stream), choice);
-    const size_t most = kFewerStates ? 2 : 4;
     std::vector<Image> images;
     for (size_t i = 0; i < std::min(most, cases.size()); ++i) {
       // The first, the last, and some between.
-      const DiskCase& crash = cases[i * (cases.size() - 1) / std::max<size_t>(1, most - 1)];
+      const DiskCase& crash = cases[i * (cases.size() - 1) / (most - 1)];
       images.push_back(ImageOf(start_, events_, crash));
     }
     return images;
   }
 
-  // The first violation over all pairs of moments that `votes` allow, or every stride-th of them.
-  std::string FirstViolation(const std::vector<size_t>& votes, size_t stride = 1) {
+  struct Effort {
+    size_t stride = 1;  // in pairs of moments
+    size_t states = 4;  // of a rank at a moment, at least 2
+  };
+
+  // The first violation over all pairs of moments that `votes` allow, or as many as `effort` says.
+  std::string FirstViolation(const std::vector<size_t>& votes, const Effort& effort) {
     std::vector<std::vector<Image>> images;
-    for (size_t i = 0; i <= events_.size(); ++i) images.push_back(ImagesAfter(i, i));
+    for (size_t i = 0; i <= events_.size(); ++i) images.push_back(ImagesAfter(i, i, effort.states));
     // Late moments first, as a violation is most likely there.
     for (size_t a = images.size(); a-- > 0;) {
-      for (size_t b = (a + CrashSeed()) % stride; b <= a; b += stride) {
+      for (size_t b = (a + CrashSeed()) % effort.stride; b <= a; b += effort.stride) {
         if (!IsLegal(a, b, votes)) continue;
         for (const Image& first : images[a]) {
           for (const Image& second : images[b]) {
@@ -143,7 +147,7 @@ class RankCommitsCrashTest : public CrashFixture {
 };
 
 TEST_P(RankCommitsCrashTest, AtAnyTwoMomentsLeaveOneStep) {
-  EXPECT_EQ(FirstViolation(events_before_record_, /*stride=*/kFewerStates ? 4 : 1), "");
+  EXPECT_EQ(FirstViolation(events_before_record_, kFewerStates ? Effort{4, 2} : Effort{}), "");
 }
 
 // While a rank is brought to the step of the others it may crash again.
@@ -171,7 +175,7 @@ TEST_P(RankCommitsCrashTest, WhileARankIsBroughtToTheStepLeavesThatStep) {
 // The suite must be able to fail: where ranks do not wait for one another, one publishes what
 // another has not prepared.
 TEST_P(RankCommitsCrashTest, WouldBeCaughtIfRanksDidNotWaitForOneAnother) {
-  EXPECT_NE(FirstViolation({}), "");
+  EXPECT_NE(FirstViolation({}, {}), "");
 }
 
 // And where they wait before the step is durable.
@@ -182,7 +186,7 @@ TEST_P(RankCommitsCrashTest, WouldBeCaughtIfTheyWaitedBeforeTheFlush) {
     votes.push_back(vote);
   }
   // A step that changes no tile has nothing to flush.
-  EXPECT_NE(FirstViolation(votes), "");
+  EXPECT_NE(FirstViolation(votes, {}), "");
 }
 
 // A store that was put back from a copy of another time is named.
