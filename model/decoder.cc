@@ -39,6 +39,11 @@ int64_t DecoderWorkspaceBytes(const DecoderConfig& config, const DecoderOptions&
   return WorkspaceBytes(config, options) + ComputeScratchBytes(config, options);
 }
 
+int64_t SavedBytes(const DecoderConfig& config, Recompute recompute, int64_t tokens) {
+  DecoderWorkspace unplaced;
+  return PlaceSaved(config, recompute, tokens, nullptr, unplaced);
+}
+
 ScratchCharge::~ScratchCharge() {
   if (budget_ != nullptr) budget_->Release(kScratchPurpose, size_bytes_);
 }

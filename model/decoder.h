@@ -15,6 +15,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/cpu/ops.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/recompute.h"
 #include "forebay/step/param_source.h"
 
 namespace forebay {
@@ -29,6 +30,15 @@ struct DecoderOptions {
 // Bytes that Create charges for these options: the activations of one block (decoder_workspace.h)
 // in whole pages, and the operators' scratch (cpu::ScratchBytes). The planner's figure.
 int64_t DecoderWorkspaceBytes(const DecoderConfig& config, const DecoderOptions& options);
+
+// Where a block saves of the forward pass of one micro-batch what its backward pass does not
+// compute again.
+struct SavedOfBlock {
+  Recompute recompute = Recompute::kAll;
+  std::byte* memory = nullptr;  // SavedBytes, 64-byte aligned; of kAll none
+};
+// In proportion to `tokens`.
+int64_t SavedBytes(const DecoderConfig& config, Recompute recompute, int64_t tokens);
 
 // By sequence; one may be empty.
 using TokensOfSequences = std::span<const std::span<const int32_t>>;
@@ -81,16 +91,18 @@ class Decoder {
   // Training, one micro-batch. x, dx: [tokens, hidden] fp32. Requires: at most max_tokens tokens,
   // all in the vocabulary; positions of the model.
   void Embed(const LayerWeights& embed, const MicroBatch& batch, std::span<float> x);
-  // x in place: the input of the block becomes its output.
+  // x in place: the input of the block becomes its output. `saved`: written.
   void ForwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
-                    std::span<float> x);
-  // `x`: the block's input. Leaves in the workspace what BackwardBlock needs of the forward pass.
+                    std::span<float> x, const SavedOfBlock& saved = {});
+  // `x`: the block's input. Leaves in the workspace what BackwardBlock needs of the forward pass
+  // and is not in `saved`, which is ForwardBlock's.
   void RecomputeBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
-                      std::span<const float> x);
+                      std::span<const float> x, const SavedOfBlock& saved = {});
   // Behind RecomputeBlock of the same arguments. dx in: gradient of the block's output; out: of its
-  // input. gradient: the layer's flat fp32 vector, added to.
+  // input. gradient: the layer's flat fp32 vector, added to. `saved` is used up.
   void BackwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
-                     std::span<const float> x, std::span<float> dx, std::span<float> gradient);
+                     std::span<const float> x, std::span<float> dx, std::span<float> gradient,
+                     const SavedOfBlock& saved = {});
   // Final norm, output projection and loss. `embed` is used when embeddings are tied.
   cpu::LossResult Loss(const LayerWeights& head, const LayerWeights& embed, const MicroBatch& batch,
                        std::span<const float> x);
@@ -116,6 +128,7 @@ class Decoder {
 
  private:
   struct Impl;
+  class InSaved;
   class PartsCompute;
   explicit Decoder(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -8,6 +8,23 @@
 
 namespace forebay {
 
+// A block computes where it saves, for as long as this lives.
+class Decoder::InSaved {
+ public:
+  InSaved(const SavedOfBlock& saved, int64_t tokens, Impl& impl)
+      : workspace_(impl.workspace), own_(impl.workspace) {
+    FOREBAY_CHECK((saved.memory == nullptr) == (saved.recompute == Recompute::kAll));
+    PlaceSaved(impl.config, saved.recompute, tokens, saved.memory, workspace_);
+  }
+  InSaved(const InSaved&) = delete;
+  InSaved& operator=(const InSaved&) = delete;
+  ~InSaved() { workspace_ = own_; }
+
+ private:
+  DecoderWorkspace& workspace_;
+  const DecoderWorkspace own_;
+};
+
 void Decoder::Impl::Normalize(const NormTensors& norm, const LayerWeights& weights, const float* x,
                               int64_t rows, int64_t width, float* y,
                               const NormStatistics& statistics) {
@@ -94,12 +111,17 @@ void Decoder::Impl::ProjectQkv(const BlockTensors& block, const LayerWeights& we
   }
 }
 
-void Decoder::Impl::ActivateMlp(const BlockTensors& block, const LayerWeights& weights,
-                                int64_t tokens) {
-  const int64_t count = tokens * config.intermediate_size;
+void Decoder::Impl::ProjectMlp(const BlockTensors& block, const LayerWeights& weights,
+                               int64_t tokens) {
   cpu::LinearForward(context, block.up.View(weights), workspace.normed, tokens, workspace.up);
   if (config.mlp == MlpKind::kSwiGlu) {
     cpu::LinearForward(context, block.gate.View(weights), workspace.normed, tokens, workspace.gate);
+  }
+}
+
+void Decoder::Impl::ActivateMlp(int64_t tokens) {
+  const int64_t count = tokens * config.intermediate_size;
+  if (config.mlp == MlpKind::kSwiGlu) {
     cpu::SwiGluForward(context, workspace.gate, workspace.up, count, workspace.activated);
   } else {
     cpu::GeluTanhForward(context, workspace.up, count, workspace.activated);
@@ -107,42 +129,51 @@ void Decoder::Impl::ActivateMlp(const BlockTensors& block, const LayerWeights& w
 }
 
 void Decoder::Impl::FinishBlock(const BlockTensors& block, const LayerWeights& weights,
-                                int64_t tokens, float* x) {
+                                int64_t tokens, float* x, float* between) {
   cpu::LinearForward(context, block.attention_out.View(weights), workspace.attended, tokens, x,
                      /*accumulate=*/true);
+  if (between != nullptr) std::copy_n(x, tokens * config.hidden_size, between);
   Normalize(block.mlp_norm, weights, x, tokens, config.hidden_size, workspace.normed,
             workspace.mlp_statistics);
-  ActivateMlp(block, weights, tokens);
+  ProjectMlp(block, weights, tokens);
+  ActivateMlp(tokens);
   cpu::LinearForward(context, block.down.View(weights), workspace.activated, tokens, x,
                      /*accumulate=*/true);
 }
 
 void Decoder::ForwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
-                           std::span<float> x) {
+                           std::span<float> x, const SavedOfBlock& saved) {
   Impl& impl = *impl_;
-  const DecoderWorkspace& workspace = impl.workspace;
   const BlockTensors& tensors = impl.tensors.blocks[block];
   const BlockInput input = impl.InputOf(batch);
   FOREBAY_CHECK(static_cast<int64_t>(x.size()) == input.tokens * impl.config.hidden_size);
+  const InSaved in_saved(saved, input.tokens, impl);
+  const DecoderWorkspace& workspace = impl.workspace;
   impl.ProjectQkv(tensors, weights, input, x.data(), workspace.key, workspace.value);
   cpu::AttentionForward(impl.context, impl.AttentionOf(block, batch), workspace.query,
                         workspace.key, workspace.value, workspace.attended, workspace.log_sum_exp);
-  impl.FinishBlock(tensors, weights, input.tokens, x.data());
+  impl.FinishBlock(tensors, weights, input.tokens, x.data(),
+                   saved.recompute == Recompute::kAll ? nullptr : workspace.residual);
 }
 
-void Decoder::Impl::Recompute(int block, const LayerWeights& weights, const MicroBatch& batch,
-                              const float* x) {
+void Decoder::Impl::ComputeAgain(Recompute recompute, int block, const LayerWeights& weights,
+                                 const MicroBatch& batch, const float* x) {
   const BlockTensors& block_tensors = tensors.blocks[block];
   const BlockInput input = InputOf(batch);
-  ProjectQkv(block_tensors, weights, input, x, workspace.key, workspace.value);
-  cpu::AttentionForward(context, AttentionOf(block, batch), workspace.query, workspace.key,
-                        workspace.value, workspace.attended, workspace.log_sum_exp);
-  std::copy_n(x, input.tokens * config.hidden_size, workspace.residual);
-  cpu::LinearForward(context, block_tensors.attention_out.View(weights), workspace.attended,
-                     input.tokens, workspace.residual, /*accumulate=*/true);
+  if (recompute != Recompute::kNone) {
+    ProjectQkv(block_tensors, weights, input, x, workspace.key, workspace.value);
+    cpu::AttentionForward(context, AttentionOf(block, batch), workspace.query, workspace.key,
+                          workspace.value, workspace.attended, workspace.log_sum_exp);
+  }
+  if (recompute == Recompute::kAll) {
+    std::copy_n(x, input.tokens * config.hidden_size, workspace.residual);
+    cpu::LinearForward(context, block_tensors.attention_out.View(weights), workspace.attended,
+                       input.tokens, workspace.residual, /*accumulate=*/true);
+  }
   Normalize(block_tensors.mlp_norm, weights, workspace.residual, input.tokens, config.hidden_size,
             workspace.normed, workspace.mlp_statistics);
-  ActivateMlp(block_tensors, weights, input.tokens);
+  if (recompute == Recompute::kAll) ProjectMlp(block_tensors, weights, input.tokens);
+  ActivateMlp(input.tokens);
 }
 
 void Decoder::Impl::BackwardMlp(const BlockTensors& block, const LayerWeights& weights,
@@ -225,18 +256,21 @@ void Decoder::Impl::BackwardAttention(int block, const LayerWeights& weights,
 }
 
 void Decoder::RecomputeBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
-                             std::span<const float> x) {
-  FOREBAY_CHECK(impl_->options.training);
-  FOREBAY_CHECK(x.size() == batch.tokens.size() * impl_->config.hidden_size);
-  impl_->Recompute(block, weights, batch, x.data());
+                             std::span<const float> x, const SavedOfBlock& saved) {
+  Impl& impl = *impl_;
+  FOREBAY_CHECK(impl.options.training);
+  FOREBAY_CHECK(x.size() == batch.tokens.size() * impl.config.hidden_size);
+  const InSaved in_saved(saved, std::ssize(batch.tokens), impl);
+  impl.ComputeAgain(saved.recompute, block, weights, batch, x.data());
 }
 
 void Decoder::BackwardBlock(int block, const LayerWeights& weights, const MicroBatch& batch,
                             std::span<const float> x, std::span<float> dx,
-                            std::span<float> gradient) {
+                            std::span<float> gradient, const SavedOfBlock& saved) {
   Impl& impl = *impl_;
   FOREBAY_CHECK(impl.options.training);
   FOREBAY_CHECK(x.size() == batch.tokens.size() * impl.config.hidden_size && dx.size() == x.size());
+  const InSaved in_saved(saved, std::ssize(batch.tokens), impl);
   impl.BackwardMlp(impl.tensors.blocks[block], weights, batch.tokens.size(), dx.data(), gradient);
   impl.BackwardAttention(block, weights, batch, x.data(), dx.data(), gradient);
 }

@@ -10,29 +10,41 @@
 namespace forebay {
 
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
-                                int64_t tokens) {
+                                int64_t tokens, const BlockRecompute& recompute) {
   const auto elems = [&](int layer) { return inventory.layers()[layer].num_elems; };
   const int64_t head = elems(HeadLayer(config));
   int64_t block = config.tied_embeddings ? head : 0;
   for (int i = 0; i < config.num_layers; ++i) block = std::max(block, elems(BlockLayer(i)));
   const int64_t large = std::max(elems(EmbedLayer()), config.tied_embeddings ? 0 : head);
   const int64_t activation_bytes = ForwardBytes(config, tokens);
-  return {(config.num_layers + 1) * activation_bytes, activation_bytes, block * 4, large * 4};
+  int64_t saved_bytes = 0;
+  for (int i = 0; i < config.num_layers; ++i) {
+    saved_bytes += SavedBytes(config, recompute.Of(i), tokens);
+  }
+  return {(config.num_layers + 1) * activation_bytes, activation_bytes, block * 4, large * 4,
+          saved_bytes};
 }
 
-Chain ChainOf(const DecoderConfig& config) {
-  return {.num_layers = config.num_layers + 2, .loss_reads_first = config.tied_embeddings};
+Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
+  Chain chain = {.num_layers = config.num_layers + 2, .loss_reads_first = config.tied_embeddings};
+  for (int i = 0; i < config.num_layers; ++i) {
+    chain.num_saving += recompute.Of(i) == Recompute::kAll ? 0 : 1;
+  }
+  return chain;
 }
 
 DecoderCompute::DecoderCompute(Decoder* decoder)
     : decoder_(decoder),
       config_(decoder->config()),
       head_(HeadLayer(decoder->config())),
-      kept_in_slot_(static_cast<size_t>(decoder->inventory().num_layers()), -1) {}
+      kept_in_slot_(static_cast<size_t>(decoder->inventory().num_layers()), -1),
+      is_saved_(kept_in_slot_.size()) {}
 
 absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTraining(
-    Decoder* decoder, int64_t tokens, MemoryBudget* budget, ActivationStorage* storage) {
-  const DecoderStepMemory memory = StepMemoryFor(decoder->config(), decoder->inventory(), tokens);
+    Decoder* decoder, int64_t tokens, MemoryBudget* budget, ActivationStorage* storage,
+    const BlockRecompute& recompute) {
+  const DecoderStepMemory memory =
+      StepMemoryFor(decoder->config(), decoder->inventory(), tokens, recompute);
   std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder));
   if (storage != nullptr) {
     compute->SetActivations(storage->buffers(), storage->num_buffers());
@@ -51,6 +63,16 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTrainin
   FOREBAY_ASSIGN_OR_RETURN(
       compute->large_gradient_,
       HostBuffer::Create(budget, "gradient of the embedding (fp32)", memory.large_gradient_bytes));
+  if (memory.saved_bytes == 0) return compute;
+  FOREBAY_ASSIGN_OR_RETURN(compute->saved_,
+                           HostBuffer::Create(budget, kSavedPurpose, memory.saved_bytes));
+  compute->recompute_ = recompute;
+  compute->most_saved_tokens_ = tokens;
+  int64_t begin = 0;
+  for (int i = 0; i < decoder->config().num_layers; ++i) {
+    compute->saved_begin_.push_back(begin);
+    begin += SavedBytes(decoder->config(), recompute.Of(i), tokens);
+  }
   return compute;
 }
 
@@ -87,6 +109,7 @@ absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, doub
   slot_ = 0;
   is_kept_ = false;
   std::ranges::fill(kept_in_slot_, -1);
+  std::ranges::fill(is_saved_, uint8_t{0});
   return absl::OkStatus();
 }
 
@@ -122,6 +145,14 @@ LayerWeights DecoderCompute::EmbedFor(const HeldWeights& weights) const {
   return config_.tied_embeddings ? weights.Of(EmbedLayer()) : LayerWeights();
 }
 
+SavedOfBlock DecoderCompute::SavedOf(int layer, size_t batch) const {
+  if (is_saved_[layer] == 0) return {};
+  const int block = layer - BlockLayer(0);
+  const auto recompute = recompute_.Of(block);
+  const int64_t offset = saved_begin_[block] + SavedBytes(config_, recompute, first_token_[batch]);
+  return {.recompute = recompute, .memory = saved_.data() + offset};
+}
+
 absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size_t batch) {
   if (layer == EmbedLayer()) {
     decoder_->Embed(weights.Of(layer), batches_[batch], Activation(slot_, batch));
@@ -133,7 +164,8 @@ absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size
   if (input_slot >= 0) {
     std::memcpy(output.data(), Activation(input_slot, batch).data(), output.size_bytes());
   }
-  decoder_->ForwardBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch], output);
+  decoder_->ForwardBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch], output,
+                         SavedOf(layer, batch));
   return absl::OkStatus();
 }
 
@@ -162,7 +194,7 @@ absl::Status DecoderCompute::LossAndGradient(int layer, const HeldWeights& weigh
 
 absl::Status DecoderCompute::Recompute(int layer, const HeldWeights& weights, size_t batch) {
   decoder_->RecomputeBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch],
-                           Activation(kept_in_slot_[layer - 1], batch));
+                           Activation(kept_in_slot_[layer - 1], batch), SavedOf(layer, batch));
   return absl::OkStatus();
 }
 
@@ -176,8 +208,14 @@ absl::Status DecoderCompute::Backward(int layer, const HeldWeights& weights, siz
   if (batch == 0) ZeroedGradient(layer);
   decoder_->BackwardBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch],
                           Activation(kept_in_slot_[layer - 1], batch), ActivationGradient(batch),
-                          Gradient(layer));
+                          Gradient(layer), SavedOf(layer, batch));
   return absl::OkStatus();
+}
+
+void DecoderCompute::Save(int layer) {
+  FOREBAY_CHECK(recompute_.Of(layer - BlockLayer(0)) != Recompute::kAll);
+  FOREBAY_CHECK(first_token_.back() <= most_saved_tokens_);
+  is_saved_[layer] = 1;
 }
 
 void DecoderCompute::Keep(int layer) {

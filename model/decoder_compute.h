@@ -27,22 +27,28 @@ struct DecoderStepMemory {
   int64_t block_gradient_bytes = 0;
   // fp32 gradients of the embedding, and of the last layer when embeddings are not tied.
   int64_t large_gradient_bytes = 0;
+  int64_t saved_bytes = 0;  // what blocks save, of all micro-batches
 };
 // `tokens`: the most, padding included, of all micro-batches of a step together.
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
-                                int64_t tokens);
+                                int64_t tokens, const BlockRecompute& recompute = {});
+
+// The purpose of `saved_bytes` in a MemoryBudget.
+inline constexpr char kSavedPurpose[] = "activations inside blocks";
 
 // The layers of the decoder in a row.
-Chain ChainOf(const DecoderConfig& config);
+Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute = {});
 
 // Owned by one thread.
 class DecoderCompute : public LayerCompute {
  public:
   // `decoder` and `budget` must outlive it. `tokens`: as StepMemoryFor has it. `storage`: of the
   // walks that it computes for, which use this no more when it ends; it holds the activations then,
-  // in buffers of ForwardBytes(tokens) at least. nullptr: no walk spills any. OutOfMemoryError.
+  // in buffers of ForwardBytes(tokens) at least. nullptr: no walk spills any. `recompute`: of the
+  // walks' chain. OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForTraining(
-      Decoder* decoder, int64_t tokens, MemoryBudget* budget, ActivationStorage* storage = nullptr);
+      Decoder* decoder, int64_t tokens, MemoryBudget* budget, ActivationStorage* storage = nullptr,
+      const BlockRecompute& recompute = {});
   // For passes of at most `tokens` that keep no activation and have no backward operations.
   static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForEvaluation(Decoder* decoder,
                                                                              int64_t tokens,
@@ -59,6 +65,7 @@ class DecoderCompute : public LayerCompute {
   absl::Status LossAndGradient(int layer, const HeldWeights& weights, size_t batch) override;
   absl::Status Recompute(int layer, const HeldWeights& weights, size_t batch) override;
   absl::Status Backward(int layer, const HeldWeights& weights, size_t batch) override;
+  void Save(int layer) override;
   void Keep(int layer) override;
   void Drop(int layer) override;
   LayerGradient GradientOf(int layer) override;
@@ -75,6 +82,8 @@ class DecoderCompute : public LayerCompute {
   std::span<float> Gradient(int layer) const;
   std::span<float> ZeroedGradient(int layer) const;
   LayerWeights EmbedFor(const HeldWeights& weights) const;
+  // What the layer saves in this pass, of one micro-batch.
+  SavedOfBlock SavedOf(int layer, size_t batch) const;
 
   Decoder* const decoder_;
   const DecoderConfig& config_;
@@ -86,6 +95,10 @@ class DecoderCompute : public LayerCompute {
   HostBuffer activation_gradient_;
   HostBuffer block_gradient_;
   HostBuffer large_gradient_;
+  BlockRecompute recompute_;
+  HostBuffer saved_;                  // block by block, in each micro-batch by micro-batch
+  std::vector<int64_t> saved_begin_;  // by block
+  int64_t most_saved_tokens_ = 0;
 
   // The pass:
   std::span<const MicroBatch> batches_;
@@ -98,6 +111,7 @@ class DecoderCompute : public LayerCompute {
   int slot_ = 0;
   bool is_kept_ = false;           // the newest
   std::vector<int> kept_in_slot_;  // by layer; -1: not kept
+  std::vector<uint8_t> is_saved_;  // by layer
 };
 
 }  // namespace forebay

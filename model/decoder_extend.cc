@@ -24,7 +24,7 @@ void Decoder::Impl::ExtendBlock(int block, const LayerWeights& weights, const Bl
   cpu::AttentionCached(context, input.tokens, first, config.num_heads, config.num_kv_heads,
                        config.head_dim, WindowOf(block), workspace.query, keys, values,
                        workspace.attended);
-  FinishBlock(block_tensors, weights, input.tokens, x);
+  FinishBlock(block_tensors, weights, input.tokens, x, /*between=*/nullptr);
 }
 
 void Decoder::Impl::ExtendEmbed(const LayerWeights& embed, std::span<const int32_t> tokens,

@@ -4,17 +4,19 @@
 #include <cstdint>
 
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/recompute.h"
 
 namespace forebay {
 
 struct DecoderFlops {
   double forward = 0;
   // What blocks compute again, and gradients of activations and weights, which take twice as much
-  // as forward does. The head computes nothing again.
+  // as forward does. No block needs its last product again, and the head none.
   double backward = 0;
 };
 // `tokens` in rows of `seq` of them. Products of matrices and attention: what is left is bound by
 // memory. Attention counts the keys that a query sees.
-DecoderFlops FlopsOf(const DecoderConfig& config, int64_t tokens, int64_t seq);
+DecoderFlops FlopsOf(const DecoderConfig& config, int64_t tokens, int64_t seq,
+                     const BlockRecompute& recompute = {});
 
 }  // namespace forebay

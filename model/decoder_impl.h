@@ -59,14 +59,19 @@ struct Decoder::Impl {
   // cache's).
   void ProjectQkv(const BlockTensors& block, const LayerWeights& weights, const BlockInput& input,
                   const float* x, float* key, float* value);
-  // x += what attention found (workspace.attended), then x += MLP(x).
-  void FinishBlock(const BlockTensors& block, const LayerWeights& weights, int64_t tokens,
-                   float* x);
-  // workspace.activated = the MLP's inner activations of workspace.normed.
-  void ActivateMlp(const BlockTensors& block, const LayerWeights& weights, int64_t tokens);
+  // x += what attention found (workspace.attended), then x += MLP(x). `between`: what x is between
+  // the two goes there; nullptr: nowhere.
+  void FinishBlock(const BlockTensors& block, const LayerWeights& weights, int64_t tokens, float* x,
+                   float* between);
+  // workspace.up and gate: what the MLP makes of workspace.normed.
+  void ProjectMlp(const BlockTensors& block, const LayerWeights& weights, int64_t tokens);
+  // workspace.activated = the MLP's inner activations, of these.
+  void ActivateMlp(int64_t tokens);
 
-  // Everything that the backward pass needs of the forward pass, from the block's input.
-  void Recompute(int block, const LayerWeights& weights, const MicroBatch& batch, const float* x);
+  // Everything that the backward pass needs of the forward pass and is not saved, from the block's
+  // input.
+  void ComputeAgain(Recompute recompute, int block, const LayerWeights& weights,
+                    const MicroBatch& batch, const float* x);
   void BackwardMlp(const BlockTensors& block, const LayerWeights& weights, int64_t tokens,
                    float* dx, std::span<float> gradient);
   void BackwardAttention(int block, const LayerWeights& weights, const MicroBatch& batch,

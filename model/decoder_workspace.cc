@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "forebay/base/round_up.h"
+
 namespace forebay {
 namespace {
 
@@ -139,5 +141,38 @@ template int64_t PlaceWorkspace(const DecoderConfig&, const WorkspaceShape&, std
                                 WorkspaceOf<float>&);
 template int64_t PlaceWorkspace(const DecoderConfig&, const WorkspaceShape&, std::byte*,
                                 WorkspaceOf<void>&);
+
+int64_t PlaceSaved(const DecoderConfig& config, Recompute recompute, int64_t tokens,
+                   std::byte* base, DecoderWorkspace& workspace) {
+  if (recompute == Recompute::kAll) return 0;
+  Arena arena(base, sizeof(float));
+  const auto take = [&](int64_t width) {
+    constexpr int64_t kAlignElems = 16;  // so that every width is in proportion to the tokens
+    return arena.Take(tokens * RoundUp(width, kAlignElems));
+  };
+  workspace.residual = take(config.hidden_size);
+  workspace.up = take(config.intermediate_size);
+  if (config.mlp == MlpKind::kSwiGlu) {
+    workspace.d_gate = workspace.gate = take(config.intermediate_size);
+    workspace.d_up = workspace.up;
+  }
+  if (recompute == Recompute::kAttention) return arena.peak_bytes();
+  const int64_t query_width = config.num_heads * config.head_dim;
+  const int64_t key_width = config.num_kv_heads * config.head_dim;
+  workspace.query = take(query_width);
+  workspace.key = take(key_width);
+  workspace.value = take(key_width);
+  if (config.qk_norm) {
+    workspace.raw_query = take(query_width);
+    workspace.raw_key = take(key_width);
+    workspace.query_statistics.inverse = take(config.num_heads);
+    workspace.key_statistics.inverse = take(config.num_kv_heads);
+  }
+  workspace.d_raw_query = workspace.query;
+  workspace.d_raw_key = workspace.key;
+  workspace.attended = take(query_width);
+  workspace.log_sum_exp = take(config.num_heads);
+  return arena.peak_bytes();
+}
 
 }  // namespace forebay

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/recompute.h"
 
 namespace forebay {
 
@@ -74,5 +75,11 @@ struct WorkspaceShape {
 template <typename Elements>
 int64_t PlaceWorkspace(const DecoderConfig& config, const WorkspaceShape& shape, std::byte* base,
                        WorkspaceOf<Elements>& workspace);
+
+// Places what a block of `tokens` saves of its forward pass from `base` on (64-byte aligned), in
+// place of the buffers that `workspace` has for all blocks. Returns the bytes that this takes, in
+// proportion to `tokens`; 0 with kAll. nullptr: only counts.
+int64_t PlaceSaved(const DecoderConfig& config, Recompute recompute, int64_t tokens,
+                   std::byte* base, DecoderWorkspace& workspace);
 
 }  // namespace forebay

@@ -26,6 +26,7 @@ class NoCompute : public LayerCompute {
   }
   absl::Status Recompute(int, const HeldWeights&, size_t) override { return absl::OkStatus(); }
   absl::Status Backward(int, const HeldWeights&, size_t) override { return absl::OkStatus(); }
+  void Save(int) override {}
   void Keep(int) override {}
   void Drop(int) override {}
   LayerGradient GradientOf(int layer) override {

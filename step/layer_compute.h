@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "forebay/base/check.h"
 #include "forebay/device/device.h"
 #include "forebay/step/param_source.h"
 
@@ -54,6 +55,8 @@ class LayerCompute {
   // The two come in turn for each micro-batch.
   virtual absl::Status Recompute(int layer, const HeldWeights& weights, size_t batch) = 0;
   virtual absl::Status Backward(int layer, const HeldWeights& weights, size_t batch) = 0;
+  // A list has it only where whoever computes can.
+  virtual void Save(int /*layer*/) { FOREBAY_CHECK(false); }
   virtual void Keep(int layer) = 0;
   virtual void Drop(int layer) = 0;
 

@@ -129,6 +129,9 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
                             }
                             return compute.Backward(layer, weights, batch);
                           });
+    case kSave:
+      compute.Save(layer);
+      return absl::OkStatus();
     case kKeep:
       compute.Keep(layer);
       return absl::OkStatus();

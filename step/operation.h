@@ -10,10 +10,12 @@ namespace forebay {
 // Each is done for one layer. Those of the computation are done for every micro-batch in turn;
 // kRecompute and the kBackward behind it, for one micro-batch after the other.
 enum class OperationKind : uint8_t {
-  kRead,             // acquires the layer's weights, which come from NVMe where they are not in RAM
-  kRelease,          // gives them back
-  kForward,          // computes the layer's activation from that of the layer before
-  kLoss,             // computes what the last layer makes: the loss, or logits
+  kRead,     // acquires the layer's weights, which come from NVMe where they are not in RAM
+  kRelease,  // gives them back
+  kSave,     // has the layer's kForward save what its kBackward needs of it: kRecompute then
+             // computes less
+  kForward,  // computes the layer's activation from that of the layer before
+  kLoss,     // computes what the last layer makes: the loss, or logits
   kLossAndGradient,  // computes the loss, and the gradients of the last layer and of its input
   kKeep,             // keeps the layer's activation until kDrop; otherwise the next layer takes it
   kDrop,             // gives up an activation that was kept
@@ -35,6 +37,8 @@ constexpr std::string_view NameOf(OperationKind kind) {
       return "read";
     case OperationKind::kRelease:
       return "release";
+    case OperationKind::kSave:
+      return "save";
     case OperationKind::kForward:
       return "forward";
     case OperationKind::kLoss:

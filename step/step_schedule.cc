@@ -20,6 +20,7 @@ class ChainBuilder {
                   static_cast<int>(chain.update_times.size()) == chain.num_layers);
     FOREBAY_CHECK(chain.num_spilled_activations >= 0 &&
                   chain.num_spilled_activations <= MostSpilledActivations(chain));
+    FOREBAY_CHECK(chain.num_saving >= 0 && chain.num_saving <= chain.num_layers - 2);
   }
 
   std::vector<Operation> Take() { return std::move(operations_); }
@@ -30,6 +31,7 @@ class ChainBuilder {
     }
     for (int layer = 0; layer < last(); ++layer) {
       ReadUpToDate(layer);
+      if (layer >= last() - chain_.num_saving) Add(kSave, layer);
       Add(kForward, layer);
       // The input of the last layer is used up with the loss.
       if (layer + 1 < last()) Add(kKeep, layer);

@@ -44,6 +44,9 @@ struct Chain {
   // The activations of the first so many layers are spilled: they wait longest for their backward
   // pass. 0 to MostSpilledActivations.
   int num_spilled_activations = 0;
+  // The last so many layers before that which makes the loss save (OperationKind::kSave). 0 to all
+  // but the first.
+  int num_saving = 0;
 };
 StepSchedule ChainSchedule(const Chain& chain);
 

@@ -51,6 +51,7 @@ class Recorder : public ParamSource, public LayerCompute {
     if (layer > 0) return Compute("backward", layer, weights, batch);
     return Note("backward", layer);
   }
+  void Save(int layer) override { Note("save", layer).IgnoreError(); }
   void Keep(int layer) override { Note("keep", layer).IgnoreError(); }
   void Drop(int layer) override { Note("drop", layer).IgnoreError(); }
   LayerGradient GradientOf(int layer) override { return {.ready = layer == 1 ? &event : nullptr}; }
@@ -153,6 +154,14 @@ TEST_F(LayerWalkTest, RunsEachOperationForEveryMicroBatch) {
                   "backward.0 1", "recompute.1 1", "backward.1 1", "drop 0", "release 1",
                   "hand 1 behind its event", "backward 0", "backward 0", "hand 0"));
   EXPECT_THAT(fractions_, ElementsAre(0.0, 0.1, 0.2, 0.5));
+}
+
+TEST_F(LayerWalkTest, ALayerIsToldToSaveOnceBeforeItGoesForward) {
+  ASSERT_TRUE(Run(ChainSchedule({.num_layers = 3, .num_saving = 1}).operations).ok());
+  const auto save = std::ranges::find(recorder_.calls, "save 1");
+  ASSERT_NE(save, recorder_.calls.end());
+  EXPECT_EQ(*std::next(save), "forward.0 1");
+  EXPECT_EQ(std::ranges::count(recorder_.calls, "save 1"), 1);
 }
 
 // Each call in turn: what was lent before is given back, and nothing is asked for after it.

@@ -1,5 +1,6 @@
 #include "forebay/step/step_schedule.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -43,6 +44,25 @@ TEST(ChainSchedule, AnUpdateComesWhereItsLayerSays) {
             "read 1, forward 1, release 1, read 2, loss and gradient 2, release 2, commit, hand 2, "
             "read 1, recompute 1, backward 1, drop 0, release 1, hand 1, update 1, write 1, "
             "backward 0, hand 0");
+}
+
+TEST(ChainSchedule, LayersSaveJustBeforeTheirForwardAndComputeTheRestAgain) {
+  const StepSchedule schedule = ChainSchedule({.num_layers = 4, .num_saving = 1});
+  EXPECT_EQ(Describe(schedule.operations),
+            "read 0, update 0, write 0, forward 0, keep 0, release 0, "
+            "read 1, update 1, write 1, forward 1, keep 1, release 1, "
+            "read 2, update 2, write 2, save 2, forward 2, release 2, "
+            "read 3, update 3, write 3, loss and gradient 3, release 3, commit, hand 3, "
+            "read 2, recompute 2, backward 2, drop 1, release 2, hand 2, "
+            "read 1, recompute 1, backward 1, drop 0, release 1, hand 1, "
+            "backward 0, hand 0");
+  const auto num_saves = [](int num_saving) {
+    return std::ranges::count(ChainSchedule({.num_layers = 6, .num_saving = num_saving}).operations,
+                              OperationKind::kSave, &Operation::kind);
+  };
+  EXPECT_EQ(num_saves(0), 0);
+  EXPECT_EQ(num_saves(4), 4);
+  EXPECT_DEATH(num_saves(5), "num_saving");
 }
 
 TEST(ChainSchedule, SpillsTheFirstActivationsAndFetchesEachIntoTheBufferThatGetsFree) {

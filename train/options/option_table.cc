@@ -212,6 +212,18 @@ std::vector<OptionSpec> PlacementRows() {
           ChoicesOf({ActivationsTier::kRam, ActivationsTier::kNvme}),
           "where activations wait for the backward pass: ram, nvme (three of them in RAM at a "
           "time)"),
+      Choice<std::optional<Recompute>>(
+          "offload", "recompute", &O::recompute,
+          {{"auto", std::nullopt},
+           {"all", Recompute::kAll},
+           {"attention", Recompute::kAttention},
+           {"none", Recompute::kNone}},
+          "what the backward pass computes again inside of layers, where the rest waits in RAM: "
+          "all, attention with the projections before it, or none; auto: what makes the fastest "
+          "step where the machine's speeds are known, else all"),
+      Whole<int64_t>("offload", "recompute_layers", &O::recompute_layers, 0, 65536,
+                     "the first so many layers, without embedding and head, compute again what "
+                     "--recompute says, and the others none. 0: all"),
       Choice<GradientChoice>(
           "offload", "gradients", &O::gradients,
           {{"auto", GradientChoice::kAuto},

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
 #include "forebay/model/cpu/ops.h"
+#include "forebay/model/recompute.h"
 #include "forebay/offload/offload_options.h"
 #include "forebay/train/options/loss_scaling.h"
 #include "forebay/train/options/lr_schedule.h"
@@ -68,6 +70,9 @@ struct RunOptions {
   int threads = 0;  // compute; 0: all cores
   ComputeDevice device = ComputeDevice::kCpu;
   int64_t gpu_mem_bytes = 0;  // budget on the GPU; 0: kAutoGpuShare of what is free
+  // What blocks compute again in backward; nullopt: as choose_settings.h has it.
+  std::optional<Recompute> recompute;
+  int64_t recompute_layers = 0;  // the first so many blocks do; 0: all
 
   // folders
   std::string out;         // run folder

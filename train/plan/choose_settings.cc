@@ -12,52 +12,92 @@ namespace forebay {
 namespace {
 
 // The least part of a step that applying gradients at once has to save, as every step is then
-// committed, and written.
+// committed, and written; and that saving activations has to save, as another run may use memory.
 constexpr double kLeastGain = 0.02;
 constexpr double kLeastGainOfASetting = 0.05;
 
-class SpeculationSearch {
+// The fastest of plans that differ in a number.
+class CountSearch {
  public:
-  SpeculationSearch(Plan plan, const TrainOptions& options, const PlanMaker& make)
-      : options_(options), make_(make), plan_(std::move(plan)), step_s_(plan_.forecast->step_s) {}
+  // The plan of another number; it may fail.
+  using Maker = std::function<absl::StatusOr<Plan>(int64_t count)>;
 
-  // The forecast has one valley, but for the size of whole layers: its bottom is looked for in
-  // ever smaller strides.
-  Plan Run() {
-    const auto num_layers = static_cast<int64_t>(plan_.placement.weights.size());
+  // `plan`: the first; has a forecast.
+  explicit CountSearch(Plan plan) : plan_(std::move(plan)), step_s_(plan_.forecast->step_s) {}
+
+  // Numbers from 1 to `most`. The forecast has one valley, but for the size of whole layers: its
+  // bottom is looked for in ever smaller strides. Returns its number; 0: no plan is faster than
+  // what was known before.
+  int64_t Run(int64_t most, const Maker& make) {
+    best_count_ = 0;
     constexpr int64_t kFirstPoints = 8;
-    int64_t stride = std::max<int64_t>(1, num_layers / kFirstPoints);
-    for (int64_t count = stride; count <= num_layers; count += stride) Try(count);
+    int64_t stride = std::max<int64_t>(1, most / kFirstPoints);
+    for (int64_t count = stride; count <= most; count += stride) Try(count, make);
     while (stride > 1 && best_count_ > 0) {
       stride = (stride + 1) / 2;
       const int64_t middle = best_count_;
       for (const int64_t count : {middle - stride, middle + stride}) {
-        if (count >= 1 && count <= num_layers) Try(count);
+        if (count >= 1 && count <= most) Try(count, make);
       }
     }
-    return std::move(plan_);
+    return best_count_;
   }
 
+  Plan Take() { return std::move(plan_); }
+
  private:
-  void Try(int64_t num_layers) {
-    TrainOptions options = options_;
-    options.speculate_layers = num_layers;
-    absl::StatusOr<Plan> plan = make_(options);
-    // Its gradients do not fit, or it moves bytes of a disk whose speed is not known.
+  void Try(int64_t count, const Maker& make) {
+    absl::StatusOr<Plan> plan = make(count);
+    // What it needs does not fit, or it moves bytes of a disk whose speed is not known.
     if (!plan.ok() || !plan->forecast.has_value()) return;
     const double most_s = best_count_ > 0 ? step_s_ : step_s_ * (1 - kLeastGain);
     if (plan->forecast->step_s >= most_s) return;
     step_s_ = plan->forecast->step_s;
-    best_count_ = num_layers;
+    best_count_ = count;
     plan_ = *std::move(plan);
   }
 
-  const TrainOptions& options_;
-  const PlanMaker& make_;
   Plan plan_;
   double step_s_;
-  int64_t best_count_ = 0;  // 0: the plan is that which the search began with
+  int64_t best_count_ = 0;
 };
+
+// All blocks compute `recompute` again, but for the last `num_others`, which compute nothing.
+TrainOptions WithRecompute(TrainOptions options, Recompute recompute, int64_t num_blocks,
+                           int64_t num_others) {
+  options.recompute = num_others == num_blocks ? Recompute::kNone : recompute;
+  options.recompute_layers = num_others == num_blocks ? 0 : num_blocks - num_others;
+  return options;
+}
+
+// `options`: with what is chosen.
+Plan WithFastestRecompute(Plan plan, int64_t num_blocks, const PlanMaker& make,
+                          TrainOptions& options) {
+  const TrainOptions given = options;
+  CountSearch search(std::move(plan));
+  for (const Recompute recompute : {Recompute::kAll, Recompute::kAttention}) {
+    // The number of blocks that save more than the first choice has them.
+    const auto options_of = [&](int64_t count) {
+      const int64_t num_others = recompute == Recompute::kAll ? count : count - 1;
+      return WithRecompute(given, recompute, num_blocks, num_others);
+    };
+    const int64_t best =
+        search.Run(num_blocks, [&](int64_t count) { return make(options_of(count)); });
+    if (best > 0) options = options_of(best);
+  }
+  return search.Take();
+}
+
+Plan WithFastestSpeculation(Plan plan, const TrainOptions& options, const PlanMaker& make) {
+  const auto num_layers = static_cast<int64_t>(plan.placement.weights.size());
+  CountSearch search(std::move(plan));
+  search.Run(num_layers, [&](int64_t count) {
+    TrainOptions other = options;
+    other.speculate_layers = count;
+    return make(other);
+  });
+  return search.Take();
+}
 
 struct Change {
   std::string text;
@@ -71,6 +111,12 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
   if (plan.placement.NumUpdated(UpdateTime::kAfterHand) == 0 && options.delay_update_from == 0) {
     Change change = {"--gradients=speculate, for steps that are not clipped", options};
     change.options.gradients = GradientChoice::kSpeculate;
+    kinds.push_back({change});
+  }
+  if (options.recompute.has_value() && !plan.on_gpu()) {
+    Change change = {"--recompute=auto", options};
+    change.options.recompute = std::nullopt;
+    change.options.recompute_layers = 0;
     kinds.push_back({change});
   }
   std::vector<Change>& memory = kinds.emplace_back();
@@ -95,10 +141,16 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
 
 }  // namespace
 
-Plan WithFastestSpeculation(Plan plan, const TrainOptions& options, const PlanMaker& make) {
-  const bool is_open = plan.may_speculate && options.speculate_layers == 0;
-  if (!is_open || !plan.forecast.has_value()) return plan;
-  return SpeculationSearch(std::move(plan), options, make).Run();
+Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
+                         const PlanMaker& make) {
+  TrainOptions chosen = options;
+  if (!options.recompute.has_value() && !plan.on_gpu() && plan.forecast.has_value()) {
+    plan = WithFastestRecompute(std::move(plan), num_blocks, make, chosen);
+  }
+  if (plan.may_speculate && options.speculate_layers == 0 && plan.forecast.has_value()) {
+    plan = WithFastestSpeculation(std::move(plan), chosen, make);
+  }
+  return plan;
 }
 
 std::vector<BetterSetting> BetterSettings(const Plan& plan, const TrainOptions& options,

@@ -1,6 +1,6 @@
 // The settings of a plan that make the fastest step by its forecast, where the machine's speeds are
-// known: the number of layers whose gradients are applied at once, and settings that one could do
-// better with. No bit of a run depends on that number. Pure.
+// known: what blocks compute again, the number of layers whose gradients are applied at once, and
+// settings that one could do better with. No bit of a run depends on the first two. Pure.
 #pragma once
 
 #include <functional>
@@ -16,10 +16,13 @@ namespace forebay {
 // A plan with exactly these options.
 using PlanMaker = std::function<absl::StatusOr<Plan>(const TrainOptions& options)>;
 
-// `plan` is that of `options`. Where these leave it open (OffloadPlan::may_speculate, no
-// --speculate_layers), the fastest of plans with other numbers of such layers, if it saves enough
-// to be worth its writes; else `plan`.
-Plan WithFastestSpeculation(Plan plan, const TrainOptions& options, const PlanMaker& make);
+// `plan` is that of `options`, of a model of so many blocks. The fastest of plans that differ in
+// what these leave open, one after the other, else `plan`:
+// - what blocks compute again on a CPU (no --recompute): what they save takes memory from all else;
+// - the number of layers whose gradients are applied at once (OffloadPlan::may_speculate, no
+//   --speculate_layers), if it saves enough to be worth its writes.
+Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
+                         const PlanMaker& make);
 
 // The least changes of one setting each that make the step shorter by a twentieth or more, fastest
 // first; none where the plan has no forecast. `make`: with the choice above.

@@ -5,7 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "forebay/model/decoder_flops.h"
 #include "forebay/swap/window/window.h"
 
 namespace forebay {
@@ -46,14 +45,14 @@ double ShareUpdatedInBackward(const OffloadPlan& plan) {
 
 class Forecaster {
  public:
-  Forecaster(const OffloadPlan& plan, const GpuUse& gpu, const DecoderConfig& model,
-             const TrainOptions& options, const MachineSpeeds& speeds)
+  Forecaster(const OffloadPlan& plan, const GpuUse& gpu, const DecoderFlops& flops,
+             const DecoderConfig& model, const TrainOptions& options, const MachineSpeeds& speeds)
       : plan_(plan),
         gpu_(gpu),
         options_(options),
         speeds_(speeds),
         tokens_(options.batch * options.accum * options.seq),
-        flops_(FlopsOf(model, tokens_, options.seq)),
+        flops_(flops),
         hidden_size_(model.hidden_size) {}
 
   StepForecast Make() const {
@@ -158,13 +157,13 @@ PassForecast& PassForecast::operator+=(const PassForecast& other) {
 }
 
 std::optional<StepForecast> ForecastStep(const OffloadPlan& plan, const GpuUse& gpu,
-                                         const DecoderConfig& model, const TrainOptions& options,
-                                         const MachineSpeeds& speeds) {
+                                         const DecoderFlops& flops, const DecoderConfig& model,
+                                         const TrainOptions& options, const MachineSpeeds& speeds) {
   const bool moves = plan.read_bytes_per_step + plan.write_bytes_per_step > 0;
   if (moves && plan.io_s_per_step <= 0) return std::nullopt;
   if (speeds.matmul_flops_per_s <= 0 || speeds.memory_bytes_per_s <= 0) return std::nullopt;
   if (gpu.computes && speeds.bus_bytes_per_s <= 0) return std::nullopt;
-  return Forecaster(plan, gpu, model, options, speeds).Make();
+  return Forecaster(plan, gpu, flops, model, options, speeds).Make();
 }
 
 }  // namespace forebay

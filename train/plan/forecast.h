@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/decoder_flops.h"
 #include "forebay/offload/machine_limits.h"
 #include "forebay/offload/plan.h"
 #include "forebay/train/options/options.h"
@@ -47,9 +48,10 @@ struct GpuUse {
   int num_activations_in_ram = 0;  // as GpuPlan has it
 };
 
-// `plan`: of a decoder, with the disk's times. nullopt where a speed that it needs is not known.
+// `plan`: of a decoder, with the disk's times. `flops`: of its step. nullopt where a speed that it
+// needs is not known.
 std::optional<StepForecast> ForecastStep(const OffloadPlan& plan, const GpuUse& gpu,
-                                         const DecoderConfig& model, const TrainOptions& options,
-                                         const MachineSpeeds& speeds);
+                                         const DecoderFlops& flops, const DecoderConfig& model,
+                                         const TrainOptions& options, const MachineSpeeds& speeds);
 
 }  // namespace forebay

@@ -22,10 +22,18 @@ int64_t LargestLayerElems(const Inventory& inventory) {
 }
 
 absl::Status CheckOptions(const TrainOptions& options) {
-  if (options.activations_tier == ActivationsTier::kRam) return absl::OkStatus();
-  return UsageError(
-      "--activations_tier=nvme does not go with a GPU, which keeps activations in its own memory. "
-      "Leave one of them out (--device=cpu)");
+  if (options.activations_tier != ActivationsTier::kRam) {
+    return UsageError(
+        "--activations_tier=nvme does not go with a GPU, which keeps activations in its own "
+        "memory. Leave one of them out (--device=cpu)");
+  }
+  if (options.recompute.value_or(Recompute::kAll) != Recompute::kAll ||
+      options.recompute_layers > 0) {
+    return UsageError(
+        "on a GPU all layers compute all again: --recompute=attention, --recompute=none and "
+        "--recompute_layers are for the CPU. Leave them out, or use --device=cpu");
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& limits) {

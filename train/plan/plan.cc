@@ -9,8 +9,10 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
+#include "forebay/model/decoder_flops.h"
 #include "forebay/offload/gradient_sum.h"
 #include "forebay/train/export/export_weights.h"
+#include "forebay/train/options/option_table.h"
 #include "forebay/train/options/traced_steps.h"
 #include "forebay/train/plan/choose_settings.h"
 #include "forebay/train/plan/gpu_plan.h"
@@ -70,10 +72,29 @@ PlannedExports ExportsOf(const TrainOptions& options, const Inventory& inventory
   return exports;
 }
 
+absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
+                                           const TrainOptions& options) {
+  const Recompute recompute = options.recompute.value_or(Recompute::kAll);
+  if (options.recompute_layers == 0) {
+    return recompute == Recompute::kNone ? BlockRecompute{Recompute::kAll, 0}
+                                         : BlockRecompute{recompute, model.num_layers};
+  }
+  if (!options.recompute.has_value() || recompute == Recompute::kNone) {
+    return UsageError(
+        fmt::format("--recompute_layers={} says how many layers compute something again, and "
+                    "--recompute={} leaves open what: give --recompute=all or attention, or leave "
+                    "--recompute_layers out",
+                    options.recompute_layers, OptionText(options, "recompute")));
+  }
+  return BlockRecompute{
+      recompute, static_cast<int>(std::min<int64_t>(options.recompute_layers, model.num_layers))};
+}
+
 std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const TrainOptions& options,
-                                         const Inventory& inventory, const MachineLimits& limits) {
+                                         const Inventory& inventory, const MachineLimits& limits,
+                                         const BlockRecompute& recompute) {
   const int64_t tokens_per_step = options.batch * options.accum * options.seq;
-  const DecoderStepMemory step = StepMemoryFor(model, inventory, tokens_per_step);
+  const DecoderStepMemory step = StepMemoryFor(model, inventory, tokens_per_step, recompute);
   DecoderOptions decoder;
   decoder.num_threads = options.threads > 0 ? options.threads : limits.num_cores;
   decoder.precision = options.precision;
@@ -84,6 +105,7 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
        ""},
       {"activation gradients", HostBuffer::ChargedBytes(step.activation_gradient_bytes), 0,
        kTokensShrinkWith},
+      {kSavedPurpose, HostBuffer::ChargedBytes(step.saved_bytes), 0, "--recompute"},
       {"decoder workspace", DecoderWorkspaceBytes(model, decoder), 0,
        "--batch, --seq or --threads"},
   };
@@ -91,10 +113,10 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
 
 std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOptions& options,
                                    const Inventory& inventory, const MachineLimits& limits,
-                                   const GpuPlan& gpu) {
-  std::vector<PlanTerm> terms = gpu.device.empty()
-                                    ? DecoderMemoryOnCpu(model, options, inventory, limits)
-                                    : HostTermsOfGpu(model, options, inventory, gpu);
+                                   const BlockRecompute& recompute, const GpuPlan& gpu) {
+  std::vector<PlanTerm> terms =
+      gpu.device.empty() ? DecoderMemoryOnCpu(model, options, inventory, limits, recompute)
+                         : HostTermsOfGpu(model, options, inventory, gpu);
   terms.push_back({"tokens of a step",
                    options.batch * options.accum * options.seq * kBatchBytesPerToken, 0,
                    kTokensShrinkWith});
@@ -118,10 +140,11 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   FOREBAY_RETURN_IF_ERROR(CheckPositions(model, options));
   PlanInputs inputs;
   inputs.inventory = BuildInventory(model);
-  inputs.chain = ChainOf(model);
+  FOREBAY_ASSIGN_OR_RETURN(const BlockRecompute recompute, RecomputeOf(model, options));
+  inputs.chain = ChainOf(model, recompute);
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu, MakeGpuPlan(model, options, inputs.inventory, limits.gpu));
   const bool on_gpu = !gpu.device.empty();
-  inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, gpu);
+  inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, recompute, gpu);
   inputs.chain.num_spilled_activations = gpu.num_activations_in_ram;
   if (!on_gpu) {
     inputs.activation_bytes = ForwardBytes(model, options.batch * options.accum * options.seq);
@@ -140,9 +163,11 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   plan.exports_to_come = exports_to_come;
   plan.num_steps = options.steps;
   plan.steps_within_limit = StepsWithinLimit(plan, options);
+  plan.recompute = recompute;
   plan.gpu = std::move(gpu);
-  plan.forecast =
-      ForecastStep(plan, {on_gpu, plan.gpu.num_activations_in_ram}, model, options, limits.speeds);
+  plan.forecast = ForecastStep(plan, {on_gpu, plan.gpu.num_activations_in_ram},
+                               FlopsOf(model, plan.tokens_per_step, options.seq, recompute), model,
+                               options, limits.speeds);
   plan.speeds_origin = limits.speeds.origin;
   plan.speeds_age_s = limits.speeds.age_s;
   if (!on_gpu && options.device == ComputeDevice::kAuto) plan.why_no_gpu = limits.gpu.why_none;
@@ -154,9 +179,9 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits) {
   FOREBAY_ASSIGN_OR_RETURN(Plan plan, PlanAsTold(model, options, limits));
-  return WithFastestSpeculation(std::move(plan), options, [&](const TrainOptions& other) {
-    return PlanAsTold(model, other, limits);
-  });
+  return WithFastestSettings(
+      std::move(plan), options, model.num_layers,
+      [&](const TrainOptions& other) { return PlanAsTold(model, other, limits); });
 }
 
 void FindBetterSettings(const DecoderConfig& model, const TrainOptions& options,

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/recompute.h"
 #include "forebay/offload/plan.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/ask_machine.h"
@@ -53,6 +54,7 @@ struct Plan : OffloadPlan {
   int64_t num_steps = 0;  // 0: not known
   // A new run stops after so many for --max_tbw; nullopt: it does not.
   std::optional<int64_t> steps_within_limit;
+  BlockRecompute recompute;  // of the blocks that there are
   GpuPlan gpu;
   std::string why_no_gpu;                // where --device=auto found none
   std::optional<StepForecast> forecast;  // where the machine's speeds are known
@@ -67,7 +69,7 @@ struct Plan : OffloadPlan {
 // model's positions. With --device=cuda: EnvironmentError where there is no GPU and no --gpu_mem to
 // plan for one; DoesNotFitError that names the largest terms on it. Where options leave it open of
 // how many layers gradients are applied at once, and the machine's speeds are known, these are as
-// many as make the fastest step (choose_settings.h). Pure.
+// many as make the fastest step, and so is what blocks compute again (choose_settings.h). Pure.
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits);
 // Fills `plan.better`, for plans with more memory too than there is. Plans many times.

@@ -138,6 +138,25 @@ std::string SpeculationLine(const Plan& plan) {
       which);
 }
 
+// Where it is not the usual: all of all layers.
+std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
+  const auto [recompute, num_blocks] = plan.recompute;
+  if (num_blocks == 0) {
+    return "recompute  nothing: what backward needs inside of layers waits in RAM "
+           "(--recompute=none)\n";
+  }
+  const std::string flag = fmt::format("--recompute={}", NameOf(recompute));
+  const std::string_view what = recompute == Recompute::kAll ? "all" : "attention";
+  if (num_blocks < model.num_layers) {
+    return fmt::format(
+        "recompute  {} of the first {} of {} layers, nothing of the others ({} "
+        "--recompute_layers={})\n",
+        what, num_blocks, model.num_layers, flag, num_blocks);
+  }
+  if (recompute == Recompute::kAll) return "";
+  return fmt::format("recompute  {} of all layers ({})\n", what, flag);
+}
+
 std::string PassText(const PassForecast& pass) {
   return fmt::format("{} ({})", FormatDuration(pass.Seconds()), NameOf(pass.bound()));
 }
@@ -222,6 +241,8 @@ Json ToJson(const Plan& plan) {
                        {"host_weight_bytes", plan.placement.host_weight_bytes},
                        {"host_state_bytes", plan.placement.host_state_bytes},
                        {"host_gradient_bytes", plan.placement.host_gradient_bytes}};
+  json["recompute"] = {{"what", NameOf(plan.recompute.recompute)},
+                       {"layers", plan.recompute.num_blocks}};
   json["stripes"] = Json::array();
   for (const PlanStripe& stripe : plan.stripes) {
     json["stripes"].push_back(
@@ -275,6 +296,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
     table += fmt::format("{:<36}{:>16}\n", "total on the GPU", bytes(plan.gpu.bytes));
   }
   table += StripeLines(plan);
+  table += RecomputeLine(plan, model);
   table += SpeculationLine(plan);
   table += DelayLine(plan);
   const double params = static_cast<double>(inventory.num_params());

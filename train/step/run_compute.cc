@@ -21,6 +21,7 @@ class OnCpu final : public RunCompute {
                                                             MemoryBudget* budget) {
     auto made = std::make_unique<OnCpu>();
     made->tokens_per_step_ = plan.tokens_per_step;
+    made->recompute_ = plan.recompute;
     made->budget_ = budget;
     FOREBAY_ASSIGN_OR_RETURN(made->decoder_,
                              Decoder::Create(config,
@@ -36,7 +37,7 @@ class OnCpu final : public RunCompute {
     layers_ = layers;
     FOREBAY_ASSIGN_OR_RETURN(
         compute_, DecoderCompute::CreateForTraining(decoder_.get(), tokens_per_step_, budget_,
-                                                    layers->activations()));
+                                                    layers->activations(), recompute_));
     return absl::OkStatus();
   }
   LayerCompute& compute() override { return *compute_; }
@@ -47,6 +48,7 @@ class OnCpu final : public RunCompute {
 
  private:
   int64_t tokens_per_step_ = 0;
+  BlockRecompute recompute_;
   MemoryBudget* budget_ = nullptr;
   LayerSession* layers_ = nullptr;
   std::unique_ptr<Decoder> decoder_;

@@ -53,6 +53,8 @@ def expected(forebay, task, tmp_path_factory):
         dict(engine="buffered"),
         dict(engine="libaio", tile_elems=2048, state_tier="host"),
         dict(activations_tier="nvme"),
+        dict(recompute="none"),
+        dict(recompute="attention", recompute_layers=1, threads=3),
         dict(activations_tier="nvme", engine="threads", threads=3, tile_elems=2048),
         dict(activations_tier="nvme", weights_tier="host", state_tier="host", durability="replay"),
         dict(activations_tier="nvme", durability="none"),

@@ -30,6 +30,7 @@ def draw(rng):
     settings = dict(batch=rng.choice([1, 2, 5]), accum=rng.choice([1, 2, 3]), seq=rng.choice([32, 100, 256]),
                     threads=rng.choice([1, 2, 3]), tile_elems=rng.choice(["2K", "64K", "1M"]),
                     durability=rng.choice(["none", "step", "replay"]), activations_tier=rng.choice(["ram", "nvme"]),
+                    recompute=rng.choice(["auto", "all", "attention", "none"]),
                     engine=rng.choice(["auto", "threads"]), export=rng.choice(["hf", "none"]))
     settings["precision"] = rng.choice(["bf16", "fp32"])
     if settings["precision"] == "bf16":

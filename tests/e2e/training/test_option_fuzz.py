@@ -23,7 +23,7 @@ SECTIONS = {
     "optim": "steps epochs stop_after lr warmup schedule schedule_args optimizer weight_decay decay_all param_groups betas eps "
     "momentum nesterov clip opt_level loss_scaling loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale",
     "offload": "nvme nvme_weights ram precision layout grad_dtype threads update_threads engine engine_strict io_threads tile_elems "
-    "weights_tier state_tier activations_tier gradients durability scrub_every",
+    "weights_tier state_tier activations_tier recompute gradients durability scrub_every",
     "io": "save_every keep export export_dtype",
 }
 SECTION_OF = {key: section for section, keys in SECTIONS.items() for key in keys.split()}
@@ -65,7 +65,7 @@ def manner(rng, held_out, starts):
         engine=rng.choice(["auto", "io_uring", "libaio", "threads", "buffered"]),
         engine_strict=rng.random() < 0.2, io_threads=rng.randint(1, 5), threads=rng.randint(0, 4), update_threads=rng.randint(0, 3),
         weights_tier=rng.choice(["auto", "host", "nvme"]), state_tier=rng.choice(["auto", "host", "nvme"]),
-        activations_tier=rng.choice(["ram", "nvme"]),
+        activations_tier=rng.choice(["ram", "nvme"]), recompute=rng.choice(["auto", "all", "attention", "none"]),
         ram=rng.choice(["1GiB", "1GiB", "300M", "110M", "98M", "auto"]),
         keep=rng.randint(1, 2), export_dtype=rng.choice(["bf16", "fp16", "fp32"]),
     )

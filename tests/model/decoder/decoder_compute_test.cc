@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/step/layer_walk.h"
 #include "forebay/step/step_schedule.h"
@@ -67,8 +68,9 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
             MakeBatch(model_, {{40}}, 40, 5)};
   }
 
-  std::unique_ptr<DecoderCompute> ComputeFor(int64_t tokens) {
-    auto compute = DecoderCompute::CreateForTraining(&runner_.decoder(), tokens, &budget_);
+  std::unique_ptr<DecoderCompute> ComputeFor(int64_t tokens, const BlockRecompute& recompute = {}) {
+    auto compute = DecoderCompute::CreateForTraining(&runner_.decoder(), tokens, &budget_,
+                                                     /*storage=*/nullptr, recompute);
     FOREBAY_CHECK(compute.ok());
     return *std::move(compute);
   }
@@ -92,6 +94,16 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
     return gradients;
   }
 
+  std::vector<BlockRecompute> EveryRecompute() const {
+    std::vector<BlockRecompute> all;
+    for (const Recompute recompute : {Recompute::kAll, Recompute::kAttention}) {
+      for (int blocks = 0; blocks <= model_.config.num_layers; ++blocks) {
+        all.push_back({recompute, blocks});
+      }
+    }
+    return all;
+  }
+
   void ExpectGradientsOfRunner(const std::vector<std::vector<float>>& gradients) const {
     for (size_t layer = 0; layer < gradients.size(); ++layer) {
       const std::vector<float>& expected = runner_.gradients()[layer];
@@ -109,7 +121,8 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, DecoderComputeTest,
-                         ::testing::Values("LlamaGroupedTied", "LlamaBiasesUntied", "Gpt2"));
+                         ::testing::Values("LlamaGroupedTied", "LlamaBiasesUntied", "Gpt2",
+                                           "Qwen3WideHeads"));
 
 // Layer by layer over all micro-batches, where the calls by hand go micro-batch by micro-batch: the
 // additions to each gradient are the same, in the same order. A tied embedding is the exception:
@@ -133,6 +146,27 @@ TEST_P(DecoderComputeTest, AStepOfSeveralMicroBatchesGivesTheBitsOfCallsByHand) 
   EXPECT_EQ(gradients, runner_.gradients());
 }
 
+// What is saved is what would be computed again, to the bit, in passes one after the other too.
+TEST_P(DecoderComputeTest, WhateverIsComputedAgainGivesTheSameBits) {
+  const std::vector<MicroBatch> batches = Batches();
+  const auto all = ComputeFor(128);
+  const auto expected = Run(*all, ChainSchedule(ChainOf(model_.config)).operations, batches);
+  for (const BlockRecompute& recompute : EveryRecompute()) {
+    SCOPED_TRACE(fmt::format("{} of {}", NameOf(recompute.recompute), recompute.num_blocks));
+    const auto compute = ComputeFor(128, recompute);
+    const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config, recompute)).operations;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      EXPECT_EQ(Run(*compute, step, batches), expected);
+      for (size_t b = 0; b < batches.size(); ++b) {
+        EXPECT_EQ(*compute->LossSumOf(b), *all->LossSumOf(b)) << b;
+      }
+      // An evaluation, which saves nothing, and a shorter step in the same memory.
+      Run(*compute, ForwardOperations(ChainOf(model_.config)), batches);
+      Run(*compute, step, std::span(batches).first(1));
+    }
+  }
+}
+
 using DecoderSpillTest = DecoderComputeTest;
 INSTANTIATE_TEST_SUITE_P(Models, DecoderSpillTest,
                          ::testing::Values("FiveBlocksTied", "FiveBlocksUntied"));
@@ -144,9 +178,13 @@ TEST_P(DecoderSpillTest, AStepThatSpillsActivationsGivesTheSameBits) {
   const auto expected = Run(*kept, ChainSchedule(chain).operations, batches);
   ASSERT_GT(MostSpilledActivations(chain), 0);
   for (int spilled = 1; spilled <= MostSpilledActivations(chain); ++spilled) {
+    // Beside what some of the blocks save.
+    const BlockRecompute recompute = {Recompute::kAll, 5 - spilled};
+    chain = ChainOf(model_.config, recompute);
     chain.num_spilled_activations = spilled;
     CopyingStorage storage(NumActivationBuffers(chain), ForwardBytes(model_.config, 128) + 4096);
-    auto compute = DecoderCompute::CreateForTraining(&runner_.decoder(), 128, &budget_, &storage);
+    auto compute =
+        DecoderCompute::CreateForTraining(&runner_.decoder(), 128, &budget_, &storage, recompute);
     ASSERT_TRUE(compute.ok()) << compute.status();
     for (int repeat = 0; repeat < 2; ++repeat) {
       EXPECT_EQ(Run(**compute, ChainSchedule(chain).operations, batches, &storage), expected);
@@ -170,14 +208,31 @@ TEST_P(DecoderComputeTest, AnEvaluationHasTheLossOfAStepAndRoomForMore) {
 }
 
 TEST_P(DecoderComputeTest, ChargesWhatThePlannerCounts) {
-  const int64_t before = budget_.used_bytes();
-  const auto compute = ComputeFor(1000);
-  const DecoderStepMemory memory = StepMemoryFor(model_.config, model_.inventory, 1000);
-  EXPECT_EQ(budget_.used_bytes() - before,
-            HostBuffer::ChargedBytes(memory.checkpoint_bytes) +
-                HostBuffer::ChargedBytes(memory.activation_gradient_bytes) +
-                HostBuffer::ChargedBytes(memory.block_gradient_bytes) +
-                HostBuffer::ChargedBytes(memory.large_gradient_bytes));
+  int64_t less_bytes = -1;
+  for (const BlockRecompute& recompute :
+       {BlockRecompute(), BlockRecompute{Recompute::kAttention, model_.config.num_layers},
+        BlockRecompute{Recompute::kAll, 0}}) {
+    const int64_t before = budget_.used_bytes();
+    const auto compute = ComputeFor(1000, recompute);
+    const DecoderStepMemory memory =
+        StepMemoryFor(model_.config, model_.inventory, 1000, recompute);
+    EXPECT_EQ(budget_.used_bytes() - before,
+              HostBuffer::ChargedBytes(memory.checkpoint_bytes) +
+                  HostBuffer::ChargedBytes(memory.activation_gradient_bytes) +
+                  HostBuffer::ChargedBytes(memory.block_gradient_bytes) +
+                  HostBuffer::ChargedBytes(memory.large_gradient_bytes) +
+                  HostBuffer::ChargedBytes(memory.saved_bytes));
+    EXPECT_GT(memory.saved_bytes, less_bytes);
+    less_bytes = memory.saved_bytes;
+  }
+}
+
+TEST_P(DecoderComputeTest, AListThatSavesMoreThanThereIsRoomForIsABug) {
+  const BlockRecompute none = {Recompute::kAll, 0};
+  const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config, none)).operations;
+  const std::vector<MicroBatch> batches = Batches();
+  const auto without_room = ComputeFor(128);
+  EXPECT_DEATH(Run(*without_room, step, batches), "Recompute::kAll");
 }
 
 TEST_P(DecoderComputeTest, AStepForWhichThereIsNoMemoryIsABug) {

@@ -46,7 +46,15 @@ PackedBytes MakeRows() {
   return bytes;
 }
 
-// To the byte, where the message to a user rounds up.
+bool CanResume(const std::string& out) {
+  if (!IsRunFolder(out)) return false;
+  const auto json = ReadRunJson(out);
+  FOREBAY_CHECK(json.ok());
+  return (*json)["state"] == "ready";
+}
+
+}  // namespace
+
 int64_t LeastRam(TrainOptions options) {
   const auto config = ReadDecoderConfig(options.model);
   FOREBAY_CHECK(config.ok());
@@ -63,15 +71,6 @@ int64_t LeastRam(TrainOptions options) {
   }
   return enough;
 }
-
-bool CanResume(const std::string& out) {
-  if (!IsRunFolder(out)) return false;
-  const auto json = ReadRunJson(out);
-  FOREBAY_CHECK(json.ok());
-  return (*json)["state"] == "ready";
-}
-
-}  // namespace
 
 ToyTask::ToyTask(const std::string& folder, int num_blocks)
     : model_(JoinPath(folder, "model")), data_(JoinPath(folder, "rows.packed")) {
@@ -143,9 +142,9 @@ absl::Status TrainToy(const TrainOptions& options, const TrainEnvironment& envir
       ResolvedFrom(options, "test"), [] { return false; }, observer, environment);
 }
 
-absl::Status TrainToyOn(TrainOptions options) {
+absl::Status TrainToyOn(TrainOptions options, const TrainEnvironment& environment) {
   options.resume = CanResume(options.out);
-  return TrainToy(options);
+  return TrainToy(options, environment);
 }
 
 absl::StatusOr<ToyResult> ResultOf(const std::string& out) {

@@ -44,6 +44,9 @@ class ToyTask {
   int64_t least_ram_bytes_ = 0;
 };
 
+// The least budget that works, to the byte, where the message to a user rounds up.
+int64_t LeastRam(TrainOptions options);
+
 // Says nothing.
 class SilentObserver : public TrainObserver {
  public:
@@ -61,7 +64,7 @@ absl::Status TrainToy(const TrainOptions& options, const TrainEnvironment& envir
                       TrainObserver& observer);
 // Goes on with the run in `options.out` if there is one, and starts it anew if it never came so
 // far.
-absl::Status TrainToyOn(TrainOptions options);
+absl::Status TrainToyOn(TrainOptions options, const TrainEnvironment& environment = {});
 
 // Of a whole run. An error of whatever is missing.
 absl::StatusOr<ToyResult> ResultOf(const std::string& out);

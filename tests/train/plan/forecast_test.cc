@@ -21,7 +21,26 @@ TEST(DecoderFlops, AreTwoForEachParameterAndTokenAndThreeTimesThatBackward) {
   const DecoderFlops flops = FlopsOf(config, /*tokens=*/1000, /*seq=*/1);
   EXPECT_NEAR(flops.forward, 2 * 1000 * (params - embedding), 2e-3 * flops.forward);
   const double head = 2 * 1000 * embedding;
-  EXPECT_NEAR(flops.backward, 3 * (flops.forward - head) + 2 * head, 1);
+  // All is computed again but for each block's last product.
+  const double last_products = 2 * 1000 * 40 * 13824.0 * 5120;
+  EXPECT_NEAR(flops.backward, 3 * (flops.forward - head) + 2 * head - last_products, 1);
+}
+
+TEST(DecoderFlops, LeaveOutWhatIsNotComputedAgain) {
+  const DecoderConfig config = Llama13B();
+  const auto backward = [&](BlockRecompute recompute) {
+    return FlopsOf(config, 1024, 1024, recompute).backward;
+  };
+  const double forward = FlopsOf(config, 1024, 1024).forward;
+  const double none = backward({Recompute::kAll, 0});
+  EXPECT_NEAR(none, 2 * forward, 1e-9 * none);
+  // Queries, keys and values, and attention.
+  const double attention = backward({Recompute::kAttention, 40}) - none;
+  EXPECT_NEAR(attention, 40 * (2.0 * 1024 * 3 * 5120 * 5120 + 2.0 * 2 * 5120 * 1024 * 1025 / 2),
+              1e-9 * none);
+  const double all = backward({Recompute::kAll, 40}) - none;
+  EXPECT_NEAR(all - attention, 40 * (2.0 * 1024 * 5120 * (5120 + 2 * 13824)), 1e-9 * none);
+  EXPECT_NEAR(backward({Recompute::kAll, 10}) - none, all / 4, 1e-9 * none);
 }
 
 TEST(DecoderFlops, CountTheKeysThatQueriesSee) {

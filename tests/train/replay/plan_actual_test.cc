@@ -2,6 +2,7 @@
 // configurations that are drawn. Seconds are bench/plan_actual.py's.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/tests/train/replay/planned_run.h"
 #include "forebay/train/plan/plan.h"
 #include "gtest/gtest.h"
@@ -96,6 +98,11 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
   options.weights_tier = tier();
   options.state_tier = tier();
   options.activations_tier = draw.OneOf({ActivationsTier::kRam, ActivationsTier::kNvme});
+  options.recompute = draw.OneOf<std::optional<Recompute>>(
+      {std::nullopt, Recompute::kAll, Recompute::kAttention, Recompute::kNone});
+  if (options.recompute.value_or(Recompute::kNone) != Recompute::kNone) {
+    options.recompute_layers = draw.Between(0, model.num_layers);
+  }
   // Commits that go by time are in no plan.
   options.commit_every =
       options.gradients == GradientChoice::kHold && options.durability == Durability::kStep
@@ -109,12 +116,13 @@ std::string Describe(const TrainOptions& options, const Plan& plan) {
   return fmt::format(
       "ram {} layout {} optimizer {} tiers {} {} {} gradients {} of {} durability {} commits {}: "
       "{} "
-      "speculative, {} / {} / {} bytes in RAM",
+      "speculative, {} of {} blocks compute again, {} / {} / {} bytes in RAM",
       plan.ram_budget_bytes, NameOf(options.layout), NameOf(options.optimizer),
       static_cast<int>(options.weights_tier), static_cast<int>(options.state_tier),
       NameOf(options.activations_tier), static_cast<int>(options.gradients),
       options.speculate_layers, NameOf(options.durability), options.commit_every,
-      plan.placement.NumUpdated(UpdateTime::kAfterHand), plan.placement.host_gradient_bytes,
+      plan.placement.NumUpdated(UpdateTime::kAfterHand), NameOf(plan.recompute.recompute),
+      plan.recompute.num_blocks, plan.placement.host_gradient_bytes,
       plan.placement.host_weight_bytes, plan.placement.host_state_bytes);
 }
 
@@ -138,7 +146,7 @@ int64_t PlannedFor(const Plan& plan, const std::string& name) {
 }
 
 TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
-  int num_speculative = 0, num_in_part = 0;
+  int num_speculative = 0, num_in_part = 0, num_saving = 0;
   for (int number = 0; number < kNumConfigurations; ++number) {
     Draw draw(static_cast<uint64_t>(number));
     const DecoderConfig model = DrawModel(draw);
@@ -154,6 +162,7 @@ TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
     SCOPED_TRACE(fmt::format("configuration {}: {}", number, Describe(options, *plan)));
     const int64_t speculative = plan->placement.NumUpdated(UpdateTime::kAfterHand);
     num_speculative += speculative > 0 ? 1 : 0;
+    num_saving += PlannedFor(*plan, kSavedPurpose) > 0 ? 1 : 0;
     num_in_part += speculative > 0 && speculative < NumStreamedLayers(model) ? 1 : 0;
 
     PlannedRun run(model, options, *plan);
@@ -181,6 +190,7 @@ TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
   // The drawn configurations are of all kinds.
   EXPECT_GE(num_speculative, kNumConfigurations / 5);
   EXPECT_GE(num_in_part, 1);
+  EXPECT_GE(num_saving, kNumConfigurations / 5);
 }
 
 }  // namespace

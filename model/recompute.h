@@ -1,0 +1,32 @@
+// What the blocks of a decoder compute again in their backward pass. The rest of what that needs of
+// the forward pass is saved in RAM. Every choice gives the same bits.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+namespace forebay {
+
+enum class Recompute : uint8_t {
+  kAll,        // all: a block keeps its input alone
+  kAttention,  // the projections before attention and attention: what the MLP makes is saved
+  kNone,       // no matrix product
+};
+constexpr std::string_view NameOf(Recompute recompute) {
+  return recompute == Recompute::kAll         ? "all"
+         : recompute == Recompute::kAttention ? "attention"
+                                              : "none";
+}
+
+// The first `num_blocks` blocks compute again what `recompute` says, the others nothing.
+struct BlockRecompute {
+  Recompute recompute = Recompute::kAll;
+  int num_blocks = std::numeric_limits<int>::max();
+
+  Recompute Of(int block) const { return block < num_blocks ? recompute : Recompute::kNone; }
+
+  friend bool operator==(const BlockRecompute&, const BlockRecompute&) = default;
+};
+
+}  // namespace forebay
