@@ -24,8 +24,8 @@ inline constexpr char kTokensShrinkWith[] = "--batch, --seq or --accum";
 
 // Each place has room for the largest layer.
 int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory);
-// `num_activations_in_ram`: as GpuPlan has it.
-CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_activations_in_ram);
+// `num_spilled_activations`: as GpuPlan has it.
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_spilled_activations);
 
 // Whether --device has a GPU compute on this machine.
 bool IsForGpu(const TrainOptions& options, const GpuLimits& limits);
@@ -35,7 +35,7 @@ absl::StatusOr<GpuPlan> GpuPlanOf(std::vector<GpuTerm> terms, const TrainOptions
                                   const GpuLimits& limits);
 
 // On the CPU: a plan without a device. As many activations stay on the GPU as fit.
-// EnvironmentError, UsageError and DoesNotFitError as MakePlan has them.
+// EnvironmentError and DoesNotFitError as MakePlan has them.
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
                                     const Inventory& inventory, const GpuLimits& limits);
 

@@ -2,6 +2,7 @@
 #include "forebay/model/cuda_decoder/cuda_sequences.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -39,10 +40,10 @@ class CudaSequencesTest : public ::testing::TestWithParam<std::string> {
 
   // Ended from the last to the first.
   struct OnGpu {
-    OnGpu(const TinyModel& model, DType dtype, Device* device)
+    OnGpu(const TinyModel& model, DType dtype, Device* device, int num_cached_in_ram = 0)
         : source(model.inventory, model.weights, dtype) {
-      auto made =
-          CreateCudaSequences(model.config, OptionsOf(dtype), device, &device_budget, &host_budget);
+      auto made = CreateCudaSequences(model.config, OptionsOf(dtype, num_cached_in_ram), device,
+                                      &device_budget, &host_budget);
       FOREBAY_CHECK(made.ok());
       sequences = *std::move(made);
       int64_t largest = 0;
@@ -58,8 +59,11 @@ class CudaSequencesTest : public ::testing::TestWithParam<std::string> {
     std::unique_ptr<Sequences> sequences;
     std::unique_ptr<GpuWindow> window;
   };
-  static CudaSequencesOptions OptionsOf(DType dtype) {
-    return {.dtype = dtype, .max_tokens = kPassTokens, .max_lengths = kMaxLengths};
+  static CudaSequencesOptions OptionsOf(DType dtype, int num_cached_in_ram = 0) {
+    return {.dtype = dtype,
+            .max_tokens = kPassTokens,
+            .max_lengths = kMaxLengths,
+            .num_cached_in_ram = num_cached_in_ram};
   }
 
   // Logits of all sequences; NAN in the rows of those that got no token.
@@ -118,13 +122,38 @@ TEST_P(CudaSequencesTest, LogitsInBf16AreNearThoseOfTheCpu) {
 TEST_P(CudaSequencesTest, TakesTheMemoryThatAPlanCounts) {
   const TinyModel model = MakeTinyModel(GetParam());
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    MemoryBudget device_budget(0), host_budget(0);
-    const auto sequences = *CreateCudaSequences(model.config, OptionsOf(dtype), device_.get(),
-                                                &device_budget, &host_budget);
-    const CudaSequencesMemory memory = CudaSequencesMemoryFor(model.config, OptionsOf(dtype));
-    EXPECT_EQ(device_budget.used_bytes(),
-              memory.workspace_bytes + memory.cache_bytes + memory.token_bytes);
-    EXPECT_LE(host_budget.used_bytes(), CudaSequencesHostBytes(model.config, OptionsOf(dtype)));
+    for (int in_ram = 0; in_ram <= model.config.num_layers; ++in_ram) {
+      const CudaSequencesOptions options = OptionsOf(dtype, in_ram);
+      MemoryBudget device_budget(0), host_budget(0);
+      const auto sequences =
+          *CreateCudaSequences(model.config, options, device_.get(), &device_budget, &host_budget);
+      const CudaSequencesMemory memory = CudaSequencesMemoryFor(model.config, options);
+      EXPECT_EQ(device_budget.used_bytes(),
+                memory.workspace_bytes + memory.cache_bytes + memory.token_bytes);
+      EXPECT_LE(host_budget.used_bytes(), CudaSequencesHostBytes(model.config, options));
+    }
+  }
+}
+
+TEST_P(CudaSequencesTest, KeysInRamChangeNoBit) {
+  const TinyModel model = MakeTinyModel(GetParam(), DType::kBF16);
+  // Prompts, one of them in two passes, and tokens one by one.
+  const auto logits_with = [&](int num_cached_in_ram) {
+    OnGpu gpu(model, DType::kBF16, device_.get(), num_cached_in_ram);
+    Tokens next = {
+        MakeBatch(model, {{5}}, 5, 2).tokens, MakeBatch(model, {{23}}, 23, 3).tokens, {}};
+    std::vector<uint32_t> bits;
+    for (int32_t round = 0; round < 4; ++round) {
+      for (const float logit : Extend(*gpu.sequences, *gpu.window, next)) {
+        bits.push_back(std::bit_cast<uint32_t>(logit));
+      }
+      next = {{round}, {3}, {round + 1}};
+    }
+    return bits;
+  };
+  const std::vector<uint32_t> expected = logits_with(0);
+  for (int in_ram = 1; in_ram <= model.config.num_layers; ++in_ram) {
+    EXPECT_TRUE(logits_with(in_ram) == expected) << in_ram;
   }
 }
 
