@@ -28,10 +28,11 @@ absl::Status CheckOptions(const TrainOptions& options) {
         "memory. Leave one of them out (--device=cpu)");
   }
   if (options.recompute.value_or(Recompute::kAll) != Recompute::kAll ||
-      options.recompute_layers > 0) {
+      options.recompute_layers > 0 || options.number_checkpoints > 0) {
     return UsageError(
-        "on a GPU all layers compute all again: --recompute=attention, --recompute=none and "
-        "--recompute_layers are for the CPU. Leave them out, or use --device=cpu");
+        "on a GPU all layers compute all again: --recompute=attention, --recompute=none, "
+        "--recompute_layers and --number_checkpoints are for the CPU. Leave them out, or use "
+        "--device=cpu");
   }
   return absl::OkStatus();
 }

@@ -316,8 +316,9 @@ TEST(Plan, TooLittleMemoryIsRefusedWithTheLeastThatWorks) {
   const auto refused = MakePlan(SmolLm2(), options, BigMachine());
   ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused.status()), HasSubstr("activation checkpoints"));
-  EXPECT_THAT(MessageOf(refused.status()),
-              HasSubstr("--batch, --seq, --accum or --activations_tier=nvme"));
+  EXPECT_THAT(
+      MessageOf(refused.status()),
+      HasSubstr("--batch, --seq, --accum, --activations_tier=nvme or --number_checkpoints"));
   const int64_t least = RecommendedRam(refused.status());
   options.ram_bytes = least;
   EXPECT_TRUE(MakePlan(SmolLm2(), options, BigMachine()).ok());
