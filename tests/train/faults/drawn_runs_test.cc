@@ -193,7 +193,7 @@ class DrawnRuns : public testing::Test {
 };
 
 TEST_F(DrawnRuns, GiveOneDigest) {
-  RunAll(kUnderSanitizer ? 12 : 60);
+  RunAll(kUnderSanitizer ? 8 : 30);
 }
 
 TEST_F(DrawnRuns, SlowGiveOneDigest) {
