@@ -319,10 +319,9 @@ TEST(Plan, TooLittleMemoryIsRefusedWithTheLeastThatWorks) {
   EXPECT_THAT(
       MessageOf(refused.status()),
       HasSubstr("--batch, --seq, --accum, --activations_tier=nvme or --number_checkpoints"));
-  const int64_t least = RecommendedRam(refused.status());
-  options.ram_bytes = least;
+  options.ram_bytes = RecommendedRam(refused.status());
   EXPECT_TRUE(MakePlan(SmolLm2(), options, BigMachine()).ok());
-  options.ram_bytes = least - kMiB;
+  options.ram_bytes -= kMiB;
   EXPECT_FALSE(MakePlan(SmolLm2(), options, BigMachine()).ok());
 }
 
