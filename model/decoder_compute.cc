@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
@@ -21,8 +20,8 @@ DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& in
   for (int i = 0; i < config.num_layers; ++i) {
     saved_bytes += SavedBytes(config, recompute.Of(i), tokens);
   }
-  return {(config.num_layers + 1) * activation_bytes, activation_bytes, block * 4, large * 4,
-          saved_bytes};
+  const int num_activations = NumActivationBuffers(ChainOf(config, recompute));
+  return {num_activations * activation_bytes, activation_bytes, block * 4, large * 4, saved_bytes};
 }
 
 Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
@@ -30,6 +29,7 @@ Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
   for (int i = 0; i < config.num_layers; ++i) {
     chain.num_saving += recompute.Of(i) == Recompute::kAll ? 0 : 1;
   }
+  chain.segment_layers = recompute.segment_blocks;
   return chain;
 }
 
@@ -48,11 +48,13 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTrainin
   std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder));
   if (storage != nullptr) {
     compute->SetActivations(storage->buffers(), storage->num_buffers());
+    compute->slots_are_shared_ = true;
   } else {
     FOREBAY_ASSIGN_OR_RETURN(
         compute->own_activations_,
         HostBuffer::Create(budget, "activation checkpoints", memory.checkpoint_bytes));
-    compute->SetActivations(compute->own_activations_.bytes(), decoder->config().num_layers + 1);
+    compute->SetActivations(compute->own_activations_.bytes(),
+                            NumActivationBuffers(ChainOf(decoder->config(), recompute)));
   }
   FOREBAY_ASSIGN_OR_RETURN(
       compute->activation_gradient_,
@@ -107,7 +109,6 @@ absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, doub
   FOREBAY_CHECK(first_token_.back() <= most_forward_tokens());
   loss_sums_.assign(batches.size(), 0);
   slot_ = 0;
-  is_kept_ = false;
   std::ranges::fill(kept_in_slot_, -1);
   std::ranges::fill(is_saved_, uint8_t{0});
   return absl::OkStatus();
@@ -153,14 +154,21 @@ SavedOfBlock DecoderCompute::SavedOf(int layer, size_t batch) const {
   return {.recompute = recompute, .memory = saved_.data() + offset};
 }
 
+int DecoderCompute::FreeSlot(int layer) const {
+  if (slots_are_shared_) return layer % num_slots_;
+  int slot = 0;
+  while (std::ranges::find(kept_in_slot_, slot) != kept_in_slot_.end()) ++slot;
+  return slot;
+}
+
 absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size_t batch) {
   if (layer == EmbedLayer()) {
     decoder_->Embed(weights.Of(layer), batches_[batch], Activation(slot_, batch));
     return absl::OkStatus();
   }
-  if (batch == 0 && std::exchange(is_kept_, false)) slot_ = (slot_ + 1) % num_slots_;
-  const std::span<float> output = Activation(slot_, batch);
   const int input_slot = kept_in_slot_[layer - 1];
+  if (batch == 0 && input_slot >= 0) slot_ = FreeSlot(layer);
+  const std::span<float> output = Activation(slot_, batch);
   if (input_slot >= 0) {
     std::memcpy(output.data(), Activation(input_slot, batch).data(), output.size_bytes());
   }
@@ -219,10 +227,9 @@ void DecoderCompute::Save(int layer) {
 }
 
 void DecoderCompute::Keep(int layer) {
-  FOREBAY_CHECK(slot_ == layer % num_slots_);  // as ActivationStorage has it
+  FOREBAY_CHECK(!slots_are_shared_ || slot_ == layer % num_slots_);
   FOREBAY_CHECK(first_token_.back() * config_.hidden_size <= slot_elems_);
   kept_in_slot_[layer] = slot_;
-  is_kept_ = true;
 }
 
 void DecoderCompute::Drop(int layer) {

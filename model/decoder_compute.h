@@ -19,7 +19,7 @@ namespace forebay {
 
 // Beyond the decoder's workspace, for the planner.
 struct DecoderStepMemory {
-  // Activations of all micro-batches, fp32, where none is spilled: (num_layers + 1) * tokens *
+  // Activations of all micro-batches, fp32, where none is spilled: NumActivationBuffers * tokens *
   // hidden.
   int64_t checkpoint_bytes = 0;
   int64_t activation_gradient_bytes = 0;  // of all micro-batches, fp32
@@ -78,6 +78,8 @@ class DecoderCompute : public LayerCompute {
   // [tokens, hidden] of one micro-batch. Requires: the memory has room for the pass from the slot's
   // beginning on.
   std::span<float> Activation(int slot, size_t batch) const;
+  // For the layer's activation.
+  int FreeSlot(int layer) const;
   std::span<float> ActivationGradient(size_t batch) const;
   std::span<float> Gradient(int layer) const;
   std::span<float> ZeroedGradient(int layer) const;
@@ -91,6 +93,7 @@ class DecoderCompute : public LayerCompute {
   HostBuffer own_activations_;
   std::span<float> activations_;
   int num_slots_ = 1;
+  bool slots_are_shared_ = false;  // with a storage, which says where each activation lies
   int64_t slot_elems_ = 0;
   HostBuffer activation_gradient_;
   HostBuffer block_gradient_;
@@ -105,11 +108,9 @@ class DecoderCompute : public LayerCompute {
   std::vector<int64_t> first_token_;  // of each micro-batch, and one past the last
   double gradient_scale_ = 1;
   std::vector<double> loss_sums_;  // by micro-batch
-  // Activations lie in slots, one behind the other. The newest is in `slot_`; those of layers that
-  // are kept stay where they are, and the next layer's goes behind them: behind the last slot into
-  // the first one, whose activation is spilled by then and comes back into it.
+  // Activations lie in slots, the newest in `slot_`. Those of layers that are kept stay where they
+  // are, and the next layer's goes to one that is free.
   int slot_ = 0;
-  bool is_kept_ = false;           // the newest
   std::vector<int> kept_in_slot_;  // by layer; -1: not kept
   std::vector<uint8_t> is_saved_;  // by layer
 };

@@ -54,6 +54,7 @@ DecoderFlops FlopsOf(const DecoderConfig& config, int64_t tokens, int64_t seq,
     const BlockFlops block = FlopsOfBlock(config, i, tokens, seq);
     flops.forward += block.All();
     flops.backward += 2 * block.All() + block.Again(recompute.Of(i));
+    if (recompute.GoesForwardTwice(i, config.num_layers)) flops.backward += block.All();
   }
   return flops;
 }

@@ -11,7 +11,8 @@ namespace forebay {
 struct DecoderFlops {
   double forward = 0;
   // What blocks compute again, and gradients of activations and weights, which take twice as much
-  // as forward does. No block needs its last product again, and the head none.
+  // as forward does. A block needs its last product again only where
+  // that is the next one's input (BlockRecompute::GoesForwardTwice), and the head none.
   double backward = 0;
 };
 // `tokens` in rows of `seq` of them. Products of matrices and attention: what is left is bound by

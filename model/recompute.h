@@ -23,8 +23,15 @@ constexpr std::string_view NameOf(Recompute recompute) {
 struct BlockRecompute {
   Recompute recompute = Recompute::kAll;
   int num_blocks = std::numeric_limits<int>::max();
+  // Blocks of a segment (Chain::segment_layers); 1 unless all blocks compute all again.
+  int segment_blocks = 1;
 
   Recompute Of(int block) const { return block < num_blocks ? recompute : Recompute::kNone; }
+  // Whether the block, one of so many, goes forward twice, so that those behind it have inputs.
+  bool GoesForwardTwice(int block, int num_of_model) const {
+    const int last_segment = (num_of_model - 1) / segment_blocks;
+    return block / segment_blocks < last_segment && (block + 1) % segment_blocks != 0;
+  }
 
   friend bool operator==(const BlockRecompute&, const BlockRecompute&) = default;
 };

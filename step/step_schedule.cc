@@ -12,6 +12,10 @@ namespace {
 
 using enum OperationKind;
 
+int LastSegment(const Chain& chain) {
+  return (chain.num_layers - 3) / chain.segment_layers * chain.segment_layers;
+}
+
 class ChainBuilder {
  public:
   explicit ChainBuilder(const Chain& chain) : chain_(chain) {
@@ -20,6 +24,7 @@ class ChainBuilder {
                   static_cast<int>(chain.update_times.size()) == chain.num_layers);
     FOREBAY_CHECK(chain.num_spilled_activations >= 0 &&
                   chain.num_spilled_activations <= MostSpilledActivations(chain));
+    FOREBAY_CHECK(chain.segment_layers >= 1);
     FOREBAY_CHECK(chain.num_saving >= 0 && chain.num_saving <= chain.num_layers - 2);
   }
 
@@ -33,8 +38,7 @@ class ChainBuilder {
       ReadUpToDate(layer);
       if (layer >= last() - chain_.num_saving) Add(kSave, layer);
       Add(kForward, layer);
-      // The input of the last layer is used up with the loss.
-      if (layer + 1 < last()) Add(kKeep, layer);
+      if (IsKeptFromForward(layer)) Add(kKeep, layer);
       if (layer < chain_.num_spilled_activations) Add(kSpill, layer);
       Add(kRelease, layer);
     }
@@ -44,6 +48,7 @@ class ChainBuilder {
     Add(kCommit, -1);
     Hand(last());
     for (int layer = last() - 1; layer > 0; --layer) {
+      if (EndsSegmentBeforeLast(layer)) GoForwardAgain(layer - chain_.segment_layers, layer);
       Add(kRead, layer);
       Add(kRecompute, layer);
       Add(kBackward, layer);
@@ -71,6 +76,25 @@ class ChainBuilder {
 
  private:
   int last() const { return chain_.num_layers - 1; }
+  // The layer whose activation is the input of the last segment.
+  int last_segment() const { return LastSegment(chain_); }
+  bool EndsSegmentBeforeLast(int layer) const {
+    return chain_.segment_layers > 1 && layer % chain_.segment_layers == 0 &&
+           layer <= last_segment();
+  }
+  bool IsKeptFromForward(int layer) const {
+    // The input of the last layer is used up with the loss.
+    return layer + 1 < last() && (layer % chain_.segment_layers == 0 || layer > last_segment());
+  }
+  // The layers between the two, from the activation of the first of them.
+  void GoForwardAgain(int input, int end) {
+    for (int layer = input + 1; layer < end; ++layer) {
+      Add(kRead, layer);
+      Add(kForward, layer);
+      Add(kKeep, layer);
+      Add(kRelease, layer);
+    }
+  }
   UpdateTime UpdateTimeOf(int layer) const {
     return chain_.update_times.empty() ? UpdateTime::kOnRead
                                        : chain_.update_times[static_cast<size_t>(layer)];
@@ -95,7 +119,7 @@ class ChainBuilder {
   // The activation of `layer` is used up. That which had its buffer before has it again.
   void FetchInto(int layer) {
     const int fetched = layer - NumActivationBuffers(chain_);
-    if (fetched >= 0) Add(kFetch, fetched);
+    if (fetched >= 0 && fetched < chain_.num_spilled_activations) Add(kFetch, fetched);
   }
 
   // Requires: the last layer was read.
@@ -141,12 +165,17 @@ std::span<const Operation> StepSchedule::FromLossOn() const {
   return {first, operations.end()};
 }
 
-// All layers' but the last one's, which makes no activation.
+// All layers' but the last one's, which makes no activation. In segments: the inputs of all and all
+// of the last one, or, when the backward pass comes to the one before, its own in their place.
 int NumActivationBuffers(const Chain& chain) {
-  return chain.num_layers - 1 - chain.num_spilled_activations;
+  const int inputs = LastSegment(chain) / chain.segment_layers + 1;
+  const int in_last_segment = chain.num_layers - 2 - LastSegment(chain);
+  return std::max(inputs + in_last_segment, inputs - 2 + chain.segment_layers) -
+         chain.num_spilled_activations;
 }
 
 int MostSpilledActivations(const Chain& chain) {
+  if (chain.segment_layers > 1) return 0;
   constexpr int kLeastBuffers = 3;
   return std::max(0, chain.num_layers - 1 - kLeastBuffers);
 }

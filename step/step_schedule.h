@@ -47,11 +47,17 @@ struct Chain {
   // The last so many layers before that which makes the loss save (OperationKind::kSave). 0 to all
   // but the first.
   int num_saving = 0;
+  // The layers between the first and that which makes the loss form segments of so many; the last
+  // one may be shorter. Of each the input alone is kept until the backward pass comes to it, and
+  // then its layers go forward again. Of the last one all is kept. 1: of all. With more none is
+  // spilled.
+  int segment_layers = 1;
 };
 StepSchedule ChainSchedule(const Chain& chain);
 
 // How many activations are in memory at most in a step: those that are kept and not spilled, and
 // one more, which is computed or being read. While a layer computes, the transfers of others go on.
+// In segments of more than one layer none can be spilled.
 int NumActivationBuffers(const Chain& chain);
 // That leaves three buffers: while one is used, two layers' time is there for each transfer.
 int MostSpilledActivations(const Chain& chain);

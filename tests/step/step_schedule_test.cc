@@ -1,6 +1,8 @@
 #include "forebay/step/step_schedule.h"
 
 #include <algorithm>
+#include <cmath>
+#include <set>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -63,6 +65,63 @@ TEST(ChainSchedule, LayersSaveJustBeforeTheirForwardAndComputeTheRestAgain) {
   EXPECT_EQ(num_saves(0), 0);
   EXPECT_EQ(num_saves(4), 4);
   EXPECT_DEATH(num_saves(5), "num_saving");
+}
+
+TEST(ChainSchedule, LayersOfASegmentGoForwardAgainBeforeTheirBackward) {
+  const StepSchedule schedule = ChainSchedule({.num_layers = 7, .segment_layers = 2});
+  std::vector<Operation> without_updates = schedule.operations;
+  std::erase_if(without_updates, [](const Operation& op) {
+    return op.kind == OperationKind::kUpdate || op.kind == OperationKind::kWrite;
+  });
+  EXPECT_EQ(Describe(without_updates),
+            "read 0, forward 0, keep 0, release 0, read 1, forward 1, release 1, "
+            "read 2, forward 2, keep 2, release 2, read 3, forward 3, release 3, "
+            "read 4, forward 4, keep 4, release 4, read 5, forward 5, release 5, "
+            "read 6, loss and gradient 6, release 6, commit, hand 6, "
+            "read 5, recompute 5, backward 5, drop 4, release 5, hand 5, "
+            "read 3, forward 3, keep 3, release 3, "
+            "read 4, recompute 4, backward 4, drop 3, release 4, hand 4, "
+            "read 3, recompute 3, backward 3, drop 2, release 3, hand 3, "
+            "read 1, forward 1, keep 1, release 1, "
+            "read 2, recompute 2, backward 2, drop 1, release 2, hand 2, "
+            "read 1, recompute 1, backward 1, drop 0, release 1, hand 1, "
+            "backward 0, hand 0");
+  // Each is updated once, in the first pass.
+  EXPECT_EQ(std::ranges::count(schedule.operations, OperationKind::kUpdate, &Operation::kind), 7);
+}
+
+// Played through: every layer finds its input, and no more activations are there than are counted.
+TEST(ChainSchedule, SegmentsKeepEveryInputThatIsNeededInTheBuffersThatAreCounted) {
+  for (int num_layers = 3; num_layers < 20; ++num_layers) {
+    int least_buffers = num_layers;
+    for (int segment = 1; segment <= num_layers; ++segment) {
+      const Chain chain = {.num_layers = num_layers, .segment_layers = segment};
+      std::set<int> kept;
+      int newest = -1;
+      size_t most = 0;
+      for (const auto& [kind, layer] : ChainSchedule(chain).operations) {
+        if (kind == OperationKind::kForward) {
+          EXPECT_TRUE(layer == 0 || newest == layer - 1 || kept.contains(layer - 1));
+          newest = layer;
+          most = std::max(most, kept.size() + 1);
+        } else if (kind == OperationKind::kLossAndGradient) {
+          EXPECT_EQ(newest, layer - 1);
+        } else if (kind == OperationKind::kKeep) {
+          EXPECT_EQ(newest, layer);
+          kept.insert(layer);
+        } else if (kind == OperationKind::kBackward && layer > 0) {
+          EXPECT_TRUE(kept.contains(layer - 1));
+        } else if (kind == OperationKind::kDrop) {
+          EXPECT_EQ(kept.erase(layer), 1);
+        }
+      }
+      EXPECT_TRUE(kept.empty());
+      EXPECT_EQ(static_cast<int>(most), NumActivationBuffers(chain)) << num_layers << segment;
+      least_buffers = std::min(least_buffers, NumActivationBuffers(chain));
+      EXPECT_TRUE(segment == 1 || MostSpilledActivations(chain) == 0);
+    }
+    EXPECT_LE(least_buffers, 2 * std::sqrt(num_layers) + 1);
+  }
 }
 
 TEST(ChainSchedule, SpillsTheFirstActivationsAndFetchesEachIntoTheBufferThatGetsFree) {

@@ -224,6 +224,10 @@ std::vector<OptionSpec> PlacementRows() {
       Whole<int64_t>("offload", "recompute_layers", &O::recompute_layers, 0, 65536,
                      "the first so many layers, without embedding and head, compute again what "
                      "--recompute says, and the others none. 0: all"),
+      Whole<int64_t>("offload", "number_checkpoints", &O::number_checkpoints, 0, 65536,
+                     "segments of layers of which the input alone is kept in RAM; the backward "
+                     "pass reads and computes their layers once more. 0: one for each layer, or "
+                     "fewer where --recompute=auto finds that faster"),
       Choice<GradientChoice>(
           "offload", "gradients", &O::gradients,
           {{"auto", GradientChoice::kAuto},

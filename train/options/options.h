@@ -73,6 +73,8 @@ struct RunOptions {
   // What blocks compute again in backward; nullopt: as choose_settings.h has it.
   std::optional<Recompute> recompute;
   int64_t recompute_layers = 0;  // the first so many blocks do; 0: all
+  // Segments of blocks of which the input alone is kept; 0: as choose_settings.h has it.
+  int64_t number_checkpoints = 0;
 
   // folders
   std::string out;         // run folder

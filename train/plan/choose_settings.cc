@@ -85,6 +85,15 @@ Plan WithFastestRecompute(Plan plan, int64_t num_blocks, const PlanMaker& make,
         search.Run(num_blocks, [&](int64_t count) { return make(options_of(count)); });
     if (best > 0) options = options_of(best);
   }
+  // Segments of two layers and more, for what else their memory can hold.
+  const auto in_segments = [&](int64_t count) {
+    TrainOptions other = given;
+    other.number_checkpoints = (num_blocks + count) / (count + 1);
+    return other;
+  };
+  const int64_t best =
+      search.Run(num_blocks / 2, [&](int64_t count) { return make(in_segments(count)); });
+  if (best > 0) options = in_segments(best);
   return search.Take();
 }
 
@@ -113,10 +122,10 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
     change.options.gradients = GradientChoice::kSpeculate;
     kinds.push_back({change});
   }
-  if (options.recompute.has_value() && !plan.on_gpu()) {
+  if ((options.recompute.has_value() || options.number_checkpoints > 0) && !plan.on_gpu()) {
     Change change = {"--recompute=auto", options};
     change.options.recompute = std::nullopt;
-    change.options.recompute_layers = 0;
+    change.options.recompute_layers = change.options.number_checkpoints = 0;
     kinds.push_back({change});
   }
   std::vector<Change>& memory = kinds.emplace_back();
@@ -144,7 +153,8 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
 Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
                          const PlanMaker& make) {
   TrainOptions chosen = options;
-  if (!options.recompute.has_value() && !plan.on_gpu() && plan.forecast.has_value()) {
+  const bool is_open = !options.recompute.has_value() && options.number_checkpoints == 0;
+  if (is_open && !plan.on_gpu() && plan.forecast.has_value()) {
     plan = WithFastestRecompute(std::move(plan), num_blocks, make, chosen);
   }
   if (plan.may_speculate && options.speculate_layers == 0 && plan.forecast.has_value()) {

@@ -18,7 +18,8 @@ using PlanMaker = std::function<absl::StatusOr<Plan>(const TrainOptions& options
 
 // `plan` is that of `options`, of a model of so many blocks. The fastest of plans that differ in
 // what these leave open, one after the other, else `plan`:
-// - what blocks compute again on a CPU (no --recompute): what they save takes memory from all else;
+// - what blocks compute again on a CPU (no --recompute, no --number_checkpoints): what they save
+//   takes memory from all else, and segments leave more to it;
 // - the number of layers whose gradients are applied at once (OffloadPlan::may_speculate, no
 //   --speculate_layers), if it saves enough to be worth its writes.
 Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,

@@ -23,12 +23,13 @@ int64_t LargestLayerElems(const Inventory& inventory) {
 
 absl::Status CheckRecompute(const TrainOptions& options) {
   if (options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
-      options.recompute_layers == 0) {
+      options.recompute_layers == 0 && options.number_checkpoints == 0) {
     return absl::OkStatus();
   }
   return UsageError(
-      "on a GPU all layers compute all again: --recompute=attention, --recompute=none and "
-      "--recompute_layers are for the CPU. Leave them out, or use --device=cpu");
+      "on a GPU all layers compute all again: --recompute=attention, --recompute=none, "
+      "--recompute_layers and --number_checkpoints are for the CPU. Leave them out, or use "
+      "--device=cpu");
 }
 
 absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& limits) {

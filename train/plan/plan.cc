@@ -72,22 +72,34 @@ PlannedExports ExportsOf(const TrainOptions& options, const Inventory& inventory
   return exports;
 }
 
+// What options leave open is all of each layer.
 absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
                                            const TrainOptions& options) {
   const Recompute recompute = options.recompute.value_or(Recompute::kAll);
-  if (options.recompute_layers == 0) {
-    return recompute == Recompute::kNone ? BlockRecompute{Recompute::kAll, 0}
-                                         : BlockRecompute{recompute, model.num_layers};
-  }
-  if (!options.recompute.has_value() || recompute == Recompute::kNone) {
+  const int64_t given_layers = options.recompute_layers;
+  if (given_layers > 0 && (!options.recompute.has_value() || recompute == Recompute::kNone)) {
     return UsageError(
         fmt::format("--recompute_layers={} says how many layers compute something again, and "
-                    "--recompute={} leaves open what: give --recompute=all or attention, or leave "
+                    "--recompute={} does not say what: give --recompute=all or attention, or leave "
                     "--recompute_layers out",
-                    options.recompute_layers, OptionText(options, "recompute")));
+                    given_layers, OptionText(options, "recompute")));
   }
-  return BlockRecompute{
-      recompute, static_cast<int>(std::min<int64_t>(options.recompute_layers, model.num_layers))};
+  BlockRecompute blocks = {recompute, model.num_layers};
+  if (given_layers > 0)
+    blocks.num_blocks = static_cast<int>(std::min<int64_t>(given_layers, model.num_layers));
+  if (recompute == Recompute::kNone) blocks = {Recompute::kAll, 0};
+  if (options.number_checkpoints == 0) return blocks;
+  if (blocks != BlockRecompute{Recompute::kAll, model.num_layers} ||
+      options.activations_tier == ActivationsTier::kNvme) {
+    return UsageError(fmt::format(
+        "--number_checkpoints={} has every layer compute all again, from inputs in RAM: "
+        "leave out --recompute, --recompute_layers and --activations_tier=nvme, or "
+        "--number_checkpoints",
+        options.number_checkpoints));
+  }
+  const int64_t segments = std::min<int64_t>(options.number_checkpoints, model.num_layers);
+  blocks.segment_blocks = static_cast<int>((model.num_layers + segments - 1) / segments);
+  return blocks;
 }
 
 std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const TrainOptions& options,
@@ -156,7 +168,8 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   inputs.activations_shrink_with = kTokensShrinkWith;
   if (options.activations_tier == ActivationsTier::kRam &&
       MostSpilledActivations(inputs.chain) > 0) {
-    inputs.activations_shrink_with = "--batch, --seq, --accum or --activations_tier=nvme";
+    inputs.activations_shrink_with =
+        "--batch, --seq, --accum, --activations_tier=nvme or --number_checkpoints";
   }
   const int64_t exports_to_come = ExportsToCome(options, inputs.inventory, limits);
   inputs.exports = ExportsOf(options, inputs.inventory, exports_to_come);

@@ -140,7 +140,14 @@ std::string SpeculationLine(const Plan& plan) {
 
 // Where it is not the usual: all of all layers.
 std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
-  const auto [recompute, num_blocks] = plan.recompute;
+  const auto [recompute, num_blocks, segment_blocks] = plan.recompute;
+  if (segment_blocks > 1) {
+    const int segments = (model.num_layers + segment_blocks - 1) / segment_blocks;
+    return fmt::format(
+        "recompute  all of all layers, from the inputs of {} segments of {} "
+        "(--number_checkpoints={})\n",
+        segments, segment_blocks, segments);
+  }
   if (num_blocks == 0) {
     return "recompute  nothing: what backward needs inside of layers waits in RAM "
            "(--recompute=none)\n";
@@ -242,7 +249,8 @@ Json ToJson(const Plan& plan) {
                        {"host_state_bytes", plan.placement.host_state_bytes},
                        {"host_gradient_bytes", plan.placement.host_gradient_bytes}};
   json["recompute"] = {{"what", NameOf(plan.recompute.recompute)},
-                       {"layers", plan.recompute.num_blocks}};
+                       {"layers", plan.recompute.num_blocks},
+                       {"segment_layers", plan.recompute.segment_blocks}};
   json["stripes"] = Json::array();
   for (const PlanStripe& stripe : plan.stripes) {
     json["stripes"].push_back(

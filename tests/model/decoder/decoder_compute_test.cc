@@ -101,6 +101,9 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
         all.push_back({recompute, blocks});
       }
     }
+    for (int segment = 2; segment <= model_.config.num_layers; ++segment) {
+      all.push_back({.segment_blocks = segment});
+    }
     return all;
   }
 
@@ -122,7 +125,7 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
 
 INSTANTIATE_TEST_SUITE_P(Models, DecoderComputeTest,
                          ::testing::Values("LlamaGroupedTied", "LlamaBiasesUntied", "Gpt2",
-                                           "Qwen3WideHeads"));
+                                           "Qwen3WideHeads", "FiveBlocksTied"));
 
 // Layer by layer over all micro-batches, where the calls by hand go micro-batch by micro-batch: the
 // additions to each gradient are the same, in the same order. A tied embedding is the exception:
@@ -152,7 +155,8 @@ TEST_P(DecoderComputeTest, WhateverIsComputedAgainGivesTheSameBits) {
   const auto all = ComputeFor(128);
   const auto expected = Run(*all, ChainSchedule(ChainOf(model_.config)).operations, batches);
   for (const BlockRecompute& recompute : EveryRecompute()) {
-    SCOPED_TRACE(fmt::format("{} of {}", NameOf(recompute.recompute), recompute.num_blocks));
+    SCOPED_TRACE(fmt::format("{} of {}, segments of {}", NameOf(recompute.recompute),
+                             recompute.num_blocks, recompute.segment_blocks));
     const auto compute = ComputeFor(128, recompute);
     const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config, recompute)).operations;
     for (int repeat = 0; repeat < 2; ++repeat) {
@@ -211,7 +215,7 @@ TEST_P(DecoderComputeTest, ChargesWhatThePlannerCounts) {
   int64_t less_bytes = -1;
   for (const BlockRecompute& recompute :
        {BlockRecompute(), BlockRecompute{Recompute::kAttention, model_.config.num_layers},
-        BlockRecompute{Recompute::kAll, 0}}) {
+        BlockRecompute{Recompute::kAll, 0}, BlockRecompute{.segment_blocks = 2}}) {
     const int64_t before = budget_.used_bytes();
     const auto compute = ComputeFor(1000, recompute);
     const DecoderStepMemory memory =
@@ -222,7 +226,7 @@ TEST_P(DecoderComputeTest, ChargesWhatThePlannerCounts) {
                   HostBuffer::ChargedBytes(memory.block_gradient_bytes) +
                   HostBuffer::ChargedBytes(memory.large_gradient_bytes) +
                   HostBuffer::ChargedBytes(memory.saved_bytes));
-    EXPECT_GT(memory.saved_bytes, less_bytes);
+    EXPECT_TRUE(memory.saved_bytes > less_bytes || recompute.segment_blocks > 1);
     less_bytes = memory.saved_bytes;
   }
 }
@@ -242,7 +246,7 @@ TEST_P(DecoderComputeTest, AStepForWhichThereIsNoMemoryIsABug) {
   EXPECT_DEATH(Run(*compute, step, batches), "slot_elems_");
   auto forward_only = DecoderCompute::CreateForEvaluation(&runner_.decoder(), 1000, &budget_);
   ASSERT_TRUE(forward_only.ok());
-  EXPECT_DEATH(Run(**forward_only, step, batches), "buffer.size");
+  EXPECT_DEATH(Run(**forward_only, step, batches), "num_slots_");
 }
 
 }  // namespace

@@ -92,6 +92,10 @@ void DrawSession(Draw& draw, TrainOptions& options) {
       {std::nullopt, Recompute::kAll, Recompute::kAttention, Recompute::kNone});
   const bool computes_again = options.recompute.value_or(Recompute::kNone) != Recompute::kNone;
   options.recompute_layers = computes_again ? draw.Between(0, kBlocks) : 0;
+  const bool may_have_segments = options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
+                                 options.recompute_layers == 0 &&
+                                 options.activations_tier == ActivationsTier::kRam;
+  options.number_checkpoints = may_have_segments ? draw.Between(0, kBlocks) : 0;
   options.commit_every = 0;
   options.gradients = GradientChoice::kAuto;
   options.speculate_layers = 0;
@@ -113,7 +117,8 @@ std::string Describe(const TrainOptions& options) {
   for (const char* const name :
        {"ram", "nvme", "tile_elems", "engine", "io_threads", "threads", "update_threads",
         "weights_tier", "state_tier", "activations_tier", "recompute", "recompute_layers",
-        "gradients", "speculate_layers", "durability", "commit_every", "stop_after", "resume"}) {
+        "number_checkpoints", "gradients", "speculate_layers", "durability", "commit_every",
+        "stop_after", "resume"}) {
     text += fmt::format(" {}={}", name, OptionText(options, name));
   }
   return text + (options.gradients_tier == TierChoice::kNvme ? " gradients on NVMe" : "");
@@ -188,7 +193,7 @@ class DrawnRuns : public testing::Test {
 };
 
 TEST_F(DrawnRuns, GiveOneDigest) {
-  RunAll(kUnderSanitizer ? 12 : 60);
+  RunAll(kUnderSanitizer ? 8 : 30);
 }
 
 TEST_F(DrawnRuns, SlowGiveOneDigest) {

@@ -181,7 +181,8 @@ TEST_F(ChooseRecomputeTest, WhoeverSaysWhatGetsItAndIsToldOfBetter) {
   options_.recompute_layers = 30;
   Plan plan = MustPlan(options_);
   EXPECT_EQ(plan.recompute, (BlockRecompute{Recompute::kAttention, 30}));
-  EXPECT_EQ(ToJson(plan)["recompute"], Json::parse(R"({"what": "attention", "layers": 30})"));
+  EXPECT_EQ(ToJson(plan)["recompute"],
+            Json::parse(R"({"what": "attention", "layers": 30, "segment_layers": 1})"));
   EXPECT_THAT(FormatPlan(plan, Llama13B(), options_),
               HasSubstr("--recompute=attention --recompute_layers=30"));
   options_ = LargeSteps();
@@ -205,6 +206,47 @@ TEST_F(ChooseRecomputeTest, ANumberOfLayersNeedsToSayWhatTheyCompute) {
     const auto plan = MakePlan(Llama13B(), options_, limits_);
     EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
     EXPECT_THAT(MessageOf(plan.status()), HasSubstr("--recompute_layers=3"));
+  }
+}
+
+// A step of so many tokens that the inputs of layers alone push gradients to the disk.
+TEST_F(ChooseRecomputeTest, SegmentsAreTakenWhereTheyMakeRoom) {
+  options_.batch = 16;
+  options_.number_checkpoints = 40;
+  const Plan each = MustPlan(options_);
+  EXPECT_EQ(each.recompute, (BlockRecompute{Recompute::kAll, 40}));
+  options_.number_checkpoints = 7;  // of 6 blocks, the last of 4
+  const Plan seven = MustPlan(options_);
+  EXPECT_EQ(seven.recompute.segment_blocks, 6);
+  const auto checkpoints = [](const Plan& plan) {
+    return std::ranges::find(plan.terms, "activation checkpoints", &PlanTerm::name)->host_bytes;
+  };
+  constexpr int64_t kActivation = int64_t{16} * 1024 * 5120 * 4;
+  EXPECT_EQ(checkpoints(each), 41 * kActivation);
+  EXPECT_EQ(checkpoints(seven), 11 * kActivation);
+  EXPECT_GT(seven.forecast->backward.compute_s, 1.2 * each.forecast->backward.compute_s);
+  EXPECT_THAT(FormatPlan(seven, Llama13B(), options_), HasSubstr("--number_checkpoints=7"));
+  // What it takes for all layers' weights to be read once more shows in the bytes, where gradients
+  // are in RAM either way.
+  options_.ram_bytes = 55 * kGibibyte;
+  options_.weights_tier = options_.state_tier = TierChoice::kNvme;
+  const int64_t more = MustPlan(options_).read_bytes_per_step;
+  options_.number_checkpoints = 40;
+  EXPECT_GT(more, MustPlan(options_).read_bytes_per_step);
+}
+
+TEST_F(ChooseRecomputeTest, SegmentsGoWithNoOtherChoice) {
+  options_.number_checkpoints = 4;
+  for (const bool spills : {true, false}) {
+    TrainOptions options = options_;
+    if (spills) {
+      options.activations_tier = ActivationsTier::kNvme;
+    } else {
+      options.recompute = Recompute::kNone;
+    }
+    const auto plan = MakePlan(Llama13B(), options, limits_);
+    EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
+    EXPECT_THAT(MessageOf(plan.status()), HasSubstr("--number_checkpoints=4"));
   }
 }
 

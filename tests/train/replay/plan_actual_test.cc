@@ -103,6 +103,10 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
   if (options.recompute.value_or(Recompute::kNone) != Recompute::kNone) {
     options.recompute_layers = draw.Between(0, model.num_layers);
   }
+  const bool may_have_segments = options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
+                                 options.recompute_layers == 0 &&
+                                 options.activations_tier == ActivationsTier::kRam;
+  if (may_have_segments) options.number_checkpoints = draw.Between(0, model.num_layers);
   // Commits that go by time are in no plan.
   options.commit_every =
       options.gradients == GradientChoice::kHold && options.durability == Durability::kStep
@@ -116,13 +120,13 @@ std::string Describe(const TrainOptions& options, const Plan& plan) {
   return fmt::format(
       "ram {} layout {} optimizer {} tiers {} {} {} gradients {} of {} durability {} commits {}: "
       "{} "
-      "speculative, {} of {} blocks compute again, {} / {} / {} bytes in RAM",
+      "speculative, {} of {} blocks compute again, in segments of {}, {} / {} / {} bytes in RAM",
       plan.ram_budget_bytes, NameOf(options.layout), NameOf(options.optimizer),
       static_cast<int>(options.weights_tier), static_cast<int>(options.state_tier),
       NameOf(options.activations_tier), static_cast<int>(options.gradients),
       options.speculate_layers, NameOf(options.durability), options.commit_every,
       plan.placement.NumUpdated(UpdateTime::kAfterHand), NameOf(plan.recompute.recompute),
-      plan.recompute.num_blocks, plan.placement.host_gradient_bytes,
+      plan.recompute.num_blocks, plan.recompute.segment_blocks, plan.placement.host_gradient_bytes,
       plan.placement.host_weight_bytes, plan.placement.host_state_bytes);
 }
 
@@ -146,7 +150,7 @@ int64_t PlannedFor(const Plan& plan, const std::string& name) {
 }
 
 TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
-  int num_speculative = 0, num_in_part = 0, num_saving = 0;
+  int num_speculative = 0, num_in_part = 0, num_saving = 0, num_in_segments = 0;
   for (int number = 0; number < kNumConfigurations; ++number) {
     Draw draw(static_cast<uint64_t>(number));
     const DecoderConfig model = DrawModel(draw);
@@ -163,6 +167,7 @@ TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
     const int64_t speculative = plan->placement.NumUpdated(UpdateTime::kAfterHand);
     num_speculative += speculative > 0 ? 1 : 0;
     num_saving += PlannedFor(*plan, kSavedPurpose) > 0 ? 1 : 0;
+    num_in_segments += plan->recompute.segment_blocks > 1 ? 1 : 0;
     num_in_part += speculative > 0 && speculative < NumStreamedLayers(model) ? 1 : 0;
 
     PlannedRun run(model, options, *plan);
@@ -191,6 +196,7 @@ TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
   EXPECT_GE(num_speculative, kNumConfigurations / 5);
   EXPECT_GE(num_in_part, 1);
   EXPECT_GE(num_saving, kNumConfigurations / 5);
+  EXPECT_GE(num_in_segments, 1);
 }
 
 }  // namespace
