@@ -138,9 +138,10 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   session->lent_.reserve(2 * tensors->inventory().layers().size());
   if (plan.activations.num_spilled > 0) {
-    FOREBAY_ASSIGN_OR_RETURN(session->activations_,
-                             SpilledActivations::Create(plan.activations, plan.gradient_area_bytes,
-                                                        tensors, budget, session->pool_));
+    FOREBAY_ASSIGN_OR_RETURN(
+        session->activations_,
+        SpilledActivations::Create(plan.activations, plan.gradient_area_bytes, tensors, budget,
+                                   session->pool_, of_session.device));
   }
   FOREBAY_ASSIGN_OR_RETURN(
       session->optimizer_,

@@ -43,7 +43,7 @@ std::string StateText(const TileMap& tiles) {
 
 Chain SpillingChain(const PlanInputs& inputs, const OffloadOptions& options) {
   Chain chain = inputs.chain;
-  if (options.activations_tier == ActivationsTier::kNvme) {
+  if (options.activations_tier == ActivationsTier::kNvme && inputs.num_activation_buffers == 0) {
     chain.num_spilled_activations = MostSpilledActivations(inputs.chain);
   }
   return chain;
@@ -54,8 +54,10 @@ SpilledActivationsShape ActivationsOf(const PlanInputs& inputs, const Chain& cha
   FOREBAY_CHECK(inputs.pass == PassKind::kChain || inputs.activation_bytes == 0);
   if (inputs.activation_bytes == 0) return {};
   const bool any = chain.num_spilled_activations > 0;
+  const bool elsewhere = inputs.num_activation_buffers > 0;
+  if (elsewhere && !any) return {};
   return {.num_spilled = chain.num_spilled_activations,
-          .num_buffers = NumActivationBuffers(chain),
+          .num_buffers = elsewhere ? inputs.num_activation_buffers : NumActivationBuffers(chain),
           .activation_bytes =
               any ? RoundUp(inputs.activation_bytes, kIoAlignBytes) : inputs.activation_bytes};
 }
@@ -300,7 +302,7 @@ class Planner {
         {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
     };
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
-    if (inputs_.activation_bytes > 0) {
+    if (activations_.num_buffers > 0) {
       terms.push_back({"activation checkpoints",
                        HostBuffer::ChargedBytes(activations_.MemoryBytes()), ActivationAreaBytes(),
                        inputs_.activations_shrink_with});

@@ -96,6 +96,9 @@ struct PlanInputs {
   // ActivationStorage or memory like it has those that are kept; 0: they are in step_memory, and
   // the caller has those that the chain spills.
   int64_t activation_bytes = 0;
+  // Above 0: activations lie in memory of another device, the chain says how many are spilled, and
+  // these pass through so many buffers of RAM on their way to disk and back.
+  int num_activation_buffers = 0;
   std::string activations_shrink_with;  // as PlanTerm has it
   PlannedExports exports;
   bool store_exists = false;  // its disks have room for it, and are not asked

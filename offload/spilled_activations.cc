@@ -66,12 +66,12 @@ SpilledActivations::SpilledActivations(const SpilledActivationsShape& shape,
 
 absl::StatusOr<std::unique_ptr<SpilledActivations>> SpilledActivations::Create(
     const SpilledActivationsShape& shape, StripeBytes area_begins, TensorStore* store,
-    MemoryBudget* budget, ThreadPool* pool) {
+    MemoryBudget* budget, ThreadPool* pool, Device* device) {
   std::unique_ptr<SpilledActivations> activations(
       new SpilledActivations(shape, area_begins, store, pool));
   FOREBAY_ASSIGN_OR_RETURN(activations->memory_,
                            TransferBuffer::Create(store, budget, "activation checkpoints",
-                                                  shape.MemoryBytes(), kIoAlignBytes));
+                                                  shape.MemoryBytes(), kIoAlignBytes, device));
   return activations;
 }
 

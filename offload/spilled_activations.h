@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
 #include "forebay/base/process/parallel.h"
+#include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/step/activation_storage.h"
 #include "forebay/swap/store/tensor_store.h"
@@ -42,11 +43,11 @@ struct SpilledActivationsShape {
 class SpilledActivations final : public ActivationStorage {
  public:
   // `area_begins`: by stripe, where their part of the scratch area begins, which is as large as
-  // AreaBytes has it. `pool`: takes checksums. Everything pointed to must outlive it.
-  // OutOfMemoryError.
+  // AreaBytes has it. `pool`: takes checksums. `device`: pins the buffers for its copies; nullptr:
+  // the host computes in them. Everything pointed to must outlive it. OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<SpilledActivations>> Create(
       const SpilledActivationsShape& shape, StripeBytes area_begins, TensorStore* store,
-      MemoryBudget* budget, ThreadPool* pool);
+      MemoryBudget* budget, ThreadPool* pool, Device* device = nullptr);
   ~SpilledActivations() override;
 
   // The largest: long enough for a disk, short enough that all threads take checksums.

@@ -25,9 +25,11 @@ struct CudaDecoderOptions {
   int64_t max_tokens = 0;      // of the largest micro-batch
   int64_t step_tokens = 0;     // of all micro-batches of a pass together
   int64_t num_batches = 1;     // of a pass, at most
-  // The first so many layers' wait in RAM for their backward pass; the others on the device. As the
-  // walk's operations spill them (Chain::num_spilled_activations).
-  int num_activations_in_ram = 0;
+  // The first so many layers' wait for their backward pass in RAM, or in a storage that is given
+  // (SpillTo); the others on the device. As the walk's operations spill them
+  // (Chain::num_spilled_activations).
+  int num_spilled_activations = 0;
+  bool spills_to_storage = false;
   bool training = true;  // else for passes that keep no activation and go forward alone
 };
 
@@ -44,13 +46,25 @@ struct CudaDecoderMemory {
 };
 CudaDecoderMemory CudaDecoderMemoryFor(const DecoderConfig& config,
                                        const CudaDecoderOptions& options);
-// The same on the host.
+// A layer's activation, of all micro-batches.
+int64_t CudaActivationBytes(const DecoderConfig& config, const CudaDecoderOptions& options);
+// The same as CudaDecoderMemoryFor on the host.
 int64_t CudaDecoderHostBytes(const DecoderConfig& config, const CudaDecoderOptions& options);
+
+// One for each direction of a transfer, between GPU and RAM and between RAM and the storage, and
+// one more, so that neither waits for the other.
+inline constexpr int kActivationStorageBuffers = 3;
 
 class CudaDecoder : public LayerCompute {
  public:
   // Where the walk's operations spill activations; it lives as long as this.
   virtual ActivationStorage& activations() = 0;
+  // Once, before the first pass that spills. `storage` outlives EndSpilling; it has
+  // kActivationStorageBuffers of CudaActivationBytes at least, in memory of the host that is pinned
+  // for the device. Requires: spills_to_storage.
+  virtual void SpillTo(ActivationStorage* storage) = 0;
+  // Nothing is copied from or to the storage any more when it returns.
+  virtual void EndSpilling() = 0;
 };
 
 // `device`, a CUDA device, and both budgets outlive what is made, which is owned by one thread.

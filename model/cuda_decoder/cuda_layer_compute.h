@@ -40,6 +40,8 @@ class CudaLayerCompute final : public CudaDecoder {
   Event* WeightsAreUsed(int layer) override { return used_[static_cast<size_t>(layer)].get(); }
   absl::StatusOr<double> LossSumOf(size_t batch) override;
   ActivationStorage& activations() override { return *activations_; }
+  void SpillTo(ActivationStorage* storage) override { activations_->SpillTo(storage); }
+  void EndSpilling() override { activations_->EndSpilling(); }
 
  private:
   absl::Status UploadRope(MemoryBudget* host_budget);

@@ -30,8 +30,9 @@ CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDeco
     rope = options.max_tokens * config.head_dim * static_cast<int64_t>(sizeof(float));
   }
   if (!options.training) return;
-  activations.num_in_ram = options.num_activations_in_ram;
-  activations.num_buffers = config.num_layers + 1 - options.num_activations_in_ram;
+  activations.num_spilled = options.num_spilled_activations;
+  activations.in_storage = options.spills_to_storage;
+  activations.num_buffers = config.num_layers + 1 - options.num_spilled_activations;
   activation_gradient = activations.activation_bytes;
   const Inventory inventory = BuildInventory(config);
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
@@ -51,12 +52,15 @@ CudaDecoderMemory CudaDecoderMemoryFor(const DecoderConfig& config,
           .micro_batch_bytes = layout.micro_batches + layout.losses};
 }
 
+int64_t CudaActivationBytes(const DecoderConfig& config, const CudaDecoderOptions& options) {
+  return CudaDecoderLayout(config, options).activations.activation_bytes;
+}
+
 int64_t CudaDecoderHostBytes(const DecoderConfig& config, const CudaDecoderOptions& options) {
   const CudaDecoderLayout layout(config, options);
   const GpuActivationsShape& activations = layout.activations;
   return HostBuffer::ChargedBytes(layout.micro_batches) + HostBuffer::ChargedBytes(layout.losses) +
-         HostBuffer::ChargedBytes(layout.rope) +
-         HostBuffer::ChargedBytes(activations.num_in_ram * activations.activation_bytes);
+         HostBuffer::ChargedBytes(layout.rope) + HostBuffer::ChargedBytes(activations.RamBytes());
 }
 
 }  // namespace forebay

@@ -1,6 +1,12 @@
 // The activations of a decoder on a GPU: in as many buffers there as it was given, and the others
-// in RAM until their backward pass. Copies go over a stream of their own, in both directions, and
-// the host waits for none. Private to this folder.
+// in RAM until their backward pass, or through RAM in a storage, a disk's. Copies go over a stream
+// of their own, in both directions. Private to this folder.
+//
+//   in RAM:     GPU -> RAM -> GPU; the host waits for nothing
+//   in storage: GPU -> a buffer of the storage -> disk -> a buffer -> GPU
+//
+// On the way to a storage the host starts a transfer when the one before it is done. It finds that
+// out with the next layer's transfer, and so it is two layers ahead of the GPU at most.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +24,12 @@
 namespace forebay {
 
 struct GpuActivationsShape {
-  int num_buffers = 0;           // on the GPU
-  int num_in_ram = 0;            // the first so many layers' wait there
+  int num_buffers = 0;           // on the GPU; three at least where some are spilled
+  int num_spilled = 0;           // the first so many layers' do not wait there
+  bool in_storage = false;       // they wait in one that SpillTo gives; else in RAM
   int64_t activation_bytes = 0;  // of one layer, all micro-batches
+
+  int64_t RamBytes() const { return in_storage ? 0 : num_spilled * activation_bytes; }
 };
 
 // `buffers()` are addresses on the device. What Await is called for happens on the stream that
@@ -33,6 +42,9 @@ class GpuActivations final : public ActivationStorage {
                                                                 Device* device, Stream* compute,
                                                                 MemoryBudget* device_budget,
                                                                 MemoryBudget* host_budget);
+  // As CudaDecoder has them.
+  void SpillTo(ActivationStorage* storage);
+  void EndSpilling();
 
   std::span<std::byte> buffers() const override {
     return {on_device_.address(), static_cast<size_t>(on_device_.size_bytes())};
@@ -40,7 +52,7 @@ class GpuActivations final : public ActivationStorage {
   int num_buffers() const override { return shape_.num_buffers; }
   void StartWrite(int layer) override;
   void StartRead(int layer) override;
-  // EnvironmentError where the device refused a transfer.
+  // EnvironmentError where the device refused a transfer; errors of the storage.
   absl::Status Await(int layer) override;
   void Abandon() override;
 
@@ -50,8 +62,8 @@ class GpuActivations final : public ActivationStorage {
   // The transfer that was started last from or to a buffer.
   struct Transfer {
     std::unique_ptr<Event> may_begin;  // the computation has filled, or read, the buffer
-    std::unique_ptr<Event> is_done;
-    int layer = -1;  // -1: nobody has to wait for one
+    std::unique_ptr<Event> is_done;    // between the GPU and RAM
+    int layer = -1;                    // -1: nobody has to wait for one
   };
 
   GpuActivations(const GpuActivationsShape& shape, Stream* compute)
@@ -59,13 +71,15 @@ class GpuActivations final : public ActivationStorage {
   std::byte* OnDevice(int layer) const {
     return on_device_.address() + layer % shape_.num_buffers * shape_.activation_bytes;
   }
-  std::span<std::byte> InRam(int layer) const {
-    return in_ram_.bytes().subspan(static_cast<size_t>(layer * shape_.activation_bytes),
-                                   static_cast<size_t>(shape_.activation_bytes));
-  }
+  // Where the layer's activation is in RAM, or passes through it.
+  std::span<std::byte> InRam(int layer) const;
   Transfer& TransferOf(int layer) { return transfers_[layer % shape_.num_buffers]; }
-  template <typename Copy>
-  void Start(int layer, const Copy& copy);
+  void Begin(int layer);
+  template <typename Call>
+  void Copy(int layer, const Call& copy);
+  absl::Status HandOver();
+  absl::Status TakeBack();
+  absl::Status AwaitStorageBuffer(int layer);
 
   const GpuActivationsShape shape_;
   Stream& compute_;
@@ -74,6 +88,9 @@ class GpuActivations final : public ActivationStorage {
   HostBuffer in_ram_;                // by layer
   std::vector<Transfer> transfers_;  // by buffer
   std::unique_ptr<Stream> copies_;
+  ActivationStorage* storage_ = nullptr;
+  int to_hand_over_ = -1;  // the layer whose activation the storage gets when it is in RAM
+  int to_take_back_ = -1;  // the layer that the storage reads, for the GPU
   absl::Status failure_;
   int64_t copied_bytes_ = 0;
 };

@@ -90,7 +90,7 @@ class Forecaster {
   }
 
   // Weights go to the GPU as the schedule reads them; gradients come back, and activations that
-  // wait in RAM go and come.
+  // are spilled go and come.
   void AddBus(StepForecast& forecast) const {
     if (!gpu_.computes) return;
     double to_loss = 0, from_loss_on = 0, gradients = 0;
@@ -105,7 +105,7 @@ class Forecaster {
       gradients += static_cast<double>(tile.num_elems * SizeOf(options_.grad_dtype));
     }
     const double activations =
-        static_cast<double>(gpu_.num_activations_in_ram) * static_cast<double>(tokens_) *
+        static_cast<double>(gpu_.num_spilled_activations) * static_cast<double>(tokens_) *
         static_cast<double>(hidden_size_ * WeightBytesPerElem(plan_.tiles.layout()));
     const auto add = [&](double to_gpu, double from_gpu, PassForecast& pass) {
       pass.bus_s = std::max(to_gpu, from_gpu) / speeds_.bus_bytes_per_s;

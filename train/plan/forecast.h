@@ -45,7 +45,7 @@ struct StepForecast {
 
 struct GpuUse {
   bool computes = false;
-  int num_activations_in_ram = 0;  // as GpuPlan has it
+  int num_spilled_activations = 0;  // as GpuPlan has it
 };
 
 // `plan`: of a decoder, with the disk's times. `flops`: of its step. nullopt where a speed that it

@@ -22,18 +22,13 @@ int64_t LargestLayerElems(const Inventory& inventory) {
 }
 
 absl::Status CheckOptions(const TrainOptions& options) {
-  if (options.activations_tier != ActivationsTier::kRam) {
-    return UsageError(
-        "--activations_tier=nvme does not go with a GPU, which keeps activations in its own "
-        "memory. Leave one of them out (--device=cpu)");
+  if (options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
+      options.recompute_layers == 0) {
+    return absl::OkStatus();
   }
-  if (options.recompute.value_or(Recompute::kAll) != Recompute::kAll ||
-      options.recompute_layers > 0) {
-    return UsageError(
-        "on a GPU all layers compute all again: --recompute=attention, --recompute=none and "
-        "--recompute_layers are for the CPU. Leave them out, or use --device=cpu");
-  }
-  return absl::OkStatus();
+  return UsageError(
+      "on a GPU all layers compute all again: --recompute=attention, --recompute=none and "
+      "--recompute_layers are for the CPU. Leave them out, or use --device=cpu");
 }
 
 absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& limits) {
@@ -70,7 +65,7 @@ void SumUp(GpuPlan& plan) {
 void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inventory& inventory,
               GpuPlan& plan) {
   const CudaDecoderMemory memory =
-      CudaDecoderMemoryFor(model, CudaDecoderOptionsOf(options, plan.num_activations_in_ram));
+      CudaDecoderMemoryFor(model, CudaDecoderOptionsOf(options, plan.num_spilled_activations));
   plan.terms = {
       {fmt::format("weights of {} layers", kGpuPlaces),
        kGpuPlaces * GpuPlaceBytes(options, inventory), ""},
@@ -107,12 +102,13 @@ int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory) {
   return LargestLayerElems(inventory) * SizeOf(cpu::WeightDType(options.precision));
 }
 
-CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_activations_in_ram) {
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_spilled_activations) {
   return {.dtype = cpu::WeightDType(options.precision),
           .max_tokens = options.batch * options.seq,
           .step_tokens = options.batch * options.accum * options.seq,
           .num_batches = options.accum,
-          .num_activations_in_ram = num_activations_in_ram};
+          .num_spilled_activations = num_spilled_activations,
+          .spills_to_storage = options.activations_tier == ActivationsTier::kNvme};
 }
 
 bool IsForGpu(const TrainOptions& options, const GpuLimits& limits) {
@@ -135,9 +131,9 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
   FOREBAY_RETURN_IF_ERROR(CheckOptions(options));
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan plan, PlanWithBudget(options, limits));
   SetTerms(model, options, inventory, plan);
-  const int most_in_ram = MostSpilledActivations(ChainOf(model));
-  while (plan.bytes > plan.budget_bytes && plan.num_activations_in_ram < most_in_ram) {
-    ++plan.num_activations_in_ram;
+  const int most_spilled = MostSpilledActivations(ChainOf(model));
+  while (plan.bytes > plan.budget_bytes && plan.num_spilled_activations < most_spilled) {
+    ++plan.num_spilled_activations;
     SetTerms(model, options, inventory, plan);
   }
   if (plan.bytes > plan.budget_bytes) return DoesNotFit(plan);
@@ -148,7 +144,7 @@ std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOpti
                                      const Inventory& inventory, const GpuPlan& gpu) {
   const int64_t batches = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, 0));
   const int64_t all =
-      CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu.num_activations_in_ram));
+      CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu.num_spilled_activations));
   std::vector<PlanTerm> terms = {
       {"gradients from the GPU",
        GradientLanding::ChargedBytes(options.grad_dtype, LargestLayerElems(inventory)), 0, ""},
@@ -156,8 +152,9 @@ std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOpti
   };
   if (all > batches) {
     terms.push_back(
-        {fmt::format("activations of {} layers, of the GPU", gpu.num_activations_in_ram),
-         all - batches, 0, "--batch, --seq, --accum or a larger --gpu_mem"});
+        {fmt::format("activations of {} layers, of the GPU", gpu.num_spilled_activations),
+         all - batches, 0,
+         "--batch, --seq, --accum, --activations_tier=nvme or a larger --gpu_mem"});
   }
   return terms;
 }

@@ -24,8 +24,8 @@ inline constexpr char kTokensShrinkWith[] = "--batch, --seq or --accum";
 
 // Each place has room for the largest layer.
 int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory);
-// `num_activations_in_ram`: as GpuPlan has it.
-CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_activations_in_ram);
+// `num_spilled_activations`: as GpuPlan has it.
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_spilled_activations);
 
 // Whether --device has a GPU compute on this machine.
 bool IsForGpu(const TrainOptions& options, const GpuLimits& limits);

@@ -145,9 +145,13 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu, MakeGpuPlan(model, options, inputs.inventory, limits.gpu));
   const bool on_gpu = !gpu.device.empty();
   inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, recompute, gpu);
-  inputs.chain.num_spilled_activations = gpu.num_activations_in_ram;
+  inputs.chain.num_spilled_activations = gpu.num_spilled_activations;
+  const int64_t step_tokens = options.batch * options.accum * options.seq;
   if (!on_gpu) {
-    inputs.activation_bytes = ForwardBytes(model, options.batch * options.accum * options.seq);
+    inputs.activation_bytes = ForwardBytes(model, step_tokens);
+  } else if (options.activations_tier == ActivationsTier::kNvme) {
+    inputs.activation_bytes = CudaActivationBytes(model, CudaDecoderOptionsOf(options, 0));
+    inputs.num_activation_buffers = kActivationStorageBuffers;
   }
   inputs.activations_shrink_with = kTokensShrinkWith;
   if (options.activations_tier == ActivationsTier::kRam &&
@@ -159,13 +163,13 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   inputs.store_exists = options.resume;
   FOREBAY_ASSIGN_OR_RETURN(OffloadPlan offload, MakeOffloadPlan(inputs, options, limits));
   Plan plan{std::move(offload)};
-  plan.tokens_per_step = options.batch * options.accum * options.seq;
+  plan.tokens_per_step = step_tokens;
   plan.exports_to_come = exports_to_come;
   plan.num_steps = options.steps;
   plan.steps_within_limit = StepsWithinLimit(plan, options);
   plan.recompute = recompute;
   plan.gpu = std::move(gpu);
-  plan.forecast = ForecastStep(plan, {on_gpu, plan.gpu.num_activations_in_ram},
+  plan.forecast = ForecastStep(plan, {on_gpu, plan.gpu.num_spilled_activations},
                                FlopsOf(model, plan.tokens_per_step, options.seq, recompute), model,
                                options, limits.speeds);
   plan.speeds_origin = limits.speeds.origin;

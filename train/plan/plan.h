@@ -32,8 +32,9 @@ struct GpuPlan {
   int64_t budget_bytes = 0;
   std::vector<GpuTerm> terms;
   int64_t bytes = 0;  // their sum
-  // The first so many layers' activations wait in RAM for their backward pass.
-  int num_activations_in_ram = 0;
+  // The first so many layers' activations wait for their backward pass in RAM, or on disk
+  // (--activations_tier).
+  int num_spilled_activations = 0;
 };
 
 // The share of a GPU's free memory that is taken when --gpu_mem is not given: its driver and

@@ -253,7 +253,8 @@ Json ToJson(const Plan& plan) {
     gpu = {{"device", plan.gpu.device},
            {"budget_bytes", plan.gpu.budget_bytes},
            {"bytes", plan.gpu.bytes},
-           {"activations_in_ram", plan.gpu.num_activations_in_ram},
+           {"activations_in_ram", plan.gpu.num_spilled_activations - plan.activations.num_spilled},
+           {"activations_on_nvme", plan.activations.num_spilled},
            {"terms", Json::array()}};
     for (const GpuTerm& term : plan.gpu.terms) {
       gpu["terms"].push_back({{"name", term.name}, {"bytes", term.bytes}});

@@ -62,7 +62,7 @@ class OnGpu final : public RunCompute {
                                                             const DecoderConfig& config,
                                                             MemoryBudget* budget) {
     auto made = std::make_unique<OnGpu>(plan.gpu.budget_bytes);
-    made->options_ = CudaDecoderOptionsOf(options, plan.gpu.num_activations_in_ram);
+    made->options_ = CudaDecoderOptionsOf(options, plan.gpu.num_spilled_activations);
     made->place_bytes_ = GpuPlaceBytes(options, BuildInventory(config));
     FOREBAY_ASSIGN_OR_RETURN(made->device_, CreateCudaDevice(0));
     FOREBAY_ASSIGN_OR_RETURN(made->compute_,
@@ -78,8 +78,10 @@ class OnGpu final : public RunCompute {
     FOREBAY_RETURN_IF_ERROR(device_budget_.Charge("weights on the GPU", kGpuPlaces * place_bytes_));
     FOREBAY_ASSIGN_OR_RETURN(window_,
                              GpuWindow::Create(layers, device_.get(), kGpuPlaces, place_bytes_));
+    if (layers->activations() != nullptr) compute_->SpillTo(layers->activations());
     return absl::OkStatus();
   }
+  void Detach() override { compute_->EndSpilling(); }
   LayerCompute& compute() override { return *compute_; }
   ParamSource& source() override { return *window_; }
   ActivationStorage* activations() override { return &compute_->activations(); }

@@ -38,6 +38,8 @@ class RunCompute {
   virtual MemoryBudget* device_budget() { return nullptr; }
   // Once, before the calls below. OutOfMemoryError, EnvironmentError.
   virtual absl::Status Attach(LayerSession* layers) = 0;
+  // Before the layer session ends: nothing is copied from or to its memory any more.
+  virtual void Detach() {}
 
   virtual LayerCompute& compute() = 0;
   virtual ParamSource& source() = 0;

@@ -32,4 +32,8 @@ absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
   return session;
 }
 
+RunSession::~RunSession() {
+  if (compute_ != nullptr) compute_->Detach();
+}
+
 }  // namespace forebay

@@ -28,6 +28,8 @@ class RunSession {
                                                             MemoryBudget* budget,
                                                             LayerSessionOptions session_options);
 
+  ~RunSession();
+
   LayerSession& layers() { return *layers_; }
   TensorStore& store() { return layers_->store(); }
   TrainingStep& step() { return *step_; }

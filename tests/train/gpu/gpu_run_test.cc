@@ -141,28 +141,40 @@ class PlanObserver : public SilentObserver {
   Json plan;
 };
 
-TEST_F(GpuRun, ActivationsThatWaitInRamChangeNoBit) {
+class SpilledActivationsOfGpu : public GpuRun, public testing::WithParamInterface<ActivationsTier> {
+ protected:
+  std::string InTier() const {
+    return GetParam() == ActivationsTier::kRam ? "activations_in_ram" : "activations_on_nvme";
+  }
+};
+
+TEST_P(SpilledActivationsOfGpu, HaveTheBitsOfThoseThatStayThere) {
   const TemporaryFolder folder;
-  constexpr int kNumBlocks = 5;
+  constexpr int kNumBlocks = 6;
   TrainOptions options = ToyTask(folder.path(), kNumBlocks).TightRun(folder.Path("resident"));
   options.ram_bytes = int64_t{256} << 20;
   options.device = ComputeDevice::kCuda;
   PlanObserver observer;
   ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
-  EXPECT_EQ(observer.plan["gpu"]["activations_in_ram"], 0);
+  EXPECT_EQ(observer.plan["gpu"][InTier()], 0);
   const auto expected = ResultOf(options.out);
-  // Three stay on the GPU: of the embedding and the blocks, as many wait in RAM as has to be.
-  for (int in_ram = 1; in_ram <= kNumBlocks + 1 - 3; ++in_ram) {
+  // Three stay on the GPU: of the embedding and the blocks, as many leave it as have to.
+  options.activations_tier = GetParam();
+  for (int num_spilled = 1; num_spilled <= kNumBlocks + 1 - 3; ++num_spilled) {
     options.gpu_mem_bytes = observer.plan["gpu"]["bytes"].get<int64_t>() - 1;
-    options.out = folder.Path(std::to_string(in_ram));
+    options.out = folder.Path(std::to_string(num_spilled));
     ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
-    EXPECT_EQ(observer.plan["gpu"]["activations_in_ram"], in_ram);
+    EXPECT_EQ(observer.plan["gpu"][InTier()], num_spilled);
     EXPECT_EQ(*ResultOf(options.out), *expected);
   }
   options.gpu_mem_bytes = observer.plan["gpu"]["bytes"].get<int64_t>() - 1;
   options.out = folder.Path("too_small");
   EXPECT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kDoesNotFit);
 }
+
+INSTANTIATE_TEST_SUITE_P(Tiers, SpilledActivationsOfGpu,
+                         testing::Values(ActivationsTier::kRam, ActivationsTier::kNvme),
+                         [](const auto& each) { return std::string(NameOf(each.param)); });
 
 // Between steps, and in the midst of one.
 TEST_F(GpuRun, ARunThatWasStoppedHasTheBitsOfOneThatWasNot) {

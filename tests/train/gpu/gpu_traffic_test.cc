@@ -30,7 +30,8 @@ struct Case {
   std::string name;
   GradientChoice gradients = GradientChoice::kHold;
   TierChoice tier = TierChoice::kNvme;
-  bool activations_in_ram = false;  // one that does not fit on the GPU
+  bool spills_activation = false;  // one, that does not fit on the GPU
+  ActivationsTier activations_tier = ActivationsTier::kRam;
 };
 
 class GpuTraffic : public testing::TestWithParam<Case> {
@@ -42,7 +43,8 @@ class GpuTraffic : public testing::TestWithParam<Case> {
     options_.clip = 0;
     options_.gradients = GetParam().gradients;
     options_.weights_tier = options_.state_tier = GetParam().tier;
-    if (GetParam().activations_in_ram) options_.gpu_mem_bytes = PlanOf(options_).gpu.bytes - 1;
+    options_.activations_tier = GetParam().activations_tier;
+    if (GetParam().spills_activation) options_.gpu_mem_bytes = PlanOf(options_).gpu.bytes - 1;
   }
   static Plan PlanOf(const TrainOptions& options) {
     MachineLimits limits;
@@ -90,11 +92,11 @@ TEST_P(GpuTraffic, OfEveryStepIsWhatItsOperationsNeed) {
   const Inventory inventory = BuildInventory(*config);
   const int64_t weights = WeightBytes(inventory, ChainSchedule(ChainOf(*config)));
   const int64_t batches = options_.accum * BatchBytes(options_.batch * options_.seq);
-  // Each micro-batch's go to RAM in the forward pass, and back.
-  const int num_in_ram = PlanOf(options_).gpu.num_activations_in_ram;
-  EXPECT_EQ(num_in_ram, GetParam().activations_in_ram ? 1 : 0);
+  // Each micro-batch's leave in the forward pass, and come back.
+  const int num_spilled = PlanOf(options_).gpu.num_spilled_activations;
+  EXPECT_EQ(num_spilled, GetParam().spills_activation ? 1 : 0);
   const int64_t activations =
-      num_in_ram * options_.accum * options_.batch * options_.seq * config->hidden_size * 2;
+      num_spilled * options_.accum * options_.batch * options_.seq * config->hidden_size * 2;
   const int64_t losses = options_.accum * int64_t{sizeof(double)};
   const std::vector<emulation::Counters> after = Steps();
   ASSERT_EQ(after.size(), static_cast<size_t>(kToySteps));
@@ -125,7 +127,10 @@ INSTANTIATE_TEST_SUITE_P(
     Runs, GpuTraffic,
     testing::Values(Case{.name = "OnDisk"}, Case{.name = "InRam", .tier = TierChoice::kHost},
                     Case{.name = "Speculative", .gradients = GradientChoice::kSpeculate},
-                    Case{.name = "ActivationsInRam", .activations_in_ram = true}),
+                    Case{.name = "ActivationsInRam", .spills_activation = true},
+                    Case{.name = "ActivationsOnDisk",
+                         .spills_activation = true,
+                         .activations_tier = ActivationsTier::kNvme}),
     [](const auto& each) { return each.param.name; });
 
 }  // namespace

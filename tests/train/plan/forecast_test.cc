@@ -122,7 +122,7 @@ TEST_F(ForecastTest, ASlowBusOrMemoryBindsInstead) {
   EXPECT_NEAR(step.forward.bus_s, 26.03, 0.01);
   const double activation_s = 65536 * 5120 * 2 / 1e9;
   EXPECT_NEAR(step.backward.bus_s,
-              26.03 - 2 * 0.3277 + MustPlan().gpu.num_activations_in_ram * activation_s, 0.01);
+              26.03 - 2 * 0.3277 + MustPlan().gpu.num_spilled_activations * activation_s, 0.01);
   machine_.bus_bytes_per_s = 1e12;
   machine_.memory_bytes_per_s = 1e9;
   step = *MustPlan().forecast;

@@ -67,7 +67,7 @@ TEST(GpuPlan, ActivationsThatDoNotFitOnTheCardWaitInRam) {
   const int64_t activation_bytes = 65536 * 5120 * 2;
   EXPECT_LE(plan->gpu.bytes, plan->gpu.budget_bytes);
   EXPECT_GT(plan->gpu.bytes + activation_bytes, plan->gpu.budget_bytes);
-  const int in_ram = plan->gpu.num_activations_in_ram;
+  const int in_ram = plan->gpu.num_spilled_activations;
   EXPECT_GT(in_ram, 10);
   const std::string name = fmt::format("activations of {} layers, of the GPU", in_ram);
   const auto term = std::ranges::find(plan->terms, name, &PlanTerm::name);
@@ -79,7 +79,7 @@ TEST(GpuPlan, ActivationsThatDoNotFitOnTheCardWaitInRam) {
   limits.gpu.free_bytes = 90 * kGibibyte;
   const auto large = MakePlan(Llama13B(), options, limits);
   ASSERT_TRUE(large.ok()) << large.status();
-  EXPECT_EQ(large->gpu.num_activations_in_ram, 0);
+  EXPECT_EQ(large->gpu.num_spilled_activations, 0);
 }
 
 TEST(GpuPlan, TooLittleMemoryIsRefusedWithTheLeastThatIsEnough) {
@@ -130,11 +130,40 @@ TEST(GpuPlan, APlanForACardThatIsElsewhereNeedsItsMemory) {
   EXPECT_EQ(plan->gpu.budget_bytes, 22 * kGibibyte);
 }
 
-TEST(GpuPlan, ActivationsOnNvmeAreRefused) {
+TEST(GpuPlan, ActivationsOnNvmeLeaveThreeBuffersInRam) {
+  TrainOptions options = OnGpu();
+  options.accum = 16;
+  const MachineLimits limits = MachineWithGpu(23 * kGibibyte);
+  const auto in_ram = MakePlan(Llama13B(), options, limits);
+  options.activations_tier = ActivationsTier::kNvme;
+  const auto on_disk = MakePlan(Llama13B(), options, limits);
+  ASSERT_TRUE(in_ram.ok() && on_disk.ok()) << in_ram.status() << on_disk.status();
+  const int64_t activation_bytes = 65536 * 5120 * 2;
+  const int num_spilled = in_ram->gpu.num_spilled_activations;
+  EXPECT_EQ(on_disk->gpu.num_spilled_activations, num_spilled);
+  EXPECT_EQ(ToJson(*in_ram)["gpu"]["activations_in_ram"], num_spilled);
+  EXPECT_EQ(ToJson(*in_ram)["gpu"]["activations_on_nvme"], 0);
+  EXPECT_EQ(ToJson(*on_disk)["gpu"]["activations_in_ram"], 0);
+  EXPECT_EQ(ToJson(*on_disk)["gpu"]["activations_on_nvme"], num_spilled);
+  const auto term = std::ranges::find(on_disk->terms, "activation checkpoints", &PlanTerm::name);
+  ASSERT_NE(term, on_disk->terms.end());
+  EXPECT_EQ(term->host_bytes, 3 * activation_bytes);
+  EXPECT_EQ(term->nvme_bytes, num_spilled * activation_bytes);
+  for (const PlanTerm& each : on_disk->terms) EXPECT_FALSE(each.name.starts_with("activations of"));
+  for (const OperationKind kind : {OperationKind::kSpill, OperationKind::kFetch}) {
+    EXPECT_EQ(std::ranges::count(on_disk->schedule.operations, kind, &Operation::kind),
+              num_spilled);
+  }
+}
+
+TEST(GpuPlan, WhereAllActivationsFitOnTheCardNoneAreOnNvme) {
   TrainOptions options = OnGpu();
   options.activations_tier = ActivationsTier::kNvme;
-  EXPECT_EQ(ExitCodeOf(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status()),
-            ExitCode::kUsage);
+  const auto plan = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(ToJson(*plan)["gpu"]["activations_on_nvme"], 0);
+  EXPECT_EQ(ToJson(*plan)["activation_area_bytes"], 0);
+  EXPECT_EQ(std::ranges::count(plan->terms, "activation checkpoints", &PlanTerm::name), 0);
 }
 
 }  // namespace

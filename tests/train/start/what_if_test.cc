@@ -108,8 +108,12 @@ TEST_F(WhatIfTest, TheUsualOnesChangeOneThingEach) {
   EXPECT_LT(RowOf(*rows, "layout=int8-moments").plan->write_bytes_per_step,
             as_given.write_bytes_per_step);
   EXPECT_LT(RowOf(*rows, "durability=none").plan->nvme_bytes, as_given.nvme_bytes);
-  // A GPU does not spill activations, and clipping comes before what is applied at once.
-  for (const Alternative& row : *rows) EXPECT_NE(row.settings, "activations_tier=nvme");
+  EXPECT_GT(as_given.gpu.num_spilled_activations, 0);
+  EXPECT_EQ(as_given.activations.num_spilled, 0);
+  EXPECT_EQ(RowOf(*rows, "activations_tier=nvme").plan->activations.num_spilled,
+            as_given.gpu.num_spilled_activations);
+  // Clipping comes before what is applied at once.
+  for (const Alternative& row : *rows) EXPECT_NE(row.settings, "gradients=speculate");
   const Json json = ToJson(*rows);
   EXPECT_EQ(json[0]["settings"], "");
   EXPECT_EQ(json[0]["step_s"], as_given.forecast->step_s);
