@@ -33,17 +33,12 @@ GpuWindow::~GpuWindow() {
 }
 
 void GpuWindow::Expect(std::span<const int> layers) {
-  if (next_ == announced_.size()) {  // which keeps its memory
-    announced_.clear();
-    next_ = 0;
-  }
-  announced_.insert(announced_.end(), layers.begin(), layers.end());
+  announced_.Add(layers);
   source_->Expect(layers);
 }
 
 void GpuWindow::CancelExpected() {
-  announced_.clear();
-  next_ = 0;
+  announced_.Clear();
   if (staged_ != nullptr) staged_->state = PlaceState::kFree;
   staged_ = nullptr;
 }
@@ -76,20 +71,15 @@ absl::Status GpuWindow::Stage(Place& place, int layer) {
 
 // The next layer, where there is a place for it. An error is that of its Acquire.
 void GpuWindow::StageAhead() {
-  if (!failure_.ok() || staged_ != nullptr || next_ == announced_.size()) return;
+  if (!failure_.ok() || staged_ != nullptr || announced_.empty()) return;
   Place* const place = FreePlace();
   if (place == nullptr) return;
-  failure_ = Stage(*place, announced_[next_]);
+  failure_ = Stage(*place, announced_.next());
   if (failure_.ok()) staged_ = place;
 }
 
 absl::StatusOr<WeightsLease> GpuWindow::Acquire(int layer) {
-  if (next_ == announced_.size() || announced_[next_] != layer) {
-    return UsageError(fmt::format("layer {} is acquired, and {}", layer,
-                                  next_ == announced_.size()
-                                      ? "none was announced"
-                                      : fmt::format("{} was announced", announced_[next_])));
-  }
+  FOREBAY_RETURN_IF_ERROR(announced_.CheckIsNext(layer));
   FOREBAY_RETURN_IF_ERROR(failure_);
   if (staged_ == nullptr) {
     Place* const place = FreePlace();
@@ -102,7 +92,7 @@ absl::StatusOr<WeightsLease> GpuWindow::Acquire(int layer) {
     staged_ = place;
   }
   Place& place = *std::exchange(staged_, nullptr);
-  ++next_;
+  announced_.TakeNext();
   place.state = PlaceState::kLent;
   return WeightsLease(this, layer, place.weights);
 }

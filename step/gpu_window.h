@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/device/device.h"
+#include "forebay/step/announced_layers.h"
 #include "forebay/step/param_source.h"
 
 namespace forebay {
@@ -40,7 +41,7 @@ class GpuWindow final : public ParamSource {
   void CancelExpected();
 
   // Announced, and not acquired: of these the next may be on the device already, as it was then.
-  int64_t num_expected() const { return static_cast<int64_t>(announced_.size() - next_); }
+  int64_t num_expected() const { return announced_.size(); }
   // Whether a lease of the layer is out.
   bool IsLent(int layer) const;
   int64_t copied_bytes() const { return copied_bytes_; }
@@ -69,8 +70,7 @@ class GpuWindow final : public ParamSource {
   Device* const device_;
   std::unique_ptr<Stream> copies_;
   std::vector<Place> places_;
-  std::vector<int> announced_;  // those before next_ were acquired
-  size_t next_ = 0;
+  AnnouncedLayers announced_;
   Place* staged_ = nullptr;  // has the next layer; nullptr: none has
   absl::Status failure_;
   int64_t copied_bytes_ = 0;

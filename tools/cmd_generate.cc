@@ -24,8 +24,8 @@ std::string SpeedOf(const GenerateResult& result) {
   speed +=
       fmt::format(", {:.1f} s for each answer, {} of weights read for each token",
                   result.SecondsPerAnswer(), FormatBytes(result.read_bytes / result.num_tokens()));
-  if (result.copied_bytes > 0) {
-    speed += fmt::format(" and {} copied", FormatBytes(result.copied_bytes / result.num_tokens()));
+  if (result.copied_bytes) {
+    speed += fmt::format(" and {} copied", FormatBytes(*result.copied_bytes / result.num_tokens()));
   }
   return speed;
 }

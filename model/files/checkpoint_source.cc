@@ -12,6 +12,7 @@
 #include "forebay/base/format.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/step/layer_window.h"
+#include "forebay/step/spread_layers.h"
 
 namespace forebay {
 namespace {
@@ -22,6 +23,9 @@ int64_t BufferBytes(const LayerSpec& layer, DType dtype) {
   return HostBuffer::ChargedBytes(layer.num_elems * SizeOf(dtype));
 }
 
+// By layer: it is never asked for.
+using Elsewhere = std::vector<bool>;
+
 // Which layers stay in memory, and how large the buffers of the window are that the others pass
 // through. Two buffers for blocks: one is computed with while the next is read. One for embedding
 // and output layer, which are never held together.
@@ -31,25 +35,31 @@ struct Residency {
   int64_t large_buffer_bytes = 0;    // the same
   int64_t total_bytes = 0;           // resident layers and window
 
-  static Residency All(const Inventory& inventory, DType dtype) {
+  // Layers that nobody asks for have no memory: they are of a class without buffers, or where no
+  // buffer is one for them.
+  static Residency All(const Inventory& inventory, DType dtype, const Elsewhere& elsewhere) {
     Residency all;
-    all.classes.assign(inventory.layers().size(), BufferClass::kResident);
-    for (const LayerSpec& layer : inventory.layers()) all.total_bytes += BufferBytes(layer, dtype);
+    for (size_t layer = 0; layer < elsewhere.size(); ++layer) {
+      all.classes.push_back(elsewhere[layer] ? BufferClass::kBlock : BufferClass::kResident);
+      if (!elsewhere[layer]) all.total_bytes += BufferBytes(inventory.layers()[layer], dtype);
+    }
     return all;
   }
 
   // As little as possible. A tied model's output layer is a norm and the embedding, which is in use
   // at both ends of a pass: the one buffer it would pass through may as well keep it.
-  static Residency Least(const DecoderConfig& config, const Inventory& inventory, DType dtype) {
+  static Residency Least(const DecoderConfig& config, const Inventory& inventory, DType dtype,
+                         const Elsewhere& elsewhere) {
     Residency least;
     const auto& layers = inventory.layers();
     least.classes.assign(layers.size(), BufferClass::kBlock);
-    const int64_t embed_bytes = BufferBytes(layers.front(), dtype);
-    const int64_t head_bytes = BufferBytes(layers.back(), dtype);
+    const int64_t embed_bytes = elsewhere.front() ? 0 : BufferBytes(layers.front(), dtype);
+    const int64_t head_bytes = elsewhere.back() ? 0 : BufferBytes(layers.back(), dtype);
     least.block_buffer_bytes = BufferBytes(layers[1], dtype);
     least.total_bytes = 2 * least.block_buffer_bytes;
     if (config.tied_embeddings) {
-      least.classes.front() = least.classes.back() = BufferClass::kResident;
+      if (!elsewhere.front()) least.classes.front() = BufferClass::kResident;
+      if (!elsewhere.back()) least.classes.back() = BufferClass::kResident;
       least.total_bytes += embed_bytes + head_bytes;
     } else {
       least.classes.front() = least.classes.back() = BufferClass::kLarge;
@@ -60,32 +70,31 @@ struct Residency {
   }
 
   // As much as fits `max_bytes`, on top of the least: embedding and output layer first, as the
-  // buffer of one of them becomes free; then blocks, spread evenly, so that computing with resident
-  // ones covers reading the others.
+  // buffer of one of them becomes free; then blocks.
   static Residency Within(const DecoderConfig& config, const Inventory& inventory, DType dtype,
-                          int64_t max_bytes) {
-    Residency all = All(inventory, dtype);
+                          int64_t max_bytes, const Elsewhere& elsewhere) {
+    Residency all = All(inventory, dtype, elsewhere);
     if (max_bytes == 0 || all.total_bytes <= max_bytes) return all;
-    Residency plan = Least(config, inventory, dtype);
+    Residency plan = Least(config, inventory, dtype, elsewhere);
     const auto& layers = inventory.layers();
     const int64_t both_bytes =
         BufferBytes(layers.front(), dtype) + BufferBytes(layers.back(), dtype);
-    if (plan.classes.front() == BufferClass::kLarge &&
+    if (plan.large_buffer_bytes > 0 && !elsewhere.front() && !elsewhere.back() &&
         plan.total_bytes - plan.large_buffer_bytes + both_bytes <= max_bytes) {
       plan.classes.front() = plan.classes.back() = BufferClass::kResident;
       plan.total_bytes += both_bytes - plan.large_buffer_bytes;
       plan.large_buffer_bytes = 0;
     }
-    const int64_t num_blocks = config.num_layers;
+    std::vector<int> blocks;
+    for (int block = 0; block < config.num_layers; ++block) {
+      if (!elsewhere[static_cast<size_t>(BlockLayer(block))]) blocks.push_back(BlockLayer(block));
+    }
     const int64_t spare =
         std::max<int64_t>(0, max_bytes - plan.total_bytes) / plan.block_buffer_bytes;
-    const int64_t num_resident = std::min(spare, num_blocks);
-    for (int64_t block = 0; block < num_blocks; ++block) {
-      const bool resident =
-          (block + 1) * num_resident / num_blocks > block * num_resident / num_blocks;
-      if (resident) plan.classes[BlockLayer(static_cast<int>(block))] = BufferClass::kResident;
+    for (const int layer : SpreadEvenly(blocks, spare)) {
+      plan.classes[static_cast<size_t>(layer)] = BufferClass::kResident;
+      plan.total_bytes += plan.block_buffer_bytes;
     }
-    plan.total_bytes += num_resident * plan.block_buffer_bytes;
     return plan;
   }
 };
@@ -186,13 +195,14 @@ CheckpointSource::~CheckpointSource() = default;
 int64_t CheckpointSource::LeastBytes(const DecoderConfig& config, DType dtype) {
   const Inventory inventory = BuildInventory(config);
   // A model of one block is smaller than the window for larger ones.
-  return std::min(Residency::Least(config, inventory, dtype).total_bytes,
-                  Residency::All(inventory, dtype).total_bytes);
+  const Elsewhere none(inventory.layers().size());
+  return std::min(Residency::Least(config, inventory, dtype, none).total_bytes,
+                  Residency::All(inventory, dtype, none).total_bytes);
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
     const std::string& model_directory, const DecoderConfig& config, DType dtype, int64_t max_bytes,
-    MemoryBudget* budget, Device* device) {
+    MemoryBudget* budget, Device* device, std::span<const int> elsewhere) {
   const int64_t least_bytes = LeastBytes(config, dtype);
   if (max_bytes != 0 && max_bytes < least_bytes) {
     return DoesNotFitError(
@@ -205,8 +215,10 @@ absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
   impl->dtype = dtype;
   FOREBAY_ASSIGN_OR_RETURN(impl->reader, CheckpointReader::Open(model_directory));
   FOREBAY_ASSIGN_OR_RETURN(impl->tensors, MatchCheckpoint(*impl->reader, config, impl->inventory));
+  Elsewhere is_elsewhere(impl->inventory.layers().size());
+  for (const int layer : elsewhere) is_elsewhere[static_cast<size_t>(layer)] = true;
   FOREBAY_RETURN_IF_ERROR(impl->MakeWindow(
-      Residency::Within(config, impl->inventory, dtype, max_bytes), budget, device));
+      Residency::Within(config, impl->inventory, dtype, max_bytes, is_elsewhere), budget, device));
   return std::unique_ptr<CheckpointSource>(new CheckpointSource(std::move(impl)));
 }
 

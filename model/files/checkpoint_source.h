@@ -22,10 +22,11 @@ class CheckpointSource : public ParamSource {
   // and the window together; 0: all resident. Reads the resident layers. `budget` must outlive it.
   // BadInputError for checkpoints that are no such model, DoesNotFitError naming the least that
   // works, OutOfMemoryError when `budget` refuses. `device`: pins the memory for its copies, and
-  // outlives this too.
+  // outlives this too. `elsewhere`: layers that are not asked for, and take no memory.
   static absl::StatusOr<std::unique_ptr<CheckpointSource>> Create(
       const std::string& model_directory, const DecoderConfig& config, DType dtype,
-      int64_t max_bytes, MemoryBudget* budget, Device* device = nullptr);
+      int64_t max_bytes, MemoryBudget* budget, Device* device = nullptr,
+      std::span<const int> elsewhere = {});
   // The smallest `max_bytes`: two buffers for blocks, one for the larger of embedding and output
   // layer (tied models have the embedding only, which stays), and the final norm.
   static int64_t LeastBytes(const DecoderConfig& config, DType dtype);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -30,10 +31,10 @@ struct GenerateResult {
   std::vector<GeneratedTokens> answers;  // by prompt
   double prompt_s = 0;                   // until the first token of each answer is known
   double generate_s = 0;                 // for those after it
-  // Bytes of weights, read from the model's files meanwhile and copied to a GPU. The owner of the
-  // source fills them in.
+  // Bytes of weights, read from the model's files meanwhile, and on a GPU copied there. The owner
+  // of the source fills them in.
   int64_t read_bytes = 0;
-  int64_t copied_bytes = 0;
+  std::optional<int64_t> copied_bytes;
   // Tokens a second, of all answers: of the prompts, and of those generated after the first ones
   // (0 when there are none).
   double PromptTokensPerSecond() const;

@@ -235,8 +235,8 @@ Json ToJson(const GeneratedText& generated) {
   json["tokens_per_s"] = result.TokensPerSecond();
   json["s_per_answer"] = result.SecondsPerAnswer();
   json["read_bytes_per_token"] = result.read_bytes / result.num_tokens();
-  if (result.copied_bytes > 0) {
-    json["copied_bytes_per_token"] = result.copied_bytes / result.num_tokens();
+  if (result.copied_bytes) {
+    json["copied_bytes_per_token"] = *result.copied_bytes / result.num_tokens();
   }
   return json;
 }

@@ -1,16 +1,19 @@
 // A model folder opened for use on a GPU without training, inside two memory budgets: the GPU's,
-// and the process's. Weights stay in RAM as far as they fit, stream from the folder's files
-// otherwise, and pass through a window on the GPU. The CPU's is model_session.h.
+// and the process's. Weights stay on the GPU as far as they fit beside all else; the others stay in
+// RAM as far as they fit there, stream from the folder's files otherwise, and pass through a window
+// on the GPU. The CPU's is model_session.h.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/files/checkpoint_source.h"
+#include "forebay/step/gpu_residents.h"
 #include "forebay/step/gpu_window.h"
 #include "forebay/train/infer/infer_options.h"
 #include "forebay/train/plan/plan.h"
@@ -43,23 +46,29 @@ class GpuSession {
   MemoryBudget* device_budget() { return &device_budget_; }
   MemoryBudget* host_budget() { return &host_budget_; }
 
-  // The weights, read as they are asked for. They end before whoever computes with them, as they
+  // The weights: those that stay on the GPU are there, the others are read as they are asked for.
+  // They end before whoever computes with them, as they
   // may wait for events of that.
   class Weights {
    public:
-    ParamSource& source() { return *window_; }
-    int64_t copied_bytes() const { return window_->copied_bytes(); }
-    int64_t read_bytes() const { return checkpoint_->read_bytes(); }
+    ParamSource& source() { return *residents_; }
+    // Those that passed through the window, and those that were read meanwhile.
+    int64_t copied_bytes() const { return window_ == nullptr ? 0 : window_->copied_bytes(); }
+    int64_t read_bytes() const { return checkpoint_ == nullptr ? 0 : checkpoint_->read_bytes(); }
 
    private:
     friend class GpuSession;
+    // Both nullptr where all weights stay on the GPU.
     std::unique_ptr<GpuWindow> window_;
     std::unique_ptr<CheckpointSource> checkpoint_;  // ends first: it waits for the window's events
+    std::unique_ptr<GpuResidents> residents_;
   };
   // Once. Errors of the model folder; OutOfMemoryError, EnvironmentError.
   absl::StatusOr<Weights> OpenWeights();
 
  private:
+  absl::StatusOr<std::unique_ptr<CheckpointSource>> OpenCheckpoint(int64_t max_bytes,
+                                                                   std::span<const int> elsewhere);
   GpuSession(const InferOptions& options, const DecoderConfig& config, int64_t device_bytes,
              int64_t host_bytes)
       : options_(options),
@@ -70,7 +79,8 @@ class GpuSession {
   const InferOptions options_;
   const DecoderConfig& config_;
   MemoryBudget device_budget_, host_budget_;
-  int64_t weight_bytes_ = 0;  // of RAM
+  int64_t weight_bytes_ = 0;    // of RAM
+  std::vector<int> residents_;  // layers whose weights stay on the GPU
   std::unique_ptr<Device> device_;
 };
 

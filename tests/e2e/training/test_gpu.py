@@ -71,15 +71,25 @@ def test_prompts_are_continued_as_on_the_cpu(forebay, task):
     flags = ["--prompt=once upon", "--prompt=a", "--prompt=and then there was one of them"]
     fp32 = dict(model=task["model"], precision="fp32", max_tokens=7)
 
-    def generated(*prompts, device="cuda"):
-        return json.loads(forebay.run("generate", *prompts, "--format=json", **fp32, device=device).stdout)
+    def generated(*prompts, device="cuda", **more):
+        return json.loads(forebay.run("generate", *prompts, "--format=json", **fp32, device=device, **more).stdout)
 
+    def least_memory(*prompts):
+        refused = forebay.run("generate", *prompts, **fp32, gpu_mem="1MiB", check=False)
+        assert refused.returncode == 4
+        return int(refused.stderr.split("--gpu_mem=")[1].split("MiB")[0])
+
+    on_cpu = generated(*flags, device="cpu")["answers"]
     together = generated(*flags)
     on_gpu = together["answers"]
-    assert on_gpu == generated(*flags, device="cpu")["answers"]
-    alone = generated(flags[1])
+    assert on_gpu == on_cpu
+    assert together["copied_bytes_per_token"] == 0  # all weights are there
+    least = least_memory(*flags)
+    tight = generated(*flags, gpu_mem=f"{least}MiB")
+    assert tight["answers"] == on_cpu
+    alone = generated(flags[1], gpu_mem=f"{least_memory(flags[1])}MiB")
     # A pass over the weights for each token, whether of one answer or of three.
-    assert together["copied_bytes_per_token"] * 3 == pytest.approx(alone["copied_bytes_per_token"], rel=1e-3)
+    assert tight["copied_bytes_per_token"] * 3 == pytest.approx(alone["copied_bytes_per_token"], rel=1e-3)
     assert alone["tokens"] == on_gpu[1]["tokens"] and alone["text"] == on_gpu[1]["text"]
     printed = forebay.run("generate", *flags, **fp32)
     assert printed.stdout == "".join(f"[{i + 1}] {answer['text']}\n" for i, answer in enumerate(on_gpu))

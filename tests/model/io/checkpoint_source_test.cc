@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "forebay/base/errors.h"
+#include "forebay/memory/host_buffer.h"
 #include "gmock/gmock.h"
 #include "sample_configs.h"
 #include "sample_files.h"
@@ -95,6 +96,32 @@ TEST_F(CheckpointSourceTest, StreamsWithinTheLeastMemory) {
   EXPECT_EQ(source->num_resident_layers(), 0);
   EXPECT_LE(budget_.used_bytes(), least);
   for (int i = 0; i < 20; ++i) Pass(*source);
+}
+
+TEST_F(CheckpointSourceTest, LayersThatAreElsewhereTakeNoMemory) {
+  for (const Json& sample : {LlamaSample(), Gpt2Sample()}) {
+    UseConfig(sample, DType::kBF16, 8);
+    for (SampleTensor& tensor : tensors_) {
+      for (float& value : tensor.values) value = Bf16ToFloat(FloatToBf16(value));
+    }
+    const std::vector<int> elsewhere = {EmbedLayer(), 1, 3, 4, HeadLayer(config_)};
+    const std::vector<int> asked_for = {2, 5, 6, 7, 8};
+    const int64_t block_bytes = HostBuffer::ChargedBytes(inventory_.layers()[1].num_elems * 2);
+    // Two buffers of the window, and one block of five that stays.
+    const auto source = CheckpointSource::Create(directory_, config_, DType::kBF16, 3 * block_bytes,
+                                                 &budget_, nullptr, elsewhere);
+    ASSERT_TRUE(source.ok()) << source.status();
+    EXPECT_EQ((*source)->num_resident_layers(), 1);
+    EXPECT_EQ(budget_.used_bytes(), 3 * block_bytes);
+    for (int pass = 0; pass < 3; ++pass) {
+      (*source)->Expect(asked_for);
+      for (const int layer : asked_for) {
+        const auto lease = (*source)->Acquire(layer);
+        ASSERT_TRUE(lease.ok()) << lease.status();
+        EXPECT_EQ(Values(lease->weights()), Expected(layer)) << layer;
+      }
+    }
+  }
 }
 
 TEST_F(CheckpointSourceTest, CountsWhatStreamsAsItLiesInTheFiles) {
