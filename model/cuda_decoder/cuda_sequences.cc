@@ -72,7 +72,6 @@ class CudaSequences final : public Sequences, private ForwardCompute {
   cuda::CachedTokens NewTokens() const {
     return {batch_.tokens, batch_.position, DeviceNumbers(2)};
   }
-  std::byte* Keys(int block) const { return cache_.address() + 2 * block * layout_.keys; }
 
   // The layer's weights, which the stream waits for.
   absl::StatusOr<LayerWeights> Use(int layer, const HeldWeights& held);
@@ -90,8 +89,9 @@ class CudaSequences final : public Sequences, private ForwardCompute {
   std::vector<int64_t> first_row_, longest_, lengths_;  // by sequence
 
   // Memory before the stream that uses it, so that it ends first; events before it too.
-  DeviceAllocation workspace_memory_, cache_, rope_, tokens_, logits_;
+  DeviceAllocation workspace_memory_, rope_, tokens_, logits_;
   HostBuffer host_tokens_, host_logits_;
+  std::unique_ptr<SequenceCache> cache_;
   std::vector<std::unique_ptr<Event>> used_;  // by layer
   std::unique_ptr<Event> uploaded_;
   std::unique_ptr<cuda::Context> context_;
@@ -134,7 +134,6 @@ absl::Status CudaSequences::Allocate(Device* device, MemoryBudget* device_budget
   FOREBAY_RETURN_IF_ERROR(
       allocate(workspace_memory_, "activations of one block", layout_.block.workspace));
   PlaceWorkspace(config_, layout_.block.workspace_shape, workspace_memory_.address(), workspace_);
-  FOREBAY_RETURN_IF_ERROR(allocate(cache_, "keys and values", layout_.cache));
   FOREBAY_RETURN_IF_ERROR(allocate(rope_, "tables of positions", layout_.rope));
   FOREBAY_RETURN_IF_ERROR(allocate(tokens_, "new tokens", layout_.tokens));
   FOREBAY_RETURN_IF_ERROR(allocate(logits_, "logits (fp32)", layout_.logits));
@@ -143,6 +142,8 @@ absl::Status CudaSequences::Allocate(Device* device, MemoryBudget* device_budget
   FOREBAY_ASSIGN_OR_RETURN(host_logits_, HostBuffer::Create(host_budget, "logits of the GPU",
                                                             layout_.logits, {.device = device}));
   FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(cache_, SequenceCache::Create(layout_.cache, device, stream_.get(),
+                                                         device_budget, host_budget));
   FOREBAY_ASSIGN_OR_RETURN(uploaded_, device->CreateEvent());
   for (int layer = 0; layer <= HeadLayer(config_); ++layer) {
     FOREBAY_ASSIGN_OR_RETURN(used_.emplace_back(), device->CreateEvent());
@@ -173,8 +174,11 @@ absl::Status CudaSequences::Begin() {
   batch_.tokens = 0;
   is_fresh_ = true;
   last_.clear();
+  std::vector<SequenceCache::Rows> cached, added;
   for (const SequencePart& part : parts_) {
     const int64_t before = lengths_[part.sequence];
+    cached.push_back({first_row_[part.sequence], before});
+    added.push_back({first_row_[part.sequence] + before, std::ssize(part.tokens)});
     const int64_t first = batch_.tokens;
     const int64_t end = first + std::ssize(part.tokens);
     for (int64_t i = first; i < end; ++i) {
@@ -191,6 +195,7 @@ absl::Status CudaSequences::Begin() {
     last_.push_back(end - 1);
     answered_.push_back(part.sequence);
   }
+  FOREBAY_RETURN_IF_ERROR(cache_->BeginPass(std::move(cached), std::move(added)));
   return Upload();
 }
 
@@ -255,18 +260,23 @@ absl::Status CudaSequences::Embed(const LayerWeights& weights) {
 
 absl::Status CudaSequences::AttendCached(int block) {
   const int64_t width = config_.num_kv_heads * config_.head_dim;
-  std::byte* const keys = Keys(block);
-  std::byte* const values = keys + layout_.keys;
+  FOREBAY_ASSIGN_OR_RETURN(const auto cached, cache_->Use(block));
+  const auto [keys, values] = cached;
   FOREBAY_RETURN_IF_ERROR(cuda::AppendToCache(*context_, NewTokens(), width, workspace_.key, keys));
   FOREBAY_RETURN_IF_ERROR(
       cuda::AppendToCache(*context_, NewTokens(), width, workspace_.value, values));
-  if (is_fresh_) return block_->AttendInSegments(block, batch_);
-  return cuda::AttentionCached(*context_,
-                               {.heads = config_.num_heads,
-                                .kv_heads = config_.num_kv_heads,
-                                .head_dim = config_.head_dim,
-                                .window = config_.window.empty() ? 0 : config_.window[block]},
-                               NewTokens(), workspace_.query, keys, values, workspace_.attended);
+  if (is_fresh_) {
+    FOREBAY_RETURN_IF_ERROR(block_->AttendInSegments(block, batch_));
+  } else {
+    FOREBAY_RETURN_IF_ERROR(
+        cuda::AttentionCached(*context_,
+                              {.heads = config_.num_heads,
+                               .kv_heads = config_.num_kv_heads,
+                               .head_dim = config_.head_dim,
+                               .window = config_.window.empty() ? 0 : config_.window[block]},
+                              NewTokens(), workspace_.query, keys, values, workspace_.attended));
+  }
+  return cache_->End(block);
 }
 
 absl::Status CudaSequences::Forward(int layer, const HeldWeights& held, size_t /*batch*/) {

@@ -1,5 +1,6 @@
-// Sequences on a GPU (model/sequences.h): keys and values lie there, weights come in leases
-// whose data lie there (step/gpu_window.h). Keys, values and activations are of the weights' type.
+// Sequences on a GPU (model/sequences.h): keys and values lie there or in RAM, weights come in
+// leases whose data lie there (step/gpu_window.h). Keys, values and activations are of the weights'
+// type.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,9 @@ struct CudaSequencesOptions {
   bool tf32 = false;                 // fp32 products may round their inputs to TF32
   int64_t max_tokens = 0;            // of all sequences that go through the layers in one pass
   std::vector<int64_t> max_lengths;  // of each sequence
+  // Keys and values of the first so many blocks lie in RAM, and come to the device for each pass.
+  // One or two of them save no memory there.
+  int num_cached_in_ram = 0;
 };
 
 // Bytes that CreateCudaSequences charges to the device's budget.

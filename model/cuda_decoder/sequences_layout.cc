@@ -26,8 +26,11 @@ CudaSequencesLayout::CudaSequencesLayout(const DecoderConfig& config,
       num_rows(std::accumulate(options.max_lengths.begin(), options.max_lengths.end(), int64_t{0})),
       max_length(std::ranges::max(options.max_lengths)) {
   constexpr int64_t kFloatBytes = sizeof(float);
-  keys = AlignedBytes(num_rows * config.num_kv_heads * config.head_dim * SizeOf(options.dtype));
-  cache = 2 * config.num_layers * keys;
+  const int64_t row_bytes = config.num_kv_heads * config.head_dim * SizeOf(options.dtype);
+  cache = {.num_blocks = config.num_layers,
+           .num_in_ram = options.num_cached_in_ram,
+           .row_bytes = row_bytes,
+           .block_bytes = AlignedBytes(num_rows * row_bytes)};
   if (config.positions == PositionKind::kRope) rope = max_length * config.head_dim * kFloatBytes;
   numbers = AlignedBytes(options.max_tokens * static_cast<int64_t>(sizeof(int32_t)));
   tokens = kNumbersOfToken * numbers;
@@ -39,14 +42,14 @@ CudaSequencesMemory CudaSequencesMemoryFor(const DecoderConfig& config,
   const CudaSequencesLayout layout(config, options);
   return {.workspace_bytes =
               layout.block.workspace + layout.block.scratch + cuda::kMatmulWorkspaceBytes,
-          .cache_bytes = layout.cache + layout.rope,
+          .cache_bytes = layout.cache.DeviceBytes() + layout.rope,
           .token_bytes = layout.tokens + layout.logits};
 }
 
 int64_t CudaSequencesHostBytes(const DecoderConfig& config, const CudaSequencesOptions& options) {
   const CudaSequencesLayout layout(config, options);
   return HostBuffer::ChargedBytes(layout.tokens) + HostBuffer::ChargedBytes(layout.logits) +
-         HostBuffer::ChargedBytes(layout.rope);
+         HostBuffer::ChargedBytes(layout.rope) + HostBuffer::ChargedBytes(layout.cache.RamBytes());
 }
 
 }  // namespace forebay

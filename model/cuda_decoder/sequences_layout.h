@@ -5,6 +5,7 @@
 
 #include "forebay/model/cuda_decoder/cuda_sequences.h"
 #include "forebay/model/cuda_decoder/decoder_layout.h"
+#include "forebay/model/cuda_decoder/sequence_cache.h"
 #include "forebay/model/decoder_config.h"
 
 namespace forebay {
@@ -20,8 +21,7 @@ struct CudaSequencesLayout {
   CudaDecoderLayout block;  // its workspace and scratch are what counts here
   int64_t num_rows = 0;     // of the cache: those of all sequences
   int64_t max_length = 0;   // of the longest, in tokens
-  int64_t keys = 0;         // of one layer; values take as many
-  int64_t cache = 0;
+  SequenceCacheShape cache;
   int64_t rope = 0;     // both tables
   int64_t numbers = 0;  // one for each token of a pass
   int64_t tokens = 0;

@@ -97,17 +97,26 @@ absl::StatusOr<GenerateResult> GenerateOnCpu(const Task& task, const MachineLimi
   return result;
 }
 
+GpuNeeds NeedsOfSequences(const DecoderConfig& config, const CudaSequencesOptions& options) {
+  const CudaSequencesMemory memory = CudaSequencesMemoryFor(config, options);
+  return {.terms = {{"keys and values", memory.cache_bytes,
+                     "--max_tokens, or fewer or shorter prompts"},
+                    {"decoder workspace", memory.workspace_bytes, "fewer or shorter prompts"},
+                    {"new tokens and logits", memory.token_bytes, "fewer prompts"}},
+          .host_bytes = CudaSequencesHostBytes(config, options)};
+}
+
+// Keys and values lie on the GPU as far as they fit there beside a window of weights.
 absl::StatusOr<GenerateResult> GenerateOnGpu(const Task& task, const MachineLimits& limits) {
-  const CudaSequencesOptions options = {.dtype = cpu::WeightDType(task.infer.precision),
-                                        .max_tokens = task.PassTokens(kMaxPromptChunkOnGpu),
-                                        .max_lengths = task.max_lengths()};
-  const CudaSequencesMemory memory = CudaSequencesMemoryFor(task.config, options);
-  const GpuNeeds needs = {
-      .terms = {{"keys and values", memory.cache_bytes,
-                 "--max_tokens, or fewer or shorter prompts"},
-                {"decoder workspace", memory.workspace_bytes, "fewer or shorter prompts"},
-                {"new tokens and logits", memory.token_bytes, "fewer prompts"}},
-      .host_bytes = CudaSequencesHostBytes(task.config, options)};
+  CudaSequencesOptions options = {.dtype = cpu::WeightDType(task.infer.precision),
+                                  .max_tokens = task.PassTokens(kMaxPromptChunkOnGpu),
+                                  .max_lengths = task.max_lengths()};
+  GpuNeeds needs = NeedsOfSequences(task.config, options);
+  while (options.num_cached_in_ram < task.config.num_layers &&
+         !PlanOnGpu(task.infer, limits, task.config, needs).ok()) {
+    ++options.num_cached_in_ram;
+    needs = NeedsOfSequences(task.config, options);
+  }
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<GpuSession> session,
                            GpuSession::Open(task.infer, limits, task.config, needs));
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Sequences> sequences,

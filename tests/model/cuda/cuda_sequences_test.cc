@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,10 +40,10 @@ class CudaSequencesTest : public ::testing::TestWithParam<std::string> {
 
   // Ended from the last to the first.
   struct OnGpu {
-    OnGpu(const TinyModel& model, DType dtype, Device* device)
+    OnGpu(const TinyModel& model, DType dtype, Device* device, int num_cached_in_ram = 0)
         : source(model.inventory, model.weights, dtype) {
-      auto made =
-          CreateCudaSequences(model.config, OptionsOf(dtype), device, &device_budget, &host_budget);
+      auto made = CreateCudaSequences(model.config, OptionsOf(dtype, num_cached_in_ram), device,
+                                      &device_budget, &host_budget);
       FOREBAY_CHECK(made.ok());
       sequences = *std::move(made);
       int64_t largest = 0;
@@ -58,8 +59,11 @@ class CudaSequencesTest : public ::testing::TestWithParam<std::string> {
     std::unique_ptr<Sequences> sequences;
     std::unique_ptr<GpuWindow> window;
   };
-  static CudaSequencesOptions OptionsOf(DType dtype) {
-    return {.dtype = dtype, .max_tokens = kPassTokens, .max_lengths = kMaxLengths};
+  static CudaSequencesOptions OptionsOf(DType dtype, int num_cached_in_ram = 0) {
+    return {.dtype = dtype,
+            .max_tokens = kPassTokens,
+            .max_lengths = kMaxLengths,
+            .num_cached_in_ram = num_cached_in_ram};
   }
 
   // Logits of all sequences; NAN in the rows of those that got no token.
@@ -118,13 +122,34 @@ TEST_P(CudaSequencesTest, LogitsInBf16AreNearThoseOfTheCpu) {
 TEST_P(CudaSequencesTest, TakesTheMemoryThatAPlanCounts) {
   const TinyModel model = MakeTinyModel(GetParam());
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    MemoryBudget device_budget(0), host_budget(0);
-    const auto sequences = *CreateCudaSequences(model.config, OptionsOf(dtype), device_.get(),
-                                                &device_budget, &host_budget);
-    const CudaSequencesMemory memory = CudaSequencesMemoryFor(model.config, OptionsOf(dtype));
-    EXPECT_EQ(device_budget.used_bytes(),
-              memory.workspace_bytes + memory.cache_bytes + memory.token_bytes);
-    EXPECT_LE(host_budget.used_bytes(), CudaSequencesHostBytes(model.config, OptionsOf(dtype)));
+    for (int in_ram = 0; in_ram <= model.config.num_layers; ++in_ram) {
+      const CudaSequencesOptions options = OptionsOf(dtype, in_ram);
+      MemoryBudget device_budget(0), host_budget(0);
+      const auto sequences =
+          *CreateCudaSequences(model.config, options, device_.get(), &device_budget, &host_budget);
+      const CudaSequencesMemory memory = CudaSequencesMemoryFor(model.config, options);
+      EXPECT_EQ(device_budget.used_bytes(),
+                memory.workspace_bytes + memory.cache_bytes + memory.token_bytes);
+      EXPECT_LE(host_budget.used_bytes(), CudaSequencesHostBytes(model.config, options));
+    }
+  }
+}
+
+// Prompts, one of them in two passes, and tokens one by one.
+TEST_P(CudaSequencesTest, KeysInRamChangeNoBit) {
+  const TinyModel model = MakeTinyModel(GetParam(), DType::kBF16);
+  for (int in_ram = 1; in_ram <= model.config.num_layers; ++in_ram) {
+    OnGpu gpu(model, DType::kBF16, device_.get(), in_ram);
+    OnGpu all(model, DType::kBF16, device_.get());
+    Tokens next = {
+        MakeBatch(model, {{5}}, 5, 2).tokens, MakeBatch(model, {{23}}, 23, 3).tokens, {}};
+    for (int round = 0; round < 4; ++round) {
+      const std::vector<float> logits = Extend(*gpu.sequences, *gpu.window, next);
+      const std::vector<float> of_all = Extend(*all.sequences, *all.window, next);
+      ASSERT_EQ(std::memcmp(logits.data(), of_all.data(), logits.size() * sizeof(float)), 0)
+          << in_ram << " in RAM, round " << round;
+      next = {{static_cast<int32_t>(round)}, {3}, {static_cast<int32_t>(round + 1)}};
+    }
   }
 }
 
