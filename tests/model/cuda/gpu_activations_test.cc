@@ -1,0 +1,202 @@
+// Activations that leave a device and come back, in the order of a step's operations. Buffers are
+// overwritten as soon as that is allowed: what is not waited for shows as the wrong bytes, and to
+// TSan as a race.
+#include "forebay/model/cuda_decoder/gpu_activations.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "forebay/base/errors.h"
+#include "forebay/step/step_schedule.h"
+#include "forebay/tests/device/device_fixture.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace forebay {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kNumLayers = 10;
+constexpr int kNumActivations = kNumLayers - 1;
+constexpr int64_t kBytes = 192;
+constexpr int64_t kStorageBufferBytes = 256;  // which are whole blocks of its disk
+constexpr std::byte kJunk{0xee};
+
+// Takes what it writes, and gives what it reads, at the last moment: when it is awaited, or its
+// buffer is used again.
+class LateStorage : public ActivationStorage {
+ public:
+  explicit LateStorage(Device* device)
+      : memory_(kNumBuffers * kStorageBufferBytes), under_way_(kNumBuffers, -1) {
+    pinned_ = *device->Pin(memory_);
+  }
+  std::span<std::byte> buffers() const override { return memory_; }
+  int num_buffers() const override { return kNumBuffers; }
+  void StartWrite(int layer) override {
+    EXPECT_EQ(UnderWay(layer), -1);
+    UnderWay(layer) = layer;
+    written_[layer] = std::vector(BufferOf(layer).begin(), BufferOf(layer).end());
+    ++num_writes;
+  }
+  void StartRead(int layer) override {
+    EXPECT_EQ(UnderWay(layer), -1);
+    EXPECT_FALSE(written_[layer].empty()) << layer;
+    UnderWay(layer) = layer;
+    is_read_ = true;
+    std::ranges::fill(BufferOf(layer), kJunk);
+  }
+  absl::Status Await(int layer) override {
+    if (layer < 0 || UnderWay(layer) != layer) return absl::OkStatus();
+    UnderWay(layer) = -1;
+    if (layer == broken_layer) return StorageError("the disk is gone");
+    std::ranges::copy(is_read_ ? written_[layer] : std::vector(kStorageBufferBytes, kJunk),
+                      BufferOf(layer).begin());
+    return absl::OkStatus();
+  }
+  void Abandon() override {
+    std::ranges::fill(under_way_, -1);
+    is_read_ = false;
+    for (std::vector<std::byte>& bytes : written_) bytes.clear();
+  }
+
+  int num_writes = 0;
+  int broken_layer = -1;
+
+ private:
+  static constexpr int kNumBuffers = 3;
+  std::span<std::byte> BufferOf(int layer) {
+    return std::span(memory_).subspan(
+        static_cast<size_t>(layer % kNumBuffers * kStorageBufferBytes), kStorageBufferBytes);
+  }
+  int& UnderWay(int layer) { return under_way_[static_cast<size_t>(layer % kNumBuffers)]; }
+
+  mutable std::vector<std::byte> memory_;
+  PinnedRegion pinned_;
+  std::vector<int> under_way_;  // by buffer
+  bool is_read_ = false;        // in the backward pass
+  std::array<std::vector<std::byte>, kNumActivations> written_;
+};
+
+class GpuActivationsTest : public DeviceTest {
+ protected:
+  // In a storage where there is one.
+  void Make(int num_spilled, bool in_storage) {
+    chain_ = {.num_layers = kNumLayers, .num_spilled_activations = num_spilled};
+    compute_ = MakeStream();
+    auto made =
+        GpuActivations::Create({.num_buffers = NumActivationBuffers(chain_),
+                                .num_spilled = num_spilled,
+                                .in_storage = in_storage,
+                                .activation_bytes = kBytes},
+                               device_.get(), compute_.get(), &device_budget_, &host_budget_);
+    ASSERT_TRUE(made.ok()) << made.status();
+    activations_ = *std::move(made);
+    if (!in_storage) return;
+    storage_ = std::make_unique<LateStorage>(device_.get());
+    activations_->SpillTo(storage_.get());
+  }
+  void TearDown() override {
+    if (activations_ != nullptr) activations_->EndSpilling();
+    storage_.reset();
+    activations_.reset();
+  }
+
+  std::byte* BufferOf(int layer) {
+    return activations_->buffers().data() + layer % activations_->num_buffers() * kBytes;
+  }
+  // A step in which the activation of layer l is `first` + l; it stops behind `num_operations`.
+  absl::Status Step(int first, size_t num_operations = SIZE_MAX) {
+    results_.assign(kNumActivations, std::vector<std::byte>(kBytes));
+    for (const auto& [kind, layer] : ChainSchedule(chain_).operations) {
+      if (num_operations-- == 0) return absl::OkStatus();
+      if (kind == OperationKind::kForward) {
+        FOREBAY_RETURN_IF_ERROR(activations_->Await(layer - activations_->num_buffers()));
+        FOREBAY_RETURN_IF_ERROR(
+            compute_->Fill(BufferOf(layer), static_cast<std::byte>(first + layer), kBytes));
+      } else if (kind == OperationKind::kSpill) {
+        activations_->StartWrite(layer);
+      } else if (kind == OperationKind::kFetch) {
+        activations_->StartRead(layer);
+      } else if (kind == OperationKind::kBackward && layer > 0) {
+        FOREBAY_RETURN_IF_ERROR(activations_->Await(layer - 1));
+        FOREBAY_RETURN_IF_ERROR(
+            compute_->CopyToHost(results_[static_cast<size_t>(layer - 1)], BufferOf(layer - 1)));
+      }
+    }
+    return absl::OkStatus();
+  }
+  void ExpectResults(int first) {
+    ASSERT_TRUE(compute_->Await().ok());
+    for (int layer = 0; layer + 1 < kNumActivations; ++layer) {
+      EXPECT_EQ(results_[static_cast<size_t>(layer)],
+                std::vector(kBytes, static_cast<std::byte>(first + layer)))
+          << layer;
+    }
+  }
+
+  MemoryBudget device_budget_{0}, host_budget_{0};
+  Chain chain_;
+  std::vector<std::vector<std::byte>> results_;  // by layer, what its backward pass found
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<LateStorage> storage_;
+  std::unique_ptr<GpuActivations> activations_;
+};
+
+TEST_P(GpuActivationsTest, ComeBackAsTheyWere) {
+  for (const bool in_storage : {false, true}) {
+    for (int num_spilled = 1; num_spilled <= MostSpilledActivations(chain_ = {kNumLayers});
+         ++num_spilled) {
+      SCOPED_TRACE(num_spilled);
+      Make(num_spilled, in_storage);
+      for (const int first : {1, 21, 41}) {
+        ASSERT_TRUE(Step(first).ok());
+        ExpectResults(first);
+      }
+      EXPECT_EQ(activations_->copied_bytes(), 3 * 2 * num_spilled * kBytes);
+      if (in_storage) {
+        EXPECT_EQ(storage_->num_writes, 3 * num_spilled);
+      }
+      TearDown();
+    }
+  }
+}
+
+TEST_P(GpuActivationsTest, AStepThatIsAbandonedAnywhereLeavesNothingBehind) {
+  Make(MostSpilledActivations({kNumLayers}), /*in_storage=*/true);
+  const size_t num_operations = ChainSchedule(chain_).operations.size();
+  for (size_t end = 0; end < num_operations; end += 3) {
+    ASSERT_TRUE(Step(1, end).ok());
+    activations_->Abandon();
+    ASSERT_TRUE(compute_->Await().ok());  // its results go
+    ASSERT_TRUE(Step(31).ok());
+    ExpectResults(31);
+  }
+}
+
+TEST_P(GpuActivationsTest, AnErrorOfTheStorageIsThatOfAnAwait) {
+  for (const int broken_layer : {0, 2, 5}) {
+    Make(MostSpilledActivations({kNumLayers}), /*in_storage=*/true);
+    storage_->broken_layer = broken_layer;
+    EXPECT_THAT(MessageOf(Step(1)), HasSubstr("the disk is gone")) << broken_layer;
+    activations_->Abandon();
+    ASSERT_TRUE(compute_->Await().ok());
+    TearDown();
+  }
+}
+
+TEST_P(GpuActivationsTest, TakeNoMoreOfRamThanTheirStorageHas) {
+  Make(4, /*in_storage=*/true);
+  EXPECT_EQ(host_budget_.used_bytes(), 0);
+  TearDown();
+  Make(4, /*in_storage=*/false);
+  EXPECT_EQ(host_budget_.used_bytes(), HostBuffer::ChargedBytes(4 * kBytes));
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, GpuActivationsTest,
+                         testing::Values(DeviceKind::kHost, DeviceKind::kCuda), DeviceTestName);
+
+}  // namespace
+}  // namespace forebay
