@@ -1,4 +1,5 @@
 // cuBLASLt's matrix products as loops on the emulated GPU.
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -92,26 +93,57 @@ bool Fits(const Product& p) {
   return a_rows == p.d.rows && b_columns == p.d.columns && a_columns == b_rows;
 }
 
+// The elements [rows, columns] of op(matrix), as floats: of a column one behind the other, and
+// columns `stride` apart.
+std::vector<float> Widened(const void* elems, const Matrix& matrix, bool is_turned, int64_t rows,
+                           int64_t columns, int64_t stride) {
+  std::vector<float> wide(static_cast<size_t>(columns * stride));
+  for (int64_t column = 0; column < columns; ++column) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t in_matrix =
+          is_turned ? row * matrix.stride + column : column * matrix.stride + row;
+      wide[static_cast<size_t>(column * stride + row)] = Get(elems, matrix.type, in_matrix);
+    }
+  }
+  return wide;
+}
+
+// Rows whose sums are made together, which a compiler keeps in vector registers.
+constexpr int kRowsTogether = 16;
+
+// Each sum in the order of `depth`. a: [kRowsTogether], every `stride` floats another; b: [depth].
+void AddProducts(const float* a, int64_t stride, const float* b, int64_t depth, float* sums) {
+  float own[kRowsTogether] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int row = 0; row < kRowsTogether; ++row) own[row] += a[k * stride + row] * b[k];
+  }
+  std::memcpy(sums, own, sizeof(own));
+}
+
+void PutSum(const Product& p, int64_t row, int64_t column, float sum) {
+  sum *= p.alpha;
+  const int64_t in_d = column * p.d.stride + row;
+  // With beta 0 what was there is not read: it may be no number.
+  if (p.beta != 0) sum += p.beta * Get(p.d_elems, p.d.type, in_d);
+  if (p.description.epilogue == CublasLt::kAddBias) {
+    sum += Get(p.description.bias, p.d.type, row);
+  }
+  Put(p.d_elems, p.d.type, in_d, sum);
+}
+
 void Compute(const Product& p) {
   const bool a_is_turned = p.description.transpose_a == CublasLt::kTransposed;
   const bool b_is_turned = p.description.transpose_b == CublasLt::kTransposed;
   const int64_t depth = a_is_turned ? p.a.rows : p.a.columns;
+  const int64_t stride = (p.d.rows + kRowsTogether - 1) / kRowsTogether * kRowsTogether;
+  const std::vector<float> a = Widened(p.a_elems, p.a, a_is_turned, p.d.rows, depth, stride);
+  const std::vector<float> b = Widened(p.b_elems, p.b, b_is_turned, depth, p.d.columns, depth);
   for (int64_t column = 0; column < p.d.columns; ++column) {
-    for (int64_t row = 0; row < p.d.rows; ++row) {
-      float sum = 0;
-      for (int64_t k = 0; k < depth; ++k) {
-        const int64_t in_a = a_is_turned ? row * p.a.stride + k : k * p.a.stride + row;
-        const int64_t in_b = b_is_turned ? k * p.b.stride + column : column * p.b.stride + k;
-        sum += Get(p.a_elems, p.a.type, in_a) * Get(p.b_elems, p.b.type, in_b);
-      }
-      sum *= p.alpha;
-      const int64_t in_d = column * p.d.stride + row;
-      // With beta 0 what was there is not read: it may be no number.
-      if (p.beta != 0) sum += p.beta * Get(p.d_elems, p.d.type, in_d);
-      if (p.description.epilogue == CublasLt::kAddBias) {
-        sum += Get(p.description.bias, p.d.type, row);
-      }
-      Put(p.d_elems, p.d.type, in_d, sum);
+    for (int64_t first = 0; first < p.d.rows; first += kRowsTogether) {
+      float sums[kRowsTogether];
+      AddProducts(a.data() + first, stride, b.data() + column * depth, depth, sums);
+      const int64_t end = std::min<int64_t>(first + kRowsTogether, p.d.rows);
+      for (int64_t row = first; row < end; ++row) PutSum(p, row, column, sums[row - first]);
     }
   }
 }
