@@ -23,7 +23,7 @@ from forebay_data import packed_file  # noqa: E402
 ON_DEVICE = """#!/bin/sh
 case " $* " in
   *" --device="*) ;;
-  " train "* | " eval "* | " generate "*) exec {binary} "$@" --device={device} ;;
+  " train "* | " plan "* | " eval "* | " generate "*) exec {binary} "$@" --device={device} ;;
 esac
 exec {binary} "$@"
 """
