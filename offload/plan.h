@@ -97,6 +97,8 @@ struct PlanInputs {
   // the caller has those that the chain spills.
   int64_t activation_bytes = 0;
   std::string activations_shrink_with;  // as PlanTerm has it
+  // The caller keeps the weights of each layer, once it was read, until the end of the step.
+  bool reads_layers_once = false;
   PlannedExports exports;
   bool store_exists = false;  // its disks have room for it, and are not asked
 };
