@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "forebay/base/json.h"
 
@@ -14,5 +15,10 @@ struct JsonField {
   bool (*is_valid)(const Json& value);
   const char* expected;
 };
+
+inline bool IsIntegerIn(const Json& value, int64_t least, int64_t most) {
+  const std::optional<int64_t> number = IntegerOf(value);
+  return number.has_value() && *number >= least && *number <= most;
+}
 
 }  // namespace forebay

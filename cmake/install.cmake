@@ -9,7 +9,7 @@ set(FOREBAY_PUBLIC_HEADERS
   base/activity.h base/bfloat16.h base/check.h base/clock.h base/dtype.h base/errors.h base/file.h base/json.h base/process/parallel.h
   base/tensor_spec.h base/trace.h
   collective/communicator.h device/device.h memory/host_buffer.h memory/memory_budget.h memory/page_tally.h
-  offload/commit_policy.h offload/create_store.h offload/embedded_run.h offload/gradient_sum.h offload/kept_update.h
+  offload/commit_policy.h offload/create_store.h offload/embedded_run.h offload/gathered_weights.h offload/gradient_sum.h offload/kept_update.h
   offload/layer_session.h
   offload/machine_limits.h offload/offload_options.h offload/open_layers.h offload/plan.h offload/raw_tensors.h
   offload/spilled_activations.h
@@ -18,7 +18,7 @@ set(FOREBAY_PUBLIC_HEADERS
   step/access_queue.h step/activation_storage.h step/layer_compute.h step/layer_walk.h step/layer_window.h
   step/module_schedule.h step/operation.h step/param_source.h step/step_schedule.h step/window_buffers.h
   swap/records/commit_record.h swap/records/gradient_seals.h swap/session/tensor_session.h swap/store/store_access.h
-  swap/store/tensor_store.h swap/store/transfer_buffer.h swap/tiles/layout.h swap/tiles/placement.h swap/tiles/stripes.h
+  swap/store/tensor_store.h swap/store/transfer_buffer.h swap/tiles/inventory_parts.h swap/tiles/layout.h swap/tiles/placement.h swap/tiles/stripes.h
   swap/tiles/tile_map.h swap/tiles/tile_planes.h swap/tiles/tile_values.h swap/window/step_transfers.h
   swap/window/swapper.h swap/window/window.h)
 

@@ -123,14 +123,16 @@ CollectiveRounds::Path CollectiveRounds::PathOf(const CollectiveMemory& memory) 
   return device_transport_ != nullptr ? Path::kDevice : Path::kThroughScratch;
 }
 
+// Copies of a device come at once, and layers that are read from a disk after a while.
 MaybeFailure CollectiveRounds::AwaitReady(Event& ready) {
-  for (;;) {
+  constexpr std::chrono::microseconds kLongestPause{500};
+  for (std::chrono::microseconds pause{20};; pause = std::min(2 * pause, kLongestPause)) {
     const absl::StatusOr<bool> is_reached = ready.IsReached();
     if (!is_reached.ok()) return OwnFailure(is_reached.status());
     if (*is_reached) return std::nullopt;
     if (*stop_) return RankFailure{rank_, "was stopped"};
     FOREBAY_RETURN_FAILURE(transport_.Look());
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    std::this_thread::sleep_for(pause);
   }
 }
 

@@ -130,6 +130,11 @@ absl::Status StoreFiller::WriteTile(int index) {
   }
   const auto state = tile_.bytes().subspan(weights.size(), tiles.StateBytes(tile));
   std::ranges::fill(state, std::byte{0});
+  if (fill_tile_) {
+    std::ranges::fill(weights, std::byte{0});
+    FOREBAY_RETURN_IF_ERROR(fill_tile_(index, weights, state));
+    return WriteWholeTile(*store_, index, weights, state);
+  }
   FillTile(layer_.As<float>().subspan(tile.first_elem, tile.num_elems),
            RunOf(tiles, tile, weights, state));
   return WriteWholeTile(*store_, index, weights, state);
@@ -194,6 +199,16 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
   if (store.ok()) return store;
   return Annotate(store.status(),
                   fmt::format("filling the store in '{}'", fmt::join(options.directories, "', '")));
+}
+
+absl::StatusOr<std::unique_ptr<TensorStore>> CreateCopiedStore(
+    const StoreOptions& options, const Inventory& inventory, TileFiller fill,
+    const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
+    const std::function<bool()>& stop, const std::function<void(double)>& on_space) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<StoreFiller> filler,
+                           StoreFiller::Create(options, inventory, engine, budget, stop));
+  filler->FillTilesBy(std::move(fill));
+  return filler->Finish(first_commit, on_space);
 }
 
 }  // namespace forebay

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,6 +21,10 @@ namespace forebay {
 
 // The store that `plan` is for, in `directories`; who and where else are the caller's.
 StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> directories);
+
+// Fills a tile (by its number): all its bytes, which are zero before.
+using TileFiller =
+    std::function<absl::Status(int tile, std::span<std::byte> weights, std::span<std::byte> state)>;
 
 // A new store that is filled tensor by tensor: layers in their order, the tensors of one in any.
 // Holds one layer at a time. Tensors that are not given are zeros, as all moments are. What was
@@ -42,6 +47,8 @@ class StoreFiller {
   absl::StatusOr<std::span<float>> ValuesOf(int tensor);
   // The same of a raw tensor.
   absl::StatusOr<std::span<std::byte>> BytesOf(int tensor);
+  // Tiles are filled by `fill`, and not by tensors. Requires: no raw layer.
+  void FillTilesBy(TileFiller fill) { fill_tile_ = std::move(fill); }
   // Writes what is left, and the space that the first steps will write to, and publishes
   // `first_commit`. `on_space` (may be empty): as `progress` of TensorStore::WriteSpareSpace.
   absl::StatusOr<std::unique_ptr<TensorStore>> Finish(
@@ -60,7 +67,8 @@ class StoreFiller {
   const std::function<bool()> stop_;
   HostBuffer layer_;  // its master weights, or bytes
   TransferBuffer tile_;
-  int next_layer_ = 0;  // the one that is being filled
+  int next_layer_ = 0;    // the one that is being filled
+  TileFiller fill_tile_;  // empty: by tensors
 };
 
 // Writes the master weights of one tensor into `values` (fp32, the tensor's elements in order).
@@ -75,5 +83,11 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
     const std::function<bool()>& stop = {}, const std::function<void(double)>& on_space = {},
     const RawFiller& fill_raw = {});
+
+// All of that with tiles by `fill`: a copy of another store's state.
+absl::StatusOr<std::unique_ptr<TensorStore>> CreateCopiedStore(
+    const StoreOptions& options, const Inventory& inventory, TileFiller fill,
+    const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
+    const std::function<bool()>& stop = {}, const std::function<void(double)>& on_space = {});
 
 }  // namespace forebay

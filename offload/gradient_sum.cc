@@ -17,9 +17,10 @@ int64_t LargestGradientBytes(const Inventory& inventory) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Inventory& inventory,
+                                                                 const InventoryParts* parts,
                                                                  Communicator* ranks,
                                                                  MemoryBudget* budget) {
-  std::unique_ptr<GradientSum> sum(new GradientSum(ranks));
+  std::unique_ptr<GradientSum> sum(new GradientSum(parts, ranks));
   FOREBAY_ASSIGN_OR_RETURN(sum->buffer_, HostBuffer::Create(budget, "sum of gradients over ranks",
                                                             LargestGradientBytes(inventory)));
   return sum;
@@ -38,7 +39,8 @@ void GradientSum::Start(int layer, std::span<const float> gradient) {
   const std::span<float> own = buffer_.As<float>().first(gradient.size());
   FOREBAY_CHECK(!IsUnderWay());
   std::ranges::copy(gradient, own.begin());
-  ticket_ = ranks_->StartAllReduce(OnHost(own));
+  ticket_ = parts_ == nullptr ? ranks_->StartAllReduce(OnHost(own))
+                              : ranks_->StartReduceScatter(OnHost(own), parts_->Offsets(layer));
   layer_ = layer;
   num_elems_ = std::ssize(gradient);
 }
@@ -47,7 +49,10 @@ absl::StatusOr<GradientSum::Sum> GradientSum::Await() {
   FOREBAY_CHECK(IsUnderWay());
   const int layer = std::exchange(layer_, -1);
   FOREBAY_RETURN_IF_ERROR(ranks_->Await(ticket_));
-  return Sum{layer, buffer_.As<float>().first(num_elems_)};
+  const std::span<const float> elems = buffer_.As<float>().first(num_elems_);
+  if (parts_ == nullptr) return Sum{layer, elems};
+  const std::span<const int64_t> part = parts_->Offsets(layer).subspan(ranks_->rank(), 2);
+  return Sum{layer, elems.subspan(part[0], part[1] - part[0])};
 }
 
 void GradientSum::Drop() {

@@ -1,5 +1,6 @@
 // Sums a layer's gradient over the ranks of a run, while the pass goes on with the layer before it:
-// what is handed to the optimizer is the same on every rank.
+// what is handed to the optimizer is the sum, or where each rank has a part of every layer its part
+// of it, of the same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "forebay/collective/communicator.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
+#include "forebay/swap/tiles/inventory_parts.h"
 
 namespace forebay {
 
@@ -21,12 +23,15 @@ class GradientSum {
  public:
   struct Sum {
     int layer = -1;
-    std::span<const float> elems;  // until the next Start
+    std::span<const float>
+        elems;  // of the layer, or of the rank's part of it; until the next Start
   };
 
-  // For the layers of `inventory`. Charges ChargedBytes to `budget`. OutOfMemoryError. `ranks` must
-  // outlive it.
+  // For the layers of `inventory`, whole ones. `parts`: how ranks divide them; nullptr: each rank
+  // takes all. Charges ChargedBytes to `budget`. OutOfMemoryError. `ranks` and `parts` must outlive
+  // it.
   static absl::StatusOr<std::unique_ptr<GradientSum>> Create(const Inventory& inventory,
+                                                             const InventoryParts* parts,
                                                              Communicator* ranks,
                                                              MemoryBudget* budget);
   // Waits for what is under way.
@@ -43,8 +48,9 @@ class GradientSum {
   void Drop();
 
  private:
-  explicit GradientSum(Communicator* ranks) : ranks_(ranks) {}
+  GradientSum(const InventoryParts* parts, Communicator* ranks) : parts_(parts), ranks_(ranks) {}
 
+  const InventoryParts* const parts_;
   Communicator* const ranks_;
   HostBuffer buffer_;
   CollectiveTicket ticket_;

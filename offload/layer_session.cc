@@ -6,6 +6,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/collective/gather_values.h"
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/missed_updates.h"
 #include "forebay/offload/parameter_groups_of.h"
@@ -63,6 +64,12 @@ int Places(int num_open_layers) {
 }
 
 absl::Status CheckRanks(const LayerSessionOptions& options, const OffloadPlan& plan) {
+  const int num_ranks = options.ranks == nullptr ? 1 : options.ranks->size();
+  if (options.parts != nullptr && options.parts->num_parts() != num_ranks) {
+    return UsageError(
+        fmt::format("the state is divided into {} parts, and the session has {} ranks",
+                    options.parts->num_parts(), num_ranks));
+  }
   const bool fits =
       options.num_open_layers == 0 && options.device == nullptr && plan.delay_update_from == 0;
   if (options.ranks == nullptr || fits) return absl::OkStatus();
@@ -132,8 +139,9 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
       session->open_layers_,
       OpenLayers::Create(&tensors->inventory(), Places(of_session.num_open_layers), budget));
   if (of_session.ranks != nullptr) {
-    FOREBAY_ASSIGN_OR_RETURN(session->sum_,
-                             GradientSum::Create(tensors->inventory(), of_session.ranks, budget));
+    FOREBAY_ASSIGN_OR_RETURN(
+        session->sum_, GradientSum::Create(session->layers_of_caller(), of_session.parts.get(),
+                                           of_session.ranks, budget));
   }
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   session->lent_.reserve(2 * tensors->inventory().layers().size());
@@ -143,15 +151,27 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
         SpilledActivations::Create(plan.activations, plan.gradient_area_bytes, tensors, budget,
                                    session->pool_, of_session.device));
   }
-  FOREBAY_ASSIGN_OR_RETURN(
-      session->optimizer_,
-      OffloadedOptimizer::Create(
-          OptimizerOptionsOf(of_session, plan, std::move(groups), std::move(missed)),
-          plan.placement, tensors, budget));
+  OffloadedOptimizerOptions optimizer =
+      OptimizerOptionsOf(of_session, plan, std::move(groups), std::move(missed));
+  if (of_session.parts != nullptr) {
+    optimizer.sum_over_parts = [of = session.get()](std::span<double> sums,
+                                                    absl::FunctionRef<void()> add_own) {
+      return of->SumOverParts(sums, add_own);
+    };
+  }
+  FOREBAY_ASSIGN_OR_RETURN(session->optimizer_,
+                           OffloadedOptimizer::Create(optimizer, plan.placement, tensors, budget));
   FOREBAY_ASSIGN_OR_RETURN(session->swapper_,
                            Swapper::Create(plan.window, plan.placement, tensors,
                                            session->optimizer_.get(), budget, of_session.device));
   session->optimizer_->modes().SetResidentWeights(session->swapper_->ResidentWeights());
+  if (of_session.parts != nullptr) {
+    FOREBAY_ASSIGN_OR_RETURN(
+        session->gathered_,
+        GatheredWeights::Create(of_session.parts.get(), WeightDType(plan.tiles.layout()),
+                                of_session.gathered_for, of_session.ranks, session->swapper_.get(),
+                                budget));
+  }
   return session;
 }
 
@@ -227,25 +247,37 @@ void LayerSession::Expect(std::span<const int> layers) {
     return;
   }
   num_announced_ += static_cast<int64_t>(layers.size());
+  if (gathered_ != nullptr) return gathered_->Expect(layers);
   swapper_->Expect(layers);
 }
 
 absl::StatusOr<WeightsLease> LayerSession::Acquire(int layer) {
   FOREBAY_RETURN_IF_ERROR(undo_failure_);
   FOREBAY_RETURN_IF_ERROR(std::exchange(announce_error_, absl::OkStatus()));
-  FOREBAY_ASSIGN_OR_RETURN(const std::span<const std::byte> data, swapper_->Acquire(layer));
+  FOREBAY_ASSIGN_OR_RETURN(const std::span<const std::byte> data, AcquireWhole(layer));
   --num_announced_;
   lent_.push_back(layer);
   return WeightsLease(this, layer, {.dtype = WeightDType(store_->tiles().layout()), .data = data},
                       shared_from_this());
 }
 
+absl::StatusOr<std::span<const std::byte>> LayerSession::AcquireWhole(int layer) {
+  if (gathered_ == nullptr) return swapper_->Acquire(layer);
+  const Stopwatch watch;
+  const TraceScope trace(Activity::kRanks);
+  const absl::StatusOr<std::span<const std::byte>> data = gathered_->Acquire(layer);
+  own_waits_[Activity::kRanks] += watch.Seconds();
+  return data;
+}
+
 void LayerSession::Release(int layer, Event* done) {
   lent_.erase(std::ranges::find(lent_, layer));
+  if (gathered_ != nullptr) return gathered_->Release(layer);
   swapper_->Release(layer, done);
 }
 
 void LayerSession::CancelAnnounced() {
+  if (gathered_ != nullptr) gathered_->CancelExpected();
   swapper_->CancelExpected();
   num_announced_ = 0;
   announce_error_ = absl::OkStatus();
@@ -258,6 +290,7 @@ absl::Status LayerSession::ShowNewest() {
     return UsageError("ShowNewest: the update of the last step goes on. Commit it before");
   }
   swapper_->SwitchTo(Generation::kNewest);
+  if (gathered_ != nullptr) gathered_->Forget();
   return absl::OkStatus();
 }
 
@@ -344,6 +377,7 @@ void LayerSession::ForgetHanded() {
 absl::Status LayerSession::UpdatesOfTheStepBefore() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "UpdatesOfTheStepBefore"));
   if (is_settled_) return absl::OkStatus();
+  if (gathered_ != nullptr) gathered_->Settle();
   if (!optimizer_->modes().DelayedUpdateIsPending()) {
     if (optimizer_->AnyUpdateIsDue()) {
       FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("UpdatesOfTheStepBefore"));
@@ -388,7 +422,7 @@ absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
   if (sum_ == nullptr) {
     FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_, without_gradient));
   } else {
-    const int64_t num_elems = store_->inventory().layers()[layer].num_elems;
+    const int64_t num_elems = layers_of_caller().layers()[layer].num_elems;
     if (std::ssize(gradient.elems) != num_elems) {
       return UsageError(fmt::format("the gradient of '{}' has {} elements, and the layer {}",
                                     store_->inventory().layers()[layer].name, gradient.elems.size(),
@@ -417,6 +451,20 @@ absl::Status LayerSession::HandSum() {
   own_waits_[Activity::kRanks] += watch.Seconds();
   FOREBAY_RETURN_IF_ERROR(sum.status());
   return optimizer_->Hand(sum->layer, LayerGradient{.elems = sum->elems}, *pool_);
+}
+
+// Each rank in turn goes on with the sums where the one before has ended: they are those of whole
+// layers, block by block, to the bit.
+absl::Status LayerSession::SumOverParts(std::span<double> sums, absl::FunctionRef<void()> add_own) {
+  const Stopwatch watch;
+  const TraceScope trace(Activity::kRanks);
+  absl::Status status;
+  for (int rank = 0; rank < options_.ranks->size() && status.ok(); ++rank) {
+    if (rank == options_.ranks->rank()) add_own();
+    status = options_.ranks->Broadcast(std::as_writable_bytes(sums), rank);
+  }
+  own_waits_[Activity::kRanks] += watch.Seconds();
+  return status;
 }
 
 absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const std::byte> elems) {
@@ -484,6 +532,11 @@ absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
   if (optimizer_->modes().speculates() && stats.first_nonfinite_layer < 0 && !is_repeated_) {
     hopes_ = needed.gradient_scale == scalars_.gradient_scale;
     gradients_.must_repeat = !hopes_ || !optimizer_->modes().SpeculationIsComplete();
+    // One whose part alone was too large may have given up where the others did not.
+    if (options_.parts != nullptr) {
+      FOREBAY_ASSIGN_OR_RETURN(gradients_.must_repeat,
+                               AnyRank(options_.ranks, gradients_.must_repeat));
+    }
   }
   scalars_ = needed;
   if (optimizer_->modes().DelayedUpdateIsPending()) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
@@ -509,7 +562,8 @@ absl::Status LayerSession::BeginRepeat() {
 
 ActivityTimes LayerSession::waits() const {
   ActivityTimes waits = own_waits_;
-  waits += swapper_->stats().waits;
+  // Where layers are gathered, nobody but the communicator waits for the window.
+  if (gathered_ == nullptr) waits += swapper_->stats().waits;
   waits[Activity::kHandOver] += optimizer_->stats().hand_wait_s;
   if (activations_ != nullptr) waits[Activity::kActivations] += activations_->wait_s();
   return waits;

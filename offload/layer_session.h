@@ -30,6 +30,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/activity.h"
 #include "forebay/base/clock.h"
@@ -39,6 +40,7 @@
 #include "forebay/collective/communicator.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
+#include "forebay/offload/gathered_weights.h"
 #include "forebay/offload/gradient_sum.h"
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/offload_options.h"
@@ -54,6 +56,7 @@
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/param_source.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/tiles/inventory_parts.h"
 #include "forebay/swap/window/swapper.h"
 
 namespace forebay {
@@ -71,13 +74,18 @@ struct LayerSessionOptions {
   // Layers whose gradients AddGradient may be summing at one time; memory: OpenLayerBytes. 0:
   // AddGradient is not used.
   int num_open_layers = 0;
-  // The ranks of a run, which all have the whole state, each in a store of its own: gradients are
-  // those of all ranks' data, summed in the order of the ranks, and a step is committed by all or
-  // none (swap/store/rank_commits.h). Every rank makes the same calls in the same order. nullptr:
-  // the session is alone. Not with AddGradient, a device or delayed updates.
+  // The ranks of a run, each with a store of its own: gradients are those of all ranks' data,
+  // summed in the order of the ranks, and a step is committed by all or none
+  // (swap/store/rank_commits.h). Every rank makes the same calls in the same order. nullptr: the
+  // session is alone. Not with AddGradient, a device or delayed updates.
   Communicator* ranks = nullptr;
-  bool last_step_was_update = true;  // of the committed step
-  ParameterGroups groups;            // empty: those of OffloadOptions
+  // How the ranks divide the state: plan and store of this one are of its part. Weights and
+  // gradients are still those of whole layers, and weights may be held of
+  // GatheredWeights::kMostHeld layers at a time. nullptr: each rank has the whole state.
+  std::shared_ptr<const InventoryParts> parts;
+  GatheredFor gathered_for = GatheredFor::kUse;  // of weights, where there are parts
+  bool last_step_was_update = true;              // of the committed step
+  ParameterGroups groups;                        // empty: those of OffloadOptions
 
   // Gives what a commit carries for the caller (CommitInfo::trainer); called in a commit, of
   // released_step(). Empty: what was given to Update or Skip.
@@ -267,6 +275,13 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
                         std::span<const int> without_gradient);
   // The sum over ranks that is under way, if there is one.
   absl::Status HandSum();
+  absl::StatusOr<std::span<const std::byte>> AcquireWhole(int layer);
+  // Makes of the sums of squares of this rank's parts, by layer, those of whole layers.
+  absl::Status SumOverParts(std::span<double> sums, absl::FunctionRef<void()> add_own);
+  // The layers that the caller computes with.
+  const Inventory& layers_of_caller() const {
+    return options_.parts == nullptr ? store_->inventory() : options_.parts->whole();
+  }
   absl::Status HandOpen(int layer);
   absl::Status CloseLayers();
   void ForgetHanded();
@@ -286,6 +301,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   std::unique_ptr<SpilledActivations> activations_;  // nullptr: the plan spills none
   std::unique_ptr<OffloadedOptimizer> optimizer_;
   std::unique_ptr<Swapper> swapper_;
+  std::unique_ptr<GatheredWeights> gathered_;  // nullptr: the store has whole layers
 
   std::vector<int> lent_;        // layers, as often as they are lent; with room for all twice
   int64_t num_announced_ = 0;    // and not acquired

@@ -186,8 +186,10 @@ class Planner {
   }
 
   void AddTransfers(OffloadPlan& plan) const {
+    const StepSchedule read =
+        inputs_.reads_layers_once ? ReadingOnce(plan.schedule) : plan.schedule;
     StepTransfers transfers =
-        CountTransfers(plan.schedule, plan.window, plan.placement, tiles_, gradient_bytes_per_elem_,
+        CountTransfers(read, plan.window, plan.placement, tiles_, gradient_bytes_per_elem_,
                        activations_.activation_bytes);
     plan.num_slots = num_slots_;
     plan.commit_bytes = transfers.commit_bytes;

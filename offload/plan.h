@@ -100,6 +100,8 @@ struct PlanInputs {
   // these pass through so many buffers of RAM on their way to disk and back.
   int num_activation_buffers = 0;
   std::string activations_shrink_with;  // as PlanTerm has it
+  // The caller keeps the weights of each layer, once it was read, until the end of the step.
+  bool reads_layers_once = false;
   PlannedExports exports;
   bool store_exists = false;  // its disks have room for it, and are not asked
 };

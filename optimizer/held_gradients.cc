@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "fmt/format.h"
@@ -113,6 +114,40 @@ absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
   return held;
 }
 
+int64_t HeldGradients::SumsBytes(const Inventory& inventory) {
+  int64_t elems = 0;
+  for (int layer = 0; layer < inventory.num_streamed_layers(); ++layer) {
+    elems += inventory.layers()[layer].num_elems;
+  }
+  return HostBuffer::ChargedBytes(elems / kNormBlockElems * int64_t{sizeof(double)});
+}
+
+absl::Status HeldGradients::KeepBlockSums(MemoryBudget* budget) {
+  FOREBAY_ASSIGN_OR_RETURN(kept_sums_, HostBuffer::Create(budget, "sums of squares of gradients",
+                                                          SumsBytes(store_->inventory())));
+  return absl::OkStatus();
+}
+
+size_t HeldGradients::NumBlocks(int layer) const {
+  return static_cast<size_t>(store_->tiles().layer_elems(layer) / kNormBlockElems);
+}
+
+std::span<double> HeldGradients::KeptSums(int layer) const {
+  size_t first = 0;
+  for (int before = 0; before < layer; ++before) first += NumBlocks(before);
+  return kept_sums_.As<double>().subspan(first, NumBlocks(layer));
+}
+
+absl::Status HeldGradients::SumWholeLayers(const SumOverParts& sum) {
+  std::ranges::fill(layer_sums_, 0.0);
+  return sum(layer_sums_, [this] {
+    for (size_t layer = 0; layer < layer_sums_.size(); ++layer) {
+      const std::span<const double> blocks = KeptSums(static_cast<int>(layer));
+      layer_sums_[layer] = std::accumulate(blocks.begin(), blocks.end(), layer_sums_[layer]);
+    }
+  });
+}
+
 HeldGradients::~HeldGradients() {
   Abandon();
 }
@@ -196,10 +231,9 @@ absl::Status HeldGradients::TakeLayer(int layer, const Gradient& gradient, Threa
   for (int tile = tiles.first_tile(layer); tile < tiles.first_tile(layer + 1); ++tile) {
     FOREBAY_RETURN_IF_ERROR(RoundTile(tile, gradient, pool));
   }
-  double sum = 0;
-  const int64_t num_blocks = tiles.layer_elems(layer) / kNormBlockElems;
-  for (int64_t block = 0; block < num_blocks; ++block) sum += block_sums_[block];
-  layer_sums_[layer] = sum;
+  const auto blocks = std::span(block_sums_).first(NumBlocks(layer));
+  layer_sums_[layer] = std::accumulate(blocks.begin(), blocks.end(), 0.0);
+  if (kept_sums_.size_bytes() > 0) std::ranges::copy(blocks, KeptSums(layer).begin());
   handed_[layer] = true;
   return absl::OkStatus();
 }

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
 #include "forebay/base/process/parallel.h"
@@ -37,6 +38,11 @@ struct GradientPlaces {
 };
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem, GradientArea area);
+
+// Of a store that has a part of each layer. `sums`: [layers], zero; becomes the sums of squares of
+// whole layers' gradients, for which `add_own` adds to them those of this part, block by block.
+using SumOverParts =
+    std::function<absl::Status(std::span<double> sums, absl::FunctionRef<void()> add_own)>;
 
 // A layer's gradient as it is held: rounded, and for each kNormBlockElems of it the sum of their
 // squares, as RoundAndSumSquares gives both.
@@ -73,6 +79,12 @@ class HeldGradients {
   HeldGradients(const HeldGradients&) = delete;
   HeldGradients& operator=(const HeldGradients&) = delete;
 
+  // For SumWholeLayers; before the first Hand. Charges SumsBytes to `budget`. OutOfMemoryError.
+  absl::Status KeepBlockSums(MemoryBudget* budget);
+  static int64_t SumsBytes(const Inventory& inventory);
+  // Makes sum_of_squares those of whole layers. The error of `sum`. Requires: KeepBlockSums; all
+  // were handed over.
+  absl::Status SumWholeLayers(const SumOverParts& sum);
   // Takes the gradients of speculative layers; must outlive this. Before the first Hand.
   void SetSink(GradientSink* sink) { sink_ = sink; }
   // As OffloadedOptimizer::GradientAreaBytes.
@@ -152,6 +164,8 @@ class HeldGradients {
     RoundedGradient rounded;
     std::span<const ElemRange> as_zeros;
   };
+  size_t NumBlocks(int layer) const;
+  std::span<double> KeptSums(int layer) const;
   absl::Status TakeLayer(int layer, const Gradient& gradient, ThreadPool& pool);
   absl::Status PaddingError(int layer, const Padding& padding, int64_t elem, float value) const;
   // Brings the tile's part of its layer's gradient, rounded, to `to`, fills its blocks' sums, and
@@ -190,6 +204,7 @@ class HeldGradients {
   int next_staging_ = 0;
   absl::Status failure_;            // of a spill
   std::vector<double> block_sums_;  // of the layer being handed over
+  HostBuffer kept_sums_;            // of all layers, one after another; empty: none are kept
   std::vector<double> layer_sums_;
   std::vector<uint8_t> handed_;  // by layer
 };

@@ -136,6 +136,9 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
       impl->gradients,
       HeldGradients::Create(options.gradient_dtype, options.gradient_area, impl->placement,
                             &impl->arithmetic(), store, budget, std::move(gradient_staging)));
+  if (options.sum_over_parts) {
+    FOREBAY_RETURN_IF_ERROR(impl->gradients->KeepBlockSums(budget));
+  }
   if (options.gradient_device != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
         impl->landing, GradientLanding::Create(options.gradient_device, options.gradient_dtype,
@@ -386,6 +389,17 @@ absl::Status OffloadedOptimizer::Impl::EndSpeculation(bool& complete) {
   return status;
 }
 
+// What is not finite may be so in another part.
+absl::Status OffloadedOptimizer::Impl::SumOverParts() {
+  FOREBAY_RETURN_IF_ERROR(gradients->SumWholeLayers(options.sum_over_parts));
+  const auto is_not_finite = [&](int layer) {
+    return !std::isfinite(gradients->sum_of_squares(layer));
+  };
+  const auto first = std::ranges::find_if(options.hand_over_order, is_not_finite);
+  first_nonfinite_layer = first == options.hand_over_order.end() ? -1 : *first;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   if (impl_->backward_finished) {
     return UsageError(
@@ -394,6 +408,7 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   }
   FOREBAY_RETURN_IF_ERROR(impl_->Land());
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->Finish());
+  if (impl_->options.sum_over_parts) FOREBAY_RETURN_IF_ERROR(impl_->SumOverParts());
   GradientStats stats;
   double sum = 0;
   for (int layer = 0; layer < impl_->store->inventory().num_streamed_layers(); ++layer) {

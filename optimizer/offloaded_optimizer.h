@@ -58,6 +58,9 @@ struct OffloadedOptimizerOptions {
   int num_gradient_tiles = 4;
   // Every layer once, as Hand gets them: for placements with other UpdateTimes than kOnRead.
   std::vector<int> hand_over_order;
+  // Empty: the store has whole layers. Called by FinishBackward, which returns its error. Create
+  // then charges HeldGradients::SumsBytes more.
+  SumOverParts sum_over_parts;
   // When the placement may have layers updated, for StagingBytes.
   UpdateTime may_update = UpdateTime::kOnRead;
 };

@@ -39,6 +39,7 @@ struct OffloadedOptimizer::Impl {
   absl::Status MakeSpeculation(MemoryBudget* budget);
   absl::Status MakeDelays();
   absl::Status EndSpeculation(bool& complete);
+  absl::Status SumOverParts();
   absl::Status CheckHand(int layer, size_t num_elems, std::span<const int> without_gradient) const;
   // `gradient`: a span of floats, or a RoundedGradient.
   template <typename Gradient>

@@ -290,6 +290,11 @@ absl::StatusOr<int> LayerWindow::Acquire(int layer) {
   return access.buffer;
 }
 
+bool LayerWindow::NextIsReady() const {
+  const std::lock_guard lock(mutex_);
+  return announced_.front() < announced_.ready_end() || announced_.empty() || !failure_.ok();
+}
+
 void LayerWindow::Release(int layer, Event* done) {
   {
     const std::lock_guard lock(mutex_);

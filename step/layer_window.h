@@ -75,6 +75,8 @@ class LayerWindow {
   // UsageError, with nothing changed, for another layer than the next that was announced, and where
   // the caller holds every buffer that the layer could take.
   absl::StatusOr<int> Acquire(int layer);
+  // Whether Acquire of the next that was announced would return at once, with an error too.
+  bool NextIsReady() const;
   void Release(int layer, Event* done = nullptr);
 
   // Abandons announced accesses that were not acquired (a stop in mid-step).

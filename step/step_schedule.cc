@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
@@ -207,6 +208,28 @@ std::string Describe(std::span<const Operation> operations) {
     if (layer >= 0) text += fmt::format(" {}", layer);
   }
   return text;
+}
+
+StepSchedule ReadingOnce(const StepSchedule& schedule) {
+  StepSchedule once;
+  std::vector<int> read;
+  // By the layers that are held: whether the read is left out.
+  std::vector<std::pair<int, bool>> held;
+  for (const Operation& operation : schedule.operations) {
+    bool is_left_out = false;
+    if (operation.kind == kRead) {
+      is_left_out = std::ranges::count(read, operation.layer) > 0;
+      read.push_back(operation.layer);
+      held.emplace_back(operation.layer, is_left_out);
+    } else if (operation.kind == kRelease) {
+      const auto it = std::ranges::find(held, operation.layer, &std::pair<int, bool>::first);
+      FOREBAY_CHECK(it != held.end());
+      is_left_out = it->second;
+      held.erase(it);
+    }
+    if (!is_left_out) once.operations.push_back(operation);
+  }
+  return once;
 }
 
 }  // namespace forebay

@@ -55,6 +55,9 @@ struct Chain {
 };
 StepSchedule ChainSchedule(const Chain& chain);
 
+// The same step without the reads of layers that it has read before, and their releases.
+StepSchedule ReadingOnce(const StepSchedule& schedule);
+
 // How many activations are in memory at most in a step: those that are kept and not spilled, and
 // one more, which is computed or being read. While a layer computes, the transfers of others go on.
 // In segments of more than one layer none can be spilled.

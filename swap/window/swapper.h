@@ -65,6 +65,8 @@ class Swapper final : private LayerFiller {
   // changed, for another layer than the next that was announced, and where the caller holds every
   // buffer that the layer could take.
   absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
+  // Whether Acquire of the next that was announced would return at once, with an error too.
+  bool NextIsReady() const { return window_->NextIsReady(); }
   // `done`: as WeightsLease::Release has it.
   void Release(int layer, Event* done = nullptr) { window_->Release(layer, done); }
 

@@ -84,18 +84,18 @@ absl::StatusOr<std::vector<std::pair<int64_t, std::string>>> ExportsIn(
   return exports;
 }
 
-absl::Status FillFolder(const StoreSnapshot& snapshot, const ExportedModel& model,
+absl::Status FillFolder(const WeightsSource& source, const ExportedModel& model,
                         const std::string& folder,
                         const std::function<absl::Status(double)>& progress) {
   FOREBAY_RETURN_IF_ERROR(MakeDirectories(folder));
   FOREBAY_ASSIGN_OR_RETURN(
       const std::string digest,
-      WriteWeights(snapshot, model.dtype, JoinPath(folder, kWeightsFile), progress));
+      WriteWeights(source, model.dtype, JoinPath(folder, kWeightsFile), progress));
   FOREBAY_RETURN_IF_ERROR(model.files.empty()
                               ? CopySidecarFiles(model.origin, folder, model.dtype)
                               : ExportRunFiles(model.origin, model.files, model.dtype, folder));
   FOREBAY_RETURN_IF_ERROR(
-      WriteExportManifest(folder, {snapshot.uuid(), snapshot.step()}, {{kWeightsFile, digest}}));
+      WriteExportManifest(folder, {source.uuid(), source.step()}, {{kWeightsFile, digest}}));
   return SyncDirectory(folder);
 }
 
@@ -105,13 +105,13 @@ std::vector<std::string> BesideExport(const std::string& destination) {
   return {destination + kUnfinishedSuffix, destination + kRemovedSuffix};
 }
 
-absl::Status ExportModel(const StoreSnapshot& snapshot, const ExportedModel& model,
+absl::Status ExportModel(const WeightsSource& source, const ExportedModel& model,
                          const std::function<absl::Status(double)>& progress) {
   const std::string temporary = model.folder + kUnfinishedSuffix;
   for (const std::string& left : BesideExport(model.folder)) {
     FOREBAY_RETURN_IF_ERROR(RemoveTree(left));
   }
-  const absl::Status filled = FillFolder(snapshot, model, temporary, progress);
+  const absl::Status filled = FillFolder(source, model, temporary, progress);
   if (!filled.ok()) {
     RemoveTree(temporary).IgnoreError();
     return filled;

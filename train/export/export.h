@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
-#include "forebay/swap/store/store_snapshot.h"
+#include "forebay/train/export/weights_source.h"
 #include "forebay/train/files/run_files.h"
 
 namespace forebay {
@@ -27,8 +27,14 @@ struct ExportedModel {
 // export that was killed, is removed by the next one. Its last file is the manifest
 // (export_manifest.h). `progress(fraction)`: its error ends the export, of which nothing is left
 // then. The errors of WriteWeights and CheckRunFiles; StorageError.
-absl::Status ExportModel(const StoreSnapshot& snapshot, const ExportedModel& model,
+absl::Status ExportModel(const WeightsSource& source, const ExportedModel& model,
                          const std::function<absl::Status(double)>& progress);
+
+// Of a store with all of it.
+inline absl::Status ExportModel(const StoreSnapshot& snapshot, const ExportedModel& model,
+                                const std::function<absl::Status(double)>& progress) {
+  return ExportModel(SnapshotSource(&snapshot), model, progress);
+}
 
 // What ExportModel makes, or may leave, beside `destination`, and removes before it begins.
 std::vector<std::string> BesideExport(const std::string& destination);

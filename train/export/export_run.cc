@@ -13,6 +13,7 @@
 #include "forebay/swap/store/store_snapshot.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/train/export/export.h"
+#include "forebay/train/export/run_state.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/run_files.h"
 #include "forebay/train/files/run_folder.h"
@@ -44,17 +45,18 @@ absl::Status CheckRoomForWeights(const std::string& folder, int64_t bytes) {
 
 // Where the small files of the exported model come from: the run's own copies, which must be those
 // that the commit was made with. A run that was never trained has none. `note`: what is left out.
-absl::Status FindModelOf(const std::string& run_directory, const Json& run,
-                         const TensorStore& store, ExportedModel& model, std::string& note) {
+absl::Status FindModelOf(const std::string& run_directory, const Json& run, const RunState& state,
+                         ExportedModel& model, std::string& note) {
   const RunPaths paths(run_directory);
-  FOREBAY_RETURN_IF_ERROR(CheckIsOfCommit(run, paths.run_json, store.committed()));
+  FOREBAY_RETURN_IF_ERROR(CheckIsOfCommit(run, paths.run_json, state.committed()));
   model.files = RunFilesOf(run);
   model.origin = model.files.empty() ? ModelOf(run_directory, run) : paths.files;
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> lost,
                            CheckRunFiles(model.origin, model.files));
   for (const std::string& line : lost) note += (note.empty() ? "" : "\n") + line;
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(model.origin));
-  return CheckWeightsAreOf(config, store, JoinPath(model.origin, kConfigName));
+  return CheckWeightsAreOf(BuildInventory(config), state.inventory(),
+                           JoinPath(model.origin, kConfigName));
 }
 
 }  // namespace
@@ -64,21 +66,19 @@ absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   ExportedRun exported;
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run, &exported.note));
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           OpenRunStore(options.run, engine.get(), StoreAccess::kReadOnly));
-  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
+  FOREBAY_ASSIGN_OR_RETURN(const RunState state, RunState::Open(options.run, engine.get()));
   ExportedModel model;
-  FOREBAY_RETURN_IF_ERROR(FindModelOf(options.run, run, *store, model, exported.note));
-  exported.step = store->committed().step;
-  exported.dtype = options.dtype.value_or(WeightDType(store->tiles().layout()));
-  exported.bytes = store->inventory().num_params() * SizeOf(exported.dtype);
+  FOREBAY_RETURN_IF_ERROR(FindModelOf(options.run, run, state, model, exported.note));
+  exported.step = state.step();
+  exported.dtype = options.dtype.value_or(WeightDType(state.layout()));
+  exported.bytes = state.inventory().num_params() * SizeOf(exported.dtype);
   exported.folder = options.out.empty() ? JoinPath(RunPaths(options.run).exports,
                                                    fmt::format("step-{}", exported.step))
                                         : options.out;
   model.folder = exported.folder;
   model.dtype = exported.dtype;
   FOREBAY_RETURN_IF_ERROR(CheckRoomForWeights(exported.folder, exported.bytes));
-  FOREBAY_RETURN_IF_ERROR(ExportModel(StoreSnapshot(store.get()), model, options.progress));
+  FOREBAY_RETURN_IF_ERROR(ExportModel(state, model, options.progress));
   return exported;
 }
 

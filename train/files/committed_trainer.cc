@@ -13,11 +13,6 @@ namespace {
 
 constexpr int64_t kMostRows = int64_t{1} << 32;  // --batch times --accum
 
-bool IsIntegerIn(const Json& value, int64_t least, int64_t most) {
-  const std::optional<int64_t> number = IntegerOf(value);
-  return number.has_value() && *number >= least && *number <= most;
-}
-
 // nlohmann has no integer below 0 as an unsigned one.
 bool IsTrainerSeed(const Json& value) {
   return value.is_number_unsigned();

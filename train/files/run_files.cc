@@ -183,16 +183,15 @@ absl::StatusOr<std::vector<std::string>> CompareModelFiles(const std::string& mo
   return different;
 }
 
-absl::Status CheckWeightsAreOf(const DecoderConfig& config, const TensorStore& store,
+absl::Status CheckWeightsAreOf(const Inventory& wanted, const Inventory& stored,
                                const std::string& config_path) {
-  const Inventory inventory = BuildInventory(config);
-  const auto& wanted = inventory.tensors();
-  const auto& stored = store.inventory().tensors();
+  const auto& asked = wanted.tensors();
+  const auto& there = stored.tensors();
   const auto [of_config, of_store] =
-      std::ranges::mismatch(wanted, stored, [](const TensorSpec& a, const TensorSpec& b) {
+      std::ranges::mismatch(asked, there, [](const TensorSpec& a, const TensorSpec& b) {
         return a.name == b.name && a.shape == b.shape;
       });
-  if (of_config == wanted.end() && of_store == stored.end()) return absl::OkStatus();
+  if (of_config == asked.end() && of_store == there.end()) return absl::OkStatus();
   const auto text = [](const auto& at, const auto& all) {
     return at == all.end() ? std::string("no tensor more")
                            : fmt::format("'{}' [{}]", at->name, fmt::join(at->shape, ", "));
@@ -200,7 +199,7 @@ absl::Status CheckWeightsAreOf(const DecoderConfig& config, const TensorStore& s
   return CorruptError(fmt::format(
       "'{}' is not the configuration of the run's weights: it asks for {}, where the swap area has "
       "{}. Put back the file that the run began with",
-      config_path, text(of_config, wanted), text(of_store, stored)));
+      config_path, text(of_config, asked), text(of_store, there)));
 }
 
 }  // namespace forebay

@@ -52,8 +52,9 @@ absl::Status ExportRunFiles(const std::string& folder, const RunFiles& files, DT
 absl::StatusOr<std::vector<std::string>> CompareModelFiles(const std::string& model,
                                                            const RunFiles& files);
 
-// CorruptError where the tensors of `config`, read from `config_path`, are not those of the store.
-absl::Status CheckWeightsAreOf(const DecoderConfig& config, const TensorStore& store,
+// CorruptError where the tensors that the configuration at `config_path` asks for are not those of
+// a store.
+absl::Status CheckWeightsAreOf(const Inventory& wanted, const Inventory& stored,
                                const std::string& config_path);
 
 }  // namespace forebay

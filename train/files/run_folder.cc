@@ -40,24 +40,21 @@ absl::Status HashValues(Xxh3_128& hash, int64_t num_elems, std::vector<float>& c
   return absl::OkStatus();
 }
 
-// As they are stored: m, v, and where they are codes their scales.
-absl::Status HashMoments(Xxh3_128& hash, TensorStore& store, const TensorSpec& tensor,
-                         std::span<std::byte> chunk) {
+// One of the planes of m and v, as it is stored: m, v, and where they are codes their scales.
+absl::Status HashMoment(Xxh3_128& hash, TensorStore& store, const TensorSpec& tensor,
+                        TilePlane kind, std::span<std::byte> chunk) {
   if (tensor.num_elems == 0) return absl::OkStatus();
   const TileMap& tiles = store.tiles();
   const TilePlanes& planes =
       tiles.PlanesOf(tiles.tiles()[tiles.TileAt(tensor.layer, tensor.offset_elems)]);
-  for (const TilePlane kind :
-       {TilePlane::kM, TilePlane::kV, TilePlane::kMScale, TilePlane::kVScale}) {
-    const int plane = planes.Find(kind);
-    if (plane < 0) continue;
-    for (int64_t first = 0; first < tensor.num_elems; first += kDigestChunkElems) {
-      const int64_t count = std::min(kDigestChunkElems, tensor.num_elems - first);
-      const int64_t stored = planes.IsScale(plane) ? RoundUp(count, kMomentBlockElems) : count;
-      const auto bytes = chunk.first(static_cast<size_t>(planes.Bytes(plane, stored)));
-      FOREBAY_RETURN_IF_ERROR(store.ReadTilePlane(tensor, kind, first, count, bytes));
-      hash.Update(bytes);
-    }
+  const int plane = planes.Find(kind);
+  if (plane < 0) return absl::OkStatus();
+  for (int64_t first = 0; first < tensor.num_elems; first += kDigestChunkElems) {
+    const int64_t count = std::min(kDigestChunkElems, tensor.num_elems - first);
+    const int64_t stored = planes.IsScale(plane) ? RoundUp(count, kMomentBlockElems) : count;
+    const auto bytes = chunk.first(static_cast<size_t>(planes.Bytes(plane, stored)));
+    FOREBAY_RETURN_IF_ERROR(store.ReadTilePlane(tensor, kind, first, count, bytes));
+    hash.Update(bytes);
   }
   return absl::OkStatus();
 }
@@ -104,24 +101,40 @@ absl::Status CheckHasCommit(const TensorStore& store) {
       JoinPath(store.directory(), kCommitName)));
 }
 
-absl::StatusOr<std::string> StateDigest(TensorStore& store) {
-  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(store));
+absl::StatusOr<std::string> StateDigest(const Inventory& whole,
+                                        std::span<TensorStore* const> parts) {
   std::vector<const TensorSpec*> tensors;
-  for (const TensorSpec& tensor : store.inventory().tensors()) tensors.push_back(&tensor);
+  for (const TensorSpec& tensor : whole.tensors()) tensors.push_back(&tensor);
   std::ranges::sort(tensors, {}, &TensorSpec::name);
   Xxh3_128 hash;
   std::vector<float> chunk(kDigestChunkElems);
   for (const TensorSpec* tensor : tensors) {
+    const auto in = [&](TensorStore* part) -> const TensorSpec& {
+      return part->inventory().tensors()[tensor - whole.tensors().data()];
+    };
     HashHeading(hash, tensor->name, tensor->shape);
-    FOREBAY_RETURN_IF_ERROR(
-        HashValues(hash, tensor->num_elems, chunk, [&](int64_t first, std::span<float> out) {
-          return store.ReadTensor(*tensor, TensorPlane::kMaster, first, out);
-        }));
-    FOREBAY_RETURN_IF_ERROR(
-        HashMoments(hash, store, *tensor, std::as_writable_bytes(std::span(chunk))));
+    for (TensorStore* const part : parts) {
+      const auto read = [&](int64_t first, std::span<float> out) {
+        return part->ReadTensor(in(part), TensorPlane::kMaster, first, out);
+      };
+      FOREBAY_RETURN_IF_ERROR(HashValues(hash, in(part).num_elems, chunk, read));
+    }
+    for (const TilePlane kind :
+         {TilePlane::kM, TilePlane::kV, TilePlane::kMScale, TilePlane::kVScale}) {
+      for (TensorStore* const part : parts) {
+        FOREBAY_RETURN_IF_ERROR(
+            HashMoment(hash, *part, in(part), kind, std::as_writable_bytes(std::span(chunk))));
+      }
+    }
   }
-  hash.UpdateInt(store.committed().step);
+  hash.UpdateInt(parts.front()->committed().step);
   return hash.Hex();
+}
+
+absl::StatusOr<std::string> StateDigest(TensorStore& store) {
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(store));
+  TensorStore* const parts[] = {&store};
+  return StateDigest(store.inventory(), parts);
 }
 
 absl::StatusOr<std::string> ModelDigest(const std::string& model_directory) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -103,6 +104,10 @@ absl::Status CheckHasCommit(const TensorStore& store);
 // layouts); then the step. Independent of tiles, tiers and layout of the
 // files. Holds one tensor at a time.
 absl::StatusOr<std::string> StateDigest(TensorStore& store);
+// The same of a state that `parts` have of each layer of `whole`, in order: to the bit that of one
+// store. Requires: they belong together, and are at one step.
+absl::StatusOr<std::string> StateDigest(const Inventory& whole,
+                                        std::span<TensorStore* const> parts);
 // The same over a model folder: names, shapes and fp32 values (no moments, no step).
 absl::StatusOr<std::string> ModelDigest(const std::string& model_directory);
 

@@ -9,6 +9,7 @@
 #include "forebay/base/output_folder.h"
 #include "forebay/swap/tiles/stripes.h"
 #include "forebay/train/files/export_files.h"
+#include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_folder.h"
 
 namespace forebay {
@@ -49,6 +50,7 @@ constexpr JsonField kRunJsonFields[] = {
     {"model", IsRunJsonPath, "the path of a folder"},
     {"fingerprint", IsRunJsonFingerprint, "an object, or null"},
     {"files", AreRunJsonFiles, "a list of {name, bytes, xxh3_128}, or null"},
+    {"part", IsRunJsonPart, "{number, of}, of 2 parts or more, or null"},
 };
 
 // `is_another_format`: the file is as another version of forebay wrote it, which no copy changes.

@@ -276,6 +276,9 @@ std::vector<OptionSpec> IoRows() {
   using O = TrainOptions;
   return {
       Path("io", "out", &O::out, "run folder: logs, and the trained model in OUT/model"),
+      Path("io", "from", &O::from,
+           "begin with the state and the settings of the run in that folder, of any number of "
+           "ranks: a copy of it"),
       Whole<int64_t>("io", "save_every", &O::save_every, 0, kManySteps,
                      "steps between exports to OUT/exports; 0: off"),
       Whole<int64_t>("io", "keep", &O::keep, 1, 1000000, "exports kept in OUT/exports"),
@@ -301,7 +304,7 @@ std::string DefaultText(const OptionSpec& spec) {
     return "as --precision";
   if (spec.name == "loss_scale_window") return "1000, of torch 2000";
   if (spec.name == "seq") return "1024, or that of packed data";
-  if (spec.name == "trace") return "none";
+  if (spec.name == "trace" || spec.name == "from") return "none";
   if (spec.name == "trace_steps") return "the three after the first";
   if (spec.name == "model" || spec.name == "data" || spec.name == "out") return "required";
   return ValueText(spec.get(TrainOptions{}));

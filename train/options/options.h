@@ -82,15 +82,17 @@ struct RunOptions {
   int64_t keep = 2;        // exports kept
   ExportFormat export_format = ExportFormat::kHuggingFace;
   DType export_dtype = DType::kBF16;  // of its weights; follows precision unless set
+  std::string from;  // run folder: the state to begin with; empty: that of the model
   bool resume = false;
   bool dry_run = false;
 
   // several processes
   int zero_stage = 0;        // what is divided among ranks, as in ZeRO; 0: data alone
   double rank_timeout = 60;  // seconds that a rank may keep the others waiting
-  int num_ranks = 1;         // as the run was launched: no option
-  std::string trace;         // a trace of some steps of this process; empty: none
-  StepRange trace_steps;     // not said: the three after its first
+  int rank = 0;              // as the run was launched: no options
+  int num_ranks = 1;
+  std::string trace;      // a trace of some steps of this process; empty: none
+  StepRange trace_steps;  // not said: the three after its first
 };
 
 struct TrainOptions : OffloadOptions, RunOptions {};

@@ -10,8 +10,11 @@
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/model/decoder_flops.h"
+#include "forebay/offload/gathered_weights.h"
 #include "forebay/offload/gradient_sum.h"
+#include "forebay/optimizer/held_gradients.h"
 #include "forebay/train/export/export_weights.h"
+#include "forebay/train/files/rank_parts.h"
 #include "forebay/train/options/option_table.h"
 #include "forebay/train/options/traced_steps.h"
 #include "forebay/train/plan/choose_settings.h"
@@ -137,6 +140,14 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
         {"sum of gradients over ranks (fp32)", GradientSum::ChargedBytes(inventory), 0, ""});
     terms.push_back({"messages between ranks", kRankScratchBytes, 0, ""});
   }
+  if (const RankPart part = PartOf(options); part.of > 1) {
+    const GatheredFor length = GatheredForStage(options.zero_stage);
+    terms.push_back({"weights of all ranks",
+                     GatheredWeights::ChargedBytes(inventory, WeightDType(options.layout), length),
+                     0, length == GatheredFor::kUse ? "" : "--zero_stage=3"});
+    terms.push_back({"sums of squares of gradients",
+                     HeldGradients::SumsBytes(InventoryOf(model, part)), 0, ""});
+  }
   if (options.save_every > 0) {
     terms.push_back({"export beside the steps", kExportBytes, 0, "--save_every=0"});
   }
@@ -144,6 +155,15 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
     terms.push_back({"trace of some steps", kTraceBytes, 0, "no --trace"});
   }
   return terms;
+}
+
+RankTraffic TrafficOf(const DecoderConfig& model, const TrainOptions& options,
+                      const OffloadPlan& plan) {
+  if (options.num_ranks == 1) return {};
+  const RankPart part = PartOf(options);
+  if (part.of == 1) return TrafficOfSums(BuildInventory(model), options.num_ranks);
+  return TrafficOfParts(*PartsOf(model, part), part.number, WeightDType(options.layout),
+                        GatheredForStage(options.zero_stage), plan.schedule.Reads());
 }
 
 // With exactly these options.
@@ -173,11 +193,16 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   }
   const int64_t exports_to_come = ExportsToCome(options, inputs.inventory, limits);
   inputs.exports = ExportsOf(options, inputs.inventory, exports_to_come);
+  const RankPart part = PartOf(options);
+  inputs.inventory = InventoryOf(model, part);
+  inputs.reads_layers_once =
+      part.of > 1 && GatheredForStage(options.zero_stage) == GatheredFor::kStep;
   inputs.store_exists = options.resume;
   FOREBAY_ASSIGN_OR_RETURN(OffloadPlan offload, MakeOffloadPlan(inputs, options, limits));
   Plan plan{std::move(offload)};
   plan.tokens_per_step = step_tokens;
   plan.exports_to_come = exports_to_come;
+  plan.traffic = TrafficOf(model, options, plan);
   plan.num_steps = options.steps;
   plan.steps_within_limit = StepsWithinLimit(plan, options);
   plan.recompute = recompute;

@@ -10,7 +10,9 @@
 #include "forebay/base/json.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/recompute.h"
+#include "forebay/offload/gathered_weights.h"
 #include "forebay/offload/plan.h"
+#include "forebay/offload/rank_traffic.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/ask_machine.h"
 #include "forebay/train/plan/forecast.h"
@@ -26,6 +28,11 @@ struct GpuTerm {
   int64_t bytes = 0;
   std::string shrink_with;  // as PlanTerm has it
 };
+
+// ZeRO's stages 1 and 2 divide what the update needs, stage 3 the weights too.
+constexpr GatheredFor GatheredForStage(int zero_stage) {
+  return zero_stage == 3 ? GatheredFor::kUse : GatheredFor::kStep;
+}
 
 struct GpuPlan {
   std::string device;  // empty: on the CPU
@@ -52,6 +59,7 @@ struct Plan : OffloadPlan {
   int64_t tokens_per_step = 0;  // packed rows * seq, padding included
   // Models that OUT is to have room for, beside those that it has.
   int64_t exports_to_come = 0;
+  RankTraffic traffic;    // of each step, with the other ranks
   int64_t num_steps = 0;  // 0: not known
   // A new run stops after so many for --max_tbw; nullopt: it does not.
   std::optional<int64_t> steps_within_limit;

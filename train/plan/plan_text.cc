@@ -214,6 +214,8 @@ Json ToJson(const Plan& plan) {
   json["nvme_bytes"] = plan.nvme_bytes;
   json["tokens_per_step"] = plan.tokens_per_step;
   json["read_bytes_per_step"] = plan.read_bytes_per_step;
+  json["sent_bytes_per_step"] = plan.traffic.sent_bytes;
+  json["received_bytes_per_step"] = plan.traffic.received_bytes;
   json["write_bytes_per_step"] = plan.write_bytes_per_step;
   json["io_seconds_per_step"] = plan.io_s_per_step > 0 ? Json(plan.io_s_per_step) : Json(nullptr);
   json["forecast"] = ForecastJson(plan);
@@ -315,6 +317,11 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
                   static_cast<double>(plan.read_bytes_per_step) / params,
                   static_cast<double>(plan.write_bytes_per_step) / params,
                   plan.io_s_per_step > 0 ? " = " + FormatDuration(plan.io_s_per_step) : "");
+  if (options.num_ranks > 1) {
+    table +=
+        fmt::format("           ranks {} sent + {} received\n",
+                    FormatBytes(plan.traffic.sent_bytes), FormatBytes(plan.traffic.received_bytes));
+  }
   table += ForecastLines(plan);
   table += BetterLines(plan);
   table += DurabilityLine(plan);

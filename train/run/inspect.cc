@@ -16,7 +16,9 @@
 #include "forebay/model/files/safetensors.h"
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/train/export/export_manifest.h"
+#include "forebay/train/export/run_state.h"
 #include "forebay/train/files/committed_trainer.h"
+#include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/repair_records.h"
 #include "forebay/train/files/run_files.h"
 #include "forebay/train/files/run_folder.h"
@@ -220,6 +222,14 @@ std::unique_ptr<Engine> EngineToInspect(bool in_use) {
   return CreateThreadsEngine({.num_threads = in_use ? 1 : 8, .block_bytes = int64_t{4} << 20});
 }
 
+// Of all ranks, where they divide the state: each has a part of it.
+absl::StatusOr<std::string> DigestOfRun(const std::string& path, const Json& run, Engine* engine,
+                                        TensorStore& store) {
+  if (PartOf(run).of == 1) return StateDigest(store);
+  FOREBAY_ASSIGN_OR_RETURN(const RunState state, RunState::Open(path, engine));
+  return state.Digest();
+}
+
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
   Json repaired = Json::object();
   if (options.repair) {
@@ -262,6 +272,7 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   json["params"] = store->inventory().num_params();
   json["bytes"] = bytes;
   json["step"] = store->committed().step;
+  if (const RankPart part = PartOf(run); part.of > 1) json["part"] = ToJson(part);
   json["slots"] = store->num_slots();
   json["layout"] = NameOf(tiles.layout());
   json["moments"] = Json::array();
@@ -278,7 +289,7 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   }
   json["model"] = model;
   if (options.hash) {
-    FOREBAY_ASSIGN_OR_RETURN(json["digest"], StateDigest(*store));
+    FOREBAY_ASSIGN_OR_RETURN(json["digest"], DigestOfRun(path, run, engine.get(), *store));
   }
   json.update(repaired);
   if (!note.empty()) json["note"] = note;

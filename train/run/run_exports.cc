@@ -72,10 +72,10 @@ absl::Status RunExports::Begin() {
   return absl::OkStatus();
 }
 
-absl::Status RunExports::ExportResult(const std::string& folder) {
+absl::Status RunExports::ExportResult(const WeightsSource& weights, const std::string& folder) {
   space_.ShrinkTo(0);
   const ExportedModel model = {options_.origin, folder, options_.dtype, options_.files};
-  const absl::Status exported = ExportModel(StoreSnapshot(store_), model, [&](double fraction) {
+  const absl::Status exported = ExportModel(weights, model, [&](double fraction) {
     observer_->OnPhase("exporting", fraction);
     return options_.stop() ? InterruptedError("stopped on request") : absl::OkStatus();
   });

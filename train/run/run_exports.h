@@ -43,9 +43,10 @@ class RunExports {
   void Await();
   // Takes note of one that has ended meanwhile.
   void Poll();
-  // The model of the run's end, to `folder`. Blocks. DoesNotFitError where the disk has no room for
-  // it; InterruptedError on a stop; the errors of ExportModel. Requires: none is under way.
-  absl::Status ExportResult(const std::string& folder);
+  // The model of the run's end, of `weights`, to `folder`. Blocks. DoesNotFitError where the disk
+  // has no room for it; InterruptedError on a stop; the errors of ExportModel. Requires: none is
+  // under way.
+  absl::Status ExportResult(const WeightsSource& weights, const std::string& folder);
   // The first error of one that has ended.
   const absl::Status& error() const { return error_; }
   // Whether that is of the run's own store, which exports read.

@@ -20,6 +20,8 @@
 #include "forebay/data/row_sampler.h"
 #include "forebay/offload/create_store.h"
 #include "forebay/offload/layer_session.h"
+#include "forebay/train/export/export_weights.h"
+#include "forebay/train/export/rank_weights.h"
 #include "forebay/train/files/fingerprint.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/infer/evaluate.h"
@@ -113,6 +115,7 @@ class TrainingRun {
   absl::StatusOr<double> EvaluateHeldOut();
   absl::Status BeforeWriting();
   absl::Status ExportResult();
+  absl::Status ExportOfAllRanks(const StoreSnapshot& own);
   Counters ReadCounters() const { return forebay::ReadCounters(prepared_, *session_); }
   LayerSession& layers() const { return session_->layers(); }
   ActivityTimes Waits() const {
@@ -156,6 +159,8 @@ absl::Status TrainingRun::OpenSession() {
   LayerSessionOptions session_options;
   session_options.num_disks = prepared_.num_disks;
   session_options.ranks = environment_.ranks;
+  session_options.parts = prepared_.parts;
+  session_options.gathered_for = GatheredForStage(options_.zero_stage);
   session_options.last_step_was_update = progress_.last_was_update();
   session_options.commit_state = [this] { return CommitState(); };
   session_options.after_commit = [this] { AfterCommit(); };
@@ -166,7 +171,9 @@ absl::Status TrainingRun::OpenSession() {
                                               std::move(session_options)));
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
-                          options_.keep, prepared_.files, stop_},
+                          options_.keep, prepared_.files,
+                          // Where it takes all ranks, none of them leaves the others alone.
+                          prepared_.parts == nullptr ? stop_ : [] { return false; }},
       &session_->store(), &observer_);
   FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
   FOREBAY_ASSIGN_OR_RETURN(scrub_, BackgroundScrub::Create(options_.scrub_every, &session_->store(),
@@ -515,8 +522,19 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
 absl::Status TrainingRun::ExportResult() {
   exports_->Await();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
+  const StoreSnapshot snapshot(&session_->store());
+  if (prepared_.parts != nullptr) return ExportOfAllRanks(snapshot);
   if (!Exports()) return absl::OkStatus();
-  return exports_->ExportResult(prepared_.paths.model);
+  return exports_->ExportResult(SnapshotSource(&snapshot), prepared_.paths.model);
+}
+
+// Those that export nothing give their parts.
+absl::Status TrainingRun::ExportOfAllRanks(const StoreSnapshot& own) {
+  FOREBAY_ASSIGN_OR_RETURN(const bool is_wanted, AnyRank(environment_.ranks, Exports()));
+  if (!is_wanted) return absl::OkStatus();
+  const RankWeights weights(prepared_.parts.get(), &own, environment_.ranks);
+  return Exports() ? exports_->ExportResult(weights, prepared_.paths.model)
+                   : ReadAllWeights(weights, options_.export_dtype);
 }
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the

@@ -85,8 +85,10 @@ absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
     return UsageError(fmt::format("--{}={} is not there for several ranks (here {}): {}", option,
                                   OptionText(options, option), num_ranks, why));
   };
-  if (options.zero_stage > 0) {
-    return refuse("zero_stage", "each has the whole state. Give --zero_stage=0, or leave it out");
+  if (options.zero_stage > 0 && options.save_every > 0) {
+    return refuse("save_every",
+                  "an export beside the steps would need all parts of the state. Give "
+                  "--save_every=0, or --zero_stage=0");
   }
   if (options.device == ComputeDevice::kCuda) {
     return refuse("device", "they compute on CPUs. Give --device=cpu");
@@ -96,6 +98,7 @@ absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
   }
   options.device = ComputeDevice::kCpu;
   options.batch /= num_ranks;
+  options.rank = rank;
   options.num_ranks = num_ranks;
   if (rank > 0) options.export_format = ExportFormat::kNone;
   return absl::OkStatus();

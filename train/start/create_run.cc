@@ -14,6 +14,7 @@
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/fingerprint.h"
+#include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_files.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/store_owner.h"
@@ -32,17 +33,19 @@ Json RunJson(const PreparedRun& run, std::string_view state, const StoreUuid& uu
           {"store_uuid", ToHex(uuid)},
           {"model", AbsolutePath(run.options.model)},
           {"fingerprint", fingerprint},
-          {"files", ToJson(run.files)}};
+          {"files", ToJson(run.files)},
+          {"part", ToJson(PartOf(run.options))}};
 }
 
-// All of `values` from the model's files, in pieces between which `stop` is heard.
+// All of `values`, the tensor's elements from `from` on, from the model's files, in pieces between
+// which `stop` is heard.
 absl::Status ReadTensor(const CheckpointReader& reader, const CheckpointReader::Tensor& tensor,
-                        const std::function<bool()>& stop, std::span<float> values) {
+                        int64_t from, const std::function<bool()>& stop, std::span<float> values) {
   constexpr size_t kPieceElems = size_t{1} << 24;
   for (size_t first = 0; first < values.size(); first += kPieceElems) {
     if (stop()) return InterruptedError("stopped on request");
     const auto piece = values.subspan(first, std::min(kPieceElems, values.size() - first));
-    FOREBAY_RETURN_IF_ERROR(reader.ReadF32(tensor, static_cast<int64_t>(first), piece));
+    FOREBAY_RETURN_IF_ERROR(reader.ReadF32(tensor, from + static_cast<int64_t>(first), piece));
   }
   return absl::OkStatus();
 }
@@ -57,6 +60,48 @@ absl::Status CheckFits(DType dtype, const std::string& model, const TensorSpec& 
       fmt::format("'{}': tensor '{}' has a weight of {}, and fp16 ends at {}. Train the model with "
                   "--precision=bf16 or fp32",
                   model, tensor.name, *too_large, kLargestFp16));
+}
+
+std::function<void(double)> OnSpace(TrainObserver& observer) {
+  return
+      [&observer](double fraction) { observer.OnPhase("writing out the space on disk", fraction); };
+}
+
+// This rank's part of the model, of which every moment is zero.
+absl::StatusOr<std::unique_ptr<TensorStore>> ImportStore(
+    const ModelSource& source, const StoreOptions& options, const Inventory& own,
+    const CommitInfo& first, const std::function<bool()>& stop, TrainObserver& observer,
+    const PreparedRun& run) {
+  int64_t done_elems = 0;
+  const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
+    // The store has its own copy of the inventory; names identify tensors in both.
+    const int64_t position = source.inventory.Find(tensor.name) - source.inventory.tensors().data();
+    const auto index = static_cast<int>(position);
+    const int64_t from = run.parts == nullptr ? 0 : run.parts->FirstElem(index, run.options.rank);
+    done_elems += tensor.num_elems;
+    observer.OnPhase("importing the model",
+                     static_cast<double>(done_elems) / static_cast<double>(own.num_params()));
+    FOREBAY_RETURN_IF_ERROR(
+        ReadTensor(*source.reader, *source.tensors[position], from, stop, values));
+    return CheckFits(WeightDType(run.options.layout), run.options.model, tensor, values);
+  };
+  return CreateFilledStore(options, own, fill, first, run.engine.get(), run.budget.get(), stop,
+                           OnSpace(observer));
+}
+
+// This rank's part of the state of --from, at its step.
+absl::StatusOr<std::unique_ptr<TensorStore>> CopyStore(
+    const CopiedState& copied, const StoreOptions& options, const Inventory& own,
+    const std::function<bool()>& stop, TrainObserver& observer, const PreparedRun& run) {
+  const TileFiller copy =
+      CopyOf(copied.state.get(), &own, run.parts.get(), run.options.rank, &run.plan.tiles);
+  const TileFiller fill = [&](int tile, std::span<std::byte> weights, std::span<std::byte> state) {
+    observer.OnPhase("copying the state",
+                     static_cast<double>(tile) / static_cast<double>(run.plan.tiles.num_tiles()));
+    return copy(tile, weights, state);
+  };
+  return CreateCopiedStore(options, own, fill, copied.state->committed(), run.engine.get(),
+                           run.budget.get(), stop, OnSpace(observer));
 }
 
 }  // namespace
@@ -91,24 +136,15 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   store.write_owner = [&](const std::string& directory) {
     return WriteOwner(directory, run.options.out, ToHex(*store.uuid));
   };
-  int64_t done_elems = 0;
-  const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
-    // The store has its own copy of the inventory; names identify tensors in both.
-    const int64_t position = source.inventory.Find(tensor.name) - source.inventory.tensors().data();
-    done_elems += tensor.num_elems;
-    observer.OnPhase("importing the model", static_cast<double>(done_elems) /
-                                                static_cast<double>(source.inventory.num_params()));
-    FOREBAY_RETURN_IF_ERROR(ReadTensor(*source.reader, *source.tensors[position], stop, values));
-    return CheckFits(WeightDType(run.options.layout), run.options.model, tensor, values);
-  };
-  const auto on_space = [&](double fraction) {
-    observer.OnPhase("writing out the space on disk", fraction);
-  };
-  CommitInfo first;
-  first.trainer = TrainerOf({run.num_steps, FingerprintDigest(fingerprint), DigestOf(run.files)});
-  FOREBAY_ASSIGN_OR_RETURN(run.store,
-                           CreateFilledStore(store, source.inventory, fill, first, run.engine.get(),
-                                             run.budget.get(), stop, on_space));
+  const Inventory own = InventoryOf(run.config, PartOf(run.options));
+  if (source.copied.has_value()) {
+    FOREBAY_ASSIGN_OR_RETURN(run.store, CopyStore(*source.copied, store, own, stop, observer, run));
+  } else {
+    CommitInfo first;
+    first.trainer = TrainerOf({run.num_steps, FingerprintDigest(fingerprint), DigestOf(run.files)});
+    FOREBAY_ASSIGN_OR_RETURN(run.store,
+                             ImportStore(source, store, own, first, stop, observer, run));
+  }
   run.model_directory = run.paths.files;
   // Where one rank's run is ready, every rank has its store.
   if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());

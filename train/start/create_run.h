@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,6 +11,7 @@
 #include "forebay/base/json.h"
 #include "forebay/model/files/model_folder.h"
 #include "forebay/model/files/safetensors.h"
+#include "forebay/train/start/copied_state.h"
 #include "forebay/train/start/prepared_run.h"
 
 namespace forebay {
@@ -21,6 +23,7 @@ struct ModelSource {
   Inventory inventory;
   std::unique_ptr<CheckpointReader> reader;
   std::vector<const CheckpointReader::Tensor*> tensors;  // in the order of the inventory
+  std::optional<CopiedState> copied;                     // of --from, in place of the tensors
 };
 
 // All of `source` but its files. BadInputError names what does not fit the configuration.

@@ -15,6 +15,7 @@
 #include "forebay/train/export/export_weights.h"
 #include "forebay/train/files/fingerprint.h"
 #include "forebay/train/files/pack_cache.h"
+#include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/options/lr_schedule_table.h"
 #include "forebay/train/options/traced_steps.h"
@@ -164,8 +165,14 @@ absl::Status ReadModel(PreparedRun& run, ModelSource& source) {
   if (!source.files.empty()) {
     FOREBAY_RETURN_IF_ERROR(ReadStopTokens(run.model_directory, run.config).status());
   }
-  if (!run.resumed) return OpenWeights(run, source);
-  return CheckWeightsAreOf(run.config, *run.store, JoinPath(run.model_directory, kConfigName));
+  const RankPart part = PartOf(run.options);
+  run.parts = PartsOf(run.config, part);
+  if (!run.resumed && !source.copied.has_value()) return OpenWeights(run, source);
+  const std::string config = JoinPath(run.model_directory, kConfigName);
+  return run.resumed
+             ? CheckWeightsAreOf(InventoryOf(run.config, part), run.store->inventory(), config)
+             : CheckWeightsAreOf(BuildInventory(run.config), source.copied->state->inventory(),
+                                 config);
 }
 
 // The one that made the tokens must be the one that the run keeps.
@@ -211,6 +218,10 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   if (run.options.resume) {
     FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(resolved, observer, environment, run));
   }
+  if (!run.options.from.empty()) {
+    FOREBAY_ASSIGN_OR_RETURN(source.copied, OpenStateToCopy(run));
+    run.model_directory = RunPaths(run.options.from).files;
+  }
   FOREBAY_RETURN_IF_ERROR(ReadModel(run, source));
   FOREBAY_RETURN_IF_ERROR(PlanRun(stop, observer, environment, run));
   FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run, stop));
@@ -229,16 +240,25 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   }
   if (!run.options.trace.empty()) {
     FOREBAY_RETURN_IF_ERROR(CheckTraceFile(run.options));
-    const int64_t first_step = run.resumed ? run.store->committed().step + 1 : 1;
-    FOREBAY_ASSIGN_OR_RETURN(run.traced, TracedSteps(run.options, first_step, run.num_steps));
+    const int64_t done = run.resumed                 ? run.store->committed().step
+                         : source.copied.has_value() ? source.copied->state->step()
+                                                     : 0;
+    FOREBAY_ASSIGN_OR_RETURN(run.traced, TracedSteps(run.options, done + 1, run.num_steps));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.lr_schedule, MakeLrSchedule(run.options, run.num_steps));
   FOREBAY_RETURN_IF_ERROR(CheckTokenizerIsTheRuns(run));
-  FOREBAY_ASSIGN_OR_RETURN(
-      const std::string model_digest,
-      run.resumed ? ModelDigestToResume(run_json, resolved) : SampleDigest(run.options.model));
-  const Json fingerprint =
+  const bool copies = source.copied.has_value();
+  FOREBAY_ASSIGN_OR_RETURN(const std::string model_digest,
+                           run.resumed ? ModelDigestToResume(run_json, resolved)
+                           : copies    ? ModelDigestToResume(source.copied->run_json, resolved)
+                                       : SampleDigest(run.options.model));
+  Json fingerprint =
       MakeFingerprint(resolved.options, run.num_steps, run.data->info(), model_digest);
+  if (copies) {
+    const Json& of_state = source.copied->run_json["fingerprint"];
+    FOREBAY_RETURN_IF_ERROR(CompareFingerprints(of_state, fingerprint));
+    fingerprint = of_state;
+  }
   run.fingerprint_digest = FingerprintDigest(fingerprint);
   run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
   FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));

@@ -12,6 +12,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/tiles/inventory_parts.h"
 #include "forebay/train/files/run_files.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/options/lr_schedule.h"
@@ -29,6 +30,7 @@ struct PreparedRun {
   Communicator* ranks = nullptr;  // as TrainEnvironment has it
   int64_t rows_per_step = 0;      // of all ranks
   DecoderConfig config;
+  std::shared_ptr<const InventoryParts> parts;  // nullptr: this one has the whole state
   Plan plan;
   int64_t num_steps = 0;  // of the whole run
   LrScheduleOptions lr_schedule;

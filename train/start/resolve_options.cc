@@ -218,15 +218,15 @@ absl::Status TakeRunSettings(const std::string& out, int rank, Resolver& resolve
     return UsageError(fmt::format(
         "--resume: '{}' holds no run. {}", out,
         rank == 0 ? "Check --out, or leave out --resume to start one"
-                  : "Each rank has the whole state: copy the folder of rank 0 there, without those "
-                    "of other ranks, or go on with fewer ranks"));
+                  : "Where each rank has the whole state, copy the folder of rank 0 there, without "
+                    "those of other ranks; else begin a run --from this one with another --out"));
   }
   FOREBAY_ASSIGN_OR_RETURN(const RunSettings settings, ReadRunSettings(out));
   if (!settings.note.empty()) resolver.AddNote(settings.note);
   const Json& config = settings.config;
   const std::string origin = "run " + out;
-  static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after",
-                                                  "out",    "trace",   "trace_steps"};
+  static const std::set<std::string> kOnlyOnce = {"resume", "dry_run", "stop_after", "out",
+                                                  "from",   "trace",   "trace_steps"};
   for (const OptionSpec& spec : OptionTable()) {
     const Json::json_pointer at("/" + spec.section + "/" + spec.name);
     if (kOnlyOnce.contains(spec.name) || !config.contains(at)) continue;
@@ -524,6 +524,7 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
                     "gradients of one step and commits each. Give --commit_every=1",
                     options.commit_every));
   }
+  if (options.resume && !options.from.empty()) resolver.AddProblem("--resume begins no run --from");
   if (!options.resume && options.commit_every > 0 && options.durability == Durability::kNone) {
     resolver.AddProblem(
         fmt::format("--commit_every={} does not go with --durability=none, which commits when the "
@@ -576,6 +577,9 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, said));
   if (said.options().resume) {
     FOREBAY_RETURN_IF_ERROR(TakeRunSettings(said.options().out, inputs.rank, resolver));
+  } else if (const std::string& from = said.options().from; !from.empty()) {
+    if (!IsRunFolder(from)) return UsageError(fmt::format("--from: '{}' holds no run", from));
+    FOREBAY_RETURN_IF_ERROR(TakeRunSettings(from, /*rank=*/0, resolver));
   }
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, resolver));
   DeriveValues(resolver);

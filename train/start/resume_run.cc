@@ -15,6 +15,7 @@
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/fingerprint.h"
+#include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_files.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/run_lock.h"
@@ -113,6 +114,24 @@ absl::StatusOr<std::vector<std::string>> StoreToResume(const ResolvedOptions& re
   return directories;
 }
 
+// And so is how ranks divide the state.
+absl::Status CheckPartIsTheRuns(const Json& run_json, const TrainOptions& options) {
+  const RankPart is = PartOf(run_json), asked = PartOf(options);
+  if (is == asked) return absl::OkStatus();
+  const auto text = [](const RankPart& part) {
+    return part.of == 1 ? std::string("whole, in each rank's folder")
+                        : fmt::format("divided among {} ranks", part.of);
+  };
+  return UsageError(
+      fmt::format("--resume: the state of the run in '{0}' is {1}{2}, and this command would have "
+                  "it {3}. Go on "
+                  "with {4}, or begin a run --from={0} with another --out",
+                  options.out, text(is),
+                  is.of == 1 ? "" : fmt::format(" (here is part {})", is.number), text(asked),
+                  is.of == 1 ? std::string("--zero_stage=0")
+                             : fmt::format("{} ranks and --zero_stage=1, 2 or 3", is.of)));
+}
+
 // The lock of the run that goes on, and its run.json as it is from then on.
 absl::StatusOr<Json> TakeRun(TrainObserver& observer, PreparedRun& run) {
   const std::string& out = run.options.out;
@@ -129,6 +148,7 @@ absl::StatusOr<Json> TakeRun(TrainObserver& observer, PreparedRun& run) {
   // A start of several ranks may have ended between the first of them that was ready and the last.
   FOREBAY_ASSIGN_OR_RETURN(const bool is_ready, AnyRank(run.ranks, json["state"] == kRunReady));
   json["state"] = kRunReady;
+  FOREBAY_RETURN_IF_ERROR(CheckPartIsTheRuns(json, run.options));
   if (is_ready) return json;
   return UsageError(
       fmt::format("--resume: the run in '{}' was stopped before its first commit; there is "

@@ -72,6 +72,7 @@ TEST(OptionTable, EveryValueRoundTripsThroughJson) {
       {"hysteresis", "4"},
       {"consecutive_hysteresis", "true"},
       {"min_loss_scale", "0.25"},
+      {"from", "a/run"},
       {"trace", "a/trace.json"},
       {"trace_steps", "4-6"},
       {"max_tbw", "0.5"},

@@ -7,7 +7,8 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/json.h"
-#include "forebay/collective/communicator.h"
+#include "forebay/train/export/run_state.h"
+#include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/start/resolve_options.h"
 #include "gtest/gtest.h"
@@ -42,21 +43,32 @@ std::vector<absl::Status> TrainRanks(const TrainOptions& options, const RankRuns
     if (fault.kind == ThreadFaultKind::kHangs) hangs = ranks[fault.rank].get();
   }
   std::vector<absl::Status> statuses(ranks.size());
+  std::vector<CollectiveTraffic> traffic(ranks.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     threads.emplace_back([&, rank] {
       statuses[rank] = TrainRank(options, runs, ranks[rank].get());
+      traffic[rank] = ranks[rank]->traffic();
       if (hangs != nullptr) hangs->Abort(EnvironmentError("killed"));
       if (ranks[rank].get() != hangs) ranks[rank].reset();
     });
   }
   for (std::thread& thread : threads) thread.join();
+  if (runs.traffic != nullptr) *runs.traffic = traffic;
   return statuses;
 }
 
 std::string DigestOfRanks(const std::string& out, int num_ranks) {
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
   std::string digest;
+  const auto json = ReadRunJson(out);
+  EXPECT_TRUE(json.ok()) << json.status();
+  if (json.ok() && PartOf(*json).of > 1) {
+    EXPECT_EQ(PartOf(*json).of, num_ranks);
+    const auto state = RunState::Open(out, engine.get());
+    EXPECT_TRUE(state.ok()) << state.status();
+    return state.ok() ? state->Digest().value_or("") : "";
+  }
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto store =
         OpenRunStore(RunFolderOfRank(out, rank), engine.get(), StoreAccess::kReadOnly);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "forebay/collective/communicator.h"
 #include "forebay/collective/threads/thread_transport.h"
 #include "forebay/tests/train/faults/toy_run.h"
 
@@ -19,6 +20,8 @@ struct RankRuns {
   std::function<void(int rank, TrainOptions& options)> change;
   // The same of the world around it; may be empty.
   std::function<TrainEnvironment(int rank)> world;
+  // Takes what each rank sent and received; nullptr: nobody asks.
+  std::vector<CollectiveTraffic>* traffic = nullptr;
   // Whether a rank is asked to stop, which it asks often; may be empty.
   std::function<bool(int rank)> stop;
 };
@@ -26,8 +29,8 @@ struct RankRuns {
 // The status that each rank's Train returned.
 std::vector<absl::Status> TrainRanks(const TrainOptions& options, const RankRuns& runs = {});
 
-// The digest that all ranks have, each with its number of steps as `steps`; "" with a failure of
-// the test where they differ.
+// The digest that all ranks have, or where they divide the state that of all together; "" with a
+// failure of the test where they differ.
 std::string DigestOfRanks(const std::string& out, int num_ranks);
 // The losses of a rank's metrics.jsonl.
 std::vector<double> LossesOf(const std::string& run_folder);

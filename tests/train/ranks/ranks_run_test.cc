@@ -134,12 +134,6 @@ TEST_F(RanksRunTest, RefuseWhatCannotBeDivided) {
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
     EXPECT_THAT(MessageOf(status), HasSubstr("--batch=3"));
   }
-  options = Options("run");
-  options.zero_stage = 2;
-  for (const absl::Status& status : TrainRanks(options)) {
-    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
-    EXPECT_THAT(MessageOf(status), HasSubstr("--zero_stage=2"));
-  }
   EXPECT_FALSE(std::filesystem::exists(options.out));
 }
 

@@ -1,0 +1,218 @@
+#include "forebay/offload/gathered_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/check.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/trace.h"
+#include "forebay/device/device.h"
+
+namespace forebay {
+
+std::vector<int> LayersToGather(GatheredFor length, std::span<const int> reads) {
+  std::vector<int> layers;
+  for (const int layer : reads) {
+    const bool is_kept = length == GatheredFor::kStep && std::ranges::count(layers, layer) > 0;
+    if (!is_kept) layers.push_back(layer);
+  }
+  return layers;
+}
+
+// Reached when the window has this rank's part of a layer; then it is copied to its place among the
+// others, and the window has its buffer back. On the communicator's thread.
+class GatheredWeights::PartArrival : public Event {
+ public:
+  explicit PartArrival(Swapper* swapper) : swapper_(swapper) {}
+  void Expect(int layer, std::span<std::byte> place) {
+    layer_ = layer;
+    place_ = place;
+  }
+
+  absl::Status Await() override {
+    FOREBAY_ASSIGN_OR_RETURN(const std::span<const std::byte> part, swapper_->Acquire(layer_));
+    FOREBAY_CHECK(part.size() == place_.size());
+    if (!part.empty()) std::memcpy(place_.data(), part.data(), part.size());
+    swapper_->Release(layer_);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<bool> IsReached() override {
+    if (!swapper_->NextIsReady()) return false;
+    FOREBAY_RETURN_IF_ERROR(Await());
+    return true;
+  }
+  absl::StatusOr<double> SecondsSince(Event&) override {
+    return absl::UnimplementedError("the arrival of a part is not timed");
+  }
+
+ private:
+  Swapper* const swapper_;
+  int layer_ = -1;
+  std::span<std::byte> place_;
+};
+
+GatheredWeights::GatheredWeights(const InventoryParts* parts, DType dtype, GatheredFor length,
+                                 Communicator* ranks, Swapper* swapper)
+    : parts_(parts),
+      elem_bytes_(SizeOf(dtype)),
+      length_(length),
+      ranks_(ranks),
+      swapper_(swapper),
+      is_expected_(static_cast<size_t>(parts->whole().num_layers())) {
+  for (int layer = 0; layer < parts->whole().num_layers(); ++layer) {
+    std::vector<int64_t>& offsets = offsets_bytes_.emplace_back();
+    for (const int64_t elems : parts->Offsets(layer)) offsets.push_back(elems * elem_bytes_);
+  }
+}
+
+std::vector<int64_t> GatheredWeights::BufferBytes(const Inventory& whole, DType dtype,
+                                                  GatheredFor length) {
+  std::vector<int64_t> bytes;
+  if (length == GatheredFor::kUse) {
+    bytes.assign(kMostHeld + 1, whole.largest_layer_elems() * SizeOf(dtype));
+    return bytes;
+  }
+  for (const LayerSpec& layer : whole.layers()) bytes.push_back(layer.num_elems * SizeOf(dtype));
+  return bytes;
+}
+
+absl::StatusOr<std::unique_ptr<GatheredWeights>> GatheredWeights::Create(
+    const InventoryParts* parts, DType dtype, GatheredFor length, Communicator* ranks,
+    Swapper* swapper, MemoryBudget* budget) {
+  std::unique_ptr<GatheredWeights> gathered(
+      new GatheredWeights(parts, dtype, length, ranks, swapper));
+  for (const int64_t bytes : BufferBytes(parts->whole(), dtype, length)) {
+    Buffer& buffer = gathered->buffers_.emplace_back();
+    FOREBAY_ASSIGN_OR_RETURN(buffer.memory,
+                             HostBuffer::Create(budget, "weights of all ranks", bytes));
+    buffer.part = std::make_unique<PartArrival>(swapper);
+  }
+  return gathered;
+}
+
+// The communicator may still fill a buffer.
+GatheredWeights::~GatheredWeights() {
+  Settle();
+}
+
+int64_t GatheredWeights::ChargedBytes(const Inventory& whole, DType dtype, GatheredFor length) {
+  int64_t charged = 0;
+  for (const int64_t bytes : BufferBytes(whole, dtype, length)) {
+    charged += HostBuffer::ChargedBytes(bytes);
+  }
+  return charged;
+}
+
+void GatheredWeights::Expect(std::span<const int> layers) {
+  for (const int layer : layers) {
+    announced_.push_back(layer);
+    if (length_ == GatheredFor::kStep && std::exchange(is_expected_[layer], 1)) continue;
+    swapper_->Expect(std::span(&layer, 1));
+  }
+}
+
+GatheredWeights::Buffer* GatheredWeights::Find(int layer) {
+  const auto is_it = [&](const Buffer& buffer) {
+    return buffer.layer == layer && (length_ == GatheredFor::kStep || buffer.num_lent == 0);
+  };
+  const auto found = std::ranges::find_if(buffers_, is_it);
+  return found == buffers_.end() ? nullptr : &*found;
+}
+
+GatheredWeights::Buffer* GatheredWeights::FindFree(int layer) {
+  if (length_ == GatheredFor::kStep) return &buffers_[layer];
+  const auto found = std::ranges::find(buffers_, -1, &Buffer::layer);
+  return found == buffers_.end() ? nullptr : &*found;
+}
+
+std::span<std::byte> GatheredWeights::BytesOf(Buffer& buffer) const {
+  return buffer.memory.bytes().first(offsets_bytes_[buffer.layer].back());
+}
+
+void GatheredWeights::Start(Buffer& buffer, int layer) {
+  FOREBAY_CHECK(buffer.num_lent == 0 && !buffer.is_under_way);
+  buffer.layer = layer;
+  const std::vector<int64_t>& offsets = offsets_bytes_[layer];
+  const int rank = ranks_->rank();
+  buffer.part->Expect(layer,
+                      BytesOf(buffer).subspan(offsets[rank], offsets[rank + 1] - offsets[rank]));
+  CollectiveMemory memory = OnHost(BytesOf(buffer));
+  memory.ready = buffer.part.get();
+  buffer.ticket = ranks_->StartAllGather(memory, offsets);
+  buffer.is_under_way = true;
+}
+
+absl::StatusOr<std::span<const std::byte>> GatheredWeights::Acquire(int layer) {
+  if (next_ == announced_.size() || announced_[next_] != layer) {
+    return UsageError(fmt::format(
+        "acquire: layer {} is not the next that was announced. Announce layers in the order in "
+        "which they are acquired, or cancel what was announced",
+        layer));
+  }
+  Buffer* buffer = Find(layer);
+  if (buffer == nullptr) {
+    buffer = FindFree(layer);
+    if (buffer == nullptr) {
+      return UsageError(
+          fmt::format("acquire: '{}' would be one layer too many, as {} can be held at a time. "
+                      "Release one first",
+                      parts_->whole().layers()[layer].name, buffers_.size()));
+    }
+    Start(*buffer, layer);
+  }
+  if (buffer->is_under_way) {
+    const TraceScope trace("weights of all ranks");
+    FOREBAY_RETURN_IF_ERROR(ranks_->Await(buffer->ticket));
+    buffer->is_under_way = false;
+  }
+  ++buffer->num_lent;
+  ++next_;
+  if (next_ == announced_.size()) {
+    announced_.clear();
+    next_ = 0;
+  } else if (const int ahead = announced_[next_]; Find(ahead) == nullptr) {
+    if (Buffer* const free = FindFree(ahead)) Start(*free, ahead);
+  }
+  return BytesOf(*buffer);
+}
+
+void GatheredWeights::Release(int layer) {
+  const auto lent = std::ranges::find_if(
+      buffers_, [&](const Buffer& buffer) { return buffer.layer == layer && buffer.num_lent > 0; });
+  FOREBAY_CHECK(lent != buffers_.end());
+  --lent->num_lent;
+  if (length_ == GatheredFor::kUse) lent->layer = -1;
+}
+
+void GatheredWeights::Settle() {
+  for (Buffer& buffer : buffers_) {
+    // An error is that of every later call.
+    if (buffer.is_under_way) ranks_->Await(buffer.ticket).IgnoreError();
+  }
+}
+
+void GatheredWeights::CancelExpected() {
+  Settle();
+  announced_.clear();
+  next_ = 0;
+  for (Buffer& buffer : buffers_) {
+    if (!std::exchange(buffer.is_under_way, false)) continue;
+    if (length_ == GatheredFor::kUse) buffer.layer = -1;
+  }
+  for (size_t layer = 0; layer < is_expected_.size(); ++layer) {
+    is_expected_[layer] = length_ == GatheredFor::kStep && buffers_[layer].layer >= 0;
+  }
+}
+
+void GatheredWeights::Forget() {
+  FOREBAY_CHECK(announced_.empty());
+  for (Buffer& buffer : buffers_) {
+    FOREBAY_CHECK(buffer.num_lent == 0 && !buffer.is_under_way);
+    buffer.layer = -1;
+  }
+  std::ranges::fill(is_expected_, 0);
+}
+
+}  // namespace forebay

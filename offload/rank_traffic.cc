@@ -1,0 +1,54 @@
+#include "forebay/offload/rank_traffic.h"
+
+#include "forebay/collective/communicator.h"
+
+namespace forebay {
+namespace {
+
+// A vector of `all` elements, of which the rank has `own`, in `bytes_per_elem` each.
+struct Divided {
+  int64_t all = 0;
+  int64_t own = 0;
+  int num_ranks = 1;
+};
+
+void AddReduceScatter(const Divided& vector, int64_t bytes_per_elem, RankTraffic& traffic) {
+  traffic.sent_bytes += (vector.all - vector.own) * bytes_per_elem;
+  traffic.received_bytes += (vector.num_ranks - 1) * vector.own * bytes_per_elem;
+}
+
+// The way back.
+void AddAllGather(const Divided& vector, int64_t bytes_per_elem, RankTraffic& traffic) {
+  traffic.sent_bytes += (vector.num_ranks - 1) * vector.own * bytes_per_elem;
+  traffic.received_bytes += (vector.all - vector.own) * bytes_per_elem;
+}
+
+}  // namespace
+
+RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks) {
+  RankTraffic traffic;
+  for (const LayerSpec& layer : whole.layers()) {
+    const Divided gradient = {layer.num_elems, EvenParts(layer.num_elems, num_ranks)[1], num_ranks};
+    AddReduceScatter(gradient, sizeof(float), traffic);
+    AddAllGather(gradient, sizeof(float), traffic);
+  }
+  return traffic;
+}
+
+RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights, GatheredFor length,
+                           std::span<const int> reads) {
+  const auto divided = [&](int layer) {
+    const std::span<const int64_t> offsets = parts.Offsets(layer);
+    return Divided{offsets.back(), offsets[rank + 1] - offsets[rank], parts.num_parts()};
+  };
+  RankTraffic traffic;
+  for (int layer = 0; layer < parts.whole().num_layers(); ++layer) {
+    AddReduceScatter(divided(layer), sizeof(float), traffic);
+  }
+  for (const int layer : LayersToGather(length, reads)) {
+    AddAllGather(divided(layer), SizeOf(weights), traffic);
+  }
+  return traffic;
+}
+
+}  // namespace forebay

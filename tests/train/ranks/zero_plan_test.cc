@@ -1,0 +1,137 @@
+// What the plan of a rank says of its share of the state, and of what it sends to the others, is
+// what the rank then has, reads, writes, sends and receives.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "forebay/aio/engine.h"
+#include "forebay/base/file.h"
+#include "forebay/tests/temporary_folder.h"
+#include "forebay/tests/train/ranks/rank_runs.h"
+#include "forebay/train/files/rank_folder.h"
+#include "forebay/train/files/run_folder.h"
+#include "forebay/train/plan/plan.h"
+#include "forebay/train/start/agree_on_run.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::Ge;
+using testing::Le;
+
+constexpr char kLargeConfig[] = R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 1024,
+  "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8,
+  "num_key_value_heads": 4, "max_position_embeddings": 32, "tie_word_embeddings": false,
+  "num_hidden_layers": 5})";
+
+// To 1 %.
+testing::Matcher<int64_t> IsAbout(int64_t expected) {
+  return AllOf(Ge(expected - expected / 100), Le(expected + expected / 100));
+}
+
+MachineLimits OneLargeDisk() {
+  MachineLimits limits;
+  limits.disks.resize(1);
+  return limits;
+}
+
+class ZeroPlanTest : public testing::Test {
+ protected:
+  TrainOptions Options(int stage, int64_t steps) const {
+    TrainOptions options =
+        task_.RoomyRun(folder_.Path("run" + std::to_string(stage) + "_" + std::to_string(steps)));
+    options.batch = 4;
+    options.accum = 1;
+    options.steps = steps;
+    options.zero_stage = stage;
+    options.export_format = ExportFormat::kNone;
+    options.weights_tier = options.state_tier = TierChoice::kNvme;
+    return options;
+  }
+  static Plan PlanOf(TrainOptions options, int rank, int num_ranks) {
+    EXPECT_EQ(TakePartOfRank(rank, num_ranks, options), absl::OkStatus());
+    const auto plan = MakePlan(*ReadDecoderConfig(options.model), options, OneLargeDisk());
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *plan;
+  }
+
+  const TemporaryFolder folder_;
+  const ToyTask task_{folder_.path(), /*num_blocks=*/4};
+};
+
+TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
+  constexpr int kNumRanks = 2;
+  for (const int stage : {0, 1, 3}) {
+    SCOPED_TRACE(stage);
+    // What a start and an end exchange beside is in both.
+    std::vector<CollectiveTraffic> of_two, of_six;
+    RankRuns runs;
+    runs.traffic = &of_two;
+    ASSERT_THAT(TrainRanks(Options(stage, 2), runs), Each(absl::OkStatus()));
+    runs.traffic = &of_six;
+    const TrainOptions options = Options(stage, 6);
+    ASSERT_THAT(TrainRanks(options, runs), Each(absl::OkStatus()));
+    for (int rank = 0; rank < kNumRanks; ++rank) {
+      const Plan plan = PlanOf(options, rank, kNumRanks);
+      EXPECT_THAT((of_six[rank].sent_bytes - of_two[rank].sent_bytes) / 4,
+                  IsAbout(plan.traffic.sent_bytes));
+      EXPECT_THAT((of_six[rank].received_bytes - of_two[rank].received_bytes) / 4,
+                  IsAbout(plan.traffic.received_bytes));
+      const std::string folder = RunFolderOfRank(options.out, rank);
+      EXPECT_EQ(FieldOf(folder, "read_bytes")[3], plan.read_bytes_per_step);
+      EXPECT_EQ(FieldOf(folder, "write_bytes")[3], plan.write_bytes_per_step);
+      const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
+      const auto store = OpenRunStore(folder, engine.get(), StoreAccess::kReadOnly);
+      ASSERT_TRUE(store.ok()) << store.status();
+      EXPECT_THAT(Total(TensorStore::DiskBytes((*store)->tiles(), (*store)->num_slots(),
+                                               (*store)->scratch_bytes())),
+                  IsAbout(plan.stripes.front().nvme_bytes));
+    }
+  }
+}
+
+// Of 20 million parameters, where blocks that cannot be divided do not count.
+TEST_F(ZeroPlanTest, DividesTheStateByTheNumberOfRanks) {
+  const std::string large = folder_.Path("large");
+  std::filesystem::create_directory(large);
+  ASSERT_EQ(WriteFileAtomically(large + "/config.json", kLargeConfig), absl::OkStatus());
+  const DecoderConfig model = *ReadDecoderConfig(large);
+  const auto plan_for = [&](int stage, int num_ranks) {
+    TrainOptions options = Options(stage, 1);
+    options.batch = 8;
+    options.ram_bytes = int64_t{4} << 30;
+    EXPECT_EQ(TakePartOfRank(0, num_ranks, options), absl::OkStatus());
+    const auto plan = MakePlan(model, options, OneLargeDisk());
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *plan;
+  };
+  const Plan alone = plan_for(0, 1);
+  const auto params = static_cast<double>(alone.tiles.weight_area_bytes()) / 4;  // fp32, padded
+  for (const int num_ranks : {2, 4, 8}) {
+    SCOPED_TRACE(num_ranks);
+    const double others = static_cast<double>(num_ranks - 1) / num_ranks;
+    EXPECT_EQ(plan_for(0, num_ranks).nvme_bytes, alone.nvme_bytes);
+    EXPECT_THAT(plan_for(0, num_ranks).traffic.sent_bytes,
+                IsAbout(std::llround(2 * 4 * params * others)));
+    for (const int stage : {1, 2, 3}) {
+      const Plan plan = plan_for(stage, num_ranks);
+      EXPECT_THAT(plan.nvme_bytes, IsAbout(alone.nvme_bytes / num_ranks));
+      if (stage < 3) {
+        EXPECT_THAT(plan.traffic.sent_bytes, IsAbout(std::llround(2 * 4 * params * others)));
+      }
+    }
+    // Weights twice, gradients once; but for the embedding and the head, which are read once.
+    const double read_once = 2 * 512 * 1024;
+    EXPECT_THAT(plan_for(3, num_ranks).traffic.sent_bytes,
+                IsAbout(std::llround(4 * (3 * params - read_once) * others)));
+  }
+}
+
+}  // namespace
+}  // namespace forebay

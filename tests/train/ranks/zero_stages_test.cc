@@ -1,0 +1,330 @@
+// ZeRO's stages: ranks that divide the state come to the bits of ranks that each have all of it,
+// and go on with them after whatever happens to one of them.
+#include <filesystem>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "forebay/base/errors.h"
+#include "forebay/tests/temporary_folder.h"
+#include "forebay/tests/train/faults/breaking_disk.h"
+#include "forebay/tests/train/ranks/rank_runs.h"
+#include "forebay/train/export/export_run.h"
+#include "forebay/train/files/rank_folder.h"
+#include "forebay/train/files/run_folder.h"
+#include "forebay/train/run/inspect.h"
+#include "gmock/gmock.h"
+
+namespace forebay {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+
+class ZeroStagesTest : public testing::Test {
+ protected:
+  // In fp32, clipped in some steps, with an evaluation on the way.
+  TrainOptions Options(int stage, const std::string& name) const {
+    TrainOptions options = task_.RoomyRun(folder_.Path(name + std::to_string(stage)));
+    options.batch = 4;
+    options.accum = 1;
+    options.clip = 0.5;
+    options.zero_stage = stage;
+    options.eval_data = options.data;
+    options.eval_every = 2;
+    return options;
+  }
+  std::string Digest(const TrainOptions& options, const RankRuns& runs) const {
+    EXPECT_THAT(TrainRanks(options, runs), Each(absl::OkStatus()));
+    return DigestOfRanks(options.out, runs.ranks.num_ranks);
+  }
+  // Of stage 0 and of another stage with the same settings.
+  void ExpectTheBitsOfStage0(int stage, const std::string& name, const RankRuns& runs = {},
+                             const std::function<void(TrainOptions&)>& change = {}) const {
+    SCOPED_TRACE(name + ", stage " + std::to_string(stage));
+    TrainOptions whole = Options(0, name), divided = Options(stage, name);
+    if (change) change(whole);
+    if (change) change(divided);
+    const bool is_there = std::filesystem::exists(whole.out);
+    const std::string expected =
+        is_there ? DigestOfRanks(whole.out, runs.ranks.num_ranks) : Digest(whole, runs);
+    ASSERT_NE(expected, "");
+    EXPECT_EQ(Digest(divided, runs), expected);
+    for (int rank = 0; rank < runs.ranks.num_ranks; ++rank) {
+      const std::string of_rank = RunFolderOfRank(divided.out, rank);
+      for (const char* field : {"loss", "grad_norm", "eval_loss"}) {
+        EXPECT_EQ(FieldOf(of_rank, field), FieldOf(whole.out, field)) << field;
+      }
+    }
+    EXPECT_EQ(ModelDigest(RunPaths(divided.out).model).value_or("none"),
+              ModelDigest(RunPaths(whole.out).model).value_or("no other"));
+  }
+
+  const TemporaryFolder folder_;
+  const ToyTask task_{folder_.path()};
+};
+
+void UseBf16(TrainOptions& options) {
+  options.precision = cpu::Precision::kBf16;
+  options.layout = Layout::kBf16;
+  options.grad_dtype = DType::kBF16;
+  options.export_dtype = DType::kBF16;
+}
+
+// Four ranks have layers of which one has everything, and three nothing.
+TEST_F(ZeroStagesTest, ComeToTheSameBits) {
+  for (const int num_ranks : {2, 4}) {
+    const RankRuns runs = {.ranks = {.num_ranks = num_ranks}};
+    const std::string of = std::to_string(num_ranks);
+    for (const int stage : {1, 2, 3}) {
+      ExpectTheBitsOfStage0(stage, "fp32_" + of, runs);
+      ExpectTheBitsOfStage0(stage, "bf16_" + of, runs, UseBf16);
+    }
+  }
+}
+
+TEST_F(ZeroStagesTest, ComeToTheSameBitsWhereverTheStateLies) {
+  ExpectTheBitsOfStage0(3, "ram", {}, [](TrainOptions& options) {
+    options.weights_tier = options.state_tier = TierChoice::kHost;
+  });
+  ExpectTheBitsOfStage0(3, "spilled", {}, [](TrainOptions& options) {
+    options.gradients_tier = TierChoice::kNvme;
+    options.durability = Durability::kReplay;
+    options.tile_elems = 2048;
+  });
+  ExpectTheBitsOfStage0(3, "one_copy", {}, [](TrainOptions& options) {
+    options.durability = Durability::kNone;
+    options.commit_every = 2;
+  });
+  ExpectTheBitsOfStage0(3, "int8", {}, [](TrainOptions& options) {
+    UseBf16(options);
+    options.layout = Layout::kInt8Moments;
+  });
+  ExpectTheBitsOfStage0(3, "slow", {.ranks = {.num_ranks = 2, .seed = 3}});
+}
+
+// A part may hope where another does not: all compute the pass again.
+TEST_F(ZeroStagesTest, SpeculateTogether) {
+  for (const double clip : {0.0, 0.5}) {
+    for (const int stage : {2, 3}) {
+      ExpectTheBitsOfStage0(stage, clip == 0 ? "hoped" : "clipped", {}, [&](TrainOptions& options) {
+        options.clip = clip;
+        options.gradients = GradientChoice::kSpeculate;
+      });
+    }
+  }
+}
+
+// What overflows in one part is skipped by all.
+TEST_F(ZeroStagesTest, SkipTheSameSteps) {
+  ExpectTheBitsOfStage0(3, "fp16", {}, [](TrainOptions& options) {
+    options.precision = cpu::Precision::kFp16;
+    options.layout = Layout::kFp16;
+    options.grad_dtype = DType::kF16;
+    options.export_dtype = DType::kF16;
+    options.initial_scale_power = 20;
+    options.hysteresis = 1;
+    options.steps = 12;
+  });
+}
+
+// Settings of a group of which a rank may have no element.
+TEST_F(ZeroStagesTest, HaveParameterGroups) {
+  ExpectTheBitsOfStage0(3, "groups", {.ranks = {.num_ranks = 4}}, [](TrainOptions& options) {
+    options.param_groups = {{.match = "model.norm.weight", .lr = 1e-3, .weight_decay = 0.2}};
+  });
+}
+
+class DividedRunTest : public ZeroStagesTest {
+ protected:
+  void SetUp() override {
+    expected_ = Digest(Options(3, "undisturbed"), {});
+    ASSERT_NE(expected_, "");
+  }
+  // Goes on with a run on both ranks, or begins it where it never was.
+  void ExpectToGoOn(TrainOptions options) const {
+    const auto json = ReadRunJson(options.out);
+    options.resume = json.ok() && (*json)["state"] == kRunReady;
+    EXPECT_EQ(Digest(options, {}), expected_);
+  }
+
+  std::string expected_;
+};
+
+TEST_F(DividedRunTest, DiesBeforeAnyExchange) {
+  // Until it does not come so far any more.
+  for (int64_t exchange = 0;; exchange += 11) {
+    SCOPED_TRACE(exchange);
+    const TrainOptions options = Options(3, "died" + std::to_string(exchange) + "_");
+    RankRuns runs;
+    runs.ranks.faults = {{ThreadFaultKind::kDies, /*rank=*/1, exchange}};
+    const std::vector<absl::Status> statuses = TrainRanks(options, runs);
+    if (statuses[0].ok() && statuses[1].ok()) {
+      EXPECT_GT(exchange, 60);
+      return;
+    }
+    EXPECT_EQ(ExitCodeOf(statuses[0]), ExitCode::kEnvironment) << statuses[0];
+    EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("rank 1"));
+    ExpectToGoOn(options);
+  }
+}
+
+// The window's error is the reason that the others have.
+TEST_F(DividedRunTest, LosesADisk) {
+  const TrainOptions options = Options(3, "lost");
+  BreakingDisk disk;
+  RankRuns runs;
+  runs.world = [&](int rank) { return rank == 1 ? OnDisk(&disk) : TrainEnvironment{}; };
+  runs.stop = [&](int rank) {
+    if (rank == 1 && !StepsInMetrics(RunFolderOfRank(options.out, 1)).empty()) disk.broken = true;
+    return false;
+  };
+  const std::vector<absl::Status> statuses = TrainRanks(options, runs);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr("EIO"));
+  }
+  EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("rank 1 of 2 on thread1"));
+  ExpectToGoOn(options);
+}
+
+TEST_F(DividedRunTest, StopsAndGoesOn) {
+  for (const int rank : {0, 1}) {
+    TrainOptions options = Options(3, "stopped" + std::to_string(rank) + "_");
+    options.commit_every = 100;
+    RankRuns runs;
+    runs.stop = [&, rank](int asked) {
+      return asked == rank && !StepsInMetrics(RunFolderOfRank(options.out, rank)).empty();
+    };
+    EXPECT_THAT(TrainRanks(options, runs),
+                Each(testing::ResultOf(ExitCodeOf, ExitCode::kInterrupted)));
+    ExpectToGoOn(options);
+  }
+}
+
+// What is kept of weights is the rank's own affair: stages 1 to 3 have the same folders.
+TEST_F(DividedRunTest, GoesOnWithAnotherStageThatDividesTheState) {
+  TrainOptions options = Options(3, "other");
+  options.stop_after = 2;
+  EXPECT_THAT(TrainRanks(options), Each(testing::ResultOf(ExitCodeOf, ExitCode::kInterrupted)));
+  options.stop_after = 0;
+  options.zero_stage = 1;
+  ExpectToGoOn(options);
+}
+
+// Its folders, as whoever has one of them sees them.
+TEST_F(DividedRunTest, IsOneRunInAllItsFolders) {
+  const std::string out = Options(3, "undisturbed").out;
+  const std::string second = RunFolderOfRank(out, 1);
+  for (const std::string& folder : {out, second}) {
+    const auto json = Inspect(folder, {.hash = true});
+    ASSERT_TRUE(json.ok()) << json.status();
+    EXPECT_EQ((*json)["digest"], expected_);
+    EXPECT_EQ((*json)["part"], Json({{"number", folder == out ? 0 : 1}, {"of", 2}}));
+  }
+  ExportRunOptions request;
+  request.run = second;
+  request.out = folder_.Path("exported");
+  request.progress = [](double) { return absl::OkStatus(); };
+  request.dtype = DType::kF32;
+  const auto exported = ExportRun(request);
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  EXPECT_EQ(ModelDigest(exported->folder).value_or(""), ModelDigest(RunPaths(out).model).value());
+
+  std::filesystem::rename(second, folder_.Path("away"));
+  const auto lacking = Inspect(out, {.hash = true});
+  EXPECT_EQ(ExitCodeOf(lacking.status()), ExitCode::kBadInput);
+  EXPECT_THAT(MessageOf(lacking.status()), AllOf(HasSubstr(second), HasSubstr("part 1 of the 2")));
+}
+
+// Among any number of ranks, divided or not: the state is the same to the bit, and comes back.
+TEST_F(DividedRunTest, IsCopiedByAnyOtherNumberOfRanks) {
+  TrainOptions options = Options(3, "origin");
+  options.stop_after = 2;
+  EXPECT_THAT(TrainRanks(options), Each(testing::ResultOf(ExitCodeOf, ExitCode::kInterrupted)));
+  options.stop_after = 0;
+  const std::string origin = DigestOfRanks(options.out, 2);
+  ASSERT_NE(origin, "");
+  for (const int stage : {3, 0}) {
+    options.from = options.out;
+    options.out = folder_.Path("of_four_" + std::to_string(stage));
+    options.zero_stage = stage;
+    RankRuns runs = {.ranks = {.num_ranks = 4}};
+    runs.stop = [&](int rank) {  // before its first step
+      const auto json = ReadRunJson(RunFolderOfRank(options.out, rank));
+      return json.ok() && (*json)["state"] == kRunReady;
+    };
+    EXPECT_THAT(TrainRanks(options, runs),
+                Each(testing::ResultOf(ExitCodeOf, ExitCode::kInterrupted)));
+    EXPECT_EQ(DigestOfRanks(options.out, 4), origin);
+  }
+  options.from = options.out;
+  options.out = folder_.Path("of_two");
+  options.zero_stage = 1;
+  EXPECT_EQ(Digest(options, {}), expected_);
+
+  options.from = Options(3, "origin").out;
+  options.out = folder_.Path("alone");
+  EXPECT_EQ(TrainToy(options), absl::OkStatus());
+  const double of_two = FieldOf(folder_.Path("of_two"), "loss").back();
+  EXPECT_NEAR(FieldOf(options.out, "loss").back(), of_two, 1e-5 * of_two);
+}
+
+// Codes of moments and their scales too.
+TEST_F(ZeroStagesTest, AreCopiedInEveryLayout) {
+  for (const Layout layout : {Layout::kBf16, Layout::kInt8Moments, Layout::kFp32}) {
+    SCOPED_TRACE(NameOf(layout));
+    TrainOptions options = Options(3, std::string(NameOf(layout)));
+    if (layout != Layout::kFp32) UseBf16(options);
+    options.layout = layout;
+    const std::string whole = Digest(options, {});
+    options.stop_after = 2;
+    options.out += "_origin";
+    EXPECT_THAT(TrainRanks(options), Each(testing::ResultOf(ExitCodeOf, ExitCode::kInterrupted)));
+    options.stop_after = 0;
+    options.from = options.out;
+    options.out += "_copied";
+    options.zero_stage = 0;
+    EXPECT_EQ(Digest(options, {}), whole);
+  }
+}
+
+TEST_F(DividedRunTest, IsNotCopiedWithoutAllItsFolders) {
+  TrainOptions options = Options(3, "undisturbed");
+  std::filesystem::rename(RunFolderOfRank(options.out, 1), folder_.Path("away"));
+  options.from = options.out;
+  options.out = folder_.Path("copy");
+  const absl::Status status = TrainToy(options);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr(RunFolderOfRank(options.from, 1)));
+  EXPECT_FALSE(std::filesystem::exists(options.out));
+}
+
+// Nothing is guessed.
+TEST_F(DividedRunTest, RefusesAnotherDivision) {
+  TrainOptions options = Options(3, "undisturbed");
+  options.resume = true;
+  const auto refuses = [&](const std::vector<absl::Status>& statuses) {
+    for (const absl::Status& status : statuses) {
+      EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+      EXPECT_THAT(MessageOf(status), HasSubstr("divided among 2 ranks"));
+    }
+  };
+  refuses({TrainToy(options)});
+  options.zero_stage = 0;
+  refuses(TrainRanks(options));
+  EXPECT_EQ(DigestOfRanks(options.out, 2), expected_);
+}
+
+TEST_F(ZeroStagesTest, RefuseExportsBesideTheSteps) {
+  TrainOptions options = Options(2, "run");
+  options.save_every = 1;
+  for (const absl::Status& status : TrainRanks(options)) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr("--save_every=1"));
+  }
+}
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,143 @@
+#include "forebay/train/export/run_state.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/base/round_up.h"
+#include "forebay/model/decoder_config.h"
+#include "forebay/train/files/rank_folder.h"
+#include "forebay/train/files/rank_parts.h"
+#include "forebay/train/files/run_files.h"
+#include "forebay/train/files/run_folder.h"
+#include "forebay/train/files/swap_area.h"
+
+namespace forebay {
+namespace {
+
+// That of rank 0, given any rank's.
+std::string FolderOfAllRanks(const std::string& run_directory, const RankPart& part) {
+  if (part.number == 0) return run_directory;
+  return std::filesystem::path(AbsolutePath(run_directory)).parent_path().string();
+}
+
+absl::StatusOr<std::unique_ptr<TensorStore>> OpenPart(const std::string& folder,
+                                                      const RankPart& part, Engine* engine) {
+  if (!IsRunFolder(folder)) {
+    return BadInputError(
+        fmt::format("'{}' is not there, or is no run folder: it has part {} of the {} that this "
+                    "run's state is divided into. Put it back, or mount its disk there",
+                    folder, part.number, part.of));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(folder));
+  if (const RankPart its = PartOf(json); its != part) {
+    return CorruptError(fmt::format(
+        "'{}' has part {} of {} of a run's state, and part {} of {} was expected. Put back the "
+        "folders that belong together",
+        folder, its.number, its.of, part.number, part.of));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                           OpenRunStore(folder, engine, StoreAccess::kReadOnly));
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
+  return store;
+}
+
+// One store has whole layers.
+std::shared_ptr<const InventoryParts> PartsOfStore(const TensorStore& store) {
+  return std::make_shared<InventoryParts>(store.inventory(), 1);
+}
+
+}  // namespace
+
+absl::StatusOr<RunState> RunState::Open(const std::string& run_directory, Engine* engine) {
+  FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
+  const RankPart own = PartOf(json);
+  if (own.of == 1) {
+    FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                             OpenPart(run_directory, own, engine));
+    std::shared_ptr<const InventoryParts> whole = PartsOfStore(*store);
+    std::vector<std::unique_ptr<TensorStore>> stores;
+    stores.push_back(std::move(store));
+    return RunState(std::move(whole), std::move(stores));
+  }
+  const std::string out = FolderOfAllRanks(run_directory, own);
+  std::vector<std::unique_ptr<TensorStore>> stores;
+  for (int number = 0; number < own.of; ++number) {
+    const std::string folder = RunFolderOfRank(out, number);
+    FOREBAY_ASSIGN_OR_RETURN(stores.emplace_back(), OpenPart(folder, {number, own.of}, engine));
+    const int64_t step = stores.back()->committed().step;
+    if (step == stores.front()->committed().step) continue;
+    return CorruptError(fmt::format(
+        "the state in '{}' is of step {}, that in '{}' of step {}. Where a crash has left them so, "
+        "'forebay train --resume' with {} ranks brings them to one step; else put back the folders "
+        "that belong together",
+        out, stores.front()->committed().step, folder, step, own.of));
+  }
+  const std::string files = RunPaths(run_directory).files;
+  FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(files));
+  std::shared_ptr<const InventoryParts> parts = PartsOf(config, own);
+  for (int number = 0; number < own.of; ++number) {
+    FOREBAY_RETURN_IF_ERROR(CheckWeightsAreOf(parts->Of(number), stores[number]->inventory(),
+                                              JoinPath(files, kConfigName)));
+  }
+  return RunState(std::move(parts), std::move(stores));
+}
+
+template <typename T, typename Read>
+absl::Status RunState::ReadPieces(const TensorSpec& tensor, int64_t first_elem, std::span<T> out,
+                                  const Read& read) const {
+  const auto index = static_cast<int>(&tensor - inventory().tensors().data());
+  for (const ElemPiece& piece : parts_->PiecesOf(index, first_elem, std::ssize(out))) {
+    TensorStore& store = *stores_[piece.part];
+    FOREBAY_RETURN_IF_ERROR(read(store, store.inventory().tensors()[index], piece.first_in_part,
+                                 out.subspan(piece.first - first_elem, piece.num_elems)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunState::ReadMasters(const TensorSpec& tensor, int64_t first_elem,
+                                   std::span<float> out) const {
+  return ReadPieces(tensor, first_elem, out,
+                    [](TensorStore& store, const TensorSpec& own, int64_t first, auto values) {
+                      return store.ReadTensor(own, TensorPlane::kMaster, first, values);
+                    });
+}
+
+absl::Status RunState::ReadW16(const TensorSpec& tensor, int64_t first_elem,
+                               std::span<uint16_t> out) const {
+  return ReadPieces(tensor, first_elem, out,
+                    [](TensorStore& store, const TensorSpec& own, int64_t first, auto values) {
+                      return store.ReadTensorW16(own, first, values);
+                    });
+}
+
+// Parts are cut where planes are: between whole blocks of scales.
+absl::Status RunState::ReadPlane(const TensorSpec& tensor, TilePlane kind, int64_t first_elem,
+                                 int64_t num_elems, std::span<std::byte> out) const {
+  const auto index = static_cast<int>(&tensor - inventory().tensors().data());
+  for (const ElemPiece& piece : parts_->PiecesOf(index, first_elem, num_elems)) {
+    TensorStore& store = *stores_[piece.part];
+    const TensorSpec& own = store.inventory().tensors()[index];
+    const TileMap& tiles = store.tiles();
+    const TilePlanes& planes =
+        tiles.PlanesOf(tiles.tiles()[tiles.TileAt(own.layer, own.offset_elems)]);
+    const int plane = planes.Find(kind);
+    const int64_t stored =
+        planes.IsScale(plane) ? RoundUp(piece.num_elems, kMomentBlockElems) : piece.num_elems;
+    const std::span<std::byte> to =
+        out.subspan(planes.Bytes(plane, piece.first - first_elem), planes.Bytes(plane, stored));
+    FOREBAY_RETURN_IF_ERROR(
+        store.ReadTilePlane(own, kind, piece.first_in_part, piece.num_elems, to));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> RunState::Digest() const {
+  std::vector<TensorStore*> stores;
+  for (const auto& store : stores_) stores.push_back(store.get());
+  return StateDigest(inventory(), stores);
+}
+
+}  // namespace forebay

@@ -1,0 +1,45 @@
+#include "forebay/train/files/rank_parts.h"
+
+#include "forebay/base/json_fields.h"
+#include "forebay/model/decoder.h"
+
+namespace forebay {
+namespace {
+
+constexpr int64_t kMostParts = int64_t{1} << 20;
+
+}  // namespace
+
+RankPart PartOf(const RunOptions& options) {
+  if (options.zero_stage == 0) return {};
+  return {options.rank, options.num_ranks};
+}
+
+RankPart PartOf(const Json& run_json) {
+  if (!run_json.contains("part") || run_json["part"].is_null()) return {};
+  return {run_json["part"]["number"].get<int>(), run_json["part"]["of"].get<int>()};
+}
+
+Json ToJson(const RankPart& part) {
+  if (part.of == 1) return nullptr;
+  return {{"number", part.number}, {"of", part.of}};
+}
+
+bool IsRunJsonPart(const Json& value) {
+  if (value.is_null()) return true;
+  if (!value.is_object() || !value.contains("number") || !value.contains("of")) return false;
+  return IsIntegerIn(value["of"], 2, kMostParts) &&
+         IsIntegerIn(value["number"], 0, value["of"].get<int64_t>() - 1);
+}
+
+std::shared_ptr<const InventoryParts> PartsOf(const DecoderConfig& config, const RankPart& part) {
+  if (part.of == 1) return nullptr;
+  return std::make_shared<InventoryParts>(BuildInventory(config), part.of);
+}
+
+Inventory InventoryOf(const DecoderConfig& config, const RankPart& part) {
+  const std::shared_ptr<const InventoryParts> parts = PartsOf(config, part);
+  return parts == nullptr ? BuildInventory(config) : parts->Of(part.number);
+}
+
+}  // namespace forebay

@@ -1,0 +1,101 @@
+#include "forebay/train/start/copied_state.h"
+
+#include <utility>
+#include <vector>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/base/round_up.h"
+#include "forebay/swap/store/rank_commits.h"
+#include "forebay/swap/tiles/tile_values.h"
+#include "forebay/train/files/rank_folder.h"
+#include "forebay/train/files/rank_parts.h"
+#include "forebay/train/files/run_folder.h"
+
+namespace forebay {
+namespace {
+
+// A step that some ranks have published and others have only prepared is published by all.
+absl::Status BringToOneStep(const std::string& out, int num_parts, Engine* engine) {
+  std::vector<std::unique_ptr<TensorStore>> stores;
+  std::vector<CommitStanding> standings;
+  for (int part = 0; part < num_parts; ++part) {
+    const std::string folder = RunFolderOfRank(out, part);
+    if (!IsRunFolder(folder)) return absl::OkStatus();  // RunState::Open names it
+    FOREBAY_ASSIGN_OR_RETURN(stores.emplace_back(),
+                             OpenRunStore(folder, engine, StoreAccess::kReadWrite));
+    FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*stores.back()));
+    standings.push_back(StandingOf(*stores.back()));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const size_t newest, NewestRank(standings));
+  const Json trainer = stores[newest]->committed().trainer;
+  for (const auto& store : stores) {
+    FOREBAY_RETURN_IF_ERROR(BringToStep(standings[newest], trainer, *store));
+  }
+  return absl::OkStatus();
+}
+
+// What of a tile is a tensor's, in all its planes.
+absl::Status CopyTensor(const RunState& state, const TensorSpec& of_state, int64_t first_of_own,
+                        const TilePart& part, const TileMap& tiles, const Tile& tile,
+                        std::span<std::byte> weights, std::span<std::byte> planes_of_state) {
+  const TilePlanes& planes = tiles.PlanesOf(tile);
+  for (int plane = 0; plane < planes.size(); ++plane) {
+    const std::span<std::byte> half = plane == 0 ? weights : planes_of_state;
+    const int64_t stored =
+        planes.IsScale(plane) ? RoundUp(part.num_elems, kMomentBlockElems) : part.num_elems;
+    const auto to = half.subspan(
+        planes.OffsetBytes(plane, tile.num_elems) + planes.Bytes(plane, part.first_in_tile),
+        planes.Bytes(plane, stored));
+    FOREBAY_RETURN_IF_ERROR(state.ReadPlane(
+        of_state, planes.kind(plane), first_of_own + part.first_in_tensor, part.num_elems, to));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<CopiedState> OpenStateToCopy(const PreparedRun& run) {
+  const std::string& from = run.options.from;
+  CopiedState copied;
+  FOREBAY_ASSIGN_OR_RETURN(copied.run_json, ReadRunJson(from));
+  if (copied.run_json["state"] != kRunReady || !copied.run_json["fingerprint"].is_object()) {
+    return UsageError(fmt::format(
+        "--from: the run in '{}' has no step that could be gone on from. Name one that was trained",
+        from));
+  }
+  copied.engine = CreateThreadsEngine({});
+  if (run.options.rank == 0) {
+    FOREBAY_RETURN_IF_ERROR(BringToOneStep(from, PartOf(copied.run_json).of, copied.engine.get()));
+  }
+  if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());
+  FOREBAY_ASSIGN_OR_RETURN(RunState state, RunState::Open(from, copied.engine.get()));
+  if (state.layout() != run.options.layout) {
+    return UsageError(
+        fmt::format("--from: the state of the run in '{}' has layout {}, and this "
+                    "one would have {}. Leave out --layout and --precision",
+                    from, NameOf(state.layout()), NameOf(run.options.layout)));
+  }
+  copied.state = std::make_unique<RunState>(std::move(state));
+  return copied;
+}
+
+TileFiller CopyOf(const RunState* state, const Inventory* own, const InventoryParts* parts,
+                  int part, const TileMap* tiles) {
+  return [=](int index, std::span<std::byte> weights, std::span<std::byte> planes) -> absl::Status {
+    const Tile& tile = tiles->tiles()[index];
+    const LayerSpec& layer = own->layers()[tile.layer];
+    for (int i = layer.first_tensor; i < layer.first_tensor + layer.num_tensors; ++i) {
+      const TensorSpec& tensor = own->tensors()[i];
+      const TileRange range = TilesOf(*tiles, tensor);
+      if (index < range.first || index >= range.end) continue;
+      const int64_t first = parts == nullptr ? 0 : parts->FirstElem(i, part);
+      FOREBAY_RETURN_IF_ERROR(CopyTensor(*state, state->inventory().tensors()[i], first,
+                                         PartInTile(*tiles, tensor, index), *tiles, tile, weights,
+                                         planes));
+    }
+    return absl::OkStatus();
+  };
+}
+
+}  // namespace forebay

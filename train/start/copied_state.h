@@ -1,0 +1,38 @@
+// A run that begins with the state of another one, whatever number of ranks has it and among how
+// many the new one divides it: each rank copies its own part out of the folders of all.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "forebay/aio/engine.h"
+#include "forebay/base/json.h"
+#include "forebay/offload/create_store.h"
+#include "forebay/swap/tiles/inventory_parts.h"
+#include "forebay/train/export/run_state.h"
+#include "forebay/train/start/prepared_run.h"
+
+namespace forebay {
+
+// The run of --from, which stays as it is.
+struct CopiedState {
+  Json run_json;
+  std::unique_ptr<Engine> engine;  // before what uses it
+  std::unique_ptr<RunState> state;
+};
+
+// Opens the folders of all its ranks, which are to belong to one step; those that a crash has left
+// a step apart are brought to one before, by rank 0 of this run. UsageError: a run that was stopped
+// before its first commit, or of another layout than this one's; EnvironmentError: it is in use, or
+// that of the ranks; the errors of RunState::Open and NewestRank.
+absl::StatusOr<CopiedState> OpenStateToCopy(const PreparedRun& run);
+
+// Fills the tiles of a store with `own`, the inventory of part `part` of that state's layers (of
+// all of them, where `parts` is nullptr): weights and moments to the bit. What is pointed to
+// outlives the filler.
+TileFiller CopyOf(const RunState* state, const Inventory* own, const InventoryParts* parts,
+                  int part, const TileMap* tiles);
+
+}  // namespace forebay
