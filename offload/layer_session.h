@@ -269,6 +269,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status HandSum();
   absl::Status HandOpen(int layer);
   absl::Status CloseLayers();
+  void MarkHanded(int layer);
   void ForgetHanded();
 
   const OffloadPlan plan_;

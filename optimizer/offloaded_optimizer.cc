@@ -337,6 +337,15 @@ absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient
   return impl_->TakeGradient(layer, gradient, pool, without_gradient);
 }
 
+absl::Status OffloadedOptimizer::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
+                                      std::span<const int> without_gradient) {
+  const size_t num_elems = gradient.elems.size() / SizeOf(impl_->options.gradient_dtype);
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, num_elems, without_gradient));
+  FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, gradient));
+  FOREBAY_RETURN_IF_ERROR(impl_->Land());
+  return impl_->TakeGradient(layer, gradient, pool, without_gradient);
+}
+
 absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
                                       std::span<const int> without_gradient) {
   if (gradient.device == DeviceKind::kHost) {
