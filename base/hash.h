@@ -17,7 +17,13 @@
 
 namespace forebay {
 
+// The same bits as XXH3_64bits_withSeed, from AVX2 where the CPU has it: for inputs that are long
+// enough to be worth the call.
+uint64_t LongXxh3_64(std::span<const std::byte> data, uint64_t seed);
+
 inline uint64_t Xxh3_64(std::span<const std::byte> data, uint64_t seed = 0) {
+  constexpr size_t kLongBytes = 4096;
+  if (data.size() >= kLongBytes) return LongXxh3_64(data, seed);
   return XXH3_64bits_withSeed(data.data(), data.size(), seed);
 }
 

@@ -164,7 +164,8 @@ typedef struct {
   int32_t num_open_layers;   /* that add_gradient may be summing at one time; 0: 2 */
   int32_t num_window_layers; /* that the window holds at one time; 0: as there is memory for */
   /* Not 0: gradients are applied as layers close, which they do from the last to the first, and
-     every step is committed. For steps that are not clipped. */
+     every step is committed. Of several layers that of the first, which comes last, is applied when
+     the layer is read next. For steps that are not clipped. */
   int32_t update_in_backward;
   int64_t tile_elems; /* elements that are read and written at once; 0: the default */
   /* FOREBAY_HOST or FOREBAY_CUDA: where leases lie. On a GPU there is a window of num_window_layers
@@ -250,7 +251,8 @@ int32_t forebay_layers_begin_step(forebay_layers* layers, const forebay_step_opt
    finish_backward, and without groups. */
 int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_options* options,
                                 char** message);
-/* Applies what is left of the update of the step before: that of layers which were not read since.
+/* Applies what is left of the update of the step before: that of layers which were not read since;
+   and makes its commit, where commit_once_applied has asked for one.
    A step's first gradient does so too, and needs that nothing is left, or no lease is out: so call
    it between forward and backward where a step does not read all layers. */
 int32_t forebay_layers_settle(forebay_layers* layers, char** message);
@@ -294,6 +296,13 @@ void forebay_layers_abandon(forebay_layers* layers);
    progress, or a lease is out. */
 int32_t forebay_layers_commit(forebay_layers* layers, const char* user, size_t user_length,
                               char** message);
+
+/* The same, made once the step's update is applied: at once where it is, else in the next step,
+   between forward and backward (see settle). It carries `user` and the raw tensors as they are now.
+   A crash until then leaves the step before. USAGE as of commit; where it is not made at once,
+   leases may be out. */
+int32_t forebay_layers_commit_once_applied(forebay_layers* layers, const char* user,
+                                           size_t user_length, char** message);
 
 int64_t forebay_layers_committed_step(forebay_layers* layers);
 int64_t forebay_layers_step(forebay_layers* layers); /* the last one that is real */

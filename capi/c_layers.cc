@@ -40,7 +40,8 @@ absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions&
   return absl::OkStatus();
 }
 
-absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& options) {
+absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& options,
+                                                  int num_layers) {
   EmbeddedOptions embedded;
   OffloadOptions& offload = embedded.offload;
   FOREBAY_ASSIGN_OR_RETURN(offload.nvme, FoldersOf(options.folders, options.num_folders));
@@ -71,6 +72,8 @@ absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& 
   offload.clip = 0;  // that of the steps
   offload.gradients =
       options.update_in_backward != 0 ? GradientChoice::kSpeculate : GradientChoice::kHold;
+  // The first layer's gradient comes last, and nothing of the pass would hide its update.
+  if (options.update_in_backward != 0) offload.speculate_layers = std::max(0, num_layers - 1);
   return embedded;
 }
 
@@ -101,7 +104,8 @@ absl::StatusOr<forebay_layers*> New(const forebay_layers_options* given,
                                     const forebay_inventory* inventory) {
   FOREBAY_RETURN_IF_ERROR(CheckPointer(inventory, "inventory"));
   FOREBAY_ASSIGN_OR_RETURN(const forebay_layers_options options, OptionsOf(given));
-  FOREBAY_ASSIGN_OR_RETURN(EmbeddedOptions embedded, EmbeddedOptionsOf(options));
+  FOREBAY_ASSIGN_OR_RETURN(EmbeddedOptions embedded,
+                           EmbeddedOptionsOf(options, inventory->inventory.num_streamed_layers()));
   int num_groups = 1;
   for (const int group : inventory->group_of_tensor) num_groups = std::max(num_groups, group + 1);
   embedded.groups.groups.resize(static_cast<size_t>(num_groups));

@@ -243,6 +243,11 @@ absl::Status LayersState::Commit(std::optional<Json> user) {
   return session->Commit(KeptOf(*std::move(user), num_skipped_));
 }
 
+absl::Status LayersState::CommitOnceApplied(Json user) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  return session->CommitOnceApplied(KeptOf(std::move(user), num_skipped_));
+}
+
 // ---- Start and end -----------------------------------------------------------------------------
 
 absl::Status LayersState::Start(Json user) {

@@ -137,7 +137,8 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   }
   FOREBAY_ASSIGN_OR_RETURN(
       session->open_layers_,
-      OpenLayers::Create(&tensors->inventory(), Places(of_session.num_open_layers), budget));
+      OpenLayers::Create(&tensors->inventory(), Places(of_session.num_open_layers),
+                         of_session.offload.grad_dtype, budget));
   if (of_session.ranks != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
         session->sum_, GradientSum::Create(session->layers_of_caller(), of_session.parts.get(),
@@ -436,9 +437,13 @@ absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
     FOREBAY_RETURN_IF_ERROR(HandSum());
     sum_->Start(layer, gradient.elems);
   }
+  MarkHanded(layer);
+  return absl::OkStatus();
+}
+
+void LayerSession::MarkHanded(int layer) {
   is_handed_[layer] = 1;
   ++num_handed_;
-  return absl::OkStatus();
 }
 
 absl::Status LayerSession::HandSum() {
@@ -483,7 +488,16 @@ absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const 
 absl::Status LayerSession::HandOpen(int layer) {
   FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
   FOREBAY_ASSIGN_OR_RETURN(const OpenLayers::Sum sum, open_layers_->SumOf(layer));
-  FOREBAY_RETURN_IF_ERROR(HandOver(layer, LayerGradient{.elems = sum.elems}, sum.without_gradient));
+  if (sum.as_handed.empty()) {
+    FOREBAY_RETURN_IF_ERROR(
+        HandOver(layer, LayerGradient{.elems = sum.elems}, sum.without_gradient));
+  } else {
+    // No sum over ranks: their sessions take whole layers' gradients alone.
+    FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
+    FOREBAY_RETURN_IF_ERROR(
+        optimizer_->Hand(layer, RoundedGradient{sum.as_handed}, *pool_, sum.without_gradient));
+    MarkHanded(layer);
+  }
   open_layers_->Close(layer);
   return absl::OkStatus();
 }

@@ -213,6 +213,10 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // The same with `kept` in place of what Update or Skip was given. UsageError where the step is
   // committed with something else.
   absl::Status Commit(Json kept);
+  // The same, made once the step's update is applied: at once where it is, else in
+  // UpdatesOfTheStepBefore of the next step. What it carries is as it is now, raw tensors too. A
+  // crash until then leaves the step before.
+  absl::Status CommitOnceApplied(Json kept);
 
   // ---- After a crash (--durability=replay). Before the first step.
 
@@ -263,6 +267,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::StatusOr<bool> CommitIsDueAfter(int64_t step, CommitWhen when);
   void RestartCommitClock();
   absl::Status CheckCommitFits(const Json& kept) const;
+  absl::Status CheckReleasedFits(Json kept) const;
+  // UsageError where `kept` differs from what the released step's commit carries for good.
+  absl::Status CheckSameCommit(const Json& kept) const;
   absl::Status AbandonGradients();
   absl::Status CheckRawTensors(std::string_view call) const;
   absl::Status MakeOpenUpdateWrite();
@@ -284,6 +291,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   }
   absl::Status HandOpen(int layer);
   absl::Status CloseLayers();
+  void MarkHanded(int layer);
   void ForgetHanded();
 
   const OffloadPlan plan_;
@@ -328,6 +336,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   bool update_is_open_ = false;       // whether an update was begun after the last commit
   bool open_update_commits_ = false;  // whether that is to be committed when it is applied
   bool open_update_writes_ = false;   // whether BeginWriting was called for it
+  bool commit_is_said_ = false;       // since CommitOnceApplied, until that is made
   absl::Status failure_;              // of a commit, or an undoing: no further step or commit
   absl::Status undo_failure_;         // of the undoing: what lies in RAM is of no step, nor lent
   std::optional<KeptUpdate> recovered_;

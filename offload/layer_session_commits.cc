@@ -172,6 +172,12 @@ absl::Status LayerSession::CheckCommitFits(const Json& kept) const {
   return TrainerText(text).status();
 }
 
+// The same of the released step.
+absl::Status LayerSession::CheckReleasedFits(Json kept) const {
+  AddMissedUpdates(optimizer_->missed_updates(), kept);
+  return TrainerText(kept).status();
+}
+
 absl::Status LayerSession::CheckRawTensors(std::string_view call) const {
   if (!raw_->HaveChanged()) return absl::OkStatus();
   return UsageError(fmt::format(
@@ -236,7 +242,7 @@ absl::Status LayerSession::CommitReleased() {
   }
   own_waits_[Activity::kCommit] += watch.Seconds();
   FOREBAY_RETURN_IF_ERROR(failure_);
-  update_is_open_ = false;
+  update_is_open_ = commit_is_said_ = false;
   committed_step_ = released_step_;
   if (options_.after_commit) options_.after_commit();
   return absl::OkStatus();
@@ -263,7 +269,8 @@ absl::Status LayerSession::Commit() {
   if (committed_step_ == released_step_) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(failure_);
   // Kept gradients stand for a step that changed no raw tensors.
-  if (plan_.gradient_area == GradientArea::kAll) FOREBAY_RETURN_IF_ERROR(CheckRawTensors("Commit"));
+  const bool is_final = plan_.gradient_area == GradientArea::kAll || commit_is_said_;
+  if (is_final) FOREBAY_RETURN_IF_ERROR(CheckRawTensors("Commit"));
   FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
   raw_->Release();
   return FinishAndCommit();
@@ -272,20 +279,38 @@ absl::Status LayerSession::Commit() {
 absl::Status LayerSession::Commit(Json kept) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "Commit"));
   FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "Commit"));
-  if (committed_step_ == released_step_) {
-    Json committed = store_->committed().trainer;
-    committed.erase(std::string(kMissedUpdatesKey));
-    if (committed == kept) return absl::OkStatus();
-    return UsageError(
-        fmt::format("Commit: step {} is committed already, with something else", committed_step_));
+  if (committed_step_ == released_step_ || commit_is_said_) {
+    FOREBAY_RETURN_IF_ERROR(CheckSameCommit(kept));
+    return Commit();
   }
-  Json text = kept;
-  AddMissedUpdates(optimizer_->missed_updates(), text);
-  FOREBAY_RETURN_IF_ERROR(TrainerText(text).status());
+  FOREBAY_RETURN_IF_ERROR(CheckReleasedFits(kept));
   std::swap(released_kept_, kept);
   const absl::Status status = Commit();
   if (!status.ok() && committed_step_ != released_step_) released_kept_ = std::move(kept);
   return status;
+}
+
+absl::Status LayerSession::CheckSameCommit(const Json& kept) const {
+  Json carried = commit_is_said_ ? released_kept_ : store_->committed().trainer;
+  carried.erase(std::string(kMissedUpdatesKey));
+  if (carried == kept) return absl::OkStatus();
+  return UsageError(
+      fmt::format("Commit: step {} is committed already, with something else", released_step_));
+}
+
+absl::Status LayerSession::CommitOnceApplied(Json kept) {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "CommitOnceApplied"));
+  FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "CommitOnceApplied"));
+  if (commit_is_said_) return CheckSameCommit(kept);
+  if (!update_is_open_ || !optimizer_->AnyUpdateIsDue()) return Commit(std::move(kept));
+  FOREBAY_RETURN_IF_ERROR(failure_);
+  FOREBAY_RETURN_IF_ERROR(CheckReleasedFits(kept));
+  FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
+  raw_->Release();
+  released_kept_ = std::move(kept);
+  open_update_commits_ = commit_is_said_ = true;
+  RestartCommitClock();
+  return absl::OkStatus();
 }
 
 // ---- After a crash -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "forebay/offload/open_layers.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 
@@ -45,11 +46,14 @@ std::vector<int64_t> LargestLayers(const Inventory& inventory, int num_layers) {
 
 }  // namespace
 
-OpenLayers::OpenLayers(const Inventory* inventory, std::vector<int64_t> elems_of_place)
+OpenLayers::OpenLayers(const Inventory* inventory, DType handed_dtype,
+                       std::vector<int64_t> elems_of_place)
     : inventory_(inventory),
+      handed_dtype_(handed_dtype),
       elems_of_place_(std::move(elems_of_place)),
       layer_of_place_(elems_of_place_.size(), -1),
       place_of_layer_(static_cast<size_t>(inventory->num_layers()), -1),
+      is_as_handed_(static_cast<size_t>(inventory->num_layers())),
       has_gradient_(inventory->tensors().size()) {
   int most_tensors = 0;
   for (int layer = 0; layer < inventory->num_layers(); ++layer) {
@@ -60,10 +64,10 @@ OpenLayers::OpenLayers(const Inventory* inventory, std::vector<int64_t> elems_of
 }
 
 absl::StatusOr<std::unique_ptr<OpenLayers>> OpenLayers::Create(const Inventory* inventory,
-                                                               int num_layers,
+                                                               int num_layers, DType handed_dtype,
                                                                MemoryBudget* budget) {
   std::unique_ptr<OpenLayers> open(
-      new OpenLayers(inventory, LargestLayers(*inventory, num_layers)));
+      new OpenLayers(inventory, handed_dtype, LargestLayers(*inventory, num_layers)));
   for (const int64_t num_elems : open->elems_of_place_) {
     FOREBAY_ASSIGN_OR_RETURN(HostBuffer sums,
                              HostBuffer::Create(budget, "gradients of open layers", num_elems * 4));
@@ -116,7 +120,43 @@ absl::StatusOr<int> OpenLayers::PlaceOf(int layer) {
   }
   place = TakePlace(inventory_->layers()[layer].num_elems);
   layer_of_place_[place] = layer;
+  is_as_handed_[layer] = handed_dtype_ == DType::kF32 ? 0 : 1;
   return place;
+}
+
+std::span<float> OpenLayers::SumsIn(int place, int layer) {
+  return sums_[place].As<float>().first(static_cast<size_t>(inventory_->layers()[layer].num_elems));
+}
+
+// The upper half of the sums' bytes: so that widening them from the first on overwrites none before
+// it is read.
+std::span<std::byte> OpenLayers::AsHandedIn(int place, int layer) {
+  const std::span<std::byte> all = std::as_writable_bytes(SumsIn(place, layer));
+  return all.last(all.size() / 2);
+}
+
+void OpenLayers::Widen(int place, int layer) {
+  is_as_handed_[layer] = 0;
+  const std::span<float> sums = SumsIn(place, layer);
+  const std::span<const std::byte> halves = AsHandedIn(place, layer);
+  constexpr size_t kElemsAtOnce = 1024;
+  std::array<std::byte, kElemsAtOnce * 2> read;
+  for (size_t first = 0; first < sums.size(); first += kElemsAtOnce) {
+    const size_t num_elems = std::min(kElemsAtOnce, sums.size() - first);
+    std::memcpy(read.data(), halves.data() + first * 2, num_elems * 2);
+    ForEachElem(handed_dtype_, read.data(), 0, static_cast<int64_t>(num_elems),
+                [&](int64_t i, float of) { sums[first + static_cast<size_t>(i)] = of; });
+  }
+}
+
+void OpenLayers::FillWithZeros(int place, int layer, int64_t first_elem, int64_t end_elem) {
+  if (is_as_handed_[layer]) {
+    const auto num_bytes = static_cast<size_t>(end_elem - first_elem) * 2;
+    std::memset(AsHandedIn(place, layer).data() + first_elem * 2, 0, num_bytes);
+  } else {
+    const std::span<float> sums = SumsIn(place, layer);
+    std::fill(sums.begin() + first_elem, sums.begin() + end_elem, 0.0f);
+  }
 }
 
 absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte> elems,
@@ -136,12 +176,19 @@ absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte>
                                   spec.num_elems * SizeOf(dtype)));
   }
   FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(spec.layer));
-  float* const sum = sums_[place].As<float>().data() + spec.offset_elems;
   const bool is_first = !has_gradient_[tensor];
+  if (is_as_handed_[spec.layer] && !(is_first && dtype == handed_dtype_)) Widen(place, spec.layer);
+  float* const sum = SumsIn(place, spec.layer).data() + spec.offset_elems;
+  std::byte* const as_handed = AsHandedIn(place, spec.layer).data() + spec.offset_elems * 2;
   has_gradient_[tensor] = 1;
   pool.ParallelFor((spec.num_elems + kElemsOfTask - 1) / kElemsOfTask, [&](int64_t task) {
     const int64_t first = task * kElemsOfTask;
     const int64_t end = std::min(spec.num_elems, first + kElemsOfTask);
+    if (is_as_handed_[spec.layer]) {
+      std::memcpy(as_handed + first * 2, elems.data() + first * 2,
+                  static_cast<size_t>(end - first) * 2);
+      return;
+    }
     // The first is not added to a zero: -0 stays what it is.
     if (is_first) {
       ForEachElem(dtype, elems.data(), first, end, [&](int64_t i, float of) { sum[i] = of; });
@@ -155,19 +202,21 @@ absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte>
 absl::StatusOr<OpenLayers::Sum> OpenLayers::SumOf(int layer) {
   FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(layer));
   const LayerSpec& spec = inventory_->layers()[layer];
-  const auto sum = sums_[place].As<float>().first(static_cast<size_t>(spec.num_elems));
-  const auto zero = [&](int64_t first_elem, int64_t end_elem) {
-    std::fill(sum.begin() + first_elem, sum.begin() + end_elem, 0.0f);
-  };
-  for (const Padding& padding : paddings_[layer]) zero(padding.first_elem, padding.end_elem);
+  for (const Padding& padding : paddings_[layer]) {
+    FillWithZeros(place, layer, padding.first_elem, padding.end_elem);
+  }
   without_gradient_.clear();
   for (int i = spec.first_tensor; i < spec.first_tensor + spec.num_tensors; ++i) {
     if (has_gradient_[i]) continue;
     const TensorSpec& tensor = inventory_->tensors()[i];
-    zero(tensor.offset_elems, tensor.offset_elems + tensor.num_elems);
+    FillWithZeros(place, layer, tensor.offset_elems, tensor.offset_elems + tensor.num_elems);
     without_gradient_.push_back(i);
   }
-  return Sum{sum, without_gradient_};
+  if (is_as_handed_[layer]) {
+    return Sum{
+        .elems = {}, .as_handed = AsHandedIn(place, layer), .without_gradient = without_gradient_};
+  }
+  return Sum{.elems = SumsIn(place, layer), .as_handed = {}, .without_gradient = without_gradient_};
 }
 
 void OpenLayers::Close(int layer) {

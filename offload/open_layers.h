@@ -1,5 +1,7 @@
 // Gradients that come tensor by tensor, and more than once: their sums, in fp32, until the layer
-// that they belong to is complete.
+// that they belong to is complete. A layer each of whose tensors has come once, in the type that
+// gradients are handed over in, stays in that type: half the memory is touched, and nothing has to
+// be rounded.
 #pragma once
 
 #include <cstddef>
@@ -26,10 +28,11 @@ namespace forebay {
 // Owned by one thread. Nothing is allocated after Create.
 class OpenLayers {
  public:
-  // Room for the sums of any `num_layers` layers at one time. `inventory` outlives this.
-  // OutOfMemoryError.
+  // Room for the sums of any `num_layers` layers at one time, which are handed over in
+  // `handed_dtype`. `inventory` outlives this. OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<OpenLayers>> Create(const Inventory* inventory,
-                                                            int num_layers, MemoryBudget* budget);
+                                                            int num_layers, DType handed_dtype,
+                                                            MemoryBudget* budget);
   // The memory that Create charges.
   static int64_t ChargedBytes(const Inventory& inventory, int num_layers);
 
@@ -38,7 +41,9 @@ class OpenLayers {
   absl::Status Add(int tensor, DType dtype, std::span<const std::byte> elems, ThreadPool& pool);
 
   struct Sum {
-    std::span<const float> elems;           // the layer's flat vector
+    // The layer's flat vector: one of the two.
+    std::span<const float> elems;
+    std::span<const std::byte> as_handed;   // of `handed_dtype`
     std::span<const int> without_gradient;  // its tensors that nothing was added to, which are zero
   };
   // The sum of a layer, which is opened where it is not (UsageError: no room). Valid until Close,
@@ -49,15 +54,21 @@ class OpenLayers {
   void Clear();
 
  private:
-  OpenLayers(const Inventory* inventory, std::vector<int64_t> elems_of_place);
+  OpenLayers(const Inventory* inventory, DType handed_dtype, std::vector<int64_t> elems_of_place);
   absl::StatusOr<int> PlaceOf(int layer);
   int TakePlace(int64_t num_elems);
+  std::span<float> SumsIn(int place, int layer);
+  std::span<std::byte> AsHandedIn(int place, int layer);
+  void Widen(int place, int layer);
+  void FillWithZeros(int place, int layer, int64_t first_elem, int64_t end_elem);
 
   const Inventory* const inventory_;
+  const DType handed_dtype_;
   const std::vector<int64_t> elems_of_place_;   // descending
   std::vector<HostBuffer> sums_;                // by place
   std::vector<int> layer_of_place_;             // -1: free
   std::vector<int> place_of_layer_;             // -1: not open
+  std::vector<uint8_t> is_as_handed_;           // by layer that is open: has no fp32 sums yet
   std::vector<uint8_t> has_gradient_;           // by tensor
   std::vector<std::vector<Padding>> paddings_;  // by layer
   std::vector<int> without_gradient_;           // of the last SumOf

@@ -261,16 +261,34 @@ class Planner {
     std::vector<StepBuffers> choices = options_.buffers.has_value()
                                            ? std::vector<StepBuffers>{*options_.buffers}
                                            : StepBufferChoices(tiles_.num_stripes());
+    if (WaitsForTheDisk()) {
+      constexpr int kStagingTiles = 16;
+      StepBuffers most = choices.front();
+      most.num_staging_tiles = std::max(most.num_staging_tiles, kStagingTiles);
+      choices.insert(choices.begin(), most);
+    }
     if (!MaySpeculate(options_, num_slots_)) return choices;
     // With room for a whole layer's gradients the backward pass waits for no update.
     StepBuffers most = choices.front();
-    most.num_gradient_tiles = TilesOfLargestLayer() + 1;
+    most.num_gradient_tiles = TilesOfLargestSpeculativeLayer() + 1;
     choices.insert(choices.begin(), most);
     return choices;
   }
-  int TilesOfLargestLayer() const {
+  // Where nothing is computed beside an update: of an optimizer alone, and of a module's first
+  // layer behind those that are updated in backward. More tiles at a time are read ahead and
+  // written behind it, and the disk turns less often from one to the other.
+  bool WaitsForTheDisk() const {
+    return inputs_.pass == PassKind::kUpdateOnly ||
+           (inputs_.pass == PassKind::kModule && !update_times_.empty());
+  }
+  // As long as options leave it open, each layer may be.
+  bool MayBeSpeculative(int layer) const {
+    return update_times_.empty() || update_times_[layer] == UpdateTime::kAfterHand;
+  }
+  int TilesOfLargestSpeculativeLayer() const {
     int most = 0;
     for (int layer = 0; layer < tiles_.num_streamed_layers(); ++layer) {
+      if (!MayBeSpeculative(layer)) continue;
       most = std::max(most, tiles_.first_tile(layer + 1) - tiles_.first_tile(layer));
     }
     return most;
@@ -342,7 +360,7 @@ class Planner {
   int64_t GradientBytes(bool held_alone) const {
     int64_t elems = 0;
     for (int layer = 0; layer < tiles_.num_streamed_layers(); ++layer) {
-      const bool is_held = update_times_.empty() || update_times_[layer] != UpdateTime::kAfterHand;
+      const bool is_held = update_times_.empty() || !MayBeSpeculative(layer);
       if (is_held || !held_alone) elems += tiles_.layer_elems(layer);
     }
     return elems * gradient_bytes_per_elem_;

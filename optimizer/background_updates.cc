@@ -10,11 +10,13 @@ namespace forebay {
 
 BackgroundUpdates::BackgroundUpdates(std::vector<int> tiles,
                                      std::vector<std::span<std::byte>> gradients,
-                                     StagedTiles* staged, UpdateTile update)
+                                     StagedTiles* staged, UpdateTile update,
+                                     std::span<const int> then)
     : tiles_(std::move(tiles)),
       gradients_(std::move(gradients)),
       staged_(staged),
-      update_(std::move(update)) {
+      update_(std::move(update)),
+      then_(then) {
   for (size_t i = 0; i < tiles_.size(); ++i) {
     const auto tile = static_cast<size_t>(tiles_[i]);
     if (tile >= number_of_tile_.size()) number_of_tile_.resize(tile + 1, -1);
@@ -24,10 +26,10 @@ BackgroundUpdates::BackgroundUpdates(std::vector<int> tiles,
 
 absl::StatusOr<std::unique_ptr<BackgroundUpdates>> BackgroundUpdates::Create(
     std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
-    UpdateTile update) {
+    UpdateTile update, std::span<const int> then) {
   FOREBAY_CHECK(gradients.empty() || gradients.size() >= 2);
-  std::unique_ptr<BackgroundUpdates> updates(
-      new BackgroundUpdates(std::move(tiles), std::move(gradients), staged, std::move(update)));
+  std::unique_ptr<BackgroundUpdates> updates(new BackgroundUpdates(
+      std::move(tiles), std::move(gradients), staged, std::move(update), then));
   FOREBAY_ASSIGN_OR_RETURN(updates->thread_, StartThread("updating beside the passes",
                                                          [raw = updates.get()] { raw->Run(); }));
   return updates;
@@ -146,11 +148,12 @@ void BackgroundUpdates::Run() {
     }
     // Nobody else touches what is staged meanwhile: the training thread waits for the answer.
     const Command command = command_;
+    const bool all_are_updated = num_updated_ == std::ssize(tiles_);
     lock.unlock();
     if (command == Command::kBegin || command == Command::kBeginAll) {
       staged_->Begin(tiles_, /*with_weights=*/command == Command::kBeginAll);
-    } else {
-      staged_->Cancel();
+    } else if (command != Command::kEnd || !all_are_updated) {
+      staged_->Cancel();  // else nothing is staged but `then_`
     }
     lock.lock();
     if (command == Command::kDrop) {
@@ -177,6 +180,7 @@ void BackgroundUpdates::UpdateTaken(Lock& lock) {
   absl::Status status = buffer.status();
   if (status.ok()) status = update_(tile, *buffer, GradientAt(number));
   if (status.ok() && staged_->Needs(tile)) staged_->Done();
+  if (status.ok() && number + 1 == std::ssize(tiles_)) staged_->ReadEarly(then_);
   lock.lock();
   failure_.Update(status);
   if (status.ok()) ++num_updated_;

@@ -40,11 +40,12 @@ class BackgroundUpdates : public GradientSink {
 
   // `tiles`: in the order in which their gradients are handed over. `gradients`: buffers of a
   // tile's gradient each, two or more; none where there is only BeginAll. `staged` is this object's
-  // from Begin until End or Drop returns. Everything pointed to must outlive it. EnvironmentError
-  // where no thread can be had.
+  // from Begin until End or Drop returns. `then`: tiles that are updated elsewhere when all these
+  // are; they are read ahead already (StagedTiles::ReadEarly). Everything pointed to must outlive
+  // it. EnvironmentError where no thread can be had.
   static absl::StatusOr<std::unique_ptr<BackgroundUpdates>> Create(
       std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
-      UpdateTile update);
+      UpdateTile update, std::span<const int> then = {});
   ~BackgroundUpdates() override;  // as Drop
 
   // From here on what is taken is updated; until then, and after End, Drop or Decline, it is only
@@ -74,7 +75,7 @@ class BackgroundUpdates : public GradientSink {
 
  private:
   BackgroundUpdates(std::vector<int> tiles, std::vector<std::span<std::byte>> gradients,
-                    StagedTiles* staged, UpdateTile update);
+                    StagedTiles* staged, UpdateTile update, std::span<const int> then);
   enum class Command : uint8_t { kNone, kBegin, kBeginAll, kEnd, kDrop, kQuit };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -92,6 +93,7 @@ class BackgroundUpdates : public GradientSink {
   const std::vector<std::span<std::byte>> gradients_;
   StagedTiles* const staged_;
   const UpdateTile update_;
+  const std::span<const int> then_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;      // the updates' thread

@@ -221,7 +221,8 @@ absl::Status HeldGradients::Hand(int layer, const RoundedGradient& gradient, Thr
                                  std::span<const ElemRange> as_zeros) {
   const int64_t num_elems = store_->tiles().layer_elems(layer);
   FOREBAY_CHECK(std::ssize(gradient.elems) == num_elems * elem_bytes());
-  FOREBAY_CHECK(std::ssize(gradient.block_squares) == num_elems / kNormBlockElems);
+  FOREBAY_CHECK(gradient.block_squares.empty() ||
+                std::ssize(gradient.block_squares) == num_elems / kNormBlockElems);
   return TakeLayer(layer, {.elems = {}, .rounded = gradient, .as_zeros = as_zeros}, pool);
 }
 
@@ -270,8 +271,11 @@ double HeldGradients::TakeBlock(const Gradient& gradient, int64_t first_elem, st
     return arithmetic_->RoundGradient(gradient.elems.data() + first_elem, dtype_, to);
   }
   if (!is_in_block()) {
-    std::memcpy(to, rounded.elems.data() + first_elem * elem_bytes(),
-                static_cast<size_t>(kNormBlockElems * elem_bytes()));
+    const std::byte* const elems = rounded.elems.data() + first_elem * elem_bytes();
+    if (rounded.block_squares.empty()) {
+      return CopyAndSumSquares(elems, kNormBlockElems, dtype_, to);
+    }
+    std::memcpy(to, elems, static_cast<size_t>(kNormBlockElems * elem_bytes()));
     return rounded.block_squares[first_elem / kNormBlockElems];
   }
   std::array<float, kNormBlockElems> block;

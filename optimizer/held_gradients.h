@@ -45,10 +45,10 @@ using SumOverParts =
     std::function<absl::Status(std::span<double> sums, absl::FunctionRef<void()> add_own)>;
 
 // A layer's gradient as it is held: rounded, and for each kNormBlockElems of it the sum of their
-// squares, as RoundAndSumSquares gives both.
+// squares, as RoundAndSumSquares gives both. Without squares these are summed as it is taken.
 struct RoundedGradient {
   std::span<const std::byte> elems;
-  std::span<const double> block_squares;
+  std::span<const double> block_squares = {};
 };
 
 // Takes the rounded gradients of tiles that wait nowhere (Placement::WaitsForNorm).

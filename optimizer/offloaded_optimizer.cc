@@ -216,12 +216,13 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation(MemoryBudget* budget) {
   for (int i = 0; i < options.num_gradient_tiles; ++i) {
     buffers.push_back(ring_memory.bytes().subspan(i * buffer_bytes, buffer_bytes));
   }
-  FOREBAY_ASSIGN_OR_RETURN(
-      speculation, BackgroundUpdates::Create(std::move(order), std::move(buffers), staged.get(),
-                                             [this](int tile, const StagingBuffer& buffer,
-                                                    std::span<const std::byte> gradient) {
-                                               return UpdateBeside(tile, buffer, gradient);
-                                             }));
+  FOREBAY_ASSIGN_OR_RETURN(speculation, BackgroundUpdates::Create(
+                                            std::move(order), std::move(buffers), staged.get(),
+                                            [this](int tile, const StagingBuffer& buffer,
+                                                   std::span<const std::byte> gradient) {
+                                              return UpdateBeside(tile, buffer, gradient);
+                                            },
+                                            due_tiles));
   gradients->SetSink(speculation.get());
   return absl::OkStatus();
 }
@@ -315,6 +316,8 @@ absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, const Gradient& g
                                                     ThreadPool& compute,
                                                     std::span<const int> without_gradient) {
   ChooseHalf();
+  // Updates beside the passes have the staging buffers to themselves.
+  if (speculation == nullptr && delays == nullptr) staged->ReadEarly(due_tiles);
   if (delayed_is_pending && !gradients->IsSpilled(layer)) {
     FOREBAY_RETURN_IF_ERROR(delays->AwaitTile(tiles.first_tile(layer + 1) - 1));
   }
@@ -335,6 +338,15 @@ absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, const Gradient& g
 absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
                                       std::span<const int> without_gradient) {
   FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.size(), without_gradient));
+  FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, gradient));
+  FOREBAY_RETURN_IF_ERROR(impl_->Land());
+  return impl_->TakeGradient(layer, gradient, pool, without_gradient);
+}
+
+absl::Status OffloadedOptimizer::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
+                                      std::span<const int> without_gradient) {
+  const size_t num_elems = gradient.elems.size() / SizeOf(impl_->options.gradient_dtype);
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, num_elems, without_gradient));
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, gradient));
   FOREBAY_RETURN_IF_ERROR(impl_->Land());
   return impl_->TakeGradient(layer, gradient, pool, without_gradient);
@@ -383,6 +395,7 @@ absl::Status OffloadedOptimizer::Impl::EndSpeculation(bool& complete) {
   const Stopwatch stopwatch;
   const TraceScope trace(Activity::kHandOver);
   absl::Status status = speculation->End(complete);
+  staged->ReadEarly(due_tiles);
   status.Update(writes->AwaitAll());
   const std::lock_guard lock(mutex);
   stats.hand_wait_s += stopwatch.Seconds();

@@ -151,6 +151,9 @@ class OffloadedOptimizer : public TileUpdater {
   // error, until the next call, or the next but one.
   absl::Status Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
                     std::span<const int> without_gradient = {});
+  // The same of one whose elements, in RAM, are of the options' gradient_dtype already.
+  absl::Status Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
+                    std::span<const int> without_gradient = {});
 
   // Waits for spilled gradients to be written. StorageError;
   // UsageError names the first layer that was not handed over.

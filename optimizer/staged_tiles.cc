@@ -1,6 +1,7 @@
 #include "forebay/optimizer/staged_tiles.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
@@ -33,12 +34,34 @@ size_t StagedTiles::NextToCome(size_t position) const {
   return position;
 }
 
-void StagedTiles::Begin(std::span<const int> tiles, bool with_weights) {
+void StagedTiles::TakeOrder(std::span<const int> tiles, bool with_weights) {
   FOREBAY_CHECK(num_taken_ == num_started_);
   all_weights_are_read_ = with_weights;
   std::fill(to_come_.begin(), to_come_.end(), true);
   order_ = tiles;
   next_ = NextToCome(0);
+}
+
+void StagedTiles::ReadEarly(std::span<const int> tiles) {
+  if (tiles.empty()) return;
+  if (!std::exchange(is_early_, true)) TakeOrder(tiles, /*with_weights=*/false);
+  while (next_ < order_.size() && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
+    const int tile = order_[next_];
+    const int before = SlotAt(num_started_).tile;
+    const bool must_wait = GradientIsRead(tile) || WeightsAreRead(tile) || WritesArePending(tile) ||
+                           (before >= 0 && WritesArePending(before));
+    // A failed write-back is kept by TileWrites and found again by Await.
+    if (must_wait || !StartNextReads().ok()) return;
+  }
+}
+
+void StagedTiles::Begin(std::span<const int> tiles, bool with_weights) {
+  const bool goes_on = std::exchange(is_early_, false) && tiles.data() == order_.data() &&
+                       tiles.size() == order_.size() && !with_weights;
+  if (!goes_on) {
+    Cancel();
+    TakeOrder(tiles, with_weights);
+  }
   Done();
 }
 
@@ -50,6 +73,7 @@ void StagedTiles::Cancel() {
   }
   order_ = {};
   next_ = 0;
+  is_early_ = false;
 }
 
 void StagedTiles::Done() {
@@ -71,18 +95,24 @@ absl::Status StagedTiles::AwaitWrites(int tile) {
 
 absl::Status StagedTiles::ReadAhead() {
   while (next_ < order_.size() && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
-    Slot& slot = SlotAt(num_started_);
-    const bool borrowed = slot.tile >= 0;
-    if (borrowed && WritesArePending(slot.tile) && num_started_ > num_taken_) break;
-    if (borrowed) FOREBAY_RETURN_IF_ERROR(AwaitWrites(slot.tile));
-    // The tile's own last write-back: complete long ago unless the whole store fits the ring.
-    const int tile = order_[next_];
-    FOREBAY_RETURN_IF_ERROR(writes_->AwaitState(tile));
-    if (WeightsAreRead(tile)) FOREBAY_RETURN_IF_ERROR(writes_->AwaitWeights(tile));
-    StartReads(slot, tile);
-    ++num_started_;
-    next_ = NextToCome(next_ + 1);
+    const Slot& slot = SlotAt(num_started_);
+    if (slot.tile >= 0 && WritesArePending(slot.tile) && num_started_ > num_taken_) break;
+    FOREBAY_RETURN_IF_ERROR(StartNextReads());
   }
+  return absl::OkStatus();
+}
+
+// Requires: there is a next tile, and a slot that is not taken.
+absl::Status StagedTiles::StartNextReads() {
+  Slot& slot = SlotAt(num_started_);
+  if (slot.tile >= 0) FOREBAY_RETURN_IF_ERROR(AwaitWrites(slot.tile));
+  // The tile's own last write-back: complete long ago unless the whole store fits the ring.
+  const int tile = order_[next_];
+  FOREBAY_RETURN_IF_ERROR(writes_->AwaitState(tile));
+  if (WeightsAreRead(tile)) FOREBAY_RETURN_IF_ERROR(writes_->AwaitWeights(tile));
+  StartReads(slot, tile);
+  ++num_started_;
+  next_ = NextToCome(next_ + 1);
   return absl::OkStatus();
 }
 

@@ -51,6 +51,10 @@ class StagedTiles {
            (all_weights_are_read_ || !placement_.WaitsForNorm(layer));
   }
 
+  // Before Begin of the same tiles, as often as there may be buffers to read into: starts reading
+  // the first of them ahead of it, as far as that needs no gradient and no waiting. Nothing of them
+  // changes until then.
+  void ReadEarly(std::span<const int> tiles);
   // The updates of these tiles are to come, in this order as far as is known: starts reading the
   // first. Errors surface in Await. `tiles` is borrowed until the next Begin. `with_weights`: of
   // every tile.
@@ -80,7 +84,9 @@ class StagedTiles {
   // The first position from `position` on whose tile must be read and is of a layer that is still
   // to come; order_.size(): there is none.
   size_t NextToCome(size_t position) const;
+  void TakeOrder(std::span<const int> tiles, bool with_weights);
   absl::Status ReadAhead();
+  absl::Status StartNextReads();
   bool WritesArePending(int tile) const;
   absl::Status AwaitWrites(int tile);
   void StartReads(Slot& slot, int tile);
@@ -94,6 +100,7 @@ class StagedTiles {
   TileWrites* const writes_;
   std::vector<Slot> slots_;
   bool all_weights_are_read_ = false;
+  bool is_early_ = false;         // since ReadEarly, until Begin
   int64_t num_started_ = 0;       // tiles whose reads were started ...
   int64_t num_taken_ = 0;         // ... and that were awaited, since the beginning
   std::span<const int> order_;    // of tiles

@@ -22,6 +22,9 @@ inline constexpr int64_t kNormBlockElems = kLayerAlignElems;
 // has room for as many elements and is aligned to them. Buffers do not overlap.
 double RoundAndSumSquares(const float* gradient, int64_t num_elems, DType dtype, void* rounded);
 
+// The same of a gradient that is of `dtype` already: it is copied, bit for bit.
+double CopyAndSumSquares(const void* gradient, int64_t num_elems, DType dtype, void* copied);
+
 // The reference that defines the bits.
 double RoundAndSumSquaresRef(const float* gradient, int64_t num_elems, DType dtype, void* rounded);
 

@@ -22,8 +22,10 @@ constexpr int64_t kNumPartials = 16;
 
 // Each hands over one vector and returns it as fp32.
 struct RoundToBf16 {
-  uint16_t* rounded;
-  HWY_INLINE VF operator()(DF d, int64_t i, VF value) const {
+  const float* HWY_RESTRICT gradient;
+  uint16_t* HWY_RESTRICT rounded;
+  HWY_INLINE VF operator()(DF d, int64_t i) const {
+    const VF value = hn::LoadU(d, gradient + i);
     const hn::RebindToUnsigned<DF> du;
     const hn::Rebind<uint16_t, DF> dh;
     const auto bits = hn::BitCast(du, value);
@@ -38,32 +40,58 @@ struct RoundToBf16 {
 };
 
 struct RoundToFp16 {
-  uint16_t* rounded;
-  HWY_INLINE VF operator()(DF d, int64_t i, VF value) const {
+  const float* HWY_RESTRICT gradient;
+  uint16_t* HWY_RESTRICT rounded;
+  HWY_INLINE VF operator()(DF d, int64_t i) const {
     const hn::Rebind<uint16_t, DF> dh;
     const hn::RebindToSigned<DF> di;
-    const auto bits = fp16::HWY_NAMESPACE::Narrow(d, value);
+    const auto bits = fp16::HWY_NAMESPACE::Narrow(d, hn::LoadU(d, gradient + i));
     hn::StoreU(hn::DemoteTo(dh, hn::BitCast(di, bits)), dh, rounded + i);
     return fp16::HWY_NAMESPACE::Widen(d, bits);
   }
 };
 
-struct CopyTo {
-  float* copied;
-  HWY_INLINE VF operator()(DF d, int64_t i, VF value) const {
+struct CopyFp32 {
+  const float* HWY_RESTRICT gradient;
+  float* HWY_RESTRICT copied;
+  HWY_INLINE VF operator()(DF d, int64_t i) const {
+    const VF value = hn::LoadU(d, gradient + i);
     hn::StoreU(value, d, copied + i);
     return value;
   }
 };
 
+struct CopyBf16 {
+  const uint16_t* HWY_RESTRICT gradient;
+  uint16_t* HWY_RESTRICT copied;
+  HWY_INLINE VF operator()(DF d, int64_t i) const {
+    const hn::Rebind<uint16_t, DF> dh;
+    const hn::RebindToUnsigned<DF> du;
+    const auto bits = hn::LoadU(dh, gradient + i);
+    hn::StoreU(bits, dh, copied + i);
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+  }
+};
+
+struct CopyFp16 {
+  const uint16_t* HWY_RESTRICT gradient;
+  uint16_t* HWY_RESTRICT copied;
+  HWY_INLINE VF operator()(DF d, int64_t i) const {
+    const hn::Rebind<uint16_t, DF> dh;
+    const hn::RebindToUnsigned<DF> du;
+    const auto bits = hn::LoadU(dh, gradient + i);
+    hn::StoreU(bits, dh, copied + i);
+    return fp16::HWY_NAMESPACE::Widen(d, hn::PromoteTo(du, bits));
+  }
+};
+
 template <typename HandOver>
-double HandOverAndSumSquares(const float* HWY_RESTRICT gradient, int64_t num_elems,
-                             const HandOver& hand_over) {
+double HandOverAndSumSquares(int64_t num_elems, const HandOver& hand_over) {
   const DD dd;
   const DF df;
   const int64_t num_lanes = static_cast<int64_t>(hn::Lanes(dd));
   const auto square = [&](int64_t i) HWY_ATTR {
-    const auto value = hn::PromoteTo(dd, hand_over(df, i, hn::LoadU(df, gradient + i)));
+    const auto value = hn::PromoteTo(dd, hand_over(df, i));
     return hn::Mul(value, value);
   };
   HWY_ALIGN double partials[kNumPartials];
@@ -89,11 +117,26 @@ double RoundBlock(const float* gradient, int64_t num_elems, DType dtype, void* r
   const auto halves = static_cast<uint16_t*>(rounded);
   switch (dtype) {
     case DType::kF32:
-      return HandOverAndSumSquares(gradient, num_elems, CopyTo{static_cast<float*>(rounded)});
+      return HandOverAndSumSquares(num_elems, CopyFp32{gradient, static_cast<float*>(rounded)});
     case DType::kBF16:
-      return HandOverAndSumSquares(gradient, num_elems, RoundToBf16{halves});
+      return HandOverAndSumSquares(num_elems, RoundToBf16{gradient, halves});
     case DType::kF16:
-      return HandOverAndSumSquares(gradient, num_elems, RoundToFp16{halves});
+      return HandOverAndSumSquares(num_elems, RoundToFp16{gradient, halves});
+  }
+  return 0;
+}
+
+double CopyBlock(const void* gradient, int64_t num_elems, DType dtype, void* copied) {
+  const auto from = static_cast<const uint16_t*>(gradient);
+  const auto to = static_cast<uint16_t*>(copied);
+  switch (dtype) {
+    case DType::kF32:
+      return HandOverAndSumSquares(
+          num_elems, CopyFp32{static_cast<const float*>(gradient), static_cast<float*>(copied)});
+    case DType::kBF16:
+      return HandOverAndSumSquares(num_elems, CopyBf16{from, to});
+    case DType::kF16:
+      return HandOverAndSumSquares(num_elems, CopyFp16{from, to});
   }
   return 0;
 }
@@ -106,10 +149,16 @@ HWY_AFTER_NAMESPACE();
 namespace forebay {
 
 HWY_EXPORT(RoundBlock);
+HWY_EXPORT(CopyBlock);
 
 double RoundAndSumSquares(const float* gradient, int64_t num_elems, DType dtype, void* rounded) {
   FOREBAY_CHECK(num_elems % 16 == 0);
   return HWY_DYNAMIC_DISPATCH(RoundBlock)(gradient, num_elems, dtype, rounded);
+}
+
+double CopyAndSumSquares(const void* gradient, int64_t num_elems, DType dtype, void* copied) {
+  FOREBAY_CHECK(num_elems % 16 == 0);
+  return HWY_DYNAMIC_DISPATCH(CopyBlock)(gradient, num_elems, dtype, copied);
 }
 
 }  // namespace forebay

@@ -165,6 +165,7 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     _LAYERS + "update": (_P, *_TEXT, c_int32),
     _LAYERS + "skip": (_P, *_TEXT, c_int32),
     _LAYERS + "commit": (_P, *_TEXT),
+    _LAYERS + "commit_once_applied": (_P, *_TEXT),
     _LAYERS + "user_json": (_P, _OUT),
     _LAYERS + "read": (_P, c_int32, c_int32, c_int64, c_int64, _P),
     _LAYERS + "updates_of": (_P, c_int32, POINTER(c_int64)),

@@ -268,6 +268,11 @@ class Layers(Owned):
         UsageError: the step is committed already with another `user`, a step is in progress, or a lease is out."""
         self._wait(lib.forebay_layers_commit, *((None, 0) if user is None else text_of(user)))
 
+    def commit_once_applied(self, user: User | None = None) -> None:
+        """The same, made once the step's update is applied: at once where it is, else by `settle` of the next step. It
+        carries `user` and the raw tensors as they are now. A crash until then leaves the step before."""
+        self._wait(lib.forebay_layers_commit_once_applied, *text_of(user))
+
     # ---- How it stands
 
     @property

@@ -83,8 +83,9 @@ WindowOptions ModuleWindow(const TileMap& tiles, const StepBuffers& buffers) {
   const int64_t median = tiles.layer_elems(by_size[by_size.size() / 2]);
   while (tiles.layer_elems(by_size.back()) > 2 * median) by_size.pop_back();
   const int largest_block = by_size.back();
+  const int num_large = tiles.num_streamed_layers() - static_cast<int>(by_size.size());
   return {.num_block_buffers = buffers.num_block_buffers,
-          .num_large_buffers = 2,
+          .num_large_buffers = std::clamp(num_large, 1, 2),
           .first_block_layer = largest_block,
           .last_block_layer = largest_block};
 }

@@ -182,6 +182,11 @@ class Layers {
       return forebay_layers_commit(layers_, user, user == nullptr ? 0 : std::strlen(user), m);
     });
   }
+  Outcome CommitOnceApplied(const std::string& user) {
+    return Do([&](char** m) {
+      return forebay_layers_commit_once_applied(layers_, user.data(), user.size(), m);
+    });
+  }
   Outcome Read(int32_t tensor, int32_t plane, std::vector<float>& values) {
     return Do([&](char** m) {
       return forebay_layers_read(layers_, tensor, plane, 0, static_cast<int64_t>(values.size()),
@@ -216,14 +221,25 @@ class Layers {
       ASSERT_THAT(Close(layer), IsOk());
     }
   }
-  void Step(int step, double loss_scale = 0) {
-    ASSERT_THAT(Begin(loss_scale), IsOk());
+  // The raw tensor.
+  int64_t& Count() {
     void* raw = nullptr;
-    ASSERT_THAT(Do([&](char** m) {
+    EXPECT_THAT(Do([&](char** m) {
                   return forebay_layers_raw(layers_, 2 * settings_.num_layers, &raw, nullptr, m);
                 }),
                 IsOk());
-    ++*static_cast<int64_t*>(raw);
+    return *static_cast<int64_t*>(raw);
+  }
+  std::string User() {
+    char* json = nullptr;
+    EXPECT_THAT(Do([&](char** m) { return forebay_layers_user_json(layers_, &json, m); }), IsOk());
+    std::string user = json == nullptr ? "" : json;
+    forebay_free(json);
+    return user;
+  }
+  void Step(int step, double loss_scale = 0) {
+    ASSERT_THAT(Begin(loss_scale), IsOk());
+    ++Count();
     Gradients(step, loss_scale == 0 ? 1 : static_cast<float>(loss_scale));
     ASSERT_THAT(Finish(), IsOk());
     ASSERT_THAT(Update(), IsOk());

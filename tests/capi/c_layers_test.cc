@@ -65,6 +65,42 @@ TEST(CLayers, UpdatesInBackwardNeedTheStepBeforeCommitted) {
   EXPECT_EQ(layers.All(), AllAfter({}, 3));
 }
 
+// What is left of an update in backward is that of the first layer; the commit comes with it, and
+// has what there was when it was asked for.
+TEST(CLayers, CommitsWaitForTheRestOfAnUpdate) {
+  const TemporaryFolder folder;
+  const Settings settings = {.update_in_backward = 1, .commit_every = -1};
+  {
+    Layers layers(folder.Path("store"), settings);
+    layers.Create();
+    layers.Step(1);
+    layers.Count() = 10;  // behind the step, and of it
+    ASSERT_THAT(layers.CommitOnceApplied(R"({"a":1})"), IsOk());
+    ASSERT_THAT(layers.CommitOnceApplied(R"({"a":1})"), IsOk());
+    EXPECT_THAT(layers.CommitOnceApplied(R"({"a":2})"), Is(FOREBAY_USAGE, "committed already"));
+    EXPECT_THAT(layers.Commit(R"({"a":2})"), Is(FOREBAY_USAGE, "committed already"));
+    EXPECT_EQ(forebay_layers_committed_step(layers), 0);
+    layers.Step(2);
+    EXPECT_EQ(forebay_layers_committed_step(layers), 1);
+    EXPECT_EQ(layers.User(), R"({"a":1})");
+    ASSERT_THAT(layers.CommitOnceApplied(R"({"a":2})"), IsOk());
+    layers.Count() = 77;  // of no step
+    EXPECT_THAT(layers.Commit(), Is(FOREBAY_USAGE, "raw tensors were changed between steps"));
+    EXPECT_THAT(layers.Begin(), Is(FOREBAY_USAGE, "raw tensors were changed between steps"));
+  }
+  Layers layers(folder.Path("store"), settings);
+  ASSERT_THAT(layers.Open(), IsOk());
+  EXPECT_EQ(forebay_layers_committed_step(layers), 1);
+  EXPECT_EQ(layers.Count(), 10);
+  for (int step = 2; step <= 4; ++step) {
+    layers.Step(step);
+    ASSERT_THAT(layers.CommitOnceApplied(""), IsOk());
+  }
+  EXPECT_EQ(layers.All(), AllAfter({}, 4));
+  ASSERT_THAT(layers.CommitOnceApplied(""), IsOk());
+  EXPECT_THAT(layers.CommitOnceApplied(R"({"a":2})"), Is(FOREBAY_USAGE, "committed already"));
+}
+
 TEST(CLayers, OneLayerIsEnough) {
   const Settings one = {.num_layers = 1};
   EXPECT_EQ(AllAfter(one, 3).size(), 3u * (5000 + 77));

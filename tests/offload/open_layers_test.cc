@@ -1,7 +1,9 @@
 // Sums of gradients, in places that are as large as the largest layers are.
+#include <cstring>
 #include <map>
 #include <vector>
 
+#include "forebay/base/bfloat16.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/offload/open_layers.h"
 #include "gtest/gtest.h"
@@ -21,8 +23,25 @@ Inventory InventoryOf(const std::vector<int64_t>& num_elems) {
   return inventory;
 }
 
-std::vector<float> Values(int64_t num_elems, float value) {
-  return std::vector<float>(static_cast<size_t>(num_elems), value);
+// So many elements of one value, which has few bits.
+std::vector<std::byte> Values(int64_t num_elems, float value, DType dtype) {
+  std::vector<std::byte> bytes(static_cast<size_t>(num_elems * SizeOf(dtype)));
+  for (int64_t i = 0; i < num_elems; ++i) {
+    const Bf16 half = FloatToBf16(value);
+    if (dtype == DType::kF32) {
+      std::memcpy(bytes.data() + i * 4, &value, 4);
+    } else {
+      std::memcpy(bytes.data() + i * 2, &half, 2);
+    }
+  }
+  return bytes;
+}
+
+std::vector<std::byte> BytesOf(const OpenLayers::Sum& sum, int64_t num_elems) {
+  const std::span<const std::byte> bytes =
+      sum.as_handed.empty() ? std::as_bytes(sum.elems) : sum.as_handed;
+  const auto end = static_cast<ptrdiff_t>(num_elems * (sum.as_handed.empty() ? 4 : 2));
+  return {bytes.begin(), bytes.begin() + end};
 }
 
 TEST(OpenLayers, ALargeLayerTakesItsMemoryOnce) {
@@ -32,7 +51,8 @@ TEST(OpenLayers, ALargeLayerTakesItsMemoryOnce) {
   EXPECT_LT(OpenLayers::ChargedBytes(inventory, 3), one + one / 8);
 }
 
-// Any layers of any sizes, opened and closed in any order, keep their sums.
+// Any layers of any sizes, opened and closed in any order, keep their sums. What came once, in the
+// type that it is handed over in, has that type.
 TEST(OpenLayers, SumsStayWhatTheyAreWhereverTheyAreMoved) {
   constexpr int kPlaces = 4;
   ThreadPool pool(1, "test");
@@ -44,8 +64,12 @@ TEST(OpenLayers, SumsStayWhatTheyAreWhereverTheyAreMoved) {
     for (int layer = 0; layer < 7; ++layer) num_elems.push_back(int64_t{1} << (4 + below(10)));
     const Inventory inventory = InventoryOf(num_elems);
     MemoryBudget budget(OpenLayers::ChargedBytes(inventory, kPlaces));
-    const auto open = *OpenLayers::Create(&inventory, kPlaces, &budget);
-    std::map<int, float> expected;
+    const auto open = *OpenLayers::Create(&inventory, kPlaces, DType::kBF16, &budget);
+    struct Expected {
+      float sum = 0;
+      DType dtype = DType::kBF16;
+    };
+    std::map<int, Expected> expected;
     for (int turn = 0; turn < 200; ++turn) {
       const int layer = static_cast<int>(below(7));
       const bool is_open = expected.contains(layer);
@@ -56,21 +80,21 @@ TEST(OpenLayers, SumsStayWhatTheyAreWhereverTheyAreMoved) {
         continue;
       }
       const auto value = static_cast<float>(1 + below(100));
-      const std::vector<float> gradient = Values(num_elems[layer], value);
+      const DType dtype = below(3) == 0 ? DType::kF32 : DType::kBF16;
       const absl::Status status =
-          open->Add(layer, DType::kF32, std::as_bytes(std::span(gradient)), pool);
+          open->Add(layer, dtype, Values(num_elems[layer], value, dtype), pool);
       if (!is_open && expected.size() == kPlaces) {
         EXPECT_FALSE(status.ok());
         continue;
       }
       ASSERT_TRUE(status.ok()) << status;
-      expected[layer] += value;
-      for (const auto& [other, sum] : expected) {
+      expected[layer].sum += value;
+      expected[layer].dtype = is_open ? DType::kF32 : dtype;
+      for (const auto& [other, of] : expected) {
         const auto found = open->SumOf(other);
         ASSERT_TRUE(found.ok());
-        const float* const elems = found->elems.data();
-        ASSERT_EQ(std::vector<float>(elems, elems + num_elems[other]),
-                  Values(num_elems[other], sum))
+        ASSERT_EQ(found->as_handed.empty(), of.dtype == DType::kF32);
+        ASSERT_EQ(BytesOf(*found, num_elems[other]), Values(num_elems[other], of.sum, of.dtype))
             << "seed " << seed << ", turn " << turn << ", layer " << other;
       }
     }

@@ -58,6 +58,10 @@ TEST(GradientNorm, EveryInstructionSetRoundsAndSumsToTheBitsOfTheReference) {
         const Rounded rounded(gradient, dtype);
         EXPECT_EQ(std::bit_cast<uint64_t>(rounded.sum), std::bit_cast<uint64_t>(expected_sum));
         EXPECT_EQ(rounded.bytes, expected);
+        std::vector<std::byte> copied(expected.size());
+        const double sum = CopyAndSumSquares(expected.data(), num_elems, dtype, copied.data());
+        EXPECT_EQ(std::bit_cast<uint64_t>(sum), std::bit_cast<uint64_t>(expected_sum));
+        EXPECT_EQ(copied, expected);
       });
     }
   }

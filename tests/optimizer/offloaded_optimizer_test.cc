@@ -3,9 +3,11 @@
 #include <bit>
 #include <limits>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "forebay/base/clock.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
@@ -175,6 +177,18 @@ TEST_F(OffloadedOptimizerBehaviour, AnUpdateIsDueFromItsReleaseUntilItIsApplied)
   ASSERT_TRUE(run->UpdateLayer(2).ok());
   EXPECT_FALSE(run->optimizer().UpdateIsDue(2));
   EXPECT_TRUE(run->optimizer().UpdateIsDue(1));
+}
+
+// While gradients are handed over, which is before anything is known of the update's scalars.
+TEST_F(OffloadedOptimizerBehaviour, StateIsReadBeforeAnUpdateBegins) {
+  const auto run = Start({.state = Tiers::kNvme, .gradients = Tiers::kHost});
+  ASSERT_TRUE(run->Step(1).ok());
+  const auto read_bytes = [&] { return run->store().engine().stats().read_bytes; };
+  const int64_t before = read_bytes();
+  ASSERT_TRUE(run->Hand(3, 2).ok());
+  const Stopwatch stopwatch;
+  while (read_bytes() == before && stopwatch.Seconds() < 10) std::this_thread::yield();
+  EXPECT_GT(read_bytes(), before);
 }
 
 TEST_F(OffloadedOptimizerBehaviour, AStepAbandonedInBackwardLeavesNoTrace) {

@@ -59,6 +59,7 @@ class InStore:
         self.run_state = RunState()
         self.commit_every = 0  # steps; 0: commit() alone commits
         self._steps_since_commit = 0
+        self._committed = 0  # the last step whose commit was made, or will be once its update is applied
         # The step in progress.
         self._in_step = False
         self._num_arrived: list[int] = []  # gradients, by layer
@@ -113,6 +114,7 @@ class InStore:
             durability=options.durability, commit_every=_ON_DEMAND, num_threads=options.threads, _worker=self._worker,
             **more)
         self._forget_step()
+        self._committed = 0
         return self._layers
 
     def _use(self, optimizer: Optimizer, user: dict[str, Any] | None = None) -> Layers:
@@ -300,22 +302,28 @@ class InStore:
         self._run(self._commit, optimizer, user, optimizer.words(user), self.run_state.pack())
 
     def _commit(self, optimizer: Optimizer, user: dict[str, Any] | None, words: dict[str, Any] | None,
-                packed: bytes) -> int:
+                packed: bytes, once_applied: bool = False) -> int:
         layers = self._use(optimizer, user)
-        is_new = layers.step > layers.committed_step and not self._in_step
+        is_new = not self._in_step and not self._is_committed(layers)
+        if not is_new and layers.step > layers.committed_step:
+            layers.commit()
         if user and not is_new and self.commit_every > 0 and layers.user != words:
             raise UsageError(f"forebay: step {layers.step} is committed already, by commit_every={self.commit_every}, "
                              "and cannot be again with something else. Have commits carry it by track().")
         try:
             if is_new:
                 self.run_state.write(layers, packed)
-            layers.commit(words)
+            (layers.commit_once_applied if once_applied else layers.commit)(words)
         except BaseException:
             if is_new:
                 layers.abandon()  # what was written for the commit belongs to no step
             raise
-        self._steps_since_commit = 0
-        return layers.committed_step
+        self._committed, self._steps_since_commit = layers.step, 0
+        return layers.step
+
+    def _is_committed(self, layers: Layers) -> bool:
+        """Whether the last step is, or will be once its update is applied."""
+        return layers.step <= max(layers.committed_step, self._committed)
 
     def _note_step(self) -> None:
         self.run_state.note_step(keeps_generators=self.commit_every > 0)
@@ -328,7 +336,9 @@ class InStore:
         waits = self.run_state.has_loader and not before_batch
         if self.commit_every > 0 and self._steps_since_commit >= self.commit_every + waits:
             self._between_steps()
-            self._run(self._commit, optimizer, None, optimizer.words(None), self.run_state.pack(now=before_batch))
+            # What is left of the update belongs to the next pass, and so the commit does.
+            self._run(self._commit, optimizer, None, optimizer.words(None), self.run_state.pack(now=before_batch),
+                      self._options.update_in_backward)
 
     def _between_steps(self) -> None:
         """Before a commit."""
@@ -420,10 +430,21 @@ class InStore:
         if self._layers is not None:
             raise UsageError("forebay: the store has the parameters of the first step. Add groups before it.")
 
+    def finish_commit(self) -> None:
+        """Makes the one that waits for an update, if there is one."""
+        layers = self._layers
+        if layers is not None and self._committed > 0 and layers.committed_step < self._committed:
+            self._between_steps()
+            self._run(layers.commit)
+
     def close(self) -> None:
-        for each in (self._layers, self._kernels):
-            if each is not None:
-                each.close()
+        try:
+            self.finish_commit()
+        finally:
+            self._committed = 0
+            for each in (self._layers, self._kernels):
+                if each is not None:
+                    each.close()
 
 
 def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:

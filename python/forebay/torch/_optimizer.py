@@ -196,11 +196,17 @@ class Optimizer(torch.optim.Optimizer):
             if isinstance(each, ResumableLoader):
                 each.before_next = lambda: _commit_if_due(to())
                 each.after_begin = self._backend.run_state.restore_generators
+                each.at_end = lambda: _finish_commit(to())
 
     def commit_if_due(self) -> None:
         """With nvme and commit_every: before the next batch is asked for."""
         if isinstance(self._backend, InStore):
             self._backend.commit_if_due(self, before_batch=True)
+
+    def finish_commit(self) -> None:
+        """The same, at the end of an epoch: a commit that would wait for the next pass is made."""
+        if isinstance(self._backend, InStore):
+            self._backend.finish_commit()
 
     def start(self, resume: bool, accumulation_steps: int, commit_every: int,
               source: Callable[[], Source] | None) -> None:
@@ -245,7 +251,8 @@ class Optimizer(torch.optim.Optimizer):
         return self._backend.open_layers() if isinstance(self._backend, InStore) else None
 
     def close(self) -> None:
-        """Ends threads and files. Steps that are not committed are lost."""
+        """Ends threads and files. Steps that are not committed are lost; a commit that waits for an update is made, and
+        may fail."""
         self._backend.close()
 
     # ---- Megatron's names
@@ -323,6 +330,11 @@ def _hook_of(optimizer: weakref.ref[Optimizer]) -> Callable[[torch.Tensor], None
 def _commit_if_due(optimizer: Optimizer | None) -> None:
     if optimizer is not None:
         optimizer.commit_if_due()
+
+
+def _finish_commit(optimizer: Optimizer | None) -> None:
+    if optimizer is not None:
+        optimizer.finish_commit()
 
 
 def _plain(value: Any) -> Any:

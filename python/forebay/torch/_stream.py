@@ -151,7 +151,9 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
 
     update_in_backward: a unit is updated as soon as the backward pass has its gradients, and not when the next pass
     reads it. The disk then works through both passes: faster where it is what a step waits for. Every step is
-    committed (commit_every is 1), and nothing clips or scales gradients behind the backward pass.
+    committed (commit_every is 1), when the first unit, whose gradient comes last, is updated too: in the forward pass
+    that follows, at the end of an epoch, by commit() or by close(). Nothing clips or scales gradients behind the
+    backward pass.
 
     device: "cuda:0", say: where the module computes, with its buffers. Weights then come into a window of units there,
     copied beside what it computes, and gradients go to the store from there. None: where the parameters are. gpu_mem:

@@ -58,6 +58,7 @@ class ResumableLoader(DataLoader[Any]):
         self._goes_on = False  # with what load_state_dict said
         self.before_next: Callable[[], None] | None = None  # set by what tracks it
         self.after_begin: Callable[[], None] | None = None
+        self.at_end: Callable[[], None] | None = None
         super().__init__(dataset, batch_size, sampler=self._order, **options)
 
     @property
@@ -75,6 +76,8 @@ class ResumableLoader(DataLoader[Any]):
             self._position = min(self._position + (self.batch_size or 1), len(self._order))
             yield batch
             self._ask()
+        if self.at_end is not None:
+            self.at_end()
         self._is_over = True
 
     def _ask(self) -> None:

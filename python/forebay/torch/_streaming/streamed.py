@@ -294,7 +294,7 @@ class Streamed(InStore):
         if not self._in_step:
             window.order.end()
             if torch.is_grad_enabled():
-                if self._options.update_in_backward and self._layers.step > self._layers.committed_step:
+                if self._options.update_in_backward and not self._is_committed(self._layers):
                     self.commit(optimizer, None)  # a tracked loader was not asked for the batch of this pass
                 window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
             window.order.begin("step" if torch.is_grad_enabled() else "pass")
