@@ -1,14 +1,8 @@
 #include "forebay/train/files/rank_parts.h"
 
-#include "forebay/base/json_fields.h"
-#include "forebay/model/decoder.h"
+#include "forebay/model/decoder_config.h"
 
 namespace forebay {
-namespace {
-
-constexpr int64_t kMostParts = int64_t{1} << 20;
-
-}  // namespace
 
 RankPart PartOf(const RunOptions& options) {
   if (options.zero_stage == 0) return {};
@@ -23,13 +17,6 @@ RankPart PartOf(const Json& run_json) {
 Json ToJson(const RankPart& part) {
   if (part.of == 1) return nullptr;
   return {{"number", part.number}, {"of", part.of}};
-}
-
-bool IsRunJsonPart(const Json& value) {
-  if (value.is_null()) return true;
-  if (!value.is_object() || !value.contains("number") || !value.contains("of")) return false;
-  return IsIntegerIn(value["of"], 2, kMostParts) &&
-         IsIntegerIn(value["number"], 0, value["of"].get<int64_t>() - 1);
 }
 
 std::shared_ptr<const InventoryParts> PartsOf(const DecoderConfig& config, const RankPart& part) {

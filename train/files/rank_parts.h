@@ -24,7 +24,6 @@ RankPart PartOf(const RunOptions& options);
 RankPart PartOf(const Json& run_json);
 // For run.json; null for the whole.
 Json ToJson(const RankPart& part);
-bool IsRunJsonPart(const Json& value);
 
 // How the layers of the decoder are divided; nullptr: they are not.
 std::shared_ptr<const InventoryParts> PartsOf(const DecoderConfig& config, const RankPart& part);

@@ -9,13 +9,13 @@
 #include "forebay/base/output_folder.h"
 #include "forebay/swap/tiles/stripes.h"
 #include "forebay/train/files/export_files.h"
-#include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_folder.h"
 
 namespace forebay {
 namespace {
 
 constexpr int64_t kMaxRunJsonBytes = 1 << 20;
+constexpr int64_t kMostParts = 1 << 20;
 
 bool IsRunJsonPath(const Json& value) {
   return value.is_string() && value.get_ref<const std::string&>().find('\0') == std::string::npos;
@@ -40,6 +40,13 @@ bool IsRunJsonFingerprint(const Json& value) {
 
 bool AreRunJsonFiles(const Json& value) {
   return value.is_null() || ParseFileList(value).ok();
+}
+
+bool IsRunJsonPart(const Json& value) {
+  if (value.is_null()) return true;
+  if (!value.is_object() || !value.contains("number") || !value.contains("of")) return false;
+  return IsIntegerIn(value["of"], 2, kMostParts) &&
+         IsIntegerIn(value["number"], 0, value["of"].get<int64_t>() - 1);
 }
 
 // A field that is missing is checked as null.
