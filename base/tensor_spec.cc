@@ -128,7 +128,10 @@ std::vector<const TensorSpec*> TensorsInPlace(const Inventory& inventory, int la
   for (int i = spec.first_tensor; i < spec.first_tensor + spec.num_tensors; ++i) {
     tensors.push_back(&inventory.tensors()[i]);
   }
-  std::ranges::stable_sort(tensors, {}, &TensorSpec::offset_elems);
+  // Several may begin at one place where they have no elements: those come first.
+  std::ranges::stable_sort(tensors, {}, [](const TensorSpec* tensor) {
+    return std::pair(tensor->offset_elems, tensor->num_elems);
+  });
   return tensors;
 }
 

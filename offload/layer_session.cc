@@ -159,6 +159,10 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
                                                     absl::FunctionRef<void()> add_own) {
       return of->SumOverParts(sums, add_own);
     };
+    const int rank = of_session.ranks->rank();
+    for (int layer = 0; layer < tensors->inventory().num_layers(); ++layer) {
+      optimizer.first_elems.push_back(of_session.parts->Offsets(layer)[static_cast<size_t>(rank)]);
+    }
   }
   FOREBAY_ASSIGN_OR_RETURN(session->optimizer_,
                            OffloadedOptimizer::Create(optimizer, plan.placement, tensors, budget));

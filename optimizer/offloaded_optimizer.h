@@ -61,6 +61,9 @@ struct OffloadedOptimizerOptions {
   // Empty: the store has whole layers. Called by FinishBackward, which returns its error. Create
   // then charges HeldGradients::SumsBytes more.
   SumOverParts sum_over_parts;
+  // By layer: the element of the whole one that the store's first is, which keys the rounding of
+  // moments. Empty: the store has whole layers.
+  std::vector<int64_t> first_elems;
   // When the placement may have layers updated, for StagingBytes.
   UpdateTime may_update = UpdateTime::kOnRead;
 };

@@ -72,6 +72,9 @@ struct OffloadedOptimizer::Impl {
   bool WritesState(int tile) const {
     return resident == ResidentWrites::kNow || placement.state[tile] == Tier::kNvme;
   }
+  // All of a tile, without its gradient.
+  TileRun WholeRun(const Tile& tile, std::span<std::byte> weights,
+                   std::span<std::byte> state) const;
   void UpdatePart(const TileRun& whole, const Tile& tile, int64_t part);
   const TileArithmetic& arithmetic() const {
     return options.arithmetic != nullptr ? *options.arithmetic : rule;

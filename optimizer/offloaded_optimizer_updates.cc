@@ -88,7 +88,7 @@ absl::Status OffloadedOptimizer::Impl::UpdateTile(int tile, std::span<std::byte>
 
   const std::span<std::byte> state =
       staged->StateIsRead(tile) ? buffer.state.first(tiles.StateBytes(spec)) : HostState(tile);
-  TileRun whole = RunOf(tiles, spec, weights, state);
+  TileRun whole = WholeRun(spec, weights, state);
   whole.gradient =
       staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(tile);
   whole.gradient_dtype = options.gradient_dtype;
@@ -115,7 +115,7 @@ absl::Status OffloadedOptimizer::Impl::UpdateBeside(int tile, const StagingBuffe
   const auto state = staged->StateIsRead(tile)
                          ? buffer.state.first(static_cast<size_t>(tiles.StateBytes(spec)))
                          : HostState(tile);
-  TileRun whole = RunOf(tiles, spec, weights, state);
+  TileRun whole = WholeRun(spec, weights, state);
   whole.gradient = gradient.data();
   whole.gradient_dtype = options.gradient_dtype;
   const absl::Status status = RunKernel(whole, tile, weights, state);
@@ -163,6 +163,13 @@ absl::Status OffloadedOptimizer::Impl::RunKernel(const TileRun& whole, int tile,
     if (writes_state) store->SealState(tile, part, state);
   });
   return damage;
+}
+
+TileRun OffloadedOptimizer::Impl::WholeRun(const Tile& tile, std::span<std::byte> weights,
+                                           std::span<std::byte> state) const {
+  TileRun run = RunOf(tiles, tile, weights, state);
+  if (!options.first_elems.empty()) run.first_elem += options.first_elems[tile.layer];
+  return run;
 }
 
 void OffloadedOptimizer::Impl::UpdatePart(const TileRun& whole, const Tile& tile, int64_t part) {

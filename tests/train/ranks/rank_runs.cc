@@ -88,7 +88,8 @@ std::vector<double> FieldOf(const std::string& run_folder, const char* name) {
   std::vector<double> values;
   std::ifstream file(RunPaths(run_folder).metrics);
   for (std::string line; std::getline(file, line);) {
-    values.push_back(Json::parse(line).value(name, -1.0));
+    const Json field = Json::parse(line).value(name, Json());
+    values.push_back(field.is_number() ? field.get<double>() : -1);
   }
   return values;
 }

@@ -34,7 +34,7 @@ std::vector<absl::Status> TrainRanks(const TrainOptions& options, const RankRuns
 std::string DigestOfRanks(const std::string& out, int num_ranks);
 // The losses of a rank's metrics.jsonl.
 std::vector<double> LossesOf(const std::string& run_folder);
-// A field of every line.
+// A field of every line; -1: none, or null.
 std::vector<double> FieldOf(const std::string& run_folder, const char* name);
 
 }  // namespace forebay
