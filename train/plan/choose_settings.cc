@@ -85,6 +85,8 @@ Plan WithFastestRecompute(Plan plan, int64_t num_blocks, const PlanMaker& make,
         search.Run(num_blocks, [&](int64_t count) { return make(options_of(count)); });
     if (best > 0) options = options_of(best);
   }
+  // Ranks that gather weights would have to choose the same reads, each by its own speeds.
+  if (given.num_ranks > 1) return search.Take();
   // Segments of two layers and more, for what else their memory can hold.
   const auto in_segments = [&](int64_t count) {
     TrainOptions other = given;

@@ -24,22 +24,28 @@ std::string UpdateTimesOf(const Placement& placement) {
 }
 
 Json SettingsOfRank(const PreparedRun& run) {
-  const OffloadPlan& plan = run.plan;
+  const Plan& plan = run.plan;
+  // Where weights are gathered, these decide what a pass and an evaluation read in which order.
+  const bool gathers = run.options.zero_stage > 0;
   const bool speculates = plan.placement.NumUpdated(UpdateTime::kAfterHand) > 0;
-  return {{"resume", run.resumed},
-          {"dry_run", run.options.dry_run},
-          {"the settings that change the result (fingerprint)", run.fingerprint_digest},
-          {"steps", run.num_steps},
-          {"gradients", speculates ? "speculate" : "hold"},
-          {"when each layer is updated (--speculate_layers)", UpdateTimesOf(plan.placement)},
-          {"durability", plan.num_slots == 1                        ? "none"
-                         : plan.gradient_area == GradientArea::kAll ? "replay"
-                                                                    : "step"},
-          {"eval_every", run.options.eval_every},
-          {"save_every", run.options.save_every},
-          {"stop_after", run.options.stop_after},
-          {"eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest},
-          {"zero_stage", run.options.zero_stage}};
+  return {
+      {"resume", run.resumed},
+      {"dry_run", run.options.dry_run},
+      {"the settings that change the result (fingerprint)", run.fingerprint_digest},
+      {"steps", run.num_steps},
+      {"gradients", speculates ? "speculate" : "hold"},
+      {"when each layer is updated (--speculate_layers)", UpdateTimesOf(plan.placement)},
+      {"durability", plan.num_slots == 1                        ? "none"
+                     : plan.gradient_area == GradientArea::kAll ? "replay"
+                                                                : "step"},
+      {"eval_every", run.options.eval_every},
+      {"save_every", run.options.save_every},
+      {"stop_after", run.options.stop_after},
+      {"eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest},
+      {"zero_stage", run.options.zero_stage},
+      {"layers of a segment (--number_checkpoints)", gathers ? plan.recompute.segment_blocks : 1},
+      {"activations that are spilled (--activations_tier)",
+       gathers ? plan.activations.num_spilled : 0}};
 }
 
 // The state at `step`, as this rank has it committed or prepared; null: it changed no tile.

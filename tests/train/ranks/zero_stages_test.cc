@@ -24,6 +24,8 @@ using testing::HasSubstr;
 
 class ZeroStagesTest : public testing::Test {
  protected:
+  explicit ZeroStagesTest(int num_blocks = 2) : task_(folder_.path(), num_blocks) {}
+
   // In fp32, clipped in some steps, with an evaluation on the way.
   TrainOptions Options(int stage, const std::string& name) const {
     TrainOptions options = task_.RoomyRun(folder_.Path(name + std::to_string(stage)));
@@ -62,7 +64,7 @@ class ZeroStagesTest : public testing::Test {
   }
 
   const TemporaryFolder folder_;
-  const ToyTask task_{folder_.path()};
+  const ToyTask task_;
 };
 
 void UseBf16(TrainOptions& options) {
@@ -134,6 +136,38 @@ TEST_F(ZeroStagesTest, HaveParameterGroups) {
   ExpectTheBitsOfStage0(3, "groups", {.ranks = {.num_ranks = 4}}, [](TrainOptions& options) {
     options.param_groups = {{.match = "model.norm.weight", .lr = 1e-3, .weight_decay = 0.2}};
   });
+}
+
+class DeepRunTest : public ZeroStagesTest {
+ protected:
+  DeepRunTest() : ZeroStagesTest(/*num_blocks=*/6) {}
+};
+
+// Layers are gathered once more for the forward pass inside their segment.
+TEST_F(DeepRunTest, GoThroughSegments) {
+  for (const int stage : {1, 3}) {
+    ExpectTheBitsOfStage0(stage, "segments", {},
+                          [](TrainOptions& options) { options.number_checkpoints = 3; });
+  }
+}
+
+TEST_F(DeepRunTest, EachComputesAgainWhatItLikes) {
+  RankRuns runs;
+  runs.change = [](int rank, TrainOptions& options) {
+    options.recompute = rank == 0 ? Recompute::kNone : Recompute::kAttention;
+  };
+  ExpectTheBitsOfStage0(3, "recompute", runs);
+}
+
+TEST_F(DeepRunTest, RefuseDifferentSegments) {
+  RankRuns runs;
+  runs.change = [](int rank, TrainOptions& options) {
+    if (rank == 1) options.number_checkpoints = 3;
+  };
+  for (const absl::Status& status : TrainRanks(Options(3, "run"), runs)) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr("(--number_checkpoints) is 1 on rank 0"));
+  }
 }
 
 class DividedRunTest : public ZeroStagesTest {
