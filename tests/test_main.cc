@@ -1,5 +1,14 @@
 #include "gmock/gmock.h"
 
+#if defined(__SANITIZE_THREAD__)
+// oneDNN is not instrumented: TSan does not see the locks of its caches, which ranks that are
+// threads of a test share.
+extern "C" const char* __tsan_default_suppressions();
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:libdnnl.so\n";
+}
+#endif
+
 int main(int argc, char** argv) {
   // The child of a death test runs the program anew: a fork would copy locks that other threads
   // hold, and may then wait for ever.

@@ -315,6 +315,8 @@ def test_each_field_of_a_damaged_run_json_is_named(forebay, stopped):
     fine = {"fingerprint": [None, {}, {"a": 1}], "files": [None, []], "model": ["x", ""], "stores": []}
     for field in mine:
         for value in WRONG:
+            if value is None and mine[field] is None:  # as it is
+                continue
             (stopped / "run.json").write_text(json.dumps({**mine, field: value}))
             refused = forebay.run("export", stopped, check=False)
             assert refused.returncode == 8 or field == "model", (field, value, refused.stderr)

@@ -115,7 +115,8 @@ TEST_F(CalibrationTest, WhatIsKnownOfADiskIsLeftAlone) {
   EXPECT_THAT(Known(calibration).speeds.origin, HasSubstr("the disk as --bench has it"));
 }
 
-TEST_F(CalibrationTest, SpeedsGiveAPlanItsForecastAndChangeNothingElseWhereGradientsAreHeld) {
+TEST_F(CalibrationTest, SpeedsGiveAPlanItsForecastAndChangeNothingElseWhereAllIsChosen) {
+  options_.recompute = Recompute::kAll;
   Calibration calibration = Open();
   const Plan before = *MakePlan(model_, options_, limits_);
   EXPECT_EQ(ToJson(*MakePlan(model_, options_, Known(calibration))), ToJson(before));
