@@ -397,6 +397,7 @@ absl::Status OffloadedOptimizer::Impl::EndSpeculation(bool& complete) {
   absl::Status status = speculation->End(complete);
   staged->ReadEarly(due_tiles);
   status.Update(writes->AwaitAll());
+  staged->ReadEarly(due_tiles);  // into buffers that were being written from
   const std::lock_guard lock(mutex);
   stats.hand_wait_s += stopwatch.Seconds();
   return status;
