@@ -152,10 +152,13 @@ std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOpti
       {"micro-batches for the GPU", batches, 0, kTokensShrinkWith},
   };
   if (all > batches) {
+    // On disk they take less of RAM only where not each has a buffer there.
+    const bool disk_helps = gpu.num_spilled_activations > kActivationStorageBuffers;
     terms.push_back(
         {fmt::format("activations of {} layers, of the GPU", gpu.num_spilled_activations),
          all - batches, 0,
-         "--batch, --seq, --accum, --activations_tier=nvme or a larger --gpu_mem"});
+         disk_helps ? "--batch, --seq, --accum, --activations_tier=nvme or a larger --gpu_mem"
+                    : "--batch, --seq, --accum or a larger --gpu_mem"});
   }
   return terms;
 }
