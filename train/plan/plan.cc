@@ -101,7 +101,10 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
         options.number_checkpoints));
   }
   const int64_t segments = std::min<int64_t>(options.number_checkpoints, model.num_layers);
-  blocks.segment_blocks = static_cast<int>((model.num_layers + segments - 1) / segments);
+  // Of the last segment all is kept, so that one alone is as good as none.
+  if (segments > 1) {
+    blocks.segment_blocks = static_cast<int>((model.num_layers + segments - 1) / segments);
+  }
   return blocks;
 }
 

@@ -54,7 +54,7 @@ def expected(forebay, task, tmp_path_factory):
         dict(engine="libaio", tile_elems=2048, state_tier="host"),
         dict(activations_tier="nvme"),
         dict(recompute="none"),
-        dict(number_checkpoints=1),
+        dict(number_checkpoints=2),
         dict(recompute="attention", recompute_layers=1, threads=3),
         dict(activations_tier="nvme", engine="threads", threads=3, tile_elems=2048),
         dict(activations_tier="nvme", weights_tier="host", state_tier="host", durability="replay"),

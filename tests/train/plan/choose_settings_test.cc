@@ -235,6 +235,15 @@ TEST_F(ChooseRecomputeTest, SegmentsAreTakenWhereTheyMakeRoom) {
   EXPECT_GT(more, MustPlan(options_).read_bytes_per_step);
 }
 
+TEST_F(ChooseRecomputeTest, OneSegmentOfWhichAllIsKeptIsNone) {
+  options_.number_checkpoints = 1;
+  const Plan one = MustPlan(options_);
+  EXPECT_EQ(one.recompute, (BlockRecompute{Recompute::kAll, 40}));
+  EXPECT_THAT(FormatPlan(one, Llama13B(), options_), Not(HasSubstr("segments")));
+  options_.number_checkpoints = 2;
+  EXPECT_EQ(MustPlan(options_).recompute.segment_blocks, 20);
+}
+
 TEST_F(ChooseRecomputeTest, SegmentsGoWithNoOtherChoice) {
   options_.number_checkpoints = 4;
   for (const bool spills : {true, false}) {
