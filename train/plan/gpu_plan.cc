@@ -28,8 +28,8 @@ absl::Status CheckRecompute(const TrainOptions& options) {
   }
   return UsageError(
       "on a GPU all layers compute all again: --recompute=attention, --recompute=none, "
-      "--recompute_layers and --number_checkpoints are for the CPU. Leave them out, or use "
-      "--device=cpu");
+      "--recompute_layers and --number_checkpoints are for the CPU. Use --recompute=auto "
+      "--recompute_layers=0 --number_checkpoints=0, or --device=cpu");
 }
 
 absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& limits) {

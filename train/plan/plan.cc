@@ -83,8 +83,8 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
   if (given_layers > 0 && (!options.recompute.has_value() || recompute == Recompute::kNone)) {
     return UsageError(
         fmt::format("--recompute_layers={} says how many layers compute something again, and "
-                    "--recompute={} does not say what: give --recompute=all or attention, or leave "
-                    "--recompute_layers out",
+                    "--recompute={} does not say what: give --recompute=all or attention, or "
+                    "--recompute_layers=0",
                     given_layers, OptionText(options, "recompute")));
   }
   BlockRecompute blocks = {recompute, model.num_layers};
@@ -95,9 +95,8 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
   if (blocks != BlockRecompute{Recompute::kAll, model.num_layers} ||
       options.activations_tier == ActivationsTier::kNvme) {
     return UsageError(fmt::format(
-        "--number_checkpoints={} has every layer compute all again, from inputs in RAM: "
-        "leave out --recompute, --recompute_layers and --activations_tier=nvme, or "
-        "--number_checkpoints",
+        "--number_checkpoints={} has every layer compute all again, from inputs in RAM: use "
+        "--recompute=auto --recompute_layers=0 --activations_tier=ram, or --number_checkpoints=0",
         options.number_checkpoints));
   }
   const int64_t segments = std::min<int64_t>(options.number_checkpoints, model.num_layers);

@@ -255,7 +255,10 @@ TEST_F(ChooseRecomputeTest, SegmentsGoWithNoOtherChoice) {
     }
     const auto plan = MakePlan(Llama13B(), options, limits_);
     EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
-    EXPECT_THAT(MessageOf(plan.status()), HasSubstr("--number_checkpoints=4"));
+    const std::string message = MessageOf(plan.status());
+    EXPECT_THAT(message, HasSubstr("--number_checkpoints=4"));
+    EXPECT_THAT(message, HasSubstr("--recompute=auto --recompute_layers=0 --activations_tier=ram"));
+    EXPECT_THAT(message, HasSubstr("--number_checkpoints=0"));
   }
 }
 
@@ -266,7 +269,9 @@ TEST_F(ChooseRecomputeTest, OnAGpuAllIsComputedAgain) {
   options_.recompute = Recompute::kNone;
   const auto plan = MakePlan(Llama13B(), options_, limits_);
   EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
-  EXPECT_THAT(MessageOf(plan.status()), HasSubstr("--device=cpu"));
+  const std::string message = MessageOf(plan.status());
+  EXPECT_THAT(message, HasSubstr("--recompute=auto --recompute_layers=0 --number_checkpoints=0"));
+  EXPECT_THAT(message, HasSubstr("--device=cpu"));
 }
 
 TEST_F(ChooseSettingsTest, BetterSettingsAreAsFastAsTheySay) {
