@@ -75,7 +75,7 @@ PlannedExports ExportsOf(const TrainOptions& options, const Inventory& inventory
   return exports;
 }
 
-// What options leave open is all of each layer.
+// All of each layer, as far as options leave it open.
 absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
                                            const TrainOptions& options) {
   const Recompute recompute = options.recompute.value_or(Recompute::kAll);
@@ -88,8 +88,9 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
                     given_layers, OptionText(options, "recompute")));
   }
   BlockRecompute blocks = {recompute, model.num_layers};
-  if (given_layers > 0)
+  if (given_layers > 0) {
     blocks.num_blocks = static_cast<int>(std::min<int64_t>(given_layers, model.num_layers));
+  }
   if (recompute == Recompute::kNone) blocks = {Recompute::kAll, 0};
   if (options.number_checkpoints == 0) return blocks;
   if (blocks != BlockRecompute{Recompute::kAll, model.num_layers} ||

@@ -226,8 +226,8 @@ TEST_F(ChooseRecomputeTest, SegmentsAreTakenWhereTheyMakeRoom) {
   EXPECT_EQ(checkpoints(seven), 11 * kActivation);
   EXPECT_GT(seven.forecast->backward.compute_s, 1.2 * each.forecast->backward.compute_s);
   EXPECT_THAT(FormatPlan(seven, Llama13B(), options_), HasSubstr("--number_checkpoints=7"));
-  // What it takes for all layers' weights to be read once more shows in the bytes, where gradients
-  // are in RAM either way.
+  // All layers' weights are read once more, which shows in the bytes where gradients are in RAM
+  // either way.
   options_.ram_bytes = 55 * kGibibyte;
   options_.weights_tier = options_.state_tier = TierChoice::kNvme;
   const int64_t more = MustPlan(options_).read_bytes_per_step;
