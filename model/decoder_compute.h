@@ -84,7 +84,7 @@ class DecoderCompute : public LayerCompute {
   std::span<float> Gradient(int layer) const;
   std::span<float> ZeroedGradient(int layer) const;
   LayerWeights EmbedFor(const HeldWeights& weights) const;
-  // What the layer saves in this pass, of one micro-batch.
+  // The memory that the layer saves to in this pass, for one micro-batch.
   SavedOfBlock SavedOf(int layer, size_t batch) const;
 
   Decoder* const decoder_;

@@ -10,9 +10,9 @@ namespace forebay {
 
 struct DecoderFlops {
   double forward = 0;
-  // What blocks compute again, and gradients of activations and weights, which take twice as much
-  // as forward does. A block needs its last product again only where
-  // that is the next one's input (BlockRecompute::GoesForwardTwice), and the head none.
+  // Gradients of activations and weights, which take twice as much as forward does, and the
+  // products that blocks compute again. A block needs its last product again only where that is the
+  // next one's input (BlockRecompute::GoesForwardTwice), and the head none.
   double backward = 0;
 };
 // `tokens` in rows of `seq` of them. Products of matrices and attention: what is left is bound by

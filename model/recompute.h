@@ -1,5 +1,5 @@
-// What the blocks of a decoder compute again in their backward pass. The rest of what that needs of
-// the forward pass is saved in RAM. Every choice gives the same bits.
+// Recomputation: the blocks of a decoder compute some of their forward pass again in their backward
+// pass. The rest that it needs is saved in RAM. Every choice gives the same bits.
 #pragma once
 
 #include <cstdint>

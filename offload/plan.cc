@@ -57,7 +57,9 @@ SpilledActivationsShape ActivationsOf(const PlanInputs& inputs, const Chain& cha
   const bool elsewhere = inputs.num_activation_buffers > 0;
   if (elsewhere && !any) return {};
   return {.num_spilled = chain.num_spilled_activations,
-          .num_buffers = elsewhere ? inputs.num_activation_buffers : NumActivationBuffers(chain),
+          .num_buffers =
+              elsewhere ? std::min(inputs.num_activation_buffers, chain.num_spilled_activations)
+                        : NumActivationBuffers(chain),
           .activation_bytes =
               any ? RoundUp(inputs.activation_bytes, kIoAlignBytes) : inputs.activation_bytes};
 }

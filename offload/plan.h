@@ -97,7 +97,7 @@ struct PlanInputs {
   // the caller has those that the chain spills.
   int64_t activation_bytes = 0;
   // Above 0: activations lie in memory of another device, the chain says how many are spilled, and
-  // these pass through so many buffers of RAM on their way to disk and back.
+  // these pass through so many buffers of RAM at most on their way to disk and back.
   int num_activation_buffers = 0;
   std::string activations_shrink_with;  // as PlanTerm has it
   // The caller keeps the weights of each layer, once it was read, until the end of the step.

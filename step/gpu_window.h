@@ -25,9 +25,8 @@ class GpuWindow final : public ParamSource {
  public:
   // `num_places`: leases that may be out, and one layer that is copied ahead: three at least, for
   // the two leases of ParamSource. `place_bytes`: of the largest layer; each place takes so many on
-  // the device. `source` ends before this,
-  // as it may wait for its events; `device` outlives this. OutOfMemoryError, EnvironmentError.
-  // Requires: num_places >= 3.
+  // the device. `source` ends before this, as it may wait for its events; `device` outlives this.
+  // OutOfMemoryError, EnvironmentError. Requires: num_places >= 3.
   static absl::StatusOr<std::unique_ptr<GpuWindow>> Create(ParamSource* source, Device* device,
                                                            int num_places, int64_t place_bytes);
   ~GpuWindow() override;  // every lease has ended

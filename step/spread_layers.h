@@ -1,4 +1,4 @@
-// Which layers stay in the faster memory, where not all of them can.
+// The layers that stay in the faster memory, where not all of them can.
 #pragma once
 
 #include <algorithm>

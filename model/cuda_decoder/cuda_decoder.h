@@ -60,8 +60,9 @@ class CudaDecoder : public LayerCompute {
   // Where the walk's operations spill activations; it lives as long as this.
   virtual ActivationStorage& activations() = 0;
   // Once, before the first pass that spills. `storage` outlives EndSpilling; it has
-  // kActivationStorageBuffers of CudaActivationBytes at least, in memory of the host that is pinned
-  // for the device. Requires: spills_to_storage.
+  // kActivationStorageBuffers of CudaActivationBytes at least, or one for each layer that is
+  // spilled where those are fewer, in memory of the host that is pinned for the device. Requires:
+  // spills_to_storage.
   virtual void SpillTo(ActivationStorage* storage) = 0;
   // Nothing is copied from or to the storage any more when it returns.
   virtual void EndSpilling() = 0;

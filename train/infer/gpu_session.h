@@ -47,8 +47,7 @@ class GpuSession {
   MemoryBudget* host_budget() { return &host_budget_; }
 
   // The weights: those that stay on the GPU are there, the others are read as they are asked for.
-  // They end before whoever computes with them, as they
-  // may wait for events of that.
+  // They end before whoever computes with them, as they may wait for events of that.
   class Weights {
    public:
     ParamSource& source() { return *residents_; }

@@ -70,7 +70,7 @@ struct RunOptions {
   int threads = 0;  // compute; 0: all cores
   ComputeDevice device = ComputeDevice::kCpu;
   int64_t gpu_mem_bytes = 0;  // budget on the GPU; 0: kAutoGpuShare of what is free
-  // What blocks compute again in backward; nullopt: as choose_settings.h has it.
+  // Blocks compute this again in backward; nullopt: as choose_settings.h has it.
   std::optional<Recompute> recompute;
   int64_t recompute_layers = 0;  // the first so many blocks do; 0: all
   // Segments of blocks of which the input alone is kept; 0: as choose_settings.h has it.

@@ -22,6 +22,10 @@ constexpr char kUpdateBytes[] = "bytes_per_s";
 constexpr char kReadBytes[] = "read_bytes_per_s";
 constexpr char kWriteBytes[] = "write_bytes_per_s";
 
+// Of FlopsOf, by which a block's time becomes a speed: one more when it counts otherwise, so that
+// no speed is kept that was counted by another.
+constexpr int kFlopsFormula = 2;
+
 // The lines of /proc/cpuinfo that say which CPU it is.
 std::string CpuName() {
   constexpr int64_t kMostBytes = 1 << 20;
@@ -51,6 +55,7 @@ Json KeyOfBlock(const DecoderConfig& model, const TrainOptions& options,
   Json key = KeyOf("block", ComputeThreads(options, limits));
   const auto [rows, seq] = TokensToMeasure(options);
   key["library"] = cpu::Context(1, options.precision).kernel_identity();
+  key["formula"] = kFlopsFormula;
   key["tokens"] = {rows, seq};
   key["model"] = {model.architecture, model.hidden_size, model.intermediate_size, model.num_heads,
                   model.num_kv_heads, model.head_dim,    model.qkv_bias,          model.out_bias,

@@ -28,8 +28,8 @@ absl::Status CheckRecompute(const TrainOptions& options) {
   }
   return UsageError(
       "on a GPU all layers compute all again: --recompute=attention, --recompute=none, "
-      "--recompute_layers and --number_checkpoints are for the CPU. Leave them out, or use "
-      "--device=cpu");
+      "--recompute_layers and --number_checkpoints are for the CPU. Use --recompute=auto "
+      "--recompute_layers=0 --number_checkpoints=0, or --device=cpu");
 }
 
 absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& limits) {
@@ -152,10 +152,13 @@ std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOpti
       {"micro-batches for the GPU", batches, 0, kTokensShrinkWith},
   };
   if (all > batches) {
+    // On disk they take less of RAM only where not each has a buffer there.
+    const bool disk_helps = gpu.num_spilled_activations > kActivationStorageBuffers;
     terms.push_back(
         {fmt::format("activations of {} layers, of the GPU", gpu.num_spilled_activations),
          all - batches, 0,
-         "--batch, --seq, --accum, --activations_tier=nvme or a larger --gpu_mem"});
+         disk_helps ? "--batch, --seq, --accum, --activations_tier=nvme or a larger --gpu_mem"
+                    : "--batch, --seq, --accum or a larger --gpu_mem"});
   }
   return terms;
 }

@@ -75,7 +75,7 @@ PlannedExports ExportsOf(const TrainOptions& options, const Inventory& inventory
   return exports;
 }
 
-// What options leave open is all of each layer.
+// All of each layer, as far as options leave it open.
 absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
                                            const TrainOptions& options) {
   const Recompute recompute = options.recompute.value_or(Recompute::kAll);
@@ -83,25 +83,28 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
   if (given_layers > 0 && (!options.recompute.has_value() || recompute == Recompute::kNone)) {
     return UsageError(
         fmt::format("--recompute_layers={} says how many layers compute something again, and "
-                    "--recompute={} does not say what: give --recompute=all or attention, or leave "
-                    "--recompute_layers out",
+                    "--recompute={} does not say what: give --recompute=all or attention, or "
+                    "--recompute_layers=0",
                     given_layers, OptionText(options, "recompute")));
   }
   BlockRecompute blocks = {recompute, model.num_layers};
-  if (given_layers > 0)
+  if (given_layers > 0) {
     blocks.num_blocks = static_cast<int>(std::min<int64_t>(given_layers, model.num_layers));
+  }
   if (recompute == Recompute::kNone) blocks = {Recompute::kAll, 0};
   if (options.number_checkpoints == 0) return blocks;
   if (blocks != BlockRecompute{Recompute::kAll, model.num_layers} ||
       options.activations_tier == ActivationsTier::kNvme) {
     return UsageError(fmt::format(
-        "--number_checkpoints={} has every layer compute all again, from inputs in RAM: "
-        "leave out --recompute, --recompute_layers and --activations_tier=nvme, or "
-        "--number_checkpoints",
+        "--number_checkpoints={} has every layer compute all again, from inputs in RAM: use "
+        "--recompute=auto --recompute_layers=0 --activations_tier=ram, or --number_checkpoints=0",
         options.number_checkpoints));
   }
   const int64_t segments = std::min<int64_t>(options.number_checkpoints, model.num_layers);
-  blocks.segment_blocks = static_cast<int>((model.num_layers + segments - 1) / segments);
+  // Of the last segment all is kept, so that one alone is as good as none.
+  if (segments > 1) {
+    blocks.segment_blocks = static_cast<int>((model.num_layers + segments - 1) / segments);
+  }
   return blocks;
 }
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import make_model, random_rows, write_rows, write_tokenizer
+from conftest import make_model, random_rows, read_safetensors, write_rows, write_tokenizer
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FOREBAY_DEVICE") != "cuda",
@@ -22,6 +22,32 @@ def task(forebay, tmp_path_factory):
     write_tokenizer(model)
     tokens, flags = random_rows(8, 16, 259, seed=5)
     return dict(model=model, data=write_rows(folder / "data.fbd", tokens, flags, 259))
+
+
+BLOCKS = 5
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def streamed(forebay, tmp_path_factory):
+    """A task whose model has blocks of more than 1 MiB in any type, to which the least memory is rounded, and more of them
+    than the window on the GPU has places: some of it has to pass through, where a run is told to do with little."""
+    folder = tmp_path_factory.mktemp("streamed")
+    model = make_model(forebay, folder / "model", vocab_size=259, hidden_size=256, intermediate_size=640,
+                       num_hidden_layers=BLOCKS)
+    write_tokenizer(model)
+    tokens, flags = random_rows(4, 16, 259, seed=5)
+    return dict(model=model, data=write_rows(folder / "data.fbd", tokens, flags, 259))
+
+
+def least_mebibytes(forebay, *arguments, **settings):
+    refused = forebay.run(*arguments, **settings, gpu_mem="1MiB", check=False)
+    assert refused.returncode == 4, refused.stderr
+    return int(refused.stderr.split("--gpu_mem=")[1].split("MiB")[0])
+
+
+def weight_bytes(model, element_bytes):
+    return sum(values.size for values in read_safetensors(f"{model}/model.safetensors").values()) * element_bytes
 
 
 @pytest.fixture(scope="module")
@@ -67,29 +93,32 @@ def test_a_driver_that_is_too_old_is_exit_9(forebay, task, tmp_path, monkeypatch
     assert not (tmp_path / "run").exists()
 
 
-def test_prompts_are_continued_as_on_the_cpu(forebay, task):
+def test_prompts_are_continued_as_on_the_cpu(forebay, streamed):
     flags = ["--prompt=once upon", "--prompt=a", "--prompt=and then there was one of them"]
-    fp32 = dict(model=task["model"], precision="fp32", max_tokens=7)
+    fp32 = dict(model=streamed["model"], precision="fp32", max_tokens=7)
 
     def generated(*prompts, device="cuda", **more):
         return json.loads(forebay.run("generate", *prompts, "--format=json", **fp32, device=device, **more).stdout)
 
-    def least_memory(*prompts):
-        refused = forebay.run("generate", *prompts, **fp32, gpu_mem="1MiB", check=False)
-        assert refused.returncode == 4
-        return int(refused.stderr.split("--gpu_mem=")[1].split("MiB")[0])
+    def with_spare(*prompts, mebibytes):
+        """With so much more than the least, as whose least is rounded up to whole MiB."""
+        least = least_mebibytes(forebay, "generate", *prompts, **fp32)
+        return generated(*prompts, gpu_mem=f"{least + mebibytes}MiB")
 
     on_cpu = generated(*flags, device="cpu")["answers"]
     together = generated(*flags)
     on_gpu = together["answers"]
     assert on_gpu == on_cpu
     assert together["copied_bytes_per_token"] == 0  # all weights are there
-    least = least_memory(*flags)
-    tight = generated(*flags, gpu_mem=f"{least}MiB")
-    assert tight["answers"] == on_cpu
-    alone = generated(flags[1], gpu_mem=f"{least_memory(flags[1])}MiB")
+    # No block stays on the GPU, or one does.
+    tight, some = with_spare(*flags, mebibytes=1), with_spare(*flags, mebibytes=4)
+    assert tight["answers"] == some["answers"] == on_cpu
+    alone = with_spare(flags[1], mebibytes=1)
     # A pass over the weights for each token, whether of one answer or of three.
+    all_weights = weight_bytes(streamed["model"], 4)
+    assert all_weights * (BLOCKS - 1) / BLOCKS < alone["copied_bytes_per_token"] < all_weights
     assert tight["copied_bytes_per_token"] * 3 == pytest.approx(alone["copied_bytes_per_token"], rel=1e-3)
+    assert 0 < some["copied_bytes_per_token"] < tight["copied_bytes_per_token"]
     assert alone["tokens"] == on_gpu[1]["tokens"] and alone["text"] == on_gpu[1]["text"]
     printed = forebay.run("generate", *flags, **fp32)
     assert printed.stdout == "".join(f"[{i + 1}] {answer['text']}\n" for i, answer in enumerate(on_gpu))
@@ -97,14 +126,16 @@ def test_prompts_are_continued_as_on_the_cpu(forebay, task):
 
 
 @pytest.mark.parametrize("precision, relative", [("fp32", 1e-6), ("bf16", 1e-3), ("fp16", 1e-3)])
-def test_a_loss_is_that_of_the_cpu_whatever_memory_there_is(forebay, task, precision, relative):
+def test_a_loss_is_that_of_the_cpu_whatever_memory_there_is(forebay, streamed, precision, relative):
+    settings = dict(streamed, precision=precision, batch=1)
+
     def loss(**more):
-        done = forebay.run("eval", "--format=json", **task, precision=precision, batch=1, **more)
-        return json.loads(done.stdout)["loss"]
+        return json.loads(forebay.run("eval", "--format=json", **settings, **more).stdout)["loss"]
 
     on_gpu = loss()
     assert on_gpu == pytest.approx(loss(device="cpu"), rel=relative)
-    refused = forebay.run("eval", **task, precision=precision, batch=1, gpu_mem="1MiB", check=False)
-    assert refused.returncode == 4
-    least = refused.stderr.split("--gpu_mem=")[1].split()[0]
-    assert loss(gpu_mem=least) == on_gpu
+    # With the least memory no block stays on the GPU, with room for one more that one.
+    least = least_mebibytes(forebay, "eval", **settings)
+    one_block = weight_bytes(streamed["model"], 4 if precision == "fp32" else 2) // BLOCKS
+    for mebibytes in (least, least + -(-one_block // MIB)):
+        assert loss(gpu_mem=f"{mebibytes}MiB") == on_gpu

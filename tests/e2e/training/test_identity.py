@@ -54,7 +54,7 @@ def expected(forebay, task, tmp_path_factory):
         dict(engine="libaio", tile_elems=2048, state_tier="host"),
         dict(activations_tier="nvme"),
         dict(recompute="none"),
-        dict(number_checkpoints=1),
+        dict(number_checkpoints=2),
         dict(recompute="attention", recompute_layers=1, threads=3),
         dict(activations_tier="nvme", engine="threads", threads=3, tile_elems=2048),
         dict(activations_tier="nvme", weights_tier="host", state_tier="host", durability="replay"),
@@ -138,6 +138,16 @@ def test_stop_and_resume_gives_the_bits_of_one_run(forebay, task, expected, tmp_
     assert forebay.digest(out) == expected
     steps = [json.loads(line)["step"] for line in open(out / "metrics.jsonl")]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_resume_computes_again_what_the_run_did(forebay, task, expected, tmp_path):
+    out = tmp_path / "run"
+    chosen = dict(recompute="attention", recompute_layers=1)
+    train(forebay, task, out, check=False, stop_after=1, **chosen)
+    train(forebay, task, out, extra=["--resume"])
+    assert forebay.digest(out) == expected
+    resolved = json.loads((out / "resolved_config.json").read_text())["offload"]
+    assert {name: resolved[name]["value"] for name in chosen} == chosen
 
 
 def test_metrics_of_steps_that_were_never_committed_are_replaced(forebay, task, tmp_path):

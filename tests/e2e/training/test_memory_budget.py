@@ -32,6 +32,11 @@ def draw(rng):
                     durability=rng.choice(["none", "step", "replay"]), activations_tier=rng.choice(["ram", "nvme"]),
                     recompute=rng.choice(["auto", "all", "attention", "none"]),
                     engine=rng.choice(["auto", "threads"]), export=rng.choice(["hf", "none"]))
+    if settings["recompute"] in ("all", "attention"):
+        settings["recompute_layers"] = rng.choice([0, rng.randint(1, 9)])
+    in_ram = settings["activations_tier"] == "ram"
+    if settings["recompute"] in ("auto", "all") and settings.get("recompute_layers", 0) == 0 and in_ram:
+        settings["number_checkpoints"] = rng.choice([0, rng.randint(1, 9)])
     settings["precision"] = rng.choice(["bf16", "fp32"])
     if settings["precision"] == "bf16":
         settings["layout"] = rng.choice(["bf16", "bf16-moments", "int8-moments"])

@@ -23,7 +23,7 @@ SECTIONS = {
     "optim": "steps epochs stop_after lr warmup schedule schedule_args optimizer weight_decay decay_all param_groups betas eps "
     "momentum nesterov clip opt_level loss_scaling loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale",
     "offload": "nvme nvme_weights ram precision layout grad_dtype threads update_threads engine engine_strict io_threads tile_elems "
-    "weights_tier state_tier activations_tier recompute gradients durability scrub_every",
+    "weights_tier state_tier activations_tier recompute recompute_layers number_checkpoints gradients durability scrub_every",
     "io": "save_every keep export export_dtype",
 }
 SECTION_OF = {key: section for section, keys in SECTIONS.items() for key in keys.split()}
@@ -59,13 +59,23 @@ def mathematics(rng):
     )
 
 
+def activations(rng):
+    """These go together, and a resume may have some of them from the start: all are said, or none."""
+    drawn = dict(activations_tier=rng.choice(["ram", "nvme"]), recompute=rng.choice(["auto", "all", "attention", "none"]),
+                 recompute_layers=0, number_checkpoints=0)
+    if drawn["recompute"] in ("all", "attention"):
+        drawn["recompute_layers"] = rng.choice([0, 1, 5])
+    if drawn["recompute"] in ("auto", "all") and drawn["recompute_layers"] == 0 and drawn["activations_tier"] == "ram":
+        drawn["number_checkpoints"] = rng.choice([0, 1, 2, 7])
+    return drawn
+
+
 def manner(rng, held_out, starts):
     """Settings that must not change a bit, some of them left out. `starts`: those of a start are among them."""
     drawn = dict(
         engine=rng.choice(["auto", "io_uring", "libaio", "threads", "buffered"]),
         engine_strict=rng.random() < 0.2, io_threads=rng.randint(1, 5), threads=rng.randint(0, 4), update_threads=rng.randint(0, 3),
         weights_tier=rng.choice(["auto", "host", "nvme"]), state_tier=rng.choice(["auto", "host", "nvme"]),
-        activations_tier=rng.choice(["ram", "nvme"]), recompute=rng.choice(["auto", "all", "attention", "none"]),
         ram=rng.choice(["1GiB", "1GiB", "300M", "110M", "98M", "auto"]),
         keep=rng.randint(1, 2), export_dtype=rng.choice(["bf16", "fp16", "fp32"]),
     )
@@ -77,6 +87,8 @@ def manner(rng, held_out, starts):
     kept = {key: value for key, value in drawn.items() if rng.random() < 0.6}
     if "eval_every" in kept and "eval_data" not in kept:
         del kept["eval_every"]
+    if rng.random() < 0.6:
+        kept |= activations(rng)
     # Speculation goes with some of the others alone, and a resume has it from the start where nothing else is said.
     if starts and rng.random() < 0.3:
         kept |= dict(gradients="speculate", weights_tier=rng.choice(["auto", "nvme"]), state_tier="nvme",
@@ -129,6 +141,8 @@ def mistake(rng, settings):
         (dict(tile_elems=rng.choice([0, 3, 2049, 1 << 50])), 2, "tile_elems"),
         (dict(engine="floppy"), 2, "engine"),
         (dict(weights_tier="moon"), 2, "weights_tier"),
+        (dict(recompute="none", recompute_layers=1, number_checkpoints=0), 2, "--recompute_layers=1"),
+        (dict(recompute="attention", recompute_layers=0, number_checkpoints=2), 2, "--number_checkpoints=2"),
         (dict(save_every=-1), 2, "save_every"),
         (dict(scrub_every=-1), 2, "scrub_every"),
         (dict(keep=0), 2, "keep"),
@@ -303,7 +317,7 @@ class Case:
 @pytest.fixture(scope="module")
 def task(forebay, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
-    drawn = dict(model=make_model(forebay, folder / "model", num_hidden_layers=2))
+    drawn = dict(model=make_model(forebay, folder / "model"))
     for seq, rows in ROWS.items():
         drawn[f"data {seq}"] = write_rows(folder / f"rows-{seq}.fbd", *random_rows(rows, seq, 256, seed=seq), 256)
         drawn[f"held out {seq}"] = write_rows(folder / f"held-{seq}.fbd", *random_rows(2, seq, 256, seed=1), 256)

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "forebay/base/errors.h"
@@ -29,36 +31,39 @@ constexpr std::byte kJunk{0xee};
 // buffer is used again.
 class LateStorage : public ActivationStorage {
  public:
-  explicit LateStorage(Device* device)
-      : memory_(kNumBuffers * kStorageBufferBytes), under_way_(kNumBuffers, -1) {
+  LateStorage(Device* device, int num_buffers)
+      : memory_(static_cast<size_t>(num_buffers * kStorageBufferBytes)),
+        under_way_(static_cast<size_t>(num_buffers)) {
     pinned_ = *device->Pin(memory_);
   }
   std::span<std::byte> buffers() const override { return memory_; }
-  int num_buffers() const override { return kNumBuffers; }
+  int num_buffers() const override { return static_cast<int>(under_way_.size()); }
   void StartWrite(int layer) override {
-    EXPECT_EQ(UnderWay(layer), -1);
-    UnderWay(layer) = layer;
-    written_[layer] = std::vector(BufferOf(layer).begin(), BufferOf(layer).end());
+    EXPECT_EQ(UnderWay(layer).layer, -1);
+    UnderWay(layer) = {layer, /*is_read=*/false};
     ++num_writes;
   }
   void StartRead(int layer) override {
-    EXPECT_EQ(UnderWay(layer), -1);
+    EXPECT_EQ(UnderWay(layer).layer, -1);
     EXPECT_FALSE(written_[layer].empty()) << layer;
-    UnderWay(layer) = layer;
-    is_read_ = true;
+    UnderWay(layer) = {layer, /*is_read=*/true};
     std::ranges::fill(BufferOf(layer), kJunk);
   }
   absl::Status Await(int layer) override {
-    if (layer < 0 || UnderWay(layer) != layer) return absl::OkStatus();
-    UnderWay(layer) = -1;
+    if (layer < 0 || UnderWay(layer).layer != layer) return absl::OkStatus();
+    const bool is_read = std::exchange(UnderWay(layer), {}).is_read;
     if (layer == broken_layer) return StorageError("the disk is gone");
-    std::ranges::copy(is_read_ ? written_[layer] : std::vector(kStorageBufferBytes, kJunk),
-                      BufferOf(layer).begin());
+    const std::span<std::byte> buffer = BufferOf(layer);
+    if (is_read) {
+      std::ranges::copy(written_[layer], buffer.begin());
+    } else {
+      written_[layer] = std::vector(buffer.begin(), buffer.end());
+      std::ranges::fill(buffer, kJunk);
+    }
     return absl::OkStatus();
   }
   void Abandon() override {
-    std::ranges::fill(under_way_, -1);
-    is_read_ = false;
+    std::ranges::fill(under_way_, Transfer());
     for (std::vector<std::byte>& bytes : written_) bytes.clear();
   }
 
@@ -66,17 +71,19 @@ class LateStorage : public ActivationStorage {
   int broken_layer = -1;
 
  private:
-  static constexpr int kNumBuffers = 3;
+  struct Transfer {
+    int layer = -1;  // -1: none
+    bool is_read = false;
+  };
   std::span<std::byte> BufferOf(int layer) {
     return std::span(memory_).subspan(
-        static_cast<size_t>(layer % kNumBuffers * kStorageBufferBytes), kStorageBufferBytes);
+        static_cast<size_t>(layer % num_buffers() * kStorageBufferBytes), kStorageBufferBytes);
   }
-  int& UnderWay(int layer) { return under_way_[static_cast<size_t>(layer % kNumBuffers)]; }
+  Transfer& UnderWay(int layer) { return under_way_[static_cast<size_t>(layer % num_buffers())]; }
 
   mutable std::vector<std::byte> memory_;
   PinnedRegion pinned_;
-  std::vector<int> under_way_;  // by buffer
-  bool is_read_ = false;        // in the backward pass
+  std::vector<Transfer> under_way_;  // by buffer
   std::array<std::vector<std::byte>, kNumActivations> written_;
 };
 
@@ -95,7 +102,7 @@ class GpuActivationsTest : public DeviceTest {
     ASSERT_TRUE(made.ok()) << made.status();
     activations_ = *std::move(made);
     if (!in_storage) return;
-    storage_ = std::make_unique<LateStorage>(device_.get());
+    storage_ = std::make_unique<LateStorage>(device_.get(), std::min(3, num_spilled));
     activations_->SpillTo(storage_.get());
   }
   void TearDown() override {

@@ -149,7 +149,8 @@ TEST_P(DecoderComputeTest, AStepOfSeveralMicroBatchesGivesTheBitsOfCallsByHand) 
   EXPECT_EQ(gradients, runner_.gradients());
 }
 
-// What is saved is what would be computed again, to the bit, in passes one after the other too.
+// Values that are saved are those that would be computed again, to the bit, in passes one after the
+// other too.
 TEST_P(DecoderComputeTest, WhateverIsComputedAgainGivesTheSameBits) {
   const std::vector<MicroBatch> batches = Batches();
   const auto all = ComputeFor(128);

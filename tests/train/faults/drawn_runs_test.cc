@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/child_process.h"
+#include "forebay/tests/train/drawn_options.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "forebay/train/options/option_table.h"
@@ -27,24 +27,6 @@ namespace {
 
 constexpr int kBlocks = 6;
 constexpr int kStreamedLayers = kBlocks + 2;
-
-class Draw {
- public:
-  explicit Draw(uint64_t number) : random_(FaultSeed(), number) {}
-  int64_t Between(int64_t least, int64_t most) {
-    return least +
-           static_cast<int64_t>(random_.Below(next_++, static_cast<uint64_t>(most - least + 1)));
-  }
-  bool OneIn(int64_t count) { return Between(1, count) == 1; }
-  template <typename T>
-  T OneOf(std::initializer_list<T> values) {
-    return *(values.begin() + Between(0, std::ssize(values) - 1));
-  }
-
- private:
-  const CounterRng random_;
-  uint64_t next_ = 0;
-};
 
 // The process ends at the call of this number to the disk, without another word.
 class CrashingDisk : public SystemDiskCalls {
@@ -60,7 +42,7 @@ class CrashingDisk : public SystemDiskCalls {
   std::atomic<int64_t> calls_left_;
 };
 
-// What a store is made with.
+// The settings that a store is made with.
 void DrawStore(Draw& draw, TrainOptions& options) {
   options.tile_elems = draw.OneOf<int64_t>({2048, 4096, 6144, 65536});
   if (draw.OneIn(3)) {
@@ -71,7 +53,7 @@ void DrawStore(Draw& draw, TrainOptions& options) {
       draw.OneOf({Durability::kAuto, Durability::kNone, Durability::kStep, Durability::kReplay});
 }
 
-// What each session may have otherwise.
+// Each session may have these otherwise.
 void DrawSession(Draw& draw, TrainOptions& options) {
   options.engine = draw.OneOf(
       {EngineKind::kIoUring, EngineKind::kLibaio, EngineKind::kThreads, EngineKind::kBuffered});
@@ -92,10 +74,7 @@ void DrawSession(Draw& draw, TrainOptions& options) {
       {std::nullopt, Recompute::kAll, Recompute::kAttention, Recompute::kNone});
   const bool computes_again = options.recompute.value_or(Recompute::kNone) != Recompute::kNone;
   options.recompute_layers = computes_again ? draw.Between(0, kBlocks) : 0;
-  const bool may_have_segments = options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
-                                 options.recompute_layers == 0 &&
-                                 options.activations_tier == ActivationsTier::kRam;
-  options.number_checkpoints = may_have_segments ? draw.Between(0, kBlocks) : 0;
+  options.number_checkpoints = MayHaveSegments(options) ? draw.Between(0, kBlocks) : 0;
   options.commit_every = 0;
   options.gradients = GradientChoice::kAuto;
   options.speculate_layers = 0;
@@ -144,7 +123,7 @@ class DrawnRuns : public testing::Test {
 
  private:
   void RunOne(uint64_t number, const ToyResult& expected) {
-    Draw draw(number);
+    Draw draw(FaultSeed(), number);
     TrainOptions options = task_.TightRun(folder_.Path("run"));
     DrawStore(draw, options);
     std::string sessions;

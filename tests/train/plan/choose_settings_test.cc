@@ -226,13 +226,22 @@ TEST_F(ChooseRecomputeTest, SegmentsAreTakenWhereTheyMakeRoom) {
   EXPECT_EQ(checkpoints(seven), 11 * kActivation);
   EXPECT_GT(seven.forecast->backward.compute_s, 1.2 * each.forecast->backward.compute_s);
   EXPECT_THAT(FormatPlan(seven, Llama13B(), options_), HasSubstr("--number_checkpoints=7"));
-  // What it takes for all layers' weights to be read once more shows in the bytes, where gradients
-  // are in RAM either way.
+  // All layers' weights are read once more, which shows in the bytes where gradients are in RAM
+  // either way.
   options_.ram_bytes = 55 * kGibibyte;
   options_.weights_tier = options_.state_tier = TierChoice::kNvme;
   const int64_t more = MustPlan(options_).read_bytes_per_step;
   options_.number_checkpoints = 40;
   EXPECT_GT(more, MustPlan(options_).read_bytes_per_step);
+}
+
+TEST_F(ChooseRecomputeTest, OneSegmentOfWhichAllIsKeptIsNone) {
+  options_.number_checkpoints = 1;
+  const Plan one = MustPlan(options_);
+  EXPECT_EQ(one.recompute, (BlockRecompute{Recompute::kAll, 40}));
+  EXPECT_THAT(FormatPlan(one, Llama13B(), options_), Not(HasSubstr("segments")));
+  options_.number_checkpoints = 2;
+  EXPECT_EQ(MustPlan(options_).recompute.segment_blocks, 20);
 }
 
 TEST_F(ChooseRecomputeTest, SegmentsGoWithNoOtherChoice) {
@@ -246,7 +255,10 @@ TEST_F(ChooseRecomputeTest, SegmentsGoWithNoOtherChoice) {
     }
     const auto plan = MakePlan(Llama13B(), options, limits_);
     EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
-    EXPECT_THAT(MessageOf(plan.status()), HasSubstr("--number_checkpoints=4"));
+    const std::string message = MessageOf(plan.status());
+    EXPECT_THAT(message, HasSubstr("--number_checkpoints=4"));
+    EXPECT_THAT(message, HasSubstr("--recompute=auto --recompute_layers=0 --activations_tier=ram"));
+    EXPECT_THAT(message, HasSubstr("--number_checkpoints=0"));
   }
 }
 
@@ -257,7 +269,9 @@ TEST_F(ChooseRecomputeTest, OnAGpuAllIsComputedAgain) {
   options_.recompute = Recompute::kNone;
   const auto plan = MakePlan(Llama13B(), options_, limits_);
   EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
-  EXPECT_THAT(MessageOf(plan.status()), HasSubstr("--device=cpu"));
+  const std::string message = MessageOf(plan.status());
+  EXPECT_THAT(message, HasSubstr("--recompute=auto --recompute_layers=0 --number_checkpoints=0"));
+  EXPECT_THAT(message, HasSubstr("--device=cpu"));
 }
 
 TEST_F(ChooseSettingsTest, BetterSettingsAreAsFastAsTheySay) {

@@ -156,6 +156,33 @@ TEST(GpuPlan, ActivationsOnNvmeLeaveThreeBuffersInRam) {
   }
 }
 
+TEST(GpuPlan, FewActivationsOnNvmeHaveABufferEach) {
+  TrainOptions options = OnGpu();
+  options.accum = 16;
+  const MachineLimits limits = MachineWithGpu(90 * kGibibyte);
+  const auto whole = MakePlan(Llama13B(), options, limits);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const int64_t activation_bytes = 65536 * 5120 * 2;
+  for (const int num_spilled : {1, 2, 3, 5}) {
+    options.gpu_mem_bytes = whole->gpu.bytes - num_spilled * activation_bytes;
+    options.activations_tier = ActivationsTier::kRam;
+    const auto in_ram = MakePlan(Llama13B(), options, limits);
+    options.activations_tier = ActivationsTier::kNvme;
+    const auto on_disk = MakePlan(Llama13B(), options, limits);
+    ASSERT_TRUE(in_ram.ok() && on_disk.ok()) << in_ram.status() << on_disk.status();
+    ASSERT_EQ(on_disk->gpu.num_spilled_activations, num_spilled);
+    const auto buffers =
+        std::ranges::find(on_disk->terms, "activation checkpoints", &PlanTerm::name);
+    ASSERT_NE(buffers, on_disk->terms.end());
+    EXPECT_EQ(buffers->host_bytes, std::min(3, num_spilled) * activation_bytes);
+    const std::string name = fmt::format("activations of {} layers, of the GPU", num_spilled);
+    const auto waiting = std::ranges::find(in_ram->terms, name, &PlanTerm::name);
+    ASSERT_NE(waiting, in_ram->terms.end());
+    EXPECT_EQ(waiting->shrink_with.find("--activations_tier=nvme") != std::string::npos,
+              num_spilled > 3);
+  }
+}
+
 TEST(GpuPlan, WhereAllActivationsFitOnTheCardNoneAreOnNvme) {
   TrainOptions options = OnGpu();
   options.activations_tier = ActivationsTier::kNvme;

@@ -9,9 +9,9 @@
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
-#include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_compute.h"
+#include "forebay/tests/train/drawn_options.h"
 #include "forebay/tests/train/replay/planned_run.h"
 #include "forebay/train/plan/plan.h"
 #include "gtest/gtest.h"
@@ -28,24 +28,6 @@ constexpr int kNumConfigurations = 40;
 // The largest relative errors of a plan.
 constexpr double kMostByteError = 0.005;
 constexpr double kMostMemoryError = 0.02;
-
-class Draw {
- public:
-  explicit Draw(uint64_t number) : random_(/*seed=*/20260101, number) {}
-  int64_t Between(int64_t least, int64_t most) {
-    return least +
-           static_cast<int64_t>(random_.Below(next_++, static_cast<uint64_t>(most - least + 1)));
-  }
-  bool OneIn(int64_t count) { return Between(1, count) == 1; }
-  template <typename T>
-  T OneOf(std::initializer_list<T> values) {
-    return *(values.begin() + Between(0, std::ssize(values) - 1));
-  }
-
- private:
-  const CounterRng random_;
-  uint64_t next_ = 0;
-};
 
 DecoderConfig DrawModel(Draw& draw) {
   DecoderConfig config;
@@ -103,10 +85,7 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
   if (options.recompute.value_or(Recompute::kNone) != Recompute::kNone) {
     options.recompute_layers = draw.Between(0, model.num_layers);
   }
-  const bool may_have_segments = options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
-                                 options.recompute_layers == 0 &&
-                                 options.activations_tier == ActivationsTier::kRam;
-  if (may_have_segments) options.number_checkpoints = draw.Between(0, model.num_layers);
+  if (MayHaveSegments(options)) options.number_checkpoints = draw.Between(0, model.num_layers);
   // Commits that go by time are in no plan.
   options.commit_every =
       options.gradients == GradientChoice::kHold && options.durability == Durability::kStep
@@ -152,7 +131,7 @@ int64_t PlannedFor(const Plan& plan, const std::string& name) {
 TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
   int num_speculative = 0, num_in_part = 0, num_saving = 0, num_in_segments = 0;
   for (int number = 0; number < kNumConfigurations; ++number) {
-    Draw draw(static_cast<uint64_t>(number));
+    Draw draw(/*seed=*/20260101, static_cast<uint64_t>(number));
     const DecoderConfig model = DrawModel(draw);
     TrainOptions options = DrawOptions(model, draw);
     MachineLimits limits = {.num_cores = options.threads};
