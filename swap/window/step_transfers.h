@@ -25,7 +25,7 @@ std::vector<StepBuffers> StepBufferChoices(int num_stripes);
 // The window for the same models: all layers but the first and the last share the block buffers.
 WindowOptions ChainWindow(int num_layers, const StepBuffers& buffers);
 // The window for layers of any size: those of more than twice the median's have two buffers of
-// their own.
+// their own, or one where there is one of them.
 WindowOptions ModuleWindow(const TileMap& tiles, const StepBuffers& buffers);
 
 struct TransferBytes {

@@ -336,7 +336,7 @@ class InStore:
         waits = self.run_state.has_loader and not before_batch
         if self.commit_every > 0 and self._steps_since_commit >= self.commit_every + waits:
             self._between_steps()
-            # What is left of the update belongs to the next pass, and so the commit does.
+            # The commit belongs to the next pass, as what is left of the update does.
             self._run(self._commit, optimizer, None, optimizer.words(None), self.run_state.pack(now=before_batch),
                       self._options.update_in_backward)
 
@@ -432,14 +432,28 @@ class InStore:
 
     def finish_commit(self) -> None:
         """Makes the one that waits for an update, if there is one."""
-        layers = self._layers
-        if layers is not None and self._committed > 0 and layers.committed_step < self._committed:
+        if self._worker.quick(self._commit_waits):
             self._between_steps()
-            self._run(layers.commit)
+            self._make_commit()
+
+    def _commit_waits(self) -> bool:
+        layers = self._layers
+        return layers is not None and self._committed > 0 and layers.committed_step < self._committed
+
+    def _make_commit(self) -> None:
+        if self._layers is not None:
+            self._run(self._layers.commit)
+
+    def _is_spoiled(self) -> bool:
+        """Whether no step may be committed any more."""
+        return False
 
     def close(self) -> None:
         try:
             self.finish_commit()
+        except UsageError:
+            if not self._is_spoiled():
+                raise
         finally:
             self._committed = 0
             for each in (self._layers, self._kernels):

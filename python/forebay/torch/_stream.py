@@ -128,7 +128,8 @@ class Engine:
         return self.optimizer.grad_norm
 
     def close(self) -> None:
-        """Ends threads and files. Steps that are not committed are lost."""
+        """Ends threads and files. With update_in_backward the commit that waits for the next pass is made, and raises
+        what it fails with. Other steps that are not committed are lost."""
         self.optimizer.close()
 
 

@@ -69,7 +69,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_unbroken_one(tmp_path, most_kills
     lines = lines_of(killed)
     for line in lines:
         assert line == expected[line[0]]
-    # A kill takes the step that was running, and no step before it.
+    # A kill takes the step that was running, and with update_in_backward the one before it, whose commit waits.
     assert len(lines) <= len(expected) + kills
     for before, after in zip(lines, lines[1:]):
         assert after[0] in (before[0], before[0] + 1)

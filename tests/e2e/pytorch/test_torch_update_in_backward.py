@@ -1,5 +1,6 @@
 """Updates that are made while the backward pass goes on: the bits of those that wait for step()."""
 
+import contextlib
 import copy
 
 import forebay
@@ -30,7 +31,7 @@ def test_has_the_bits_of_ram(tmp_path, kind, dtype):
     losses, state = in_ram(kind, dtype)
     engine = stream(make(kind, dtype), tmp_path / "store")
     held = [term for term in engine.optimizer.layers.plan()["terms"] if term["name"].startswith("gradients held")]
-    # Of the first unit alone, which is updated as the next pass reads it.
+    # The first unit alone, which is updated as the next pass reads it.
     first, *others = engine.optimizer.streamed().layout
     assert held[0]["ram_bytes"] == (num_elems_of_layer(first) * dtype.itemsize if others else 0)
     ours = []
@@ -115,6 +116,40 @@ def test_a_commit_comes_with_the_next_pass_or_at_the_end(tmp_path):
         assert again.steps == (0 if stop == "kill" else 1)
         assert int(next(iter(loader))) == (100 if stop == "kill" else 101)
         again.close()
+
+
+def test_close_makes_the_commit_behind_a_pass_that_failed(tmp_path):
+    engine = stream(make("tied"), tmp_path / "store")
+    train(engine.module, engine, 1)
+    engine.optimizer.commit_if_due()
+
+    def fail(module, _):
+        error = RuntimeError("on purpose")
+        error.kept = error, module.weight.view(-1)  # a circle, as tracebacks leave them
+        raise error
+
+    engine.module.blocks[0].linear1.register_forward_pre_hook(fail)
+    with contextlib.suppress(RuntimeError):
+        loss_of(engine.module, 2)
+    engine.close()
+    again = stream(make("tied"), tmp_path / "store", resume=True)
+    assert again.steps == 1
+    again.close()
+
+
+def test_close_makes_no_commit_where_weights_were_written_to(tmp_path):
+    engine = stream(make("tied"), tmp_path / "store")
+    train(engine.module, engine, 1)
+    engine.optimizer.commit_if_due()
+
+    def write(module, _):
+        module.weight.data.add_(1)
+
+    engine.module.blocks[0].linear1.register_forward_pre_hook(write)
+    with pytest.raises(forebay.UsageError, match="were written to"):
+        loss_of(engine.module, 2)
+    engine.close()
+    stream(make("tied"), tmp_path / "store", resume=True).close()
 
 
 def test_a_pass_that_fails_leaves_no_trace(tmp_path):

@@ -500,6 +500,13 @@ class Streamed(InStore):
         else:
             super().commit(optimizer, user)
 
+    def _make_commit(self) -> None:
+        assert self._window is not None
+        self._window.needing_leases_to_end(super()._make_commit)
+
+    def _is_spoiled(self) -> bool:
+        return self._window is not None and self._window.was_written_to
+
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
         self._between_steps()
         return super().reference(optimizer)

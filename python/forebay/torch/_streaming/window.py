@@ -267,6 +267,10 @@ class Window:
 
     # ---- Writes
 
+    @property
+    def was_written_to(self) -> bool:
+        return self._written is not None
+
     def check(self) -> None:
         """UsageError: weights were written to, so that what is lent may be wrong from then on."""
         if self._written is not None:
