@@ -165,7 +165,9 @@ typedef struct {
   int32_t num_window_layers; /* that the window holds at one time; 0: as there is memory for */
   /* Not 0: gradients are applied as layers close, which they do from the last to the first, and
      every step is committed. Of several layers that of the first, which comes last, is applied when
-     the layer is read next. For steps that are not clipped. */
+     the layer is read next, and the commit of update() is made with that: committed_step is one
+     behind until then. For steps that are not clipped. USAGE with durability REPLAY or NONE, and
+     with commit_every above 1. */
   int32_t update_in_backward;
   int64_t tile_elems; /* elements that are read and written at once; 0: the default */
   /* FOREBAY_HOST or FOREBAY_CUDA: where leases lie. On a GPU there is a window of num_window_layers
@@ -298,7 +300,8 @@ int32_t forebay_layers_commit(forebay_layers* layers, const char* user, size_t u
                               char** message);
 
 /* The same, made once the step's update is applied: at once where it is, else in the next step,
-   between forward and backward (see settle). It carries `user` and the raw tensors as they are now.
+   between forward and backward (see settle). It carries `user` (NULL: that of the step) and the raw
+   tensors as they are now: from here on, as from commit on, they change within steps alone.
    A crash until then leaves the step before. USAGE as of commit; where it is not made at once,
    leases may be out. */
 int32_t forebay_layers_commit_once_applied(forebay_layers* layers, const char* user,

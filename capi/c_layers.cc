@@ -40,6 +40,25 @@ absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions&
   return absl::OkStatus();
 }
 
+absl::Status CheckUpdateInBackward(const forebay_layers_options& options) {
+  if (options.durability == FOREBAY_DURABILITY_REPLAY) {
+    return UsageError(
+        "update_in_backward keeps no gradients, and durability is FOREBAY_DURABILITY_REPLAY, which "
+        "applies them again after a crash. Leave one of the two out");
+  }
+  if (options.durability == FOREBAY_DURABILITY_NONE) {
+    return UsageError(
+        "update_in_backward writes before a step is known to be right, and durability is "
+        "FOREBAY_DURABILITY_NONE, which keeps no copy to go back to. Leave one of the two out");
+  }
+  if (options.commit_every > 1) {
+    return UsageError(fmt::format(
+        "update_in_backward commits every step, and commit_every is {}. Make it 0, 1 or -1",
+        options.commit_every));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& options,
                                                   int num_layers) {
   EmbeddedOptions embedded;
@@ -70,10 +89,12 @@ absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& 
       embedded.pass,
       Choice(options.pass, std::array{PassKind::kModule, PassKind::kUpdateOnly}, "pass"));
   offload.clip = 0;  // that of the steps
-  offload.gradients =
-      options.update_in_backward != 0 ? GradientChoice::kSpeculate : GradientChoice::kHold;
+  offload.gradients = GradientChoice::kHold;
+  if (options.update_in_backward == 0) return embedded;
+  FOREBAY_RETURN_IF_ERROR(CheckUpdateInBackward(options));
+  offload.gradients = GradientChoice::kSpeculate;
   // The first layer's gradient comes last, and nothing of the pass would hide its update.
-  if (options.update_in_backward != 0) offload.speculate_layers = std::max(0, num_layers - 1);
+  offload.speculate_layers = std::max(0, num_layers - 1);
   return embedded;
 }
 

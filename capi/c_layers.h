@@ -70,7 +70,7 @@ class LayersState {
   absl::Status EndStep(Json user, CommitWhen when, bool is_update);
   // `user`: in place of that of the step; nullopt: that.
   absl::Status Commit(std::optional<Json> user);
-  absl::Status CommitOnceApplied(Json user);
+  absl::Status CommitOnceApplied(std::optional<Json> user);
   absl::Status Open();
   absl::Status Start(Json user);
   absl::StatusOr<Json> CommittedUser();

@@ -243,9 +243,10 @@ absl::Status LayersState::Commit(std::optional<Json> user) {
   return session->Commit(KeptOf(*std::move(user), num_skipped_));
 }
 
-absl::Status LayersState::CommitOnceApplied(Json user) {
+absl::Status LayersState::CommitOnceApplied(std::optional<Json> user) {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
-  return session->CommitOnceApplied(KeptOf(std::move(user), num_skipped_));
+  if (!user.has_value()) return session->CommitOnceApplied();
+  return session->CommitOnceApplied(KeptOf(*std::move(user), num_skipped_));
 }
 
 // ---- Start and end -----------------------------------------------------------------------------

@@ -214,6 +214,7 @@ int32_t forebay_layers_commit(forebay_layers* layers, const char* user, size_t u
 int32_t forebay_layers_commit_once_applied(forebay_layers* layers, const char* user,
                                            size_t user_length, char** message) {
   return RunOn(layers, message, [&](LayersState& state) -> absl::Status {
+    if (user == nullptr) return state.CommitOnceApplied(std::nullopt);
     FOREBAY_ASSIGN_OR_RETURN(Json object, ObjectOf(user, user_length, "user"));
     return state.CommitOnceApplied(std::move(object));
   });

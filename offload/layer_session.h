@@ -217,6 +217,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // UpdatesOfTheStepBefore of the next step. What it carries is as it is now, raw tensors too. A
   // crash until then leaves the step before.
   absl::Status CommitOnceApplied(Json kept);
+  // With what the step was given.
+  absl::Status CommitOnceApplied();
 
   // ---- After a crash (--durability=replay). Before the first step.
 

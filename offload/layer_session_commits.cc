@@ -294,15 +294,19 @@ absl::Status LayerSession::CheckSameCommit(const Json& kept) const {
   Json carried = commit_is_said_ ? released_kept_ : store_->committed().trainer;
   carried.erase(std::string(kMissedUpdatesKey));
   if (carried == kept) return absl::OkStatus();
-  return UsageError(
-      fmt::format("Commit: step {} is committed already, with something else", released_step_));
+  return UsageError(fmt::format("Commit: step {} {} already, with something else", released_step_,
+                                commit_is_said_ ? "is to be committed" : "is committed"));
 }
 
 absl::Status LayerSession::CommitOnceApplied(Json kept) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "CommitOnceApplied"));
   FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "CommitOnceApplied"));
   if (commit_is_said_) return CheckSameCommit(kept);
-  if (!update_is_open_ || !optimizer_->AnyUpdateIsDue()) return Commit(std::move(kept));
+  // The intent of kept gradients is on the disk with the words of the step.
+  const bool keeps_gradients = plan_.gradient_area == GradientArea::kAll;
+  if (keeps_gradients || !update_is_open_ || !optimizer_->AnyUpdateIsDue()) {
+    return Commit(std::move(kept));
+  }
   FOREBAY_RETURN_IF_ERROR(failure_);
   FOREBAY_RETURN_IF_ERROR(CheckReleasedFits(kept));
   FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
@@ -311,6 +315,12 @@ absl::Status LayerSession::CommitOnceApplied(Json kept) {
   open_update_commits_ = commit_is_said_ = true;
   RestartCommitClock();
   return absl::OkStatus();
+}
+
+absl::Status LayerSession::CommitOnceApplied() {
+  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "CommitOnceApplied"));
+  if (commit_is_said_ || committed_step_ == released_step_) return absl::OkStatus();
+  return CommitOnceApplied(released_kept_);
 }
 
 // ---- After a crash -----------------------------------------------------------------------------

@@ -135,8 +135,13 @@ std::span<std::byte> OpenLayers::AsHandedIn(int place, int layer) {
   return all.last(all.size() / 2);
 }
 
+bool OpenLayers::HasGradients(int layer) const {
+  const LayerSpec& spec = inventory_->layers()[layer];
+  const auto first = has_gradient_.begin() + spec.first_tensor;
+  return std::any_of(first, first + spec.num_tensors, [](uint8_t has) { return has != 0; });
+}
+
 void OpenLayers::Widen(int place, int layer) {
-  is_as_handed_[layer] = 0;
   const std::span<float> sums = SumsIn(place, layer);
   const std::span<const std::byte> halves = AsHandedIn(place, layer);
   constexpr size_t kElemsAtOnce = 1024;
@@ -177,7 +182,10 @@ absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte>
   }
   FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(spec.layer));
   const bool is_first = !has_gradient_[tensor];
-  if (is_as_handed_[spec.layer] && !(is_first && dtype == handed_dtype_)) Widen(place, spec.layer);
+  if (is_as_handed_[spec.layer] && !(is_first && dtype == handed_dtype_)) {
+    if (HasGradients(spec.layer)) Widen(place, spec.layer);
+    is_as_handed_[spec.layer] = 0;
+  }
   float* const sum = SumsIn(place, spec.layer).data() + spec.offset_elems;
   std::byte* const as_handed = AsHandedIn(place, spec.layer).data() + spec.offset_elems * 2;
   has_gradient_[tensor] = 1;

@@ -59,6 +59,7 @@ class OpenLayers {
   int TakePlace(int64_t num_elems);
   std::span<float> SumsIn(int place, int layer);
   std::span<std::byte> AsHandedIn(int place, int layer);
+  bool HasGradients(int layer) const;
   void Widen(int place, int layer);
   void FillWithZeros(int place, int layer, int64_t first_elem, int64_t end_elem);
 

@@ -270,8 +270,9 @@ class Layers(Owned):
 
     def commit_once_applied(self, user: User | None = None) -> None:
         """The same, made once the step's update is applied: at once where it is, else by `settle` of the next step. It
-        carries `user` and the raw tensors as they are now. A crash until then leaves the step before."""
-        self._wait(lib.forebay_layers_commit_once_applied, *text_of(user))
+        carries `user` (None: that of the step) and the raw tensors as they are now, which change within steps alone
+        from here on. A crash until then leaves the step before."""
+        self._wait(lib.forebay_layers_commit_once_applied, *((None, 0) if user is None else text_of(user)))
 
     # ---- How it stands
 

@@ -65,8 +65,8 @@ TEST(CLayers, UpdatesInBackwardNeedTheStepBeforeCommitted) {
   EXPECT_EQ(layers.All(), AllAfter({}, 3));
 }
 
-// What is left of an update in backward is that of the first layer; the commit comes with it, and
-// has what there was when it was asked for.
+// An update in backward leaves that of the first layer; the commit comes with it, and has what
+// there was when it was asked for.
 TEST(CLayers, CommitsWaitForTheRestOfAnUpdate) {
   const TemporaryFolder folder;
   const Settings settings = {.update_in_backward = 1, .commit_every = -1};
@@ -77,8 +77,9 @@ TEST(CLayers, CommitsWaitForTheRestOfAnUpdate) {
     layers.Count() = 10;  // behind the step, and of it
     ASSERT_THAT(layers.CommitOnceApplied(R"({"a":1})"), IsOk());
     ASSERT_THAT(layers.CommitOnceApplied(R"({"a":1})"), IsOk());
-    EXPECT_THAT(layers.CommitOnceApplied(R"({"a":2})"), Is(FOREBAY_USAGE, "committed already"));
-    EXPECT_THAT(layers.Commit(R"({"a":2})"), Is(FOREBAY_USAGE, "committed already"));
+    EXPECT_THAT(layers.CommitOnceApplied(R"({"a":2})"),
+                Is(FOREBAY_USAGE, "is to be committed already"));
+    EXPECT_THAT(layers.Commit(R"({"a":2})"), Is(FOREBAY_USAGE, "is to be committed already"));
     EXPECT_EQ(forebay_layers_committed_step(layers), 0);
     layers.Step(2);
     EXPECT_EQ(forebay_layers_committed_step(layers), 1);
@@ -99,6 +100,63 @@ TEST(CLayers, CommitsWaitForTheRestOfAnUpdate) {
   EXPECT_EQ(layers.All(), AllAfter({}, 4));
   ASSERT_THAT(layers.CommitOnceApplied(""), IsOk());
   EXPECT_THAT(layers.CommitOnceApplied(R"({"a":2})"), Is(FOREBAY_USAGE, "committed already"));
+}
+
+TEST(CLayers, ACommitThatIsGivenNothingCarriesWhatTheStepWasGiven) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {.update_in_backward = 1, .commit_every = -1});
+  layers.Create();
+  ASSERT_THAT(layers.Begin(), IsOk());
+  layers.Gradients(1);
+  ASSERT_THAT(layers.Finish(), IsOk());
+  const std::string user = R"({"a":1})";
+  ASSERT_THAT(
+      Do([&](char** m) { return forebay_layers_update(layers, user.data(), user.size(), 0, m); }),
+      IsOk());
+  for (int times = 0; times < 2; ++times) {
+    ASSERT_THAT(
+        Do([&](char** m) { return forebay_layers_commit_once_applied(layers, nullptr, 0, m); }),
+        IsOk());
+  }
+  layers.Step(2);
+  EXPECT_EQ(forebay_layers_committed_step(layers), 1);
+  EXPECT_EQ(layers.User(), user);
+}
+
+// The intent on the disk has what the step was given, and its commit changes no raw tensors.
+TEST(CLayers, KeptGradientsAreCommittedAtOnce) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), {.durability = FOREBAY_DURABILITY_REPLAY});
+  layers.Create();
+  ASSERT_THAT(layers.Begin(), IsOk());
+  layers.Gradients(1);
+  ASSERT_THAT(layers.Finish(), IsOk());
+  ASSERT_THAT(layers.Update(), IsOk());
+  const int64_t count = layers.Count();
+  layers.Count() = 77;
+  EXPECT_THAT(layers.CommitOnceApplied(""), Is(FOREBAY_USAGE, "raw tensors were changed"));
+  layers.Count() = count;
+  ASSERT_THAT(layers.CommitOnceApplied(R"({"a":1})"), IsOk());
+  EXPECT_EQ(forebay_layers_committed_step(layers), 1);
+  EXPECT_EQ(layers.User(), R"({"a":1})");
+}
+
+TEST(CLayers, UpdatesInBackwardAreRefusedWhereTheyCannotBe) {
+  for (const int num_layers : {1, kNumLayers}) {
+    const auto refused = [&](int32_t durability, int64_t commit_every) {
+      const TemporaryFolder folder;
+      return Layers(folder.Path("store"), {.update_in_backward = 1,
+                                           .durability = durability,
+                                           .num_layers = num_layers,
+                                           .commit_every = commit_every})
+          .planned();
+    };
+    EXPECT_THAT(refused(FOREBAY_DURABILITY_REPLAY, 0),
+                Is(FOREBAY_USAGE, "durability is FOREBAY_DURABILITY_REPLAY"));
+    EXPECT_THAT(refused(FOREBAY_DURABILITY_NONE, 0),
+                Is(FOREBAY_USAGE, "durability is FOREBAY_DURABILITY_NONE"));
+    EXPECT_THAT(refused(FOREBAY_DURABILITY_STEP, 2), Is(FOREBAY_USAGE, "commit_every is 2"));
+  }
 }
 
 TEST(CLayers, OneLayerIsEnough) {

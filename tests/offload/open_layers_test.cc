@@ -101,5 +101,40 @@ TEST(OpenLayers, SumsStayWhatTheyAreWhereverTheyAreMoved) {
   }
 }
 
+// Behind the first of another type, all of the layer has fp32 sums; what got none is zero.
+TEST(OpenLayers, TypesOfOneLayerMayDiffer) {
+  for (const DType handed : {DType::kBF16, DType::kF16}) {
+    for (const DType first : {handed, DType::kF32}) {
+      Inventory inventory;
+      inventory.BeginLayer("layer");
+      for (const char* const name : {"a", "b", "missing"}) inventory.Add(name, {1000}, 0, true);
+      ThreadPool pool(1, "test");
+      MemoryBudget budget(OpenLayers::ChargedBytes(inventory, 1));
+      const auto open = *OpenLayers::Create(&inventory, 1, handed, &budget);
+      const DType second = first == handed ? DType::kF32 : handed;
+      // 2 of bfloat16 and of fp16 is one pattern of bits.
+      const auto values = [](DType dtype) {
+        return Values(1000, dtype == DType::kF32 ? 3 : 2, dtype);
+      };
+      for (int round = 0; round < 2; ++round) {
+        ASSERT_TRUE(open->Add(0, first, values(first), pool).ok());
+        ASSERT_TRUE(open->Add(1, second, values(second), pool).ok());
+        const auto sum = open->SumOf(0);
+        ASSERT_TRUE(sum.ok());
+        ASSERT_TRUE(sum->as_handed.empty());
+        const float expected[] = {first == DType::kF32 ? 3.0f : 2.0f,
+                                  second == DType::kF32 ? 3.0f : 2.0f, 0.0f};
+        for (size_t tensor = 0; tensor < 3; ++tensor) {
+          const TensorSpec& spec = inventory.tensors()[tensor];
+          for (int64_t i = 0; i < spec.num_elems; ++i) {
+            ASSERT_EQ(sum->elems[static_cast<size_t>(spec.offset_elems + i)], expected[tensor]);
+          }
+        }
+        open->Close(0);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace forebay
