@@ -3,6 +3,7 @@
 #include "forebay/offload/gathered_weights.h"
 
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
@@ -153,13 +154,16 @@ TEST(GatheredWeights, AreKeptForAStepUntilTheyAreForgotten) {
 // The other rank goes before it gives its part of layer 1: half of a layer is nobody's weights.
 TEST(GatheredWeights, AreNotHalfOfALayerAfterAnError) {
   for (const GatheredFor length : {GatheredFor::kUse, GatheredFor::kStep}) {
-    OnTwoRanks(length, [](GatheringRank& rank) {
+    std::latch has_layer_0(1);
+    OnTwoRanks(length, [&](GatheringRank& rank) {
       if (rank.ranks->rank() == 1) {
         rank.ExpectAndUse({0});
+        has_layer_0.wait();
         return rank.ranks->Abort(StorageError("its disk is gone"));
       }
       rank.gathered->Expect(std::vector<int>{0, 1});
       rank.Use({0});
+      has_layer_0.count_down();
       rank.Cancel();
       rank.gathered->Expect(std::vector<int>{1});
       EXPECT_THAT(MessageOf(rank.gathered->Acquire(1).status()), HasSubstr("its disk is gone"));
