@@ -65,6 +65,8 @@ GatheredWeights::GatheredWeights(const InventoryParts* parts, DType dtype, Gathe
     std::vector<int64_t>& offsets = offsets_bytes_.emplace_back();
     for (const int64_t elems : parts->Offsets(layer)) offsets.push_back(elems * elem_bytes_);
   }
+  // For the forward pass, once more inside a segment, and backward; a tied head reads the first.
+  announced_.reserve(3 * is_expected_.size() + 1);
 }
 
 std::vector<int64_t> GatheredWeights::BufferBytes(const Inventory& whole, DType dtype,
@@ -194,12 +196,13 @@ void GatheredWeights::Settle() {
 }
 
 void GatheredWeights::CancelExpected() {
-  Settle();
   announced_.clear();
   next_ = 0;
   for (Buffer& buffer : buffers_) {
     if (!std::exchange(buffer.is_under_way, false)) continue;
-    if (length_ == GatheredFor::kUse) buffer.layer = -1;
+    // An error is that of every later call of the ranks. Half of a layer is not kept.
+    const bool is_whole = ranks_->Await(buffer.ticket).ok();
+    if (!is_whole || length_ == GatheredFor::kUse) buffer.layer = -1;
   }
   for (size_t layer = 0; layer < is_expected_.size(); ++layer) {
     is_expected_[layer] = length_ == GatheredFor::kStep && buffers_[layer].layer >= 0;

@@ -29,13 +29,13 @@ enum class GatheredFor : uint8_t {
   kStep,  // all layers, until they change: each is gathered once in a step (stages 1 and 2)
 };
 
-// Of the layers that a step reads those that are gathered, in order. Pure.
+// Those of the layers that a step reads which are gathered, in order. Pure.
 std::vector<int> LayersToGather(GatheredFor length, std::span<const int> reads);
 
 // Every rank makes the same calls in the same order: that alone decides what is gathered when.
 //
 // Owned by one thread. Between two calls the communicator's thread may use the swapper: others call
-// it behind Settle, but for Expect. Nothing is allocated that grows with the layers after Create.
+// it behind Settle, but for Expect. A step of `forebay train` allocates nothing here after Create.
 class GatheredWeights {
  public:
   // So many layers may be held at one time, while one more is gathered.

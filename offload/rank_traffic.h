@@ -1,5 +1,5 @@
-// What a rank sends to the others in a step, and receives from them: gradients, and weights where
-// ranks divide the state. Pure.
+// The bytes that a rank sends to the others in a step, and receives from them: gradients, and
+// weights where ranks divide the state. Pure.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ struct RankTraffic {
   int64_t received_bytes = 0;
 };
 
-// Of each of `num_ranks` that have the whole state: (N-1)/N times twice the gradients, either way.
+// For each of `num_ranks` that have the whole state: (N-1)/N times twice the gradients, either way.
 RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks);
 
-// Of rank `rank`, which has that part: about (N-1)/N times the gradients and the weights, as often
+// For rank `rank`, which has that part: about (N-1)/N times the gradients and the weights, as often
 // as these are gathered in a step that reads the layers `reads`. `weights`: as they are stored.
 RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights, GatheredFor length,
                            std::span<const int> reads);

@@ -39,8 +39,9 @@ struct GradientPlaces {
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
                               int64_t bytes_per_elem, GradientArea area);
 
-// Of a store that has a part of each layer. `sums`: [layers], zero; becomes the sums of squares of
-// whole layers' gradients, for which `add_own` adds to them those of this part, block by block.
+// Sums over the stores that have parts of each layer. `sums`: [layers], zero; becomes the sums of
+// squares of whole layers' gradients, for which `add_own` adds to them those of this part, block by
+// block.
 using SumOverParts =
     std::function<absl::Status(std::span<double> sums, absl::FunctionRef<void()> add_own)>;
 

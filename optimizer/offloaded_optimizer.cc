@@ -403,7 +403,7 @@ absl::Status OffloadedOptimizer::Impl::EndSpeculation(bool& complete) {
   return status;
 }
 
-// What is not finite may be so in another part.
+// Another part may have what is not finite.
 absl::Status OffloadedOptimizer::Impl::SumOverParts() {
   FOREBAY_RETURN_IF_ERROR(gradients->SumWholeLayers(options.sum_over_parts));
   const auto is_not_finite = [&](int layer) {

@@ -35,7 +35,7 @@ class InventoryParts {
     return std::span(offsets_).subspan(static_cast<size_t>(layer * (num_parts_ + 1)),
                                        static_cast<size_t>(num_parts_ + 1));
   }
-  // What part `part` has, as an inventory: the same layers and tensors, in the same order, each
+  // The part `part` as an inventory: the same layers and tensors, in the same order, each
   // tensor with its elements that lie there ([1, n], or [n] of a small one), which may be none.
   Inventory Of(int part) const;
   // Where those of a tensor (by its index) begin in it.

@@ -13,7 +13,7 @@ namespace forebay {
 // StoreSnapshot.
 class RankWeights final : public WeightsSource {
  public:
-  // Of the rank's own part, `own`. All must outlive it.
+  // `own`: the rank's own part. All must outlive it.
   RankWeights(const InventoryParts* parts, const StoreSnapshot* own, Communicator* ranks)
       : parts_(parts), own_(own), ranks_(ranks) {}
   const Inventory& inventory() const override { return parts_->whole(); }

@@ -1,6 +1,5 @@
 #include "forebay/train/export/run_state.h"
 
-#include <filesystem>
 #include <utility>
 
 #include "fmt/format.h"
@@ -8,20 +7,14 @@
 #include "forebay/base/file.h"
 #include "forebay/base/round_up.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_files.h"
 #include "forebay/train/files/run_folder.h"
-#include "forebay/train/files/swap_area.h"
 
 namespace forebay {
 namespace {
-
-// That of rank 0, given any rank's.
-std::string FolderOfAllRanks(const std::string& run_directory, const RankPart& part) {
-  if (part.number == 0) return run_directory;
-  return std::filesystem::path(AbsolutePath(run_directory)).parent_path().string();
-}
 
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenPart(const std::string& folder,
                                                       const RankPart& part, Engine* engine) {
@@ -44,6 +37,27 @@ absl::StatusOr<std::unique_ptr<TensorStore>> OpenPart(const std::string& folder,
   return store;
 }
 
+// Whether what two folders have was committed together.
+absl::Status CheckIsOfOneRun(const std::string& first_folder, const TensorStore& first,
+                             const std::string& folder, const TensorStore& store, int num_parts) {
+  const CommitInfo& expected = first.committed();
+  const CommitInfo& its = store.committed();
+  if (its.step != expected.step) {
+    return CorruptError(fmt::format(
+        "the state in '{}' is of step {}, that in '{}' of step {}. Where a crash has left them so, "
+        "'forebay train --resume' with {} ranks brings them to one step; else put back the folders "
+        "that belong together",
+        first_folder, expected.step, folder, its.step, num_parts));
+  }
+  const Json history = HistoryOf(expected.trainer), its_history = HistoryOf(its.trainer);
+  if (its_history == history) return absl::OkStatus();
+  return CorruptError(
+      fmt::format("the parts of the state in '{}' and '{}' do not belong together: step {} is {} "
+                  "in the one and "
+                  "{} in the other. Put back the folders that belong together",
+                  first_folder, folder, its.step, history.dump(), its_history.dump()));
+}
+
 // One store has whole layers.
 std::shared_ptr<const InventoryParts> PartsOfStore(const TensorStore& store) {
   return std::make_shared<InventoryParts>(store.inventory(), 1);
@@ -62,18 +76,12 @@ absl::StatusOr<RunState> RunState::Open(const std::string& run_directory, Engine
     stores.push_back(std::move(store));
     return RunState(std::move(whole), std::move(stores));
   }
-  const std::string out = FolderOfAllRanks(run_directory, own);
+  const std::string out = FolderOfAllRanks(run_directory, own.number);
   std::vector<std::unique_ptr<TensorStore>> stores;
   for (int number = 0; number < own.of; ++number) {
     const std::string folder = RunFolderOfRank(out, number);
     FOREBAY_ASSIGN_OR_RETURN(stores.emplace_back(), OpenPart(folder, {number, own.of}, engine));
-    const int64_t step = stores.back()->committed().step;
-    if (step == stores.front()->committed().step) continue;
-    return CorruptError(fmt::format(
-        "the state in '{}' is of step {}, that in '{}' of step {}. Where a crash has left them so, "
-        "'forebay train --resume' with {} ranks brings them to one step; else put back the folders "
-        "that belong together",
-        out, stores.front()->committed().step, folder, step, own.of));
+    FOREBAY_RETURN_IF_ERROR(CheckIsOfOneRun(out, *stores.front(), folder, *stores.back(), own.of));
   }
   const std::string files = RunPaths(run_directory).files;
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(files));

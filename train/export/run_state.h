@@ -18,8 +18,8 @@ namespace forebay {
 class RunState final : public WeightsSource {
  public:
   // Opens them to read, with the folder of any rank of the run. BadInputError names the folder of a
-  // rank that is not there; CorruptError where their steps differ, or a part is another's; the
-  // errors of OpenRunStore. `engine` must outlive it.
+  // rank that is not there; CorruptError where their steps differ, or a part is another's or of
+  // another run; the errors of OpenRunStore. `engine` must outlive it.
   static absl::StatusOr<RunState> Open(const std::string& run_directory, Engine* engine);
 
   const Inventory& inventory() const override { return parts_->whole(); }
@@ -35,7 +35,7 @@ class RunState final : public WeightsSource {
   // scales.
   absl::Status ReadPlane(const TensorSpec& tensor, TilePlane kind, int64_t first_elem,
                          int64_t num_elems, std::span<std::byte> out) const;
-  // What the commit carries: of the first part, as all carry.
+  // The commit of the first part; those of all parts are of one step of one run.
   const CommitInfo& committed() const { return stores_.front()->committed(); }
   // As StateDigest (run_folder.h) of a store with the same state.
   absl::StatusOr<std::string> Digest() const;

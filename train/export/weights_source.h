@@ -27,7 +27,7 @@ class WeightsSource {
                                std::span<uint16_t> out) const = 0;
 };
 
-// Of one store, with all of it.
+// The weights of one store that has whole layers.
 class SnapshotSource final : public WeightsSource {
  public:
   // `snapshot` must outlive it.

@@ -71,7 +71,7 @@ constexpr JsonField kTrainerFields[] = {
     {"settings", IsHexDigest, "a text of 32 hexadecimal digits"},
     {"files", IsHexDigest, "a text of 32 hexadecimal digits"},
     {"kernel", IsTrainerText, "a text"},
-    {"written_bytes", IsByteCount, "a whole number from 0 to 2^62"},
+    {kWrittenBytesKey, IsByteCount, "a whole number from 0 to 2^62"},
     {"metrics", IsMetricsLine, "an object of numbers with a step"},
     {"updates", IsNumUpdates, "a whole number from 0 to 2^62"},
     {"loss_scaler", IsScalerState, "an object"},
@@ -97,6 +97,17 @@ std::string ShownValue(const Json& value) {
 
 Json TrainerOf(const CommittedRun& run) {
   return {{"num_steps", run.num_steps}, {"settings", run.settings}, {"files", run.files}};
+}
+
+Json HistoryOf(const Json& trainer) {
+  Json history = Json::object();
+  const auto take = [&](const Json& from, const char* name) {
+    if (from.is_object() && from.contains(name)) history[name] = from[name];
+  };
+  for (const char* name : {"num_ranks", "settings"}) take(trainer, name);
+  if (!trainer.is_object() || !trainer.contains("metrics")) return history;
+  for (const char* name : {"loss", "grad_norm"}) take(trainer["metrics"], name);
+  return history;
 }
 
 absl::Status CheckTrainer(const CommitInfo& committed, const std::string& where) {

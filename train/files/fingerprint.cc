@@ -118,11 +118,11 @@ absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
     }
   }
   if (differences.empty()) return absl::OkStatus();
-  return UsageError(
-      fmt::format("cannot resume: what follows would change the result of the run.{}\nUse the "
-                  "values of the run (or leave --model out, where it is the model), or start a new "
-                  "run with another --out",
-                  differences));
+  return UsageError(fmt::format(
+      "cannot go on with the run: what follows would change its result.{}\nUse the values of "
+      "the run (or leave --model out, where it is the model), or start a new one with "
+      "another --out and without --resume or --from",
+      differences));
 }
 
 }  // namespace forebay

@@ -1,7 +1,10 @@
 #include "forebay/train/files/rank_folder.h"
 
+#include <filesystem>
+
 #include "fmt/format.h"
 #include "forebay/base/file.h"
+#include "forebay/train/files/swap_area.h"
 
 namespace forebay {
 namespace {
@@ -12,6 +15,13 @@ constexpr std::string_view kRankPrefix = "rank-";
 
 std::string RunFolderOfRank(const std::string& out, int rank) {
   return rank == 0 ? out : JoinPath(out, fmt::format("{}{:03}", kRankPrefix, rank));
+}
+
+std::string FolderOfAllRanks(const std::string& run_folder, int rank) {
+  if (rank == 0) return run_folder;
+  std::filesystem::path path = AbsolutePath(run_folder);
+  if (!path.has_filename()) path = path.parent_path();  // it ends with a slash
+  return path.parent_path().string();
 }
 
 bool IsNameOfRank(std::string_view name) {

@@ -1,4 +1,4 @@
-// Where each rank of a run has its run folder. Pure.
+// Where each rank of a run has its run folder. Reads no file.
 #pragma once
 
 #include <string>
@@ -8,6 +8,8 @@ namespace forebay {
 
 // The run folder of a rank: `out` itself of rank 0, out/rank-001 of rank 1. Each is whole.
 std::string RunFolderOfRank(const std::string& out, int rank);
+// OUT, given the run folder of rank `rank`, however it is spelled.
+std::string FolderOfAllRanks(const std::string& run_folder, int rank);
 // Whether an entry of `out` may be such a folder.
 bool IsNameOfRank(std::string_view name);
 

@@ -1,5 +1,5 @@
-// Which part of a run's state a rank has: all of it, or with ZeRO's stages 1 to 3 its part of every
-// layer.
+// The part of a run's state that a rank has: all of it, or with ZeRO's stages 1 to 3 its part of
+// every layer.
 #pragma once
 
 #include <memory>
@@ -18,16 +18,16 @@ struct RankPart {
   friend bool operator==(const RankPart&, const RankPart&) = default;
 };
 
-// What this process of a run with these options has. Pure.
+// The part of this process of a run with these options. Pure.
 RankPart PartOf(const RunOptions& options);
-// What run.json says; the whole where it says nothing. Requires: ReadRunJson's.
+// As run.json says; the whole where it says nothing. Requires: ReadRunJson's.
 RankPart PartOf(const Json& run_json);
 // For run.json; null for the whole.
 Json ToJson(const RankPart& part);
 
 // How the layers of the decoder are divided; nullptr: they are not.
 std::shared_ptr<const InventoryParts> PartsOf(const DecoderConfig& config, const RankPart& part);
-// What the rank's store has of them.
+// The layers as the rank's store has them.
 Inventory InventoryOf(const DecoderConfig& config, const RankPart& part);
 
 }  // namespace forebay

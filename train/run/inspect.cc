@@ -222,7 +222,7 @@ std::unique_ptr<Engine> EngineToInspect(bool in_use) {
   return CreateThreadsEngine({.num_threads = in_use ? 1 : 8, .block_bytes = int64_t{4} << 20});
 }
 
-// Of all ranks, where they divide the state: each has a part of it.
+// Needs the folders of all ranks, where they divide the state.
 absl::StatusOr<std::string> DigestOfRun(const std::string& path, const Json& run, Engine* engine,
                                         TensorStore& store) {
   if (PartOf(run).of == 1) return StateDigest(store);

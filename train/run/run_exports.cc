@@ -46,11 +46,10 @@ std::string RunExports::PathOfCommitted() const {
   return JoinPath(options_.directory, fmt::format("step-{}", store_->committed().step));
 }
 
-absl::Status RunExports::HoldSpace(int64_t num_models) {
+absl::Status RunExports::HoldSpace(const Inventory& whole, int64_t num_models) {
   if (num_models == 0) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(const int64_t sidecar_bytes, BytesOfSidecarFiles(options_.origin));
-  model_bytes_ =
-      MostBytesOfWeights(store_->inventory(), options_.dtype) + sidecar_bytes + kBytesBesideFiles;
+  model_bytes_ = MostBytesOfWeights(whole, options_.dtype) + sidecar_bytes + kBytesBesideFiles;
   const std::string out = std::filesystem::path(options_.directory).parent_path().string();
   FOREBAY_ASSIGN_OR_RETURN(space_, HeldSpace::Take(out, num_models * model_bytes_));
   return absl::OkStatus();

@@ -32,8 +32,9 @@ class RunExports {
   RunExports(Options options, TensorStore* store, LoggedObserver* observer);
 
   // Keeps the space of so many models on the disk until they are written, with that of their inodes
-  // and folders, so that no other program takes it. DoesNotFitError, StorageError.
-  absl::Status HoldSpace(int64_t num_models);
+  // and folders, so that no other program takes it. `whole`: all of the model, whatever part of it
+  // the store has. DoesNotFitError, StorageError.
+  absl::Status HoldSpace(const Inventory& whole, int64_t num_models);
   // Begins that of the committed step, after the end of the one before.
   absl::Status Start();
   // For a run that is resumed: removes what a crash has left of exports, and begins that of the

@@ -175,7 +175,9 @@ absl::Status TrainingRun::OpenSession() {
                           // Where it takes all ranks, none of them leaves the others alone.
                           prepared_.parts == nullptr ? stop_ : [] { return false; }},
       &session_->store(), &observer_);
-  FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(prepared_.plan.exports_to_come));
+  const Inventory& whole =
+      prepared_.parts == nullptr ? session_->store().inventory() : prepared_.parts->whole();
+  FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(whole, prepared_.plan.exports_to_come));
   FOREBAY_ASSIGN_OR_RETURN(scrub_, BackgroundScrub::Create(options_.scrub_every, &session_->store(),
                                                            prepared_.budget.get()));
   sampler_ = std::make_unique<RowSampler>(prepared_.data->info().num_rows, options_.seed);

@@ -5,6 +5,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
+#include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/plan/write_budget.h"
 #include "forebay/train/run/metrics.h"
 

@@ -50,7 +50,4 @@ class WriteLimit {
 // Whether the kernel has counted so much more that it is worth a warning.
 bool KernelCountsMore(int64_t kernel_bytes, int64_t engine_bytes);
 
-// The key of what a commit carries.
-inline constexpr char kWrittenBytesKey[] = "written_bytes";
-
 }  // namespace forebay

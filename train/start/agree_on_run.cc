@@ -9,6 +9,7 @@
 #include "forebay/base/json.h"
 #include "forebay/collective/gather_values.h"
 #include "forebay/swap/store/rank_commits.h"
+#include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/options/option_table.h"
 
 namespace forebay {
@@ -43,6 +44,8 @@ Json SettingsOfRank(const PreparedRun& run) {
       {"stop_after", run.options.stop_after},
       {"eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest},
       {"zero_stage", run.options.zero_stage},
+      // They read as much of each other's parts at the end as the one that exports.
+      {"export_dtype", gathers ? NameOf(run.options.export_dtype) : ""},
       {"layers of a segment (--number_checkpoints)", gathers ? plan.recompute.segment_blocks : 1},
       {"activations that are spilled (--activations_tier)",
        gathers ? plan.activations.num_spilled : 0}};
@@ -55,27 +58,16 @@ Json TrainerAt(int64_t step, TensorStore& store) {
   return prepared.has_value() && prepared->step == step ? prepared->trainer : Json();
 }
 
-// Ranks that made a step together have these of it alike, as all of them are of all ranks.
-Json HistoryOf(const Json& trainer) {
-  Json history = Json::object();
-  const auto take = [&](const Json& from, const char* name) {
-    if (from.is_object() && from.contains(name)) history[name] = from[name];
-  };
-  take(trainer, "num_ranks");
-  if (!trainer.is_object() || !trainer.contains("metrics")) return history;
-  for (const char* name : {"loss", "grad_norm"}) take(trainer["metrics"], name);
-  return history;
-}
-
 // Ranks that went on apart may be at one step, and have other weights.
 absl::Status CheckHistory(int64_t step, size_t newest, const Json& trainer, PreparedRun& run) {
   const Json own = TrainerAt(step, *run.store);
   if (own.is_null() || HistoryOf(own) == HistoryOf(trainer)) return absl::OkStatus();
+  const bool is_divided = run.options.zero_stage > 0;
   return CorruptError(fmt::format(
       "the stores of the ranks do not belong together: step {} is {} in that of rank {}, and {} in "
-      "that of rank {}: they went on apart. Put back the stores that belong together, or give each "
-      "other rank a copy of rank 0's folder",
-      step, HistoryOf(own).dump(), run.ranks->rank(), HistoryOf(trainer).dump(), newest));
+      "that of rank {}: they went on apart. Put back the stores that belong together{}",
+      step, HistoryOf(own).dump(), run.ranks->rank(), HistoryOf(trainer).dump(), newest,
+      is_divided ? "" : ", or give each other rank a copy of rank 0's folder"));
 }
 
 }  // namespace

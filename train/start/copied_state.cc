@@ -1,5 +1,6 @@
 #include "forebay/train/start/copied_state.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -15,18 +16,39 @@
 namespace forebay {
 namespace {
 
+using PartStores = std::vector<std::unique_ptr<TensorStore>>;
+
+absl::StatusOr<PartStores> OpenParts(const std::string& out, int num_parts, StoreAccess access,
+                                     Engine* engine) {
+  PartStores stores;
+  for (int part = 0; part < num_parts; ++part) {
+    FOREBAY_ASSIGN_OR_RETURN(stores.emplace_back(),
+                             OpenRunStore(RunFolderOfRank(out, part), engine, access));
+    FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*stores.back()));
+  }
+  return stores;
+}
+
+absl::StatusOr<bool> AreAtOneStep(const std::string& out, int num_parts, Engine* engine) {
+  FOREBAY_ASSIGN_OR_RETURN(const PartStores stores,
+                           OpenParts(out, num_parts, StoreAccess::kReadOnly, engine));
+  return std::ranges::all_of(stores, [&](const auto& store) {
+    return store->committed().step == stores.front()->committed().step;
+  });
+}
+
 // A step that some ranks have published and others have only prepared is published by all.
 absl::Status BringToOneStep(const std::string& out, int num_parts, Engine* engine) {
-  std::vector<std::unique_ptr<TensorStore>> stores;
-  std::vector<CommitStanding> standings;
   for (int part = 0; part < num_parts; ++part) {
-    const std::string folder = RunFolderOfRank(out, part);
-    if (!IsRunFolder(folder)) return absl::OkStatus();  // RunState::Open names it
-    FOREBAY_ASSIGN_OR_RETURN(stores.emplace_back(),
-                             OpenRunStore(folder, engine, StoreAccess::kReadWrite));
-    FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*stores.back()));
-    standings.push_back(StandingOf(*stores.back()));
+    // RunState::Open names it.
+    if (!IsRunFolder(RunFolderOfRank(out, part))) return absl::OkStatus();
   }
+  FOREBAY_ASSIGN_OR_RETURN(const bool are_at_one, AreAtOneStep(out, num_parts, engine));
+  if (are_at_one) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const PartStores stores,
+                           OpenParts(out, num_parts, StoreAccess::kReadWrite, engine));
+  std::vector<CommitStanding> standings;
+  for (const auto& store : stores) standings.push_back(StandingOf(*store));
   FOREBAY_ASSIGN_OR_RETURN(const size_t newest, NewestRank(standings));
   const Json trainer = stores[newest]->committed().trainer;
   for (const auto& store : stores) {
@@ -35,7 +57,7 @@ absl::Status BringToOneStep(const std::string& out, int num_parts, Engine* engin
   return absl::OkStatus();
 }
 
-// What of a tile is a tensor's, in all its planes.
+// Fills the part of a tile that is a tensor's, in all its planes.
 absl::Status CopyTensor(const RunState& state, const TensorSpec& of_state, int64_t first_of_own,
                         const TilePart& part, const TileMap& tiles, const Tile& tile,
                         std::span<std::byte> weights, std::span<std::byte> planes_of_state) {
@@ -56,17 +78,18 @@ absl::Status CopyTensor(const RunState& state, const TensorSpec& of_state, int64
 }  // namespace
 
 absl::StatusOr<CopiedState> OpenStateToCopy(const PreparedRun& run) {
-  const std::string& from = run.options.from;
   CopiedState copied;
-  FOREBAY_ASSIGN_OR_RETURN(copied.run_json, ReadRunJson(from));
+  FOREBAY_ASSIGN_OR_RETURN(copied.run_json, ReadRunJson(run.options.from));
+  const RankPart part = PartOf(copied.run_json);
+  const std::string from = FolderOfAllRanks(run.options.from, part.number);
   if (copied.run_json["state"] != kRunReady || !copied.run_json["fingerprint"].is_object()) {
     return UsageError(fmt::format(
         "--from: the run in '{}' has no step that could be gone on from. Name one that was trained",
         from));
   }
   copied.engine = CreateThreadsEngine({});
-  if (run.options.rank == 0) {
-    FOREBAY_RETURN_IF_ERROR(BringToOneStep(from, PartOf(copied.run_json).of, copied.engine.get()));
+  if (run.options.rank == 0 && part.of > 1 && !run.options.dry_run) {
+    FOREBAY_RETURN_IF_ERROR(BringToOneStep(from, part.of, copied.engine.get()));
   }
   if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());
   FOREBAY_ASSIGN_OR_RETURN(RunState state, RunState::Open(from, copied.engine.get()));

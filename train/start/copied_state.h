@@ -16,15 +16,16 @@
 
 namespace forebay {
 
-// The run of --from, which stays as it is.
+// The run of --from, which stays as it is, but for OpenStateToCopy.
 struct CopiedState {
   Json run_json;
   std::unique_ptr<Engine> engine;  // before what uses it
   std::unique_ptr<RunState> state;
 };
 
-// Opens the folders of all its ranks, which are to belong to one step; those that a crash has left
-// a step apart are brought to one before, by rank 0 of this run. UsageError: a run that was stopped
+// Opens the folders of all its ranks to read. Where a crash came while the ranks published a step,
+// and some have and others have not, rank 0 of this run publishes it in the others before, as a
+// resume would; a dry run does not, and ends with CorruptError. UsageError: a run that was stopped
 // before its first commit, or of another layout than this one's; EnvironmentError: it is in use, or
 // that of the ranks; the errors of RunState::Open and NewestRank.
 absl::StatusOr<CopiedState> OpenStateToCopy(const PreparedRun& run);

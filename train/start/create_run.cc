@@ -24,14 +24,20 @@
 namespace forebay {
 namespace {
 
+// The model folder that the run started from, or the one that it is copied from.
+std::string FirstModel(const PreparedRun& run, const ModelSource& source) {
+  if (!source.copied.has_value()) return AbsolutePath(run.options.model);
+  return AbsolutePath(ModelOf(run.options.from, source.copied->run_json));
+}
+
 Json RunJson(const PreparedRun& run, std::string_view state, const StoreUuid& uuid,
-             const Json& fingerprint) {
+             const Json& fingerprint, const ModelSource& source) {
   const Json stores = RecordedStoreDirectories(run.options.out, NewStoreDirectories(run.options));
   return {{"format", kRunFormat},
           {"state", state},
           {"stores", stores},
           {"store_uuid", ToHex(uuid)},
-          {"model", AbsolutePath(run.options.model)},
+          {"model", FirstModel(run, source)},
           {"fingerprint", fingerprint},
           {"files", ToJson(run.files)},
           {"part", ToJson(PartOf(run.options))}};
@@ -100,8 +106,10 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CopyStore(
                      static_cast<double>(tile) / static_cast<double>(run.plan.tiles.num_tiles()));
     return copy(tile, weights, state);
   };
-  return CreateCopiedStore(options, own, fill, copied.state->committed(), run.engine.get(),
-                           run.budget.get(), stop, OnSpace(observer));
+  CommitInfo first = copied.state->committed();
+  first.trainer.erase(kWrittenBytesKey);  // those are the other run's
+  return CreateCopiedStore(options, own, fill, first, run.engine.get(), run.budget.get(), stop,
+                           OnSpace(observer));
 }
 
 }  // namespace
@@ -130,7 +138,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   StoreOptions store = StoreOptionsOf(run.plan, NewStoreDirectories(run.options));
   FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
   FOREBAY_RETURN_IF_ERROR(
-      WriteRunJson(run.paths, RunJson(run, kRunCreating, *store.uuid, fingerprint)));
+      WriteRunJson(run.paths, RunJson(run, kRunCreating, *store.uuid, fingerprint, source)));
   FOREBAY_RETURN_IF_ERROR(WriteRunFiles(run.paths.files, source.files));
   FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
   store.write_owner = [&](const std::string& directory) {
@@ -148,7 +156,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   run.model_directory = run.paths.files;
   // Where one rank's run is ready, every rank has its store.
   if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());
-  return WriteRunJson(run.paths, RunJson(run, kRunReady, *store.uuid, fingerprint));
+  return WriteRunJson(run.paths, RunJson(run, kRunReady, *store.uuid, fingerprint, source));
 }
 
 }  // namespace forebay

@@ -578,7 +578,8 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
   if (said.options().resume) {
     FOREBAY_RETURN_IF_ERROR(TakeRunSettings(said.options().out, inputs.rank, resolver));
   } else if (const std::string& from = said.options().from; !from.empty()) {
-    if (!IsRunFolder(from)) return UsageError(fmt::format("--from: '{}' holds no run", from));
+    if (!IsRunFolder(from))
+      return UsageError(fmt::format("--from: '{}' holds no run. Give the --out of one", from));
     FOREBAY_RETURN_IF_ERROR(TakeRunSettings(from, /*rank=*/0, resolver));
   }
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, resolver));

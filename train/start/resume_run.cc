@@ -15,6 +15,7 @@
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/fingerprint.h"
+#include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_files.h"
 #include "forebay/train/files/run_folder.h"
@@ -118,6 +119,12 @@ absl::StatusOr<std::vector<std::string>> StoreToResume(const ResolvedOptions& re
 absl::Status CheckPartIsTheRuns(const Json& run_json, const TrainOptions& options) {
   const RankPart is = PartOf(run_json), asked = PartOf(options);
   if (is == asked) return absl::OkStatus();
+  if (is.of == asked.of) {
+    return UsageError(fmt::format(
+        "--resume: '{}' has part {} of {} of the run's state, and part {} is to be there. Put the "
+        "folders of the ranks in their places: OUT has part 0, OUT/rank-001 part 1, and so on",
+        options.out, is.number, is.of, asked.number));
+  }
   const auto text = [](const RankPart& part) {
     return part.of == 1 ? std::string("whole, in each rank's folder")
                         : fmt::format("divided among {} ranks", part.of);
@@ -126,7 +133,7 @@ absl::Status CheckPartIsTheRuns(const Json& run_json, const TrainOptions& option
       fmt::format("--resume: the state of the run in '{0}' is {1}{2}, and this command would have "
                   "it {3}. Go on "
                   "with {4}, or begin a run --from={0} with another --out",
-                  options.out, text(is),
+                  FolderOfAllRanks(options.out, is.number), text(is),
                   is.of == 1 ? "" : fmt::format(" (here is part {})", is.number), text(asked),
                   is.of == 1 ? std::string("--zero_stage=0")
                              : fmt::format("{} ranks and --zero_stage=1, 2 or 3", is.of)));

@@ -1,5 +1,5 @@
-// What the plan of a rank says of its share of the state, and of what it sends to the others, is
-// what the rank then has, reads, writes, sends and receives.
+// A rank has, reads, writes, sends and receives what its plan says of its share of the state, and
+// of the traffic with the others.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -69,7 +69,7 @@ TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
   constexpr int kNumRanks = 2;
   for (const int stage : {0, 1, 3}) {
     SCOPED_TRACE(stage);
-    // What a start and an end exchange beside is in both.
+    // Both have what a start and an end exchange beside.
     std::vector<CollectiveTraffic> of_two, of_six;
     RankRuns runs;
     runs.traffic = &of_two;
@@ -96,7 +96,7 @@ TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
   }
 }
 
-// Of 20 million parameters, where blocks that cannot be divided do not count.
+// With 20 million parameters, where blocks that cannot be divided do not count.
 TEST_F(ZeroPlanTest, DividesTheStateByTheNumberOfRanks) {
   const std::string large = folder_.Path("large");
   std::filesystem::create_directory(large);

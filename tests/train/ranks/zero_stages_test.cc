@@ -1,6 +1,10 @@
 // ZeRO's stages: ranks that divide the state come to the bits of ranks that each have all of it,
 // and go on with them after whatever happens to one of them.
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -10,6 +14,7 @@
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/ranks/rank_runs.h"
 #include "forebay/train/export/export_run.h"
+#include "forebay/train/export/run_state.h"
 #include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/run/inspect.h"
@@ -41,7 +46,7 @@ class ZeroStagesTest : public testing::Test {
     EXPECT_THAT(TrainRanks(options, runs), Each(absl::OkStatus()));
     return DigestOfRanks(options.out, runs.ranks.num_ranks);
   }
-  // Of stage 0 and of another stage with the same settings.
+  // Runs stage 0 and another stage with the same settings.
   void ExpectTheBitsOfStage0(int stage, const std::string& name, const RankRuns& runs = {},
                              const std::function<void(TrainOptions&)>& change = {}) const {
     SCOPED_TRACE(name + ", stage " + std::to_string(stage));
@@ -74,6 +79,13 @@ void UseBf16(TrainOptions& options) {
   options.export_dtype = DType::kBF16;
 }
 
+void UseFp16(TrainOptions& options) {
+  options.precision = cpu::Precision::kFp16;
+  options.layout = Layout::kFp16;
+  options.grad_dtype = DType::kF16;
+  options.export_dtype = DType::kF16;
+}
+
 // Four ranks have layers of which one has everything, and three nothing.
 TEST_F(ZeroStagesTest, ComeToTheSameBits) {
   for (const int num_ranks : {2, 4}) {
@@ -103,10 +115,14 @@ TEST_F(ZeroStagesTest, ComeToTheSameBitsWhereverTheStateLies) {
     UseBf16(options);
     options.layout = Layout::kInt8Moments;
   });
+  ExpectTheBitsOfStage0(3, "bf16_moments", {}, [](TrainOptions& options) {
+    UseBf16(options);
+    options.layout = Layout::kBf16Moments;
+  });
   ExpectTheBitsOfStage0(3, "slow", {.ranks = {.num_ranks = 2, .seed = 3}});
 }
 
-// A part may hope where another does not: all compute the pass again.
+// Without a clip and with one.
 TEST_F(ZeroStagesTest, SpeculateTogether) {
   for (const double clip : {0.0, 0.5}) {
     for (const int stage : {2, 3}) {
@@ -118,13 +134,10 @@ TEST_F(ZeroStagesTest, SpeculateTogether) {
   }
 }
 
-// What overflows in one part is skipped by all.
+// All skip a step that overflows in one part.
 TEST_F(ZeroStagesTest, SkipTheSameSteps) {
   ExpectTheBitsOfStage0(3, "fp16", {}, [](TrainOptions& options) {
-    options.precision = cpu::Precision::kFp16;
-    options.layout = Layout::kFp16;
-    options.grad_dtype = DType::kF16;
-    options.export_dtype = DType::kF16;
+    UseFp16(options);
     options.initial_scale_power = 20;
     options.hysteresis = 1;
     options.steps = 12;
@@ -168,6 +181,21 @@ TEST_F(DeepRunTest, RefuseDifferentSegments) {
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
     EXPECT_THAT(MessageOf(status), HasSubstr("(--number_checkpoints) is 1 on rank 0"));
   }
+}
+
+// The files of this process that lie in `folder` and have no name there.
+int64_t BytesOfUnnamedFiles(const std::string& folder) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const std::string target = std::filesystem::read_symlink(entry.path(), error).string();
+    const bool is_in_folder = target.starts_with(folder + "/") &&
+                              target.find('/', folder.size() + 1) == std::string::npos;
+    if (!is_in_folder || !target.ends_with(" (deleted)")) continue;
+    struct stat file = {};
+    if (::stat(entry.path().c_str(), &file) == 0) bytes += file.st_size;
+  }
+  return bytes;
 }
 
 class DividedRunTest : public ZeroStagesTest {
@@ -237,7 +265,7 @@ TEST_F(DividedRunTest, StopsAndGoesOn) {
   }
 }
 
-// What is kept of weights is the rank's own affair: stages 1 to 3 have the same folders.
+// Stages 1 to 3 have the same folders: they differ in the weights that are kept in RAM.
 TEST_F(DividedRunTest, GoesOnWithAnotherStageThatDividesTheState) {
   TrainOptions options = Options(3, "other");
   options.stop_after = 2;
@@ -258,7 +286,7 @@ TEST_F(DividedRunTest, IsOneRunInAllItsFolders) {
     EXPECT_EQ((*json)["part"], Json({{"number", folder == out ? 0 : 1}, {"of", 2}}));
   }
   ExportRunOptions request;
-  request.run = second;
+  request.run = second + "/";
   request.out = folder_.Path("exported");
   request.progress = [](double) { return absl::OkStatus(); };
   request.dtype = DType::kF32;
@@ -307,10 +335,11 @@ TEST_F(DividedRunTest, IsCopiedByAnyOtherNumberOfRanks) {
 
 // Codes of moments and their scales too.
 TEST_F(ZeroStagesTest, AreCopiedInEveryLayout) {
-  for (const Layout layout : {Layout::kBf16, Layout::kInt8Moments, Layout::kFp32}) {
+  for (const Layout layout : kLayouts) {
     SCOPED_TRACE(NameOf(layout));
     TrainOptions options = Options(3, std::string(NameOf(layout)));
-    if (layout != Layout::kFp32) UseBf16(options);
+    if (WeightDType(layout) == DType::kBF16) UseBf16(options);
+    if (WeightDType(layout) == DType::kF16) UseFp16(options);
     options.layout = layout;
     const std::string whole = Digest(options, {});
     options.stop_after = 2;
@@ -322,6 +351,57 @@ TEST_F(ZeroStagesTest, AreCopiedInEveryLayout) {
     options.zero_stage = 0;
     EXPECT_EQ(Digest(options, {}), whole);
   }
+}
+
+// Whoever copies a run, from whichever of its folders, reads beside others that read.
+TEST_F(DividedRunTest, IsOnlyReadWhereItIsCopied) {
+  TrainOptions options = Options(3, "undisturbed");
+  options.from = RunFolderOfRank(options.out, 1) + "/.";
+  const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
+  const auto reader = RunState::Open(options.out, engine.get());
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  options.out = folder_.Path("copy");
+  options.zero_stage = 0;
+  EXPECT_EQ(Digest(options, {}), expected_);
+
+  const auto reader_of_copy = RunState::Open(options.out, engine.get());
+  ASSERT_TRUE(reader_of_copy.ok()) << reader_of_copy.status();
+  options.from = options.out;
+  options.out = folder_.Path("copy_of_copy");
+  EXPECT_EQ(Digest(options, {}), expected_);
+}
+
+TEST_F(DividedRunTest, IsNotMixedWithAnother) {
+  const std::string out = Options(3, "undisturbed").out;
+  TrainOptions other = Options(3, "other");
+  other.lr *= 2;
+  ASSERT_THAT(TrainRanks(other), Each(absl::OkStatus()));
+  const std::string second = RunFolderOfRank(out, 1);
+  std::filesystem::remove_all(second);
+  std::filesystem::rename(RunFolderOfRank(other.out, 1), second);
+  const auto mixed = Inspect(out, {.hash = true});
+  EXPECT_EQ(ExitCodeOf(mixed.status()), ExitCode::kCorrupt) << mixed.status();
+  EXPECT_THAT(MessageOf(mixed.status()), AllOf(HasSubstr("'" + out + "'"), HasSubstr(second)));
+}
+
+// As much as where one rank has all of the model that is exported at the end.
+TEST_F(DividedRunTest, HoldsRoomForTheWholeModel) {
+  std::vector<int64_t> held_bytes;
+  for (const int stage : {0, 3}) {
+    const TrainOptions options = Options(stage, "room");
+    int64_t held = 0;
+    RankRuns runs;
+    runs.stop = [&](int rank) {
+      // A start tries the disk with such a file too.
+      const bool is_in_step = rank == 0 && !StepsInMetrics(options.out).empty();
+      if (is_in_step) held = std::max(held, BytesOfUnnamedFiles(options.out));
+      return false;
+    };
+    EXPECT_THAT(TrainRanks(options, runs), Each(absl::OkStatus()));
+    held_bytes.push_back(held);
+  }
+  EXPECT_GT(held_bytes[0], 0);
+  EXPECT_EQ(held_bytes[1], held_bytes[0]);
 }
 
 TEST_F(DividedRunTest, IsNotCopiedWithoutAllItsFolders) {
