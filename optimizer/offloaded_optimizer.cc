@@ -434,6 +434,9 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   impl_->speculation_is_complete = impl_->speculation == nullptr;
   if (impl_->speculates) {
     FOREBAY_RETURN_IF_ERROR(impl_->EndSpeculation(impl_->speculation_is_complete));
+  } else if (impl_->speculation == nullptr && impl_->delays == nullptr) {
+    // Each step reads as many early, however fast the disk was.
+    impl_->staged->ReadEarly(impl_->due_tiles, /*waits=*/true);
   }
   impl_->backward_finished = true;
   return stats;

@@ -42,16 +42,16 @@ void StagedTiles::TakeOrder(std::span<const int> tiles, bool with_weights) {
   next_ = NextToCome(0);
 }
 
-void StagedTiles::ReadEarly(std::span<const int> tiles) {
+void StagedTiles::ReadEarly(std::span<const int> tiles, bool waits) {
   if (tiles.empty()) return;
   if (!std::exchange(is_early_, true)) TakeOrder(tiles, /*with_weights=*/false);
   while (next_ < order_.size() && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
     const int tile = order_[next_];
     const int before = SlotAt(num_started_).tile;
-    const bool must_wait = GradientIsRead(tile) || WeightsAreRead(tile) || WritesArePending(tile) ||
-                           (before >= 0 && WritesArePending(before));
+    if (GradientIsRead(tile) || WeightsAreRead(tile)) return;
+    const bool must_wait = WritesArePending(tile) || (before >= 0 && WritesArePending(before));
     // A failed write-back is kept by TileWrites and found again by Await.
-    if (must_wait || !StartNextReads().ok()) return;
+    if ((must_wait && !waits) || !StartNextReads().ok()) return;
   }
 }
 

@@ -9,6 +9,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
+#include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/run/metrics.h"
