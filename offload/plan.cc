@@ -263,17 +263,18 @@ class Planner {
     std::vector<StepBuffers> choices = options_.buffers.has_value()
                                            ? std::vector<StepBuffers>{*options_.buffers}
                                            : StepBufferChoices(tiles_.num_stripes());
+    if (MaySpeculate(options_, num_slots_)) {
+      // With room for a whole layer's gradients the backward pass waits for no update.
+      StepBuffers most = choices.front();
+      most.num_gradient_tiles = TilesOfLargestSpeculativeLayer() + 1;
+      choices.insert(choices.begin(), most);
+    }
     if (WaitsForTheDisk()) {
       constexpr int kStagingTiles = 16;
       StepBuffers most = choices.front();
       most.num_staging_tiles = std::max(most.num_staging_tiles, kStagingTiles);
       choices.insert(choices.begin(), most);
     }
-    if (!MaySpeculate(options_, num_slots_)) return choices;
-    // With room for a whole layer's gradients the backward pass waits for no update.
-    StepBuffers most = choices.front();
-    most.num_gradient_tiles = TilesOfLargestSpeculativeLayer() + 1;
-    choices.insert(choices.begin(), most);
     return choices;
   }
   // Where nothing is computed beside an update: of an optimizer alone, and of a module's first

@@ -32,8 +32,8 @@ class InventoryParts {
   int num_parts() const { return num_parts_; }
   // [num_parts + 1], in elements of the layer's flat vector: where its parts begin, and its end.
   std::span<const int64_t> Offsets(int layer) const {
-    return std::span(offsets_).subspan(static_cast<size_t>(layer * (num_parts_ + 1)),
-                                       static_cast<size_t>(num_parts_ + 1));
+    const auto num_offsets = static_cast<size_t>(num_parts_) + 1;
+    return std::span(offsets_).subspan(static_cast<size_t>(layer) * num_offsets, num_offsets);
   }
   // The part `part` as an inventory: the same layers and tensors, in the same order, each
   // tensor with its elements that lie there ([1, n], or [n] of a small one), which may be none.

@@ -198,6 +198,37 @@ absl::Status CheckWriteLimit(const PreparedRun& run) {
       1.001e-12 * static_cast<double>(fill + steps)));
 }
 
+// The budget, with what does not depend on how far the run is.
+absl::Status MakeBudget(PreparedRun& run) {
+  run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
+  FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
+  FOREBAY_RETURN_IF_ERROR(run.budget->Charge(
+      "checksums of the store", TensorStore::SealBytes(run.plan.tiles, run.plan.num_slots)));
+  if (run.options.save_every > 0) {
+    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
+  }
+  if (run.ranks != nullptr) {
+    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("messages between ranks", kRankScratchBytes));
+  }
+  if (!run.options.trace.empty()) {
+    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("trace of some steps", kTraceBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CountSteps(PreparedRun& run) {
+  FOREBAY_ASSIGN_OR_RETURN(run.num_steps,
+                           NumSteps(run.options, run.rows_per_step, run.data->info()));
+  if (run.options.warmup > run.num_steps) {
+    return UsageError(fmt::format(
+        "--warmup={} is longer than the run: --epochs={} of '{}' are {} steps of {} rows, so the "
+        "learning rate would never reach --lr",
+        run.options.warmup, run.options.epochs, run.options.data, run.num_steps,
+        run.rows_per_step));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
                                     const std::function<bool()>& stop, TrainObserver& observer,
                                     const TrainEnvironment& environment) {
@@ -229,15 +260,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
     FOREBAY_ASSIGN_OR_RETURN(run.eval_data, OpenData(run.options.eval_data, run, stop));
   }
   if (stop()) return InterruptedError("stopped on request");
-  FOREBAY_ASSIGN_OR_RETURN(run.num_steps,
-                           NumSteps(run.options, run.rows_per_step, run.data->info()));
-  if (run.options.warmup > run.num_steps) {
-    return UsageError(fmt::format(
-        "--warmup={} is longer than the run: --epochs={} of '{}' are {} steps of {} rows, so the "
-        "learning rate would never reach --lr",
-        run.options.warmup, run.options.epochs, run.options.data, run.num_steps,
-        run.rows_per_step));
-  }
+  FOREBAY_RETURN_IF_ERROR(CountSteps(run));
   if (!run.options.trace.empty()) {
     FOREBAY_RETURN_IF_ERROR(CheckTraceFile(run.options));
     const int64_t done = run.resumed                 ? run.store->committed().step
@@ -260,20 +283,8 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
     fingerprint = of_state;
   }
   run.fingerprint_digest = FingerprintDigest(fingerprint);
-  run.budget = std::make_unique<MemoryBudget>(run.plan.ram_budget_bytes);
-  FOREBAY_RETURN_IF_ERROR(run.budget->Charge("runtime", kRuntimeBytes));
-  FOREBAY_RETURN_IF_ERROR(run.budget->Charge(
-      "checksums of the store", TensorStore::SealBytes(run.plan.tiles, run.plan.num_slots)));
-  if (run.options.save_every > 0) {
-    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("export beside the steps", kExportBytes));
-  }
-  if (run.ranks != nullptr) {
-    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("messages between ranks", kRankScratchBytes));
-  }
+  FOREBAY_RETURN_IF_ERROR(MakeBudget(run));
   if (!run.resumed) FOREBAY_RETURN_IF_ERROR(CheckWriteLimit(run));
-  if (!run.options.trace.empty()) {
-    FOREBAY_RETURN_IF_ERROR(run.budget->Charge("trace of some steps", kTraceBytes));
-  }
   FOREBAY_RETURN_IF_ERROR(AgreeOnSettings(run));
   FOREBAY_RETURN_IF_ERROR(
       run.resumed ? ContinueRun(resolved, fingerprint, source.files, std::move(run_json), run)
