@@ -1,10 +1,10 @@
 #include "forebay/train/files/rank_folder.h"
 
 #include <filesystem>
+#include <system_error>
 
 #include "fmt/format.h"
 #include "forebay/base/file.h"
-#include "forebay/train/files/swap_area.h"
 
 namespace forebay {
 namespace {
@@ -19,7 +19,9 @@ std::string RunFolderOfRank(const std::string& out, int rank) {
 
 std::string FolderOfAllRanks(const std::string& run_folder, int rank) {
   if (rank == 0) return run_folder;
-  std::filesystem::path path = AbsolutePath(run_folder);
+  std::error_code error;  // without a working folder the path stays as it is
+  std::filesystem::path path = std::filesystem::absolute(run_folder, error);
+  path = (error ? std::filesystem::path(run_folder) : path).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // it ends with a slash
   return path.parent_path().string();
 }
