@@ -270,9 +270,8 @@ class Planner {
       choices.insert(choices.begin(), most);
     }
     if (WaitsForTheDisk()) {
-      constexpr int kStagingTiles = 16;
       StepBuffers most = choices.front();
-      most.num_staging_tiles = std::max(most.num_staging_tiles, kStagingTiles);
+      most.num_staging_tiles = std::max(most.num_staging_tiles, 16);
       choices.insert(choices.begin(), most);
     }
     return choices;

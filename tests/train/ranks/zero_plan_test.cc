@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -67,24 +68,28 @@ class ZeroPlanTest : public testing::Test {
 
 TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
   constexpr int kNumRanks = 2;
+  constexpr int kNumSteps = 40;
   for (const int stage : {0, 1, 3}) {
     SCOPED_TRACE(stage);
     // Both have what a start and an end exchange beside.
-    std::vector<CollectiveTraffic> of_two, of_six;
+    std::vector<CollectiveTraffic> of_two, of_many;
     RankRuns runs;
     runs.traffic = &of_two;
     ASSERT_THAT(TrainRanks(Options(stage, 2), runs), Each(absl::OkStatus()));
-    runs.traffic = &of_six;
-    const TrainOptions options = Options(stage, 6);
+    runs.traffic = &of_many;
+    const TrainOptions options = Options(stage, kNumSteps);
     ASSERT_THAT(TrainRanks(options, runs), Each(absl::OkStatus()));
     for (int rank = 0; rank < kNumRanks; ++rank) {
       const Plan plan = PlanOf(options, rank, kNumRanks);
-      EXPECT_THAT((of_six[rank].sent_bytes - of_two[rank].sent_bytes) / 4,
+      EXPECT_THAT((of_many[rank].sent_bytes - of_two[rank].sent_bytes) / (kNumSteps - 2),
                   IsAbout(plan.traffic.sent_bytes));
-      EXPECT_THAT((of_six[rank].received_bytes - of_two[rank].received_bytes) / 4,
+      EXPECT_THAT((of_many[rank].received_bytes - of_two[rank].received_bytes) / (kNumSteps - 2),
                   IsAbout(plan.traffic.received_bytes));
       const std::string folder = RunFolderOfRank(options.out, rank);
-      EXPECT_EQ(FieldOf(folder, "read_bytes")[3], plan.read_bytes_per_step);
+      // What is on its way between two steps counts for either: less than a step's at the end.
+      const std::vector<double> read = FieldOf(folder, "read_bytes");
+      EXPECT_NEAR(std::accumulate(read.begin() + 1, read.end(), 0.0) / (kNumSteps - 1),
+                  plan.read_bytes_per_step, 0.03 * plan.read_bytes_per_step);
       EXPECT_EQ(FieldOf(folder, "write_bytes")[3], plan.write_bytes_per_step);
       const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
       const auto store = OpenRunStore(folder, engine.get(), StoreAccess::kReadOnly);
