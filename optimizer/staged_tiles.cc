@@ -56,19 +56,21 @@ void StagedTiles::ReadEarly(std::span<const int> tiles, bool waits) {
 }
 
 void StagedTiles::Begin(std::span<const int> tiles, bool with_weights) {
-  const bool goes_on = std::exchange(is_early_, false) && tiles.data() == order_.data() &&
-                       tiles.size() == order_.size() && !with_weights;
+  const bool goes_on =
+      is_early_ && tiles.data() == order_.data() && tiles.size() == order_.size() && !with_weights;
   if (!goes_on) {
     Cancel();
     TakeOrder(tiles, with_weights);
   }
+  is_early_ = false;
   Done();
 }
 
 void StagedTiles::Cancel() {
   for (; num_taken_ < num_started_; ++num_taken_) {
     Slot& slot = SlotAt(num_taken_);
-    AwaitReads(slot).IgnoreError();
+    const absl::Status status = AwaitReads(slot);
+    if (is_early_) early_failure_.Update(status);
     slot.tile = -1;
   }
   order_ = {};
@@ -155,6 +157,7 @@ absl::Status StagedTiles::MoveTo(int tile) {
 }
 
 absl::StatusOr<StagingBuffer> StagedTiles::Await(int tile) {
+  FOREBAY_RETURN_IF_ERROR(std::exchange(early_failure_, absl::OkStatus()));
   const bool is_next = num_taken_ < num_started_ && SlotAt(num_taken_).tile == tile;
   if (!is_next) FOREBAY_RETURN_IF_ERROR(MoveTo(tile));
   FOREBAY_RETURN_IF_ERROR(ReadAhead());

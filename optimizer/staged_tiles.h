@@ -101,6 +101,7 @@ class StagedTiles {
   std::vector<Slot> slots_;
   bool all_weights_are_read_ = false;
   bool is_early_ = false;         // since ReadEarly, until Begin
+  absl::Status early_failure_;    // of reads that no update used, for the next Await
   int64_t num_started_ = 0;       // tiles whose reads were started ...
   int64_t num_taken_ = 0;         // ... and that were awaited, since the beginning
   std::span<const int> order_;    // of tiles

@@ -30,7 +30,7 @@ struct ExportedModel {
 absl::Status ExportModel(const WeightsSource& source, const ExportedModel& model,
                          const std::function<absl::Status(double)>& progress);
 
-// Of a store with all of it.
+// For a store with all of it.
 inline absl::Status ExportModel(const StoreSnapshot& snapshot, const ExportedModel& model,
                                 const std::function<absl::Status(double)>& progress) {
   return ExportModel(SnapshotSource(&snapshot), model, progress);

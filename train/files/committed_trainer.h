@@ -23,8 +23,8 @@ Json TrainerOf(const CommittedRun& run);
 // The trainer's own count of what the run's sessions have written to its disks.
 inline constexpr char kWrittenBytesKey[] = "written_bytes";
 
-// What the commits of ranks that made a step together have alike: the settings, and what is of all
-// ranks. Stores of other runs, or that went on apart, differ in it.
+// The part that is alike in the commits of ranks that made a step together: the settings, and what
+// is of all ranks. Stores of other runs, or that went on apart, differ in it.
 Json HistoryOf(const Json& trainer);
 
 // CorruptError names the field that is of the wrong type, or out of its range; `where` names the

@@ -22,8 +22,8 @@ constexpr char kUpdateBytes[] = "bytes_per_s";
 constexpr char kReadBytes[] = "read_bytes_per_s";
 constexpr char kWriteBytes[] = "write_bytes_per_s";
 
-// Of FlopsOf, by which a block's time becomes a speed: one more when it counts otherwise, so that
-// no speed is kept that was counted by another.
+// The number of FlopsOf, by which a block's time becomes a speed: one more when it counts
+// otherwise, so that no speed is kept that was counted by another.
 constexpr int kFlopsFormula = 2;
 
 // The lines of /proc/cpuinfo that say which CPU it is.

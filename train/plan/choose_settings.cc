@@ -48,7 +48,7 @@ class CountSearch {
  private:
   void Try(int64_t count, const Maker& make) {
     absl::StatusOr<Plan> plan = make(count);
-    // What it needs does not fit, or it moves bytes of a disk whose speed is not known.
+    // It does not fit, or moves bytes of a disk whose speed is not known.
     if (!plan.ok() || !plan->forecast.has_value()) return;
     const double most_s = best_count_ > 0 ? step_s_ : step_s_ * (1 - kLeastGain);
     if (plan->forecast->step_s >= most_s) return;

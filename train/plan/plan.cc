@@ -10,8 +10,8 @@
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/model/decoder_flops.h"
-#include "forebay/offload/gathered_weights.h"
-#include "forebay/offload/gradient_sum.h"
+#include "forebay/offload/ranks/gathered_weights.h"
+#include "forebay/offload/ranks/gradient_sum.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/train/export/export_weights.h"
 #include "forebay/train/files/rank_parts.h"
@@ -101,7 +101,7 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
         options.number_checkpoints));
   }
   const int64_t segments = std::min<int64_t>(options.number_checkpoints, model.num_layers);
-  // Of the last segment all is kept, so that one alone is as good as none.
+  // The last segment keeps all, so that one alone is as good as none.
   if (segments > 1) {
     blocks.segment_blocks = static_cast<int>((model.num_layers + segments - 1) / segments);
   }

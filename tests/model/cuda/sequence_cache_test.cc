@@ -23,7 +23,7 @@ class SequenceCacheTest : public DeviceTest {
   static SequenceCache::Rows Added(int pass) {
     return {kFirstRow + pass * kRowsOfPass, kRowsOfPass};
   }
-  // What a block finds behind its own rows of the pass.
+  // A block finds these behind its own rows of the pass.
   static std::vector<std::byte> Expected(int pass, int block, bool is_key) {
     std::vector<std::byte> rows;
     for (int before = 0; before <= pass; ++before) {

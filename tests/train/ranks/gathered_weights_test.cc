@@ -1,6 +1,6 @@
 // Whole layers out of two ranks' parts: in any order that is announced, after one is cancelled, and
 // when a rank has gone.
-#include "forebay/offload/gathered_weights.h"
+#include "forebay/offload/ranks/gathered_weights.h"
 
 #include <functional>
 #include <latch>

@@ -68,7 +68,7 @@ class ZeroPlanTest : public testing::Test {
 
 TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
   constexpr int kNumRanks = 2;
-  constexpr int kNumSteps = 40;
+  constexpr int kNumSteps = 100;
   for (const int stage : {0, 1, 3}) {
     SCOPED_TRACE(stage);
     // Both have what a start and an end exchange beside.
@@ -86,10 +86,10 @@ TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
       EXPECT_THAT((of_many[rank].received_bytes - of_two[rank].received_bytes) / (kNumSteps - 2),
                   IsAbout(plan.traffic.received_bytes));
       const std::string folder = RunFolderOfRank(options.out, rank);
-      // What is on its way between two steps counts for either: less than a step's at the end.
+      // State that is read early may come in either of two steps: less than one step's in the end.
       const std::vector<double> read = FieldOf(folder, "read_bytes");
-      EXPECT_NEAR(std::accumulate(read.begin() + 1, read.end(), 0.0) / (kNumSteps - 1),
-                  plan.read_bytes_per_step, 0.03 * plan.read_bytes_per_step);
+      const double of_all = std::accumulate(read.begin() + 1, read.end(), 0.0);
+      EXPECT_THAT(std::llround(of_all / (kNumSteps - 1)), IsAbout(plan.read_bytes_per_step));
       EXPECT_EQ(FieldOf(folder, "write_bytes")[3], plan.write_bytes_per_step);
       const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
       const auto store = OpenRunStore(folder, engine.get(), StoreAccess::kReadOnly);

@@ -353,7 +353,7 @@ TEST_F(ZeroStagesTest, AreCopiedInEveryLayout) {
   }
 }
 
-// Whoever copies a run, from whichever of its folders, reads beside others that read.
+// A copy is made from any of a run's folders, beside others that read them.
 TEST_F(DividedRunTest, IsOnlyReadWhereItIsCopied) {
   TrainOptions options = Options(3, "undisturbed");
   options.from = RunFolderOfRank(options.out, 1) + "/.";

@@ -1,4 +1,4 @@
-#include "forebay/offload/gathered_weights.h"
+#include "forebay/offload/ranks/gathered_weights.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "forebay/offload/rank_traffic.h"
+#include "forebay/offload/ranks/rank_traffic.h"
 
 #include "forebay/collective/communicator.h"
 

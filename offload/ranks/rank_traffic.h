@@ -7,7 +7,7 @@
 
 #include "forebay/base/dtype.h"
 #include "forebay/base/tensor_spec.h"
-#include "forebay/offload/gathered_weights.h"
+#include "forebay/offload/ranks/gathered_weights.h"
 #include "forebay/swap/tiles/inventory_parts.h"
 
 namespace forebay {

@@ -1,4 +1,4 @@
-#include "forebay/offload/gradient_sum.h"
+#include "forebay/offload/ranks/gradient_sum.h"
 
 #include <algorithm>
 #include <utility>
