@@ -266,34 +266,30 @@ class Planner {
     if (MaySpeculate(options_, num_slots_)) {
       // With room for a whole layer's gradients the backward pass waits for no update.
       StepBuffers most = choices.front();
-      most.num_gradient_tiles = TilesOfLargestSpeculativeLayer() + 1;
+      most.num_gradient_tiles = TilesOfLargestSpeculativeLayer(tiles_, update_times_) + 1;
       choices.insert(choices.begin(), most);
     }
-    if (WaitsForTheDisk()) {
+    for (const int num_tiles : StagingTilesWhereDisksAreWaitedFor()) {
       StepBuffers most = choices.front();
-      most.num_staging_tiles = std::max(most.num_staging_tiles, 16);
+      most.num_staging_tiles = std::max(most.num_staging_tiles, num_tiles);
       choices.insert(choices.begin(), most);
     }
     return choices;
   }
   // Where nothing is computed beside an update: of an optimizer alone, and of a module's first
   // layer behind those that are updated in backward. More tiles at a time are read ahead and
-  // written behind it, and the disk turns less often from one to the other.
-  bool WaitsForTheDisk() const {
-    return inputs_.pass == PassKind::kUpdateOnly ||
-           (inputs_.pass == PassKind::kModule && !update_times_.empty());
+  // written behind it, and the disk turns less often from one to the other. Best are all tiles of
+  // that first layer and some of those before it: the backward pass hides its reads.
+  std::vector<int> StagingTilesWhereDisksAreWaitedFor() const {
+    constexpr int kFew = 16, kMost = 64;
+    if (inputs_.pass == PassKind::kUpdateOnly) return {kFew};
+    if (inputs_.pass != PassKind::kModule || update_times_.empty()) return {};
+    const int best = TilesUpdatedOnRead(tiles_, update_times_) + 4;
+    return {kFew, std::min(best, kMost)};
   }
   // As long as options leave it open, each layer may be.
   bool MayBeSpeculative(int layer) const {
     return update_times_.empty() || update_times_[layer] == UpdateTime::kAfterHand;
-  }
-  int TilesOfLargestSpeculativeLayer() const {
-    int most = 0;
-    for (int layer = 0; layer < tiles_.num_streamed_layers(); ++layer) {
-      if (!MayBeSpeculative(layer)) continue;
-      most = std::max(most, tiles_.first_tile(layer + 1) - tiles_.first_tile(layer));
-    }
-    return most;
   }
 
   OffloadedOptimizerOptions Optimizer(const StepBuffers& buffers) const {

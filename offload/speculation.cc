@@ -1,5 +1,6 @@
 #include "forebay/offload/speculation.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -7,6 +8,13 @@
 #include "forebay/base/errors.h"
 
 namespace forebay {
+namespace {
+
+int NumTiles(const TileMap& tiles, int layer) {
+  return tiles.first_tile(layer + 1) - tiles.first_tile(layer);
+}
+
+}  // namespace
 
 bool MaySpeculate(const OffloadOptions& options, int num_slots) {
   const bool replays = options.durability == Durability::kReplay;
@@ -30,6 +38,23 @@ std::vector<UpdateTime> SpeculativeTimes(const OffloadOptions& options, int num_
     if (is_one) times[static_cast<size_t>(layer)] = UpdateTime::kAfterHand;
   }
   return times;
+}
+
+int TilesOfLargestSpeculativeLayer(const TileMap& tiles, std::span<const UpdateTime> times) {
+  int most = 0;
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
+    const bool is_one = times.empty() || times[layer] == UpdateTime::kAfterHand;
+    if (is_one) most = std::max(most, NumTiles(tiles, layer));
+  }
+  return most;
+}
+
+int TilesUpdatedOnRead(const TileMap& tiles, std::span<const UpdateTime> times) {
+  int sum = 0;
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
+    if (times[layer] == UpdateTime::kOnRead) sum += NumTiles(tiles, layer);
+  }
+  return sum;
 }
 
 absl::Status CheckSpeculation(const OffloadOptions& options, int num_slots, int num_layers) {

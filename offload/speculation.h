@@ -4,11 +4,13 @@
 // (train/plan/choose_speculation.h).
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "forebay/offload/offload_options.h"
 #include "forebay/step/step_schedule.h"
+#include "forebay/swap/tiles/tile_map.h"
 
 namespace forebay {
 
@@ -20,6 +22,12 @@ bool MaySpeculate(const OffloadOptions& options, int num_slots);
 // has as much to do at any time of a pass. The first layer, whose gradient is the last to come, is
 // the last to be one of them. Empty: nothing is said, or that it is none.
 std::vector<UpdateTime> SpeculativeTimes(const OffloadOptions& options, int num_layers);
+
+// Of the largest layer that is updated in the backward pass; `times` as above, or empty where any
+// may be.
+int TilesOfLargestSpeculativeLayer(const TileMap& tiles, std::span<const UpdateTime> times);
+// Of all layers that are updated when they are read; `times` is not empty.
+int TilesUpdatedOnRead(const TileMap& tiles, std::span<const UpdateTime> times);
 
 // UsageError for options that contradict each other.
 absl::Status CheckSpeculation(const OffloadOptions& options, int num_slots, int num_layers);

@@ -180,7 +180,7 @@ void BackgroundUpdates::UpdateTaken(Lock& lock) {
   absl::Status status = buffer.status();
   if (status.ok()) status = update_(tile, *buffer, GradientAt(number));
   if (status.ok() && staged_->Needs(tile)) staged_->Done();
-  if (status.ok() && number + 1 == std::ssize(tiles_)) staged_->ReadEarly(then_);
+  if (status.ok()) staged_->ReadEarly(then_);
   lock.lock();
   failure_.Update(status);
   if (status.ok()) ++num_updated_;

@@ -35,7 +35,6 @@ size_t StagedTiles::NextToCome(size_t position) const {
 }
 
 void StagedTiles::TakeOrder(std::span<const int> tiles, bool with_weights) {
-  FOREBAY_CHECK(num_taken_ == num_started_);
   all_weights_are_read_ = with_weights;
   std::fill(to_come_.begin(), to_come_.end(), true);
   order_ = tiles;
@@ -43,7 +42,8 @@ void StagedTiles::TakeOrder(std::span<const int> tiles, bool with_weights) {
 }
 
 void StagedTiles::ReadEarly(std::span<const int> tiles, bool waits) {
-  if (tiles.empty()) return;
+  const bool others_come_first = !is_early_ && next_ < order_.size();
+  if (tiles.empty() || others_come_first) return;
   if (!std::exchange(is_early_, true)) TakeOrder(tiles, /*with_weights=*/false);
   while (next_ < order_.size() && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
     const int tile = order_[next_];

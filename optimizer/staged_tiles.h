@@ -52,8 +52,9 @@ class StagedTiles {
   }
 
   // Before Begin of the same tiles, as often as there may be buffers to read into: starts reading
-  // the first of them ahead of it, as far as that needs no gradient. Nothing of them changes until
-  // then. `waits`: for what is still written from the buffers; else those are left for later.
+  // the first of them ahead of it, as far as that needs no gradient, behind all that Begin was told
+  // of before. Nothing of them changes until then. `waits`: for what is still written from the
+  // buffers; else those are left for later.
   void ReadEarly(std::span<const int> tiles, bool waits = false);
   // The updates of these tiles are to come, in this order as far as is known: starts reading the
   // first. Errors surface in Await. `tiles` is borrowed until the next Begin. `with_weights`: of

@@ -20,6 +20,7 @@
 #include <set>
 
 #include "forebay/device/emulation/counters.h"
+#include "forebay/device/emulation/fiber.h"
 #include "forebay/device/emulation/options.h"
 
 namespace forebay::emulation {
@@ -126,6 +127,7 @@ struct CUstream_st {
   uint64_t num_enqueued = 0;
   uint64_t num_done = 0;
   void* tsan = nullptr;
+  std::unique_ptr<forebay::emulation::Fiber> stack = {};  // of its operations, where TSan watches
 };
 struct CUevent_st {
   std::shared_ptr<forebay::emulation::Point> point;  // the last that was recorded

@@ -13,6 +13,28 @@ namespace {
 std::atomic_flag is_locked;
 void* caller = nullptr;
 
+// ---- Stacks of operations. TSan knows a stack by its addresses alone: an operation that ran where
+// the frames of the program were would race with them. One runs at a time.
+
+Context program;
+const std::function<void()>* current_run = nullptr;
+Fiber* current_stack = nullptr;
+
+void RunThoseThatCome() {
+  Arrived(program);
+  while (true) {
+    (*current_run)();
+    Switch(*current_stack, program, program);
+  }
+}
+
+void RunOn(Fiber* stack, const std::function<void()>& run) {
+  if (stack == nullptr) return run();
+  current_run = &run;
+  current_stack = stack;
+  Switch(program, *stack, program);
+}
+
 }  // namespace
 
 Locked::Locked() {
@@ -48,6 +70,7 @@ cudaStream_t Streams::Create() {
     const TsanAs as(Caller());
     stream->tsan = __tsan_create_fiber(0);
     __tsan_set_fiber_name(stream->tsan, "CUDA stream");
+    stream->stack = std::make_unique<Fiber>(RunThoseThatCome);
   }
   streams_.insert(stream);
   return stream;
@@ -150,7 +173,7 @@ void Streams::RunOne(cudaStream_t stream) {
     }
     if (operation.run) {
       memory_.Open();
-      operation.run();
+      RunOn(stream->stack.get(), operation.run);
       memory_.Close();
     }
   }

@@ -12,15 +12,6 @@
 
 namespace forebay {
 
-std::vector<int> LayersToGather(GatheredFor length, std::span<const int> reads) {
-  std::vector<int> layers;
-  for (const int layer : reads) {
-    const bool is_kept = length == GatheredFor::kStep && std::ranges::count(layers, layer) > 0;
-    if (!is_kept) layers.push_back(layer);
-  }
-  return layers;
-}
-
 // Reached when the window has this rank's part of a layer; then it is copied to its place among the
 // others, and the window has its buffer back. On the communicator's thread.
 class GatheredWeights::PartArrival : public Event {

@@ -29,9 +29,6 @@ enum class GatheredFor : uint8_t {
   kStep,  // all layers, until they change: each is gathered once in a step (stages 1 and 2)
 };
 
-// Those of the layers that a step reads which are gathered, in order. Pure.
-std::vector<int> LayersToGather(GatheredFor length, std::span<const int> reads);
-
 // Every rank makes the same calls in the same order: that alone decides what is gathered when.
 //
 // Owned by one thread. Between two calls the communicator's thread may use the swapper: others call

@@ -35,8 +35,8 @@ RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks) {
   return traffic;
 }
 
-RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights, GatheredFor length,
-                           std::span<const int> reads) {
+RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights,
+                           std::span<const int> gathers) {
   const auto divided = [&](int layer) {
     const std::span<const int64_t> offsets = parts.Offsets(layer);
     return Divided{offsets.back(), offsets[rank + 1] - offsets[rank], parts.num_parts()};
@@ -45,7 +45,7 @@ RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights,
   for (int layer = 0; layer < parts.whole().num_layers(); ++layer) {
     AddReduceScatter(divided(layer), sizeof(float), traffic);
   }
-  for (const int layer : LayersToGather(length, reads)) {
+  for (const int layer : gathers) {
     AddAllGather(divided(layer), SizeOf(weights), traffic);
   }
   return traffic;

@@ -20,9 +20,10 @@ struct RankTraffic {
 // For each of `num_ranks` that have the whole state: (N-1)/N times twice the gradients, either way.
 RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks);
 
-// For rank `rank`, which has that part: about (N-1)/N times the gradients and the weights, as often
-// as these are gathered in a step that reads the layers `reads`. `weights`: as they are stored.
-RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights, GatheredFor length,
-                           std::span<const int> reads);
+// For rank `rank`, which has that part: about (N-1)/N times the gradients, and the weights of the
+// layers that a step gathers, each as often as it stands in `gathers`. `weights`: as they are
+// stored.
+RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights,
+                           std::span<const int> gathers);
 
 }  // namespace forebay

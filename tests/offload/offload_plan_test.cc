@@ -176,6 +176,31 @@ TEST(OffloadPlan, BuffersAreThoseThatAreAskedForOrTheMostThatFit) {
   EXPECT_EQ(asked->window.num_block_buffers, 2);
 }
 
+// So that the backward pass reads all of the first layer, which is updated behind it.
+TEST(OffloadPlan, AModuleThatIsUpdatedInBackwardStagesItsWholeFirstLayer) {
+  PlanInputs inputs = ModuleInputs();
+  inputs.pass = PassKind::kModule;
+  OffloadOptions options = OptionsWith(int64_t{256} << 20);
+  options.gradients = GradientChoice::kSpeculate;
+  options.speculate_layers = 4;
+  options.tile_elems = 4096;
+  inputs.inventory = {};
+  inputs.inventory.BeginLayer("first");
+  inputs.inventory.Add("first.weight", {40, 2048}, 0, true);
+  for (int layer = 1; layer < 5; ++layer) {
+    inputs.inventory.BeginLayer("layer" + std::to_string(layer));
+    inputs.inventory.Add("layer" + std::to_string(layer) + ".weight", {2048}, 0, true);
+  }
+  const auto plan = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->placement.update_times[0], UpdateTime::kOnRead);
+  EXPECT_EQ(plan->num_staging_tiles, 20 + 4);
+  options.ram_bytes = plan->host_bytes - 1;
+  const auto with_less = MakeOffloadPlan(inputs, options, {});
+  ASSERT_TRUE(with_less.ok()) << with_less.status();
+  EXPECT_EQ(with_less->num_staging_tiles, 16);
+}
+
 TEST(OffloadPlan, NamesTheLargestTermsOfWhatDoesNotFit) {
   const auto plan = MakeOffloadPlan(ModuleInputs(), OptionsWith(int64_t{90} << 20), {});
   EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kDoesNotFit);

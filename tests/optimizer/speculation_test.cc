@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "forebay/swap/window/swapper.h"
 #include "forebay/tests/optimizer/named_optimizers.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
@@ -85,6 +87,33 @@ TEST_F(SpeculationTest, WithoutHopeGradientsCountInTheNormAlone) {
   EXPECT_EQ(again->norm, stats->norm);
   ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(1, stats->norm)).ok());
   ASSERT_NO_FATAL_FAILURE(Commit(1));
+}
+
+// The backward pass hides their reads, as far as there are buffers.
+TEST_F(SpeculationTest, WhatIsUpdatedLaterIsReadWhileTheLastLayerIsWaitedFor) {
+  Open({.gradients = Tiers::kMixed, .num_staging_tiles = 64});  // layers 2 and 0 are speculative
+  const TileMap& tiles = run_->store().tiles();
+  ASSERT_LE(tiles.num_tiles(), 64);
+  int64_t to_read_bytes = 0;
+  for (const Tile& tile : tiles.tiles()) {
+    to_read_bytes += tiles.StateBytes(tile) + (tile.layer % 2 == 0 ? tiles.WeightBytes(tile) : 0);
+  }
+  const auto read_bytes = [&] { return run_->store().engine().stats().read_bytes; };
+  const int64_t before = read_bytes();
+  ASSERT_TRUE(run_->store().BeginWriting().ok());
+  const double norm = expected_.Step(1);
+  ASSERT_TRUE(run_->optimizer().modes().BeginSpeculation(ScalarsOfStep(1, norm), kNoLimit).ok());
+  for (const int layer : {3, 2, 1}) ASSERT_TRUE(run_->Hand(layer, 1).ok());
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (read_bytes() - before < to_read_bytes && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(read_bytes() - before, to_read_bytes);
+  ASSERT_TRUE(run_->Hand(0, 1).ok());
+  const auto stats = run_->optimizer().FinishBackward();
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(1, norm)).ok());
+  Commit(1);
 }
 
 // What was hoped for is right here, so one backward pass is enough.

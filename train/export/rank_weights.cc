@@ -12,11 +12,10 @@ absl::Status RankWeights::ReadParts(const TensorSpec& tensor, int64_t first_elem
   const ElemPieces pieces = parts_->PiecesOf(index, first_elem, std::ssize(out));
   for (const ElemPiece& piece : pieces) {
     const std::span<T> values = out.subspan(piece.first - first_elem, piece.num_elems);
-    absl::Status status;
     if (piece.part == ranks_->rank()) {
-      status = read(own_->inventory().tensors()[index], piece.first_in_part, values);
+      FOREBAY_RETURN_IF_ERROR(
+          read(own_->inventory().tensors()[index], piece.first_in_part, values));
     }
-    FOREBAY_RETURN_IF_ERROR(status);
     FOREBAY_RETURN_IF_ERROR(ranks_->Broadcast(std::as_writable_bytes(values), piece.part));
   }
   return absl::OkStatus();

@@ -165,8 +165,10 @@ RankTraffic TrafficOf(const DecoderConfig& model, const TrainOptions& options,
   if (options.num_ranks == 1) return {};
   const RankPart part = PartOf(options);
   if (part.of == 1) return TrafficOfSums(BuildInventory(model), options.num_ranks);
+  const bool keeps = GatheredForStage(options.zero_stage) == GatheredFor::kStep;
+  const StepSchedule gathers = keeps ? ReadingOnce(plan.schedule) : plan.schedule;
   return TrafficOfParts(*PartsOf(model, part), part.number, WeightDType(options.layout),
-                        GatheredForStage(options.zero_stage), plan.schedule.Reads());
+                        gathers.Reads());
 }
 
 // With exactly these options.

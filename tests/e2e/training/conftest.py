@@ -62,6 +62,14 @@ class Forebay:
             raise AssertionError(f"{' '.join(map(str, command))}\nexit {done.returncode}\n{done.stderr}")
         return done
 
+    def train_until_killed(self, **settings):
+        """Training that is killed when it has told of its first step."""
+        command = [self.binary, "train", *(f"--{key}={value}" for key, value in settings.items())]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert any(line.startswith("step 1/") for line in process.stdout)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+
     def digest(self, run_directory):
         done = self.run("inspect", str(run_directory), "--hash", "--format=json")
         return json.loads(done.stdout)["digest"]

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
 
 import pytest
 from conftest import make_model, random_rows, read_safetensors, write_rows, write_tokenizer
@@ -70,12 +68,7 @@ def test_a_lost_gpu_is_exit_9_and_the_run_goes_on_to_the_same_bits(forebay, task
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(forebay, task, expected, tmp_path):
-    settings = dict(task, **SETTINGS, out=tmp_path / "run")
-    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in settings.items())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert any(line.startswith("step 1/") for line in process.stdout)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
+    forebay.train_until_killed(**task, **SETTINGS, out=tmp_path / "run")
     forebay.run("train", "--resume", out=tmp_path / "run")
     assert forebay.digest(tmp_path / "run") == expected
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
 
 import pytest
 import tiny_models
@@ -33,11 +31,6 @@ def test_a_crashed_run_with_less_of_all_memory_has_the_bits_of_one_with_plenty(f
     tight = dict(gpu_mem=plan()["bytes"] - 1, activations_tier="nvme")
     assert plan(**tight)["activations_on_nvme"] == 1
     tight |= dict(weights_tier="nvme", state_tier="nvme", tile_elems=2048)
-    arguments = dict(task, **tight, out=tmp_path / "run")
-    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in arguments.items())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert any(line.startswith("step 1/") for line in process.stdout)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
+    forebay.train_until_killed(**task, **tight, out=tmp_path / "run")
     forebay.run("train", "--resume", out=tmp_path / "run")
     assert forebay.digest(tmp_path / "run") == expected

@@ -84,19 +84,7 @@ TEST_F(FailedRanksRunTest, OneThatHangsIsWaitedForSoLong) {
 // The others end with its reason, and with its exit code.
 TEST_F(FailedRanksRunTest, LoseADisk) {
   const TrainOptions options = Options("lost_disk");
-  BreakingDisk disk;
-  RankRuns runs;
-  runs.world = [&](int rank) { return rank == 1 ? OnDisk(&disk) : TrainEnvironment{}; };
-  runs.stop = [&](int rank) {
-    if (rank == 1 && !StepsInMetrics(RunFolderOfRank(options.out, 1)).empty()) disk.broken = true;
-    return false;
-  };
-  const std::vector<absl::Status> statuses = TrainRanks(options, runs);
-  for (const absl::Status& status : statuses) {
-    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
-  }
-  EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("rank 1 of 2 on thread1"));
-  EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("EIO"));
+  ExpectEndByALostDisk(options);
   ExpectToGoOn(options);
 }
 

@@ -7,11 +7,12 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/json.h"
+#include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/train/export/run_state.h"
 #include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/start/resolve_options.h"
-#include "gtest/gtest.h"
+#include "gmock/gmock.h"
 
 namespace forebay {
 namespace {
@@ -82,6 +83,22 @@ std::string DigestOfRanks(const std::string& out, int num_ranks) {
     if (*of_rank != digest) return "";
   }
   return digest;
+}
+
+void ExpectEndByALostDisk(const TrainOptions& options) {
+  BreakingDisk disk;
+  RankRuns runs;
+  runs.world = [&](int rank) { return rank == 1 ? OnDisk(&disk) : TrainEnvironment{}; };
+  runs.stop = [&](int rank) {
+    if (rank == 1 && !StepsInMetrics(RunFolderOfRank(options.out, 1)).empty()) disk.broken = true;
+    return false;
+  };
+  const std::vector<absl::Status> statuses = TrainRanks(options, runs);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+    EXPECT_THAT(MessageOf(status), testing::HasSubstr("EIO"));
+  }
+  EXPECT_THAT(MessageOf(statuses[0]), testing::HasSubstr("rank 1 of 2 on thread1"));
 }
 
 std::vector<double> FieldOf(const std::string& run_folder, const char* name) {

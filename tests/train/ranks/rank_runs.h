@@ -29,6 +29,9 @@ struct RankRuns {
 // The status that each rank's Train returned.
 std::vector<absl::Status> TrainRanks(const TrainOptions& options, const RankRuns& runs = {});
 
+// The disk of rank 1, one of two, breaks behind its first step: both must end with that.
+void ExpectEndByALostDisk(const TrainOptions& options);
+
 // The digest that all ranks have, or where they divide the state that of all together; "" with a
 // failure of the test where they differ.
 std::string DigestOfRanks(const std::string& out, int num_ranks);

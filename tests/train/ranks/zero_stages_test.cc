@@ -11,7 +11,6 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/tests/temporary_folder.h"
-#include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/ranks/rank_runs.h"
 #include "forebay/train/export/export_run.h"
 #include "forebay/train/export/run_state.h"
@@ -235,19 +234,7 @@ TEST_F(DividedRunTest, DiesBeforeAnyExchange) {
 // The window's error is the reason that the others have.
 TEST_F(DividedRunTest, LosesADisk) {
   const TrainOptions options = Options(3, "lost");
-  BreakingDisk disk;
-  RankRuns runs;
-  runs.world = [&](int rank) { return rank == 1 ? OnDisk(&disk) : TrainEnvironment{}; };
-  runs.stop = [&](int rank) {
-    if (rank == 1 && !StepsInMetrics(RunFolderOfRank(options.out, 1)).empty()) disk.broken = true;
-    return false;
-  };
-  const std::vector<absl::Status> statuses = TrainRanks(options, runs);
-  for (const absl::Status& status : statuses) {
-    EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
-    EXPECT_THAT(MessageOf(status), HasSubstr("EIO"));
-  }
-  EXPECT_THAT(MessageOf(statuses[0]), HasSubstr("rank 1 of 2 on thread1"));
+  ExpectEndByALostDisk(options);
   ExpectToGoOn(options);
 }
 
