@@ -137,7 +137,9 @@ def test_ctrl_c_in_a_step_leaves_a_step_that_is_made_or_not(tmp_path, dtype):
         optimizer = make_optimizer("AdamW", model, nvme=tmp_path / "store")
         num_interrupted = 0
         for step in range(30):
-            loss_of(model, step).backward()
+            # An interrupt in torch.no_grad() itself, which step() is under as torch's own are, leaves that mode on.
+            with torch.enable_grad():
+                loss_of(model, step).backward()
             while optimizer.layers is None or optimizer.layers.step <= step:
                 try:
                     signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 8e-3))

@@ -7,9 +7,8 @@ import forebay
 import forebay.torch
 import pytest
 import torch
-from torch import nn
-
 from test_torch_stream import assert_nothing_is_here, assert_same, in_ram, loss_of, make, train
+from torch import nn
 
 
 def stream(module, folder, **options):
