@@ -86,10 +86,13 @@ TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
       EXPECT_THAT((of_many[rank].received_bytes - of_two[rank].received_bytes) / (kNumSteps - 2),
                   IsAbout(plan.traffic.received_bytes));
       const std::string folder = RunFolderOfRank(options.out, rank);
-      // State that is read early may come in either of two steps: less than one step's in the end.
+      // Behind the last step its update is applied, too, and what that reads, weights and state,
+      // may come early enough to be counted: as much as two steps read at most.
       const std::vector<double> read = FieldOf(folder, "read_bytes");
-      const double of_all = std::accumulate(read.begin() + 1, read.end(), 0.0);
-      EXPECT_THAT(std::llround(of_all / (kNumSteps - 1)), IsAbout(plan.read_bytes_per_step));
+      const int64_t of_all = std::llround(std::accumulate(read.begin() + 1, read.end(), 0.0));
+      const int64_t planned = plan.read_bytes_per_step * (kNumSteps - 1);
+      EXPECT_GE(of_all, planned - planned / 100);
+      EXPECT_LE(of_all, planned + planned / 100 + 2 * plan.read_bytes_per_step);
       EXPECT_EQ(FieldOf(folder, "write_bytes")[3], plan.write_bytes_per_step);
       const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
       const auto store = OpenRunStore(folder, engine.get(), StoreAccess::kReadOnly);
