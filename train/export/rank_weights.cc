@@ -8,6 +8,7 @@ namespace forebay {
 template <typename T, typename Read>
 absl::Status RankWeights::ReadParts(const TensorSpec& tensor, int64_t first_elem, std::span<T> out,
                                     const Read& read) const {
+  FOREBAY_RETURN_IF_ERROR(go_on_());
   const auto index = static_cast<int>(&tensor - parts_->whole().tensors().data());
   const ElemPieces pieces = parts_->PiecesOf(index, first_elem, std::ssize(out));
   for (const ElemPiece& piece : pieces) {

@@ -2,6 +2,9 @@
 // gives its part to the others.
 #pragma once
 
+#include <functional>
+#include <utility>
+
 #include "forebay/collective/communicator.h"
 #include "forebay/swap/tiles/inventory_parts.h"
 #include "forebay/train/export/weights_source.h"
@@ -10,12 +13,14 @@ namespace forebay {
 
 // Every rank makes the same reads in the same order: the one that exports by WriteWeights, the
 // others by ReadAllWeights (export_weights.h). Reads: EnvironmentError of the ranks; the errors of
-// StoreSnapshot.
+// StoreSnapshot and of `go_on`.
 class RankWeights final : public WeightsSource {
  public:
-  // `own`: the rank's own part. All must outlive it.
-  RankWeights(const InventoryParts* parts, const StoreSnapshot* own, Communicator* ranks)
-      : parts_(parts), own_(own), ranks_(ranks) {}
+  // `own`: the rank's own part. `go_on`: called before each read, and what it returns is the same
+  // of all ranks. All must outlive it.
+  RankWeights(const InventoryParts* parts, const StoreSnapshot* own, Communicator* ranks,
+              std::function<absl::Status()> go_on)
+      : parts_(parts), own_(own), ranks_(ranks), go_on_(std::move(go_on)) {}
   const Inventory& inventory() const override { return parts_->whole(); }
   Layout layout() const override { return own_->tiles().layout(); }
   const StoreUuid& uuid() const override { return own_->uuid(); }
@@ -33,6 +38,7 @@ class RankWeights final : public WeightsSource {
   const InventoryParts* const parts_;
   const StoreSnapshot* const own_;
   Communicator* const ranks_;
+  const std::function<absl::Status()> go_on_;
 };
 
 }  // namespace forebay

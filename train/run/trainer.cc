@@ -534,7 +534,9 @@ absl::Status TrainingRun::ExportResult() {
 absl::Status TrainingRun::ExportOfAllRanks(const StoreSnapshot& own) {
   FOREBAY_ASSIGN_OR_RETURN(const bool is_wanted, AnyRank(environment_.ranks, Exports()));
   if (!is_wanted) return absl::OkStatus();
-  const RankWeights weights(prepared_.parts.get(), &own, environment_.ranks);
+  const RankWeights weights(prepared_.parts.get(), &own, environment_.ranks, [this] {
+    return AgreeToGoOn(stop_() ? InterruptedError("stopped on request") : absl::OkStatus());
+  });
   return Exports() ? exports_->ExportResult(weights, prepared_.paths.model)
                    : ReadAllWeights(weights, options_.export_dtype);
 }

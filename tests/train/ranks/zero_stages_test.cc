@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/ranks/rank_runs.h"
@@ -249,6 +250,27 @@ TEST_F(DividedRunTest, StopsAndGoesOn) {
     EXPECT_THAT(TrainRanks(options, runs),
                 Each(testing::ResultOf(ExitCodeOf, ExitCode::kInterrupted)));
     ExpectToGoOn(options);
+  }
+}
+
+// One rank exports, and any may be asked to stop.
+TEST_F(DividedRunTest, StopsInTheExportAtItsEnd) {
+  for (const int rank : {0, 1}) {
+    TrainOptions options = Options(3, "unexported" + std::to_string(rank) + "_");
+    RankRuns runs;
+    runs.stop = [&, rank](int asked) {
+      const auto done = StepsInMetrics(RunFolderOfRank(options.out, rank));
+      return asked == rank && !done.empty() && done.back() == options.steps;
+    };
+    for (const absl::Status& status : TrainRanks(options, runs)) {
+      EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
+      EXPECT_THAT(MessageOf(status),
+                  HasSubstr(fmt::format("after step {0} of {0}", options.steps)));
+    }
+    const std::string model = RunPaths(options.out).model;
+    EXPECT_FALSE(std::filesystem::exists(model));
+    ExpectToGoOn(options);
+    EXPECT_TRUE(std::filesystem::exists(model));
   }
 }
 
