@@ -321,9 +321,10 @@ class OffloadedRun {
     int num_io_threads = 1;
     int num_staging_tiles = 4;
     Tiers weights = Tiers::kNvme;
-    bool io_uring = false;     // instead of threads
-    bool speculative = false;  // everything on NVMe, but for gradients as `gradients` has it
-    bool delayed = false;      // updates; weights on NVMe
+    bool io_uring = false;       // instead of threads
+    bool speculative = false;    // everything on NVMe, but for gradients as `gradients` has it
+    bool first_is_lazy = false;  // with `speculative`: layer 0 is updated on read
+    bool delayed = false;        // updates; weights on NVMe
     GradientArea area = GradientArea::kSpilled;
     OptimizerConfig rule = kTestAdamW;
     Device* gradient_device = nullptr;  // whose memory gradients come from
@@ -365,8 +366,9 @@ class OffloadedRun {
     run->placement_ =
         PlacementOf(run->store().tiles(), options.weights, options.state, options.gradients);
     for (int layer = 0; layer < run->num_layers(); ++layer) {
-      const bool speculative =
-          options.speculative && run->placement_.gradients[layer] == Tier::kNvme;
+      const bool speculative = options.speculative &&
+                               run->placement_.gradients[layer] == Tier::kNvme &&
+                               !(options.first_is_lazy && layer == 0);
       run->placement_.update_times.push_back(options.delayed ? UpdateTime::kBesideStep
                                              : speculative   ? UpdateTime::kAfterHand
                                                              : UpdateTime::kOnRead);

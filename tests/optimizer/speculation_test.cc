@@ -116,6 +116,18 @@ TEST_F(SpeculationTest, WhatIsUpdatedLaterIsReadWhileTheLastLayerIsWaitedFor) {
   Commit(1);
 }
 
+// Its state is read beside the speculative layers' updates, its gradient not before it is written.
+TEST_F(SpeculationTest, ASpilledGradientOfTheFirstLayerIsReadWhenItIsThere) {
+  Open({.num_staging_tiles = 64, .first_is_lazy = true});
+  for (int64_t step = 1; step <= 4; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    const auto norm = run_->SpeculativeUpdate(step, kNoLimit);
+    ASSERT_TRUE(norm.ok()) << norm.status();
+    EXPECT_EQ(*norm, expected_.Step(step));
+    ASSERT_NO_FATAL_FAILURE(Commit(step));
+  }
+}
+
 // What was hoped for is right here, so one backward pass is enough.
 TEST_F(SpeculationTest, AnAbandonedStepLeavesTheCommittedOne) {
   Open();
