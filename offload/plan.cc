@@ -287,10 +287,6 @@ class Planner {
     const int best = TilesUpdatedOnRead(tiles_, update_times_) + 4;
     return {kFew, std::min(best, kMost)};
   }
-  // As long as options leave it open, each layer may be.
-  bool MayBeSpeculative(int layer) const {
-    return update_times_.empty() || update_times_[layer] == UpdateTime::kAfterHand;
-  }
 
   OffloadedOptimizerOptions Optimizer(const StepBuffers& buffers) const {
     OffloadedOptimizerOptions optimizer;
@@ -358,7 +354,7 @@ class Planner {
   int64_t GradientBytes(bool held_alone) const {
     int64_t elems = 0;
     for (int layer = 0; layer < tiles_.num_streamed_layers(); ++layer) {
-      const bool is_held = update_times_.empty() || !MayBeSpeculative(layer);
+      const bool is_held = update_times_.empty() || !MayBeSpeculative(update_times_, layer);
       if (is_held || !held_alone) elems += tiles_.layer_elems(layer);
     }
     return elems * gradient_bytes_per_elem_;

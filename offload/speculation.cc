@@ -40,11 +40,14 @@ std::vector<UpdateTime> SpeculativeTimes(const OffloadOptions& options, int num_
   return times;
 }
 
+bool MayBeSpeculative(std::span<const UpdateTime> times, int layer) {
+  return times.empty() || times[layer] == UpdateTime::kAfterHand;
+}
+
 int TilesOfLargestSpeculativeLayer(const TileMap& tiles, std::span<const UpdateTime> times) {
   int most = 0;
   for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
-    const bool is_one = times.empty() || times[layer] == UpdateTime::kAfterHand;
-    if (is_one) most = std::max(most, NumTiles(tiles, layer));
+    if (MayBeSpeculative(times, layer)) most = std::max(most, NumTiles(tiles, layer));
   }
   return most;
 }

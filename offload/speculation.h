@@ -23,8 +23,9 @@ bool MaySpeculate(const OffloadOptions& options, int num_slots);
 // the last to be one of them. Empty: nothing is said, or that it is none.
 std::vector<UpdateTime> SpeculativeTimes(const OffloadOptions& options, int num_layers);
 
-// Of the largest layer that is updated in the backward pass; `times` as above, or empty where any
-// may be.
+// Whether the layer is updated in the backward pass; `times` as above, or empty where any may be.
+bool MayBeSpeculative(std::span<const UpdateTime> times, int layer);
+// The tiles of the largest of those.
 int TilesOfLargestSpeculativeLayer(const TileMap& tiles, std::span<const UpdateTime> times);
 // Of all layers that are updated when they are read; `times` is not empty.
 int TilesUpdatedOnRead(const TileMap& tiles, std::span<const UpdateTime> times);

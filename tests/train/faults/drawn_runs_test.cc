@@ -110,17 +110,19 @@ class DrawnRuns : public testing::Test {
     ASSERT_EQ(TrainToy(task_.TightRun(folder_.Path("expected"))), absl::OkStatus());
     const absl::StatusOr<ToyResult> expected = ResultOf(folder_.Path("expected"));
     ASSERT_TRUE(expected.ok()) << expected.status();
-    for (int64_t number = 0; number < num_runs; ++number) {
+    // So many, and on until there was a crash and a stop.
+    const auto is_done = [&](int64_t number) {
+      return number >= num_runs && num_crashes_ > 0 && num_stops_ > 0;
+    };
+    for (int64_t number = 0; !is_done(number) && number < 10 * num_runs; ++number) {
       const std::string name = std::to_string(number);
       if (!OnlyCase().empty() && OnlyCase() != name) continue;
       SCOPED_TRACE(RepeatCommand(name));
       ASSERT_NO_FATAL_FAILURE(RunOne(static_cast<uint64_t>(number), *expected));
       if (HasFailure()) return;
     }
-    constexpr int64_t kEnoughForBoth = 30;
-    if (!OnlyCase().empty() || num_runs < kEnoughForBoth) return;
-    EXPECT_GT(num_crashes_, 0);
-    EXPECT_GT(num_stops_, 0);
+    EXPECT_TRUE(!OnlyCase().empty() || num_crashes_ > 0);
+    EXPECT_TRUE(!OnlyCase().empty() || num_stops_ > 0);
   }
 
  private:
