@@ -71,6 +71,7 @@ class IoOp {
   int64_t progress_us_ = 0;   // when it was submitted, or a piece of it last started or ended
   int64_t submitted_ns_ = 0;  // while a trace is recorded (base/trace.h); 0: before
   int64_t started_ns_ = 0;    // the same, of its first piece
+  int64_t total_bytes_ = 0;   // of a read: IoStats::submitted_read_bytes with it
   absl::Status status_;
   IoOp* next_ = nullptr;
 };
@@ -78,6 +79,9 @@ class IoOp {
 struct IoStats {
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
+  // Of the reads that were submitted, complete or not: what is read ahead at the end of a step is
+  // so counted with that step, however fast the disk is.
+  int64_t submitted_read_bytes = 0;
   int64_t read_ops = 0;
   int64_t write_ops = 0;
   int64_t flushes = 0;

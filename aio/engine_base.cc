@@ -156,6 +156,9 @@ void EngineBase::Submit(IoOp& op) {
   op.started_ns_ = 0;
   ++file.num_pending;
   ++num_pending_;
+  if (op.kind == IoKind::kRead) {
+    op.total_bytes_ = stats_.submitted_read_bytes += static_cast<int64_t>(op.buffer.size());
+  }
   op.state_.store(IoOp::State::kPending, std::memory_order_relaxed);
   if (device.num_lost > 0 || op.kind == IoKind::kFlush) {
     op.status_ = Refusal(op, file);
@@ -326,7 +329,7 @@ void EngineBase::Trace(const IoOp& op, TraceRecorder& recorder) {
   event.label = recorder.LabelOf(FileAt(op.file).path);
   event.offset_bytes = op.offset_bytes;
   event.bytes = static_cast<int64_t>(op.buffer.size());
-  event.total_bytes = op.kind == IoKind::kRead ? stats_.read_bytes : stats_.write_bytes;
+  event.total_bytes = op.kind == IoKind::kRead ? op.total_bytes_ : stats_.write_bytes;
   recorder.Add(event);
 }
 

@@ -42,8 +42,8 @@ struct TraceEvent {
   int32_t label = -1;  // of kRead, kWrite and kFlush: TraceRecorder::labels
   TraceRow row = TraceRow::kThread;
   Activity activity = {};
-  // A transfer alone: until `started_ns` it waited in the engine's queue. `total_bytes`: what the
-  // engine had read, or written, when it was complete.
+  // A transfer alone: until `started_ns` it waited in the engine's queue. `total_bytes`: what was
+  // to be read by the engine when it was submitted, or what had been written when it was complete.
   int64_t started_ns = 0;
   int64_t offset_bytes = 0;
   int64_t bytes = 0;

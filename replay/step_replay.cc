@@ -114,7 +114,8 @@ absl::StatusOr<ReplayedStep> StepReplay::RunStep(const std::function<bool()>& st
   FOREBAY_RETURN_IF_ERROR(RunPass(step_walk_, stop, result.commit_s));
   result.seconds = watch.Seconds();
   const IoStats after = store().engine().stats();
-  result.transfers = {after.read_bytes - io.read_bytes, after.write_bytes - io.write_bytes};
+  result.transfers = {after.submitted_read_bytes - io.submitted_read_bytes,
+                      after.write_bytes - io.write_bytes};
   result.wait_s = session_->waits().Total() - wait_s;
   result.update_s = session_->update_s() - update_s;
   return result;

@@ -150,6 +150,7 @@ TEST_P(EngineTest, CountsWhatItMoved) {
   EXPECT_EQ(stats.write_bytes, 12288);
   EXPECT_EQ(stats.write_ops, 1);
   EXPECT_EQ(stats.read_bytes, 4096);
+  EXPECT_EQ(stats.submitted_read_bytes, 4096 + 12288) << "failed or not";
   EXPECT_EQ(stats.read_ops, 1);
   EXPECT_EQ(stats.flushes, 1);
 }

@@ -41,7 +41,7 @@ Json StepLine(Json line, const StepCost& cost, const PreparedRun& run) {
     by_cause[NameOf(static_cast<Activity>(i))] = cost.waits.seconds[i];
   }
   line["optimizer_s"] = after.update_s - before.update_s;
-  line["read_bytes"] = after.io.read_bytes - before.io.read_bytes;
+  line["read_bytes"] = after.io.submitted_read_bytes - before.io.submitted_read_bytes;
   line["write_bytes"] = after.io.write_bytes - before.io.write_bytes;
   line["host_peak_bytes"] = run.budget->peak_bytes();
   line["rss_bytes"] = memory.peak_bytes;
@@ -52,7 +52,7 @@ void SessionTotals::Add(const StepCost& cost) {
   ++num_steps;
   seconds += cost.step_s;
   num_tokens += cost.num_tokens;
-  read_bytes += cost.after.io.read_bytes - cost.before.io.read_bytes;
+  read_bytes += cost.after.io.submitted_read_bytes - cost.before.io.submitted_read_bytes;
   write_bytes += cost.after.io.write_bytes - cost.before.io.write_bytes;
 }
 

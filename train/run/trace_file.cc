@@ -289,7 +289,8 @@ class TraceWriter {
 
   // The step whose bytes these are counted with in metrics.jsonl.
   std::optional<int64_t> StepOf(const TraceEvent& event) const {
-    const auto total = event.row == TraceRow::kRead ? &IoStats::read_bytes : &IoStats::write_bytes;
+    const auto total =
+        event.row == TraceRow::kRead ? &IoStats::submitted_read_bytes : &IoStats::write_bytes;
     for (const TracedStep& step : steps_) {
       if (event.total_bytes > step.before.*total && event.total_bytes <= step.after.*total) {
         return step.step;
@@ -304,7 +305,7 @@ class TraceWriter {
     for (const TracedStep& step : steps_) {
       WriteSpan(kThreads, 0, step.begin_ns, step.end_ns, fmt::format("step {}", step.step),
                 fmt::format("\"step\":{},\"read_bytes\":{},\"write_bytes\":{}", step.step,
-                            step.after.read_bytes - step.before.read_bytes,
+                            step.after.submitted_read_bytes - step.before.submitted_read_bytes,
                             step.after.write_bytes - step.before.write_bytes));
     }
   }
