@@ -72,6 +72,9 @@ Decoder::~Decoder() = default;
 const DecoderConfig& Decoder::config() const {
   return impl_->config;
 }
+const DecoderOptions& Decoder::options() const {
+  return impl_->options;
+}
 const Inventory& Decoder::inventory() const {
   return impl_->inventory;
 }

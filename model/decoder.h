@@ -85,6 +85,7 @@ class Decoder {
                                                          MemoryBudget* budget);
   ~Decoder();
   const DecoderConfig& config() const;
+  const DecoderOptions& options() const;
   const Inventory& inventory() const;
   cpu::Context& context();
 

@@ -2,26 +2,30 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
+#include "forebay/base/bfloat16.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/model/cpu/kernels.h"
 
 namespace forebay {
 
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
-                                int64_t tokens, const BlockRecompute& recompute) {
+                                int64_t tokens, const BlockRecompute& recompute,
+                                DType activations) {
   const auto elems = [&](int layer) { return inventory.layers()[layer].num_elems; };
   const int64_t head = elems(HeadLayer(config));
   int64_t block = config.tied_embeddings ? head : 0;
   for (int i = 0; i < config.num_layers; ++i) block = std::max(block, elems(BlockLayer(i)));
   const int64_t large = std::max(elems(EmbedLayer()), config.tied_embeddings ? 0 : head);
-  const int64_t activation_bytes = ForwardBytes(config, tokens);
   int64_t saved_bytes = 0;
   for (int i = 0; i < config.num_layers; ++i) {
     saved_bytes += SavedBytes(config, recompute.Of(i), tokens);
   }
   const int num_activations = NumActivationBuffers(ChainOf(config, recompute));
-  return {num_activations * activation_bytes, activation_bytes, block * 4, large * 4, saved_bytes};
+  return {num_activations * ForwardBytes(config, tokens, activations), ForwardBytes(config, tokens),
+          block * 4, large * 4, saved_bytes};
 }
 
 Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
@@ -33,19 +37,28 @@ Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
   return chain;
 }
 
-DecoderCompute::DecoderCompute(Decoder* decoder)
+DecoderCompute::DecoderCompute(Decoder* decoder, DType activations)
     : decoder_(decoder),
       config_(decoder->config()),
       head_(HeadLayer(decoder->config())),
+      dtype_(activations),
       kept_in_slot_(static_cast<size_t>(decoder->inventory().num_layers()), -1),
       is_saved_(kept_in_slot_.size()) {}
 
 absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTraining(
     Decoder* decoder, int64_t tokens, MemoryBudget* budget, ActivationStorage* storage,
-    const BlockRecompute& recompute) {
+    const BlockRecompute& recompute, DType activations) {
+  FOREBAY_CHECK(activations == DType::kF32 || activations == DType::kBF16);
   const DecoderStepMemory memory =
-      StepMemoryFor(decoder->config(), decoder->inventory(), tokens, recompute);
-  std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder));
+      StepMemoryFor(decoder->config(), decoder->inventory(), tokens, recompute, activations);
+  std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder, activations));
+  if (activations != DType::kF32) {
+    const int64_t micro_batch_tokens = decoder->options().max_tokens;
+    FOREBAY_ASSIGN_OR_RETURN(
+        compute->wide_, HostBuffer::Create(budget, kWidePurpose,
+                                           WideActivationBytes(decoder->config(),
+                                                               micro_batch_tokens, activations)));
+  }
   if (storage != nullptr) {
     compute->SetActivations(storage->buffers(), storage->num_buffers());
     compute->slots_are_shared_ = true;
@@ -80,7 +93,7 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTrainin
 
 absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForEvaluation(
     Decoder* decoder, int64_t tokens, MemoryBudget* budget) {
-  std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder));
+  std::unique_ptr<DecoderCompute> compute(new DecoderCompute(decoder, DType::kF32));
   FOREBAY_ASSIGN_OR_RETURN(
       compute->own_activations_,
       HostBuffer::Create(budget, "activations", ForwardBytes(decoder->config(), tokens)));
@@ -89,13 +102,13 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForEvaluat
 }
 
 void DecoderCompute::SetActivations(std::span<std::byte> memory, int num_slots) {
-  activations_ = {reinterpret_cast<float*>(memory.data()), memory.size() / sizeof(float)};
+  activations_ = memory;
   num_slots_ = num_slots;
-  slot_elems_ = std::ssize(activations_) / num_slots;
+  slot_bytes_ = std::ssize(activations_) / num_slots;
 }
 
 int64_t DecoderCompute::most_forward_tokens() const {
-  return std::ssize(activations_) / config_.hidden_size;
+  return std::ssize(activations_) / ForwardBytes(config_, 1, dtype_);
 }
 
 absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, double gradient_scale) {
@@ -114,11 +127,44 @@ absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, doub
   return absl::OkStatus();
 }
 
-std::span<float> DecoderCompute::Activation(int slot, size_t batch) const {
-  const int64_t hidden = config_.hidden_size;
+std::span<std::byte> DecoderCompute::Activation(int slot, size_t batch) const {
   FOREBAY_CHECK(slot >= 0 && slot < num_slots_);
-  return activations_.subspan(slot * slot_elems_ + first_token_[batch] * hidden,
-                              (first_token_[batch + 1] - first_token_[batch]) * hidden);
+  const int64_t begin = ForwardBytes(config_, first_token_[batch], dtype_);
+  const int64_t end = ForwardBytes(config_, first_token_[batch + 1], dtype_);
+  return activations_.subspan(slot * slot_bytes_ + begin, end - begin);
+}
+
+void DecoderCompute::ForPieces(size_t count,
+                               const std::function<void(size_t begin, size_t count)>& work) const {
+  constexpr size_t kPieceElems = size_t{1} << 14;
+  const size_t num_pieces = (count + kPieceElems - 1) / kPieceElems;
+  decoder_->context().pool().ParallelFor(static_cast<int64_t>(num_pieces), [&](int64_t piece) {
+    const size_t begin = static_cast<size_t>(piece) * kPieceElems;
+    work(begin, std::min(kPieceElems, count - begin));
+  });
+}
+
+std::span<float> DecoderCompute::Wide(int slot, size_t batch) const {
+  const std::span<std::byte> activation = Activation(slot, batch);
+  const size_t count = activation.size() / static_cast<size_t>(SizeOf(dtype_));
+  if (dtype_ == DType::kF32) return {reinterpret_cast<float*>(activation.data()), count};
+  const std::span<float> wide = wide_.As<float>();
+  FOREBAY_CHECK(count <= wide.size());
+  const auto* const narrow = reinterpret_cast<const Bf16*>(activation.data());
+  ForPieces(count, [&](size_t begin, size_t piece) {
+    cpu::kernels::Widen(narrow + begin, DType::kBF16, static_cast<int64_t>(piece),
+                        wide.data() + begin);
+  });
+  return wide.first(count);
+}
+
+void DecoderCompute::Put(std::span<const float> activation, int slot, size_t batch) const {
+  if (dtype_ == DType::kF32) return;  // it was computed there
+  auto* const narrow = reinterpret_cast<Bf16*>(Activation(slot, batch).data());
+  ForPieces(activation.size(), [&](size_t begin, size_t piece) {
+    cpu::kernels::NarrowToBf16(activation.data() + begin, static_cast<int64_t>(piece),
+                               narrow + begin);
+  });
 }
 
 std::span<float> DecoderCompute::ActivationGradient(size_t batch) const {
@@ -163,24 +209,28 @@ int DecoderCompute::FreeSlot(int layer) const {
 
 absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size_t batch) {
   if (layer == EmbedLayer()) {
-    decoder_->Embed(weights.Of(layer), batches_[batch], Activation(slot_, batch));
+    const std::span<float> output = Wide(slot_, batch);
+    decoder_->Embed(weights.Of(layer), batches_[batch], output);
+    Put(output, slot_, batch);
     return absl::OkStatus();
   }
-  const int input_slot = kept_in_slot_[layer - 1];
-  if (batch == 0 && input_slot >= 0) slot_ = FreeSlot(layer);
-  const std::span<float> output = Activation(slot_, batch);
-  if (input_slot >= 0) {
-    std::memcpy(output.data(), Activation(input_slot, batch).data(), output.size_bytes());
+  const int input_slot = kept_in_slot_[layer - 1] >= 0 ? kept_in_slot_[layer - 1] : slot_;
+  if (batch == 0 && kept_in_slot_[layer - 1] >= 0) slot_ = FreeSlot(layer);
+  // It is computed in place, and what is kept stays.
+  std::span<float> output = Wide(input_slot, batch);
+  if (dtype_ == DType::kF32 && input_slot != slot_) {
+    const std::span<float> input = std::exchange(output, Wide(slot_, batch));
+    std::memcpy(output.data(), input.data(), output.size_bytes());
   }
   decoder_->ForwardBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch], output,
                          SavedOf(layer, batch));
+  Put(output, slot_, batch);
   return absl::OkStatus();
 }
 
 absl::Status DecoderCompute::Loss(int layer, const HeldWeights& weights, size_t batch) {
   loss_sums_[batch] =
-      decoder_
-          ->Loss(weights.Of(layer), EmbedFor(weights), batches_[batch], Activation(slot_, batch))
+      decoder_->Loss(weights.Of(layer), EmbedFor(weights), batches_[batch], Wide(slot_, batch))
           .loss_sum;
   return absl::OkStatus();
 }
@@ -193,7 +243,7 @@ absl::Status DecoderCompute::LossAndGradient(int layer, const HeldWeights& weigh
   loss_sums_[batch] =
       decoder_
           ->LossAndGradient(weights.Of(layer), EmbedFor(weights), batches_[batch],
-                            Activation(slot_, batch), gradient_scale_, ActivationGradient(batch),
+                            Wide(slot_, batch), gradient_scale_, ActivationGradient(batch),
                             Gradient(layer),
                             config_.tied_embeddings ? Gradient(EmbedLayer()) : std::span<float>())
           .loss_sum;
@@ -202,7 +252,7 @@ absl::Status DecoderCompute::LossAndGradient(int layer, const HeldWeights& weigh
 
 absl::Status DecoderCompute::Recompute(int layer, const HeldWeights& weights, size_t batch) {
   decoder_->RecomputeBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch],
-                           Activation(kept_in_slot_[layer - 1], batch), SavedOf(layer, batch));
+                           Wide(kept_in_slot_[layer - 1], batch), SavedOf(layer, batch));
   return absl::OkStatus();
 }
 
@@ -215,7 +265,7 @@ absl::Status DecoderCompute::Backward(int layer, const HeldWeights& weights, siz
   }
   if (batch == 0) ZeroedGradient(layer);
   decoder_->BackwardBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch],
-                          Activation(kept_in_slot_[layer - 1], batch), ActivationGradient(batch),
+                          Wide(kept_in_slot_[layer - 1], batch), ActivationGradient(batch),
                           Gradient(layer), SavedOf(layer, batch));
   return absl::OkStatus();
 }
@@ -228,7 +278,7 @@ void DecoderCompute::Save(int layer) {
 
 void DecoderCompute::Keep(int layer) {
   FOREBAY_CHECK(!slots_are_shared_ || slot_ == layer % num_slots_);
-  FOREBAY_CHECK(first_token_.back() * config_.hidden_size <= slot_elems_);
+  FOREBAY_CHECK(ForwardBytes(config_, first_token_.back(), dtype_) <= slot_bytes_);
   kept_in_slot_[layer] = slot_;
 }
 

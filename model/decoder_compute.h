@@ -2,8 +2,11 @@
 // activations and gradients wait between its calls.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,8 +22,7 @@ namespace forebay {
 
 // Beyond the decoder's workspace, for the planner.
 struct DecoderStepMemory {
-  // Activations of all micro-batches, fp32, where none is spilled: NumActivationBuffers * tokens *
-  // hidden.
+  // Activations of all micro-batches where none is spilled: NumActivationBuffers * tokens * hidden.
   int64_t checkpoint_bytes = 0;
   int64_t activation_gradient_bytes = 0;  // of all micro-batches, fp32
   // fp32 gradients of one block, and of the last layer when embeddings are tied.
@@ -29,12 +31,20 @@ struct DecoderStepMemory {
   int64_t large_gradient_bytes = 0;
   int64_t saved_bytes = 0;  // what blocks save, of all micro-batches
 };
-// `tokens`: the most, padding included, of all micro-batches of a step together.
+// `tokens`: the most, padding included, of all micro-batches of a step together. `activations`:
+// their dtype between layers.
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
-                                int64_t tokens, const BlockRecompute& recompute = {});
+                                int64_t tokens, const BlockRecompute& recompute = {},
+                                DType activations = DType::kF32);
+// What is charged beside it where activations are not fp32: one of a micro-batch, which is.
+inline int64_t WideActivationBytes(const DecoderConfig& config, int64_t micro_batch_tokens,
+                                   DType activations) {
+  return activations == DType::kF32 ? 0 : ForwardBytes(config, micro_batch_tokens);
+}
 
-// The purpose of `saved_bytes` in a MemoryBudget.
+// Purposes in a MemoryBudget: of `saved_bytes`, and of WideActivationBytes.
 inline constexpr char kSavedPurpose[] = "activations inside blocks";
+inline constexpr char kWidePurpose[] = "activation of one micro-batch (fp32)";
 
 // The layers of the decoder in a row.
 Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute = {});
@@ -45,10 +55,11 @@ class DecoderCompute : public LayerCompute {
   // `decoder` and `budget` must outlive it. `tokens`: as StepMemoryFor has it. `storage`: of the
   // walks that it computes for, which use this no more when it ends; it holds the activations then,
   // in buffers of ForwardBytes(tokens) at least. nullptr: no walk spills any. `recompute`: of the
-  // walks' chain. OutOfMemoryError.
+  // walks' chain. `activations`: kF32, or kBF16, which rounds each layer's output (to nearest, ties
+  // to even), whether it is kept or not: so the result depends on nothing else. OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForTraining(
       Decoder* decoder, int64_t tokens, MemoryBudget* budget, ActivationStorage* storage = nullptr,
-      const BlockRecompute& recompute = {});
+      const BlockRecompute& recompute = {}, DType activations = DType::kF32);
   // For passes of at most `tokens` that keep no activation and have no backward operations.
   static absl::StatusOr<std::unique_ptr<DecoderCompute>> CreateForEvaluation(Decoder* decoder,
                                                                              int64_t tokens,
@@ -73,11 +84,17 @@ class DecoderCompute : public LayerCompute {
   absl::StatusOr<double> LossSumOf(size_t batch) override { return loss_sums_[batch]; }
 
  private:
-  explicit DecoderCompute(Decoder* decoder);
+  DecoderCompute(Decoder* decoder, DType activations);
   void SetActivations(std::span<std::byte> memory, int num_slots);
   // [tokens, hidden] of one micro-batch. Requires: the memory has room for the pass from the slot's
   // beginning on.
-  std::span<float> Activation(int slot, size_t batch) const;
+  std::span<std::byte> Activation(int slot, size_t batch) const;
+  // The same in fp32: what lies there, or where it is not fp32, memory that the next call reuses.
+  std::span<float> Wide(int slot, size_t batch) const;
+  // What was computed in Wide's memory.
+  void Put(std::span<const float> activation, int slot, size_t batch) const;
+  // In pieces, on all threads.
+  void ForPieces(size_t count, const std::function<void(size_t begin, size_t count)>& work) const;
   // For the layer's activation.
   int FreeSlot(int layer) const;
   std::span<float> ActivationGradient(size_t batch) const;
@@ -89,12 +106,14 @@ class DecoderCompute : public LayerCompute {
 
   Decoder* const decoder_;
   const DecoderConfig& config_;
-  const int head_;  // the last layer
+  const int head_;     // the last layer
+  const DType dtype_;  // of activations
   HostBuffer own_activations_;
-  std::span<float> activations_;
+  HostBuffer wide_;  // [tokens of a micro-batch, hidden], unless they are fp32
+  std::span<std::byte> activations_;
   int num_slots_ = 1;
   bool slots_are_shared_ = false;  // with a storage, which says where each activation lies
-  int64_t slot_elems_ = 0;
+  int64_t slot_bytes_ = 0;
   HostBuffer activation_gradient_;
   HostBuffer block_gradient_;
   HostBuffer large_gradient_;

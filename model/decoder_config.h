@@ -124,9 +124,10 @@ inline int HeadLayer(const DecoderConfig& config) {
   return 1 + config.num_layers;
 }
 
-// One layer's activation of so many tokens, fp32: all that a pass needs that keeps none.
-inline int64_t ForwardBytes(const DecoderConfig& config, int64_t tokens) {
-  return tokens * config.hidden_size * int64_t{sizeof(float)};
+// One layer's activation of so many tokens, in `dtype`: all that a pass needs that keeps none.
+inline int64_t ForwardBytes(const DecoderConfig& config, int64_t tokens,
+                            DType dtype = DType::kF32) {
+  return tokens * config.hidden_size * SizeOf(dtype);
 }
 
 // Other names under which published checkpoints carry the same tensor ("transformer.h.0..." for

@@ -212,6 +212,10 @@ std::vector<OptionSpec> PlacementRows() {
           ChoicesOf({ActivationsTier::kRam, ActivationsTier::kNvme}),
           "where activations wait for the backward pass: ram, nvme (three of them in RAM at a "
           "time)"),
+      Choice<DType>("offload", "activations_dtype", &O::activations_dtype,
+                    {{"fp32", DType::kF32}, {"bf16", DType::kBF16}},
+                    "of activations between layers on a CPU; bf16 halves what waits for the "
+                    "backward pass, and changes the result. A GPU has them in --precision"),
       Choice<std::optional<Recompute>>(
           "offload", "recompute", &O::recompute,
           {{"auto", std::nullopt},

@@ -75,6 +75,7 @@ struct RunOptions {
   int64_t recompute_layers = 0;  // the first so many blocks do; 0: all
   // Segments of blocks of which the input alone is kept; 0: as choose_settings.h has it.
   int64_t number_checkpoints = 0;
+  DType activations_dtype = DType::kF32;  // between layers, on a CPU: kF32 or kBF16
 
   // folders
   std::string out;         // run folder

@@ -112,12 +112,14 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
                                          const Inventory& inventory, const MachineLimits& limits,
                                          const BlockRecompute& recompute) {
   const int64_t tokens_per_step = options.batch * options.accum * options.seq;
-  const DecoderStepMemory step = StepMemoryFor(model, inventory, tokens_per_step, recompute);
+  const DType activations = options.activations_dtype;
+  const DecoderStepMemory step =
+      StepMemoryFor(model, inventory, tokens_per_step, recompute, activations);
   DecoderOptions decoder;
   decoder.num_threads = options.threads > 0 ? options.threads : limits.num_cores;
   decoder.precision = options.precision;
   decoder.max_tokens = options.batch * options.seq;
-  return {
+  std::vector<PlanTerm> terms = {
       {"gradient of one block (fp32)", HostBuffer::ChargedBytes(step.block_gradient_bytes), 0, ""},
       {"gradient of the embedding (fp32)", HostBuffer::ChargedBytes(step.large_gradient_bytes), 0,
        ""},
@@ -127,6 +129,22 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
       {"decoder workspace", DecoderWorkspaceBytes(model, decoder), 0,
        "--batch, --seq or --threads"},
   };
+  if (activations != DType::kF32) {
+    const int64_t bytes = WideActivationBytes(model, decoder.max_tokens, activations);
+    terms.push_back({kWidePurpose, HostBuffer::ChargedBytes(bytes), 0, "--batch or --seq"});
+  }
+  return terms;
+}
+
+absl::Status CheckActivationsOfGpu(const TrainOptions& options) {
+  if (options.activations_dtype == DType::kF32 || options.precision == cpu::Precision::kBf16) {
+    return absl::OkStatus();
+  }
+  return UsageError(
+      fmt::format("--activations_dtype=bf16 with --precision={}: activations of a type of their "
+                  "own are for the "
+                  "CPU. Leave it out, or use --precision=bf16 or --device=cpu",
+                  OptionText(options, "precision")));
 }
 
 std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOptions& options,
@@ -181,11 +199,12 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   inputs.chain = ChainOf(model, recompute);
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu, MakeGpuPlan(model, options, inputs.inventory, limits.gpu));
   const bool on_gpu = !gpu.device.empty();
+  if (on_gpu) FOREBAY_RETURN_IF_ERROR(CheckActivationsOfGpu(options));
   inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, recompute, gpu);
   inputs.chain.num_spilled_activations = gpu.num_spilled_activations;
   const int64_t step_tokens = options.batch * options.accum * options.seq;
   if (!on_gpu) {
-    inputs.activation_bytes = ForwardBytes(model, step_tokens);
+    inputs.activation_bytes = ForwardBytes(model, step_tokens, options.activations_dtype);
   } else if (options.activations_tier == ActivationsTier::kNvme) {
     inputs.activation_bytes = CudaActivationBytes(model, CudaDecoderOptionsOf(options, 0));
     inputs.num_activation_buffers = kActivationStorageBuffers;
@@ -194,7 +213,10 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   if (options.activations_tier == ActivationsTier::kRam &&
       MostSpilledActivations(inputs.chain) > 0) {
     inputs.activations_shrink_with =
-        "--batch, --seq, --accum, --activations_tier=nvme or --number_checkpoints";
+        on_gpu || options.activations_dtype != DType::kF32
+            ? "--batch, --seq, --accum, --activations_tier=nvme or --number_checkpoints"
+            : "--batch, --seq, --accum, --activations_tier=nvme, --activations_dtype=bf16 or "
+              "--number_checkpoints";
   }
   const int64_t exports_to_come = ExportsToCome(options, inputs.inventory, limits);
   inputs.exports = ExportsOf(options, inputs.inventory, exports_to_come);

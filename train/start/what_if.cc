@@ -83,6 +83,10 @@ std::vector<std::string> UsualAlternatives(const TrainOptions& options, const Pl
   }
   const bool spills = options.activations_tier == ActivationsTier::kNvme;
   usual.emplace_back(spills ? "activations_tier=ram" : "activations_tier=nvme");
+  if (as_given == nullptr || !as_given->on_gpu()) {
+    const bool is_bf16 = options.activations_dtype == DType::kBF16;
+    usual.emplace_back(is_bf16 ? "activations_dtype=fp32" : "activations_dtype=bf16");
+  }
   usual.emplace_back("gradients=speculate");
   const bool is_single = as_given != nullptr && as_given->num_slots == 1;
   usual.emplace_back(is_single ? "durability=step" : "durability=none");

@@ -22,6 +22,7 @@ class OnCpu final : public RunCompute {
     auto made = std::make_unique<OnCpu>();
     made->tokens_per_step_ = plan.tokens_per_step;
     made->recompute_ = plan.recompute;
+    made->activations_dtype_ = options.activations_dtype;
     made->budget_ = budget;
     FOREBAY_ASSIGN_OR_RETURN(made->decoder_,
                              Decoder::Create(config,
@@ -35,9 +36,9 @@ class OnCpu final : public RunCompute {
   ThreadPool* pool() override { return &decoder_->context().pool(); }
   absl::Status Attach(LayerSession* layers) override {
     layers_ = layers;
-    FOREBAY_ASSIGN_OR_RETURN(
-        compute_, DecoderCompute::CreateForTraining(decoder_.get(), tokens_per_step_, budget_,
-                                                    layers->activations(), recompute_));
+    FOREBAY_ASSIGN_OR_RETURN(compute_, DecoderCompute::CreateForTraining(
+                                           decoder_.get(), tokens_per_step_, budget_,
+                                           layers->activations(), recompute_, activations_dtype_));
     return absl::OkStatus();
   }
   LayerCompute& compute() override { return *compute_; }
@@ -49,6 +50,7 @@ class OnCpu final : public RunCompute {
  private:
   int64_t tokens_per_step_ = 0;
   BlockRecompute recompute_;
+  DType activations_dtype_ = DType::kF32;
   MemoryBudget* budget_ = nullptr;
   LayerSession* layers_ = nullptr;
   std::unique_ptr<Decoder> decoder_;

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import tiny_models
-from conftest import random_rows, train_through_signals, write_rows
+from conftest import random_rows, read_metrics, train_through_signals, write_rows
 
 SETTINGS = dict(batch=2, accum=2, seq=48, steps=6, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3)
 
@@ -66,6 +66,28 @@ def expected(forebay, task, tmp_path_factory):
 def test_the_digest_does_not_depend_on(forebay, task, expected, tmp_path, changes):
     train(forebay, task, tmp_path / "run", **dict(dict(weights_tier="nvme", state_tier="nvme"), **changes))
     assert forebay.digest(tmp_path / "run") == expected
+
+
+def test_activations_in_bf16_have_a_digest_and_losses_of_their_own(forebay, task, tmp_path):
+    settings = dict(precision="fp32", layout="fp32", steps=20)
+    train(forebay, task, tmp_path / "fp32", **settings)
+    digests = set()
+    for number, changes in enumerate([dict(), dict(activations_tier="nvme", threads=1), dict(recompute="none"),
+                                      dict(number_checkpoints=2), dict(recompute="attention", recompute_layers=1)]):
+        out = tmp_path / f"bf16-{number}"
+        train(forebay, task, out, activations_dtype="bf16", **settings, **changes)
+        digests.add(forebay.digest(out))
+    assert len(digests) == 1 and forebay.digest(tmp_path / "fp32") not in digests
+    pairs = list(zip(read_metrics(tmp_path / "fp32"), read_metrics(tmp_path / "bf16-0")))
+    assert len(pairs) == 20
+    for wide, narrow in pairs:
+        assert narrow["loss"] == pytest.approx(wide["loss"], abs=2e-2)
+    # It changes the result, so a run keeps it.
+    train(forebay, task, tmp_path / "stopped", check=False, stop_after=1, activations_dtype="bf16", **settings)
+    other = train(forebay, task, tmp_path / "stopped", check=False, extra=["--resume"], activations_dtype="fp32", **settings)
+    assert other.returncode == 2 and '--activations_dtype: the run has "bf16"' in other.stderr
+    train(forebay, task, tmp_path / "stopped", extra=["--resume"], activations_dtype="bf16", **settings)
+    assert forebay.digest(tmp_path / "stopped") in digests
 
 
 @pytest.mark.parametrize(

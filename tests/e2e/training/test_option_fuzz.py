@@ -23,7 +23,7 @@ SECTIONS = {
     "optim": "steps epochs stop_after lr warmup schedule schedule_args optimizer weight_decay decay_all param_groups betas eps "
     "momentum nesterov clip opt_level loss_scaling loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale",
     "offload": "nvme nvme_weights ram precision layout grad_dtype threads update_threads engine engine_strict io_threads tile_elems "
-    "weights_tier state_tier activations_tier recompute recompute_layers number_checkpoints gradients durability scrub_every",
+    "weights_tier state_tier activations_tier activations_dtype recompute recompute_layers number_checkpoints gradients durability scrub_every",
     "io": "save_every keep export export_dtype",
 }
 SECTION_OF = {key: section for section, keys in SECTIONS.items() for key in keys.split()}
@@ -55,7 +55,7 @@ def mathematics(rng):
         batch=rng.randint(1, 3), accum=rng.randint(1, 3), seq=rng.choice(list(ROWS)), steps=steps,
         lr=rng.choice([1e-3, 3e-4, 0.01]), schedule=schedule, warmup=rng.randint(0, 2),
         weight_decay=rng.choice([0, 0.01, 0.5]), decay_all=rng.choice([True, False]),
-        clip=rng.choice([0, 0.3, 1]), seed=rng.choice([0, 1, 1 << 63]),
+        clip=rng.choice([0, 0.3, 1]), seed=rng.choice([0, 1, 1 << 63]), activations_dtype=rng.choice(["fp32", "bf16"]),
     )
 
 

@@ -2,6 +2,7 @@
 #include "forebay/model/decoder_compute.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@ namespace forebay::testing {
 namespace {
 
 constexpr double kScale = 0.05;
+constexpr DType kActivationDTypes[] = {DType::kF32, DType::kBF16};
 
 // Keeps what is spilled elsewhere, and lets nothing stay in its buffer.
 class CopyingStorage : public ActivationStorage {
@@ -68,9 +70,11 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
             MakeBatch(model_, {{40}}, 40, 5)};
   }
 
-  std::unique_ptr<DecoderCompute> ComputeFor(int64_t tokens, const BlockRecompute& recompute = {}) {
-    auto compute = DecoderCompute::CreateForTraining(&runner_.decoder(), tokens, &budget_,
-                                                     /*storage=*/nullptr, recompute);
+  std::unique_ptr<DecoderCompute> ComputeFor(int64_t tokens, const BlockRecompute& recompute = {},
+                                             DType activations = DType::kF32,
+                                             ActivationStorage* storage = nullptr) {
+    auto compute = DecoderCompute::CreateForTraining(&runner_.decoder(), tokens, &budget_, storage,
+                                                     recompute, activations);
     FOREBAY_CHECK(compute.ok());
     return *std::move(compute);
   }
@@ -107,6 +111,9 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
     return all;
   }
 
+  void ExpectTheSameBits(DType dtype);
+  void ExpectTheSameBitsFromStorage(DType dtype);
+
   void ExpectGradientsOfRunner(const std::vector<std::vector<float>>& gradients) const {
     for (size_t layer = 0; layer < gradients.size(); ++layer) {
       const std::vector<float>& expected = runner_.gradients()[layer];
@@ -133,32 +140,69 @@ INSTANTIATE_TEST_SUITE_P(Models, DecoderComputeTest,
 TEST_P(DecoderComputeTest, AStepOfSeveralMicroBatchesGivesTheBitsOfCallsByHand) {
   const std::vector<MicroBatch> batches = Batches();
   const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config)).operations;
-  const auto compute = ComputeFor(40 + 48 + 40);
-  for (int repeat = 0; repeat < 2; ++repeat) {
-    const auto gradients = Run(*compute, step, batches);
-    runner_.ZeroGradients();
-    for (size_t b = 0; b < batches.size(); ++b) {
-      EXPECT_EQ(*compute->LossSumOf(b), runner_.LossAndGradients(batches[b], kScale)) << b;
+  for (const DType dtype : kActivationDTypes) {
+    SCOPED_TRACE(NameOf(dtype));
+    runner_.RoundActivationsTo(dtype);
+    const auto compute = ComputeFor(40 + 48 + 40, {}, dtype);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const auto gradients = Run(*compute, step, batches);
+      runner_.ZeroGradients();
+      for (size_t b = 0; b < batches.size(); ++b) {
+        EXPECT_EQ(*compute->LossSumOf(b), runner_.LossAndGradients(batches[b], kScale)) << b;
+      }
+      ExpectGradientsOfRunner(gradients);
     }
-    ExpectGradientsOfRunner(gradients);
+    // A shorter step in the same memory.
+    const auto gradients = Run(*compute, step, std::span(batches).first(1));
+    runner_.ZeroGradients();
+    runner_.LossAndGradients(batches[0], kScale);
+    EXPECT_EQ(gradients, runner_.gradients());
   }
-  // A shorter step in the same memory.
-  const auto gradients = Run(*compute, step, std::span(batches).first(1));
-  runner_.ZeroGradients();
-  runner_.LossAndGradients(batches[0], kScale);
-  EXPECT_EQ(gradients, runner_.gradients());
+}
+
+// The distance of two vectors, of the length of the first.
+double Distance(std::span<const float> a, std::span<const float> b) {
+  double difference = 0, length = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    length += double{a[i]} * a[i];
+  }
+  return std::sqrt(difference / length);
+}
+
+TEST_P(DecoderComputeTest, ActivationsInBf16AreNearlyThoseInFp32AndTakeHalf) {
+  const std::vector<MicroBatch> batches = Batches();
+  const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config)).operations;
+  const auto wide = ComputeFor(128), narrow = ComputeFor(128, {}, DType::kBF16);
+  const auto expected = Run(*wide, step, batches), gradients = Run(*narrow, step, batches);
+  for (size_t layer = 0; layer < gradients.size(); ++layer) {
+    const double distance = Distance(expected[layer], gradients[layer]);
+    EXPECT_GT(distance, 0) << layer;
+    EXPECT_LT(distance, 0.05) << layer;
+  }
+  for (size_t b = 0; b < batches.size(); ++b) {
+    EXPECT_NEAR(*narrow->LossSumOf(b) / *wide->LossSumOf(b), 1, 1e-3) << b;
+  }
+  const auto bytes = [&](DType dtype) {
+    return StepMemoryFor(model_.config, model_.inventory, 128, {}, dtype).checkpoint_bytes;
+  };
+  EXPECT_EQ(2 * bytes(DType::kBF16), bytes(DType::kF32));
 }
 
 // Values that are saved are those that would be computed again, to the bit, in passes one after the
 // other too.
 TEST_P(DecoderComputeTest, WhateverIsComputedAgainGivesTheSameBits) {
+  for (const DType dtype : kActivationDTypes) ExpectTheSameBits(dtype);
+}
+
+void DecoderComputeTest::ExpectTheSameBits(DType dtype) {
   const std::vector<MicroBatch> batches = Batches();
-  const auto all = ComputeFor(128);
+  const auto all = ComputeFor(128, {}, dtype);
   const auto expected = Run(*all, ChainSchedule(ChainOf(model_.config)).operations, batches);
   for (const BlockRecompute& recompute : EveryRecompute()) {
-    SCOPED_TRACE(fmt::format("{} of {}, segments of {}", NameOf(recompute.recompute),
-                             recompute.num_blocks, recompute.segment_blocks));
-    const auto compute = ComputeFor(128, recompute);
+    SCOPED_TRACE(fmt::format("{} of {}, segments of {}, {}", NameOf(recompute.recompute),
+                             recompute.num_blocks, recompute.segment_blocks, NameOf(dtype)));
+    const auto compute = ComputeFor(128, recompute, dtype);
     const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config, recompute)).operations;
     for (int repeat = 0; repeat < 2; ++repeat) {
       EXPECT_EQ(Run(*compute, step, batches), expected);
@@ -177,9 +221,14 @@ INSTANTIATE_TEST_SUITE_P(Models, DecoderSpillTest,
                          ::testing::Values("FiveBlocksTied", "FiveBlocksUntied"));
 
 TEST_P(DecoderSpillTest, AStepThatSpillsActivationsGivesTheSameBits) {
+  for (const DType dtype : kActivationDTypes) ExpectTheSameBitsFromStorage(dtype);
+}
+
+void DecoderComputeTest::ExpectTheSameBitsFromStorage(DType dtype) {
+  SCOPED_TRACE(NameOf(dtype));
   const std::vector<MicroBatch> batches = Batches();
   Chain chain = ChainOf(model_.config);
-  const auto kept = ComputeFor(40 + 48 + 40);
+  const auto kept = ComputeFor(40 + 48 + 40, {}, dtype);
   const auto expected = Run(*kept, ChainSchedule(chain).operations, batches);
   ASSERT_GT(MostSpilledActivations(chain), 0);
   for (int spilled = 1; spilled <= MostSpilledActivations(chain); ++spilled) {
@@ -187,17 +236,16 @@ TEST_P(DecoderSpillTest, AStepThatSpillsActivationsGivesTheSameBits) {
     const BlockRecompute recompute = {Recompute::kAll, 5 - spilled};
     chain = ChainOf(model_.config, recompute);
     chain.num_spilled_activations = spilled;
-    CopyingStorage storage(NumActivationBuffers(chain), ForwardBytes(model_.config, 128) + 4096);
-    auto compute =
-        DecoderCompute::CreateForTraining(&runner_.decoder(), 128, &budget_, &storage, recompute);
-    ASSERT_TRUE(compute.ok()) << compute.status();
+    CopyingStorage storage(NumActivationBuffers(chain),
+                           ForwardBytes(model_.config, 128, dtype) + 4096);
+    const auto compute = ComputeFor(128, recompute, dtype, &storage);
     for (int repeat = 0; repeat < 2; ++repeat) {
-      EXPECT_EQ(Run(**compute, ChainSchedule(chain).operations, batches, &storage), expected);
+      EXPECT_EQ(Run(*compute, ChainSchedule(chain).operations, batches, &storage), expected);
       for (size_t b = 0; b < batches.size(); ++b) {
-        EXPECT_EQ(*(*compute)->LossSumOf(b), *kept->LossSumOf(b)) << b;
+        EXPECT_EQ(*compute->LossSumOf(b), *kept->LossSumOf(b)) << b;
       }
       // An evaluation in between uses the same memory.
-      Run(**compute, ForwardOperations(ChainOf(model_.config)), batches);
+      Run(*compute, ForwardOperations(ChainOf(model_.config)), batches);
     }
   }
 }
@@ -218,10 +266,15 @@ TEST_P(DecoderComputeTest, ChargesWhatThePlannerCounts) {
        {BlockRecompute(), BlockRecompute{Recompute::kAttention, model_.config.num_layers},
         BlockRecompute{Recompute::kAll, 0}, BlockRecompute{.segment_blocks = 2}}) {
     const int64_t before = budget_.used_bytes();
-    const auto compute = ComputeFor(1000, recompute);
+    const bool halves = recompute.num_blocks == 0;  // one of them
+    const DType dtype = halves ? DType::kBF16 : DType::kF32;
+    const auto compute = ComputeFor(1000, recompute, dtype);
     const DecoderStepMemory memory =
-        StepMemoryFor(model_.config, model_.inventory, 1000, recompute);
-    EXPECT_EQ(budget_.used_bytes() - before,
+        StepMemoryFor(model_.config, model_.inventory, 1000, recompute, dtype);
+    const int64_t wide = HostBuffer::ChargedBytes(
+        WideActivationBytes(model_.config, runner_.decoder().options().max_tokens, dtype));
+    EXPECT_EQ(wide > 0, halves);
+    EXPECT_EQ(budget_.used_bytes() - before - wide,
               HostBuffer::ChargedBytes(memory.checkpoint_bytes) +
                   HostBuffer::ChargedBytes(memory.activation_gradient_bytes) +
                   HostBuffer::ChargedBytes(memory.block_gradient_bytes) +
@@ -244,7 +297,7 @@ TEST_P(DecoderComputeTest, AStepForWhichThereIsNoMemoryIsABug) {
   const std::vector<Operation> step = ChainSchedule(ChainOf(model_.config)).operations;
   const std::vector<MicroBatch> batches = Batches();
   const auto compute = ComputeFor(100);
-  EXPECT_DEATH(Run(*compute, step, batches), "slot_elems_");
+  EXPECT_DEATH(Run(*compute, step, batches), "slot_bytes_");
   auto forward_only = DecoderCompute::CreateForEvaluation(&runner_.decoder(), 1000, &budget_);
   ASSERT_TRUE(forward_only.ok());
   EXPECT_DEATH(Run(**forward_only, step, batches), "num_slots_");

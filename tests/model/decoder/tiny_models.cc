@@ -181,11 +181,17 @@ Runner::Runner(const TinyModel& model, DecoderOptions options, DType dtype)
 
 void Runner::Forward(const MicroBatch& batch) {
   const size_t size = batch.tokens.size() * model_.config.hidden_size;
+  const auto round = [&](std::vector<float>& activation) {
+    if (activations_ == DType::kF32) return;
+    for (float& value : activation) value = Bf16ToFloat(FloatToBf16(value));
+  };
   decoder_->Embed(source_.Layer(EmbedLayer()), batch, std::span(checkpoints_[0]).first(size));
+  round(checkpoints_[0]);
   for (int block = 0; block < model_.config.num_layers; ++block) {
     const std::span<float> x = std::span(checkpoints_[block + 1]).first(size);
     std::copy_n(checkpoints_[block].begin(), size, x.begin());
     decoder_->ForwardBlock(block, source_.Layer(BlockLayer(block)), batch, x);
+    round(checkpoints_[block + 1]);
   }
 }
 

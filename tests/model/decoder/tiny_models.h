@@ -76,6 +76,8 @@ class Runner {
   // Gradient of one tensor.
   std::span<float> Gradient(const TensorSpec& tensor);
   void ZeroGradients();
+  // From now on, what each layer gives to the next: kF32 or kBF16.
+  void RoundActivationsTo(DType dtype) { activations_ = dtype; }
 
   Decoder& decoder() { return *decoder_; }
   MemorySource& source() { return source_; }
@@ -87,6 +89,7 @@ class Runner {
   void Forward(const MicroBatch& batch);
 
   const TinyModel& model_;
+  DType activations_ = DType::kF32;
   MemoryBudget budget_{0};
   MemorySource source_;
   std::unique_ptr<Decoder> decoder_;

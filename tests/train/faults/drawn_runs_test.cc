@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -93,11 +94,26 @@ void DrawSession(Draw& draw, TrainOptions& options) {
 
 std::string Describe(const TrainOptions& options) {
   std::string text;
-  for (const char* const name :
-       {"ram", "nvme", "tile_elems", "engine", "io_threads", "threads", "update_threads",
-        "weights_tier", "state_tier", "activations_tier", "recompute", "recompute_layers",
-        "number_checkpoints", "gradients", "speculate_layers", "durability", "commit_every",
-        "stop_after", "resume"}) {
+  for (const char* const name : {"ram",
+                                 "nvme",
+                                 "tile_elems",
+                                 "engine",
+                                 "io_threads",
+                                 "threads",
+                                 "update_threads",
+                                 "weights_tier",
+                                 "state_tier",
+                                 "activations_tier",
+                                 "activations_dtype",
+                                 "recompute",
+                                 "recompute_layers",
+                                 "number_checkpoints",
+                                 "gradients",
+                                 "speculate_layers",
+                                 "durability",
+                                 "commit_every",
+                                 "stop_after",
+                                 "resume"}) {
     text += fmt::format(" {}={}", name, OptionText(options, name));
   }
   return text + (options.gradients_tier == TierChoice::kNvme ? " gradients on NVMe" : "");
@@ -107,9 +123,16 @@ class DrawnRuns : public testing::Test {
  protected:
   void RunAll(int64_t num_runs) {
     std::printf("seed %llu\n", static_cast<unsigned long long>(FaultSeed()));
-    ASSERT_EQ(TrainToy(task_.TightRun(folder_.Path("expected"))), absl::OkStatus());
-    const absl::StatusOr<ToyResult> expected = ResultOf(folder_.Path("expected"));
-    ASSERT_TRUE(expected.ok()) << expected.status();
+    for (const DType activations : {DType::kF32, DType::kBF16}) {
+      TrainOptions options = task_.TightRun(folder_.Path("expected"));
+      options.activations_dtype = activations;
+      ASSERT_EQ(TrainToy(options), absl::OkStatus());
+      const absl::StatusOr<ToyResult> result = ResultOf(options.out);
+      ASSERT_TRUE(result.ok()) << result.status();
+      expected_[activations] = *result;
+      ASSERT_TRUE(RemoveTree(options.out).ok());
+    }
+    EXPECT_NE(expected_[DType::kF32].model, expected_[DType::kBF16].model);
     // So many, and on until there was a crash and a stop.
     const auto is_done = [&](int64_t number) {
       return number >= num_runs && num_crashes_ > 0 && num_stops_ > 0;
@@ -118,7 +141,7 @@ class DrawnRuns : public testing::Test {
       const std::string name = std::to_string(number);
       if (!OnlyCase().empty() && OnlyCase() != name) continue;
       SCOPED_TRACE(RepeatCommand(name));
-      ASSERT_NO_FATAL_FAILURE(RunOne(static_cast<uint64_t>(number), *expected));
+      ASSERT_NO_FATAL_FAILURE(RunOne(static_cast<uint64_t>(number)));
       if (HasFailure()) return;
     }
     EXPECT_TRUE(!OnlyCase().empty() || num_crashes_ > 0);
@@ -126,10 +149,12 @@ class DrawnRuns : public testing::Test {
   }
 
  private:
-  void RunOne(uint64_t number, const ToyResult& expected) {
+  void RunOne(uint64_t number) {
     Draw draw(FaultSeed(), number);
     TrainOptions options = task_.TightRun(folder_.Path("run"));
     DrawStore(draw, options);
+    options.activations_dtype = draw.OneIn(3) ? DType::kBF16 : DType::kF32;
+    const ToyResult& expected = expected_[options.activations_dtype];
     std::string sessions;
     for (int64_t left = draw.Between(0, 2); left >= 0; --left) {
       DrawSession(draw, options);
@@ -172,6 +197,7 @@ class DrawnRuns : public testing::Test {
 
   const TemporaryFolder folder_;
   const ToyTask task_{folder_.path(), kBlocks};
+  std::map<DType, ToyResult> expected_;  // by that of the activations
   int64_t num_crashes_ = 0, num_stops_ = 0;
 };
 

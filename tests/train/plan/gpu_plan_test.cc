@@ -156,6 +156,22 @@ TEST(GpuPlan, ActivationsOnNvmeLeaveThreeBuffersInRam) {
   }
 }
 
+TEST(GpuPlan, ActivationsHaveTheDTypeOfPrecision) {
+  TrainOptions options = OnGpu();
+  const auto usual = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte));
+  options.activations_dtype = DType::kBF16;
+  const auto plan = MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte));
+  ASSERT_TRUE(usual.ok() && plan.ok()) << usual.status() << plan.status();
+  EXPECT_EQ(ToJson(*plan), ToJson(*usual));
+  options.precision = cpu::Precision::kFp16;
+  options.layout = Layout::kFp16;
+  const absl::Status refused =
+      MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("--activations_dtype=bf16"));
+  EXPECT_THAT(MessageOf(refused), HasSubstr("--precision=fp16"));
+}
+
 TEST(GpuPlan, FewActivationsOnNvmeHaveABufferEach) {
   TrainOptions options = OnGpu();
   options.accum = 16;

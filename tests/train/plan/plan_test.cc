@@ -7,6 +7,7 @@
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/tests/train/plan/planned_models.h"
 #include "forebay/train/export/export_weights.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -18,29 +19,6 @@ using testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
-
-DecoderConfig Llama(int64_t vocab, int64_t hidden, int64_t intermediate, int layers, int64_t heads,
-                    int64_t kv_heads, bool tied) {
-  DecoderConfig config;
-  config.architecture = "LlamaForCausalLM";
-  config.vocab_size = vocab;
-  config.hidden_size = hidden;
-  config.intermediate_size = intermediate;
-  config.num_layers = layers;
-  config.num_heads = heads;
-  config.num_kv_heads = kv_heads;
-  config.head_dim = hidden / heads;
-  config.max_positions = 4096;
-  config.tied_embeddings = tied;
-  config.window.assign(layers, 0);
-  return config;
-}
-DecoderConfig SmolLm2() {
-  return Llama(49152, 576, 1536, 30, 9, 3, true);
-}
-DecoderConfig Llama13B() {
-  return Llama(32000, 5120, 13824, 40, 40, 40, false);
-}
 
 MachineLimits BigMachine() {
   MachineLimits limits;
@@ -286,9 +264,15 @@ TEST(Plan, TheGradientAreaCoversEveryOffsetThatHeldGradientsUse) {
       return static_cast<int64_t>(rng.Below(8 * i + place, bound));
     };
     const int64_t heads = 1 + draw(0, 5);
-    const DecoderConfig config =
-        Llama(301 + draw(1, 9000), heads * 2 * (3 + draw(2, 40)), 17 + draw(3, 900),
-              static_cast<int>(1 + draw(4, 7)), heads, heads, i % 2 == 0);
+    DecoderConfig config = TinyDecoder();
+    config.vocab_size = 301 + draw(1, 9000);
+    config.num_heads = config.num_kv_heads = heads;
+    config.head_dim = 2 * (3 + draw(2, 40));
+    config.hidden_size = heads * config.head_dim;
+    config.intermediate_size = 17 + draw(3, 900);
+    config.num_layers = static_cast<int>(1 + draw(4, 7));
+    config.window.assign(static_cast<size_t>(config.num_layers), 0);
+    config.tied_embeddings = i % 2 == 0;
     TrainOptions options;
     options.out = "out";
     options.batch = 1;
@@ -318,21 +302,30 @@ TEST(Plan, TooLittleMemoryIsRefusedWithTheLeastThatWorks) {
   EXPECT_THAT(MessageOf(refused.status()), HasSubstr("activation checkpoints"));
   EXPECT_THAT(
       MessageOf(refused.status()),
-      HasSubstr("--batch, --seq, --accum, --activations_tier=nvme or --number_checkpoints"));
+      HasSubstr("--batch, --seq, --accum, --activations_tier=nvme, --activations_dtype=bf16 or "
+                "--number_checkpoints"));
   options.ram_bytes = RecommendedRam(refused.status());
   EXPECT_TRUE(MakePlan(SmolLm2(), options, BigMachine()).ok());
   options.ram_bytes -= kMiB;
   EXPECT_FALSE(MakePlan(SmolLm2(), options, BigMachine()).ok());
 }
 
-TEST(Plan, ActivationsOnNvmeLeaveThreeOfThemInRam) {
-  TrainOptions options = SmallRun();
-  constexpr int64_t kActivation = 4 * 256 * 576 * 4;  // of 31
-  options.activations_tier = ActivationsTier::kNvme;
-  const auto on_disk = MakePlan(SmolLm2(), options, BigMachine());
-  ASSERT_TRUE(on_disk.ok()) << on_disk.status();
-  EXPECT_EQ(HostBytesOf(*on_disk, "activation checkpoints"), 3 * kActivation);
-  EXPECT_EQ(ToJson(*on_disk)["activation_area_bytes"], 28 * kActivation);
+TEST(Plan, ActivationsOnNvmeLeaveThreeOfThemInRamAndThoseInBf16TakeHalf) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const ActivationsTier tier : {ActivationsTier::kRam, ActivationsTier::kNvme}) {
+      TrainOptions options = SmallRun();
+      options.activations_dtype = dtype;
+      options.activations_tier = tier;
+      const auto plan = MakePlan(SmolLm2(), options, BigMachine());
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const int64_t activation = 4 * 256 * 576 * SizeOf(dtype);  // of 31
+      const int64_t in_ram = tier == ActivationsTier::kRam ? 31 : 3;
+      EXPECT_EQ(HostBytesOf(*plan, "activation checkpoints"), in_ram * activation);
+      EXPECT_EQ(ToJson(*plan)["activation_area_bytes"], (31 - in_ram) * activation);
+      EXPECT_EQ(HostBytesOf(*plan, "activation of one micro-batch (fp32)"),
+                dtype == DType::kF32 ? 0 : 4 * 256 * 576 * 4);
+    }
+  }
 }
 
 TEST(Plan, TheLeastThatWorksCountsWhatMustStayInRam) {

@@ -11,6 +11,10 @@ namespace forebay {
 
 inline constexpr int64_t kGibibyte = int64_t{1} << 30;
 
+inline DecoderConfig SmolLm2() {
+  return LlamaShapeOf(135'000'000).config;
+}
+
 inline DecoderConfig Llama13B() {
   return LlamaShapeOf(13'000'000'000).config;
 }

@@ -80,6 +80,7 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
   options.weights_tier = tier();
   options.state_tier = tier();
   options.activations_tier = draw.OneOf({ActivationsTier::kRam, ActivationsTier::kNvme});
+  options.activations_dtype = draw.OneOf({DType::kF32, DType::kBF16});
   options.recompute = draw.OneOf<std::optional<Recompute>>(
       {std::nullopt, Recompute::kAll, Recompute::kAttention, Recompute::kNone});
   if (options.recompute.value_or(Recompute::kNone) != Recompute::kNone) {
@@ -97,16 +98,18 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
 
 std::string Describe(const TrainOptions& options, const Plan& plan) {
   return fmt::format(
-      "ram {} layout {} optimizer {} tiers {} {} {} gradients {} of {} durability {} commits {}: "
+      "ram {} layout {} optimizer {} tiers {} {} {} {} gradients {} of {} durability {} commits "
+      "{}: "
       "{} "
       "speculative, {} of {} blocks compute again, in segments of {}, {} / {} / {} bytes in RAM",
       plan.ram_budget_bytes, NameOf(options.layout), NameOf(options.optimizer),
       static_cast<int>(options.weights_tier), static_cast<int>(options.state_tier),
-      NameOf(options.activations_tier), static_cast<int>(options.gradients),
-      options.speculate_layers, NameOf(options.durability), options.commit_every,
-      plan.placement.NumUpdated(UpdateTime::kAfterHand), NameOf(plan.recompute.recompute),
-      plan.recompute.num_blocks, plan.recompute.segment_blocks, plan.placement.host_gradient_bytes,
-      plan.placement.host_weight_bytes, plan.placement.host_state_bytes);
+      NameOf(options.activations_tier), NameOf(options.activations_dtype),
+      static_cast<int>(options.gradients), options.speculate_layers, NameOf(options.durability),
+      options.commit_every, plan.placement.NumUpdated(UpdateTime::kAfterHand),
+      NameOf(plan.recompute.recompute), plan.recompute.num_blocks, plan.recompute.segment_blocks,
+      plan.placement.host_gradient_bytes, plan.placement.host_weight_bytes,
+      plan.placement.host_state_bytes);
 }
 
 // The first budget that works is in what refuses another.
