@@ -9,6 +9,8 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/file_space.h"
+#include "forebay/base/format.h"
 #include "forebay/base/output_folder.h"
 #include "forebay/base/round_up.h"
 #include "forebay/model/files/model_folder.h"
@@ -71,13 +73,17 @@ absl::Status RunExports::Begin() {
   return absl::OkStatus();
 }
 
-absl::Status RunExports::ExportResult(const WeightsSource& weights, const std::string& folder) {
-  space_.ShrinkTo(0);
+absl::Status RunExports::ExportNow(const WeightsSource& weights, const std::string& folder) {
   const ExportedModel model = {options_.origin, folder, options_.dtype, options_.files};
-  const absl::Status exported = ExportModel(weights, model, [&](double fraction) {
+  return ExportModel(weights, model, [&](double fraction) {
     observer_->OnPhase("exporting", fraction);
     return options_.stop() ? InterruptedError("stopped on request") : absl::OkStatus();
   });
+}
+
+absl::Status RunExports::ExportResult(const WeightsSource& weights, const std::string& folder) {
+  space_.ShrinkTo(0);
+  const absl::Status exported = ExportNow(weights, folder);
   if (!HasNoRoom(exported)) return exported;
   return DoesNotFitError(fmt::format(
       "all steps are done and saved, but there is no room for the model: {}. With more room, the "
@@ -85,11 +91,32 @@ absl::Status RunExports::ExportResult(const WeightsSource& weights, const std::s
       MessageOf(exported), std::filesystem::path(folder).parent_path().string()));
 }
 
-absl::Status RunExports::MakeUp(bool is_wanted) {
+absl::StatusOr<bool> RunExports::TidyUp() {
   if (IsDirectory(options_.directory)) {
     FOREBAY_RETURN_IF_ERROR(RemoveUnfinishedExports(options_.directory));
   }
-  return is_wanted && !FileExists(PathOfCommitted()) ? Start() : absl::OkStatus();
+  return FileExists(PathOfCommitted());
+}
+
+absl::StatusOr<bool> RunExports::HasRoom() {
+  FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(options_.directory));
+  FOREBAY_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeSpace(options_.directory));
+  if (space_.bytes() + free_bytes >= model_bytes_) return true;
+  const int64_t step = store_->committed().step;
+  FOREBAY_RETURN_IF_ERROR(LeaveOut(
+      step, DoesNotFitError(fmt::format("'{}' has {} left, and it takes {}", options_.directory,
+                                        FormatBytes(free_bytes), FormatBytes(model_bytes_)))));
+  return false;
+}
+
+absl::Status RunExports::ExportStep(const WeightsSource& weights) {
+  const int64_t step = store_->committed().step;
+  space_.ShrinkTo(std::max<int64_t>(0, space_.bytes() - model_bytes_));
+  FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(options_.directory));
+  const absl::Status exported = ExportNow(weights, PathOfCommitted());
+  if (exported.ok()) return NoteExported(step, PathOfCommitted());
+  if (ExitCodeOf(exported) == ExitCode::kInterrupted) return exported;
+  return Annotate(exported, fmt::format("exporting the model of step {}", step));
 }
 
 void RunExports::Await() {
@@ -131,7 +158,11 @@ absl::Status RunExports::Finish(BackgroundExport& done) {
   if (HasNoRoom(exported) && !done.store_failed()) return LeaveOut(done.step(), exported);
   FOREBAY_RETURN_IF_ERROR(
       Annotate(exported, fmt::format("exporting the model of step {}", done.step())));
-  observer_->OnNote(fmt::format("exported the model of step {} to {}", done.step(), done.folder()));
+  return NoteExported(done.step(), done.folder());
+}
+
+absl::Status RunExports::NoteExported(int64_t step, const std::string& folder) {
+  observer_->OnNote(fmt::format("exported the model of step {} to {}", step, folder));
   FOREBAY_ASSIGN_OR_RETURN(const int64_t num_removed,
                            PruneExports(options_.directory, options_.keep));
   // For those that come.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/train/run/background_export.h"
 #include "forebay/train/run/held_space.h"
@@ -37,9 +38,15 @@ class RunExports {
   absl::Status HoldSpace(const Inventory& whole, int64_t num_models);
   // Begins that of the committed step, after the end of the one before.
   absl::Status Start();
-  // For a run that is resumed: removes what a crash has left of exports, and begins that of the
-  // committed step where it is missing and `is_wanted`. No other step's state is still there.
-  absl::Status MakeUp(bool is_wanted);
+  // For a run that is resumed: removes what a crash has left of exports. Whether that of the
+  // committed step is there; no other step's state is.
+  absl::StatusOr<bool> TidyUp();
+  // Whether there is room for one that begins now; else a warning says that it is left out.
+  absl::StatusOr<bool> HasRoom();
+  // That of the committed step, of `weights`. Blocks: for ranks that divide the state, which give
+  // each other their parts between two steps. InterruptedError on a stop; the errors of
+  // ExportModel.
+  absl::Status ExportStep(const WeightsSource& weights);
   // Waits for the one that is under way, if there is one, or gives it up.
   void Await();
   // Takes note of one that has ended meanwhile.
@@ -58,6 +65,9 @@ class RunExports {
 
  private:
   absl::Status Begin();
+  absl::Status ExportNow(const WeightsSource& weights, const std::string& folder);
+  // And removes those that are older than the newest `keep`.
+  absl::Status NoteExported(int64_t step, const std::string& folder);
   absl::Status Finish(BackgroundExport& done);
   absl::Status LeaveOut(int64_t step, const absl::Status& why);
   std::string PathOfCommitted() const;

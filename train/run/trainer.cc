@@ -102,20 +102,20 @@ class TrainingRun {
   // A stop of one rank alone would leave the others waiting: between these it is agreed upon.
   bool StopsAlone() const { return environment_.ranks == nullptr && stop_(); }
   bool Exports() const { return prepared_.options.export_format != ExportFormat::kNone; }
-  bool CommitsAfter(int64_t step) const;
   Json CommitState();
   void AfterCommit();
   absl::Status SaveWhatIsDone();
   absl::Status AfterError(const absl::Status& error);
   // `go_on_with`: what the command that continues has beside.
   absl::Status StopInMidStep(const absl::Status& reason, std::string_view go_on_with = "--resume");
-  bool EvaluatesAfter(int64_t step) const;
-  bool SavesAfter(int64_t step) const;
   absl::Status AfterStep(int64_t step, Json& line);
   absl::StatusOr<double> EvaluateHeldOut();
   absl::Status BeforeWriting();
   absl::Status ExportResult();
-  absl::Status ExportOfAllRanks(const StoreSnapshot& own);
+  absl::Status MakeUpExport();
+  absl::Status ExportCommitted(bool is_wanted);
+  absl::Status ExportOfAllRanks(bool is_wanted,
+                                const std::function<absl::Status(const RankWeights&)>& write);
   Counters ReadCounters() const { return forebay::ReadCounters(prepared_, *session_); }
   LayerSession& layers() const { return session_->layers(); }
   ActivityTimes Waits() const {
@@ -246,12 +246,11 @@ absl::Status TrainingRun::TrainAndExport() {
   const absl::Status evaluated = EvaluateWhatIsDue();
   if (ExitCodeOf(evaluated) == ExitCode::kInterrupted) return StopInMidStep(evaluated);
   FOREBAY_RETURN_IF_ERROR(evaluated);
-  if (prepared_.resumed) {
-    const bool is_wanted = committed_step() > 0 && SavesAfter(committed_step()) && Exports();
-    FOREBAY_RETURN_IF_ERROR(exports_->MakeUp(is_wanted));
+  absl::Status exported = prepared_.resumed ? MakeUpExport() : absl::OkStatus();
+  if (exported.ok()) {
+    FOREBAY_RETURN_IF_ERROR(RunSteps());
+    exported = ExportResult();
   }
-  FOREBAY_RETURN_IF_ERROR(RunSteps());
-  const absl::Status exported = ExportResult();
   if (ExitCodeOf(exported) == ExitCode::kInterrupted) return StopInMidStep(exported);
   FOREBAY_RETURN_IF_ERROR(exported);
   FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
@@ -271,7 +270,8 @@ absl::Status TrainingRun::EvaluateWhatIsDue() {
     line = {{"step", 0}, {"eval_loss", totals_.first_eval_loss}};
     return metrics_.Append(line.dump());
   }
-  if (!EvaluatesAfter(committed_step()) || !line.is_object() || line.contains("eval_loss")) {
+  if (!prepared_.EvaluatesAfter(committed_step()) || !line.is_object() ||
+      line.contains("eval_loss")) {
     return absl::OkStatus();
   }
   FOREBAY_ASSIGN_OR_RETURN(totals_.last_eval_loss, EvaluateHeldOut());
@@ -424,7 +424,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
 
 absl::Status TrainingRun::EndStep(int64_t step, bool is_update) {
   const TraceScope trace("end the step");
-  const CommitWhen when = CommitsAfter(step) ? CommitWhen::kNow : CommitWhen::kByPace;
+  const CommitWhen when = prepared_.CommitsAfter(step) ? CommitWhen::kNow : CommitWhen::kByPace;
   return is_update ? layers().Update(released_line_, when) : layers().Skip(released_line_, when);
 }
 
@@ -483,24 +483,9 @@ void TrainingRun::AfterCommit() {
   scrub_->AfterCommit();
 }
 
-// Whether something after the step needs it committed.
-bool TrainingRun::CommitsAfter(int64_t step) const {
-  return step == prepared_.num_steps || EvaluatesAfter(step) || SavesAfter(step);
-}
-
-bool TrainingRun::EvaluatesAfter(int64_t step) const {
-  return prepared_.eval_data != nullptr &&
-         (step == prepared_.num_steps ||
-          (options_.eval_every > 0 && step % options_.eval_every == 0));
-}
-
-bool TrainingRun::SavesAfter(int64_t step) const {
-  return options_.save_every > 0 && step % options_.save_every == 0 && step < prepared_.num_steps;
-}
-
 absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   absl::Status evaluated;
-  if (EvaluatesAfter(step)) {
+  if (prepared_.EvaluatesAfter(step)) {
     const absl::StatusOr<double> loss = EvaluateHeldOut();
     evaluated = loss.status();
     if (loss.ok()) line["eval_loss"] = totals_.last_eval_loss = *loss;
@@ -517,28 +502,52 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   exports_->Poll();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
   FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
-  return SavesAfter(step) && Exports() ? exports_->Start() : absl::OkStatus();
+  if (!prepared_.SavesAfter(step)) return absl::OkStatus();
+  const absl::Status exported = ExportCommitted(Exports());
+  counted_ = ReadCounters();  // nor is an export that blocks
+  return exported;
+}
+
+absl::Status TrainingRun::MakeUpExport() {
+  FOREBAY_ASSIGN_OR_RETURN(const bool is_there, exports_->TidyUp());
+  const bool is_due = committed_step() > 0 && prepared_.SavesAfter(committed_step());
+  return is_due ? ExportCommitted(Exports() && !is_there) : absl::OkStatus();
+}
+
+// To OUT/exports: beside the steps that follow, or where ranks divide the state before they go on.
+absl::Status TrainingRun::ExportCommitted(bool is_wanted) {
+  if (prepared_.parts == nullptr) return is_wanted ? exports_->Start() : absl::OkStatus();
+  if (is_wanted) {
+    FOREBAY_ASSIGN_OR_RETURN(is_wanted, exports_->HasRoom());
+  }
+  return ExportOfAllRanks(
+      is_wanted, [&](const RankWeights& weights) { return exports_->ExportStep(weights); });
 }
 
 // Of the run's end.
 absl::Status TrainingRun::ExportResult() {
   exports_->Await();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
-  const StoreSnapshot snapshot(&session_->store());
-  if (prepared_.parts != nullptr) return ExportOfAllRanks(snapshot);
+  if (prepared_.parts != nullptr) {
+    return ExportOfAllRanks(Exports(), [&](const RankWeights& weights) {
+      return exports_->ExportResult(weights, prepared_.paths.model);
+    });
+  }
   if (!Exports()) return absl::OkStatus();
+  const StoreSnapshot snapshot(&session_->store());
   return exports_->ExportResult(SnapshotSource(&snapshot), prepared_.paths.model);
 }
 
-// Those that export nothing give their parts.
-absl::Status TrainingRun::ExportOfAllRanks(const StoreSnapshot& own) {
-  FOREBAY_ASSIGN_OR_RETURN(const bool is_wanted, AnyRank(environment_.ranks, Exports()));
-  if (!is_wanted) return absl::OkStatus();
+// Those for which none is wanted give their parts.
+absl::Status TrainingRun::ExportOfAllRanks(
+    bool is_wanted, const std::function<absl::Status(const RankWeights&)>& write) {
+  FOREBAY_ASSIGN_OR_RETURN(const bool any_wants, AnyRank(environment_.ranks, is_wanted));
+  if (!any_wants) return absl::OkStatus();
+  const StoreSnapshot own(&session_->store());
   const RankWeights weights(prepared_.parts.get(), &own, environment_.ranks, [this] {
     return AgreeToGoOn(stop_() ? InterruptedError("stopped on request") : absl::OkStatus());
   });
-  return Exports() ? exports_->ExportResult(weights, prepared_.paths.model)
-                   : ReadAllWeights(weights, options_.export_dtype);
+  return is_wanted ? write(weights) : ReadAllWeights(weights, options_.export_dtype);
 }
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the

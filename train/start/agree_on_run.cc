@@ -83,11 +83,6 @@ absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
     return UsageError(fmt::format("--{}={} is not there for several ranks (here {}): {}", option,
                                   OptionText(options, option), num_ranks, why));
   };
-  if (options.zero_stage > 0 && options.save_every > 0) {
-    return refuse("save_every",
-                  "an export beside the steps would need all parts of the state. Give "
-                  "--save_every=0, or --zero_stage=0");
-  }
   if (options.device == ComputeDevice::kCuda) {
     return refuse("device", "they compute on CPUs. Give --device=cpu");
   }

@@ -52,6 +52,18 @@ struct PreparedRun {
   std::string engine_line;             // which one it is and why, for the log
   std::string stripes_line;            // of several folders, how much is in each; for the log
   std::unique_ptr<TensorStore> store;  // nullptr after a dry run
+
+  bool EvaluatesAfter(int64_t step) const {
+    return eval_data != nullptr &&
+           (step == num_steps || (options.eval_every > 0 && step % options.eval_every == 0));
+  }
+  bool SavesAfter(int64_t step) const {
+    return options.save_every > 0 && step % options.save_every == 0 && step < num_steps;
+  }
+  // Whether something after the step needs it committed.
+  bool CommitsAfter(int64_t step) const {
+    return step == num_steps || EvaluatesAfter(step) || SavesAfter(step);
+  }
 };
 
 // The engine for the store in `directories`, which need not exist yet. The errors of

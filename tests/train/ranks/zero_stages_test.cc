@@ -274,6 +274,27 @@ TEST_F(DividedRunTest, StopsInTheExportAtItsEnd) {
   }
 }
 
+TEST_F(DividedRunTest, StopsInAnExportOnItsWayAndMakesUpForIt) {
+  for (const int rank : {0, 1}) {
+    TrainOptions options = Options(3, "unsaved" + std::to_string(rank) + "_");
+    options.save_every = 2;
+    RankRuns runs;
+    runs.stop = [&, rank](int asked) {
+      const auto done = StepsInMetrics(RunFolderOfRank(options.out, rank));
+      return asked == rank && !done.empty() && done.back() == 2;
+    };
+    for (const absl::Status& status : TrainRanks(options, runs)) {
+      EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
+      EXPECT_THAT(MessageOf(status), HasSubstr("after step 2"));
+    }
+    const std::string exported = JoinPath(RunPaths(options.out).exports, "step-2");
+    EXPECT_FALSE(std::filesystem::exists(exported));
+    options.keep = 100;
+    ExpectToGoOn(options);
+    EXPECT_TRUE(ModelDigest(exported).ok());
+  }
+}
+
 // Stages 1 to 3 have the same folders: they differ in the weights that are kept in RAM.
 TEST_F(DividedRunTest, GoesOnWithAnotherStageThatDividesTheState) {
   TrainOptions options = Options(3, "other");
@@ -440,12 +461,24 @@ TEST_F(DividedRunTest, RefusesAnotherDivision) {
   EXPECT_EQ(DigestOfRanks(options.out, 2), expected_);
 }
 
-TEST_F(ZeroStagesTest, RefuseExportsBesideTheSteps) {
-  TrainOptions options = Options(2, "run");
-  options.save_every = 1;
-  for (const absl::Status& status : TrainRanks(options)) {
-    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
-    EXPECT_THAT(MessageOf(status), HasSubstr("--save_every=1"));
+// On the way, too, of which the newest are kept.
+TEST_F(ZeroStagesTest, ExportWhatOneRankWithAllOfItExports) {
+  for (const int stage : {0, 1, 3}) {
+    TrainOptions options = Options(stage, "saved");
+    options.save_every = 1;
+    options.keep = 2;
+    EXPECT_THAT(TrainRanks(options), Each(absl::OkStatus()));
+    const RunPaths paths(options.out), of_stage0(Options(0, "saved").out);
+    const auto names = ListFolder(paths.exports);
+    ASSERT_TRUE(names.ok()) << names.status();
+    EXPECT_EQ(*names, ListFolder(of_stage0.exports).value());
+    EXPECT_EQ(names->size(), 2);
+    for (const std::string& name : *names) {
+      const auto digest = ModelDigest(JoinPath(paths.exports, name));
+      ASSERT_TRUE(digest.ok()) << digest.status();
+      EXPECT_EQ(*digest, *ModelDigest(JoinPath(of_stage0.exports, name))) << name;
+      EXPECT_NE(*digest, *ModelDigest(paths.model)) << name;
+    }
   }
 }
 
