@@ -263,9 +263,10 @@ int32_t forebay_layers_settle(forebay_layers* layers, char** message);
 int32_t forebay_layers_add_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype,
                                     const void* data, size_t num_bytes, char** message);
 /* The same of memory on the device of the layers, which work of `stream` has written (a
-   cudaStream_t of that device; NULL: the default stream). Waits for that work, and until the
-   gradient is in RAM: the memory may be used again when the call returns. USAGE also where layers
-   are lent in RAM. ENVIRONMENT: the device failed. */
+   cudaStream_t of that device; NULL: the default stream). The gradient is copied to RAM behind the
+   call, and added by the next call of this step: work that `stream` is given later waits for the
+   copy, so the memory is that work's to use, or that of a call which waits for it. USAGE also where
+   layers are lent in RAM. ENVIRONMENT: the device failed; also of the next call. */
 int32_t forebay_layers_add_device_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype,
                                            const void* data, size_t num_bytes, void* stream,
                                            char** message);

@@ -43,6 +43,9 @@ absl::Status DeviceLeases::Open(LayerSession& session) {
   FOREBAY_ASSIGN_OR_RETURN(ends_, device_->CreateStream());
   FOREBAY_ASSIGN_OR_RETURN(gradients_, device_->CreateStream());
   FOREBAY_ASSIGN_OR_RETURN(gradient_is_made_, device_->CreateEvent());
+  for (std::unique_ptr<Event>& copied : gradient_is_copied_) {
+    FOREBAY_ASSIGN_OR_RETURN(copied, device_->CreateEvent());
+  }
   FOREBAY_ASSIGN_OR_RETURN(window_,
                            GpuWindow::Create(&session, device(), num_places_, place_bytes_));
   return absl::OkStatus();
@@ -121,14 +124,40 @@ absl::Status DeviceLeases::AddGradient(LayerSession& session, int tensor, DType 
                     "{} in fp32",
                     tensor, num_bytes, staging.size()));
   }
-  staging = staging.first(num_bytes);
-  if (num_bytes > 0) {
-    FOREBAY_RETURN_IF_ERROR(device_->AdoptStream(native_stream)->Record(*gradient_is_made_));
-    FOREBAY_RETURN_IF_ERROR(gradients_->WaitFor(*gradient_is_made_));
-    FOREBAY_RETURN_IF_ERROR(gradients_->CopyToHost(staging, data));
-    FOREBAY_RETURN_IF_ERROR(gradients_->Await());
+  FOREBAY_RETURN_IF_ERROR(session.ExpectGradient(tensor, dtype, static_cast<int64_t>(num_bytes)));
+  if (num_bytes > staging.size() - on_its_way_.place.size()) {
+    FOREBAY_RETURN_IF_ERROR(LandGradient(session));
   }
-  return session.AddGradient(tensor, dtype, staging);
+  // At the end that the one before does not have.
+  const bool is_first = on_its_way_.place.data() != staging.data();
+  OnItsWay gradient = {.tensor = tensor, .dtype = dtype};
+  gradient.place = is_first ? staging.first(num_bytes) : staging.last(num_bytes);
+  gradient.number = 1 - on_its_way_.number;
+  Event& copied = *gradient_is_copied_[static_cast<size_t>(gradient.number)];
+  const std::unique_ptr<Stream> stream = device_->AdoptStream(native_stream);
+  FOREBAY_RETURN_IF_ERROR(stream->Record(*gradient_is_made_));
+  FOREBAY_RETURN_IF_ERROR(gradients_->WaitFor(*gradient_is_made_));
+  if (num_bytes > 0) FOREBAY_RETURN_IF_ERROR(gradients_->CopyToHost(gradient.place, data));
+  FOREBAY_RETURN_IF_ERROR(gradients_->Record(copied));
+  const OnItsWay before = std::exchange(on_its_way_, gradient);
+  FOREBAY_RETURN_IF_ERROR(stream->WaitFor(copied));
+  return Land(before, session);
+}
+
+absl::Status DeviceLeases::Land(const OnItsWay& gradient, LayerSession& session) {
+  if (gradient.tensor < 0) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(gradient_is_copied_[static_cast<size_t>(gradient.number)]->Await());
+  return session.AddGradient(gradient.tensor, gradient.dtype, gradient.place);
+}
+
+absl::Status DeviceLeases::LandGradient(LayerSession& session) {
+  return Land(std::exchange(on_its_way_, {.number = on_its_way_.number}), session);
+}
+
+void DeviceLeases::DropGradient() {
+  const OnItsWay gradient = std::exchange(on_its_way_, {.number = on_its_way_.number});
+  // A copy that fails has ended, too.
+  if (gradient.tensor >= 0) gradients_->Await().IgnoreError();
 }
 
 }  // namespace forebay::capi

@@ -2,6 +2,7 @@
 // gradients that come from it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -58,15 +59,29 @@ class DeviceLeases {
   void EndUses(std::span<void* const> native_streams, Event& used);
 
   // As LayerSession::AddGradient, of memory on the device that `native_stream` has written, by way
-  // of `staging`: of staging_bytes(), pinned. Waits until it is read.
+  // of `staging`: of staging_bytes(), pinned, and the same in every call. The copy goes on behind
+  // the call; what `native_stream` is given later waits for it. The gradient is added by the next
+  // call, or by LandGradient, and what can refuse it does so here.
   absl::Status AddGradient(LayerSession& session, int tensor, DType dtype, const void* data,
                            size_t num_bytes, void* native_stream, std::span<std::byte> staging);
+  // Waits for the last one, and adds it.
+  absl::Status LandGradient(LayerSession& session);
+  // The same of a step that is abandoned: nothing is added. Then nobody writes to `staging`.
+  void DropGradient();
 
  private:
   DeviceLeases(std::unique_ptr<Device> device, int index, int num_places)
       : device_(std::move(device)), index_(index), num_places_(num_places) {}
+  // A gradient that is copied to RAM.
+  struct OnItsWay {
+    int tensor = -1;  // -1: none is
+    DType dtype = DType::kF32;
+    std::span<std::byte> place;  // in the staging memory
+    int number = 0;              // of its event
+  };
   absl::StatusOr<Event*> UsedEventOf(const LayerWeights& weights);
   absl::Status Failure() const;
+  absl::Status Land(const OnItsWay& gradient, LayerSession& session);
 
   const std::unique_ptr<Device> device_;
   const int index_;
@@ -81,6 +96,8 @@ class DeviceLeases {
 
   std::unique_ptr<Stream> gradients_;
   std::unique_ptr<Event> gradient_is_made_;
+  std::array<std::unique_ptr<Event>, 2> gradient_is_copied_;  // in turn
+  OnItsWay on_its_way_;
   // By the address of its place; behind them the window, which waits for them.
   std::vector<std::pair<const std::byte*, std::unique_ptr<Event>>> used_;
   std::unique_ptr<GpuWindow> window_;

@@ -38,6 +38,12 @@ class LayersState {
         optimizer_(optimizer),
         num_groups_(num_groups) {}
 
+  ~LayersState() {
+    if (device_ != nullptr) device_->DropGradient();
+  }
+  LayersState(const LayersState&) = delete;
+  LayersState& operator=(const LayersState&) = delete;
+
   // For one call: others wait. Leases that ended meanwhile are given back first.
   class Call {
    public:
@@ -60,6 +66,9 @@ class LayersState {
   // As DeviceLeases has it. UsageError: leases are in RAM.
   absl::Status AddDeviceGradient(int tensor, DType dtype, const void* data, size_t num_bytes,
                                  void* native_stream);
+  // As LayerSession has them, behind what came from the device.
+  absl::Status AddGradient(int tensor, DType dtype, std::span<const std::byte> elems);
+  absl::Status CloseLayer(int layer);
   absl::Status Expect(std::span<const int> layers);
   absl::Status CancelExpected();
   absl::StatusOr<DeviceLeases::Lent> Acquire(int layer);
@@ -83,6 +92,7 @@ class LayersState {
   UpdateScalars ScalarsAt(double norm) const;
   void EndReleased();
   absl::Status OpenDevice();
+  absl::Status LandGradient();
   absl::Status CheckNothingIsExpected(std::string_view call) const;
 
   struct Released {

@@ -105,6 +105,23 @@ absl::Status LayersState::AddDeviceGradient(int tensor, DType dtype, const void*
                               staging_.bytes());
 }
 
+absl::Status LayersState::LandGradient() {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  return device_ == nullptr ? absl::OkStatus() : device_->LandGradient(*session);
+}
+
+absl::Status LayersState::AddGradient(int tensor, DType dtype, std::span<const std::byte> elems) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(LandGradient());
+  return session->AddGradient(tensor, dtype, elems);
+}
+
+absl::Status LayersState::CloseLayer(int layer) {
+  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(LandGradient());
+  return session->CloseLayer(layer);
+}
+
 absl::Status LayersState::OpenDevice() {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
   if (device_ == nullptr) return absl::OkStatus();
@@ -149,7 +166,10 @@ absl::StatusOr<DeviceLeases::Lent> LayersState::Acquire(int layer) {
 
 absl::Status LayersState::Abandon() {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
-  if (device_ != nullptr) device_->CancelExpected();
+  if (device_ != nullptr) {
+    device_->CancelExpected();
+    device_->DropGradient();
+  }
   session->Abandon();
   return absl::OkStatus();
 }
@@ -221,6 +241,7 @@ absl::Status LayersState::SetStep(const forebay_step_options& options) {
 
 absl::StatusOr<StepGradients> LayersState::FinishBackward() {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
+  FOREBAY_RETURN_IF_ERROR(LandGradient());
   FOREBAY_ASSIGN_OR_RETURN(StepGradients gradients, session->FinishBackward());
   gradients.norm /= settings_.loss_scale;
   return gradients;

@@ -20,10 +20,9 @@ absl::Status Acquire(LayersState& state, const std::shared_ptr<LayersState>& sha
 
 absl::Status AddGradient(LayersState& state, int32_t tensor, int32_t dtype, const void* data,
                          size_t num_bytes) {
-  FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, state.Session());
   FOREBAY_ASSIGN_OR_RETURN(const DType type, DTypeOf(dtype, "dtype"));
   if (num_bytes > 0) FOREBAY_RETURN_IF_ERROR(CheckPointer(data, "data"));
-  return session->AddGradient(tensor, type, {static_cast<const std::byte*>(data), num_bytes});
+  return state.AddGradient(tensor, type, {static_cast<const std::byte*>(data), num_bytes});
 }
 
 absl::Status AddDeviceGradient(LayersState& state, int32_t tensor, int32_t dtype, const void* data,
@@ -169,10 +168,7 @@ int32_t forebay_layers_add_device_gradient(forebay_layers* layers, int32_t tenso
 }
 
 int32_t forebay_layers_close_layer(forebay_layers* layers, int32_t layer, char** message) {
-  return RunOn(layers, message, [&](LayersState& state) -> absl::Status {
-    FOREBAY_ASSIGN_OR_RETURN(forebay::LayerSession* const session, state.Session());
-    return session->CloseLayer(layer);
-  });
+  return RunOn(layers, message, [&](LayersState& state) { return state.CloseLayer(layer); });
 }
 
 int32_t forebay_layers_finish_backward(forebay_layers* layers, forebay_step_gradients* gradients,

@@ -164,8 +164,7 @@ void OpenLayers::FillWithZeros(int place, int layer, int64_t first_elem, int64_t
   }
 }
 
-absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte> elems,
-                             ThreadPool& pool) {
+absl::Status OpenLayers::Expect(int tensor, DType dtype, int64_t num_bytes) {
   const auto num_tensors = static_cast<int>(inventory_->tensors().size());
   if (tensor < 0 || tensor >= num_tensors) {
     return UsageError(
@@ -175,11 +174,18 @@ absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte>
   if (spec.raw) {
     return UsageError(fmt::format("'{}' is a raw tensor, which has no gradient", spec.name));
   }
-  if (static_cast<int64_t>(elems.size()) != spec.num_elems * SizeOf(dtype)) {
+  if (num_bytes != spec.num_elems * SizeOf(dtype)) {
     return UsageError(fmt::format("the gradient of '{}' has {} bytes; {} elements of {} are {}",
-                                  spec.name, elems.size(), spec.num_elems, NameOf(dtype),
+                                  spec.name, num_bytes, spec.num_elems, NameOf(dtype),
                                   spec.num_elems * SizeOf(dtype)));
   }
+  return PlaceOf(spec.layer).status();
+}
+
+absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte> elems,
+                             ThreadPool& pool) {
+  FOREBAY_RETURN_IF_ERROR(Expect(tensor, dtype, std::ssize(elems)));
+  const TensorSpec& spec = inventory_->tensors()[tensor];
   FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(spec.layer));
   const bool is_first = !has_gradient_[tensor];
   if (is_as_handed_[spec.layer] && !(is_first && dtype == handed_dtype_)) {

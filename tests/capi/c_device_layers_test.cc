@@ -2,6 +2,7 @@
 // of the caller that are ordered by forebay_lease_ready alone, and mistakes. On the emulated GPU
 // that is a race report where an order is missing; elsewhere it needs a GPU.
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -46,6 +47,11 @@ class CDeviceLayers : public testing::Test {
     if (!cuda.ok()) GTEST_SKIP() << MessageOf(cuda.status());
     device_ = *std::move(cuda);
     stream_ = MakeStream();
+  }
+  void TearDown() override {
+    if (stream_ != nullptr) {
+      EXPECT_TRUE(stream_->Await().ok());
+    }
   }
   std::unique_ptr<Stream> MakeStream() {
     auto stream = device_->CreateStream();
@@ -101,20 +107,35 @@ class CDeviceLayers : public testing::Test {
         ASSERT_THAT(layers.Close(tensor / 2), IsOk());
       }
     }
+    ASSERT_TRUE(stream_->Await().ok());
+    written_.clear();
+    gradients_.clear();
   }
-  Outcome AddFromDevice(Layers& layers, int32_t tensor, const std::vector<float>& gradient) {
+  // And has work of the same stream write to the memory as soon as the call returns.
+  Outcome AddFromDevice(Layers& layers, int32_t tensor, std::vector<float> gradient) {
     const size_t num_bytes = gradient.size() * sizeof(float);
-    const auto memory = device_->Allocate(static_cast<int64_t>(num_bytes));
+    auto memory = device_->Allocate(static_cast<int64_t>(num_bytes));
     EXPECT_TRUE(memory.ok());
-    EXPECT_TRUE(stream_->CopyToDevice(memory->address(), std::as_bytes(std::span(gradient))).ok());
-    return Do([&](char** m) {
-      return forebay_layers_add_device_gradient(layers, tensor, FOREBAY_F32, memory->address(),
-                                                num_bytes, NativeOf(*stream_), m);
+    void* const address = memory->address();
+    gradients_.push_back(*std::move(memory));
+    const auto write = [&](std::vector<float> values) {
+      written_.push_back(std::move(values));
+      const auto bytes = std::as_bytes(std::span(written_.back()));
+      EXPECT_TRUE(stream_->CopyToDevice(address, bytes).ok());
+    };
+    write(gradient);
+    Outcome outcome = Do([&](char** m) {
+      return forebay_layers_add_device_gradient(layers, tensor, FOREBAY_F32, address, num_bytes,
+                                                NativeOf(*stream_), m);
     });
+    write(std::vector<float>(gradient.size(), std::numeric_limits<float>::quiet_NaN()));
+    return outcome;
   }
 
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
+  std::vector<DeviceBuffer> gradients_;
+  std::vector<std::vector<float>> written_;  // what stream_ copies to them
 };
 
 TEST_F(CDeviceLayers, ATrainingSeesAndGivesTheBitsOfOneInRam) {
@@ -137,6 +158,34 @@ TEST_F(CDeviceLayers, ATrainingSeesAndGivesTheBitsOfOneInRam) {
   EXPECT_EQ(seen[0], seen[1]);
   EXPECT_EQ(all[0], all[1]);
   EXPECT_NE(seen[1][0], seen[1][1]);
+}
+
+// The last gradient of an abandoned step may still be on its way.
+TEST_F(CDeviceLayers, AStepThatIsAbandonedLeavesNothingOfItsGradients) {
+  const TemporaryFolder folder;
+  Layers layers(folder.Path("store"), kOnDevice);
+  ASSERT_THAT(layers.planned(), IsOk());
+  layers.Create();
+  std::vector<float> all[2];
+  for (const bool abandons : {true, false}) {
+    ASSERT_THAT(layers.Begin(), IsOk());
+    Pass(layers, /*on_device=*/true);
+    if (abandons) {
+      const std::vector<float> gradient(static_cast<size_t>(kElems[(kNumTensors - 1) % 2]), 1.0f);
+      ASSERT_THAT(AddFromDevice(layers, kNumTensors - 1, gradient), IsOk());
+      forebay_layers_abandon(layers);
+      all[0] = layers.All();
+      continue;
+    }
+    ASSERT_THAT(layers.Finish(), IsOk());
+    ASSERT_THAT(layers.Update(), IsOk());
+    all[1] = layers.All();
+  }
+  EXPECT_EQ(all[0], all[1]) << "the second step had no gradient";
+  // The last one of a session that ends in the middle of a step.
+  ASSERT_THAT(layers.Begin(), IsOk());
+  const std::vector<float> gradient(static_cast<size_t>(kElems[0]), 1.0f);
+  ASSERT_THAT(AddFromDevice(layers, 0, gradient), IsOk());
 }
 
 TEST_F(CDeviceLayers, AllStreamsThatWereNamedAreWaitedFor) {
