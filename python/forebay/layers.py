@@ -230,8 +230,8 @@ class Layers(Owned):
 
     def add_device_gradient(self, tensor: int, dtype: str, gradient: DeviceMemory, stream: int = 0) -> None:
         """The same of memory on the GPU of the layers, which work of `stream` has written (a cudaStream_t; 0: the
-        default stream). The gradient is copied to RAM behind the call, and added by the next call of this step: work that
-        the stream is given later waits for the copy, so the memory is that work's to use.
+        default stream). The gradient is copied to RAM behind the call, and added by the next call of this step. Work
+        that the stream is given later waits for the copy, so the memory is that work's to use.
 
         gradient: address, size in bytes, and an object that is kept until the call ends. UsageError also where layers
         are lent in RAM. EnvironmentProblem: the device failed; also of the next call.
