@@ -144,6 +144,11 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
     change.options.layout = Layout::kBf16Moments;
     kinds.push_back({change});
   }
+  if (options.activations_dtype == DType::kF32 && !plan.on_gpu()) {
+    Change change = {"--activations_dtype=bf16, which rounds activations", options};
+    change.options.activations_dtype = DType::kBF16;
+    kinds.push_back({change});
+  }
   Change change = {fmt::format("--accum={}: twice the tokens", 2 * options.accum), options};
   change.options.accum *= 2;
   kinds.push_back({change});

@@ -198,6 +198,25 @@ TEST_F(ChooseRecomputeTest, WhoeverSaysWhatGetsItAndIsToldOfBetter) {
   }));
 }
 
+TEST_F(ChooseRecomputeTest, ActivationsInBf16AreNamedWhereAStepMovesMany) {
+  options_.accum = 64;
+  options_.activations_tier = ActivationsTier::kNvme;
+  limits_.speeds.matmul_flops_per_s = 1e14;  // so that the disk binds it
+  Plan plan = MustPlan(options_);
+  FindBetterSettings(Llama13B(), options_, limits_, plan);
+  const auto found = std::ranges::find_if(plan.better, [](const BetterSetting& setting) {
+    return setting.text.starts_with("--activations_dtype=bf16");
+  });
+  ASSERT_NE(found, plan.better.end()) << FormatPlan(plan, Llama13B(), options_);
+  options_.activations_dtype = DType::kBF16;
+  Plan better = MustPlan(options_);
+  EXPECT_DOUBLE_EQ(found->step_s, better.forecast->step_s);
+  FindBetterSettings(Llama13B(), options_, limits_, better);
+  for (const BetterSetting& setting : better.better) {
+    EXPECT_THAT(setting.text, Not(HasSubstr("--activations_dtype")));
+  }
+}
+
 TEST_F(ChooseRecomputeTest, ANumberOfLayersNeedsToSayWhatTheyCompute) {
   options_.recompute_layers = 3;
   for (const std::optional<Recompute> recompute :
