@@ -80,7 +80,6 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
   options.weights_tier = tier();
   options.state_tier = tier();
   options.activations_tier = draw.OneOf({ActivationsTier::kRam, ActivationsTier::kNvme});
-  options.activations_dtype = draw.OneOf({DType::kF32, DType::kBF16});
   options.recompute = draw.OneOf<std::optional<Recompute>>(
       {std::nullopt, Recompute::kAll, Recompute::kAttention, Recompute::kNone});
   if (options.recompute.value_or(Recompute::kNone) != Recompute::kNone) {
@@ -93,6 +92,7 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
           ? draw.Between(1, 3)
       : options.durability == Durability::kNone ? 0
                                                 : 1;
+  options.activations_dtype = draw.OneOf({DType::kF32, DType::kBF16});
   return options;
 }
 
