@@ -93,16 +93,21 @@ class CDeviceLayers : public testing::Test {
     return seen;
   }
 
-  // Gradients of all tensors: of RAM, or of memory on the device that stream_ has written.
+  // Gradients of all tensors: of RAM, or of memory on the device that stream_ has written. Those of
+  // the small ones come in parts, of which several fit what gradients pass through.
   void AddGradients(Layers& layers, int step, bool on_device) {
     for (int32_t tensor = kNumTensors - 1; tensor >= 0; --tensor) {
-      std::vector<float> gradient(static_cast<size_t>(kElems[tensor % 2]));
-      for (size_t i = 0; i < gradient.size(); ++i) {
-        gradient[i] = 0.01f * static_cast<float>(static_cast<int>(i * 31 + tensor + step) % 17 - 8);
+      const int num_parts = tensor % 2 == 0 ? 1 : 5;
+      for (int part = 0; part < num_parts; ++part) {
+        std::vector<float> gradient(static_cast<size_t>(kElems[tensor % 2]));
+        for (size_t i = 0; i < gradient.size(); ++i) {
+          const auto drawn = static_cast<int>(i * 31) + tensor + step + 5 * part;
+          gradient[i] = 0.01f * static_cast<float>(drawn % 17 - 8);
+        }
+        ASSERT_THAT(
+            on_device ? AddFromDevice(layers, tensor, gradient) : layers.Add(tensor, gradient),
+            IsOk());
       }
-      ASSERT_THAT(
-          on_device ? AddFromDevice(layers, tensor, gradient) : layers.Add(tensor, gradient),
-          IsOk());
       if (tensor % 2 == 0) {
         ASSERT_THAT(layers.Close(tensor / 2), IsOk());
       }
