@@ -79,8 +79,8 @@ class IoOp {
 struct IoStats {
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
-  // Of the reads that were submitted, complete or not: what is read ahead at the end of a step is
-  // so counted with that step, however fast the disk is.
+  // Counts a read when it is submitted. So what is read ahead at the end of a step belongs to that
+  // step, however fast the disk is.
   int64_t submitted_read_bytes = 0;
   int64_t read_ops = 0;
   int64_t write_ops = 0;

@@ -128,7 +128,7 @@ absl::Status DeviceLeases::AddGradient(LayerSession& session, int tensor, DType 
   if (num_bytes > staging.size() - on_its_way_.place.size()) {
     FOREBAY_RETURN_IF_ERROR(LandGradient(session));
   }
-  // At the end that the one before does not have.
+  // The one before may still be in the other end.
   const bool is_first = on_its_way_.place.data() != staging.data();
   OnItsWay gradient = {.tensor = tensor, .dtype = dtype};
   gradient.place = is_first ? staging.first(num_bytes) : staging.last(num_bytes);
@@ -139,9 +139,8 @@ absl::Status DeviceLeases::AddGradient(LayerSession& session, int tensor, DType 
   FOREBAY_RETURN_IF_ERROR(gradients_->WaitFor(*gradient_is_made_));
   if (num_bytes > 0) FOREBAY_RETURN_IF_ERROR(gradients_->CopyToHost(gradient.place, data));
   FOREBAY_RETURN_IF_ERROR(gradients_->Record(copied));
-  const OnItsWay before = std::exchange(on_its_way_, gradient);
   FOREBAY_RETURN_IF_ERROR(stream->WaitFor(copied));
-  return Land(before, session);
+  return Land(std::exchange(on_its_way_, gradient), session);
 }
 
 absl::Status DeviceLeases::Land(const OnItsWay& gradient, LayerSession& session) {
@@ -155,9 +154,9 @@ absl::Status DeviceLeases::LandGradient(LayerSession& session) {
 }
 
 void DeviceLeases::DropGradient() {
-  const OnItsWay gradient = std::exchange(on_its_way_, {.number = on_its_way_.number});
-  // A copy that fails has ended, too.
-  if (gradient.tensor >= 0) gradients_->Await().IgnoreError();
+  on_its_way_ = {.number = on_its_way_.number};
+  // Also for a copy that was begun by a call which failed then. One that fails has ended, too.
+  if (gradients_ != nullptr) gradients_->Await().IgnoreError();
 }
 
 }  // namespace forebay::capi

@@ -66,7 +66,7 @@ class DeviceLeases {
                            size_t num_bytes, void* native_stream, std::span<std::byte> staging);
   // Waits for the last one, and adds it.
   absl::Status LandGradient(LayerSession& session);
-  // The same of a step that is abandoned: nothing is added. Then nobody writes to `staging`.
+  // Waits for it, and adds nothing: its step is abandoned. Afterwards nobody writes to `staging`.
   void DropGradient();
 
  private:

@@ -10,6 +10,19 @@
 #include "forebay/model/cpu/kernels.h"
 
 namespace forebay {
+namespace {
+
+// On all threads; allocates nothing.
+template <typename Work>
+void ForPieces(ThreadPool& pool, int64_t count, const Work& work) {
+  constexpr int64_t kPieceElems = 1 << 14;
+  pool.ParallelFor((count + kPieceElems - 1) / kPieceElems, [&](int64_t piece) {
+    const int64_t begin = piece * kPieceElems;
+    work(begin, std::min(kPieceElems, count - begin));
+  });
+}
+
+}  // namespace
 
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
                                 int64_t tokens, const BlockRecompute& recompute,
@@ -134,36 +147,29 @@ std::span<std::byte> DecoderCompute::Activation(int slot, size_t batch) const {
   return activations_.subspan(slot * slot_bytes_ + begin, end - begin);
 }
 
-void DecoderCompute::ForPieces(size_t count,
-                               const std::function<void(size_t begin, size_t count)>& work) const {
-  constexpr size_t kPieceElems = size_t{1} << 14;
-  const size_t num_pieces = (count + kPieceElems - 1) / kPieceElems;
-  decoder_->context().pool().ParallelFor(static_cast<int64_t>(num_pieces), [&](int64_t piece) {
-    const size_t begin = static_cast<size_t>(piece) * kPieceElems;
-    work(begin, std::min(kPieceElems, count - begin));
-  });
-}
-
-std::span<float> DecoderCompute::Wide(int slot, size_t batch) const {
+std::span<float> DecoderCompute::Room(int slot, size_t batch) const {
   const std::span<std::byte> activation = Activation(slot, batch);
   const size_t count = activation.size() / static_cast<size_t>(SizeOf(dtype_));
   if (dtype_ == DType::kF32) return {reinterpret_cast<float*>(activation.data()), count};
-  const std::span<float> wide = wide_.As<float>();
-  FOREBAY_CHECK(count <= wide.size());
-  const auto* const narrow = reinterpret_cast<const Bf16*>(activation.data());
-  ForPieces(count, [&](size_t begin, size_t piece) {
-    cpu::kernels::Widen(narrow + begin, DType::kBF16, static_cast<int64_t>(piece),
-                        wide.data() + begin);
+  FOREBAY_CHECK(count <= wide_.As<float>().size());
+  return wide_.As<float>().first(count);
+}
+
+std::span<float> DecoderCompute::Wide(int slot, size_t batch) const {
+  const std::span<float> wide = Room(slot, batch);
+  if (dtype_ == DType::kF32) return wide;
+  const auto* const narrow = reinterpret_cast<const Bf16*>(Activation(slot, batch).data());
+  ForPieces(decoder_->context().pool(), std::ssize(wide), [&](int64_t begin, int64_t count) {
+    cpu::kernels::Widen(narrow + begin, DType::kBF16, count, wide.data() + begin);
   });
-  return wide.first(count);
+  return wide;
 }
 
 void DecoderCompute::Put(std::span<const float> activation, int slot, size_t batch) const {
   if (dtype_ == DType::kF32) return;  // it was computed there
   auto* const narrow = reinterpret_cast<Bf16*>(Activation(slot, batch).data());
-  ForPieces(activation.size(), [&](size_t begin, size_t piece) {
-    cpu::kernels::NarrowToBf16(activation.data() + begin, static_cast<int64_t>(piece),
-                               narrow + begin);
+  ForPieces(decoder_->context().pool(), std::ssize(activation), [&](int64_t begin, int64_t count) {
+    cpu::kernels::NarrowToBf16(activation.data() + begin, count, narrow + begin);
   });
 }
 
@@ -209,7 +215,7 @@ int DecoderCompute::FreeSlot(int layer) const {
 
 absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size_t batch) {
   if (layer == EmbedLayer()) {
-    const std::span<float> output = Wide(slot_, batch);
+    const std::span<float> output = Room(slot_, batch);
     decoder_->Embed(weights.Of(layer), batches_[batch], output);
     Put(output, slot_, batch);
     return absl::OkStatus();
@@ -219,7 +225,7 @@ absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size
   // It is computed in place, and what is kept stays.
   std::span<float> output = Wide(input_slot, batch);
   if (dtype_ == DType::kF32 && input_slot != slot_) {
-    const std::span<float> input = std::exchange(output, Wide(slot_, batch));
+    const std::span<float> input = std::exchange(output, Room(slot_, batch));
     std::memcpy(output.data(), input.data(), output.size_bytes());
   }
   decoder_->ForwardBlock(layer - BlockLayer(0), weights.Of(layer), batches_[batch], output,

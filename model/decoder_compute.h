@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -36,7 +35,7 @@ struct DecoderStepMemory {
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
                                 int64_t tokens, const BlockRecompute& recompute = {},
                                 DType activations = DType::kF32);
-// What is charged beside it where activations are not fp32: one of a micro-batch, which is.
+// Charged beside it where activations are not fp32: one activation of a micro-batch in fp32.
 inline int64_t WideActivationBytes(const DecoderConfig& config, int64_t micro_batch_tokens,
                                    DType activations) {
   return activations == DType::kF32 ? 0 : ForwardBytes(config, micro_batch_tokens);
@@ -89,12 +88,13 @@ class DecoderCompute : public LayerCompute {
   // [tokens, hidden] of one micro-batch. Requires: the memory has room for the pass from the slot's
   // beginning on.
   std::span<std::byte> Activation(int slot, size_t batch) const;
-  // The same in fp32: what lies there, or where it is not fp32, memory that the next call reuses.
+  // fp32 memory to compute that activation in: its own, or where it is not fp32, memory that the
+  // next call reuses.
+  std::span<float> Room(int slot, size_t batch) const;
+  // Brings the activation there.
   std::span<float> Wide(int slot, size_t batch) const;
-  // What was computed in Wide's memory.
+  // Takes it from there.
   void Put(std::span<const float> activation, int slot, size_t batch) const;
-  // In pieces, on all threads.
-  void ForPieces(size_t count, const std::function<void(size_t begin, size_t count)>& work) const;
   // For the layer's activation.
   int FreeSlot(int layer) const;
   std::span<float> ActivationGradient(size_t batch) const;

@@ -186,7 +186,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // of `dtype` (fp32, bf16 or fp16), in RAM. Sums are fp32, in the order of the calls. The tensors
   // of a layer may come in any order.
   absl::Status AddGradient(int tensor, DType dtype, std::span<const std::byte> elems);
-  // What can refuse AddGradient, for a caller whose elements are still on their way.
+  // Returns what AddGradient would refuse, for a caller whose elements are still on their way.
   absl::Status ExpectGradient(int tensor, DType dtype, int64_t num_bytes);
   // The gradient of the layer is complete, and is handed over. Where gradients have an order, so
   // are before it layers that got none.

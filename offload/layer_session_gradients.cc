@@ -18,7 +18,7 @@ absl::Status LayerSession::ExpectGradient(int tensor, DType dtype, int64_t num_b
         "no more of it comes",
         tensors[tensor].name));
   }
-  return open_layers_->Expect(tensor, dtype, num_bytes);
+  return open_layers_->OpenFor(tensor, dtype, num_bytes);
 }
 
 absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const std::byte> elems) {

@@ -164,7 +164,7 @@ void OpenLayers::FillWithZeros(int place, int layer, int64_t first_elem, int64_t
   }
 }
 
-absl::Status OpenLayers::Expect(int tensor, DType dtype, int64_t num_bytes) {
+absl::Status OpenLayers::OpenFor(int tensor, DType dtype, int64_t num_bytes) {
   const auto num_tensors = static_cast<int>(inventory_->tensors().size());
   if (tensor < 0 || tensor >= num_tensors) {
     return UsageError(
@@ -184,7 +184,7 @@ absl::Status OpenLayers::Expect(int tensor, DType dtype, int64_t num_bytes) {
 
 absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte> elems,
                              ThreadPool& pool) {
-  FOREBAY_RETURN_IF_ERROR(Expect(tensor, dtype, std::ssize(elems)));
+  FOREBAY_RETURN_IF_ERROR(OpenFor(tensor, dtype, std::ssize(elems)));
   const TensorSpec& spec = inventory_->tensors()[tensor];
   FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(spec.layer));
   const bool is_first = !has_gradient_[tensor];

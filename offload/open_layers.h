@@ -38,8 +38,8 @@ class OpenLayers {
 
   // Opens the tensor's layer where it is not, for elements that Add gets later. UsageError, with
   // nothing changed: no such tensor, another number of bytes, or no room for one more layer.
-  absl::Status Expect(int tensor, DType dtype, int64_t num_bytes);
-  // Adds all elements of a tensor (by its index). The errors of Expect, with nothing changed.
+  absl::Status OpenFor(int tensor, DType dtype, int64_t num_bytes);
+  // Adds all elements of a tensor (by its index). The errors of OpenFor, with nothing changed.
   absl::Status Add(int tensor, DType dtype, std::span<const std::byte> elems, ThreadPool& pool);
 
   struct Sum {

@@ -9,7 +9,6 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
 #include "forebay/base/output_folder.h"
 #include "forebay/base/round_up.h"
@@ -102,17 +101,15 @@ absl::StatusOr<bool> RunExports::HasRoom() {
   FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(options_.directory));
   FOREBAY_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeSpace(options_.directory));
   if (space_.bytes() + free_bytes >= model_bytes_) return true;
-  const int64_t step = store_->committed().step;
-  FOREBAY_RETURN_IF_ERROR(LeaveOut(
-      step, DoesNotFitError(fmt::format("'{}' has {} left, and it takes {}", options_.directory,
-                                        FormatBytes(free_bytes), FormatBytes(model_bytes_)))));
+  WarnOf(store_->committed().step,
+         DoesNotFitError(fmt::format("'{}' has {} left, and it takes {}", options_.directory,
+                                     FormatBytes(free_bytes), FormatBytes(model_bytes_))));
   return false;
 }
 
 absl::Status RunExports::ExportStep(const WeightsSource& weights) {
   const int64_t step = store_->committed().step;
   space_.ShrinkTo(std::max<int64_t>(0, space_.bytes() - model_bytes_));
-  FOREBAY_RETURN_IF_ERROR(MakeOwnDirectory(options_.directory));
   const absl::Status exported = ExportNow(weights, PathOfCommitted());
   if (exported.ok()) return NoteExported(step, PathOfCommitted());
   if (ExitCodeOf(exported) == ExitCode::kInterrupted) return exported;
@@ -170,10 +167,14 @@ absl::Status RunExports::NoteExported(int64_t step, const std::string& folder) {
   return absl::OkStatus();
 }
 
-absl::Status RunExports::LeaveOut(int64_t step, const absl::Status& why) {
+void RunExports::WarnOf(int64_t step, const absl::Status& why) {
   observer_->OnWarning(fmt::format(
       "the model of step {} is not exported, as the disk is full, and training goes on: {}", step,
       MessageOf(why)));
+}
+
+absl::Status RunExports::LeaveOut(int64_t step, const absl::Status& why) {
+  WarnOf(step, why);
   space_.GrowTo(space_.bytes() + model_bytes_);
   return absl::OkStatus();
 }

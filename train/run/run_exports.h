@@ -43,9 +43,9 @@ class RunExports {
   absl::StatusOr<bool> TidyUp();
   // Whether there is room for one that begins now; else a warning says that it is left out.
   absl::StatusOr<bool> HasRoom();
-  // That of the committed step, of `weights`. Blocks: for ranks that divide the state, which give
-  // each other their parts between two steps. InterruptedError on a stop; the errors of
-  // ExportModel.
+  // Exports the committed step, whose weights are `weights`. Blocks: for ranks that divide the
+  // state, which give each other their parts between two steps. InterruptedError on a stop; the
+  // errors of ExportModel. Requires: HasRoom.
   absl::Status ExportStep(const WeightsSource& weights);
   // Waits for the one that is under way, if there is one, or gives it up.
   void Await();
@@ -66,9 +66,11 @@ class RunExports {
  private:
   absl::Status Begin();
   absl::Status ExportNow(const WeightsSource& weights, const std::string& folder);
-  // And removes those that are older than the newest `keep`.
+  // Notes it, and removes those that are older than the newest `keep`.
   absl::Status NoteExported(int64_t step, const std::string& folder);
   absl::Status Finish(BackgroundExport& done);
+  void WarnOf(int64_t step, const absl::Status& why);
+  // And holds the space again that it had begun to take.
   absl::Status LeaveOut(int64_t step, const absl::Status& why);
   std::string PathOfCommitted() const;
 

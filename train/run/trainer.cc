@@ -504,7 +504,7 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
   if (!prepared_.SavesAfter(step)) return absl::OkStatus();
   const absl::Status exported = ExportCommitted(Exports());
-  counted_ = ReadCounters();  // nor is an export that blocks
+  if (prepared_.parts != nullptr) counted_ = ReadCounters();  // nor is an export that blocks
   return exported;
 }
 
@@ -538,7 +538,7 @@ absl::Status TrainingRun::ExportResult() {
   return exports_->ExportResult(SnapshotSource(&snapshot), prepared_.paths.model);
 }
 
-// Those for which none is wanted give their parts.
+// Ranks for which none is wanted give their parts.
 absl::Status TrainingRun::ExportOfAllRanks(
     bool is_wanted, const std::function<absl::Status(const RankWeights&)>& write) {
   FOREBAY_ASSIGN_OR_RETURN(const bool any_wants, AnyRank(environment_.ranks, is_wanted));

@@ -8,6 +8,9 @@
 #include <cstdlib>
 #include <new>
 
+#include "forebay/model/decoder_compute.h"
+#include "forebay/step/layer_walk.h"
+#include "forebay/step/step_schedule.h"
 #include "forebay/tests/model/decoder/tiny_models.h"
 #include "gtest/gtest.h"
 
@@ -73,6 +76,29 @@ TEST_P(DecoderAllocation, StepPathAllocatesNothingAfterWarmUp) {
     const int64_t before = num_allocations.load();
     runner.LossAndGradients(batch, 1.0);
     EXPECT_EQ(num_allocations.load() - before, 0) << name;
+  }
+}
+
+TEST(DecoderComputeAllocation, AStepAllocatesNothingAfterWarmUpWhateverTheActivationsAre) {
+  for (const DType activations : {DType::kF32, DType::kBF16}) {
+    const TinyModel model = MakeTinyModel("LlamaGroupedTied", DType::kF32);
+    const std::vector<MicroBatch> batches = {MakeBatch(model, {{30, 9}}, 40)};
+    Runner runner(model, {2, cpu::Precision::kFp32, 40, true});
+    MemoryBudget budget(0);
+    const auto compute = DecoderCompute::CreateForTraining(
+        &runner.decoder(), 40, &budget, /*storage=*/nullptr, /*recompute=*/{}, activations);
+    ASSERT_TRUE(compute.ok()) << compute.status();
+    LayerWalk walk(ChainSchedule(ChainOf(model.config)).operations);
+    WalkHooks hooks;
+    hooks.hand = [](int, const LayerGradient&) { return absl::OkStatus(); };
+    int64_t before = 0;
+    for (int pass = 0; pass < 2; ++pass) {
+      walk.Announce(runner.source());
+      before = num_allocations.load();
+      ASSERT_TRUE((*compute)->BeginPass(batches, 1.0).ok());
+      ASSERT_TRUE(walk.Run(runner.source(), **compute, hooks).ok());
+    }
+    EXPECT_EQ(num_allocations.load() - before, 0) << NameOf(activations);
   }
 }
 

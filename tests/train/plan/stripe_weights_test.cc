@@ -128,6 +128,7 @@ TEST_F(MeasuredDisks, ShareByTheirSpeedAndEachIsTriedOnce) {
                         &fast_again),
             3)
       << shares->origin;
+  EXPECT_THAT(shares->origin, testing::EndsWith(" GB/s"));
   EXPECT_EQ(fast, fast_again);
   EXPECT_LT(fast, 0.45);
   EXPECT_LT(slow, 0.25);

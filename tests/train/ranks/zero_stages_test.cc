@@ -211,6 +211,20 @@ class DividedRunTest : public ZeroStagesTest {
     EXPECT_EQ(Digest(options, {}), expected_);
   }
 
+  // `rank` is asked to stop once the step is done.
+  static void ExpectToStopBehind(int64_t step, int rank, const TrainOptions& options) {
+    RankRuns runs;
+    runs.stop = [&, rank](int asked) {
+      const auto done = StepsInMetrics(RunFolderOfRank(options.out, rank));
+      return asked == rank && !done.empty() && done.back() == step;
+    };
+    for (const absl::Status& status : TrainRanks(options, runs)) {
+      EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
+      EXPECT_THAT(MessageOf(status),
+                  HasSubstr(fmt::format("after step {} of {}", step, options.steps)));
+    }
+  }
+
   std::string expected_;
 };
 
@@ -257,16 +271,7 @@ TEST_F(DividedRunTest, StopsAndGoesOn) {
 TEST_F(DividedRunTest, StopsInTheExportAtItsEnd) {
   for (const int rank : {0, 1}) {
     TrainOptions options = Options(3, "unexported" + std::to_string(rank) + "_");
-    RankRuns runs;
-    runs.stop = [&, rank](int asked) {
-      const auto done = StepsInMetrics(RunFolderOfRank(options.out, rank));
-      return asked == rank && !done.empty() && done.back() == options.steps;
-    };
-    for (const absl::Status& status : TrainRanks(options, runs)) {
-      EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
-      EXPECT_THAT(MessageOf(status),
-                  HasSubstr(fmt::format("after step {0} of {0}", options.steps)));
-    }
+    ExpectToStopBehind(options.steps, rank, options);
     const std::string model = RunPaths(options.out).model;
     EXPECT_FALSE(std::filesystem::exists(model));
     ExpectToGoOn(options);
@@ -278,15 +283,7 @@ TEST_F(DividedRunTest, StopsInAnExportOnItsWayAndMakesUpForIt) {
   for (const int rank : {0, 1}) {
     TrainOptions options = Options(3, "unsaved" + std::to_string(rank) + "_");
     options.save_every = 2;
-    RankRuns runs;
-    runs.stop = [&, rank](int asked) {
-      const auto done = StepsInMetrics(RunFolderOfRank(options.out, rank));
-      return asked == rank && !done.empty() && done.back() == 2;
-    };
-    for (const absl::Status& status : TrainRanks(options, runs)) {
-      EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted) << status;
-      EXPECT_THAT(MessageOf(status), HasSubstr("after step 2"));
-    }
+    ExpectToStopBehind(2, rank, options);
     const std::string exported = JoinPath(RunPaths(options.out).exports, "step-2");
     EXPECT_FALSE(std::filesystem::exists(exported));
     options.keep = 100;

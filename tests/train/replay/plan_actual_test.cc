@@ -98,10 +98,9 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
 
 std::string Describe(const TrainOptions& options, const Plan& plan) {
   return fmt::format(
-      "ram {} layout {} optimizer {} tiers {} {} {} {} gradients {} of {} durability {} commits "
-      "{}: "
-      "{} "
-      "speculative, {} of {} blocks compute again, in segments of {}, {} / {} / {} bytes in RAM",
+      "ram {} layout {} optimizer {} tiers {} {} {} {} gradients {} of {} durability {} "
+      "commits {}: {} speculative, {} of {} blocks compute again, in segments of {}, {} / {} / {} "
+      "bytes in RAM",
       plan.ram_budget_bytes, NameOf(options.layout), NameOf(options.optimizer),
       static_cast<int>(options.weights_tier), static_cast<int>(options.state_tier),
       NameOf(options.activations_tier), NameOf(options.activations_dtype),
