@@ -99,6 +99,7 @@ class EmulatedGpu(Cuda):
             copy_async(memory.value, gradient.data_ptr(), num_bytes, TO_DEVICE, self.gradients)
             super().add_gradient(layers, number, _OnGpu(gradient, memory.value))
         finally:
+            wait(self.stream)  # behind which the engine has put its copy
             wait(self.gradients)
             _call("cudaFree", memory)
 
