@@ -26,8 +26,8 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
   result.gradient_dtype = options.offload.grad_dtype;
   result.gradient_area = plan.gradient_area;
   if (options.device_budget != nullptr) {
-    result.gradient_device = options.device;
-    result.gradient_device_budget = options.device_budget;
+    result.device = options.device;
+    result.device_budget = options.device_budget;
   }
   result.num_threads =
       options.offload.update_threads > 0 ? options.offload.update_threads : options.threads;
@@ -84,6 +84,13 @@ absl::Status CheckOptions(const LayerSessionOptions& options, const OffloadPlan&
     return UsageError(fmt::format(
         "a session needs a thread and a disk, and 0 open layers or more; it is given {}, {} and {}",
         options.threads, options.num_disks, options.num_open_layers));
+  }
+  const bool has_device = options.device_budget != nullptr && options.arithmetic == nullptr;
+  if (plan.placement.AnyOnDevice() && !has_device) {
+    return UsageError(
+        "the plan has optimizer state on a device, and the session is given no device_budget, or "
+        "another arithmetic than the rule's. Give it the device, or plan without "
+        "device_state_bytes");
   }
   const OffloadedOptimizerOptions optimizer = OptimizerOptionsOf(options, plan, {}, {});
   const bool fits = MomentsOf(optimizer.rule) == plan.tiles.moment_set() &&

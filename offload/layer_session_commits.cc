@@ -62,7 +62,7 @@ absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& k
                                  : optimizer_->CheckBeginUpdate(scalars_, resident));
   // A speculative pass has begun its writes. Where an update that is not for a commit writes
   // nothing, the one copy of --durability=none stays what it is.
-  const bool writes = commits || !plan_.placement.AllInHost();
+  const bool writes = commits || !plan_.placement.AllInMemory();
   if (writes && !optimizer_->modes().speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   // Gradients alone do not make a step of which raw tensors have changed too: after a crash it is
   // computed again.

@@ -12,6 +12,7 @@
 #include "forebay/base/format.h"
 #include "forebay/base/round_up.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/offload/check_plan_inputs.h"
 #include "forebay/offload/disk_room.h"
 #include "forebay/offload/largest_term.h"
 #include "forebay/offload/parameter_groups_of.h"
@@ -198,8 +199,9 @@ class Planner {
     plan.commit_pace.only_on_demand = num_slots_ == 1;
     plan.may_speculate = MaySpeculate(options_, num_slots_);
     plan.commit_pace.every_steps = options_.commit_every;
-    plan.commit_pace.resident_bytes =
-        plan.placement.host_weight_bytes + plan.placement.host_state_bytes;
+    plan.commit_pace.resident_bytes = plan.placement.host_weight_bytes +
+                                      plan.placement.host_state_bytes +
+                                      plan.placement.device_state_bytes;
     const bool speculates = plan.placement.NumUpdated(UpdateTime::kAfterHand) > 0;
     if (speculates && plan.commit_pace.resident_bytes > 0) plan.commit_pace.every_steps = 1;
     if (replays()) {
@@ -297,7 +299,13 @@ class Planner {
     optimizer.may_update = delays()                             ? UpdateTime::kBesideStep
                            : MaySpeculate(options_, num_slots_) ? UpdateTime::kAfterHand
                                                                 : UpdateTime::kOnRead;
+    optimizer.may_have_state_on_device = StateMayBeOnDevice();
     return optimizer;
+  }
+  bool StateMayBeOnDevice() const {
+    const bool may =
+        options_.state_tier == TierChoice::kAuto || options_.state_tier == TierChoice::kDevice;
+    return may && inputs_.device_state_bytes > 0;
   }
 
   // All that a run needs whatever is placed where.
@@ -380,6 +388,7 @@ class Planner {
     placement.gradients = options_.gradients_tier;
     placement.gradient_bytes_per_elem = gradient_bytes_per_elem_;
     placement.host_bytes = left;
+    placement.device_bytes = StateMayBeOnDevice() ? inputs_.device_state_bytes : 0;
     // A step reads weights that its predecessor's update does not touch: those on disk.
     if (delays()) placement.weights = TierChoice::kNvme;
     placement.update_times = update_times_;
@@ -501,67 +510,6 @@ absl::StatusOr<OffloadPlan> PlanWithSlots(int num_slots, const PlanInputs& input
   return plan;
 }
 
-// The layers below take these for granted.
-absl::Status CheckInputs(const PlanInputs& inputs, const OffloadOptions& options,
-                         const MachineLimits& limits) {
-  const int num_layers = inputs.inventory.num_streamed_layers();
-  if (inputs.pass != PassKind::kChain && num_layers == 0) {
-    return UsageError("the inventory has no layer that a step goes through");
-  }
-  if (inputs.pass == PassKind::kChain &&
-      (num_layers < 3 || inputs.chain.num_layers != num_layers)) {
-    return UsageError(fmt::format(
-        "the inventory has {} layers and the chain {}: a step goes through the same layers in "
-        "both, "
-        "at least three, of which the first takes the input and the last makes the loss",
-        num_layers, inputs.chain.num_layers));
-  }
-  FOREBAY_RETURN_IF_ERROR(inputs.inventory.CheckRawLayersAreLast());
-  if (options.delay_update_from == 1) {
-    return UsageError(
-        "delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
-        "or "
-        "a later step, or 0");
-  }
-  if (options.delay_update_from > 0 && options.durability != Durability::kReplay) {
-    return UsageError(fmt::format(
-        "delay_update_from={} needs --durability=replay: what a stop or a crash leaves has to hold "
-        "gradients that were made and are not applied",
-        options.delay_update_from));
-  }
-  if (inputs.inventory.has_raw_layer() && options.delay_update_from > 0) {
-    return UsageError(
-        "delay_update_from: a step that computes with weights of two steps before could not be "
-        "computed again with the raw tensors that it began with. Leave it at 0");
-  }
-  if (inputs.pass != PassKind::kChain && inputs.activation_bytes > 0) {
-    return UsageError(
-        "activation_bytes: the activations of a module are the caller's own. Leave them at 0, and "
-        "count their memory in step_memory");
-  }
-  if (options.activations_tier == ActivationsTier::kNvme && inputs.activation_bytes == 0) {
-    return UsageError(
-        "activations_tier=nvme: how large an activation is has to be known (activation_bytes), and "
-        "whoever computes takes the session's buffers for them");
-  }
-  if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
-    return UsageError(
-        fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
-  }
-  const StepBuffers buffers = options.buffers.value_or(StepBuffers());
-  if (buffers.num_staging_tiles < 2 || buffers.num_block_buffers < 2) {
-    return UsageError(fmt::format(
-        "a step needs two staging tiles and two buffers for blocks, and {} and {} are asked for",
-        buffers.num_staging_tiles, buffers.num_block_buffers));
-  }
-  // The folders of an existing store may be named differently: only some of them, or their parents.
-  if (!inputs.store_exists && !options.nvme.empty() && limits.disks.size() != options.nvme.size()) {
-    return UsageError(fmt::format("nvme names {} folders, and the limits are of {} disks",
-                                  options.nvme.size(), limits.disks.size()));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 StripeBytes OffloadPlan::ScratchBytes() const {
@@ -572,7 +520,7 @@ StripeBytes OffloadPlan::ScratchBytes() const {
 
 absl::StatusOr<OffloadPlan> MakeOffloadPlan(const PlanInputs& inputs, const OffloadOptions& options,
                                             const MachineLimits& limits) {
-  FOREBAY_RETURN_IF_ERROR(CheckInputs(inputs, options, limits));
+  FOREBAY_RETURN_IF_ERROR(CheckPlanInputs(inputs, options, limits));
   const bool one_slot = options.durability == Durability::kNone;
   absl::Status room;
   FOREBAY_ASSIGN_OR_RETURN(OffloadPlan plan,

@@ -91,7 +91,8 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
 
 absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
     DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
-    TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging) {
+    TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging,
+    Device* device) {
   std::vector<GradientSeals> seals;
   for (int half = 0; half < placement.NumGradientSets(); ++half) {
     FOREBAY_ASSIGN_OR_RETURN(GradientSeals of_half, GradientSeals::Create(store->tiles(), budget));
@@ -104,11 +105,12 @@ absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
     // Tiles differ in size, so that some lie across two pieces: one in a GiB.
     FOREBAY_ASSIGN_OR_RETURN(
         held->transfer_memory_,
-        TransferBuffer::Create(store, budget, "gradients held", host_bytes, kIoAlignBytes));
+        TransferBuffer::Create(store, budget, "gradients held", host_bytes, kIoAlignBytes, device));
     held->host_ = held->transfer_memory_.bytes();
   } else {
-    FOREBAY_ASSIGN_OR_RETURN(held->host_memory_,
-                             HostBuffer::Create(budget, "gradients held", host_bytes));
+    FOREBAY_ASSIGN_OR_RETURN(
+        held->host_memory_,
+        HostBuffer::Create(budget, "gradients held", host_bytes, {.device = device}));
     held->host_ = held->host_memory_.bytes();
   }
   return held;

@@ -71,11 +71,13 @@ class HeldGradients {
  public:
   // `dtype`: what gradients are rounded to. `staging`: at least two aligned buffers of a tile's
   // gradient each, needed when the placement spills a layer. They are used from Hand until Finish
-  // or Abandon returns. Everything pointed to must outlive it. Requires: the store's scratch area
-  // has GradientPlaces::area_bytes, at its beginning.
+  // or Abandon returns. `device`: what is held in RAM is pinned for its copies. Everything pointed
+  // to must outlive it. Requires: the store's scratch area has GradientPlaces::area_bytes, at its
+  // beginning.
   static absl::StatusOr<std::unique_ptr<HeldGradients>> Create(
       DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
-      TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging);
+      TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging,
+      Device* device = nullptr);
   ~HeldGradients();
   HeldGradients(const HeldGradients&) = delete;
   HeldGradients& operator=(const HeldGradients&) = delete;

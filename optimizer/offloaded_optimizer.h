@@ -48,9 +48,10 @@ struct OffloadedOptimizerOptions {
   DType gradient_dtype = DType::kBF16;  // what Hand rounds to
   // kAll: for PublishIntent. The store has an intent file and two slots then.
   GradientArea gradient_area = GradientArea::kSpilled;
-  // Where Hand's gradients may lie, and its memory; nullptr: all in RAM.
-  Device* gradient_device = nullptr;
-  MemoryBudget* gradient_device_budget = nullptr;
+  // Where Hand's gradients may lie, and state that the placement has on a device, and its memory;
+  // nullptr: all in RAM.
+  Device* device = nullptr;
+  MemoryBudget* device_budget = nullptr;
   int num_threads = 1;        // of the update
   int num_staging_tiles = 4;  // state tiles in flight; >= 2
   // Tiles of speculative layers whose gradients wait for their update; >= 2. With those of a whole
@@ -64,8 +65,9 @@ struct OffloadedOptimizerOptions {
   // By layer: the element of the whole one that the store's first is, which keys the rounding of
   // moments. Empty: the store has whole layers.
   std::vector<int64_t> first_elems;
-  // When the placement may have layers updated, for StagingBytes.
+  // What a placement may have, for StagingBytes: when layers are updated, and state on the device.
   UpdateTime may_update = UpdateTime::kOnRead;
+  bool may_have_state_on_device = false;
 };
 
 struct GradientStats {
@@ -81,7 +83,7 @@ struct RecoveredGradients {
   absl::Status damage;
 };
 
-// When the tiles that live in RAM go to the store.
+// When the tiles that live in memory go to the store.
 enum class ResidentWrites : uint8_t {
   kNow,       // as they are updated: the step will be committed
   kDeferred,  // with a later step, or when WriteDeferred and WriteDeferredState ask for it
@@ -104,8 +106,10 @@ struct OptimizerStats {
 // A call in the wrong order, or with what does not fit the store, is a UsageError, and nothing is
 // changed by it.
 //
-// What lives in RAM is written to the store for a commit alone, so steps that are not committed may
-// leave it out (ResidentWrites::kDeferred).
+// What lives in RAM or on the device is written to the store for a commit alone, so steps that are
+// not committed may leave it out (ResidentWrites::kDeferred).
+//
+// State on the device is updated there, with the bits of the CPU.
 //
 // Threads: UpdateLayer, WriteDeferred and AwaitWriteBack belong to the swapper's thread,
 // UpdateIsDue and stats to any, the rest to the training thread. Nothing is allocated after Create.
@@ -113,9 +117,10 @@ struct OptimizerStats {
 // last committed step; of one slot, what was being written over is lost.
 class OffloadedOptimizer : public TileUpdater {
  public:
-  // Loads host-resident state from the store, which must have a committed step. Everything pointed
-  // to must outlive it. OutOfMemoryError, StorageError; UsageError where the groups or missed
-  // updates do not fit. Requires: rule.eps > 0 (else 0/0 where a gradient is zero).
+  // Loads state that lives in memory from the store, which must have a committed step. Everything
+  // pointed to must outlive it. OutOfMemoryError, StorageError, EnvironmentError; UsageError where
+  // the groups or missed updates do not fit. Requires: rule.eps > 0 (else 0/0 where a gradient is
+  // zero); a device, and no other arithmetic than the rule's, where the placement has state there.
   static absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> Create(
       const OffloadedOptimizerOptions& options, const Placement& placement, TensorStore* store,
       MemoryBudget* budget);
@@ -193,8 +198,8 @@ class OffloadedOptimizer : public TileUpdater {
   absl::Status UpdateLayer(int layer, std::span<std::byte> weights) override;
   absl::Status WriteDeferred(int layer, std::span<std::byte> weights) override;
   absl::Status AwaitWriteBack(int layer) override;
-  // Starts writing the state in RAM that is newer than the store's. Requires: no update is due, and
-  // the swapper's thread is idle.
+  // Starts writing the state in memory that is newer than the store's. Requires: no update is due,
+  // and the swapper's thread is idle.
   absl::Status WriteDeferredState();
 
   // Waits until everything that was updated is written, weights and state; then the store may

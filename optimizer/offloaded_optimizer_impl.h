@@ -1,6 +1,6 @@
-// The inside of OffloadedOptimizer, shared by its source files: offloaded_optimizer.cc (creating,
-// the backward pass and what follows it) and offloaded_optimizer_updates.cc (what becomes of a
-// tile). Not for use elsewhere.
+// The inside of OffloadedOptimizer, shared by its source files: offloaded_optimizer_create.cc,
+// offloaded_optimizer.cc (the backward pass and what follows it) and offloaded_optimizer_updates.cc
+// (what becomes of a tile). Not for use elsewhere.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,9 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "forebay/optimizer/background_updates.h"
+#include "forebay/optimizer/device_state.h"
 #include "forebay/optimizer/gradient_landing.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/optimizer/staged_tiles.h"
@@ -27,13 +29,24 @@ enum class UpdateTiming : uint8_t {
   kDelayed,   // UpdateModes::BeginDelayedUpdate
 };
 
+// In RAM, all bytes of a tile. `state`: empty where it lives on the device and is not written.
+struct TileMemory {
+  std::span<std::byte> weights;
+  std::span<std::byte> state;
+  std::span<const std::byte> gradient;
+};
+
 struct OffloadedOptimizer::Impl {
   Impl(const OffloadedOptimizerOptions& options_in, const Placement& placement_in,
        TensorStore* store_in);
 
   absl::Status MakeStaging(MemoryBudget* budget);
   absl::Status LoadHostState(MemoryBudget* budget);
-  // From what the store has newest, where it lives in RAM.
+  absl::Status MakeDeviceState(MemoryBudget* budget);
+  // The device to which memory of tiles goes for its update.
+  Device* PinsFor() const { return placement.AnyOnDevice() ? options.device : nullptr; }
+  // From what the store has newest, where it lives in memory.
+  absl::Status ReadResidentState(int first_tile, int end_tile);
   absl::Status ReadHostState(int first_tile, int end_tile);
   std::vector<int> TilesAsHanded(const std::function<bool(int layer)>& takes) const;
   absl::Status MakeSpeculation(MemoryBudget* budget);
@@ -59,11 +72,23 @@ struct OffloadedOptimizer::Impl {
   void ChooseHalf();
   absl::Status UpdateBeside(int tile, const StagingBuffer& buffer,
                             std::span<const std::byte> gradient);
-  absl::Status RunKernel(const TileRun& whole, int tile, std::span<std::byte> weights,
-                         std::span<std::byte> state);
+  // Where the state of `tile` is in RAM; empty: it is on the device.
+  std::span<std::byte> StateIn(const StagingBuffer& buffer, int tile);
+  // Updates the tile, and starts its write-backs.
+  absl::Status UpdateAndWrite(int tile, TileMemory memory);
+  // `part`: as TensorStore has it.
+  absl::Status ForEachPart(int tile, absl::FunctionRef<absl::Status(int64_t part)> task);
+  absl::Status VerifyPart(int tile, int64_t part, const TileMemory& memory) const;
+  void SealPart(int tile, int64_t part, const TileMemory& memory);
+  absl::Status UpdateOnHost(int tile, const TileMemory& memory);
+  absl::Status UpdateOnDevice(int tile, TileMemory& memory);
+  absl::Status ComputeOnDevice(int tile, TileMemory& memory);
   std::span<std::byte> HostState(int tile) {
     return host_state.bytes().subspan(host_state_offset_bytes[tile],
                                       tiles.StateBytes(tiles.tiles()[tile]));
+  }
+  size_t GradientBytes(const Tile& tile) const {
+    return static_cast<size_t>(tile.num_elems * SizeOf(options.gradient_dtype));
   }
   // Whether the update in progress writes what it makes of a tile.
   bool WritesWeights(const Tile& tile) const {
@@ -75,7 +100,11 @@ struct OffloadedOptimizer::Impl {
   // All of a tile, without its gradient.
   TileRun WholeRun(const Tile& tile, std::span<std::byte> weights,
                    std::span<std::byte> state) const;
-  void UpdatePart(const TileRun& whole, const Tile& tile, int64_t part);
+  // Calls `update` for each run with one set of constants of the tile's elements
+  // [begin_elem, end_elem), but for those that are left alone.
+  absl::Status ForEachRun(
+      const TileRun& whole, const Tile& tile, int64_t begin_elem, int64_t end_elem,
+      absl::FunctionRef<absl::Status(const UpdateScalars& scalars, const TileRun& run)> update);
   const TileArithmetic& arithmetic() const {
     return options.arithmetic != nullptr ? *options.arithmetic : rule;
   }
@@ -98,18 +127,17 @@ struct OffloadedOptimizer::Impl {
   std::vector<StagingBuffer> staging;
   HostBuffer ring_memory;  // of gradients that speculation applies
   TransferBuffer host_state;
-  std::vector<int64_t> host_state_offset_bytes;  // by tile; meaningless for tiles on NVMe
+  std::vector<int64_t> host_state_offset_bytes;  // by tile; meaningless for tiles elsewhere
+  std::unique_ptr<DeviceState> device_state;     // nullptr: no tile's state lives on a device
   std::unique_ptr<TileWrites> writes;
   std::unique_ptr<HeldGradients> gradients;
   std::unique_ptr<GradientLanding> landing;  // nullptr: all gradients come in RAM
   std::vector<std::atomic<bool>> due;        // by layer
   std::unique_ptr<StagedTiles> staged;
-  std::vector<int> due_tiles;                      // of the layers that are not speculative
-  std::unique_ptr<BackgroundUpdates> speculation;  // nullptr: no layer is speculative
-  std::vector<int> speculative_layers;             // in the order of Hand
+  std::vector<int> due_tiles;           // of the layers that are not speculative
+  std::vector<int> speculative_layers;  // in the order of Hand
   // By layer: the memory of the window's resident layers, for what is updated outside of it.
   std::vector<std::span<std::byte>> resident_weights;
-  std::unique_ptr<BackgroundUpdates> delays;  // nullptr: the placement delays no updates
 
   // Training thread.
   bool delayed_is_pending = false;
@@ -129,7 +157,8 @@ struct OffloadedOptimizer::Impl {
   int first_nonfinite_layer = -1;                  // of what was handed over so far
   UpdateScalars step;                              // of the updates that are due
   ResidentWrites resident = ResidentWrites::kNow;  // the same
-  // By tile: whether what is in RAM is newer than what was written. Of whoever updates or writes.
+  // By tile: whether what is in memory is newer than what was written. Of whoever updates or
+  // writes.
   std::vector<bool> weights_deferred;
   std::vector<bool> state_deferred;
   double tile_wait_s = 0;  // of the layer being updated
@@ -137,6 +166,10 @@ struct OffloadedOptimizer::Impl {
   mutable std::mutex mutex;
   absl::Status failure;  // mutex: of an update; no further one is taken
   OptimizerStats stats;  // mutex
+
+  // Last, so that their threads end before anything else.
+  std::unique_ptr<BackgroundUpdates> speculation;  // nullptr: no layer is speculative
+  std::unique_ptr<BackgroundUpdates> delays;       // nullptr: the placement delays no updates
 };
 
 }  // namespace forebay

@@ -8,6 +8,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
+#include "forebay/optimizer/kernels/update_cuda.h"
 #include "forebay/optimizer/offloaded_optimizer_impl.h"
 #include "forebay/swap/records/tile_seals.h"
 
@@ -86,17 +87,10 @@ absl::Status OffloadedOptimizer::Impl::UpdateTile(int tile, std::span<std::byte>
   }
   tile_wait_s += stopwatch.Seconds();
 
-  const std::span<std::byte> state =
-      staged->StateIsRead(tile) ? buffer.state.first(tiles.StateBytes(spec)) : HostState(tile);
-  TileRun whole = WholeRun(spec, weights, state);
-  whole.gradient =
+  const std::byte* const gradient =
       staged->GradientIsRead(tile) ? buffer.gradient.data() : gradients->HostTile(tile);
-  whole.gradient_dtype = options.gradient_dtype;
-  FOREBAY_RETURN_IF_ERROR(RunKernel(whole, tile, weights, state));
-  state_deferred[tile] = !WritesState(tile);
-  if (!state_deferred[tile]) writes->StartState(tile, state, step.step);
-  weights_deferred[tile] = !WritesWeights(spec);
-  if (!weights_deferred[tile]) writes->StartWeights(tile, weights, step.step);
+  FOREBAY_RETURN_IF_ERROR(
+      UpdateAndWrite(tile, {weights, StateIn(buffer, tile), {gradient, GradientBytes(spec)}}));
   if (staged->Needs(tile)) staged->Done();
   return absl::OkStatus();
 }
@@ -112,71 +106,147 @@ absl::Status OffloadedOptimizer::Impl::UpdateBeside(int tile, const StagingBuffe
           : resident_weights[static_cast<size_t>(spec.layer)].subspan(
                 static_cast<size_t>(spec.first_elem * WeightBytesPerElem(tiles.layout())),
                 static_cast<size_t>(tiles.WeightBytes(spec)));
-  const auto state = staged->StateIsRead(tile)
-                         ? buffer.state.first(static_cast<size_t>(tiles.StateBytes(spec)))
-                         : HostState(tile);
-  TileRun whole = WholeRun(spec, weights, state);
-  whole.gradient = gradient.data();
-  whole.gradient_dtype = options.gradient_dtype;
-  const absl::Status status = RunKernel(whole, tile, weights, state);
+  const absl::Status status =
+      UpdateAndWrite(tile, {weights, StateIn(buffer, tile), gradient.first(GradientBytes(spec))});
   if (!status.ok()) {
     return Annotate(status, fmt::format("step {}: updating layer '{}'", step.step,
                                         store->inventory().layers()[spec.layer].name));
   }
-  writes->StartState(tile, state, step.step);
-  writes->StartWeights(tile, weights, step.step);
   const std::lock_guard lock(mutex);
   stats.update_s += stopwatch.Seconds();
   stats.updated_elems += spec.num_elems;
   return absl::OkStatus();
 }
 
-// Verifies what was read, where it was read, updates, and seals what will be written.
-absl::Status OffloadedOptimizer::Impl::RunKernel(const TileRun& whole, int tile,
-                                                 std::span<std::byte> weights,
-                                                 std::span<std::byte> state) {
-  const Tile& spec = tiles.tiles()[tile];
-  const bool is_read = staged->StateIsRead(tile);
-  const bool gradient_is_read = staged->GradientIsRead(tile);
-  const bool weights_are_read = staged->WeightsAreRead(tile);
-  const std::span<const std::byte> gradient(
-      static_cast<const std::byte*>(whole.gradient),
-      static_cast<size_t>(spec.num_elems * SizeOf(options.gradient_dtype)));
-  const bool writes_weights = WritesWeights(spec);
-  const bool writes_state = WritesState(tile);
-  const TraceScope trace("update", {.layer = spec.layer, .tile = tile});
-  std::mutex damage_mutex;
-  absl::Status damage;
-  pool.ParallelFor(NumSealParts(spec), [&](int64_t part) {
-    const TraceScope trace_part("part of an update", {.layer = spec.layer, .tile = tile});
-    absl::Status intact;
-    if (is_read) intact = store->VerifyStatePart(tile, part, state);
-    if (weights_are_read) intact.Update(store->VerifyWeightsPart(tile, part, weights));
-    if (gradient_is_read) intact.Update(gradients->VerifyPart(tile, part, gradient));
-    if (!intact.ok()) {
-      const std::lock_guard lock(damage_mutex);
-      damage.Update(intact);
-      return;  // nothing of this tile will be written
-    }
-    UpdatePart(whole, spec, part);
-    if (writes_weights) store->SealWeights(tile, part, weights);
-    if (writes_state) store->SealState(tile, part, state);
-  });
-  return damage;
+std::span<std::byte> OffloadedOptimizer::Impl::StateIn(const StagingBuffer& buffer, int tile) {
+  if (placement.state[tile] == Tier::kDevice) return {};
+  return staged->StateIsRead(tile) ? buffer.state.first(tiles.StateBytes(tiles.tiles()[tile]))
+                                   : HostState(tile);
 }
 
+absl::Status OffloadedOptimizer::Impl::UpdateAndWrite(int tile, TileMemory memory) {
+  const Tile& spec = tiles.tiles()[tile];
+  {
+    const TraceScope trace("update", {.layer = spec.layer, .tile = tile});
+    FOREBAY_RETURN_IF_ERROR(placement.state[tile] == Tier::kDevice ? UpdateOnDevice(tile, memory)
+                                                                   : UpdateOnHost(tile, memory));
+  }
+  state_deferred[tile] = !WritesState(tile);
+  if (!state_deferred[tile]) writes->StartState(tile, memory.state, step.step);
+  weights_deferred[tile] = !WritesWeights(spec);
+  if (!weights_deferred[tile]) writes->StartWeights(tile, memory.weights, step.step);
+  return absl::OkStatus();
+}
+
+// ---- A tile ------------------------------------------------------------------------------------
+
+// The first error of any part; nothing of the tile will be written then.
+absl::Status OffloadedOptimizer::Impl::ForEachPart(
+    int tile, absl::FunctionRef<absl::Status(int64_t part)> task) {
+  const Tile& spec = tiles.tiles()[tile];
+  std::mutex first_mutex;
+  absl::Status first;
+  pool.ParallelFor(NumSealParts(spec), [&](int64_t part) {
+    const TraceScope trace("part of an update", {.layer = spec.layer, .tile = tile});
+    const absl::Status status = task(part);
+    if (status.ok()) return;
+    const std::lock_guard lock(first_mutex);
+    first.Update(status);
+  });
+  return first;
+}
+
+absl::Status OffloadedOptimizer::Impl::VerifyPart(int tile, int64_t part,
+                                                  const TileMemory& memory) const {
+  absl::Status intact;
+  if (staged->StateIsRead(tile)) intact = store->VerifyStatePart(tile, part, memory.state);
+  if (staged->WeightsAreRead(tile)) {
+    intact.Update(store->VerifyWeightsPart(tile, part, memory.weights));
+  }
+  if (staged->GradientIsRead(tile)) {
+    intact.Update(gradients->VerifyPart(tile, part, memory.gradient));
+  }
+  return intact;
+}
+
+void OffloadedOptimizer::Impl::SealPart(int tile, int64_t part, const TileMemory& memory) {
+  if (WritesWeights(tiles.tiles()[tile])) store->SealWeights(tile, part, memory.weights);
+  if (WritesState(tile)) store->SealState(tile, part, memory.state);
+}
+
+// Verifies what was read, where it was read, updates, and seals what will be written.
+absl::Status OffloadedOptimizer::Impl::UpdateOnHost(int tile, const TileMemory& memory) {
+  const Tile& spec = tiles.tiles()[tile];
+  TileRun whole = WholeRun(spec, memory.weights, memory.state);
+  whole.gradient = memory.gradient.data();
+  return ForEachPart(tile, [&](int64_t part) {
+    FOREBAY_RETURN_IF_ERROR(VerifyPart(tile, part, memory));
+    const int64_t begin_elem = part * kTaskElems;
+    const absl::Status status =
+        ForEachRun(whole, spec, begin_elem, std::min(begin_elem + kTaskElems, spec.num_elems),
+                   [this](const UpdateScalars& scalars, const TileRun& run) {
+                     arithmetic().Update(scalars, run);
+                     return absl::OkStatus();
+                   });
+    SealPart(tile, part, memory);
+    return status;
+  });
+}
+
+// The same, with the state where it lives. What is to be written of it comes to `memory.state`.
+absl::Status OffloadedOptimizer::Impl::UpdateOnDevice(int tile, TileMemory& memory) {
+  FOREBAY_RETURN_IF_ERROR(
+      ForEachPart(tile, [&](int64_t part) { return VerifyPart(tile, part, memory); }));
+  const absl::Status status = ComputeOnDevice(tile, memory);
+  if (!status.ok()) {
+    // What was enqueued still reads and writes memory of the caller's.
+    device_state->stream().Await().IgnoreError();
+    return status;
+  }
+  return ForEachPart(tile, [&](int64_t part) {
+    SealPart(tile, part, memory);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status OffloadedOptimizer::Impl::ComputeOnDevice(int tile, TileMemory& memory) {
+  const Tile& spec = tiles.tiles()[tile];
+  FOREBAY_ASSIGN_OR_RETURN(const DeviceState::Planes planes,
+                           device_state->Begin(tile, memory.weights, memory.gradient));
+  TileRun whole = WholeRun(spec, planes.weights, planes.state);
+  whole.gradient = planes.gradient.data();
+  const bool on_host = options.device->kind() == DeviceKind::kHost;
+  FOREBAY_RETURN_IF_ERROR(device_state->stream().Launch([&](void* native_stream) {
+    return ForEachRun(whole, spec, 0, spec.num_elems,
+                      [&](const UpdateScalars& scalars, const TileRun& run) {
+                        if (!on_host) {
+                          return UpdateRunCuda(options.rule, scalars, run, native_stream);
+                        }
+                        UpdateRun(options.rule, scalars, run);
+                        return absl::OkStatus();
+                      });
+  }));
+  if (!WritesState(tile)) return device_state->Finish(memory.weights);
+  FOREBAY_ASSIGN_OR_RETURN(memory.state, device_state->CopyBack(tile, memory.weights));
+  return absl::OkStatus();
+}
+
+// Without its gradient's address.
 TileRun OffloadedOptimizer::Impl::WholeRun(const Tile& tile, std::span<std::byte> weights,
                                            std::span<std::byte> state) const {
   TileRun run = RunOf(tiles, tile, weights, state);
+  run.gradient_dtype = options.gradient_dtype;
   if (!options.first_elems.empty()) run.first_elem += options.first_elems[tile.layer];
   return run;
 }
 
-void OffloadedOptimizer::Impl::UpdatePart(const TileRun& whole, const Tile& tile, int64_t part) {
+absl::Status OffloadedOptimizer::Impl::ForEachRun(
+    const TileRun& whole, const Tile& tile, int64_t begin_elem, int64_t end_elem,
+    absl::FunctionRef<absl::Status(const UpdateScalars& scalars, const TileRun& run)> update) {
   const std::span<const GroupRun> runs = tensors->RunsOf(tile.layer);
   // In the layer's flat vector.
-  const int64_t begin = tile.first_elem + part * kTaskElems;
-  const int64_t end = std::min(begin + kTaskElems, tile.first_elem + tile.num_elems);
+  const int64_t begin = tile.first_elem + begin_elem;
+  const int64_t end = tile.first_elem + end_elem;
   auto run = std::upper_bound(runs.begin(), runs.end(), begin,
                               [](int64_t elem, const GroupRun& r) { return elem < r.end_elem; });
   for (int64_t first = begin; first < end; ++run) {
@@ -185,10 +255,11 @@ void OffloadedOptimizer::Impl::UpdatePart(const TileRun& whole, const Tile& tile
       TileRun part_of_run = PartOf(whole, first - tile.first_elem, run_end - first);
       part_of_run.lr_scale = tensors->GroupOf(*run).lr_scale;
       part_of_run.weight_decay = tensors->GroupOf(*run).weight_decay;
-      arithmetic().Update(tensors->ScalarsOf(step, *run), part_of_run);
+      FOREBAY_RETURN_IF_ERROR(update(tensors->ScalarsOf(step, *run), part_of_run));
     }
     first = run_end;
   }
+  return absl::OkStatus();
 }
 
 absl::Status OffloadedOptimizer::WriteDeferred(int layer, std::span<std::byte> weights) {
@@ -215,7 +286,12 @@ absl::Status OffloadedOptimizer::WriteDeferredState() {
   FOREBAY_CHECK(!impl.AnyIsDue());
   for (int i = 0; i < impl.tiles.num_streamed_tiles(); ++i) {
     if (!impl.state_deferred[i]) continue;
-    const std::span<std::byte> state = impl.HostState(i);
+    std::span<std::byte> state;
+    if (impl.placement.state[i] == Tier::kDevice) {
+      FOREBAY_ASSIGN_OR_RETURN(state, impl.device_state->CopyBack(i));
+    } else {
+      state = impl.HostState(i);
+    }
     impl.pool.ParallelFor(NumSealParts(impl.tiles.tiles()[i]),
                           [&](int64_t part) { impl.store->SealState(i, part, state); });
     FOREBAY_RETURN_IF_ERROR(impl.writes->AwaitState(i));

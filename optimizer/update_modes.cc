@@ -52,7 +52,8 @@ std::span<const int> UpdateModes::Speculated() const {
 }
 
 absl::Status UpdateModes::RestoreState(int layer) {
-  return impl_->ReadHostState(impl_->tiles.first_tile(layer), impl_->tiles.first_tile(layer + 1));
+  return impl_->ReadResidentState(impl_->tiles.first_tile(layer),
+                                  impl_->tiles.first_tile(layer + 1));
 }
 
 bool UpdateModes::SpeculationIsComplete() const {

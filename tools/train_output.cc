@@ -109,12 +109,17 @@ std::string FormatSummary(const Json& summary) {
                       FormatBinaryBytes(Bytes(summary, "rss_bytes")),
                       FormatBinaryBytes(Bytes(summary, "ram_budget_bytes")));
   const int64_t in_ram = Bytes(summary, "host_weight_bytes") + Bytes(summary, "host_state_bytes");
+  const int64_t on_gpu = Bytes(summary, "gpu_state_bytes");
+  std::string in_memory = in_ram > 0 ? fmt::format("{} of it in RAM", FormatBytes(in_ram)) : "";
+  if (on_gpu > 0) {
+    in_memory +=
+        fmt::format("{}{} of it on the GPU", in_ram > 0 ? " and " : "", FormatBytes(on_gpu));
+  }
   const auto stores = summary.value("stores", std::vector<std::string>());
   text += fmt::format("state      {} in {}{}\n", FormatBytes(Bytes(summary, "store_bytes")),
                       fmt::join(stores, " and "),
-                      in_ram > 0
-                          ? fmt::format(", and {} of it in RAM while training", FormatBytes(in_ram))
-                          : std::string(", none of it in RAM"));
+                      in_memory.empty() ? std::string(", none of it in RAM")
+                                        : fmt::format(", and {} while training", in_memory));
   text += fmt::format("           give that space back with: forebay clean {}\n", ShellQuoted(run));
   if (!model.empty()) text += fmt::format("model      {}\n", model);
   return text + NextCommands(run, model);

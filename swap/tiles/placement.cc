@@ -12,10 +12,10 @@
 namespace forebay {
 namespace {
 
-// One pass of Bresenham's rule over the items `among`: item i goes to the host when the host's
-// bytes then stay within its even share of the items so far. So what stays on NVMe is spread
+// One pass of Bresenham's rule over the items `among`: item i goes to the memory `to` when the
+// bytes there then stay within its even share of the items so far. So what stays on NVMe is spread
 // evenly, and the disk is busy the whole step. Takes bytes from `left_bytes`.
-void SpreadOnce(const std::vector<int64_t>& sizes, std::span<const size_t> among,
+void SpreadOnce(const std::vector<int64_t>& sizes, std::span<const size_t> among, Tier to,
                 std::vector<Tier>& tiers, int64_t& left_bytes) {
   // An item larger than everything that is left would hold a share that nobody can use.
   const auto candidate = [&, limit = left_bytes](size_t i) {
@@ -27,17 +27,17 @@ void SpreadOnce(const std::vector<int64_t>& sizes, std::span<const size_t> among
   }
   const int64_t share_bytes = std::min(left_bytes, total_bytes);
   int64_t seen_bytes = 0;
-  int64_t host_bytes = 0;
+  int64_t placed_bytes = 0;
   for (const size_t i : among) {
     if (!candidate(i)) continue;
     seen_bytes += sizes[i];
-    if (static_cast<__int128>(host_bytes + sizes[i]) * total_bytes <=
+    if (static_cast<__int128>(placed_bytes + sizes[i]) * total_bytes <=
         static_cast<__int128>(share_bytes) * seen_bytes) {
-      tiers[i] = Tier::kHost;
-      host_bytes += sizes[i];
+      tiers[i] = to;
+      placed_bytes += sizes[i];
     }
   }
-  left_bytes -= host_bytes;
+  left_bytes -= placed_bytes;
 }
 
 // The numbers of items, in order: all of them, or those of each stripe.
@@ -50,29 +50,44 @@ Items AllOf(const std::vector<int64_t>& sizes) {
 }
 
 // The even pattern of a pass could fall together with that of the stripes, and leave one of them
-// everything and another nothing: so each stripe first gets its share of the host by itself.
-void SpreadByStripe(const std::vector<int64_t>& sizes, std::span<const Items> stripes,
+// everything and another nothing: so each stripe first gets its share of the memory by itself.
+void SpreadByStripe(const std::vector<int64_t>& sizes, std::span<const Items> stripes, Tier to,
                     std::vector<Tier>& tiers, int64_t& left_bytes) {
-  const int64_t total_bytes = Total(sizes);
-  const int64_t host_bytes = std::min(left_bytes, total_bytes);
-  for (const Items& stripe : stripes) {
-    int64_t stripe_bytes = 0;
-    for (const size_t i : stripe) stripe_bytes += sizes[i];
+  const auto bytes_on_nvme = [&](const Items& items) {
+    int64_t bytes = 0;
+    for (const size_t i : items) bytes += tiers[i] == Tier::kNvme ? sizes[i] : 0;
+    return bytes;
+  };
+  std::vector<int64_t> stripe_bytes;
+  for (const Items& stripe : stripes) stripe_bytes.push_back(bytes_on_nvme(stripe));
+  const int64_t total_bytes = Total(stripe_bytes);
+  if (total_bytes == 0) return;
+  const int64_t memory_bytes = std::min(left_bytes, total_bytes);
+  for (size_t i = 0; i < stripes.size(); ++i) {
     auto share_bytes =
-        static_cast<int64_t>(static_cast<__int128>(host_bytes) * stripe_bytes / total_bytes);
+        static_cast<int64_t>(static_cast<__int128>(memory_bytes) * stripe_bytes[i] / total_bytes);
     left_bytes -= share_bytes;
-    SpreadOnce(sizes, stripe, tiers, share_bytes);
+    SpreadOnce(sizes, stripes[i], to, tiers, share_bytes);
     left_bytes += share_bytes;
   }
 }
 
 // Each pass places at least one item as long as one fits, so this ends.
-void Spread(const std::vector<int64_t>& sizes, std::span<const size_t> among,
+void Spread(const std::vector<int64_t>& sizes, std::span<const size_t> among, Tier to,
             std::vector<Tier>& tiers, int64_t& left_bytes) {
   for (int64_t last_bytes = -1; last_bytes != left_bytes;) {
     last_bytes = left_bytes;
-    SpreadOnce(sizes, among, tiers, left_bytes);
+    SpreadOnce(sizes, among, to, tiers, left_bytes);
   }
+}
+
+// Of what is left on NVMe, as much as fits goes to the memory `to`. Returns the bytes.
+int64_t Fill(const std::vector<int64_t>& sizes, std::span<const Items> stripes, Tier to,
+             std::vector<Tier>& tiers, int64_t& left_bytes) {
+  const int64_t before_bytes = left_bytes;
+  if (stripes.size() > 1) SpreadByStripe(sizes, stripes, to, tiers, left_bytes);
+  Spread(sizes, AllOf(sizes), to, tiers, left_bytes);
+  return before_bytes - left_bytes;
 }
 
 // Places one kind of item and returns the host bytes it took; those of a forced choice were taken
@@ -85,16 +100,28 @@ int64_t PlaceKind(TierChoice choice, const std::vector<int64_t>& sizes,
     return 0;
   }
   if (choice == TierChoice::kHost) return Total(sizes);
-  if (choice == TierChoice::kNvme) return 0;
-  const int64_t before_bytes = left_bytes;
-  if (stripes.size() > 1) SpreadByStripe(sizes, stripes, tiers, left_bytes);
-  Spread(sizes, AllOf(sizes), tiers, left_bytes);
-  return before_bytes - left_bytes;
+  if (choice != TierChoice::kAuto) return 0;
+  return Fill(sizes, stripes, Tier::kHost, tiers, left_bytes);
+}
+
+absl::Status CheckDevice(const TileMap& tiles, const PlacementOptions& options) {
+  FOREBAY_CHECK(options.weights != TierChoice::kDevice && options.gradients != TierChoice::kDevice);
+  const int64_t needed_bytes = tiles.state_area_bytes();
+  const bool fits = options.state != TierChoice::kDevice || needed_bytes <= options.device_bytes;
+  if (fits) return absl::OkStatus();
+  const int64_t room_bytes = std::max<int64_t>(options.device_bytes, 0);
+  return DoesNotFitError(fmt::format(
+      "placement: the optimizer's state is to lie on the GPU and needs {} ({} bytes) there, and "
+      "the GPU's budget leaves {} ({} bytes) for it. Raise --gpu_mem by {}, or let what does not "
+      "fit go elsewhere (--state_tier=auto)",
+      FormatBinaryBytes(needed_bytes), needed_bytes, FormatBinaryBytes(room_bytes), room_bytes,
+      FormatBinaryBytes(needed_bytes - room_bytes)));
 }
 
 }  // namespace
 
 absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(CheckDevice(tiles, options));
   std::vector<int64_t> gradient_sizes;
   std::vector<int64_t> weight_sizes;
   Items speculative;
@@ -138,7 +165,7 @@ absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& op
   if (options.weights == TierChoice::kAuto) {
     placement.weights.assign(weight_sizes.size(), Tier::kNvme);
     placement.host_weight_bytes = left_bytes;
-    Spread(weight_sizes, speculative, placement.weights, left_bytes);
+    Spread(weight_sizes, speculative, Tier::kHost, placement.weights, left_bytes);
     placement.host_weight_bytes -= left_bytes;
   }
   placement.host_gradient_bytes =
@@ -148,6 +175,13 @@ absl::StatusOr<Placement> Place(const TileMap& tiles, const PlacementOptions& op
       PlaceKind(options.weights, weight_sizes, {}, placement.weights, left_bytes);
   placement.host_state_bytes =
       PlaceKind(options.state, state_sizes, stripes, placement.state, left_bytes);
+  const bool may_be_on_device =
+      options.state == TierChoice::kAuto || options.state == TierChoice::kDevice;
+  if (may_be_on_device && options.device_bytes > 0) {
+    int64_t device_bytes = options.device_bytes;
+    placement.device_state_bytes =
+        Fill(state_sizes, stripes, Tier::kDevice, placement.state, device_bytes);
+  }
   return placement;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -17,6 +18,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/device.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
@@ -291,11 +293,23 @@ inline void ExpectStoreHolds(TensorStore& store, InMemoryOptimizer& expected) {
 
 inline constexpr double kNoMostNorm = std::numeric_limits<double>::infinity();
 
-enum class Tiers : uint8_t { kHost, kNvme, kMixed };
+// kDevice, kThree (one after another): of state alone.
+enum class Tiers : uint8_t { kHost, kNvme, kMixed, kDevice, kThree };
 
 inline Tier TierAt(Tiers tiers, int index) {
-  if (tiers == Tiers::kMixed) return index % 2 == 0 ? Tier::kNvme : Tier::kHost;
-  return tiers == Tiers::kHost ? Tier::kHost : Tier::kNvme;
+  switch (tiers) {
+    case Tiers::kHost:
+      return Tier::kHost;
+    case Tiers::kNvme:
+      return Tier::kNvme;
+    case Tiers::kMixed:
+      return index % 2 == 0 ? Tier::kNvme : Tier::kHost;
+    case Tiers::kDevice:
+      return Tier::kDevice;
+    case Tiers::kThree:
+      return std::array{Tier::kNvme, Tier::kDevice, Tier::kHost}[static_cast<size_t>(index % 3)];
+  }
+  return Tier::kNvme;
 }
 
 inline Placement PlacementOf(const TileMap& tiles, Tiers weights, Tiers state, Tiers gradients) {
@@ -353,8 +367,13 @@ class OffloadedRun {
     settings.num_threads = options.num_threads;
     settings.num_staging_tiles = options.num_staging_tiles;
     settings.gradient_area = options.area;
-    settings.gradient_device = options.gradient_device;
-    settings.gradient_device_budget = &run->device_budget_;
+    settings.device = options.gradient_device;
+    settings.device_budget = &run->device_budget_;
+    const bool on_device = options.state == Tiers::kDevice || options.state == Tiers::kThree;
+    if (on_device && settings.device == nullptr) {
+      run->device_ = ChooseDevice().device;  // a GPU, one that is emulated, or the host's twin
+      settings.device = run->device_.get();
+    }
     if (options.settings != nullptr) {
       // Those of a step before the first, so that every step's have to be set.
       settings.groups = {options.settings->groups(0), options.settings->of_tensor};
@@ -479,7 +498,11 @@ class OffloadedRun {
     const UpdateScalars needed = ScalarsOfStep(step, norm);
     if (!optimizer_->modes().SpeculationIsComplete() ||
         needed.gradient_scale != hoped.gradient_scale) {
+      const std::span<const int> speculated = optimizer_->modes().Speculated();
       optimizer_->AbandonStep();
+      for (const int layer : speculated) {
+        FOREBAY_RETURN_IF_ERROR(optimizer_->modes().RestoreState(layer));
+      }
       FOREBAY_ASSIGN_OR_RETURN(stats, SpeculativeBackward(needed, kNoMostNorm));
     }
     FOREBAY_CHECK(optimizer_->modes().SpeculationIsComplete() && stats.norm == norm);
@@ -546,11 +569,13 @@ class OffloadedRun {
   OffloadedOptimizer& optimizer() { return *optimizer_; }
   const Placement& placement() const { return placement_; }
   MemoryBudget& budget() { return budget_; }
+  MemoryBudget& device_budget() { return device_budget_; }
   ThreadPool& pool() { return pool_; }
 
  private:
   Options options_;
   MemoryBudget budget_{0};
+  std::unique_ptr<Device> device_;  // where state lives, if it is nobody else's
   MemoryBudget device_budget_{0};
   ThreadPool pool_{2};
   std::unique_ptr<Engine> engine_;

@@ -79,6 +79,14 @@ TEST_F(OffloadedOptimizerFaultTest, ADyingDiskIsACleanErrorAndTheCommittedStepSt
   EXPECT_GE(committed_, 1);
 }
 
+TEST_F(OffloadedOptimizerFaultTest, AFailedCallWithStateOnADeviceIsACleanErrorToo) {
+  options_.tile_elems = 2048;  // more tiles than the device has buffers in RAM
+  options_.state = Tiers::kDevice;
+  ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());
+  FailEveryCall(/*fail_all_after=*/false);
+  EXPECT_GE(committed_, 1);
+}
+
 TEST_F(OffloadedOptimizerFaultTest, AFailedCallOfASpeculativeStepIsACleanErrorToo) {
   options_.state = options_.gradients = Tiers::kNvme;
   options_.speculative = true;

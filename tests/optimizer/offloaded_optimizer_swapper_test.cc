@@ -104,7 +104,7 @@ TEST_P(OffloadedOptimizerSwapperTest, WhatLivesInMemoryIsWrittenForACommitAlone)
     }
   }
   for (int tile = 0; tile < tiles.num_tiles(); ++tile) {
-    if (run_->placement().state[tile] == Tier::kHost) {
+    if (run_->placement().state[tile] != Tier::kNvme) {
       resident_bytes += tiles.StateBytes(tiles.tiles()[tile]);
     }
   }
@@ -164,6 +164,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(TierVariant{"AllOnNvme", Tiers::kNvme, Tiers::kNvme, Tiers::kNvme},
                     TierVariant{"AllInMemory", Tiers::kHost, Tiers::kHost, Tiers::kHost},
                     TierVariant{"Mixed", Tiers::kMixed, Tiers::kMixed, Tiers::kMixed},
+                    TierVariant{"ThreePlaces", Tiers::kMixed, Tiers::kThree, Tiers::kMixed},
                     TierVariant{"StateOnNvme", Tiers::kMixed, Tiers::kNvme, Tiers::kHost}),
     [](const testing::TestParamInfo<TierVariant>& variant) { return variant.param.name; });
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "forebay/base/clock.h"
+#include "forebay/optimizer/device_state.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
@@ -61,6 +62,9 @@ std::vector<Variant> Variants() {
       {"SmallTilesAndTheLeastStaging", {bf16, kBf16, 2048, Tiers::kNvme, Tiers::kNvme, 1, 2, 2}},
       {"StagingForTheWholeStore", {bf16, kBf16, 6144, Tiers::kNvme, Tiers::kNvme, 2, 1, 64}},
       {"OneTileForEachLayer", {bf16, kBf16, kWholeLayers, Tiers::kNvme, Tiers::kMixed, 2, 2, 2}},
+      {"StateOnADevice", {bf16, kBf16, 2048, Tiers::kDevice, Tiers::kHost, 2, 2, 2}},
+      {"StateInThreePlaces", {bf16, kBf16, 2048, Tiers::kThree, Tiers::kMixed, 2, 2, 3}},
+      {"Fp32LayoutInThreePlaces", {fp32, kFp32, 2048, Tiers::kThree, Tiers::kNvme, 2, 2, 3}},
       {"Fp32Gradients", {bf16, kFp32, 6144, Tiers::kMixed, Tiers::kMixed, 2, 2, 4}},
       {"Fp32Layout", {fp32, kFp32, 6144, Tiers::kMixed, Tiers::kMixed, 2, 2, 4}},
       {"Fp32LayoutWithBf16Gradients", {fp32, kBf16, 2048, Tiers::kNvme, Tiers::kNvme, 1, 1, 4}},
@@ -137,6 +141,8 @@ TEST_F(OffloadedOptimizerBehaviour, OtherTiersAtEveryOpeningContinueWithTheSameB
   for (const auto& [state, gradients] : {std::pair{Tiers::kHost, Tiers::kHost},
                                          {Tiers::kNvme, Tiers::kMixed},
                                          {Tiers::kMixed, Tiers::kNvme},
+                                         {Tiers::kThree, Tiers::kNvme},
+                                         {Tiers::kDevice, Tiers::kHost},
                                          {Tiers::kHost, Tiers::kMixed},
                                          {Tiers::kNvme, Tiers::kHost}}) {
     OffloadedRun::Options options = mixed_;
@@ -269,6 +275,29 @@ TEST_F(OffloadedOptimizerBehaviour, ChargesTheBudgetAtMostWhatThePlannerIsTold) 
   }
   EXPECT_EQ(charged.at("optimizer state in RAM"), state_bytes);
   EXPECT_FALSE(charged.contains("gradients held"));
+}
+
+TEST_F(OffloadedOptimizerBehaviour, ChargesBothBudgetsForStateOnADeviceAsThePlannerIsTold) {
+  const auto run = Start({.state = Tiers::kThree, .gradients = Tiers::kNvme});
+  const TileMap& tiles = run->store().tiles();
+  const OffloadedOptimizerOptions told = {.rule = kTestAdamW,
+                                          .gradient_dtype = DType::kBF16,
+                                          .num_staging_tiles = 4,
+                                          .may_have_state_on_device = true};
+  int64_t on_device_bytes = DeviceState::WorkBytes(tiles, DType::kBF16);
+  for (int i = 0; i < tiles.num_tiles(); ++i) {
+    if (run->placement().state[i] == Tier::kDevice) {
+      on_device_bytes += tiles.StateBytes(tiles.tiles()[i]);
+    }
+  }
+  EXPECT_EQ(run->device_budget().by_purpose().at("optimizer state"), on_device_bytes);
+  const auto charged = run->budget().by_purpose();
+  const int64_t told_bytes = OffloadedOptimizer::StagingBytes(told, tiles);
+  EXPECT_EQ(told_bytes, OffloadedOptimizer::StagingBytes(told, run->placement(), tiles));
+  // The fixture's device has gradients of whole layers too, which the planner is told apart.
+  EXPECT_EQ(charged.at("optimizer staging") + charged.at("checksums of gradients") +
+                charged.at("optimizer state from and to the GPU"),
+            told_bytes);
 }
 
 TEST_F(OffloadedOptimizerBehaviour, NeedsAnAreaForSpilledGradientsOnly) {

@@ -22,7 +22,7 @@ class SpeculationTest : public testing::Test {
  protected:
   void Open(OffloadedRun::Options options = {}) {
     options.speculative = true;
-    options.state = options.weights = Tiers::kNvme;
+    options.weights = Tiers::kNvme;
     if (options.gradients == Tiers::kHost) options.gradients = Tiers::kNvme;
     options.tile_elems = 2048;
     options.num_threads = options.num_io_threads = 2;
@@ -48,6 +48,18 @@ TEST_F(SpeculationTest, StepsThatAreClippedEndAsWithHeldGradients) {
     const auto norm = run_->SpeculativeUpdate(step, kNoLimit);
     ASSERT_TRUE(norm.ok()) << norm.status();
     ASSERT_GT(*norm, 1);
+    EXPECT_EQ(*norm, expected_.Step(step));
+    ASSERT_NO_FATAL_FAILURE(Commit(step));
+  }
+}
+
+// What was applied of them on a device is undone too.
+TEST_F(SpeculationTest, StepsThatAreClippedEndAsWithHeldGradientsOnADevice) {
+  Open({.state = Tiers::kThree});
+  for (int64_t step = 1; step <= 4; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    const auto norm = run_->SpeculativeUpdate(step, kNoLimit);
+    ASSERT_TRUE(norm.ok()) << norm.status();
     EXPECT_EQ(*norm, expected_.Step(step));
     ASSERT_NO_FATAL_FAILURE(Commit(step));
   }

@@ -60,6 +60,22 @@ std::vector<GroupedVariant> GroupedVariants() {
       {"Delayed", {.gradients = Tiers::kMixed, .delayed = true}},
       {"DelayedInMemory", {.tile_elems = 2048, .state = Tiers::kHost, .delayed = true}},
       {"DelayedAndKept", {.gradients = Tiers::kMixed, .delayed = true, .area = GradientArea::kAll}},
+      {"StateOnADevice", {.tile_elems = 2048, .state = Tiers::kDevice, .num_threads = 2}},
+      {"StateInThreePlaces",
+       {.tile_elems = 2048,
+        .state = Tiers::kThree,
+        .gradients = Tiers::kMixed,
+        .weights = Tiers::kMixed}},
+      {"StateInThreePlacesInFp16",
+       {.layout = Layout::kFp16, .gradient_dtype = DType::kF16, .state = Tiers::kThree}},
+      {"StateOnADeviceInInt8", {.layout = Layout::kInt8Moments, .state = Tiers::kDevice}},
+      {"SpeculativeStateInThreePlaces",
+       {.tile_elems = 2048,
+        .state = Tiers::kThree,
+        .gradients = Tiers::kMixed,
+        .speculative = true}},
+      {"DelayedStateInThreePlaces",
+       {.tile_elems = 2048, .state = Tiers::kThree, .gradients = Tiers::kMixed, .delayed = true}},
   };
   for (const Layout layout : kLayouts) {
     std::string name(NameOf(layout));

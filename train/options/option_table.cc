@@ -202,11 +202,14 @@ std::vector<OptionSpec> PlacementRows() {
   using O = TrainOptions;
   const Choices<TierChoice> tiers = {
       {"auto", TierChoice::kAuto}, {"host", TierChoice::kHost}, {"nvme", TierChoice::kNvme}};
+  Choices<TierChoice> state_tiers = tiers;
+  state_tiers.push_back({"gpu", TierChoice::kDevice});
   return {
       Choice<TierChoice>("offload", "weights_tier", &O::weights_tier, tiers,
                          "where weights live between uses"),
-      Choice<TierChoice>("offload", "state_tier", &O::state_tier, tiers,
-                         "where the optimizer's state lives"),
+      Choice<TierChoice>("offload", "state_tier", &O::state_tier, state_tiers,
+                         "where the optimizer's state lives; gpu: in --gpu_mem, and is updated "
+                         "there; auto: RAM, then the GPU, then NVMe"),
       Choice<ActivationsTier>(
           "offload", "activations_tier", &O::activations_tier,
           ChoicesOf({ActivationsTier::kRam, ActivationsTier::kNvme}),

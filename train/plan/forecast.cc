@@ -21,13 +21,27 @@ Part LongestOf(const PassForecast& pass) {
   return std::ranges::max(PartsOf(pass), {}, &Part::second);
 }
 
-// What an update reads and writes of RAM: weights and state both ways, gradients once. Disks and
-// devices copy to and from RAM besides.
-double UpdateBytes(const OffloadPlan& plan, const TrainOptions& options) {
-  double bytes = 0;
+// What updates read and write of RAM: weights and state both ways, gradients once. Disks and
+// devices copy to and from RAM besides. Of state on a GPU: weights both ways and gradients, which
+// cross the bus.
+struct UpdateBytes {
+  double on_cpu = 0;
+  double on_gpu = 0;
+  double to_gpu = 0;  // of the bus, in the direction that has more
+};
+UpdateBytes UpdateBytesOf(const OffloadPlan& plan, const TrainOptions& options) {
+  UpdateBytes bytes;
+  const std::vector<Tier>& tiers = plan.placement.state;
+  size_t i = 0;
   for (const Tile& tile : plan.tiles.streamed_tiles()) {
-    bytes += 2 * static_cast<double>(plan.tiles.WeightBytes(tile) + plan.tiles.StateBytes(tile)) +
-             static_cast<double>(tile.num_elems * SizeOf(options.grad_dtype));
+    const auto weights = static_cast<double>(plan.tiles.WeightBytes(tile));
+    const auto gradient = static_cast<double>(tile.num_elems * SizeOf(options.grad_dtype));
+    if (tiers[i++] == Tier::kDevice) {
+      bytes.on_gpu += 2 * weights + gradient;
+      bytes.to_gpu += weights + gradient;
+    } else {
+      bytes.on_cpu += 2 * (weights + static_cast<double>(plan.tiles.StateBytes(tile))) + gradient;
+    }
   }
   return bytes;
 }
@@ -84,9 +98,11 @@ class Forecaster {
 
   // Of a share of the parameters, in a pass or beside both. A CPU that updates does not compute.
   void AddUpdates(double share, PassForecast& pass) const {
-    const double seconds = share * UpdateBytes(plan_, options_) / speeds_.memory_bytes_per_s;
-    pass.memory_s += seconds;
+    const UpdateBytes bytes = UpdateBytesOf(plan_, options_);
+    const double seconds = share * bytes.on_cpu / speeds_.memory_bytes_per_s;
+    pass.memory_s += seconds + share * bytes.on_gpu / speeds_.memory_bytes_per_s;
     if (!gpu_.computes) pass.compute_s += seconds;
+    if (bytes.to_gpu > 0) pass.bus_s += share * bytes.to_gpu / speeds_.bus_bytes_per_s;
   }
 
   // Weights go to the GPU as the schedule reads them; gradients come back, and activations that

@@ -10,6 +10,7 @@
 #include "forebay/base/format.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/offload/largest_term.h"
+#include "forebay/optimizer/device_state.h"
 #include "forebay/optimizer/gradient_landing.h"
 
 namespace forebay {
@@ -139,6 +140,23 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
   }
   if (plan.bytes > plan.budget_bytes) return DoesNotFit(plan);
   return plan;
+}
+
+int64_t RoomForState(const TrainOptions& options, const GpuPlan& gpu) {
+  if (gpu.device.empty()) return 0;
+  // At most what DeviceState::WorkBytes says, as no tile is larger.
+  const int64_t work_bytes =
+      options.tile_elems * (WeightBytesPerElem(options.layout) + SizeOf(options.grad_dtype));
+  return std::max<int64_t>(gpu.budget_bytes - gpu.bytes - work_bytes, 0);
+}
+
+void AddState(const TrainOptions& options, const OffloadPlan& plan, GpuPlan& gpu) {
+  if (!plan.placement.AnyOnDevice()) return;
+  gpu.terms.push_back(
+      {"optimizer state",
+       plan.placement.device_state_bytes + DeviceState::WorkBytes(plan.tiles, options.grad_dtype),
+       "--state_tier=host"});
+  SumUp(gpu);
 }
 
 std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,

@@ -39,6 +39,11 @@ absl::StatusOr<GpuPlan> GpuPlanOf(std::vector<GpuTerm> terms, const TrainOptions
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
                                     const Inventory& inventory, const GpuLimits& limits);
 
+// Bytes that are left there for the optimizer's state (PlanInputs::device_state_bytes).
+int64_t RoomForState(const TrainOptions& options, const GpuPlan& gpu);
+// Adds the state that `plan` has placed there.
+void AddState(const TrainOptions& options, const OffloadPlan& plan, GpuPlan& gpu);
+
 // Computing there takes these of RAM.
 std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
                                      const Inventory& inventory, const GpuPlan& gpu);

@@ -225,8 +225,16 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   inputs.reads_layers_once =
       part.of > 1 && GatheredForStage(options.zero_stage) == GatheredFor::kStep;
   inputs.store_exists = options.resume;
-  FOREBAY_ASSIGN_OR_RETURN(OffloadPlan offload, MakeOffloadPlan(inputs, options, limits));
-  Plan plan{std::move(offload)};
+  inputs.device_state_bytes = RoomForState(options, gpu);
+  absl::StatusOr<OffloadPlan> offload = MakeOffloadPlan(inputs, options, limits);
+  if (!offload.ok() && options.state_tier == TierChoice::kAuto &&
+      std::exchange(inputs.device_state_bytes, 0) > 0) {
+    // State on a GPU takes some buffers in RAM.
+    offload = MakeOffloadPlan(inputs, options, limits);
+  }
+  FOREBAY_RETURN_IF_ERROR(offload.status());
+  Plan plan{*std::move(offload)};
+  AddState(options, plan, gpu);
   plan.tokens_per_step = step_tokens;
   plan.exports_to_come = exports_to_come;
   plan.traffic = TrafficOf(model, options, plan);

@@ -86,6 +86,7 @@ Json RunSummary(const SessionTotals& totals, int64_t num_skipped, const Prepared
   summary["store_bytes"] = StoreBytes(run, store);
   summary["host_weight_bytes"] = run.plan.placement.host_weight_bytes;
   summary["host_state_bytes"] = run.plan.placement.host_state_bytes;
+  summary["gpu_state_bytes"] = run.plan.placement.device_state_bytes;
   summary["run"] = run.paths.out;
   summary["model"] = run.options.export_format == ExportFormat::kNone ? "" : run.paths.model;
   return summary;

@@ -29,7 +29,9 @@ constexpr int64_t kLayerStateBytes = kBlockElems * 10;
 
 std::string Spell(const std::vector<Tier>& tiers) {
   std::string text;
-  for (const Tier tier : tiers) text += tier == Tier::kHost ? 'H' : '.';
+  for (const Tier tier : tiers) {
+    text += tier == Tier::kHost ? 'H' : tier == Tier::kDevice ? 'D' : '.';
+  }
   return text;
 }
 
@@ -46,6 +48,43 @@ TEST(Placement, WithoutMemoryEverythingStaysOnNvme) {
   EXPECT_THAT(placement.gradients, Each(Tier::kNvme));
   EXPECT_EQ(
       placement.host_weight_bytes + placement.host_state_bytes + placement.host_gradient_bytes, 0);
+}
+
+TEST(Placement, StateThatFindsNoRoomInMemoryGoesToTheDeviceEvenly) {
+  const TileMap tiles = EqualLayers(4);
+  const int64_t tile_bytes = kLayerStateBytes / 4;
+  const PlacementOptions options = {.weights = TierChoice::kNvme,
+                                    .gradients = TierChoice::kNvme,
+                                    .host_bytes = 8 * tile_bytes + 1,
+                                    .device_bytes = 4 * tile_bytes + 1};
+  const Placement placement = MustPlace(tiles, options);
+  EXPECT_EQ(Spell(placement.state),
+            ".H.H"
+            ".HDH"
+            ".HDH"
+            ".HDH");
+  EXPECT_EQ(placement.host_state_bytes, 8 * tile_bytes);
+  EXPECT_EQ(placement.device_state_bytes, 4 * tile_bytes);
+  EXPECT_THAT(placement.weights, Each(Tier::kNvme));
+  PlacementOptions without = options;
+  without.state = TierChoice::kNvme;
+  EXPECT_FALSE(MustPlace(tiles, without).AnyOnDevice());
+  without.state = TierChoice::kAuto;
+  without.device_bytes = 0;
+  EXPECT_FALSE(MustPlace(tiles, without).AnyOnDevice());
+}
+
+TEST(Placement, StateOnTheDeviceIsThereWholeOrRefused) {
+  const TileMap tiles = EqualLayers(4, {1, 1});
+  PlacementOptions options = {.state = TierChoice::kDevice, .device_bytes = 4 * kLayerStateBytes};
+  const Placement placement = MustPlace(tiles, options);
+  EXPECT_THAT(placement.state, Each(Tier::kDevice));
+  EXPECT_EQ(placement.host_state_bytes, 0);
+  EXPECT_EQ(placement.device_state_bytes, 4 * kLayerStateBytes);
+  --options.device_bytes;
+  const auto refused = Place(tiles, options);
+  ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused.status()), HasSubstr("Raise --gpu_mem by 1 B"));
 }
 
 TEST(Placement, StateOfNoBytesIsNeverRead) {

@@ -85,6 +85,10 @@ TEST_F(GpuRun, HasTheSameBitsWhereverStateLies) {
   TrainOptions options = OnGpu("host");
   options.weights_tier = options.state_tier = TierChoice::kHost;
   EXPECT_EQ(Trained(options), expected);
+  options = OnGpu("gpu");
+  options.state_tier = TierChoice::kDevice;
+  options.durability = Durability::kNone;
+  EXPECT_EQ(Trained(options), expected);
   options = OnGpu("threads");
   options.engine = EngineKind::kThreads;
   options.threads = 1;
@@ -129,6 +133,9 @@ TEST_F(GpuRun, AnUpdateInTheBackwardPassHasTheSameBits) {
   options.clip = 1e-3;  // every step is computed twice
   options.out = folder_.Path("repeated");
   const ToyResult repeated = Trained(options);
+  options.state_tier = TierChoice::kDevice;
+  options.out = folder_.Path("repeated_with_state_there");
+  EXPECT_EQ(Trained(options), repeated);
   options.gradients = GradientChoice::kHold;
   options.out = folder_.Path("clipped");
   EXPECT_EQ(Trained(options), repeated);
@@ -189,6 +196,7 @@ TEST_F(GpuRun, ARunThatWasStoppedHasTheBitsOfOneThatWasNot) {
   const absl::Status stopped =
       Train(ResolvedFrom(options, "test"), [&] { return ++polls > 9; }, observer, {});
   EXPECT_EQ(ExitCodeOf(stopped), ExitCode::kInterrupted) << stopped;
+  options.state_tier = TierChoice::kDevice;
   EXPECT_EQ(Trained(options), expected);
 }
 

@@ -32,6 +32,7 @@ struct Case {
   TierChoice tier = TierChoice::kNvme;
   bool spills_activation = false;  // one, that does not fit on the GPU
   ActivationsTier activations_tier = ActivationsTier::kRam;
+  bool has_state = false;  // of the optimizer, on the GPU
 };
 
 class GpuTraffic : public testing::TestWithParam<Case> {
@@ -44,6 +45,10 @@ class GpuTraffic : public testing::TestWithParam<Case> {
     options_.gradients = GetParam().gradients;
     options_.weights_tier = options_.state_tier = GetParam().tier;
     options_.activations_tier = GetParam().activations_tier;
+    if (GetParam().has_state) {
+      options_.state_tier = TierChoice::kDevice;
+      options_.commit_every = 1;
+    }
     if (GetParam().spills_activation) options_.gpu_mem_bytes = PlanOf(options_).gpu.bytes - 1;
   }
   static Plan PlanOf(const TrainOptions& options) {
@@ -98,14 +103,24 @@ TEST_P(GpuTraffic, OfEveryStepIsWhatItsOperationsNeed) {
   const int64_t activations =
       num_spilled * options_.accum * options_.batch * options_.seq * config->hidden_size * 2;
   const int64_t losses = options_.accum * int64_t{sizeof(double)};
+  // An update there has weights and gradients in bf16, and gives weights and what is committed.
+  const int64_t elems = GetParam().has_state ? inventory.num_padded_elems() : 0;
+  const int64_t state = GetParam().has_state ? PlanOf(options_).tiles.state_area_bytes() : 0;
   const std::vector<emulation::Counters> after = Steps();
   ASSERT_EQ(after.size(), static_cast<size_t>(kToySteps));
+  const bool is_lazy = GetParam().gradients == GradientChoice::kHold;
   for (size_t i = 1; i < after.size(); ++i) {
     const emulation::Counters &now = after[i], &before = after[i - 1];
-    EXPECT_EQ(now.to_device_bytes - before.to_device_bytes, weights + batches + activations) << i;
-    EXPECT_EQ(now.to_host_bytes - before.to_host_bytes,
-              GradientBytes(inventory) + losses + activations)
+    // The last step is followed by its own update.
+    const bool has_two = GetParam().has_state && is_lazy && i + 1 == after.size();
+    const int64_t num_updates = has_two ? 2 : 1;
+    EXPECT_EQ(now.to_device_bytes - before.to_device_bytes,
+              weights + batches + activations + num_updates * 4 * elems)
         << i;
+    EXPECT_EQ(now.to_host_bytes - before.to_host_bytes,
+              GradientBytes(inventory) + losses + activations + num_updates * (2 * elems + state))
+        << i;
+    if (has_two) continue;
     EXPECT_EQ(now.num_launches - before.num_launches, after[1].num_launches - after[0].num_launches)
         << i;
   }
@@ -127,6 +142,10 @@ INSTANTIATE_TEST_SUITE_P(
     Runs, GpuTraffic,
     testing::Values(Case{.name = "OnDisk"}, Case{.name = "InRam", .tier = TierChoice::kHost},
                     Case{.name = "Speculative", .gradients = GradientChoice::kSpeculate},
+                    Case{.name = "StateOnTheGpu", .has_state = true},
+                    Case{.name = "SpeculativeStateOnTheGpu",
+                         .gradients = GradientChoice::kSpeculate,
+                         .has_state = true},
                     Case{.name = "ActivationsInRam", .spills_activation = true},
                     Case{.name = "ActivationsOnDisk",
                          .spills_activation = true,

@@ -121,7 +121,13 @@ TEST_F(ForecastTest, UpdatesBesideTheStepHaveAllOfIt) {
 TEST_F(ForecastTest, ASlowBusOrMemoryBindsInstead) {
   machine_.disk_read_bytes_per_s = machine_.disk_write_bytes_per_s = 1e12;
   machine_.bus_bytes_per_s = 1e9;
+  // State on the GPU has weights and gradients cross the bus for its update.
+  const Plan with_state = MustPlan();
+  options_.state_tier = TierChoice::kNvme;
   StepForecast step = *MustPlan().forecast;
+  const double elems = static_cast<double>(with_state.placement.device_state_bytes) / 10;
+  EXPECT_GT(elems, 1e6);
+  EXPECT_NEAR(with_state.forecast->forward.bus_s, step.forward.bus_s + elems * 4 / 1e9, 1e-3);
   EXPECT_EQ(step.forward.bound(), Bound::kBus);
   // All weights in bf16; those of the blocks again, and activations of some layers.
   EXPECT_NEAR(step.forward.bus_s, 26.03, 0.01);

@@ -5,6 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/optimizer/device_state.h"
 #include "forebay/tests/train/plan/planned_models.h"
 #include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
@@ -43,10 +44,13 @@ TEST(GpuPlan, ThirteenBillionParametersFitACardOf24GbAnd64GbOfRam) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_TRUE(plan->on_gpu());
   EXPECT_EQ(plan->gpu.device, "a card");
-  EXPECT_LT(plan->gpu.bytes, 10 * kGibibyte);
-  int64_t sum = 0;
-  for (const GpuTerm& term : plan->gpu.terms) sum += term.bytes;
+  int64_t sum = 0, state = 0;
+  for (const GpuTerm& term : plan->gpu.terms) {
+    sum += term.bytes;
+    if (term.name == "optimizer state") state = term.bytes;
+  }
   EXPECT_EQ(sum, plan->gpu.bytes);
+  EXPECT_LT(sum - state, 10 * kGibibyte);
   for (const PlanTerm& term : plan->terms) {
     EXPECT_NE(term.name, "activation checkpoints");
     EXPECT_NE(term.name, "decoder workspace");
@@ -55,6 +59,41 @@ TEST(GpuPlan, ThirteenBillionParametersFitACardOf24GbAnd64GbOfRam) {
   EXPECT_THAT(text, HasSubstr("a card"));
   EXPECT_THAT(text, HasSubstr("total on the GPU"));
   EXPECT_EQ(ToJson(*plan)["gpu"]["bytes"], plan->gpu.bytes);
+}
+
+TEST(GpuPlan, WhatIsLeftOfTheCardHasStateThatFindsNoRoomInRam) {
+  TrainOptions options = OnGpu();
+  const MachineLimits limits = MachineWithGpu(23 * kGibibyte);
+  const auto plan = MakePlan(Llama13B(), options, limits);
+  options.state_tier = TierChoice::kNvme;
+  const auto without = MakePlan(Llama13B(), options, limits);
+  ASSERT_TRUE(plan.ok() && without.ok()) << plan.status() << without.status();
+  const int64_t state_bytes = plan->placement.device_state_bytes;
+  EXPECT_GT(state_bytes, 10 * kGibibyte);
+  EXPECT_EQ(plan->gpu.bytes - without->gpu.bytes,
+            state_bytes + DeviceState::WorkBytes(plan->tiles, options.grad_dtype));
+  EXPECT_LE(plan->gpu.bytes, plan->gpu.budget_bytes);
+  // Nearly a tile more would not fit.
+  EXPECT_GT(plan->gpu.bytes + 2 * plan->tiles.max_state_bytes(), plan->gpu.budget_bytes);
+  EXPECT_EQ(ToJson(*plan)["placement"]["gpu_state_bytes"], state_bytes);
+
+  options.state_tier = TierChoice::kDevice;
+  const absl::Status refused = MakePlan(Llama13B(), options, limits).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("Raise --gpu_mem by"));
+  const auto large = MakePlan(Llama13B(), options, MachineWithGpu(200 * kGibibyte));
+  ASSERT_TRUE(large.ok()) << large.status();
+  EXPECT_EQ(large->placement.device_state_bytes, large->tiles.state_area_bytes());
+}
+
+TEST(GpuPlan, OnTheCpuNoStateCanBeOnAGpu) {
+  TrainOptions options = OnGpu();
+  options.device = ComputeDevice::kCpu;
+  options.state_tier = TierChoice::kDevice;
+  const absl::Status refused =
+      MakePlan(Llama13B(), options, MachineWithGpu(200 * kGibibyte)).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("state_tier=gpu"));
 }
 
 TEST(GpuPlan, ActivationsThatDoNotFitOnTheCardWaitInRam) {
@@ -175,6 +214,7 @@ TEST(GpuPlan, ActivationsHaveTheDTypeOfPrecision) {
 TEST(GpuPlan, FewActivationsOnNvmeHaveABufferEach) {
   TrainOptions options = OnGpu();
   options.accum = 16;
+  options.state_tier = TierChoice::kNvme;  // of which some would take what the GPU has left
   const MachineLimits limits = MachineWithGpu(90 * kGibibyte);
   const auto whole = MakePlan(Llama13B(), options, limits);
   ASSERT_TRUE(whole.ok()) << whole.status();

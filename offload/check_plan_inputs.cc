@@ -1,0 +1,79 @@
+#include "forebay/offload/check_plan_inputs.h"
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+
+namespace forebay {
+
+absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& options,
+                             const MachineLimits& limits) {
+  const int num_layers = inputs.inventory.num_streamed_layers();
+  if (inputs.pass != PassKind::kChain && num_layers == 0) {
+    return UsageError("the inventory has no layer that a step goes through");
+  }
+  if (inputs.pass == PassKind::kChain &&
+      (num_layers < 3 || inputs.chain.num_layers != num_layers)) {
+    return UsageError(fmt::format(
+        "the inventory has {} layers and the chain {}: a step goes through the same layers in "
+        "both, "
+        "at least three, of which the first takes the input and the last makes the loss",
+        num_layers, inputs.chain.num_layers));
+  }
+  FOREBAY_RETURN_IF_ERROR(inputs.inventory.CheckRawLayersAreLast());
+  if (options.delay_update_from == 1) {
+    return UsageError(
+        "delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
+        "or "
+        "a later step, or 0");
+  }
+  if (options.delay_update_from > 0 && options.durability != Durability::kReplay) {
+    return UsageError(fmt::format(
+        "delay_update_from={} needs --durability=replay: what a stop or a crash leaves has to hold "
+        "gradients that were made and are not applied",
+        options.delay_update_from));
+  }
+  if (inputs.inventory.has_raw_layer() && options.delay_update_from > 0) {
+    return UsageError(
+        "delay_update_from: a step that computes with weights of two steps before could not be "
+        "computed again with the raw tensors that it began with. Leave it at 0");
+  }
+  if (inputs.pass != PassKind::kChain && inputs.activation_bytes > 0) {
+    return UsageError(
+        "activation_bytes: the activations of a module are the caller's own. Leave them at 0, and "
+        "count their memory in step_memory");
+  }
+  if (options.activations_tier == ActivationsTier::kNvme && inputs.activation_bytes == 0) {
+    return UsageError(
+        "activations_tier=nvme: how large an activation is has to be known (activation_bytes), and "
+        "whoever computes takes the session's buffers for them");
+  }
+  if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
+    return UsageError(
+        fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
+  }
+  const bool names_device =
+      options.weights_tier == TierChoice::kDevice || options.gradients_tier == TierChoice::kDevice;
+  if (names_device)
+    return UsageError("of a step's tensors, the optimizer's state alone may be kept on a GPU");
+  const bool has_none = options.state_tier == TierChoice::kDevice && inputs.device_state_bytes == 0;
+  if (has_none) {
+    return UsageError(
+        "state_tier=gpu: nothing is computed on a GPU, or its memory leaves no room for the "
+        "optimizer's state. Use state_tier=auto, or compute there (--device=cuda) with a larger "
+        "--gpu_mem");
+  }
+  const StepBuffers buffers = options.buffers.value_or(StepBuffers());
+  if (buffers.num_staging_tiles < 2 || buffers.num_block_buffers < 2) {
+    return UsageError(fmt::format(
+        "a step needs two staging tiles and two buffers for blocks, and {} and {} are asked for",
+        buffers.num_staging_tiles, buffers.num_block_buffers));
+  }
+  // The folders of an existing store may be named differently: only some of them, or their parents.
+  if (!inputs.store_exists && !options.nvme.empty() && limits.disks.size() != options.nvme.size()) {
+    return UsageError(fmt::format("nvme names {} folders, and the limits are of {} disks",
+                                  options.nvme.size(), limits.disks.size()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace forebay
