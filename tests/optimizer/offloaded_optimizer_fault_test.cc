@@ -2,6 +2,7 @@
 // one; none hangs, and the committed step stays whole.
 #include <atomic>
 #include <string>
+#include <utility>
 
 #include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
@@ -140,12 +141,16 @@ class OffloadedOptimizerErrorTest : public OffloadedOptimizerFaultTest {
                      int64_t offset_bytes) override {
       if (broken_ && kind == broken_kind_) return -EIO;
       const int64_t moved = SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
-      if (flips_gradients_ && kind == IoKind::kRead && path.ends_with("/gradients.fbs")) {
+      if (flips_ && kind == IoKind::kRead && path.ends_with(flipped_file_)) {
         buffer[0] ^= std::byte{1};
       }
       return moved;
     }
-    void FlipGradients() { flips_gradients_ = true; }
+    // A bit of each read of the file.
+    void FlipIn(std::string file) {
+      flipped_file_ = std::move(file);
+      flips_ = true;
+    }
     void Break(IoKind kind) {
       broken_kind_ = kind;
       broken_ = true;
@@ -154,7 +159,8 @@ class OffloadedOptimizerErrorTest : public OffloadedOptimizerFaultTest {
 
    private:
     std::atomic<bool> broken_ = false;
-    std::atomic<bool> flips_gradients_ = false;
+    std::atomic<bool> flips_ = false;
+    std::string flipped_file_;
     std::atomic<IoKind> broken_kind_ = IoKind::kRead;
   };
 
@@ -212,13 +218,24 @@ TEST_F(OffloadedOptimizerErrorTest, AFailedReadOfStateNamesStepAndLayerAndEndsTh
 
 // In every mode: without --durability=replay they are scratch, and used all the same.
 TEST_F(OffloadedOptimizerErrorTest, AGradientThatChangedOnDiskIsNotUsed) {
-  disk_.FlipGradients();
+  disk_.FlipIn("/gradients.fbs");
   const auto run = StartAndRelease({.state = Tiers::kHost, .gradients = Tiers::kNvme});
   absl::Status status = run->UpdateLayer(0);
   status.Update(run->optimizer().AwaitAllWrites());
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
   EXPECT_THAT(MessageOf(status), HasSubstr("gradients.fbs'"));
   EXPECT_THAT(MessageOf(status), HasSubstr("of layer 'embed') differ from their checksum"));
+}
+
+TEST_F(OffloadedOptimizerErrorTest, StateThatChangedOnDiskIsNotTakenIntoMemory) {
+  ASSERT_TRUE(OffloadedRun::Start({}, folder_.path()).ok());
+  disk_.FlipIn("/state.fbs");
+  for (const Tiers state : {Tiers::kHost, Tiers::kDevice}) {
+    const absl::Status status =
+        OffloadedRun::Start({.state = state}, folder_.path(), &disk_).status();
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr("state.fbs'"));
+  }
 }
 
 TEST_F(OffloadedOptimizerErrorTest, AFailedSpillNamesTheLayerAndGivesNoNorm) {
