@@ -225,7 +225,7 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   inputs.reads_layers_once =
       part.of > 1 && GatheredForStage(options.zero_stage) == GatheredFor::kStep;
   inputs.store_exists = options.resume;
-  inputs.device_state_bytes = RoomForState(options, gpu);
+  inputs.device_state_bytes = RoomForState(options, inputs.inventory, gpu);
   absl::StatusOr<OffloadPlan> offload = MakeOffloadPlan(inputs, options, limits);
   if (!offload.ok() && options.state_tier == TierChoice::kAuto &&
       std::exchange(inputs.device_state_bytes, 0) > 0) {

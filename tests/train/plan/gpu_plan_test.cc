@@ -77,6 +77,14 @@ TEST(GpuPlan, WhatIsLeftOfTheCardHasStateThatFindsNoRoomInRam) {
   EXPECT_GT(plan->gpu.bytes + 2 * plan->tiles.max_state_bytes(), plan->gpu.budget_bytes);
   EXPECT_EQ(ToJson(*plan)["placement"]["gpu_state_bytes"], state_bytes);
 
+  // Little room is not worth the buffers in RAM.
+  options.state_tier = TierChoice::kAuto;
+  options.gpu_mem_bytes = without->gpu.bytes + (int64_t{300} << 20);
+  EXPECT_FALSE(MakePlan(Llama13B(), options, limits)->placement.AnyOnDevice());
+  options.gpu_mem_bytes = without->gpu.bytes + (int64_t{600} << 20);
+  EXPECT_TRUE(MakePlan(Llama13B(), options, limits)->placement.AnyOnDevice());
+  options.gpu_mem_bytes = 0;
+
   options.state_tier = TierChoice::kDevice;
   const absl::Status refused = MakePlan(Llama13B(), options, limits).status();
   EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
