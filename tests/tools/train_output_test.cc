@@ -136,6 +136,16 @@ TEST(FormatSummary, SaysWhereEverythingIsAndWhatToDoNext) {
   EXPECT_THAT(text, HasSubstr("forebay eval --model=runs/book/model"));
 }
 
+TEST(FormatSummary, SaysWhichMemoryHadState) {
+  Json summary = Summary();
+  summary["gpu_state_bytes"] = 1'500'000'000;
+  EXPECT_THAT(FormatSummary(summary),
+              HasSubstr("runs/book/swap, and 1.50 GB of it on the GPU while training\n"));
+  summary["host_state_bytes"] = summary["host_weight_bytes"] = 250'000'000;
+  EXPECT_THAT(FormatSummary(summary),
+              HasSubstr(", and 500 MB of it in RAM and 1.50 GB of it on the GPU while training\n"));
+}
+
 TEST(FormatSummary, QuotesPathsForTheShell) {
   Json summary = Summary();
   summary["run"] = "my run's";

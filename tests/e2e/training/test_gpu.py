@@ -67,10 +67,22 @@ def test_a_lost_gpu_is_exit_9_and_the_run_goes_on_to_the_same_bits(forebay, task
     assert forebay.digest(tmp_path / "lost") == expected
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(forebay, task, expected, tmp_path):
-    forebay.train_until_killed(**task, **SETTINGS, out=tmp_path / "run")
-    forebay.run("train", "--resume", out=tmp_path / "run")
+@pytest.mark.parametrize("state_tier", ["auto", "gpu"])
+def test_a_killed_run_goes_on_to_the_same_bits(forebay, task, expected, tmp_path, state_tier):
+    forebay.train_until_killed(**task, **SETTINGS, state_tier=state_tier, out=tmp_path / "run")
+    done = forebay.run("train", "--resume", out=tmp_path / "run")
     assert forebay.digest(tmp_path / "run") == expected
+    assert ("of it on the GPU while training" in done.stdout) == (state_tier == "gpu")
+
+
+def test_a_gpu_that_is_lost_takes_no_state_with_it(forebay, task, expected, tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREBAY_EMULATION_LOST_AFTER", "1000")
+    lost = forebay.run("train", **task, **SETTINGS, state_tier="gpu", out=tmp_path / "lost", check=False)
+    assert lost.returncode == 9, lost.stderr
+    monkeypatch.undo()
+    # Elsewhere now: where state lives is a matter of each session.
+    forebay.run("train", "--resume", state_tier="nvme", out=tmp_path / "lost")
+    assert forebay.digest(tmp_path / "lost") == expected
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "generate"])
