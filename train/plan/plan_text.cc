@@ -125,6 +125,19 @@ int64_t CountHost(const std::vector<Tier>& tiers) {
   return std::ranges::count(tiers, Tier::kHost);
 }
 
+Json PlacementJson(const Placement& placement) {
+  return {{"weight_layers_in_ram", CountHost(placement.weights)},
+          {"num_layers", placement.weights.size()},
+          {"state_tiles_in_ram", CountHost(placement.state)},
+          {"state_tiles_on_gpu", std::ranges::count(placement.state, Tier::kDevice)},
+          {"gradient_layers_in_ram", CountHost(placement.gradients)},
+          {"speculative_layers", placement.NumUpdated(UpdateTime::kAfterHand)},
+          {"host_weight_bytes", placement.host_weight_bytes},
+          {"host_state_bytes", placement.host_state_bytes},
+          {"gpu_state_bytes", placement.device_state_bytes},
+          {"host_gradient_bytes", placement.host_gradient_bytes}};
+}
+
 std::string SpeculationLine(const Plan& plan) {
   const auto count = plan.placement.NumUpdated(UpdateTime::kAfterHand);
   if (count == 0) return "";
@@ -242,17 +255,7 @@ Json ToJson(const Plan& plan) {
   json["num_staging_tiles"] = plan.num_staging_tiles;
   json["num_block_buffers"] = plan.window.num_block_buffers;
   json["num_large_buffers"] = plan.window.num_large_buffers;
-  json["placement"] = {
-      {"weight_layers_in_ram", CountHost(plan.placement.weights)},
-      {"num_layers", plan.placement.weights.size()},
-      {"state_tiles_in_ram", CountHost(plan.placement.state)},
-      {"state_tiles_on_gpu", std::ranges::count(plan.placement.state, Tier::kDevice)},
-      {"gradient_layers_in_ram", CountHost(plan.placement.gradients)},
-      {"speculative_layers", plan.placement.NumUpdated(UpdateTime::kAfterHand)},
-      {"host_weight_bytes", plan.placement.host_weight_bytes},
-      {"host_state_bytes", plan.placement.host_state_bytes},
-      {"gpu_state_bytes", plan.placement.device_state_bytes},
-      {"host_gradient_bytes", plan.placement.host_gradient_bytes}};
+  json["placement"] = PlacementJson(plan.placement);
   json["recompute"] = {{"what", NameOf(plan.recompute.recompute)},
                        {"layers", plan.recompute.num_blocks},
                        {"segment_layers", plan.recompute.segment_blocks}};

@@ -58,11 +58,7 @@ TEST(Placement, StateThatFindsNoRoomInMemoryGoesToTheDeviceEvenly) {
                                     .host_bytes = 8 * tile_bytes + 1,
                                     .device_bytes = 4 * tile_bytes + 1};
   const Placement placement = MustPlace(tiles, options);
-  EXPECT_EQ(Spell(placement.state),
-            ".H.H"
-            ".HDH"
-            ".HDH"
-            ".HDH");
+  EXPECT_EQ(Spell(placement.state), ".HDH.HDH.HDH.HDH");
   EXPECT_EQ(placement.host_state_bytes, 8 * tile_bytes);
   EXPECT_EQ(placement.device_state_bytes, 4 * tile_bytes);
   EXPECT_THAT(placement.weights, Each(Tier::kNvme));
