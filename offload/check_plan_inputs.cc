@@ -51,10 +51,13 @@ absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& opt
     return UsageError(
         fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
   }
-  const bool names_device =
-      options.weights_tier == TierChoice::kDevice || options.gradients_tier == TierChoice::kDevice;
-  if (names_device)
-    return UsageError("of a step's tensors, the optimizer's state alone may be kept on a GPU");
+  if (options.weights_tier == TierChoice::kDevice ||
+      options.gradients_tier == TierChoice::kDevice) {
+    return UsageError(
+        "weights_tier and gradients_tier: only the optimizer's state may live on a GPU "
+        "(state_tier). "
+        "Use auto, host or nvme");
+  }
   const bool has_none = options.state_tier == TierChoice::kDevice && inputs.device_state_bytes == 0;
   if (has_none) {
     return UsageError(

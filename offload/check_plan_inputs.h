@@ -1,4 +1,4 @@
-// What the planner and all below it take for granted of what a caller asks for. Pure.
+// Checks what a caller asks of a plan: the planner and all below it take it for granted. Pure.
 #pragma once
 
 #include "absl/status/status.h"

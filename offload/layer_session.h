@@ -66,7 +66,7 @@ struct LayerSessionOptions {
   int threads = 1;             // of the update, where OffloadOptions::update_threads leaves it open
   ThreadPool* pool = nullptr;  // rounds gradients; nullptr: a pool of its own, of `threads`
   Device* device = nullptr;    // layers are copied to it; nullptr: to none
-  // Of the device, for gradients that lie there; nullptr: they come from RAM.
+  // Memory of the device for gradients and state that lie there; nullptr: neither does.
   MemoryBudget* device_budget = nullptr;
   int num_disks = 1;  // that write side by side: for the pace of commits
   // Computes updates in place of OffloadOptions::optimizer; nullptr: that does. For measurements.

@@ -100,7 +100,7 @@ struct PlanInputs {
   // these pass through so many buffers of RAM at most on their way to disk and back.
   int num_activation_buffers = 0;
   std::string activations_shrink_with;  // as PlanTerm has it
-  // That state may take of the session's device; beside it there is DeviceState::WorkBytes.
+  // Bytes of the session's device that state may take, beside DeviceState::WorkBytes.
   int64_t device_state_bytes = 0;
   // The caller keeps the weights of each layer, once it was read, until the end of the step.
   bool reads_layers_once = false;

@@ -1,10 +1,11 @@
 #include "forebay/optimizer/device_state.h"
 
+#include <tuple>
 #include <utility>
 
-#include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/memory/host_buffer.h"
 
 namespace forebay {
 

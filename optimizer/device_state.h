@@ -26,9 +26,10 @@ namespace forebay {
 // from it before, so waiting ends.
 class DeviceState {
  public:
-  // Of the tiles that `placement` has on the device; their state is the newest of `store`. Create
-  // charges DeviceBytes() to the device's budget, and ChargedBytes() to `budget`. All that is
-  // pointed to must outlive it. OutOfMemoryError, EnvironmentError, StorageError.
+  // Loads the tiles that `placement` has on the device, from what `store` has newest. Charges
+  // WorkBytes() and Placement::device_state_bytes to the device's budget, and ChargedBytes() to
+  // `budget`. All that is pointed to must outlive it. OutOfMemoryError, EnvironmentError,
+  // StorageError, CorruptError.
   static absl::StatusOr<std::unique_ptr<DeviceState>> Create(Device* device, DType gradient_dtype,
                                                              const Placement& placement,
                                                              TensorStore* store, TileWrites* writes,
@@ -40,7 +41,7 @@ class DeviceState {
   static int64_t ChargedBytes(const TileMap& tiles);
 
   // Reads the tiles that live there, of those in [first_tile, end_tile), from the store.
-  // StorageError, EnvironmentError.
+  // StorageError, CorruptError, EnvironmentError.
   absl::Status Load(int first_tile, int end_tile);
 
   // Addresses on the device, each of all bytes of a tile.
@@ -50,14 +51,16 @@ class DeviceState {
     std::span<std::byte> gradient;
   };
   // Begins to bring weights and gradient of `tile` there, which are borrowed until Finish or
-  // CopyBack. What stream() is given next finds them. Requires: `tile` lives there.
+  // CopyBack, or after an error until stream() is awaited. Work that stream() is given next finds
+  // them. Requires: `tile` lives there.
   absl::StatusOr<Planes> Begin(int tile, std::span<const std::byte> weights,
                                std::span<const std::byte> gradient);
   Stream& stream() { return *stream_; }
   // Brings the weights back to `weights`, behind all that stream() was given, and waits for it.
   absl::Status Finish(std::span<std::byte> weights);
-  // As it is, in RAM, for a write: the caller's until the write of this tile has ended, which has
-  // to be the next that begins. Waits for it; weights come too, where a span for them is given.
+  // Brings the tile's state to RAM, for a write, and weights, where a span for them is given. Waits
+  // for both. The state is the caller's until the write of this tile has ended, which has to be the
+  // next that begins.
   absl::StatusOr<std::span<std::byte>> CopyBack(int tile, std::span<std::byte> weights = {});
 
  private:

@@ -1,8 +1,6 @@
 #include "forebay/optimizer/offloaded_optimizer.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
 #include <mutex>
 #include <string_view>
@@ -15,8 +13,6 @@
 #include "forebay/base/errors.h"
 #include "forebay/optimizer/intent_words.h"
 #include "forebay/optimizer/offloaded_optimizer_impl.h"
-#include "forebay/optimizer/parameter_groups.h"
-#include "forebay/optimizer/update_modes.h"
 
 namespace forebay {
 namespace {

@@ -65,7 +65,7 @@ struct OffloadedOptimizerOptions {
   // By layer: the element of the whole one that the store's first is, which keys the rounding of
   // moments. Empty: the store has whole layers.
   std::vector<int64_t> first_elems;
-  // What a placement may have, for StagingBytes: when layers are updated, and state on the device.
+  // For StagingBytes: when a placement may have layers updated, and whether state on the device.
   UpdateTime may_update = UpdateTime::kOnRead;
   bool may_have_state_on_device = false;
 };
@@ -106,8 +106,8 @@ struct OptimizerStats {
 // A call in the wrong order, or with what does not fit the store, is a UsageError, and nothing is
 // changed by it.
 //
-// What lives in RAM or on the device is written to the store for a commit alone, so steps that are
-// not committed may leave it out (ResidentWrites::kDeferred).
+// Weights and state that live in RAM or on the device are written to the store for a commit alone,
+// so steps that are not committed may leave that out (ResidentWrites::kDeferred).
 //
 // State on the device is updated there, with the bits of the CPU.
 //

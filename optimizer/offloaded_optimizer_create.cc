@@ -13,7 +13,7 @@
 namespace forebay {
 namespace {
 
-// Of StagingBytes.
+// The buffers in RAM of state on a device, where there is any.
 int64_t DeviceStateBytes(bool any, const TileMap& tiles) {
   return any ? DeviceState::ChargedBytes(tiles) : 0;
 }
@@ -170,7 +170,7 @@ absl::Status OffloadedOptimizer::Impl::MakeStaging(MemoryBudget* budget) {
   return absl::OkStatus();
 }
 
-// Of the layers for which `takes` is true, in the order in which their gradients come.
+// The tiles of layers for which `takes` is true, in the order in which their gradients come.
 std::vector<int> OffloadedOptimizer::Impl::TilesAsHanded(
     const std::function<bool(int layer)>& takes) const {
   std::vector<int> order;

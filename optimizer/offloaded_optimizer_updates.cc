@@ -193,16 +193,19 @@ absl::Status OffloadedOptimizer::Impl::UpdateOnHost(int tile, const TileMemory& 
   });
 }
 
-// The same, with the state where it lives. What is to be written of it comes to `memory.state`.
+// The same, with the state where it lives. If it is to be written, it comes to `memory.state`.
 absl::Status OffloadedOptimizer::Impl::UpdateOnDevice(int tile, TileMemory& memory) {
-  FOREBAY_RETURN_IF_ERROR(
-      ForEachPart(tile, [&](int64_t part) { return VerifyPart(tile, part, memory); }));
+  if (staged->Needs(tile)) {
+    FOREBAY_RETURN_IF_ERROR(
+        ForEachPart(tile, [&](int64_t part) { return VerifyPart(tile, part, memory); }));
+  }
   const absl::Status status = ComputeOnDevice(tile, memory);
   if (!status.ok()) {
-    // What was enqueued still reads and writes memory of the caller's.
+    // Copies that were enqueued still read and write the caller's memory.
     device_state->stream().Await().IgnoreError();
     return status;
   }
+  if (!WritesState(tile) && !WritesWeights(tiles.tiles()[tile])) return absl::OkStatus();
   return ForEachPart(tile, [&](int64_t part) {
     SealPart(tile, part, memory);
     return absl::OkStatus();

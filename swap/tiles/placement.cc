@@ -81,7 +81,7 @@ void Spread(const std::vector<int64_t>& sizes, std::span<const size_t> among, Ti
   }
 }
 
-// Of what is left on NVMe, as much as fits goes to the memory `to`. Returns the bytes.
+// Moves as much as fits of what is left on NVMe to the memory `to`. Returns the bytes.
 int64_t Fill(const std::vector<int64_t>& sizes, std::span<const Items> stripes, Tier to,
              std::vector<Tier>& tiers, int64_t& left_bytes) {
   const int64_t before_bytes = left_bytes;

@@ -1,5 +1,5 @@
-// Which tiles live in host memory, which on a device, and which stay on NVMe: decided before the
-// first step, and fixed from then on. Pure: `plan` prints the very object that `train` executes.
+// Decides which tiles live in host memory, which on a device, and which stay on NVMe: before the
+// first step, and for the whole run. Pure: `plan` prints the very object that `train` executes.
 #pragma once
 
 #include <algorithm>

@@ -97,6 +97,13 @@ std::vector<Variant> VariantsOf(const ModuleSettings& base) {
     one.offload.durability = Durability::kNone;
     return one;
   }();
+  add("state on a device").state_on_device = true;
+  add("state on a device, speculative, a commit in each step") = [&] {
+    ModuleSettings hopes = base;
+    hopes.state_on_device = true;
+    hopes.offload.gradients = GradientChoice::kSpeculate;
+    return hopes;
+  }();
   add("a commit in three steps").offload.commit_every = 3;
   add("replay").offload.durability = Durability::kReplay;
   add("replay, tight") = [&] {

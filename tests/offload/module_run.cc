@@ -90,6 +90,10 @@ absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings) {
         {"gradients of open layers", LayerSession::OpenLayerBytes(inputs.inventory, 1), 0, ""}};
   }
   OffloadOptions options = settings.offload;
+  if (settings.state_on_device) {
+    options.state_tier = TierChoice::kDevice;
+    inputs.device_state_bytes = int64_t{64} << 20;
+  }
   options.ram_bytes = int64_t{256} << 20;
   if (!settings.is_tight) return MakeOffloadPlan(inputs, options, {});
   absl::StatusOr<OffloadPlan> plan;
@@ -202,6 +206,11 @@ absl::Status ModuleRun::Open() {
          ++i) {
       options.groups.of_tensor.push_back(i == kFrozenTensor ? 2 : i % 2);
     }
+  }
+  if (settings_.state_on_device) {
+    if (device_ == nullptr) device_ = ChooseDevice().device;
+    options.device = device_.get();
+    options.device_budget = &device_budget_;
   }
   if (change_options_) change_options_(options);
   FOREBAY_ASSIGN_OR_RETURN(session_,

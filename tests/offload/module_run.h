@@ -32,6 +32,8 @@ struct ModuleSettings {
   bool is_uneven = false;
   bool has_raw = false;       // and raw tensors, which change in every step
   bool adds_tensors = false;  // AddGradient of halves in a changing order; otherwise Hand
+  // The optimizer's state lives on a GPU, one that is emulated, or the host's twin.
+  bool state_on_device = false;
 };
 
 // Small tiles, no clipping.
@@ -88,6 +90,8 @@ class ModuleRun {
   const std::function<std::unique_ptr<Engine>()> make_engine_;
   std::function<void(LayerSessionOptions&)> change_options_;
   MemoryBudget budget_{0};
+  std::unique_ptr<Device> device_;
+  MemoryBudget device_budget_{0};
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<OffloadPlan> plan_;
   std::unique_ptr<Compute> compute_;

@@ -96,6 +96,16 @@ TEST_F(OffloadedOptimizerFaultTest, AFailedCallOfASpeculativeStepIsACleanErrorTo
   EXPECT_GE(committed_, 1);
 }
 
+// Each step is clipped: what was applied on the device is read again there.
+TEST_F(OffloadedOptimizerFaultTest, AFailedCallOfASpeculativeStepOnADeviceIsACleanErrorToo) {
+  options_.state = Tiers::kThree;
+  options_.gradients = Tiers::kNvme;
+  options_.speculative = true;
+  ASSERT_TRUE(OffloadedRun::Start(options_, folder_.path()).ok());
+  FailEveryCall(/*fail_all_after=*/false);
+  EXPECT_GE(committed_, 1);
+}
+
 TEST_F(OffloadedOptimizerFaultTest, AFailedCallOfADelayedUpdateIsACleanErrorToo) {
   options_.state = options_.gradients = Tiers::kNvme;
   options_.delayed = true;

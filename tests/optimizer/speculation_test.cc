@@ -34,35 +34,32 @@ class SpeculationTest : public testing::Test {
     ASSERT_TRUE(run_->ApplyAndCommit(step).ok());
     ExpectStoreHolds(run_->store(), expected_);
   }
+  // Their gradients are clipped in every one (ScalarsOfStep).
+  void DoFourSteps() {
+    for (int64_t step = 1; step <= 4; ++step) {
+      SCOPED_TRACE(testing::Message() << "step " << step);
+      const auto norm = run_->SpeculativeUpdate(step, kNoLimit);
+      ASSERT_TRUE(norm.ok()) << norm.status();
+      ASSERT_GT(*norm, 1);
+      EXPECT_EQ(*norm, expected_.Step(step));
+      ASSERT_NO_FATAL_FAILURE(Commit(step));
+    }
+  }
 
   const TemporaryFolder folder_;
   InMemoryOptimizer expected_{Layout::kBf16, DType::kBF16};
   std::unique_ptr<OffloadedRun> run_;
 };
 
-// The gradients of these steps are clipped in every one (ScalarsOfStep).
 TEST_F(SpeculationTest, StepsThatAreClippedEndAsWithHeldGradients) {
   Open();
-  for (int64_t step = 1; step <= 4; ++step) {
-    SCOPED_TRACE(testing::Message() << "step " << step);
-    const auto norm = run_->SpeculativeUpdate(step, kNoLimit);
-    ASSERT_TRUE(norm.ok()) << norm.status();
-    ASSERT_GT(*norm, 1);
-    EXPECT_EQ(*norm, expected_.Step(step));
-    ASSERT_NO_FATAL_FAILURE(Commit(step));
-  }
+  DoFourSteps();
 }
 
-// What was applied of them on a device is undone too.
+// Undoes on a device, too, what was applied there.
 TEST_F(SpeculationTest, StepsThatAreClippedEndAsWithHeldGradientsOnADevice) {
   Open({.state = Tiers::kThree});
-  for (int64_t step = 1; step <= 4; ++step) {
-    SCOPED_TRACE(testing::Message() << "step " << step);
-    const auto norm = run_->SpeculativeUpdate(step, kNoLimit);
-    ASSERT_TRUE(norm.ok()) << norm.status();
-    EXPECT_EQ(*norm, expected_.Step(step));
-    ASSERT_NO_FATAL_FAILURE(Commit(step));
-  }
+  DoFourSteps();
 }
 
 TEST_F(SpeculationTest, NothingMoreIsAppliedOnceTheNormSoFarIsTooLarge) {
@@ -131,13 +128,7 @@ TEST_F(SpeculationTest, WhatIsUpdatedLaterIsReadWhileTheLastLayerIsWaitedFor) {
 // Its state is read beside the speculative layers' updates, its gradient not before it is written.
 TEST_F(SpeculationTest, ASpilledGradientOfTheFirstLayerIsReadWhenItIsThere) {
   Open({.num_staging_tiles = 64, .first_is_lazy = true});
-  for (int64_t step = 1; step <= 4; ++step) {
-    SCOPED_TRACE(testing::Message() << "step " << step);
-    const auto norm = run_->SpeculativeUpdate(step, kNoLimit);
-    ASSERT_TRUE(norm.ok()) << norm.status();
-    EXPECT_EQ(*norm, expected_.Step(step));
-    ASSERT_NO_FATAL_FAILURE(Commit(step));
-  }
+  DoFourSteps();
 }
 
 // What was hoped for is right here, so one backward pass is enough.

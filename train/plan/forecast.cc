@@ -21,9 +21,9 @@ Part LongestOf(const PassForecast& pass) {
   return std::ranges::max(PartsOf(pass), {}, &Part::second);
 }
 
-// What updates read and write of RAM: weights and state both ways, gradients once. Disks and
-// devices copy to and from RAM besides. Of state on a GPU: weights both ways and gradients, which
-// cross the bus.
+// Bytes of RAM that updates read and write: weights and state both ways, gradients once. Disks and
+// devices copy to and from RAM besides. An update on a GPU has weights cross the bus both ways, and
+// gradients once.
 struct UpdateBytes {
   double on_cpu = 0;
   double on_gpu = 0;

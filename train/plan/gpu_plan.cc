@@ -81,9 +81,6 @@ void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inv
   SumUp(plan);
 }
 
-// Bytes of state that are worth a byte of DeviceState::ChargedBytes.
-constexpr int64_t kLeastPerBuffer = 10;
-
 absl::Status DoesNotFit(const GpuPlan& plan) {
   std::vector<GpuTerm> terms = plan.terms;
   std::ranges::stable_sort(terms, std::ranges::greater{}, &GpuTerm::bytes);
@@ -145,19 +142,17 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
   return plan;
 }
 
-int64_t RoomForState(const TrainOptions& options, const Inventory& inventory, const GpuPlan& gpu) {
+int64_t RoomForState(const TrainOptions& options, const GpuPlan& gpu) {
   if (gpu.device.empty()) return 0;
   // At most what DeviceState::WorkBytes says, as no tile is larger.
   const int64_t work_bytes =
       options.tile_elems * (WeightBytesPerElem(options.layout) + SizeOf(options.grad_dtype));
-  const int64_t room_bytes = gpu.budget_bytes - gpu.bytes - work_bytes;
-  // What little there is would be paid for with buffers in RAM.
-  const TileMap tiles(inventory, options.layout, options.tile_elems, {1},
-                      MomentsOf(RuleOf(options)));
-  const int64_t least_bytes = options.state_tier == TierChoice::kDevice
-                                  ? 0
-                                  : kLeastPerBuffer * DeviceState::ChargedBytes(tiles);
-  return room_bytes < least_bytes ? 0 : std::max<int64_t>(room_bytes, 0);
+  return std::max<int64_t>(gpu.budget_bytes - gpu.bytes - work_bytes, 0);
+}
+
+bool IsWorthItsBuffers(const OffloadPlan& plan) {
+  constexpr int64_t kLeastPerByte = 10;
+  return plan.placement.device_state_bytes >= kLeastPerByte * DeviceState::ChargedBytes(plan.tiles);
 }
 
 void AddState(const TrainOptions& options, const OffloadPlan& plan, GpuPlan& gpu) {

@@ -39,9 +39,10 @@ absl::StatusOr<GpuPlan> GpuPlanOf(std::vector<GpuTerm> terms, const TrainOptions
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
                                     const Inventory& inventory, const GpuLimits& limits);
 
-// Bytes that are left there for the optimizer's state (PlanInputs::device_state_bytes); 0 where
-// they are too few to be worth their buffers in RAM, if --state_tier leaves it open.
-int64_t RoomForState(const TrainOptions& options, const Inventory& inventory, const GpuPlan& gpu);
+// Bytes that are left there for the optimizer's state (PlanInputs::device_state_bytes).
+int64_t RoomForState(const TrainOptions& options, const GpuPlan& gpu);
+// Whether the state that `plan` has there is many times the buffers in RAM that it takes.
+bool IsWorthItsBuffers(const OffloadPlan& plan);
 // Adds the state that `plan` has placed there.
 void AddState(const TrainOptions& options, const OffloadPlan& plan, GpuPlan& gpu);
 

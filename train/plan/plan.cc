@@ -225,11 +225,12 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   inputs.reads_layers_once =
       part.of > 1 && GatheredForStage(options.zero_stage) == GatheredFor::kStep;
   inputs.store_exists = options.resume;
-  inputs.device_state_bytes = RoomForState(options, inputs.inventory, gpu);
+  inputs.device_state_bytes = RoomForState(options, gpu);
   absl::StatusOr<OffloadPlan> offload = MakeOffloadPlan(inputs, options, limits);
-  if (!offload.ok() && options.state_tier == TierChoice::kAuto &&
-      std::exchange(inputs.device_state_bytes, 0) > 0) {
-    // State on a GPU takes some buffers in RAM.
+  const bool may_do_without =
+      options.state_tier == TierChoice::kAuto && inputs.device_state_bytes > 0;
+  if (may_do_without && !(offload.ok() && IsWorthItsBuffers(*offload))) {
+    inputs.device_state_bytes = 0;
     offload = MakeOffloadPlan(inputs, options, limits);
   }
   FOREBAY_RETURN_IF_ERROR(offload.status());

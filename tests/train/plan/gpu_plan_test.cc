@@ -94,6 +94,30 @@ TEST(GpuPlan, WhatIsLeftOfTheCardHasStateThatFindsNoRoomInRam) {
   EXPECT_EQ(large->placement.device_state_bytes, large->tiles.state_area_bytes());
 }
 
+TEST(GpuPlan, ARunThatFitsRamFitsItWithoutStateOnTheCard) {
+  TrainOptions options = OnGpu();
+  options.state_tier = TierChoice::kNvme;
+  options.ram_bytes = int64_t{1} << 30;
+  const MachineLimits limits = MachineWithGpu(23 * kGibibyte);
+  const std::string message = MessageOf(MakePlan(Llama13B(), options, limits).status());
+  const size_t least = message.find("works is --ram=");
+  ASSERT_NE(least, std::string::npos) << message;
+  options.ram_bytes = std::stoll(message.substr(least + 15)) << 20;
+  options.state_tier = TierChoice::kAuto;
+  const auto plan = MakePlan(Llama13B(), options, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_FALSE(plan->placement.AnyOnDevice());
+}
+
+TEST(GpuPlan, OnlyStateCanBeOnACard) {
+  TrainOptions options = OnGpu();
+  options.weights_tier = TierChoice::kDevice;
+  const absl::Status refused =
+      MakePlan(Llama13B(), options, MachineWithGpu(200 * kGibibyte)).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("weights_tier"));
+}
+
 TEST(GpuPlan, OnTheCpuNoStateCanBeOnAGpu) {
   TrainOptions options = OnGpu();
   options.device = ComputeDevice::kCpu;
