@@ -41,6 +41,14 @@ need_packages() {
       "check the network and the lines above, then run '$program' again"
 }
 
+# need_browser: one that tests of reports look at pages with. Ubuntu's is a snap, which containers cannot run: there the
+# tests say what is missing.
+need_browser() {
+  if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then return; fi
+  # shellcheck source=/dev/null
+  if [ "$(. /etc/os-release && echo "$ID")" = debian ]; then need_packages chromium; fi
+}
+
 # version_at_least <version> <minimum>
 version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 

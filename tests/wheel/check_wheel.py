@@ -70,6 +70,16 @@ def pythons():
     return found
 
 
+def check_platform(wheel):
+    """The tag in its name is what auditwheel finds by the symbols of its libraries, or an older system."""
+    auditwheel = pathlib.Path(__file__).resolve().parents[2] / "build/wheel-venv/bin/auditwheel"
+    shown = subprocess.run([auditwheel, "show", wheel], check=True, capture_output=True, text=True).stdout
+    found = re.search(r'"(manylinux_\d+_\d+_\w+)"', shown)
+    if found is None or found[1] not in wheel.name:
+        sys.exit(f"its tag is not that of auditwheel show:\n{shown}")
+    print(f"auditwheel show: {found[1]}")
+
+
 def main():
     wheel, work = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     size = wheel.stat().st_size
@@ -78,6 +88,7 @@ def main():
         sys.exit("its name is not that of a wheel for every Python of many Linuxes")
     if size >= MOST_BYTES:
         sys.exit(f"it has more than {MOST_BYTES} bytes")
+    check_platform(wheel)
     shutil.rmtree(work, ignore_errors=True)
     versions = pythons()
     if not versions:
@@ -90,6 +101,10 @@ def main():
         run(bin_folder / "python", "-c", USE, work / f"store{minor}")
         for program in ("forebay", "swap-bench"):
             run(bin_folder / program, "--version")
+        # Without what it needs for text, which pip was told to leave out, it says what is missing.
+        says = subprocess.run([bin_folder / "forebay-data", "--help"], check=False, capture_output=True, text=True)
+        if says.returncode != 0 and "pip install" not in says.stderr:
+            sys.exit(f"forebay-data does not start: {says.stderr}")
     if len(sys.argv) > 3:
         site = next(environment.glob("lib/python*/site-packages"))
         run(sys.argv[3], "-c", "import sys\n" + TRAIN, site, env={"PYTHONPATH": str(site)})

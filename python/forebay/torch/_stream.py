@@ -123,6 +123,12 @@ class Engine:
         return layers.step
 
     @property
+    def num_deviations(self) -> int:
+        """How often a unit came that the order of the pass before did not announce: its weights were read when they were
+        used, and the step waited for the disk. Counts from the second pass of each kind on."""
+        return self.optimizer.streamed().num_deviations
+
+    @property
     def grad_norm(self) -> float | None:
         """The norm of the last step, before clipping."""
         return self.optimizer.grad_norm

@@ -346,3 +346,22 @@ def test_a_script_with_arguments_a_torch_optimizer_and_training_data(tmp_path):
         engine.backward(torch.nn.functional.cross_entropy(engine(inputs), labels))
         engine.step()
     assert engine.get_global_grad_norm() > 0 and engine.train_batch_size() == 2
+
+
+def test_training_data_is_collated_as_the_script_says():
+    model = make_model()
+    inputs, labels = batch_of(0)
+
+    def collate(rows):
+        return {"inputs": torch.stack([row[0] for row in rows]), "labels": torch.stack([row[1] for row in rows])}
+
+    engine, _, loader, _ = deepspeed.initialize(
+        model=model, config={"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}},
+        training_data=torch.utils.data.TensorDataset(inputs, labels), collate_fn=collate)
+    seen = 0
+    for batch in loader:
+        assert batch.keys() == {"inputs", "labels"}
+        engine.backward(torch.nn.functional.cross_entropy(engine(batch["inputs"]), batch["labels"]))
+        engine.step()
+        seen += len(batch["labels"])
+    assert seen == len(labels)

@@ -68,6 +68,34 @@ def test_closures_and_odd_shapes(place):
     assert optimizer.step_with_ready_grads() is True
 
 
+def test_megatrons_names_are_the_step_and_the_state_dict(place):
+    results = []
+    for has_their_names in (True, False):
+        model = make_model(torch.bfloat16)
+        optimizer = make_optimizer("AdamW", model, **(place if has_their_names else {}))
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            if has_their_names:
+                assert optimizer.step_with_ready_grads() is True
+            else:
+                optimizer.step()
+        results.append(weights_of(model))
+    assert same(*results)
+
+
+def test_a_sharded_state_dict_of_one_rank_goes_on_bit_for_bit():
+    model, other = make_model(torch.bfloat16), make_model(torch.bfloat16, seed=2)
+    optimizer, again = make_optimizer("AdamW", model), make_optimizer("AdamW", other)
+    train(model, optimizer, range(3))
+    document = copy.deepcopy(optimizer.sharded_state_dict(model.state_dict(), is_loading=False))
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(document)
+    train(model, optimizer, range(3, 6))
+    train(other, again, range(3, 6))
+    assert same(weights_of(model), weights_of(other))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_state_dicts_of_ram_and_full_ones_of_a_store_go_on_bit_for_bit(tmp_path, name, dtype):

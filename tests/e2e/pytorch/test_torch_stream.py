@@ -174,8 +174,50 @@ def test_streamed_has_the_bits_of_ram(tmp_path, kind, dtype):
     assert ours == losses
     # From the second step on the order is known, where it is always the same.
     if kind != "used twice":
-        assert engine.optimizer._backend._window.order.num_deviations == 0
+        assert engine.num_deviations == 0
     assert_same(engine.state_dict(), state)
+
+
+class DrawnOrder(nn.Module):
+    """Uses its blocks in an order of the caller's, each once."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4))
+        self.order = [0, 1, 2, 3]
+
+    def forward(self, x):
+        for block in self.order:
+            x = self.blocks[block](x)
+        return x
+
+
+def test_a_step_that_differs_is_right_and_counted(tmp_path):
+    orders = [[0, 1, 2, 3], [0, 1, 2, 3], [2, 0, 3, 1], [2, 0, 3, 1], [0, 1, 2, 3]]
+
+    def losses(module, optimizer, counted):
+        found = []
+        for step, order in enumerate(orders):
+            module.order = order
+            torch.manual_seed(step)
+            loss = module(torch.randn(5, 32)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+            counted()
+        return found
+
+    torch.manual_seed(5)
+    plain = DrawnOrder()
+    streamed = copy.deepcopy(plain)
+    expected = losses(plain, forebay.torch.AdamW(plain.parameters(), lr=1e-2), lambda: None)
+    engine = forebay.torch.stream(streamed, nvme=tmp_path / "store", lr=1e-2)
+    counts = []
+    assert losses(engine.module, engine, lambda: counts.append(engine.num_deviations)) == expected
+    # The first step is learnt from. Each that differs from the one before is counted, one that repeats it is not.
+    assert counts[0] == counts[1] == 0 < counts[2] == counts[3] < counts[4], counts
+    assert_same(engine.state_dict(), plain.state_dict())
 
 
 @pytest.mark.parametrize("kind", ["tied", "recurrent"])

@@ -151,6 +151,10 @@ class Streamed(InStore):
         """They are read when they are needed."""
         self._steps_to_copy = False
 
+    @property
+    def num_deviations(self) -> int:
+        return self._window.order.num_deviations if self._window is not None else 0
+
     def move(self, folders: list[Path]) -> None:
         if self._window is not None and self._layers is not None:
             self._window.release()
