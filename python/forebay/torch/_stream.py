@@ -124,8 +124,8 @@ class Engine:
 
     @property
     def num_deviations(self) -> int:
-        """How often a unit came that the order of the pass before did not announce: its weights were read when they were
-        used, and the step waited for the disk. Counts from the second pass of each kind on."""
+        """How often a unit came that the order of the pass before did not announce: its weights were read when they
+        were used, and the step waited for the disk. Counts from the second pass of each kind on."""
         return self.optimizer.streamed().num_deviations
 
     @property
