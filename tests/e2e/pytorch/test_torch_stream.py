@@ -178,6 +178,19 @@ def test_streamed_has_the_bits_of_ram(tmp_path, kind, dtype):
     assert_same(engine.state_dict(), state)
 
 
+@pytest.mark.parametrize("update_in_backward", [False, True])
+@pytest.mark.parametrize(("kind", "settings"), [
+    (forebay.torch.Adam, {"lr": 1e-2}), (forebay.torch.Adagrad, {"lr": 1e-2}), (forebay.torch.Lion, {"lr": 1e-3}),
+    (forebay.torch.SGD, {"lr": 1e-1, "momentum": 0.9})], ids=lambda value: getattr(value, "__name__", ""))
+def test_every_optimizer_streams_with_the_bits_of_ram(tmp_path, kind, settings, update_in_backward):
+    plain = make("tied", torch.bfloat16)
+    expected = train(plain, kind([p for p in plain.parameters() if p.requires_grad], **settings), 4)
+    engine = forebay.torch.stream(make("tied", torch.bfloat16), nvme=tmp_path / "store", optimizer=kind,
+                                  update_in_backward=update_in_backward, **settings)
+    assert train(engine.module, engine, 4) == expected
+    assert_same(engine.state_dict(), plain.state_dict())
+
+
 class DrawnOrder(nn.Module):
     """Uses its blocks in an order of the caller's, each once."""
 
