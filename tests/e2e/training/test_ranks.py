@@ -13,6 +13,7 @@ import time
 
 import pytest
 from conftest import make_model, random_rows, read_metrics, write_rows
+from rank_processes import digest_of_ranks, ends_of, folder_of, start_ranks, train_ranks, wait_for_steps
 
 SEQ = 48
 NUM_KILLS = 8
@@ -25,46 +26,6 @@ def task(forebay, tmp_path_factory):
     model = make_model(forebay, folder / "model")
     return dict(model=model, data=data, batch=4, seq=SEQ, steps=6, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3,
                 threads=1, precision="fp32")
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
-def start_ranks(forebay, num_ranks, *flags, **settings):
-    port = free_port()
-    command = [forebay.binary, "train", *flags] + [f"--{key}={value}" for key, value in settings.items()]
-    processes = []
-    for rank in range(num_ranks):
-        environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
-                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                          text=True))
-    return processes
-
-
-def ends_of(processes):
-    """[(exit code, output, errors)]."""
-    ends = [process.communicate(timeout=300) for process in processes]
-    return [(process.returncode, *texts) for process, texts in zip(processes, ends, strict=True)]
-
-
-def train_ranks(forebay, num_ranks, *flags, **settings):
-    ends = ends_of(start_ranks(forebay, num_ranks, *flags, **settings))
-    assert [code for code, _, _ in ends] == [0] * num_ranks, ends
-    return ends
-
-
-def folder_of(out, rank):
-    return pathlib.Path(out) if rank == 0 else pathlib.Path(out) / f"rank-{rank:03}"
-
-
-def digest_of_ranks(forebay, out, num_ranks):
-    digests = {forebay.digest(folder_of(out, rank)) for rank in range(num_ranks)}
-    assert len(digests) == 1
-    return digests.pop()
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +88,6 @@ def test_launchers_start_the_same_run(forebay, task, expected, tmp_path, launche
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 6/6") == 1
     assert digest_of_ranks(forebay, tmp_path / "run", 2) == expected[0]
-
-
-def wait_for_steps(out, num_steps, processes):
-    """Until metrics.jsonl has so many lines, or a process has ended."""
-    metrics = pathlib.Path(out) / "metrics.jsonl"
-    while not metrics.exists() or len(metrics.read_bytes().splitlines()) < num_steps:
-        if any(process.poll() is not None for process in processes):
-            return
-        time.sleep(0.002)
 
 
 def test_a_rank_that_is_killed_ends_the_others_and_the_run_goes_on(forebay, task, expected, tmp_path):

@@ -1,0 +1,58 @@
+"""Starts ranks that find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and says how they ended."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import time
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def start_ranks(forebay, num_ranks, *flags, hosts=None, **settings):
+    """hosts: for each rank a command to start it behind, and the address of the first; None: all run here."""
+    prefixes, address = hosts or ([[]] * num_ranks, "127.0.0.1")
+    port = free_port()
+    command = [forebay.binary, "train", *flags] + [f"--{key}={value}" for key, value in settings.items()]
+    processes = []
+    for rank, prefix in enumerate(prefixes):
+        environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
+                           MASTER_ADDR=address, MASTER_PORT=str(port))
+        processes.append(subprocess.Popen([*prefix, *command], env=environment, stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE, text=True))
+    return processes
+
+
+def ends_of(processes):
+    """[(exit code, output, errors)]."""
+    ends = [process.communicate(timeout=300) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, ends, strict=True)]
+
+
+def train_ranks(forebay, num_ranks, *flags, **settings):
+    ends = ends_of(start_ranks(forebay, num_ranks, *flags, **settings))
+    assert [code for code, _, _ in ends] == [0] * num_ranks, ends
+    return ends
+
+
+def folder_of(out, rank):
+    return pathlib.Path(out) if rank == 0 else pathlib.Path(out) / f"rank-{rank:03}"
+
+
+def digest_of_ranks(forebay, out, num_ranks):
+    digests = {forebay.digest(folder_of(out, rank)) for rank in range(num_ranks)}
+    assert len(digests) == 1
+    return digests.pop()
+
+
+def wait_for_steps(out, num_steps, processes):
+    """Until metrics.jsonl has so many lines, or a process has ended."""
+    metrics = pathlib.Path(out) / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_bytes().splitlines()) < num_steps:
+        if any(process.poll() is not None for process in processes):
+            return
+        time.sleep(0.002)

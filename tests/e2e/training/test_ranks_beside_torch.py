@@ -1,0 +1,70 @@
+"""Several ranks have the losses and gradient norms of PyTorch DDP and of DeepSpeed's ZeRO over gloo."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiny_models
+from conftest import packed_file, read_metrics, write_rows
+from rank_processes import free_port, train_ranks
+
+SETTINGS = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1, "clip": 0.5, "warmup": 3, "steps": 10}
+NUM_ROWS, SEQ, NUM_RANKS = 4, 48, 2
+STAGE_OF_PEER = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+CASES = [("llama_tied", peer) for peer in STAGE_OF_PEER] + [("gpt2", "ddp")]
+if os.environ.get("FOREBAY_FULL"):
+    CASES = [(family, peer) for family in tiny_models.FAMILIES for peer in STAGE_OF_PEER]
+
+
+def rows_of_one_length(vocab):
+    """One segment each, so that all ranks of ZeRO-3 call the model equally often; not all train equally many tokens."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, min(vocab, 256), (NUM_ROWS, SEQ)).astype(np.uint32)
+    flags = np.full((NUM_ROWS, SEQ), packed_file.TRAINED, np.uint8)
+    flags[:, 0] = packed_file.SEGMENT_START
+    for row in range(NUM_ROWS):
+        flags[row, 1 : 2 + 5 * row] = 0
+    return tokens, flags
+
+
+def make_task(family, folder):
+    """The folder of a model, and data of which every step takes all rows."""
+    folder.mkdir()
+    vocab = tiny_models.make(family, str(folder / "model"))
+    tokens, flags = rows_of_one_length(vocab)
+    write_rows(folder / "data.fbd", tokens, flags, vocab)
+    np.savez(folder / "rows.npz", tokens=tokens, flags=flags)
+    return folder
+
+
+def train_with_torch(task, who):
+    port = free_port()
+    program = pathlib.Path(__file__).parent / "torch_ranks.py"
+    command = [sys.executable, program, who, task / "model", task / "rows.npz", json.dumps(SETTINGS)]
+    processes = []
+    for rank in range(NUM_RANKS):
+        environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(NUM_RANKS),
+                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    ends = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0] * NUM_RANKS, ends
+    return json.loads(ends[0][0].splitlines()[-1])
+
+
+@pytest.mark.parametrize("family, peer", CASES)
+def test_losses_are_those_of(forebay, tmp_path, family, peer):
+    if peer != "ddp":
+        pytest.importorskip("deepspeed")
+    task = make_task(family, tmp_path / "task")
+    theirs = train_with_torch(task, peer)
+    train_ranks(forebay, NUM_RANKS, model=task / "model", data=task / "data.fbd", out=tmp_path / "run", ram="1GiB",
+                precision="fp32", zero_stage=STAGE_OF_PEER[peer], batch=NUM_ROWS, seq=SEQ, threads=1, schedule="cosine",
+                export="none", **dict(SETTINGS, betas="0.9,0.95"))
+    ours = read_metrics(tmp_path / "run")
+    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], rel=1e-5)
+    assert [line["grad_norm"] for line in ours] == pytest.approx([line["grad_norm"] for line in theirs], rel=1e-3)
+    assert ours[-1]["loss"] < 0.9 * ours[0]["loss"]
