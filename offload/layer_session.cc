@@ -70,12 +70,14 @@ absl::Status CheckRanks(const LayerSessionOptions& options, const OffloadPlan& p
         fmt::format("the state is divided into {} parts, and the session has {} ranks",
                     options.parts->num_parts(), num_ranks));
   }
+  const bool divides_open_layers = options.parts != nullptr && options.num_open_layers > 0;
   const bool fits =
-      options.num_open_layers == 0 && options.device == nullptr && plan.delay_update_from == 0;
+      !divides_open_layers && options.device == nullptr && plan.delay_update_from == 0;
   if (options.ranks == nullptr || fits) return absl::OkStatus();
   return UsageError(
-      "a session of several ranks takes whole layers' gradients from RAM, and delays no update. "
-      "Leave out AddGradient, the device and delay_update_from");
+      "a session of several ranks takes gradients from RAM, those of whole layers where the state "
+      "is divided, and delays no update. Leave out the device, delay_update_from, and parts or "
+      "AddGradient");
 }
 
 absl::Status CheckOptions(const LayerSessionOptions& options, const OffloadPlan& plan) {
@@ -113,7 +115,8 @@ LayerSession::LayerSession(const OffloadPlan& plan, LayerSessionOptions options,
       options_(std::move(options)),
       hand_over_order_(plan.schedule.Handed()),
       keeps_order_(plan.placement.NumUpdated(UpdateTime::kOnRead) <
-                   std::ssize(plan.placement.update_times)),
+                       std::ssize(plan.placement.update_times) ||
+                   options_.ranks != nullptr),
       store_(std::move(store)),
       is_handed_(static_cast<size_t>(store_->tiles().num_streamed_layers())),
       committed_step_(store_->committed().step),
@@ -148,8 +151,9 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
                          of_session.offload.grad_dtype, budget));
   if (of_session.ranks != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
-        session->sum_, GradientSum::Create(session->layers_of_caller(), of_session.parts.get(),
-                                           of_session.ranks, budget));
+        session->sum_, GradientSum::Create(&session->layers_of_caller(), of_session.parts.get(),
+                                           of_session.ranks, budget,
+                                           /*tensors_may_lack=*/of_session.num_open_layers > 0));
   }
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   session->lent_.reserve(2 * tensors->inventory().layers().size());
@@ -243,9 +247,12 @@ absl::Status LayerSession::CheckOrder(int layer) const {
   const int next = hand_over_order_[num_handed_];
   if (layer == next) return absl::OkStatus();
   return UsageError(fmt::format(
-      "the gradient of '{}' came before that of '{}': under this plan they are applied as they "
-      "come, in the order of its schedule. Keep it, or plan with --gradients=hold and no delay",
-      inventory.layers()[layer].name, inventory.layers()[next].name));
+      "the gradient of '{}' came before that of '{}': {} in the order of the plan's schedule. Keep "
+      "it{}",
+      inventory.layers()[layer].name, inventory.layers()[next].name,
+      options_.ranks != nullptr ? "ranks sum them"
+                                : "under this plan they are applied as they come,",
+      options_.ranks != nullptr ? "" : ", or plan with --gradients=hold and no delay"));
 }
 
 // ---- Weights -----------------------------------------------------------------------------------
@@ -440,13 +447,14 @@ absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
                                     store_->inventory().layers()[layer].name, gradient.elems.size(),
                                     num_elems));
     }
-    if (!without_gradient.empty()) {
+    if (!without_gradient.empty() && options_.num_open_layers == 0) {
       return UsageError(
-          "a session of several ranks has a gradient of every tensor: hand over zeros");
+          "a session of several ranks that takes whole layers has a gradient of every tensor: hand "
+          "over zeros");
     }
     if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
     FOREBAY_RETURN_IF_ERROR(HandSum());
-    sum_->Start(layer, gradient.elems);
+    sum_->Start(layer, gradient.elems, without_gradient);
   }
   MarkHanded(layer);
   return absl::OkStatus();
@@ -466,7 +474,8 @@ absl::Status LayerSession::HandSum() {
   }();
   own_waits_[Activity::kRanks] += watch.Seconds();
   FOREBAY_RETURN_IF_ERROR(sum.status());
-  return optimizer_->Hand(sum->layer, LayerGradient{.elems = sum->elems}, *pool_);
+  return optimizer_->Hand(sum->layer, LayerGradient{.elems = sum->elems}, *pool_,
+                          sum->without_gradient);
 }
 
 // Each rank in turn goes on with the sums where the one before has ended: they are those of whole

@@ -76,12 +76,14 @@ struct LayerSessionOptions {
   int num_open_layers = 0;
   // The ranks of a run, each with a store of its own: gradients are those of all ranks' data,
   // summed in the order of the ranks, and a step is committed by all or none
-  // (swap/store/rank_commits.h). Every rank makes the same calls in the same order. nullptr: the
-  // session is alone. Not with AddGradient, a device or delayed updates.
+  // (swap/store/rank_commits.h). Every rank makes the same calls in the same order, and hands
+  // layers over in that of the schedule; gradients of tensors may be missing on some of them.
+  // nullptr: the session is alone. Not with a device or delayed updates.
   Communicator* ranks = nullptr;
   // How the ranks divide the state: plan and store of this one are of its part. Weights and
   // gradients are still those of whole layers, and weights may be held of
-  // GatheredWeights::kMostHeld layers at a time. nullptr: each rank has the whole state.
+  // GatheredWeights::kMostHeld layers at a time. Not with AddGradient. nullptr: each rank has the
+  // whole state.
   std::shared_ptr<const InventoryParts> parts;
   GatheredFor gathered_for = GatheredFor::kUse;  // of weights, where there are parts
   bool last_step_was_update = true;              // of the committed step

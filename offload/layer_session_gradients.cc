@@ -28,12 +28,12 @@ absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const 
 
 absl::Status LayerSession::HandOpen(int layer) {
   FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
-  FOREBAY_ASSIGN_OR_RETURN(const OpenLayers::Sum sum, open_layers_->SumOf(layer));
+  FOREBAY_ASSIGN_OR_RETURN(const OpenLayers::Sum sum,
+                           open_layers_->SumOf(layer, /*in_fp32=*/sum_ != nullptr));
   if (sum.as_handed.empty()) {
     FOREBAY_RETURN_IF_ERROR(
         HandOver(layer, LayerGradient{.elems = sum.elems}, sum.without_gradient));
   } else {
-    // No sum over ranks: their sessions take whole layers' gradients alone.
     FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
     FOREBAY_RETURN_IF_ERROR(
         optimizer_->Hand(layer, RoundedGradient{sum.as_handed}, *pool_, sum.without_gradient));

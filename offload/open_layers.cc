@@ -213,7 +213,7 @@ absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte>
   return absl::OkStatus();
 }
 
-absl::StatusOr<OpenLayers::Sum> OpenLayers::SumOf(int layer) {
+absl::StatusOr<OpenLayers::Sum> OpenLayers::SumOf(int layer, bool in_fp32) {
   FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(layer));
   const LayerSpec& spec = inventory_->layers()[layer];
   for (const Padding& padding : paddings_[layer]) {
@@ -226,6 +226,7 @@ absl::StatusOr<OpenLayers::Sum> OpenLayers::SumOf(int layer) {
     FillWithZeros(place, layer, tensor.offset_elems, tensor.offset_elems + tensor.num_elems);
     without_gradient_.push_back(i);
   }
+  if (in_fp32 && std::exchange(is_as_handed_[layer], 0) != 0) Widen(place, layer);
   if (is_as_handed_[layer]) {
     return Sum{
         .elems = {}, .as_handed = AsHandedIn(place, layer), .without_gradient = without_gradient_};

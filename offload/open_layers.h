@@ -49,8 +49,8 @@ class OpenLayers {
     std::span<const int> without_gradient;  // its tensors that nothing was added to, which are zero
   };
   // The sum of a layer, which is opened where it is not (UsageError: no room). Valid until Close,
-  // or the next call for another layer.
-  absl::StatusOr<Sum> SumOf(int layer);
+  // or the next call for another layer. `in_fp32`: as elems, whatever was added.
+  absl::StatusOr<Sum> SumOf(int layer, bool in_fp32 = false);
   void Close(int layer);
   bool IsOpen(int layer) const { return place_of_layer_[layer] >= 0; }
   void Clear();

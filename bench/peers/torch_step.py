@@ -1,4 +1,5 @@
-"""One peer run for bench/compare_step: PyTorch with everything in RAM, or DeepSpeed ZeRO-3 on NVMe.
+"""One peer run for bench/compare_step and bench/ranks: PyTorch with everything in RAM, or DeepSpeed ZeRO-3 on NVMe
+(deepspeed) or in RAM, there with as many ranks as RANK and WORLD_SIZE say (deepspeed_in_ram).
 
 Prints one JSON object: {"who", "step_s": [...], "tokens_per_s", "rss_bytes"}. Reads the peak RSS of its own process.
 """
@@ -36,7 +37,7 @@ def run_torch(arguments, dtype):
     return step
 
 
-def run_deepspeed(arguments):
+def run_deepspeed(arguments, on_nvme):
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in dict(
         RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29517"
@@ -44,22 +45,24 @@ def run_deepspeed(arguments):
         os.environ.setdefault(name, value)
     import deepspeed
 
-    nvme = {"device": "nvme", "nvme_path": arguments.nvme, "pin_memory": False}
     config = {
         "train_micro_batch_size_per_gpu": arguments.batch,
         "bf16": {"enabled": True},
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
-        "zero_optimization": {
-            "stage": 3,
-            "sub_group_size": 30_000_000,
-            "offload_optimizer": dict(
-                nvme, pipeline_read=True, pipeline_write=True, buffer_count=12
-            ),
-            "offload_param": dict(nvme, buffer_count=16, buffer_size=35_000_000),
-        },
+        "zero_optimization": {"stage": 3},
         "aio": {"block_size": 1048576, "queue_depth": 32, "intra_op_parallelism": 1},
     }
+    if on_nvme:
+        nvme = {"device": "nvme", "nvme_path": arguments.nvme, "pin_memory": False}
+        config["zero_optimization"].update(
+            sub_group_size=30_000_000,
+            offload_optimizer=dict(nvme, pipeline_read=True, pipeline_write=True, buffer_count=12),
+            offload_param=dict(nvme, buffer_count=16, buffer_size=35_000_000),
+        )
+    else:
+        # Its own Adam on a CPU is the one that offloads.
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     engine, _, _, _ = deepspeed.initialize(
         model=make_model(arguments, torch.bfloat16), config=config
     )
@@ -74,7 +77,7 @@ def run_deepspeed(arguments):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("who", choices=["torch_bf16", "torch_fp32", "deepspeed"])
+    parser.add_argument("who", choices=["torch_bf16", "torch_fp32", "deepspeed", "deepspeed_in_ram"])
     parser.add_argument("--config", required=True, help="folder with a config.json")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq", type=int, default=256)
@@ -84,8 +87,8 @@ def main():
     arguments = parser.parse_args()
 
     torch.set_num_threads(arguments.threads)
-    if arguments.who == "deepspeed":
-        step = run_deepspeed(arguments)
+    if arguments.who.startswith("deepspeed"):
+        step = run_deepspeed(arguments, on_nvme=arguments.who == "deepspeed")
     else:
         step = run_torch(arguments, torch.bfloat16 if arguments.who == "torch_bf16" else torch.float32)
     generator = torch.Generator().manual_seed(0)

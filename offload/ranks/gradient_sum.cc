@@ -16,13 +16,27 @@ int64_t LargestGradientBytes(const Inventory& inventory) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Inventory& inventory,
+GradientSum::GradientSum(const Inventory* inventory, const InventoryParts* parts,
+                         Communicator* ranks, bool tensors_may_lack)
+    : inventory_(inventory), parts_(parts), ranks_(ranks) {
+  if (!tensors_may_lack) return;
+  size_t most_tensors = 0;
+  for (const LayerSpec& layer : inventory->layers()) {
+    most_tensors = std::max(most_tensors, static_cast<size_t>(layer.num_tensors));
+  }
+  num_with_.resize(most_tensors);
+  without_gradient_.reserve(most_tensors);
+}
+
+absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Inventory* inventory,
                                                                  const InventoryParts* parts,
                                                                  Communicator* ranks,
-                                                                 MemoryBudget* budget) {
-  std::unique_ptr<GradientSum> sum(new GradientSum(parts, ranks));
+                                                                 MemoryBudget* budget,
+                                                                 bool tensors_may_lack) {
+  FOREBAY_CHECK(parts == nullptr || !tensors_may_lack);
+  std::unique_ptr<GradientSum> sum(new GradientSum(inventory, parts, ranks, tensors_may_lack));
   FOREBAY_ASSIGN_OR_RETURN(sum->buffer_, HostBuffer::Create(budget, "sum of gradients over ranks",
-                                                            LargestGradientBytes(inventory)));
+                                                            LargestGradientBytes(*inventory)));
   return sum;
 }
 
@@ -34,10 +48,16 @@ int64_t GradientSum::ChargedBytes(const Inventory& inventory) {
   return HostBuffer::ChargedBytes(LargestGradientBytes(inventory));
 }
 
-void GradientSum::Start(int layer, std::span<const float> gradient) {
+void GradientSum::Start(int layer, std::span<const float> gradient,
+                        std::span<const int> without_gradient) {
   const TraceScope trace("gradient to be summed over ranks");
   const std::span<float> own = buffer_.As<float>().first(gradient.size());
   FOREBAY_CHECK(!IsUnderWay());
+  if (num_with_.empty()) {
+    FOREBAY_CHECK(without_gradient.empty());
+  } else {
+    StartCount(layer, without_gradient);
+  }
   std::ranges::copy(gradient, own.begin());
   ticket_ = parts_ == nullptr ? ranks_->StartAllReduce(OnHost(own))
                               : ranks_->StartReduceScatter(OnHost(own), parts_->Offsets(layer));
@@ -45,14 +65,38 @@ void GradientSum::Start(int layer, std::span<const float> gradient) {
   num_elems_ = std::ssize(gradient);
 }
 
+void GradientSum::StartCount(int layer, std::span<const int> without_gradient) {
+  const LayerSpec& spec = inventory_->layers()[layer];
+  const std::span<float> own = std::span(num_with_).first(static_cast<size_t>(spec.num_tensors));
+  std::ranges::fill(own, 1.0f);
+  for (const int tensor : without_gradient) {
+    own[static_cast<size_t>(tensor - spec.first_tensor)] = 0.0f;
+  }
+  count_ticket_ = ranks_->StartAllReduce(OnHost(own));
+}
+
+absl::Status GradientSum::AwaitCount(int layer) {
+  without_gradient_.clear();
+  if (num_with_.empty()) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(ranks_->Await(count_ticket_));
+  const LayerSpec& spec = inventory_->layers()[layer];
+  for (int i = 0; i < spec.num_tensors; ++i) {
+    if (num_with_[static_cast<size_t>(i)] == 0) without_gradient_.push_back(spec.first_tensor + i);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<GradientSum::Sum> GradientSum::Await() {
   FOREBAY_CHECK(IsUnderWay());
   const int layer = std::exchange(layer_, -1);
-  FOREBAY_RETURN_IF_ERROR(ranks_->Await(ticket_));
+  // Both, so that nothing of theirs is under way whatever happens.
+  absl::Status status = AwaitCount(layer);
+  status.Update(ranks_->Await(ticket_));
+  FOREBAY_RETURN_IF_ERROR(status);
   const std::span<const float> elems = buffer_.As<float>().first(num_elems_);
-  if (parts_ == nullptr) return Sum{layer, elems};
+  if (parts_ == nullptr) return Sum{layer, elems, without_gradient_};
   const std::span<const int64_t> part = parts_->Offsets(layer).subspan(ranks_->rank(), 2);
-  return Sum{layer, elems.subspan(part[0], part[1] - part[0])};
+  return Sum{layer, elems.subspan(part[0], part[1] - part[0]), {}};
 }
 
 void GradientSum::Drop() {

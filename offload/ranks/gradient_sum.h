@@ -23,38 +23,51 @@ class GradientSum {
  public:
   struct Sum {
     int layer = -1;
-    std::span<const float>
-        elems;  // of the layer, or of the rank's part of it; until the next Start
+    // Of the layer, or of the rank's part of it; both until the next Start.
+    std::span<const float> elems;
+    std::span<const int> without_gradient;  // its tensors of which no rank has one
   };
 
   // For the layers of `inventory`, whole ones. `parts`: how ranks divide them; nullptr: each rank
-  // takes all. Charges ChargedBytes to `budget`. OutOfMemoryError. `ranks` and `parts` must outlive
-  // it.
-  static absl::StatusOr<std::unique_ptr<GradientSum>> Create(const Inventory& inventory,
+  // takes all. Charges ChargedBytes to `budget`. OutOfMemoryError. All pointed to must outlive it.
+  // `tensors_may_lack`: a rank may have no gradient of a tensor, and says of each whether it has.
+  // Not with parts.
+  static absl::StatusOr<std::unique_ptr<GradientSum>> Create(const Inventory* inventory,
                                                              const InventoryParts* parts,
                                                              Communicator* ranks,
-                                                             MemoryBudget* budget);
+                                                             MemoryBudget* budget,
+                                                             bool tensors_may_lack = false);
   // Waits for what is under way.
   ~GradientSum();
   static int64_t ChargedBytes(const Inventory& inventory);
 
   bool IsUnderWay() const { return layer_ >= 0; }
   // Copies `gradient` (the layer's padded flat vector, in RAM) and begins its sum. Every rank does
-  // so in the same order of layers. Requires: none is under way.
-  void Start(int layer, std::span<const float> gradient);
+  // so in the same order of layers. `without_gradient`: its tensors that this rank has none of,
+  // which are zero. Requires: none is under way.
+  void Start(int layer, std::span<const float> gradient,
+             std::span<const int> without_gradient = {});
   // Waits for it. EnvironmentError of the ranks. Requires: one is under way.
   absl::StatusOr<Sum> Await();
   // Waits for what is under way, and forgets it.
   void Drop();
 
  private:
-  GradientSum(const InventoryParts* parts, Communicator* ranks) : parts_(parts), ranks_(ranks) {}
+  GradientSum(const Inventory* inventory, const InventoryParts* parts, Communicator* ranks,
+              bool tensors_may_lack);
+  void StartCount(int layer, std::span<const int> without_gradient);
+  absl::Status AwaitCount(int layer);
 
+  const Inventory* const inventory_;
   const InventoryParts* const parts_;
   Communicator* const ranks_;
   HostBuffer buffer_;
   CollectiveTicket ticket_;
-  int layer_ = -1;  // whose sum is under way; -1: none
+  // By tensor of the layer: how many ranks have a gradient; empty: each has one of every tensor.
+  std::vector<float> num_with_;
+  CollectiveTicket count_ticket_;
+  std::vector<int> without_gradient_;  // of the last sum
+  int layer_ = -1;                     // whose sum is under way; -1: none
   int64_t num_elems_ = 0;
 };
 

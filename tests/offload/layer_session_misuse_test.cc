@@ -488,17 +488,18 @@ TEST(LayerSessionSteps, AWriteThatFailsIsAnErrorAndNotTheEndOfTheProcess) {
 TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
   const TemporaryFolder folder;
   const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
+  const std::unique_ptr<Device> device = CreateHostDevice();
   for (const int variant : {0, 1, 2, 3, 4}) {
     ModuleSettings settings = SmallSettings();
     settings.state_on_device = variant == 4;
     settings.is_tight = true;
     settings.offload.gradients = GradientChoice::kHold;
     ModuleRun run(folder.path(), settings);
-    run.ChangeOptions([&alone, variant](LayerSessionOptions& options) {
+    run.ChangeOptions([&, variant](LayerSessionOptions& options) {
       if (variant == 0) options.offload.optimizer = OptimizerKind::kLion;
       if (variant == 1) options.offload.grad_dtype = DType::kF32;
       if (variant == 2) options.threads = 0;
-      if (variant == 3) options.num_open_layers = 1;
+      if (variant == 3) options.device = device.get();
       if (variant == 3) options.ranks = alone.get();
       if (variant == 4) options.device_budget = nullptr;
     });

@@ -2,11 +2,16 @@
 // threads, kinds of update, ways of handing gradients over, commits, stops and crashes.
 #include "forebay/offload/layer_session.h"
 
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/collective/communicator.h"
+#include "forebay/collective/threads/thread_transport.h"
 #include "forebay/tests/offload/module_run.h"
 #include "gmock/gmock.h"
 
@@ -236,6 +241,88 @@ TEST(LayerSessionRanks, OneIsLikeNone) {
     digests[has_ranks] = run.Digest();
   }
   EXPECT_EQ(digests[0], digests[1]);
+}
+
+using Ranks = std::vector<std::unique_ptr<Communicator>>;
+
+Ranks ThreadRanks(const ThreadRanksOptions& options) {
+  Ranks ranks;
+  for (std::unique_ptr<Transport>& transport : CreateThreadRanks(options)) {
+    auto rank = Communicator::Create(std::move(transport), nullptr, {.timeout_s = 20});
+    FOREBAY_CHECK(rank.ok());
+    ranks.push_back(*std::move(rank));
+  }
+  return ranks;
+}
+
+// What `run_rank` returns for each rank, on a thread of its own.
+template <typename Run>
+auto ForEachRank(const Ranks& ranks, const Run& run_rank) {
+  std::vector<decltype(run_rank(0))> results(ranks.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    threads.emplace_back([&, rank] { results[rank] = run_rank(static_cast<int>(rank)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+std::vector<std::string> DigestsOfRanks(const ModuleSettings& settings,
+                                        const ThreadRanksOptions& options) {
+  const Ranks ranks = ThreadRanks(options);
+  return ForEachRank(ranks, [&](int rank) {
+    ModuleSettings of_rank = settings;
+    of_rank.num_ranks = options.num_ranks;
+    of_rank.rank = rank;
+    const TemporaryFolder folder;
+    ModuleRun run(folder.path(), of_rank);
+    run.ChangeOptions([&](LayerSessionOptions& change) { change.ranks = ranks[rank].get(); });
+    absl::Status status = run.Open();
+    if (status.ok()) status = run.RunUntil(kSteps);
+    return status.ok() ? run.Digest() : std::string(status.message());
+  });
+}
+
+// Gradients that come tensor by tensor, some from one rank and some from another, and some from
+// none, are together those of one session.
+TEST(LayerSessionRanks, AddTheGradientsThatEachOfThemHas) {
+  for (const bool is_tight : {false, true}) {
+    for (const GradientChoice gradients : {GradientChoice::kHold, GradientChoice::kSpeculate}) {
+      for (const DType grad_dtype : {DType::kBF16, DType::kF32}) {
+        ModuleSettings settings = SmallSettings();
+        settings.is_tight = is_tight;
+        settings.is_uneven = true;
+        settings.adds_tensors = true;
+        settings.offload.gradients = gradients;
+        settings.offload.grad_dtype = grad_dtype;
+        const std::string alone = DigestAfter(settings, kSteps);
+        for (const int num_ranks : {2, 3}) {
+          const ThreadRanksOptions options = {.num_ranks = num_ranks, .seed = 1};
+          EXPECT_THAT(DigestsOfRanks(settings, options), testing::Each(alone))
+              << is_tight << " " << static_cast<int>(gradients) << " " << num_ranks;
+        }
+      }
+    }
+  }
+}
+
+// The others would add another layer's.
+TEST(LayerSessionRanks, HandLayersOverInTheOrderOfTheSchedule) {
+  const Ranks ranks = ThreadRanks({.num_ranks = 2});
+  const std::vector<absl::Status> statuses = ForEachRank(ranks, [&](int rank) -> absl::Status {
+    ModuleSettings settings = SmallSettings();
+    settings.adds_tensors = true;
+    const TemporaryFolder folder;
+    ModuleRun run(folder.path(), settings);
+    run.ChangeOptions([&](LayerSessionOptions& options) { options.ranks = ranks[rank].get(); });
+    FOREBAY_RETURN_IF_ERROR(run.Open());
+    FOREBAY_RETURN_IF_ERROR(run.session().BeginStep(run.UpdateOfStep()));
+    return run.session().CloseLayer(0);
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+    EXPECT_THAT(MessageOf(status), testing::HasSubstr("ranks sum them in the order"));
+  }
 }
 
 }  // namespace

@@ -266,7 +266,8 @@ absl::Status ModuleRun::Hand(int layer, std::span<const float> gradient) {
   std::vector<int> with;
   std::vector<int> without;
   for (int tensor = spec.first_tensor; tensor < spec.first_tensor + spec.num_tensors; ++tensor) {
-    const bool has_one = !settings_.is_uneven || HasGradient(tensor, layer, step);
+    const bool has_one = (!settings_.is_uneven || HasGradient(tensor, layer, step)) &&
+                         (tensor + step) % settings_.num_ranks == settings_.rank;
     (has_one ? with : without).push_back(tensor);
   }
   if (!settings_.adds_tensors) return session_->Hand(layer, {.elems = gradient}, without);

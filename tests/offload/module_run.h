@@ -32,6 +32,10 @@ struct ModuleSettings {
   bool is_uneven = false;
   bool has_raw = false;       // and raw tensors, which change in every step
   bool adds_tensors = false;  // AddGradient of halves in a changing order; otherwise Hand
+  // With adds_tensors: each tensor's gradient comes from one of so many ranks, `rank` being this
+  // one, another in each step. So the ranks together do what one does alone.
+  int num_ranks = 1;
+  int rank = 0;
   // The optimizer's state lives on a GPU, one that is emulated, or the host's twin.
   bool state_on_device = false;
 };
