@@ -15,7 +15,10 @@
    - Options are structs whose first member is their size: set it to sizeof of the struct, and the
      rest to zeros, which always means the default. A program compiled with an older header works
      with a newer library.
-   - An object may be used from any thread, and is used by one at a time: calls of others wait.
+   - Every function may be called from any thread, and on one object by several at a time. Calls on
+     tensors and on a disk engine run side by side, and so do those that ask what a lease holds. On
+     every other object one call is made at a time: those of other threads wait, but for
+     forebay_layers_stop. What ends an object is the last call on it: no other may be under way.
    - Nothing calls back, there is no global state, and locale, signals and environment are left
      alone. */
 #pragma once
@@ -256,7 +259,8 @@ int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_optio
 /* Applies what is left of the update of the step before: that of layers which were not read since;
    and makes its commit, where commit_once_applied has asked for one.
    A step's first gradient does so too, and needs that nothing is left, or no lease is out: so call
-   it between forward and backward where a step does not read all layers. */
+   it between forward and backward where a step does not read all layers, or a commit is asked for.
+ */
 int32_t forebay_layers_settle(forebay_layers* layers, char** message);
 /* Adds to the gradient of a tensor: all its elements, row-major. Sums are fp32. A tensor that gets
    none in a step is left alone, moments too. */
@@ -392,8 +396,8 @@ int32_t forebay_tensors_create(const forebay_tensors_options* options,
 /* Opens the newest committed step, with the tensors that the store was made with. */
 int32_t forebay_tensors_open(const forebay_tensors_options* options, forebay_tensors** tensors,
                              char** message);
-/* Changes that are not committed are lost. Leases that are out stay readable. No call may be under
- * way. */
+/* Changes that are not committed are lost. Leases that are out stay readable, and nothing of those
+   for writing is written. */
 void forebay_tensors_destroy(forebay_tensors* tensors);
 /* The tensors by number: an array of {"name", "layer", "raw", "shape"}. Free it. */
 int32_t forebay_tensors_inventory_json(forebay_tensors* tensors, char** json, char** message);
@@ -425,7 +429,8 @@ void* forebay_tensor_lease_data(const forebay_tensor_lease* lease, size_t* num_b
 void* forebay_tensor_lease_dlpack(forebay_tensor_lease* lease);
 /* Ends the lease, and has what was leased for writing written. The lease has ended also where the
    error of an earlier write is returned, for which there is no commit. USAGE, and it has not ended,
-   where a DLManagedTensor of a lease for writing is left. NULL is released for free. */
+   where a DLManagedTensor of a lease for writing is left, or the tensors of one were destroyed:
+   discard it. NULL is released for free. */
 int32_t forebay_tensor_lease_release(forebay_tensor_lease* lease, char** message);
 /* Ends the lease, and forgets what was changed. */
 void forebay_tensor_lease_discard(forebay_tensor_lease* lease);

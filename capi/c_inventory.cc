@@ -12,9 +12,10 @@ namespace {
 
 // Bytes and elements of all layers together stay far below what int64 holds.
 constexpr int64_t kMostElems = int64_t{1} << 46;
+// A step's settings are given for all groups up to the highest that a tensor is of.
+constexpr int32_t kMostGroups = 1 << 16;
 
 absl::StatusOr<std::string> NewName(forebay_inventory* inventory, const char* name, size_t length) {
-  FOREBAY_RETURN_IF_ERROR(CheckPointer(inventory, "inventory"));
   FOREBAY_ASSIGN_OR_RETURN(std::string text, TextOf(name, length, "name"));
   if (text.empty()) return UsageError("a tensor has no name");
   if (inventory->names.contains(text)) {
@@ -42,7 +43,6 @@ absl::StatusOr<Shape> ShapeOf(const int64_t* dims, int32_t rank, std::string_vie
 
 absl::Status BeginLayer(forebay_inventory* inventory, const char* name, size_t length,
                         forebay_inventory::Layer kind) {
-  FOREBAY_RETURN_IF_ERROR(CheckPointer(inventory, "inventory"));
   FOREBAY_ASSIGN_OR_RETURN(std::string text, TextOf(name, length, "name"));
   if (kind == forebay_inventory::Layer::kRaw) {
     inventory->inventory.BeginRawLayer(std::move(text));
@@ -59,7 +59,10 @@ absl::Status Add(forebay_inventory* inventory, const char* name, size_t length, 
   if (inventory->layer != forebay_inventory::Layer::kStreamed) {
     return UsageError(fmt::format("'{}' belongs to no layer. Begin one before", text));
   }
-  if (group < 0) return UsageError(fmt::format("'{}' is of group {}", text, group));
+  if (group < 0 || group >= kMostGroups) {
+    return UsageError(
+        fmt::format("'{}' is of group {}, and groups are 0 to {}", text, group, kMostGroups - 1));
+  }
   FOREBAY_ASSIGN_OR_RETURN(Shape shape, ShapeOf(dims, rank, text));
   inventory->names.insert(text);
   inventory->group_of_tensor.push_back(group);
@@ -84,10 +87,20 @@ absl::Status AddRaw(forebay_inventory* inventory, const char* name, size_t lengt
   return absl::OkStatus();
 }
 
+// body(*inventory) as one call on it.
+template <typename Body>
+int32_t RunOnInventory(forebay_inventory* inventory, char** message, const Body& body) {
+  return Run(message, [&]() -> absl::Status {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(inventory, "inventory"));
+    const std::lock_guard lock(inventory->mutex);
+    return body();
+  });
+}
+
 }  // namespace
 }  // namespace forebay::capi
 
-using forebay::capi::Run;
+using forebay::capi::RunOnInventory;
 
 extern "C" {
 
@@ -101,7 +114,7 @@ void forebay_inventory_destroy(forebay_inventory* inventory) {
 
 int32_t forebay_inventory_begin_layer(forebay_inventory* inventory, const char* name,
                                       size_t name_length, char** message) {
-  return Run(message, [&] {
+  return RunOnInventory(inventory, message, [&] {
     return forebay::capi::BeginLayer(inventory, name, name_length,
                                      forebay_inventory::Layer::kStreamed);
   });
@@ -109,7 +122,7 @@ int32_t forebay_inventory_begin_layer(forebay_inventory* inventory, const char* 
 
 int32_t forebay_inventory_begin_raw_layer(forebay_inventory* inventory, const char* name,
                                           size_t name_length, char** message) {
-  return Run(message, [&] {
+  return RunOnInventory(inventory, message, [&] {
     return forebay::capi::BeginLayer(inventory, name, name_length, forebay_inventory::Layer::kRaw);
   });
 }
@@ -117,7 +130,7 @@ int32_t forebay_inventory_begin_raw_layer(forebay_inventory* inventory, const ch
 int32_t forebay_inventory_add(forebay_inventory* inventory, const char* name, size_t name_length,
                               const int64_t* shape, int32_t rank, int32_t group, int32_t* index,
                               char** message) {
-  return Run(message, [&] {
+  return RunOnInventory(inventory, message, [&] {
     return forebay::capi::Add(inventory, name, name_length, shape, rank, group, index);
   });
 }
@@ -125,8 +138,9 @@ int32_t forebay_inventory_add(forebay_inventory* inventory, const char* name, si
 int32_t forebay_inventory_add_raw(forebay_inventory* inventory, const char* name,
                                   size_t name_length, int64_t num_bytes, int32_t* index,
                                   char** message) {
-  return Run(message,
-             [&] { return forebay::capi::AddRaw(inventory, name, name_length, num_bytes, index); });
+  return RunOnInventory(inventory, message, [&] {
+    return forebay::capi::AddRaw(inventory, name, name_length, num_bytes, index);
+  });
 }
 
 }  // extern "C"

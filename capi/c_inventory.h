@@ -1,6 +1,7 @@
 // The type forebay_inventory.
 #pragma once
 
+#include <mutex>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "forebay/base/tensor_spec.h"
 
 struct forebay_inventory {
+  mutable std::mutex mutex;  // of all that follows
   forebay::Inventory inventory;
   std::vector<int> group_of_tensor;
   std::unordered_set<std::string> names;

@@ -27,6 +27,11 @@ absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions&
         {"tile_elems", options.tile_elems}}) {
     if (value < 0) return UsageError(fmt::format("{} is {}, below 0", name, value));
   }
+  constexpr int32_t kMostThreads = 4096;
+  if (options.num_threads > kMostThreads) {
+    return UsageError(fmt::format("num_threads is {}, and has to be from 0 to {}",
+                                  options.num_threads, kMostThreads));
+  }
   OffloadOptions& offload = embedded.offload;
   offload.ram_bytes = options.ram_bytes;
   embedded.commits_on_demand = options.commit_every == -1;
@@ -124,6 +129,7 @@ absl::StatusOr<std::unique_ptr<DeviceLeases>> DeviceOf(const forebay_layers_opti
 absl::StatusOr<forebay_layers*> New(const forebay_layers_options* given,
                                     const forebay_inventory* inventory) {
   FOREBAY_RETURN_IF_ERROR(CheckPointer(inventory, "inventory"));
+  const std::lock_guard lock(inventory->mutex);
   FOREBAY_ASSIGN_OR_RETURN(const forebay_layers_options options, OptionsOf(given));
   FOREBAY_ASSIGN_OR_RETURN(EmbeddedOptions embedded,
                            EmbeddedOptionsOf(options, inventory->inventory.num_streamed_layers()));

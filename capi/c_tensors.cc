@@ -1,6 +1,7 @@
 // Sessions of tensors: any plane of any tensor, in any order, leased and written back.
 #include <array>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -74,6 +75,11 @@ absl::StatusOr<OpenedEngine> EngineFor(const forebay_tensors_options& options,
   return OpenEngine({.engine = kind}, folders);
 }
 
+Inventory CopyOf(const forebay_inventory& inventory) {
+  const std::lock_guard lock(inventory.mutex);
+  return inventory.inventory;
+}
+
 absl::StatusOr<std::unique_ptr<forebay_tensors>> Create(const forebay_tensors_options* given,
                                                         const forebay_inventory* inventory) {
   FOREBAY_RETURN_IF_ERROR(CheckPointer(inventory, "inventory"));
@@ -82,9 +88,8 @@ absl::StatusOr<std::unique_ptr<forebay_tensors>> Create(const forebay_tensors_op
   FOREBAY_ASSIGN_OR_RETURN(const StoreOptions store, StoreOptionsOf(options));
   auto made = std::make_unique<forebay_tensors>();
   FOREBAY_ASSIGN_OR_RETURN(made->engine, EngineFor(options, store.directories));
-  FOREBAY_ASSIGN_OR_RETURN(
-      made->session,
-      TensorSession::Create(session, store, inventory->inventory, made->engine.engine.get()));
+  FOREBAY_ASSIGN_OR_RETURN(made->session, TensorSession::Create(session, store, CopyOf(*inventory),
+                                                                made->engine.engine.get()));
   return made;
 }
 
@@ -186,6 +191,13 @@ absl::Status Release(forebay_tensor_lease* lease) {
         "'{}' is leased for writing, and a DLPack tensor of it is still used, which could change "
         "what is being written. Let it go before the release",
         lease->shared->tensor().name));
+  }
+  // USAGE says that nothing has changed, and so the lease has not ended here either.
+  if (lease->is_written && lease->shared->OutlivesSession()) {
+    return UsageError(
+        fmt::format("'{}' is leased for writing, and its forebay_tensors were destroyed: nothing "
+                    "of it is written any more. Discard it",
+                    lease->shared->tensor().name));
   }
   const std::unique_ptr<forebay_tensor_lease> ended(lease);
   return lease->is_written ? lease->shared->Release() : absl::OkStatus();

@@ -404,8 +404,12 @@ absl::Status LayerSession::UpdatesOfTheStepBefore() {
       FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
     }
     if (update_is_open_ && open_update_commits_) {
-      FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
-      FOREBAY_RETURN_IF_ERROR(CommitReleased());
+      if (open_update_defers_) {
+        FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
+      } else {
+        FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
+        FOREBAY_RETURN_IF_ERROR(CommitReleased());
+      }
     }
   }
   if (optimizer_->modes().speculates() && (hopes_ || is_repeated_)) {

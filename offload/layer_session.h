@@ -342,6 +342,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   bool update_is_open_ = false;       // whether an update was begun after the last commit
   bool open_update_commits_ = false;  // whether that is to be committed when it is applied
   bool open_update_writes_ = false;   // whether BeginWriting was called for it
+  bool open_update_defers_ = false;   // whether what lies in RAM is left to FinishUpdates to write
   bool commit_is_said_ = false;       // since CommitOnceApplied, until that is made
   absl::Status failure_;              // of a commit, or an undoing: no further step or commit
   absl::Status undo_failure_;         // of the undoing: what lies in RAM is of no step, nor lent

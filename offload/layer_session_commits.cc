@@ -79,6 +79,7 @@ absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& k
   update_is_open_ = true;
   open_update_commits_ = commits;
   open_update_writes_ = writes;
+  open_update_defers_ = resident == ResidentWrites::kDeferred;
   if (optimizer_->modes().speculates()) swapper_->ForgetUpdatedOutside();
   return absl::OkStatus();
 }
@@ -358,6 +359,7 @@ absl::Status LayerSession::ApplyRecovered() {
   FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(recovered_->scalars, ResidentWrites::kNow));
   const KeptUpdate update = *std::exchange(recovered_, std::nullopt);
   update_is_open_ = open_update_commits_ = open_update_writes_ = true;
+  open_update_defers_ = false;
   EndStep(committed_step_ + 1, update.kept, /*was_update=*/true);
   return FinishAndCommit();
 }

@@ -455,6 +455,11 @@ void TensorLease::Discard() {
   session->Release(*this, /*write_back=*/false).IgnoreError();
 }
 
+bool TensorLease::OutlivesSession() const {
+  if (session_ == nullptr) return false;
+  const std::lock_guard lock(session_->mutex);
+  return session_->has_ended;
+}
 const TensorSpec& TensorLease::tensor() const {
   static const TensorSpec none;
   return session_ != nullptr ? session_->inventory.tensors()[tensor_] : none;

@@ -187,6 +187,7 @@ class TensorLease {
 
   explicit operator bool() const { return is_out(); }
   bool is_out() const { return session_ != nullptr; }
+  bool OutlivesSession() const;      // whether its session has ended
   const TensorSpec& tensor() const;  // an empty one without a lease
   TensorPlane plane() const { return plane_; }
 

@@ -102,6 +102,28 @@ TEST(CLayers, CommitsWaitForTheRestOfAnUpdate) {
   EXPECT_THAT(layers.CommitOnceApplied(R"({"a":2})"), Is(FOREBAY_USAGE, "committed already"));
 }
 
+// An update that is not to be committed leaves unwritten what lies in RAM.
+TEST(CLayers, ACommitOnceAppliedWritesWhatLiesInRam) {
+  for (const int32_t tier : {FOREBAY_TIER_RAM, FOREBAY_TIER_NVME}) {
+    for (const int32_t pass : {FOREBAY_PASS_FORWARD_BACKWARD, FOREBAY_PASS_UPDATE_ONLY}) {
+      const TemporaryFolder folder;
+      const Settings settings = {.tier = tier, .pass = pass, .commit_every = -1};
+      {
+        Layers layers(folder.Path("store"), settings);
+        layers.Create();
+        layers.Step(1);
+        ASSERT_THAT(layers.CommitOnceApplied(R"({"a":1})"), IsOk());
+        layers.Step(2);  // and is committed in it
+        EXPECT_EQ(forebay_layers_committed_step(layers), 1);
+        EXPECT_EQ(layers.User(), R"({"a":1})");
+      }
+      Layers layers(folder.Path("store"), settings);
+      ASSERT_THAT(layers.Open(), IsOk());
+      EXPECT_EQ(layers.All(), AllAfter({}, 1));
+    }
+  }
+}
+
 TEST(CLayers, ACommitThatIsGivenNothingCarriesWhatTheStepWasGiven) {
   const TemporaryFolder folder;
   Layers layers(folder.Path("store"), {.update_in_backward = 1, .commit_every = -1});

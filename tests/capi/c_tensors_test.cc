@@ -181,6 +181,22 @@ TEST(CTensors, TensorsOfDLPackKeepWhatIsReadAndMustEndBeforeWhatIsWritten) {
   kept->deleter(kept);
 }
 
+// A refused release ends nothing: a caller who heard USAGE discards the lease.
+TEST(CTensors, ALeaseForWritingOutlivesItsTensorsUntilItIsDiscarded) {
+  const TemporaryFolder folder;
+  forebay_tensor_lease* lease = nullptr;
+  {
+    Tensors tensors(folder.Path("store"));
+    ASSERT_THAT(tensors.Create(), IsOk());
+    ASSERT_THAT(tensors.Acquire(0, FOREBAY_MASTER, FOREBAY_WRITE, &lease), IsOk());
+  }
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_THAT(Release(lease), Is(FOREBAY_USAGE, "were destroyed"));
+    static_cast<float*>(forebay_tensor_lease_data(lease, nullptr))[0] = 1;
+  }
+  forebay_tensor_lease_discard(lease);
+}
+
 TEST(CTensors, SeveralPlanesComeInOneCallOrNone) {
   const TemporaryFolder folder;
   Tensors tensors(folder.Path("store"));

@@ -74,6 +74,17 @@ def test_a_written_lease_ends_behind_its_tensors(tensors):
     tensors.commit(1)
 
 
+def test_a_lease_that_outlives_its_tensors_can_only_be_dropped(tensors):
+    (lease,) = tensors.acquire((0, "master", "write"))
+    memory = lease.memory()
+    tensors.close()
+    for _ in range(2):
+        with pytest.raises(forebay.UsageError, match="were destroyed|were closed"):
+            lease.release()
+        memory[:4] = b"\1\0\0\0"
+    lease.close()
+
+
 def test_mistakes(tmp_path, tensors):
     for request, text in (((0, "w", "read"), "plane='w'"), ((0, "m", "change"), "access='change'"),
                           ((9, "m", "read"), "there is no tensor 9"), ((2, "m", "read"), "count")):
