@@ -79,6 +79,16 @@ inline forebay_inventory* NewInventory(int num_layers) {
   return inventory;
 }
 
+// That of a step of Layers.
+inline std::vector<float> GradientOf(int32_t tensor, int step, float scale = 1) {
+  std::vector<float> gradient(static_cast<size_t>(kElems[tensor % 2]));
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    gradient[i] =
+        scale * 0.01f * static_cast<float>(static_cast<int>(i * 31 + tensor + step) % 17 - 8);
+  }
+  return gradient;
+}
+
 class Layers {
  public:
   Layers(const std::string& folder, const Settings& settings) : settings_(settings) {
@@ -211,12 +221,7 @@ class Layers {
     for (const int32_t layer : order) {
       for (const int32_t tensor : {2 * layer + 1, 2 * layer}) {
         if (tensor == 3 && step % 3 == 0) continue;
-        std::vector<float> gradient(static_cast<size_t>(kElems[tensor % 2]));
-        for (size_t i = 0; i < gradient.size(); ++i) {
-          gradient[i] =
-              scale * 0.01f * static_cast<float>(static_cast<int>(i * 31 + tensor + step) % 17 - 8);
-        }
-        ASSERT_THAT(Add(tensor, gradient), IsOk());
+        ASSERT_THAT(Add(tensor, GradientOf(tensor, step, scale)), IsOk());
       }
       ASSERT_THAT(Close(layer), IsOk());
     }
