@@ -2,7 +2,9 @@
 
   check_wheel.py WHEEL WORK [TORCH_PYTHON]
 
-TORCH_PYTHON: one with PyTorch, which then trains with the installed package.
+TORCH_PYTHON: one with PyTorch, which then trains with the installed package. The oldest and the newest Python get the
+newest PyTorch that pip finds for them, and run tests of forebay.torch on the wheel; where there is no network they are
+left out, but for FOREBAY_FULL=1. What was downloaded and installed is removed again: with CUDA it is several GB.
 """
 
 import os
@@ -11,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 
 MOST_BYTES = 20 << 20
 OLDEST, NEWEST = 9, 20  # of Python 3
@@ -48,6 +51,16 @@ assert (weight == -0.5).all()
 """
 
 
+# Libraries of the system that auditwheel puts copies of into the wheel. There are none of what is headers alone:
+# xxhash, nlohmann-json, CLI11. Static libraries are no way around the others: Highway, fmt and oneDNN (which needs libgomp and
+# OpenCL) have none in Debian, and that of Abseil has thread-local variables which can be linked into programs alone
+# (R_X86_64_TPOFF32), not into libforebay.so. fmt could be compiled in as headers, for which every source would be
+# compiled once more; liburing and libaio are 50 KB.
+GRAFTED = re.compile(r"lib(absl_\w+|aio|uring|fmt|hwy|dnnl|gomp|OpenCL)-[0-9a-f]{8}\.so[0-9.]*")
+# AdamW and others in RAM and on NVMe beside torch.optim, what a store keeps, and modules that are streamed.
+TORCH_TESTS = ("test_torch_store.py", "test_torch_stream.py", "test_torch_optimizers.py")
+
+
 def run(*command, **more):
     print("+", *command[:2], flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("FOREBAY_LIBRARY", "PYTHONPATH")}
@@ -80,6 +93,38 @@ def check_platform(wheel):
     print(f"auditwheel show: {found[1]}")
 
 
+def check_grafted(wheel):
+    """It has copies of the libraries that are known to be needed, and of no others."""
+    with zipfile.ZipFile(wheel) as files:
+        copies = [name.partition("/")[2] for name in files.namelist() if name.startswith("forebay.libs/")]
+    unknown = [name for name in copies if name and not GRAFTED.fullmatch(name)]
+    if unknown or not any("absl_status-" in name for name in copies):
+        sys.exit(f"the wheel has copies of other libraries than it is known to need: {unknown or copies}")
+
+
+def check_torch(python, wheel, work):
+    """Runs TORCH_TESTS with `python`, the wheel, and the newest PyTorch for it. Its version, or None."""
+    environment = work / "with_torch"
+    run(python, "-m", "venv", environment)
+    installed = subprocess.run(
+        [environment / "bin/pip", "install", "-q", "--disable-pip-version-check", "--no-cache-dir", "--retries", "1",
+         wheel, "torch", "numpy", "pytest"], check=False, capture_output=True, text=True)
+    if installed.returncode != 0:
+        if os.environ.get("FOREBAY_FULL"):
+            sys.exit(installed.stderr)
+        print(f"left out: {python.name} got no PyTorch: {installed.stderr.strip().splitlines()[-1]}")
+        return None
+    said = run(environment / "bin/python", "-c", "import torch, forebay; print(torch.__version__, forebay.__file__)",
+               cwd=work, capture_output=True, text=True).stdout.split()
+    if str(environment) not in said[1]:
+        sys.exit(f"{said[1]} was imported, and not the wheel")
+    tests = pathlib.Path(__file__).resolve().parents[1] / "e2e/pytorch"
+    run(environment / "bin/python", "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", work / "pytest",
+        *(tests / name for name in TORCH_TESTS), cwd=work, env={"FOREBAY_INSTALLED": "1"})
+    shutil.rmtree(environment)
+    return said[0]
+
+
 def main():
     wheel, work = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     size = wheel.stat().st_size
@@ -89,6 +134,7 @@ def main():
     if size >= MOST_BYTES:
         sys.exit(f"it has more than {MOST_BYTES} bytes")
     check_platform(wheel)
+    check_grafted(wheel)
     shutil.rmtree(work, ignore_errors=True)
     versions = pythons()
     if not versions:
@@ -105,9 +151,13 @@ def main():
         says = subprocess.run([bin_folder / "forebay-data", "--help"], check=False, capture_output=True, text=True)
         if says.returncode != 0 and "pip install" not in says.stderr:
             sys.exit(f"forebay-data does not start: {says.stderr}")
-    if len(sys.argv) > 3:
+    if len(sys.argv) > 3:  # in the last of them
         site = next(environment.glob("lib/python*/site-packages"))
         run(sys.argv[3], "-c", "import sys\n" + TRAIN, site, env={"PYTHONPATH": str(site)})
+        for minor in sorted({min(versions), max(versions)}):
+            torch = check_torch(versions[minor], wheel, work)
+            if torch is not None:
+                print(f"forebay.torch works with Python 3.{minor} and torch {torch}")
     print(f"works with Python {', '.join(f'3.{minor}' for minor in versions)}")
     shutil.rmtree(work)
 
