@@ -278,7 +278,7 @@ class Owned:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self._destroy()
+        self.close()
 
     def _use(self) -> c_void_p:
         if not self._destroy.alive:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import _thread
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 _MAIN = threading.main_thread().ident
+_LOOKS_EVERY_S = 0.5
+_MOST_WAIT_S = 2.0  # for an interrupted call that may wait for the caller
 
 
 class _Task:
@@ -49,11 +52,13 @@ class Worker:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread: int | None = None
         self._last: _Task | None = None  # that was abandoned
+        self._aside: list[_Task] = []  # abandoned, and not waited for
 
     def run(self, function: Callable[..., Any], *arguments: Any,
-            on_interrupt: Callable[[], None] | None = None) -> Any:
+            on_interrupt: Callable[[], None] | None = None, needs_caller: bool = False) -> Any:
         """A call that may wait. On KeyboardInterrupt, or whatever a signal raises, `on_interrupt` is called, the call
-        goes on by itself, and the next one waits for it."""
+        goes on by itself, and the next one waits for it. needs_caller: it may wait for what the caller does next, so
+        the next one does not wait."""
         if _thread.get_ident() != _MAIN:
             return function(*arguments)
         if self._thread is None:
@@ -62,11 +67,16 @@ class Worker:
         task = _Task(function, arguments)
         try:
             self._tasks.put(task)
-            task.done.acquire()
+            # A signal that comes just before the lock is slept on wakes nobody: it is looked at by and by.
+            while not task.done.acquire(timeout=_LOOKS_EVERY_S):
+                pass
         except BaseException:
             task.is_dropped = True  # it does not begin, if it has not
             task.result = None
-            self._last = task
+            if needs_caller:
+                self._leave_aside(task)
+            else:
+                self._last = task
             if on_interrupt is not None:
                 on_interrupt()
             raise
@@ -76,6 +86,30 @@ class Worker:
             finally:
                 task.error = None  # no circle through the traceback
         return task.result
+
+    def _leave_aside(self, task: _Task) -> None:
+        """Another thread makes the calls that follow."""
+        self._aside = [each for each in self._aside if each.done.locked()] + [task]
+        self._tasks.put(None)
+        self._tasks, self._thread = queue.SimpleQueue(), None
+
+    def wait_for_those_aside(self) -> None:
+        """For a while: they end soon where the caller has done its part."""
+        end = time.monotonic() + _MOST_WAIT_S
+        for task in self._aside:
+            if task.done.acquire(timeout=max(0.0, end - time.monotonic())):
+                task.done.release()
+
+    def whole(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A call that does not wait itself, and that a signal is not to cut in two."""
+        return function(*arguments) if self._thread is None else self.run(function, *arguments)
+
+    def post(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """As whole(), of a call that tidies up: behind an abandoned one, and then not waited for."""
+        if self._last is None or self._thread is None or _thread.get_ident() != _MAIN:
+            self.whole(function, *arguments)
+        else:
+            self._tasks.put(_Task(function, arguments))
 
     def quick(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """A call that does not wait, but for an abandoned one."""
@@ -88,12 +122,25 @@ class Worker:
         return result
 
     def close(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """The last call: after all others, which it waits for, unless it is made on the thread of the calls."""
-        if self._thread is None or self._thread == _thread.get_ident():
+        """The last call: after all others, which it waits for, unless it is made on the thread of the calls. Where one
+        waits for the caller, it is made by itself once that has ended."""
+        if self._thread == _thread.get_ident():
             function(*arguments)
             return
-        self._thread = None
-        task = _Task(function, arguments)
-        self._tasks.put(task)
-        self._tasks.put(None)
+        aside, self._aside = [task for task in self._aside if task.done.locked()], []
+        if self._thread is None and not aside:
+            function(*arguments)
+            return
+        if self._thread is None:
+            _thread.start_new_thread(_serve, (self._tasks,))
+        tasks, self._tasks, self._thread = self._tasks, queue.SimpleQueue(), None
+        task = _Task(_after, (aside, function, arguments))
+        tasks.put(task)
+        tasks.put(None)
+        task.done.acquire(timeout=_MOST_WAIT_S if aside else -1)
+
+
+def _after(tasks: list[_Task], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    for task in tasks:
         task.done.acquire()
+    function(*arguments)

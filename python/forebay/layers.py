@@ -189,7 +189,7 @@ class Layers(Owned):
 
     def cancel_expected(self) -> None:
         """Forgets what was announced and not acquired."""
-        self._worker.quick(self._get, lib.forebay_layers_cancel_expected)
+        self._worker.post(self._get, lib.forebay_layers_cancel_expected)
 
     def acquire(self, layer: int) -> Lease:
         """Waits for the weights of the layer that was announced next: on a GPU until their copy has begun (see
@@ -201,7 +201,7 @@ class Layers(Owned):
         # On the thread of the calls: a lease whose caller was interrupted ends with its object.
         lease = c_void_p()
         self._call(lib.forebay_layers_acquire, layer, ctypes.byref(lease))
-        return Lease(lease, layer, self.tensors, self.weight_dtype, self._cuda)
+        return Lease(lease, layer, self.tensors, self.weight_dtype, self._worker, self._cuda)
 
     # ---- A step
 
@@ -262,7 +262,7 @@ class Layers(Owned):
 
     def abandon(self) -> None:
         """The step never was. Also after an error, and for a step that has not begun."""
-        self._worker.run(self._get, lib.forebay_layers_abandon)
+        self._worker.post(self._get, lib.forebay_layers_abandon)
 
     def commit(self, user: User | None = None) -> None:
         """Makes the last step durable, if it is not. user: takes the place of what the step was given; None: that.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from collections.abc import Callable
 from ctypes import c_size_t, c_void_p
 from typing import Any, ClassVar
 
 from forebay._library import DTYPE_BYTES, Owned, call, destroy, lib
+from forebay._worker import Worker
 from forebay.errors import UsageError
 from forebay.inventory import Tensor
 
@@ -65,6 +67,9 @@ class LeasedTensor:
                 raise UsageError("forebay: weights are lent to a stream that has an end, and __dlpack__(stream=2) is "
                                  "another one in every thread. Name a stream of your own, or 1, the default stream.")
             self._lease.ready(0 if stream in (None, 1) else stream)
+        return self._lease.whole(self._new_capsule)
+
+    def _new_capsule(self) -> Any:
         managed = lib.forebay_lease_dlpack(self._lease._use(), self._tensor)
         if not managed:
             raise UsageError(f"forebay: tensor {self._tensor} is not of layer {self._lease.layer}.")
@@ -83,18 +88,25 @@ class Lease(Owned):
 
     _closed: ClassVar[str] = "forebay: this lease was released. Acquire the layer again."
 
-    def __init__(self, handle: c_void_p, layer: int, tensors: list[Tensor], dtype: str,
+    def __init__(self, handle: c_void_p, layer: int, tensors: list[Tensor], dtype: str, worker: Worker,
                  cuda_index: int | None = None) -> None:
         self.layer = layer
         self.dtype = dtype
         self.cuda_index = cuda_index
         self._handle = handle
         self._tensors = tensors
+        self._worker = worker
         self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_lease_release, handle)
 
     def release(self) -> None:
         """Ends the lease; from any thread. Called again, it does nothing."""
-        self._destroy()
+        self._worker.post(self._destroy)
+
+    close = release
+
+    def whole(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A call that leases or ends leases: a signal in its middle would leave one that nobody has."""
+        return self._worker.whole(function, *arguments)
 
     def address(self, tensor: int) -> int:
         """Where all elements of a tensor lie: row-major, of `dtype`, 64-byte aligned. Until the release. An address of

@@ -48,8 +48,9 @@ class Tensors(Owned):
     own tensors (`tensors`). folders: one for each disk. ram_bytes: of leases and what is on its way; 0: 256 MiB. The
     rest: `forebay_tensors_options` in forebay/c.h, with the same names and defaults.
 
-    Thread-safe, and calls of several threads run side by side. Ctrl-C ends the wait of every call on the main thread.
-    `close` loses what is not committed.
+    Thread-safe, and calls of several threads run side by side. Ctrl-C ends the wait of every call on the main thread:
+    the call itself goes on, and the next one waits for it; but for `acquire`, whose leases are given back once there is
+    room for them. `close` loses what is not committed.
     """
 
     _closed: ClassVar[str] = "forebay: these Tensors are closed. Open the store again."
@@ -97,7 +98,7 @@ class Tensors(Owned):
         be set, and nothing is read). Acquire what belongs together in one call, as others wait for the leases that one
         holds. UsageError: leased for writing already, or no such plane. DoesNotFitError: more than lease_bytes.
         OutOfMemoryError: no room came in wait_limit_s."""
-        leases: list[TensorLease] = self._worker.run(self._acquire, requests)
+        leases: list[TensorLease] = self._worker.run(self._acquire, requests, needs_caller=True)
         return leases
 
     def _acquire(self, requests: Sequence[tuple[int, str, str]]) -> list[TensorLease]:
@@ -116,11 +117,13 @@ class Tensors(Owned):
     def commit(self, step: int, user: User | None = None) -> None:
         """Makes all that was released one step, durable. user: at most 3 KiB as JSON. UsageError: a lease for writing
         is out."""
+        self._worker.wait_for_those_aside()  # an interrupted acquire may have leased for writing
         self._worker.run(self._call, lib.forebay_tensors_commit, step, *text_of(user))
 
     def abort(self) -> None:
         """Goes back to the committed step. UsageError: a lease for writing is out, or the store has one copy, which was
         written over."""
+        self._worker.wait_for_those_aside()
         self._worker.run(self._call, lib.forebay_tensors_abort)
 
     def read(self, tensor: int, plane: str, values: Buffer, first: int = 0) -> None:
@@ -187,6 +190,9 @@ class TensorLease(Owned):
         self._destroy.detach()
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        return self._worker.whole(self._new_capsule)
+
+    def _new_capsule(self) -> Any:
         return capsule_of(lib.forebay_tensor_lease_dlpack(self._use()))
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -1,5 +1,8 @@
 """Tensors that are leased one by one, and snapshots of layers."""
 
+import signal
+import time
+
 import forebay
 import numpy as np
 import pytest
@@ -92,6 +95,60 @@ def test_mistakes(tmp_path, tensors):
             tensors.acquire(request)
     with pytest.raises(forebay.BadInputError, match="holds no store"):
         forebay.Tensors(tmp_path / "none")
+
+
+@pytest.fixture
+def no_room(tmp_path):
+    """Tensors, a lease that takes all room, and a function that waits for more until Ctrl-C comes."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def wait():
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            tensors.acquire((0, "m", "write"))
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    tensors = forebay.Tensors(tmp_path / "store", inventory_of(), ram_bytes=4 << 20, lease_bytes=30_000,
+                              tile_elems=4096)
+    yield tensors, tensors.acquire((0, "master", "write"))[0], wait
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    tensors.close()
+
+
+def test_a_lease_is_released_behind_an_interrupted_wait_for_its_room(no_room):
+    tensors, lease, wait = no_room
+    wait()
+    begin = time.monotonic()
+    np.frombuffer(lease.memory(), np.float32)[:] = 3
+    lease.release()
+    tensors.commit(1)  # what the interrupted call has leased for writing is given back before
+    assert time.monotonic() - begin < 100  # and not the 300 s that acquire waits for room
+    values = np.zeros((100, 50), np.float32)
+    tensors.read(0, "master", values)
+    assert (values == 3).all() and tensors.stats()["leased_bytes"] == 0
+    (m,) = tensors.acquire((0, "m", "write"))
+    m.release()
+
+
+def test_close_does_not_wait_for_an_interrupted_call_that_waits_for_room(tmp_path, no_room):
+    tensors, lease, wait = no_room
+    wait()
+    begin = time.monotonic()
+    tensors.close()
+    assert time.monotonic() - begin < 100
+    with pytest.raises(forebay.UsageError, match="are closed"):
+        tensors.commit(1)
+    lease.close()
+    while True:  # the store is free once the call has ended
+        try:
+            with forebay.Tensors(tmp_path / "store") as opened:
+                assert opened.committed_step is None
+            return
+        except forebay.EnvironmentProblem:
+            assert time.monotonic() - begin < 100
+            time.sleep(0.01)
 
 
 def test_a_snapshot_is_read_beside_the_next_step(tmp_path):

@@ -110,6 +110,36 @@ def test_a_call_through_the_thread_costs_microseconds():
     worker.close(int)
 
 
+def test_what_tidies_up_behind_an_abandoned_call_is_not_waited_for(timer):
+    worker, done = Worker(), []
+    timer(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        worker.run(sleep_in_c, 0.8, done)
+    worker.post(done.append, "tidied up")
+    assert done == []
+    assert worker.quick(lambda: done[1:]) == ["tidied up"]
+    worker.close(int)
+
+
+def test_a_signal_just_before_the_wait_ends_it_too():
+    """The worker begins while its caller is on the way into the lock."""
+    def call(worker, may_end, waited):
+        os.kill(os.getpid(), signal.SIGINT)
+        waited.append(not may_end.wait(20))
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for _ in range(5):
+            worker, may_end, waited = Worker(), threading.Event(), []
+            with pytest.raises(KeyboardInterrupt):
+                worker.run(call, worker, may_end, waited)
+            may_end.set()
+            worker.close(int)
+            assert waited == [False]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.5, 2.0])
 def test_a_program_is_interrupted_while_it_makes_a_store_or_waits_for_weights(tmp_path, delay_s):
     program = subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path / "store"], stdout=subprocess.PIPE, text=True)

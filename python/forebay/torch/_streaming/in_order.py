@@ -28,6 +28,10 @@ class InOrder:
         self._waiting: dict[int, list[torch.Tensor]] = {}
         self._waiting_bytes = 0
 
+    def has_gradients(self) -> bool:
+        """Whether some have arrived in this step."""
+        return any(self._num_arrived)
+
     def waiting(self) -> set[torch.Tensor]:
         return {parameter for unit in self._waiting.values() for parameter in unit}
 

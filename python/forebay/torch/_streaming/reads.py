@@ -22,13 +22,16 @@ class Reads:
 
     def _number_of(self, parameter: torch.Tensor) -> int:
         """In its unit."""
-        return next(i for i, other in enumerate(self._layout[self._place[parameter][0]]) if other is parameter)
+        return [other is parameter for other in self._layout[self._place[parameter][0]]].index(True)
 
     def copies_of(self, parameters: Iterable[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
         """The weights of those that are in the store."""
-        copies = {parameter: self._window.fetch(self._place[parameter][0])[self._number_of(parameter)].detach().clone()
-                  for parameter in parameters if parameter in self._place}
-        self._window.release()
+        copies: dict[torch.Tensor, torch.Tensor] = {}
+        with self._window.releasing():
+            for parameter in parameters:
+                if parameter in self._place:
+                    weights = self._window.fetch(self._place[parameter][0])
+                    copies[parameter] = weights[self._number_of(parameter)].detach().clone()
         return copies
 
     def fill_state_dict(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, room: int) -> None:
@@ -38,14 +41,14 @@ class Reads:
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if prefix + name in state and parameter in self._place:
                 names.setdefault(self._place[parameter][0], []).append((prefix + name, self._number_of(parameter)))
-        for unit, wanted in sorted(names.items()):
-            weights = self._window.fetch(unit)
-            copies: dict[int, torch.Tensor] = {}
-            for name, number in wanted:
-                if number not in copies:
-                    copies[number] = weights[number].detach().to("cpu", copy=True)
-                state[name] = copies[number]
-        self._window.release()
+        with self._window.releasing():
+            for unit, wanted in sorted(names.items()):
+                weights = self._window.fetch(unit)
+                copies: dict[int, torch.Tensor] = {}
+                for name, number in wanted:
+                    if number not in copies:
+                        copies[number] = weights[number].detach().to("cpu", copy=True)
+                    state[name] = copies[number]
 
     def _check_fits(self, room: int) -> None:
         needed = sum(parameter.numel() * parameter.element_size() for parameter in self._place)

@@ -272,16 +272,15 @@ class Streamed(InStore):
             self._before_forward(optimizer)
             with self._saving_weights():
                 yield
+            self._end_pass()
         except BaseException:
             if depth == 0:
                 self._end_pass()
             raise
         finally:
             self._depth = depth
-        if depth == 0:
-            self._end_pass()
-            if self._in_step and self._layers is not None:
-                self._layers.settle()
+        if self._in_step and self._layers is not None:
+            self._layers.settle()
 
     def _before_forward(self, optimizer: Optimizer) -> None:
         window = self._window
@@ -411,10 +410,12 @@ class Streamed(InStore):
 
     def _hand_over_gradient(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
         layer, index = self._place[parameter]
-        self._device.add_gradient(layers, index, checked_gradient_of(parameter, optimizer.name_of(parameter)))
-        parameter.grad = None
+        gradient = checked_gradient_of(parameter, optimizer.name_of(parameter))
+        # Before the call: one that is interrupted adds it all the same.
         self._open.pop(layer, None)
         self._open[layer] = None
+        self._device.add_gradient(layers, index, gradient)
+        parameter.grad = None
 
     def _close(self, layers: Layers, layer: int) -> None:
         if layer in self._open:  # else it got no gradient
@@ -426,7 +427,7 @@ class Streamed(InStore):
         layers, window, placeholder = self._layers, self._window, self._placeholder
         if layers is None or window is None or placeholder is None or not self._in_step:
             raise UsageError("forebay: step() without a forward and backward pass of the streamed module before it.")
-        before = layers.step
+        before: int | None = None  # the last step, from the update on
         try:
             factor = 1.0
             if self._all is not None:
@@ -452,9 +453,11 @@ class Streamed(InStore):
                 raise UsageError(f"forebay: gradients were multiplied by {factor / loss_scale:g} behind the backward "
                                  "pass, and update_in_backward has made the updates in it. Leave it out to clip or "
                                  "scale gradients.")
-            window.needing_leases_to_end(layers.update, optimizer.words(None))
+            words = optimizer.words(None)
+            before = layers.step
+            window.needing_leases_to_end(layers.update, words)
         except BaseException:
-            if layers.step > before:
+            if before is not None and layers.step > before:
                 self._forget_step()
             else:
                 self._abandon(layers)
@@ -478,6 +481,7 @@ class Streamed(InStore):
             return
         if self._has_gradients():
             self._abandon(self._layers)
+        self._window.release()  # what a backward pass that was broken off before its first gradient has left
         self._num_passes = 0
 
     def skip_step(self) -> None:
@@ -486,7 +490,8 @@ class Streamed(InStore):
             self._abandon(self._layers)
 
     def _has_gradients(self) -> bool:
-        return bool(self._open) or any(self._is_handed)
+        return (bool(self._open) or any(self._is_handed)
+                or (self._in_order is not None and self._in_order.has_gradients()))
 
     def _abandon(self, layers: Layers) -> None:
         assert self._window is not None
@@ -561,9 +566,9 @@ class Streamed(InStore):
             self._window.release()
             self._window.order.end()
             self._window.order.begin("weights")
-        for layer, unit in enumerate(self._units):
-            yield dict(zip(unit.parameters.values(), self._window.fetch(layer)))
-        self._window.release()
+        with self._window.releasing():
+            for layer, unit in enumerate(self._units):
+                yield dict(zip(unit.parameters.values(), self._window.fetch(layer)))
 
     def _fill_state_dict(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
         assert self._layers is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -215,6 +216,14 @@ class Window:
         self._recover()
         for unit in [unit for unit in self._here if self._pins[unit] == 0]:
             self._drop(unit)
+
+    @contextlib.contextmanager
+    def releasing(self) -> Iterator[None]:
+        """Around reads: behind them, and where they are broken off, what is not pinned is gone."""
+        try:
+            yield
+        finally:
+            self.release()
 
     def unpin_all(self) -> None:
         """Takes away everything: no forward pass is under way."""
