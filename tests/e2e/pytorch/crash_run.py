@@ -107,10 +107,12 @@ def run_by_steps(folder, update_in_backward=False):
     finish(folder, engine.state_dict())
 
 
-def run(folder, num_workers=0, streamed=True, update_in_backward=False):
-    """Writes a line for each step: its number, loss, rate and the average; at the end, the weights."""
+def run(folder, num_workers=0, streamed=True, update_in_backward=False, skips=False):
+    """Writes a line for each step: its number, loss, rate, the average and the scale; at the end, the weights.
+    skips: in fp16, with scales that are often too high."""
     model = begin()
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3, enabled=not streamed)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18 if skips else 4.0, growth_interval=2 if skips else 3,
+                                  enabled=skips or not streamed)
     settings = {"nvme": folder / "store", "lr": 1e-2}
     if streamed:
         engine = forebay.torch.stream(model, commit_every=1, resume=True, update_in_backward=update_in_backward,
@@ -127,12 +129,15 @@ def run(folder, num_workers=0, streamed=True, update_in_backward=False):
                                            collate_fn=without_chance if num_workers else collate,
                                            multiprocessing_context="fork" if num_workers else None)
     engine.track(scheduler=scheduler, average=average, loader=loader, plateau=plateau)
+    if skips:
+        engine.track(scaler=scaler)
     with open(folder / "losses", "a") as file:
         for epoch in range(loader.epoch, EPOCHS):
             for tokens in loader:
-                loss = F.cross_entropy(model(tokens), tokens)
+                with torch.autocast("cpu", torch.float16, enabled=skips):
+                    loss = F.cross_entropy(model(tokens), tokens)
                 scaler.scale(loss).backward()
-                scaler.step(engine)
+                scaler.step(optimizer)
                 scaler.update()
                 engine.zero_grad()
                 scheduler.step()
