@@ -78,7 +78,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_unbroken_one(tmp_path, most_kills
     # those before it that a scaler has left out.
     assert len(lines) <= len(expected) + kills * (1 + 2 * skips)
     for before, after in zip(lines, lines[1:]):
-        assert after[0] in (before[0], before[0] + 1)
+        assert before[0] - skips <= after[0] <= before[0] + 1
     for name, value in torch.load(unbroken / "weights").items():
         assert torch.equal(value, torch.load(killed / "weights")[name]), name
 
