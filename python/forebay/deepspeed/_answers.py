@@ -59,7 +59,7 @@ class Answers(torch.nn.Module):
 
     def get_mom(self) -> list[Any]:
         groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return [group.get("betas", group.get("momentum")) for group in groups]
+        return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
 
     def optimizer_name(self) -> str | None:
         return self._config.optimizer

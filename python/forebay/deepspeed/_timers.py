@@ -53,13 +53,18 @@ class Timers:
         seconds, self._step_seconds = self._step_seconds, 0.0
         if self._num_steps <= _WARM_UP or seconds == 0:
             return None
-        with open("/proc/self/statm", encoding="ascii") as file:
-            resident = int(file.read().split()[1]) * resource.getpagesize()
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        now, most = _memory()
         average = batch_size * (self._num_steps - _WARM_UP) / self._all_seconds
         return (f"epoch=0/micro_step={self._num_micro_steps}/global_step={self._num_steps}, "
                 f"RunningAvgSamplesPerSec={average}, CurrSamplesPerSec={batch_size / seconds}, "
-                f"MemAllocated={resident / 2**30:.2f}GB, MaxMemAllocated={most / 2**30:.2f}GB")
+                f"MemAllocated={round(now / 2**30, 2)}GB, MaxMemAllocated={round(most / 2**30, 2)}GB")
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of this process in RAM, now and at most."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident = int(file.read().split()[1]) * resource.getpagesize()
+    return resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _print(seconds: dict[str, float], suffix: str) -> None:

@@ -1,8 +1,11 @@
 """forebay.deepspeed: configurations as they were published, DeepSpeed's own rates and scales, its engine's calls."""
 
+import ast
 import json
 import pathlib
+import re
 import sys
+import types
 
 import pytest
 import torch
@@ -10,13 +13,14 @@ import torch
 import forebay
 import forebay.torch
 from forebay import deepspeed
-from forebay.deepspeed import _schedules
+from forebay.deepspeed import _schedules, _timers
 from forebay.deepspeed._config import Config, Fp16
 from forebay.deepspeed._scaler import LossScaler
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 SEQUENCES = FOLDER.parents[1] / "train" / "sequences"
 sys.path.insert(0, str(SEQUENCES))
+import peers
 
 CONFIGURATIONS = sorted(path for path in (FOLDER / "deepspeed_configs").iterdir() if path.name != "expected.json")
 
@@ -36,7 +40,6 @@ def test_published_configurations(path):
 
 
 def sequences_of(module):
-    import peers
     return [item for item in peers.read(__import__(module).FILE)]
 
 
@@ -103,10 +106,13 @@ def engine_of(config, dtype=torch.float32):
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
-def plain(steps, accumulation=1):
-    """The same loop without an engine."""
+def plain(steps, accumulation=1, by_torch=False):
+    """The same loop without an engine. by_torch: with its optimizer and clipping, which round otherwise."""
     model = make_model()
-    optimizer = forebay.torch.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), clip=0.5)
+    if by_torch:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.01)
+    else:
+        optimizer = forebay.torch.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), clip=0.5)
     schedule = _schedules.make("WarmupLR", {"warmup_num_steps": 4}, optimizer)
     losses = []
     for step in range(steps):
@@ -114,6 +120,8 @@ def plain(steps, accumulation=1):
         loss = torch.nn.functional.cross_entropy(model(inputs), labels)
         (loss / accumulation).backward()
         if (step + 1) % accumulation == 0:
+            if by_torch:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
@@ -121,11 +129,17 @@ def plain(steps, accumulation=1):
     return losses
 
 
-@pytest.mark.parametrize(("stage", "nvme"), [(0, False), (1, False), (1, True), (3, False), (3, True)])
+@pytest.mark.parametrize(("stage", "where"), [
+    (0, None), (1, None), (1, "cpu"), (1, "nvme"), (2, None), (2, "cpu"), (2, "nvme"), (3, None), (3, "nvme")])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_all_stages_have_the_bits_of_a_plain_loop(tmp_path, stage, nvme, accumulation):
-    engine = engine_of(config_of(tmp_path, stage, nvme, gradient_accumulation_steps=accumulation))
-    assert train(engine, 0, 8) == plain(8, accumulation)
+def test_all_stages_have_the_bits_of_a_plain_loop(tmp_path, stage, where, accumulation):
+    config = config_of(tmp_path, stage, where == "nvme", gradient_accumulation_steps=accumulation)
+    if where == "cpu":
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    engine = engine_of(config)
+    losses = train(engine, 0, 8)
+    assert losses == plain(8, accumulation)
+    assert losses == pytest.approx(plain(8, accumulation, by_torch=True), rel=1e-5)
     assert engine.global_steps == 8 // accumulation and engine.was_step_applied()
     engine.destroy()
 
@@ -144,6 +158,122 @@ def test_fp16_skips_steps_that_overflow(tmp_path, capsys, stage, nvme):
     assert engine.lr_scheduler.last_batch_iteration == applied.count(True) - 1
     assert "step=4, skipped=" in capsys.readouterr().out
     engine.destroy()
+
+
+def test_fp16_with_a_scale_of_2_to_the_32_skips_steps_until_it_fits(tmp_path):
+    config = config_of(tmp_path, 2, fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 32,
+                                          "hysteresis": 1, "loss_scale_window": 5})
+    config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    engine = engine_of(config)
+    model = make_model(torch.float16)
+    optimizer = forebay.torch.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), clip=0.5)
+    schedule = _schedules.make("WarmupLR", {"warmup_num_steps": 4}, optimizer)
+    for step in range(40):
+        scale, num_skipped = engine.optimizer.cur_scale, engine.skipped_steps
+        inputs, labels = batch_of(step)
+        loss = torch.nn.functional.cross_entropy(model(inputs.half()).float(), labels)
+        assert train(engine, step, step + 1) == [loss.item()], step
+        (loss * scale).backward()
+        overflows = not all(torch.isfinite(p.grad).all() for p in model.parameters())
+        assert (engine.skipped_steps > num_skipped) == overflows, step
+        if not overflows:
+            optimizer.step_scaled(scale)
+            schedule.step()
+        optimizer.zero_grad()
+    assert engine.skipped_steps >= 32 - 20 and engine.skipped_steps < 25
+    engine.destroy()
+
+
+def of_deepspeed(path, names, **others):
+    """Functions and classes of a file of DeepSpeed's, without the rest of it."""
+    folder = peers.deepspeed_folder()
+    if folder is None:
+        pytest.skip("DeepSpeed is not installed, and FOREBAY_DEEPSPEED does not name its package")
+    for node in ast.walk(ast.parse((pathlib.Path(folder) / path).read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names:
+            exec(compile(ast.Module([node], []), node.name, "exec"), others)  # noqa: S102
+    return [others[name] for name in names]
+
+
+def reported(name, optimizer, step, skipped):
+    """What DeepSpeed's engine prints of an optimizer of torch."""
+    lines = []
+    names = ["_report_progress", "get_lr", "get_mom", "_get_optimizer_param"]
+    functions = of_deepspeed("runtime/engine.py", names,
+                             log_dist=lambda text, ranks: lines.append(f"[Rank {ranks[0]}] {text}"))
+    engine = types.SimpleNamespace(optimizer=optimizer, optimizer_name=lambda: name, skipped_steps=skipped)
+    for function in functions:
+        setattr(engine, function.__name__, types.MethodType(function, engine))
+    engine._report_progress(step)
+    return lines[0]
+
+
+@pytest.mark.parametrize(("name", "settings"), [
+    ("AdamW", {"lr": 1e-2, "betas": [0.9, 0.95], "weight_decay": 0.01}), ("SGD", {"lr": 0.1, "momentum": 0.5}),
+    ("Adagrad", {"lr": 0.01})])
+def test_what_steps_per_print_prints_is_deepspeed_s_with_its_values(tmp_path, capsys, name, settings):
+    theirs = getattr(torch.optim, name)(make_model().parameters(), **settings)
+    rates = {"warmup_num_steps": 4, "warmup_max_lr": settings["lr"]}
+    schedule = _schedules.make("WarmupLR", rates, theirs)
+    engine = engine_of(config_of(
+        tmp_path, 1, steps_per_print=2, optimizer={"type": name, "params": settings},
+        scheduler={"type": "WarmupLR", "params": rates},
+        fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 20, "hysteresis": 1}))
+    expected = []
+    for step in range(1, 13):
+        train(engine, step, step + 1)
+        if engine.was_step_applied():
+            schedule.step()
+        if step % 2 == 0:
+            expected.append(reported(name, theirs, step, engine.skipped_steps))
+    assert [line for line in capsys.readouterr().out.splitlines() if "skipped=" in line] == expected
+    assert 0 < engine.skipped_steps < 12
+    engine.destroy()
+
+
+class Clock:
+    """Goes on by itself, by a second for each look at it."""
+
+    def __init__(self):
+        self.now = 1.0
+
+    def time(self):
+        self.now += 1
+        return self.now
+
+    perf_counter = time
+
+
+def test_the_line_of_rates_is_deepspeed_s(monkeypatch):
+    clock, memory, lines = Clock(), 3 << 29, []
+    accelerator = types.SimpleNamespace(memory_allocated=lambda: memory, max_memory_allocated=lambda: 2 * memory)
+    monkeypatch.setitem(sys.modules, "deepspeed", types.ModuleType("deepspeed"))
+    monkeypatch.setitem(sys.modules, "deepspeed.utils", types.SimpleNamespace(logger=None))
+    timer, = of_deepspeed("utils/timer.py", ["ThroughputTimer"], time=clock, TIME_EPSILON=1e-6,
+                          get_accelerator=lambda: accelerator, PSUTILS_INSTALLED=False)
+    theirs = timer(types.SimpleNamespace(enabled=True, synchronized=False), 4, steps_per_output=1,
+                   logging_fn=lines.append)
+    monkeypatch.setattr(_timers, "time", clock)
+    monkeypatch.setattr(_timers, "_memory", lambda: (memory, 2 * memory))
+    ours = _timers.Timers(False)
+    for micro_step in range(1, 11):
+        is_step = micro_step % 2 == 0
+        theirs.start()
+        clock.now += 5 + micro_step
+        theirs.stop(global_step=is_step)
+        clock.now = 1.0
+        with ours.phase("fwd"):
+            clock.now += 4 + micro_step
+        ours.end_micro_step(is_step)
+        line = ours.rate(4) if is_step else None
+        expected = lines.pop() if lines else None
+        assert (line is None) == (expected is None), micro_step
+        if line is not None:
+            assert "=1.5GB, MaxMemAllocated=3.0GB" in line
+            numbers = r"(?<==)[0-9.]+"
+            assert re.sub(numbers, "#", line) == re.sub(numbers, "#", expected)
+            for our, their in zip(re.findall(numbers, line), re.findall(numbers, expected)):
+                assert float(our) == pytest.approx(float(their), rel=1e-5), (line, expected)
 
 
 @pytest.mark.parametrize("nvme", [False, True])
