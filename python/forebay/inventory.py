@@ -23,6 +23,7 @@ class Tensor(NamedTuple):
 
     @property
     def num_elems(self) -> int:
+        """1 of a scalar; of a raw tensor its bytes."""
         return math.prod(self.shape)
 
 

@@ -147,7 +147,8 @@ class LockedMemory(Owned):
         self._destroy = weakref.finalize(self, destroy, self._process, lib.forebay_memory_destroy, self._handle)
 
     def allocate(self, num_bytes: int) -> int:
-        """The address of a block of zeros, which stays until `free`. OutOfMemoryError."""
+        """The address of a block of zeros, which stays until `free`. UsageError: below 0 bytes.
+        OutOfMemoryError."""
         if num_bytes < 0:
             raise UsageError(f"forebay: a block of {num_bytes} bytes. Ask for 0 or more.")
         data = c_void_p()

@@ -82,7 +82,7 @@ class Kernels(Owned):
         self._convert(lib.forebay_kernels_split, master, weights, remainder, splits=True)
 
     def join(self, weights: Buffer, remainder: Buffer, master: Buffer) -> None:
-        """Undoes `split`: joins weights and remainder into fp32 `master`. Exact."""
+        """Undoes `split`: joins weights and remainder into fp32 `master`, [num_elems] each. Exact."""
         self._convert(lib.forebay_kernels_join, master, weights, remainder, splits=False)
 
     def _convert(self, function: object, master: Buffer, weights: Buffer, remainder: Buffer, splits: bool) -> None:

@@ -279,6 +279,7 @@ class Layers(Owned):
 
     @property
     def committed_step(self) -> int:
+        """The last one that is durable; 0: that of the first weights."""
         return int(self._worker.quick(self._get, lib.forebay_layers_committed_step))
 
     @property
@@ -344,6 +345,7 @@ class Snapshot(Owned):
 
     @property
     def step(self) -> int:
+        """The committed one that it shows."""
         return int(lib.forebay_snapshot_step(self._use()))
 
     def read(self, tensor: int, plane: str, values: Buffer, first: int = 0) -> None:

@@ -128,7 +128,7 @@ class Lease(Owned):
         return memoryview((ctypes.c_char * num_bytes).from_address(self.address(tensor))).cast("B").toreadonly()
 
     def tensor(self, tensor: int) -> LeasedTensor:
-        """The same for `torch.from_dlpack` and its like."""
+        """The same for `torch.from_dlpack` and its like, in the shape that the inventory has."""
         self.address(tensor)
         return LeasedTensor(self, tensor)
 

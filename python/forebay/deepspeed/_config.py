@@ -52,7 +52,7 @@ class Config(NamedTuple):
 
     @classmethod
     def read(cls, source: Any) -> Config:
-        """source: a dict, a path, or a text."""
+        """source: a dict, a path, or a text. UsageError names the key."""
         if isinstance(source, dict):
             return cls._of(source, "the configuration")
         text = os.fspath(source)

@@ -111,7 +111,7 @@ class DeepSpeedEngine(Answers):
             setattr(self.optimizer, name, value)
 
     def loader_of(self, data: Any, collate: Callable[[list[Any]], Any] | None) -> Any:
-        """A loader of micro-batches over training_data."""
+        """A loader of micro-batches over training_data. UsageError: the configuration has no batch size."""
         if self._config.micro_batch is None:
             raise UsageError("forebay: training_data= needs train_batch_size or train_micro_batch_size_per_gpu in the "
                              "configuration.")
@@ -135,8 +135,8 @@ class DeepSpeedEngine(Answers):
         return value
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
-        """Gradients of the loss, divided by gradient_accumulation_steps unless scale_wrt_gas is false. Returns the loss
-        that was divided."""
+        """Gradients of the loss, a scalar, divided by gradient_accumulation_steps unless scale_wrt_gas is false.
+        Returns the loss that was divided."""
         optimizer = self._trained()
         if scale_wrt_gas:
             loss = loss / self._config.accumulation
@@ -148,11 +148,12 @@ class DeepSpeedEngine(Answers):
         return loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """For a script that calls backward() of the loss itself: the loss times the loss scale."""
+        """For a script that calls backward() of the loss itself: the loss, a scalar, times the loss scale."""
         return loss if self.scaler is None else loss.float() * self.scaler.cur_scale
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
-        """At the last micro-batch of a step: clips, updates, moves the schedule unless there was an overflow."""
+        """At the last micro-batch of a step: clips, updates, moves the schedule unless there was an overflow.
+        UsageError: inside no_sync()."""
         if self._adds_up:
             raise UsageError("forebay: step() inside no_sync(), where gradients only add up. Call it behind.")
         is_step = self.is_gradient_accumulation_boundary()
@@ -200,11 +201,13 @@ class DeepSpeedEngine(Answers):
                 print(f"[Rank 0] {rate}")
 
     def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the micro-batch in progress is the last of its step."""
         if self._boundary is not None:
             return self._boundary
         return (self.micro_steps + 1) % self._config.accumulation == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Says it from here on, in place of counting micro-batches."""
         self._boundary = is_boundary
 
     @contextlib.contextmanager
@@ -222,6 +225,7 @@ class DeepSpeedEngine(Answers):
         """As DeepSpeed has it: gradients are forgotten by step() alone."""
 
     def was_step_applied(self) -> bool:
+        """Whether the last step was; not one that an overflow has left out."""
         return self.global_steps > 0 and not self.was_step_skipped
 
     def destroy(self) -> None:
@@ -248,7 +252,8 @@ class DeepSpeedEngine(Answers):
                         load_module_only: bool = False, custom_load_fn: Any = None) -> tuple[str | None, Any]:
         """Returns (path, client_state); (None, {}) where load_dir has no checkpoint. The tag stays as it is.
 
-        BadInputError: there is no such tag. UsageError: it was made with another configuration.
+        BadInputError: there is no such tag. UsageError: it was made with another configuration. NotSupportedError: a
+        custom_load_fn.
         """
         if custom_load_fn is not None:
             raise NotSupportedError("forebay: custom_load_fn= is not there. Load into the model before initialize().")

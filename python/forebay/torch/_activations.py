@@ -117,6 +117,7 @@ class ActivationStore:
 
     @property
     def bytes_on_disk(self) -> int:
+        """The length of the file, where all that lies on disk is."""
         return self._disk.num_bytes if self._disk is not None else 0
 
     def close(self) -> None:
@@ -127,6 +128,8 @@ class ActivationStore:
     # ---- Forward
 
     def save(self, tensor: torch.Tensor) -> SavedActivation | None:
+        """Takes all elements of a tensor that autograd keeps. None: it stays as it is, as it is small, a weight, or
+        there is no room."""
         if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return None
         num_bytes = tensor.numel() * tensor.element_size()

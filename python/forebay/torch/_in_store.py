@@ -415,9 +415,28 @@ class InStore:
         return everything
 
     def reload(self, optimizer: Optimizer) -> None:
-        if self._is_open:
-            raise NotSupportedError("forebay: the weights of a store change by its steps alone. Set the parameters "
-                                    "before the first step, or use an optimizer without nvme=.")
+        """Makes a store that has made no step anew, with the parameters as they are."""
+        self._run(self._reload, optimizer)
+
+    def _reload(self, optimizer: Optimizer) -> None:
+        if self._layers is None or not self._is_open:
+            return  # it is made of them when it is first used
+        user = self._layers.user["user"]
+        self._remove_without_steps()
+        self._use(optimizer, user)
+
+    def _remove_without_steps(self) -> None:
+        """The store, which is open. UsageError: steps were made."""
+        assert self._layers is not None
+        if self._layers.step > 0:
+            raise UsageError(f"forebay: the store in {self._where()} has made {self._layers.step} steps, and takes "
+                             "other weights only before the first. Load them before, with another folder; or, to go "
+                             "on with the store, call resume() in place of loading.")
+        self._forget_gradients(self._layers)
+        self._layers.close()
+        for folder in self._options.folders:
+            remove_store(folder)
+        self._layers, self._is_open = None, False
 
     def move(self, folders: list[Path]) -> None:
         layers, self._layers, self._is_open, self._steps_to_copy = self._layers, None, False, False

@@ -75,7 +75,7 @@ class Optimizer(torch.optim.Optimizer):
     # ---- torch's interface
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch has it; with nvme before the first step."""
+        """As torch has it. UsageError: with nvme, and behind the first step."""
         self._backend.check_new_group()
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -185,7 +185,8 @@ class Optimizer(torch.optim.Optimizer):
         """With nvme: every commit has the state of these objects (state_dict and load_state_dict: schedulers, scalers,
         a ResumableLoader), by name. Behind resume() they get that of the commit. Once, before the first step.
 
-        UsageError: an object has no such methods, or its state more than numbers, texts and tensors.
+        UsageError: an object has no such methods, or its state more than numbers, texts and tensors. NotSupportedError:
+        without nvme.
         """
         if not isinstance(self._backend, InStore):
             raise NotSupportedError("forebay: track() puts objects into the commits of a store, and this optimizer "
@@ -210,7 +211,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def start(self, resume: bool, accumulation_steps: int, commit_every: int,
               source: Callable[[], Source] | None) -> None:
-        """For stream(): makes the store, or goes on with one."""
+        """For stream(): makes the store, or goes on with one. UsageError: accumulation_steps below 1."""
         assert isinstance(self._backend, Streamed)
         if accumulation_steps < 1:
             raise UsageError(f"forebay: accumulation_steps is {accumulation_steps}, and a step has at least one pass.")
@@ -258,11 +259,13 @@ class Optimizer(torch.optim.Optimizer):
     # ---- Megatron's names
 
     def step_with_ready_grads(self) -> bool:
+        """step(), with gradients that are clipped already."""
         self.step()
         return True
 
     def reload_model_params(self) -> None:
-        """Takes the parameters as they are for new fp32 masters, after they were changed from outside."""
+        """Takes the parameters as they are for new fp32 masters, after they were changed from outside. UsageError: a
+        store has made a step, or has the weights of a streamed module."""
         self._backend.reload(self)
 
     def sharded_state_dict(self, model_sharded_state_dict: StateDict | None = None,
@@ -273,12 +276,15 @@ class Optimizer(torch.optim.Optimizer):
     # ---- For the backends
 
     def name_of(self, parameter: torch.Tensor) -> str:
+        """As the caller has named it, or param.N, the N-th of all; of whatever shape."""
         return self._names[parameter]
 
     def group_number_of(self, parameter: torch.Tensor) -> int | None:
+        """Of a parameter of whatever shape; None: it is in no group."""
         return self._groups.get(parameter)
 
     def group_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """The group of a parameter of whatever shape."""
         return self.param_groups[self._groups[parameter]]
 
     def moments_of(self, group: dict[str, Any]) -> dict[str, str]:
@@ -302,7 +308,7 @@ class Optimizer(torch.optim.Optimizer):
         return {"torch": 1, "groups": groups, "user": user or {}}
 
     def take_words(self, words: User) -> User:
-        """Sets the groups as a commit has them, and returns the caller's."""
+        """Sets the groups as a commit has them, and returns the caller's. CorruptError: they are of other groups."""
         if words.get("torch") != 1 or len(words["groups"]) != len(self.param_groups):
             raise CorruptError("forebay: the store was made by another program than these optimizers, or with other "
                                "groups. Give the same groups, or another folder.")

@@ -35,7 +35,7 @@ class Engine:
         return self.module(*arguments, **keywords)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """loss.backward(), also right where `forward` of a block is computed again without its hooks."""
+        """loss.backward() of a scalar, also right where `forward` of a block is computed again without its hooks."""
         with self.optimizer.saving():
             loss.backward()  # type: ignore[no-untyped-call]
 
@@ -44,13 +44,16 @@ class Engine:
         self.optimizer.step()
 
     def zero_grad(self) -> None:
+        """Forgets the gradients of the step in progress."""
         self.optimizer.zero_grad()
 
     def train(self, mode: bool = True) -> Engine:
+        """As torch.nn.Module has it."""
         self.module.train(mode)
         return self
 
     def eval(self) -> Engine:
+        """As torch.nn.Module has it."""
         return self.train(False)
 
     def commit(self, user: User | None = None) -> None:
@@ -69,7 +72,7 @@ class Engine:
         return self.module.state_dict()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights, one after another, those of a unit in memory at a time. Copy what you keep."""
+        """All weights in their shapes, one after another, those of a unit in memory at a time. Copy what you keep."""
         names = names_of(self.module)
         for unit in self._weights():
             for parameter, weight in unit.items():

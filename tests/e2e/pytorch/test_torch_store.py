@@ -157,6 +157,26 @@ def test_ctrl_c_in_a_step_leaves_a_step_that_is_made_or_not(tmp_path, dtype):
     assert same(weights_of(model), weights_of(other)) and num_interrupted >= 5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_store_without_steps_takes_new_weights(tmp_path, dtype):
+    """As an RL trainer loads them: into the model, behind the making of all else."""
+    model, other = make_model(dtype), make_model(dtype, seed=2)
+    optimizer = make_optimizer("AdamW", model, nvme=tmp_path / "store")
+    optimizer.reload_model_params()  # there is no store yet
+    optimizer.commit({"name": "first"})
+    model.load_state_dict(other.state_dict())
+    optimizer.reload_model_params()
+    train(model, optimizer, range(3))
+    train(other, make_optimizer("AdamW", other), range(3))
+    assert same(weights_of(model), weights_of(other))
+    optimizer.close()
+    again = make_model(dtype, seed=3)
+    optimizer = make_optimizer("AdamW", again, nvme=tmp_path / "store")
+    assert optimizer.resume() == {"name": "first"}  # steps that were not committed are lost, the new weights are not
+    train(again, optimizer, range(3))
+    assert same(weights_of(again), weights_of(other))
+
+
 def test_a_store_keeps_to_its_parameters(tmp_path):
     model = make_model()
     optimizer = make_optimizer("AdamW", model, nvme=tmp_path / "store")
@@ -165,7 +185,7 @@ def test_a_store_keeps_to_its_parameters(tmp_path):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
     with pytest.raises(forebay.UsageError, match="before the first step"):
         optimizer.resume()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(forebay.UsageError, match="has made 1 steps"):
         optimizer.reload_model_params()
     optimizer.commit()
     with pytest.raises(forebay.EnvironmentProblem):

@@ -9,6 +9,8 @@ from forebay.torch import Lion
 
 
 class DeepSpeedCPULion(Lion):
+    """forebay.torch.Lion, with the arguments of DeepSpeed's. UsageError: states that are not fp32."""
+
     def __init__(self, model_params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  weight_decay: float = 0.0, fp32_optimizer_states: bool = True) -> None:
         if not fp32_optimizer_states:

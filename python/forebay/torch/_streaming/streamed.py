@@ -19,7 +19,7 @@ from forebay.inventory import Inventory
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
 from forebay.torch._files.loading import FromState, Source
-from forebay.torch._in_store import InStore, Path, StoreOptions, remove_store
+from forebay.torch._in_store import InStore, Path, StoreOptions
 from forebay.torch._run.state import RunState
 from forebay.torch._streaming.all_gradients import AllGradients
 from forebay.torch._streaming.device import Device, Host
@@ -134,18 +134,17 @@ class Streamed(InStore):
     def refill(self, optimizer: Optimizer, source: Source) -> None:
         """Makes the store anew, with other weights. UsageError: steps were made."""
         assert self._layers is not None and self._window is not None
-        if self._layers.step > 0:
-            raise UsageError(f"forebay: the store has made {self._layers.step} steps, and takes other weights only "
-                             "before the first. Load them before stream(), with another folder; to go on with a store, "
-                             "call stream(..., resume=True).")
-        source.check()
-        self._between_steps()
-        self._layers.close()
-        for folder in self._options.folders:
-            remove_store(folder)
-        self._layers, self._is_open = None, False
+        if self._layers.step == 0:
+            source.check()
+            self._between_steps()
+        self._remove_without_steps()
         self.source = lambda: source
         self._window.rebind(self._use(optimizer))
+
+    def reload(self, optimizer: Optimizer) -> None:
+        """UsageError: the weights are in the store, and what the parameters have is none of them."""
+        raise UsageError("forebay: the weights of a streamed module are in its store, so there are no others to take "
+                         "from its parameters. Call module.load_state_dict(...) before the first step.")
 
     def _copy_weights(self, layers: Layers) -> None:
         """They are read when they are needed."""
