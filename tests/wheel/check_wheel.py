@@ -15,7 +15,7 @@ import subprocess
 import sys
 import zipfile
 
-MOST_BYTES = 20 << 20
+MOST_BYTES = 20_000_000
 OLDEST, NEWEST = 9, 20  # of Python 3
 
 # A layer is made, updated and read, in a store.
