@@ -71,7 +71,7 @@ def task(forebay, tmp_path_factory):
     folder = tmp_path_factory.mktemp("task")
     data = write_rows(folder / "data.fbd", *random_rows(10, SEQ, 256, seed=4), 256)
     model = make_model(forebay, folder / "model")
-    return dict(model=model, data=data, batch=4, seq=SEQ, steps=60, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3,
+    return dict(model=model, data=data, batch=4, seq=SEQ, steps=150, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3,
                 threads=1, precision="fp32", export="none")
 
 
@@ -86,7 +86,7 @@ def stage(request, forebay, task, tmp_path_factory):
 def test_two_hosts_compute_what_two_ranks_of_one_do(forebay, task, stage, two_hosts, tmp_path):
     zero_stage, expected = stage
     ends = train_ranks(forebay, 2, out=tmp_path / "run", hosts=two_hosts.hosts, zero_stage=zero_stage, **task)
-    assert "step 60/60" in ends[0][1]
+    assert "step 150/150" in ends[0][1]
     assert digest_of_ranks(forebay, tmp_path / "run", 2) == expected
 
 
