@@ -286,23 +286,26 @@ std::vector<std::string> DigestsOfRanks(const ModuleSettings& settings,
 // Gradients that come tensor by tensor, some from one rank and some from another, and some from
 // none, are together those of one session.
 TEST(LayerSessionRanks, AddTheGradientsThatEachOfThemHas) {
-  for (const bool is_tight : {false, true}) {
-    for (const GradientChoice gradients : {GradientChoice::kHold, GradientChoice::kSpeculate}) {
-      for (const DType grad_dtype : {DType::kBF16, DType::kF32}) {
-        ModuleSettings settings = SmallSettings();
-        settings.is_tight = is_tight;
-        settings.is_uneven = true;
-        settings.adds_tensors = true;
-        settings.offload.gradients = gradients;
-        settings.offload.grad_dtype = grad_dtype;
-        const std::string alone = DigestAfter(settings, kSteps);
-        for (const int num_ranks : {2, 3}) {
-          const ThreadRanksOptions options = {.num_ranks = num_ranks, .seed = 1};
-          EXPECT_THAT(DigestsOfRanks(settings, options), testing::Each(alone))
-              << is_tight << " " << static_cast<int>(gradients) << " " << num_ranks;
-        }
-      }
-    }
+  struct Case {
+    bool is_tight;
+    GradientChoice gradients;
+    DType grad_dtype;
+    int num_ranks;
+  };
+  for (const Case& with : {Case{false, GradientChoice::kHold, DType::kBF16, 2},
+                           Case{true, GradientChoice::kHold, DType::kBF16, 2},
+                           Case{true, GradientChoice::kSpeculate, DType::kBF16, 2},
+                           Case{false, GradientChoice::kSpeculate, DType::kF32, 3}}) {
+    ModuleSettings settings = SmallSettings();
+    settings.is_tight = with.is_tight;
+    settings.is_uneven = true;
+    settings.adds_tensors = true;
+    settings.offload.gradients = with.gradients;
+    settings.offload.grad_dtype = with.grad_dtype;
+    const std::string alone = DigestAfter(settings, kSteps);
+    const ThreadRanksOptions options = {.num_ranks = with.num_ranks, .seed = 1};
+    EXPECT_THAT(DigestsOfRanks(settings, options), testing::Each(alone))
+        << with.is_tight << " " << static_cast<int>(with.gradients) << " " << with.num_ranks;
   }
 }
 
