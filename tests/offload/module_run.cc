@@ -272,7 +272,8 @@ absl::Status ModuleRun::Hand(int layer, std::span<const float> gradient) {
   }
   if (!settings_.adds_tensors) return session_->Hand(layer, {.elems = gradient}, without);
   if (with.empty()) return absl::OkStatus();
-  std::ranges::rotate(with, with.begin() + step % static_cast<int64_t>(with.size()));
+  // Not that of ranges, which Clang 14 does not compile with this standard library.
+  std::rotate(with.begin(), with.begin() + step % static_cast<int64_t>(with.size()), with.end());
   for (int half = 0; half < 2; ++half) {
     for (const int tensor : with) {
       const TensorSpec& of = inventory.tensors()[tensor];

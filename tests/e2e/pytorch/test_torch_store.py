@@ -152,6 +152,7 @@ def test_ctrl_c_in_a_step_leaves_a_step_that_is_made_or_not(tmp_path, dtype):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        torch.set_grad_enabled(True)
     other = make_model(dtype)
     train(other, make_optimizer("AdamW", other), range(30))
     assert same(weights_of(model), weights_of(other)) and num_interrupted >= 5
