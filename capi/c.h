@@ -259,8 +259,8 @@ int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_optio
 /* Applies what is left of the update of the step before: that of layers which were not read since;
    and makes its commit, where commit_once_applied has asked for one.
    A step's first gradient does so too, and needs that nothing is left, or no lease is out: so call
-   it between forward and backward where a step does not read all layers, or a commit is asked for.
- */
+   it between forward and backward where a step does not read all layers, or where
+   commit_once_applied was called. */
 int32_t forebay_layers_settle(forebay_layers* layers, char** message);
 /* Adds to the gradient of a tensor: all its elements, row-major. Sums are fp32. A tensor that gets
    none in a step is left alone, moments too. */

@@ -21,10 +21,10 @@ namespace forebay {
 // Owned by one thread. Allocates nothing after its creation.
 class GradientSum {
  public:
+  // Its spans are valid until the next Start.
   struct Sum {
     int layer = -1;
-    // Of the layer, or of the rank's part of it; both until the next Start.
-    std::span<const float> elems;
+    std::span<const float> elems;           // of the layer, or of the rank's part of it
     std::span<const int> without_gradient;  // its tensors of which no rank has one
   };
 

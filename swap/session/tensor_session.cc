@@ -460,6 +460,7 @@ bool TensorLease::OutlivesSession() const {
   const std::lock_guard lock(session_->mutex);
   return session_->has_ended;
 }
+
 const TensorSpec& TensorLease::tensor() const {
   static const TensorSpec none;
   return session_ != nullptr ? session_->inventory.tensors()[tensor_] : none;

@@ -79,7 +79,7 @@ inline forebay_inventory* NewInventory(int num_layers) {
   return inventory;
 }
 
-// That of a step of Layers.
+// Every step of Layers adds it.
 inline std::vector<float> GradientOf(int32_t tensor, int step, float scale = 1) {
   std::vector<float> gradient(static_cast<size_t>(kElems[tensor % 2]));
   for (size_t i = 0; i < gradient.size(); ++i) {

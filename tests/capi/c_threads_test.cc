@@ -51,7 +51,7 @@ void RunAll(const std::vector<std::function<void()>>& bodies) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// What a text that the library gives has to be: JSON, of an object or an array.
+// A text that the library gives has to be JSON, an object or an array.
 template <typename Call>
 void ExpectJson(const Call& call) {
   char* json = nullptr;

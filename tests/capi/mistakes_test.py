@@ -26,10 +26,10 @@ from forebay import _library as declared
 OK, INTERNAL, USAGE = 0, 1, 2
 NUM_ELEMS = 1000
 NUMBERS = {"int32_t": c_int32, "int64_t": c_int64, "size_t": c_size_t, "uint64_t": c_uint64, "double": c_double}
-# What a number of a type may be at its worst. Those of size_t tell what memory the caller has: only he knows it.
+# The worst numbers of a type. size_t has none: it tells what memory the caller has, which only he knows.
 WORST = {c_int32: (-1, 2**31 - 1, -(2**31)), c_int64: (-1, 2**62, -(2**63)), c_uint64: (0, 2**64 - 1),
          c_double: (-1.0, float("nan"), float("inf"), 1e300), c_size_t: ()}
-# These tell it too.
+# These tell that too.
 MEMORY_OF_THE_CALLER = {("forebay_kernels_split", "num_elems"), ("forebay_kernels_join", "num_elems"),
                         ("forebay_kernels_sum_of_squares", "num_elems"), ("forebay_inventory_add", "rank"),
                         ("KernelRun", "num_elems")}
@@ -40,7 +40,7 @@ MAY_BE_NULL = {("forebay_inventory_add", "index"), ("forebay_inventory_add_raw",
                ("forebay_layers_add_device_gradient", "stream"), ("forebay_io_wait_all", "num_ended")}
 # NULL is released for free.
 NULL_IS_OK = {("forebay_tensor_lease_release", "lease")}
-# What a call without a code returns where it is given nothing: NULL, or this.
+# A call without a code that is given nothing returns NULL, or this.
 OF_NOTHING = {"forebay_layers_committed_step": -1, "forebay_layers_step": -1, "forebay_snapshot_step": -1,
               "forebay_tensors_committed_step": -1, "forebay_abi_version": 1, "forebay_layers_exists": 0,
               "forebay_memory_free": 0, "forebay_memory_contains": 0}
@@ -389,7 +389,7 @@ def _note(text):
 
 
 def in_child(work, body, *arguments):
-    """What body(folder, ...) returns, as JSON has it. An error, also where the child ends before, is a text."""
+    """Returns body(folder, ...), as JSON has it, and an error as a text: also where the child ends before."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=work))
     reader, writer = os.pipe()
     child = os.fork()

@@ -36,7 +36,7 @@ def listed_headers(source):
 
 
 def compile_alone(header, include, work, compiler):
-    """What the compiler says of a header alone, included twice, for an include guard that does not guard."""
+    """Compiles a header alone, included twice, for an include guard that does not guard. Returns the errors, or ""."""
     languages = [("c++", "c++20")] if header != "forebay/c.h" else [("c++", "c++20"), ("c", "c11")]
     said = ""
     for language, standard in languages:

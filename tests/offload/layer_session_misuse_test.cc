@@ -489,7 +489,7 @@ TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
   const TemporaryFolder folder;
   const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
   const std::unique_ptr<Device> device = CreateHostDevice();
-  for (const int variant : {0, 1, 2, 3, 4}) {
+  for (const int variant : {0, 1, 2, 3, 4, 5}) {
     ModuleSettings settings = SmallSettings();
     settings.state_on_device = variant == 4;
     settings.is_tight = true;
@@ -502,6 +502,11 @@ TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
       if (variant == 3) options.device = device.get();
       if (variant == 3) options.ranks = alone.get();
       if (variant == 4) options.device_budget = nullptr;
+      if (variant == 5) {
+        options.ranks = alone.get();
+        options.num_open_layers = 1;
+        options.parts = std::make_shared<InventoryParts>(ModuleInventory(), 1);
+      }
     });
     EXPECT_TRUE(IsUsage(run.Open())) << variant;
   }

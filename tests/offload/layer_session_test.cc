@@ -4,14 +4,12 @@
 
 #include <memory>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
-#include "forebay/base/check.h"
+#include "absl/status/statusor.h"
 #include "forebay/base/errors.h"
 #include "forebay/collective/communicator.h"
-#include "forebay/collective/threads/thread_transport.h"
+#include "forebay/tests/collective/rank_group.h"
 #include "forebay/tests/offload/module_run.h"
 #include "gmock/gmock.h"
 
@@ -243,44 +241,29 @@ TEST(LayerSessionRanks, OneIsLikeNone) {
   EXPECT_EQ(digests[0], digests[1]);
 }
 
-using Ranks = std::vector<std::unique_ptr<Communicator>>;
+// Whatever a rank's session comes to, by rank: its digest, or an error.
+using EndsOfRanks = std::vector<absl::StatusOr<std::string>>;
 
-Ranks ThreadRanks(const ThreadRanksOptions& options) {
-  Ranks ranks;
-  for (std::unique_ptr<Transport>& transport : CreateThreadRanks(options)) {
-    auto rank = Communicator::Create(std::move(transport), nullptr, {.timeout_s = 20});
-    FOREBAY_CHECK(rank.ok());
-    ranks.push_back(*std::move(rank));
-  }
-  return ranks;
-}
-
-// What `run_rank` returns for each rank, on a thread of its own.
-template <typename Run>
-auto ForEachRank(const Ranks& ranks, const Run& run_rank) {
-  std::vector<decltype(run_rank(0))> results(ranks.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    threads.emplace_back([&, rank] { results[rank] = run_rank(static_cast<int>(rank)); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
-}
-
-std::vector<std::string> DigestsOfRanks(const ModuleSettings& settings,
-                                        const ThreadRanksOptions& options) {
-  const Ranks ranks = ThreadRanks(options);
-  return ForEachRank(ranks, [&](int rank) {
+// A run of each of the ranks, which hand over gradients tensor by tensor.
+EndsOfRanks RunRanks(const ModuleSettings& settings, const RankGroupOptions& options) {
+  EndsOfRanks ends(static_cast<size_t>(options.num_ranks), absl::UnknownError("did not run"));
+  RunOnRanks(options, [&](Communicator& ranks) {
     ModuleSettings of_rank = settings;
     of_rank.num_ranks = options.num_ranks;
-    of_rank.rank = rank;
+    of_rank.rank = ranks.rank();
     const TemporaryFolder folder;
     ModuleRun run(folder.path(), of_rank);
-    run.ChangeOptions([&](LayerSessionOptions& change) { change.ranks = ranks[rank].get(); });
+    run.ChangeOptions([&](LayerSessionOptions& change) { change.ranks = &ranks; });
     absl::Status status = run.Open();
     if (status.ok()) status = run.RunUntil(kSteps);
-    return status.ok() ? run.Digest() : std::string(status.message());
+    absl::StatusOr<std::string>& end = ends[static_cast<size_t>(ranks.rank())];
+    if (status.ok()) {
+      end = run.Digest();
+    } else {
+      end = status;
+    }
   });
+  return ends;
 }
 
 // Gradients that come tensor by tensor, some from one rank and some from another, and some from
@@ -303,29 +286,56 @@ TEST(LayerSessionRanks, AddTheGradientsThatEachOfThemHas) {
     settings.offload.gradients = with.gradients;
     settings.offload.grad_dtype = with.grad_dtype;
     const std::string alone = DigestAfter(settings, kSteps);
-    const ThreadRanksOptions options = {.num_ranks = with.num_ranks, .seed = 1};
-    EXPECT_THAT(DigestsOfRanks(settings, options), testing::Each(alone))
-        << with.is_tight << " " << static_cast<int>(with.gradients) << " " << with.num_ranks;
+    for (const absl::StatusOr<std::string>& end :
+         RunRanks(settings,
+                  {.transport = TransportOfTests::kSlowThreads, .num_ranks = with.num_ranks})) {
+      ASSERT_EQ(end.status(), absl::OkStatus());
+      EXPECT_EQ(*end, alone) << with.is_tight << " " << static_cast<int>(with.gradients);
+    }
   }
 }
 
-// The others would add another layer's.
-TEST(LayerSessionRanks, HandLayersOverInTheOrderOfTheSchedule) {
-  const Ranks ranks = ThreadRanks({.num_ranks = 2});
-  const std::vector<absl::Status> statuses = ForEachRank(ranks, [&](int rank) -> absl::Status {
-    ModuleSettings settings = SmallSettings();
-    settings.adds_tensors = true;
-    const TemporaryFolder folder;
-    ModuleRun run(folder.path(), settings);
-    run.ChangeOptions([&](LayerSessionOptions& options) { options.ranks = ranks[rank].get(); });
-    FOREBAY_RETURN_IF_ERROR(run.Open());
-    FOREBAY_RETURN_IF_ERROR(run.session().BeginStep(run.UpdateOfStep()));
-    return run.session().CloseLayer(0);
-  });
-  for (const absl::Status& status : statuses) {
-    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
-    EXPECT_THAT(MessageOf(status), testing::HasSubstr("ranks sum them in the order"));
+// At any of its exchanges: those of gradients, and of how many ranks have each.
+TEST(LayerSessionRanks, EndWithTheReasonWhereOneDies) {
+  ModuleSettings settings = SmallSettings();
+  settings.adds_tensors = true;
+  for (const int64_t exchange : {0, 7, 20, 41}) {
+    const EndsOfRanks ends =
+        RunRanks(settings, {.faults = {{ThreadFaultKind::kDies, 1, exchange}}});
+    for (const absl::StatusOr<std::string>& end : ends) {
+      EXPECT_EQ(ExitCodeOf(end.status()), ExitCode::kEnvironment) << end.status();
+    }
+    EXPECT_THAT(MessageOf(ends[0].status()), testing::HasSubstr("rank 1")) << exchange;
   }
+}
+
+// Otherwise they would add gradients of different layers.
+TEST(LayerSessionRanks, HandLayersOverInTheOrderOfTheSchedule) {
+  const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
+  ModuleSettings settings = SmallSettings();
+  settings.adds_tensors = true;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  run.ChangeOptions([&](LayerSessionOptions& options) { options.ranks = alone.get(); });
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  ASSERT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  const absl::Status status = run.session().CloseLayer(0);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+  EXPECT_THAT(MessageOf(status), testing::HasSubstr("ranks sum them in the order"));
+}
+
+// Others than those that take tensors have no word for it.
+TEST(LayerSessionRanks, TakeWholeLayersWithAllTheirGradients) {
+  const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
+  ModuleSettings settings = SmallSettings();
+  settings.is_uneven = true;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  run.ChangeOptions([&](LayerSessionOptions& options) { options.ranks = alone.get(); });
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  const absl::Status status = run.RunStep();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+  EXPECT_THAT(MessageOf(status), testing::HasSubstr("hand over zeros"));
 }
 
 }  // namespace

@@ -128,7 +128,7 @@ def check_torch(python, wheel, work):
 def main():
     wheel, work = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     size = wheel.stat().st_size
-    print(f"{wheel.name}: {size / (1 << 20):.1f} MiB")
+    print(f"{wheel.name}: {size / 1e6:.1f} MB")
     if not re.fullmatch(r"forebay-[0-9.]+-py3-none-manylinux_[0-9]+_[0-9]+_\w+\.whl", wheel.name):
         sys.exit("its name is not that of a wheel for every Python of many Linuxes")
     if size >= MOST_BYTES:

@@ -421,19 +421,21 @@ class InStore:
     def _reload(self, optimizer: Optimizer) -> None:
         if self._layers is None or not self._is_open:
             return  # it is made of them when it is first used
+        self._check_takes_weights(self._layers)
         user = self._layers.user["user"]
-        self._remove_without_steps()
+        self._forget_gradients(self._layers)
+        self._remove(self._layers)
         self._use(optimizer, user)
 
-    def _remove_without_steps(self) -> None:
-        """The store, which is open. UsageError: steps were made."""
-        assert self._layers is not None
-        if self._layers.step > 0:
-            raise UsageError(f"forebay: the store in {self._where()} has made {self._layers.step} steps, and takes "
-                             "other weights only before the first. Load them before, with another folder; or, to go "
-                             "on with the store, call resume() in place of loading.")
-        self._forget_gradients(self._layers)
-        self._layers.close()
+    def _check_takes_weights(self, layers: Layers) -> None:
+        if layers.step > 0:
+            raise UsageError(f"forebay: the store in {self._where()} has made {layers.step} steps, and takes other "
+                             "weights only before the first. Load them before, with another folder; or, to go on with "
+                             "the store, resume it in place of loading.")
+
+    def _remove(self, layers: Layers) -> None:
+        """The next use makes the store anew."""
+        layers.close()
         for folder in self._options.folders:
             remove_store(folder)
         self._layers, self._is_open = None, False

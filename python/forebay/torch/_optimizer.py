@@ -276,15 +276,15 @@ class Optimizer(torch.optim.Optimizer):
     # ---- For the backends
 
     def name_of(self, parameter: torch.Tensor) -> str:
-        """As the caller has named it, or param.N, the N-th of all; of whatever shape."""
+        """The caller's name of it, or param.N for the N-th of all."""
         return self._names[parameter]
 
     def group_number_of(self, parameter: torch.Tensor) -> int | None:
-        """Of a parameter of whatever shape; None: it is in no group."""
+        """None: it is in no group."""
         return self._groups.get(parameter)
 
     def group_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """The group of a parameter of whatever shape."""
+        """Its group, as param_groups has it."""
         return self.param_groups[self._groups[parameter]]
 
     def moments_of(self, group: dict[str, Any]) -> dict[str, str]:

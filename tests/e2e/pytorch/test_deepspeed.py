@@ -196,7 +196,7 @@ def of_deepspeed(path, names, **others):
 
 
 def reported(name, optimizer, step, skipped):
-    """What DeepSpeed's engine prints of an optimizer of torch."""
+    """The line that DeepSpeed's engine prints of an optimizer of torch."""
     lines = []
     names = ["_report_progress", "get_lr", "get_mom", "_get_optimizer_param"]
     functions = of_deepspeed("runtime/engine.py", names,

@@ -404,6 +404,8 @@ def test_what_a_streamed_module_cannot_do_says_so(tmp_path):
             call()
     with pytest.raises(forebay.UsageError, match="without a forward and backward"):
         engine.step()
+    with pytest.raises(forebay.UsageError, match="no others to take from its parameters"):
+        engine.optimizer.reload_model_params()
     with torch.no_grad():
         dict(model.named_parameters())["blocks.0.linear1.bias"].fill_(1.0)
     with pytest.raises(forebay.UsageError, match="blocks.0 was written to while its weights were not there"):

@@ -1,10 +1,21 @@
 """Starts ranks that find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and says how they ended."""
 
+import concurrent.futures
 import os
 import pathlib
 import socket
 import subprocess
 import time
+
+from conftest import make_model, random_rows, write_rows
+
+
+def make_task(forebay, folder, seq, **settings):
+    """The settings of a run that two ranks share: a tiny model and random rows, in `folder`."""
+    data = write_rows(folder / "data.fbd", *random_rows(10, seq, 256, seed=4), 256)
+    model = make_model(forebay, folder / "model")
+    return {"model": model, "data": data, "batch": 4, "seq": seq, "lr": 1e-3, "warmup": 2, "clip": 0.5, "seed": 3,
+            "threads": 1, **settings}
 
 
 def free_port():
@@ -14,10 +25,14 @@ def free_port():
 
 
 def start_ranks(forebay, num_ranks, *flags, hosts=None, **settings):
+    command = [forebay.binary, "train", *flags] + [f"--{key}={value}" for key, value in settings.items()]
+    return start_each(command, num_ranks, hosts)
+
+
+def start_each(command, num_ranks, hosts=None):
     """hosts: for each rank a command to start it behind, and the address of the first; None: all run here."""
     prefixes, address = hosts or ([[]] * num_ranks, "127.0.0.1")
     port = free_port()
-    command = [forebay.binary, "train", *flags] + [f"--{key}={value}" for key, value in settings.items()]
     processes = []
     for rank, prefix in enumerate(prefixes):
         environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
@@ -28,8 +43,9 @@ def start_ranks(forebay, num_ranks, *flags, hosts=None, **settings):
 
 
 def ends_of(processes):
-    """[(exit code, output, errors)]."""
-    ends = [process.communicate(timeout=300) for process in processes]
+    """[(exit code, output, errors)]. All are read at a time: one whose pipe is full would hold up the others."""
+    with concurrent.futures.ThreadPoolExecutor(len(processes)) as threads:
+        ends = list(threads.map(lambda process: process.communicate(timeout=300), processes))
     return [(process.returncode, *texts) for process, texts in zip(processes, ends, strict=True)]
 
 

@@ -1,63 +1,55 @@
 """Two hosts that reach each other over TCP alone: network namespaces with one cable between them, which can be pulled."""
 
+import contextlib
 import os
-import shutil
 import subprocess
 import time
 
 import pytest
-from conftest import make_model, random_rows, write_rows
-from rank_processes import digest_of_ranks, ends_of, start_ranks, train_ranks, wait_for_steps
+from rank_processes import digest_of_ranks, ends_of, make_task, start_ranks, train_ranks, wait_for_steps
 
 SEQ = 48
 STAGES = [0, 3]
 
 
 def ip(*arguments):
-    if shutil.which("ip") is None:
-        pytest.skip("the program ip is not there")
-    return subprocess.run(["ip", *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True, text=True)
 
 
 class TwoHosts:
-    """Of each the command to start a program behind, and the address of the first."""
+    """Has of each host the command to start a program behind, and the address of the first."""
 
     def __init__(self, name):
         self.names = [f"{name}-{host}" for host in range(2)]
+        self.hosts = [["ip", "netns", "exec", name] for name in self.names], "10.77.0.1"
 
     def __enter__(self):
         try:
             for name in self.names:
-                self._must("netns", "add", name)
-            self._must("link", "add", "cable", "netns", self.names[0], "type", "veth", "peer", "cable", "netns", self.names[1])
-            for host, name in enumerate(self.names):
-                self._must("-n", name, "address", "add", f"10.77.0.{host + 1}/24", "dev", "cable")
-                self._must("-n", name, "link", "set", "lo", "up")
-                self._must("-n", name, "link", "set", "cable", "up")
-        except BaseException:
-            self.__exit__()
-            raise
+                ip("netns", "add", name)
+            ip("link", "add", "cable", "netns", self.names[0], "type", "veth", "peer", "cable", "netns", self.names[1])
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            self._remove()
+            pytest.skip(f"there can be no other host here: {error}: {getattr(error, 'stderr', '')}")
+        for host, name in enumerate(self.names):
+            ip("-n", name, "address", "add", f"10.77.0.{host + 1}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "cable", "up")
         return self
 
     def __exit__(self, *_):
+        self._remove()
+
+    def _remove(self):
         for name in self.names:
-            ip("netns", "delete", name)
-
-    @staticmethod
-    def _must(*arguments):
-        done = ip(*arguments)
-        if done.returncode != 0:
-            pytest.skip(f"there can be no other host here: ip {' '.join(arguments)}: {done.stderr.strip()}")
-
-    @property
-    def hosts(self):
-        return [["ip", "netns", "exec", name] for name in self.names], "10.77.0.1"
+            with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
+                ip("netns", "delete", name)
 
     def pull(self):
-        self._must("-n", self.names[0], "link", "set", "cable", "down")
+        ip("-n", self.names[0], "link", "set", "cable", "down")
 
     def plug_in(self):
-        self._must("-n", self.names[0], "link", "set", "cable", "up")
+        ip("-n", self.names[0], "link", "set", "cable", "up")
 
 
 @pytest.fixture
@@ -68,11 +60,7 @@ def two_hosts():
 
 @pytest.fixture(scope="module")
 def task(forebay, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("task")
-    data = write_rows(folder / "data.fbd", *random_rows(10, SEQ, 256, seed=4), 256)
-    model = make_model(forebay, folder / "model")
-    return dict(model=model, data=data, batch=4, seq=SEQ, steps=150, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3,
-                threads=1, precision="fp32", export="none")
+    return make_task(forebay, tmp_path_factory.mktemp("task"), SEQ, steps=150, ram="1GiB", precision="fp32", export="none")
 
 
 @pytest.fixture(scope="module", params=STAGES, ids=lambda stage: f"stage{stage}")

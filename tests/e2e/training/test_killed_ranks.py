@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import make_model, random_rows, write_rows
+from rank_processes import make_task
 
 SEQ = 16
 NUM_RANKS = 2
@@ -31,11 +31,8 @@ def mpirun(forebay):
 
 @pytest.fixture(scope="module")
 def task(forebay, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("task")
-    data = write_rows(folder / "data.fbd", *random_rows(10, SEQ, 256, seed=4), 256)
-    model = make_model(forebay, folder / "model")
-    return dict(model=model, data=data, batch=4, seq=SEQ, steps=20, lr=1e-3, warmup=2, clip=0.5, ram="512MiB", seed=3,
-                threads=1, precision="bf16", weights_tier="nvme", state_tier="nvme", engine="threads", export="none")
+    return make_task(forebay, tmp_path_factory.mktemp("task"), SEQ, steps=20, ram="512MiB", precision="bf16",
+                     weights_tier="nvme", state_tier="nvme", engine="threads", export="none")
 
 
 def start(mpirun, *flags, **settings):

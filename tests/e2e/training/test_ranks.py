@@ -12,8 +12,8 @@ import sys
 import time
 
 import pytest
-from conftest import make_model, random_rows, read_metrics, write_rows
-from rank_processes import digest_of_ranks, ends_of, folder_of, start_ranks, train_ranks, wait_for_steps
+from conftest import read_metrics
+from rank_processes import digest_of_ranks, ends_of, folder_of, make_task, start_ranks, train_ranks, wait_for_steps
 
 SEQ = 48
 NUM_KILLS = 8
@@ -21,11 +21,7 @@ NUM_KILLS = 8
 
 @pytest.fixture(scope="module")
 def task(forebay, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("task")
-    data = write_rows(folder / "data.fbd", *random_rows(10, SEQ, 256, seed=4), 256)
-    model = make_model(forebay, folder / "model")
-    return dict(model=model, data=data, batch=4, seq=SEQ, steps=6, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3,
-                threads=1, precision="fp32")
+    return make_task(forebay, tmp_path_factory.mktemp("task"), SEQ, steps=6, ram="1GiB", precision="fp32")
 
 
 @pytest.fixture(scope="module")

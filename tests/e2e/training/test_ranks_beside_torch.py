@@ -3,14 +3,13 @@
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tiny_models
 from conftest import packed_file, read_metrics, write_rows
-from rank_processes import free_port, train_ranks
+from rank_processes import ends_of, start_each, train_ranks
 
 SETTINGS = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1, "clip": 0.5, "warmup": 3, "steps": 10}
 NUM_ROWS, SEQ, NUM_RANKS = 4, 48, 2
@@ -42,17 +41,11 @@ def make_task(family, folder):
 
 
 def train_with_torch(task, who):
-    port = free_port()
     program = pathlib.Path(__file__).parent / "torch_ranks.py"
     command = [sys.executable, program, who, task / "model", task / "rows.npz", json.dumps(SETTINGS)]
-    processes = []
-    for rank in range(NUM_RANKS):
-        environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(NUM_RANKS),
-                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    ends = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0] * NUM_RANKS, ends
-    return json.loads(ends[0][0].splitlines()[-1])
+    ends = ends_of(start_each(command, NUM_RANKS))
+    assert [code for code, _, _ in ends] == [0] * NUM_RANKS, ends
+    return json.loads(ends[0][1].splitlines()[-1])
 
 
 @pytest.mark.parametrize("family, peer", CASES)

@@ -94,7 +94,7 @@ class ResumableLoader(DataLoader[Any]):
         return self._position > 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What load_state_dict() of a loader of the same data goes on from."""
+        """The position. load_state_dict() of a loader of the same data goes on from it."""
         order = self._order
         return {"epoch": self.epoch, "position": 0 if self._is_over else self._position, "seed": order.seed,
                 "shuffle": order.shuffle, "num_samples": order.num_samples}

@@ -134,10 +134,10 @@ class Streamed(InStore):
     def refill(self, optimizer: Optimizer, source: Source) -> None:
         """Makes the store anew, with other weights. UsageError: steps were made."""
         assert self._layers is not None and self._window is not None
-        if self._layers.step == 0:
-            source.check()
-            self._between_steps()
-        self._remove_without_steps()
+        self._check_takes_weights(self._layers)
+        source.check()
+        self._between_steps()
+        self._remove(self._layers)
         self.source = lambda: source
         self._window.rebind(self._use(optimizer))
 
