@@ -90,24 +90,29 @@ def _make_parser():
     return parser
 
 
-def _dispatch(options):
-    """Returns the exit code. Modules are imported where they are used: `gguf` is needed by one command only."""
-    if options.command in ("encode", "decode", "eos"):
+def _functions_of(command):
+    """Returns what computes the command's report and what tells it to people; None: it is told as JSON.
+    Modules are imported where they are used: `gguf` is needed by one command only."""
+    if command in ("encode", "decode", "eos"):
         from . import prompts
-        result = getattr(prompts, options.command)(options)
-        if result is not None:
-            print(json.dumps(result))
-        return 0
-    if options.command == "gguf":
+        return getattr(prompts, command), None
+    if command == "gguf":
         from . import gguf_convert
-        report, describe = gguf_convert.convert(options), gguf_convert.describe
-    elif options.command == "pack":
+        return gguf_convert.convert, gguf_convert.describe
+    if command == "pack":
         from . import pack
-        report, describe = pack.pack(options), pack.describe
-    else:
-        from . import show
-        report = getattr(show, options.command)(options)
-        describe = show.describe_samples if options.command == "show" else show.describe_check
+        return pack.pack, pack.describe
+    from . import show
+    return getattr(show, command), show.describe_samples if command == "show" else show.describe_check
+
+
+def _run(options, compute, describe):
+    """Returns the exit code."""
+    report = compute(options)
+    if describe is None:
+        if report is not None:
+            print(json.dumps(report))
+        return 0
     print(json.dumps(report, ensure_ascii=False) if options.format == "json" else describe(report))
     return 3 if report.get("num_problems") else 0
 
@@ -118,9 +123,12 @@ def main(arguments):
     sys.stdout.reconfigure(encoding="utf-8")
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        # From here on Ctrl-C cleans up: temporary files are removed on the way out.
+        options = _make_parser().parse_args(arguments)
+        functions = _functions_of(options.command)
+        # From here on Ctrl-C cleans up: temporary files are removed on the way out. Not before: Python's imports would
+        # tell of it, or forget it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = _dispatch(_make_parser().parse_args(arguments))
+        code = _run(options, *functions)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return code
     except DataProgramError as error:
