@@ -103,8 +103,11 @@ def test_autotuning_tries_settings_and_leaves_nothing_behind(forebay, task, tmp_
     trials = report["trials"]
     assert 2 <= len(trials) <= 4 and trials[0]["batch"] == 2 and trials[0]["threads"] == 1
     assert all(trial["batch"] * trial["accum"] == 4 for trial in trials)
-    assert trials[report["best"]]["step_s"] == min(
-        [trials[report["best"]]["step_s"]] + [t["step_s"] for t in trials if t["step_s"] and t["step_s"] < trials[0]["step_s"] * 0.5])
+    best = 0
+    for number, trial in enumerate(trials):  # a setting is left only for one that is 2 % faster
+        if trial["step_s"] and trial["step_s"] < trials[best]["step_s"] * (1 - 0.02):
+            best = number
+    assert report["best"] == best
     assert report["written_bytes"] > 0
     # The flags that it prints can be given to the run.
     flags = dict(flag[2:].split("=") for flag in report["flags"].split())
