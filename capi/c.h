@@ -104,6 +104,40 @@ int32_t forebay_inventory_add_raw(forebay_inventory* inventory, const char* name
                                   size_t name_length, int64_t num_bytes, int32_t* index,
                                   char** message);
 
+/* ---- Ranks ------------------------------------------------------------------------------------
+
+   Processes that train together, each with data of its own. All of them make the same calls in the
+   same order: of these functions, and on layers that were made with them. A rank that dies, hangs
+   or does something else ends the calls of all others with ENVIRONMENT, which has its number, its
+   host and its reason. */
+typedef struct forebay_ranks forebay_ranks;
+
+typedef struct {
+  size_t struct_size;
+  double timeout_s; /* that another rank may be silent; 0: 600 */
+  /* 0, as all that follows: what started the process says it in its environment: torchrun,
+     deepspeed, mpirun or srun. Without one there is one rank. */
+  int32_t size;
+  int32_t rank;
+  const char* master_address; /* of the machine of rank 0; ends with a zero byte */
+  int32_t master_port;        /* the first of 16, at one of which rank 0 listens */
+  int32_t reserved;
+} forebay_ranks_options;
+
+/* Waits for the other ranks. ENVIRONMENT: one did not come, and which. */
+int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_ranks** ranks,
+                              char** message);
+/* Layers that were made with it keep what they need. */
+void forebay_ranks_destroy(forebay_ranks* ranks);
+int32_t forebay_ranks_rank(const forebay_ranks* ranks);
+int32_t forebay_ranks_size(const forebay_ranks* ranks);
+/* The number of this rank on its machine, as the launcher has it: which GPU is its own. */
+int32_t forebay_ranks_local_rank(const forebay_ranks* ranks);
+/* Returns when every rank has called it. */
+int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);
+/* Makes of the values of each rank their sum, which is taken in the order of the ranks. */
+int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values, char** message);
+
 /* ---- Layers -----------------------------------------------------------------------------------
 
    Weights, fp32 masters and moments of an inventory, in a store on disk, in RAM or both, inside a
@@ -178,6 +212,20 @@ typedef struct {
      ENVIRONMENT: this library has no CUDA, or there is no such device. DOES_NOT_FIT: its memory. */
   int32_t device;
   int32_t device_index; /* of FOREBAY_CUDA: 0 is the first GPU that the process sees */
+  /* Those that train these layers together; NULL: this process alone. Each has data of its own, and
+     a step has the mean of their gradients, which is taken in the order of the ranks. Then:
+     - every rank makes the same calls on its layers, in the same order, but for those that only ask
+       (plan, step, committed_step, stats, user, raw, updates_of), and for add_gradient;
+     - layers close from the last to the first;
+     - fill takes what rank 0 gives; raw tensors are each rank's own;
+     - `folders` are the same of all, and each rank has its own in them ("rank-0-of-2");
+     - a commit is made by all ranks or by none. */
+  forebay_ranks* ranks;
+  /* As ZeRO has it: 0: each rank has the whole state. 1 to 3: each has its part of every layer, and
+     the weights of a layer are gathered once in a step (1 and 2) or each time that it is acquired
+     (3). Gathered weights take memory of their own: of all layers, or of num_window_layers. */
+  int32_t zero_stage;
+  int32_t reserved;
 } forebay_layers_options;
 
 /* Plans what will lie where. Touches no disk. DOES_NOT_FIT, with the least ram_bytes that works. */

@@ -144,10 +144,16 @@ absl::StatusOr<forebay_layers*> New(const forebay_layers_options* given,
     embedded.device = device->device();
     embedded.device_staging_bytes = device->staging_bytes();
   }
+  std::shared_ptr<RanksState> ranks;
+  if (options.ranks != nullptr) {
+    ranks = options.ranks->state;
+    embedded.ranks = ranks->communicator.get();
+  }
+  embedded.zero_stage = options.zero_stage;
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<EmbeddedRun> run,
                            EmbeddedRun::Plan(std::move(embedded), inventory->inventory));
-  return new forebay_layers{
-      std::make_shared<LayersState>(std::move(device), std::move(run), optimizer, num_groups)};
+  return new forebay_layers{std::make_shared<LayersState>(std::move(ranks), std::move(device),
+                                                          std::move(run), optimizer, num_groups)};
 }
 
 // ---- Filling -----------------------------------------------------------------------------------
@@ -178,8 +184,7 @@ void Widen(DType dtype, const void* data, std::span<float> values) {
 
 absl::Status Fill(LayersState& state, int32_t tensor, int32_t dtype, const void* data,
                   size_t num_bytes) {
-  StoreFiller* const filler = state.run().filler();
-  if (filler == nullptr) {
+  if (!state.run().IsFilling()) {
     return UsageError("no store is being filled. Call forebay_layers_create before");
   }
   const std::vector<TensorSpec>& tensors = state.run().inventory().tensors();
@@ -189,15 +194,15 @@ absl::Status Fill(LayersState& state, int32_t tensor, int32_t dtype, const void*
   const TensorSpec& spec = tensors[static_cast<size_t>(tensor)];
   if (spec.raw) {
     FOREBAY_RETURN_IF_ERROR(CheckBytes(spec, DType::kF32, data, num_bytes));
-    FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> bytes, filler->BytesOf(tensor));
+    FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> bytes, state.run().BytesToFill(tensor));
     std::memcpy(bytes.data(), data, num_bytes);
     return absl::OkStatus();
   }
   FOREBAY_ASSIGN_OR_RETURN(const DType type, DTypeOf(dtype, "dtype"));
   FOREBAY_RETURN_IF_ERROR(CheckBytes(spec, type, data, num_bytes));
-  FOREBAY_ASSIGN_OR_RETURN(const std::span<float> values, filler->ValuesOf(tensor));
-  Widen(type, data, values);
-  return absl::OkStatus();
+  return state.run().Fill(tensor, [&](int64_t first, std::span<float> values) {
+    Widen(type, static_cast<const std::byte*>(data) + first * SizeOf(type), values);
+  });
 }
 
 // ---- What is committed -------------------------------------------------------------------------
@@ -208,8 +213,7 @@ absl::Status Read(LayersState& state, int32_t tensor, int32_t plane, int64_t fir
   FOREBAY_ASSIGN_OR_RETURN(
       const TensorPlane of,
       Choice(plane, std::array{TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}, "plane"));
-  FOREBAY_ASSIGN_OR_RETURN(const TensorSpec* const spec,
-                           TensorOf(session->store().inventory(), tensor));
+  FOREBAY_ASSIGN_OR_RETURN(const TensorSpec* const spec, TensorOf(state.run().inventory(), tensor));
   FOREBAY_RETURN_IF_ERROR(CheckRange(*spec, first, num_elems));
   const MomentSet& moments = session->store().tiles().moment_set();
   if (spec->raw || (of == TensorPlane::kM && !moments.m) || (of == TensorPlane::kV && !moments.v)) {
@@ -220,7 +224,7 @@ absl::Status Read(LayersState& state, int32_t tensor, int32_t plane, int64_t fir
   }
   if (num_elems == 0) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(CheckPointer(values, "values"));
-  return session->store().ReadTensor(*spec, of, first, {values, static_cast<size_t>(num_elems)});
+  return state.run().ReadTensor(tensor, of, first, {values, static_cast<size_t>(num_elems)});
 }
 
 Json PlanJson(const OffloadPlan& plan, const DeviceLeases* device) {
@@ -247,6 +251,7 @@ absl::StatusOr<Json> StatsJson(LayersState& state) {
   EmbeddedRun& run = state.run();
   const IoStats io = session->store().engine().stats();
   const DeviceLeases* const device = state.device();
+  const CollectiveTraffic traffic = run.traffic();
   Json memory = Json::object();
   for (const auto& [purpose, bytes] : run.budget().by_purpose()) memory[purpose] = bytes;
   return Json{{"engine", run.engine_line()},
@@ -257,6 +262,9 @@ absl::StatusOr<Json> StatsJson(LayersState& state) {
               {"update_s", session->update_s()},
               {"committed_step", session->committed_step()},
               {"step", session->released_step()},
+              {"num_ranks", run.num_ranks()},
+              {"sent_to_ranks_bytes", traffic.sent_bytes},
+              {"received_from_ranks_bytes", traffic.received_bytes},
               {"leased_layers", device == nullptr ? session->lent_layers() : device->LentLayers()},
               {"device", device == nullptr ? "host" : device->device()->name()},
               {"device_bytes", device == nullptr ? 0 : device->device_bytes()},
@@ -303,7 +311,8 @@ int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** mes
 int32_t forebay_layers_exists(forebay_layers* layers) {
   if (layers == nullptr) return 0;
   const LayersState::Call call(*layers->state);
-  return layers->state->run().Exists() ? 1 : 0;
+  // What keeps it from being told is what keeps it from being opened, which says it.
+  return layers->state->run().Exists().value_or(true) ? 1 : 0;
 }
 
 int32_t forebay_layers_create(forebay_layers* layers, char** message) {

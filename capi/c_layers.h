@@ -14,6 +14,7 @@
 #include "forebay/base/json.h"
 #include "forebay/capi/c.h"
 #include "forebay/capi/c_device.h"
+#include "forebay/capi/c_ranks.h"
 #include "forebay/capi/c_status.h"
 #include "forebay/capi/dlpack.h"
 #include "forebay/memory/host_buffer.h"
@@ -30,16 +31,19 @@ struct StepSettings {
 // Shared by forebay_layers and its leases, so that the last of them ends it.
 class LayersState {
  public:
-  // `device`: nullptr: leases are in RAM.
-  LayersState(std::unique_ptr<DeviceLeases> device, std::unique_ptr<EmbeddedRun> run,
-              OptimizerKind optimizer, int num_groups)
-      : device_(std::move(device)),
+  // `ranks`: nullptr: this process is alone. `device`: nullptr: leases are in RAM.
+  LayersState(std::shared_ptr<RanksState> ranks, std::unique_ptr<DeviceLeases> device,
+              std::unique_ptr<EmbeddedRun> run, OptimizerKind optimizer, int num_groups)
+      : ranks_(std::move(ranks)),
+        device_(std::move(device)),
         run_(std::move(run)),
         optimizer_(optimizer),
         num_groups_(num_groups) {}
 
   ~LayersState() {
     if (device_ != nullptr) device_->DropGradient();
+    const std::unique_lock lock = LockRanks();
+    run_.reset();
   }
   LayersState(const LayersState&) = delete;
   LayersState& operator=(const LayersState&) = delete;
@@ -47,10 +51,13 @@ class LayersState {
   // For one call: others wait. Leases that ended meanwhile are given back first.
   class Call {
    public:
-    explicit Call(LayersState& state) : lock_(state.mutex_) { state.EndReleased(); }
+    explicit Call(LayersState& state) : lock_(state.mutex_), ranks_(state.LockRanks()) {
+      state.EndReleased();
+    }
 
    private:
     std::lock_guard<std::mutex> lock_;
+    std::unique_lock<std::mutex> ranks_;
   };
 
   // ---- Any thread.
@@ -85,12 +92,20 @@ class LayersState {
   absl::StatusOr<Json> CommittedUser();
   absl::StatusOr<int64_t> UpdatesOf(int tensor);
   double loss_scale() const { return settings_.loss_scale; }
+  // An error behind which this rank does not go on as the others do: they are told.
+  void TellRanks(const absl::Status& error);
 
  private:
   static absl::StatusOr<StepSettings> SettingsOf(const forebay_step_options& options);
   absl::StatusOr<std::vector<ParameterGroup>> GroupsOf(const forebay_step_options& options) const;
   UpdateScalars ScalarsAt(double norm) const;
   void EndReleased();
+  std::unique_lock<std::mutex> LockRanks() {
+    return ranks_ == nullptr ? std::unique_lock<std::mutex>()
+                             : std::unique_lock<std::mutex>(ranks_->mutex);
+  }
+  // By which the sum of the gradients of all ranks is divided.
+  double Divisor() const { return settings_.loss_scale * run_->num_ranks(); }
   absl::Status OpenDevice();
   absl::Status LandGradient();
   absl::Status CheckNothingIsExpected(std::string_view call) const;
@@ -103,8 +118,9 @@ class LayersState {
   std::mutex mutex_;
   std::mutex released_mutex_;
   // In this order, so that each is destroyed before what it uses.
+  const std::shared_ptr<RanksState> ranks_;
   const std::unique_ptr<DeviceLeases> device_;
-  const std::unique_ptr<EmbeddedRun> run_;
+  std::unique_ptr<EmbeddedRun> run_;
   HostBuffer staging_;  // of gradients from the device
   std::vector<Released> released_;
   const OptimizerKind optimizer_;
@@ -156,7 +172,9 @@ int32_t RunOn(forebay_layers* layers, char** message, const Body& body) {
   return Run(message, [&]() -> absl::Status {
     FOREBAY_RETURN_IF_ERROR(CheckPointer(layers, "layers"));
     const LayersState::Call call(*layers->state);
-    return body(*layers->state);
+    absl::Status status = body(*layers->state);
+    if (!status.ok()) layers->state->TellRanks(status);
+    return status;
   });
 }
 

@@ -85,11 +85,22 @@ const std::byte* SharedLease::DataOf(const TensorSpec& tensor) const {
   return weights.data.data() + tensor.offset_elems * SizeOf(weights.dtype);
 }
 
+void LayersState::TellRanks(const absl::Status& error) {
+  switch (ExitCodeOf(error)) {
+    case ExitCode::kUsage:        // nothing has changed
+    case ExitCode::kBadInput:     // there is no store
+    case ExitCode::kEnvironment:  // of the ranks, which know it, or nothing was begun
+      return;
+    default:
+      run_->Abort(error);
+  }
+}
+
 // ---- Steps -------------------------------------------------------------------------------------
 
 absl::StatusOr<LayerSession*> LayersState::Session() {
   if (run_->session() != nullptr) return run_->session();
-  return UsageError(run_->filler() != nullptr
+  return UsageError(run_->IsFilling()
                         ? "the store is being filled. Call forebay_layers_start before"
                         : "there is no store. Call forebay_layers_create or _open before");
 }
@@ -202,9 +213,9 @@ UpdateScalars LayersState::ScalarsAt(double norm) const {
   UpdateScalars scalars;
   scalars.step = run_->session()->released_step() + 1 - num_skipped_;
   scalars.lr = 1;  // that of the groups
-  const double unscaled = norm / settings_.loss_scale;
+  const double unscaled = norm / Divisor();
   const double clip = settings_.clip > 0 ? std::min(1.0, settings_.clip / (unscaled + 1e-6)) : 1.0;
-  scalars.gradient_scale = clip / settings_.loss_scale;
+  scalars.gradient_scale = clip / Divisor();
   return scalars;
 }
 
@@ -219,7 +230,7 @@ absl::Status LayersState::BeginStep(const forebay_step_options& options) {
   update.scalars_of = [this](double norm) { return ScalarsAt(norm); };
   if (settings_.clip > 0) {
     // At this norm the factor is 1 exactly.
-    update.most_unclipped_norm = (settings_.clip - 1e-6) * settings_.loss_scale;
+    update.most_unclipped_norm = (settings_.clip - 1e-6) * Divisor();
   }
   const absl::Status status = session->BeginStep(std::move(update));
   if (!status.ok()) settings_ = before;
@@ -243,7 +254,7 @@ absl::StatusOr<StepGradients> LayersState::FinishBackward() {
   FOREBAY_ASSIGN_OR_RETURN(LayerSession* const session, Session());
   FOREBAY_RETURN_IF_ERROR(LandGradient());
   FOREBAY_ASSIGN_OR_RETURN(StepGradients gradients, session->FinishBackward());
-  gradients.norm /= settings_.loss_scale;
+  gradients.norm /= Divisor();
   return gradients;
 }
 

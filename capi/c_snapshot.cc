@@ -26,6 +26,11 @@ absl::StatusOr<std::unique_ptr<forebay_snapshot>> Take(LayersState& state,
         "read beside it. Make it with durability STEP, or read between steps "
         "(forebay_layers_read)");
   }
+  if (state.run().is_divided()) {
+    return UsageError(
+        "each rank has a part of the state, and a snapshot would be of that. Read between steps "
+        "(forebay_layers_read)");
+  }
   auto snapshot = std::make_unique<forebay_snapshot>();
   snapshot->layers = shared;
   snapshot->store = std::make_unique<StoreSnapshot>(&session->store());

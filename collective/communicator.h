@@ -107,6 +107,12 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& host(int rank) const = 0;  // the name that the rank's machine has
+  // The ranks on the machine of this one, which share its memory and cores.
+  int num_ranks_here() const {
+    int count = 0;
+    for (int other = 0; other < size(); ++other) count += host(other) == host(rank()) ? 1 : 0;
+    return count;
+  }
   // How device memory goes from rank to rank, and why not by NCCL: for logs.
   virtual const std::string& device_path() const = 0;
 

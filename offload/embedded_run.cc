@@ -7,8 +7,14 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/hash.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/offload/ask_machine.h"
+#include "forebay/offload/ranks/agreement.h"
+#include "forebay/offload/ranks/read_parts.h"
+#include "forebay/optimizer/held_gradients.h"
+#include "forebay/swap/records/store_manifest.h"
+#include "forebay/swap/store/rank_commits.h"
 #include "forebay/swap/store/store_folders.h"
 
 namespace forebay {
@@ -47,7 +53,12 @@ absl::StatusOr<std::unique_ptr<EmbeddedRun>> EmbeddedRun::Plan(EmbeddedOptions o
         "one, so every step is committed. Leave out that commits are made when asked for alone");
   }
   std::unique_ptr<EmbeddedRun> run(new EmbeddedRun(std::move(options), std::move(inventory)));
+  FOREBAY_RETURN_IF_ERROR(run->TakePartOfRank());
   MachineLimits limits = LimitsOfMachine(run->options_.offload.nvme);
+  if (Communicator* const ranks = run->options_.ranks; ranks != nullptr) {
+    limits.available_memory_bytes /= ranks->num_ranks_here();
+    limits.num_cores = std::max(1, limits.num_cores / ranks->num_ranks_here());
+  }
   const std::vector<double>& shares = run->options_.offload.nvme_weights;
   if (!shares.empty()) {
     if (shares.size() != limits.disks.size() ||
@@ -60,19 +71,72 @@ absl::StatusOr<std::unique_ptr<EmbeddedRun>> EmbeddedRun::Plan(EmbeddedOptions o
     for (size_t i = 0; i < weights.size(); ++i) limits.disks[i].weight = weights[i];
   }
   if (run->options_.threads == 0) run->options_.threads = limits.num_cores;
-  FOREBAY_RETURN_IF_ERROR(run->MakePlan(limits, run->Exists()));
+  FOREBAY_RETURN_IF_ERROR(run->MakePlan(limits, run->HasCommit()));
   return run;
+}
+
+// Of what is given for all ranks.
+absl::Status EmbeddedRun::TakePartOfRank() {
+  if (options_.ranks != nullptr && options_.ranks->size() == 1) options_.ranks = nullptr;
+  std::vector<std::string>& folders = options_.offload.nvme;
+  FOREBAY_RETURN_IF_ERROR(CheckStoresAreOf(folders, num_ranks()));
+  if (options_.zero_stage < 0 || options_.zero_stage > 3) {
+    return UsageError(
+        fmt::format("zero_stage is {}, and has to be from 0 to 3", options_.zero_stage));
+  }
+  if (options_.ranks == nullptr) return absl::OkStatus();
+  if (options_.offload.durability == Durability::kReplay) {
+    return UsageError(fmt::format(
+        "{} ranks train together, and gradients that are kept for a crash (replay) are not there "
+        "for several. Take the durability of steps",
+        num_ranks()));
+  }
+  const int rank = options_.ranks->rank();
+  folders = FoldersOfRank(folders, rank, num_ranks());
+  if (options_.zero_stage == 0) return absl::OkStatus();
+  parts_ = std::make_shared<const InventoryParts>(inventory_, num_ranks());
+  own_ = parts_->Of(rank);
+  return absl::OkStatus();
+}
+
+void EmbeddedRun::Abort(const absl::Status& why) {
+  if (options_.ranks != nullptr) options_.ranks->Abort(why);
+}
+
+// Memory that only ranks need.
+std::vector<PlanTerm> EmbeddedRun::RankTerms() const {
+  if (options_.ranks == nullptr) return {};
+  std::vector<PlanTerm> terms = {
+      {"sum of gradients over ranks (fp32)", GradientSum::ChargedBytes(inventory_), 0, ""}};
+  if (parts_ == nullptr) return terms;
+  const DType weights = WeightDType(options_.offload.layout);
+  terms.push_back({"weights of all ranks",
+                   GatheredWeights::ChargedBytes(inventory_, weights, Gathering()), 0,
+                   options_.zero_stage == 3 ? "num_window_layers" : "zero_stage=3"});
+  terms.push_back({"sums of squares of gradients", HeldGradients::SumsBytes(own_), 0, ""});
+  return terms;
+}
+
+GatheredWeightsOptions EmbeddedRun::Gathering() const {
+  GatheredWeightsOptions gathering;
+  gathering.length = options_.zero_stage == 3 ? GatheredFor::kUse : GatheredFor::kStep;
+  // As many as the window would have, of which one is gathered while the others are held.
+  const StepBuffers buffers = options_.offload.buffers.value_or(StepBuffers{});
+  gathering.most_held = std::max(2, buffers.num_block_buffers - 1);
+  gathering.device = options_.device;
+  return gathering;
 }
 
 absl::Status EmbeddedRun::MakePlan(const MachineLimits& limits, bool store_exists) {
   PlanInputs inputs;
-  inputs.inventory = inventory_;
+  inputs.inventory = own_inventory();
   inputs.pass = options_.pass;
   inputs.program_bytes = 0;
   inputs.store_exists = store_exists;
   inputs.step_memory = {{"gradients of open layers (fp32)",
                          LayerSession::OpenLayerBytes(inventory_, options_.num_open_layers), 0,
                          "num_open_layers"}};
+  for (PlanTerm& term : RankTerms()) inputs.step_memory.push_back(std::move(term));
   if (options_.device_staging_bytes > 0) {
     inputs.step_memory.push_back({"a gradient on its way from the GPU (fp32)",
                                   HostBuffer::ChargedBytes(options_.device_staging_bytes), 0, ""});
@@ -84,7 +148,7 @@ absl::Status EmbeddedRun::MakePlan(const MachineLimits& limits, bool store_exist
 }
 
 // A commit file is zeros until the first commit.
-bool EmbeddedRun::Exists() const {
+bool EmbeddedRun::HasCommit() const {
   return std::ranges::any_of(options_.offload.nvme, [](const std::string& folder) {
     return std::ranges::any_of(kCommitNames, [&](const char* name) {
       std::ifstream file(JoinPath(folder, name), std::ios::binary);
@@ -95,12 +159,29 @@ bool EmbeddedRun::Exists() const {
   });
 }
 
+absl::StatusOr<StoreStanding> EmbeddedRun::StandingOfStore() {
+  if (!HasCommit()) return StoreStanding{};
+  FOREBAY_RETURN_IF_ERROR(OpenIo());
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
+                           TensorStore::Open(options_.offload.nvme, engine_.engine.get()));
+  return StoreStanding{.is_there = true, .step = store->committed().step};
+}
+
+absl::StatusOr<bool> EmbeddedRun::Exists() {
+  if (options_.ranks == nullptr || session_ != nullptr) return HasCommit();
+  FOREBAY_ASSIGN_OR_RETURN(const StoreStanding own, StandingOfStore());
+  bool is_left_over = false;
+  FOREBAY_RETURN_IF_ERROR(AgreeOnCreation(own, *options_.ranks, is_left_over));
+  if (is_left_over) FOREBAY_RETURN_IF_ERROR(TensorStore::Remove(options_.offload.nvme).status());
+  return own.is_there && !is_left_over;
+}
+
 // Removes the rest of a creation that was killed.
 absl::Status EmbeddedRun::RemoveHalfMade() const {
   const bool has_manifest = std::ranges::any_of(
       options_.offload.nvme,
       [](const std::string& folder) { return FileExists(JoinPath(folder, kManifestName)); });
-  if (!has_manifest || Exists()) return absl::OkStatus();
+  if (!has_manifest || HasCommit()) return absl::OkStatus();
   return TensorStore::Remove(options_.offload.nvme).status();
 }
 
@@ -124,10 +205,40 @@ absl::Status EmbeddedRun::BeginCreate() {
   if (TakeStop()) return InterruptedError("stopped on request");
   FOREBAY_RETURN_IF_ERROR(RemoveHalfMade());
   FOREBAY_RETURN_IF_ERROR(OpenIo());
+  StoreOptions store = StoreOptionsOf(plan_, options_.offload.nvme);
+  if (options_.ranks != nullptr) {
+    FOREBAY_RETURN_IF_ERROR(Exists().status());
+    // Stores that belong together have one number.
+    FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
+    FOREBAY_RETURN_IF_ERROR(
+        options_.ranks->Broadcast(std::as_writable_bytes(std::span(*store.uuid)), 0));
+  }
   FOREBAY_ASSIGN_OR_RETURN(
-      filler_,
-      StoreFiller::Create(StoreOptionsOf(plan_, options_.offload.nvme), inventory_,
-                          engine_.engine.get(), budget_.get(), [this] { return TakeStop(); }));
+      filler_, StoreFiller::Create(store, own_inventory(), engine_.engine.get(), budget_.get(),
+                                   [this] { return TakeStop(); }));
+  return absl::OkStatus();
+}
+
+absl::Status EmbeddedRun::Fill(int tensor, ValuesOf values_of) {
+  FOREBAY_ASSIGN_OR_RETURN(const std::span<float> own, filler_->ValuesOf(tensor));
+  Communicator* const ranks = options_.ranks;
+  if (ranks == nullptr) {
+    values_of(0, own);
+    return absl::OkStatus();
+  }
+  constexpr int64_t kPieceElems = int64_t{1} << 16;
+  const int64_t num_elems = inventory_.tensors()[tensor].num_elems;
+  const int64_t own_first = parts_ == nullptr ? 0 : parts_->FirstElem(tensor, ranks->rank());
+  std::vector<float> values(static_cast<size_t>(std::min(num_elems, kPieceElems)));
+  for (int64_t first = 0; first < num_elems; first += kPieceElems) {
+    const auto piece = std::span(values).first(std::min(kPieceElems, num_elems - first));
+    if (ranks->rank() == 0) values_of(first, piece);
+    FOREBAY_RETURN_IF_ERROR(ranks->Broadcast(std::as_writable_bytes(piece), 0));
+    const int64_t begin = std::max(first, own_first);
+    const int64_t end = std::min(first + std::ssize(piece), own_first + std::ssize(own));
+    if (begin >= end) continue;
+    std::ranges::copy(piece.subspan(begin - first, end - begin), own.begin() + begin - own_first);
+  }
   return absl::OkStatus();
 }
 
@@ -138,12 +249,20 @@ absl::Status EmbeddedRun::Start(Json user) {
   absl::StatusOr<std::unique_ptr<TensorStore>> store = filler_->Finish(first);
   filler_.reset();
   FOREBAY_RETURN_IF_ERROR(store.status());
+  // Behind it no rank is without a store: only until then AgreeOnCreation may find one.
+  if (options_.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(options_.ranks->Barrier());
   return Begin(*std::move(store));
 }
 
 // The store decides. Options that ask for another kind of store are an error.
 absl::Status EmbeddedRun::CheckStoreIsOurs(const TensorStore& store) const {
-  const std::string difference = FirstDifference(inventory_, store.inventory());
+  if (parts_ != nullptr && FirstDifference(inventory_, store.inventory()).empty()) {
+    return UsageError(
+        fmt::format("the store in '{}' was made with zero_stage 0, and {} is asked for, which "
+                    "divides the state. Take that of the store, or name another folder",
+                    store.directory(), options_.zero_stage));
+  }
+  const std::string difference = FirstDifference(own_inventory(), store.inventory());
   if (!difference.empty()) {
     return UsageError(fmt::format(
         "the store in '{}' is of another model: {}. Give it the model that it was made with, or "
@@ -169,7 +288,8 @@ absl::Status EmbeddedRun::CheckStoreIsOurs(const TensorStore& store) const {
 absl::Status EmbeddedRun::Open() {
   FOREBAY_RETURN_IF_ERROR(CheckCanBegin("open"));
   if (TakeStop()) return InterruptedError("stopped on request");
-  if (!Exists()) {
+  FOREBAY_ASSIGN_OR_RETURN(const bool exists, Exists());
+  if (!exists) {
     return BadInputError(
         fmt::format("there is no store in '{}'", fmt::join(options_.offload.nvme, "', '")));
   }
@@ -177,6 +297,7 @@ absl::Status EmbeddedRun::Open() {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Open(options_.offload.nvme, engine_.engine.get()));
   FOREBAY_RETURN_IF_ERROR(CheckStoreIsOurs(*store));
+  FOREBAY_RETURN_IF_ERROR(AgreeOnStore(*store));
   // Tiles, shares and copies are made once.
   options_.offload.nvme = store->directories();
   options_.offload.tile_elems = store->tiles().tile_elems();
@@ -198,6 +319,49 @@ absl::Status EmbeddedRun::Open() {
   return status;
 }
 
+// Brings it to the step that the stores of all ranks have.
+absl::Status EmbeddedRun::AgreeOnStore(TensorStore& store) {
+  if (options_.ranks == nullptr) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(AgreeOnSettings(
+      {{"the store (they do not belong together)", ToHex(store.uuid())}}, *options_.ranks));
+  FOREBAY_ASSIGN_OR_RETURN(const NewestCommit newest, FindNewestCommit(store, *options_.ranks));
+  return BringToStep(newest.standing, newest.trainer, store);
+}
+
+absl::Status EmbeddedRun::AgreeOnPlan() {
+  if (options_.ranks == nullptr) return absl::OkStatus();
+  Xxh3_128 names;
+  for (const TensorSpec& tensor : inventory_.tensors()) {
+    names.Update(std::as_bytes(std::span(tensor.name)));
+    names.UpdateInt(tensor.raw ? 1 : 0);
+    names.UpdateInt(tensor.layer);
+    for (const int64_t size : tensor.shape) names.UpdateInt(size);
+  }
+  return AgreeOnSettings(
+      {{"the model (names and shapes of its tensors)", names.Hex()},
+       {"zero_stage", options_.zero_stage},
+       {"weights", NameOf(WeightDType(plan_.tiles.layout()))},
+       {"optimizer", NameOf(options_.offload.optimizer)},
+       {"pass", options_.pass == PassKind::kModule ? "forward_backward" : "update_only"},
+       {"num_open_layers", options_.num_open_layers},
+       {"num_window_layers", Gathering().most_held},
+       {"device", options_.device == nullptr ? "cpu" : "cuda"},
+       {"copies of the state (durability)", plan_.num_slots},
+       {"when each layer is updated (update_in_backward)", UpdateTimesOf(plan_.placement)}},
+      *options_.ranks);
+}
+
+absl::Status EmbeddedRun::ReadTensor(int tensor, TensorPlane plane, int64_t first,
+                                     std::span<float> values) {
+  TensorStore& store = session_->store();
+  const TensorSpec& own = store.inventory().tensors()[tensor];
+  if (parts_ == nullptr) return store.ReadTensor(own, plane, first, values);
+  return ReadOfAllParts(*parts_, *options_.ranks, tensor, first, values,
+                        [&](int64_t first_in_part, std::span<float> part) {
+                          return store.ReadTensor(own, plane, first_in_part, part);
+                        });
+}
+
 // Without them the committed step stands: damage costs no more than the step that a crash cut off.
 absl::Status EmbeddedRun::ApplyKeptGradients() {
   const RecoveredUpdate recovered = session_->Recover([this](double) {
@@ -212,6 +376,7 @@ absl::Status EmbeddedRun::ApplyKeptGradients() {
 }
 
 absl::Status EmbeddedRun::Begin(std::unique_ptr<TensorStore> store) {
+  FOREBAY_RETURN_IF_ERROR(AgreeOnPlan());
   LayerSessionOptions session;
   session.offload = options_.offload;
   session.threads = options_.threads;
@@ -219,6 +384,10 @@ absl::Status EmbeddedRun::Begin(std::unique_ptr<TensorStore> store) {
   session.num_open_layers = options_.num_open_layers;
   session.device = options_.device;
   session.groups = options_.groups;
+  session.ranks = options_.ranks;
+  session.parts = parts_;
+  session.gathered_for = Gathering().length;
+  session.num_held_layers = Gathering().most_held;
   FOREBAY_ASSIGN_OR_RETURN(
       session_, LayerSession::Create(plan_, std::move(session), std::move(store), budget_.get()));
   return absl::OkStatus();

@@ -9,19 +9,25 @@
 
 #include <atomic>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "forebay/aio/open_engine.h"
+#include "forebay/collective/communicator.h"
 #include "forebay/offload/create_store.h"
+#include "forebay/offload/embedded_ranks.h"
 #include "forebay/offload/layer_session.h"
+#include "forebay/swap/tiles/inventory_parts.h"
 
 namespace forebay {
 
 struct EmbeddedOptions {
-  // `nvme`: the store's own folders, at least one; made where they are not there. `ram_bytes`: all
-  // that forebay may take in this process.
+  // `nvme`: the store's own folders, at least one; made where they are not there. With several
+  // ranks the folders in which each has its own (FoldersOfRank). `ram_bytes`: all that forebay may
+  // take in this process.
   OffloadOptions offload;
   PassKind pass = PassKind::kModule;
   bool commits_on_demand = false;    // LayerSession::Commit and CommitWhen::kNow alone commit
@@ -30,6 +36,13 @@ struct EmbeddedOptions {
   ParameterGroups groups;            // empty: those of OffloadOptions
   Device* device = nullptr;          // layers are copied to it; nullptr: not. Outlives the run
   int64_t device_staging_bytes = 0;  // of RAM, for gradients that the caller copies from it
+  // Those that train together, each with data of its own; nullptr, or one alone: this process. Its
+  // contract holds: every rank makes the same calls of the run and its session in the same order,
+  // but for those that say otherwise. Outlives the run.
+  Communicator* ranks = nullptr;
+  // As ZeRO has it: 0: each rank has the whole state. 1 to 3: each has its part, and layers are
+  // gathered once in a step (1 and 2), or for each use (3).
+  int zero_stage = 0;
 };
 
 // Used by one thread at a time, but for Stop. Leases of its session end before it.
@@ -40,20 +53,34 @@ class EmbeddedRun {
                                                            Inventory inventory);
 
   const OffloadPlan& plan() const { return plan_; }
-  const Inventory& inventory() const { return inventory_; }
+  const Inventory& inventory() const { return inventory_; }  // of all ranks together
+  int num_ranks() const { return options_.ranks == nullptr ? 1 : options_.ranks->size(); }
+  CollectiveTraffic traffic() const {  // between the ranks, of all their runs
+    return options_.ranks == nullptr ? CollectiveTraffic() : options_.ranks->traffic();
+  }
+  bool is_divided() const { return parts_ != nullptr; }  // each rank has a part of the state
+  // Tells the other ranks that this one cannot go on.
+  void Abort(const absl::Status& why);
   // The engine in words, once it was opened.
   const std::string& engine_line() const { return engine_.line; }
   // One line about what Open found and left out; "": nothing.
   const std::string& note() const { return note_; }
   MemoryBudget& budget() { return *budget_; }
 
-  // Whether a store lies in the folders. One that is half made counts as none, and BeginCreate
-  // removes it.
-  bool Exists() const;
+  // Whether a store lies in the folders: of every rank, where there are several. One that is half
+  // made counts as none, and BeginCreate removes it. The errors of AgreeOnCreation.
+  absl::StatusOr<bool> Exists();
   // Makes a store, to be filled. The errors of TensorStore::Create.
   absl::Status BeginCreate();
-  // nullptr: nothing is being filled.
-  StoreFiller* filler() { return filler_.get(); }
+  bool IsFilling() const { return filler_ != nullptr; }
+  // Fills a tensor (by its index) in the order that StoreFiller asks for: values_of(first, values)
+  // gives the elements from `first` on. With several ranks each gets those of rank 0, which alone
+  // is asked. Requires: IsFilling, and it is not raw.
+  using ValuesOf = absl::FunctionRef<void(int64_t first, std::span<float> values)>;
+  absl::Status Fill(int tensor, ValuesOf values_of);
+  // Where the bytes of a raw tensor go, until the next call; each rank has its own. Requires:
+  // IsFilling.
+  absl::StatusOr<std::span<std::byte>> BytesToFill(int tensor) { return filler_->BytesOf(tensor); }
   // Ends the filling, and commits step 0 with `user`, an object.
   absl::Status Start(Json user);
   // Opens the newest committed step, and applies the gradients that a crash has left.
@@ -66,10 +93,21 @@ class EmbeddedRun {
 
   // nullptr before Start and Open.
   LayerSession* session() { return session_.get(); }
+  // Elements of what is committed of a whole tensor (by its index). Where each rank has a part,
+  // every rank makes the call. Requires: there is a session, and a plane of that kind.
+  absl::Status ReadTensor(int tensor, TensorPlane plane, int64_t first, std::span<float> values);
 
  private:
   EmbeddedRun(EmbeddedOptions options, Inventory inventory)
       : options_(std::move(options)), inventory_(std::move(inventory)) {}
+  absl::Status TakePartOfRank();
+  const Inventory& own_inventory() const { return parts_ == nullptr ? inventory_ : own_; }
+  bool HasCommit() const;
+  absl::StatusOr<StoreStanding> StandingOfStore();
+  absl::Status AgreeOnStore(TensorStore& store);
+  absl::Status AgreeOnPlan();
+  std::vector<PlanTerm> RankTerms() const;
+  GatheredWeightsOptions Gathering() const;
   absl::Status MakePlan(const MachineLimits& limits, bool store_exists);
   bool TakeStop() { return stopped_.exchange(false, std::memory_order_relaxed); }
   absl::Status RemoveHalfMade() const;
@@ -81,6 +119,8 @@ class EmbeddedRun {
 
   EmbeddedOptions options_;
   const Inventory inventory_;
+  std::shared_ptr<const InventoryParts> parts_;  // nullptr: each rank has the whole state
+  Inventory own_;                                // this rank's part of it
   OffloadPlan plan_;
   std::atomic<bool> stopped_{false};
   std::string note_;

@@ -70,14 +70,11 @@ absl::Status CheckRanks(const LayerSessionOptions& options, const OffloadPlan& p
         fmt::format("the state is divided into {} parts, and the session has {} ranks",
                     options.parts->num_parts(), num_ranks));
   }
-  const bool divides_open_layers = options.parts != nullptr && options.num_open_layers > 0;
-  const bool fits =
-      !divides_open_layers && options.device == nullptr && plan.delay_update_from == 0;
+  const bool fits = options.device_budget == nullptr && plan.delay_update_from == 0;
   if (options.ranks == nullptr || fits) return absl::OkStatus();
   return UsageError(
-      "a session of several ranks takes gradients from RAM, those of whole layers where the state "
-      "is divided, and delays no update. Leave out the device, delay_update_from, and parts or "
-      "AddGradient");
+      "a session of several ranks takes gradients from RAM, has the optimizer's state there or on "
+      "disk, and delays no update. Leave out device_budget and delay_update_from");
 }
 
 absl::Status CheckOptions(const LayerSessionOptions& options, const OffloadPlan& plan) {
@@ -147,7 +144,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   }
   FOREBAY_ASSIGN_OR_RETURN(
       session->open_layers_,
-      OpenLayers::Create(&tensors->inventory(), Places(of_session.num_open_layers),
+      OpenLayers::Create(&session->layers_of_caller(), Places(of_session.num_open_layers),
                          of_session.offload.grad_dtype, budget));
   if (of_session.ranks != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
@@ -184,9 +181,10 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   if (of_session.parts != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
         session->gathered_,
-        GatheredWeights::Create(of_session.parts.get(), WeightDType(plan.tiles.layout()),
-                                of_session.gathered_for, of_session.ranks, session->swapper_.get(),
-                                budget));
+        GatheredWeights::Create(
+            of_session.parts.get(), WeightDType(plan.tiles.layout()),
+            {of_session.gathered_for, of_session.num_held_layers, of_session.device},
+            of_session.ranks, session->swapper_.get(), budget));
   }
   return session;
 }
@@ -291,7 +289,7 @@ absl::StatusOr<std::span<const std::byte>> LayerSession::AcquireWhole(int layer)
 
 void LayerSession::Release(int layer, Event* done) {
   lent_.erase(std::ranges::find(lent_, layer));
-  if (gathered_ != nullptr) return gathered_->Release(layer);
+  if (gathered_ != nullptr) return gathered_->Release(layer, done);
   swapper_->Release(layer, done);
 }
 
@@ -308,8 +306,8 @@ absl::Status LayerSession::ShowNewest() {
   if (optimizer_->modes().DelayedUpdateIsPending()) {
     return UsageError("ShowNewest: the update of the last step goes on. Commit it before");
   }
-  swapper_->SwitchTo(Generation::kNewest);
   if (gathered_ != nullptr) gathered_->Forget();
+  swapper_->SwitchTo(Generation::kNewest);
   return absl::OkStatus();
 }
 

@@ -78,16 +78,16 @@ struct LayerSessionOptions {
   // summed in the order of the ranks, and a step is committed by all or none
   // (swap/store/rank_commits.h). Every rank makes the same calls in the same order, and hands
   // layers over in that of the schedule; gradients of tensors may be missing on some of them.
-  // nullptr: the session is alone. Not with a device or delayed updates.
+  // nullptr: the session is alone. Not with a device_budget or delayed updates.
   Communicator* ranks = nullptr;
   // How the ranks divide the state: plan and store of this one are of its part. Weights and
-  // gradients are still those of whole layers, and weights may be held of
-  // GatheredWeights::kMostHeld layers at a time. Not with AddGradient. nullptr: each rank has the
-  // whole state.
+  // gradients are still those of whole layers. nullptr: each rank has the whole state.
   std::shared_ptr<const InventoryParts> parts;
   GatheredFor gathered_for = GatheredFor::kUse;  // of weights, where there are parts
-  bool last_step_was_update = true;              // of the committed step
-  ParameterGroups groups;                        // empty: those of OffloadOptions
+  // So many layers may be lent at a time, where there are parts and weights are gathered for a use.
+  int num_held_layers = 2;
+  bool last_step_was_update = true;  // of the committed step
+  ParameterGroups groups;            // empty: those of OffloadOptions
 
   // Gives what a commit carries for the caller (CommitInfo::trainer); called in a commit, of
   // released_step(). Empty: what was given to Update or Skip.
@@ -283,7 +283,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status FinishUpdates();
   absl::Status FinishAndCommit();
   absl::Status CommitReleased();
-  absl::Status WriteCommit();
+  absl::StatusOr<bool> OnlyRawHaveChanged();
+  absl::Status WriteCommit(bool only_raw);
   absl::Status HandOver(int layer, const LayerGradient& gradient,
                         std::span<const int> without_gradient);
   // The sum over ranks that is under way, if there is one.

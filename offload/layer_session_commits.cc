@@ -89,6 +89,7 @@ void LayerSession::EndStep(int64_t step, Json kept, bool was_update) {
   released_kept_ = std::move(kept);
   raw_->Release();
   last_was_update_ = was_update;
+  if (was_update && gathered_ != nullptr) gathered_->Forget();
   state_ = State::kBetween;
 }
 
@@ -235,11 +236,12 @@ absl::Status LayerSession::FinishAndCommit() {
 absl::Status LayerSession::CommitReleased() {
   FOREBAY_RETURN_IF_ERROR(failure_);
   if (committed_step_ == released_step_) return absl::OkStatus();
-  if (!update_is_open_ && raw_->ReleasedHaveChanged()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
+  FOREBAY_ASSIGN_OR_RETURN(const bool only_raw, OnlyRawHaveChanged());
+  if (only_raw) FOREBAY_RETURN_IF_ERROR(BeginWriting());
   const Stopwatch watch;
   {
     const TraceScope trace(Activity::kCommit);
-    failure_ = WriteCommit();
+    failure_ = WriteCommit(only_raw);
   }
   own_waits_[Activity::kCommit] += watch.Seconds();
   FOREBAY_RETURN_IF_ERROR(failure_);
@@ -249,12 +251,17 @@ absl::Status LayerSession::CommitReleased() {
   return absl::OkStatus();
 }
 
-absl::Status LayerSession::WriteCommit() {
+// The commits of all ranks are of one kind: what a crash leaves is told apart by it.
+absl::StatusOr<bool> LayerSession::OnlyRawHaveChanged() {
+  if (update_is_open_) return false;
+  return AnyRank(options_.ranks, raw_->ReleasedHaveChanged());
+}
+
+absl::Status LayerSession::WriteCommit(bool only_raw) {
   CommitInfo info;
   info.step = released_step_;
   info.trainer = options_.commit_state ? options_.commit_state() : released_kept_;
   AddMissedUpdates(optimizer_->missed_updates(), info.trainer);
-  const bool only_raw = !update_is_open_ && raw_->ReleasedHaveChanged();
   // A rank publishes what all have prepared.
   std::function<absl::Status()> before_record;
   if (options_.ranks != nullptr) before_record = [this] { return options_.ranks->Barrier(); };

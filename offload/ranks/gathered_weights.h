@@ -29,33 +29,37 @@ enum class GatheredFor : uint8_t {
   kStep,  // all layers, until they change: each is gathered once in a step (stages 1 and 2)
 };
 
-// Every rank makes the same calls in the same order: that alone decides what is gathered when.
+struct GatheredWeightsOptions {
+  GatheredFor length = GatheredFor::kUse;
+  int most_held = 2;         // of kUse: so many layers at one time, while one more is gathered
+  Device* device = nullptr;  // that copies from the buffers; nullptr: none does
+};
+
+// Every rank makes the same calls in the same order: that alone decides what is gathered when. Of
+// kStep ranks may acquire different layers, as a module with branches does: layers are gathered
+// from the first to the last, all of them before Settle or Forget returns, if any was acquired.
 //
 // Owned by one thread. Between two calls the communicator's thread may use the swapper: others call
 // it behind Settle, but for Expect. A step of `forebay train` allocates nothing here after Create.
 class GatheredWeights {
  public:
-  // So many layers may be held at one time, while one more is gathered.
-  static constexpr int kMostHeld = 2;
-
   // Charges ChargedBytes. Everything pointed to must outlive it. `dtype`: of the stored weights.
   // OutOfMemoryError.
-  static absl::StatusOr<std::unique_ptr<GatheredWeights>> Create(const InventoryParts* parts,
-                                                                 DType dtype, GatheredFor length,
-                                                                 Communicator* ranks,
-                                                                 Swapper* swapper,
-                                                                 MemoryBudget* budget);
+  static absl::StatusOr<std::unique_ptr<GatheredWeights>> Create(
+      const InventoryParts* parts, DType dtype, GatheredWeightsOptions options, Communicator* ranks,
+      Swapper* swapper, MemoryBudget* budget);
   ~GatheredWeights();
-  static int64_t ChargedBytes(const Inventory& whole, DType dtype, GatheredFor length);
+  static int64_t ChargedBytes(const Inventory& whole, DType dtype, GatheredWeightsOptions options);
 
   // As ParamSource's (step/param_source.h).
   void Expect(std::span<const int> layers);
   // The whole layer's flat vector. EnvironmentError of the ranks, which has the swapper's error
   // where that is why.
   absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
-  void Release(int layer);
+  // `done`: as WeightsLease::Release has it; the layer's memory is not written to before.
+  void Release(int layer, Event* done = nullptr);
 
-  // Waits for the gather that was begun ahead.
+  // Waits for what is to be gathered. Every rank does so here.
   void Settle();
   // Forgets what was announced and not acquired. Requires: every rank does so here.
   void CancelExpected();
@@ -75,11 +79,18 @@ class GatheredWeights {
 
   GatheredWeights(const InventoryParts* parts, DType dtype, GatheredFor length, Communicator* ranks,
                   Swapper* swapper);
-  static std::vector<int64_t> BufferBytes(const Inventory& whole, DType dtype, GatheredFor length);
+  static std::vector<int64_t> BufferBytes(const Inventory& whole, DType dtype,
+                                          GatheredWeightsOptions options);
   // The buffer with the layer for another use, or where it may be gathered; nullptr: none.
   Buffer* Find(int layer);
-  Buffer* FindFree(int layer);
+  Buffer* FindFree();
   void Start(Buffer& buffer, int layer);
+  absl::StatusOr<Buffer*> BufferFor(int layer);
+  void StartAhead();
+  void StartUpTo(int layer);
+  void ExpectRest();
+  int num_layers() const { return static_cast<int>(offsets_bytes_.size()); }
+  void AwaitStarted();
   std::span<std::byte> BytesOf(Buffer& buffer) const;
 
   const InventoryParts* const parts_;
@@ -89,9 +100,12 @@ class GatheredWeights {
   Swapper* const swapper_;
   std::vector<Buffer> buffers_;
   std::vector<std::vector<int64_t>> offsets_bytes_;  // of the parts, by layer
-  std::vector<uint8_t> is_expected_;  // by layer, of kStep: it is kept, or will be gathered
-  std::vector<int> announced_;        // from next_ on not acquired
+  std::vector<int> announced_;                       // from next_ on not acquired
   size_t next_ = 0;
+  // Of kStep: layers before this one are gathered, or under way; and whether the window knows that
+  // the others follow.
+  int num_gathered_ = 0;
+  bool rest_is_expected_ = false;
 };
 
 }  // namespace forebay

@@ -33,7 +33,6 @@ absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Inventory
                                                                  Communicator* ranks,
                                                                  MemoryBudget* budget,
                                                                  bool tensors_may_lack) {
-  FOREBAY_CHECK(parts == nullptr || !tensors_may_lack);
   std::unique_ptr<GradientSum> sum(new GradientSum(inventory, parts, ranks, tensors_may_lack));
   FOREBAY_ASSIGN_OR_RETURN(sum->buffer_, HostBuffer::Create(budget, "sum of gradients over ranks",
                                                             LargestGradientBytes(*inventory)));
@@ -96,7 +95,7 @@ absl::StatusOr<GradientSum::Sum> GradientSum::Await() {
   const std::span<const float> elems = buffer_.As<float>().first(num_elems_);
   if (parts_ == nullptr) return Sum{layer, elems, without_gradient_};
   const std::span<const int64_t> part = parts_->Offsets(layer).subspan(ranks_->rank(), 2);
-  return Sum{layer, elems.subspan(part[0], part[1] - part[0]), {}};
+  return Sum{layer, elems.subspan(part[0], part[1] - part[0]), without_gradient_};
 }
 
 void GradientSum::Drop() {

@@ -31,7 +31,6 @@ class GradientSum {
   // For the layers of `inventory`, whole ones. `parts`: how ranks divide them; nullptr: each rank
   // takes all. Charges ChargedBytes to `budget`. OutOfMemoryError. All pointed to must outlive it.
   // `tensors_may_lack`: a rank may have no gradient of a tensor, and says of each whether it has.
-  // Not with parts.
   static absl::StatusOr<std::unique_ptr<GradientSum>> Create(const Inventory* inventory,
                                                              const InventoryParts* parts,
                                                              Communicator* ranks,

@@ -28,6 +28,7 @@ void AddAllGather(const Divided& vector, int64_t bytes_per_elem, RankTraffic& tr
 RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks) {
   RankTraffic traffic;
   for (const LayerSpec& layer : whole.layers()) {
+    if (layer.raw) continue;
     const Divided gradient = {layer.num_elems, EvenParts(layer.num_elems, num_ranks)[1], num_ranks};
     AddReduceScatter(gradient, sizeof(float), traffic);
     AddAllGather(gradient, sizeof(float), traffic);

@@ -22,11 +22,12 @@ from forebay.inventory import Inventory, Tensor
 from forebay.kernels import Kernels, Run
 from forebay.layers import Layers, Snapshot, StepGradients
 from forebay.lease import Lease
+from forebay.ranks import Ranks
 from forebay.tensors import TensorLease, Tensors
 
 __all__ = [
     "BadInputError", "CorruptError", "DoesNotFitError", "EnvironmentProblem", "ForebayError", "Group", "InternalError",
-    "Inventory", "Kernels", "Layers", "Lease", "NotSupportedError", "NumericalError", "OutOfMemoryError", "Run",
+    "Inventory", "Kernels", "Layers", "Lease", "NotSupportedError", "NumericalError", "OutOfMemoryError", "Ranks", "Run",
     "Snapshot", "StepGradients", "StoppedError", "StorageError", "Tensor", "TensorLease", "Tensors", "UsageError",
     "__version__",
 ]

@@ -46,7 +46,14 @@ class LayersOptions(ctypes.Structure):
                 ("durability", c_int32), ("commit_every", c_int64), ("engine", c_int32), ("num_threads", c_int32),
                 ("pass_", c_int32), ("num_open_layers", c_int32), ("num_window_layers", c_int32),
                 ("update_in_backward", c_int32), ("tile_elems", c_int64), ("device", c_int32),
-                ("device_index", c_int32)]
+                ("device_index", c_int32), ("ranks", c_void_p), ("zero_stage", c_int32), ("reserved", c_int32)]
+
+
+class RanksOptions(ctypes.Structure):
+    """forebay_ranks_options."""
+
+    _fields_ = [("struct_size", c_size_t), ("timeout_s", c_double), ("size", c_int32), ("rank", c_int32),
+                ("master_address", c_char_p), ("master_port", c_int32), ("reserved", c_int32)]
 
 
 class TensorsOptions(ctypes.Structure):
@@ -116,6 +123,10 @@ _PLAIN: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "forebay_free": (None, (_P,)),
     "forebay_inventory_create": (_P, ()),
     "forebay_inventory_destroy": (None, (_P,)),
+    "forebay_ranks_destroy": (None, (_P,)),
+    "forebay_ranks_rank": (c_int32, (_P,)),
+    "forebay_ranks_size": (c_int32, (_P,)),
+    "forebay_ranks_local_rank": (c_int32, (_P,)),
     _LAYERS + "destroy": (None, (_P,)),
     _LAYERS + "exists": (c_int32, (_P,)),
     _LAYERS + "cancel_expected": (None, (_P,)),
@@ -146,6 +157,9 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     "forebay_inventory_add": (_P, *_TEXT, POINTER(c_int64), c_int32, c_int32, POINTER(c_int32)),
     "forebay_inventory_begin_raw_layer": (_P, *_TEXT),
     "forebay_inventory_add_raw": (_P, *_TEXT, c_int64, POINTER(c_int32)),
+    "forebay_ranks_connect": (POINTER(RanksOptions), _OUT),
+    "forebay_ranks_barrier": (_P,),
+    "forebay_ranks_sum": (_P, _P, c_size_t),
     _LAYERS + "new": (POINTER(LayersOptions), _P, _OUT),
     _LAYERS + "plan_json": (_P, _OUT),
     _LAYERS + "create": (_P,),

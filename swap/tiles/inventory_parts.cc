@@ -9,9 +9,9 @@ namespace forebay {
 
 InventoryParts::InventoryParts(Inventory whole, int num_parts)
     : whole_(std::move(whole)), num_parts_(num_parts) {
-  FOREBAY_CHECK(num_parts > 0 && !whole_.has_raw_layer());
+  FOREBAY_CHECK(num_parts > 0 && whole_.CheckRawLayersAreLast().ok());
   for (const LayerSpec& layer : whole_.layers()) {
-    const int64_t num_blocks = layer.num_elems / kLayerAlignElems;
+    const int64_t num_blocks = layer.raw ? 0 : layer.num_elems / kLayerAlignElems;
     for (int64_t part = 0; part <= num_parts; ++part) {
       offsets_.push_back((num_blocks * part + num_parts - 1) / num_parts * kLayerAlignElems);
     }
@@ -19,6 +19,7 @@ InventoryParts::InventoryParts(Inventory whole, int num_parts)
 }
 
 InventoryParts::Range InventoryParts::RangeOf(const TensorSpec& tensor, int part) const {
+  if (tensor.raw) return {0, tensor.num_elems};
   const auto offsets = Offsets(tensor.layer);
   const int64_t begin = std::max(tensor.offset_elems, offsets[part]);
   const int64_t end = std::min(tensor.offset_elems + tensor.num_elems, offsets[part + 1]);
@@ -29,9 +30,17 @@ InventoryParts::Range InventoryParts::RangeOf(const TensorSpec& tensor, int part
 Inventory InventoryParts::Of(int part) const {
   Inventory result;
   for (const LayerSpec& layer : whole_.layers()) {
-    result.BeginLayer(layer.name);
+    if (layer.raw) {
+      result.BeginRawLayer(layer.name);
+    } else {
+      result.BeginLayer(layer.name);
+    }
     for (int i = layer.first_tensor; i < layer.first_tensor + layer.num_tensors; ++i) {
       const TensorSpec& tensor = whole_.tensors()[i];
+      if (tensor.raw) {
+        result.AddRaw(tensor.name, tensor.num_elems);
+        continue;
+      }
       const Range range = RangeOf(tensor, part);
       const int64_t count = range.end - range.first;
       result.Add(tensor.name, IsSmall(tensor.shape) ? Shape{count} : Shape{1, count}, tensor.role,
@@ -49,6 +58,7 @@ Inventory InventoryParts::Of(int part) const {
 }
 
 ElemPieces InventoryParts::PiecesOf(int tensor, int64_t first_elem, int64_t num_elems) const {
+  FOREBAY_CHECK(!whole_.tensors()[tensor].raw);
   ElemPieces pieces;
   for (int part = 0; part < num_parts_; ++part) {
     const Range range = RangeOf(whole_.tensors()[tensor], part);

@@ -251,6 +251,7 @@ EndsOfRanks RunRanks(const ModuleSettings& settings, const RankGroupOptions& opt
     ModuleSettings of_rank = settings;
     of_rank.num_ranks = options.num_ranks;
     of_rank.rank = ranks.rank();
+    of_rank.ranks = &ranks;
     const TemporaryFolder folder;
     ModuleRun run(folder.path(), of_rank);
     run.ChangeOptions([&](LayerSessionOptions& change) { change.ranks = &ranks; });
@@ -291,6 +292,33 @@ TEST(LayerSessionRanks, AddTheGradientsThatEachOfThemHas) {
                   {.transport = TransportOfTests::kSlowThreads, .num_ranks = with.num_ranks})) {
       ASSERT_EQ(end.status(), absl::OkStatus());
       EXPECT_EQ(*end, alone) << with.is_tight << " " << static_cast<int>(with.gradients);
+    }
+  }
+}
+
+// The same where each rank has its part of the state, and buffers of its own.
+TEST(LayerSessionRanks, AddThemWhereTheStateIsDivided) {
+  struct Case {
+    int zero_stage;
+    bool is_tight;
+    GradientChoice gradients;
+    int num_ranks;
+  };
+  for (const Case& with :
+       {Case{1, false, GradientChoice::kHold, 2}, Case{3, true, GradientChoice::kHold, 2},
+        Case{3, false, GradientChoice::kSpeculate, 3}, Case{3, false, GradientChoice::kHold, 4}}) {
+    ModuleSettings settings = SmallSettings();
+    settings.is_tight = with.is_tight;
+    settings.is_uneven = settings.has_raw = true;
+    settings.adds_tensors = true;
+    settings.offload.gradients = with.gradients;
+    const std::string alone = DigestAfter(settings, kSteps);
+    settings.zero_stage = with.zero_stage;
+    for (const absl::StatusOr<std::string>& end :
+         RunRanks(settings,
+                  {.transport = TransportOfTests::kSlowThreads, .num_ranks = with.num_ranks})) {
+      ASSERT_EQ(end.status(), absl::OkStatus());
+      EXPECT_EQ(*end, alone) << with.zero_stage << " " << with.num_ranks;
     }
   }
 }

@@ -12,6 +12,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/offload/create_store.h"
+#include "forebay/offload/ranks/read_parts.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
@@ -81,13 +82,25 @@ float ModuleGradient(uint32_t weight_bits, int64_t step, int layer) {
   return (static_cast<float>(mixed & 0xff) - 127.5f) * unit;
 }
 
+namespace {
+
+std::shared_ptr<const InventoryParts> PartsFor(const ModuleSettings& settings) {
+  if (settings.zero_stage == 0) return nullptr;
+  return std::make_shared<const InventoryParts>(ModuleInventory(settings.has_raw),
+                                                settings.num_ranks);
+}
+
+}  // namespace
+
 absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings) {
   PlanInputs inputs;
-  inputs.inventory = ModuleInventory(settings.has_raw);
+  const Inventory whole = ModuleInventory(settings.has_raw);
+  const std::shared_ptr<const InventoryParts> parts = PartsFor(settings);
+  inputs.inventory = parts == nullptr ? whole : parts->Of(settings.rank);
   inputs.chain.num_layers = inputs.inventory.num_streamed_layers();
   if (settings.adds_tensors) {
     inputs.step_memory = {
-        {"gradients of open layers", LayerSession::OpenLayerBytes(inputs.inventory, 1), 0, ""}};
+        {"gradients of open layers", LayerSession::OpenLayerBytes(whole, 1), 0, ""}};
   }
   OffloadOptions options = settings.offload;
   if (settings.state_on_device) {
@@ -159,7 +172,21 @@ ModuleRun::ModuleRun(std::string folder, ModuleSettings settings,
                      std::function<std::unique_ptr<Engine>()> make_engine)
     : folder_(std::move(folder)),
       settings_(std::move(settings)),
+      whole_(ModuleInventory(settings_.has_raw)),
+      parts_(PartsFor(settings_)),
       make_engine_(std::move(make_engine)) {}
+
+// The first value of each element does not depend on who has it.
+absl::Status ModuleRun::FillWith(const TensorSpec& tensor, std::span<float> values) const {
+  const auto index = static_cast<int>(whole_.Find(tensor.name) - whole_.tensors().data());
+  const int64_t first = parts_ == nullptr ? 0 : parts_->FirstElem(index, settings_.rank);
+  const CounterRng random(7, Xxh3_64(std::as_bytes(std::span(tensor.name))));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto words = random.Words(static_cast<uint64_t>(first) + i);
+    values[i] = static_cast<float>(static_cast<int32_t>(words[0])) * 0x1p-33f;
+  }
+  return absl::OkStatus();
+}
 
 ModuleRun::~ModuleRun() {
   Drop();
@@ -182,28 +209,24 @@ absl::Status ModuleRun::Open() {
   if (resumes) {
     FOREBAY_ASSIGN_OR_RETURN(store, TensorStore::Open({directory}, engine_.get()));
   } else {
-    const auto fill = [](const TensorSpec& tensor, std::span<float> values) {
-      const CounterRng random(7, Xxh3_64(std::as_bytes(std::span(tensor.name))));
-      for (size_t i = 0; i < values.size(); ++i) {
-        values[i] = static_cast<float>(static_cast<int32_t>(random.Words(i)[0])) * 0x1p-33f;
-      }
-      return absl::OkStatus();
+    const auto fill = [this](const TensorSpec& tensor, std::span<float> values) {
+      return FillWith(tensor, values);
     };
     const auto fill_raw = [](const TensorSpec& tensor, std::span<std::byte> bytes) {
       std::ranges::fill(bytes, static_cast<std::byte>(tensor.num_elems % 251));
       return absl::OkStatus();
     };
-    FOREBAY_ASSIGN_OR_RETURN(store, CreateFilledStore(StoreOptionsOf(*plan_, {directory}),
-                                                      ModuleInventory(settings_.has_raw), fill, {},
-                                                      engine_.get(), &budget_, {}, {}, fill_raw));
+    FOREBAY_ASSIGN_OR_RETURN(
+        store, CreateFilledStore(StoreOptionsOf(*plan_, {directory}),
+                                 parts_ == nullptr ? whole_ : parts_->Of(settings_.rank), fill, {},
+                                 engine_.get(), &budget_, {}, {}, fill_raw));
   }
   LayerSessionOptions options;
   options.offload = settings_.offload;
   options.num_open_layers = settings_.adds_tensors ? 1 : 0;
   if (settings_.is_uneven) {
     options.groups.groups = GroupsOf(1);
-    for (int i = 0; i < static_cast<int>(ModuleInventory(settings_.has_raw).tensors().size());
-         ++i) {
+    for (int i = 0; i < static_cast<int>(whole_.tensors().size()); ++i) {
       options.groups.of_tensor.push_back(i == kFrozenTensor ? 2 : i % 2);
     }
   }
@@ -212,10 +235,12 @@ absl::Status ModuleRun::Open() {
     options.device = device_.get();
     options.device_budget = &device_budget_;
   }
+  options.parts = parts_;
+  options.gathered_for = settings_.zero_stage == 3 ? GatheredFor::kUse : GatheredFor::kStep;
   if (change_options_) change_options_(options);
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            LayerSession::Create(*plan_, options, std::move(store), &budget_));
-  compute_ = std::make_unique<Compute>(session_->store().inventory());
+  compute_ = std::make_unique<Compute>(whole_);
   walk_ = std::make_unique<LayerWalk>(plan_->schedule.operations);
   if (!resumes) return absl::OkStatus();
   const RecoveredUpdate recovered = session_->Recover([](double) { return absl::OkStatus(); });
@@ -261,7 +286,7 @@ bool ModuleRun::IsLeftAlone(int tensor, int64_t step) const {
 
 absl::Status ModuleRun::Hand(int layer, std::span<const float> gradient) {
   const int64_t step = session_->released_step() + 1;
-  const Inventory& inventory = session_->store().inventory();
+  const Inventory& inventory = whole_;
   const LayerSpec& spec = inventory.layers()[layer];
   std::vector<int> with;
   std::vector<int> without;
@@ -271,9 +296,11 @@ absl::Status ModuleRun::Hand(int layer, std::span<const float> gradient) {
     (has_one ? with : without).push_back(tensor);
   }
   if (!settings_.adds_tensors) return session_->Hand(layer, {.elems = gradient}, without);
-  if (with.empty()) return absl::OkStatus();
+  // Where weights are gathered between them, all ranks close layers at the same places.
+  if (with.empty() && settings_.zero_stage < 3) return absl::OkStatus();
   // Not that of ranges, which Clang 14 does not compile with this standard library.
-  std::rotate(with.begin(), with.begin() + step % static_cast<int64_t>(with.size()), with.end());
+  const auto num_with = std::max<int64_t>(1, std::ssize(with));
+  std::rotate(with.begin(), with.begin() + step % num_with, with.end());
   for (int half = 0; half < 2; ++half) {
     for (const int tensor : with) {
       const TensorSpec& of = inventory.tensors()[tensor];
@@ -321,21 +348,32 @@ absl::Status ModuleRun::RunUntil(int64_t step) {
   return absl::OkStatus();
 }
 
+absl::Status ModuleRun::ReadWhole(int tensor, TensorPlane plane, std::span<float> values) const {
+  TensorStore& store = session_->store();
+  const TensorSpec& own = store.inventory().tensors()[tensor];
+  if (parts_ == nullptr) return store.ReadTensor(own, plane, 0, values);
+  return ReadOfAllParts(*parts_, *settings_.ranks, tensor, 0, values,
+                        [&](int64_t first, std::span<float> part) {
+                          return store.ReadTensor(own, plane, first, part);
+                        });
+}
+
 std::string ModuleRun::Digest() {
   FOREBAY_CHECK(session_->Commit().ok());
   TensorStore& store = session_->store();
   Xxh3_128 hash;
   hash.UpdateInt(store.committed().step);
-  for (const TensorSpec& tensor : store.inventory().tensors()) {
+  for (int i = 0; i < static_cast<int>(whole_.tensors().size()); ++i) {
+    const TensorSpec& tensor = whole_.tensors()[i];
     if (tensor.raw) {
       std::vector<std::byte> bytes(static_cast<size_t>(tensor.num_elems));
-      FOREBAY_CHECK(store.ReadRaw(tensor, 0, bytes).ok());
+      FOREBAY_CHECK(store.ReadRaw(store.inventory().tensors()[i], 0, bytes).ok());
       hash.Update(bytes);
       continue;
     }
     std::vector<float> values(static_cast<size_t>(tensor.num_elems));
     for (const TensorPlane plane : {TensorPlane::kMaster, TensorPlane::kM, TensorPlane::kV}) {
-      FOREBAY_CHECK(store.ReadTensor(tensor, plane, 0, values).ok());
+      FOREBAY_CHECK(ReadWhole(i, plane, values).ok());
       hash.Update(std::as_bytes(std::span(values)));
     }
   }

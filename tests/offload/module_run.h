@@ -16,6 +16,7 @@
 #include "forebay/aio/engine.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/step/layer_walk.h"
+#include "forebay/swap/tiles/inventory_parts.h"
 #include "forebay/tests/temporary_folder.h"
 
 namespace forebay {
@@ -36,6 +37,10 @@ struct ModuleSettings {
   // one, another in each step. So the ranks together do what one does alone.
   int num_ranks = 1;
   int rank = 0;
+  // Above 0: each rank has its part of the state, as ZeRO's stage of that number has it. Then
+  // `ranks` are those ranks, and each of them calls Digest.
+  int zero_stage = 0;
+  Communicator* ranks = nullptr;
   // The optimizer's state lives on a GPU, one that is emulated, or the host's twin.
   bool state_on_device = false;
 };
@@ -74,7 +79,7 @@ class ModuleRun {
   Json KeptOfStep() const { return {{"step", session().released_step() + 1}}; }
   // Whether an uneven run leaves the tensor as it is in this step.
   bool IsLeftAlone(int tensor, int64_t step) const;
-  // Commits, and reads all of what is committed: 32 hexadecimal digits.
+  // Commits, and reads all of what is committed, of all ranks: 32 hexadecimal digits.
   std::string Digest();
 
   LayerSession& session() const { return *session_; }
@@ -85,12 +90,16 @@ class ModuleRun {
 
  private:
   class Compute;
+  absl::Status FillWith(const TensorSpec& tensor, std::span<float> values) const;
+  absl::Status ReadWhole(int tensor, TensorPlane plane, std::span<float> values) const;
   absl::Status ChangeBuffers();
   bool IsSkipped(int64_t step) const;
   absl::Status Hand(int layer, std::span<const float> gradient);
 
   const std::string folder_;
   const ModuleSettings settings_;
+  const Inventory whole_;
+  const std::shared_ptr<const InventoryParts> parts_;  // nullptr: the state is not divided
   const std::function<std::unique_ptr<Engine>()> make_engine_;
   std::function<void(LayerSessionOptions&)> change_options_;
   MemoryBudget budget_{0};

@@ -2,6 +2,7 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/errors.h"
+#include "forebay/offload/ranks/read_parts.h"
 
 namespace forebay {
 
@@ -10,16 +11,10 @@ absl::Status RankWeights::ReadParts(const TensorSpec& tensor, int64_t first_elem
                                     const Read& read) const {
   FOREBAY_RETURN_IF_ERROR(go_on_());
   const auto index = static_cast<int>(&tensor - parts_->whole().tensors().data());
-  const ElemPieces pieces = parts_->PiecesOf(index, first_elem, std::ssize(out));
-  for (const ElemPiece& piece : pieces) {
-    const std::span<T> values = out.subspan(piece.first - first_elem, piece.num_elems);
-    if (piece.part == ranks_->rank()) {
-      FOREBAY_RETURN_IF_ERROR(
-          read(own_->inventory().tensors()[index], piece.first_in_part, values));
-    }
-    FOREBAY_RETURN_IF_ERROR(ranks_->Broadcast(std::as_writable_bytes(values), piece.part));
-  }
-  return absl::OkStatus();
+  return ReadOfAllParts(*parts_, *ranks_, index, first_elem, out,
+                        [&](int64_t first, std::span<T> values) {
+                          return read(own_->inventory().tensors()[index], first, values);
+                        });
 }
 
 absl::Status RankWeights::ReadMasters(const TensorSpec& tensor, int64_t first_elem,

@@ -2,27 +2,17 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/json.h"
-#include "forebay/collective/gather_values.h"
+#include "forebay/offload/ranks/agreement.h"
 #include "forebay/swap/store/rank_commits.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/options/option_table.h"
 
 namespace forebay {
 namespace {
-
-// One digit for each layer: when its gradient is applied.
-std::string UpdateTimesOf(const Placement& placement) {
-  std::string digits;
-  for (const UpdateTime time : placement.update_times) {
-    digits.push_back(static_cast<char>('0' + static_cast<int>(time)));
-  }
-  return digits;
-}
 
 Json SettingsOfRank(const PreparedRun& run) {
   const Plan& plan = run.plan;
@@ -99,46 +89,21 @@ absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
 
 absl::Status AgreeOnSettings(const PreparedRun& run) {
   if (run.ranks == nullptr) return absl::OkStatus();
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> records,
-                           run.ranks->GatherRecords(SettingsOfRank(run).dump()));
-  std::vector<Json> settings;
-  for (size_t rank = 0; rank < records.size(); ++rank) {
-    FOREBAY_ASSIGN_OR_RETURN(settings.emplace_back(),
-                             ParseJson(records[rank], fmt::format("settings of rank {}", rank)));
-  }
-  for (size_t rank = 1; rank < settings.size(); ++rank) {
-    for (const auto& [name, value] : settings.front().items()) {
-      const Json other = settings[rank].value(name, Json());
-      if (other == value) continue;
-      return UsageError(fmt::format(
-          "the ranks of this run do not agree: {} is {} on rank 0 ({}), and {} on rank {} ({}). "
-          "Start all of them with the same options and files, and say what each would choose for "
-          "itself",
-          name, value.dump(), run.ranks->host(0), other.dump(), rank,
-          run.ranks->host(static_cast<int>(rank))));
-    }
-  }
-  return absl::OkStatus();
+  return AgreeOnSettings(SettingsOfRank(run), *run.ranks);
 }
 
 absl::Status AgreeOnCommit(PreparedRun& run, TrainObserver& observer) {
   if (run.ranks == nullptr) return absl::OkStatus();
   TensorStore& store = *run.store;
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<CommitStanding> standings,
-                           GatherValues(*run.ranks, StandingOf(store)));
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> words,
-                           run.ranks->GatherRecords(store.committed().trainer.dump()));
-  FOREBAY_ASSIGN_OR_RETURN(const size_t newest, NewestRank(standings));
-  FOREBAY_ASSIGN_OR_RETURN(const Json trainer,
-                           ParseJson(words[newest], fmt::format("commit of rank {}", newest)));
-  FOREBAY_RETURN_IF_ERROR(CheckHistory(standings[newest].step, newest, trainer, run));
+  FOREBAY_ASSIGN_OR_RETURN(const NewestCommit newest, FindNewestCommit(store, *run.ranks));
+  FOREBAY_RETURN_IF_ERROR(CheckHistory(newest.standing.step, newest.rank, newest.trainer, run));
   if (run.options.dry_run) return absl::OkStatus();
   const int64_t own_step = store.committed().step;
-  FOREBAY_RETURN_IF_ERROR(BringToStep(standings[newest], trainer, store));
+  FOREBAY_RETURN_IF_ERROR(BringToStep(newest.standing, newest.trainer, store));
   if (store.committed().step != own_step) {
     observer.OnNote(fmt::format(
         "step {} was prepared here and published by rank {} ({}) alone: it is published here too",
-        store.committed().step, newest, run.ranks->host(static_cast<int>(newest))));
+        store.committed().step, newest.rank, run.ranks->host(static_cast<int>(newest.rank))));
   }
   return absl::OkStatus();
 }

@@ -81,23 +81,15 @@ absl::StatusOr<MachineLimits> AskLimits(const PreparedRun& run, DiskProfile& pro
   return limits;
 }
 
-// They share its memory.
-int NumRanksOnThisHost(const Communicator* ranks) {
-  if (ranks == nullptr) return 1;
-  int count = 0;
-  for (int rank = 0; rank < ranks->size(); ++rank) {
-    if (ranks->host(rank) == ranks->host(ranks->rank())) ++count;
-  }
-  return count;
-}
-
 // The plan, and for a new run the engine and the shares of its folders. Trying an engine, or the
 // speed of a disk, writes a small file: only when the plan has found room, in whatever shares.
 absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
                      const TrainEnvironment& environment, PreparedRun& run) {
   DiskProfile profile;
   FOREBAY_ASSIGN_OR_RETURN(MachineLimits limits, AskLimits(run, profile));
-  limits.available_memory_bytes /= NumRanksOnThisHost(environment.ranks);
+  if (environment.ranks != nullptr) {
+    limits.available_memory_bytes /= environment.ranks->num_ranks_here();
+  }
   StripeShares shares =
       run.resumed ? StripeShares{run.store->tiles().stripe_weights(), "", /*is_fixed=*/true}
                   : KnownShares(run.options, profile, limits);

@@ -56,7 +56,7 @@ struct GatheringRank {
     EXPECT_TRUE(window.ok()) << window.status();
     swapper = *std::move(window);
     auto of_all =
-        GatheredWeights::Create(&parts, DType::kF32, length, ranks, swapper.get(), &budget);
+        GatheredWeights::Create(&parts, DType::kF32, {length}, ranks, swapper.get(), &budget);
     EXPECT_TRUE(of_all.ok()) << of_all.status();
     gathered = *std::move(of_all);
   }
@@ -119,6 +119,26 @@ TEST(GatheredWeights, GoOnAfterACancelWithAGatherUnderWay) {
       EXPECT_EQ(rank.ranks->Barrier(), absl::OkStatus());
     });
   }
+}
+
+// As the experts of a module do: a step gathers all layers once, whoever uses which.
+TEST(GatheredWeights, OfAStepMayBeUsedByOneRankAlone) {
+  OnTwoRanks(GatheredFor::kStep, [](GatheringRank& rank) {
+    rank.ExpectAndUse(rank.ranks->rank() == 0 ? std::vector<int>{0, 3, 1}
+                                              : std::vector<int>{0, 1, 4, 4});
+    rank.gathered->Settle();
+    EXPECT_EQ(rank.ranks->Barrier(), absl::OkStatus());
+    rank.ExpectAndUse({4, 2, 3});
+    EXPECT_EQ(rank.ranks->traffic().num_calls, kNumGathered + 1);
+    // The same behind a pass that did not come so far, and whose rest was taken back.
+    rank.gathered->Forget();
+    rank.gathered->Expect(std::vector<int>{0, 1, 2});
+    rank.Use(rank.ranks->rank() == 0 ? std::vector<int>{0} : std::vector<int>{0, 1});
+    rank.Cancel();
+    rank.gathered->Forget();
+    EXPECT_EQ(rank.ranks->Barrier(), absl::OkStatus());
+    rank.ExpectAndUse({1});
+  });
 }
 
 // Both ranks refuse, and go on in the order that was announced.

@@ -1,0 +1,127 @@
+// Processes that train together.
+#include "forebay/capi/c_ranks.h"
+
+#include <cmath>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "fmt/format.h"
+#include "forebay/base/errors.h"
+#include "forebay/capi/c_status.h"
+#include "forebay/collective/connect/connect.h"
+
+namespace forebay::capi {
+namespace {
+
+// A program that computes between its calls, or writes a file on one rank alone, is often silent
+// for longer than `forebay train`.
+constexpr double kDefaultTimeoutS = 600;
+constexpr double kMostTimeoutS = 1e6;
+constexpr int kMostRanks = 1 << 16;
+constexpr int kLastPort = 65535;
+
+absl::StatusOr<Launch> LaunchOf(const forebay_ranks_options& options) {
+  if (options.size == 0) {
+    if (options.rank == 0 && options.master_address == nullptr && options.master_port == 0) {
+      return DetectLaunch(ProcessEnvironment);
+    }
+    return UsageError(
+        "size is 0, which leaves rank, size and the master to the launcher. Set all of them, or "
+        "none");
+  }
+  if (options.size < 0 || options.size > kMostRanks || options.rank < 0 ||
+      options.rank >= options.size) {
+    return UsageError(
+        fmt::format("rank is {} and size {}: the size is from 1 to {}, and the rank "
+                    "below it",
+                    options.rank, options.size, kMostRanks));
+  }
+  Launch launch;
+  if (options.size == 1) return launch;
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(options.master_address, "master_address"));
+  if (options.master_port < 1 || options.master_port > kLastPort - kNumRankPorts + 1) {
+    return UsageError(fmt::format("master_port is {}, and has to be from 1 to {}, the first of {}",
+                                  options.master_port, kLastPort - kNumRankPorts + 1,
+                                  kNumRankPorts));
+  }
+  launch.transport = RankTransport::kSockets;
+  launch.launcher = "the program";
+  launch.rank = launch.local_rank = options.rank;
+  launch.size = options.size;
+  launch.master_address = options.master_address;
+  launch.first_port = options.master_port;
+  launch.job = fmt::format("{}:{}", launch.master_address, launch.first_port);
+  return launch;
+}
+
+absl::StatusOr<forebay_ranks*> Connect(const forebay_ranks_options* given) {
+  FOREBAY_ASSIGN_OR_RETURN(const forebay_ranks_options options, OptionsOf(given));
+  if (!(options.timeout_s >= 0 && options.timeout_s <= kMostTimeoutS)) {
+    return UsageError(fmt::format("timeout_s is {}, and has to be from 0 to {}", options.timeout_s,
+                                  kMostTimeoutS));
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const Launch launch, LaunchOf(options));
+  CommunicatorOptions communicator;
+  communicator.timeout_s = options.timeout_s == 0 ? kDefaultTimeoutS : options.timeout_s;
+  auto state = std::make_shared<RanksState>();
+  FOREBAY_ASSIGN_OR_RETURN(state->communicator, ConnectRanks(launch, communicator));
+  state->local_rank = launch.local_rank;
+  return new forebay_ranks{std::move(state)};
+}
+
+// body(communicator) as one call on ranks.
+template <typename Body>
+int32_t RunOnCommunicator(forebay_ranks* ranks, char** message, const Body& body) {
+  return Run(message, [&]() -> absl::Status {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(ranks, "ranks"));
+    const std::lock_guard lock(ranks->state->mutex);
+    return body(*ranks->state->communicator);
+  });
+}
+
+}  // namespace
+}  // namespace forebay::capi
+
+extern "C" {
+
+int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_ranks** ranks,
+                              char** message) {
+  return forebay::capi::Run(message, [&]() -> absl::Status {
+    FOREBAY_RETURN_IF_ERROR(forebay::capi::CheckPointer(ranks, "ranks"));
+    FOREBAY_ASSIGN_OR_RETURN(*ranks, forebay::capi::Connect(options));
+    return absl::OkStatus();
+  });
+}
+
+void forebay_ranks_destroy(forebay_ranks* ranks) {
+  delete ranks;
+}
+
+int32_t forebay_ranks_rank(const forebay_ranks* ranks) {
+  return ranks == nullptr ? -1 : ranks->state->communicator->rank();
+}
+
+int32_t forebay_ranks_size(const forebay_ranks* ranks) {
+  return ranks == nullptr ? -1 : ranks->state->communicator->size();
+}
+
+int32_t forebay_ranks_local_rank(const forebay_ranks* ranks) {
+  return ranks == nullptr ? -1 : ranks->state->local_rank;
+}
+
+int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message) {
+  return forebay::capi::RunOnCommunicator(
+      ranks, message, [](forebay::Communicator& communicator) { return communicator.Barrier(); });
+}
+
+int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values, char** message) {
+  return forebay::capi::RunOnCommunicator(
+      ranks, message, [&](forebay::Communicator& communicator) -> absl::Status {
+        if (num_values == 0) return absl::OkStatus();
+        FOREBAY_RETURN_IF_ERROR(forebay::capi::CheckPointer(values, "values"));
+        return communicator.AllReduce({values, num_values});
+      });
+}
+
+}  // extern "C"

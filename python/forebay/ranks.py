@@ -1,0 +1,63 @@
+"""Processes that train together. forebay/c.h has the whole contract."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from ctypes import c_void_p
+from typing import ClassVar
+
+from forebay._library import Buffer, Owned, Pinned, RanksOptions, call, destroy, lib
+from forebay._worker import Worker
+from forebay.errors import UsageError
+
+
+class Ranks(Owned):
+    """The ranks that torchrun, deepspeed, mpirun or srun has started, this process being one of them; without one of
+    these there is one rank. `size`, `rank` and the address of rank 0 may be given instead.
+
+    All ranks make the same calls in the same order: these, and those of the `Layers` that are made with them. A rank
+    that dies, hangs or does something else ends the calls of all others with EnvironmentProblem, which has its number,
+    its host and its reason.
+
+    timeout_s: that another rank may be silent; 0: 600. master_port: the first of 16, at one of which rank 0 listens.
+    EnvironmentProblem: a rank did not come, and which. Layers keep what they need of it behind `close`.
+    """
+
+    _closed: ClassVar[str] = "forebay: these Ranks are closed. Make others, before the layers that need them."
+
+    def __init__(self, *, timeout_s: float = 0.0, size: int = 0, rank: int = 0, master_address: str | None = None,
+                 master_port: int = 0) -> None:
+        options = RanksOptions(struct_size=ctypes.sizeof(RanksOptions), timeout_s=timeout_s, size=size, rank=rank,
+                               master_address=None if master_address is None else master_address.encode(),
+                               master_port=master_port)
+        handle = c_void_p()
+        self._worker = Worker()
+        self._worker.run(call, lib.forebay_ranks_connect, ctypes.byref(options), ctypes.byref(handle))
+        self._handle = handle
+        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, lib.forebay_ranks_destroy,
+                                         handle)
+        self.rank: int = lib.forebay_ranks_rank(handle)
+        self.size: int = lib.forebay_ranks_size(handle)
+        self.local_rank: int = lib.forebay_ranks_local_rank(handle)
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        self._worker.run(self._barrier)
+
+    def _barrier(self) -> None:
+        call(lib.forebay_ranks_barrier, self._use())
+
+    def sum(self, values: Buffer) -> None:
+        """values: float32, contiguous: they become the sum of those of all ranks, taken in the order of the ranks."""
+        pinned = Pinned(values, writable=True)
+        if pinned.num_bytes % 4 != 0:
+            raise UsageError(f"forebay: {pinned.num_bytes} bytes are no float32 values.")
+        self._worker.run(self._sum, pinned)
+
+    def _sum(self, pinned: Pinned) -> None:
+        call(lib.forebay_ranks_sum, self._use(), pinned.address, pinned.num_bytes // 4)
+
+
+__all__ = ["Ranks"]
