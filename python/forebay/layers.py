@@ -131,7 +131,7 @@ class Layers(Owned):
         self._handle = handle
         self._lock = threading.Lock()  # stop() comes while a call is under way, and not while the object ends
         self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, self._lock, handle)
-        gives_up_locks(self, paths)
+        gives_up_locks(self, paths if ranks is None else [ranks.folder_in(os.fspath(path)) for path in paths])
 
     # Whether the object is open is looked at when a call is made, which may be behind others.
     def _call(self, function: Any, *arguments: Any) -> None:

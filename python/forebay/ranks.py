@@ -42,6 +42,10 @@ class Ranks(Owned):
         self.size: int = lib.forebay_ranks_size(handle)
         self.local_rank: int = lib.forebay_ranks_local_rank(handle)
 
+    def folder_in(self, folder: str) -> str:
+        """Where the store of this rank lies in a folder that is given for all."""
+        return folder if self.size == 1 else os.path.join(folder, f"rank-{self.rank}-of-{self.size}")
+
     def barrier(self) -> None:
         """Returns when every rank has called it."""
         self._worker.run(self._barrier)

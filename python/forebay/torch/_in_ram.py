@@ -9,6 +9,7 @@ import torch
 
 from forebay.errors import NotSupportedError, NumericalError
 from forebay.kernels import Kernels, Run
+from forebay.ranks import Ranks
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 
 if TYPE_CHECKING:
@@ -19,12 +20,17 @@ STATE_DTYPES = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32, "sum": to
                 "momentum_buffer": torch.float32, "master": torch.float32, "remainder": torch.int16}
 
 
+Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # parameters with theirs
+
+
 class InRam:
     """State of a parameter p: "step", the moments by torch's names, and "remainder" where p is bfloat16 (p has the
     upper halves of the fp32 masters, this the lower ones) or "master" where it is float16."""
 
-    def __init__(self, optimizer: Optimizer, threads: int, clip: float, backward_update: bool) -> None:
+    def __init__(self, optimizer: Optimizer, threads: int, clip: float, backward_update: bool,
+                 ranks: Ranks | None) -> None:
         self._kernels = Kernels(threads)
+        self._ranks = ranks
         self._clip = clip
         # With clipping no gradient can be applied before all are there.
         self._updates_in_backward = backward_update and clip == 0
@@ -33,21 +39,39 @@ class InRam:
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         """Called in backward, when a gradient is complete."""
         if self._updates_in_backward:
-            self._sum += self._update(optimizer, [parameter], 1.0)
+            self._sum += self._update(optimizer, self._own_gradients(optimizer, [parameter]), 1.0)
             parameter.grad = None
 
     def step(self, optimizer: Optimizer, loss_scale: float) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]
-                      if p.grad is not None and p.numel() > 0]
-        total = self._update(optimizer, parameters, loss_scale) + self._sum
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.numel() > 0]
+        gradients = (self._own_gradients(optimizer, parameters) if self._ranks is None else
+                     self._mean_gradients(optimizer, parameters, self._ranks))
+        total = self._update(optimizer, gradients, loss_scale) + self._sum
         self._sum = 0.0
         optimizer.grad_norm = math.sqrt(total) / loss_scale
 
-    def _update(self, optimizer: Optimizer, parameters: list[torch.Tensor], loss_scale: float) -> float:
+    def _own_gradients(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> Gradients:
+        return [(p, gradient_of(p, optimizer.name_of(p))) for p in parameters if p.grad is not None]
+
+    def _mean_gradients(self, optimizer: Optimizer, parameters: list[torch.Tensor], ranks: Ranks) -> Gradients:
+        """Those of all ranks, in fp32; a parameter of which no rank has one gets none."""
+        num_with = torch.tensor([float(p.grad is not None) for p in parameters])
+        ranks.sum(memory_of(num_with))
+        means: Gradients = []
+        for parameter, count in zip(parameters, num_with.tolist()):
+            if count == 0:
+                continue
+            mean = (torch.zeros(parameter.shape) if parameter.grad is None else
+                    on_host(gradient_of(parameter, optimizer.name_of(parameter))).to(torch.float32, copy=True))
+            ranks.sum(memory_of(mean))
+            means.append((parameter, mean.mul_(1 / ranks.size)))
+        return means
+
+    def _update(self, optimizer: Optimizer, given: Gradients, loss_scale: float) -> float:
         """Returns the sum of squares of the gradients."""
-        gradients = [gradient_of(p, optimizer.name_of(p)) for p in parameters]
+        parameters, gradients = [parameter for parameter, _ in given], [gradient for _, gradient in given]
         total = 0.0
-        for parameter, gradient in zip(parameters, gradients):
+        for parameter, gradient in given:
             total += self._kernels.sum_of_squares(DTYPES[gradient.dtype], memory_of(gradient))
             if not math.isfinite(total):
                 raise NumericalError(f"forebay: the gradient of {optimizer.name_of(parameter)} is not finite. Its "

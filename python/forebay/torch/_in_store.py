@@ -16,6 +16,7 @@ from forebay.errors import ForebayError, NotSupportedError, NumericalError, Usag
 from forebay.inventory import Inventory
 from forebay.kernels import Kernels
 from forebay.layers import Layers
+from forebay.ranks import Ranks
 from forebay.torch._run.state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 
@@ -40,6 +41,8 @@ class StoreOptions(NamedTuple):
     backward_update: bool
     update_in_backward: bool  # of a streamed module
     threads: int
+    ranks: Ranks | None  # None: this process is alone
+    zero_stage: int
 
 
 class InStore:
@@ -111,8 +114,8 @@ class InStore:
             inventory, options.folders, ram_bytes=options.ram_bytes or 0, weight_dtype=dtype, gradient_dtype=dtype,
             optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in groups),
             momentum=max(float(group.get("momentum", 0)) for group in groups), weights_tier=tier, state_tier=tier,
-            durability=options.durability, commit_every=_ON_DEMAND, num_threads=options.threads, _worker=self._worker,
-            **more)
+            durability=options.durability, commit_every=_ON_DEMAND, num_threads=options.threads, ranks=options.ranks,
+            zero_stage=options.zero_stage, _worker=self._worker, **more)
         self._forget_step()
         self._committed = 0
         return self._layers
@@ -246,7 +249,7 @@ class InStore:
 
     def _step(self, optimizer: Optimizer, loss_scale: float, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         layers = self._use(optimizer)
-        if not gradients and not self._in_step:
+        if not gradients and not self._in_step and self._options.ranks is None:
             return
         for parameter in gradients:
             self._layer_of(optimizer, parameter)
@@ -437,7 +440,7 @@ class InStore:
         """The next use makes the store anew."""
         layers.close()
         for folder in self._options.folders:
-            remove_store(folder)
+            remove_store(folder if self._options.ranks is None else self._options.ranks.folder_in(os.fspath(folder)))
         self._layers, self._is_open = None, False
 
     def move(self, folders: list[Path]) -> None:

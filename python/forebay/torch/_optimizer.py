@@ -13,6 +13,7 @@ import torch
 from forebay._library import Group
 from forebay.errors import CorruptError, NotSupportedError, UsageError
 from forebay.layers import Layers
+from forebay.ranks import Ranks
 from forebay.torch._files.loading import Source
 from forebay.torch._in_ram import STATE_DTYPES, InRam
 from forebay.torch._in_store import InStore, Path, StoreOptions, folders_of
@@ -36,6 +37,9 @@ class Optimizer(torch.optim.Optimizer):
     clip: the norm that all gradients together are clipped to, exactly; 0: none. `grad_norm` has the norm of the last
     step. durability: what a crash leaves of the store: "auto", "none" or "step" (the last commit). With nvme only.
     backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one time.
+    ranks: `forebay.Ranks`, the processes that train together, each with data of its own: a step has the mean of their
+    gradients. All of them make the same calls. zero_stage: with nvme, as ZeRO has it: 1 to 3: each rank has its part of
+      the state, in folders of its own in `nvme`; 0: each has all of it.
     threads: of the update; 0: as many as there are cores. module, device, update_in_backward: for `stream`, which fills
       them in.
 
@@ -48,8 +52,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
                  ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
-                 backward_update: bool = False, threads: int = 0, module: torch.nn.Module | None = None,
+                 backward_update: bool = False, ranks: Ranks | None = None, zero_stage: int = 1, threads: int = 0,
+                 module: torch.nn.Module | None = None,
                  device: Device | None = None, update_in_backward: bool = False) -> None:
+        ranks = ranks if ranks is not None and ranks.size > 1 else None
+        if ranks is not None and backward_update and module is None:
+            raise UsageError("forebay: backward_update=True uses gradients as they come, and ranks add them up in one "
+                             "order. Leave it out.")
         if clip < 0:
             raise UsageError(f"forebay: clip={clip} is below 0. Give the most that the norm may be; 0: no clipping.")
         if durability == "replay":
@@ -59,11 +68,13 @@ class Optimizer(torch.optim.Optimizer):
             raise UsageError("forebay: ram= and durability= are about a store on disk. Give it a folder: nvme=FOLDER.")
         self._backend: InRam | InStore
         if nvme is None:
-            self._backend = InRam(self, threads, clip, backward_update)
+            self._backend = InRam(self, threads, clip, backward_update, ranks)
         else:
             options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
-                                   backward_update, update_in_backward, threads)
+                                   backward_update, update_in_backward, threads, ranks,
+                                   zero_stage if ranks is not None else 0)
             self._backend = InStore(self, options) if module is None else Streamed(self, options, module, device)
+        self.ranks = ranks  # None: this process is alone
         self._takes_in_backward = backward_update
         self._accumulates = False
         self._names: dict[torch.Tensor, str] = {}
@@ -115,6 +126,10 @@ class Optimizer(torch.optim.Optimizer):
         if scale is not None and self._takes_in_backward and not isinstance(self._backend, Streamed):
             raise UsageError("forebay: a GradScaler looks for gradients in p.grad, and backward_update=True has taken "
                              "them. Train in bfloat16, which needs no scaler, or leave backward_update out.")
+        if scale is not None and self.ranks is not None and not isinstance(self._backend, Streamed):
+            raise UsageError("forebay: a GradScaler looks for gradients that are not finite on each rank alone, and "
+                             "ranks that skip different steps have different weights. Train in bfloat16, or call "
+                             "step_scaled(loss_scale), which raises NumericalError on all ranks.")
         if found_inf is None or float(found_inf) == 0:
             self._backend.step(self, 1.0 if scale is None else float(scale))
         elif isinstance(self._backend, Streamed):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from forebay.errors import NotSupportedError, UsageError
+from forebay.ranks import Ranks
 from forebay.torch._files.loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._files.saving import names_of, save_pretrained
 from forebay.torch._in_store import Path
@@ -81,15 +82,23 @@ class Engine:
     def save_pretrained(self, folder: Path, max_shard_size: int | str = "50GB") -> None:
         """Writes the weights of the last step and the buffers as safetensors, in shards where they are larger than
         `max_shard_size`, with the configuration where transformers made the module: from_pretrained() reads them. Never
-        more than a unit is in RAM.
+        more than a unit is in RAM. With ranks all call it, and the first writes.
 
         StorageError: the disk is full, for example; the folder has what it had. UsageError: there can be no folder.
         """
         names = names_of(self.module)
         units = [[names[parameter] for parameter in unit] for unit in self.optimizer.streamed().layout]
+        ranks = self.optimizer.ranks
+        if ranks is not None and ranks.rank > 0:
+            for _ in self._weights():
+                pass  # the first rank, which writes, needs the parts of all
+            ranks.barrier()
+            return
         save_pretrained(self.module, os.path.abspath(folder), units,
                         ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights()),
                         bytes_of(max_shard_size))
+        if ranks is not None:
+            ranks.barrier()
 
     def load_pretrained(self, folder: Path) -> None:
         """Takes the weights of a folder of safetensors into a new store, unit by unit: before the first step.
@@ -107,7 +116,7 @@ class Engine:
             raise NotSupportedError("forebay: save_pretrained of a streamed module takes a folder and max_shard_size, "
                                     f"and got {', '.join(others) or 'push_to_hub'}. Save to a folder, and do the rest "
                                     "with that.")
-        if is_main_process:
+        if is_main_process or self.optimizer.ranks is not None:
             self.save_pretrained(save_directory, max_shard_size)
 
     def _weights(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
@@ -145,7 +154,8 @@ class Engine:
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
            optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, accumulation_steps: int = 1,
            commit_every: int = 0, weights: Weights | None = None, update_in_backward: bool = False,
-           device: None | str | torch.device = None, gpu_mem: None | int | str = None, **settings: Any) -> Engine:
+           device: None | str | torch.device = None, gpu_mem: None | int | str = None, ranks: Ranks | None = None,
+           zero_stage: int = 3, **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
     when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
 
@@ -164,6 +174,11 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     committed (commit_every is 1), when the first unit, whose gradient comes last, is updated too: in the forward pass
     that follows, at the end of an epoch, by commit() or by close(). Nothing clips or scales gradients behind the
     backward pass.
+
+    ranks: `forebay.Ranks`, the processes that train together, each with data of its own. A new store has the weights of
+    the first. zero_stage: as ZeRO has it: 0: each rank has the whole state; 1 to 3: its part of it. With 3 weights are
+    gathered unit by unit, so every rank has to use the same units in the same order, in evaluations too; with 1 and 2
+    once in a step, and `ram` has room for all of them.
 
     device: "cuda:0", say: where the module computes, with its buffers. Weights then come into a window of units there,
     copied beside what it computes, and gradients go to the store from there. None: where the parameters are. gpu_mem:
@@ -197,7 +212,7 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
         raise UsageError(f"forebay: commit_every={commit_every} keeps commits through a crash, and "
                          f"durability={settings['durability']!r} does not. Leave durability out.")
     made = optimizer(params, nvme=nvme, ram=ram, backward_update=True, module=module, device=where,
-                     update_in_backward=update_in_backward, **settings)
+                     update_in_backward=update_in_backward, ranks=ranks, zero_stage=zero_stage, **settings)
     try:
         source = None if weights is None else lambda: source_of(module, weights)
         made.start(resume, accumulation_steps, commit_every, source)

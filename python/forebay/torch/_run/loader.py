@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from forebay.errors import UsageError
+from forebay.ranks import Ranks
 
 _END = object()
 
@@ -16,8 +17,12 @@ _END = object()
 class _Order(Sampler[int]):
     """The indices of an epoch from `first` on: shuffled by the seed and the number of the epoch alone."""
 
-    def __init__(self, num_samples: int, shuffle: bool, seed: int) -> None:
-        self.num_samples = num_samples
+    def __init__(self, num_samples: int, batch_size: int, shuffle: bool, seed: int, ranks: Ranks | None) -> None:
+        self.rank, self.num_ranks = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        self.num_all = num_samples // self.num_ranks * self.num_ranks
+        self.num_samples = self.num_all // self.num_ranks
+        self.num_in_data = num_samples
+        self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
@@ -27,10 +32,23 @@ class _Order(Sampler[int]):
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        if not self.shuffle:
-            return iter(range(self.first, self.num_samples))
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        return iter(torch.randperm(self.num_samples, generator=generator).tolist()[self.first:])
+        all_of_them: Sequence[int] = range(self.num_in_data)
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            all_of_them = torch.randperm(self.num_in_data, generator=generator).tolist()
+        return iter(self._own_of(all_of_them)[self.first:])
+
+    def _own_of(self, order: Sequence[int]) -> Sequence[int]:
+        """Of each so many in turn as the ranks together take in a step, this rank has its part."""
+        if self.num_ranks == 1:
+            return order
+        own: list[int] = []
+        of_step = self.batch_size * self.num_ranks
+        for begin in range(0, self.num_all, of_step):
+            count = min(of_step, self.num_all - begin) // self.num_ranks
+            begin += self.rank * count
+            own += order[begin:begin + count]
+        return own
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -42,17 +60,20 @@ class ResumableLoader(DataLoader[Any]):
         for epoch in range(loader.epoch, num_epochs):
             for batch in loader:
 
+    ranks: `forebay.Ranks`: each of them gets its part of one order, `batch_size` samples a step; what is left of an
+    epoch when it is not divisible by their number is left out.
+
     An epoch that was interrupted goes on with the batch that comes next. Random numbers that workers draw are not those
     of a run without a stop: derive them from the index of the sample.
     """
 
     def __init__(self, dataset: Any, batch_size: int | None = 1, shuffle: bool = False, *, seed: int = 0,
-                 **options: Any) -> None:
+                 ranks: Ranks | None = None, **options: Any) -> None:
         if {"sampler", "batch_sampler"} & options.keys() or isinstance(dataset, IterableDataset):
             raise UsageError("forebay: a ResumableLoader finds its place by the indices of its own order, so it takes "
                              "no sampler, batch_sampler or IterableDataset. Give it a dataset with a length, and "
                              "shuffle= and seed=.")
-        self._order = _Order(len(dataset), shuffle, seed)
+        self._order = _Order(len(dataset), batch_size or 1, shuffle, seed, ranks)
         self._position = 0  # samples of this epoch that were delivered
         self._is_over = False
         self._goes_on = False  # with what load_state_dict said

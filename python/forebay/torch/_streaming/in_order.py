@@ -10,13 +10,18 @@ import torch
 class InOrder:
     """Hands the gradient of a parameter over when its unit may be open, which two units may at a time: the next to be
     closed, and the one that follows. Until then it stays in p.grad. A unit is closed when all its gradients are there,
-    and a later one has some; or when more than `most_waiting_bytes` wait for it."""
+    and a later one has some; or when more than `most_waiting_bytes` wait for it.
 
-    def __init__(self, num_gradients: list[int], most_waiting_bytes: int,
-                 add: Callable[[torch.Tensor], None], close: Callable[[int], None]) -> None:
-        """num_gradients: by unit, the parameters that require one. add: hands a gradient over, and p.grad is None."""
-        self._num_gradients = num_gradients
-        self._most_waiting_bytes = most_waiting_bytes
+    Where ranks gather weights between gradients, all have to close units at the same places, and some may have fewer
+    gradients: then a unit is closed when later ones that have some are as large as the largest unit."""
+
+    def __init__(self, units: list[list[torch.Tensor]], add: Callable[[torch.Tensor], None],
+                 close: Callable[[int], None], *, at_same_places: bool = False) -> None:
+        """units: their parameters that require a gradient. add: hands a gradient over, and p.grad is None."""
+        self._num_gradients = [len(unit) for unit in units]
+        self._unit_bytes = [sum(p.numel() * p.element_size() for p in unit) for unit in units]
+        self._most_waiting_bytes = 2 * max(self._unit_bytes)
+        self._at_same_places = at_same_places
         self._add = add
         self._close = close
         self.begin()
@@ -52,6 +57,9 @@ class InOrder:
             self._close_next()
 
     def _next_may_close(self) -> bool:
+        if self._at_same_places:
+            begun = sum(size for size, count in zip(self._unit_bytes[:self.next - 1], self._num_arrived) if count > 0)
+            return begun >= max(self._unit_bytes)
         return (self._num_arrived[self.next] >= self._num_gradients[self.next]
                 or self._waiting_bytes > self._most_waiting_bytes)
 

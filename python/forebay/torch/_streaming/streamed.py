@@ -176,7 +176,7 @@ class Streamed(InStore):
             bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
         for module in containers_of(self._module, self._units):
             bracket(module, self._saving_weights)
-        if self._options.update_in_backward:
+        if self._options.update_in_backward or self._options.ranks is not None:
             self._hand_over_in_order(weakref.ref(optimizer))
         self._hook_module(weakref.ref(optimizer))
 
@@ -204,8 +204,7 @@ class Streamed(InStore):
         to = optimizer()
         assert to is not None
         trained = [[p for p in unit if p.requires_grad and to.group_number_of(p) is not None] for unit in self._layout]
-        largest = max(sum(p.numel() * p.element_size() for p in unit) for unit in self._layout)
-        self._in_order = InOrder([len(unit) for unit in trained], 2 * largest, add, close)
+        self._in_order = InOrder(trained, add, close, at_same_places=self._options.zero_stage == 3)
 
     # ---- Hooks
 
@@ -396,8 +395,8 @@ class Streamed(InStore):
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
                 "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
-                + (" Or leave update_in_backward out: it needs gradients roughly in the order from the last unit to "
-                   "the first." if self._in_order is not None else ""))
+                + (" With update_in_backward, and with ranks, gradients have to come roughly in the order from the last "
+                   "unit to the first." if self._in_order is not None else ""))
         if not self._in_step:
             self._begin(optimizer, layers, 1.0)
         if self._in_order is not None:
