@@ -137,6 +137,9 @@ int32_t forebay_ranks_local_rank(const forebay_ranks* ranks);
 int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);
 /* Makes of the values of each rank their sum, which is taken in the order of the ranks. */
 int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values, char** message);
+/* Makes of the bytes of each rank those of rank `root`. */
+int32_t forebay_ranks_broadcast(forebay_ranks* ranks, void* data, size_t num_bytes, int32_t root,
+                                char** message);
 
 /* ---- Layers -----------------------------------------------------------------------------------
 

@@ -124,4 +124,18 @@ int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values
       });
 }
 
+int32_t forebay_ranks_broadcast(forebay_ranks* ranks, void* data, size_t num_bytes, int32_t root,
+                                char** message) {
+  return forebay::capi::RunOnCommunicator(
+      ranks, message, [&](forebay::Communicator& communicator) -> absl::Status {
+        if (root < 0 || root >= communicator.size()) {
+          return forebay::UsageError(
+              fmt::format("root is {}, and there are {} ranks", root, communicator.size()));
+        }
+        if (num_bytes == 0) return absl::OkStatus();
+        FOREBAY_RETURN_IF_ERROR(forebay::capi::CheckPointer(data, "data"));
+        return communicator.Broadcast({static_cast<std::byte*>(data), num_bytes}, root);
+      });
+}
+
 }  // extern "C"

@@ -27,7 +27,7 @@ from forebay.tensors import TensorLease, Tensors
 
 __all__ = [
     "BadInputError", "CorruptError", "DoesNotFitError", "EnvironmentProblem", "ForebayError", "Group", "InternalError",
-    "Inventory", "Kernels", "Layers", "Lease", "NotSupportedError", "NumericalError", "OutOfMemoryError", "Ranks", "Run",
-    "Snapshot", "StepGradients", "StoppedError", "StorageError", "Tensor", "TensorLease", "Tensors", "UsageError",
-    "__version__",
+    "Inventory", "Kernels", "Layers", "Lease", "NotSupportedError", "NumericalError", "OutOfMemoryError", "Ranks",
+    "Run", "Snapshot", "StepGradients", "StoppedError", "StorageError", "Tensor", "TensorLease", "Tensors",
+    "UsageError", "__version__",
 ]

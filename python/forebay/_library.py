@@ -160,6 +160,7 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     "forebay_ranks_connect": (POINTER(RanksOptions), _OUT),
     "forebay_ranks_barrier": (_P,),
     "forebay_ranks_sum": (_P, _P, c_size_t),
+    "forebay_ranks_broadcast": (_P, _P, c_size_t, c_int32),
     _LAYERS + "new": (POINTER(LayersOptions), _P, _OUT),
     _LAYERS + "plan_json": (_P, _OUT),
     _LAYERS + "create": (_P,),

@@ -63,5 +63,12 @@ class Ranks(Owned):
     def _sum(self, pinned: Pinned) -> None:
         call(lib.forebay_ranks_sum, self._use(), pinned.address, pinned.num_bytes // 4)
 
+    def broadcast(self, data: Buffer, root: int = 0) -> None:
+        """data: contiguous: its bytes become those of rank `root`."""
+        self._worker.run(self._broadcast, Pinned(data, writable=True), root)
+
+    def _broadcast(self, pinned: Pinned, root: int) -> None:
+        call(lib.forebay_ranks_broadcast, self._use(), pinned.address, pinned.num_bytes, root)
+
 
 __all__ = ["Ranks"]

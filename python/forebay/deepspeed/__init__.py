@@ -1,6 +1,6 @@
 """For scripts that are written for DeepSpeed: `import forebay.deepspeed as deepspeed`. DeepSpeed itself is not needed.
 
-One process: forebay.deepspeed has one rank. docs/pytorch.md says what is the same and what is not.
+Under torchrun or the deepspeed launcher each process is a rank. docs/pytorch.md says what is the same and what is not.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from forebay.deepspeed import _install, comm, ops, zero
 from forebay.deepspeed._config import Config
 from forebay.deepspeed._engine import DeepSpeedEngine
+from forebay.deepspeed.comm import init_distributed
 from forebay.errors import UsageError
 
 __all__ = ["Config", "DeepSpeedEngine", "add_config_arguments", "comm", "init_distributed", "initialize", "install",
@@ -24,7 +25,7 @@ def install() -> None:
     """Puts the engine under an installed DeepSpeed 0.19: `transformers.Trainer(deepspeed=JSON)`, accelerate and scripts
     that `import deepspeed` then run on it. Call it before they import names from DeepSpeed; again, it does nothing.
 
-    EnvironmentProblem: DeepSpeed is not there, or of another layout. UsageError: there are several ranks.
+    EnvironmentProblem: DeepSpeed is not there, or of another layout.
     """
     _install.install(initialize)
 
@@ -44,15 +45,16 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     if model is None:
         raise UsageError("forebay: deepspeed.initialize() needs model=.")
     if mpu is not None or mesh_param is not None:
-        raise UsageError("forebay: mpu= and mesh_param= are for model-parallel ranks, and there is one rank. Leave "
-                         "them out.")
+        raise UsageError("forebay: mpu= and mesh_param= are for model-parallel ranks, and all ranks here are "
+                         "data-parallel. Leave them out.")
     source = config if config is not None else config_params
     if source is None:
         source = getattr(args, "deepspeed_config", None)
     if source is None:
         raise UsageError("forebay: there is no configuration. Give config= (a dict, or the path of a file), or "
                          "--deepspeed_config.")
-    engine = DeepSpeedEngine(model, Config.read(source), optimizer, model_parameters, lr_scheduler)
+    ranks = comm.ranks()
+    engine = DeepSpeedEngine(model, Config.read(source, ranks.size), optimizer, model_parameters, lr_scheduler, ranks)
     loader = None if training_data is None else engine.loader_of(training_data, collate_fn)
     return engine, engine.optimizer, loader, engine.lr_scheduler
 
@@ -63,7 +65,3 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     group.add_argument("--deepspeed", default=False, action="store_true", help="use DeepSpeed (here: forebay)")
     group.add_argument("--deepspeed_config", default=None, type=str, help="DeepSpeed json configuration file")
     return parser
-
-
-def init_distributed(*_: Any, **__: Any) -> None:
-    """Nothing: there is one rank."""

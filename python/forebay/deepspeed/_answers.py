@@ -14,8 +14,8 @@ from forebay.torch import Optimizer
 
 # Calls of DeepSpeed's that are not there, and the way out.
 _REFUSED = {
-    "train_batch": "it is of pipelines, and there is one rank. Call forward, backward and step",
-    "eval_batch": "it is of pipelines, and there is one rank. Call the engine under torch.no_grad()",
+    "train_batch": "it is of pipelines, and there are none. Call forward, backward and step",
+    "eval_batch": "it is of pipelines, and there are none. Call the engine under torch.no_grad()",
     "random_ltd_initialize": "tokens are not dropped. Drop them in the model",
     "set_custom_curriculum_learning_schedule": "there is no curriculum. Order the training data",
     "register_compile_pass": "there is no DeepCompile. Give compile() a backend of torch",
@@ -28,8 +28,11 @@ class Answers(torch.nn.Module):
     _config: Config
     module: torch.nn.Module
     optimizer: Optimizer | None
-    local_rank = global_rank = 0
-    world_size = dp_world_size = mp_world_size = 1
+    local_rank: int
+    global_rank: int
+    world_size: int
+    dp_world_size: int
+    mp_world_size = 1
 
     def __getattr__(self, name: str) -> Any:
         if name in _REFUSED:
@@ -100,14 +103,15 @@ class Answers(torch.nn.Module):
         return self._config.micro_batch
 
     def train_batch_size(self) -> int | None:
-        return None if self._config.micro_batch is None else self._config.micro_batch * self._config.accumulation
+        config = self._config
+        return None if config.micro_batch is None else config.micro_batch * config.accumulation * config.num_ranks
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Between steps: changes the micro-batches of a step. UsageError: they do not divide it."""
-        micro = self._config.micro_batch
+        micro = None if self._config.micro_batch is None else self._config.micro_batch * self._config.num_ranks
         if micro is None or train_batch_size < micro or train_batch_size % micro != 0:
-            raise UsageError(f"forebay: the train batch size is to be {train_batch_size}, and the micro-batch is "
-                             f"{micro}. Choose a multiple of it, or call set_train_micro_batch_size() before.")
+            raise UsageError(f"forebay: the train batch size is to be {train_batch_size}, and the micro-batch of all "
+                             f"ranks is {micro}. Choose a multiple of it, or call set_train_micro_batch_size() before.")
         self._config = self._config._replace(accumulation=train_batch_size // micro)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
@@ -177,12 +181,14 @@ class Answers(torch.nn.Module):
         """Writes the weights, in their type, with torch.save. False, and nothing written, where the configuration says
         stage3_gather_16bit_weights_on_model_save=false."""
         if self._config.stage == 3 and not self.zero_gather_16bit_weights_on_model_save():
-            print(f"forebay: {os.path.join(save_dir, save_filename)} is not written: "
-                  "stage3_gather_16bit_weights_on_model_save is false")
+            if self.global_rank == 0:
+                print(f"forebay: {os.path.join(save_dir, save_filename)} is not written: "
+                      "stage3_gather_16bit_weights_on_model_save is false")
             return False
-        os.makedirs(save_dir, exist_ok=True)
-        torch.save(self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters),
-                   os.path.join(save_dir, save_filename))
+        state = self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)  # by all ranks
+        if self.global_rank == 0:
+            os.makedirs(save_dir, exist_ok=True)
+            torch.save(state, os.path.join(save_dir, save_filename))
         return True
 
     save_fp16_model = save_16bit_model

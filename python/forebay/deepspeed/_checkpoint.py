@@ -3,6 +3,7 @@ store, a copy of it. So tags can be removed, moved and loaded in any order, and 
 
 from __future__ import annotations
 
+import array
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 FILE = "forebay.pt"
 _COPY = re.compile(r"store-(\d+)")
+_PART = re.compile(r"rank-\d+-of-\d+")
 
 
 def save(engine: DeepSpeedEngine, save_dir: str, tag: str, client_state: dict[str, Any], save_latest: bool,
@@ -26,13 +28,13 @@ def save(engine: DeepSpeedEngine, save_dir: str, tag: str, client_state: dict[st
     folder = os.path.join(save_dir, tag)
     os.makedirs(folder, exist_ok=True)
     optimizer = None if engine.optimizer is None else engine.optimizer.state_dict()  # commits
-    copies = []
-    if engine.scratch:
-        number = 1 + max((int(found[1]) for found in map(_COPY.fullmatch, os.listdir(folder)) if found), default=-1)
-        for disk, scratch in enumerate(engine.scratch):
-            copies.append(os.path.join(f"store-{number}", str(disk)))
-            copy_store(scratch.store, os.path.join(folder, copies[-1]), f"checkpoint {folder}")
-    document = {"module": _weights(engine, exclude_frozen), "buffers": _buffers(engine.module), "optimizer": optimizer,
+    weights = _weights(engine, exclude_frozen)
+    copies = _copy_stores(engine, folder)
+    engine.ranks.barrier()  # what all of them have copied belongs to the file
+    if engine.global_rank > 0:
+        engine.ranks.barrier()
+        return
+    document = {"module": weights, "buffers": _buffers(engine.module), "optimizer": optimizer,
                 "lr_scheduler": None if engine.lr_scheduler is None else engine.lr_scheduler.state_dict(),
                 "scaler": None if engine.scaler is None else engine.scaler.state_dict(),
                 "counts": [engine.global_steps, engine.skipped_steps, engine.micro_steps, engine.global_samples],
@@ -51,6 +53,21 @@ def save(engine: DeepSpeedEngine, save_dir: str, tag: str, client_state: dict[st
             text.flush()
             os.fsync(text.fileno())
         _replace(save_dir, "latest")
+    engine.ranks.barrier()
+
+
+def _copy_stores(engine: DeepSpeedEngine, folder: str) -> list[str]:
+    """Copies this rank's stores into the folder of a tag, and returns where, relative to it."""
+    if not engine.scratch:
+        return []
+    number = 1 + max((int(found[1]) for found in map(_COPY.fullmatch, os.listdir(folder)) if found), default=-1)
+    of_all = array.array("q", [number])
+    engine.ranks.broadcast(of_all)
+    copies = [os.path.join(f"store-{of_all[0]}", str(disk)) for disk in range(len(engine.scratch))]
+    for scratch, copy in zip(engine.scratch, copies):
+        copy_store(engine.ranks.folder_in(scratch.store), engine.ranks.folder_in(os.path.join(folder, copy)),
+                   f"checkpoint {folder}")
+    return copies
 
 
 def _replace(folder: str, name: str) -> None:
@@ -101,7 +118,8 @@ def load(engine: DeepSpeedEngine, folder: str, *, is_strict: bool, with_optimize
         engine.module.load_state_dict(document["module"], strict=is_strict)
     if with_optimizer and engine.optimizer is not None:
         for scratch, copy in zip(engine.scratch, document["store"]):
-            copy_store(os.path.join(folder, copy), scratch.store, f"loading {folder}")
+            copy_store(engine.ranks.folder_in(os.path.join(folder, copy)), engine.ranks.folder_in(scratch.store),
+                       f"loading {folder}")
         _load_optimizer(engine.optimizer, document["optimizer"])
     elif engine.optimizer is not None and not engine.scratch:
         engine.optimizer.reload_model_params()
@@ -131,9 +149,13 @@ def _check(engine: DeepSpeedEngine, document: dict[str, Any], folder: str, with_
                                 "load_optimizer_states out; or save_16bit_model(), and load that into the model before "
                                 "initialize().")
     for copy in document["store"] if with_optimizer else ():
-        if not os.path.isdir(os.path.join(folder, copy)):
-            raise BadInputError(f"forebay: the checkpoint's state lies in {os.path.join(folder, copy)}, which is not "
-                                "there. Load another tag.")
+        part = engine.ranks.folder_in(os.path.join(folder, copy))
+        if os.path.isdir(part):
+            continue
+        others = sorted(name for name in os.listdir(os.path.dirname(part)) if _PART.fullmatch(name)) if os.path.isdir(
+            os.path.dirname(part)) else []
+        raise BadInputError(f"forebay: the checkpoint's state lies in {part}, which is not there. Load another tag." +
+                            (f" It was made by other ranks ({', '.join(others)}): start as many." if others else ""))
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

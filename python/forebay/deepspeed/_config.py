@@ -35,7 +35,8 @@ class Config(NamedTuple):
 
     document: dict[str, Any]
     notes: list[str]
-    micro_batch: int | None
+    num_ranks: int
+    micro_batch: int | None  # of one rank
     accumulation: int
     clip: float
     steps_per_print: int
@@ -51,21 +52,21 @@ class Config(NamedTuple):
     weights_nvme: str | None
 
     @classmethod
-    def read(cls, source: Any) -> Config:
+    def read(cls, source: Any, num_ranks: int = 1) -> Config:
         """source: a dict, a path, or a text. UsageError names the key."""
         if isinstance(source, dict):
-            return cls._of(source, "the configuration")
+            return cls._of(source, "the configuration", num_ranks)
         text = os.fspath(source)
         if "{" in text:
-            return cls._of(parse(text, "the configuration"), "the configuration")
+            return cls._of(parse(text, "the configuration"), "the configuration", num_ranks)
         try:
             with open(text, encoding="utf-8") as file:
-                return cls._of(parse(file.read(), text), text)
+                return cls._of(parse(file.read(), text), text, num_ranks)
         except OSError as error:
             raise UsageError(f"forebay: the configuration {text} cannot be read: {error.strerror}.") from error
 
     @classmethod
-    def _of(cls, document: dict[str, Any], source: str) -> Config:
+    def _of(cls, document: dict[str, Any], source: str, num_ranks: int) -> Config:
         notes = list(_walk(document, KEYS, "", source))
         zero = dict(document.get("zero_optimization") or {})
         for fragment in ("offload_optimizer", "offload_param"):
@@ -74,7 +75,7 @@ class Config(NamedTuple):
         if zero.get("cpu_offload") is True:
             zero.setdefault("offload_optimizer", {"device": "cpu"})
         stage = _whole(zero.get("stage", 0), "zero_optimization.stage", 0, 3)
-        micro, accumulation = _batches(document)
+        micro, accumulation = _batches(document, num_ranks)
         if (document.get("msamp") or {}).get("enabled"):
             raise UsageError("forebay: msamp.enabled: FP8 is not there. Set it to false.")
         fp16, bf16 = _fp16(document.get("fp16") or {}), bool((document.get("bf16") or {}).get("enabled", False))
@@ -89,7 +90,7 @@ class Config(NamedTuple):
             notes.append("gradient_clipping is not given: 0, as it was before DeepSpeed 0.19 (there 1.0)")
         every = document.get("steps_per_print") or 0  # accelerate has infinity for never
         clip = _number(document.get("gradient_clipping", 0), "gradient_clipping")
-        return cls(document, notes, micro, accumulation, clip,
+        return cls(document, notes, num_ranks, micro, accumulation, clip,
                    0 if every == math.inf else _whole(every, "steps_per_print", 0, 2**62),
                    bool(document.get("wall_clock_breakdown", False)), optimizer.get("type"),
                    dict(optimizer.get("params") or {}), scheduler.get("type"), dict(scheduler.get("params") or {}),
@@ -134,22 +135,23 @@ def _whole(value: Any, where: str, least: int, most: int) -> int:
     raise UsageError(f"forebay: {where} is {_shown(value)}, and has to be a whole number from {least} to {most}.")
 
 
-def _batches(document: dict[str, Any]) -> tuple[int | None, int]:
-    """Micro-batch (None: not said) and accumulation."""
+def _batches(document: dict[str, Any], num_ranks: int) -> tuple[int | None, int]:
+    """Micro-batch of one rank (None: not said) and accumulation."""
     given = {key: _whole(document[key], key, 1, 2**40)
              for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
              if document.get(key) is not None}
     batch, micro = given.get("train_batch_size"), given.get("train_micro_batch_size_per_gpu")
     steps = given.get("gradient_accumulation_steps")
     if batch is not None and micro is not None and steps is None:
-        steps = batch // micro
+        steps = batch // (micro * num_ranks)
     if batch is not None and micro is None and steps is not None:
-        micro = batch // steps
+        micro = batch // (steps * num_ranks)
     if batch is not None and micro is None and steps is None:
-        micro = batch
-    if batch is not None and (micro or 1) * (steps or 1) != batch:
+        micro = batch // num_ranks
+    if batch is not None and (micro or 0) * (steps or 1) * num_ranks != batch:
         raise UsageError(f"forebay: train_batch_size is {batch}, and train_micro_batch_size_per_gpu times "
-                         f"gradient_accumulation_steps is {micro} * {steps or 1} (of one rank). Make them fit.")
+                         f"gradient_accumulation_steps times ranks is {micro} * {steps or 1} * {num_ranks}. Make them "
+                         "fit.")
     return micro, steps or 1
 
 

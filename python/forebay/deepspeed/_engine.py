@@ -1,4 +1,4 @@
-"""The engine that initialize() gives: forward, backward and step with DeepSpeed's meaning, for one rank."""
+"""The engine that initialize() gives: forward, backward and step with DeepSpeed's meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from forebay.deepspeed._scaler import LossScaler
 from forebay.deepspeed._scratch import Scratch
 from forebay.deepspeed._timers import Timers
 from forebay.errors import NotSupportedError, NumericalError, UsageError
+from forebay.ranks import Ranks
 from forebay.torch import Optimizer, stream
+from forebay.torch._tensors import memory_of, on_host
 
 
 class DeepSpeedEngine(Answers):
@@ -29,15 +31,19 @@ class DeepSpeedEngine(Answers):
     """
 
     def __init__(self, model: torch.nn.Module, config: Config, optimizer: Any, parameters: Iterable[Any] | None,
-                 lr_scheduler: Any) -> None:
+                 lr_scheduler: Any, ranks: Ranks) -> None:
         super().__init__()
         self._config = config
+        self.ranks = ranks
+        self.global_rank, self.local_rank = ranks.rank, ranks.local_rank
+        self.world_size = self.dp_world_size = ranks.size
         for note in config.notes:
-            print(f"forebay: {note}")
+            self._say(f"forebay: {note}")
         self.dtype = torch.float16 if config.fp16 else torch.bfloat16 if config.bf16 else torch.float32
         _cast(model, self.dtype)
         self.module = model
         self.module.train()
+        self._begin_alike()
         self.scaler = LossScaler(config.fp16, config.stage) if config.fp16 else None
         self.scratch: list[Scratch] = []  # where the store lies: a folder for each disk
         self.is_streamed = False
@@ -50,7 +56,24 @@ class DeepSpeedEngine(Answers):
         self._timers = Timers(config.wall_clock_breakdown)
         self._set_scaler_names(False)
 
+    def _say(self, line: str) -> None:
+        if self.global_rank == 0:
+            print(line)
+
     # ---- How it is made
+
+    @torch.no_grad()
+    def _begin_alike(self) -> None:
+        """Parameters and buffers are those of the first rank."""
+        if self.ranks.size == 1:
+            return
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            host = on_host(tensor.detach()).contiguous()
+            if host.numel() == 0:
+                continue
+            self.ranks.broadcast(memory_of(host))
+            if host.data_ptr() != tensor.data_ptr():
+                tensor.copy_(host)
 
     def _make_optimizer(self, optimizer: Any, parameters: Iterable[Any] | None) -> Optimizer | None:
         given = list(parameters) if parameters is not None else list(self.module.parameters())
@@ -64,8 +87,8 @@ class DeepSpeedEngine(Answers):
         elif self._config.optimizer is not None:
             kind, settings = _optimizers.configured(self._config.optimizer, self._config.optimizer_params)
         else:
-            print("forebay: there is no optimizer: neither initialize() nor the configuration has one. The engine "
-                  "evaluates, with all weights in RAM")
+            self._say("forebay: there is no optimizer: neither initialize() nor the configuration has one. The engine "
+                      "evaluates, with all weights in RAM")
             return None
         params = [p for p in given if isinstance(p, (dict, tuple)) or p.requires_grad]
         made = self._place(kind, params, settings)
@@ -76,16 +99,20 @@ class DeepSpeedEngine(Answers):
     def _place(self, kind: Callable[..., Optimizer], params: list[Any], settings: dict[str, Any]) -> Optimizer:
         config = self._config
         disks = dict.fromkeys(disk for disk in (config.weights_nvme, config.optimizer_nvme) if disk is not None)
+        ranks = self.ranks if self.ranks.size > 1 else None
         if not disks:
-            return kind(params, clip=config.clip, **settings)
+            if ranks is not None and config.stage > 0:
+                self._say(f"forebay: zero_optimization.stage is {config.stage}, and each rank keeps all state in RAM: "
+                          "it is divided where it lies on disk (offload_optimizer.device: nvme)")
+            return kind(params, clip=config.clip, ranks=ranks, **settings)
         for disk in disks:
             self.scratch.append(Scratch(disk))
             weakref.finalize(self, self.scratch[-1].remove)
         # Checkpoints are copies, so that the store itself may be lost with its process.
         settings = {"nvme": [scratch.store for scratch in self.scratch], "clip": config.clip, "durability": "none",
-                    **settings}
+                    "ranks": ranks, **settings}
         if config.weights_nvme is None:
-            return kind(params, **settings)
+            return kind(params, zero_stage=min(config.stage, 1), **settings)
         self.is_streamed = True
         made = stream(self.module, optimizer=kind, params=params, **settings).optimizer  # type: ignore[arg-type]
         zero.register(made)
@@ -115,8 +142,12 @@ class DeepSpeedEngine(Answers):
         if self._config.micro_batch is None:
             raise UsageError("forebay: training_data= needs train_batch_size or train_micro_batch_size_per_gpu in the "
                              "configuration.")
-        return torch.utils.data.DataLoader(data, batch_size=self._config.micro_batch, shuffle=True, collate_fn=collate,
-                                           drop_last=bool(self.config.get("dataloader_drop_last", False)))
+        drop_last = bool(self.config.get("dataloader_drop_last", False))
+        sampler: Any = None
+        if self.ranks.size > 1:
+            sampler = torch.utils.data.DistributedSampler(data, self.ranks.size, self.ranks.rank, drop_last=drop_last)
+        return torch.utils.data.DataLoader(data, batch_size=self._config.micro_batch, shuffle=sampler is None,
+                                           sampler=sampler, collate_fn=collate, drop_last=drop_last)
 
     # ---- A step
 
@@ -194,7 +225,7 @@ class DeepSpeedEngine(Answers):
 
     def _report(self) -> None:
         every, rate = self._config.steps_per_print, self._timers.rate(self.train_batch_size() or 1)
-        if every and self.global_steps % every == 0:
+        if self.global_rank == 0 and every and self.global_steps % every == 0:
             print(f"[Rank 0] step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
                   f"mom={self.get_mom()}")
             if rate is not None:

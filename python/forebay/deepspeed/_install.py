@@ -13,7 +13,7 @@ from typing import Any
 from forebay.deepspeed import zero
 from forebay.deepspeed._engine import DeepSpeedEngine
 from forebay.deepspeed.ops import adagrad, adam, lion
-from forebay.errors import EnvironmentProblem, UsageError
+from forebay.errors import EnvironmentProblem
 
 # The replacements: a name, and the modules that have it. That is DeepSpeed 0.19's layout.
 _ZERO = ("deepspeed.runtime.zero", "deepspeed.runtime.zero.partition_parameters")
@@ -32,10 +32,6 @@ _RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.
 
 
 def install(initialize: Callable[..., Any]) -> None:
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks != "1":
-        raise UsageError(f"forebay: WORLD_SIZE is {ranks}, and forebay.deepspeed has one rank. Start one process: "
-                         "`deepspeed --num_gpus=1`, `torchrun --nproc_per_node=1`, or python alone.")
     places = [(_module(module), name, ours) for name, ours, modules in _NAMES for module in modules]
     places.append((_module("deepspeed"), "initialize", _under_deepspeed(initialize)))
     for module, name, _ in places:
@@ -46,7 +42,7 @@ def install(initialize: Callable[..., Any]) -> None:
                                      "script import forebay.deepspeed as deepspeed.")
     if getattr(sys.modules["deepspeed"].initialize, "is_of_forebay", False):
         return
-    _be_one_rank()
+    _be_a_rank()
     # It compiles C++ for sums over ranks when it begins, for minutes.
     getattr(_module("deepspeed.ops"), "__compatible_ops__", {})["deepspeed_shm_comm"] = False
     for module, name, ours in places:
@@ -66,18 +62,18 @@ def _module(name: str) -> ModuleType:
 
 
 def _under_deepspeed(initialize: Callable[..., Any]) -> Callable[..., Any]:
-    def initialize_one_rank(*arguments: Any, **keywords: Any) -> Any:
+    def initialize_ours(*arguments: Any, **keywords: Any) -> Any:
         deepspeed: Any = sys.modules["deepspeed"]
         if keywords.get("dist_init_required") is not False:
             deepspeed.init_distributed(dist_backend="gloo")  # DeepSpeed's own comm is asked for ranks
         return initialize(*arguments, **keywords)
 
-    initialize_one_rank.__doc__ = initialize.__doc__
-    initialize_one_rank.is_of_forebay = True  # type: ignore[attr-defined]
-    return initialize_one_rank
+    initialize_ours.__doc__ = initialize.__doc__
+    initialize_ours.is_of_forebay = True  # type: ignore[attr-defined]
+    return initialize_ours
 
 
-def _be_one_rank() -> None:
+def _be_a_rank() -> None:
     """The variables that a launcher would set, where none has: without it DeepSpeed looks for MPI."""
     for name, value in _RANK.items():
         os.environ.setdefault(name, value)

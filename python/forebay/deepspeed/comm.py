@@ -1,25 +1,50 @@
-"""One rank."""
+"""The ranks that a launcher has started, this process being one of them; without a launcher there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.ranks import Ranks
+
+_connected: Ranks | None = None
 
 
-def get_rank() -> int:
-    """0."""
-    return 0
+def ranks() -> Ranks:
+    """All of them; the first call waits for the others. EnvironmentProblem: one did not come."""
+    global _connected
+    if _connected is None:
+        _connected = Ranks()
+    return _connected
 
 
-def get_world_size() -> int:
-    """1."""
-    return 1
+def init_distributed(*_: Any, **__: Any) -> None:
+    """Waits for the other ranks. The arguments of DeepSpeed's are not needed."""
+    ranks()
+
+
+def get_rank(group: Any = None) -> int:
+    """The number of this rank among all."""
+    return ranks().rank
+
+
+def get_world_size(group: Any = None) -> int:
+    """The number of ranks."""
+    return ranks().size
 
 
 def get_local_rank() -> int:
-    """0."""
-    return 0
+    """The number of this rank on its machine."""
+    return ranks().local_rank
 
 
 def is_initialized() -> bool:
-    """True: one rank needs no preparation."""
+    """True: what asks for ranks waits for them by itself."""
     return True
 
 
-def barrier() -> None:
-    """There is nobody to wait for."""
+def barrier(group: Any = None) -> None:
+    """Returns when every rank has called it."""
+    ranks().barrier()
+
+
+__all__ = ["barrier", "get_local_rank", "get_rank", "get_world_size", "init_distributed", "is_initialized", "ranks"]

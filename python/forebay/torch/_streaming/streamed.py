@@ -395,8 +395,8 @@ class Streamed(InStore):
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
                 "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
-                + (" With update_in_backward, and with ranks, gradients have to come roughly in the order from the last "
-                   "unit to the first." if self._in_order is not None else ""))
+                + (" With update_in_backward, and with ranks, gradients have to come roughly in the order from the "
+                   "last unit to the first." if self._in_order is not None else ""))
         if not self._in_step:
             self._begin(optimizer, layers, 1.0)
         if self._in_order is not None:
