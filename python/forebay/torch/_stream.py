@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -86,19 +86,23 @@ class Engine:
 
         StorageError: the disk is full, for example; the folder has what it had. UsageError: there can be no folder.
         """
-        names = names_of(self.module)
-        units = [[names[parameter] for parameter in unit] for unit in self.optimizer.streamed().layout]
-        ranks = self.optimizer.ranks
-        if ranks is not None and ranks.rank > 0:
-            for _ in self._weights():
+        names, ranks = names_of(self.module), self.optimizer.ranks
+        weights = ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights())
+        if ranks is None or ranks.rank == 0:
+            self._write(folder, max_shard_size, weights)
+        else:
+            for _ in weights:
                 pass  # the first rank, which writes, needs the parts of all
-            ranks.barrier()
-            return
-        save_pretrained(self.module, os.path.abspath(folder), units,
-                        ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights()),
-                        bytes_of(max_shard_size))
         if ranks is not None:
             ranks.barrier()
+
+    def _units(self) -> list[list[str]]:
+        """The names of the parameters of each."""
+        names = names_of(self.module)
+        return [[names[parameter] for parameter in unit] for unit in self.optimizer.streamed().layout]
+
+    def _write(self, folder: Path, max_shard_size: int | str, weights: Iterable[dict[str, torch.Tensor]]) -> None:
+        save_pretrained(self.module, os.path.abspath(folder), self._units(), weights, bytes_of(max_shard_size))
 
     def load_pretrained(self, folder: Path) -> None:
         """Takes the weights of a folder of safetensors into a new store, unit by unit: before the first step.
@@ -116,7 +120,12 @@ class Engine:
             raise NotSupportedError("forebay: save_pretrained of a streamed module takes a folder and max_shard_size, "
                                     f"and got {', '.join(others) or 'push_to_hub'}. Save to a folder, and do the rest "
                                     "with that.")
-        if is_main_process or self.optimizer.ranks is not None:
+        if self.optimizer.ranks is not None and state_dict is not None:
+            # Its caller has gathered it with all ranks, and has one of them write it.
+            if is_main_process:
+                self._write(save_directory, max_shard_size, ({name: state_dict[name] for name in unit}
+                                                             for unit in self._units()))
+        elif is_main_process or self.optimizer.ranks is not None:
             self.save_pretrained(save_directory, max_shard_size)
 
     def _weights(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:

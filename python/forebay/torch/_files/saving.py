@@ -33,7 +33,9 @@ def save_pretrained(module: torch.nn.Module, folder: str, names: Sequence[Sequen
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise UsageError(f"forebay: there can be no folder {folder}: {error.strerror}. Name another one.") from error
-    shapes = [{name: torch.empty_like(module.get_parameter(name), device="meta") for name in unit} for unit in names]
+    # An attribute of a streamed module would bring its weights.
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    shapes = [{name: torch.empty_like(parameters[name], device="meta") for name in unit} for unit in names]
     others = _others(module, {name for unit in names for name in unit})
     entries = {name: entry_of(tensor) for unit in (*shapes, others) for name, tensor in _as_saved(module, unit).items()}
 
