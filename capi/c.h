@@ -38,7 +38,6 @@ int32_t forebay_abi_version(void);
 /* "0.1.0". Not to be freed. */
 const char* forebay_version(void);
 void forebay_free(void* text);
-
 enum {
   FOREBAY_OK = 0,
   FOREBAY_INTERNAL = 1,      /* a bug in forebay */
@@ -85,7 +84,6 @@ typedef struct {
    A layer is what streams: it is read, lent and updated as a whole. Names are unique. Raw layers
    come last. */
 typedef struct forebay_inventory forebay_inventory;
-
 forebay_inventory* forebay_inventory_create(void);
 void forebay_inventory_destroy(forebay_inventory* inventory);
 /* Starts a layer; the tensors added next are its own. */
@@ -106,24 +104,20 @@ int32_t forebay_inventory_add_raw(forebay_inventory* inventory, const char* name
 
 /* ---- Ranks ------------------------------------------------------------------------------------
 
-   Processes that train together, each with data of its own. All of them make the same calls in the
-   same order: of these functions, and on layers that were made with them. A rank that dies, hangs
-   or does something else ends the calls of all others with ENVIRONMENT, which has its number, its
-   host and its reason. */
+   Processes that train together. All make the same calls in the same order: of these functions, and
+   on layers that were made with them. A rank that dies, hangs or does something else ends the calls
+   of the others with ENVIRONMENT, which has its number, its host and its reason. */
 typedef struct forebay_ranks forebay_ranks;
-
 typedef struct {
   size_t struct_size;
   double timeout_s; /* that another rank may be silent; 0: 600 */
-  /* 0, as all that follows: what started the process says it in its environment: torchrun,
-     deepspeed, mpirun or srun. Without one there is one rank. */
+  /* 0, as all that follows: torchrun, deepspeed, mpirun or srun says it; else there is one rank. */
   int32_t size;
   int32_t rank;
   const char* master_address; /* of the machine of rank 0; ends with a zero byte */
   int32_t master_port;        /* the first of 16, at one of which rank 0 listens */
   int32_t reserved;
 } forebay_ranks_options;
-
 /* Waits for the other ranks. ENVIRONMENT: one did not come, and which. */
 int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_ranks** ranks,
                               char** message);
@@ -131,13 +125,13 @@ int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_rank
 void forebay_ranks_destroy(forebay_ranks* ranks);
 int32_t forebay_ranks_rank(const forebay_ranks* ranks);
 int32_t forebay_ranks_size(const forebay_ranks* ranks);
-/* The number of this rank on its machine, as the launcher has it: which GPU is its own. */
+/* Its number on its machine, as the launcher has it: which GPU is its own. */
 int32_t forebay_ranks_local_rank(const forebay_ranks* ranks);
 /* Returns when every rank has called it. */
 int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);
-/* Makes of the values of each rank their sum, which is taken in the order of the ranks. */
+/* The values of each rank become their sum, taken in the order of the ranks. */
 int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values, char** message);
-/* Makes of the bytes of each rank those of rank `root`. */
+/* The bytes of each rank become those of rank `root`. */
 int32_t forebay_ranks_broadcast(forebay_ranks* ranks, void* data, size_t num_bytes, int32_t root,
                                 char** message);
 
@@ -215,22 +209,17 @@ typedef struct {
      ENVIRONMENT: this library has no CUDA, or there is no such device. DOES_NOT_FIT: its memory. */
   int32_t device;
   int32_t device_index; /* of FOREBAY_CUDA: 0 is the first GPU that the process sees */
-  /* Those that train these layers together; NULL: this process alone. Each has data of its own, and
-     a step has the mean of their gradients, which is taken in the order of the ranks. Then:
-     - every rank makes the same calls on its layers, in the same order, but for those that only ask
-       (plan, step, committed_step, stats, user, raw, updates_of), and for add_gradient;
-     - layers close from the last to the first;
-     - fill takes what rank 0 gives; raw tensors are each rank's own;
-     - `folders` are the same of all, and each rank has its own in them ("rank-0-of-2");
-     - a commit is made by all ranks or by none. */
+  /* NULL: this process alone. With ranks a step has the mean of their gradients. All make the same
+     calls, but for add_gradient and those that only ask (plan, step, committed_step, stats, user,
+     raw, updates_of). Layers close from the last to the first. fill takes what rank 0 gives; raw
+     tensors are each rank's own. Each has folders of its own in `folders` ("rank-0-of-2"). A commit
+     is made by all or by none. */
   forebay_ranks* ranks;
-  /* As ZeRO has it: 0: each rank has the whole state. 1 to 3: each has its part of every layer, and
-     the weights of a layer are gathered once in a step (1 and 2) or each time that it is acquired
-     (3). Gathered weights take memory of their own: of all layers, or of num_window_layers. */
+  /* As ZeRO has it: 0: each rank has the whole state. 1 to 3: its part of every layer, and weights
+     are gathered once in a step (1 and 2: memory for all layers) or as they are acquired (3). */
   int32_t zero_stage;
   int32_t reserved;
 } forebay_layers_options;
-
 /* Plans what will lie where. Touches no disk. DOES_NOT_FIT, with the least ram_bytes that works. */
 int32_t forebay_layers_new(const forebay_layers_options* options,
                            const forebay_inventory* inventory, forebay_layers** layers,
@@ -299,7 +288,6 @@ typedef struct {
   double clip;       /* 0: none */
   double loss_scale; /* 0: 1 */
 } forebay_step_options;
-
 int32_t forebay_layers_begin_step(forebay_layers* layers, const forebay_step_options* options,
                                   char** message);
 /* Replaces clip and loss_scale of the step in progress, and the groups where num_groups is not 0.
@@ -354,7 +342,6 @@ void forebay_layers_abandon(forebay_layers* layers);
    progress, or a lease is out. */
 int32_t forebay_layers_commit(forebay_layers* layers, const char* user, size_t user_length,
                               char** message);
-
 /* The same, made once the step's update is applied: at once where it is, else in the next step,
    between forward and backward (see settle). It carries `user` (NULL: that of the step) and the raw
    tensors as they are now: from here on, as from commit on, they change within steps alone.
@@ -362,7 +349,6 @@ int32_t forebay_layers_commit(forebay_layers* layers, const char* user, size_t u
    leases may be out. */
 int32_t forebay_layers_commit_once_applied(forebay_layers* layers, const char* user,
                                            size_t user_length, char** message);
-
 int64_t forebay_layers_committed_step(forebay_layers* layers);
 int64_t forebay_layers_step(forebay_layers* layers); /* the last one that is real */
 /* `user` of the committed step. Free it. */
@@ -388,7 +374,6 @@ int32_t forebay_layers_updates_of(forebay_layers* layers, int32_t tensor, int64_
    changed in a step, or behind it until forebay_layers_commit. */
 int32_t forebay_layers_raw(forebay_layers* layers, int32_t tensor, void** data, size_t* num_bytes,
                            char** message);
-
 /* Bytes moved, time waited, memory taken, the engine: JSON. Free it. */
 int32_t forebay_layers_stats_json(forebay_layers* layers, char** json, char** message);
 /* Has the call of create, fill, start or open that is under way, or else the next, end soon with
@@ -439,7 +424,6 @@ typedef struct {
   int32_t reserved;
   int64_t tile_elems; /* elements that are read and written at once; 0: the default */
 } forebay_tensors_options;
-
 /* Makes a store whose values are zeros until they are written. USAGE where one is there. */
 int32_t forebay_tensors_create(const forebay_tensors_options* options,
                                const forebay_inventory* inventory, forebay_tensors** tensors,
@@ -485,7 +469,6 @@ void* forebay_tensor_lease_dlpack(forebay_tensor_lease* lease);
 int32_t forebay_tensor_lease_release(forebay_tensor_lease* lease, char** message);
 /* Ends the lease, and forgets what was changed. */
 void forebay_tensor_lease_discard(forebay_tensor_lease* lease);
-
 /* Makes all that was released one step, durable, with `user`, a JSON object of at most 3 KiB. USAGE
    where a lease for writing is out. */
 int32_t forebay_tensors_commit(forebay_tensors* tensors, int64_t step, const char* user,
@@ -529,7 +512,6 @@ typedef struct {
   int32_t round_weights;
   int32_t moment_dtype; /* of m and v; those of 16 bits are rounded likewise */
 } forebay_kernel_run;
-
 typedef struct forebay_kernels forebay_kernels; /* a pool of threads */
 /* 0 threads: one per core that the process may use. */
 int32_t forebay_kernels_create(int32_t num_threads, forebay_kernels** kernels, char** message);
@@ -566,7 +548,6 @@ typedef struct {
   int64_t block_bytes; /* that the kernel is asked for in one call; 0: what suits the engine */
   int64_t max_in_flight_bytes; /* started and not complete, of each device; 0: 32 MiB */
 } forebay_io_options;
-
 typedef struct forebay_io forebay_io;
 /* ENVIRONMENT: the kernel does not give the engine that is asked for. */
 int32_t forebay_io_create(const forebay_io_options* options, forebay_io** io, char** message);
@@ -583,7 +564,6 @@ typedef struct {
   void* data;           /* [num_bytes], the request's until its wait has returned */
   size_t num_bytes;
 } forebay_io_request;
-
 /* Starts a request. *ticket: what it is waited for with. BAD_INPUT: there is no file to read, or it
    ends before the range; STORAGE: it cannot be opened. */
 int32_t forebay_io_submit(forebay_io* io, const forebay_io_request* request, uint64_t* ticket,
@@ -602,7 +582,6 @@ int32_t forebay_io_stats_json(forebay_io* io, char** json, char** message);
    Blocks that begin on a page and are locked in RAM as far as the system allows: what transfers go
    to and come from without a copy. */
 typedef struct forebay_memory forebay_memory;
-
 forebay_memory* forebay_memory_create(void);
 /* Frees its blocks. */
 void forebay_memory_destroy(forebay_memory* memory);

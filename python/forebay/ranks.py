@@ -54,7 +54,8 @@ class Ranks(Owned):
         call(lib.forebay_ranks_barrier, self._use())
 
     def sum(self, values: Buffer) -> None:
-        """values: float32, contiguous: they become the sum of those of all ranks, taken in the order of the ranks."""
+        """values: float32, contiguous, as many elements on each rank: they become the sum of those of all ranks, taken in
+        the order of the ranks. UsageError: they are no float32."""
         pinned = Pinned(values, writable=True)
         if pinned.num_bytes % 4 != 0:
             raise UsageError(f"forebay: {pinned.num_bytes} bytes are no float32 values.")
@@ -64,7 +65,7 @@ class Ranks(Owned):
         call(lib.forebay_ranks_sum, self._use(), pinned.address, pinned.num_bytes // 4)
 
     def broadcast(self, data: Buffer, root: int = 0) -> None:
-        """data: contiguous: its bytes become those of rank `root`."""
+        """data: contiguous, as many bytes on each rank: they become those of rank `root`."""
         self._worker.run(self._broadcast, Pinned(data, writable=True), root)
 
     def _broadcast(self, pinned: Pinned, root: int) -> None:

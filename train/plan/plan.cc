@@ -163,9 +163,10 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
   }
   if (const RankPart part = PartOf(options); part.of > 1) {
     const GatheredFor length = GatheredForStage(options.zero_stage);
-    terms.push_back({"weights of all ranks",
-                     GatheredWeights::ChargedBytes(inventory, WeightDType(options.layout), {length}),
-                     0, length == GatheredFor::kUse ? "" : "--zero_stage=3"});
+    terms.push_back(
+        {"weights of all ranks",
+         GatheredWeights::ChargedBytes(inventory, WeightDType(options.layout), {length}), 0,
+         length == GatheredFor::kUse ? "" : "--zero_stage=3"});
     terms.push_back({"sums of squares of gradients",
                      HeldGradients::SumsBytes(InventoryOf(model, part)), 0, ""});
   }

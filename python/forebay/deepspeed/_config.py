@@ -149,9 +149,9 @@ def _batches(document: dict[str, Any], num_ranks: int) -> tuple[int | None, int]
     if batch is not None and micro is None and steps is None:
         micro = batch // num_ranks
     if batch is not None and (micro or 0) * (steps or 1) * num_ranks != batch:
+        of_whom = "one rank" if num_ranks == 1 else f"each of {num_ranks} ranks"
         raise UsageError(f"forebay: train_batch_size is {batch}, and train_micro_batch_size_per_gpu times "
-                         f"gradient_accumulation_steps times ranks is {micro} * {steps or 1} * {num_ranks}. Make them "
-                         "fit.")
+                         f"gradient_accumulation_steps is {micro} * {steps or 1} (of {of_whom}). Make them fit.")
     return micro, steps or 1
 
 

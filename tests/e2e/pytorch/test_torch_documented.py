@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 def test_the_examples_run(tmp_path, monkeypatch, capsys):
     examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "pytorch.md").read_text(), re.M | re.S)
-    assert len(examples) == 13 and examples[0].count("\n") <= 12
+    assert len(examples) == 14 and examples[0].count("\n") <= 12
     monkeypatch.chdir(tmp_path)
     names = {}
     for example in examples:
