@@ -43,6 +43,8 @@ class LayersState {
   ~LayersState() {
     if (device_ != nullptr) device_->DropGradient();
     const std::unique_lock lock = LockRanks();
+    released_.clear();
+    staging_ = {};
     run_.reset();
   }
   LayersState(const LayersState&) = delete;

@@ -1,11 +1,14 @@
 // Layers that are lent on a CUDA device through the C interface: the same bits as in RAM, streams
 // of the caller that are ordered by forebay_lease_ready alone, and mistakes. On the emulated GPU
 // that is a race report where an order is missing; elsewhere it needs a GPU.
+#include <unistd.h>
+
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "forebay/base/errors.h"
@@ -40,18 +43,17 @@ Outcome Ready(forebay_lease* lease, void* stream) {
 }
 
 // A caller with a stream of its own.
-class CDeviceLayers : public testing::Test {
- protected:
-  void SetUp() override {
-    auto cuda = CreateCudaDevice(0);
-    if (!cuda.ok()) GTEST_SKIP() << MessageOf(cuda.status());
-    device_ = *std::move(cuda);
-    stream_ = MakeStream();
-  }
-  void TearDown() override {
+class DeviceCaller {
+ public:
+  ~DeviceCaller() {
     if (stream_ != nullptr) {
       EXPECT_TRUE(stream_->Await().ok());
     }
+  }
+  absl::Status TakeDevice() {
+    FOREBAY_ASSIGN_OR_RETURN(device_, CreateCudaDevice(0));
+    stream_ = MakeStream();
+    return absl::OkStatus();
   }
   std::unique_ptr<Stream> MakeStream() {
     auto stream = device_->CreateStream();
@@ -143,6 +145,14 @@ class CDeviceLayers : public testing::Test {
   std::vector<std::vector<float>> written_;  // what stream_ copies to them
 };
 
+class CDeviceLayers : public testing::Test, protected DeviceCaller {
+ protected:
+  void SetUp() override {
+    const absl::Status status = TakeDevice();
+    if (!status.ok()) GTEST_SKIP() << MessageOf(status);
+  }
+};
+
 TEST_F(CDeviceLayers, ATrainingSeesAndGivesTheBitsOfOneInRam) {
   std::vector<std::vector<std::vector<std::byte>>> seen[2];
   std::vector<float> all[2];
@@ -163,6 +173,61 @@ TEST_F(CDeviceLayers, ATrainingSeesAndGivesTheBitsOfOneInRam) {
   EXPECT_EQ(seen[0], seen[1]);
   EXPECT_EQ(all[0], all[1]);
   EXPECT_NE(seen[1][0], seen[1][1]);
+}
+
+// Two ranks with the same gradients: their mean is what one has.
+TEST_F(CDeviceLayers, RanksSeeAndGiveTheBitsOfOneInRam) {
+  constexpr int kSteps = 3;
+  std::vector<float> alone;
+  {
+    const TemporaryFolder folder;
+    Layers layers(folder.Path("store"), Settings{});
+    layers.Create();
+    for (int step = 1; step <= kSteps; ++step) {
+      ASSERT_THAT(layers.Begin(), IsOk());
+      AddGradients(layers, step, /*on_device=*/false);
+      ASSERT_THAT(layers.Finish(), IsOk());
+      ASSERT_THAT(layers.Update(), IsOk());
+    }
+    alone = layers.All();
+  }
+  for (const int32_t zero_stage : {0, 1, 3}) {
+    const TemporaryFolder folder;
+    std::vector<float> all[2];
+    const auto run = [&](int32_t rank) {
+      DeviceCaller caller;
+      ASSERT_EQ(caller.TakeDevice(), absl::OkStatus());
+      forebay_ranks_options options = {};
+      options.struct_size = sizeof(options);
+      options.timeout_s = 60;
+      options.size = 2;
+      options.rank = rank;
+      options.master_address = "127.0.0.1";
+      options.master_port = 20000 + static_cast<int32_t>(::getpid() % 20000);
+      forebay_ranks* ranks = nullptr;
+      ASSERT_THAT(Do([&](char** m) { return forebay_ranks_connect(&options, &ranks, m); }), IsOk());
+      Settings settings = kOnDevice;
+      settings.ranks = ranks;
+      settings.zero_stage = zero_stage;
+      Layers layers(folder.Path("store"), settings);
+      ASSERT_THAT(layers.planned(), IsOk());
+      layers.Create();
+      for (int step = 1; step <= kSteps; ++step) {
+        ASSERT_THAT(layers.Begin(), IsOk());
+        caller.Pass(layers, /*on_device=*/true);
+        caller.AddGradients(layers, step, /*on_device=*/true);
+        ASSERT_THAT(layers.Finish(), IsOk());
+        ASSERT_THAT(layers.Update(), IsOk());
+      }
+      all[rank] = layers.All();
+      forebay_ranks_destroy(ranks);
+    };
+    std::thread other(run, 1);
+    run(0);
+    other.join();
+    EXPECT_EQ(all[0], alone) << zero_stage;
+    EXPECT_EQ(all[1], alone) << zero_stage;
+  }
 }
 
 // The last gradient of an abandoned step may still be on its way.

@@ -56,6 +56,8 @@ struct Settings {
   std::vector<double> shares = {1};  // of as many folders, named 0, 1 and so on
   int32_t device = FOREBAY_HOST;
   int32_t device_index = 0;
+  forebay_ranks* ranks = nullptr;
+  int32_t zero_stage = 0;
 };
 
 inline forebay_inventory* NewInventory(int num_layers) {
@@ -116,6 +118,8 @@ class Layers {
     options.tile_elems = 4096;
     options.device = settings.device;
     options.device_index = settings.device_index;
+    options.ranks = settings.ranks;
+    options.zero_stage = settings.zero_stage;
     planned_ = Do(
         [&](char** message) { return forebay_layers_new(&options, inventory, &layers_, message); });
     forebay_inventory_destroy(inventory);
