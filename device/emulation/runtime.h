@@ -76,6 +76,7 @@ struct Point {
   uint64_t index = 0;  // of the operation that reaches it, from 1
   bool is_reached = false;
   std::chrono::steady_clock::time_point reached_at;
+  int num_queries = 0;  // that found it not reached
 };
 
 struct StreamOperation {
