@@ -39,7 +39,8 @@ struct SpilledActivationsShape {
   friend bool operator==(const SpilledActivationsShape&, const SpilledActivationsShape&) = default;
 };
 
-// Owned by one thread. Allocates nothing after its creation.
+// A place is a layer here: no pass in segments spills to a disk. Owned by one thread. Allocates
+// nothing after its creation.
 class SpilledActivations final : public ActivationStorage {
  public:
   // `area_begins`: by stripe, where their part of the scratch area begins, which is as large as

@@ -14,11 +14,14 @@ namespace forebay {
 
 namespace {
 
-// Without a forward pass there are no activations to read back.
+// Without a forward pass there are no activations to read back and to give up.
 std::vector<Operation> FromLossOn(const StepSchedule& schedule) {
   std::vector<Operation> operations;
   std::ranges::copy_if(schedule.FromLossOn(), std::back_inserter(operations),
-                       [](const Operation& op) { return op.kind != OperationKind::kFetch; });
+                       [](const Operation& op) {
+                         return op.kind != OperationKind::kFetch &&
+                                op.kind != OperationKind::kKeep && op.kind != OperationKind::kDrop;
+                       });
   return operations;
 }
 

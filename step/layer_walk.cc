@@ -30,13 +30,13 @@ double WorkOf(OperationKind kind) {
   }
 }
 
-// The most layers that are held at one time.
-size_t MostHeld(std::span<const Operation> operations) {
-  int64_t held = 0;
+// The most layers that are between the two at one time.
+size_t MostBetween(OperationKind begin, OperationKind end, std::span<const Operation> operations) {
+  int64_t count = 0;
   int64_t most = 0;
   for (const Operation& operation : operations) {
-    if (operation.kind == kRead) most = std::max(most, ++held);
-    if (operation.kind == kRelease) --held;
+    if (operation.kind == begin) most = std::max(most, ++count);
+    if (operation.kind == end) --count;
   }
   return static_cast<size_t>(most);
 }
@@ -64,12 +64,15 @@ LayerWalk::LayerWalk(std::vector<Operation> operations)
     : operations_(std::move(operations)),
       reads_(ReadsOf(operations_)),
       all_work_(WorkOf(operations_)) {
-  leases_.reserve(MostHeld(operations_));
+  leases_.reserve(MostBetween(kRead, kRelease, operations_));
+  kept_.reserve(MostBetween(kKeep, kDrop, operations_));
 }
 
 absl::Status LayerWalk::Run(ParamSource& source, LayerCompute& compute, const WalkHooks& hooks) {
   work_ = 0;
   recomputed_layer_ = -1;
+  kept_.clear();
+  is_behind_loss_ = false;
   absl::Status status;
   for (const Operation& operation : operations_) {
     if (operation.kind == kRead && hooks.progress) status = hooks.progress(work_ / all_work_);
@@ -103,7 +106,7 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       Release(layer, compute);
       return absl::OkStatus();
     case kForward:
-      FOREBAY_RETURN_IF_ERROR(AwaitRoom(layer, hooks));
+      FOREBAY_RETURN_IF_ERROR(AwaitForForward(hooks));
       return ForEachBatch(operation, compute, [&](const HeldWeights& weights, size_t batch) {
         return compute.Forward(layer, weights, batch);
       });
@@ -112,6 +115,7 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
         return compute.Loss(layer, weights, batch);
       });
     case kLossAndGradient:
+      is_behind_loss_ = true;
       return ForEachBatch(operation, compute, [&](const HeldWeights& weights, size_t batch) {
         return compute.LossAndGradient(layer, weights, batch);
       });
@@ -119,7 +123,7 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       recomputed_layer_ = layer;
       return absl::OkStatus();
     case kBackward:
-      FOREBAY_RETURN_IF_ERROR(AwaitInput(layer, hooks));
+      FOREBAY_RETURN_IF_ERROR(AwaitInput(hooks));
       return ForEachBatch(operation, compute,
                           [&, recomputes = TakeRecompute(layer)](const HeldWeights& weights,
                                                                  size_t batch) -> absl::Status {
@@ -133,16 +137,16 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
       compute.Save(layer);
       return absl::OkStatus();
     case kKeep:
-      compute.Keep(layer);
+      Keep(layer, compute);
       return absl::OkStatus();
     case kDrop:
-      compute.Drop(layer);
+      Drop(layer, compute);
       return absl::OkStatus();
     case kSpill:
-      hooks.activations->StartWrite(layer);
+      hooks.activations->StartWrite(PlaceOf(layer));
       return absl::OkStatus();
     case kFetch:
-      hooks.activations->StartRead(layer);
+      hooks.activations->StartRead(PlaceOf(layer));
       return absl::OkStatus();
     case kHand: {
       const TraceScope trace = ScopeOf(kHand, layer);
@@ -159,14 +163,38 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
   return absl::OkStatus();
 }
 
-absl::Status LayerWalk::AwaitRoom(int layer, const WalkHooks& hooks) {
+absl::Status LayerWalk::AwaitRoom(const WalkHooks& hooks) const {
   if (hooks.activations == nullptr) return absl::OkStatus();
-  return hooks.activations->Await(layer - hooks.activations->num_buffers());
+  return hooks.activations->Await(num_kept() - hooks.activations->num_buffers());
 }
 
-absl::Status LayerWalk::AwaitInput(int layer, const WalkHooks& hooks) {
+absl::Status LayerWalk::AwaitInput(const WalkHooks& hooks) const {
   if (hooks.activations == nullptr) return absl::OkStatus();
-  return hooks.activations->Await(layer - 1);
+  return hooks.activations->Await(num_kept() - 1);
+}
+
+// Before the loss the input may still be on its way out, which does not hinder reading it. Behind
+// the loss a segment goes forward again from an input that comes back.
+absl::Status LayerWalk::AwaitForForward(const WalkHooks& hooks) const {
+  FOREBAY_RETURN_IF_ERROR(AwaitRoom(hooks));
+  return is_behind_loss_ ? AwaitInput(hooks) : absl::OkStatus();
+}
+
+void LayerWalk::Keep(int layer, LayerCompute& compute) {
+  compute.Keep(layer);
+  kept_.push_back(layer);
+}
+
+void LayerWalk::Drop(int layer, LayerCompute& compute) {
+  FOREBAY_CHECK(!kept_.empty() && kept_.back() == layer);
+  kept_.pop_back();
+  compute.Drop(layer);
+}
+
+int LayerWalk::PlaceOf(int layer) const {
+  const auto kept = std::ranges::find(kept_, layer);
+  FOREBAY_CHECK(kept != kept_.end());
+  return static_cast<int>(kept - kept_.begin());
 }
 
 // Whether the layer's backward pass begins with a recomputation.

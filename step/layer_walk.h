@@ -45,9 +45,16 @@ class LayerWalk {
   absl::Status RunOne(const Operation& operation, ParamSource& source, LayerCompute& compute,
                       const WalkHooks& hooks);
   absl::Status Read(int layer, ParamSource& source);
-  // Waits until the buffer of the layer's activation is free, or has the one that it needs.
-  static absl::Status AwaitRoom(int layer, const WalkHooks& hooks);
-  static absl::Status AwaitInput(int layer, const WalkHooks& hooks);
+  // Waits until the buffer of the activation that comes next is free, or the one that was kept last
+  // has come back.
+  absl::Status AwaitRoom(const WalkHooks& hooks) const;
+  absl::Status AwaitInput(const WalkHooks& hooks) const;
+  absl::Status AwaitForForward(const WalkHooks& hooks) const;
+  void Keep(int layer, LayerCompute& compute);
+  void Drop(int layer, LayerCompute& compute);
+  // As ActivationStorage has it, of an activation that is kept.
+  int PlaceOf(int layer) const;
+  int num_kept() const { return static_cast<int>(kept_.size()); }
   bool TakeRecompute(int layer);
   void Release(int layer, LayerCompute& compute);
   // `call(weights, batch)` for every micro-batch.
@@ -59,6 +66,8 @@ class LayerWalk {
   const std::vector<int> reads_;
   const double all_work_;
   std::vector<WeightsLease> leases_;
+  std::vector<int> kept_;  // layers whose activations are
+  bool is_behind_loss_ = false;
   double work_ = 0;
   int recomputed_layer_ = -1;  // with the kBackward that follows; -1: none
 };

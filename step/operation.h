@@ -20,7 +20,8 @@ enum class OperationKind : uint8_t {
   kKeep,             // keeps the layer's activation until kDrop; otherwise the next layer takes it
   kDrop,             // gives up an activation that was kept
   kSpill,            // starts writing an activation that was kept to where it waits on disk
-  kFetch,            // starts reading it back: it is there when the kBackward that needs it begins
+  kFetch,            // starts reading it back: it is there when the kBackward, or the kForward of
+                     // a segment, that needs it begins
   kRecompute,        // computes again what the layer's kBackward needs of its forward pass
   kBackward,  // turns the gradient of the layer's activation into that of its input, and adds
               // to the gradients of its weights

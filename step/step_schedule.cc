@@ -19,7 +19,8 @@ int LastSegment(const Chain& chain) {
 
 class ChainBuilder {
  public:
-  explicit ChainBuilder(const Chain& chain) : chain_(chain) {
+  explicit ChainBuilder(const Chain& chain)
+      : chain_(chain), num_away_(chain.num_spilled_activations) {
     FOREBAY_CHECK(chain.num_layers >= 3);
     FOREBAY_CHECK(chain.update_times.empty() ||
                   static_cast<int>(chain.update_times.size()) == chain.num_layers);
@@ -39,13 +40,12 @@ class ChainBuilder {
       ReadUpToDate(layer);
       if (layer >= last() - chain_.num_saving) Add(kSave, layer);
       Add(kForward, layer);
-      if (IsKeptFromForward(layer)) Add(kKeep, layer);
-      if (layer < chain_.num_spilled_activations) Add(kSpill, layer);
+      if (IsKeptFromForward(layer)) KeepFromForward(layer);
       Add(kRelease, layer);
     }
     ReadUpToDate(last());
     WithLoss(kLossAndGradient);
-    FetchInto(last() - 1);
+    FetchBehind(last());
     Add(kCommit, -1);
     Hand(last());
     for (int layer = last() - 1; layer > 0; --layer) {
@@ -53,8 +53,8 @@ class ChainBuilder {
       Add(kRead, layer);
       Add(kRecompute, layer);
       Add(kBackward, layer);
-      Add(kDrop, layer - 1);
-      FetchInto(layer - 1);
+      Drop(layer - 1);
+      FetchBehind(layer);
       Add(kRelease, layer);
       Hand(layer);
     }
@@ -92,7 +92,7 @@ class ChainBuilder {
     for (int layer = input + 1; layer < end; ++layer) {
       Add(kRead, layer);
       Add(kForward, layer);
-      Add(kKeep, layer);
+      Keep(layer);
       Add(kRelease, layer);
     }
   }
@@ -117,10 +117,31 @@ class ChainBuilder {
     if (UpdateTimeOf(layer) == UpdateTime::kAfterHand) Update(layer);
   }
 
-  // The activation of `layer` is used up. That which had its buffer before has it again.
-  void FetchInto(int layer) {
-    const int fetched = layer - NumActivationBuffers(chain_);
-    if (fetched >= 0 && fetched < chain_.num_spilled_activations) Add(kFetch, fetched);
+  void Keep(int layer) {
+    Add(kKeep, layer);
+    kept_.push_back(layer);
+  }
+  void KeepFromForward(int layer) {
+    Keep(layer);
+    if (std::ssize(kept_) <= chain_.num_spilled_activations) Add(kSpill, layer);
+  }
+  void Drop(int layer) {
+    FOREBAY_CHECK(kept_.back() == layer);
+    Add(kDrop, layer);
+    kept_.pop_back();
+  }
+
+  // The backward pass of `layer`, or the loss, has used its input up. Activations come back into
+  // buffers that no other needs any more: neither one that is kept, nor one of a segment that goes
+  // forward again.
+  void FetchBehind(int layer) {
+    const int segment = std::min(layer - 1, last_segment()) / chain_.segment_layers;
+    // The input of the segment before, and behind it its layers'.
+    const int last_again = segment > 0 ? segment - 1 + chain_.segment_layers - 1 : -1;
+    const int last_needed = std::max(static_cast<int>(std::ssize(kept_)) - 1, last_again);
+    while (num_away_ > 0 && num_away_ - 1 + NumActivationBuffers(chain_) > last_needed) {
+      Add(kFetch, kept_[static_cast<size_t>(--num_away_)]);
+    }
   }
 
   // Requires: the last layer was read.
@@ -133,6 +154,8 @@ class ChainBuilder {
 
   const Chain& chain_;
   std::vector<Operation> operations_;
+  std::vector<int> kept_;  // the layers whose activations are, in the order of the buffers
+  int num_away_;           // the first so many of them are not in a buffer
 };
 
 std::vector<int> LayersOf(std::span<const Operation> operations, OperationKind kind) {
@@ -176,9 +199,10 @@ int NumActivationBuffers(const Chain& chain) {
 }
 
 int MostSpilledActivations(const Chain& chain) {
-  if (chain.segment_layers > 1) return 0;
   constexpr int kLeastBuffers = 3;
-  return std::max(0, chain.num_layers - 1 - kLeastBuffers);
+  Chain all = chain;
+  all.num_spilled_activations = 0;
+  return std::max(0, NumActivationBuffers(all) - std::max(kLeastBuffers, chain.segment_layers));
 }
 
 StepSchedule ChainSchedule(const Chain& chain) {

@@ -41,16 +41,15 @@ struct Chain {
   int num_layers = 0;                    // >= 3
   bool loss_reads_first = false;         // the loss needs the weights of the first layer too (tied)
   std::vector<UpdateTime> update_times;  // by layer; empty: all kOnRead
-  // The activations of the first so many layers are spilled: they wait longest for their backward
-  // pass. 0 to MostSpilledActivations.
+  // The first so many activations that the forward pass keeps are spilled: they wait longest for
+  // their backward pass. 0 to MostSpilledActivations.
   int num_spilled_activations = 0;
   // The last so many layers before that which makes the loss save (OperationKind::kSave). 0 to all
   // but the first.
   int num_saving = 0;
   // The layers between the first and that which makes the loss form segments of so many; the last
   // one may be shorter. Of each the input alone is kept until the backward pass comes to it, and
-  // then its layers go forward again. Of the last one all is kept. 1: of all. With more none is
-  // spilled.
+  // then its layers go forward again. Of the last one all is kept. 1: of all.
   int segment_layers = 1;
 };
 StepSchedule ChainSchedule(const Chain& chain);
@@ -60,9 +59,9 @@ StepSchedule ReadingOnce(const StepSchedule& schedule);
 
 // How many activations are in memory at most in a step: those that are kept and not spilled, and
 // one more, which is computed or being read. While a layer computes, the transfers of others go on.
-// In segments of more than one layer none can be spilled.
 int NumActivationBuffers(const Chain& chain);
-// That leaves three buffers: while one is used, two layers' time is there for each transfer.
+// That leaves three buffers: while one is used, two layers' time is there for each transfer. And it
+// leaves one for each layer of a segment, since all that go forward again are there at one time.
 int MostSpilledActivations(const Chain& chain);
 
 // Forward pass and loss alone, without updates.

@@ -25,9 +25,9 @@ struct CudaDecoderOptions {
   int64_t max_tokens = 0;      // of the largest micro-batch
   int64_t step_tokens = 0;     // of all micro-batches of a pass together
   int64_t num_batches = 1;     // of a pass, at most
-  // The first so many layers' wait for their backward pass in RAM, or in a storage that is given
-  // (SpillTo); the others on the device. As the walk's operations spill them
-  // (Chain::num_spilled_activations).
+  // As the walk's operations have both (Chain). The activations that are spilled wait for their
+  // backward pass in RAM, or in a storage that is given (SpillTo); the others on the device.
+  int segment_layers = 1;
   int num_spilled_activations = 0;
   bool spills_to_storage = false;
   bool training = true;  // else for passes that keep no activation and go forward alone

@@ -1,7 +1,6 @@
 #include "forebay/model/cuda_decoder/cuda_layer_compute.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
@@ -62,7 +61,7 @@ absl::Status CudaLayerCompute::BeginPass(std::span<const MicroBatch> batches,
   }
   FOREBAY_CHECK(first_token_.back() <= options_.step_tokens);
   slot_ = 0;
-  is_kept_ = false;
+  num_kept_ = 0;
   std::ranges::fill(kept_in_slot_, -1);
   return batches_->Upload(batches, *stream_);
 }
@@ -81,12 +80,10 @@ absl::Status CudaLayerCompute::Embed(const LayerWeights& weights, size_t batch) 
 
 absl::Status CudaLayerCompute::Forward(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
+  slot_ = num_kept_ % activations_->num_buffers();
   if (layer == EmbedLayer()) {
     FOREBAY_RETURN_IF_ERROR(Embed(weights, batch));
     return EndUse(layer);
-  }
-  if (batch == 0 && std::exchange(is_kept_, false)) {
-    slot_ = (slot_ + 1) % activations_->num_buffers();
   }
   const int input_slot = kept_in_slot_[layer - 1];
   std::byte* const out = Activation(slot_, batch);
@@ -184,14 +181,14 @@ absl::Status CudaLayerCompute::Backward(int layer, const HeldWeights& held, size
 }
 
 void CudaLayerCompute::Keep(int layer) {
-  FOREBAY_CHECK(slot_ == layer % activations_->num_buffers());  // as ActivationStorage has it
   kept_in_slot_[layer] = slot_;
-  is_kept_ = true;
+  ++num_kept_;
 }
 
 void CudaLayerCompute::Drop(int layer) {
   FOREBAY_CHECK(kept_in_slot_[layer] >= 0);
   kept_in_slot_[layer] = -1;
+  --num_kept_;
 }
 
 LayerGradient CudaLayerCompute::GradientOf(int layer) {

@@ -113,7 +113,7 @@ class CudaLayerCompute final : public CudaDecoder {
   std::vector<int64_t> first_token_;  // of each micro-batch, and one past the last
   double gradient_scale_ = 1;
   int slot_ = 0;                   // has the newest activation
-  bool is_kept_ = false;           // the newest
+  int num_kept_ = 0;               // the place of the next one, as ActivationStorage has it
   std::vector<int> kept_in_slot_;  // by layer; -1: not kept
 };
 

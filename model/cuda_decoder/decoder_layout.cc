@@ -5,6 +5,7 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/model/cuda/scratch.h"
 #include "forebay/model/cuda_decoder/device_batches.h"
+#include "forebay/step/step_schedule.h"
 
 namespace forebay {
 
@@ -30,11 +31,14 @@ CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDeco
     rope = options.max_tokens * config.head_dim * static_cast<int64_t>(sizeof(float));
   }
   if (!options.training) return;
+  const Inventory inventory = BuildInventory(config);
   activations.num_spilled = options.num_spilled_activations;
   activations.in_storage = options.spills_to_storage;
-  activations.num_buffers = config.num_layers + 1 - options.num_spilled_activations;
+  activations.num_buffers =
+      NumActivationBuffers({.num_layers = inventory.num_layers(),
+                            .num_spilled_activations = options.num_spilled_activations,
+                            .segment_layers = options.segment_layers});
   activation_gradient = activations.activation_bytes;
-  const Inventory inventory = BuildInventory(config);
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
     int64_t& most = HasLargeGradient(config, layer) ? large_gradient : block_gradient;
     most =

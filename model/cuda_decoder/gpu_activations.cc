@@ -38,102 +38,103 @@ void GpuActivations::EndSpilling() {
   storage_ = nullptr;
 }
 
-std::span<std::byte> GpuActivations::InRam(int layer) const {
+std::span<std::byte> GpuActivations::InRam(int place) const {
   const auto size = static_cast<size_t>(shape_.activation_bytes);
-  if (storage_ == nullptr) return in_ram_.bytes().subspan(static_cast<size_t>(layer) * size, size);
+  if (storage_ == nullptr) return in_ram_.bytes().subspan(static_cast<size_t>(place) * size, size);
   const std::span<std::byte> buffers = storage_->buffers();
   const int num_buffers = storage_->num_buffers();
-  return buffers.subspan(static_cast<size_t>(layer % num_buffers) * (buffers.size() / num_buffers),
+  return buffers.subspan(static_cast<size_t>(place % num_buffers) * (buffers.size() / num_buffers),
                          size);
 }
 
 // A transfer, behind all that was asked of the computation so far. Errors are Await's.
-void GpuActivations::Begin(int layer) {
-  FOREBAY_CHECK(layer >= 0 && layer < shape_.num_spilled);
+void GpuActivations::Begin(int place) {
+  FOREBAY_CHECK(place >= 0 && place < shape_.num_spilled);
   FOREBAY_CHECK((storage_ != nullptr) == shape_.in_storage);
-  TransferOf(layer).layer = layer;
-  failure_.Update(compute_.Record(*TransferOf(layer).may_begin));
+  TransferOf(place).place = place;
+  failure_.Update(compute_.Record(*TransferOf(place).may_begin));
 }
 
 template <typename Call>
-void GpuActivations::Copy(int layer, const Call& copy) {
-  failure_.Update(copies_->WaitFor(*TransferOf(layer).may_begin));
+void GpuActivations::Copy(int place, const Call& copy) {
+  failure_.Update(copies_->WaitFor(*TransferOf(place).may_begin));
   failure_.Update(copy());
-  failure_.Update(copies_->Record(*TransferOf(layer).is_done));
+  failure_.Update(copies_->Record(*TransferOf(place).is_done));
   copied_bytes_ += shape_.activation_bytes;
 }
 
 // The storage gets the activation that was copied last.
 absl::Status GpuActivations::HandOver() {
-  const int layer = std::exchange(to_hand_over_, -1);
-  if (layer < 0) return absl::OkStatus();
-  FOREBAY_RETURN_IF_ERROR(TransferOf(layer).is_done->Await());
-  storage_->StartWrite(layer);
+  const int place = std::exchange(to_hand_over_, -1);
+  if (place < 0) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(TransferOf(place).is_done->Await());
+  storage_->StartWrite(place);
   return absl::OkStatus();
 }
 
 // The GPU gets the activation that the storage reads.
 absl::Status GpuActivations::TakeBack() {
-  const int layer = std::exchange(to_take_back_, -1);
-  if (layer < 0) return absl::OkStatus();
-  FOREBAY_RETURN_IF_ERROR(storage_->Await(layer));
-  Copy(layer, [&] { return copies_->CopyToDevice(OnDevice(layer), InRam(layer)); });
+  const int place = std::exchange(to_take_back_, -1);
+  if (place < 0) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(storage_->Await(place));
+  Copy(place, [&] { return copies_->CopyToDevice(OnDevice(place), InRam(place)); });
   return failure_;
 }
 
-// The storage's buffer for the layer is free to be read into: what the layer itself had in it was
+// The storage's buffer for the place is free to be read into: what the place itself had in it was
 // written, and what was read into it before is on the GPU.
-absl::Status GpuActivations::AwaitStorageBuffer(int layer) {
-  FOREBAY_RETURN_IF_ERROR(storage_->Await(layer));
-  const int before = layer + storage_->num_buffers();
+absl::Status GpuActivations::AwaitStorageBuffer(int place) {
+  FOREBAY_RETURN_IF_ERROR(storage_->Await(place));
+  const int before = place + storage_->num_buffers();
   if (before >= shape_.num_spilled) return absl::OkStatus();
   return TransferOf(before).is_done->Await();
 }
 
-void GpuActivations::StartWrite(int layer) {
-  Begin(layer);
+void GpuActivations::StartWrite(int place) {
+  Begin(place);
   if (storage_ != nullptr && failure_.ok()) {
     failure_.Update(HandOver());
-    failure_.Update(storage_->Await(layer - storage_->num_buffers()));
-    to_hand_over_ = layer;
+    failure_.Update(storage_->Await(place - storage_->num_buffers()));
+    to_hand_over_ = place;
   }
   if (!failure_.ok()) return;
-  Copy(layer, [&] { return copies_->CopyToHost(InRam(layer), OnDevice(layer)); });
+  Copy(place, [&] { return copies_->CopyToHost(InRam(place), OnDevice(place)); });
 }
 
-void GpuActivations::StartRead(int layer) {
-  Begin(layer);
+void GpuActivations::StartRead(int place) {
+  Begin(place);
   if (storage_ == nullptr) {
-    Copy(layer, [&] { return copies_->CopyToDevice(OnDevice(layer), InRam(layer)); });
+    Copy(place, [&] { return copies_->CopyToDevice(OnDevice(place), InRam(place)); });
     return;
   }
   failure_.Update(HandOver());
   failure_.Update(TakeBack());
-  if (failure_.ok()) failure_.Update(AwaitStorageBuffer(layer));
+  if (failure_.ok()) failure_.Update(AwaitStorageBuffer(place));
   if (!failure_.ok()) return;
-  storage_->StartRead(layer);
-  to_take_back_ = layer;
+  storage_->StartRead(place);
+  to_take_back_ = place;
 }
 
-absl::Status GpuActivations::Await(int layer) {
+absl::Status GpuActivations::Await(int place) {
   FOREBAY_RETURN_IF_ERROR(failure_);
-  // A buffer's next layer is about to be computed: the last one that is written has two behind it.
-  if (to_hand_over_ >= 0 && layer + shape_.num_buffers >= to_hand_over_ + 2) {
+  // A buffer's next activation is about to be computed: the last one that is written has two behind
+  // it.
+  if (to_hand_over_ >= 0 && place + shape_.num_buffers >= to_hand_over_ + 2) {
     failure_.Update(HandOver());
   }
-  if (layer < 0 || layer >= shape_.num_spilled) return failure_;
-  Transfer& transfer = TransferOf(layer);
-  if (transfer.layer != layer) return failure_;
-  if (layer == to_take_back_) failure_.Update(TakeBack());
-  transfer.layer = -1;
+  if (place < 0 || place >= shape_.num_spilled) return failure_;
+  Transfer& transfer = TransferOf(place);
+  if (transfer.place != place) return failure_;
+  if (place == to_take_back_) failure_.Update(TakeBack());
+  transfer.place = -1;
   failure_.Update(compute_.WaitFor(*transfer.is_done));
   return failure_;
 }
 
 void GpuActivations::Abandon() {
   for (Transfer& transfer : transfers_) {
-    if (transfer.layer >= 0) failure_.Update(compute_.WaitFor(*transfer.is_done));
-    transfer.layer = -1;
+    if (transfer.place >= 0) failure_.Update(compute_.WaitFor(*transfer.is_done));
+    transfer.place = -1;
   }
   to_hand_over_ = to_take_back_ = -1;
   if (storage_ == nullptr) return;

@@ -24,8 +24,8 @@
 namespace forebay {
 
 struct GpuActivationsShape {
-  int num_buffers = 0;           // on the GPU; three at least where some are spilled
-  int num_spilled = 0;           // the first so many layers' do not wait there
+  int num_buffers = 0;           // on the GPU; as Chain::num_spilled_activations leaves them
+  int num_spilled = 0;           // those at the first so many places do not wait there
   bool in_storage = false;       // they wait in one that SpillTo gives; else in RAM
   int64_t activation_bytes = 0;  // of one layer, all micro-batches
 
@@ -50,10 +50,10 @@ class GpuActivations final : public ActivationStorage {
     return {on_device_.address(), static_cast<size_t>(on_device_.size_bytes())};
   }
   int num_buffers() const override { return shape_.num_buffers; }
-  void StartWrite(int layer) override;
-  void StartRead(int layer) override;
+  void StartWrite(int place) override;
+  void StartRead(int place) override;
   // EnvironmentError where the device refused a transfer; errors of the storage.
-  absl::Status Await(int layer) override;
+  absl::Status Await(int place) override;
   void Abandon() override;
 
   int64_t copied_bytes() const { return copied_bytes_; }
@@ -63,34 +63,34 @@ class GpuActivations final : public ActivationStorage {
   struct Transfer {
     std::unique_ptr<Event> may_begin;  // the computation has filled, or read, the buffer
     std::unique_ptr<Event> is_done;    // between the GPU and RAM
-    int layer = -1;                    // -1: nobody has to wait for one
+    int place = -1;                    // -1: nobody has to wait for one
   };
 
   GpuActivations(const GpuActivationsShape& shape, Stream* compute)
       : shape_(shape), compute_(*compute) {}
-  std::byte* OnDevice(int layer) const {
-    return on_device_.address() + layer % shape_.num_buffers * shape_.activation_bytes;
+  std::byte* OnDevice(int place) const {
+    return on_device_.address() + place % shape_.num_buffers * shape_.activation_bytes;
   }
-  // Where the layer's activation is in RAM, or passes through it.
-  std::span<std::byte> InRam(int layer) const;
-  Transfer& TransferOf(int layer) { return transfers_[layer % shape_.num_buffers]; }
-  void Begin(int layer);
+  // Where the place's activation is in RAM, or passes through it.
+  std::span<std::byte> InRam(int place) const;
+  Transfer& TransferOf(int place) { return transfers_[place % shape_.num_buffers]; }
+  void Begin(int place);
   template <typename Call>
-  void Copy(int layer, const Call& copy);
+  void Copy(int place, const Call& copy);
   absl::Status HandOver();
   absl::Status TakeBack();
-  absl::Status AwaitStorageBuffer(int layer);
+  absl::Status AwaitStorageBuffer(int place);
 
   const GpuActivationsShape shape_;
   Stream& compute_;
   // In this order: the stream ends before what its work uses.
   DeviceAllocation on_device_;
-  HostBuffer in_ram_;                // by layer
+  HostBuffer in_ram_;                // by place
   std::vector<Transfer> transfers_;  // by buffer
   std::unique_ptr<Stream> copies_;
   ActivationStorage* storage_ = nullptr;
-  int to_hand_over_ = -1;  // the layer whose activation the storage gets when it is in RAM
-  int to_take_back_ = -1;  // the layer that the storage reads, for the GPU
+  int to_hand_over_ = -1;  // whose activation the storage gets when it is in RAM
+  int to_take_back_ = -1;  // which the storage reads, for the GPU
   absl::Status failure_;
   int64_t copied_bytes_ = 0;
 };

@@ -211,6 +211,30 @@ TEST_F(LayerWalkTest, WaitsForAWriteBeforeItsBufferIsUsedAndForAReadBeforeItsBac
   EXPECT_TRUE(storage_.under_way.empty());
 }
 
+// The inputs of segments, layers 0 and 2, are at the places 0 and 1.
+TEST_F(LayerWalkTest, ASegmentGoesForwardAgainWhenItsInputHasComeBack) {
+  ASSERT_TRUE(
+      Run(ChainSchedule({.num_layers = 8, .num_spilled_activations = 2, .segment_layers = 2})
+              .operations)
+          .ok());
+  const std::vector<std::string>& calls = recorder_.calls;
+  const auto first = [&](const std::string& call) { return std::ranges::find(calls, call); };
+  const auto second = [&](const std::string& call) {
+    return std::find(std::next(first(call)), calls.end(), call);
+  };
+  EXPECT_EQ(*std::next(first("keep 2")), "spill 1");
+  // The next layers read it while it is written.
+  EXPECT_LT(first("forward.1 4"), first("await 0"));
+  EXPECT_EQ(*std::prev(first("forward.0 5")), "await 0");
+  EXPECT_EQ(*std::prev(first("forward.0 6")), "await 1");
+  EXPECT_LT(first("loss.1 7"), first("fetch 1"));
+  ASSERT_NE(second("forward.0 3"), calls.end());
+  EXPECT_EQ(*std::prev(second("forward.0 3")), "await 1");
+  ASSERT_NE(second("forward.0 1"), calls.end());
+  EXPECT_EQ(*std::prev(second("forward.0 1")), "await 0");
+  EXPECT_TRUE(storage_.under_way.empty());
+}
+
 TEST_F(LayerWalkTest, AFailureLeavesNoActivationUnderWay) {
   const std::vector<Operation> operations =
       ChainSchedule({.num_layers = 5, .num_spilled_activations = 1}).operations;

@@ -232,8 +232,8 @@ std::vector<OptionSpec> PlacementRows() {
                      "the first so many layers, without embedding and head, compute again what "
                      "--recompute says, and the others none. 0: all"),
       Whole<int64_t>("offload", "number_checkpoints", &O::number_checkpoints, 0, 65536,
-                     "segments of layers of which the input alone is kept in RAM; the backward "
-                     "pass reads and computes their layers once more. Of the last one all is kept. "
+                     "segments of layers of which the input alone is kept; the backward pass reads "
+                     "and computes their layers once more. Of the last one all is kept. "
                      "0: one for each layer, or fewer where --recompute=auto finds that faster"),
       Choice<GradientChoice>(
           "offload", "gradients", &O::gradients,

@@ -24,13 +24,13 @@ int64_t LargestLayerElems(const Inventory& inventory) {
 
 absl::Status CheckRecompute(const TrainOptions& options) {
   if (options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
-      options.recompute_layers == 0 && options.number_checkpoints == 0) {
+      options.recompute_layers == 0) {
     return absl::OkStatus();
   }
   return UsageError(
-      "on a GPU all layers compute all again: --recompute=attention, --recompute=none, "
-      "--recompute_layers and --number_checkpoints are for the CPU. Use --recompute=auto "
-      "--recompute_layers=0 --number_checkpoints=0, or --device=cpu");
+      "on a GPU all layers compute all again: --recompute=attention, --recompute=none and "
+      "--recompute_layers are for the CPU. Use --recompute=auto --recompute_layers=0, or "
+      "--device=cpu");
 }
 
 absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& limits) {
@@ -66,12 +66,14 @@ void SumUp(GpuPlan& plan) {
 
 void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inventory& inventory,
               GpuPlan& plan) {
-  const CudaDecoderMemory memory =
-      CudaDecoderMemoryFor(model, CudaDecoderOptionsOf(options, plan.num_spilled_activations));
+  const CudaDecoderMemory memory = CudaDecoderMemoryFor(model, CudaDecoderOptionsOf(options, plan));
+  // The layers of a long segment take more buffers than activations that come and go need.
+  const bool is_long = plan.segment_layers > kActivationStorageBuffers;
   plan.terms = {
       {fmt::format("weights of {} layers", kGpuPlaces),
        kGpuPlaces * GpuPlaceBytes(options, inventory), ""},
-      {"activation checkpoints", memory.activation_bytes, kTokensShrinkWith},
+      {"activation checkpoints", memory.activation_bytes,
+       is_long ? "--batch, --seq, --accum or a larger --number_checkpoints" : kTokensShrinkWith},
       {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
       {"gradients of layers (fp32)", memory.gradient_bytes, ""},
       {"rounded gradient of one layer",
@@ -79,6 +81,16 @@ void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inv
       {"tokens of a step", memory.micro_batch_bytes, kTokensShrinkWith},
   };
   SumUp(plan);
+}
+
+// PlanTerm::shrink_with of activations that wait in RAM.
+std::string SpilledShrinkWith(const GpuPlan& plan) {
+  if (plan.segment_layers > 1) return "--batch, --seq, --accum or a larger --gpu_mem";
+  // On disk they take less of RAM only where not each has a buffer there.
+  return plan.num_spilled_activations > kActivationStorageBuffers
+             ? "--batch, --seq, --accum, --activations_tier=nvme, --number_checkpoints or a larger "
+               "--gpu_mem"
+             : "--batch, --seq, --accum, --number_checkpoints or a larger --gpu_mem";
 }
 
 absl::Status DoesNotFit(const GpuPlan& plan) {
@@ -104,12 +116,13 @@ int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory) {
   return LargestLayerElems(inventory) * SizeOf(cpu::WeightDType(options.precision));
 }
 
-CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_spilled_activations) {
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPlan& plan) {
   return {.dtype = cpu::WeightDType(options.precision),
           .max_tokens = options.batch * options.seq,
           .step_tokens = options.batch * options.accum * options.seq,
           .num_batches = options.accum,
-          .num_spilled_activations = num_spilled_activations,
+          .segment_layers = plan.segment_layers,
+          .num_spilled_activations = plan.num_spilled_activations,
           .spills_to_storage = options.activations_tier == ActivationsTier::kNvme};
 }
 
@@ -128,12 +141,14 @@ absl::StatusOr<GpuPlan> GpuPlanOf(std::vector<GpuTerm> terms, const TrainOptions
 }
 
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
-                                    const Inventory& inventory, const GpuLimits& limits) {
+                                    const Inventory& inventory, const BlockRecompute& recompute,
+                                    const GpuLimits& limits) {
   if (!IsForGpu(options, limits)) return GpuPlan();
   FOREBAY_RETURN_IF_ERROR(CheckRecompute(options));
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan plan, PlanWithBudget(options, limits));
+  plan.segment_layers = recompute.segment_blocks;
   SetTerms(model, options, inventory, plan);
-  const int most_spilled = MostSpilledActivations(ChainOf(model));
+  const int most_spilled = MostSpilledActivations(ChainOf(model, recompute));
   while (plan.bytes > plan.budget_bytes && plan.num_spilled_activations < most_spilled) {
     ++plan.num_spilled_activations;
     SetTerms(model, options, inventory, plan);
@@ -166,22 +181,17 @@ void AddState(const TrainOptions& options, const OffloadPlan& plan, GpuPlan& gpu
 
 std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
                                      const Inventory& inventory, const GpuPlan& gpu) {
-  const int64_t batches = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, 0));
-  const int64_t all =
-      CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu.num_spilled_activations));
+  const int64_t batches = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, {}));
+  const int64_t all = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu));
   std::vector<PlanTerm> terms = {
       {"gradients from the GPU",
        GradientLanding::ChargedBytes(options.grad_dtype, LargestLayerElems(inventory)), 0, ""},
       {"micro-batches for the GPU", batches, 0, kTokensShrinkWith},
   };
   if (all > batches) {
-    // On disk they take less of RAM only where not each has a buffer there.
-    const bool disk_helps = gpu.num_spilled_activations > kActivationStorageBuffers;
     terms.push_back(
         {fmt::format("activations of {} layers, of the GPU", gpu.num_spilled_activations),
-         all - batches, 0,
-         disk_helps ? "--batch, --seq, --accum, --activations_tier=nvme or a larger --gpu_mem"
-                    : "--batch, --seq, --accum or a larger --gpu_mem"});
+         all - batches, 0, SpilledShrinkWith(gpu)});
   }
   return terms;
 }

@@ -8,6 +8,7 @@
 #include "forebay/base/tensor_spec.h"
 #include "forebay/model/cuda_decoder/cuda_decoder.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/recompute.h"
 #include "forebay/offload/machine_limits.h"
 #include "forebay/offload/plan.h"
 #include "forebay/train/options/options.h"
@@ -24,8 +25,8 @@ inline constexpr char kTokensShrinkWith[] = "--batch, --seq or --accum";
 
 // Each place has room for the largest layer.
 int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory);
-// `num_spilled_activations`: as GpuPlan has it.
-CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, int num_spilled_activations);
+// `plan`: says which activations are where.
+CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPlan& plan);
 
 // Whether --device has a GPU compute on this machine.
 bool IsForGpu(const TrainOptions& options, const GpuLimits& limits);
@@ -34,10 +35,11 @@ bool IsForGpu(const TrainOptions& options, const GpuLimits& limits);
 absl::StatusOr<GpuPlan> GpuPlanOf(std::vector<GpuTerm> terms, const TrainOptions& options,
                                   const GpuLimits& limits);
 
-// On the CPU: a plan without a device. As many activations stay on the GPU as fit.
-// EnvironmentError and DoesNotFitError as MakePlan has them.
+// On the CPU: a plan without a device. As many activations stay on the GPU as fit. `recompute`: as
+// options have it. EnvironmentError and DoesNotFitError as MakePlan has them.
 absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptions& options,
-                                    const Inventory& inventory, const GpuLimits& limits);
+                                    const Inventory& inventory, const BlockRecompute& recompute,
+                                    const GpuLimits& limits);
 
 // Bytes that are left there for the optimizer's state (PlanInputs::device_state_bytes).
 int64_t RoomForState(const TrainOptions& options, const GpuPlan& gpu);

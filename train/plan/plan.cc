@@ -198,7 +198,8 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   inputs.inventory = BuildInventory(model);
   FOREBAY_ASSIGN_OR_RETURN(const BlockRecompute recompute, RecomputeOf(model, options));
   inputs.chain = ChainOf(model, recompute);
-  FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu, MakeGpuPlan(model, options, inputs.inventory, limits.gpu));
+  FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu,
+                           MakeGpuPlan(model, options, inputs.inventory, recompute, limits.gpu));
   const bool on_gpu = !gpu.device.empty();
   if (on_gpu) FOREBAY_RETURN_IF_ERROR(CheckActivationsOfGpu(options));
   inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, recompute, gpu);
@@ -207,11 +208,11 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   if (!on_gpu) {
     inputs.activation_bytes = ForwardBytes(model, step_tokens, options.activations_dtype);
   } else if (options.activations_tier == ActivationsTier::kNvme) {
-    inputs.activation_bytes = CudaActivationBytes(model, CudaDecoderOptionsOf(options, 0));
+    inputs.activation_bytes = CudaActivationBytes(model, CudaDecoderOptionsOf(options, gpu));
     inputs.num_activation_buffers = kActivationStorageBuffers;
   }
   inputs.activations_shrink_with = kTokensShrinkWith;
-  if (options.activations_tier == ActivationsTier::kRam &&
+  if (options.activations_tier == ActivationsTier::kRam && recompute.segment_blocks == 1 &&
       MostSpilledActivations(inputs.chain) > 0) {
     inputs.activations_shrink_with =
         on_gpu || options.activations_dtype != DType::kF32

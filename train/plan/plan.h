@@ -39,8 +39,9 @@ struct GpuPlan {
   int64_t budget_bytes = 0;
   std::vector<GpuTerm> terms;
   int64_t bytes = 0;  // their sum
-  // The first so many layers' activations wait for their backward pass in RAM, or on disk
+  // As Chain has both. What is spilled waits for its backward pass in RAM, or on disk
   // (--activations_tier).
+  int segment_layers = 1;
   int num_spilled_activations = 0;
 };
 

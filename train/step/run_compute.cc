@@ -64,7 +64,7 @@ class OnGpu final : public RunCompute {
                                                             const DecoderConfig& config,
                                                             MemoryBudget* budget) {
     auto made = std::make_unique<OnGpu>(plan.gpu.budget_bytes);
-    made->options_ = CudaDecoderOptionsOf(options, plan.gpu.num_spilled_activations);
+    made->options_ = CudaDecoderOptionsOf(options, plan.gpu);
     made->place_bytes_ = GpuPlaceBytes(options, BuildInventory(config));
     FOREBAY_ASSIGN_OR_RETURN(made->device_, CreateCudaDevice(0));
     FOREBAY_ASSIGN_OR_RETURN(made->compute_,

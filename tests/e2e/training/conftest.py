@@ -41,7 +41,7 @@ def program(folder):
 
 
 # The options that a GPU has no choice of.
-CPU_OPTIONS = {"recompute", "recompute_layers", "number_checkpoints", "activations_dtype"}
+CPU_OPTIONS = {"recompute", "recompute_layers", "activations_dtype"}
 
 
 class Forebay:

@@ -49,13 +49,15 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
 
   // The decoder with what it needs. Ended from the last to the first.
   struct OnGpu {
-    OnGpu(const TinyModel& model, DType dtype, Device* device, bool training = true)
+    OnGpu(const TinyModel& model, DType dtype, Device* device, bool training = true,
+          int segment_layers = 1)
         : num_layers(model.inventory.num_layers()), source(model.inventory, model.weights, dtype) {
       auto made = CreateCudaDecoder(model.config,
                                     {.dtype = dtype,
                                      .max_tokens = kMostTokens,
                                      .step_tokens = kStepTokens,
                                      .num_batches = 3,
+                                     .segment_layers = segment_layers,
                                      .training = training},
                                     device, &device_budget, &host_budget);
       FOREBAY_CHECK(made.ok());
@@ -163,16 +165,35 @@ TEST_P(CudaDecoderTest, AStepGivesTheSameBitsBehindOthersAndWhenItsGradientsAreT
   EXPECT_EQ(Losses(forward_only, batches.size()), losses);
 }
 
+TEST_P(CudaDecoderTest, AStepInSegmentsGivesTheSameBits) {
+  const TinyModel model = MakeTinyModel(GetParam(), DType::kBF16);
+  const std::vector<MicroBatch> batches = BatchesOf(model);
+  OnGpu whole(model, DType::kBF16, device_.get());
+  const Gradients expected = Run(whole, ChainSchedule(ChainOf(model.config)).operations, batches);
+  for (int segment = 2; segment <= model.config.num_layers; ++segment) {
+    OnGpu gpu(model, DType::kBF16, device_.get(), /*training=*/true, segment);
+    const Chain chain = ChainOf(model.config, {.segment_blocks = segment});
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      EXPECT_EQ(Run(gpu, ChainSchedule(chain).operations, batches), expected) << segment;
+      EXPECT_EQ(Losses(gpu, batches.size()), Losses(whole, batches.size())) << segment;
+    }
+  }
+}
+
 TEST_P(CudaDecoderTest, TakesTheMemoryThatThePlannerCounts) {
   const TinyModel model = MakeTinyModel(GetParam(), DType::kBF16);
   for (const bool training : {true, false}) {
-    const OnGpu gpu(model, DType::kBF16, device_.get(), training);
-    const CudaDecoderMemory memory = CudaDecoderMemoryFor(model.config, {.dtype = DType::kBF16,
-                                                                         .max_tokens = kMostTokens,
-                                                                         .step_tokens = kStepTokens,
-                                                                         .num_batches = 3,
-                                                                         .training = training});
-    EXPECT_EQ(gpu.device_budget.used_bytes(), memory.total());
+    for (const int segment : {1, 2}) {
+      const OnGpu gpu(model, DType::kBF16, device_.get(), training, segment);
+      const CudaDecoderMemory memory =
+          CudaDecoderMemoryFor(model.config, {.dtype = DType::kBF16,
+                                              .max_tokens = kMostTokens,
+                                              .step_tokens = kStepTokens,
+                                              .num_batches = 3,
+                                              .segment_layers = segment,
+                                              .training = training});
+      EXPECT_EQ(gpu.device_budget.used_bytes(), memory.total());
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include "forebay/base/json.h"
 #include "forebay/device/device.h"
 #include "forebay/model/decoder.h"
+#include "forebay/step/step_schedule.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/toy_run.h"
 #include "forebay/train/files/run_folder.h"
@@ -182,6 +183,64 @@ TEST_P(SpilledActivationsOfGpu, HaveTheBitsOfThoseThatStayThere) {
 INSTANTIATE_TEST_SUITE_P(Tiers, SpilledActivationsOfGpu,
                          testing::Values(ActivationsTier::kRam, ActivationsTier::kNvme),
                          [](const auto& each) { return std::string(NameOf(each.param)); });
+
+// Segments of 2, 3 and 4 of seven blocks, of each as many inputs in RAM as may be. Each run without
+// room for one activation less is the next.
+class SegmentsOnGpu : public GpuRun, public testing::WithParamInterface<int> {};
+
+TEST_P(SegmentsOnGpu, HaveTheBitsOfLayersThatAllKeepTheirInput) {
+  const TemporaryFolder folder;
+  constexpr int kNumBlocks = 7;
+  TrainOptions options = ToyTask(folder.path(), kNumBlocks).TightRun(folder.Path("whole"));
+  options.ram_bytes = int64_t{256} << 20;
+  options.device = ComputeDevice::kCuda;
+  PlanObserver observer;
+  ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
+  const auto expected = ResultOf(options.out);
+  const int64_t whole_bytes = observer.plan["gpu"]["bytes"];
+
+  const int segment = GetParam();
+  options.number_checkpoints = (kNumBlocks + segment - 1) / segment;
+  const Chain chain = {.num_layers = kNumBlocks + 2, .segment_layers = segment};
+  const int most_spilled = MostSpilledActivations(chain);
+  for (int num_spilled = 0; num_spilled <= most_spilled; ++num_spilled) {
+    options.out = folder.Path(std::to_string(num_spilled));
+    ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
+    EXPECT_EQ(observer.plan["recompute"]["segment_layers"], segment);
+    EXPECT_EQ(observer.plan["gpu"]["activations_in_ram"], num_spilled);
+    EXPECT_EQ(*ResultOf(options.out), *expected) << num_spilled;
+    options.gpu_mem_bytes = observer.plan["gpu"]["bytes"].get<int64_t>() - 1;
+    EXPECT_LT(options.gpu_mem_bytes, whole_bytes);
+  }
+  options.out = folder.Path("too_small");
+  EXPECT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kDoesNotFit);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layers, SegmentsOnGpu, testing::Values(2, 3, 4));
+
+TEST_F(GpuRun, SegmentsThatAreUpdatedInTheBackwardPassOrStoppedHaveTheSameBits) {
+  const TemporaryFolder folder;
+  TrainOptions options = ToyTask(folder.path(), /*num_blocks=*/5).TightRun(folder.Path("whole"));
+  options.ram_bytes = int64_t{256} << 20;
+  options.device = ComputeDevice::kCuda;
+  const ToyResult expected = Trained(options);
+  options.number_checkpoints = 3;
+  options.gradients = GradientChoice::kSpeculate;
+  options.out = folder.Path("speculative");
+  EXPECT_EQ(Trained(options), expected);
+  options.out = folder.Path("stopped");
+  options.stop_after = 1;
+  EXPECT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kInterrupted);
+  options.stop_after = 0;
+  options.resume = true;
+  options.number_checkpoints = 2;
+  int polls = 0;
+  SilentObserver observer;
+  const absl::Status stopped =
+      Train(ResolvedFrom(options, "test"), [&] { return ++polls > 15; }, observer, {});
+  EXPECT_EQ(ExitCodeOf(stopped), ExitCode::kInterrupted) << stopped;
+  EXPECT_EQ(Trained(options), expected);
+}
 
 // Between steps, and in the midst of one.
 TEST_F(GpuRun, ARunThatWasStoppedHasTheBitsOfOneThatWasNot) {

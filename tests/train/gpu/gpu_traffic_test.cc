@@ -1,4 +1,5 @@
 // The bus and the runtime in a training step on a GPU, as the emulation counts their use.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,6 @@ class CountingObserver : public SilentObserver {
   std::vector<emulation::Counters> after;
 };
 
-constexpr int kNumBlocks = 3;
-
 struct Case {
   std::string name;
   GradientChoice gradients = GradientChoice::kHold;
@@ -33,6 +32,8 @@ struct Case {
   bool spills_activation = false;  // one, that does not fit on the GPU
   ActivationsTier activations_tier = ActivationsTier::kRam;
   bool has_state = false;  // of the optimizer, on the GPU
+  int num_blocks = 3;
+  int number_checkpoints = 0;
 };
 
 class GpuTraffic : public testing::TestWithParam<Case> {
@@ -45,6 +46,7 @@ class GpuTraffic : public testing::TestWithParam<Case> {
     options_.gradients = GetParam().gradients;
     options_.weights_tier = options_.state_tier = GetParam().tier;
     options_.activations_tier = GetParam().activations_tier;
+    options_.number_checkpoints = GetParam().number_checkpoints;
     if (GetParam().has_state) {
       options_.state_tier = TierChoice::kDevice;
       options_.commit_every = 1;
@@ -65,7 +67,7 @@ class GpuTraffic : public testing::TestWithParam<Case> {
   }
 
   const TemporaryFolder folder_;
-  const ToyTask task_{folder_.path(), kNumBlocks};
+  const ToyTask task_{folder_.path(), GetParam().num_blocks};
   TrainOptions options_;
 };
 
@@ -95,7 +97,12 @@ TEST_P(GpuTraffic, OfEveryStepIsWhatItsOperationsNeed) {
   const auto config = ReadDecoderConfig(options_.model);
   ASSERT_TRUE(config.ok()) << config.status();
   const Inventory inventory = BuildInventory(*config);
-  const int64_t weights = WeightBytes(inventory, ChainSchedule(ChainOf(*config)));
+  // The layers of a segment that go forward again have their weights brought once more.
+  const StepSchedule schedule = ChainSchedule(ChainOf(*config, PlanOf(options_).recompute));
+  const int num_again = GetParam().number_checkpoints > 0 ? 2 : 0;
+  EXPECT_EQ(std::ranges::count(schedule.operations, OperationKind::kForward, &Operation::kind),
+            GetParam().num_blocks + 1 + num_again);
+  const int64_t weights = WeightBytes(inventory, schedule);
   const int64_t batches = options_.accum * BatchBytes(options_.batch * options_.seq);
   // Each micro-batch's leave in the forward pass, and come back.
   const int num_spilled = PlanOf(options_).gpu.num_spilled_activations;
@@ -149,7 +156,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{.name = "ActivationsInRam", .spills_activation = true},
                     Case{.name = "ActivationsOnDisk",
                          .spills_activation = true,
-                         .activations_tier = ActivationsTier::kNvme}),
+                         .activations_tier = ActivationsTier::kNvme},
+                    Case{.name = "InSegments", .num_blocks = 6, .number_checkpoints = 3},
+                    Case{.name = "InputsOfSegmentsInRam",
+                         .spills_activation = true,
+                         .num_blocks = 6,
+                         .number_checkpoints = 3}),
     [](const auto& each) { return each.param.name; });
 
 }  // namespace

@@ -153,6 +153,64 @@ TEST(GpuPlan, ActivationsThatDoNotFitOnTheCardWaitInRam) {
   EXPECT_EQ(large->gpu.num_spilled_activations, 0);
 }
 
+TEST(GpuPlan, OfSegmentsTheInputsAloneAreKept) {
+  TrainOptions options = OnGpu();
+  options.accum = 16;
+  options.number_checkpoints = 20;  // of 2 blocks: their inputs, both layers' of the last, and one
+  options.state_tier = TierChoice::kNvme;
+  const int64_t activation_bytes = 65536 * 5120 * 2;
+  const auto large = MakePlan(Llama13B(), options, MachineWithGpu(90 * kGibibyte));
+  ASSERT_TRUE(large.ok()) << large.status();
+  EXPECT_EQ(large->recompute.segment_blocks, 2);
+  EXPECT_EQ(large->gpu.segment_layers, 2);
+  EXPECT_EQ(large->gpu.num_spilled_activations, 0);
+  const auto checkpoints = [](const Plan& plan) {
+    return std::ranges::find(plan.gpu.terms, "activation checkpoints", &GpuTerm::name)->bytes;
+  };
+  // Beside them one layer's gradients of activations.
+  EXPECT_EQ(checkpoints(*large), (22 + 1) * activation_bytes);
+  EXPECT_THAT(FormatPlan(*large, Llama13B(), options), HasSubstr("--number_checkpoints=20"));
+
+  options.gpu_mem_bytes = large->gpu.bytes - 5 * activation_bytes;
+  const auto small = MakePlan(Llama13B(), options, MachineWithGpu(90 * kGibibyte));
+  ASSERT_TRUE(small.ok()) << small.status();
+  EXPECT_EQ(small->gpu.num_spilled_activations, 5);
+  EXPECT_EQ(checkpoints(*small), (22 + 1 - 5) * activation_bytes);
+  const auto in_ram =
+      std::ranges::find(small->terms, "activations of 5 layers, of the GPU", &PlanTerm::name);
+  ASSERT_NE(in_ram, small->terms.end());
+  EXPECT_EQ(in_ram->host_bytes, 5 * activation_bytes);
+  EXPECT_EQ(in_ram->shrink_with, "--batch, --seq, --accum or a larger --gpu_mem");
+  EXPECT_EQ(std::ranges::count(small->schedule.operations, OperationKind::kSpill, &Operation::kind),
+            5);
+  EXPECT_EQ(
+      std::ranges::count(small->schedule.operations, OperationKind::kForward, &Operation::kind),
+      1 + 40 + 19);
+}
+
+TEST(GpuPlan, SegmentsOfManyLayersNeedABufferForEach) {
+  TrainOptions options = OnGpu();
+  options.accum = 16;
+  options.number_checkpoints = 2;
+  options.gpu_mem_bytes = 12 * kGibibyte;
+  const absl::Status refused =
+      MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("a larger --number_checkpoints"));
+  options.number_checkpoints = 8;
+  EXPECT_TRUE(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).ok());
+}
+
+TEST(GpuPlan, InputsOfSegmentsDoNotWaitOnNvme) {
+  TrainOptions options = OnGpu();
+  options.number_checkpoints = 8;
+  options.activations_tier = ActivationsTier::kNvme;
+  const absl::Status refused =
+      MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("--activations_tier=ram"));
+}
+
 TEST(GpuPlan, TooLittleMemoryIsRefusedWithTheLeastThatIsEnough) {
   TrainOptions options = OnGpu();
   options.gpu_mem_bytes = 4 * kGibibyte;
