@@ -1,6 +1,7 @@
 #include "forebay/train/plan/choose_settings.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -16,6 +17,17 @@ namespace {
 constexpr double kLeastGain = 0.02;
 constexpr double kLeastGainOfASetting = 0.05;
 
+// What makes one plan faster than another.
+struct Measure {
+  double StepForecast::*seconds = &StepForecast::step_s;
+  double least_gain = kLeastGain;  // over the first plan
+
+  double Of(const Plan& plan) const { return *plan.forecast.*seconds; }
+};
+// The number of layers whose gradients are applied at once is chosen later, and moves the disk's
+// time from pass to pass, so that a step comes near its bound. What it gains is seen then.
+constexpr Measure kBeforeSpeculation = {&StepForecast::bound_s, 0};
+
 // The fastest of plans that differ in a number.
 class CountSearch {
  public:
@@ -23,7 +35,8 @@ class CountSearch {
   using Maker = std::function<absl::StatusOr<Plan>(int64_t count)>;
 
   // `plan`: the first; has a forecast.
-  explicit CountSearch(Plan plan) : plan_(std::move(plan)), step_s_(plan_.forecast->step_s) {}
+  explicit CountSearch(Plan plan, const Measure& measure = {})
+      : measure_(measure), plan_(std::move(plan)), least_s_(measure.Of(plan_)) {}
 
   // Numbers from 1 to `most`. The forecast has one valley, but for the size of whole layers: its
   // bottom is looked for in ever smaller strides. Returns its number; 0: no plan is faster than
@@ -50,15 +63,16 @@ class CountSearch {
     absl::StatusOr<Plan> plan = make(count);
     // It does not fit, or moves bytes of a disk whose speed is not known.
     if (!plan.ok() || !plan->forecast.has_value()) return;
-    const double most_s = best_count_ > 0 ? step_s_ : step_s_ * (1 - kLeastGain);
-    if (plan->forecast->step_s >= most_s) return;
-    step_s_ = plan->forecast->step_s;
+    const double most_s = best_count_ > 0 ? least_s_ : least_s_ * (1 - measure_.least_gain);
+    if (measure_.Of(*plan) >= most_s) return;
+    least_s_ = measure_.Of(*plan);
     best_count_ = count;
     plan_ = *std::move(plan);
   }
 
+  const Measure measure_;
   Plan plan_;
-  double step_s_;
+  double least_s_;
   int64_t best_count_ = 0;
 };
 
@@ -68,6 +82,27 @@ TrainOptions WithRecompute(TrainOptions options, Recompute recompute, int64_t nu
   options.recompute = num_others == num_blocks ? Recompute::kNone : recompute;
   options.recompute_layers = num_others == num_blocks ? 0 : num_blocks - num_others;
   return options;
+}
+
+// In segments of two layers and more, for what else their memory can hold. `options`: with what is
+// chosen.
+Plan WithFastestSegments(Plan plan, int64_t num_blocks, const PlanMaker& make,
+                         const Measure& measure, TrainOptions& options) {
+  const TrainOptions given = options;
+  // Ranks that gather weights would have to choose the same reads, each by its own speeds.
+  if (given.num_ranks > 1) return plan;
+  const auto in_segments = [&](int64_t count) {
+    TrainOptions other = given;
+    other.number_checkpoints = (num_blocks + count) / (count + 1);
+    return other;
+  };
+  // Longer segments have more activations at one time again, and compute more.
+  const auto longest = static_cast<int64_t>(std::ceil(std::sqrt(num_blocks)));
+  CountSearch search(std::move(plan), measure);
+  const int64_t best =
+      search.Run(longest - 1, [&](int64_t count) { return make(in_segments(count)); });
+  if (best > 0) options = in_segments(best);
+  return search.Take();
 }
 
 // `options`: with what is chosen.
@@ -85,21 +120,18 @@ Plan WithFastestRecompute(Plan plan, int64_t num_blocks, const PlanMaker& make,
         search.Run(num_blocks, [&](int64_t count) { return make(options_of(count)); });
     if (best > 0) options = options_of(best);
   }
-  // Ranks that gather weights would have to choose the same reads, each by its own speeds.
-  if (given.num_ranks > 1) return search.Take();
-  // Segments of two layers and more, for what else their memory can hold.
-  const auto in_segments = [&](int64_t count) {
-    TrainOptions other = given;
-    other.number_checkpoints = (num_blocks + count) / (count + 1);
-    return other;
-  };
-  const int64_t best =
-      search.Run(num_blocks / 2, [&](int64_t count) { return make(in_segments(count)); });
-  if (best > 0) options = in_segments(best);
-  return search.Take();
+  TrainOptions in_segments = given;
+  Plan fastest = WithFastestSegments(search.Take(), num_blocks, make, Measure(), in_segments);
+  if (in_segments.number_checkpoints > 0) options = in_segments;
+  return fastest;
+}
+
+bool LeavesSpeculationOpen(const Plan& plan, const TrainOptions& options) {
+  return plan.may_speculate && options.speculate_layers == 0;
 }
 
 Plan WithFastestSpeculation(Plan plan, const TrainOptions& options, const PlanMaker& make) {
+  if (!LeavesSpeculationOpen(plan, options)) return plan;
   const auto num_layers = static_cast<int64_t>(plan.placement.weights.size());
   CountSearch search(std::move(plan));
   search.Run(num_layers, [&](int64_t count) {
@@ -108,6 +140,19 @@ Plan WithFastestSpeculation(Plan plan, const TrainOptions& options, const PlanMa
     return make(other);
   });
   return search.Take();
+}
+
+// A GPU computes all of a layer again, and may do so in segments.
+Plan WithFastestSettingsOfGpu(Plan plan, const TrainOptions& options, int64_t num_blocks,
+                              const PlanMaker& make) {
+  TrainOptions chosen = options;
+  const Measure measure = LeavesSpeculationOpen(plan, options) ? kBeforeSpeculation : Measure();
+  Plan in_segments = WithFastestSegments(plan, num_blocks, make, measure, chosen);
+  plan = WithFastestSpeculation(std::move(plan), options, make);
+  if (chosen.number_checkpoints == 0) return plan;
+  in_segments = WithFastestSpeculation(std::move(in_segments), chosen, make);
+  const double most_s = plan.forecast->step_s * (1 - kLeastGain);
+  return in_segments.forecast->step_s < most_s ? in_segments : plan;
 }
 
 struct Change {
@@ -124,8 +169,12 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
     change.options.gradients = GradientChoice::kSpeculate;
     kinds.push_back({change});
   }
-  if ((options.recompute.has_value() || options.number_checkpoints > 0) && !plan.on_gpu()) {
-    Change change = {"--recompute=auto", options};
+  const bool says_segments = options.number_checkpoints > 0;
+  if (options.recompute.has_value() || says_segments) {
+    Change change = {!says_segments                  ? "--recompute=auto"
+                     : options.recompute.has_value() ? "--recompute=auto --number_checkpoints=0"
+                                                     : "--number_checkpoints=0",
+                     options};
     change.options.recompute = std::nullopt;
     change.options.recompute_layers = change.options.number_checkpoints = 0;
     kinds.push_back({change});
@@ -159,15 +208,14 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
 
 Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
                          const PlanMaker& make) {
+  if (!plan.forecast.has_value()) return plan;
   TrainOptions chosen = options;
   const bool is_open = !options.recompute.has_value() && options.number_checkpoints == 0;
-  if (is_open && !plan.on_gpu() && plan.forecast.has_value()) {
-    plan = WithFastestRecompute(std::move(plan), num_blocks, make, chosen);
+  if (is_open && plan.on_gpu()) {
+    return WithFastestSettingsOfGpu(std::move(plan), options, num_blocks, make);
   }
-  if (plan.may_speculate && options.speculate_layers == 0 && plan.forecast.has_value()) {
-    plan = WithFastestSpeculation(std::move(plan), chosen, make);
-  }
-  return plan;
+  if (is_open) plan = WithFastestRecompute(std::move(plan), num_blocks, make, chosen);
+  return WithFastestSpeculation(std::move(plan), chosen, make);
 }
 
 std::vector<BetterSetting> BetterSettings(const Plan& plan, const TrainOptions& options,

@@ -18,7 +18,7 @@ using PlanMaker = std::function<absl::StatusOr<Plan>(const TrainOptions& options
 
 // `plan` is that of `options`, of a model of so many blocks. The fastest of plans that differ in
 // what these leave open, one after the other, else `plan`:
-// - what blocks compute again on a CPU (no --recompute, no --number_checkpoints): what they save
+// - what blocks compute again (no --recompute, no --number_checkpoints): what they save, on a CPU,
 //   takes memory from all else, and segments leave more to it;
 // - the number of layers whose gradients are applied at once (OffloadPlan::may_speculate, no
 //   --speculate_layers), if it saves enough to be worth its writes.

@@ -51,6 +51,60 @@ TEST_F(ChooseSettingsTest, AStepOf70BIsAtItsBound) {
   EXPECT_GE(plan.forecast->tokens_per_s, 230);
 }
 
+// Segments leave to weights what the inputs of 80 layers would take of RAM.
+TEST_F(ChooseSettingsTest, AStepOf70BIsInSegments) {
+  const Plan plan = MustPlan(Llama70B(), "4090-128g");
+  EXPECT_GE(plan.forecast->tokens_per_s, 230);
+  EXPECT_GT(plan.recompute.segment_blocks, 1);
+  options_.recompute = Recompute::kAll;
+  const Plan whole = MustPlan(Llama70B(), "4090-128g");
+  EXPECT_EQ(whole.recompute.segment_blocks, 1);
+  EXPECT_LT(whole.forecast->tokens_per_s, 230);
+  EXPECT_GT(plan.placement.host_weight_bytes, whole.placement.host_weight_bytes + 30 * kGibibyte);
+}
+
+TEST_F(ChooseSettingsTest, OnAGpuNoOtherSegmentsAreMuchFaster) {
+  int num_in_segments = 0, num_not = 0;
+  for (const int gibibytes : {20, 28, 40}) {
+    options_.ram_bytes = gibibytes * kGibibyte;
+    const Plan plan = MustPlan(Llama13B(), "4090-64g");
+    (plan.recompute.segment_blocks > 1 ? num_in_segments : num_not) += 1;
+    double least_s = plan.forecast->step_s;
+    for (const int64_t segments : {40, 20, 14, 10, 7}) {
+      TrainOptions options = options_;
+      options.number_checkpoints = segments;
+      const absl::StatusOr<Plan> other = MakePlan(Llama13B(), options, limits_);
+      if (other.ok()) least_s = std::min(least_s, other->forecast->step_s);
+    }
+    EXPECT_LE(plan.forecast->step_s, 1.021 * least_s) << gibibytes;
+  }
+  EXPECT_GT(num_in_segments, 0);
+  EXPECT_GT(num_not, 0);
+}
+
+TEST_F(ChooseSettingsTest, WhoeverWantsNoSegmentsIsToldWhatTheyWouldGain) {
+  options_.ram_bytes = 20 * kGibibyte;
+  const Plan plan = MustPlan(Llama13B(), "4090-64g");
+  EXPECT_GT(plan.recompute.segment_blocks, 1);
+  options_.recompute = Recompute::kAll;
+  Plan whole = MustPlan(Llama13B(), "4090-64g");
+  EXPECT_EQ(whole.recompute.segment_blocks, 1);
+  FindBetterSettings(Llama13B(), options_, limits_, whole);
+  const auto better = std::ranges::find(whole.better, "--recompute=auto", &BetterSetting::text);
+  ASSERT_NE(better, whole.better.end());
+  EXPECT_DOUBLE_EQ(better->step_s, plan.forecast->step_s);
+}
+
+TEST_F(ChooseSettingsTest, SegmentsThatAreGivenAreTakenAndTheChoiceIsNamedIfItIsBetter) {
+  options_.number_checkpoints = 14;
+  Plan plan = MustPlan(Llama13B(), "4090-64g");
+  EXPECT_EQ(plan.recompute.segment_blocks, 3);
+  FindBetterSettings(Llama13B(), options_, limits_, plan);
+  EXPECT_TRUE(std::ranges::any_of(plan.better, [](const BetterSetting& setting) {
+    return setting.text == "--number_checkpoints=0";
+  }));
+}
+
 TEST_F(ChooseSettingsTest, NoOtherNumberOfLayersIsFaster) {
   const Plan chosen = MustPlan(Llama13B(), "4090-64g");
   // With a third of the disk's speed, the disk binds both passes.
