@@ -96,7 +96,7 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
   if (blocks != BlockRecompute{Recompute::kAll, model.num_layers} ||
       options.activations_tier == ActivationsTier::kNvme) {
     return UsageError(fmt::format(
-        "--number_checkpoints={} has every layer compute all again, from inputs in RAM: use "
+        "--number_checkpoints={} has every layer compute all again, from inputs in memory: use "
         "--recompute=auto --recompute_layers=0 --activations_tier=ram, or --number_checkpoints=0",
         options.number_checkpoints));
   }
