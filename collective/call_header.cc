@@ -7,7 +7,7 @@
 
 namespace forebay {
 
-static_assert(sizeof(CallHeader) == 48, "no padding: it is compared and sent as bytes");
+static_assert(sizeof(CallHeader) == 56, "no padding: it is compared and sent as bytes");
 
 uint64_t HashOffsets(std::span<const int64_t> offsets) {
   return Xxh3_64(std::as_bytes(offsets));
@@ -20,7 +20,9 @@ bool BelongTogether(const CallHeader& a, const CallHeader& b) {
 }
 
 std::string DescribeCall(const CallHeader& call) {
-  const char* const device = call.by_device_transport != 0 ? " in device memory" : "";
+  const std::string device =
+      fmt::format("{}{}", call.layer < 0 ? "" : fmt::format(" of layer {}", call.layer),
+                  call.by_device_transport != 0 ? " in device memory" : "");
   switch (call.kind) {
     case CollectiveKind::kAllReduce:
       return fmt::format("all-reduce of {} fp32 values{}", call.size_bytes / 4, device);

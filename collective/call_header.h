@@ -28,6 +28,7 @@ struct CallHeader {
   int64_t size_bytes = 0;     // of the whole vector
   uint64_t offsets_hash = 0;  // of the parts
   int64_t piece_bytes = 0;    // in which it moves
+  int64_t layer = -1;         // CollectiveMemory::layer
   int64_t record_bytes = 0;   // of kRecords: the rank's own, which alone may differ
 };
 

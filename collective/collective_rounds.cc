@@ -145,6 +145,7 @@ MaybeFailure CollectiveRounds::CompareHeaders(const CollectiveOperation& operati
          .size_bytes = operation.memory.size_bytes,
          .offsets_hash = HashOffsets(operation.offsets),
          .piece_bytes = piece_bytes_,
+         .layer = operation.memory.layer,
          .record_bytes = static_cast<int64_t>(operation.record.size())};
   outgoing_.clear();
   incoming_.clear();

@@ -42,6 +42,9 @@ struct CollectiveMemory {
   bool on_device = false;
   // The operation touches the memory only when it is reached. nullptr: at once. Borrowed as well.
   Event* ready = nullptr;
+  // The layer whose values they are: ranks that name different ones make different calls, also
+  // where the sizes are the same. -1: none is named.
+  int64_t layer = -1;
 };
 
 template <typename T>

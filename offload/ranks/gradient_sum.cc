@@ -58,8 +58,10 @@ void GradientSum::Start(int layer, std::span<const float> gradient,
     StartCount(layer, without_gradient);
   }
   std::ranges::copy(gradient, own.begin());
-  ticket_ = parts_ == nullptr ? ranks_->StartAllReduce(OnHost(own))
-                              : ranks_->StartReduceScatter(OnHost(own), parts_->Offsets(layer));
+  CollectiveMemory memory = OnHost(own);
+  memory.layer = layer;
+  ticket_ = parts_ == nullptr ? ranks_->StartAllReduce(memory)
+                              : ranks_->StartReduceScatter(memory, parts_->Offsets(layer));
   layer_ = layer;
   num_elems_ = std::ssize(gradient);
 }

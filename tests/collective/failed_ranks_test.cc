@@ -192,6 +192,15 @@ TEST_P(FailedRank, CallsThatDifferAreAnErrorThatNamesBoth) {
         return ranks.Broadcast(own, other ? 2 : 0);
       },
       "broadcast of 17 bytes from rank 2", "broadcast of 17 bytes from rank 0");
+  // Layers may be of one size.
+  fails(
+      [](Communicator& ranks, bool other) {
+        std::vector<std::byte> own(9);
+        CollectiveMemory memory = OnHost(std::span(own));
+        memory.layer = other ? 4 : 5;
+        return ranks.Await(ranks.StartAllGather(memory, std::array<int64_t, 4>{0, 3, 6, 9}));
+      },
+      "all-gather of 9 bytes of layer 4", "all-gather of 9 bytes of layer 5");
 }
 
 INSTANTIATE_TEST_SUITE_P(OverAll, FailedRank,
