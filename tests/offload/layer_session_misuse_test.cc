@@ -489,6 +489,7 @@ TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
   const TemporaryFolder folder;
   const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
   const std::unique_ptr<Device> device = CreateHostDevice();
+  MemoryBudget device_budget{int64_t{64} << 20};
   for (const int variant : {0, 1, 2, 3, 4, 5}) {
     ModuleSettings settings = SmallSettings();
     settings.state_on_device = variant == 4;
@@ -499,13 +500,15 @@ TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
       if (variant == 0) options.offload.optimizer = OptimizerKind::kLion;
       if (variant == 1) options.offload.grad_dtype = DType::kF32;
       if (variant == 2) options.threads = 0;
-      if (variant == 3) options.device = device.get();
-      if (variant == 3) options.ranks = alone.get();
+      if (variant == 3) {
+        options.ranks = alone.get();
+        options.device = device.get();
+        options.device_budget = &device_budget;
+      }
       if (variant == 4) options.device_budget = nullptr;
       if (variant == 5) {
         options.ranks = alone.get();
-        options.num_open_layers = 1;
-        options.parts = std::make_shared<InventoryParts>(ModuleInventory(), 1);
+        options.parts = std::make_shared<InventoryParts>(ModuleInventory(), 2);
       }
     });
     EXPECT_TRUE(IsUsage(run.Open())) << variant;
