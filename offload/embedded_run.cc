@@ -169,11 +169,13 @@ absl::StatusOr<StoreStanding> EmbeddedRun::StandingOfStore() {
 
 absl::StatusOr<bool> EmbeddedRun::Exists() {
   if (options_.ranks == nullptr || session_ != nullptr) return HasCommit();
-  FOREBAY_ASSIGN_OR_RETURN(const StoreStanding own, StandingOfStore());
+  FOREBAY_RETURN_IF_ERROR(AgreeOnOptions());
+  const absl::StatusOr<StoreStanding> own = StandingOfStore();
+  FOREBAY_RETURN_IF_ERROR(AllCan(own.status()));
   bool is_left_over = false;
-  FOREBAY_RETURN_IF_ERROR(AgreeOnCreation(own, *options_.ranks, is_left_over));
+  FOREBAY_RETURN_IF_ERROR(AgreeOnCreation(*own, *options_.ranks, is_left_over));
   if (is_left_over) FOREBAY_RETURN_IF_ERROR(TensorStore::Remove(options_.offload.nvme).status());
-  return own.is_there && !is_left_over;
+  return own->is_there && !is_left_over;
 }
 
 // Removes the rest of a creation that was killed.
@@ -200,22 +202,33 @@ absl::Status EmbeddedRun::OpenIo() {
   return absl::OkStatus();
 }
 
+absl::Status EmbeddedRun::AllCan(const absl::Status& own) const {
+  return options_.ranks == nullptr ? own : AgreeThatAllCan(own, *options_.ranks);
+}
+
+absl::Status EmbeddedRun::PrepareToCreate() {
+  FOREBAY_RETURN_IF_ERROR(RemoveHalfMade());
+  return OpenIo();
+}
+
 absl::Status EmbeddedRun::BeginCreate() {
   FOREBAY_RETURN_IF_ERROR(CheckCanBegin("create"));
   if (TakeStop()) return InterruptedError("stopped on request");
-  FOREBAY_RETURN_IF_ERROR(RemoveHalfMade());
-  FOREBAY_RETURN_IF_ERROR(OpenIo());
+  FOREBAY_RETURN_IF_ERROR(AgreeOnOptions());
+  FOREBAY_RETURN_IF_ERROR(AllCan(PrepareToCreate()));
   StoreOptions store = StoreOptionsOf(plan_, options_.offload.nvme);
   if (options_.ranks != nullptr) {
     FOREBAY_RETURN_IF_ERROR(Exists().status());
+    FOREBAY_RETURN_IF_ERROR(AgreeOnPlan());
     // Stores that belong together have one number.
     FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
     FOREBAY_RETURN_IF_ERROR(
         options_.ranks->Broadcast(std::as_writable_bytes(std::span(*store.uuid)), 0));
   }
-  FOREBAY_ASSIGN_OR_RETURN(
-      filler_, StoreFiller::Create(store, own_inventory(), engine_.engine.get(), budget_.get(),
-                                   [this] { return TakeStop(); }));
+  absl::StatusOr<std::unique_ptr<StoreFiller>> filler = StoreFiller::Create(
+      store, own_inventory(), engine_.engine.get(), budget_.get(), [this] { return TakeStop(); });
+  FOREBAY_RETURN_IF_ERROR(AllCan(filler.status()));
+  filler_ = *std::move(filler);
   return absl::OkStatus();
 }
 
@@ -285,6 +298,14 @@ absl::Status EmbeddedRun::CheckStoreIsOurs(const TensorStore& store) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<TensorStore>> EmbeddedRun::OpenStore() {
+  FOREBAY_RETURN_IF_ERROR(OpenIo());
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
+                           TensorStore::Open(options_.offload.nvme, engine_.engine.get()));
+  FOREBAY_RETURN_IF_ERROR(CheckStoreIsOurs(*store));
+  return store;
+}
+
 absl::Status EmbeddedRun::Open() {
   FOREBAY_RETURN_IF_ERROR(CheckCanBegin("open"));
   if (TakeStop()) return InterruptedError("stopped on request");
@@ -293,10 +314,9 @@ absl::Status EmbeddedRun::Open() {
     return BadInputError(
         fmt::format("there is no store in '{}'", fmt::join(options_.offload.nvme, "', '")));
   }
-  FOREBAY_RETURN_IF_ERROR(OpenIo());
-  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
-                           TensorStore::Open(options_.offload.nvme, engine_.engine.get()));
-  FOREBAY_RETURN_IF_ERROR(CheckStoreIsOurs(*store));
+  absl::StatusOr<std::unique_ptr<TensorStore>> opened = OpenStore();
+  FOREBAY_RETURN_IF_ERROR(AllCan(opened.status()));
+  std::unique_ptr<TensorStore> store = *std::move(opened);
   FOREBAY_RETURN_IF_ERROR(AgreeOnStore(*store));
   // Tiles, shares and copies are made once.
   options_.offload.nvme = store->directories();
@@ -328,7 +348,8 @@ absl::Status EmbeddedRun::AgreeOnStore(TensorStore& store) {
   return BringToStep(newest.standing, newest.trainer, store);
 }
 
-absl::Status EmbeddedRun::AgreeOnPlan() {
+// Before anything is made or opened.
+absl::Status EmbeddedRun::AgreeOnOptions() const {
   if (options_.ranks == nullptr) return absl::OkStatus();
   Xxh3_128 names;
   for (const TensorSpec& tensor : inventory_.tensors()) {
@@ -337,16 +358,27 @@ absl::Status EmbeddedRun::AgreeOnPlan() {
     names.UpdateInt(tensor.layer);
     for (const int64_t size : tensor.shape) names.UpdateInt(size);
   }
+  for (const int group : options_.groups.of_tensor) names.UpdateInt(group);
+  const OffloadOptions& offload = options_.offload;
   return AgreeOnSettings(
-      {{"the model (names and shapes of its tensors)", names.Hex()},
+      {{"the model (names, shapes and groups of its tensors)", names.Hex()},
        {"zero_stage", options_.zero_stage},
-       {"weights", NameOf(WeightDType(plan_.tiles.layout()))},
-       {"optimizer", NameOf(options_.offload.optimizer)},
+       {"weights", NameOf(WeightDType(offload.layout))},
+       {"gradients that wait", NameOf(offload.grad_dtype)},
+       {"optimizer", NameOf(offload.optimizer)},
+       {"nesterov", offload.nesterov},
        {"pass", options_.pass == PassKind::kModule ? "forward_backward" : "update_only"},
        {"num_open_layers", options_.num_open_layers},
        {"num_window_layers", Gathering().most_held},
-       {"device", options_.device == nullptr ? "cpu" : "cuda"},
-       {"copies of the state (durability)", plan_.num_slots},
+       {"device", options_.device == nullptr ? "cpu" : "cuda"}},
+      *options_.ranks);
+}
+
+// As it is without a store, and as the store has made it.
+absl::Status EmbeddedRun::AgreeOnPlan() const {
+  if (options_.ranks == nullptr) return absl::OkStatus();
+  return AgreeOnSettings(
+      {{"copies of the state (durability)", plan_.num_slots},
        {"when each layer is updated (update_in_backward)", UpdateTimesOf(plan_.placement)}},
       *options_.ranks);
 }

@@ -104,8 +104,11 @@ class EmbeddedRun {
   const Inventory& own_inventory() const { return parts_ == nullptr ? inventory_ : own_; }
   bool HasCommit() const;
   absl::StatusOr<StoreStanding> StandingOfStore();
+  // The same of all ranks; `own`: whether this one can go on.
+  absl::Status AllCan(const absl::Status& own) const;
+  absl::Status AgreeOnOptions() const;
   absl::Status AgreeOnStore(TensorStore& store);
-  absl::Status AgreeOnPlan();
+  absl::Status AgreeOnPlan() const;
   std::vector<PlanTerm> RankTerms() const;
   GatheredWeightsOptions Gathering() const;
   absl::Status MakePlan(const MachineLimits& limits, bool store_exists);
@@ -113,6 +116,8 @@ class EmbeddedRun {
   absl::Status RemoveHalfMade() const;
   absl::Status OpenIo();
   absl::Status CheckCanBegin(std::string_view call) const;
+  absl::Status PrepareToCreate();
+  absl::StatusOr<std::unique_ptr<TensorStore>> OpenStore();
   absl::Status CheckStoreIsOurs(const TensorStore& store) const;
   absl::Status Begin(std::unique_ptr<TensorStore> store);
   absl::Status ApplyKeptGradients();

@@ -30,6 +30,23 @@ absl::Status AgreeOnSettings(const Json& own, Communicator& ranks) {
   return absl::OkStatus();
 }
 
+absl::Status AgreeThatAllCan(const absl::Status& own, Communicator& ranks) {
+  const Json mine = {{"exit_code", static_cast<int>(own.ok() ? ExitCode::kOk : ExitCodeOf(own))},
+                     {"message", MessageOf(own)}};
+  const absl::StatusOr<std::vector<std::string>> records = ranks.GatherRecords(mine.dump());
+  if (!own.ok()) return own;
+  FOREBAY_RETURN_IF_ERROR(records.status());
+  for (size_t rank = 0; rank < records->size(); ++rank) {
+    FOREBAY_ASSIGN_OR_RETURN(const Json its,
+                             ParseJson((*records)[rank], fmt::format("what rank {} can do", rank)));
+    const auto code = static_cast<ExitCode>(its.value("exit_code", 0));
+    if (code == ExitCode::kOk) continue;
+    return ErrorOf(code, fmt::format("rank {} ({}): {}", rank, ranks.host(static_cast<int>(rank)),
+                                     its.value("message", "")));
+  }
+  return absl::OkStatus();
+}
+
 std::string UpdateTimesOf(const Placement& placement) {
   std::string digits;
   for (const UpdateTime time : placement.update_times) {

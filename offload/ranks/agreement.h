@@ -19,6 +19,11 @@ namespace forebay {
 // EnvironmentError of the ranks.
 absl::Status AgreeOnSettings(const Json& own, Communicator& ranks);
 
+// Returns `own` where it is an error, else the error of the first rank that has one, with its
+// number: where one rank cannot go on, none does, and none waits for it. EnvironmentError of the
+// ranks.
+absl::Status AgreeThatAllCan(const absl::Status& own, Communicator& ranks);
+
 // For such a setting: one digit for each layer, when its gradient is applied.
 std::string UpdateTimesOf(const Placement& placement);
 
