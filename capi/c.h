@@ -230,7 +230,8 @@ void forebay_layers_destroy(forebay_layers* layers);
    Free it. */
 int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** message);
 
-/* Whether there is a store in the folders: 1 or 0. What is half made counts as none. */
+/* Whether there is a store in the folders: 1 or 0. What is half made counts as none. Of ranks all
+   make this call, and get -1 where it cannot be told: forebay_layers_open says why. */
 int32_t forebay_layers_exists(forebay_layers* layers);
 /* Makes the store. USAGE where one is there; DOES_NOT_FIT, STORAGE; ENVIRONMENT where another
    process uses the folders. */

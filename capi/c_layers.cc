@@ -311,8 +311,11 @@ int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** mes
 int32_t forebay_layers_exists(forebay_layers* layers) {
   if (layers == nullptr) return 0;
   const LayersState::Call call(*layers->state);
+  const absl::StatusOr<bool> exists = layers->state->run().Exists();
+  if (exists.ok()) return *exists ? 1 : 0;
   // What keeps it from being told is what keeps it from being opened, which says it.
-  return layers->state->run().Exists().value_or(true) ? 1 : 0;
+  layers->state->TellRanks(exists.status());
+  return -1;
 }
 
 int32_t forebay_layers_create(forebay_layers* layers, char** message) {

@@ -164,8 +164,12 @@ class Layers(Owned):
         return plan
 
     def exists(self) -> bool:
-        """Whether there is a store in the folders. What is half made counts as none."""
-        return bool(self._worker.quick(self._get, lib.forebay_layers_exists))
+        """Whether there is a store in the folders. What is half made counts as none. Of ranks all make this call.
+        The errors of `open`, with ranks."""
+        found = int(self._worker.run(self._get, lib.forebay_layers_exists))
+        if found < 0:
+            self._wait(lib.forebay_layers_open)  # it says why
+        return found > 0
 
     def create(self) -> None:
         """Makes the store. UsageError: one is there. DoesNotFitError, StorageError; EnvironmentProblem: another process
