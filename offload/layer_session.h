@@ -269,7 +269,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   }
   absl::Status BeginWriting();
   absl::Status BeginUpdate(int64_t step, bool commits, const Json& kept);
-  // Whether the step is to be committed: where one rank wants it, all do.
+  bool CommitIsDueHere(int64_t step, CommitWhen when) const;
+  // Whether the step is to be committed: where one rank wants it, all do. UsageError where ranks
+  // would make different updates.
   absl::StatusOr<bool> CommitIsDueAfter(int64_t step, CommitWhen when);
   void RestartCommitClock();
   absl::Status CheckCommitFits(const Json& kept) const;

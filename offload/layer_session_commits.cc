@@ -1,10 +1,15 @@
 // The end of a step: updates, commits, and recovery after a crash. The rest of the class is in
 // layer_session.cc.
+#include <algorithm>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/hash.h"
 #include "forebay/collective/gather_values.h"
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/layer_session.h"
@@ -24,6 +29,12 @@ absl::Status CheckKept(const Json& kept, std::string_view call) {
   return UsageError(fmt::format("{}: '{}' is the session's own word. Call it something else", call,
                                 kMissedUpdatesKey));
 }
+
+// Of each rank, before a step counts.
+struct StepVote {
+  uint64_t commits = 0;  // 1: the step is to be committed
+  uint64_t settings_hash = 0;
+};
 
 }  // namespace
 
@@ -139,7 +150,7 @@ void LayerSession::Abandon() {
 
 // ---- Commits -----------------------------------------------------------------------------------
 
-absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) {
+bool LayerSession::CommitIsDueHere(int64_t step, CommitWhen when) const {
   if (when == CommitWhen::kNow) return true;
   SinceCommit since;
   since.steps = step - committed_step_;
@@ -151,13 +162,31 @@ absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen whe
     const double write_s = static_cast<double>(io.write_us) * 1e-6 / options_.num_disks;
     since.write_bytes_per_s = static_cast<double>(io.write_bytes) / write_s;
   }
+  return CommitIsDue(plan_.commit_pace, since);
+}
+
+absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen when) {
   // Each rank has a clock and a disk of its own.
+  const bool is_due = CommitIsDueHere(step, when);
+  if (options_.ranks == nullptr) return is_due;
   const Stopwatch watch;
   const TraceScope trace(Activity::kRanks);
-  const absl::StatusOr<bool> is_due =
-      AnyRank(options_.ranks, CommitIsDue(plan_.commit_pace, since));
+  const std::string settings = EncodeUpdate({scalars_, groups_, {}}).dump();
+  const absl::StatusOr<std::vector<StepVote>> votes =
+      GatherValues(*options_.ranks, StepVote{is_due, Xxh3_64(std::as_bytes(std::span(settings)))});
   own_waits_[Activity::kRanks] += watch.Seconds();
-  return is_due;
+  FOREBAY_RETURN_IF_ERROR(votes.status());
+  const auto other = std::ranges::find_if(*votes, [&](const StepVote& vote) {
+    return vote.settings_hash != votes->front().settings_hash;
+  });
+  if (other == votes->end()) {
+    return std::ranges::any_of(*votes, [](const StepVote& vote) { return vote.commits != 0; });
+  }
+  const auto rank = static_cast<int>(other - votes->begin());
+  return UsageError(fmt::format(
+      "step {}: rank {} ({}) has another rate, clip, loss scale or setting of a group than rank 0 "
+      "({}), and their weights would part. Abandon the step, and give all ranks the same",
+      step, rank, options_.ranks->host(rank), options_.ranks->host(0)));
 }
 
 void LayerSession::RestartCommitClock() {
