@@ -198,7 +198,11 @@ class Streamed(InStore):
             self._hand_over_gradient(to, self._layers, parameter)
 
         def close(layer: int) -> None:
-            assert self._layers is not None
+            to = optimizer()
+            assert to is not None and self._layers is not None
+            for parameter in self._layout[layer]:
+                if self._is_left(to, parameter):  # by the passes before, where this one does not use it
+                    self._hand_over_gradient(to, self._layers, parameter)
             self._close(self._layers, layer)
 
         to = optimizer()
@@ -380,13 +384,16 @@ class Streamed(InStore):
     def _add_what_is_left(self, optimizer: Optimizer, layers: Layers) -> None:
         """Gradients that added up are handed over now; those of parameters of no group are left alone."""
         waiting = () if self._in_order is None else self._in_order.waiting()
-        for parameter in self._place:
-            gradient = parameter.grad
-            if (gradient is not None and parameter not in waiting and not isinstance(gradient, AllGradients)
-                    and optimizer.group_number_of(parameter) is not None):
+        for parameter in reversed(self._place):
+            if parameter not in waiting and self._is_left(optimizer, parameter):
                 self._add(optimizer, layers, parameter)
         if self._in_order is not None:
             self._in_order.finish()
+
+    def _is_left(self, optimizer: Optimizer, parameter: torch.Tensor) -> bool:
+        """Whether p.grad is a gradient of the step that was not handed over."""
+        return (parameter.grad is not None and not isinstance(parameter.grad, AllGradients)
+                and optimizer.group_number_of(parameter) is not None)
 
     def _add(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
         layer = self._place[parameter][0]
@@ -395,8 +402,7 @@ class Streamed(InStore):
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
                 "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
-                + (" With update_in_backward, and with ranks, gradients have to come roughly in the order from the "
-                   "last unit to the first." if self._in_order is not None else ""))
+                + self._advice_about_order())
         if not self._in_step:
             self._begin(optimizer, layers, 1.0)
         if self._in_order is not None:
@@ -405,6 +411,14 @@ class Streamed(InStore):
         if layer not in self._open and len(self._open) == _NUM_OPEN_LAYERS:
             self._close(layers, next(iter(self._open)))
         self._hand_over_gradient(optimizer, layers, parameter)
+
+    def _advice_about_order(self) -> str:
+        if self._in_order is None:
+            return ""
+        needs = "gradients roughly in the order from the last unit to the first."
+        if self._options.update_in_backward:
+            return f" Or leave update_in_backward out: it needs {needs}"
+        return f" Or train with one process: ranks need {needs}"
 
     def _hand_over_gradient(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
         layer, index = self._place[parameter]
