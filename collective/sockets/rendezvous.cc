@@ -167,11 +167,12 @@ absl::Status Meeting::AcceptAll(ConnectionPurpose purpose) {
     if (missing.empty()) return absl::OkStatus();
     FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, AcceptOne(listener_.get(), deadline_));
     if (!fd.valid()) {
-      return EnvironmentError(fmt::format(
-          "of {} ranks these did not come to rank {} on {}:{} within {:g} s (--rank_timeout): {}. "
-          "Their own output may say why; {} started this one",
-          launch_.size, launch_.rank, HostName(), PortOf(listener_.get()), timeout_s_,
-          fmt::join(missing, ", "), launch_.launcher));
+      return EnvironmentError(
+          fmt::format("of {} ranks these did not come to rank {} on {}:{} within {:g} s "
+                      "(--rank_timeout, timeout_s): {}. "
+                      "Their own output may say why; {} started this one",
+                      launch_.size, launch_.rank, HostName(), PortOf(listener_.get()), timeout_s_,
+                      fmt::join(missing, ", "), launch_.launcher));
     }
     Admit(std::move(fd));
   }
@@ -257,7 +258,7 @@ absl::Status Meeting::JoinRankZero() {
   } while (!IsOver());
   return EnvironmentError(
       fmt::format("rank {} on {} did not reach rank 0 at {} (ports {} to {}) within {:g} s "
-                  "(--rank_timeout): {}",
+                  "(--rank_timeout, timeout_s): {}",
                   launch_.rank, HostName(), launch_.master_address, launch_.first_port,
                   launch_.first_port + kNumRankPorts - 1, timeout_s_, MessageOf(why_not)));
 }
