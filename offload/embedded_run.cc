@@ -1,7 +1,9 @@
 #include "forebay/offload/embedded_run.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
+#include <span>
 #include <utility>
 
 #include "fmt/format.h"
@@ -13,6 +15,7 @@
 #include "forebay/offload/ranks/agreement.h"
 #include "forebay/offload/ranks/read_parts.h"
 #include "forebay/optimizer/held_gradients.h"
+#include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/swap/store/rank_commits.h"
 #include "forebay/swap/store/store_folders.h"
@@ -22,6 +25,26 @@ namespace {
 
 std::string ShapeText(const TensorSpec& tensor) {
   return fmt::format("'{}' {}", tensor.name, ToString(tensor.shape));
+}
+
+bool FolderHasManifest(const std::string& folder) {
+  return std::ranges::any_of(kManifestNames,
+                             [&](const char* name) { return FileExists(JoinPath(folder, name)); });
+}
+
+// A commit file is zeros until the first commit. Before the store has its manifest, other bytes may
+// be there for a moment: a new file is tried by writing to it.
+bool FolderHasCommit(const std::string& folder) {
+  const bool has_manifest = FolderHasManifest(folder);
+  return std::ranges::any_of(kCommitNames, [&](const char* name) {
+    const std::string path = JoinPath(folder, name);
+    std::ifstream file(path, std::ios::binary);
+    std::array<char, kCommitRecordBytes> bytes = {};
+    file.read(bytes.data(), std::ssize(bytes));
+    const auto copy = DecodeCommitRecord(std::as_bytes(std::span(bytes)), path);
+    if (!copy.ok() || copy->state == CopyState::kGood) return true;
+    return copy->state == CopyState::kBad && has_manifest;
+  });
 }
 
 // The first tensor that a store does not have as `wanted` says; "": all are alike.
@@ -147,16 +170,8 @@ absl::Status EmbeddedRun::MakePlan(const MachineLimits& limits, bool store_exist
   return absl::OkStatus();
 }
 
-// A commit file is zeros until the first commit.
 bool EmbeddedRun::HasCommit() const {
-  return std::ranges::any_of(options_.offload.nvme, [](const std::string& folder) {
-    return std::ranges::any_of(kCommitNames, [&](const char* name) {
-      std::ifstream file(JoinPath(folder, name), std::ios::binary);
-      uint64_t magic = 0;
-      file.read(reinterpret_cast<char*>(&magic), sizeof(magic));
-      return file.good() && magic != 0;
-    });
-  });
+  return std::ranges::any_of(options_.offload.nvme, FolderHasCommit);
 }
 
 absl::StatusOr<StoreStanding> EmbeddedRun::StandingOfStore() {
@@ -180,10 +195,9 @@ absl::StatusOr<bool> EmbeddedRun::Exists() {
 
 // Removes the rest of a creation that was killed.
 absl::Status EmbeddedRun::RemoveHalfMade() const {
-  const bool has_manifest = std::ranges::any_of(
-      options_.offload.nvme,
-      [](const std::string& folder) { return FileExists(JoinPath(folder, kManifestName)); });
-  if (!has_manifest || HasCommit()) return absl::OkStatus();
+  if (!std::ranges::any_of(options_.offload.nvme, FolderHasManifest) || HasCommit()) {
+    return absl::OkStatus();
+  }
   return TensorStore::Remove(options_.offload.nvme).status();
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -538,6 +539,35 @@ TEST(CLayers, AHalfFilledStoreIsMadeAnew) {
   EXPECT_EQ(forebay_layers_exists(layers), 0);
   layers.Create();
   layers.Step(1);
+}
+
+// A kill between the writes that try a new file, before the store has its manifest.
+TEST(CLayers, ACreationThatWasKilledAtItsFirstFileCountsAsNone) {
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  std::filesystem::create_directories(store + "/copy");
+  for (const char* name : {"/commit.fbs", "/copy/commit.fbs"}) {
+    std::ofstream(store + name) << std::string(4096, '\xa5') << std::string(4096, '\0');
+  }
+  std::ofstream(store + "/lock") << "";
+  Layers layers(store, {});
+  EXPECT_EQ(forebay_layers_exists(layers), 0);
+  layers.Create();
+  layers.Step(1);
+}
+
+// What is damaged is no rest of a creation.
+TEST(CLayers, AStoreWithoutAGoodCommitIsNotMadeAnew) {
+  const TemporaryFolder folder;
+  const std::string store = folder.Path("store");
+  Layers(store, {}).Create();
+  for (const char* name : {"/commit.fbs", "/copy/commit.fbs"}) FlipByte(store + name, 50);
+  std::filesystem::resize_file(store + "/commit.fbs", 100);
+  Layers layers(store, {});
+  EXPECT_EQ(forebay_layers_exists(layers), 1);
+  EXPECT_THAT(Do([&](char** m) { return forebay_layers_create(layers, m); }),
+              Is(FOREBAY_USAGE, "already"));
+  EXPECT_NE(layers.Open().code, FOREBAY_OK);
 }
 
 TEST(CLayers, StopEndsTheFilling) {
