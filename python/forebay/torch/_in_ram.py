@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.errors import NotSupportedError, NumericalError
+from forebay.errors import NotSupportedError, NumericalError, UsageError
 from forebay.kernels import Kernels, Run
 from forebay.ranks import Ranks
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
@@ -35,6 +36,7 @@ class InRam:
         # With clipping no gradient can be applied before all are there.
         self._updates_in_backward = backward_update and clip == 0
         self._sum = 0.0  # of squares of gradients that were applied in backward
+        self._shared: set[torch.Tensor] = set()  # parameters that all ranks have with the same weights
 
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         """Called in backward, when a gradient is complete."""
@@ -44,8 +46,12 @@ class InRam:
 
     def step(self, optimizer: Optimizer, loss_scale: float) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.numel() > 0]
-        gradients = (self._own_gradients(optimizer, parameters) if self._ranks is None else
-                     self._mean_gradients(optimizer, parameters, self._ranks))
+        if self._ranks is None:
+            gradients = self._own_gradients(optimizer, parameters)
+        else:
+            self._check_settings(optimizer, loss_scale, self._ranks)
+            self._share_weights(parameters, self._ranks)
+            gradients = self._mean_gradients(optimizer, parameters, self._ranks)
         total = self._update(optimizer, gradients, loss_scale) + self._sum
         self._sum = 0.0
         optimizer.grad_norm = math.sqrt(total) / loss_scale
@@ -53,15 +59,38 @@ class InRam:
     def _own_gradients(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> Gradients:
         return [(p, gradient_of(p, optimizer.name_of(p))) for p in parameters if p.grad is not None]
 
+    def _check_settings(self, optimizer: Optimizer, loss_scale: float, ranks: Ranks) -> None:
+        """UsageError, on all ranks: they would make different updates."""
+        settings = [bytes(optimizer.settings_of(group)) for group in optimizer.param_groups]
+        hashed = hashlib.sha256(repr((settings, self._clip, loss_scale)).encode()).digest()[:8]
+        # Bytes are the same on all ranks where the sum of their squares is the least that it can be.
+        sums = torch.tensor([*hashed, *(byte * byte for byte in hashed)], dtype=torch.float32)
+        ranks.sum(memory_of(sums))
+        if any(of * of != ranks.size * squares for of, squares in zip(*sums.double().view(2, -1).tolist())):
+            raise UsageError("forebay: the ranks have different rates, clip=, loss scales or settings of groups, and "
+                             "their weights would part. Nothing has changed: give all ranks the same.")
+
+    def _share_weights(self, parameters: list[torch.Tensor], ranks: Ranks) -> None:
+        """All ranks begin with the weights of the first, as with a store."""
+        for parameter in parameters:
+            if parameter in self._shared:
+                continue
+            weights = torch.zeros(parameter.shape, dtype=torch.float32)
+            if ranks.rank == 0:
+                weights.copy_(parameter)
+            ranks.sum(memory_of(weights))
+            parameter.data.copy_(weights)
+            self._shared.add(parameter)
+
     def _mean_gradients(self, optimizer: Optimizer, parameters: list[torch.Tensor], ranks: Ranks) -> Gradients:
         """Those of all ranks, in fp32; a parameter of which no rank has one gets none."""
-        num_with = torch.tensor([float(p.grad is not None) for p in parameters])
+        num_with = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         ranks.sum(memory_of(num_with))
         means: Gradients = []
         for parameter, count in zip(parameters, num_with.tolist()):
             if count == 0:
                 continue
-            mean = (torch.zeros(parameter.shape) if parameter.grad is None else
+            mean = (torch.zeros(parameter.shape, dtype=torch.float32) if parameter.grad is None else
                     on_host(gradient_of(parameter, optimizer.name_of(parameter))).to(torch.float32, copy=True))
             ranks.sum(memory_of(mean))
             means.append((parameter, mean.mul_(1 / ranks.size)))
