@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from forebay.errors import NotSupportedError, UsageError
+from forebay.errors import NotSupportedError, StorageError, UsageError
 from forebay.ranks import Ranks
 from forebay.torch._files.loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._files.saving import names_of, save_pretrained
@@ -16,7 +17,7 @@ from forebay.torch._in_store import Path
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
 from forebay.torch._streaming.device import device_of
-from forebay.torch._tensors import bytes_of
+from forebay.torch._tensors import bytes_of, memory_of
 
 
 class Engine:
@@ -86,15 +87,16 @@ class Engine:
 
         StorageError: the disk is full, for example; the folder has what it had. UsageError: there can be no folder.
         """
-        names, ranks = names_of(self.module), self.optimizer.ranks
+        names = names_of(self.module)
         weights = ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights())
-        if ranks is None or ranks.rank == 0:
+
+        def save() -> None:
             self._write(folder, max_shard_size, weights)
+
+        if self.optimizer.ranks is None:
+            save()
         else:
-            for _ in weights:
-                pass  # the first rank, which writes, needs the parts of all
-        if ranks is not None:
-            ranks.barrier()
+            _save_on_first(self.optimizer.ranks, save, weights)
 
     def _units(self) -> list[list[str]]:
         """The names of the parameters of each."""
@@ -158,6 +160,23 @@ class Engine:
         """Ends threads and files. With update_in_backward the commit that waits for the next pass is made, and raises
         what it fails with. Other steps that are not committed are lost."""
         self.optimizer.close()
+
+
+def _save_on_first(ranks: Ranks, save: Callable[[], None], weights: Iterator[Any]) -> None:
+    """All ranks return, or fail, when the first has saved `weights`, of which it needs the parts of all."""
+    error: Exception | None = None
+    if ranks.rank == 0:
+        try:
+            save()
+        except Exception as its:  # noqa: BLE001 - raised again when the others know of it
+            error = its
+    deque(weights, maxlen=0)  # reads all of them, or what is left
+    num_failed = torch.tensor([error is not None], dtype=torch.float32)
+    ranks.sum(memory_of(num_failed))
+    if error is not None:
+        raise error
+    if num_failed.item() > 0:
+        raise StorageError("forebay: the first rank, which writes the files, could not: its own error says why.")
 
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
