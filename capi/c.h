@@ -354,7 +354,6 @@ int64_t forebay_layers_committed_step(forebay_layers* layers);
 int64_t forebay_layers_step(forebay_layers* layers); /* the last one that is real */
 /* `user` of the committed step. Free it. */
 int32_t forebay_layers_user_json(forebay_layers* layers, char** json, char** message);
-
 /* Planes of a tensor. */
 enum {
   FOREBAY_MASTER = 0, /* fp32 */
