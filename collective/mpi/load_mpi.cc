@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,13 +13,28 @@
 #include "forebay/base/file.h"
 
 namespace forebay {
+namespace {
+
+// Where the file lies that has this code: the program, or the library that Python has loaded.
+std::string FolderOfThisCode() {
+  Dl_info info = {};
+  if (::dladdr(reinterpret_cast<const void*>(&LoadMpi), &info) == 0) return ".";
+  return std::filesystem::path(info.dli_fname).parent_path().string();
+}
+
+std::vector<std::string> PlacesOf(const std::string& name) {
+  if (const char* const named = std::getenv("FOREBAY_MPI_PLUGIN")) return {named};
+  const std::string programs = ProgramDirectory();
+  const std::string code = FolderOfThisCode();
+  return {JoinPath(programs, name), JoinPath(programs, "../lib/forebay/" + name),
+          JoinPath(code, "forebay/" + name), JoinPath(code, "../bin/" + name)};
+}
+
+}  // namespace
 
 absl::StatusOr<const ForebayMpi*> LoadMpi(std::string_view family) {
   const std::string name = fmt::format("libforebay_mpi_{}.so", family);
-  const std::string programs = ProgramDirectory();
-  std::vector<std::string> candidates = {JoinPath(programs, name),
-                                         JoinPath(programs, "../lib/forebay/" + name)};
-  if (const char* const named = std::getenv("FOREBAY_MPI_PLUGIN")) candidates = {named};
+  const std::vector<std::string> candidates = PlacesOf(name);
   std::string why_not;
   for (const std::string& path : candidates) {
     // Global: Open MPI opens parts of its own, which look for its symbols there.
