@@ -354,6 +354,29 @@ def test_deepspeeds_pinned_memory(monkeypatch):
     assert not handle.free_cpu_locked_tensor_by_ptr(address)
 
 
+def test_deepspeeds_pinned_memory_is_given_back(monkeypatch):
+    monkeypatch.setenv("DS_PIN_MEMORY_BACKEND", "native")
+    accelerator, handle = deepspeed.accelerator.get_accelerator(), PinMemoryBuilder().load().pin_handle()
+    values = torch.arange(24, dtype=torch.float32).view(2, 12)
+    made = {"a copy": accelerator.pin_memory(values), "a flat copy": accelerator.pin_memory(values, match_shape=False),
+            "a shape": accelerator.pin_memory(values, make_copy=False),
+            "empty": accelerator.pin_empty(3, 5, dtype=torch.bfloat16), "like": accelerator.pin_empty_like(values)}
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {
+        "a copy": (2, 12), "a flat copy": (24,), "a shape": (2, 12), "empty": (3, 5), "like": (2, 12)}
+    assert torch.equal(made["a copy"], values) and torch.equal(made["a flat copy"], values.flatten())
+    for name, tensor in made.items():
+        address, view = tensor.data_ptr(), tensor[1:]
+        assert address % 4096 == 0 and accelerator.is_pinned(tensor) and accelerator.is_pinned(view), name
+        assert handle.is_pinned(tensor) and not handle.is_pinned(torch.empty(8))
+        assert accelerator.unpin_memory(tensor) is True
+        assert accelerator.unpin_memory(tensor) is False  # again, there is nothing
+        assert not handle.free_cpu_locked_tensor_by_ptr(address)
+    # A tensor whose data were exchanged gives back what it was made with.
+    tensor = accelerator.pin_memory(values)
+    address, tensor.data = tensor.data_ptr(), torch.zeros(2, 12)
+    assert accelerator.unpin_memory(tensor) is True and not handle.free_cpu_locked_tensor_by_ptr(address)
+
+
 # ---- Adam, Adagrad, Lion
 
 # DeepSpeed's optimizers ask for the CPU's maker, which takes programs and a second.

@@ -1,6 +1,7 @@
 """An unchanged DeepSpeed trains with parameters and optimizer on NVMe, on forebay's operations: the bits of the same in
 RAM."""
 
+import gc
 import os
 
 os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
@@ -10,6 +11,8 @@ import forebay
 import forebay.deepspeed_ops
 import pytest
 import torch
+from deepspeed.ops.op_builder import PinMemoryBuilder
+from deepspeed.utils.pin_memory import get_native_pinned_memory
 
 vars(deepspeed.ops)["__compatible_ops__"] = {}  # nothing that has to be compiled
 forebay.deepspeed_ops.install()
@@ -68,6 +71,32 @@ def nvme(path, **more):
 
 
 IN_RAM = {"device": "cpu"}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_engine_gives_its_pinned_memory_back(monkeypatch, stage):
+    monkeypatch.setenv("DS_PIN_MEMORY_BACKEND", "native")
+    pins = get_native_pinned_memory()
+    before = len(pins._ranges)
+    model = Model()
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    if stage == 3:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+        "train_batch_size": 4, "zero_allow_untested_optimizer": True, "zero_optimization": zero,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})
+    engine.backward(engine(torch.ones(4, WIDTH)).square().mean())
+    engine.step()
+    addresses = list(pins._ranges)
+    assert len(addresses) > before
+    engine.destroy()
+    assert len(pins._ranges) < len(addresses)
+    del engine, model  # which keeps its own parameters, at stage 3
+    gc.collect()
+    handle = PinMemoryBuilder().load().pin_handle()
+    assert len(pins._ranges) <= before
+    assert not any(handle.free_cpu_locked_tensor_by_ptr(address) for address in addresses
+                   if address not in pins._ranges)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
