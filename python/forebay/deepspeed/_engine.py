@@ -55,6 +55,8 @@ class DeepSpeedEngine(Answers):
         self._adds_up = False
         self._timers = Timers(config.wall_clock_breakdown)
         self._set_scaler_names(False)
+        if self.optimizer is not None and config.steps_per_print:
+            self._say_progress()
 
     def _say(self, line: str) -> None:
         if self.global_rank == 0:
@@ -225,11 +227,14 @@ class DeepSpeedEngine(Answers):
 
     def _report(self) -> None:
         every, rate = self._config.steps_per_print, self._timers.rate(self.train_batch_size() or 1)
-        if self.global_rank == 0 and every and self.global_steps % every == 0:
-            print(f"[Rank 0] step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
-                  f"mom={self.get_mom()}")
+        if every and self.global_steps % every == 0:
+            self._say_progress()
             if rate is not None:
-                print(f"[Rank 0] {rate}")
+                self._say(f"[Rank 0] {rate}")
+
+    def _say_progress(self) -> None:
+        self._say(f"[Rank 0] step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
+                  f"mom={self.get_mom()}")
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the micro-batch in progress is the last of its step."""

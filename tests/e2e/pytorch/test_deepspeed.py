@@ -219,7 +219,7 @@ def test_what_steps_per_print_prints_is_deepspeed_s_with_its_values(tmp_path, ca
         tmp_path, 1, steps_per_print=2, optimizer={"type": name, "params": settings},
         scheduler={"type": "WarmupLR", "params": rates},
         fp16={"enabled": True, "auto_cast": True, "initial_scale_power": 20, "hysteresis": 1}))
-    expected = []
+    expected = [reported(name, theirs, 0, 0)]  # as it is made
     for step in range(1, 13):
         train(engine, step, step + 1)
         if engine.was_step_applied():
@@ -352,7 +352,7 @@ def test_calls_that_are_asked_of_an_engine(tmp_path, capsys, nvme):
     assert train(engine, 0, 8) == plain(8, 2)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(", lr")[0] for line in lines if "skipped=" in line] == [
-        "[Rank 0] step=2, skipped=0", "[Rank 0] step=4, skipped=0"]
+        "[Rank 0] step=0, skipped=0", "[Rank 0] step=2, skipped=0", "[Rank 0] step=4, skipped=0"]
     assert [line for line in lines if "global_step=4, RunningAvgSamplesPerSec=" in line and "MaxMemAllocated=" in line]
     assert sum("time (ms) | fwd_microstep: " in line for line in lines) == 8
     times = [line for line in lines if "time (ms) | fwd: " in line]
