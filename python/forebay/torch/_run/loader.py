@@ -117,15 +117,21 @@ class ResumableLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """The position. load_state_dict() of a loader of the same data goes on from it."""
         order = self._order
-        return {"epoch": self.epoch, "position": 0 if self._is_over else self._position, "seed": order.seed,
-                "shuffle": order.shuffle, "num_samples": order.num_samples}
+        state = {"epoch": self.epoch, "position": 0 if self._is_over else self._position, "seed": order.seed,
+                 "shuffle": order.shuffle, "num_samples": order.num_samples}
+        if order.num_ranks > 1:  # both decide which samples are this rank's
+            state.update(num_ranks=order.num_ranks, batch_size=order.batch_size)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """UsageError: it is of other data, or of another order."""
-        mine = self.state_dict()
-        for key in ("num_samples", "seed", "shuffle"):
-            if state[key] != mine[key]:
+        """UsageError: it is of other data, or of another order; or of another number of ranks, or batch_size on
+        ranks."""
+        mine = {"num_ranks": 1, **self.state_dict()}
+        state = {"num_ranks": 1, **state}
+        for key in ("num_ranks", "num_samples", "seed", "shuffle", "batch_size"):
+            if state.get(key) != mine.get(key):
                 raise UsageError(f"forebay: the run has gone through its data with {key}={state[key]}, and would go on "
-                                 f"with {mine[key]}: in another order. Give the same data, seed and shuffle.")
+                                 f"with {mine[key]}: in another order. Give the same data, seed and shuffle"
+                                 f"{', to as many ranks, with the same batch_size' * (state['num_ranks'] > 1)}.")
         self._order.epoch, self._position = state["epoch"], state["position"]
         self._goes_on, self._is_over = True, False
