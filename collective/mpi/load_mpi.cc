@@ -15,26 +15,33 @@
 namespace forebay {
 namespace {
 
-// Where the file lies that has this code: the program, or the library that Python has loaded.
-std::string FolderOfThisCode() {
+// The program is here, or libforebay.so, whose program may be a Python that lies anywhere.
+std::string DirectoryOfThisCode() {
   Dl_info info = {};
-  if (::dladdr(reinterpret_cast<const void*>(&LoadMpi), &info) == 0) return ".";
+  const bool is_known = ::dladdr(reinterpret_cast<const void*>(&LoadMpi), &info) != 0;
+  if (!is_known || info.dli_fname == nullptr) return "";
   return std::filesystem::path(info.dli_fname).parent_path().string();
 }
 
-std::vector<std::string> PlacesOf(const std::string& name) {
+// Built beside the programs, installed in lib/forebay.
+std::vector<std::string> PathsOfPlugin(const std::string& name) {
   if (const char* const named = std::getenv("FOREBAY_MPI_PLUGIN")) return {named};
   const std::string programs = ProgramDirectory();
-  const std::string code = FolderOfThisCode();
-  return {JoinPath(programs, name), JoinPath(programs, "../lib/forebay/" + name),
-          JoinPath(code, "forebay/" + name), JoinPath(code, "../bin/" + name)};
+  std::vector<std::string> paths = {JoinPath(programs, name),
+                                    JoinPath(programs, "../lib/forebay/" + name)};
+  const std::string library = DirectoryOfThisCode();
+  if (library.empty() || library == programs) return paths;
+  for (const char* const folder : {"", "forebay/", "../bin/"}) {
+    paths.push_back(JoinPath(library, folder + name));
+  }
+  return paths;
 }
 
 }  // namespace
 
 absl::StatusOr<const ForebayMpi*> LoadMpi(std::string_view family) {
   const std::string name = fmt::format("libforebay_mpi_{}.so", family);
-  const std::vector<std::string> candidates = PlacesOf(name);
+  const std::vector<std::string> candidates = PathsOfPlugin(name);
   std::string why_not;
   for (const std::string& path : candidates) {
     // Global: Open MPI opens parts of its own, which look for its symbols there.

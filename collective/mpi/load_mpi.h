@@ -9,8 +9,9 @@
 namespace forebay {
 
 // `family`: "openmpi" or "mpich". Looks for libforebay_mpi_<family>.so beside the program, in
-// ../lib/forebay from there, and where FOREBAY_MPI_PLUGIN says. Never closed: an MPI does not
-// survive that. EnvironmentError that says where it was looked for, and why it cannot be opened.
+// ../lib/forebay from there, and beside libforebay.so where this is in one; or else where
+// FOREBAY_MPI_PLUGIN says. Never closed: an MPI does not survive that. EnvironmentError that says
+// where it was looked for, and why it cannot be opened.
 absl::StatusOr<const ForebayMpi*> LoadMpi(std::string_view family);
 
 }  // namespace forebay
