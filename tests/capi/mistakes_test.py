@@ -43,7 +43,8 @@ NULL_IS_OK = {("forebay_tensor_lease_release", "lease")}
 # A call without a code that is given nothing returns NULL, or this.
 OF_NOTHING = {"forebay_layers_committed_step": -1, "forebay_layers_step": -1, "forebay_snapshot_step": -1,
               "forebay_tensors_committed_step": -1, "forebay_abi_version": 1, "forebay_layers_exists": 0,
-              "forebay_memory_free": 0, "forebay_memory_contains": 0}
+              "forebay_memory_free": 0, "forebay_memory_contains": 0, "forebay_ranks_rank": -1,
+              "forebay_ranks_size": -1, "forebay_ranks_local_rank": -1}
 GIVE_WITHOUT_BEING_GIVEN = {"forebay_version", "forebay_inventory_create", "forebay_memory_create"}
 
 
@@ -99,8 +100,8 @@ class World:
         for function in functions.values():
             entry = getattr(self.lib, function.name)
             entry.restype, entry.argtypes = function.result, [kind for _, kind in function.parameters]
-        for name in ("inventory", "layers", "lease", "snapshot", "tensors", "tensor_lease", "kernels", "io", "memory",
-                     "block", "text"):
+        for name in ("inventory", "ranks", "layers", "lease", "snapshot", "tensors", "tensor_lease", "kernels", "io",
+                     "memory", "block", "text"):
             setattr(self, name, c_void_p())
         self.kept = []  # leases that are left when another is acquired
         self.values = (c_float * NUM_ELEMS)(*[0.001 * i for i in range(NUM_ELEMS)])
@@ -116,6 +117,7 @@ class World:
         of_tensors = (c_char_p * 1)(str(folder / "tensors").encode())
         weights = (c_double * 1)(1.0)
         self.keep = [folders, of_tensors, weights]
+        self.ranks_options = self.struct(declared.RanksOptions, size=1)  # others would be waited for
         self.layers_options = self.struct(declared.LayersOptions, folders=folders, num_folders=1,
                                           folder_weights=weights, ram_bytes=64 << 20, num_threads=1,
                                           commit_every=-1, tile_elems=4096)
@@ -192,6 +194,13 @@ RIGHT = {
     "inventory_add": lambda w: [w.inventory, b"weight", 6, w.shape, 1, 0, byref(w.index)],
     "inventory_begin_raw_layer": lambda w: [w.inventory, b"buffers", 7],
     "inventory_add_raw": lambda w: [w.inventory, b"count", 5, 8, byref(w.index)],
+    "ranks_connect": lambda w: [byref(w.ranks_options), byref(w.ranks)],
+    "ranks_destroy": lambda w: [w.ranks],
+    "ranks_rank": lambda w: [w.ranks],
+    "ranks_size": lambda w: [w.ranks],
+    "ranks_local_rank": lambda w: [w.ranks],
+    "ranks_barrier": lambda w: [w.ranks],
+    "ranks_sum": lambda w: [w.ranks, w.values, NUM_ELEMS],
     "layers_new": lambda w: [byref(w.layers_options), w.inventory, byref(w.layers)],
     "layers_destroy": lambda w: [w.layers],
     "layers_plan_json": lambda w: [w.layers, byref(w.text)],
@@ -272,9 +281,10 @@ RIGHT = {f"forebay_{name}": arguments for name, arguments in RIGHT.items()}
 ENDS = {"free": "text", "lease_release": "lease", "tensor_lease_release": "tensor_lease",
         "tensor_lease_discard": "tensor_lease", "snapshot_destroy": "snapshot", "layers_destroy": "layers",
         "tensors_destroy": "tensors", "inventory_destroy": "inventory", "kernels_destroy": "kernels",
-        "io_destroy": "io", "memory_destroy": "memory"}
+        "io_destroy": "io", "memory_destroy": "memory", "ranks_destroy": "ranks"}
 ENDS = {f"forebay_{name}": what for name, what in ENDS.items()}
-STRUCTS = {"layers_new": "layers_options", "tensors_create": "tensors_options", "tensors_open": "tensors_options",
+STRUCTS = {"ranks_connect": "ranks_options", "layers_new": "layers_options",
+           "tensors_create": "tensors_options", "tensors_open": "tensors_options",
            "layers_begin_step": "step_options", "layers_set_step": "step_options",
            "layers_finish_backward": "gradients", "tensors_acquire": "request", "kernels_update": "run",
            "io_create": "io_options", "io_submit": "io_request"}
@@ -294,6 +304,7 @@ RUNS = [f"""{_INVENTORY} abi_version version layers_new layers_plan_json free la
             tensor_lease_dlpack tensor_lease_release tensors_commit tensors_committed_step tensors_user_json free
             tensors_acquire tensor_lease_discard tensors_acquire tensor_lease_release tensors_abort tensors_read
             tensors_stats_json free tensors_destroy tensors_open tensors_read tensors_destroy inventory_destroy""",
+        "ranks_connect ranks_rank ranks_size ranks_local_rank ranks_barrier ranks_sum ranks_destroy",
         "kernels_create kernels_update kernels_sum_of_squares kernels_split kernels_join kernels_destroy",
         """io_create io_submit io_wait io_submit io_wait_all io_stats_json free io_destroy memory_create memory_allocate
            memory_contains memory_free memory_note free memory_destroy"""]
