@@ -129,6 +129,9 @@ int32_t forebay_ranks_size(const forebay_ranks* ranks);
 int32_t forebay_ranks_local_rank(const forebay_ranks* ranks);
 /* Returns when every rank has called it. */
 int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);
+/* This rank cannot go on: has the calls of all ranks fail, with INTERRUPTED on the others, those
+   that are under way too. From any thread. */
+void forebay_ranks_abort(forebay_ranks* ranks);
 /* The values of each rank become their sum, taken in the order of the ranks. */
 int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values, char** message);
 /* The bytes of each rank become those of rank `root`. */
@@ -327,7 +330,6 @@ typedef struct {
 /* Closes the layers that are open. */
 int32_t forebay_layers_finish_backward(forebay_layers* layers, forebay_step_gradients* gradients,
                                        char** message);
-
 /* Makes the step real. `user`: a JSON object of at most 3 KiB that its commit carries.
    `commit_now`: not 0: returns when it is durable; else commits come by commit_every. USAGE, and
    nothing changed, where a gradient is not finite. */
@@ -553,7 +555,6 @@ typedef struct forebay_io forebay_io;
 int32_t forebay_io_create(const forebay_io_options* options, forebay_io** io, char** message);
 /* Waits for all requests, whose errors are lost with it. */
 void forebay_io_destroy(forebay_io* io);
-
 typedef struct {
   size_t struct_size;
   int32_t is_write; /* 0: a read */

@@ -110,6 +110,12 @@ int32_t forebay_ranks_local_rank(const forebay_ranks* ranks) {
   return ranks == nullptr ? -1 : ranks->state->local_rank;
 }
 
+void forebay_ranks_abort(forebay_ranks* ranks) {
+  if (ranks == nullptr) return;
+  // Without the mutex, which a call that waits for another rank holds.
+  ranks->state->communicator->Abort(forebay::InterruptedError("it was told to stop"));
+}
+
 int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message) {
   return forebay::capi::RunOnCommunicator(
       ranks, message, [](forebay::Communicator& communicator) { return communicator.Barrier(); });

@@ -124,6 +124,7 @@ _PLAIN: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "forebay_inventory_create": (_P, ()),
     "forebay_inventory_destroy": (None, (_P,)),
     "forebay_ranks_destroy": (None, (_P,)),
+    "forebay_ranks_abort": (None, (_P,)),
     "forebay_ranks_rank": (c_int32, (_P,)),
     "forebay_ranks_size": (c_int32, (_P,)),
     "forebay_ranks_local_rank": (c_int32, (_P,)),

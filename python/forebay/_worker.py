@@ -53,6 +53,7 @@ class Worker:
         self._thread: int | None = None
         self._last: _Task | None = None  # that was abandoned
         self._aside: list[_Task] = []  # abandoned, and not waited for
+        self.give_up: Callable[[], None] | None = None  # ends calls that wait for another process
 
     def run(self, function: Callable[..., Any], *arguments: Any,
             on_interrupt: Callable[[], None] | None = None, needs_caller: bool = False) -> Any:
@@ -121,12 +122,18 @@ class Worker:
             self._last = None
         return result
 
+    def end_abandoned(self) -> None:
+        """Before the object ends, which waits for an abandoned call: that may wait for another process, and long."""
+        if self.give_up is not None and self._last is not None and self._last.done.locked():
+            self.give_up()
+
     def close(self, function: Callable[..., Any], *arguments: Any) -> None:
         """The last call: after all others, which it waits for, unless it is made on the thread of the calls. Where one
         waits for the caller, it is made by itself once that has ended."""
         if self._thread == _thread.get_ident():
             function(*arguments)
             return
+        self.end_abandoned()
         aside, self._aside = [task for task in self._aside if task.done.locked()], []
         if self._thread is None and not aside:
             function(*arguments)

@@ -127,6 +127,8 @@ class Layers(Owned):
             ranks=None if ranks is None else ranks._use(), zero_stage=zero_stage)
         handle = c_void_p()
         self._worker = Worker() if _worker is None else _worker  # the thread of an object around this one
+        if ranks is not None:
+            self._worker.give_up = ranks._give_up
         self._worker.run(call, lib.forebay_layers_new, ctypes.byref(options), inventory._handle, ctypes.byref(handle))
         self._handle = handle
         self._lock = threading.Lock()  # stop() comes while a call is under way, and not while the object ends

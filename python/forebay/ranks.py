@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import weakref
 from ctypes import c_void_p
@@ -36,8 +37,9 @@ class Ranks(Owned):
         self._worker = Worker()
         self._worker.run(call, lib.forebay_ranks_connect, ctypes.byref(options), ctypes.byref(handle))
         self._handle = handle
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, lib.forebay_ranks_destroy,
-                                         handle)
+        # Of the handle alone, which is none once it has ended: layers have it too.
+        self._worker.give_up = self._give_up = functools.partial(_abort, handle)
+        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, handle)
         self.rank: int = lib.forebay_ranks_rank(handle)
         self.size: int = lib.forebay_ranks_size(handle)
         self.local_rank: int = lib.forebay_ranks_local_rank(handle)
@@ -52,6 +54,12 @@ class Ranks(Owned):
 
     def _barrier(self) -> None:
         call(lib.forebay_ranks_barrier, self._use())
+
+    def abort(self) -> None:
+        """This rank cannot go on: the calls of all ranks fail, those that are under way too, on the others with
+        StoppedError. Waits for nothing; from any thread."""
+        self._use()
+        self._give_up()
 
     def sum(self, values: Buffer) -> None:
         """values: float32, contiguous, as many elements on each rank: they become the sum of those of all ranks, taken in
@@ -70,6 +78,16 @@ class Ranks(Owned):
 
     def _broadcast(self, pinned: Pinned, root: int) -> None:
         call(lib.forebay_ranks_broadcast, self._use(), pinned.address, pinned.num_bytes, root)
+
+
+def _abort(handle: c_void_p) -> None:
+    if handle:
+        lib.forebay_ranks_abort(handle)
+
+
+def _end(handle: c_void_p) -> None:
+    lib.forebay_ranks_destroy(handle)
+    handle.value = None
 
 
 __all__ = ["Ranks"]

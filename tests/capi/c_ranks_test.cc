@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -150,6 +151,26 @@ TEST(CRanks, CallsThatDifferNameBoth) {
     EXPECT_THAT(outcome, Is(FOREBAY_ENVIRONMENT, "all-reduce of 5 fp32 values"));
     EXPECT_EQ(Wait(ranks).code, FOREBAY_ENVIRONMENT);  // they do not go on
   });
+}
+
+TEST(CRanks, OneThatAbortsEndsWhatIsUnderWayOnAll) {
+  OnRanks(3, [](forebay_ranks* ranks, int32_t rank) {
+    EXPECT_THAT(Wait(ranks), IsOk());
+    if (rank == 1) {
+      // While its own call waits, and nobody comes to that.
+      std::thread call([&] { EXPECT_NE(Wait(ranks).code, FOREBAY_OK); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      forebay_ranks_abort(ranks);
+      call.join();
+      return;
+    }
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    std::vector<float> values(3);
+    const Outcome outcome = rank == 0 ? Wait(ranks) : Sum(ranks, values);
+    EXPECT_THAT(outcome, Is(FOREBAY_INTERRUPTED, "rank 1 of 3"));
+    EXPECT_THAT(outcome, Is(FOREBAY_INTERRUPTED, "told to stop"));
+  });
+  forebay_ranks_abort(nullptr);
 }
 
 TEST(CRanks, OneThatLeavesIsNamed) {

@@ -473,6 +473,7 @@ class InStore:
         return False
 
     def close(self) -> None:
+        self._worker.end_abandoned()
         try:
             self.finish_commit()
         except UsageError:

@@ -1,8 +1,11 @@
 """What is wrong with ranks that train one module, in their options, their folders or their steps: an error on each of them
 that says so, and no rank that waits for ever."""
 
+import os
 import re
 import shutil
+import signal
+import threading
 import time
 
 import forebay
@@ -169,8 +172,7 @@ def test_a_damaged_store_of_one_rank_is_the_error_of_all(tmp_path):
 def test_folders_that_another_run_uses(tmp_path):
     make_store(tmp_path / "store", zero_stage=3)
     holds = start_ranks(2, hold, tmp_path / "store", tmp_path / "held", tmp_path / "go on")
-    while not (tmp_path / "held").exists():
-        time.sleep(0.01)
+    wait_for(tmp_path / "held")
     errors = errors_of(2, resume, tmp_path / "store", zero_stage=3)
     (tmp_path / "go on").touch()
     assert_each(errors, "EnvironmentProblem", "another process|in use|uses")
@@ -180,8 +182,7 @@ def test_folders_that_another_run_uses(tmp_path):
 def hold(folder, held, go_on):
     with run.streamed(folder, resume=True):
         held.touch()
-        while not go_on.exists():
-            time.sleep(0.01)
+        wait_for(go_on)
 
 
 # ---- Ranks that do not come, or go
@@ -239,6 +240,54 @@ def test_a_rank_that_goes(tmp_path, how, when):
         assert (second.error, second.message) == ("RuntimeError", "of this rank")
     assert first.seconds < SOON_S
     assert on_ranks(2, resume, tmp_path / "store", zero_stage=3) == [0, 0]
+
+
+def interrupted(folder, go_on, what):
+    """The first rank, while it waits for the second, which comes later: it does not wait for it to end."""
+    ranks = forebay.Ranks(timeout_s=40)
+    if what == "barrier" and ranks.rank == 0:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            ranks.barrier()
+        ranks.close()
+        return go_on.touch()
+    if what == "barrier":
+        wait_for(go_on)
+        return ranks.barrier()
+    with run.streamed(folder, ranks=ranks, zero_stage=3) as (engine, _):
+        run.step_of(engine, "decoder", 0, ranks, 1)
+        if ranks.rank == 1:
+            wait_for(go_on)
+            return run.step_of(engine, "decoder", 1, ranks, 1)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            run.step_of(engine, "decoder", 1, ranks, 1)
+        engine.close()
+        return go_on.touch()
+
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("what", ["barrier", "step"])
+def test_an_interrupt_ends_the_wait_for_another_rank(tmp_path, what):
+    first, second = ends_of(start_ranks(2, interrupted, tmp_path / "store", tmp_path / "go on", what))
+    assert first.error is None and first.seconds < SOON_S, first
+    assert second.error == "StoppedError" and "rank 0" in second.message, second
+
+
+def aborts():
+    ranks = forebay.Ranks(timeout_s=40)
+    ranks.barrier()
+    if ranks.rank == 0:
+        ranks.abort()
+    ranks.barrier()
+
+
+def test_a_rank_that_aborts():
+    assert_each(errors_of(3, aborts), "StoppedError", "told to stop")
 
 
 # ---- Gradients that are not finite
