@@ -98,6 +98,18 @@ def test_blocks_that_one_rank_alone_uses(tmp_path, stage, options):
     assert farthest(end["weights"], run.reference("branches", 2, 4)) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["adapted", "checkpointed"])
+@pytest.mark.parametrize("options", [{}, {"update_in_backward": True}], ids=["held", "in backward"])
+def test_blocks_that_are_frozen_or_go_forward_again(tmp_path, kind, options):
+    expected = run.reference(kind, 2, 3)
+    digests = set()
+    for stage in STAGES:
+        end = weights_on(2, tmp_path / str(stage), kind, 3, zero_stage=stage, **options)
+        assert farthest(end["weights"], expected) < 1e-5, stage
+        digests.add(end["digest"])
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize("options", [{}, {"update_in_backward": True}], ids=["held", "in backward"])
 def test_blocks_that_the_last_pass_does_not_use(tmp_path, options):
     expected = run.reference("ladder", 2, 3, num_passes=2)

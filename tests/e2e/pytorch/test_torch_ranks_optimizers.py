@@ -12,7 +12,7 @@ from torch import nn
 
 SETTINGS = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 # As the optimizer gets them; a folder is added where there is a store.
-BACKENDS = {"ram": {}, "nvme 0": {"zero_stage": 0}, "nvme 1": {"zero_stage": 1}}
+BACKENDS = {"ram": {}, "nvme 0": {"zero_stage": 0}, "nvme 1": {"zero_stage": 1}, "nvme 3": {"zero_stage": 3}}
 SHAPES = {"weight": (300, 20), "bias": (20,), "one": (70, 3), "none": (5000,), "scalar": ()}
 
 

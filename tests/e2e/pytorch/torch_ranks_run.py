@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from forked_ranks import digest_of
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 ROWS = 2  # of each rank, in each pass
 SETTINGS = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-5, "weight_decay": 0.1}
@@ -42,6 +43,27 @@ class Decoder(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(hidden * self.scale)
+
+
+class Checkpointed(Decoder):
+    """Blocks go forward again in backward: one of them within that pass of its own."""
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for number, block in enumerate(self.blocks):
+            hidden = checkpoint(block, hidden, use_reentrant=number == 1)
+        return self.head(hidden * self.scale)
+
+
+class Adapted(Decoder):
+    """A block and the embedding are frozen as a whole, the others but for a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+        for number in (0, 2):
+            self.blocks[number].norm.requires_grad_(True)
+        self.scale.requires_grad_(True)
 
 
 class Experts(nn.Module):
@@ -111,7 +133,7 @@ class Ladder(nn.Module):
         return self.head(hidden)
 
 
-MODELS = {"decoder": Decoder, "mixture": Mixture, "branches": Branches, "ladder": Ladder}
+MODELS = {"adapted": Adapted, "checkpointed": Checkpointed, "decoder": Decoder, "mixture": Mixture, "branches": Branches, "ladder": Ladder}
 
 
 def make(kind="decoder", dtype=torch.float32, seed=5):
