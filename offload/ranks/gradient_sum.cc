@@ -73,7 +73,9 @@ void GradientSum::StartCount(int layer, std::span<const int> without_gradient) {
   for (const int tensor : without_gradient) {
     own[static_cast<size_t>(tensor - spec.first_tensor)] = 0.0f;
   }
-  count_ticket_ = ranks_->StartAllReduce(OnHost(own));
+  CollectiveMemory memory = OnHost(own);
+  memory.layer = layer;
+  count_ticket_ = ranks_->StartAllReduce(memory);
 }
 
 absl::Status GradientSum::AwaitCount(int layer) {

@@ -121,4 +121,4 @@ def test_blocks_that_the_last_pass_does_not_use(tmp_path, options):
 def test_where_units_are_gathered_as_they_come_every_rank_has_to_use_the_same(tmp_path):
     for error, message in errors_of(2, run.train, tmp_path, "branches", 4, zero_stage=3):
         assert error == forebay.EnvironmentProblem.__name__, message
-        assert "all-gather of" in message and "all-reduce of" in message and "made another call" in message
+        assert "made another call" in message and " of layer " in message
