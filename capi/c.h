@@ -31,7 +31,6 @@ extern "C" {
 #endif
 
 #define FOREBAY_ABI_VERSION 1
-
 /* The FOREBAY_ABI_VERSION that the library was compiled with. It grows when something that was
    there changes; what is added leaves it alone. */
 int32_t forebay_abi_version(void);
