@@ -246,6 +246,10 @@ int32_t forebay_layers_fill(forebay_layers* layers, int32_t tensor, int32_t dtyp
 /* Ends the filling, and commits step 0 with `user`, a JSON object of the caller's (see commit). */
 int32_t forebay_layers_start(forebay_layers* layers, const char* user, size_t user_length,
                              char** message);
+/* In place of create, fill and start: makes a store with the state in `folders`, at its step, which
+   any number of ranks may have made, with any zero_stage. That stays as it is. */
+int32_t forebay_layers_create_from(forebay_layers* layers, const char* const* folders,
+                                   size_t num_folders, char** message);
 /* Opens the newest committed step; under durability REPLAY the gradients that a crash has left are
    applied. BAD_INPUT: there is no store. USAGE: it has other tensors than the inventory. CORRUPT:
    it is damaged. */
@@ -298,11 +302,9 @@ int32_t forebay_layers_begin_step(forebay_layers* layers, const forebay_step_opt
    finish_backward, and without groups. */
 int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_options* options,
                                 char** message);
-/* Applies what is left of the update of the step before: that of layers which were not read since;
-   and makes its commit, where commit_once_applied has asked for one.
-   A step's first gradient does so too, and needs that nothing is left, or no lease is out: so call
-   it between forward and backward where a step does not read all layers, or where
-   commit_once_applied was called. */
+/* Applies what is left of the update of the step before (layers that were not read since), and
+   makes the commit that commit_once_applied has asked for. A step's first gradient does so too, and
+   needs that nothing is left, or no lease is out: so call it between forward and backward. */
 int32_t forebay_layers_settle(forebay_layers* layers, char** message);
 /* Adds to the gradient of a tensor: all its elements, row-major. Sums are fp32. A tensor that gets
    none in a step is left alone, moments too. */
@@ -346,9 +348,8 @@ int32_t forebay_layers_commit(forebay_layers* layers, const char* user, size_t u
                               char** message);
 /* The same, made once the step's update is applied: at once where it is, else in the next step,
    between forward and backward (see settle). It carries `user` (NULL: that of the step) and the raw
-   tensors as they are now: from here on, as from commit on, they change within steps alone.
-   A crash until then leaves the step before. USAGE as of commit; where it is not made at once,
-   leases may be out. */
+   tensors as they are now, which change within steps alone from here on. A crash until then leaves
+   the step before. USAGE as of commit; where it is not made at once, leases may be out. */
 int32_t forebay_layers_commit_once_applied(forebay_layers* layers, const char* user,
                                            size_t user_length, char** message);
 int64_t forebay_layers_committed_step(forebay_layers* layers);
@@ -367,8 +368,7 @@ enum {
    committed, or the optimizer has no such plane. */
 int32_t forebay_layers_read(forebay_layers* layers, int32_t tensor, int32_t plane, int64_t first,
                             int64_t num_elems, float* values, char** message);
-/* The updates that a tensor got: those of the committed step, less the steps in which it had no
-   gradient. */
+/* The updates that a tensor got: committed steps, less those in which it had no gradient. */
 int32_t forebay_layers_updates_of(forebay_layers* layers, int32_t tensor, int64_t* num_updates,
                                   char** message);
 /* The bytes of a raw tensor, in RAM until the object is destroyed: to be read at any time, and

@@ -337,6 +337,15 @@ int32_t forebay_layers_start(forebay_layers* layers, const char* user, size_t us
   });
 }
 
+int32_t forebay_layers_create_from(forebay_layers* layers, const char* const* folders,
+                                   size_t num_folders, char** message) {
+  return RunOn(layers, message, [&](LayersState& state) -> absl::Status {
+    FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                             forebay::capi::FoldersOf(folders, num_folders));
+    return state.CreateFrom(paths);
+  });
+}
+
 int32_t forebay_layers_open(forebay_layers* layers, char** message) {
   return RunOn(layers, message, [](LayersState& state) { return state.Open(); });
 }

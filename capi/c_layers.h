@@ -90,6 +90,7 @@ class LayersState {
   absl::Status Commit(std::optional<Json> user);
   absl::Status CommitOnceApplied(std::optional<Json> user);
   absl::Status Open();
+  absl::Status CreateFrom(const std::vector<std::string>& folders);
   absl::Status Start(Json user);
   absl::StatusOr<Json> CommittedUser();
   absl::StatusOr<int64_t> UpdatesOf(int tensor);
@@ -109,6 +110,7 @@ class LayersState {
   // By which the sum of the gradients of all ranks is divided.
   double Divisor() const { return settings_.loss_scale * run_->num_ranks(); }
   absl::Status OpenDevice();
+  absl::Status TakeCommit();  // of the store that was opened
   absl::Status LandGradient();
   absl::Status CheckNothingIsExpected(std::string_view call) const;
 

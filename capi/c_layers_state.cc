@@ -288,8 +288,17 @@ absl::Status LayersState::Start(Json user) {
   return OpenDevice();
 }
 
+absl::Status LayersState::CreateFrom(const std::vector<std::string>& folders) {
+  FOREBAY_RETURN_IF_ERROR(run_->CreateFrom(folders));
+  return TakeCommit();
+}
+
 absl::Status LayersState::Open() {
   FOREBAY_RETURN_IF_ERROR(run_->Open());
+  return TakeCommit();
+}
+
+absl::Status LayersState::TakeCommit() {
   FOREBAY_ASSIGN_OR_RETURN(num_skipped_, SkippedOf(run_->session()->store().committed().trainer));
   return OpenDevice();
 }

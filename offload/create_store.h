@@ -47,7 +47,7 @@ class StoreFiller {
   absl::StatusOr<std::span<float>> ValuesOf(int tensor);
   // The same of a raw tensor.
   absl::StatusOr<std::span<std::byte>> BytesOf(int tensor);
-  // Tiles are filled by `fill`, and not by tensors. Requires: no raw layer.
+  // Tiles are filled by `fill`, and not by tensors, but for those of raw layers.
   void FillTilesBy(TileFiller fill) { fill_tile_ = std::move(fill); }
   // Writes what is left, and the space that the first steps will write to, and publishes
   // `first_commit`. `on_space` (may be empty): as `progress` of TensorStore::WriteSpareSpace.

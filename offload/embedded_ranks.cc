@@ -4,10 +4,12 @@
 #include <charconv>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <system_error>
 
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/collective/gather_values.h"
@@ -18,6 +20,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "rank-";
 constexpr std::string_view kMiddle = "-of-";
+constexpr char kUnfinished[] = "copy-unfinished";
 
 std::optional<int> NumberAt(std::string_view text) {
   int number = 0;
@@ -82,13 +85,50 @@ absl::Status CheckStoresAreOf(const std::vector<std::string>& folders, int num_r
   return absl::OkStatus();
 }
 
+absl::StatusOr<int> NumRanksOfStores(const std::vector<std::string>& folders) {
+  std::set<int> numbers;
+  for (const std::string& folder : folders) {
+    if (HasStore(folder)) numbers.insert(1);
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      const std::optional<int> num_ranks = NumRanksIn(entry.path().filename().string());
+      if (num_ranks.has_value() && HasStore(entry.path())) numbers.insert(*num_ranks);
+    }
+  }
+  if (numbers.size() == 1) return *numbers.begin();
+  const std::string where = fmt::format("'{}'", fmt::join(folders, "', '"));
+  if (numbers.empty()) return BadInputError(fmt::format("there is no store in {}", where));
+  return UsageError(
+      fmt::format("there are stores of {} ranks in {}. Leave in the folders the one that is meant",
+                  fmt::join(numbers, " and of "), where));
+}
+
+absl::Status MarkUnfinished(const std::string& folder) {
+  return WriteFileAtomically(JoinPath(folder, kUnfinished), "");
+}
+
+absl::Status MarkFinished(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::remove(JoinPath(folder, kUnfinished), error);
+  if (!error) return absl::OkStatus();
+  return StorageError(fmt::format("'{}' cannot be removed: {}. Remove it",
+                                  JoinPath(folder, kUnfinished), error.message()));
+}
+
+bool IsUnfinished(const std::string& folder) {
+  return FileExists(JoinPath(folder, kUnfinished));
+}
+
 absl::Status AgreeOnCreation(const StoreStanding& own, Communicator& ranks, bool& is_left_over) {
   is_left_over = false;
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<StoreStanding> all, GatherValues(ranks, own));
   const auto without = std::ranges::find(all, false, &StoreStanding::is_there);
   if (without == all.end()) return absl::OkStatus();
-  const auto newest = std::ranges::max_element(all, {}, &StoreStanding::step);
-  if (newest->step > 0) {
+  const auto steps_of = [](const StoreStanding& store) {
+    return store.is_unfinished ? 0 : store.step;
+  };
+  const auto newest = std::ranges::max_element(all, {}, steps_of);
+  if (steps_of(*newest) > 0) {
     const auto rank_without = static_cast<int>(without - all.begin());
     return CorruptError(fmt::format(
         "the store of rank {} has made {} steps, and rank {} ({}) has none. Put back the folder of "

@@ -179,7 +179,9 @@ absl::StatusOr<StoreStanding> EmbeddedRun::StandingOfStore() {
   FOREBAY_RETURN_IF_ERROR(OpenIo());
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
                            TensorStore::Open(options_.offload.nvme, engine_.engine.get()));
-  return StoreStanding{.is_there = true, .step = store->committed().step};
+  return StoreStanding{.is_there = true,
+                       .step = store->committed().step,
+                       .is_unfinished = IsUnfinished(options_.offload.nvme.front())};
 }
 
 absl::StatusOr<bool> EmbeddedRun::Exists() {
@@ -189,6 +191,7 @@ absl::StatusOr<bool> EmbeddedRun::Exists() {
   FOREBAY_RETURN_IF_ERROR(AllCan(own.status()));
   bool is_left_over = false;
   FOREBAY_RETURN_IF_ERROR(AgreeOnCreation(*own, *options_.ranks, is_left_over));
+  if (own->is_unfinished) FOREBAY_RETURN_IF_ERROR(MarkFinished(options_.offload.nvme.front()));
   if (is_left_over) FOREBAY_RETURN_IF_ERROR(TensorStore::Remove(options_.offload.nvme).status());
   return own->is_there && !is_left_over;
 }
@@ -283,13 +286,21 @@ absl::Status EmbeddedRun::Start(Json user) {
 
 // The store decides. Options that ask for another kind of store are an error.
 absl::Status EmbeddedRun::CheckStoreIsOurs(const TensorStore& store) const {
-  if (parts_ != nullptr && FirstDifference(inventory_, store.inventory()).empty()) {
+  if (parts_ != nullptr && HasTensorsOf(store, inventory_)) {
     return UsageError(
         fmt::format("the store in '{}' was made with zero_stage 0, and {} is asked for, which "
                     "divides the state. Take that of the store, or name another folder",
                     store.directory(), options_.zero_stage));
   }
-  const std::string difference = FirstDifference(own_inventory(), store.inventory());
+  return CheckStoreHas(store, own_inventory());
+}
+
+bool EmbeddedRun::HasTensorsOf(const TensorStore& store, const Inventory& inventory) {
+  return FirstDifference(inventory, store.inventory()).empty();
+}
+
+absl::Status EmbeddedRun::CheckStoreHas(const TensorStore& store, const Inventory& expected) const {
+  const std::string difference = FirstDifference(expected, store.inventory());
   if (!difference.empty()) {
     return UsageError(fmt::format(
         "the store in '{}' is of another model: {}. Give it the model that it was made with, or "

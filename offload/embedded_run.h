@@ -2,7 +2,8 @@
 // that bring a model, data and a loop of their own, in C++ or through capi/.
 //
 //   Plan                                what will lie where; no disk is touched
-//   BeginCreate, filler(), Start        a new store
+//   BeginCreate, Fill, Start            a new store
+//   CreateFrom                          or one with the state of another
 //   Open                                or one that is there
 //   session()                           the steps
 #pragma once
@@ -18,6 +19,7 @@
 #include "forebay/aio/open_engine.h"
 #include "forebay/collective/communicator.h"
 #include "forebay/offload/create_store.h"
+#include "forebay/offload/divided_state.h"
 #include "forebay/offload/embedded_ranks.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/swap/tiles/inventory_parts.h"
@@ -83,6 +85,13 @@ class EmbeddedRun {
   absl::StatusOr<std::span<std::byte>> BytesToFill(int tensor) { return filler_->BytesOf(tensor); }
   // Ends the filling, and commits step 0 with `user`, an object.
   absl::Status Start(Json user);
+  // In place of BeginCreate, filling and Start: makes a store with the state that lies in
+  // `folders`, at its step and with its words, to the bit. It may have been made by another number
+  // of ranks, or by one process, and with another zero_stage: each rank copies its part out of the
+  // folders of all, which stay as they are. Raw tensors are those of the same rank, or the first.
+  // BadInputError: there is no store. CorruptError: those of its ranks are of different steps, or
+  // of different runs. UsageError: it is of another inventory, or of other options.
+  absl::Status CreateFrom(const std::vector<std::string>& folders);
   // Opens the newest committed step, and applies the gradients that a crash has left.
   // BadInputError: there is no store. CorruptError: it is damaged. UsageError: it is of another
   // inventory or of other options.
@@ -119,6 +128,15 @@ class EmbeddedRun {
   absl::Status PrepareToCreate();
   absl::StatusOr<std::unique_ptr<TensorStore>> OpenStore();
   absl::Status CheckStoreIsOurs(const TensorStore& store) const;
+  absl::Status CheckStoreHas(const TensorStore& store, const Inventory& expected) const;
+  static bool HasTensorsOf(const TensorStore& store, const Inventory& inventory);
+  struct StateToCopy {
+    std::unique_ptr<Engine> engine;  // before what uses it
+    std::unique_ptr<DividedState> state;
+    int part_of_raw = 0;  // whose raw tensors this rank takes
+  };
+  absl::StatusOr<StateToCopy> OpenStateToCopy(const std::vector<std::string>& folders) const;
+  absl::StatusOr<std::unique_ptr<TensorStore>> FinishCopy(const StateToCopy& from);
   absl::Status Begin(std::unique_ptr<TensorStore> store);
   absl::Status ApplyKeptGradients();
 

@@ -167,6 +167,7 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     _LAYERS + "create": (_P,),
     _LAYERS + "fill": (_P, c_int32, c_int32, _P, c_size_t),
     _LAYERS + "start": (_P, *_TEXT),
+    _LAYERS + "create_from": (_P, POINTER(c_char_p), c_size_t),
     _LAYERS + "open": (_P,),
     _LAYERS + "expect": (_P, POINTER(c_int32), c_size_t),
     _LAYERS + "acquire": (_P, c_int32, _OUT),

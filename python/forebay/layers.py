@@ -61,6 +61,7 @@ class Layers(Owned):
     """Weights, fp32 masters and moments of an inventory, in a store on disk, in RAM or both, inside a memory budget.
 
         create, fill, start             a new store, filled tensor by tensor
+        create_from                     one with the state of another
         open                            the newest committed step of one that is there
         begin_step                      then, in any order that the model has:
           expect, acquire                 weights; a due update is applied to a layer on its way in
@@ -188,6 +189,15 @@ class Layers(Owned):
     def start(self, user: User | None = None) -> None:
         """Ends the filling, and commits step 0 with `user` (see `update`)."""
         self._wait(lib.forebay_layers_start, *text_of(user))
+
+    def create_from(self, folders: Path | Sequence[Path]) -> None:
+        """In place of `create`, `fill` and `start`: makes a store with the state that lies in `folders`, at its step
+        and with its `user`. It may have been made by any number of ranks, with any zero_stage, and stays as it is. Raw
+        tensors are those of the same rank, or of the first. BadInputError: there is no store. CorruptError: its parts
+        do not belong together. UsageError: it has other tensors, types or moments."""
+        paths = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
+        self._wait_or_stop(lib.forebay_layers_create_from, (c_char_p * len(paths))(*map(os.fsencode, paths)),
+                           len(paths))
 
     def open(self) -> None:
         """Opens the newest committed step; under durability "replay" the gradients that a crash has left are applied.

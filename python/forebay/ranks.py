@@ -62,8 +62,8 @@ class Ranks(Owned):
         self._give_up()
 
     def sum(self, values: Buffer) -> None:
-        """values: float32, contiguous, as many elements on each rank: they become the sum of those of all ranks, taken in
-        the order of the ranks. UsageError: they are no float32."""
+        """values: float32, contiguous, as many elements on each rank: they become the sum of those of all ranks, taken
+        in the order of the ranks. UsageError: they are no float32."""
         pinned = Pinned(values, writable=True)
         if pinned.num_bytes % 4 != 0:
             raise UsageError(f"forebay: {pinned.num_bytes} bytes are no float32 values.")

@@ -5,7 +5,6 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
-#include "forebay/base/round_up.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/rank_folder.h"
@@ -74,7 +73,7 @@ absl::StatusOr<RunState> RunState::Open(const std::string& run_directory, Engine
     std::shared_ptr<const InventoryParts> whole = PartsOfStore(*store);
     std::vector<std::unique_ptr<TensorStore>> stores;
     stores.push_back(std::move(store));
-    return RunState(std::move(whole), std::move(stores));
+    return RunState(DividedState(std::move(whole), std::move(stores)));
   }
   const std::string out = FolderOfAllRanks(run_directory, own.number);
   std::vector<std::unique_ptr<TensorStore>> stores;
@@ -90,61 +89,28 @@ absl::StatusOr<RunState> RunState::Open(const std::string& run_directory, Engine
     FOREBAY_RETURN_IF_ERROR(CheckWeightsAreOf(parts->Of(number), stores[number]->inventory(),
                                               JoinPath(files, kConfigName)));
   }
-  return RunState(std::move(parts), std::move(stores));
-}
-
-template <typename T, typename Read>
-absl::Status RunState::ReadPieces(const TensorSpec& tensor, int64_t first_elem, std::span<T> out,
-                                  const Read& read) const {
-  const auto index = static_cast<int>(&tensor - inventory().tensors().data());
-  for (const ElemPiece& piece : parts_->PiecesOf(index, first_elem, std::ssize(out))) {
-    TensorStore& store = *stores_[piece.part];
-    FOREBAY_RETURN_IF_ERROR(read(store, store.inventory().tensors()[index], piece.first_in_part,
-                                 out.subspan(piece.first - first_elem, piece.num_elems)));
-  }
-  return absl::OkStatus();
+  return RunState(DividedState(std::move(parts), std::move(stores)));
 }
 
 absl::Status RunState::ReadMasters(const TensorSpec& tensor, int64_t first_elem,
                                    std::span<float> out) const {
-  return ReadPieces(tensor, first_elem, out,
-                    [](TensorStore& store, const TensorSpec& own, int64_t first, auto values) {
-                      return store.ReadTensor(own, TensorPlane::kMaster, first, values);
-                    });
+  return state_.ReadPieces(
+      tensor, first_elem, out,
+      [](TensorStore& store, const TensorSpec& own, int64_t first, auto values) {
+        return store.ReadTensor(own, TensorPlane::kMaster, first, values);
+      });
 }
 
 absl::Status RunState::ReadW16(const TensorSpec& tensor, int64_t first_elem,
                                std::span<uint16_t> out) const {
-  return ReadPieces(tensor, first_elem, out,
-                    [](TensorStore& store, const TensorSpec& own, int64_t first, auto values) {
-                      return store.ReadTensorW16(own, first, values);
-                    });
-}
-
-// Parts are cut where planes are: between whole blocks of scales.
-absl::Status RunState::ReadPlane(const TensorSpec& tensor, TilePlane kind, int64_t first_elem,
-                                 int64_t num_elems, std::span<std::byte> out) const {
-  const auto index = static_cast<int>(&tensor - inventory().tensors().data());
-  for (const ElemPiece& piece : parts_->PiecesOf(index, first_elem, num_elems)) {
-    TensorStore& store = *stores_[piece.part];
-    const TensorSpec& own = store.inventory().tensors()[index];
-    const TileMap& tiles = store.tiles();
-    const TilePlanes& planes =
-        tiles.PlanesOf(tiles.tiles()[tiles.TileAt(own.layer, own.offset_elems)]);
-    const int plane = planes.Find(kind);
-    const int64_t stored =
-        planes.IsScale(plane) ? RoundUp(piece.num_elems, kMomentBlockElems) : piece.num_elems;
-    const std::span<std::byte> to =
-        out.subspan(planes.Bytes(plane, piece.first - first_elem), planes.Bytes(plane, stored));
-    FOREBAY_RETURN_IF_ERROR(
-        store.ReadTilePlane(own, kind, piece.first_in_part, piece.num_elems, to));
-  }
-  return absl::OkStatus();
+  return state_.ReadPieces(tensor, first_elem, out,
+                           [](TensorStore& store, const TensorSpec& own, int64_t first,
+                              auto values) { return store.ReadTensorW16(own, first, values); });
 }
 
 absl::StatusOr<std::string> RunState::Digest() const {
   std::vector<TensorStore*> stores;
-  for (const auto& store : stores_) stores.push_back(store.get());
+  for (int part = 0; part < state_.num_parts(); ++part) stores.push_back(&state_.store(part));
   return StateDigest(inventory(), stores);
 }
 

@@ -6,9 +6,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/round_up.h"
 #include "forebay/swap/store/rank_commits.h"
-#include "forebay/swap/tiles/tile_values.h"
 #include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_folder.h"
@@ -57,24 +55,6 @@ absl::Status BringToOneStep(const std::string& out, int num_parts, Engine* engin
   return absl::OkStatus();
 }
 
-// Fills the part of a tile that is a tensor's, in all its planes.
-absl::Status CopyTensor(const RunState& state, const TensorSpec& of_state, int64_t first_of_own,
-                        const TilePart& part, const TileMap& tiles, const Tile& tile,
-                        std::span<std::byte> weights, std::span<std::byte> planes_of_state) {
-  const TilePlanes& planes = tiles.PlanesOf(tile);
-  for (int plane = 0; plane < planes.size(); ++plane) {
-    const std::span<std::byte> half = plane == 0 ? weights : planes_of_state;
-    const int64_t stored =
-        planes.IsScale(plane) ? RoundUp(part.num_elems, kMomentBlockElems) : part.num_elems;
-    const auto to = half.subspan(
-        planes.OffsetBytes(plane, tile.num_elems) + planes.Bytes(plane, part.first_in_tile),
-        planes.Bytes(plane, stored));
-    FOREBAY_RETURN_IF_ERROR(state.ReadPlane(
-        of_state, planes.kind(plane), first_of_own + part.first_in_tensor, part.num_elems, to));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<CopiedState> OpenStateToCopy(const PreparedRun& run) {
@@ -101,24 +81,6 @@ absl::StatusOr<CopiedState> OpenStateToCopy(const PreparedRun& run) {
   }
   copied.state = std::make_unique<RunState>(std::move(state));
   return copied;
-}
-
-TileFiller CopyOf(const RunState* state, const Inventory* own, const InventoryParts* parts,
-                  int part, const TileMap* tiles) {
-  return [=](int index, std::span<std::byte> weights, std::span<std::byte> planes) -> absl::Status {
-    const Tile& tile = tiles->tiles()[index];
-    const LayerSpec& layer = own->layers()[tile.layer];
-    for (int i = layer.first_tensor; i < layer.first_tensor + layer.num_tensors; ++i) {
-      const TensorSpec& tensor = own->tensors()[i];
-      const TileRange range = TilesOf(*tiles, tensor);
-      if (index < range.first || index >= range.end) continue;
-      const int64_t first = parts == nullptr ? 0 : parts->FirstElem(i, part);
-      FOREBAY_RETURN_IF_ERROR(CopyTensor(*state, state->inventory().tensors()[i], first,
-                                         PartInTile(*tiles, tensor, index), *tiles, tile, weights,
-                                         planes));
-    }
-    return absl::OkStatus();
-  };
 }
 
 }  // namespace forebay

@@ -9,8 +9,6 @@
 #include "absl/status/statusor.h"
 #include "forebay/aio/engine.h"
 #include "forebay/base/json.h"
-#include "forebay/offload/create_store.h"
-#include "forebay/swap/tiles/inventory_parts.h"
 #include "forebay/train/export/run_state.h"
 #include "forebay/train/start/prepared_run.h"
 
@@ -29,11 +27,5 @@ struct CopiedState {
 // before its first commit, or of another layout than this one's; EnvironmentError: it is in use, or
 // that of the ranks; the errors of RunState::Open and NewestRank.
 absl::StatusOr<CopiedState> OpenStateToCopy(const PreparedRun& run);
-
-// Fills the tiles of a store with `own`, the inventory of part `part` of that state's layers (of
-// all of them, where `parts` is nullptr): weights and moments to the bit. What is pointed to
-// outlives the filler.
-TileFiller CopyOf(const RunState* state, const Inventory* own, const InventoryParts* parts,
-                  int part, const TileMap* tiles);
 
 }  // namespace forebay

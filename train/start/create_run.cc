@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CopyStore(
     const CopiedState& copied, const StoreOptions& options, const Inventory& own,
     const std::function<bool()>& stop, TrainObserver& observer, const PreparedRun& run) {
   const TileFiller copy =
-      CopyOf(copied.state.get(), &own, run.parts.get(), run.options.rank, &run.plan.tiles);
+      CopyOf(&copied.state->parts(), &own, run.parts.get(), run.options.rank, &run.plan.tiles);
   const TileFiller fill = [&](int tile, std::span<std::byte> weights, std::span<std::byte> state) {
     observer.OnPhase("copying the state",
                      static_cast<double>(tile) / static_cast<double>(run.plan.tiles.num_tiles()));

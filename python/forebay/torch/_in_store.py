@@ -60,6 +60,7 @@ class InStore:
         self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
         self._kernels: Kernels | None = None
         self.run_state = RunState()
+        self.start_from: list[Path] | None = None  # where resume() finds the state of a new store
         self.commit_every = 0  # steps; 0: commit() alone commits
         self._steps_since_commit = 0
         self._committed = 0  # the last step whose commit was made, or will be once its update is applied
@@ -359,10 +360,14 @@ class InStore:
         layers = self._plan(optimizer)
         if self._is_open:
             raise UsageError("forebay: the store is open already. Call resume() before the first step.")
-        if not layers.exists():
+        is_there = layers.exists()
+        if not is_there and self.start_from is None:
             return None
         with self._dropping_what_fails():
-            layers.open()
+            if is_there or self.start_from is None:
+                layers.open()
+            else:
+                layers.create_from(self.start_from)
             self._is_open = True
             self.run_state.read(layers)
             self._copy_weights(layers)
@@ -486,9 +491,14 @@ class InStore:
                     each.close()
 
 
+def as_folders(given: Path | Sequence[Path]) -> list[Path]:
+    """One, or several."""
+    return [given] if isinstance(given, (str, os.PathLike)) else list(given)
+
+
 def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:
     """UsageError: there are none, or the place for one is not there."""
-    folders = [nvme] if isinstance(nvme, (str, os.PathLike)) else list(nvme)
+    folders = as_folders(nvme)
     if not folders:
         raise UsageError("forebay: nvme=[] names no folder. Give one for each disk, or None to keep all state in RAM.")
     for folder in folders:
@@ -506,4 +516,4 @@ def remove_store(folder: Path) -> None:
             os.remove(os.path.join(folder, name))
 
 
-__all__ = ["ForebayError", "InStore", "StoreOptions", "folders_of", "remove_store"]
+__all__ = ["ForebayError", "InStore", "StoreOptions", "as_folders", "folders_of", "remove_store"]

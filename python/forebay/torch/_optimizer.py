@@ -16,7 +16,7 @@ from forebay.layers import Layers
 from forebay.ranks import Ranks
 from forebay.torch._files.loading import Source
 from forebay.torch._in_ram import STATE_DTYPES, InRam
-from forebay.torch._in_store import InStore, Path, StoreOptions, folders_of
+from forebay.torch._in_store import InStore, Path, StoreOptions, as_folders, folders_of
 from forebay.torch._run.loader import ResumableLoader
 from forebay.torch._streaming.device import Device
 from forebay.torch._streaming.streamed import Streamed
@@ -190,9 +190,14 @@ class Optimizer(torch.optim.Optimizer):
         """With nvme: makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON."""
         self._backend.commit(self, user)
 
-    def resume(self) -> User | None:
+    def resume(self, start_from: None | Path | Sequence[Path] = None) -> User | None:
         """With nvme, before the first step: goes on with the last commit of a store that is there: its weights into the
-        parameters, its settings into the groups. Returns its `user`, or {}; None: there is no store."""
+        parameters, its settings into the groups. Returns its `user`, or {}; None: there is no store.
+
+        start_from: where there is none, one is made with the state of the store in this folder (or these), to the bit.
+        That may have been made by another number of ranks, with any zero_stage, and stays as it is."""
+        if isinstance(self._backend, InStore):
+            self._backend.start_from = None if start_from is None else as_folders(start_from)
         with torch.no_grad():
             return self._backend.resume(self)
 
@@ -224,8 +229,8 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._backend, InStore):
             self._backend.finish_commit()
 
-    def start(self, resume: bool, accumulation_steps: int, commit_every: int,
-              source: Callable[[], Source] | None) -> None:
+    def start(self, resume: bool, start_from: None | Path | Sequence[Path], accumulation_steps: int,
+              commit_every: int, source: Callable[[], Source] | None) -> None:
         """For stream(): makes the store, or goes on with one. UsageError: accumulation_steps below 1."""
         assert isinstance(self._backend, Streamed)
         if accumulation_steps < 1:
@@ -233,8 +238,8 @@ class Optimizer(torch.optim.Optimizer):
         self._backend.accumulation_steps = accumulation_steps
         self._backend.commit_every = commit_every
         self._backend.source = source
-        if resume:
-            self.resumed = self.resume()
+        if resume or start_from is not None:
+            self.resumed = self.resume(start_from)
         if self.resumed is None:
             with torch.no_grad():
                 self._backend.start(self, None)

@@ -180,8 +180,9 @@ def _save_on_first(ranks: Ranks, save: Callable[[], None], weights: Iterator[Any
 
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
-           optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False, accumulation_steps: int = 1,
-           commit_every: int = 0, weights: Weights | None = None, update_in_backward: bool = False,
+           optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False,
+           start_from: None | Path | Sequence[Path] = None, accumulation_steps: int = 1, commit_every: int = 0,
+           weights: Weights | None = None, update_in_backward: bool = False,
            device: None | str | torch.device = None, gpu_mem: None | int | str = None, ranks: Ranks | None = None,
            zero_stage: int = 3, **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
@@ -190,6 +191,9 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     nvme: the store's folder, or one for each disk. ram: memory for it, as bytes or "8GiB". optimizer: the class, and
     `settings` its arguments. params: its parameters or groups; None: all that require a gradient; the others are
     frozen. resume: goes on with the store that is in the folder, if there is one, instead of the module's weights.
+    start_from: a folder (or several) with the store of another run. Where there is none in `nvme`, one is made with
+    that state, at its step; where there is one, it goes on. The other run may have any number of ranks, and any
+    zero_stage, and stays as it is.
     accumulation_steps: the forward and backward passes of a step, whose gradients add up. commit_every: so many steps
     share a commit, which is made when the next pass begins, or a tracked `ResumableLoader` is asked for the next batch:
     at 1 a crash takes no more than that. 0: commit() alone commits.
@@ -243,7 +247,7 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
                      update_in_backward=update_in_backward, ranks=ranks, zero_stage=zero_stage, **settings)
     try:
         source = None if weights is None else lambda: source_of(module, weights)
-        made.start(resume, accumulation_steps, commit_every, source)
+        made.start(resume, start_from, accumulation_steps, commit_every, source)
     except BaseException:
         made.close()
         raise

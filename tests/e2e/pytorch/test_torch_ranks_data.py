@@ -57,15 +57,40 @@ def test_len_is_that_of_one_rank():
     assert len(loader_of(50, 4, 2, 0)) == 7 and len(loader_of(51, 4, 2, 1)) == 7 and len(loader_of(48, 4, 2, 1)) == 6
 
 
-@pytest.mark.parametrize("of_state, mine", [((2, 4), (3, 4)), ((2, 4), (1, 4)), ((1, 4), (2, 4)), ((2, 4), (2, 2)),
-                                            ((2, 4), (1, 8))], ids=str)
+def state_after(num_batches, num_samples, num_ranks, batch_size):
+    loader = loader_of(num_samples, batch_size, num_ranks, 0, shuffle=True)
+    batches = iter(loader)
+    for _ in range(num_batches):
+        next(batches)
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize("of_state, mine", [((2, 4), (3, 4)), ((1, 4), (2, 4)), ((2, 3), (4, 2))], ids=str)
 @pytest.mark.parametrize("num_samples", [48, 50])
-def test_the_position_of_other_ranks_is_refused(num_samples, of_state, mine):
+def test_a_position_within_a_step_of_other_ranks_is_refused(num_samples, of_state, mine):
     """Numbers of ranks, and their batch: what was gone through is told by both."""
-    loader = loader_of(num_samples, of_state[1], of_state[0], 0, shuffle=True)
-    next(iter(loader))
-    with pytest.raises(forebay.UsageError, match="num_ranks|batch_size"):
-        loader_of(num_samples, mine[1], mine[0], 0, shuffle=True).load_state_dict(loader.state_dict())
+    state = state_after(1, num_samples, *of_state)
+    with pytest.raises(forebay.UsageError, match="no whole steps of"):
+        loader_of(num_samples, mine[1], mine[0], 0, shuffle=True).load_state_dict(state)
+    with pytest.raises(forebay.UsageError, match="num_samples"):
+        loader_of(num_samples + 1, of_state[1], of_state[0], 0, shuffle=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize("of_state, mine", [((2, 4), (1, 4)), ((2, 4), (2, 2)), ((2, 4), (1, 8)), ((1, 8), (2, 4)),
+                                            ((4, 2), (2, 4)), ((2, 4), (4, 1))], ids=str)
+@pytest.mark.parametrize("num_samples", [48, 50])
+def test_other_ranks_go_on_with_the_samples_that_come_next(num_samples, of_state, mine):
+    order = epochs_of(loader_of(num_samples, num_samples, 1, 0, shuffle=True), 2)
+    for num_batches in (1, 3):
+        state = state_after(num_batches, num_samples, *of_state)
+        loaders = [loader_of(num_samples, mine[1], mine[0], rank, shuffle=True) for rank in range(mine[0])]
+        for loader in loaders:
+            loader.load_state_dict(state)
+        first, second = ([row for step in zip(*epoch) for own in step for row in own]
+                         for epoch in zip(*(epochs_of(loader, 2) for loader in loaders)))
+        num_done = num_batches * of_state[0] * of_state[1]
+        assert first == order[0][0][num_done:num_samples // mine[0] * mine[0]]
+        assert second == order[1][0][:num_samples // mine[0] * mine[0]]
 
 
 def test_samples_without_a_batch():

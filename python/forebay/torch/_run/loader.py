@@ -119,19 +119,35 @@ class ResumableLoader(DataLoader[Any]):
         order = self._order
         state = {"epoch": self.epoch, "position": 0 if self._is_over else self._position, "seed": order.seed,
                  "shuffle": order.shuffle, "num_samples": order.num_samples}
-        if order.num_ranks > 1:  # both decide which samples are this rank's
-            state.update(num_ranks=order.num_ranks, batch_size=order.batch_size)
+        if order.num_ranks > 1:
+            state.update(num_ranks=order.num_ranks, batch_size=order.batch_size, num_in_data=order.num_in_data)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """UsageError: it is of other data, or of another order; or of another number of ranks, or batch_size on
-        ranks."""
-        mine = {"num_ranks": 1, **self.state_dict()}
-        state = {"num_ranks": 1, **state}
-        for key in ("num_ranks", "num_samples", "seed", "shuffle", "batch_size"):
-            if state.get(key) != mine.get(key):
-                raise UsageError(f"forebay: the run has gone through its data with {key}={state[key]}, and would go on "
-                                 f"with {mine[key]}: in another order. Give the same data, seed and shuffle"
-                                 f"{', to as many ranks, with the same batch_size' * (state['num_ranks'] > 1)}.")
-        self._order.epoch, self._position = state["epoch"], state["position"]
+        """Of another number of ranks, or batch_size on ranks, too, where those have gone through whole steps of this
+        one's. UsageError: they have not, or it is of other data, or of another order."""
+        order = self._order
+        of_data = state.get("num_in_data", state["num_samples"])
+        for key, its, mine in (("num_samples", of_data, order.num_in_data), ("seed", state["seed"], order.seed),
+                               ("shuffle", state["shuffle"], order.shuffle)):
+            if its != mine:
+                raise UsageError(f"forebay: the run has gone through its data with {key}={its}, and would go on with "
+                                 f"{mine}: in another order. Give the same data, seed and shuffle.")
+        position = self._position_of(state)
+        self._order.epoch, self._position = state["epoch"], position
         self._goes_on, self._is_over = True, False
+
+    def _position_of(self, state: dict[str, Any]) -> int:
+        """This rank's, where the ranks of `state` have gone through the first samples of the epoch's order."""
+        order, position, num_ranks = self._order, int(state["position"]), int(state.get("num_ranks", 1))
+        batch_size = int(state.get("batch_size", 1))
+        if (num_ranks, batch_size) == (order.num_ranks, order.batch_size if num_ranks > 1 else 1):
+            return position
+        if position >= state["num_samples"]:
+            return order.num_samples  # but for what is left out, the epoch is over
+        num_done, of_step = position * num_ranks, order.batch_size * order.num_ranks if order.num_ranks > 1 else 1
+        if position % batch_size != 0 or num_done % of_step != 0:
+            raise UsageError(f"forebay: {num_ranks} ranks have gone through {num_done} samples of the epoch, which are "
+                             f"no whole steps of {order.num_ranks} ranks with batch_size={order.batch_size}. Give a "
+                             "batch_size that divides them.")
+        return num_done // order.num_ranks
