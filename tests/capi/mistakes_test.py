@@ -116,6 +116,7 @@ class World:
         folders = (c_char_p * 1)(str(folder / "layers").encode())
         of_tensors = (c_char_p * 1)(str(folder / "tensors").encode())
         weights = (c_double * 1)(1.0)
+        self.other_folders = (c_char_p * 1)(str(folder / "another").encode())
         self.keep = [folders, of_tensors, weights]
         self.ranks_options = self.struct(declared.RanksOptions, size=1)  # others would be waited for
         self.layers_options = self.struct(declared.LayersOptions, folders=folders, num_folders=1,
@@ -202,6 +203,7 @@ RIGHT = {
     "ranks_abort": lambda w: [w.ranks],
     "ranks_barrier": lambda w: [w.ranks],
     "ranks_sum": lambda w: [w.ranks, w.values, NUM_ELEMS],
+    "ranks_broadcast": lambda w: [w.ranks, w.halves, 2 * NUM_ELEMS, 0],
     "layers_new": lambda w: [byref(w.layers_options), w.inventory, byref(w.layers)],
     "layers_destroy": lambda w: [w.layers],
     "layers_plan_json": lambda w: [w.layers, byref(w.text)],
@@ -209,6 +211,7 @@ RIGHT = {
     "layers_create": lambda w: [w.layers],
     "layers_fill": lambda w: [w.layers, 0, 0, w.values, 4 * NUM_ELEMS],
     "layers_start": lambda w: [w.layers, b"{}", 2],
+    "layers_create_from": lambda w: [w.layers, w.other_folders, 1],
     "layers_open": lambda w: [w.layers],
     "layers_expect": lambda w: [w.layers, w.order, 1],
     "layers_cancel_expected": lambda w: [w.layers],
@@ -305,12 +308,14 @@ RUNS = [f"""{_INVENTORY} abi_version version layers_new layers_plan_json free la
             tensor_lease_dlpack tensor_lease_release tensors_commit tensors_committed_step tensors_user_json free
             tensors_acquire tensor_lease_discard tensors_acquire tensor_lease_release tensors_abort tensors_read
             tensors_stats_json free tensors_destroy tensors_open tensors_read tensors_destroy inventory_destroy""",
-        "ranks_connect ranks_rank ranks_size ranks_local_rank ranks_barrier ranks_sum ranks_abort ranks_destroy",
+        """ranks_connect ranks_rank ranks_size ranks_local_rank ranks_barrier ranks_sum ranks_broadcast ranks_abort
+            ranks_destroy""",
         "kernels_create kernels_update kernels_sum_of_squares kernels_split kernels_join kernels_destroy",
         """io_create io_submit io_wait io_submit io_wait_all io_stats_json free io_destroy memory_create memory_allocate
            memory_contains memory_free memory_note free memory_destroy"""]
 RUNS = [[f"forebay_{name}" for name in run.split()] for run in RUNS]
-NO_RUN_HAS_IT = {"forebay_layers_add_device_gradient"}  # for layers that are lent on a GPU
+# For layers that are lent on a GPU, and those of a second store.
+NO_RUN_HAS_IT = {"forebay_layers_add_device_gradient", "forebay_layers_create_from"}
 
 
 # ---- Wrong ones --------------------------------------------------------------------------------------------------
