@@ -135,14 +135,16 @@ std::vector<PlanTerm> EmbeddedRun::RankTerms() const {
   const DType weights = WeightDType(options_.offload.layout);
   terms.push_back({"weights of all ranks",
                    GatheredWeights::ChargedBytes(inventory_, weights, Gathering()), 0,
-                   options_.zero_stage == 3 ? "num_window_layers" : "zero_stage=3"});
+                   Gathering().length == GatheredFor::kUse ? "num_window_layers" : "zero_stage=3"});
   terms.push_back({"sums of squares of gradients", HeldGradients::SumsBytes(own_), 0, ""});
   return terms;
 }
 
 GatheredWeightsOptions EmbeddedRun::Gathering() const {
   GatheredWeightsOptions gathering;
-  gathering.length = options_.zero_stage == 3 ? GatheredFor::kUse : GatheredFor::kStep;
+  // What is computed with elsewhere is read once in a step anyway.
+  const bool for_use = options_.zero_stage == 3 || options_.pass == PassKind::kUpdateOnly;
+  gathering.length = for_use ? GatheredFor::kUse : GatheredFor::kStep;
   // As many as the window would have, of which one is gathered while the others are held.
   const StepBuffers buffers = options_.offload.buffers.value_or(StepBuffers{});
   gathering.most_held = std::max(2, buffers.num_block_buffers - 1);
