@@ -2,6 +2,7 @@
 the bits of one that nothing disturbed."""
 
 import json
+import os
 import random
 import re
 import time
@@ -12,6 +13,7 @@ import torch
 from forked_ranks import ends_of, on_ranks, start_ranks
 
 SOON_S = 15
+SEED = os.environ.get("FOREBAY_KILLS_SEED", "1")  # of the moments
 
 
 def lines_of(folder, rank):
@@ -65,7 +67,7 @@ OPTIONS = [{"zero_stage": 0}, {"zero_stage": 3}, {"zero_stage": 1, "update_in_ba
 def test_killed_ranks_come_to_the_bits_of_an_unbroken_run(tmp_path, unbroken, options, num_victims):
     whole = unbroken(options)
     expected = [{line[0]: line for line in lines_of(whole, rank)} for rank in (0, 1)]
-    draw = random.Random(f"{options} {num_victims}")
+    draw = random.Random(f"{SEED} {options} {num_victims}")
     kills, most_kills, num_told = 0, 10 if num_victims == 1 else 5, 0
     while not all((tmp_path / f"rank-{rank}" / "weights").exists() for rank in (0, 1)):
         ranks = start_ranks(2, ranks_crash_run.run, tmp_path, **options)
@@ -98,7 +100,7 @@ def test_killed_ranks_come_to_the_bits_of_an_unbroken_run(tmp_path, unbroken, op
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
 def test_kills_while_the_store_is_made(tmp_path, unbroken, options):
     whole = unbroken(options)
-    draw = random.Random(f"made {options}")
+    draw = random.Random(f"{SEED} made {options}")
     left = set()
     for kill in range(12):
         folder = tmp_path / f"run {kill}"

@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch_ranks_run as run
-from forked_ranks import digest_of, on_ranks
+from forked_ranks import digest_of, errors_of, on_ranks
 
 STAGES = [0, 1, 3]
 BEFORE, BEHIND = 2, 2  # steps before what is tested, and behind it
@@ -141,6 +141,30 @@ def test_evaluations_change_nothing(tmp_path, options):
     assert ends[0][0] != ends[1][0]  # each has rows of its own
     expected = on_ranks(2, run.train, tmp_path / "without", "decoder", 3, num_passes=2, **options)
     assert {end[1] for end in ends} == {end["digest"] for end in expected}
+
+
+def evaluates_as_often(folder, how_often, **options):
+    """how_often: by rank, behind each step."""
+    with run.streamed(folder, **options) as (engine, ranks):
+        for step in range(3):
+            run.step_of(engine, "decoder", step, ranks, 1)
+            with torch.no_grad():
+                for _ in range(how_often[ranks.rank]):
+                    engine(torch.arange(4 + ranks.rank).view(1, -1))
+        return digest_of(engine.state_dict())
+
+
+@pytest.mark.parametrize("stage, how_often", [(0, (2, 0)), (0, (0, 1)), (1, (1, 3)), (2, (4, 1))])
+def test_where_weights_are_there_for_a_step_ranks_evaluate_as_often_as_they_like(tmp_path, stage, how_often):
+    digests = on_ranks(2, evaluates_as_often, tmp_path / "store", how_often, zero_stage=stage)
+    assert {*digests} == {end["digest"] for end in on_ranks(2, run.train, tmp_path / "without", "decoder", 3,
+                                                            zero_stage=stage)}
+
+
+@pytest.mark.parametrize("stage, how_often", [(3, (1, 0)), (3, (1, 2)), (1, (0, 1))])
+def test_where_they_are_not_another_number_of_passes_is_an_error_on_all(tmp_path, stage, how_often):
+    for error, message in errors_of(2, evaluates_as_often, tmp_path / "store", how_often, zero_stage=stage):
+        assert error == "EnvironmentProblem" and "made another call" in message
 
 
 def commits(folder, own, **options):
