@@ -128,8 +128,7 @@ int32_t forebay_ranks_size(const forebay_ranks* ranks);
 int32_t forebay_ranks_local_rank(const forebay_ranks* ranks);
 /* Returns when every rank has called it. */
 int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);
-/* This rank cannot go on: has the calls of all ranks fail, with INTERRUPTED on the others, those
-   that are under way too. From any thread. */
+/* Has the calls of all ranks fail, those under way too, with INTERRUPTED. From any thread. */
 void forebay_ranks_abort(forebay_ranks* ranks);
 /* The values of each rank become their sum, taken in the order of the ranks. */
 int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values, char** message);

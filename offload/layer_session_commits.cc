@@ -30,7 +30,7 @@ absl::Status CheckKept(const Json& kept, std::string_view call) {
                                 kMissedUpdatesKey));
 }
 
-// Of each rank, before a step counts.
+// A rank gives it before a step counts.
 struct StepVote {
   uint64_t commits = 0;  // 1: the step is to be committed
   uint64_t settings_hash = 0;

@@ -15,7 +15,7 @@
 namespace forebay {
 namespace {
 
-// The program is here, or libforebay.so, whose program may be a Python that lies anywhere.
+// The folder of the program, or of libforebay.so, whose program may be a Python that lies anywhere.
 std::string DirectoryOfThisCode() {
   Dl_info info = {};
   const bool is_known = ::dladdr(reinterpret_cast<const void*>(&LoadMpi), &info) != 0;

@@ -37,7 +37,7 @@ class Ranks(Owned):
         self._worker = Worker()
         self._worker.run(call, lib.forebay_ranks_connect, ctypes.byref(options), ctypes.byref(handle))
         self._handle = handle
-        # Of the handle alone, which is none once it has ended: layers have it too.
+        # It has the handle alone, which is none once it has ended: layers have it too.
         self._worker.give_up = self._give_up = functools.partial(_abort, handle)
         self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, handle)
         self.rank: int = lib.forebay_ranks_rank(handle)

@@ -556,7 +556,7 @@ TEST(CLayers, ACreationThatWasKilledAtItsFirstFileCountsAsNone) {
   layers.Step(1);
 }
 
-// What is damaged is no rest of a creation.
+// Damage is no rest of a creation.
 TEST(CLayers, AStoreWithoutAGoodCommitIsNotMadeAnew) {
   const TemporaryFolder folder;
   const std::string store = folder.Path("store");

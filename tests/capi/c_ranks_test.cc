@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Where nobody listens now.
+// Nobody listens there now.
 int32_t FreePort() {
   const int listening = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -157,7 +157,7 @@ TEST(CRanks, OneThatAbortsEndsWhatIsUnderWayOnAll) {
   OnRanks(3, [](forebay_ranks* ranks, int32_t rank) {
     EXPECT_THAT(Wait(ranks), IsOk());
     if (rank == 1) {
-      // While its own call waits, and nobody comes to that.
+      // Its own call waits, and nobody comes to that.
       std::thread call([&] { EXPECT_NE(Wait(ranks).code, FOREBAY_OK); });
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       forebay_ranks_abort(ranks);
@@ -268,7 +268,7 @@ TEST_P(CRanksLayers, DamageOnOneRankEndsTheOthersWithItsReason) {
         end = layers.Acquire(layer, &lease);
         forebay_lease_release(lease);
       }
-      // Where each has whole layers nobody waits for another before the step ends.
+      // A rank that has whole layers waits for no other before the step ends.
       if (end.code == FOREBAY_OK) end = Wait(ranks);
     });
     EXPECT_NE(ends[1].code, FOREBAY_OK);

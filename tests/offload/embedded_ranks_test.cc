@@ -89,7 +89,7 @@ TEST_F(StoresOfRanks, EveryFolderIsLookedAt) {
             ExitCode::kUsage);
 }
 
-// What each of three ranks has, and how that ends on all.
+// The stores that each of three ranks has, and how that ends on all.
 struct Creation {
   std::vector<StoreStanding> standings;
   ExitCode code = ExitCode::kOk;

@@ -1,5 +1,5 @@
-"""Starts functions as ranks, which find each other as under torchrun. They are forks of a process that has torch, and so
-begin in a moment."""
+"""Starts functions as ranks, which find each other as under torchrun. They are forks of a process that has torch, so
+that they begin in a moment."""
 
 import contextlib
 import hashlib
@@ -96,7 +96,7 @@ def ends_of(ranks, within_s=NO_HANG_S):
 
 
 def on_ranks(num_ranks, function, *arguments, **options):
-    """What the function returns on each rank. None of them fails."""
+    """Returns what the function returns on each rank. None of them fails."""
     ends = ends_of(start_ranks(num_ranks, function, *arguments, **options))
     for number, end in enumerate(ends):
         assert end is not None and end.error is None, f"rank {number}: {end and end.trace}"

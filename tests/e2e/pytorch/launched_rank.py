@@ -1,5 +1,5 @@
-"""A rank of test_torch_ranks_launched.py, as a user's program is one: `launched_rank.py FOLDER STAGE`. Each writes what it
-came to into FOLDER."""
+"""A rank of test_torch_ranks_launched.py, as a user's program is one: `launched_rank.py FOLDER STAGE`. Each writes
+what it came to into FOLDER."""
 
 import json
 import os

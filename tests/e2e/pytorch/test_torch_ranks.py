@@ -1,5 +1,5 @@
-"""Ranks that train one streamed module: the weights of torch's optimizer with the rows of all of them, and the same bits
-on every rank, at every stage and in every run."""
+"""Ranks that train one streamed module: the weights of torch's optimizer with the rows of all of them, and the same
+bits on every rank, at every stage and in every run."""
 
 import forebay
 import pytest
@@ -18,7 +18,7 @@ def farthest(weights, expected):
 
 
 def weights_on(num_ranks, folder, kind, num_steps, **options):
-    """Of the first rank, as all have the same, and nothing is leased."""
+    """Gives the end of the first rank, as all have the same, and nothing is leased."""
     ends = on_ranks(num_ranks, run.train, folder, kind, num_steps, **options)
     assert len({end["digest"] for end in ends}) == 1, [end["digest"] for end in ends]
     assert len({str(end["norms"]) for end in ends}) == 1
@@ -79,7 +79,8 @@ def test_a_second_run_has_the_same_bits(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"update_in_backward": True}], ids=["held", "in backward"])
 def test_ranks_whose_tokens_go_to_other_experts(tmp_path, options):
-    used = [set(run.data_of("mixture", step, 2, 1)[0, rank].flatten().tolist()) for step in range(2) for rank in range(2)]
+    used = [set(run.data_of("mixture", step, 2, 1)[0, rank].flatten().tolist())
+            for step in range(2) for rank in range(2)]
     experts = [{token % 5 for token in tokens} for tokens in used]
     assert experts[0] != experts[1] and set.union(*experts[:2]) != {0, 1, 2, 3, 4}  # or this tests nothing
     expected = run.reference("mixture", 2, 4)

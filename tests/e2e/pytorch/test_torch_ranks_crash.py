@@ -1,5 +1,5 @@
-"""Ranks of which one is killed at random moments, or all are: the others end at once and say which, and the run ends with
-the bits of one that nothing disturbed."""
+"""Ranks of which one is killed at random moments, or all are: the others end at once and say which, and the run ends
+with the bits of one that nothing disturbed."""
 
 import json
 import os
@@ -38,7 +38,8 @@ def end_of_killed(ranks, victims, begin):
             continue
         assert time.monotonic() - begin < SOON_S
         if end.error is not None:
-            assert end.error == "EnvironmentProblem" and re.search(f"rank {1 - rank}\\b|: {1 - rank}\\.", end.message), end
+            assert end.error == "EnvironmentProblem", end
+            assert re.search(f"rank {1 - rank}\\b|: {1 - rank}\\.", end.message), end
     return ends
 
 

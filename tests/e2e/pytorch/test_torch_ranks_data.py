@@ -1,4 +1,5 @@
-"""The parts of one order that a ResumableLoader gives to ranks: together the rows of one process with as many a step."""
+"""The parts of one order that a ResumableLoader gives to ranks: together the rows of one process with as many a
+step."""
 
 from types import SimpleNamespace
 
@@ -19,8 +20,8 @@ def epochs_of(loader, num_epochs):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"num_workers": 1}], ids=str)
-@pytest.mark.parametrize("num_samples, batch_size, num_ranks", [(48, 4, 2), (50, 4, 2), (51, 4, 2), (47, 3, 4), (5, 4, 2),
-                                                                (7, 1, 3)])
+@pytest.mark.parametrize("num_samples, batch_size, num_ranks",
+                         [(48, 4, 2), (50, 4, 2), (51, 4, 2), (47, 3, 4), (5, 4, 2), (7, 1, 3)])
 def test_ranks_have_the_rows_of_one_process(num_samples, batch_size, num_ranks, shuffle, options):
     if "num_workers" in options and (num_samples, shuffle) != (50, True):
         pytest.skip("one of them is enough for workers, which take long to start")
@@ -32,7 +33,7 @@ def test_ranks_have_the_rows_of_one_process(num_samples, batch_size, num_ranks, 
         together = [[row for own in of_ranks for row in own[epoch][step]] for step in range(len(of_ranks[0][epoch]))]
         for step, rows in enumerate(together):
             assert len({len(own[epoch][step]) for own in of_ranks}) == 1  # a mean of them is that of all rows
-            # What is left at the end, and cannot be divided, is left out.
+            # A rest that cannot be divided is left out.
             assert rows == steps[step][:len(rows)] and len(steps[step]) - len(rows) < num_ranks
         missing = sum(map(len, steps)) - sum(map(len, together))
         assert missing < num_ranks or (options.get("drop_last") and len(together) == len(steps))

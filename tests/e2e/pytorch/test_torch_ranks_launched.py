@@ -88,7 +88,7 @@ def num_elems_of_layer(parameters):
 
 
 def measure(folder, dtype, **options):
-    """Of steps that are alike: bytes of each, in numbers of elements; and of the plan."""
+    """The bytes of steps that are alike, and of the plan, divided by the number of elements."""
     ranks = forebay.Ranks(timeout_s=40)
     torch.manual_seed(1)
     model = Wide().requires_grad_(True).to(dtype)

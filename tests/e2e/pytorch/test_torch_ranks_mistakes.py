@@ -1,4 +1,4 @@
-"""What is wrong with ranks that train one module, in their options, their folders or their steps: an error on each of them
+"""Mistakes of ranks that train one module, in their options, their folders or their steps: an error on each of them
 that says so, and no rank that waits for ever."""
 
 import os
@@ -131,7 +131,7 @@ def test_the_folder_of_one_rank_is_missing(tmp_path, rank):
     for options in ({"resume": True}, {}):
         errors = errors_of(2, run.train, tmp_path / "store", "decoder", 3, zero_stage=3, **options)
         assert_each(errors, "CorruptError", f"store of rank {1 - rank} has made 2 steps, and rank {rank} .*has none")
-    # What is there was left alone.
+    # The other was left alone.
     shutil.rmtree(tmp_path / "store" / f"rank-{rank}-of-2", ignore_errors=True)
     (tmp_path / "away").rename(tmp_path / "store" / f"rank-{rank}-of-2")
     assert on_ranks(2, resume, tmp_path / "store", zero_stage=3) == [2, 2]

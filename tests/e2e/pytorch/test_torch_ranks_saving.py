@@ -168,7 +168,7 @@ def test_where_they_are_not_another_number_of_passes_is_an_error_on_all(tmp_path
 
 
 def commits(folder, own, **options):
-    """What one rank says of its own is in its own store; the words of the first are not those of all."""
+    """Each rank has other words, a buffer of its own and other random numbers."""
     with run.streamed(folder, **options) as (engine, ranks):
         run.step_of(engine, "decoder", 0, ranks, 1)
         engine.module.shift.fill_(ranks.rank + 1)

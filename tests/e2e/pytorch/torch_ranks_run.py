@@ -133,7 +133,8 @@ class Ladder(nn.Module):
         return self.head(hidden)
 
 
-MODELS = {"adapted": Adapted, "checkpointed": Checkpointed, "decoder": Decoder, "mixture": Mixture, "branches": Branches, "ladder": Ladder}
+MODELS = {"adapted": Adapted, "branches": Branches, "checkpointed": Checkpointed, "decoder": Decoder, "ladder": Ladder,
+          "mixture": Mixture}
 
 
 def make(kind="decoder", dtype=torch.float32, seed=5):
@@ -198,7 +199,7 @@ def streamed(folder, kind="decoder", *, dtype=torch.float32, seed=5, ranks=None,
 
 
 def train(folder, kind, num_steps, *, num_passes=1, **options):
-    """What a test may ask about a run of a rank: numbers, and the weights as NumPy has them."""
+    """Returns all that a test may ask about a run of a rank: numbers, and the weights as NumPy has them."""
     options.setdefault("accumulation_steps", num_passes)
     with streamed(folder, kind, **options) as (engine, ranks):
         losses, norms, leased = [], [], []

@@ -1,4 +1,4 @@
-// What ranks agree on before their first step.
+// The agreement of ranks before their first step.
 #include "forebay/offload/ranks/agreement.h"
 
 #include <array>
