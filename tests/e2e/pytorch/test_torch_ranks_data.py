@@ -18,15 +18,16 @@ def epochs_of(loader, num_epochs):
     return [[batch.tolist() for batch in loader] for _ in range(loader.epoch, num_epochs)]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"num_workers": 1}], ids=str)
-@pytest.mark.parametrize("num_samples, batch_size, num_ranks",
-                         [(48, 4, 2), (50, 4, 2), (51, 4, 2), (47, 3, 4), (5, 4, 2), (7, 1, 3)])
-def test_ranks_have_the_rows_of_one_process(num_samples, batch_size, num_ranks, shuffle, options):
-    if "num_workers" in options and (num_samples, shuffle) != (50, True):
-        pytest.skip("one of them is enough for workers, which take long to start")
-    whole = epochs_of(loader_of(num_samples, batch_size * num_ranks, 1, 0, shuffle=shuffle, **options), 2)
-    of_ranks = [epochs_of(loader_of(num_samples, batch_size, num_ranks, rank, shuffle=shuffle, **options), 2)
+CASES = [(num_samples, batch_size, num_ranks, options)
+         for num_samples, batch_size, num_ranks in [(48, 4, 2), (50, 4, 2), (51, 4, 2), (47, 3, 4), (5, 4, 2), (7, 1, 3)]
+         for options in ({}, {"shuffle": True}, {"drop_last": True}, {"shuffle": True, "drop_last": True})]
+
+
+@pytest.mark.parametrize("num_samples, batch_size, num_ranks, options",
+                         [*CASES, (50, 4, 2, {"shuffle": True, "num_workers": 1})], ids=str)
+def test_ranks_have_the_rows_of_one_process(num_samples, batch_size, num_ranks, options):
+    whole = epochs_of(loader_of(num_samples, batch_size * num_ranks, 1, 0, **options), 2)
+    of_ranks = [epochs_of(loader_of(num_samples, batch_size, num_ranks, rank, **options), 2)
                 for rank in range(num_ranks)]
     for epoch, steps in enumerate(whole):
         assert len({len(own[epoch]) for own in of_ranks}) == 1
