@@ -87,7 +87,7 @@ class Mixture(nn.Module):
     def __init__(self, size=24):
         super().__init__()
         self.embedding = nn.Embedding(40, size)
-        self.blocks = nn.ModuleList([Experts(size) for _ in range(3)])
+        self.blocks = nn.ModuleList([Experts(size) for _ in range(6)])
         self.head = nn.Linear(size, 40)
 
     def forward(self, tokens):
@@ -148,8 +148,8 @@ def data_of(kind, step, num_ranks, num_passes):
     tokens = torch.randint(0, 8, (num_passes, num_ranks, ROWS, 6), generator=generator)
     own = torch.arange(num_ranks).view(1, num_ranks, 1, 1)
     if kind == "mixture":
-        # The last expert has none in steps of odd numbers.
-        return tokens * 5 + own * 2 % 4 + (tokens + step) % 2 * (own != 1)
+        # Two experts have the tokens of the second rank. The last one has none in steps of odd numbers.
+        return tokens * 5 + torch.where(own == 1, 2 + tokens % 2, tokens % (5 - step % 2))
     if kind == "branches":
         return tokens * 2 + own % 2
     if kind == "ladder":
