@@ -75,9 +75,9 @@ def test_ranks_with_other_settings_make_no_step(tmp_path, stage, of_rank_1):
     assert_each(errors, "UsageError", "rank 1 .*another rate, clip")
 
 
-def one_step_apart(folder):
+def one_step_apart(folder, **options):
     """A rate that one rank has changed for a while: the step never was, and the next one goes on."""
-    with run.streamed(folder) as (engine, ranks):
+    with run.streamed(folder, **options) as (engine, ranks):
         for rates in ((1e-2, 1e-2), (1e-2, 2e-2), (1e-2, 1e-2)):
             engine.optimizer.param_groups[0]["lr"] = rates[ranks.rank]
             try:
@@ -88,9 +88,11 @@ def one_step_apart(folder):
         return run.digest_of(engine.state_dict())
 
 
-def test_a_step_that_was_refused_never_was(tmp_path):
-    ends = on_ranks(2, one_step_apart, tmp_path / "store")
-    assert {*ends} == {end["digest"] for end in on_ranks(2, run.train, tmp_path / "other", "decoder", 2)}
+@pytest.mark.parametrize("options", [{"zero_stage": 0}, {"zero_stage": 3},
+                                     {"zero_stage": 3, "update_in_backward": True}], ids=str)
+def test_a_step_that_was_refused_never_was(tmp_path, options):
+    ends = on_ranks(2, one_step_apart, tmp_path / "store", **options)
+    assert {*ends} == {end["digest"] for end in on_ranks(2, run.train, tmp_path / "other", "decoder", 2, **options)}
 
 
 # ---- Stores
