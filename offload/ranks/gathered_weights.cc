@@ -155,6 +155,7 @@ void GatheredWeights::Start(Buffer& buffer, int layer) {
                       BytesOf(buffer).subspan(offsets[rank], offsets[rank + 1] - offsets[rank]));
   CollectiveMemory memory = OnHost(BytesOf(buffer));
   memory.ready = buffer.part.get();
+  memory.layer = layer;
   buffer.ticket = ranks_->StartAllGather(memory, offsets);
   buffer.is_under_way = true;
 }

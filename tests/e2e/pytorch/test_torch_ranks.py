@@ -122,3 +122,15 @@ def test_where_units_are_gathered_as_they_come_every_rank_has_to_use_the_same(tm
     for error, message in errors_of(2, run.train, tmp_path, "branches", 4, zero_stage=3):
         assert error == forebay.EnvironmentProblem.__name__, message
         assert "made another call" in message and " of layer " in message
+
+
+def evaluate_apart(folder):
+    """The second block of one rank is of the shapes of the third, which the other uses."""
+    with run.streamed(folder, "branches", zero_stage=3) as (engine, ranks), torch.no_grad():
+        engine(2 * torch.arange(6).view(1, 6) + ranks.rank)
+
+
+def test_blocks_of_the_same_shapes_are_not_taken_for_each_other(tmp_path):
+    for error, message in errors_of(2, evaluate_apart, tmp_path):
+        assert error == forebay.EnvironmentProblem.__name__
+        assert "of layer 2" in message and "of layer 3" in message
