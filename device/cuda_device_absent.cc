@@ -5,10 +5,22 @@
 
 namespace forebay {
 
-absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int) {
+namespace {
+
+absl::Status NoCuda() {
   return EnvironmentError(
       "this forebay was built without CUDA. Build it where nvcc is found (-DFOREBAY_CUDA=ON), or "
       "run on the CPU");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int) {
+  return NoCuda();
+}
+
+absl::StatusOr<GpuOfProcess> PickGpu(int) {
+  return NoCuda();
 }
 
 CudaInfo AskCuda() {

@@ -2,8 +2,10 @@
 
 #include <cuda_runtime.h>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/device/cublaslt.h"
+#include "forebay/device/cuda_error.h"
 #include "forebay/device/device.h"
 
 namespace forebay {
@@ -49,6 +51,23 @@ CudaInfo AskCuda() {
     info.why_no_cublaslt = MessageOf(file.status());
   }
   return info;
+}
+
+absl::StatusOr<GpuOfProcess> PickGpu(int local_rank) {
+  GpuOfProcess gpu;
+  if (const cudaError_t error = cudaGetDeviceCount(&gpu.num_gpus); error != cudaSuccess) {
+    return CudaError("no usable GPU: looking for one", error);
+  }
+  gpu.index = local_rank % gpu.num_gpus;
+  cudaDeviceProp properties = {};
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, gpu.index);
+      error != cudaSuccess) {
+    return CudaError("asking for the GPU's properties", error);
+  }
+  for (const char byte : properties.uuid.bytes) {
+    gpu.id += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return gpu;
 }
 
 }  // namespace forebay

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+
 namespace forebay {
 
 struct GpuInfo {
@@ -29,5 +31,16 @@ struct CudaInfo {
 // Opens the library of matrix products, and where there are cards makes a context on each, which
 // takes a second and some hundred MB of their memory until the process ends.
 CudaInfo AskCuda();
+
+struct GpuOfProcess {
+  int index = 0;     // of those that the process sees
+  int num_gpus = 0;  // that it sees
+  std::string id;    // the same in every process that sees this card, or this part of a card
+};
+
+// The GPU of a process that is number `local_rank` of those on this machine. It goes round those
+// that the process sees, as a launcher may show each its own: whether two come to the same one is
+// for whoever compares their ids. EnvironmentError: there is none.
+absl::StatusOr<GpuOfProcess> PickGpu(int local_rank);
 
 }  // namespace forebay

@@ -1,7 +1,9 @@
 // The functions of the CUDA runtime that forebay calls, on the emulated GPU: linked in place of it.
 #include <cuda_runtime.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <cstring>
 #include <utility>
 
 #include "forebay/device/emulation/grid.h"
@@ -18,6 +20,7 @@ constexpr int kCapabilityMajor = 8;
 constexpr int kCapabilityMinor = 0;
 
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local int current_gpu = 0;
 
 cudaError_t Give(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -34,6 +37,8 @@ ErrorNames NamesOf(cudaError_t error) {
       return {"cudaErrorMemoryAllocation", "out of memory"};
     case cudaErrorInvalidDevice:
       return {"cudaErrorInvalidDevice", "invalid device ordinal"};
+    case cudaErrorInvalidResourceHandle:
+      return {"cudaErrorInvalidResourceHandle", "invalid resource handle"};
     case cudaErrorInvalidConfiguration:
       return {"cudaErrorInvalidConfiguration", "invalid configuration argument"};
     case cudaErrorInsufficientDriver:
@@ -53,10 +58,22 @@ ErrorNames NamesOf(cudaError_t error) {
 // Calls that a GPU takes part in begin with this: the error of one that is lost by now.
 cudaError_t CallGpu() {
   const auto num_calls = static_cast<uint64_t>(++TheGpu().counters.num_calls);
-  if (num_calls <= TheOptions().lost_after) return cudaSuccess;
-  TheGpu().streams.Abandon();
+  const int lost = TheOptions().lost_gpu;
+  const bool may_be_lost = lost < 0 || lost == current_gpu;
+  if (!may_be_lost || num_calls <= TheOptions().lost_after) return cudaSuccess;
+  TheGpu().streams.Abandon(current_gpu);
   return Give(TheOptions().lost_by == Loss::kEcc ? cudaErrorECCUncorrectable
                                                  : cudaErrorDevicesUnavailable);
+}
+
+bool IsGpu(int device) {
+  return device >= 0 && device < TheOptions().num_gpus;
+}
+
+uint64_t NumberOf(int gpu) {
+  const uint64_t first = TheOptions().gpu_number;
+  if (first > 0) return first + static_cast<uint64_t>(gpu);
+  return (static_cast<uint64_t>(::getpid()) << 32) + static_cast<uint64_t>(gpu);
 }
 
 // True where a part of it is.
@@ -74,6 +91,7 @@ cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t
                         std::function<void()> thread) {
   const Locked locked;
   if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
+  if (stream->gpu != current_gpu) return Give(cudaErrorInvalidResourceHandle);
   const cudaError_t error = CheckShape(grid, block, shared_bytes);
   if (error != cudaSuccess) return Give(error);
   ++TheGpu().counters.num_launches;
@@ -86,6 +104,7 @@ cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t
 cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work) {
   const Locked locked;
   if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
+  if (stream->gpu != current_gpu) return Give(cudaErrorInvalidResourceHandle);
   ++TheGpu().counters.num_launches;
   TheGpu().streams.Enqueue(stream, {.run = std::move(work)});
   return cudaSuccess;
@@ -95,11 +114,14 @@ cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work) {
 
 using forebay::emulation::CallGpu;
 using forebay::emulation::CopyBytes;
+using forebay::emulation::current_gpu;
 using forebay::emulation::FillBytes;
 using forebay::emulation::Give;
 using forebay::emulation::Gpu;
+using forebay::emulation::IsGpu;
 using forebay::emulation::IsPinned;
 using forebay::emulation::Locked;
+using forebay::emulation::NumberOf;
 using forebay::emulation::Options;
 using forebay::emulation::TheGpu;
 using forebay::emulation::TheOptions;
@@ -120,19 +142,24 @@ cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
   if (TheOptions().driver == Options::Driver::kOld) return Give(cudaErrorInsufficientDriver);
   if (TheOptions().driver == Options::Driver::kNone) return Give(cudaErrorNoDevice);
-  *count = 1;
+  *count = TheOptions().num_gpus;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_gpu;
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  return Give(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+  if (!IsGpu(device)) return Give(cudaErrorInvalidDevice);
+  current_gpu = device;
+  return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) return Give(cudaErrorInvalidDevice);
+  if (!IsGpu(device)) return Give(cudaErrorInvalidDevice);
   *properties = {};
+  const uint64_t id[] = {NumberOf(device), 0};
+  static_assert(sizeof(id) == sizeof(properties->uuid));
+  std::memcpy(&properties->uuid, id, sizeof(id));
   std::snprintf(properties->name, sizeof(properties->name), "emulated GPU");
   properties->major = forebay::emulation::kCapabilityMajor;
   properties->minor = forebay::emulation::kCapabilityMinor;
@@ -144,7 +171,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  if (device != 0 || attribute != cudaDevAttrComputeCapabilityMajor) {
+  if (!IsGpu(device) || attribute != cudaDevAttrComputeCapabilityMajor) {
     return Give(cudaErrorInvalidValue);
   }
   *value = forebay::emulation::kCapabilityMajor;
@@ -210,7 +237,7 @@ cudaError_t cudaHostUnregister(void* address) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int /*flags*/) {
   const Locked locked;
   if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
-  *stream = TheGpu().streams.Create();
+  *stream = TheGpu().streams.Create(current_gpu);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {

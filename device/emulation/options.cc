@@ -56,6 +56,8 @@ Options FromEnvironment() {
   SetNumber("FOREBAY_EMULATION_LOST_AFTER", options.lost_after);
   SetNumber("FOREBAY_EMULATION_SEED", options.seed);
   SetNumber("FOREBAY_EMULATION_GPU_BYTES", options.gpu_bytes);
+  SetNumber("FOREBAY_EMULATION_NUM_GPUS", options.num_gpus);
+  SetNumber("FOREBAY_EMULATION_GPU_NUMBER", options.gpu_number);
   SetNumber("FOREBAY_EMULATION_TSAN_THREADS", options.most_tsan_threads);
   return options;
 }

@@ -17,20 +17,26 @@ enum class StreamPace : uint8_t {
 enum class Loss : uint8_t { kUnavailable, kEcc };
 
 // Read once from the environment: FOREBAY_EMULATION_ORDER=ascending|descending|random,
-// _STREAMS=eager|lazy|random, _SEED, _GPU_BYTES, _TSAN_THREADS, _LOST_AFTER, _LOST_BY=ecc|
-// unavailable, _DRIVER=old|none.
+// _STREAMS=eager|lazy|random, _SEED, _GPU_BYTES, _NUM_GPUS, _GPU_NUMBER, _TSAN_THREADS,
+// _LOST_AFTER, _LOST_BY=ecc|unavailable, _DRIVER=old|none.
 struct Options {
   Order order = Order::kRandom;  // of blocks, and of a block's threads between its barriers
   StreamPace streams = StreamPace::kRandom;
   uint64_t seed = 1;
   size_t gpu_bytes = size_t{1} << 30;
+  // So many GPUs, which have that memory together.
+  int num_gpus = 1;
+  // By their numbers, from the first on, processes know whether they see the same ones. 0: each
+  // process has others.
+  uint64_t gpu_number = 0;
   // As every GPU since sm_86 has it. sm_80 and sm_90 have more.
   size_t most_shared_bytes = size_t{99} << 10;
   // TSan knows 8,128 threads at most, and each costs it half a millisecond: so many of a grid, of
   // blocks at random, are threads to it. The others are the stream that runs them.
   size_t most_tsan_threads = 1024;
-  // So many calls of a device that may fail succeed, and no more.
+  // So many calls of a device that may fail succeed, and no more; of all, or of one.
   uint64_t lost_after = UINT64_MAX;
+  int lost_gpu = -1;  // -1: all
   Loss lost_by = Loss::kUnavailable;
   enum class Driver : uint8_t { kGood, kOld, kNone } driver = Driver::kGood;
 };

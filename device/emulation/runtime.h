@@ -89,7 +89,7 @@ struct StreamOperation {
 class Streams {
  public:
   explicit Streams(GpuMemory& memory) : memory_(memory), random_(TheOptions().seed) {}
-  cudaStream_t Create();
+  cudaStream_t Create(int gpu);
   // Does its work first.
   void Destroy(cudaStream_t stream);
   void Enqueue(cudaStream_t stream, StreamOperation operation);
@@ -100,8 +100,8 @@ class Streams {
   void AwaitAll();
   // Some work may be done now.
   void MayRun();
-  // No work that waits is ever done.
-  void Abandon();
+  // No work that waits there is ever done.
+  void Abandon(int gpu);
 
  private:
   void CheckStream(cudaStream_t stream) const;
@@ -124,6 +124,7 @@ Gpu& TheGpu();
 }  // namespace forebay::emulation
 
 struct CUstream_st {
+  int gpu = 0;
   std::deque<forebay::emulation::StreamOperation> operations;
   uint64_t num_enqueued = 0;
   uint64_t num_done = 0;

@@ -64,8 +64,9 @@ Counters CountersNow() {
 
 // ---- Streams -----------------------------------------------------------------------------------
 
-cudaStream_t Streams::Create() {
+cudaStream_t Streams::Create(int gpu) {
   auto* const stream = new CUstream_st;
+  stream->gpu = gpu;
   if (HasTsan()) {
     const TsanAs as(Caller());
     stream->tsan = __tsan_create_fiber(0);
@@ -141,8 +142,9 @@ void Streams::MayRun() {
   }
 }
 
-void Streams::Abandon() {
+void Streams::Abandon(int gpu) {
   for (const cudaStream_t stream : streams_) {
+    if (stream->gpu != gpu) continue;
     stream->operations.clear();
     stream->num_done = stream->num_enqueued;
   }
