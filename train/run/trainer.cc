@@ -260,25 +260,24 @@ absl::Status TrainingRun::TrainAndExport() {
   return absl::OkStatus();
 }
 
-// Before the first step, and after a committed one whose evaluation was interrupted.
+// Before the first step, and after a committed one whose evaluation was interrupted. A rank that
+// has the result already evaluates with those that have not.
 absl::Status TrainingRun::EvaluateWhatIsDue() {
   Json& line = committed_line_;
-  if (committed_step() == 0) {
-    if (prepared_.eval_data == nullptr || line.is_object()) return absl::OkStatus();
-    FOREBAY_ASSIGN_OR_RETURN(totals_.first_eval_loss, EvaluateHeldOut());
-    Note(fmt::format("held-out loss before the first step: {:.4f}", totals_.first_eval_loss));
-    line = {{"step", 0}, {"eval_loss", totals_.first_eval_loss}};
-    return metrics_.Append(line.dump());
-  }
-  if (!prepared_.EvaluatesAfter(committed_step()) || !line.is_object() ||
-      line.contains("eval_loss")) {
-    return absl::OkStatus();
-  }
-  FOREBAY_ASSIGN_OR_RETURN(totals_.last_eval_loss, EvaluateHeldOut());
-  Note(
-      fmt::format("held-out loss after step {}: {:.4f}", committed_step(), totals_.last_eval_loss));
-  line["eval_loss"] = totals_.last_eval_loss;
-  return metrics_.ReplaceLast(line.dump());
+  const bool is_first = committed_step() == 0;
+  const bool comes_behind = prepared_.EvaluatesAfter(committed_step()) && line.is_object();
+  const bool is_due = is_first ? prepared_.eval_data != nullptr && !line.is_object()
+                               : comes_behind && !line.contains("eval_loss");
+  FOREBAY_ASSIGN_OR_RETURN(const bool any_is_due, AnyRank(environment_.ranks, is_due));
+  if (!any_is_due) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const double loss, EvaluateHeldOut());
+  if (!is_due) return absl::OkStatus();
+  (is_first ? totals_.first_eval_loss : totals_.last_eval_loss) = loss;
+  Note(is_first ? fmt::format("held-out loss before the first step: {:.4f}", loss)
+                : fmt::format("held-out loss after step {}: {:.4f}", committed_step(), loss));
+  if (is_first) line = Json({{"step", 0}});
+  line["eval_loss"] = loss;
+  return is_first ? metrics_.Append(line.dump()) : metrics_.ReplaceLast(line.dump());
 }
 
 absl::Status TrainingRun::RunSteps() {

@@ -292,6 +292,23 @@ TEST_F(DividedRunTest, StopsInAnExportOnItsWayAndMakesUpForIt) {
   }
 }
 
+// A crash may come when one of them has written the result, and another has not.
+TEST_F(DividedRunTest, EvaluatesTogetherWhatOneHasNoResultOf) {
+  for (const int rank : {0, 1}) {
+    TrainOptions options = Options(3, "unevaluated" + std::to_string(rank) + "_");
+    options.stop_after = 2;
+    EXPECT_THAT(TrainRanks(options), Each(testing::ResultOf(ExitCodeOf, ExitCode::kInterrupted)));
+    options.stop_after = 0;
+    const std::string of_rank = RunFolderOfRank(options.out, rank);
+    const std::vector<double> losses = FieldOf(of_rank, "eval_loss");
+    std::filesystem::remove(RunPaths(of_rank).metrics);
+    ExpectToGoOn(options);
+    const std::vector<double> again = FieldOf(of_rank, "eval_loss");
+    ASSERT_FALSE(again.empty());
+    EXPECT_EQ(again.front(), losses.back());
+  }
+}
+
 // Stages 1 to 3 have the same folders: they differ in the weights that are kept in RAM.
 TEST_F(DividedRunTest, GoesOnWithAnotherStageThatDividesTheState) {
   TrainOptions options = Options(3, "other");
