@@ -28,6 +28,8 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
   if (options.device_budget != nullptr) {
     result.device = options.device;
     result.device_budget = options.device_budget;
+    // Sums over ranks are in RAM.
+    result.lands_gradients = options.ranks == nullptr;
   }
   result.num_threads =
       options.offload.update_threads > 0 ? options.offload.update_threads : options.threads;
@@ -70,11 +72,8 @@ absl::Status CheckRanks(const LayerSessionOptions& options, const OffloadPlan& p
         fmt::format("the state is divided into {} parts, and the session has {} ranks",
                     options.parts->num_parts(), num_ranks));
   }
-  const bool fits = options.device_budget == nullptr && plan.delay_update_from == 0;
-  if (options.ranks == nullptr || fits) return absl::OkStatus();
-  return UsageError(
-      "a session of several ranks takes gradients from RAM, has the optimizer's state there or on "
-      "disk, and delays no update. Leave out device_budget and delay_update_from");
+  if (options.ranks == nullptr || plan.delay_update_from == 0) return absl::OkStatus();
+  return UsageError("a session of several ranks delays no update. Leave out delay_update_from");
 }
 
 absl::Status CheckOptions(const LayerSessionOptions& options, const OffloadPlan& plan) {
@@ -148,9 +147,10 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
                          of_session.offload.grad_dtype, budget));
   if (of_session.ranks != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
-        session->sum_, GradientSum::Create(&session->layers_of_caller(), of_session.parts.get(),
-                                           of_session.ranks, budget,
-                                           /*tensors_may_lack=*/of_session.num_open_layers > 0));
+        session->sum_,
+        GradientSum::Create(
+            &session->layers_of_caller(), of_session.parts.get(), of_session.ranks, budget,
+            {.tensors_may_lack = of_session.num_open_layers > 0, .device = of_session.device}));
   }
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   session->lent_.reserve(2 * tensors->inventory().layers().size());
@@ -454,9 +454,13 @@ absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
           "a session of several ranks that takes whole layers has a gradient of every tensor: hand "
           "over zeros");
     }
-    if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
+    if (gradient.device != DeviceKind::kHost && options_.device == nullptr) {
+      return UsageError(
+          "the gradient of a layer is handed over on a device, and the session was made without "
+          "one. Make it with the device, or copy the gradient to memory first");
+    }
     FOREBAY_RETURN_IF_ERROR(HandSum());
-    sum_->Start(layer, gradient.elems, without_gradient);
+    FOREBAY_RETURN_IF_ERROR(sum_->Start(layer, gradient, without_gradient));
   }
   MarkHanded(layer);
   return absl::OkStatus();

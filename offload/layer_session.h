@@ -78,7 +78,7 @@ struct LayerSessionOptions {
   // summed in the order of the ranks, and a step is committed by all or none
   // (swap/store/rank_commits.h). Every rank makes the same calls in the same order, and hands
   // layers over in that of the schedule; gradients of tensors may be missing on some of them.
-  // nullptr: the session is alone. Not with a device_budget or delayed updates.
+  // nullptr: the session is alone. Not with delayed updates.
   Communicator* ranks = nullptr;
   // How the ranks divide the state: plan and store of this one are of its part. Weights and
   // gradients are still those of whole layers. nullptr: each rank has the whole state.

@@ -52,8 +52,9 @@ struct OffloadedOptimizerOptions {
   // nullptr: all in RAM.
   Device* device = nullptr;
   MemoryBudget* device_budget = nullptr;
-  int num_threads = 1;        // of the update
-  int num_staging_tiles = 4;  // state tiles in flight; >= 2
+  bool lands_gradients = true;  // where there is a device; false: Hand's are in RAM all the same
+  int num_threads = 1;          // of the update
+  int num_staging_tiles = 4;    // state tiles in flight; >= 2
   // Tiles of speculative layers whose gradients wait for their update; >= 2. With those of a whole
   // layer, its backward pass waits for no update.
   int num_gradient_tiles = 4;

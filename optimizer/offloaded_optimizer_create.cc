@@ -46,11 +46,15 @@ StagingShape StagingShapeOf(const OffloadedOptimizerOptions& options, const Plac
   return shape;
 }
 
+bool Lands(const OffloadedOptimizerOptions& options) {
+  return options.device != nullptr && options.lands_gradients;
+}
+
 // `latest`: when layers are updated at last.
 int64_t StagingBytesOf(const OffloadedOptimizerOptions& options, const StagingShape& shape,
                        UpdateTime latest, const TileMap& tiles) {
   int64_t landing_bytes = 0;
-  for (int layer = 0; options.device != nullptr && layer < tiles.num_streamed_layers(); ++layer) {
+  for (int layer = 0; Lands(options) && layer < tiles.num_streamed_layers(); ++layer) {
     landing_bytes = std::max(landing_bytes, GradientLanding::ChargedBytes(
                                                 options.gradient_dtype, tiles.layer_elems(layer)));
   }
@@ -129,7 +133,7 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   if (options.sum_over_parts) {
     FOREBAY_RETURN_IF_ERROR(impl->gradients->KeepBlockSums(budget));
   }
-  if (options.device != nullptr) {
+  if (Lands(options)) {
     FOREBAY_ASSIGN_OR_RETURN(impl->landing,
                              GradientLanding::Create(options.device, options.gradient_dtype,
                                                      store->inventory().largest_layer_elems(),

@@ -17,9 +17,9 @@ int64_t LargestGradientBytes(const Inventory& inventory) {
 }  // namespace
 
 GradientSum::GradientSum(const Inventory* inventory, const InventoryParts* parts,
-                         Communicator* ranks, bool tensors_may_lack)
+                         Communicator* ranks, const Options& options)
     : inventory_(inventory), parts_(parts), ranks_(ranks) {
-  if (!tensors_may_lack) return;
+  if (!options.tensors_may_lack) return;
   size_t most_tensors = 0;
   for (const LayerSpec& layer : inventory->layers()) {
     most_tensors = std::max(most_tensors, static_cast<size_t>(layer.num_tensors));
@@ -32,10 +32,15 @@ absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Inventory
                                                                  const InventoryParts* parts,
                                                                  Communicator* ranks,
                                                                  MemoryBudget* budget,
-                                                                 bool tensors_may_lack) {
-  std::unique_ptr<GradientSum> sum(new GradientSum(inventory, parts, ranks, tensors_may_lack));
+                                                                 const Options& options) {
+  std::unique_ptr<GradientSum> sum(new GradientSum(inventory, parts, ranks, options));
   FOREBAY_ASSIGN_OR_RETURN(sum->buffer_, HostBuffer::Create(budget, "sum of gradients over ranks",
-                                                            LargestGradientBytes(*inventory)));
+                                                            LargestGradientBytes(*inventory),
+                                                            {.device = options.device}));
+  if (options.device != nullptr) {
+    FOREBAY_ASSIGN_OR_RETURN(sum->has_landed_, options.device->CreateEvent());
+    FOREBAY_ASSIGN_OR_RETURN(sum->stream_, options.device->CreateStream());
+  }
   return sum;
 }
 
@@ -47,23 +52,39 @@ int64_t GradientSum::ChargedBytes(const Inventory& inventory) {
   return HostBuffer::ChargedBytes(LargestGradientBytes(inventory));
 }
 
-void GradientSum::Start(int layer, std::span<const float> gradient,
-                        std::span<const int> without_gradient) {
+// From the device, which goes on meanwhile: the communicator waits for it.
+absl::Status GradientSum::Bring(const LayerGradient& gradient, std::span<float> to) {
+  FOREBAY_CHECK(stream_ != nullptr);
+  if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*gradient.ready));
+  FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(std::as_writable_bytes(to), gradient.elems.data()));
+  if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
+  return stream_->Record(*has_landed_);
+}
+
+absl::Status GradientSum::Start(int layer, const LayerGradient& gradient,
+                                std::span<const int> without_gradient) {
   const TraceScope trace("gradient to be summed over ranks");
-  const std::span<float> own = buffer_.As<float>().first(gradient.size());
+  const std::span<float> own = buffer_.As<float>().first(gradient.elems.size());
+  CollectiveMemory memory = OnHost(own);
+  memory.layer = layer;
   FOREBAY_CHECK(!IsUnderWay());
+  if (gradient.device == DeviceKind::kHost) {
+    if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
+    std::ranges::copy(gradient.elems, own.begin());
+  } else {
+    FOREBAY_RETURN_IF_ERROR(Bring(gradient, own));
+    memory.ready = has_landed_.get();
+  }
   if (num_with_.empty()) {
     FOREBAY_CHECK(without_gradient.empty());
   } else {
     StartCount(layer, without_gradient);
   }
-  std::ranges::copy(gradient, own.begin());
-  CollectiveMemory memory = OnHost(own);
-  memory.layer = layer;
   ticket_ = parts_ == nullptr ? ranks_->StartAllReduce(memory)
                               : ranks_->StartReduceScatter(memory, parts_->Offsets(layer));
   layer_ = layer;
-  num_elems_ = std::ssize(gradient);
+  num_elems_ = std::ssize(own);
+  return absl::OkStatus();
 }
 
 void GradientSum::StartCount(int layer, std::span<const int> without_gradient) {

@@ -488,10 +488,10 @@ TEST(LayerSessionSteps, AWriteThatFailsIsAnErrorAndNotTheEndOfTheProcess) {
 TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
   const TemporaryFolder folder;
   const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
-  const std::unique_ptr<Device> device = CreateHostDevice();
-  MemoryBudget device_budget{int64_t{64} << 20};
   for (const int variant : {0, 1, 2, 3, 4, 5}) {
     ModuleSettings settings = SmallSettings();
+    if (variant == 3) settings.offload.delay_update_from = 2;
+    if (variant == 3) settings.offload.durability = Durability::kReplay;
     settings.state_on_device = variant == 4;
     settings.is_tight = true;
     settings.offload.gradients = GradientChoice::kHold;
@@ -500,15 +500,12 @@ TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
       if (variant == 0) options.offload.optimizer = OptimizerKind::kLion;
       if (variant == 1) options.offload.grad_dtype = DType::kF32;
       if (variant == 2) options.threads = 0;
-      if (variant == 3) {
-        options.ranks = alone.get();
-        options.device = device.get();
-        options.device_budget = &device_budget;
-      }
+      if (variant == 3) options.ranks = alone.get();
       if (variant == 4) options.device_budget = nullptr;
       if (variant == 5) {
         options.ranks = alone.get();
-        options.parts = std::make_shared<InventoryParts>(ModuleInventory(), 2);
+        options.num_open_layers = 1;
+        options.parts = std::make_shared<InventoryParts>(ModuleInventory(), 1);
       }
     });
     EXPECT_TRUE(IsUsage(run.Open())) << variant;

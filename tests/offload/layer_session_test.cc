@@ -303,14 +303,17 @@ TEST(LayerSessionRanks, AddThemWhereTheStateIsDivided) {
     bool is_tight;
     GradientChoice gradients;
     int num_ranks;
+    bool state_on_device = false;
   };
   for (const Case& with :
        {Case{1, false, GradientChoice::kHold, 2}, Case{3, true, GradientChoice::kHold, 2},
-        Case{3, false, GradientChoice::kSpeculate, 3}, Case{3, false, GradientChoice::kHold, 4}}) {
+        Case{3, false, GradientChoice::kSpeculate, 3}, Case{3, false, GradientChoice::kHold, 4},
+        Case{3, false, GradientChoice::kHold, 2, /*state_on_device=*/true}}) {
     ModuleSettings settings = SmallSettings();
     settings.is_tight = with.is_tight;
     settings.is_uneven = settings.has_raw = true;
     settings.adds_tensors = true;
+    settings.state_on_device = with.state_on_device;
     settings.offload.gradients = with.gradients;
     const std::string alone = DigestAfter(settings, kSteps);
     settings.zero_stage = with.zero_stage;
