@@ -82,6 +82,7 @@ class TrainCommand : public Command {
                                                    .scratch_bytes = kRankScratchBytes}));
     TrainEnvironment environment;
     environment.ranks = ranks.get();
+    environment.local_rank = launch.local_rank;
     QuietOutput quiet(launch.rank);
     const bool tells = launch.rank == 0;
     return Train(resolved, StopRequested, tells ? static_cast<TrainObserver&>(output) : quiet,

@@ -273,6 +273,8 @@ std::vector<OptionSpec> RankRows() {
       Whole<int>("offload", "zero_stage", &O::zero_stage, 0, 3,
                  "what ranks divide among them, as ZeRO counts; 0: the data alone, each rank has "
                  "the whole state"),
+      Switch("offload", "share_gpu", &O::share_gpu,
+             "several ranks may compute on one GPU, each with its part of its memory"),
       Real("offload", "rank_timeout", &O::rank_timeout,
            {.least = 0, .most = 1e6, .above_least = true},
            "seconds that one rank may keep the others waiting"),

@@ -38,6 +38,7 @@ struct TrainEnvironment {
   // The ranks of a run in several processes: every rank's Train gets its own, and the same options
   // but for folders. Must outlive the run. nullptr: one process.
   Communicator* ranks = nullptr;
+  int local_rank = 0;  // among the ranks of this machine: which GPU is its own
 
   int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
   int num_ranks() const { return ranks == nullptr ? 1 : ranks->size(); }

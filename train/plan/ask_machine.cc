@@ -29,8 +29,8 @@ int64_t BytesBelow(const std::string& folder) {
   return bytes;
 }
 
-GpuLimits AskGpu() {
-  const absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(0);
+GpuLimits AskGpu(int index) {
+  const absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(index);
   if (!device.ok()) return {.why_none = MessageOf(device.status())};
   const absl::StatusOr<DeviceMemory> memory = (*device)->Memory();
   if (!memory.ok()) return {.why_none = MessageOf(memory.status())};
@@ -49,7 +49,7 @@ MachineLimits AskMachine(const TrainOptions& options) {
   MachineLimits limits = LimitsOfMachine(folders);
   // A budget is for the whole process, and what that has already is not available any more.
   limits.available_memory_bytes += ReadProcessMemory().resident_bytes;
-  if (options.device != ComputeDevice::kCpu) limits.gpu = AskGpu();
+  if (options.device != ComputeDevice::kCpu) limits.gpu = AskGpu(options.gpu_index);
   if (options.nvme.empty()) {
     DiskLimits& disk = limits.disks.front();
     // Nobody has said where: a plan alone.

@@ -5,8 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "forebay/swap/window/window.h"
-
 namespace forebay {
 namespace {
 
@@ -67,7 +65,8 @@ class Forecaster {
         speeds_(speeds),
         tokens_(options.batch * options.accum * options.seq),
         flops_(flops),
-        hidden_size_(model.hidden_size) {}
+        hidden_size_(model.hidden_size),
+        inventory_(gpu.computes ? BuildInventory(model) : Inventory()) {}
 
   StepForecast Make() const {
     StepForecast forecast;
@@ -106,20 +105,21 @@ class Forecaster {
   }
 
   // Weights go to the GPU as the schedule reads them; gradients come back, and activations that
-  // are spilled go and come.
+  // are spilled go and come. A rank has those of whole layers, whatever its store has.
   void AddBus(StepForecast& forecast) const {
     if (!gpu_.computes) return;
-    double to_loss = 0, from_loss_on = 0, gradients = 0;
+    double to_loss = 0, from_loss_on = 0;
     bool is_forward = true;
     for (const auto& [kind, layer] : plan_.schedule.operations) {
       is_forward &= kind != OperationKind::kLossAndGradient;
       if (kind != OperationKind::kRead) continue;
+      const int64_t elems = inventory_.layers()[static_cast<size_t>(layer)].num_elems;
       (is_forward ? to_loss : from_loss_on) +=
-          static_cast<double>(LayerWeightBytes(plan_.tiles, layer));
+          static_cast<double>(elems * WeightBytesPerElem(plan_.tiles.layout()));
     }
-    for (const Tile& tile : plan_.tiles.streamed_tiles()) {
-      gradients += static_cast<double>(tile.num_elems * SizeOf(options_.grad_dtype));
-    }
+    // Ranks sum them in fp32.
+    const DType type = options_.num_ranks > 1 ? DType::kF32 : options_.grad_dtype;
+    const auto gradients = static_cast<double>(inventory_.num_padded_elems() * SizeOf(type));
     const double activations =
         static_cast<double>(gpu_.num_spilled_activations) * static_cast<double>(tokens_) *
         static_cast<double>(hidden_size_ * WeightBytesPerElem(plan_.tiles.layout()));
@@ -138,6 +138,7 @@ class Forecaster {
   const int64_t tokens_;
   const DecoderFlops flops_;
   const int64_t hidden_size_;
+  const Inventory inventory_;  // where a GPU computes
 };
 
 }  // namespace

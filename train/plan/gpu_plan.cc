@@ -76,10 +76,14 @@ void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inv
        is_long ? "--batch, --seq, --accum or a larger --number_checkpoints" : kTokensShrinkWith},
       {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
       {"gradients of layers (fp32)", memory.gradient_bytes, ""},
-      {"rounded gradient of one layer",
-       GradientLanding::DeviceBytes(options.grad_dtype, LargestLayerElems(inventory)), ""},
       {"tokens of a step", memory.micro_batch_bytes, kTokensShrinkWith},
   };
+  // Ranks round their sum, in RAM.
+  if (options.num_ranks == 1) {
+    plan.terms.push_back(
+        {"rounded gradient of one layer",
+         GradientLanding::DeviceBytes(options.grad_dtype, LargestLayerElems(inventory)), ""});
+  }
   SumUp(plan);
 }
 
@@ -183,11 +187,13 @@ std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOpti
                                      const Inventory& inventory, const GpuPlan& gpu) {
   const int64_t batches = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, {}));
   const int64_t all = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu));
-  std::vector<PlanTerm> terms = {
-      {"gradients from the GPU",
-       GradientLanding::ChargedBytes(options.grad_dtype, LargestLayerElems(inventory)), 0, ""},
-      {"micro-batches for the GPU", batches, 0, kTokensShrinkWith},
-  };
+  std::vector<PlanTerm> terms;
+  if (options.num_ranks == 1) {
+    terms.push_back(
+        {"gradients from the GPU",
+         GradientLanding::ChargedBytes(options.grad_dtype, LargestLayerElems(inventory)), 0, ""});
+  }
+  terms.push_back({"micro-batches for the GPU", batches, 0, kTokensShrinkWith});
   if (all > batches) {
     terms.push_back(
         {fmt::format("activations of {} layers, of the GPU", gpu.num_spilled_activations),

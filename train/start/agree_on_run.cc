@@ -9,7 +9,6 @@
 #include "forebay/offload/ranks/agreement.h"
 #include "forebay/swap/store/rank_commits.h"
 #include "forebay/train/files/committed_trainer.h"
-#include "forebay/train/options/option_table.h"
 
 namespace forebay {
 namespace {
@@ -69,17 +68,12 @@ absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
         "--batch={} rows of a micro-batch cannot be divided among {} ranks. Give a multiple of {}",
         options.batch, num_ranks, num_ranks));
   }
-  const auto refuse = [&](const char* option, const char* why) {
-    return UsageError(fmt::format("--{}={} is not there for several ranks (here {}): {}", option,
-                                  OptionText(options, option), num_ranks, why));
-  };
-  if (options.device == ComputeDevice::kCuda) {
-    return refuse("device", "they compute on CPUs. Give --device=cpu");
-  }
   if (options.delay_update_from > 0) {
-    return refuse("delay_update_from", "a crash may leave them two steps apart. Leave it out");
+    return UsageError(fmt::format(
+        "--delay_update_from={} is not there for several ranks (here {}): a crash may leave them "
+        "two steps apart. Leave it out",
+        options.delay_update_from, num_ranks));
   }
-  options.device = ComputeDevice::kCpu;
   options.batch /= num_ranks;
   options.rank = rank;
   options.num_ranks = num_ranks;

@@ -26,6 +26,7 @@
 #include "forebay/train/start/agree_on_run.h"
 #include "forebay/train/start/claim_folders.h"
 #include "forebay/train/start/create_run.h"
+#include "forebay/train/start/gpu_of_rank.h"
 #include "forebay/train/start/resume_run.h"
 
 namespace forebay {
@@ -85,10 +86,16 @@ absl::StatusOr<MachineLimits> AskLimits(const PreparedRun& run, DiskProfile& pro
 // speed of a disk, writes a small file: only when the plan has found room, in whatever shares.
 absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
                      const TrainEnvironment& environment, PreparedRun& run) {
+  int num_on_gpu = 1;
+  if (environment.ranks != nullptr) {
+    FOREBAY_ASSIGN_OR_RETURN(
+        num_on_gpu, TakeDeviceOfRank(environment.local_rank, *environment.ranks, run.options));
+  }
   DiskProfile profile;
   FOREBAY_ASSIGN_OR_RETURN(MachineLimits limits, AskLimits(run, profile));
   if (environment.ranks != nullptr) {
     limits.available_memory_bytes /= environment.ranks->num_ranks_here();
+    limits.gpu.free_bytes /= num_on_gpu;
   }
   StripeShares shares =
       run.resumed ? StripeShares{run.store->tiles().stripe_weights(), "", /*is_fixed=*/true}

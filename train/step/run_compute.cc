@@ -66,7 +66,7 @@ class OnGpu final : public RunCompute {
     auto made = std::make_unique<OnGpu>(plan.gpu.budget_bytes);
     made->options_ = CudaDecoderOptionsOf(options, plan.gpu);
     made->place_bytes_ = GpuPlaceBytes(options, BuildInventory(config));
-    FOREBAY_ASSIGN_OR_RETURN(made->device_, CreateCudaDevice(0));
+    FOREBAY_ASSIGN_OR_RETURN(made->device_, CreateCudaDevice(options.gpu_index));
     FOREBAY_ASSIGN_OR_RETURN(made->compute_,
                              CreateCudaDecoder(config, made->options_, made->device_.get(),
                                                &made->device_budget_, budget));

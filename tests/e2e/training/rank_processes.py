@@ -24,18 +24,20 @@ def free_port():
         return listening.getsockname()[1]
 
 
-def start_ranks(forebay, num_ranks, *flags, hosts=None, **settings):
+def start_ranks(forebay, num_ranks, *flags, hosts=None, environments=None, **settings):
     command = [forebay.binary, "train", *flags] + [f"--{key}={value}" for key, value in settings.items()]
-    return start_each(command, num_ranks, hosts)
+    return start_each(command, num_ranks, hosts, environments)
 
 
-def start_each(command, num_ranks, hosts=None):
-    """hosts: for each rank a command to start it behind, and the address of the first; None: all run here."""
+def start_each(command, num_ranks, hosts=None, environments=None):
+    """hosts: for each rank a command to start it behind, and the address of the first; None: all run here.
+    environments: for each rank the variables that it has besides."""
     prefixes, address = hosts or ([[]] * num_ranks, "127.0.0.1")
     port = free_port()
     processes = []
     for rank, prefix in enumerate(prefixes):
-        environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
+        own = environments[rank] if environments else {}
+        environment = dict(os.environ, **own, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
                            MASTER_ADDR=address, MASTER_PORT=str(port))
         processes.append(subprocess.Popen([*prefix, *command], env=environment, stdout=subprocess.PIPE,
                                           stderr=subprocess.PIPE, text=True))

@@ -140,6 +140,21 @@ TEST_F(ForecastTest, ASlowBusOrMemoryBindsInstead) {
   EXPECT_EQ(step.bound, Bound::kMemory);
 }
 
+// Whole layers go to each rank's GPU, whatever its store has of them, and gradients come in fp32.
+TEST_F(ForecastTest, RanksHaveWholeLayersCrossTheBus) {
+  options_.state_tier = TierChoice::kNvme;
+  const StepForecast alone = *MustPlan().forecast;
+  options_.num_ranks = 8;
+  for (const int stage : {0, 3}) {
+    options_.zero_stage = stage;
+    const StepForecast of_rank = *MustPlan().forecast;
+    EXPECT_EQ(of_rank.forward.bus_s, alone.forward.bus_s);
+    const double gradients =
+        static_cast<double>(BuildInventory(Llama13B()).num_padded_elems()) * sizeof(float);
+    EXPECT_NEAR(of_rank.backward.bus_s, gradients / machine_.bus_bytes_per_s, 1e-9);
+  }
+}
+
 TEST_F(ForecastTest, OnACpuUpdatesTakeTimeFromTheComputation) {
   options_.device = ComputeDevice::kCpu;
   options_.batch = options_.accum = 1;

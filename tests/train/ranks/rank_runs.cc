@@ -23,6 +23,7 @@ absl::Status TrainRank(TrainOptions options, const RankRuns& runs, Communicator*
   if (runs.change) runs.change(rank, options);
   TrainEnvironment environment = runs.world ? runs.world(rank) : TrainEnvironment{};
   environment.ranks = ranks;
+  environment.local_rank = rank;
   SilentObserver observer;
   const auto stop = [&] { return runs.stop && runs.stop(rank); };
   return Train(ResolvedFrom(options, "test"), stop, observer, environment);
