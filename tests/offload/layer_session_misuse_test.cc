@@ -485,6 +485,22 @@ TEST(LayerSessionSteps, AWriteThatFailsIsAnErrorAndNotTheEndOfTheProcess) {
   EXPECT_GT(num_failed, 10);
 }
 
+// Behind which the step goes on with one in RAM.
+TEST(LayerSessionRanks, RefuseAGradientOnADeviceThatTheyDoNotHave) {
+  const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), SmallSettings());
+  run.ChangeOptions([&](LayerSessionOptions& options) { options.ranks = alone.get(); });
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  LayerSession& session = run.session();
+  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  const std::vector<float> zeros(
+      static_cast<size_t>(session.store().inventory().layers()[6].num_elems));
+  const LayerGradient elsewhere = {.elems = zeros, .device = DeviceKind::kCuda};
+  EXPECT_THAT(MessageOf(session.Hand(6, elsewhere)), HasSubstr("was made without one"));
+  EXPECT_EQ(session.Hand(6, {.elems = zeros}), absl::OkStatus());
+}
+
 TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
   const TemporaryFolder folder;
   const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
@@ -504,8 +520,7 @@ TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
       if (variant == 4) options.device_budget = nullptr;
       if (variant == 5) {
         options.ranks = alone.get();
-        options.num_open_layers = 1;
-        options.parts = std::make_shared<InventoryParts>(ModuleInventory(), 1);
+        options.parts = std::make_shared<InventoryParts>(ModuleInventory(), 2);
       }
     });
     EXPECT_TRUE(IsUsage(run.Open())) << variant;
