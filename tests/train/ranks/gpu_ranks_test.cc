@@ -148,7 +148,7 @@ TEST_F(GpuRanks, SpeculateTogether) {
 }
 
 TEST_F(GpuRanks, EachHasAGpuOfItsOwn) {
-  const TrainOptions options = Options(0, "run");
+  const TrainOptions options = Options(3, "run");
   ASSERT_NE(Digest(options), "");
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({.num_threads = 1});
   for (int rank = 0; rank < kNumRanks; ++rank) {
@@ -163,21 +163,27 @@ TEST_F(GpuRanks, EachHasAGpuOfItsOwn) {
 class DeepGpuRanks : public GpuRanks {
  protected:
   DeepGpuRanks() : GpuRanks(/*num_blocks=*/6) {}
+  TrainOptions Deep(int stage, const std::string& name) const {
+    TrainOptions options = Options(stage, name);
+    options.eval_data = "";
+    options.eval_every = 0;
+    return options;
+  }
 };
 
 TEST_F(DeepGpuRanks, GoThroughSegments) {
-  const std::string expected = Digest(Options(0, "run"));
+  const std::string expected = Digest(Deep(0, "run"));
   for (const int stage : {1, 3}) {
-    EXPECT_EQ(
-        DigestOf(stage, "segments", [](TrainOptions& options) { options.number_checkpoints = 3; }),
-        expected);
+    TrainOptions options = Deep(stage, "segments");
+    options.number_checkpoints = 3;
+    EXPECT_EQ(Digest(options), expected);
   }
 }
 
 TEST_F(DeepGpuRanks, SpillActivations) {
-  const std::string expected = Digest(Options(0, "run"));
+  const std::string expected = Digest(Deep(0, "run"));
   for (const ActivationsTier tier : {ActivationsTier::kRam, ActivationsTier::kNvme}) {
-    TrainOptions options = Options(3, std::string(NameOf(tier)));
+    TrainOptions options = Deep(3, std::string(NameOf(tier)));
     options.gpu_mem_bytes = PlanOf(options).gpu.bytes - 1;
     options.activations_tier = tier;
     EXPECT_GT(PlanOf(options).gpu.num_spilled_activations, 0);
@@ -332,7 +338,7 @@ TEST_P(FailingGpuRanks, LoseTheGpuOfOne) {
   Digest(Options(GetParam(), "counted"));
   const int64_t num_calls = CountersNow().num_calls - first;
   int num_lost = 0;
-  for (const int64_t part : {1, 2, 3, 5}) {
+  for (const int64_t part : {1, 3, 5}) {
     SCOPED_TRACE(part);
     const TrainOptions options = Options(GetParam(), "lost" + std::to_string(part) + "_");
     TheOptions().lost_gpu = 1;
@@ -353,7 +359,7 @@ TEST_P(FailingGpuRanks, LoseTheGpuOfOne) {
 }
 
 TEST_P(FailingGpuRanks, DieBeforeSomeExchanges) {
-  for (const int64_t exchange : {5, 40, 75, 110}) {
+  for (const int64_t exchange : {40, 75}) {
     SCOPED_TRACE(exchange);
     const TrainOptions options = Options(GetParam(), "died" + std::to_string(exchange) + "_");
     RankRuns runs;
