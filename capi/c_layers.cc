@@ -313,7 +313,7 @@ int32_t forebay_layers_exists(forebay_layers* layers) {
   const LayersState::Call call(*layers->state);
   const absl::StatusOr<bool> exists = layers->state->run().Exists();
   if (exists.ok()) return *exists ? 1 : 0;
-  // What keeps it from being told is what keeps it from being opened, which says it.
+  // The reason is that of the call which opens it, and it says it.
   layers->state->TellRanks(exists.status());
   return -1;
 }

@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedRun>> EmbeddedRun::Plan(EmbeddedOptions o
   return run;
 }
 
-// Of what is given for all ranks.
+// Takes this rank's part of what is given for all.
 absl::Status EmbeddedRun::TakePartOfRank() {
   if (options_.ranks != nullptr && options_.ranks->size() == 1) options_.ranks = nullptr;
   std::vector<std::string>& folders = options_.offload.nvme;
@@ -142,7 +142,7 @@ std::vector<PlanTerm> EmbeddedRun::RankTerms() const {
 
 GatheredWeightsOptions EmbeddedRun::Gathering() const {
   GatheredWeightsOptions gathering;
-  // What is computed with elsewhere is read once in a step anyway.
+  // A step that is computed elsewhere reads each layer once anyway.
   const bool for_use = options_.zero_stage == 3 || options_.pass == PassKind::kUpdateOnly;
   gathering.length = for_use ? GatheredFor::kUse : GatheredFor::kStep;
   // As many as the window would have, of which one is gathered while the others are held.

@@ -21,7 +21,7 @@ class GatheredWeights::PartArrival : public Event {
     layer_ = layer;
     place_ = place;
   }
-  // What still reads the place; nullptr: nothing does.
+  // `reader`: reached when nothing reads the place any more; nullptr: nothing does.
   void ComesBehind(Event* reader) { reader_ = reader; }
 
   absl::Status AwaitReader() {

@@ -102,8 +102,8 @@ class GatheredWeights {
   std::vector<std::vector<int64_t>> offsets_bytes_;  // of the parts, by layer
   std::vector<int> announced_;                       // from next_ on not acquired
   size_t next_ = 0;
-  // Of kStep: layers before this one are gathered, or under way; and whether the window knows that
-  // the others follow.
+  // With kStep: layers before this one are gathered, or under way; and whether the window knows
+  // that the others follow.
   int num_gathered_ = 0;
   bool rest_is_expected_ = false;
 };

@@ -17,7 +17,7 @@ namespace {
 constexpr double kLeastGain = 0.02;
 constexpr double kLeastGainOfASetting = 0.05;
 
-// What makes one plan faster than another.
+// By this one plan is faster than another.
 struct Measure {
   double StepForecast::*seconds = &StepForecast::step_s;
   double least_gain = kLeastGain;  // over the first plan

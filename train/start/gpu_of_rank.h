@@ -11,7 +11,7 @@
 
 namespace forebay {
 
-// What a rank would compute on.
+// A rank would compute on this.
 struct RankDevice {
   std::string host;
   std::string gpu_id;  // PickGpu's; empty: it computes on the CPU

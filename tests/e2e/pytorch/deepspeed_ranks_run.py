@@ -1,4 +1,4 @@
-"""What each rank of test_deepspeed_ranks.py does."""
+"""The programs of each rank of test_deepspeed_ranks.py."""
 
 import hashlib
 import os

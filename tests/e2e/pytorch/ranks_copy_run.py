@@ -1,4 +1,4 @@
-"""What each rank of test_torch_ranks_copy.py does."""
+"""The programs of each rank of test_torch_ranks_copy.py."""
 
 import hashlib
 import os

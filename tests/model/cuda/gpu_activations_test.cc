@@ -120,7 +120,7 @@ class GpuActivationsTest : public DeviceTest {
   int PlaceOf(int layer) const {
     return static_cast<int>(std::ranges::find(kept_, layer) - kept_.begin());
   }
-  // What the layer finds in its input that was kept last.
+  // The layer finds this in its input that was kept last.
   absl::Status ReadInput(int layer, std::vector<std::vector<std::byte>>& to) {
     FOREBAY_RETURN_IF_ERROR(activations_->Await(num_kept() - 1));
     return compute_->CopyToHost(to[static_cast<size_t>(layer - 1)], BufferOf(num_kept() - 1));

@@ -62,7 +62,7 @@ class GpuRanks : public testing::Test {
     change(options);
     return Digest(options);
   }
-  // What one rank plans.
+  // The plan of one rank.
   static Plan PlanOf(TrainOptions options) {
     EXPECT_EQ(TakePartOfRank(/*rank=*/0, kNumRanks, options), absl::OkStatus());
     MachineLimits limits;

@@ -39,7 +39,7 @@ class _Order(Sampler[int]):
         return iter(self._own_of(all_of_them)[self.first:])
 
     def _own_of(self, order: Sequence[int]) -> Sequence[int]:
-        """Of each so many in turn as the ranks together take in a step, this rank has its part."""
+        """This rank's part of each so many in turn as the ranks together take in a step."""
         if self.num_ranks == 1:
             return order
         own: list[int] = []
@@ -124,8 +124,8 @@ class ResumableLoader(DataLoader[Any]):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of another number of ranks, or batch_size on ranks, too, where those have gone through whole steps of this
-        one's. UsageError: they have not, or it is of other data, or of another order."""
+        """Also that of another number of ranks, or batch_size on ranks, where those have gone through whole steps of
+        this one's. UsageError: they have not, or it is of other data, or of another order."""
         order = self._order
         of_data = state.get("num_in_data", state["num_samples"])
         for key, its, mine in (("num_samples", of_data, order.num_in_data), ("seed", state["seed"], order.seed),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +22,13 @@ from forebay.torch._in_store import InStore, Path, StoreOptions
 from forebay.torch._run.state import RunState
 from forebay.torch._streaming.all_gradients import AllGradients
 from forebay.torch._streaming.device import Device, Host
-from forebay.torch._streaming.hooks import Fetching, bracket, leave_out_of_compilation, refuse_what_needs_weights
+from forebay.torch._streaming.hooks import (
+    Fetching,
+    bracket,
+    leave_out_of_compilation,
+    num_backward_passes,
+    refuse_what_needs_weights,
+)
 from forebay.torch._streaming.in_order import InOrder
 from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.reads import Reads
@@ -364,7 +369,7 @@ class Streamed(InStore):
     def _is_outermost_backward(self) -> bool:
         """Whether no other backward pass computes the one that ends (reentrant checkpointing)."""
         is_autograds = self._device.has_backward_thread and threading.get_ident() != self._caller
-        return _num_backward_passes() <= (0 if is_autograds else 1)
+        return num_backward_passes() <= (0 if is_autograds else 1)
 
     def _withdraw_all_gradients(self) -> None:
         if self._all is not None and self._all[0].grad is self._all[1]:
@@ -589,15 +594,6 @@ class Streamed(InStore):
 
 for _around in (Streamed._around_unit, Streamed._around_module, Streamed._saving_weights):
     leave_out_of_compilation(inspect.unwrap(_around), and_what_it_calls=True)
-
-
-def _num_backward_passes() -> int:
-    """Those that this thread has begun and not ended: one inside the other."""
-    frame, num_passes = sys._getframe(1), 0
-    while frame is not None:
-        num_passes += frame.f_code.co_name == "_engine_run_backward"
-        frame = frame.f_back  # type: ignore[assignment]
-    return num_passes
 
 
 __all__ = ["Streamed"]
