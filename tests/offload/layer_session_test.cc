@@ -307,7 +307,7 @@ TEST(LayerSessionRanks, AddThemWhereTheStateIsDivided) {
   };
   for (const Case& with :
        {Case{1, false, GradientChoice::kHold, 2}, Case{3, true, GradientChoice::kHold, 2},
-        Case{3, false, GradientChoice::kSpeculate, 3}, Case{3, false, GradientChoice::kHold, 4},
+        Case{3, false, GradientChoice::kSpeculate, 3},
         Case{3, false, GradientChoice::kHold, 2, /*state_on_device=*/true}}) {
     ModuleSettings settings = SmallSettings();
     settings.is_tight = with.is_tight;

@@ -17,7 +17,7 @@ import torch
 CONTEXT = multiprocessing.get_context("forkserver")
 # The functions that are started, and what the first optimizer imports.
 CONTEXT.set_forkserver_preload(["torch_ranks_run", "torch._dynamo"])
-NO_HANG_S = 60  # longer than any of them takes, on a machine that has much else to do
+NO_HANG_S = 180  # longer than any of them takes, on a machine that has much else to do
 
 
 class End(NamedTuple):
