@@ -51,17 +51,17 @@ absl::StatusOr<EmbeddedRun::StateToCopy> EmbeddedRun::OpenStateToCopy(
   const int rank = options_.ranks == nullptr ? 0 : options_.ranks->rank();
   from.part_of_raw = rank < num_ranks ? rank : 0;
   auto parts = std::make_shared<const InventoryParts>(inventory_, num_ranks);
-  const bool is_whole = HasTensorsOf(*stores.front(), inventory_);
-  if (is_whole && num_ranks > 1) {
+  if (num_ranks > 1 && HasTensorsOf(*stores.front(), inventory_)) {
     // Each has everything.
     std::swap(stores.front(), stores[static_cast<size_t>(from.part_of_raw)]);
     stores.resize(1);
     from.part_of_raw = 0;
     parts = std::make_shared<const InventoryParts>(inventory_, 1);
   }
-  for (size_t part = 0; part < stores.size(); ++part) {
-    FOREBAY_RETURN_IF_ERROR(
-        CheckStoreHas(*stores[part], is_whole ? inventory_ : parts->Of(static_cast<int>(part))));
+  for (int part = 0; part < parts->num_parts(); ++part) {
+    const bool has_everything = parts->num_parts() == 1;
+    FOREBAY_RETURN_IF_ERROR(CheckStoreHas(*stores[static_cast<size_t>(part)],
+                                          has_everything ? inventory_ : parts->Of(part)));
   }
   from.state = std::make_unique<DividedState>(std::move(parts), std::move(stores));
   return from;

@@ -193,8 +193,9 @@ absl::StatusOr<bool> EmbeddedRun::Exists() {
   FOREBAY_RETURN_IF_ERROR(AllCan(own.status()));
   bool is_left_over = false;
   FOREBAY_RETURN_IF_ERROR(AgreeOnCreation(*own, *options_.ranks, is_left_over));
-  if (own->is_unfinished) FOREBAY_RETURN_IF_ERROR(MarkFinished(options_.offload.nvme.front()));
+  // The mark goes last: without it what is left over would be a run that has lost a rank's store.
   if (is_left_over) FOREBAY_RETURN_IF_ERROR(TensorStore::Remove(options_.offload.nvme).status());
+  if (own->is_unfinished) FOREBAY_RETURN_IF_ERROR(MarkFinished(options_.offload.nvme.front()));
   return own->is_there && !is_left_over;
 }
 
@@ -227,6 +228,10 @@ absl::Status EmbeddedRun::AllCan(const absl::Status& own) const {
 
 absl::Status EmbeddedRun::PrepareToCreate() {
   FOREBAY_RETURN_IF_ERROR(RemoveHalfMade());
+  // A mark that a crash has left would have a later run taken for a copy, and removed.
+  if (options_.ranks != nullptr) {
+    FOREBAY_RETURN_IF_ERROR(MarkFinished(options_.offload.nvme.front()));
+  }
   return OpenIo();
 }
 

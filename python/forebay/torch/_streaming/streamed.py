@@ -68,7 +68,7 @@ class Streamed(InStore):
         self._found: StepGradients | None = None  # the norm of the step in progress, once it was asked for
         self._all: tuple[torch.Tensor, AllGradients] | None = None  # is p.grad of this parameter
         self._cast_bytes = 0  # of weights, since the forward pass began
-        self._in_order: InOrder | None = None  # under update_in_backward
+        self._in_order: InOrder | None = None  # under update_in_backward, and with ranks
         self._check()
 
     def _check(self) -> None:
