@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
 import functools
 import os
 import weakref
+from collections.abc import Callable
 from ctypes import c_void_p
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from forebay._library import Buffer, Owned, Pinned, RanksOptions, call, destroy, lib
 from forebay._worker import Worker
-from forebay.errors import UsageError
+from forebay.errors import StorageError, UsageError
+
+_Result = TypeVar("_Result")
 
 
 class Ranks(Owned):
@@ -54,6 +58,22 @@ class Ranks(Owned):
 
     def _barrier(self) -> None:
         call(lib.forebay_ranks_barrier, self._use())
+
+    def together(self, work: Callable[[], _Result], what: str) -> _Result:
+        """This rank's part of what all do. All return when each has done its part, or fail where one could not: that
+        rank with its own error, the others with StorageError. what: the parts, for that error."""
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - raised again when the others know of it
+            failure = error
+        num_failed = array.array("f", [failure is not None])
+        self.sum(num_failed)
+        if failure is not None:
+            raise failure
+        if num_failed[0] > 0:
+            raise StorageError(f"forebay: {what} failed on another rank: its own error says why.")
+        return result
 
     def abort(self) -> None:
         """This rank cannot go on: the calls of all ranks fail, those that are under way too, on the others with

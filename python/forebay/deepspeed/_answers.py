@@ -10,6 +10,7 @@ import torch
 from forebay.deepspeed import zero
 from forebay.deepspeed._config import Config
 from forebay.errors import NotSupportedError, UsageError
+from forebay.ranks import Ranks
 from forebay.torch import Optimizer
 
 # Calls of DeepSpeed's that are not there, and the way out.
@@ -33,6 +34,7 @@ class Answers(torch.nn.Module):
     world_size: int
     dp_world_size: int
     mp_world_size = 1
+    ranks: Ranks
 
     def __getattr__(self, name: str) -> Any:
         if name in _REFUSED:
@@ -186,9 +188,13 @@ class Answers(torch.nn.Module):
                       "stage3_gather_16bit_weights_on_model_save is false")
             return False
         state = self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)  # by all ranks
-        if self.global_rank == 0:
-            os.makedirs(save_dir, exist_ok=True)
-            torch.save(state, os.path.join(save_dir, save_filename))
+
+        def save() -> None:
+            if self.global_rank == 0:
+                os.makedirs(save_dir, exist_ok=True)
+                torch.save(state, os.path.join(save_dir, save_filename))
+
+        self.ranks.together(save, f"writing {os.path.join(save_dir, save_filename)}")
         return True
 
     save_fp16_model = save_16bit_model

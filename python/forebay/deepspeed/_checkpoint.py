@@ -29,16 +29,23 @@ def save(engine: DeepSpeedEngine, save_dir: str, tag: str, client_state: dict[st
     os.makedirs(folder, exist_ok=True)
     optimizer = None if engine.optimizer is None else engine.optimizer.state_dict()  # commits
     weights = _weights(engine, exclude_frozen)
-    copies = _copy_stores(engine, folder)
-    engine.ranks.barrier()  # what all of them have copied belongs to the file
-    if engine.global_rank > 0:
-        engine.ranks.barrier()
-        return
+    copies = _names_of_copies(engine, folder)
+    engine.ranks.together(lambda: _copy_stores(engine, folder, copies), f"copying the state into {folder}")
     document = {"module": weights, "buffers": _buffers(engine.module), "optimizer": optimizer,
                 "lr_scheduler": None if engine.lr_scheduler is None else engine.lr_scheduler.state_dict(),
                 "scaler": None if engine.scaler is None else engine.scaler.state_dict(),
                 "counts": [engine.global_steps, engine.skipped_steps, engine.micro_steps, engine.global_samples],
                 "store": copies, "is_streamed": engine.is_streamed, "client_state": client_state}
+
+    def write() -> None:
+        if engine.global_rank == 0:
+            _write(document, save_dir, tag, save_latest)
+
+    engine.ranks.together(write, f"writing {os.path.join(folder, FILE)}")
+
+
+def _write(document: dict[str, Any], save_dir: str, tag: str, save_latest: bool) -> None:
+    folder, copies = os.path.join(save_dir, tag), document["store"]
     with open(os.path.join(folder, FILE + ".new"), "wb") as file:
         torch.save(document, file)
         file.flush()
@@ -53,21 +60,23 @@ def save(engine: DeepSpeedEngine, save_dir: str, tag: str, client_state: dict[st
             text.flush()
             os.fsync(text.fileno())
         _replace(save_dir, "latest")
-    engine.ranks.barrier()
 
 
-def _copy_stores(engine: DeepSpeedEngine, folder: str) -> list[str]:
-    """Copies this rank's stores into the folder of a tag, and returns where, relative to it."""
+def _names_of_copies(engine: DeepSpeedEngine, folder: str) -> list[str]:
+    """Where the stores are to be copied to, relative to the folder of a tag: new ones, the same on all ranks."""
     if not engine.scratch:
         return []
     number = 1 + max((int(found[1]) for found in map(_COPY.fullmatch, os.listdir(folder)) if found), default=-1)
     of_all = array.array("q", [number])
     engine.ranks.broadcast(of_all)
-    copies = [os.path.join(f"store-{of_all[0]}", str(disk)) for disk in range(len(engine.scratch))]
+    return [os.path.join(f"store-{of_all[0]}", str(disk)) for disk in range(len(engine.scratch))]
+
+
+def _copy_stores(engine: DeepSpeedEngine, folder: str, copies: list[str]) -> None:
+    """Copies those of this rank."""
     for scratch, copy in zip(engine.scratch, copies):
         copy_store(engine.ranks.folder_in(scratch.store), engine.ranks.folder_in(os.path.join(folder, copy)),
                    f"checkpoint {folder}")
-    return copies
 
 
 def _replace(folder: str, name: str) -> None:

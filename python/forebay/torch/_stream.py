@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forebay.errors import NotSupportedError, StorageError, UsageError
+from forebay.errors import NotSupportedError, UsageError
 from forebay.ranks import Ranks
 from forebay.torch._files.loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._files.saving import names_of, save_pretrained
@@ -17,7 +17,7 @@ from forebay.torch._in_store import Path
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
 from forebay.torch._streaming.device import device_of
-from forebay.torch._tensors import bytes_of, memory_of
+from forebay.torch._tensors import bytes_of
 
 
 class Engine:
@@ -164,19 +164,14 @@ class Engine:
 
 def _save_on_first(ranks: Ranks, save: Callable[[], None], weights: Iterator[Any]) -> None:
     """All ranks return, or fail, when the first has saved `weights`, of which it needs the parts of all."""
-    error: Exception | None = None
-    if ranks.rank == 0:
+    def work() -> None:
         try:
-            save()
-        except Exception as its:  # noqa: BLE001 - raised again when the others know of it
-            error = its
-    deque(weights, maxlen=0)  # reads all of them, or what is left
-    num_failed = torch.tensor([error is not None], dtype=torch.float32)
-    ranks.sum(memory_of(num_failed))
-    if error is not None:
-        raise error
-    if num_failed.item() > 0:
-        raise StorageError("forebay: the first rank, which writes the files, could not: its own error says why.")
+            if ranks.rank == 0:
+                save()
+        finally:
+            deque(weights, maxlen=0)  # reads all of them, or what is left
+
+    ranks.together(work, "saving the weights, which the first rank writes,")
 
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,

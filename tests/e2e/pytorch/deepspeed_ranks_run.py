@@ -6,7 +6,9 @@ import pathlib
 
 import torch
 
+import forebay
 import forebay.deepspeed as deepspeed
+from forebay.deepspeed import _checkpoint
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -96,6 +98,26 @@ def load(zero, folder):
     finally:
         engine.destroy()
     return engine.global_steps
+
+
+def save_without_room(zero, folder, rank_without):
+    """Saves where one rank cannot, and then where all can. Returns what the first try raised."""
+    engine = initialize(zero)
+    run(engine, range(1))
+    copy_store, error = _checkpoint.copy_store, None
+    if engine.global_rank == rank_without:
+        def refuse(*_):
+            raise forebay.StorageError("the disk is full")
+        _checkpoint.copy_store = refuse
+    try:
+        engine.save_checkpoint(folder, tag="first")
+    except forebay.StorageError as its:
+        error = str(its)
+    _checkpoint.copy_store = copy_store
+    engine.save_checkpoint(folder, tag="second")
+    found, _ = engine.load_checkpoint(folder)
+    engine.destroy()
+    return error, os.path.basename(found)
 
 
 def overflow(zero, folder):

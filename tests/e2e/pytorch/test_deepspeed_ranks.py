@@ -61,6 +61,14 @@ def test_all_ranks_leave_out_a_step_of_which_one_overflows(tmp_path, stage):
     assert is_unchanged and scale == 8.0 and skipped == 1
 
 
+@pytest.mark.parametrize("rank_without", [0, 1])
+def test_no_rank_has_a_checkpoint_that_another_could_not_write(tmp_path, rank_without):
+    ends = on_ranks(2, program.save_without_room, zero_of(3, "nvme", tmp_path / "swap"), str(tmp_path), rank_without)
+    assert ends[rank_without] == ("the disk is full", "second")
+    assert "failed on another rank" in ends[1 - rank_without][0] and ends[1 - rank_without][1] == "second"
+    assert not os.path.exists(tmp_path / "first" / "forebay.pt")
+
+
 def test_the_loader_divides_the_data(tmp_path):
     given = on_ranks(2, program.loader, str(tmp_path))
     assert [len(batches) for batches in given] == [7, 7]

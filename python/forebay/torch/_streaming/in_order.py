@@ -1,5 +1,5 @@
-"""Gradients that are applied as they come, or added up by ranks, have to be handed over unit by unit, from the last to the
-first."""
+"""Gradients that are applied as they come, or added up by ranks, have to be handed over unit by unit, from the last to
+the first."""
 
 from __future__ import annotations
 
