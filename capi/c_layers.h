@@ -18,7 +18,7 @@
 #include "forebay/capi/c_status.h"
 #include "forebay/capi/dlpack.h"
 #include "forebay/memory/host_buffer.h"
-#include "forebay/offload/embedded_run.h"
+#include "forebay/offload/embedded/embedded_run.h"
 
 namespace forebay::capi {
 

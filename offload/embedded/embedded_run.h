@@ -20,7 +20,7 @@
 #include "forebay/collective/communicator.h"
 #include "forebay/offload/create_store.h"
 #include "forebay/offload/divided_state.h"
-#include "forebay/offload/embedded_ranks.h"
+#include "forebay/offload/embedded/embedded_ranks.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/swap/tiles/inventory_parts.h"
 

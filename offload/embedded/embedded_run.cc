@@ -1,4 +1,4 @@
-#include "forebay/offload/embedded_run.h"
+#include "forebay/offload/embedded/embedded_run.h"
 
 #include <algorithm>
 #include <array>

@@ -8,7 +8,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/offload/embedded_run.h"
+#include "forebay/offload/embedded/embedded_run.h"
 
 namespace forebay {
 namespace {

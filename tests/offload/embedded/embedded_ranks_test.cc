@@ -1,5 +1,5 @@
 // The folders of ranks, and whether a store may be made in them.
-#include "forebay/offload/embedded_ranks.h"
+#include "forebay/offload/embedded/embedded_ranks.h"
 
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,4 @@
-#include "forebay/offload/embedded_ranks.h"
+#include "forebay/offload/embedded/embedded_ranks.h"
 
 #include <algorithm>
 #include <charconv>
