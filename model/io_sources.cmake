@@ -1,6 +1,7 @@
 set(MODEL_io_SOURCES
   files/checkpoint_reader.cc
   files/checkpoint_source.cc
+  files/checkpoint_stream.cc
   files/convert_floats.cc
   files/json_reader.cc
   files/match_checkpoint.cc

@@ -93,6 +93,7 @@ bool LayerWindow::StageNext(Lock& lock, AccessQueue& queue) {
 // Gives buffers to waiting accesses in order, as far as there are any, and starts their reads.
 void LayerWindow::AssignBuffers(Lock& lock, AccessQueue& queue) {
   bool exhausted[kNumWindowClasses + 1] = {};  // by BufferClass
+  bool expected_one = false;
   for (int64_t position = queue.ready_end(); position < queue.end(); ++position) {
     const int layer = queue.At(position).layer;
     if (queue.At(position).buffer >= 0) continue;
@@ -101,7 +102,14 @@ void LayerWindow::AssignBuffers(Lock& lock, AccessQueue& queue) {
     bool& none_left = exhausted[static_cast<int>(buffers_.ClassOf(layer))];
     const int buffer = none_left ? -1 : buffers_.Choose(layer);
     none_left = buffer < 0;
-    if (none_left) continue;
+    if (none_left) {
+      if (!std::exchange(expected_one, true)) {
+        lock.unlock();
+        filler_->ExpectRead(layer);
+        lock.lock();
+      }
+      continue;
+    }
     const int before = buffers_[buffer].layer;
     buffers_.Take(buffer, layer);
     queue.At(position).buffer = buffer;

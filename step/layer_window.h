@@ -37,6 +37,9 @@ class LayerFiller {
   // Starts to read the weights of `layer` into the buffer, where nothing is under way.
   // `urgent`: they are the next that will be acquired.
   virtual void StartRead(int buffer, int layer, bool urgent) = 0;
+  // The next layer that a read will be started for, when a buffer is free: it may be read ahead
+  // into memory of the filler's own. It may never be started.
+  virtual void ExpectRead(int /*layer*/) {}
   // Completes the read, where one was started. `is_used`: what was read will be used.
   virtual absl::Status FinishRead(int buffer, int layer, bool is_used) = 0;
   // Whether the weights have to be updated before they are lent.

@@ -107,16 +107,19 @@ struct CheckpointReader::Impl {
     return PreadAll(shards[shard].fd.get(), out, at, shards[shard].path);
   }
 
-  // Reads elements of type From in pieces and hands each to convert(from, to).
-  template <typename From, typename To, typename Convert>
-  absl::Status ReadConverted(const Tensor& tensor, int64_t first_elem, std::span<To> out,
-                             const Convert& convert) const {
-    alignas(64) std::array<From, kChunkBytes / sizeof(From)> chunk;
-    for (size_t done = 0; done < out.size(); done += chunk.size()) {
-      const std::span<From> piece(chunk.data(), std::min(chunk.size(), out.size() - done));
-      FOREBAY_RETURN_IF_ERROR(ReadRaw(tensor, first_elem + static_cast<int64_t>(done), sizeof(From),
-                                      std::as_writable_bytes(piece)));
-      convert(piece, out.subspan(done, piece.size()));
+  // Reads elements of type `stored` in pieces, and converts them.
+  absl::Status ReadConverted(const Tensor& tensor, DType stored, int64_t first_elem, DType dtype,
+                             std::span<std::byte> out) const {
+    alignas(64) std::array<std::byte, kChunkBytes> chunk;
+    const int64_t num_elems = std::ssize(out) / SizeOf(dtype);
+    const int64_t chunk_elems = std::ssize(chunk) / SizeOf(stored);
+    for (int64_t done = 0; done < num_elems; done += chunk_elems) {
+      const int64_t count = std::min(chunk_elems, num_elems - done);
+      const auto piece = std::span(chunk).first(static_cast<size_t>(count * SizeOf(stored)));
+      FOREBAY_RETURN_IF_ERROR(ReadRaw(tensor, first_elem + done, SizeOf(stored), piece));
+      ConvertFloats(stored, piece, dtype,
+                    out.subspan(static_cast<size_t>(done * SizeOf(dtype)),
+                                static_cast<size_t>(count * SizeOf(dtype))));
     }
     return absl::OkStatus();
   }
@@ -213,6 +216,10 @@ const CheckpointReader::Tensor* CheckpointReader::Find(std::string_view name) co
   return found == impl_->tensors.end() ? nullptr : &found->second;
 }
 
+int CheckpointReader::num_shards() const {
+  return static_cast<int>(impl_->shards.size());
+}
+
 const std::string& CheckpointReader::ShardPath(int shard) const {
   return impl_->shards[static_cast<size_t>(shard)].path;
 }
@@ -222,25 +229,28 @@ absl::Status CheckpointReader::ReadAs(DType dtype, const Tensor& tensor, int64_t
   const auto count = static_cast<int64_t>(out.size()) / SizeOf(dtype);
   FOREBAY_CHECK(first_elem >= 0 && first_elem + count <= NumElems(tensor.entry.shape));
   const std::optional<DType> stored = DTypeOf(tensor.entry);
-  const std::span floats(reinterpret_cast<float*>(out.data()), static_cast<size_t>(count));
-  const std::span halves(reinterpret_cast<uint16_t*>(out.data()), static_cast<size_t>(count));
-  absl::Status status;
-  if (!stored.has_value()) {
-    return impl_->DTypeError(tensor);
-  } else if (*stored == dtype) {
-    status = impl_->ReadRaw(tensor, first_elem, SizeOf(dtype), out);
-  } else if (dtype == DType::kF32) {
-    status = impl_->ReadConverted<uint16_t>(
-        tensor, first_elem, floats, *stored == DType::kBF16 ? ConvertBf16ToF32 : ConvertF16ToF32);
-  } else if (*stored == DType::kF32) {
-    status = impl_->ReadConverted<float>(
-        tensor, first_elem, halves, dtype == DType::kBF16 ? ConvertF32ToBf16 : ConvertF32ToF16);
-  } else {
-    status = impl_->ReadConverted<uint16_t>(
-        tensor, first_elem, halves, dtype == DType::kBF16 ? ConvertF16ToBf16 : ConvertBf16ToF16);
-  }
-  FOREBAY_RETURN_IF_ERROR(status);
+  if (!stored.has_value()) return impl_->DTypeError(tensor);
+  FOREBAY_RETURN_IF_ERROR(*stored == dtype
+                              ? impl_->ReadRaw(tensor, first_elem, SizeOf(dtype), out)
+                              : impl_->ReadConverted(tensor, *stored, first_elem, dtype, out));
   return CheckUnchanged(impl_->shards[static_cast<size_t>(tensor.shard)]);
+}
+
+absl::Status CheckpointReader::Convert(const Tensor& tensor, std::span<const std::byte> stored,
+                                       DType dtype, std::span<std::byte> out) const {
+  const std::optional<DType> stored_dtype = DTypeOf(tensor.entry);
+  if (!stored_dtype.has_value()) return impl_->DTypeError(tensor);
+  const auto count = std::ssize(out) / SizeOf(dtype);
+  ConvertFloats(*stored_dtype, stored.first(static_cast<size_t>(count * SizeOf(*stored_dtype))),
+                dtype, out);
+  return CheckUnchanged(impl_->shards[static_cast<size_t>(tensor.shard)]);
+}
+
+CheckpointReader::Place CheckpointReader::PlaceOf(const Tensor& tensor) const {
+  const auto shard = static_cast<size_t>(tensor.shard);
+  const int64_t data_begin = impl_->data_begin_bytes[shard];
+  return {data_begin + tensor.entry.begin_bytes, data_begin + tensor.entry.end_bytes,
+          impl_->shards[shard].opened.st_size};
 }
 
 void CheckpointReader::DropCachedPages(const Tensor& tensor) const {

@@ -11,6 +11,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/model/files/checkpoint_stream.h"
 #include "forebay/step/layer_window.h"
 #include "forebay/step/spread_layers.h"
 
@@ -28,7 +29,7 @@ using Elsewhere = std::vector<bool>;
 
 // Which layers stay in memory, and how large the buffers of the window are that the others pass
 // through. Two buffers for blocks: one is computed with while the next is read. One for embedding
-// and output layer, which are never held together.
+// and output layer, which are never held together. What is read further ahead waits in staging.
 struct Residency {
   std::vector<BufferClass> classes;  // per layer
   int64_t block_buffer_bytes = 0;    // 0: there are no such buffers
@@ -56,7 +57,9 @@ struct Residency {
     const int64_t embed_bytes = elsewhere.front() ? 0 : BufferBytes(layers.front(), dtype);
     const int64_t head_bytes = elsewhere.back() ? 0 : BufferBytes(layers.back(), dtype);
     least.block_buffer_bytes = BufferBytes(layers[1], dtype);
-    least.total_bytes = 2 * least.block_buffer_bytes;
+    least.total_bytes =
+        2 * least.block_buffer_bytes +
+        HostBuffer::ChargedBytes(CheckpointStream::StagingBytes(least.block_buffer_bytes));
     if (config.tied_embeddings) {
       if (!elsewhere.front()) least.classes.front() = BufferClass::kResident;
       if (!elsewhere.back()) least.classes.back() = BufferClass::kResident;
@@ -107,53 +110,65 @@ struct CheckpointSource::Impl final : LayerFiller {
     bool must_be_read = false;
   };
 
-  // A read takes place where it is completed, so layers are read in the order of their use.
-  void StartRead(int buffer, int /*layer*/, bool /*urgent*/) override {
+  void StartRead(int buffer, int layer, bool /*urgent*/) override {
     backing[buffer].must_be_read = true;
+    stream->Start(layer);
   }
+  void ExpectRead(int layer) override { stream->Expect(layer); }
   absl::Status FinishRead(int buffer, int layer, bool is_used) override {
     const bool must_be_read = std::exchange(backing[buffer].must_be_read, false);
-    if (!must_be_read || !is_used) return absl::OkStatus();
+    if (!must_be_read) return absl::OkStatus();
+    if (!is_used) {
+      stream->Drop(layer);
+      return absl::OkStatus();
+    }
     read_bytes += FileBytesOf(layer);
-    return ReadLayer(layer, backing[buffer].memory);
+    return FinishLayer(layer, backing[buffer].memory);
   }
   absl::Status MakeWindow(const Residency& plan, MemoryBudget* budget, Device* device);
-  absl::Status ReadLayer(int layer, const HostBuffer& memory) const;
+  absl::Status FinishLayer(int layer, const HostBuffer& memory);
   const CheckpointReader::Tensor& SourceOf(const TensorSpec* in_place) const {
     return *tensors[static_cast<size_t>(in_place - inventory.tensors().data())];
   }
+  absl::Status OpenStream(int64_t layer_bytes, MemoryBudget* budget);
   int64_t FileBytesOf(int layer) const;
 
   Inventory inventory;
   DType dtype = DType::kBF16;
   std::unique_ptr<CheckpointReader> reader;
   std::vector<const CheckpointReader::Tensor*> tensors;  // per tensor of the inventory
-  std::vector<Backing> backing;                          // per buffer of the window
+  std::unique_ptr<CheckpointStream> stream;
+  std::vector<Backing> backing;  // per buffer of the window
   int num_resident_layers = 0;
   std::atomic<int64_t> read_bytes = 0;
   std::unique_ptr<LayerWindow> window;  // the last: its thread ends first
 };
 
-// Reads and converts the tensors of a layer to their places, with zeros between them.
-absl::Status CheckpointSource::Impl::ReadLayer(int layer, const HostBuffer& memory) const {
-  const LayerSpec& spec = inventory.layers()[static_cast<size_t>(layer)];
+// The tensors of a layer at their places, with zeros between them.
+absl::Status CheckpointSource::Impl::FinishLayer(int layer, const HostBuffer& memory) {
   const int64_t elem_bytes = SizeOf(dtype);
   int64_t end = 0;
   const auto fill_gap = [&](int64_t until) {
     std::memset(memory.data() + end * elem_bytes, 0,
                 static_cast<size_t>((until - end) * elem_bytes));
   };
-  for (const TensorSpec* in_place : TensorsInPlace(inventory, layer)) {
-    const TensorSpec& tensor = *in_place;
-    const CheckpointReader::Tensor& source = SourceOf(in_place);
-    fill_gap(tensor.offset_elems);
-    FOREBAY_RETURN_IF_ERROR(reader->ReadAs(
-        dtype, source, 0,
-        memory.bytes().subspan(tensor.offset_elems * elem_bytes, tensor.num_elems * elem_bytes)));
-    reader->DropCachedPages(source);
-    end = tensor.offset_elems + tensor.num_elems;
+  for (const TensorSpec* tensor : TensorsInPlace(inventory, layer)) {
+    fill_gap(tensor->offset_elems);
+    end = tensor->offset_elems + tensor->num_elems;
   }
-  fill_gap(spec.num_elems);
+  fill_gap(inventory.layers()[static_cast<size_t>(layer)].num_elems);
+  return stream->Finish(layer, memory.bytes());
+}
+
+absl::Status CheckpointSource::Impl::OpenStream(int64_t layer_bytes, MemoryBudget* budget) {
+  std::vector<std::vector<CheckpointStream::Part>> layers(inventory.layers().size());
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    for (const TensorSpec* tensor : TensorsInPlace(inventory, static_cast<int>(layer))) {
+      layers[layer].push_back({&SourceOf(tensor), tensor->offset_elems, tensor->num_elems});
+    }
+  }
+  FOREBAY_ASSIGN_OR_RETURN(
+      stream, CheckpointStream::Create(*reader, std::move(layers), dtype, layer_bytes, budget));
   return absl::OkStatus();
 }
 
@@ -169,6 +184,8 @@ int64_t CheckpointSource::Impl::FileBytesOf(int layer) const {
 // The window and its memory, with the resident layers.
 absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBudget* budget,
                                                 Device* device) {
+  FOREBAY_RETURN_IF_ERROR(OpenStream(plan.block_buffer_bytes, budget));
+  std::vector<int> residents;  // buffers
   WindowBuffers buffers(plan.classes,
                         {plan.block_buffer_bytes > 0 ? 2 : 0, plan.large_buffer_bytes > 0 ? 1 : 0});
   for (int buffer = 0; buffer < buffers.num_buffers(); ++buffer) {
@@ -182,9 +199,13 @@ absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBud
     FOREBAY_ASSIGN_OR_RETURN(memory,
                              HostBuffer::Create(budget, kPurpose, bytes, {.device = device}));
     if (!resident) continue;
-    FOREBAY_RETURN_IF_ERROR(ReadLayer(layer, memory));
-    ++num_resident_layers;
+    stream->Start(layer);
+    residents.push_back(buffer);
   }
+  for (const int buffer : residents) {
+    FOREBAY_RETURN_IF_ERROR(FinishLayer(buffers[buffer].layer, backing[buffer].memory));
+  }
+  num_resident_layers = static_cast<int>(residents.size());
   FOREBAY_ASSIGN_OR_RETURN(window, LayerWindow::Create(std::move(buffers), inventory, this));
   return absl::OkStatus();
 }

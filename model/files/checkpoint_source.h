@@ -28,7 +28,8 @@ class CheckpointSource : public ParamSource {
       int64_t max_bytes, MemoryBudget* budget, Device* device = nullptr,
       std::span<const int> elsewhere = {});
   // The smallest `max_bytes`: two buffers for blocks, one for the larger of embedding and output
-  // layer (tied models have the embedding only, which stays), and the final norm.
+  // layer (tied models have the embedding only, which stays), the final norm, and what is read
+  // ahead.
   static int64_t LeastBytes(const DecoderConfig& config, DType dtype);
   ~CheckpointSource() override;
   void Expect(std::span<const int> layers) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "forebay/base/check.h"
 
@@ -101,6 +102,27 @@ void ConvertF32(std::span<const float> from, DType dtype, std::span<std::byte> t
       ConvertF32ToF16(from, halves);
       return;
   }
+}
+
+void ConvertFloats(DType from_dtype, std::span<const std::byte> from, DType to_dtype,
+                   std::span<std::byte> to) {
+  const size_t count = from.size() / static_cast<size_t>(SizeOf(from_dtype));
+  FOREBAY_CHECK(count * static_cast<size_t>(SizeOf(to_dtype)) == to.size());
+  if (from_dtype == to_dtype) {
+    std::memcpy(to.data(), from.data(), from.size());
+    return;
+  }
+  if (from_dtype == DType::kF32) {
+    return ConvertF32({reinterpret_cast<const float*>(from.data()), count}, to_dtype, to);
+  }
+  const std::span halves(reinterpret_cast<const uint16_t*>(from.data()), count);
+  const bool is_bf16 = from_dtype == DType::kBF16;
+  if (to_dtype == DType::kF32) {
+    const std::span floats(reinterpret_cast<float*>(to.data()), count);
+    return is_bf16 ? ConvertBf16ToF32(halves, floats) : ConvertF16ToF32(halves, floats);
+  }
+  const std::span others(reinterpret_cast<uint16_t*>(to.data()), count);
+  return is_bf16 ? ConvertBf16ToF16(halves, others) : ConvertF16ToBf16(halves, others);
 }
 
 std::optional<float> FirstBeyondFp16(std::span<const float> values) {

@@ -22,6 +22,9 @@ void ConvertF16ToBf16(std::span<const Fp16> from, std::span<Bf16> to);
 void ConvertBf16ToF16(std::span<const Bf16> from, std::span<Fp16> to);
 // `to`: as many elements of `dtype`, aligned to them.
 void ConvertF32(std::span<const float> from, DType dtype, std::span<std::byte> to);
+// Between any two, both aligned to their elements; a copy where they are the same.
+void ConvertFloats(DType from_dtype, std::span<const std::byte> from, DType to_dtype,
+                   std::span<std::byte> to);
 
 inline constexpr float kLargestFp16 = 65504;
 // The first finite value that fp16 has no number for, as it rounds to infinity.

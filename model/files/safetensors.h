@@ -73,6 +73,7 @@ class CheckpointReader {
   const std::map<std::string, Tensor, std::less<>>& tensors() const;
   // nullptr when absent.
   const Tensor* Find(std::string_view name) const;
+  int num_shards() const;
   const std::string& ShardPath(int shard) const;
   // Reads elements of a tensor from `first_elem` on, as many as `out` takes (aligned to `dtype`),
   // converted from F32, BF16 or F16: exactly, or rounded to nearest even. BadInputError for other
@@ -83,6 +84,16 @@ class CheckpointReader {
   absl::Status ReadF32(const Tensor& tensor, int64_t first_elem, std::span<float> out) const {
     return ReadAs(DType::kF32, tensor, first_elem, std::as_writable_bytes(out));
   }
+  // The same of elements that somebody else has read, as they are stored.
+  absl::Status Convert(const Tensor& tensor, std::span<const std::byte> stored, DType dtype,
+                       std::span<std::byte> out) const;
+  // Where a tensor lies in its file.
+  struct Place {
+    int64_t begin_bytes = 0;
+    int64_t end_bytes = 0;
+    int64_t file_bytes = 0;  // the length of the file
+  };
+  Place PlaceOf(const Tensor& tensor) const;
   // Tells the kernel that the file pages of a tensor will not be read again soon, so that streaming
   // a model larger than memory does not push out everything else.
   void DropCachedPages(const Tensor& tensor) const;

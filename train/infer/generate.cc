@@ -1,6 +1,7 @@
 #include "forebay/train/infer/generate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
@@ -27,6 +28,33 @@ absl::Status CheckPrompts(std::span<const std::vector<int32_t>> prompts,
   }
   return absl::OkStatus();
 }
+
+// A source that is told of one pass more than whoever computes tells it, so that it reads the first
+// layers of that pass while the last ones compute and a token is chosen.
+class OnePassAhead final : public ParamSource {
+ public:
+  explicit OnePassAhead(ParamSource* source) : source_(*source) {}
+  // Whether a pass like the next one follows it. Requires: a pass that was said to follow follows.
+  void ExpectAnother(bool follows) { another_follows_ = follows; }
+
+  void Expect(std::span<const int> layers) override {
+    if (!std::exchange(is_ahead_, false)) source_.Expect(layers);
+    if (!another_follows_) return;
+    source_.Expect(layers);
+    is_ahead_ = true;
+  }
+  absl::StatusOr<WeightsLease> Acquire(int layer) override { return source_.Acquire(layer); }
+
+ protected:
+  void Release(int /*layer*/, Event* /*done*/) override {
+    FOREBAY_CHECK(false);  // leases are the inner source's
+  }
+
+ private:
+  ParamSource& source_;
+  bool another_follows_ = false;
+  bool is_ahead_ = false;
+};
 
 }  // namespace
 
@@ -85,9 +113,13 @@ absl::StatusOr<GenerateResult> Generate(
     next[i] = std::span<const int32_t>(answer.tokens).last(is_last ? 0 : 1);
     return absl::OkStatus();
   };
+  OnePassAhead passes(&source);
   Stopwatch stopwatch;
-  while (!std::ranges::all_of(next, &std::span<const int32_t>::empty)) {
-    FOREBAY_RETURN_IF_ERROR(sequences.Extend(source, next, logits));
+  for (int64_t num_chosen = 0; !std::ranges::all_of(next, &std::span<const int32_t>::empty);
+       ++num_chosen) {
+    // The passes of the prompt are not like those of single tokens.
+    passes.ExpectAnother(num_chosen > 0 && num_chosen + 1 < options.max_tokens);
+    FOREBAY_RETURN_IF_ERROR(sequences.Extend(passes, next, logits));
     const bool is_first = result.answers.front().tokens.empty();
     for (size_t i = 0; i < next.size(); ++i) {
       if (!next[i].empty()) FOREBAY_RETURN_IF_ERROR(choose(i));

@@ -50,8 +50,10 @@ int64_t GenerationLength(int64_t prompt_tokens, const GenerateOptions& options);
 
 // Continues each prompt (at least one token), in the sequence of its number. Requires: `sequences`
 // are as many as `prompts`, and empty. `on_token` is called with each token as it is chosen, the
-// EOS included; a failure ends the generation with that status. It may be empty. BadInputError
-// (empty prompt, vocabulary), UsageError (options), NumericalError, the errors of Extend.
+// EOS included; a failure ends the generation with that status. It may be empty. An answer
+// that ends before its most tokens may leave a pass announced to `source` that is never made.
+// BadInputError (empty prompt, vocabulary), UsageError (options), NumericalError, the errors of
+// Extend.
 absl::StatusOr<GenerateResult> Generate(
     Sequences& sequences, ParamSource& source, std::span<const std::vector<int32_t>> prompts,
     const GenerateOptions& options,

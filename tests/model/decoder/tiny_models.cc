@@ -85,6 +85,7 @@ MemorySource::MemorySource(const Inventory& inventory, const reference::NamedTen
 
 void MemorySource::Expect(std::span<const int> layers) {
   expected_.insert(expected_.end(), layers.begin(), layers.end());
+  most_expected_ = std::max(most_expected_, expected_.size());
 }
 
 absl::StatusOr<WeightsLease> MemorySource::Acquire(int layer) {

@@ -31,6 +31,8 @@ class MemorySource : public ParamSource {
   int most_leases_held() const { return most_held_; }
   // Layers that were announced and not acquired.
   size_t num_still_expected() const { return expected_.size(); }
+  size_t most_expected() const { return most_expected_; }
+  void ForgetExpected() { expected_.clear(); }
 
  protected:
   void Release(int layer, Event* done) override;
@@ -40,6 +42,7 @@ class MemorySource : public ParamSource {
   MemoryBudget budget_{0};
   std::vector<HostBuffer> layers_;
   std::vector<int> expected_;
+  size_t most_expected_ = 0;
   int held_ = 0;
   int most_held_ = 0;
   int successes_left_ = -1;

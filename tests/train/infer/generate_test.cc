@@ -139,6 +139,7 @@ TEST_F(GenerateTest, AnswersAreThoseOfEachPromptAlone) {
   std::vector<std::vector<int32_t>> alone;
   for (const auto& prompt : prompts) {
     alone.push_back(RunAll({prompt}, options)->answers[0].tokens);
+    runner_.source().ForgetExpected();  // an answer that ends early leaves a pass announced
   }
   streamed_.clear();
   const auto together = RunAll(prompts, options);
@@ -148,6 +149,14 @@ TEST_F(GenerateTest, AnswersAreThoseOfEachPromptAlone) {
   for (size_t i = 0; i < alone.size(); ++i) EXPECT_EQ(together->answers[i].tokens, alone[i]);
   EXPECT_TRUE(together->answers[1].ended);
   EXPECT_GT(together->SecondsPerAnswer(), 0);
+}
+
+TEST_F(GenerateTest, AnnouncesTheNextPassBeforeAPassBegins) {
+  ASSERT_TRUE(Run({.max_tokens = 5}).ok());
+  const size_t reads_of_pass =
+      model_.inventory.layers().size() + (model_.config.tied_embeddings ? 1 : 0);
+  EXPECT_EQ(runner_.source().most_expected(), 2 * reads_of_pass);
+  EXPECT_EQ(runner_.source().num_still_expected(), 0u);
 }
 
 TEST_F(GenerateTest, CacheIsGivenBack) {
