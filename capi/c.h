@@ -157,8 +157,7 @@ typedef struct forebay_layers forebay_layers;
 
 /* Where state may lie. */
 enum { FOREBAY_TIER_AUTO = 0, FOREBAY_TIER_RAM = 1, FOREBAY_TIER_NVME = 2 };
-/* A crash leaves one of these. AUTO takes STEP where the disks have room for two copies, else NONE.
- */
+/* A crash leaves one of these. AUTO takes STEP where the disks have room for two copies, or NONE */
 enum {
   FOREBAY_DURABILITY_AUTO = 0,
   FOREBAY_DURABILITY_NONE = 1,  /* nothing, if a step was being written: there is one copy */
@@ -220,6 +219,7 @@ typedef struct {
      are gathered once in a step (1 and 2: memory for all layers) or as they are acquired (3). */
   int32_t zero_stage;
   int32_t reserved;
+  int64_t reduce_bucket_bytes; /* of the gradients being summed over ranks; 0: at most 1 GiB */
 } forebay_layers_options;
 /* Plans what will lie where. Touches no disk. DOES_NOT_FIT, with the least ram_bytes that works. */
 int32_t forebay_layers_new(const forebay_layers_options* options,

@@ -150,6 +150,7 @@ absl::StatusOr<forebay_layers*> New(const forebay_layers_options* given,
     embedded.ranks = ranks->communicator.get();
   }
   embedded.zero_stage = options.zero_stage;
+  embedded.offload.reduce_bucket_bytes = options.reduce_bucket_bytes;
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<EmbeddedRun> run,
                            EmbeddedRun::Plan(std::move(embedded), inventory->inventory));
   return new forebay_layers{std::make_shared<LayersState>(std::move(ranks), std::move(device),

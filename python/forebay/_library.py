@@ -46,7 +46,8 @@ class LayersOptions(ctypes.Structure):
                 ("durability", c_int32), ("commit_every", c_int64), ("engine", c_int32), ("num_threads", c_int32),
                 ("pass_", c_int32), ("num_open_layers", c_int32), ("num_window_layers", c_int32),
                 ("update_in_backward", c_int32), ("tile_elems", c_int64), ("device", c_int32),
-                ("device_index", c_int32), ("ranks", c_void_p), ("zero_stage", c_int32), ("reserved", c_int32)]
+                ("device_index", c_int32), ("ranks", c_void_p), ("zero_stage", c_int32), ("reserved", c_int32),
+                ("reduce_bucket_bytes", c_int64)]
 
 
 class RanksOptions(ctypes.Structure):

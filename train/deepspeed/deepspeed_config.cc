@@ -194,7 +194,19 @@ class Translation {
       if (std::ranges::find(folders, Json(folder)) == folders.end()) folders.push_back(folder);
     }
     if (!folders.empty()) Section("offload")["nvme"] = folders;
+    FOREBAY_RETURN_IF_ERROR(Buckets(zero));
     return stage;
+  }
+
+  absl::Status Buckets(const Json& zero) {
+    const Json elems = zero.value("reduce_bucket_size", Json("auto"));
+    if (elems == "auto") return absl::OkStatus();
+    FOREBAY_ASSIGN_OR_RETURN(const int64_t number,
+                             WholeOf(elems, "zero_optimization.reduce_bucket_size", 1,
+                                     int64_t{1} << 40));
+    // Gradients are fp32. Less than this is no bucket here.
+    Section("offload")["reduce_bucket"] = std::max(number * 4, int64_t{1} << 20);
+    return absl::OkStatus();
   }
 
   absl::Status Precision(int64_t stage) {

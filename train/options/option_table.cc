@@ -273,6 +273,9 @@ std::vector<OptionSpec> RankRows() {
       Whole<int>("offload", "zero_stage", &O::zero_stage, 0, 3,
                  "what ranks divide among them, as ZeRO counts; 0: the data alone, each rank has "
                  "the whole state"),
+      Memory("offload", "reduce_bucket", &O::reduce_bucket_bytes,
+             "gradients (fp32) that are being summed over ranks at one time: a constant, also where "
+             "layers are larger; auto: 1 GiB, or as much as the largest layer"),
       Switch("offload", "share_gpu", &O::share_gpu,
              "several ranks may compute on one GPU, each with its part of its memory"),
       Real("offload", "rank_timeout", &O::rank_timeout,

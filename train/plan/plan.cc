@@ -157,8 +157,10 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
                    options.batch * options.accum * options.seq * kBatchBytesPerToken, 0,
                    kTokensShrinkWith});
   if (options.num_ranks > 1) {
-    terms.push_back(
-        {"sum of gradients over ranks (fp32)", GradientSum::ChargedBytes(inventory), 0, ""});
+    terms.push_back({"sum of gradients over ranks (fp32)",
+                     GradientSum::ChargedBytes(inventory, options.num_ranks,
+                                               options.reduce_bucket_bytes),
+                     0, "--reduce_bucket=1MiB"});
     terms.push_back({"messages between ranks", kRankScratchBytes, 0, ""});
   }
   if (const RankPart part = PartOf(options); part.of > 1) {

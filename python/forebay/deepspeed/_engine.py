@@ -112,7 +112,7 @@ class DeepSpeedEngine(Answers):
             weakref.finalize(self, self.scratch[-1].remove)
         # Checkpoints are copies, so that the store itself may be lost with its process.
         settings = {"nvme": [scratch.store for scratch in self.scratch], "clip": config.clip, "durability": "none",
-                    "ranks": ranks, **settings}
+                    "ranks": ranks, "reduce_bucket": config.reduce_bucket, **settings}
         if config.weights_nvme is None:
             return kind(params, zero_stage=min(config.stage, 1), **settings)
         self.is_streamed = True

@@ -43,6 +43,7 @@ class StoreOptions(NamedTuple):
     threads: int
     ranks: Ranks | None  # None: this process is alone
     zero_stage: int
+    reduce_bucket: int | None  # bytes; None: as Layers has it
 
 
 class InStore:
@@ -116,7 +117,7 @@ class InStore:
             optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in groups),
             momentum=max(float(group.get("momentum", 0)) for group in groups), weights_tier=tier, state_tier=tier,
             durability=options.durability, commit_every=_ON_DEMAND, num_threads=options.threads, ranks=options.ranks,
-            zero_stage=options.zero_stage, _worker=self._worker, **more)
+            zero_stage=options.zero_stage, reduce_bucket_bytes=options.reduce_bucket or 0, _worker=self._worker, **more)
         self._forget_step()
         self._committed = 0
         return self._layers

@@ -39,7 +39,8 @@ class Optimizer(torch.optim.Optimizer):
     backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one time.
     ranks: `forebay.Ranks`, the processes that train together, each with data of its own: a step has the mean of their
     gradients. All of them make the same calls. zero_stage: with nvme, as ZeRO has it: 1 to 3: each rank has its part of
-      the state, in folders of its own in `nvme`; 0: each has all of it.
+      the state, in folders of its own in `nvme`; 0: each has all of it. reduce_bucket: with nvme, memory for the
+      gradients that are being summed over ranks, as bytes or "256MiB"; None: 1 GiB, or as much as the largest layer.
     threads: of the update; 0: as many as there are cores. module, device, update_in_backward: for `stream`, which fills
       them in.
 
@@ -52,8 +53,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
                  ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
-                 backward_update: bool = False, ranks: Ranks | None = None, zero_stage: int = 1, threads: int = 0,
-                 module: torch.nn.Module | None = None,
+                 backward_update: bool = False, ranks: Ranks | None = None, zero_stage: int = 1,
+                 reduce_bucket: None | int | str = None, threads: int = 0, module: torch.nn.Module | None = None,
                  device: Device | None = None, update_in_backward: bool = False) -> None:
         ranks = ranks if ranks is not None and ranks.size > 1 else None
         if ranks is not None and backward_update and module is None:
@@ -72,7 +73,8 @@ class Optimizer(torch.optim.Optimizer):
         else:
             options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
                                    backward_update, update_in_backward, threads, ranks,
-                                   zero_stage if ranks is not None else 0)
+                                   zero_stage if ranks is not None else 0,
+                                   None if reduce_bucket is None else bytes_of(reduce_bucket))
             self._backend = InStore(self, options) if module is None else Streamed(self, options, module, device)
         self.ranks = ranks  # None: this process is alone
         self._takes_in_backward = backward_update

@@ -15,6 +15,7 @@
 #include "forebay/tests/train/ranks/rank_runs.h"
 #include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/run_folder.h"
+#include "forebay/train/options/option_table.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/start/agree_on_run.h"
 #include "gmock/gmock.h"
@@ -125,6 +126,29 @@ TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
                   IsAbout(plan.stripes.front().nvme_bytes));
     }
   }
+}
+
+// ZeRO-R's buffers of constant size.
+TEST_F(ZeroPlanTest, SumsGradientsInMemoryThatDoesNotGrowWithTheModel) {
+  const auto sum_bytes = [&](int width, const char* bucket) {
+    const std::string folder = folder_.Path("width" + std::to_string(width));
+    std::filesystem::create_directories(folder);
+    Json config = Json::parse(kLargeConfig);
+    config["intermediate_size"] = width;
+    EXPECT_EQ(WriteFileAtomically(folder + "/config.json", config.dump()), absl::OkStatus());
+    TrainOptions options = Options(3, 1);
+    options.ram_bytes = int64_t{16} << 30;
+    EXPECT_TRUE(FindOption("reduce_bucket")->set(Json(bucket), options));
+    EXPECT_EQ(TakePartOfRank(0, 4, options), absl::OkStatus());
+    const auto plan = MakePlan(*ReadDecoderConfig(folder), options, OneLargeDisk());
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    const auto sum = std::ranges::find(plan->terms, "sum of gradients over ranks (fp32)",
+                                       &PlanTerm::name);
+    return sum == plan->terms.end() ? -1 : sum->host_bytes;
+  };
+  EXPECT_GT(sum_bytes(16384, "auto"), 3 * sum_bytes(4096, "auto"));
+  EXPECT_EQ(sum_bytes(4096, "4MiB"), int64_t{4} << 20);
+  EXPECT_EQ(sum_bytes(16384, "4MiB"), int64_t{4} << 20);
 }
 
 // With 20 million parameters, where blocks that cannot be divided do not count.
